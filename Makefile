@@ -1,0 +1,139 @@
+# Everything a developer types. `make` alone lists the targets; each creates what it needs, once.
+#
+#   make run RUN_ARGS="--driver gpu.example.com --period 100ms"
+#   make test PYTEST_ARGS="-k hugepages"
+#   make PYTHON=python3.13 test
+
+SHELL := bash
+.SHELLFLAGS := -euo pipefail -c
+.DELETE_ON_ERROR:
+.DEFAULT_GOAL := help
+MAKEFLAGS += --no-builtin-rules --no-print-directory
+
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/pip --disable-pip-version-check --no-input --quiet
+PYTHON ?= $(shell for p in python3 python3.15 python3.14 python3.13 python3.12 python3.11; do \
+    "$$p" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo "$$p" && break; done)
+
+RUN_ARGS ?= --driver demo.drahealth.example
+PYTEST_ARGS ?=
+UV_ARGS ?=
+# Where the agent runs when nobody says: its own default needs root or a login session.
+ifneq ($(shell id -u),0)
+ifeq ($(XDG_RUNTIME_DIR)$(findstring --runtime-dir,$(RUN_ARGS)),)
+RUN_DIR := --runtime-dir $(CURDIR)/build/run
+endif
+endif
+
+.PHONY: help
+help: ## list the targets
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(firstword $(MAKEFILE_LIST)) | expand -t24
+
+# --- for everyone ---------------------------------------------------------------------------------------
+
+.PHONY: run
+run: $(VENV)/.core ## build the agent and run it in the foreground (RUN_ARGS)
+	@echo "== drahealth run $(strip $(RUN_DIR) $(RUN_ARGS))"
+	@exec $(BIN)/drahealth run $(RUN_DIR) $(RUN_ARGS)
+
+.PHONY: test
+test: export SKIPPED_BEFORE := build/skipped
+test: $(VENV)/.dev $(VENV)/.core ## everything: checks, C tests under sanitizers, pytest (PYTEST_ARGS)
+	@requirements/system test $(BIN)/python
+	@mkdir -p build && : >$(SKIPPED_BEFORE)
+	@$(MAKE) lint
+	@$(MAKE) native-test
+	@echo "== pytest"
+	@$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+# --- the parts ------------------------------------------------------------------------------------------
+
+.PHONY: lint
+lint: $(VENV)/.dev ## ruff, mypy --strict, import contracts
+	@echo "== lint"
+	@$(BIN)/ruff check --quiet
+	@$(BIN)/ruff format --check --quiet || { echo "run: make format"; exit 1; }
+	@$(BIN)/mypy
+	@$(BIN)/lint-imports --no-logo | grep -v "^$$"
+
+.PHONY: format
+format: $(VENV)/.dev ## what ruff can mend by itself
+	@$(BIN)/ruff check --fix --quiet; $(BIN)/ruff format
+
+.PHONY: native-test
+native-test: SKIPPED_BEFORE ?= /dev/null
+native-test: ## the C core's tests under AddressSanitizer, UBSan and ThreadSanitizer
+	@echo "== native tests"
+	@$(MAKE) -C native -j$$(nproc) --silent test
+	@# ThreadSanitizer needs fixed addresses; many containers forbid to ask for them
+	@if setarch -R true 2>/dev/null; then $(MAKE) -C native -j$$(nproc) --silent tsan; \
+	 else echo "ThreadSanitizer: may not switch off address randomization here" >>$(SKIPPED_BEFORE); fi
+
+.PHONY: fuzz
+fuzz: ## the C parsers, FUZZ_SECONDS each (needs clang)
+	@requirements/system fuzz $(PYTHON)
+	@$(MAKE) -C native -j$$(nproc) --silent fuzz
+
+.PHONY: wheel
+wheel: $(VENV)/.dev ## dist/: source distribution and, from it, the abi3 wheel
+	@rm -rf dist && mkdir -p build
+	@$(BIN)/python -m build --no-isolation >build/wheel.log 2>&1 || { cat build/wheel.log; exit 1; }
+	@ls dist/*
+
+.PHONY: proto
+proto: $(VENV)/.dev ## regenerate agent/serve/rpc/gen from proto/
+	@$(BIN)/python -m agent.serve.rpc.generate
+
+.PHONY: requirements
+requirements: $(VENV)/.dev ## pin requirements/*.in again (UV_ARGS=--upgrade for the newest)
+	@for name in run dev; do $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes \
+	    --no-emit-index-url --custom-compile-command "make requirements" $(UV_ARGS) \
+	    requirements/$$name.in -o requirements/$$name.txt; done
+
+.PHONY: clean
+clean: ## remove everything that make made
+	rm -rf $(VENV) build dist native/build *.egg-info agent/native/_core*.so
+	rm -rf .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# --- what the targets stand on --------------------------------------------------------------------------
+
+$(VENV)/pyvenv.cfg:
+	@echo "== virtual environment"
+	@requirements/system run $(PYTHON)
+	@$(MAKE) venv-from-any-python
+
+# A second look at PYTHON: the first may have been before there was one.
+.PHONY: venv-from-any-python
+venv-from-any-python:
+	@[ -n "$(PYTHON)" ] || { echo "no Python 3.11 or later on PATH ($$(python3 --version 2>&1))," \
+	    "and apt has none; install one, or name it: make PYTHON=/path/to/python" >&2; exit 1; }
+	@$(PYTHON) -m venv $(VENV)
+
+PIP_FAILED = { echo "make: pip could not install requirements/$(1).txt; its reason is above." \
+    "HASHES: a file is not the one that was pinned (a proxy, a mirror, a wheel of your own)." \
+    "Connection, resolve, timeout, no matching distribution: no way to a package index from here." >&2; exit 1; }
+
+$(VENV)/.run: requirements/run.txt $(VENV)/pyvenv.cfg
+	@echo "== Python packages to run"
+	@$(PIP) install --require-hashes --no-deps -r $< || $(call PIP_FAILED,run)
+	@touch $@
+
+$(VENV)/.dev: requirements/dev.txt $(VENV)/.run
+	@echo "== Python packages to test"
+	@$(PIP) install --require-hashes --no-deps -r $< || $(call PIP_FAILED,dev)
+	@touch $@
+
+CORE := pyproject.toml setup_build.py $(wildcard native/include/*.h native/src/*.c native/src/*.h)
+
+# The module itself lies in the tree, from where somebody may have removed it.
+$(VENV)/.core: $(CORE) $(VENV)/.run $(if $(wildcard agent/native/_core.abi3.so),,always)
+	@echo "== the C core"
+	@mkdir -p build
+	@$(PIP:--quiet=) install --no-deps --no-build-isolation --config-settings editable_mode=compat --editable . \
+	    >build/core.log 2>&1 || { cat build/core.log; exit 1; }
+	@touch $@
+
+.PHONY: always
+always:

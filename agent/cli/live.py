@@ -1,0 +1,97 @@
+"""A table that is drawn over itself: four times a second at most, once without news so that ages are true."""
+
+import logging
+import os
+import sys
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Final, TextIO
+
+from agent.cli.render import render_report
+from agent.cli.teller import Teller
+from agent.cli.terminal import Style, style_of
+from agent.cli.text import clean
+
+ENTER: Final = "\x1b[?1049h\x1b[?25l\x1b[?7l"  # a screen of our own, no cursor, long lines cut
+LEAVE: Final = "\x1b[?7h\x1b[?25h\x1b[?1049l"
+HOME: Final = "\x1b[H"
+END_OF_LINE: Final = "\x1b[K\r\n"
+BELOW: Final = "\x1b[J"
+
+SOONEST_S: Final = 0.25
+LATEST_S: Final = 1.0
+
+
+def draw(text: str, height: int | None) -> str:
+    """What replaces the screen's content by the text, cut to the height, without flicker."""
+    lines = text.rstrip("\n").split("\n")
+    if height is not None and len(lines) >= height:
+        hidden = len(lines) - (height - 2)
+        lines = [*lines[: height - 2], f"  … {hidden} more lines; enlarge the window"]
+    return HOME + END_OF_LINE.join(lines) + "\x1b[K" + BELOW
+
+
+class LiveTable(Teller):
+    """The newest report on a terminal, until it is closed. Then the screen is as it was before, with the last
+    picture below.
+    """
+
+    def __init__(self, stream: TextIO, style: Callable[[], Style], *, head: Callable[[Style], str]) -> None:
+        """``style`` is asked before each picture: windows are resized. ``head`` stands above the table."""
+        self._stream = stream
+        self._style = style
+        self._head = head
+        self.log: deque[str] = deque(maxlen=5)
+        """Lines that are shown below the table, the newest last."""
+        super().__init__("dh-table")
+
+    def _run(self) -> None:
+        try:
+            self._write(ENTER)
+            try:
+                self._draw_until_closed()
+            finally:
+                self._write(LEAVE)
+            self._write(self._body(self._style()))
+        except OSError:  # the terminal is gone; the agent is not
+            return
+
+    def _draw_until_closed(self) -> None:
+        is_closed, shown = False, None
+        while not is_closed:
+            style = self._style()
+            self._write(draw(self._head(style) + self._body(style), style.height))
+            drawn_at = time.monotonic()
+            with self._news:
+                self._news.wait_for(lambda: self._is_closed or self._report is not shown, LATEST_S)  # noqa: B023
+                self._news.wait_for(lambda: self._is_closed, SOONEST_S - (time.monotonic() - drawn_at))
+                is_closed, shown = self._is_closed, self._report
+
+    def _body(self, style: Style) -> str:
+        report = self._report
+        table = render_report(report, style, now_s=time.time()) if report else "no report yet\n"
+        return table + "".join(f"  {line}\n" for line in ["", *self.log] if self.log)
+
+    def _write(self, text: str) -> None:
+        # Past the stream's buffer: what hangs there would be flushed at exit, and hang there again.
+        data = text.encode(self._stream.encoding or "utf-8", "replace")
+        while data:
+            data = data[os.write(self._stream.fileno(), data) :]
+
+
+class LogLines(logging.Handler):
+    """Log records as lines below a live table, which would paint over them on the terminal."""
+
+    def __init__(self, table: LiveTable) -> None:
+        super().__init__(logging.WARNING)
+        self._log = table.log
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._log.append(clean(f"{record.levelname.lower()}: {record.getMessage()}"))
+
+
+def live_table(colour: str, *, head: Callable[[Style], str]) -> LiveTable:
+    """A live table on standard output."""
+    sys.stdout.flush()
+    return LiveTable(sys.stdout, lambda: style_of(sys.stdout, colour, os.environ), head=head)

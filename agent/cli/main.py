@@ -1,0 +1,109 @@
+"""The command ``drahealth``: builds the parser from the verbs, and turns errors into exit codes."""
+
+from __future__ import annotations
+
+import argparse
+import io
+import os
+import re
+import sys
+import traceback
+from collections.abc import Sequence
+from typing import Final, NoReturn
+
+from agent import __version__
+from agent.cli import run, scan, status, watch
+from agent.cli.exits import EXIT_OF_ERROR, INTERNAL
+from agent.cli.verb import Verb
+from agent.errors import UsageError, suggestion
+
+VERBS: Final = (run.VERB, scan.VERB, watch.VERB, status.VERB)
+
+DESCRIPTION: Final = "Tells the truth about a node's devices: one verdict each, with its evidence."
+EXAMPLES: Final = (
+    ("drahealth scan", "look at this node once"),
+    ("drahealth run --driver gpu.example.com", "run the agent for a DRA driver"),
+)
+
+
+class Parser(argparse.ArgumentParser):
+    """argparse with examples first, suggestions, and errors that are raised: exit code 2 means unhealthy."""
+
+    examples: tuple[tuple[str, str], ...] = ()
+
+    def format_help(self) -> str:
+        width = max((len(command) for command, _ in self.examples), default=0)
+        lines = [f"  {command:{width}}  {what}\n" for command, what in self.examples]
+        return f"examples:\n{''.join(lines)}\n{super().format_help()}"
+
+    def error(self, message: str) -> NoReturn:
+        # argparse has suggestions of its own from 3.14 on; this is for the ones before.
+        if found := re.search(r"invalid choice: '([^']*)' \(choose from (.*)\)", message):
+            known = re.findall(r"[\w-]+", found[2])
+            message = f"{found[1]!r} is none of {', '.join(known)}{suggestion(found[1], known)}"
+        raise UsageError(f"{message}\ntry '{self.prog} --help'")
+
+
+def build_parser() -> tuple[Parser, dict[str, Parser]]:
+    """The parser of the command, and those of its verbs."""
+    parser = Parser(prog="drahealth", description=DESCRIPTION, allow_abbrev=False)
+    parser.examples = EXAMPLES
+    parser.add_argument("--version", action="version", version=f"drahealth {__version__}")
+    verbs = parser.add_subparsers(dest="verb", metavar="VERB", required=True)
+    parsers: dict[str, Parser] = {}
+    for verb in VERBS:
+        sub = verbs.add_parser(verb.name, help=verb.summary, description=verb.description, allow_abbrev=False)
+        sub.examples = verb.examples
+        verb.add_arguments(sub)
+        parsers[verb.name] = sub
+    return parser, parsers
+
+
+def parse(argv: Sequence[str]) -> tuple[Verb, argparse.Namespace]:
+    """The verb and its arguments.
+
+    Raises:
+        UsageError: names what is not understood and, if something is near, what was probably meant.
+    """
+    parser, parsers = build_parser()
+    args, unknown = parser.parse_known_args(argv)
+    sub = parsers[args.verb]
+    if unknown:
+        word = next((w for w in unknown if w.startswith("-")), unknown[0]).partition("=")[0]
+        flags = re.findall(r"--[a-z-]+", sub.format_usage())
+        sub.error(f"{word!r} is no argument of {args.verb}{suggestion(word, flags)}")
+    return next(verb for verb in VERBS if verb.name == args.verb), args
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the command line; returns its exit code."""
+    if isinstance(sys.stdout, io.TextIOWrapper):  # a message is worth more than its odd characters
+        sys.stdout.reconfigure(errors="backslashreplace")
+    try:
+        try:
+            verb, args = parse(sys.argv[1:] if argv is None else argv)
+            code = verb.main(args)
+        except SystemExit as done:  # --help and --version
+            code = done.code if isinstance(done.code, int) else 0
+        sys.stdout.flush()
+    except BaseException as error:
+        return explain(error)
+    return code
+
+
+def explain(error: BaseException) -> int:
+    """Says on standard error what went wrong, and returns the exit code for it."""
+    culprit = error
+    while isinstance(culprit, BaseExceptionGroup) and len(culprit.exceptions) == 1:
+        culprit = culprit.exceptions[0]
+    if isinstance(culprit, BrokenPipeError):
+        # Whoever read us has seen enough. The interpreter's own flush at exit must not stumble over it.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    for kind, code in EXIT_OF_ERROR:
+        if isinstance(culprit, kind):
+            if isinstance(culprit, Exception) and not isinstance(culprit, BrokenPipeError):
+                print(f"drahealth: {culprit}", file=sys.stderr)
+            return code
+    traceback.print_exception(error)
+    print("drahealth: this is a mistake in drahealth; please report it with the lines above", file=sys.stderr)
+    return INTERNAL

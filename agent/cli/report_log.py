@@ -1,0 +1,89 @@
+"""The reports as log lines: what is new in each, and no more of a subject than somebody can read."""
+
+import logging
+import time
+from collections import deque
+from collections.abc import Iterable
+from typing import Final, NamedTuple
+
+from agent.cli.changes import Change, changes
+from agent.cli.logs import LEVEL_OF_SEVERITY
+from agent.cli.teller import Teller
+from agent.cli.text import format_count
+
+LINES: Final = 4
+WINDOW_S: Final = 10.0
+"""A subject has LINES lines in this time [s]; what it does beyond is one line, when there is room again."""
+
+LOG: Final = logging.getLogger(__name__)
+
+
+class _Held(NamedTuple):
+    newest: Change
+    changes: int
+
+
+class Limit:
+    """Lets so many lines of a subject through, and holds back the newest of those that are too many."""
+
+    def __init__(self) -> None:
+        self._told: dict[str, deque[float]] = {}
+        self._held: dict[str, _Held] = {}
+
+    def take(self, news: Iterable[Change], now_s: float) -> list[Change]:
+        """What may be told now, of what was held back and of this."""
+        self._forget(now_s - WINDOW_S)
+        free = [subject for subject in self._held if self._has_room(subject)]
+        lines = [self._tell(_summary(self._held.pop(subject)), now_s) for subject in free]
+        for change in news:
+            if self._has_room(change.subject):
+                lines.append(self._tell(change, now_s))
+            else:
+                held = self._held.get(change.subject)
+                self._held[change.subject] = _Held(change, held.changes + 1 if held else 1)
+        return lines
+
+    def due_s(self) -> float | None:
+        """When :meth:`take` will have room for something that is held back."""
+        return min((self._told[subject][0] + WINDOW_S for subject in self._held), default=None)
+
+    def _has_room(self, subject: str) -> bool:
+        return len(self._told.get(subject, ())) < LINES
+
+    def _tell(self, change: Change, now_s: float) -> Change:
+        self._told.setdefault(change.subject, deque()).append(now_s)
+        return change
+
+    def _forget(self, before_s: float) -> None:
+        for subject, times in list(self._told.items()):
+            while times and times[0] <= before_s:
+                times.popleft()
+            if not times:
+                del self._told[subject]
+
+
+def _summary(held: _Held) -> Change:
+    if held.changes == 1:
+        return held.newest
+    more = f"(and {format_count(held.changes - 1, 'more change')} before)"
+    return held.newest._replace(message=f"{held.newest.message} {more}".lstrip())
+
+
+class ReportLog(Teller):
+    """Logs what each report says that the one before did not, until it is closed."""
+
+    def __init__(self) -> None:
+        super().__init__("dh-log")
+
+    def _run(self) -> None:
+        limit, before, is_closed = Limit(), None, False
+        while not is_closed:
+            due_s = limit.due_s()
+            with self._news:
+                left_s = None if due_s is None else max(0.0, due_s - time.monotonic())
+                self._news.wait_for(lambda: self._is_closed or self._report is not before, left_s)  # noqa: B023
+                is_closed, report = self._is_closed, self._report
+            news = changes(before, report) if report is not None and report is not before else []
+            before = report
+            for change in limit.take(news, time.monotonic()):
+                LOG.log(LEVEL_OF_SEVERITY[change.severity], "%s", change.words)

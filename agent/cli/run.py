@@ -1,0 +1,96 @@
+"""``drahealth run``: the agent. In the foreground of a terminal with a live table, elsewhere with a log."""
+
+from __future__ import annotations
+
+import logging
+import os
+import shlex
+import sys
+from typing import TYPE_CHECKING
+
+from agent import __version__
+from agent.cli.live import LogLines, live_table
+from agent.cli.logs import log_to, stderr_handler
+from agent.cli.report_log import ReportLog
+from agent.cli.terminal import can_redraw, program
+from agent.cli.text import clean
+from agent.cli.verb import Verb, add_colour, add_settings, config_file_of, flags_of
+from agent.config import Config, load
+
+if TYPE_CHECKING:
+    from argparse import ArgumentParser, Namespace
+    from pathlib import Path
+
+    from agent.cli.terminal import Style
+
+LOG = logging.getLogger(__name__)
+
+
+def add_arguments(parser: ArgumentParser) -> None:
+    parser.add_argument(
+        "--table",
+        choices=("auto", "always", "never"),
+        default="auto",
+        help="show a live table instead of a log (default: auto, on a terminal)",
+    )
+    add_colour(parser)
+    add_settings(parser)
+
+
+def main(args: Namespace) -> int:
+    config = load(flags_of(args), os.environ, file=config_file_of(args))
+    from agent import daemon
+
+    if args.table == "always" or (args.table == "auto" and can_redraw(sys.stdout, os.environ)):
+        table = live_table(args.color, head=lambda style: how_to_read(config, program(), style))
+        log_to(LogLines(table))
+        try:
+            return daemon.run(config, on_report=table.show)
+        finally:
+            table.close()
+    log_to(stderr_handler())
+    LOG.info("drahealth %s on %s, sockets in %s", __version__, config.node_name, config.runtime_dir)
+    report_log = ReportLog()
+    try:
+        return daemon.run(config, on_report=report_log.show)
+    finally:
+        report_log.close()
+
+
+def how_to_read(config: Config, command: str, style: Style) -> str:
+    """The sockets, each with a command that reads it."""
+    from agent.serve.servers import socket_names
+
+    sockets = [config.runtime_dir / name for name in socket_names(config.drivers)]
+    lines = [
+        style.paint(f"drahealth {__version__}, pid {os.getpid()}; Ctrl-C ends it. To read along:", "dim")
+    ]
+    lines += [f"  {command} watch {shlex.quote(clean(str(socket)))}" for socket in sockets]
+    if config.drivers:
+        lines += _grpcurl(sockets[0])
+    return "\n".join(lines) + "\n\n"
+
+
+def _grpcurl(socket: Path) -> list[str]:
+    """The same with a client that is not ours; run where the repository is, for the proto file."""
+    return [
+        "  grpcurl -plaintext -unix -proto proto/dra_health/v1/dra_health_v1.proto \\",
+        f"    {shlex.quote(clean(str(socket)))} v1.DRAResourceHealth/NodeWatchResources",
+    ]
+
+
+VERB = Verb(
+    name="run",
+    summary="run the agent",
+    description=(
+        "Watches the node's devices and serves their health: agent.sock for this command line, and for each "
+        "--driver a socket with the kubelet's own health API, for that driver to forward. Runs until SIGTERM "
+        "or Ctrl-C."
+    ),
+    examples=(
+        ("drahealth run", "for people and scripts: agent.sock only"),
+        ("drahealth run --driver gpu.example.com", "and a health socket for that DRA driver"),
+    ),
+    add_arguments=add_arguments,
+    main=main,
+)

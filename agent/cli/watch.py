@@ -1,0 +1,121 @@
+"""``drahealth watch``: follows a running agent, or any DRA driver's health socket.
+
+On a terminal a table that stays current; otherwise one line per change, or with ``-o json`` one document per
+report. It does not reconnect: when the agent goes away, that is the news.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from agent.cli.changes import changes
+from agent.cli.document import report_document
+from agent.cli.exits import exit_of_severities
+from agent.cli.live import live_table
+from agent.cli.render import render_report
+from agent.cli.terminal import can_redraw, style_of
+from agent.cli.text import clean
+from agent.cli.verb import Verb, add_output, add_settings, agent_socket_of
+from agent.errors import AgentUnreachable
+
+ONCE_S: Final = 10.0
+"""How long ``--once`` waits for a report [s]."""
+
+if TYPE_CHECKING:
+    from argparse import ArgumentParser, Namespace
+
+    from agent.cli.terminal import Style
+    from agent.model.report import Report
+
+
+def add_arguments(parser: ArgumentParser) -> None:
+    parser.add_argument(
+        "socket",
+        metavar="SOCKET",
+        nargs="?",
+        help="a driver's health socket (default: the agent's agent.sock)",
+    )
+    parser.add_argument("--once", action="store_true", help="print the first report and exit as scan does")
+    add_output(parser)
+    add_settings(parser, "--runtime-dir")
+
+
+def main(args: Namespace) -> int:
+    socket = Path(args.socket) if args.socket else agent_socket_of(args)
+    import asyncio
+
+    if args.once:
+        return asyncio.run(_once(socket, args))
+    if args.output == "table" and can_redraw(sys.stdout, os.environ):
+        asyncio.run(_table(socket, args.color))
+    else:
+        asyncio.run(_lines(socket, args.output))
+    raise AgentUnreachable(f"{socket}: the agent went away")
+
+
+async def _once(socket: Path, args: Namespace) -> int:
+    import asyncio
+
+    from agent.serve import client
+
+    try:
+        async with asyncio.timeout(ONCE_S):
+            report = await anext(client.follow(socket), None)
+    except TimeoutError:
+        raise AgentUnreachable(f"{socket}: no report within {ONCE_S:g} s") from None
+    if report is None:
+        raise AgentUnreachable(f"{socket}: the agent went away before it said anything")
+    if args.output == "json":
+        print(json.dumps(report_document(report), indent=2))
+    else:
+        style = style_of(sys.stdout, args.color, os.environ)
+        print(render_report(report, style, now_s=time.time()), end="")
+    return exit_of_severities(device.severity for device in report.devices)
+
+
+async def _table(socket: Path, colour: str) -> None:
+    from agent.serve import client
+
+    def head(style: Style) -> str:
+        return style.paint(f"{clean(str(socket))}, Ctrl-C ends", "dim") + "\n"
+
+    table = live_table(colour, head=head)
+    try:
+        async for report in client.follow(socket):
+            table.show(report)
+    finally:
+        table.close()
+
+
+async def _lines(socket: Path, output: str) -> None:
+    from agent.serve import client
+
+    before: Report | None = None
+    async for report in client.follow(socket):
+        if output == "json":
+            print(json.dumps(report_document(report)), flush=True)
+        else:
+            for change in changes(before, report):
+                print(change, flush=True)
+        before = report
+
+
+VERB = Verb(
+    name="watch",
+    summary="follow the running agent, or any DRA driver's health socket",
+    description=(
+        "Follows a socket until it ends. On a terminal: a table that stays current; otherwise one line per "
+        "change. Exits with 69 when the agent goes away."
+    ),
+    examples=(
+        ("drahealth watch", "the agent of this node"),
+        ("drahealth watch /run/drahealth/drivers/gpu.example.com.sock", "what the kubelet is told"),
+    ),
+    add_arguments=add_arguments,
+    main=main,
+)

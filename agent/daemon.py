@@ -1,0 +1,288 @@
+"""The composition root: builds every part, owns the nursery, the signals and the order of the end.
+
+    sampler thread (C) --eventfd--> Trio: step() --Latest--> asyncio thread: sockets
+                                               +--> on_report: a table or a log, with a thread of its own
+
+The Trio thread decides and never blocks. It is woken by the sampler, by a dwell time that ends, and by the
+heartbeat, and by nothing else. An exception here or in the asyncio thread ends the process with its
+traceback: half an agent would tell the kubelet lies.
+"""
+
+import fcntl
+import logging
+import os
+import random
+import select
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Final
+
+import trio
+
+from agent import __version__
+from agent.config import Config
+from agent.core import Core, Timing
+from agent.errors import Busy, ConfigError, PermissionDenied, ProbeError
+from agent.health.catalogue import wakes
+from agent.model.health import Health
+from agent.model.report import Report
+from agent.model.settings import Settings
+from agent.model.snapshot import SourceState
+from agent.model.time import NS, Instant
+from agent.native.sampler import Sampler, SamplerOptions
+from agent.pipeline import State, step
+from agent.serve.notify import Notifier
+from agent.serve.rpc.latest import Latest
+from agent.serve.rpc.thread import IoThread
+from agent.serve.servers import Servers
+
+SWITCH_INTERVAL_S: Final = 0.0005  # a busy thread delays the core by one of these; Python's default is 5 ms
+IO_STOP_S: Final = 1.0
+IO_STUCK_NS: Final = 2 * NS  # it takes a report in microseconds, and in milliseconds on a busy machine
+SAMPLER_STOP_S: Final = 0.5  # with the other, SIGTERM to exit stays under 2 s whatever hangs
+SCAN_GAP_NS: Final = NS // 4
+SCAN_LIMIT_S: Final = 5.0
+
+log = logging.getLogger(__name__)
+
+
+def read_clocks() -> Instant:
+    """Now, on both clocks."""
+    return Instant(time.monotonic_ns(), time.time())
+
+
+def settings_of(config: Config) -> Settings:
+    """What the decision core needs of the configuration."""
+    return Settings(
+        node=config.node_name,
+        lease_s=config.lease_s,
+        throttle_events=config.throttle_events,
+        throttle_window_s=config.throttle_window_s,
+        expect_cpus=config.expect_cpus,
+        expect_pools=config.expect_pools,
+    )
+
+
+def open_sampler(config: Config, period_ns: int) -> Sampler:
+    """A sampler of the configured roots, not started.
+
+    Raises:
+        ConfigError: a root is too long.
+        ProbeError: the kernel refused descriptors or memory.
+    """
+    return Sampler(
+        SamplerOptions(
+            sysfs_root=config.sysfs_root,
+            cgroupfs_root=config.cgroupfs_root,
+            kubelet_cgroup_root=config.kubelet_cgroup_root,
+            period_ns=period_ns,
+            sweep_ns=config.sweep_ns,
+            resync_ns=config.resync_ns,
+            group_max=config.group_max,
+            wakes=wakes(config.throttle_events, config.throttle_window_s),
+        )
+    )
+
+
+def run(config: Config, on_report: Callable[[Report], None] | None = None) -> int:
+    """Serve until SIGTERM or SIGINT.
+
+    Args:
+        config: What to read and to serve.
+        on_report: Called with every published report, in the thread that decides: it must return at once.
+
+    Returns:
+        The exit code, 0.
+
+    Raises:
+        Busy: another agent holds the runtime directory, or a socket.
+        ConfigError: a directory, socket or root cannot be used.
+        PermissionDenied: the runtime directory may not be written.
+    """
+    sys.setswitchinterval(SWITCH_INTERVAL_S)
+    with _directory_lock(config.runtime_dir):
+        return _serve(config, on_report)
+
+
+def _serve(config: Config, on_report: Callable[[Report], None] | None) -> int:
+    notifier = Notifier.from_environ(os.environ)
+    latest: Latest[Report] = Latest()
+    servers = Servers(latest, runtime_dir=config.runtime_dir, drivers=config.drivers, version=__version__)
+    try:
+        sampler = open_sampler(config, config.period_ns)
+    except BaseException:
+        servers.close()
+        raise
+
+    waiting_since_ns = 0  # when the oldest report was published that the I/O thread has not taken
+
+    def publish(report: Report) -> None:
+        nonlocal waiting_since_ns
+        if latest.is_taken():
+            waiting_since_ns = report.at.mono_ns
+        latest.publish(report)
+        if on_report:
+            on_report(report)
+        notifier.status(status_line(report))
+
+    def alive() -> None:
+        """Feeds the watchdog, unless the I/O thread is stuck: what is decided would reach nobody."""
+        if latest.is_taken() or time.monotonic_ns() - waiting_since_ns < IO_STUCK_NS:
+            notifier.watchdog()
+
+    core = Core(
+        source=sampler,
+        state=State(settings_of(config)),
+        timing=Timing(config.heartbeat_s, config.coalesce_ns, notifier.watchdog_s),
+        clock=read_clocks,
+        publish=publish,
+        alive=alive,
+        jitter=random.random,
+    )
+    failed = _Failure()
+    io = IoThread(servers.run, on_failure=failed.set)
+    try:
+        io.start()
+        sampler.start()
+        notifier.status("no pass over the node yet")
+        trio.run(_main, core, failed, notifier.ready)
+    finally:
+        notifier.stopping()
+        try:
+            if not io.stop(IO_STOP_S):
+                log.warning("the I/O thread did not end within %g s", IO_STOP_S)
+        finally:
+            if not sampler.stop(SAMPLER_STOP_S):
+                log.warning("the sampler hangs in the kernel and is left behind")
+    return 0
+
+
+async def _main(core: Core, failed: "_Failure", ready: Callable[[], None]) -> None:
+    failed.bind(trio.lowlevel.current_trio_token())
+    with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
+        ready()  # not earlier: who says so can be told to stop
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(core.run)
+            nursery.start_soon(failed.wait)
+            async for number in signals:
+                log.info("%s: shutting down", signal.Signals(number).name)
+                nursery.cancel_scope.cancel()
+                break
+
+
+class _Failure:
+    """An exception of the asyncio thread, on its way to the Trio thread."""
+
+    def __init__(self) -> None:
+        self._error: BaseException | None = None
+        self._lock = threading.Lock()
+        self._token: trio.lowlevel.TrioToken | None = None
+        self._event: trio.Event | None = None
+
+    def bind(self, token: trio.lowlevel.TrioToken) -> None:
+        """From the Trio thread, before :meth:`wait`."""
+        with self._lock:
+            self._token, self._event = token, trio.Event()
+            if self._error is not None:
+                self._event.set()
+
+    def set(self, error: BaseException) -> None:
+        """From any other thread."""
+        with self._lock:
+            self._error = error
+            if self._token is not None and self._event is not None:
+                with suppress(trio.RunFinishedError):  # we end already
+                    self._token.run_sync_soon(self._event.set)
+
+    async def wait(self) -> None:
+        """Raises the exception when there is one."""
+        assert self._event is not None, "bind() comes first"
+        await self._event.wait()
+        assert self._error is not None
+        raise self._error
+
+
+@contextmanager
+def _directory_lock(runtime_dir: Path) -> Iterator[None]:
+    """One agent per runtime directory; the kernel lets go of the lock when the process ends."""
+    path = runtime_dir / "agent.lock"
+    try:
+        runtime_dir.mkdir(mode=0o750, parents=True, exist_ok=True)
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o640)
+    except PermissionError as error:
+        raise PermissionDenied(
+            f"{error.filename}: {error.strerror}; choose another with --runtime-dir"
+        ) from error
+    except OSError as error:
+        raise ConfigError(f"{error.filename}: {error.strerror}") from error
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        holder = os.pread(fd, 32, 0).decode("ascii", "replace").strip() or "unknown"
+        os.close(fd)
+        raise Busy(f"{runtime_dir}: another agent (pid {holder}) serves this directory") from None
+    try:
+        os.ftruncate(fd, 0)
+        os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
+        yield
+    finally:
+        os.close(fd)
+
+
+def status_line(report: Report) -> str:
+    """One line for the service manager: ``4 devices: 3 healthy, 1 unhealthy``."""
+    counts = {health: sum(device.health is health for device in report.devices) for health in Health}
+    parts = [
+        f"{counts[health]} {health.name.lower()}"
+        for health in (Health.HEALTHY, Health.UNHEALTHY, Health.UNKNOWN)
+        if counts[health]
+    ]
+    stalled = [source.name for source in report.sources if source.state is SourceState.STALLED]
+    devices = "device" if len(report.devices) == 1 else "devices"
+    text = f"{len(report.devices)} {devices}: {', '.join(parts) or 'none'}"
+    return f"{text}; stalled: {', '.join(stalled)}" if stalled else text
+
+
+def look_once(config: Config) -> Report:
+    """Two passes 250 ms apart, without a daemon.
+
+    Raises:
+        ProbeError: the sampler did not finish two passes in 5 s; a read hangs in the kernel. Names the
+            sources that wait for it.
+    """
+    sampler = open_sampler(config, SCAN_GAP_NS)
+    try:
+        sampler.start()
+        state, report = State(settings_of(config)), None
+        deadline = time.monotonic() + SCAN_LIMIT_S
+        while time.monotonic() < deadline:
+            select.select([sampler], [], [], SCAN_GAP_NS / NS / 5)
+            sampler.clear()
+            snapshot = sampler.read()
+            if snapshot is None or (report and snapshot.core.passes == report.core.passes):
+                continue
+            state, report = step(state, snapshot, read_clocks())
+            if report.core.passes >= 2:
+                return report
+        waiting = _unfinished(sampler, state)
+        raise ProbeError(
+            f"two passes were not finished in {SCAN_LIMIT_S:g} s, a read hangs in the kernel: "
+            f"no word of {', '.join(waiting) or 'any source'}"
+        )
+    finally:
+        sampler.stop(SAMPLER_STOP_S)
+
+
+def _unfinished(sampler: Sampler, state: State) -> list[str]:
+    """The sources that have not been read for too long, or never."""
+    snapshot = sampler.read()
+    if snapshot is None:
+        return []
+    _, report = step(state, snapshot, read_clocks())
+    unread = (SourceState.STARTING, SourceState.STALLED)
+    return [source.name for source in report.sources if source.state in unread]

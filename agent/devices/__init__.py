@@ -1,0 +1,1 @@
+"""What the node has to give: devices and their names. Pure."""

@@ -1,0 +1,105 @@
+"""Which devices a node has, from a snapshot: one per NUMA node for CPUs, one per size and node for hugepages.
+
+Names are DNS labels and stable over restarts. A device that was once seen stays: what has vanished is for
+the rules to judge, not for the inventory to forget.
+"""
+
+import re
+from collections.abc import Iterable, Mapping
+from enum import StrEnum
+from typing import Final, NamedTuple
+
+from agent.model.cpuset import CpuSet
+from agent.model.snapshot import PoolSample, Snapshot
+
+_POOL_NAME: Final = re.compile(r"hugepages-(\d+)(ki|mi|gi|ti)-node(\d+)", re.IGNORECASE)
+_UNITS: Final = ("ki", "mi", "gi", "ti")
+
+
+class Kind(StrEnum):
+    """What a device is; the ``kind`` of its verdict."""
+
+    CPU = "cpu"
+    HUGEPAGES = "hugepages"
+
+
+class Device(NamedTuple):
+    """One device of the host."""
+
+    name: str
+    kind: Kind
+    node: int
+    """NUMA node; 0 on a machine without."""
+    size_kib: int = 0
+    """Page size of a hugepage pool, else 0."""
+
+    def sort_key(self) -> tuple[str, int, int]:
+        """CPUs first, then pools by size, each by node: ``node10`` after ``node9``."""
+        return (self.kind, self.size_kib, self.node)
+
+
+def size_name(size_kib: int) -> str:
+    """A page size as Kubernetes writes it, in lower case: ``2mi``, ``64ki``, ``1gi``."""
+    size, unit = size_kib, 0
+    while size and size % 1024 == 0 and unit + 1 < len(_UNITS):
+        size, unit = size // 1024, unit + 1
+    return f"{size}{_UNITS[unit]}"
+
+
+def cpu_device(node: int) -> Device:
+    """The CPUs of one NUMA node."""
+    return Device(f"cpu-node{node}", Kind.CPU, node)
+
+
+def pool_device(size_kib: int, node: int) -> Device:
+    """The hugepages of one size on one NUMA node."""
+    return Device(f"hugepages-{size_name(size_kib)}-node{node}", Kind.HUGEPAGES, node, size_kib)
+
+
+def parse_pool_name(name: str) -> Device | None:
+    """The device of a hugepage pool's name, or None if it is no such name."""
+    device = _pool_meant(name)
+    return device if device and device.name == name else None
+
+
+def spell_pool_name(name: str) -> str | None:
+    """Our name for a hugepage pool that is named otherwise: ``2mi`` for ``2048ki``; None if it is no pool."""
+    device = _pool_meant(name)
+    return device.name if device else None
+
+
+def _pool_meant(name: str) -> Device | None:
+    match = _POOL_NAME.fullmatch(name)
+    if match is None or not int(match[1]):
+        return None
+    return pool_device(int(match[1]) * 1024 ** _UNITS.index(match[2].lower()), int(match[3]))
+
+
+def device_pools(snapshot: Snapshot) -> dict[Device, PoolSample]:
+    """The pool behind each hugepage device.
+
+    A kernel without NUMA has only machine-wide pools; they are node 0's then.
+    """
+    per_node = [pool for pool in snapshot.pools if pool.node is not None]
+    return {pool_device(pool.size_kib, pool.node or 0): pool for pool in per_node or snapshot.pools}
+
+
+def devices_expected(cpus: CpuSet | None, pools: Mapping[str, int]) -> tuple[Device, ...]:
+    """The devices that the configuration expects, whatever the machine has.
+
+    Which NUMA nodes have the CPUs only the machine can tell, so they are the first one's.
+    """
+    found = [device for name in pools if (device := parse_pool_name(name)) is not None]
+    return tuple(sorted([cpu_device(0), *found] if cpus else found, key=Device.sort_key))
+
+
+def devices_of(
+    snapshot: Snapshot, known: Iterable[Device], expected: Mapping[str, int]
+) -> tuple[Device, ...]:
+    """The known devices, those of the snapshot, and the pools that the configuration expects."""
+    found = set(known)
+    # a NUMA node of memory alone has no CPUs to judge; one whose CPUs nobody can read has
+    found.update(cpu_device(node.node) for node in snapshot.nodes if node.cpus != 0)
+    found.update(device_pools(snapshot))
+    found.update(devices_expected(None, expected))
+    return tuple(sorted(found, key=Device.sort_key))

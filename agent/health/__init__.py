@@ -1,0 +1,1 @@
+"""What is wrong, and since when: rules, their catalogue, and the state machine. Pure."""

@@ -1,0 +1,103 @@
+"""The words of a verdict: severities, findings, causes, and what is said of a device."""
+
+from dataclasses import dataclass
+from enum import IntEnum, StrEnum
+from typing import NamedTuple
+
+from agent.model.time import Instant
+
+
+class Severity(IntEnum):
+    """How bad a finding is. Ordered: the greater one leads, and never hides behind a lesser.
+
+    A proven fault outranks a lack of knowledge, and a lack of knowledge outranks a fault that
+    leaves the device usable.
+    """
+
+    OK = 0
+    INFO = 1
+    """Worth knowing; never on the kubelet's wire."""
+    DEGRADED = 2
+    """Works, but not as it should: HEALTHY on the wire, with a message."""
+    UNKNOWN = 3
+    UNHEALTHY = 4
+
+
+class Health(IntEnum):
+    """The wire's three states; the numbers are the DRA health API's (KEP-4680)."""
+
+    UNKNOWN = 0
+    HEALTHY = 1
+    UNHEALTHY = 2
+
+
+class Blame(StrEnum):
+    """Who can mend it."""
+
+    HARDWARE = "hardware"
+    DRIVER = "driver"
+    WORKLOAD = "workload"
+    CONFIGURATION = "configuration"
+    AGENT = "agent"
+    """The agent itself or what it reads from: nothing is known to be wrong with the device."""
+
+
+class Finding(NamedTuple):
+    """A rule's answer about one subject in one snapshot."""
+
+    code: str
+    """Stable dotted code, e.g. ``mem.hugepages.pool_shrunk``."""
+    severity: Severity
+    evidence: str = ""
+    """One line with the numbers that were compared. Stable while the facts are."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cause:
+    """A finding that has held: why a device is not simply Healthy."""
+
+    code: str
+    severity: Severity
+    blame: Blame
+    evidence: str
+    advice: str
+    since: Instant
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceHealth:
+    """The verdict on one device, ready to be sent."""
+
+    pool: str
+    device: str
+    kind: str
+    health: Health
+    severity: Severity
+    message: str
+    """At most 1,024 bytes of UTF-8, worst cause first, code first, no moving numbers."""
+    since: Instant
+    """When health, severity or message last changed."""
+    verified: Instant
+    """When its sources were last read to the end; a report alone does not move it."""
+    timeout_s: int
+    """The lease: how long the kubelet may believe this [s]."""
+    causes: tuple[Cause, ...] = ()
+    """Worst first."""
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    """An ``info`` cause that belongs to no device: a pod's cgroup, the node. Never on the wire."""
+
+    subject: str
+    """What it is about, e.g. ``pod 0f3c... container 9b1d...``."""
+    cause: Cause
+
+
+@dataclass(frozen=True, slots=True)
+class NotApplicable:
+    """A rule that this machine gives nothing to judge."""
+
+    device: str
+    code: str
+    reason: str

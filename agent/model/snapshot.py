@@ -1,0 +1,153 @@
+"""What was read: the samples of one pass over the node, as the sources saw them."""
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import NamedTuple
+
+from agent.model.cpuset import CpuSet
+from agent.model.reading import Missing, Reading
+
+
+class GroupKind(StrEnum):
+    """What a cgroup below kubepods stands for."""
+
+    POD = "pod"
+    CONTAINER = "container"
+
+
+class CpuSample(NamedTuple):
+    """The CPU sets of the machine. Source: ``/sys/devices/system/cpu``."""
+
+    present: CpuSet | Missing
+    online: CpuSet | Missing
+    offline: CpuSet | Missing
+    isolated: CpuSet | Missing
+
+
+class NodeSample(NamedTuple):
+    """One NUMA node. Source: ``/sys/devices/system/node/node<N>`` and ``cpu*/thermal_throttle``."""
+
+    node: int
+    cpus: CpuSet | Missing
+    """CPUs that belong to the node, the ones now offline included."""
+    throttle_core: Reading
+    """Core thermal-throttle events of the node's CPUs since the agent started, summed. A count
+    that resets while a CPU is offline does not make this fall."""
+    throttle_package: Reading
+    """The same for the package; the largest of the node's CPUs, since all of them see it."""
+
+
+class PoolSample(NamedTuple):
+    """One hugepage pool [pages]. Source: ``/sys/kernel/mm/hugepages``, ``node<N>/hugepages``."""
+
+    size_kib: int
+    node: int | None
+    """NUMA node; None for the pool of the whole machine."""
+    nr: Reading
+    free: Reading
+    reserved: Reading
+    """Machine-wide pools only."""
+    surplus: Reading
+    overcommit: Reading
+    """Machine-wide pools only."""
+
+
+class HugetlbSample(NamedTuple):
+    """One hugepage size in one cgroup [bytes; events: count]."""
+
+    size_kib: int
+    current: Reading
+    max: Reading
+    """2**64 - 1 means no limit."""
+    rsvd_current: Reading
+    rsvd_max: Reading
+    events_max: Reading
+    """How often an allocation hit the limit, since the cgroup was made."""
+
+
+class GroupSample(NamedTuple):
+    """One cgroup of a pod or of a container. Counters count since the cgroup was made."""
+
+    id: int
+    """Unique while the agent runs; never reused."""
+    kind: GroupKind
+    pod_uid: str
+    container: str
+    """Container id; empty for a pod."""
+    populated: Reading
+    frozen: Reading
+    mem_low: Reading
+    mem_high: Reading
+    mem_max: Reading
+    mem_oom: Reading
+    mem_oom_kill: Reading
+    mem_failcnt: Reading
+    cpu_periods: Reading
+    cpu_throttled: Reading
+    cpu_throttled_us: Reading
+    hugetlb: tuple[HugetlbSample, ...]
+
+
+class SourceState(StrEnum):
+    """What a source could do in its last pass."""
+
+    OK = "ok"
+    ABSENT = "absent"
+    """The machine does not have what the source reads."""
+    FAILING = "failing"
+    """At least one thing that is there cannot be read."""
+    STARTING = "starting"
+    """Its first pass has not been published: nobody has looked yet."""
+    STALLED = "stalled"
+    """The source has not finished a pass for too long; only the core's clock can tell."""
+
+
+class SourceSample(NamedTuple):
+    """How one source is doing."""
+
+    name: str
+    state: SourceState
+    beat_ns: int
+    """CLOCK_MONOTONIC of its last finished pass, before the first that of its start [ns]."""
+    period_ns: int
+    """How often it is read [ns]."""
+    failures: int
+    detail: str
+    """The last failure in words, or why it is absent; empty if there was none."""
+    passes: int = 0
+    """Finished passes since start."""
+
+
+@dataclass(frozen=True, slots=True)
+class CoreStats:
+    """What the native core says of its own cost."""
+
+    passes: int = 0
+    wakes: int = 0
+    """How often it woke Python."""
+    reads: int = 0
+    opens: int = 0
+    descriptors: int = 0
+    watches: int = 0
+    kernel_bytes: int = 0
+    """Estimated kernel memory held by descriptors and watches."""
+    groups_dropped: int = 0
+    """Cgroups that find no room in the table now."""
+    overflows: int = 0
+    """Times the kernel's inotify queue overflowed and everything was read again."""
+    unwatched: int = 0
+    """Watches that the kernel refused; what they would have told is found by the sweep."""
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """The samples of one pass: everything that a rule may look at."""
+
+    seq: int
+    """Number of the publication; grows with every visible change."""
+    cpus: CpuSample
+    nodes: tuple[NodeSample, ...] = ()
+    pools: tuple[PoolSample, ...] = ()
+    groups: tuple[GroupSample, ...] = ()
+    sources: tuple[SourceSample, ...] = ()
+    core: CoreStats = field(default_factory=CoreStats)

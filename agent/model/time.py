@@ -1,0 +1,26 @@
+"""A moment, on both clocks. The caller reads them; nothing in the core does."""
+
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Final
+
+NS: Final = 1_000_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class Instant:
+    """One moment on two clocks.
+
+    Durations, dwell times and leases are measured on ``mono_ns`` only, so that a stepped wall
+    clock changes no verdict. ``wall_s`` is for people.
+    """
+
+    mono_ns: int
+    """CLOCK_MONOTONIC [ns]."""
+    wall_s: float
+    """CLOCK_REALTIME [s since 1970]."""
+
+
+def rfc3339(wall_s: float) -> str:
+    """A wall time as RFC 3339 in UTC, to the second: ``2026-11-21T10:04:04Z``."""
+    return datetime.fromtimestamp(wall_s, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

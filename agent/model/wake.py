@@ -1,0 +1,33 @@
+"""Which readings wake the core, and from which growth on: data that the rules give to the sources."""
+
+from enum import Enum, auto
+from typing import NamedTuple
+
+
+class Field(Enum):
+    """What the sampler reads and a rule may look at. The names are the native core's."""
+
+    CPU_ONLINE = auto()
+    CPU_OFFLINE = auto()
+    CPU_ISOLATED = auto()
+    NODE_CPUS = auto()
+    NODE_THROTTLE_CORE = auto()
+    NODE_THROTTLE_PACKAGE = auto()
+    POOL_NR = auto()
+    POOL_FREE = auto()
+    POOL_RESERVED = auto()
+    POOL_SURPLUS = auto()
+    POOL_OVERCOMMIT = auto()
+    GROUP_SET = auto()
+    GROUP_HT_EVENTS = auto()
+
+
+class Wake(NamedTuple):
+    """Wake the core when ``field`` changes or, with a threshold, has grown by it within the window.
+
+    A field that becomes readable or unreadable always counts as changed.
+    """
+
+    field: Field
+    threshold: int = 0
+    window_ns: int = 0

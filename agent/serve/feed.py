@@ -1,0 +1,81 @@
+"""What each subscriber is owed. Pure: reports go in, encoded lists come out.
+
+The kubelet keeps what it was told of a device until the device's lease ends. So a list need not
+be complete, and must not be: to repeat an old verdict would renew a lease that nobody has earned.
+A device is owed to a subscriber if, since that subscriber's last list, its sources were read again,
+or its verdict changed, or it was stated Unknown, which needs no reading.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from agent.model.health import DeviceHealth, Health
+from agent.model.report import Report
+
+Encode = Callable[[Sequence[DeviceHealth], int], list[bytes]]
+"""Makes one or more messages of a list of devices, none of them too large to send. The number is added to
+each lease [s]."""
+
+
+class _Stated(NamedTuple):
+    number: int
+    """The last publication in which the device was owed."""
+    device: DeviceHealth
+
+
+class Feed:
+    """The newest report, and for each of its devices the publication that last said something new.
+
+    Reports are numbered as they are published, from 1. A subscriber remembers only the number of
+    the last list it got, 0 if none. Reports or lists that are skipped lose nothing: what is owed
+    since ``m`` contains all that was owed in any publication after ``m`` and is still true.
+    """
+
+    def __init__(self, encode: Encode) -> None:
+        self.number = 0
+        self._encode = encode
+        self._stated: dict[tuple[str, str], _Stated] = {}
+        self._encoded: dict[tuple[int, int], tuple[bytes, ...]] = {}
+
+    def publish(self, report: Report) -> int:
+        """Takes the next report.
+
+        Returns:
+            Its number.
+
+        Raises:
+            ValueError: it names a device twice; the feed is as it was before.
+        """
+        number = self.number + 1
+        stated: dict[tuple[str, str], _Stated] = {}
+        for device in report.devices:
+            key = (device.pool, device.device)
+            if key in stated:
+                raise ValueError(f"report names device {device.device!r} of pool {device.pool!r} twice")
+            before = self._stated.get(key)
+            news = before is None or _is_news(before.device, device)
+            stated[key] = _Stated(number if before is None or news else before.number, device)
+        self.number, self._stated = number, stated
+        self._encoded.clear()
+        return number
+
+    def owed(self, since: int, extra_s: int = 0) -> tuple[bytes, ...]:
+        """The messages for a subscriber whose last list was that of publication ``since``.
+
+        In the order of the report; none if nothing is owed; with leases that are ``extra_s`` longer.
+        Encoded once for all subscribers that are equally far.
+        """
+        messages = self._encoded.get((since, extra_s))
+        if messages is None:
+            devices = [stated.device for stated in self._stated.values() if stated.number > since]
+            messages = tuple(self._encode(devices, extra_s)) if devices else ()
+            self._encoded[since, extra_s] = messages
+        return messages
+
+
+def _is_news(before: DeviceHealth, now: DeviceHealth) -> bool:
+    return (
+        now.health is Health.UNKNOWN
+        or now.verified.mono_ns != before.verified.mono_ns
+        or (now.health, now.message, now.timeout_s) != (before.health, before.message, before.timeout_s)
+    )

@@ -1,0 +1,133 @@
+"""The kubelet's device health API: ``NodeWatchResources`` of v1 and v1alpha1, from one implementation.
+
+A stream gets the full list when it opens (or when there is one), and from then on what it is owed,
+for as long as both sides live. It never ends from our side but when the agent does: whatever ends
+it makes the kubelet forget the driver's health.
+"""
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, Final
+
+import grpclib.const
+import grpclib.server
+
+from agent.model.report import Report
+from agent.serve.feed import Encode, Feed
+from agent.serve.rpc.gen.health_v1 import v1
+from agent.serve.rpc.gen.health_v1alpha1 import v1alpha1
+from agent.serve.rpc.hardened import send_message_nowait
+from agent.serve.rpc.latest import Latest
+
+Stream = grpclib.server.Stream[Any, bytes]
+
+EXTRA_S: Final = 2
+"""What the leases of every second stream are longer by [s]. Not 1: a report that comes late has leases that
+are a second longer or shorter than before, and one change must not undo the other."""
+
+
+class Publications:
+    """Takes each newest report into the feed and brings every stream up to it. Of one loop.
+
+    A stream that waits and has room is written to right here; the others find what they are owed
+    when they are through with what they send. So a slow reader skips lists and holds up nobody.
+    """
+
+    def __init__(self, latest: Latest[Report], encode: Encode) -> None:
+        self._latest = latest
+        self._feed = Feed(encode)
+        self._waiting: dict[_Subscriber, asyncio.Future[None]] = {}
+
+    async def run(self) -> None:
+        """Follows the reports until cancelled.
+
+        Raises:
+            ValueError: a report that cannot be told, which is a mistake of whoever made it.
+        """
+        version = 0
+        while True:
+            version, report = await self._latest.wait_newer(version)
+            self._feed.publish(report)
+            for subscriber, wake in tuple(self._waiting.items()):
+                if not self._push(subscriber) and not wake.done():
+                    wake.set_result(None)
+
+    async def tell(self, stream: Stream, extra_s: int = 0) -> None:
+        """Tells one stream everything that it is owed, until it is cancelled.
+
+        ``extra_s`` is added to each lease [s] (see :class:`HealthService`).
+        """
+        subscriber = _Subscriber(stream, extra_s)
+        while True:
+            number = self._feed.number
+            for message in self._feed.owed(subscriber.number, subscriber.extra_s):
+                await stream.send_message(message)
+                await asyncio.sleep(0)  # a peer that takes everything at once must not keep the loop
+            subscriber.number = number
+            if number == self._feed.number:
+                await self._newer(subscriber)
+
+    async def _newer(self, subscriber: "_Subscriber") -> None:
+        """Returns when there is something for the subscriber that could not be pushed."""
+        wake = self._waiting[subscriber] = asyncio.get_running_loop().create_future()
+        try:
+            await wake
+        finally:
+            del self._waiting[subscriber]
+
+    def _push(self, subscriber: "_Subscriber") -> bool:
+        messages = self._feed.owed(subscriber.number, subscriber.extra_s)
+        if len(messages) > 1 or not all(send_message_nowait(subscriber.stream, one) for one in messages):
+            return False
+        subscriber.number = self._feed.number
+        return True
+
+
+class _Subscriber:
+    """A stream, and the number of the last publication that it got in full; 0 for none."""
+
+    def __init__(self, stream: Stream, extra_s: int) -> None:
+        self.stream = stream
+        self.extra_s = extra_s
+        self.number = 0
+
+
+class HealthService:
+    """The service of one socket, in both versions; their messages are the same bytes.
+
+    A kubelet that crashed loads what it was told before, finds it expired, and shows Unknown. If the
+    first list of its next stream is the same as the last of the one before, that is no change to it,
+    and its pods stay Unknown until it happens to look at them again. So the leases of a stream are
+    other than those of the stream that ended last: longer by :data:`EXTRA_S`, or not. They are so for the
+    whole stream, for to go back with the second list would be one more change, and sync every pod again.
+    """
+
+    def __init__(self, publications: Publications) -> None:
+        self.streams = 0
+        """How many streams are open."""
+        self._extra_s = 0
+        """What the next stream's leases are longer by [s]."""
+        self._publications = publications
+
+    def __mapping__(self) -> dict[str, grpclib.const.Handler]:
+        """The methods by path, as grpclib asks for them; paths and types are the generated code's."""
+        generated = v1.DraResourceHealthBase().__mapping__() | v1alpha1.DraResourceHealthBase().__mapping__()
+        return {path: handler._replace(func=self._watch) for path, handler in generated.items()}
+
+    async def _watch(self, stream: Stream) -> None:
+        await stream.recv_message()
+        await stream.send_initial_metadata()  # the list may be long in coming, the stream is open now
+        with self._counted() as extra_s:
+            await self._publications.tell(stream, extra_s)
+
+    @contextmanager
+    def _counted(self) -> Iterator[int]:
+        """Counts a stream while it lives; gives what its leases are longer by [s]."""
+        self.streams += 1
+        extra_s = self._extra_s
+        try:
+            yield extra_s
+        finally:
+            self.streams -= 1
+            self._extra_s = EXTRA_S - extra_s

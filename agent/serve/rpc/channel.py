@@ -1,0 +1,35 @@
+"""The client side: a connection to a unix socket that believes no server blindly."""
+
+from typing import Final
+
+from grpclib import client, protocol
+from grpclib.const import Status
+
+from agent.serve.rpc.codec import Codec
+from agent.serve.rpc.hardened import Protocol, Stream, h2_config
+
+RESPONSE_LIMIT: Final = 4 << 20
+"""The largest message that our client reads [bytes]; the kubelet's own limit is the same."""
+
+
+class ClientStream(Stream):
+    """The same for responses, of which there may well be none."""
+
+    limit = RESPONSE_LIMIT
+    compressed = Status.INTERNAL
+    _empty_is_a_message = False
+
+
+class _ClientProtocol(Protocol):
+    stream_class = ClientStream
+
+
+class Channel(client.Channel):
+    """A client's connection to a unix socket, with a limit on what it takes."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__(path=path, codec=Codec())
+        self._h2_config = h2_config(client_side=True)
+
+    def _protocol_factory(self) -> protocol.H2Protocol:
+        return _ClientProtocol(client.Handler(), self._config, self._h2_config)

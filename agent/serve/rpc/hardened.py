@@ -1,0 +1,207 @@
+"""grpclib with its edges closed: what a hostile, broken or stuck peer can do to a connection.
+
+This is what both sides share; ``server.py`` and ``channel.py`` have the rest. Everything that needs
+grpclib's or h2's private parts is in these three. They were written against grpclib 0.4.9 and h2 4.4;
+the requirements pin the first and bound the second. Where grpclib fell short:
+
+* a frame or event of a type that it does not know ended the connection (RFC 9113, 5.5: ignore it),
+  and so did a header byte beyond ASCII;
+* h2 buffered a frame of up to 16 MiB before it refused it as too long, and answers to pings and
+  settings piled up without limit for a peer that sent them and read nothing;
+* a message could be of any size, compressed (an "Internal Server Error"), or missing although the
+  stream had ended (None where a request should be);
+* a request that failed before its handler ran got no answer, and one for an unknown method an
+  answer that grpclib's own client does not take, for want of a content-type;
+* a peer that reads nothing kept a closing connection, and its descriptor, open for ever;
+* any number of connections was taken, until there were no descriptors left for anybody;
+* closing the server told the clients nothing, left connections open, and from Python 3.12 hung.
+"""
+
+import asyncio
+import struct
+from typing import Any, Final
+
+import h2.exceptions
+from grpclib import protocol, server
+from grpclib.const import Status
+from grpclib.encoding.base import GRPC_CONTENT_TYPE
+from grpclib.exceptions import GRPCError
+from h2.config import H2Configuration
+from h2.events import Event, ResponseReceived
+
+Headers = list[tuple[str, str]]
+
+REQUEST_LIMIT: Final = 64 << 10
+"""The largest request that is read [bytes]. What we serve takes none that is not tiny."""
+
+GRACE_S: Final = 0.2
+"""How long a connection that is being closed may take to drain before it is aborted [s]."""
+
+UNREAD_LIMIT: Final = 2 << 20
+"""What a peer may leave unread in the write buffer [bytes]; twice what our own messages can fill."""
+
+
+def h2_config(*, client_side: bool) -> H2Configuration:
+    """grpclib's own settings, but for the encoding: Latin-1 decodes any byte, ASCII raises."""
+    return H2Configuration(
+        client_side=client_side,
+        header_encoding="latin-1",
+        validate_inbound_headers=False,
+        validate_outbound_headers=False,
+        normalize_inbound_headers=False,
+        normalize_outbound_headers=False,
+    )
+
+
+class Stream(protocol.Stream):
+    """An HTTP/2 stream that takes no message above a limit, and can send without waiting."""
+
+    limit = REQUEST_LIMIT
+    compressed = Status.UNIMPLEMENTED
+
+    # grpclib reads the 5-byte prefix of a message and its body in turns.
+    _at_prefix = True
+    _empty_is_a_message = True  # a request whose stream ends without a body is the empty request
+
+    async def recv_data(self, size: int) -> bytes:
+        """The next ``size`` bytes of a message's prefix or body; none at the end of the stream.
+
+        Raises:
+            GRPCError: UNIMPLEMENTED for a compressed request (INTERNAL for a response, which nobody
+                asked to compress), RESOURCE_EXHAUSTED for a message above the limit (nothing of it
+                is read), INTERNAL if the stream ends in the middle of one.
+        """
+        if not self._at_prefix and size > self.limit:
+            raise GRPCError(
+                Status.RESOURCE_EXHAUSTED, f"message is {size} bytes, limit {self.limit}; refused unread"
+            )
+        try:
+            data = await super().recv_data(size)
+        except AssertionError:  # how grpclib says it
+            raise GRPCError(Status.INTERNAL, "stream ended in the middle of a message") from None
+        if not self._at_prefix and len(data) < size:
+            raise GRPCError(Status.INTERNAL, "stream ended in the middle of a message")
+        if self._at_prefix and data and data[0]:
+            raise GRPCError(
+                self.compressed, "compressed messages are not supported; send grpc-encoding: identity"
+            )
+        if self._at_prefix and not data and self._empty_is_a_message:
+            data = bytes(size)
+        self._empty_is_a_message = False
+        self._at_prefix = not self._at_prefix
+        return data
+
+    async def send_headers(self, headers: Headers, end_stream: bool = False) -> None:
+        """Sends headers or trailers; an answer gets the content-type that gRPC wants in every one."""
+        await super().send_headers(_with_content_type(headers), end_stream=end_stream)
+
+    async def send_data(self, data: bytes, end_stream: bool = False) -> None:
+        """Sends all of it: in one write where there is room, else as the peer makes room."""
+        if end_stream or not self.send_nowait(data):
+            await super().send_data(data, end_stream=end_stream)
+
+    def send_nowait(self, data: bytes) -> bool:
+        """Sends all of it if the peer's window and the write buffer have room, else nothing.
+
+        Returns:
+            Whether it was sent. A stream that has ended has no room.
+        """
+        h2_connection, stream_id = self._h2_connection, self.id
+        if stream_id is None or not self.connection.write_ready.is_set():
+            return False
+        try:
+            if len(data) > h2_connection.local_flow_control_window(stream_id):
+                return False
+            step = h2_connection.max_outbound_frame_size
+            for at in range(0, len(data), step):
+                h2_connection.send_data(stream_id, data[at : at + step])
+        except h2.exceptions.ProtocolError:
+            return False
+        self._transport.write(h2_connection.data_to_send())
+        return True
+
+
+def send_message_nowait(stream: server.Stream[Any, Any], message: bytes) -> bool:
+    """Sends an encoded message from outside the request's task, if it can go out at once.
+
+    Only while that task sends nothing itself, and after it has sent the initial metadata.
+
+    Returns:
+        Whether it was sent. If not, nothing was, and the request's task should send it.
+    """
+    h2_stream = stream._stream
+    return isinstance(h2_stream, Stream) and h2_stream.send_nowait(
+        struct.pack(">BI", 0, len(message)) + message
+    )
+
+
+def _with_content_type(headers: Headers) -> Headers:
+    names = [name for name, _ in headers]
+    if ":status" not in names or "content-type" in names:
+        return headers
+    return [*headers, ("content-type", GRPC_CONTENT_TYPE)]
+
+
+class _Connection(protocol.Connection):
+    stream_class: type[Stream] = Stream
+
+    def feed(self, data: bytes) -> list[Event]:
+        """The events in ``data``; refuses an overlong frame at its header, not after its body."""
+        events = super().feed(data)
+        begun: bytearray = self._connection.incoming_buffer._data
+        size, limit = int.from_bytes(begun[:3]), self._connection.max_inbound_frame_size
+        if len(begun) >= 3 and size > limit:
+            raise h2.exceptions.FrameTooLargeError(f"frame of {size} bytes, limit {limit}")
+        return events
+
+    def create_stream(self, *, stream_id: int | None = None, wrapper: Any = None) -> Stream:
+        return self.stream_class(
+            self, self._connection, self._transport, stream_id=stream_id, wrapper=wrapper
+        )
+
+
+class _Events(protocol.EventsProcessor):
+    def __init__(
+        self, handler: protocol.AbstractHandler, connection: _Connection, transport: asyncio.Transport
+    ) -> None:
+        super().__init__(handler, connection)
+        self._transport = transport
+        self._loop = asyncio.get_running_loop()
+
+    def process(self, event: Event) -> None:
+        """Acts on an event; one of a kind that grpclib has no use for changes nothing."""
+        if event.__class__ in getattr(self, "processors", ()):
+            super().process(event)
+
+    def process_response_received(self, event: ResponseReceived) -> None:
+        """Completes headers that grpclib's client would stumble over: a KeyError is no answer."""
+        headers: Headers = [(str(name), str(value)) for name, value in event.headers]
+        if ":status" not in dict(headers):
+            headers.append((":status", "none"))
+        event.headers = _with_content_type(headers)  # type: ignore[assignment]  # h2 decodes, as configured
+        super().process_response_received(event)
+
+    def close(self, reason: str = "Connection closed") -> None:
+        """Closes the connection, and aborts it if it has not drained within the grace."""
+        super().close(reason)
+        self._loop.call_later(GRACE_S, self._transport.abort)
+
+
+class Protocol(protocol.H2Protocol):
+    """One connection, of either side."""
+
+    stream_class: type[Stream] = Stream
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        super().connection_made(transport)
+        connection = _Connection(self.connection._connection, transport, config=self.config)
+        connection.stream_class = self.stream_class
+        self.transport = transport
+        self.connection = connection
+        self.processor: protocol.EventsProcessor = _Events(self.handler, connection, transport)
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        if self.transport.get_write_buffer_size() > UNREAD_LIMIT:
+            self.transport.abort()

@@ -1,0 +1,144 @@
+"""The server side: a grpclib server whose clients can neither fill it nor keep it from ending."""
+
+import asyncio
+import logging
+import socket
+from collections.abc import Callable, Collection
+from functools import partial
+from typing import Any, Final
+
+from grpclib import protocol, server
+from grpclib.config import Configuration
+from grpclib.const import Status
+from grpclib.exceptions import GRPCError
+from h2.errors import ErrorCodes
+
+from agent.serve.rpc.codec import Codec
+from agent.serve.rpc.hardened import GRACE_S, Headers, Protocol, h2_config
+from agent.serve.rpc.seldom import Seldom
+
+CONNECTION_LIMIT: Final = 128
+"""How many connections one socket serves at a time. The kubelet holds one, and 64 readers are many;
+four full sockets take half of the 1,024 descriptors that a process has by default."""
+
+log = logging.getLogger(__name__)
+
+# The smallest windows HTTP/2 has: a peer cannot make us buffer more than 64 KiB per connection.
+# No keepalive: on a unix socket the kernel says at once that the peer is gone.
+_SERVER_CONFIG: Final = Configuration(
+    _keepalive_time=None, http2_connection_window_size=(1 << 16) - 1, http2_stream_window_size=(1 << 16) - 1
+)
+
+# Requests carry no metadata that we read. Dropping the rest here keeps it from grpclib's decoder,
+# which raises on a "-bin" header that is no base64.
+_REQUEST_HEADERS: Final = frozenset({":method", ":path", "te", "content-type", "grpc-timeout"})
+
+
+class _ServerProtocol(Protocol):
+    def __init__(self, handler: "_Handler", config: Configuration, owner: "Server") -> None:
+        super().__init__(handler, config, h2_config(client_side=False))
+        self.requests = handler
+        self.lost = asyncio.get_running_loop().create_future()
+        self._owner = owner
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        super().connection_made(transport)
+        if not self._owner.admit(self):
+            self.transport.abort()
+
+    def connection_lost(self, exc: BaseException | None) -> None:
+        self._owner.connections.discard(self)
+        super().connection_lost(exc)
+        self.lost.set_result(None)
+
+    def say_goodbye(self) -> None:
+        """Sends GOAWAY and closes; what is in the write buffer still goes out."""
+        if not self.transport.is_closing():
+            self.connection._connection.close_connection()
+            self.connection.flush()
+            self.processor.close("the server is closing")
+
+
+class _Handler(server.Handler):
+    """The requests of one connection."""
+
+    _refusal: GRPCError | None = None
+
+    def accept(self, stream: protocol.Stream, headers: Headers, release_stream: Callable[[], None]) -> None:
+        if self._refusal is not None:
+            stream.reset_nowait(ErrorCodes.REFUSED_STREAM)  # gRPC: UNAVAILABLE, and safe to repeat
+            release_stream()
+            return
+        known = [(name, value) for name, value in headers if name in _REQUEST_HEADERS]
+        super().accept(stream, known, partial(_release, stream, release_stream))
+
+    def refuse(self, error: GRPCError) -> list["asyncio.Task[None]"]:
+        """Ends every request with ``error`` in its trailers, takes no more; returns those that end."""
+        self._refusal = error
+        for stream, task in self._tasks.items():
+            if stream.wrapper is not None:
+                stream.wrapper.cancel(error)
+            else:  # not even started
+                task.cancel()
+        return [task for task in self._tasks.values() if not task.done()]
+
+
+def _release(stream: protocol.Stream, release_stream: Callable[[], None]) -> None:
+    """Resets what was left without an answer, so that no client waits for one."""
+    if stream.closable:
+        stream.reset_nowait()
+    release_stream()
+
+
+class Server(server.Server):
+    """A grpclib server on a listening socket, with an end that is bounded in time."""
+
+    def __init__(self, services: Collection[Any]) -> None:
+        super().__init__(services, codec=Codec(), config=_SERVER_CONFIG)
+        self.connections: set[_ServerProtocol] = set()
+        self.stopping = False
+        self._complaints = Seldom()
+
+    def _protocol_factory(self) -> _ServerProtocol:
+        handler = _Handler(self._mapping, self._codec, None, self.__dispatch__)
+        return _ServerProtocol(handler, self._config, self)
+
+    def admit(self, connection: _ServerProtocol) -> bool:
+        """Counts a new connection in, and says whether it may stay."""
+        full = len(self.connections) >= CONNECTION_LIMIT
+        self.connections.add(connection)  # one that may not stay is here until it is lost, too
+        if full and (count := self._complaints.count()):
+            where = connection.transport.get_extra_info("sockname")
+            log.warning(
+                "%s: %d connections are open, %d more closed at once; does a client leak them?",
+                where, CONNECTION_LIMIT, count,
+            )  # fmt: skip
+        return not (full or self.stopping)  # stopping: accepted before the server stopped, made after it
+
+    async def listen(self, sock: socket.socket) -> None:
+        """Serves the bound socket from now on. The socket's file stays the caller's to remove."""
+        await self.start(sock=sock)
+
+    async def stop(self, reason: str) -> None:
+        """Ends every stream with UNAVAILABLE and ``reason``, and every connection with GOAWAY.
+
+        A peer that does not read is cut off: this takes twice :data:`GRACE_S` at most. Repeating it,
+        or calling it before :meth:`listen`, does nothing.
+        """
+        if self._server is None or self.stopping:
+            return
+        self.stopping = True
+        # Not wait_closed(): from Python 3.12 it waits for connections, and these we end ourselves.
+        self._server.close()
+        refusal = GRPCError(Status.UNAVAILABLE, reason)
+        ending = [task for one in self.connections for task in one.requests.refuse(refusal)]
+        if ending:
+            await asyncio.wait(ending, timeout=GRACE_S)
+        closing = tuple(self.connections)
+        for one in closing:
+            one.say_goodbye()
+        if closing:
+            await asyncio.wait([one.lost for one in closing], timeout=GRACE_S)
+            for one in closing:
+                one.transport.abort()
+            await asyncio.wait([one.lost for one in closing])  # takes effect in the loop's next turn

@@ -1,0 +1,159 @@
+"""Everything that the agent serves, put together: which socket, which service, and one end for all.
+
+In the runtime directory: ``drivers/<driver>.sock``, each the kubelet's own health API in both
+versions, and ``agent.sock``, the agent's API for the command line.
+"""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Final
+
+from agent.config_values import check_drivers
+from agent.errors import ConfigError, PermissionDenied
+from agent.model.health import DeviceHealth
+from agent.model.report import Report
+from agent.model.status import Subscribers
+from agent.native.encode import WireHealth, encode_health
+from agent.serve.agent_api import AgentService
+from agent.serve.feed import Encode
+from agent.serve.health import HealthService, Publications
+from agent.serve.rpc.latest import Latest
+from agent.serve.rpc.server import Server
+from agent.serve.sockets import UnixListener, check_length, remove_leftovers
+
+SHUTTING_DOWN: Final = "agent shutting down"
+"""What clients read when the agent ends; the status is UNAVAILABLE."""
+
+AGENT_SOCKET: Final = "agent.sock"
+DRIVERS: Final = "drivers"
+"""The directory of the drivers' sockets, below the runtime directory."""
+
+
+LEASE_LIMIT_S: Final = 86_400
+"""The longest lease that is sent [s]. The kubelet counts in 64-bit nanoseconds, and a longer one than those
+can hold would be over at once, for good."""
+
+
+def encode_devices(devices: Sequence[DeviceHealth], extra_s: int = 0) -> list[bytes]:
+    """The list as the kubelet reads it, in messages of at most 1 MiB; encoded by the native core.
+
+    Each lease is ``extra_s`` longer than the device's, and :data:`LEASE_LIMIT_S` at most.
+    """
+    return encode_health(
+        [
+            WireHealth(
+                pool=device.pool,
+                device=device.device,
+                health=device.health,
+                last_updated_s=int(device.verified.wall_s),
+                timeout_s=min(device.timeout_s + extra_s, LEASE_LIMIT_S),
+                message=device.message,
+            )
+            for device in devices
+        ]
+    )
+
+
+def socket_names(drivers: Sequence[str]) -> tuple[str, ...]:
+    """The sockets below the runtime directory: one per driver in the order given, and the agent's.
+
+    Raises:
+        ConfigError: a name is no driver's, or is given twice.
+    """
+    try:
+        check_drivers(tuple(drivers))
+    except ValueError as error:
+        raise ConfigError(str(error)) from None
+    return (*(f"{DRIVERS}/{name}.sock" for name in drivers), AGENT_SOCKET)
+
+
+class Servers:
+    """The sockets, bound, and what is served on them once :meth:`run` runs in some loop."""
+
+    def __init__(
+        self,
+        latest: Latest[Report],
+        *,
+        runtime_dir: Path,
+        drivers: Sequence[str],
+        version: str,
+        encode: Encode = encode_devices,
+    ) -> None:
+        """Makes the directories that are missing (0750) and all sockets, or none.
+
+        Removes the sockets that an earlier agent left to drivers that are not named any more. Whoever
+        calls this holds the runtime directory's lock.
+
+        Raises:
+            Busy: somebody serves one of the sockets.
+            ConfigError: a name is no driver's, or a socket's path is too long, or taken by no socket.
+            PermissionDenied: we may not make a directory or a socket.
+        """
+        self._latest = latest
+        self._version = version
+        self._encode = encode
+        self._listeners: dict[str, UnixListener] = {}
+        names = socket_names(drivers)
+        for name in names:
+            check_length(runtime_dir / name, base=runtime_dir, flag="--runtime-dir")
+        try:
+            for name in names:
+                _make_directory((runtime_dir / name).parent)
+                self._listeners[name] = UnixListener(runtime_dir / name)
+            remove_leftovers(runtime_dir / DRIVERS, keep=self.paths)
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def paths(self) -> tuple[Path, ...]:
+        """Where the sockets are: one per driver in the order given, and the agent's."""
+        return tuple(listener.path for listener in self._listeners.values())
+
+    def close(self) -> None:
+        """Removes the sockets. :meth:`run` has done so when it ends; needed only if it never ran."""
+        for listener in self._listeners.values():
+            listener.close()
+
+    async def run(self, ready: Callable[[], None]) -> None:
+        """Serves in the running loop until cancelled, then tells every client and removes the sockets.
+
+        ``ready`` is called when all of them are served. The end takes less than a second, whatever
+        the clients do.
+
+        Raises:
+            ValueError: a report that cannot be told (see :class:`~agent.serve.health.Publications`).
+        """
+        publications = Publications(self._latest, self._encode)
+        services: dict[str, HealthService | AgentService] = {}
+
+        def subscribers() -> tuple[Subscribers, ...]:
+            return tuple(Subscribers(name, service.streams) for name, service in services.items())
+
+        for name in self._listeners:
+            services[name] = (
+                AgentService(self._latest, version=self._version, subscribers=subscribers)
+                if name == AGENT_SOCKET
+                else HealthService(publications)
+            )
+        servers = {name: Server([service]) for name, service in services.items()}
+        try:
+            for name, server in servers.items():
+                await server.listen(self._listeners[name].sock)
+            ready()
+            await publications.run()
+        finally:
+            await asyncio.gather(*(server.stop(SHUTTING_DOWN) for server in servers.values()))
+            self.close()
+
+
+def _make_directory(path: Path) -> None:
+    try:
+        path.mkdir(mode=0o750, parents=True, exist_ok=True)
+    except PermissionError as error:
+        raise PermissionDenied(
+            f"{path}: may not make this directory; choose another with --runtime-dir"
+        ) from error
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot make this directory ({error.strerror})") from error

@@ -1,0 +1,143 @@
+/*
+ * fuzz_text.c - every parser on the same bytes.
+ *
+ * Beside crashes, what text.h promises is checked: an answer said in the kernel's own words parses to
+ * the same answer, and a failure leaves the caller's memory as it was.
+ */
+#include <errno.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "text.h"
+
+#define PROMISE(cond)                                                                                  \
+    do {                                                                                               \
+        if (!(cond)) {                                                                                 \
+            fprintf(stderr, "fuzz_text.c:%d: %s\n", __LINE__, #cond);                                  \
+            abort();                                                                                   \
+        }                                                                                              \
+    } while (0)
+
+static void fuzz_u64(const char *s, size_t n)
+{
+    uint64_t value = 77, again;
+    char text[32];
+
+    if (dh_text_u64(s, n, &value) < 0) {
+        PROMISE(value == 77);
+        return;
+    }
+    snprintf(text, sizeof(text), "%" PRIu64 "\n", value);
+    PROMISE(dh_text_u64(text, strlen(text), &again) == 0 && again == value);
+    PROMISE(dh_text_limit(value) >= value);
+}
+
+static void fuzz_cpus(const char *s, size_t n)
+{
+    static char text[64 * DH_CPU_WORDS * 5]; /* every CPU as four digits and a comma, or less */
+    uint64_t words[DH_CPU_WORDS], again[DH_CPU_WORDS];
+    size_t len = 0;
+
+    memset(words, 0xa5, sizeof(words));
+    if (dh_text_cpus(s, n, words) < 0) {
+        for (size_t w = 0; w < DH_CPU_WORDS; w++)
+            PROMISE(words[w] == UINT64_C(0xa5a5a5a5a5a5a5a5));
+        return;
+    }
+    for (unsigned int cpu = 0; cpu < 64 * DH_CPU_WORDS; cpu++)
+        if (words[cpu / 64] >> cpu % 64 & 1)
+            len += (size_t)snprintf(text + len, sizeof(text) - len, "%s%u", len > 0 ? "," : "", cpu);
+    PROMISE(dh_text_cpus(text, len, again) == 0 && memcmp(words, again, sizeof(words)) == 0);
+}
+
+static void fuzz_keys(const char *s, size_t n)
+{
+    struct dh_text_key keys[] = {
+        {.key = "nr_periods", .len = 10},
+        {.key = "nr_throttled", .len = 12},
+        {.key = "max", .len = 3},
+        {.key = "oom", .len = 3},
+        {.key = "oom_kill", .len = 8},
+    };
+    const uint32_t nkeys = sizeof(keys) / sizeof(keys[0]);
+    int code = dh_text_keys(s, n, keys, nkeys), found = 0;
+
+    for (uint32_t k = 0; k < nkeys; k++) {
+        PROMISE(keys[k].found || keys[k].value == 0);
+        found += keys[k].found;
+    }
+    PROMISE(code == found || (code == DH_EPARSE && found == 0));
+
+    /* What else is looked for is no part of the answer. */
+    for (uint32_t k = 0; code >= 0 && k < nkeys; k++) {
+        struct dh_text_key alone = {.key = keys[k].key, .len = keys[k].len};
+
+        PROMISE(dh_text_keys(s, n, &alone, 1) == keys[k].found && alone.value == keys[k].value);
+    }
+}
+
+static void fuzz_hugepages(const char *s, size_t n)
+{
+    uint64_t kib = 77, again;
+    char text[48];
+
+    if (dh_text_hugepage_dir(s, n, &kib) < 0) {
+        PROMISE(kib == 77);
+        return;
+    }
+    snprintf(text, sizeof(text), "hugepages-%" PRIu64 "kB", kib);
+    PROMISE(dh_text_hugepage_dir(text, strlen(text), &again) == 0 && again == kib);
+    PROMISE(dh_text_hugetlb(kib, text, 32) == (int)strlen(text));
+    PROMISE(dh_text_hugetlb(kib, text, strlen(text)) == -ENOSPC);
+}
+
+/* An id is letters, digits and dashes, padded with NUL to the end of its field. */
+static void check_name(const char *name, size_t cap, size_t longest)
+{
+    size_t len = strspn(name, "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ-");
+
+    PROMISE(len >= 1 && len <= longest);
+    for (; len < cap; len++)
+        PROMISE(name[len] == '\0');
+}
+
+static void fuzz_names(const char *s, size_t n)
+{
+    char uid[DH_UID_LEN + 4], id[DH_NAME_LEN], again[DH_NAME_LEN];
+
+    memset(uid, '#', sizeof(uid));
+    if (dh_text_pod(s, n, uid) < 0) {
+        PROMISE(uid[0] == '#' && uid[DH_UID_LEN - 1] == '#');
+    } else {
+        char name[DH_UID_LEN + 3] = "pod";
+
+        check_name(uid, DH_UID_LEN, DH_UID_LEN - 1);
+        memcpy(name + 3, uid, DH_UID_LEN);
+        PROMISE(dh_text_pod(name, strlen(name), again) == 0 && strcmp(again, uid) == 0);
+    }
+    PROMISE(uid[DH_UID_LEN] == '#');
+
+    memset(id, '#', sizeof(id));
+    if (dh_text_container(s, n, id) < 0) {
+        PROMISE(id[0] == '#' && id[DH_NAME_LEN - 1] == '#');
+        return;
+    }
+    check_name(id, DH_NAME_LEN, 64);
+    PROMISE(strlen(id) >= 12);
+}
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
+{
+    const char *s = (const char *)data;
+
+    fuzz_u64(s, size);
+    fuzz_cpus(s, size);
+    fuzz_keys(s, size);
+    fuzz_hugepages(s, size);
+    fuzz_names(s, size);
+    return 0;
+}

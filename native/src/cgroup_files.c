@@ -1,0 +1,352 @@
+/*
+ * cgroup_files.c - which files a group has, and how their text becomes members of its record.
+ *
+ * memory.stat is not among them: formatting its 42 lines costs the kernel ten times what any
+ * counter here does, and no rule needs it. Limits and cpusets are not read either; whoever checks
+ * them against a pod's promise reads them then.
+ */
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "cgroups.h"
+#include "text.h"
+
+#define IN_GROUP(member) offsetof(struct dh_group, member)
+#define IN_SIZE(member) offsetof(struct dh_hugetlb, member)
+#define END { .field = DH_FIELD_NUM }
+
+/* Keys in the order in which the kernel writes them. */
+static const struct dh_cg_spec specs[] = {
+    { "cgroup.events", 2, DH_CG_CORE, DH_CG_NOTIFIED,
+      { { DH_GROUP_POPULATED, "populated", IN_GROUP(populated), DH_CG_PLAIN },
+        { DH_GROUP_FROZEN, "frozen", IN_GROUP(frozen), DH_CG_PLAIN }, END } },
+    { "memory.events", 2, DH_CG_MEMORY, DH_CG_NOTIFIED,
+      { { DH_GROUP_MEM_LOW, "low", IN_GROUP(mem_low), DH_CG_PLAIN },
+        { DH_GROUP_MEM_HIGH, "high", IN_GROUP(mem_high), DH_CG_PLAIN },
+        { DH_GROUP_MEM_MAX, "max", IN_GROUP(mem_max), DH_CG_PLAIN },
+        { DH_GROUP_MEM_OOM, "oom", IN_GROUP(mem_oom), DH_CG_PLAIN },
+        { DH_GROUP_MEM_OOM_KILL, "oom_kill", IN_GROUP(mem_oom_kill), DH_CG_PLAIN } } },
+    { "cpu.stat", 2, DH_CG_CPU, DH_CG_SWEPT,
+      { { DH_GROUP_CPU_PERIODS, "nr_periods", IN_GROUP(cpu_periods), DH_CG_PLAIN },
+        { DH_GROUP_CPU_THROTTLED, "nr_throttled", IN_GROUP(cpu_throttled), DH_CG_PLAIN },
+        { DH_GROUP_CPU_THROTTLED_US, "throttled_usec", IN_GROUP(cpu_throttled_us), DH_CG_PLAIN }, END } },
+    { "memory.failcnt", 1, DH_CG_MEMORY, DH_CG_SWEPT,
+      { { DH_GROUP_MEM_FAILCNT, NULL, IN_GROUP(mem_failcnt), DH_CG_PLAIN }, END } },
+    { "memory.oom_control", 1, DH_CG_MEMORY, DH_CG_SWEPT,
+      { { DH_GROUP_MEM_OOM_KILL, "oom_kill", IN_GROUP(mem_oom_kill), DH_CG_PLAIN }, END } },
+    { "cpu.stat", 1, DH_CG_CPU, DH_CG_SWEPT,
+      { { DH_GROUP_CPU_PERIODS, "nr_periods", IN_GROUP(cpu_periods), DH_CG_PLAIN },
+        { DH_GROUP_CPU_THROTTLED, "nr_throttled", IN_GROUP(cpu_throttled), DH_CG_PLAIN },
+        { DH_GROUP_CPU_THROTTLED_US, "throttled_time", IN_GROUP(cpu_throttled_us), DH_CG_NS_TO_US }, END } },
+};
+
+static const struct dh_cg_spec size_specs[] = {
+    { "hugetlb.%s.current", 2, DH_CG_HUGETLB, DH_CG_SWEPT,
+      { { DH_GROUP_HT_CURRENT, NULL, IN_SIZE(current), DH_CG_PLAIN }, END } },
+    { "hugetlb.%s.rsvd.current", 2, DH_CG_HUGETLB, DH_CG_SWEPT,
+      { { DH_GROUP_HT_RSVD_CURRENT, NULL, IN_SIZE(rsvd_current), DH_CG_PLAIN }, END } },
+    { "hugetlb.%s.events", 2, DH_CG_HUGETLB, DH_CG_NOTIFIED,
+      { { DH_GROUP_HT_EVENTS, "max", IN_SIZE(events), DH_CG_PLAIN }, END } },
+    { "hugetlb.%s.max", 2, DH_CG_HUGETLB, DH_CG_RARE,
+      { { DH_GROUP_HT_MAX, NULL, IN_SIZE(max), DH_CG_LIMIT }, END } },
+    { "hugetlb.%s.rsvd.max", 2, DH_CG_HUGETLB, DH_CG_RARE,
+      { { DH_GROUP_HT_RSVD_MAX, NULL, IN_SIZE(rsvd_max), DH_CG_LIMIT }, END } },
+    { "hugetlb.%s.usage_in_bytes", 1, DH_CG_HUGETLB, DH_CG_SWEPT,
+      { { DH_GROUP_HT_CURRENT, NULL, IN_SIZE(current), DH_CG_PLAIN }, END } },
+    { "hugetlb.%s.rsvd.usage_in_bytes", 1, DH_CG_HUGETLB, DH_CG_SWEPT,
+      { { DH_GROUP_HT_RSVD_CURRENT, NULL, IN_SIZE(rsvd_current), DH_CG_PLAIN }, END } },
+    { "hugetlb.%s.failcnt", 1, DH_CG_HUGETLB, DH_CG_SWEPT,
+      { { DH_GROUP_HT_EVENTS, NULL, IN_SIZE(events), DH_CG_PLAIN }, END } },
+    { "hugetlb.%s.limit_in_bytes", 1, DH_CG_HUGETLB, DH_CG_RARE,
+      { { DH_GROUP_HT_MAX, NULL, IN_SIZE(max), DH_CG_LIMIT }, END } },
+    { "hugetlb.%s.rsvd.limit_in_bytes", 1, DH_CG_HUGETLB, DH_CG_RARE,
+      { { DH_GROUP_HT_RSVD_MAX, NULL, IN_SIZE(rsvd_max), DH_CG_LIMIT }, END } },
+};
+
+static void file_add(struct dh_cgroups *c, const struct dh_cg_spec *spec, uint32_t hier, int8_t size,
+                     const char *unit)
+{
+    struct dh_cg_file *f = &c->file[c->files];
+    const char *mark = strstr(spec->name, "%s");
+    int prefix = mark ? (int)(mark - spec->name) : (int)strlen(spec->name);
+
+    if (c->files == DH_CG_FILES)
+        return;
+    f->spec = spec;
+    f->hier = (uint8_t)hier;
+    f->size = size;
+    snprintf(f->name, sizeof(f->name), "%.*s%s%s", prefix, spec->name, mark ? unit : "",
+             mark ? mark + 2 : "");
+    if (spec->controller == DH_CG_CORE)
+        c->local |= DH_CG_FILE_BIT(c->files);
+    c->files++;
+}
+
+static bool belongs(const struct dh_cg_spec *spec, const struct dh_cg_hier *h)
+{
+    return spec->version == h->version && (spec->controller & h->controllers);
+}
+
+/*
+ * The files of the hierarchies from @hiers_before on. The page sizes are those of the machine's pools;
+ * the kernel names cgroup files after the same.
+ */
+void dh_cg_files_make(struct dh_sampler *s, uint32_t hiers_before)
+{
+    struct dh_cgroups *c = s->cgroups;
+
+    for (uint32_t i = 0; !hiers_before && c->hiers && i < s->work->head.pools; i++) {
+        if (s->work->pool[i].node != DH_MACHINE)
+            continue;
+        if (c->sizes == DH_HP_MAX) {
+            dh_source_full(s, DH_SOURCE_CGROUPS, DH_GROUP_HT_CURRENT);
+            break;
+        }
+        c->size_kib[c->sizes++] = s->work->pool[i].size_kib;
+    }
+    for (uint32_t h = hiers_before; h < c->hiers; h++) {
+        for (size_t i = 0; i < sizeof(specs) / sizeof(*specs); i++)
+            if (belongs(&specs[i], &c->hier[h]))
+                file_add(c, &specs[i], h, -1, "");
+        for (uint32_t k = 0; k < c->sizes; k++) {
+            char unit[32];
+
+            dh_text_hugetlb(c->size_kib[k], unit, sizeof(unit));
+            for (size_t i = 0; i < sizeof(size_specs) / sizeof(*size_specs); i++)
+                if (belongs(&size_specs[i], &c->hier[h]))
+                    file_add(c, &size_specs[i], h, (int8_t)k, unit);
+        }
+    }
+}
+
+void dh_cg_sizes_init(struct dh_sampler *s, struct dh_group *g)
+{
+    const struct dh_cgroups *c = s->cgroups;
+
+    g->sizes = c->sizes;
+    for (uint32_t k = 0; k < c->sizes; k++)
+        g->hugetlb[k].size_kib = c->size_kib[k];
+}
+
+size_t dh_cg_path(const struct dh_sampler *s, uint32_t slot, uint32_t file, char out[DH_CG_PATH + 64])
+{
+    const struct dh_cgroups *c = s->cgroups;
+    size_t dir = strlen(c->group[slot].path), name = strlen(c->file[file].name);
+
+    memcpy(out, c->group[slot].path, dir);
+    out[dir] = '/';
+    memcpy(out + dir + 1, c->file[file].name, name + 1);
+    return dir + 1 + name;
+}
+
+/*
+ * Where a group's files are opened from, and how much of dh_cg_path() that spares.
+ *
+ * kernfs takes a lock and looks again at every component of a path, so five of them cost more than
+ * the file itself. While a pod is swept its own directory is the base, for its containers too.
+ */
+int dh_cg_base(struct dh_sampler *s, uint32_t slot, uint8_t hier, size_t *skip)
+{
+    struct dh_cgroups *c = s->cgroups;
+    uint32_t pod = c->group[slot].parent ? c->group[slot].parent : slot + 1;
+
+    *skip = 0;
+    if (pod != c->near)
+        return c->hier[hier].fd;
+    if (c->near_fd[hier] < 0) {
+        s->opens++;
+        c->near_fd[hier] = openat(c->hier[hier].fd, c->group[pod - 1].path, O_PATH | O_DIRECTORY | O_CLOEXEC);
+    }
+    if (c->near_fd[hier] < 0)
+        return c->hier[hier].fd;
+    *skip = strlen(c->group[pod - 1].path) + 1;
+    return c->near_fd[hier];
+}
+
+bool dh_cg_dir_there(struct dh_sampler *s, uint32_t slot, uint8_t hier)
+{
+    struct dh_cgroups *c = s->cgroups;
+
+    return faccessat(c->hier[hier].fd, c->group[slot].path, F_OK, 0) == 0;
+}
+
+/* Where the members of a file stand in the group's record. */
+static char *record_of(struct dh_group *g, const struct dh_cg_file *f, uint64_t **valid, uint64_t **seen)
+{
+    if (f->size < 0) {
+        *valid = &g->valid;
+        *seen = &g->seen;
+        return (char *)g;
+    }
+    *valid = &g->hugetlb[f->size].valid;
+    *seen = &g->hugetlb[f->size].seen;
+    return (char *)&g->hugetlb[f->size];
+}
+
+/* A file that was never read may hold any of its keys; of one that was it is known which. */
+static void file_failed(struct dh_sampler *s, uint32_t slot, uint32_t file, int err)
+{
+    const struct dh_cg_file *f = &s->cgroups->file[file];
+    struct dh_group *g = &s->work->group[slot];
+    bool never = !(s->cgroups->group[slot].has & DH_CG_FILE_BIT(file));
+    uint64_t *valid, *seen;
+    char *record = record_of(g, f, &valid, &seen);
+    bool changed = g->err != err;
+
+    for (int i = 0; i < DH_CG_VALUES && f->spec->values[i].field != DH_FIELD_NUM; i++) {
+        const struct dh_cg_value *v = &f->spec->values[i];
+
+        if (never || *seen & DH_FIELD_BIT(v->field))
+            changed |= dh_reading(s, valid, seen, v->field, (uint64_t *)(void *)(record + v->offset), err, 0);
+    }
+    g->err = err;
+    s->cgroups->group[slot].has |= DH_CG_FILE_BIT(file);
+    dh_source_failed(s, DH_SOURCE_CGROUPS, f->spec->values[0].field, err);
+    if (changed)
+        dh_group_touch(s, slot);
+}
+
+static uint64_t convert(const struct dh_cg_value *v, uint64_t value)
+{
+    switch (v->unit) {
+    case DH_CG_LIMIT:
+        return dh_text_limit(value);
+    case DH_CG_NS_TO_US:
+        return value / 1000;
+    case DH_CG_PLAIN:
+        break;
+    }
+    return value;
+}
+
+/* Returns how many values the text gave, or DH_EPARSE. */
+static int file_parse(struct dh_sampler *s, uint32_t slot, const struct dh_cg_file *f, const char *text,
+                      size_t n)
+{
+    struct dh_text_key keys[DH_CG_VALUES] = { { 0 } };
+    const struct dh_cg_value *values = f->spec->values;
+    uint64_t *valid, *seen;
+    char *record = record_of(&s->work->group[slot], f, &valid, &seen);
+    uint32_t num = 0;
+    bool changed = false;
+    int found;
+
+    while (num < DH_CG_VALUES && values[num].field != DH_FIELD_NUM) {
+        keys[num].key = values[num].key;
+        keys[num].len = values[num].key ? (uint32_t)strlen(values[num].key) : 0;
+        num++;
+    }
+    if (values[0].key)
+        found = dh_text_keys(text, n, keys, num);
+    else
+        found = dh_text_u64(text, n, &keys[0].value) ? DH_EPARSE : (keys[0].found = 1);
+    for (uint32_t i = 0; found > 0 && i < num; i++) {
+        uint64_t bit = DH_FIELD_BIT(values[i].field);
+
+        if (keys[i].found) {
+            changed |= dh_reading(s, valid, seen, values[i].field,
+                                  (uint64_t *)(void *)(record + values[i].offset), 0,
+                                  convert(&values[i], keys[i].value));
+        } else if (*seen & ~*valid & bit) {
+            *seen &= ~bit; /* the file can be read again, and never had it */
+            changed = true;
+        }
+    }
+    if (changed)
+        dh_group_touch(s, slot);
+    return found;
+}
+
+static uint64_t group_lost(const struct dh_group *g)
+{
+    uint64_t lost = g->seen & ~g->valid;
+
+    for (uint32_t k = 0; k < g->sizes; k++)
+        lost |= g->hugetlb[k].seen & ~g->hugetlb[k].valid;
+    return lost;
+}
+
+static void lost_count(struct dh_sampler *s, uint32_t slot)
+{
+    struct dh_cg_group *p = &s->cgroups->group[slot];
+    bool lost = group_lost(&s->work->group[slot]) != 0;
+
+    if (lost && !p->lost)
+        s->cgroups->lost++;
+    if (!lost && p->lost)
+        s->cgroups->lost--;
+    p->lost = lost;
+}
+
+/*
+ * Read one file of one group into its record.
+ *
+ * A file that was never there stays absent. ENOENT and ENODEV of one that was mean that the group
+ * is being removed, unless its directory is still there at the second look: the kernel removes the
+ * files first. A file that is gone lost its watch as well, so until the next resync the sweep looks
+ * whether it is back. False if the group is gone.
+ */
+bool dh_cg_file_read(struct dh_sampler *s, uint32_t slot, uint32_t file)
+{
+    struct dh_cgroups *c = s->cgroups;
+    const struct dh_cg_file *f = &c->file[file];
+    struct dh_cg_group *p = &c->group[slot];
+    const uint64_t bit = DH_CG_FILE_BIT(file);
+    char path[DH_CG_PATH + 64], text[4096];
+    size_t skip;
+    int64_t n;
+    int found = 0, dir = dh_cg_base(s, slot, f->hier, &skip);
+
+    dh_cg_path(s, slot, file, path);
+    n = dh_read_at(s, dir, path + skip, text, sizeof(text));
+    if (n == -ENOENT || n == -ENODEV) {
+        if (!dh_cg_dir_there(s, slot, f->hier))
+            return false;
+        if (!(p->has & bit))
+            return true;
+        p->watched &= ~bit;
+        if (!(p->missed & bit)) {
+            p->missed |= bit;
+            return true;
+        }
+    }
+    if (n >= 0)
+        found = file_parse(s, slot, f, text, (size_t)n);
+    if (n >= 0 && found > 0) {
+        p->has |= bit;
+        p->missed &= ~bit;
+    } else if (n >= 0 && !found && !(p->has & bit)) {
+        return true; /* no wanted key: a v2 cpu.stat without the cpu controller */
+    } else {
+        file_failed(s, slot, file, n < 0 ? (int)-n : DH_EPARSE);
+    }
+    lost_count(s, slot);
+    return true;
+}
+
+/* The group left one hierarchy: what it had there is absent, not unreadable. */
+void dh_cg_hier_forget(struct dh_sampler *s, uint32_t slot, uint8_t hier)
+{
+    struct dh_cgroups *c = s->cgroups;
+
+    for (uint32_t i = 0; i < c->files; i++) {
+        const struct dh_cg_file *f = &c->file[i];
+        uint64_t *valid, *seen;
+        char *record = record_of(&s->work->group[slot], f, &valid, &seen);
+
+        if (f->hier != hier || !(c->group[slot].has & DH_CG_FILE_BIT(i)))
+            continue;
+        c->group[slot].has &= ~DH_CG_FILE_BIT(i);
+        for (int k = 0; k < DH_CG_VALUES && f->spec->values[k].field != DH_FIELD_NUM; k++) {
+            const struct dh_cg_value *v = &f->spec->values[k];
+
+            dh_reading(s, valid, seen, v->field, (uint64_t *)(void *)(record + v->offset), ENOENT, 0);
+            *seen &= ~DH_FIELD_BIT(v->field);
+        }
+    }
+    lost_count(s, slot);
+    dh_group_touch(s, slot);
+}

@@ -1,0 +1,184 @@
+/*
+ * files.c - small kernel files: held open and read again, or opened, read and closed.
+ *
+ * A held file costs 4.4 KiB of kernel memory once read (its seq_file buffer), so only the few
+ * machine-wide files are held; cgroup files are opened each time.
+ */
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "sampler.h"
+
+uint64_t dh_now_ns(void)
+{
+    struct timespec t;
+
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (uint64_t)t.tv_sec * DH_NS + (uint64_t)t.tv_nsec;
+}
+
+/*
+ * Whether what is done every so often is due in this pass. With half a period of slack: a timer that
+ * fires a little early must not skip a whole one.
+ */
+bool dh_due(const struct dh_sampler *s, uint64_t last_ns, uint64_t every_ns)
+{
+    uint64_t slack_ns = (s->opt.period_ns < every_ns ? s->opt.period_ns : every_ns) / 2;
+
+    return s->now_ns - last_ns + slack_ns >= every_ns;
+}
+
+/* Whether it means that there is no such thing, and not that it cannot be read. Takes an errno. */
+bool dh_is_absence(int err)
+{
+    return err == ENOENT || err == ENODEV || err == ENOTDIR;
+}
+
+int dh_held_init(struct dh_held *f, uint32_t cap, const char *format, ...)
+{
+    va_list args;
+    int n;
+
+    memset(f, 0, sizeof(*f));
+    f->fd = -1;
+    va_start(args, format);
+    n = vsnprintf(f->path, sizeof(f->path), format, args);
+    va_end(args);
+    if (n < 0 || (size_t)n >= sizeof(f->path))
+        return -ENAMETOOLONG;
+    f->last = malloc(cap);
+    if (!f->last)
+        return -ENOMEM;
+    f->cap = cap;
+    return 0;
+}
+
+void dh_held_close(struct dh_held *f)
+{
+    if (f->last && f->fd >= 0)
+        close(f->fd);
+    free(f->last);
+    f->last = NULL;
+    f->fd = -1;
+}
+
+static int held_open(struct dh_sampler *s, struct dh_held *f)
+{
+    s->opens++;
+    f->fd = openat(s->sysfs_fd, f->path, O_RDONLY | O_CLOEXEC);
+    if (f->fd < 0)
+        return -errno;
+    s->work->head.descriptors++;
+    s->head_dirty = true;
+    return 0;
+}
+
+static void held_drop(struct dh_sampler *s, struct dh_held *f)
+{
+    close(f->fd);
+    f->fd = -1;
+    s->work->head.descriptors--;
+    s->head_dirty = true;
+}
+
+/*
+ * Read a held file into f->last. DH_READ_SAME if its bytes are those of the last good read:
+ * that is the usual case, and spares the parsing. After DH_READ_FAILED f->err is a positive
+ * errno and the next good read is DH_READ_NEW, whatever its bytes.
+ */
+enum dh_read dh_held_read(struct dh_sampler *s, struct dh_held *f)
+{
+    char buf[8192];
+    ssize_t n = -1;
+    int err = 0;
+
+    if (!f->last || (!f->seen && !s->absent))
+        return DH_READ_FAILED;
+    /* ENODEV: the descriptor's object is gone for good, but a new one may have its name */
+    for (int tries = 0; tries < 2; tries++) {
+        if (f->fd < 0) {
+            err = -held_open(s, f);
+            if (err)
+                break;
+        }
+        s->reads++;
+        n = pread(f->fd, buf, f->cap < sizeof(buf) ? f->cap : sizeof(buf), 0);
+        err = n < 0 ? errno : 0;
+        if (!err)
+            break;
+        held_drop(s, f);
+        if (err != ENODEV)
+            break;
+    }
+    if (!err && (uint32_t)n == f->cap)
+        err = EFBIG; /* a cut text would parse as another number */
+    if (err) {
+        f->err = err;
+        f->seen |= !dh_is_absence(err);
+        return DH_READ_FAILED;
+    }
+    if (f->seen && !f->err && (uint32_t)n == f->len && !memcmp(buf, f->last, f->len))
+        return DH_READ_SAME;
+    memcpy(f->last, buf, (size_t)n);
+    f->len = (uint32_t)n;
+    f->err = 0;
+    f->seen = true;
+    return DH_READ_NEW;
+}
+
+/* Open, read once, close. Bytes read, or -errno. A text that fills @cap is -EFBIG. */
+int64_t dh_read_at(struct dh_sampler *s, int dir_fd, const char *path, char *buf, size_t cap)
+{
+    int fd = openat(dir_fd, path, O_RDONLY | O_CLOEXEC);
+    ssize_t n;
+    int err;
+
+    s->opens++;
+    if (fd < 0)
+        return -errno;
+    s->reads++;
+    n = read(fd, buf, cap);
+    err = errno;
+    close(fd);
+    if (n < 0)
+        return -err;
+    return (size_t)n == cap ? -EFBIG : n;
+}
+
+/*
+ * Call @each for every entry of a directory but "." and "..". getdents64 into the stack, since
+ * fdopendir(3) allocates. Return 0 or -errno.
+ */
+int dh_list_dir(struct dh_sampler *s, int dir_fd, const char *path,
+                void (*each)(struct dh_sampler *s, void *arg, const char *name, size_t len), void *arg)
+{
+    _Alignas(struct dirent64) char buf[4096];
+    int fd = openat(dir_fd, path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    long n;
+    int err = 0;
+
+    s->opens++;
+    if (fd < 0)
+        return -errno;
+    while ((n = syscall(SYS_getdents64, fd, buf, sizeof(buf))) > 0) {
+        for (long at = 0; at < n;) {
+            const struct dirent64 *d = (const struct dirent64 *)(const void *)(buf + at);
+
+            if (strcmp(d->d_name, ".") && strcmp(d->d_name, ".."))
+                each(s, arg, d->d_name, strlen(d->d_name));
+            at += d->d_reclen;
+        }
+    }
+    if (n < 0)
+        err = -errno;
+    close(fd);
+    return err;
+}

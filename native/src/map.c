@@ -1,0 +1,79 @@
+#include "map.h"
+
+#include <errno.h>
+#include <stdlib.h>
+
+static uint32_t home(const struct dh_map *m, uint64_t key)
+{
+    return (uint32_t)((key * 0x9e3779b97f4a7c15ull) >> 32) & m->mask;
+}
+
+int dh_map_make(struct dh_map *m, uint32_t capacity)
+{
+    uint32_t size = 16;
+
+    while (size - size / 4 < capacity)
+        size *= 2;
+    m->key = calloc(size, sizeof(*m->key));
+    m->value = calloc(size, sizeof(*m->value));
+    m->mask = size - 1;
+    m->used = 0;
+    return m->key && m->value ? 0 : -ENOMEM;
+}
+
+void dh_map_free(struct dh_map *m)
+{
+    free(m->key);
+    free(m->value);
+}
+
+static uint32_t find(const struct dh_map *m, uint64_t key)
+{
+    uint32_t i = home(m, key);
+
+    while (m->key[i] && m->key[i] != key)
+        i = (i + 1) & m->mask;
+    return i;
+}
+
+bool dh_map_put(struct dh_map *m, uint64_t key, uint64_t value)
+{
+    uint32_t i = find(m, key);
+
+    if (!m->key[i]) {
+        if (m->used >= m->mask - m->mask / 4)
+            return false; /* a quarter stays empty, or probing would never end */
+        m->used++;
+        m->key[i] = key;
+    }
+    m->value[i] = value;
+    return true;
+}
+
+bool dh_map_get(const struct dh_map *m, uint64_t key, uint64_t *value)
+{
+    uint32_t i = find(m, key);
+
+    if (!m->key[i])
+        return false;
+    *value = m->value[i];
+    return true;
+}
+
+void dh_map_drop(struct dh_map *m, uint64_t key)
+{
+    uint32_t gap = find(m, key);
+
+    if (!m->key[gap])
+        return;
+    m->used--;
+    for (uint32_t i = (gap + 1) & m->mask; m->key[i]; i = (i + 1) & m->mask) {
+        /* an entry may move into the gap unless its home lies between the gap and itself */
+        if (((i - home(m, m->key[i])) & m->mask) < ((i - gap) & m->mask))
+            continue;
+        m->key[gap] = m->key[i];
+        m->value[gap] = m->value[i];
+        gap = i;
+    }
+    m->key[gap] = 0;
+}

@@ -1,0 +1,28 @@
+/*
+ * map.h - a hash map of fixed capacity from non-zero 64-bit keys to 64-bit values.
+ *
+ * For watch descriptors and hashed paths. Linear probing; deletion shifts back, so no tombstones.
+ */
+#ifndef DH_MAP_H
+#define DH_MAP_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+struct dh_map {
+    uint64_t *key; /* 0 = empty */
+    uint64_t *value;
+    uint32_t mask;
+    uint32_t used;
+};
+
+/* Room for @capacity keys. 0 or -ENOMEM. */
+int dh_map_make(struct dh_map *m, uint32_t capacity);
+void dh_map_free(struct dh_map *m);
+
+/* Insert or replace. False if the map is full. */
+bool dh_map_put(struct dh_map *m, uint64_t key, uint64_t value);
+bool dh_map_get(const struct dh_map *m, uint64_t key, uint64_t *value);
+void dh_map_drop(struct dh_map *m, uint64_t key);
+
+#endif

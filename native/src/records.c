@@ -1,0 +1,447 @@
+/*
+ * records.c - the tables of records: written by one thread, read whole by others.
+ *
+ * dh_tables has three copies. `work` is what the sources write. `base` has the same layout, so a
+ * counter's base for DH_WAKE_RISE stands at the counter's own offset. `pub` is what readers copy.
+ */
+#include <errno.h>
+#include <sched.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "sampler.h"
+
+/* Kernel memory behind one watch (with the inode and dentry it pins) and one held file, measured. */
+#define WATCH_BYTES 760
+#define DESCRIPTOR_BYTES 4400
+
+/* How often a reader tries for a whole copy: about 1 ms, and then 10 ms of naps of 100 us. */
+#define READ_YIELDS 1000
+#define READ_NAPS 100
+
+static struct dh_tables *tables_map(size_t bytes)
+{
+    void *p = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+
+    return p == MAP_FAILED ? NULL : p;
+}
+
+/* Mapped, not allocated: a table for 4,096 groups costs memory only where groups are. */
+int dh_tables_map(struct dh_sampler *s)
+{
+    s->table_bytes = sizeof(struct dh_tables) + s->opt.group_max * sizeof(struct dh_group);
+    s->work = tables_map(s->table_bytes);
+    s->base = tables_map(s->table_bytes);
+    s->pub = tables_map(s->table_bytes);
+    return s->work && s->base && s->pub ? 0 : -ENOMEM;
+}
+
+void dh_tables_unmap(struct dh_sampler *s)
+{
+    struct dh_tables *all[] = { s->work, s->base, s->pub };
+
+    for (size_t i = 0; i < 3; i++)
+        if (all[i])
+            munmap(all[i], s->table_bytes);
+}
+
+static uint64_t *base_of(struct dh_sampler *s, const uint64_t *slot)
+{
+    return (uint64_t *)((char *)s->base + ((const char *)slot - (const char *)s->work));
+}
+
+/* Store a member; true if it changed. Wakes as the field's dh_wake says. */
+bool dh_set(struct dh_sampler *s, uint64_t *slot, enum dh_field field, uint64_t value)
+{
+    const struct dh_wake *w = &s->wakes[field];
+    bool fell = value < *slot;
+
+    if (*slot == value)
+        return false;
+    *slot = value;
+    if (w->mode == DH_WAKE_CHANGE) {
+        s->wake = true;
+    } else if (w->mode == DH_WAKE_RISE) {
+        uint64_t *base = base_of(s, slot);
+
+        if (!fell && value - *base < w->threshold)
+            return true;
+        if (!fell)
+            s->wake = true; /* a counter that fell was reset: no event, but a new base */
+        *base = value;
+    }
+    return true;
+}
+
+/* Say whether a member that is there could be read; true if that changed. */
+bool dh_valid(struct dh_sampler *s, uint64_t *valid, uint64_t *seen, enum dh_field field, bool ok)
+{
+    uint64_t bit = DH_FIELD_BIT(field);
+
+    if (*seen & bit && ok == !!(*valid & bit))
+        return false;
+    *seen |= bit;
+    *valid = ok ? *valid | bit : *valid & ~bit;
+    dh_wake_on(s, field);
+    return true;
+}
+
+/*
+ * The outcome of one read of one member: its value, or err. A member that cannot be read is 0.
+ * The first value of a counter is its base. True if the record changed.
+ */
+bool dh_reading(struct dh_sampler *s, uint64_t *valid, uint64_t *seen, enum dh_field field, uint64_t *slot,
+                int err, uint64_t value)
+{
+    bool changed;
+
+    if (err) {
+        changed = dh_valid(s, valid, seen, field, false);
+        if (changed)
+            *slot = 0;
+        return changed;
+    }
+    changed = dh_valid(s, valid, seen, field, true);
+    if (!changed)
+        return dh_set(s, slot, field, value);
+    *slot = value;
+    if (s->wakes[field].mode == DH_WAKE_RISE)
+        *base_of(s, slot) = value;
+    return true;
+}
+
+void dh_wake_on(struct dh_sampler *s, enum dh_field field)
+{
+    if (s->wakes[field].mode)
+        s->wake = true;
+}
+
+/* Where the counters that DH_WAKE_RISE can follow stand; the fields of one table follow each other. */
+static const size_t place[DH_FIELD_NUM] = {
+    [DH_NODE_THROTTLE_CORE] = offsetof(struct dh_node, throttle_core),
+    [DH_NODE_THROTTLE_PACKAGE] = offsetof(struct dh_node, throttle_package),
+    [DH_POOL_NR] = offsetof(struct dh_pool, nr),
+    [DH_POOL_FREE] = offsetof(struct dh_pool, free),
+    [DH_POOL_RESERVED] = offsetof(struct dh_pool, reserved),
+    [DH_POOL_SURPLUS] = offsetof(struct dh_pool, surplus),
+    [DH_POOL_OVERCOMMIT] = offsetof(struct dh_pool, overcommit),
+    [DH_GROUP_POPULATED] = offsetof(struct dh_group, populated),
+    [DH_GROUP_FROZEN] = offsetof(struct dh_group, frozen),
+    [DH_GROUP_MEM_LOW] = offsetof(struct dh_group, mem_low),
+    [DH_GROUP_MEM_HIGH] = offsetof(struct dh_group, mem_high),
+    [DH_GROUP_MEM_MAX] = offsetof(struct dh_group, mem_max),
+    [DH_GROUP_MEM_OOM] = offsetof(struct dh_group, mem_oom),
+    [DH_GROUP_MEM_OOM_KILL] = offsetof(struct dh_group, mem_oom_kill),
+    [DH_GROUP_MEM_FAILCNT] = offsetof(struct dh_group, mem_failcnt),
+    [DH_GROUP_CPU_PERIODS] = offsetof(struct dh_group, cpu_periods),
+    [DH_GROUP_CPU_THROTTLED] = offsetof(struct dh_group, cpu_throttled),
+    [DH_GROUP_CPU_THROTTLED_US] = offsetof(struct dh_group, cpu_throttled_us),
+    [DH_GROUP_HT_CURRENT] = offsetof(struct dh_hugetlb, current),
+    [DH_GROUP_HT_MAX] = offsetof(struct dh_hugetlb, max),
+    [DH_GROUP_HT_RSVD_CURRENT] = offsetof(struct dh_hugetlb, rsvd_current),
+    [DH_GROUP_HT_RSVD_MAX] = offsetof(struct dh_hugetlb, rsvd_max),
+    [DH_GROUP_HT_EVENTS] = offsetof(struct dh_hugetlb, events),
+};
+
+/* Whether a field is a number that can grow; 0 is no place, since `valid` stands there. */
+bool dh_field_rises(uint32_t field)
+{
+    return field < DH_FIELD_NUM && place[field];
+}
+
+static void base_renew(struct dh_sampler *s, const void *record, size_t offset)
+{
+    const uint64_t *slot = (const uint64_t *)(const void *)((const char *)record + offset);
+
+    *base_of(s, slot) = *slot;
+}
+
+static void field_renew(struct dh_sampler *s, uint32_t field)
+{
+    const struct dh_tables *t = s->work;
+
+    if (field < DH_POOL_NR) {
+        for (uint32_t i = 0; i < t->head.nodes; i++)
+            base_renew(s, &t->node[i], place[field]);
+    } else if (field < DH_GROUP_SET) {
+        for (uint32_t i = 0; i < t->head.pools; i++)
+            base_renew(s, &t->pool[i], place[field]);
+    } else if (field < DH_GROUP_HT_CURRENT) {
+        for (uint32_t i = 0; i < t->head.groups; i++)
+            base_renew(s, &t->group[i], place[field]);
+    } else {
+        for (uint32_t i = 0; i < t->head.groups; i++)
+            for (uint32_t k = 0; k < t->group[i].sizes; k++)
+                base_renew(s, &t->group[i].hugetlb[k], place[field]);
+    }
+}
+
+/*
+ * Take the bases of DH_WAKE_RISE anew where a window has passed. Windows tumble: a burst across
+ * their border is seen by the reader's own, sliding, window at its next look.
+ */
+void dh_bases_renew(struct dh_sampler *s)
+{
+    for (uint32_t f = 0; f < DH_FIELD_NUM; f++) {
+        if (s->wakes[f].mode != DH_WAKE_RISE || s->now_ns - s->base_ns[f] < s->wakes[f].window_ns)
+            continue;
+        s->base_ns[f] = s->now_ns;
+        field_renew(s, f);
+    }
+}
+
+void dh_node_touch(struct dh_sampler *s, uint32_t index)
+{
+    s->node_dirty |= 1ull << index;
+    s->dirty = true;
+}
+
+void dh_pool_touch(struct dh_sampler *s, uint32_t index)
+{
+    s->pool_dirty[index / 64] |= 1ull << (index % 64);
+    s->dirty = true;
+}
+
+void dh_group_touch(struct dh_sampler *s, uint32_t slot)
+{
+    s->dirty = true;
+    if (s->group_is_dirty[slot])
+        return;
+    s->group_is_dirty[slot] = 1;
+    s->group_dirty[s->group_dirty_num++] = slot;
+}
+
+void dh_source_failed(struct dh_sampler *s, enum dh_source_id id, enum dh_field field, int err)
+{
+    struct dh_source *src = &s->work->head.source[id];
+
+    src->failures++;
+    src->err = err;
+    src->err_field = (uint32_t)field;
+    s->head_dirty = true;
+}
+
+/* There is more than its tables have room for. None of them ever shrinks, so it fails for good. */
+void dh_source_full(struct dh_sampler *s, enum dh_source_id id, enum dh_field field)
+{
+    s->full |= 1u << id;
+    dh_source_failed(s, id, field, DH_EFULL);
+}
+
+/* The root below which a source reads was asked for: it is there (0), does not exist (ENOENT), or fails. */
+void dh_source_root(struct dh_sampler *s, enum dh_source_id id, enum dh_field root, int err)
+{
+    struct dh_source *src = &s->work->head.source[id];
+
+    if (err && err != ENOENT) {
+        dh_source_failed(s, id, root, err);
+    } else if (err ? src->err != err : src->err_field == (uint32_t)root && src->err == ENOENT) {
+        src->err = err;
+        src->err_field = err ? (uint32_t)root : 0;
+        s->head_dirty = true;
+    }
+}
+
+/* A source that begins or ceases to fail is what a rule can see. */
+void dh_source_state(struct dh_sampler *s, enum dh_source_id id, enum dh_source_state state)
+{
+    struct dh_source *src = &s->work->head.source[id];
+
+    if (state == DH_STATE_OK && s->full & 1u << id)
+        state = DH_STATE_FAILING;
+    if (src->state == (uint32_t)state)
+        return;
+    src->state = (uint32_t)state;
+    s->head_dirty = true;
+    s->wake = true;
+}
+
+/*
+ * The copies between threads go word by word: release stores against acquire loads, no fence, so
+ * that ThreadSanitizer can follow. On x86-64 these are plain moves.
+ */
+static void words_store(void *dst, const void *src, size_t bytes)
+{
+    _Atomic uint64_t *d = dst;
+    const uint64_t *w = src;
+
+    for (size_t i = 0; i < bytes / 8; i++)
+        atomic_store_explicit(&d[i], w[i], memory_order_release);
+}
+
+static void words_load(void *dst, void *src, size_t bytes)
+{
+    uint64_t *d = dst;
+    _Atomic uint64_t *w = src;
+
+    for (size_t i = 0; i < bytes / 8; i++)
+        d[i] = atomic_load_explicit(&w[i], memory_order_acquire);
+}
+
+static void publish_dirty(struct dh_sampler *s)
+{
+    struct dh_tables *from = s->work, *to = s->pub;
+
+    for (uint64_t m = s->node_dirty; m; m &= m - 1) {
+        int i = __builtin_ctzll(m);
+
+        words_store(&to->node[i], &from->node[i], sizeof(from->node[i]));
+    }
+    for (uint32_t word = 0; word < sizeof(s->pool_dirty) / 8; word++) {
+        for (uint64_t m = s->pool_dirty[word]; m; m &= m - 1) {
+            uint32_t i = word * 64 + (uint32_t)__builtin_ctzll(m);
+
+            words_store(&to->pool[i], &from->pool[i], sizeof(from->pool[i]));
+        }
+        s->pool_dirty[word] = 0;
+    }
+    for (uint32_t k = 0; k < s->group_dirty_num; k++) {
+        uint32_t slot = s->group_dirty[k];
+
+        words_store(&to->group[slot], &from->group[slot], sizeof(from->group[slot]));
+        s->group_is_dirty[slot] = 0;
+    }
+    s->node_dirty = 0;
+    s->group_dirty_num = 0;
+    from->head.kernel_bytes = from->head.watches * WATCH_BYTES + from->head.descriptors * DESCRIPTOR_BYTES;
+    if (s->head_dirty)
+        words_store(&to->head, &from->head, sizeof(from->head));
+}
+
+/*
+ * Publish what became dirty. The reader is woken by dh_ring(), so that who publishes can beat before:
+ * a beat is never newer than the records that it stands for.
+ *
+ * A seqlock: pub_seq is odd while the copy is being written. A double buffer would spare readers
+ * the retry and cost the writer a copy of every record on every pass; here a pass that changed
+ * three counters copies three records, and one that changed nothing writes a few words.
+ */
+void dh_publish(struct dh_sampler *s)
+{
+    if (s->wake) {
+        s->work->head.seq++;
+        s->head_dirty = s->ring = true;
+        s->wake = false;
+    }
+    if (s->dirty || s->head_dirty) {
+        uint64_t seq = atomic_load_explicit(&s->pub_seq, memory_order_relaxed);
+
+        atomic_store_explicit(&s->pub_seq, seq + 1, memory_order_relaxed);
+        publish_dirty(s);
+        /* pairs with the acquire load in dh_sampler_read(): an even number means whole records */
+        atomic_store_explicit(&s->pub_seq, seq + 2, memory_order_release);
+    }
+    s->dirty = s->head_dirty = false;
+    atomic_store_explicit(&s->live.reads, s->reads, memory_order_relaxed);
+    atomic_store_explicit(&s->live.opens, s->opens, memory_order_relaxed);
+}
+
+/* Wake the reader if a rule can see what was published. */
+void dh_ring(struct dh_sampler *s)
+{
+    uint64_t one = 1;
+
+    if (!s->ring)
+        return;
+    s->ring = false;
+    /* fails only when 2^64-2 wakes are unread, and then the reader is due to wake anyway */
+    (void)!write(s->wake_fd, &one, sizeof(one));
+}
+
+size_t dh_sampler_size(const struct dh_sampler *s)
+{
+    return s->table_bytes;
+}
+
+/* What changes in every pass, and needs no publication. */
+struct alive {
+    uint64_t beat_ns, passes, reads, opens;
+    uint64_t source_beat_ns[DH_SOURCE_NUM], source_passes[DH_SOURCE_NUM];
+};
+
+/* Acquire, and before the copy: what was published before a beat is then in the copy. */
+static void alive_load(struct dh_sampler *s, struct alive *a)
+{
+    a->beat_ns = atomic_load_explicit(&s->live.beat_ns, memory_order_acquire);
+    a->passes = atomic_load_explicit(&s->live.passes, memory_order_acquire);
+    a->reads = atomic_load_explicit(&s->live.reads, memory_order_relaxed);
+    a->opens = atomic_load_explicit(&s->live.opens, memory_order_relaxed);
+    for (int i = 0; i < DH_SOURCE_NUM; i++) {
+        a->source_beat_ns[i] = atomic_load_explicit(&s->live.source_beat_ns[i], memory_order_acquire);
+        a->source_passes[i] = atomic_load_explicit(&s->live.source_passes[i], memory_order_acquire);
+    }
+}
+
+static void alive_put(struct dh_snapshot *head, const struct alive *a)
+{
+    head->beat_ns = a->beat_ns;
+    head->passes = a->passes;
+    head->reads = a->reads;
+    head->opens = a->opens;
+    for (int i = 0; i < DH_SOURCE_NUM; i++) {
+        head->source[i].beat_ns = a->source_beat_ns[i];
+        head->source[i].passes = a->source_passes[i];
+    }
+}
+
+static int64_t copy_out(struct dh_sampler *s, char *buf, size_t cap)
+{
+    struct dh_snapshot *head = (struct dh_snapshot *)(void *)buf;
+    struct dh_tables *pub = s->pub;
+    size_t nodes, pools, groups;
+
+    words_load(head, &pub->head, sizeof(*head));
+    if (head->nodes > DH_NODE_MAX || head->pools > DH_POOL_MAX || head->groups > s->opt.group_max)
+        return DH_ETORN;
+    nodes = head->nodes * sizeof(struct dh_node);
+    pools = head->pools * sizeof(struct dh_pool);
+    groups = head->groups * sizeof(struct dh_group);
+    if (sizeof(*head) + nodes + pools + groups > cap)
+        return -ENOSPC;
+    buf += sizeof(*head);
+    words_load(buf, pub->node, nodes);
+    words_load(buf + nodes, pub->pool, pools);
+    words_load(buf + nodes + pools, pub->group, groups);
+    return (int64_t)(sizeof(*head) + nodes + pools + groups);
+}
+
+/* The writer may have been preempted in the middle of its copy. */
+static void writer_wait(int tries)
+{
+    const struct timespec nap = { .tv_nsec = 100000 };
+
+    if (tries < READ_YIELDS)
+        sched_yield();
+    else
+        nanosleep(&nap, NULL);
+}
+
+int64_t dh_sampler_read(struct dh_sampler *s, void *buf, size_t cap)
+{
+    struct dh_snapshot *head = buf;
+
+    if (cap < sizeof(*head))
+        return -ENOSPC;
+    for (int tries = 0; tries < READ_YIELDS + READ_NAPS; tries++) {
+        struct alive alive;
+        int64_t used;
+        uint64_t seq;
+
+        alive_load(s, &alive);
+        seq = atomic_load_explicit(&s->pub_seq, memory_order_acquire);
+        if (!seq)
+            return -ENODATA;
+        used = seq & 1 ? DH_ETORN : copy_out(s, buf, cap);
+        if (used == DH_ETORN || atomic_load_explicit(&s->pub_seq, memory_order_acquire) != seq) {
+            writer_wait(tries);
+            continue;
+        }
+        if (used < 0)
+            return used;
+        alive_put(head, &alive);
+        return used;
+    }
+    return DH_ETORN;
+}

@@ -1,0 +1,433 @@
+/*
+ * sampler.c - the thread: its life, its clock, and the order of a pass.
+ */
+#include <errno.h>
+#include <fcntl.h>
+#include <poll.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/epoll.h>
+#include <sys/eventfd.h>
+#include <sys/timerfd.h>
+#include <unistd.h>
+
+#include "sampler.h"
+
+#define PERIOD_MIN_NS (10 * 1000000ull)
+#define PERIOD_MAX_NS (3600 * DH_NS)
+#define POLL_MAX_MS 3600000
+#define ROOT_RETRY_NS DH_NS
+#define ABSENT_RETRY_NS (10 * DH_NS)
+
+/* Values of dh_sampler.ending: the second to set one frees the sampler. */
+enum { ENDING_NO, ENDING_THREAD_GONE, ENDING_ABANDONED };
+
+static void close_fd(int fd)
+{
+    if (fd >= 0)
+        close(fd);
+}
+
+static void sampler_free(struct dh_sampler *s)
+{
+    struct dh_held *sets[] = { &s->online, &s->offline, &s->present, &s->isolated };
+
+    dh_cgroups_free(s);
+    for (size_t i = 0; i < sizeof(sets) / sizeof(*sets); i++)
+        dh_held_close(sets[i]);
+    for (uint32_t i = 0; i < DH_POOL_MAX; i++)
+        for (int m = 0; m < 5; m++)
+            dh_held_close(&s->pool_file[i][m]);
+    close_fd(s->wake_fd);
+    close_fd(s->stop_fd);
+    close_fd(s->done_fd);
+    close_fd(s->timer_fd);
+    close_fd(s->inotify_fd);
+    close_fd(s->epoll_fd);
+    close_fd(s->sysfs_fd);
+    dh_tables_unmap(s);
+    free(s->group_dirty);
+    free(s->group_is_dirty);
+    free(s->throttle);
+    free(s);
+}
+
+static int options_check(const struct dh_options *o, const struct dh_wake *wakes, uint32_t nwakes)
+{
+    if (o->size != sizeof(*o) || o->version != DH_VERSION)
+        return DH_EABI;
+    if (o->period_ns < PERIOD_MIN_NS || o->period_ns > PERIOD_MAX_NS || o->sweep_ns < o->period_ns ||
+        o->resync_ns < o->sweep_ns || !o->group_max || o->group_max > 65536 || o->reserved)
+        return -EINVAL;
+    for (uint32_t i = 0; i < nwakes; i++) {
+        const struct dh_wake *w = &wakes[i];
+
+        if (w->field >= DH_FIELD_NUM || (w->mode != DH_WAKE_CHANGE && w->mode != DH_WAKE_RISE))
+            return -EINVAL;
+        if (w->mode == DH_WAKE_RISE && (!w->threshold || !w->window_ns || !dh_field_rises(w->field)))
+            return -EINVAL;
+    }
+    return 0;
+}
+
+static int root_copy(char *to, const char *root)
+{
+    size_t n = strlen(root);
+
+    if (n > DH_ROOT_MAX)
+        return -ENAMETOOLONG;
+    memcpy(to, root, n + 1);
+    return 0;
+}
+
+static int held_make(struct dh_sampler *s)
+{
+    static const char dir[] = "devices/system/cpu";
+    int err;
+
+    /* 8 KiB: a list of 8,192 CPUs, every second one missing, is 20 KiB; no machine looks so */
+    if ((err = dh_held_init(&s->online, 8192, "%s/online", dir)))
+        return err;
+    if ((err = dh_held_init(&s->offline, 8192, "%s/offline", dir)))
+        return err;
+    if ((err = dh_held_init(&s->present, 8192, "%s/present", dir)))
+        return err;
+    return dh_held_init(&s->isolated, 8192, "%s/isolated", dir);
+}
+
+static int descriptors_make(struct dh_sampler *s)
+{
+    struct epoll_event timer = { .events = EPOLLIN, .data.fd = s->timer_fd };
+    struct epoll_event stop = { .events = EPOLLIN, .data.fd = s->stop_fd };
+
+    if (epoll_ctl(s->epoll_fd, EPOLL_CTL_ADD, s->timer_fd, &timer) ||
+        epoll_ctl(s->epoll_fd, EPOLL_CTL_ADD, s->stop_fd, &stop))
+        return -errno;
+    return 0;
+}
+
+static int sampler_make(struct dh_sampler *s, const struct dh_wake *wakes, uint32_t nwakes)
+{
+    int err;
+
+    for (uint32_t i = 0; i < nwakes; i++)
+        s->wakes[wakes[i].field] = wakes[i];
+    err = dh_tables_map(s);
+    if (err)
+        return err;
+    s->group_dirty = calloc(s->opt.group_max, sizeof(*s->group_dirty));
+    s->group_is_dirty = calloc(s->opt.group_max, 1);
+    if (!s->group_dirty || !s->group_is_dirty)
+        return -ENOMEM;
+    s->wake_fd = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
+    s->stop_fd = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
+    s->done_fd = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
+    s->timer_fd = timerfd_create(CLOCK_MONOTONIC, TFD_NONBLOCK | TFD_CLOEXEC);
+    s->epoll_fd = epoll_create1(EPOLL_CLOEXEC);
+    if (s->wake_fd < 0 || s->stop_fd < 0 || s->done_fd < 0 || s->timer_fd < 0 || s->epoll_fd < 0)
+        return -errno;
+    s->work->head.descriptors = 5;
+    err = descriptors_make(s);
+    if (!err)
+        err = held_make(s);
+    if (!err)
+        err = dh_cgroups_make(s);
+    return err;
+}
+
+int dh_sampler_open(const struct dh_options *o, const char *sysfs, const char *cgroupfs,
+                    const char *kubelet_root, const struct dh_wake *wakes, uint32_t nwakes,
+                    struct dh_sampler **out)
+{
+    struct dh_sampler *s;
+    int err = options_check(o, wakes, nwakes);
+
+    if (err)
+        return err;
+    s = calloc(1, sizeof(*s));
+    if (!s)
+        return -ENOMEM;
+    s->wake_fd = s->stop_fd = s->done_fd = s->timer_fd = s->inotify_fd = s->epoll_fd = s->sysfs_fd = -1;
+    s->opt = *o;
+    s->first = true;
+    err = root_copy(s->sysfs, sysfs);
+    if (!err)
+        err = root_copy(s->cgroupfs, cgroupfs);
+    if (!err)
+        err = root_copy(s->kubelet_root, kubelet_root);
+    if (!err)
+        err = sampler_make(s, wakes, nwakes);
+    if (err) {
+        sampler_free(s);
+        return err;
+    }
+    s->work->head.size = sizeof(s->work->head);
+    s->work->head.version = DH_VERSION;
+    for (int i = 0; i < DH_SOURCE_NUM; i++) {
+        s->work->head.source[i].state = DH_STATE_STARTING;
+        s->work->head.source[i].period_ns = o->period_ns;
+    }
+    if (o->period_ns < DH_NS)
+        s->work->head.source[DH_SOURCE_THROTTLE].period_ns = DH_NS;
+    *out = s;
+    return 0;
+}
+
+/* A source's pass is over. */
+static void beat(struct dh_sampler *s, enum dh_source_id id)
+{
+    /* release: who sees the beat sees what was published before it */
+    atomic_store_explicit(&s->live.source_beat_ns[id], dh_now_ns(), memory_order_release);
+    atomic_fetch_add_explicit(&s->live.source_passes[id], 1, memory_order_release);
+}
+
+/* A root in which nothing is may be a place to mount on, and be mounted on since it was opened. */
+static void sysfs_renew(struct dh_sampler *s)
+{
+    const struct dh_source *source = s->work->head.source;
+    int fd;
+
+    if (!s->absent || source[DH_SOURCE_CPUS].state != DH_STATE_ABSENT ||
+        source[DH_SOURCE_HUGEPAGES].state != DH_STATE_ABSENT)
+        return;
+    fd = open(s->sysfs, O_PATH | O_DIRECTORY | O_CLOEXEC);
+    if (fd < 0)
+        return;
+    close(s->sysfs_fd);
+    s->sysfs_fd = fd;
+}
+
+/* What there is below a root that just came is all new. */
+static void sysfs_open(struct dh_sampler *s)
+{
+    static const enum dh_source_id ids[] = { DH_SOURCE_CPUS, DH_SOURCE_HUGEPAGES, DH_SOURCE_THROTTLE };
+    int err;
+
+    if (s->sysfs_fd >= 0)
+        sysfs_renew(s);
+    if (s->sysfs_fd >= 0 || (!s->resync && !dh_due(s, s->sysfs_ns, ROOT_RETRY_NS)))
+        return;
+    s->sysfs_ns = s->now_ns;
+    s->sysfs_fd = open(s->sysfs, O_PATH | O_DIRECTORY | O_CLOEXEC);
+    err = s->sysfs_fd < 0 ? errno : 0;
+    for (size_t i = 0; i < sizeof(ids) / sizeof(*ids); i++) {
+        dh_source_root(s, ids[i], DH_SYSFS, err);
+        if (err) /* else they say themselves how they are */
+            dh_source_state(s, ids[i], err == ENOENT ? DH_STATE_ABSENT : DH_STATE_FAILING);
+    }
+    if (err)
+        return;
+    s->resync = s->absent = true;
+    s->resync_ns = s->now_ns;
+    s->work->head.descriptors++;
+    s->head_dirty = true;
+}
+
+/*
+ * What a source read is published before it beats, and before the next one may hang. The first pass is
+ * published whole: until then every source is in DH_STATE_STARTING.
+ */
+static void source_done(struct dh_sampler *s, enum dh_source_id id)
+{
+    if (!s->first)
+        dh_publish(s);
+    beat(s, id);
+    dh_ring(s);
+}
+
+/*
+ * One pass. Each source beats when it is done, so a read that hangs shows as the beat of its
+ * source standing still, and of those behind it.
+ */
+static void pass(struct dh_sampler *s)
+{
+    s->now_ns = dh_now_ns();
+    s->resync = s->first || dh_due(s, s->resync_ns, s->opt.resync_ns);
+    if (s->resync)
+        s->resync_ns = s->now_ns;
+    s->absent = s->resync || dh_due(s, s->absent_ns, ABSENT_RETRY_NS);
+    if (s->absent)
+        s->absent_ns = s->now_ns;
+    sysfs_open(s);
+    dh_bases_renew(s);
+    dh_cpus_pass(s);
+    source_done(s, DH_SOURCE_CPUS);
+    dh_hugepages_pass(s);
+    source_done(s, DH_SOURCE_HUGEPAGES);
+    if (dh_throttle_pass(s))
+        source_done(s, DH_SOURCE_THROTTLE);
+    dh_cgroups_pass(s);
+    if (s->first)
+        s->wake = true;
+    s->first = false;
+    dh_publish(s);
+    beat(s, DH_SOURCE_CGROUPS);
+    atomic_fetch_add_explicit(&s->live.passes, 1, memory_order_release);
+    atomic_store_explicit(&s->live.beat_ns, dh_now_ns(), memory_order_release);
+    dh_ring(s); /* after `passes`, by which the reader knows that the first is over */
+}
+
+static void end(struct dh_sampler *s)
+{
+    uint64_t one = 1;
+
+    (void)!write(s->done_fd, &one, sizeof(one));
+    if (atomic_exchange(&s->ending, ENDING_THREAD_GONE) == ENDING_ABANDONED)
+        sampler_free(s);
+}
+
+static int timer_arm(struct dh_sampler *s)
+{
+    struct itimerspec every = { 0 };
+
+    every.it_interval.tv_sec = (time_t)(s->opt.period_ns / DH_NS);
+    every.it_interval.tv_nsec = (long)(s->opt.period_ns % DH_NS);
+    every.it_value = every.it_interval;
+    return timerfd_settime(s->timer_fd, 0, &every, NULL) ? -errno : 0;
+}
+
+/* A pass that took longer than the period rests for one before the next: never a whole core. */
+static void pass_paced(struct dh_sampler *s)
+{
+    pass(s);
+    if (dh_now_ns() - s->now_ns >= s->opt.period_ns)
+        timer_arm(s);
+}
+
+static void *thread_main(void *arg)
+{
+    struct dh_sampler *s = arg;
+    struct epoll_event events[3];
+
+    pass_paced(s);
+    for (;;) {
+        int n = epoll_wait(s->epoll_fd, events, 3, -1);
+        bool due = false, heard = false;
+
+        for (int i = 0; i < n; i++) {
+            if (events[i].data.fd == s->stop_fd) {
+                end(s);
+                return NULL;
+            }
+            heard |= events[i].data.fd == s->inotify_fd;
+            if (events[i].data.fd == s->timer_fd) {
+                uint64_t expired; /* more than one: passes that came too late are not made up for */
+
+                due = read(s->timer_fd, &expired, sizeof(expired)) > 0;
+            }
+        }
+        if (due)
+            pass_paced(s);
+        if (heard) {
+            s->now_ns = dh_now_ns();
+            dh_cgroups_events(s);
+            dh_publish(s);
+            dh_ring(s);
+        }
+    }
+}
+
+int dh_sampler_start(struct dh_sampler *s)
+{
+    uint64_t now_ns = dh_now_ns();
+    sigset_t all, before;
+    int err;
+
+    if (s->running)
+        return -EBUSY;
+    err = timer_arm(s);
+    if (err)
+        return err;
+    for (int i = 0; i < DH_SOURCE_NUM; i++)
+        atomic_store_explicit(&s->live.source_beat_ns[i], now_ns, memory_order_relaxed);
+    s->head_dirty = true;
+    dh_publish(s);
+    /* signals are the main thread's business; a new thread inherits the mask */
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    err = pthread_create(&s->thread, NULL, thread_main, s);
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    if (err)
+        return -err;
+    pthread_setname_np(s->thread, "dh-sampler");
+    s->running = true;
+    return 0;
+}
+
+int dh_sampler_eventfd(const struct dh_sampler *s)
+{
+    return s->wake_fd;
+}
+
+int dh_sampler_pass(struct dh_sampler *s)
+{
+    if (s->running)
+        return -EBUSY;
+    pass(s);
+    return 0;
+}
+
+int64_t dh_sampler_sweep(struct dh_sampler *s)
+{
+    int64_t groups;
+
+    if (s->running)
+        return -EBUSY;
+    s->now_ns = dh_now_ns();
+    groups = dh_cgroups_sweep(s, false);
+    dh_publish(s);
+    dh_ring(s);
+    return groups;
+}
+
+static int64_t floor_read(const struct dh_held *f)
+{
+    char buf[8192];
+
+    return f->last && f->fd >= 0 && pread(f->fd, buf, f->cap, 0) >= 0;
+}
+
+int64_t dh_sampler_floor(struct dh_sampler *s, int sweep)
+{
+    int64_t reads = 0;
+
+    if (s->running)
+        return -EBUSY;
+    reads += floor_read(&s->online);
+    reads += floor_read(&s->offline);
+    for (uint32_t i = 0; i < s->work->head.pools; i++)
+        for (int m = 0; m < 5; m++)
+            reads += floor_read(&s->pool_file[i][m]);
+    if (sweep)
+        reads += dh_cgroups_sweep(s, true);
+    return reads;
+}
+
+int dh_sampler_stop(struct dh_sampler *s, uint64_t timeout_ns)
+{
+    struct pollfd done = { .fd = s->done_fd, .events = POLLIN };
+    uint64_t one = 1, begun = dh_now_ns(), waited = 0;
+    int ready = 0;
+
+    if (!s->running) {
+        sampler_free(s);
+        return 0;
+    }
+    (void)!write(s->stop_fd, &one, sizeof(one));
+    do {
+        uint64_t left_ms = (timeout_ns - waited) / 1000000 + 1;
+
+        ready = poll(&done, 1, left_ms < POLL_MAX_MS ? (int)left_ms : POLL_MAX_MS) > 0;
+        waited = dh_now_ns() - begun;
+    } while (!ready && waited < timeout_ns);
+    if (ready) {
+        pthread_join(s->thread, NULL);
+        sampler_free(s);
+        return 0;
+    }
+    pthread_detach(s->thread);
+    if (atomic_exchange(&s->ending, ENDING_ABANDONED) == ENDING_THREAD_GONE)
+        sampler_free(s);
+    return -ETIMEDOUT;
+}

@@ -1,0 +1,139 @@
+/*
+ * throttle.c - how often CPUs were slowed down because they or their package were too hot.
+ *
+ * Source: /sys/devices/system/cpu/cpu<N>/thermal_throttle/{core,package}_throttle_count [events],
+ * x86 only and absent in most virtual machines.
+ *
+ * Each CPU's counters start anew when it comes online, so what is published is growth since the
+ * sampler started. All CPUs of a package count the same package events: the largest is the truth.
+ */
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "sampler.h"
+#include "text.h"
+
+/* Two files per CPU, so hosts with many CPUs read them once a second at most. */
+#define THROTTLE_PERIOD_NS DH_NS
+
+static const char *const counter_file[2] = { "core_throttle_count", "package_throttle_count" };
+
+static bool has_bit(const uint64_t *words, uint32_t bit)
+{
+    return words[bit / 64] >> (bit % 64) & 1;
+}
+
+static void cpus_grow(struct dh_sampler *s)
+{
+    const uint64_t *online = s->work->head.cpu_online;
+    struct dh_cpu_throttle *grown;
+    uint32_t cpus = 0;
+
+    for (uint32_t word = 0; word < DH_CPU_WORDS; word++)
+        if (online[word])
+            cpus = word * 64 + 64 - (uint32_t)__builtin_clzll(online[word]);
+    if (cpus <= s->throttle_cpus)
+        return;
+    grown = realloc(s->throttle, cpus * sizeof(*grown));
+    if (!grown)
+        return; /* the CPUs that fit are read; the rest are tried again */
+    memset(grown + s->throttle_cpus, 0, (cpus - s->throttle_cpus) * sizeof(*grown));
+    s->throttle = grown;
+    s->throttle_cpus = cpus;
+}
+
+/* Read one counter of one online CPU. 0, or why it cannot be read though it is there. */
+static int counter_read(struct dh_sampler *s, uint32_t cpu, int which)
+{
+    struct dh_cpu_throttle *t = &s->throttle[cpu];
+    char path[96], text[32];
+    uint64_t value;
+    int64_t n;
+
+    if (!t->has[which] && !s->absent)
+        return 0;
+    snprintf(path, sizeof(path), "devices/system/cpu/cpu%u/thermal_throttle/%s", cpu, counter_file[which]);
+    n = dh_read_at(s, s->sysfs_fd, path, text, sizeof(text));
+    if ((n == -ENOENT || n == -ENODEV) && t->known[which]) {
+        t->known[which] = false; /* perhaps it goes offline just now: only the next miss counts */
+        return 0;
+    }
+    if (n >= 0 && dh_text_u64(text, (size_t)n, &value))
+        n = DH_EPARSE;
+    if (n < 0 && !t->has[which] && dh_is_absence((int)-n))
+        return 0;
+    t->has[which] = true;
+    if (n < 0)
+        return n == DH_EPARSE ? DH_EPARSE : (int)-n;
+    if (t->known[which] && value > t->last[which])
+        t->grown[which] += value - t->last[which];
+    t->last[which] = value;
+    t->known[which] = true;
+    return 0;
+}
+
+static void node_pass(struct dh_sampler *s, struct dh_node *node)
+{
+    static const enum dh_field field[2] = { DH_NODE_THROTTLE_CORE, DH_NODE_THROTTLE_PACKAGE };
+    uint64_t total[2] = { 0, 0 };
+    bool any[2] = { false, false }, changed = false;
+    int err[2] = { 0, 0 };
+
+    for (uint32_t cpu = 0; cpu < s->throttle_cpus; cpu++) {
+        struct dh_cpu_throttle *t = &s->throttle[cpu];
+
+        if (!has_bit(node->cpus, cpu))
+            continue;
+        for (int which = 0; which < 2; which++) {
+            if (!has_bit(s->work->head.cpu_online, cpu)) {
+                t->known[which] = false;
+            } else {
+                int failed = counter_read(s, cpu, which);
+
+                if (failed) {
+                    err[which] = failed;
+                    dh_source_failed(s, DH_SOURCE_THROTTLE, field[which], failed);
+                }
+            }
+            any[which] |= t->has[which];
+        }
+        total[0] += t->grown[0];
+        total[1] = t->grown[1] > total[1] ? t->grown[1] : total[1];
+    }
+    if ((err[0] || err[1]) && node->err != (err[0] ? err[0] : err[1])) {
+        node->err = err[0] ? err[0] : err[1];
+        changed = true;
+    }
+    if (any[0])
+        changed |= dh_reading(s, &node->valid, &node->seen, field[0], &node->throttle_core, err[0],
+                              total[0]);
+    if (any[1])
+        changed |= dh_reading(s, &node->valid, &node->seen, field[1], &node->throttle_package, err[1],
+                              total[1]);
+    if (changed)
+        dh_node_touch(s, (uint32_t)(node - s->work->node));
+}
+
+bool dh_throttle_pass(struct dh_sampler *s)
+{
+    const uint64_t counters = DH_FIELD_BIT(DH_NODE_THROTTLE_CORE) | DH_FIELD_BIT(DH_NODE_THROTTLE_PACKAGE);
+    struct dh_tables *t = s->work;
+    uint64_t seen = 0, lost = 0;
+
+    if (s->sysfs_fd < 0)
+        return true;
+    if (!s->absent && !dh_due(s, s->throttle_ns, THROTTLE_PERIOD_NS))
+        return false;
+    s->throttle_ns = s->now_ns;
+    if (s->absent)
+        cpus_grow(s);
+    for (uint32_t i = 0; i < t->head.nodes; i++) {
+        node_pass(s, &t->node[i]);
+        seen |= t->node[i].seen & counters;
+        lost |= (t->node[i].seen & ~t->node[i].valid) & counters;
+    }
+    dh_source_state(s, DH_SOURCE_THROTTLE, lost ? DH_STATE_FAILING : seen ? DH_STATE_OK : DH_STATE_ABSENT);
+    return true;
+}

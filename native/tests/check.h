@@ -1,0 +1,76 @@
+/*
+ * check.h - all that a test program needs: checks that count, say what they saw, and go on.
+ *
+ *     int main(void)
+ *     {
+ *         CHECK_INT(dh_text_u64("1", 1, &value), 0);
+ *         return check_done("test_text");
+ *     }
+ *
+ * One thread checks; what others find, they hand to it. Include once per program.
+ */
+#ifndef DH_CHECK_H
+#define DH_CHECK_H
+
+#include <inttypes.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+static unsigned long check_count;
+static unsigned long check_failures;
+static const char *check_row = ""; /* names the row in tests that walk a table */
+
+static inline void check_that(bool ok, const char *file, int line, const char *what)
+{
+    check_count++;
+    if (ok)
+        return;
+    check_failures++;
+    fprintf(stderr, "%s:%d: %s%s%s\n", file, line, check_row, *check_row ? ": " : "", what);
+}
+
+#define CHECK(cond) check_that((cond), __FILE__, __LINE__, #cond)
+
+#define CHECK_AS(type, format, got, want)                                                              \
+    do {                                                                                               \
+        const type got_ = (got), want_ = (want);                                                       \
+        char what_[256];                                                                               \
+        snprintf(what_, sizeof(what_), "%s is %" format ", not %" format, #got, got_, want_);          \
+        check_that(got_ == want_, __FILE__, __LINE__, what_);                                          \
+    } while (0)
+
+#define CHECK_INT(got, want) CHECK_AS(int64_t, PRId64, got, want)
+#define CHECK_U64(got, want) CHECK_AS(uint64_t, PRIu64, got, want)
+
+#define CHECK_STR(got, want)                                                                           \
+    do {                                                                                               \
+        const char *got_ = (got), *want_ = (want);                                                     \
+        char what_[256];                                                                               \
+        snprintf(what_, sizeof(what_), "%s is \"%s\", not \"%s\"", #got, got_, want_);                 \
+        check_that(strcmp(got_, want_) == 0, __FILE__, __LINE__, what_);                               \
+    } while (0)
+
+/* A copy in a block of exactly its size, so that AddressSanitizer sees a read behind its end. */
+static inline void *check_copy(const void *bytes, size_t n)
+{
+    void *copy = malloc(n);
+
+    if (!copy && n > 0) {
+        perror("malloc");
+        exit(2);
+    }
+    if (n > 0)
+        memcpy(copy, bytes, n);
+    return copy;
+}
+
+/* The summary line; the program's exit status. A program without a check has failed. */
+static inline int check_done(const char *program)
+{
+    printf("%s: %lu checks, %lu failed\n", program, check_count, check_failures);
+    return check_count > 0 && check_failures == 0 ? EXIT_SUCCESS : EXIT_FAILURE;
+}
+
+#endif

@@ -1,0 +1,951 @@
+/*
+ * The kubepods tree as directories of a fixture: found under every name that the kubelet gives it,
+ * followed as groups come, go and come again, and right again after the kernel lost events.
+ *
+ * inotify is the kernel's own. What differs from cgroupfs: here a file that is written notifies.
+ */
+#include "check.h"
+#include "fixture.h"
+
+#define UID "11111111-2222-3333-4444-555555555555"
+#define UID_SYSTEMD "11111111_2222_3333_4444_555555555555"
+#define ID "0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef"
+#define DEEP "a/b/c/d/e/f/g/h/i/j/k/l/m/n/o/p/q/r/s/t/u/v/w/x/y/z" /* as slices, too long a path */
+#define POD "kubepods/burstable/pod" UID
+#define PODS "kubepods/pod%08d-2222-3333-4444-555555555555"
+#define MM "sys/kernel/mm/hugepages/hugepages-2048kB"
+
+static const struct dh_wake wakes[] = {
+    { .field = DH_GROUP_SET, .mode = DH_WAKE_CHANGE },
+    { .field = DH_GROUP_HT_EVENTS, .mode = DH_WAKE_CHANGE },
+};
+
+static void v2_make(const char *at)
+{
+    fx_write("populated 1\nfrozen 0\n", "%s/cgroup.events", at);
+    fx_write("low 0\nhigh 1\nmax 2\noom 3\noom_kill 4\noom_group_kill 0\n", "%s/memory.events", at);
+    fx_write("usage_usec 9\nuser_usec 9\nsystem_usec 0\nnr_periods 30\nnr_throttled 3\nthrottled_usec 500\n",
+             "%s/cpu.stat", at);
+    fx_write("4194304\n", "%s/hugetlb.2MB.current", at);
+    fx_write("8388608\n", "%s/hugetlb.2MB.max", at);
+    fx_write("0\n", "%s/hugetlb.2MB.rsvd.current", at);
+    fx_write("9223372036854771712\n", "%s/hugetlb.2MB.rsvd.max", at);
+    fx_write("max 0\n", "%s/hugetlb.2MB.events", at);
+}
+
+static void machine_make(void)
+{
+    fx_write("0-1\n", "sys/devices/system/cpu/online");
+    fx_write("64\n", MM "/nr_hugepages");
+    fx_write("0\n", MM "/nr_overcommit_hugepages");
+    fx_write("cpu memory hugetlb\n", "cg/cgroup.controllers");
+}
+
+static void machine_clear(void)
+{
+    fx_remove("cg");
+    machine_make();
+}
+
+static struct fx machine(uint32_t group_max, const char *kubelet_root)
+{
+    struct dh_options o = fx_options();
+
+    o.group_max = group_max;
+    return fx_open(&o, kubelet_root, wakes, 2);
+}
+
+static struct fx running(void)
+{
+    struct fx f = machine(4096, "/");
+
+    fx_pass(&f);
+    fx_woken(&f);
+    return f;
+}
+
+static uint32_t state_of(const struct fx *f)
+{
+    return f->head->source[DH_SOURCE_CGROUPS].state;
+}
+
+/* ---- hierarchies and names ---- */
+
+static void v2_alone_is_read_whole(void)
+{
+    const struct dh_group *g;
+    struct fx f;
+
+    v2_make("cg/" POD);
+    v2_make("cg/" POD "/" ID);
+    f = running();
+    CHECK_INT(fx_group_count(&f), 2);
+    CHECK_INT(state_of(&f), DH_STATE_OK);
+    CHECK_INT(fx_group(&f, UID, "")->kind, DH_GROUP_POD);
+    g = fx_group(&f, UID, ID);
+    CHECK_INT(g->kind, DH_GROUP_CONTAINER);
+    CHECK_U64(g->populated, 1);
+    CHECK(HAS(g->valid, DH_GROUP_FROZEN) && g->frozen == 0);
+    CHECK_U64(g->mem_high, 1);
+    CHECK_U64(g->mem_max, 2);
+    CHECK_U64(g->mem_oom, 3);
+    CHECK_U64(g->mem_oom_kill, 4);
+    CHECK(!HAS(g->seen, DH_GROUP_MEM_FAILCNT));
+    CHECK_U64(g->cpu_periods, 30);
+    CHECK_U64(g->cpu_throttled, 3);
+    CHECK_U64(g->cpu_throttled_us, 500);
+    CHECK_INT(g->sizes, 1);
+    CHECK_U64(g->hugetlb[0].size_kib, 2048);
+    CHECK_U64(g->hugetlb[0].current, 4194304);
+    CHECK_U64(g->hugetlb[0].max, 8388608);
+    CHECK_U64(g->hugetlb[0].rsvd_max, UINT64_MAX); /* so much is no limit */
+    CHECK(HAS(g->hugetlb[0].valid, DH_GROUP_HT_EVENTS) && g->hugetlb[0].events == 0);
+    CHECK_U64(f.head->watches, 3 + 1 + 3 + 1); /* three directories; a pod's and three files; a container's one */
+    CHECK_U64(f.head->unwatched, 0);
+    fx_close(&f);
+    machine_clear();
+}
+
+static void v1_make(const char *memory, const char *cpu, const char *hugetlb, const char *group)
+{
+    fx_write("7\n", "cg/%s/%s/memory.failcnt", memory, group);
+    fx_write("oom_kill_disable 0\nunder_oom 0\noom_kill 5\n", "cg/%s/%s/memory.oom_control", memory, group);
+    fx_write("nr_periods 21\nnr_throttled 20\nthrottled_time 1240000000\n", "cg/%s/%s/cpu.stat", cpu, group);
+    fx_write("2097152\n", "cg/%s/%s/hugetlb.2MB.usage_in_bytes", hugetlb, group);
+    fx_write("9\n", "cg/%s/%s/hugetlb.2MB.failcnt", hugetlb, group);
+    fx_write("4194304\n", "cg/%s/%s/hugetlb.2MB.limit_in_bytes", hugetlb, group);
+}
+
+static void v1_check(const struct fx *f)
+{
+    const struct dh_group *g = fx_group(f, UID, ID);
+
+    CHECK_INT(fx_group_count(f), 2); /* one record, however many hierarchies */
+    CHECK_U64(g->mem_failcnt, 7);
+    CHECK_U64(g->mem_oom_kill, 5);
+    CHECK(!HAS(g->seen, DH_GROUP_MEM_OOM) && !HAS(g->seen, DH_GROUP_POPULATED));
+    CHECK_U64(g->cpu_throttled_us, 1240000);
+    CHECK_U64(g->hugetlb[0].current, 2097152);
+    CHECK_U64(g->hugetlb[0].events, 9);
+    CHECK_U64(g->hugetlb[0].max, 4194304);
+    CHECK(!HAS(g->hugetlb[0].seen, DH_GROUP_HT_RSVD_MAX));
+    CHECK_INT(state_of(f), DH_STATE_OK);
+}
+
+static void v1_is_one_record_of_three_hierarchies(void)
+{
+    struct fx f;
+
+    fx_remove("cg");
+    v1_make("memory", "cpu", "hugetlb", POD "/" ID);
+    f = running();
+    v1_check(&f);
+    fx_close(&f);
+    machine_clear();
+}
+
+static void controllers_mounted_together_are_read_once(void)
+{
+    struct fx f;
+
+    fx_remove("cg");
+    v1_make("cpu,cpuacct", "cpu,cpuacct", "cpu,cpuacct", POD "/" ID);
+    fx_symlink("cpu,cpuacct", "cg/cpu");
+    fx_symlink("cpu,cpuacct", "cg/memory");
+    fx_symlink("cpu,cpuacct", "cg/hugetlb");
+    f = running();
+    v1_check(&f);
+    CHECK_U64(f.head->watches, 3 + 1);
+    fx_close(&f);
+
+    fx_remove("cg/cpu"); /* a host without the links */
+    fx_remove("cg/memory");
+    fx_remove("cg/hugetlb");
+    f = running();
+    CHECK_U64(fx_group(&f, UID, ID)->cpu_periods, 21);
+    CHECK(!HAS(fx_group(&f, UID, ID)->seen, DH_GROUP_MEM_FAILCNT));
+    fx_close(&f);
+    machine_clear();
+}
+
+/* There is one more, and it cannot be opened: the others are read, and the source says so. */
+static void a_hierarchy_that_cannot_be_opened_is_a_failure(void)
+{
+    struct fx f;
+
+    fx_remove("cg");
+    v1_make("memory", "elsewhere", "hugetlb", POD "/" ID);
+    fx_symlink("cpu", "cg/cpu"); /* to itself: ELOOP */
+    f = running();
+    CHECK_INT(state_of(&f), DH_STATE_FAILING);
+    CHECK_INT(f.head->source[DH_SOURCE_CGROUPS].err, ELOOP);
+    CHECK_INT(f.head->source[DH_SOURCE_CGROUPS].err_field, DH_CGROUPFS);
+    CHECK_U64(fx_group(&f, UID, ID)->mem_failcnt, 7);
+    CHECK(!HAS(fx_group(&f, UID, ID)->seen, DH_GROUP_CPU_PERIODS));
+    fx_symlink("elsewhere", "cg/cpu");
+    fx_elapse(&f, DH_NS);
+    fx_pass(&f);
+    v1_check(&f);
+    fx_close(&f);
+    machine_clear();
+}
+
+static void v2_beside_v1_has_what_v1_has_not(void)
+{
+    const struct dh_group *g;
+    struct fx f;
+
+    fx_remove("cg");
+    fx_write("7\n", "cg/memory/" POD "/memory.failcnt");
+    fx_write("nr_periods 21\nnr_throttled 20\nthrottled_time 1240000000\n", "cg/cpu/" POD "/cpu.stat");
+    fx_write("hugetlb\n", "cg/unified/cgroup.controllers");
+    v2_make("cg/unified/" POD);
+    f = running();
+    g = fx_group(&f, UID, "");
+    CHECK_INT(fx_group_count(&f), 1);
+    CHECK_U64(g->mem_failcnt, 7);
+    CHECK(!HAS(g->seen, DH_GROUP_MEM_OOM)); /* not from v2, which does not have the controller */
+    CHECK_U64(g->cpu_throttled_us, 1240000);
+    CHECK_U64(g->populated, 1);
+    CHECK_U64(g->hugetlb[0].max, 8388608);
+    fx_close(&f);
+    machine_clear();
+}
+
+/* A group that left one hierarchy has nothing there: absent, and nothing that fails. */
+static void a_group_may_leave_one_hierarchy_and_return(void)
+{
+    const struct dh_group *g;
+    uint64_t watches;
+    struct fx f;
+
+    fx_remove("cg");
+    fx_write("7\n", "cg/memory/" POD "/memory.failcnt");
+    fx_write("hugetlb\n", "cg/unified/cgroup.controllers");
+    v2_make("cg/unified/" POD);
+    f = running();
+    watches = f.head->watches;
+    fx_remove("cg/unified/" POD);
+    fx_events(&f);
+    g = fx_group(&f, UID, "");
+    CHECK(g->id && HAS(g->valid, DH_GROUP_MEM_FAILCNT));
+    CHECK(!HAS(g->seen, DH_GROUP_POPULATED) && !HAS(g->hugetlb[0].seen, DH_GROUP_HT_MAX));
+    CHECK_INT(state_of(&f), DH_STATE_OK);
+    CHECK(f.head->watches < watches);
+    v2_make("cg/unified/" POD);
+    fx_events(&f);
+    g = fx_group(&f, UID, "");
+    CHECK_U64(g->hugetlb[0].max, 8388608);
+    CHECK_U64(f.head->watches, watches);
+    fx_write("max 1\n", "cg/unified/" POD "/hugetlb.2MB.events");
+    fx_events(&f); /* its files are heard again */
+    CHECK_U64(fx_group(&f, UID, "")->hugetlb[0].events, 1);
+    fx_remove("cg/unified/" POD);
+    fx_remove("cg/memory/" POD);
+    fx_events(&f);
+    CHECK_INT(fx_group_count(&f), 0);
+    fx_close(&f);
+    machine_clear();
+}
+
+static void every_naming_of_the_kubelet_is_known(void)
+{
+    static const struct {
+        const char *root, *pod, *container;
+    } rows[] = {
+        { "/", "kubepods/pod" UID, ID },
+        { "/", "kubepods/burstable/pod" UID, ID },
+        { "", "kubepods/besteffort/pod" UID, ID },
+        { "/", "kubepods.slice/kubepods-pod" UID_SYSTEMD ".slice", "cri-containerd-" ID ".scope" },
+        { "/", "kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod" UID_SYSTEMD ".slice",
+          "crio-" ID ".scope" },
+        { "/", "kubepods.slice/kubepods-besteffort.slice/kubepods-besteffort-pod" UID_SYSTEMD ".slice",
+          "docker-" ID ".scope" },
+        { "/kubelet", "kubelet/kubepods/burstable/pod" UID, ID },
+        { "kubelet/", "kubelet.slice/kubelet-kubepods.slice/kubelet-kubepods-burstable.slice/"
+                      "kubelet-kubepods-burstable-pod" UID_SYSTEMD ".slice",
+          "cri-containerd-" ID ".scope" },
+        { "/a/b", "a/b/kubepods/pod" UID, ID },
+        { "//a//b/", "a.slice/a-b.slice/a-b-kubepods.slice/a-b-kubepods-pod" UID_SYSTEMD ".slice",
+          "cri-containerd-" ID ".scope" },
+        { "/my-root", "my-root/kubepods/pod" UID, ID },
+        /* systemd nests at each dash, so the kubelet makes underscores of those in a name */
+        { "/my-root/x-y", "my_root.slice/my_root-x_y.slice/my_root-x_y-kubepods.slice/"
+                          "my_root-x_y-kubepods-burstable.slice/"
+                          "my_root-x_y-kubepods-burstable-pod" UID_SYSTEMD ".slice",
+          "cri-containerd-" ID ".scope" },
+        { "/a-kubelet-root-of-thirty-two-bytes",
+          "a_kubelet_root_of_thirty_two_bytes.slice/a_kubelet_root_of_thirty_two_bytes-kubepods.slice/"
+          "a_kubelet_root_of_thirty_two_bytes-kubepods-besteffort.slice/"
+          "a_kubelet_root_of_thirty_two_bytes-kubepods-besteffort-pod" UID_SYSTEMD ".slice",
+          "cri-containerd-" ID ".scope" },
+        { "/" DEEP "/" DEEP "/" DEEP, DEEP "/" DEEP "/" DEEP "/kubepods/pod" UID, ID },
+    };
+
+    for (size_t i = 0; i < sizeof(rows) / sizeof(*rows); i++) {
+        char pod[FX_PATH / 2], container[FX_PATH];
+        struct fx f;
+
+        check_row = rows[i].pod;
+        snprintf(pod, sizeof(pod), "cg/%s", rows[i].pod);
+        snprintf(container, sizeof(container), "%s/%s", pod, rows[i].container);
+        v2_make(pod);
+        v2_make(container);
+        f = machine(16, rows[i].root);
+        fx_pass(&f);
+        CHECK_INT(fx_group_count(&f), 2);
+        CHECK_U64(fx_group(&f, UID, "")->hugetlb[0].max, 8388608);
+        CHECK_U64(fx_group(&f, UID, ID)->hugetlb[0].max, 8388608);
+        CHECK_INT(state_of(&f), DH_STATE_OK);
+        fx_close(&f);
+        machine_clear();
+
+        f = machine(16, rows[i].root); /* and the same if all of it is made later */
+        fx_pass(&f);
+        CHECK_INT(fx_group_count(&f), 0);
+        v2_make(pod);
+        v2_make(container);
+        fx_events(&f);
+        fx_elapse(&f, DH_NS);
+        fx_pass(&f);
+        CHECK_INT(fx_group_count(&f), 2);
+        fx_close(&f);
+        machine_clear();
+    }
+    check_row = "";
+}
+
+/* Deeper than there is room for: not seen, but said. */
+static void a_path_that_is_too_long_is_a_failure(void)
+{
+    char root[181];
+    struct fx f;
+
+    memset(root, 'r', 180);
+    root[180] = '\0';
+    v2_make("cg/kubepods/pod" UID);
+    fx_dir("cg/%s.slice/%s-kubepods.slice/%s-kubepods-burstable.slice", root, root, root);
+    f = machine(16, root);
+    fx_pass(&f);
+    CHECK_INT(state_of(&f), DH_STATE_FAILING);
+    CHECK_INT(f.head->source[DH_SOURCE_CGROUPS].err, DH_EFULL);
+    CHECK_U64(f.head->source[DH_SOURCE_CGROUPS].failures, 1);
+    CHECK_INT(fx_group_count(&f), 0);
+    fx_close(&f);
+    machine_clear();
+}
+
+static void other_groups_are_none_of_ours(void)
+{
+    struct fx f;
+
+    v2_make("cg/system.slice/docker.service");
+    v2_make("cg/kubepods/burstable/pod" UID "/crio-conmon-" ID);
+    v2_make("cg/kubepods/init.scope");
+    v2_make("cg/other/kubepods/pod" UID);
+    f = running();
+    CHECK_INT(fx_group_count(&f), 1);
+    CHECK(fx_group(&f, UID, "")->id);
+    fx_close(&f);
+    machine_clear();
+}
+
+/* ---- coming and going ---- */
+
+static void kubepods_may_come_after_us(void)
+{
+    struct fx f = running();
+
+    CHECK_INT(state_of(&f), DH_STATE_OK);
+    v2_make("cg/kubepods/burstable");
+    fx_events(&f);
+    CHECK(!fx_woken(&f));
+    v2_make("cg/" POD);
+    fx_events(&f);
+    CHECK(fx_woken(&f));
+    v2_make("cg/" POD "/" ID);
+    fx_events(&f);
+    CHECK(fx_woken(&f));
+    CHECK_INT(fx_group_count(&f), 2);
+    fx_remove("cg/kubepods");
+    fx_events(&f);
+    CHECK_INT(fx_group_count(&f), 0);
+    CHECK_INT(f.head->groups, 0);
+    CHECK_U64(f.head->watches, 1);
+    v2_make("cg/" POD "/" ID); /* the node was drained, and is back */
+    fx_events(&f);
+    CHECK_INT(fx_group_count(&f), 2);
+    fx_close(&f);
+    machine_clear();
+}
+
+static void a_group_of_the_same_name_is_another_group(void)
+{
+    struct fx f;
+    uint32_t pod, container;
+
+    v2_make("cg/" POD);
+    v2_make("cg/" POD "/" ID);
+    f = running();
+    pod = fx_group(&f, UID, "")->id;
+    container = fx_group(&f, UID, ID)->id;
+    fx_remove("cg/" POD "/" ID);
+    v2_make("cg/" POD "/" ID);
+    fx_events(&f); /* both are in one batch */
+    CHECK(fx_group(&f, UID, ID)->id > container);
+    CHECK_INT(fx_group(&f, UID, "")->id, pod);
+    fx_remove("cg/" POD);
+    v2_make("cg/" POD);
+    fx_events(&f);
+    CHECK(fx_group(&f, UID, "")->id > pod);
+    CHECK_INT(fx_group_count(&f), 1);
+    fx_write("max 3\n", "cg/" POD "/hugetlb.2MB.events");
+    fx_events(&f);
+    CHECK_U64(fx_group(&f, UID, "")->hugetlb[0].events, 3);
+    fx_close(&f);
+    machine_clear();
+}
+
+/* Found by reading, before any event of it is taken: ENOENT means that it is gone, and is no failure. */
+static void a_vanished_group_is_normal(void)
+{
+    struct fx f;
+
+    v2_make("cg/" POD);
+    v2_make("cg/" POD "/" ID);
+    f = running();
+    fx_remove("cg/" POD);
+    CHECK(dh_sampler_sweep(f.s) >= 1);
+    fx_read(&f);
+    CHECK_INT(fx_group_count(&f), 0);
+    CHECK_INT(state_of(&f), DH_STATE_OK);
+    CHECK_U64(f.head->source[DH_SOURCE_CGROUPS].failures, 0);
+    CHECK(fx_woken(&f));
+    fx_events(&f);
+    CHECK_U64(f.head->watches, 3);
+    fx_close(&f);
+    machine_clear();
+}
+
+static void pods_make(int pods, int containers)
+{
+    for (int p = 0; p < pods; p++) {
+        fx_write("populated 1\nfrozen 0\n", "cg/" PODS "/cgroup.events", p);
+        for (int c = 0; c < containers; c++)
+            fx_write("populated 1\nfrozen 0\n", "cg/" PODS "/%064d/cgroup.events", p, c);
+    }
+}
+
+static void a_thousand_groups_come_and_go_at_once(void)
+{
+    uint32_t lost = 0;
+    struct fx f = running();
+
+    pods_make(250, 3);
+    fx_events(&f);
+    CHECK_INT(fx_group_count(&f), 1000);
+    for (uint32_t i = 0; i < f.head->groups; i++)
+        lost += !HAS(fx_groups(&f)[i].valid, DH_GROUP_POPULATED);
+    CHECK_INT(lost, 0);
+    CHECK_U64(f.head->overflows, 0);
+    fx_elapse(&f, DH_NS);
+    fx_pass(&f);
+    fx_remove("cg/kubepods");
+    for (int i = 0; i < 4; i++) /* each takes a bounded number */
+        fx_events(&f);
+    CHECK_INT(fx_group_count(&f), 0);
+    CHECK_INT(f.head->groups, 0);
+    CHECK_U64(f.head->watches, 1);
+    CHECK_INT(f.s->cgroups->by_path.used, 0);
+    fx_close(&f);
+    machine_clear();
+}
+
+static void a_full_table_is_counted_and_has_room_again(void)
+{
+    struct fx f = machine(4, "/");
+
+    fx_pass(&f);
+    pods_make(7, 0);
+    fx_events(&f);
+    fx_elapse(&f, DH_NS);
+    fx_pass(&f); /* those both listed and told of are counted once */
+    CHECK_INT(fx_group_count(&f), 4);
+    CHECK_INT(f.head->dropped, 3);
+    CHECK_INT(state_of(&f), DH_STATE_OK); /* group_max is what was asked for */
+    fx_resync(&f);
+    fx_resync(&f);
+    CHECK_INT(f.head->dropped, 3); /* groups, not attempts */
+    fx_remove("cg/kubepods/pod%s", fx_groups(&f)[1].uid);
+    fx_remove("cg/kubepods/pod%s", fx_groups(&f)[2].uid);
+    fx_events(&f);
+    CHECK_INT(fx_group_count(&f), 2);
+    fx_elapse(&f, DH_NS);
+    fx_pass(&f);
+    CHECK_INT(fx_group_count(&f), 4); /* those that had no room are looked for when there is */
+    CHECK_INT(f.head->dropped, 1);
+    fx_remove("cg/kubepods");
+    fx_events(&f);
+    CHECK_INT(f.head->dropped, 0);
+    CHECK_INT(fx_group_count(&f), 0);
+    fx_close(&f);
+    machine_clear();
+}
+
+/* Two hierarchies have the same groups; a container without room is one, and none once it is gone. */
+static void containers_without_room_are_counted_once(void)
+{
+    struct fx f;
+
+    fx_remove("cg");
+    for (int c = 0; c < 4; c++) {
+        fx_write("7\n", "cg/memory/" POD "/%064d/memory.failcnt", c);
+        fx_write("nr_periods 21\n", "cg/cpu/" POD "/%064d/cpu.stat", c);
+    }
+    f = machine(3, "/");
+    fx_pass(&f);
+    CHECK_INT(fx_group_count(&f), 3);
+    CHECK_INT(f.head->dropped, 2);
+    for (int c = 0; c < 4; c++) { /* the ones that have room and the ones that have none */
+        fx_remove("cg/memory/" POD "/%064d", c);
+        fx_remove("cg/cpu/" POD "/%064d", c);
+        fx_events(&f);
+        fx_elapse(&f, DH_NS);
+        fx_pass(&f);
+        CHECK_INT(fx_group_count(&f), c < 2 ? 3 : 4 - c);
+        CHECK_INT(f.head->dropped, c < 2 ? 1 - c : 0);
+        for (uint32_t i = 0; i < f.head->groups; i++) /* read in both, the late ones too */
+            CHECK(!*fx_groups(&f)[i].name || (HAS(fx_groups(&f)[i].valid, DH_GROUP_MEM_FAILCNT) &&
+                                              HAS(fx_groups(&f)[i].valid, DH_GROUP_CPU_PERIODS)));
+    }
+    fx_close(&f);
+    machine_clear();
+}
+
+/* Files without a watch are swept, directories without one are listed in the sweep. */
+static void more_watches_than_there_is_room_for(void)
+{
+    char uid[DH_UID_LEN];
+    uint64_t unwatched, most;
+    struct fx f;
+    int pods = 15;
+
+    for (int p = 0; p < pods; p++) {
+        char at[FX_PATH];
+
+        snprintf(at, sizeof(at), "cg/" PODS, p);
+        v2_make(at);
+    }
+    f = machine(64, "/");
+    most = f.s->cgroups->by_wd.mask - f.s->cgroups->by_wd.mask / 4;
+    for (uint64_t k = 1; k + 26 <= most; k++) /* room for 26 */
+        dh_map_put(&f.s->cgroups->by_wd, k << 40, 0);
+    fx_pass(&f);
+    unwatched = f.head->unwatched;
+    CHECK_INT(fx_group_count(&f), pods);
+    CHECK_U64(f.head->watches, most);
+    CHECK_U64(unwatched, (uint64_t)(2 + 4 * pods) - 26);
+    fx_resync(&f); /* asked for again, refused again, and not counted again */
+    CHECK_U64(f.head->unwatched, unwatched);
+
+    for (int p = 0; p < pods; p++) {
+        fx_write("max 2\n", "cg/" PODS "/hugetlb.2MB.events", p);
+        fx_write("populated 1\nfrozen 0\n", "cg/" PODS "/%064d/cgroup.events", p, p);
+    }
+    fx_events(&f);
+    dh_sampler_sweep(f.s);
+    fx_read(&f);
+    for (int p = 0; p < pods; p++) {
+        snprintf(uid, sizeof(uid), "%08d-2222-3333-4444-555555555555", p);
+        CHECK_U64(fx_group(&f, uid, "")->hugetlb[0].events, 2);
+    }
+    CHECK_INT(fx_group_count(&f), 2 * pods);
+    fx_remove("cg/kubepods");
+    fx_events(&f);
+    dh_sampler_sweep(f.s);
+    fx_events(&f);
+    CHECK_INT(fx_group_count(&f), 0);
+    CHECK(f.head->unwatched <= 1); /* kubepods' own directory, until it is looked at again */
+    fx_close(&f);
+    machine_clear();
+}
+
+/* ---- events, sweep, resync ---- */
+
+static void an_event_of_a_pod_is_one_of_its_containers(void)
+{
+    struct fx f;
+    uint64_t reads;
+
+    v2_make("cg/" POD);
+    v2_make("cg/" POD "/" ID);
+    f = running();
+    fx_write("max 1\n", "cg/" POD "/" ID "/hugetlb.2MB.events"); /* not watched itself */
+    fx_write("16777216\n", "cg/" POD "/" ID "/hugetlb.2MB.max");
+    fx_events(&f);
+    CHECK(!fx_woken(&f));
+    fx_write("max 1\n", "cg/" POD "/hugetlb.2MB.events"); /* as the kernel does, for every ancestor */
+    reads = f.s->reads;
+    fx_events(&f);
+    CHECK(fx_woken(&f));
+    CHECK_U64(fx_group(&f, UID, "")->hugetlb[0].events, 1);
+    CHECK_U64(fx_group(&f, UID, ID)->hugetlb[0].events, 1);
+    CHECK_U64(fx_group(&f, UID, ID)->hugetlb[0].max, 16777216); /* evidence: the limit that was hit */
+    CHECK_U64(f.s->reads - reads, 2 * 5);
+    fx_close(&f);
+    machine_clear();
+}
+
+static void limits_are_read_at_resync(void)
+{
+    struct fx f;
+
+    v2_make("cg/" POD);
+    f = running();
+    fx_elapse(&f, DH_NS);
+    fx_pass(&f); /* it settled */
+    fx_write("4194304\n", "cg/" POD "/hugetlb.2MB.max");
+    fx_write("2097152\n", "cg/" POD "/hugetlb.2MB.current");
+    dh_sampler_sweep(f.s);
+    fx_read(&f);
+    CHECK_U64(fx_group(&f, UID, "")->hugetlb[0].current, 2097152);
+    CHECK_U64(fx_group(&f, UID, "")->hugetlb[0].max, 8388608);
+    f.s->cgroups->rescan = true;
+    fx_pass(&f);
+    CHECK_U64(fx_group(&f, UID, "")->hugetlb[0].max, 4194304);
+    CHECK(!fx_woken(&f)); /* no rule looks at either */
+    fx_close(&f);
+    machine_clear();
+}
+
+/* A runtime writes the limits after it made the group. */
+static void a_new_group_is_read_again_when_it_has_settled(void)
+{
+    struct fx f = running();
+
+    v2_make("cg/" POD);
+    fx_events(&f);
+    fx_write("4194304\n", "cg/" POD "/hugetlb.2MB.max");
+    fx_pass(&f);
+    CHECK_U64(fx_group(&f, UID, "")->hugetlb[0].max, 8388608);
+    fx_elapse(&f, DH_NS);
+    fx_pass(&f);
+    CHECK_U64(fx_group(&f, UID, "")->hugetlb[0].max, 4194304);
+    fx_close(&f);
+    machine_clear();
+}
+
+/* The kernel tells a pod of its containers' memory and hugetlb events, but of no container that froze. */
+static void a_container_that_froze_is_told_of_by_its_own_file(void)
+{
+    struct fx f;
+
+    v2_make("cg/" POD);
+    v2_make("cg/" POD "/" ID);
+    f = running();
+    fx_write("populated 1\nfrozen 1\n", "cg/" POD "/" ID "/cgroup.events");
+    fx_events(&f);
+    CHECK_U64(fx_group(&f, UID, ID)->frozen, 1);
+    fx_close(&f);
+    machine_clear();
+}
+
+/* Whatever period and sweep are, each group is swept once in a sweep, and read whole once in a resync. */
+static void a_sweep_visits_every_group_once(void)
+{
+    static const struct {
+        uint64_t period_ns, sweep_ns;
+    } rows[] = { { DH_NS, 10 * DH_NS }, { DH_NS / 100, DH_NS }, { DH_NS, DH_NS }, { 7 * DH_NS, 100 * DH_NS },
+                 { 3600 * DH_NS, 36000 * DH_NS } };
+
+    pods_make(60, 1);
+    for (size_t i = 0; i < sizeof(rows) / sizeof(*rows); i++) {
+        uint64_t passes = rows[i].sweep_ns / rows[i].period_ns, most = 0, before, slice_ns;
+        struct dh_options o = fx_options();
+        uint32_t fewest = UINT32_MAX, most_often = 0;
+        struct fx f;
+
+        o.period_ns = rows[i].period_ns;
+        o.sweep_ns = rows[i].sweep_ns;
+        o.resync_ns = 1000000 * DH_NS;
+        f = fx_open(&o, "/", wakes, 2);
+        fx_pass(&f);
+        CHECK_INT(fx_group_count(&f), 120);
+        for (uint64_t p = 0; p < 10 * passes; p++) {
+            uint32_t visits = 0;
+
+            before = 0;
+            for (uint32_t k = 0; k < 120; k++)
+                before += f.s->cgroups->group[k].visits;
+            fx_pass(&f);
+            for (uint32_t k = 0; k < 120; k++)
+                visits += f.s->cgroups->group[k].visits;
+            most = visits - before > most ? visits - before : most;
+        }
+        for (uint32_t k = 0; k < 120; k++) {
+            uint32_t visits = f.s->cgroups->group[k].visits;
+
+            fewest = visits < fewest ? visits : fewest;
+            most_often = visits > most_often ? visits : most_often;
+        }
+        CHECK(fewest >= 9 && most_often <= 10);
+        slice_ns = o.sweep_ns / 10 < DH_NS ? o.sweep_ns / 10 : DH_NS;
+        slice_ns = slice_ns < o.period_ns ? o.period_ns : slice_ns;
+        CHECK(most <= 120 * slice_ns / o.sweep_ns + 2); /* spread evenly, in whole pods of two */
+        fx_close(&f);
+    }
+    machine_clear();
+}
+
+static void pages_that_cannot_be_are_not_looked_for(void)
+{
+    struct fx f;
+    uint64_t with, without;
+
+    v2_make("cg/" POD);
+    f = running();
+    with = (uint64_t)dh_sampler_floor(f.s, 1);
+    fx_write("0\n", MM "/nr_hugepages");
+    fx_pass(&f);
+    without = (uint64_t)dh_sampler_floor(f.s, 1);
+    CHECK_U64(with - without, 2); /* current and rsvd.current */
+    fx_write("1\n", MM "/nr_overcommit_hugepages"); /* there may be some at any time */
+    fx_pass(&f);
+    CHECK_U64((uint64_t)dh_sampler_floor(f.s, 1), with);
+    fx_close(&f);
+    machine_clear();
+}
+
+static void a_lost_file_of_a_live_group_is_unreadable(void)
+{
+    const struct dh_group *g;
+    struct fx f;
+
+    v2_make("cg/" POD);
+    f = running();
+    fx_remove("cg/" POD "/hugetlb.2MB.current");
+    dh_sampler_sweep(f.s); /* of a group that is being removed the files go first: one miss is no failure */
+    fx_read(&f);
+    CHECK(HAS(fx_group(&f, UID, "")->hugetlb[0].valid, DH_GROUP_HT_CURRENT));
+    CHECK_U64(f.head->source[DH_SOURCE_CGROUPS].failures, 0);
+    dh_sampler_sweep(f.s);
+    fx_pass(&f);
+    g = fx_group(&f, UID, "");
+    CHECK(g->id);
+    CHECK(!HAS(g->hugetlb[0].valid, DH_GROUP_HT_CURRENT) && HAS(g->hugetlb[0].seen, DH_GROUP_HT_CURRENT));
+    CHECK_U64(g->hugetlb[0].current, 0);
+    CHECK_INT(g->err, ENOENT);
+    CHECK_INT(state_of(&f), DH_STATE_FAILING);
+    CHECK_INT(f.head->source[DH_SOURCE_CGROUPS].err_field, DH_GROUP_HT_CURRENT);
+    CHECK(fx_woken(&f));
+    fx_symlink("/proc/self/mem", "cg/" POD "/hugetlb.2MB.current");
+    dh_sampler_sweep(f.s);
+    fx_pass(&f);
+    CHECK_INT(fx_group(&f, UID, "")->err, EIO); /* why, now */
+    CHECK(!fx_woken(&f));
+    fx_remove("cg/" POD "/hugetlb.2MB.current");
+    fx_write("0\n", "cg/" POD "/hugetlb.2MB.current");
+    dh_sampler_sweep(f.s);
+    fx_pass(&f);
+    CHECK(HAS(fx_group(&f, UID, "")->hugetlb[0].valid, DH_GROUP_HT_CURRENT));
+    CHECK_INT(state_of(&f), DH_STATE_OK);
+    CHECK(fx_woken(&f));
+
+    fx_remove("cg/" POD "/hugetlb.2MB.current"); /* and a failing group that goes takes its failure along */
+    dh_sampler_sweep(f.s);
+    dh_sampler_sweep(f.s);
+    fx_pass(&f);
+    CHECK_INT(state_of(&f), DH_STATE_FAILING);
+    fx_remove("cg/" POD);
+    fx_events(&f);
+    CHECK_INT(state_of(&f), DH_STATE_OK);
+    fx_close(&f);
+    machine_clear();
+}
+
+/* A controller that is switched off and on makes its files anew; the old watch hears nothing of them. */
+static void a_watched_file_made_anew_is_watched_again(void)
+{
+    struct fx f;
+
+    v2_make("cg/" POD);
+    f = running();
+    fx_remove("cg/" POD "/hugetlb.2MB.events");
+    fx_write("max 1\n", "cg/" POD "/hugetlb.2MB.events");
+    fx_events(&f);
+    dh_sampler_sweep(f.s); /* no longer watched, so swept */
+    fx_read(&f);
+    CHECK_U64(fx_group(&f, UID, "")->hugetlb[0].events, 1);
+    f.s->cgroups->rescan = true;
+    fx_pass(&f);
+    fx_write("max 2\n", "cg/" POD "/hugetlb.2MB.events");
+    fx_events(&f);
+    CHECK_U64(fx_group(&f, UID, "")->hugetlb[0].events, 2);
+    fx_close(&f);
+    machine_clear();
+}
+
+/* What is known of a watch goes with it, else the pod's table fills up and hears no more. */
+static void a_file_may_be_made_anew_any_number_of_times(void)
+{
+    uint64_t watches;
+    struct fx f;
+
+    v2_make("cg/" POD);
+    f = running();
+    watches = f.head->watches;
+    for (int i = 0; i < 3 * DH_CG_WATCHES; i++) {
+        fx_remove("cg/" POD "/hugetlb.2MB.events");
+        fx_write("max 1\n", "cg/" POD "/hugetlb.2MB.events");
+        if (i % 2)
+            fx_events(&f); /* else the new watch comes before it is told that the old one ended */
+        f.s->cgroups->rescan = true;
+        fx_pass(&f);
+        fx_events(&f);
+        CHECK_U64(f.head->watches, watches);
+        CHECK_U64(f.head->unwatched, 0);
+        CHECK(f.s->cgroups->group[0].watches <= 4);
+    }
+    fx_write("max 2\n", "cg/" POD "/hugetlb.2MB.events");
+    fx_events(&f);
+    CHECK_U64(fx_group(&f, UID, "")->hugetlb[0].events, 2);
+    fx_close(&f);
+    machine_clear();
+}
+
+/* The timer must have its turn: neither events nor what they lost take more than half a period at once. */
+static void a_storm_leaves_the_pass_its_turn(void)
+{
+    struct dh_options o = fx_options();
+    int turns = 0;
+    struct fx f;
+
+    o.period_ns = DH_NS / 100;
+    fx_dir("cg/kubepods");
+    f = fx_open(&o, "/", NULL, 0);
+    fx_pass(&f);
+    pods_make(1500, 0);
+    fx_events(&f);
+    CHECK(fx_group_count(&f) > 0 && fx_group_count(&f) < 1500);
+    while (fx_group_count(&f) < 1500 && turns++ < 1500)
+        fx_events(&f);
+    CHECK_INT(fx_group_count(&f), 1500);
+    f.s->cgroups->rescan = true;
+    fx_pass(&f);
+    CHECK(f.s->cgroups->reread > 0);
+    for (turns = 0; f.s->cgroups->reread && turns < 1500; turns++)
+        fx_pass(&f);
+    CHECK_U64(f.s->cgroups->reread, 0);
+    CHECK_INT(fx_group_count(&f), 1500);
+    fx_close(&f);
+    machine_clear();
+}
+
+static long most_queued(void)
+{
+    char text[32] = "";
+    int fd = open("/proc/sys/fs/inotify/max_queued_events", O_RDONLY | O_CLOEXEC);
+
+    fx_must(fd >= 0 && read(fd, text, sizeof(text) - 1) > 0, "max_queued_events");
+    close(fd);
+    return atol(text);
+}
+
+/* More events than the kernel keeps, and behind them changes that nobody will hear of. */
+static void lost_events_are_answered_by_reading_everything(void)
+{
+    uint32_t id;
+    struct fx f;
+    int turns = 0;
+
+    v2_make("cg/" POD);
+    v2_make("cg/" POD "/" ID);
+    v2_make("cg/kubepods/pod99999999-2222-3333-4444-555555555555");
+    f = running();
+    id = fx_group(&f, UID, "")->id;
+    for (long i = most_queued() / 2; i >= 0; i--) { /* equal neighbours in the queue are merged */
+        fx_write("low 0\nhigh 1\nmax 2\noom 3\noom_kill 4\n", "cg/" POD "/memory.events");
+        fx_write("populated 1\nfrozen 0\n", "cg/" POD "/cgroup.events");
+    }
+    fx_write("max 7\n", "cg/" POD "/hugetlb.2MB.events");
+    fx_write("max 7\n", "cg/" POD "/" ID "/hugetlb.2MB.events");
+    fx_remove("cg/kubepods/pod99999999-2222-3333-4444-555555555555");
+    fx_remove("cg/kubepods/burstable");
+    v2_make("cg/" POD);
+    fx_write("max 7\n", "cg/" POD "/hugetlb.2MB.events");
+    v2_make("cg/" POD "/second");
+    v2_make("cg/kubepods/besteffort/pod88888888-2222-3333-4444-555555555555");
+    while (!f.head->overflows && turns++ < 100)
+        fx_events(&f);
+    CHECK_U64(f.head->overflows, 1);
+    fx_pass(&f);
+    CHECK_U64(fx_group(&f, UID, "")->hugetlb[0].events, 7);
+    CHECK(!fx_group(&f, UID, ID)->id);
+    CHECK(!fx_group(&f, "99999999-2222-3333-4444-555555555555", "")->id);
+    CHECK(fx_group(&f, "88888888-2222-3333-4444-555555555555", "")->id);
+    CHECK(fx_group(&f, UID, "")->id >= id);
+
+    fx_write("max 8\n", "cg/" POD "/hugetlb.2MB.events"); /* everything is watched anew */
+    v2_make("cg/kubepods/burstable/pod77777777-2222-3333-4444-555555555555");
+    v2_make("cg/" POD "/" ID);
+    fx_events(&f);
+    CHECK_U64(fx_group(&f, UID, "")->hugetlb[0].events, 8);
+    CHECK(fx_group(&f, "77777777-2222-3333-4444-555555555555", "")->id);
+    CHECK(fx_group(&f, UID, ID)->id);
+    fx_close(&f);
+    machine_clear();
+}
+
+static void a_root_above_kubepods_may_be_made_anew(void)
+{
+    struct fx f;
+
+    v2_make("cg/kubelet/kubepods/pod" UID);
+    f = machine(16, "/kubelet");
+    fx_pass(&f);
+    CHECK_INT(fx_group_count(&f), 1);
+    fx_remove("cg/kubelet");
+    fx_events(&f);
+    CHECK_INT(fx_group_count(&f), 0);
+    v2_make("cg/kubelet/kubepods/pod" UID);
+    fx_elapse(&f, DH_NS);
+    fx_pass(&f);
+    CHECK_INT(fx_group_count(&f), 1);
+    fx_close(&f);
+    machine_clear();
+}
+
+int main(void)
+{
+    fx_begin();
+    machine_make();
+    v2_alone_is_read_whole();
+    v1_is_one_record_of_three_hierarchies();
+    controllers_mounted_together_are_read_once();
+    a_hierarchy_that_cannot_be_opened_is_a_failure();
+    v2_beside_v1_has_what_v1_has_not();
+    a_group_may_leave_one_hierarchy_and_return();
+    every_naming_of_the_kubelet_is_known();
+    a_path_that_is_too_long_is_a_failure();
+    other_groups_are_none_of_ours();
+    kubepods_may_come_after_us();
+    a_group_of_the_same_name_is_another_group();
+    a_vanished_group_is_normal();
+    a_thousand_groups_come_and_go_at_once();
+    a_full_table_is_counted_and_has_room_again();
+    containers_without_room_are_counted_once();
+    more_watches_than_there_is_room_for();
+    an_event_of_a_pod_is_one_of_its_containers();
+    limits_are_read_at_resync();
+    a_new_group_is_read_again_when_it_has_settled();
+    a_container_that_froze_is_told_of_by_its_own_file();
+    a_sweep_visits_every_group_once();
+    pages_that_cannot_be_are_not_looked_for();
+    a_lost_file_of_a_live_group_is_unreadable();
+    a_watched_file_made_anew_is_watched_again();
+    a_file_may_be_made_anew_any_number_of_times();
+    a_storm_leaves_the_pass_its_turn();
+    lost_events_are_answered_by_reading_everything();
+    a_root_above_kubepods_may_be_made_anew();
+    return check_done("test_cgroups");
+}

@@ -1,0 +1,90 @@
+/*
+ * No inotify to be had: whatever the kernel would have told is found by looking. In a user namespace
+ * of our own the kernel gives us as many instances as we say, and nobody else fewer.
+ */
+#include <sched.h>
+#include <sys/inotify.h>
+#include <sys/prctl.h>
+
+#include "check.h"
+#include "fixture.h"
+
+#define UID "11111111-2222-3333-4444-555555555555"
+#define POD "kubepods/burstable/pod" UID
+#define ID "0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef"
+
+static bool instances_allow(const char *number)
+{
+    int fd = open("/proc/sys/user/max_inotify_instances", O_WRONLY | O_CLOEXEC);
+    bool ok = fd >= 0 && write(fd, number, strlen(number)) > 0;
+
+    close(fd);
+    return ok;
+}
+
+static void group_make(const char *at)
+{
+    fx_write("populated 1\nfrozen 0\n", "%s/cgroup.events", at);
+    fx_write("low 0\nhigh 0\nmax 0\noom 0\noom_kill 0\n", "%s/memory.events", at);
+}
+
+static void without_inotify_everything_is_swept(void)
+{
+    struct dh_options o = fx_options();
+    int descriptors;
+    struct fx f;
+
+    CHECK_INT(inotify_init1(IN_CLOEXEC), -1);
+    CHECK_INT(errno, EMFILE);
+    descriptors = fx_count("/proc/self/fd");
+    group_make("cg/" POD);
+    f = fx_open(&o, "/", NULL, 0);
+    fx_pass(&f);
+    CHECK_INT(fx_group_count(&f), 1);
+    CHECK_INT(f.head->source[DH_SOURCE_CGROUPS].state, DH_STATE_OK);
+    CHECK_U64(f.head->watches, 0);
+    CHECK_U64(f.head->unwatched, 3 + 1 + 2); /* three directories; the pod's, and the files that it has */
+    CHECK_U64((uint64_t)(fx_count("/proc/self/fd") - descriptors), f.head->descriptors);
+
+    fx_write("low 0\nhigh 0\nmax 0\noom 1\noom_kill 0\n", "cg/" POD "/memory.events");
+    group_make("cg/" POD "/" ID);
+    dh_sampler_sweep(f.s);
+    fx_read(&f);
+    CHECK_U64(fx_group(&f, UID, "")->mem_oom, 1);
+    CHECK_U64(fx_group(&f, UID, ID)->populated, 1);
+    fx_remove("cg/" POD "/" ID);
+    dh_sampler_sweep(f.s);
+    group_make("cg/kubepods/pod99999999-2222-3333-4444-555555555555");
+    fx_elapse(&f, DH_NS);
+    fx_pass(&f);
+    CHECK_INT(fx_group_count(&f), 2);
+    CHECK(!fx_group(&f, UID, ID)->id);
+    CHECK_U64(f.head->source[DH_SOURCE_CGROUPS].failures, 0);
+    fx_resync(&f); /* asked for again, and refused again */
+    CHECK_U64(f.head->unwatched, 3 + 2 * (1 + 2));
+
+    fx_must(instances_allow("16"), "max_inotify_instances");
+    fx_resync(&f);
+    CHECK_U64(f.head->unwatched, 0);
+    CHECK_U64(f.head->watches, 3 + 2 * (1 + 2));
+    CHECK_U64((uint64_t)(fx_count("/proc/self/fd") - descriptors), f.head->descriptors);
+    fx_write("low 0\nhigh 0\nmax 0\noom 2\noom_kill 0\n", "cg/" POD "/memory.events");
+    fx_events(&f); /* it is heard from now on */
+    CHECK_U64(fx_group(&f, UID, "")->mem_oom, 2);
+    fx_close(&f);
+    CHECK_INT(fx_count("/proc/self/fd"), descriptors);
+}
+
+int main(void)
+{
+    if (unshare(CLONE_NEWUSER) || !instances_allow("0")) {
+        printf("test_cgroups_unheard: skipped: no user namespace: %s\n", strerror(errno));
+        return EXIT_SUCCESS;
+    }
+    prctl(PR_SET_DUMPABLE, 1); /* LeakSanitizer looks at its own process */
+    fx_begin();
+    fx_write("0-1\n", "sys/devices/system/cpu/online");
+    fx_write("cpu memory\n", "cg/cgroup.controllers");
+    without_inotify_everything_is_swept();
+    return check_done("test_cgroups_unheard");
+}

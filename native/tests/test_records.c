@@ -1,0 +1,243 @@
+/* Which changes of a record wake the reader, and what a reader gets. */
+#include "check.h"
+#include "fixture.h"
+
+#define EVENTS DH_GROUP_HT_EVENTS
+#define WINDOW (60 * DH_NS)
+
+static const struct dh_wake wakes[] = {
+    { .field = DH_POOL_NR, .mode = DH_WAKE_CHANGE },
+    { .field = DH_NODE_THROTTLE_CORE, .mode = DH_WAKE_RISE, .threshold = 10, .window_ns = WINDOW },
+    { .field = DH_NODE_THROTTLE_PACKAGE, .mode = DH_WAKE_RISE, .threshold = 10, .window_ns = WINDOW / 6 },
+    { .field = DH_POOL_SURPLUS, .mode = DH_WAKE_RISE, .threshold = 5, .window_ns = WINDOW },
+    { .field = DH_GROUP_MEM_OOM, .mode = DH_WAKE_RISE, .threshold = 5, .window_ns = WINDOW },
+    { .field = EVENTS, .mode = DH_WAKE_RISE, .threshold = 5, .window_ns = WINDOW },
+};
+
+/* A sampler without roots: its records are ours to write. */
+static struct fx bare(void)
+{
+    struct dh_options o = fx_options();
+    struct fx f = fx_open(&o, "/", wakes, sizeof(wakes) / sizeof(*wakes));
+
+    fx_pass(&f);
+    CHECK(fx_woken(&f));
+    f.s->work->head.nodes = f.s->work->head.pools = f.s->work->head.groups = 2;
+    for (int i = 0; i < 2; i++)
+        f.s->work->group[i].sizes = 2;
+    return f;
+}
+
+/* Whether one reading wakes; what it publishes is thrown away. */
+static bool wakes_at(struct fx *f, enum dh_field field, uint64_t *valid, uint64_t *slot, int err,
+                     uint64_t value)
+{
+    static uint64_t seen;
+    bool woke;
+
+    dh_reading(f->s, valid, &seen, field, slot, err, value);
+    woke = f->s->wake;
+    f->s->wake = false;
+    return woke;
+}
+
+static void a_change_wakes_where_a_rule_looks_for_change(void)
+{
+    struct fx f = bare();
+    struct dh_pool *p = &f.s->work->pool[0];
+
+    CHECK(wakes_at(&f, DH_POOL_NR, &p->valid, &p->nr, 0, 512));
+    CHECK(!wakes_at(&f, DH_POOL_NR, &p->valid, &p->nr, 0, 512));
+    CHECK(wakes_at(&f, DH_POOL_NR, &p->valid, &p->nr, 0, 511));
+    CHECK(wakes_at(&f, DH_POOL_NR, &p->valid, &p->nr, EIO, 0)); /* readable no more */
+    CHECK(!HAS(p->valid, DH_POOL_NR));
+    CHECK_U64(p->nr, 0);
+    CHECK(!wakes_at(&f, DH_POOL_NR, &p->valid, &p->nr, EIO, 0));
+    CHECK(wakes_at(&f, DH_POOL_NR, &p->valid, &p->nr, 0, 0)); /* 0 pages is not "unreadable" */
+    CHECK(!wakes_at(&f, DH_POOL_FREE, &p->valid, &p->free, 0, 7)); /* no rule looks at it */
+    CHECK_U64(p->free, 7);
+    fx_close(&f);
+}
+
+static void a_rise_wakes_at_its_threshold(void)
+{
+    struct fx f = bare();
+    struct dh_hugetlb *h = &f.s->work->group[1].hugetlb[1];
+
+    CHECK(wakes_at(&f, EVENTS, &h->valid, &h->events, 0, 1000)); /* it became readable */
+    CHECK(!wakes_at(&f, EVENTS, &h->valid, &h->events, 0, 1004)); /* 1000 is the base, not 0 */
+    CHECK(wakes_at(&f, EVENTS, &h->valid, &h->events, 0, 1005));
+    CHECK(!wakes_at(&f, EVENTS, &h->valid, &h->events, 0, 1009)); /* the wake made 1005 the base */
+    CHECK(wakes_at(&f, EVENTS, &h->valid, &h->events, 0, 1010));
+    fx_close(&f);
+}
+
+static void a_counter_that_fell_was_reset(void)
+{
+    struct fx f = bare();
+    struct dh_hugetlb *h = &f.s->work->group[0].hugetlb[0];
+
+    wakes_at(&f, EVENTS, &h->valid, &h->events, 0, 100);
+    CHECK(!wakes_at(&f, EVENTS, &h->valid, &h->events, 0, 104));
+    CHECK(!wakes_at(&f, EVENTS, &h->valid, &h->events, 0, 3)); /* below its base */
+    CHECK(!wakes_at(&f, EVENTS, &h->valid, &h->events, 0, 7));
+    CHECK(wakes_at(&f, EVENTS, &h->valid, &h->events, 0, 8));
+    CHECK(!wakes_at(&f, EVENTS, &h->valid, &h->events, 0, 12));
+    CHECK(!wakes_at(&f, EVENTS, &h->valid, &h->events, 0, 10)); /* fell, and is above its base of 8 */
+    CHECK(!wakes_at(&f, EVENTS, &h->valid, &h->events, 0, 14));
+    CHECK(wakes_at(&f, EVENTS, &h->valid, &h->events, 0, 15));
+    fx_close(&f);
+}
+
+static void a_window_takes_the_base_anew(void)
+{
+    struct fx f = bare();
+    struct dh_tables *t = f.s->work;
+    struct {
+        enum dh_field field;
+        uint64_t *valid, *slot, step;
+    } counters[] = {
+        { DH_NODE_THROTTLE_CORE, &t->node[1].valid, &t->node[1].throttle_core, 9 },
+        { DH_POOL_SURPLUS, &t->pool[1].valid, &t->pool[1].surplus, 4 },
+        { DH_GROUP_MEM_OOM, &t->group[1].valid, &t->group[1].mem_oom, 4 },
+        { EVENTS, &t->group[1].hugetlb[1].valid, &t->group[1].hugetlb[1].events, 4 },
+    };
+
+    for (size_t i = 0; i < sizeof(counters) / sizeof(*counters); i++) {
+        check_row = dh_field_name((uint32_t)counters[i].field);
+        wakes_at(&f, counters[i].field, counters[i].valid, counters[i].slot, 0, 100);
+        for (uint64_t windows = 1; windows < 4; windows++) {
+            CHECK(!wakes_at(&f, counters[i].field, counters[i].valid, counters[i].slot, 0,
+                            100 + windows * counters[i].step));
+            fx_elapse(&f, WINDOW);
+            f.s->now_ns = dh_now_ns();
+            dh_bases_renew(f.s);
+        }
+    }
+    check_row = "";
+    fx_close(&f);
+}
+
+/* Two counters of one record: the shorter window of one must not forget what the other gathered. */
+static void windows_of_two_fields_are_apart(void)
+{
+    struct fx f = bare();
+    struct dh_node *n = &f.s->work->node[0];
+
+    f.s->now_ns = dh_now_ns();
+    dh_bases_renew(f.s);
+    wakes_at(&f, DH_NODE_THROTTLE_CORE, &n->valid, &n->throttle_core, 0, 0);
+    wakes_at(&f, DH_NODE_THROTTLE_PACKAGE, &n->valid, &n->throttle_package, 0, 0);
+    for (uint64_t k = 1; k < 4; k++) {
+        CHECK(!wakes_at(&f, DH_NODE_THROTTLE_CORE, &n->valid, &n->throttle_core, 0, k * 3));
+        CHECK(!wakes_at(&f, DH_NODE_THROTTLE_PACKAGE, &n->valid, &n->throttle_package, 0, k * 3));
+        fx_elapse(&f, WINDOW / 6);
+        f.s->now_ns = dh_now_ns();
+        dh_bases_renew(f.s);
+    }
+    CHECK(wakes_at(&f, DH_NODE_THROTTLE_CORE, &n->valid, &n->throttle_core, 0, 12)); /* 12 in 60 s */
+    CHECK(!wakes_at(&f, DH_NODE_THROTTLE_PACKAGE, &n->valid, &n->throttle_package, 0, 12)); /* 3 in 10 s */
+    fx_close(&f);
+}
+
+static void what_was_published_is_what_is_read(void)
+{
+    struct fx f = bare();
+    struct dh_tables *t = f.s->work;
+
+    t->node[1].throttle_core = 11;
+    t->pool[1].nr = 22;
+    t->group[0].mem_oom = 33;
+    t->group[1].hugetlb[1].events = 44;
+    dh_node_touch(f.s, 1);
+    dh_pool_touch(f.s, 1);
+    dh_group_touch(f.s, 0);
+    dh_group_touch(f.s, 1);
+    dh_group_touch(f.s, 1); /* twice is once */
+    f.s->head_dirty = true;
+    dh_publish(f.s);
+    CHECK_INT(f.s->group_dirty_num, 0);
+    fx_read(&f);
+    CHECK_U64(fx_nodes(&f)[1].throttle_core, 11);
+    CHECK_U64(((const struct dh_pool *)(const void *)(fx_nodes(&f) + 2))[1].nr, 22);
+    CHECK_U64(fx_groups(&f)[0].mem_oom, 33);
+    CHECK_U64(fx_groups(&f)[1].hugetlb[1].events, 44);
+    CHECK(!fx_woken(&f)); /* nothing that a rule sees changed */
+    CHECK_U64(f.head->seq, 1);
+    f.s->wake = true;
+    dh_publish(f.s);
+    CHECK(!fx_woken(&f)); /* who publishes beats first */
+    dh_ring(f.s);
+    fx_read(&f);
+    CHECK(fx_woken(&f));
+    CHECK(!fx_woken(&f));
+    CHECK_U64(f.head->seq, 2);
+    fx_close(&f);
+}
+
+static void a_buffer_too_small_is_told(void)
+{
+    struct fx f = bare();
+    size_t whole = sizeof(struct dh_snapshot) + 2 * (sizeof(struct dh_node) + sizeof(struct dh_pool) +
+                                                     sizeof(struct dh_group));
+
+    f.s->head_dirty = true;
+    dh_publish(f.s);
+    CHECK_INT(dh_sampler_read(f.s, f.head, sizeof(*f.head) - 8), -ENOSPC);
+    CHECK_INT(dh_sampler_read(f.s, f.head, whole - 8), -ENOSPC);
+    CHECK_INT(dh_sampler_read(f.s, f.head, whole), (int64_t)whole);
+    CHECK(dh_sampler_size(f.s) >= whole);
+    fx_close(&f);
+}
+
+/* The writer was preempted in the middle of its copy, and does not get to run again. */
+static void a_copy_that_is_not_finished_is_not_read(void)
+{
+    struct fx f = bare();
+
+    f.s->pub_seq++;
+    CHECK_INT(dh_sampler_read(f.s, f.head, f.cap), DH_ETORN);
+    f.s->pub_seq++;
+    fx_read(&f);
+    fx_close(&f);
+}
+
+static void before_the_first_pass_there_is_nothing(void)
+{
+    struct dh_options o = fx_options();
+    struct fx f = fx_open(&o, "/", NULL, 0);
+
+    CHECK_INT(dh_sampler_read(f.s, f.head, f.cap), -ENODATA);
+    for (int i = 0; i < DH_SOURCE_NUM; i++)
+        CHECK_INT(f.s->work->head.source[i].state, DH_STATE_STARTING);
+    CHECK(!fx_woken(&f));
+    fx_pass(&f);
+    CHECK_INT(f.head->size, sizeof(*f.head));
+    CHECK_INT(f.head->version, DH_VERSION);
+    CHECK(f.head->beat_ns > 0);
+    CHECK(fx_woken(&f));
+    fx_close(&f);
+}
+
+static void every_field_has_a_name(void)
+{
+    for (uint32_t i = 0; i < DH_FIELD_NUM; i++)
+        CHECK(dh_field_name(i) && *dh_field_name(i));
+    CHECK(!dh_field_name(DH_FIELD_NUM));
+}
+
+int main(void)
+{
+    fx_begin();
+    before_the_first_pass_there_is_nothing();
+    a_change_wakes_where_a_rule_looks_for_change();
+    a_rise_wakes_at_its_threshold();
+    a_counter_that_fell_was_reset();
+    a_window_takes_the_base_anew();
+    windows_of_two_fields_are_apart();
+    what_was_published_is_what_is_read();
+    a_buffer_too_small_is_told();
+    a_copy_that_is_not_finished_is_not_read();
+    every_field_has_a_name();
+    return check_done("test_records");
+}

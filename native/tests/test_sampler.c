@@ -1,0 +1,757 @@
+/*
+ * CPUs, throttle counters and hugepage pools of a fixture machine: what if a file fails, lies, goes,
+ * comes back?
+ */
+#include "check.h"
+#include "fixture.h"
+
+#define CPU "sys/devices/system/cpu"
+#define NODE "sys/devices/system/node"
+#define MM "sys/kernel/mm/hugepages"
+#define KIB_2M "hugepages-2048kB"
+#define EIO_FILE "/proc/self/mem" /* opens, and cannot be read at 0 */
+
+static const struct dh_wake wakes[] = {
+    { .field = DH_CPU_ONLINE, .mode = DH_WAKE_CHANGE },
+    { .field = DH_NODE_CPUS, .mode = DH_WAKE_CHANGE },
+    { .field = DH_POOL_NR, .mode = DH_WAKE_CHANGE },
+    { .field = DH_NODE_THROTTLE_CORE, .mode = DH_WAKE_RISE, .threshold = 10, .window_ns = 60 * DH_NS },
+};
+
+static void pool_write(const char *dir, int nr, bool machine)
+{
+    char text[16];
+
+    snprintf(text, sizeof(text), "%d\n", nr);
+    fx_write(text, "%s/nr_hugepages", dir);
+    fx_write(text, "%s/free_hugepages", dir);
+    fx_write("0\n", "%s/surplus_hugepages", dir);
+    if (machine) {
+        fx_write("3\n", "%s/resv_hugepages", dir);
+        fx_write("8\n", "%s/nr_overcommit_hugepages", dir);
+    }
+}
+
+/* Two nodes of two CPUs, one hugepage size. */
+static void machine_make(void)
+{
+    fx_write("0-3\n", CPU "/present");
+    fx_write("0-3\n", CPU "/online");
+    fx_write("\n", CPU "/offline");
+    fx_write("3\n", CPU "/isolated");
+    fx_write("0-1\n", NODE "/node0/cpulist");
+    fx_write("2-3\n", NODE "/node1/cpulist");
+    fx_write("0-1\n", NODE "/online"); /* no node */
+    pool_write(MM "/" KIB_2M, 512, true);
+    pool_write(NODE "/node0/hugepages/" KIB_2M, 256, false);
+    pool_write(NODE "/node1/hugepages/" KIB_2M, 256, false);
+}
+
+static struct fx machine(void)
+{
+    struct dh_options o = fx_options();
+
+    return fx_open(&o, "/", wakes, sizeof(wakes) / sizeof(*wakes));
+}
+
+static struct fx running(void)
+{
+    struct fx f = machine();
+
+    fx_pass(&f);
+    CHECK(fx_woken(&f));
+    return f;
+}
+
+static uint32_t state_of(const struct fx *f, enum dh_source_id id)
+{
+    return f->head->source[id].state;
+}
+
+static void what_is_there_is_read(void)
+{
+    struct fx f = running();
+    const struct dh_pool *p = fx_pool(&f, 2048, DH_MACHINE);
+
+    CHECK_U64(f.head->cpu_present[0], 0xf);
+    CHECK_U64(f.head->cpu_online[0], 0xf);
+    CHECK(HAS(f.head->cpu_valid, DH_CPU_OFFLINE));
+    CHECK_U64(f.head->cpu_offline[0], 0);
+    CHECK_U64(f.head->cpu_isolated[0], 8);
+    CHECK_INT(f.head->nodes, 2);
+    CHECK_INT(f.head->pools, 3);
+    CHECK_U64(p->nr, 512);
+    CHECK_U64(p->reserved, 3);
+    CHECK_U64(p->overcommit, 8);
+    p = fx_pool(&f, 2048, 1);
+    CHECK_U64(p->nr, 256);
+    CHECK(HAS(p->valid, DH_POOL_NR) && !HAS(p->seen, DH_POOL_RESERVED)); /* no node has this file */
+    CHECK_INT(state_of(&f, DH_SOURCE_CPUS), DH_STATE_OK);
+    CHECK_INT(state_of(&f, DH_SOURCE_HUGEPAGES), DH_STATE_OK);
+    CHECK_INT(state_of(&f, DH_SOURCE_THROTTLE), DH_STATE_ABSENT);
+    CHECK_INT(state_of(&f, DH_SOURCE_CGROUPS), DH_STATE_ABSENT);
+    CHECK_U64(f.head->seq, 1);
+    fx_close(&f);
+}
+
+static void a_quiet_pass_wakes_nobody_and_opens_nothing(void)
+{
+    struct fx f = running();
+    uint64_t opens = f.head->opens, reads = f.head->reads, passes = f.head->passes;
+
+    fx_pass(&f);
+    CHECK(!fx_woken(&f));
+    CHECK_U64(f.head->reads - reads, 2 + 5 + 3 + 3);
+    fx_write("100\n", MM "/" KIB_2M "/free_hugepages"); /* moves all the time: no rule waits for it */
+    fx_pass(&f);
+    CHECK(!fx_woken(&f));
+    CHECK_U64(fx_pool(&f, 2048, DH_MACHINE)->free, 100);
+    CHECK_U64(f.head->reads - reads, 2 * (2 + 5 + 3 + 3) + 5); /* a pool that moved is read until it rests */
+    CHECK_U64(f.head->opens, opens);
+    CHECK_U64(f.head->passes - passes, 2);
+    CHECK_INT(dh_sampler_floor(f.s, 0), 2 + 5 + 3 + 3); /* the floor is the same reads */
+    pool_write(MM "/" KIB_2M, 512, true);
+    fx_close(&f);
+}
+
+static void a_shrunk_pool_wakes(void)
+{
+    struct fx f = running();
+
+    pool_write(NODE "/node1/hugepages/" KIB_2M, 255, false);
+    fx_pass(&f);
+    CHECK(fx_woken(&f));
+    CHECK_U64(fx_pool(&f, 2048, 1)->nr, 255);
+    CHECK_U64(f.head->seq, 2);
+    pool_write(NODE "/node1/hugepages/" KIB_2M, 256, false);
+    fx_close(&f);
+}
+
+/* The kernel drops an offline CPU from cpulist, and we do not. */
+static void an_offline_cpu_stays_with_its_node(void)
+{
+    struct fx f = running();
+
+    fx_write("0,2-4\n", CPU "/online"); /* and one that was not there before came online */
+    fx_write("1\n", CPU "/offline");
+    fx_write("0,4\n", NODE "/node0/cpulist");
+    fx_pass(&f);
+    CHECK(fx_woken(&f));
+    CHECK_U64(f.head->cpu_online[0], 0x1d);
+    CHECK_U64(f.head->cpu_offline[0], 2);
+    CHECK_U64(fx_node(&f, 0)->cpus[0], 0x13);
+    CHECK_U64(fx_node(&f, 1)->cpus[0], 0xc);
+    machine_make();
+    fx_pass(&f);
+    CHECK(fx_woken(&f));
+    CHECK_U64(f.head->cpu_online[0], 0xf);
+    fx_close(&f);
+}
+
+/* sysfs fails a descriptor whose file was removed; a fixture's file lives on in it. */
+static void reopen(struct fx *f)
+{
+    for (uint32_t i = 0; i < f->s->work->head.pools; i++) {
+        close(f->s->pool_file[i][0].fd);
+        f->s->pool_file[i][0].fd = -1;
+    }
+    f->s->work->head.descriptors -= f->s->work->head.pools;
+}
+
+/* One failure after the other in the same file, through a link so that each is met on opening. */
+static void unreadable_is_not_zero_and_is_not_absent(void)
+{
+    static const struct {
+        const char *what, *text, *target;
+        int32_t err;
+    } rows[] = {
+        { "EIO", NULL, EIO_FILE, EIO },
+        { "removed", NULL, NULL, ENOENT },
+        { "a directory", NULL, "/", EISDIR },
+        { "nonsense", "many\n", NULL, DH_EPARSE },
+        { "nothing", "", NULL, DH_EPARSE },
+        { "two numbers", "5\n6\n", NULL, DH_EPARSE },
+        { "longer than any number", "00000000000000000000000000000000"
+                                    "00000000000000000000000000000001\n", NULL, EFBIG },
+    };
+
+    fx_symlink("nr.real", MM "/" KIB_2M "/nr_hugepages");
+    for (size_t i = 0; i < sizeof(rows) / sizeof(*rows); i++) {
+        struct fx f;
+        const struct dh_pool *p;
+
+        check_row = rows[i].what;
+        fx_write("512\n", MM "/" KIB_2M "/nr.real");
+        f = running();
+        CHECK_U64(fx_pool(&f, 2048, DH_MACHINE)->nr, 512);
+        if (rows[i].text) {
+            fx_write(rows[i].text, MM "/" KIB_2M "/nr.real");
+        } else {
+            fx_remove(MM "/" KIB_2M "/nr_hugepages");
+            if (rows[i].target)
+                fx_symlink(rows[i].target, MM "/" KIB_2M "/nr_hugepages");
+        }
+        reopen(&f);
+        fx_pass(&f);
+        CHECK(fx_woken(&f));
+        p = fx_pool(&f, 2048, DH_MACHINE);
+        CHECK(!HAS(p->valid, DH_POOL_NR) && HAS(p->seen, DH_POOL_NR));
+        CHECK_U64(p->nr, 0);
+        CHECK_INT(p->err, rows[i].err);
+        CHECK(HAS(p->valid, DH_POOL_FREE));
+        CHECK_INT(state_of(&f, DH_SOURCE_HUGEPAGES), DH_STATE_FAILING);
+        CHECK_INT(f.head->source[DH_SOURCE_HUGEPAGES].err, rows[i].err);
+        CHECK_INT(f.head->source[DH_SOURCE_HUGEPAGES].err_field, DH_POOL_NR);
+        CHECK(f.head->source[DH_SOURCE_HUGEPAGES].failures > 0);
+        fx_pass(&f);
+        CHECK(!fx_woken(&f)); /* it was said */
+        CHECK(dh_sampler_floor(f.s, 0) >= 12);
+        CHECK_U64(f.head->descriptors, 7 + 4 + 5 + 3 + 3 - (rows[i].text ? 0 : 1));
+
+        fx_symlink("nr.real", MM "/" KIB_2M "/nr_hugepages");
+        fx_write("512\n", MM "/" KIB_2M "/nr.real");
+        fx_pass(&f);
+        CHECK(fx_woken(&f));
+        CHECK_U64(fx_pool(&f, 2048, DH_MACHINE)->nr, 512);
+        CHECK_INT(state_of(&f, DH_SOURCE_HUGEPAGES), DH_STATE_OK);
+        fx_close(&f);
+    }
+    check_row = "";
+    fx_remove(MM "/" KIB_2M);
+    machine_make();
+}
+
+static void what_was_never_there_is_absent(void)
+{
+    struct fx f;
+    const struct dh_pool *p;
+    uint64_t opens;
+
+    fx_remove(MM "/" KIB_2M "/resv_hugepages");
+    fx_remove(CPU "/isolated");
+    f = running();
+    p = fx_pool(&f, 2048, DH_MACHINE);
+    CHECK(!HAS(p->seen, DH_POOL_RESERVED) && !HAS(p->valid, DH_POOL_RESERVED));
+    CHECK(!HAS(f.head->cpu_seen, DH_CPU_ISOLATED));
+    CHECK_INT(state_of(&f, DH_SOURCE_HUGEPAGES), DH_STATE_OK);
+    CHECK_INT(state_of(&f, DH_SOURCE_CPUS), DH_STATE_OK);
+    CHECK_U64(f.head->source[DH_SOURCE_HUGEPAGES].failures, 0);
+    opens = f.head->opens;
+    fx_pass(&f);
+    CHECK_U64(f.head->opens, opens); /* it is looked for at each resync only */
+    machine_make();
+    fx_resync(&f);
+    CHECK_U64(fx_pool(&f, 2048, DH_MACHINE)->reserved, 3);
+    CHECK_U64(f.head->cpu_isolated[0], 8);
+    fx_close(&f);
+}
+
+static void an_unreadable_cpu_set_is_empty_and_invalid(void)
+{
+    struct fx f = running();
+
+    fx_write("0-3,\n", CPU "/online");
+    fx_pass(&f);
+    CHECK(fx_woken(&f));
+    CHECK(!HAS(f.head->cpu_valid, DH_CPU_ONLINE) && HAS(f.head->cpu_seen, DH_CPU_ONLINE));
+    CHECK_U64(f.head->cpu_online[0], 0);
+    CHECK_INT(f.head->cpu_err, DH_EPARSE);
+    CHECK_INT(state_of(&f, DH_SOURCE_CPUS), DH_STATE_FAILING);
+    CHECK_U64(fx_node(&f, 0)->cpus[0], 3);
+    fx_write("0-3\n", CPU "/online");
+    fx_pass(&f);
+    CHECK(fx_woken(&f));
+    CHECK_U64(f.head->cpu_online[0], 0xf);
+    CHECK_INT(state_of(&f, DH_SOURCE_CPUS), DH_STATE_OK);
+    fx_close(&f);
+}
+
+/* There is no machine without a CPU; that none is offline or isolated is usual. */
+static void no_cpu_at_all_is_unreadable(void)
+{
+    struct fx f = running();
+
+    fx_write("\n", CPU "/online");
+    fx_write("", CPU "/present");
+    fx_write("\n", CPU "/isolated");
+    fx_resync(&f);
+    CHECK(!HAS(f.head->cpu_valid, DH_CPU_ONLINE) && HAS(f.head->cpu_seen, DH_CPU_ONLINE));
+    CHECK(!HAS(f.head->cpu_valid, DH_CPU_PRESENT) && HAS(f.head->cpu_seen, DH_CPU_PRESENT));
+    CHECK(HAS(f.head->cpu_valid, DH_CPU_OFFLINE) && HAS(f.head->cpu_valid, DH_CPU_ISOLATED));
+    CHECK_INT(f.head->cpu_err, DH_EPARSE);
+    CHECK_INT(state_of(&f, DH_SOURCE_CPUS), DH_STATE_FAILING);
+    machine_make();
+    fx_pass(&f);
+    CHECK_U64(f.head->cpu_present[0], 0xf);
+    CHECK_INT(state_of(&f, DH_SOURCE_CPUS), DH_STATE_OK);
+    fx_close(&f);
+}
+
+/* Not only at each resync, which may be minutes away. */
+static void what_was_absent_is_looked_for_every_ten_seconds(void)
+{
+    struct fx f;
+
+    fx_remove(CPU "/isolated");
+    f = running();
+    CHECK(!HAS(f.head->cpu_seen, DH_CPU_ISOLATED));
+    fx_write("3\n", CPU "/isolated");
+    fx_write("7\n", CPU "/cpu1/thermal_throttle/core_throttle_count");
+    fx_elapse(&f, 9 * DH_NS);
+    fx_pass(&f);
+    CHECK(!HAS(f.head->cpu_seen, DH_CPU_ISOLATED) && !HAS(fx_node(&f, 0)->seen, DH_NODE_THROTTLE_CORE));
+    fx_elapse(&f, DH_NS - DH_NS / 100); /* a timer may be early */
+    fx_pass(&f);
+    CHECK(HAS(f.head->cpu_valid, DH_CPU_ISOLATED) && HAS(fx_node(&f, 0)->valid, DH_NODE_THROTTLE_CORE));
+    fx_close(&f);
+    fx_remove(CPU "/cpu1");
+}
+
+/* A directory to mount on is there, and opened, before what is mounted over it. */
+static void a_root_may_be_mounted_over(void)
+{
+    char from[FX_PATH], to[FX_PATH];
+    struct fx f;
+
+    fx_remove("sys");
+    fx_dir("sys");
+    f = running();
+    CHECK_INT(state_of(&f, DH_SOURCE_CPUS), DH_STATE_ABSENT);
+    snprintf(from, sizeof(from), "%s/sys", fx_root);
+    snprintf(to, sizeof(to), "%s/below", fx_root);
+    fx_must(!rename(from, to), to);
+    machine_make();
+    fx_elapse(&f, 10 * DH_NS);
+    fx_pass(&f);
+    CHECK_INT(state_of(&f, DH_SOURCE_CPUS), DH_STATE_OK);
+    CHECK_INT(f.head->nodes, 2);
+    CHECK_INT(f.head->pools, 3);
+    fx_close(&f);
+    fx_remove("below");
+}
+
+static void a_resync_is_not_put_off_by_an_early_timer(void)
+{
+    struct fx f = running();
+
+    fx_write("2\n", CPU "/isolated");
+    fx_elapse(&f, f.s->opt.resync_ns - DH_NS / 100);
+    fx_pass(&f);
+    CHECK_U64(f.head->cpu_isolated[0], 4);
+    fx_close(&f);
+    machine_make();
+}
+
+static void a_kernel_without_numa_is_one_node(void)
+{
+    struct fx f;
+
+    fx_remove(NODE);
+    f = running();
+    CHECK_INT(f.head->nodes, 1);
+    CHECK_INT(fx_nodes(&f)[0].node, 0);
+    CHECK_U64(fx_nodes(&f)[0].cpus[0], 0xf);
+    CHECK_INT(f.head->pools, 1);
+    fx_write("all\n", CPU "/online");
+    fx_pass(&f);
+    CHECK(!HAS(fx_nodes(&f)[0].valid, DH_NODE_CPUS) && HAS(fx_nodes(&f)[0].seen, DH_NODE_CPUS));
+    CHECK_INT(fx_nodes(&f)[0].err, DH_EPARSE);
+    CHECK_INT(f.head->source[DH_SOURCE_CPUS].err_field, DH_CPU_ONLINE);
+    CHECK_U64(f.head->source[DH_SOURCE_CPUS].failures, 1);
+    fx_write("0-3\n", CPU "/online");
+    fx_pass(&f);
+    CHECK(HAS(fx_nodes(&f)[0].valid, DH_NODE_CPUS));
+    CHECK_INT(state_of(&f, DH_SOURCE_CPUS), DH_STATE_OK);
+    fx_close(&f);
+    machine_make();
+}
+
+static void an_empty_sysfs_is_absent_until_it_comes(void)
+{
+    struct fx f;
+
+    fx_remove("sys");
+    f = running();
+    for (int i = 0; i < DH_SOURCE_NUM; i++) {
+        CHECK_INT(state_of(&f, i), DH_STATE_ABSENT);
+        CHECK_INT(f.head->source[i].err, ENOENT); /* this is why */
+        CHECK_INT(f.head->source[i].err_field, i == DH_SOURCE_CGROUPS ? DH_CGROUPFS : DH_SYSFS);
+        CHECK_U64(f.head->source[i].failures, 0);
+    }
+    CHECK_INT(f.head->nodes + f.head->pools + f.head->groups, 0);
+    machine_make();
+    fx_pass(&f);
+    CHECK(!fx_woken(&f));
+    fx_elapse(&f, DH_NS); /* asked for each second */
+    fx_pass(&f);
+    CHECK(fx_woken(&f));
+    CHECK_INT(f.head->source[DH_SOURCE_CPUS].err, 0);
+    CHECK_INT(state_of(&f, DH_SOURCE_THROTTLE), DH_STATE_ABSENT);
+    CHECK_INT(f.head->nodes, 2);
+    CHECK_INT(f.head->pools, 3);
+    CHECK_INT(state_of(&f, DH_SOURCE_CPUS), DH_STATE_OK);
+    fx_close(&f);
+}
+
+/* There is something, and it is no directory: not what a machine without it looks like. */
+static void a_root_that_cannot_be_opened_is_a_failure(void)
+{
+    struct fx f;
+
+    fx_remove("sys");
+    fx_write("", "sys");
+    fx_write("", "cg");
+    f = running();
+    for (int i = 0; i < DH_SOURCE_NUM; i++) {
+        CHECK_INT(state_of(&f, i), DH_STATE_FAILING);
+        CHECK_INT(f.head->source[i].err, ENOTDIR);
+        CHECK_INT(f.head->source[i].err_field, i == DH_SOURCE_CGROUPS ? DH_CGROUPFS : DH_SYSFS);
+        CHECK_U64(f.head->source[i].failures, 1);
+        CHECK_U64(f.head->source[i].passes, 1); /* it fails, and does not stand still */
+    }
+    fx_remove("sys");
+    fx_remove("cg");
+    fx_write("hugetlb memory cpu\n", "cg/cgroup.controllers");
+    machine_make();
+    fx_elapse(&f, DH_NS);
+    fx_pass(&f);
+    CHECK(fx_woken(&f));
+    CHECK_INT(state_of(&f, DH_SOURCE_CPUS), DH_STATE_OK);
+    CHECK_INT(state_of(&f, DH_SOURCE_HUGEPAGES), DH_STATE_OK);
+    CHECK_INT(state_of(&f, DH_SOURCE_THROTTLE), DH_STATE_ABSENT);
+    CHECK_INT(state_of(&f, DH_SOURCE_CGROUPS), DH_STATE_OK);
+    fx_close(&f);
+    fx_remove("cg");
+}
+
+/* Never read, and yet there: unreadable and not absent, and looked at again in every pass. */
+static void unreadable_from_the_start_is_not_absent(void)
+{
+    static const char *const pod = "cg/kubepods/pod11111111-2222-3333-4444-555555555555";
+    const struct dh_pool *p;
+    const struct dh_group *g;
+    struct fx f;
+
+    fx_write("hugetlb memory cpu\n", "cg/cgroup.controllers");
+    fx_symlink(EIO_FILE, "%s/cgroup.events", pod);
+    fx_symlink(EIO_FILE, MM "/" KIB_2M "/nr_hugepages");
+    fx_symlink(EIO_FILE, CPU "/isolated");
+    fx_write("some\n", NODE "/node1/cpulist");
+    fx_symlink(EIO_FILE, CPU "/cpu0/thermal_throttle/core_throttle_count");
+    f = running();
+    for (int i = 0; i < DH_SOURCE_NUM; i++)
+        CHECK_INT(state_of(&f, i), DH_STATE_FAILING);
+    p = fx_pool(&f, 2048, DH_MACHINE);
+    CHECK(!HAS(p->valid, DH_POOL_NR) && HAS(p->seen, DH_POOL_NR));
+    CHECK_INT(p->err, EIO);
+    CHECK(!HAS(f.head->cpu_valid, DH_CPU_ISOLATED) && HAS(f.head->cpu_seen, DH_CPU_ISOLATED));
+    CHECK_INT(f.head->cpu_err, EIO);
+    CHECK(!HAS(fx_node(&f, 1)->valid, DH_NODE_CPUS) && HAS(fx_node(&f, 1)->seen, DH_NODE_CPUS));
+    CHECK_INT(fx_node(&f, 1)->err, DH_EPARSE);
+    CHECK(!HAS(fx_node(&f, 0)->valid, DH_NODE_THROTTLE_CORE));
+    CHECK(HAS(fx_node(&f, 0)->seen, DH_NODE_THROTTLE_CORE));
+    CHECK_INT(fx_node(&f, 0)->err, EIO);
+    g = fx_group(&f, pod + 15, "");
+    CHECK(!HAS(g->valid, DH_GROUP_FROZEN) && HAS(g->seen, DH_GROUP_FROZEN));
+    CHECK(!HAS(g->seen, DH_GROUP_MEM_OOM)); /* this file is not there */
+    CHECK_INT(g->err, EIO);
+
+    fx_remove("%s/cgroup.events", pod);
+    fx_write("populated 1\n", "%s/cgroup.events", pod); /* of an older kernel */
+    fx_remove(MM "/" KIB_2M "/nr_hugepages");
+    fx_remove(CPU "/isolated");
+    fx_remove(CPU "/cpu0");
+    fx_write("7\n", CPU "/cpu0/thermal_throttle/core_throttle_count");
+    machine_make();
+    fx_pass(&f);
+    CHECK(fx_woken(&f));
+    CHECK_U64(fx_pool(&f, 2048, DH_MACHINE)->nr, 512);
+    CHECK_U64(f.head->cpu_isolated[0], 8);
+    CHECK_U64(fx_node(&f, 1)->cpus[0], 0xc);
+    CHECK_INT(state_of(&f, DH_SOURCE_CPUS), DH_STATE_OK);
+    CHECK_INT(state_of(&f, DH_SOURCE_HUGEPAGES), DH_STATE_OK);
+    fx_elapse(&f, DH_NS);
+    fx_pass(&f);
+    dh_sampler_sweep(f.s);
+    fx_pass(&f);
+    CHECK(HAS(fx_node(&f, 0)->valid, DH_NODE_THROTTLE_CORE));
+    CHECK_U64(fx_node(&f, 0)->throttle_core, 0);
+    g = fx_group(&f, pod + 15, "");
+    CHECK_U64(g->populated, 1);
+    CHECK(!HAS(g->seen, DH_GROUP_FROZEN));
+    for (int i = 0; i < DH_SOURCE_NUM; i++)
+        CHECK_INT(state_of(&f, i), DH_STATE_OK);
+    fx_close(&f);
+    fx_remove("cg");
+    fx_remove(CPU "/cpu0");
+}
+
+/* Which CPUs a node has is not known while its list cannot be read; those it had are kept for later. */
+static void a_cpulist_that_cannot_be_read_is_not_the_last_that_was(void)
+{
+    struct fx f = running();
+
+    fx_remove(NODE "/node1/cpulist");
+    fx_symlink(EIO_FILE, NODE "/node1/cpulist");
+    fx_resync(&f);
+    CHECK(fx_woken(&f));
+    CHECK(!HAS(fx_node(&f, 1)->valid, DH_NODE_CPUS) && HAS(fx_node(&f, 1)->seen, DH_NODE_CPUS));
+    CHECK_INT(fx_node(&f, 1)->err, EIO);
+    CHECK(HAS(fx_node(&f, 0)->valid, DH_NODE_CPUS));
+    CHECK_INT(state_of(&f, DH_SOURCE_CPUS), DH_STATE_FAILING);
+    CHECK_INT(f.head->source[DH_SOURCE_CPUS].err_field, DH_NODE_CPUS);
+    fx_remove(NODE "/node1/cpulist");
+    fx_write("2\n", NODE "/node1/cpulist"); /* one of its CPUs is offline now */
+    fx_pass(&f);
+    CHECK(fx_woken(&f));
+    CHECK(HAS(fx_node(&f, 1)->valid, DH_NODE_CPUS));
+    CHECK_U64(fx_node(&f, 1)->cpus[0], 0xc);
+    CHECK_INT(state_of(&f, DH_SOURCE_CPUS), DH_STATE_OK);
+    fx_close(&f);
+    machine_make();
+}
+
+static void more_nodes_than_there_is_room_for_are_a_failure(void)
+{
+    struct fx f;
+
+    for (int i = 0; i < DH_NODE_MAX + 3; i++)
+        fx_write("\n", NODE "/node%d/cpulist", i);
+    f = running();
+    CHECK_INT(f.head->nodes, DH_NODE_MAX);
+    CHECK_INT(state_of(&f, DH_SOURCE_CPUS), DH_STATE_FAILING);
+    CHECK_INT(f.head->source[DH_SOURCE_CPUS].err, DH_EFULL);
+    CHECK_INT(f.head->source[DH_SOURCE_CPUS].err_field, DH_NODE_CPUS);
+    CHECK_U64(f.head->source[DH_SOURCE_CPUS].failures, 3);
+    fx_pass(&f);
+    CHECK_INT(state_of(&f, DH_SOURCE_CPUS), DH_STATE_FAILING);
+    CHECK_U64(f.head->source[DH_SOURCE_CPUS].failures, 3); /* not listed in vain in every pass */
+    fx_close(&f);
+    fx_remove(NODE);
+    machine_make();
+}
+
+/* Only a cgroup's record has room for six sizes and no more. */
+static void more_page_sizes_than_there_is_room_for_are_a_failure(void)
+{
+    static const char *const group = "cg/kubepods/pod11111111-2222-3333-4444-555555555555";
+    struct fx f;
+
+    for (int i = 0; i < 7; i++) /* 2 MiB is one of them */
+        fx_write("1\n", MM "/hugepages-%dkB/nr_hugepages", 64 << i);
+    fx_write("hugetlb memory cpu\n", "cg/cgroup.controllers");
+    fx_write("populated 1\nfrozen 0\n", "%s/cgroup.events", group);
+    f = running();
+    CHECK_INT(fx_group(&f, group + 15, "")->sizes, DH_HP_MAX);
+    CHECK_INT(state_of(&f, DH_SOURCE_CGROUPS), DH_STATE_FAILING);
+    CHECK_INT(f.head->source[DH_SOURCE_CGROUPS].err, DH_EFULL);
+    CHECK_INT(f.head->pools, 7 + 2);
+    fx_close(&f);
+    fx_remove("cg");
+    fx_remove(MM);
+    machine_make();
+}
+
+static void throttle_write(int cpu, const char *core, const char *package)
+{
+    fx_write(core, CPU "/cpu%d/thermal_throttle/core_throttle_count", cpu);
+    fx_write(package, CPU "/cpu%d/thermal_throttle/package_throttle_count", cpu);
+}
+
+static void throttle_pass(struct fx *f)
+{
+    fx_elapse(f, DH_NS);
+    fx_pass(f);
+}
+
+static void throttling_is_growth_since_the_start(void)
+{
+    struct fx f;
+
+    for (int cpu = 0; cpu < 4; cpu++)
+        throttle_write(cpu, "100\n", "1000\n");
+    f = running();
+    CHECK_INT(state_of(&f, DH_SOURCE_THROTTLE), DH_STATE_OK);
+    CHECK(HAS(fx_nodes(&f)[0].valid, DH_NODE_THROTTLE_CORE));
+    CHECK_U64(fx_nodes(&f)[0].throttle_core, 0);
+    CHECK_U64(fx_nodes(&f)[0].throttle_package, 0);
+
+    throttle_write(0, "105\n", "1007\n");
+    throttle_write(1, "104\n", "1006\n"); /* the same package: not 13 */
+    fx_pass(&f);
+    CHECK_U64(fx_nodes(&f)[0].throttle_core, 0); /* read once a second */
+    throttle_pass(&f);
+    CHECK(!fx_woken(&f)); /* 9 of 10 */
+    CHECK_U64(fx_nodes(&f)[0].throttle_core + fx_nodes(&f)[1].throttle_core, 9);
+    CHECK_U64(fx_nodes(&f)[0].throttle_package + fx_nodes(&f)[1].throttle_package, 7);
+    throttle_write(1, "105\n", "1006\n");
+    throttle_pass(&f);
+    CHECK(fx_woken(&f));
+    fx_close(&f);
+}
+
+/* Its counters begin anew when a CPU comes back; the node's sum must not fall, nor jump. */
+static void throttle_counters_start_anew_with_their_cpu(void)
+{
+    struct fx f;
+    const struct dh_node *n;
+
+    for (int cpu = 0; cpu < 4; cpu++)
+        throttle_write(cpu, "100\n", "1000\n");
+    f = running();
+    throttle_write(1, "103\n", "1003\n");
+    throttle_pass(&f);
+    fx_remove(CPU "/cpu1/thermal_throttle");
+    throttle_pass(&f); /* it is just going: one miss is no failure */
+    n = fx_node(&f, 0);
+    CHECK_INT(state_of(&f, DH_SOURCE_THROTTLE), DH_STATE_OK);
+    CHECK_U64(n->throttle_core, 3);
+    fx_write("0,2-3\n", CPU "/online");
+    fx_write("1\n", CPU "/offline");
+    throttle_pass(&f);
+    throttle_pass(&f);
+    CHECK_INT(state_of(&f, DH_SOURCE_THROTTLE), DH_STATE_OK);
+    CHECK_U64(n->throttle_core, 3);
+    throttle_write(1, "2\n", "2\n"); /* 2 while it came up, before we looked */
+    fx_write("0-3\n", CPU "/online");
+    fx_write("\n", CPU "/offline");
+    throttle_pass(&f);
+    CHECK_U64(n->throttle_core, 3);
+    throttle_write(1, "6\n", "7\n");
+    throttle_pass(&f);
+    CHECK_U64(n->throttle_core, 7);
+    CHECK_U64(n->throttle_package, 8);
+    fx_close(&f);
+}
+
+static void a_lost_throttle_counter_fails_at_the_second_miss(void)
+{
+    struct fx f;
+    const struct dh_node *n;
+
+    for (int cpu = 0; cpu < 4; cpu++)
+        throttle_write(cpu, "100\n", "1000\n");
+    f = running();
+    n = fx_node(&f, 1);
+    fx_remove(CPU "/cpu2/thermal_throttle/core_throttle_count");
+    throttle_pass(&f);
+    CHECK(!fx_woken(&f));
+    CHECK(HAS(n->valid, DH_NODE_THROTTLE_CORE));
+    throttle_pass(&f);
+    CHECK(fx_woken(&f));
+    CHECK(!HAS(n->valid, DH_NODE_THROTTLE_CORE) && HAS(n->seen, DH_NODE_THROTTLE_CORE));
+    CHECK(HAS(n->valid, DH_NODE_THROTTLE_PACKAGE));
+    CHECK_INT(n->err, ENOENT);
+    CHECK_INT(state_of(&f, DH_SOURCE_THROTTLE), DH_STATE_FAILING);
+    fx_write("hot\n", CPU "/cpu2/thermal_throttle/core_throttle_count");
+    throttle_pass(&f);
+    CHECK_INT(f.head->source[DH_SOURCE_THROTTLE].err, DH_EPARSE);
+    fx_write("101\n", CPU "/cpu2/thermal_throttle/core_throttle_count");
+    throttle_pass(&f);
+    CHECK(fx_woken(&f));
+    CHECK(HAS(n->valid, DH_NODE_THROTTLE_CORE));
+    CHECK_INT(state_of(&f, DH_SOURCE_THROTTLE), DH_STATE_OK);
+    fx_close(&f);
+}
+
+static void every_bad_option_is_refused(void)
+{
+    const struct dh_wake good = { .field = DH_POOL_NR, .mode = DH_WAKE_RISE, .threshold = 1, .window_ns = 1 };
+    struct dh_wake wake;
+    struct dh_options o;
+    struct dh_sampler *s = NULL;
+    int descriptors = fx_count("/proc/self/fd");
+
+#define REFUSED(code, change)                                                                          \
+    do {                                                                                               \
+        check_row = #change;                                                                           \
+        o = fx_options();                                                                              \
+        wake = good;                                                                                   \
+        change;                                                                                        \
+        CHECK_INT(dh_sampler_open(&o, "/", "/", "/", &wake, 1, &s), code);                             \
+    } while (0)
+    REFUSED(DH_EABI, o.size--);
+    REFUSED(DH_EABI, o.version++);
+    REFUSED(-EINVAL, o.period_ns = DH_NS / 100 - 1);
+    REFUSED(-EINVAL, o.period_ns = o.sweep_ns = o.resync_ns = 3600 * DH_NS + 1);
+    REFUSED(-EINVAL, o.sweep_ns = o.period_ns - 1);
+    REFUSED(-EINVAL, o.resync_ns = o.sweep_ns - 1);
+    REFUSED(-EINVAL, o.group_max = 0);
+    REFUSED(-EINVAL, o.group_max = 65537);
+    REFUSED(-EINVAL, o.reserved = 1);
+    REFUSED(-EINVAL, wake.field = DH_FIELD_NUM);
+    REFUSED(-EINVAL, wake.mode = 0);
+    REFUSED(-EINVAL, wake.mode = 3);
+    REFUSED(-EINVAL, wake.threshold = 0);
+    REFUSED(-EINVAL, wake.window_ns = 0);
+    REFUSED(-EINVAL, wake.field = DH_CPU_ONLINE); /* a set cannot rise */
+    REFUSED(-EINVAL, wake.field = DH_GROUP_SET);
+#undef REFUSED
+    check_row = "";
+    o = fx_options();
+    o.period_ns = o.sweep_ns = o.resync_ns = 3600 * DH_NS;
+    o.group_max = 65536;
+    CHECK_INT(dh_sampler_open(&o, "/", "/", "/", &good, 1, &s), 0);
+    CHECK_INT(dh_sampler_stop(s, 0), 0); /* one that never ran */
+    CHECK_INT(fx_count("/proc/self/fd"), descriptors);
+}
+
+static void roots_have_200_bytes_at_most(void)
+{
+    struct dh_options o = fx_options();
+    char most[201], more[202];
+    struct dh_sampler *s;
+    int descriptors = fx_count("/proc/self/fd");
+
+    memset(most, 'r', 200);
+    memset(more, 'r', 201);
+    most[200] = more[201] = '\0';
+    CHECK_INT(dh_sampler_open(&o, more, "/", "/", NULL, 0, &s), -ENAMETOOLONG);
+    CHECK_INT(dh_sampler_open(&o, "/", more, "/", NULL, 0, &s), -ENAMETOOLONG);
+    CHECK_INT(dh_sampler_open(&o, "/", "/", more, NULL, 0, &s), -ENAMETOOLONG);
+    CHECK_INT(dh_sampler_open(&o, most, most, most, NULL, 0, &s), 0);
+    CHECK_INT(dh_sampler_pass(s), 0);
+    CHECK_INT(dh_sampler_stop(s, 0), 0);
+    CHECK_INT(fx_count("/proc/self/fd"), descriptors);
+}
+
+static void nothing_stays_open(void)
+{
+    int descriptors = fx_count("/proc/self/fd");
+    struct fx f = running();
+
+    CHECK_INT(fx_count("/proc/self/fd") - descriptors, (int)f.head->descriptors);
+    fx_close(&f);
+    CHECK_INT(fx_count("/proc/self/fd"), descriptors);
+}
+
+int main(void)
+{
+    fx_begin();
+    machine_make();
+    what_is_there_is_read();
+    a_quiet_pass_wakes_nobody_and_opens_nothing();
+    a_shrunk_pool_wakes();
+    an_offline_cpu_stays_with_its_node();
+    unreadable_is_not_zero_and_is_not_absent();
+    what_was_never_there_is_absent();
+    an_unreadable_cpu_set_is_empty_and_invalid();
+    no_cpu_at_all_is_unreadable();
+    what_was_absent_is_looked_for_every_ten_seconds();
+    a_root_may_be_mounted_over();
+    a_resync_is_not_put_off_by_an_early_timer();
+    a_kernel_without_numa_is_one_node();
+    an_empty_sysfs_is_absent_until_it_comes();
+    a_root_that_cannot_be_opened_is_a_failure();
+    unreadable_from_the_start_is_not_absent();
+    a_cpulist_that_cannot_be_read_is_not_the_last_that_was();
+    more_nodes_than_there_is_room_for_are_a_failure();
+    more_page_sizes_than_there_is_room_for_are_a_failure();
+    nothing_stays_open();
+    throttling_is_growth_since_the_start();
+    throttle_counters_start_anew_with_their_cpu();
+    a_lost_throttle_counter_fails_at_the_second_miss();
+    every_bad_option_is_refused();
+    roots_have_200_bytes_at_most();
+    return check_done("test_sampler");
+}

@@ -1,0 +1,191 @@
+/*
+ * A source that never returns. A FIFO without a writer is one: open(2) of it sleeps until one comes.
+ */
+#include <poll.h>
+#include <sys/syscall.h>
+
+#include "check.h"
+#include "fixture.h"
+
+#define CPUS "sys/devices/system/cpu/online"
+#define POOL "sys/kernel/mm/hugepages/hugepages-2048kB"
+
+/* Wait for what another thread does. Bounded, so that a bug fails and does not hang. */
+#define EVENTUALLY(cond)                                                                               \
+    do {                                                                                               \
+        uint64_t since_ = dh_now_ns();                                                                 \
+        while (!(cond) && dh_now_ns() - since_ < 10 * DH_NS)                                           \
+            poll(NULL, 0, 1);                                                                          \
+        CHECK(cond);                                                                                   \
+    } while (0)
+
+/* A thread that looks for the files it misses every 20 ms. */
+static struct fx started(void)
+{
+    struct dh_options o = fx_options();
+    struct fx f;
+
+    o.period_ns = o.sweep_ns = DH_NS / 100;
+    o.resync_ns = DH_NS / 50;
+    f = fx_open(&o, "/", NULL, 0);
+    CHECK_INT(dh_sampler_start(f.s), 0);
+    return f;
+}
+
+/* How many threads of samplers there are, and how many of these sleep in openat(2). */
+static int samplers(bool asleep)
+{
+    DIR *tasks = opendir("/proc/self/task");
+    int n = 0;
+
+    for (struct dirent *d; (d = readdir(tasks));) {
+        char path[64], name[32] = "", call[64] = "";
+        int fd;
+
+        snprintf(path, sizeof(path), "/proc/self/task/%.16s/comm", d->d_name);
+        if ((fd = open(path, O_RDONLY | O_CLOEXEC)) < 0)
+            continue;
+        if (read(fd, name, sizeof(name) - 1) < 0)
+            *name = '\0'; /* it just ended */
+        close(fd);
+        snprintf(path, sizeof(path), "/proc/self/task/%.16s/syscall", d->d_name);
+        if ((fd = open(path, O_RDONLY | O_CLOEXEC)) < 0)
+            continue;
+        if (read(fd, call, sizeof(call) - 1) < 0)
+            *call = '\0';
+        close(fd);
+        /* "257 0x..." in a call, "running" else */
+        n += !strcmp(name, "dh-sampler\n") && (!asleep || (*call != 'r' && atoi(call) == SYS_openat));
+    }
+    closedir(tasks);
+    return n;
+}
+
+/* Let the open(2) return: a writer comes, and goes at once. The FIFO is moved out of the next one's way. */
+static void release(const char *fifo)
+{
+    char path[FX_PATH], aside[FX_PATH];
+    int fd = -1;
+
+    snprintf(path, sizeof(path), "%s/%s", fx_root, fifo);
+    snprintf(aside, sizeof(aside), "%s/aside", fx_root);
+    fx_must(!rename(path, aside), aside);
+    EVENTUALLY(fd >= 0 || (fd = open(aside, O_WRONLY | O_NONBLOCK | O_CLOEXEC)) >= 0);
+    close(fd);
+}
+
+static void a_healthy_thread_ends_at_once(void)
+{
+    int descriptors = fx_count("/proc/self/fd");
+    struct fx f = started();
+
+    EVENTUALLY(dh_sampler_read(f.s, f.head, f.cap) > 0 && f.head->passes > 2);
+    CHECK_INT(dh_sampler_start(f.s), -EBUSY);
+    CHECK_INT(dh_sampler_pass(f.s), -EBUSY);
+    CHECK_INT(dh_sampler_floor(f.s, 0), -EBUSY);
+    CHECK_INT(dh_sampler_sweep(f.s), -EBUSY);
+    CHECK_INT(dh_sampler_stop(f.s, UINT64_MAX), 0); /* for ever, but only if need be */
+    free(f.head);
+    CHECK_INT(fx_count("/proc/self/fd"), descriptors);
+    EVENTUALLY(samplers(false) == 0);
+}
+
+static void a_hung_thread_is_left_behind(void)
+{
+    int descriptors = fx_count("/proc/self/fd");
+    uint64_t begun = dh_now_ns(), waited;
+    struct fx f;
+
+    fx_fifo(POOL "/free_hugepages");
+    f = started();
+    EVENTUALLY(samplers(true) == 1);
+    CHECK(!fx_woken(&f));
+    fx_read(&f); /* whoever looks is told since when */
+    CHECK_U64(f.head->seq + f.head->passes + f.head->beat_ns, 0);
+    for (int i = 0; i < DH_SOURCE_NUM; i++) {
+        CHECK_INT(f.head->source[i].state, DH_STATE_STARTING);
+        CHECK_U64(f.head->source[i].passes, i == DH_SOURCE_CPUS); /* done before it */
+        CHECK(f.head->source[i].beat_ns >= begun);
+    }
+    CHECK(f.head->source[DH_SOURCE_CPUS].beat_ns > f.head->source[DH_SOURCE_HUGEPAGES].beat_ns);
+    begun = dh_now_ns();
+    CHECK_INT(dh_sampler_stop(f.s, DH_NS / 20), -ETIMEDOUT);
+    waited = dh_now_ns() - begun;
+    CHECK(waited >= DH_NS / 20);
+    free(f.head);
+    CHECK(samplers(true) == 1);
+
+    release(POOL "/free_hugepages"); /* now it ends by itself and frees all; LeakSanitizer sees to that */
+    EVENTUALLY(samplers(false) == 0);
+    CHECK_INT(fx_count("/proc/self/fd"), descriptors);
+}
+
+static void the_beat_stands_still_and_what_was_read_stays(void)
+{
+    int descriptors = fx_count("/proc/self/fd");
+    struct fx f = started();
+    uint64_t beat;
+
+    EVENTUALLY(dh_sampler_read(f.s, f.head, f.cap) > 0 && f.head->passes > 2);
+    fx_fifo(POOL "/free_hugepages");
+    EVENTUALLY(samplers(true) == 1);
+    fx_read(&f);
+    beat = f.head->source[DH_SOURCE_HUGEPAGES].beat_ns;
+    CHECK(beat > 0);
+    CHECK(f.head->source[DH_SOURCE_CPUS].beat_ns > beat);
+    CHECK_U64(f.head->source[DH_SOURCE_CPUS].passes, f.head->passes + 1);
+    CHECK_U64(fx_pool(&f, 2048, DH_MACHINE)->nr, 512);
+    poll(NULL, 0, 50); /* five periods */
+    fx_read(&f);
+    CHECK_U64(f.head->source[DH_SOURCE_HUGEPAGES].beat_ns, beat);
+
+    release(POOL "/free_hugepages");
+    EVENTUALLY(dh_sampler_read(f.s, f.head, f.cap) > 0 && f.head->source[DH_SOURCE_HUGEPAGES].beat_ns > beat);
+    fx_close(&f);
+    CHECK_INT(fx_count("/proc/self/fd"), descriptors);
+    EVENTUALLY(samplers(false) == 0);
+}
+
+/* What the beat of a source stands for is published, though a later part of the same pass hangs. */
+static void what_was_read_before_the_hang_is_published(void)
+{
+    static const char pod[] = "cg/kubepods/pod0b2c8a51-6c4c-4b0e-9d2f-2d0a3a9c1e11";
+    struct fx f;
+    uint64_t beat;
+
+    fx_write("512\n", POOL "/nr_hugepages");
+    fx_write("cpu\n", "cg/cgroup.controllers");
+    fx_write("nr_periods 1\nnr_throttled 0\nthrottled_usec 0\n", "%s/cpu.stat", pod);
+    f = started();
+    EVENTUALLY(dh_sampler_read(f.s, f.head, f.cap) > 0 && f.head->passes > 2);
+    fx_fifo("sys/devices/system/cpu/offline"); /* holds the thread before the pools are read */
+    EVENTUALLY(samplers(true) == 1);
+    fx_read(&f);
+    beat = f.head->source[DH_SOURCE_HUGEPAGES].beat_ns;
+    while (fx_woken(&f))
+        ;
+    fx_write("510\n", POOL "/nr_hugepages");
+    fx_fifo("%s/cpu.stat", pod);
+    release("sys/devices/system/cpu/offline");
+    EVENTUALLY(dh_sampler_read(f.s, f.head, f.cap) > 0 && f.head->source[DH_SOURCE_HUGEPAGES].beat_ns > beat);
+    CHECK_U64(fx_pool(&f, 2048, DH_MACHINE)->nr, 510);
+    EVENTUALLY(samplers(true) == 1);
+    fx_read(&f);
+    CHECK(f.head->source[DH_SOURCE_CGROUPS].beat_ns < f.head->source[DH_SOURCE_HUGEPAGES].beat_ns);
+    release("cg/kubepods/pod0b2c8a51-6c4c-4b0e-9d2f-2d0a3a9c1e11/cpu.stat");
+    fx_close(&f);
+    fx_remove("cg");
+    EVENTUALLY(samplers(false) == 0);
+}
+
+int main(void)
+{
+    fx_begin();
+    fx_write("0\n", CPUS);
+    fx_write("512\n", POOL "/nr_hugepages");
+    a_healthy_thread_ends_at_once();
+    a_hung_thread_is_left_behind();
+    the_beat_stands_still_and_what_was_read_stays();
+    what_was_read_before_the_hang_is_published();
+    return check_done("test_thread_hang");
+}

@@ -1,0 +1,305 @@
+"""What a test may change on the machine, and how it is put back.
+
+Hugepage pools, CPUs and the controllers of the root cgroup belong to everybody on the machine, so each
+context manager here holds one lock for as long as it has something changed, skips the test where it is not
+allowed to, and restores in any case. Nothing here judges: the tests say what they expect.
+"""
+
+import fcntl
+import itertools
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, NamedTuple
+
+import pytest
+
+LOCK: Final = Path("/tmp/drahealth-machine.lock")
+CGROUPFS: Final = Path("/sys/fs/cgroup")
+SYSFS: Final = Path("/sys")
+
+_holders: list[int] = []
+
+
+@contextmanager
+def machine_lock() -> Iterator[None]:
+    """Nobody else's test touches the machine meanwhile. May be taken again inside itself."""
+    if _holders:
+        _holders.append(_holders[0])
+        try:
+            yield
+        finally:
+            _holders.pop()
+        return
+    fd = os.open(LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX)
+        _holders.append(fd)
+        try:
+            yield
+        finally:
+            _holders.pop()
+    finally:
+        os.close(fd)
+
+
+def _write_or_skip(path: Path, text: str) -> None:
+    try:
+        path.write_text(text)
+    except OSError as e:
+        pytest.skip(f"may not write {path}: {e.strerror}")
+
+
+# --- hugepages ------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class HugepagePool:
+    """One machine-wide pool."""
+
+    size_kib: int
+
+    @property
+    def file(self) -> Path:
+        return SYSFS / f"kernel/mm/hugepages/hugepages-{self.size_kib}kB/nr_hugepages"
+
+    @property
+    def pages(self) -> int:
+        return int(self.file.read_text())
+
+    def resize(self, pages: int) -> None:
+        """Ask for so many pages; skips the test if the kernel finds fewer."""
+        _write_or_skip(self.file, f"{pages}\n")
+        if self.pages != pages:
+            pytest.skip(f"asked for {pages} hugepages of {self.size_kib} KiB, got {self.pages}")
+
+
+@contextmanager
+def hugepages(size_kib: int, pages: int) -> Iterator[HugepagePool]:
+    """The pool of a size, holding ``pages`` pages; afterwards as many as before."""
+    pool = HugepagePool(size_kib)
+    if not pool.file.exists():
+        pytest.skip(f"no hugepages of {size_kib} KiB on this machine")
+    with machine_lock():
+        before = pool.pages
+        try:
+            pool.resize(pages)
+            yield pool
+        finally:
+            if pool.pages != before:
+                pool.file.write_text(f"{before}\n")
+
+
+# --- CPUs -----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Cpu:
+    """One CPU that can be taken offline."""
+
+    number: int
+
+    @property
+    def file(self) -> Path:
+        return SYSFS / f"devices/system/cpu/cpu{self.number}/online"
+
+    def is_online(self) -> bool:
+        return self.file.read_text() == "1\n"
+
+    def set_online(self, online: bool) -> None:
+        _write_or_skip(self.file, f"{online:d}\n")
+
+
+@contextmanager
+def hotplug(number: int) -> Iterator[Cpu]:
+    """A CPU that is online now, for the test to take offline and online; online afterwards."""
+    cpu = Cpu(number)
+    with machine_lock():
+        if not cpu.file.exists() or not cpu.is_online():
+            pytest.skip(f"cpu{number} cannot be taken offline here")
+        try:
+            yield cpu
+        finally:
+            if not cpu.is_online():
+                cpu.file.write_text("1\n")
+
+
+@contextmanager
+def cpu_offline(number: int) -> Iterator[Cpu]:
+    """A CPU, offline until the end."""
+    with hotplug(number) as cpu:
+        cpu.set_online(False)
+        yield cpu
+
+
+# --- cgroups --------------------------------------------------------------------------------------------
+
+_tree_numbers = itertools.count(1)
+
+
+def unified_root() -> Path | None:
+    """Where cgroup v2 is mounted: alone, or beside v1. None if it is not."""
+    for root in (CGROUPFS, CGROUPFS / "unified"):
+        if (root / "cgroup.controllers").exists():
+            return root
+    return None
+
+
+@dataclass(frozen=True)
+class Kubepods:
+    """A kubepods tree of our own below the hierarchies in ``roots``, as one kubelet would make it."""
+
+    cgroup_root: str
+    """The kubelet's ``--cgroup-root``."""
+    roots: tuple[Path, ...]
+    hugetlb: bool
+    systemd: bool
+
+    def directory(self, qos: str = "", pod: str = "", container: str = "") -> Path:
+        """Where a level lies below each root: kubepods, a QoS class (or none), a pod, a container."""
+        top = self.cgroup_root.strip("/")
+        if self.systemd:
+            names = [top.replace("-", "_"), "kubepods"]
+            names += [qos] if qos else []
+            names += ["pod" + pod.replace("-", "_")] if pod else []
+            parts = ["-".join(names[: i + 1]) + ".slice" for i in range(len(names))]
+            parts += [f"cri-containerd-{container}.scope"] if container else []
+        else:
+            parts = [part for part in (top, "kubepods", qos, pod and f"pod{pod}", container) if part]
+        return Path(*parts)
+
+    def make(self, qos: str = "", pod: str = "", container: str = "") -> Path:
+        """Make a level and all above it. Returns its directory below the first root.
+
+        With hugetlb, all but containers hand the controller on, as they must before their children are made.
+        """
+        relative = self.directory(qos, pod, container)
+        for root in self.roots:
+            at = root
+            for part in relative.parts:
+                at /= part
+                at.mkdir(exist_ok=True)
+                control = at / "cgroup.subtree_control"
+                if self.hugetlb and control.exists() and not (container and at == root / relative):
+                    control.write_text("+hugetlb")
+        return self.roots[0] / relative
+
+    def remove(self, qos: str = "", pod: str = "", container: str = "") -> None:
+        """Remove a level and all below it."""
+        for root in self.roots:
+            _remove_cgroup(root / self.directory(qos, pod, container))
+
+
+def _remove_cgroup(top: Path) -> None:
+    """Remove a cgroup and those below it. Its files need no removing; processes that end now, a wait."""
+    for directory, _, _ in os.walk(top, topdown=False):
+        deadline = time.monotonic() + 5
+        while True:
+            try:
+                os.rmdir(directory)
+            except FileNotFoundError:
+                break
+            except OSError:  # EBUSY: a dying process is still being taken out
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(0.002)
+            else:
+                break
+
+
+@contextmanager
+def _hugetlb_handed_on(root: Path) -> Iterator[None]:
+    """The children of the root cgroup have the hugetlb controller."""
+    control = root / "cgroup.subtree_control"
+    if "hugetlb" not in (root / "cgroup.controllers").read_text().split():
+        pytest.skip("hugetlb is no controller of cgroup v2 here")
+    if "hugetlb" in control.read_text().split():
+        yield
+        return
+    _write_or_skip(control, "+hugetlb")
+    try:
+        yield
+    finally:
+        control.write_text("-hugetlb")
+
+
+@contextmanager
+def kubepods_tree(
+    *controllers: str, unified: bool = True, hugetlb: bool = False, systemd: bool = False
+) -> Iterator[Kubepods]:
+    """A kubepods tree of a unique ``cgroup_root``, empty but for the parent; removed afterwards.
+
+    Args:
+        controllers: names of v1 hierarchies that are to have it too, ``memory``, ``cpu``.
+        unified: whether it is in the v2 hierarchy, which is then the first of ``roots``.
+        hugetlb: whether its groups have the v2 hugetlb controller. Takes the machine's lock.
+        systemd: named as the kubelet's systemd cgroup driver does, else as its cgroupfs driver.
+    """
+    roots = [CGROUPFS / controller for controller in controllers]
+    for root in roots:
+        if not (root / "cgroup.procs").exists():
+            pytest.skip(f"no cgroup v1 hierarchy at {root}")
+    with ExitStack() as stack:
+        if unified:
+            v2 = unified_root()
+            if v2 is None:
+                pytest.skip("no cgroup v2 here")
+            if hugetlb:
+                stack.enter_context(machine_lock())
+                stack.enter_context(_hugetlb_handed_on(v2))
+            roots.insert(0, v2)
+        name = f"drahealth-test-{os.getpid()}-{next(_tree_numbers)}"
+        tree = Kubepods(f"/{name}", tuple(roots), hugetlb, systemd)
+        parent = tree.directory().parts[0]
+        try:
+            for root in roots:
+                try:
+                    (root / parent).mkdir()
+                except OSError as e:
+                    pytest.skip(f"may not make cgroups in {root}: {e.strerror}")
+            yield tree
+        finally:
+            for root in roots:
+                _remove_cgroup(root / parent)
+
+
+class HugetlbHit(NamedTuple):
+    """How a process ran into its cgroup's hugetlb limit."""
+
+    pages: int
+    """How many pages it got."""
+    at_ns: int
+    """CLOCK_MONOTONIC right before the page that it did not get [ns]."""
+
+
+# Joins the cgroup, then touches one page after the other and says when. MAP_NORESERVE: the limit that counts
+# is hugetlb.<size>.max at the page fault, not the pool's size at mmap().
+_TOUCH: Final = """
+import mmap, os, resource, struct, sys, time
+procs, size, pages = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+with open(procs, "w") as f:
+    f.write(str(os.getpid()))
+HUGETLB, NORESERVE = 0x40000 | (size.bit_length() - 1 << 26), 0x4000
+area = mmap.mmap(-1, size * pages, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | HUGETLB | NORESERVE)
+for page in range(pages):
+    os.write(1, struct.pack("=q", time.monotonic_ns()))
+    area[page * size] = 1
+"""
+
+
+def hugetlb_hit(cgroup: Path, pages: int, *, size_kib: int = 2048) -> HugetlbHit:
+    """A real process in ``cgroup`` touches ``pages`` hugepages, and is killed by SIGBUS at the limit."""
+    touch = [sys.executable, "-c", _TOUCH, str(cgroup / "cgroup.procs"), str(size_kib * 1024), str(pages)]
+    done = subprocess.run(touch, capture_output=True, timeout=30, check=False)
+    if done.returncode != -signal.SIGBUS:
+        raise AssertionError(
+            f"no SIGBUS within {pages} pages, but status {done.returncode}: {done.stderr.decode()}"
+        )
+    return HugetlbHit(len(done.stdout) // 8 - 1, int.from_bytes(done.stdout[-8:], sys.byteorder))

@@ -1,0 +1,165 @@
+"""A node on paper: tests write what its sources would read, let time pass, and hear what the core says."""
+
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import Final
+
+from agent.model.cpuset import CpuSet, parse_cpus
+from agent.model.health import DeviceHealth
+from agent.model.reading import Absence, Missing, Reading
+from agent.model.report import Report
+from agent.model.settings import Settings
+from agent.model.snapshot import (
+    CoreStats,
+    CpuSample,
+    GroupKind,
+    GroupSample,
+    HugetlbSample,
+    NodeSample,
+    PoolSample,
+    Snapshot,
+    SourceSample,
+    SourceState,
+)
+from agent.model.time import NS, Instant
+from agent.pipeline import State, step
+
+ABSENT: Final = Missing(Absence.ABSENT, 2)
+EIO: Final = Missing(Absence.UNREADABLE, 5)
+ENODEV: Final = Missing(Absence.UNREADABLE, 19)
+SOURCES: Final = ("cpus", "throttle", "hugepages", "cgroups")
+NO_LIMIT: Final = 2**64 - 1
+MIB: Final = 1 << 20
+
+
+def node_sample(
+    node: int = 0, cpus: CpuSet | Missing = 0b11, core: Reading = ABSENT, package: Reading = ABSENT
+) -> NodeSample:
+    """One NUMA node: of a virtual machine, without thermal counters."""
+    return NodeSample(node, cpus, core, package)
+
+
+def pool_sample(
+    nr: Reading = 10, surplus: Reading = 0, *, size_kib: int = 2048, node: int | None = 0
+) -> PoolSample:
+    """One hugepage pool, all of it free."""
+    return PoolSample(size_kib, node, nr, nr, ABSENT, surplus, ABSENT)
+
+
+def hugetlb_sample(
+    events: Reading = 0, *, size_kib: int = 2048, limit: Reading = NO_LIMIT, rsvd: Reading = NO_LIMIT
+) -> HugetlbSample:
+    """One hugepage size of a cgroup that uses none."""
+    return HugetlbSample(size_kib, 0, limit, 0, rsvd, events)
+
+
+def group_sample(
+    ident: int, *hugetlb: HugetlbSample, pod: str = "pod-a", container: str = "container-a"
+) -> GroupSample:
+    """One cgroup; of the pod itself if ``container`` is empty."""
+    kind = GroupKind.CONTAINER if container else GroupKind.POD
+    return GroupSample(ident, kind, pod, container, 1, *[0] * 10, hugetlb)
+
+
+def cpus_sample(online: CpuSet | Missing = 0b11) -> CpuSample:
+    """The CPU sets of a machine with two CPUs."""
+    return CpuSample(0b11, online, 0b11 & ~online if isinstance(online, int) else online, 0)
+
+
+class PaperNode:
+    """What is read is in the attributes. Time passes in whole passes of all sources that beat."""
+
+    def __init__(self, settings: Settings | None = None, *, period_ns: int = NS) -> None:
+        self.state = State(settings or Settings("node-a"))
+        self.period_ns = period_ns
+        self.now_ns = 1_000 * NS
+        self.wall_s = 1_700_000_000.0
+        self.started_ns = self.now_ns
+        self.passes = 0
+        self.cpus = cpus_sample()
+        self.nodes: dict[int, NodeSample] = {0: node_sample()}
+        self.pools: dict[tuple[int, int | None], PoolSample] = {}
+        self.groups: list[GroupSample] = []
+        self.states: dict[str, SourceState] = {"throttle": SourceState.ABSENT}
+        """Of sources that are not ok."""
+        self.stuck: set[str] = set()
+        """Sources that do not return."""
+        self._beats = dict.fromkeys(SOURCES, (0, 0))
+
+    @property
+    def now(self) -> Instant:
+        return Instant(self.now_ns, self.wall_s)
+
+    def pool(self, sample: PoolSample) -> None:
+        """Writes one pool."""
+        self.pools[sample.size_kib, sample.node] = sample
+
+    def online(self, cpus: str) -> None:
+        """Writes the set of online CPUs."""
+        self.cpus = cpus_sample(parse_cpus(cpus))
+
+    def wait(self, seconds: float) -> None:
+        """Time in which nobody reads anything."""
+        self.now_ns += int(seconds * NS)
+        self.wall_s += seconds
+
+    def read(self) -> None:
+        """One pass of every source that is not stuck, a period after the last."""
+        self.wait(self.period_ns / NS)
+        self.passes += 1
+        for name in SOURCES:
+            if name not in self.stuck:
+                self._beats[name] = (self._beats[name][0] + 1, self.now_ns)
+
+    def snapshot(self) -> Snapshot:
+        """What the sources have published."""
+        sources = [
+            SourceSample(
+                name, self.states.get(name, SourceState.OK), beat_ns, self.period_ns, 0, "", passes=passes
+            )
+            for name, (passes, beat_ns) in self._beats.items()
+        ]
+        return Snapshot(
+            seq=self.passes,
+            cpus=self.cpus,
+            nodes=tuple(self.nodes.values()),
+            pools=tuple(self.pools.values()),
+            groups=tuple(self.groups),
+            sources=tuple(sources),
+            core=CoreStats(passes=self.passes),
+        )
+
+    def starting(self) -> Snapshot:
+        """What is published before the first pass is over."""
+        nobody = CpuSample(ABSENT, ABSENT, ABSENT, ABSENT)
+        state = SourceState.STARTING
+        sources = [SourceSample(name, state, self.started_ns, self.period_ns, 0, "") for name in SOURCES]
+        return Snapshot(seq=1, cpus=nobody, sources=tuple(sources))
+
+    def look(self) -> Report:
+        """The core looks, at what has been read."""
+        self.state, report = step(self.state, self.snapshot() if self.passes else self.starting(), self.now)
+        return report
+
+    def next(self, passes: int = 1) -> Report:
+        """Passes, and a look after each; what the last look says."""
+        for _ in range(passes - 1):
+            self.read()
+            self.look()
+        self.read()
+        return self.look()
+
+
+def device_of(report: Report, name: str) -> DeviceHealth:
+    """The verdict on one device."""
+    return next(device for device in report.devices if device.device == name)
+
+
+def codes(device: DeviceHealth) -> list[str]:
+    """The codes of its causes, worst first."""
+    return [cause.code for cause in device.causes]
+
+
+def without_times(devices: Iterable[DeviceHealth]) -> list[DeviceHealth]:
+    """The verdicts, all verified at the same moment."""
+    return [replace(device, verified=Instant(0, 0.0)) for device in devices]

@@ -1,0 +1,156 @@
+"""Lines of news: what a log and a pipe are told of a report, given the one before."""
+
+import io
+import logging
+import os
+from dataclasses import replace
+
+import pytest
+from cli_reports import BUSY, HIT, SHRUNK, THROTTLED, device, instant, report, source
+
+from agent.cli.changes import changes
+from agent.cli.logs import LEVEL_OF_SEVERITY, PRIORITIES, LineFormatter, is_journal
+from agent.model.health import Note, Severity
+from agent.model.report import Report
+from agent.model.snapshot import CoreStats, SourceState
+
+
+def test_a_first_report_tells_every_device_and_the_sources_that_are_not_well():
+    lines = [str(change) for change in changes(None, BUSY)]
+    assert lines[0] == "2026-11-21T10:04:04Z cpu-node0 Healthy"
+    assert lines[3] == (
+        "2026-11-21T10:04:04Z hugepages-2mi-node0 Unhealthy "
+        "mem.hugepages.pool_shrunk: 500 pages, 512 at start; cpu.throttled.core: 10 events or more in 60 s"
+    )
+    assert lines[5].startswith(
+        "2026-11-21T10:04:04Z source hugepages failing hugepages-1048576kB/nr_hugepages:"
+    )
+    assert lines[8].startswith("2026-11-21T10:04:04Z pod 0f3c7a52")
+    assert lines[6] == "2026-11-21T10:04:04Z source cgroups absent no kubepods below /sys/fs/cgroup"
+    assert lines[7] == "2026-11-21T10:04:04Z cgroups incomplete 2 found no room, see cgroups.max-groups"
+    assert len(lines) == 9
+
+
+def test_the_same_again_is_no_news_even_if_verified_again():
+    again = replace(BUSY, devices=tuple(replace(d, verified=instant()) for d in BUSY.devices))
+    assert changes(BUSY, again) == []
+
+
+def test_a_device_that_changed_is_told_and_no_other():
+    before = report(device("cpu-node0"), device("cpu-node1"))
+    now = report(device("cpu-node0"), device("cpu-node1", THROTTLED))
+    (change,) = changes(before, now)
+    assert change.words == "cpu-node1 Degraded cpu.throttled.core: 10 events or more in 60 s"
+    assert change.severity is Severity.DEGRADED
+    (back,) = changes(now, before)
+    assert back.words == "cpu-node1 Healthy"
+
+
+def test_a_new_cause_of_a_device_that_is_sick_already_is_news():
+    before = report(device("hugepages-2mi-node0", SHRUNK))
+    assert len(changes(before, report(device("hugepages-2mi-node0", SHRUNK, THROTTLED)))) == 1
+
+
+def test_a_device_that_is_no_longer_reported_is_told():
+    (change,) = changes(report(device("gpu-0"), device("gpu-1")), report(device("gpu-0")))
+    assert change.words == "gpu-1 gone no longer reported"
+    assert change.severity is Severity.UNKNOWN
+
+
+def test_the_same_name_in_two_pools_is_two_devices():
+    before = report(device("gpu-0"), device("gpu-0", pool="other"))
+    now = report(device("gpu-0"), device("gpu-0", SHRUNK, pool="other"))
+    assert [change.subject for change in changes(before, now)] == ["other/gpu-0"]
+
+
+def test_a_source_that_fails_and_recovers_is_told_but_not_each_failure():
+    def seen(state: SourceState, failures: int, detail: str = "") -> object:
+        return report(sources=(source("cpus", state, failures, detail),))
+
+    well, bad = seen(SourceState.OK, 0), seen(SourceState.FAILING, 1, "EIO")
+    assert [c.words for c in changes(well, bad)] == ["source cpus failing EIO"]
+    assert changes(bad, seen(SourceState.FAILING, 2, "EIO")) == []
+    assert [c.words for c in changes(bad, seen(SourceState.OK, 2, "EIO"))] == ["source cpus ok"]
+
+
+def test_a_node_without_devices_is_told_with_what_is_absent():
+    found = changes(None, report(sources=(source("cpus", SourceState.ABSENT), source("throttle"))))
+    assert [c.words for c in found] == ["devices none no device was found", "source cpus absent"]
+    (change,) = changes(report(), report(device("gpu-0")))
+    assert change.words == "gpu-0 Healthy"
+
+
+def test_cgroups_that_are_not_watched_as_they_should_be_are_told_on_change():
+    def seen(**core: int) -> Report:
+        return report(device("gpu-0"), sources=(source("cgroups"),), core=CoreStats(**core))
+
+    well, worse = seen(), seen(groups_dropped=2000, unwatched=1)
+    (change,) = changes(well, worse)
+    assert change.words == (
+        "cgroups incomplete 2,000 found no room, see cgroups.max-groups; "
+        "the kernel refused 1 inotify watch, read by the sweep instead"
+    )
+    assert change.severity is Severity.DEGRADED
+    assert changes(worse, worse) == []
+    assert [c.words for c in changes(worse, well)] == ["cgroups ok"]
+
+
+def test_each_overflow_of_the_kernels_queue_is_told():
+    before, now = report(core=CoreStats(overflows=1)), report(core=CoreStats(overflows=2))
+    (change,) = changes(before, now)
+    assert change.words == "inotify overflowed 2 times, and everything was read again each time"
+    assert changes(now, now) == []
+
+
+def test_a_note_is_told_once():
+    noted = report(notes=(Note("pod 1", HIT),))
+    (change,) = changes(report(), noted)
+    assert change.words == "pod 1 note cgroup.hugetlb.max_hit: 2MB limit of 64 MiB hit"
+    assert changes(noted, noted) == []
+
+
+def test_a_line_stays_one_line():
+    (change,) = changes(None, report(device("gpu-0", severity=Severity.UNHEALTHY, message="a\nb\x1b[2J")))
+    assert str(change).isprintable()
+
+
+# --- the log -----------------------------------------------------------------------------------------------
+
+
+def written(level: int, text: str, *, journal: bool, error: BaseException | None = None) -> str:
+    info = (type(error), error, error.__traceback__) if error else None
+    record = logging.LogRecord("agent.x", level, __file__, 1, "%s", (text,), info)
+    record.created = 1_795_255_444.9
+    return LineFormatter(journal=journal).format(record)
+
+
+def test_for_people_a_line_has_time_and_level():
+    assert written(logging.INFO, "hello", journal=False) == "2026-11-21T10:04:04Z info hello"
+
+
+@pytest.mark.parametrize(
+    ("level", "priority"),
+    [(logging.DEBUG, 7), (logging.INFO, 6), (logging.WARNING, 4), (logging.ERROR, 3), (logging.CRITICAL, 2)],
+)
+def test_for_the_journal_a_line_has_its_priority_and_no_time(level, priority):
+    assert written(level, "hello", journal=True) == f"<{priority}>hello"
+    assert {number for _, number in PRIORITIES} == {2, 3, 4, 6, 7}
+
+
+def test_every_line_of_a_traceback_has_the_priority():
+    lines = written(logging.ERROR, "hello", journal=True, error=ValueError("a\nb")).splitlines()
+    assert lines == ["<3>hello", "<3>ValueError: a", "<3>b"]
+
+
+def test_every_severity_has_a_level_and_worse_is_not_quieter():
+    levels = [LEVEL_OF_SEVERITY[severity] for severity in Severity]
+    assert levels == sorted(levels)
+
+
+def test_the_journal_is_known_by_its_device_and_inode(tmp_path):
+    with (tmp_path / "log").open("w") as stream:
+        stat = os.fstat(stream.fileno())
+        assert is_journal(stream, {"JOURNAL_STREAM": f"{stat.st_dev}:{stat.st_ino}"})
+        assert not is_journal(stream, {"JOURNAL_STREAM": f"{stat.st_dev}:{stat.st_ino + 1}"})
+        assert not is_journal(stream, {})
+    assert not is_journal(io.StringIO(), {"JOURNAL_STREAM": "1:2"})

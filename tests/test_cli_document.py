@@ -1,0 +1,115 @@
+"""The JSON of ``-o json``: the shape that programs rely on."""
+
+import json
+
+from cli_reports import BUSY, NOW_S, SHRUNK, UNREADABLE, device, report
+from test_cli_render import STATUS
+
+from agent.cli.document import process_documents, report_document, status_document
+from agent.model.health import Health, Severity
+from agent.model.status import AgentStatus
+from agent.sources.processes import ProcessFacts
+
+
+def test_a_sick_device_carries_its_causes_with_advice():
+    (one,) = report_document(report(device("hugepages-2mi-node0", SHRUNK)))["devices"]
+    assert one == {
+        "driver": "",
+        "pool": "worker-7",
+        "name": "hugepages-2mi-node0",
+        "kind": "hugepages",
+        "health": "Unhealthy",
+        "severity": "unhealthy",
+        "message": "mem.hugepages.pool_shrunk: 500 pages, 512 at start",
+        "since": "2026-11-21T10:03:52Z",
+        "lastVerified": "2026-11-21T10:04:03Z",
+        "timeoutSeconds": 30,
+        "causes": [
+            {
+                "code": "mem.hugepages.pool_shrunk",
+                "severity": "unhealthy",
+                "blame": "configuration",
+                "evidence": "500 pages, 512 at start",
+                "advice": SHRUNK.advice,
+                "since": "2026-11-21T10:03:52Z",
+            }
+        ],
+    }
+
+
+def test_the_keys_of_the_document():
+    document = report_document(BUSY)
+    assert list(document) == [
+        "apiVersion", "node", "at", "devices", "notes", "notApplicable", "notEvaluated", "sources", "cgroups"
+    ]  # fmt: skip
+    assert document["apiVersion"] == "drahealth/v1"
+    assert document["node"] == "worker-7"
+    assert document["at"] == "2026-11-21T10:04:04Z"
+
+
+def test_health_is_one_of_three_words_and_severity_tells_degraded():
+    pairs = {(d["health"], d["severity"]) for d in report_document(BUSY)["devices"]}
+    assert pairs == {
+        ("Healthy", "ok"), ("Healthy", "degraded"), ("Unhealthy", "unhealthy"), ("Unknown", "unknown")
+    }  # fmt: skip
+    assert {h.name.capitalize() for h in Health} == {"Healthy", "Unhealthy", "Unknown"}
+    assert {s.name.lower() for s in Severity} == {"ok", "info", "degraded", "unknown", "unhealthy"}
+
+
+def test_notes_and_rules_without_verdict_are_listed():
+    document = report_document(BUSY)
+    assert [(note["subject"][:8], note["code"], note["severity"]) for note in document["notes"]] == [
+        ("pod 0f3c", "cgroup.hugetlb.max_hit", "info")
+    ]
+    assert document["notApplicable"][2] == {
+        "device": "", "code": "cgroup.hugetlb.max_hit", "reason": "no hugetlb controller"
+    }  # fmt: skip
+    assert document["notEvaluated"][0]["reason"] == "needs 60 s of history"
+    assert document["cgroups"] == {"watched": 214, "dropped": 2, "unwatched": 0}
+
+
+def test_a_source_says_when_it_was_last_read_on_the_wall_clock():
+    failing = report_document(BUSY)["sources"][2]
+    assert failing == {
+        "name": "hugepages",
+        "state": "failing",
+        "lastRead": "2026-11-21T10:04:01Z",
+        "periodSeconds": 1.0,
+        "failures": 3,
+        "detail": "hugepages-1048576kB/nr_hugepages: Input/output error",
+    }
+
+
+def test_a_source_that_never_finished_a_pass_has_no_time_and_not_1970():
+    never = BUSY.sources[0]._replace(beat_ns=0)
+    assert report_document(report(sources=(never,)))["sources"][0]["lastRead"] is None
+
+
+def test_processes():
+    facts = ProcessFacts("kubelet", 7, NOW_S - 60, 1.234, 88 << 20, 24)
+    assert process_documents([facts]) == [
+        {
+            "name": "kubelet",
+            "pid": 7,
+            "since": "2026-11-21T10:03:04Z",
+            "cpuSeconds": 1.23,
+            "rssBytes": 88 << 20,
+            "threads": 24,
+        }
+    ]
+
+
+def test_the_status():
+    document = status_document(STATUS)
+    assert document["devices"] == {"unhealthy": 1, "ok": 2}
+    assert document["lastReport"] == "2026-11-21T10:04:00Z"
+    assert document["subscribers"][1] == {"socket": "drivers/gpu.example.com.sock", "streams": 2}
+    assert document["core"]["wakes"] == 3
+    assert status_document(AgentStatus("0.1.0", 42, NOW_S, 0.1, 1, 4, 31))["lastReport"] is None
+
+
+def test_all_of_it_is_json_whatever_the_text():
+    odd = device("a\ud800b", UNREADABLE, message="\x1b[31m\n")
+    assert json.loads(json.dumps(report_document(report(odd))))["devices"][0]["message"] == "\x1b[31m\n"
+    assert json.dumps(report_document(BUSY)).isascii()
+    json.dumps(status_document(STATUS))

@@ -1,0 +1,319 @@
+"""The command line as people and systemd use it: real processes and sockets, a sysfs of plain files."""
+
+import json
+import os
+import pty
+import re
+import select
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+DRIVER = "demo.drahealth.example"
+AGENT = [sys.executable, "-m", "agent"]
+TIME = r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ"
+
+
+class Node:
+    """A machine of two CPUs and 8 hugepages, as files, and an agent's runtime directory."""
+
+    def __init__(self, directory: Path) -> None:
+        self.runtime_dir = directory / "run"
+        self.sysfs = directory / "sys"
+        cgroups = directory / "cgroup"
+        cgroups.mkdir()
+        pool = "hugepages/hugepages-2048kB"
+        for base in ("kernel/mm", "devices/system/node/node0"):
+            for name in ("free", "surplus", "nr"):
+                self.write(f"{base}/{pool}/{name}_hugepages", "0" if name == "surplus" else "8")
+        for name in ("resv", "nr_overcommit"):
+            self.write(f"kernel/mm/{pool}/{name}_hugepages", "0")
+        for name, cpus in (("present", "0-1"), ("online", "0-1"), ("offline", ""), ("isolated", "")):
+            self.write(f"devices/system/cpu/{name}", cpus)
+        self.write("devices/system/node/online", "0")
+        self.write("devices/system/node/node0/cpulist", "0-1")
+        self.roots = [
+            "--sysfs-root",
+            str(self.sysfs),
+            "--cgroupfs-root",
+            str(cgroups),
+            "--node-name",
+            "worker-7",
+        ]
+
+    def write(self, path: str, text: str) -> None:
+        file = self.sysfs / path
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text + "\n")
+
+    def resize(self, pages: int) -> None:
+        """Sets the pool's pages, 0 to 9: in place and in one write, as nobody sees sysfs half written."""
+        for base in ("kernel/mm", "devices/system/node/node0"):
+            file = self.sysfs / base / "hugepages/hugepages-2048kB/nr_hugepages"
+            with file.open("r+b", buffering=0) as stream:
+                stream.write(b"%d\n" % pages)
+
+    @property
+    def agent_socket(self) -> str:
+        return str(self.runtime_dir / "agent.sock")
+
+    @property
+    def driver_socket(self) -> str:
+        return str(self.runtime_dir / "drivers" / f"{DRIVER}.sock")
+
+    def run_args(self) -> list[str]:
+        where = ["--runtime-dir", str(self.runtime_dir), *self.roots]
+        return [*AGENT, "run", "--driver", DRIVER, "--period", "20ms", *where]
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Node:
+    return Node(tmp_path)
+
+
+@contextmanager
+def started(*command: str, stream: str = "stdout", **more: object) -> Iterator[subprocess.Popen[str]]:
+    """A process whose one stream is read, and that is gone afterwards."""
+    pipes = {stream: subprocess.PIPE}
+    with subprocess.Popen(command, text=True, bufsize=1, **pipes, **more) as process:  # type: ignore[call-overload]
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def line_with(lines: Iterator[str], words: str) -> str:
+    """The next line that holds these words."""
+    for line in lines:
+        if words in line:
+            return line
+    raise AssertionError(f"ended without {words!r}")
+
+
+@pytest.fixture
+def agent(node: Node) -> Iterator[subprocess.Popen[str]]:
+    """An agent that has published its first report; its log is read up to there."""
+    environ = {k: v for k, v in os.environ.items() if k not in {"JOURNAL_STREAM", "NOTIFY_SOCKET"}}
+    with started(*node.run_args(), stream="stderr", env=environ) as process:
+        line_with(process.stderr, "hugepages-2mi-node0 Healthy")
+        yield process
+
+
+def cli(*args: str, **more: object) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([*AGENT, *args], capture_output=True, text=True, check=False, timeout=30, **more)  # type: ignore[call-overload]
+
+
+# --- scan --------------------------------------------------------------------------------------------------
+
+
+def test_scan_says_how_the_node_is_without_an_agent(node):
+    done = cli("scan", *node.roots)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("worker-7  2 devices: 2 healthy\n")
+    assert re.search(r"^● hugepages-2mi-node0 +Healthy$", done.stdout, re.MULTILINE)
+    assert "no thermal_throttle" in done.stdout
+    assert not node.runtime_dir.exists()
+
+
+def test_scan_for_programs_is_one_json_document_with_processes(node, agent):
+    document = json.loads(cli("scan", "-o", "json", *node.roots).stdout)
+    assert {d["name"]: d["health"] for d in document["devices"]} == {
+        "cpu-node0": "Healthy", "hugepages-2mi-node0": "Healthy"
+    }  # fmt: skip
+    assert agent.pid in [p["pid"] for p in document["processes"] if p["name"] == "drahealth"]
+
+
+def test_scan_exits_with_2_when_a_pool_is_smaller_than_configured(node, tmp_path):
+    file = tmp_path / "config.toml"
+    file.write_text("[expect.hugepages]\nhugepages-2mi-node0 = 9\n")
+    done = cli("scan", "--config", str(file), *node.roots)
+    assert done.returncode == 2
+    assert re.search(r"✖ hugepages-2mi-node0 +Unhealthy +mem.hugepages.pool_shrunk: .*\n +→ ", done.stdout)
+
+
+def test_scan_of_nothing_is_unknown_and_never_healthy(node, tmp_path):
+    (tmp_path / "empty").mkdir()
+    done = cli("scan", *node.roots, "--sysfs-root", str(tmp_path / "empty"))
+    assert done.returncode == 3, done.stdout + done.stderr
+    assert "\n  nothing to judge: cpus absent" in done.stdout
+    assert "\n\n\n" not in done.stdout
+
+
+def test_scan_of_a_node_whose_reads_hang_names_the_sources_and_is_unknown(node):
+    cpulist = node.sysfs / "devices/system/node/node0/cpulist"
+    cpulist.unlink()
+    os.mkfifo(cpulist)
+    done = cli("scan", *node.roots)
+    assert done.returncode == 3
+    assert re.search(r"a read hangs in the kernel: no word of .*cpus", done.stderr)
+
+
+# --- run ---------------------------------------------------------------------------------------------------
+
+
+def test_without_a_terminal_run_logs_transitions_and_ends_on_sigterm(node, agent):
+    node.resize(4)
+    line = line_with(agent.stderr, "Unhealthy")
+    assert re.match(rf"{TIME} error hugepages-2mi-node0 Unhealthy mem.hugepages.pool_shrunk: ", line)
+    node.resize(8)
+    assert re.match(rf"{TIME} info hugepages-2mi-node0 Healthy", line_with(agent.stderr, "hugepages-2mi"))
+    agent.send_signal(signal.SIGTERM)
+    assert agent.wait() == 0
+    assert not Path(node.agent_socket).exists()
+
+
+def test_for_the_journal_lines_carry_their_priority(node):
+    read, write = os.pipe()
+    stat = os.fstat(write)
+    environ = os.environ | {"JOURNAL_STREAM": f"{stat.st_dev}:{stat.st_ino}"}
+    with os.fdopen(read) as log, subprocess.Popen(node.run_args(), stderr=write, env=environ) as process:
+        os.close(write)
+        try:
+            assert line_with(log, "hugepages-2mi-node0") == "<6>hugepages-2mi-node0 Healthy\n"
+        finally:
+            process.kill()
+
+
+def test_a_second_agent_on_the_directory_is_refused(node, agent):
+    done = subprocess.run(node.run_args(), capture_output=True, text=True, check=False)
+    assert done.returncode == 75
+    assert f"another agent (pid {agent.pid}) serves this directory" in done.stderr
+
+
+def test_a_directory_that_cannot_be_made_is_refused_in_one_line(node, tmp_path):
+    (tmp_path / "run").write_text("a file")
+    done = subprocess.run(node.run_args(), capture_output=True, text=True, check=False)
+    assert done.returncode == 78
+    assert done.stderr.splitlines()[-1].startswith("drahealth: ")
+    assert "Traceback" not in done.stderr
+
+
+def test_on_a_terminal_run_shows_a_live_table_and_leaves_it_behind(node):
+    with on_terminal(*node.run_args()) as (process, screen):
+        screen.read_until(node.driver_socket)
+        screen.read_until("2 devices: ")
+        node.resize(4)
+        screen.read_until("1 unhealthy")
+        process.send_signal(signal.SIGINT)
+        screen.read_until("\x1b[?1049l")
+        assert "1 unhealthy" in screen.read_until("cgroups")
+        assert process.wait() == 0
+
+
+# --- watch -------------------------------------------------------------------------------------------------
+
+
+def test_watch_in_a_pipe_prints_a_line_per_change_and_69_when_the_agent_ends(node, agent):
+    with started(*AGENT, "watch", "--runtime-dir", str(node.runtime_dir), stderr=subprocess.PIPE) as watch:
+        assert re.fullmatch(rf"{TIME} cpu-node0 Healthy\n", next(watch.stdout))
+        assert re.fullmatch(rf"{TIME} hugepages-2mi-node0 Healthy\n", next(watch.stdout))
+        node.resize(4)
+        line = line_with(watch.stdout, "hugepages")
+        assert re.match(rf"{TIME} hugepages-2mi-node0 Unhealthy mem.hugepages.pool_shrunk: ", line)
+        agent.send_signal(signal.SIGTERM)
+        assert watch.wait() == 69
+        assert "agent shutting down" in watch.stderr.read()
+
+
+def test_watch_reads_a_drivers_socket_just_as_the_kubelet_does(node, agent):
+    with started(*AGENT, "watch", node.driver_socket, "-o", "json") as watch:
+        first = json.loads(next(watch.stdout))
+        assert [d["name"] for d in first["devices"]] == ["cpu-node0", "hugepages-2mi-node0"]
+        node.resize(4)
+        health = {d["name"]: d["health"] for d in json.loads(next(watch.stdout))["devices"]}
+        while health["hugepages-2mi-node0"] == "Healthy":
+            health = {d["name"]: d["health"] for d in json.loads(next(watch.stdout))["devices"]}
+        assert health == {"cpu-node0": "Healthy", "hugepages-2mi-node0": "Unhealthy"}
+        watch.send_signal(signal.SIGINT)
+        assert watch.wait() == 130
+
+
+def test_watch_once_is_a_table_and_an_exit_code(node, agent):
+    done = cli("watch", "--once", node.agent_socket)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith("worker-7  2 devices: 2 healthy\n")
+    assert cli("watch", "--once", "-o", "json", node.driver_socket).returncode == 0
+
+
+def test_watch_once_of_an_agent_that_says_nothing_is_69_and_not_a_hang(node, agent):
+    agent.send_signal(signal.SIGSTOP)
+    done = cli("watch", "--once", node.agent_socket)
+    assert done.returncode == 69
+    assert "no report within 10 s" in done.stderr
+
+
+def test_watch_on_a_terminal_redraws_its_table(node, agent):
+    with on_terminal(*AGENT, "watch", node.agent_socket) as (process, screen):
+        screen.read_until("2 healthy")
+        node.resize(4)
+        screen.read_until("1 unhealthy")
+        agent.send_signal(signal.SIGTERM)
+        screen.read_until(f"drahealth: {node.agent_socket}: ")
+        assert process.wait() == 69
+
+
+# --- status ------------------------------------------------------------------------------------------------
+
+
+def test_status_tells_of_the_agent_and_its_devices(node, agent):
+    done = cli("status", "--runtime-dir", str(node.runtime_dir))
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith("worker-7  2 devices: 2 healthy\n")
+    assert f"pid {agent.pid}, up " in done.stdout
+    document = json.loads(cli("status", "-o", "json", "--runtime-dir", str(node.runtime_dir)).stdout)
+    assert document["pid"] == agent.pid
+    assert document["rssBytes"] > 1 << 20
+    assert document["devices"] == {"ok": 2}
+
+
+def test_status_finds_the_agent_through_the_environment(node, agent):
+    done = cli("status", env=os.environ | {"DRAHEALTH_RUNTIME_DIR": str(node.runtime_dir)})
+    assert done.returncode == 0, done.stderr
+
+
+def test_status_of_a_frozen_agent_is_69_and_not_a_hang(node, agent):
+    agent.send_signal(signal.SIGSTOP)
+    done = cli("status", "--runtime-dir", str(node.runtime_dir))
+    assert done.returncode == 69
+    assert "no answer within 5 s" in done.stderr
+
+
+# --- terminals ---------------------------------------------------------------------------------------------
+
+
+class Screen:
+    """The end of a pseudo-terminal that people look at."""
+
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+        self._unread = ""
+
+    def read_until(self, text: str) -> str:
+        """What is shown up to ``text``, colours left out."""
+        while text not in self._unread:
+            assert select.select([self._fd], [], [], 20)[0], f"20 s without {text!r}, but {self._unread!r}"
+            data = os.read(self._fd, 65536).decode("utf-8", "replace")
+            self._unread += re.sub(r"\x1b\[[0-9;]*m", "", data)
+        before, _, self._unread = self._unread.partition(text)
+        return before + text
+
+
+@contextmanager
+def on_terminal(*command: str) -> Iterator[tuple[subprocess.Popen[bytes], Screen]]:
+    """A process on a pseudo-terminal of its own, and what that shows."""
+    screen, terminal = pty.openpty()
+    environ = {k: v for k, v in os.environ.items() if k not in {"NO_COLOR", "FORCE_COLOR"}} | {
+        "TERM": "xterm"
+    }
+    with subprocess.Popen(command, stdin=terminal, stdout=terminal, stderr=terminal, env=environ) as process:
+        os.close(terminal)
+        try:
+            yield process, Screen(screen)
+        finally:
+            process.kill()
+            os.close(screen)

@@ -1,0 +1,69 @@
+"""Process facts for ``scan``: which processes, and that those that vanish or hide are no error."""
+
+import os
+import subprocess
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from agent.sources.processes import read_processes, role_of
+
+
+@pytest.mark.parametrize(
+    ("name", "cmdline", "role"),
+    [
+        ("kubelet", [], "kubelet"),
+        ("containerd", ["/usr/bin/containerd"], "containerd"),
+        ("containerd-shim", ["containerd-shim-runc-v2"], ""),
+        ("drahealth", ["/usr/bin/python3", "/usr/local/bin/drahealth", "run"], "drahealth"),
+        ("python3", ["/usr/bin/python3", "-m", "agent", "run", "--driver", "x"], "drahealth"),
+        ("python3", ["python3", "-u", "/opt/bin/drahealth", "run"], "drahealth"),
+        ("python3", ["python3", "/usr/local/bin/drahealth", "scan"], ""),
+        ("python3", ["python3", "train.py", "run"], ""),
+        ("python3", [], ""),
+    ],
+)
+def test_who_is_of_interest(name, cmdline, role):
+    assert role_of(name, cmdline) == role
+
+
+@pytest.fixture
+def kubelet(tmp_path):
+    """A process whose name is the kubelet's, held by its standard input."""
+    program = tmp_path / "kubelet"
+    program.write_bytes(Path("/bin/cat").resolve().read_bytes())
+    program.chmod(0o700)
+    with subprocess.Popen([program], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        process.stdin.write(b"up\n")
+        process.stdin.flush()
+        assert process.stdout.readline() == b"up\n"
+        yield process
+        process.stdin.close()
+
+
+def test_a_process_is_found_with_its_facts(kubelet):
+    (facts,) = (p for p in read_processes(Path("/proc")) if p.pid == kubelet.pid)
+    assert facts.name == "kubelet"
+    assert facts.rss_bytes > 0
+    assert facts.threads == 1
+    assert 0 <= facts.cpu_s < 60
+    assert abs(facts.since_s - time.time()) < 60
+
+
+def test_a_zombie_is_left_out(kubelet):
+    kubelet.kill()
+    os.waitid(os.P_PID, kubelet.pid, os.WEXITED | os.WNOWAIT)
+    assert kubelet.pid not in [p.pid for p in read_processes(Path("/proc"))]
+
+
+def test_another_procfs_is_read_and_psutil_left_as_it_was(tmp_path):
+    (tmp_path / "stat").write_text("btime 1\n")
+    (tmp_path / "99999").mkdir()  # a process that vanished after its directory was listed
+    assert read_processes(tmp_path) == []
+    assert psutil.PROCFS_PATH == "/proc"
+
+
+def test_this_process_is_not_taken_for_an_agent():
+    assert os.getpid() not in [p.pid for p in read_processes(Path("/proc"))]

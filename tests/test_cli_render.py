@@ -1,0 +1,249 @@
+"""The table: what people see, at any width, with and without colour, whatever a message contains."""
+
+import re
+
+import pytest
+from cli_reports import BUSY, HIT, NOW_S, SHRUNK, THROTTLED, UNREADABLE, device, instant, report, source
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agent.cli.render import render_report, render_status
+from agent.cli.terminal import Style, takes_colour
+from agent.cli.text import LOOKS, clean, format_age, format_bytes, format_count
+from agent.model.health import NotApplicable, Severity
+from agent.model.report import Report
+from agent.model.snapshot import CoreStats, SourceState
+from agent.model.status import AgentStatus, Subscribers, Tally
+
+PLAIN = Style()
+ESCAPE = re.compile(r"\x1b\[[0-9;]*m")
+
+
+def render(shown: Report, style: Style = PLAIN, now_s: float | None = NOW_S) -> str:
+    return render_report(shown, style, now_s=now_s)
+
+
+def test_one_line_per_device_with_health_ages_and_cause():
+    shown = render(report(device("cpu-node0", since_s=7200), device("hugepages-2mi-node0", SHRUNK)))
+    assert shown == (
+        "worker-7  2 devices: 1 unhealthy, 1 healthy\n"
+        "\n"
+        "  NAME                 HEALTH     SINCE  VERIFIED  MESSAGE\n"
+        "● cpu-node0            Healthy    2h     1s ago\n"
+        "✖ hugepages-2mi-node0  Unhealthy  12s    1s ago    "
+        "mem.hugepages.pool_shrunk: 500 pages, 512 at start\n"
+        "                                                   "
+        "→ write the old number to nr_hugepages and read it back; free memory or reboot if it stays short\n"
+    )
+
+
+def test_a_single_look_has_no_ages():
+    shown = render(report(device("cpu-node0")), now_s=None)
+    assert "  NAME       HEALTH   MESSAGE\n● cpu-node0  Healthy\n" in shown
+    assert "ago" not in render(BUSY, now_s=None)
+
+
+def test_every_severity_has_a_sign_and_a_word_of_its_own_colours_aside():
+    shown = [LOOKS[s] for s in Severity if s is not Severity.INFO]
+    assert set(LOOKS) == set(Severity)
+    for field in ("sign", "ascii", "word", "colour"):
+        assert len({getattr(look, field) for look in shown}) == len(shown)
+
+
+def test_the_worst_comes_first_in_the_headline():
+    assert render(BUSY).startswith("worker-7  5 devices: 1 unhealthy, 1 unknown, 1 degraded, 2 healthy\n")
+
+
+def test_no_device_at_all_is_said():
+    assert render(report()).startswith("worker-7  no devices\n")
+
+
+def test_all_causes_are_shown_and_the_same_advice_once():
+    again = THROTTLED.__class__(
+        "cpu.throttled.package", Severity.DEGRADED, THROTTLED.blame, "7 events", THROTTLED.advice, instant(3)
+    )
+    shown = render(report(device("cpu-node0", THROTTLED, again)))
+    assert "cpu.throttled.core: 10 events or more in 60 s" in shown
+    assert "cpu.throttled.package: 7 events" in shown
+    assert shown.count(THROTTLED.advice) == 1
+
+
+def test_a_device_without_known_causes_shows_its_message():
+    one = device("gpu-0", severity=Severity.UNHEALTHY, message="fell off the bus")
+    assert "fell off the bus" in render(report(one))
+
+
+def test_an_info_cause_leaves_a_device_healthy_but_is_shown():
+    shown = render(report(device("hugepages-2mi-node0", HIT)))
+    assert re.search(
+        r"● hugepages-2mi-node0 +Healthy.*· cgroup.hugetlb.max_hit: 2MB limit of 64 MiB hit", shown
+    )
+
+
+def test_the_pool_is_named_only_where_it_is_not_the_nodes_own():
+    mixed = report(device("gpu-0"), device("gpu-0", pool="other"))
+    assert re.findall(r"● (\S+)", render(mixed)) == ["gpu-0", "other/gpu-0"]
+    from_a_driver = report(device("gpu-0", pool="p"), device("gpu-1", pool="p"), node="")
+    assert render(from_a_driver).startswith("p  2 devices")
+    assert re.findall(r"● (\S+)", render(from_a_driver)) == ["gpu-0", "gpu-1"]
+
+
+def test_rules_that_do_not_apply_are_collapsed_by_their_reason():
+    rules = [NotApplicable(f"cpu-node{n}", code, "no counters") for n in range(4) for code in ("a.b", "a.c")]
+    assert "no counters: a.b, a.c on 4 devices\n" in render(report(not_applicable=tuple(rules)))
+    assert "no counters: a.b on cpu-node0, cpu-node1\n" in render(report(not_applicable=(rules[0], rules[2])))
+
+
+def test_sources_that_are_well_share_a_line_and_the_others_say_why():
+    shown = render(BUSY)
+    assert "  sources         cpus, throttle: ok\n" in shown
+    assert (
+        "hugepages: failing, last read 3s ago, 3 failures, hugepages-1048576kB/nr_hugepages: Input" in shown
+    )
+    assert "cgroups: absent, no kubepods below /sys/fs/cgroup" in shown
+    assert "2 beyond cgroups.max-groups are not" in shown
+
+
+def test_a_stalled_source_says_since_when():
+    stalled = report(device("cpu-node0"), sources=(source("cpus", SourceState.STALLED),))
+    assert "cpus: stalled, last read 3s ago\n" in render(stalled)
+
+
+def test_notes_are_listed_with_their_age():
+    assert "container 9b1d: cgroup.hugetlb.max_hit: 2MB limit of 64 MiB hit (3m ago)\n" in render(BUSY)
+
+
+@pytest.mark.parametrize("width", range(40, 200, 7))
+def test_no_line_of_the_table_is_wider_than_the_terminal(width):
+    lines = render(BUSY, Style(width=width)).splitlines()[1:]
+    assert max(len(line) for line in lines if line.startswith((" ", "●"))) <= max(width, 56)
+
+
+def test_without_a_terminal_nothing_is_wrapped():
+    text = " ".join(["word"] * 200)
+    one = device("gpu-0", severity=Severity.UNHEALTHY, message=text)
+    assert text in render(report(one))
+
+
+def test_a_narrow_terminal_has_the_message_below_its_device():
+    shown = render(report(device("hugepages-1gi-node0", UNREADABLE)), Style(width=70))
+    assert "MESSAGE" not in shown
+    assert "\n    mem.hugepages.pool_shrunk.unreadable: nr_hugepages:" in shown
+
+
+@pytest.mark.parametrize("width", [None, 60, 120])
+def test_colours_change_nothing_but_the_colours(width):
+    plain, painted = (render(BUSY, Style(width=width, colour=colour)) for colour in (False, True))
+    assert "\x1b[31mUnhealthy\x1b[0m" in painted
+    assert ESCAPE.sub("", painted) == plain
+
+
+def test_a_line_closes_the_colours_that_it_opens():
+    for line in render(BUSY, Style(width=60, colour=True)).splitlines():
+        codes = ESCAPE.findall(line)
+        assert codes[1::2] == ["\x1b[0m"] * (len(codes) // 2)
+        assert len(codes) % 2 == 0
+
+
+def test_a_terminal_without_unicode_gets_ascii_signs():
+    assert render(BUSY, Style(unicode=False)).isascii()
+
+
+@given(st.text(max_size=80), st.integers(20, 120))
+def test_no_text_from_outside_can_steer_the_terminal_or_add_lines(text, width):
+    one = device(text, severity=Severity.UNHEALTHY, message=text, pool=text)
+    shown = render(report(one, node=text), Style())
+    assert all(line.isprintable() for line in shown.split("\n"))
+    assert render(report(one, node=text), Style(width=width)).replace("\n", "").isprintable()
+
+
+def test_clean_text_is_left_alone():
+    assert clean("pages: 500 → 512 …") == "pages: 500 → 512 …"
+    assert clean("a\x1b[31mb\nc\u202e") == "a\ufffd[31mb\ufffdc\ufffd"
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(-5, "0s"), (0.9, "0s"), (119, "119s"), (120, "2m"), (7199, "119m"), (7200, "2h"), (172_800, "2d")],
+)
+def test_ages_are_short_and_never_negative(seconds, text):
+    assert format_age(seconds) == text
+
+
+@pytest.mark.parametrize(
+    ("size", "text"),
+    [(0, "0 B"), (1023, "1023 B"), (1024, "1.0 KiB"), (35 << 20, "35.0 MiB"), (3 << 40, "3072.0 GiB")],
+)
+def test_sizes_have_a_binary_unit(size, text):
+    assert format_bytes(size) == text
+
+
+def test_counts_agree_with_their_noun():
+    assert [format_count(n, "pass", "passes") for n in (0, 1, 2000)] == ["0 passes", "1 pass", "2,000 passes"]
+
+
+# --- status ------------------------------------------------------------------------------------------------
+
+STATUS = AgentStatus(
+    version="0.1.0",
+    pid=42,
+    started_wall_s=NOW_S - 1000,
+    cpu_s=1.5,
+    rss_bytes=33 << 20,
+    threads=4,
+    descriptors=31,
+    node="worker-7",
+    at=instant(4),
+    publications=12,
+    tallies=(Tally(Severity.UNHEALTHY, 1), Tally(Severity.OK, 2)),
+    sources=(source("cpus"),),
+    core=CoreStats(
+        passes=1000, wakes=3, reads=24_000, opens=31, descriptors=29, watches=1, kernel_bytes=49152
+    ),
+    groups=14,
+    subscribers=(Subscribers("agent.sock", 1), Subscribers("drivers/gpu.example.com.sock", 2)),
+)
+
+
+def test_the_status_says_what_the_agent_costs_and_whom_it_serves():
+    assert render_status(STATUS, PLAIN, now_s=NOW_S) == (
+        "worker-7  3 devices: 1 unhealthy, 2 healthy\n"
+        "\n"
+        "  agent        drahealth 0.1.0, pid 42, up 16m\n"
+        "  costs        1.50 s CPU (0.15 % of a core), 33.0 MiB, 4 threads, 31 descriptors\n"
+        "  core         1,000 passes, 3 wake-ups, 24,000 reads, 31 opens, 29 descriptors, 1 watch, "
+        "48.0 KiB in the kernel\n"
+        "  reports      12 published, the last 4s ago\n"
+        "  subscribers  agent.sock: 1 stream\n"
+        "               drivers/gpu.example.com.sock: 2 streams\n"
+        "  sources      cpus: ok\n"
+        "  cgroups      14 watched\n"
+    )
+
+
+def test_an_agent_that_has_just_started_has_no_report_yet():
+    fresh = AgentStatus("0.1.0", 42, NOW_S, 0.1, 1 << 20, 4, 31)
+    assert "no devices\n" in render_status(fresh, PLAIN, now_s=NOW_S)
+    assert "  reports  none yet\n" in render_status(fresh, PLAIN, now_s=NOW_S)
+
+
+# --- colour ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("choice", "environ", "is_terminal", "expected"),
+    [
+        ("auto", {}, True, True),
+        ("auto", {}, False, False),
+        ("auto", {"TERM": "dumb"}, True, False),
+        ("auto", {"NO_COLOR": "1"}, True, False),
+        ("auto", {"NO_COLOR": ""}, True, True),
+        ("auto", {"FORCE_COLOR": "1"}, False, True),
+        ("auto", {"FORCE_COLOR": "1", "NO_COLOR": "1"}, True, False),
+        ("auto", {"FORCE_COLOR": "1", "TERM": "dumb"}, False, True),
+        ("always", {"NO_COLOR": "1", "TERM": "dumb"}, False, True),
+        ("never", {"FORCE_COLOR": "1"}, True, False),
+    ],
+)
+def test_colour_is_for_terminals_unless_asked_for(choice, environ, is_terminal, expected):
+    assert takes_colour(choice, environ, is_terminal=is_terminal) is expected

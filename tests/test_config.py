@@ -1,0 +1,442 @@
+"""The configuration: which value wins, what is refused, and that the refusal names culprit and number."""
+
+import os
+import re
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agent.config import SETTINGS, Config, load, load_runtime_dir
+from agent.config_values import format_duration, parse_duration
+from agent.errors import ConfigError, PermissionDenied
+
+REFERENCE = Path(__file__).parent.parent / "docs" / "configuration.md"
+
+EVERYTHING = """
+[agent]
+node-name = "worker-7"
+drivers = ["gpu.example.com", "cpu.example.com"]
+period = "250ms"
+runtime-dir = "/run/elsewhere"
+
+[roots]
+sysfs = "/host/sys"
+procfs = "/host/proc"
+cgroupfs = "/host/cgroup"
+kubelet-cgroup = "kubelet"
+
+[stream]
+heartbeat = "5s"
+lease = "20s"
+coalesce = "0s"
+
+[cgroups]
+sweep = "1m"
+resync = "1h"
+max-groups = 10
+
+[expect]
+cpus = "0-3,8"
+
+[expect.hugepages]
+hugepages-2mi-node0 = 512
+hugepages-1gi-node1 = 0
+
+[throttle]
+events = 3
+window = "30s"
+"""
+
+
+class Setup:
+    """A configuration file in a directory of its own."""
+
+    def __init__(self, directory: Path) -> None:
+        self.file = directory / "config.toml"
+
+    def load(self, text: str = "", flags: dict[str, object] | None = None, **environ: str) -> Config:
+        """With this file, these flags and these variables, ``DRAHEALTH_`` left out of their names."""
+        self.file.write_text(text)
+        return load(flags or {}, {f"DRAHEALTH_{k}": v for k, v in environ.items()}, file=self.file)
+
+    def refusal(self, text: str = "", flags: dict[str, object] | None = None, **environ: str) -> str:
+        """The words of its refusal, with ``FILE`` for the path of the file."""
+        with pytest.raises(ConfigError) as caught:
+            self.load(text, flags, **environ)
+        return str(caught.value).replace(str(self.file), "FILE")
+
+
+@pytest.fixture
+def setup(tmp_path: Path) -> Setup:
+    return Setup(tmp_path)
+
+
+@pytest.fixture
+def nobody():
+    """The test runs as a user without privileges, whoever runs the tests."""
+    before = os.geteuid()
+    if before == 0:
+        os.seteuid(65534)
+    yield
+    os.seteuid(before)
+
+
+@pytest.fixture
+def locked_directory(tmp_path):
+    tmp_path.chmod(0)
+    yield tmp_path
+    tmp_path.chmod(0o700)
+
+
+# --- which value wins --------------------------------------------------------------------------------------
+
+
+def test_an_empty_file_leaves_the_defaults(setup):
+    assert setup.load() == Config(node_name=os.uname().nodename.lower())
+
+
+def test_every_key_of_the_file_arrives(setup):
+    assert setup.load(EVERYTHING) == Config(
+        node_name="worker-7",
+        drivers=("gpu.example.com", "cpu.example.com"),
+        period_ns=250_000_000,
+        runtime_dir=Path("/run/elsewhere"),
+        sysfs_root=Path("/host/sys"),
+        procfs_root=Path("/host/proc"),
+        cgroupfs_root=Path("/host/cgroup"),
+        kubelet_cgroup_root="/kubelet",
+        heartbeat_s=5,
+        lease_s=20,
+        coalesce_ns=0,
+        sweep_ns=60 * 10**9,
+        resync_ns=3600 * 10**9,
+        group_max=10,
+        expect_cpus=0b1_0000_1111,
+        expect_pools={"hugepages-2mi-node0": 512, "hugepages-1gi-node1": 0},
+        throttle_events=3,
+        throttle_window_s=30,
+    )
+
+
+def test_the_file_above_has_every_key():
+    for setting in SETTINGS:
+        table, _, name = setting.key.rpartition(".")
+        assert re.search(rf"^\[{table}\]\n([^\[].*\n)*{name} = |^\[{setting.key}\]", EVERYTHING, re.MULTILINE)
+
+
+def test_a_flag_wins_over_the_environment_and_that_over_the_file(setup):
+    text = '[agent]\nperiod = "3s"'
+    assert setup.load(text).period_ns == 3 * 10**9
+    assert setup.load(text, PERIOD="2s").period_ns == 2 * 10**9
+    assert setup.load(text, {"--period": "1s"}, PERIOD="2s").period_ns == 10**9
+
+
+@pytest.mark.parametrize("setting", [s for s in SETTINGS if s.flag], ids=lambda s: s.flag)
+def test_every_flag_has_a_variable_that_does_the_same(setup, setting):
+    value = {"--driver": "gpu.example.com", "--period": "20ms"}.get(setting.flag, "/some/where")
+    if setting.flag == "--node-name":
+        value = "worker-8"
+    by_flag = setup.load(flags={setting.flag: [value] if setting.many else value})
+    by_variable = setup.load(**{setting.variable.removeprefix("DRAHEALTH_"): value})
+    assert by_flag == by_variable != setup.load()
+
+
+def test_several_drivers_fit_in_one_variable(setup):
+    assert setup.load(DRIVER="a.example.com, b.example.com c").drivers == (
+        "a.example.com",
+        "b.example.com",
+        "c",
+    )
+
+
+def test_drivers_given_as_flags_replace_those_of_the_file(setup):
+    text = '[agent]\ndrivers = ["a.example.com"]'
+    assert setup.load(text, {"--driver": ["b.example.com"]}).drivers == ("b.example.com",)
+
+
+def test_an_empty_variable_counts_as_unset(setup):
+    assert setup.load(PERIOD="") == setup.load()
+
+
+def test_a_variable_that_is_none_of_ours_is_refused_with_a_suggestion(setup):
+    words = "DRAHEALTH_PERIODE: no such variable; did you mean 'PERIOD'?"
+    assert setup.refusal(PERIODE="1s") == words
+    assert setup.refusal(ZZZ="1") == "DRAHEALTH_ZZZ: no such variable"
+    assert setup.load(ZZZ="", RUN_ARGS="--period 1s", CONFIG="/none") == setup.load()
+
+
+def test_a_relative_path_is_relative_to_the_working_directory(setup):
+    assert setup.load(flags={"--sysfs-root": "fake/../sys"}).sysfs_root == Path.cwd() / "sys"
+
+
+def test_the_kubelets_cgroup_may_be_given_without_its_first_slash(setup):
+    assert (
+        setup.load(flags={"--kubelet-cgroup-root": "kubelet.slice/"}).kubelet_cgroup_root == "/kubelet.slice"
+    )
+    assert setup.load(flags={"--kubelet-cgroup-root": "/"}).kubelet_cgroup_root == "/"
+
+
+@given(st.integers(3, 86399))
+def test_a_lease_alone_brings_a_heartbeat_that_fits(lease):
+    config = load({}, {}, file=_file_with(f'[stream]\nlease = "{lease}s"'))
+    assert config.lease_s == lease
+    assert config.heartbeat_s == min(10, lease / 3)
+
+
+def _file_with(text: str) -> Path:
+    path = Path(os.environ["HYPOTHESIS_CONFIG"])
+    path.write_text(text)
+    return path
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _hypothesis_file(tmp_path_factory):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("HYPOTHESIS_CONFIG", str(tmp_path_factory.mktemp("hypothesis") / "config.toml"))
+        yield
+
+
+# --- the file ----------------------------------------------------------------------------------------------
+
+
+def test_the_default_file_is_read_only_if_it_is_there(tmp_path):
+    default = tmp_path / "config.toml"
+    assert load({}, {}, default_file=default).period_ns == 10**9
+    default.write_text('[agent]\nperiod = "2s"')
+    assert load({}, {}, default_file=default).period_ns == 2 * 10**9
+
+
+def test_a_file_that_was_asked_for_must_be_there(tmp_path):
+    with pytest.raises(ConfigError, match=r"/none.toml: No such file or directory"):
+        load({}, {}, file=tmp_path / "none.toml")
+
+
+def test_a_file_that_may_not_be_read_is_a_matter_of_permission_asked_for_or_not(locked_directory, nobody):
+    secret = locked_directory / "config.toml"
+    for file in ({"file": secret}, {"default_file": secret}):
+        with pytest.raises(PermissionDenied, match=r"config.toml: Permission denied"):
+            load({}, {"XDG_RUNTIME_DIR": "/run/user/1"}, **file)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("[agent]\nperiod = \n", "FILE:2: invalid value"),
+        ("[agent]\n\nperiod 1\n", "FILE:3: expected '=' after a key in a key/value pair"),
+        ("[agent", "FILE:1: expected ']' at the end of a table declaration"),
+        ("[agent]\nperiod = '''\n", "FILE:3: expected \"'''\""),
+    ],
+)
+def test_what_is_no_toml_is_refused_with_its_line(setup, text, words):
+    assert setup.refusal(text) == words
+
+
+def test_a_file_that_is_no_text_is_refused_with_the_byte(setup):
+    setup.file.write_bytes(b"[agent]\n\xff")
+    with pytest.raises(ConfigError, match="byte 8 is no UTF-8"):
+        load({}, {}, file=setup.file)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ('[agent]\nperid = "1s"', "agent.perid: no such setting; did you mean 'period'?"),
+        ("[streem]", "streem: no such setting; did you mean 'stream'?"),
+        ('period = "1s"', "period: no such setting; did you mean 'agent.period'?"),
+        (
+            '[cgroups]\nheartbeat = "1s"',
+            "cgroups.heartbeat: no such setting; did you mean 'stream.heartbeat'?",
+        ),
+        ("[zzz]", "zzz: no such setting"),
+        ("agent = 1", "agent: 1 is no table; write [agent]"),
+        (
+            "[agent]\nperiod = 1",
+            "agent.period: 1 is no duration; write a number and its unit, such as 100ms or 1s",
+        ),
+        ("[agent]\ndrivers = [1]", "agent.drivers: [1] is no list of driver names"),
+        ('[agent]\ndrivers = "a,b"', "agent.drivers: 'a,b' is no list of driver names"),
+        ("[throttle]\nevents = true", "throttle.events: True is no whole number"),
+        ("[throttle]\nevents = 1.5", "throttle.events: 1.5 is no whole number"),
+        ('[throttle]\nwindow = "1500ms"', "throttle.window: '1500ms' is not a whole number of seconds"),
+        ("[roots]\nsysfs = 1", "roots.sysfs: 1 is no text; put it in quotes"),
+        ('[roots]\nsysfs = ""', "roots.sysfs: '' is no path"),
+        ('[expect]\ncpus = "3-1"', "expect.cpus: CPU range '3-1' is empty or reaches beyond CPU 8191"),
+        ('[expect]\nhugepages = "512"', "expect.hugepages: '512' is no table of devices and their pages"),
+        ("[expect.hugepages]\nhugepages-2mi-node0 = '5'", "expect.hugepages: '5' is no whole number"),
+    ],
+)
+def test_what_is_not_understood_is_refused_by_name(setup, text, words):
+    assert setup.refusal(text) == f"FILE: {words}"
+
+
+# --- limits ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ('[agent]\nperiod = "9999us"', "agent.period: 9999us is below the limit of 10ms"),
+        ('[agent]\nperiod = "3601s"', "agent.period: 3601s is over the limit of 1h"),
+        ('[stream]\nlease = "2s"', "stream.lease: 2s is below the limit of 3s"),
+        ('[stream]\nlease = "24h"', "stream.lease: 24h is over the limit of 86399s"),
+        ('[stream]\nheartbeat = "11s"', "stream.heartbeat: 11s is over a third of the lease of 30s"),
+        ('[stream]\nheartbeat = "0s"', "stream.heartbeat: 0s is below the limit of 100ms"),
+        ('[stream]\ncoalesce = "11s"', "stream.coalesce: 11s is over the limit of 10s"),
+        ('[cgroups]\nsweep = "99ms"', "cgroups.sweep: 99ms is below the limit of 100ms"),
+        ('[cgroups]\nresync = "25h"', "cgroups.resync: 25h is over the limit of 24h"),
+        ("[cgroups]\nmax-groups = 0", "cgroups.max-groups: 0 is below the limit of 1"),
+        ("[cgroups]\nmax-groups = 16385", "cgroups.max-groups: 16385 is over the limit of 16384"),
+        ("[throttle]\nevents = 0", "throttle.events: 0 is below the limit of 1"),
+        ('[throttle]\nwindow = "0s"', "throttle.window: 0s is below the limit of 1s"),
+        (
+            "[expect.hugepages]\nhugepages-2mi-node0 = -1",
+            "expect.hugepages: hugepages-2mi-node0: -1 is below the limit of 0",
+        ),
+        (
+            "[expect.hugepages]\nhugepages-2048ki-node0 = 1",
+            "expect.hugepages: 'hugepages-2048ki-node0' is no hugepage device; write 'hugepages-2mi-node0'",
+        ),
+        (
+            "[expect.hugepages]\n2mi = 1",
+            "expect.hugepages: '2mi' is no hugepage device, such as hugepages-2mi-node0",
+        ),
+        (f'[roots]\nsysfs = "/{200 * "x"}"', f"roots.sysfs: '/{200 * 'x'}' is 201 bytes, limit 200"),
+        ('[roots]\nkubelet-cgroup = "/a/../.."', "roots.kubelet-cgroup: '/a/../..' leaves the cgroup tree"),
+    ],
+)
+def test_what_is_out_of_range_is_refused_with_the_number_and_the_limit(setup, text, words):
+    assert setup.refusal(text) == f"FILE: {words}"
+
+
+def test_the_limits_themselves_are_allowed(setup):
+    assert setup.load('[agent]\nperiod = "10ms"').period_ns == 10_000_000
+    assert setup.load('[agent]\nperiod = "1h"').period_ns == 3600 * 10**9
+    assert setup.load('[stream]\nlease = "30s"\nheartbeat = "10s"').heartbeat_s == 10
+
+
+def test_a_refusal_names_the_flag_or_the_variable_that_it_came_from(setup):
+    assert setup.refusal(flags={"--period": "5ms"}) == "--period: 5ms is below the limit of 10ms"
+    assert setup.refusal(PERIOD="5ms") == "DRAHEALTH_PERIOD: 5ms is below the limit of 10ms"
+    assert setup.refusal(PERIOD="fast").startswith("DRAHEALTH_PERIOD: 'fast' is no duration")
+
+
+def test_a_configuration_made_by_hand_is_checked_just_the_same():
+    with pytest.raises(ConfigError, match=r"^agent.period: 1ms is below the limit of 10ms$") as caught:
+        Config(node_name="worker-7", period_ns=1_000_000)
+    assert caught.value.key == "agent.period"
+
+
+def test_a_number_that_is_none_is_out_of_range():
+    with pytest.raises(ConfigError, match=r"stream.heartbeat"):
+        Config(node_name="worker-7", heartbeat_s=float("nan"))
+
+
+@pytest.mark.parametrize("name", ["gpu.example.com", "a", "a-b.c", 63 * "a"])
+def test_a_driver_is_a_dns_subdomain(setup, name):
+    assert setup.load(flags={"--driver": [name]}).drivers == (name,)
+
+
+@pytest.mark.parametrize("name", ["", "GPU", "a_b", "-a", "a-", "a..b", ".", "a/b", "..", "a\n"])
+def test_what_is_no_dns_subdomain_is_no_driver(setup, name):
+    assert setup.refusal(flags={"--driver": [name]}).startswith(f"--driver: driver name {name!r} is no DNS")
+
+
+def test_a_driver_name_is_at_most_63_bytes(setup):
+    assert "is 64 bytes, limit 63" in setup.refusal(flags={"--driver": [64 * "a"]})
+
+
+def test_a_driver_named_twice_is_refused(setup):
+    assert setup.refusal(flags={"--driver": ["a", "b", "a"]}) == "--driver: driver 'a' is named 2 times"
+
+
+@pytest.mark.parametrize("name", ["worker-7", "worker-7.example.com", "rack-3/worker-7"])
+def test_a_node_name_can_name_a_pool(setup, name):
+    assert setup.load(flags={"--node-name": name}).node_name == name
+
+
+@pytest.mark.parametrize("name", ["", "Worker", "a_b", "a//b", "/a", "a/"])
+def test_a_node_name_that_cannot_name_a_pool_is_refused(setup, name):
+    assert setup.refusal(flags={"--node-name": name}).startswith(
+        f"--node-name: {name!r} cannot name a DRA pool"
+    )
+
+
+# --- the runtime directory ---------------------------------------------------------------------------------
+
+
+def test_those_who_only_talk_to_an_agent_need_its_directory_and_no_valid_node_name():
+    flags = {"--runtime-dir": "/run/here"}
+    assert load_runtime_dir(flags, {"DRAHEALTH_NODE_NAME": "not_a_name"}) == Path("/run/here")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
+def test_roots_directory_is_below_run():
+    assert load_runtime_dir({}, {"XDG_RUNTIME_DIR": "/run/user/0"}) == Path("/run/drahealth")
+
+
+@pytest.mark.usefixtures("nobody")
+def test_a_users_directory_is_below_xdg_runtime_dir():
+    assert load_runtime_dir({}, {"XDG_RUNTIME_DIR": "/run/user/1"}) == Path("/run/user/1/drahealth")
+
+
+@pytest.mark.usefixtures("nobody")
+def test_a_user_without_a_directory_is_asked_for_one():
+    for needs_one in (load_runtime_dir, load):
+        with pytest.raises(
+            ConfigError, match=r"no XDG_RUNTIME_DIR: say where the sockets are with --runtime-dir"
+        ):
+            needs_one({}, {})
+
+
+@pytest.mark.usefixtures("nobody")
+def test_a_user_who_only_looks_needs_no_directory():
+    assert load({}, {"DRAHEALTH_NODE_NAME": "n"}, serves=False).node_name == "n"
+
+
+# --- durations ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "ns"),
+    [("0s", 0), ("1ns", 1), ("10us", 10_000), ("100ms", 10**8), ("1.5s", 1_500_000_000), ("2m", 120 * 10**9),
+     (" 1 h ", 3600 * 10**9)],
+)  # fmt: skip
+def test_durations_are_a_number_and_a_unit(text, ns):
+    assert parse_duration(text) == ns
+
+
+@pytest.mark.parametrize(
+    "text", ["", "1", "s", "-1s", "1e3s", "1 s s", "1m30s", "0x1s", "٣s", "inf s", 1, None, "1d"]
+)
+def test_everything_else_is_no_duration(text):
+    with pytest.raises(ValueError, match="is no duration"):
+        parse_duration(text)
+
+
+@given(st.integers(0, 10**18))
+def test_a_duration_that_is_written_reads_back(ns):
+    text = format_duration(ns)
+    if re.fullmatch(r"[0-9]{1,12}[a-z]+", text):  # longer numbers are refused
+        assert parse_duration(text) == ns
+
+
+# --- the reference -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("setting", SETTINGS, ids=lambda s: s.key)
+def test_the_reference_names_every_setting(setting):
+    table, _, name = setting.key.rpartition(".")
+    text = REFERENCE.read_text()
+    assert f"[{table}]" in text
+    assert re.search(rf"^(# )?{re.escape(name)} *=|^\[{re.escape(setting.key)}\]", text, re.MULTILINE)
+    if setting.flag:
+        assert f"`{setting.flag}`" in text
+        assert f"`{setting.variable}`" in text
+
+
+def test_the_references_example_is_a_valid_file_that_changes_nothing(setup):
+    """It shows each key with its default; those that have none are commented out."""
+    (example,) = re.findall(r"```toml\n(.*?)```", REFERENCE.read_text(), re.DOTALL)
+    assert setup.load(example) == setup.load()

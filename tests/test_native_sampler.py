@@ -1,0 +1,481 @@
+"""The sampler on the real kernel, and what Python makes of its records."""
+
+import mmap
+import os
+import select
+import subprocess
+import sys
+import time
+import tracemalloc
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from errno import EIO
+from pathlib import Path
+from shutil import rmtree
+
+import pytest
+from machine import Kubepods, hotplug, hugepages, hugetlb_hit, kubepods_tree
+
+from agent.errors import ConfigError, ProbeError
+from agent.model.reading import Absence, Missing
+from agent.model.snapshot import GroupKind, GroupSample, PoolSample, Snapshot, SourceState
+from agent.model.time import NS
+from agent.model.wake import Field, Wake
+from agent.native.sampler import Sampler, SamplerOptions
+
+MIB2 = 2048
+POD = "11111111-2222-3333-4444-555555555555"
+CONTAINER = "0123456789abcdef" * 4
+UNINTELLIGIBLE = -4097
+WAKES = tuple(Wake(f) for f in (Field.CPU_ONLINE, Field.POOL_NR, Field.GROUP_SET, Field.GROUP_HT_EVENTS))
+NO_PODS = f"/drahealth-test-{os.getpid()}"  # a root of our own, so that no other's pods are seen
+FAST = SamplerOptions(kubelet_cgroup_root=NO_PODS, period_ns=NS // 20, sweep_ns=NS // 5, wakes=WAKES)
+
+
+@contextmanager
+def opened(options: SamplerOptions) -> Iterator[Sampler]:
+    sampler = Sampler(options)
+    try:
+        yield sampler
+    finally:
+        assert sampler.stop(10)
+
+
+@contextmanager
+def started(options: SamplerOptions) -> Iterator[tuple[Sampler, Snapshot]]:
+    """A sampler whose thread runs, and its first snapshot."""
+    with opened(options) as sampler:
+        sampler.start()
+        yield sampler, until(sampler, lambda _: True)
+
+
+def until(sampler: Sampler, is_there: Callable[[Snapshot], bool], *, woken: bool = True) -> Snapshot:
+    """The first snapshot like that. It comes with a wake; or without one, and is looked for."""
+    poll = select.poll()
+    poll.register(sampler.fileno(), select.POLLIN)
+    deadline = time.monotonic() + 10
+    while time.monotonic() < deadline:
+        if poll.poll(1000 if woken else 5) or not woken:
+            sampler.clear()
+            snapshot = sampler.read()
+            if snapshot is not None and is_there(snapshot):
+                return snapshot
+    pytest.fail("the sampler never said so" if woken else "the sampler never saw it")
+
+
+def is_woken(sampler: Sampler) -> bool:
+    poll = select.poll()
+    poll.register(sampler.fileno(), select.POLLIN)
+    return bool(poll.poll(0))
+
+
+def read(sampler: Sampler) -> Snapshot:
+    snapshot = sampler.read()
+    assert snapshot is not None
+    return snapshot
+
+
+def pool_of(snapshot: Snapshot, size_kib: int, node: int | None) -> PoolSample:
+    return next(pool for pool in snapshot.pools if (pool.size_kib, pool.node) == (size_kib, node))
+
+
+def group_of(snapshot: Snapshot, container: str = "", pod: str = POD) -> GroupSample:
+    return next(g for g in snapshot.groups if (g.pod_uid, g.container) == (pod, container))
+
+
+# --- hugepages and CPUs ---------------------------------------------------------------------------------
+
+
+def test_the_next_pass_sees_a_pool_that_shrank_and_one_that_is_whole_again() -> None:
+    with hugepages(MIB2, 8) as pool, opened(FAST) as sampler:
+        sampler.run_pass()
+        assert pool_of(read(sampler), MIB2, None).nr == 8
+        for pages in (7, 8):
+            sampler.clear()
+            pool.resize(pages)
+            sampler.run_pass()
+            assert is_woken(sampler)
+            seen = read(sampler)
+            assert pool_of(seen, MIB2, None).nr == pages
+            on_nodes = (p.nr for p in seen.pools if p.size_kib == MIB2 and p.node is not None)
+            assert sum(nr for nr in on_nodes if isinstance(nr, int)) == pages
+
+
+def test_the_thread_wakes_when_a_pool_shrinks() -> None:
+    with hugepages(MIB2, 8) as pool, started(FAST) as (sampler, first):
+        pool.resize(7)
+        assert until(sampler, lambda s: pool_of(s, MIB2, None).nr == 7).seq > first.seq
+
+
+def test_an_offline_cpu_wakes_and_stays_with_its_node() -> None:
+    with hotplug(1) as cpu, started(FAST) as (sampler, first):
+        assert isinstance(first.cpus.online, int)
+        assert first.cpus.online & 0b10
+        cpu.set_online(False)
+        seen = until(sampler, lambda s: s.cpus.online == first.cpus.online & ~0b10)  # type: ignore[operator]
+        assert isinstance(seen.cpus.offline, int)
+        assert seen.cpus.offline & 0b10
+        assert [node.cpus for node in seen.nodes] == [node.cpus for node in first.nodes]
+        cpu.set_online(True)
+        seen = until(sampler, lambda s: s.cpus.online == first.cpus.online)
+        assert seen.cpus.offline == first.cpus.offline
+        assert all(source.state is not SourceState.FAILING for source in seen.sources)
+
+
+def test_usage_moves_and_nobody_is_woken() -> None:
+    with hugepages(MIB2, 4), started(replace(FAST, period_ns=NS // 100)) as (sampler, first):
+        free = pool_of(first, MIB2, None).free
+        size = MIB2 * 1024
+        anonymous = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | 0x40000  # MAP_HUGETLB
+        with mmap.mmap(-1, size, flags=anonymous) as area:
+            area[0] = 1
+            used = until(sampler, lambda s: pool_of(s, MIB2, None).free != free, woken=False)
+        quiet = until(sampler, lambda s: s.core.passes > used.core.passes + 10, woken=False)
+        assert pool_of(quiet, MIB2, None).free == free
+        assert quiet.seq == first.seq
+
+
+# --- cgroups --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("systemd", [False, True], ids=["cgroupfs", "systemd"])
+def test_a_hit_hugetlb_limit_wakes_with_its_evidence(systemd: bool) -> None:
+    with hugepages(MIB2, 16), kubepods_tree(hugetlb=True, systemd=systemd) as tree:
+        options = replace(FAST, kubelet_cgroup_root=tree.cgroup_root, sweep_ns=60 * NS)
+        with started(options) as (sampler, first):
+            assert first.groups == ()
+            group = tree.make("burstable", POD, CONTAINER)
+            born = until(sampler, lambda s: len(s.groups) == 2)
+            assert {g.kind for g in born.groups} == {GroupKind.POD, GroupKind.CONTAINER}
+            assert group_of(born, CONTAINER).hugetlb[0].max == 2**64 - 1
+            (group / "hugetlb.2MB.max").write_text("8M")
+            assert hugetlb_hit(group, 10).pages == 4
+            hit = until(sampler, lambda s: group_of(s, CONTAINER).hugetlb[0].events_max == 1)
+            assert group_of(hit, CONTAINER).hugetlb[0].max == 8 << 20
+            assert group_of(hit).hugetlb[0].events_max == 1
+            assert group_of(hit).hugetlb[0].max == 2**64 - 1
+            tree.remove("burstable", POD, CONTAINER)
+            gone = until(sampler, lambda s: len(s.groups) == 1)
+            assert group_of(gone) is group_of(read(sampler))
+            tree.remove("burstable", POD)
+            assert until(sampler, lambda s: not s.groups).core.unwatched == 0
+
+
+def test_a_controller_that_is_switched_off_and_on_is_heard_again() -> None:
+    with hugepages(MIB2, 16), kubepods_tree(hugetlb=True) as tree:
+        pod = tree.make("burstable", POD)
+        options = replace(FAST, kubelet_cgroup_root=tree.cgroup_root, resync_ns=NS // 2)
+        with started(options) as (sampler, _):
+            (pod / "cgroup.subtree_control").write_text("-hugetlb")
+            (pod.parent / "cgroup.subtree_control").write_text("-hugetlb")
+            lost = until(sampler, lambda s: isinstance(group_of(s).hugetlb[0].events_max, Missing))
+            assert group_of(lost).hugetlb[0].events_max == Missing(Absence.UNREADABLE, 2)
+            assert lost.sources[-1].state is SourceState.FAILING
+            (pod.parent / "cgroup.subtree_control").write_text("+hugetlb")
+            back = until(sampler, lambda s: s.sources[-1].state is SourceState.OK)
+            assert group_of(back).hugetlb[0].events_max == 0
+            assert group_of(back).id == group_of(lost).id
+            (pod / "hugetlb.2MB.max").write_text("2M")
+            hugetlb_hit(pod, 3)
+            until(sampler, lambda s: group_of(s).hugetlb[0].events_max == 1)
+
+
+def test_a_container_of_the_same_name_is_another_one() -> None:
+    with kubepods_tree() as tree:
+        tree.make("", POD, CONTAINER)
+        with started(replace(FAST, kubelet_cgroup_root=tree.cgroup_root)) as (sampler, first):
+            before = group_of(first, CONTAINER).id
+            tree.remove("", POD, CONTAINER)
+            tree.make("", POD, CONTAINER)
+            until(sampler, lambda s: any(g.container and g.id != before for g in s.groups))
+
+
+_FILL = "import sys; open(sys.argv[1], 'wb').write(bytes(32 << 20))"
+_SPIN = "import time\nend = time.process_time() + 0.05\nwhile time.process_time() < end: pass"
+
+
+def run_inside(cgroups: list[Path], code: str, *args: str) -> None:
+    """Run Python with the process in all of these cgroups."""
+    join = "import os, sys\nfor p in sys.argv.pop(1).split(':'): open(p, 'w').write(str(os.getpid()))\n"
+    procs = ":".join(str(cgroup / "cgroup.procs") for cgroup in cgroups)
+    subprocess.run([sys.executable, "-c", join + code, procs, *args], check=True, timeout=30)
+
+
+def keyed(path: Path) -> dict[str, int]:
+    return {key: int(value) for key, value in (line.split() for line in path.read_text().splitlines())}
+
+
+def test_v1_counters_are_those_of_the_files(tmp_path: Path) -> None:
+    with kubepods_tree("memory", "cpu", unified=False) as tree:
+        tree.make("besteffort", POD, CONTAINER)
+        memory, cpu = (root / tree.directory("besteffort", POD, CONTAINER) for root in tree.roots)
+        (memory / "memory.limit_in_bytes").write_text(f"{16 << 20}")
+        (cpu / "cpu.cfs_period_us").write_text("20000")
+        (cpu / "cpu.cfs_quota_us").write_text("2000")
+        with opened(replace(FAST, kubelet_cgroup_root=tree.cgroup_root)) as sampler:
+            sampler.run_pass()
+            assert group_of(read(sampler), CONTAINER).mem_failcnt == 0
+            run_inside([memory], _FILL, str(tmp_path / "file"))
+            run_inside([cpu], _SPIN)
+            assert sampler.run_sweep() == 2
+            group = group_of(read(sampler), CONTAINER)
+            assert group.mem_failcnt == int((memory / "memory.failcnt").read_text()) > 0
+            stat = keyed(cpu / "cpu.stat")
+            assert group.cpu_throttled == stat["nr_throttled"] > 0
+            assert group.cpu_periods == stat["nr_periods"]
+            assert group.cpu_throttled_us == stat["throttled_time"] // 1000
+            assert group.mem_oom == Missing(Absence.ABSENT, 2)  # of v2
+
+
+def make_many(tree: Kubepods, pods: int, containers: int) -> None:
+    for pod in range(pods):
+        for container in range(containers):
+            tree.make("burstable", f"{pod:08}-2222-3333-4444-555555555555", f"{container:064}")
+
+
+def test_a_thousand_groups_appear_and_vanish() -> None:
+    with kubepods_tree() as tree:
+        tree.make("burstable")
+        with started(replace(FAST, kubelet_cgroup_root=tree.cgroup_root)) as (sampler, _):
+            make_many(tree, 250, 3)
+            there = until(sampler, lambda s: len(s.groups) == 1000)
+            assert len({group.id for group in there.groups}) == 1000
+            assert there.core.groups_dropped == 0
+            assert there.core.descriptors < 40  # none is held for a group
+            tree.remove("burstable")
+            gone = until(sampler, lambda s: not s.groups)
+            assert gone.core.watches < there.core.watches - 500
+            assert gone.sources[-1].failures == 0  # to vanish is normal
+            assert gone.sources[-1].state is SourceState.OK
+
+
+# --- what Python makes of it ----------------------------------------------------------------------------
+
+
+def pods_on_disk(root: Path, number: int) -> None:
+    (root / "cgroup.controllers").write_text("hugetlb\n")
+    for i in range(number):
+        pod = root / f"kubepods/pod{i:08}-2222-3333-4444-555555555555"
+        pod.mkdir(parents=True)
+        (pod / "cgroup.events").write_text("populated 1\nfrozen 0\n")
+        (pod / "hugetlb.2MB.current").write_text("0\n")
+
+
+@pytest.fixture
+def fixture(tmp_path: Path) -> SamplerOptions:
+    """A small machine of files: one CPU, one pool of 2 MiB pages, three pods."""
+    cpu, pool = tmp_path / "sys/devices/system/cpu", tmp_path / "sys/kernel/mm/hugepages/hugepages-2048kB"
+    for directory in (cpu, pool, tmp_path / "cg"):
+        directory.mkdir(parents=True)
+    (cpu / "online").write_text("0\n")
+    (cpu / "offline").write_text("\n")
+    (pool / "nr_hugepages").write_text("64\n")
+    pods_on_disk(tmp_path / "cg", 3)
+    return SamplerOptions(tmp_path / "sys", tmp_path / "cg", wakes=WAKES)
+
+
+def pod_uid(number: int) -> str:
+    return f"{number:08}-2222-3333-4444-555555555555"
+
+
+def test_before_the_first_pass_there_is_no_snapshot(fixture: SamplerOptions) -> None:
+    with opened(fixture) as sampler:
+        assert sampler.read() is None
+        sampler.clear()  # and nothing to clear, which is no reason to wait
+        sampler.run_pass()
+        assert is_woken(sampler)
+        sampler.clear()
+        assert not is_woken(sampler)
+        assert read(sampler).seq == 1
+
+
+def test_unreadable_is_not_zero_and_absent_is_neither(fixture: SamplerOptions) -> None:
+    with opened(fixture) as sampler:
+        sampler.run_pass()
+        pool = pool_of(read(sampler), MIB2, None)
+        assert pool.nr == 64
+        assert pool.free == pool.overcommit == Missing(Absence.ABSENT, 2)
+        assert read(sampler).cpus.offline == 0
+        assert read(sampler).cpus.isolated == Missing(Absence.ABSENT, 2)
+
+        (fixture.sysfs_root / "kernel/mm/hugepages/hugepages-2048kB/nr_hugepages").write_text("many\n")
+        (fixture.sysfs_root / "devices/system/cpu/online").write_text("all\n")
+        sampler.run_pass()
+        snapshot = read(sampler)
+        assert pool_of(snapshot, MIB2, None).nr == Missing(Absence.UNREADABLE, UNINTELLIGIBLE)
+        assert snapshot.cpus.online == Missing(Absence.UNREADABLE, UNINTELLIGIBLE)
+        states = {source.name: (source.state, source.detail) for source in snapshot.sources}
+        assert states["cpus"] == (SourceState.FAILING, "cpu/online: unintelligible text")
+        assert states["hugepages"] == (SourceState.FAILING, "nr_hugepages: unintelligible text")
+        assert states["throttle"] == (SourceState.ABSENT, "")
+
+
+def test_unreadable_from_the_start_is_not_absent(fixture: SamplerOptions) -> None:
+    pool = fixture.sysfs_root / "kernel/mm/hugepages/hugepages-2048kB"
+    (pool / "free_hugepages").symlink_to("/proc/self/mem")
+    cpulist = fixture.sysfs_root / "devices/system/node/node0/cpulist"
+    cpulist.parent.mkdir(parents=True)
+    cpulist.write_text("some\n")
+    with opened(fixture) as sampler:
+        sampler.run_pass()
+        snapshot = read(sampler)
+        assert pool_of(snapshot, MIB2, None).free == Missing(Absence.UNREADABLE, EIO)
+        assert pool_of(snapshot, MIB2, None).surplus == Missing(Absence.ABSENT, 2)
+        assert snapshot.nodes[0].cpus == Missing(Absence.UNREADABLE, UNINTELLIGIBLE)
+        states = {source.name: (source.state, source.detail) for source in snapshot.sources}
+        assert states["hugepages"] == (SourceState.FAILING, "free_hugepages: Input/output error")
+        assert states["cpus"] == (SourceState.FAILING, "cpulist: unintelligible text")
+        cpulist.write_text("0\n")
+        sampler.run_pass()
+        assert read(sampler).nodes[0].cpus == 1
+
+
+@pytest.mark.parametrize(
+    ("is_file", "state", "why"),
+    [
+        (False, SourceState.ABSENT, "No such file or directory"),
+        (True, SourceState.FAILING, "Not a directory"),
+    ],
+)
+def test_a_source_without_its_root_says_why(
+    tmp_path: Path, is_file: bool, state: SourceState, why: str
+) -> None:
+    root = tmp_path / "root"
+    if is_file:
+        root.write_text("")
+    with opened(SamplerOptions(root, root)) as sampler:
+        sampler.run_pass()
+        sources = read(sampler).sources
+    assert {source.state for source in sources} == {state}
+    assert {source.detail for source in sources} == {f"sysfs root: {why}", f"cgroupfs root: {why}"}
+
+
+def test_a_group_that_cannot_be_read_says_why(fixture: SamplerOptions) -> None:
+    with opened(fixture) as sampler:
+        sampler.run_pass()
+        assert group_of(read(sampler), pod=pod_uid(1)).hugetlb[0].current == 0
+        current = fixture.cgroupfs_root / f"kubepods/pod{pod_uid(1)}/hugetlb.2MB.current"
+        current.unlink()
+        current.symlink_to("/proc/self/mem")  # opens, and its first page cannot be read
+        sampler.run_sweep()
+        sampler.run_pass()
+        snapshot = read(sampler)
+        group = group_of(snapshot, pod=pod_uid(1))
+        assert group.hugetlb[0].current == Missing(Absence.UNREADABLE, EIO)
+        assert group.hugetlb[0].events_max == Missing(Absence.ABSENT, 2)
+        assert group.populated == 1
+        assert group_of(snapshot, pod=pod_uid(2)).hugetlb[0].current == 0
+        assert snapshot.sources[-1].state is SourceState.FAILING
+        assert snapshot.sources[-1].detail == "hugetlb current: Input/output error"
+
+
+def test_an_unchanged_group_keeps_its_sample(fixture: SamplerOptions) -> None:
+    with opened(fixture) as sampler:
+        sampler.run_pass()
+        before = read(sampler)
+        (fixture.cgroupfs_root / f"kubepods/pod{pod_uid(1)}/hugetlb.2MB.current").write_text("2097152\n")
+        sampler.run_sweep()
+        after = read(sampler)
+        for pod in (0, 2):
+            assert group_of(after, pod=pod_uid(pod)) is group_of(before, pod=pod_uid(pod))
+        assert group_of(after, pod=pod_uid(1)).hugetlb[0].current == 2097152
+        assert group_of(before, pod=pod_uid(1)).hugetlb[0].current == 0  # a snapshot is a copy
+
+
+def test_the_buffer_grows_with_the_node(fixture: SamplerOptions) -> None:
+    (fixture.cgroupfs_root / "more").mkdir()
+    pods_on_disk(fixture.cgroupfs_root / "more", 700)  # about 600 KiB of records
+    with opened(replace(fixture, kubelet_cgroup_root="/more")) as sampler:
+        sampler.run_pass()
+        groups = read(sampler).groups
+        assert {group.pod_uid for group in groups} == {pod_uid(i) for i in range(700)}
+
+
+def test_groups_that_are_gone_take_no_memory(fixture: SamplerOptions) -> None:
+    more = fixture.cgroupfs_root / "more"
+    more.mkdir()
+    pods_on_disk(more, 700)
+    tracemalloc.start()
+    try:
+        with opened(replace(fixture, kubelet_cgroup_root="/more")) as sampler:
+            sampler.run_pass()
+            assert len(read(sampler).groups) == 700
+            most = tracemalloc.get_traced_memory()[0]
+            rmtree(more / "kubepods")
+            sampler.run_sweep()
+            assert read(sampler).groups == ()
+            assert tracemalloc.get_traced_memory()[0] < most / 4
+    finally:
+        tracemalloc.stop()
+
+
+def test_a_full_table_is_counted(fixture: SamplerOptions) -> None:
+    with opened(replace(fixture, group_max=2)) as sampler:
+        sampler.run_pass()
+        snapshot = read(sampler)
+        assert len(snapshot.groups) == 2
+        assert snapshot.core.groups_dropped == 1
+
+
+@pytest.mark.parametrize(
+    ("change", "culprit"),
+    [
+        ({"period_ns": 9_000_000}, "period 9 ms is not in 10 ms to 1 h"),
+        ({"period_ns": 3601 * NS}, "period 3.601e[+]06 ms is not in"),
+        ({"group_max": 0}, "0 cgroups not in 1 to 65536"),
+        ({"group_max": 65537}, "65537 cgroups not in 1 to 65536"),
+        ({"kubelet_cgroup_root": "/" + "r" * 200}, "is 201 bytes, limit 200"),
+        ({"sysfs_root": Path("/" + "é" * 100)}, "is 201 bytes, limit 200"),
+    ],
+)
+def test_a_bad_option_is_named_with_its_number(change: dict[str, object], culprit: str) -> None:
+    with pytest.raises(ConfigError, match=culprit):
+        Sampler(replace(SamplerOptions(), **change))  # type: ignore[arg-type]
+
+
+def test_a_thread_that_runs_shares_its_passes_with_nobody(fixture: SamplerOptions) -> None:
+    with started(fixture) as (sampler, _):
+        with pytest.raises(ProbeError, match="its own thread runs"):
+            sampler.run_pass()
+        with pytest.raises(ProbeError, match="sampler thread"):
+            sampler.start()
+
+
+def test_a_first_pass_that_never_ends_can_be_told(fixture: SamplerOptions) -> None:
+    fifo = fixture.sysfs_root / "devices/system/cpu/online"
+    fifo.unlink()
+    os.mkfifo(fifo)
+    with opened(fixture) as sampler:
+        begun = time.monotonic_ns()
+        sampler.start()
+        snapshot = read(sampler)
+        assert not is_woken(sampler)
+        assert (snapshot.seq, snapshot.core.passes) == (0, 0)
+        assert snapshot.cpus.online == Missing(Absence.ABSENT, 2)
+        for source in snapshot.sources:
+            assert (source.state, source.passes, source.failures) == (SourceState.STARTING, 0, 0)
+            assert begun <= source.beat_ns <= time.monotonic_ns()
+        aside = fifo.with_name("aside")
+        fifo.rename(aside)
+        os.close(os.open(aside, os.O_WRONLY))  # and now it ends
+        assert until(sampler, lambda s: s.core.passes == 1).sources[1].state is SourceState.ABSENT
+
+
+def test_a_source_that_never_returns_is_left_behind(fixture: SamplerOptions) -> None:
+    fifo = fixture.sysfs_root / "devices/system/cpu/online"
+    fifo.unlink()
+    os.mkfifo(fifo)  # without a writer, open(2) of it sleeps
+    before = set(os.listdir("/proc/self/task"))
+    sampler = Sampler(fixture)
+    sampler.start()
+    thread = min(set(os.listdir("/proc/self/task")) - before)
+    assert not sampler.stop(0.05)
+    assert sampler.stop(0.05)  # there is nothing more to stop
+    aside = fifo.with_name("aside")
+    fifo.rename(aside)
+    os.close(os.open(aside, os.O_WRONLY))  # sleeps until the thread is inside; then it may end
+    deadline = time.monotonic() + 10
+    while thread in os.listdir("/proc/self/task") and time.monotonic() < deadline:
+        select.select([], [], [], 0.005)
+    assert thread not in os.listdir("/proc/self/task")

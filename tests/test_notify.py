@@ -1,0 +1,168 @@
+"""agent.serve.notify against a real datagram socket that asks who is speaking, as systemd does."""
+
+from __future__ import annotations
+
+import os
+import socket
+import struct
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from agent.serve.notify import STATUS_MAX_BYTES, Notifier
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+# A notifier speaks for as long as its process lives, so it has no end of its own.
+pytestmark = pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning")
+
+UCRED = struct.Struct("iII")  # pid, uid, gid
+
+
+class Manager:
+    """The receiving end: datagrams, with the kernel's word on the sender."""
+
+    def __init__(self, address: str) -> None:
+        self.address = address
+        self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
+        self.socket.bind("\0" + address[1:] if address.startswith("@") else address)
+        self.socket.settimeout(5)
+
+    def heard(self) -> bytes:
+        """The next message; it must come from this very process."""
+        data, ancillary, _, _ = self.socket.recvmsg(8192, socket.CMSG_SPACE(UCRED.size))
+        ((level, kind, credentials),) = ancillary
+        assert (level, kind) == (socket.SOL_SOCKET, socket.SCM_CREDENTIALS)
+        assert UCRED.unpack(credentials) == (os.getpid(), os.getuid(), os.getgid())
+        return data
+
+    def heard_nothing(self) -> bool:
+        self.socket.setblocking(False)
+        try:
+            self.socket.recv(1)
+        except BlockingIOError:
+            return True
+        return False
+
+
+@pytest.fixture(params=["path", "abstract"])
+def manager(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Manager]:
+    manager = Manager(
+        str(tmp_path / "notify") if request.param == "path" else f"@drahealth-test-{os.getpid()}"
+    )
+    yield manager
+    manager.socket.close()
+
+
+@pytest.fixture
+def notifier(manager: Manager) -> Notifier:
+    return Notifier.from_environ({"NOTIFY_SOCKET": manager.address})
+
+
+def test_each_message_arrives_as_systemd_spells_it(manager: Manager, notifier: Notifier) -> None:
+    notifier.ready()
+    notifier.status("8 devices healthy")
+    notifier.watchdog()
+    notifier.stopping()
+    assert [manager.heard() for _ in range(4)] == [
+        b"READY=1",
+        b"STATUS=8 devices healthy",
+        b"WATCHDOG=1",
+        b"STOPPING=1",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("two\nREADY=1", b"two READY=1"),  # a second line would be a second message
+        ("x" * 9000, b"x" * STATUS_MAX_BYTES),
+        ("é" * 9000, "é".encode() * (STATUS_MAX_BYTES // 2)),
+        ("x" + "é" * 9000, b"x" + "é".encode() * (STATUS_MAX_BYTES // 2 - 1)),  # cut between characters
+        ("\udc80", b"?"),
+    ],
+)
+def test_a_status_is_one_line_of_valid_text(
+    manager: Manager, notifier: Notifier, text: str, line: bytes
+) -> None:
+    notifier.status(text)
+    assert manager.heard() == b"STATUS=" + line
+
+
+def test_the_environment_is_emptied_for_children() -> None:
+    program = """
+import os, subprocess, sys
+from agent.serve.notify import Notifier
+notifier = Notifier.from_environ(os.environ)
+assert notifier.watchdog_s == 30.0, notifier.watchdog_s
+subprocess.run(["env"], check=True)
+"""
+    environ = {
+        "NOTIFY_SOCKET": "@nobody",
+        "WATCHDOG_USEC": "30000000",
+        "KEPT": "1",
+        "PATH": os.environ["PATH"],
+    }
+    output = subprocess.run(
+        [sys.executable, "-c", program], env=environ, check=True, capture_output=True, text=True
+    )
+    names = {line.partition("=")[0] for line in output.stdout.splitlines()}
+    assert "KEPT" in names
+    assert not names & {"NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID"}
+
+
+@pytest.mark.parametrize(
+    ("environ", "watchdog_s"),
+    [
+        ({"WATCHDOG_USEC": "30000000"}, 30.0),
+        ({"WATCHDOG_USEC": "500000", "WATCHDOG_PID": str(os.getpid())}, 0.5),
+        ({"WATCHDOG_USEC": "500000", "WATCHDOG_PID": str(os.getppid())}, None),  # somebody else's
+        ({"WATCHDOG_USEC": "0"}, None),
+        ({"WATCHDOG_USEC": "soon"}, None),
+        ({}, None),
+    ],
+)
+def test_the_watchdog_is_honoured_only_where_it_is_ours(
+    environ: dict[str, str], watchdog_s: float | None
+) -> None:
+    notifier = Notifier.from_environ({"NOTIFY_SOCKET": "@nobody", **environ})
+    assert notifier.watchdog_s == watchdog_s
+
+
+@pytest.mark.parametrize("environ", [{}, {"NOTIFY_SOCKET": ""}, {"NOTIFY_SOCKET": "vsock:2:1234"}])
+def test_without_a_manager_nothing_watches_and_nothing_raises(environ: dict[str, str]) -> None:
+    notifier = Notifier.from_environ({**environ, "WATCHDOG_USEC": "1000000"})
+    notifier.ready()
+    assert notifier.watchdog_s is None
+
+
+def test_a_manager_that_went_away_is_found_again(manager: Manager, notifier: Notifier) -> None:
+    manager.socket.close()
+    if not manager.address.startswith("@"):
+        Path(manager.address).unlink()
+    notifier.status("heard by nobody")
+    reborn = Manager(manager.address)
+    notifier.status("heard again")
+    assert reborn.heard() == b"STATUS=heard again"
+    reborn.socket.close()
+
+
+def test_a_manager_that_does_not_read_blocks_nobody(manager: Manager, notifier: Notifier) -> None:
+    room = int(Path("/proc/sys/net/unix/max_dgram_qlen").read_text()) + 1
+    for _ in range(room + 10):
+        notifier.watchdog()
+    assert [manager.heard() for _ in range(room)] == [b"WATCHDOG=1"] * room
+    assert manager.heard_nothing(), "the socket was never full"
+    notifier.stopping()  # room again
+    manager.socket.settimeout(5)
+    assert manager.heard() == b"STOPPING=1"
+
+
+@pytest.mark.parametrize("address", ["/" + "x" * 200, "/nul\0inside"])
+def test_an_impossible_address_does_not_raise(address: str) -> None:
+    Notifier(address).ready()

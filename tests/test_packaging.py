@@ -1,0 +1,230 @@
+"""What is shipped: one abi3 wheel with the C core in it, pinned requirements, a sound import graph."""
+
+from __future__ import annotations
+
+import ast
+import re
+import shutil
+import subprocess
+import sys
+import tarfile
+import tomllib
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+REPOSITORY = Path(__file__).parent.parent
+CORE = "agent/native/_core.abi3.so"
+SHIPPED = ("agent", "native", "proto", "pyproject.toml", "setup_build.py", "MANIFEST.in", "LICENSE")
+
+
+def pyproject() -> dict[str, Any]:
+    return tomllib.loads((REPOSITORY / "pyproject.toml").read_text())
+
+
+# --- the build ----------------------------------------------------------------------------------------------
+
+
+def copy_tree(to: Path) -> Path:
+    """The sources, without anything that was built in place."""
+    for name in SHIPPED:
+        source = REPOSITORY / name
+        if source.is_dir():
+            shutil.copytree(source, to / name, ignore=shutil.ignore_patterns("__pycache__", "*.so", "build"))
+        else:
+            shutil.copy(source, to / name)
+    (to / "README.md").write_text("drahealth\n")
+    return to
+
+
+def build(tree: Path, *what: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "build", "--no-isolation", *what]
+    return subprocess.run(
+        command, cwd=tree, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False
+    )
+
+
+@pytest.fixture(scope="module")
+def dist(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """dist/ with a source distribution, and the wheel made from it and nothing else."""
+    tree = copy_tree(tmp_path_factory.mktemp("sources"))
+    done = build(tree)
+    assert done.returncode == 0, done.stdout
+    return tree / "dist"
+
+
+@pytest.fixture(scope="module")
+def wheel(dist: Path) -> Path:
+    (wheel,) = dist.glob("*.whl")
+    return wheel
+
+
+def test_one_wheel_for_python_3_11_and_later(wheel: Path) -> None:
+    assert re.fullmatch(r"drahealth-[\d.]+-cp311-abi3-linux_\w+\.whl", wheel.name)
+
+
+def test_the_wheel_has_every_module_the_core_and_nothing_else(wheel: Path) -> None:
+    names = {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
+    modules = {str(path.relative_to(REPOSITORY)) for path in (REPOSITORY / "agent").rglob("*.py")}
+    assert names == modules | {CORE, "agent/py.typed"}
+
+
+def test_the_core_of_the_wheel_can_be_imported(wheel: Path, tmp_path: Path) -> None:
+    zipfile.ZipFile(wheel).extractall(tmp_path)
+    program = "import agent.native._core as core; print(core.__file__, core.lib.DH_VERSION)"
+    command = [sys.executable, "-c", program]
+    printed = subprocess.run(command, cwd=tmp_path, check=True, stdout=subprocess.PIPE, text=True).stdout
+    (version,) = re.findall(
+        r"^#define DH_VERSION (\d+)$", (REPOSITORY / "native/include/drahealth.h").read_text(), re.MULTILINE
+    )
+    assert printed.split() == [str(tmp_path / CORE), version]
+
+
+def test_the_core_shows_nothing_but_its_entry_point(wheel: Path, tmp_path: Path) -> None:
+    if shutil.which("nm") is None:
+        pytest.skip("nm is not installed")
+    core = zipfile.ZipFile(wheel).extract(CORE, tmp_path)
+    command = ["nm", "--dynamic", "--defined-only", core]
+    symbols = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout.splitlines()
+    assert {line.split()[-1] for line in symbols} - {"_init", "_fini"} == {"PyInit__core"}
+
+
+def test_the_source_distribution_has_what_the_build_reads(dist: Path) -> None:
+    (archive,) = dist.glob("*.tar.gz")
+    with tarfile.open(archive) as tar:
+        names = {name.partition("/")[2] for name in tar.getnames()}
+    wanted = {
+        str(path.relative_to(REPOSITORY))
+        for folder in ("native/include", "native/src", "proto")
+        for path in (REPOSITORY / folder).rglob("*.*")
+    }
+    assert wanted | {"setup_build.py", "LICENSE"} <= names
+    assert not [name for name in names if name.endswith(".so") or name.startswith("native/build")]
+
+
+def without(text: str, pattern: str) -> str:
+    changed, count = re.subn(pattern, "", text, flags=re.MULTILINE | re.DOTALL)
+    assert count == 1, f"{pattern} is not in the file"
+    return changed
+
+
+@pytest.mark.parametrize(
+    ("file", "pattern", "complaint"),
+    [
+        # not declared: setuptools alone would make a pure wheel, content with itself
+        ("pyproject.toml", r"^ext-modules = [^\n]*$", "declares no extension agent.native._core"),
+        # declared, but not handed to cffi: setuptools alone would link an empty module
+        ("pyproject.toml", r"^build_ext = [^\n]*$", "unknown file type '.h'"),
+        ("native/include/drahealth.h", r"^/\* cffi: end \*/$", "1 lines are a cffi mark, expected 2"),
+    ],
+)
+def test_no_wheel_without_the_core(tmp_path: Path, file: str, pattern: str, complaint: str) -> None:
+    tree = copy_tree(tmp_path)
+    (tree / file).write_text(without((tree / file).read_text(), pattern))
+    done = build(tree, "--wheel")
+    assert done.returncode != 0
+    assert complaint in done.stdout
+    assert not list(tree.glob("dist/*.whl"))
+
+
+def test_no_wheel_without_c_files(tmp_path: Path) -> None:
+    tree = copy_tree(tmp_path)
+    shutil.rmtree(tree / "native" / "src")
+    done = build(tree, "--wheel")
+    assert done.returncode != 0
+    assert "native/src/ has no C files" in done.stdout
+
+
+# --- the requirements ---------------------------------------------------------------------------------------
+
+
+def lines(name: str) -> list[str]:
+    """The lines of a file in requirements/, continued ones joined, comments gone."""
+    text = (REPOSITORY / "requirements" / name).read_text().replace("\\\n", " ")
+    return [line for line in (line.partition("#")[0].strip() for line in text.splitlines()) if line]
+
+
+def wanted(name: str) -> set[str]:
+    """The requirements of an .in file, as a text that can be compared."""
+    return {str(Requirement(line)) for line in lines(name) if not line.startswith("-")}
+
+
+def pinned(name: str) -> dict[str, str]:
+    """Version by name in a .txt file, each with hashes and nothing else on its line."""
+    versions: dict[str, str] = {}
+    for line in lines(name):
+        requirement, *hashes = line.split(" --hash=")
+        assert hashes, f"{name}: {requirement} has no hash"
+        assert all(re.fullmatch(r"sha256:[0-9a-f]{64}\s*", value) for value in hashes), line
+        parsed = Requirement(requirement)
+        (specifier,) = parsed.specifier
+        assert specifier.operator == "=="
+        versions[canonicalize_name(parsed.name)] = specifier.version
+    return versions
+
+
+def test_the_runtime_requirements_are_those_of_the_distribution() -> None:
+    declared = {str(Requirement(line)) for line in pyproject()["project"]["dependencies"]}
+    backend = {str(Requirement(line)) for line in pyproject()["build-system"]["requires"]}
+    assert wanted("run.in") == declared | backend
+
+
+@pytest.mark.parametrize("name", ["run", "dev"])
+def test_the_pins_satisfy_what_is_asked_for(name: str) -> None:
+    pins = pinned(f"{name}.txt")
+    for requirement in map(Requirement, wanted(f"{name}.in")):
+        assert requirement.specifier.contains(pins[canonicalize_name(requirement.name)], prereleases=True)
+
+
+def test_tests_run_with_what_is_run() -> None:
+    run, dev = pinned("run.txt"), pinned("dev.txt")
+    assert run.items() <= dev.items()
+
+
+@pytest.mark.parametrize("name", ["run.txt", "dev.txt"])
+def test_the_pins_name_no_index(name: str) -> None:
+    assert "://" not in (REPOSITORY / "requirements" / name).read_text()
+
+
+# --- the import graph ---------------------------------------------------------------------------------------
+
+
+def imported(path: Path) -> set[str]:
+    """Modules that a file imports, "from a import b" as both a and a.b."""
+    names: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            names.update(alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            names.update({node.module, *(f"{node.module}.{alias.name}" for alias in node.names)})
+    return names
+
+
+def test_only_agent_native_imports_the_core() -> None:
+    """A contract that import-linter cannot hold: it sees Python files only."""
+    importers = {
+        path for path in (REPOSITORY / "agent").rglob("*.py") if "agent.native._core" in imported(path)
+    }
+    assert importers
+    assert {path.parent for path in importers} == {REPOSITORY / "agent" / "native"}
+
+
+def test_the_contracts_know_every_package() -> None:
+    """A package that nobody put into a layer would be free to import anything."""
+    (layers,) = [
+        contract["layers"]
+        for contract in pyproject()["tool"]["importlinter"]["contracts"]
+        if contract["type"] == "layers"
+    ]
+    placed = {name.strip() for layer in layers for name in re.split(r"[|:]", layer)}
+    children = (REPOSITORY / "agent").iterdir()
+    modules = {
+        path.stem
+        for path in children
+        if path.stem != "__init__" and (path.suffix == ".py" or any(path.rglob("*.py")))
+    }
+    assert placed == {f"agent.{name}" for name in modules}

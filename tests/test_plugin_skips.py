@@ -1,0 +1,50 @@
+"""The last line of a test run says what was skipped."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from plugin_skips import skip_line
+
+TESTS = """
+import pytest
+
+@pytest.mark.skip(reason="needs root")
+def test_marked(): raise AssertionError
+
+@pytest.mark.parametrize("n", [1, 2])
+def test_called(n): pytest.skip(["no GPU here", "needs root"][n - 1])
+
+def test_passed(): pass
+"""
+
+
+@pytest.fixture
+def last_line(tmp_path: Path) -> str:
+    """Of a real run of the tests above."""
+    (tmp_path / "test_inner.py").write_text(TESTS)
+    (tmp_path / "pytest.ini").write_text("[pytest]\n")
+    (tmp_path / "before").write_text("fuzzing: no clang\n")
+    command = [sys.executable, "-m", "pytest", "-p", "plugin_skips", "-p", "no:cacheprovider", str(tmp_path)]
+    environ = os.environ | {
+        "PYTHONPATH": str(Path(__file__).parent),
+        "SKIPPED_BEFORE": str(tmp_path / "before"),
+    }
+    done = subprocess.run(command, cwd=tmp_path, env=environ, stdout=subprocess.PIPE, text=True, check=True)
+    return done.stdout.splitlines()[-1]
+
+
+def test_skips_of_all_steps_stand_in_the_last_line(last_line: str) -> None:
+    assert last_line == "skipped: fuzzing: no clang; 2 tests: needs root; 1 test: no GPU here"
+
+
+def test_a_run_that_skipped_nothing_says_so() -> None:
+    assert skip_line([], []) == "skipped: nothing"
+
+
+def test_a_reason_of_several_lines_is_one_line() -> None:
+    assert skip_line([], ["no\n  way"]) == "skipped: 1 test: no way"

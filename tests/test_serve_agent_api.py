@@ -1,0 +1,140 @@
+"""``drahealth.v1.Agent`` on ``agent.sock``: whole pictures, and the agent's own state."""
+
+import os
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import grpc
+import psutil
+import pytest
+from wire.google import Watcher, message_class, watch_health
+from wire.serving import DRIVER, Serving, at, device, eventually, report, sick
+
+from agent.model.health import Severity
+from agent.model.report import Report
+from agent.model.snapshot import CoreStats, SourceSample, SourceState
+
+PICTURE = message_class("drahealth.v1", "Picture")
+
+
+@pytest.fixture
+def serving(tmp_path: Path) -> Iterator[Serving]:
+    with Serving(tmp_path) as serving:
+        yield serving
+
+
+def watch(serving: Serving) -> Watcher:
+    return Watcher(
+        serving.agent, "/drahealth.v1.Agent/Watch", message_class("drahealth.v1", "WatchRequest"), PICTURE
+    )
+
+
+def status(serving: Serving) -> Any:
+    reply = message_class("drahealth.v1", "StatusReply")
+    with grpc.insecure_channel(f"unix:{serving.agent}") as channel:
+        ask = channel.unary_unary("/drahealth.v1.Agent/Status", response_deserializer=reply.FromString)
+        return ask(b"", timeout=10)
+
+
+def full() -> Report:
+    source = SourceSample("cpus", SourceState.FAILING, 5, 10**9, 2, "online: EIO", 7)
+    degraded = device("b", severity=Severity.DEGRADED, message="cpu.throttled: 12 events")
+    return replace(
+        report([device("a"), degraded, sick("c"), sick("d")], second=4),
+        sources=(source,),
+        core=CoreStats(passes=11, kernel_bytes=4096),
+        groups=3,
+    )
+
+
+def test_every_picture_is_whole(serving: Serving) -> None:
+    with watch(serving) as watcher:
+        watcher.opened()
+        for second in (1, 2):
+            serving.latest.publish(report([device("a"), device("b", verified=second)], second=second))
+            picture = watcher.next()
+            assert [one.name for one in picture.devices] == ["a", "b"]
+            assert picture.at.mono_ns == at(second).mono_ns
+
+
+def test_a_late_watcher_gets_the_newest_at_once(serving: Serving) -> None:
+    for second in (1, 2, 3):
+        serving.latest.publish(report([device("a")], second=second))
+    with watch(serving) as watcher:
+        assert watcher.next().at.mono_ns == at(3).mono_ns
+
+
+def test_watchers_see_the_same_and_the_last(serving: Serving) -> None:
+    watchers = [watch(serving) for _ in range(8)]
+    try:
+        for one in watchers:
+            one.opened()
+        for second in range(1, 51):
+            serving.latest.publish(report([device(f"d{n}") for n in range(20)], second=second))
+        for one in watchers:
+            while (picture := one.next()).at.mono_ns != at(50).mono_ns:
+                assert len(picture.devices) == 20
+    finally:
+        for one in watchers:
+            one.__exit__(None, None, None)
+
+
+def test_a_picture_in_the_making_holds_up_no_kubelet(serving: Serving) -> None:
+    with watch(serving) as watcher, watch_health(serving.health) as kubelet:
+        watcher.opened()
+        kubelet.opened()
+        serving.publish(*(device(f"gpu-{n}") for n in range(1000)))
+        assert len(kubelet.next().devices) == 1000
+        assert watcher.pending() == 0
+        assert len(watcher.next().devices) == 1000
+
+
+def test_the_status_counts_the_streams_of_each_socket(serving: Serving) -> None:
+    def counts() -> dict[str, int]:
+        return {one.socket: one.streams for one in status(serving).subscribers}
+
+    health = f"drivers/{DRIVER}.sock"
+    assert counts() == {health: 0, "agent.sock": 0}
+    with watch(serving) as one, watch_health(serving.health) as two, watch_health(serving.health) as three:
+        for watcher in (one, two, three):
+            watcher.opened()
+        assert counts() == {health: 2, "agent.sock": 1}
+    eventually(lambda: counts() == {health: 0, "agent.sock": 0}, "all have left")
+
+
+def test_the_status_is_that_of_the_process(serving: Serving) -> None:
+    process = psutil.Process()
+    reply = status(serving)
+    assert (reply.version, reply.pid) == ("9.9.9", os.getpid())
+    assert reply.started_wall_s == pytest.approx(process.create_time())
+    assert 0 < reply.cpu_s <= sum(process.cpu_times()[:2])
+    assert reply.rss_bytes > 1 << 20
+    assert reply.threads >= 2
+    assert reply.descriptors >= 5
+
+
+def test_before_the_first_report_the_status_knows_no_devices(serving: Serving) -> None:
+    reply = status(serving)
+    assert (reply.node, reply.publications, len(reply.tallies)) == ("", 0, 0)
+
+
+def test_the_status_sums_up_the_newest_report(serving: Serving) -> None:
+    serving.latest.publish(report())
+    serving.latest.publish(full())
+    reply = status(serving)
+    assert (reply.node, reply.publications, reply.at.mono_ns) == ("node-a", 2, at(4).mono_ns)
+    tallies = [(one.severity, one.devices) for one in reply.tallies]
+    assert tallies == [(int(Severity.UNHEALTHY), 2), (int(Severity.DEGRADED), 1), (int(Severity.OK), 1)]
+    assert (reply.sources[0].detail, reply.sources[0].failures) == ("online: EIO", 2)
+    assert (reply.core.passes, reply.core.kernel_bytes, reply.groups) == (11, 4096, 3)
+
+
+def test_shutting_down_is_said_in_words(serving: Serving) -> None:
+    with watch(serving) as watcher:
+        watcher.opened()
+        assert serving.thread.stop(timeout_s=5)
+        with pytest.raises(grpc.RpcError) as raised:
+            watcher.next()
+        assert raised.value.details() == "agent shutting down"

@@ -1,0 +1,439 @@
+"""What a hostile, broken or stuck peer can do to the servers: nothing that anybody else would notice."""
+
+import asyncio
+import contextlib
+import random
+import socket
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from grpclib.const import Status
+from grpclib.exceptions import GRPCError
+from h2.config import H2Configuration
+from h2.connection import H2Connection
+from wire.google import message_class, names, watch_health
+from wire.raw import (
+    ACK,
+    DATA,
+    END_HEADERS,
+    END_STREAM,
+    GOAWAY,
+    HEADERS,
+    INITIAL_WINDOW_SIZE,
+    PING,
+    PREFACE,
+    RST_STREAM,
+    SETTINGS,
+    WINDOW_UPDATE,
+    RawClient,
+    frame,
+    message,
+    request_headers,
+)
+from wire.serving import Serving, descriptors, device, eventually
+
+from agent.serve.health import HealthService, Publications
+from agent.serve.rpc.hardened import REQUEST_LIMIT
+from agent.serve.rpc.latest import Latest
+from agent.serve.rpc.server import CONNECTION_LIMIT, Server
+from agent.serve.servers import encode_devices
+from agent.serve.sockets import UnixListener
+
+PRIORITY_UPDATE = 0x10
+REFUSED_STREAM = 7
+UNIMPLEMENTED = "12"
+
+
+@pytest.fixture
+def serving(tmp_path: Path) -> Iterator[Serving]:
+    with Serving(tmp_path) as serving:
+        serving.publish(device())
+        yield serving
+
+
+def listed(client: RawClient, stream: int = 1) -> list[str]:
+    """The names in the stream's next list; for lists that fit into one frame."""
+    _, data = client.next_of(DATA, stream)
+    return names(message_class("v1", "NodeWatchResourcesResponse").FromString(data[5:]))
+
+
+def read_to_the_end(client: RawClient) -> None:
+    """Returns when the server has closed the connection."""
+    with contextlib.suppress(ConnectionError):
+        while client.next_frame() is not None:
+            pass
+
+
+def still_serves(serving: Serving) -> bool:
+    with watch_health(serving.health) as watcher:
+        return names(watcher.next()) == ["cpu-node0"]
+
+
+# --- frames and headers that grpclib does not expect
+
+
+@pytest.mark.parametrize("kind", [0x42, PRIORITY_UPDATE, 0xFF])
+def test_a_frame_of_unknown_type_is_ignored(serving: Serving, kind: int) -> None:
+    with RawClient(serving.health) as client:
+        client.send(frame(kind, 0xFF, 0, b"\0\0\0\1u=1"))
+        client.call()
+        assert listed(client) == ["cpu-node0"]
+        client.send(frame(kind, 0, 1, b"anything"))
+        client.call(stream=3)
+        assert listed(client, 3) == ["cpu-node0"]
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        (b"x-name", "Zoë".encode()),
+        (b"x-bytes", b"\xff\xfe\x80"),
+        (b"x-n\xc3\xa4me", b"1"),
+        (b"user-agent", b"\xe9"),
+        (b"x-key-bin", b"no base64!"),
+        (b"x-key-bin", b"\xff"),
+        (b"grpc-previous-rpc-attempts", b"\xff"),
+    ],
+)
+def test_headers_that_we_do_not_read_may_say_anything(serving: Serving, header: tuple[bytes, bytes]) -> None:
+    with RawClient(serving.health) as client:
+        client.headers(1, [*request_headers(), header])
+        client.send(frame(DATA, END_STREAM, 1, message()))
+        assert listed(client) == ["cpu-node0"]
+
+
+@pytest.mark.parametrize("authority", [b"localhost", b"%2Frun%2Fa.sock", b"", None])
+def test_any_authority_is_taken(serving: Serving, authority: bytes | None) -> None:
+    headers = [header for header in request_headers() if header[0] != b":authority"]
+    with RawClient(serving.health) as client:
+        client.headers(1, headers if authority is None else [*headers, (b":authority", authority)])
+        client.send(frame(DATA, END_STREAM, 1, message()))
+        assert listed(client) == ["cpu-node0"]
+
+
+@pytest.mark.parametrize(
+    "path", ["/v1.DRAResourceHealth/Other", "/v2.DRAResourceHealth/NodeWatchResources", "*"]
+)
+def test_another_method_is_unimplemented(serving: Serving, path: str) -> None:
+    with RawClient(serving.health) as client:
+        client.call(path=path)
+        trailers = client.next_headers()
+        assert (trailers["grpc-status"], trailers["content-type"]) == (UNIMPLEMENTED, "application/grpc")
+
+
+@pytest.mark.parametrize("missing", [b":method", b":path"])
+def test_a_request_that_cannot_be_answered_is_reset(
+    serving: Serving, missing: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    with RawClient(serving.health) as client:
+        client.headers(1, [header for header in request_headers() if header[0] != missing])
+        client.next_of(RST_STREAM, 1)
+        client.call(stream=3)
+        assert listed(client, 3) == ["cpu-node0"]
+
+
+def test_a_timeout_beyond_all_numbers_is_reset(serving: Serving, caplog: pytest.LogCaptureFixture) -> None:
+    with RawClient(serving.health) as client:
+        client.headers(1, [*request_headers(), (b"grpc-timeout", b"9" * 400 + b"H")])
+        client.next_of(RST_STREAM, 1)
+        client.call(stream=3)
+        assert listed(client, 3) == ["cpu-node0"]
+
+
+@pytest.mark.parametrize("timeout", [b"soon", b"-1S"])
+def test_a_timeout_that_is_none_is_refused(serving: Serving, timeout: bytes) -> None:
+    with RawClient(serving.health) as client:
+        client.headers(1, [*request_headers(), (b"grpc-timeout", timeout)])
+        trailers = client.next_headers()
+        assert (trailers["grpc-status"], trailers["grpc-message"]) == ("2", "Invalid grpc-timeout header")
+
+
+def test_a_deadline_is_kept(serving: Serving) -> None:
+    with RawClient(serving.health) as client:
+        client.headers(1, [*request_headers(), (b"grpc-timeout", b"20m")])
+        client.send(frame(DATA, END_STREAM, 1, message()))
+        assert "grpc-status" not in client.next_headers()
+        assert client.next_headers()["grpc-status"] == "4"
+
+
+# --- requests
+
+
+def test_the_end_of_the_stream_without_a_body_is_the_empty_request(serving: Serving) -> None:
+    with RawClient(serving.health) as client:
+        client.headers(1, request_headers(), flags=END_HEADERS | END_STREAM)
+        assert listed(client) == ["cpu-node0"]
+        client.headers(3, request_headers())
+        client.send(frame(DATA, END_STREAM, 3))
+        assert listed(client, 3) == ["cpu-node0"]
+
+
+def test_a_client_that_never_ends_its_side_is_served(serving: Serving) -> None:
+    with RawClient(serving.health) as client:
+        client.headers(1, request_headers())
+        client.send(frame(DATA, 0, 1, message()))
+        assert listed(client) == ["cpu-node0"]
+
+
+def test_a_compressed_request_is_unimplemented(serving: Serving) -> None:
+    with RawClient(serving.health) as client:
+        client.headers(1, [*request_headers(), (b"grpc-encoding", b"gzip")])
+        client.send(frame(DATA, END_STREAM, 1, message(b"\x1f\x8b", compressed=1)))
+        trailers = client.next_headers()
+        assert trailers["grpc-status"] == UNIMPLEMENTED
+        assert "compressed messages are not supported" in trailers["grpc-message"]
+
+
+def test_a_client_that_could_compress_but_does_not_is_served(serving: Serving) -> None:
+    with RawClient(serving.health) as client:
+        client.headers(1, [*request_headers(), (b"grpc-encoding", b"gzip")])
+        client.send(frame(DATA, END_STREAM, 1, message()))
+        assert listed(client) == ["cpu-node0"]
+
+
+def test_a_request_above_the_limit_is_refused_with_the_numbers(serving: Serving) -> None:
+    with RawClient(serving.health) as client:
+        client.headers(1, request_headers())
+        client.send(frame(DATA, 0, 1, struct.pack(">BI", 0, 200 << 20)))
+        trailers = client.next_headers()
+        assert trailers["grpc-status"] == "8"
+        assert trailers["grpc-message"] == "message is 209715200 bytes, limit 65536; refused unread"
+
+
+def test_a_request_at_the_limit_is_read(serving: Serving) -> None:
+    unknown_field = b"\x7a" + b"\xfc\xff\x03" + bytes(REQUEST_LIMIT - 4)
+    assert len(unknown_field) == REQUEST_LIMIT
+    body = message(unknown_field)
+    with RawClient(serving.health) as client:
+        client.headers(1, request_headers())
+        for start in range(0, 60_000, 15_000):
+            client.send(frame(DATA, 0, 1, body[start : start + 15_000]))
+        client.next_of(WINDOW_UPDATE, 1)  # what was sent has been read
+        client.send(frame(DATA, END_STREAM, 1, body[60_000:]))
+        assert listed(client) == ["cpu-node0"]
+
+
+def test_no_peer_may_send_more_than_64_kib_unread(serving: Serving) -> None:
+    """The whole connection's window is 64 KiB - 1, and what breaks it ends the connection."""
+    with RawClient(serving.health) as client:
+        first = client.next_frame()
+        assert first is not None
+        settings = dict(struct.iter_unpack(">HI", first[3]))
+        assert settings.get(INITIAL_WINDOW_SIZE, 65_535) == 65_535
+        client.headers(1, request_headers())
+        client.send(frame(DATA, 0, 1, message()))  # the handler reads this, and nothing after it
+        assert listed(client) == ["cpu-node0"]
+        client.send(frame(DATA, 0, 1, bytes(16_000)) * 5)
+        read_to_the_end(client)
+    assert still_serves(serving)
+
+
+@pytest.mark.parametrize("part", [b"\0", b"\0\0\0\0", b"\0\0\0\0\5ab", b"\0\0\0\0\5"])
+def test_a_request_that_ends_in_the_middle_is_an_error(serving: Serving, part: bytes) -> None:
+    with RawClient(serving.health) as client:
+        client.headers(1, request_headers())
+        client.send(frame(DATA, END_STREAM, 1, part))
+        trailers = client.next_headers()
+        assert trailers["grpc-status"] == "13"
+        assert trailers["grpc-message"] == "stream ended in the middle of a message"
+
+
+def test_a_request_that_is_no_protobuf_is_an_error(serving: Serving) -> None:
+    with RawClient(serving.health) as client:
+        client.headers(1, request_headers())
+        client.send(frame(DATA, END_STREAM, 1, message(b"\xff")))
+        trailers = client.next_headers()
+        assert trailers["grpc-status"] == "13"
+        assert trailers["grpc-message"].startswith("NodeWatchResourcesRequest: ends in the middle")
+
+
+# --- connections
+
+
+@pytest.mark.parametrize(
+    "garbage",
+    [
+        b"GET / HTTP/1.1\r\nHost: a\r\n\r\n",
+        b"\0" * 64,
+        PREFACE + frame(DATA, 0, 1, b"x"),
+        PREFACE + frame(SETTINGS, 0, 0) + frame(HEADERS, END_HEADERS, 1, b"\xff\xff\xff"),
+        PREFACE + frame(SETTINGS, 0, 0, b"odd"),
+        PREFACE + frame(SETTINGS, 0, 0) + b"\xff\xff\xff\0\0\0\0\0\1",
+        PREFACE + frame(SETTINGS, 0, 0) + frame(WINDOW_UPDATE, 0, 0, bytes(4)),
+        PREFACE + frame(SETTINGS, 0, 0) + frame(GOAWAY, 0, 0, bytes(8)),
+    ],
+    ids=["http1", "zeros", "idle-stream", "bad-hpack", "bad-settings", "huge-frame", "zero-window", "goaway"],
+)
+def test_garbage_ends_its_own_connection_and_no_other(serving: Serving, garbage: bytes) -> None:
+    with RawClient(serving.health) as bystander:
+        bystander.call()
+        assert listed(bystander) == ["cpu-node0"]
+        with socket.socket(socket.AF_UNIX) as sock:
+            sock.settimeout(10)
+            sock.connect(str(serving.health))
+            sock.sendall(garbage)
+            while sock.recv(65_536):
+                pass
+        serving.publish(device(verified=2))
+        assert listed(bystander) == ["cpu-node0"]
+
+
+def test_h2_keeps_what_it_received_where_we_look_for_it() -> None:
+    """A private part of it: overlong frames are refused by what is read there."""
+    connection = H2Connection(H2Configuration(client_side=False))
+    connection.initiate_connection()
+    connection.receive_data(PREFACE + b"\xff\xff\xff\0")
+    assert connection.incoming_buffer._data == b"\xff\xff\xff\0"
+
+
+def test_a_client_that_leaks_connections_is_not_given_more_than_its_share(
+    serving: Serving, caplog: pytest.LogCaptureFixture
+) -> None:
+    with contextlib.ExitStack() as stack:
+        leaked = []
+        for _ in range(CONNECTION_LIMIT):
+            leaked.append(stack.enter_context(RawClient(serving.health)))
+            leaked[-1].next_frame()  # it has been accepted; the queue holds fewer than the limit
+        leaked[-1].call()
+        assert listed(leaked[-1]) == ["cpu-node0"]
+        before = descriptors()
+        for _ in range(20):
+            with socket.socket(socket.AF_UNIX) as sock:
+                sock.settimeout(10)
+                sock.connect(str(serving.health))
+                with contextlib.suppress(ConnectionResetError):
+                    while sock.recv(65_536):
+                        pass
+        eventually(lambda: descriptors() == before, "what was refused is closed")
+        (told,) = [record.getMessage() for record in caplog.records]
+        assert told.startswith(f"{serving.health}: {CONNECTION_LIMIT} connections are open, 1 more closed")
+        serving.publish(device(verified=2))
+        assert listed(leaked[-1]) == ["cpu-node0"]
+        leaked[0].sock.close()
+        eventually(lambda: descriptors() == before - 2, "one has left")
+        assert still_serves(serving)
+
+
+def test_random_frames_end_nothing_but_their_own_connection(serving: Serving) -> None:
+    chance = random.Random(4680)
+    with RawClient(serving.health) as bystander:
+        bystander.call()
+        listed(bystander)
+        for _ in range(60):
+            with socket.socket(socket.AF_UNIX) as sock:
+                sock.connect(str(serving.health))
+                sock.sendall(PREFACE + frame(SETTINGS, 0, 0))
+                for _ in range(5):
+                    payload = chance.randbytes(chance.randrange(40))
+                    try:
+                        sock.sendall(
+                            frame(chance.randrange(12), chance.randrange(256), chance.randrange(4), payload)
+                        )
+                    except OSError:  # it has been cut off already
+                        break
+        serving.publish(device(verified=2))
+        assert listed(bystander) == ["cpu-node0"]
+
+
+def stuck(path: Path) -> RawClient:
+    """A client that takes any amount and reads nothing: its server's write buffer stays full."""
+    client = RawClient(path, window=(1 << 31) - 1)
+    client.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    client.send(frame(WINDOW_UPDATE, 0, 0, struct.pack(">I", (1 << 31) - 1 - 65_535)))
+    client.call()
+    client.next_of(HEADERS, 1)
+    return client
+
+
+def many(verified: int) -> list:
+    return [device(f"gpu-{n}", verified=verified, message="x" * 900) for n in range(400)]
+
+
+def test_a_peer_that_reads_nothing_cannot_keep_its_connection_from_closing(serving: Serving) -> None:
+    before = descriptors()
+    with stuck(serving.health) as client:
+        for second in range(4):
+            serving.publish(*many(second))
+        eventually(lambda: descriptors() == before + 2, "connected, both ends in this process")
+        client.send(frame(GOAWAY, 0, 0, bytes(8)))
+        eventually(lambda: descriptors() == before + 1, "the server's end is closed")
+
+
+def test_a_peer_that_pings_and_reads_nothing_is_cut_off(serving: Serving) -> None:
+    def flood(client: RawClient) -> None:
+        while True:
+            client.send(frame(PING, 0, 0, bytes(8)) * 4096)
+
+    with RawClient(serving.health) as client, pytest.raises(ConnectionError):
+        flood(client)
+
+
+def test_a_peer_that_reads_nothing_cannot_keep_the_servers_from_stopping(tmp_path: Path) -> None:
+    with Serving(tmp_path) as serving:
+        serving.publish(*many(0))
+        with stuck(serving.health), stuck(serving.health), watch_health(serving.health) as healthy:
+            for second in range(1, 4):
+                serving.publish(*many(second))
+            healthy.next()
+            assert serving.thread.stop(timeout_s=5)
+    assert not serving.health.exists()
+
+
+def test_an_idle_connection_is_told_goaway_and_closed_when_the_servers_stop(tmp_path: Path) -> None:
+    """On Python 3.12 and later the loop's own server waits for such connections for ever."""
+    with Serving(tmp_path) as serving, RawClient(serving.health) as idle:
+        while (found := idle.next_frame()) is not None and found[:2] != (SETTINGS, ACK):
+            pass  # the server knows us
+        assert serving.thread.stop(timeout_s=5)
+        idle.next_of(GOAWAY, 0)
+        assert idle.next_frame() is None
+
+
+def test_streams_are_told_before_the_connection_is(tmp_path: Path) -> None:
+    with Serving(tmp_path) as serving, RawClient(serving.health) as client:
+        client.call()
+        client.next_headers()
+        assert serving.thread.stop(timeout_s=5)
+        trailers = client.next_headers()
+        assert (trailers["grpc-status"], trailers["grpc-message"]) == ("14", "agent shutting down")
+        client.next_of(GOAWAY, 0)
+
+
+def test_a_request_that_comes_while_the_server_stops_is_refused_as_safe_to_repeat(tmp_path: Path) -> None:
+    async def main() -> bytes:
+        listener = UnixListener(tmp_path / "a.sock")
+        server = Server([HealthService(Publications(Latest(), encode_devices))])
+        await server.listen(listener.sock)
+        client = await asyncio.to_thread(RawClient, tmp_path / "a.sock")
+        await asyncio.to_thread(client.next_frame)
+        for one in server.connections:
+            one.requests.refuse(GRPCError(Status.UNAVAILABLE, "over"))
+        client.call()
+        _, payload = await asyncio.to_thread(client.next_of, RST_STREAM, 1)
+        client.sock.close()
+        await server.stop("over")
+        await server.stop("over")
+        listener.close()
+        return payload
+
+    assert asyncio.run(main()) == struct.pack(">I", REFUSED_STREAM)
+
+
+def test_servers_run_in_somebody_elses_loop_and_end_with_their_task(tmp_path: Path) -> None:
+    serving = Serving(tmp_path)
+
+    async def main() -> None:
+        ready = asyncio.Event()
+        task = asyncio.create_task(serving.servers.run(ready.set))
+        await ready.wait()
+        serving.publish(device())
+        with watch_health(serving.health) as watcher:
+            assert names(await asyncio.to_thread(watcher.next)) == ["cpu-node0"]
+            task.cancel()
+            await asyncio.wait([task], timeout=5)
+            assert task.cancelled()
+
+    asyncio.run(main())
+    assert not serving.health.exists()

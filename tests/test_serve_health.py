@@ -1,0 +1,329 @@
+"""The health stream as a kubelet sees it: Google's gRPC and protobuf, over the unix socket."""
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from wire.google import Watcher, message_class, names, watch_health
+from wire.serving import DRIVER, Serving, at, descriptors, device, eventually, sick
+
+from agent.model.health import Health, Severity
+
+TESTS = Path(__file__).parent
+
+
+@pytest.fixture
+def serving(tmp_path: Path) -> Iterator[Serving]:
+    with Serving(tmp_path) as serving:
+        yield serving
+
+
+@pytest.fixture(params=["v1", "v1alpha1"])
+def kubelet(serving: Serving, request: pytest.FixtureRequest) -> Iterator[Watcher]:
+    with watch_health(serving.health, request.param) as watcher:
+        yield watcher
+
+
+def facts(response: Any) -> list[tuple[str, str, int, int, int, str]]:
+    """Everything that a list says, in the order of the fields."""
+    return [
+        (
+            entry.device.pool_name,
+            entry.device.device_name,
+            entry.health,
+            entry.last_updated_time,
+            entry.health_check_timeout_seconds,
+            entry.message,
+        )
+        for entry in response.devices
+    ]
+
+
+def streams(serving: Serving) -> int:
+    """How many streams the driver's socket has, as the agent's own status says it."""
+    request, reply = (message_class("drahealth.v1", name) for name in ("StatusRequest", "StatusReply"))
+    with grpc.insecure_channel(f"unix:{serving.agent}") as channel:
+        ask = channel.unary_unary(
+            "/drahealth.v1.Agent/Status",
+            request_serializer=request.SerializeToString,
+            response_deserializer=reply.FromString,
+        )
+        subscribers = ask(request(), timeout=10).subscribers
+    return int(next(one.streams for one in subscribers if DRIVER in one.socket))
+
+
+def test_the_first_list_is_full_and_says_everything(serving: Serving, kubelet: Watcher) -> None:
+    unknown = device("c", health=Health.UNKNOWN, severity=Severity.UNKNOWN, message="cpu.unreadable: EIO")
+    serving.publish(device("a"), sick("b", "cpu.offline: größer", verified=2), unknown)
+    assert facts(kubelet.next()) == [
+        ("node-a", "a", 1, int(at(1).wall_s), 30, ""),
+        ("node-a", "b", 2, int(at(2).wall_s), 30, "cpu.offline: größer"),
+        ("node-a", "c", 0, int(at(1).wall_s), 30, "cpu.unreadable: EIO"),
+    ]
+
+
+def test_a_stream_is_open_before_there_is_anything_to_say(serving: Serving, kubelet: Watcher) -> None:
+    kubelet.opened()
+    serving.publish(device("a"))
+    assert names(kubelet.next()) == ["a"]
+
+
+def test_who_comes_later_gets_the_full_list_at_once(serving: Serving) -> None:
+    serving.publish(device("a"), device("b"))
+    with watch_health(serving.health) as first:
+        assert names(first.next()) == ["a", "b"]
+        serving.publish(device("a"), device("b", verified=2))
+        assert names(first.next()) == ["b"]
+        with watch_health(serving.health) as second:
+            assert names(second.next()) == ["a", "b"]
+
+
+def leases(response: Any) -> list[int]:
+    return [entry.health_check_timeout_seconds for entry in response.devices]
+
+
+def test_the_stream_after_one_that_ended_has_other_leases(serving: Serving) -> None:
+    """To a kubelet that crashed and kept its file, its first list is a change."""
+    serving.publish(device("a"), device("b"))
+    for stream, lease in enumerate([30, 32, 30]):
+        with watch_health(serving.health) as kubelet:
+            assert leases(kubelet.next()) == [lease, lease]
+            serving.publish(device("a", verified=stream + 2), device("b"))
+            assert leases(kubelet.next()) == [lease], "no second change in the same stream"
+        eventually(lambda: streams(serving) == 0, "it has left")
+
+
+def test_who_looks_in_meanwhile_does_not_spoil_the_change(serving: Serving) -> None:
+    serving.publish(device("a"))
+    with watch_health(serving.health) as kubelet:
+        before = leases(kubelet.next())
+        for _ in range(2):
+            with watch_health(serving.health) as visitor:
+                visitor.next()
+            eventually(lambda: streams(serving) == 1, "the visitor has left")
+    eventually(lambda: streams(serving) == 0, "the kubelet has left")
+    with watch_health(serving.health) as kubelet:
+        assert leases(kubelet.next()) != before
+
+
+def test_no_lease_is_longer_than_a_day(serving: Serving, kubelet: Watcher) -> None:
+    serving.publish(device("a", timeout_s=1 << 40))
+    assert leases(kubelet.next()) == [86_400]
+
+
+def test_a_change_is_sent(serving: Serving, kubelet: Watcher) -> None:
+    serving.publish(device("a"), device("b"))
+    kubelet.next()
+    serving.publish(device("a"), sick("b"))
+    assert facts(kubelet.next()) == [("node-a", "b", 2, int(at(1).wall_s), 30, "cpu.offline: CPU 1")]
+
+
+def test_a_heartbeat_has_only_what_was_verified_again(serving: Serving, kubelet: Watcher) -> None:
+    serving.publish(device("a"), device("b"), device("c"))
+    kubelet.next()
+    serving.publish(device("a", verified=2), device("b"), device("c", verified=2))
+    assert names(kubelet.next()) == ["a", "c"]
+
+
+def test_a_report_without_news_sends_nothing(serving: Serving, kubelet: Watcher) -> None:
+    serving.publish(device("a"))
+    kubelet.next()
+    serving.publish(device("a"))
+    serving.publish(device("a", verified=2))
+    assert facts(kubelet.next())[0][3] == int(at(2).wall_s)
+    assert kubelet.pending() == 0
+
+
+def test_an_empty_report_keeps_the_stream_open(serving: Serving, kubelet: Watcher) -> None:
+    serving.publish()
+    kubelet.opened()
+    serving.publish(device("a"))
+    assert names(kubelet.next()) == ["a"]
+
+
+def test_shutting_down_is_said_in_words(serving: Serving, kubelet: Watcher) -> None:
+    serving.publish(device("a"))
+    kubelet.next()
+    assert serving.thread.stop(timeout_s=5)
+    with pytest.raises(grpc.RpcError) as raised:
+        kubelet.next()
+    assert (raised.value.code(), raised.value.details()) == (
+        grpc.StatusCode.UNAVAILABLE,
+        "agent shutting down",
+    )
+
+
+def test_a_stream_without_a_report_is_told_too(serving: Serving, kubelet: Watcher) -> None:
+    kubelet.opened()
+    assert serving.thread.stop(timeout_s=5)
+    with pytest.raises(grpc.RpcError) as raised:
+        kubelet.next()
+    assert raised.value.details() == "agent shutting down"
+
+
+def test_a_list_over_1_mib_comes_in_parts_below_the_kubelets_limit(
+    serving: Serving, kubelet: Watcher
+) -> None:
+    everything = [device(f"gpu-{n}", message="x" * 1024) for n in range(4000)]
+    serving.publish(*everything)
+    parts = []
+    while sum(len(part.devices) for part in parts) < len(everything):
+        parts.append(kubelet.next())
+    assert [name for part in parts for name in names(part)] == [one.device for one in everything]
+    assert all(part.ByteSize() <= 1 << 20 for part in parts)
+    assert len(parts) > 1
+    serving.publish(*everything[:-1], sick("gpu-3999"))
+    assert names(kubelet.next()) == ["gpu-3999"]
+
+
+def test_a_report_that_cannot_be_told_is_handed_to_the_owner(tmp_path: Path) -> None:
+    serving = Serving(tmp_path)
+    serving.thread.start()
+    with watch_health(serving.health) as kubelet:
+        kubelet.opened()
+        serving.publish(device("a"), device("a"))
+        eventually(lambda: bool(serving.failures), "the owner is told")
+        with pytest.raises(grpc.RpcError) as raised:
+            kubelet.next()
+    assert "names device 'a' of pool 'node-a' twice" in str(serving.failures[0])
+    assert raised.value.code() is grpc.StatusCode.UNAVAILABLE
+    assert serving.thread.stop()
+    assert not serving.health.exists()
+
+
+@pytest.mark.parametrize("shared", [False, True], ids=["64-connections", "one-connection"])
+def test_64_subscribers_see_the_same(serving: Serving, shared: bool) -> None:
+    serving.publish(device("a"), device("b"))
+    watchers = [watch_health(serving.health, "v1" if n % 2 else "v1alpha1", shared=shared) for n in range(64)]
+    try:
+        assert {tuple(names(one.next())) for one in watchers} == {("a", "b")}
+        assert streams(serving) == 64
+        for second in range(2, 12):
+            serving.publish(device("a"), device("b", verified=second))
+        last = int(at(11).wall_s)
+        for one in watchers:
+            while facts(heard := one.next())[0][3] < last:
+                assert names(heard) == ["b"]
+    finally:
+        for one in watchers:
+            one.__exit__(None, None, None)
+    eventually(lambda: streams(serving) == 0, "all have left")
+
+
+def test_100_reconnects_leave_nothing_behind(serving: Serving) -> None:
+    serving.publish(device("a"))
+    with watch_health(serving.health) as bystander:
+        bystander.next()
+        streams(serving)  # whatever the first status costs has been paid
+        before = descriptors()
+        for _ in range(100):
+            with watch_health(serving.health) as watcher:
+                assert names(watcher.next()) == ["a"]
+        eventually(lambda: streams(serving) == 1, "all have left")
+        eventually(lambda: descriptors() <= before, "all descriptors are closed")
+        serving.publish(device("a", verified=2))
+        assert names(bystander.next()) == ["a"]
+
+
+READER = """
+import sys
+from wire.raw import DATA, RawClient, frame, message, request_headers, WINDOW_UPDATE
+import struct
+
+# reads lists and prints the last byte of each, as a client that keeps its windows open
+with RawClient(sys.argv[1]) as client:
+    client.call()
+    body = b""
+    while True:
+        _, data = client.next_of(DATA, 1)
+        client.send(b"".join(frame(WINDOW_UPDATE, 0, n, struct.pack(">I", len(data))) for n in (0, 1)))
+        body += data
+        while len(body) >= 5 and len(body) >= 5 + int.from_bytes(body[1:5], "big"):
+            size = 5 + int.from_bytes(body[1:5], "big")
+            print(body[size - 8 : size].decode(), flush=True)
+            body = body[size:]
+"""
+
+
+@pytest.fixture
+def reader(serving: Serving) -> Iterator["subprocess.Popen[str]"]:
+    """A client in a process of its own, which has read the first list."""
+    serving.publish(device("a", message=f"{0:08d}"))
+    process = subprocess.Popen(
+        [sys.executable, "-c", READER, str(serving.health)],
+        stdout=subprocess.PIPE,
+        text=True,
+        env=os.environ | {"PYTHONPATH": str(TESTS)},
+    )
+    assert process.stdout
+    with process, process.stdout:
+        assert process.stdout.readline() == f"{0:08d}\n"
+        yield process
+        process.kill()
+
+
+def heavy(number: int) -> list[Any]:
+    """About 60 kB of devices; the last bytes of the list say its number."""
+    devices = [device(f"gpu-{n}", verified=number, message="x" * 200) for n in range(250)]
+    return [*devices, device("last", verified=number, message=f"{number:08d}")]
+
+
+def test_a_stopped_reader_holds_up_nobody_and_finds_the_newest_when_it_goes_on(
+    serving: Serving, reader: "subprocess.Popen[str]"
+) -> None:
+    total = 400
+    reader.send_signal(signal.SIGSTOP)
+    with watch_health(serving.health) as healthy:
+        healthy.next()
+        for number in range(1, total + 1):
+            serving.publish(*heavy(number))
+            while healthy.next().devices[-1].message != f"{number:08d}":
+                pass
+    reader.send_signal(signal.SIGCONT)
+    assert reader.stdout
+    read = []
+    while not read or read[-1] < total:
+        read.append(int(reader.stdout.readline()))
+    assert read == sorted(read)
+    assert len(read) < total / 2, "it was owed the newest, not the history"
+
+
+def test_a_killed_reader_leaves_nothing_behind(serving: Serving, reader: "subprocess.Popen[str]") -> None:
+    with watch_health(serving.health) as healthy:
+        healthy.next()
+        assert streams(serving) == 2
+        with_both = descriptors()
+        reader.kill()
+        reader.wait()
+        eventually(lambda: streams(serving) == 1, "its stream is gone")
+        eventually(lambda: descriptors() < with_both, "its descriptor is closed")
+        serving.publish(device("a", verified=2))
+        assert names(healthy.next()) == ["a"]
+
+
+def test_a_reader_killed_while_it_is_stopped_and_owed_a_lot_leaves_nothing_behind(
+    serving: Serving, reader: "subprocess.Popen[str]"
+) -> None:
+    reader.send_signal(signal.SIGSTOP)
+    for number in range(1, 50):
+        serving.publish(*heavy(number))
+    reader.kill()
+    reader.wait()
+    eventually(lambda: streams(serving) == 0, "its stream is gone")
+
+
+def test_no_stream_starves_the_others(serving: Serving) -> None:
+    """A publisher that never rests, and readers that take all they can: the status still answers."""
+    with watch_health(serving.health) as greedy:
+        for number in range(1, 300):
+            serving.publish(*heavy(number))
+            if number % 100 == 0:
+                assert streams(serving) == 1
+        while greedy.next().devices[-1].message != f"{299:08d}":
+            pass

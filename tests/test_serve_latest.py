@@ -1,0 +1,118 @@
+"""Newest wins, from any thread to one loop."""
+
+import asyncio
+import threading
+
+import pytest
+
+from agent.serve.rpc.latest import Latest
+
+
+def test_nothing_is_version_0() -> None:
+    assert Latest[str]().peek() == (0, None)
+
+
+def test_every_publication_has_the_next_version() -> None:
+    latest: Latest[str] = Latest()
+    assert [latest.publish(text) for text in "abc"] == [1, 2, 3]
+    assert latest.peek() == (3, "c")
+
+
+def test_a_slow_reader_skips_values_but_always_sees_the_last() -> None:
+    async def main() -> list[tuple[int, int]]:
+        latest: Latest[int] = Latest()
+        total = 20_000
+        writer = threading.Thread(target=lambda: [latest.publish(number) for number in range(1, total + 1)])
+        writer.start()
+        seen = [(0, 0)]
+        while seen[-1][1] < total:
+            seen.append(await latest.wait_newer(seen[-1][0]))
+        writer.join()
+        return seen
+
+    seen = asyncio.run(main())
+    assert all(version == value for version, value in seen)
+    assert seen == sorted(set(seen))
+
+
+def test_a_value_published_before_anybody_waits_is_there_at_once() -> None:
+    latest: Latest[str] = Latest()
+    latest.publish("early")
+    assert asyncio.run(latest.wait_newer(0)) == (1, "early")
+
+
+def test_a_publication_wakes_every_waiter() -> None:
+    async def main() -> list[tuple[int, str]]:
+        latest: Latest[str] = Latest()
+        waiters = [asyncio.create_task(latest.wait_newer(0)) for _ in range(64)]
+        await asyncio.sleep(0)
+        threading.Thread(target=latest.publish, args=("news",)).start()
+        return await asyncio.gather(*waiters)
+
+    assert asyncio.run(main()) == [(1, "news")] * 64
+
+
+def test_a_reader_that_never_has_to_wait_still_lets_others_run() -> None:
+    async def main() -> int:
+        latest: Latest[int] = Latest()
+        latest.publish(0)
+        turns = 0
+
+        async def other() -> None:
+            nonlocal turns
+            while True:
+                await asyncio.sleep(0)
+                turns += 1
+
+        task = asyncio.create_task(other())
+        for _ in range(100):
+            await latest.wait_newer(0)
+        task.cancel()
+        return turns
+
+    assert asyncio.run(main()) >= 99
+
+
+def test_a_cancelled_waiter_is_forgotten_and_the_others_are_not() -> None:
+    async def main() -> tuple[int, str]:
+        latest: Latest[str] = Latest()
+        gone, stays = (asyncio.create_task(latest.wait_newer(0)) for _ in range(2))
+        await asyncio.sleep(0.001)
+        gone.cancel()
+        await asyncio.wait([gone])
+        latest.publish("news")
+        return await stays
+
+    assert asyncio.run(main()) == (1, "news")
+
+
+def test_publishing_after_the_loop_has_closed_is_no_error() -> None:
+    latest: Latest[str] = Latest()
+    latest.publish("a")
+    asyncio.run(latest.wait_newer(0))
+    assert latest.publish("b") == 2
+    assert latest.publish("c") == 3
+
+
+def test_a_second_loop_is_refused() -> None:
+    latest: Latest[str] = Latest()
+    latest.publish("a")
+    asyncio.run(latest.wait_newer(0))
+    with pytest.raises(RuntimeError, match="one event loop only"):
+        asyncio.run(latest.wait_newer(0))
+
+
+async def taken_after_waiting() -> list[bool]:
+    latest: Latest[int] = Latest()
+    seen = [latest.is_taken()]
+    latest.publish(1)
+    seen.append(latest.is_taken())
+    await latest.wait_newer(0)
+    seen.append(latest.is_taken())
+    latest.publish(2)
+    seen.append(latest.is_taken())
+    return seen
+
+
+def test_a_value_is_taken_when_somebody_who_waited_has_it() -> None:
+    assert asyncio.run(taken_after_waiting()) == [True, False, True, False]

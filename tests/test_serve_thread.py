@@ -1,0 +1,161 @@
+"""The asyncio thread loses no exception, and always lets go of its owner."""
+
+import asyncio
+import contextlib
+import os
+import queue
+import resource
+import socket
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from agent.serve.rpc.thread import IoThread
+
+
+async def forever(ready: Callable[[], None]) -> None:
+    ready()
+    await asyncio.Event().wait()
+
+
+def unexpected(error: BaseException) -> None:
+    raise AssertionError("nothing should fail here") from error
+
+
+def test_it_runs_in_a_thread_of_that_name_until_it_is_stopped() -> None:
+    thread = IoThread(forever, on_failure=unexpected)
+    thread.start()
+    assert "dh-io" in [one.name for one in threading.enumerate()]
+    assert thread.stop()
+    assert "dh-io" not in [one.name for one in threading.enumerate()]
+
+
+def test_what_fails_before_it_is_ready_is_raised_by_start() -> None:
+    async def main(ready: Callable[[], None]) -> None:
+        raise OSError("no such luck")
+
+    thread = IoThread(main, on_failure=unexpected)
+    with pytest.raises(OSError, match="no such luck"):
+        thread.start()
+    assert thread.stop()
+
+
+def test_what_fails_later_is_handed_to_the_owner_in_the_thread() -> None:
+    failures: queue.Queue[tuple[str, BaseException]] = queue.Queue()
+
+    async def main(ready: Callable[[], None]) -> None:
+        ready()
+        await asyncio.sleep(0)
+        raise ValueError("later")
+
+    thread = IoThread(main, on_failure=lambda error: failures.put((threading.current_thread().name, error)))
+    thread.start()
+    name, error = failures.get(timeout=5)
+    assert (name, str(error)) == ("dh-io", "later")
+    assert thread.stop()
+
+
+def test_to_return_unasked_is_a_failure() -> None:
+    failures: queue.Queue[BaseException] = queue.Queue()
+
+    async def main(ready: Callable[[], None]) -> None:
+        ready()
+
+    thread = IoThread(main, on_failure=failures.put)
+    thread.start()
+    assert "nobody had asked" in str(failures.get(timeout=5))
+
+
+def test_what_fails_on_the_way_out_is_raised_by_stop() -> None:
+    async def main(ready: Callable[[], None]) -> None:
+        try:
+            await forever(ready)
+        finally:
+            raise OSError("cannot even stop")
+
+    thread = IoThread(main, on_failure=unexpected)
+    thread.start()
+    with pytest.raises(OSError, match="cannot even stop"):
+        thread.stop()
+
+
+def test_a_thread_that_is_stuck_is_left_behind() -> None:
+    release = threading.Event()
+
+    async def main(ready: Callable[[], None]) -> None:
+        ready()
+        release.wait()
+
+    thread = IoThread(main, on_failure=unexpected)
+    thread.start()
+    assert not thread.stop(timeout_s=0.05)
+    release.set()
+    assert thread.stop(timeout_s=5)
+
+
+def test_one_that_is_never_ready_does_not_hold_up_its_owner() -> None:
+    async def main(ready: Callable[[], None]) -> None:
+        await asyncio.Event().wait()
+
+    thread = IoThread(main, on_failure=unexpected)
+    with pytest.raises(TimeoutError):
+        thread.start(timeout_s=0.05)
+    assert thread.stop()
+
+
+def test_a_process_out_of_descriptors_says_so_once_and_serves_again(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """asyncio retries every second, and logs a hundred tracebacks each time."""
+    path = str(tmp_path / "a.sock")
+
+    async def main(ready: Callable[[], None]) -> None:
+        def greet(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            writer.close()
+
+        async with await asyncio.start_unix_server(greet, path):
+            ready()
+            await asyncio.Event().wait()
+
+    thread = IoThread(main, on_failure=unexpected)
+    thread.start()
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with socket.socket(socket.AF_UNIX) as client:
+        client.settimeout(10)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (client.fileno() + 1, before[1]))
+        held = []
+        try:
+            with contextlib.suppress(OSError):
+                while True:
+                    held.append(os.dup(client.fileno()))
+            client.connect(path)
+            while not caplog.records:
+                time.sleep(0.01)
+        finally:
+            for fd in held:
+                os.close(fd)
+            resource.setrlimit(resource.RLIMIT_NOFILE, before)
+        assert client.recv(1) == b""
+    assert [record.getMessage() for record in caplog.records] == [
+        f"{path}: cannot accept connections (Too many open files); 1 attempts"
+    ]
+    assert thread.stop()
+
+
+def test_what_nobody_could_catch_is_still_logged(caplog: pytest.LogCaptureFixture) -> None:
+    async def main(ready: Callable[[], None]) -> None:
+        asyncio.get_running_loop().call_soon(lambda: 1 // 0)
+        await asyncio.sleep(0)
+        await forever(ready)
+
+    thread = IoThread(main, on_failure=unexpected)
+    thread.start()
+    assert thread.stop()
+    assert [record.exc_info[0] for record in caplog.records if record.exc_info] == [ZeroDivisionError]
+
+
+def test_stopping_what_never_started_does_nothing() -> None:
+    assert IoThread(forever, on_failure=unexpected).stop()

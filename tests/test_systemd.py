@@ -1,0 +1,337 @@
+"""deploy/drahealth.service: what systemd says of it, and what it does under a real one.
+
+One boot of this machine's own systemd as PID 1 of a container (systemd-nspawn, the host's /usr, an empty /etc
+and /run) serves all tests of the second kind: a probe unit notes what happened, step by step, in a file each.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import sysconfig
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from agent.cli.exits import EXIT_OF_ERROR
+from agent.errors import Busy, ConfigError, PermissionDenied, UsageError
+from agent.serve.rpc.server import CONNECTION_LIMIT
+
+REPOSITORY = Path(__file__).parent.parent
+UNIT = REPOSITORY / "deploy" / "drahealth.service"
+DRIVER = "test.drahealth.example"
+COMMAND_PATH = "/opt/drahealth/bin/drahealth"
+
+# --- the unit as text ---------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def installed(tmp_path: Path) -> Path:
+    """The unit, with a command that exists on this machine: systemd-analyze looks for it."""
+    if shutil.which("systemd-analyze") is None:
+        pytest.skip("systemd-analyze is not installed")
+    unit = tmp_path / UNIT.name
+    unit.write_text(UNIT.read_text().replace(COMMAND_PATH, sys.executable))
+    return unit
+
+
+def analyze(*arguments: str | Path) -> str:
+    """What systemd-analyze prints; it exits with 1 if it has something to object."""
+    done = subprocess.run(["systemd-analyze", *arguments], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout + done.stderr
+
+
+def test_systemd_understands_every_line(installed: Path) -> None:
+    """But for two that came with systemd 254, and without which it is content."""
+    unknown = re.compile(r".*: Unknown key .*'(RestartSteps|RestartMaxDelaySec)' in section .*, ignoring\.")
+    complaints = analyze("verify", "--man=no", installed).splitlines()
+    version = int(analyze("--version").split()[1])
+    assert len(complaints) == (2 if version < 254 else 0), complaints
+    assert all(unknown.fullmatch(line) for line in complaints), complaints
+
+
+def setting(name: str) -> str:
+    """The value of the unit's one line with that name."""
+    (value,) = re.findall(rf"^{name}=(.*)$", UNIT.read_text(), re.MULTILINE)
+    return str(value)
+
+
+def test_what_a_new_start_cannot_mend_is_not_started_again_and_all_else_is_for_ever() -> None:
+    codes = dict(EXIT_OF_ERROR)
+    hopeless = {codes[error] for error in (UsageError, PermissionDenied, ConfigError)}
+    assert {int(code) for code in setting("RestartPreventExitStatus").split()} == hopeless
+    assert codes[Busy] not in hopeless
+    assert (setting("Restart"), setting("StartLimitIntervalSec")) == ("on-failure", "0")
+
+
+def test_there_are_descriptors_for_the_full_sockets_of_many_drivers() -> None:
+    assert int(setting("LimitNOFILE")) >= 16 * CONNECTION_LIMIT + 1024
+
+
+def test_a_line_that_systemd_does_not_understand_is_noticed(installed: Path) -> None:
+    installed.write_text(installed.read_text().replace("WatchdogSec=30", "WatchdogSeconds=30"))
+    assert "WatchdogSeconds" in analyze("verify", "--man=no", installed)
+
+
+def test_the_sandbox_is_tight(installed: Path) -> None:
+    printed = analyze("security", "--offline=true", "--threshold=30", "--no-pager", installed)
+    assert "Overall exposure level" in printed
+
+
+def test_who_says_ready_can_be_told_to_stop(tmp_path: Path) -> None:
+    """systemd may stop a unit the moment it is up; death by SIGTERM would be a failure and leave sockets.
+
+    The window is too short to be hit at will, so the system calls are asked for their order.
+    """
+    tracer = ["strace", "-f", "-qq", "-e", "trace=sendto,rt_sigaction", "-o", str(tmp_path / "trace")]
+    if shutil.which("strace") is None or subprocess.run([*tracer, "true"], check=False).returncode != 0:
+        pytest.skip("strace is not installed or may not trace")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
+        manager.bind(str(tmp_path / "notify"))
+        manager.settimeout(30)
+        agent = [sys.executable, "-m", "agent", "run", "--runtime-dir", str(tmp_path / "run")]
+        environ = os.environ | {"NOTIFY_SOCKET": str(tmp_path / "notify")}
+        with subprocess.Popen(
+            [*tracer, *agent], cwd=REPOSITORY, env=environ, start_new_session=True
+        ) as traced:
+            try:
+                while b"READY=1" not in manager.recv(4096):
+                    pass
+                (child,) = Path(f"/proc/{traced.pid}/task/{traced.pid}/children").read_text().split()
+                os.kill(int(child), signal.SIGTERM)
+                assert traced.wait(20) == 0
+            except BaseException:
+                with suppress(ProcessLookupError):
+                    os.killpg(traced.pid, signal.SIGKILL)
+                raise
+    trace = (tmp_path / "trace").read_text()
+    handler = re.search(r"rt_sigaction\(SIGTERM, \{sa_handler=0x", trace)
+    assert handler is not None
+    assert handler.start() < trace.index('"READY=1')
+
+
+# --- the unit at work ---------------------------------------------------------------------------------------
+
+# Run by the container's systemd in this order. Each waits for what it asks about; the boot as a whole has a
+# time limit. `changed` waits until a property of the unit is no longer what it was.
+PROBE = r"""#!/bin/bash
+cd /results
+show() { systemctl show drahealth -p "$1" --value; }
+facts() {
+    systemctl show drahealth -p ActiveState -p SubState -p Result -p StatusText -p NRestarts -p WatchdogUSec \
+        -p ExecMainCode -p ExecMainStatus -p MainPID -p MemoryMax -p TasksMax -p LimitNOFILE >"$1"
+}
+changed() { while [ "$(show "$1")" = "$2" ]; do sleep 0.05; done; }
+
+changed StatusText "no pass over the node yet"
+facts 1-started
+cat "/proc/$(show MainPID)/status" >1-process
+stat -c '%a %U %n' /run/drahealth /run/drahealth/agent.sock /run/drahealth/drivers/*.sock >1-sockets
+/opt/drahealth/bin/drahealth status -o json >1-status 2>1-status-err
+echo $? >1-status-rc
+
+# A frozen agent: systemd must miss its watchdog, end it and start another.
+mkdir -p /etc/systemd/system/drahealth.service.d
+printf '[Service]\nWatchdogSec=2\nRestartSec=0\n' >/etc/systemd/system/drahealth.service.d/soon.conf
+systemctl daemon-reload
+systemctl restart drahealth
+kill -STOP "$(show MainPID)"
+changed NRestarts 0
+systemctl start drahealth
+facts 2-restarted
+
+systemctl stop drahealth
+facts 3-stopped
+ls -A /run/drahealth >3-left 2>&1
+
+# What somebody else holds is tried again until it is free.
+printf '[Service]\nRestartSec=0\n' >/etc/systemd/system/drahealth.service.d/soon.conf
+systemctl daemon-reload
+mkdir -p /run/drahealth
+exec 9>/run/drahealth/agent.lock
+flock 9
+systemctl start --no-block drahealth
+until [ "$(show NRestarts)" -ge 7 ]; do sleep 0.05; done  # more than systemd's own limit of 5 in 10 s
+exec 9>&-
+until [ "$(show ActiveState)" = active ]; do sleep 0.05; done
+facts 4-free
+systemctl stop drahealth
+
+# Bad configuration is not tried again.
+printf '[Service]\nEnvironment=DRAHEALTH_PERIOD=1ms\n' >/etc/systemd/system/drahealth.service.d/soon.conf
+systemctl daemon-reload
+systemctl start drahealth
+facts 5-misconfigured
+
+journalctl --no-pager -o short-monotonic -u drahealth >journal 2>&1
+touch finished
+systemctl poweroff
+"""
+PROBE_UNIT = """
+[Unit]
+After=drahealth.service
+[Service]
+Type=oneshot
+ExecStart=/opt/test/probe
+StandardOutput=journal+console
+"""
+COMMAND = """#!/bin/sh
+export LD_LIBRARY_PATH=/opt/python/lib PYTHONPATH=/opt/repository:/opt/packages PYTHONDONTWRITEBYTECODE=1
+exec {python} -m agent "$@"
+"""
+
+
+def why_no_container() -> str | None:
+    if os.geteuid() != 0:
+        return "a container with systemd needs root"
+    if shutil.which("systemd-nspawn") is None:
+        return "systemd-nspawn is not installed"
+    if not Path("/usr/lib/systemd/systemd").exists():
+        return "systemd is not installed"
+    return None
+
+
+def write_program(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    path.chmod(0o755)
+
+
+def left_behind() -> set[Path]:
+    """The two groups that systemd-nspawn --keep-unit makes beside its own process, and theirs."""
+    hybrid = ["/sys/fs/cgroup/systemd", "/sys/fs/cgroup/unified"]
+    unified = Path("/sys/fs/cgroup/cgroup.controllers").exists()
+    groups = [
+        Path(path) for root in (["/sys/fs/cgroup"] if unified else hybrid) for path, _, _ in os.walk(root)
+    ]
+    return {group for group in groups if not {"payload", "supervisor"}.isdisjoint(group.parts)}
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The directory of the probe's notes, after the container is gone."""
+    if reason := why_no_container():
+        pytest.skip(reason)
+    base = tmp_path_factory.mktemp("nspawn")
+    units, results, packages = base / "units", base / "results", sysconfig.get_path("purelib")
+    for directory in (units / "multi-user.target.wants", results, base / "opt"):
+        directory.mkdir(parents=True)
+    shutil.copy(UNIT, units)
+    (units / "probe.service").write_text(PROBE_UNIT)
+    for name in (UNIT.name, "probe.service"):
+        (units / "multi-user.target.wants" / name).symlink_to(f"../{name}")
+    # ProtectHome= hides a Python that lives in a home directory, so it is bound elsewhere.
+    shared = sys.base_prefix in ("/usr", "/usr/local")
+    python = os.path.realpath(sys.executable)
+    inside = python if shared else python.replace(sys.base_prefix, "/opt/python", 1)
+    write_program(base / "bin" / "drahealth", COMMAND.format(python=inside))
+    write_program(base / "opt" / "probe", PROBE)
+    environment = base / "drahealth.default"
+    environment.write_text(f'DRAHEALTH_RUN_ARGS="--driver {DRIVER} --node-name probed"\n')
+
+    before = left_behind()
+    command = [
+        "systemd-nspawn", "--directory=/", "--volatile=yes", "--boot", "--register=no", "--keep-unit",
+        "--private-network", "--console=pipe", f"--machine=drahealth-test-{os.getpid()}",
+        f"--bind-ro={units}:/run/systemd/system", f"--bind-ro={base}/bin:{Path(COMMAND_PATH).parent}",
+        f"--bind-ro={base}/opt:/opt/test", f"--bind={results}:/results",
+        f"--bind-ro={environment}:/etc/default/drahealth",
+        f"--bind-ro={REPOSITORY}:/opt/repository", f"--bind-ro={packages}:/opt/packages",
+        *([] if shared else [f"--bind-ro={sys.base_prefix}:/opt/python"]),
+    ]  # fmt: skip
+    container = subprocess.Popen(
+        command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+    try:
+        console, _ = container.communicate(timeout=40)
+    except subprocess.TimeoutExpired:
+        container.terminate()  # systemd-nspawn powers the container off
+        console, _ = container.communicate(timeout=15)
+    finally:
+        for group in sorted(left_behind() - before, reverse=True):  # children first
+            group.rmdir()
+    failed = re.search(
+        r"^Failed to .*", console, re.MULTILINE
+    )  # systemd-nspawn's own words; systemd has none here
+    if failed and not any(results.iterdir()):
+        pytest.skip(f"systemd-nspawn cannot boot here: {failed[0]}")
+    journal = results / "journal"
+    assert (results / "finished").exists(), console + (journal.read_text() if journal.exists() else "")
+    return results
+
+
+def facts(results: Path, step: str) -> dict[str, str]:
+    lines = (results / step).read_text().splitlines()
+    return dict(line.split("=", 1) for line in lines)
+
+
+def fields(text: str) -> dict[str, str]:
+    """/proc/PID/status by name."""
+    return {name: value.strip() for name, _, value in (line.partition(":") for line in text.splitlines())}
+
+
+def test_the_service_is_up_when_it_says_so(results: Path) -> None:
+    started = facts(results, "1-started")
+    assert (started["ActiveState"], started["SubState"], started["NRestarts"]) == ("active", "running", "0")
+    assert started["WatchdogUSec"] == "30s"
+    assert (started["MemoryMax"], started["TasksMax"]) == (str(128 << 20), "64")
+    assert started["LimitNOFILE"] == "4096"
+
+
+def test_systemctl_status_shows_what_the_agent_knows(results: Path) -> None:
+    assert re.match(r"\d+ devices?: ", facts(results, "1-started")["StatusText"])
+
+
+def test_the_sockets_are_there_when_the_service_is_up(results: Path) -> None:
+    assert (results / "1-sockets").read_text().splitlines() == [
+        "750 root /run/drahealth",
+        "660 root /run/drahealth/agent.sock",
+        f"660 root /run/drahealth/drivers/{DRIVER}.sock",
+    ]
+
+
+def test_the_agent_answers_inside_the_sandbox(results: Path) -> None:
+    # 0 to 3: how this machine's devices are is not the question
+    assert int((results / "1-status-rc").read_text()) <= 3, (results / "1-status-err").read_text()
+    assert json.loads((results / "1-status").read_text())["node"] == "probed"
+
+
+def test_root_without_its_powers(results: Path) -> None:
+    process = fields((results / "1-process").read_text())
+    assert {int(process[name], 16) for name in ("CapPrm", "CapEff", "CapBnd")} == {0}
+    assert process["NoNewPrivs"] == "1"
+    assert process["Seccomp"] == "2"
+
+
+def test_a_frozen_agent_is_replaced(results: Path) -> None:
+    restarted = facts(results, "2-restarted")
+    assert (restarted["ActiveState"], restarted["NRestarts"]) == ("active", "1")
+    assert "Watchdog timeout" in (results / "journal").read_text()
+
+
+def test_the_service_stops_when_told_and_leaves_nothing(results: Path) -> None:
+    stopped = facts(results, "3-stopped")
+    assert (stopped["ActiveState"], stopped["Result"]) == ("inactive", "success")
+    assert (stopped["ExecMainCode"], stopped["ExecMainStatus"]) == ("1", "0")  # CLD_EXITED
+    assert "No such file or directory" in (results / "3-left").read_text()
+
+
+def test_what_somebody_else_holds_is_tried_again_until_it_is_free(results: Path) -> None:
+    free = facts(results, "4-free")
+    assert free["ActiveState"] == "active"
+    assert int(free["NRestarts"]) >= 7
+    assert "status=75/TEMPFAIL" in (results / "journal").read_text()
+
+
+def test_bad_configuration_is_not_tried_again(results: Path) -> None:
+    failed = facts(results, "5-misconfigured")
+    assert (failed["ActiveState"], failed["Result"], failed["NRestarts"]) == ("failed", "exit-code", "0")
+    assert failed["ExecMainStatus"] == "78"

@@ -1,0 +1,125 @@
+"""A gRPC client at the level of HTTP/2 frames, to send what no well-behaved client would.
+
+Built on h2's codec and a blocking socket, without any of its checks on what is sent.
+"""
+
+import socket
+import struct
+from pathlib import Path
+from types import TracebackType
+from typing import Final, Self
+
+from hpack import Decoder, Encoder
+
+PREFACE: Final = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+DATA: Final = 0x0
+HEADERS: Final = 0x1
+RST_STREAM: Final = 0x3
+SETTINGS: Final = 0x4
+PING: Final = 0x6
+GOAWAY: Final = 0x7
+WINDOW_UPDATE: Final = 0x8
+
+END_STREAM: Final = 0x1
+END_HEADERS: Final = 0x4
+ACK: Final = 0x1
+
+INITIAL_WINDOW_SIZE: Final = 0x4
+
+V1: Final = "/v1.DRAResourceHealth/NodeWatchResources"
+V1ALPHA1: Final = "/v1alpha1.DRAResourceHealth/NodeWatchResources"
+
+Header = tuple[bytes, bytes]
+
+
+def frame(kind: int, flags: int, stream: int, payload: bytes = b"") -> bytes:
+    """One HTTP/2 frame."""
+    return struct.pack(">I", len(payload))[1:] + struct.pack(">BBI", kind, flags, stream) + payload
+
+
+def message(payload: bytes = b"", *, compressed: int = 0) -> bytes:
+    """One gRPC message: flag, length, payload."""
+    return struct.pack(">BI", compressed, len(payload)) + payload
+
+
+def request_headers(path: str = V1) -> list[Header]:
+    """What gRPC clients send at least."""
+    return [
+        (b":method", b"POST"),
+        (b":scheme", b"http"),
+        (b":path", path.encode()),
+        (b":authority", b"localhost"),
+        (b"te", b"trailers"),
+        (b"content-type", b"application/grpc"),
+    ]
+
+
+class RawClient:
+    """One connection. Frames other than the server's settings are given to the caller as they come."""
+
+    def __init__(self, path: Path, *, window: int = 65_535, timeout_s: float = 10.0) -> None:
+        self.sock = socket.socket(socket.AF_UNIX)
+        self.sock.settimeout(timeout_s)
+        self.sock.connect(str(path))
+        self._encoder = Encoder()
+        self._decoder = Decoder()
+        self._received = bytearray()
+        settings = struct.pack(">HI", INITIAL_WINDOW_SIZE, window)
+        self.send(PREFACE + frame(SETTINGS, 0, 0, settings))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.sock.close()
+
+    def send(self, data: bytes) -> None:
+        """Sends bytes as they are."""
+        self.sock.sendall(data)
+
+    def headers(self, stream: int, headers: list[Header], *, flags: int = END_HEADERS) -> None:
+        """Sends a HEADERS frame."""
+        self.send(frame(HEADERS, flags, stream, self._encoder.encode(headers)))
+
+    def call(self, stream: int = 1, path: str = V1) -> None:
+        """Opens a health stream as the kubelet does: headers, the empty message, half-close."""
+        self.headers(stream, request_headers(path))
+        self.send(frame(DATA, END_STREAM, stream, message()))
+
+    def next_frame(self) -> tuple[int, int, int, bytes] | None:
+        """Type, flags, stream and payload of the next frame; None at the end of the connection."""
+        while len(self._received) < 9 or len(self._received) < 9 + self._size():
+            data = self.sock.recv(1 << 16)
+            if not data:
+                return None
+            self._received += data
+        size = self._size()
+        kind, flags, stream = struct.unpack_from(">BBI", self._received, 3)
+        payload = bytes(self._received[9 : 9 + size])
+        del self._received[: 9 + size]
+        if kind == SETTINGS and not flags & ACK:
+            self.send(frame(SETTINGS, ACK, 0))
+        return kind, flags, stream, payload
+
+    def next_of(self, kind: int, stream: int) -> tuple[int, bytes]:
+        """Flags and payload of the next frame of that kind in that stream.
+
+        Raises:
+            EOFError: the connection ended without one.
+        """
+        while (found := self.next_frame()) is not None:
+            if found[0] == HEADERS and kind != HEADERS:
+                self._decoder.decode(found[3])  # keeps the compression state
+            if (found[0], found[2]) == (kind, stream):
+                return found[1], found[3]
+        raise EOFError(f"connection ended before a frame of type {kind} in stream {stream}")
+
+    def next_headers(self, stream: int = 1) -> dict[str, str]:
+        """The next headers or trailers of that stream."""
+        _, payload = self.next_of(HEADERS, stream)
+        return dict(self._decoder.decode(payload))
+
+    def _size(self) -> int:
+        return int.from_bytes(self._received[:3], "big")

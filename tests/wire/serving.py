@@ -1,0 +1,91 @@
+"""The agent's servers in their thread, and reports to give them."""
+
+import os
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from agent.model.health import DeviceHealth, Health, Severity
+from agent.model.report import Report
+from agent.model.time import NS, Instant
+from agent.serve.rpc.latest import Latest
+from agent.serve.rpc.thread import IoThread
+from agent.serve.servers import Servers
+
+DRIVER = "test.drahealth.example"
+
+
+def at(second: int) -> Instant:
+    """A moment."""
+    return Instant(second * NS, 1_700_000_000.0 + second)
+
+
+def device(name: str = "cpu-node0", *, verified: int = 1, **changes: object) -> DeviceHealth:
+    """A healthy device, verified in that second, but for the changes."""
+    healthy = DeviceHealth(
+        pool="node-a",
+        device=name,
+        kind="cpu",
+        health=Health.HEALTHY,
+        severity=Severity.OK,
+        message="",
+        since=at(1),
+        verified=at(verified),
+        timeout_s=30,
+    )
+    return replace(healthy, **changes)  # type: ignore[arg-type]
+
+
+def sick(name: str = "cpu-node0", message: str = "cpu.offline: CPU 1", *, verified: int = 1) -> DeviceHealth:
+    """The same device, unhealthy."""
+    return device(
+        name, verified=verified, health=Health.UNHEALTHY, severity=Severity.UNHEALTHY, message=message
+    )
+
+
+def report(devices: Iterable[DeviceHealth] = (), *, second: int = 1) -> Report:
+    """A report of these devices."""
+    return Report(node="node-a", at=at(second), devices=tuple(devices))
+
+
+class Serving:
+    """Servers with one driver in a thread of their own; leaving stops them, and fails if they failed."""
+
+    def __init__(self, runtime_dir: Path) -> None:
+        self.latest: Latest[Report] = Latest()
+        self.failures: list[BaseException] = []
+        self.servers = Servers(self.latest, runtime_dir=runtime_dir, drivers=[DRIVER], version="9.9.9")
+        self.health, self.agent = self.servers.paths
+        self.thread = IoThread(self.servers.run, on_failure=self.failures.append)
+
+    def __enter__(self) -> Self:
+        self.thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        ended = self.thread.stop(timeout_s=5)
+        if error is None:
+            assert self.failures == []
+            assert ended
+
+    def publish(self, *devices: DeviceHealth) -> None:
+        """Publishes a report of these devices."""
+        self.latest.publish(report(devices))
+
+
+def eventually(claim: Callable[[], bool], what: str, timeout_s: float = 10.0) -> None:
+    """Waits for what another thread or process brings about; fails if it does not come true."""
+    deadline = time.monotonic() + timeout_s
+    while not claim():
+        assert time.monotonic() < deadline, f"not within {timeout_s} s: {what}"
+        time.sleep(0.005)
+
+
+def descriptors() -> int:
+    """How many file descriptors this process has open."""
+    return len(os.listdir("/proc/self/fd"))
