@@ -18,6 +18,7 @@ PYTHON ?= $(shell for p in python3 python3.15 python3.14 python3.13 python3.12 p
 
 RUN_ARGS ?= --driver demo.drahealth.example
 PYTEST_ARGS ?=
+BENCH_ARGS ?=
 UV_ARGS ?=
 # Where the agent runs when nobody says: its own default needs root or a login session.
 ifneq ($(shell id -u),0)
@@ -74,6 +75,10 @@ native-test: ## the C core's tests under AddressSanitizer, UBSan and ThreadSanit
 fuzz: ## the C parsers, FUZZ_SECONDS each (needs clang)
 	@requirements/system fuzz $(PYTHON)
 	@$(MAKE) -C native -j$$(nproc) --silent fuzz
+
+.PHONY: bench
+bench: $(VENV)/.core ## measure this machine (BENCH_ARGS="--quick")
+	@$(BIN)/python -m agent.bench $(BENCH_ARGS)
 
 .PHONY: wheel
 wheel: $(VENV)/.dev ## dist/: source distribution and, from it, the abi3 wheel

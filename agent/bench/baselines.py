@@ -1,0 +1,208 @@
+"""The same reading in Python: good (kept descriptors) and plain (open, read, parse each time); and psutil.
+
+The good one is what a careful author writes: descriptors opened once, ``os.pread``, ``int()``. Both return
+what they read, so that it can be compared with the core's before anything is timed.
+"""
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Final
+
+import psutil
+
+from agent.bench.trees import Tree
+from agent.model.cpuset import parse_cpus
+from agent.model.reading import Missing
+from agent.model.snapshot import GroupSample, Snapshot
+
+Parse = Callable[[bytes], object]
+Key = tuple[str, ...]
+"""``("2048", "machine", "nr")``; of a group ``(uid, container, "mem_failcnt")``, or a size behind."""
+File = tuple[Key, Path, Parse]
+"""What it is called in the result, where it is, and how its text is read."""
+Values = dict[Key, object]
+
+MACHINE_FILES: Final = ("nr", "free", "surplus", "reserved", "overcommit")
+POOL_NAMES: Final = {
+    "nr": "nr_hugepages",
+    "free": "free_hugepages",
+    "surplus": "surplus_hugepages",
+    "reserved": "resv_hugepages",
+    "overcommit": "nr_overcommit_hugepages",
+}
+
+
+class GoodReader:
+    """Descriptors opened once and read from the start each time."""
+
+    def __init__(self, files: Sequence[File]) -> None:
+        self._open: list[tuple[Key, int, Parse]] = []
+        try:
+            for key, path, parse in files:
+                self._open.append((key, os.open(path, os.O_RDONLY | os.O_CLOEXEC), parse))
+        except OSError:
+            self.close()
+            raise
+
+    def __call__(self) -> Values:
+        return {key: parse(os.pread(fd, 4096, 0)) for key, fd, parse in self._open}
+
+    def close(self) -> None:
+        """Let go of the descriptors."""
+        for _, fd, _ in self._open:
+            os.close(fd)
+
+
+class PlainReader:
+    """Opens each file each time, as most scripts do."""
+
+    def __init__(self, files: Sequence[File]) -> None:
+        self._files = files
+
+    def __call__(self) -> Values:
+        values: Values = {}
+        for key, path, parse in self._files:
+            with open(path, "rb") as file:
+                values[key] = parse(file.read())
+        return values
+
+
+def cpu_list(text: bytes) -> object:
+    """A CPU list such as ``0-3,8``."""
+    return parse_cpus(text.decode())
+
+
+def keyed(wanted: Mapping[bytes, str], ns_per_unit: int = 1) -> Parse:
+    """A parser of ``key value`` lines that returns the wanted ones; times [ns] in the given unit."""
+
+    def parse(text: bytes) -> object:
+        found = {}
+        for line in text.splitlines():
+            key, _, value = line.partition(b" ")
+            if key in wanted:
+                found[wanted[key]] = int(value) // ns_per_unit if key.endswith(b"_time") else int(value)
+        return found
+
+    return parse
+
+
+# --- the machine ------------------------------------------------------------------------------------------
+
+
+def machine_files(sysfs: Path) -> list[File]:
+    """What a quiet pass reads: two CPU lists, and the counters of every hugepage pool."""
+    files: list[File] = [
+        (("cpus", "online"), sysfs / "devices/system/cpu/online", cpu_list),
+        (("cpus", "offline"), sysfs / "devices/system/cpu/offline", cpu_list),
+    ]
+    nodes = sorted(sysfs.glob("devices/system/node/node[0-9]*/hugepages"))
+    for directory in (sysfs / "kernel/mm/hugepages", *nodes):
+        node = directory.parent.name.removeprefix("node") if directory in nodes else "machine"
+        for pool in sorted(directory.glob("hugepages-*kB")):
+            size = pool.name.removeprefix("hugepages-").removesuffix("kB")
+            for member in MACHINE_FILES:
+                files.append(((size, node, member), pool / POOL_NAMES[member], int))  # noqa: PERF401
+    return [file for file in files if file[1].exists()]
+
+
+def machine_values(snapshot: Snapshot) -> Values:
+    """The same, as the core read it."""
+    values: Values = {("cpus", "online"): snapshot.cpus.online, ("cpus", "offline"): snapshot.cpus.offline}
+    for pool in snapshot.pools:
+        node = "machine" if pool.node is None else str(pool.node)
+        for member in MACHINE_FILES:
+            if not isinstance(value := getattr(pool, member), Missing):
+                values[str(pool.size_kib), node, member] = value
+    return values
+
+
+def psutil_machine() -> int:
+    """What psutil has of this: how many CPUs there are. It knows nothing of hugepages, nor which CPUs."""
+    psutil.cpu_times(percpu=True)
+    psutil.virtual_memory()
+    return psutil.cpu_count() or 0
+
+
+# --- cgroups ----------------------------------------------------------------------------------------------
+
+CPU_V1: Final = {
+    b"nr_periods": "cpu_periods",
+    b"nr_throttled": "cpu_throttled",
+    b"throttled_time": "cpu_throttled_us",
+}
+CPU_V2: Final = {
+    b"nr_periods": "cpu_periods",
+    b"nr_throttled": "cpu_throttled",
+    b"throttled_usec": "cpu_throttled_us",
+}
+
+# Counters of which the kernel never notifies: what a sweep reads.
+SWEPT: Final[Mapping[str, Mapping[str, tuple[str, Parse]]]] = {
+    "memory": {
+        "memory.failcnt": ("mem_failcnt", int),
+        "memory.oom_control": ("", keyed({b"oom_kill": "mem_oom_kill"})),
+    },
+    "cpu": {"cpu.stat": ("", keyed(CPU_V1, 1000))},
+    "v2": {"cpu.stat": ("", keyed(CPU_V2))},
+    "hugetlb": {},
+}
+SWEPT_SIZE: Final = {
+    "v2": {"hugetlb.{}.current": "current", "hugetlb.{}.rsvd.current": "rsvd_current"},
+    "hugetlb": {
+        "hugetlb.{}.usage_in_bytes": "current",
+        "hugetlb.{}.rsvd.usage_in_bytes": "rsvd_current",
+        "hugetlb.{}.failcnt": "events_max",
+    },
+}
+
+
+def cgroup_size(size_kib: int) -> str:
+    """A page size as the files of the hugetlb controller spell it."""
+    for unit, kib in (("GB", 1 << 20), ("MB", 1 << 10)):
+        if size_kib >= kib:
+            return f"{size_kib // kib}{unit}"
+    return f"{size_kib}KB"
+
+
+def sweep_files(tree: Tree, snapshot: Snapshot) -> list[File]:
+    """What a sweep reads of every group. Of page sizes that the machine has no pages of, nothing."""
+    sizes = [pool.size_kib for pool in snapshot.pools if pool.node is None and (pool.nr or pool.overcommit)]
+    v1_cpu = "cpu" in tree.hierarchies
+    files: list[File] = []
+    for group in tree.groups:
+        for hierarchy in tree.hierarchies:
+            directory = tree.path(hierarchy, *group)
+            wanted: dict[str, tuple[str, Parse]] = {}
+            if not (hierarchy == "v2" and v1_cpu):
+                wanted |= SWEPT[hierarchy]
+            for name, (member, parse) in wanted.items():
+                files.append(((*group, member or name), directory / name, parse))
+            for pattern, member in SWEPT_SIZE.get(hierarchy, {}).items():
+                for kib in sizes:
+                    file = directory / pattern.format(cgroup_size(kib))
+                    files.append(((*group, member, str(kib)), file, int))
+    return [file for file in files if file[1].exists()]
+
+
+def flat(values: Values) -> Values:
+    """What a reader returned, with the values of files that have several under names of their own."""
+    out: Values = {}
+    for key, value in values.items():
+        if isinstance(value, dict):
+            out |= {(*key[:-1], member): inner for member, inner in value.items()}
+        else:
+            out[key] = value
+    return out
+
+
+def sweep_values(snapshot: Snapshot, wanted: Values) -> Values:
+    """The values named in ``wanted``, as the core read them; None for a group that it does not have."""
+    groups = {(group.pod_uid, group.container): group for group in snapshot.groups}
+    return {key: _group_value(groups.get((key[0], key[1])), *key[2:]) for key in wanted}
+
+
+def _group_value(group: GroupSample | None, member: str, size_kib: str = "") -> object:
+    if group is None or not size_kib:
+        return getattr(group, member, None)
+    return next((getattr(one, member) for one in group.hugetlb if one.size_kib == int(size_kib)), None)

@@ -1,0 +1,57 @@
+"""``python -m agent.bench.client SOCKET METHOD MARKER``: a subscriber in a process of its own.
+
+Prints a line of JSON when it starts (which library it is) and one for each message: when it came
+(CLOCK_MONOTONIC, taken before the bytes are looked at), its size, and what MARKER matched in it. With grpcio
+where there is one, since that is what a kubelet's client is closest to; else with our own.
+"""
+
+import asyncio
+import importlib
+import importlib.util
+import json
+import re
+import sys
+import time
+from pathlib import Path
+
+from agent.serve.client import follow
+
+
+def main(socket: str, method: str, marker: str) -> None:
+    """Until killed, or the stream ends."""
+    pattern = re.compile(marker.encode())
+    if importlib.util.find_spec("grpc"):
+        _grpcio(socket, method, pattern)
+    else:
+        while not Path(socket).exists():
+            time.sleep(0.01)
+        asyncio.run(_ours(Path(socket), pattern))
+
+
+def _say(**words: object) -> None:
+    print(json.dumps(words), flush=True)
+
+
+def _found(pattern: re.Pattern[bytes], data: bytes) -> list[str]:
+    return [match.decode() for match in pattern.findall(data)]
+
+
+def _grpcio(socket: str, method: str, pattern: re.Pattern[bytes]) -> None:
+    grpc = importlib.import_module("grpc")
+    _say(client=f"grpcio {grpc.__version__}")
+    channel = grpc.insecure_channel(f"unix:{socket}")
+    for data in channel.unary_stream(method)(b"", wait_for_ready=True):
+        t_ns = time.monotonic_ns()
+        _say(t_ns=t_ns, size=len(data), found=_found(pattern, data))
+
+
+async def _ours(socket: Path, pattern: re.Pattern[bytes]) -> None:
+    _say(client="grpclib, which decodes each message first")
+    async for report in follow(socket):
+        t_ns = time.monotonic_ns()
+        text = repr(report).encode()
+        _say(t_ns=t_ns, size=len(text), found=_found(pattern, text))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:4])

@@ -1,0 +1,33 @@
+"""``python -m agent.bench.hitter``: a workload that runs into its hugepage limit when told to.
+
+For each line on standard input, the path of a cgroup, it moves there, asks for one 2 MiB page, which the
+cgroup must refuse, and prints the time just before it asked (CLOCK_MONOTONIC, ns).
+"""
+
+import mmap
+import os
+import sys
+import time
+
+MAP_HUGETLB = 0x40000
+MAP_HUGE_2MB = 21 << 26
+PAGE = 2 << 20
+
+
+def main() -> None:
+    """Until standard input ends."""
+    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | MAP_HUGETLB | MAP_HUGE_2MB
+    for line in sys.stdin:
+        with open(os.path.join(line.rstrip("\n"), "cgroup.procs"), "w") as procs:
+            procs.write(str(os.getpid()))
+        t_ns = time.monotonic_ns()
+        try:
+            mmap.mmap(-1, PAGE, flags=flags).close()
+        except OSError:
+            print(t_ns, flush=True)
+        else:
+            print("not refused", flush=True)
+
+
+if __name__ == "__main__":
+    main()

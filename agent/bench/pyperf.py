@@ -1,0 +1,56 @@
+"""The figures as a pyperf benchmark suite, so that ``pyperf compare_to`` and its like can read them.
+
+Format: https://pyperf.readthedocs.io/en/latest/api.html, version 1.0. pyperf knows seconds, bytes and
+integers; a percentage of a core becomes seconds of CPU per second. It refuses a value of zero, so counts that
+are zero are not in the suite.
+"""
+
+import datetime
+import json
+import os
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
+
+from agent.bench.host import Host
+from agent.bench.result import Outcome, Row, Unit
+
+UNITS: Final[Mapping[Unit, str]] = {"s": "second", "%": "second", "B": "byte", "1": "integer"}
+FORMAT: Final = "1.0"
+
+
+def suite(host: Host, outcomes: Mapping[str, Outcome]) -> str:
+    """One JSON document."""
+    rows = [row for outcome in outcomes.values() for table in outcome.tables for row in table.rows]
+    metadata = {
+        "cpu_model_name": host.cpu,
+        "cpu_count": host.cpus,
+        "hostname": os.uname().nodename,
+        "platform": f"Linux-{host.kernel}",
+        "python_version": host.python,
+        "load_avg_1min": float(host.load),
+        "drahealth_version": host.version,
+        "drahealth_compiler": host.compiler,
+        "drahealth_cflags": host.flags,
+    }
+    document = {"version": FORMAT, "metadata": metadata, "benchmarks": list(_benchmarks(rows))}
+    return json.dumps(document, indent=1)
+
+
+def _benchmarks(rows: list[Row]) -> Iterator[dict[str, Any]]:
+    date = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M:%S")
+    for row in rows:
+        if row.max <= 0:
+            continue
+        scale = 0.01 if row.unit == "%" else 1
+        values = [value * scale for value in row.values if value > 0]
+        if row.unit in {"B", "1"}:
+            values = [round(value) or 1 for value in values]
+        yield {
+            "metadata": {
+                "name": row.key,
+                "unit": UNITS[row.unit],
+                "loops": row.loops,
+                "description": row.label,
+            },
+            "runs": [{"metadata": {"date": date}, "values": values}],
+        }

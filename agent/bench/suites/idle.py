@@ -1,0 +1,144 @@
+"""What an agent costs that has nothing to do: 10 Hz, 500 cgroups, one subscriber, and nothing changes.
+
+CPU time is the scheduler's own account of each thread (schedstat); wakeups are voluntary context switches.
+Both are of the threads that live from the begin to the end of the measurement.
+"""
+
+import asyncio
+import contextlib
+import os
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from agent.bench.effort import Effort
+from agent.bench.processes import HEALTH_METHOD, Silence, agent, agent_socket, health_socket, subscriber
+from agent.bench.result import Outcome, Row, Table, Unit, row_of
+from agent.bench.trees import scratch, some_tree
+from agent.model.status import AgentStatus
+from agent.serve.client import status
+
+GROUPS: Final = 500
+PERIOD: Final = "100ms"
+READY_S: Final = 10.0
+SAMPLER: Final = "dh-sampler"
+LABELS: Final = {SAMPLER: "the C sampler", "main": "the Trio thread", "I/O": "the asyncio thread"}
+
+
+class Thread(NamedTuple):
+    """One thread's account at one moment."""
+
+    name: str
+    run_ns: int
+    wakeups: int
+
+
+def run(effort: Effort) -> Outcome:
+    """CPU, wakeups, memory and descriptors."""
+    outcome = Outcome()
+    with scratch() as directory, some_tree(GROUPS) as (tree, why):
+        if why:
+            outcome.skipped.append(f"idle: {why}; measured on {tree.backend}")
+        flags = ["--period", PERIOD, "--cgroupfs-root", str(tree.cgroupfs)]
+        flags += ["--kubelet-cgroup-root", tree.kubelet_root]
+        with (
+            agent(directory, flags) as pid,
+            subscriber(health_socket(directory), HEALTH_METHOD, "$^") as client,
+        ):
+            client.wait(lambda line: "found" in line)
+            _wait_for_watches(pid)
+            time.sleep(effort.settle_s)
+            client.seen()
+            before = threads(pid)
+            start_ns = time.monotonic_ns()
+            time.sleep(effort.idle_s)
+            after, lasted_s = threads(pid), (time.monotonic_ns() - start_ns) / 1e9
+            heartbeats = client.seen()
+            rows = _cpu_rows(before, after, lasted_s)
+            rows.append(_one("heartbeats", "heartbeats in this time", heartbeats, "1"))
+            rows += _memory_rows(pid)
+            # last: to answer costs the agent an import, 20 ms and some memory
+            rows += _own_rows(asyncio.run(status(agent_socket(directory))))
+        title = f"{lasted_s:.0f} s of nothing; period {PERIOD}, {GROUPS} cgroups, {tree.backend}"
+        notes = (
+            "one subscriber of a driver's socket; a heartbeat every 9 to 10 s",
+            client.library,
+        )
+        outcome.tables.append(Table(title, tuple(rows), notes=notes))
+    return outcome
+
+
+def _one(key: str, label: str, value: float, unit: Unit) -> Row:
+    return row_of(f"idle.{key}", label, (value,), unit)
+
+
+def watches(pid: int) -> int:
+    """inotify watches of a process, as the kernel counts them."""
+    number = 0
+    for file in Path(f"/proc/{pid}/fdinfo").iterdir():
+        with contextlib.suppress(FileNotFoundError):  # closed meanwhile
+            number += file.read_text().count("inotify wd:")
+    return number
+
+
+def _wait_for_watches(pid: int) -> None:
+    """Until every group has been found: each pod has a watch at least, and no more come."""
+    deadline, before = time.monotonic() + READY_S, -1
+    while (now := watches(pid)) < GROUPS // 2 or now != before:
+        if time.monotonic() > deadline:
+            raise Silence(f"the agent has {now} inotify watches after {READY_S:g} s")
+        before = now
+        time.sleep(0.1)
+
+
+def threads(pid: int) -> Mapping[int, Thread]:
+    """Every thread of a process."""
+    found = {}
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        fields = dict(
+            line.split(":\t") for line in (task / "status").read_text().splitlines() if ":\t" in line
+        )
+        name = fields["Name"] if fields["Name"] == SAMPLER else "main" if task.name == str(pid) else "I/O"
+        run_ns = int((task / "schedstat").read_text().split()[0])
+        found[int(task.name)] = Thread(name, run_ns, int(fields["voluntary_ctxt_switches"]))
+    return found
+
+
+def _cpu_rows(before: Mapping[int, Thread], after: Mapping[int, Thread], lasted_s: float) -> list[Row]:
+    share: dict[str, float] = {}
+    wakeups: dict[str, float] = {}
+    for tid in before.keys() & after.keys():
+        old, new = before[tid], after[tid]
+        share[new.name] = share.get(new.name, 0.0) + (new.run_ns - old.run_ns) / lasted_s / 1e7
+        wakeups[new.name] = wakeups.get(new.name, 0.0) + (new.wakeups - old.wakeups) * 60 / lasted_s
+    rows = [_one("cpu", "CPU, % of one core", sum(share.values()), "%")]
+    rows += [_one(f"cpu.{name}", f"  of that, {LABELS[name]}", share[name], "%") for name in sorted(share)]
+    label = "wakeups per minute, {}"
+    rows += [
+        _one(f"wakeups.{name}", label.format(LABELS[name]), wakeups[name], "1") for name in sorted(wakeups)
+    ]
+    return rows
+
+
+def _memory_rows(pid: int) -> list[Row]:
+    process = Path(f"/proc/{pid}")
+    lines = (process / "smaps_rollup").read_text().splitlines()
+    kib = {line.split()[0]: int(line.split()[1]) for line in lines[1:]}
+    return [
+        _one("rss", "RSS", kib["Rss:"] * 1024, "B"),
+        _one("pss", "PSS", kib["Pss:"] * 1024, "B"),
+        _one("descriptors", "open descriptors", len(os.listdir(process / "fd")), "1"),
+        _one("watches", "inotify watches", watches(pid), "1"),
+    ]
+
+
+def _own_rows(state: AgentStatus) -> list[Row]:
+    return [
+        _one("kernel", "kernel memory of these, the agent's estimate", state.core.kernel_bytes, "B"),
+        _one("groups", "cgroups watched, says the agent", state.groups, "1"),
+        _one("passes", "passes at its newest report, says the agent", state.core.passes, "1"),
+        _one("wakes", "  of these woke Python", state.core.wakes, "1"),
+        _one("reads", "  reads in all", state.core.reads, "1"),
+        _one("opens", "  opens in all", state.core.opens, "1"),
+    ]

@@ -1,0 +1,202 @@
+"""Trees to measure on: real cgroups of their own, or files on tmpfs that look like them.
+
+Everything made here is removed again, whatever happens. A tree of real cgroups stands under a directory that
+no kubelet knows; the agent is pointed at it with ``--kubelet-cgroup-root``.
+"""
+
+import contextlib
+import fcntl
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+CGROUPFS: Final = Path("/sys/fs/cgroup")
+LOCK: Final = Path("/tmp/drahealth-machine.lock")  # the tests hold it too while they change the machine
+CONTROLLERS: Final = ("memory", "cpu", "hugetlb")
+V1_HIERARCHIES: Final = ("memory", "cpu", "hugetlb")
+
+
+@dataclass(frozen=True, slots=True)
+class Tree:
+    """Cgroups as a kubelet would have made them."""
+
+    cgroupfs: Path
+    """The root that the sampler is given."""
+    kubelet_root: str
+    backend: str
+    """``real cgroups (v1 memory, cpu; v2)`` or ``files on tmpfs``: a figure without it means nothing."""
+    hierarchies: Mapping[str, Path]
+    """Mounts in which the groups are, by v1 controller; ``v2`` for the unified one."""
+    groups: tuple[tuple[str, str], ...]
+    """Pod uid and container id (empty for a pod), with :meth:`path` to each."""
+
+    def path(self, hierarchy: str, uid: str, container: str) -> Path:
+        """The directory of one group in one of :attr:`hierarchies`."""
+        return self.hierarchies[hierarchy] / relative(self.kubelet_root, uid, container)
+
+
+def relative(kubelet_root: str, uid: str, container: str) -> Path:
+    """Where the kubelet's cgroupfs driver puts a burstable pod, and its container."""
+    return Path(kubelet_root.strip("/"), "kubepods", "burstable", f"pod{uid}", container)
+
+
+def group_names(number: int, containers: int = 1) -> tuple[tuple[str, str], ...]:
+    """``number`` groups: pods, each with so many containers."""
+    names: list[tuple[str, str]] = []
+    for pod in range(-(-number // (containers + 1))):
+        uid = f"{pod:08x}-beac-4000-8000-000000000000"
+        names.append((uid, ""))
+        names += ((uid, f"{pod:032x}{one:032x}") for one in range(containers))
+    return tuple(names[:number])
+
+
+@contextlib.contextmanager
+def machine_lock() -> Iterator[None]:
+    """Nobody else's benchmark or test changes what belongs to the whole machine meanwhile.
+
+    Raises:
+        OSError: The lock is somebody else's and not for us to take.
+    """
+    fd = os.open(LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(fd)
+
+
+@contextlib.contextmanager
+def real_tree(number: int, containers: int = 1) -> Iterator[Tree]:
+    """Real cgroups in every hierarchy that the agent reads.
+
+    Raises:
+        OSError: This process may not make cgroups here.
+    """
+    hierarchies = _hierarchies()
+    if not hierarchies:
+        raise OSError(f"{CGROUPFS}: no cgroup hierarchy that holds memory, cpu or hugetlb")
+    names = ", ".join(["v1 " + name for name in hierarchies if name != "v2"] + ["v2"] * ("v2" in hierarchies))
+    root = f"/drahealth-bench-{os.getpid()}"
+    tree = Tree(CGROUPFS, root, f"real cgroups ({names})", hierarchies, group_names(number, containers))
+    with machine_lock(), contextlib.ExitStack() as undo:
+        for name, mount in hierarchies.items():
+            if name == "v2":
+                _enable(mount, undo)
+            undo.callback(_remove, mount / root.strip("/"))
+            (mount / root.strip("/")).mkdir()
+            for uid, container in tree.groups:
+                _make(mount, relative(root, uid, container), v2=name == "v2")
+        yield tree
+
+
+def _hierarchies() -> dict[str, Path]:
+    if (CGROUPFS / "cgroup.controllers").exists():
+        return {"v2": CGROUPFS}
+    found = {name: CGROUPFS / name for name in V1_HIERARCHIES if (CGROUPFS / name / "tasks").exists()}
+    if (CGROUPFS / "unified" / "cgroup.controllers").exists():
+        found["v2"] = CGROUPFS / "unified"
+    return found
+
+
+def _make(mount: Path, group: Path, *, v2: bool) -> None:
+    """Make a group and what is above it; in v2, give it the controllers that the mount has to give."""
+    at = mount
+    for part in group.parts:
+        if v2 and at != mount:
+            _give(at)
+        at /= part
+        if not at.exists():
+            at.mkdir()
+
+
+def _give(group: Path) -> None:
+    offered = set((group / "cgroup.controllers").read_text().split())
+    given = set((group / "cgroup.subtree_control").read_text().split())
+    for name in (offered & set(CONTROLLERS)) - given:
+        (group / "cgroup.subtree_control").write_text(f"+{name}")
+
+
+def _enable(mount: Path, undo: contextlib.ExitStack) -> None:
+    """Let the root of v2 give its controllers on, and take back afterwards what it did not give before."""
+    control = mount / "cgroup.subtree_control"
+    offered = set((mount / "cgroup.controllers").read_text().split())
+    for name in (offered & set(CONTROLLERS)) - set(control.read_text().split()):
+        control.write_text(f"+{name}")
+        undo.callback(_take_back, control, name)
+
+
+def _take_back(control: Path, name: str) -> None:
+    with contextlib.suppress(OSError):  # somebody else has begun to use it: then it is theirs
+        control.write_text(f"-{name}")
+
+
+def _remove(root: Path) -> None:
+    for directory, _, _ in os.walk(root, topdown=False):
+        os.rmdir(directory)
+
+
+@contextlib.contextmanager
+def scratch() -> Iterator[Path]:
+    """A directory on tmpfs where there is one, removed afterwards."""
+    shm = Path("/dev/shm")
+    made = Path(tempfile.mkdtemp(prefix="drahealth-bench-", dir=shm if os.access(shm, os.W_OK) else None))
+    try:
+        yield made
+    finally:
+        shutil.rmtree(made)
+
+
+V2_FILES: Final = {
+    "cgroup.events": "populated 1\nfrozen 0\n",
+    "memory.events": "low 0\nhigh 0\nmax 0\noom 0\noom_kill 0\noom_group_kill 0\n",
+    "cpu.stat": "usage_usec 1034\nuser_usec 0\nsystem_usec 1034\n"
+    "nr_periods 0\nnr_throttled 0\nthrottled_usec 0\nnr_bursts 0\nburst_usec 0\n",
+    "hugetlb.2MB.current": "0\n",
+    "hugetlb.2MB.rsvd.current": "0\n",
+    "hugetlb.2MB.events": "max 0\n",
+    "hugetlb.2MB.max": "max\n",
+    "hugetlb.2MB.rsvd.max": "max\n",
+}
+POOL_FILES: Final = {"nr_hugepages": "8\n", "free_hugepages": "8\n", "surplus_hugepages": "0\n"}
+MACHINE_POOL_FILES: Final = POOL_FILES | {"resv_hugepages": "0\n", "nr_overcommit_hugepages": "0\n"}
+CPU_FILES: Final = {"present": "0-7\n", "online": "0-7\n", "offline": "\n", "isolated": "\n"}
+
+
+def _write(directory: Path, files: Mapping[str, str]) -> None:
+    directory.mkdir(parents=True, exist_ok=True)
+    for name, text in files.items():
+        (directory / name).write_text(text)
+
+
+def write_sysfs(root: Path) -> None:
+    """Eight CPUs on one NUMA node, and one pool of eight 2 MiB pages."""
+    _write(root / "devices/system/cpu", CPU_FILES)
+    _write(root / "devices/system/node/node0", {"cpulist": CPU_FILES["online"]})
+    _write(root / "devices/system/node/node0/hugepages/hugepages-2048kB", POOL_FILES)
+    _write(root / "kernel/mm/hugepages/hugepages-2048kB", MACHINE_POOL_FILES)
+
+
+def write_groups(root: Path, number: int) -> Tree:
+    """Files that look like ``number`` groups of a cgroup v2 mount at ``root``."""
+    tree = Tree(root, "/", "files on tmpfs (looks like v2)", {"v2": root}, group_names(number))
+    _write(root, {"cgroup.controllers": "cpu memory hugetlb\n"})
+    for uid, container in tree.groups:
+        _write(tree.path("v2", uid, container), V2_FILES)
+    return tree
+
+
+@contextlib.contextmanager
+def some_tree(number: int) -> Iterator[tuple[Tree, str]]:
+    """Real cgroups where this process may make them, else files; and why they are not real, or nothing."""
+    with contextlib.ExitStack() as stack:
+        try:
+            tree = stack.enter_context(real_tree(number))
+            why = ""
+        except OSError as error:
+            why = f"no real cgroups: {error}"
+            tree = write_groups(stack.enter_context(scratch()), number)
+        yield tree, why
