@@ -1,0 +1,50 @@
+/*
+ * command.h - a command: between the line that says it and the GPUs that it changes.
+ */
+#ifndef FAKE_COMMAND_H
+#define FAKE_COMMAND_H
+
+#include "fake.h"
+
+#define FAKE_ERROR 200 /* room for what is wrong with a line */
+
+/* A line of a scenario, understood. Which members mean something follows from the verb. */
+enum fake_verb {
+    FAKE_NOTHING, /* an empty line, or a comment */
+    FAKE_PROFILE, FAKE_SOCKET, /* in the file only */
+    FAKE_EVENT, FAKE_STORM,
+    FAKE_SET, FAKE_LOST, FAKE_BACK, FAKE_RESET, FAKE_REPLACE, FAKE_NAMELESS, FAKE_MIG,
+    FAKE_HANG, FAKE_RELEASE, FAKE_SLOW, FAKE_FAIL, FAKE_FAIL_FIELD, FAKE_CALLS,
+    FAKE_INIT, FAKE_INIT_HANG, FAKE_COUNT, FAKE_RELOAD, FAKE_WAIT
+};
+
+struct fake_change {
+    uint8_t link; /* 0: of the GPU, else the link's number and one */
+    uint8_t quantity;
+    bool relative;
+    int64_t value;
+};
+
+struct fake_command {
+    enum fake_verb verb;
+    bool timed;
+    uint64_t at_ns;
+    uint32_t gpu;
+    uint32_t code, gi, ci, rate;
+    uint64_t type, data, duration_ns;
+    enum fake_call call;
+    bool flag; /* the hang holds the driver's lock; MIG is on; handles are the same; a wait has no event */
+    uint32_t num; /* of changes, of MIG instances, of GPUs (0: as many as there are); or a field's id */
+    struct fake_change change[16];
+    const struct fake_mig_profile *mig[FAKE_MIGS];
+    const struct fake_profile *profile;
+    char text[108]; /* a socket's path, a driver's version */
+};
+
+/* command.c: @line is written to. False, and the reason in @error. Under the lock, as execute. */
+bool fake_command_parse(char *line, struct fake_command *c, char error[FAKE_ERROR]);
+
+/* execute.c: what is answered, "ok" or "ok 17"; of all verbs but those of the file and of time */
+void fake_execute(const struct fake_command *c, char answer[FAKE_ERROR]);
+
+#endif
