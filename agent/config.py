@@ -22,11 +22,14 @@ import msgspec
 from agent.config_values import (
     HOUR,
     MS,
+    SWITCH_WORDS,
     S,
     check_drivers,
+    check_library,
     check_node_name,
     check_pools,
     check_root,
+    check_xids,
     duration_within,
     format_duration,
     number_within,
@@ -35,17 +38,23 @@ from agent.config_values import (
     read_count,
     read_cpus,
     read_drivers,
+    read_library,
     read_path,
     read_pools,
+    read_switch,
     read_text,
     read_whole_seconds,
+    read_xids,
     seconds_within,
     split_words,
 )
 from agent.errors import ConfigError, PermissionDenied, suggestion
 from agent.model.cpuset import CpuSet
+from agent.model.health import XidOverride
 
 DEFAULT_FILE: Final = Path("/etc/drahealth/config.toml")
+RUNTIME_DIR: Final = Path("/run/drahealth")
+STATE_DIR: Final = Path("/var/lib/drahealth")
 PREFIX: Final = "DRAHEALTH_"
 CONFIG_VARIABLE: Final = "DRAHEALTH_CONFIG"
 """The file, for the command line."""
@@ -58,6 +67,8 @@ LEASE_MAX_S: Final = 86_399
 """A day, less the second that is added to a lease now and then to make a message differ from the last."""
 GROUPS_MAX: Final = 16_384
 """Many times what a node can run. The native core takes more, the unit's memory limit does not."""
+GPUS_MAX: Final = 32
+"""What the native core watches at most."""
 
 
 class Setting(NamedTuple):
@@ -77,6 +88,8 @@ class Setting(NamedTuple):
     help: str = ""
     many: bool = False
     """The flag may be given again, and its variable hold several values; all of them count."""
+    switch: bool = False
+    """The flag takes no value and means true; its variable says 1, 0, true or false."""
 
     @property
     def variable(self) -> str:
@@ -93,6 +106,9 @@ SETTINGS: Final = (
             "how often the node is looked at, 10ms to 1h (default: 1s)"),
     Setting("agent.runtime-dir", "runtime_dir", read_path, flag="--runtime-dir", metavar="DIR",
             help="directory of the sockets (default: /run/drahealth; not root: $XDG_RUNTIME_DIR/drahealth)"),
+    Setting("agent.state-dir", "state_dir", read_path, flag="--state-dir", metavar="DIR",
+            help="directory of what outlives the agent (default: /var/lib/drahealth, or state/ in another "
+            "--runtime-dir)"),
     Setting("roots.sysfs", "sysfs_root", read_path, check_root, "--sysfs-root", "DIR",
             "where sysfs is mounted (default: /sys)"),
     Setting("roots.procfs", "procfs_root", read_path, check_root, "--procfs-root", "DIR",
@@ -101,6 +117,12 @@ SETTINGS: Final = (
             "where the cgroup tree or trees are mounted (default: /sys/fs/cgroup)"),
     Setting("roots.kubelet-cgroup", "kubelet_cgroup_root", read_cgroup_root, check_root,
             "--kubelet-cgroup-root", "GROUP", "the kubelet's own --cgroup-root (default: /)"),
+    Setting("roots.nvml-library", "nvml_library", read_library, check_library, "--nvml-library", "LIBRARY",
+            "NVIDIA's management library, a name or a path (default: libnvidia-ml.so.1)"),
+    Setting("roots.kmsg", "kmsg", read_path, check_root, "--kmsg", "FILE",
+            "the kernel log (default: /dev/kmsg)"),
+    Setting("roots.kmsg-any-facility", "kmsg_any_facility", read_switch, flag="--kmsg-any-facility",
+            help="believe what processes wrote into the kernel log, too: for tests", switch=True),
     Setting("stream.lease", "lease_s", read_whole_seconds, seconds_within(3, LEASE_MAX_S)),
     Setting("stream.heartbeat", "heartbeat_s", lambda v: parse_duration(v) / S, seconds_within(0.1, 60)),
     Setting("stream.coalesce", "coalesce_ns", parse_duration, duration_within(0, 10 * S)),
@@ -109,8 +131,18 @@ SETTINGS: Final = (
     Setting("cgroups.max-groups", "group_max", read_count, number_within(1, GROUPS_MAX)),
     Setting("expect.cpus", "expect_cpus", read_cpus),
     Setting("expect.hugepages", "expect_pools", read_pools, check_pools),
+    Setting("expect.gpus", "expect_gpus", read_count, number_within(0, GPUS_MAX)),
     Setting("throttle.events", "throttle_events", read_count, number_within(1, 1_000_000)),
     Setting("throttle.window", "throttle_window_s", read_whole_seconds, seconds_within(1, 86400)),
+    Setting("gpu.watch", "gpu_watch", read_switch),
+    Setting("gpu.slow-period", "gpu_slow_ns", parse_duration, duration_within(100 * MS, HOUR)),
+    Setting("gpu.deadline", "gpu_deadline_ns", parse_duration, duration_within(100 * MS, 600 * S)),
+    Setting("gpu.dead", "gpu_dead_ns", parse_duration, duration_within(100 * MS, 24 * HOUR)),
+    Setting("gpu.probation", "gpu_probation_ns", parse_duration, duration_within(0, 24 * HOUR)),
+    Setting("gpu.correctable-errors", "gpu_correctable_errors", read_count, number_within(1, 1_000_000)),
+    Setting("gpu.correctable-window", "gpu_correctable_window_s", read_whole_seconds,
+            seconds_within(1, 86400)),
+    Setting("gpu.xids", "gpu_xids", read_xids, check_xids),
 )  # fmt: skip
 
 
@@ -136,7 +168,15 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     cgroupfs_root: Path = Path("/sys/fs/cgroup")
     kubelet_cgroup_root: str = "/"
     """The kubelet's --cgroup-root, relative to ``cgroupfs_root``."""
-    runtime_dir: Path = Path("/run/drahealth")
+    nvml_library: str = "libnvidia-ml.so.1"
+    """A name for the dynamic linker, or a path."""
+    kmsg: Path = Path("/dev/kmsg")
+    kmsg_any_facility: bool = False
+    """What processes wrote into the kernel log counts as the kernel's own."""
+    runtime_dir: Path = RUNTIME_DIR
+    state_dir: Path = Path()
+    """Of what outlives the agent. Unless given: :data:`STATE_DIR`, or ``state`` in a runtime directory other
+    than :data:`RUNTIME_DIR`, so that a second agent does not take the memory of the node's own."""
     drivers: tuple[str, ...] = ()
     heartbeat_s: float = 10
     """Devices that were verified again are sent again this often [s]."""
@@ -151,8 +191,28 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     throttle_events: int = 10
     """Thermal-throttle events of a NUMA node within ``throttle_window_s`` that are too many."""
     throttle_window_s: int = 60
+    expect_gpus: int | None = None
+    """GPUs that there must be; None: as many as when the agent starts."""
+    gpu_watch: bool = True
+    """Whether GPUs are looked for at all."""
+    gpu_slow_ns: int = 10 * S
+    """What seldom changes is read of a GPU once in this time [ns]; at least a period."""
+    gpu_deadline_ns: int = 5 * S
+    """A call of NVML that takes longer is not answered: the GPU is Unknown [ns]."""
+    gpu_dead_ns: int = 60 * S
+    """A GPU that has not answered for so long is Unhealthy [ns]; more than the deadline."""
+    gpu_probation_ns: int = 60 * S
+    """A GPU that has recovered is held Unhealthy for so long without a new fault [ns]."""
+    gpu_correctable_errors: int = 1000
+    """Correctable memory errors of a GPU within ``gpu_correctable_window_s`` that are too many."""
+    gpu_correctable_window_s: int = 3600
+    gpu_xids: dict[int, XidOverride] = msgspec.field(default_factory=dict)
+    """XIDs that the operator judges otherwise."""
 
     def __post_init__(self) -> None:
+        if self.state_dir == Path():
+            ours = STATE_DIR if self.runtime_dir == RUNTIME_DIR else self.runtime_dir / "state"
+            msgspec.structs.force_setattr(self, "state_dir", ours)
         for setting in SETTINGS:
             value = getattr(self, setting.field)
             if value is not None:
@@ -163,6 +223,12 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
         if self.heartbeat_s * 3 > self.lease_s:
             heartbeat, lease = format_duration(self.heartbeat_s * S), format_duration(self.lease_s * S)
             raise ConfigError(f"{heartbeat} is over a third of the lease of {lease}", key="stream.heartbeat")
+        if self.gpu_slow_ns < self.period_ns:
+            slow, period = format_duration(self.gpu_slow_ns), format_duration(self.period_ns)
+            raise ConfigError(f"{slow} is below the period of {period}", key="gpu.slow-period")
+        if self.gpu_dead_ns <= self.gpu_deadline_ns:
+            dead, deadline = format_duration(self.gpu_dead_ns), format_duration(self.gpu_deadline_ns)
+            raise ConfigError(f"{dead} is not over the deadline of {deadline}", key="gpu.dead")
 
 
 # --- loading: which value wins, and whose it was ----------------------------------------------------------
@@ -194,6 +260,8 @@ def load(
         fields["runtime_dir"] = _default_runtime_dir(environ)
     if "lease_s" in fields:
         fields.setdefault("heartbeat_s", min(10, fields["lease_s"] / 3))
+    if "period_ns" in fields:
+        fields.setdefault("gpu_slow_ns", max(10 * S, fields["period_ns"]))
     fields.setdefault("node_name", os.uname().nodename.lower())
     try:
         return Config(**fields)
@@ -220,7 +288,7 @@ def load_runtime_dir(
 
 def _default_runtime_dir(environ: Mapping[str, str]) -> Path:
     if os.geteuid() == 0:
-        return Path("/run/drahealth")
+        return RUNTIME_DIR
     if xdg := environ.get("XDG_RUNTIME_DIR"):
         return Path(xdg, "drahealth")
     raise ConfigError("not root and no XDG_RUNTIME_DIR: say where the sockets are with --runtime-dir")
@@ -246,10 +314,17 @@ def _gather(
         if not setting.flag:
             continue
         if value := environ.get(setting.variable):
-            take(setting, split_words(value) if setting.many else value, setting.variable)
+            take(setting, _of_variable(setting, value), setting.variable)
         if setting.flag in flags:
             take(setting, flags[setting.flag], setting.flag)
     return given
+
+
+def _of_variable(setting: Setting, text: str) -> object:
+    """A variable's text as the file or the flag would have it."""
+    if setting.switch:
+        return SWITCH_WORDS.get(text, text)
+    return split_words(text) if setting.many else text
 
 
 def _check_variables(environ: Mapping[str, str]) -> None:

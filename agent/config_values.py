@@ -16,6 +16,7 @@ import msgspec
 
 from agent.devices.inventory import parse_pool_name, spell_pool_name
 from agent.model.cpuset import CpuSet, parse_cpus
+from agent.model.health import XidOverride
 
 MS: Final = 1_000_000
 S: Final = 1000 * MS
@@ -23,6 +24,10 @@ HOUR: Final = 3600 * S
 UNITS: Final = {"h": HOUR, "m": 60 * S, "s": S, "ms": MS, "us": 1000, "ns": 1}
 
 ROOT_BYTES: Final = 200  # what the native core reserves for a root
+LIBRARY_BYTES: Final = 4000  # the same for the library
+XID_MAX: Final = 999  # NVML's word for a code that it does not know; real ones are far below
+SWITCH_WORDS: Final = {"1": True, "true": True, "0": False, "false": False}
+"""What a variable may say of a switch."""
 _LABELS: Final = r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*"
 
 # --- reading: a value as TOML, a flag or the environment has it, to what the field holds ------------------
@@ -76,6 +81,21 @@ def read_path(value: object) -> Path:
     return Path(os.path.abspath(text))  # resolve() would follow links, absolute() keep ".."
 
 
+def read_switch(value: object) -> bool:
+    """True or false; 1 and "yes" are neither."""
+    if not isinstance(value, bool):
+        raise TypeError(f"{value!r} is neither true nor false")
+    return value
+
+
+def read_library(value: object) -> str:
+    """A library: a bare name is the dynamic linker's to find, with a slash in it it is a path."""
+    text = read_text(value)
+    if not text or "\0" in text:
+        raise ValueError(f"{text!r} is no library")
+    return os.path.abspath(text) if "/" in text else text
+
+
 def read_cgroup_root(value: object) -> str:
     """A cgroup as a path from the root of the tree, its first slash given or not."""
     parts = read_text(value).strip("/").split("/")
@@ -107,6 +127,26 @@ def read_pools(value: object) -> dict[str, int]:
     if not isinstance(value, Mapping):
         raise TypeError(f"{value!r} is no table of devices and their pages")
     return {str(name): read_count(pages) for name, pages in value.items()}
+
+
+def read_xids(value: object) -> dict[int, XidOverride]:
+    """A table of XID codes and what to make of them."""
+    if not isinstance(value, Mapping):
+        raise TypeError(f"{value!r} is no table of XIDs and what they mean")
+    return {_read_xid(code): _read_override(code, word) for code, word in value.items()}
+
+
+def _read_xid(code: str) -> int:
+    if not re.fullmatch(r"[1-9][0-9]{0,8}", code):  # one spelling each: "031" would be a second 31
+        raise ValueError(f"{code!r} is no XID; write its number, such as 31")
+    return int(code)
+
+
+def _read_override(code: str, word: object) -> XidOverride:
+    try:
+        return XidOverride(read_text(word))
+    except (ValueError, TypeError):
+        raise ValueError(f"{code}: {word!r} is none of {', '.join(XidOverride)}") from None
 
 
 # --- checking: what a field may hold, however it came there ------------------------------------------------
@@ -180,3 +220,15 @@ def check_pools(pools: dict[str, int]) -> None:
             number_within(0, 2**40)(pages)
         except ValueError as error:
             raise ValueError(f"{name}: {error}") from None
+
+
+def check_library(name: str) -> None:
+    """A name that the dynamic linker takes."""
+    if (size := len(os.fsencode(name))) > LIBRARY_BYTES:
+        raise ValueError(f"{name[:40]!r}... is {size} bytes, limit {LIBRARY_BYTES}")
+
+
+def check_xids(xids: dict[int, XidOverride]) -> None:
+    """Codes that can come."""
+    for code in xids:
+        number_within(1, XID_MAX)(code)

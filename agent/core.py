@@ -10,10 +10,13 @@ from typing import Final, Protocol
 
 import trio
 
+from agent.health.stalls import stands_still
+from agent.model.faults import FaultMemory
 from agent.model.report import Report
-from agent.model.snapshot import Snapshot, SourceState
+from agent.model.snapshot import Snapshot
+from agent.model.source import SourceState
 from agent.model.time import NS, Instant
-from agent.pipeline import State, stands_still, step
+from agent.pipeline import State, step
 
 JITTER: Final = 0.1  # heartbeats come up to a tenth early, never late: a thousand nodes fall out of step
 BUSY_SHARE: Final = 4  # in a flood of wakes a look rests for four times its own length: a fifth of a core
@@ -58,6 +61,7 @@ class Core:
         timing: Timing,
         clock: Callable[[], Instant],
         publish: Callable[[Report], None],
+        remember: Callable[[FaultMemory], None],
         alive: Callable[[], None],
         jitter: Callable[[], float],
     ) -> None:
@@ -68,6 +72,7 @@ class Core:
             timing: Heartbeat, coalescing, signs of life.
             clock: Now, on both clocks.
             publish: Takes a report at once, without blocking.
+            remember: Takes what is to outlive the agent, whenever it has changed; likewise.
             alive: Called when a look found every source beating.
             jitter: A number from 0 to 1.
         """
@@ -76,9 +81,11 @@ class Core:
         self._timing = timing
         self._clock = clock
         self._publish = publish
+        self._remember = remember
         self._alive = alive
         self._jitter = jitter
         self._said: Report | None = None
+        self._kept = state.gpus.kept
         self._spoke_ns = -(10**18)  # long ago: the first change goes out at once
         self._rest_until_ns = 0
         self._heartbeat_ns = 0
@@ -106,9 +113,12 @@ class Core:
 
     def _look(self, snapshot: Snapshot, now: Instant) -> None:
         self._state, report = step(self._state, snapshot, now)
-        if any(source.state is SourceState.STARTING for source in report.sources):
+        if report.starting:
             self._put_off(now)
             return
+        if self._state.gpus.kept is not self._kept:
+            self._kept = self._state.gpus.kept
+            self._remember(self._kept)
         changed = self._said is None or picture_of(report) != picture_of(self._said)
         if changed or now.mono_ns >= self._heartbeat_ns:
             self._publish(report)
@@ -152,9 +162,10 @@ class Core:
 
 
 def _is_beating(report: Report, now: Instant) -> bool:
-    """Whether no source stands still, nor all of those that found nothing to read."""
-    stalled = any(source.state is SourceState.STALLED for source in report.sources)
-    return not stalled and any(not stands_still(source, now) for source in report.sources)
+    """Whether none of the vital sources stands still, nor all of those that found nothing to read."""
+    vital = [source for source in report.sources if source.vital]
+    stalled = any(source.state is SourceState.STALLED for source in vital)
+    return not stalled and any(not stands_still(source, now) for source in vital)
 
 
 def picture_of(report: Report) -> tuple[object, ...]:
@@ -164,7 +175,10 @@ def picture_of(report: Report) -> tuple[object, ...]:
     the device says.
     """
     return (
-        [(d.device, d.health, d.severity, d.message, d.timeout_s, d.causes) for d in report.devices],
+        [
+            (d.device, d.health, d.severity, d.message, d.timeout_s, d.causes, d.attributes)
+            for d in report.devices
+        ],
         report.notes,
         report.not_applicable,
         [source.name for source in report.sources if source.state is SourceState.STALLED],

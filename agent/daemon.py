@@ -12,12 +12,11 @@ import fcntl
 import logging
 import os
 import random
-import select
 import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
@@ -27,26 +26,30 @@ import trio
 from agent import __version__
 from agent.config import Config
 from agent.core import Core, Timing
-from agent.errors import Busy, ConfigError, PermissionDenied, ProbeError
+from agent.errors import Busy, ConfigError, PermissionDenied
 from agent.health.catalogue import wakes
+from agent.health.faults.keeping import restore
+from agent.keeper import Keeper
 from agent.model.health import Health
 from agent.model.report import Report
-from agent.model.settings import Settings
-from agent.model.snapshot import SourceState
+from agent.model.settings import GpuLimits, Settings
+from agent.model.source import SourceState
 from agent.model.time import NS, Instant
 from agent.native.sampler import Sampler, SamplerOptions
-from agent.pipeline import State, step
+from agent.node import Node
+from agent.pipeline import begin
 from agent.serve.notify import Notifier
 from agent.serve.rpc.latest import Latest
 from agent.serve.rpc.thread import IoThread
 from agent.serve.servers import Servers
+from agent.sources.gpu_host import read_boot_id
+from agent.store import faults
 
 SWITCH_INTERVAL_S: Final = 0.0005  # a busy thread delays the core by one of these; Python's default is 5 ms
-IO_STOP_S: Final = 1.0
+END_S: Final = 1.7  # from SIGTERM to exit it is less than 2 s, whatever hangs
+IO_STOP_S: Final = 0.9
 IO_STUCK_NS: Final = 2 * NS  # it takes a report in microseconds, and in milliseconds on a busy machine
-SAMPLER_STOP_S: Final = 0.5  # with the other, SIGTERM to exit stays under 2 s whatever hangs
-SCAN_GAP_NS: Final = NS // 4
-SCAN_LIMIT_S: Final = 5.0
+NODE_STOP_S: Final = 0.6
 
 log = logging.getLogger(__name__)
 
@@ -65,6 +68,15 @@ def settings_of(config: Config) -> Settings:
         throttle_window_s=config.throttle_window_s,
         expect_cpus=config.expect_cpus,
         expect_pools=config.expect_pools,
+        gpu=GpuLimits(
+            deadline_s=config.gpu_deadline_ns / NS,
+            dead_s=config.gpu_dead_ns / NS,
+            probation_s=config.gpu_probation_ns / NS,
+            correctable_errors=config.gpu_correctable_errors,
+            correctable_window_s=config.gpu_correctable_window_s,
+            expect=config.expect_gpus,
+            xids=tuple(sorted(config.gpu_xids.items())),
+        ),
     )
 
 
@@ -89,7 +101,12 @@ def open_sampler(config: Config, period_ns: int) -> Sampler:
     )
 
 
-def run(config: Config, on_report: Callable[[Report], None] | None = None) -> int:
+def open_node(config: Config, settings: Settings, period_ns: int) -> Node:
+    """All sources of the configuration, not started. Raises as :func:`open_sampler`."""
+    return Node(config, open_sampler(config, period_ns), settings.gpu, period_ns)
+
+
+def run(config: Config, on_report: Callable[[Report], None] | None = None) -> Sequence[str]:
     """Serve until SIGTERM or SIGINT.
 
     Args:
@@ -97,7 +114,8 @@ def run(config: Config, on_report: Callable[[Report], None] | None = None) -> in
         on_report: Called with every published report, in the thread that decides: it must return at once.
 
     Returns:
-        The exit code, 0.
+        The threads that hang and were left behind, in words. A process that has such should leave with
+        :func:`os._exit`: the end of a library that a thread is still inside can hang as well.
 
     Raises:
         Busy: another agent holds the runtime directory, or a socket.
@@ -109,15 +127,22 @@ def run(config: Config, on_report: Callable[[Report], None] | None = None) -> in
         return _serve(config, on_report)
 
 
-def _serve(config: Config, on_report: Callable[[Report], None] | None) -> int:
+def _serve(config: Config, on_report: Callable[[Report], None] | None) -> Sequence[str]:
     notifier = Notifier.from_environ(os.environ)
     latest: Latest[Report] = Latest()
     servers = Servers(latest, runtime_dir=config.runtime_dir, drivers=config.drivers, version=__version__)
+    settings = settings_of(config)
     try:
-        sampler = open_sampler(config, config.period_ns)
+        node = open_node(config, settings, config.period_ns)
     except BaseException:
         servers.close()
         raise
+    path = config.state_dir / faults.FILE
+    kept, problem = faults.load(path)
+    if problem:
+        log.warning("%s", problem)
+    keeper = Keeper(path, kept)
+    boot_id = read_boot_id(config.procfs_root)
 
     waiting_since_ns = 0  # when the oldest report was published that the I/O thread has not taken
 
@@ -136,11 +161,12 @@ def _serve(config: Config, on_report: Callable[[Report], None] | None) -> int:
             notifier.watchdog()
 
     core = Core(
-        source=sampler,
-        state=State(settings_of(config)),
+        source=node,
+        state=begin(settings, restore(kept, boot_id, settings.gpu, read_clocks())),
         timing=Timing(config.heartbeat_s, config.coalesce_ns, notifier.watchdog_s),
         clock=read_clocks,
         publish=publish,
+        remember=keeper.take,
         alive=alive,
         jitter=random.random,
     )
@@ -148,27 +174,36 @@ def _serve(config: Config, on_report: Callable[[Report], None] | None) -> int:
     io = IoThread(servers.run, on_failure=failed.set)
     try:
         io.start()
-        sampler.start()
+        node.start()
         notifier.status("no pass over the node yet")
-        trio.run(_main, core, failed, notifier.ready)
+        trio.run(_main, core, (node.watch_host, keeper.run), failed, notifier.ready)
     finally:
+        end_s = time.monotonic() + END_S
         notifier.stopping()
         try:
             if not io.stop(IO_STOP_S):
                 log.warning("the I/O thread did not end within %g s", IO_STOP_S)
         finally:
-            if not sampler.stop(SAMPLER_STOP_S):
-                log.warning("the sampler hangs in the kernel and is left behind")
-    return 0
+            left = list(node.stop(NODE_STOP_S))
+            if not keeper.close(max(0.0, end_s - time.monotonic())):  # a slow disk may have what time is left
+                left.append("what writes the fault memory")
+            for part in left:
+                log.warning("%s hangs and is left behind", part)
+    return left
 
 
-async def _main(core: Core, failed: "_Failure", ready: Callable[[], None]) -> None:
+async def _main(
+    core: Core,
+    beside: tuple[Callable[[], Awaitable[None]], ...],
+    failed: "_Failure",
+    ready: Callable[[], None],
+) -> None:
     failed.bind(trio.lowlevel.current_trio_token())
     with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
         ready()  # not earlier: who says so can be told to stop
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(core.run)
-            nursery.start_soon(failed.wait)
+            for task in (core.run, *beside, failed.wait):
+                nursery.start_soon(task)
             async for number in signals:
                 log.info("%s: shutting down", signal.Signals(number).name)
                 nursery.cancel_scope.cancel()
@@ -246,43 +281,3 @@ def status_line(report: Report) -> str:
     devices = "device" if len(report.devices) == 1 else "devices"
     text = f"{len(report.devices)} {devices}: {', '.join(parts) or 'none'}"
     return f"{text}; stalled: {', '.join(stalled)}" if stalled else text
-
-
-def look_once(config: Config) -> Report:
-    """Two passes 250 ms apart, without a daemon.
-
-    Raises:
-        ProbeError: the sampler did not finish two passes in 5 s; a read hangs in the kernel. Names the
-            sources that wait for it.
-    """
-    sampler = open_sampler(config, SCAN_GAP_NS)
-    try:
-        sampler.start()
-        state, report = State(settings_of(config)), None
-        deadline = time.monotonic() + SCAN_LIMIT_S
-        while time.monotonic() < deadline:
-            select.select([sampler], [], [], SCAN_GAP_NS / NS / 5)
-            sampler.clear()
-            snapshot = sampler.read()
-            if snapshot is None or (report and snapshot.core.passes == report.core.passes):
-                continue
-            state, report = step(state, snapshot, read_clocks())
-            if report.core.passes >= 2:
-                return report
-        waiting = _unfinished(sampler, state)
-        raise ProbeError(
-            f"two passes were not finished in {SCAN_LIMIT_S:g} s, a read hangs in the kernel: "
-            f"no word of {', '.join(waiting) or 'any source'}"
-        )
-    finally:
-        sampler.stop(SAMPLER_STOP_S)
-
-
-def _unfinished(sampler: Sampler, state: State) -> list[str]:
-    """The sources that have not been read for too long, or never."""
-    snapshot = sampler.read()
-    if snapshot is None:
-        return []
-    _, report = step(state, snapshot, read_clocks())
-    unread = (SourceState.STARTING, SourceState.STALLED)
-    return [source.name for source in report.sources if source.state in unread]

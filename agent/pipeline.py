@@ -5,50 +5,49 @@ of a node can be replayed from recorded snapshots. What each part decides stands
 
     health/views.py      what the rules are shown, and what is remembered for that
     health/rules.py      what is wrong
+    health/gpu/          both, of GPUs, by what can be read of them
+    health/faults/       what is wrong with GPUs by what was told once, XIDs above all
+    health/stalls.py     who has not looked
     health/machine.py    since when, and until when
     health/message.py    how it is said
 """
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Final, NamedTuple
+from functools import partial
+from typing import Final
 
 from agent.devices.inventory import Device, Kind, device_pools
-from agent.health import machine, message
+from agent.health import message
 from agent.health.catalogue import (
-    CLEAN_PASSES,
     CPU_RULES,
     GROUP_RULES,
     POOL_RULES,
-    STALLED,
-    STALLED_ADVICE,
     Rule,
-    unreadable_of,
 )
-from agent.health.machine import HEALTH, Track, advance, worst_first
-from agent.health.rules import Answer, GroupView, Inapplicable, Unevaluated, Unreadable
+from agent.health.faults.keeping import Restored
+from agent.health.gpu.answers import NOT_ANSWERING
+from agent.health.gpu.catalogue import gpu_rules
+from agent.health.gpu.judging import gpu_row, judge_gpu, judge_instance
+from agent.health.gpu.state import GpuLook, GpuState, look_at_gpus
+from agent.health.gpu.verdicts import answers, attributes_of, unseen_of
+from agent.health.gpu.views import gpu_devices, gpu_sources, gpu_views
+from agent.health.look import Look, Tracks, row_among
+from agent.health.machine import HEALTH
+from agent.health.rules import GroupView
+from agent.health.stalls import Stall, find_stalls, stall_cause, stall_limit_ns, with_stall
 from agent.health.views import Memory, is_starting, remember, view_device, view_groups
-from agent.model.health import Blame, Cause, DeviceHealth, Finding, Health, NotApplicable, Note, Severity
+from agent.model.health import Cause, DeviceHealth, Health, Note, Severity
 from agent.model.report import Report
 from agent.model.settings import Settings
-from agent.model.snapshot import Snapshot, SourceSample, SourceState
+from agent.model.snapshot import Snapshot
+from agent.model.source import SourceSample, SourceState
 from agent.model.time import NS, Instant
 
 RULES: Final[Mapping[Kind, tuple[Rule, ...]]] = {Kind.CPU: CPU_RULES, Kind.HUGEPAGES: POOL_RULES}
-STALL_PERIODS: Final = 3
-STALL_MIN_NS: Final = 2 * NS  # a busy machine delays a 10 ms sampler by more than three periods
 STALL_RETRY_NS: Final = NS
-
-Subject = str
-"""A device's name, or ``group:<id>``."""
-
-
-class Stall(NamedTuple):
-    """A source that stands still."""
-
-    since: Instant
-    passes: int
-    """How many it had finished when it last stood still."""
+START_NS: Final = 2 * NS  # how long the picture waits for the first pass of what the agent can do without
+NVML: Final = "nvml"
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,11 +56,14 @@ class State:
 
     settings: Settings
     memory: Memory = field(default_factory=Memory)
-    tracks: Mapping[tuple[Subject, str], Track] = field(default_factory=dict)
+    gpus: GpuState = field(default_factory=GpuState)
+    tracks: Tracks = field(default_factory=dict)
     stalled: Mapping[str, Stall] = field(default_factory=dict)
     """Sources that stand still, or did so until a moment ago."""
     devices: Mapping[str, DeviceHealth] = field(default_factory=dict)
     """The last verdicts, by device name."""
+    began: Instant | None = None
+    """When the first look was."""
     looked: Instant | None = None
     """When this state was made."""
     nudge_s: int = 0
@@ -70,66 +72,72 @@ class State:
     """Look again at this time even if nothing wakes us: a dwell time ends."""
 
 
-@dataclass(slots=True)
-class _Look:
-    """One look in the making: inputs, and what the rules have answered so far."""
-
-    state: State
-    snapshot: Snapshot
-    now: Instant
-    sources: dict[str, SourceSample]
-    tracks: dict[tuple[Subject, str], Track] = field(default_factory=dict)
-    not_applicable: list[NotApplicable] = field(default_factory=list)
-    not_evaluated: list[NotApplicable] = field(default_factory=list)
-    due_ns: list[int] = field(default_factory=list)
+def begin(settings: Settings, restored: Restored | None = None) -> State:
+    """The state of a start; with what an earlier one remembered."""
+    if restored is None:
+        return State(settings)
+    gpus = GpuState(restored.gpus, restored.faults, restored.watched)
+    return State(settings, gpus=gpus, tracks=restored.tracks)
 
 
 def step(state: State, snapshot: Snapshot, now: Instant) -> tuple[State, Report]:
     """One look at the node.
 
     Args:
-        state: As the last call returned it, or ``State(settings)``.
+        state: As the last call returned it, or that of :func:`begin`.
         snapshot: The newest whole publication of the sources.
         now: The time of this look; the snapshot is not newer.
 
     Returns:
-        The next state, and the whole outward picture. As long as one of its sources is STARTING, it is
-        none yet: nobody has looked, and the first look may still be in time.
+        The next state, and the whole outward picture. As long as it says that it is starting, it is none
+        yet: somebody has still to look for the first time.
     """
     settings = state.settings
+    began = state.began or now
     memory = remember(state.memory, snapshot, settings, now)
-    stalled = _stalls(state, snapshot, now)
-    sources = {source.name: _with_stall(source, stalled) for source in snapshot.sources}
-    look = _Look(state, snapshot, now, sources)
+    gpus = look_at_gpus(state.gpus, snapshot, settings.gpu, now)
+    seen = (*snapshot.sources, *gpu_sources(gpus.state.memory, snapshot.gpus, settings.gpu))
+    stalled = find_stalls(state.stalled, seen, now)
+    sources = {source.name: with_stall(source, stalled) for source in seen}
+    look = Look(settings, _tracks(state, gpus), sources, now)
     standing = [source for source in sources.values() if source.state is SourceState.STALLED]
     # a source that returns wakes nobody
     look.due_ns.extend(now.mono_ns + max(source.period_ns, STALL_RETRY_NS) for source in standing)
-    if is_starting(snapshot):
-        starting = [source for source in sources.values() if source.state is SourceState.STARTING]
-        look.due_ns.extend(source.beat_ns + _stall_limit_ns(source) + 1 for source in starting)
-    else:
-        _judge_devices(look, memory)
+    starting = [source for source in sources.values() if source.state is SourceState.STARTING]
+    look.due_ns.extend(source.beat_ns + stall_limit_ns(source) + 1 for source in starting if source.vital)
+    late = now.mono_ns - began.mono_ns >= START_NS
+    if not late and any(not source.vital for source in starting):
+        look.due_ns.append(began.mono_ns + START_NS)
     nudge_s = _nudge(state, now)
-    devices = tuple(_verdict(look, device, stalled, nudge_s) for device in memory.devices)
+    if not is_starting(snapshot):
+        _judge_host(look, memory, snapshot)
+    verdicts = {device: _host_verdict(state, look, device, stalled, nudge_s) for device in memory.devices}
+    verdicts.update(_gpu_verdicts(state, look, gpus, snapshot, nudge_s))
+    devices = [verdicts[device] for device in sorted(verdicts, key=Device.sort_key)]
     notes = tuple(_notes(look, view_groups(memory)))
 
     report = Report(
         node=settings.node,
         at=now,
-        devices=devices,
+        devices=tuple(devices),
         notes=notes,
         not_applicable=tuple(look.not_applicable),
         not_evaluated=tuple(look.not_evaluated),
         sources=tuple(sources.values()),
         core=snapshot.core,
         groups=len(snapshot.groups),
+        starting=any(source.vital or not late for source in starting),
     )
+    if gpus.due_ns is not None:
+        look.due_ns.append(max(gpus.due_ns, now.mono_ns + STALL_RETRY_NS // 10))
     state = replace(
         state,
         memory=memory,
+        gpus=gpus.state,
         tracks=look.tracks,
         stalled=stalled,
         devices={device.device: device for device in devices},
+        began=began,
         looked=now,
         nudge_s=nudge_s,
         due_ns=min(look.due_ns, default=None),
@@ -148,124 +156,144 @@ def _nudge(state: State, now: Instant) -> int:
     return 1 - state.nudge_s if late else state.nudge_s
 
 
-def _stall_limit_ns(source: SourceSample) -> int:
-    return max(STALL_PERIODS * source.period_ns, STALL_MIN_NS)
+# --- the host's own devices -------------------------------------------------------------------------------
 
 
-def stands_still(source: SourceSample, now: Instant) -> bool:
-    """Whether the source's last pass is too long ago, whatever it said then."""
-    return now.mono_ns - source.beat_ns > _stall_limit_ns(source)
-
-
-def _stalls(state: State, snapshot: Snapshot, now: Instant) -> dict[str, Stall]:
-    """The sources that stand still. One that goes on must finish some passes before it is believed."""
-    found: dict[str, Stall] = {}
-    for source in snapshot.sources:
-        before = state.stalled.get(source.name)
-        if source.state is SourceState.ABSENT:
-            continue
-        if stands_still(source, now):
-            found[source.name] = Stall(before.since if before else now, source.passes)
-        elif before and source.passes < before.passes + CLEAN_PASSES:
-            found[source.name] = before
-    return found
-
-
-def _with_stall(source: SourceSample, stalled: Mapping[str, Stall]) -> SourceSample:
-    if source.name not in stalled:
-        return source
-    detail = f"no pass for more than {_stall_limit_ns(source) / NS:g} s"
-    return source._replace(state=SourceState.STALLED, detail=detail)
-
-
-def _judge_devices(look: _Look, memory: Memory) -> None:
-    pools = device_pools(look.snapshot)
+def _judge_host(look: Look, memory: Memory, snapshot: Snapshot) -> None:
+    pools = device_pools(snapshot)
     for device in memory.devices:
-        view = view_device(memory, look.snapshot, pools, look.state.settings, device)
+        view = view_device(memory, snapshot, pools, look.settings, device)
         for rule in RULES[device.kind]:
-            _judge(look, device.name, rule, rule.judge(view))
+            look.judge(device.name, rule, rule.judge(view))
 
 
-def _judge(look: _Look, subject: Subject, rule: Rule, answer: Answer) -> None:
-    """Move the tracks of one rule and of its unreadability by one answer."""
-    if isinstance(answer, Inapplicable):
-        look.not_applicable.append(NotApplicable(subject, rule.code, answer.reason))
-        return
-    if rule.counter:  # a rate is judged by looks that are not too far apart
-        look.due_ns.append(look.now.mono_ns + look.state.settings.throttle_window_s * NS // 2)
-    unreadable = unreadable_of(rule)
-    if isinstance(answer, Unreadable):
-        finding = Finding(unreadable.code, Severity.UNKNOWN, f"{answer.what}: {answer.why}")
-        _track(look, subject, unreadable, finding)
-        _track(look, subject, rule, None, seen=False)
-    elif isinstance(answer, Unevaluated):
-        look.not_evaluated.append(NotApplicable(subject, rule.code, answer.reason))
-        _track(look, subject, unreadable, None)
-        _track(look, subject, rule, None, seen=False)
-    else:
-        _track(look, subject, unreadable, None)
-        _track(look, subject, rule, answer)
+def _host_verdict(
+    state: State, look: Look, device: Device, stalled: Mapping[str, Stall], nudge_s: int
+) -> DeviceHealth:
+    """A device whose source stands still is Unknown whatever was known of it: nobody has looked.
 
-
-def _track(look: _Look, subject: Subject, rule: Rule, finding: Finding | None, *, seen: bool = True) -> None:
-    source = look.sources[rule.source]
-    seen = seen and source.state is not SourceState.STALLED
-    before = look.state.tracks.get((subject, rule.code))
-    track = advance(before, finding, rule, source.passes, look.now, seen=seen)
-    if track is None:
-        return
-    look.tracks[subject, rule.code] = track
-    if not seen:  # time alone moves nothing that nobody can see
-        return
-    due = machine.due_ns(track, rule, source.period_ns, look.now.mono_ns)
-    if due is not None:
-        look.due_ns.append(due)
-
-
-def _causes(look: _Look, subject: Subject, rules: tuple[Rule, ...]) -> Iterator[Cause]:
-    rows = {row.code: row for rule in rules for row in (rule, unreadable_of(rule))}
-    mine = ((code, look.tracks[subject, code]) for code in rows if (subject, code) in look.tracks)
-    for code, track in worst_first(mine):
-        row, finding = rows[code], track.finding
-        yield Cause(code, finding.severity, row.blame, finding.evidence, row.advice, track.since)
-
-
-def _verdict(look: _Look, device: Device, stalled: Mapping[str, Stall], nudge_s: int) -> DeviceHealth:
-    """One device's verdict from its causes, and from how its sources are doing.
-
-    A device whose source stands still is Unknown whatever was known of it: nobody has looked. What was
-    known stays among the causes.
+    What was known stays among the causes.
     """
     rules = RULES[device.kind]
-    causes = list(_causes(look, device.name, rules))
+    causes = look.causes(device.name, partial(row_among, rules))
     sources = [look.sources[name] for name in dict.fromkeys(rule.source for rule in rules)]
     sources = [source for source in sources if source.state is not SourceState.ABSENT] or sources
     standing = [source for source in sources if source.name in stalled]
-    health = HEALTH[causes[0].severity if causes else Severity.OK]
-    severity = causes[0].severity if causes else Severity.OK
-    if standing:
-        health, severity = Health.UNKNOWN, Severity.UNKNOWN
-        causes[:0] = [_stall_cause(source, stalled[source.name].since) for source in standing]
-    verdict = DeviceHealth(
-        pool=look.state.settings.node,
+    causes[:0] = [stall_cause(source, stalled, look.now) for source in standing]
+    severity = Severity.UNKNOWN if standing else causes[0].severity if causes else Severity.OK
+    verified = _verified(sources, look.now)
+    return _verdict(state, look, device, severity, causes, verified, _lease_s(look, sources) + nudge_s)
+
+
+def _notes(look: Look, views: list[GroupView]) -> Iterator[Note]:
+    for view in views:
+        group = view.group
+        for rule in GROUP_RULES:
+            look.judge(f"group:{group.id}", rule, rule.judge(view))
+        for cause in look.causes(f"group:{group.id}", partial(row_among, GROUP_RULES)):
+            yield Note(f"pod {group.pod_uid} container {group.container}", cause)
+
+
+# --- GPUs -------------------------------------------------------------------------------------------------
+
+
+def _gpu_verdicts(
+    state: State, look: Look, gpus: GpuLook, snapshot: Snapshot, nudge_s: int
+) -> Iterator[tuple[Device, DeviceHealth]]:
+    """Each GPU is judged, then each of its instances: what is wrong with a GPU is wrong with all of them."""
+    if snapshot.gpus is None:
+        return
+    memory, limits = gpus.state.memory, look.settings.gpu
+    rules = gpu_rules(limits)
+    views = gpu_views(memory, snapshot, limits, look.now)
+    source, verified, lease_s = None, look.now, look.settings.lease_s
+    above: tuple[Cause, ...] = ()
+    for device in gpu_devices(memory):
+        if device.kind is Kind.GPU:
+            view = views[device.gpu]
+            source = look.sources.get(device.name) or look.sources[NVML]
+            if _appears(state, look, device, source) and not memory.past[device.gpu].instances:
+                look.due_ns.append(source.beat_ns + START_NS)
+                continue
+            answering = answers(view)
+            judge_gpu(look, device, view, rules, gpus, source)
+            # of one that does not answer it is verified, just now, that it does not
+            verified = _verified([source], look.now) if answering else look.now
+            above = unseen_of(view, state.began or look.now)
+            if answering and source.state is SourceState.STALLED:
+                above = (stall_cause(source, state.stalled, look.now),)
+            lease_s = _lease_s(look, [source]) + nudge_s
+            parent = ""
+        else:
+            assert source is not None, "a GPU comes before its instances"
+            judge_instance(look, device, gpus, source)
+            parent = f"gpu-{device.gpu}"
+        causes = look.causes(device.name, partial(gpu_row, rules, limits), parent)
+        if above and not any(cause.code == NOT_ANSWERING for cause in causes):  # which says why
+            causes = sorted([*above, *causes], key=lambda cause: -cause.severity)
+        severity = causes[0].severity if causes else Severity.OK
+        attributes = attributes_of(memory, snapshot.gpus, snapshot.host, device)
+        yield device, _verdict(state, look, device, severity, causes, verified, lease_s, attributes)
+
+
+def _tracks(state: State, gpus: GpuLook) -> Tracks:
+    """Those of before, but of GPUs that have others in their places."""
+    if not gpus.replaced:
+        return state.tracks
+    names = {device.name for device in gpu_devices(state.gpus.memory) if device.gpu in gpus.replaced}
+    return {key: track for key, track in state.tracks.items() if key[0] not in names}
+
+
+def _appears(state: State, look: Look, device: Device, source: SourceSample) -> bool:
+    """Whether a GPU was found a moment ago: it is told of when somebody has looked at it, or is late to."""
+    if source.name != device.name or source.state is not SourceState.STARTING:
+        return False
+    known = device.name in state.devices or look.codes_of(device.name)
+    return not known and look.now.mono_ns < source.beat_ns + START_NS
+
+
+# --- verdicts ---------------------------------------------------------------------------------------------
+
+
+def _verdict(
+    state: State,
+    look: Look,
+    device: Device,
+    severity: Severity,
+    causes: list[Cause],
+    verified: Instant,
+    timeout_s: int,
+    attributes: tuple[tuple[str, str], ...] = (),
+) -> DeviceHealth:
+    health, text = HEALTH[severity], message.message(causes)
+    before = state.devices.get(device.name)
+    return DeviceHealth(
+        pool=look.settings.node,
         device=device.name,
         kind=device.kind,
         health=health,
         severity=severity,
-        message=message.message(causes),
-        since=look.now,
-        verified=_verified(sources, look.now),
-        timeout_s=_lease_s(look.state.settings.lease_s, sources) + nudge_s,
+        message=text,
+        since=_since(state, look, before, (health, severity, text), causes),
+        verified=verified,
+        timeout_s=timeout_s,
         causes=tuple(causes),
+        attributes=attributes,
     )
-    before = look.state.devices.get(device.name)
-    same = before and (before.health, before.severity, before.message) == (health, severity, verdict.message)
-    return replace(verdict, since=before.since) if before and same else verdict
 
 
-def _stall_cause(source: SourceSample, since: Instant) -> Cause:
-    evidence = f"{source.name}: {source.detail}"
-    return Cause(STALLED, Severity.UNKNOWN, Blame.AGENT, evidence, STALLED_ADVICE, since)
+def _since(
+    state: State,
+    look: Look,
+    before: DeviceHealth | None,
+    said: tuple[Health, Severity, str],
+    causes: list[Cause],
+) -> Instant:
+    """When what is said of a device began: with its newest cause, if that came since the last look."""
+    if before is not None and (before.health, before.severity, before.message) == said:
+        return before.since
+    newest = max((cause.since for cause in causes if cause.severity > Severity.INFO), default=look.now)
+    return newest if state.looked is None or newest > state.looked else look.now
 
 
 def _verified(sources: list[SourceSample], now: Instant) -> Instant:
@@ -274,15 +302,6 @@ def _verified(sources: list[SourceSample], now: Instant) -> Instant:
     return Instant(beat_ns, now.wall_s - (now.mono_ns - beat_ns) / NS)
 
 
-def _lease_s(lease_s: int, sources: list[SourceSample]) -> int:
+def _lease_s(look: Look, sources: list[SourceSample]) -> int:
     """At least three periods of the slowest source: a lease must outlive the next verification."""
-    return max(lease_s, *(-(-3 * source.period_ns // NS) for source in sources), 0)
-
-
-def _notes(look: _Look, views: list[GroupView]) -> Iterator[Note]:
-    for view in views:
-        group = view.group
-        for rule in GROUP_RULES:
-            _judge(look, f"group:{group.id}", rule, rule.judge(view))
-        for cause in _causes(look, f"group:{group.id}", GROUP_RULES):
-            yield Note(f"pod {group.pod_uid} container {group.container}", cause)
+    return max(look.settings.lease_s, *(-(-3 * source.period_ns // NS) for source in sources), 0)

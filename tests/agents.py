@@ -164,8 +164,9 @@ class Agent:
     def threads(self, which: str) -> list[int]:
         """The ids of ``main``, the first thread; of the ``sampler``; or of ``others``: I/O and the log."""
         tasks = {int(task.name): task for task in Path(f"/proc/{self.pid}/task").iterdir()}
-        samplers = [tid for tid, task in tasks.items() if (task / "comm").read_text() == "dh-sampler\n"]
-        others = [tid for tid in tasks if tid != self.pid and tid not in samplers]
+        names = {tid: (task / "comm").read_text().rstrip("\n") for tid, task in tasks.items()}
+        samplers = [tid for tid, name in names.items() if name == "dh-sampler"]
+        others = [tid for tid, name in names.items() if tid != self.pid and not name.startswith("dh-")]
         return {"main": [self.pid], "sampler": samplers, "others": others}[which]
 
     def end(self, number: signal.Signals = signal.SIGTERM) -> int:

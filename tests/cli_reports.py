@@ -2,7 +2,8 @@
 
 from agent.model.health import Blame, Cause, DeviceHealth, Health, NotApplicable, Note, Severity
 from agent.model.report import Report
-from agent.model.snapshot import CoreStats, SourceSample, SourceState
+from agent.model.snapshot import CoreStats
+from agent.model.source import SourceSample, SourceState
 from agent.model.time import NS, Instant
 
 NOW_S = 1_795_255_444.0
@@ -29,6 +30,7 @@ def device(
     message: str | None = None,
     severity: Severity | None = None,
     since_s: float = 12,
+    **attributes: str,
 ) -> DeviceHealth:
     """A device with these causes, worst first, or with a severity and a message only."""
     if severity is None:
@@ -45,6 +47,7 @@ def device(
         verified=instant(1),
         timeout_s=30,
         causes=causes,
+        attributes=tuple(attributes.items()),
     )
 
 
@@ -53,9 +56,14 @@ def report(*devices: DeviceHealth, node: str = "worker-7", **more: object) -> Re
 
 
 def source(
-    name: str, state: SourceState = SourceState.OK, failures: int = 0, detail: str = ""
+    name: str,
+    state: SourceState = SourceState.OK,
+    failures: int = 0,
+    detail: str = "",
+    *,
+    vital: bool = True,
 ) -> SourceSample:
-    return SourceSample(name, state, instant(3).mono_ns, NS, failures, detail)
+    return SourceSample(name, state, instant(3).mono_ns, NS, failures, detail, vital=vital)
 
 
 SHRUNK = cause(
@@ -101,3 +109,51 @@ BUSY = report(
     groups=214,
 )
 """One device of each severity, one with two causes, and something at each place of the foot."""
+
+LOST = cause("gpu.lost", Severity.UNHEALTHY, "NVML answers 15, the GPU is lost", "reboot the node")
+CONTAINED = cause("gpu.xid.94", Severity.UNHEALTHY, "1 time, row remap pending", "reset the GPU")
+FAULT = cause("gpu.xid.31", Severity.INFO, "1 time", "")
+GPU = {"product": "NVIDIA A100-SXM4-40GB", "driver": "570.86.15"}
+
+
+def gpu(number: int, *causes: Cause) -> DeviceHealth:
+    return device(
+        f"gpu-{number}",
+        *causes,
+        uuid=f"GPU-{number:08x}",
+        pciBusId=f"0000:{0x1B + number:02x}:00.0",
+        serial=f"165{number:04}",
+        **GPU,
+    )
+
+
+def instance(number: int, of: int, *causes: Cause) -> DeviceHealth:
+    return device(
+        f"gpu-{of}-mig-{number}-0",
+        *causes,
+        uuid=f"MIG-{of}{number}",
+        profile="1g.5gb",
+        pciBusId=f"0000:{0x1B + of:02x}:00.0",
+        serial=f"165{of:04}",
+        **GPU,
+    )
+
+
+GPUS = report(
+    gpu(0),
+    *(instance(n, 0) for n in range(1, 8)),
+    gpu(1, LOST),
+    *(instance(n, 1, LOST) for n in range(1, 8)),
+    gpu(2),
+    instance(1, 2, CONTAINED),
+    instance(2, 2, FAULT),
+    instance(3, 2),
+    gpu(3),
+    sources=(
+        source("cpus"),
+        source("nvml", vital=False),
+        *(source(f"gpu-{n}", vital=False) for n in range(4)),
+        source("kmsg", vital=False),
+    ),
+)
+"""Four GPUs: well; lost, with all its instances; with one instance that is not well; and not parted."""

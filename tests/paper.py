@@ -18,9 +18,8 @@ from agent.model.snapshot import (
     NodeSample,
     PoolSample,
     Snapshot,
-    SourceSample,
-    SourceState,
 )
+from agent.model.source import SourceSample, SourceState
 from agent.model.time import NS, Instant
 from agent.pipeline import State, step
 

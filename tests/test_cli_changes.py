@@ -6,13 +6,29 @@ import os
 from dataclasses import replace
 
 import pytest
-from cli_reports import BUSY, HIT, SHRUNK, THROTTLED, device, instant, report, source
+from cli_reports import (
+    BUSY,
+    CONTAINED,
+    FAULT,
+    GPUS,
+    HIT,
+    LOST,
+    SHRUNK,
+    THROTTLED,
+    device,
+    gpu,
+    instance,
+    instant,
+    report,
+    source,
+)
 
 from agent.cli.changes import changes
 from agent.cli.logs import LEVEL_OF_SEVERITY, PRIORITIES, LineFormatter, is_journal
 from agent.model.health import Note, Severity
 from agent.model.report import Report
-from agent.model.snapshot import CoreStats, SourceState
+from agent.model.snapshot import CoreStats
+from agent.model.source import SourceState
 
 
 def test_a_first_report_tells_every_device_and_the_sources_that_are_not_well():
@@ -114,6 +130,55 @@ def test_a_line_stays_one_line():
     assert str(change).isprintable()
 
 
+def test_a_fault_of_a_gpu_and_all_its_instances_is_one_line_that_says_which_gpu_it_is():
+    well = report(gpu(1), *(instance(n, 1) for n in range(7)))
+    (change,) = changes(well, report(gpu(1, LOST), *(instance(n, 1, LOST) for n in range(7))))
+    assert change.subject == "gpu-1"
+    assert change.words == (
+        "gpu-1 Unhealthy gpu.lost: NVML answers 15, the GPU is lost (and its 7 instances; "
+        "NVIDIA A100-SXM4-40GB, GPU-00000001, 0000:1c:00.0, serial 1650001)"
+    )
+
+
+def test_an_instance_that_is_worse_off_than_its_gpu_has_a_line_of_its_own():
+    before, now = report(gpu(1), instance(1, 1)), report(gpu(1, LOST), instance(1, 1, LOST, CONTAINED))
+    assert [change.subject for change in changes(before, now)] == ["gpu-1", "gpu-1-mig-1-0"]
+    (change,) = changes(report(gpu(1), instance(1, 1)), report(gpu(1), instance(1, 1, CONTAINED)))
+    assert change.subject == "gpu-1-mig-1-0"
+
+
+def test_the_first_report_has_a_line_per_gpu_that_is_well():
+    lines = [change.words for change in changes(None, GPUS)]
+    assert lines[0] == "gpu-0 Healthy (and its 7 instances)"
+    names = ["gpu-0", "gpu-1", "gpu-2", "gpu-2-mig-1-0", "gpu-2-mig-2-0", "gpu-3"]
+    assert [line.split()[0] for line in lines] == names
+    assert lines[2] == "gpu-2 Healthy (and 1 of its 3 instances)"
+
+
+def test_instances_that_are_gone_are_told_and_with_their_gpu_at_once():
+    whole, parted = report(gpu(1)), report(gpu(1), instance(1, 1), instance(2, 1))
+    assert [c.words for c in changes(parted, whole)] == [
+        f"gpu-1-mig-{n}-0 gone no longer reported" for n in (1, 2)
+    ]
+    (change,) = changes(replace(parted, devices=(gpu(0), *parted.devices)), report(gpu(0)))
+    assert change.words == "gpu-1 gone no longer reported (and its 2 instances)"
+
+
+def test_which_gpu_it_is_is_no_news():
+    plain = replace(gpu(1, LOST), attributes=())
+    assert changes(report(plain), report(gpu(1, LOST))) == []
+    assert changes(report(gpu(1)), report(gpu(1, FAULT)))[0].aside == ""
+
+
+def test_a_node_without_gpus_says_nothing_of_what_it_would_read_them_with():
+    absent = source("nvml", SourceState.ABSENT, 0, "no libnvidia-ml.so.1", vital=False)
+    assert [c.subject for c in changes(None, report(device("cpu-node0"), sources=(absent,)))] == ["cpu-node0"]
+    back = report(device("cpu-node0"), sources=(absent._replace(state=SourceState.OK),))
+    assert [c.words for c in changes(back, report(device("cpu-node0"), sources=(absent,)))] == [
+        "source nvml absent"
+    ]
+
+
 # --- the log -----------------------------------------------------------------------------------------------
 
 
@@ -154,3 +219,21 @@ def test_the_journal_is_known_by_its_device_and_inode(tmp_path):
         assert not is_journal(stream, {"JOURNAL_STREAM": f"{stat.st_dev}:{stat.st_ino + 1}"})
         assert not is_journal(stream, {})
     assert not is_journal(io.StringIO(), {"JOURNAL_STREAM": "1:2"})
+
+
+def test_a_fault_that_harms_nothing_is_told_with_its_cause():
+    (change,) = changes(report(gpu(0)), report(gpu(0, FAULT)))
+    assert (change.words, change.severity) == ("gpu-0 Healthy gpu.xid.31: 1 time", Severity.INFO)
+
+
+def test_a_gpus_own_source_has_no_line_beside_the_gpus():
+    before = report(gpu(0), sources=(source("gpu-0"), source("nvml")))
+    fails = (source("gpu-0", SourceState.FAILING, 1, "NVML answers 15"), source("nvml"))
+    lines = [change.words for change in changes(before, report(gpu(0, LOST), sources=fails))]
+    assert [line.split()[0] for line in lines] == ["gpu-0"]
+
+
+def test_a_source_that_no_device_speaks_for_has_its_line():
+    before = report(gpu(0), sources=(source("gpu-1"),))
+    fails = (source("gpu-1", SourceState.FAILING, 1, "NVML answers 3"),)
+    assert [change.subject for change in changes(before, report(gpu(0), sources=fails))] == ["source gpu-1"]

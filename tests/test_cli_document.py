@@ -2,7 +2,7 @@
 
 import json
 
-from cli_reports import BUSY, NOW_S, SHRUNK, UNREADABLE, device, report
+from cli_reports import BUSY, GPUS, NOW_S, SHRUNK, UNREADABLE, device, report
 from test_cli_render import STATUS
 
 from agent.cli.document import process_documents, report_document, status_document
@@ -34,7 +34,17 @@ def test_a_sick_device_carries_its_causes_with_advice():
                 "since": "2026-11-21T10:03:52Z",
             }
         ],
+        "attributes": {},
     }
+
+
+def test_a_device_says_which_piece_of_hardware_it_is():
+    documents = {d["name"]: d for d in report_document(GPUS)["devices"]}
+    assert documents["gpu-1"]["attributes"] == {
+        "uuid": "GPU-00000001", "pciBusId": "0000:1c:00.0", "serial": "1650001",
+        "product": "NVIDIA A100-SXM4-40GB", "driver": "570.86.15",
+    }  # fmt: skip
+    assert len(documents) == 21, "what people are told once, programs are told of each"
 
 
 def test_the_keys_of_the_document():
@@ -77,6 +87,7 @@ def test_a_source_says_when_it_was_last_read_on_the_wall_clock():
         "periodSeconds": 1.0,
         "failures": 3,
         "detail": "hugepages-1048576kB/nr_hugepages: Input/output error",
+        "vital": True,
     }
 
 

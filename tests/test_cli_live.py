@@ -8,7 +8,7 @@ import termios
 from collections.abc import Iterator
 
 import pytest
-from cli_reports import BUSY, SHRUNK, device, report
+from cli_reports import BUSY, SHRUNK, THROTTLED, device, report
 
 from agent.cli.live import BELOW, ENTER, HOME, LEAVE, LiveTable, draw
 from agent.cli.terminal import Style, can_redraw, style_of
@@ -95,6 +95,27 @@ def test_a_picture_fits_the_height_and_says_what_is_hidden():
     assert drawn.endswith("  … 32 more lines; enlarge the window\x1b[K" + BELOW)
     assert "line 49" in draw(text, 51)
     assert "line 49" in draw(text, None)
+
+
+def test_the_log_stays_in_a_window_that_is_too_low_for_the_table():
+    drawn = draw("\n".join(f"line {n}" for n in range(50)), 20, ["", "  warning: one", "  warning: two"])
+    assert drawn.count("\n") == 18
+    assert "… 35 more lines" in drawn
+    assert drawn.endswith("  warning: one\x1b[K\r\n  warning: two\x1b[K" + BELOW)
+    assert len(draw("table", 4, [f"warning {n}" for n in range(9)]).splitlines()) < 4
+
+
+def test_what_is_not_well_comes_first_where_not_all_can_be_seen(terminal):
+    healthy = [device(f"gpu-{n}") for n in range(40)]
+    table = terminal.table()
+    table.show(report(*healthy, device("gpu-40", THROTTLED), device("gpu-41", SHRUNK)))
+    seen = terminal.read_until("enlarge the window")
+    assert seen.index("gpu-41") < seen.index("gpu-40") < seen.index("gpu-0")
+    table.show(report(*healthy[:3], device("gpu-40", THROTTLED), device("gpu-41", SHRUNK)))
+    terminal.read_until("5 devices")
+    seen = terminal.read_until(BELOW)
+    assert seen.index("gpu-0") < seen.index("gpu-40") < seen.index("gpu-41")
+    table.close()
 
 
 def test_only_a_terminal_that_can_move_its_cursor_is_redrawn(terminal, tmp_path):

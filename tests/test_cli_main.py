@@ -112,9 +112,10 @@ def test_two_errors_at_once_are_shown_in_full(capsys):
     [
         (
             ["scna"],
-            "'scna' is none of run, scan, watch, status; did you mean 'scan'?\ntry 'drahealth --help'",
+            "'scna' is none of run, scan, watch, status, checks; did you mean 'scan'?\n"
+            "try 'drahealth --help'",
         ),
-        (["zzz"], "'zzz' is none of run, scan, watch, status\ntry 'drahealth --help'"),
+        (["zzz"], "'zzz' is none of run, scan, watch, status, checks\ntry 'drahealth --help'"),
         (["run", "--perid", "1s"], "'--perid' is no argument of run; did you mean '--period'?"),
         (["run", "--driverr=x"], "'--driverr' is no argument of run; did you mean '--driver'?"),
         (["watch", "--onse"], "'--onse' is no argument of watch; did you mean '--once'?"),

@@ -3,16 +3,34 @@
 import re
 
 import pytest
-from cli_reports import BUSY, HIT, NOW_S, SHRUNK, THROTTLED, UNREADABLE, device, instant, report, source
+from cli_reports import (
+    BUSY,
+    CONTAINED,
+    GPUS,
+    HIT,
+    LOST,
+    NOW_S,
+    SHRUNK,
+    THROTTLED,
+    UNREADABLE,
+    device,
+    gpu,
+    instance,
+    instant,
+    report,
+    source,
+)
 from hypothesis import given
 from hypothesis import strategies as st
 
+from agent.cli.fold import fold_names
 from agent.cli.render import render_report, render_status
 from agent.cli.terminal import Style, takes_colour
 from agent.cli.text import LOOKS, clean, format_age, format_bytes, format_count
 from agent.model.health import NotApplicable, Severity
 from agent.model.report import Report
-from agent.model.snapshot import CoreStats, SourceState
+from agent.model.snapshot import CoreStats
+from agent.model.source import SourceState
 from agent.model.status import AgentStatus, Subscribers, Tally
 
 PLAIN = Style()
@@ -54,6 +72,12 @@ def test_the_worst_comes_first_in_the_headline():
     assert render(BUSY).startswith("worker-7  5 devices: 1 unhealthy, 1 unknown, 1 degraded, 2 healthy\n")
 
 
+def test_the_worst_comes_first_in_the_table_only_where_asked_for():
+    names = [re.findall(r"^\S (\S+)", render_report(BUSY, PLAIN, worst_first=w), re.M) for w in (False, True)]
+    assert names[0] == [device.device for device in BUSY.devices]
+    assert names[1] == [names[0][n] for n in (3, 2, 1, 0, 4)]
+
+
 def test_no_device_at_all_is_said():
     assert render(report()).startswith("worker-7  no devices\n")
 
@@ -92,6 +116,8 @@ def test_rules_that_do_not_apply_are_collapsed_by_their_reason():
     rules = [NotApplicable(f"cpu-node{n}", code, "no counters") for n in range(4) for code in ("a.b", "a.c")]
     assert "no counters: a.b, a.c on 4 devices\n" in render(report(not_applicable=tuple(rules)))
     assert "no counters: a.b on cpu-node0, cpu-node1\n" in render(report(not_applicable=(rules[0], rules[2])))
+    silent = tuple(NotApplicable("gpu-1", f"gpu.{n}", "gpu-1 does not answer") for n in range(30))
+    assert "gpu-1 does not answer: 30 rules on gpu-1\n" in render(report(not_evaluated=silent))
 
 
 def test_sources_that_are_well_share_a_line_and_the_others_say_why():
@@ -113,6 +139,109 @@ def test_notes_are_listed_with_their_age():
     assert "container 9b1d: cgroup.hugetlb.max_hit: 2MB limit of 64 MiB hit (3m ago)\n" in render(BUSY)
 
 
+def test_gpus_with_their_instances_say_what_is_wrong_once_and_which_gpu_to_pull():
+    assert render(GPUS, now_s=None) == (
+        "worker-7  21 devices: 9 unhealthy, 12 healthy\n"
+        "\n"
+        "  NAME           HEALTH     MESSAGE\n"
+        "● gpu-0          Healthy    and its 7 instances\n"
+        "✖ gpu-1          Unhealthy  gpu.lost: NVML answers 15, the GPU is lost\n"
+        "                            → reboot the node\n"
+        "                            NVIDIA A100-SXM4-40GB, GPU-00000001, 0000:1c:00.0, serial 1650001\n"
+        "                            and its 7 instances\n"
+        "● gpu-2          Healthy    and 1 of its 3 instances\n"
+        "✖ gpu-2-mig-1-0  Unhealthy  gpu.xid.94: 1 time, row remap pending\n"
+        "                            → reset the GPU\n"
+        "                            1g.5gb, NVIDIA A100-SXM4-40GB, MIG-21, 0000:1d:00.0, serial 1650002\n"
+        "● gpu-2-mig-2-0  Healthy    · gpu.xid.31: 1 time\n"
+        "● gpu-3          Healthy\n"
+        "\n"
+        "  gpus     4 x NVIDIA A100-SXM4-40GB, driver 570.86.15\n"
+        "  mig      17 x 1g.5gb\n"
+        "  sources  cpus, nvml, gpu-0 to gpu-3, kmsg: ok\n"
+        "  cgroups  0 watched\n"
+    )
+
+
+def test_an_instance_that_has_more_wrong_than_its_gpu_is_shown():
+    shown = render(report(gpu(0, LOST), instance(1, 0, LOST, CONTAINED), instance(2, 0, LOST)))
+    assert re.findall(r"✖ (\S+)", shown) == ["gpu-0", "gpu-0-mig-1-0"]
+    assert "and 1 of its 2 instances\n" in shown
+
+
+def test_an_instance_that_is_better_or_worse_than_its_gpu_is_shown():
+    worse = render(report(gpu(0), instance(1, 0, UNREADABLE)))
+    better = render(report(gpu(0, LOST), instance(1, 0)))
+    assert "gpu-0-mig-1-0  Unknown" in worse
+    assert "gpu-0-mig-1-0  Healthy" in better
+
+
+def test_an_instance_whose_gpu_is_in_another_pool_or_not_there_is_shown():
+    other = device("gpu-0", pool="other")
+    assert "gpu-0-mig-1-0" in render(report(other, instance(1, 0)))
+    assert "gpu-0-mig-1-0" in render(report(instance(1, 0)))
+
+
+def test_on_a_drivers_socket_instances_are_told_by_their_message():
+    one = {"severity": Severity.UNHEALTHY, "message": "gpu.lost: it is lost"}
+    shown = render(report(device("gpu-0", **one), device("gpu-0-mig-1-0", **one), node=""))
+    assert "gpu.lost: it is lost\n" in shown
+    assert "and its instance\n" in shown
+    assert "gpu-0-mig" not in shown
+
+
+def test_sixteen_sources_that_are_the_same_are_one_line_and_the_odd_one_another():
+    states = [SourceState.STALLED if n == 9 else SourceState.OK for n in range(16)]
+    shown = render(report(gpu(0), sources=tuple(source(f"gpu-{n}", s) for n, s in enumerate(states))))
+    assert "  sources  gpu-0 to gpu-8, gpu-10 to gpu-15: ok\n" in shown
+    assert "           gpu-9: stalled, last read 3s ago\n" in shown
+
+
+@pytest.mark.parametrize(
+    ("names", "text"),
+    [
+        ([], ""),
+        (["a", "b", "c"], "a, b, c"),
+        (["gpu-0", "gpu-1"], "gpu-0, gpu-1"),
+        (["gpu-9", "gpu-10", "gpu-11"], "gpu-9 to gpu-11"),
+        (["gpu-2", "gpu-1", "gpu-0"], "gpu-2, gpu-1, gpu-0"),
+        (["gpu-01", "gpu-02", "gpu-03"], "gpu-01, gpu-02, gpu-03"),
+        (["a1", "b2", "c3"], "a1, b2, c3"),
+        (["cpus", "x1", "x2", "x3", "nvml"], "cpus, x1 to x3, nvml"),
+    ],
+)
+def test_only_names_that_count_on_are_a_range(names, text):
+    assert fold_names(names) == text
+
+
+def test_a_node_without_gpus_is_not_told_at_length_that_it_has_none():
+    absent = [
+        source(name, SourceState.ABSENT, 0, "no such library", vital=False) for name in ("nvml", "kmsg")
+    ]
+    shown = render(report(device("cpu-node0"), sources=(source("cpus"), *absent)))
+    assert "           nvml, kmsg: absent\n" in shown
+    assert "no such library" not in shown
+    assert "nvml absent (no such library)" in render(report(sources=tuple(absent)))
+
+
+def test_a_library_that_was_named_by_its_path_is_missed():
+    nvml = source("nvml", SourceState.ABSENT, 0, "/opt/libnvidia-ml.so.1: cannot open", vital=False)
+    shown = render(report(device("cpu-node0"), sources=(source("cpus"), nvml)))
+    assert "nvml: absent, /opt/libnvidia-ml.so.1: cannot open\n" in shown
+
+
+def test_what_to_do_about_what_several_devices_share_is_said_once():
+    shown = render(report(gpu(0, LOST), gpu(1, LOST), gpu(2), gpu(3, LOST)))
+    assert shown.count("gpu.lost: NVML answers 15, the GPU is lost\n") == 3
+    assert shown.count("→ reboot the node\n") == 2
+    assert shown.index("→ reboot the node") < shown.index("GPU-00000000") < shown.index("gpu-1")
+
+
+def test_what_is_not_judged_stands_last():
+    titles = re.findall(r"^  (\w[\w ]*?)  +\S", render(BUSY).partition("NOTES")[2], re.MULTILINE)
+    assert titles == ["sources", "cgroups", "not evaluated", "not applicable"]
+
+
 @pytest.mark.parametrize("width", range(40, 200, 7))
 def test_no_line_of_the_table_is_wider_than_the_terminal(width):
     lines = render(BUSY, Style(width=width)).splitlines()[1:]
@@ -131,9 +260,10 @@ def test_a_narrow_terminal_has_the_message_below_its_device():
     assert "\n    mem.hugepages.pool_shrunk.unreadable: nr_hugepages:" in shown
 
 
+@pytest.mark.parametrize("shown", [BUSY, GPUS])
 @pytest.mark.parametrize("width", [None, 60, 120])
-def test_colours_change_nothing_but_the_colours(width):
-    plain, painted = (render(BUSY, Style(width=width, colour=colour)) for colour in (False, True))
+def test_colours_change_nothing_but_the_colours(shown, width):
+    plain, painted = (render(shown, Style(width=width, colour=colour)) for colour in (False, True))
     assert "\x1b[31mUnhealthy\x1b[0m" in painted
     assert ESCAPE.sub("", painted) == plain
 
@@ -146,12 +276,12 @@ def test_a_line_closes_the_colours_that_it_opens():
 
 
 def test_a_terminal_without_unicode_gets_ascii_signs():
-    assert render(BUSY, Style(unicode=False)).isascii()
+    assert (render(BUSY, Style(unicode=False)) + render(GPUS, Style(unicode=False))).isascii()
 
 
 @given(st.text(max_size=80), st.integers(20, 120))
 def test_no_text_from_outside_can_steer_the_terminal_or_add_lines(text, width):
-    one = device(text, severity=Severity.UNHEALTHY, message=text, pool=text)
+    one = device(text, severity=Severity.UNHEALTHY, message=text, pool=text, uuid=text, product=text)
     shown = render(report(one, node=text), Style())
     assert all(line.isprintable() for line in shown.split("\n"))
     assert render(report(one, node=text), Style(width=width)).replace("\n", "").isprintable()

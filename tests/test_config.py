@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from agent.config import SETTINGS, Config, load, load_runtime_dir
 from agent.config_values import format_duration, parse_duration
 from agent.errors import ConfigError, PermissionDenied
+from agent.model.health import XidOverride
 
 REFERENCE = Path(__file__).parent.parent / "docs" / "configuration.md"
 
@@ -20,12 +21,16 @@ node-name = "worker-7"
 drivers = ["gpu.example.com", "cpu.example.com"]
 period = "250ms"
 runtime-dir = "/run/elsewhere"
+state-dir = "/var/elsewhere"
 
 [roots]
 sysfs = "/host/sys"
 procfs = "/host/proc"
 cgroupfs = "/host/cgroup"
 kubelet-cgroup = "kubelet"
+nvml-library = "/opt/nvidia/libnvidia-ml.so.1"
+kmsg = "/host/kmsg"
+kmsg-any-facility = true
 
 [stream]
 heartbeat = "5s"
@@ -39,6 +44,7 @@ max-groups = 10
 
 [expect]
 cpus = "0-3,8"
+gpus = 8
 
 [expect.hugepages]
 hugepages-2mi-node0 = 512
@@ -47,6 +53,19 @@ hugepages-1gi-node1 = 0
 [throttle]
 events = 3
 window = "30s"
+
+[gpu]
+watch = false
+slow-period = "30s"
+deadline = "2s"
+dead = "3m"
+probation = "10m"
+correctable-errors = 50
+correctable-window = "2h"
+
+[gpu.xids]
+31 = "ignore"
+"63" = "unhealthy"
 """
 
 
@@ -103,10 +122,14 @@ def test_every_key_of_the_file_arrives(setup):
         drivers=("gpu.example.com", "cpu.example.com"),
         period_ns=250_000_000,
         runtime_dir=Path("/run/elsewhere"),
+        state_dir=Path("/var/elsewhere"),
         sysfs_root=Path("/host/sys"),
         procfs_root=Path("/host/proc"),
         cgroupfs_root=Path("/host/cgroup"),
         kubelet_cgroup_root="/kubelet",
+        nvml_library="/opt/nvidia/libnvidia-ml.so.1",
+        kmsg=Path("/host/kmsg"),
+        kmsg_any_facility=True,
         heartbeat_s=5,
         lease_s=20,
         coalesce_ns=0,
@@ -117,6 +140,15 @@ def test_every_key_of_the_file_arrives(setup):
         expect_pools={"hugepages-2mi-node0": 512, "hugepages-1gi-node1": 0},
         throttle_events=3,
         throttle_window_s=30,
+        expect_gpus=8,
+        gpu_watch=False,
+        gpu_slow_ns=30 * 10**9,
+        gpu_deadline_ns=2 * 10**9,
+        gpu_dead_ns=180 * 10**9,
+        gpu_probation_ns=600 * 10**9,
+        gpu_correctable_errors=50,
+        gpu_correctable_window_s=7200,
+        gpu_xids={31: XidOverride.IGNORE, 63: XidOverride.UNHEALTHY},
     )
 
 
@@ -135,12 +167,21 @@ def test_a_flag_wins_over_the_environment_and_that_over_the_file(setup):
 
 @pytest.mark.parametrize("setting", [s for s in SETTINGS if s.flag], ids=lambda s: s.flag)
 def test_every_flag_has_a_variable_that_does_the_same(setup, setting):
-    value = {"--driver": "gpu.example.com", "--period": "20ms"}.get(setting.flag, "/some/where")
-    if setting.flag == "--node-name":
-        value = "worker-8"
-    by_flag = setup.load(flags={setting.flag: [value] if setting.many else value})
+    values = {"--driver": "gpu.example.com", "--period": "20ms", "--node-name": "worker-8"}
+    value = "1" if setting.switch else values.get(setting.flag, "/some/where")
+    given = [value] if setting.many else True if setting.switch else value
+    by_flag = setup.load(flags={setting.flag: given})
     by_variable = setup.load(**{setting.variable.removeprefix("DRAHEALTH_"): value})
     assert by_flag == by_variable != setup.load()
+
+
+@pytest.mark.parametrize(("text", "on"), [("1", True), ("true", True), ("0", False), ("false", False)])
+def test_a_switch_is_a_word_in_its_variable(setup, text, on):
+    assert setup.load(KMSG_ANY_FACILITY=text).kmsg_any_facility is on
+
+
+def test_a_variable_can_switch_off_what_the_file_switched_on(setup):
+    assert not setup.load("[roots]\nkmsg-any-facility = true", KMSG_ANY_FACILITY="0").kmsg_any_facility
 
 
 def test_several_drivers_fit_in_one_variable(setup):
@@ -176,6 +217,24 @@ def test_the_kubelets_cgroup_may_be_given_without_its_first_slash(setup):
         setup.load(flags={"--kubelet-cgroup-root": "kubelet.slice/"}).kubelet_cgroup_root == "/kubelet.slice"
     )
     assert setup.load(flags={"--kubelet-cgroup-root": "/"}).kubelet_cgroup_root == "/"
+
+
+def test_a_library_without_a_slash_is_the_linkers_to_find(setup):
+    assert setup.load(flags={"--nvml-library": "libfake.so"}).nvml_library == "libfake.so"
+    assert setup.load(flags={"--nvml-library": "./libfake.so"}).nvml_library == str(Path.cwd() / "libfake.so")
+
+
+def test_state_outlives_a_boot_unless_the_sockets_are_elsewhere(setup):
+    assert Config(node_name="n").state_dir == Path("/var/lib/drahealth")
+    assert Config(node_name="n", runtime_dir=Path("/tmp/x")).state_dir == Path("/tmp/x/state")
+    assert setup.load(flags={"--runtime-dir": "/tmp/x"}).state_dir == Path("/tmp/x/state")
+    flags = {"--runtime-dir": "/tmp/x", "--state-dir": "/var/lib/drahealth"}
+    assert setup.load(flags=flags).state_dir == Path("/var/lib/drahealth")
+
+
+def test_a_longer_period_brings_a_slow_period_that_fits(setup):
+    assert setup.load('[agent]\nperiod = "1m"').gpu_slow_ns == 60 * 10**9
+    assert setup.load('[agent]\nperiod = "2s"').gpu_slow_ns == 10 * 10**9
 
 
 @given(st.integers(3, 86399))
@@ -265,6 +324,19 @@ def test_a_file_that_is_no_text_is_refused_with_the_byte(setup):
         ('[expect]\ncpus = "3-1"', "expect.cpus: CPU range '3-1' is empty or reaches beyond CPU 8191"),
         ('[expect]\nhugepages = "512"', "expect.hugepages: '512' is no table of devices and their pages"),
         ("[expect.hugepages]\nhugepages-2mi-node0 = '5'", "expect.hugepages: '5' is no whole number"),
+        ("[expect]\ngpus = '8'", "expect.gpus: '8' is no whole number"),
+        ("[gpu]\nwatch = 'true'", "gpu.watch: 'true' is neither true nor false"),
+        ("[gpu]\nwatch = 1", "gpu.watch: 1 is neither true nor false"),
+        ("[gpu]\ndeadlin = '1s'", "gpu.deadlin: no such setting; did you mean 'deadline'?"),
+        ("[gpu]\nxids = [31]", "gpu.xids: [31] is no table of XIDs and what they mean"),
+        ("[gpu.xids]\nx31 = 'ignore'", "gpu.xids: 'x31' is no XID; write its number, such as 31"),
+        ("[gpu.xids]\n031 = 'ignore'", "gpu.xids: '031' is no XID; write its number, such as 31"),
+        (
+            "[gpu.xids]\n31 = 'ignored'",
+            "gpu.xids: 31: 'ignored' is none of ignore, info, degraded, unhealthy",
+        ),
+        ("[gpu.xids]\n31 = true", "gpu.xids: 31: True is none of ignore, info, degraded, unhealthy"),
+        ("[roots]\nnvml-library = ''", "roots.nvml-library: '' is no library"),
     ],
 )
 def test_what_is_not_understood_is_refused_by_name(setup, text, words):
@@ -290,6 +362,18 @@ def test_what_is_not_understood_is_refused_by_name(setup, text, words):
         ("[cgroups]\nmax-groups = 16385", "cgroups.max-groups: 16385 is over the limit of 16384"),
         ("[throttle]\nevents = 0", "throttle.events: 0 is below the limit of 1"),
         ('[throttle]\nwindow = "0s"', "throttle.window: 0s is below the limit of 1s"),
+        ('[throttle]\nwindow = "25h"', "throttle.window: 25h is over the limit of 24h"),
+        ("[expect]\ngpus = 33", "expect.gpus: 33 is over the limit of 32"),
+        ('[gpu]\nslow-period = "99ms"', "gpu.slow-period: 99ms is below the limit of 100ms"),
+        ('[gpu]\nslow-period = "999ms"', "gpu.slow-period: 999ms is below the period of 1s"),
+        ('[gpu]\ndeadline = "99ms"', "gpu.deadline: 99ms is below the limit of 100ms"),
+        ('[gpu]\ndeadline = "601s"', "gpu.deadline: 601s is over the limit of 10m"),
+        ('[gpu]\ndeadline = "60s"\ndead = "60s"', "gpu.dead: 1m is not over the deadline of 1m"),
+        ('[gpu]\ndead = "25h"', "gpu.dead: 25h is over the limit of 24h"),
+        ('[gpu]\nprobation = "25h"', "gpu.probation: 25h is over the limit of 24h"),
+        ("[gpu]\ncorrectable-errors = 0", "gpu.correctable-errors: 0 is below the limit of 1"),
+        ('[gpu]\ncorrectable-window = "0s"', "gpu.correctable-window: 0s is below the limit of 1s"),
+        ("[gpu.xids]\n1000 = 'info'", "gpu.xids: 1000 is over the limit of 999"),
         (
             "[expect.hugepages]\nhugepages-2mi-node0 = -1",
             "expect.hugepages: hugepages-2mi-node0: -1 is below the limit of 0",
@@ -320,6 +404,8 @@ def test_a_refusal_names_the_flag_or_the_variable_that_it_came_from(setup):
     assert setup.refusal(flags={"--period": "5ms"}) == "--period: 5ms is below the limit of 10ms"
     assert setup.refusal(PERIOD="5ms") == "DRAHEALTH_PERIOD: 5ms is below the limit of 10ms"
     assert setup.refusal(PERIOD="fast").startswith("DRAHEALTH_PERIOD: 'fast' is no duration")
+    words = "DRAHEALTH_KMSG_ANY_FACILITY: 'yes' is neither true nor false"
+    assert setup.refusal(KMSG_ANY_FACILITY="yes") == words
 
 
 def test_a_configuration_made_by_hand_is_checked_just_the_same():

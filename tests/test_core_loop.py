@@ -13,7 +13,8 @@ from agent.core import Core, Timing
 from agent.model.health import Health
 from agent.model.report import Report
 from agent.model.settings import Settings
-from agent.model.snapshot import Snapshot, SourceState
+from agent.model.snapshot import Snapshot
+from agent.model.source import SourceState
 from agent.model.time import NS, Instant
 from agent.pipeline import State
 
@@ -125,6 +126,7 @@ class Running:
             timing=Timing(heartbeat_s, int(coalesce_s * NS), watchdog_s),
             clock=lambda: Instant(int(trio.current_time() * NS), 1_700_000_000.0),
             publish=self.listener.publish,
+            remember=lambda _: None,
             alive=self.listener.be_alive,
             jitter=lambda: jitter,
         )

@@ -31,7 +31,7 @@ from wire.serving import device, eventually, report, sick
 
 from agent.daemon import status_line
 from agent.model.health import DeviceHealth, Health
-from agent.model.snapshot import SourceSample, SourceState
+from agent.model.source import SourceSample, SourceState
 
 CPU, POOL = "cpu-node0", "hugepages-2mi-node0"
 STALLED = 4  # drahealth.v1.SourceState
@@ -173,7 +173,7 @@ def test_it_ends_with_a_source_that_does_not_return_and_open_streams(agent: Agen
         hear_health(kubelets[0], CPU, UNKNOWN)
         assert agent.end() == 0
         assert {farewell(kubelet) for kubelet in kubelets} == {GOODBYE}
-    assert "the sampler hangs in the kernel and is left behind" in agent.log
+    assert "the sampler hangs and is left behind" in agent.log
     assert not agent.health_socket.exists()
 
 
@@ -286,7 +286,8 @@ def test_an_exception_in_either_thread_ends_it_with_its_traceback(agent: Agent, 
         # the loop of that thread cannot wait any more, and raises what it is told
         with strace(agent.threads(thread), "-e", "inject=epoll_wait:error=EBADF"):
             assert agent.ended() == 70
-        assert farewell(kubelet)[0] is grpc.StatusCode.UNAVAILABLE
+        # as the interpreter ends, the stream's coroutine may get to say a last word before its socket closes
+        assert farewell(kubelet)[0] in {grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.UNKNOWN}
     assert "Traceback (most recent call last)" in agent.log
     assert "Bad file descriptor" in agent.log
     assert "this is a mistake in drahealth" in agent.log
@@ -337,5 +338,7 @@ def test_the_service_manager_reads_one_line(
 
 def test_it_has_one_thread_for_each_of_its_jobs(agent: Agent) -> None:
     comms = [(task / "comm").read_text().strip() for task in Path(f"/proc/{agent.pid}/task").iterdir()]
-    assert "dh-sampler" in comms
-    assert len(comms) <= 5
+    native = sorted(name for name in comms if name.startswith("dh-"))
+    assert native == ["dh-gpu-events", "dh-gpu-open", "dh-gpu-watch", "dh-kmsg", "dh-sampler"]
+    # main, I/O, the log, and one of Trio's for what is slow
+    assert len(comms) - len(native) <= 4

@@ -13,6 +13,8 @@ from agent.devices.inventory import (
     cpu_device,
     device_pools,
     devices_of,
+    gpu_device,
+    mig_device,
     parse_pool_name,
     pool_device,
     size_name,
@@ -104,4 +106,5 @@ def test_a_pools_name_is_a_dns_label_and_leads_back_to_the_pool(size_kib: int, n
 
 
 def test_the_kinds_are_those_of_the_devices() -> None:
-    assert {cpu_device(0).kind, pool_device(2048, 0).kind} == set(Kind)
+    devices = [cpu_device(0), pool_device(2048, 0), gpu_device(0), mig_device(0, 1, 0)]
+    assert {device.kind for device in devices} == set(Kind)

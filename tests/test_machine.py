@@ -279,3 +279,22 @@ def test_passes_that_nobody_saw_do_not_count() -> None:
     assert phase("bg????g") is Phase.CLEARING
     assert phase("bg????gg") is Phase.CLEARING
     assert phase("bg????ggg") is None
+
+
+def test_a_cause_that_must_last_is_raised_when_it_has_lasted() -> None:
+    lasting = replace(RULE, raise_ns=3 * NS)
+    assert phase("bbb", lasting) is Phase.RISING
+    assert phase("bbbb", lasting) is Phase.RAISED
+    assert phase("bbgb", lasting) is Phase.RISING  # it begins anew
+    rising = play("b", lasting)
+    assert rising is not None
+    assert due_ns(rising, lasting, NS, at(1).mono_ns) == at(4).mono_ns
+
+
+def test_what_nobody_knew_of_has_no_probation_when_it_is_known() -> None:
+    unknown = BAD._replace(severity=Severity.UNKNOWN)
+    track = advance(None, unknown, WATCHED, 1, at(1))
+    for number in range(2, 6):
+        track = advance(track, None, WATCHED, number, at(number))
+    assert track is None
+    assert phase("bgggg", WATCHED) is Phase.PROBATION

@@ -19,7 +19,8 @@ from machine import Kubepods, hotplug, hugepages, hugetlb_hit, kubepods_tree
 
 from agent.errors import ConfigError, ProbeError
 from agent.model.reading import Absence, Missing
-from agent.model.snapshot import GroupKind, GroupSample, PoolSample, Snapshot, SourceState
+from agent.model.snapshot import GroupKind, GroupSample, PoolSample, Snapshot
+from agent.model.source import SourceState
 from agent.model.time import NS
 from agent.model.wake import Field, Wake
 from agent.native.sampler import Sampler, SamplerOptions
@@ -456,9 +457,9 @@ def test_a_first_pass_that_never_ends_can_be_told(fixture: SamplerOptions) -> No
         for source in snapshot.sources:
             assert (source.state, source.passes, source.failures) == (SourceState.STARTING, 0, 0)
             assert begun <= source.beat_ns <= time.monotonic_ns()
-        aside = fifo.with_name("aside")
-        fifo.rename(aside)
-        os.close(os.open(aside, os.O_WRONLY))  # and now it ends
+        writer = os.open(fifo, os.O_WRONLY)  # sleeps until the thread is inside
+        fifo.rename(fifo.with_name("aside"))
+        os.close(writer)  # and now it ends
         assert until(sampler, lambda s: s.core.passes == 1).sources[1].state is SourceState.ABSENT
 
 
@@ -472,9 +473,9 @@ def test_a_source_that_never_returns_is_left_behind(fixture: SamplerOptions) -> 
     thread = min(set(os.listdir("/proc/self/task")) - before)
     assert not sampler.stop(0.05)
     assert sampler.stop(0.05)  # there is nothing more to stop
-    aside = fifo.with_name("aside")
-    fifo.rename(aside)
-    os.close(os.open(aside, os.O_WRONLY))  # sleeps until the thread is inside; then it may end
+    writer = os.open(fifo, os.O_WRONLY)  # sleeps until the thread is inside
+    fifo.rename(fifo.with_name("aside"))
+    os.close(writer)  # and now it may end
     deadline = time.monotonic() + 10
     while thread in os.listdir("/proc/self/task") and time.monotonic() < deadline:
         select.select([], [], [], 0.005)

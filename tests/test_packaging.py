@@ -221,10 +221,25 @@ def test_the_contracts_know_every_package() -> None:
         if contract["type"] == "layers"
     ]
     placed = {name.strip() for layer in layers for name in re.split(r"[|:]", layer)}
+    assert placed == packages()
+
+
+@pytest.mark.parametrize("speaker", ["agent.native", "agent.sources", "agent.serve"])
+def test_what_only_one_package_may_speak_is_forbidden_to_every_other(speaker: str) -> None:
+    """Hardware, NVML through pynvml, gRPC: a package that a contract forgets could do all of it."""
+    (contract,) = [
+        contract
+        for contract in pyproject()["tool"]["importlinter"]["contracts"]
+        if contract["name"].startswith(f"only {speaker} ")
+    ]
+    assert set(contract["source_modules"]) == packages() - {speaker, "agent.__main__"}
+
+
+def packages() -> set[str]:
+    """All modules and packages just below agent."""
     children = (REPOSITORY / "agent").iterdir()
-    modules = {
-        path.stem
+    return {
+        f"agent.{path.stem}"
         for path in children
         if path.stem != "__init__" and (path.suffix == ".py" or any(path.rglob("*.py")))
     }
-    assert placed == {f"agent.{name}" for name in modules}

@@ -31,7 +31,8 @@ from agent.model.health import Blame, Health, Severity
 from agent.model.reading import Missing
 from agent.model.report import Report
 from agent.model.settings import Settings
-from agent.model.snapshot import Snapshot, SourceState
+from agent.model.snapshot import Snapshot
+from agent.model.source import SourceState
 from agent.model.time import NS, Instant
 from agent.pipeline import State, step
 

@@ -14,7 +14,8 @@ from wire.serving import DRIVER, Serving, at, device, eventually, report, sick
 
 from agent.model.health import Severity
 from agent.model.report import Report
-from agent.model.snapshot import CoreStats, SourceSample, SourceState
+from agent.model.snapshot import CoreStats
+from agent.model.source import SourceSample, SourceState
 
 PICTURE = message_class("drahealth.v1", "Picture")
 
@@ -85,10 +86,11 @@ def test_a_picture_in_the_making_holds_up_no_kubelet(serving: Serving) -> None:
     with watch(serving) as watcher, watch_health(serving.health) as kubelet:
         watcher.opened()
         kubelet.opened()
-        serving.publish(*(device(f"gpu-{n}") for n in range(1000)))
-        assert len(kubelet.next().devices) == 1000
+        # as many as make a picture that takes far longer than the list, and that no other test has encoded
+        serving.publish(*(device(f"in-the-making-{n}") for n in range(3000)))
+        assert len(kubelet.next().devices) == 3000
         assert watcher.pending() == 0
-        assert len(watcher.next().devices) == 1000
+        assert len(watcher.next().devices) == 3000
 
 
 def test_the_status_counts_the_streams_of_each_socket(serving: Serving) -> None:

@@ -1,6 +1,6 @@
 """A Report or an AgentStatus survives the wire unchanged, and Google's protobuf reads the same."""
 
-from dataclasses import fields
+from dataclasses import fields, replace
 
 import pytest
 from hypothesis import given, settings
@@ -10,7 +10,8 @@ from wire.serving import at, device
 
 from agent.model.health import Blame, Cause, DeviceHealth, Health, NotApplicable, Note, Severity
 from agent.model.report import Report
-from agent.model.snapshot import CoreStats, SourceSample, SourceState
+from agent.model.snapshot import CoreStats
+from agent.model.source import SourceSample, SourceState
 from agent.model.status import AgentStatus, Subscribers, Tally
 from agent.model.time import Instant
 from agent.serve.picture import BLAMES, STATES, encode_device, encode_header, reply_of, report_of, status_of
@@ -24,7 +25,10 @@ INSTANT = st.builds(Instant, COUNT, st.floats(0, 1e12))
 SEVERITY = st.sampled_from(Severity)
 CAUSE = st.builds(Cause, TEXT, SEVERITY, st.sampled_from(Blame), TEXT, TEXT, INSTANT)
 CORE = st.builds(CoreStats, *[SMALL] * len(CoreStats.__slots__))
-SOURCE = st.builds(SourceSample, TEXT, st.sampled_from(SourceState), COUNT, COUNT, SMALL, TEXT, SMALL)
+SOURCE = st.builds(
+    SourceSample,
+    *(TEXT, st.sampled_from(SourceState), COUNT, COUNT, SMALL, TEXT, SMALL, st.booleans(), COUNT),
+)
 RULE = st.builds(NotApplicable, TEXT, TEXT, TEXT)
 
 
@@ -35,6 +39,7 @@ def few(strategy: st.SearchStrategy[object]) -> st.SearchStrategy[tuple[object, 
 DEVICE = st.builds(
     DeviceHealth,
     *(TEXT, TEXT, TEXT, st.sampled_from(Health), SEVERITY, TEXT, INSTANT, INSTANT, SMALL, few(CAUSE)),
+    few(st.tuples(TEXT, TEXT)),
 )
 NOTE = st.builds(Note, TEXT, CAUSE)
 REPORT = st.builds(
@@ -74,18 +79,25 @@ def test_google_reads_the_pieces_of_a_picture_as_one() -> None:
     cause = Cause(
         "cpu.offline", Severity.UNHEALTHY, Blame.HARDWARE, "CPU 1 is offline", "bring it back", at(2)
     )
-    report = Report("node-a", at(3), (device("a", causes=(cause,)), device("b")), groups=7)
+    gpu = replace(device("b"), attributes=(("uuid", "GPU-1"), ("numaNode", "0")))
+    report = Report("node-a", at(3), (device("a", causes=(cause,)), gpu), groups=7)
     picture = message_class("drahealth.v1", "Picture").FromString(encoded(report))
     assert [one.name for one in picture.devices] == ["a", "b"]
     assert (picture.node, picture.groups, picture.at.mono_ns) == ("node-a", 7, at(3).mono_ns)
     assert picture.devices[0].causes[0].evidence == "CPU 1 is offline"
+    assert [(one.name, one.value) for one in picture.devices[1].attributes] == list(gpu.attributes)
+
+
+def test_a_source_of_an_agent_that_did_not_know_better_is_vital() -> None:
+    (source,) = report_of(v1.Picture(sources=[v1.Source(state=v1.SourceState.OK)])).sources
+    assert (source.vital, source.limit_ns) == (True, 0)
 
 
 @pytest.mark.parametrize(
     ("model", "message"),
     [
         (CoreStats.__slots__, v1.Core),
-        (SourceSample._fields, v1.Source),
+        (tuple(name.replace("vital", "dispensable") for name in SourceSample._fields), v1.Source),
         (Subscribers._fields, v1.Subscribers),
     ],
 )

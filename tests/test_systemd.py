@@ -15,10 +15,12 @@ import socket
 import subprocess
 import sys
 import sysconfig
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
+import fake_nvml
 import pytest
+from hung_file import hung_file
 
 from agent.cli.exits import EXIT_OF_ERROR
 from agent.errors import Busy, ConfigError, PermissionDenied, UsageError
@@ -28,6 +30,8 @@ REPOSITORY = Path(__file__).parent.parent
 UNIT = REPOSITORY / "deploy" / "drahealth.service"
 DRIVER = "test.drahealth.example"
 COMMAND_PATH = "/opt/drahealth/bin/drahealth"
+GPUS = "--nvml-library /opt/nvml/libnvidia-ml.so.1"
+CAP_SYSLOG = 1 << 34
 
 # --- the unit as text ---------------------------------------------------------------------------------------
 
@@ -137,6 +141,10 @@ cat "/proc/$(show MainPID)/status" >1-process
 stat -c '%a %U %n' /run/drahealth /run/drahealth/agent.sock /run/drahealth/drivers/*.sock >1-sockets
 /opt/drahealth/bin/drahealth status -o json >1-status 2>1-status-err
 echo $? >1-status-rc
+until /opt/drahealth/bin/drahealth watch --once | grep -q 'gpu-0 *Healthy'; do sleep 0.05; done
+until grep -qs '"vbios"' 1-report; do /opt/drahealth/bin/drahealth watch --once -o json >1-report; done
+show DeviceAllow >1-devices
+find /var/lib/drahealth -printf '%M %U %P\n' >1-state
 
 # A frozen agent: systemd must miss its watchdog, end it and start another.
 mkdir -p /etc/systemd/system/drahealth.service.d
@@ -171,6 +179,27 @@ systemctl daemon-reload
 systemctl start drahealth
 facts 5-misconfigured
 
+if [ -e /opt/test/can-hang ]; then
+# A thread that not even SIGKILL ends, as in a GPU driver that hangs.
+hung() { cat /proc/"$1"/task/*/wchan | grep -q request_wait_answer; }
+printf '[Service]\nEnvironment=DRAHEALTH_KMSG=/opt/hung\nTimeoutStopSec=1\n' \
+    >/etc/systemd/system/drahealth.service.d/soon.conf
+systemctl daemon-reload
+systemctl start drahealth
+pid="$(show MainPID)"
+until hung "$pid"; do sleep 0.05; done
+systemctl stop drahealth
+facts 6-stuck
+printf '[Service]\nTimeoutStopSec=1\n' >/etc/systemd/system/drahealth.service.d/soon.conf
+systemctl daemon-reload
+systemctl start drahealth
+facts 6-beside
+cat "/proc/$pid/status" >6-remains
+systemctl stop drahealth
+touch let-go
+while [ -e "/proc/$pid" ]; do sleep 0.05; done
+fi
+
 journalctl --no-pager -o short-monotonic -u drahealth >journal 2>&1
 touch finished
 systemctl poweroff
@@ -197,6 +226,11 @@ def why_no_container() -> str | None:
     if not Path("/usr/lib/systemd/systemd").exists():
         return "systemd is not installed"
     return None
+
+
+def has_kmsg() -> bool:
+    """Whether the machine has a kernel log to show the container; systemd-nspawn makes none."""
+    return os.access("/dev/kmsg", os.R_OK)
 
 
 def write_program(path: Path, text: str) -> None:
@@ -235,29 +269,38 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_program(base / "bin" / "drahealth", COMMAND.format(python=inside))
     write_program(base / "opt" / "probe", PROBE)
     environment = base / "drahealth.default"
-    environment.write_text(f'DRAHEALTH_RUN_ARGS="--driver {DRIVER} --node-name probed"\n')
+    environment.write_text(f'DRAHEALTH_RUN_ARGS="--driver {DRIVER} --node-name probed {GPUS}"\n')
+
+    hanging = base / "hung"
+    hanging.touch()
 
     before = left_behind()
     command = [
         "systemd-nspawn", "--directory=/", "--volatile=yes", "--boot", "--register=no", "--keep-unit",
-        "--private-network", "--console=pipe", f"--machine=drahealth-test-{os.getpid()}",
+        "--private-network", "--capability=CAP_SYSLOG", "--console=pipe",
+        f"--machine=drahealth-test-{os.getpid()}",
         f"--bind-ro={units}:/run/systemd/system", f"--bind-ro={base}/bin:{Path(COMMAND_PATH).parent}",
         f"--bind-ro={base}/opt:/opt/test", f"--bind={results}:/results",
-        f"--bind-ro={environment}:/etc/default/drahealth",
+        f"--bind-ro={environment}:/etc/default/drahealth", f"--bind={hanging}:/opt/hung",
+        f"--bind-ro={fake_nvml.library().parent}:/opt/nvml", *(["--bind=/dev/kmsg"] if has_kmsg() else []),
         f"--bind-ro={REPOSITORY}:/opt/repository", f"--bind-ro={packages}:/opt/packages",
         *([] if shared else [f"--bind-ro={sys.base_prefix}:/opt/python"]),
     ]  # fmt: skip
-    container = subprocess.Popen(
-        command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-    )
-    try:
-        console, _ = container.communicate(timeout=40)
-    except subprocess.TimeoutExpired:
-        container.terminate()  # systemd-nspawn powers the container off
-        console, _ = container.communicate(timeout=15)
-    finally:
-        for group in sorted(left_behind() - before, reverse=True):  # children first
-            group.rmdir()
+    with ExitStack() as stack:
+        with suppress(OSError):  # the probe then leaves that step out
+            stack.enter_context(hung_file(hanging, (results / "let-go").exists))
+            (base / "opt" / "can-hang").touch()
+        container = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        )
+        try:
+            console, _ = container.communicate(timeout=50)
+        except subprocess.TimeoutExpired:
+            container.terminate()  # systemd-nspawn powers the container off
+            console, _ = container.communicate(timeout=15)
+        finally:
+            for group in sorted(left_behind() - before, reverse=True):  # children first
+                group.rmdir()
     failed = re.search(
         r"^Failed to .*", console, re.MULTILINE
     )  # systemd-nspawn's own words; systemd has none here
@@ -304,11 +347,44 @@ def test_the_agent_answers_inside_the_sandbox(results: Path) -> None:
     assert json.loads((results / "1-status").read_text())["node"] == "probed"
 
 
-def test_root_without_its_powers(results: Path) -> None:
+def test_root_without_its_powers_but_to_read_the_kernel_log(results: Path) -> None:
     process = fields((results / "1-process").read_text())
-    assert {int(process[name], 16) for name in ("CapPrm", "CapEff", "CapBnd")} == {0}
+    assert {int(process[name], 16) for name in ("CapPrm", "CapEff", "CapBnd")} == {CAP_SYSLOG}
     assert process["NoNewPrivs"] == "1"
     assert process["Seccomp"] == "2"
+
+
+def sources(results: Path) -> dict[str, str]:
+    report = json.loads((results / "1-report").read_text())
+    return {source["name"]: source["state"] for source in report["sources"]}
+
+
+def test_gpus_are_watched_inside_the_sandbox(results: Path) -> None:
+    """By the C core, and by pynvml, of which only the inventory has the VBIOS."""
+    report = json.loads((results / "1-report").read_text())
+    (gpu,) = (device for device in report["devices"] if device["kind"] == "gpu")
+    assert gpu["health"] == "Healthy"
+    assert gpu["attributes"]["product"] == "NVIDIA H100 80GB HBM3"
+    assert gpu["attributes"]["vbios"]
+    assert {sources(results)[name] for name in ("nvml", "gpu-0")} == {"ok"}
+
+
+def test_the_kernel_log_is_read_inside_the_sandbox(results: Path) -> None:
+    if not has_kmsg():
+        pytest.skip("this machine has no /dev/kmsg to read")
+    assert sources(results)["kmsg"] == "ok"
+
+
+def test_of_devices_only_the_gpus_and_the_kernel_log_are_open(results: Path) -> None:
+    allowed = (results / "1-devices").read_text().split("\n")
+    assert {"char-195 rw", "char-nvidia-caps r", "/dev/kmsg r"} <= set(allowed)
+    assert setting("DevicePolicy") == "closed"
+
+
+def test_what_is_known_of_gpus_is_kept_for_root_alone(results: Path) -> None:
+    assert (results / "1-state").read_text().splitlines() == [
+        "drwx------ 0 ", "-rw------- 0 gpu-faults.json"
+    ]  # fmt: skip
 
 
 def test_a_frozen_agent_is_replaced(results: Path) -> None:
@@ -335,3 +411,13 @@ def test_bad_configuration_is_not_tried_again(results: Path) -> None:
     failed = facts(results, "5-misconfigured")
     assert (failed["ActiveState"], failed["Result"], failed["NRestarts"]) == ("failed", "exit-code", "0")
     assert failed["ExecMainStatus"] == "78"
+
+
+def test_what_the_kernel_cannot_end_stops_the_service_and_hinders_no_new_start(results: Path) -> None:
+    if not (results / "6-stuck").exists():
+        pytest.skip("a file that hangs needs FUSE, and the right to mount it")
+    stuck, beside = facts(results, "6-stuck"), facts(results, "6-beside")
+    assert (stuck["ActiveState"], stuck["Result"]) == ("failed", "timeout")
+    assert "still around after final SIGKILL" in (results / "journal").read_text()
+    assert (beside["ActiveState"], beside["SubState"]) == ("active", "running")
+    assert fields((results / "6-remains").read_text())["State"] == "Z (zombie)"

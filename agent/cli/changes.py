@@ -1,11 +1,20 @@
-"""What is new in a report: for those who read line by line, a log or a pipe. Pure."""
+"""What is new in a report: for those who read line by line, a log or a pipe. Pure.
 
+MIG instances of which the same is new as of their GPU are told of with it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
 from typing import NamedTuple
 
+from agent.cli.fold import format_instances, gpu_of, identity_of
 from agent.cli.text import clean, format_count, home_of, name_of, word_of
-from agent.model.health import Severity
+from agent.model.health import DeviceHealth, Severity
 from agent.model.report import Report
-from agent.model.snapshot import CoreStats, SourceSample, SourceState
+from agent.model.snapshot import CoreStats
+from agent.model.source import SourceSample, SourceState
 from agent.model.time import rfc3339
 
 
@@ -19,6 +28,8 @@ class Change(NamedTuple):
     state: str
     severity: Severity
     message: str
+    aside: str = ""
+    """What helps the reader and is no news: which piece of hardware it is, who is told of with it."""
 
     def __str__(self) -> str:
         return f"{rfc3339(self.at_s)} {self.words}"
@@ -26,7 +37,12 @@ class Change(NamedTuple):
     @property
     def words(self) -> str:
         """The line without the time."""
-        return clean(" ".join(filter(None, (self.subject, self.state, self.message))))
+        aside = f"({self.aside})" if self.aside else ""
+        return clean(" ".join(filter(None, (self.subject, self.state, self.message, aside))))
+
+    def same_as(self, other: Change) -> bool:
+        """Whether a reader is told the same of the two, whatever they are about."""
+        return (self.state, self.message) == (other.state, other.message)
 
 
 def changes(before: Report | None, now: Report) -> list[Change]:
@@ -34,21 +50,38 @@ def changes(before: Report | None, now: Report) -> list[Change]:
     at = now.at.wall_s
     told: dict[str, Change] = _states(before) if before else {}
     stands = _states(now)
-    news = [
-        change
+    news = {
+        key: change
         for key, change in stands.items()
-        if not (old := told.get(key)) or (old.state, old.severity, old.message) != change[2:]
-    ]
-    news += [
-        Change(at, old.subject, "gone", Severity.UNKNOWN, "no longer reported")
+        if not (old := told.get(key)) or old.severity != change.severity or not old.same_as(change)
+    }
+    news |= {
+        key: Change(at, old.subject, "gone", Severity.UNKNOWN, "no longer reported")
         for key, old in told.items()
         if key not in stands and key.startswith("device ")
-    ]
+    }
     if before is None:
         # if no device was found, what is absent is the reason
         dull = {SourceState.OK, SourceState.ABSENT} if now.devices else {SourceState.OK}
-        news = [c for c in news if c.severity or c.state not in dull]
-    return news
+        news = {key: c for key, c in news.items() if c.severity or c.state not in dull}
+    return _fold(news, {**Counter(map(gpu_of, told)), **Counter(map(gpu_of, stands))})
+
+
+def _fold(news: Mapping[str, Change], instances: Mapping[str, int]) -> list[Change]:
+    """The news, where that of an instance is no line of its own if its GPU's line says the same.
+
+    Args:
+        news: By key; an instance's is its GPU's with more behind it.
+        instances: How many a GPU has, by its key.
+    """
+    gpus = {key: gpu for key in news if (gpu := gpu_of(key)) in news and news[gpu].same_as(news[key])}
+    folded = Counter(gpus.values())
+    lines = []
+    for key, change in news.items():
+        if key not in gpus:
+            also = format_instances(folded[key], instances.get(key, 0))
+            lines.append(change._replace(aside="; ".join(filter(None, (also, change.aside)))))
+    return lines
 
 
 def _states(report: Report) -> dict[str, Change]:
@@ -56,10 +89,17 @@ def _states(report: Report) -> dict[str, Change]:
     states: dict[str, Change] = {}
     for d in report.devices:
         name = name_of(d, home)
-        states[f"device {d.pool} {d.device}"] = Change(at, name, word_of(d.severity), d.severity, d.message)
+        which = identity_of(d) if d.severity > Severity.INFO else ""
+        message = d.message or _in_passing(d)
+        states[f"device {d.pool} {d.device}"] = Change(
+            at, name, word_of(d.severity), d.severity, message, which
+        )
     if not report.devices:
         states["devices"] = Change(at, "devices", "none", Severity.UNKNOWN, "no device was found")
+    devices = {device.device for device in report.devices}
     for source in report.sources:
+        if source.name in devices:  # a GPU has its own, and says itself what is wrong with it
+            continue
         severity = _severity(source)
         detail = source.detail if severity else ""
         states[f"source {source.name}"] = Change(at, f"source {source.name}", source.state, severity, detail)
@@ -76,11 +116,17 @@ def _states(report: Report) -> dict[str, Change]:
     return states
 
 
+def _in_passing(device: DeviceHealth) -> str:
+    """What is worth a line and no harm: the kubelet is not told of it. A program's own XID, say."""
+    return "; ".join(f"{cause.code}: {cause.evidence}" for cause in device.causes)
+
+
 def _severity(source: SourceSample) -> Severity:
-    """One that is absent is nothing to tell of, unless there is a reason to tell."""
+    """One that is absent is nothing to tell of, unless the agent needs it and there is a reason to tell."""
     if source.state in (SourceState.FAILING, SourceState.STALLED):
         return Severity.UNKNOWN
-    return Severity.INFO if source.state is SourceState.ABSENT and source.detail else Severity.OK
+    is_missed = source.state is SourceState.ABSENT and source.vital and bool(source.detail)
+    return Severity.INFO if is_missed else Severity.OK
 
 
 def _blindness(core: CoreStats) -> str:

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from agent.model.health import Cause, DeviceHealth, NotApplicable, Severity
 from agent.model.report import Report
-from agent.model.snapshot import CoreStats, SourceSample
+from agent.model.snapshot import CoreStats
+from agent.model.source import SourceSample
 from agent.model.status import AgentStatus
 from agent.model.time import NS, Instant, rfc3339
 
@@ -89,6 +90,7 @@ def _device(device: DeviceHealth) -> dict[str, Any]:
         "lastVerified": rfc3339(device.verified.wall_s),
         "timeoutSeconds": device.timeout_s,
         "causes": [_cause(cause) for cause in device.causes],
+        "attributes": dict(device.attributes),
     }
 
 
@@ -116,6 +118,7 @@ def _source(source: SourceSample, at: Instant | None) -> dict[str, Any]:
         "periodSeconds": source.period_ns / NS,
         "failures": source.failures,
         "detail": source.detail,
+        "vital": source.vital,
     }
 
 

@@ -4,7 +4,10 @@
 those of sysexits.h, 128 and above those of a shell for signals.
 """
 
-from collections.abc import Iterable
+import logging
+import os
+import sys
+from collections.abc import Iterable, Sequence
 from typing import Final
 
 from agent.errors import (
@@ -44,3 +47,18 @@ EXIT_OF_ERROR: Final[tuple[tuple[type[BaseException], int], ...]] = (
 def exit_of_severities(severities: Iterable[Severity]) -> int:
     """The worst one decides. None at all is no knowledge, hence unknown, never healthy."""
     return EXIT_OF_SEVERITY[max(severities, default=Severity.UNKNOWN)]
+
+
+def leave(code: int, left: Sequence[str]) -> int:
+    """The code, if nothing hangs; else ends the process here and now, with it.
+
+    Args:
+        left: Threads that hang and were left behind. Destructors of a library that one is still inside could
+            wait for it for ever.
+    """
+    if not left:
+        return code
+    logging.shutdown()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)

@@ -1,11 +1,14 @@
-"""A table that is drawn over itself: four times a second at most, once without news so that ages are true."""
+"""A table that is drawn over itself: four times a second at most, once without news so that ages are true.
+
+A window that is too low shows what is not well, and what the log says.
+"""
 
 import logging
 import os
 import sys
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final, TextIO
 
 from agent.cli.render import render_report
@@ -23,13 +26,17 @@ SOONEST_S: Final = 0.25
 LATEST_S: Final = 1.0
 
 
-def draw(text: str, height: int | None) -> str:
-    """What replaces the screen's content by the text, cut to the height, without flicker."""
+def draw(text: str, height: int | None, log: Sequence[str] = ()) -> str:
+    """What replaces the screen's content by the text and the log, without flicker.
+
+    In a window that is too low the text is cut, and the log stays: it is short, and news.
+    """
     lines = text.rstrip("\n").split("\n")
-    if height is not None and len(lines) >= height:
-        hidden = len(lines) - (height - 2)
-        lines = [*lines[: height - 2], f"  … {hidden} more lines; enlarge the window"]
-    return HOME + END_OF_LINE.join(lines) + "\x1b[K" + BELOW
+    if height is not None and len(lines) + len(log) >= height:
+        log = log[-(height // 2) :]
+        shown = max(0, height - 2 - len(log))
+        lines = [*lines[:shown], f"  … {len(lines) - shown} more lines; enlarge the window"]
+    return HOME + END_OF_LINE.join([*lines, *log]) + "\x1b[K" + BELOW
 
 
 class LiveTable(Teller):
@@ -53,7 +60,7 @@ class LiveTable(Teller):
                 self._draw_until_closed()
             finally:
                 self._write(LEAVE)
-            self._write(self._body(self._style()))
+            self._write("\n".join([self._table(self._style()).rstrip("\n"), *self._log_lines(), ""]))
         except OSError:  # the terminal is gone; the agent is not
             return
 
@@ -61,17 +68,30 @@ class LiveTable(Teller):
         is_closed, shown = False, None
         while not is_closed:
             style = self._style()
-            self._write(draw(self._head(style) + self._body(style), style.height))
+            self._write(self._picture(style))
             drawn_at = time.monotonic()
             with self._news:
                 self._news.wait_for(lambda: self._is_closed or self._report is not shown, LATEST_S)  # noqa: B023
                 self._news.wait_for(lambda: self._is_closed, SOONEST_S - (time.monotonic() - drawn_at))
                 is_closed, shown = self._is_closed, self._report
 
-    def _body(self, style: Style) -> str:
+    def _picture(self, style: Style) -> str:
+        """All in order; of what does not fit, the worst first."""
+        head, log = self._head(style), self._log_lines()
+        whole = head + self._table(style)
+        if style.height is not None and whole.count("\n") + len(log) >= style.height:
+            whole = head + self._table(style, worst_first=True)
+        return draw(whole, style.height, log)
+
+    def _table(self, style: Style, *, worst_first: bool = False) -> str:
         report = self._report
-        table = render_report(report, style, now_s=time.time()) if report else "no report yet\n"
-        return table + "".join(f"  {line}\n" for line in ["", *self.log] if self.log)
+        if report is None:
+            return "no report yet\n"
+        return render_report(report, style, now_s=time.time(), worst_first=worst_first)
+
+    def _log_lines(self) -> list[str]:
+        log = self.log.copy()  # another thread adds to it
+        return ["", *(f"  {line}" for line in log)] if log else []
 
     def _write(self, text: str) -> None:
         # Past the stream's buffer: what hangs there would be flushed at exit, and hang there again.

@@ -12,12 +12,12 @@ from collections.abc import Sequence
 from typing import Final, NoReturn
 
 from agent import __version__
-from agent.cli import run, scan, status, watch
+from agent.cli import checks, run, scan, status, watch
 from agent.cli.exits import EXIT_OF_ERROR, INTERNAL
 from agent.cli.verb import Verb
 from agent.errors import UsageError, suggestion
 
-VERBS: Final = (run.VERB, scan.VERB, watch.VERB, status.VERB)
+VERBS: Final = (run.VERB, scan.VERB, watch.VERB, status.VERB, checks.VERB)
 
 DESCRIPTION: Final = "Tells the truth about a node's devices: one verdict each, with its evidence."
 EXAMPLES: Final = (

@@ -1,15 +1,17 @@
 """Reports and status as text for people. Pure: it takes values, a style and a time, and returns text.
 
-One line per device, what to do below those that are not well, and at the foot what was not judged and why,
-the sources and the cgroups.
+One line per device, and below those that are not well what to do and which piece of hardware it is. MIG
+instances that only repeat their GPU are told of with it.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Final
 
+from agent.cli.fold import fold_instances, identity_of
+from agent.cli.foot import foot_of, groups_of, sources_of
 from agent.cli.text import (
     GAP,
     LOOKS,
@@ -24,30 +26,21 @@ from agent.cli.text import (
     word_of,
     wrap,
 )
-from agent.model.health import NotApplicable, Severity
-from agent.model.snapshot import CoreStats, SourceSample, SourceState
-from agent.model.time import NS, Instant, rfc3339
+from agent.model.health import Severity
 
 if TYPE_CHECKING:
     from agent.cli.terminal import Style
     from agent.model.health import DeviceHealth
     from agent.model.report import Report
+    from agent.model.source import SourceSample
     from agent.model.status import AgentStatus
     from agent.sources.processes import ProcessFacts
 
 NARROWEST: Final = 32
 """A message with fewer columns than this goes below its device [columns]."""
 
-DEVICE_SOURCES: Final = frozenset({"cpus", "hugepages"})
+DEVICE_SOURCES: Final = frozenset({"cpus", "hugepages", "nvml"})
 """The sources that devices are found by."""
-
-SOURCE_PAINT: Final[dict[SourceState, tuple[str, ...]]] = {
-    SourceState.OK: (),
-    SourceState.STARTING: ("dim",),
-    SourceState.ABSENT: ("dim",),
-    SourceState.FAILING: ("yellow",),
-    SourceState.STALLED: ("red",),
-}
 
 
 def render_report(
@@ -56,15 +49,17 @@ def render_report(
     *,
     now_s: float | None = None,
     processes: Sequence[ProcessFacts] = (),
+    worst_first: bool = False,
 ) -> str:
     """The report as a table.
 
     Args:
         now_s: Wall time that ages are counted to [s]. Without it there are no ages: a single look knows none.
         processes: Shown at the foot.
+        worst_first: Instead of in the order of their names: for a window that will not hold all.
     """
     lines = [_headline(home_of(report), Counter(d.severity for d in report.devices), style)]
-    if devices := list(_devices(report, style, now_s)):
+    if devices := list(_devices(report, style, now_s, worst_first=worst_first)):
         lines += ["", *devices]
     if report.notes:
         lines += ["", style.paint("  NOTES", "dim")]
@@ -72,7 +67,7 @@ def render_report(
             age = "" if now_s is None else f" ({format_age(now_s - note.cause.since.wall_s)} ago)"
             text = f"{clean(note.subject)}: {clean(note.cause.code)}: {clean(note.cause.evidence)}{age}"
             lines += wrap(text, style, first="  ", rest="    ")
-    if foot := list(_foot(report, style, now_s, processes)):
+    if foot := list(format_entries(list(foot_of(report, now_s, processes)), style)):
         lines += ["", *foot]
     return "\n".join(lines) + "\n"
 
@@ -89,9 +84,12 @@ def _headline(node: str, counts: Counter[Severity], style: Style) -> str:
     return f"{style.paint(clean(node), 'bold')}{GAP if node else ''}{devices}"
 
 
-def _devices(report: Report, style: Style, now_s: float | None) -> Iterator[str]:
+def _devices(report: Report, style: Style, now_s: float | None, *, worst_first: bool) -> Iterator[str]:
     """The table proper, or why there is none."""
-    rows = [_row(device, home_of(report), now_s) for device in report.devices]
+    folds = fold_instances(report.devices)
+    if worst_first:
+        folds.sort(key=lambda fold: fold.device.severity, reverse=True)
+    rows = [_row(fold.device, home_of(report), now_s) for fold in folds]
     if not rows:
         if reasons := [_why_none(s) for s in report.sources if s.name in DEVICE_SOURCES]:
             yield from wrap(f"nothing to judge: {'; '.join(reasons)}", style, first="  ", rest="    ")
@@ -105,13 +103,18 @@ def _devices(report: Report, style: Style, now_s: float | None) -> Iterator[str]
     column = 2 + len(cells(titles)) + len(GAP)
     beside = style.width is None or style.width - column >= NARROWEST
     yield style.paint(f"  {cells(titles)}{GAP}MESSAGE" if beside else f"  {cells(titles)}", "dim")
-    for device, row in zip(report.devices, rows, strict=True):
-        look = LOOKS[device.severity]
+    before: list[tuple[str, str, str]] = []
+    for fold, row in zip(folds, rows, strict=True):
+        told = [(cause.code, cause.evidence, cause.advice) for cause in fold.device.causes]
+        look = LOOKS[fold.device.severity]
         sign = style.paint(look.sign if style.unicode else look.ascii, look.colour)
         # Padded first, painted second: an escape sequence has no width.
         padded, at = cells(row), widths[0] + len(GAP)
         painted = padded[:at] + style.paint(look.word, look.colour) + padded[at + len(look.word) :]
-        body = list(_body(device, style, " " * (column if beside else 4)))
+        indent = " " * (column if beside else 4)
+        body = list(_body(fold.device, style, indent, is_repeated=told == before))
+        before = told
+        body += wrap(fold.words, style, first=indent, rest=indent, paint=("dim",))
         if beside and body:
             yield f"{sign} {painted}{GAP}{body[0][column:]}"
             yield from body[1:]
@@ -120,10 +123,14 @@ def _devices(report: Report, style: Style, now_s: float | None) -> Iterator[str]
             yield from body
 
 
-def _body(device: DeviceHealth, style: Style, indent: str) -> Iterator[str]:
-    """What is to be said of a device: each cause and what to do about it, else the message.
+def _body(device: DeviceHealth, style: Style, indent: str, *, is_repeated: bool) -> Iterator[str]:
+    """What is to be said of a device: each cause and what to do about it, else the message; and which it is.
 
     The message is made of the causes, so it is only shown of a device whose causes are not known.
+
+    Args:
+        is_repeated: The device above has the same causes. What to do stands there: a driver that fails is
+            one thing to mend, not eight.
     """
     arrow, dot = ("→ ", "· ") if style.unicode else ("> ", "- ")
     if not device.causes:
@@ -134,10 +141,13 @@ def _body(device: DeviceHealth, style: Style, indent: str) -> Iterator[str]:
             yield from wrap(dot + text, style, first=indent, rest=indent + "  ", paint=("dim",))
             continue
         yield from wrap(text, style, first=indent, rest=indent)
-        if cause.advice and cause.advice not in [later.advice for later in device.causes[i + 1 :]]:
+        later = [other.advice for other in device.causes[i + 1 :]]
+        if cause.advice and cause.advice not in later and not is_repeated:
             yield from wrap(
                 arrow + clean(cause.advice), style, first=indent, rest=indent + "  ", paint=("cyan",)
             )
+    if device.severity > Severity.INFO:
+        yield from wrap(identity_of(device), style, first=indent, rest=indent + "  ", paint=("dim",))
 
 
 def _row(device: DeviceHealth, home: str, now_s: float | None) -> list[str]:
@@ -150,66 +160,6 @@ def _row(device: DeviceHealth, home: str, now_s: float | None) -> list[str]:
 
 def _why_none(source: SourceSample) -> str:
     return f"{source.name} {source.state}" + (f" ({clean(source.detail)})" if source.detail else "")
-
-
-def _foot(
-    report: Report, style: Style, now_s: float | None, processes: Sequence[ProcessFacts]
-) -> Iterator[str]:
-    entries = [Entry("not applicable", text) for text in _collapse(report.not_applicable)]
-    entries += [Entry("not evaluated", text) for text in _collapse(report.not_evaluated)]
-    entries += _sources(report.sources, report.at, now_s)
-    if report.sources:
-        entries.append(_groups(report.groups, report.core))
-    entries += [Entry("processes", _process(process)) for process in processes]
-    yield from format_entries(entries, style)
-
-
-def _process(process: ProcessFacts) -> str:
-    return (
-        f"{clean(process.name)} {process.pid}: since {rfc3339(process.since_s)}, {process.cpu_s:,.1f} s CPU, "
-        f"{format_bytes(process.rss_bytes)}, {format_count(process.threads, 'thread')}"
-    )
-
-
-def _collapse(rules: Iterable[NotApplicable]) -> Iterator[str]:
-    """Rules with the same reason as one text: the reason, then which rules of which devices."""
-    by_reason: dict[str, list[NotApplicable]] = {}
-    for rule in rules:
-        by_reason.setdefault(rule.reason, []).append(rule)
-    for reason, same in by_reason.items():
-        codes = list(dict.fromkeys(clean(rule.code) for rule in same))
-        devices = list(dict.fromkeys(clean(rule.device) for rule in same if rule.device))
-        where = f" on {', '.join(devices)}" if len(devices) <= 3 else f" on {len(devices)} devices"
-        yield f"{clean(reason)}: {', '.join(codes)}{where if devices else ''}"
-
-
-def _sources(sources: Iterable[SourceSample], at: Instant | None, now_s: float | None) -> Iterator[Entry]:
-    """The sources that are well on one line, each of the others on its own."""
-    well = [clean(s.name) for s in sources if s.state is SourceState.OK]
-    if well:
-        yield Entry("sources", f"{', '.join(well)}: ok")
-    for s in sources:
-        if s.state is SourceState.OK:
-            continue
-        facts = [str(s.state)]
-        if s.state is not SourceState.ABSENT and s.beat_ns and at and now_s is not None:
-            read_s = at.wall_s - (at.mono_ns - s.beat_ns) / NS
-            facts.append(f"last read {format_age(now_s - read_s)} ago")
-        if s.failures:
-            facts.append(format_count(s.failures, "failure"))
-        if s.detail:
-            facts.append(clean(s.detail))
-        yield Entry("sources", f"{clean(s.name)}: {', '.join(facts)}", SOURCE_PAINT[s.state])
-
-
-def _groups(groups: int, core: CoreStats) -> Entry:
-    facts = [f"{groups:,} watched"]
-    if core.groups_dropped:
-        facts.append(f"{core.groups_dropped:,} beyond cgroups.max-groups are not")
-    if core.unwatched:
-        refused = format_count(core.unwatched, "inotify watch", "inotify watches")
-        facts.append(f"{refused} refused by the kernel, read by the sweep instead")
-    return Entry("cgroups", ", ".join(facts), ("yellow",) if len(facts) > 1 else ())
 
 
 def render_status(status: AgentStatus, style: Style, *, now_s: float) -> str:
@@ -244,7 +194,7 @@ def render_status(status: AgentStatus, style: Style, *, now_s: float) -> str:
             Entry("subscribers", f"{clean(one.socket)}: {format_count(one.streams, 'stream')}")
             for one in status.subscribers
         ),
-        *_sources(status.sources, status.at, now_s),
-        _groups(status.groups, core),
+        *sources_of(status.sources, status.at, now_s),
+        groups_of(status.groups, core),
     ]
     return "\n".join([_headline(status.node, counts, style), "", *format_entries(entries, style)]) + "\n"

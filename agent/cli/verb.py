@@ -36,7 +36,14 @@ def add_settings(parser: ArgumentParser, *flags: str) -> None:
         "--config", metavar="FILE", help=f"read this file (default: {DEFAULT_FILE}, if it exists)"
     )
     for setting in SETTINGS:
-        if setting.flag and (not flags or setting.flag in flags):
+        if not setting.flag or (flags and setting.flag not in flags):
+            continue
+        if setting.switch:
+            # no default: a switch that was not given leaves the word to the environment and the file
+            group.add_argument(
+                setting.flag, dest=setting.flag, action="store_const", const=True, help=setting.help
+            )
+        else:
             group.add_argument(
                 setting.flag,
                 dest=setting.flag,  # as agent.config.load() names them

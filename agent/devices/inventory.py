@@ -1,4 +1,4 @@
-"""Which devices a node has, from a snapshot: one per NUMA node for CPUs, one per size and node for hugepages.
+"""Which devices a node has: per NUMA node its CPUs, and its hugepages by size; GPUs and their MIG instances.
 
 Names are DNS labels and stable over restarts. A device that was once seen stays: what has vanished is for
 the rules to judge, not for the inventory to forget.
@@ -20,7 +20,13 @@ class Kind(StrEnum):
     """What a device is; the ``kind`` of its verdict."""
 
     CPU = "cpu"
+    GPU = "gpu"
+    MIG = "mig"
+    """An instance of a GPU."""
     HUGEPAGES = "hugepages"
+
+
+_ORDER: Final = {Kind.CPU: 0, Kind.GPU: 1, Kind.MIG: 1, Kind.HUGEPAGES: 2}
 
 
 class Device(NamedTuple):
@@ -32,10 +38,15 @@ class Device(NamedTuple):
     """NUMA node; 0 on a machine without."""
     size_kib: int = 0
     """Page size of a hugepage pool, else 0."""
+    gpu: int = 0
+    """Number of the GPU, of a MIG instance's too."""
+    gi: int = -1
+    """GPU instance of a MIG instance, else -1; so the compute instance."""
+    ci: int = -1
 
-    def sort_key(self) -> tuple[str, int, int]:
-        """CPUs first, then pools by size, each by node: ``node10`` after ``node9``."""
-        return (self.kind, self.size_kib, self.node)
+    def sort_key(self) -> tuple[int, ...]:
+        """CPUs, GPUs each with its instances, pools by size; by number: ``node10`` after ``node9``."""
+        return (_ORDER[self.kind], self.size_kib, self.node, self.gpu, self.gi, self.ci)
 
 
 def size_name(size_kib: int) -> str:
@@ -54,6 +65,16 @@ def cpu_device(node: int) -> Device:
 def pool_device(size_kib: int, node: int) -> Device:
     """The hugepages of one size on one NUMA node."""
     return Device(f"hugepages-{size_name(size_kib)}-node{node}", Kind.HUGEPAGES, node, size_kib)
+
+
+def gpu_device(number: int) -> Device:
+    """A whole GPU."""
+    return Device(f"gpu-{number}", Kind.GPU, 0, gpu=number)
+
+
+def mig_device(number: int, gi: int, ci: int) -> Device:
+    """One MIG instance of a GPU."""
+    return Device(f"gpu-{number}-mig-{gi}-{ci}", Kind.MIG, 0, gpu=number, gi=gi, ci=ci)
 
 
 def parse_pool_name(name: str) -> Device | None:

@@ -4,7 +4,7 @@ What a row reads also tells the native core what to wake for: a reading that no 
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 from typing import Any, Final
 
@@ -12,7 +12,7 @@ from agent.health import rules
 from agent.health.rules import Answer
 from agent.model.health import Blame, Severity
 from agent.model.time import NS
-from agent.model.wake import Field, Wake
+from agent.model.wake import Field, GpuWake, Wake
 
 CLEAN_PASSES: Final = 3
 """Clearing takes this many clean passes of the source, and..."""
@@ -26,44 +26,66 @@ STALLED_ADVICE: Final = (
     "a read hangs in the kernel: look at /proc/<pid>/task/*/stack of the agent, then restart it"
 )
 UNREADABLE_ADVICE: Final = "read the file by hand; an error there too is the kernel's, else restart the agent"
+GPU_UNREADABLE_ADVICE: Final = (
+    "ask nvidia-smi -q for it; an error there too is the driver's, else restart the agent"
+)
 
 
-@dataclass(frozen=True, slots=True)
-class Rule:
-    """One row of the catalogue."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """One possible cause: what it means, and how long it takes to raise and to clear."""
 
     code: str
     severity: Severity
     blame: Blame
     source: str
-    """Source of the sampler whose pass is a look at this rule."""
-    reads: tuple[Field, ...]
+    """Source whose pass is a look at it; ``gpu`` stands for that of the GPU at hand."""
     threshold: str
     """The limit with its unit, for people."""
     why: str
     advice: str
-    judge: Callable[[Any], Answer]
-    """Takes the view of the rule's table below."""
+    try_it: str = ""
+    """How to see it happen."""
     raise_after: int = 1
     """Bad passes in a row before the cause is raised; 1 for explicit facts."""
+    raise_ns: int = 0
+    """And bad for so long without a good pass [ns]."""
     clear_after: int = CLEAN_PASSES
     probation_ns: int = 0
     """How long a cause that has cleared is still held [ns]."""
+    leads: bool = False
+    """It is told before others that are as severe."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rule(Row):
+    """A row that a function judges from readings."""
+
+    reads: tuple[Field, ...] = ()
+    """Of the sampler."""
+    gpu_reads: tuple[GpuWake, ...] = ()
+    """Of a GPU, and what of them the core must be woken for."""
+    judge: Callable[[Any], Answer]
+    """Takes the view of the rule's table below."""
     counter: bool = False
     """It reads counters and judges their growth over a window."""
+    window_s: int = 0
+    """The window of a counter [s]; 0: the configured one of throttle events."""
+    blind: bool = False
+    """It judges that a GPU does not answer, or what is known without the GPU's answer."""
 
 
 @cache
-def unreadable_of(rule: Rule) -> Rule:
+def unreadable_of(rule: Rule) -> Row:
     """The row for "what this rule reads can no longer be read"."""
-    return replace(
-        rule,
+    return Row(
         code=f"{rule.code}.unreadable",
         severity=Severity.UNKNOWN,
         blame=Blame.AGENT,
-        advice=UNREADABLE_ADVICE,
-        raise_after=1,
-        probation_ns=0,
+        source=rule.source,
+        threshold="it was readable before",
+        why=rule.why,
+        advice=GPU_UNREADABLE_ADVICE if rule.gpu_reads else UNREADABLE_ADVICE,
     )
 
 
@@ -78,6 +100,7 @@ CPU_RULES: Final = (
         why="a claim may hold the CPU; its threads now run elsewhere, on somebody else's",
         advice="write 1 to /sys/devices/system/cpu/cpu<N>/online; if that fails, look for machine checks",
         judge=rules.cpu_offline,
+        try_it="echo 0 > /sys/devices/system/cpu/cpu1/online",
     ),
     Rule(
         code="cpu.throttled.core",
@@ -90,6 +113,7 @@ CPU_RULES: Final = (
         advice="check fans, heat sinks and inlet temperature",
         judge=rules.cpu_throttled_core,
         counter=True,
+        try_it="in a copy of sysfs (--sysfs-root), add 10 to cpu0/thermal_throttle/core_throttle_count",
     ),
     Rule(
         code="cpu.throttled.package",
@@ -102,6 +126,7 @@ CPU_RULES: Final = (
         advice="check fans, heat sinks and inlet temperature",
         judge=rules.cpu_throttled_package,
         counter=True,
+        try_it="in a copy of sysfs (--sysfs-root), add 10 to cpu0/thermal_throttle/package_throttle_count",
     ),
 )
 
@@ -116,6 +141,7 @@ POOL_RULES: Final = (
         why="claims were promised pages that are no longer there",
         advice="write the number back to nr_hugepages and read it; if it stays short, free memory or reboot",
         judge=rules.pool_shrunk,
+        try_it="echo 0 > /sys/kernel/mm/hugepages/hugepages-2048kB/nr_hugepages",
     ),
 )
 
@@ -130,6 +156,7 @@ GROUP_RULES: Final = (
         why="the allocation failed with ENOMEM, or the process died of SIGBUS",
         advice="raise the pod's hugepage limit, or let the workload use fewer",
         judge=rules.hugetlb_limit_hit,
+        try_it="in a container, map more hugepages than its limit and touch them",
     ),
 )
 

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from enum import StrEnum
 from typing import Final, NamedTuple
 
-from agent.health.catalogue import CLEAN_MIN_NS, CLEAN_NS, Rule
+from agent.health.catalogue import CLEAN_MIN_NS, CLEAN_NS, Row
 from agent.model.health import Finding, Health, Severity
 from agent.model.time import Instant
 
@@ -106,7 +106,7 @@ class Track(NamedTuple):
 def advance(
     track: Track | None,
     finding: Finding | None,
-    rule: Rule,
+    rule: Row,
     pass_number: int,
     now: Instant,
     *,
@@ -129,6 +129,10 @@ def advance(
         if finding is None or not seen:
             return None
         track = Track(Phase.CLEAR, finding, now, pass_number, now.mono_ns, pass_number)
+    if finding is not None and track.held and finding.severity < track.finding.severity:
+        # less bad is a good look at what is held: it goes its way, and the lesser begins when it is gone
+        rest = advance(track, None, rule, pass_number, now, seen=seen)
+        return rest or advance(None, finding, rule, pass_number, now, seen=seen)
     if not seen:
         unseen = pass_number - track.seen_pass  # passes that count for nothing
         phase = TRANSITIONS[track.phase, Sight.UNSEEN]
@@ -140,27 +144,27 @@ def advance(
     sight = _sight(track, bad, rule, pass_number, now.mono_ns)
     phase = TRANSITIONS[track.phase, sight]
     if phase is Phase.PROBATION and track.phase is not Phase.PROBATION:
-        if not rule.probation_ns:
-            return None
+        if not rule.probation_ns or track.finding.severity is Severity.UNKNOWN:
+            return None  # what nobody knew of needs no watching once it is known
         track = track._replace(mark_ns=now.mono_ns)
     if phase is Phase.CLEAR:
         return None
     return track._replace(phase=phase, finding=finding or track.finding, seen_pass=pass_number)
 
 
-def _sight(track: Track, bad: bool, rule: Rule, pass_number: int, now_ns: int) -> Sight:
+def _sight(track: Track, bad: bool, rule: Row, pass_number: int, now_ns: int) -> Sight:
     passes = pass_number - track.mark_pass + 1
+    run_ns = now_ns - track.mark_ns
     if bad:
-        return Sight.BAD_ENOUGH if passes >= rule.raise_after else Sight.BAD
-    clean_ns = now_ns - track.mark_ns
+        return Sight.BAD_ENOUGH if passes >= rule.raise_after and run_ns >= rule.raise_ns else Sight.BAD
     if track.phase is Phase.PROBATION:
-        return Sight.GOOD_ENOUGH if clean_ns >= rule.probation_ns else Sight.GOOD
-    if (passes >= rule.clear_after and clean_ns >= CLEAN_MIN_NS) or (passes > 1 and clean_ns >= CLEAN_NS):
+        return Sight.GOOD_ENOUGH if run_ns >= rule.probation_ns else Sight.GOOD
+    if (passes >= rule.clear_after and run_ns >= CLEAN_MIN_NS) or (passes > 1 and run_ns >= CLEAN_NS):
         return Sight.GOOD_ENOUGH
     return Sight.GOOD
 
 
-def due_ns(track: Track, rule: Rule, period_ns: int, now_ns: int) -> int | None:
+def due_ns(track: Track, rule: Row, period_ns: int, now_ns: int) -> int | None:
     """When to look again though nothing wakes us, because a count or a dwell time will be full.
 
     Args:
@@ -175,7 +179,7 @@ def due_ns(track: Track, rule: Rule, period_ns: int, now_ns: int) -> int | None:
         end_ns = track.mark_ns + rule.probation_ns
         return end_ns if end_ns > now_ns else next_ns
     if track.phase is Phase.RISING:
-        return next_ns
+        return max(next_ns, track.mark_ns + rule.raise_ns)
     if track.phase is Phase.CLEARING:
         left = rule.clear_after - (track.seen_pass - track.mark_pass + 1)
         counted_ns = next_ns + (left - 1) * period_ns if left > 0 else now_ns

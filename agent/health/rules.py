@@ -125,7 +125,7 @@ def cpu_throttled_core(view: CpuView) -> Answer:
 
 
 def cpu_throttled_package(view: CpuView) -> Answer:
-    """The same for the package.
+    """The whole package was slowed down for heat more often than the limit allows, within the window.
 
     Source: ``cpu*/thermal_throttle/package_throttle_count`` [events], the largest of the node's CPUs.
     """

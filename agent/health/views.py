@@ -13,7 +13,8 @@ from agent.health.rules import CpuView, GroupView, Growth, PoolView, persistent_
 from agent.model.cpuset import CpuSet
 from agent.model.reading import Absence, Missing, Reading
 from agent.model.settings import Settings
-from agent.model.snapshot import GroupKind, GroupSample, NodeSample, PoolSample, Snapshot, SourceState
+from agent.model.snapshot import GroupKind, GroupSample, NodeSample, PoolSample, Snapshot
+from agent.model.source import SourceState
 from agent.model.time import NS, Instant
 
 HITS_KEPT: Final = 1024  # of containers that are gone: one that dies in a loop must not fill the memory
@@ -60,7 +61,7 @@ class Memory:
 
 def is_starting(snapshot: Snapshot) -> bool:
     """Whether it was published before the first pass was over: it says nothing of the node."""
-    return any(source.state is SourceState.STARTING for source in snapshot.sources)
+    return any(source.state is SourceState.STARTING for source in snapshot.sources if source.vital)
 
 
 def remember(memory: Memory, snapshot: Snapshot, settings: Settings, now: Instant) -> Memory:

@@ -42,6 +42,15 @@ class Blame(StrEnum):
     """The agent itself or what it reads from: nothing is known to be wrong with the device."""
 
 
+class XidOverride(StrEnum):
+    """What an operator may make of an XID, whatever its row in the table says."""
+
+    IGNORE = "ignore"
+    INFO = "info"
+    DEGRADED = "degraded"
+    UNHEALTHY = "unhealthy"
+
+
 class Finding(NamedTuple):
     """A rule's answer about one subject in one snapshot."""
 
@@ -50,6 +59,10 @@ class Finding(NamedTuple):
     severity: Severity
     evidence: str = ""
     """One line with the numbers that were compared. Stable while the facts are."""
+    advice: str = ""
+    """What to do, where it depends on what was found; else the rule's own advice counts."""
+    blame: Blame | None = None
+    """Likewise."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +96,8 @@ class DeviceHealth:
     """The lease: how long the kubelet may believe this [s]."""
     causes: tuple[Cause, ...] = ()
     """Worst first."""
+    attributes: tuple[tuple[str, str], ...] = ()
+    """What the device is, by name: ``uuid``, ``pciBusId``, ``product``, ... What nobody knows is left out."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,8 @@
 from dataclasses import dataclass, field
 
 from agent.model.health import DeviceHealth, NotApplicable, Note
-from agent.model.snapshot import CoreStats, SourceSample
+from agent.model.snapshot import CoreStats
+from agent.model.source import SourceSample
 from agent.model.time import Instant
 
 
@@ -14,7 +15,7 @@ class Report:
     node: str
     at: Instant
     devices: tuple[DeviceHealth, ...] = ()
-    """CPUs before hugepages, by size, by NUMA node; at most one per (pool, device)."""
+    """CPUs, GPUs each with its MIG instances, hugepages by size; at most one per (pool, device)."""
     notes: tuple[Note, ...] = ()
     not_applicable: tuple[NotApplicable, ...] = ()
     not_evaluated: tuple[NotApplicable, ...] = ()
@@ -23,3 +24,5 @@ class Report:
     core: CoreStats = field(default_factory=CoreStats)
     groups: int = 0
     """Cgroups of pods and containers that are watched."""
+    starting: bool = False
+    """Somebody has still to look for the first time, and may be in time: it is no picture yet."""

@@ -4,6 +4,26 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from agent.model.cpuset import CpuSet
+from agent.model.health import XidOverride
+
+
+@dataclass(frozen=True, slots=True)
+class GpuLimits:
+    """How GPUs are judged."""
+
+    deadline_s: float = 5
+    """A call of NVML that takes longer is not answered: the GPU is Unknown."""
+    dead_s: float = 60
+    """One that has not been answered for so long makes the GPU Unhealthy."""
+    probation_s: float = 60
+    """A GPU that has recovered is held Unhealthy for so long without a new fault."""
+    correctable_errors: int = 1000
+    """Correctable memory errors within ``correctable_window_s`` that make a GPU degraded."""
+    correctable_window_s: int = 3600
+    expect: int | None = None
+    """How many GPUs there must be; None: as many as there were at start."""
+    xids: tuple[tuple[int, XidOverride], ...] = ()
+    """XIDs that the operator judges otherwise."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,3 +40,4 @@ class Settings:
     """CPUs that must be online; None: those that were at start."""
     expect_pools: Mapping[str, int] = field(default_factory=dict)
     """Device name to pages; a pool not named here is held to its size at start."""
+    gpu: GpuLimits = field(default_factory=GpuLimits)

@@ -5,7 +5,10 @@ from enum import StrEnum
 from typing import NamedTuple
 
 from agent.model.cpuset import CpuSet
+from agent.model.gpu import GpuHost, GpuSet
+from agent.model.log import LogSample
 from agent.model.reading import Missing, Reading
+from agent.model.source import SourceSample
 
 
 class GroupKind(StrEnum):
@@ -88,36 +91,6 @@ class GroupSample(NamedTuple):
     hugetlb: tuple[HugetlbSample, ...]
 
 
-class SourceState(StrEnum):
-    """What a source could do in its last pass."""
-
-    OK = "ok"
-    ABSENT = "absent"
-    """The machine does not have what the source reads."""
-    FAILING = "failing"
-    """At least one thing that is there cannot be read."""
-    STARTING = "starting"
-    """Its first pass has not been published: nobody has looked yet."""
-    STALLED = "stalled"
-    """The source has not finished a pass for too long; only the core's clock can tell."""
-
-
-class SourceSample(NamedTuple):
-    """How one source is doing."""
-
-    name: str
-    state: SourceState
-    beat_ns: int
-    """CLOCK_MONOTONIC of its last finished pass, before the first that of its start [ns]."""
-    period_ns: int
-    """How often it is read [ns]."""
-    failures: int
-    detail: str
-    """The last failure in words, or why it is absent; empty if there was none."""
-    passes: int = 0
-    """Finished passes since start."""
-
-
 @dataclass(frozen=True, slots=True)
 class CoreStats:
     """What the native core says of its own cost."""
@@ -151,3 +124,8 @@ class Snapshot:
     groups: tuple[GroupSample, ...] = ()
     sources: tuple[SourceSample, ...] = ()
     core: CoreStats = field(default_factory=CoreStats)
+    gpus: GpuSet | None = None
+    """None: nobody looks for GPUs."""
+    host: GpuHost = field(default_factory=GpuHost)
+    log: LogSample | None = None
+    """The kernel log; None: nobody reads it."""

@@ -4,7 +4,8 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from agent.model.health import Severity
-from agent.model.snapshot import CoreStats, SourceSample
+from agent.model.snapshot import CoreStats
+from agent.model.source import SourceSample
 from agent.model.time import Instant
 
 

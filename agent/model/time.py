@@ -7,9 +7,9 @@ from typing import Final
 NS: Final = 1_000_000_000
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, order=True)
 class Instant:
-    """One moment on two clocks.
+    """One moment on two clocks. Ordered by the first.
 
     Durations, dwell times and leases are measured on ``mono_ns`` only, so that a stepped wall
     clock changes no verdict. ``wall_s`` is for people.

@@ -3,6 +3,8 @@
 from enum import Enum, auto
 from typing import NamedTuple
 
+from agent.model.gpu import GpuField
+
 
 class Field(Enum):
     """What the sampler reads and a rule may look at. The names are the native core's."""
@@ -31,3 +33,28 @@ class Wake(NamedTuple):
     field: Field
     threshold: int = 0
     window_ns: int = 0
+
+
+class GpuWakeMode(Enum):
+    """When a reading of a GPU wakes the core. The names are the native core's."""
+
+    CHANGE = auto()
+    """Any change."""
+    RISE = auto()
+    """It has grown by ``threshold`` within the window."""
+    OVER = auto()
+    """It reached the reading of field ``limit``, or came back below it."""
+    BELOW = auto()
+    """It fell below ``threshold``, or came back."""
+    BITS = auto()
+    """One of the bits of ``threshold`` changed."""
+
+
+class GpuWake(NamedTuple):
+    """Wake the core for a reading of a GPU. One that becomes readable or unreadable always does."""
+
+    field: GpuField
+    mode: GpuWakeMode = GpuWakeMode.CHANGE
+    threshold: int = 0
+    window_ns: int = 0
+    limit: GpuField | None = None

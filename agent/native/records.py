@@ -17,9 +17,8 @@ from agent.model.snapshot import (
     NodeSample,
     PoolSample,
     Snapshot,
-    SourceSample,
-    SourceState,
 )
+from agent.model.source import SourceSample, SourceState
 from agent.native._core import ffi, lib
 
 _CPU_BYTES: Final = lib.DH_CPU_WORDS * 8
@@ -42,7 +41,7 @@ _SOURCE_NAMES: Final = {
     lib.DH_SOURCE_HUGEPAGES: "hugepages",
     lib.DH_SOURCE_CGROUPS: "cgroups",
 }
-_SOURCE_STATES: Final = {
+SOURCE_STATES: Final = {
     lib.DH_STATE_ABSENT: SourceState.ABSENT,
     lib.DH_STATE_OK: SourceState.OK,
     lib.DH_STATE_FAILING: SourceState.FAILING,
@@ -61,12 +60,16 @@ def field_name(field: int) -> str:
     return f"field {field}" if name == ffi.NULL else ffi.string(name).decode()
 
 
+def error_text(err: int) -> str:
+    """A code that the core keeps of a failure, in words: an errno, or its own negative ones."""
+    return os.strerror(err) if err > 0 else _OWN_CODES[err]
+
+
 def failure_text(field: int, err: int) -> str:
     """A failed read in words: ``nr_hugepages: Input/output error``. Empty if there was none."""
     if not err:
         return ""
-    why = os.strerror(err) if err > 0 else _OWN_CODES[err]
-    return f"{field_name(field)}: {why}"
+    return f"{field_name(field)}: {error_text(err)}"
 
 
 def _missing(seen: int, err: int, field: int) -> Missing:
@@ -197,7 +200,7 @@ def _pool_key(pool: PoolSample) -> tuple[int, int]:
 def _source(src: Any, name: str) -> SourceSample:
     return SourceSample(
         name=name,
-        state=_SOURCE_STATES[src.state],
+        state=SOURCE_STATES[src.state],
         beat_ns=src.beat_ns,
         period_ns=src.period_ns,
         failures=src.failures,

@@ -12,7 +12,8 @@ import betterproto
 
 from agent.model.health import Blame, Cause, DeviceHealth, Health, NotApplicable, Note, Severity
 from agent.model.report import Report
-from agent.model.snapshot import CoreStats, SourceSample, SourceState
+from agent.model.snapshot import CoreStats
+from agent.model.source import SourceSample, SourceState
 from agent.model.status import AgentStatus, Subscribers, Tally
 from agent.model.time import Instant
 from agent.serve.rpc.gen.agent.drahealth import v1
@@ -75,7 +76,9 @@ def _encode_unjudged(
 def warm_up() -> None:
     """Encodes a picture of nothing: betterproto's first of each message takes it 10 to 30 ms."""
     never = Cause("", Severity.INFO, Blame.AGENT, "", "", _NEVER)
-    device = DeviceHealth("", "", "", Health.UNKNOWN, Severity.UNKNOWN, "", _NEVER, _NEVER, 0, (never,))
+    device = DeviceHealth(
+        "", "", "", Health.UNKNOWN, Severity.UNKNOWN, "", _NEVER, _NEVER, 0, (never,), (("", ""),)
+    )
     source = SourceSample("", SourceState.ABSENT, 0, 0, 0, "")
     encode_header(Report("", _NEVER, notes=(Note("", never),), sources=(source,)))
     encode_device(device)
@@ -105,6 +108,7 @@ def _settled(device: DeviceHealth) -> bytes:
             since=_instant(device.since),
             timeout_s=device.timeout_s,
             causes=[_cause(cause) for cause in device.causes],
+            attributes=[v1.Attribute(name=name, value=value) for name, value in device.attributes],
         )
     )
 
@@ -223,6 +227,7 @@ def _device_of(device: v1.Device) -> DeviceHealth:
         verified=_instant_of(device.verified),
         timeout_s=device.timeout_s,
         causes=tuple(_cause_of(cause) for cause in device.causes),
+        attributes=tuple((attribute.name, attribute.value) for attribute in device.attributes),
     )
 
 
@@ -243,6 +248,8 @@ def _source(source: SourceSample) -> v1.Source:
         failures=source.failures,
         detail=source.detail,
         passes=source.passes,
+        dispensable=not source.vital,  # so that a zero, which is not sent, is what nearly all are
+        limit_ns=source.limit_ns,
     )
 
 
@@ -255,6 +262,8 @@ def _source_of(source: v1.Source) -> SourceSample:
         failures=source.failures,
         detail=source.detail,
         passes=source.passes,
+        vital=not source.dispensable,
+        limit_ns=source.limit_ns,
     )
 
 

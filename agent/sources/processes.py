@@ -4,12 +4,12 @@ Facts, no judgement: no rule reads them. A process that ends while it is looked 
 look at, is normal and left out.
 """
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Final, NamedTuple
 
 import psutil
+
+from agent.sources.procfs import procfs
 
 NAMES: Final = frozenset({"kubelet", "containerd", "crio", "dockerd"})
 AGENT: Final = "drahealth"
@@ -47,7 +47,7 @@ def role_of(name: str, cmdline: list[str]) -> str:
 def read_processes(procfs_root: Path) -> list[ProcessFacts]:
     """The processes of :data:`NAMES` and the agents that run, by name and pid."""
     facts: list[ProcessFacts] = []
-    with _procfs(procfs_root):
+    with procfs(procfs_root):
         for process in psutil.process_iter():
             try:
                 with process.oneshot():
@@ -72,14 +72,3 @@ def read_processes(procfs_root: Path) -> list[ProcessFacts]:
             except psutil.Error:  # vanished, or not ours to look at
                 continue
     return sorted(facts)
-
-
-@contextmanager
-def _procfs(root: Path) -> Iterator[None]:
-    """psutil reads below ``root``. Its root is a variable of its module, so put back what was there."""
-    before = psutil.PROCFS_PATH
-    psutil.PROCFS_PATH = str(root)
-    try:
-        yield
-    finally:
-        psutil.PROCFS_PATH = before

@@ -301,6 +301,391 @@ int dh_sampler_stop(struct dh_sampler *s, uint64_t timeout_ns);
 /* dh_field_name() - the file or key behind a field, "nr_hugepages"; NULL if there is none such. */
 const char *dh_field_name(uint32_t field);
 
+/* GPUs through NVML: gpu*.c */
+
+#define DH_GPU_MAX 32        /* NVML counts at most 16 in any machine sold; more are not watched, and told of */
+#define DH_MIG_MAX 8         /* instances of one GPU; NVML says 7 */
+#define DH_LINK_MAX 36       /* NVLinks of one GPU; 18 on Blackwell */
+#define DH_XID_MAX 48        /* different XIDs of one GPU that are remembered */
+#define DH_GPU_WORDS 2       /* of a bit set of fields */
+#define DH_GPU_EVENTS 24     /* NVML event bits that are counted */
+#define DH_NO_INSTANCE 0xffffffff /* gi, ci of an event that names no instance */
+#define DH_VERSION_LEN 80
+
+/*
+ * What is read of a GPU. Fast fields are read every pass, slow ones every `slow_ns`, fixed ones once per
+ * handle. FI: a field id of nvmlDeviceGetFieldValues; all of a pass go in one call. The name of a field,
+ * its unit and its pace are dh_gpu_field_name(), dh_gpu_field_pace().
+ */
+enum dh_gpu_field {
+    /* fast */
+    DH_GPU_RECOVERY_ACTION,      /* FI 230; enum of NVML, 0 none */
+    DH_GPU_ECC_UNCORRECTABLE,    /* FI 4; count since the driver was loaded, all memories */
+    DH_GPU_ECC_CORRECTABLE,      /* FI 3 */
+    DH_GPU_REMAP_CORRECTABLE,    /* FI 142; rows */
+    DH_GPU_REMAP_UNCORRECTABLE,  /* FI 143 */
+    DH_GPU_REMAP_PENDING,        /* FI 144; 0 or 1 */
+    DH_GPU_REMAP_FAILURE,        /* FI 145; 0 or 1 */
+    DH_GPU_RETIRED_SBE,          /* FI 29; pages, before Ampere */
+    DH_GPU_RETIRED_DBE,          /* FI 30 */
+    DH_GPU_RETIRED_PENDING,      /* FI 31; 0 or 1 */
+    DH_GPU_PCIE_REPLAY,          /* FI 94; count */
+    DH_GPU_MEM_TEMP,             /* FI 82; C */
+    DH_GPU_SLOWED_SW_POWER,      /* FI 74; ns */
+    DH_GPU_SLOWED_SW_THERMAL,    /* FI 251 in branch 575, 269 from 580 on; ns */
+    DH_GPU_SLOWED_HW_THERMAL,    /* FI 252, 270; ns */
+    DH_GPU_SLOWED_HW_BRAKE,      /* FI 253, 271; ns */
+    DH_GPU_TEMP,                 /* nvmlDeviceGetTemperature; C */
+    DH_GPU_MARGIN,               /* nvmlDeviceGetMarginTemperature; C, signed: below 0 is too hot */
+    DH_GPU_CLOCK_REASONS,        /* nvmlDeviceGetCurrentClocksEventReasons; bit set */
+    DH_GPU_LINKS_UP,             /* FI 165 per link, else nvmlDeviceGetNvLinkState; bit set of active links */
+    /* slow */
+    DH_GPU_ECC_MODE,             /* nvmlDeviceGetEccMode; current, 0 or 1 */
+    DH_GPU_ECC_MODE_PENDING,
+    DH_GPU_ECC_UNCORRECTABLE_LIFE, /* FI 6; count over the GPU's life */
+    DH_GPU_ECC_CORRECTABLE_LIFE,   /* FI 5 */
+    DH_GPU_ECC_UNCORRECTABLE_DRAM, /* nvmlDeviceGetMemoryErrorCounter, volatile, as the next three */
+    DH_GPU_ECC_UNCORRECTABLE_SRAM,
+    DH_GPU_ECC_CORRECTABLE_DRAM,
+    DH_GPU_ECC_CORRECTABLE_SRAM,
+    DH_GPU_ECC_UNCORRECTABLE_DRAM_LIFE, /* aggregate, as the next three */
+    DH_GPU_ECC_UNCORRECTABLE_SRAM_LIFE,
+    DH_GPU_ECC_CORRECTABLE_DRAM_LIFE,
+    DH_GPU_ECC_CORRECTABLE_SRAM_LIFE,
+    DH_GPU_SRAM_THRESHOLD,       /* nvmlDeviceGetSramEccErrorStatus; bThresholdExceeded, 0 or 1 */
+    DH_GPU_LINK_REPLAY,          /* FI 161 per link, else nvmlDeviceGetNvLinkErrorCounter; sum over links */
+    DH_GPU_LINK_RECOVERY,        /* FI 162; sum */
+    DH_GPU_LINK_CRC,             /* FI 163; sum */
+    DH_GPU_LINK_RECEIVE_ERRORS,  /* FI 208 per link (NVLink 5); sum */
+    DH_GPU_LINK_RECOVERY_FAILED, /* FI 214; sum */
+    DH_GPU_LINK_EFFECTIVE_ERRORS, /* FI 219; sum */
+    DH_GPU_LINK_SYMBOL_ERRORS,   /* FI 221; sum */
+    DH_GPU_FABRIC_STATE,         /* nvmlDeviceGetGpuFabricInfoV, else nvmlDeviceGetGpuFabricInfo */
+    DH_GPU_FABRIC_STATUS,        /* nvmlReturn_t of the registration; meaningful in state 3 (completed) */
+    DH_GPU_FABRIC_HEALTH,        /* health mask, from v2 of the structure on */
+    DH_GPU_FABRIC_SUMMARY,       /* health summary, from v3 on */
+    DH_GPU_PCIE_WIDTH,           /* nvmlDeviceGetCurrPcieLinkWidth; lanes */
+    DH_GPU_PCIE_GEN,             /* nvmlDeviceGetCurrPcieLinkGeneration */
+    DH_GPU_PSTATE,               /* nvmlDeviceGetPerformanceState; 0 is the fastest, 32 unknown */
+    DH_GPU_UTILIZATION,          /* nvmlDeviceGetUtilizationRates; % of time the GPU was busy */
+    DH_GPU_PERSISTENCE,          /* nvmlDeviceGetPersistenceMode; 0 or 1 */
+    DH_GPU_MIG_MODE,             /* nvmlDeviceGetMigMode; current, 0 or 1 */
+    DH_GPU_AER_CORRECTABLE,      /* sysfs, aer_dev_correctable; TOTAL_ERR_COR since boot */
+    DH_GPU_AER_NONFATAL,         /* aer_dev_nonfatal */
+    DH_GPU_AER_FATAL,            /* aer_dev_fatal */
+    /* fixed */
+    DH_GPU_TEMP_SHUTDOWN,        /* nvmlDeviceGetTemperatureThreshold; C */
+    DH_GPU_TEMP_SLOWDOWN,
+    DH_GPU_TEMP_GPU_MAX,
+    DH_GPU_TEMP_MEM_MAX,
+    DH_GPU_PCIE_WIDTH_MAX,       /* nvmlDeviceGetMaxPcieLinkWidth: of GPU and slot together */
+    DH_GPU_PCIE_GEN_MAX,
+    DH_GPU_ARCHITECTURE,         /* nvmlDeviceGetArchitecture */
+    DH_GPU_FIELD_NUM
+};
+
+enum dh_gpu_pace { DH_PACE_FAST, DH_PACE_SLOW, DH_PACE_FIXED };
+
+/* When a change of a field wakes the reader, beside dh_wake_mode's two: */
+enum dh_gpu_wake_mode {
+    DH_GPU_WAKE_CHANGE = 1, /* any change of value or validity */
+    DH_GPU_WAKE_RISE = 2,   /* grew by `threshold` since the window began, or validity changed */
+    DH_GPU_WAKE_OVER = 3,   /* reached the value of field `limit`, or came back below it */
+    DH_GPU_WAKE_BELOW = 4,  /* fell below or came back to `threshold`, read as a signed number */
+    DH_GPU_WAKE_BITS = 5    /* a bit of `threshold` changed */
+};
+
+struct dh_gpu_wake {
+    uint32_t field; /* enum dh_gpu_field */
+    uint32_t mode;  /* enum dh_gpu_wake_mode */
+    uint32_t limit; /* enum dh_gpu_field */
+    uint32_t reserved;
+    uint64_t threshold;
+    uint64_t window_ns;
+};
+
+struct dh_gpus_options {
+    uint32_t size;        /* sizeof(struct dh_gpus_options) */
+    uint32_t version;     /* DH_VERSION */
+    uint64_t period_ns;   /* of a pass over a GPU: 10 ms to 1 h */
+    uint64_t slow_ns;     /* of the slow fields; at least a period */
+    uint64_t deadline_ns; /* a call of a GPU's thread that takes longer is overdue: 10 ms to 10 min */
+    uint64_t open_deadline_ns; /* the same for the library's own calls: nvmlInit, handles */
+    uint64_t retry_ns;    /* between two tries to load and initialise the library: 100 ms to 1 h */
+};
+
+struct dh_mig {
+    uint32_t gi;
+    uint32_t ci;
+    char uuid[48];
+};
+
+struct dh_xid {
+    uint32_t code;
+    uint32_t gi;       /* DH_NO_INSTANCE: the whole GPU */
+    uint32_t ci;
+    uint32_t reserved;
+    uint64_t count;
+    uint64_t first_ns;
+    uint64_t last_ns;
+};
+
+/*
+ * One GPU. The record is its thread's own, but for `call`, `call_ns` and what follows `event_count`, which
+ * is the event waiter's.
+ */
+struct dh_gpu {
+    uint32_t index;      /* place in the list since start: a GPU keeps it when NVML counts anew */
+    uint32_t state;      /* enum dh_source_state: STARTING before its first pass, FAILING when status is not 0 */
+    int32_t status;      /* nvmlReturn_t of the last pass as a whole: 0, or what its calls answered: 15 lost,
+                            16 reset required, 1 or 9 no driver. An unsupported field is no failure. */
+    uint32_t call;       /* enum dh_nvml_call that is under way, 0 if none */
+    uint64_t call_ns;    /* since when */
+    uint64_t passes;
+    uint64_t beat_ns;    /* end of the last pass */
+    uint64_t period_ns;
+    uint64_t slow_passes;
+    uint64_t failures;   /* passes whose status was not 0 */
+    uint64_t overdue;    /* calls that missed their deadline */
+    uint64_t probe_ns;   /* how long the last pass' nvmlDeviceGetFieldValues took */
+    uint64_t probe_p50_ns; /* median of the last 15 */
+    uint64_t handles;    /* how often a handle was had: 1 at start; grows when a lost GPU is found again */
+    uint64_t calls;      /* of NVML, since start */
+    uint64_t valid[DH_GPU_WORDS];
+    uint64_t seen[DH_GPU_WORDS];   /* was valid once: absent and unreadable differ by this */
+    uint64_t value[DH_GPU_FIELD_NUM];
+    uint16_t code[DH_GPU_FIELD_NUM]; /* nvmlReturn_t of the field's last reading; 3 not supported, 13 no
+                                        such function; errno + 4096 where it is read from a file */
+    uint32_t links;                /* NVLinks that the GPU has */
+    uint64_t link_errors[DH_LINK_MAX]; /* replay, recovery and CRC of one link, or its NVLink 5 errors: sum */
+    char uuid[48];
+    char bus[24];                  /* 0000:3b:00.0 */
+    char name[96];
+    char serial[32];
+    uint32_t migs;
+    uint32_t mig_generation;       /* grows with every change of the list */
+    struct dh_mig mig[DH_MIG_MAX];
+    uint64_t event_count[DH_GPU_EVENTS]; /* by bit number: [3] is nvmlEventTypeXidCriticalError */
+    uint64_t event_last_ns[DH_GPU_EVENTS];
+    uint64_t event_last_data[DH_GPU_EVENTS];
+    uint64_t event_mask;           /* bits that are registered */
+    uint64_t xid_evicted;          /* XIDs forgotten because there were more than DH_XID_MAX */
+    uint32_t xids;
+    uint32_t event_reserved;
+    struct dh_xid xid[DH_XID_MAX];
+};
+
+/* Calls of NVML that can hang, for dh_gpu.call; names from dh_nvml_call_name(). */
+enum dh_nvml_call {
+    DH_CALL_NONE,
+    DH_CALL_OPEN,  /* dlopen(3), its constructors included */
+    DH_CALL_INIT,
+    DH_CALL_SHUTDOWN,
+    DH_CALL_SYSTEM, /* versions, count */
+    DH_CALL_HANDLE,
+    DH_CALL_IDENTITY,
+    DH_CALL_FIELDS,
+    DH_CALL_SENSORS, /* temperatures, clock reasons */
+    DH_CALL_LINKS,
+    DH_CALL_MEMORY,
+    DH_CALL_FABRIC,
+    DH_CALL_PCIE,
+    DH_CALL_MIG,
+    DH_CALL_MODES,
+    DH_CALL_REGISTER,
+    DH_CALL_WAIT,
+    DH_CALL_AER,    /* sysfs, not NVML */
+    DH_CALL_NUM
+};
+
+/* The head of what dh_gpus_read() copies out; `gpus` records of struct dh_gpu follow. */
+struct dh_gpus {
+    uint32_t size;
+    uint32_t version;
+    uint32_t gpus;       /* records that follow: GPUs seen since start */
+    uint32_t state;      /* enum dh_source_state: ABSENT no library, FAILING no use of it, STARTING no answer yet */
+    int32_t err;         /* why: nvmlReturn_t of nvmlInit_v2 or of what followed; 12 no library; DH_EFULL too many GPUs */
+    uint32_t call;       /* enum dh_nvml_call under way in the thread that opens the library */
+    uint64_t call_ns;
+    uint64_t passes;     /* of that thread; it looks at the count, the version and its GPUs every retry_ns */
+    uint64_t beat_ns;
+    uint64_t period_ns;
+    uint64_t failures;
+    uint64_t generation; /* how often the library was initialised: grows when the driver was loaded anew */
+    uint32_t count;      /* GPUs that NVML counted last */
+    uint32_t wait_state; /* enum dh_source_state of the event waiter; ABSENT where NVML has no events */
+    int32_t wait_err;    /* nvmlReturn_t of the last wait or registration that failed; 28: an event of no GPU */
+    uint32_t wait_reserved;
+    uint64_t wait_passes; /* waits that ended, with an event or without */
+    uint64_t wait_beat_ns;
+    uint64_t wait_period_ns; /* how long it waits at most */
+    uint64_t wait_failures;
+    uint64_t wakes;      /* how often the reader was woken */
+    char driver[DH_VERSION_LEN];
+    char nvml[DH_VERSION_LEN];
+    char why[200];       /* dlerror(3) or the name of the function that is missing, if that is it */
+};
+
+struct dh_gpu_watch;
+
+/*
+ * dh_gpus_open() - make a watch over all GPUs; the library is not touched yet.
+ * @library: name or path for dlopen(3)
+ * @sysfs:   root, at most 200 bytes
+ * @wake_fd: an eventfd, duplicated; written to after a visible change
+ *
+ * Return:  0; DH_EABI; -EINVAL, -ENAMETOOLONG, -ENOMEM, -EMFILE. Threads: any. Blocks: no.
+ */
+int dh_gpus_open(const struct dh_gpus_options *o, const char *library, const char *sysfs,
+                 const struct dh_gpu_wake *wakes, uint32_t nwakes, int wake_fd, struct dh_gpu_watch **out);
+
+/*
+ * dh_gpus_start() - start the threads: one that opens the library and looks for GPUs, one per GPU when it is
+ * found, one that waits for events, one that watches the deadlines of all of them.
+ *
+ * Return:  0; -EBUSY if started before; -EAGAIN as pthread_create(3).
+ */
+int dh_gpus_start(struct dh_gpu_watch *w);
+
+/* dh_gpus_size() - bytes that dh_gpus_read() needs at most. */
+size_t dh_gpus_size(const struct dh_gpu_watch *w);
+
+/*
+ * dh_gpus_read() - copy the newest record of each GPU. Each is whole; they need not be of the same moment.
+ * @buf: @cap bytes, aligned to 8
+ *
+ * Return:  bytes used; -ENODATA before dh_gpus_start(); -ENOSPC; DH_ETORN.
+ * Threads: any number of readers. Blocks: as dh_sampler_read().
+ */
+int64_t dh_gpus_read(struct dh_gpu_watch *w, void *buf, size_t cap);
+
+/*
+ * dh_gpus_stop() - end the threads and free the watch.
+ *
+ * Return:  0, and the library was shut down; -ETIMEDOUT: at least one thread hangs in a call. It is left
+ *          behind with what it uses, and the library stays as it is: nvmlShutdown could hang as well.
+ * Blocks:  at most @timeout_ns.
+ */
+int dh_gpus_stop(struct dh_gpu_watch *w, uint64_t timeout_ns);
+
+/* dh_gpu_field_name() - "ecc_uncorrectable"; NULL if there is none such. */
+const char *dh_gpu_field_name(uint32_t field);
+/* dh_gpu_field_pace() - enum dh_gpu_pace, or -EINVAL. */
+int dh_gpu_field_pace(uint32_t field);
+/* dh_nvml_call_name() - "nvmlDeviceGetFieldValues", the most telling of the group; NULL if there is none such. */
+const char *dh_nvml_call_name(uint32_t call);
+
+/* the kernel log: kmsg.c */
+
+#define DH_LOG_MAX 512     /* different lines that are remembered */
+#define DH_LOG_TEXT 256    /* of a line's text, with its NUL */
+#define DH_LOG_KEY 256     /* of what tells lines of one pattern apart; what differs behind it is the same */
+#define DH_PATTERN_MAX 128 /* patterns */
+
+/*
+ * Patterns say which lines are remembered, and which of them are the same. A pattern stands for the
+ * beginning of a line's text. It is literal bytes and fields:
+ *
+ *   %b  a PCI address: 0000:3b:00, 0000:3b:00.0, 00000018:01:00.0
+ *   %d  decimal digits
+ *   %x  "0x" and hex digits
+ *   %w  a word: anything but blanks, commas and parentheses
+ *   %k  the rest of the line; the last of a pattern
+ *   %*  as little as there is before the literal that follows; no field may. At the end, anything
+ *
+ * All but %* take as much as they can, and none gives back: there is one way to match, and the time is
+ * that of reading the line once. A line's key is its fields but %*.
+ */
+struct dh_kmsg_options {
+    uint32_t size;         /* sizeof(struct dh_kmsg_options) */
+    uint32_t version;      /* DH_VERSION */
+    uint32_t any_facility; /* 0: only what the kernel itself wrote; user space cannot write as the kernel */
+    uint32_t reserved;     /* 0 */
+};
+
+/* Lines with one pattern and one key. Texts: printable ASCII, \xNN for the rest, cut at 255, NUL-padded. */
+struct dh_log_line {
+    uint32_t pattern;  /* index of the first that matched */
+    uint32_t reserved;
+    uint64_t count;
+    uint64_t first_us; /* the kernel's clock for its log, since boot; near CLOCK_MONOTONIC, not equal to it */
+    uint64_t last_us;
+    uint64_t seq;      /* the last one's number in the log */
+    char first[DH_LOG_TEXT];
+    char last[DH_LOG_TEXT];
+};
+
+/* The head of what dh_kmsg_read() copies out; `entries` records of struct dh_log_line follow. */
+struct dh_log {
+    uint32_t size;      /* sizeof(struct dh_log) */
+    uint32_t version;   /* DH_VERSION */
+    uint32_t entries;   /* never falls; the order is no order of time */
+    uint32_t state;     /* enum dh_source_state; STARTING until its end was reached once */
+    int32_t err;        /* errno of the last failure, or DH_EPARSE: a line is no record; 0 = none yet */
+    uint32_t reserved;
+    uint64_t passes;    /* turns of the thread; there is one at least every period_ns */
+    uint64_t beat_ns;   /* end of the last of them; before the first, when the thread was started */
+    uint64_t period_ns;
+    uint64_t failures;  /* failed opens and reads since start, and lines that are no records */
+    uint64_t lines;     /* records read, of any facility */
+    uint64_t matched;
+    uint64_t lost;      /* records overwritten before they were read, or too long, as their numbers tell */
+    uint64_t evicted;   /* entries forgotten for want of room, those seen longest ago first */
+    uint64_t first_seq; /* number of the first record read; 0 with lines > 0: the log reached back to boot */
+    uint64_t next_seq;  /* records below it were read, or are lost */
+    uint64_t wakes;     /* how often the reader was woken */
+};
+
+struct dh_kmsg;
+
+/*
+ * dh_kmsg_open() - make a reader of the kernel log; nothing is opened yet.
+ * @path:     /dev/kmsg, or a file or FIFO of such records, one per line. Borrowed for the call, as all here.
+ * @patterns: strings, each with its NUL, one behind the other in @len bytes; tried in this order
+ * @wake_fd:  an eventfd, duplicated. It is written to after a change: at once for a new entry or state,
+ *            else at most ten times per second.
+ *
+ * Return:  0; DH_EABI; -EINVAL for a pattern that is none, or more than DH_PATTERN_MAX; -ENOMEM, -EMFILE;
+ *          -EBADF if @wake_fd is none.
+ * Threads: any. Blocks: no.
+ */
+int dh_kmsg_open(const struct dh_kmsg_options *o, const char *path, const char *patterns, size_t len,
+                 int wake_fd, struct dh_kmsg **out);
+
+/*
+ * dh_kmsg_start() - start the thread, which begins with the oldest record that the kernel has.
+ *
+ * Return: 0; -EBUSY if started before; -EAGAIN as pthread_create(3).
+ */
+int dh_kmsg_start(struct dh_kmsg *k);
+
+/* dh_kmsg_size() - bytes that dh_kmsg_read() needs at most. */
+size_t dh_kmsg_size(const struct dh_kmsg *k);
+
+/*
+ * dh_kmsg_read() - copy the newest whole publication.
+ * @buf: @cap bytes, aligned to 8
+ *
+ * Return:  bytes used, a multiple of 8; -ENODATA before dh_kmsg_start(); -ENOSPC; DH_ETORN.
+ * Threads: any number of readers. Blocks: as dh_sampler_read().
+ */
+int64_t dh_kmsg_read(struct dh_kmsg *k, void *buf, size_t cap);
+
+/* dh_kmsg_stop() - end the thread and free the reader: as dh_sampler_stop(). */
+int dh_kmsg_stop(struct dh_kmsg *k, uint64_t timeout_ns);
+
+/* dh_pattern_check() - 0 if it is a pattern, else 1 + the offset of what is not understood. */
+int dh_pattern_check(const char *pattern);
+
+/*
+ * dh_pattern_match() - match one line, and take its key.
+ * @text, @n: the line, without newline
+ * @key:      @cap bytes; gets the fields but %*, each with a newline behind it, cut at @cap
+ *
+ * Return: the key's length; -ENOENT if it does not match. The pattern has passed dh_pattern_check().
+ */
+int64_t dh_pattern_match(const char *pattern, const char *text, size_t n, char *key, size_t cap);
+
 /*
  * One device in a health list. The texts stand in a buffer beside the records; offsets and
  * lengths are in bytes.

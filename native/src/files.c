@@ -12,18 +12,9 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/syscall.h>
-#include <time.h>
 #include <unistd.h>
 
 #include "sampler.h"
-
-uint64_t dh_now_ns(void)
-{
-    struct timespec t;
-
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (uint64_t)t.tv_sec * DH_NS + (uint64_t)t.tv_nsec;
-}
 
 /*
  * Whether what is done every so often is due in this pass. With half a period of slack: a timer that

@@ -5,10 +5,8 @@
  * counter's base for DH_WAKE_RISE stands at the counter's own offset. `pub` is what readers copy.
  */
 #include <errno.h>
-#include <sched.h>
 #include <string.h>
 #include <sys/mman.h>
-#include <time.h>
 #include <unistd.h>
 
 #include "sampler.h"
@@ -16,10 +14,6 @@
 /* Kernel memory behind one watch (with the inode and dentry it pins) and one held file, measured. */
 #define WATCH_BYTES 760
 #define DESCRIPTOR_BYTES 4400
-
-/* How often a reader tries for a whole copy: about 1 ms, and then 10 ms of naps of 100 us. */
-#define READ_YIELDS 1000
-#define READ_NAPS 100
 
 static struct dh_tables *tables_map(size_t bytes)
 {
@@ -258,28 +252,6 @@ void dh_source_state(struct dh_sampler *s, enum dh_source_id id, enum dh_source_
     s->wake = true;
 }
 
-/*
- * The copies between threads go word by word: release stores against acquire loads, no fence, so
- * that ThreadSanitizer can follow. On x86-64 these are plain moves.
- */
-static void words_store(void *dst, const void *src, size_t bytes)
-{
-    _Atomic uint64_t *d = dst;
-    const uint64_t *w = src;
-
-    for (size_t i = 0; i < bytes / 8; i++)
-        atomic_store_explicit(&d[i], w[i], memory_order_release);
-}
-
-static void words_load(void *dst, void *src, size_t bytes)
-{
-    uint64_t *d = dst;
-    _Atomic uint64_t *w = src;
-
-    for (size_t i = 0; i < bytes / 8; i++)
-        d[i] = atomic_load_explicit(&w[i], memory_order_acquire);
-}
-
 static void publish_dirty(struct dh_sampler *s)
 {
     struct dh_tables *from = s->work, *to = s->pub;
@@ -287,36 +259,32 @@ static void publish_dirty(struct dh_sampler *s)
     for (uint64_t m = s->node_dirty; m; m &= m - 1) {
         int i = __builtin_ctzll(m);
 
-        words_store(&to->node[i], &from->node[i], sizeof(from->node[i]));
+        dh_words_store(&to->node[i], &from->node[i], sizeof(from->node[i]));
     }
     for (uint32_t word = 0; word < sizeof(s->pool_dirty) / 8; word++) {
         for (uint64_t m = s->pool_dirty[word]; m; m &= m - 1) {
             uint32_t i = word * 64 + (uint32_t)__builtin_ctzll(m);
 
-            words_store(&to->pool[i], &from->pool[i], sizeof(from->pool[i]));
+            dh_words_store(&to->pool[i], &from->pool[i], sizeof(from->pool[i]));
         }
         s->pool_dirty[word] = 0;
     }
     for (uint32_t k = 0; k < s->group_dirty_num; k++) {
         uint32_t slot = s->group_dirty[k];
 
-        words_store(&to->group[slot], &from->group[slot], sizeof(from->group[slot]));
+        dh_words_store(&to->group[slot], &from->group[slot], sizeof(from->group[slot]));
         s->group_is_dirty[slot] = 0;
     }
     s->node_dirty = 0;
     s->group_dirty_num = 0;
     from->head.kernel_bytes = from->head.watches * WATCH_BYTES + from->head.descriptors * DESCRIPTOR_BYTES;
     if (s->head_dirty)
-        words_store(&to->head, &from->head, sizeof(from->head));
+        dh_words_store(&to->head, &from->head, sizeof(from->head));
 }
 
 /*
  * Publish what became dirty. The reader is woken by dh_ring(), so that who publishes can beat before:
- * a beat is never newer than the records that it stands for.
- *
- * A seqlock: pub_seq is odd while the copy is being written. A double buffer would spare readers
- * the retry and cost the writer a copy of every record on every pass; here a pass that changed
- * three counters copies three records, and one that changed nothing writes a few words.
+ * a beat is never newer than the records that it stands for. A pass that changed nothing writes a few words.
  */
 void dh_publish(struct dh_sampler *s)
 {
@@ -326,12 +294,9 @@ void dh_publish(struct dh_sampler *s)
         s->wake = false;
     }
     if (s->dirty || s->head_dirty) {
-        uint64_t seq = atomic_load_explicit(&s->pub_seq, memory_order_relaxed);
-
-        atomic_store_explicit(&s->pub_seq, seq + 1, memory_order_relaxed);
+        dh_seqlock_begin(&s->pub_lock);
         publish_dirty(s);
-        /* pairs with the acquire load in dh_sampler_read(): an even number means whole records */
-        atomic_store_explicit(&s->pub_seq, seq + 2, memory_order_release);
+        dh_seqlock_end(&s->pub_lock);
     }
     s->dirty = s->head_dirty = false;
     atomic_store_explicit(&s->live.reads, s->reads, memory_order_relaxed);
@@ -386,62 +351,43 @@ static void alive_put(struct dh_snapshot *head, const struct alive *a)
     }
 }
 
-static int64_t copy_out(struct dh_sampler *s, char *buf, size_t cap)
-{
-    struct dh_snapshot *head = (struct dh_snapshot *)(void *)buf;
-    struct dh_tables *pub = s->pub;
-    size_t nodes, pools, groups;
+struct copy {
+    struct dh_sampler *s;
+    char *buf;
+    size_t cap;
+};
 
-    words_load(head, &pub->head, sizeof(*head));
-    if (head->nodes > DH_NODE_MAX || head->pools > DH_POOL_MAX || head->groups > s->opt.group_max)
+static int64_t copy_out(void *arg)
+{
+    const struct copy *c = arg;
+    struct dh_snapshot *head = (struct dh_snapshot *)(void *)c->buf;
+    struct dh_tables *pub = c->s->pub;
+    size_t nodes, pools, groups;
+    struct alive alive;
+    char *to;
+
+    alive_load(c->s, &alive);
+    dh_words_load(head, &pub->head, sizeof(*head));
+    if (head->nodes > DH_NODE_MAX || head->pools > DH_POOL_MAX || head->groups > c->s->opt.group_max)
         return DH_ETORN;
     nodes = head->nodes * sizeof(struct dh_node);
     pools = head->pools * sizeof(struct dh_pool);
     groups = head->groups * sizeof(struct dh_group);
-    if (sizeof(*head) + nodes + pools + groups > cap)
+    if (sizeof(*head) + nodes + pools + groups > c->cap)
         return -ENOSPC;
-    buf += sizeof(*head);
-    words_load(buf, pub->node, nodes);
-    words_load(buf + nodes, pub->pool, pools);
-    words_load(buf + nodes + pools, pub->group, groups);
+    to = c->buf + sizeof(*head);
+    dh_words_load(to, pub->node, nodes);
+    dh_words_load(to + nodes, pub->pool, pools);
+    dh_words_load(to + nodes + pools, pub->group, groups);
+    alive_put(head, &alive);
     return (int64_t)(sizeof(*head) + nodes + pools + groups);
-}
-
-/* The writer may have been preempted in the middle of its copy. */
-static void writer_wait(int tries)
-{
-    const struct timespec nap = { .tv_nsec = 100000 };
-
-    if (tries < READ_YIELDS)
-        sched_yield();
-    else
-        nanosleep(&nap, NULL);
 }
 
 int64_t dh_sampler_read(struct dh_sampler *s, void *buf, size_t cap)
 {
-    struct dh_snapshot *head = buf;
+    struct copy copy = { .s = s, .buf = buf, .cap = cap };
 
-    if (cap < sizeof(*head))
+    if (cap < sizeof(struct dh_snapshot))
         return -ENOSPC;
-    for (int tries = 0; tries < READ_YIELDS + READ_NAPS; tries++) {
-        struct alive alive;
-        int64_t used;
-        uint64_t seq;
-
-        alive_load(s, &alive);
-        seq = atomic_load_explicit(&s->pub_seq, memory_order_acquire);
-        if (!seq)
-            return -ENODATA;
-        used = seq & 1 ? DH_ETORN : copy_out(s, buf, cap);
-        if (used == DH_ETORN || atomic_load_explicit(&s->pub_seq, memory_order_acquire) != seq) {
-            writer_wait(tries);
-            continue;
-        }
-        if (used < 0)
-            return used;
-        alive_put(head, &alive);
-        return used;
-    }
-    return DH_ETORN;
+    return dh_seqlock_read(&s->pub_lock, copy_out, &copy);
 }

@@ -3,8 +3,6 @@
  */
 #include <errno.h>
 #include <fcntl.h>
-#include <poll.h>
-#include <signal.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/epoll.h>
@@ -16,12 +14,8 @@
 
 #define PERIOD_MIN_NS (10 * 1000000ull)
 #define PERIOD_MAX_NS (3600 * DH_NS)
-#define POLL_MAX_MS 3600000
 #define ROOT_RETRY_NS DH_NS
 #define ABSENT_RETRY_NS (10 * DH_NS)
-
-/* Values of dh_sampler.ending: the second to set one frees the sampler. */
-enum { ENDING_NO, ENDING_THREAD_GONE, ENDING_ABANDONED };
 
 static void close_fd(int fd)
 {
@@ -29,8 +23,9 @@ static void close_fd(int fd)
         close(fd);
 }
 
-static void sampler_free(struct dh_sampler *s)
+static void sampler_free(void *owner)
 {
+    struct dh_sampler *s = owner;
     struct dh_held *sets[] = { &s->online, &s->offline, &s->present, &s->isolated };
 
     dh_cgroups_free(s);
@@ -40,12 +35,11 @@ static void sampler_free(struct dh_sampler *s)
         for (int m = 0; m < 5; m++)
             dh_held_close(&s->pool_file[i][m]);
     close_fd(s->wake_fd);
-    close_fd(s->stop_fd);
-    close_fd(s->done_fd);
     close_fd(s->timer_fd);
     close_fd(s->inotify_fd);
     close_fd(s->epoll_fd);
     close_fd(s->sysfs_fd);
+    dh_worker_close(&s->worker);
     dh_tables_unmap(s);
     free(s->group_dirty);
     free(s->group_is_dirty);
@@ -99,10 +93,10 @@ static int held_make(struct dh_sampler *s)
 static int descriptors_make(struct dh_sampler *s)
 {
     struct epoll_event timer = { .events = EPOLLIN, .data.fd = s->timer_fd };
-    struct epoll_event stop = { .events = EPOLLIN, .data.fd = s->stop_fd };
+    struct epoll_event stop = { .events = EPOLLIN, .data.fd = s->worker.stop_fd };
 
     if (epoll_ctl(s->epoll_fd, EPOLL_CTL_ADD, s->timer_fd, &timer) ||
-        epoll_ctl(s->epoll_fd, EPOLL_CTL_ADD, s->stop_fd, &stop))
+        epoll_ctl(s->epoll_fd, EPOLL_CTL_ADD, s->worker.stop_fd, &stop))
         return -errno;
     return 0;
 }
@@ -121,11 +115,9 @@ static int sampler_make(struct dh_sampler *s, const struct dh_wake *wakes, uint3
     if (!s->group_dirty || !s->group_is_dirty)
         return -ENOMEM;
     s->wake_fd = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
-    s->stop_fd = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
-    s->done_fd = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
     s->timer_fd = timerfd_create(CLOCK_MONOTONIC, TFD_NONBLOCK | TFD_CLOEXEC);
     s->epoll_fd = epoll_create1(EPOLL_CLOEXEC);
-    if (s->wake_fd < 0 || s->stop_fd < 0 || s->done_fd < 0 || s->timer_fd < 0 || s->epoll_fd < 0)
+    if (s->wake_fd < 0 || s->timer_fd < 0 || s->epoll_fd < 0)
         return -errno;
     s->work->head.descriptors = 5;
     err = descriptors_make(s);
@@ -135,6 +127,8 @@ static int sampler_make(struct dh_sampler *s, const struct dh_wake *wakes, uint3
         err = dh_cgroups_make(s);
     return err;
 }
+
+static void run(void *owner); /* the thread: below, where its pass is */
 
 int dh_sampler_open(const struct dh_options *o, const char *sysfs, const char *cgroupfs,
                     const char *kubelet_root, const struct dh_wake *wakes, uint32_t nwakes,
@@ -148,10 +142,12 @@ int dh_sampler_open(const struct dh_options *o, const char *sysfs, const char *c
     s = calloc(1, sizeof(*s));
     if (!s)
         return -ENOMEM;
-    s->wake_fd = s->stop_fd = s->done_fd = s->timer_fd = s->inotify_fd = s->epoll_fd = s->sysfs_fd = -1;
+    s->wake_fd = s->timer_fd = s->inotify_fd = s->epoll_fd = s->sysfs_fd = -1;
     s->opt = *o;
     s->first = true;
-    err = root_copy(s->sysfs, sysfs);
+    err = dh_worker_open(&s->worker, run, sampler_free, s);
+    if (!err)
+        err = root_copy(s->sysfs, sysfs);
     if (!err)
         err = root_copy(s->cgroupfs, cgroupfs);
     if (!err)
@@ -268,15 +264,6 @@ static void pass(struct dh_sampler *s)
     dh_ring(s); /* after `passes`, by which the reader knows that the first is over */
 }
 
-static void end(struct dh_sampler *s)
-{
-    uint64_t one = 1;
-
-    (void)!write(s->done_fd, &one, sizeof(one));
-    if (atomic_exchange(&s->ending, ENDING_THREAD_GONE) == ENDING_ABANDONED)
-        sampler_free(s);
-}
-
 static int timer_arm(struct dh_sampler *s)
 {
     struct itimerspec every = { 0 };
@@ -295,9 +282,9 @@ static void pass_paced(struct dh_sampler *s)
         timer_arm(s);
 }
 
-static void *thread_main(void *arg)
+static void run(void *owner)
 {
-    struct dh_sampler *s = arg;
+    struct dh_sampler *s = owner;
     struct epoll_event events[3];
 
     pass_paced(s);
@@ -306,10 +293,8 @@ static void *thread_main(void *arg)
         bool due = false, heard = false;
 
         for (int i = 0; i < n; i++) {
-            if (events[i].data.fd == s->stop_fd) {
-                end(s);
-                return NULL;
-            }
+            if (events[i].data.fd == s->worker.stop_fd)
+                return;
             heard |= events[i].data.fd == s->inotify_fd;
             if (events[i].data.fd == s->timer_fd) {
                 uint64_t expired; /* more than one: passes that came too late are not made up for */
@@ -331,10 +316,9 @@ static void *thread_main(void *arg)
 int dh_sampler_start(struct dh_sampler *s)
 {
     uint64_t now_ns = dh_now_ns();
-    sigset_t all, before;
     int err;
 
-    if (s->running)
+    if (s->worker.running)
         return -EBUSY;
     err = timer_arm(s);
     if (err)
@@ -343,16 +327,7 @@ int dh_sampler_start(struct dh_sampler *s)
         atomic_store_explicit(&s->live.source_beat_ns[i], now_ns, memory_order_relaxed);
     s->head_dirty = true;
     dh_publish(s);
-    /* signals are the main thread's business; a new thread inherits the mask */
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before);
-    err = pthread_create(&s->thread, NULL, thread_main, s);
-    pthread_sigmask(SIG_SETMASK, &before, NULL);
-    if (err)
-        return -err;
-    pthread_setname_np(s->thread, "dh-sampler");
-    s->running = true;
-    return 0;
+    return dh_worker_start(&s->worker, "dh-sampler", 0);
 }
 
 int dh_sampler_eventfd(const struct dh_sampler *s)
@@ -362,7 +337,7 @@ int dh_sampler_eventfd(const struct dh_sampler *s)
 
 int dh_sampler_pass(struct dh_sampler *s)
 {
-    if (s->running)
+    if (s->worker.running)
         return -EBUSY;
     pass(s);
     return 0;
@@ -372,7 +347,7 @@ int64_t dh_sampler_sweep(struct dh_sampler *s)
 {
     int64_t groups;
 
-    if (s->running)
+    if (s->worker.running)
         return -EBUSY;
     s->now_ns = dh_now_ns();
     groups = dh_cgroups_sweep(s, false);
@@ -392,7 +367,7 @@ int64_t dh_sampler_floor(struct dh_sampler *s, int sweep)
 {
     int64_t reads = 0;
 
-    if (s->running)
+    if (s->worker.running)
         return -EBUSY;
     reads += floor_read(&s->online);
     reads += floor_read(&s->offline);
@@ -406,28 +381,5 @@ int64_t dh_sampler_floor(struct dh_sampler *s, int sweep)
 
 int dh_sampler_stop(struct dh_sampler *s, uint64_t timeout_ns)
 {
-    struct pollfd done = { .fd = s->done_fd, .events = POLLIN };
-    uint64_t one = 1, begun = dh_now_ns(), waited = 0;
-    int ready = 0;
-
-    if (!s->running) {
-        sampler_free(s);
-        return 0;
-    }
-    (void)!write(s->stop_fd, &one, sizeof(one));
-    do {
-        uint64_t left_ms = (timeout_ns - waited) / 1000000 + 1;
-
-        ready = poll(&done, 1, left_ms < POLL_MAX_MS ? (int)left_ms : POLL_MAX_MS) > 0;
-        waited = dh_now_ns() - begun;
-    } while (!ready && waited < timeout_ns);
-    if (ready) {
-        pthread_join(s->thread, NULL);
-        sampler_free(s);
-        return 0;
-    }
-    pthread_detach(s->thread);
-    if (atomic_exchange(&s->ending, ENDING_ABANDONED) == ENDING_THREAD_GONE)
-        sampler_free(s);
-    return -ETIMEDOUT;
+    return dh_worker_stop(&s->worker, timeout_ns);
 }

@@ -8,14 +8,15 @@
 #ifndef DH_SAMPLER_H
 #define DH_SAMPLER_H
 
-#include <pthread.h>
 #include <stdatomic.h>
 #include <stdbool.h>
 
+#include "clock.h"
 #include "drahealth.h"
+#include "seqlock.h"
+#include "worker.h"
 
 #define DH_ROOT_MAX 200
-#define DH_NS 1000000000ull
 #define DH_FIELD_BIT(field) (1ull << (field))
 
 /* Tables are copied by words, and readers are told to align to 8; an ABI that aligns less fails here. */
@@ -61,7 +62,7 @@ struct dh_sampler {
     char cgroupfs[DH_ROOT_MAX + 1];
     char kubelet_root[DH_ROOT_MAX + 1];
     size_t table_bytes;
-    int wake_fd, stop_fd, done_fd;
+    int wake_fd;
 
     /* the sampler thread's own */
     struct dh_tables *work; /* the records as last read */
@@ -96,17 +97,15 @@ struct dh_sampler {
     uint32_t throttle_cpus;
     struct dh_cgroups *cgroups;
 
-    /* shared with readers; the seqlock is described at dh_publish() */
+    /* shared with readers */
     struct dh_tables *pub;
-    _Atomic uint64_t pub_seq;
+    struct dh_seqlock pub_lock;
     struct {
         _Atomic uint64_t beat_ns, passes, reads, opens;
         _Atomic uint64_t source_beat_ns[DH_SOURCE_NUM], source_passes[DH_SOURCE_NUM];
     } live;
 
-    pthread_t thread;
-    bool running;
-    _Atomic uint32_t ending; /* whoever comes second, thread or dh_sampler_stop(), frees */
+    struct dh_worker worker;
 };
 
 /* records.c: writing records, waking, publishing */
@@ -130,7 +129,6 @@ void dh_publish(struct dh_sampler *s);
 void dh_ring(struct dh_sampler *s);
 
 /* files.c: reading files */
-uint64_t dh_now_ns(void);
 bool dh_due(const struct dh_sampler *s, uint64_t last_ns, uint64_t every_ns);
 bool dh_is_absence(int err);
 enum dh_read dh_held_read(struct dh_sampler *s, struct dh_held *f);

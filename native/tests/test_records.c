@@ -195,9 +195,9 @@ static void a_copy_that_is_not_finished_is_not_read(void)
 {
     struct fx f = bare();
 
-    f.s->pub_seq++;
+    f.s->pub_lock.seq++;
     CHECK_INT(dh_sampler_read(f.s, f.head, f.cap), DH_ETORN);
-    f.s->pub_seq++;
+    f.s->pub_lock.seq++;
     fx_read(&f);
     fx_close(&f);
 }

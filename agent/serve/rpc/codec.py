@@ -23,7 +23,9 @@ LAST_FIELD: Final = (1 << 29) - 1
 FIXED: Final = {FIXED64: 8, FIXED32: 4}
 
 # The protobuf types that our messages use; a new one is a KeyError in every test that decodes it.
-WIRE_TYPES: Final = {"enum": VARINT, "int64": VARINT, "double": FIXED64, "string": LENGTH, "message": LENGTH}
+WIRE_TYPES: Final = {
+    "bool": VARINT, "enum": VARINT, "int64": VARINT, "double": FIXED64, "string": LENGTH, "message": LENGTH
+}  # fmt: skip
 
 
 class Codec(CodecBase):

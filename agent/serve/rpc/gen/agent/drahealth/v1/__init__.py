@@ -124,7 +124,7 @@ class Device(betterproto.Message):
     pool: str = betterproto.string_field(1)
     name: str = betterproto.string_field(2)
     kind: str = betterproto.string_field(3)
-    """What kind of device it is, e.g. "cpu" or "hugepages"."""
+    """What kind of device it is, e.g. "cpu", "hugepages" or "gpu"."""
 
     health: "Health" = betterproto.enum_field(4)
     severity: "Severity" = betterproto.enum_field(5)
@@ -144,6 +144,21 @@ class Device(betterproto.Message):
 
     causes: List["Cause"] = betterproto.message_field(10)
     """Worst first."""
+
+    attributes: List["Attribute"] = betterproto.message_field(11)
+    """
+    What the device is, e.g. a GPU's UUID; in the order in which people read it.
+    """
+
+
+@dataclass(eq=False, repr=False)
+class Attribute(betterproto.Message):
+    """One thing that a device is, by name."""
+
+    name: str = betterproto.string_field(1)
+    """E.g. "uuid", "pciBusId", "serial", "product"."""
+
+    value: str = betterproto.string_field(2)
 
 
 @dataclass(eq=False, repr=False)
@@ -190,6 +205,17 @@ class Source(betterproto.Message):
     passes: int = betterproto.int64_field(7)
     """Finished passes since the agent started."""
 
+    dispensable: bool = betterproto.bool_field(8)
+    """
+    Whether the agent is of use without it: one that is dispensable may stand still, and nobody restarts
+     the agent for it.
+    """
+
+    limit_ns: int = betterproto.int64_field(9)
+    """
+    It stands still when its last pass is older than this [ns]; 0: as many periods as for all.
+    """
+
 
 @dataclass(eq=False, repr=False)
 class Core(betterproto.Message):
@@ -234,7 +260,7 @@ class Picture(betterproto.Message):
     at: "Instant" = betterproto.message_field(2)
     devices: List["Device"] = betterproto.message_field(3)
     """
-    CPUs before hugepages, by size, by NUMA node; at most one per pool and name.
+    CPUs, GPUs each followed by its instances, hugepages by size; by number; at most one per pool and name.
     """
 
     notes: List["Note"] = betterproto.message_field(4)

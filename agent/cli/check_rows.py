@@ -1,0 +1,157 @@
+"""Every check of the agent as one kind of value, gathered from the tables that judge by them. Pure.
+
+Imported only by the verb that prints it, and late: it loads every table.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterable
+from typing import Final
+
+from agent.cli.check import Check, Group
+from agent.cli.check_codes import SXID, XID, of_sxid, of_xid
+from agent.health.catalogue import (
+    CPU_RULES,
+    GROUP_RULES,
+    POOL_RULES,
+    STALLED,
+    STALLED_ADVICE,
+    Row,
+    Rule,
+    unreadable_of,
+)
+from agent.health.faults import events as gpu_events
+from agent.health.faults.events import EventRow
+from agent.health.gpu.catalogue import gpu_rules
+from agent.health.gpu.verdicts import GONE, UNSEEN
+from agent.health.xid import sxids
+from agent.health.xid import table as xids
+from agent.model.health import Blame, Severity
+from agent.model.settings import GpuLimits
+
+LOG_LINES: Final = {
+    gpu_events.INIT_FAILED: "NVRM: GPU 0000:1b:00.0: RmInitAdapter failed! (0x62:0xffff:1863)",
+    gpu_events.LINK_SETUP_FAILED: "NVRM: knvlinkDiscoverPostRxDetLinks_GH100: failed to update link mask",
+    gpu_events.API_MISMATCH: (
+        "NVRM: API mismatch: the client has the version 570.86.15, but this kernel module has the version "
+        "570.86.10."
+    ),
+}
+"""Lines of the kernel log that raise what NVML has no event for."""
+
+
+def groups(limits: GpuLimits) -> tuple[Group, ...]:
+    """All checks, with the numbers of these limits in their texts."""
+    return (
+        Group("CPUs", "Of `cpu-node<N>`.", tuple(map(_of_rule, CPU_RULES))),
+        Group("Hugepages", "Of `hugepages-<size>-node<N>`.", tuple(map(_of_rule, POOL_RULES))),
+        Group(
+            "Containers of pods",
+            "Notes, told by `watch`; no device is judged by them.",
+            tuple(map(_of_rule, GROUP_RULES)),
+        ),
+        Group(
+            "GPUs: what can be read",
+            "Of `gpu-<N>`, and of its MIG instances with it. The first is the driver's own word, and comes "
+            "before what the others let us guess.",
+            (
+                *map(_of_rule, gpu_rules(limits)),
+                _of_row(
+                    UNSEEN, "Nobody has looked at the GPU yet.", "gpu 0 hang nvmlDeviceGetFieldValues 3s"
+                ),
+                _of_row(GONE, "The MIG instance no longer exists.", "gpu 0 mig off"),
+            ),
+        ),
+        Group(
+            "GPUs: what is only announced",
+            "Events of NVML and lines of the kernel log. Nobody can read them again, so they are kept until "
+            "they are cured, over restarts of the agent too.",
+            tuple(map(_of_event, gpu_events.ROWS)),
+        ),
+        Group(
+            "XIDs",
+            "`gpu.xid.<N>`: errors that the driver numbers, from NVML's events and from the kernel log. "
+            "Unhealthy or degraded as the third column says; what is not so bad is told of, and leaves the "
+            "device healthy. A number that is not listed is a newer driver's: degraded, unless the driver "
+            "says that no recovery is needed. The configuration can judge any of them otherwise "
+            "(`[gpu.xids]`).",
+            tuple(map(of_xid, xids.XIDS.values())),
+            XID,
+            "verdict",
+            "enough to mend it",
+        ),
+        Group(
+            "SXids",
+            "`gpu.fabric.sxid.<N>`: errors of NVSwitches, from the kernel log. A switch belongs to no GPU: "
+            "every GPU with NVLinks shares the verdict.",
+            tuple(map(of_sxid, sxids.SXIDS.values())),
+            SXID,
+            "verdict",
+            "reach",
+        ),
+        Group("The agent itself", "", (_STANDS_STILL,)),
+    )
+
+
+_STANDS_STILL: Final = Check(
+    code=STALLED,
+    severity=Severity.UNKNOWN,
+    blame=Blame.AGENT,
+    source="any",
+    what="A source stands still: nobody has looked at the device for too long.",
+    threshold="no finished pass for three periods, and for 2 s at least",
+    why="whatever was known of the device may be wrong by now",
+    advice=STALLED_ADVICE,
+)
+
+
+def _of_rule(rule: Rule) -> Check:
+    return _of_row(rule, _first_paragraph(rule.judge), rule.try_it)
+
+
+def _of_row(row: Row, what: str, try_it: str) -> Check:
+    return Check(
+        row.code,
+        row.severity,
+        row.blame,
+        row.source,
+        what,
+        row.threshold,
+        row.why,
+        row.advice,
+        try_it,
+    )
+
+
+def _first_paragraph(judge: object) -> str:
+    """What a rule says, in its own words: they are written for whoever reads the code, and for people."""
+    return " ".join((inspect.getdoc(judge) or "").partition("\n\n")[0].split())
+
+
+def _of_event(row: EventRow) -> Check:
+    return Check(
+        row.code,
+        row.severity,
+        row.blame,
+        "nvml-events" if row.event else "kmsg",
+        f"{row.meaning[:1].upper()}{row.meaning[1:]}.",
+        f"NVML's event {row.event:#x}, once" if row.event else "a line of the kernel log, once",
+        row.why,
+        row.advice,
+        f"gpu 0 event {row.event:#x}" if row.event else f'echo "{LOG_LINES[row.code]}" > /dev/kmsg',
+    )
+
+
+def unlisted(prefix: str, number: int) -> Check:
+    """The check for a number that the list with this prefix does not have: a newer driver's."""
+    return of_xid(xids.row_of(number)) if prefix == XID else of_sxid(sxids.row_of(number))
+
+
+def unreadable(check: Check) -> Check | None:
+    """The check for "what this one reads can no longer be read"; None if it reads nothing."""
+    rules: Iterable[Rule] = (*CPU_RULES, *POOL_RULES, *GROUP_RULES, *gpu_rules(GpuLimits()))
+    rule = next((rule for rule in rules if rule.code == check.code), None)
+    if rule is None:
+        return None
+    return _of_row(unreadable_of(rule), f"What {rule.code} is judged by can no longer be read.", "")

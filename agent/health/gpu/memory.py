@@ -1,0 +1,284 @@
+"""A GPU's memory: ECC errors, rows that were replaced, pages that were retired.
+
+Volatile counts, those since the driver was loaded, are judged; lifelong ones are history. How bad an
+uncorrectable error is the driver says best (agent.health.gpu.answers, recovery action); where it does not
+say, the count stands until a reset takes it back.
+"""
+
+from typing import Final
+
+from agent.health.catalogue import Rule
+from agent.health.gpu.common import Budget, at_least, lacking, over_budget, probation_ns, read
+from agent.health.gpu.view import GpuView
+from agent.health.rules import FINE, Answer, Inapplicable
+from agent.health.xid.recovery import RecoveryAction
+from agent.model.gpu import GpuField
+from agent.model.health import Blame, Finding, Severity
+from agent.model.reading import Missing
+from agent.model.settings import GpuLimits
+from agent.model.wake import GpuWake
+
+RETIRED_PAGES: Final = 60
+"""The vendor's own checks call for a replacement between 60 and 63; the table holds 64."""
+NO_ECC: Final = "the GPU has no ECC"
+NO_REMAP: Final = "no row remapping: the GPU is older than Ampere, or has no ECC"
+NO_RETIREMENT: Final = "no page retirement: the GPU remaps rows (Ampere and later), or has no ECC"
+_PARTS: Final = (
+    ("DRAM", GpuField.ECC_UNCORRECTABLE_DRAM),
+    ("SRAM", GpuField.ECC_UNCORRECTABLE_SRAM),
+)
+
+
+def _ecc_off(view: GpuView) -> bool:
+    return read(view, GpuField.ECC_MODE) == 0
+
+
+def _correctable(limits: GpuLimits) -> Budget:
+    events, window_s = limits.correctable_errors, limits.correctable_window_s
+    return Budget(GpuField.ECC_CORRECTABLE, events, window_s, "correctable memory errors")
+
+
+def uncorrectable(view: GpuView) -> Answer:
+    """Memory has lost data since the driver was loaded.
+
+    Degraded if the driver asks for no recovery: it has contained the error. Unhealthy if it asks for one, or
+    does not tell.
+
+    Source: NVML field 4 [count]; the split is nvmlDeviceGetMemoryErrorCounter's.
+    """
+    errors = read(view, GpuField.ECC_UNCORRECTABLE)
+    if _ecc_off(view):
+        return Inapplicable("ECC is off")
+    if isinstance(errors, Missing):
+        return lacking(GpuField.ECC_UNCORRECTABLE, errors, NO_ECC)
+    if not errors:
+        return FINE
+    parts = []
+    for name, field in _PARTS:
+        count = read(view, field)
+        if isinstance(count, int) and count:
+            parts.append(name)
+    where = f" in {' and '.join(parts)}" if parts else ""
+    noun = "error" if errors == 1 else "errors"
+    evidence = f"{at_least(errors)} uncorrectable {noun}{where} since the driver was loaded"
+    contained = read(view, GpuField.RECOVERY_ACTION) == RecoveryAction.NONE
+    severity = Severity.DEGRADED if contained else Severity.UNHEALTHY
+    return Finding("gpu.ecc.uncorrectable", severity, evidence)
+
+
+def sram_threshold(view: GpuView) -> Answer:
+    """SRAM has had more uncorrectable errors in one place than the vendor accepts.
+
+    Source: nvmlDeviceGetSramEccErrorStatus, threshold exceeded [0 or 1].
+    """
+    exceeded = read(view, GpuField.SRAM_THRESHOLD)
+    if _ecc_off(view):
+        return Inapplicable("ECC is off")
+    if isinstance(exceeded, Missing):
+        return lacking(GpuField.SRAM_THRESHOLD, exceeded, "the driver or the GPU has no SRAM threshold")
+    if not exceeded:
+        return FINE
+    evidence = "uncorrectable SRAM errors are over the vendor's limit"
+    return Finding("gpu.ecc.sram_threshold", Severity.UNHEALTHY, evidence)
+
+
+def correctable_rate(view: GpuView) -> Answer:
+    """Memory is corrected more often than the limit allows, within the window.
+
+    Source: NVML field 3 [count], its growth.
+    """
+    if _ecc_off(view):
+        return Inapplicable("ECC is off")
+    budget = _correctable(view.limits)
+    return over_budget(view, budget, "gpu.ecc.correctable_rate", Severity.DEGRADED, NO_ECC)
+
+
+def ecc_off(view: GpuView) -> Answer:
+    """Memory errors go unseen, or will after the next reset.
+
+    Source: nvmlDeviceGetEccMode, current and pending [0 or 1].
+    """
+    mode, pending = read(view, GpuField.ECC_MODE), read(view, GpuField.ECC_MODE_PENDING)
+    if isinstance(mode, Missing):
+        return lacking(GpuField.ECC_MODE, mode, NO_ECC)
+    if mode and pending != 0:
+        return FINE
+    if mode:
+        evidence = "ECC will be off after the next reset"
+    elif pending == 1:
+        evidence = "ECC is off until the next reset"
+    else:
+        evidence = "ECC is off" + (", it was on at start" if view.start.ecc else "")
+    return Finding("gpu.ecc.off", Severity.INFO, evidence)
+
+
+def remap_failure(view: GpuView) -> Answer:
+    """A row of memory could not be replaced: its bank has no spare rows left.
+
+    Source: NVML field 145 [0 or 1].
+    """
+    failed = read(view, GpuField.REMAP_FAILURE)
+    if isinstance(failed, Missing):
+        return lacking(GpuField.REMAP_FAILURE, failed, NO_REMAP)
+    if not failed:
+        return FINE
+    return Finding("gpu.remap.failure", Severity.UNHEALTHY, "a bad memory row could not be remapped")
+
+
+def remap_pending(view: GpuView) -> Answer:
+    """A bad row waits for a reset to be replaced; until then its page is merely not used.
+
+    Source: NVML field 144 [0 or 1].
+    """
+    pending = read(view, GpuField.REMAP_PENDING)
+    if isinstance(pending, Missing):
+        return lacking(GpuField.REMAP_PENDING, pending, NO_REMAP)
+    if not pending:
+        return FINE
+    return Finding("gpu.remap.pending", Severity.DEGRADED, "a row remapping waits for a reset")
+
+
+def retired_pending(view: GpuView) -> Answer:
+    """A bad page waits for the driver's next load to be retired.
+
+    Source: NVML field 31 [0 or 1].
+    """
+    pending = read(view, GpuField.RETIRED_PENDING)
+    if isinstance(pending, Missing):
+        return lacking(GpuField.RETIRED_PENDING, pending, NO_RETIREMENT)
+    if not pending:
+        return FINE
+    return Finding("gpu.retired.pending", Severity.DEGRADED, "a page retirement waits for a reset")
+
+
+def retired_pages(view: GpuView) -> Answer:
+    """So many pages are retired that the table is almost full.
+
+    Source: NVML fields 29 and 30 [pages], retired for single-bit and for double-bit errors.
+    """
+    pages = 0
+    for field in (GpuField.RETIRED_SBE, GpuField.RETIRED_DBE):
+        count = read(view, field)
+        if isinstance(count, Missing):
+            return lacking(field, count, NO_RETIREMENT)
+        pages += count
+    if pages < RETIRED_PAGES:
+        return FINE
+    evidence = f"{pages} pages retired, the limit is {RETIRED_PAGES}"
+    return Finding("gpu.retired.pages", Severity.DEGRADED, evidence)
+
+
+def rows(limits: GpuLimits) -> tuple[Rule, ...]:
+    """The rows of these rules."""
+    budget, watch_ns = _correctable(limits), probation_ns(limits)
+    replace = "drain the GPU, have the vendor's field diagnostic confirm it, and replace it"
+    reset = "reset the GPU when its work has ended (nvidia-smi --gpu-reset)"
+    return (
+        Rule(
+            code="gpu.remap.failure",
+            severity=Severity.UNHEALTHY,
+            blame=Blame.HARDWARE,
+            source="gpu",
+            gpu_reads=(GpuWake(GpuField.REMAP_FAILURE),),
+            threshold="the flag is set",
+            why="a known bad row stays in use: data will be lost again",
+            advice=replace,
+            judge=remap_failure,
+            probation_ns=watch_ns,
+            try_it="gpu 0 set remap.failure=1",
+        ),
+        Rule(
+            code="gpu.ecc.sram_threshold",
+            severity=Severity.UNHEALTHY,
+            blame=Blame.HARDWARE,
+            source="gpu",
+            gpu_reads=(GpuWake(GpuField.SRAM_THRESHOLD),),
+            threshold="the flag is set; the vendor's limits are in its GPU memory error manual",
+            why="on-chip memory has no spare rows: errors in one place come again",
+            advice=replace,
+            judge=sram_threshold,
+            probation_ns=watch_ns,
+            try_it="gpu 0 set ecc.sram.threshold=1",
+        ),
+        Rule(
+            code="gpu.ecc.uncorrectable",
+            severity=Severity.UNHEALTHY,
+            blame=Blame.HARDWARE,
+            source="gpu",
+            gpu_reads=(
+                GpuWake(GpuField.ECC_UNCORRECTABLE),
+                GpuWake(GpuField.ECC_MODE),
+                GpuWake(GpuField.RECOVERY_ACTION),
+                GpuWake(GpuField.ECC_UNCORRECTABLE_DRAM),
+                GpuWake(GpuField.ECC_UNCORRECTABLE_SRAM),
+            ),
+            threshold="1 since the driver was loaded; degraded only, if the recovery action is none",
+            why="a workload has lost data, and where nothing says that this was contained, the next may too",
+            advice=reset + "; if errors come again, run the vendor's field diagnostic",
+            judge=uncorrectable,
+            probation_ns=watch_ns,
+            try_it="gpu 0 set ecc.dram.uncorrectable.volatile=+2",
+        ),
+        Rule(
+            code="gpu.ecc.correctable_rate",
+            severity=Severity.DEGRADED,
+            blame=Blame.HARDWARE,
+            source="gpu",
+            gpu_reads=(budget.wake, GpuWake(GpuField.ECC_MODE)),
+            threshold=f"{budget.text} (gpu.correctable-errors, gpu.correctable-window)",
+            why="every correction costs time, and a cell that fails so often may soon fail beyond correction",
+            advice="watch it; " + reset + " so that bad rows are replaced",
+            judge=correctable_rate,
+            counter=True,
+            window_s=budget.window_s,
+            try_it=f"gpu 0 set ecc.dram.correctable.volatile=+{budget.events}",
+        ),
+        Rule(
+            code="gpu.remap.pending",
+            severity=Severity.DEGRADED,
+            blame=Blame.HARDWARE,
+            source="gpu",
+            gpu_reads=(GpuWake(GpuField.REMAP_PENDING),),
+            threshold="the flag is set",
+            why="only a reset replaces the bad row; another error before that may not be contained",
+            advice=reset,
+            judge=remap_pending,
+            try_it="gpu 0 set remap.pending=1",
+        ),
+        Rule(
+            code="gpu.retired.pages",
+            severity=Severity.DEGRADED,
+            blame=Blame.HARDWARE,
+            source="gpu",
+            gpu_reads=(GpuWake(GpuField.RETIRED_SBE), GpuWake(GpuField.RETIRED_DBE)),
+            threshold=f"{RETIRED_PAGES} pages, both kinds together",
+            why="the table holds 64; the page after that stays in use",
+            advice=replace,
+            judge=retired_pages,
+            try_it=f"with profile t4: gpu 0 set retired.dbe={RETIRED_PAGES}",
+        ),
+        Rule(
+            code="gpu.retired.pending",
+            severity=Severity.DEGRADED,
+            blame=Blame.HARDWARE,
+            source="gpu",
+            gpu_reads=(GpuWake(GpuField.RETIRED_PENDING),),
+            threshold="the flag is set",
+            why="the bad page is still in use until then",
+            advice=reset,
+            judge=retired_pending,
+            try_it="with profile t4: gpu 0 set retired.pending=1",
+        ),
+        Rule(
+            code="gpu.ecc.off",
+            severity=Severity.INFO,
+            blame=Blame.CONFIGURATION,
+            source="gpu",
+            gpu_reads=(GpuWake(GpuField.ECC_MODE), GpuWake(GpuField.ECC_MODE_PENDING)),
+            threshold="mode 0, now or after the next reset",
+            why="errors are neither corrected nor counted: results may be wrong and nobody knows",
+            advice="nvidia-smi --ecc-config=1, then reset the GPU, unless it is off on purpose",
+            judge=ecc_off,
+            try_it="gpu 0 set ecc.mode=0 ecc.mode_pending=0",
+        ),
+    )

@@ -1,0 +1,1 @@
+"""XIDs and SXids: the tables, the kernel log's lines that tell of them, and what each means."""

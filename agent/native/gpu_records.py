@@ -1,0 +1,246 @@
+"""Bytes of the GPU watch's records to samples of the model, in one step and with nothing shared.
+
+A pass over a GPU changes a beat and a temperature. So a record is taken apart in sections, and a section
+whose bytes are those of the last time keeps what was made of it.
+"""
+
+import errno
+import struct
+from collections.abc import Callable, Mapping
+from itertools import starmap
+from typing import Any, Final, NamedTuple
+
+from agent.model.gpu import (
+    EventCount,
+    GpuEvent,
+    GpuField,
+    GpuSample,
+    GpuSet,
+    MigSample,
+    Status,
+    XidCount,
+)
+from agent.model.reading import Absence, Missing, Reading
+from agent.model.source import SourceSample, SourceState
+from agent.native._core import ffi, lib
+
+_FIELD_NUM: Final = lib.DH_GPU_FIELD_NUM
+_WORDS: Final = lib.DH_GPU_WORDS
+_ERRNO_CODE: Final = 4096
+"""A code from here on is an errno: the field is read from a file."""
+_HEAD_SIZE: Final = ffi.sizeof("struct dh_gpus")
+_GPU_SIZE: Final = ffi.sizeof("struct dh_gpu")
+
+_LIFE: Final = struct.Struct("=IIiI11Q")
+_READINGS: Final = struct.Struct(f"={2 * _WORDS}Q{_FIELD_NUM}Q{_FIELD_NUM}H")
+_LINKS: Final = struct.Struct(f"={lib.DH_LINK_MAX}Q")
+_IDENTITY: Final = struct.Struct("=48s24s96s32s")
+_MIG: Final = struct.Struct("=II48s")
+_EVENTS: Final = struct.Struct(f"={3 * lib.DH_GPU_EVENTS}Q")
+_XID: Final = struct.Struct("=4I3Q")
+
+_SIGNED: Final = frozenset({GpuField.TEMP, GpuField.MARGIN, GpuField.MEM_TEMP})
+_UNSUPPORTED: Final = frozenset({0, Status.NOT_SUPPORTED, Status.FUNCTION_NOT_FOUND})
+_STATES: Final = {
+    lib.DH_STATE_ABSENT: SourceState.ABSENT,
+    lib.DH_STATE_OK: SourceState.OK,
+    lib.DH_STATE_FAILING: SourceState.FAILING,
+    lib.DH_STATE_STARTING: SourceState.STARTING,
+}
+_STATUS_TEXTS: Final = {
+    Status.UNINITIALIZED: "not initialised",
+    Status.NOT_SUPPORTED: "not supported",
+    Status.NO_PERMISSION: "no permission",
+    Status.NOT_FOUND: "not found",
+    Status.DRIVER_NOT_LOADED: "driver not loaded",
+    Status.TIMEOUT: "timed out",
+    Status.LIBRARY_NOT_FOUND: "no library",
+    Status.FUNCTION_NOT_FOUND: "no such function",
+    Status.LOST: "GPU is lost",
+    Status.RESET_REQUIRED: "GPU requires a reset",
+    Status.MISMATCH: "driver and library are of different versions",
+    Status.GPU_NOT_FOUND: "GPU not found",
+    Status.UNKNOWN: "unknown error",
+}
+_CALLS: Final = tuple(ffi.string(lib.dh_nvml_call_name(call)).decode() for call in range(lib.DH_CALL_NUM))
+
+
+def status_text(code: int) -> str:
+    """NVML's return code in words: ``driver not loaded``."""
+    return _STATUS_TEXTS.get(code, f"NVML error {code}")
+
+
+def _fields() -> tuple[GpuField, ...]:
+    names = (ffi.string(lib.dh_gpu_field_name(field)).decode() for field in range(_FIELD_NUM))
+    fields = tuple(map(GpuField, names))
+    if len(set(fields)) != len(GpuField):
+        raise ImportError(f"the core has {len(set(fields))} GPU fields, the model {len(GpuField)}")
+    return fields
+
+
+_FIELDS: Final = _fields()
+
+
+class _Section(NamedTuple):
+    """Where a part of struct dh_gpu stands, and what it becomes."""
+
+    start: int
+    end: int
+    decode: Callable[[bytes], Any]
+
+
+def _section(first: str, end: str, decode: Callable[[bytes], Any]) -> _Section:
+    start = ffi.offsetof("struct dh_gpu", first)
+    return _Section(start, ffi.offsetof("struct dh_gpu", end) if end else _GPU_SIZE, decode)
+
+
+def _text(padded: bytes) -> str:
+    return padded.split(b"\0", 1)[0].decode("utf-8", "replace")
+
+
+def _missing(seen: bool, code: int) -> Missing:
+    absence = Absence.UNREADABLE if seen or code not in _UNSUPPORTED else Absence.ABSENT
+    if code == _ERRNO_CODE + errno.ENOENT and not seen:
+        absence = Absence.ABSENT
+    return Missing(absence, code - _ERRNO_CODE if code >= _ERRNO_CODE else 0)
+
+
+def _readings(data: bytes) -> Mapping[GpuField, Reading]:
+    words = _READINGS.unpack_from(data)
+    valid = sum(word << 64 * i for i, word in enumerate(words[:_WORDS]))
+    seen = sum(word << 64 * i for i, word in enumerate(words[_WORDS : 2 * _WORDS]))
+    values = words[2 * _WORDS : 2 * _WORDS + _FIELD_NUM]
+    codes = words[2 * _WORDS + _FIELD_NUM :]
+    readings: dict[GpuField, Reading] = {}
+    for i, field in enumerate(_FIELDS):
+        if valid >> i & 1:
+            value = values[i]
+            readings[field] = value - (1 << 64) if field in _SIGNED and value >> 63 else value
+        else:
+            readings[field] = _missing(bool(seen >> i & 1), codes[i])
+    return readings
+
+
+def _migs(data: bytes) -> tuple[MigSample, ...]:
+    return tuple(MigSample(gi, ci, _text(uuid)) for gi, ci, uuid in _MIG.iter_unpack(data) if uuid[0])
+
+
+def _events(data: bytes) -> Mapping[GpuEvent, EventCount]:
+    n = lib.DH_GPU_EVENTS
+    words = _EVENTS.unpack(data)
+    bits = ((event, event.value.bit_length() - 1) for event in GpuEvent)
+    return {
+        event: EventCount(words[bit], words[n + bit], words[2 * n + bit]) for event, bit in bits if words[bit]
+    }
+
+
+def _xid(code: int, gi: int, ci: int, _reserved: int, times: int, first_ns: int, last_ns: int) -> XidCount:
+    return XidCount(code, gi, ci, times, first_ns, last_ns)
+
+
+def _xids(data: bytes) -> tuple[XidCount, ...]:
+    return tuple(xid for xid in starmap(_xid, _XID.iter_unpack(data)) if xid.times)
+
+
+def _texts(data: bytes) -> tuple[str, ...]:
+    return tuple(map(_text, _IDENTITY.unpack(data)))
+
+
+_SECTIONS: Final = {
+    "life": _section("index", "valid", _LIFE.unpack),
+    "readings": _section("valid", "links", _readings),
+    "link_errors": _section("link_errors", "uuid", _LINKS.unpack),
+    "identity": _section("uuid", "migs", _texts),
+    "migs": _section("mig", "event_count", _migs),
+    "events": _section("event_count", "event_mask", _events),
+    "xids": _section("xid", "", _xids),
+}
+
+
+class GpuDecoder:
+    """Turns copies of the watch's records into samples."""
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[int, str], tuple[bytes, Any]] = {}
+
+    def gpu_set(self, data: bytes) -> GpuSet:
+        """One copy, as ``dh_gpus_read()`` made it."""
+        head = ffi.from_buffer("struct dh_gpus *", data, require_writable=False)
+        ends = range(_HEAD_SIZE, len(data), _GPU_SIZE)
+        return GpuSet(
+            gpus=tuple(self._gpu(data[at : at + _GPU_SIZE], slot) for slot, at in enumerate(ends)),
+            nvml=SourceSample(
+                name="nvml",
+                state=_STATES[head.state],
+                beat_ns=head.beat_ns,
+                period_ns=head.period_ns,
+                failures=head.failures,
+                detail=_why(head),
+                passes=head.passes,
+                vital=False,  # a driver that hangs is its GPUs' matter: what is beside them is watched
+            ),
+            events=SourceSample(
+                name="nvml-events",
+                # without a library that works there is nothing to wait for
+                state=_STATES[head.wait_state] if head.state == lib.DH_STATE_OK else SourceState.ABSENT,
+                beat_ns=head.wait_beat_ns,
+                period_ns=head.wait_period_ns,
+                failures=head.wait_failures,
+                detail=status_text(head.wait_err) if head.wait_err and head.state == lib.DH_STATE_OK else "",
+                passes=head.wait_passes,
+                vital=False,
+            ),
+            err=head.err,
+            generation=head.generation,
+            count=head.count,
+            driver=_text(ffi.buffer(head.driver)[:]),
+            library=_text(ffi.buffer(head.nvml)[:]),
+            call=_CALLS[head.call],
+            call_ns=head.call_ns,
+        )
+
+    def _part(self, data: bytes, slot: int, name: str) -> Any:
+        section = _SECTIONS[name]
+        raw = data[section.start : section.end]
+        known = self._known.get((slot, name))
+        if known is None or known[0] != raw:
+            known = self._known[slot, name] = (raw, section.decode(raw))
+        return known[1]
+
+    def _gpu(self, data: bytes, slot: int) -> GpuSample:
+        record = ffi.from_buffer("struct dh_gpu *", data, require_writable=False)
+        life = self._part(data, slot, "life")
+        uuid, bus, name, serial = self._part(data, slot, "identity")
+        return GpuSample(
+            index=life[0],
+            uuid=uuid,
+            bus=bus,
+            name=name,
+            serial=serial,
+            status=life[2],
+            call=_CALLS[life[3]],
+            call_ns=life[4],
+            passes=life[5],
+            beat_ns=life[6],
+            period_ns=life[7],
+            slow_passes=life[8],
+            failures=life[9],
+            overdue=life[10],
+            probe_ns=life[11],
+            probe_p50_ns=life[12],
+            handles=life[13],
+            readings=self._part(data, slot, "readings"),
+            links=record.links,
+            link_errors=self._part(data, slot, "link_errors"),
+            migs=self._part(data, slot, "migs"),
+            events=self._part(data, slot, "events"),
+            event_mask=record.event_mask,
+            xids=self._part(data, slot, "xids"),
+            xids_forgotten=record.xid_evicted,
+        )
+
+
+def _why(head: Any) -> str:
+    if head.state == lib.DH_STATE_STARTING or not head.err:
+        return ""
+    return _text(ffi.buffer(head.why)[:]) or status_text(head.err)

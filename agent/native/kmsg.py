@@ -1,0 +1,161 @@
+"""The kernel log's thread: opened, started, read and stopped.
+
+Owns the thread. What lines are looked for is the caller's table, and what they mean its business.
+"""
+
+import os
+import struct
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from agent.errors import ProbeError
+from agent.model.log import LogLine, LogSample
+from agent.model.source import SourceSample
+from agent.model.time import NS
+from agent.native._core import ffi, lib
+from agent.native.records import SOURCE_STATES, error_text
+
+_HEAD_SIZE: Final = ffi.sizeof("struct dh_log")
+_LINE: Final = struct.Struct(f"=II4Q{lib.DH_LOG_TEXT}s{lib.DH_LOG_TEXT}s")
+_KEY_CAP: Final = lib.DH_LOG_KEY
+
+if _LINE.size != ffi.sizeof("struct dh_log_line"):
+    raise ImportError(f"struct dh_log_line has {ffi.sizeof('struct dh_log_line')} bytes, not {_LINE.size}")
+
+
+def match(pattern: str, text: str) -> tuple[str, ...] | None:
+    """What the core takes for the key of a line: the fields of ``pattern`` in ``text``, but ``%*``.
+
+    None if the line does not match. The last field is cut, or missing, where all of them and one byte behind
+    each take more than 256 bytes.
+    """
+    key = ffi.new("char[]", _KEY_CAP)
+    line = text.encode("ascii", "backslashreplace")
+    used = lib.dh_pattern_match(_checked(pattern), line, len(line), key, _KEY_CAP)
+    if used < 0:
+        return None
+    return tuple(ffi.buffer(key, used)[:].decode("ascii").removesuffix("\n").split("\n")) if used else ()
+
+
+class Kmsg:
+    """One reader of the kernel log.
+
+    Args:
+        path: ``/dev/kmsg``, or a file or FIFO of such records.
+        patterns: Tried in order; the first that matches a line counts. The native core's header has their
+            language: literal text, and ``%b %d %x %w %k %*``.
+        wake_fd: An eventfd, to stay open until :meth:`stop`. Becomes readable when there is something new.
+        any_facility: Also what user space wrote. For tests: anybody who may write there can then make
+            faults up.
+
+    Raises:
+        ValueError: naming the pattern that is none, and where; or there are more than 128.
+        ProbeError: the kernel refused descriptors or memory.
+    """
+
+    def __init__(self, path: Path, patterns: Sequence[str], wake_fd: int, any_facility: bool) -> None:
+        if len(patterns) > lib.DH_PATTERN_MAX:
+            raise ValueError(f"{len(patterns)} patterns, limit {lib.DH_PATTERN_MAX}")
+        table = b"".join(_checked(pattern) + b"\0" for pattern in patterns)
+        options = ffi.new(
+            "struct dh_kmsg_options *",
+            {
+                "size": ffi.sizeof("struct dh_kmsg_options"),
+                "version": lib.DH_VERSION,
+                "any_facility": int(any_facility),
+            },
+        )
+        out = ffi.new("struct dh_kmsg **")
+        code = lib.dh_kmsg_open(options, os.fsencode(path), table, len(table), wake_fd, out)
+        if code:
+            raise ProbeError(f"{path}: {os.strerror(-code) if -code < 4096 else f'code {code}'}")
+        self._path = path
+        self._wake_fd = wake_fd
+        self._kmsg = out[0]
+        self._size: int = lib.dh_kmsg_size(self._kmsg)
+        self._buffer = ffi.new("uint64_t[]", self._size // 8)
+        self._known: list[tuple[bytes, LogLine]] = []
+        self._last: LogSample | None = None
+
+    def start(self) -> None:
+        """Start the thread. It begins with the oldest record that the kernel has."""
+        code = lib.dh_kmsg_start(self._kmsg)
+        if code:
+            raise ProbeError(f"kernel log thread: {os.strerror(-code)}")
+
+    def read(self) -> LogSample | None:
+        """The newest whole publication, or None before :meth:`start`.
+
+        Until all that the log held has been read once, its source is starting. If the writer is held up in
+        the middle of a copy, the last that was whole, and a wake to read again.
+        """
+        used = lib.dh_kmsg_read(self._kmsg, self._buffer, self._size)
+        if used == lib.DH_ETORN:
+            os.eventfd_write(self._wake_fd, 1)  # what the last wake was for may not have been read
+        elif used >= 0:
+            self._last = self._sample(ffi.buffer(self._buffer, used)[:])
+        return self._last
+
+    def stop(self, timeout_s: float) -> bool:
+        """End the thread. False if it hangs in the kernel: then it is left behind, and harmless."""
+        kmsg, self._kmsg = self._kmsg, ffi.NULL
+        return kmsg == ffi.NULL or int(lib.dh_kmsg_stop(kmsg, int(timeout_s * NS))) == 0
+
+    def _sample(self, data: bytes) -> LogSample:
+        head = ffi.from_buffer("struct dh_log *", data)
+        for slot, at in enumerate(range(_HEAD_SIZE, len(data), _LINE.size)):
+            raw = data[at : at + _LINE.size]
+            if slot == len(self._known):
+                self._known.append((raw, _line(raw)))
+            elif self._known[slot][0] != raw:
+                self._known[slot] = (raw, _line(raw))
+        lines = sorted((line for _, line in self._known), key=lambda line: (line.first_us, line.seq))
+        return LogSample(
+            lines=tuple(lines),
+            source=self._source(head),
+            lost=head.lost,
+            evicted=head.evicted,
+            from_boot=head.lines > 0 and head.first_seq == 0,
+        )
+
+    def _source(self, head: Any) -> SourceSample:
+        return SourceSample(
+            name="kmsg",
+            state=SOURCE_STATES[head.state],
+            beat_ns=head.beat_ns,
+            period_ns=head.period_ns,
+            failures=head.failures,
+            detail=f"{self._path}: {error_text(head.err)}" if head.err else _lack(head),
+            passes=head.passes,
+            vital=False,  # a container has none, and NVML tells most of what it would
+        )
+
+
+def _lack(head: Any) -> str:
+    """What was not read; empty if nothing."""
+    parts = [
+        (head.lost, "records were overwritten before they were read"),
+        (head.evicted, "kinds of lines found no more room"),
+    ]
+    return ", ".join(f"{count} {what}" for count, what in parts if count)
+
+
+def _checked(pattern: str) -> bytes:
+    """The core's form of a pattern, if it is one."""
+    if not pattern.isascii() or "\0" in pattern:
+        raise ValueError(f"pattern {pattern!r}: not ASCII, as all of the kernel log is")
+    raw = pattern.encode()
+    wrong = lib.dh_pattern_check(raw)
+    if wrong:
+        raise ValueError(f"pattern {pattern!r}: not understood from character {wrong - 1} on")
+    return raw
+
+
+def _line(raw: bytes) -> LogLine:
+    pattern, _, times, first_us, last_us, seq, first, last = _LINE.unpack(raw)
+    return LogLine(pattern, times, first_us, last_us, _text(first), _text(last), seq)
+
+
+def _text(padded: bytes) -> str:
+    return padded.rstrip(b"\0").decode("ascii")

@@ -1,0 +1,110 @@
+/*
+ * gpu_record.c - one GPU's record: its thread writes it, publishes it, and learns whether to wake the reader.
+ */
+#include <string.h>
+
+#include "gpus.h"
+
+#define RETRY_PASSES 30 /* slow ones, until an unsupported field is asked for again */
+
+/* The GPU does not have it, or this driver cannot tell. */
+bool dh_gpu_is_unsupported(int code)
+{
+    return code == NVML_ERROR_NOT_SUPPORTED || code == NVML_ERROR_FUNCTION_NOT_FOUND ||
+           code == NVML_ERROR_INVALID_ARGUMENT || code == NVML_ERROR_ARGUMENT_VERSION_MISMATCH;
+}
+
+/* Whatever is asked next would be answered the same: the GPU or the driver fails, not the field. */
+bool dh_gpu_is_dead(nvmlReturn_t code)
+{
+    return code == NVML_ERROR_GPU_IS_LOST || code == NVML_ERROR_UNINITIALIZED ||
+           code == NVML_ERROR_DRIVER_NOT_LOADED || code == NVML_ERROR_LIB_RM_VERSION_MISMATCH ||
+           code == NVML_ERROR_GPU_NOT_FOUND;
+}
+
+/* What any answer says of the GPU as a whole. Passes it on. */
+nvmlReturn_t dh_gpu_note(struct dh_gpu_slot *s, nvmlReturn_t code)
+{
+    if (dh_gpu_is_dead(code)) {
+        s->dead = true;
+        s->status = code;
+    } else if (code == NVML_ERROR_RESET_REQUIRED && !s->dead) {
+        s->status = code;
+    }
+    return code;
+}
+
+bool dh_gpu_is_due(const struct dh_gpu_slot *s, enum dh_gpu_field field)
+{
+    enum dh_gpu_pace pace = dh_gpu_rows[field].pace;
+    uint64_t asleep_ns = s->asleep_ns[field];
+
+    if (asleep_ns && s->now_ns - asleep_ns < RETRY_PASSES * s->w->opt.slow_ns)
+        return false;
+    if (pace == DH_PACE_FIXED)
+        return s->slow && !dh_gpu_is_valid(&s->work, field);
+    return pace == DH_PACE_FAST || s->slow;
+}
+
+/* The outcome of one reading. What the GPU once had is asked for again in the next pass. */
+void dh_gpu_put(struct dh_gpu_slot *s, enum dh_gpu_field field, int code, uint64_t value)
+{
+    uint64_t bit = 1ull << (field % 64);
+    struct dh_gpu *g = &s->work;
+    bool is_seen = g->seen[field / 64] & bit;
+
+    g->code[field] = (uint16_t)code;
+    s->asleep_ns[field] = !is_seen && dh_gpu_is_unsupported(code) ? s->now_ns : 0;
+    if (code) {
+        g->valid[field / 64] &= ~bit;
+        g->value[field] = 0;
+        return;
+    }
+    g->valid[field / 64] |= bit;
+    g->seen[field / 64] |= bit;
+    g->value[field] = value;
+}
+
+/* No call of this pass told anything: nothing is known of the GPU but who it is. */
+void dh_gpu_forget(struct dh_gpu_slot *s)
+{
+    struct dh_gpu *g = &s->work;
+
+    for (uint32_t f = 0; f < DH_GPU_FIELD_NUM; f++)
+        if (dh_gpu_is_valid(g, f))
+            g->code[f] = (uint16_t)s->status;
+    memset(g->valid, 0, sizeof(g->valid));
+    memset(g->value, 0, sizeof(g->value));
+}
+
+/* What a rule may look at whatever the table of wakes says. */
+static bool has_turned(const struct dh_gpu *before, const struct dh_gpu *now)
+{
+    return before->state != now->state || before->status != now->status || before->handles != now->handles ||
+           before->links != now->links || before->mig_generation != now->mig_generation ||
+           before->overdue != now->overdue || strcmp(before->uuid, now->uuid) != 0;
+}
+
+static bool is_news(struct dh_gpu_slot *s)
+{
+    bool news = has_turned(&s->last, &s->work);
+
+    for (uint32_t i = 0; i < s->w->nwakes; i++) /* all of them: each keeps its base */
+        news |= dh_gpu_wakes(&s->w->wakes[i], &s->base[i], &s->last, &s->work, s->now_ns);
+    return news;
+}
+
+void dh_gpu_publish(struct dh_gpu_slot *s)
+{
+    bool news;
+
+    s->work.overdue = atomic_load(&s->caller.overdue);
+    s->work.calls = s->caller.calls;
+    news = is_news(s);
+    dh_seqlock_begin(&s->gpu_seq);
+    dh_words_store(&s->pub, &s->work, DH_GPU_PART);
+    dh_seqlock_end(&s->gpu_seq);
+    memcpy(&s->last, &s->work, DH_GPU_PART);
+    if (news)
+        dh_gpus_ring(s->w);
+}

@@ -1,0 +1,84 @@
+/*
+ * gpu_register.c - a GPU registers for events, on its own thread.
+ *
+ * That can hang like any call, so the waiter does not do it: a GPU without events keeps nobody from theirs.
+ */
+#include "gpus.h"
+
+/* The set to register with, if there is one. An event may come at once: it is known by this handle. */
+static nvmlEventSet_t set_take(struct dh_gpu_slot *s, uint64_t *id)
+{
+    struct dh_gpu_watch *w = s->w;
+    nvmlEventSet_t set;
+
+    pthread_mutex_lock(&w->lock);
+    set = w->set;
+    *id = w->set_id;
+    if (set) {
+        w->set_users++;
+        if (atomic_load(&s->event_dev[0]) != s->dev)
+            atomic_store(&s->event_dev[1], atomic_load(&s->event_dev[0]));
+        atomic_store(&s->event_dev[0], s->dev);
+    }
+    pthread_mutex_unlock(&w->lock);
+    return set;
+}
+
+/* What came of it. The set may have been retired in the meantime: then nothing did. */
+static void set_give(struct dh_gpu_slot *s, uint64_t id, nvmlReturn_t code, uint64_t types)
+{
+    struct dh_gpu_watch *w = s->w;
+    bool registered = !code && types;
+
+    pthread_mutex_lock(&w->lock);
+    if (id == w->set_id) {
+        w->set_users--;
+        w->registered += registered;
+        w->eventless += code ? dh_gpu_is_unsupported((int)code) : !types;
+        atomic_store(&s->event_mask, registered ? types : 0);
+        pthread_cond_broadcast(&w->changed);
+    }
+    pthread_mutex_unlock(&w->lock);
+}
+
+/* There is a set that the GPU is not registered with. One that failed to is tried again at the slow pace. */
+static bool needs_set(struct dh_gpu_slot *s)
+{
+    struct dh_gpu_watch *w = s->w;
+    bool needs, fresh;
+
+    pthread_mutex_lock(&w->lock);
+    needs = w->set && (s->set_id != w->set_id || s->set_handle != s->work.handles);
+    fresh = s->tried_id != w->set_id || s->tried_handle != s->work.handles;
+    pthread_mutex_unlock(&w->lock);
+    return needs && (fresh || s->now_ns - s->register_ns >= w->opt.slow_ns);
+}
+
+/* Register the GPU for all events that it has and we know, once per set and handle. */
+void dh_gpu_register(struct dh_gpu_slot *s)
+{
+    unsigned long long types = 0;
+    nvmlEventSet_t set;
+    nvmlReturn_t code;
+    uint64_t id;
+
+    if (s->dead || !needs_set(s))
+        return;
+    set = set_take(s, &id);
+    if (!set)
+        return;
+    s->register_ns = s->now_ns;
+    s->tried_id = id;
+    s->tried_handle = s->work.handles;
+    code = DH_GPU_NVML(s, DH_CALL_REGISTER, nvmlDeviceGetSupportedEventTypes, s->dev, &types);
+    types &= DH_KNOWN_EVENTS;
+    if (!code && types)
+        code = DH_GPU_NVML(s, DH_CALL_REGISTER, nvmlDeviceRegisterEvents, s->dev, types, set);
+    set_give(s, id, code, types);
+    if (code && !dh_gpu_is_unsupported((int)code)) {
+        atomic_store(&s->w->register_err, (int32_t)code);
+        return;
+    }
+    s->set_id = id;
+    s->set_handle = s->work.handles;
+}

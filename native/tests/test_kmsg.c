@@ -1,0 +1,461 @@
+/* The kernel log's reader, on a file of records and on this thread: what it remembers, and when it wakes. */
+#include <sys/eventfd.h>
+
+#include "check.h"
+#include "fixture.h"
+#include "kmsg.h"
+
+#define LOG "kmsg"
+#define XID "NVRM: Xid (PCI:%b): %d, %*"
+
+static const char patterns[] = XID "\0lost %w%*\0note %*"; /* and the literal's own NUL */
+
+struct log {
+    struct dh_kmsg *k;
+    int wake_fd;
+    struct dh_log *head;
+    const struct dh_log_line *line;
+};
+
+static struct dh_kmsg_options options(void)
+{
+    return (struct dh_kmsg_options){ .size = sizeof(struct dh_kmsg_options), .version = DH_VERSION };
+}
+
+static int open_as(struct log *g, const struct dh_kmsg_options *o, const char *text, size_t len)
+{
+    char path[FX_PATH];
+
+    snprintf(path, sizeof(path), "%s/%s", fx_root, LOG);
+    g->wake_fd = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
+    return dh_kmsg_open(o, path, text, len, g->wake_fd, &g->k);
+}
+
+/* One turn, whatever it is resting for, and a copy. */
+static void turn(struct log *g)
+{
+    g->k->rest_ns = 0;
+    dh_kmsg_turn(g->k);
+    CHECK(dh_kmsg_read(g->k, g->head, dh_kmsg_size(g->k)) >= (int64_t)sizeof(*g->head));
+}
+
+static struct log opened(const char *text)
+{
+    struct dh_kmsg_options o = options();
+    struct log g = { 0 };
+
+    fx_write(text, LOG);
+    fx_must(!open_as(&g, &o, patterns, sizeof(patterns)), "dh_kmsg_open");
+    g.head = aligned_alloc(8, dh_kmsg_size(g.k));
+    g.line = (const struct dh_log_line *)(const void *)(g.head + 1);
+    return g;
+}
+
+static struct log reading(const char *text)
+{
+    struct log g = opened(text);
+
+    turn(&g);
+    return g;
+}
+
+static void closed(struct log *g)
+{
+    CHECK_INT(dh_kmsg_stop(g->k, 0), 0);
+    close(g->wake_fd);
+    free(g->head);
+    fx_remove(LOG);
+}
+
+FX_PRINTF(1) static void say(const char *format, ...)
+{
+    char path[FX_PATH], text[16384];
+    va_list args;
+    int fd, n;
+
+    va_start(args, format);
+    n = vsnprintf(text, sizeof(text), format, args);
+    va_end(args);
+    snprintf(path, sizeof(path), "%s/%s", fx_root, LOG);
+    fd = open(path, O_WRONLY | O_APPEND | O_CLOEXEC);
+    fx_must(n < (int)sizeof(text) && write(fd, text, (size_t)n) == n, path);
+    close(fd);
+}
+
+/* How many wakes the reader got since it looked last; dh_log.wakes has the sum. */
+static uint64_t wakes(struct log *g)
+{
+    uint64_t n;
+
+    return read(g->wake_fd, &n, sizeof(n)) == sizeof(n) ? n : 0;
+}
+
+static void lines_with_one_key_are_one_entry(void)
+{
+    struct log g = reading("4,0,100,-;NVRM: Xid (PCI:0000:3b:00): 31, pid=7, name=a, Ch 8\n"
+                           "4,1,200,-,caller=T1;NVRM: Xid (PCI:0000:3b:00): 31, pid=9, name=b, Ch 9\n"
+                           " SUBSYSTEM=pci\n DEVICE=+pci:0000:3b:00.0\n"
+                           "4,2,300,-;NVRM: Xid (PCI:0000:86:00): 31, pid=7, name=a, Ch 8\n"
+                           "6,3,400,-;nothing that anybody asked for\n"
+                           "4,4,500,-;NVRM: Xid (PCI:0000:3b:00): 13, pid=7\n");
+
+    CHECK_U64(g.head->entries, 3);
+    CHECK_U64(g.head->lines, 5);
+    CHECK_U64(g.head->matched, 4);
+    CHECK_U64(g.head->lost + g.head->evicted + g.head->failures, 0);
+    CHECK_U64(g.line[0].count, 2);
+    CHECK_U64(g.line[0].first_us, 100);
+    CHECK_U64(g.line[0].last_us, 200);
+    CHECK_U64(g.line[0].seq, 1);
+    CHECK_STR(g.line[0].first, "NVRM: Xid (PCI:0000:3b:00): 31, pid=7, name=a, Ch 8");
+    CHECK_STR(g.line[0].last, "NVRM: Xid (PCI:0000:3b:00): 31, pid=9, name=b, Ch 9");
+    CHECK_U64(g.line[1].count, 1);
+    CHECK_STR(g.line[1].first, g.line[1].last);
+    CHECK_U64(g.line[2].count, 1);
+    closed(&g);
+}
+
+static void the_first_pattern_counts(void)
+{
+    struct log g = opened("4,0,0,-;lost and found\n4,1,0,-;note lost\n");
+
+    g.k->lines.pattern[1] = "note %w"; /* before "note %*" */
+    turn(&g);
+    CHECK_U64(g.head->entries, 1);
+    CHECK_U64(g.line[0].pattern, 1);
+    closed(&g);
+}
+
+static void user_space_does_not_speak_for_the_kernel(void)
+{
+    static const char text[] = "12,0,0,-;lost it\n7,1,0,-;lost all\n2147483647,2,0,-;lost us\n";
+    struct log g = reading(text);
+
+    CHECK_U64(g.head->lines, 3);
+    CHECK_U64(g.head->entries, 1);
+    CHECK_STR(g.line[0].first, "lost all");
+    closed(&g);
+    g = opened(text);
+    g.k->lines.any_facility = true;
+    turn(&g);
+    CHECK_U64(g.head->entries, 3);
+    closed(&g);
+}
+
+static void a_gap_in_the_numbers_is_lost_records(void)
+{
+    struct log g = reading("6,10,0,-;a\n6,11,0,-;b\n");
+
+    CHECK_U64(g.head->lost, 0); /* what was overwritten before the start is no loss, but not from boot */
+    CHECK_U64(g.head->first_seq, 10);
+    say("6,15,0,-;c\n");
+    turn(&g);
+    CHECK_U64(g.head->lost, 3);
+    CHECK_U64(g.head->next_seq, 16);
+    closed(&g);
+}
+
+static void a_log_that_is_opened_anew_is_not_counted_twice(void)
+{
+    struct log g = reading("6,0,1,-;lost a\n6,1,2,-;lost b\n");
+
+    close(g.k->fd);
+    g.k->fd = -1;
+    say("6,2,3,-;lost a\n");
+    turn(&g);
+    CHECK_U64(g.head->lines, 3);
+    CHECK_U64(g.line[0].count, 2);
+    CHECK_U64(g.line[1].count, 1);
+    closed(&g);
+}
+
+static void what_is_no_record_is_told(void)
+{
+    static const char *const bad[] = {
+        "", "plain text", "6,1,2,-no semicolon", "6,1;x", "-6,1,2,-;x", ",1,2,-;x",
+        "6,99999999999999999999,2,-;x", "6, 1,2,-;x",
+    };
+
+    for (size_t i = 0; i < sizeof(bad) / sizeof(*bad); i++) {
+        struct log g = reading("6,0,0,-;x\n");
+
+        check_row = bad[i];
+        CHECK_INT(g.head->state, DH_STATE_OK);
+        say("%s\n", bad[i]);
+        turn(&g);
+        CHECK_INT(g.head->state, DH_STATE_FAILING);
+        CHECK_INT(g.head->err, DH_EPARSE);
+        CHECK_U64(g.head->failures, 1);
+        say("6,1,0,-;x\n");
+        turn(&g);
+        CHECK_INT(g.head->state, DH_STATE_OK);
+        CHECK_U64(g.head->lines, 2);
+        closed(&g);
+    }
+    check_row = "";
+}
+
+static void a_line_longer_than_the_buffer_is_dropped(void)
+{
+    struct log g = reading("6,0,0,-;lost a\n");
+
+    for (int i = 0; i < 3; i++)
+        say("%09000d", 0);
+    turn(&g);
+    CHECK_U64(g.head->failures, 1);
+    say("\n6,1,0,-;lost a\n");
+    turn(&g);
+    CHECK_U64(g.head->failures, 1);
+    CHECK_U64(g.line[0].count, 2);
+    closed(&g);
+}
+
+static void a_text_is_cut_but_not_inside_an_escape(void)
+{
+    for (int at = 248; at <= 256; at++) {
+        struct log g = reading("");
+        char want[DH_LOG_TEXT];
+
+        say("6,0,0,-;lost %0*d\\x0arest\n", at - 5, 0);
+        turn(&g);
+        snprintf(want, sizeof(want), "lost %0*d%s", at - 5, 0, at <= 251 ? "\\x0arest" : "");
+        CHECK_STR(g.line[0].first + 240, want + 240);
+        CHECK(g.line[0].first[DH_LOG_TEXT - 1] == '\0');
+        closed(&g);
+    }
+}
+
+static void what_is_left_of_a_longer_text_is_gone(void)
+{
+    static const char zeros[DH_LOG_TEXT];
+    struct log g = reading("6,0,0,-;lost it, and much more\n6,1,0,-;lost it\n");
+
+    CHECK_STR(g.line[0].last, "lost it");
+    CHECK(!memcmp(g.line[0].last + 7, zeros, DH_LOG_TEXT - 7));
+    closed(&g);
+    g = reading("6,0,0,-;lost \x01\xff\n"); /* no kernel writes these */
+    CHECK_STR(g.line[0].last, "lost ??");
+    closed(&g);
+}
+
+static void a_full_table_forgets_what_was_seen_longest_ago(void)
+{
+    struct log g = reading("");
+
+    for (int i = 0; i < DH_LOG_MAX; i++)
+        say("6,%d,9,-;lost w%d\n", i, i);
+    say("6,%d,0,-;lost w0\n", DH_LOG_MAX); /* seen again, though its clock went back */
+    turn(&g);
+    CHECK_U64(g.head->entries, DH_LOG_MAX);
+    CHECK_U64(g.head->evicted, 0);
+    say("6,%d,9,-;lost new\n", DH_LOG_MAX + 1);
+    turn(&g);
+    CHECK_U64(g.head->entries, DH_LOG_MAX);
+    CHECK_U64(g.head->evicted, 1);
+    CHECK_STR(g.line[0].first, "lost w0");
+    CHECK_U64(g.line[0].count, 2);
+    CHECK_STR(g.line[1].first, "lost new");
+    CHECK_U64(g.line[1].count, 1);
+    closed(&g);
+}
+
+/* A FIFO gives pieces: whatever they are, the entries are the same. */
+static void pieces_make_the_same_lines(void)
+{
+    static const char text[] = "6,0,1,-;lost a\n KEY=value\n6,1,2,-;lost b, c\n6,2,3,-;lost a (x)\n";
+    struct log whole = reading(text);
+
+    for (size_t piece = 1; piece < sizeof(text) - 1; piece++) {
+        struct log g = opened("");
+
+        for (size_t at = 0; at < sizeof(text) - 1; at += piece) {
+            size_t n = sizeof(text) - 1 - at < piece ? sizeof(text) - 1 - at : piece;
+
+            memcpy(g.k->lines.buf + g.k->lines.have, text + at, n);
+            dh_lines_take(&g.k->lines, n);
+        }
+        CHECK(!memcmp(g.k->lines.work.line, whole.k->lines.work.line, sizeof(g.k->lines.work.line)));
+        CHECK_INT(dh_kmsg_stop(g.k, 0), 0);
+        close(g.wake_fd);
+        free(g.head);
+    }
+    closed(&whole);
+}
+
+static void what_the_log_held_is_one_wake_at_its_end(void)
+{
+    struct log g = opened("");
+
+    for (int i = 0; i < 300; i++) /* more than a turn reads of a file, 2 MiB */
+        say("6,%d,0,-;lost w%d %08000d\n", i, i % 50, 0);
+    CHECK_INT(dh_kmsg_read(g.k, g.head, dh_kmsg_size(g.k)), -ENODATA);
+    turn(&g);
+    CHECK_INT(g.head->state, DH_STATE_STARTING);
+    CHECK(g.head->lines > 200 && g.head->lines < 300);
+    CHECK_U64(wakes(&g), 0);
+    turn(&g);
+    CHECK_INT(g.head->state, DH_STATE_OK);
+    CHECK_U64(g.head->lines, 300);
+    CHECK_U64(g.head->entries, 50);
+    CHECK_U64(g.head->passes, 2);
+    CHECK_U64(wakes(&g), 1);
+    CHECK_U64(g.head->wakes, 1);
+    CHECK_INT(dh_kmsg_read(g.k, g.head, sizeof(*g.head)), -ENOSPC);
+    CHECK_INT(dh_kmsg_read(g.k, g.head, sizeof(*g.head) - 1), -ENOSPC);
+    closed(&g);
+}
+
+static void a_new_line_wakes_at_once_and_more_of_it_later(void)
+{
+    struct log g = reading("6,0,0,-;lost a\n");
+
+    wakes(&g);
+    g.k->rung_ns = dh_now_ns() - DH_NS / 100;
+    say("6,1,0,-;lost b\n");
+    turn(&g);
+    CHECK_U64(wakes(&g), 1);
+    say("6,2,0,-;nothing\n");
+    turn(&g);
+    CHECK_U64(wakes(&g), 0);
+    g.k->rung_ns = dh_now_ns();
+    say("6,3,0,-;lost b\n");
+    turn(&g);
+    CHECK_U64(wakes(&g), 0); /* known */
+    g.k->rung_ns = dh_now_ns() - DH_NS / 10;
+    turn(&g);
+    CHECK_U64(wakes(&g), 1); /* but told, when it is time */
+    CHECK_U64(g.line[1].count, 2);
+    turn(&g);
+    CHECK_U64(wakes(&g), 0);
+    g.k->rung_ns = dh_now_ns() + DH_NS; /* new ones in masses wait, too */
+    say("6,4,0,-;lost c\n");
+    turn(&g);
+    CHECK_U64(wakes(&g), 0);
+    CHECK_U64(g.head->entries, 3);
+    closed(&g);
+}
+
+static void a_log_that_is_not_there_is_absent_and_looked_for(void)
+{
+    struct log g = opened("");
+
+    fx_remove(LOG);
+    turn(&g);
+    CHECK_INT(g.head->state, DH_STATE_ABSENT);
+    CHECK_INT(g.head->err, ENOENT);
+    CHECK_U64(g.head->failures, 0);
+    CHECK_U64(wakes(&g), 1);
+    CHECK(g.k->rest_ns > dh_now_ns());
+    for (int i = 0; i < 10; i++)
+        turn(&g);
+    CHECK_U64(g.k->retry_ns, 60 * DH_NS);
+    CHECK_U64(wakes(&g), 0); /* nothing new */
+    fx_write("6,0,0,-;lost a\n", LOG);
+    turn(&g);
+    CHECK_INT(g.head->state, DH_STATE_OK);
+    CHECK_INT(g.head->err, 0);
+    CHECK_U64(g.head->entries, 1);
+    CHECK_U64(g.k->retry_ns, DH_NS);
+    CHECK_U64(wakes(&g), 1);
+    closed(&g);
+}
+
+static void one_that_cannot_be_read_fails(void)
+{
+    struct log g = opened("");
+
+    fx_remove(LOG);
+    fx_dir(LOG); /* can be opened, and not read */
+    turn(&g);
+    CHECK_INT(g.head->state, DH_STATE_FAILING);
+    CHECK_INT(g.head->err, EISDIR);
+    CHECK_U64(g.head->failures, 1);
+    CHECK_INT(g.k->fd, -1);
+    closed(&g);
+}
+
+static void wrong_arguments_are_refused(void)
+{
+    struct dh_kmsg_options o = options();
+    char many[2 * DH_PATTERN_MAX + 2];
+    int descriptors = fx_count("/proc/self/fd");
+    struct log g;
+
+#define REFUSED(code, text, len)                                                                       \
+    do {                                                                                               \
+        CHECK_INT(open_as(&g, &o, text, len), code);                                                   \
+        close(g.wake_fd);                                                                              \
+    } while (0)
+    REFUSED(-EINVAL, "%q", 3);
+    REFUSED(-EINVAL, "a\0", 3); /* an empty one */
+    REFUSED(-EINVAL, "ab", 2);  /* no end */
+    for (size_t i = 0; i < sizeof(many); i++)
+        many[i] = i % 2 ? '\0' : 'x';
+    REFUSED(-EINVAL, many, sizeof(many));
+    o.size--;
+    REFUSED(DH_EABI, "a", 2);
+    o = options();
+    o.version++;
+    REFUSED(DH_EABI, "a", 2);
+    o = options();
+    o.any_facility = 2;
+    REFUSED(-EINVAL, "a", 2);
+    o = options();
+    o.reserved = 1;
+    REFUSED(-EINVAL, "a", 2);
+    o = options();
+    CHECK_INT(dh_kmsg_open(&o, "/dev/kmsg", "a", 2, -1, &g.k), -EBADF);
+    CHECK_INT(open_as(&g, &o, many, sizeof(many) - 2), 0);
+    CHECK_INT(dh_kmsg_stop(g.k, 0), 0);
+    close(g.wake_fd);
+    CHECK_INT(open_as(&g, &o, "", 0), 0); /* none: nothing is remembered */
+    CHECK_INT(dh_kmsg_stop(g.k, 0), 0);
+    close(g.wake_fd);
+    CHECK_INT(fx_count("/proc/self/fd"), descriptors);
+}
+
+/* poll(2) calls a file readable at its end, and a FIFO that lost its writer hung up: for ever. */
+static void at_the_end_of_a_file_it_rests(void)
+{
+    struct log g = reading("6,0,0,-;lost a\n");
+    char path[FX_PATH];
+    int fd;
+
+    CHECK(g.k->rest_ns > dh_now_ns());
+    closed(&g);
+    g = opened("");
+    fx_fifo(LOG);
+    turn(&g);
+    CHECK(g.k->rest_ns > dh_now_ns());
+    snprintf(path, sizeof(path), "%s/%s", fx_root, LOG);
+    fd = open(path, O_WRONLY | O_CLOEXEC);
+    turn(&g);
+    CHECK_U64(g.k->rest_ns, 0); /* poll(2) will tell */
+    close(fd);
+    turn(&g);
+    CHECK(g.k->rest_ns > dh_now_ns());
+    closed(&g);
+}
+
+int main(void)
+{
+    fx_begin();
+    lines_with_one_key_are_one_entry();
+    the_first_pattern_counts();
+    user_space_does_not_speak_for_the_kernel();
+    a_gap_in_the_numbers_is_lost_records();
+    a_log_that_is_opened_anew_is_not_counted_twice();
+    what_is_no_record_is_told();
+    a_line_longer_than_the_buffer_is_dropped();
+    a_text_is_cut_but_not_inside_an_escape();
+    what_is_left_of_a_longer_text_is_gone();
+    a_full_table_forgets_what_was_seen_longest_ago();
+    pieces_make_the_same_lines();
+    what_the_log_held_is_one_wake_at_its_end();
+    a_new_line_wakes_at_once_and_more_of_it_later();
+    a_log_that_is_not_there_is_absent_and_looked_for();
+    one_that_cannot_be_read_fails();
+    at_the_end_of_a_file_it_rests();
+    wrong_arguments_are_refused();
+    return check_done("test_kmsg");
+}

@@ -1,0 +1,229 @@
+/* Events: none is lost, none is taken for another GPU's, and no storm keeps the reader busy. */
+#include "check.h"
+#include "gpu_fixture.h"
+
+static const struct dh_xid *xid_of(struct gx *g, uint32_t index, uint32_t code)
+{
+    static const struct dh_xid none;
+    const struct dh_gpu *gpu = gx_gpu(g, index);
+
+    for (uint32_t i = 0; i < gpu->xids; i++)
+        if (gpu->xid[i].code == code)
+            return &gpu->xid[i];
+    return &none;
+}
+
+static void an_xid_is_latched_where_it_happened(void)
+{
+    struct gx g = gx_start(580, "profile h100 gpus=2");
+    uint64_t first;
+
+    gx_ready(&g, 2);
+    EVENTUALLY(gx_head(&g)->wait_state == DH_STATE_OK);
+    CHECK_U64(gx_gpu(&g, 1)->event_mask, 0xff0b);
+    while (gx_woken(&g))
+        ;
+    gx_tell(&g, "gpu 1 xid 79");
+    EVENTUALLY(xid_of(&g, 1, 79)->count == 1);
+    CHECK(gx_woken(&g));
+    first = xid_of(&g, 1, 79)->first_ns;
+    CHECK_U64(xid_of(&g, 1, 79)->last_ns, first);
+    CHECK_U64(xid_of(&g, 1, 79)->gi, DH_NO_INSTANCE);
+    gx_tell(&g, "gpu 1 xid 48 gi=2 ci=0");
+    gx_tell(&g, "gpu 1 xid 79");
+    EVENTUALLY(xid_of(&g, 1, 79)->count == 2);
+    CHECK_U64(xid_of(&g, 1, 79)->first_ns, first);
+    CHECK(xid_of(&g, 1, 79)->last_ns > first);
+    CHECK_U64(xid_of(&g, 1, 48)->gi, 2);
+    CHECK_U64(xid_of(&g, 1, 48)->ci, 0);
+    CHECK_U64(gx_gpu(&g, 1)->event_count[3], 3);
+    CHECK_U64(gx_gpu(&g, 1)->event_last_data[3], 79);
+    CHECK_U64(gx_gpu(&g, 0)->event_count[3], 0);
+    gx_stop(&g);
+}
+
+/* The event of a lost GPU is its own, though it can no longer be asked who it is. */
+static void the_event_of_a_lost_gpu_is_its_own(void)
+{
+    struct gx g = gx_start(580, "profile h100 gpus=2");
+
+    gx_ready(&g, 2);
+    gx_tell(&g, "gpu 1 lost");
+    gx_tell(&g, "gpu 1 xid 79");
+    EVENTUALLY(xid_of(&g, 1, 79)->count == 1);
+    CHECK_U64(gx_gpu(&g, 1)->event_count[14], 1);
+    CHECK_U64(gx_gpu(&g, 0)->event_count[14] + gx_gpu(&g, 0)->event_count[3], 0);
+    CHECK_INT(gx_gpu(&g, 0)->status, 0);
+    gx_stop(&g);
+}
+
+/* The wait of a recovery action's event is not the wait for the next pass. */
+static void a_telling_event_is_followed_by_a_look(void)
+{
+    struct dh_gpus_options o = gx_options();
+    struct gx g = gx_fake(580, "profile h100 gpus=1");
+    uint64_t passes;
+
+    o.period_ns = o.slow_ns = 10 * DH_NS;
+    gx_watch(&g, &o, NULL, 0);
+    gx_ready(&g, 1);
+    EVENTUALLY(gx_gpu(&g, 0)->passes >= 2); /* the second when the event set was there */
+    passes = gx_gpu(&g, 0)->passes;
+    gx_tell(&g, "gpu 0 set recovery_action=1");
+    gx_tell(&g, "gpu 0 event 0x8000 data=1");
+    EVENTUALLY(gx_value(&g, 0, DH_GPU_RECOVERY_ACTION) == 1);
+    CHECK_U64(gx_gpu(&g, 0)->passes, passes + 1);
+    gx_stop(&g);
+}
+
+static void a_storm_is_counted_and_wakes_seldom(void)
+{
+    struct gx g = gx_start(580, "profile h100 gpus=2");
+    uint64_t wakes, count, begun = dh_now_ns();
+
+    gx_ready(&g, 2);
+    wakes = gx_head(&g)->wakes;
+    gx_tell(&g, "storm gpu 0 xid 31 rate=10000 for=1s");
+    gx_tell(&g, "gpu 1 xid 79");
+    EVENTUALLY(xid_of(&g, 1, 79)->count == 1);
+    EVENTUALLY(xid_of(&g, 0, 31)->count >= 9000);
+    do { /* until the last has come */
+        count = xid_of(&g, 0, 31)->count;
+        poll(NULL, 0, 100);
+    } while (xid_of(&g, 0, 31)->count > count);
+    CHECK_U64(count, 10000);
+    CHECK_U64(gx_gpu(&g, 0)->event_count[3], 10000);
+    CHECK(gx_head(&g)->wakes - wakes < (dh_now_ns() - begun) / (10 * MS) + 20);
+    CHECK_U64(gx_gpu(&g, 0)->xids, 1);
+    gx_stop(&g);
+}
+
+static void more_kinds_than_there_is_room_for_forget_the_oldest(void)
+{
+    struct gx g = gx_start(580, "profile h100 gpus=1");
+
+    gx_ready(&g, 1);
+    for (int code = 1; code <= DH_XID_MAX + 2; code++)
+        gx_tell(&g, "gpu 0 xid %d", code);
+    EVENTUALLY(gx_gpu(&g, 0)->xid_evicted == 2);
+    CHECK_U64(gx_gpu(&g, 0)->xids, DH_XID_MAX);
+    CHECK_U64(xid_of(&g, 0, 1)->count + xid_of(&g, 0, 2)->count, 0);
+    CHECK_U64(xid_of(&g, 0, 3)->count, 1);
+    CHECK_U64(xid_of(&g, 0, DH_XID_MAX + 2)->count, 1);
+    CHECK_U64(gx_gpu(&g, 0)->event_count[3], DH_XID_MAX + 2);
+    gx_stop(&g);
+}
+
+/* A failing wait backs off, says nothing of any GPU, and then everything is registered anew. */
+static void a_wait_that_fails_backs_off_and_registers_again(void)
+{
+    struct gx g = gx_start(580, "profile h100 gpus=2");
+    uint64_t waits, failed_ns;
+
+    gx_ready(&g, 2);
+    gx_tell(&g, "wait 15");
+    EVENTUALLY(gx_head(&g)->wait_state == DH_STATE_FAILING);
+    failed_ns = dh_now_ns();
+    CHECK_INT(g.head->wait_err, 15);
+    CHECK_INT(gx_gpu(&g, 0)->status | gx_gpu(&g, 1)->status, 0);
+    waits = g.head->wait_passes;
+    EVENTUALLY(gx_head(&g)->wait_failures == 2); /* after 1 s, and then not before 2 s more */
+    CHECK(dh_now_ns() - failed_ns > 900 * MS);
+    CHECK(g.head->wait_passes - waits <= 2);
+    CHECK_U64(gx_gpu(&g, 0)->event_mask, 0);
+    gx_tell(&g, "wait 0");
+    EVENTUALLY(gx_head(&g)->wait_state == DH_STATE_OK);
+    EVENTUALLY(gx_gpu(&g, 0)->event_mask && gx_gpu(&g, 1)->event_mask);
+    gx_tell(&g, "gpu 1 xid 95");
+    EVENTUALLY(xid_of(&g, 1, 95)->count == 1);
+    gx_stop(&g);
+}
+
+/* A library whose wait returns at once must not cost a core. */
+static void a_wait_that_does_not_wait_is_no_loop(void)
+{
+    struct gx g = gx_start(580, "profile h100 gpus=1");
+    uint64_t waits, begun;
+
+    gx_ready(&g, 1);
+    gx_tell(&g, "wait 10");
+    begun = dh_now_ns();
+    waits = gx_head(&g)->wait_passes;
+    EVENTUALLY(gx_head(&g)->wait_passes >= waits + 3);
+    CHECK(dh_now_ns() - begun > 2 * DH_EVENT_WAIT_NS * 9 / 10);
+    gx_stop(&g);
+}
+
+static void a_gpu_that_cannot_register_keeps_nobody_from_it(void)
+{
+    struct gx g = gx_start(580, "profile h100 gpus=2\ngpu 0 fail nvmlDeviceRegisterEvents 999");
+
+    EVENTUALLY(gx_gpu(&g, 1)->event_mask);
+    gx_tell(&g, "gpu 1 xid 13");
+    EVENTUALLY(xid_of(&g, 1, 13)->count == 1);
+    CHECK_U64(gx_gpu(&g, 0)->event_mask, 0);
+    CHECK_INT(gx_gpu(&g, 0)->status, 0);
+    gx_tell(&g, "gpu 0 fail nvmlDeviceRegisterEvents 0");
+    EVENTUALLY(gx_gpu(&g, 0)->event_mask);
+    gx_tell(&g, "gpu 0 xid 13");
+    EVENTUALLY(xid_of(&g, 0, 13)->count == 1);
+    gx_stop(&g);
+}
+
+static void a_gpu_that_hangs_while_it_registers_keeps_nobody_from_it(void)
+{
+    struct gx g = gx_start(580, "profile h100 gpus=2\ngpu 0 hang nvmlDeviceRegisterEvents");
+
+    EVENTUALLY(gx_gpu(&g, 0)->overdue == 1);
+    CHECK_INT(gx_gpu(&g, 0)->call, DH_CALL_REGISTER);
+    EVENTUALLY(gx_gpu(&g, 1)->event_mask);
+    gx_tell(&g, "gpu 1 xid 13");
+    EVENTUALLY(xid_of(&g, 1, 13)->count == 1);
+    gx_tell(&g, "wait 999"); /* the set is given up while a thread hangs with it */
+    EVENTUALLY(gx_head(&g)->wait_failures >= 1);
+    gx_tell(&g, "wait 0");
+    gx_tell(&g, "gpu 0 release");
+    EVENTUALLY(gx_gpu(&g, 0)->event_mask && gx_gpu(&g, 1)->event_mask);
+    gx_tell(&g, "gpu 0 xid 13");
+    EVENTUALLY(xid_of(&g, 0, 13)->count == 1);
+    gx_stop(&g);
+}
+
+static void nobody_who_can_register_is_a_failure(void)
+{
+    struct gx g = gx_start(580, "profile h100 gpus=1\ngpu 0 fail nvmlDeviceRegisterEvents 4");
+
+    EVENTUALLY(gx_head(&g)->wait_state == DH_STATE_FAILING);
+    CHECK_INT(g.head->wait_err, NVML_ERROR_NO_PERMISSION);
+    CHECK_INT(gx_gpu(&g, 0)->status, 0);
+    gx_tell(&g, "gpu 0 fail nvmlDeviceRegisterEvents 0");
+    EVENTUALLY(gx_head(&g)->wait_state == DH_STATE_OK);
+    gx_stop(&g);
+}
+
+static void gpus_without_events_have_no_waiter(void)
+{
+    struct gx g = gx_start(580, "profile h100 gpus=1\ngpu 0 fail nvmlDeviceGetSupportedEventTypes 3");
+
+    EVENTUALLY(gx_head(&g)->wait_state == DH_STATE_ABSENT);
+    CHECK_U64(gx_gpu(&g, 0)->event_mask, 0);
+    CHECK_INT(gx_gpu(&g, 0)->status, 0);
+    gx_stop(&g);
+}
+
+int main(void)
+{
+    fx_begin();
+    an_xid_is_latched_where_it_happened();
+    the_event_of_a_lost_gpu_is_its_own();
+    a_telling_event_is_followed_by_a_look();
+    a_storm_is_counted_and_wakes_seldom();
+    more_kinds_than_there_is_room_for_forget_the_oldest();
+    a_wait_that_fails_backs_off_and_registers_again();
+    a_wait_that_does_not_wait_is_no_loop();
+    a_gpu_that_cannot_register_keeps_nobody_from_it();
+    a_gpu_that_hangs_while_it_registers_keeps_nobody_from_it();
+    nobody_who_can_register_is_a_failure();
+    gpus_without_events_have_no_waiter();
+    return check_done("test_thread_gpu_events");
+}

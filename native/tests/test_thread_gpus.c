@@ -1,0 +1,335 @@
+/* GPUs that are read, lost, hang, and come back; and one that does so harms no other. */
+#include "check.h"
+#include "gpu_fixture.h"
+
+static void every_gpu_is_read(void)
+{
+    int descriptors = fx_count("/proc/self/fd");
+    struct gx g = gx_start(580, "profile h100 gpus=3\n"
+                                "gpu 1 set temperature=71 temperature.margin=-3\n"
+                                "gpu 1 set nvlink.4.state=0 nvlink.2.replay=5");
+
+    gx_ready(&g, 3);
+    CHECK_U64(g.head->generation, 1);
+    CHECK_U64(g.head->count, 3);
+    CHECK_STR(g.head->driver, "580.95.05");
+    for (uint32_t i = 0; i < 3; i++) {
+        const struct dh_gpu *gpu = gx_gpu(&g, i);
+
+        CHECK_INT(gpu->status, 0);
+        CHECK_INT(gpu->state, DH_STATE_OK);
+        CHECK_U64(gpu->handles, 1);
+        CHECK_U64(gpu->links, 18);
+        CHECK_STR(gpu->name, "NVIDIA H100 80GB HBM3");
+        CHECK(strlen(gpu->uuid) == 40 && strlen(gpu->bus) == 12);
+        CHECK(gpu->probe_ns > 0 && gpu->probe_p50_ns > 0);
+    }
+    CHECK_INT(gx_value(&g, 0, DH_GPU_TEMP), 33);
+    CHECK_INT(gx_value(&g, 1, DH_GPU_TEMP), 71);
+    CHECK_INT(gx_value(&g, 1, DH_GPU_MARGIN), -3);
+    CHECK_INT(gx_value(&g, 0, DH_GPU_LINKS_UP), 0x3ffff);
+    CHECK_INT(gx_value(&g, 1, DH_GPU_LINKS_UP), 0x3ffef);
+    EVENTUALLY(gx_value(&g, 1, DH_GPU_LINK_REPLAY) == 5);
+    CHECK_U64(gx_gpu(&g, 1)->link_errors[2], 5);
+    CHECK_INT(gx_value(&g, 0, DH_GPU_RETIRED_SBE), -1); /* it remaps rows instead */
+    CHECK_INT(gx_gpu(&g, 0)->code[DH_GPU_RETIRED_SBE], NVML_ERROR_NOT_SUPPORTED);
+    CHECK(gx_woken(&g));
+    CHECK_INT(dh_gpus_start(g.w), -EBUSY);
+    gx_stop(&g);
+    EVENTUALLY(fx_count("/proc/self/fd") <= descriptors + 1); /* the fake's own socket stays */
+}
+
+static void an_older_driver_lacks_fields_and_functions(void)
+{
+    struct gx g = gx_start(535, "profile h100 gpus=1\ngpu 0 set nvlink.3.crc_flit=9");
+
+    gx_ready(&g, 1);
+    CHECK_INT(gx_gpu(&g, 0)->status, 0);
+    CHECK_INT(gx_value(&g, 0, DH_GPU_TEMP), 33);
+    CHECK_INT(gx_value(&g, 0, DH_GPU_RECOVERY_ACTION), -1);
+    CHECK_INT(gx_gpu(&g, 0)->code[DH_GPU_RECOVERY_ACTION], NVML_ERROR_NOT_SUPPORTED);
+    CHECK_INT(gx_gpu(&g, 0)->code[DH_GPU_MARGIN], NVML_ERROR_FUNCTION_NOT_FOUND);
+    CHECK_INT(gx_value(&g, 0, DH_GPU_FABRIC_STATE), 3); /* the first version of the structure has it */
+    CHECK_INT(gx_value(&g, 0, DH_GPU_FABRIC_HEALTH), -1);
+    CHECK_INT(gx_value(&g, 0, DH_GPU_SLOWED_HW_THERMAL), -1);
+    EVENTUALLY(gx_value(&g, 0, DH_GPU_LINK_CRC) == 9);
+    CHECK_INT(gx_gpu(&g, 0)->event_mask & nvmlEventTypeGpuRecoveryAction, 0);
+    gx_stop(&g);
+}
+
+/* One call for all fields, and one for each of three sensors: what a quiet second costs. */
+static void a_quiet_pass_is_four_calls(void)
+{
+    struct dh_gpus_options o = gx_options();
+    struct gx g = gx_fake(580, "profile h100 gpus=1");
+    struct dh_gpu before, after;
+
+    o.slow_ns = 3600 * DH_NS;
+    gx_watch(&g, &o, NULL, 0);
+    gx_ready(&g, 1);
+    EVENTUALLY(gx_gpu(&g, 0)->passes >= 5);
+    before = *gx_gpu(&g, 0);
+    EVENTUALLY(gx_gpu(&g, 0)->passes >= before.passes + 20);
+    after = *gx_gpu(&g, 0);
+    CHECK_U64(after.calls - before.calls, 4 * (after.passes - before.passes));
+    CHECK_U64(after.slow_passes, before.slow_passes);
+    gx_stop(&g);
+}
+
+/* Where nvmlDeviceGetFieldValues knows no links, they have functions of their own. */
+static void links_are_asked_by_function_where_fields_are_not_known(void)
+{
+    struct gx g = gx_start(580, "profile a100 gpus=1\ngpu 0 fail field 165 3\ngpu 0 fail field 161 3\n"
+                                "gpu 0 set nvlink.7.state=0 nvlink.1.replay=2");
+
+    gx_ready(&g, 1);
+    CHECK_U64(gx_gpu(&g, 0)->links, 12);
+    CHECK_INT(gx_value(&g, 0, DH_GPU_LINKS_UP), 0xf7f);
+    EVENTUALLY(gx_value(&g, 0, DH_GPU_LINK_REPLAY) == 2);
+    CHECK_U64(gx_gpu(&g, 0)->link_errors[1], 2);
+    gx_stop(&g);
+}
+
+static uint64_t asked_who_it_is(struct gx *g, int gpu)
+{
+    return gx_tell(g, "gpu %d calls nvmlDeviceGetHandleByUUID", gpu) +
+           gx_tell(g, "gpu %d calls nvmlDeviceGetUUID", gpu);
+}
+
+static void a_lost_gpu_is_known_and_found_again(void)
+{
+    struct gx g = gx_start(580, "profile h100 gpus=3");
+    uint64_t passes, others;
+
+    gx_ready(&g, 3);
+    gx_tell(&g, "gpu 1 lost");
+    EVENTUALLY(gx_gpu(&g, 1)->status == NVML_ERROR_GPU_IS_LOST);
+    CHECK_INT(gx_gpu(&g, 1)->state, DH_STATE_FAILING);
+    CHECK_U64(gx_gpu(&g, 1)->valid[0] | gx_gpu(&g, 1)->valid[1], 0);
+    CHECK(strlen(gx_gpu(&g, 1)->uuid) == 40);
+    CHECK_U64(gx_gpu(&g, 1)->event_count[14], 1);
+    others = asked_who_it_is(&g, 0);
+    passes = gx_gpu(&g, 1)->passes;
+    EVENTUALLY(gx_gpu(&g, 1)->passes > passes + 12); /* some of them try for a fresh handle */
+    CHECK_U64(gx_gpu(&g, 1)->handles, 1);
+    CHECK_U64(gx_gpu(&g, 1)->failures >= 12, 1);
+    CHECK_INT(gx_gpu(&g, 0)->status, 0);
+    CHECK_U64(asked_who_it_is(&g, 0), others);
+    CHECK_U64(gx_head(&g)->generation, 1);
+
+    while (gx_woken(&g))
+        ;
+    gx_tell(&g, "gpu 1 back");
+    EVENTUALLY(gx_gpu(&g, 1)->status == 0);
+    CHECK_U64(gx_gpu(&g, 1)->handles, 2);
+    CHECK_INT(gx_value(&g, 1, DH_GPU_TEMP), 33);
+    CHECK_INT(gx_value(&g, 1, DH_GPU_TEMP_SHUTDOWN), 95);
+    CHECK(gx_woken(&g));
+    gx_stop(&g);
+}
+
+static void a_gpu_that_is_lost_from_the_start_has_a_record(void)
+{
+    struct gx g = gx_start(580, "profile h100 gpus=2\ngpu 1 lost");
+
+    EVENTUALLY(gx_gpu(&g, 1)->status == NVML_ERROR_GPU_IS_LOST);
+    CHECK_STR(gx_gpu(&g, 1)->uuid, "");
+    CHECK_U64(gx_gpu(&g, 1)->handles, 0);
+    gx_tell(&g, "gpu 1 back");
+    EVENTUALLY(gx_gpu(&g, 1)->status == 0 && gx_value(&g, 1, DH_GPU_TEMP) == 33);
+    CHECK(strlen(gx_gpu(&g, 1)->uuid) == 40);
+    CHECK_U64(gx_gpu(&g, 1)->handles, 1);
+    CHECK_U64(gx_head(&g)->gpus, 2);
+    gx_stop(&g);
+}
+
+/* What one function answers says nothing of the others; what it says of the GPU as a whole does. */
+static void a_field_that_fails_is_no_lost_gpu(void)
+{
+    struct gx g = gx_start(580, "profile h100 gpus=1");
+
+    gx_ready(&g, 1);
+    gx_tell(&g, "gpu 0 fail nvmlDeviceGetTemperature 999");
+    EVENTUALLY(gx_gpu(&g, 0)->code[DH_GPU_TEMP] == 999);
+    CHECK_INT(gx_value(&g, 0, DH_GPU_TEMP), -1);
+    CHECK_INT(gx_gpu(&g, 0)->status, 0);
+    CHECK_INT(gx_value(&g, 0, DH_GPU_ECC_UNCORRECTABLE), 0);
+    gx_tell(&g, "gpu 0 fail nvmlDeviceGetTemperature 0");
+    EVENTUALLY(gx_value(&g, 0, DH_GPU_TEMP) == 33);
+
+    gx_tell(&g, "gpu 0 fail nvmlDeviceGetFieldValues 999");
+    EVENTUALLY(gx_gpu(&g, 0)->status == 999);
+    CHECK_INT(gx_value(&g, 0, DH_GPU_ECC_UNCORRECTABLE), -1);
+    CHECK_INT(gx_value(&g, 0, DH_GPU_TEMP), 33);
+    gx_tell(&g, "gpu 0 fail nvmlDeviceGetFieldValues 0");
+    EVENTUALLY(gx_gpu(&g, 0)->status == 0 && gx_value(&g, 0, DH_GPU_ECC_UNCORRECTABLE) == 0);
+
+    gx_tell(&g, "gpu 0 fail field 4 16");
+    EVENTUALLY(gx_gpu(&g, 0)->status == NVML_ERROR_RESET_REQUIRED);
+    CHECK_INT(gx_value(&g, 0, DH_GPU_RECOVERY_ACTION), 0); /* which tells what to do */
+    gx_stop(&g);
+}
+
+static void a_gpu_that_hangs_delays_nobody(void)
+{
+    struct gx g = gx_start(580, "profile h100 gpus=3");
+    uint64_t beat, passes;
+
+    gx_ready(&g, 3);
+    gx_tell(&g, "gpu 1 hang nvmlDeviceGetFieldValues");
+    EVENTUALLY(gx_gpu(&g, 1)->overdue == 1);
+    CHECK_INT(gx_gpu(&g, 1)->call, DH_CALL_FIELDS);
+    CHECK(dh_now_ns() - gx_gpu(&g, 1)->call_ns >= 200 * MS);
+    CHECK(gx_woken(&g));
+    beat = gx_gpu(&g, 1)->beat_ns;
+    passes = gx_gpu(&g, 0)->passes;
+    EVENTUALLY(gx_gpu(&g, 0)->passes > passes + 10 && gx_gpu(&g, 2)->passes > passes + 10);
+    CHECK_U64(gx_gpu(&g, 1)->beat_ns, beat);
+    CHECK_U64(gx_gpu(&g, 1)->overdue, 1); /* once, however long it takes */
+    CHECK_INT(gx_head(&g)->call, DH_CALL_NONE);
+    while (gx_woken(&g))
+        ;
+    gx_tell(&g, "gpu 1 release");
+    EVENTUALLY(gx_gpu(&g, 1)->beat_ns > beat);
+    CHECK(gx_woken(&g));
+    CHECK_INT(gx_gpu(&g, 1)->status, 0);
+    gx_stop(&g);
+}
+
+/* A lock inside the driver holds all: then each is overdue by its own clock, and the reader still reads. */
+static void a_lock_in_the_driver_holds_all_and_no_reader(void)
+{
+    struct gx g = gx_start(580, "profile h100 gpus=4");
+
+    gx_ready(&g, 4);
+    gx_tell(&g, "gpu 2 hang all lock");
+    for (uint32_t i = 0; i < 4; i++)
+        EVENTUALLY(gx_gpu(&g, i)->overdue >= 1);
+    EVENTUALLY(gx_head(&g)->call == DH_CALL_SYSTEM);
+    gx_tell(&g, "gpu 2 release");
+    for (uint32_t i = 0; i < 4; i++) {
+        uint64_t passes = gx_gpu(&g, i)->passes;
+
+        EVENTUALLY(gx_gpu(&g, i)->passes > passes + 1);
+    }
+    gx_stop(&g);
+}
+
+static void a_library_that_hangs_in_init_is_told_of(void)
+{
+    struct dh_gpus_options o = gx_options();
+    struct gx g = gx_fake(580, "profile h100 gpus=1\ninit hang 1s");
+
+    gx_watch(&g, &o, NULL, 0);
+    EVENTUALLY(gx_head(&g)->call == DH_CALL_INIT);
+    CHECK_INT(g.head->state, DH_STATE_STARTING);
+    EVENTUALLY(gx_woken(&g)); /* it is overdue */
+    CHECK_INT(gx_head(&g)->call, DH_CALL_INIT);
+    gx_ready(&g, 1);
+    gx_stop(&g);
+}
+
+static void stop_does_not_wait_for_init(void)
+{
+    struct dh_gpus_options o = gx_options();
+    struct gx g = gx_fake(580, "profile h100 gpus=1\ninit hang 2s");
+    int before = fx_count("/proc/self/task"); /* a thread that was just joined may still be listed */
+
+    gx_watch(&g, &o, NULL, 0);
+    EVENTUALLY(gx_head(&g)->call == DH_CALL_INIT);
+    CHECK_INT(dh_gpus_stop(g.w, 50 * MS), -ETIMEDOUT);
+    EVENTUALLY(fx_count("/proc/self/task") <= before + 1); /* the fake's own; the library stays as it is */
+    gx_free(&g);
+}
+
+/* Stop is bounded. What is left behind ends by itself, and frees all: LeakSanitizer sees to that. */
+static void stop_leaves_what_hangs_behind(void)
+{
+    struct gx g = gx_start(580, "profile h100 gpus=3");
+    int before, control;
+    uint64_t begun;
+
+    gx_ready(&g, 3);
+    before = fx_count("/proc/self/task");
+    gx_tell(&g, "gpu 1 hang all");
+    EVENTUALLY(gx_gpu(&g, 1)->overdue >= 1);
+    control = g.control;
+    g.control = -1;
+    while (gx_woken(&g))
+        ;
+    begun = dh_now_ns();
+    CHECK_INT(dh_gpus_stop(g.w, 700 * MS), -ETIMEDOUT);
+    CHECK(dh_now_ns() - begun >= 700 * MS);
+    EVENTUALLY(fx_count("/proc/self/task") <= before - 5); /* all but the one that hangs */
+    while (gx_woken(&g))
+        ;
+    g.control = control;
+    gx_tell(&g, "gpu 1 release");
+    EVENTUALLY(fx_count("/proc/self/task") <= before - 6);
+    CHECK(!gx_woken(&g)); /* nothing of the caller's is touched any more */
+    gx_free(&g);
+}
+
+static struct gx *torn;
+static _Atomic int torn_stop;
+
+static void *torn_reader(void *arg)
+{
+    char *buf = aligned_alloc(8, torn->cap);
+    const struct dh_gpu *gpu = (const struct dh_gpu *)(const void *)((struct dh_gpus *)(void *)buf + 1);
+    uintptr_t bad = 0;
+
+    (void)arg;
+    while (!atomic_load(&torn_stop)) {
+        if (dh_gpus_read(torn->w, buf, torn->cap) <= 0 || !dh_gpu_is_valid(gpu, DH_GPU_ECC_CORRECTABLE))
+            continue;
+        /* the fake changes them together, one is read after the other in the same pass */
+        bad += gpu->value[DH_GPU_ECC_CORRECTABLE] != gpu->value[DH_GPU_PCIE_REPLAY];
+        bad += gpu->passes < gpu->slow_passes;
+    }
+    free(buf);
+    return (void *)bad;
+}
+
+static void a_record_is_whole(void)
+{
+    struct dh_gpus_options o = gx_options();
+    struct gx g = gx_fake(580, "profile h100 gpus=1");
+    pthread_t reader[2];
+
+    o.period_ns = 10 * MS;
+    gx_watch(&g, &o, NULL, 0);
+    gx_ready(&g, 1);
+    torn = &g;
+    for (int i = 0; i < 2; i++)
+        fx_must(!pthread_create(&reader[i], NULL, torn_reader, NULL), "pthread_create");
+    for (uint64_t passes = gx_gpu(&g, 0)->passes; gx_gpu(&g, 0)->passes < passes + 50;)
+        gx_tell(&g, "gpu 0 set ecc.dram.correctable.volatile=+1 pcie.replay=+1");
+    atomic_store(&torn_stop, 1);
+    for (int i = 0; i < 2; i++) {
+        void *bad;
+
+        pthread_join(reader[i], &bad);
+        CHECK_U64((uintptr_t)bad, 0);
+    }
+    gx_stop(&g);
+}
+
+int main(void)
+{
+    fx_begin();
+    every_gpu_is_read();
+    an_older_driver_lacks_fields_and_functions();
+    a_quiet_pass_is_four_calls();
+    links_are_asked_by_function_where_fields_are_not_known();
+    a_lost_gpu_is_known_and_found_again();
+    a_gpu_that_is_lost_from_the_start_has_a_record();
+    a_field_that_fails_is_no_lost_gpu();
+    a_gpu_that_hangs_delays_nobody();
+    a_lock_in_the_driver_holds_all_and_no_reader();
+    a_library_that_hangs_in_init_is_told_of();
+    stop_does_not_wait_for_init();
+    stop_leaves_what_hangs_behind();
+    a_record_is_whole();
+    return check_done("test_thread_gpus");
+}

@@ -1,0 +1,213 @@
+/*
+ * The kernel log's thread, on a FIFO: readers that copy as fast as they can get no torn copy, a flood does
+ * not keep the thread from ending, and silence does not keep it from beating.
+ */
+#include <signal.h>
+#include <sys/eventfd.h>
+
+#include "check.h"
+#include "fixture.h"
+#include "kmsg.h"
+
+#define READERS 3
+#define KINDS 40
+#define LINES 20000 /* at the least; and until each reader saw so many changes: */
+#define CHANGES 10
+
+#define EVENTUALLY(cond)                                                                               \
+    do {                                                                                               \
+        uint64_t since_ = dh_now_ns();                                                                 \
+        while (!(cond) && dh_now_ns() - since_ < 10 * DH_NS)                                           \
+            usleep(1000);                                                                              \
+        CHECK(cond);                                                                                   \
+    } while (0)
+
+static _Atomic bool over;
+
+struct reader {
+    pthread_t thread;
+    struct dh_kmsg *k;
+    _Atomic uint64_t changes;
+    const char *_Atomic broken;
+};
+
+static struct dh_kmsg *opened(void)
+{
+    const struct dh_kmsg_options o = { .size = sizeof(o), .version = DH_VERSION };
+    char path[FX_PATH];
+    struct dh_kmsg *k;
+    int wake_fd = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
+
+    snprintf(path, sizeof(path), "%s/kmsg", fx_root);
+    fx_fifo("kmsg");
+    fx_must(!dh_kmsg_open(&o, path, "kind %d: %*", sizeof("kind %d: %*"), wake_fd, &k), "dh_kmsg_open");
+    close(wake_fd); /* the reader has its own */
+    return k;
+}
+
+/* The end to write to, blocking, of a FIFO that has a reader. */
+static int writer(void)
+{
+    char path[FX_PATH];
+
+    snprintf(path, sizeof(path), "%s/kmsg", fx_root);
+    return open(path, O_WRONLY | O_CLOEXEC);
+}
+
+static void line_write(int fd, uint64_t seq)
+{
+    char text[128];
+    int n = snprintf(text, sizeof(text), "6,%" PRIu64 ",%" PRIu64 ",-;kind %" PRIu64 ": %" PRIu64 "\n",
+                     seq, seq, seq % KINDS, seq);
+
+    fx_must(write(fd, text, (size_t)n) == n, "write");
+}
+
+/* Each line says its number, those of one kind are KINDS apart: a whole entry is so in all its members. */
+static const char *look(const struct dh_log *before, const struct dh_log *now)
+{
+    const struct dh_log_line *line = (const struct dh_log_line *)(const void *)(now + 1);
+    uint64_t sum = 0;
+
+    if (now->matched < before->matched || now->passes < before->passes || now->beat_ns < before->beat_ns)
+        return "time went back";
+    if (now->lost || now->failures || now->entries > KINDS || now->next_seq != now->lines)
+        return "the head is no head";
+    for (uint32_t i = 0; i < now->entries; i++) {
+        char first[DH_LOG_TEXT], last[DH_LOG_TEXT];
+
+        snprintf(first, sizeof(first), "kind %u: %u", i, i);
+        snprintf(last, sizeof(last), "kind %u: %" PRIu64, i, line[i].seq);
+        if (strcmp(line[i].first, first) || strcmp(line[i].last, last) || line[i].first_us != i ||
+            line[i].last_us != line[i].seq || line[i].seq != i + (line[i].count - 1) * KINDS)
+            return "an entry is torn";
+        sum += line[i].count;
+    }
+    return sum == now->matched ? NULL : "entries of another time";
+}
+
+static void *reader_main(void *arg)
+{
+    struct reader *r = arg;
+    size_t cap = dh_kmsg_size(r->k);
+    struct dh_log *now = aligned_alloc(8, cap), *before = aligned_alloc(8, cap), *spare;
+
+    memset(before, 0, sizeof(*before));
+    while (!atomic_load(&over) && !r->broken) {
+        int64_t used = dh_kmsg_read(r->k, now, cap);
+
+        if (used == DH_ETORN)
+            continue;
+        r->broken = used < 0 ? "an error" : look(before, now);
+        r->changes += now->matched != before->matched;
+        spare = before;
+        before = now;
+        now = spare;
+    }
+    free(now);
+    free(before);
+    return NULL;
+}
+
+static bool seen_enough(const struct reader *reader)
+{
+    for (int i = 0; i < READERS; i++)
+        if (reader[i].changes < CHANGES && !reader[i].broken)
+            return false;
+    return true;
+}
+
+static void no_copy_is_torn(void)
+{
+    struct dh_kmsg *k = opened();
+    struct reader reader[READERS] = { 0 };
+    struct dh_log *head = aligned_alloc(8, dh_kmsg_size(k));
+    uint64_t begun = dh_now_ns(), seq = 0;
+    int fd;
+
+    CHECK_INT(dh_kmsg_start(k), 0);
+    CHECK_INT(dh_kmsg_start(k), -EBUSY);
+    fd = writer();
+    for (int i = 0; i < READERS; i++) {
+        reader[i].k = k;
+        fx_must(!pthread_create(&reader[i].thread, NULL, reader_main, &reader[i]), "pthread_create");
+    }
+    while (seq < LINES || (!seen_enough(reader) && dh_now_ns() - begun < 10 * DH_NS))
+        line_write(fd, seq++);
+    EVENTUALLY(dh_kmsg_read(k, head, dh_kmsg_size(k)) > 0 && head->matched == seq);
+    atomic_store(&over, true);
+    for (int i = 0; i < READERS; i++) {
+        pthread_join(reader[i].thread, NULL);
+        CHECK_STR(reader[i].broken ? reader[i].broken : "", "");
+        CHECK(reader[i].changes >= CHANGES);
+    }
+    CHECK_INT(dh_kmsg_stop(k, 5 * DH_NS), 0);
+    close(fd);
+    free(head);
+}
+
+static void *flood_main(void *arg)
+{
+    int fd = writer();
+
+    (void)arg;
+    for (uint64_t seq = 0; !atomic_load(&over); seq++) {
+        char text[64];
+        int n = snprintf(text, sizeof(text), "6,%" PRIu64 ",0,-;kind 1: \n", seq);
+
+        (void)!write(fd, text, (size_t)n); /* EPIPE when the reader is gone */
+    }
+    close(fd);
+    return NULL;
+}
+
+static void a_flood_does_not_keep_the_thread_from_ending(void)
+{
+    struct dh_kmsg *k = opened();
+    struct dh_log *head = aligned_alloc(8, dh_kmsg_size(k));
+    pthread_t flood;
+
+    atomic_store(&over, false);
+    CHECK_INT(dh_kmsg_start(k), 0);
+    fx_must(!pthread_create(&flood, NULL, flood_main, NULL), "pthread_create");
+    EVENTUALLY(dh_kmsg_read(k, head, dh_kmsg_size(k)) > 0 && head->matched > 1000);
+    CHECK_INT(dh_kmsg_stop(k, 5 * DH_NS), 0);
+    atomic_store(&over, true);
+    pthread_join(flood, NULL);
+    free(head);
+}
+
+static void silence_does_not_keep_it_from_beating(void)
+{
+    struct dh_kmsg *k = opened();
+    struct dh_log *head = aligned_alloc(8, dh_kmsg_size(k));
+    uint64_t begun = dh_now_ns();
+    int fd;
+
+    k->lines.work.head.period_ns = DH_NS / 100;
+    CHECK_INT(dh_kmsg_start(k), 0);
+    CHECK(dh_kmsg_read(k, head, dh_kmsg_size(k)) > 0);
+    CHECK(head->beat_ns >= begun);
+    fd = writer();
+    EVENTUALLY(dh_kmsg_read(k, head, dh_kmsg_size(k)) > 0 && head->passes > 20);
+    CHECK_U64(head->lines, 0);
+    CHECK_INT(head->state, DH_STATE_OK);
+    CHECK(head->wakes <= 1);
+    CHECK_INT(dh_kmsg_stop(k, 5 * DH_NS), 0);
+    close(fd);
+    free(head);
+}
+
+int main(void)
+{
+    int descriptors;
+
+    signal(SIGPIPE, SIG_IGN);
+    fx_begin();
+    descriptors = fx_count("/proc/self/fd");
+    no_copy_is_torn();
+    a_flood_does_not_keep_the_thread_from_ending();
+    silence_does_not_keep_it_from_beating();
+    CHECK_INT(fx_count("/proc/self/fd"), descriptors);
+    return check_done("test_thread_kmsg");
+}

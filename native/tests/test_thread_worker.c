@@ -1,0 +1,148 @@
+/* A thread that can be left behind: whatever happens, its owner is released, and once. */
+#include <signal.h>
+
+#include "check.h"
+#include "fixture.h"
+#include "worker.h"
+
+#define EVENTUALLY(cond)                                                                               \
+    do {                                                                                               \
+        uint64_t since_ = dh_now_ns();                                                                 \
+        while (!(cond) && dh_now_ns() - since_ < 10 * DH_NS)                                           \
+            usleep(1000);                                                                              \
+        CHECK(cond);                                                                                   \
+    } while (0)
+
+static _Atomic int released; /* owners, since the program began */
+
+struct owner {
+    struct dh_worker worker;
+    int hang_fd; /* -1: obedient; else the thread reads it before it looks whether it is asked to end */
+    _Atomic bool runs, blocked;
+    size_t stack;
+};
+
+static void run(void *arg)
+{
+    struct owner *o = arg;
+    pthread_attr_t attr;
+    sigset_t mask;
+    char byte;
+
+    pthread_sigmask(SIG_BLOCK, NULL, &mask);
+    o->blocked = sigismember(&mask, SIGTERM) && sigismember(&mask, SIGINT) && sigismember(&mask, SIGPROF);
+    pthread_getattr_np(pthread_self(), &attr);
+    pthread_attr_getstacksize(&attr, &o->stack);
+    pthread_attr_destroy(&attr);
+    o->runs = true;
+    if (o->hang_fd >= 0)
+        (void)!read(o->hang_fd, &byte, 1);
+    while (!dh_worker_rest(&o->worker, DH_NS / 1000))
+        ;
+}
+
+static void release(void *arg)
+{
+    struct owner *o = arg;
+
+    dh_worker_close(&o->worker);
+    free(o);
+    atomic_fetch_add(&released, 1);
+}
+
+static struct owner *owner(int hang_fd)
+{
+    struct owner *o = calloc(1, sizeof(*o));
+
+    o->hang_fd = hang_fd;
+    CHECK_INT(dh_worker_open(&o->worker, run, release, o), 0);
+    return o;
+}
+
+static void a_thread_that_obeys_is_awaited(void)
+{
+    struct owner *o = owner(-1);
+    char name[16] = "";
+
+    CHECK_INT(dh_worker_start(&o->worker, "dh-test", 256 * 1024), 0);
+    CHECK_INT(dh_worker_start(&o->worker, "dh-test", 0), -EBUSY);
+    EVENTUALLY(o->runs);
+    CHECK(o->blocked);
+    CHECK(o->stack >= 256 * 1024 && o->stack < 1024 * 1024);
+    pthread_getname_np(o->worker.thread, name, sizeof(name));
+    CHECK_STR(name, "dh-test");
+    CHECK_INT(dh_worker_stop(&o->worker, UINT64_MAX), 0);
+    CHECK_INT(released, 1);
+}
+
+static void one_that_never_ran_is_released(void)
+{
+    struct owner *o = owner(-1);
+
+    CHECK_INT(dh_worker_start(&o->worker, "dh-test", 1), -EINVAL); /* no stack */
+    CHECK_INT(dh_worker_stop(&o->worker, 0), 0);
+    CHECK_INT(released, 2);
+}
+
+static void one_that_hangs_is_left_behind_and_released_when_it_returns(void)
+{
+    uint64_t begun = dh_now_ns();
+    struct owner *o;
+    int fds[2];
+
+    fx_must(!pipe(fds), "pipe");
+    o = owner(fds[0]);
+    CHECK_INT(dh_worker_start(&o->worker, "dh-test", 0), 0);
+    EVENTUALLY(o->runs);
+    CHECK_INT(dh_worker_stop(&o->worker, DH_NS / 50), -ETIMEDOUT);
+    CHECK(dh_now_ns() - begun >= DH_NS / 50);
+    CHECK_INT(released, 2);
+    CHECK(write(fds[1], "", 1) == 1);
+    EVENTUALLY(released == 3);
+    close(fds[0]);
+    close(fds[1]);
+}
+
+static void several_are_asked_before_the_first_is_awaited(void)
+{
+    struct owner *o[2] = { owner(-1), owner(-1) };
+
+    for (int i = 0; i < 2; i++)
+        CHECK_INT(dh_worker_start(&o[i]->worker, "dh-test", 0), 0);
+    for (int i = 0; i < 2; i++)
+        dh_worker_ask(&o[i]->worker);
+    CHECK(dh_worker_rest(&o[1]->worker, 3600 * DH_NS)); /* who asks, is heard by all */
+    for (int i = 0; i < 2; i++)
+        CHECK_INT(dh_worker_stop(&o[i]->worker, 10 * DH_NS), 0);
+    CHECK_INT(released, 5);
+}
+
+/* No time to wait: sometimes the thread comes first, sometimes who stops it. */
+static void whoever_comes_second_releases(void)
+{
+    for (int i = 1; i <= 300; i++) {
+        struct owner *o = owner(-1);
+
+        CHECK_INT(dh_worker_start(&o->worker, "dh-test", 0), 0);
+        dh_worker_ask(&o->worker);
+        if (i % 3)
+            usleep(50);
+        dh_worker_stop(&o->worker, 0);
+        EVENTUALLY(released == 5 + i);
+    }
+}
+
+int main(void)
+{
+    int descriptors;
+
+    fx_begin();
+    descriptors = fx_count("/proc/self/fd");
+    a_thread_that_obeys_is_awaited();
+    one_that_never_ran_is_released();
+    one_that_hangs_is_left_behind_and_released_when_it_returns();
+    several_are_asked_before_the_first_is_awaited();
+    whoever_comes_second_releases();
+    CHECK_INT(fx_count("/proc/self/fd"), descriptors);
+    return check_done("test_thread_worker");
+}

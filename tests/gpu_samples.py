@@ -1,0 +1,156 @@
+"""GPUs on paper: an H100 and a T4 that are well, and whatever a test changes of them."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, Final
+
+from agent.health.gpu.catalogue import windows
+from agent.health.gpu.view import GpuStart, GpuView
+from agent.health.rules import Growth
+from agent.model.gpu import GpuField, GpuHost, GpuSample, GpuSet
+from agent.model.reading import Absence, Missing, Reading
+from agent.model.settings import GpuLimits
+from agent.model.source import SourceSample, SourceState
+from agent.model.time import NS
+
+ABSENT: Final = Missing(Absence.ABSENT)
+EIO: Final = Missing(Absence.UNREADABLE, 5)
+LIMITS: Final = GpuLimits()
+NOW_NS: Final = 1_000 * NS
+LINKS: Final = 18
+ALL_UP: Final = (1 << LINKS) - 1
+
+NOT_ZERO: Final[Mapping[GpuField, Reading]] = {
+    GpuField.MEM_TEMP: 45,
+    GpuField.TEMP: 33,
+    GpuField.MARGIN: 54,
+    GpuField.CLOCK_REASONS: 1,  # idle
+    GpuField.LINKS_UP: ALL_UP,
+    GpuField.ECC_MODE: 1,
+    GpuField.ECC_MODE_PENDING: 1,
+    GpuField.FABRIC_STATE: 3,
+    GpuField.FABRIC_HEALTH: 0x1AA,
+    GpuField.FABRIC_SUMMARY: 1,
+    GpuField.PCIE_WIDTH: 16,
+    GpuField.PCIE_WIDTH_MAX: 16,
+    GpuField.PCIE_GEN: 5,
+    GpuField.PCIE_GEN_MAX: 5,
+    GpuField.PERSISTENCE: 1,
+    GpuField.TEMP_SHUTDOWN: 95,
+    GpuField.TEMP_SLOWDOWN: 89,
+    GpuField.TEMP_GPU_MAX: 87,
+    GpuField.TEMP_MEM_MAX: 95,
+    GpuField.ARCHITECTURE: 9,
+}
+NO_PAGES: Final = {
+    GpuField.RETIRED_SBE: ABSENT,
+    GpuField.RETIRED_DBE: ABSENT,
+    GpuField.RETIRED_PENDING: ABSENT,
+}
+H100: Final[Mapping[GpuField, Reading]] = {**dict.fromkeys(GpuField, 0), **NOT_ZERO, **NO_PAGES}
+"""One that is idle and well."""
+T4: Final[Mapping[GpuField, Reading]] = {
+    **H100,
+    **dict.fromkeys(NO_PAGES, 0),
+    **{
+        field: ABSENT
+        for field in GpuField
+        if field.startswith(("remap", "link", "fabric", "sram", "mem_", "recovery", "mig", "margin"))
+    },
+    GpuField.TEMP_MEM_MAX: ABSENT,
+    GpuField.TEMP_SLOWDOWN: 93,
+    GpuField.PCIE_GEN: 1,
+    GpuField.PCIE_GEN_MAX: 3,
+    GpuField.PSTATE: 8,
+    GpuField.ARCHITECTURE: 6,
+}
+"""The same, of a generation without NVLink, row remapping, fabric and recovery action."""
+
+
+def source_sample(state: SourceState = SourceState.OK, name: str = "nvml") -> SourceSample:
+    """How a source is doing."""
+    return SourceSample(name, state, NOW_NS, NS, 0, "", passes=100, vital=False)
+
+
+def gpu_sample(
+    changed: Mapping[GpuField, Reading] | None = None,
+    *,
+    readings: Mapping[GpuField, Reading] = H100,
+    number: int = 0,
+    **attributes: Any,
+) -> GpuSample:
+    """One GPU that answers; ``changed`` of its readings, other ``attributes`` of the sample."""
+    well = GpuSample(
+        index=number,
+        uuid=f"GPU-{number:08x}",
+        bus=f"0000:{number + 1}b:00.0",
+        name="NVIDIA H100 80GB HBM3",
+        serial=f"{number}",
+        status=0,
+        passes=100,
+        beat_ns=NOW_NS,
+        period_ns=NS,
+        probe_p50_ns=400_000,
+        links=LINKS,
+        link_errors=(0,) * LINKS,
+        readings={**readings, **(changed or {})},
+    )
+    return replace(well, **attributes)
+
+
+def gpu_set(*gpus: GpuSample, state: SourceState = SourceState.OK, **attributes: Any) -> GpuSet:
+    """These GPUs, and a library that works."""
+    events = source_sample(name="nvml-events")
+    well = GpuSet(gpus, source_sample(state), events, generation=1, count=len(gpus), driver="570.86.15")
+    return replace(well, **attributes)
+
+
+def still(limits: GpuLimits, readings: Mapping[GpuField, Reading]) -> dict[GpuField, Growth]:
+    """Every counter has stood still for the whole of its window; one that is not there has not grown."""
+    counts = {field: readings.get(field, ABSENT) for field in windows(limits)}
+    return {
+        field: Growth(0, float(window_s)) if isinstance(counts[field], int) else Growth(counts[field], 0.0)
+        for field, window_s in windows(limits).items()
+    }
+
+
+def gpu_view(
+    changed: Mapping[GpuField, Reading] | None = None,
+    *,
+    grown: Mapping[GpuField, Growth | int] | None = None,
+    limits: GpuLimits = LIMITS,
+    readings: Mapping[GpuField, Reading] = H100,
+    **attributes: Any,
+) -> GpuView:
+    """What the rules are shown of gpu-0, one of eight.
+
+    Args:
+        changed: Readings that are otherwise.
+        grown: Counters that have grown, by so much or as said.
+        limits: The configured ones.
+        readings: Those of a GPU that is well.
+        attributes: Of the view.
+    """
+    gpu = gpu_sample(changed, readings=readings)
+    growth = still(limits, gpu.readings)
+    for field, by in (grown or {}).items():
+        growth[field] = by if isinstance(by, Growth) else Growth(by, float(windows(limits)[field]))
+    others = [gpu_sample(number=number) for number in range(1, 8)]
+    well = GpuView(
+        gpu=gpu,
+        name="gpu-0",
+        start=GpuStart(links_up=ALL_UP, ecc=True, fabric_manager=True),
+        gpus=gpu_set(gpu, *others),
+        host=GpuHost(bus_gpus=tuple(one.bus for one in (gpu, *others)), fabric_manager=True),
+        growth=growth,
+        siblings_p50_ns=(400_000,) * 7,
+        limits=limits,
+        now_ns=NOW_NS,
+    )
+    return well._replace(**attributes)
+
+
+def silent_view(age_s: float, call: str = "nvmlDeviceGetFieldValues", **attributes: Any) -> GpuView:
+    """A GPU whose call has been under way for so long."""
+    gpu = gpu_sample(call=call, call_ns=NOW_NS - int(age_s * NS))
+    return gpu_view(gpu=gpu, **attributes)

@@ -1,0 +1,82 @@
+"""A file whose reads do not end, and whose readers the kernel cannot end: FUSE, and nobody answers.
+
+What a GPU driver that hangs does to whoever is inside it. Nothing is left behind: when the file is let go of,
+every read ends with an error.
+"""
+
+import errno
+import os
+import select
+import struct
+import subprocess
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+REQUEST: Final = struct.Struct("<IIQQIIIHH")
+REPLY: Final = struct.Struct("<IiQ")
+GETATTR, OPEN, READ, INIT, FORGET, INTERRUPT = 3, 14, 15, 26, 2, 36
+MODE: Final = 0o100444
+DIRECT_IO: Final = 1
+
+# Sources: include/uapi/linux/fuse.h, protocol 7.31.
+BODIES: Final = {
+    INIT: struct.pack("<IIIIHHIIHHI28x", 7, 31, 0, 0, 1, 1, 4096, 1, 1, 0, 0),
+    # valid for 0 s; inode 1, one link
+    GETATTR: struct.pack("<QII" + "QQQQQQIIIIIIIIII", 0, 0, 0, *[1, *[0] * 8, MODE, 1, 0, 0, 0, 4096, 0]),
+    OPEN: struct.pack("<QII", 0, DIRECT_IO, 0),
+}
+
+
+@contextmanager
+def hung_file(path: Path, let_go: Callable[[], bool]) -> Iterator[None]:
+    """The file at that path, which is there already, until the context ends.
+
+    Args:
+        path: What is mounted over; it is as it was afterwards.
+        let_go: Asked a few times a second; once it says so, reads fail with EIO.
+
+    Raises:
+        OSError: there is no FUSE here, or nothing may be mounted.
+    """
+    fuse = os.open("/dev/fuse", os.O_RDWR | os.O_CLOEXEC)
+    options = f"fd={fuse},rootmode={MODE:o},user_id=0,group_id=0"
+    mount = ["mount", "-i", "-t", "fuse", "-o", options, "hung", str(path)]
+    done = subprocess.run(mount, pass_fds=[fuse], capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        os.close(fuse)
+        raise OSError(done.stderr.strip())
+    ended = threading.Event()
+    server = threading.Thread(target=_serve, args=(fuse, let_go, ended))
+    server.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        server.join()
+        os.close(fuse)  # the kernel ends all that still waits
+        subprocess.run(["umount", "-l", str(path)], check=True)
+
+
+def _serve(fuse: int, let_go: Callable[[], bool], ended: threading.Event) -> None:
+    waiting: list[int] = []
+    while not ended.is_set():
+        readable, _, _ = select.select([fuse], [], [], 0.05)
+        if let_go():
+            while waiting:
+                _answer(fuse, waiting.pop(), -errno.EIO)
+        if not readable:
+            continue
+        request = os.read(fuse, 1 << 17)
+        _, opcode, unique, *_ = REQUEST.unpack_from(request)
+        if opcode == READ:
+            waiting.append(unique)
+        elif opcode not in (FORGET, INTERRUPT):
+            body = BODIES.get(opcode)
+            _answer(fuse, unique, 0 if body else -errno.ENOSYS, body or b"")
+
+
+def _answer(fuse: int, unique: int, error: int, body: bytes = b"") -> None:
+    os.write(fuse, REPLY.pack(REPLY.size + len(body), error, unique) + body)

@@ -1,0 +1,327 @@
+"""A node with GPUs on paper: faults come by NVML and by the kernel log, time passes, the agent restarts.
+
+The log's lines are counted as the native reader counts them, and between two looks the time passes that the
+core would let pass: a verdict that nobody is woken for is not seen.
+"""
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from typing import Any, Final
+
+from gpu_samples import ABSENT, H100, gpu_sample
+from paper import PaperNode, codes, device_of
+
+from agent.health.faults.keeping import restore
+from agent.health.xid.patterns import PATTERNS, compile_pattern
+from agent.model.gpu import (
+    WHOLE_GPU,
+    EventCount,
+    GpuEvent,
+    GpuField,
+    GpuHost,
+    GpuSample,
+    GpuSet,
+    MigSample,
+    Status,
+    XidCount,
+)
+from agent.model.health import Cause, DeviceHealth, Health
+from agent.model.log import LogLine, LogSample
+from agent.model.reading import Absence, Missing, Reading
+from agent.model.report import Report
+from agent.model.settings import GpuLimits, Settings
+from agent.model.snapshot import Snapshot
+from agent.model.source import SourceSample, SourceState
+from agent.model.time import NS
+from agent.pipeline import begin
+from agent.store.faults import decode, encode
+
+GONE_DARK: Final = Missing(Absence.UNREADABLE)
+HEARTBEAT_NS: Final = 10 * NS
+FIRST_BOOT: Final = "6b1c3f6a-8f0f-4d4d-9f30-1d2f3e4a5b6c"
+SECOND_BOOT: Final = "7c2d4071-9010-4e5e-a041-2e30405b6c7d"
+THIRD_BOOT: Final = "8d3e5182-a121-4f6f-b152-3f41516c7d8e"
+RESET: Final = (
+    GpuField.RECOVERY_ACTION,
+    GpuField.REMAP_PENDING,
+    *(field for field in GpuField if re.fullmatch("ecc_(un)?correctable(_dram|_sram)?", field)),
+)
+"""What a reset sets back."""
+_TABLE: Final = [
+    (compile_pattern(pattern), [word != "%*" for word in re.findall("%[bdxwk*]", pattern)])
+    for pattern in PATTERNS
+]
+
+
+class PaperLog:
+    """The kernel log of one boot, as the native reader counts it."""
+
+    def __init__(self) -> None:
+        self._lines: dict[tuple[int, tuple[str, ...]], LogLine] = {}
+        self._seq = 0
+
+    def write(self, text: str, now_ns: int, times: int = 1) -> None:
+        """Lines that say the same, at the same moment."""
+        for index, (pattern, counts) in enumerate(_TABLE):
+            if found := pattern.match(text):
+                words = zip(found.groups(), counts, strict=True)
+                self._count((index, tuple(word for word, counted in words if counted)), text, now_ns, times)
+                return
+        raise ValueError(f"the reader looks for no such line: {text}")
+
+    def _count(self, key: tuple[int, tuple[str, ...]], text: str, now_ns: int, times: int) -> None:
+        self._seq += times
+        us = now_ns // 1000
+        known = self._lines.get(key) or LogLine(key[0], 0, us, us, text, text, self._seq)
+        self._lines[key] = known._replace(times=known.times + times, last_us=us, text=text, seq=self._seq)
+
+    def forget(self) -> None:
+        """Too many others came."""
+        self._lines.clear()
+
+    def lines(self) -> tuple[LogLine, ...]:
+        """All of them, by the first of each."""
+        return tuple(sorted(self._lines.values(), key=lambda line: (line.first_us, line.seq)))
+
+
+class GpuNode(PaperNode):
+    """What NVML and the log say is changed by name; what the agent makes of it, it says at the next look."""
+
+    def __init__(
+        self,
+        gpus: int = 2,
+        *,
+        migs: Mapping[int, Iterable[tuple[int, int]]] | None = None,
+        readings: Mapping[GpuField, Reading] = H100,
+        kmsg: bool = True,
+        **limits: Any,
+    ) -> None:
+        super().__init__(Settings("node-a", gpu=GpuLimits(**limits)))
+        self.settings = self.state.settings
+        self.kmsg = PaperLog() if kmsg else None
+        self.boot_id = FIRST_BOOT
+        self.state = begin(
+            self.settings, restore(decode(encode(self.kept)), self.boot_id, self.limits, self.now)
+        )
+        self.nvml = SourceSample("nvml", SourceState.OK, self.now_ns, 10 * NS, 0, "", passes=1, vital=False)
+        self.library: dict[str, Any] = {"generation": 1, "driver": "570.86.15"}
+        """Of the set as a whole."""
+        self.gpus: dict[int, GpuSample] = {
+            number: gpu_sample(
+                readings=readings,
+                number=number,
+                bus=f"{number // 15:04x}:{number % 15 + 1:x}b:00.0",
+                passes=0,
+                beat_ns=0,
+                event_mask=int(GpuEvent.XID),
+            )
+            for number in range(gpus)
+        }
+        """By number."""
+        for number, instances in (migs or {}).items():
+            self.partition(number, *instances)
+        self.hung: set[int] = set()
+        self.host = GpuHost(fabric_manager=True)
+        self.next()
+
+    @property
+    def limits(self) -> GpuLimits:
+        """How GPUs are judged."""
+        return self.settings.gpu
+
+    @property
+    def kept(self) -> Any:
+        """What the agent would find after a restart."""
+        return self.state.gpus.kept
+
+    # --- what happens to a GPU
+
+    def change(self, number: int, **attributes: Any) -> None:
+        """Its sample is otherwise from the next look on, without a pass."""
+        self.gpus[number] = replace(self.gpus[number], **attributes)
+
+    def answer(self, number: int, **readings: Reading) -> None:
+        """Some of its fields read otherwise."""
+        changed = {GpuField(name): value for name, value in readings.items()}
+        self.change(number, readings={**self.gpus[number].readings, **changed})
+
+    def partition(self, number: int, *instances: tuple[int, int]) -> None:
+        """It has these MIG instances."""
+        migs = tuple(MigSample(gi, ci, f"MIG-{number}-{gi}-{ci}") for gi, ci in instances)
+        self.change(number, migs=migs)
+        self.answer(number, mig_mode=int(bool(migs)))
+
+    def lose(self, number: int, status: int = Status.LOST) -> None:
+        """Every call answers so, and nothing of it can be read."""
+        dark = {
+            field: GONE_DARK if isinstance(value, int) else value
+            for field, value in self.gpus[number].readings.items()
+        }
+        self.change(number, status=status, readings=dark)
+
+    def find(self, number: int, readings: Mapping[GpuField, Reading] = H100) -> None:
+        """It answers again, through a fresh handle."""
+        self.change(number, status=0, readings=readings, handles=self.gpus[number].handles + 1)
+
+    def reset(self, number: int) -> None:
+        """Somebody resets it: its driver asks for nothing more, and what was counted begins again."""
+        had = self.gpus[number].readings
+        self.answer(number, **{field: 0 for field in RESET if isinstance(had[field], int)})
+
+    def hang(self, *numbers: int, call: str = "nvmlDeviceGetFieldValues") -> None:
+        """A call does not return."""
+        for number in numbers:
+            self.hung.add(number)
+            self.change(number, call=call, call_ns=self.now_ns)
+
+    def return_from_hang(self, *numbers: int) -> None:
+        """The call returns at last."""
+        for number in numbers:
+            self.hung.discard(number)
+            self.change(number, call="", call_ns=0)
+
+    def reload(self) -> None:
+        """The driver is loaded anew."""
+        self.library["generation"] += 1
+        for number, gpu in self.gpus.items():
+            self.change(number, handles=gpu.handles + 1)
+
+    # --- who tells of it
+
+    def event(self, number: int, code: int, gi: int = WHOLE_GPU, ci: int = WHOLE_GPU, times: int = 1) -> None:
+        """NVML tells of an XID."""
+        gpu = self.gpus[number]
+        at = (code, gi, ci)
+        known = {(xid.code, xid.gi, xid.ci): xid for xid in gpu.xids}
+        before = known.get(at) or XidCount(code, gi, ci, 0, self.now_ns, self.now_ns)
+        known[at] = before._replace(times=before.times + times, last_ns=self.now_ns)
+        self.change(number, xids=tuple(known.values()))
+
+    def tell(self, number: int, event: GpuEvent, times: int = 1) -> None:
+        """NVML tells of another event."""
+        events = dict(self.gpus[number].events)
+        before = events.get(event, EventCount(0, 0, 0))
+        events[event] = EventCount(before.times + times, self.now_ns, 0)
+        self.change(number, events=events)
+
+    def log(self, text: str, times: int = 1) -> None:
+        """The kernel writes a line."""
+        assert self.kmsg is not None, "a node that has no kernel log"
+        self.kmsg.write(text, self.now_ns, times)
+
+    def line(self, number: int, code: int, detail: str = "", instance: str = "", times: int = 1) -> None:
+        """The kernel writes of an XID."""
+        bus = self.gpus[number].bus.removesuffix(".0")
+        detail = detail or "pid=1234, name=python, something failed"
+        self.log(f"NVRM: Xid (PCI:{bus}{instance}): {code}, {detail}", times)
+
+    def xid(self, number: int, code: int, gi: int = WHOLE_GPU, ci: int = WHOLE_GPU, times: int = 1) -> None:
+        """Both tell of an XID, as they mostly do."""
+        self.event(number, code, gi, ci, times)
+        if self.kmsg is not None:
+            self.line(number, code, times=times)
+
+    # --- time
+
+    def read(self) -> None:
+        """One pass of everything that is not stuck, a period after the last."""
+        super().read()
+        self._pass_over_gpus()
+
+    def _pass_over_gpus(self) -> None:
+        for number, gpu in self.gpus.items():
+            if number not in self.hung and self.nvml.state is SourceState.OK:
+                self.change(number, passes=gpu.passes + 1, beat_ns=self.now_ns)
+        if (
+            self.nvml.state is not SourceState.STARTING
+            and self.now_ns - self.nvml.beat_ns >= self.nvml.period_ns
+        ):
+            self.nvml = self.nvml._replace(beat_ns=self.now_ns, passes=self.nvml.passes + 1)
+
+    def rest(self, seconds: float) -> Report:
+        """Time in which nothing is news: the core looks when it has said that it will, and to speak."""
+        end_ns = self.now_ns + int(seconds * NS)
+        report = self.look()
+        while self.now_ns < end_ns:
+            due_ns = self.state.due_ns or end_ns
+            until_ns = min(end_ns, self.now_ns + HEARTBEAT_NS, max(due_ns, self.now_ns + 1))
+            passes = (until_ns - self.now_ns) // NS
+            for _ in range(passes):
+                self.read()
+            self.wait((until_ns - self.now_ns) / NS)
+            self.now_ns = until_ns
+            report = self.look()
+        return report
+
+    def restart(self, *, away_s: float = 5.0, boot_id: str = "", looks: bool = True) -> Report | None:
+        """The agent ends, and begins again with what it had kept; after a boot if another one is named."""
+        kept = decode(encode(self.kept))
+        self.wait(away_s)
+        if boot_id:
+            self._boot(boot_id)
+        for number in self.gpus:
+            self.change(number, xids=(), events={}, handles=1, passes=0)
+        self.library["generation"] = 1
+        self.nvml = self.nvml._replace(beat_ns=self.now_ns, passes=1)
+        self.state = begin(self.settings, restore(kept, self.boot_id, self.limits, self.now))
+        return self.next() if looks else None
+
+    def _boot(self, boot_id: str) -> None:
+        self.boot_id = boot_id
+        self.now_ns = 30 * NS
+        self.hung.clear()
+        if self.kmsg is not None:
+            self.kmsg = PaperLog()
+        for number in self.gpus:
+            self.change(number, call="", call_ns=0)
+            self.reset(number)
+        for name, (passes, _) in self._beats.items():
+            self._beats[name] = (passes, self.now_ns)
+
+    # --- what is read, and what is said
+
+    def snapshot(self) -> Snapshot:
+        """What the sources have published."""
+        plain = super().snapshot()
+        events = self.nvml._replace(name="nvml-events", period_ns=NS, beat_ns=self.now_ns)
+        found = self.nvml.state not in (SourceState.STARTING, SourceState.ABSENT)
+        gpus = tuple(self.gpus.values()) if found else ()
+        library = {"count": len(gpus), **self.library}
+        log = None
+        if self.kmsg is not None:
+            source = SourceSample("kmsg", SourceState.OK, self.now_ns, NS, 0, "", passes=1, vital=False)
+            log = LogSample(self.kmsg.lines(), source)
+        return replace(
+            plain,
+            gpus=GpuSet(gpus, self.nvml, events, **library),
+            log=log,
+            host=self.host,
+            sources=(*plain.sources, self.nvml, events, *([log.source] if log else [])),
+        )
+
+    def now_says(self, name: str = "gpu-0") -> DeviceHealth:
+        """The verdict on a device, looked at now."""
+        return device_of(self.look(), name)
+
+    def health(self, name: str = "gpu-0") -> Health:
+        """Of a device, looked at now."""
+        return self.now_says(name).health
+
+    def codes(self, name: str = "gpu-0") -> list[str]:
+        """Of a device's causes, worst first, looked at now."""
+        return codes(self.now_says(name))
+
+    def cause(self, code: str, name: str = "gpu-0") -> Cause:
+        """One cause of a device, looked at now."""
+        return next(cause for cause in self.now_says(name).causes if cause.code == code)
+
+    def times(self, number: int, code: int) -> int:
+        """How often the agent has counted an XID of a GPU and its instances that is not over."""
+        self.look()
+        faults = self.state.gpus.log.faults.items()
+        return sum(f.times for key, f in faults if key[:2] == (number, f"gpu.xid.{code}") and not f.healed)
+
+
+OLD_DRIVER: Final[Mapping[GpuField, Reading]] = {**H100, GpuField.RECOVERY_ACTION: ABSENT}
+"""An H100 whose driver tells no recovery action."""

@@ -1,0 +1,263 @@
+"""Who answers, and who does not: lost GPUs, NVML that cannot be used, reloads, counts, partitions."""
+
+from typing import Final
+
+from scenarios.row import Process, Row
+from scenarios.steps import (
+    SOURCE_FAILING,
+    SOURCE_OK,
+    also_unhealthy,
+    degraded,
+    gone,
+    healthy,
+    info,
+    installed,
+    looked,
+    never,
+    nvml,
+    source,
+    unhealthy,
+    unknown,
+)
+
+ALL: Final = "gpu-0 gpu-1"
+SEVEN: Final = "gpu-0 gpu-1 gpu-2 gpu-3 gpu-4 gpu-5 gpu-6"
+RELOADED: Final = "gpu.driver.reloaded: 1 time since the agent started"
+
+ANSWERS: Final = (
+    Row(
+        "a lost GPU beside seven good ones",
+        (
+            nvml("gpu 3 lost"),
+            unhealthy("gpu-3", "gpu."),
+            also_unhealthy("gpu-3", "gpu.lost: NVML answers GPU_IS_LOST (15)"),
+            also_unhealthy("gpu-3", "gpu.unavailable: "),
+            looked(10, "gpu-7"),
+            nvml("gpu 3 back"),
+            healthy("gpu-3"),
+        ),
+        gpus=8,
+    ),
+    Row(
+        "a GPU that is lost before the agent starts",
+        (unhealthy("gpu-1", "gpu.lost: "), looked(10, "gpu-2")),
+        gpus=3,
+        setup=("gpu 1 lost",),
+    ),
+    Row(
+        "the driver refuses a GPU until it is reset",
+        (
+            nvml("gpu 1 fail all 16"),
+            unhealthy("gpu-1", "gpu.reset_required: NVML answers RESET_REQUIRED (16)"),
+            nvml("gpu 1 fail all 0"),
+            healthy("gpu-1"),
+        ),
+        gpus=2,
+    ),
+    Row(
+        "readings that fail for another reason",
+        (
+            nvml("gpu 0 fail nvmlDeviceGetFieldValues 999"),
+            unknown("gpu-0", "gpu."),
+            nvml("gpu 0 fail nvmlDeviceGetFieldValues 0"),
+            healthy("gpu-0"),
+        ),
+        gpus=2,
+    ),
+    Row(
+        "a GPU that answers ever more slowly than its siblings",
+        (
+            nvml("gpu 2 slow 60ms"),
+            degraded("gpu-2", "gpu.probe.slow: readings take at least 50 ms, and 10 times what others' take"),
+            nvml("gpu 2 slow 0s"),
+            healthy("gpu-2"),
+        ),
+        gpus=4,
+        settings={"gpu": {"slow-period": "1m"}},
+        limit_s=60,
+    ),
+)
+
+DRIVER: Final = (
+    Row(
+        "no driver, and GPUs on the bus",
+        (unknown(ALL, "gpu.driver.init: NVML cannot be used: DRIVER_NOT_LOADED (9)"),),
+        gpus=2,
+        setup=("init 9",),
+    ),
+    Row(
+        "no driver, and GPUs that the configuration expects",
+        (unknown("gpu-0 gpu-1 gpu-2", "gpu.driver.init: NVML cannot be used: DRIVER_NOT_LOADED (9)"),),
+        gpus=2,
+        setup=("init 9",),
+        settings={"expect": {"gpus": 3}},
+    ),
+    Row(
+        "the driver's libraries were updated under a module that still runs",
+        (
+            unknown(ALL, "gpu.driver.mismatch: library and kernel module are of different driver versions"),
+            nvml("init 0"),
+            healthy(ALL),
+        ),
+        gpus=2,
+        setup=("init 18",),
+    ),
+    Row(
+        "no library, and GPUs that the configuration expects; then it is installed",
+        (
+            unknown(ALL, "gpu.driver.init: NVML cannot be used: LIBRARY_NOT_FOUND (12)"),
+            installed(),
+            healthy(ALL),
+            source("nvml-events", SOURCE_OK),
+            looked(5),
+            nvml("gpu 0 xid 48"),
+            unhealthy("gpu-0", "gpu.xid.48: "),
+        ),
+        gpus=2,
+        library=False,
+        settings={"expect": {"gpus": 2}},
+    ),
+    Row(
+        "no library and no GPU, which is no error; then there are two",
+        (
+            looked(5, "cpus"),
+            never("gpu."),
+            installed(),
+            healthy(ALL),
+        ),
+        gpus=2,
+        library=False,
+    ),
+    Row(
+        "the driver is loaded anew",
+        (
+            nvml("reload driver=580.105.08"),
+            unknown(ALL, "gpu.failing: NVML answers UNINITIALIZED (1)"),
+            info(ALL, RELOADED),
+            source("nvml-events", SOURCE_OK),
+            looked(5),
+            nvml("gpu 1 xid 48"),
+            unhealthy("gpu-1", "gpu.xid.48: "),
+        ),
+        gpus=2,
+    ),
+    Row(
+        "the driver is unloaded and comes back",
+        (
+            nvml("init 9", "reload"),
+            unknown(ALL, "gpu.driver.init: NVML cannot be used: DRIVER_NOT_LOADED (9)"),
+            nvml("init 0"),
+            info(ALL, RELOADED),
+        ),
+        gpus=2,
+    ),
+    Row(
+        "one GPU fewer after a reload",
+        (
+            nvml("reload gpus=7"),
+            unknown(f"{SEVEN} gpu-7", "gpu.failing: "),
+            unhealthy(
+                "gpu-7", "gpu.missing: not among the 7 GPUs that NVML counts; 0000:df:00.0 is still on"
+            ),
+            info(SEVEN, RELOADED),
+            nvml("reload gpus=8"),
+            unknown(SEVEN, "gpu.failing: "),
+            info(f"{SEVEN} gpu-7", "gpu.driver.reloaded: 2 times since the agent started"),
+        ),
+        gpus=8,
+    ),
+    Row(
+        "fewer GPUs than the configuration expects",
+        (
+            unhealthy(
+                "gpu-2", "gpu.missing: not among the 2 GPUs that NVML counts; 3 expected by configuration"
+            ),
+        ),
+        gpus=2,
+        settings={"expect": {"gpus": 3}},
+    ),
+    Row(
+        "nobody keeps the driver loaded",
+        (
+            nvml("gpu 0 set persistence=0"),
+            info("gpu-0", "gpu.driver.persistence_off: persistence mode is off"),
+        ),
+    ),
+    Row(
+        "a wait for events that fails is no verdict, and is begun anew",
+        (
+            nvml("wait 999"),
+            source("nvml-events", SOURCE_FAILING),
+            nvml("wait 0"),
+            source("nvml-events", SOURCE_OK),
+            nvml("gpu 1 xid 48"),
+            unhealthy("gpu-1", "gpu.xid.48: "),
+        ),
+        gpus=2,
+    ),
+    Row(
+        "driver 535 has none of the newer functions, and misses none",
+        (
+            looked(10),
+            nvml("gpu 0 xid 79"),
+            unhealthy("gpu-0", "gpu.xid.79: "),
+        ),
+        gpus=2,
+        branch=535,
+    ),
+    Row(
+        "a T4 has none of the newer quantities, and misses none",
+        (looked(10), nvml("gpu 0 xid 48"), unhealthy("gpu-0", "gpu.xid.48: ")),
+        gpus=2,
+        profile="t4",
+    ),
+    Row(
+        "processes held in the driver, in three looks at the host",
+        (degraded(ALL, "gpu.driver.stuck_process: held in the driver: python3 (4711)"),),
+        gpus=2,
+        processes={4711: Process("python3", "D", "[<0>] os_acquire_mutex+0x3f/0x50 [nvidia]\n")},
+        limit_s=150,
+    ),
+    Row(
+        "a fabric manager that ran and ended",
+        (
+            looked(5),
+            gone(4712),
+            degraded(ALL, "gpu.fabric.manager: nv-fabricmanager ran and does not any more"),
+        ),
+        gpus=2,
+        limit_s=90,
+        processes={4712: Process("nv-fabricmanager")},
+    ),
+)
+
+PARTITIONS: Final = (
+    Row(
+        "a GPU is partitioned anew while the agent runs",
+        (
+            looked(5),
+            nvml("gpu 0 mig 1g.5gb 1g.5gb"),
+            unknown("gpu-0-mig-1-0 gpu-0-mig-2-0", "gpu.mig.gone: the MIG instance no longer exists"),
+            healthy("gpu-0-mig-7-0 gpu-0-mig-8-0"),
+            nvml("gpu 0 xid 48 gi=8 ci=0"),
+            unhealthy("gpu-0-mig-8-0", "gpu.xid.48: "),
+            info("gpu-0", "gpu.xid.48: instance 8/0: "),
+        ),
+        profile="a100",
+        gpus=2,
+        setup=("gpu 0 mig 3g.20gb 3g.20gb",),
+    ),
+    Row(
+        "MIG is switched on and off",
+        (
+            nvml("gpu 1 mig 7g.40gb"),
+            healthy("gpu-1-mig-0-0"),
+            nvml("gpu 1 mig off"),
+            unknown("gpu-1-mig-0-0", "gpu.mig.gone: the MIG instance no longer exists"),
+        ),
+        profile="a100",
+        gpus=2,
+    ),
+)
+
+WHOLE: Final = (*ANSWERS, *DRIVER, *PARTITIONS)

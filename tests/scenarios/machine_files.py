@@ -1,0 +1,97 @@
+"""The machine of a row, as plain files: sysfs, procfs, the kernel log, and a fake NVML."""
+
+import itertools
+import os
+import shutil
+import time
+from pathlib import Path
+
+from agents import PlainSysfs
+from fake_nvml import fake_nvml
+
+from scenarios.row import BUSES, Process, Row
+
+GPU, NVSWITCH = "0x030200", "0x068000"
+FIRST: dict[int, Process] = {1: Process("systemd"), 2: Process("kthreadd")}
+
+
+class MachineFiles:
+    """Two CPUs, a hugepage pool, and the GPUs of a row."""
+
+    def __init__(self, row: Row, directory: Path) -> None:
+        self._row = row
+        self._directory = directory
+        self._boots = itertools.count(1)
+        self._library = directory / "libnvidia-ml.so.1"
+        self.sysfs = PlainSysfs(directory / "sys")
+        self.procfs = directory / "proc"
+        self.log = directory / "kmsg"
+        (directory / "cgroup").mkdir()
+        for bus in BUSES[: row.gpus]:
+            self._pci_device(bus, GPU)
+            for kind, total in (("correctable", "COR"), ("nonfatal", "NONFATAL"), ("fatal", "FATAL")):
+                self.sysfs.write(f"bus/pci/devices/{bus}/aer_dev_{kind}", f"TOTAL_ERR_{total} 0")
+        for number in range(row.nvswitches):
+            self._pci_device(f"0000:{number + 5:02x}:00.0", NVSWITCH)
+        self.boot()
+        for pid, process in (FIRST | row.processes).items():
+            self._run(pid, process)
+        self.kernel(*row.logged)
+        self.scenario(*row.setup)
+        if row.library:
+            self.install()
+
+    @property
+    def flags(self) -> list[str]:
+        """What shows the agent this machine instead of the real one."""
+        roots = {"sysfs": self.sysfs.root, "procfs": self.procfs, "cgroupfs": self._directory / "cgroup"}
+        flags = [word for name, root in roots.items() for word in (f"--{name}-root", str(root))]
+        return [*flags, "--nvml-library", str(self._library), "--kmsg", str(self.log)]
+
+    @property
+    def environ(self) -> dict[str, str]:
+        """What the fake needs of the environment."""
+        return dict(self.fake.env.items() - os.environ.items())
+
+    def scenario(self, *commands: str) -> None:
+        """What the fake begins with in the next process that loads it."""
+        profile = f"profile {self._row.profile} gpus={self._row.gpus}"
+        self.fake = fake_nvml(self._directory, profile, *commands, branch=self._row.branch)
+
+    def install(self) -> None:
+        """The library appears: a copy, since the fake may be built again meanwhile."""
+        new = self._directory / "library.new"
+        shutil.copyfile(self.fake.library, new)
+        new.rename(self._library)
+
+    def boot(self) -> None:
+        """Another boot: a new id and an empty kernel log."""
+        path = self.procfs / "sys/kernel/random/boot_id"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(f"00000000-0000-4000-8000-{next(self._boots):012d}\n")
+        (self.procfs / "stat").write_text("btime 1700000000\n")
+        self.log.write_text("")
+        self._lines = itertools.count()
+
+    def kernel(self, *lines: str, times: int = 1, priority: int = 4) -> None:
+        """The kernel logs these lines, so many times; from priority 8 on a process did."""
+        head = f"{priority},%d,{time.monotonic_ns() // 1000},-;"
+        with self.log.open("a") as log:
+            log.write("".join(f"{head % next(self._lines)}{line}\n" for line in lines * times))
+
+    def end_process(self, pid: int) -> None:
+        """Somebody ends."""
+        shutil.rmtree(self.procfs / str(pid))
+
+    def _run(self, pid: int, process: Process) -> None:
+        path = self.procfs / str(pid)
+        path.mkdir()
+        (path / "comm").write_text(f"{process.name}\n")
+        (path / "stat").write_text(f"{pid} ({process.name}) {process.state} 1" + " 0" * 48 + "\n")
+        (path / "status").write_text(f"Name:\t{process.name}\nState:\t{process.state} (of a test)\n")
+        (path / "cmdline").write_text(f"/usr/bin/{process.name}\0")
+        (path / "stack").write_text(process.stack)
+
+    def _pci_device(self, bus: str, pci_class: str) -> None:
+        self.sysfs.write(f"bus/pci/devices/{bus}/vendor", "0x10de")
+        self.sysfs.write(f"bus/pci/devices/{bus}/class", pci_class)

@@ -1,0 +1,13 @@
+"""The table of scenarios: all rows, those first that may take long, lest they run alone at the end."""
+
+from typing import Final
+
+from scenarios.driver import WHOLE
+from scenarios.hangs import TROUBLES
+from scenarios.recovery import RECOVERIES
+from scenarios.row import Row
+from scenarios.signals import SIGNALS
+from scenarios.xids import ANNOUNCED
+
+ROWS: Final[tuple[Row, ...]] = (*WHOLE, *RECOVERIES, *TROUBLES, *ANNOUNCED, *SIGNALS)
+TABLE: Final = tuple(sorted(ROWS, key=lambda row: -row.limit_s))

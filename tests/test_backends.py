@@ -1,0 +1,313 @@
+"""Two readers of the same GPUs: when they agree, when a value has moved, and that no difference is hidden."""
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fake_nvml import BRANCHES, FakeNvml, fake_nvml
+
+from agent.cli.backends import within
+from agent.cli.crosscheck import (
+    MOVING,
+    Standing,
+    check_document,
+    compare,
+    render_check,
+    render_twin,
+    stand,
+    twin_document,
+)
+from agent.cli.terminal import Style
+from agent.errors import ProbeError
+from agent.model.gpu import GpuField, GpuSample, GpuSet
+from agent.model.reading import Absence, Missing
+from agent.model.source import SourceSample, SourceState
+from agent.sources.nvml import Refusal
+from agent.sources.nvml_twin import HOW, TwinGpu
+
+REPOSITORY = Path(__file__).parent.parent
+ABSENT = Missing(Absence.ABSENT)
+REFUSED = Refusal(3, "not supported")
+PLAIN = Style()
+
+
+# --- one field ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("before", "pynvml", "after", "standing"),
+    [
+        (5, 5, 5, Standing.AGREES),
+        (5, 6, 7, Standing.AGREES),
+        (7, 6, 5, Standing.AGREES),
+        (-5, -5, -5, Standing.AGREES),
+        (5, 4, 7, Standing.DIFFERS),
+        (5, 8, 7, Standing.DIFFERS),
+        (0, REFUSED, 0, Standing.DIFFERS),
+        (ABSENT, 0, ABSENT, Standing.DIFFERS),
+        (ABSENT, REFUSED, ABSENT, Standing.UNREAD),
+        (5, REFUSED, ABSENT, Standing.MOVED),
+        (ABSENT, REFUSED, 5, Standing.MOVED),
+        (ABSENT, 5, 5, Standing.AGREES),
+        (5, 6, ABSENT, Standing.DIFFERS),
+    ],
+)
+def test_a_counter_agrees_if_it_lies_between_two_looks(before, pynvml, after, standing):
+    assert stand(GpuField.ECC_CORRECTABLE, before, pynvml, after) is standing
+
+
+@pytest.mark.parametrize("field", MOVING)
+def test_what_moves_by_itself_may_lie_outside(field):
+    assert stand(field, 40, 43, 41) is Standing.MOVED
+    assert stand(field, 40, 40, 41) is Standing.AGREES
+    assert stand(field, 40, REFUSED, 41) is Standing.DIFFERS
+
+
+# --- all GPUs ----------------------------------------------------------------------------------------------
+
+
+def source(state: SourceState, detail: str = "") -> SourceSample:
+    return SourceSample("nvml", state, beat_ns=1, period_ns=1, failures=0, detail=detail)
+
+
+def native(*gpus: GpuSample, state: SourceState = SourceState.OK, detail: str = "") -> GpuSet:
+    return GpuSet(gpus, source(state, detail), source(SourceState.OK))
+
+
+def gpu(index: int, **readings: int) -> GpuSample:
+    """A GPU of which only these fields can be read."""
+    return GpuSample(
+        index=index,
+        uuid=f"GPU-{index}",
+        bus=f"0000:0{index}:00.0",
+        name="H100",
+        serial="",
+        status=0,
+        passes=2,
+        beat_ns=1,
+        period_ns=1,
+        readings={GpuField(name): value for name, value in readings.items()},
+    )
+
+
+def twin(index: int, uuid: str | None = None, **readings: int) -> TwinGpu:
+    fields = {field: readings.get(field.value, REFUSED) for field in GpuField}
+    return TwinGpu(f"GPU-{index}" if uuid is None else uuid, f"0000:0{index}:00.0", fields)
+
+
+def test_two_readers_that_agree_have_nothing_to_tell():
+    seen = native(gpu(0, temp=40), gpu(1, temp=50))
+    check = compare(seen, [twin(0, temp=40), twin(1, temp=50)], seen)
+    assert not check.differs
+    assert render_check(check, PLAIN) == (
+        f"  backends  2 readings of native core and pynvml agree, 0 differ, 0 moved meanwhile, "
+        f"{2 * len(GpuField) - 2} neither can read\n"
+    )
+
+
+def test_a_difference_is_told_with_the_gpu_the_field_and_both_values():
+    seen = native(gpu(0, ecc_correctable=5, temp=40))
+    check = compare(seen, [twin(0, ecc_correctable=7, temp=44)], seen)
+    assert check.differs
+    assert render_check(check, PLAIN).splitlines()[1:] == [
+        "  differs   GPU-0 ecc_correctable: native 5, pynvml 7",
+        "  moved     GPU-0 temp: native 40, pynvml 44",
+    ]
+    document = check_document(check)
+    assert (document["agrees"], document["differs"], document["moved"]) == (0, 1, 1)
+    assert document["fields"][0] == {
+        "gpu": "GPU-0",
+        "field": "ecc_correctable",
+        "standing": "differs",
+        "native": [5, 5],
+        "pynvml": 7,
+    }
+
+
+def test_the_second_look_counts_too():
+    check = compare(native(gpu(0, pcie_replay=1)), [twin(0, pcie_replay=2)], native(gpu(0, pcie_replay=2)))
+    assert not check.differs
+    check = compare(native(gpu(0, pcie_replay=1)), [twin(0, pcie_replay=3)], native(gpu(0, pcie_replay=2)))
+    assert "native 1, then 2, pynvml 3" in render_check(check, PLAIN)
+
+
+def test_gpus_are_the_same_by_uuid_in_whatever_order():
+    seen = native(gpu(0, temp=40), gpu(1, temp=50))
+    assert not compare(seen, [twin(1, temp=50), twin(0, temp=40)], seen).differs
+
+
+def test_a_gpu_that_does_not_say_who_it_is_is_the_one_in_its_place():
+    seen = native(gpu(0, temp=40), gpu(1))
+    check = compare(seen, [twin(0, temp=40), twin(1, uuid="")], seen)
+    assert not check.differs
+    assert {one.gpu for one in check.comparisons} == {"GPU-0", "GPU 1"}
+
+
+def test_a_gpu_that_only_one_of_them_sees_is_a_difference():
+    seen = native(gpu(0, temp=40))
+    check = compare(seen, [twin(0, temp=40), twin(1, temp=50)], seen)
+    assert check.problems == ("GPU-1: the native core does not see it",)
+    seen = native(gpu(0, temp=40), replace(gpu(1), uuid=""))
+    check = compare(seen, [twin(0, temp=40)], seen)
+    assert check.problems == ("GPU 1: pynvml does not see it",)
+    assert check.differs
+
+
+def test_that_only_one_of_them_can_use_nvml_is_a_difference():
+    absent = native(state=SourceState.ABSENT, detail="no library")
+    assert compare(absent, [], absent).problems == ("only pynvml can use NVML; native core: no library",)
+    seen = native(gpu(0))
+    assert compare(seen, "no library", seen).problems == (
+        "only the native core can use NVML; pynvml: no library",
+    )
+
+
+def test_that_neither_can_use_nvml_is_agreement():
+    absent = native(state=SourceState.ABSENT, detail="no library")
+    check = compare(absent, "libnvidia-ml.so.1: cannot open", absent)
+    assert not check.differs
+    assert render_check(check, PLAIN) == "  backends  neither can use NVML: libnvidia-ml.so.1: cannot open\n"
+
+
+def test_what_pynvml_reads_is_a_table_with_a_column_for_each_gpu():
+    lines = render_twin([twin(0, temp=40), twin(1, temp=-5)], PLAIN).splitlines()
+    assert lines[:2] == ["  0  GPU-0  0000:00:00.0", "  1  GPU-1  0000:01:00.0"]
+    assert [line.split() for line in lines if line.startswith("temp ")] == [["temp", "40", "-5"]]
+    assert len(lines) == 3 + len(GpuField)
+    assert twin_document([twin(0, temp=40)])[0]["readings"]["margin"] == "not supported (3)"
+
+
+def test_the_twin_reads_every_field():
+    assert set(HOW) == set(GpuField)
+
+
+def test_a_reading_that_hangs_is_left_behind():
+    release, acquired = os.pipe()
+    with pytest.raises(ProbeError, match=r"pynvml does not answer in 0.05 s"):
+        within(0.05, lambda: os.read(release, 1))
+    os.write(acquired, b"x")
+
+
+def test_a_reading_that_fails_fails_here():
+    def fail() -> None:
+        raise ProbeError("no NVML")
+
+    with pytest.raises(ProbeError, match="no NVML"):
+        within(10, fail)
+
+
+# --- the command, against the fake -------------------------------------------------------------------------
+
+
+def put_aer(sysfs: Path, bus: str, fatal: int) -> None:
+    device = sysfs / "bus/pci/devices" / bus
+    device.mkdir(parents=True)
+    (device / "aer_dev_correctable").write_text("RxErr 1\nBadTLP 2\nTOTAL_ERR_COR 3\n")
+    (device / "aer_dev_nonfatal").write_text("Undefined 0\nTOTAL_ERR_NONFATAL 0\n")
+    (device / "aer_dev_fatal").write_text(f"Undefined 0\nTOTAL_ERR_FATAL {fatal}\n")
+
+
+def scan(fake: FakeNvml, *args: str) -> tuple[int, Any]:
+    command = [sys.executable, "-m", "agent", "scan", "-o", "json", "--kmsg", "/dev/null", *args]
+    done = subprocess.run(
+        [*command, "--nvml-library", str(fake.library)],
+        env=fake.env,
+        cwd=REPOSITORY,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.stdout, done.stderr
+    return done.returncode, json.loads(done.stdout)
+
+
+CHECK = """
+import json, sys
+from pathlib import Path
+from agent.cli.backends import cross_check
+from agent.cli.crosscheck import check_document
+from agent.config import Config
+config = Config(
+    node_name="n", nvml_library=sys.argv[1], sysfs_root=Path(sys.argv[2]), gpu_deadline_ns=500_000_000
+)
+print(json.dumps(check_document(cross_check(config))))
+"""
+
+
+def check_of(fake: FakeNvml, sysfs: Path) -> Any:
+    command = [sys.executable, "-c", CHECK, str(fake.library), str(sysfs)]
+    done = subprocess.run(command, env=fake.env, cwd=REPOSITORY, stdout=subprocess.PIPE, check=True)
+    return json.loads(done.stdout)
+
+
+SICK = (
+    "gpu 1 set temperature=71 pcie.width=8 pcie.replay=9 policy.power=1000000000",
+    "gpu 1 set ecc.dram.correctable.volatile=+7 ecc.sram.uncorrectable.volatile=+2",
+)
+SICK_AMPERE = (
+    *SICK,
+    "gpu 1 set remap.pending=1 remap.correctable=3 remap.uncorrectable=2 remap.failure=1",
+    "gpu 1 set nvlink.0.state=0 nvlink.1.replay=5 temperature.margin=-5",
+)
+
+
+@pytest.mark.parametrize("branch", BRANCHES)
+@pytest.mark.parametrize("profile", ["a100", "h100", "t4"])
+def test_the_native_core_reads_what_pynvml_reads(tmp_path, profile, branch):
+    """Of a healthy GPU and of one whose values nobody could read by chance."""
+    sick = SICK if profile == "t4" else SICK_AMPERE
+    fake = fake_nvml(tmp_path, f"profile {profile} gpus=2", *sick, branch=branch)
+    put_aer(tmp_path / "sys", "0000:1b:00.0", fatal=4)
+    check = check_of(fake, tmp_path / "sys")
+    assert (check["fields"], check["problems"], check["note"]) == ([], [], "")
+    assert check["agrees"] + check["unread"] == 2 * len(GpuField)
+    assert check["agrees"] > 60
+
+
+def test_where_a_gpu_hangs_pynvml_is_not_hung_too(tmp_path):
+    fake = fake_nvml(tmp_path, "profile h100 gpus=2", "gpu 1 hang nvmlDeviceGetFieldValues")
+    check = check_of(fake, tmp_path)
+    assert check["note"] == "pynvml was not asked: GPU 1 does not answer nvmlDeviceGetFieldValues"
+    assert check["problems"] == check["fields"] == []
+
+
+def test_a_lost_gpu_is_lost_to_both(tmp_path):
+    _, document = scan(fake_nvml(tmp_path, "profile h100 gpus=2", "gpu 1 lost"), "--backend", "both")
+    check = document["backends"]
+    assert (check["differs"], check["problems"]) == (0, [])
+    assert check["unread"] >= len(GpuField)
+
+
+def test_a_field_that_two_ways_of_nvml_tell_differently_ends_with_3(tmp_path):
+    """The native core asks by field id, pynvml by the function: here the driver answers only one of them."""
+    fake = fake_nvml(tmp_path, "profile h100", "gpu 0 fail nvmlDeviceGetRemappedRows 999")
+    code, document = scan(fake, "--backend", "both")
+    differing = [one["field"] for one in document["backends"]["fields"]]
+    assert differing == ["remap_correctable", "remap_uncorrectable", "remap_pending", "remap_failure"]
+    assert document["backends"]["fields"][0]["pynvml"] == "unknown (999)"
+    assert code == 3
+
+
+def test_pynvml_alone_shows_readings_and_no_verdict(tmp_path):
+    fake = fake_nvml(tmp_path, "profile h100 gpus=2", "gpu 1 set temperature=77")
+    code, document = scan(fake, "--backend", "pynvml")
+    assert code == 0
+    assert [gpu["readings"]["temp"] for gpu in document["gpus"]] == [33, 77]
+    assert "devices" not in document
+
+
+def test_pynvml_without_nvml_is_no_knowledge(tmp_path):
+    command = [sys.executable, "-m", "agent", "scan", "--backend", "pynvml", "--nvml-library", "/none.so"]
+    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=False)
+    assert done.returncode == 3
+    assert done.stderr.startswith("drahealth: /none.so: cannot open shared object file")
+
+
+def test_an_ordinary_scan_asks_no_second_time(tmp_path):
+    _, document = scan(fake_nvml(tmp_path, "profile h100"))
+    assert "backends" not in document

@@ -1,0 +1,334 @@
+"""The fault memory's file: what is kept comes back whole, and what is broken is set aside and told of."""
+
+import errno
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agent.model.faults import Cure, FaultMemory, KeptFault, KnownGpu
+from agent.model.gpu import WHOLE_GPU
+from agent.model.health import Blame, Severity
+from agent.store.faults import SIZE_MAX, Loaded, NotKept, Unusable, decode, encode, load, save
+
+GPU = KnownGpu(3, "GPU-3fa1", "0000:3b:00.0", "NVIDIA H100 80GB HBM3")
+FAULT = KeptFault(
+    uuid="GPU-3fa1",
+    code="gpu.xid.79",
+    gi=WHOLE_GPU,
+    ci=WHOLE_GPU,
+    times=2,
+    first_wall_s=1_790_000_000.25,
+    last_wall_s=1_790_000_060.5,
+    log_us=2_341_640_728,
+    boot_id="5b1c3f6a-8f0f-4d4d-9f30-1d2f3e4a5b6c",
+    cure=Cure.REPLACE,
+    healed=False,
+    evidence="XID 79: the GPU has fallen off the bus",
+    advice="replace the GPU",
+    severity=Severity.UNHEALTHY,
+    texts=("NVRM: Xid (PCI:0000:3b:00): 79",),
+)
+MEMORY = FaultMemory(
+    (GPU,), (FAULT, FAULT._replace(uuid="", code="fabric.sxid.20034", healed=True, texts=()))
+)
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "state" / "gpu-faults.json"
+
+
+def write(path: Path, data: bytes) -> None:
+    path.parent.mkdir(exist_ok=True)
+    path.write_bytes(data)
+
+
+def changed(**fault: object) -> bytes:
+    """The file with these values in its first fault."""
+    document = json.loads(encode(MEMORY))
+    document["faults"][0] |= fault
+    return json.dumps(document).encode()
+
+
+def test_what_is_kept_comes_back(path):
+    save(path, MEMORY)
+    assert load(path) == Loaded(MEMORY, "")
+
+
+texts = st.text(st.characters(codec="utf-8"), max_size=20)
+instances = st.integers(0, WHOLE_GPU)
+times = st.floats(allow_nan=False, allow_infinity=False)
+naturals = st.integers(0, 2**62)
+gpus = st.lists(
+    st.builds(KnownGpu, st.integers(0, 99), texts, texts, texts), max_size=4, unique_by=lambda g: g.number
+)
+faults = st.lists(
+    st.builds(
+        KeptFault,
+        texts,
+        texts,
+        instances,
+        instances,
+        naturals,
+        times,
+        times,
+        naturals,
+        texts,
+        st.sampled_from(Cure),
+        st.booleans(),
+        texts,
+        texts,
+        st.sampled_from(Severity).map(int),
+        st.lists(texts, max_size=3).map(tuple),
+        st.lists(naturals, max_size=3).map(tuple),
+        st.lists(times, max_size=3).map(tuple),
+        naturals,
+        times,
+        st.sampled_from(Blame),
+        st.booleans(),
+        naturals,
+        st.lists(naturals, max_size=3).map(tuple),
+    ),
+    max_size=3,
+)
+
+
+@given(gpus, faults)
+def test_whatever_can_be_remembered_comes_back(gpus, faults):
+    memory = FaultMemory(tuple(gpus), tuple(faults))
+    assert decode(encode(memory)) == memory
+
+
+def test_the_first_start_has_no_memory_and_no_problem(path):
+    assert load(path) == Loaded(FaultMemory(), "")
+    assert not path.parent.exists()
+
+
+def test_nobody_else_may_read_it(path):
+    save(path, MEMORY)
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert path.parent.stat().st_mode & 0o777 == 0o700
+
+
+def test_what_a_killed_agent_left_half_written_is_no_hindrance(path):
+    write(path.with_name("gpu-faults.json.new"), b"{")
+    path.with_name("gpu-faults.json.new").chmod(0o666)
+    save(path, MEMORY)
+    assert load(path).memory == MEMORY
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert os.listdir(path.parent) == ["gpu-faults.json"]
+
+
+# --- files that cannot be used -----------------------------------------------------------------------------
+
+
+def test_a_file_that_ends_early_is_never_half_believed():
+    whole = encode(MEMORY).rstrip()
+    for size in range(len(whole)):
+        with pytest.raises(Unusable, match="is not understood: "):
+            decode(whole[:size])
+
+
+@given(st.binary(max_size=200))
+def test_no_bytes_whatever_break_the_reader(data):
+    with pytest.raises(Unusable):
+        decode(data)
+
+
+@pytest.mark.parametrize(
+    ("data", "reason"),
+    [
+        (b"", "is not understood: input data was truncated"),
+        (b"[]", "is not understood: expected `object`, got `array`"),
+        (b"{}", "is not understood: object missing required field `version`"),
+        (b'{"version": 0, "gpus": [], "faults": []}', "is of version 0, which never was"),
+        (b'{"version": 1, "gpus": []}', "is not understood: object missing required field `faults`"),
+        (
+            b'{"version": 1, "gpus": [], "faults": [], "more": 1}',
+            "is not understood: object contains unknown field `more`",
+        ),
+        (
+            changed(severity=5),
+            "is not understood: expected `int` <= 4 - at `$.faults[0].severity`",
+        ),
+        (changed(gi=-1), "is not understood: expected `int` >= 0 - at `$.faults[0].gi`"),
+        (changed(ci=2**32), "is not understood: expected `int` <= 4294967295 - at `$.faults[0].ci`"),
+        (changed(cure="prayer"), "is not understood: invalid enum value 'prayer' - at `$.faults[0].cure`"),
+        (changed(times="2"), "is not understood: expected `int`, got `str` - at `$.faults[0].times`"),
+        (changed(evidence=None), "is not understood: expected `str`, got `null` - at `$.faults[0].evidence`"),
+        (encode(FaultMemory((GPU, GPU))), "has 2 GPUs of number 3"),
+        (b"\xff\xfe{}", "is not understood: "),
+        (b" " * (SIZE_MAX + 1), "is 1048577 bytes, limit 1048576"),
+    ],
+)
+def test_a_file_that_means_nothing_is_set_aside_with_the_reason(path, data, reason):
+    write(path, data)
+    loaded = load(path)
+    assert loaded.memory == FaultMemory()
+    assert loaded.problem.startswith(f"{path}: {reason}")
+    assert loaded.problem.endswith("; set aside as gpu-faults.json.corrupt-1")
+    assert path.with_name("gpu-faults.json.corrupt-1").read_bytes() == data
+    assert load(path) == Loaded(FaultMemory(), "")
+
+
+def test_a_file_of_a_later_agent_is_kept_for_it(path):
+    write(path, b'{"version": 2, "devices": {}}')
+    words = f"{path}: is of version 2, this agent reads 1; set aside as gpu-faults.json.newer-1"
+    assert load(path) == Loaded(FaultMemory(), words)
+
+
+@pytest.mark.parametrize("make", [os.mkdir, os.mkfifo], ids=["directory", "fifo"])
+def test_what_is_no_file_is_set_aside_too(path, make):
+    path.parent.mkdir()
+    make(path)
+    assert load(path).problem.endswith("; set aside as gpu-faults.json.corrupt-1")
+    save(path, MEMORY)
+    assert load(path).memory == MEMORY
+
+
+def test_five_broken_files_are_kept_and_the_oldest_makes_room(path):
+    for number in range(1, 6):
+        write(path, b"broken %d" % number)
+        assert load(path).problem.endswith(f"corrupt-{number}")
+        os.utime(
+            path.with_name(f"gpu-faults.json.corrupt-{number}"), (0, (number - 3) % 5)
+        )  # the 3rd is oldest
+    write(path, b"broken 6")
+    assert load(path).problem.endswith("corrupt-3")
+    assert path.with_name("gpu-faults.json.corrupt-3").read_bytes() == b"broken 6"
+    assert len(os.listdir(path.parent)) == 5
+
+
+# --- places that cannot be written -------------------------------------------------------------------------
+
+
+@pytest.fixture
+def locked(path: Path):
+    """The file in a directory that this user may not look into, whoever runs the tests."""
+    save(path, MEMORY)
+    path.parent.chmod(0)
+    before = os.geteuid()
+    if before == 0:
+        os.seteuid(65534)
+    yield path
+    os.seteuid(before)
+    path.parent.chmod(0o700)
+    assert load(path) == Loaded(MEMORY, "")
+
+
+def test_a_directory_that_may_not_be_written_is_named_and_the_old_file_stays(locked):
+    with pytest.raises(NotKept, match=r"could not be kept: Permission denied") as caught:
+        save(locked, FaultMemory())
+    assert (caught.value.path, caught.value.errno) == (locked, errno.EACCES)
+    assert caught.value.size == len(encode(FaultMemory()))
+
+
+def test_a_file_that_may_not_be_read_stays_where_it_is(locked):
+    words = f"{locked}: Permission denied; could not be set aside: Permission denied"
+    assert load(locked) == Loaded(FaultMemory(), words)
+
+
+def test_a_directory_that_is_none_is_named(tmp_path):
+    (tmp_path / "state").write_text("")
+    with pytest.raises(NotKept, match="could not be kept: ") as caught:
+        save(tmp_path / "state" / "gpu-faults.json", MEMORY)
+    assert caught.value.errno in {errno.ENOTDIR, errno.EEXIST}
+
+
+def test_more_than_a_file_may_hold_is_refused_before_the_disk_is_touched(path):
+    save(path, MEMORY)
+    long = FAULT._replace(texts=("x" * SIZE_MAX,))
+    with pytest.raises(NotKept, match=r"10[0-9]{5} bytes could not be kept: the limit is 1048576"):
+        save(path, FaultMemory(faults=(long,)))
+    assert load(path) == Loaded(MEMORY, "")
+
+
+FULL_DISK = """
+import errno, os, sys
+from pathlib import Path
+from agent.model.faults import FaultMemory
+from agent.store.faults import NotKept, load, save
+sys.path.insert(0, {tests!r})
+from test_fault_store import FAULT, MEMORY
+path = Path({directory!r}, "gpu-faults.json")
+save(path, MEMORY)
+large = FaultMemory(faults=(FAULT._replace(texts=("x" * 200_000,)),))
+try:
+    save(path, large)
+except NotKept as error:
+    assert error.errno == errno.ENOSPC, error
+    print(error)
+assert load(path) == (MEMORY, "")
+assert os.listdir(path.parent) == ["gpu-faults.json"]
+os.system("mount -o remount,ro {directory}")
+try:
+    save(path, MEMORY)
+except NotKept as error:
+    assert error.errno == errno.EROFS, error
+    print(error)
+assert load(path) == (MEMORY, "")
+"""
+
+
+def test_a_full_disk_and_a_read_only_one_are_named_and_the_old_file_stays(tmp_path):
+    """On a file system of 128 KiB of its own."""
+    mount = f"mount -t tmpfs -o size=128k none {tmp_path}"
+    unshare = shutil.which("unshare")
+    if os.geteuid() != 0 or unshare is None:
+        pytest.skip("mounting a file system needs root and unshare(1)")
+    allowed = subprocess.run([unshare, "-m", "sh", "-c", mount], capture_output=True, check=False)
+    if allowed.returncode:
+        pytest.skip(f"may not mount a file system here: {allowed.stderr.decode().strip()}")
+    program = FULL_DISK.format(tests=str(Path(__file__).parent), directory=str(tmp_path))
+    script = f'{mount} && exec "$0" -c "$1"'
+    done = subprocess.run(
+        [unshare, "-m", "sh", "-c", script, sys.executable, program],
+        cwd=Path(__file__).parent.parent,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    full, read_only = done.stdout.splitlines()
+    assert full.endswith("bytes could not be kept: No space left on device")
+    assert read_only.endswith("bytes could not be kept: Read-only file system")
+
+
+SAVER = """
+import sys
+from pathlib import Path
+sys.path.insert(0, {tests!r})
+from agent.model.faults import FaultMemory
+from agent.store.faults import save
+from test_fault_store import FAULT, MEMORY
+other = FaultMemory(faults=(FAULT._replace(texts=("x" * 50_000,)),))
+save(Path({path!r}), MEMORY)
+print("saving", flush=True)
+while True:
+    save(Path({path!r}), other)
+    save(Path({path!r}), MEMORY)
+"""
+
+
+@pytest.mark.parametrize("delay_ms", [0, 1, 3, 7, 13])
+def test_an_agent_killed_while_it_saves_leaves_one_memory_or_the_other(path, delay_ms):
+    program = SAVER.format(tests=str(Path(__file__).parent), path=str(path))
+    command = [sys.executable, "-c", program]
+    with subprocess.Popen(command, cwd=Path(__file__).parent.parent, stdout=subprocess.PIPE) as saver:
+        assert saver.stdout.readline() == b"saving\n"
+        time.sleep(delay_ms / 1000)  # where in a save it is hit: no assertion hangs on it
+        saver.send_signal(signal.SIGKILL)
+    loaded = load(path)
+    assert loaded.problem == ""
+    assert loaded.memory in (MEMORY, FaultMemory(faults=(FAULT._replace(texts=("x" * 50_000,)),)))
+    save(path, MEMORY)
+    assert load(path) == Loaded(MEMORY, "")

@@ -1,0 +1,147 @@
+"""A GPU that hangs, is lost, wants something or slows down: from which number on, and in which words."""
+
+from typing import Any, Final
+
+import pytest
+from gpu_samples import ABSENT, EIO, LIMITS, NOW_NS, gpu_sample, gpu_set, gpu_view, silent_view
+
+from agent.health.gpu.answers import next_step_ns
+from agent.health.gpu.catalogue import gpu_rules
+from agent.health.gpu.view import GpuView
+from agent.health.rules import FINE, Answer, Inapplicable, Unevaluated, Unreadable
+from agent.model.gpu import GpuField, Status
+from agent.model.health import Finding, Severity
+from agent.model.settings import GpuLimits
+from agent.model.source import SourceState
+from agent.model.time import NS
+
+ROWS: Final = {rule.code: rule for rule in gpu_rules(LIMITS)}
+MS: Final = 1_000_000
+ACTION: Final = "gpu.recovery_action"
+SILENT: Final = "gpu.not_answering"
+SLOW: Final = "gpu.probe.slow"
+
+
+def silence(text: str, severity: Severity = Severity.UNKNOWN) -> Finding:
+    return Finding(SILENT, severity, f"nvmlDeviceGetFieldValues not answered for more than {text}")
+
+
+def status(code: int, **attributes: Any) -> GpuView:
+    return gpu_view(gpu=gpu_sample(status=code), **attributes)
+
+
+def probe(own_ns: int, *others_ns: int) -> GpuView:
+    return gpu_view(gpu=gpu_sample(probe_p50_ns=own_ns), siblings_p50_ns=others_ns)
+
+
+OPENING: Final = gpu_view(
+    gpu=None, gpus=gpu_set(state=SourceState.STARTING, call="nvmlInit_v2", call_ns=NOW_NS - 7 * NS)
+)
+PROBE_BAD: Final = Finding(
+    SLOW, Severity.DEGRADED, "readings take at least 50 ms, and 10 times what others' take"
+)
+CASES: Final[list[tuple[str, GpuView, Answer]]] = [
+    # --- gpu.recovery_action
+    (ACTION, gpu_view(), FINE),
+    (ACTION, gpu_view({GpuField.RECOVERY_ACTION: 1}),
+     Finding(ACTION, Severity.UNHEALTHY, "the driver asks for: gpu reset",
+             "drain the GPU and reset it (nvidia-smi --gpu-reset)")),
+    (ACTION, gpu_view({GpuField.RECOVERY_ACTION: 2}),
+     Finding(ACTION, Severity.UNHEALTHY, "the driver asks for: node reboot", "drain and reboot the node")),
+    (ACTION, gpu_view({GpuField.RECOVERY_ACTION: EIO}), Unreadable("recovery_action", EIO)),
+    (ACTION, gpu_view({GpuField.RECOVERY_ACTION: ABSENT}),
+     Inapplicable("drivers before 565 and older GPUs do not tell")),
+    # --- gpu.not_answering
+    (SILENT, gpu_view(), FINE),
+    (SILENT, silent_view(4.999), FINE),
+    (SILENT, silent_view(5), silence("5 s")),
+    (SILENT, silent_view(9.999), silence("5 s")),
+    (SILENT, silent_view(10), silence("10 s")),
+    (SILENT, silent_view(59.999), silence("30 s")),
+    (SILENT, silent_view(60), silence("1 min", Severity.UNHEALTHY)),
+    (SILENT, silent_view(299), silence("2 min", Severity.UNHEALTHY)),
+    (SILENT, silent_view(3600), silence("1 h", Severity.UNHEALTHY)),
+    (SILENT, silent_view(90_000), silence("1 d", Severity.UNHEALTHY)),
+    (SILENT, silent_view(7, limits=GpuLimits(deadline_s=8)), FINE),
+    (SILENT, silent_view(9, limits=GpuLimits(deadline_s=8)), silence("8 s")),
+    (SILENT, silent_view(11, limits=GpuLimits(deadline_s=8)), silence("10 s")),
+    (SILENT, silent_view(0.5, limits=GpuLimits(deadline_s=0.25)), silence("0.25 s")),
+    (SILENT, silent_view(45, limits=GpuLimits(dead_s=45)), silence("30 s", Severity.UNHEALTHY)),
+    (SILENT, OPENING, Finding(SILENT, Severity.UNKNOWN, "nvmlInit_v2 not answered for more than 5 s")),
+    # the library's thread looks at the count now and then: no affair of a GPU that answers
+    (SILENT, gpu_view(gpus=gpu_set(call="nvmlInit_v2", call_ns=NOW_NS - 7 * NS)), FINE),
+    # --- gpu.lost, gpu.reset_required, gpu.failing
+    ("gpu.lost", gpu_view(), FINE),
+    ("gpu.lost", gpu_view(gpu=None), FINE),
+    ("gpu.lost", status(Status.RESET_REQUIRED), FINE),
+    ("gpu.lost", status(Status.LOST),
+     Finding("gpu.lost", Severity.UNHEALTHY, "NVML answers GPU_IS_LOST (15)")),
+    ("gpu.lost", status(Status.UNINITIALIZED), Unevaluated("NVML answers UNINITIALIZED (1)")),
+    ("gpu.reset_required", gpu_view(), FINE),
+    ("gpu.reset_required", gpu_view(gpu=None), FINE),
+    ("gpu.reset_required", status(Status.LOST), FINE),
+    ("gpu.reset_required", status(Status.RESET_REQUIRED),
+     Finding("gpu.reset_required", Severity.UNHEALTHY, "NVML answers RESET_REQUIRED (16)")),
+    ("gpu.failing", gpu_view(), FINE),
+    ("gpu.failing", gpu_view(gpu=None), FINE),
+    *[("gpu.failing", status(code), FINE)
+      for code in (Status.LOST, Status.RESET_REQUIRED, Status.GPU_NOT_FOUND)],
+    ("gpu.failing", status(Status.UNKNOWN),
+     Finding("gpu.failing", Severity.UNKNOWN, "NVML answers UNKNOWN (999)")),
+    ("gpu.failing", status(77), Finding("gpu.failing", Severity.UNKNOWN, "NVML answers code 77")),
+    ("gpu.failing", status(Status.DRIVER_NOT_LOADED),
+     Finding("gpu.failing", Severity.UNKNOWN, "NVML answers DRIVER_NOT_LOADED (9)")),
+    ("gpu.failing", status(9, gpus=gpu_set(err=9, state=SourceState.FAILING)), FINE),  # gpu.driver.init tells
+    # --- gpu.probe.slow
+    (SLOW, gpu_view(), FINE),
+    (SLOW, probe(50 * MS, 5 * MS, 5 * MS), PROBE_BAD),
+    (SLOW, probe(50 * MS - 1, 5 * MS, 5 * MS), FINE),
+    (SLOW, probe(50 * MS, 5 * MS + 1, 5 * MS), FINE),
+    (SLOW, probe(50 * MS, 1 * MS, 1 * MS, 900 * MS), PROBE_BAD),  # another one that is slow hides nothing
+    (SLOW, probe(0, 5 * MS, 5 * MS), Unevaluated("needs a reading")),
+    (SLOW, probe(50 * MS, 5 * MS), Unevaluated("needs 2 other GPUs that answer")),
+    (SLOW, gpu_view(siblings_p50_ns=(), gpus=gpu_set(gpu_sample())),
+     Inapplicable("fewer than 2 other GPUs to compare with")),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("code", "view", "answer"), CASES)
+def test_a_view_has_this_answer(code: str, view: GpuView, answer: Answer) -> None:
+    assert ROWS[code].judge(view) == answer
+
+
+def test_the_drivers_own_demand_comes_first() -> None:
+    assert gpu_rules(LIMITS)[0].code == ACTION
+
+
+def test_an_action_that_a_newer_driver_has_invented_is_not_none() -> None:
+    answer = ROWS[ACTION].judge(gpu_view({GpuField.RECOVERY_ACTION: 12}))
+    assert isinstance(answer, Finding)
+    assert answer.severity is Severity.UNHEALTHY
+    assert "12" in answer.advice
+
+
+@pytest.mark.parametrize("limits", [LIMITS, GpuLimits(deadline_s=2, dead_s=45), GpuLimits(deadline_s=7)])
+def test_the_answer_to_silence_changes_exactly_at_its_next_step(limits: GpuLimits) -> None:
+    view = silent_view(0, limits=limits)
+    judge = ROWS[SILENT].judge
+    steps = 0
+    while (step_ns := next_step_ns(view)) is not None:
+        assert step_ns > view.now_ns
+        assert judge(view._replace(now_ns=step_ns - 1)) == judge(view)
+        later = view._replace(now_ns=step_ns)
+        assert judge(later) != judge(view)
+        view, steps = later, steps + 1
+    assert steps >= 11
+    assert judge(view._replace(now_ns=10**18)) == judge(view)
+
+
+def test_a_gpu_that_waits_for_nothing_has_no_next_step() -> None:
+    assert next_step_ns(gpu_view()) is None
+
+
+def test_the_older_of_two_calls_tells_how_long_a_gpu_is_silent() -> None:
+    gpu = gpu_sample(status=9, call="nvmlDeviceGetHandleByUUID", call_ns=NOW_NS - 6 * NS)
+    gpus = gpu_set(gpu, call="nvmlInit_v2", call_ns=NOW_NS - 61 * NS)
+    answer = ROWS[SILENT].judge(gpu_view(gpu=gpu, gpus=gpus))
+    assert answer == Finding(SILENT, Severity.UNHEALTHY, "nvmlInit_v2 not answered for more than 1 min")

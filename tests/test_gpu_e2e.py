@@ -1,0 +1,81 @@
+"""What no row of the table of scenarios says: streams that end during a hang, and the real kernel log."""
+
+import os
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import grpc
+import pytest
+from agents import farewell, hear_health, say, short_tmp
+from machine import machine_lock
+from scenarios.row import INFO, Row
+from scenarios.stage import Stage
+from scenarios.steps import looked, xid_line
+
+DEVICE = Path("/dev/kmsg")
+GOODBYE = (grpc.StatusCode.UNAVAILABLE, "agent shutting down")
+UNKNOWN = 0
+ENOUGH_S = 5.0
+"""Two seconds are promised to systemd; a test that shares its processors is content with this."""
+HANGING = {"gpu": {"deadline": "1s", "dead": "1m"}}
+__all__ = ["short_tmp"]
+
+Stages = Callable[[Row], Stage]
+
+
+@pytest.fixture
+def stages(short_tmp: Path) -> Iterator[Stages]:
+    """Begins rows; no agent is left behind."""
+    begun: list[Stage] = []
+
+    def begin(row: Row) -> Stage:
+        directory = short_tmp / str(len(begun))
+        directory.mkdir()
+        begun.append(Stage(row, directory))
+        begun[-1].start()
+        return begun[-1]
+
+    yield begin
+    for stage in begun:
+        stage.end()
+
+
+@pytest.mark.parametrize("lock", ["", " lock"], ids=["one GPU", "the whole driver"])
+def test_asked_to_end_during_a_hang_it_ends_every_stream_cleanly(stages: Stages, lock: str) -> None:
+    stage = stages(Row("a hang", (), gpus=2, settings=HANGING))
+    agent = stage.agent
+    with agent.kubelet() as kubelet, agent.kubelet("v1alpha1") as older, agent.onlooker() as onlooker:
+        onlooker.next()
+        stage.machine.fake.tell(f"gpu 0 hang nvmlDeviceGetFieldValues{lock}")
+        for watcher in (kubelet, older):
+            hear_health(watcher, "gpu-0", UNKNOWN)
+        begun_s = time.monotonic()
+        assert agent.end() == 0
+        took_s = time.monotonic() - begun_s
+        assert [farewell(watcher) for watcher in (kubelet, older, onlooker)] == [GOODBYE] * 3
+    say(f"SIGTERM during a hang: {took_s:.2f} s")
+    assert took_s < ENOUGH_S
+    assert "a GPU's thread hangs and is left behind" in agent.log
+    assert "Traceback" not in agent.log
+    assert not agent.health_socket.exists()
+
+
+def log_line(code: int) -> None:
+    """A line about a GPU in a domain of its own, in the real kernel log."""
+    try:
+        with DEVICE.open("wb", buffering=0) as device:
+            device.write(f"{xid_line(code, 'of a test', gpu=15)}\n".encode())
+    except OSError as error:
+        pytest.skip(f"may not write {DEVICE}: {error.strerror}")
+
+
+def test_a_line_in_the_real_kernel_log_is_heard_by_those_who_believe_any_facility(stages: Stages) -> None:
+    code = 400 + os.getpid() % 500  # that no table has; the log still holds those of runs before
+    with machine_lock():
+        believing = stages(Row("", (), gpus=16, flags=("--kmsg", str(DEVICE), "--kmsg-any-facility")))
+        sober = stages(Row("", (), gpus=16, flags=("--kmsg", str(DEVICE))))
+        log_line(code)
+        believing.ears.know(["gpu-15"], INFO, f"gpu.xid.{code}: ")
+    sober.perform(looked(5, "gpu-15"))
+    sober.ears.never("gpu.xid.")

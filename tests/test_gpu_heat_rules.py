@@ -1,0 +1,126 @@
+"""Temperatures against the GPU's own limits, and clocks held down: by time where it is kept, else by bits."""
+
+from typing import Final
+
+import pytest
+from gpu_samples import ABSENT, EIO, LIMITS, T4, gpu_view
+
+from agent.health.gpu.catalogue import gpu_rules
+from agent.health.gpu.heat import HOLD_NS
+from agent.health.gpu.view import GpuView
+from agent.health.rules import FINE, Answer, Growth, Inapplicable, Unevaluated, Unreadable
+from agent.model.gpu import GpuField
+from agent.model.health import Finding, Severity
+from agent.model.reading import Reading
+from agent.model.time import NS
+
+ROWS: Final = {rule.code: rule for rule in gpu_rules(LIMITS)}
+HOT: Final = "gpu.thermal.over_limit"
+MEMORY: Final = "gpu.thermal.memory"
+SLOWED: Final = "gpu.thermal.slowdown"
+BRAKE: Final = "gpu.power.brake"
+POWER: Final = "gpu.power.slowdown"
+TENTH: Final = 6 * NS
+"""10 % of a minute."""
+
+
+def heat(temp: Reading, limit: Reading = 89, margin: Reading = 54) -> GpuView:
+    return gpu_view({GpuField.TEMP: temp, GpuField.TEMP_SLOWDOWN: limit, GpuField.MARGIN: margin})
+
+
+def memory(temp: Reading, limit: Reading = 95) -> GpuView:
+    return gpu_view({GpuField.MEM_TEMP: temp, GpuField.TEMP_MEM_MAX: limit})
+
+
+def slowed(hardware: Growth | int = 0, driver: Growth | int = 0, reasons: Reading = 0) -> GpuView:
+    grown = {GpuField.SLOWED_HW_THERMAL: hardware, GpuField.SLOWED_SW_THERMAL: driver}
+    return gpu_view({GpuField.CLOCK_REASONS: reasons}, grown=grown)
+
+
+def braked(growth: Growth | int, reasons: Reading = 0) -> GpuView:
+    return gpu_view({GpuField.CLOCK_REASONS: reasons}, grown={GpuField.SLOWED_HW_BRAKE: growth})
+
+
+def reasons(bits: Reading) -> GpuView:
+    return gpu_view({GpuField.CLOCK_REASONS: bits})
+
+
+def bad(code: str, text: str) -> Finding:
+    return Finding(code, Severity.DEGRADED, text)
+
+
+NONE: Final = Growth(ABSENT, 0.0)
+BROKEN: Final = Growth(EIO, 0.0)
+NO_REASONS: Final = Inapplicable("the driver gives no reasons for low clocks")
+CASES: Final[list[tuple[str, GpuView, Answer]]] = [
+    # --- gpu.thermal.over_limit
+    (HOT, heat(33), FINE),
+    (HOT, heat(88), FINE),
+    (HOT, heat(89), bad(HOT, "at or above the slowdown limit of 89 C")),
+    (HOT, heat(120), bad(HOT, "at or above the slowdown limit of 89 C")),
+    (HOT, heat(33, margin=1), FINE),
+    (HOT, heat(33, margin=0), bad(HOT, "no margin left to the temperature at which clocks are cut")),
+    (HOT, heat(33, margin=-7), bad(HOT, "no margin left to the temperature at which clocks are cut")),
+    (HOT, heat(99, limit=ABSENT, margin=3), FINE),  # newer GPUs tell the margin only
+    (HOT, heat(92, limit=93, margin=ABSENT), FINE),
+    (HOT, heat(93, limit=93, margin=ABSENT), bad(HOT, "at or above the slowdown limit of 93 C")),
+    (HOT, heat(89, margin=EIO), bad(HOT, "at or above the slowdown limit of 89 C")),
+    (HOT, heat(33, margin=EIO), Unreadable("margin", EIO)),
+    (HOT, heat(EIO), Unreadable("temp", EIO)),
+    (HOT, heat(99, limit=ABSENT, margin=ABSENT), Inapplicable("the GPU tells no temperature with a limit")),
+    (HOT, heat(ABSENT, margin=ABSENT), Inapplicable("the GPU tells no temperature with a limit")),
+    # --- gpu.thermal.memory
+    (MEMORY, memory(94), FINE),
+    (MEMORY, memory(95), bad(MEMORY, "at or above the memory's limit of 95 C")),
+    (MEMORY, memory(EIO), Unreadable("mem_temp", EIO)),
+    (MEMORY, memory(ABSENT), Inapplicable("the GPU tells no memory temperature")),
+    (MEMORY, memory(94, ABSENT), Inapplicable("the GPU tells no limit of its memory temperature")),
+    # --- gpu.thermal.slowdown
+    (SLOWED, slowed(), FINE),
+    (SLOWED, slowed(TENTH - 1, TENTH - 1), FINE),
+    (SLOWED, slowed(TENTH), bad(SLOWED, "clocks cut by the hardware for heat for at least 10 % of 1 min")),
+    (SLOWED, slowed(0, TENTH), bad(SLOWED, "clocks cut by the driver for heat for at least 10 % of 1 min")),
+    (SLOWED, slowed(0, 0, 0x60), FINE),  # time is kept: the bits of the moment do not count
+    (SLOWED, slowed(Growth(0, 59.0)), Unevaluated("needs 1 min of history")),
+    (SLOWED, slowed(Growth(TENTH, 7.0)),
+     bad(SLOWED, "clocks cut by the hardware for heat for at least 10 % of 1 min")),
+    (SLOWED, slowed(BROKEN, 0), Unreadable("slowed_hw_thermal", EIO)),
+    (SLOWED, slowed(NONE, NONE, 0x1), FINE),
+    (SLOWED, slowed(NONE, NONE, 0x40), bad(SLOWED, "clocks are cut by the hardware for heat")),
+    (SLOWED, slowed(NONE, NONE, 0x20), bad(SLOWED, "clocks are cut by the driver for heat")),
+    (SLOWED, slowed(NONE, NONE, EIO), Unreadable("clock_reasons", EIO)),
+    (SLOWED, slowed(NONE, NONE, ABSENT), NO_REASONS),
+    (SLOWED, slowed(0, NONE, ABSENT), FINE),  # one of the two is enough to judge by
+    # --- gpu.power.brake
+    (BRAKE, braked(TENTH - 1), FINE),
+    (BRAKE, braked(TENTH), bad(BRAKE, "clocks cut by the external power brake for at least 10 % of 1 min")),
+    (BRAKE, braked(0, 0x80), FINE),
+    (BRAKE, braked(Growth(0, 1.0)), Unevaluated("needs 1 min of history")),
+    (BRAKE, braked(BROKEN), Unreadable("slowed_hw_brake", EIO)),
+    (BRAKE, braked(NONE, 0x40), FINE),
+    (BRAKE, braked(NONE, 0x80), bad(BRAKE, "clocks are cut by the external power brake")),
+    (BRAKE, braked(NONE, ABSENT), NO_REASONS),
+    # --- gpu.power.slowdown
+    (POWER, reasons(0x4), FINE),  # the driver's own power cap is how GPUs work
+    (POWER, reasons(0x8), bad(POWER, "clocks are cut by the hardware, not for heat")),
+    (POWER, reasons(0x48), FINE),
+    (POWER, reasons(0x88), FINE),
+    (POWER, reasons(EIO), Unreadable("clock_reasons", EIO)),
+    (POWER, reasons(ABSENT), NO_REASONS),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("code", "view", "answer"), CASES)
+def test_a_view_has_this_answer(code: str, view: GpuView, answer: Answer) -> None:
+    assert ROWS[code].judge(view) == answer
+
+
+@pytest.mark.parametrize("code", [HOT, MEMORY, SLOWED, BRAKE, POWER])
+def test_heat_is_told_after_several_passes_and_for_a_while(code: str) -> None:
+    assert ROWS[code].raise_after >= 3
+    assert ROWS[code].probation_ns == HOLD_NS
+
+
+def test_a_t4_is_judged_by_its_temperature_and_its_bits() -> None:
+    hot = gpu_view({GpuField.TEMP: 93}, readings=T4)
+    assert isinstance(ROWS[HOT].judge(hot), Finding)

@@ -1,0 +1,244 @@
+"""What the machine says of its GPUs without NVML: trees of sysfs and procfs, and this machine's own."""
+
+import errno
+import os
+import subprocess
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from agent.model.gpu import StuckProcess
+from agent.model.reading import Absence, Missing
+from agent.sources.gpu_host import LOOKS, GpuHostReader, PciBus, read_boot_id, read_bus, read_processes
+
+DRIVER = "[<0>] os_acquire_rwlock_write+0x3c/0x50 [nvidia]\n[<0>] do_syscall_64+0x5c/0xf0\n"
+DISK = "[<0>] io_schedule+0x46/0x70\n[<0>] ext4_file_read_iter+0x5a/0x150 [ext4]\n"
+
+
+class Machine:
+    """A tree of sysfs and one of procfs, with a kernel's first two processes."""
+
+    def __init__(self, root: Path) -> None:
+        self.sysfs, self.procfs = root / "sys", root / "proc"
+        (self.sysfs / "bus/pci/devices").mkdir(parents=True)
+        (self.procfs / "sys/kernel/random").mkdir(parents=True)
+        (self.procfs / "sys/kernel/random/boot_id").write_text("5b1c3f6a-8f0f-4d4d-9f30-1d2f3e4a5b6c\n")
+        (self.procfs / "stat").write_text(f"btime {int(time.time())}\n")
+        self.process(1, "systemd")
+        self.process(2, "kthreadd")
+
+    def device(self, bus: str, kind: str, vendor: str = "0x10de", driver: str = "nvidia") -> Path:
+        device = self.sysfs / "bus/pci/devices" / bus
+        device.mkdir()
+        (device / "vendor").write_text(f"{vendor}\n")
+        (device / "class").write_text(f"{kind}\n")
+        if driver:
+            (device / "driver").symlink_to(f"../../../bus/pci/drivers/{driver}")
+        return device
+
+    def process(
+        self,
+        pid: int,
+        name: str,
+        state: str = "S",
+        stack: str = "",
+        files: tuple[str, ...] = (),
+        started: int = 7,
+    ) -> Path:
+        """As /proc shows it; without a stack, that is not for this user to read."""
+        process = self.procfs / str(pid)
+        (process / "fd").mkdir(parents=True, exist_ok=True)
+        (process / "comm").write_text(f"{name[:15]}\n")
+        (process / "cmdline").write_text(f"/usr/bin/{name}\0")
+        fields = [str(pid), f"({name[:15]})", state, *["0"] * 18, str(started), *["0"] * 30]
+        (process / "stat").write_text(" ".join(fields))
+        if stack:
+            (process / "stack").write_text(stack)
+        for number, target in enumerate(files):
+            (process / "fd" / str(number)).symlink_to(target)
+        return process
+
+    def reader(self) -> GpuHostReader:
+        return GpuHostReader(self.sysfs, self.procfs)
+
+
+@pytest.fixture
+def machine(tmp_path: Path) -> Machine:
+    return Machine(tmp_path)
+
+
+# --- the PCI bus -------------------------------------------------------------------------------------------
+
+
+def test_gpus_are_in_the_order_of_the_bus(machine):
+    for bus in ("0000:e1:00.0", "10000:01:00.0", "0000:1b:00.0"):
+        machine.device(bus, "0x030200")
+    machine.device("0000:03:00.0", "0x030000")
+    assert machine.reader().read().bus_gpus == (
+        "0000:03:00.0",
+        "0000:1b:00.0",
+        "0000:e1:00.0",
+        "10000:01:00.0",
+    )
+
+
+def test_what_is_no_gpu_of_the_drivers_is_not_counted(machine):
+    machine.device("0000:01:00.0", "0x030000", vendor="0x1a03")  # the board's own display
+    machine.device("0000:02:00.1", "0x040300")  # a GPU's audio
+    machine.device("0000:03:00.0", "0x068000")  # an NVSwitch
+    machine.device("0000:04:00.0", "0x030200", driver="vfio-pci")
+    virtual = machine.device("0000:05:00.4", "0x030200")
+    (virtual / "physfn").symlink_to("../0000:05:00.0")
+    machine.device("0000:06:00.0", "0x030200", driver="")  # nobody drives it, and so it is missing in NVML
+    assert read_bus(machine.sysfs) == PciBus(("0000:06:00.0",), nvswitches=1)
+
+
+def test_a_device_that_goes_away_meanwhile_is_none(machine):
+    (machine.sysfs / "bus/pci/devices/0000:01:00.0").symlink_to("../gone")
+    machine.device("0000:02:00.0", "0x030200")
+    assert read_bus(machine.sysfs) == PciBus(("0000:02:00.0",), nvswitches=0)
+
+
+def test_a_machine_without_a_bus_has_no_answer_and_not_no_gpus(tmp_path):
+    assert read_bus(tmp_path) == Missing(Absence.ABSENT, errno.ENOENT)
+
+
+def test_a_bus_that_cannot_be_read_is_unreadable(tmp_path):
+    (tmp_path / "bus").write_text("")
+    assert read_bus(tmp_path) == Missing(Absence.UNREADABLE, errno.ENOTDIR)
+
+
+# --- the fabric manager ------------------------------------------------------------------------------------
+
+
+def test_a_fabric_manager_runs(machine):
+    machine.process(900, "nv-fabricmanager")  # a name that the kernel cuts
+    assert machine.reader().read().fabric_manager is True
+
+
+def test_nvswitches_without_a_fabric_manager(machine):
+    machine.device("0000:03:00.0", "0x068000")
+    machine.process(900, "nv-hostengine")
+    assert machine.reader().read().fabric_manager is False
+
+
+def test_without_nvswitches_no_fabric_manager_is_missed(machine):
+    assert machine.reader().read().fabric_manager == Missing(Absence.ABSENT)
+
+
+def test_a_bus_that_nobody_can_read_does_not_say_that_no_manager_is_needed(machine, tmp_path):
+    (tmp_path / "file").write_text("")
+    reader = GpuHostReader(tmp_path / "file", machine.procfs)
+    assert reader.read().fabric_manager == Missing(Absence.UNREADABLE, errno.ENOTDIR)
+
+
+def test_a_container_that_sees_only_its_own_processes_knows_nothing(machine):
+    machine.device("0000:03:00.0", "0x068000")
+    (machine.procfs / "2/comm").write_text("sleep\n")
+    assert machine.reader().read().fabric_manager == Missing(Absence.ABSENT)
+
+
+# --- processes that are stuck ------------------------------------------------------------------------------
+
+
+def stuck_in(machine: Machine, looks: int = LOOKS) -> tuple[StuckProcess, ...]:
+    reader = machine.reader()
+    return [reader.read() for _ in range(looks)][-1].stuck
+
+
+def test_a_process_that_sleeps_in_the_driver_is_stuck_at_the_third_look(machine):
+    machine.process(4711, "python3", "D", DRIVER)
+    assert stuck_in(machine, 2) == ()
+    assert stuck_in(machine, 3) == (StuckProcess(4711, "python3"),)
+
+
+def test_a_process_that_waits_for_a_disk_is_not(machine):
+    machine.process(4711, "python3", "D", DISK, files=("/dev/nvidia0",))
+    assert stuck_in(machine) == ()
+
+
+def test_one_that_uses_the_gpu_and_sleeps_as_usual_is_not(machine):
+    machine.process(4711, "python3", "S", DRIVER, files=("/dev/nvidia0",))
+    assert stuck_in(machine) == ()
+
+
+def test_where_stacks_are_secret_an_open_gpu_tells(machine):
+    machine.process(4711, "python3", "D", files=("/dev/null", "/dev/nvidia-uvm"))
+    machine.process(4712, "python3", "D", files=("/dev/null", "socket:[1234]"))
+    assert stuck_in(machine) == (StuckProcess(4711, "python3"),)
+
+
+def test_one_that_nobody_may_look_into_is_not_accused(machine):
+    (machine.process(4711, "python3", "D") / "fd").rmdir()
+    assert stuck_in(machine) == ()
+
+
+def test_where_no_process_may_be_looked_into_nobody_knows(machine):
+    machine.process(4711, "python3", "D")
+    (machine.procfs / "1/fd").rmdir()
+    assert stuck_in(machine) == Missing(Absence.ABSENT, errno.EPERM)
+
+
+def test_one_that_wakes_up_in_between_is_counted_from_the_beginning(machine):
+    reader = machine.reader()
+    for state in ("D", "D", "R", "D", "D"):
+        machine.process(4711, "python3", state, DRIVER)
+        assert reader.read().stuck == ()
+    assert reader.read().stuck == (StuckProcess(4711, "python3"),)
+
+
+def test_a_pid_that_is_used_again_is_another_process(machine):
+    reader = machine.reader()
+    for started in (1, 100_000, 200_000, 200_000):
+        machine.process(4711, "python3", "D", DRIVER, started=started)
+        psutil.process_iter.cache_clear()
+        assert reader.read().stuck == ()
+    assert reader.read().stuck == (StuckProcess(4711, "python3"),)
+
+
+def test_processes_that_cannot_be_listed_are_missing(tmp_path):
+    assert read_processes(tmp_path) == Missing(Absence.ABSENT, errno.ENOENT)
+
+
+# --- this machine ------------------------------------------------------------------------------------------
+
+
+def test_the_boot_id_is_the_kernels():
+    assert read_boot_id(Path("/proc")) == Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+
+
+def test_a_kernel_that_has_no_boot_id_has_an_empty_one(tmp_path):
+    assert read_boot_id(tmp_path) == ""
+
+
+@pytest.fixture
+def fabric_manager(tmp_path):
+    """A process whose name is the fabric manager's, held by its standard input."""
+    program = tmp_path / "nv-fabricmanager"
+    program.write_bytes(Path("/bin/cat").resolve().read_bytes())
+    program.chmod(0o700)
+    with subprocess.Popen([program], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        process.stdin.write(b"up\n")
+        process.stdin.flush()
+        assert process.stdout.readline() == b"up\n"
+        yield process
+        process.stdin.close()
+
+
+@pytest.mark.usefixtures("fabric_manager")
+def test_a_fabric_manager_of_this_machine_is_seen():
+    processes = read_processes(Path("/proc"))
+    if isinstance(processes, Missing):
+        pytest.skip("this container sees only its own processes")
+    assert processes.fabric_manager
+
+
+def test_this_machine_can_be_looked_at_again_and_again():
+    reader = GpuHostReader(Path("/sys"), Path("/proc"))
+    for _ in range(LOOKS + 1):
+        host = reader.read()
+    assert host.boot_id
+    assert os.getpid() not in {process.pid for process in host.stuck}
+    assert psutil.PROCFS_PATH == "/proc"

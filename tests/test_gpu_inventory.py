@@ -1,0 +1,211 @@
+"""What each GPU is, as NVML tells it: through pynvml and the fake, each time in a process of its own."""
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fake_nvml import FakeNvml, fake_nvml
+
+from agent.sources.gpu_inventory import parse_profile
+from agent.sources.nvml import normal_bus
+
+READ = """
+import json, sys
+from pathlib import Path
+from agent.sources.gpu_inventory import read_inventory
+gpus = read_inventory(sys.argv[1], Path(sys.argv[2]))
+print(json.dumps([gpu._asdict() for gpu in gpus]))
+"""
+
+
+def run(program: str, fake: FakeNvml, *args: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c", program, *args]
+    return subprocess.run(
+        command, env=fake.env, cwd=Path(__file__).parent.parent, capture_output=True, text=True, check=False
+    )
+
+
+def inventory(fake: FakeNvml, sysfs: Path) -> list[dict[str, Any]]:
+    done = run(READ, fake, str(fake.library), str(sysfs))
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def refusal(fake: FakeNvml, library: str) -> str:
+    """The last line of what a process says that could not read."""
+    return run(READ, fake, library, "/sys").stderr.strip().rpartition("\n")[2]
+
+
+def put_node(sysfs: Path, bus: str, text: str) -> None:
+    device = sysfs / "bus/pci/devices" / bus
+    device.mkdir(parents=True)
+    (device / "numa_node").write_text(text)
+
+
+def test_a_gpu_is_known_by_all_that_it_says_of_itself(tmp_path):
+    put_node(tmp_path, "0000:1b:00.0", "1\n")
+    assert inventory(fake_nvml(tmp_path, "profile h100"), tmp_path) == [
+        {
+            "uuid": "GPU-fa4e0009-0000-4000-8000-000000000000",
+            "bus": "0000:1b:00.0",
+            "serial": "1650009000000",
+            "product": "NVIDIA H100 80GB HBM3",
+            "driver": "580.95.05",
+            "vbios": "96.00.89.00.01",
+            "architecture": "Hopper",
+            "numa_node": 1,
+            "profiles": [],
+        }
+    ]
+
+
+@pytest.mark.parametrize("text", ["-1\n", "many\n", ""])
+def test_a_place_that_the_firmware_did_not_tell_is_none(tmp_path, text):
+    put_node(tmp_path, "0000:1b:00.0", text)
+    (gpu,) = inventory(fake_nvml(tmp_path, "profile h100"), tmp_path)
+    assert gpu["numa_node"] is None
+
+
+def test_an_instance_has_its_profile(tmp_path):
+    fake = fake_nvml(tmp_path, "profile a100 gpus=2", "gpu 1 mig 3g.20gb 1g.5gb")
+    whole, parted = inventory(fake, tmp_path)
+    assert whole["profiles"] == []
+    assert [profile for _, profile in parted["profiles"]] == ["3g.20gb", "1g.5gb"]
+    assert all(uuid.startswith("MIG-") for uuid, _ in parted["profiles"])
+
+
+def test_a_lost_gpu_leaves_its_own_fields_empty_and_no_others(tmp_path):
+    lost, good = inventory(fake_nvml(tmp_path, "profile h100 gpus=2", "gpu 0 lost"), tmp_path)
+    assert {value for key, value in lost.items() if key not in {"driver", "numa_node", "profiles"}} == {""}
+    assert good["serial"] == "1650009000001"
+
+
+def test_what_one_gpu_refuses_is_empty(tmp_path):
+    fake = fake_nvml(tmp_path, "profile h100 gpus=2", "gpu 1 fail nvmlDeviceGetSerial 3")
+    assert [gpu["serial"] for gpu in inventory(fake, tmp_path)] == ["1650009000000", ""]
+
+
+@pytest.mark.parametrize("branch", [535, 570, 575])
+def test_older_drivers_tell_it_too(tmp_path, branch):
+    (gpu,) = inventory(fake_nvml(tmp_path, "profile t4", branch=branch), tmp_path)
+    assert (gpu["architecture"], gpu["driver"].partition(".")[0]) == ("Turing", str(branch))
+
+
+# --- what goes wrong ---------------------------------------------------------------------------------------
+
+
+def test_a_library_that_is_not_there_is_named(tmp_path):
+    words = "agent.errors.ProbeError: /none/libnvidia-ml.so.1: cannot open shared object file: "
+    assert refusal(fake_nvml(tmp_path), "/none/libnvidia-ml.so.1").startswith(words)
+
+
+@pytest.mark.parametrize(
+    ("code", "name"), [(9, "driver not loaded"), (18, "lib rm version mismatch"), (999, "unknown")]
+)
+def test_an_nvml_that_does_not_start_is_named_with_its_code(tmp_path, code, name):
+    fake = fake_nvml(tmp_path, f"init {code}")
+    words = f"agent.errors.ProbeError: {fake.library}: nvmlInit: {name} ({code})"
+    assert refusal(fake, str(fake.library)) == words
+
+
+def test_a_library_that_has_not_nvmls_functions_is_no_nvml(tmp_path):
+    assert "nvmlInit: function not found (13)" in refusal(fake_nvml(tmp_path), "libc.so.6")
+
+
+HANG = """
+import sys, threading
+from pathlib import Path
+from agent.errors import ProbeError
+from agent.sources.gpu_inventory import read_inventory
+threading.Thread(target=read_inventory, args=(sys.argv[1], Path("/sys")), daemon=True).start()
+sys.stdin.readline()
+try:
+    read_inventory(sys.argv[1], Path("/sys"))
+except ProbeError as error:
+    print(error)
+"""
+
+
+def test_while_one_reading_hangs_the_next_fails_at_once(tmp_path):
+    fake = fake_nvml(tmp_path, "profile h100", "gpu 0 hang nvmlDeviceGetSerial")
+    with subprocess.Popen(
+        [sys.executable, "-c", HANG, str(fake.library)],
+        env=fake.env,
+        cwd=Path(__file__).parent.parent,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as process:
+        while not fake.calls(0, "nvmlDeviceGetSerial"):
+            pass
+        out, _ = process.communicate("go\n", timeout=30)
+    assert out == f"{fake.library}: an earlier call of NVML has not returned\n"
+
+
+# --- what is left behind -----------------------------------------------------------------------------------
+
+
+PLAIN_NVML = """
+int nvmlInitWithFlags(unsigned int flags) { return (int)(flags & 0); }
+int nvmlShutdown(void) { return 0; }
+int nvmlDeviceGetCount_v2(unsigned int *count) { *count = COUNT; return 0; }
+"""
+COUNT_TWICE = """
+import sys
+from pathlib import Path
+from agent.sources.nvml import session
+library, newer = map(Path, sys.argv[1:])
+assert "pynvml" not in sys.modules, "pynvml was imported before anybody asked for a GPU"
+with session(str(library)) as nvml:
+    print(nvml.ask("nvmlDeviceGetCount"))
+newer.rename(library)
+with session(str(library)) as nvml:
+    print(nvml.ask("nvmlDeviceGetCount"))
+"""
+
+
+def test_a_library_that_was_replaced_is_not_read_from_memory(tmp_path):
+    """As a driver is installed while the agent runs. (The fake stays loaded, to keep its machine.)"""
+    if shutil.which("gcc") is None:
+        pytest.skip("building a library needs gcc")
+    for count in ("1", "2"):
+        command = ["gcc", "-shared", "-fPIC", f"-DCOUNT={count}", "-xc", "-", "-o", tmp_path / f"{count}.so"]
+        subprocess.run(command, input=PLAIN_NVML, text=True, check=True)
+    done = run(COUNT_TWICE, fake_nvml(tmp_path), str(tmp_path / "1.so"), str(tmp_path / "2.so"))
+    assert (done.stdout, done.stderr) == ("1\n2\n", "")
+
+
+# --- texts -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "profile"),
+    [
+        ("NVIDIA H100 80GB HBM3 MIG 1g.10gb", "1g.10gb"),
+        ("NVIDIA A100-SXM4-40GB MIG 1c.3g.20gb", "1c.3g.20gb"),
+        ("NVIDIA A100-SXM4-80GB MIG 1g.10gb+me", "1g.10gb+me"),
+        ("MIG 7g.80gb", "7g.80gb"),
+        ("NVIDIA H100 80GB HBM3", ""),
+        ("", ""),
+    ],
+)
+def test_a_profile_is_read_from_the_instances_name(name, profile):
+    assert parse_profile(name) == profile
+
+
+@pytest.mark.parametrize(
+    ("told", "bus"),
+    [
+        ("00000000:3B:00.0", "0000:3b:00.0"),
+        ("0000:3b:00.0", "0000:3b:00.0"),
+        ("00010000:01:00.0", "10000:01:00.0"),
+        ("", ""),
+        ("nonsense", ""),
+    ],
+)
+def test_a_bus_address_is_written_as_the_kernel_writes_it(told, bus):
+    assert normal_bus(told) == bus

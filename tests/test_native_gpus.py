@@ -1,0 +1,338 @@
+"""The GPU watch through cffi: the fake NVML's quantities arrive as samples, whatever the driver's age."""
+
+import os
+import select
+import shutil
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+from agent.errors import ConfigError
+from agent.model.gpu import WHOLE_GPU, GpuEvent, GpuField, GpuSample, GpuSet, Status
+from agent.model.reading import Absence, Missing, Reading
+from agent.model.source import SourceState
+from agent.model.time import NS
+from agent.model.wake import GpuWake, GpuWakeMode
+from agent.native.gpu_records import GpuDecoder, status_text
+from agent.native.gpus import Gpus, GpusOptions
+from tests.fake_nvml import FakeNvml, fake_nvml
+
+MS: Final = NS // 1000
+QUICK: Final = GpusOptions(
+    period_ns=20 * MS, slow_ns=60 * MS, deadline_ns=NS // 2, open_deadline_ns=NS, retry_ns=100 * MS
+)
+
+SET: Final = {
+    "recovery_action": (GpuField.RECOVERY_ACTION, 2),
+    "remap.correctable": (GpuField.REMAP_CORRECTABLE, 3),
+    "remap.uncorrectable": (GpuField.REMAP_UNCORRECTABLE, 4),
+    "remap.pending": (GpuField.REMAP_PENDING, 1),
+    "remap.failure": (GpuField.REMAP_FAILURE, 1),
+    "retired.sbe": (GpuField.RETIRED_SBE, 5),
+    "retired.dbe": (GpuField.RETIRED_DBE, 6),
+    "retired.pending": (GpuField.RETIRED_PENDING, 1),
+    "pcie.replay": (GpuField.PCIE_REPLAY, 7),
+    "temperature.memory": (GpuField.MEM_TEMP, 91),
+    "policy.power": (GpuField.SLOWED_SW_POWER, 1_000_000_007),
+    "throttle.sw_thermal": (GpuField.SLOWED_SW_THERMAL, 11),
+    "throttle.hw_thermal": (GpuField.SLOWED_HW_THERMAL, 12),
+    "throttle.power_brake": (GpuField.SLOWED_HW_BRAKE, 13),
+    "temperature": (GpuField.TEMP, 71),
+    "temperature.margin": (GpuField.MARGIN, -4),
+    "clocks.reasons": (GpuField.CLOCK_REASONS, 0x48),
+    "ecc.mode": (GpuField.ECC_MODE, 1),
+    "ecc.mode_pending": (GpuField.ECC_MODE_PENDING, 0),
+    "ecc.dram.uncorrectable.volatile": (GpuField.ECC_UNCORRECTABLE_DRAM, 21),
+    "ecc.sram.uncorrectable.volatile": (GpuField.ECC_UNCORRECTABLE_SRAM, 22),
+    "ecc.dram.correctable.volatile": (GpuField.ECC_CORRECTABLE_DRAM, 23),
+    "ecc.sram.correctable.volatile": (GpuField.ECC_CORRECTABLE_SRAM, 24),
+    "ecc.dram.uncorrectable.aggregate": (GpuField.ECC_UNCORRECTABLE_DRAM_LIFE, 31),
+    "ecc.sram.uncorrectable.aggregate": (GpuField.ECC_UNCORRECTABLE_SRAM_LIFE, 32),
+    "ecc.dram.correctable.aggregate": (GpuField.ECC_CORRECTABLE_DRAM_LIFE, 33),
+    "ecc.sram.correctable.aggregate": (GpuField.ECC_CORRECTABLE_SRAM_LIFE, 34),
+    "ecc.sram.threshold": (GpuField.SRAM_THRESHOLD, 1),
+    "fabric.state": (GpuField.FABRIC_STATE, 2),
+    "fabric.status": (GpuField.FABRIC_STATUS, 999),
+    "fabric.health": (GpuField.FABRIC_HEALTH, 0x1A9),
+    "fabric.summary": (GpuField.FABRIC_SUMMARY, 2),
+    "pcie.width": (GpuField.PCIE_WIDTH, 8),
+    "pcie.gen": (GpuField.PCIE_GEN, 1),
+    "pstate": (GpuField.PSTATE, 8),
+    "utilization.gpu": (GpuField.UTILIZATION, 77),
+    "persistence": (GpuField.PERSISTENCE, 0),
+    "temperature.shutdown": (GpuField.TEMP_SHUTDOWN, 101),
+    "temperature.slowdown": (GpuField.TEMP_SLOWDOWN, 102),
+    "temperature.gpu_max": (GpuField.TEMP_GPU_MAX, 103),
+    "temperature.memory_max": (GpuField.TEMP_MEM_MAX, 104),
+    "pcie.width_max": (GpuField.PCIE_WIDTH_MAX, 16),
+    "pcie.gen_max": (GpuField.PCIE_GEN_MAX, 4),
+    "nvlink.3.state": (GpuField.LINKS_UP, 0x3FFF7),
+    "nvlink.1.replay": (GpuField.LINK_REPLAY, 41),
+    "nvlink.1.recovery": (GpuField.LINK_RECOVERY, 42),
+    "nvlink.2.crc_flit": (GpuField.LINK_CRC, 43),
+}
+"""A quantity of the fake, the field that it is read as, and the value that it becomes."""
+SUMS: Final = {
+    GpuField.ECC_UNCORRECTABLE: 43,
+    GpuField.ECC_CORRECTABLE: 47,
+    GpuField.ECC_UNCORRECTABLE_LIFE: 63,
+    GpuField.ECC_CORRECTABLE_LIFE: 67,
+    GpuField.ARCHITECTURE: 9,
+    GpuField.MIG_MODE: 0,
+}
+NO_NVLINK5: Final = {
+    GpuField.LINK_RECEIVE_ERRORS,
+    GpuField.LINK_RECOVERY_FAILED,
+    GpuField.LINK_EFFECTIVE_ERRORS,
+    GpuField.LINK_SYMBOL_ERRORS,
+}
+AER: Final = {GpuField.AER_CORRECTABLE, GpuField.AER_NONFATAL, GpuField.AER_FATAL}
+THROTTLE: Final = {GpuField.SLOWED_SW_THERMAL, GpuField.SLOWED_HW_THERMAL, GpuField.SLOWED_HW_BRAKE}
+LACKING: Final = {
+    580: NO_NVLINK5 | AER,
+    575: NO_NVLINK5 | AER | {GpuField.FABRIC_SUMMARY},
+    570: NO_NVLINK5 | AER | {GpuField.FABRIC_SUMMARY} | THROTTLE,
+    535: NO_NVLINK5
+    | AER
+    | THROTTLE
+    | {GpuField.FABRIC_SUMMARY, GpuField.FABRIC_HEALTH, GpuField.RECOVERY_ACTION, GpuField.MARGIN}
+    | {GpuField.SRAM_THRESHOLD},
+}
+
+
+class Watched:
+    """A fake, and a watch on it."""
+
+    def __init__(self, fake: FakeNvml, options: GpusOptions, sysfs: Path) -> None:
+        self.fake = fake
+        self.fd = os.eventfd(0, os.EFD_NONBLOCK)
+        self.gpus = Gpus(replace(options, library=str(fake.library), sysfs_root=sysfs), self.fd)
+
+    def close(self) -> None:
+        self.gpus.stop(20.0)
+        os.close(self.fd)
+
+    def read(self) -> GpuSet:
+        now = self.gpus.read()
+        assert now is not None
+        return now
+
+    def until(self, happened: Callable[[GpuSet], bool]) -> GpuSet:
+        """Wait for a state of affairs, and return it; at most 20 s."""
+        deadline = time.monotonic() + 20
+        while not happened(now := self.read()):
+            assert time.monotonic() < deadline, now
+            select.select([self.fd], [], [], 0.01)
+        return now
+
+    def woken(self) -> bool:
+        try:
+            os.eventfd_read(self.fd)
+        except BlockingIOError:
+            return False
+        return True
+
+
+Watch = Callable[..., Watched]
+
+
+@pytest.fixture
+def watch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Watch]:
+    """Start a watch on GPUs that play these lines."""
+    begun: list[Watched] = []
+
+    def begin(*lines: str, branch: int = 580, options: GpusOptions = QUICK) -> Watched:
+        fake = fake_nvml(tmp_path, *lines, branch=branch)
+        # it remembers its scenario for as long as its file is loaded, and is never unloaded
+        fake = replace(fake, library=Path(shutil.copy(fake.library, tmp_path / "libnvidia-ml.so.1")))
+        monkeypatch.setenv("FAKE_NVML", str(fake.scenario))
+        begun.append(Watched(fake, options, tmp_path / "sys"))
+        assert begun[-1].gpus.read() is None
+        begun[-1].gpus.start()
+        return begun[-1]
+
+    yield begin
+    for watched in begun:
+        watched.close()
+
+
+def is_read(gpus: int) -> Callable[[GpuSet], bool]:
+    """So many GPUs have been read whole, what the first look found out included."""
+    return lambda now: len(now.gpus) == gpus and all(gpu.slow_passes > 2 for gpu in now.gpus)
+
+
+@pytest.mark.parametrize("branch", [535, 570, 575, 580])
+def test_every_quantity_arrives_as_the_field_that_it_is(watch: Watch, branch: int) -> None:
+    values = {name: want for name, (_, want) in SET.items()} | {"nvlink.3.state": 0}
+    lines = [f"gpu 1 set {name}={value}" for name, value in values.items()]
+    watched = watch("profile h100 gpus=2", *lines, branch=branch)
+    first, second = watched.until(is_read(2)).gpus
+    expected: Mapping[GpuField, Reading] = dict(SET.values()) | SUMS
+    for field in GpuField:
+        if field in LACKING[branch]:
+            assert second[field] == Missing(Absence.ABSENT, 2 if field in AER else 0), field
+        else:
+            assert second[field] == expected[field], field
+    assert first[GpuField.TEMP] == 33
+    assert second.links == 18
+    assert second.link_errors[:4] == (0, 83, 43, 0)
+
+
+def test_a_gpu_says_who_it_is(watch: Watch) -> None:
+    watched = watch("profile a100 gpus=2")
+    now = watched.until(is_read(2))
+    assert [gpu.index for gpu in now.gpus] == [0, 1]
+    assert now.gpus[1].uuid == "GPU-fa4e0007-0000-4000-8000-000000000001"
+    assert now.gpus[1].bus == "0000:43:00.0"
+    assert now.gpus[1].name == "NVIDIA A100-SXM4-40GB"
+    assert now.gpus[1].serial
+    assert (now.driver, now.library, now.count, now.generation) == ("580.95.05", "13.580.95.05", 2, 1)
+    assert (now.nvml.state, now.nvml.detail) == (SourceState.OK, "")
+    now = watched.until(lambda now: now.events.state is SourceState.OK)
+    assert now.gpus[0].event_mask & GpuEvent.XID
+
+
+def test_partitions_and_events_name_their_instances(watch: Watch) -> None:
+    watched = watch("profile h100 gpus=1")
+    watched.until(lambda now: any(gpu.event_mask for gpu in now.gpus))
+    watched.fake.tell("gpu 0 mig 3g.40gb 1g.10gb", "gpu 0 xid 94 gi=1 ci=0", "gpu 0 xid 79", "gpu 0 xid 79")
+    (gpu,) = watched.until(lambda now: len(now.gpus[0].migs) == 2 and len(now.gpus[0].xids) == 2).gpus
+    gpu = watched.until(lambda now: now.gpus[0].xids[1].times == 2).gpus[0]
+    assert [(mig.gi, mig.ci) for mig in gpu.migs] == [(1, 0), (7, 0)]
+    assert all(mig.uuid.startswith("MIG-") for mig in gpu.migs)
+    assert [(xid.code, xid.gi, xid.ci, xid.times) for xid in gpu.xids] == [
+        (94, 1, 0, 1),
+        (79, WHOLE_GPU, WHOLE_GPU, 2),
+    ]
+    assert gpu.events[GpuEvent.XID].times == 3
+    assert gpu.events[GpuEvent.MIG_CONFIG].times == 1
+    assert GpuEvent.UNAVAILABLE not in gpu.events
+
+
+def test_a_lost_gpu_is_unreadable_and_nothing_of_it_is_zero(watch: Watch) -> None:
+    watched = watch("profile h100 gpus=2")
+    before = watched.until(is_read(2)).gpus[1]
+    watched.fake.tell("gpu 1 lost")
+    good, lost = watched.until(lambda now: now.gpus[1].status == Status.LOST).gpus
+    assert good.status == Status.OK
+    for field, reading in before.readings.items():
+        assert isinstance(lost[field], Missing)
+        if not isinstance(reading, Missing):
+            assert lost[field] == Missing(Absence.UNREADABLE), field
+    assert (lost.uuid, lost.bus, lost.handles) == (before.uuid, before.bus, 1)
+    watched.fake.tell("gpu 1 back")
+    assert watched.until(lambda now: now.gpus[1].status == Status.OK).gpus[1].handles == 2
+
+
+def test_a_call_that_hangs_is_named(watch: Watch) -> None:
+    watched = watch("profile h100 gpus=2", options=replace(QUICK, deadline_ns=100 * MS))
+    watched.until(is_read(2))
+    watched.fake.tell("gpu 0 hang nvmlDeviceGetTemperature")
+    hung, other = watched.until(lambda now: now.gpus[0].overdue > 0).gpus
+    assert hung.call == "nvmlDeviceGetTemperature"
+    assert time.monotonic_ns() - hung.call_ns >= 100 * MS
+    passes = other.passes
+    watched.until(lambda now: now.gpus[1].passes > passes + 5)
+    started = time.monotonic()
+    assert not watched.gpus.stop(0.5)
+    assert time.monotonic() - started < 5  # and not for as long as the call takes
+    assert watched.gpus.stop(0.5)  # there is nothing left to stop
+    watched.fake.tell("gpu 0 release")
+
+
+def test_only_what_a_rule_can_see_wakes(watch: Watch) -> None:
+    pending = GpuWake(GpuField.REMAP_PENDING)
+    hot = GpuWake(GpuField.MARGIN, GpuWakeMode.BELOW, threshold=-2)
+    watched = watch("profile h100 gpus=1", options=replace(QUICK, wakes=[pending, hot]))
+    watched.until(lambda now: is_read(1)(now) and now.events.state is SourceState.OK)
+
+    def passes_on(times: int = 5) -> None:
+        seen = watched.read().gpus[0].passes
+        watched.until(lambda now: now.gpus[0].passes > seen + times)
+
+    passes_on()
+    while watched.woken():
+        pass
+    watched.fake.tell("gpu 0 set temperature=60 ecc.dram.correctable.volatile=9 temperature.margin=-2")
+    deadline = time.monotonic() + 20
+    while watched.read().gpus[0][GpuField.MARGIN] != -2:
+        assert time.monotonic() < deadline
+    passes = watched.read().gpus[0].passes
+    while watched.read().gpus[0].passes < passes + 3:
+        assert time.monotonic() < deadline
+    assert not watched.woken()
+    for change in ("temperature.margin=-3", "temperature.margin=5", "remap.pending=1"):
+        watched.fake.tell(f"gpu 0 set {change}")
+        assert select.select([watched.fd], [], [], 20)[0], change
+        assert watched.woken()
+
+
+def test_no_library_is_absent_and_not_failing(watch: Watch, tmp_path: Path) -> None:
+    fd = os.eventfd(0, os.EFD_NONBLOCK)
+    gpus = Gpus(replace(QUICK, library=str(tmp_path / "none.so")), fd)
+    gpus.start()
+    assert select.select([fd], [], [], 20)[0]
+    deadline = time.monotonic() + 20
+    while (now := gpus.read()) is None or now.nvml.state is SourceState.STARTING:
+        assert time.monotonic() < deadline
+    assert now.nvml.state is SourceState.ABSENT
+    assert "none.so" in now.nvml.detail
+    assert now.err == Status.LIBRARY_NOT_FOUND
+    assert now.gpus == ()
+    assert gpus.stop(5.0)
+    os.close(fd)
+
+
+def test_why_the_library_cannot_be_used_is_told(watch: Watch) -> None:
+    watched = watch("profile h100 gpus=1", "init 18")
+    now = watched.until(lambda now: now.nvml.state is SourceState.FAILING)
+    assert now.err == Status.MISMATCH
+    assert now.nvml.detail == status_text(Status.MISMATCH) == "driver and library are of different versions"
+    watched.fake.tell("init 0")
+    assert watched.until(is_read(1)).nvml.detail == ""
+
+
+def test_a_section_whose_bytes_are_the_same_is_not_decoded_again(watch: Watch) -> None:
+    watched = watch("profile h100 gpus=1")
+    first = watched.until(is_read(1)).gpus[0]
+    second = watched.until(lambda now: now.gpus[0].passes > first.passes).gpus[0]
+    assert second.readings is first.readings
+    assert second.xids is first.xids
+    watched.fake.tell("gpu 0 set temperature=99")
+    third = watched.until(lambda now: now.gpus[0][GpuField.TEMP] == 99).gpus[0]
+    assert third.readings is not first.readings
+    assert third.link_errors is first.link_errors
+
+
+def test_a_sample_starts_before_its_first_pass() -> None:
+    """Bytes of a record that its thread has not written yet."""
+    from agent.native._core import ffi, lib
+
+    head = ffi.new("struct dh_gpus *", {"gpus": 1, "state": lib.DH_STATE_STARTING})
+    now = GpuDecoder().gpu_set(ffi.buffer(head)[:] + bytes(ffi.sizeof("struct dh_gpu")))
+    assert now.nvml.state is SourceState.STARTING
+    (gpu,) = now.gpus
+    assert isinstance(gpu, GpuSample)
+    assert (gpu.passes, gpu.uuid, gpu.call, gpu.migs, gpu.xids, dict(gpu.events)) == (0, "", "", (), (), {})
+    assert all(gpu[field] == Missing(Absence.ABSENT) for field in GpuField)
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (replace(QUICK, period_ns=MS), "period 0.001 s"),
+        (replace(QUICK, deadline_ns=601 * NS), "deadline 601 s"),
+        (replace(QUICK, retry_ns=MS), "retry 0.001 s"),
+        (replace(QUICK, library="x" * 4001), "4001 bytes, limit 4000"),
+        (replace(QUICK, sysfs_root=Path("/" + "x" * 200)), "201, limit 200"),
+    ],
+)
+def test_an_option_out_of_range_is_named(options: GpusOptions, says: str) -> None:
+    fd = os.eventfd(0)
+    with pytest.raises(ConfigError, match=says):
+        Gpus(options, fd)
+    os.close(fd)

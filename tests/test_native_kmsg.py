@@ -1,0 +1,438 @@
+"""The kernel log's thread: on the real /dev/kmsg where it may be written to, on FIFOs and files of records.
+
+The real log is everybody's: each test writes lines with a word of its own, and what wipes the log or changes
+how it may be written to is done under the machine's lock.
+"""
+
+import json
+import os
+import re
+import select
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from machine import machine_lock
+
+from agent.health.xid.patterns import PATTERNS, compile_pattern
+from agent.model.log import LogSample
+from agent.model.source import SourceState
+from agent.native.kmsg import Kmsg, match
+
+DEVICE = Path("/dev/kmsg")
+RATE_LIMIT = Path("/proc/sys/kernel/printk_devkmsg")
+XID = "NVRM: Xid (PCI:%b): %d, %*"
+DEADLINE_S = 20
+
+
+class Reader:
+    """A started :class:`Kmsg` with an eventfd of its own."""
+
+    def __init__(self, path: Path, *patterns: str, any_facility: bool = False) -> None:
+        self.fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self.kmsg = Kmsg(path, patterns, self.fd, any_facility)
+        self.kmsg.start()
+
+    def read(self) -> LogSample:
+        sample = self.kmsg.read()
+        assert sample is not None
+        return sample
+
+    def until(self, what: Callable[[LogSample], bool]) -> LogSample:
+        """The first sample that is ``what``. Woken by the eventfd alone."""
+        deadline = time.monotonic() + DEADLINE_S
+        while not what(sample := self.read()):
+            assert time.monotonic() < deadline, sample
+            if select.select([self.fd], [], [], deadline - time.monotonic())[0]:
+                os.eventfd_read(self.fd)
+        return sample
+
+
+@contextmanager
+def reader(path: Path, *patterns: str, any_facility: bool = False) -> Iterator[Reader]:
+    """A reader, ended afterwards."""
+    one = Reader(path, *patterns, any_facility=any_facility)
+    try:
+        yield one
+    finally:
+        assert one.kmsg.stop(5)
+        os.close(one.fd)
+
+
+def times(sample: LogSample) -> list[int]:
+    return [line.times for line in sample.lines]
+
+
+# --- a file of records --------------------------------------------------------------------------------------
+
+
+def record(seq: int, text: str, *, priority: int = 4) -> str:
+    return f"{priority},{seq},{seq * 10},-;{text}\n"
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Path:
+    path = tmp_path / "kmsg"
+    path.write_text("")
+    return path
+
+
+def add(log: Path, *records: str) -> None:
+    with log.open("a") as f:
+        f.write("".join(records))
+
+
+def test_lines_are_counted_by_what_they_say(log: Path) -> None:
+    add(
+        log,
+        record(0, "Linux version 6.18"),
+        record(1, "NVRM: Xid (PCI:0000:3b:00): 31, pid=7, name=a, Ch 8"),
+        record(2, "NVRM: Xid (PCI:0000:86:00): 48, pid=7, name=a, DBE"),
+        record(3, "NVRM: Xid (PCI:0000:3b:00): 31, pid=9, name=b, Ch 8"),
+    )
+    with reader(log, "usb %*", XID) as one:
+        sample = one.until(lambda s: s.source.state is SourceState.OK)
+        first, second = sample.lines
+        assert (first.pattern, first.times, first.first_us, first.last_us, first.seq) == (1, 2, 10, 30, 3)
+        assert first.first_text.endswith("pid=7, name=a, Ch 8")
+        assert first.text.endswith("pid=9, name=b, Ch 8")
+        assert (second.times, second.first_text) == (1, second.text)
+        assert sample.from_boot
+        assert (sample.lost, sample.evicted, sample.source.failures, sample.source.detail) == (0, 0, 0, "")
+
+
+def test_an_unchanged_line_is_not_decoded_again(log: Path) -> None:
+    add(log, record(0, "lost a"), record(1, "lost b"))
+    with reader(log, "lost %w") as one:
+        before = one.until(lambda s: times(s) == [1, 1])
+        add(log, record(2, "lost b"))
+        after = one.until(lambda s: times(s) == [1, 2])
+        assert after.lines[0] is before.lines[0]
+
+
+def test_lost_records_are_counted_and_a_late_start_is_not_from_boot(log: Path) -> None:
+    add(log, record(100, "lost a"), record(105, "lost a"))
+    with reader(log, "lost %w") as one:
+        sample = one.until(lambda s: times(s) == [2])
+        assert sample.lost == 4
+        assert not sample.from_boot
+
+
+def test_an_empty_log_is_not_from_boot(log: Path) -> None:
+    with reader(log, "lost %w") as one:
+        assert not one.until(lambda s: s.source.state is SourceState.OK).from_boot
+
+
+def test_a_log_that_comes_is_found(tmp_path: Path) -> None:
+    path = tmp_path / "late"
+    with reader(path, "lost %w") as one:
+        absent = one.until(lambda s: s.source.state is SourceState.ABSENT).source
+        assert absent.detail == f"{path}: No such file or directory"
+        assert absent.failures == 0
+        path.write_text(record(0, "lost a"))
+        found = one.until(lambda s: s.source.state is SourceState.OK)
+        assert times(found) == [1]
+        assert found.source.detail == ""
+
+
+def test_what_is_no_log_is_told(log: Path) -> None:
+    add(log, "[    0.000000] Linux version 6.18\n")
+    with reader(log, "lost %w") as one:
+        failing = one.until(lambda s: s.source.state is SourceState.FAILING).source
+        assert failing.detail == f"{log}: unintelligible text"
+
+
+AS_NOBODY = """
+import os, select, sys
+from pathlib import Path
+from agent.native.kmsg import Kmsg
+os.setgroups([]); os.setgid(65534); os.setuid(65534)
+fd = os.eventfd(0)
+kmsg = Kmsg(Path(sys.argv[1]), ["%*"], fd, False)
+kmsg.start()
+select.select([fd], [], [], 20)
+sample = kmsg.read()
+print(sample.source.state, len(sample.lines), sample.source.failures, sample.source.detail)
+assert kmsg.stop(5)
+"""
+
+
+def read_as_nobody(path: Path) -> str:
+    if os.geteuid() != 0:
+        pytest.skip("only root can become somebody else")
+    done = subprocess.run(
+        [sys.executable, "-c", AS_NOBODY, str(path)], capture_output=True, text=True, timeout=60, check=True
+    )
+    return done.stdout.strip()
+
+
+def test_a_log_that_may_not_be_read_fails() -> None:
+    with tempfile.NamedTemporaryFile(dir="/tmp") as secret:  # pytest's own directories nobody may enter
+        assert read_as_nobody(Path(secret.name)) == f"failing 0 1 {secret.name}: Permission denied"
+
+
+def test_the_real_log_is_not_for_everybody() -> None:
+    restricted = Path("/proc/sys/kernel/dmesg_restrict")
+    if not DEVICE.exists() or not restricted.exists() or restricted.read_text() != "1\n":
+        pytest.skip("everybody may read the kernel log here")
+    assert read_as_nobody(DEVICE) == "failing 0 1 /dev/kmsg: Operation not permitted"
+
+
+# --- a FIFO of records --------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def fifo(tmp_path: Path) -> Path:
+    path = tmp_path / "fifo"
+    os.mkfifo(path)
+    return path
+
+
+def memory_kib() -> int:
+    status = Path("/proc/self/status").read_text()
+    return int(status.split("VmRSS:")[1].split()[0])
+
+
+@pytest.mark.parametrize(("kinds", "entries"), [(1, 1), (100_000, 512)])
+def test_a_flood_takes_no_memory(fifo: Path, kinds: int, entries: int) -> None:
+    flood = 100_000
+    with reader(fifo, "lost %w") as one:
+        with fifo.open("w") as f:
+            f.write("".join(record(i, f"lost w{i % kinds}") for i in range(1000)))
+            f.flush()
+            one.until(lambda s: sum(times(s)) + s.evicted >= 1000)
+            before = memory_kib()
+            for start in range(1000, flood, 1000):
+                f.write("".join(record(i, f"lost w{i % kinds}") for i in range(start, start + 1000)))
+        sample = one.until(lambda s: bool(s.lines) and max(line.seq for line in s.lines) == flood - 1)
+        assert len(sample.lines) == entries
+        assert sample.evicted == kinds - entries
+        assert sum(times(sample)) == flood - sample.evicted
+        assert sample.lost == 0
+        assert memory_kib() - before < 2048
+
+
+def test_it_can_be_stopped_in_a_flood(fifo: Path) -> None:
+    lines = "".join(record(i, "lost a") for i in range(1000))
+    over = threading.Event()
+
+    def flood() -> None:
+        fd = os.open(fifo, os.O_RDWR | os.O_NONBLOCK)  # has a reader always, and does not wait for it
+        while not over.is_set():
+            try:
+                os.write(fd, lines.encode())
+            except BlockingIOError:
+                select.select([], [fd], [], 0.1)
+        os.close(fd)
+
+    one = Reader(fifo, "lost %w")
+    thread = threading.Thread(target=flood)
+    thread.start()
+    try:
+        one.until(lambda s: s.source.passes > 3 and bool(s.lines))
+        assert one.kmsg.stop(2)
+    finally:
+        over.set()
+        thread.join()
+        os.close(one.fd)
+
+
+def test_user_space_does_not_speak_for_the_kernel(fifo: Path) -> None:
+    with reader(fifo, "lost %w") as one, fifo.open("w") as f:
+        f.write(record(0, "lost user", priority=8 + 3) + record(1, "lost kernel", priority=3))
+        f.flush()
+        sample = one.until(lambda s: bool(s.lines))
+        assert [line.text for line in sample.lines] == ["lost kernel"]
+
+
+# --- the real log -------------------------------------------------------------------------------------------
+
+
+def write(text: str) -> None:
+    """A record of ours, below what a console shows. A descriptor of its own: each is limited in its rate."""
+    fd = os.open(DEVICE, os.O_WRONLY | os.O_CLOEXEC)
+    try:
+        os.write(fd, f"<15>{text}\n".encode())
+    finally:
+        os.close(fd)
+
+
+@pytest.fixture
+def nonce(request: pytest.FixtureRequest) -> str:
+    """A word that nobody else writes to the log."""
+    try:
+        os.close(os.open(DEVICE, os.O_RDWR | os.O_CLOEXEC))
+    except OSError as error:
+        pytest.skip(f"may not use {DEVICE}: {error.strerror}")
+    return f"drahealth-{os.getpid()}-{time.monotonic_ns()}"
+
+
+def test_a_record_of_the_real_log_arrives(nonce: str) -> None:
+    write(f"{nonce} before: 1")
+    with reader(DEVICE, f"{nonce} %w %d", any_facility=True) as one:
+        assert times(one.until(lambda s: bool(s.lines))) == [1]  # written before it was opened
+        for number in (2, 2, 3):
+            write(f"{nonce} after: {number}, with\ttab and \\")
+        sample = one.until(lambda s: sum(times(s)) == 4)
+        assert times(sample) == [1, 2, 1]
+        assert sample.lines[2].text == rf"{nonce} after: 3, with\x09tab and \x5c"
+        assert sample.lines[1].first_us <= sample.lines[1].last_us <= sample.lines[2].first_us
+
+
+def test_what_user_space_writes_to_the_real_log_is_not_believed(nonce: str) -> None:
+    with reader(DEVICE, f"{nonce} %*") as kernel, reader(DEVICE, f"{nonce} %*", any_facility=True) as anyone:
+        kernel.until(lambda s: s.source.state is SourceState.OK)
+        write(f"{nonce} Xid 79")
+        anyone.until(lambda s: bool(s.lines))
+        passes = kernel.read().source.passes
+        deadline = time.monotonic() + DEADLINE_S
+        while kernel.read().source.passes < passes + 2:  # each record makes it look
+            assert time.monotonic() < deadline
+            write(f"{nonce} Xid 79")
+        assert kernel.read().lines == ()
+
+
+OVERRUN = """
+import json, os, select, sys
+from pathlib import Path
+from agent.native.kmsg import Kmsg
+fd = os.eventfd(0)
+kmsg = Kmsg(Path("/dev/kmsg"), [sys.argv[1] + " %w"], fd, True)
+kmsg.start()
+for wanted in ("first", "last"):
+    texts = []
+    while not any(text.endswith(wanted) for text in texts):
+        if not select.select([fd], [], [], 20)[0]:
+            sys.exit(f"no line with {wanted!r}")
+        os.eventfd_read(fd)
+        sample = kmsg.read()
+        texts = [line.text for line in sample.lines]
+    print(json.dumps([sample.lost, sample.source.state, sample.source.failures]), flush=True)
+assert kmsg.stop(5)
+"""
+
+
+RECORDS = 6000  # of 900 bytes, 5 MiB: the largest log that a distribution's kernel has is 1 MiB
+
+
+@contextmanager
+def unlimited_rate() -> Iterator[None]:
+    """User space may write to the log as fast as it can; afterwards as before."""
+    with machine_lock():
+        before = RATE_LIMIT.read_text()
+        try:
+            RATE_LIMIT.write_text("on\n")
+        except OSError as error:
+            pytest.skip(f"may not write {RATE_LIMIT}: {error.strerror}")
+        try:
+            yield
+        finally:
+            RATE_LIMIT.write_text(before)
+
+
+@contextmanager
+def overrun_child(nonce: str) -> Iterator[subprocess.Popen[str]]:
+    """A process that reads the log, and reports at the first line and at the last."""
+    with subprocess.Popen([sys.executable, "-c", OVERRUN, nonce], stdout=subprocess.PIPE, text=True) as child:
+        try:
+            yield child
+        finally:
+            child.kill()
+
+
+def test_what_the_log_overwrote_is_counted_and_reading_goes_on(nonce: str) -> None:
+    """The reader is stopped by a signal while the log goes round more than once."""
+    with unlimited_rate(), overrun_child(nonce) as child:
+        assert child.stdout is not None
+        write(f"{nonce} first")
+        assert json.loads(child.stdout.readline()) == [0, "ok", 0]
+        child.send_signal(signal.SIGSTOP)
+        os.waitid(os.P_PID, child.pid, os.WSTOPPED | os.WNOWAIT)
+        fd = os.open(DEVICE, os.O_WRONLY | os.O_CLOEXEC)
+        for _ in range(RECORDS):
+            os.write(fd, b"<15>" + b"x" * 900 + b"\n")
+        os.close(fd)
+        write(f"{nonce} last")
+        child.send_signal(signal.SIGCONT)
+        lost, state, failures = json.loads(child.stdout.readline())
+        assert 1000 < lost <= RECORDS
+        assert (state, failures) == ("ok", 0)
+        assert child.wait(20) == 0
+
+
+# --- the thread ---------------------------------------------------------------------------------------------
+
+
+def test_nothing_is_read_before_the_start_nor_left_after_the_end(log: Path) -> None:
+    fds = len(os.listdir("/proc/self/fd"))
+    fd = os.eventfd(0)
+    kmsg = Kmsg(log, ["lost %w"], fd, False)
+    assert kmsg.read() is None
+    begun_ns = time.monotonic_ns()
+    kmsg.start()
+    starting = kmsg.read()
+    assert starting is not None
+    assert starting.source.name == "kmsg"
+    assert begun_ns <= starting.source.beat_ns <= time.monotonic_ns()
+    assert kmsg.stop(5)
+    assert kmsg.stop(5)  # again: nothing to do
+    os.close(fd)
+    assert len(os.listdir("/proc/self/fd")) == fds
+
+
+@pytest.mark.parametrize(
+    ("pattern", "why"),
+    [
+        ("Xid %q", "pattern 'Xid %q': not understood from character 4 on"),
+        ("%*%d", "pattern '%*%d': not understood from character 2 on"),
+        ("", "pattern '': not understood from character 0 on"),
+        ("Grüße %d", "pattern 'Grüße %d': not ASCII, as all of the kernel log is"),
+        ("a\0b", "pattern 'a\\x00b': not ASCII, as all of the kernel log is"),
+    ],
+)
+def test_what_is_no_pattern_is_refused_by_name(log: Path, pattern: str, why: str) -> None:
+    with pytest.raises(ValueError, match=f"^{re.escape(why)}$"):
+        Kmsg(log, [XID, pattern], 0, False)
+
+
+def test_more_patterns_than_there_is_room_for_are_refused(log: Path) -> None:
+    with pytest.raises(ValueError, match="129 patterns, limit 128"):
+        Kmsg(log, [XID] * 129, 0, False)
+
+
+# --- the patterns -------------------------------------------------------------------------------------------
+
+PIECES = [
+    *("NVRM: ", "Xid (PCI:", "0000:3b:00", "0000:3b:00.0", " GPU-I:", "): ", "79", "154", ", ", "74, "),
+    *("Link ", "link 4(", "0x1f", "(GPC ", "changed from ", ") to ", "x", " ", ",", "GPU at ", "GPU "),
+    *("has fallen off the bus", "nvidia-nvswitch3: SXid (PCI:", "Fatal, ", "RmInitAdapter failed"),
+]
+TOKENS = ["%b", "%d", "%x", "%w", "a", ",", " ", "0x", ":"]
+
+
+@given(st.sampled_from(PATTERNS), st.lists(st.sampled_from(PIECES), max_size=16).map("".join))
+def test_c_and_python_agree_on_what_a_line_says(pattern: str, text: str) -> None:
+    twin = compile_pattern(pattern).match(text)
+    fields = pattern.split("%")[1:]
+    expected = twin and tuple(g for g, f in zip(twin.groups(), fields, strict=True) if f[0] != "*")
+    assert match(pattern, text) == expected
+
+
+@given(
+    st.lists(st.sampled_from(["%b", "%d", "%x", "%w", "a", ",", " ", "0x", ":"]), min_size=1, max_size=8),
+    st.data(),
+)
+def test_they_agree_on_patterns_that_nobody_uses(tokens: list[str], data: st.DataObject) -> None:
+    examples = {"%b": "0000:3b:00.0", "%d": "42", "%x": "0x2a", "%w": "word"}
+    line = "".join(data.draw(st.sampled_from([examples.get(t, t), t, "", "0"])) for t in tokens)
+    twin = compile_pattern("".join(tokens)).match(line)
+    assert match("".join(tokens), line) == (twin and twin.groups())

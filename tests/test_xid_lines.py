@@ -1,0 +1,266 @@
+"""Lines of the kernel log: every shape that drivers write, and every text that they do not."""
+
+from typing import Final
+
+import pytest
+from agent.native._core import lib
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agent.health.xid.lines import (
+    InitFailedLine,
+    Line,
+    LinkSetupLine,
+    LostLine,
+    MismatchLine,
+    Place,
+    SxidLine,
+    Unparsed,
+    XidLine,
+    normal_bus,
+    parse,
+)
+from agent.health.xid.nvlink4 import LinkFault
+from agent.health.xid.nvlink5 import Nvlink5Status
+from agent.health.xid.patterns import PATTERNS, compile_pattern
+from agent.health.xid.recovery import RecoveryAction
+from agent.native.kmsg import match
+
+BUS: Final = "0000:3b:00.0"
+XID: Final = "NVRM: Xid (PCI:0000:3b:00): "
+DOWN: Final = "NETIR_LINK_EVT  Fatal   XC0 i0 Link 01 (0x021425c6 0x00000000 0x00000000 0x00000000)"
+PIPE: Final = "RLW_RXPIPE Nonfatal XC0 i0 Link 13 (0x0409a0c2 0x00000008 0x00000001 0x00000000)"
+NETIR: Final = "NETIR Fatal XC0 i0 Link -1 (0x000fe406 0x00000000 0x00000000)"
+LINK: Final = "NVLink: fatal error detected on link 14(0x0, 0x0, 0x10000, 0x0, 0x0, 0x0, 0x0)"
+WARP: Final = "Graphics SM Warp Exception on (GPC 7, TPC 2, SM 0): Illegal Instruction Parameter"
+ESR: Final = "Graphics Exception: ESR 0x57c730=0xc04000b 0x57c734=0x24 0x57c728=0x1f81fb60 0x57c72c=0x1174"
+TO_RESET: Final = "GPU recovery action changed from 0x0 (None) to 0x1 (GPU Reset Required)"
+TO_NONE: Final = "GPU recovery action changed from 0x4 (Drain and Reset) to 0x0 (None)"
+TO_NEWER: Final = "GPU recovery action changed from 0x0 (None) to 0x1f (Something New)"
+MMU: Final = "Ch 00000008, intr 00000000. MMU Fault: ENGINE GRAPHICS GPCCLIENT_T1_0 faulted @ 0x7fc1_23456000"
+ECHO: Final = "Ch 00000001 caused by previous Xid 149"
+GONE: Final = "GPU has fallen off the bus."
+LOST: Final = "NVRM: The NVIDIA GPU 0000:3b:00.0{0}NVRM: (PCI ID: 10de:26b5) installed in this system has{0}\
+NVRM: fallen off the bus and is not responding to commands."
+MISMATCH: Final = "NVRM: API mismatch: the client has the version 535.247.01, but\\x0a\
+NVRM: this kernel module has the version 535.230.02.  Please\\x0aNVRM: make sure that"
+NAMED_MISMATCH: Final = (
+    "NVRM: API mismatch: the client 'nvidia-smi' (pid 7)\\x0aNVRM: has the version 595.84, \
+but\\x0aNVRM: this kernel module has the version 595.71.05.  Please"
+)
+SX: Final = "nvidia-nvswitch3: SXid (PCI:0000:c1:00.0): "
+RX: Final = "knvlinkDiscoverPostRxDetLinks_GH100: Getting peer0's postRxDetLinkMask failed!"
+MASK: Final = "knvlinkUpdatePostRxDetectLinkMask_IMPL: Failed to update Rx Detect Link mask!"
+
+CASES: Final[list[tuple[str, Line]]] = [
+    # --- an XID, with and without the process
+    (XID + "79, " + GONE, XidLine(BUS, 79, detail=GONE)),
+    (XID + "79, pid='<unknown>', name=<unknown>, " + GONE, XidLine(BUS, 79, detail=GONE)),
+    (XID + "79, pid=<n/a>, name=<unknown>, " + GONE, XidLine(BUS, 79, detail=GONE)),
+    (XID + "31, pid=1234, name=python3, " + MMU, XidLine(BUS, 31, pid=1234, process="python3", detail=MMU)),
+    (XID + "31, pid=1234, " + MMU, XidLine(BUS, 31, pid=1234, detail=MMU)),
+    (XID + "43, pid=1234, name=python3", XidLine(BUS, 43, pid=1234, process="python3")),
+    (XID + "43, pid=1234", XidLine(BUS, 43, pid=1234)),
+    (XID + "43, pid=7, name=tokio: w 1, Ch 1", XidLine(BUS, 43, pid=7, process="tokio: w 1", detail="Ch 1")),
+    (XID + "48, ", XidLine(BUS, 48)),
+    ("NVRM: Xid (0000:03:00): 14, Channel 00000001", XidLine("0000:03:00.0", 14, detail="Channel 00000001")),
+    ("NVRM: Xid (PCI:00000018:01:00): 8, x", XidLine("0018:01:00.0", 8, detail="x")),
+    ("NVRM: Xid (PCI:10000:E1:00): 8, x", XidLine("10000:e1:00.0", 8, detail="x")),
+    (XID + "999, of a driver to come", XidLine(BUS, 999, detail="of a driver to come")),
+    # --- of a MIG instance
+    ("NVRM: Xid (PCI:0000:3b:00 GPU-I:05): 48, x", XidLine(BUS, 48, gi=5, detail="x")),
+    ("NVRM: Xid (PCI:0000:3b:00 GPU-I:05 GPU-CI:00): 43, pid=7, name=a, x",
+     XidLine(BUS, 43, gi=5, ci=0, pid=7, process="a", detail="x")),
+    # --- what decides some of them
+    (XID + "45, pid=7, name=a, " + ECHO, XidLine(BUS, 45, pid=7, process="a", detail=ECHO, root=149)),
+    (XID + "13, pid=7, name=a, " + WARP,
+     XidLine(BUS, 13, pid=7, process="a", detail=WARP, place=Place(7, 2))),
+    (XID + "13, pid=7, name=a, " + ESR, XidLine(BUS, 13, pid=7, process="a", detail=ESR)),
+    (XID + "154, " + TO_RESET, XidLine(BUS, 154, detail=TO_RESET, action=RecoveryAction.GPU_RESET)),
+    (XID + "154, " + TO_NONE, XidLine(BUS, 154, detail=TO_NONE, action=RecoveryAction.NONE)),
+    (XID + "154, " + TO_NEWER, XidLine(BUS, 154, detail=TO_NEWER, action=RecoveryAction(31))),
+    (XID + "154, in other words", XidLine(BUS, 154, detail="in other words")),
+    (XID + "74, pid='<unknown>', name=<unknown>, " + LINK,
+     XidLine(BUS, 74, detail=LINK, nvlink4=LinkFault(14, (0, 0, 0x10000, 0, 0, 0, 0)))),
+    (XID + "74, NVLink: fatal error detected on link 2",
+     XidLine(BUS, 74, detail="NVLink: fatal error detected on link 2")),
+    (XID + "149, " + DOWN,
+     XidLine(BUS, 149, detail=DOWN, nvlink5=Nvlink5Status("NETIR_LINK_EVT", True, 1, 0x021425C6, 0))),
+    (XID + "149, " + NETIR,
+     XidLine(BUS, 149, detail=NETIR, nvlink5=Nvlink5Status("NETIR", True, -1, 0x000FE406, 0))),
+    (XID + "145, pid=7, name=a, " + PIPE,
+     XidLine(BUS, 145, pid=7, process="a", detail=PIPE,
+             nvlink5=Nvlink5Status("RLW_RXPIPE", False, 13, 0x0409A0C2, 8))),
+    (XID + "146, TLW_RX/TLW_RX_PIPE0 Odd XC0 i0 Link 00 (0xa 0x4)",
+     XidLine(BUS, 146, detail="TLW_RX/TLW_RX_PIPE0 Odd XC0 i0 Link 00 (0xa 0x4)",
+             nvlink5=Nvlink5Status("TLW_RX/TLW_RX_PIPE0", None, 0, 0xA, 4))),
+    (XID + "145, without words", XidLine(BUS, 145, detail="without words")),
+    (XID + "31, " + DOWN, XidLine(BUS, 31, detail=DOWN)),
+    # --- NVSwitches
+    (SX + "28006, Non-fatal, Link 46 MC TS crumbstore MCTO (First)",
+     SxidLine(3, "0000:c1:00.0", 28006, False, 46, "Link 46 MC TS crumbstore MCTO (First)")),
+    (SX + "20034, Fatal, Link 30 LTSSM Fault Up",
+     SxidLine(3, "0000:c1:00.0", 20034, True, 30, "Link 30 LTSSM Fault Up")),
+    (SX + "11001, Fatal, ingress invalid command",
+     SxidLine(3, "0000:c1:00.0", 11001, True, None, "ingress invalid command")),
+    # --- lost, without an XID
+    (LOST.format("\\x0a"), LostLine(BUS)),
+    (LOST.format("\n"), LostLine(BUS)),
+    ("NVRM: GPU 0000:3b:00.0: GPU has fallen off the bus.", LostLine(BUS)),
+    ("NVRM: GPU at PCI:0000:3b:00: GPU has fallen off the bus.", LostLine(BUS)),
+    ("NVRM: GPU at PCI:0000:3b:00 has fallen off the bus.", LostLine(BUS)),
+    ("NVRM: GPU at 0000:3b:00.0 has fallen off the bus.", LostLine(BUS)),
+    # --- the driver
+    ("NVRM: GPU 0000:3b:00.0: RmInitAdapter failed! (0x62:0xffff:1863)",
+     InitFailedLine(BUS, "0x62:0xffff:1863")),
+    ("NVRM: RmInitAdapter failed! (0x27:0x38:1193)", InitFailedLine("", "0x27:0x38:1193")),
+    ("NVRM: GPU 0000:3b:00.0: RmInitAdapter failed!", InitFailedLine(BUS, "")),
+    (MISMATCH, MismatchLine("535.247.01", "535.230.02")),
+    (NAMED_MISMATCH, MismatchLine("595.84", "595.71.05")),
+    (f"NVRM: {RX}", LinkSetupLine(RX)),
+    (f"NVRM: {MASK}", LinkSetupLine(MASK)),
+    (f"NVRM: GPU0 {RX}", LinkSetupLine(f"GPU0 {RX}")),
+]  # fmt: skip
+
+SILENT: Final = [
+    "",
+    "NVRM: loading NVIDIA UNIX x86_64 Kernel Module  570.86.15",
+    "NVRM: GPU at PCI:0000:3b:00: GPU-b850f46d-d5ea-c752-ddf3-c4453e44d3f7",
+    "NVRM: The NVIDIA GPU 0000:01:00.0 (PCI ID: 10de:2c05)\\x0aNVRM: requires the open modules",
+    "NVRM: Xid error: xyz, invalid data",
+    "NVRM: Xid (PCI:0000:66:00): abc, pid=2280636",
+    "NVRM: Xid (PCI:0000:3b:00): 79",
+    "NVRM: Xid (PCI:0000:3b:00): 12345678901, more digits than any code has",
+    "NVRM: Xid (PCI:0000:3b:00 GPU-I:12345678901): 79, x",
+    "[111.111] NVRM: Xid (PCI:0000:3b:00): 79, not at the start",
+    "python[7]: NVRM: Xid (PCI:0000:3b:00): 79, not at the start",
+    SX + "22013, Severity 0 Engine instance 60 Sub-engine instance 00",
+    SX + "22013, Data {0x00000000, 0x00000000}",
+    SX + "garbled, Fatal",
+    "nvidia-nvswitch12345678901: SXid (PCI:0000:c1:00.0): 22013, Fatal, x",
+    "NVRM: API mismatch: cut",
+    "NVRM: knvlinkDiscoverPostRxDetLinks_GH100: all is well",
+]
+
+
+@pytest.mark.parametrize(("text", "line"), CASES, ids=range(len(CASES)))
+def test_a_line_says_what_it_says(text: str, line: Line) -> None:
+    assert parse(text) == line
+
+
+@pytest.mark.parametrize("text", SILENT)
+def test_a_line_that_says_nothing_is_a_value_too(text: str) -> None:
+    assert isinstance(parse(text), Unparsed)
+
+
+def kind_of(text: str) -> tuple[int, tuple[str, ...]] | None:
+    """What the native reader makes of a line: the first pattern that takes it, and the key."""
+    keys = ((index, match(pattern, text)) for index, pattern in enumerate(PATTERNS))
+    return next(((index, key) for index, key in keys if key is not None), None)
+
+
+@pytest.mark.parametrize(("text", "_"), CASES, ids=range(len(CASES)))
+def test_the_reader_takes_every_line_that_is_understood(text: str, _: Line) -> None:
+    assert kind_of(text) is not None
+
+
+def test_the_reader_has_room_for_the_table() -> None:
+    assert len(PATTERNS) <= lib.DH_PATTERN_MAX
+    assert len(set(PATTERNS)) == len(PATTERNS)
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        (XID + "31, pid=1, name=a, Ch 1", XID + "31, pid=2, name=b, Ch 2"),
+        (XID + "13, pid=1, name=a, " + WARP, XID + "13, pid=2, name=b, " + WARP.replace("7", "3")),
+        (XID + "45, pid=1, name=a, " + ECHO, XID + "45, pid=2, name=a, Ch 2"),
+        (XID + "149, " + DOWN, XID + "149, " + DOWN.replace("0x00000000)", "0x00000007)")),
+        (SX + "20034, Fatal, Link 30 LTSSM Fault Up", SX + "20034, Fatal, Link 31 LTSSM Fault Up"),
+        (MISMATCH, NAMED_MISMATCH),
+    ],
+)
+def test_a_flood_of_one_fault_is_one_entry(first: str, second: str) -> None:
+    assert kind_of(first) == kind_of(second)
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        (XID + "31, x", XID + "32, x"),
+        (XID + "48, x", "NVRM: Xid (PCI:0000:3c:00): 48, x"),
+        (XID + "48, x", "NVRM: Xid (PCI:0000:3b:00 GPU-I:05): 48, x"),
+        (XID + "13, " + WARP, XID + "13, " + ESR),
+        (XID + "154, " + TO_RESET, XID + "154, " + TO_NONE),
+        (XID + "74, " + LINK, XID + "74, " + LINK.replace("link 14", "link 15")),
+        (XID + "74, " + LINK, XID + "74, " + LINK.replace("0x10000", "0x20000")),
+        (XID + "145, " + PIPE, XID + "145, " + PIPE.replace("0x00000008", "0x00000004")),
+        (XID + "149, " + DOWN, XID + "149, " + DOWN.replace("0x0214", "0x0264")),
+        (SX + "20034, Fatal, x", SX + "20034, Non-fatal, x"),
+    ],
+)
+def test_what_decides_keeps_lines_apart(first: str, second: str) -> None:
+    assert kind_of(first) != kind_of(second)
+
+
+TEXTS: Final = st.text(max_size=200) | st.builds(
+    lambda case, cut, tail: case[:cut] + tail,
+    st.sampled_from([text for text, _ in CASES]),
+    st.integers(0, 120),
+    st.text(alphabet="0123456789abcdefx:.,() GPUXid%\\", max_size=30),
+)
+
+
+@given(TEXTS)
+def test_whatever_a_line_holds_it_becomes_a_value(text: str) -> None:
+    line = parse(text)
+    if isinstance(line, XidLine):
+        assert normal_bus(line.bus) == line.bus
+        assert line.code >= 0
+
+
+@given(TEXTS)
+def test_the_expressions_take_what_the_reader_takes(text: str) -> None:
+    """The interpreter in C and its twin here agree on every line, and on its key."""
+    text = text.encode("ascii", "backslashreplace").decode()
+    for pattern in PATTERNS:
+        found = compile_pattern(pattern).match(text)
+        directives = [part for part in pattern.split("%")[1:] if part]
+        fields = (
+            tuple(field for field, part in zip(found.groups(), directives, strict=True) if part[0] != "*")
+            if found
+            else None
+        )
+        assert match(pattern, text) == fields
+
+
+@pytest.mark.parametrize(
+    ("text", "bus"),
+    [
+        ("0000:3b:00", BUS),
+        ("0000:3B:00.0", BUS),
+        ("00000000:3B:00.0", BUS),
+        ("PCI:0000:3b:00", BUS),
+        ("0000:3b:00.1", "0000:3b:00.1"),
+        ("gpu-3", "gpu-3"),
+        ("", ""),
+        ("0000:3b", "0000:3b"),
+    ],
+)
+def test_a_pci_address_has_one_spelling(text: str, bus: str) -> None:
+    assert normal_bus(text) == bus
+
+
+def test_a_recovery_action_that_nobody_knows_is_not_none() -> None:
+    action = RecoveryAction(31)
+    assert action != RecoveryAction.NONE
+    assert action.text == "action 31"
+    assert "31" in action.advice
+    assert RecoveryAction(31) == action
+    with pytest.raises(ValueError, match="not a valid RecoveryAction"):
+        RecoveryAction("reset")
+
+
+def test_every_recovery_action_but_none_has_advice() -> None:
+    assert [action for action in RecoveryAction if not action.advice] == [RecoveryAction.NONE]
+    assert RecoveryAction.DRAIN_AND_RESET.text == "drain and reset"
