@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Final
 
-from agent.devices.inventory import Device, Kind, device_pools
+from agent.devices.inventory import Device, Kind, device_pools, gpu_device
 from agent.health import message
 from agent.health.catalogue import (
     CPU_RULES,
@@ -42,7 +42,7 @@ from agent.model.report import Report
 from agent.model.settings import Settings
 from agent.model.snapshot import Snapshot
 from agent.model.source import SourceSample, SourceState
-from agent.model.time import NS, Instant
+from agent.model.time import NS, Instant, at_mono
 
 RULES: Final[Mapping[Kind, tuple[Rule, ...]]] = {Kind.CPU: CPU_RULES, Kind.HUGEPAGES: POOL_RULES}
 STALL_RETRY_NS: Final = NS
@@ -227,7 +227,7 @@ def _gpu_verdicts(
         else:
             assert source is not None, "a GPU comes before its instances"
             judge_instance(look, device, gpus, source)
-            parent = f"gpu-{device.gpu}"
+            parent = gpu_device(device.gpu).name
         causes = look.causes(device.name, partial(gpu_row, rules, limits), parent)
         if above and not any(cause.code == NOT_ANSWERING for cause in causes):  # which says why
             causes = sorted([*above, *causes], key=lambda cause: -cause.severity)
@@ -299,7 +299,7 @@ def _since(
 def _verified(sources: list[SourceSample], now: Instant) -> Instant:
     """When the last of the device's sources was read to its end, on both clocks."""
     beat_ns = min((source.beat_ns for source in sources), default=now.mono_ns)
-    return Instant(beat_ns, now.wall_s - (now.mono_ns - beat_ns) / NS)
+    return at_mono(beat_ns, now)
 
 
 def _lease_s(look: Look, sources: list[SourceSample]) -> int:

@@ -1,12 +1,12 @@
 """Process facts for ``scan``: which processes, and that those that vanish or hide are no error."""
 
 import os
-import subprocess
 import time
 from pathlib import Path
 
 import psutil
 import pytest
+from named_process import named_process
 
 from agent.sources.processes import read_processes, role_of
 
@@ -32,15 +32,8 @@ def test_who_is_of_interest(name, cmdline, role):
 @pytest.fixture
 def kubelet(tmp_path):
     """A process whose name is the kubelet's, held by its standard input."""
-    program = tmp_path / "kubelet"
-    program.write_bytes(Path("/bin/cat").resolve().read_bytes())
-    program.chmod(0o700)
-    with subprocess.Popen([program], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
-        process.stdin.write(b"up\n")
-        process.stdin.flush()
-        assert process.stdout.readline() == b"up\n"
+    with named_process(tmp_path, "kubelet") as process:
         yield process
-        process.stdin.close()
 
 
 def test_a_process_is_found_with_its_facts(kubelet):

@@ -2,12 +2,12 @@
 
 import errno
 import os
-import subprocess
 import time
 from pathlib import Path
 
 import psutil
 import pytest
+from named_process import named_process
 
 from agent.model.gpu import StuckProcess
 from agent.model.reading import Absence, Missing
@@ -216,15 +216,8 @@ def test_a_kernel_that_has_no_boot_id_has_an_empty_one(tmp_path):
 @pytest.fixture
 def fabric_manager(tmp_path):
     """A process whose name is the fabric manager's, held by its standard input."""
-    program = tmp_path / "nv-fabricmanager"
-    program.write_bytes(Path("/bin/cat").resolve().read_bytes())
-    program.chmod(0o700)
-    with subprocess.Popen([program], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
-        process.stdin.write(b"up\n")
-        process.stdin.flush()
-        assert process.stdout.readline() == b"up\n"
+    with named_process(tmp_path, "nv-fabricmanager") as process:
         yield process
-        process.stdin.close()
 
 
 @pytest.mark.usefixtures("fabric_manager")

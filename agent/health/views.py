@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
 from agent.devices.inventory import Device, Kind, device_pools, devices_expected, devices_of
+from agent.health.history import lengthened
 from agent.health.rules import CpuView, GroupView, Growth, PoolView, persistent_pages
 from agent.model.cpuset import CpuSet
 from agent.model.reading import Absence, Missing, Reading
@@ -19,7 +20,6 @@ from agent.model.time import NS, Instant
 
 HITS_KEPT: Final = 1024  # of containers that are gone: one that dies in a loop must not fill the memory
 HIT_MEMORY_NS: Final = 600 * NS  # a limit that was hit is told of for ten minutes
-_POINTS: Final = 12  # of a counter's history within its window: 5 s apart in a minute
 
 
 class Point(NamedTuple):
@@ -116,17 +116,11 @@ def _expected_pages(memory: Memory, snapshot: Snapshot, settings: Settings) -> M
 def _points(
     before: tuple[Point, ...], node: NodeSample, read_ns: int, settings: Settings
 ) -> tuple[Point, ...]:
-    """The history with the newest reading in it: not more than a window, and no denser than needed."""
+    """The history with the newest reading in it."""
     if before and before[-1].t_ns == read_ns:
         return before
-    window_ns = settings.throttle_window_s * NS
-    points = [*before]
-    if len(points) > 1 and points[-1].t_ns - points[-2].t_ns < window_ns // _POINTS:
-        points.pop()  # the newest one only stood for "now"
-    points.append(Point(read_ns, node.throttle_core, node.throttle_package))
-    while len(points) > 1 and read_ns - points[1].t_ns >= window_ns:
-        points.pop(0)
-    return tuple(points)
+    point = Point(read_ns, node.throttle_core, node.throttle_package)
+    return lengthened(before, point, settings.throttle_window_s * NS)
 
 
 def _growth(points: tuple[Point, ...], which: int, window_s: int) -> Growth:

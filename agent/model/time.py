@@ -21,6 +21,12 @@ class Instant:
     """CLOCK_REALTIME [s since 1970]."""
 
 
+def at_mono(mono_ns: int, now: Instant) -> Instant:
+    """A moment of the monotonic clock on both clocks; never later than now."""
+    mono_ns = min(mono_ns, now.mono_ns)
+    return Instant(mono_ns, now.wall_s - (now.mono_ns - mono_ns) / NS)
+
+
 def rfc3339(wall_s: float) -> str:
     """A wall time as RFC 3339 in UTC, to the second: ``2026-11-21T10:04:04Z``."""
     return datetime.fromtimestamp(wall_s, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

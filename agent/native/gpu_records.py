@@ -23,6 +23,7 @@ from agent.model.gpu import (
 from agent.model.reading import Absence, Missing, Reading
 from agent.model.source import SourceSample, SourceState
 from agent.native._core import ffi, lib
+from agent.native.records import SOURCE_STATES
 
 _FIELD_NUM: Final = lib.DH_GPU_FIELD_NUM
 _WORDS: Final = lib.DH_GPU_WORDS
@@ -41,12 +42,6 @@ _XID: Final = struct.Struct("=4I3Q")
 
 _SIGNED: Final = frozenset({GpuField.TEMP, GpuField.MARGIN, GpuField.MEM_TEMP})
 _UNSUPPORTED: Final = frozenset({0, Status.NOT_SUPPORTED, Status.FUNCTION_NOT_FOUND})
-_STATES: Final = {
-    lib.DH_STATE_ABSENT: SourceState.ABSENT,
-    lib.DH_STATE_OK: SourceState.OK,
-    lib.DH_STATE_FAILING: SourceState.FAILING,
-    lib.DH_STATE_STARTING: SourceState.STARTING,
-}
 _STATUS_TEXTS: Final = {
     Status.UNINITIALIZED: "not initialised",
     Status.NOT_SUPPORTED: "not supported",
@@ -171,7 +166,7 @@ class GpuDecoder:
             gpus=tuple(self._gpu(data[at : at + _GPU_SIZE], slot) for slot, at in enumerate(ends)),
             nvml=SourceSample(
                 name="nvml",
-                state=_STATES[head.state],
+                state=SOURCE_STATES[head.state],
                 beat_ns=head.beat_ns,
                 period_ns=head.period_ns,
                 failures=head.failures,
@@ -182,7 +177,7 @@ class GpuDecoder:
             events=SourceSample(
                 name="nvml-events",
                 # without a library that works there is nothing to wait for
-                state=_STATES[head.wait_state] if head.state == lib.DH_STATE_OK else SourceState.ABSENT,
+                state=SOURCE_STATES[head.wait_state] if head.state == lib.DH_STATE_OK else SourceState.ABSENT,
                 beat_ns=head.wait_beat_ns,
                 period_ns=head.wait_period_ns,
                 failures=head.wait_failures,

@@ -12,11 +12,26 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <ftw.h>
+#include <poll.h>
 #include <stdarg.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include "cgroups.h"
+
+#ifndef FX_PATIENCE_NS
+#define FX_PATIENCE_NS (10 * DH_NS)
+#endif
+
+/* Checks what another thread brings about. Bounded, so that a bug fails and does not hang. */
+#define EVENTUALLY(cond)                                                                               \
+    do {                                                                                               \
+        uint64_t since_ = dh_now_ns();                                                                 \
+        bool came_;                                                                                    \
+        while (!(came_ = (cond)) && dh_now_ns() - since_ < FX_PATIENCE_NS)                             \
+            poll(NULL, 0, 1);                                                                          \
+        check_that(came_, __FILE__, __LINE__, #cond);                                                  \
+    } while (0)
 
 static char fx_root[] = "/dev/shm/drahealth-XXXXXX"; /* of this program; made by fx_begin() */
 

@@ -12,20 +12,11 @@
 #include <sys/socket.h>
 #include <sys/un.h>
 
+#define FX_PATIENCE_NS (20 * DH_NS)
 #include "fixture.h"
 #include "gpus.h"
 
 #define MS 1000000ull
-
-/* Wait for what another thread does. Bounded, so that a bug fails and does not hang. */
-#define EVENTUALLY(cond)                                                                               \
-    do {                                                                                               \
-        uint64_t since_ = dh_now_ns();                                                                 \
-        bool came_;                                                                                    \
-        while (!(came_ = (cond)) && dh_now_ns() - since_ < 20 * DH_NS)                                 \
-            poll(NULL, 0, 2);                                                                          \
-        check_that(came_, __FILE__, __LINE__, #cond);                                                  \
-    } while (0)
 
 struct gx {
     struct dh_gpu_watch *w;

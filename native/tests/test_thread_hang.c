@@ -10,15 +10,6 @@
 #define CPUS "sys/devices/system/cpu/online"
 #define POOL "sys/kernel/mm/hugepages/hugepages-2048kB"
 
-/* Wait for what another thread does. Bounded, so that a bug fails and does not hang. */
-#define EVENTUALLY(cond)                                                                               \
-    do {                                                                                               \
-        uint64_t since_ = dh_now_ns();                                                                 \
-        while (!(cond) && dh_now_ns() - since_ < 10 * DH_NS)                                           \
-            poll(NULL, 0, 1);                                                                          \
-        CHECK(cond);                                                                                   \
-    } while (0)
-
 /* A thread that looks for the files it misses every 20 ms. */
 static struct fx started(void)
 {

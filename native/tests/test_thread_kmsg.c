@@ -14,14 +14,6 @@
 #define LINES 20000 /* at the least; and until each reader saw so many changes: */
 #define CHANGES 10
 
-#define EVENTUALLY(cond)                                                                               \
-    do {                                                                                               \
-        uint64_t since_ = dh_now_ns();                                                                 \
-        while (!(cond) && dh_now_ns() - since_ < 10 * DH_NS)                                           \
-            usleep(1000);                                                                              \
-        CHECK(cond);                                                                                   \
-    } while (0)
-
 static _Atomic bool over;
 
 struct reader {

@@ -5,14 +5,6 @@
 #include "fixture.h"
 #include "worker.h"
 
-#define EVENTUALLY(cond)                                                                               \
-    do {                                                                                               \
-        uint64_t since_ = dh_now_ns();                                                                 \
-        while (!(cond) && dh_now_ns() - since_ < 10 * DH_NS)                                           \
-            usleep(1000);                                                                              \
-        CHECK(cond);                                                                                   \
-    } while (0)
-
 static _Atomic int released; /* owners, since the program began */
 
 struct owner {

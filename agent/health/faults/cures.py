@@ -8,13 +8,13 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Final, NamedTuple
 
-from agent.health.faults.values import DAY_NS, SHARED, Fault, FaultLog, Key, at_mono
+from agent.health.faults.values import DAY_NS, SHARED, Fault, FaultLog, Key
 from agent.health.gpu.views import GpuMemory
 from agent.health.xid.facts import Decision
 from agent.model.faults import Cure
 from agent.model.gpu import GpuField, GpuSample, Status
 from agent.model.reading import Reading
-from agent.model.time import NS, Instant
+from agent.model.time import NS, Instant, at_mono
 
 SETTLE_NS: Final = 10 * NS
 """The driver says what must be done a moment after the fault; only then does its silence mean anything."""

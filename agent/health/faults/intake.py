@@ -21,7 +21,6 @@ from agent.health.faults.values import (
     Key,
     Occurrence,
     Teller,
-    at_mono,
 )
 from agent.health.gpu.views import GpuMemory
 from agent.health.xid.lines import (
@@ -38,7 +37,7 @@ from agent.model.gpu import GpuEvent, GpuSet
 from agent.model.log import LogLine, LogSample
 from agent.model.snapshot import Snapshot
 from agent.model.source import SourceState
-from agent.model.time import Instant
+from agent.model.time import Instant, at_mono
 
 
 def take_in(log: FaultLog, snapshot: Snapshot, gpus: GpuMemory, now: Instant) -> FaultLog:

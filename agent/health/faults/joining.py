@@ -199,7 +199,7 @@ def _bursts(before: Fault | None, one: Occurrence) -> tuple[Instant, ...]:
 def _cancel(faults: dict[Key, Fault]) -> None:
     """What says that another is over follows it."""
     for key, fault in list(faults.items()):
-        over = key._replace(code=f"gpu.xid.{CANCELS.get(fault.xid, 0)}")
+        over = key._replace(code=f"{XID}{CANCELS.get(fault.xid, 0)}")
         other = faults.get(over)
         if other is not None and other.last <= fault.last:
             faults[over] = replace(other, followers=other.followers | {fault.xid})

@@ -163,9 +163,3 @@ class FaultLog:
 def near(fault: Fault, moment: Instant, within_ns: int) -> bool:
     """Whether the fault last came within so long of a moment."""
     return abs(fault.last.mono_ns - moment.mono_ns) <= within_ns
-
-
-def at_mono(mono_ns: int, now: Instant) -> Instant:
-    """A moment of the monotonic clock on both clocks; never later than now."""
-    mono_ns = min(mono_ns, now.mono_ns)
-    return Instant(mono_ns, now.wall_s - (now.mono_ns - mono_ns) / NS)

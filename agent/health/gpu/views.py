@@ -12,6 +12,7 @@ from agent.devices.gpus import call_roll
 from agent.devices.inventory import Device, gpu_device, mig_device
 from agent.health.gpu.catalogue import windows
 from agent.health.gpu.view import GpuStart, GpuView
+from agent.health.history import lengthened
 from agent.health.rules import Growth
 from agent.model.faults import KnownGpu
 from agent.model.gpu import GpuField, GpuSample, GpuSet, MigSample, Status
@@ -26,7 +27,6 @@ PASS_DEADLINES: Final = 6
 UNHEARD: Final = (SourceState.ABSENT, SourceState.FAILING)
 GONE_NS: Final = 600 * NS
 """A MIG instance that was taken away is told of for so long: its pod's status must not freeze."""
-_POINTS: Final = 12  # of a counter's history within its window
 
 _NOBODY: Final = SourceSample("nvml", SourceState.ABSENT, 0, NS, 0, "", vital=False)
 NO_GPUS: Final = GpuSet((), _NOBODY, _NOBODY._replace(name="nvml-events"))
@@ -162,7 +162,7 @@ def _growth(
 
 
 def _points(before: tuple[Point, ...], value: Reading, t_ns: int, window_ns: int) -> tuple[Point, ...]:
-    """The history with the newest reading in it: not more than a window, and no denser than needed.
+    """The history with the newest reading in it.
 
     A counter that cannot be read, or has fallen (the driver was loaded anew), begins a new one.
     """
@@ -170,13 +170,8 @@ def _points(before: tuple[Point, ...], value: Reading, t_ns: int, window_ns: int
         return ()
     if before and before[-1].t_ns == t_ns:
         return before
-    points = [*before] if not before or before[-1].value <= value else []
-    if len(points) > 1 and points[-1].t_ns - points[-2].t_ns < window_ns // _POINTS:
-        points.pop()  # the newest one only stood for "now"
-    points.append(Point(t_ns, value))
-    while len(points) > 1 and t_ns - points[1].t_ns >= window_ns:
-        points.pop(0)
-    return tuple(points)
+    fell = bool(before) and before[-1].value > value
+    return lengthened(() if fell else before, Point(t_ns, value), window_ns)
 
 
 def growth_of(points: tuple[Point, ...], value: Reading, window_s: int) -> Growth:
@@ -221,7 +216,7 @@ def gpu_sources(memory: GpuMemory, gpus: GpuSet | None, limits: GpuLimits) -> It
     for number, sample in memory.samples.items():
         state = SourceState.OK if sample.status == Status.OK else SourceState.FAILING
         yield SourceSample(
-            name=f"gpu-{number}",
+            name=gpu_device(number).name,
             state=state if sample.passes else SourceState.STARTING,
             beat_ns=sample.beat_ns or found_ns,
             period_ns=sample.period_ns,
@@ -248,7 +243,7 @@ def gpu_views(memory: GpuMemory, snapshot: Snapshot, limits: GpuLimits, now: Ins
         sample, past = memory.samples.get(gpu.number), memory.past[gpu.number]
         views[gpu.number] = GpuView(
             gpu=sample,
-            name=f"gpu-{gpu.number}",
+            name=gpu_device(gpu.number).name,
             start=past.start,
             gpus=gpus,
             host=snapshot.host,

@@ -1,0 +1,20 @@
+"""A real process with a name of our choice."""
+
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+
+@contextmanager
+def named_process(directory: Path, name: str) -> Iterator[subprocess.Popen[bytes]]:
+    """It runs, and is held by its standard input."""
+    program = directory / name
+    program.write_bytes(Path("/bin/cat").resolve().read_bytes())
+    program.chmod(0o700)
+    with subprocess.Popen([program], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        process.stdin.write(b"up\n")
+        process.stdin.flush()
+        assert process.stdout.readline() == b"up\n"
+        yield process
+        process.stdin.close()
