@@ -27,8 +27,8 @@ from agent import __version__
 from agent.config import Config
 from agent.core import Core, Timing
 from agent.errors import Busy, ConfigError, PermissionDenied
-from agent.health.catalogue import wakes
 from agent.health.faults.keeping import restore
+from agent.health.host.catalogue import wakes
 from agent.keeper import Keeper
 from agent.model.health import Health
 from agent.model.report import Report

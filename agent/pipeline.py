@@ -3,8 +3,7 @@
 Read this first. Nothing here reads a clock, a file or a socket, and nothing is changed in place, so any day
 of a node can be replayed from recorded snapshots. What each part decides stands in one file each:
 
-    health/views.py      what the rules are shown, and what is remembered for that
-    health/rules.py      what is wrong
+    health/host/         what is wrong with CPUs, memory, hugepages, cgroups; what the rules are shown
     health/gpu/          both, of GPUs, by what can be read of them
     health/faults/       what is wrong with GPUs by what was told once, XIDs above all
     health/stalls.py     who has not looked
@@ -19,12 +18,6 @@ from typing import Final
 
 from agent.devices.inventory import Device, Kind, device_pools, gpu_device
 from agent.health import message
-from agent.health.catalogue import (
-    CPU_RULES,
-    GROUP_RULES,
-    POOL_RULES,
-    Rule,
-)
 from agent.health.faults.keeping import Restored
 from agent.health.gpu.answers import NOT_ANSWERING
 from agent.health.gpu.catalogue import gpu_rules
@@ -32,11 +25,13 @@ from agent.health.gpu.judging import gpu_row, judge_gpu, judge_instance
 from agent.health.gpu.state import GpuLook, GpuState, look_at_gpus
 from agent.health.gpu.verdicts import answers, attributes_of, unseen_of
 from agent.health.gpu.views import gpu_devices, gpu_sources, gpu_views
+from agent.health.host.catalogue import RULES
+from agent.health.host.group_view import GroupView, view_groups
+from agent.health.host.groups import GROUP_RULES
+from agent.health.host.views import Memory, is_starting, remember, view_device
 from agent.health.look import Look, Tracks, row_among
 from agent.health.machine import HEALTH
-from agent.health.rules import GroupView
 from agent.health.stalls import Stall, find_stalls, stall_cause, stall_limit_ns, with_stall
-from agent.health.views import Memory, is_starting, remember, view_device, view_groups
 from agent.model.health import Cause, DeviceHealth, Health, Note, Severity
 from agent.model.report import Report
 from agent.model.settings import Settings
@@ -44,7 +39,6 @@ from agent.model.snapshot import Snapshot
 from agent.model.source import SourceSample, SourceState
 from agent.model.time import NS, Instant, at_mono
 
-RULES: Final[Mapping[Kind, tuple[Rule, ...]]] = {Kind.CPU: CPU_RULES, Kind.HUGEPAGES: POOL_RULES}
 STALL_RETRY_NS: Final = NS
 START_NS: Final = 2 * NS  # how long the picture waits for the first pass of what the agent can do without
 NVML: Final = "nvml"
@@ -114,7 +108,7 @@ def step(state: State, snapshot: Snapshot, now: Instant) -> tuple[State, Report]
     verdicts = {device: _host_verdict(state, look, device, stalled, nudge_s) for device in memory.devices}
     verdicts.update(_gpu_verdicts(state, look, gpus, snapshot, nudge_s))
     devices = [verdicts[device] for device in sorted(verdicts, key=Device.sort_key)]
-    notes = tuple(_notes(look, view_groups(memory)))
+    notes = tuple(_notes(look, view_groups(memory.groups)))
 
     report = Report(
         node=settings.node,

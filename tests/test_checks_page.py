@@ -17,9 +17,10 @@ from agent.cli.check_rows import LOG_LINES, groups
 from agent.cli.check_text import COMMAND, markdown
 from agent.cli.main import main
 from agent.config import SETTINGS
-from agent.health.catalogue import ALL_RULES, STALLED, Row
+from agent.health.catalogue import STALLED, Row
 from agent.health.faults import events as gpu_events
 from agent.health.gpu.catalogue import gpu_rules
+from agent.health.host.catalogue import ALL_RULES
 from agent.health.xid import lines as xid_lines
 from agent.health.xid.facts import XidFacts, XidFault
 from agent.health.xid.recovery import RecoveryAction

@@ -19,7 +19,7 @@ from agent.bench.budgets import FILE
 from agent.bench.counts import WORKS, Driver, Work
 from agent.bench.suites.encode import entries_of
 from agent.bench.trees import scratch, write_groups, write_sysfs
-from agent.health.catalogue import wakes
+from agent.health.host.catalogue import wakes
 from agent.model.time import NS
 from agent.native.encode import encode_health
 from agent.native.sampler import Sampler, SamplerOptions

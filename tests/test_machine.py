@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.health.catalogue import CLEAN_MIN_NS, CLEAN_NS, CLEAN_PASSES, CPU_RULES
+from agent.health.catalogue import CLEAN_MIN_NS, CLEAN_NS, CLEAN_PASSES
+from agent.health.host.cpus import CPU_RULES
 from agent.health.machine import HEALTH, HELD, TRANSITIONS, Phase, Sight, Track, advance, due_ns, worst_first
 from agent.model.health import Finding, Health, Severity
 from agent.model.time import NS, Instant

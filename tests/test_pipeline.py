@@ -25,7 +25,10 @@ from paper import (
     without_times,
 )
 
-from agent.health.catalogue import ALL_RULES, CLEAN_PASSES, CPU_RULES, POOL_RULES, STALLED
+from agent.health.catalogue import CLEAN_PASSES, STALLED
+from agent.health.host.catalogue import ALL_RULES
+from agent.health.host.cpus import CPU_RULES
+from agent.health.host.hugepages import POOL_RULES
 from agent.health.machine import HEALTH
 from agent.model.health import Blame, Health, Severity
 from agent.model.reading import Missing
@@ -333,13 +336,13 @@ def test_heartbeats_are_history_enough() -> None:
         node.wait(9)
         report = node.next()
     assert report.not_evaluated == ()
-    assert len(node.state.memory.throttle[0]) < 15
+    assert len(node.state.memory.cpus.throttle[0]) < 15
 
 
 def test_history_is_no_denser_than_needed() -> None:
     node = node_with_counters()
     node.next(300)
-    assert len(node.state.memory.throttle[0]) < 15
+    assert len(node.state.memory.cpus.throttle[0]) < 15
 
 
 def test_a_rate_is_not_evaluated_before_its_window_is_full_but_raised_at_once() -> None:
@@ -485,7 +488,7 @@ def test_a_container_that_died_of_its_hit_is_told_of_for_ten_minutes_and_then_fo
     assert node.next().notes == told
     assert node.next(590).notes == told
     assert node.next(20).notes == ()
-    assert not node.state.memory.hits
+    assert not node.state.memory.groups.hits
     assert not [subject for subject, _ in node.state.tracks if subject.startswith("group:")]
 
 

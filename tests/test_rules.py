@@ -6,16 +6,19 @@ from typing import Final
 import pytest
 from paper import ABSENT, EIO, NO_LIMIT, group_sample, hugetlb_sample, node_sample, pool_sample
 
-from agent.health import rules
-from agent.health.catalogue import ALL_RULES, CPU_RULES, GROUP_RULES, POOL_RULES, Rule, unreadable_of, wakes
+from agent.health.catalogue import Rule, unreadable_of
+from agent.health.host.catalogue import ALL_RULES, wakes
+from agent.health.host.cpu_view import CpuView
+from agent.health.host.cpus import CPU_RULES, cpu_throttled_core
+from agent.health.host.group_view import GroupView
+from agent.health.host.groups import GROUP_RULES, hugetlb_limit_hit
+from agent.health.host.hugepages import POOL_RULES
+from agent.health.host.pool_view import PoolView
 from agent.health.rules import (
     FINE,
     Answer,
-    CpuView,
-    GroupView,
     Growth,
     Inapplicable,
-    PoolView,
     Unevaluated,
     Unreadable,
 )
@@ -152,14 +155,14 @@ def test_every_rate_is_shown_without_history_and_every_one_without_counters(code
     [(0, "0 B"), (1023, "1023 B"), (1024, "1 KiB"), (1025, "1025 B"), (3 * MIB, "3 MiB"), (5 << 30, "5 GiB")],
 )
 def test_a_limit_is_told_in_the_largest_unit_that_keeps_it_whole(size: int, text: str) -> None:
-    answer = rules.hugetlb_limit_hit(hit(1, limit=size))
+    answer = hugetlb_limit_hit(hit(1, limit=size))
     assert isinstance(answer, Finding)
     assert answer.evidence == f"2mi pages hit the limit (limit {text})"
 
 
 @pytest.mark.parametrize("events", [10, 11, 500])
 def test_the_evidence_of_a_rate_does_not_move_with_the_rate(events: int) -> None:
-    answers = {rules.cpu_throttled_core(core(n)) for n in (10, events)}
+    answers = {cpu_throttled_core(core(n)) for n in (10, events)}
     assert len(answers) == 1
 
 

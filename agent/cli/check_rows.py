@@ -12,9 +12,6 @@ from typing import Final
 from agent.cli.check import Check, Group
 from agent.cli.check_codes import SXID, XID, of_sxid, of_xid
 from agent.health.catalogue import (
-    CPU_RULES,
-    GROUP_RULES,
-    POOL_RULES,
     STALLED,
     STALLED_ADVICE,
     Row,
@@ -25,6 +22,9 @@ from agent.health.faults import events as gpu_events
 from agent.health.faults.events import EventRow
 from agent.health.gpu.catalogue import gpu_rules
 from agent.health.gpu.verdicts import GONE, UNSEEN
+from agent.health.host.cpus import CPU_RULES
+from agent.health.host.groups import GROUP_RULES
+from agent.health.host.hugepages import POOL_RULES
 from agent.health.xid import sxids
 from agent.health.xid import table as xids
 from agent.model.health import Blame, Severity

@@ -1,6 +1,7 @@
-"""The catalogue: every rule as one row, with what it reads, its limits, who is to blame and what to do.
+"""What a row of the catalogue holds: what a rule reads, its limits, who is to blame and what to do.
 
-What a row reads also tells the native core what to wake for: a reading that no rule looks at wakes nobody.
+The rows themselves stand beside their rules, in agent.health.host and agent.health.gpu. What a row reads also
+tells the native core what to wake for: a reading that no rule looks at wakes nobody.
 """
 
 from collections.abc import Callable
@@ -8,11 +9,10 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any, Final
 
-from agent.health import rules
 from agent.health.rules import Answer
 from agent.model.health import Blame, Severity
 from agent.model.time import NS
-from agent.model.wake import Field, GpuWake, Wake
+from agent.model.wake import Field, GpuWake
 
 CLEAN_PASSES: Final = 3
 """Clearing takes this many clean passes of the source, and..."""
@@ -87,89 +87,3 @@ def unreadable_of(rule: Rule) -> Row:
         why=rule.why,
         advice=GPU_UNREADABLE_ADVICE if rule.gpu_reads else UNREADABLE_ADVICE,
     )
-
-
-CPU_RULES: Final = (
-    Rule(
-        code="cpu.offline",
-        severity=Severity.UNHEALTHY,
-        blame=Blame.CONFIGURATION,
-        source="cpus",
-        reads=(Field.CPU_ONLINE, Field.NODE_CPUS),
-        threshold="any CPU that was online at start, or that the configuration names",
-        why="a claim may hold the CPU; its threads now run elsewhere, on somebody else's",
-        advice="write 1 to /sys/devices/system/cpu/cpu<N>/online; if that fails, look for machine checks",
-        judge=rules.cpu_offline,
-        try_it="echo 0 > /sys/devices/system/cpu/cpu1/online",
-    ),
-    Rule(
-        code="cpu.throttled.core",
-        severity=Severity.DEGRADED,
-        blame=Blame.HARDWARE,
-        source="throttle",
-        reads=(Field.NODE_THROTTLE_CORE,),
-        threshold="10 events in 60 s (throttle.events, throttle.window)",
-        why="the cores run slower than what was paid for",
-        advice="check fans, heat sinks and inlet temperature",
-        judge=rules.cpu_throttled_core,
-        counter=True,
-        try_it="in a copy of sysfs (--sysfs-root), add 10 to cpu0/thermal_throttle/core_throttle_count",
-    ),
-    Rule(
-        code="cpu.throttled.package",
-        severity=Severity.DEGRADED,
-        blame=Blame.HARDWARE,
-        source="throttle",
-        reads=(Field.NODE_THROTTLE_PACKAGE,),
-        threshold="10 events in 60 s (throttle.events, throttle.window)",
-        why="the whole socket runs slower than what was paid for",
-        advice="check fans, heat sinks and inlet temperature",
-        judge=rules.cpu_throttled_package,
-        counter=True,
-        try_it="in a copy of sysfs (--sysfs-root), add 10 to cpu0/thermal_throttle/package_throttle_count",
-    ),
-)
-
-POOL_RULES: Final = (
-    Rule(
-        code="mem.hugepages.pool_shrunk",
-        severity=Severity.UNHEALTHY,
-        blame=Blame.CONFIGURATION,
-        source="hugepages",
-        reads=(Field.POOL_NR, Field.POOL_SURPLUS),
-        threshold="fewer persistent pages than at start, or than configured",
-        why="claims were promised pages that are no longer there",
-        advice="write the number back to nr_hugepages and read it; if it stays short, free memory or reboot",
-        judge=rules.pool_shrunk,
-        try_it="echo 0 > /sys/kernel/mm/hugepages/hugepages-2048kB/nr_hugepages",
-    ),
-)
-
-GROUP_RULES: Final = (
-    Rule(
-        code="cgroup.hugetlb.max_hit",
-        severity=Severity.INFO,
-        blame=Blame.WORKLOAD,
-        source="cgroups",
-        reads=(Field.GROUP_SET, Field.GROUP_HT_EVENTS),
-        threshold="any hit in the last 10 min",
-        why="the allocation failed with ENOMEM, or the process died of SIGBUS",
-        advice="raise the pod's hugepage limit, or let the workload use fewer",
-        judge=rules.hugetlb_limit_hit,
-        try_it="in a container, map more hugepages than its limit and touch them",
-    ),
-)
-
-ALL_RULES: Final = CPU_RULES + POOL_RULES + GROUP_RULES
-
-
-def wakes(throttle_events: int, throttle_window_s: int) -> tuple[Wake, ...]:
-    """What the native core must wake for, so that every rule sees what it judges."""
-    found: dict[Field, Wake] = {}
-    for rule in ALL_RULES:
-        for field in rule.reads:
-            if not rule.counter:
-                found[field] = Wake(field)  # any change: more than any threshold asks for
-            else:
-                found.setdefault(field, Wake(field, throttle_events, throttle_window_s * NS))
-    return tuple(found.values())
