@@ -1,10 +1,13 @@
 /*
  * driver.c - runs one part of the core a given number of times, for tools that count.
  *
- *   driver pass   SYSFS CGROUPFS N   passes in which the clock stands still
- *   driver second SYSFS CGROUPFS N   seconds of ten passes each, as an agent at 10 Hz has them
- *   driver sweep  SYSFS CGROUPFS N   sweeps over all groups
- *   driver encode DEVICES X N        encodings of so many devices
+ *   driver pass    SYSFS CGROUPFS N   passes in which the clock stands still
+ *   driver second  SYSFS CGROUPFS N   seconds of ten passes each, as an agent at 10 Hz has them
+ *   driver sweep   SYSFS CGROUPFS N   sweeps over all groups
+ *   driver machine SYSFS PROCFS N     passes over the machine in which the clock stands still
+ *   driver minute  SYSFS PROCFS N     minutes of sixty such passes each
+ *   driver uevent  X X N              device events that are of no interest, each heard by itself
+ *   driver encode  DEVICES X N        encodings of so many devices
  *
  * Whoever counts runs it with N and with 2N: the difference is N times the part, without the start.
  * Prints what the C library's allocator was asked for by the core during the N.
@@ -16,11 +19,15 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/eventfd.h>
+#include <sys/socket.h>
 #include <time.h>
+#include <unistd.h>
 
 #include "drahealth.h"
+#include "uevents.h"
 
-#define NS 1000000000ull
+#define NS DH_NS
 
 static uint64_t now_ns = 1000 * NS;
 static uint64_t allocations;
@@ -59,7 +66,7 @@ void *__wrap_realloc(void *p, size_t n)
     return __real_realloc(p, n);
 }
 
-static void fail(const char *what, int64_t code)
+_Noreturn static void fail(const char *what, int64_t code)
 {
     fprintf(stderr, "driver: %s: %" PRId64 "\n", what, code);
     exit(1);
@@ -84,6 +91,7 @@ static struct dh_sampler *sampler_make(const char *sysfs, const char *cgroupfs)
     for (int i = 0; i < 30; i++, now_ns += NS / 10)
         if ((err = dh_sampler_pass(s)))
             fail("pass", err);
+    allocations = 0;
     return s;
 }
 
@@ -92,28 +100,115 @@ static void passes(struct dh_sampler *s, long n, uint64_t step_ns)
     for (; n; n--, now_ns += step_ns)
         if (dh_sampler_pass(s))
             fail("pass", n);
+    dh_sampler_stop(s, 0);
 }
 
-static void sweeps(struct dh_sampler *s, long n)
+static void pass(const char *sysfs, const char *cgroupfs, long n)
 {
+    passes(sampler_make(sysfs, cgroupfs), n, 0);
+}
+
+static void second(const char *sysfs, const char *cgroupfs, long n)
+{
+    passes(sampler_make(sysfs, cgroupfs), 10 * n, NS / 10);
+}
+
+static void sweep(const char *sysfs, const char *cgroupfs, long n)
+{
+    struct dh_sampler *s = sampler_make(sysfs, cgroupfs);
+
     for (; n; n--) {
         int64_t groups = dh_sampler_sweep(s);
 
         if (groups <= 0)
             fail("sweep", groups);
     }
+    dh_sampler_stop(s, 0);
 }
 
-static void encode(uint32_t devices, long n)
+/* With its paces as an agent has them: a second, ten, a minute. */
+static struct dh_machine *machine_make(const char *sysfs, const char *procfs, int wake_fd)
+{
+    struct dh_machine_options options = {
+        .size = sizeof(options),
+        .version = DH_VERSION,
+        .period_ns = NS,
+        .slow_ns = 10 * NS,
+        .rare_ns = 60 * NS,
+    };
+    struct dh_machine *m;
+    int err = dh_machine_open(&options, sysfs, procfs, wake_fd, &m);
+
+    if (!err)
+        err = dh_machine_pass(m);
+    if (err)
+        fail("machine", err);
+    allocations = 0;
+    return m;
+}
+
+static void machine_passes(const char *sysfs, const char *procfs, long n, uint64_t step_ns)
+{
+    int wake_fd = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
+    struct dh_machine *m = machine_make(sysfs, procfs, wake_fd);
+
+    for (; n; n--) {
+        now_ns += step_ns;
+        if (dh_machine_pass(m))
+            fail("machine pass", n);
+    }
+    dh_machine_stop(m, 0);
+    close(wake_fd);
+}
+
+static void machine(const char *sysfs, const char *procfs, long n)
+{
+    machine_passes(sysfs, procfs, n, 0);
+}
+
+static void minute(const char *sysfs, const char *procfs, long n)
+{
+    machine_passes(sysfs, procfs, 60 * n, NS);
+}
+
+/* A pair of sockets stands for the kernel's: it names no sender, and the kernel's port is 0, too. */
+static void uevent(const char *x, const char *y, long n)
+{
+    static const char text[] = "add@/devices/virtual/net/veth0\0ACTION=add\0"
+                               "DEVPATH=/devices/virtual/net/veth0\0SUBSYSTEM=net\0INTERFACE=veth0\0"
+                               "IFINDEX=12\0SEQNUM=4711";
+    int wake_fd = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC), pair[2];
+    struct dh_uevents *u;
+
+    (void)x, (void)y;
+    if (dh_uevents_open(wake_fd, NULL, 0, &u) ||
+        socketpair(AF_UNIX, SOCK_DGRAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, pair))
+        fail("uevents", wake_fd);
+    u->fd = pair[0];
+    dh_uevents_turn(u);
+    allocations = 0;
+    for (; n; n--) {
+        if (send(pair[1], text, sizeof(text), 0) != sizeof(text))
+            fail("send", n);
+        dh_uevents_turn(u);
+    }
+    dh_uevents_stop(u, 0);
+    close(pair[1]);
+    close(wake_fd);
+}
+
+static void encode(const char *number, const char *x, long n)
 {
     static const char text[] = "node-a.example.com" "gpu-0000" "mem.hugepages.pool_shrunk: 6 pages, 8 at start";
-    struct dh_health *list = __real_calloc(devices, sizeof(*list));
+    uint32_t devices = (uint32_t)strtoul(number, NULL, 10), taken;
+    struct dh_health *list = calloc(devices, sizeof(*list));
     size_t cap = devices * (sizeof(text) + 64);
-    uint8_t *out = __real_malloc(cap);
-    uint32_t taken;
+    uint8_t *out = malloc(cap);
 
+    (void)x;
     if (!list || !out)
         fail("memory for devices", devices);
+    allocations = 0;
     for (uint32_t i = 0; i < devices; i++)
         list[i] = (struct dh_health){
             .pool_len = 18, .device_off = 18, .device_len = 8, .message_off = 26,
@@ -127,29 +222,24 @@ static void encode(uint32_t devices, long n)
     free(out);
 }
 
+static const struct {
+    const char *name;
+    void (*run)(const char *a, const char *b, long n);
+} parts[] = {
+    { "pass", pass },       { "second", second }, { "sweep", sweep },   { "machine", machine },
+    { "minute", minute },   { "uevent", uevent }, { "encode", encode },
+};
+
 int main(int argc, char **argv)
 {
     long n = argc == 5 ? strtol(argv[4], NULL, 10) : 0;
-    struct dh_sampler *s;
-    uint64_t before;
 
-    if (n <= 0)
-        fail("usage: driver pass|second|sweep|encode SYSFS|DEVICES CGROUPFS N", argc);
-    if (!strcmp(argv[1], "encode")) {
-        encode((uint32_t)strtoul(argv[2], NULL, 10), n);
+    for (size_t i = 0; n > 0 && i < sizeof(parts) / sizeof(*parts); i++) {
+        if (strcmp(argv[1], parts[i].name))
+            continue;
+        parts[i].run(argv[2], argv[3], n);
         printf("allocations %" PRIu64 "\n", allocations);
         return 0;
     }
-    s = sampler_make(argv[2], argv[3]);
-    before = allocations;
-    if (!strcmp(argv[1], "pass"))
-        passes(s, n, 0);
-    else if (!strcmp(argv[1], "second"))
-        passes(s, 10 * n, NS / 10);
-    else if (!strcmp(argv[1], "sweep"))
-        sweeps(s, n);
-    else
-        fail("pass, second, sweep or encode", 0);
-    printf("allocations %" PRIu64 "\n", allocations - before);
-    return dh_sampler_stop(s, 0);
+    fail("usage: driver pass|second|sweep|machine|minute|uevent|encode A B N", argc);
 }

@@ -96,6 +96,38 @@ def hugepages(size_kib: int, pages: int) -> Iterator[HugepagePool]:
                 pool.file.write_text(f"{before}\n")
 
 
+# Maps pages and touches each, says so, and holds them until its input ends.
+_HOLD: Final = """
+import mmap, sys
+size, pages = int(sys.argv[1]), int(sys.argv[2])
+HUGETLB = 0x40000 | (size.bit_length() - 1 << 26)
+area = mmap.mmap(-1, size * pages, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | HUGETLB)
+for page in range(pages):
+    area[page * size] = 1
+print("held", flush=True)
+sys.stdin.read()
+"""
+
+
+@contextmanager
+def held_hugepages(pool: HugepagePool, surplus: int) -> Iterator[None]:
+    """A process has every page of a pool, and the kernel has lent it so many more, until the end."""
+    overcommit = pool.file.with_name("nr_overcommit_hugepages")
+    with machine_lock(), ExitStack() as stack:
+        before = overcommit.read_text()
+        stack.callback(overcommit.write_text, before)
+        _write_or_skip(overcommit, f"{surplus}\n")
+        command = [sys.executable, "-c", _HOLD, str(pool.size_kib * 1024), str(pool.pages + surplus)]
+        holder = stack.enter_context(
+            subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        )
+        stack.callback(holder.kill)
+        assert holder.stdout is not None
+        if holder.stdout.readline() != "held\n":
+            pytest.skip(f"no {surplus} hugepages of {pool.size_kib} KiB beyond the pool")
+        yield
+
+
 # --- CPUs -----------------------------------------------------------------------------------------------
 
 
@@ -303,3 +335,74 @@ def hugetlb_hit(cgroup: Path, pages: int, *, size_kib: int = 2048) -> HugetlbHit
             f"no SIGBUS within {pages} pages, but status {done.returncode}: {done.stderr.decode()}"
         )
     return HugetlbHit(len(done.stdout) // 8 - 1, int.from_bytes(done.stdout[-8:], sys.byteorder))
+
+
+# --- processes in cgroups -------------------------------------------------------------------------------
+
+_JOIN: Final = "import os, sys\nwith open(sys.argv[1], 'w') as f: f.write(str(os.getpid()))\n"
+_SPIN: Final = "while True: pass"
+_EAT: Final = "area = bytearray(1)\nwhile True: area += bytes(1 << 20)"
+
+
+def _process_in(cgroup: Path, program: str) -> subprocess.Popen[bytes]:
+    return subprocess.Popen([sys.executable, "-c", _JOIN + program, str(cgroup / "cgroup.procs")])
+
+
+@contextmanager
+def cpu_load(cgroup: Path) -> Iterator[None]:
+    """A process in a cgroup wants a whole CPU, until the end."""
+    with _process_in(cgroup, _SPIN) as process:
+        try:
+            yield
+        finally:
+            process.kill()
+
+
+def oom_kill(cgroup: Path) -> None:
+    """A process in a cgroup with a limit takes memory until the kernel kills it."""
+    with _process_in(cgroup, _EAT) as process:
+        if (status := process.wait(60)) != -signal.SIGKILL:
+            raise AssertionError(f"not killed, but status {status}")
+
+
+# --- pressure -------------------------------------------------------------------------------------------
+
+_THRASH_MIB: Final = 48
+_THRASH_LIMIT_MIB: Final = 8
+
+# Joins the cgroup, then reads page after page of a file that does not fit into it.
+_THRASH: Final = """
+import mmap, os, sys
+with open(sys.argv[1], "w") as f:
+    f.write(str(os.getpid()))
+fd = os.open(sys.argv[2], os.O_RDONLY)
+area = mmap.mmap(fd, 0, prot=mmap.PROT_READ)
+while True:
+    for at in range(0, len(area), mmap.PAGESIZE):
+        area[at]
+"""
+
+
+@contextmanager
+def memory_pressure(scratch: Path) -> Iterator[None]:
+    """Real processes in a v1 memory cgroup wait for their own pages, until the end. Takes the machine's lock.
+
+    Args:
+        scratch: a directory on a disk, for a file that is larger than what they may have of it.
+    """
+    file = scratch / "thrash"
+    with machine_lock(), ExitStack() as stack:
+        tree = stack.enter_context(kubepods_tree("memory", unified=False))
+        group = tree.make()
+        (group / "memory.limit_in_bytes").write_text(f"{_THRASH_LIMIT_MIB << 20}")
+        with file.open("wb") as f:
+            f.write(bytes(_THRASH_MIB << 20))
+            f.flush()
+            os.fsync(f.fileno())
+            os.posix_fadvise(f.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)  # or its pages are charged to us
+        stack.callback(file.unlink)
+        command = [sys.executable, "-c", _THRASH, str(group / "cgroup.procs"), str(file)]
+        for _ in range(os.cpu_count() or 1):
+            process = stack.enter_context(subprocess.Popen(command))
+            stack.callback(process.kill)
+        yield

@@ -49,7 +49,7 @@ def hugetlb_sample(
     events: Reading = 0, *, size_kib: int = 2048, limit: Reading = NO_LIMIT, rsvd: Reading = NO_LIMIT
 ) -> HugetlbSample:
     """One hugepage size of a cgroup that uses none."""
-    return HugetlbSample(size_kib, 0, limit, 0, rsvd, events)
+    return HugetlbSample(size_kib, 0, limit, 0, rsvd, events, ABSENT)
 
 
 def group_sample(
@@ -57,7 +57,26 @@ def group_sample(
 ) -> GroupSample:
     """One cgroup; of the pod itself if ``container`` is empty."""
     kind = GroupKind.CONTAINER if container else GroupKind.POD
-    return GroupSample(ident, kind, pod, container, 1, *[0] * 10, hugetlb)
+    return GroupSample(
+        id=ident,
+        kind=kind,
+        pod_uid=pod,
+        container=container,
+        populated=1,
+        frozen=0,
+        mem_low=0,
+        mem_high=0,
+        mem_max=0,
+        mem_oom=0,
+        mem_oom_kill=0,
+        mem_failcnt=0,
+        cpu_periods=0,
+        cpu_throttled=0,
+        cpu_throttled_us=0,
+        mem_limit=NO_LIMIT,
+        cpus=ABSENT,
+        hugetlb=hugetlb,
+    )
 
 
 def cpus_sample(online: CpuSet | Missing = 0b11) -> CpuSample:

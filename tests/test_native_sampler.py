@@ -19,7 +19,7 @@ from machine import Kubepods, hotplug, hugepages, hugetlb_hit, kubepods_tree
 
 from agent.errors import ConfigError, ProbeError
 from agent.model.reading import Absence, Missing
-from agent.model.snapshot import GroupKind, GroupSample, PoolSample, Snapshot
+from agent.model.snapshot import GroupKind, GroupSample, PoolSample, Snapshot, ThrottleSample
 from agent.model.source import SourceState
 from agent.model.time import NS
 from agent.model.wake import Field, Wake
@@ -122,6 +122,16 @@ def test_an_offline_cpu_wakes_and_stays_with_its_node() -> None:
         seen = until(sampler, lambda s: s.cpus.online == first.cpus.online)
         assert seen.cpus.offline == first.cpus.offline
         assert all(source.state is not SourceState.FAILING for source in seen.sources)
+
+
+def test_a_poke_is_a_pass_at_once() -> None:
+    never = replace(FAST, period_ns=3600 * NS, sweep_ns=3600 * NS, resync_ns=3600 * NS)
+    with hotplug(1) as cpu, started(never) as (sampler, first):
+        assert isinstance(first.cpus.online, int)
+        for online, expected in ((False, first.cpus.online & ~0b10), (True, first.cpus.online)):
+            cpu.set_online(online)
+            os.eventfd_write(sampler.pokeno(), 1)
+            until(sampler, lambda s, expected=expected: s.cpus.online == expected)  # type: ignore[misc]
 
 
 def test_usage_moves_and_nobody_is_woken() -> None:
@@ -369,6 +379,24 @@ def test_a_group_that_cannot_be_read_says_why(fixture: SamplerOptions) -> None:
         assert group_of(snapshot, pod=pod_uid(2)).hugetlb[0].current == 0
         assert snapshot.sources[-1].state is SourceState.FAILING
         assert snapshot.sources[-1].detail == "hugetlb current: Input/output error"
+
+
+def test_each_cpu_tells_its_own_throttling(fixture: SamplerOptions) -> None:
+    cpus = fixture.sysfs_root / "devices/system/cpu"
+    (cpus / "online").write_text("0-2\n")
+    for cpu in (0, 2):
+        counters = cpus / f"cpu{cpu}/thermal_throttle"
+        counters.mkdir(parents=True)
+        (counters / "core_throttle_count").write_text("100\n")
+    (cpus / "cpu2/thermal_throttle/package_throttle_count").write_text("7\n")
+    (fixture.sysfs_root / "devices/system/node/node0").mkdir(parents=True)
+    (fixture.sysfs_root / "devices/system/node/node0/cpulist").write_text("0-2\n")
+    absent = Missing(Absence.ABSENT, 2)
+    with opened(replace(fixture, period_ns=NS)) as sampler:
+        sampler.run_pass()
+        assert read(sampler).throttle == (ThrottleSample(0, 0, absent), ThrottleSample(2, 0, 0))
+        assert len(read(sampler).pools) == 1  # what stands behind them is found
+        assert len(read(sampler).groups) == 3
 
 
 def test_an_unchanged_group_keeps_its_sample(fixture: SamplerOptions) -> None:

@@ -19,12 +19,21 @@ from pathlib import Path
 from typing import Final
 
 from agent.bench.result import Unmeasured
-from agent.bench.trees import scratch, write_groups, write_sysfs
+from agent.bench.trees import scratch, write_groups, write_machine, write_sysfs
 
 GROUPS: Final = 100
+CONTROLLERS: Final = 2
 DEVICES: Final = 128
 WRAPPED: Final = ("clock_gettime", "malloc", "calloc", "realloc")
-REPEATS: Final = {"pass": 100, "second": 10, "sweep": 5, "encode": 20}
+REPEATS: Final = {
+    "pass": 100,
+    "second": 10,
+    "sweep": 5,
+    "machine": 100,
+    "minute": 5,
+    "uevent": 100,
+    "encode": 20,
+}
 
 
 class Uncountable(Unmeasured):
@@ -38,6 +47,7 @@ class Work:
     name: str
     mode: str
     groups: int = 0
+    controllers: int = 0
 
 
 WORKS: Final = (
@@ -45,6 +55,10 @@ WORKS: Final = (
     Work("second", "second"),
     Work(f"second_{GROUPS}_groups", "second", GROUPS),
     Work(f"sweep_{GROUPS}_groups", "sweep", GROUPS),
+    Work("machine", "machine"),
+    Work(f"machine_{CONTROLLERS}_controllers", "machine", controllers=CONTROLLERS),
+    Work(f"minute_{CONTROLLERS}_controllers", "minute", controllers=CONTROLLERS),
+    Work("uevent_of_no_interest", "uevent"),
     Work(f"encode_{DEVICES}_devices", "encode"),
 )
 
@@ -58,10 +72,15 @@ class Driver:
 
     def command(self, work: Work, times: int) -> list[str]:
         """Does the work ``times`` times."""
-        roots = [str(self.trees / "sys"), str(self.trees / f"cgroup{work.groups}")]
-        if work.mode == "encode":
-            roots = [str(DEVICES), "-"]
-        return [str(self.program), work.mode, *roots, str(times)]
+        machine = self.trees / f"machine{work.controllers}"
+        on: dict[str, tuple[object, object]] = {
+            "machine": (machine / "sys", machine / "proc"),
+            "minute": (machine / "sys", machine / "proc"),
+            "uevent": ("-", "-"),
+            "encode": (DEVICES, "-"),
+        }
+        roots = on.get(work.mode, (self.trees / "sys", self.trees / f"cgroup{work.groups}"))
+        return [str(self.program), work.mode, *map(str, roots), str(times)]
 
 
 def compiler() -> str:
@@ -93,6 +112,8 @@ def build(root: Path, where: Path) -> Driver:
     write_sysfs(where / "sys")
     for groups in {work.groups for work in WORKS}:
         write_groups(where / f"cgroup{groups}", groups)
+    for controllers in {work.controllers for work in WORKS}:
+        write_machine(where / f"machine{controllers}", controllers)
     return Driver(program, where)
 
 

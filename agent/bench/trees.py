@@ -164,6 +164,20 @@ V2_FILES: Final = {
 POOL_FILES: Final = {"nr_hugepages": "8\n", "free_hugepages": "8\n", "surplus_hugepages": "0\n"}
 MACHINE_POOL_FILES: Final = POOL_FILES | {"resv_hugepages": "0\n", "nr_overcommit_hugepages": "0\n"}
 CPU_FILES: Final = {"present": "0-7\n", "online": "0-7\n", "offline": "\n", "isolated": "\n"}
+CONTROLLER_FILES: Final = {"ce_count": "0\n", "ue_count": "0\n", "mc_name": "skx_edac\n"}
+MODULE_FILES: Final = {
+    "dimm_ce_count": "0\n",
+    "dimm_ue_count": "0\n",
+    "dimm_label": "CPU_SrcID#0_MC#0_Chan#0_DIMM#0\n",
+    "dimm_location": "channel 0 slot 0\n",
+}
+PROC_FILES: Final = {
+    "meminfo": "MemTotal:       65536000 kB\nMemFree:        60000000 kB\nHardwareCorrupted:     0 kB\n",
+    "vmstat": "nr_free_pages 15000000\nhtlb_buddy_alloc_success 0\nhtlb_buddy_alloc_fail 0\n",
+    "interrupts": "     CPU0 CPU1 CPU2 CPU3 CPU4 CPU5 CPU6 CPU7\nMCE: 0 0 0 0 0 0 0 0  Machine checks\n",
+}
+_WAITED: Final = " avg10=0.00 avg60=0.00 avg300=0.00 total=0\n"
+PRESSURE_FILES: Final = dict.fromkeys(("cpu", "memory", "io"), f"some{_WAITED}full{_WAITED}")
 
 
 def _write(directory: Path, files: Mapping[str, str]) -> None:
@@ -178,6 +192,29 @@ def write_sysfs(root: Path) -> None:
     _write(root / "devices/system/node/node0", {"cpulist": CPU_FILES["online"]})
     _write(root / "devices/system/node/node0/hugepages/hugepages-2048kB", POOL_FILES)
     _write(root / "kernel/mm/hugepages/hugepages-2048kB", MACHINE_POOL_FILES)
+
+
+def write_machine(root: Path, controllers: int) -> None:
+    """What seldom changes in the machine of :func:`write_sysfs`: ``sys`` and ``proc`` below ``root``.
+
+    Args:
+        root: A directory.
+        controllers: Of memory, with a module each; none as in a virtual machine.
+    """
+    devices = root / "sys/devices/system"
+    _write(devices / "cpu", CPU_FILES)
+    for cpu in range(8):
+        topology = {"core_cpus_list": f"{cpu}\n", "physical_package_id": "0\n"}
+        _write(devices / f"cpu/cpu{cpu}/topology", topology)
+    _write(devices / "node", {"online": "0\n", "has_memory": "0\n"})
+    _write(devices / "node/node0", {"meminfo": "Node 0 MemTotal:       65536000 kB\n"})
+    for block in range(4):
+        _write(devices / f"node/node0/memory{block}", {"state": "online\n"})
+    for controller in range(controllers):
+        _write(devices / f"edac/mc/mc{controller}", CONTROLLER_FILES)
+        _write(devices / f"edac/mc/mc{controller}/dimm0", MODULE_FILES)
+    _write(root / "proc", PROC_FILES)
+    _write(root / "proc/pressure", PRESSURE_FILES)
 
 
 def write_groups(root: Path, number: int) -> Tree:

@@ -16,7 +16,7 @@ class LogLine(NamedTuple):
     """When the first was written, by the log's own clock: near CLOCK_MONOTONIC, not equal to it [us]."""
     last_us: int
     first_text: str
-    """Cut at 255 bytes; ``\\xNN`` stands for what is not printable ASCII, and for a backslash."""
+    """Cut at 511 bytes; ``\\xNN`` stands for what is not printable ASCII, and for a backslash."""
     text: str
     """The last one's."""
     seq: int

@@ -5,10 +5,14 @@ from enum import StrEnum
 from typing import NamedTuple
 
 from agent.model.cpuset import CpuSet
+from agent.model.declared import Declarations
 from agent.model.gpu import GpuHost, GpuSet
 from agent.model.log import LogSample
+from agent.model.machine import MachineSample
+from agent.model.pci import PciSample
 from agent.model.reading import Missing, Reading
 from agent.model.source import SourceSample
+from agent.model.uevent import UeventSample
 
 
 class GroupKind(StrEnum):
@@ -40,6 +44,14 @@ class NodeSample(NamedTuple):
     """The same for the package; the largest of the node's CPUs, since all of them see it."""
 
 
+class ThrottleSample(NamedTuple):
+    """Thermal-throttle events of one CPU since the agent started. Source: ``cpu<N>/thermal_throttle``."""
+
+    cpu: int
+    core: Reading
+    package: Reading
+
+
 class PoolSample(NamedTuple):
     """One hugepage pool [pages]. Source: ``/sys/kernel/mm/hugepages``, ``node<N>/hugepages``."""
 
@@ -66,6 +78,8 @@ class HugetlbSample(NamedTuple):
     rsvd_max: Reading
     events_max: Reading
     """How often an allocation hit the limit, since the cgroup was made."""
+    rsvd_failed: Reading
+    """cgroup v1: how often a reservation hit its limit. v2 counts those among ``events_max``."""
 
 
 class GroupSample(NamedTuple):
@@ -88,6 +102,10 @@ class GroupSample(NamedTuple):
     cpu_periods: Reading
     cpu_throttled: Reading
     cpu_throttled_us: Reading
+    mem_limit: Reading
+    """2**64 - 1 means no limit [bytes]."""
+    cpus: CpuSet | Missing
+    """CPUs it may use: ``cpuset.cpus.effective``."""
     hugetlb: tuple[HugetlbSample, ...]
 
 
@@ -120,6 +138,8 @@ class Snapshot:
     """Number of the publication; grows with every visible change."""
     cpus: CpuSample
     nodes: tuple[NodeSample, ...] = ()
+    throttle: tuple[ThrottleSample, ...] = ()
+    """By CPU; those that have such counters."""
     pools: tuple[PoolSample, ...] = ()
     groups: tuple[GroupSample, ...] = ()
     sources: tuple[SourceSample, ...] = ()
@@ -129,3 +149,10 @@ class Snapshot:
     host: GpuHost = field(default_factory=GpuHost)
     log: LogSample | None = None
     """The kernel log; None: nobody reads it."""
+    machine: MachineSample | None = None
+    """None: nobody reads it."""
+    uevents: UeventSample | None = None
+    """None: nobody listens."""
+    pci: tuple[PciSample, ...] | Missing | None = None
+    """GPUs and declared functions that are on the bus, by address; None: nobody has looked yet."""
+    declared: Declarations = ()

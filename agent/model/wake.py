@@ -21,7 +21,18 @@ class Field(Enum):
     POOL_SURPLUS = auto()
     POOL_OVERCOMMIT = auto()
     GROUP_SET = auto()
+    GROUP_POPULATED = auto()
+    GROUP_FROZEN = auto()
+    GROUP_MEM_HIGH = auto()
+    GROUP_MEM_MAX = auto()
+    GROUP_MEM_OOM = auto()
+    GROUP_MEM_OOM_KILL = auto()
+    GROUP_MEM_FAILCNT = auto()
+    GROUP_CPU_PERIODS = auto()
+    GROUP_CPU_THROTTLED = auto()
+    GROUP_CPUS = auto()
     GROUP_HT_EVENTS = auto()
+    GROUP_HT_RSVD_FAILED = auto()
 
 
 class Wake(NamedTuple):

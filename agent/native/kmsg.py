@@ -11,10 +11,11 @@ from typing import Any, Final
 
 from agent.errors import ProbeError
 from agent.model.log import LogLine, LogSample
+from agent.model.reading import error_text
 from agent.model.source import SourceSample
 from agent.model.time import NS
 from agent.native._core import ffi, lib
-from agent.native.records import SOURCE_STATES, error_text
+from agent.native.records import SOURCE_STATES
 
 _HEAD_SIZE: Final = ffi.sizeof("struct dh_log")
 _LINE: Final = struct.Struct(f"=II4Q{lib.DH_LOG_TEXT}s{lib.DH_LOG_TEXT}s")

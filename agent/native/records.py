@@ -1,13 +1,12 @@
 """Bytes of the core's records to samples of the model, in one step and with nothing shared."""
 
 import errno
-import os
 import struct
 from collections.abc import Iterator
 from typing import Any, Final
 
 from agent.model.cpuset import CpuSet
-from agent.model.reading import Absence, Missing, Reading
+from agent.model.reading import Absence, Missing, Reading, error_text
 from agent.model.snapshot import (
     CoreStats,
     CpuSample,
@@ -17,18 +16,23 @@ from agent.model.snapshot import (
     NodeSample,
     PoolSample,
     Snapshot,
+    ThrottleSample,
 )
 from agent.model.source import SourceSample, SourceState
 from agent.native._core import ffi, lib
 
 _CPU_BYTES: Final = lib.DH_CPU_WORDS * 8
+_GROUP_CPU_BYTES: Final = lib.DH_GROUP_CPU_WORDS * 8
 _HEAD_SIZE: Final = ffi.sizeof("struct dh_snapshot")
 _NODE: Final = struct.Struct(f"=QQIiQQ{_CPU_BYTES}s")
+_THROTTLE: Final = struct.Struct("=QQIi2Q")
 _POOL: Final = struct.Struct("=QQQii5Q")
-_GROUP: Final = struct.Struct(f"=3QIIIi{lib.DH_UID_LEN}s{lib.DH_NAME_LEN}s11Q{lib.DH_HP_MAX * 8}Q")
-_HUGETLB_AT: Final = 20  # where the members of hugetlb[] begin in a record that _GROUP unpacked
+_GROUP: Final = struct.Struct(
+    f"=3QIIIi{lib.DH_UID_LEN}s{lib.DH_NAME_LEN}s12Q{_GROUP_CPU_BYTES}s{lib.DH_HP_MAX * 9}Q"
+)
+_HUGETLB_AT: Final = 22  # where the members of hugetlb[] begin in a record that _GROUP unpacked
 
-for _layout, _record in ((_NODE, "node"), (_POOL, "pool"), (_GROUP, "group")):
+for _layout, _record in ((_NODE, "node"), (_THROTTLE, "throttle"), (_POOL, "pool"), (_GROUP, "group")):
     if _layout.size != ffi.sizeof(f"struct dh_{_record}"):
         raise ImportError(
             f"struct dh_{_record} has {ffi.sizeof(f'struct dh_{_record}')} bytes, not {_layout.size}"
@@ -47,10 +51,6 @@ SOURCE_STATES: Final = {
     lib.DH_STATE_FAILING: SourceState.FAILING,
     lib.DH_STATE_STARTING: SourceState.STARTING,
 }
-_OWN_CODES: Final = {
-    lib.DH_EPARSE: "unintelligible text",
-    lib.DH_EFULL: "more than there is room for",
-}
 _KINDS: Final = {lib.DH_GROUP_POD: GroupKind.POD, lib.DH_GROUP_CONTAINER: GroupKind.CONTAINER}
 
 
@@ -58,11 +58,6 @@ def field_name(field: int) -> str:
     """The kernel's name of what a field of the core is read from."""
     name = lib.dh_field_name(field)
     return f"field {field}" if name == ffi.NULL else ffi.string(name).decode()
-
-
-def error_text(err: int) -> str:
-    """A code that the core keeps of a failure, in words: an errno, or its own negative ones."""
-    return os.strerror(err) if err > 0 else _OWN_CODES[err]
 
 
 def failure_text(field: int, err: int) -> str:
@@ -98,7 +93,8 @@ class Decoder:
         """One copy, as ``dh_sampler_read()`` made it."""
         head = ffi.from_buffer("struct dh_snapshot *", data)
         nodes_at = _HEAD_SIZE
-        pools_at = nodes_at + head.nodes * _NODE.size
+        throttle_at = nodes_at + head.nodes * _NODE.size
+        pools_at = throttle_at + head.throttles * _THROTTLE.size
         groups_at = pools_at + head.pools * _POOL.size
         for slot in range(head.groups, len(self._groups)):
             del self._groups[slot]  # the table became shorter
@@ -106,7 +102,8 @@ class Decoder:
         return Snapshot(
             seq=head.seq,
             cpus=_cpus(head),
-            nodes=tuple(sorted(_nodes(data[nodes_at:pools_at]))),
+            nodes=tuple(sorted(_nodes(data[nodes_at:throttle_at]))),
+            throttle=tuple(_throttle(data[throttle_at:pools_at])),
             pools=tuple(sorted(_pools(data[pools_at:groups_at]), key=_pool_key)),
             groups=tuple(group for group in groups if group is not None),
             sources=tuple(_source(head.source[i], name) for i, name in _SOURCE_NAMES.items()),
@@ -157,6 +154,15 @@ def _nodes(data: bytes) -> Iterator[NodeSample]:
         )
 
 
+def _throttle(data: bytes) -> Iterator[ThrottleSample]:
+    for valid, seen, cpu, err, core, package in _THROTTLE.iter_unpack(data):
+        yield ThrottleSample(
+            cpu=cpu,
+            core=_reading(core, lib.DH_NODE_THROTTLE_CORE, valid, seen, err),
+            package=_reading(package, lib.DH_NODE_THROTTLE_PACKAGE, valid, seen, err),
+        )
+
+
 def _pools(data: bytes) -> Iterator[PoolSample]:
     for valid, seen, size_kib, node, err, nr, free, reserved, surplus, overcommit in _POOL.iter_unpack(data):
         yield PoolSample(
@@ -176,13 +182,16 @@ def _group(raw: tuple[Any, ...]) -> GroupSample | None:
         return None
     # the members stand in the order of their fields
     readings = [_reading(values[i], lib.DH_GROUP_POPULATED + i, valid, seen, err) for i in range(11)]
-    ends = range(_HUGETLB_AT + 8, _HUGETLB_AT + 8 * sizes + 8, 8)
-    hugetlb = tuple(_hugetlb(raw[end - 8 : end], err) for end in ends)
-    return GroupSample._make((ident, _KINDS[kind], _text(uid), _text(name), *readings, hugetlb))
+    limit = _reading(values[11], lib.DH_GROUP_MEM_LIMIT, valid, seen, err)
+    has_cpus = valid >> lib.DH_GROUP_CPUS & 1
+    cpus = int.from_bytes(values[12], "little") if has_cpus else _missing(seen, err, lib.DH_GROUP_CPUS)
+    ends = range(_HUGETLB_AT + 9, _HUGETLB_AT + 9 * sizes + 9, 9)
+    hugetlb = tuple(_hugetlb(raw[end - 9 : end], err) for end in ends)
+    return GroupSample._make((ident, _KINDS[kind], _text(uid), _text(name), *readings, limit, cpus, hugetlb))
 
 
 def _hugetlb(raw: tuple[Any, ...], err: int) -> HugetlbSample:
-    size_kib, current, limit, rsvd_current, rsvd_limit, events, valid, seen = raw
+    size_kib, current, limit, rsvd_current, rsvd_limit, events, rsvd_failed, valid, seen = raw
     return HugetlbSample(
         size_kib=size_kib,
         current=_reading(current, lib.DH_GROUP_HT_CURRENT, valid, seen, err),
@@ -190,6 +199,7 @@ def _hugetlb(raw: tuple[Any, ...], err: int) -> HugetlbSample:
         rsvd_current=_reading(rsvd_current, lib.DH_GROUP_HT_RSVD_CURRENT, valid, seen, err),
         rsvd_max=_reading(rsvd_limit, lib.DH_GROUP_HT_RSVD_MAX, valid, seen, err),
         events_max=_reading(events, lib.DH_GROUP_HT_EVENTS, valid, seen, err),
+        rsvd_failed=_reading(rsvd_failed, lib.DH_GROUP_HT_RSVD_FAILED, valid, seen, err),
     )
 
 

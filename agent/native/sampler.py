@@ -99,6 +99,10 @@ class Sampler:
         """The descriptor that becomes readable when something that a rule can see has changed."""
         return self._fd
 
+    def pokeno(self) -> int:
+        """The descriptor that others write to when CPUs, memory or NUMA nodes have changed."""
+        return int(lib.dh_sampler_pokefd(self._sampler))
+
     def clear(self) -> None:
         """Take note of the wake, before :meth:`read`. Never blocks."""
         try:

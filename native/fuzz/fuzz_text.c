@@ -78,6 +78,52 @@ static void fuzz_keys(const char *s, size_t n)
     }
 }
 
+static void fuzz_kib(const char *s, size_t n)
+{
+    uint64_t kib = 77, again;
+    char text[64];
+
+    if (dh_text_kib(s, n, "MemTotal", &kib) < 0) {
+        PROMISE(kib == 77);
+        return;
+    }
+    snprintf(text, sizeof(text), "Node 0 MemTotal: %" PRIu64 " kB\n", kib);
+    PROMISE(dh_text_kib(text, strlen(text), "MemTotal", &again) == 0 && again == kib);
+}
+
+static void fuzz_numbered(const char *s, size_t n)
+{
+    uint32_t number = 77;
+    char text[32];
+
+    if (dh_text_numbered(s, n, "cpu", &number) < 0) {
+        PROMISE(number == 77);
+        return;
+    }
+    snprintf(text, sizeof(text), "cpu%" PRIu32, number);
+    PROMISE(strlen(text) == n && memcmp(text, s, n) == 0);
+}
+
+static void fuzz_pressure(const char *s, size_t n)
+{
+    static const char *const format[] = {
+        "some avg10=0.00 avg60=0.00 avg300=0.00 total=%" PRIu64 "\n",
+        "some avg10=0.00 avg60=0.00 avg300=0.00 total=%" PRIu64 "\n"
+        "full avg10=0.00 avg60=0.00 avg300=0.00 total=%" PRIu64 "\n",
+    };
+    uint64_t us[2] = {77, 77}, again[2];
+    char text[160];
+    int lines = dh_text_pressure(s, n, us);
+
+    if (lines < 0) {
+        PROMISE(us[0] == 77 && us[1] == 77);
+        return;
+    }
+    PROMISE(lines == 2 || (lines == 1 && us[1] == 0));
+    snprintf(text, sizeof(text), format[lines - 1], us[0], us[1]);
+    PROMISE(dh_text_pressure(text, strlen(text), again) == lines && memcmp(us, again, sizeof(us)) == 0);
+}
+
 static void fuzz_hugepages(const char *s, size_t n)
 {
     uint64_t kib = 77, again;
@@ -137,6 +183,9 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     fuzz_u64(s, size);
     fuzz_cpus(s, size);
     fuzz_keys(s, size);
+    fuzz_pressure(s, size);
+    fuzz_kib(s, size);
+    fuzz_numbered(s, size);
     fuzz_hugepages(s, size);
     fuzz_names(s, size);
     return 0;

@@ -28,6 +28,7 @@
 #define DH_POOL_MAX 390   /* DH_HP_MAX sizes x (DH_NODE_MAX nodes + the machine) */
 #define DH_UID_LEN 40     /* a pod's uid: 36 characters, or a static pod's 32-digit hash */
 #define DH_NAME_LEN 80    /* a container's id: 64 hex digits */
+#define DH_GROUP_CPU_WORDS 32 /* 2,048 CPUs: of a group on a machine with more they are not known */
 #define DH_MACHINE (-1)   /* dh_pool.node of the machine-wide pool */
 
 /* Own return codes. */
@@ -67,6 +68,9 @@ enum dh_field {
     DH_GROUP_HT_RSVD_CURRENT,
     DH_GROUP_HT_RSVD_MAX,
     DH_GROUP_HT_EVENTS,
+    DH_GROUP_HT_RSVD_FAILED,
+    DH_GROUP_MEM_LIMIT,
+    DH_GROUP_CPUS,
     DH_SYSFS,    /* the roots, for dh_source.err_field; no members of a record */
     DH_CGROUPFS,
     DH_FIELD_NUM
@@ -75,7 +79,7 @@ enum dh_field {
 /* When a change of a field wakes the reader. Fields without a dh_wake never do. */
 enum dh_wake_mode {
     DH_WAKE_CHANGE = 1, /* any change of value or validity */
-    DH_WAKE_RISE = 2    /* grew by `threshold` since the window began, or validity changed */
+    DH_WAKE_RISE = 2    /* grew by `threshold` since the window began, told once in it; or validity changed */
 };
 
 struct dh_wake {
@@ -142,6 +146,16 @@ struct dh_pool {
     uint64_t overcommit;
 };
 
+/* Thermal-throttle events of one CPU since the sampler started; never fall, not even while it is offline. */
+struct dh_throttle {
+    uint64_t valid; /* bits of DH_NODE_THROTTLE_CORE and _PACKAGE, as in `seen` */
+    uint64_t seen;
+    uint32_t cpu;
+    int32_t err;    /* why one that is there could not be read last */
+    uint64_t core;
+    uint64_t package;
+};
+
 enum dh_group_kind { DH_GROUP_POD = 1, DH_GROUP_CONTAINER = 2 };
 
 struct dh_hugetlb {
@@ -151,6 +165,7 @@ struct dh_hugetlb {
     uint64_t rsvd_current;
     uint64_t rsvd_max;
     uint64_t events;  /* allocations that hit the limit, since the group was made */
+    uint64_t rsvd_failed; /* cgroup v1: reservations that hit theirs; v2 counts them among `events` */
     uint64_t valid;
     uint64_t seen;
 };
@@ -176,12 +191,15 @@ struct dh_group {
     uint64_t cpu_periods;
     uint64_t cpu_throttled;
     uint64_t cpu_throttled_us;
+    uint64_t mem_limit; /* bytes; no limit reads as 2^64-1 */
+    uint64_t cpus[DH_GROUP_CPU_WORDS]; /* bit set: cpuset.cpus.effective */
     struct dh_hugetlb hugetlb[DH_HP_MAX];
 };
 
 /*
  * The head of what dh_sampler_read() copies out. Behind it, without gaps, follow `nodes` records
- * of struct dh_node, `pools` of struct dh_pool and `groups` of struct dh_group.
+ * of struct dh_node, `throttles` of struct dh_throttle, `pools` of struct dh_pool and `groups` of
+ * struct dh_group.
  */
 struct dh_snapshot {
     uint32_t size;    /* sizeof(struct dh_snapshot) */
@@ -203,7 +221,7 @@ struct dh_snapshot {
     uint64_t cpu_valid;    /* valid bits of the four sets below */
     uint64_t cpu_seen;
     int32_t cpu_err;
-    uint32_t reserved;
+    uint32_t throttles; /* CPUs that have thermal_throttle counters */
     uint64_t cpu_present[DH_CPU_WORDS];
     uint64_t cpu_online[DH_CPU_WORDS];
     uint64_t cpu_offline[DH_CPU_WORDS];
@@ -247,6 +265,14 @@ int dh_sampler_start(struct dh_sampler *s);
  * read(2) of 8 bytes before it calls dh_sampler_read().
  */
 int dh_sampler_eventfd(const struct dh_sampler *s);
+
+/*
+ * dh_sampler_pokefd() - an eventfd for those who know that CPUs, memory or NUMA nodes have changed.
+ *
+ * After a write(2) of 8 bytes to it the next pass begins at once, and looks for what was absent too.
+ * The sampler owns it; others dup(2) it.
+ */
+int dh_sampler_pokefd(const struct dh_sampler *s);
 
 /*
  * dh_sampler_pass() - one pass on the caller's thread, instead of dh_sampler_start().
@@ -300,6 +326,253 @@ int dh_sampler_stop(struct dh_sampler *s, uint64_t timeout_ns);
 
 /* dh_field_name() - the file or key behind a field, "nr_hugepages"; NULL if there is none such. */
 const char *dh_field_name(uint32_t field);
+
+/* what seldom changes in a machine: machine*.c */
+
+#define DH_DIMM_MAX 512   /* memory modules and controllers */
+#define DH_CORE_MAX 8192  /* as DH_CPU_WORDS */
+#define DH_LABEL_LEN 64   /* of a memory module, with its NUL; the firmware's are at most 31 */
+#define DH_CONTROLLER 0xffffffff /* dh_dimm.dimm of a controller's own record */
+
+/* What is read; the number is the bit in `valid` and `seen`, and the name in dh_machine_field_name(). */
+enum dh_machine_field {
+    DH_DIMM_CE, /* of a dh_dimm */
+    DH_DIMM_UE,
+    DH_NUMA_TOTAL, /* of a dh_numa */
+    DH_NUMA_POISONED,
+    DH_NUMA_BLOCKS, /* stands for blocks and blocks_offline */
+    DH_CORE_CORE, /* of a dh_core */
+    DH_CORE_PACKAGE,
+    DH_CORE_MAX_KHZ,
+    DH_CORE_CAP_KHZ,
+    DH_CORE_MCE,
+    DH_NODES_ONLINE, /* of the head, as all that follow */
+    DH_NODES_MEMORY,
+    DH_MEM_CORRUPTED,
+    DH_SURPLUS_FAILED,
+    DH_SMT_ACTIVE,
+    DH_PSI_CPU,
+    DH_PSI_MEMORY,
+    DH_PSI_IO,
+    DH_EDAC_LIST,   /* listings, for dh_source.err_field; no members of a record */
+    DH_CORE_LIST,
+    DH_MACHINE_SYSFS,
+    DH_MACHINE_PROCFS,
+    DH_MACHINE_FIELD_NUM
+};
+
+enum dh_machine_source {
+    DH_MACHINE_EDAC,
+    DH_MACHINE_MEMORY,
+    DH_MACHINE_CORES,
+    DH_MACHINE_PRESSURE,
+    DH_MACHINE_SOURCE_NUM
+};
+
+struct dh_machine_options {
+    uint32_t size;      /* sizeof(struct dh_machine_options) */
+    uint32_t version;   /* DH_VERSION */
+    uint64_t period_ns; /* of a pass, which reads the controllers' counts: 10 ms to 1 h */
+    uint64_t slow_ns;   /* memory of nodes, pressure: at least a period */
+    uint64_t rare_ns;   /* what is dear (interrupts, vmstat, one file per CPU or module), and every listing: at
+                           least slow_ns; at once after a poke */
+};
+
+/* A memory module, or with dimm DH_CONTROLLER its controller. */
+struct dh_dimm {
+    uint64_t valid;
+    uint64_t seen;
+    uint32_t mc;
+    uint32_t dimm;
+    int32_t err;     /* why a member that is there could not be read last */
+    uint32_t reserved;
+    uint64_t ce;     /* as read: falls when somebody resets it */
+    uint64_t ue;
+    char label[DH_LABEL_LEN];    /* NUL-padded, printable ASCII; a controller's is its mc_name */
+    char location[DH_LABEL_LEN];
+};
+
+struct dh_numa {
+    uint64_t valid;
+    uint64_t seen;
+    uint32_t node;
+    int32_t err;
+    uint64_t total_kib;
+    uint64_t poisoned;
+    uint64_t blocks;
+    uint64_t blocks_offline;
+};
+
+struct dh_core {
+    uint64_t valid;
+    uint64_t seen;
+    uint32_t cpu;
+    int32_t err;
+    uint64_t core;    /* lowest of the CPUs that share it */
+    uint64_t package;
+    uint64_t max_khz;
+    uint64_t cap_khz;
+    uint64_t mce;
+};
+
+/*
+ * The head of what dh_machine_read() copies out; `dimms` records of struct dh_dimm, `numas` of struct dh_numa
+ * and `cores` of struct dh_core follow without gaps.
+ */
+struct dh_machine_head {
+    uint32_t size;    /* sizeof(struct dh_machine_head) */
+    uint32_t version; /* DH_VERSION */
+    uint32_t dimms;
+    uint32_t numas;
+    uint32_t cores;
+    int32_t err;      /* why a member of the head that is there could not be read last */
+    uint64_t valid;
+    uint64_t seen;
+    uint64_t nodes_online; /* bit sets of NUMA nodes */
+    uint64_t nodes_memory;
+    uint64_t corrupted_kib;
+    uint64_t surplus_failed;
+    uint64_t smt_active;
+    uint64_t psi_cpu_some_us;
+    uint64_t psi_memory_some_us;
+    uint64_t psi_memory_full_us;
+    uint64_t psi_io_some_us;
+    uint64_t psi_io_full_us;
+    uint64_t triggers; /* of pressure, that the kernel granted */
+    uint64_t wakes;
+    uint64_t reads;    /* read(2) and pread(2) calls since start */
+    struct dh_source source[DH_MACHINE_SOURCE_NUM]; /* err_field is an enum dh_machine_field */
+};
+
+struct dh_machine;
+
+/*
+ * dh_machine_open() - make a watch over the machine; nothing is read yet.
+ * @sysfs, @procfs: roots, at most 200 bytes each
+ * @wake_fd:        an eventfd, duplicated. Written to when what a rule can see has changed: counts of errors
+ *                  and what is there at once and then at most every slow_ns, pressure when a trigger fires. How
+ *                  long tasks have waited, and how much memory there is, wakes nobody by itself.
+ *
+ * Return:  0; DH_EABI; -EINVAL, -ENAMETOOLONG, -ENOMEM, -EMFILE; -EBADF if @wake_fd is none.
+ * Threads: any. Blocks: no.
+ */
+int dh_machine_open(const struct dh_machine_options *o, const char *sysfs, const char *procfs, int wake_fd,
+                    struct dh_machine **out);
+
+/* dh_machine_start() - start the thread. Return: 0; -EBUSY if started before; -EAGAIN as pthread_create(3). */
+int dh_machine_start(struct dh_machine *m);
+
+/* dh_machine_pokefd() - as dh_sampler_pokefd(): after a write everything is read at once. */
+int dh_machine_pokefd(const struct dh_machine *m);
+
+/* dh_machine_pass() - one pass on the caller's thread, instead of dh_machine_start(): for tests, benchmarks. */
+int dh_machine_pass(struct dh_machine *m);
+
+/* dh_machine_size() - bytes that dh_machine_read() can need at most. */
+size_t dh_machine_size(const struct dh_machine *m);
+
+/* dh_machine_read() - copy the newest whole publication: as dh_sampler_read(). */
+int64_t dh_machine_read(struct dh_machine *m, void *buf, size_t cap);
+
+/* dh_machine_stop() - end the thread and free the watch: as dh_sampler_stop(). */
+int dh_machine_stop(struct dh_machine *m, uint64_t timeout_ns);
+
+/* dh_machine_field_name() - the file or row behind a field, "ce_count"; NULL if there is none such. */
+const char *dh_machine_field_name(uint32_t field);
+
+/* device events: uevents.c */
+
+#define DH_UEVENT_MAX 256  /* devices whose newest event is remembered */
+#define DH_UEVENT_PATH 256 /* with its NUL */
+#define DH_UEVENT_NAME 40
+
+enum dh_subsystem {
+    DH_SUBSYSTEM_CPU,
+    DH_SUBSYSTEM_MEMORY,
+    DH_SUBSYSTEM_NODE,
+    DH_SUBSYSTEM_PCI,
+    DH_SUBSYSTEM_EDAC,
+    DH_SUBSYSTEM_MACHINECHECK,
+    DH_SUBSYSTEM_NUM /* all others: counted, not remembered */
+};
+
+enum dh_action {
+    DH_ACTION_ADD,
+    DH_ACTION_REMOVE,
+    DH_ACTION_CHANGE,
+    DH_ACTION_MOVE,
+    DH_ACTION_ONLINE,
+    DH_ACTION_OFFLINE,
+    DH_ACTION_BIND,
+    DH_ACTION_UNBIND,
+    DH_ACTION_NUM
+};
+
+struct dh_uevent {
+    uint32_t subsystem; /* enum dh_subsystem */
+    uint32_t action;    /* enum dh_action */
+    uint64_t count;
+    uint64_t last_ns;
+    uint64_t seqnum;    /* the kernel's; gaps are other namespaces' events, not losses */
+    char path[DH_UEVENT_PATH];   /* DEVPATH without its first slash, NUL-padded, \xNN for what is not printable */
+    char driver[DH_UEVENT_NAME]; /* DRIVER, likewise; empty if the event has none */
+};
+
+/* The head of what dh_uevents_read() copies out; `entries` records of struct dh_uevent follow. */
+struct dh_uevents_head {
+    uint32_t size;    /* sizeof(struct dh_uevents_head) */
+    uint32_t version; /* DH_VERSION */
+    uint32_t entries; /* the order is no order of time */
+    uint32_t state;   /* enum dh_source_state; ABSENT: there is no such socket, or `deaf` */
+    int32_t err;      /* errno of the last failure; 0 = none yet */
+    uint32_t deaf;    /* 1: the network namespace is a user namespace's, and the kernel sends no events there */
+    uint64_t passes;  /* turns of the thread; there is one at least every period_ns */
+    uint64_t beat_ns;
+    uint64_t period_ns;
+    uint64_t failures;
+    uint64_t messages;  /* of the kernel, those that are malformed among them */
+    uint64_t foreign;   /* of others, which do not count */
+    uint64_t malformed;
+    uint64_t lost;      /* times that the socket overflowed: ENOBUFS */
+    uint64_t evicted;   /* entries forgotten for want of room, those seen longest ago first */
+    uint64_t changes[DH_SUBSYSTEM_NUM]; /* events, and one for each loss and each time that the socket was
+                                           opened again: who follows them looks again */
+    uint64_t wakes;
+};
+
+struct dh_uevents;
+
+/*
+ * dh_uevents_open() - make a listener to the kernel's device events. The socket is the thread's to open, in
+ * the network namespace of whoever calls dh_uevents_start().
+ * @wake_fd:        an eventfd, duplicated; written to after a new event of one of the subsystems, at once for the
+ *                  first and at most ten times per second
+ * @poke, @npoke:   at most 4 eventfds, duplicated; written to when a CPU, memory block, NUMA node or memory
+ *                  controller came, went or changed, and after a loss
+ *
+ * Return:  0; -EINVAL, -ENOMEM, -EMFILE; -EBADF. Threads: any. Blocks: no.
+ */
+int dh_uevents_open(int wake_fd, const int *poke, uint32_t npoke, struct dh_uevents **out);
+
+/* dh_uevents_start() - start the thread. Return: 0; -EBUSY if started before; -EAGAIN as pthread_create(3). */
+int dh_uevents_start(struct dh_uevents *u);
+
+/* dh_uevents_size() - bytes that dh_uevents_read() needs at most. */
+size_t dh_uevents_size(const struct dh_uevents *u);
+
+/* dh_uevents_read() - copy the newest whole publication: as dh_kmsg_read(). */
+int64_t dh_uevents_read(struct dh_uevents *u, void *buf, size_t cap);
+
+/* dh_uevents_stop() - end the thread and free the listener: as dh_sampler_stop(). */
+int dh_uevents_stop(struct dh_uevents *u, uint64_t timeout_ns);
+
+/*
+ * dh_directory_watch() - an inotify descriptor for what comes, goes and is finished writing in a directory.
+ *
+ * Non-blocking, close-on-exec, and the caller's. What is read from it needs no parsing: read until EAGAIN, then
+ * look at the directory. Return: the descriptor, or -errno of inotify_init1(2) or inotify_add_watch(2).
+ */
+int dh_directory_watch(const char *path);
 
 /* GPUs through NVML: gpu*.c */
 
@@ -578,7 +851,7 @@ const char *dh_nvml_call_name(uint32_t call);
 /* the kernel log: kmsg.c */
 
 #define DH_LOG_MAX 512     /* different lines that are remembered */
-#define DH_LOG_TEXT 256    /* of a line's text, with its NUL */
+#define DH_LOG_TEXT 512    /* of a line's text, with its NUL: an OOM kill names two cgroups of 190 bytes */
 #define DH_LOG_KEY 256     /* of what tells lines of one pattern apart; what differs behind it is the same */
 #define DH_PATTERN_MAX 128 /* patterns */
 
@@ -603,7 +876,7 @@ struct dh_kmsg_options {
     uint32_t reserved;     /* 0 */
 };
 
-/* Lines with one pattern and one key. Texts: printable ASCII, \xNN for the rest, cut at 255, NUL-padded. */
+/* Lines with one pattern and one key. Texts: printable ASCII, \xNN for the rest, cut at 511, NUL-padded. */
 struct dh_log_line {
     uint32_t pattern;  /* index of the first that matched */
     uint32_t reserved;

@@ -2,8 +2,8 @@
  * cgroup_files.c - which files a group has, and how their text becomes members of its record.
  *
  * memory.stat is not among them: formatting its 42 lines costs the kernel ten times what any
- * counter here does, and no rule needs it. Limits and cpusets are not read either; whoever checks
- * them against a pod's promise reads them then.
+ * counter here does, and no rule needs it. Nor are the limits of CPU time: whoever checks them
+ * against a pod's promise reads them then.
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -21,6 +21,8 @@
 /* Keys in the order in which the kernel writes them. */
 static const struct dh_cg_spec specs[] = {
     { "cgroup.events", 2, DH_CG_CORE, DH_CG_NOTIFIED,
+      { { DH_GROUP_POPULATED, "populated", IN_GROUP(populated), DH_CG_PLAIN }, END } },
+    { "cgroup.events", 2, DH_CG_FREEZER, DH_CG_NOTIFIED,
       { { DH_GROUP_POPULATED, "populated", IN_GROUP(populated), DH_CG_PLAIN },
         { DH_GROUP_FROZEN, "frozen", IN_GROUP(frozen), DH_CG_PLAIN }, END } },
     { "memory.events", 2, DH_CG_MEMORY, DH_CG_NOTIFIED,
@@ -33,14 +35,24 @@ static const struct dh_cg_spec specs[] = {
       { { DH_GROUP_CPU_PERIODS, "nr_periods", IN_GROUP(cpu_periods), DH_CG_PLAIN },
         { DH_GROUP_CPU_THROTTLED, "nr_throttled", IN_GROUP(cpu_throttled), DH_CG_PLAIN },
         { DH_GROUP_CPU_THROTTLED_US, "throttled_usec", IN_GROUP(cpu_throttled_us), DH_CG_PLAIN }, END } },
+    { "memory.max", 2, DH_CG_MEMORY, DH_CG_RARE,
+      { { DH_GROUP_MEM_LIMIT, NULL, IN_GROUP(mem_limit), DH_CG_LIMIT }, END } },
+    { "cpuset.cpus.effective", 2, DH_CG_CPUSET, DH_CG_RARE,
+      { { DH_GROUP_CPUS, NULL, IN_GROUP(cpus), DH_CG_CPUS }, END } },
     { "memory.failcnt", 1, DH_CG_MEMORY, DH_CG_SWEPT,
       { { DH_GROUP_MEM_FAILCNT, NULL, IN_GROUP(mem_failcnt), DH_CG_PLAIN }, END } },
-    { "memory.oom_control", 1, DH_CG_MEMORY, DH_CG_SWEPT,
+    { "memory.limit_in_bytes", 1, DH_CG_MEMORY, DH_CG_RARE,
+      { { DH_GROUP_MEM_LIMIT, NULL, IN_GROUP(mem_limit), DH_CG_LIMIT }, END } },
+    { "memory.oom_control", 1, DH_CG_MEMORY, DH_CG_OOM,
       { { DH_GROUP_MEM_OOM_KILL, "oom_kill", IN_GROUP(mem_oom_kill), DH_CG_PLAIN }, END } },
     { "cpu.stat", 1, DH_CG_CPU, DH_CG_SWEPT,
       { { DH_GROUP_CPU_PERIODS, "nr_periods", IN_GROUP(cpu_periods), DH_CG_PLAIN },
         { DH_GROUP_CPU_THROTTLED, "nr_throttled", IN_GROUP(cpu_throttled), DH_CG_PLAIN },
         { DH_GROUP_CPU_THROTTLED_US, "throttled_time", IN_GROUP(cpu_throttled_us), DH_CG_NS_TO_US }, END } },
+    { "cpuset.effective_cpus", 1, DH_CG_CPUSET, DH_CG_RARE,
+      { { DH_GROUP_CPUS, NULL, IN_GROUP(cpus), DH_CG_CPUS }, END } },
+    { "freezer.state", 1, DH_CG_FREEZER, DH_CG_SWEPT,
+      { { DH_GROUP_FROZEN, NULL, IN_GROUP(frozen), DH_CG_STATE }, END } },
 };
 
 static const struct dh_cg_spec size_specs[] = {
@@ -60,6 +72,8 @@ static const struct dh_cg_spec size_specs[] = {
       { { DH_GROUP_HT_RSVD_CURRENT, NULL, IN_SIZE(rsvd_current), DH_CG_PLAIN }, END } },
     { "hugetlb.%s.failcnt", 1, DH_CG_HUGETLB, DH_CG_SWEPT,
       { { DH_GROUP_HT_EVENTS, NULL, IN_SIZE(events), DH_CG_PLAIN }, END } },
+    { "hugetlb.%s.rsvd.failcnt", 1, DH_CG_HUGETLB, DH_CG_SWEPT,
+      { { DH_GROUP_HT_RSVD_FAILED, NULL, IN_SIZE(rsvd_failed), DH_CG_PLAIN }, END } },
     { "hugetlb.%s.limit_in_bytes", 1, DH_CG_HUGETLB, DH_CG_RARE,
       { { DH_GROUP_HT_MAX, NULL, IN_SIZE(max), DH_CG_LIMIT }, END } },
     { "hugetlb.%s.rsvd.limit_in_bytes", 1, DH_CG_HUGETLB, DH_CG_RARE,
@@ -80,7 +94,7 @@ static void file_add(struct dh_cgroups *c, const struct dh_cg_spec *spec, uint32
     f->size = size;
     snprintf(f->name, sizeof(f->name), "%.*s%s%s", prefix, spec->name, mark ? unit : "",
              mark ? mark + 2 : "");
-    if (spec->controller == DH_CG_CORE)
+    if (spec->read == DH_CG_NOTIFIED && spec->controller & (DH_CG_CORE | DH_CG_FREEZER))
         c->local |= DH_CG_FILE_BIT(c->files);
     c->files++;
 }
@@ -186,6 +200,15 @@ static char *record_of(struct dh_group *g, const struct dh_cg_file *f, uint64_t 
     return (char *)&g->hugetlb[f->size];
 }
 
+/* A value cannot be read, or is gone. True if the record changed. */
+static bool value_lost(struct dh_sampler *s, uint64_t *valid, uint64_t *seen, char *record,
+                       const struct dh_cg_value *v, int err)
+{
+    if (v->unit == DH_CG_CPUS)
+        memset(record + v->offset, 0, sizeof(((struct dh_group *)NULL)->cpus));
+    return dh_reading(s, valid, seen, v->field, (uint64_t *)(void *)(record + v->offset), err, 0);
+}
+
 /* A file that was never read may hold any of its keys; of one that was it is known which. */
 static void file_failed(struct dh_sampler *s, uint32_t slot, uint32_t file, int err)
 {
@@ -200,7 +223,7 @@ static void file_failed(struct dh_sampler *s, uint32_t slot, uint32_t file, int 
         const struct dh_cg_value *v = &f->spec->values[i];
 
         if (never || *seen & DH_FIELD_BIT(v->field))
-            changed |= dh_reading(s, valid, seen, v->field, (uint64_t *)(void *)(record + v->offset), err, 0);
+            changed |= value_lost(s, valid, seen, record, v, err);
     }
     g->err = err;
     s->cgroups->group[slot].has |= DH_CG_FILE_BIT(file);
@@ -216,15 +239,51 @@ static uint64_t convert(const struct dh_cg_value *v, uint64_t value)
         return dh_text_limit(value);
     case DH_CG_NS_TO_US:
         return value / 1000;
-    case DH_CG_PLAIN:
-        break;
+    default:
+        return value;
     }
-    return value;
+}
+
+/* cgroup v1's freezer.state. A group that is being frozen has tasks that still run. */
+static int state_parse(const char *text, size_t n, uint64_t *frozen)
+{
+    static const char *const states[] = { "THAWED\n", "FREEZING\n", "FROZEN\n" };
+
+    for (uint64_t i = 0; i < 3; i++) {
+        if (n != strlen(states[i]) || memcmp(text, states[i], n))
+            continue;
+        *frozen = i == 2;
+        return 0;
+    }
+    return DH_EPARSE;
+}
+
+/* A list of CPUs into its record. Returns 1, DH_EPARSE, or DH_EFULL if they are more than have room. */
+static int cpus_parse(struct dh_sampler *s, uint32_t slot, const char *text, size_t n)
+{
+    struct dh_group *g = &s->work->group[slot];
+    uint64_t now[DH_CPU_WORDS];
+    int err = dh_text_cpus(text, n, now);
+    bool changed;
+
+    for (int i = DH_GROUP_CPU_WORDS; !err && i < DH_CPU_WORDS; i++)
+        err = now[i] ? DH_EFULL : 0;
+    if (err)
+        return err;
+    changed = dh_valid(s, &g->valid, &g->seen, DH_GROUP_CPUS, true);
+    if (memcmp(g->cpus, now, sizeof(g->cpus))) {
+        memcpy(g->cpus, now, sizeof(g->cpus));
+        dh_wake_on(s, DH_GROUP_CPUS);
+        changed = true;
+    }
+    if (changed)
+        dh_group_touch(s, slot);
+    return 1;
 }
 
 /* Returns how many values the text gave, or DH_EPARSE. */
-static int file_parse(struct dh_sampler *s, uint32_t slot, const struct dh_cg_file *f, const char *text,
-                      size_t n)
+static int numbers_parse(struct dh_sampler *s, uint32_t slot, const struct dh_cg_file *f, const char *text,
+                         size_t n)
 {
     struct dh_text_key keys[DH_CG_VALUES] = { { 0 } };
     const struct dh_cg_value *values = f->spec->values;
@@ -241,6 +300,8 @@ static int file_parse(struct dh_sampler *s, uint32_t slot, const struct dh_cg_fi
     }
     if (values[0].key)
         found = dh_text_keys(text, n, keys, num);
+    else if (values[0].unit == DH_CG_STATE)
+        found = state_parse(text, n, &keys[0].value) ? DH_EPARSE : (keys[0].found = 1);
     else
         found = dh_text_u64(text, n, &keys[0].value) ? DH_EPARSE : (keys[0].found = 1);
     for (uint32_t i = 0; found > 0 && i < num; i++) {
@@ -295,7 +356,7 @@ bool dh_cg_file_read(struct dh_sampler *s, uint32_t slot, uint32_t file)
     const struct dh_cg_file *f = &c->file[file];
     struct dh_cg_group *p = &c->group[slot];
     const uint64_t bit = DH_CG_FILE_BIT(file);
-    char path[DH_CG_PATH + 64], text[4096];
+    char path[DH_CG_PATH + 64], text[8192]; /* every second of DH_GROUP_CPU_WORDS' CPUs: 4.5 KiB */
     size_t skip;
     int64_t n;
     int found = 0, dir = dh_cg_base(s, slot, f->hier, &skip);
@@ -313,15 +374,17 @@ bool dh_cg_file_read(struct dh_sampler *s, uint32_t slot, uint32_t file)
             return true;
         }
     }
-    if (n >= 0)
-        found = file_parse(s, slot, f, text, (size_t)n);
+    if (n >= 0 && f->spec->values[0].unit == DH_CG_CPUS)
+        found = cpus_parse(s, slot, text, (size_t)n);
+    else if (n >= 0)
+        found = numbers_parse(s, slot, f, text, (size_t)n);
     if (n >= 0 && found > 0) {
         p->has |= bit;
         p->missed &= ~bit;
     } else if (n >= 0 && !found && !(p->has & bit)) {
         return true; /* no wanted key: a v2 cpu.stat without the cpu controller */
     } else {
-        file_failed(s, slot, file, n < 0 ? (int)-n : DH_EPARSE);
+        file_failed(s, slot, file, n < 0 ? (int)-n : found < 0 ? found : DH_EPARSE);
     }
     lost_count(s, slot);
     return true;
@@ -343,7 +406,7 @@ void dh_cg_hier_forget(struct dh_sampler *s, uint32_t slot, uint8_t hier)
         for (int k = 0; k < DH_CG_VALUES && f->spec->values[k].field != DH_FIELD_NUM; k++) {
             const struct dh_cg_value *v = &f->spec->values[k];
 
-            dh_reading(s, valid, seen, v->field, (uint64_t *)(void *)(record + v->offset), ENOENT, 0);
+            value_lost(s, valid, seen, record, v, ENOENT);
             *seen &= ~DH_FIELD_BIT(v->field);
         }
     }

@@ -10,6 +10,8 @@
 
 #include "cgroups.h"
 
+#define CONTROLLERS ((unsigned)(DH_CG_MEMORY | DH_CG_CPU | DH_CG_HUGETLB | DH_CG_CPUSET | DH_CG_FREEZER))
+
 /* That it cannot be opened though it is there is kept in dh_cgroups.root_err. */
 static void hier_add(struct dh_sampler *s, int root, const char *path, uint8_t version, unsigned controllers)
 {
@@ -64,10 +66,15 @@ static bool is_v2(struct dh_cgroups *c, int root, const char *controllers)
     return false;
 }
 
+/* Of a v2 beside v1: what v1 does not have. Runtimes freeze with v1's freezer if there is one. */
+static unsigned controllers_beside(unsigned v1)
+{
+    return (v1 & DH_CG_FREEZER ? DH_CG_CORE : 0) | (CONTROLLERS & ~v1);
+}
+
 /* v2 alone, or v1 with or without a v2 beside it that holds the controllers v1 does not. */
 static void hiers_find(struct dh_sampler *s)
 {
-    const unsigned v2 = DH_CG_CORE | DH_CG_MEMORY | DH_CG_CPU | DH_CG_HUGETLB;
     struct dh_cgroups *c = s->cgroups;
     int root = open(s->cgroupfs, O_PATH | O_DIRECTORY | O_CLOEXEC);
 
@@ -75,15 +82,17 @@ static void hiers_find(struct dh_sampler *s)
     if (root < 0)
         return;
     if (is_v2(c, root, "cgroup.controllers")) {
-        hier_add(s, root, ".", 2, v2);
+        hier_add(s, root, ".", 2, CONTROLLERS);
     } else {
         hier_add(s, root, "memory", 1, DH_CG_MEMORY);
         hier_add(s, root, "cpu", 1, DH_CG_CPU);
         if (!(controllers_of_v1(c) & DH_CG_CPU))
             hier_add(s, root, "cpu,cpuacct", 1, DH_CG_CPU);
         hier_add(s, root, "hugetlb", 1, DH_CG_HUGETLB);
+        hier_add(s, root, "cpuset", 1, DH_CG_CPUSET);
+        hier_add(s, root, "freezer", 1, DH_CG_FREEZER);
         if (is_v2(c, root, "unified/cgroup.controllers"))
-            hier_add(s, root, "unified", 2, v2 & ~controllers_of_v1(c));
+            hier_add(s, root, "unified", 2, controllers_beside(controllers_of_v1(c)));
     }
     close(root);
 }

@@ -198,6 +198,14 @@ static void watches_outdated(struct dh_sampler *s, uint32_t slot, uint64_t meani
     p->watches = kept;
 }
 
+/* Note whether a part of a group that is there stays without a watch. */
+void dh_cg_refused(struct dh_sampler *s, uint32_t slot, uint64_t bit, bool is)
+{
+    struct dh_cg_group *p = &s->cgroups->group[slot];
+
+    p->refused = refusal(s, p->refused & bit, is) ? p->refused | bit : p->refused & ~bit;
+}
+
 static void watch_part(struct dh_sampler *s, uint32_t slot, uint8_t hier, const char *path, uint32_t mask,
                        uint64_t meaning, uint64_t bit)
 {
@@ -211,7 +219,7 @@ static void watch_part(struct dh_sampler *s, uint32_t slot, uint8_t hier, const 
         wd = -ENOSPC;
     }
     p->watched = wd >= 0 ? p->watched | bit : p->watched & ~bit;
-    p->refused = refusal(s, p->refused & bit, wd < 0 && wd != -ENOENT) ? p->refused | bit : p->refused & ~bit;
+    dh_cg_refused(s, slot, bit, wd < 0 && wd != -ENOENT);
 }
 
 /*
@@ -229,6 +237,8 @@ void dh_cg_watch(struct dh_sampler *s, uint32_t slot, uint8_t hier)
     for (uint32_t i = 0; i < c->files; i++) {
         char path[DH_CG_PATH + 64];
 
+        if (c->file[i].hier == hier && c->file[i].spec->read == DH_CG_OOM)
+            dh_cg_oom_watch(s, slot, i);
         if (c->file[i].hier != hier || c->file[i].spec->read != DH_CG_NOTIFIED)
             continue;
         if (!pod && !(c->local & DH_CG_FILE_BIT(i)))
@@ -273,6 +283,7 @@ static void watches_leave(struct dh_sampler *s, uint32_t slot, uint8_t hier)
         refusal(s, true, false);
     p->watched &= ~there;
     p->refused &= ~there;
+    dh_cg_oom_leave(s, slot, hier);
 }
 
 static void group_make(struct dh_sampler *s, uint32_t slot, const char *path, const char *uid,

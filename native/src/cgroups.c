@@ -1,7 +1,8 @@
 /*
  * cgroups.c - when what is read: on events, in the sweep, at resync.
  *
- * Events  a pod's notified file changed: that file of the pod and of its containers is read.
+ * Events  a pod's notified file changed, or cgroup v1's eventfd told of it: that file of the pod and of
+ *         its containers is read. Limits are read with what wakes the reader, as evidence.
  * Sweep   counters that never notify, all groups once in sweep_ns, a slice of them in each pass.
  * Resync  every file of a group, and every directory, once in resync_ns: what a lost event, a full
  *         table or a watch that could not be had would otherwise hide for good.
@@ -68,7 +69,7 @@ int dh_cgroups_make(struct dh_sampler *s)
     c->group = groups;
     c->pending = calloc(s->opt.group_max, sizeof(*c->pending));
     if (!c->pending || dh_map_make(&c->by_path, s->opt.group_max) ||
-        dh_map_make(&c->by_wd, s->opt.group_max * 4 + DH_CG_DIRS))
+        dh_map_make(&c->by_wd, s->opt.group_max * 5 + DH_CG_DIRS))
         return -ENOMEM;
     inotify_open(s);
     return 0;
@@ -82,6 +83,7 @@ void dh_cgroups_free(struct dh_sampler *s)
         return;
     for (uint32_t i = 0; i < c->hiers; i++)
         close(c->hier[i].fd);
+    dh_cg_oom_free(s);
     if (c->group)
         munmap(c->group, group_bytes(s));
     dh_map_free(&c->by_path);
@@ -146,25 +148,62 @@ static uint64_t swept_files(const struct dh_sampler *s, uint32_t slot)
     uint64_t heard = p->watched | (p->parent ? c->group[p->parent - 1].watched & ~c->local : 0);
     uint64_t mask = 0;
 
-    for (uint32_t i = 0; i < c->files; i++)
-        if (p->has & ~heard & DH_CG_FILE_BIT(i) && c->file[i].spec->read != DH_CG_RARE &&
-            !size_idle(s, &c->file[i]))
-            mask |= DH_CG_FILE_BIT(i);
+    for (uint64_t m = p->has & ~heard; m; m &= m - 1) {
+        const struct dh_cg_file *f = &c->file[__builtin_ctzll(m)];
+
+        if (f->spec->read != DH_CG_RARE && !size_idle(s, f))
+            mask |= m & -m;
+    }
     return mask;
+}
+
+static uint64_t limits_of(const struct dh_cgroups *c, const struct dh_cg_file *counter)
+{
+    uint64_t limits = 0;
+
+    for (uint32_t i = 0; counter->spec->read != DH_CG_RARE && i < c->files; i++) {
+        const struct dh_cg_file *f = &c->file[i];
+
+        if (f->spec->read == DH_CG_RARE && f->hier == counter->hier && f->size == counter->size &&
+            f->spec->controller == counter->spec->controller)
+            limits |= DH_CG_FILE_BIT(i);
+    }
+    return limits;
+}
+
+/*
+ * Read files of a group, and the limits of what wakes the reader: they are evidence, and may have been
+ * written since the resync. Not at every event: who reclaims at its limit of memory is told of every 10 ms.
+ * False if the group left the hierarchy of one of them.
+ */
+static bool files_read(struct dh_sampler *s, uint32_t slot, uint64_t files)
+{
+    const struct dh_cgroups *c = s->cgroups;
+    bool woke = s->wake, there = true;
+
+    while (files && there) {
+        const struct dh_cg_file *f = &c->file[__builtin_ctzll(files)];
+
+        s->wake = false;
+        there = dh_cg_file_read(s, slot, (uint32_t)(f - c->file));
+        files &= files - 1;
+        if (s->wake) {
+            woke = true;
+            files |= limits_of(c, f);
+        }
+        if (!there)
+            dh_cg_leave(s, slot, f->hier);
+    }
+    s->wake |= woke;
+    return there;
 }
 
 static void sweep_group(struct dh_sampler *s, uint32_t slot)
 {
     struct dh_cgroups *c = s->cgroups;
 
-    for (uint64_t m = swept_files(s, slot); m; m &= m - 1) {
-        uint32_t file = (uint32_t)__builtin_ctzll(m);
-
-        if (!dh_cg_file_read(s, slot, file)) {
-            dh_cg_leave(s, slot, c->file[file].hier);
-            return;
-        }
-    }
+    if (!files_read(s, slot, swept_files(s, slot)))
+        return;
     for (uint8_t h = 0; h < c->hiers; h++)
         if (c->group[slot].refused & DH_CG_DIR_BIT(h))
             dh_cg_pod_list(s, slot, h);
@@ -178,7 +217,7 @@ static int64_t floor_group(struct dh_sampler *s, uint32_t slot)
 
     for (uint64_t m = swept_files(s, slot); m; m &= m - 1) {
         uint32_t file = (uint32_t)__builtin_ctzll(m);
-        char path[DH_CG_PATH + 64], text[4096];
+        char path[DH_CG_PATH + 64], text[8192];
         size_t skip;
         int dir = dh_cg_base(s, slot, c->file[file].hier, &skip);
 
@@ -198,7 +237,7 @@ static void near_begin(struct dh_cgroups *c, uint32_t pod)
 
 static void near_end(struct dh_cgroups *c)
 {
-    for (uint32_t h = 0; c->near && h < DH_CG_HIERS; h++)
+    for (uint32_t h = 0; c->near && h < c->hiers; h++)
         if (c->near_fd[h] >= 0)
             close(c->near_fd[h]);
     c->near = 0;
@@ -308,6 +347,40 @@ static void rescan(struct dh_sampler *s)
     reread(s);
 }
 
+static void pending_pass(struct dh_sampler *s)
+{
+    struct dh_cgroups *c = s->cgroups;
+
+    for (uint32_t i = 0; i < c->pending_num; i++) {
+        uint32_t slot = c->pending[i], next;
+        uint64_t pending = c->group[slot].pending;
+
+        c->group[slot].pending = 0;
+        for (uint32_t child = c->group[slot].child; child; child = next) {
+            next = c->group[child - 1].next;
+            files_read(s, child - 1, pending);
+        }
+        if (c->group[slot].hiers && pending)
+            files_read(s, slot, pending);
+    }
+    c->pending_num = 0;
+}
+
+/* The kernel told of a pod's file: it is to be read, of the pod and of its containers. */
+void dh_cg_notified(struct dh_sampler *s, uint32_t slot, uint32_t file)
+{
+    struct dh_cgroups *c = s->cgroups;
+
+    if (!c->group[slot].pending) {
+        if (c->pending_num == s->opt.group_max) {
+            c->rescan = true; /* slots freed and taken again within one batch */
+            return;
+        }
+        c->pending[c->pending_num++] = slot;
+    }
+    c->group[slot].pending |= DH_CG_FILE_BIT(file);
+}
+
 static void state_set(struct dh_sampler *s)
 {
     const struct dh_cgroups *c = s->cgroups;
@@ -352,6 +425,10 @@ void dh_cgroups_pass(struct dh_sampler *s)
         dh_cg_tree_list(s, false);
     if (s->absent)
         c->relist |= s->work->head.dropped > 0;
+    if (c->oom_owed) {
+        dh_cg_oom_again(s);
+        pending_pass(s);
+    }
     if (c->rescan) {
         rescan(s);
     } else if (c->hiers) {
@@ -364,45 +441,6 @@ void dh_cgroups_pass(struct dh_sampler *s)
             sweep_slice(s);
     }
     state_set(s);
-}
-
-/* Files of the same hugepage size are read together: a limit that was hit is evidence. */
-static void pending_read(struct dh_sampler *s, uint32_t slot, uint64_t pending)
-{
-    struct dh_cgroups *c = s->cgroups;
-    uint64_t files = pending;
-
-    for (uint32_t i = 0; i < c->files; i++)
-        for (uint64_t m = pending; m; m &= m - 1)
-            if (c->file[i].size >= 0 && c->file[i].size == c->file[__builtin_ctzll(m)].size)
-                files |= DH_CG_FILE_BIT(i);
-    for (; files; files &= files - 1) {
-        uint32_t file = (uint32_t)__builtin_ctzll(files);
-
-        if (!dh_cg_file_read(s, slot, file)) {
-            dh_cg_leave(s, slot, c->file[file].hier);
-            return;
-        }
-    }
-}
-
-static void pending_pass(struct dh_sampler *s)
-{
-    struct dh_cgroups *c = s->cgroups;
-
-    for (uint32_t i = 0; i < c->pending_num; i++) {
-        uint32_t slot = c->pending[i], next;
-        uint64_t pending = c->group[slot].pending;
-
-        c->group[slot].pending = 0;
-        for (uint32_t child = c->group[slot].child; child; child = next) {
-            next = c->group[child - 1].next;
-            pending_read(s, child - 1, pending);
-        }
-        if (c->group[slot].hiers && pending)
-            pending_read(s, slot, pending);
-    }
-    c->pending_num = 0;
 }
 
 static void event(struct dh_sampler *s, const struct inotify_event *e)
@@ -422,16 +460,8 @@ static void event(struct dh_sampler *s, const struct inotify_event *e)
     if (e->mask & IN_IGNORED) {
         dh_cg_watch_ended(s, watch);
     } else if (dh_cg_watch_is_file(watch, &slot, &file)) {
-        if (!(e->mask & IN_MODIFY))
-            return;
-        if (!c->group[slot].pending) {
-            if (c->pending_num == s->opt.group_max) {
-                c->rescan = true; /* slots freed and taken again within one batch */
-                return;
-            }
-            c->pending[c->pending_num++] = slot;
-        }
-        c->group[slot].pending |= DH_CG_FILE_BIT(file);
+        if (e->mask & IN_MODIFY)
+            dh_cg_notified(s, slot, file);
     } else if (e->mask & (IN_CREATE | IN_DELETE) && e->mask & IN_ISDIR) {
         dh_cg_entry(s, watch, e->name, e->mask & IN_DELETE);
     }
@@ -460,5 +490,13 @@ void dh_cgroups_events(struct dh_sampler *s)
         }
         pending_pass(s);
     }
+    state_set(s);
+}
+
+/* Take what the eventfds of pods have told. */
+void dh_cgroups_ooms(struct dh_sampler *s)
+{
+    dh_cg_oom_hear(s);
+    pending_pass(s);
     state_set(s);
 }

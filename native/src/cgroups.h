@@ -1,9 +1,10 @@
 /*
- * cgroups.h - what the four files of the cgroup source share.
+ * cgroups.h - what the five files of the cgroup source share.
  *
  *   cgroup_files.c  which files a group has, and how their text becomes members of its record
  *   cgroup_hiers.c  the mounted hierarchies, and where in each of them kubepods will be
  *   cgroup_tree.c   the pods and containers, as they come and go
+ *   cgroup_oom.c    how cgroup v1 tells of a pod that ran out of memory
  *   cgroups.c       when what is read: events, sweep, resync
  *
  * A pod's group has one slot however many v1 hierarchies hold it: its path below each is the same.
@@ -14,30 +15,39 @@
 #include "map.h"
 #include "sampler.h"
 
-#define DH_CG_HIERS 4      /* v1 memory, cpu and hugetlb, and v2 */
+#define DH_CG_HIERS 6      /* v1 memory, cpu, hugetlb, cpuset and freezer, and v2 */
 #define DH_CG_PATH 512     /* kubepods' longest is 195 and four times the --cgroup-root: slices and a scope */
-#define DH_CG_FILES 48     /* 3 + 3 and 5 for each hugepage size, and the same again for a merged mount */
-#define DH_CG_DIRS 40      /* for each hierarchy and naming: parent, kubepods, two QoS classes */
+#define DH_CG_FILES 58     /* 6 and 6 for each hugepage size of v1, v2's own, and some that both have */
+#define DH_CG_DIRS 60      /* for each hierarchy and naming: parent, kubepods, two QoS classes */
 #define DH_CG_WATCHES 16   /* of one pod: its directory in each hierarchy, its notified files */
 #define DH_CG_VALUES 5
+#define DH_CG_OOM_FDS 256  /* eventfds; a process may have 1,024 descriptors, and others need them more */
 
 enum dh_cg_read {
     DH_CG_SWEPT,    /* the kernel never notifies: read in every sweep */
+    DH_CG_OOM,      /* so is this, and when the pod's eventfd tells of it */
     DH_CG_NOTIFIED, /* read when the kernel notifies, and at each resync */
-    DH_CG_RARE      /* changes by configuration only: read at each resync, and with its size's events */
+    DH_CG_RARE      /* changes by configuration only: read at each resync, and as evidence of a count */
 };
 
 struct dh_cg_value {
     enum dh_field field;
     const char *key; /* NULL: the file is one number */
     size_t offset;   /* in struct dh_group, or in struct dh_hugetlb */
-    enum { DH_CG_PLAIN, DH_CG_LIMIT, DH_CG_NS_TO_US } unit;
+    enum { DH_CG_PLAIN, DH_CG_LIMIT, DH_CG_NS_TO_US, DH_CG_STATE, DH_CG_CPUS } unit;
 };
 
 struct dh_cg_spec {
     const char *name; /* a printf format with the page size for hugetlb files */
     uint8_t version;
-    enum { DH_CG_CORE = 1, DH_CG_MEMORY = 2, DH_CG_CPU = 4, DH_CG_HUGETLB = 8 } controller;
+    enum {
+        DH_CG_CORE = 1, /* v2's own, where v1 has the freezer */
+        DH_CG_MEMORY = 2,
+        DH_CG_CPU = 4,
+        DH_CG_HUGETLB = 8,
+        DH_CG_CPUSET = 16,
+        DH_CG_FREEZER = 32
+    } controller;
     enum dh_cg_read read;
     struct dh_cg_value values[DH_CG_VALUES];
 };
@@ -60,6 +70,7 @@ struct dh_cg_hier {
 /* A bit in dh_cg_group.watched and .refused: a file's index, or above them a directory's hierarchy. */
 #define DH_CG_FILE_BIT(file) (1ull << (file))
 #define DH_CG_DIR_BIT(hier) (1ull << (DH_CG_FILES + (hier)))
+_Static_assert(DH_CG_FILES + DH_CG_HIERS <= 64, "a bit for each file and each directory");
 
 enum dh_cg_level { DH_CG_PARENT, DH_CG_KUBEPODS, DH_CG_QOS, DH_CG_POD };
 
@@ -87,6 +98,9 @@ struct dh_cg_group {
     uint8_t watches;
     bool settled; /* was read again after its first second */
     bool lost;    /* something that is there cannot be read */
+    bool oom_heard;    /* its memory.oom_control is registered with the pod's eventfd */
+    uint8_t oom_looks; /* of a pod: looks that it is still owed, one in a pass */
+    int oom_fd;        /* of a pod: its eventfd plus one; 0 = none */
     int wd[DH_CG_WATCHES];
     char path[DH_CG_PATH]; /* below the hierarchy's root */
 };
@@ -111,6 +125,8 @@ struct dh_cgroups {
     int near_fd[DH_CG_HIERS]; /* its directories, O_PATH, opened when first needed; -1 = not yet */
     uint64_t slice_ns; /* periods since the last slice of the sweep */
     uint64_t retry_ns; /* when missing directories were last looked for */
+    int oom_timer_fd;  /* of the second look at a pod; there while dh_sampler.oom_fd is */
+    uint32_t oom_owed; /* pods with oom_looks */
     int root_err;      /* why the root, or a hierarchy, could not be opened */
     bool rescan;       /* the next pass lists and reads everything */
     uint32_t reread;   /* slots below this one are still to be read whole */
@@ -139,8 +155,17 @@ void dh_cg_entry(struct dh_sampler *s, uint64_t watch, const char *name, bool go
 bool dh_cg_watch_is_file(uint64_t watch, uint32_t *slot, uint32_t *file);
 void dh_cg_watch_ended(struct dh_sampler *s, uint64_t watch);
 void dh_cg_watch(struct dh_sampler *s, uint32_t slot, uint8_t hier);
+void dh_cg_refused(struct dh_sampler *s, uint32_t slot, uint64_t bit, bool is);
+
+/* cgroup_oom.c */
+void dh_cg_oom_watch(struct dh_sampler *s, uint32_t slot, uint32_t file);
+void dh_cg_oom_leave(struct dh_sampler *s, uint32_t slot, uint8_t hier);
+void dh_cg_oom_hear(struct dh_sampler *s);
+void dh_cg_oom_again(struct dh_sampler *s);
+void dh_cg_oom_free(struct dh_sampler *s);
 
 /* cgroups.c */
 void dh_cg_visit(struct dh_sampler *s, uint32_t slot, uint8_t hier);
+void dh_cg_notified(struct dh_sampler *s, uint32_t slot, uint32_t file);
 
 #endif

@@ -2,6 +2,7 @@
 #ifndef DH_CLOCK_H
 #define DH_CLOCK_H
 
+#include <stdbool.h>
 #include <stdint.h>
 #include <time.h>
 
@@ -13,6 +14,17 @@ static inline uint64_t dh_now_ns(void)
 
     clock_gettime(CLOCK_MONOTONIC, &t);
     return (uint64_t)t.tv_sec * DH_NS + (uint64_t)t.tv_nsec;
+}
+
+/*
+ * Whether what is done every so often, in passes, is due in this one. With half a period of slack: a timer
+ * that fires a little early must not skip a whole one.
+ */
+static inline bool dh_is_due(uint64_t now_ns, uint64_t last_ns, uint64_t every_ns, uint64_t period_ns)
+{
+    uint64_t slack_ns = (period_ns < every_ns ? period_ns : every_ns) / 2;
+
+    return now_ns - last_ns + slack_ns >= every_ns;
 }
 
 #endif

@@ -144,26 +144,27 @@ static void nodes_list(struct dh_sampler *s)
     }
 }
 
-/* Whether one of the sets that seldom change is to be read: now and then, and while it fails. */
-static bool set_due(const struct dh_sampler *s, const struct dh_held *f, bool changed)
+/* Whether one of the sets that seldom change is to be read: when nodes are listed, and while it fails. */
+static bool set_due(const struct dh_sampler *s, const struct dh_held *f, bool list)
 {
-    return changed || s->resync || (s->absent && !f->seen) || (f->seen && f->err);
+    return list || (s->absent && !f->seen) || (f->seen && f->err);
 }
 
 void dh_cpus_pass(struct dh_sampler *s)
 {
     struct dh_snapshot *head = &s->work->head;
-    bool changed;
+    bool changed, list;
 
     if (s->sysfs_fd < 0)
         return;
     changed = set_read(s, &s->online, DH_CPU_ONLINE, head->cpu_online);
     set_read(s, &s->offline, DH_CPU_OFFLINE, head->cpu_offline);
-    if (set_due(s, &s->present, changed))
+    list = changed || s->resync || s->nodes_lost;
+    if (set_due(s, &s->present, list))
         set_read(s, &s->present, DH_CPU_PRESENT, head->cpu_present);
-    if (set_due(s, &s->isolated, changed))
+    if (set_due(s, &s->isolated, list))
         set_read(s, &s->isolated, DH_CPU_ISOLATED, head->cpu_isolated);
-    if (changed || s->resync || s->nodes_lost) {
+    if (list) {
         s->nodes_lost = false;
         nodes_list(s);
     }

@@ -33,6 +33,9 @@ static const char *const names[DH_FIELD_NUM] = {
     [DH_GROUP_HT_RSVD_CURRENT] = "hugetlb rsvd.current",
     [DH_GROUP_HT_RSVD_MAX] = "hugetlb rsvd.max",
     [DH_GROUP_HT_EVENTS] = "hugetlb events",
+    [DH_GROUP_HT_RSVD_FAILED] = "hugetlb rsvd.failcnt",
+    [DH_GROUP_MEM_LIMIT] = "memory limit",
+    [DH_GROUP_CPUS] = "cpuset.cpus.effective",
     [DH_SYSFS] = "sysfs root",
     [DH_CGROUPFS] = "cgroupfs root",
 };

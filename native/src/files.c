@@ -4,33 +4,20 @@
  * A held file costs 4.4 KiB of kernel memory once read (its seq_file buffer), so only the few
  * machine-wide files are held; cgroup files are opened each time.
  */
-#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/syscall.h>
 #include <unistd.h>
 
 #include "sampler.h"
 
-/*
- * Whether what is done every so often is due in this pass. With half a period of slack: a timer that
- * fires a little early must not skip a whole one.
- */
+/* Whether what is done every so often is due in this pass. */
 bool dh_due(const struct dh_sampler *s, uint64_t last_ns, uint64_t every_ns)
 {
-    uint64_t slack_ns = (s->opt.period_ns < every_ns ? s->opt.period_ns : every_ns) / 2;
-
-    return s->now_ns - last_ns + slack_ns >= every_ns;
-}
-
-/* Whether it means that there is no such thing, and not that it cannot be read. Takes an errno. */
-bool dh_is_absence(int err)
-{
-    return err == ENOENT || err == ENODEV || err == ENOTDIR;
+    return dh_is_due(s->now_ns, last_ns, every_ns, s->opt.period_ns);
 }
 
 int dh_held_init(struct dh_held *f, uint32_t cap, const char *format, ...)
@@ -125,51 +112,32 @@ enum dh_read dh_held_read(struct dh_sampler *s, struct dh_held *f)
     return DH_READ_NEW;
 }
 
-/* Open, read once, close. Bytes read, or -errno. A text that fills @cap is -EFBIG. */
+/* As dh_file_read(), counted. */
 int64_t dh_read_at(struct dh_sampler *s, int dir_fd, const char *path, char *buf, size_t cap)
 {
-    int fd = openat(dir_fd, path, O_RDONLY | O_CLOEXEC);
-    ssize_t n;
-    int err;
-
     s->opens++;
-    if (fd < 0)
-        return -errno;
-    s->reads++;
-    n = read(fd, buf, cap);
-    err = errno;
-    close(fd);
-    if (n < 0)
-        return -err;
-    return (size_t)n == cap ? -EFBIG : n;
+    return dh_file_read(dir_fd, path, buf, cap, &s->reads);
 }
 
-/*
- * Call @each for every entry of a directory but "." and "..". getdents64 into the stack, since
- * fdopendir(3) allocates. Return 0 or -errno.
- */
+struct listing {
+    struct dh_sampler *s;
+    void (*each)(struct dh_sampler *s, void *arg, const char *name, size_t len);
+    void *arg;
+};
+
+static void entry_found(void *arg, const char *name, size_t len)
+{
+    const struct listing *in = arg;
+
+    in->each(in->s, in->arg, name, len);
+}
+
+/* As dh_dir_list(), counted. */
 int dh_list_dir(struct dh_sampler *s, int dir_fd, const char *path,
                 void (*each)(struct dh_sampler *s, void *arg, const char *name, size_t len), void *arg)
 {
-    _Alignas(struct dirent64) char buf[4096];
-    int fd = openat(dir_fd, path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    long n;
-    int err = 0;
+    struct listing in = { .s = s, .each = each, .arg = arg };
 
     s->opens++;
-    if (fd < 0)
-        return -errno;
-    while ((n = syscall(SYS_getdents64, fd, buf, sizeof(buf))) > 0) {
-        for (long at = 0; at < n;) {
-            const struct dirent64 *d = (const struct dirent64 *)(const void *)(buf + at);
-
-            if (strcmp(d->d_name, ".") && strcmp(d->d_name, ".."))
-                each(s, arg, d->d_name, strlen(d->d_name));
-            at += d->d_reclen;
-        }
-    }
-    if (n < 0)
-        err = -errno;
-    close(fd);
-    return err;
+    return dh_dir_list(dir_fd, path, entry_found, &in);
 }

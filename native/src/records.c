@@ -11,7 +11,10 @@
 
 #include "sampler.h"
 
-/* Kernel memory behind one watch (with the inode and dentry it pins) and one held file, measured. */
+/*
+ * Kernel memory behind one watch (with the inode and dentry it pins) and one held file, measured. An
+ * eventfd with what it is registered for costs as much as a watch.
+ */
 #define WATCH_BYTES 760
 #define DESCRIPTOR_BYTES 4400
 
@@ -46,6 +49,9 @@ static uint64_t *base_of(struct dh_sampler *s, const uint64_t *slot)
     return (uint64_t *)((char *)s->base + ((const char *)slot - (const char *)s->work));
 }
 
+/* The base of a counter that has woken: it need not again in this window, however fast it grows. */
+#define SPENT UINT64_MAX
+
 /* Store a member; true if it changed. Wakes as the field's dh_wake says. */
 bool dh_set(struct dh_sampler *s, uint64_t *slot, enum dh_field field, uint64_t value)
 {
@@ -60,11 +66,12 @@ bool dh_set(struct dh_sampler *s, uint64_t *slot, enum dh_field field, uint64_t 
     } else if (w->mode == DH_WAKE_RISE) {
         uint64_t *base = base_of(s, slot);
 
-        if (!fell && value - *base < w->threshold)
-            return true;
-        if (!fell)
-            s->wake = true; /* a counter that fell was reset: no event, but a new base */
-        *base = value;
+        if (fell)
+            *base = value; /* it was reset: no event, but a new base */
+        else if (*base != SPENT && value - *base >= w->threshold) {
+            s->wake = true;
+            *base = SPENT;
+        }
     }
     return true;
 }
@@ -137,6 +144,7 @@ static const size_t place[DH_FIELD_NUM] = {
     [DH_GROUP_HT_RSVD_CURRENT] = offsetof(struct dh_hugetlb, rsvd_current),
     [DH_GROUP_HT_RSVD_MAX] = offsetof(struct dh_hugetlb, rsvd_max),
     [DH_GROUP_HT_EVENTS] = offsetof(struct dh_hugetlb, events),
+    [DH_GROUP_HT_RSVD_FAILED] = offsetof(struct dh_hugetlb, rsvd_failed),
 };
 
 /* Whether a field is a number that can grow; 0 is no place, since `valid` stands there. */
@@ -178,8 +186,10 @@ static void field_renew(struct dh_sampler *s, uint32_t field)
  */
 void dh_bases_renew(struct dh_sampler *s)
 {
-    for (uint32_t f = 0; f < DH_FIELD_NUM; f++) {
-        if (s->wakes[f].mode != DH_WAKE_RISE || s->now_ns - s->base_ns[f] < s->wakes[f].window_ns)
+    for (uint64_t m = s->rising; m; m &= m - 1) {
+        uint32_t f = (uint32_t)__builtin_ctzll(m);
+
+        if (s->now_ns - s->base_ns[f] < s->wakes[f].window_ns)
             continue;
         s->base_ns[f] = s->now_ns;
         field_renew(s, f);
@@ -275,9 +285,13 @@ static void publish_dirty(struct dh_sampler *s)
         dh_words_store(&to->group[slot], &from->group[slot], sizeof(from->group[slot]));
         s->group_is_dirty[slot] = 0;
     }
+    if (s->throttle_dirty)
+        dh_words_store(to->throttle, from->throttle, from->head.throttles * sizeof(*from->throttle));
+    s->throttle_dirty = false;
     s->node_dirty = 0;
     s->group_dirty_num = 0;
-    from->head.kernel_bytes = from->head.watches * WATCH_BYTES + from->head.descriptors * DESCRIPTOR_BYTES;
+    from->head.kernel_bytes = (from->head.watches + s->oom_fds) * WATCH_BYTES +
+                              (from->head.descriptors - s->oom_fds) * DESCRIPTOR_BYTES;
     if (s->head_dirty)
         dh_words_store(&to->head, &from->head, sizeof(from->head));
 }
@@ -362,25 +376,28 @@ static int64_t copy_out(void *arg)
     const struct copy *c = arg;
     struct dh_snapshot *head = (struct dh_snapshot *)(void *)c->buf;
     struct dh_tables *pub = c->s->pub;
-    size_t nodes, pools, groups;
+    size_t nodes, throttles, pools, groups;
     struct alive alive;
     char *to;
 
     alive_load(c->s, &alive);
     dh_words_load(head, &pub->head, sizeof(*head));
-    if (head->nodes > DH_NODE_MAX || head->pools > DH_POOL_MAX || head->groups > c->s->opt.group_max)
+    if (head->nodes > DH_NODE_MAX || head->throttles > DH_CORE_MAX || head->pools > DH_POOL_MAX ||
+        head->groups > c->s->opt.group_max)
         return DH_ETORN;
     nodes = head->nodes * sizeof(struct dh_node);
+    throttles = head->throttles * sizeof(struct dh_throttle);
     pools = head->pools * sizeof(struct dh_pool);
     groups = head->groups * sizeof(struct dh_group);
-    if (sizeof(*head) + nodes + pools + groups > c->cap)
+    if (sizeof(*head) + nodes + throttles + pools + groups > c->cap)
         return -ENOSPC;
     to = c->buf + sizeof(*head);
     dh_words_load(to, pub->node, nodes);
-    dh_words_load(to + nodes, pub->pool, pools);
-    dh_words_load(to + nodes + pools, pub->group, groups);
+    dh_words_load(to + nodes, pub->throttle, throttles);
+    dh_words_load(to + nodes + throttles, pub->pool, pools);
+    dh_words_load(to + nodes + throttles + pools, pub->group, groups);
     alive_put(head, &alive);
-    return (int64_t)(sizeof(*head) + nodes + pools + groups);
+    return (int64_t)(sizeof(*head) + nodes + throttles + pools + groups);
 }
 
 int64_t dh_sampler_read(struct dh_sampler *s, void *buf, size_t cap)

@@ -13,6 +13,7 @@
 #include "sampler.h"
 
 #define PERIOD_MIN_NS (10 * 1000000ull)
+#define POKE_GAP_NS PERIOD_MIN_NS
 #define PERIOD_MAX_NS (3600 * DH_NS)
 #define ROOT_RETRY_NS DH_NS
 #define ABSENT_RETRY_NS (10 * DH_NS)
@@ -35,6 +36,7 @@ static void sampler_free(void *owner)
         for (int m = 0; m < 5; m++)
             dh_held_close(&s->pool_file[i][m]);
     close_fd(s->wake_fd);
+    close_fd(s->poke_fd);
     close_fd(s->timer_fd);
     close_fd(s->inotify_fd);
     close_fd(s->epoll_fd);
@@ -93,9 +95,11 @@ static int held_make(struct dh_sampler *s)
 static int descriptors_make(struct dh_sampler *s)
 {
     struct epoll_event timer = { .events = EPOLLIN, .data.fd = s->timer_fd };
+    struct epoll_event poke = { .events = EPOLLIN, .data.fd = s->poke_fd };
     struct epoll_event stop = { .events = EPOLLIN, .data.fd = s->worker.stop_fd };
 
     if (epoll_ctl(s->epoll_fd, EPOLL_CTL_ADD, s->timer_fd, &timer) ||
+        epoll_ctl(s->epoll_fd, EPOLL_CTL_ADD, s->poke_fd, &poke) ||
         epoll_ctl(s->epoll_fd, EPOLL_CTL_ADD, s->worker.stop_fd, &stop))
         return -errno;
     return 0;
@@ -107,6 +111,9 @@ static int sampler_make(struct dh_sampler *s, const struct dh_wake *wakes, uint3
 
     for (uint32_t i = 0; i < nwakes; i++)
         s->wakes[wakes[i].field] = wakes[i];
+    for (uint32_t field = 0; field < DH_FIELD_NUM; field++)
+        if (s->wakes[field].mode == DH_WAKE_RISE)
+            s->rising |= DH_FIELD_BIT(field);
     err = dh_tables_map(s);
     if (err)
         return err;
@@ -115,11 +122,12 @@ static int sampler_make(struct dh_sampler *s, const struct dh_wake *wakes, uint3
     if (!s->group_dirty || !s->group_is_dirty)
         return -ENOMEM;
     s->wake_fd = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
+    s->poke_fd = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
     s->timer_fd = timerfd_create(CLOCK_MONOTONIC, TFD_NONBLOCK | TFD_CLOEXEC);
     s->epoll_fd = epoll_create1(EPOLL_CLOEXEC);
-    if (s->wake_fd < 0 || s->timer_fd < 0 || s->epoll_fd < 0)
+    if (s->wake_fd < 0 || s->poke_fd < 0 || s->timer_fd < 0 || s->epoll_fd < 0)
         return -errno;
-    s->work->head.descriptors = 5;
+    s->work->head.descriptors = 6;
     err = descriptors_make(s);
     if (!err)
         err = held_make(s);
@@ -142,7 +150,7 @@ int dh_sampler_open(const struct dh_options *o, const char *sysfs, const char *c
     s = calloc(1, sizeof(*s));
     if (!s)
         return -ENOMEM;
-    s->wake_fd = s->timer_fd = s->inotify_fd = s->epoll_fd = s->sysfs_fd = -1;
+    s->wake_fd = s->poke_fd = s->timer_fd = s->inotify_fd = s->oom_fd = s->epoll_fd = s->sysfs_fd = -1;
     s->opt = *o;
     s->first = true;
     err = dh_worker_open(&s->worker, run, sampler_free, s);
@@ -242,7 +250,10 @@ static void pass(struct dh_sampler *s)
     s->resync = s->first || dh_due(s, s->resync_ns, s->opt.resync_ns);
     if (s->resync)
         s->resync_ns = s->now_ns;
-    s->absent = s->resync || dh_due(s, s->absent_ns, ABSENT_RETRY_NS);
+    s->absent = s->resync || s->poked || dh_due(s, s->absent_ns, ABSENT_RETRY_NS);
+    s->nodes_lost |= s->poked; /* so they are listed again */
+    s->pools_lost |= s->poked;
+    s->poked = false;
     if (s->absent)
         s->absent_ns = s->now_ns;
     sysfs_open(s);
@@ -282,31 +293,50 @@ static void pass_paced(struct dh_sampler *s)
         timer_arm(s);
 }
 
+/*
+ * A poke is followed at once; more of them at most every 10 ms, and in between the thread rests: memory that
+ * is plugged in comes in thousands of blocks. Whether it is asked to end.
+ */
+static bool poke_take(struct dh_sampler *s)
+{
+    uint64_t since_ns = dh_now_ns() - s->poke_ns;
+
+    if (since_ns < POKE_GAP_NS && dh_worker_rest(&s->worker, POKE_GAP_NS - since_ns))
+        return true;
+    s->poke_ns = dh_now_ns();
+    s->poked = true;
+    return false;
+}
+
 static void run(void *owner)
 {
     struct dh_sampler *s = owner;
-    struct epoll_event events[3];
+    struct epoll_event events[5];
 
     pass_paced(s);
     for (;;) {
-        int n = epoll_wait(s->epoll_fd, events, 3, -1);
-        bool due = false, heard = false;
+        int n = epoll_wait(s->epoll_fd, events, 5, -1);
+        bool due = false, heard = false, oom = false;
 
         for (int i = 0; i < n; i++) {
-            if (events[i].data.fd == s->worker.stop_fd)
-                return;
-            heard |= events[i].data.fd == s->inotify_fd;
-            if (events[i].data.fd == s->timer_fd) {
-                uint64_t expired; /* more than one: passes that came too late are not made up for */
+            uint64_t count; /* more than one: passes that came too late are not made up for */
+            int fd = events[i].data.fd;
 
-                due = read(s->timer_fd, &expired, sizeof(expired)) > 0;
-            }
+            if (fd == s->worker.stop_fd || (fd == s->poke_fd && poke_take(s)))
+                return;
+            heard |= fd == s->inotify_fd;
+            oom |= fd == s->oom_fd;
+            if (fd == s->timer_fd || fd == s->poke_fd)
+                due |= read(fd, &count, sizeof(count)) > 0;
         }
         if (due)
             pass_paced(s);
-        if (heard) {
+        if (heard || oom) {
             s->now_ns = dh_now_ns();
-            dh_cgroups_events(s);
+            if (oom)
+                dh_cgroups_ooms(s);
+            if (heard)
+                dh_cgroups_events(s);
             dh_publish(s);
             dh_ring(s);
         }
@@ -333,6 +363,11 @@ int dh_sampler_start(struct dh_sampler *s)
 int dh_sampler_eventfd(const struct dh_sampler *s)
 {
     return s->wake_fd;
+}
+
+int dh_sampler_pokefd(const struct dh_sampler *s)
+{
+    return s->poke_fd;
 }
 
 int dh_sampler_pass(struct dh_sampler *s)

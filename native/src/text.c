@@ -165,6 +165,39 @@ int dh_text_cpus(const char *s, size_t n, uint64_t words[DH_CPU_WORDS])
     return 0;
 }
 
+/* The number behind " total=" at the end of a line. */
+static bool total_cut(struct span line, uint64_t *total)
+{
+    size_t at = line.n;
+
+    while (at > 0 && line.s[at - 1] >= '0' && line.s[at - 1] <= '9')
+        at--;
+    return at < line.n && digits(line.s + at, line.n - at, total) == line.n - at &&
+           ends((struct span){line.s, at}, " total=");
+}
+
+int dh_text_pressure(const char *s, size_t n, uint64_t us[2])
+{
+    static const char *const begin[2] = {"some avg10=", "full avg10="};
+    uint64_t total[2] = {0, 0};
+    int lines = 0;
+
+    while (n > 0) {
+        const char *end = memchr(s, '\n', n);
+        struct span line = {s, end ? (size_t)(end - s) : 0};
+
+        if (!end || lines == 2 || !cut_front(&line, begin[lines]) || !total_cut(line, &total[lines]))
+            return DH_EPARSE;
+        lines++;
+        n -= (size_t)(end + 1 - s);
+        s = end + 1;
+    }
+    if (!lines)
+        return DH_EPARSE;
+    memcpy(us, total, sizeof(total));
+    return lines;
+}
+
 /* The wanted key, not found so far, with which the line begins; @from is the likely one. */
 static struct dh_text_key *wanted(struct dh_text_key *keys, uint32_t nkeys, uint32_t from,
                                   const char *line, size_t n)
@@ -227,6 +260,60 @@ int dh_text_keys(const char *s, size_t n, struct dh_text_key *keys, uint32_t nke
     for (uint32_t k = 0; found < 0 && k < nkeys; k++)
         keys[k].found = 0, keys[k].value = 0;
     return found;
+}
+
+/* What stands behind "@key:" in a line, if the line begins so: with "Node 0 " before it or not. */
+static bool row_begins(struct span *line, const char *key)
+{
+    size_t len = strlen(key);
+    uint64_t node;
+
+    if (line->n > 5 && !memcmp(line->s, "Node ", 5)) {
+        size_t skip = 5 + digits(line->s + 5, line->n - 5, &node);
+
+        if (skip == 5 || skip == line->n || line->s[skip] != ' ')
+            return false;
+        *line = (struct span){ line->s + skip + 1, line->n - skip - 1 };
+    }
+    if (line->n <= len || memcmp(line->s, key, len) || line->s[len] != ':')
+        return false;
+    *line = (struct span){ line->s + len + 1, line->n - len - 1 };
+    return true;
+}
+
+int dh_text_kib(const char *s, size_t n, const char *key, uint64_t *kib)
+{
+    for (size_t at = 0; at < n;) {
+        const char *end = memchr(s + at, '\n', n - at);
+        struct span line = { s + at, end ? (size_t)(end - s) - at : n - at };
+        uint64_t value;
+        size_t len;
+
+        at += line.n + 1;
+        if (!row_begins(&line, key))
+            continue;
+        while (line.n && *line.s == ' ')
+            line = (struct span){ line.s + 1, line.n - 1 };
+        len = digits(line.s, line.n, &value);
+        if (!end || !len || line.n - len != 3 || memcmp(line.s + len, " kB", 3))
+            return DH_EPARSE;
+        *kib = value;
+        return 0;
+    }
+    return -ENOENT;
+}
+
+int dh_text_numbered(const char *name, size_t n, const char *prefix, uint32_t *number)
+{
+    size_t len = strlen(prefix);
+    uint64_t value;
+
+    if (n <= len || memcmp(name, prefix, len) || digits(name + len, n - len, &value) != n - len)
+        return -ENOENT;
+    if (value > UINT32_MAX || (name[len] == '0' && n > len + 1))
+        return -ENOENT;
+    *number = (uint32_t)value;
+    return 0;
 }
 
 int dh_text_hugepage_dir(const char *name, size_t n, uint64_t *kib)

@@ -74,6 +74,37 @@ struct dh_text_key {
 int dh_text_keys(const char *s, size_t n, struct dh_text_key *keys, uint32_t nkeys);
 
 /*
+ * dh_text_pressure() - how long tasks have waited: "some avg10=0.61 ... total=158974\nfull avg10=...\n".
+ * @s, @n: the text of /proc/pressure/{cpu,memory,io}
+ * @us:    [0] of "some", [1] of "full" [us]; both are written, 0 for a line that is not there
+ *
+ * The averages are passed over: a window of one's own over the totals says more. Before Linux 5.13 cpu has
+ * no line "full".
+ *
+ * Return: how many lines there are, 1 or 2; DH_EPARSE for any other text.
+ */
+int dh_text_pressure(const char *s, size_t n, uint64_t us[2]);
+
+/*
+ * dh_text_kib() - a row of a meminfo: "MemTotal:       32614536 kB\n".
+ * @s, @n: /proc/meminfo, or that of a NUMA node, where "Node 0 " stands before each key
+ * @key:   the key, without its colon
+ * @kib:   the number behind it
+ *
+ * Return: 0; -ENOENT if there is no such row; DH_EPARSE if the first such is cut, or has no number of kB.
+ */
+int dh_text_kib(const char *s, size_t n, const char *key, uint64_t *kib);
+
+/*
+ * dh_text_numbered() - the number in the name of a thing of which there are several: 12 in "cpu12".
+ * @name, @n: the name
+ * @prefix:   what stands before the number: "cpu"
+ *
+ * Return: 0; -ENOENT if it is no such name; the kernel writes no zeros in front, so "cpu012" is none.
+ */
+int dh_text_numbered(const char *name, size_t n, const char *prefix, uint32_t *number);
+
+/*
  * dh_text_hugepage_dir() - the page size in the name of a sysfs directory: "hugepages-2048kB".
  * @name, @n: the name
  * @kib:      the size in KiB, at least 1

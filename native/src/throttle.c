@@ -19,6 +19,7 @@
 #define THROTTLE_PERIOD_NS DH_NS
 
 static const char *const counter_file[2] = { "core_throttle_count", "package_throttle_count" };
+static const enum dh_field field[2] = { DH_NODE_THROTTLE_CORE, DH_NODE_THROTTLE_PACKAGE };
 
 static bool has_bit(const uint64_t *words, uint32_t bit)
 {
@@ -76,7 +77,6 @@ static int counter_read(struct dh_sampler *s, uint32_t cpu, int which)
 
 static void node_pass(struct dh_sampler *s, struct dh_node *node)
 {
-    static const enum dh_field field[2] = { DH_NODE_THROTTLE_CORE, DH_NODE_THROTTLE_PACKAGE };
     uint64_t total[2] = { 0, 0 };
     bool any[2] = { false, false }, changed = false;
     int err[2] = { 0, 0 };
@@ -87,15 +87,15 @@ static void node_pass(struct dh_sampler *s, struct dh_node *node)
         if (!has_bit(node->cpus, cpu))
             continue;
         for (int which = 0; which < 2; which++) {
-            if (!has_bit(s->work->head.cpu_online, cpu)) {
-                t->known[which] = false;
+            if (has_bit(s->work->head.cpu_online, cpu)) {
+                t->err[which] = counter_read(s, cpu, which);
             } else {
-                int failed = counter_read(s, cpu, which);
-
-                if (failed) {
-                    err[which] = failed;
-                    dh_source_failed(s, DH_SOURCE_THROTTLE, field[which], failed);
-                }
+                t->err[which] = 0;
+                t->known[which] = false;
+            }
+            if (t->err[which]) {
+                err[which] = t->err[which];
+                dh_source_failed(s, DH_SOURCE_THROTTLE, field[which], err[which]);
             }
             any[which] |= t->has[which];
         }
@@ -116,6 +116,47 @@ static void node_pass(struct dh_sampler *s, struct dh_node *node)
         dh_node_touch(s, (uint32_t)(node - s->work->node));
 }
 
+static struct dh_throttle cpu_record(const struct dh_cpu_throttle *from, uint32_t cpu)
+{
+    const bool ok[2] = { from->has[0] && !from->err[0], from->has[1] && !from->err[1] };
+    struct dh_throttle to = { .cpu = cpu, .err = from->err[0] ? from->err[0] : from->err[1] };
+
+    for (int which = 0; which < 2; which++) {
+        to.seen |= from->has[which] ? DH_FIELD_BIT(field[which]) : 0;
+        to.valid |= ok[which] ? DH_FIELD_BIT(field[which]) : 0;
+    }
+    to.core = ok[0] ? from->grown[0] : 0;
+    to.package = ok[1] ? from->grown[1] : 0;
+    return to;
+}
+
+/*
+ * Each CPU that has counters is told of by itself, too: a device may be some of a node's CPUs. That wakes
+ * nobody beside the node, whose counters grow whenever a CPU's do.
+ */
+static void cpus_publish(struct dh_sampler *s)
+{
+    struct dh_tables *t = s->work;
+    uint32_t n = 0;
+
+    for (uint32_t cpu = 0; cpu < s->throttle_cpus; cpu++) {
+        struct dh_throttle now;
+
+        if (!s->throttle[cpu].has[0] && !s->throttle[cpu].has[1])
+            continue;
+        now = cpu_record(&s->throttle[cpu], cpu);
+        if (n >= t->head.throttles || memcmp(&t->throttle[n], &now, sizeof(now))) {
+            t->throttle[n] = now;
+            s->throttle_dirty = s->dirty = true;
+        }
+        n++;
+    }
+    if (t->head.throttles != n) {
+        t->head.throttles = n;
+        s->head_dirty = true;
+    }
+}
+
 bool dh_throttle_pass(struct dh_sampler *s)
 {
     const uint64_t counters = DH_FIELD_BIT(DH_NODE_THROTTLE_CORE) | DH_FIELD_BIT(DH_NODE_THROTTLE_PACKAGE);
@@ -134,6 +175,8 @@ bool dh_throttle_pass(struct dh_sampler *s)
         seen |= t->node[i].seen & counters;
         lost |= (t->node[i].seen & ~t->node[i].valid) & counters;
     }
+    if (seen)
+        cpus_publish(s);
     dh_source_state(s, DH_SOURCE_THROTTLE, lost ? DH_STATE_FAILING : seen ? DH_STATE_OK : DH_STATE_ABSENT);
     return true;
 }

@@ -47,7 +47,7 @@ static inline void check_that(bool ok, const char *file, int line, const char *w
 #define CHECK_STR(got, want)                                                                           \
     do {                                                                                               \
         const char *got_ = (got), *want_ = (want);                                                     \
-        char what_[1024];                                                                              \
+        char what_[2048];                                                                              \
         snprintf(what_, sizeof(what_), "%s is \"%s\", not \"%s\"", #got, got_, want_);                 \
         check_that(strcmp(got_, want_) == 0, __FILE__, __LINE__, what_);                               \
     } while (0)

@@ -260,10 +260,20 @@ static inline const struct dh_node *fx_node(const struct fx *f, uint32_t number)
     return &none;
 }
 
+static inline const struct dh_throttle *fx_throttles(const struct fx *f)
+{
+    return (const struct dh_throttle *)(const void *)(fx_nodes(f) + f->head->nodes);
+}
+
+static inline const struct dh_pool *fx_pools(const struct fx *f)
+{
+    return (const struct dh_pool *)(const void *)(fx_throttles(f) + f->head->throttles);
+}
+
 static inline const struct dh_pool *fx_pool(const struct fx *f, uint64_t size_kib, int32_t node)
 {
     static const struct dh_pool none;
-    const struct dh_pool *pool = (const struct dh_pool *)(const void *)(fx_nodes(f) + f->head->nodes);
+    const struct dh_pool *pool = fx_pools(f);
 
     for (uint32_t i = 0; i < f->head->pools; i++)
         if (pool[i].size_kib == size_kib && pool[i].node == node)
@@ -273,9 +283,7 @@ static inline const struct dh_pool *fx_pool(const struct fx *f, uint64_t size_ki
 
 static inline const struct dh_group *fx_groups(const struct fx *f)
 {
-    const struct dh_pool *pool = (const struct dh_pool *)(const void *)(fx_nodes(f) + f->head->nodes);
-
-    return (const struct dh_group *)(const void *)(pool + f->head->pools);
+    return (const struct dh_group *)(const void *)(fx_pools(f) + f->head->pools);
 }
 
 /* The group of a pod, or with @name of a container; one with id 0 if there is none. */

@@ -67,8 +67,12 @@ static void a_rise_wakes_at_its_threshold(void)
     CHECK(wakes_at(&f, EVENTS, &h->valid, &h->events, 0, 1000)); /* it became readable */
     CHECK(!wakes_at(&f, EVENTS, &h->valid, &h->events, 0, 1004)); /* 1000 is the base, not 0 */
     CHECK(wakes_at(&f, EVENTS, &h->valid, &h->events, 0, 1005));
-    CHECK(!wakes_at(&f, EVENTS, &h->valid, &h->events, 0, 1009)); /* the wake made 1005 the base */
-    CHECK(wakes_at(&f, EVENTS, &h->valid, &h->events, 0, 1010));
+    CHECK(!wakes_at(&f, EVENTS, &h->valid, &h->events, 0, 1000000)); /* once in a window, however it grows */
+    fx_elapse(&f, WINDOW);
+    f.s->now_ns = dh_now_ns();
+    dh_bases_renew(f.s);
+    CHECK(!wakes_at(&f, EVENTS, &h->valid, &h->events, 0, 1000004));
+    CHECK(wakes_at(&f, EVENTS, &h->valid, &h->events, 0, 1000005));
     fx_close(&f);
 }
 
@@ -146,6 +150,8 @@ static void what_was_published_is_what_is_read(void)
     struct dh_tables *t = f.s->work;
 
     t->node[1].throttle_core = 11;
+    t->throttle[1].package = 55;
+    t->head.throttles = 2;
     t->pool[1].nr = 22;
     t->group[0].mem_oom = 33;
     t->group[1].hugetlb[1].events = 44;
@@ -154,12 +160,13 @@ static void what_was_published_is_what_is_read(void)
     dh_group_touch(f.s, 0);
     dh_group_touch(f.s, 1);
     dh_group_touch(f.s, 1); /* twice is once */
-    f.s->head_dirty = true;
+    f.s->throttle_dirty = f.s->head_dirty = true;
     dh_publish(f.s);
     CHECK_INT(f.s->group_dirty_num, 0);
     fx_read(&f);
     CHECK_U64(fx_nodes(&f)[1].throttle_core, 11);
-    CHECK_U64(((const struct dh_pool *)(const void *)(fx_nodes(&f) + 2))[1].nr, 22);
+    CHECK_U64(fx_throttles(&f)[1].package, 55);
+    CHECK_U64(fx_pools(&f)[1].nr, 22);
     CHECK_U64(fx_groups(&f)[0].mem_oom, 33);
     CHECK_U64(fx_groups(&f)[1].hugetlb[1].events, 44);
     CHECK(!fx_woken(&f)); /* nothing that a rule sees changed */

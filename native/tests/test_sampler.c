@@ -206,7 +206,7 @@ static void unreadable_is_not_zero_and_is_not_absent(void)
         fx_pass(&f);
         CHECK(!fx_woken(&f)); /* it was said */
         CHECK(dh_sampler_floor(f.s, 0) >= 12);
-        CHECK_U64(f.head->descriptors, 7 + 4 + 5 + 3 + 3 - (rows[i].text ? 0 : 1));
+        CHECK_U64(f.head->descriptors, 8 + 4 + 5 + 3 + 3 - (rows[i].text ? 0 : 1));
 
         fx_symlink("nr.real", MM "/" KIB_2M "/nr_hugepages");
         fx_write("512\n", MM "/" KIB_2M "/nr.real");
@@ -558,6 +558,14 @@ static void throttle_write(int cpu, const char *core, const char *package)
     fx_write(package, CPU "/cpu%d/thermal_throttle/package_throttle_count", cpu);
 }
 
+static void throttle_remove(void)
+{
+    for (int cpu = 0; cpu < 4; cpu++) {
+        fx_dir(CPU "/cpu%d", cpu);
+        fx_remove(CPU "/cpu%d", cpu);
+    }
+}
+
 static void throttle_pass(struct fx *f)
 {
     fx_elapse(f, DH_NS);
@@ -652,6 +660,180 @@ static void a_lost_throttle_counter_fails_at_the_second_miss(void)
     CHECK(HAS(n->valid, DH_NODE_THROTTLE_CORE));
     CHECK_INT(state_of(&f, DH_SOURCE_THROTTLE), DH_STATE_OK);
     fx_close(&f);
+}
+
+static const struct dh_throttle *throttle_of(const struct fx *f, uint32_t cpu)
+{
+    static const struct dh_throttle none;
+
+    for (uint32_t i = 0; i < f->head->throttles; i++)
+        if (fx_throttles(f)[i].cpu == cpu)
+            return &fx_throttles(f)[i];
+    return &none;
+}
+
+/* A device may be two of a node's CPUs: the sum over the node cannot tell which were slow. */
+static void each_cpu_is_told_of_by_itself(void)
+{
+    struct fx f;
+    uint64_t reads;
+
+    throttle_remove();
+    for (int cpu = 0; cpu < 4; cpu += 2) /* 1 and 3 have no counters */
+        throttle_write(cpu, "100\n", "1000\n");
+    f = running();
+    CHECK_INT(f.head->throttles, 2);
+    CHECK_U64(throttle_of(&f, 2)->core, 0); /* growth since the start, as the node's */
+    throttle_write(0, "103\n", "1007\n");
+    throttle_write(2, "105\n", "1006\n");
+    throttle_pass(&f);
+    CHECK_INT(f.head->throttles, 2);
+    for (uint32_t i = 0; i < 2; i++) {
+        const struct dh_throttle *t = &fx_throttles(&f)[i];
+
+        CHECK_INT(t->cpu, 2 * i); /* by number */
+        CHECK_U64(t->core, i ? 5 : 3);
+        CHECK_U64(t->package, i ? 6 : 7);
+        CHECK(HAS(t->valid, DH_NODE_THROTTLE_CORE) && HAS(t->valid, DH_NODE_THROTTLE_PACKAGE));
+        CHECK_U64(t->valid, t->seen);
+    }
+    CHECK_U64(fx_pool(&f, 2048, DH_MACHINE)->nr, 512); /* what stands behind them is in its place */
+    fx_write("0-1,3\n", CPU "/online");
+    fx_write("2\n", CPU "/offline");
+    fx_remove(CPU "/cpu2/thermal_throttle");
+    throttle_pass(&f);
+    CHECK_U64(throttle_of(&f, 2)->core, 5); /* it keeps what it had */
+    CHECK(HAS(throttle_of(&f, 2)->valid, DH_NODE_THROTTLE_CORE));
+    machine_make();
+    throttle_write(1, "7\n", "7\n"); /* counters that come late find their place among the others */
+    throttle_write(2, "1\n", "1\n");
+    fx_elapse(&f, 10 * DH_NS);
+    fx_pass(&f);
+    CHECK_INT(f.head->throttles, 3);
+    for (uint32_t i = 0; i < 3; i++)
+        CHECK_INT(fx_throttles(&f)[i].cpu, i);
+    CHECK_U64(throttle_of(&f, 0)->core, 3);
+    CHECK_U64(throttle_of(&f, 1)->core, 0);
+    CHECK_U64(throttle_of(&f, 2)->core, 5);
+    reads = f.head->reads;
+    fx_pass(&f);
+    CHECK_U64(f.head->reads - reads, 2 + 5 + 3 + 3); /* nothing of it is read before a second is over */
+    fx_close(&f);
+    throttle_remove();
+}
+
+/* Neither of them is "no event". */
+static void a_cpu_whose_counter_is_lost_says_so_and_one_without_has_none(void)
+{
+    struct fx f;
+    const struct dh_throttle *t;
+
+    for (int cpu = 0; cpu < 4; cpu++)
+        throttle_write(cpu, "100\n", "1000\n");
+    fx_remove(CPU "/cpu0/thermal_throttle/package_throttle_count");
+    f = running();
+    t = throttle_of(&f, 0);
+    CHECK(HAS(t->valid, DH_NODE_THROTTLE_CORE) && !HAS(t->seen, DH_NODE_THROTTLE_PACKAGE));
+    throttle_write(1, "104\n", "1000\n");
+    throttle_pass(&f);
+    CHECK_U64(throttle_of(&f, 1)->core, 4);
+    fx_write("hot\n", CPU "/cpu1/thermal_throttle/core_throttle_count");
+    throttle_pass(&f);
+    t = throttle_of(&f, 1);
+    CHECK(!HAS(t->valid, DH_NODE_THROTTLE_CORE) && HAS(t->seen, DH_NODE_THROTTLE_CORE));
+    CHECK(HAS(t->valid, DH_NODE_THROTTLE_PACKAGE));
+    CHECK_U64(t->core, 0);
+    CHECK_INT(t->err, DH_EPARSE);
+    CHECK_U64(throttle_of(&f, 3)->valid, throttle_of(&f, 3)->seen);
+    throttle_write(1, "106\n", "1000\n");
+    throttle_pass(&f);
+    t = throttle_of(&f, 1);
+    CHECK_U64(t->core, 6); /* it counted on meanwhile */
+    CHECK_INT(t->err, 0);
+    fx_close(&f);
+    throttle_remove();
+}
+
+static void poke(struct fx *f)
+{
+    uint64_t one = 1;
+
+    fx_must(write(dh_sampler_pokefd(f->s), &one, sizeof(one)) == sizeof(one), "poke");
+}
+
+static uint64_t passes_of(struct fx *f)
+{
+    fx_read(f);
+    return f->head->passes;
+}
+
+/* The thread's next own pass is an hour away, and so are its listings. */
+static struct fx patient(void)
+{
+    struct dh_options o = fx_options();
+    struct fx f;
+
+    o.period_ns = o.sweep_ns = o.resync_ns = 3600 * DH_NS;
+    f = fx_open(&o, "/", wakes, sizeof(wakes) / sizeof(*wakes));
+    CHECK_INT(dh_sampler_start(f.s), 0);
+    EVENTUALLY(passes_of(&f) == 1);
+    CHECK(fx_woken(&f));
+    return f;
+}
+
+static void a_poke_is_a_pass_that_lists_nodes_and_pools_anew(void)
+{
+    struct fx f;
+    uint64_t opens, reads;
+
+    fx_remove(NODE "/node1");
+    fx_remove(CPU "/isolated");
+    f = patient();
+    CHECK_INT(f.head->nodes, 1);
+    CHECK_INT(f.head->pools, 2);
+    machine_make();
+    fx_write("0-7\n", CPU "/present"); /* plugged in, and not online yet */
+    fx_write("1\n", CPU "/cpu1/thermal_throttle/core_throttle_count");
+    poke(&f);
+    EVENTUALLY(passes_of(&f) == 2);
+    CHECK(fx_woken(&f));
+    CHECK_INT(f.head->nodes, 2);
+    CHECK_INT(f.head->pools, 3);
+    CHECK_U64(f.head->cpu_present[0], 0xff);
+    CHECK_U64(f.head->cpu_isolated[0], 8);
+    CHECK_U64(fx_node(&f, 1)->cpus[0], 0xc);
+    CHECK_INT(f.head->throttles, 1);
+    for (int i = 0; i < DH_SOURCE_THROTTLE; i++)
+        CHECK_INT(state_of(&f, i), DH_STATE_OK); /* to be told to look again is no failure */
+    poke(&f);
+    EVENTUALLY(passes_of(&f) == 3);
+    CHECK(!fx_woken(&f)); /* nothing new */
+    opens = f.head->opens;
+    reads = f.head->reads;
+    poke(&f);
+    EVENTUALLY(passes_of(&f) == 4);
+    CHECK(f.head->opens > opens);
+    CHECK(f.head->reads - reads > 2 + 5 + 3 + 3);
+    fx_close(&f);
+    fx_remove(CPU "/cpu1");
+    machine_make();
+}
+
+/* Who pokes for each of 10,000 memory blocks gets a pass per 10 ms, and one after the last poke. */
+static void many_pokes_are_few_passes(void)
+{
+    struct fx f = patient();
+    uint64_t begun = dh_now_ns(), most, before = f.head->passes;
+
+    for (int i = 0; i < 10000; i++)
+        poke(&f);
+    fx_write("0-5\n", CPU "/present");
+    poke(&f);
+    EVENTUALLY((fx_read(&f), f.head->cpu_present[0] == 0x3f));
+    most = (dh_now_ns() - begun) / (DH_NS / 100) + 2;
+    CHECK(f.head->passes - before <= most);
+    fx_close(&f);
+    machine_make();
 }
 
 static void every_bad_option_is_refused(void)
@@ -751,6 +933,10 @@ int main(void)
     throttling_is_growth_since_the_start();
     throttle_counters_start_anew_with_their_cpu();
     a_lost_throttle_counter_fails_at_the_second_miss();
+    each_cpu_is_told_of_by_itself();
+    a_cpu_whose_counter_is_lost_says_so_and_one_without_has_none();
+    a_poke_is_a_pass_that_lists_nodes_and_pools_anew();
+    many_pokes_are_few_passes();
     every_bad_option_is_refused();
     roots_have_200_bytes_at_most();
     return check_done("test_sampler");

@@ -235,6 +235,131 @@ static void test_keys(void)
         check_keys(&rows[i]);
 }
 
+#define SOME "some avg10=0.61 avg60=0.96 avg300=0.91 total=1589741918\n"
+#define FULL "full avg10=0.00 avg60=0.00 avg300=0.00 total=42\n"
+
+static void test_pressure(void)
+{
+    static const struct {
+        const char *text;
+        size_t n;
+        int code;
+        uint64_t some, full;
+    } rows[] = {
+        {TEXT(SOME FULL), 2, 1589741918, 42},
+        {TEXT(SOME), 1, 1589741918, 0}, /* cpu, before Linux 5.13 */
+        {TEXT("some avg10=100.00 avg60=99.99 avg300=7.12 total=18446744073709551615\n"), 1, UINT64_MAX, 0},
+        {TEXT("some avg10=0.00 avg60=0.00 avg300=0.00 total=0\n" FULL), 2, 0, 42},
+        {TEXT(""), DH_EPARSE, 0, 0},
+        {TEXT("\n"), DH_EPARSE, 0, 0},
+        {TEXT(FULL), DH_EPARSE, 0, 0},
+        {TEXT(FULL SOME), DH_EPARSE, 0, 0},
+        {TEXT(SOME SOME), DH_EPARSE, 0, 0},
+        {TEXT(SOME FULL FULL), DH_EPARSE, 0, 0},
+        {TEXT(SOME "\n"), DH_EPARSE, 0, 0},
+        {TEXT(SOME "full avg10=0.00 avg60=0.00 avg300=0.00 total=42"), DH_EPARSE, 0, 0}, /* torn */
+        {TEXT("some avg10=0.00 avg60=0.00 avg300=0.00 total=\n"), DH_EPARSE, 0, 0},
+        {TEXT("some avg10=0.00 avg60=0.00 avg300=0.00 total=1 \n"), DH_EPARSE, 0, 0},
+        {TEXT("some avg10=0.00 avg60=0.00 avg300=0.00 total=-1\n"), DH_EPARSE, 0, 0},
+        {TEXT("some avg10=0.00 avg60=0.00 avg300=0.00 stall=1\n"), DH_EPARSE, 0, 0},
+        {TEXT("some avg10=0.00 avg60=0.00 avg300=0.00 total=18446744073709551616\n"), DH_EPARSE, 0, 0},
+        {TEXT("some avg10= total=\n"), DH_EPARSE, 0, 0},
+        {TEXT("some total=1\n"), DH_EPARSE, 0, 0},
+    };
+
+    for (size_t i = 0; i < ROWS(rows); i++) {
+        char *text = check_copy(rows[i].text, rows[i].n);
+        uint64_t us[2] = {77, 77};
+
+        check_row = rows[i].text;
+        CHECK_INT(dh_text_pressure(text, rows[i].n, us), rows[i].code);
+        CHECK_U64(us[0], rows[i].code < 0 ? 77 : rows[i].some);
+        CHECK_U64(us[1], rows[i].code < 0 ? 77 : rows[i].full);
+        free(text);
+    }
+    check_row = "";
+}
+
+static void test_kib(void)
+{
+    static const struct {
+        const char *text;
+        size_t n;
+        int code;
+        uint64_t kib;
+    } rows[] = {
+        {TEXT("MemTotal:       32614536 kB\n"), 0, 32614536},
+        {TEXT("Node 0 MemTotal:       32614536 kB\n"), 0, 32614536},
+        {TEXT("Node 63 MemFree: 1 kB\nNode 63 MemTotal: 2 kB\nNode 63 MemTotal: 3 kB\n"), 0, 2},
+        {TEXT("HugePages_Total:       0\nMemTotal:0 kB\n"), 0, 0},
+        {TEXT("\n\nMemTotal: 18446744073709551615 kB\n"), 0, UINT64_MAX},
+        {TEXT("MemTotal: 18446744073709551616 kB\n"), DH_EPARSE, 0},
+        {TEXT("MemTotal: 32614536 kB"), DH_EPARSE, 0},
+        {TEXT("MemTotal: 3261"), DH_EPARSE, 0},
+        {TEXT("MemTotal: 3261\n"), DH_EPARSE, 0},
+        {TEXT("MemTotal: 3261 KB\n"), DH_EPARSE, 0},
+        {TEXT("MemTotal: 3261 kB \n"), DH_EPARSE, 0},
+        {TEXT("MemTotal: -1 kB\n"), DH_EPARSE, 0},
+        {TEXT("MemTotal:\n"), DH_EPARSE, 0},
+        {TEXT("MemTotal\n"), -ENOENT, 0},
+        {TEXT("MemTotals: 1 kB\n"), -ENOENT, 0},
+        {TEXT("XMemTotal: 1 kB\n"), -ENOENT, 0},
+        {TEXT("Node MemTotal: 1 kB\n"), -ENOENT, 0},
+        {TEXT("Node 0MemTotal: 1 kB\n"), -ENOENT, 0},
+        {TEXT("Node 0"), -ENOENT, 0},
+        {TEXT("Node 99999999999999999999 MemTotal: 1 kB\n"), -ENOENT, 0},
+        {TEXT(""), -ENOENT, 0},
+    };
+
+    for (size_t i = 0; i < ROWS(rows); i++) {
+        char *text = check_copy(rows[i].text, rows[i].n);
+        uint64_t kib = 77;
+
+        check_row = rows[i].text;
+        CHECK_INT(dh_text_kib(text, rows[i].n, "MemTotal", &kib), rows[i].code);
+        CHECK_U64(kib, rows[i].code ? 77 : rows[i].kib);
+        free(text);
+    }
+    check_row = "";
+}
+
+static void test_numbered(void)
+{
+    static const struct {
+        const char *name;
+        size_t n;
+        int code;
+        uint32_t number;
+    } rows[] = {
+        {TEXT("cpu0"), 0, 0},
+        {TEXT("cpu8191"), 0, 8191},
+        {TEXT("cpu4294967295"), 0, UINT32_MAX},
+        {TEXT("cpu4294967296"), -ENOENT, 0},
+        {TEXT("cpu18446744073709551616"), -ENOENT, 0},
+        {TEXT("cpu00"), -ENOENT, 0},
+        {TEXT("cpu012"), -ENOENT, 0},
+        {TEXT("cpu"), -ENOENT, 0},
+        {TEXT("cpu1\n"), -ENOENT, 0},
+        {TEXT("cpu1\0"), -ENOENT, 0},
+        {TEXT("cpu+1"), -ENOENT, 0},
+        {TEXT("cpufreq"), -ENOENT, 0},
+        {TEXT("xcpu1"), -ENOENT, 0},
+        {TEXT("cp"), -ENOENT, 0},
+        {TEXT(""), -ENOENT, 0},
+    };
+
+    for (size_t i = 0; i < ROWS(rows); i++) {
+        char *name = check_copy(rows[i].name, rows[i].n);
+        uint32_t number = 77;
+
+        check_row = rows[i].name;
+        CHECK_INT(dh_text_numbered(name, rows[i].n, "cpu", &number), rows[i].code);
+        CHECK_U64(number, rows[i].code ? 77 : rows[i].number);
+        free(name);
+    }
+    check_row = "";
+}
+
 static void test_hugepage_dir(void)
 {
     static const struct {
@@ -460,6 +585,9 @@ static void test_every_prefix(void)
         {TEXT(memory_events)},
         {TEXT("0-3,8,100-2000\n")},
         {TEXT("18446744073709551615\n")},
+        {TEXT(SOME FULL)},
+        {TEXT("Node 0 MemFree: 1 kB\nNode 0 MemTotal:       32614536 kB\n")},
+        {TEXT("cpu4294967295")},
         {TEXT("hugepages-1048576kB")},
         {TEXT("kubelet-kubepods-besteffort-pod" UID_ ".slice")},
         {TEXT("cri-containerd-" HEX64 ".scope")},
@@ -469,7 +597,8 @@ static void test_every_prefix(void)
         for (size_t n = 0; n <= rows[i].n; n++) {
             char *text = check_copy(rows[i].text, n);
             struct dh_text_key key = KEY("burst_usec");
-            uint64_t value, words[DH_CPU_WORDS];
+            uint64_t value, us[2], words[DH_CPU_WORDS];
+            uint32_t number;
             char uid[DH_UID_LEN], id[DH_NAME_LEN];
             int code;
 
@@ -479,6 +608,12 @@ static void test_every_prefix(void)
             CHECK(code == 0 || code == DH_EPARSE);
             code = dh_text_keys(text, n, &key, 1);
             CHECK(code == key.found || code == DH_EPARSE);
+            code = dh_text_pressure(text, n, us);
+            CHECK(code == 1 || code == 2 || code == DH_EPARSE);
+            code = dh_text_kib(text, n, "MemTotal", &value);
+            CHECK(code == 0 || code == -ENOENT || code == DH_EPARSE);
+            code = dh_text_numbered(text, n, "cpu", &number);
+            CHECK(code == 0 || code == -ENOENT);
             code = dh_text_hugepage_dir(text, n, &value);
             CHECK(code == 0 || code == -ENOENT);
             code = dh_text_pod(text, n, uid);
@@ -496,6 +631,9 @@ int main(void)
     test_limit();
     test_cpus();
     test_keys();
+    test_pressure();
+    test_kib();
+    test_numbered();
     test_hugepage_dir();
     test_hugetlb();
     test_pod();

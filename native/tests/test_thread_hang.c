@@ -1,11 +1,7 @@
-/*
- * A source that never returns. A FIFO without a writer is one: open(2) of it sleeps until one comes.
- */
-#include <poll.h>
-#include <sys/syscall.h>
-
+/* A source of the sampler that never returns. */
 #include "check.h"
 #include "fixture.h"
+#include "hung_fixture.h"
 
 #define CPUS "sys/devices/system/cpu/online"
 #define POOL "sys/kernel/mm/hugepages/hugepages-2048kB"
@@ -23,46 +19,9 @@ static struct fx started(void)
     return f;
 }
 
-/* How many threads of samplers there are, and how many of these sleep in openat(2). */
 static int samplers(bool asleep)
 {
-    DIR *tasks = opendir("/proc/self/task");
-    int n = 0;
-
-    for (struct dirent *d; (d = readdir(tasks));) {
-        char path[64], name[32] = "", call[64] = "";
-        int fd;
-
-        snprintf(path, sizeof(path), "/proc/self/task/%.16s/comm", d->d_name);
-        if ((fd = open(path, O_RDONLY | O_CLOEXEC)) < 0)
-            continue;
-        if (read(fd, name, sizeof(name) - 1) < 0)
-            *name = '\0'; /* it just ended */
-        close(fd);
-        snprintf(path, sizeof(path), "/proc/self/task/%.16s/syscall", d->d_name);
-        if ((fd = open(path, O_RDONLY | O_CLOEXEC)) < 0)
-            continue;
-        if (read(fd, call, sizeof(call) - 1) < 0)
-            *call = '\0';
-        close(fd);
-        /* "257 0x..." in a call, "running" else */
-        n += !strcmp(name, "dh-sampler\n") && (!asleep || (*call != 'r' && atoi(call) == SYS_openat));
-    }
-    closedir(tasks);
-    return n;
-}
-
-/* Let the open(2) return: a writer comes, and goes at once. The FIFO is moved out of the next one's way. */
-static void release(const char *fifo)
-{
-    char path[FX_PATH], aside[FX_PATH];
-    int fd = -1;
-
-    snprintf(path, sizeof(path), "%s/%s", fx_root, fifo);
-    snprintf(aside, sizeof(aside), "%s/aside", fx_root);
-    fx_must(!rename(path, aside), aside);
-    EVENTUALLY(fd >= 0 || (fd = open(aside, O_WRONLY | O_NONBLOCK | O_CLOEXEC)) >= 0);
-    close(fd);
+    return fx_threads("dh-sampler", asleep);
 }
 
 static void a_healthy_thread_ends_at_once(void)
@@ -106,7 +65,7 @@ static void a_hung_thread_is_left_behind(void)
     free(f.head);
     CHECK(samplers(true) == 1);
 
-    release(POOL "/free_hugepages"); /* now it ends by itself and frees all; LeakSanitizer sees to that */
+    fx_release(POOL "/free_hugepages"); /* now it ends by itself and frees all; LeakSanitizer sees to that */
     EVENTUALLY(samplers(false) == 0);
     CHECK_INT(fx_count("/proc/self/fd"), descriptors);
 }
@@ -130,7 +89,7 @@ static void the_beat_stands_still_and_what_was_read_stays(void)
     fx_read(&f);
     CHECK_U64(f.head->source[DH_SOURCE_HUGEPAGES].beat_ns, beat);
 
-    release(POOL "/free_hugepages");
+    fx_release(POOL "/free_hugepages");
     EVENTUALLY(dh_sampler_read(f.s, f.head, f.cap) > 0 && f.head->source[DH_SOURCE_HUGEPAGES].beat_ns > beat);
     fx_close(&f);
     CHECK_INT(fx_count("/proc/self/fd"), descriptors);
@@ -157,13 +116,13 @@ static void what_was_read_before_the_hang_is_published(void)
         ;
     fx_write("510\n", POOL "/nr_hugepages");
     fx_fifo("%s/cpu.stat", pod);
-    release("sys/devices/system/cpu/offline");
+    fx_release("sys/devices/system/cpu/offline");
     EVENTUALLY(dh_sampler_read(f.s, f.head, f.cap) > 0 && f.head->source[DH_SOURCE_HUGEPAGES].beat_ns > beat);
     CHECK_U64(fx_pool(&f, 2048, DH_MACHINE)->nr, 510);
     EVENTUALLY(samplers(true) == 1);
     fx_read(&f);
     CHECK(f.head->source[DH_SOURCE_CGROUPS].beat_ns < f.head->source[DH_SOURCE_HUGEPAGES].beat_ns);
-    release("cg/kubepods/pod0b2c8a51-6c4c-4b0e-9d2f-2d0a3a9c1e11/cpu.stat");
+    fx_release("cg/kubepods/pod0b2c8a51-6c4c-4b0e-9d2f-2d0a3a9c1e11/cpu.stat");
     fx_close(&f);
     fx_remove("cg");
     EVENTUALLY(samplers(false) == 0);

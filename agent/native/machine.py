@@ -1,0 +1,263 @@
+"""The thread that watches what seldom changes in a machine: opened, started, read and stopped; its records.
+
+Owns the thread. Does not decide anything about what it reads.
+"""
+
+import errno
+import os
+import struct
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final, Generic, TypeVar
+
+from agent.errors import ConfigError, ProbeError
+from agent.model.machine import CoreSample, DimmSample, MachineSample, NumaSample, PressureSample
+from agent.model.reading import Absence, Missing, Reading, error_text
+from agent.model.source import SourceSample
+from agent.model.time import NS
+from agent.native._core import ffi, lib
+from agent.native.records import ABSENT, SOURCE_STATES
+
+_WORDS: Final = 1 << 11  # of the buffer at first: 16 KiB hold a machine with 64 CPUs
+_HEAD_SIZE: Final = ffi.sizeof("struct dh_machine_head")
+_DIMM: Final = struct.Struct(f"=QQIIiIQQ{lib.DH_LABEL_LEN}s{lib.DH_LABEL_LEN}s")
+_NUMA: Final = struct.Struct("=QQIi4Q")
+_CORE: Final = struct.Struct("=QQIi5Q")
+
+for _layout, _record in ((_DIMM, "dimm"), (_NUMA, "numa"), (_CORE, "core")):
+    if _layout.size != ffi.sizeof(f"struct dh_{_record}"):
+        raise ImportError(
+            f"struct dh_{_record} has {ffi.sizeof(f'struct dh_{_record}')} bytes, not {_layout.size}"
+        )
+
+_SOURCE_NAMES: Final = {
+    lib.DH_MACHINE_EDAC: "edac",
+    lib.DH_MACHINE_MEMORY: "memory",
+    lib.DH_MACHINE_CORES: "cores",
+    lib.DH_MACHINE_PRESSURE: "pressure",
+}
+
+S = TypeVar("S")
+
+
+def field_name(field: int) -> str:
+    """The kernel's name of what a field of the machine's records is read from."""
+    name = lib.dh_machine_field_name(field)
+    return f"field {field}" if name == ffi.NULL else ffi.string(name).decode()
+
+
+class Machine:
+    """One watch over the machine.
+
+    Args:
+        sysfs_root: ``/sys``, or a tree like it.
+        procfs_root: ``/proc``, likewise.
+        wake_fd: An eventfd, to stay open until :meth:`stop`. Becomes readable when there is something new.
+        period_ns: How often memory controllers are asked: 10 ms to 1 h.
+        slow_ns: How often memory and pressure are; at least a period.
+        rare_ns: How often what is dear to read; at least ``slow_ns``.
+
+    Raises:
+        ConfigError: a time is out of range, or a root too long.
+        ProbeError: the kernel refused descriptors or memory.
+    """
+
+    def __init__(
+        self,
+        sysfs_root: Path,
+        procfs_root: Path,
+        wake_fd: int,
+        period_ns: int = NS,
+        slow_ns: int = 10 * NS,
+        rare_ns: int = 60 * NS,
+    ) -> None:
+        options = ffi.new(
+            "struct dh_machine_options *",
+            {
+                "size": ffi.sizeof("struct dh_machine_options"),
+                "version": lib.DH_VERSION,
+                "period_ns": period_ns,
+                "slow_ns": slow_ns,
+                "rare_ns": rare_ns,
+            },
+        )
+        out = ffi.new("struct dh_machine **")
+        roots = (os.fsencode(sysfs_root), os.fsencode(procfs_root))
+        code = lib.dh_machine_open(options, *roots, wake_fd, out)
+        if code == -errno.EINVAL:
+            times = ", ".join(f"{ns / NS:g} s" for ns in (period_ns, slow_ns, rare_ns))
+            raise ConfigError(f"machine: periods {times}: the first is not in 10 ms to 1 h, or they fall")
+        if code == -errno.ENAMETOOLONG:
+            longest = max(roots, key=len)
+            raise ConfigError(f"root {os.fsdecode(longest)!r} is {len(longest)} bytes, limit 200")
+        if code:
+            raise ProbeError(f"machine: {os.strerror(-code) if -code < 4096 else f'code {code}'}")
+        self._wake_fd = wake_fd
+        self._machine = out[0]
+        self._buffer = ffi.new("uint64_t[]", _WORDS)
+        self._decoder = Decoder()
+        self._last: MachineSample | None = None
+
+    def start(self) -> None:
+        """Start the thread; its first pass begins at once."""
+        code = lib.dh_machine_start(self._machine)
+        if code:
+            raise ProbeError(f"machine thread: {os.strerror(-code)}")
+
+    def pokeno(self) -> int:
+        """The descriptor that others write to when CPUs, memory or NUMA nodes have changed."""
+        return int(lib.dh_machine_pokefd(self._machine))
+
+    def read(self) -> MachineSample | None:
+        """The newest whole publication, or None before :meth:`start`.
+
+        A source whose first pass has not ended is starting. If the writer is held up in the middle of a
+        copy, the last that was whole, and a wake to read again.
+        """
+        used = lib.dh_machine_read(self._machine, self._buffer, ffi.sizeof(self._buffer))
+        while used == -errno.ENOSPC:
+            whole = int(lib.dh_machine_size(self._machine))
+            self._buffer = ffi.new("uint64_t[]", min(2 * ffi.sizeof(self._buffer), whole + 8) // 8)
+            used = lib.dh_machine_read(self._machine, self._buffer, ffi.sizeof(self._buffer))
+        if used == lib.DH_ETORN:
+            os.eventfd_write(self._wake_fd, 1)  # what the last wake was for may not have been read
+        elif used >= 0:
+            self._last = self._decoder.sample(ffi.buffer(self._buffer, used)[:])
+        return self._last
+
+    def run_pass(self) -> None:
+        """One pass on this thread, instead of :meth:`start`. For benchmarks and tests."""
+        if lib.dh_machine_pass(self._machine):
+            raise ProbeError("machine: its own thread runs")
+
+    def stop(self, timeout_s: float) -> bool:
+        """End the thread. False if it hangs in the kernel: then it is left behind, and harmless."""
+        machine, self._machine = self._machine, ffi.NULL
+        return machine == ffi.NULL or int(lib.dh_machine_stop(machine, int(timeout_s * NS))) == 0
+
+
+class Decoder:
+    """Turns copies of the core's tables into samples. Equal bytes keep their sample."""
+
+    def __init__(self) -> None:
+        self._dimms = _Table(_DIMM, _dimm, _dimm_key)
+        self._numa = _Table(_NUMA, _numa, lambda numa: (numa.node,))
+        self._cores = _Table(_CORE, _core, lambda core: (core.cpu,))
+
+    def sample(self, data: bytes) -> MachineSample:
+        """One copy, as ``dh_machine_read()`` made it."""
+        head = ffi.from_buffer("struct dh_machine_head *", data)
+        numa_at = _HEAD_SIZE + head.dimms * _DIMM.size
+        cores_at = numa_at + head.numas * _NUMA.size
+
+        def one(value: int, field: int) -> Reading:
+            return _reading(value, field, head.valid, head.seen, head.err)
+
+        return MachineSample(
+            dimms=self._dimms.samples(data[_HEAD_SIZE:numa_at]),
+            numa=self._numa.samples(data[numa_at:cores_at]),
+            cores=self._cores.samples(data[cores_at:]),
+            pressure=PressureSample(
+                cpu_some=one(head.psi_cpu_some_us, lib.DH_PSI_CPU),
+                memory_some=one(head.psi_memory_some_us, lib.DH_PSI_MEMORY),
+                memory_full=one(head.psi_memory_full_us, lib.DH_PSI_MEMORY),
+                io_some=one(head.psi_io_some_us, lib.DH_PSI_IO),
+                io_full=one(head.psi_io_full_us, lib.DH_PSI_IO),
+                triggers=head.triggers,
+            ),
+            nodes_online=one(head.nodes_online, lib.DH_NODES_ONLINE),
+            nodes_memory=one(head.nodes_memory, lib.DH_NODES_MEMORY),
+            corrupted_kib=one(head.corrupted_kib, lib.DH_MEM_CORRUPTED),
+            surplus_failed=one(head.surplus_failed, lib.DH_SURPLUS_FAILED),
+            smt_active=one(head.smt_active, lib.DH_SMT_ACTIVE),
+            sources=tuple(_source(head.source[i], name) for i, name in _SOURCE_NAMES.items()),
+        )
+
+
+class _Table(Generic[S]):
+    """Records of one kind, in any order; their samples in that of a key."""
+
+    def __init__(
+        self,
+        layout: struct.Struct,
+        decode: Callable[[tuple[Any, ...]], S],
+        key: Callable[[S], tuple[int, ...]],
+    ) -> None:
+        self._layout = layout
+        self._decode = decode
+        self._key = key
+        self._data = b""
+        self._known: list[tuple[bytes, S]] = []
+        self._samples: tuple[S, ...] = ()
+
+    def samples(self, data: bytes) -> tuple[S, ...]:
+        if data == self._data:
+            return self._samples
+        size = self._layout.size
+        for slot, at in enumerate(range(0, len(data), size)):
+            raw = data[at : at + size]
+            if slot == len(self._known):
+                self._known.append((raw, self._decode(self._layout.unpack(raw))))
+            elif self._known[slot][0] != raw:
+                self._known[slot] = (raw, self._decode(self._layout.unpack(raw)))
+        self._data = data
+        self._samples = tuple(sorted((sample for _, sample in self._known), key=self._key))
+        return self._samples
+
+
+def _reading(value: int, field: int, valid: int, seen: int, err: int) -> Reading:
+    if valid >> field & 1:
+        return value
+    return Missing(Absence.UNREADABLE, err) if seen >> field & 1 else ABSENT
+
+
+def _dimm(raw: tuple[Any, ...]) -> DimmSample:
+    valid, seen, controller, dimm, err, _, correctable, uncorrectable, label, location = raw
+    return DimmSample(
+        controller=controller,
+        dimm=None if dimm == lib.DH_CONTROLLER else dimm,
+        label=_text(label),
+        location=_text(location),
+        correctable=_reading(correctable, lib.DH_DIMM_CE, valid, seen, err),
+        uncorrectable=_reading(uncorrectable, lib.DH_DIMM_UE, valid, seen, err),
+    )
+
+
+def _dimm_key(dimm: DimmSample) -> tuple[int, int]:
+    return (dimm.controller, -1 if dimm.dimm is None else dimm.dimm)
+
+
+def _numa(raw: tuple[Any, ...]) -> NumaSample:
+    valid, seen, node, err, total_kib, poisoned, blocks, blocks_offline = raw
+    return NumaSample(
+        node=node,
+        total_kib=_reading(total_kib, lib.DH_NUMA_TOTAL, valid, seen, err),
+        poisoned=_reading(poisoned, lib.DH_NUMA_POISONED, valid, seen, err),
+        blocks=_reading(blocks, lib.DH_NUMA_BLOCKS, valid, seen, err),
+        blocks_offline=_reading(blocks_offline, lib.DH_NUMA_BLOCKS, valid, seen, err),
+    )
+
+
+def _core(raw: tuple[Any, ...]) -> CoreSample:
+    valid, seen, cpu, err, *values = raw
+    # the members stand in the order of their fields
+    return CoreSample(
+        cpu, *(_reading(value, lib.DH_CORE_CORE + i, valid, seen, err) for i, value in enumerate(values))
+    )
+
+
+def _text(padded: bytes) -> str:
+    return padded.rstrip(b"\0").decode("ascii")
+
+
+def _source(src: Any, name: str) -> SourceSample:
+    return SourceSample(
+        name=name,
+        state=SOURCE_STATES[src.state],
+        beat_ns=src.beat_ns,
+        period_ns=src.period_ns,
+        failures=src.failures,
+        detail=f"{field_name(src.err_field)}: {error_text(src.err)}" if src.err else "",
+        passes=src.passes,
+        vital=False,  # a machine without these is watched in all else
+    )

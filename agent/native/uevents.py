@@ -1,0 +1,153 @@
+"""The listener to the kernel's device events: opened, started, read and stopped. And watches of directories.
+
+Owns the thread. What an event means is its reader's business.
+"""
+
+import os
+import struct
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from agent.errors import ProbeError
+from agent.model.reading import error_text
+from agent.model.source import SourceSample, SourceState
+from agent.model.time import NS
+from agent.model.uevent import Action, Subsystem, Uevent, UeventSample
+from agent.native._core import ffi, lib
+from agent.native.records import SOURCE_STATES
+
+_HEAD_SIZE: Final = ffi.sizeof("struct dh_uevents_head")
+_ENTRY: Final = struct.Struct(f"=II3Q{lib.DH_UEVENT_PATH}s{lib.DH_UEVENT_NAME}s")
+_SUBSYSTEMS: Final = {getattr(lib, f"DH_SUBSYSTEM_{one.name}"): one for one in Subsystem}
+_ACTIONS: Final = {getattr(lib, f"DH_ACTION_{one.name}"): one for one in Action}
+_DEAF: Final = "the kernel sends no device events into this network namespace (a user namespace's)"
+_BY_TIME: Final = "; looked at by time instead"
+
+if _ENTRY.size != ffi.sizeof("struct dh_uevent"):
+    raise ImportError(f"struct dh_uevent has {ffi.sizeof('struct dh_uevent')} bytes, not {_ENTRY.size}")
+
+
+class Uevents:
+    """One listener, in the network namespace of the thread that starts it.
+
+    Args:
+        wake_fd: An eventfd, to stay open until :meth:`stop`. Becomes readable when there is something new.
+        pokes: Eventfds of those who read CPUs, memory and NUMA nodes from files, at most 4. Written to when
+            one of these came, went or changed, or events were lost. Duplicated.
+
+    Raises:
+        ProbeError: the kernel refused descriptors or memory.
+    """
+
+    def __init__(self, wake_fd: int, pokes: Sequence[int] = ()) -> None:
+        out = ffi.new("struct dh_uevents **")
+        code = lib.dh_uevents_open(wake_fd, list(pokes), len(pokes), out)
+        if code:
+            raise ProbeError(f"device events: {os.strerror(-code)}")
+        self._wake_fd = wake_fd
+        self._uevents = out[0]
+        self._size: int = lib.dh_uevents_size(self._uevents)
+        self._buffer = ffi.new("uint64_t[]", self._size // 8)
+        self._known: list[tuple[bytes, Uevent]] = []
+        self._last: UeventSample | None = None
+
+    def start(self) -> None:
+        """Start the thread. What happens before it listens is not heard."""
+        code = lib.dh_uevents_start(self._uevents)
+        if code:
+            raise ProbeError(f"device events' thread: {os.strerror(-code)}")
+
+    def read(self) -> UeventSample | None:
+        """The newest whole publication, or None before :meth:`start`.
+
+        If the writer is held up in the middle of a copy, the last that was whole, and a wake to read again.
+        """
+        used = lib.dh_uevents_read(self._uevents, self._buffer, self._size)
+        if used == lib.DH_ETORN:
+            os.eventfd_write(self._wake_fd, 1)  # what the last wake was for may not have been read
+        elif used >= 0:
+            self._last = self._sample(ffi.buffer(self._buffer, used)[:])
+        return self._last
+
+    def stop(self, timeout_s: float) -> bool:
+        """End the thread. False if it hangs in the kernel: then it is left behind, and harmless."""
+        uevents, self._uevents = self._uevents, ffi.NULL
+        return uevents == ffi.NULL or int(lib.dh_uevents_stop(uevents, int(timeout_s * NS))) == 0
+
+    def _sample(self, data: bytes) -> UeventSample:
+        head = ffi.from_buffer("struct dh_uevents_head *", data)
+        for slot, at in enumerate(range(_HEAD_SIZE, len(data), _ENTRY.size)):
+            raw = data[at : at + _ENTRY.size]
+            if slot == len(self._known):
+                self._known.append((raw, _uevent(raw)))
+            elif self._known[slot][0] != raw:
+                self._known[slot] = (raw, _uevent(raw))
+        return UeventSample(
+            events=tuple(sorted((event for _, event in self._known), key=lambda event: event.last_ns)),
+            source=_source(head),
+            changes={subsystem: head.changes[i] for i, subsystem in _SUBSYSTEMS.items()},
+            lost=head.lost,
+            foreign=head.foreign,
+        )
+
+
+def watch_directory(path: Path) -> int:
+    """An inotify descriptor that becomes readable when something in a directory has changed.
+
+    A file that is being written counts when it is closed, a link only when it was moved there. The
+    descriptor does not block, and is the caller's to close. What is read from it says nothing: read until
+    there is no more, then look at the directory. When the directory itself goes, it is readable a last time.
+
+    Raises:
+        ProbeError: there is no such directory, or no watch to be had.
+    """
+    fd: int = lib.dh_directory_watch(os.fsencode(path))
+    if fd < 0:
+        raise ProbeError(f"{path}: {os.strerror(-fd)}")
+    return fd
+
+
+def _source(head: Any) -> SourceSample:
+    state = SOURCE_STATES[head.state]
+    return SourceSample(
+        name="uevents",
+        state=state,
+        beat_ns=head.beat_ns,
+        period_ns=head.period_ns,
+        failures=head.failures,
+        detail=_detail(head) + (_BY_TIME if state is SourceState.ABSENT else ""),
+        passes=head.passes,
+        vital=False,  # all that events tell is looked at by time as well
+    )
+
+
+def _detail(head: Any) -> str:
+    """Why it is absent, the last failure, or what was not heard; empty if nothing."""
+    if head.err:
+        return f"socket of device events: {error_text(head.err)}"
+    if head.deaf:
+        return _DEAF
+    parts = [
+        (head.lost, "times the kernel had to throw events away"),
+        (head.malformed, "events were not understood"),
+    ]
+    return ", ".join(f"{count} {what}" for count, what in parts if count)
+
+
+def _uevent(raw: bytes) -> Uevent:
+    subsystem, action, times, last_ns, _, path, driver = _ENTRY.unpack(raw)
+    text = _text(path)
+    return Uevent(
+        subsystem=_SUBSYSTEMS[subsystem],
+        action=_ACTIONS[action],
+        path=text,
+        name=text.rpartition("/")[2],
+        driver=_text(driver),
+        times=times,
+        last_ns=last_ns,
+    )
+
+
+def _text(padded: bytes) -> str:
+    return padded.rstrip(b"\0").decode("ascii")

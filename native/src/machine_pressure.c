@@ -1,0 +1,119 @@
+/*
+ * machine_pressure.c - how long tasks have waited for CPUs, memory and storage.
+ *
+ * Source: /proc/pressure/{cpu,memory,io}, absent where the kernel was built or booted without PSI.
+ *
+ * The files are read now and then; that memory or storage held up everybody for a twentieth of two seconds
+ * the kernel tells at once, if it grants a trigger (Documentation/accounting/psi.rst). That costs nothing
+ * while nobody waits. CPUs have none: on the whole machine not all tasks can wait for a CPU.
+ */
+#include <errno.h>
+#include <fcntl.h>
+#include <linux/magic.h>
+#include <poll.h>
+#include <string.h>
+#include <sys/vfs.h>
+#include <unistd.h>
+
+#include "machine.h"
+#include "text.h"
+
+/* Threshold and window [us]. Without CAP_SYS_RESOURCE a window is a multiple of 2 s. */
+static const char trigger[] = "full 100000 2000000";
+
+static const struct {
+    const char *name;
+    enum dh_machine_field field;
+    size_t some, full; /* offsets in the head; full 0: there is none, or it means nothing */
+} files[DH_MACHINE_TRIGGERS] = {
+    { "cpu", DH_PSI_CPU, offsetof(struct dh_machine_head, psi_cpu_some_us), 0 },
+    { "memory", DH_PSI_MEMORY, offsetof(struct dh_machine_head, psi_memory_some_us),
+      offsetof(struct dh_machine_head, psi_memory_full_us) },
+    { "io", DH_PSI_IO, offsetof(struct dh_machine_head, psi_io_some_us),
+      offsetof(struct dh_machine_head, psi_io_full_us) },
+};
+
+static uint64_t *member(struct dh_machine *m, size_t offset)
+{
+    return (uint64_t *)(void *)((char *)&m->work.head + offset);
+}
+
+static void file_read(struct dh_machine *m, int which)
+{
+    const struct dh_machine_record head = dh_machine_head_record(m, DH_MACHINE_PRESSURE);
+    uint64_t us[2] = { 0, 0 };
+    char text[256];
+    int64_t n = dh_machine_text(m, DH_ROOT_PROCFS, text, sizeof(text), "pressure/%s", files[which].name);
+
+    if (n == -EOPNOTSUPP)
+        n = -ENOENT; /* booted with psi=0 */
+    if (n >= 0)
+        n = dh_text_pressure(text, (size_t)n, us);
+    if (n == 1 && files[which].full)
+        n = DH_EPARSE;
+    dh_machine_put(m, &head, files[which].field, member(m, files[which].some), dh_machine_err(n), us[0]);
+    if (files[which].full) /* of the same read: valid if the other is, and 0 if it is not */
+        *member(m, files[which].full) = us[1];
+}
+
+static void all_read(struct dh_machine *m)
+{
+    const struct dh_machine_head *head = &m->work.head;
+    uint64_t all = 0;
+
+    for (int i = 0; i < DH_MACHINE_TRIGGERS; i++) {
+        file_read(m, i);
+        all |= DH_MACHINE_BIT(files[i].field);
+    }
+    dh_machine_state(m, DH_MACHINE_PRESSURE, head->seen & all, head->seen & ~head->valid & all);
+}
+
+/*
+ * Ask the kernel to tell. A refusal (EPERM, EACCES, EROFS, EINVAL) is no failure: the file is read all the
+ * same. On a file that is none of the kernel's the write would succeed, and mean nothing.
+ */
+static int trigger_open(const struct dh_machine *m, int which)
+{
+    char path[32] = "pressure/";
+    struct statfs fs;
+    int fd;
+
+    strcat(path, files[which].name);
+    fd = openat(m->root[DH_ROOT_PROCFS].fd, path, O_RDWR | O_NONBLOCK | O_CLOEXEC);
+    if (fd < 0)
+        return -1;
+    if (!fstatfs(fd, &fs) && fs.f_type == PROC_SUPER_MAGIC &&
+        write(fd, trigger, sizeof(trigger)) == sizeof(trigger)) /* with its NUL, which the kernel wants */
+        return fd;
+    close(fd);
+    return -1;
+}
+
+static void triggers_count(struct dh_machine *m)
+{
+    m->work.head.triggers = 0;
+    for (int i = 0; i < DH_MACHINE_TRIGGERS; i++)
+        m->work.head.triggers += m->trigger[i] >= 0;
+}
+
+void dh_machine_pressure_pass(struct dh_machine *m)
+{
+    for (int i = 0; m->rare && i < DH_MACHINE_TRIGGERS; i++)
+        if (m->trigger[i] < 0 && files[i].full)
+            m->trigger[i] = trigger_open(m, i);
+    triggers_count(m);
+    all_read(m);
+}
+
+bool dh_machine_pressure_fired(struct dh_machine *m, int which, short revents)
+{
+    if (revents & (POLLERR | POLLNVAL)) { /* it would not keep silent; the next rare pass asks for another */
+        close(m->trigger[which]);
+        m->trigger[which] = -1;
+        triggers_count(m);
+        return false;
+    }
+    all_read(m);
+    m->wake = true;
+    return true;
+}

@@ -1,0 +1,64 @@
+/*
+ * uevent_socket.c - where device events come from: the kernel's netlink socket, and whether it says anything.
+ *
+ * Events of devices go to the network namespaces of the initial user namespace, and to no other: a container
+ * with a user namespace of its own has a socket, and silence (uevent_net_init() in lib/kobject_uevent.c).
+ */
+#include <errno.h>
+#include <fcntl.h>
+#include <linux/netlink.h>
+#include <linux/nsfs.h>
+#include <sys/ioctl.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "uevents.h"
+
+#define GROUP_KERNEL 1                /* group 2 is udevd's */
+#define ROOM_BYTES (8 * 1024 * 1024)  /* some 20,000 events: the kernel doubles it, and counts 830 for each */
+#define INITIAL_USERNS 0xeffffffdu    /* PROC_USER_INIT_INO in include/linux/proc_ns.h */
+
+/*
+ * As much room as there may be, which is a limit and costs nothing while it is empty. Without CAP_NET_ADMIN
+ * net.core.rmem_max holds: 208 KiB by default, some 500 events. What does not fit is told as a loss.
+ */
+static void room_make(int fd)
+{
+    int bytes = ROOM_BYTES;
+
+    if (setsockopt(fd, SOL_SOCKET, SO_RCVBUFFORCE, &bytes, sizeof(bytes)))
+        (void)setsockopt(fd, SOL_SOCKET, SO_RCVBUF, &bytes, sizeof(bytes));
+}
+
+int dh_uevent_socket(void)
+{
+    struct sockaddr_nl address = { .nl_family = AF_NETLINK, .nl_groups = GROUP_KERNEL };
+    int fd = socket(AF_NETLINK, SOCK_DGRAM | SOCK_NONBLOCK | SOCK_CLOEXEC, NETLINK_KOBJECT_UEVENT);
+    int err;
+
+    if (fd < 0)
+        return -errno;
+    room_make(fd);
+    if (bind(fd, (const struct sockaddr *)&address, sizeof(address))) {
+        err = -errno;
+        close(fd);
+        return err;
+    }
+    return fd;
+}
+
+/* Not told to whoever is in a child of the owner's namespace (EPERM), nor by kernels before 4.9. */
+bool dh_uevent_deaf(void)
+{
+    int net = open("/proc/thread-self/ns/net", O_RDONLY | O_CLOEXEC);
+    int owner = net < 0 ? -1 : ioctl(net, NS_GET_USERNS);
+    struct stat st;
+    bool deaf = owner >= 0 && !fstat(owner, &st) && st.st_ino != INITIAL_USERNS;
+
+    if (owner >= 0)
+        close(owner);
+    if (net >= 0)
+        close(net);
+    return deaf;
+}

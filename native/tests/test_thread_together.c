@@ -1,0 +1,219 @@
+/*
+ * The sampler, the machine's thread, that of device events and the kernel log's as an agent has them: one
+ * eventfd for all, and a device event that pokes two of them. Who looks only when that eventfd says so misses
+ * nothing, and while all four publish as fast as they can no two of them touch the same memory.
+ */
+#include <signal.h>
+
+#include "check.h"
+#include "machine_fixture.h"
+#include "uevent_fixture.h"
+
+#define ROUNDS 12
+#define POOL "sys/kernel/mm/hugepages/hugepages-2048kB/nr_hugepages"
+#define ERRORS "sys/devices/system/edac/mc/mc0/ue_count"
+#define PATTERN "round %d"
+
+static struct dh_sampler *sampler;
+static struct dh_machine *machine;
+static struct dh_uevents *uevents;
+static struct dh_kmsg *kmsg;
+static int log_fd;
+static _Atomic bool over;
+
+/* A reader's copies. */
+struct copies {
+    struct fx node;
+    struct mx machine;
+    struct dh_uevents_head *uevents;
+    struct dh_log *log;
+};
+
+static void *buffer(size_t size)
+{
+    void *copy = aligned_alloc(8, size);
+
+    fx_must(copy != NULL, "aligned_alloc");
+    return copy;
+}
+
+static struct copies copies_make(void)
+{
+    return (struct copies){
+        .node = { sampler, buffer(dh_sampler_size(sampler) + 8), dh_sampler_size(sampler) },
+        .machine = { machine, buffer(dh_machine_size(machine)), dh_machine_size(machine), -1 },
+        .uevents = buffer(dh_uevents_size(uevents)),
+        .log = buffer(dh_kmsg_size(kmsg)),
+    };
+}
+
+static void copies_free(struct copies *c)
+{
+    free(c->node.head);
+    free(c->machine.head);
+    free(c->uevents);
+    free(c->log);
+}
+
+static bool is_whole(int64_t used)
+{
+    return used > 0 || used == DH_ETORN; /* and then it is asked again */
+}
+
+static bool look(struct copies *c)
+{
+    return is_whole(dh_sampler_read(sampler, c->node.head, c->node.cap)) &&
+           is_whole(dh_machine_read(machine, c->machine.head, c->machine.cap)) &&
+           is_whole(dh_uevents_read(uevents, c->uevents, dh_uevents_size(uevents))) &&
+           is_whole(dh_kmsg_read(kmsg, c->log, dh_kmsg_size(kmsg)));
+}
+
+/* What was read of each is of this round. */
+static bool has_seen(const struct copies *c, uint64_t round)
+{
+    return fx_pool(&c->node, 2048, DH_MACHINE)->nr == round &&
+           mx_dimm(&c->machine, 0, DH_CONTROLLER)->ue == round &&
+           c->uevents->changes[DH_SUBSYSTEM_MEMORY] >= round && c->log->matched == round;
+}
+
+static bool is_listening(const struct copies *c)
+{
+    return c->node.head->passes && c->machine.head->source[DH_MACHINE_PRESSURE].passes &&
+           c->uevents->state != DH_STATE_STARTING;
+}
+
+/* Passes an hour apart: only a poke makes another. */
+static void all_open(void)
+{
+    const struct dh_kmsg_options log = { .size = sizeof(log), .version = DH_VERSION };
+    static const struct dh_wake wakes[] = { { .field = DH_POOL_NR, .mode = DH_WAKE_CHANGE } };
+    struct dh_machine_options rare = mx_options();
+    struct dh_options o = fx_options();
+    char sysfs[FX_PATH], procfs[FX_PATH], path[FX_PATH];
+    int wake_fd;
+
+    snprintf(sysfs, sizeof(sysfs), "%s/sys", fx_root);
+    snprintf(procfs, sizeof(procfs), "%s/proc", fx_root);
+    snprintf(path, sizeof(path), "%s/kmsg", fx_root);
+    o.period_ns = o.sweep_ns = o.resync_ns = 3600 * DH_NS;
+    rare.period_ns = rare.slow_ns = rare.rare_ns = 3600 * DH_NS;
+    fx_must(!dh_sampler_open(&o, sysfs, sysfs, "/", wakes, 1, &sampler), "dh_sampler_open");
+    wake_fd = dh_sampler_eventfd(sampler);
+    fx_must(!dh_machine_open(&rare, sysfs, procfs, wake_fd, &machine), "dh_machine_open");
+    fx_must(!dh_uevents_open(wake_fd, (int[]){ dh_sampler_pokefd(sampler), dh_machine_pokefd(machine) }, 2,
+                             &uevents), "dh_uevents_open");
+    fx_must(!dh_kmsg_open(&log, path, PATTERN, sizeof(PATTERN), wake_fd, &kmsg), "dh_kmsg_open");
+}
+
+static void all_start(void)
+{
+    char path[FX_PATH];
+
+    CHECK_INT(dh_sampler_start(sampler), 0);
+    CHECK_INT(dh_machine_start(machine), 0);
+    CHECK_INT(dh_uevents_start(uevents), 0);
+    CHECK_INT(dh_kmsg_start(kmsg), 0);
+    snprintf(path, sizeof(path), "%s/kmsg", fx_root);
+    log_fd = open(path, O_WRONLY | O_CLOEXEC);
+    fx_must(log_fd >= 0, path);
+}
+
+/* The sampler last: the eventfd is its own, and the others have theirs. */
+static void all_stop(void)
+{
+    CHECK_INT(dh_sampler_stop(sampler, 5 * DH_NS), 0);
+    CHECK_INT(dh_kmsg_stop(kmsg, 5 * DH_NS), 0);
+    CHECK_INT(dh_uevents_stop(uevents, 5 * DH_NS), 0);
+    CHECK_INT(dh_machine_stop(machine, 5 * DH_NS), 0);
+    close(log_fd);
+}
+
+static void change_all(uint64_t round)
+{
+    char text[64];
+    int n;
+
+    snprintf(text, sizeof(text), "%" PRIu64 "\n", round);
+    fx_write(text, POOL);
+    fx_write(text, ERRORS);
+    n = snprintf(text, sizeof(text), "6,%" PRIu64 ",0,-;round %" PRIu64 "\n", round, round);
+    fx_must(write(log_fd, text, (size_t)n) == n, "kmsg");
+    ue_inject("online", "/devices/system/memory/memory32", "memory", "");
+}
+
+/* Look when the eventfd says so, and not otherwise. False if it says no more, and something was missed. */
+static bool follows(struct copies *c, bool (*done)(const struct copies *c, uint64_t round), uint64_t round)
+{
+    struct pollfd woken = { .fd = dh_sampler_eventfd(sampler), .events = POLLIN };
+    uint64_t times;
+
+    while (!done(c, round))
+        if (poll(&woken, 1, 10000) <= 0 || read(woken.fd, &times, sizeof(times)) < 0 || !look(c))
+            return false;
+    return true;
+}
+
+static bool are_listening(const struct copies *c, uint64_t round)
+{
+    (void)round;
+    return is_listening(c);
+}
+
+static void *reader_main(void *arg)
+{
+    struct copies c = copies_make();
+    bool *ok = arg;
+
+    for (*ok = true; *ok && !atomic_load(&over);)
+        *ok = look(&c);
+    copies_free(&c);
+    return NULL;
+}
+
+static void who_is_woken_by_all_misses_nothing(void)
+{
+    struct copies c;
+    pthread_t reader;
+    bool ok;
+
+    all_open();
+    c = copies_make();
+    memset(c.node.head, 0, sizeof(*c.node.head));
+    memset(c.machine.head, 0, sizeof(*c.machine.head));
+    memset(c.uevents, 0, sizeof(*c.uevents));
+    memset(c.log, 0, sizeof(*c.log));
+    all_start();
+    fx_must(!pthread_create(&reader, NULL, reader_main, &ok), "pthread_create");
+    CHECK(follows(&c, are_listening, 0));
+    for (uint64_t round = 1; round <= ROUNDS; round++) {
+        change_all(round);
+        CHECK(follows(&c, has_seen, round));
+    }
+    CHECK_U64(c.uevents->lost, 0);
+    atomic_store(&over, true);
+    pthread_join(reader, NULL);
+    CHECK(ok);
+    copies_free(&c);
+    all_stop();
+}
+
+int main(void)
+{
+    int descriptors;
+
+    if (!ue_isolated()) {
+        puts("test_thread_together: skipped, no network namespace of its own");
+        return EXIT_SUCCESS;
+    }
+    signal(SIGPIPE, SIG_IGN);
+    fx_begin();
+    fx_write("0-1\n", "sys/devices/system/cpu/online");
+    fx_write("0\n", POOL);
+    fx_write("0\n", ERRORS);
+    fx_dir("proc");
+    fx_fifo("kmsg");
+    descriptors = fx_count("/proc/self/fd");
+    who_is_woken_by_all_misses_nothing();
+    CHECK_INT(fx_count("/proc/self/fd"), descriptors);
+    return check_done("test_thread_together");
+}

@@ -1,0 +1,98 @@
+"""A network namespace of a test's own, and device events of its own making in it, through the real kernel.
+
+The kernel tells every network namespace of the initial user namespace of its devices. Whoever has
+CAP_SYS_ADMIN over one may also hand it an event, which then goes to all who listen there, and to nobody else
+(``uevent_net_rcv()`` in lib/kobject_uevent.c). Events of the machine's own arrive too.
+"""
+
+import ctypes
+import os
+import socket
+import struct
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Final
+
+import pytest
+
+CLONE_NEWNET: Final = 0x40000000
+NETLINK_KOBJECT_UEVENT: Final = 15
+KERNEL_GROUP: Final = 1
+HEADER: Final = struct.Struct("=IHHII")
+"""Of a netlink message: length, type, flags, sequence, port."""
+MIN_TYPE: Final = 16
+REQUEST_ACK: Final = 1 | 4
+
+GPU: Final = "/devices/pci0000:3a/0000:3b:00.0"
+GPU_VARIABLES: Final = {
+    "SUBSYSTEM": "pci",
+    "PCI_CLASS": "30200",
+    "PCI_ID": "10DE:2330",
+    "PCI_SLOT_NAME": "0000:3b:00.0",
+    "DRIVER": "nvidia",
+}
+
+_libc: Final = ctypes.CDLL(None, use_errno=True)
+
+
+@contextmanager
+def netns() -> Iterator[None]:
+    """This thread is in a network namespace of its own, and so are the threads and processes it starts."""
+    before = os.open("/proc/thread-self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        if _libc.unshare(CLONE_NEWNET):
+            pytest.skip(f"no network namespace of one's own: {os.strerror(ctypes.get_errno())}")
+        try:
+            yield
+        finally:
+            if _libc.setns(before, CLONE_NEWNET):
+                raise OSError(ctypes.get_errno(), "the way back from a network namespace")
+    finally:
+        os.close(before)
+
+
+def run_in_user_namespace(*command: str) -> str:
+    """What a command prints as root of a user namespace with a network namespace of its own."""
+    unshare = ["unshare", "-U", "-r", "-n"]
+    if subprocess.run([*unshare, "true"], capture_output=True, check=False).returncode:
+        pytest.skip("no user namespace of one's own")
+    done = subprocess.run([*unshare, *command], capture_output=True, text=True, timeout=50, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def _message(action: str, path: str, variables: dict[str, str]) -> bytes:
+    texts = [f"{action}@{path}", f"ACTION={action}", f"DEVPATH={path}"]
+    texts += [f"{key}={value}" for key, value in variables.items()]
+    return "".join(text + "\0" for text in texts).encode()
+
+
+class Injector:
+    """Hands events to the kernel, for the network namespace in which it was made."""
+
+    def __init__(self) -> None:
+        self._socket = socket.socket(socket.AF_NETLINK, socket.SOCK_DGRAM, NETLINK_KOBJECT_UEVENT)
+        self._socket.bind((0, 0))
+
+    def __enter__(self) -> "Injector":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._socket.close()
+
+    def inject(self, action: str, path: str = GPU, **variables: str) -> None:
+        """An event of the kernel's, which adds SEQNUM; of a GPU unless it is told otherwise.
+
+        It is in the listeners' sockets when this returns.
+        """
+        body = _message(action, path, variables or GPU_VARIABLES)
+        self._socket.send(HEADER.pack(HEADER.size + len(body), MIN_TYPE, REQUEST_ACK, 1, 0) + body)
+        error = struct.unpack_from("=i", self._socket.recv(4096), HEADER.size)[0]
+        if error:
+            raise OSError(-error, os.strerror(-error))
+
+    def spoof(self, action: str, path: str = GPU, **variables: str) -> None:
+        """The same words, said by user space to all who listen."""
+        body = _message(action, path, (variables or GPU_VARIABLES) | {"SEQNUM": "1"})
+        self._socket.sendto(body, (0, KERNEL_GROUP))

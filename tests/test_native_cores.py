@@ -1,0 +1,88 @@
+"""The machine's watch on the real kernel's CPUs: topology, machine checks, a CPU that goes and comes back."""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from machine import hotplug
+
+from agent.model.machine import CoreSample, MachineSample
+from agent.model.reading import Absence, Missing, Reading
+from agent.model.source import SourceState
+from agent.native.machine import Machine
+
+CPUS = Path("/sys/devices/system/cpu")
+ABSENT = Missing(Absence.ABSENT, 2)
+
+
+@contextmanager
+def watch() -> Iterator[Machine]:
+    wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+    machine = Machine(Path("/sys"), Path("/proc"), wake)
+    try:
+        yield machine
+    finally:
+        assert machine.stop(10)
+        os.close(wake)
+
+
+def looked(machine: Machine) -> MachineSample:
+    """What a pass after a poke read."""
+    os.eventfd_write(machine.pokeno(), 1)
+    machine.run_pass()
+    sample = machine.read()
+    assert sample is not None
+    assert next(source for source in sample.sources if source.name == "cores").state is SourceState.OK
+    return sample
+
+
+def cpu_list(text: str) -> list[int]:
+    """``0-2,8`` as numbers."""
+    ends = [part.partition("-") for part in text.strip().split(",")]
+    return [cpu for first, _, last in ends for cpu in range(int(first), int(last or first) + 1)]
+
+
+def number(path: Path) -> Reading:
+    return int(path.read_text()) if path.exists() else ABSENT
+
+
+def machine_checks() -> dict[int, int]:
+    """Row MCE, by CPU; empty if there is none."""
+    header, *rows = Path("/proc/interrupts").read_text().splitlines()
+    cpus = [int(name.removeprefix("CPU")) for name in header.split()]
+    for label, *counts in map(str.split, rows):
+        if label == "MCE:":
+            return dict(zip(cpus, map(int, counts), strict=False))
+    return {}
+
+
+def core_on_disk(cpu: int, checks: Reading) -> CoreSample:
+    directory = CPUS / f"cpu{cpu}"
+    return CoreSample(
+        cpu=cpu,
+        core=cpu_list((directory / "topology/core_cpus_list").read_text())[0],
+        package=number(directory / "topology/physical_package_id"),
+        max_khz=number(directory / "cpufreq/cpuinfo_max_freq"),
+        cap_khz=number(directory / "cpufreq/scaling_max_freq"),
+        machine_checks=checks,
+    )
+
+
+def test_every_online_cpu_is_what_its_files_say() -> None:
+    with watch() as machine:
+        seen = looked(machine)
+    checks = machine_checks()
+    online = cpu_list((CPUS / "online").read_text())
+    assert seen.cores == tuple(core_on_disk(cpu, checks.get(cpu, ABSENT)) for cpu in online)
+    assert seen.smt_active == number(CPUS / "smt/active")
+
+
+def test_a_cpu_that_goes_offline_keeps_its_place() -> None:
+    with hotplug(1) as cpu, watch() as machine:
+        before = looked(machine).cores
+        cpu.set_online(False)
+        assert not (CPUS / "cpu1/topology").exists()
+        assert looked(machine).cores == before
+        cpu.set_online(True)
+        assert looked(machine).cores == before

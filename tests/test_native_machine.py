@@ -1,0 +1,283 @@
+"""The thread that watches what seldom changes in a machine: on trees of files, on the real /sys, and on an
+overlay that gives the real /sys memory controllers.
+"""
+
+import json
+import os
+import re
+import select
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from agent.errors import ConfigError, ProbeError
+from agent.model.machine import MachineSample
+from agent.model.reading import Absence, Missing
+from agent.model.source import SourceSample, SourceState
+from agent.model.time import NS
+from agent.native.machine import Machine
+
+DEADLINE_S = 20
+ABSENT = Missing(Absence.ABSENT, 2)
+GONE = Missing(Absence.UNREADABLE, 2)
+NODES = Path("/sys/devices/system/node")
+
+
+class Watch:
+    """A :class:`Machine` with an eventfd of its own."""
+
+    def __init__(self, sysfs_root: Path, procfs_root: Path, *times_ns: int) -> None:
+        self.fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self.machine = Machine(sysfs_root, procfs_root, self.fd, *times_ns)
+
+    def read(self) -> MachineSample:
+        sample = self.machine.read()
+        assert sample is not None
+        return sample
+
+    def next(self) -> MachineSample:
+        """What a pass in this thread publishes."""
+        self.machine.run_pass()
+        return self.read()
+
+    def poke(self) -> None:
+        os.eventfd_write(self.machine.pokeno(), 1)
+
+    def until(self, what: Callable[[MachineSample], bool]) -> MachineSample:
+        """The first sample that is ``what``. Woken by the eventfd alone."""
+        deadline = time.monotonic() + DEADLINE_S
+        while not what(sample := self.read()):
+            assert time.monotonic() < deadline, sample
+            if select.select([self.fd], [], [], deadline - time.monotonic())[0]:
+                os.eventfd_read(self.fd)
+        return sample
+
+
+@contextmanager
+def watch(sysfs_root: Path, procfs_root: Path, *times_ns: int) -> Iterator[Watch]:
+    """A watch that is not started, ended afterwards."""
+    one = Watch(sysfs_root, procfs_root, *times_ns)
+    try:
+        yield one
+    finally:
+        assert one.machine.stop(5)
+        os.close(one.fd)
+
+
+def source(sample: MachineSample, name: str) -> SourceSample:
+    return next(one for one in sample.sources if one.name == name)
+
+
+def write(root: Path, files: dict[str, str]) -> None:
+    for name, text in files.items():
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+
+
+def controller(number: int, *, correctable: int = 0, modules: int = 2) -> dict[str, str]:
+    """The files of a memory controller; its first module has its correctable errors."""
+    top = f"devices/system/edac/mc/mc{number}"
+    files = {f"{top}/mc_name": "i10nm\n", f"{top}/ce_count": f"{correctable}\n", f"{top}/ue_count": "0\n"}
+    for i in range(modules):
+        files |= {
+            f"{top}/dimm{i}/dimm_label": f"CPU_SrcID#0_MC#{number}_Chan#0_DIMM#{i}\n",
+            f"{top}/dimm{i}/dimm_location": f"channel 0 slot {i} \n",
+            f"{top}/dimm{i}/dimm_ce_count": f"{0 if i else correctable}\n",
+            f"{top}/dimm{i}/dimm_ue_count": "0\n",
+        }
+    return files
+
+
+def node(number: int, *, total_kib: int = 32_000_000, blocks: int = 4, offline: int = 0) -> dict[str, str]:
+    """The files of a NUMA node."""
+    top = f"devices/system/node/node{number}"
+    states = {f"{top}/memory{i}/state": "offline\n" if i < offline else "online\n" for i in range(blocks)}
+    meminfo = f"Node {number} MemTotal:       {total_kib} kB\n"
+    return {f"{top}/meminfo": meminfo, f"{top}/memory_failure/total": "2\n"} | states
+
+
+@pytest.fixture
+def sysfs(tmp_path: Path) -> Path:
+    root = tmp_path / "sys"
+    write(root, controller(0, correctable=7) | controller(10) | controller(2))
+    write(root, {"devices/system/node/online": "0-1\n", "devices/system/node/has_memory": "0\n"})
+    write(root, node(1, offline=1) | node(0))
+    return root
+
+
+@pytest.fixture
+def procfs(tmp_path: Path) -> Path:
+    root = tmp_path / "proc"
+    write(root, {"meminfo": "HardwareCorrupted:   8 kB\n", "vmstat": "htlb_buddy_alloc_fail 5\n"})
+    return root
+
+
+def test_modules_stand_behind_their_controller(sysfs: Path, procfs: Path) -> None:
+    with watch(sysfs, procfs) as one:
+        sample = one.next()
+    places = [(dimm.controller, dimm.dimm) for dimm in sample.dimms]
+    assert places == [(mc, dimm) for mc in (0, 2, 10) for dimm in (None, 0, 1)]
+    first, second, third = sample.dimms[:3]
+    assert first == (0, None, "i10nm", "", 7, 0)
+    assert second == (0, 0, "CPU_SrcID#0_MC#0_Chan#0_DIMM#0", "channel 0 slot 0", 7, 0)
+    assert third.correctable == 0
+    assert source(sample, "edac").state is SourceState.OK
+
+
+def test_memory_is_told_by_node(sysfs: Path, procfs: Path) -> None:
+    with watch(sysfs, procfs) as one:
+        sample = one.next()
+    assert sample.numa == ((0, 32_000_000, 2, 4, 0), (1, 32_000_000, 2, 4, 1))
+    assert (sample.nodes_online, sample.nodes_memory) == (0b11, 0b01)
+    assert (sample.corrupted_kib, sample.surplus_failed) == (8, 5)
+    assert sample.smt_active == ABSENT
+
+
+def test_no_source_of_the_machine_is_vital(sysfs: Path, procfs: Path) -> None:
+    with watch(sysfs, procfs, NS, 2 * NS, 3 * NS) as one:
+        sources = one.next().sources
+    assert [one.name for one in sources] == ["edac", "memory", "cores", "pressure"]
+    assert [one.period_ns for one in sources] == [NS, 2 * NS, 3 * NS, 2 * NS]
+    assert [(one.vital, one.limit_ns, one.passes) for one in sources] == [(False, 0, 1)] * 4
+
+
+def test_before_start_there_is_nothing_and_then_all_is_starting(tmp_path: Path, procfs: Path) -> None:
+    counts = tmp_path / "sys/devices/system/edac/mc/mc0/ce_count"
+    counts.parent.mkdir(parents=True)
+    os.mkfifo(counts)  # the first pass hangs in it
+    with watch(tmp_path / "sys", procfs, 3600 * NS, 3600 * NS, 3600 * NS) as one:
+        assert one.machine.read() is None
+        one.machine.start()
+        assert {it.state for it in one.read().sources} == {SourceState.STARTING}
+        with pytest.raises(ProbeError, match="its own thread runs"):
+            one.machine.run_pass()
+        counts.write_text("3\n")
+        assert one.until(lambda s: bool(s.dimms)).dimms[0].controller == 0
+
+
+def test_what_goes_is_unreadable_and_not_zero(sysfs: Path, procfs: Path) -> None:
+    with watch(sysfs, procfs) as one:
+        one.next()
+        for file in (sysfs / "devices/system/edac/mc/mc0").glob("*_count"):
+            file.unlink()
+        sample = one.next()
+    assert sample.dimms[0][4:] == (GONE, GONE)
+    edac = source(sample, "edac")
+    assert edac.state is SourceState.FAILING
+    assert edac.detail == "ue_count: No such file or directory"
+    assert edac.failures == 2
+
+
+def test_a_root_that_does_not_exist_is_why_it_is_absent(tmp_path: Path, procfs: Path) -> None:
+    with watch(tmp_path / "nowhere", procfs) as one:
+        edac = source(one.next(), "edac")
+    assert (edac.state, edac.detail) == (SourceState.ABSENT, "sysfs root: No such file or directory")
+
+
+def test_what_did_not_change_is_not_decoded_again(sysfs: Path, procfs: Path) -> None:
+    with watch(sysfs, procfs) as one:
+        before = one.next()
+        write(sysfs, controller(2, correctable=1))
+        after = one.next()
+    assert after.numa is before.numa
+    assert after.cores is before.cores
+    assert after.dimms[3].correctable == 1
+    changed = [now is not was for now, was in zip(after.dimms, before.dimms, strict=True)]
+    assert changed == [False] * 3 + [True, True, False] + [False] * 3  # the controller and its first module
+
+
+def test_a_big_machine_is_read_whole(tmp_path: Path, procfs: Path) -> None:
+    root = tmp_path / "sys"
+    for i in range(24):
+        write(root, controller(i, correctable=i, modules=8))
+    with watch(root, procfs) as one:
+        sample = one.next()
+    assert len(sample.dimms) == 24 * 9
+    assert [dimm.correctable for dimm in sample.dimms if dimm.dimm is None] == list(range(24))
+
+
+def test_the_thread_wakes_for_what_a_rule_can_see(sysfs: Path, procfs: Path) -> None:
+    with watch(sysfs, procfs, NS // 100, NS // 100, NS // 100) as one:
+        one.machine.start()
+        one.until(lambda s: source(s, "pressure").passes > 0)
+        write(sysfs, {"devices/system/edac/mc/mc2/ue_count": "1\n"})
+        one.until(lambda s: s.dimms[3].uncorrectable == 1)
+        write(sysfs, {"devices/system/node/node1/memory_failure/total": "3\n"})
+        one.until(lambda s: s.numa[1].poisoned == 3)
+
+
+def test_a_poke_is_a_pass_at_once(sysfs: Path, procfs: Path) -> None:
+    with watch(sysfs, procfs, 3600 * NS, 3600 * NS, 3600 * NS) as one:
+        one.machine.start()
+        one.until(lambda s: source(s, "pressure").passes == 1)
+        write(sysfs, node(0, offline=2))
+        one.poke()
+        one.until(lambda s: s.numa[0].blocks_offline == 2)
+
+
+@pytest.mark.parametrize("times_ns", [(NS // 100 - 1, NS, NS), (2 * NS, NS, NS), (NS, 2 * NS, NS)])
+def test_times_that_make_no_sense_are_the_operators_mistake(times_ns: tuple[int, int, int]) -> None:
+    with pytest.raises(ConfigError, match="machine: periods"):
+        Watch(Path("/sys"), Path("/proc"), *times_ns)
+
+
+def test_a_root_that_is_too_long_is_named_with_its_length() -> None:
+    with pytest.raises(ConfigError, match=re.escape(f"root '/{'x' * 200}' is 201 bytes, limit 200")):
+        Watch(Path("/sys"), Path("/" + "x" * 200))
+
+
+# --- the real machine ---------------------------------------------------------------------------------------
+
+
+def test_of_the_real_machine() -> None:
+    with watch(Path("/sys"), Path("/proc")) as one:
+        sample = one.next()
+    if not NODES.exists():
+        pytest.skip("a kernel without NUMA")
+    assert source(sample, "memory").state is SourceState.OK
+    assert isinstance(sample.nodes_online, int)
+    assert [numa.node for numa in sample.numa] == [
+        i for i in range(64) if sample.nodes_online >> i & 1 and (NODES / f"node{i}").is_dir()
+    ]
+    for numa in sample.numa:
+        states = [file.read_text() for file in (NODES / f"node{numa.node}").glob("memory[0-9]*/state")]
+        assert numa.blocks == (len(states) or ABSENT)
+        assert numa.blocks_offline == (states.count("offline\n") if states else ABSENT)
+        assert isinstance(numa.total_kib, int)
+        assert numa.total_kib > 0
+    has_edac = any(Path("/sys/devices/system/edac/mc").glob("mc[0-9]*/ce_count"))
+    assert (source(sample, "edac").state is SourceState.ABSENT) == (not has_edac)
+    assert bool(sample.dimms) == has_edac
+
+
+READ_ONCE = """
+import json, os, sys
+from pathlib import Path
+from agent.native.machine import Machine
+machine = Machine(Path("/sys"), Path("/proc"), os.eventfd(0))
+machine.run_pass()
+sample = machine.read()
+print(json.dumps([[list(dimm) for dimm in sample.dimms], len(sample.numa)]))
+"""
+
+
+def test_controllers_on_an_overlay_of_the_real_sysfs(tmp_path: Path) -> None:
+    write(tmp_path, controller(0, correctable=7, modules=1))
+    mount = 'mount -t overlay -o "lowerdir=$1:/sys" overlay /sys'
+    apart = ["unshare", "-m", "sh", "-c"]
+    if subprocess.run([*apart, mount, "sh", str(tmp_path)], capture_output=True, check=False).returncode:
+        pytest.skip("no overlay may be mounted over /sys")
+    command = [*apart, f'{mount} && exec "$2" -c "$3"', "sh", str(tmp_path), sys.executable, READ_ONCE]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=50, check=True)
+    dimms, nodes = json.loads(done.stdout)
+    assert dimms == [
+        [0, None, "i10nm", "", 7, 0],
+        [0, 0, "CPU_SrcID#0_MC#0_Chan#0_DIMM#0", "channel 0 slot 0", 7, 0],
+    ]
+    assert nodes > 0

@@ -1,0 +1,111 @@
+"""The machine's watch on the real kernel's pressure: totals, triggers, and the wake when one fires."""
+
+import os
+import select
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from machine import memory_pressure
+
+from agent.model.machine import MachineSample
+from agent.model.source import SourceState
+from agent.model.time import NS
+from agent.native.machine import Machine
+
+PRESSURE = Path("/proc/pressure")
+TRIGGER = b"full 100000 2000000\0"
+TRIGGER_US, TRIGGER_WINDOW_S = 100_000, 2
+HOUR = 3600 * NS
+
+pytestmark = pytest.mark.skipif(not PRESSURE.exists(), reason="this kernel has no pressure stall information")
+
+
+@contextmanager
+def watch(*, started: bool) -> Iterator[tuple[Machine, int]]:
+    """A watch whose passes are an hour apart, and the descriptor that it wakes by."""
+    wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+    machine = Machine(Path("/sys"), Path("/proc"), wake, HOUR, HOUR, HOUR)
+    try:
+        if started:
+            machine.start()
+            assert is_readable(wake, select.POLLIN, 10)
+            os.eventfd_read(wake)
+        else:
+            machine.run_pass()
+        yield machine, wake
+    finally:
+        assert machine.stop(10)
+        os.close(wake)
+
+
+def is_readable(fd: int, event: int, within_s: float) -> bool:
+    poll = select.poll()
+    poll.register(fd, event)
+    return bool(poll.poll(within_s * 1000))
+
+
+def read(machine: Machine) -> MachineSample:
+    sample = machine.read()
+    assert sample is not None
+    return sample
+
+
+def totals(name: str) -> list[int]:
+    """What the kernel says: some, full [us]."""
+    return [int(line.rpartition("total=")[2]) for line in (PRESSURE / name).read_text().splitlines()]
+
+
+def own_trigger(name: str) -> int:
+    """One of the test itself, as the watch asks for."""
+    try:
+        fd = os.open(PRESSURE / name, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError as e:
+        pytest.skip(f"may not open {PRESSURE / name}: {e.strerror}")
+    try:
+        os.write(fd, TRIGGER)
+    except OSError as e:
+        os.close(fd)
+        pytest.skip(f"no trigger on {PRESSURE / name}: {e.strerror}")
+    return fd
+
+
+def test_totals_are_those_of_the_kernel() -> None:
+    before = [totals(name) for name in ("cpu", "memory", "io")]
+    with watch(started=False) as (machine, _):
+        sample = read(machine)
+    after = [totals(name) for name in ("cpu", "memory", "io")]
+    pressure = sample.pressure
+    seen = [[pressure.cpu_some], [pressure.memory_some, pressure.memory_full]]
+    seen.append([pressure.io_some, pressure.io_full])
+    for was, now, will in zip(before, seen, after, strict=True):
+        for low, total, high in zip(was, now, will, strict=False):
+            assert isinstance(total, int)
+            assert low <= total <= high
+    source = next(source for source in sample.sources if source.name == "pressure")
+    assert (source.state, source.detail) == (SourceState.OK, "")
+
+
+def test_real_memory_pressure_wakes_between_passes(tmp_path: Path) -> None:
+    """As soon as the kernel tells anybody; and no pass of the watch is due for an hour."""
+    with watch(started=True) as (machine, wake):
+        first = read(machine).pressure
+        own = own_trigger("memory")
+        try:
+            assert first.triggers == 2
+            was = totals("memory")[1]
+            with memory_pressure(tmp_path):
+                begun = time.monotonic()
+                fired = is_readable(own, select.POLLPRI, 20)
+                waited_us, took_s = totals("memory")[1] - was, time.monotonic() - begun
+                if not fired:
+                    assert waited_us < took_s / TRIGGER_WINDOW_S * TRIGGER_US, "the kernel should have told"
+                    pytest.skip(f"all waited for memory for {waited_us} us in {took_s:.0f} s: too little")
+                while read(machine).pressure.memory_full < first.memory_full + TRIGGER_US:  # type: ignore[operator]
+                    # storage may be waited for sooner, and wakes too
+                    assert is_readable(wake, select.POLLIN, 10), "the test's own trigger fired, ours did not"
+                    os.eventfd_read(wake)
+        finally:
+            os.close(own)
