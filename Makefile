@@ -71,6 +71,11 @@ native-test: ## the C core's tests under AddressSanitizer, UBSan and ThreadSanit
 	@if setarch -R true 2>/dev/null; then $(MAKE) -C native -j$$(nproc) --silent tsan; \
 	 else echo "ThreadSanitizer: may not switch off address randomization here" >>$(SKIPPED_BEFORE); fi
 
+.PHONY: test-vm
+test-vm: $(VENV)/.dev $(VENV)/.core ## the agent in an emulated machine: cgroup v2, NUMA, hardware errors (1 min)
+	@requirements/system vm $(BIN)/python
+	@$(BIN)/python -m pytest -rP tests/vm
+
 .PHONY: fuzz
 fuzz: ## the C parsers, FUZZ_SECONDS each (needs clang)
 	@requirements/system fuzz $(PYTHON)

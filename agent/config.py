@@ -65,6 +65,7 @@ FOREIGN_VARIABLES: Final = frozenset({CONFIG_VARIABLE, "DRAHEALTH_RUN_ARGS"})
 
 LEASE_MAX_S: Final = 86_399
 """A day, less the second that is added to a lease now and then to make a message differ from the last."""
+WEEK_S: Final = 7 * 86_400
 GROUPS_MAX: Final = 16_384
 """Many times what a node can run. The native core takes more, the unit's memory limit does not."""
 GPUS_MAX: Final = 32
@@ -129,11 +130,17 @@ SETTINGS: Final = (
     Setting("cgroups.sweep", "sweep_ns", parse_duration, duration_within(100 * MS, HOUR)),
     Setting("cgroups.resync", "resync_ns", parse_duration, duration_within(100 * MS, 24 * HOUR)),
     Setting("cgroups.max-groups", "group_max", read_count, number_within(1, GROUPS_MAX)),
+    Setting("cgroups.throttled-percent", "throttled_percent", read_count, number_within(1, 100)),
+    Setting("cgroups.throttled-window", "throttled_window_s", read_whole_seconds, seconds_within(10, 3600)),
     Setting("expect.cpus", "expect_cpus", read_cpus),
     Setting("expect.hugepages", "expect_pools", read_pools, check_pools),
     Setting("expect.gpus", "expect_gpus", read_count, number_within(0, GPUS_MAX)),
     Setting("throttle.events", "throttle_events", read_count, number_within(1, 1_000_000)),
     Setting("throttle.window", "throttle_window_s", read_whole_seconds, seconds_within(1, 86400)),
+    Setting("errors.correctable", "correctable_errors", read_count, number_within(1, 1_000_000)),
+    Setting("errors.window", "correctable_window_s", read_whole_seconds, seconds_within(1, WEEK_S)),
+    Setting("pressure.percent", "pressure_percent", read_count, number_within(1, 100)),
+    Setting("pressure.window", "pressure_window_s", read_whole_seconds, seconds_within(10, 3600)),
     Setting("gpu.watch", "gpu_watch", read_switch),
     Setting("gpu.slow-period", "gpu_slow_ns", parse_duration, duration_within(100 * MS, HOUR)),
     Setting("gpu.deadline", "gpu_deadline_ns", parse_duration, duration_within(100 * MS, 600 * S)),
@@ -191,6 +198,15 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     throttle_events: int = 10
     """Thermal-throttle events of a NUMA node within ``throttle_window_s`` that are too many."""
     throttle_window_s: int = 60
+    throttled_percent: int = 25
+    """A container that was throttled in more of its CPU periods within ``throttled_window_s`` is slow [%]."""
+    throttled_window_s: int = 60
+    correctable_errors: int = 24
+    """Correctable errors of a memory module or a CPU within ``correctable_window_s`` that are too many."""
+    correctable_window_s: int = 86_400
+    pressure_percent: int = 10
+    """The node stalls when all its tasks waited for so much of ``pressure_window_s`` [%]."""
+    pressure_window_s: int = 60
     expect_gpus: int | None = None
     """GPUs that there must be; None: as many as when the agent starts."""
     gpu_watch: bool = True

@@ -176,7 +176,7 @@ def picture_of(report: Report) -> tuple[object, ...]:
     """
     return (
         [
-            (d.device, d.health, d.severity, d.message, d.timeout_s, d.causes, d.attributes)
+            (d.key, d.health, d.severity, d.message, d.timeout_s, d.causes, d.attributes)
             for d in report.devices
         ],
         report.notes,

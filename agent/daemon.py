@@ -24,19 +24,16 @@ from typing import Final
 import trio
 
 from agent import __version__
+from agent.assembly import NODE_STOP_S, open_node, read_clocks, settings_of
 from agent.config import Config
 from agent.core import Core, Timing
 from agent.errors import Busy, ConfigError, PermissionDenied
 from agent.health.faults.keeping import restore
-from agent.health.host.catalogue import wakes
 from agent.keeper import Keeper
 from agent.model.health import Health
 from agent.model.report import Report
-from agent.model.settings import GpuLimits, Settings
 from agent.model.source import SourceState
-from agent.model.time import NS, Instant
-from agent.native.sampler import Sampler, SamplerOptions
-from agent.node import Node
+from agent.model.time import NS
 from agent.pipeline import begin
 from agent.serve.notify import Notifier
 from agent.serve.rpc.latest import Latest
@@ -49,61 +46,8 @@ SWITCH_INTERVAL_S: Final = 0.0005  # a busy thread delays the core by one of the
 END_S: Final = 1.7  # from SIGTERM to exit it is less than 2 s, whatever hangs
 IO_STOP_S: Final = 0.9
 IO_STUCK_NS: Final = 2 * NS  # it takes a report in microseconds, and in milliseconds on a busy machine
-NODE_STOP_S: Final = 0.6
 
 log = logging.getLogger(__name__)
-
-
-def read_clocks() -> Instant:
-    """Now, on both clocks."""
-    return Instant(time.monotonic_ns(), time.time())
-
-
-def settings_of(config: Config) -> Settings:
-    """What the decision core needs of the configuration."""
-    return Settings(
-        node=config.node_name,
-        lease_s=config.lease_s,
-        throttle_events=config.throttle_events,
-        throttle_window_s=config.throttle_window_s,
-        expect_cpus=config.expect_cpus,
-        expect_pools=config.expect_pools,
-        gpu=GpuLimits(
-            deadline_s=config.gpu_deadline_ns / NS,
-            dead_s=config.gpu_dead_ns / NS,
-            probation_s=config.gpu_probation_ns / NS,
-            correctable_errors=config.gpu_correctable_errors,
-            correctable_window_s=config.gpu_correctable_window_s,
-            expect=config.expect_gpus,
-            xids=tuple(sorted(config.gpu_xids.items())),
-        ),
-    )
-
-
-def open_sampler(config: Config, period_ns: int) -> Sampler:
-    """A sampler of the configured roots, not started.
-
-    Raises:
-        ConfigError: a root is too long.
-        ProbeError: the kernel refused descriptors or memory.
-    """
-    return Sampler(
-        SamplerOptions(
-            sysfs_root=config.sysfs_root,
-            cgroupfs_root=config.cgroupfs_root,
-            kubelet_cgroup_root=config.kubelet_cgroup_root,
-            period_ns=period_ns,
-            sweep_ns=config.sweep_ns,
-            resync_ns=config.resync_ns,
-            group_max=config.group_max,
-            wakes=wakes(config.throttle_events, config.throttle_window_s),
-        )
-    )
-
-
-def open_node(config: Config, settings: Settings, period_ns: int) -> Node:
-    """All sources of the configuration, not started. Raises as :func:`open_sampler`."""
-    return Node(config, open_sampler(config, period_ns), settings.gpu, period_ns)
 
 
 def run(config: Config, on_report: Callable[[Report], None] | None = None) -> Sequence[str]:
@@ -133,7 +77,7 @@ def _serve(config: Config, on_report: Callable[[Report], None] | None) -> Sequen
     servers = Servers(latest, runtime_dir=config.runtime_dir, drivers=config.drivers, version=__version__)
     settings = settings_of(config)
     try:
-        node = open_node(config, settings, config.period_ns)
+        node = open_node(config, settings, config.period_ns, declares=True)
     except BaseException:
         servers.close()
         raise
@@ -176,7 +120,7 @@ def _serve(config: Config, on_report: Callable[[Report], None] | None) -> Sequen
         io.start()
         node.start()
         notifier.status("no pass over the node yet")
-        trio.run(_main, core, (node.watch_host, keeper.run), failed, notifier.ready)
+        trio.run(_main, core, (node.watch, keeper.run), failed, notifier.ready)
     finally:
         end_s = time.monotonic() + END_S
         notifier.stopping()

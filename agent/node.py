@@ -1,6 +1,7 @@
 """All sources of the node as one: what wakes the core, and what it reads then.
 
-The C threads and what watches the host write to one eventfd. Nothing here judges what it passes on.
+The C threads, and what watches the host and the drivers' declarations, write to one eventfd. Nothing here
+judges what it passes on.
 """
 
 import os
@@ -10,8 +11,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final
 
+import trio
+
 from agent.config import Config
+from agent.declared_watch import DeclaredWatch
 from agent.health.gpu.catalogue import gpu_wakes
+from agent.health.klog.patterns import HOST_PATTERNS
 from agent.health.xid.patterns import PATTERNS
 from agent.host_watch import HostWatch
 from agent.model.settings import GpuLimits
@@ -19,43 +24,66 @@ from agent.model.snapshot import Snapshot
 from agent.model.time import NS
 from agent.native.gpus import Gpus, GpusOptions
 from agent.native.kmsg import Kmsg
+from agent.native.machine import Machine
 from agent.native.sampler import Sampler
+from agent.native.uevents import Uevents
 
 HOST_PACE: Final = 6
 """The host is asked so much more rarely than what seldom changes of a GPU."""
+MACHINE_NS: Final = NS
+"""Memory controllers are asked so often, and at each pass of the sampler if those are rarer..."""
+SLOW_NS: Final = 10 * NS
+"""...memory, pressure so often..."""
+RARE_NS: Final = 60 * NS
+"""...and what is dear to read so often."""
 STOP_LEAST_S: Final = 0.05
 """What a thread has to end, even if one before it hangs and took all the time [s]."""
 
 
 class Node:
-    """The sampler, the GPUs' threads, the kernel log's, and what the host says now and then.
+    """The sampler, the machine's slow part, the GPUs' threads, the kernel log and the device events, what
+    drivers declare, and what the host says now and then.
+
+    Args:
+        declares: Drivers may declare devices, in a directory below the runtime directory.
 
     Raises:
         ConfigError: an option is out of range, or a root too long.
         ProbeError: the kernel refused descriptors or memory.
     """
 
-    def __init__(self, config: Config, sampler: Sampler, limits: GpuLimits, period_ns: int) -> None:
+    def __init__(
+        self, config: Config, sampler: Sampler, limits: GpuLimits, period_ns: int, *, declares: bool
+    ) -> None:
         self._sampler = sampler
         self._gpus: Gpus | None = None
         self._kmsg: Kmsg | None = None
+        self._machine: Machine | None = None
+        self._uevents: Uevents | None = None
         every_s = HOST_PACE * config.gpu_slow_ns / NS
-        self._host = HostWatch(config.nvml_library, config.sysfs_root, config.procfs_root, every_s)
+        self._host = HostWatch(
+            config.nvml_library, config.sysfs_root, config.procfs_root, every_s, gpus=config.gpu_watch
+        )
+        self._declared = DeclaredWatch(config.runtime_dir, config.node_name) if declares else None
+        wake = sampler.fileno()
         try:
             if config.gpu_watch:
-                self._gpus = Gpus(_gpu_options(config, limits, period_ns), sampler.fileno())
-                self._kmsg = Kmsg(config.kmsg, PATTERNS, sampler.fileno(), config.kmsg_any_facility)
+                self._gpus = Gpus(_gpu_options(config, limits, period_ns), wake)
+            patterns = (*PATTERNS, *HOST_PATTERNS)
+            self._kmsg = Kmsg(config.kmsg, patterns, wake, config.kmsg_any_facility)
+            fast_ns = max(MACHINE_NS, period_ns)
+            paces = (fast_ns, max(SLOW_NS, fast_ns), max(RARE_NS, fast_ns))
+            self._machine = Machine(config.sysfs_root, config.procfs_root, wake, *paces)
+            self._uevents = Uevents(wake, [sampler.pokeno(), self._machine.pokeno()])
         except BaseException:
             self.stop(0)
             raise
 
     def start(self) -> None:
-        """Start every thread. Each looks at once."""
-        self._sampler.start()
-        if self._gpus is not None:
-            self._gpus.start()
-        if self._kmsg is not None:
-            self._kmsg.start()
+        """Start every thread. The listener comes first: what was before, the others have still to read."""
+        for part in (self._uevents, self._sampler, self._machine, self._gpus, self._kmsg):
+            if part is not None:
+                part.start()
 
     def fileno(self) -> int:
         """The descriptor that becomes readable when something that a rule can see has changed."""
@@ -71,23 +99,42 @@ class Node:
         if snapshot is None:
             return None
         gpus = self._gpus.read() if self._gpus else None
-        self._host.note(gpus)
         kmsg = self._kmsg.read() if self._kmsg else None
+        machine = self._machine.read() if self._machine else None
+        uevents = self._uevents.read() if self._uevents else None
+        declared = self._declared.declarations if self._declared else ()
+        self._host.note(gpus, uevents, declared)
         sources = [*snapshot.sources]
+        if machine is not None:
+            sources += machine.sources
         if gpus is not None:
             sources += [gpus.nvml, gpus.events]
-        if kmsg is not None:
-            sources.append(kmsg.source)
-        return replace(snapshot, gpus=gpus, log=kmsg, host=self._host.host, sources=tuple(sources))
+        parts = (kmsg, uevents, self._declared)
+        sources += [part.source for part in parts if part is not None]
+        if self._host.source is not None:
+            sources.append(self._host.source)
+        return replace(
+            snapshot,
+            gpus=gpus,
+            log=kmsg,
+            machine=machine,
+            uevents=uevents,
+            host=self._host.host,
+            pci=self._host.pci,
+            declared=declared,
+            sources=tuple(sources),
+        )
 
-    async def watch_host(self) -> None:
-        """Asks the host about its GPUs, as long as they are watched. Until cancelled."""
-        if self._gpus is not None:
-            await self._host.run(lambda: os.eventfd_write(self._sampler.fileno(), 1))
+    async def watch(self) -> None:
+        """Asks the host about its devices, and follows what drivers declare. Until cancelled."""
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._host.run, self._wake)
+            if self._declared is not None:
+                nursery.start_soon(self._declared.run, self._wake)
 
-    def look_at_host(self) -> threading.Thread | None:
-        """The same once, in a thread that is done when it ends. None: GPUs are not watched."""
-        return self._host.look() if self._gpus is not None else None
+    def look_at_host(self) -> threading.Thread:
+        """Asks once, in a thread that is done when it ends."""
+        return self._host.look()
 
     def stop(self, timeout_s: float) -> Sequence[str]:
         """End every thread, in about that long. Returns those that hang and are left behind, in words."""
@@ -99,10 +146,15 @@ class Node:
         parts = [
             ("a GPU's thread", self._gpus),
             ("the kernel log's reader", self._kmsg),
+            ("the listener to device events", self._uevents),
+            ("the machine's watch", self._machine),
             ("the sampler", self._sampler),
         ]
         hanging = [name for name, part in parts if part is not None and not part.stop(left_s())]
         return [*hanging, *self._host.unfinished(left_s())]
+
+    def _wake(self) -> None:
+        os.eventfd_write(self._sampler.fileno(), 1)
 
 
 def _gpu_options(config: Config, limits: GpuLimits, period_ns: int) -> GpusOptions:

@@ -6,8 +6,8 @@ import time
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
+from agent.assembly import NODE_STOP_S, open_node, read_clocks, settings_of
 from agent.config import Config
-from agent.daemon import NODE_STOP_S, open_node, read_clocks, settings_of
 from agent.errors import ProbeError
 from agent.model.report import Report
 from agent.model.source import SourceState
@@ -35,7 +35,7 @@ def look_once(config: Config) -> Looked:
         ProbeError: the sampler did not finish two passes in 5 s; a read hangs in the kernel. Names the
             sources that wait for it.
     """
-    node = open_node(config, settings_of(config), GAP_NS)
+    node = open_node(config, settings_of(config), GAP_NS, declares=False)
     left: Sequence[str] = ()
     try:
         node.start()
@@ -45,7 +45,7 @@ def look_once(config: Config) -> Looked:
     return Looked(report, left)
 
 
-def _look(config: Config, node: Node, host: threading.Thread | None) -> Report:
+def _look(config: Config, node: Node, host: threading.Thread) -> Report:
     state, report = begin(settings_of(config)), None
     deadline = time.monotonic() + LIMIT_S
     while time.monotonic() < deadline:
@@ -55,7 +55,7 @@ def _look(config: Config, node: Node, host: threading.Thread | None) -> Report:
         if snapshot is None:
             continue
         state, report = step(state, snapshot, read_clocks())
-        is_host_seen = host is None or not host.is_alive()
+        is_host_seen = not host.is_alive()
         if not report.starting and report.core.passes >= 2 and not _waits(report) and is_host_seen:
             return report
     if report is not None and report.core.passes >= 2:

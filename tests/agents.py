@@ -7,7 +7,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
@@ -92,8 +92,17 @@ class Agent:
         config: str = "",
         environ: dict[str, str] | None = None,
         expect: str = "Healthy",
+        within: Sequence[str] = (),
     ) -> None:
-        """Args beyond the flags: the text of its TOML file, more environment, what to wait for in its log."""
+        """
+        Args:
+            directory: For its sockets, its configuration and its log.
+            flags: Behind all others.
+            config: The text of its TOML file.
+            environ: More environment.
+            expect: What to wait for in its log.
+            within: A command that becomes what its arguments say, ``unshare -m``: namespaces of its own.
+        """
         self.directory = directory
         self.log_file = directory / "log"
         (directory / "config.toml").write_text(config)
@@ -101,7 +110,8 @@ class Agent:
         self.environ = {k: v for k, v in os.environ.items() if not k.startswith(("NOTIFY_", "DRAHEALTH_"))}
         self.environ.pop("JOURNAL_STREAM", None)
         self.environ |= environ or {}
-        self.command = [sys.executable, "-m", "agent", "run", "--driver", DRIVER, "--table", "never", *flags]
+        run = [sys.executable, "-m", "agent", "run", "--driver", DRIVER, "--table", "never", *flags]
+        self.command = [*within, *run]
         with self.log_file.open("wb") as log:
             self.process = subprocess.Popen(
                 self.command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=self.environ

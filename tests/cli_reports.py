@@ -27,6 +27,7 @@ def device(
     name: str,
     *causes: Cause,
     pool: str = "worker-7",
+    owner: str = "",
     message: str | None = None,
     severity: Severity | None = None,
     since_s: float = 12,
@@ -37,6 +38,7 @@ def device(
         severity = max((c.severity for c in causes), default=Severity.OK)
     told = [f"{c.code}: {c.evidence}" for c in causes if c.severity > Severity.INFO]
     return DeviceHealth(
+        driver=owner,
         pool=pool,
         device=name,
         kind=name.split("-")[0],
@@ -84,6 +86,8 @@ UNREADABLE = cause(
     "nr_hugepages: Input/output error",
     "read the file by hand; an error there too is the kernel's, else restart the agent",
 )
+HUNG = cause("node.hung_task", Severity.DEGRADED, "blocked for minutes: dd", "reboot the node", ago_s=60)
+STOLEN = cause("cgroup.cpu.throttled_exclusive", Severity.DEGRADED, "throttled", "take the quota off")
 HIT = cause("cgroup.hugetlb.max_hit", Severity.INFO, "2MB limit of 64 MiB hit", ago_s=200)
 
 BUSY = report(

@@ -8,6 +8,7 @@ from agent.health.gpu.catalogue import windows
 from agent.health.gpu.view import GpuStart, GpuView
 from agent.health.rules import Growth
 from agent.model.gpu import GpuField, GpuHost, GpuSample, GpuSet
+from agent.model.pci import PciSample
 from agent.model.reading import Absence, Missing, Reading
 from agent.model.settings import GpuLimits
 from agent.model.source import SourceSample, SourceState
@@ -96,6 +97,12 @@ def gpu_sample(
         readings={**readings, **(changed or {})},
     )
     return replace(well, **attributes)
+
+
+def pci_sample(number: int = 0, driver: str = "nvidia") -> PciSample:
+    """The function of a GPU on the bus."""
+    bus = f"0000:{number + 1}b:00.0"
+    return PciSample(bus, 0x10DE, 0x2330, 0x030200, driver, "", 0, 16, 16, 0, 0, 0)
 
 
 def gpu_set(*gpus: GpuSample, state: SourceState = SourceState.OK, **attributes: Any) -> GpuSet:

@@ -13,7 +13,8 @@ from gpu_samples import ABSENT, H100, gpu_sample
 from paper import PaperNode, codes, device_of
 
 from agent.health.faults.keeping import restore
-from agent.health.xid.patterns import PATTERNS, compile_pattern
+from agent.health.klog.pattern import compile_pattern
+from agent.health.xid.patterns import PATTERNS
 from agent.model.gpu import (
     WHOLE_GPU,
     EventCount,

@@ -18,9 +18,12 @@ from agent.cli.check_text import COMMAND, markdown
 from agent.cli.main import main
 from agent.config import SETTINGS
 from agent.health.catalogue import STALLED, Row
+from agent.health.declared.gpus import DECLARED_GPU_RULES
 from agent.health.faults import events as gpu_events
 from agent.health.gpu.catalogue import gpu_rules
 from agent.health.host.catalogue import ALL_RULES
+from agent.health.klog.lines import parse as host_line
+from agent.health.klog.values import LogCode
 from agent.health.xid import lines as xid_lines
 from agent.health.xid.facts import XidFacts, XidFault
 from agent.health.xid.recovery import RecoveryAction
@@ -41,7 +44,7 @@ CHECKS = {check.code: check for group in GROUPS for check in group.checks}
 
 
 def test_everything_that_can_be_said_of_a_device_is_listed_once():
-    codes = [rule.code for rule in (*ALL_RULES, *gpu_rules(LIMITS))]
+    codes = [rule.code for rule in (*ALL_RULES, *DECLARED_GPU_RULES, *gpu_rules(LIMITS))]
     codes += [row.code for row in gpu_events.ROWS]
     codes += [f"gpu.xid.{code}" for code in XIDS] + [f"gpu.fabric.sxid.{code}" for code in SXIDS]
     for module in walk_packages(agent.health.__path__, "agent.health."):
@@ -56,9 +59,16 @@ def test_a_check_says_everything(check: Check):
     assert "`" not in check.what, "a docstring's markup would be shown to people"
 
 
-@pytest.mark.parametrize("group", GROUPS, ids=lambda group: group.title)
-def test_a_check_of_gpus_says_how_to_try_it(group):
-    assert all(check.try_it for check in group.checks if check.code.startswith("gpu."))
+def test_a_check_says_how_to_try_it():
+    assert [check.code for check in CHECKS.values() if not check.try_it] == [STALLED]
+
+
+def test_a_threshold_names_its_unit_and_settings_that_exist():
+    keys = {setting.key for setting in SETTINGS}
+    for check in CHECKS.values():
+        named = set(re.findall(r"[(, ]([a-z]+\.[a-z-]+)(?=[,)])", check.threshold))
+        assert named <= keys, check.code
+        assert not re.match(r"\d+ (in|since|of)\b", check.threshold), f"{check.code}: {check.threshold}"
 
 
 def test_the_numbers_are_those_of_the_limits():
@@ -142,6 +152,31 @@ def test_lines_to_be_written_to_the_kernel_log_are_understood_there():
         assert (line.code, line.fatal, line.link) == (code, True, 32)
 
 
+def test_lines_about_the_host_are_understood_and_by_the_rule_that_names_them():
+    written = {
+        check.code: text.replace("<address>", "0000:3b:00.0")
+        for check in CHECKS.values()
+        for text in re.findall(r"echo '<\d>(.*?)' > /dev/kmsg", check.try_it)
+    }
+    heard = {code: line.code for code, text in written.items() if (line := host_line(text))}
+    assert heard == {
+        "cpu.machine_check": LogCode.MACHINE_CHECK,
+        "cpu.machine_check.corrected": LogCode.MACHINE_CHECK_CORRECTED,
+        "cpu.lockup.hard": LogCode.HARD_LOCKUP,
+        "cpu.lockup.soft": LogCode.SOFT_LOCKUP,
+        "pci.fault": LogCode.PCI_FAULT,
+        "node.hung_task": LogCode.HUNG_TASK,
+        "node.rcu_stall": LogCode.RCU_STALL,
+        "node.oom": LogCode.OOM_KILL,
+        "node.nvme": LogCode.NVME,
+        "node.read_only": LogCode.READ_ONLY,
+        "node.pci": LogCode.AER_FATAL,
+        "node.pci.corrected": LogCode.AER_CORRECTED,
+        "node.machine_check": LogCode.HARDWARE_ERROR,
+    }
+    assert heard.keys() == written.keys()
+
+
 def test_commands_of_the_fake_nvml_are_understood_by_it(tmp_path):
     commands = [
         found
@@ -176,15 +211,18 @@ def test_no_text_breaks_a_table_of_the_page():
     assert {len(re.findall(r"(?<!\\)\|", row)) for row in rows} == {4, 7}
 
 
-def test_the_operators_page_names_only_checks_settings_and_pages_that_exist():
-    page = (PAGE.parent / "gpu.md").read_text()
+@pytest.mark.parametrize("name", ["gpu.md", "host.md", "declared-devices.md"])
+def test_the_operators_page_names_only_checks_settings_and_pages_that_exist(name):
+    page = (PAGE.parent / name).read_text()
     known = {*CHECKS, *(setting.key for setting in SETTINGS)}
-    assert set(re.findall(r"`(gpu\.[a-z_.-]+)`", page)) <= known
+    heads = "|".join({one.partition(".")[0] for one in known})
+    assert set(re.findall(rf"`((?:{heads})\.(?!example)[a-z_.-]+)`", page)) <= known
     assert all((PAGE.parent / link).exists() for link in re.findall(r"\]\(([a-z.-]+)\)", page))
 
 
 def test_only_what_can_be_typed_is_set_as_a_command():
     assert COMMAND.fullmatch("gpu 0 set remap.failure=1")
+    assert COMMAND.fullmatch(CHECKS["node.pci.corrected"].try_it)
     assert not COMMAND.fullmatch("no fake: it takes a driver that holds a process in state D")
 
 

@@ -12,6 +12,7 @@ from cli_reports import (
     FAULT,
     GPUS,
     HIT,
+    HUNG,
     LOST,
     SHRUNK,
     THROTTLED,
@@ -123,6 +124,37 @@ def test_a_note_is_told_once():
     (change,) = changes(report(), noted)
     assert change.words == "pod 1 note cgroup.hugetlb.max_hit: 2MB limit of 64 MiB hit"
     assert changes(noted, noted) == []
+
+
+def test_the_id_of_a_container_is_as_short_as_crictl_takes_it():
+    (change,) = changes(report(), report(notes=(Note(f"pod 1 container {'9b1d' * 16}", HIT),)))
+    assert change.words.startswith("pod 1 container 9b1d9b1d9b1d9 note ")
+
+
+def test_a_note_is_told_again_when_it_says_something_else_and_when_it_is_over():
+    hung, worse = (report(notes=(Note("node", cause),)) for cause in (HUNG, replace(HUNG, evidence="two")))
+    assert [c.words for c in changes(report(), hung)] == [
+        "node Degraded node.hung_task: blocked for minutes: dd"
+    ]
+    assert [c.words for c in changes(hung, worse)] == ["node Degraded node.hung_task: two"]
+    (over,) = changes(worse, report())
+    assert (over.words, over.severity) == ("node over node.hung_task", Severity.OK)
+
+
+def test_a_source_that_is_new_is_no_news_until_it_is_not_well():
+    before = report(device("cpu-node0"), sources=(source("cpus"),))
+    states = (SourceState.STARTING, SourceState.OK, SourceState.FAILING)
+    starting, well, failing = (replace(before, sources=(source("cpus"), source("pci", s))) for s in states)
+    assert changes(before, starting) == changes(starting, well) == []
+    assert [c.words for c in changes(starting, failing)] == ["source pci failing"]
+
+
+def test_that_no_device_events_arrive_is_told_with_the_reason():
+    deaf = source("uevents", SourceState.ABSENT, 0, "none in this namespace", vital=False)
+    (_, *told) = changes(None, report(device("cpu-node0"), sources=(deaf,)))
+    assert [c.words for c in told if c.subject == "source uevents"] == [
+        "source uevents absent none in this namespace"
+    ]
 
 
 def test_a_line_stays_one_line():

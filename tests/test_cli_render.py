@@ -1,6 +1,7 @@
 """The table: what people see, at any width, with and without colour, whatever a message contains."""
 
 import re
+from dataclasses import replace
 
 import pytest
 from cli_reports import (
@@ -8,11 +9,14 @@ from cli_reports import (
     CONTAINED,
     GPUS,
     HIT,
+    HUNG,
     LOST,
     NOW_S,
     SHRUNK,
+    STOLEN,
     THROTTLED,
     UNREADABLE,
+    cause,
     device,
     gpu,
     instance,
@@ -27,7 +31,7 @@ from agent.cli.fold import fold_names
 from agent.cli.render import render_report, render_status
 from agent.cli.terminal import Style, takes_colour
 from agent.cli.text import LOOKS, clean, format_age, format_bytes, format_count
-from agent.model.health import NotApplicable, Severity
+from agent.model.health import NotApplicable, Note, Severity
 from agent.model.report import Report
 from agent.model.snapshot import CoreStats
 from agent.model.source import SourceState
@@ -73,7 +77,9 @@ def test_the_worst_comes_first_in_the_headline():
 
 
 def test_the_worst_comes_first_in_the_table_only_where_asked_for():
-    names = [re.findall(r"^\S (\S+)", render_report(BUSY, PLAIN, worst_first=w), re.M) for w in (False, True)]
+    names = [
+        re.findall(r"^[●▲✖◌] (\S+)", render_report(BUSY, PLAIN, worst_first=w), re.M) for w in (False, True)
+    ]
     assert names[0] == [device.device for device in BUSY.devices]
     assert names[1] == [names[0][n] for n in (3, 2, 1, 0, 4)]
 
@@ -112,6 +118,57 @@ def test_the_pool_is_named_only_where_it_is_not_the_nodes_own():
     assert re.findall(r"● (\S+)", render(from_a_driver)) == ["gpu-0", "gpu-1"]
 
 
+def test_declared_devices_stand_below_their_driver_under_their_own_names():
+    declared = [
+        device("set-0", owner="cpu.example.com"),
+        device("set-1", owner="cpu.example.com"),
+        device("huge-0", owner="mem.example.com", pool="other"),
+    ]
+    shown = render(report(device("cpu-node0"), *declared))
+    lines = [line[:26].rstrip() for line in shown.partition("MESSAGE\n")[2].splitlines()]
+    assert lines == [
+        "● cpu-node0  Healthy  12s",
+        "  cpu.example.com",
+        "● set-0      Healthy  12s",
+        "● set-1      Healthy  12s",
+        "  mem.example.com, pool ot",
+        "● huge-0     Healthy  12s",
+    ]
+
+
+def test_declared_devices_that_are_not_below_their_driver_carry_its_name():
+    sick = device("set-0", THROTTLED, owner="cpu.example.com")
+    shown = render_report(report(device("cpu-node0"), sick), PLAIN, worst_first=True)
+    assert re.findall(r"^[●▲✖◌] (\S+)", shown, re.MULTILINE) == ["cpu.example.com/set-0", "cpu-node0"]
+
+
+def test_a_gpu_that_its_driver_declares_is_counted_once_and_what_to_do_about_it_is_said_once():
+    declared = device("h100-0", LOST, owner="gpu.example.com", product="NVIDIA A100-SXM4-40GB")
+    shown = render(report(gpu(0, LOST), declared))
+    assert "gpus  1 x NVIDIA A100-SXM4-40GB" in shown
+    assert shown.count("gpu.lost: NVML answers 15, the GPU is lost\n") == 2
+    assert shown.count("→ reboot the node\n") == 1
+
+
+def test_the_same_check_with_other_evidence_says_again_what_to_do():
+    less = replace(SHRUNK, evidence="3 pages, 4 at start")
+    shown = render(report(device("hugepages-2mi-node0", SHRUNK), device("hugepages-2mi-node1", less)))
+    assert shown.count(SHRUNK.advice) == 2
+
+
+def test_rules_of_other_devices_are_other_lines():
+    rules = [NotApplicable("gpu-0", "gpu.a", "needs 1 min"), NotApplicable("node", "node.b", "needs 1 min")]
+    shown = render(report(not_evaluated=tuple(rules)))
+    assert "needs 1 min: gpu.a on gpu-0\n" in shown
+    assert "needs 1 min: node.b on node\n" in shown
+
+
+def test_rules_of_declared_devices_name_the_pool_only_where_it_is_not_the_nodes_own():
+    rules = [NotApplicable(f"cpu.example.com/{pool}/set-0", "cpu.numa", "none") for pool in ("worker-7", "p")]
+    shown = render(report(not_applicable=tuple(rules)))
+    assert "none: cpu.numa on cpu.example.com/set-0, cpu.example.com/p/set-0\n" in shown
+
+
 def test_rules_that_do_not_apply_are_collapsed_by_their_reason():
     rules = [NotApplicable(f"cpu-node{n}", code, "no counters") for n in range(4) for code in ("a.b", "a.c")]
     assert "no counters: a.b, a.c on 4 devices\n" in render(report(not_applicable=tuple(rules)))
@@ -137,6 +194,32 @@ def test_a_stalled_source_says_since_when():
 
 def test_notes_are_listed_with_their_age():
     assert "container 9b1d: cgroup.hugetlb.max_hit: 2MB limit of 64 MiB hit (3m ago)\n" in render(BUSY)
+
+
+def test_notes_stand_worst_first_with_their_severity_and_what_to_do():
+    notes = (Note("pod 1", HIT), Note("node", HUNG), Note("pod 2", STOLEN), Note("pod 3", STOLEN))
+    assert render(report(notes=notes)).partition("  NOTES\n")[2] == (
+        "▲ node.hung_task: blocked for minutes: dd (60s ago)\n"
+        "  → reboot the node\n"
+        "▲ pod 2: cgroup.cpu.throttled_exclusive: throttled (12s ago)\n"
+        "▲ pod 3: cgroup.cpu.throttled_exclusive: throttled (12s ago)\n"
+        "  → take the quota off\n"
+        "· pod 1: cgroup.hugetlb.max_hit: 2MB limit of 64 MiB hit (3m ago)\n"
+    )
+
+
+def test_a_note_names_the_devices_that_its_pod_uses():
+    stolen = Note("pod 1", STOLEN, ("cpu.example.com/worker-7/set-0", "cpu.example.com/p/set-0"))
+    shown = render(report(notes=(stolen,)), now_s=None)
+    assert "throttled (uses cpu.example.com/set-0, cpu.example.com/p/set-0)\n" in shown
+
+
+def test_the_id_of_a_container_is_as_short_as_crictl_takes_it():
+    stolen = device("cpuset-0", cause("a.b", Severity.DEGRADED, f"pod 1 container {'9b1d' * 16}: throttled"))
+    shown = render(report(stolen, notes=(Note(f"pod 1 container {'9b1d' * 16}", HIT),)))
+    assert "a.b: pod 1 container 9b1d9b1d9b1d9: throttled\n" in shown
+    assert "· pod 1 container 9b1d9b1d9b1d9: cgroup.hugetlb.max_hit: " in shown
+    assert render(report(device("gpu-0", message="f" * 65))).endswith("f" * 65 + "\n"), "that is no id"
 
 
 def test_gpus_with_their_instances_say_what_is_wrong_once_and_which_gpu_to_pull():
@@ -216,10 +299,11 @@ def test_only_names_that_count_on_are_a_range(names, text):
 
 def test_a_node_without_gpus_is_not_told_at_length_that_it_has_none():
     absent = [
-        source(name, SourceState.ABSENT, 0, "no such library", vital=False) for name in ("nvml", "kmsg")
+        source(name, SourceState.ABSENT, 0, "no such library", vital=False)
+        for name in ("nvml", "nvml-events")
     ]
     shown = render(report(device("cpu-node0"), sources=(source("cpus"), *absent)))
-    assert "           nvml, kmsg: absent\n" in shown
+    assert "           nvml, nvml-events: absent\n" in shown
     assert "no such library" not in shown
     assert "nvml absent (no such library)" in render(report(sources=tuple(absent)))
 
@@ -230,10 +314,16 @@ def test_a_library_that_was_named_by_its_path_is_missed():
     assert "nvml: absent, /opt/libnvidia-ml.so.1: cannot open\n" in shown
 
 
+def test_where_no_device_events_arrive_the_reason_is_said():
+    deaf = source("uevents", SourceState.ABSENT, 0, "none in this network namespace", vital=False)
+    shown = render(report(device("cpu-node0"), sources=(source("cpus"), deaf)))
+    assert "uevents: absent, none in this network namespace\n" in shown
+
+
 def test_what_to_do_about_what_several_devices_share_is_said_once():
     shown = render(report(gpu(0, LOST), gpu(1, LOST), gpu(2), gpu(3, LOST)))
     assert shown.count("gpu.lost: NVML answers 15, the GPU is lost\n") == 3
-    assert shown.count("→ reboot the node\n") == 2
+    assert shown.count("→ reboot the node\n") == 1
     assert shown.index("→ reboot the node") < shown.index("GPU-00000000") < shown.index("gpu-1")
 
 

@@ -56,6 +56,11 @@ def test_a_flood_of_one_subject_is_none_of_another_and_is_forgotten():
     assert (limit._told, limit._held) == ({}, {})
 
 
+def test_a_flood_of_one_kind_of_note_is_none_of_another():
+    notes = [Change(0.0, "node", "Degraded", Severity.DEGRADED, "", f"node.{n}") for n in range(3 * LINES)]
+    assert Limit().take(notes, 0) == notes
+
+
 class Pipe(logging.Handler):
     """Log records, one line each, into a pipe."""
 

@@ -41,6 +41,8 @@ coalesce = "0s"
 sweep = "1m"
 resync = "1h"
 max-groups = 10
+throttled-percent = 50
+throttled-window = "2m"
 
 [expect]
 cpus = "0-3,8"
@@ -53,6 +55,14 @@ hugepages-1gi-node1 = 0
 [throttle]
 events = 3
 window = "30s"
+
+[errors]
+correctable = 10
+window = "12h"
+
+[pressure]
+percent = 20
+window = "5m"
 
 [gpu]
 watch = false
@@ -136,6 +146,12 @@ def test_every_key_of_the_file_arrives(setup):
         sweep_ns=60 * 10**9,
         resync_ns=3600 * 10**9,
         group_max=10,
+        throttled_percent=50,
+        throttled_window_s=120,
+        correctable_errors=10,
+        correctable_window_s=43_200,
+        pressure_percent=20,
+        pressure_window_s=300,
         expect_cpus=0b1_0000_1111,
         expect_pools={"hugepages-2mi-node0": 512, "hugepages-1gi-node1": 0},
         throttle_events=3,
@@ -360,6 +376,12 @@ def test_what_is_not_understood_is_refused_by_name(setup, text, words):
         ('[cgroups]\nresync = "25h"', "cgroups.resync: 25h is over the limit of 24h"),
         ("[cgroups]\nmax-groups = 0", "cgroups.max-groups: 0 is below the limit of 1"),
         ("[cgroups]\nmax-groups = 16385", "cgroups.max-groups: 16385 is over the limit of 16384"),
+        ("[cgroups]\nthrottled-percent = 101", "cgroups.throttled-percent: 101 is over the limit of 100"),
+        ('[cgroups]\nthrottled-window = "9s"', "cgroups.throttled-window: 9s is below the limit of 10s"),
+        ("[errors]\ncorrectable = 0", "errors.correctable: 0 is below the limit of 1"),
+        ('[errors]\nwindow = "169h"', "errors.window: 169h is over the limit of 168h"),
+        ("[pressure]\npercent = 0", "pressure.percent: 0 is below the limit of 1"),
+        ('[pressure]\nwindow = "2h"', "pressure.window: 2h is over the limit of 1h"),
         ("[throttle]\nevents = 0", "throttle.events: 0 is below the limit of 1"),
         ('[throttle]\nwindow = "0s"', "throttle.window: 0s is below the limit of 1s"),
         ('[throttle]\nwindow = "25h"', "throttle.window: 25h is over the limit of 24h"),

@@ -1,14 +1,14 @@
 """The library, the count of GPUs, settings and stuck processes: what is told, and what is left to others."""
 
-from typing import Final
+from typing import Any, Final
 
 import pytest
-from gpu_samples import ABSENT, EIO, LIMITS, NOW_NS, gpu_sample, gpu_set, gpu_view
+from gpu_samples import ABSENT, EIO, LIMITS, NOW_NS, gpu_sample, gpu_set, gpu_view, pci_sample
 
 from agent.health.gpu.catalogue import gpu_rules
 from agent.health.gpu.view import GpuView
 from agent.health.rules import FINE, Answer, Inapplicable, Unevaluated, Unreadable
-from agent.model.gpu import GpuEvent, GpuField, GpuHost, StuckProcess
+from agent.model.gpu import GpuEvent, GpuField, GpuHost, GpuSample, StuckProcess
 from agent.model.health import Finding, Severity
 from agent.model.settings import GpuLimits
 from agent.model.source import SourceState
@@ -17,6 +17,7 @@ ROWS: Final = {rule.code: rule for rule in gpu_rules(LIMITS)}
 INIT: Final = "gpu.driver.init"
 MISMATCH: Final = "gpu.driver.mismatch"
 MISSING: Final = "gpu.missing"
+UNBOUND: Final = "gpu.unbound"
 DEAF: Final = "gpu.driver.deaf"
 STUCK: Final = "gpu.driver.stuck_process"
 RELOADED: Final = "gpu.driver.reloaded"
@@ -45,6 +46,16 @@ def gone(text: str) -> Finding:
     return Finding(MISSING, Severity.UNHEALTHY, text)
 
 
+def taken(driver: str, gpu: GpuSample | None = GONE, **attributes: Any) -> GpuView:
+    """A GPU that NVML no longer counts and that is on the bus, bound to this driver."""
+    return gpu_view(gpu=gpu, **{"gpus": SEVEN, "pci": pci_sample(driver=driver), **attributes})
+
+
+def given(text: str, advice: str) -> Finding:
+    return Finding(UNBOUND, Severity.UNHEALTHY, text, advice)
+
+
+BIND: Final = "echo 0000:1b:00.0 > /sys/bus/pci/drivers/nvidia/bind"
 INSTALL: Final = "install the driver's libnvidia-ml.so.1, or name it (--nvml-library)"
 LOAD: Final = "load the kernel module (modprobe nvidia); if that fails, the kernel log says why"
 CASES: Final[list[tuple[str, GpuView, Answer]]] = [
@@ -63,6 +74,23 @@ CASES: Final[list[tuple[str, GpuView, Answer]]] = [
     (MISMATCH, STARTING, Unevaluated("NVML is being opened")),
     (MISMATCH, broken(18),
      Finding(MISMATCH, Severity.UNKNOWN, "library and kernel module are of different driver versions")),
+    # --- gpu.unbound
+    (UNBOUND, taken("nvidia"), FINE),
+    (UNBOUND, taken("", gpu_sample()), FINE),  # whoever is counted has a driver, whatever the bus says
+    (UNBOUND, taken("", gpu_sample(status=15)), FINE),
+    (UNBOUND, gpu_view(gpu=GONE, gpus=SEVEN), Unevaluated("nobody has seen it on the PCI bus")),
+    (UNBOUND, taken(""), given("no driver is bound to 0000:1b:00.0", BIND)),
+    (UNBOUND, taken("", None), given("no driver is bound to 0000:1b:00.0", BIND)),  # known from another day
+    (UNBOUND, taken("nouveau"),
+     given("nouveau is bound to 0000:1b:00.0, not nvidia",
+           f"unless that is wanted: echo 0000:1b:00.0 > /sys/bus/pci/drivers/nouveau/unbind; {BIND}")),
+    (UNBOUND, taken("vfio-pci"),
+     given("0000:1b:00.0 is given to a virtual machine: vfio-pci is bound to it",
+           f"unless that is wanted: echo 0000:1b:00.0 > /sys/bus/pci/drivers/vfio-pci/unbind; {BIND}")),
+    (UNBOUND, taken("", gpus=gpu_set(state=SourceState.FAILING, err=9)), Unevaluated("NVML cannot be used")),
+    (UNBOUND, taken("vfio-pci", gpus=gpu_set(state=SourceState.FAILING, err=9)),
+     given("0000:1b:00.0 is given to a virtual machine: vfio-pci is bound to it",
+           f"unless that is wanted: echo 0000:1b:00.0 > /sys/bus/pci/drivers/vfio-pci/unbind; {BIND}")),
     # --- gpu.missing
     (MISSING, gpu_view(), FINE),
     (MISSING, gpu_view(gpu=gpu_sample(status=15)), FINE),  # a lost GPU still counts
@@ -73,6 +101,8 @@ CASES: Final[list[tuple[str, GpuView, Answer]]] = [
      gone("not among the 7 GPUs that NVML counts; 0000:1b:00.0 is still on the PCI bus")),
     (MISSING, gpu_view(gpu=GONE, gpus=SEVEN, host=GpuHost(bus_gpus=("0000:2b:00.0",))),
      gone("not among the 7 GPUs that NVML counts; 0000:1b:00.0 is gone from the PCI bus")),
+    (MISSING, taken("vfio-pci", host=GpuHost(bus_gpus=("0000:2b:00.0",))),
+     gone("not among the 7 GPUs that NVML counts; 0000:1b:00.0 is still on the PCI bus")),
     (MISSING, gpu_view(gpu=GONE, gpus=SEVEN, host=GpuHost(bus_gpus=EIO)),
      gone("not among the 7 GPUs that NVML counts")),
     (MISSING, STARTING, Unevaluated("NVML is being opened")),

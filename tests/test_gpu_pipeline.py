@@ -286,10 +286,10 @@ def test_what_is_told_of_a_gpu_that_does_not_answer_is_sent_at_each_heartbeat(si
     node.rest(100)
     sent: list[list[str]] = []
     feed = Feed(lambda devices, _: [",".join(device.device for device in devices).encode()])
-    feed.publish(node.look())
+    feed.publish(node.look().devices)
     for _ in range(5):
         number = feed.number
-        feed.publish(node.rest(10))
+        feed.publish(node.rest(10).devices)
         (message,) = feed.owed(number)
         sent.append([name for name in message.decode().split(",") if name.startswith("gpu-0")])
     assert sent == [["gpu-0", "gpu-0-mig-1-0"]] * 5

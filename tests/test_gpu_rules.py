@@ -16,6 +16,7 @@ from gpu_samples import (
     gpu_sample,
     gpu_set,
     gpu_view,
+    pci_sample,
     silent_view,
     still,
 )
@@ -24,10 +25,11 @@ from hypothesis import strategies as st
 
 from agent.health.catalogue import Rule
 from agent.health.gpu.catalogue import gpu_rules, gpu_wakes, windows
-from agent.health.gpu.common import at_least, duration, foremost, nvml_name
+from agent.health.gpu.common import foremost, nvml_name
 from agent.health.gpu.view import GpuStart, GpuView
 from agent.health.host.catalogue import ALL_RULES
 from agent.health.rules import FINE, Growth, Inapplicable, Unevaluated, Unreadable
+from agent.health.words import at_least, duration
 from agent.model.gpu import GpuField, GpuHost, StuckProcess
 from agent.model.health import Blame, Finding, Severity
 from agent.model.reading import Reading
@@ -68,6 +70,7 @@ TRIGGERS: Final[Mapping[str, GpuView]] = {
     "gpu.driver.init": library(9),
     "gpu.driver.mismatch": library(18),
     "gpu.missing": gpu_view(gpu=gpu_sample(status=28)),
+    "gpu.unbound": gpu_view(gpu=gpu_sample(status=28), pci=pci_sample(driver="")),
     "gpu.driver.reloaded": gpu_view(gpus=gpu_set(generation=2)),
     "gpu.driver.persistence_off": read(persistence=0),
     "gpu.driver.stuck_process": gpu_view(host=GpuHost(stuck=(StuckProcess(4711, "python"),))),
@@ -127,7 +130,7 @@ def test_a_trigger_raises_its_rule_as_the_row_says(rule: Rule) -> None:
 def test_every_row_is_complete(rule: Rule) -> None:
     assert rule.severity is not Severity.OK
     assert rule.blame in Blame
-    assert rule.source in {"gpu", "nvml", "host"}
+    assert rule.source in {"gpu", "nvml", "host", "pci"}
     assert all([rule.threshold, rule.why, rule.advice, rule.try_it])
     assert rule.judge.__doc__
     assert "Source:" in rule.judge.__doc__

@@ -19,6 +19,7 @@ LINES: Final = {rule.code: rule.try_it for rule in gpu_rules(GpuLimits())}
 BY_HAND: Final = {
     "gpu.driver.deaf",
     "gpu.driver.stuck_process",
+    "gpu.unbound",
     "gpu.fabric.manager",
     "gpu.pcie.aer.fatal",
     "gpu.pcie.aer.nonfatal",

@@ -1,19 +1,36 @@
-"""What the host says of its GPUs, and that nothing waits for it: on a fake NVML and plain files."""
+"""What the host says of its GPUs and PCI devices, and that nothing waits for it.
+
+On a fake NVML, plain files, and events of the real kernel.
+"""
 
 import json
+import os
+import shutil
 import subprocess
 import sys
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
+import trio
 from agents import Agent, short_tmp
 from fake_nvml import FakeNvml, fake_nvml
+from netns import Injector, netns
+from trio.testing import MockClock
 from wire.serving import eventually
 
 from agent.config import Config
+from agent.health.catalogue import CLEAN_PASSES
 from agent.host_watch import HostWatch, _renewed
+from agent.model.declared import Declarations, Declared, DeclaredFile, DeclaredPci
 from agent.model.gpu import GpuAttributes, GpuHost
+from agent.model.reading import Missing
+from agent.model.source import SourceSample, SourceState
+from agent.model.time import NS
+from agent.model.uevent import Subsystem, UeventSample
+from agent.native.uevents import Uevents
 
 __all__ = ["short_tmp"]
 
@@ -112,6 +129,245 @@ def test_a_part_that_was_replaced_is_forgotten() -> None:
 
 def test_a_card_in_another_slot_is_the_same_card() -> None:
     assert _renewed([row(1)], [row(1, "0000:09:00.0")]) == (row(1, "0000:09:00.0"),)
+
+
+# --- the PCI bus -------------------------------------------------------------------------------------------
+
+NIC = "0000:5e:00.0"
+
+
+def plug_nic(machine: Config, driver: str = "mlx5_core") -> Path:
+    device = machine.sysfs_root / "bus/pci/devices" / NIC
+    device.mkdir()
+    (device / "vendor").write_text("0x15b3\n")
+    bind(device, driver)
+    return device
+
+
+def bind(device: Path, driver: str) -> None:
+    (device / "driver").unlink(missing_ok=True)
+    (device / "driver").symlink_to(f"../../drivers/{driver}")
+
+
+def declared(*addresses: str) -> Declarations:
+    whats = [DeclaredPci(address, "") for address in addresses]
+    devices = [Declared("d.example.com", "n", f"pci-{i}", what, 0) for i, what in enumerate(whats)]
+    return (DeclaredFile("d.example.com", tuple(devices)),)
+
+
+def events(count: int, state: SourceState = SourceState.OK) -> UeventSample:
+    source = SourceSample("uevents", state, 0, NS, 0, "", vital=False)
+    return UeventSample((), source, changes={Subsystem.PCI: count})
+
+
+class PciWatcher:
+    """A watch whose own pace is an hour, so that what it sees sooner it was told of."""
+
+    def __init__(self, machine: Config, **options: bool) -> None:
+        roots = machine.sysfs_root, machine.procfs_root
+        self.watch = HostWatch(machine.nvml_library, *roots, 3600, **options)
+        self.wakes = 0
+
+    def wake(self) -> None:
+        self.wakes += 1
+
+    @property
+    def drivers(self) -> dict[str, str]:
+        pci = self.watch.pci
+        return {one.address: one.driver for one in pci} if isinstance(pci, tuple) else {}
+
+    @property
+    def passes(self) -> int:
+        source = self.watch.source
+        return source.passes if source else 0
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self.watch.run, self.wake)
+            yield
+            nursery.cancel_scope.cancel()
+
+
+async def until(claim: Callable[[], object]) -> None:
+    """In real time, and whenever that is; or, with a clock that jumps, whenever threads are done."""
+    while not claim():  # noqa: ASYNC110
+        await trio.sleep(0.01)
+
+
+def test_where_nothing_on_the_bus_is_watched_nobody_looks_at_it(machine: Config) -> None:
+    plug_nic(machine)
+    watcher = PciWatcher(machine)
+    watcher.watch.look().join(10)
+    watcher.watch.note(None, events(0))
+    assert (watcher.watch.pci, watcher.watch.source) == (None, None)
+
+
+def test_one_look_finds_gpus_and_what_is_declared(machine: Config) -> None:
+    plug_in(machine, BUS, "0x030200")
+    plug_nic(machine)
+    watcher = PciWatcher(machine)
+    watcher.watch.note(None, None, declared(NIC))
+    watcher.watch.look().join(10)
+    assert watcher.drivers == {BUS: "", NIC: "mlx5_core"}
+
+
+def test_an_agent_that_is_not_to_look_for_gpus_finds_what_is_declared(machine: Config) -> None:
+    plug_in(machine, BUS, "0x030200")
+    plug_nic(machine)
+    watcher = PciWatcher(machine, gpus=False)
+    watcher.watch.note(None, None, declared(NIC))
+    watcher.watch.look().join(10)
+    assert watcher.watch.host == GpuHost()
+    assert NIC in watcher.drivers
+
+
+async def test_what_is_declared_is_looked_for_at_once_and_until_then_nothing_is_said(machine: Config) -> None:
+    plug_nic(machine)
+    watcher = PciWatcher(machine)
+    watcher.watch.note(None, events(0))
+    async with watcher.running():
+        watcher.watch.note(None, events(0), declared(NIC))
+        source = watcher.watch.source
+        assert source is not None
+        assert (watcher.watch.pci, source.state) == (None, SourceState.STARTING)
+        await until(lambda: watcher.drivers == {NIC: "mlx5_core"})
+        watcher.watch.note(None, events(0), declared(NIC, BUS))
+        assert watcher.watch.pci is None  # it is not missing: nobody has looked for it
+        await until(lambda: watcher.watch.pci is not None)
+        assert watcher.drivers == {NIC: "mlx5_core"}
+        watcher.watch.note(None, events(0))
+        assert watcher.watch.source is None
+
+
+async def test_a_look_at_the_bus_that_hangs_says_nothing_until_it_returns(machine: Config) -> None:
+    vendor = plug_nic(machine) / "vendor"
+    whole, pipe = vendor.read_text(), vendor.with_name("pipe")
+    vendor.unlink()
+    os.mkfifo(vendor)
+    os.link(vendor, pipe)
+    watcher = PciWatcher(machine)
+    watcher.watch.note(None, events(0), declared(NIC))
+    async with watcher.running():
+        await trio.testing.wait_all_tasks_blocked(0.1)
+        assert watcher.watch.pci is None
+        assert watcher.watch.source
+        assert watcher.watch.source.state is SourceState.STARTING
+        vendor.with_name("new").write_text(whole)
+        vendor.with_name("new").rename(vendor)
+        os.close(os.open(pipe, os.O_RDWR | os.O_NONBLOCK))  # lets the reader go; it found nothing
+        with trio.fail_after(10):
+            await until(lambda: watcher.drivers == {NIC: "mlx5_core"})
+    assert watcher.watch.source.state is SourceState.OK
+
+
+async def test_a_device_event_makes_the_bus_be_read_at_once(machine: Config) -> None:
+    nic = plug_nic(machine)
+    plug_in(machine, BUS, "0x030200")
+    watcher = PciWatcher(machine)
+    watcher.watch.note(None, events(7), declared(NIC))
+    async with watcher.running():
+        await until(lambda: watcher.drivers.get(NIC) and watcher.watch.host.bus_gpus == (BUS,))
+        bind(nic, "vfio-pci")
+        shutil.rmtree(machine.sysfs_root / "bus/pci/devices" / BUS)
+        watcher.watch.note(None, events(8), declared(NIC))
+        await until(lambda: watcher.drivers == {NIC: "vfio-pci"} and watcher.watch.host.bus_gpus == ())
+        assert watcher.wakes >= 2
+
+
+async def test_after_a_change_there_are_as_many_looks_soon_as_end_a_fault(
+    machine: Config, autojump_clock: MockClock
+) -> None:
+    nic = plug_nic(machine)
+    watcher = PciWatcher(machine)
+    watcher.watch.note(None, events(0), declared(NIC))
+    async with watcher.running():
+        await until(lambda: watcher.passes == CLEAN_PASSES)
+        bind(nic, "vfio-pci")
+        watcher.watch.note(None, events(1), declared(NIC))
+        await until(lambda: watcher.passes == 2 * CLEAN_PASSES)
+        soon_s = trio.current_time() + 60
+        await until(lambda: trio.current_time() > soon_s)
+        assert watcher.passes == 2 * CLEAN_PASSES
+
+
+async def test_a_gpu_that_is_plugged_in_is_found_at_once(machine: Config) -> None:
+    watcher = PciWatcher(machine)
+    watcher.watch.note(None, events(0))
+    async with watcher.running():
+        await until(lambda: not watcher.watch.unfinished(0))
+        plug_in(machine, BUS, "0x030200")
+        watcher.watch.note(None, events(1))
+        await until(lambda: watcher.drivers == {BUS: ""})
+
+
+async def test_a_device_that_comes_and_goes_all_the_time_is_followed_less_and_less_often(
+    machine: Config, autojump_clock: MockClock
+) -> None:
+    nic = plug_nic(machine)
+    nics = declared(NIC)
+    watcher = PciWatcher(machine)
+    async with watcher.running():
+        for number in range(1000):
+            watcher.watch.note(None, events(number), nics)
+            await trio.sleep(0.1)
+        assert watcher.passes <= 30
+        bind(nic, "vfio-pci")
+        watcher.watch.note(None, events(1000), nics)
+        await until(lambda: watcher.drivers == {NIC: "vfio-pci"})
+        assert trio.current_time() < 100 + 600
+
+
+@pytest.mark.parametrize("uevents", [None, events(0, SourceState.ABSENT), events(0, SourceState.FAILING)])
+async def test_where_the_kernel_tells_nobody_the_bus_is_looked_at_every_ten_seconds(
+    machine: Config, autojump_clock: MockClock, uevents: UeventSample | None
+) -> None:
+    nic = plug_nic(machine)
+    watcher = PciWatcher(machine)
+    watcher.watch.note(None, uevents, declared(NIC))
+    async with watcher.running():
+        await until(lambda: watcher.drivers == {NIC: "mlx5_core"})
+        source = watcher.watch.source
+        assert source is not None
+        assert source.period_ns == 10 * NS
+        bind(nic, "vfio-pci")
+        await until(lambda: watcher.drivers == {NIC: "vfio-pci"})
+        assert trio.current_time() < 3600
+
+
+def test_a_bus_that_is_not_there_is_no_bus_without_devices(machine: Config) -> None:
+    (machine.sysfs_root / "bus/pci/devices").rmdir()
+    watcher = PciWatcher(machine)
+    watcher.watch.note(None, None, declared(NIC))
+    watcher.watch.look().join(10)
+    source = watcher.watch.source
+    assert source is not None
+    assert isinstance(watcher.watch.pci, Missing)
+    assert source.state is SourceState.ABSENT
+
+
+async def test_the_kernel_says_that_a_device_was_unbound_and_the_bus_is_read(machine: Config) -> None:
+    nic = plug_nic(machine)
+    nics = declared(NIC)
+    watcher = PciWatcher(machine)
+    fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+    with netns(), Injector() as kernel:
+        listener = Uevents(fd)
+        listener.start()
+
+        def looked() -> HostWatch:
+            watcher.watch.note(None, listener.read(), nics)
+            return watcher.watch
+
+        try:
+            async with watcher.running():
+                await until(lambda: looked().pci and watcher.watch.source.period_ns == 3600 * NS)
+                (nic / "driver").unlink()
+                kernel.inject("unbind", f"/devices/pci0000:5d/{NIC}", SUBSYSTEM="pci", PCI_SLOT_NAME=NIC)
+                await until(lambda: looked().pci and watcher.drivers == {NIC: ""})
+        finally:
+            assert listener.stop(5)
+            os.close(fd)
 
 
 # --- an agent ----------------------------------------------------------------------------------------------

@@ -5,21 +5,24 @@ import re
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from paper import PaperNode, node_sample, pool_sample
+from paper import EIO, PaperNode, node_sample, pool_sample
 
 from agent.devices.inventory import (
     Device,
     Kind,
     cpu_device,
+    declared_device,
     device_pools,
     devices_of,
     gpu_device,
+    memory_device,
     mig_device,
     parse_pool_name,
     pool_device,
     size_name,
     spell_pool_name,
 )
+from agent.model.declared import Declared, DeclaredPci
 
 
 def names(
@@ -48,6 +51,12 @@ def test_every_numa_node_has_its_cpus_and_its_pools() -> None:
         "hugepages-2mi-node0", "hugepages-2mi-node1",
         "hugepages-1gi-node0", "hugepages-1gi-node1",
     ]  # fmt: skip
+
+
+def test_a_numa_node_of_memory_alone_has_no_cpus_to_judge() -> None:
+    node = PaperNode()
+    node.nodes = {0: node_sample(0), 1: node_sample(1, 0), 2: node_sample(2, EIO)}
+    assert names(node) == ["cpu-node0", "cpu-node2"]
 
 
 def test_nodes_are_in_the_order_of_their_numbers() -> None:
@@ -106,5 +115,6 @@ def test_a_pools_name_is_a_dns_label_and_leads_back_to_the_pool(size_kib: int, n
 
 
 def test_the_kinds_are_those_of_the_devices() -> None:
-    devices = [cpu_device(0), pool_device(2048, 0), gpu_device(0), mig_device(0, 1, 0)]
-    assert {device.kind for device in devices} == set(Kind)
+    host = [cpu_device(0), memory_device(0), pool_device(2048, 0), gpu_device(0), mig_device(0, 1, 0)]
+    nic = declared_device(Declared("nic.example.com", "node-a", "nic-0", DeclaredPci("0000:5e:00.0", ""), 0))
+    assert {device.kind for device in [*host, nic]} == set(Kind)

@@ -23,7 +23,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from machine import machine_lock
 
-from agent.health.xid.patterns import PATTERNS, compile_pattern
+from agent.health.klog.pattern import compile_pattern
+from agent.health.xid.patterns import PATTERNS
 from agent.model.log import LogSample
 from agent.model.source import SourceState
 from agent.native.kmsg import Kmsg, match

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from wire.serving import at, device, report, sick
+from wire.serving import at, device, sick
 
 from agent.model.health import DeviceHealth, Health, Severity
 from agent.serve.feed import Feed
@@ -30,23 +30,23 @@ def test_before_the_first_report_nobody_is_owed_anything() -> None:
 
 def test_a_new_subscriber_gets_the_full_list() -> None:
     feed = Feed(Encoder())
-    feed.publish(report([device("a"), device("b")]))
-    feed.publish(report([device("a"), device("b", verified=2)]))
+    feed.publish([device("a"), device("b")])
+    feed.publish([device("a"), device("b", verified=2)])
     assert feed.owed(0) == (b"a,b",)
 
 
 def test_a_device_that_was_not_verified_again_is_not_sent_again() -> None:
     feed = Feed(Encoder())
-    number = feed.publish(report([device("a"), device("b")]))
-    feed.publish(report([device("a"), device("b", verified=2)]))
+    number = feed.publish([device("a"), device("b")])
+    feed.publish([device("a"), device("b", verified=2)])
     assert feed.owed(number) == (b"b",)
 
 
 def test_if_nothing_was_verified_nothing_is_sent() -> None:
     encoder = Encoder()
     feed = Feed(encoder)
-    number = feed.publish(report([device("a"), device("b")]))
-    feed.publish(report([device("a"), device("b")]))
+    number = feed.publish([device("a"), device("b")])
+    feed.publish([device("a"), device("b")])
     assert feed.owed(number) == ()
     assert encoder.calls == 0
 
@@ -62,8 +62,8 @@ def test_if_nothing_was_verified_nothing_is_sent() -> None:
 )
 def test_a_changed_verdict_is_sent_though_nothing_was_verified(changed: DeviceHealth) -> None:
     feed = Feed(Encoder())
-    number = feed.publish(report([device("a"), device("b")]))
-    feed.publish(report([changed, device("b")]))
+    number = feed.publish([device("a"), device("b")])
+    feed.publish([changed, device("b")])
     assert feed.owed(number) == (b"a",)
 
 
@@ -71,31 +71,31 @@ def test_unknown_is_sent_every_time_for_it_needs_no_reading() -> None:
     feed = Feed(Encoder())
     unknown = device("a", health=Health.UNKNOWN, severity=Severity.UNKNOWN, message="cpu.unreadable: EIO")
     for _ in range(3):
-        number = feed.publish(report([unknown, device("b")]))
+        number = feed.publish([unknown, device("b")])
         assert feed.owed(number - 1)[0].split(b",")[0] == b"a"
     assert feed.owed(number - 1) == (b"a",)
 
 
 def test_what_the_kubelet_does_not_see_is_no_news() -> None:
     feed = Feed(Encoder())
-    number = feed.publish(report([device("a")]))
-    feed.publish(report([device("a", since=at(9), kind="other")]))
+    number = feed.publish([device("a")])
+    feed.publish([device("a", since=at(9), kind="other")])
     assert feed.owed(number) == ()
 
 
 def test_a_device_that_comes_back_is_news() -> None:
     feed = Feed(Encoder())
-    feed.publish(report([device("a"), device("b")]))
-    number = feed.publish(report([device("b")]))
-    feed.publish(report([device("a"), device("b")]))
+    feed.publish([device("a"), device("b")])
+    number = feed.publish([device("b")])
+    feed.publish([device("a"), device("b")])
     assert feed.owed(number) == (b"a",)
 
 
 def test_subscribers_that_are_equally_far_cost_one_encoding() -> None:
     encoder = Encoder()
     feed = Feed(encoder)
-    number = feed.publish(report([device("a")]))
-    feed.publish(report([device("a", verified=2)]))
+    number = feed.publish([device("a")])
+    feed.publish([device("a", verified=2)])
     for _ in range(64):
         feed.owed(number)
         feed.owed(0)
@@ -104,29 +104,29 @@ def test_subscribers_that_are_equally_far_cost_one_encoding() -> None:
 
 def test_longer_leases_are_another_list_of_the_same_devices() -> None:
     feed = Feed(Encoder())
-    feed.publish(report([device("a")]))
+    feed.publish([device("a")])
     assert [feed.owed(0, extra) for extra in (0, 1, 0)] == [(b"a",), (b"a+",), (b"a",)]
 
 
 def test_a_list_never_outlives_its_publication() -> None:
     feed = Feed(Encoder())
-    feed.publish(report([device("a")]))
+    feed.publish([device("a")])
     assert feed.owed(0) == (b"a",)
-    feed.publish(report([device("b")]))
+    feed.publish([device("b")])
     assert feed.owed(0) == (b"b",)
 
 
 def test_a_device_named_twice_is_our_mistake_and_is_named() -> None:
     feed = Feed(Encoder())
-    feed.publish(report([device("a")]))
+    feed.publish([device("a")])
     with pytest.raises(ValueError, match="'a' of pool 'node-a' twice"):
-        feed.publish(report([device("a"), device("b"), sick("a")]))
+        feed.publish([device("a"), device("b"), sick("a")])
     assert (feed.number, feed.owed(0)) == (1, (b"a",))
 
 
 def test_the_same_name_in_two_pools_is_two_devices() -> None:
     feed = Feed(Encoder())
-    feed.publish(report([device("a"), replace(device("a"), pool="other")]))
+    feed.publish([device("a"), replace(device("a"), pool="other")])
     assert feed.owed(0) == (b"a,a",)
 
 
@@ -156,7 +156,7 @@ def test_however_many_publications_are_skipped_no_device_is_lost(
     believed: dict[str, DeviceHealth] = {}
     got = 0
     for devices, reads in [*days, ([device("a")], True)]:
-        number = feed.publish(report(devices))
+        number = feed.publish(devices)
         if not reads:
             continue
         if feed.owed(got):

@@ -404,7 +404,7 @@ def test_streams_are_told_before_the_connection_is(tmp_path: Path) -> None:
 def test_a_request_that_comes_while_the_server_stops_is_refused_as_safe_to_repeat(tmp_path: Path) -> None:
     async def main() -> bytes:
         listener = UnixListener(tmp_path / "a.sock")
-        server = Server([HealthService(Publications(Latest(), encode_devices))])
+        server = Server([HealthService(Publications(Latest(), encode_devices, ["a"]).of("a"))])
         await server.listen(listener.sock)
         client = await asyncio.to_thread(RawClient, tmp_path / "a.sock")
         await asyncio.to_thread(client.next_frame)

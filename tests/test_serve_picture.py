@@ -14,9 +14,19 @@ from agent.model.snapshot import CoreStats
 from agent.model.source import SourceSample, SourceState
 from agent.model.status import AgentStatus, Subscribers, Tally
 from agent.model.time import Instant
-from agent.serve.picture import BLAMES, STATES, encode_device, encode_header, reply_of, report_of, status_of
+from agent.serve.picture import (
+    BLAMES,
+    STATES,
+    _settled,
+    encode_device,
+    encode_header,
+    reply_of,
+    report_of,
+    status_of,
+)
 from agent.serve.rpc.codec import Codec
 from agent.serve.rpc.gen.agent.drahealth import v1
+from agent.sources.declared_file import DEVICES_MAX
 
 TEXT = st.text(st.characters(codec="utf-8"), max_size=8)
 COUNT = st.integers(0, (1 << 63) - 1)
@@ -40,8 +50,9 @@ DEVICE = st.builds(
     DeviceHealth,
     *(TEXT, TEXT, TEXT, st.sampled_from(Health), SEVERITY, TEXT, INSTANT, INSTANT, SMALL, few(CAUSE)),
     few(st.tuples(TEXT, TEXT)),
+    TEXT,
 )
-NOTE = st.builds(Note, TEXT, CAUSE)
+NOTE = st.builds(Note, TEXT, CAUSE, few(TEXT))
 REPORT = st.builds(
     Report, TEXT, INSTANT, few(DEVICE), few(NOTE), few(RULE), few(RULE), few(SOURCE), CORE, SMALL
 )
@@ -116,6 +127,13 @@ def test_the_enums_are_complete_and_mean_the_same() -> None:
     assert {state.name: v1.SourceState(number).name for state, number in STATES.items()} == {
         state.name: state.name for state in SourceState
     }
+
+
+def test_as_many_devices_as_there_can_be_are_encoded_once_each() -> None:
+    hosts_own = 64 * 8 + 32 * 9  # NUMA nodes with CPUs, memory and six sizes of pages; GPUs, each in parts
+    kept = _settled.cache_info().maxsize
+    assert kept is not None
+    assert kept >= DEVICES_MAX + hosts_own
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ from agent.native._core import lib
 from hypothesis import given
 from hypothesis import strategies as st
 
+from agent.health.klog.pattern import compile_pattern
 from agent.health.xid.lines import (
     InitFailedLine,
     Line,
@@ -22,7 +23,7 @@ from agent.health.xid.lines import (
 )
 from agent.health.xid.nvlink4 import LinkFault
 from agent.health.xid.nvlink5 import Nvlink5Status
-from agent.health.xid.patterns import PATTERNS, compile_pattern
+from agent.health.xid.patterns import PATTERNS
 from agent.health.xid.recovery import RecoveryAction
 from agent.native.kmsg import match
 

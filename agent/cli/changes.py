@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from agent.cli.fold import format_instances, gpu_of, identity_of
-from agent.cli.text import clean, format_count, home_of, name_of, word_of
+from agent.cli.text import brief, format_count, home_of, is_missed, name_of, word_of
 from agent.model.health import DeviceHealth, Severity
 from agent.model.report import Report
 from agent.model.snapshot import CoreStats
@@ -28,6 +28,8 @@ class Change(NamedTuple):
     state: str
     severity: Severity
     message: str
+    code: str = ""
+    """Of a note: a pod or the node may have several at once, and each has news of its own."""
     aside: str = ""
     """What helps the reader and is no news: which piece of hardware it is, who is told of with it."""
 
@@ -38,11 +40,16 @@ class Change(NamedTuple):
     def words(self) -> str:
         """The line without the time."""
         aside = f"({self.aside})" if self.aside else ""
-        return clean(" ".join(filter(None, (self.subject, self.state, self.message, aside))))
+        what = ": ".join(filter(None, (self.code, self.message)))
+        return brief(" ".join(filter(None, (self.subject, self.state, what, aside))))
+
+    def differs_from(self, other: Change) -> bool:
+        """Whether the one is news after the other, of the same."""
+        return self.severity != other.severity or not self.same_as(other)
 
     def same_as(self, other: Change) -> bool:
         """Whether a reader is told the same of the two, whatever they are about."""
-        return (self.state, self.message) == (other.state, other.message)
+        return (self.state, self.code, self.message) == (other.state, other.code, other.message)
 
 
 def changes(before: Report | None, now: Report) -> list[Change]:
@@ -50,20 +57,18 @@ def changes(before: Report | None, now: Report) -> list[Change]:
     at = now.at.wall_s
     told: dict[str, Change] = _states(before) if before else {}
     stands = _states(now)
+    # that there is one more source is no news; but if no device was found, what is absent is the reason
+    dull = {SourceState.OK, SourceState.ABSENT} if now.devices else {SourceState.OK}
     news = {
         key: change
         for key, change in stands.items()
-        if not (old := told.get(key)) or old.severity != change.severity or not old.same_as(change)
+        if (told[key].differs_from(change) if key in told else change.severity or change.state not in dull)
     }
-    news |= {
-        key: Change(at, old.subject, "gone", Severity.UNKNOWN, "no longer reported")
-        for key, old in told.items()
-        if key not in stands and key.startswith("device ")
-    }
-    if before is None:
-        # if no device was found, what is absent is the reason
-        dull = {SourceState.OK, SourceState.ABSENT} if now.devices else {SourceState.OK}
-        news = {key: c for key, c in news.items() if c.severity or c.state not in dull}
+    for key, old in told.items():
+        if key not in stands and key.startswith("device "):
+            news[key] = Change(at, old.subject, "gone", Severity.UNKNOWN, "no longer reported")
+        elif key not in stands and old.code:
+            news[key] = Change(at, old.subject, "over", Severity.OK, "", old.code)
     return _fold(news, {**Counter(map(gpu_of, told)), **Counter(map(gpu_of, stands))})
 
 
@@ -91,14 +96,16 @@ def _states(report: Report) -> dict[str, Change]:
         name = name_of(d, home)
         which = identity_of(d) if d.severity > Severity.INFO else ""
         message = d.message or _in_passing(d)
-        states[f"device {d.pool} {d.device}"] = Change(
-            at, name, word_of(d.severity), d.severity, message, which
+        states[f"device {d.driver} {d.pool} {d.device}"] = Change(
+            at, name, word_of(d.severity), d.severity, message, aside=which
         )
     if not report.devices:
         states["devices"] = Change(at, "devices", "none", Severity.UNKNOWN, "no device was found")
     devices = {device.device for device in report.devices}
     for source in report.sources:
         if source.name in devices:  # a GPU has its own, and says itself what is wrong with it
+            continue
+        if source.state is SourceState.STARTING:  # in a moment it will have been read
             continue
         severity = _severity(source)
         detail = source.detail if severity else ""
@@ -111,8 +118,11 @@ def _states(report: Report) -> dict[str, Change]:
         message = f"{format_count(report.core.overflows, 'time')}, and everything was read again each time"
         states["inotify"] = Change(at, "inotify", "overflowed", Severity.DEGRADED, message)
     for note in report.notes:
-        message = f"{note.cause.code}: {note.cause.evidence}"
-        states[f"note {note.subject} {message}"] = Change(at, note.subject, "note", Severity.INFO, message)
+        cause = note.cause
+        word = word_of(cause.severity) if cause.severity > Severity.INFO else "note"
+        states[f"note {note.subject} {cause.code}"] = Change(
+            at, note.subject, word, cause.severity, cause.evidence, cause.code
+        )
     return states
 
 
@@ -122,11 +132,10 @@ def _in_passing(device: DeviceHealth) -> str:
 
 
 def _severity(source: SourceSample) -> Severity:
-    """One that is absent is nothing to tell of, unless the agent needs it and there is a reason to tell."""
+    """One that is absent is nothing to tell of, unless somebody may miss it."""
     if source.state in (SourceState.FAILING, SourceState.STALLED):
         return Severity.UNKNOWN
-    is_missed = source.state is SourceState.ABSENT and source.vital and bool(source.detail)
-    return Severity.INFO if is_missed else Severity.OK
+    return Severity.INFO if source.state is SourceState.ABSENT and is_missed(source) else Severity.OK
 
 
 def _blindness(core: CoreStats) -> str:

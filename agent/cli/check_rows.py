@@ -18,13 +18,20 @@ from agent.health.catalogue import (
     Rule,
     unreadable_of,
 )
+from agent.health.declared.devices import GONE as DECLARED_GONE
+from agent.health.declared.devices import UNSEEN as UNSEEN_DECLARED
+from agent.health.declared.devices import UNWATCHED, WRONG
+from agent.health.declared.gpus import DECLARED_GPU_RULES
 from agent.health.faults import events as gpu_events
 from agent.health.faults.events import EventRow
 from agent.health.gpu.catalogue import gpu_rules
 from agent.health.gpu.verdicts import GONE, UNSEEN
+from agent.health.host.catalogue import ALL_RULES, DECLARED_RULES, RULES
 from agent.health.host.cpus import CPU_RULES
 from agent.health.host.groups import GROUP_RULES
 from agent.health.host.hugepages import POOL_RULES
+from agent.health.host.memory import MEMORY_RULES
+from agent.health.host.node import NODE_RULES
 from agent.health.xid import sxids
 from agent.health.xid import table as xids
 from agent.model.health import Blame, Severity
@@ -45,12 +52,27 @@ def groups(limits: GpuLimits) -> tuple[Group, ...]:
     """All checks, with the numbers of these limits in their texts."""
     return (
         Group("CPUs", "Of `cpu-node<N>`.", tuple(map(_of_rule, CPU_RULES))),
+        Group("Memory", "Of `memory-node<N>`.", tuple(map(_of_rule, MEMORY_RULES))),
         Group("Hugepages", "Of `hugepages-<size>-node<N>`.", tuple(map(_of_rule, POOL_RULES))),
         Group(
-            "Containers of pods",
-            "Notes, told by `watch`; no device is judged by them.",
+            "Devices that drivers declare",
+            "Beside what is said of the host's own: declared CPUs, memory and pages are judged as those are, "
+            "and a declared GPU is what the host's is. See [declared-devices.md](declared-devices.md).",
+            (
+                *(_of_rule(rule) for rules in DECLARED_RULES.values() for rule in rules if _is_extra(rule)),
+                *map(_of_rule, DECLARED_GPU_RULES),
+                _of_row(UNWATCHED, "A GPU is declared, and nobody looks for GPUs.", UNWATCHED.try_it),
+                _of_row(UNSEEN_DECLARED, "Nobody has looked at the device yet.", UNSEEN_DECLARED.try_it),
+                _of_row(DECLARED_GONE, "Its driver declares the device no more.", DECLARED_GONE.try_it),
+                _of_row(WRONG, "A note: a driver's file breaks the rules of its format.", WRONG.try_it),
+            ),
+        ),
+        Group(
+            "Pods and their containers",
+            "Notes. What is degraded is also a cause of the declared devices that the pod uses.",
             tuple(map(_of_rule, GROUP_RULES)),
         ),
+        Group("The node", "Notes: they are about no device.", tuple(map(_of_rule, NODE_RULES))),
         Group(
             "GPUs: what can be read",
             "Of `gpu-<N>`, and of its MIG instances with it. The first is the driver's own word, and comes "
@@ -92,6 +114,10 @@ def groups(limits: GpuLimits) -> tuple[Group, ...]:
         ),
         Group("The agent itself", "", (_STANDS_STILL,)),
     )
+
+
+def _is_extra(rule: Rule) -> bool:
+    return not any(rule in rules for rules in RULES.values())
 
 
 _STANDS_STILL: Final = Check(
@@ -150,7 +176,7 @@ def unlisted(prefix: str, number: int) -> Check:
 
 def unreadable(check: Check) -> Check | None:
     """The check for "what this one reads can no longer be read"; None if it reads nothing."""
-    rules: Iterable[Rule] = (*CPU_RULES, *POOL_RULES, *GROUP_RULES, *gpu_rules(GpuLimits()))
+    rules: Iterable[Rule] = (*ALL_RULES, *DECLARED_GPU_RULES, *gpu_rules(GpuLimits()))
     rule = next((rule for rule in rules if rule.code == check.code), None)
     if rule is None:
         return None

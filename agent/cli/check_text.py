@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from agent.cli.check import Check, Group
     from agent.cli.terminal import Style
 
-COMMAND: Final = re.compile(r"(gpu \d|init|reload|profile|storm|wait|echo) .*")
+COMMAND: Final = re.compile(r"(gpu \d|init|reload|profile|storm|wait|echo|for) .*")
 """What of "try it" is typed, not read."""
 
 PREFACE: Final = """\
@@ -70,6 +70,8 @@ def render_list(groups: Iterable[Group], style: Style, *, whole: bool) -> str:
 def render_check(check: Check, group: Group, style: Style) -> str:
     """One check in full."""
     entries = [Entry(title, clean(text)) for title, text in _facts(check, group)]
+    if "/dev/kmsg" in check.try_it:
+        entries.append(Entry("", "(an agent hears it that runs with --kmsg-any-facility)"))
     verdict = style.paint(check.severity.name.lower(), LOOKS[check.severity].colour)
     head = f"{style.paint(check.code, 'bold')}{GAP}{verdict}, blame: {check.blame}"
     what = wrap(check.what, style, first="  ", rest="  ")

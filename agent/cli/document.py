@@ -28,7 +28,10 @@ def report_document(report: Report) -> dict[str, Any]:
         "node": report.node,
         "at": rfc3339(report.at.wall_s),
         "devices": [_device(device) for device in report.devices],
-        "notes": [{"subject": note.subject, **_cause(note.cause)} for note in report.notes],
+        "notes": [
+            {"subject": note.subject, "devices": list(note.devices), **_cause(note.cause)}
+            for note in report.notes
+        ],
         "notApplicable": _rules(report.not_applicable),
         "notEvaluated": _rules(report.not_evaluated),
         "sources": [_source(source, report.at) for source in report.sources],
@@ -79,7 +82,7 @@ def _lower(severity: Severity) -> str:
 
 def _device(device: DeviceHealth) -> dict[str, Any]:
     return {
-        "driver": "",  # the host's own; a driver that declares devices puts its name here
+        "driver": device.driver,  # empty: the host's own
         "pool": device.pool,
         "name": device.device,
         "kind": device.kind,

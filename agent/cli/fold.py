@@ -44,20 +44,19 @@ class Fold(NamedTuple):
 
 def fold_instances(devices: Sequence[DeviceHealth]) -> list[Fold]:
     """The devices without the MIG instances that only repeat their GPU."""
-    by_name = {(device.pool, device.device): device for device in devices}
+    by_name = {device.key: device for device in devices}
     shown: list[DeviceHealth] = []
-    folded: Counter[tuple[str, str]] = Counter()
-    instances: Counter[tuple[str, str]] = Counter()
+    folded: Counter[tuple[str, str, str]] = Counter()
+    instances: Counter[tuple[str, str, str]] = Counter()
     for device in devices:
-        key = (device.pool, gpu_of(device.device))
+        key = (device.driver, device.pool, gpu_of(device.device))
         gpu = by_name.get(key)
         instances[key] += gpu is not None
         if gpu and _repeats(device, gpu):
             folded[key] += 1
         else:
             shown.append(device)
-    keys = [(device.pool, device.device) for device in shown]
-    words = [format_instances(folded[key], instances[key]) for key in keys]
+    words = [format_instances(folded[device.key], instances[device.key]) for device in shown]
     return [Fold(*pair) for pair in zip(shown, words, strict=True)]
 
 

@@ -7,7 +7,16 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Final
 
 from agent.cli.fold import fold_names, gpu_of
-from agent.cli.text import Entry, clean, format_age, format_bytes, format_count
+from agent.cli.text import (
+    Entry,
+    clean,
+    format_age,
+    format_bytes,
+    format_count,
+    home_of,
+    is_missed,
+    name_of_subject,
+)
 from agent.model.source import SourceSample, SourceState
 from agent.model.time import NS, Instant, rfc3339
 
@@ -43,20 +52,23 @@ def foot_of(report: Report, now_s: float | None, processes: Sequence[ProcessFact
     yield from (Entry("processes", _process(process)) for process in processes)
     # Last, because long, and the same for as long as the machine is.
     for title, rules in (("not evaluated", report.not_evaluated), ("not applicable", report.not_applicable)):
-        yield from (Entry(title, text) for text in _collapse(rules))
+        yield from (Entry(title, text) for text in _collapse(rules, home_of(report)))
 
 
-def _collapse(rules: Iterable[NotApplicable]) -> Iterator[str]:
-    """Rules with the same reason as one text: the reason, then which rules of which devices."""
-    by_reason: dict[str, list[NotApplicable]] = {}
+def _collapse(rules: Iterable[NotApplicable], home: str) -> Iterator[str]:
+    """Rules of the same devices with the same reason as one text: the reason, then which rules of which."""
+    devices_of: dict[tuple[str, str], dict[str, None]] = {}
     for rule in rules:
-        by_reason.setdefault(rule.reason, []).append(rule)
-    for reason, same in by_reason.items():
-        codes = list(dict.fromkeys(clean(rule.code) for rule in same))
+        devices = devices_of.setdefault((clean(rule.reason), clean(rule.code)), {})
+        if rule.device:
+            devices[name_of_subject(rule.device, home)] = None
+    together: dict[tuple[str, tuple[str, ...]], list[str]] = {}
+    for (reason, code), devices in devices_of.items():
+        together.setdefault((reason, tuple(devices)), []).append(code)
+    for (reason, names), codes in together.items():
         what = ", ".join(codes) if len(codes) <= MOST_CODES else f"{len(codes)} rules"
-        devices = list(dict.fromkeys(clean(rule.device) for rule in same if rule.device))
-        where = f" on {', '.join(devices)}" if len(devices) <= 3 else f" on {len(devices)} devices"
-        yield f"{clean(reason)}: {what}{where if devices else ''}"
+        where = f" on {', '.join(names)}" if len(names) <= 3 else f" on {len(names)} devices"
+        yield f"{reason}: {what}{where if names else ''}"
 
 
 def _gpus(devices: Iterable[DeviceHealth]) -> Iterator[Entry]:
@@ -64,6 +76,8 @@ def _gpus(devices: Iterable[DeviceHealth]) -> Iterator[Entry]:
     gpus: Counter[str] = Counter()
     profiles: Counter[str] = Counter()
     for device in devices:
+        if device.driver:  # one that a driver declares is one of these
+            continue
         known = dict(device.attributes)
         if gpu_of(device.device):
             profiles[known.get("profile", "")] += 1
@@ -96,10 +110,7 @@ def _facts(source: SourceSample, at: Instant | None, now_s: float | None) -> Ite
         yield f"last read {format_age(now_s - read_s)} ago"
     if source.failures:
         yield format_count(source.failures, "failure")
-    # That there is no GPU to read takes no explaining, and where there is one, a cause says it. But a library
-    # that was named by its path is missed.
-    is_missed = source.vital or "/" in source.detail.partition(":")[0]
-    if source.detail and (is_missed or source.state is not SourceState.ABSENT):
+    if source.detail and (source.state is not SourceState.ABSENT or is_missed(source)):
         yield clean(source.detail)
 
 

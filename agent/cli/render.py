@@ -1,7 +1,8 @@
 """Reports and status as text for people. Pure: it takes values, a style and a time, and returns text.
 
-One line per device, and below those that are not well what to do and which piece of hardware it is. MIG
-instances that only repeat their GPU are told of with it.
+One line per device, and below those that are not well what to do and which piece of hardware it is. Devices
+that drivers declare stand below their driver's name. MIG instances that only repeat their GPU are told of
+with it.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from agent.cli.text import (
     GAP,
     LOOKS,
     Entry,
+    brief,
     clean,
     format_age,
     format_bytes,
@@ -23,6 +25,7 @@ from agent.cli.text import (
     format_entries,
     home_of,
     name_of,
+    name_of_subject,
     word_of,
     wrap,
 )
@@ -38,6 +41,9 @@ if TYPE_CHECKING:
 
 NARROWEST: Final = 32
 """A message with fewer columns than this goes below its device [columns]."""
+
+Advised = tuple[str, str, str]
+"""A code, its evidence, and the advice that was given for it."""
 
 DEVICE_SOURCES: Final = frozenset({"cpus", "hugepages", "nvml"})
 """The sources that devices are found by."""
@@ -61,12 +67,8 @@ def render_report(
     lines = [_headline(home_of(report), Counter(d.severity for d in report.devices), style)]
     if devices := list(_devices(report, style, now_s, worst_first=worst_first)):
         lines += ["", *devices]
-    if report.notes:
-        lines += ["", style.paint("  NOTES", "dim")]
-        for note in report.notes:
-            age = "" if now_s is None else f" ({format_age(now_s - note.cause.since.wall_s)} ago)"
-            text = f"{clean(note.subject)}: {clean(note.cause.code)}: {clean(note.cause.evidence)}{age}"
-            lines += wrap(text, style, first="  ", rest="    ")
+    if notes := list(_notes(report, style, now_s)):
+        lines += ["", style.paint("  NOTES", "dim"), *notes]
     if foot := list(format_entries(list(foot_of(report, now_s, processes)), style)):
         lines += ["", *foot]
     return "\n".join(lines) + "\n"
@@ -86,10 +88,14 @@ def _headline(node: str, counts: Counter[Severity], style: Style) -> str:
 
 def _devices(report: Report, style: Style, now_s: float | None, *, worst_first: bool) -> Iterator[str]:
     """The table proper, or why there is none."""
-    folds = fold_instances(report.devices)
+    home, folds = home_of(report), fold_instances(report.devices)
     if worst_first:
         folds.sort(key=lambda fold: fold.device.severity, reverse=True)
-    rows = [_row(fold.device, home_of(report), now_s) for fold in folds]
+    owners = ["" if worst_first else _owner_of(fold.device, home) for fold in folds]
+    rows = [
+        _row(clean(fold.device.device) if owner else name_of(fold.device, home), fold.device, now_s)
+        for owner, fold in zip(owners, folds, strict=True)
+    ]
     if not rows:
         if reasons := [_why_none(s) for s in report.sources if s.name in DEVICE_SOURCES]:
             yield from wrap(f"nothing to judge: {'; '.join(reasons)}", style, first="  ", rest="    ")
@@ -102,18 +108,19 @@ def _devices(report: Report, style: Style, now_s: float | None, *, worst_first: 
 
     column = 2 + len(cells(titles)) + len(GAP)
     beside = style.width is None or style.width - column >= NARROWEST
-    yield style.paint(f"  {cells(titles)}{GAP}MESSAGE" if beside else f"  {cells(titles)}", "dim")
-    before: list[tuple[str, str, str]] = []
-    for fold, row in zip(folds, rows, strict=True):
-        told = [(cause.code, cause.evidence, cause.advice) for cause in fold.device.causes]
+    yield style.paint(f"  {cells(titles)}{GAP}MESSAGE" if beside else f"  {cells(titles)}".rstrip(), "dim")
+    above, advised = "", set[Advised]()
+    for fold, owner, row in zip(folds, owners, rows, strict=True):
+        if owner != above:
+            yield from wrap(owner, style, first="  ", rest="    ", paint=("bold",))
+        above = owner
         look = LOOKS[fold.device.severity]
         sign = style.paint(look.sign if style.unicode else look.ascii, look.colour)
         # Padded first, painted second: an escape sequence has no width.
         padded, at = cells(row), widths[0] + len(GAP)
         painted = padded[:at] + style.paint(look.word, look.colour) + padded[at + len(look.word) :]
         indent = " " * (column if beside else 4)
-        body = list(_body(fold.device, style, indent, is_repeated=told == before))
-        before = told
+        body = list(_body(fold.device, style, indent, advised))
         body += wrap(fold.words, style, first=indent, rest=indent, paint=("dim",))
         if beside and body:
             yield f"{sign} {painted}{GAP}{body[0][column:]}"
@@ -123,39 +130,75 @@ def _devices(report: Report, style: Style, now_s: float | None, *, worst_first: 
             yield from body
 
 
-def _body(device: DeviceHealth, style: Style, indent: str, *, is_repeated: bool) -> Iterator[str]:
+def _owner_of(device: DeviceHealth, home: str) -> str:
+    """Whose device it is, if it is not the host's own; above all that are."""
+    pool = f", pool {device.pool}" if device.pool != home else ""
+    return clean(f"{device.driver}{pool}") if device.driver else ""
+
+
+def _body(device: DeviceHealth, style: Style, indent: str, advised: set[Advised]) -> Iterator[str]:
     """What is to be said of a device: each cause and what to do about it, else the message; and which it is.
 
     The message is made of the causes, so it is only shown of a device whose causes are not known.
 
     Args:
-        is_repeated: The device above has the same causes. What to do stands there: a driver that fails is
-            one thing to mend, not eight.
+        advised: Grows. What to do about the same cause of a device above stands there: a driver that fails is
+            one thing to mend, not eight, and a GPU that its driver declares is the host's.
     """
-    arrow, dot = ("→ ", "· ") if style.unicode else ("> ", "- ")
+    arrow, dot = _marks(style)
     if not device.causes:
-        yield from wrap(clean(device.message), style, first=indent, rest=indent)
+        yield from wrap(brief(device.message), style, first=indent, rest=indent)
     for i, cause in enumerate(device.causes):
-        text, told = f"{clean(cause.code)}: {clean(cause.evidence)}", cause.severity > Severity.INFO
+        text, told = f"{clean(cause.code)}: {brief(cause.evidence)}", cause.severity > Severity.INFO
         if not told:
             yield from wrap(dot + text, style, first=indent, rest=indent + "  ", paint=("dim",))
             continue
         yield from wrap(text, style, first=indent, rest=indent)
         later = [other.advice for other in device.causes[i + 1 :]]
-        if cause.advice and cause.advice not in later and not is_repeated:
+        known = (cause.code, cause.evidence, cause.advice)
+        if cause.advice and cause.advice not in later and known not in advised:
             yield from wrap(
                 arrow + clean(cause.advice), style, first=indent, rest=indent + "  ", paint=("cyan",)
             )
+        advised.add(known)
     if device.severity > Severity.INFO:
         yield from wrap(identity_of(device), style, first=indent, rest=indent + "  ", paint=("dim",))
 
 
-def _row(device: DeviceHealth, home: str, now_s: float | None) -> list[str]:
-    row = [name_of(device, home), word_of(device.severity)]
+def _marks(style: Style) -> tuple[str, str]:
+    """Before what to do, and before what is only worth knowing."""
+    return ("→ ", "· ") if style.unicode else ("> ", "- ")
+
+
+def _row(name: str, device: DeviceHealth, now_s: float | None) -> list[str]:
+    row = [name, word_of(device.severity)]
     if now_s is not None:
         row.append(format_age(now_s - device.since.wall_s))
         row.append(f"{format_age(now_s - device.verified.wall_s)} ago")
     return row
+
+
+def _notes(report: Report, style: Style, now_s: float | None) -> Iterator[str]:
+    """What is about no device, worst first; what to do that is the same for several once, below the last."""
+    arrow, dot = _marks(style)
+    home = home_of(report)
+    notes = sorted(report.notes, key=lambda note: note.cause.severity, reverse=True)
+    for i, note in enumerate(notes):
+        cause = note.cause
+        who = "" if cause.code.startswith(f"{note.subject}.") else f"{brief(note.subject)}: "
+        devices = ", ".join(name_of_subject(subject, home) for subject in note.devices)
+        uses = f" (uses {devices})" if devices else ""
+        age = "" if now_s is None else f" ({format_age(now_s - cause.since.wall_s)} ago)"
+        text = f"{who}{clean(cause.code)}: {brief(cause.evidence)}{uses}{age}"
+        if cause.severity <= Severity.INFO:
+            yield from wrap(dot + text, style, first="", rest="  ")
+            continue
+        look = LOOKS[cause.severity]
+        first, *rest = wrap(text, style, first="  ", rest="  ")
+        yield style.paint(look.sign if style.unicode else look.ascii, look.colour) + first[1:]
+        yield from rest
+        if cause.advice and cause.advice not in [other.cause.advice for other in notes[i + 1 :]]:
+            yield from wrap(arrow + clean(cause.advice), style, first="  ", rest="    ", paint=("cyan",))
 
 
 def _why_none(source: SourceSample) -> str:

@@ -1,4 +1,4 @@
-"""The reports as log lines: what is new in each, and no more of a subject than somebody can read."""
+"""The reports as log lines: what is new in each, and no more of a topic than somebody can read."""
 
 import logging
 import time
@@ -13,7 +13,10 @@ from agent.cli.text import format_count
 
 LINES: Final = 4
 WINDOW_S: Final = 10.0
-"""A subject has LINES lines in this time [s]; what it does beyond is one line, when there is room again."""
+"""A topic has LINES lines in this time [s]; what it does beyond is one line, when there is room again."""
+
+Topic = tuple[str, str]
+"""A subject and, of its notes, the code: each of them is told, however many come at once."""
 
 LOG: Final = logging.getLogger(__name__)
 
@@ -24,42 +27,47 @@ class _Held(NamedTuple):
 
 
 class Limit:
-    """Lets so many lines of a subject through, and holds back the newest of those that are too many."""
+    """Lets so many lines of a topic through, and holds back the newest of those that are too many."""
 
     def __init__(self) -> None:
-        self._told: dict[str, deque[float]] = {}
-        self._held: dict[str, _Held] = {}
+        self._told: dict[Topic, deque[float]] = {}
+        self._held: dict[Topic, _Held] = {}
 
     def take(self, news: Iterable[Change], now_s: float) -> list[Change]:
         """What may be told now, of what was held back and of this."""
         self._forget(now_s - WINDOW_S)
-        free = [subject for subject in self._held if self._has_room(subject)]
-        lines = [self._tell(_summary(self._held.pop(subject)), now_s) for subject in free]
+        free = [topic for topic in self._held if self._has_room(topic)]
+        lines = [self._tell(_summary(self._held.pop(topic)), now_s) for topic in free]
         for change in news:
-            if self._has_room(change.subject):
+            topic = _topic_of(change)
+            if self._has_room(topic):
                 lines.append(self._tell(change, now_s))
             else:
-                held = self._held.get(change.subject)
-                self._held[change.subject] = _Held(change, held.changes + 1 if held else 1)
+                held = self._held.get(topic)
+                self._held[topic] = _Held(change, held.changes + 1 if held else 1)
         return lines
 
     def due_s(self) -> float | None:
         """When :meth:`take` will have room for something that is held back."""
-        return min((self._told[subject][0] + WINDOW_S for subject in self._held), default=None)
+        return min((self._told[topic][0] + WINDOW_S for topic in self._held), default=None)
 
-    def _has_room(self, subject: str) -> bool:
-        return len(self._told.get(subject, ())) < LINES
+    def _has_room(self, topic: Topic) -> bool:
+        return len(self._told.get(topic, ())) < LINES
 
     def _tell(self, change: Change, now_s: float) -> Change:
-        self._told.setdefault(change.subject, deque()).append(now_s)
+        self._told.setdefault(_topic_of(change), deque()).append(now_s)
         return change
 
     def _forget(self, before_s: float) -> None:
-        for subject, times in list(self._told.items()):
+        for topic, times in list(self._told.items()):
             while times and times[0] <= before_s:
                 times.popleft()
             if not times:
-                del self._told[subject]
+                del self._told[topic]
+
+
+def _topic_of(change: Change) -> Topic:
+    return change.subject, change.code
 
 
 def _summary(held: _Held) -> Change:

@@ -5,6 +5,7 @@ Text that came from outside is cleaned here: a device's message cannot move the 
 
 from __future__ import annotations
 
+import re
 import textwrap
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Final, NamedTuple
@@ -15,9 +16,12 @@ if TYPE_CHECKING:
     from agent.cli.terminal import Style
     from agent.model.health import DeviceHealth
     from agent.model.report import Report
+    from agent.model.source import SourceSample
 
 GAP: Final = "  "
 """Between two columns."""
+
+CONTAINER_ID: Final = re.compile(r"\b([0-9a-f]{13})[0-9a-f]{51}\b")
 
 
 class Look(NamedTuple):
@@ -43,6 +47,11 @@ def clean(text: str) -> str:
     return text if text.isprintable() else "".join(c if c.isprintable() else "\ufffd" for c in text)
 
 
+def brief(text: str) -> str:
+    """Clean, and with the ids of containers as crictl shows and takes them: 13 of their 64 digits."""
+    return CONTAINER_ID.sub(r"\1", clean(text))
+
+
 def word_of(severity: Severity) -> str:
     """``Healthy``, ``Degraded``, ``Unhealthy`` or ``Unknown``."""
     return LOOKS[severity].word
@@ -55,8 +64,24 @@ def home_of(report: Report) -> str:
 
 
 def name_of(device: DeviceHealth, home: str) -> str:
-    """A device's name, with its pool if that is not the one that goes without saying."""
-    return clean(device.device if device.pool in {home, ""} else f"{device.pool}/{device.device}")
+    """A device's name, behind its driver if it has one, and its pool if that does not go without saying."""
+    pool = "" if device.pool == home else device.pool
+    return clean("/".join(filter(None, (device.driver, pool, device.device))))
+
+
+def name_of_subject(subject: str, home: str) -> str:
+    """The same of what rules name: a device's name, or ``<driver>/<pool>/<name>``."""
+    return clean(subject.replace(f"/{home}/", "/"))
+
+
+def is_missed(source: SourceSample) -> bool:
+    """Whether it takes explaining that a source is absent.
+
+    That there is no GPU to read does not, and where there is one, a cause says it. But a library that was
+    named by its path is missed.
+    """
+    is_named = "/" in source.detail.partition(":")[0]
+    return bool(source.detail) and (is_named or not source.name.startswith("nvml"))
 
 
 def format_age(seconds: float) -> str:

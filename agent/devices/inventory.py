@@ -1,4 +1,5 @@
-"""Which devices a node has: per NUMA node its CPUs, and its hugepages by size; GPUs and their MIG instances.
+"""Which devices a node has: per NUMA node its CPUs, its memory, and its hugepages by size; GPUs and their MIG
+instances; and what drivers declare.
 
 Names are DNS labels and stable over restarts. A device that was once seen stays: what has vanished is for
 the rules to judge, not for the inventory to forget.
@@ -10,6 +11,15 @@ from enum import StrEnum
 from typing import Final, NamedTuple
 
 from agent.model.cpuset import CpuSet
+from agent.model.declared import (
+    Declared,
+    DeclaredCpus,
+    DeclaredGpu,
+    DeclaredHugepages,
+    DeclaredMemory,
+    DeclaredPci,
+)
+from agent.model.reading import is_absent
 from agent.model.snapshot import PoolSample, Snapshot
 
 _POOL_NAME: Final = re.compile(r"hugepages-(\d+)(ki|mi|gi|ti)-node(\d+)", re.IGNORECASE)
@@ -23,14 +33,17 @@ class Kind(StrEnum):
     GPU = "gpu"
     MIG = "mig"
     """An instance of a GPU."""
+    MEMORY = "memory"
     HUGEPAGES = "hugepages"
+    PCI = "pci"
+    """Any other PCI function: of a driver that declares it."""
 
 
-_ORDER: Final = {Kind.CPU: 0, Kind.GPU: 1, Kind.MIG: 1, Kind.HUGEPAGES: 2}
+_ORDER: Final = {Kind.CPU: 0, Kind.GPU: 1, Kind.MIG: 1, Kind.MEMORY: 2, Kind.HUGEPAGES: 3, Kind.PCI: 4}
 
 
 class Device(NamedTuple):
-    """One device of the host."""
+    """One device of the host, or of a driver that declared it."""
 
     name: str
     kind: Kind
@@ -43,10 +56,28 @@ class Device(NamedTuple):
     gi: int = -1
     """GPU instance of a MIG instance, else -1; so the compute instance."""
     ci: int = -1
+    driver: str = ""
+    """Empty: the host's own."""
+    pool: str = ""
+    """Of a declared one; the host's own are in the node's."""
 
-    def sort_key(self) -> tuple[int, ...]:
-        """CPUs, GPUs each with its instances, pools by size; by number: ``node10`` after ``node9``."""
-        return (_ORDER[self.kind], self.size_kib, self.node, self.gpu, self.gi, self.ci)
+    @property
+    def subject(self) -> str:
+        """What it is tracked by; no name of the host's own has a slash."""
+        return f"{self.driver}/{self.pool}/{self.name}" if self.driver else self.name
+
+    def sort_key(self) -> tuple[object, ...]:
+        """CPUs, GPUs each with its instances, memory, pools by size; ``node10`` after ``node9``."""
+        whose = (self.driver, self.pool)
+        if self.driver:
+            return (*whose, _ORDER[self.kind], natural_key(self.name))
+        return (*whose, _ORDER[self.kind], self.size_kib, self.node, self.gpu, self.gi, self.ci)
+
+
+def natural_key(name: str) -> tuple[tuple[int, str], ...]:
+    """For sorting names with numbers in them: ``gpu-10`` after ``gpu-9``."""
+    parts = re.split(r"([0-9]{1,18})", name)
+    return tuple((int(part), "") if part.isdigit() else (-1, part) for part in parts)
 
 
 def size_name(size_kib: int) -> str:
@@ -62,6 +93,11 @@ def cpu_device(node: int) -> Device:
     return Device(f"cpu-node{node}", Kind.CPU, node)
 
 
+def memory_device(node: int) -> Device:
+    """The memory of one NUMA node."""
+    return Device(f"memory-node{node}", Kind.MEMORY, node)
+
+
 def pool_device(size_kib: int, node: int) -> Device:
     """The hugepages of one size on one NUMA node."""
     return Device(f"hugepages-{size_name(size_kib)}-node{node}", Kind.HUGEPAGES, node, size_kib)
@@ -75,6 +111,20 @@ def gpu_device(number: int) -> Device:
 def mig_device(number: int, gi: int, ci: int) -> Device:
     """One MIG instance of a GPU."""
     return Device(f"gpu-{number}-mig-{gi}-{ci}", Kind.MIG, 0, gpu=number, gi=gi, ci=ci)
+
+
+_KINDS: Final[Mapping[type, Kind]] = {
+    DeclaredCpus: Kind.CPU,
+    DeclaredGpu: Kind.GPU,
+    DeclaredMemory: Kind.MEMORY,
+    DeclaredHugepages: Kind.HUGEPAGES,
+    DeclaredPci: Kind.PCI,
+}
+
+
+def declared_device(declared: Declared) -> Device:
+    """The device that a driver declares."""
+    return Device(declared.name, _KINDS[type(declared.what)], 0, driver=declared.driver, pool=declared.pool)
 
 
 def parse_pool_name(name: str) -> Device | None:
@@ -121,6 +171,12 @@ def devices_of(
     found = set(known)
     # a NUMA node of memory alone has no CPUs to judge; one whose CPUs nobody can read has
     found.update(cpu_device(node.node) for node in snapshot.nodes if node.cpus != 0)
+    if snapshot.machine is not None:
+        numa = snapshot.machine.numa
+        # nor has one of CPUs alone memory
+        found.update(
+            memory_device(one.node) for one in numa if one.total_kib and not is_absent(one.total_kib)
+        )
     found.update(device_pools(snapshot))
     found.update(devices_expected(None, expected))
     return tuple(sorted(found, key=Device.sort_key))

@@ -12,7 +12,7 @@ from typing import Any, Final
 from agent.health.rules import Answer
 from agent.model.health import Blame, Severity
 from agent.model.time import NS
-from agent.model.wake import Field, GpuWake
+from agent.model.wake import Field, GpuWake, Wake
 
 CLEAN_PASSES: Final = 3
 """Clearing takes this many clean passes of the source, and..."""
@@ -61,8 +61,9 @@ class Row:
 class Rule(Row):
     """A row that a function judges from readings."""
 
-    reads: tuple[Field, ...] = ()
-    """Of the sampler."""
+    reads: tuple[Field | Wake, ...] = ()
+    """Of the sampler. A field wakes the core when it changes, or, of a ``counter``, when it grew by the
+    configured number of throttle events; a Wake says itself when."""
     gpu_reads: tuple[GpuWake, ...] = ()
     """Of a GPU, and what of them the core must be woken for."""
     judge: Callable[[Any], Answer]

@@ -57,6 +57,12 @@ class Look:
         if not quiet or subject in self._codes:
             self._judged(subject, rule, answer, source or self.sources[rule.source])
 
+    def judge_all(self, subject: Subject, rules: Iterable[Rule], view: object) -> None:
+        """Move the tracks of each rule by what it says to a view, but of those whose source nobody reads."""
+        for rule in rules:
+            if rule.source in self.sources:
+                self.judge(subject, rule, rule.judge(view))
+
     def _judged(self, subject: Subject, rule: Rule, answer: Answer, source: SourceSample) -> None:
         unreadable = unreadable_of(rule)
         if isinstance(answer, Unreadable):

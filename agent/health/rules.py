@@ -1,4 +1,4 @@
-"""What a rule may answer, and what it is shown of counters.
+"""What a rule may answer, what it is shown of counters, and the answers that many rules give alike.
 
 A rule is a function of a view. A view holds everything that its kind of subject may be judged by, and
 nothing else: the samples of now, what was there at start, and how far counters have grown. Rules read no
@@ -7,8 +7,9 @@ clock and no file, and a reading that is missing is a value to them like any oth
 
 from typing import Final, NamedTuple
 
+from agent.health.words import duration
 from agent.model.health import Finding
-from agent.model.reading import Missing, Reading
+from agent.model.reading import Missing, Reading, is_absent
 
 
 class Inapplicable(NamedTuple):
@@ -42,3 +43,25 @@ class Growth(NamedTuple):
     """In the last ``window_s``, or since ``span_s`` if that is less."""
     span_s: float
     """How much of the window has been watched [s]."""
+
+
+def lacking(what: str, reading: Missing, reason: str) -> Answer:
+    """What a rule says without its reading. Never there: ``reason``. There once: ``what`` cannot be read."""
+    return Inapplicable(reason) if is_absent(reading) else Unreadable(what, reading)
+
+
+def over_limit(
+    grown: Growth, limit: int, window_s: int, found: Finding, *, counter: str, reason: str
+) -> Answer:
+    """What a rule says that has one counter and nothing else.
+
+    Args:
+        limit: Events within the window that are too many: then it is ``found``.
+        counter: What it is read from.
+        reason: Why there may be none.
+    """
+    if isinstance(grown.events, Missing):
+        return lacking(counter, grown.events, reason)
+    if grown.events >= limit:
+        return found
+    return Unevaluated(f"needs {duration(window_s)} of history") if grown.span_s < window_s else FINE

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from enum import IntFlag, StrEnum
 from typing import Final, NamedTuple
 
-from agent.model.reading import Absence, Missing, Reading
+from agent.model.reading import NEVER_READ, Missing, Reading
 from agent.model.source import SourceSample
 
 WHOLE_GPU: Final = 0xFFFFFFFF
@@ -151,9 +151,6 @@ class XidCount(NamedTuple):
     times: int
     first_ns: int
     last_ns: int
-
-
-NEVER_READ: Final = Missing(Absence.ABSENT)
 
 
 @dataclass(frozen=True, slots=True)

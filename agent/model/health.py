@@ -98,15 +98,24 @@ class DeviceHealth:
     """Worst first."""
     attributes: tuple[tuple[str, str], ...] = ()
     """What the device is, by name: ``uuid``, ``pciBusId``, ``product``, ... What nobody knows is left out."""
+    driver: str = ""
+    """The driver that declared it; empty: it is the host's own."""
+
+    @property
+    def key(self) -> tuple[str, str, str]:
+        """Driver, pool and name: no two devices of a report have the same."""
+        return (self.driver, self.pool, self.device)
 
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """An ``info`` cause that belongs to no device: a pod's cgroup, the node. Never on the wire."""
+    """A cause that belongs to no device: a pod's cgroup, the node. Never on the wire."""
 
     subject: str
-    """What it is about, e.g. ``pod 0f3c... container 9b1d...``."""
+    """What it is about: ``node``, or ``pod 0f3c... container 9b1d...``."""
     cause: Cause
+    devices: tuple[str, ...] = ()
+    """Declared devices that the pod uses, ``<driver>/<pool>/<name>``."""
 
 
 @dataclass(frozen=True, slots=True)

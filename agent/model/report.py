@@ -15,7 +15,7 @@ class Report:
     node: str
     at: Instant
     devices: tuple[DeviceHealth, ...] = ()
-    """CPUs, GPUs each with its MIG instances, hugepages by size; at most one per (pool, device)."""
+    """CPUs, GPUs each with its MIG instances, memory, hugepages by size, then those that drivers declare."""
     notes: tuple[Note, ...] = ()
     not_applicable: tuple[NotApplicable, ...] = ()
     not_evaluated: tuple[NotApplicable, ...] = ()
@@ -24,5 +24,7 @@ class Report:
     core: CoreStats = field(default_factory=CoreStats)
     groups: int = 0
     """Cgroups of pods and containers that are watched."""
+    declaring: tuple[str, ...] = ()
+    """Drivers that have declared devices since the agent started: each is told of its own alone."""
     starting: bool = False
     """Somebody has still to look for the first time, and may be in time: it is no picture yet."""

@@ -27,6 +27,21 @@ class GpuLimits:
 
 
 @dataclass(frozen=True, slots=True)
+class HostLimits:
+    """How memory, CPUs, PCI devices and cgroups are judged."""
+
+    correctable_errors: int = 24
+    """Correctable errors of a memory module, or of a CPU, within the window that are too many."""
+    correctable_window_s: int = 86_400
+    throttled_percent: int = 25
+    """A container that was throttled in more of its CPU periods than this is slow [%]."""
+    throttled_window_s: int = 60
+    pressure_percent: int = 10
+    """The node stalls when all its tasks waited for so much of the time [%]."""
+    pressure_window_s: int = 60
+
+
+@dataclass(frozen=True, slots=True)
 class Settings:
     """The configuration of the decision core."""
 
@@ -40,4 +55,5 @@ class Settings:
     """CPUs that must be online; None: those that were at start."""
     expect_pools: Mapping[str, int] = field(default_factory=dict)
     """Device name to pages; a pool not named here is held to its size at start."""
+    host: HostLimits = field(default_factory=HostLimits)
     gpu: GpuLimits = field(default_factory=GpuLimits)

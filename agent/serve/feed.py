@@ -17,6 +17,12 @@ Encode = Callable[[Sequence[DeviceHealth], int], list[bytes]]
 each lease [s]."""
 
 
+def devices_for(report: Report, driver: str) -> Sequence[DeviceHealth]:
+    """What a driver's socket tells: its own devices once it has declared any, until then the host's."""
+    whose = driver if driver in report.declaring else ""
+    return [device for device in report.devices if device.driver == whose]
+
+
 class _Stated(NamedTuple):
     number: int
     """The last publication in which the device was owed."""
@@ -34,11 +40,11 @@ class Feed:
     def __init__(self, encode: Encode) -> None:
         self.number = 0
         self._encode = encode
-        self._stated: dict[tuple[str, str], _Stated] = {}
+        self._stated: dict[tuple[str, str, str], _Stated] = {}
         self._encoded: dict[tuple[int, int], tuple[bytes, ...]] = {}
 
-    def publish(self, report: Report) -> int:
-        """Takes the next report.
+    def publish(self, told: Sequence[DeviceHealth]) -> int:
+        """Takes the devices of the next report.
 
         Returns:
             Its number.
@@ -47,9 +53,9 @@ class Feed:
             ValueError: it names a device twice; the feed is as it was before.
         """
         number = self.number + 1
-        stated: dict[tuple[str, str], _Stated] = {}
-        for device in report.devices:
-            key = (device.pool, device.device)
+        stated: dict[tuple[str, str, str], _Stated] = {}
+        for device in told:
+            key = device.key
             if key in stated:
                 raise ValueError(f"report names device {device.device!r} of pool {device.pool!r} twice")
             before = self._stated.get(key)

@@ -6,15 +6,16 @@ it makes the kubelet forget the driver's health.
 """
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Final
 
 import grpclib.const
 import grpclib.server
 
+from agent.model.health import DeviceHealth
 from agent.model.report import Report
-from agent.serve.feed import Encode, Feed
+from agent.serve.feed import Encode, Feed, devices_for
 from agent.serve.rpc.gen.health_v1 import v1
 from agent.serve.rpc.gen.health_v1alpha1 import v1alpha1
 from agent.serve.rpc.hardened import send_message_nowait
@@ -28,16 +29,15 @@ are a second longer or shorter than before, and one change must not undo the oth
 
 
 class Publications:
-    """Takes each newest report into the feed and brings every stream up to it. Of one loop.
+    """Takes each newest report to the audiences: one per driver's socket."""
 
-    A stream that waits and has room is written to right here; the others find what they are owed
-    when they are through with what they send. So a slow reader skips lists and holds up nobody.
-    """
-
-    def __init__(self, latest: Latest[Report], encode: Encode) -> None:
+    def __init__(self, latest: Latest[Report], encode: Encode, drivers: Sequence[str]) -> None:
         self._latest = latest
-        self._feed = Feed(encode)
-        self._waiting: dict[_Subscriber, asyncio.Future[None]] = {}
+        self._audiences = {driver: Audience(encode) for driver in drivers}
+
+    def of(self, driver: str) -> "Audience":
+        """The streams of one driver's socket."""
+        return self._audiences[driver]
 
     async def run(self) -> None:
         """Follows the reports until cancelled.
@@ -48,10 +48,27 @@ class Publications:
         version = 0
         while True:
             version, report = await self._latest.wait_newer(version)
-            self._feed.publish(report)
-            for subscriber, wake in tuple(self._waiting.items()):
-                if not self._push(subscriber) and not wake.done():
-                    wake.set_result(None)
+            for driver, audience in self._audiences.items():
+                audience.publish(devices_for(report, driver))
+
+
+class Audience:
+    """The streams of one socket, and what each of them is owed. Of one loop.
+
+    A stream that waits and has room is written to right here; the others find what they are owed
+    when they are through with what they send. So a slow reader skips lists and holds up nobody.
+    """
+
+    def __init__(self, encode: Encode) -> None:
+        self._feed = Feed(encode)
+        self._waiting: dict[_Subscriber, asyncio.Future[None]] = {}
+
+    def publish(self, devices: Sequence[DeviceHealth]) -> None:
+        """Takes the newest devices into the feed, and brings every stream up to it. Raises ValueError."""
+        self._feed.publish(devices)
+        for subscriber, wake in tuple(self._waiting.items()):
+            if not self._push(subscriber) and not wake.done():
+                wake.set_result(None)
 
     async def tell(self, stream: Stream, extra_s: int = 0) -> None:
         """Tells one stream everything that it is owed, until it is cancelled.
@@ -103,12 +120,12 @@ class HealthService:
     whole stream, for to go back with the second list would be one more change, and sync every pod again.
     """
 
-    def __init__(self, publications: Publications) -> None:
+    def __init__(self, audience: Audience) -> None:
         self.streams = 0
         """How many streams are open."""
         self._extra_s = 0
         """What the next stream's leases are longer by [s]."""
-        self._publications = publications
+        self._audience = audience
 
     def __mapping__(self) -> dict[str, grpclib.const.Handler]:
         """The methods by path, as grpclib asks for them; paths and types are the generated code's."""
@@ -119,7 +136,7 @@ class HealthService:
         await stream.recv_message()
         await stream.send_initial_metadata()  # the list may be long in coming, the stream is open now
         with self._counted() as extra_s:
-            await self._publications.tell(stream, extra_s)
+            await self._audience.tell(stream, extra_s)
 
     @contextmanager
     def _counted(self) -> Iterator[int]:

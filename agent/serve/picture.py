@@ -1,7 +1,7 @@
 """The agent's own messages: a Report or an AgentStatus to ``drahealth.v1`` and back. Pure.
 
-Back and forth gives the same value again: the command line shows what the agent knows, not a
-summary of it.
+Back and forth gives the same value again: the command line shows what the agent knows, not a summary of it.
+Left out is what the sockets need to know, and whoever reads them finds in the devices: who declares any.
 """
 
 from dataclasses import replace
@@ -37,6 +37,9 @@ STATES: Final = {
 }
 _NEVER: Final = Instant(0, 0.0)
 _DEVICES_TAG: Final = b"\x1a"  # field 3 of Picture, length-delimited
+_SOURCES_TAG: Final = b"\x3a"  # field 7 of Picture, length-delimited
+_BEAT_TAG: Final = b"\x18"  # field 3 of Source, varint
+_PASSES_TAG: Final = b"\x38"  # field 7 of Source, varint
 _HEALTH_OF: Final = {int(health): health for health in Health}
 _SEVERITY_OF: Final = {int(severity): severity for severity in Severity}
 _BLAME_OF: Final[dict[int, Blame]] = {int(number): blame for blame, number in BLAMES.items()}
@@ -48,17 +51,33 @@ def encode_header(report: Report) -> bytes:
     moving = v1.Picture(
         node=report.node,
         at=_instant(report.at),
-        sources=[_source(source) for source in report.sources],
         core=_core(report.core),
         groups=report.groups,
     )
+    sources = b"".join(map(_encode_source, report.sources))
     notes = b"".join(map(_encode_note, report.notes))
-    return bytes(moving) + notes + _encode_unjudged(report.not_applicable, report.not_evaluated)
+    unjudged = _encode_unjudged(report.not_applicable, report.not_evaluated)
+    return bytes(moving) + sources + notes + unjudged
+
+
+def _encode_source(source: SourceSample) -> bytes:
+    """A picture of one source. As with devices, only what moves all the time is encoded each time."""
+    beat = _BEAT_TAG + betterproto.encode_varint(source.beat_ns)
+    passes = _PASSES_TAG + betterproto.encode_varint(source.passes)
+    parts = _steady(source._replace(beat_ns=0, passes=0)) + beat + passes
+    return _SOURCES_TAG + betterproto.encode_varint(len(parts)) + parts
+
+
+@lru_cache(maxsize=128)  # more than there are sources, with one for each GPU
+def _steady(source: SourceSample) -> bytes:
+    return bytes(_source(source))
 
 
 @lru_cache(maxsize=1024)
 def _encode_note(note: Note) -> bytes:
-    return bytes(v1.Picture(notes=[v1.Note(subject=note.subject, cause=_cause(note.cause))]))
+    return bytes(
+        v1.Picture(notes=[v1.Note(subject=note.subject, cause=_cause(note.cause), devices=[*note.devices])])
+    )
 
 
 @lru_cache(maxsize=8)
@@ -77,7 +96,7 @@ def warm_up() -> None:
     """Encodes a picture of nothing: betterproto's first of each message takes it 10 to 30 ms."""
     never = Cause("", Severity.INFO, Blame.AGENT, "", "", _NEVER)
     device = DeviceHealth(
-        "", "", "", Health.UNKNOWN, Severity.UNKNOWN, "", _NEVER, _NEVER, 0, (never,), (("", ""),)
+        "", "", "", Health.UNKNOWN, Severity.UNKNOWN, "", _NEVER, _NEVER, 0, (never,), (("", ""),), ""
     )
     source = SourceSample("", SourceState.ABSENT, 0, 0, 0, "")
     encode_header(Report("", _NEVER, notes=(Note("", never),), sources=(source,)))
@@ -94,7 +113,7 @@ def encode_device(device: DeviceHealth) -> bytes:
     return _DEVICES_TAG + betterproto.encode_varint(len(parts)) + parts
 
 
-@lru_cache(maxsize=4096)
+@lru_cache(maxsize=8192)  # more than there are devices: of one that is too small nothing is found again
 def _settled(device: DeviceHealth) -> bytes:
     """All of a device that holds still while it is well, or is ill in the same way."""
     return bytes(
@@ -109,6 +128,7 @@ def _settled(device: DeviceHealth) -> bytes:
             timeout_s=device.timeout_s,
             causes=[_cause(cause) for cause in device.causes],
             attributes=[v1.Attribute(name=name, value=value) for name, value in device.attributes],
+            driver=device.driver,
         )
     )
 
@@ -128,7 +148,7 @@ def report_of(picture: v1.Picture) -> Report:
         node=picture.node,
         at=_instant_of(picture.at),
         devices=tuple(_device_of(device) for device in picture.devices),
-        notes=tuple(Note(note.subject, _cause_of(note.cause)) for note in picture.notes),
+        notes=tuple(Note(note.subject, _cause_of(note.cause), tuple(note.devices)) for note in picture.notes),
         not_applicable=tuple(_unjudged_of(rule) for rule in picture.not_applicable),
         not_evaluated=tuple(_unjudged_of(rule) for rule in picture.not_evaluated),
         sources=tuple(_source_of(source) for source in picture.sources),
@@ -228,6 +248,7 @@ def _device_of(device: v1.Device) -> DeviceHealth:
         timeout_s=device.timeout_s,
         causes=tuple(_cause_of(cause) for cause in device.causes),
         attributes=tuple((attribute.name, attribute.value) for attribute in device.attributes),
+        driver=device.driver,
     )
 
 

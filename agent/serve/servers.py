@@ -91,6 +91,7 @@ class Servers:
             PermissionDenied: we may not make a directory or a socket.
         """
         self._latest = latest
+        self._drivers = tuple(drivers)
         self._version = version
         self._encode = encode
         self._listeners: dict[str, UnixListener] = {}
@@ -125,18 +126,15 @@ class Servers:
         Raises:
             ValueError: a report that cannot be told (see :class:`~agent.serve.health.Publications`).
         """
-        publications = Publications(self._latest, self._encode)
+        publications = Publications(self._latest, self._encode, self._drivers)
         services: dict[str, HealthService | AgentService] = {}
 
         def subscribers() -> tuple[Subscribers, ...]:
             return tuple(Subscribers(name, service.streams) for name, service in services.items())
 
-        for name in self._listeners:
-            services[name] = (
-                AgentService(self._latest, version=self._version, subscribers=subscribers)
-                if name == AGENT_SOCKET
-                else HealthService(publications)
-            )
+        for driver, name in zip(self._drivers, self._listeners, strict=False):
+            services[name] = HealthService(publications.of(driver))
+        services[AGENT_SOCKET] = AgentService(self._latest, version=self._version, subscribers=subscribers)
         servers = {name: Server([service]) for name, service in services.items()}
         try:
             for name, server in servers.items():

@@ -120,8 +120,8 @@ def read_bus(sysfs_root: Path) -> PciBus | Missing:
                 gpus.append(address)
             nvswitches += kind == NVSWITCH
     except OSError as error:
-        return _missing(error)
-    return PciBus(tuple(sorted(gpus, key=_in_bus_order)), nvswitches)
+        return missing_for(error)
+    return PciBus(tuple(sorted(gpus, key=in_bus_order)), nvswitches)
 
 
 def _class_of_nvidia(device: Path) -> int:
@@ -147,7 +147,8 @@ def _is_given_away(device: Path) -> bool:
         return False
 
 
-def _in_bus_order(address: str) -> tuple[int, str]:
+def in_bus_order(address: str) -> tuple[int, str]:
+    """A key to sort addresses by: domains can have more than four digits."""
     domain, _, rest = address.partition(":")
     return int(domain, 16), rest
 
@@ -164,7 +165,7 @@ def read_processes(procfs_root: Path) -> Processes | Missing:
         with procfs(procfs_root):
             return _look_at_all(procfs_root)
     except OSError as error:
-        return _missing(error)
+        return missing_for(error)
 
 
 def _look_at_all(procfs_root: Path) -> Processes:
@@ -219,6 +220,7 @@ def read_boot_id(procfs_root: Path) -> str:
         return ""
 
 
-def _missing(error: OSError) -> Missing:
+def missing_for(error: OSError) -> Missing:
+    """Why a reading is not there."""
     absence = Absence.ABSENT if isinstance(error, FileNotFoundError) else Absence.UNREADABLE
     return Missing(absence, error.errno or 0)

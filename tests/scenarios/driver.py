@@ -7,6 +7,7 @@ from scenarios.steps import (
     SOURCE_FAILING,
     SOURCE_OK,
     also_unhealthy,
+    bound,
     degraded,
     gone,
     healthy,
@@ -160,6 +161,23 @@ DRIVER: Final = (
                 "gpu-7", "gpu.missing: not among the 7 GPUs that NVML counts; 0000:df:00.0 is still on"
             ),
             info(SEVEN, RELOADED),
+            nvml("reload gpus=8"),
+            unknown(SEVEN, "gpu.failing: "),
+            info(f"{SEVEN} gpu-7", "gpu.driver.reloaded: 2 times since the agent started"),
+        ),
+        gpus=8,
+    ),
+    Row(
+        "a GPU is given to a virtual machine, and back",
+        (
+            bound(7, "vfio-pci"),
+            nvml("reload gpus=7"),
+            unknown(f"{SEVEN} gpu-7", "gpu.failing: "),
+            unhealthy(
+                "gpu-7", "gpu.unbound: 0000:df:00.0 is given to a virtual machine: vfio-pci is bound to it"
+            ),
+            info(SEVEN, RELOADED),
+            bound(7, "nvidia"),
             nvml("reload gpus=8"),
             unknown(SEVEN, "gpu.failing: "),
             info(f"{SEVEN} gpu-7", "gpu.driver.reloaded: 2 times since the agent started"),

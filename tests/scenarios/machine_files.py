@@ -29,6 +29,7 @@ class MachineFiles:
         (directory / "cgroup").mkdir()
         for bus in BUSES[: row.gpus]:
             self._pci_device(bus, GPU)
+            self.bind(bus, "nvidia")
             for kind, total in (("correctable", "COR"), ("nonfatal", "NONFATAL"), ("fatal", "FATAL")):
                 self.sysfs.write(f"bus/pci/devices/{bus}/aer_dev_{kind}", f"TOTAL_ERR_{total} 0")
         for number in range(row.nvswitches):
@@ -91,6 +92,10 @@ class MachineFiles:
         (path / "status").write_text(f"Name:\t{process.name}\nState:\t{process.state} (of a test)\n")
         (path / "cmdline").write_text(f"/usr/bin/{process.name}\0")
         (path / "stack").write_text(process.stack)
+
+    def bind(self, bus: str, driver: str) -> None:
+        """A PCI device has another driver."""
+        self.sysfs.link(f"bus/pci/devices/{bus}/driver", f"../../drivers/{driver}")
 
     def _pci_device(self, bus: str, pci_class: str) -> None:
         self.sysfs.write(f"bus/pci/devices/{bus}/vendor", "0x10de")

@@ -35,6 +35,11 @@ def xid_line(
     return f"NVRM: Xid (PCI:{BUSES[gpu].removesuffix('.0')}{gi}): {code}, {detail}"
 
 
+def bound(number: int, driver: str) -> Step:
+    """Another driver takes a GPU."""
+    return Step(f"{driver} takes GPU {number}", lambda stage: stage.machine.bind(BUSES[number], driver))
+
+
 def sysfs(path: str, text: str) -> Step:
     """A file of sysfs has another text."""
     return Step(f"sysfs: {path} is {text!r}", lambda stage: stage.machine.sysfs.write(path, text))

@@ -52,13 +52,14 @@ def report(devices: Iterable[DeviceHealth] = (), *, second: int = 1) -> Report:
 
 
 class Serving:
-    """Servers with one driver in a thread of their own; leaving stops them, and fails if they failed."""
+    """Servers in a thread of their own, of one driver or more; leaving stops them, and fails if they did."""
 
-    def __init__(self, runtime_dir: Path) -> None:
+    def __init__(self, runtime_dir: Path, *more: str) -> None:
         self.latest: Latest[Report] = Latest()
         self.failures: list[BaseException] = []
-        self.servers = Servers(self.latest, runtime_dir=runtime_dir, drivers=[DRIVER], version="9.9.9")
-        self.health, self.agent = self.servers.paths
+        drivers = [DRIVER, *more]
+        self.servers = Servers(self.latest, runtime_dir=runtime_dir, drivers=drivers, version="9.9.9")
+        self.health, *self.others, self.agent = self.servers.paths
         self.thread = IoThread(self.servers.run, on_failure=self.failures.append)
 
     def __enter__(self) -> Self:

@@ -23,7 +23,12 @@ GROUPS: Final = 500
 PERIOD: Final = "100ms"
 READY_S: Final = 10.0
 SAMPLER: Final = "dh-sampler"
-LABELS: Final = {SAMPLER: "the C sampler", "main": "the Trio thread", "I/O": "the asyncio thread"}
+LABELS: Final = {
+    SAMPLER: "the C sampler",
+    "C": "all other C threads",
+    "main": "the Trio thread",
+    "I/O": "the asyncio thread",
+}
 
 
 class Thread(NamedTuple):
@@ -99,10 +104,17 @@ def threads(pid: int) -> Mapping[int, Thread]:
         fields = dict(
             line.split(":\t") for line in (task / "status").read_text().splitlines() if ":\t" in line
         )
-        name = fields["Name"] if fields["Name"] == SAMPLER else "main" if task.name == str(pid) else "I/O"
         run_ns = int((task / "schedstat").read_text().split()[0])
+        name = _job(fields["Name"], is_main=task.name == str(pid))
         found[int(task.name)] = Thread(name, run_ns, int(fields["voluntary_ctxt_switches"]))
     return found
+
+
+def _job(name: str, *, is_main: bool) -> str:
+    """The key of :data:`LABELS` for a thread."""
+    if name.startswith("dh-"):
+        return name if name == SAMPLER else "C"
+    return "main" if is_main else "I/O"
 
 
 def _cpu_rows(before: Mapping[int, Thread], after: Mapping[int, Thread], lasted_s: float) -> list[Row]:

@@ -7,7 +7,8 @@ from typing import Final, NamedTuple
 from agent.health.catalogue import Row
 from agent.health.faults import events as gpu_events
 from agent.health.faults.values import DAY_NS, SHARED, SXID, XID, Fault, FaultLog, Key, near
-from agent.health.gpu.views import GpuMemory, growth_of
+from agent.health.gpu.views import GpuMemory
+from agent.health.rules import Growth
 from agent.health.xid.facts import Decision, XidFacts, XidFault, announced
 from agent.health.xid.recovery import RecoveryAction
 from agent.health.xid.rules import decide
@@ -106,8 +107,7 @@ def _facts(log: FaultLog, gpus: GpuMemory, number: int) -> XidFacts:
         return XidFacts(announced=said)
     action = sample[GpuField.RECOVERY_ACTION]
     links = sample[GpuField.LINKS_UP]
-    replay = GpuField.PCIE_REPLAY
-    growth = growth_of(past.points.get(replay, ()), sample[replay], 3600)
+    replays = past.growth.get(GpuField.PCIE_REPLAY, Growth(0, 0.0)).events
     return XidFacts(
         action=RecoveryAction(action) if isinstance(action, int) else None,
         has_action=isinstance(action, int) or action.absence is Absence.UNREADABLE,
@@ -117,7 +117,7 @@ def _facts(log: FaultLog, gpus: GpuMemory, number: int) -> XidFacts:
         page_pending=_flag(sample, GpuField.RETIRED_PENDING),
         sram_threshold=_flag(sample, GpuField.SRAM_THRESHOLD),
         links_down=bool(past.start.links_up & ~links) if isinstance(links, int) else None,
-        replays_growing=isinstance(growth.events, int) and growth.events > 0,
+        replays_growing=isinstance(replays, int) and replays > 0,
         ecc_on=_flag(sample, GpuField.ECC_MODE),
     )
 

@@ -10,9 +10,10 @@ from statistics import median
 from typing import Final
 
 from agent.health.catalogue import Rule
-from agent.health.gpu.common import duration, lacking, library_error, nvml_name, probation_ns, read
+from agent.health.gpu.common import library_error, nvml_name, probation_ns, read
 from agent.health.gpu.view import GpuView
-from agent.health.rules import FINE, Answer, Inapplicable, Unevaluated
+from agent.health.rules import FINE, Answer, Inapplicable, Unevaluated, lacking
+from agent.health.words import duration
 from agent.health.xid.recovery import RecoveryAction
 from agent.model.gpu import GpuField, Status
 from agent.model.health import Blame, Finding, Severity

@@ -10,10 +10,11 @@ Limits that are called the vendor's are those that NVIDIA's own health checks ap
 from typing import Final, NamedTuple
 
 from agent.health.gpu.view import GpuView
-from agent.health.rules import FINE, Answer, Growth, Inapplicable, Unevaluated, Unreadable
-from agent.model.gpu import NEVER_READ, GpuField, GpuSet, Status
+from agent.health.rules import FINE, Answer, Growth, Inapplicable, Unevaluated, Unreadable, over_limit
+from agent.health.words import duration
+from agent.model.gpu import GpuField, GpuSet, Status
 from agent.model.health import Finding, Severity
-from agent.model.reading import Absence, Missing, Reading
+from agent.model.reading import NEVER_READ, Reading
 from agent.model.settings import GpuLimits
 from agent.model.source import SourceState
 from agent.model.time import NS
@@ -69,19 +70,6 @@ def is_opening(gpus: GpuSet) -> bool:
     return gpus.nvml.state is SourceState.STARTING or bool(gpus.call) or counted
 
 
-def duration(seconds: float) -> str:
-    """In the largest unit that keeps it whole: ``90 s``, ``2 min``, ``1 h``."""
-    for factor, unit in ((86_400, "d"), (3_600, "h"), (60, "min")):
-        if seconds >= factor and seconds % factor == 0:
-            return f"{seconds / factor:g} {unit}"
-    return f"{seconds:g} s"
-
-
-def at_least(count: int) -> str:
-    """A count that may grow as we speak: exact below ten, then by powers of ten."""
-    return str(count) if count < 10 else f"at least {10 ** (len(str(count)) - 1)}"
-
-
 def probation_ns(limits: GpuLimits) -> int:
     """How long a GPU that was Unhealthy is watched before it is believed again [ns]."""
     return int(limits.probation_s * NS)
@@ -90,13 +78,6 @@ def probation_ns(limits: GpuLimits) -> int:
 def read(view: GpuView, field: GpuField) -> Reading:
     """A reading of the GPU, or why there is none."""
     return view.gpu[field] if view.gpu else NEVER_READ
-
-
-def lacking(field: GpuField, reading: Missing, reason: str) -> Answer:
-    """What a rule says without its reading. Never there: ``reason``. There once: it cannot be read."""
-    if reading.absence is Absence.UNREADABLE:
-        return Unreadable(field, reading)
-    return Inapplicable(reason)
 
 
 class Budget(NamedTuple):
@@ -127,14 +108,8 @@ def growth(view: GpuView, field: GpuField) -> Growth:
 
 def over_budget(view: GpuView, budget: Budget, code: str, severity: Severity, reason: str) -> Answer:
     """The answer of a rule that has one counter and nothing else; ``reason``: why it may have none."""
-    grown = growth(view, budget.field)
-    if isinstance(grown.events, Missing):
-        return lacking(budget.field, grown.events, reason)
-    if grown.events >= budget.events:
-        return Finding(code, severity, budget.text)
-    if grown.span_s < budget.window_s:
-        return Unevaluated(f"needs {duration(budget.window_s)} of history")
-    return FINE
+    grown, found = growth(view, budget.field), Finding(code, severity, budget.text)
+    return over_limit(grown, budget.events, budget.window_s, found, counter=budget.field, reason=reason)
 
 
 _FOREMOST: Final = (Finding, Unreadable, Unevaluated, type(FINE), Inapplicable)

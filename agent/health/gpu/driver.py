@@ -7,9 +7,9 @@ the GPU, but for its persistence mode.
 from typing import Final
 
 from agent.health.catalogue import Rule
-from agent.health.gpu.common import is_opening, lacking, library_error, nvml_name, probation_ns, read
+from agent.health.gpu.common import is_opening, library_error, nvml_name, probation_ns, read
 from agent.health.gpu.view import GpuView
-from agent.health.rules import FINE, Answer, Inapplicable, Unevaluated
+from agent.health.rules import FINE, Answer, Inapplicable, Unevaluated, lacking
 from agent.model.gpu import GpuEvent, GpuField, Status
 from agent.model.health import Blame, Finding, Severity
 from agent.model.reading import Missing
@@ -19,6 +19,8 @@ from agent.model.time import NS
 from agent.model.wake import GpuWake
 
 DEAF_S: Final = 20  # a registration that failed is tried again within
+DRIVER: Final = "nvidia"
+GIVEN_AWAY: Final = "vfio-pci"
 STUCK_NAMED: Final = 4  # a hang of one GPU holds a process per rank: the first few tell who
 
 
@@ -72,8 +74,35 @@ def missing(view: GpuView) -> Answer:
         evidence += f"; {view.limits.expect} expected by configuration"
     bus = view.host.bus_gpus
     if gpu is not None and gpu.bus and isinstance(bus, tuple):
-        evidence += f"; {gpu.bus} is {'still on' if gpu.bus in bus else 'gone from'} the PCI bus"
+        is_there = gpu.bus in bus or view.pci is not None  # the first are those that a driver here may have
+        evidence += f"; {gpu.bus} is {'still on' if is_there else 'gone from'} the PCI bus"
     return Finding("gpu.missing", Severity.UNHEALTHY, evidence)
+
+
+def unbound(view: GpuView) -> Answer:
+    """The GPU is on the bus, but NVML, which counted it before, cannot: another driver has it, or none.
+
+    Source: ``/sys/bus/pci/devices/<address>/driver``.
+    """
+    gpu, function = view.gpu, view.pci
+    if gpu is not None and gpu.status != Status.GPU_NOT_FOUND and not library_error(view.gpus):
+        return FINE
+    if function is None:
+        return Unevaluated("nobody has seen it on the PCI bus")
+    if function.driver == DRIVER:
+        return FINE
+    if not function.driver and library_error(view.gpus):
+        return Unevaluated("NVML cannot be used")  # without the kernel module no GPU has a driver
+    unbind = f"/sys/bus/pci/drivers/{function.driver}/unbind"
+    bind = f"echo {function.address} > /sys/bus/pci/drivers/{DRIVER}/bind"
+    if not function.driver:
+        evidence, advice = f"no driver is bound to {function.address}", bind
+    else:
+        evidence = f"{function.driver} is bound to {function.address}, not {DRIVER}"
+        advice = f"unless that is wanted: echo {function.address} > {unbind}; {bind}"
+    if function.driver == GIVEN_AWAY:
+        evidence = f"{function.address} is given to a virtual machine: {GIVEN_AWAY} is bound to it"
+    return Finding("gpu.unbound", Severity.UNHEALTHY, evidence, advice)
 
 
 def reloaded(view: GpuView) -> Answer:
@@ -169,6 +198,20 @@ def rows(limits: GpuLimits) -> tuple[Rule, ...]:
             probation_ns=probation_ns(limits),
             blind=True,
             try_it="reload gpus=7",
+        ),
+        Rule(
+            code="gpu.unbound",
+            severity=Severity.UNHEALTHY,
+            blame=Blame.CONFIGURATION,
+            source="pci",
+            threshold="any GPU that NVML counted, that it does not count now, and that is on the bus",
+            why="a claim may hold a GPU that somebody took away from its driver",
+            advice="bind it to the driver again",
+            judge=unbound,
+            probation_ns=probation_ns(limits),
+            blind=True,
+            leads=True,
+            try_it="echo <address> > /sys/bus/pci/drivers/nvidia/unbind",
         ),
         Rule(
             code="gpu.driver.reloaded",

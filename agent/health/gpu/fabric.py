@@ -8,9 +8,9 @@ from collections.abc import Iterator
 from typing import Final, NamedTuple
 
 from agent.health.catalogue import Rule
-from agent.health.gpu.common import lacking, nvml_name, probation_ns, read
+from agent.health.gpu.common import nvml_name, probation_ns, read
 from agent.health.gpu.view import GpuView
-from agent.health.rules import FINE, Answer, Inapplicable, Unreadable
+from agent.health.rules import FINE, Answer, Inapplicable, Unreadable, lacking
 from agent.model.gpu import GpuField
 from agent.model.health import Blame, Finding, Severity
 from agent.model.reading import Absence, Missing

@@ -8,9 +8,10 @@ Limits are the GPU's own and none is made up.
 from typing import Final
 
 from agent.health.catalogue import Rule
-from agent.health.gpu.common import Budget, duration, foremost, lacking, over_budget, read
+from agent.health.gpu.common import Budget, foremost, over_budget, read
 from agent.health.gpu.view import GpuView
-from agent.health.rules import FINE, Answer, Inapplicable, Unreadable
+from agent.health.rules import FINE, Answer, Inapplicable, Unreadable, lacking
+from agent.health.words import duration
 from agent.model.gpu import GpuField
 from agent.model.health import Blame, Finding, Severity
 from agent.model.reading import Absence, Missing

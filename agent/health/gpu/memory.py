@@ -8,9 +8,10 @@ say, the count stands until a reset takes it back.
 from typing import Final
 
 from agent.health.catalogue import Rule
-from agent.health.gpu.common import Budget, at_least, lacking, over_budget, probation_ns, read
+from agent.health.gpu.common import Budget, over_budget, probation_ns, read
 from agent.health.gpu.view import GpuView
-from agent.health.rules import FINE, Answer, Inapplicable
+from agent.health.rules import FINE, Answer, Inapplicable, lacking
+from agent.health.words import at_least
 from agent.health.xid.recovery import RecoveryAction
 from agent.model.gpu import GpuField
 from agent.model.health import Blame, Finding, Severity
@@ -212,7 +213,7 @@ def rows(limits: GpuLimits) -> tuple[Rule, ...]:
                 GpuWake(GpuField.ECC_UNCORRECTABLE_DRAM),
                 GpuWake(GpuField.ECC_UNCORRECTABLE_SRAM),
             ),
-            threshold="1 since the driver was loaded; degraded only, if the recovery action is none",
+            threshold="1 error since the driver was loaded; degraded only, if the recovery action is none",
             why="a workload has lost data, and where nothing says that this was contained, the next may too",
             advice=reset + "; if errors come again, run the vendor's field diagnostic",
             judge=uncorrectable,

@@ -7,9 +7,9 @@ machine is in agent.health.gpu.fabric.
 from typing import Final
 
 from agent.health.catalogue import Rule
-from agent.health.gpu.common import Budget, foremost, lacking, over_budget, probation_ns, read
+from agent.health.gpu.common import Budget, foremost, over_budget, probation_ns, read
 from agent.health.gpu.view import GpuView
-from agent.health.rules import FINE, Answer, Inapplicable
+from agent.health.rules import FINE, Answer, Inapplicable, lacking
 from agent.model.cpuset import format_cpus
 from agent.model.gpu import GpuField
 from agent.model.health import Blame, Finding, Severity

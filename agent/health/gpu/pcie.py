@@ -7,9 +7,9 @@ judged under load only.
 from typing import Final
 
 from agent.health.catalogue import Rule
-from agent.health.gpu.common import Budget, lacking, over_budget, probation_ns, read
+from agent.health.gpu.common import Budget, over_budget, probation_ns, read
 from agent.health.gpu.view import GpuView
-from agent.health.rules import FINE, Answer, Unevaluated
+from agent.health.rules import FINE, Answer, Unevaluated, lacking
 from agent.model.gpu import GpuField
 from agent.model.health import Blame, Finding, Severity
 from agent.model.reading import Missing

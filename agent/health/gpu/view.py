@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from agent.health.rules import Growth
 from agent.model.gpu import GpuField, GpuHost, GpuSample, GpuSet
+from agent.model.pci import PciSample
 from agent.model.settings import GpuLimits
 
 
@@ -41,3 +42,5 @@ class GpuView(NamedTuple):
     now_ns: int
     log_read: bool = True
     """Whether the kernel log can be read."""
+    pci: PciSample | None = None
+    """Its function on the bus, if NVML ever counted it. None: it is not there, or nobody has looked."""

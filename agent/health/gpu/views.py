@@ -12,11 +12,10 @@ from agent.devices.gpus import call_roll
 from agent.devices.inventory import Device, gpu_device, mig_device
 from agent.health.gpu.catalogue import windows
 from agent.health.gpu.view import GpuStart, GpuView
-from agent.health.history import lengthened
+from agent.health.history import History, growth_of, lengthened
 from agent.health.rules import Growth
 from agent.model.faults import KnownGpu
 from agent.model.gpu import GpuField, GpuSample, GpuSet, MigSample, Status
-from agent.model.reading import Absence, Missing, Reading
 from agent.model.settings import GpuLimits
 from agent.model.snapshot import Snapshot
 from agent.model.source import SourceSample, SourceState
@@ -30,13 +29,6 @@ GONE_NS: Final = 600 * NS
 
 _NOBODY: Final = SourceSample("nvml", SourceState.ABSENT, 0, NS, 0, "", vital=False)
 NO_GPUS: Final = GpuSet((), _NOBODY, _NOBODY._replace(name="nvml-events"))
-
-
-class Point(NamedTuple):
-    """A counter at the moment when it was read."""
-
-    t_ns: int
-    value: int
 
 
 class Instance(NamedTuple):
@@ -54,8 +46,8 @@ class GpuPast:
     start: GpuStart = field(default_factory=GpuStart)
     read_ns: int = 0
     """When it was read last."""
-    points: Mapping[GpuField, tuple[Point, ...]] = field(default_factory=dict)
-    """Oldest first; the first is at or before the window's begin, if old enough."""
+    histories: Mapping[GpuField, History] = field(default_factory=dict)
+    """Of the counters that are judged by their growth."""
     growth: Mapping[GpuField, Growth] = field(default_factory=dict)
     """What follows from them."""
     instances: tuple[Instance, ...] = ()
@@ -134,7 +126,7 @@ def _past(
     if manager and not start.fabric_manager:
         start = start._replace(fabric_manager=True)
     if sample is None or sample.status != Status.OK or not sample.passes:
-        growth = _growth(before.points, sample, limits) if sample else {}
+        growth = _growth(before.histories, sample, limits) if sample else {}
         return replace(before, uuid=gpu.uuid, start=start, growth=growth)
     if sample.beat_ns == before.read_ns and start is before.start:
         instances = _instances(before.instances, sample.migs, now)
@@ -143,49 +135,22 @@ def _past(
     start = start._replace(
         links_up=start.links_up | (links if isinstance(links, int) else 0), ecc=start.ecc or ecc == 1
     )
-    points = {
-        which: found
+    histories = {
+        which: lengthened(before.histories.get(which, ()), sample[which], sample.beat_ns, window_s * NS)
         for which, window_s in windows(limits).items()
-        if (found := _points(before.points.get(which, ()), sample[which], sample.beat_ns, window_s * NS))
     }
     instances = _instances(before.instances, sample.migs, now)
-    return GpuPast(gpu.uuid, start, sample.beat_ns, points, _growth(points, sample, limits), instances)
+    growth = _growth(histories, sample, limits)
+    return GpuPast(gpu.uuid, start, sample.beat_ns, histories, growth, instances)
 
 
 def _growth(
-    points: Mapping[GpuField, tuple[Point, ...]], sample: GpuSample, limits: GpuLimits
+    histories: Mapping[GpuField, History], sample: GpuSample, limits: GpuLimits
 ) -> dict[GpuField, Growth]:
     return {
-        which: growth_of(points.get(which, ()), sample[which], window_s)
+        which: growth_of(sample[which], histories.get(which, ()), window_s)
         for which, window_s in windows(limits).items()
     }
-
-
-def _points(before: tuple[Point, ...], value: Reading, t_ns: int, window_ns: int) -> tuple[Point, ...]:
-    """The history with the newest reading in it.
-
-    A counter that cannot be read, or has fallen (the driver was loaded anew), begins a new one.
-    """
-    if isinstance(value, Missing):
-        return ()
-    if before and before[-1].t_ns == t_ns:
-        return before
-    fell = bool(before) and before[-1].value > value
-    return lengthened(() if fell else before, Point(t_ns, value), window_ns)
-
-
-def growth_of(points: tuple[Point, ...], value: Reading, window_s: int) -> Growth:
-    """How far a counter has grown within its window; never over more than the window."""
-    if isinstance(value, Missing):
-        return Growth(value, 0.0)
-    if not points:
-        return Growth(Missing(Absence.ABSENT), 0.0)
-    (first_ns, first), (now_ns, newest) = points[0], points[-1]
-    span_s = min((now_ns - first_ns) / NS, float(window_s))
-    if first == newest:
-        return Growth(0, span_s)
-    oldest = next(point for point in points if now_ns - point.t_ns <= window_s * NS)
-    return Growth(newest - oldest.value, span_s)
 
 
 def _instances(
@@ -238,6 +203,7 @@ def gpu_views(memory: GpuMemory, snapshot: Snapshot, limits: GpuLimits, now: Ins
         if sample.status == Status.OK and sample.probe_p50_ns
     }
     log_read = snapshot.log is not None and snapshot.log.source.state not in UNHEARD
+    functions = {one.address: one for one in snapshot.pci} if isinstance(snapshot.pci, tuple) else {}
     views = {}
     for gpu in memory.roll:
         sample, past = memory.samples.get(gpu.number), memory.past[gpu.number]
@@ -252,5 +218,6 @@ def gpu_views(memory: GpuMemory, snapshot: Snapshot, limits: GpuLimits, now: Ins
             limits=limits,
             now_ns=now.mono_ns,
             log_read=log_read,
+            pci=functions.get(gpu.bus) if gpu.uuid else None,
         )
     return views

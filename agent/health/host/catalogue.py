@@ -1,18 +1,50 @@
-"""The catalogue's rows for the host's own devices and cgroups, and what wakes the core."""
+"""The catalogue's rows for the host's devices, cgroups and node, and what wakes the core."""
 
 from collections.abc import Mapping
 from typing import Final
 
 from agent.devices.inventory import Kind
 from agent.health.catalogue import Rule
-from agent.health.host.cpus import CPU_RULES
+from agent.health.host.cpus import CPU_RULES, DECLARED_CPU_RULES
 from agent.health.host.groups import GROUP_RULES
-from agent.health.host.hugepages import POOL_RULES
+from agent.health.host.hugepages import DECLARED_POOL_RULES, POOL_RULES
+from agent.health.host.memory import DECLARED_MEMORY_RULES, MEMORY_RULES
+from agent.health.host.node import NODE_RULES
+from agent.health.host.pci import PCI_RULES
 from agent.model.time import NS
 from agent.model.wake import Field, Wake
 
-RULES: Final[Mapping[Kind, tuple[Rule, ...]]] = {Kind.CPU: CPU_RULES, Kind.HUGEPAGES: POOL_RULES}
-ALL_RULES: Final = CPU_RULES + POOL_RULES + GROUP_RULES
+RULES: Final[Mapping[Kind, tuple[Rule, ...]]] = {
+    Kind.CPU: CPU_RULES,
+    Kind.MEMORY: MEMORY_RULES,
+    Kind.HUGEPAGES: POOL_RULES,
+}
+"""Of the host's own devices."""
+DECLARED_RULES: Final[Mapping[Kind, tuple[Rule, ...]]] = {
+    Kind.CPU: DECLARED_CPU_RULES,
+    Kind.MEMORY: DECLARED_MEMORY_RULES,
+    Kind.HUGEPAGES: DECLARED_POOL_RULES,
+    Kind.PCI: PCI_RULES,
+}
+"""Of those that drivers declare, but for GPUs, which are judged as the host's."""
+MAIN_SOURCES: Final[Mapping[Kind, tuple[str, ...]]] = {
+    Kind.CPU: ("cpus", "throttle"),
+    Kind.GPU: ("nvml",),
+    Kind.MEMORY: ("memory", "edac"),
+    Kind.HUGEPAGES: ("hugepages",),
+    Kind.PCI: ("pci",),
+}
+"""A device is verified when these were read. A GPU that NVML has found has a source of its own."""
+ALL_RULES: Final = tuple(
+    dict.fromkeys(
+        [
+            *(rule for rules in RULES.values() for rule in rules),
+            *(rule for rules in DECLARED_RULES.values() for rule in rules),
+            *GROUP_RULES,
+            *NODE_RULES,
+        ]
+    )
+)
 
 
 def wakes(throttle_events: int, throttle_window_s: int) -> tuple[Wake, ...]:
@@ -20,7 +52,9 @@ def wakes(throttle_events: int, throttle_window_s: int) -> tuple[Wake, ...]:
     found: dict[Field, Wake] = {}
     for rule in ALL_RULES:
         for field in rule.reads:
-            if not rule.counter:
+            if isinstance(field, Wake):
+                found.setdefault(field.field, field)
+            elif not rule.counter:
                 found[field] = Wake(field)  # any change: more than any threshold asks for
             else:
                 found.setdefault(field, Wake(field, throttle_events, throttle_window_s * NS))

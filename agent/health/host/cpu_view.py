@@ -1,61 +1,135 @@
-"""CPUs as their rules see them, and what is remembered for that."""
+"""CPUs as their rules see them, and what is remembered for that.
+
+A view is of the CPUs of one NUMA node, or of those that a driver declares as a device of its own. What is the
+same for all of them is made once per change: agent.health.host.cpu_cores, agent.health.host.cpu_told.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from agent.health.history import lengthened
+from agent.health.host.cpu_cores import Cores, digest
+from agent.health.host.cpu_throttle import Throttled, Watched, throttled_after, watch
+from agent.health.host.cpu_told import Told, listen, locked, often_corrected
+from agent.health.klog.silence import reader_state
+from agent.health.klog.values import LogCode, LogPast
 from agent.health.rules import Growth
-from agent.model.cpuset import CpuSet
-from agent.model.reading import Absence, Missing, Reading
-from agent.model.settings import Settings
+from agent.model.cpuset import CpuSet, format_cpus
+from agent.model.declared import Declared, DeclaredCpus
+from agent.model.reading import NEVER_READ, Missing, Reading
+from agent.model.settings import HostLimits, Settings
 from agent.model.snapshot import NodeSample, Snapshot
-from agent.model.time import NS, Instant
+from agent.model.source import SourceState
+from agent.model.time import Instant
+
+
+class Promise(NamedTuple):
+    """CPUs that should be as somebody said, or as they were."""
+
+    cpus: CpuSet
+    by: str
+    """``online at start``, ``configured``, ``declared``."""
 
 
 class CpuView(NamedTuple):
-    """The CPUs of one NUMA node."""
+    """Some CPUs."""
 
+    cpus: CpuSet
+    """Which: what is of all CPUs concerns these alone."""
     node: NodeSample | None
+    """The NUMA node that they are all of, unless they are declared."""
+    nodes: tuple[NodeSample, ...]
+    present: CpuSet | Missing
     online: CpuSet | Missing
-    expected: CpuSet
-    """The node's CPUs that were online at start, or that the configuration names."""
-    configured: bool
+    isolated: CpuSet | Missing
+    expected: Promise
+    """To be online."""
+    apart: Promise
+    """To be isolated."""
     throttled_core: Growth
     throttled_package: Growth
     throttle_events: int
     """Throttle events within the window that make a device degraded."""
     throttle_window_s: int
-
-
-class Point(NamedTuple):
-    """A node's throttle counters at the moment when they were read."""
-
-    t_ns: int
-    core: Reading
-    package: Reading
+    cores: Cores
+    smt: Reading
+    """Whether threads share cores: 0 or 1."""
+    smt_start: Reading
+    machine_checks: CpuSet
+    """Of all CPUs, those with an uncorrected one since boot."""
+    corrected: CpuSet
+    """Of all CPUs, those with too many corrected ones of late."""
+    hard_lockups: CpuSet
+    """Of all CPUs; so the next."""
+    soft_lockups: CpuSet
+    log_state: SourceState
+    """How the reader of the kernel log is doing."""
+    limits: HostLimits
+    declared: DeclaredCpus | None
 
 
 @dataclass(frozen=True, slots=True)
 class CpuPast:
     """What the rules of CPUs compare with."""
 
+    members: Mapping[int, CpuSet] = field(default_factory=dict)
+    """By NUMA node, the CPUs that it has, as far as anybody could read."""
     expected: Mapping[int, CpuSet] = field(default_factory=dict)
+    """Likewise, those that should be online."""
+    isolated: CpuSet | Missing = NEVER_READ
+    """At start."""
+    smt: Reading = NEVER_READ
+    """At start."""
+    throttled: Mapping[int, Throttled] = field(default_factory=dict)
     """By NUMA node."""
-    throttle: Mapping[int, tuple[Point, ...]] = field(default_factory=dict)
-    """By NUMA node, oldest first; the first point is at or before the window's begin, if old enough."""
+    watched: Mapping[str, Watched] = field(default_factory=dict)
+    """Likewise, by the subject of a declared device."""
+    cores: Cores = field(default_factory=Cores)
+    told: Told = field(default_factory=Told)
+    hard_lockups: CpuSet = 0
+    """CPUs of which the log told a short while ago; so the next."""
+    soft_lockups: CpuSet = 0
+    corrected: CpuSet = 0
+    """CPUs with as many corrected machine checks in the window as are too many, or more."""
+    looked_ns: int = 0
+    """When this was made."""
 
 
-def remember_cpus(past: CpuPast, snapshot: Snapshot, settings: Settings, now: Instant) -> CpuPast:
-    """The past after a snapshot."""
+def remember_cpus(
+    past: CpuPast, log: LogPast, snapshot: Snapshot, settings: Settings, now: Instant
+) -> CpuPast:
+    """The past after a snapshot; ``log``: what is remembered of the kernel log after it."""
+    machine, limits = snapshot.machine, settings.host
+    window_s = settings.throttle_window_s
+    told = listen(past.told, log, limits.correctable_window_s, past.looked_ns, now)
     read_ns = next((src.beat_ns for src in snapshot.sources if src.name == "throttle"), now.mono_ns)
     return CpuPast(
+        members={**past.members, **_members(snapshot)},
         expected=_expected(past, snapshot, settings),
-        throttle={
-            node.node: _points(past.throttle.get(node.node, ()), node, read_ns, settings)
+        isolated=snapshot.cpus.isolated if isinstance(past.isolated, Missing) else past.isolated,
+        smt=machine.smt_active if machine and isinstance(past.smt, Missing) else past.smt,
+        throttled={
+            node.node: throttled_after(
+                past.throttled.get(node.node, Throttled()),
+                node.throttle_core,
+                node.throttle_package,
+                read_ns,
+                window_s,
+            )
             for node in snapshot.nodes
         },
+        watched=dict(watch(past.watched, snapshot, read_ns, window_s)),
+        cores=digest(past.cores, machine.cores) if machine else past.cores,
+        told=told,
+        hard_lockups=locked(told, LogCode.HARD_LOCKUP, now),
+        soft_lockups=locked(told, LogCode.SOFT_LOCKUP, now),
+        corrected=often_corrected(told, limits.correctable_errors, limits.correctable_window_s, now),
+        looked_ns=now.mono_ns,
     )
+
+
+def _members(snapshot: Snapshot) -> dict[int, CpuSet]:
+    return {node.node: node.cpus for node in snapshot.nodes if isinstance(node.cpus, int)}
 
 
 def _expected(past: CpuPast, snapshot: Snapshot, settings: Settings) -> Mapping[int, CpuSet]:
@@ -67,9 +141,9 @@ def _expected(past: CpuPast, snapshot: Snapshot, settings: Settings) -> Mapping[
         online = snapshot.cpus.online
         if isinstance(online, Missing):
             return past.expected
-        new = {n.node: n.cpus & online for n in snapshot.nodes if isinstance(n.cpus, int)}
+        new = {node: cpus & online for node, cpus in _members(snapshot).items()}
         return {**new, **past.expected}
-    nodes = {n.node: n.cpus for n in snapshot.nodes if isinstance(n.cpus, int)}
+    nodes = {**past.members, **_members(snapshot)}
     owned = 0
     for cpus in nodes.values():
         owned |= cpus
@@ -79,42 +153,84 @@ def _expected(past: CpuPast, snapshot: Snapshot, settings: Settings) -> Mapping[
     return expected
 
 
-def _points(
-    before: tuple[Point, ...], node: NodeSample, read_ns: int, settings: Settings
-) -> tuple[Point, ...]:
-    """The history with the newest reading in it."""
-    if before and before[-1].t_ns == read_ns:
-        return before
-    point = Point(read_ns, node.throttle_core, node.throttle_package)
-    return lengthened(before, point, settings.throttle_window_s * NS)
-
-
-def _growth(points: tuple[Point, ...], which: int, window_s: int) -> Growth:
-    newest = points[-1][which] if points else Missing(Absence.ABSENT)
-    if isinstance(newest, Missing):
-        return Growth(newest, 0.0)
-    oldest = newest
-    since_ns = now_ns = points[-1].t_ns
-    for point in reversed(points):
-        value = point[which]
-        if isinstance(value, Missing) or since_ns - point.t_ns > window_s * NS:
-            break  # a gap: what was counted before it, and in it, says nothing of a rate
-        since_ns = point.t_ns
-        if now_ns - since_ns <= window_s * NS:  # never more than the window: a slow drip is no rate
-            oldest = value
-    return Growth(max(0, newest - oldest), min((now_ns - since_ns) / NS, float(window_s)))
-
-
 def view_cpus(past: CpuPast, snapshot: Snapshot, settings: Settings, number: int) -> CpuView:
     """The CPUs of a NUMA node."""
-    points = past.throttle.get(number, ())
-    return CpuView(
+    cpus = past.members.get(number, 0)
+    isolated = past.isolated if isinstance(past.isolated, int) else 0
+    by = "online at start" if settings.expect_cpus is None else "configured"
+    return _view(
+        past,
+        snapshot,
+        settings,
+        cpus=cpus,
         node=next((node for node in snapshot.nodes if node.node == number), None),
+        expected=Promise(past.expected.get(number, 0), by),
+        apart=Promise(isolated & cpus, "isolated at start"),
+        throttled=past.throttled.get(number, Throttled()),
+        declared=None,
+    )
+
+
+def view_declared_cpus(past: CpuPast, snapshot: Snapshot, settings: Settings, device: Declared) -> CpuView:
+    """The CPUs that a driver declares."""
+    what = device.what
+    assert isinstance(what, DeclaredCpus), "whoever calls knows what it is"
+    isolated = past.isolated if isinstance(past.isolated, int) else 0
+    present = snapshot.cpus.present
+    # of what is not there another rule tells
+    there = Promise(what.cpus if isinstance(present, Missing) else what.cpus & present, "declared")
+    watched = past.watched.get(device.subject)
+    return _view(
+        past,
+        snapshot,
+        settings,
+        cpus=what.cpus,
+        node=None,
+        expected=there,
+        apart=there if what.isolated else Promise(isolated & what.cpus, "isolated at start"),
+        throttled=watched.throttled if watched else Throttled(),
+        declared=what,
+    )
+
+
+def _view(
+    past: CpuPast,
+    snapshot: Snapshot,
+    settings: Settings,
+    *,
+    cpus: CpuSet,
+    node: NodeSample | None,
+    expected: Promise,
+    apart: Promise,
+    throttled: Throttled,
+    declared: DeclaredCpus | None,
+) -> CpuView:
+    return CpuView(
+        cpus=cpus,
+        node=node,
+        nodes=snapshot.nodes,
+        present=snapshot.cpus.present,
         online=snapshot.cpus.online,
-        expected=past.expected.get(number, 0),
-        configured=settings.expect_cpus is not None,
-        throttled_core=_growth(points, 1, settings.throttle_window_s),
-        throttled_package=_growth(points, 2, settings.throttle_window_s),
+        isolated=snapshot.cpus.isolated,
+        expected=expected,
+        apart=apart,
+        throttled_core=throttled.core.growth,
+        throttled_package=throttled.package.growth,
         throttle_events=settings.throttle_events,
         throttle_window_s=settings.throttle_window_s,
+        cores=past.cores,
+        smt=snapshot.machine.smt_active if snapshot.machine else NEVER_READ,
+        smt_start=past.smt,
+        machine_checks=past.cores.checked | past.told.checks,
+        corrected=past.corrected,
+        hard_lockups=past.hard_lockups,
+        soft_lockups=past.soft_lockups,
+        log_state=reader_state(snapshot.log),
+        limits=settings.host,
+        declared=declared,
     )
+
+
+def named(cpus: CpuSet) -> str:
+    """A set for people: ``CPU 1``, ``CPUs 0-3,8``."""
+    return f"{'CPU' if cpus.bit_count() == 1 else 'CPUs'} {format_cpus(cpus)}"

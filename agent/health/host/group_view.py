@@ -1,96 +1,134 @@
-"""Cgroups of pods as their rules see them, and what is remembered for that."""
+"""Cgroups of pods as their rules see them. What is remembered for that stands in group_past."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Final, NamedTuple
+from collections.abc import Iterable
+from itertools import chain, pairwise
+from typing import NamedTuple
 
+from agent.health.history import grown_since
+from agent.health.host.group_past import MEMORY_WINDOW_S, Count, GroupPast, Loud
+from agent.health.host.group_rates import Rates
+from agent.model.cpuset import CpuSet
+from agent.model.declared import DeclaredCpus
 from agent.model.reading import Missing
+from agent.model.settings import HostLimits, Settings
 from agent.model.snapshot import GroupKind, GroupSample, Snapshot
 from agent.model.time import NS, Instant
 
-HITS_KEPT: Final = 1024  # of containers that are gone: one that dies in a loop must not fill the memory
-HIT_MEMORY_NS: Final = 600 * NS  # a limit that was hit is told of for ten minutes
+
+class Throttling(NamedTuple):
+    """How often a group ran out of its CPU time, over the configured window."""
+
+    throttled: int = 0
+    """Periods in which it did."""
+    periods: int = 0
+    """Periods in which it wanted to run."""
+    looks: int = 0
+    """Looks between which ``throttled`` grew."""
 
 
 class GroupView(NamedTuple):
-    """One cgroup of a container, and its pod's."""
+    """One cgroup that has something to tell of: a container's, or a pod's own."""
 
     group: GroupSample
-    pod: GroupSample | None
-    hits: tuple[int, ...]
-    """For each size in ``group.hugetlb``: hits of the limit not yet old enough to be forgotten."""
+    pod: GroupSample | None = None
+    """Of a container."""
+    containers: "tuple[GroupView, ...]" = ()
+    """Of a pod: those that have something to tell of, too."""
+    devices: tuple[str, ...] = ()
+    """Declared devices that it uses."""
+    limits: HostLimits = HostLimits()
+    kills: int = 0
+    """Of the last ten minutes, as the next three."""
+    ooms: int = 0
+    """How often there was no memory for it, whether or not something was killed for that."""
+    hits: tuple[int, ...] = ()
+    """For each size in ``group.hugetlb``."""
+    refusals: tuple[int, ...] = ()
+    """Likewise."""
+    throttling: Throttling = Throttling()
+    at_max: int = 0
+    """How often it ran into its limit of memory within a minute."""
+    at_high: int = 0
+    """How often it was slowed down for what it has above ``memory.high``, likewise."""
+
+    @property
+    def subject(self) -> str:
+        """Which one it is, for people."""
+        container = f" container {self.group.container}" if self.group.container else ""
+        return f"pod {self.group.pod_uid}{container}"
 
 
-class Hits(NamedTuple):
-    """One hugepage size of one container: hits of its limit."""
-
-    group: GroupSample
-    """The container, as it was last seen: a hit often ends it, and its cgroup with it."""
-    pod: GroupSample | None
-    told: int
-    """The count up to which hits are too old to be told of."""
-    total: int
-    grew_ns: int
-
-
-@dataclass(frozen=True, slots=True)
-class GroupPast:
-    """What the rules of cgroups compare with."""
-
-    hits: Mapping[tuple[int, int], Hits] = field(default_factory=dict)
-    """By group id and index of the size."""
-
-
-def remember_groups(past: GroupPast, snapshot: Snapshot, now: Instant, *, started: bool) -> GroupPast:
-    """The past after a snapshot. ``started``: somebody had looked at the node before."""
-    return GroupPast(_hits(past, snapshot, now, started=started))
-
-
-def _hits(
-    past: GroupPast, snapshot: Snapshot, now: Instant, *, started: bool
-) -> Mapping[tuple[int, int], Hits]:
-    """Counts of a container that was there at start are old news; of one that came later, none is."""
-    found: dict[tuple[int, int], Hits] = {}
-    pods = {group.pod_uid: group for group in snapshot.groups if group.kind is GroupKind.POD}
-    for group in snapshot.groups:
-        if group.kind is not GroupKind.CONTAINER:
-            continue
-        for index, sample in enumerate(group.hugetlb):
-            count = sample.events_max
-            known = past.hits.get((group.id, index))
-            if isinstance(count, Missing):
-                if known is not None:
-                    found[group.id, index] = known
-            elif known is None:
-                if count:
-                    told = 0 if started else count
-                    found[group.id, index] = Hits(group, pods.get(group.pod_uid), told, count, now.mono_ns)
-            elif count > known.total:
-                pod = pods.get(group.pod_uid)
-                found[group.id, index] = Hits(group, pod, known.told, count, now.mono_ns)
-            elif now.mono_ns - known.grew_ns >= HIT_MEMORY_NS:
-                found[group.id, index] = known._replace(told=count)
-            else:
-                found[group.id, index] = known
-    there = {group.id for group in snapshot.groups}
-    gone = [
-        (key, hits)
-        for key, hits in past.hits.items()
-        if key[0] not in there and hits.total > hits.told and now.mono_ns - hits.grew_ns < HIT_MEMORY_NS
+def exclusive_cpus(snapshot: Snapshot) -> list[tuple[str, CpuSet]]:
+    """The subjects of declared devices that are CPUs for one container alone, and which."""
+    return [
+        (device.subject, device.what.cpus)
+        for file in snapshot.declared
+        for device in file.devices
+        if isinstance(device.what, DeclaredCpus) and device.what.exclusive
     ]
-    gone.sort(key=lambda item: item[1].grew_ns)
-    return {**dict(gone[-HITS_KEPT:]), **found}
 
 
-def view_groups(past: GroupPast) -> list[GroupView]:
-    """The containers that have something to tell of. A thousand silent ones cost nothing here."""
-    loud: dict[int, Hits] = {}
-    for (group_id, _), hits in past.hits.items():
-        if hits.total > hits.told and (group_id not in loud or hits.grew_ns >= loud[group_id].grew_ns):
-            loud[group_id] = hits
-    views = []
-    for group_id, newest in sorted(loud.items()):
-        sizes = (past.hits.get((group_id, index)) for index in range(len(newest.group.hugetlb)))
-        counts = tuple(hits.total - hits.told if hits else 0 for hits in sizes)
-        views.append(GroupView(newest.group, newest.pod, counts))
-    return views
+def devices_of_group(group: GroupSample, exclusive: Iterable[tuple[str, CpuSet]]) -> tuple[str, ...]:
+    """Subjects of the declared devices that a group uses: CPUs that are its alone, if it has no others."""
+    if isinstance(group.cpus, Missing):
+        return ()
+    found, left = [], group.cpus
+    for subject, cpus in exclusive:
+        if cpus & group.cpus:
+            found.append(subject)
+            left &= ~cpus
+    return () if left else tuple(found)
+
+
+def view_groups(past: GroupPast, snapshot: Snapshot, settings: Settings, now: Instant) -> list[GroupView]:
+    """The groups that have something to tell of. A thousand silent ones cost nothing here."""
+    exclusive = exclusive_cpus(snapshot)
+    containers: dict[str, list[GroupView]] = {}
+    pods = []
+    for _, known in sorted(past.loud.items()):
+        view = _view(known, devices_of_group(known.group, exclusive), settings.host, now)
+        if known.group.kind is GroupKind.POD:
+            pods.append(view)
+        else:
+            containers.setdefault(known.group.pod_uid, []).append(view)
+    found = [pod._replace(containers=tuple(containers.get(pod.group.pod_uid, ()))) for pod in pods]
+    return [*found, *chain.from_iterable(containers.values())]
+
+
+def _view(known: Loud, devices: tuple[str, ...], limits: HostLimits, now: Instant) -> GroupView:
+    rates = known.rates
+    minute_ns = now.mono_ns - MEMORY_WINDOW_S * NS
+    return GroupView(
+        group=known.group,
+        pod=known.pod,
+        devices=devices,
+        limits=limits,
+        kills=_news(known, Count.KILLS, 0),
+        ooms=_news(known, Count.OOMS, 0),
+        hits=_news_by_size(known, Count.HITS),
+        refusals=_news_by_size(known, Count.REFUSALS),
+        throttling=_throttling(rates, now.mono_ns - limits.throttled_window_s * NS),
+        at_max=grown_since(rates.at_max, minute_ns),
+        at_high=grown_since(rates.at_high, minute_ns),
+    )
+
+
+def _news(known: Loud, count: Count, index: int) -> int:
+    tally = known.tallies.get((count, index))
+    return tally.news if tally else 0
+
+
+def _news_by_size(known: Loud, count: Count) -> tuple[int, ...]:
+    sizes = len(known.group.hugetlb)
+    return tuple(_news(known, count, index) for index in range(sizes)) if known.tallies else (0,) * sizes
+
+
+def _throttling(rates: Rates, since_ns: int) -> Throttling:
+    """Of the time in which both counts are known."""
+    throttled, periods = rates.throttled, rates.periods
+    if not throttled or not periods:
+        return Throttling()
+    since_ns = max(since_ns, throttled[0].t_ns, periods[0].t_ns)
+    points = [point for point in throttled if point.t_ns >= since_ns]
+    looks = sum(before.value < after.value for before, after in pairwise(points))
+    return Throttling(grown_since(throttled, since_ns), grown_since(periods, since_ns), looks)

@@ -1,62 +1,115 @@
-"""What can be wrong with the cgroups of pods: notes, for no device is judged by them."""
+"""What can be wrong with the cgroups of pods; that they ran into limits is agent.health.host.group_limits'.
+
+Notes, for people: how pods fare says nothing of a device. One thing does: time that was kept from a container
+on CPUs that are its alone.
+"""
 
 from typing import Final
 
-from agent.devices.inventory import size_name
 from agent.health.catalogue import Rule
+from agent.health.host.group_limits import HUGETLB_LIMIT_RULE, MEMORY_LIMIT_RULES
 from agent.health.host.group_view import GroupView
-from agent.health.rules import FINE, Answer
+from agent.health.host.group_words import once
+from agent.health.rules import FINE, Answer, Unevaluated
+from agent.model.cpuset import format_cpus
 from agent.model.health import Blame, Finding, Severity
-from agent.model.snapshot import GroupSample
-from agent.model.wake import Field
+from agent.model.reading import Absence, Missing
+from agent.model.time import NS
+from agent.model.wake import Field, Wake
 
-NO_LIMIT: Final = 2**64 - 1
+PERIODS: Final = 20
+"""Of fewer CPU periods, two seconds' worth of 100 ms each, a share says nothing."""
+EXCLUSIVE_LOOKS: Final = 2
+"""A quota that is taken back right after the start, as the kubelet may, throttles within one look."""
+FROZEN_S: Final = 300
 
-
-def _bytes(value: int) -> str:
-    for factor, unit in ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")):
-        if value >= factor and value % factor == 0:
-            return f"{value // factor} {unit}"
-    return f"{value} B"
-
-
-def _limit_text(group: GroupSample | None, index: int) -> str:
-    if group is None or index >= len(group.hugetlb):
-        return ""
-    limits = (group.hugetlb[index].max, group.hugetlb[index].rsvd_max)
-    finite = [limit for limit in limits if isinstance(limit, int) and limit != NO_LIMIT]
-    return f"limit {_bytes(min(finite))}" if finite else ""
+_THROTTLED: Final = Wake(Field.GROUP_CPU_THROTTLED, PERIODS // 4, 60 * NS)
 
 
-def hugetlb_limit_hit(view: GroupView) -> Answer:
-    """A container asked for hugepages beyond its limit, and was refused (ENOMEM) or killed (SIGBUS).
+@once
+def cpu_throttled(view: GroupView) -> Answer:
+    """A container used up its quota of CPU time in many of the periods in which it ran.
 
-    Source: ``hugetlb.<size>.events`` max [count]; cgroup v1: ``hugetlb.<size>.failcnt``. The kernel counts
-    a pod's limit at the container that ran into it.
+    Source: ``cpu.stat`` nr_throttled against nr_periods [count], over the window.
     """
-    parts = []
-    for index, hits in enumerate(view.hits):
-        if hits <= 0:
-            continue
-        limit = _limit_text(view.group, index) or _limit_text(view.pod, index)
-        size = size_name(view.group.hugetlb[index].size_kib)
-        parts.append(f"{size} pages hit the limit" + (f" ({limit})" if limit else ""))
-    if not parts:
+    percent, window_s = view.limits.throttled_percent, view.limits.throttled_window_s
+    throttled, periods, _ = view.throttling
+    if periods < PERIODS or throttled * 100 <= percent * periods:
         return FINE
-    return Finding("cgroup.hugetlb.max_hit", Severity.INFO, ", ".join(parts))
+    evidence = f"throttled in more than {percent} % of its CPU periods in {window_s} s"
+    return Finding("cgroup.cpu.throttled", Severity.INFO, evidence)
+
+
+@once
+def cpu_throttled_exclusive(view: GroupView) -> Answer:
+    """A container was throttled on CPUs that are its alone.
+
+    Source: ``cpu.stat`` nr_throttled [count], over the window; ``cpuset.cpus.effective`` (cgroup v1:
+    ``cpuset.effective_cpus``) against the CPUs that drivers declare as exclusive.
+    """
+    if not view.devices or view.throttling.looks < EXCLUSIVE_LOOKS or isinstance(view.group.cpus, Missing):
+        return FINE
+    evidence = f"throttled on exclusive CPUs {format_cpus(view.group.cpus)}"
+    return Finding("cgroup.cpu.throttled_exclusive", Severity.DEGRADED, evidence)
+
+
+@once
+def frozen(view: GroupView) -> Answer:
+    """A container is frozen.
+
+    Source: ``cgroup.events`` frozen; cgroup v1: ``freezer.state``.
+    """
+    state = view.group.frozen
+    if isinstance(state, Missing):
+        unknown = state.absence is Absence.UNREADABLE
+        return Unevaluated("whether it is still frozen cannot be read") if unknown else FINE
+    return Finding("cgroup.frozen", Severity.INFO, "frozen") if state else FINE
 
 
 GROUP_RULES: Final = (
+    HUGETLB_LIMIT_RULE,
     Rule(
-        code="cgroup.hugetlb.max_hit",
+        code="cgroup.cpu.throttled",
         severity=Severity.INFO,
         blame=Blame.WORKLOAD,
         source="cgroups",
-        reads=(Field.GROUP_SET, Field.GROUP_HT_EVENTS),
-        threshold="any hit in the last 10 min",
-        why="the allocation failed with ENOMEM, or the process died of SIGBUS",
-        advice="raise the pod's hugepage limit, or let the workload use fewer",
-        judge=hugetlb_limit_hit,
-        try_it="in a container, map more hugepages than its limit and touch them",
+        reads=(_THROTTLED,),
+        threshold=(
+            f"25 % of the periods in 60 s (cgroups.throttled-percent, cgroups.throttled-window), "
+            f"{PERIODS} periods at least"
+        ),
+        why="it waits for the rest of each such period, and whoever waits for it too",
+        advice="raise the container's CPU limit or take it away, or let the workload use fewer threads",
+        judge=cpu_throttled,
+        try_it="in a container with a CPU limit of 200m, run: timeout 60 sh -c 'while :; do :; done'",
+    ),
+    Rule(
+        code="cgroup.cpu.throttled_exclusive",
+        severity=Severity.DEGRADED,
+        blame=Blame.CONFIGURATION,
+        source="cgroups",
+        reads=(_THROTTLED, Field.GROUP_CPUS),
+        threshold="any throttled period within the window, in two looks",
+        why="CPUs that are the container's alone stand idle while it has to wait for them",
+        advice=(
+            "take the quota off the pod and the container: the kubelet does so itself with the feature gate "
+            "DisableCPUQuotaWithExclusiveCPUs, or where a CPU limit is not set"
+        ),
+        judge=cpu_throttled_exclusive,
+        try_it="declare a container's CPUs as exclusive, set its CPU limit below their number, and load them",
+    ),
+    *MEMORY_LIMIT_RULES,
+    Rule(
+        code="cgroup.frozen",
+        severity=Severity.INFO,
+        blame=Blame.CONFIGURATION,
+        source="cgroups",
+        reads=(Field.GROUP_FROZEN,),
+        threshold=f"for {FROZEN_S // 60} min",
+        why="none of its processes runs, and it holds its devices all the while",
+        advice="find out who paused it (crictl inspect, ctr task ls), and resume or delete it",
+        judge=frozen,
+        raise_ns=FROZEN_S * NS,
+        try_it="write 1 to a container's cgroup.freeze (cgroup v1: FROZEN to freezer.state)",
     ),
 )

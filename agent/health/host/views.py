@@ -8,13 +8,34 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from agent.devices.inventory import Device, Kind, devices_expected, devices_of
-from agent.health.host.cpu_view import CpuPast, CpuView, remember_cpus, view_cpus
-from agent.health.host.group_view import GroupPast, remember_groups
-from agent.health.host.pool_view import PoolPast, PoolView, remember_pools, view_pool
+from agent.health.host.cpu_view import CpuPast, CpuView, remember_cpus, view_cpus, view_declared_cpus
+from agent.health.host.group_past import GroupPast, remember_groups
+from agent.health.host.memory_view import (
+    MemoryPast,
+    MemoryView,
+    remember_memory,
+    view_declared_memory,
+    view_memory,
+)
+from agent.health.host.node_view import NodePast, remember_node
+from agent.health.host.pci_view import PciPast, PciView, remember_pci, view_pci
+from agent.health.host.pool_view import (
+    PoolPast,
+    PoolView,
+    remember_pools,
+    view_declared_pages,
+    view_pool,
+)
+from agent.health.klog.latch import remember_log
+from agent.health.klog.values import LogPast
+from agent.model.declared import Declared, DeclaredCpus, DeclaredHugepages, DeclaredMemory, DeclaredPci
 from agent.model.settings import Settings
 from agent.model.snapshot import PoolSample, Snapshot
 from agent.model.source import SourceState
 from agent.model.time import Instant
+
+Pools = Mapping[Device, PoolSample]
+"""The pool behind each hugepage device."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,9 +43,13 @@ class Memory:
     """What the rules compare with."""
 
     devices: tuple[Device, ...] = ()
+    log: LogPast = field(default_factory=LogPast)
     cpus: CpuPast = field(default_factory=CpuPast)
+    memory: MemoryPast = field(default_factory=MemoryPast)
     pools: PoolPast = field(default_factory=PoolPast)
+    pci: PciPast = field(default_factory=PciPast)
     groups: GroupPast = field(default_factory=GroupPast)
+    node: NodePast = field(default_factory=NodePast)
     started: bool = False
     """Somebody has looked at the node."""
 
@@ -39,19 +64,45 @@ def remember(memory: Memory, snapshot: Snapshot, settings: Settings, now: Instan
     if is_starting(snapshot):
         return Memory(devices=devices_expected(settings.expect_cpus, settings.expect_pools))
     known = memory.devices if memory.started else ()
+    log = remember_log(memory.log, snapshot.log, now)
     return Memory(
         devices=devices_of(snapshot, known, settings.expect_pools),
-        cpus=remember_cpus(memory.cpus, snapshot, settings, now),
-        pools=remember_pools(memory.pools, snapshot, settings),
-        groups=remember_groups(memory.groups, snapshot, now, started=memory.started),
+        log=log,
+        cpus=remember_cpus(memory.cpus, log, snapshot, settings, now),
+        memory=remember_memory(memory.memory, log, snapshot, settings, now),
+        pools=remember_pools(memory.pools, log, snapshot, settings, now),
+        pci=remember_pci(memory.pci, snapshot, now),
+        groups=remember_groups(memory.groups, snapshot, settings, now, started=memory.started),
+        node=remember_node(memory.node, log, snapshot, settings, now),
         started=True,
     )
 
 
 def view_device(
-    memory: Memory, snapshot: Snapshot, pools: Mapping[Device, PoolSample], settings: Settings, device: Device
-) -> CpuView | PoolView:
-    """What the rules of this device's kind are shown; ``pools`` are ``device_pools(snapshot)``."""
-    if device.kind is Kind.CPU:
-        return view_cpus(memory.cpus, snapshot, settings, device.node)
-    return view_pool(memory.pools, pools, settings, device)
+    memory: Memory, snapshot: Snapshot, pools: Pools, settings: Settings, device: Device, now: Instant
+) -> CpuView | MemoryView | PoolView:
+    """What the rules of a device of the host are shown; ``pools`` are ``device_pools(snapshot)``."""
+    match device.kind:
+        case Kind.CPU:
+            return view_cpus(memory.cpus, snapshot, settings, device.node)
+        case Kind.MEMORY:
+            return view_memory(memory.memory, snapshot, settings, device.node)
+        case _:
+            return view_pool(memory.pools, pools, snapshot, settings, device, now)
+
+
+def view_declared(
+    memory: Memory, snapshot: Snapshot, pools: Pools, settings: Settings, declared: Declared, now: Instant
+) -> CpuView | MemoryView | PoolView | PciView:
+    """The same of a device that a driver declares, other than a GPU."""
+    match declared.what:
+        case DeclaredCpus():
+            return view_declared_cpus(memory.cpus, snapshot, settings, declared)
+        case DeclaredMemory():
+            return view_declared_memory(memory.memory, snapshot, settings, declared)
+        case DeclaredHugepages():
+            return view_declared_pages(memory.pools, pools, declared)
+        case DeclaredPci(address, driver):
+            return view_pci(memory.pci, memory.log, snapshot, address, driver, now)
+        case _:
+            raise TypeError(f"{declared.subject} has no rules of the host's")

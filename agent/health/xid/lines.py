@@ -12,11 +12,11 @@ from collections.abc import Callable
 from functools import partial
 from typing import Final, NamedTuple
 
+from agent.health.klog.pattern import compile_pattern
 from agent.health.xid import patterns as log_patterns
 from agent.health.xid.nvlink4 import LinkFault
 from agent.health.xid.nvlink5 import CODES as NVLINK5_CODES
 from agent.health.xid.nvlink5 import Nvlink5Status
-from agent.health.xid.patterns import compile_pattern
 from agent.health.xid.recovery import RecoveryAction
 from agent.model.gpu import WHOLE_GPU
 

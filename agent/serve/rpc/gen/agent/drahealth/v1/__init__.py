@@ -150,6 +150,9 @@ class Device(betterproto.Message):
     What the device is, e.g. a GPU's UUID; in the order in which people read it.
     """
 
+    driver: str = betterproto.string_field(12)
+    """The driver that declared it; empty: it is the host's own."""
+
 
 @dataclass(eq=False, repr=False)
 class Attribute(betterproto.Message):
@@ -169,6 +172,8 @@ class Note(betterproto.Message):
     """What it is about, e.g. a pod and its container."""
 
     cause: "Cause" = betterproto.message_field(2)
+    devices: List[str] = betterproto.string_field(3)
+    """Declared devices that it uses, "<driver>/<pool>/<name>"."""
 
 
 @dataclass(eq=False, repr=False)
@@ -260,7 +265,8 @@ class Picture(betterproto.Message):
     at: "Instant" = betterproto.message_field(2)
     devices: List["Device"] = betterproto.message_field(3)
     """
-    CPUs, GPUs each followed by its instances, hugepages by size; by number; at most one per pool and name.
+    CPUs, GPUs each followed by its instances, memory, hugepages by size; by number. Then those that drivers
+     declare, by driver. At most one per driver, pool and name.
     """
 
     notes: List["Note"] = betterproto.message_field(4)

@@ -1,0 +1,183 @@
+"""The verdicts on devices that drivers declare: each is a part of the host, judged by the host's rules."""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Final
+
+from agent.devices.inventory import Device, declared_device, device_pools
+from agent.health.catalogue import Row
+from agent.health.declared.gpus import (
+    DECLARED_GPU_RULES,
+    DeclaredGpuView,
+    find_device,
+    find_gpu,
+)
+from agent.health.declared.past import DeclaredPast
+from agent.health.gpu.devices import START_NS
+from agent.health.gpu.state import GpuLook
+from agent.health.host.catalogue import DECLARED_RULES
+from agent.health.host.devices import judged_verdict, unread
+from agent.health.host.views import Memory, view_declared
+from agent.health.look import Look, row_among
+from agent.health.verdict import Before, verdict
+from agent.model.declared import Declared, DeclaredGpu
+from agent.model.health import Blame, Cause, DeviceHealth, Note, Severity
+from agent.model.snapshot import Snapshot
+from agent.model.time import Instant
+
+GONE: Final = Row(
+    code="declared.gone",
+    severity=Severity.UNKNOWN,
+    blame=Blame.CONFIGURATION,
+    source="devices.d",
+    threshold="its driver declared it, and stopped to less than 10 min ago",
+    why="nobody says any more what the device is, so nobody can judge it",
+    advice="delete pods that claim it, or let the driver declare it again",
+    try_it="take a device out of a file in devices.d",
+)
+WRONG: Final = Row(
+    code="declared.file",
+    severity=Severity.DEGRADED,
+    blame=Blame.DRIVER,
+    source="devices.d",
+    threshold="a file in devices.d that breaks a rule of its format",
+    why="what the driver declared when its file was last right is judged on",
+    advice="mend the file, or the driver that writes it",
+    try_it="write a key that does not exist into a file in devices.d",
+)
+UNSEEN: Final = Row(
+    code="declared.unseen",
+    severity=Severity.UNKNOWN,
+    blame=Blame.AGENT,
+    source="any",
+    threshold="2 s after it was declared",
+    why="nobody has looked",
+    advice="wait for the first look; if it does not come, see the sources in drahealth status",
+    try_it="declare a PCI function, with a sysfs in which bus/pci/devices hangs",
+)
+UNWATCHED: Final = Row(
+    code="gpu.unwatched",
+    severity=Severity.UNKNOWN,
+    blame=Blame.CONFIGURATION,
+    source="nvml",
+    threshold="a driver declares a GPU, and gpu.watch is false",
+    why="nobody looks",
+    advice="remove gpu.watch = false from the configuration",
+    try_it="declare a GPU in devices.d, and start the agent with watch = false in [gpu]",
+)
+
+
+def declared_verdicts(
+    look: Look,
+    before: Before,
+    past: DeclaredPast,
+    memory: Memory,
+    gpus: GpuLook,
+    snapshot: Snapshot,
+    host: Mapping[Device, DeviceHealth],
+    notes: Iterable[Note],
+) -> Iterator[tuple[Device, DeviceHealth]]:
+    """What is said of each that somebody has looked at, or should have by now.
+
+    Args:
+        host: The verdicts on the host's own devices.
+        notes: What was found of pods; what is more than a word counts for the devices that they use.
+    """
+    pools = device_pools(snapshot)
+    of_pods = _attributed(notes)
+    for subject, declared in past.devices.items():
+        device = declared_device(declared)
+        found: DeviceHealth | None = None
+        if isinstance(declared.what, DeclaredGpu):
+            found = _gpu_verdict(look, before, device, declared.what, gpus, snapshot, host)
+        elif not _is_unseen(look, before, past, device):
+            rules = DECLARED_RULES[device.kind]
+            view = view_declared(memory, snapshot, pools, look.settings, declared, look.now)
+            look.judge_all(device.subject, rules, view)
+            found = judged_verdict(look, before, device, rules, of_pods.get(subject, ()))
+        if found is None:
+            late_ns = past.since[subject].mono_ns + START_NS
+            if look.now.mono_ns < late_ns and subject not in before.devices:
+                look.due_ns.append(late_ns)
+                continue
+            cause = _cause(UNSEEN, "no look at it has ended since it was declared", past.since[subject])
+            found = verdict(look, before, device, cause.severity, [cause], look.now, look.settings.lease_s)
+        yield device, _with_lease(found, declared, before)
+    for one in past.gone.values():
+        device = declared_device(one.device)
+        cause = _cause(GONE, "no longer declared by its driver", one.since)
+        yield device, verdict(look, before, device, cause.severity, [cause], look.now, look.settings.lease_s)
+
+
+def declared_notes(past: DeclaredPast) -> Iterator[Note]:
+    """The files that cannot be believed."""
+    for driver, wrong in past.wrong.items():
+        yield Note(f"driver {driver}", _cause(WRONG, wrong.error, wrong.since))
+
+
+def _gpu_verdict(
+    look: Look,
+    before: Before,
+    device: Device,
+    what: DeclaredGpu,
+    gpus: GpuLook,
+    snapshot: Snapshot,
+    host: Mapping[Device, DeviceHealth],
+) -> DeviceHealth | None:
+    """What is said of the host's GPU, and of whether it is the one that is meant; None: nobody knows yet."""
+    if snapshot.gpus is None:
+        cause = _cause(UNWATCHED, "GPUs are not watched (gpu.watch is false)", before.began)
+        return verdict(look, before, device, cause.severity, [cause], look.now, look.settings.lease_s)
+    gpu = find_gpu(what, gpus.state.memory.roll)
+    meant = find_device(what, gpu)
+    look.judge_all(device.subject, DECLARED_GPU_RULES, DeclaredGpuView(what, gpu, meant, snapshot.gpus))
+    found = host.get(meant) if meant else None
+    own = look.causes(device.subject, partial(row_among, DECLARED_GPU_RULES))
+    if found is None:
+        return judged_verdict(look, before, device, DECLARED_GPU_RULES) if own else None
+    causes = sorted([*own, *found.causes], key=lambda cause: -cause.severity)
+    severity = max(found.severity, causes[0].severity) if causes else found.severity
+    return verdict(
+        look,
+        before,
+        device,
+        severity,
+        causes,
+        found.verified,
+        found.timeout_s - before.nudge_s,
+        found.attributes,
+    )
+
+
+def _is_unseen(look: Look, before: Before, past: DeclaredPast, device: Device) -> bool:
+    """Whether nobody has looked at it since it was declared to be what it is."""
+    said = before.devices.get(device.subject)
+    is_new = (
+        said is None
+        or past.since[device.subject] == look.now
+        or any(cause.code == UNSEEN.code for cause in said.causes)
+    )
+    return is_new and bool(unread(look, device))
+
+
+def _with_lease(found: DeviceHealth, declared: Declared, before: Before) -> DeviceHealth:
+    """With the lease that its driver asks for, unless looks are too rare for that."""
+    if not declared.lease_s:
+        return found
+    return replace(found, timeout_s=max(declared.lease_s + before.nudge_s, found.timeout_s))
+
+
+def _attributed(notes: Iterable[Note]) -> Mapping[str, Sequence[Cause]]:
+    """By subject of a declared device, what is wrong with the pods that use it."""
+    found: dict[str, list[Cause]] = {}
+    for note in notes:
+        if note.cause.severity > Severity.INFO:
+            told = replace(note.cause, evidence=f"{note.subject}: {note.cause.evidence}")
+            for subject in note.devices:
+                found.setdefault(subject, []).append(told)
+    return found
+
+
+def _cause(row: Row, evidence: str, since: Instant) -> Cause:
+    return Cause(row.code, row.severity, row.blame, evidence, row.advice, since)

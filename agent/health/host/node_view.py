@@ -1,0 +1,77 @@
+"""The node as the rules see it that are about no device, and what is remembered for that."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple
+
+from agent.health.history import History, growth, lengthened
+from agent.health.host.pressure_view import RESOURCES, Stalls, remember_stalls, stalled
+from agent.health.klog.silence import reader_state
+from agent.health.klog.values import LogCode, LogFact, LogPast
+from agent.health.rules import Growth
+from agent.model.settings import HostLimits, Settings
+from agent.model.snapshot import Snapshot
+from agent.model.source import SourceState
+from agent.model.time import NS, Instant
+
+CORRECTED_WINDOW_S: Final = 3600
+
+
+class NodeView(NamedTuple):
+    """What the kernel log says, and how tasks fare."""
+
+    log: LogPast
+    log_state: SourceState
+    now_ns: int
+    corrected: Growth
+    """Lines about PCIe errors that were corrected, within ``CORRECTED_WINDOW_S``."""
+    stalls: Mapping[str, Growth]
+    """By resource, ``cpu``, ``memory`` and ``io``: how long tasks waited within the window [us]."""
+    limits: HostLimits
+
+    def recent(self, seconds: int, *codes: LogCode) -> tuple[LogFact, ...]:
+        """Facts of which a line came so lately, oldest first."""
+        since_ns = self.now_ns - seconds * NS
+        return tuple(fact for fact in self.log.of(*codes) if fact.last.mono_ns > since_ns)
+
+
+@dataclass(frozen=True, slots=True)
+class NodePast:
+    """What the rules of the node compare with."""
+
+    stalls: Stalls = field(default_factory=dict)
+    corrected: History = ()
+    """How many lines had come about PCIe errors that were corrected."""
+
+
+def remember_node(
+    past: NodePast, log: LogPast, snapshot: Snapshot, settings: Settings, now: Instant
+) -> NodePast:
+    """The past after a look; ``log`` is that after the same look."""
+    return NodePast(
+        stalls=remember_stalls(past.stalls, snapshot.machine, settings.host.pressure_window_s),
+        corrected=_corrected(past.corrected, log, now),
+    )
+
+
+def _corrected(before: History, log: LogPast, now: Instant) -> History:
+    """What the log held at the start is no rate. A sum may fall, for facts are dropped: it begins anew."""
+    if not log.looked_ns:
+        return ()
+    times = sum(fact.times for fact in log.of(LogCode.AER_CORRECTED))
+    return lengthened(before, times, now.mono_ns, CORRECTED_WINDOW_S * NS)
+
+
+def view_node(past: NodePast, log: LogPast, snapshot: Snapshot, settings: Settings, now: Instant) -> NodeView:
+    """What the rules are shown; ``past`` and ``log`` are those after this look."""
+    limits = settings.host
+    return NodeView(
+        log=log,
+        log_state=reader_state(snapshot.log),
+        now_ns=now.mono_ns,
+        corrected=growth(past.corrected, CORRECTED_WINDOW_S),
+        stalls={
+            name: stalled(past.stalls, snapshot.machine, name, limits.pressure_window_s) for name in RESOURCES
+        },
+        limits=limits,
+    )

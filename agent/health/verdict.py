@@ -1,0 +1,88 @@
+"""From causes to a verdict: what is said of a device, since when, and for how long that may be believed."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from agent.devices.inventory import Device
+from agent.health import message
+from agent.health.look import Look
+from agent.health.machine import HEALTH
+from agent.health.stalls import Stall
+from agent.model.health import Cause, DeviceHealth, Health, Severity
+from agent.model.source import SourceSample
+from agent.model.time import NS, Instant, at_mono
+
+
+@dataclass(frozen=True, slots=True)
+class Before:
+    """What was said last, and what all verdicts of a look have in common."""
+
+    began: Instant
+    """When the first look was."""
+    looked: Instant | None = None
+    """When the last look was."""
+    devices: Mapping[str, DeviceHealth] = field(default_factory=dict)
+    """The last verdicts, by subject."""
+    stalled: Mapping[str, Stall] = field(default_factory=dict)
+    """Sources that stand still, or did so until a moment ago."""
+    nudge_s: int = 0
+    """Added to every lease [s]."""
+
+
+def verdict(
+    look: Look,
+    before: Before,
+    device: Device,
+    severity: Severity,
+    causes: Sequence[Cause],
+    verified: Instant,
+    timeout_s: int,
+    attributes: tuple[tuple[str, str], ...] = (),
+) -> DeviceHealth:
+    """What is said of a device.
+
+    Args:
+        severity: Its worst cause's, unless something outranks that.
+        causes: Worst first.
+        timeout_s: The lease, before the nudge.
+    """
+    health, text = HEALTH[severity], message.message(causes)
+    said = before.devices.get(device.subject)
+    return DeviceHealth(
+        driver=device.driver,
+        pool=device.pool or look.settings.node,
+        device=device.name,
+        kind=device.kind,
+        health=health,
+        severity=severity,
+        message=text,
+        since=_since(before, said, (health, severity, text), causes, look.now),
+        verified=verified,
+        timeout_s=timeout_s + before.nudge_s,
+        causes=tuple(causes),
+        attributes=attributes,
+    )
+
+
+def _since(
+    before: Before,
+    last: DeviceHealth | None,
+    said: tuple[Health, Severity, str],
+    causes: Iterable[Cause],
+    now: Instant,
+) -> Instant:
+    """When what is said of a device began: with its newest cause, if that came since the last look."""
+    if last is not None and (last.health, last.severity, last.message) == said:
+        return last.since
+    newest = max((cause.since for cause in causes if cause.severity > Severity.INFO), default=now)
+    return newest if before.looked is None or newest > before.looked else now
+
+
+def verified_by(sources: Iterable[SourceSample], now: Instant) -> Instant:
+    """When the last of the device's sources was read to its end, on both clocks."""
+    return at_mono(min((source.beat_ns for source in sources), default=now.mono_ns), now)
+
+
+def lease_of(look: Look, sources: Iterable[SourceSample]) -> int:
+    """At least three periods of the slowest source: a lease must outlive the next verification [s]."""
+    return max(look.settings.lease_s, *(-(-3 * source.period_ns // NS) for source in sources), 0)

@@ -1,0 +1,266 @@
+"""What one driver's declaration says: the bytes of a TOML file to devices, or why they are none.
+
+``KINDS`` is the whole format: a row per key of each kind of device. What is not understood is refused, as in
+the configuration: whoever guesses here judges a device that nobody has. Whether what is declared exists is
+for the rules to say. docs/declared-devices.md has the format for those who write it.
+"""
+
+import re
+import tomllib
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any, Final, NamedTuple
+
+from agent.config import LEASE_MAX_S
+from agent.config_values import (
+    check_node_name,
+    number_within,
+    read_count,
+    read_cpus,
+    read_switch,
+    read_text,
+    read_whole_seconds,
+    seconds_within,
+)
+from agent.errors import ConfigError, suggestion
+from agent.model.cpuset import CpuSet
+from agent.model.declared import (
+    Declared,
+    DeclaredCpus,
+    DeclaredGpu,
+    DeclaredHugepages,
+    DeclaredMemory,
+    DeclaredPci,
+    What,
+)
+from agent.sources.pci import parse_address
+
+LINE_BYTES: Final = 4096
+"""tomllib takes a time that grows with the square of a dotted key: for 1 MiB the better part of an hour."""
+VERSION: Final = 1
+DEVICES_MAX: Final = 4096
+NAME_BYTES: Final = 63
+LEASE_MIN_S: Final = 3
+NUMA_MAX: Final = 1023
+"""The kernel's largest CONFIG_NODES_SHIFT is 10."""
+PAGES_MAX: Final = 2**40
+INSTANCE_MAX: Final = 255
+_SIZE: Final = re.compile(r"([1-9][0-9]{0,11})(Ki|Mi|Gi|Ti|Pi)")
+_UNITS: Final[Mapping[str, int]] = {"Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40, "Pi": 2**50}
+_LABEL: Final = re.compile(r"[a-z0-9](?:[-a-z0-9]*[a-z0-9])?")
+_UUID: Final = re.compile(r"(?:GPU|MIG)-[-/0-9A-Za-z]{1,91}")
+_KERNEL_DRIVER: Final = re.compile(r"[-.+\w]{1,63}", re.ASCII)
+
+
+class Key(NamedTuple):
+    """One key of a device's table."""
+
+    name: str
+    read: Callable[[object], Any]
+    """ValueError or TypeError, with the value and the limit, if it cannot be that."""
+    needed: bool = False
+
+
+# --- values ------------------------------------------------------------------------------------------------
+
+
+def _within(low: int, high: int) -> Callable[[object], int]:
+    def read(value: object) -> int:
+        count = read_count(value)
+        number_within(low, high)(count)
+        return count
+
+    return read
+
+
+def _size(value: object) -> int:
+    """Bytes, as Kubernetes writes them."""
+    found = _SIZE.fullmatch(read_text(value))
+    if found is None:
+        raise ValueError(f"{value!r} is no size; write a number and Ki, Mi, Gi, Ti or Pi, such as 2Mi")
+    return int(found[1]) * _UNITS[found[2]]
+
+
+def _page_size(value: object) -> int:
+    size_kib = _size(value) // 1024
+    if size_kib & (size_kib - 1):
+        raise ValueError(f"{value!r} is no page size: {size_kib} KiB is no power of two")
+    return size_kib
+
+
+def _cpus(value: object) -> CpuSet:
+    cpus = read_cpus(value)
+    if not cpus:
+        raise ValueError(f"{value!r} names no CPU")
+    return cpus
+
+
+def _matching(pattern: re.Pattern[str], what: str) -> Callable[[object], str]:
+    def read(value: object) -> str:
+        text = read_text(value)
+        if not pattern.fullmatch(text):
+            raise ValueError(f"{text!r} is no {what}")
+        return text
+
+    return read
+
+
+def _name(value: object) -> str:
+    name = read_text(value)
+    if len(name) > NAME_BYTES:
+        raise ValueError(f"{name!r} is {len(name.encode())} bytes, limit {NAME_BYTES}")
+    return _matching(_LABEL, "DNS label, such as gpu-3")(name)
+
+
+def _lease_s(value: object) -> int:
+    seconds = read_whole_seconds(value)
+    seconds_within(LEASE_MIN_S, LEASE_MAX_S)(seconds)
+    return seconds
+
+
+def _pool(value: object) -> str:
+    pool = read_text(value)
+    check_node_name(pool)
+    return pool
+
+
+def _address(value: object) -> str:
+    return parse_address(read_text(value))
+
+
+# --- the format --------------------------------------------------------------------------------------------
+
+_NUMA: Final = Key("numa", _within(0, NUMA_MAX))
+_UUID_KEY: Final = Key("uuid", _matching(_UUID, "UUID of NVIDIA's, such as GPU-... or MIG-..."))
+_DRIVER: Final = Key("driver", _matching(_KERNEL_DRIVER, "driver of the kernel, such as nvme"))
+
+COMMON: Final = (Key("name", _name, needed=True), Key("kind", read_text, needed=True), Key("lease", _lease_s))
+KINDS: Final[Mapping[str, tuple[Key, ...]]] = {
+    "cpu": (
+        Key("cpus", _cpus, needed=True),
+        _NUMA,
+        Key("exclusive", read_switch),
+        Key("isolated", read_switch),
+    ),
+    "gpu": (
+        Key("pci", _address),
+        _UUID_KEY,
+        Key("gi", _within(0, INSTANCE_MAX)),
+        Key("ci", _within(0, INSTANCE_MAX)),
+    ),
+    "hugepages": (
+        Key("size", _page_size, needed=True),
+        Key("pages", _within(1, PAGES_MAX), needed=True),
+        _NUMA._replace(needed=True),
+    ),
+    "memory": (Key("size", _size), _NUMA._replace(needed=True)),
+    "pci": (Key("address", _address, needed=True), _DRIVER),
+}
+
+
+def _what(kind: str, of: Mapping[str, Any]) -> What:
+    """The device of a kind, from the values of its keys."""
+    match kind:
+        case "cpu":
+            flags = of.get("exclusive", False), of.get("isolated", False)
+            return DeclaredCpus(of["cpus"], of.get("numa"), *flags)
+        case "hugepages":
+            return DeclaredHugepages(of["size"], of["pages"], of["numa"])
+        case "memory":
+            return DeclaredMemory(of.get("size", 0), of["numa"])
+        case "pci":
+            return DeclaredPci(of["address"], of.get("driver", ""))
+    if not {"pci", "uuid"} & of.keys():
+        raise ConfigError("neither 'pci' nor 'uuid' says which GPU")
+    if ("gi" in of) != ("ci" in of):
+        raise ConfigError("only one of 'gi' and 'ci': an instance is named by both")
+    return DeclaredGpu(of.get("pci", ""), of.get("uuid", ""), of.get("gi", -1), of.get("ci", -1))
+
+
+# --- the file ----------------------------------------------------------------------------------------------
+
+
+def parse_declaration(data: bytes, driver: str, node: str) -> tuple[Declared, ...]:
+    """The devices of one file, in its order.
+
+    Args:
+        data: The whole file.
+        driver: Whose file it is.
+        node: The pool of devices whose file names none.
+
+    Raises:
+        ConfigError: names the device, the key, and the value with its limit. Not the file.
+    """
+    table = _table(data)
+    _check_keys(table, ("version", "pool", "device"))
+    version = _value(table, Key("version", read_count, needed=True))
+    if version != VERSION:
+        raise ConfigError(f"version {version}; this agent reads version {VERSION}")
+    pool = _value(table, Key("pool", _pool)) or node
+    rows = table.get("device", [])
+    if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
+        raise ConfigError("device: no list of tables; write [[device]] above each")
+    if len(rows) > DEVICES_MAX:
+        raise ConfigError(f"{len(rows)} devices, limit {DEVICES_MAX}")
+    devices = []
+    for number, row in enumerate(rows, start=1):
+        try:
+            devices.append(_device(row, driver, pool))
+        except ConfigError as error:
+            raise ConfigError(f"{_who(number, row.get('name'))}: {error}") from None
+    _check_names([device.name for device in devices])
+    return tuple(devices)
+
+
+def _check_names(names: Sequence[str]) -> None:
+    numbers: dict[str, int] = {}
+    for number, name in enumerate(names, start=1):
+        other = numbers.setdefault(name, number)
+        if other != number:
+            raise ConfigError(f"{_who(number, name)}: device {other} has the same name")
+
+
+def _who(number: int, name: object) -> str:
+    is_name = isinstance(name, str) and len(name) <= NAME_BYTES and _LABEL.fullmatch(name)
+    return f"device {number} ({name})" if is_name else f"device {number}"
+
+
+def _device(row: Mapping[str, Any], driver: str, pool: str) -> Declared:
+    name, kind, lease_s = (_value(row, key) for key in COMMON)
+    if kind not in KINDS:
+        raise ConfigError(f"kind: {kind!r} is none of {', '.join(KINDS)}")
+    keys = KINDS[kind]
+    _check_keys(row, [key.name for key in (*COMMON, *keys)], of=f" of kind {kind!r}")
+    values = {key.name: value for key in keys if (value := _value(row, key)) is not None}
+    return Declared(driver, pool, name, _what(kind, values), lease_s or 0)
+
+
+def _value(table: Mapping[str, Any], key: Key) -> Any:
+    """What a table says under a key; None if nothing."""
+    if key.name not in table:
+        if key.needed:
+            raise ConfigError(f"has no {key.name!r}")
+        return None
+    try:
+        return key.read(table[key.name])
+    except (ValueError, TypeError) as error:
+        raise ConfigError(f"{key.name}: {error}") from None
+
+
+def _check_keys(table: Mapping[str, Any], known: Collection[str], of: str = "") -> None:
+    for name in table:
+        if name not in known:
+            raise ConfigError(f"{name!r}: no such key{of}{suggestion(name[:NAME_BYTES], known)}")
+
+
+def _table(data: bytes) -> dict[str, Any]:
+    for number, line in enumerate(data.splitlines(), 1):
+        if len(line) > LINE_BYTES:
+            raise ConfigError(f"line {number} is {len(line)} bytes, limit {LINE_BYTES}")
+    try:
+        return tomllib.loads(data.decode())
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"byte {error.start} is no UTF-8") from None
+    except ValueError as error:  # of an integer that is too long it is not tomllib's own
+        raise ConfigError(f"no TOML: {error}") from None
+    except RecursionError:
+        raise ConfigError("no TOML: brackets within brackets without end") from None

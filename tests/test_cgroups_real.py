@@ -1,0 +1,246 @@
+"""Pods in real cgroups of version 1: throttled, killed, frozen and bound to CPUs by the kernel itself.
+
+What the kernel tells is apart from what is found by looking: where an eventfd is meant to be heard, the sweep
+is an hour away.
+"""
+
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+from agents import Agent, hear, short_tmp
+from machine import Kubepods, kubepods_tree, machine_lock
+from wire.google import Watcher
+
+from agent.health.host.catalogue import wakes
+from agent.model.snapshot import GroupSample, Snapshot
+from agent.model.source import SourceState
+from agent.model.time import NS
+from agent.native.sampler import Sampler, SamplerOptions
+
+POD: Final = "5a3c1d2e-4b5a-6978-8796-a5b4c3d2e1f0"
+CONTAINER: Final = "e" * 64
+QOS: Final = "burstable"
+MIB: Final = 1 << 20
+LIMIT: Final = 16 * MIB
+HOUR_NS: Final = 3600 * NS
+PERIOD_US: Final = 10_000
+SETTLED: Final = 30  # passes, 50 ms apart or more: a new group is read whole until it is a second old
+__all__ = ["short_tmp"]
+# another run on this machine may hold its lock for a while
+pytestmark = [pytest.mark.timeout(300), pytest.mark.usefixtures("locked")]
+
+# Joins the cgroup and does as it is told there: to take memory until it is killed, or to run.
+_TAKE: Final = "area = bytearray(1)\nwhile True: area += bytes(1 << 20)"
+_RUN: Final = "while True: pass"
+_JOIN: Final = "import os, sys\nwith open(sys.argv[1], 'w') as f: f.write(str(os.getpid()))\n"
+
+
+@pytest.fixture
+def locked() -> Iterator[None]:
+    with machine_lock():
+        yield
+
+
+def inside(group: Path, program: str) -> subprocess.Popen[bytes]:
+    """A process in a cgroup; it has joined it when its first statement is over."""
+    return subprocess.Popen([sys.executable, "-c", _JOIN + program, str(group / "cgroup.procs")])
+
+
+def killed_in(group: Path) -> None:
+    """A process takes more memory than there is in the group, and the kernel kills it."""
+    with inside(group, _TAKE) as process:
+        assert process.wait(60) == -signal.SIGKILL
+
+
+@contextmanager
+def running_in(group: Path) -> Iterator[None]:
+    """A process that wants a whole CPU, until the end."""
+    with inside(group, _RUN) as process:
+        try:
+            yield
+        finally:
+            process.kill()
+
+
+@contextmanager
+def watched(tree: Kubepods, sweep_ns: int = HOUR_NS) -> Iterator[Sampler]:
+    """A sampler that is woken for what the rules read."""
+    sampler = Sampler(
+        SamplerOptions(
+            kubelet_cgroup_root=tree.cgroup_root,
+            period_ns=NS // 20,
+            sweep_ns=sweep_ns,
+            resync_ns=HOUR_NS,
+            wakes=wakes(10, 60),
+        )
+    )
+    try:
+        sampler.start()
+        yield sampler
+    finally:
+        assert sampler.stop(10)
+
+
+def until(sampler: Sampler, claim: Callable[[Snapshot], bool], *, woken: bool = True) -> Snapshot:
+    """The first snapshot of which the claim is true; it comes with a wake, or is looked for without one."""
+    poll = select.poll()
+    poll.register(sampler.fileno(), select.POLLIN)
+    deadline = time.monotonic() + 20
+    while time.monotonic() < deadline:
+        if poll.poll(1000 if woken else 5) or not woken:
+            sampler.clear()
+            snapshot = sampler.read()
+            if snapshot is not None and claim(snapshot):
+                return snapshot
+    raise AssertionError("the sampler never said so")
+
+
+def group_of(snapshot: Snapshot, container: str = CONTAINER) -> GroupSample | None:
+    return next((group for group in snapshot.groups if group.container == container), None)
+
+
+def says(container: str = CONTAINER, **members: Any) -> Callable[[Snapshot], bool]:
+    """Whether a group is there, and its readings are these."""
+
+    def claim(snapshot: Snapshot) -> bool:
+        group = group_of(snapshot, container)
+        return group is not None and all(getattr(group, name) == value for name, value in members.items())
+
+    return claim
+
+
+def limited(tree: Kubepods, sampler: Sampler, container: str = CONTAINER) -> Path:
+    """A container with a limit of memory, or a pod, that is read no more before the sweep."""
+    group = tree.make(QOS, POD, container)
+    (group / "memory.limit_in_bytes").write_text(f"{LIMIT}\n")
+    passes = until(sampler, says(container, mem_limit=LIMIT), woken=False).core.passes
+    until(sampler, lambda one: one.core.passes >= passes + SETTLED, woken=False)
+    return group
+
+
+def test_a_kill_is_heard_of_an_hour_before_the_sweep() -> None:
+    with kubepods_tree("memory", unified=False) as tree, watched(tree) as sampler:
+        group = limited(tree, sampler)
+        assert until(sampler, says(), woken=False).core.unwatched == 0
+        (group / "memory.limit_in_bytes").write_text(f"{2 * LIMIT}\n")
+        killed_in(group)
+        found = group_of(until(sampler, says(mem_oom_kill=1)))
+        assert found is not None
+        assert found.mem_limit == 2 * LIMIT, "it is read with the kill, and else in an hour"
+
+
+def test_what_the_pod_has_too_little_of_kills_in_its_container() -> None:
+    with kubepods_tree("memory", unified=False) as tree, watched(tree) as sampler:
+        limited(tree, sampler, "")
+        killed_in(tree.make(QOS, POD, CONTAINER))
+        until(sampler, says(mem_oom_kill=1), woken=False)
+
+
+def test_every_kill_of_many_is_counted() -> None:
+    with kubepods_tree("memory", unified=False) as tree, watched(tree) as sampler:
+        group = limited(tree, sampler)
+        for _ in range(5):
+            killed_in(group)
+        until(sampler, says(mem_oom_kill=5), woken=False)
+
+
+def test_a_kill_wakes_the_core() -> None:
+    with kubepods_tree("memory", unified=False) as tree, watched(tree) as sampler:
+        killed_in(limited(tree, sampler))
+        until(sampler, says(mem_oom_kill=1))
+
+
+def test_a_group_that_is_removed_takes_its_descriptors_along_and_is_no_failure() -> None:
+    before = len(os.listdir("/proc/self/fd"))
+    with kubepods_tree("memory", unified=False) as tree, watched(tree) as sampler:
+        held = until(sampler, lambda _: True).core.descriptors
+        for _ in range(3):
+            tree.make(QOS, POD, CONTAINER)
+            until(sampler, says(mem_oom_kill=0), woken=False)
+            tree.remove(QOS, POD)  # the kernel writes to the eventfds of what is removed
+            snapshot = until(sampler, lambda one: not one.groups, woken=False)
+            assert snapshot.core.unwatched == 0
+            assert all(source.state is not SourceState.FAILING for source in snapshot.sources)
+        assert snapshot.core.descriptors == held + 2, "the epoll in which the eventfds were, and its timer"
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_a_container_that_v1_freezes_is_seen_by_the_sweep() -> None:
+    with kubepods_tree("freezer", unified=False) as tree, watched(tree, NS // 5) as sampler:
+        group = tree.make(QOS, POD, CONTAINER)
+        until(sampler, says(frozen=0), woken=False)
+        (group / "freezer.state").write_text("FROZEN\n")
+        until(sampler, says(frozen=1))
+        (group / "freezer.state").write_text("THAWED\n")
+        until(sampler, says(frozen=0))
+
+
+def test_the_cpus_of_a_container_are_read_when_it_has_settled() -> None:
+    with kubepods_tree("cpuset", unified=False) as tree, watched(tree) as sampler:
+        group = tree.make(QOS, POD, CONTAINER)
+        top = tree.roots[0]
+        for level in [*reversed(group.relative_to(top).parents), group.relative_to(top)][1:]:
+            (top / level / "cpuset.cpus").write_text("0\n")
+        until(sampler, says(cpus=0b1), woken=False)
+
+
+def slow_down(tree: Kubepods) -> Path:
+    """A container that may use a fifth of a CPU."""
+    group = tree.make(QOS, POD, CONTAINER)
+    (group / "cpu.cfs_period_us").write_text(f"{PERIOD_US}\n")
+    (group / "cpu.cfs_quota_us").write_text(f"{PERIOD_US // 5}\n")
+    return group
+
+
+# --- the whole agent ----------------------------------------------------------------------------------------
+
+FAST: Final = ("--period", "100ms", "--node-name", "real")
+SWEEPS: Final = '[stream]\nheartbeat = "500ms"\n[cgroups]\nsweep = "200ms"\n'
+SWEEPS_NEVER: Final = '[stream]\nheartbeat = "500ms"\n[cgroups]\nsweep = "1h"\nresync = "1h"\n'
+
+
+def noted(onlooker: Watcher, code: str) -> Any:
+    """The next note of this code."""
+
+    def with_code(picture: Any) -> list[Any]:
+        return [note for note in picture.notes if note.cause.code == code]
+
+    return with_code(hear(onlooker, lambda picture: bool(with_code(picture)), code))[0]
+
+
+def test_a_container_that_the_kernel_throttles_is_a_note(short_tmp: Path) -> None:
+    with kubepods_tree("cpu", unified=False) as tree:
+        flags = [*FAST, "--kubelet-cgroup-root", tree.cgroup_root]
+        with Agent(short_tmp, *flags, config=SWEEPS) as agent, agent.onlooker() as onlooker:
+            with running_in(slow_down(tree)):
+                note = noted(onlooker, "cgroup.cpu.throttled")
+            assert note.subject == f"pod {POD} container {CONTAINER}"
+            assert note.cause.evidence == "throttled in more than 25 % of its CPU periods in 60 s"
+
+
+def test_a_kill_for_memory_is_a_note_although_nobody_sweeps(short_tmp: Path) -> None:
+    with kubepods_tree("memory", unified=False) as tree:
+        flags = [*FAST, "--kubelet-cgroup-root", tree.cgroup_root]
+        with Agent(short_tmp, *flags, config=SWEEPS_NEVER) as agent, agent.onlooker() as onlooker:
+            group = tree.make(QOS, POD, CONTAINER)
+            (group / "memory.limit_in_bytes").write_text(f"{LIMIT}\n")
+            passes = hear(
+                onlooker, lambda picture: picture.groups == 2, "a pod and its container"
+            ).core.passes
+            hear(onlooker, lambda picture: picture.core.passes >= passes + SETTLED, "they have settled")
+            killed_in(group)
+            note = noted(onlooker, "cgroup.memory.oom_kill")
+            assert note.subject == f"pod {POD} container {CONTAINER}"
+            assert note.cause.evidence == "processes were killed for want of memory (limit 16 MiB)"
+            tree.remove(QOS, POD)
+            gone = hear(onlooker, lambda picture: picture.groups == 0, "no group any more")
+            assert note.cause.code in [one.cause.code for one in gone.notes if one.subject == note.subject]

@@ -1,0 +1,510 @@
+"""The rules of pods' cgroups: at which number each changes its mind, and what time and resets do to it."""
+
+from dataclasses import replace
+from typing import Any, Final
+
+import pytest
+from paper import ABSENT, EIO, MIB, NO_LIMIT, PaperNode, group_sample, hugetlb_sample
+
+from agent.health.catalogue import CLEAN_PASSES
+from agent.health.host.catalogue import wakes
+from agent.health.host.group_limits import hugetlb_limit_hit
+from agent.health.host.group_past import GONE_KEPT
+from agent.health.host.group_view import GroupView, Throttling, devices_of_group, exclusive_cpus, view_groups
+from agent.health.host.groups import FROZEN_S, GROUP_RULES
+from agent.health.rules import FINE, Answer, Unevaluated
+from agent.model.cpuset import parse_cpus
+from agent.model.declared import Declared, DeclaredCpus, DeclaredFile
+from agent.model.health import Finding, Note, Severity
+from agent.model.reading import Reading
+from agent.model.settings import HostLimits, Settings
+from agent.model.snapshot import GroupSample, HugetlbSample, Snapshot
+from agent.model.time import NS
+from agent.model.wake import Field, Wake
+
+HIT: Final = "cgroup.hugetlb.max_hit"
+THROTTLED: Final = "cgroup.cpu.throttled"
+EXCLUSIVE: Final = "cgroup.cpu.throttled_exclusive"
+KILL: Final = "cgroup.memory.oom_kill"
+OOM: Final = "cgroup.memory.oom"
+AT_MAX: Final = "cgroup.memory.max"
+AT_HIGH: Final = "cgroup.memory.high"
+FROZEN: Final = "cgroup.frozen"
+POD: Final = group_sample(1, hugetlb_sample(), container="")
+CONTAINER: Final = group_sample(2, hugetlb_sample())
+SLOW: Final = Throttling(throttled=6, periods=20, looks=2)
+
+
+def hit(
+    *hits: int, limit: Reading = NO_LIMIT, rsvd: Reading = NO_LIMIT, pod: Reading = NO_LIMIT
+) -> GroupView:
+    """A container with as many page sizes as there are counts of hits."""
+    sizes = (2048, 1 << 20)[: len(hits)]
+    of_pod = [hugetlb_sample(0, size_kib=kib, limit=pod) for kib in sizes]
+    own = [hugetlb_sample(0, size_kib=kib, limit=limit, rsvd=rsvd) for kib in sizes]
+    group, parent = group_sample(2, *own), group_sample(1, *of_pod, container="")
+    return GroupView(group, parent, hits=hits, refusals=(0,) * len(hits))
+
+
+def v1(size: HugetlbSample) -> HugetlbSample:
+    """The same of cgroup v1, which counts reservations apart."""
+    return size._replace(rsvd_failed=0)
+
+
+def refused(hits: int, refusals: int) -> GroupView:
+    """A container of cgroup v1."""
+    size = v1(hugetlb_sample(limit=8 * MIB, rsvd=4 * MIB))
+    return GroupView(group_sample(2, size), None, hits=(hits,), refusals=(refusals,))
+
+
+def of(view: GroupView, **members: Any) -> GroupView:
+    return view._replace(**members)
+
+
+def alone(cpus: str, looks: int = 2) -> GroupView:
+    """A container on CPUs that a driver declares as exclusive."""
+    group = CONTAINER._replace(cpus=parse_cpus(cpus))
+    return GroupView(group, devices=("driver/node-a/cpuset-1",), throttling=Throttling(looks, 9, looks))
+
+
+def memory(limit: Reading, pods: Reading = NO_LIMIT, **members: Any) -> GroupView:
+    return GroupView(CONTAINER._replace(mem_limit=limit), POD._replace(mem_limit=pods), **members)
+
+
+def info(code: str, evidence: str) -> Finding:
+    return Finding(code, Severity.INFO, evidence)
+
+
+SIZES: Final = GroupView(CONTAINER, POD, hits=(0,), refusals=(0,))
+SHARE: Final = "throttled in more than 25 % of its CPU periods in 60 s"
+TEN_TIMES: Final = "at its limit of memory at least 10 times in 60 s"
+CASES: Final[list[tuple[str, GroupView, Answer]]] = [
+    # --- hugepages
+    (HIT, hit(0, 0), FINE),
+    (HIT, hit(1, limit=8 * MIB), info(HIT, "2mi pages hit the limit (limit 8 MiB)")),
+    (HIT, hit(7, 2, limit=8 * MIB, rsvd=6 * MIB),
+     info(HIT, "2mi pages hit the limit (limit 6 MiB), 1gi pages hit the limit (limit 6 MiB)")),
+    (HIT, hit(0, 3, pod=1024 * MIB), info(HIT, "1gi pages hit the limit (limit 1 GiB)")),
+    (HIT, hit(1, limit=0), info(HIT, "2mi pages hit the limit (limit 0 B)")),
+    (HIT, hit(1, limit=ABSENT, rsvd=EIO), info(HIT, "2mi pages hit the limit")),
+    (HIT, of(hit(0, 1), pod=POD), info(HIT, "1gi pages hit the limit")),
+    (HIT, of(hit(1), pod=None), info(HIT, "2mi pages hit the limit")),
+    (HIT, refused(0, 1),
+     info(HIT, "2mi pages could not be reserved, mmap failed with ENOMEM (limit 4 MiB)")),
+    (HIT, refused(1, 0), info(HIT, "2mi pages hit the limit (limit 8 MiB)")),
+    (HIT, refused(5, 5), info(HIT, "2mi pages hit the limit (limit 8 MiB), 2mi pages could not be reserved, "
+                                   "mmap failed with ENOMEM (limit 4 MiB)")),
+    (HIT, GroupView(POD, hits=(1,), refusals=(0,)), info(HIT, "2mi pages hit the limit")),
+    (HIT, GroupView(POD, hits=(1,), refusals=(0,), containers=(hit(1),)), FINE),
+    (HIT, GroupView(POD, hits=(1,), refusals=(0,), containers=(hit(0),)),
+     info(HIT, "2mi pages hit the limit")),
+    # --- CPU time
+    (THROTTLED, SIZES, FINE),
+    (THROTTLED, of(SIZES, throttling=SLOW), info(THROTTLED, SHARE)),
+    (THROTTLED, of(SIZES, throttling=Throttling(5, 20)), FINE),
+    (THROTTLED, of(SIZES, throttling=Throttling(19, 19)), FINE),
+    (THROTTLED, of(SIZES, throttling=Throttling(6, 20), limits=HostLimits(throttled_percent=30)), FINE),
+    (THROTTLED, of(SIZES, throttling=Throttling(7, 20),
+                   limits=HostLimits(throttled_percent=30, throttled_window_s=30)),
+     info(THROTTLED, "throttled in more than 30 % of its CPU periods in 30 s")),
+    (THROTTLED, GroupView(POD, throttling=SLOW), info(THROTTLED, SHARE)),
+    (THROTTLED, GroupView(POD, throttling=SLOW, containers=(of(SIZES, throttling=SLOW),)), FINE),
+    (EXCLUSIVE, alone("2-3", 1), FINE),
+    (EXCLUSIVE, alone("2-3"), Finding(EXCLUSIVE, Severity.DEGRADED, "throttled on exclusive CPUs 2-3")),
+    (EXCLUSIVE, of(alone("2-3"), containers=(alone("2-3"),)), FINE),
+    (EXCLUSIVE, of(alone("2-3"), devices=()), FINE),
+    (EXCLUSIVE, of(alone("2-3"), group=CONTAINER._replace(cpus=EIO)), FINE),
+    # --- memory
+    (KILL, memory(32 * MIB), FINE),
+    (KILL, memory(32 * MIB, kills=1), info(KILL, "processes were killed for want of memory (limit 32 MiB)")),
+    (KILL, memory(NO_LIMIT, 64 * MIB, kills=9),
+     info(KILL, "processes were killed for want of memory (limit 64 MiB)")),
+    (KILL, memory(NO_LIMIT, kills=1),
+     info(KILL, "processes were killed for want of memory (no limit of its own)")),
+    (KILL, memory(EIO, kills=1), info(KILL, "processes were killed for want of memory")),
+    (KILL, memory(NO_LIMIT, ABSENT, kills=1), info(KILL, "processes were killed for want of memory")),
+    (KILL, GroupView(POD, kills=2, containers=(memory(MIB, kills=1),)), FINE),
+    (KILL, GroupView(POD, kills=2, containers=(memory(MIB, at_max=99),)),
+     info(KILL, "processes were killed for want of memory (no limit of its own)")),
+    (OOM, memory(32 * MIB), FINE),
+    (OOM, memory(32 * MIB, ooms=1), info(OOM, "out of memory, and nothing was killed (limit 32 MiB)")),
+    (OOM, memory(32 * MIB, ooms=2, kills=1), FINE),
+    (AT_MAX, memory(32 * MIB, at_max=9), FINE),
+    (AT_MAX, memory(32 * MIB, at_max=10), info(AT_MAX, f"{TEN_TIMES} (limit 32 MiB)")),
+    (AT_MAX, memory(32 * MIB, at_max=10_000), info(AT_MAX, f"{TEN_TIMES} (limit 32 MiB)")),
+    (AT_HIGH, memory(NO_LIMIT, at_high=9), FINE),
+    (AT_HIGH, memory(NO_LIMIT, at_high=10), info(AT_HIGH, "above memory.high at least 10 times in 60 s")),
+    # --- freezer
+    (FROZEN, SIZES, FINE),
+    (FROZEN, of(SIZES, group=CONTAINER._replace(frozen=1)), info(FROZEN, "frozen")),
+    (FROZEN, of(SIZES, group=CONTAINER._replace(frozen=ABSENT)), FINE),
+    (FROZEN, of(SIZES, group=CONTAINER._replace(frozen=EIO)),
+     Unevaluated("whether it is still frozen cannot be read")),
+    (FROZEN, GroupView(POD._replace(frozen=1), containers=(of(SIZES, group=CONTAINER._replace(frozen=1)),)),
+     FINE),
+]  # fmt: skip
+ROWS: Final = {rule.code: rule for rule in GROUP_RULES}
+
+
+@pytest.mark.parametrize(("code", "view", "answer"), CASES)
+def test_a_view_has_this_answer(code: str, view: GroupView, answer: Answer) -> None:
+    assert ROWS[code].judge(view) == answer
+
+
+@pytest.mark.parametrize("code", ROWS)
+def test_every_rule_is_shown_content_and_shown_bad(code: str) -> None:
+    answers = [answer for named, _, answer in CASES if named == code]
+    assert FINE in answers
+    found = [answer for answer in answers if isinstance(answer, Finding)]
+    assert {(finding.code, finding.severity) for finding in found} == {(code, ROWS[code].severity)}
+
+
+@pytest.mark.parametrize(
+    ("size", "text"),
+    [(0, "0 B"), (1023, "1023 B"), (1024, "1 KiB"), (1025, "1025 B"), (3 * MIB, "3 MiB"), (5 << 30, "5 GiB")],
+)
+def test_a_limit_is_told_in_the_largest_unit_that_keeps_it_whole(size: int, text: str) -> None:
+    answer = hugetlb_limit_hit(hit(1, limit=size))
+    assert isinstance(answer, Finding)
+    assert answer.evidence == f"2mi pages hit the limit (limit {text})"
+
+
+def test_what_grows_all_the_time_wakes_nobody_each_time() -> None:
+    found = {wake.field: wake for wake in wakes(10, 60)}
+    for field, threshold in [
+        (Field.GROUP_CPU_THROTTLED, 5),
+        (Field.GROUP_MEM_MAX, 10),
+        (Field.GROUP_MEM_HIGH, 10),
+        (Field.GROUP_MEM_FAILCNT, 10),
+    ]:
+        assert found[field] == Wake(field, threshold, 60 * NS)
+    assert Field.GROUP_CPU_PERIODS not in found
+    assert found[Field.GROUP_MEM_OOM_KILL] == Wake(Field.GROUP_MEM_OOM_KILL)
+
+
+# --- which devices a container uses ----------------------------------------------------------------------
+
+
+def declared(*cpus: str, exclusive: bool = True) -> tuple[DeclaredFile, ...]:
+    """One driver's CPU devices, ``cpuset-0`` and on."""
+    devices = [
+        Declared("driver", "node-a", f"cpuset-{n}", DeclaredCpus(parse_cpus(one), 0, exclusive, False), 0)
+        for n, one in enumerate(cpus)
+    ]
+    return (DeclaredFile("driver", tuple(devices)),)
+
+
+@pytest.mark.parametrize(
+    ("cpus", "devices"),
+    [
+        ("2-3", ["cpuset-0"]),
+        ("3", ["cpuset-0"]),
+        ("2-7", ["cpuset-0", "cpuset-1"]),
+        ("1-3", []),
+        ("0-1", []),
+        ("2-3,8", []),
+        ("", []),
+        (EIO, []),
+        (ABSENT, []),
+    ],
+)
+def test_a_container_uses_the_exclusive_cpus_if_it_has_no_others(cpus: Any, devices: list[str]) -> None:
+    node = PaperNode()
+    node.next()
+    snapshot = replace(node.snapshot(), declared=declared("2-3", "4-7"))
+    group = CONTAINER._replace(cpus=parse_cpus(cpus) if isinstance(cpus, str) else cpus)
+    assert devices_of_group(group, exclusive_cpus(snapshot)) == tuple(
+        f"driver/node-a/{name}" for name in devices
+    )
+
+
+def test_cpus_that_are_shared_are_nobodys_alone() -> None:
+    node = PaperNode()
+    node.next()
+    snapshot = replace(node.snapshot(), declared=declared("2-3", exclusive=False))
+    assert devices_of_group(CONTAINER._replace(cpus=parse_cpus("2-3")), exclusive_cpus(snapshot)) == ()
+
+
+# --- through time ----------------------------------------------------------------------------------------
+
+
+class Pods(PaperNode):
+    """A pod and a container of it, swept every ten seconds."""
+
+    def __init__(self, settings: Settings | None = None) -> None:
+        super().__init__(settings, period_ns=10 * NS)
+        self.pod, self.container = POD, CONTAINER
+        self.there = True
+        self.declares: tuple[DeclaredFile, ...] = ()
+
+    def snapshot(self) -> Snapshot:
+        self.groups = [self.pod, self.container] if self.there else []
+        return replace(super().snapshot(), declared=self.declares)
+
+    def counts(self, **members: Any) -> list[Note]:
+        """The container's counters are these from now on; what is told of it."""
+        self.container = self.container._replace(**members)
+        return list(self.next().notes)
+
+    def runs(self, periods: int, throttled: int, passes: int = 1) -> list[str]:
+        """So many more of each in each pass; the codes of what is told at the end."""
+        notes: list[Note] = []
+        for _ in range(passes):
+            group = self.container
+            assert isinstance(group.cpu_periods, int)
+            assert isinstance(group.cpu_throttled, int)
+            notes = self.counts(
+                cpu_periods=group.cpu_periods + periods, cpu_throttled=group.cpu_throttled + throttled
+            )
+        return told(notes)
+
+
+def told(notes: list[Note]) -> list[str]:
+    return [note.cause.code for note in notes]
+
+
+def started(**members: Any) -> Pods:
+    """With these counters from the start on."""
+    node = Pods()
+    assert node.counts(**members) == []
+    return node
+
+
+def test_a_kill_is_told_for_ten_minutes_with_the_pod_and_the_limit() -> None:
+    node = started(mem_limit=32 * MIB)
+    (note,) = node.counts(mem_oom_kill=1)
+    assert (note.subject, note.cause.code) == ("pod pod-a container container-a", KILL)
+    assert note.cause.evidence.endswith("(limit 32 MiB)")
+    node.wait(580)
+    assert told(list(node.next().notes)) == [KILL]
+    node.wait(10)
+    assert node.next(CLEAN_PASSES).notes == ()
+
+
+@pytest.mark.parametrize(
+    "member", ["mem_oom_kill", "mem_oom", "mem_max", "mem_failcnt", "mem_high", "cpu_throttled"]
+)
+def test_what_was_counted_before_the_start_is_old_news(member: str) -> None:
+    node = started(cpu_periods=10**6, **{member: 10**6})
+    assert node.next(3).notes == ()
+    assert not node.state.memory.groups.loud
+
+
+def test_all_that_a_container_counted_that_came_later_is_news() -> None:
+    node = Pods()
+    node.there = False
+    node.next()
+    node.there = True
+    assert told(node.counts(mem_oom_kill=1, mem_max=10, cpu_periods=30, cpu_throttled=30)) == [
+        THROTTLED,
+        AT_MAX,
+        KILL,
+    ]
+
+
+def test_a_kill_at_the_pod_alone_is_told_of_the_pod() -> None:
+    node = started()
+    node.pod = POD._replace(mem_oom_kill=1)
+    (note,) = node.next().notes
+    assert (note.subject, note.cause.code) == ("pod pod-a", KILL)
+    node.counts(mem_oom_kill=1)
+    assert [note.subject for note in node.next(CLEAN_PASSES).notes] == ["pod pod-a container container-a"]
+
+
+def test_what_a_container_died_of_is_told_when_its_pod_is_gone_too() -> None:
+    node = started(mem_limit=NO_LIMIT)
+    node.pod = POD._replace(mem_limit=64 * MIB)
+    notes = node.counts(mem_oom_kill=1)
+    node.there = False
+    assert list(node.next(50).notes) == notes
+    assert node.next(20).notes == ()
+    assert not node.state.memory.groups.loud
+    assert not [subject for subject, _ in node.state.tracks if subject.startswith("group:")]
+
+
+def test_containers_that_die_in_a_loop_fill_no_memory() -> None:
+    node = PaperNode()
+    node.next()
+    many = GONE_KEPT + 50
+    for first in range(0, many, 100):
+        node.groups = [dead(ident) for ident in range(first, min(first + 100, many))]
+        node.next()
+    node.groups = []
+    node.next()
+    kept = node.state.memory.groups.loud
+    assert len(kept) == GONE_KEPT
+    assert min(kept) == 50, "the newest are kept"
+
+
+def dead(ident: int) -> GroupSample:
+    """A container in which a process was killed."""
+    return group_sample(ident + 1, container=f"c{ident + 1}")._replace(id=ident, mem_oom_kill=1)
+
+
+@pytest.mark.parametrize("member", ["mem_oom_kill", "mem_max", "cpu_throttled"])
+def test_a_counter_that_falls_is_no_fault_and_counts_on_from_there(member: str) -> None:
+    node = started(cpu_periods=1000, **{member: 1000})
+    assert node.counts(**{member: 3}) == []
+    assert node.counts(**{member: 3}) == []
+    more = {member: 40, "cpu_periods": 1050}
+    assert len(node.counts(**more)) == 1
+
+
+def test_a_reset_takes_back_no_kill() -> None:
+    node = started(mem_oom_kill=1)
+    node.counts(mem_oom_kill=2)
+    assert told(node.counts(mem_oom_kill=0)) == [KILL]
+    assert told(node.counts(mem_oom_kill=0)) == [KILL]
+
+
+@pytest.mark.parametrize("member", ["mem_oom_kill", "mem_max", "mem_high"])
+def test_a_counter_that_cannot_be_read_for_a_moment_is_neither_old_nor_new(member: str) -> None:
+    node = started(**{member: 50})
+    assert node.counts(**{member: EIO}) == []
+    assert node.counts(**{member: 50}) == []
+    assert len(node.counts(**{member: 70})) == 1
+
+
+def test_a_rate_that_is_over_is_not_forgotten_before_that_is_believed() -> None:
+    node = started(mem_max=0)
+    code = "cgroup.memory.max"
+    assert told(node.counts(mem_max=50)) == [code]
+    assert told(list(node.next(60 // 10).notes)) == [code], "one clean pass is never enough"
+    assert node.next(CLEAN_PASSES).notes == ()
+
+
+def test_a_counter_that_comes_later_began_at_zero() -> None:
+    node = started(mem_oom_kill=ABSENT)
+    assert told(node.counts(mem_oom_kill=1)) == [KILL]
+
+
+def test_a_kill_while_nobody_could_read_is_found_afterwards() -> None:
+    node = started(mem_oom_kill=0)
+    node.counts(mem_oom_kill=EIO)
+    assert node.next(100).notes == ()
+    assert told(node.counts(mem_oom_kill=1)) == [KILL]
+
+
+def test_failures_of_v1_and_events_of_v2_count_alike() -> None:
+    assert told(started(mem_max=ABSENT).counts(mem_failcnt=10)) == [AT_MAX]
+    assert told(started(mem_failcnt=ABSENT).counts(mem_max=10)) == [AT_MAX]
+    assert told(started(mem_failcnt=ABSENT).counts(mem_high=10)) == [AT_HIGH]
+
+
+def test_a_slow_drip_is_no_rate() -> None:
+    node = started()
+    for count in range(1, 100):
+        assert node.counts(mem_max=count, mem_high=count) == []
+
+
+def test_a_rate_is_told_until_the_window_is_over() -> None:
+    node = started()
+    assert told(node.counts(mem_max=10)) == [AT_MAX]
+    assert told(list(node.next(5).notes)) == [AT_MAX]
+    assert node.next(4).notes == ()
+    assert node.next(2).notes == ()
+    assert not node.state.memory.groups.loud
+
+
+@pytest.mark.parametrize("passes", [5, 6, 7, 20])
+def test_what_comes_after_a_pause_counts_however_long_that_was(passes: int) -> None:
+    """Until the last look nothing had come: so it is not from before the window."""
+    node = started()
+    node.counts(mem_max=10)
+    node.next(passes)
+    node.counts(mem_max=60)
+    (view,) = view_groups(node.state.memory.groups, node.snapshot(), node.state.settings, node.now)
+    assert view.at_max == 50
+
+
+def test_a_share_of_throttled_periods_needs_its_window_and_twenty_periods() -> None:
+    node = started()
+    assert node.runs(19, 19) == []
+    assert node.runs(1, 0) == [THROTTLED]
+    assert node.runs(100, 0, 6 + CLEAN_PASSES) == []
+    assert node.runs(100, 25, 12) == []
+    assert node.runs(100, 40, 12) == [THROTTLED]
+
+
+def test_the_share_is_of_the_window_and_not_of_all_time() -> None:
+    node = started(cpu_periods=10**9)
+    assert node.runs(100, 50, 7) == [THROTTLED]
+    node = started(cpu_periods=10**9, cpu_throttled=10**9)
+    assert node.runs(100, 1, 12) == []
+
+
+def test_a_pod_is_slow_only_if_none_of_its_containers_is() -> None:
+    node = started()
+    node.pod = POD._replace(cpu_periods=100, cpu_throttled=90)
+    assert [note.subject for note in node.next().notes] == ["pod pod-a"]
+    node.counts(cpu_periods=100, cpu_throttled=30)
+    assert [note.subject for note in node.next(CLEAN_PASSES).notes] == ["pod pod-a container container-a"]
+
+
+def test_exclusive_cpus_are_throttled_when_it_happens_in_two_looks() -> None:
+    node = Pods()
+    node.declares = declared("0-1")
+    node.counts(cpus=0b11)
+    assert node.runs(100, 1) == [], "the kubelet takes the quota off right after the start"
+    assert node.runs(100, 0, 3) == []
+    assert node.runs(100, 1) == [EXCLUSIVE]
+    (note,) = node.next().notes
+    assert note.cause.severity is Severity.DEGRADED
+    assert note.devices == ("driver/node-a/cpuset-0",)
+    assert node.runs(100, 0, 7 + CLEAN_PASSES) == []
+    assert node.runs(100, 1) == []
+
+
+def test_a_shared_container_may_be_throttled_now_and_then() -> None:
+    node = started(cpus=0b11)
+    assert node.runs(100, 1, 7) == []
+
+
+def test_a_container_that_stays_frozen_is_told_of_after_five_minutes() -> None:
+    node = started()
+    assert node.counts(frozen=1) == []
+    assert node.state.due_ns is not None, "nothing wakes the core when the time is over"
+    assert node.next(FROZEN_S // 10 - 1).notes == ()
+    assert told(list(node.next().notes)) == [FROZEN]
+    assert told(node.counts(frozen=EIO)) == [FROZEN], "unreadable is not thawed"
+    assert told(node.counts(frozen=0)) == [FROZEN], "one clean pass is never enough"
+    assert node.next(CLEAN_PASSES).notes == ()
+    assert not node.state.memory.groups.loud
+
+
+def test_one_that_nobody_could_read_for_minutes_is_no_sooner_thawed() -> None:
+    node = started(frozen=1)
+    node.next(FROZEN_S // 10)
+    node.counts(frozen=EIO)
+    assert told(list(node.next(12).notes)) == [FROZEN]
+    assert told(node.counts(frozen=0)) == [FROZEN], "one clean pass is never enough"
+
+
+def test_a_container_that_was_frozen_from_the_start_is_told_of_too() -> None:
+    node = started(frozen=1)
+    assert told(list(node.next(FROZEN_S // 10).notes)) == [FROZEN]
+
+
+def test_one_that_is_frozen_for_a_moment_every_minute_is_not() -> None:
+    node = started()
+    for _ in range(20):
+        assert node.counts(frozen=1) == []
+        assert node.counts(frozen=0) == []
+
+
+def test_a_group_that_is_frozen_and_removed_is_forgotten() -> None:
+    node = started(frozen=1)
+    node.next(FROZEN_S // 10)
+    node.there = False
+    assert node.next(2).notes == ()
+    assert not node.state.memory.groups.loud
+
+
+def test_a_group_whose_sample_is_the_same_is_not_looked_at_again() -> None:
+    node = started(mem_oom_kill=7, cpu_throttled=7)
+    by_id = node.state.memory.groups.by_id
+    node.next(3)
+    assert node.state.memory.groups.by_id is by_id
+    node.counts(cpu_periods=8)
+    assert node.state.memory.groups.by_id is not by_id
+    assert not node.state.memory.groups.loud, "nothing to tell of"

@@ -1,0 +1,230 @@
+"""From the kernel's own log, and from floods of records, to facts: the reader, and what remembers for it."""
+
+import mmap
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+import pytest
+from log_lines import CASES
+from machine import kubepods_tree, machine_lock
+
+from agent.health.klog.latch import KEPT, remember_log
+from agent.health.klog.patterns import HOST_PATTERNS
+from agent.health.klog.values import LogCode, LogPast
+from agent.health.xid.patterns import PATTERNS
+from agent.model.log import LogSample
+from agent.model.source import SourceState
+from agent.model.time import Instant
+from agent.native.kmsg import Kmsg
+
+DEVICE: Final = Path("/dev/kmsg")
+DEADLINE_S: Final = 20
+MIB: Final = 1 << 20
+
+
+class Listener:
+    """The reader with all patterns of the agent, and what is remembered of what it read."""
+
+    def __init__(self, path: Path, *, any_facility: bool = False) -> None:
+        self.fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self.kmsg = Kmsg(path, (*PATTERNS, *HOST_PATTERNS), self.fd, any_facility)
+        self.kmsg.start()
+        self.past = LogPast()
+
+    def look(self) -> LogSample:
+        sample = self.kmsg.read()
+        assert sample is not None
+        self.past = remember_log(self.past, sample, Instant(time.monotonic_ns(), time.time()))
+        return sample
+
+    def until(self, code: LogCode, place: str, times: int = 1) -> None:
+        """Looks whenever it is woken, until a fact is known so often."""
+        deadline = time.monotonic() + DEADLINE_S
+        while True:
+            self.look()
+            fact = self.past.facts.get((code, place))
+            if fact is not None and fact.times >= times:
+                return
+            assert time.monotonic() < deadline, self.past.facts
+            if select.select([self.fd], [], [], deadline - time.monotonic())[0]:
+                os.eventfd_read(self.fd)
+
+
+@contextmanager
+def listener(path: Path, *, any_facility: bool = False) -> Iterator[Listener]:
+    """A listener, ended afterwards."""
+    one = Listener(path, any_facility=any_facility)
+    try:
+        yield one
+    finally:
+        assert one.kmsg.stop(5)
+        os.close(one.fd)
+
+
+# --- the real log -------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def nonce() -> str:
+    """A cgroup that nobody else has."""
+    try:
+        os.close(os.open(DEVICE, os.O_RDWR | os.O_CLOEXEC))
+    except OSError as error:
+        pytest.skip(f"may not use {DEVICE}: {error.strerror}")
+    return f"/drahealth-{os.getpid()}-{time.monotonic_ns()}"
+
+
+def write(text: str) -> None:
+    """A record of ours, below what a console shows. A descriptor of its own: each is limited in its rate."""
+    fd = os.open(DEVICE, os.O_WRONLY | os.O_CLOEXEC)
+    try:
+        os.write(fd, f"<15>{text}\n".encode())
+    finally:
+        os.close(fd)
+
+
+def oom(cgroup: str, task: str = "sh") -> str:
+    head = "oom-kill:constraint=CONSTRAINT_MEMCG,nodemask=(null),cpuset=/,mems_allowed=0"
+    return f"{head},oom_memcg={cgroup},task_memcg={cgroup},task={task},pid=7,uid=0"
+
+
+def test_lines_of_the_real_log_become_facts(nonce: str) -> None:
+    write(oom(nonce))
+    with listener(DEVICE, any_facility=True) as one:
+        one.until(LogCode.OOM_KILL, nonce)
+        before = one.past.facts[LogCode.OOM_KILL, nonce]
+        for task in ("a", "b"):
+            write(oom(nonce, task))
+        one.until(LogCode.OOM_KILL, nonce, 3)
+        fact = one.past.facts[LogCode.OOM_KILL, nonce]
+        assert (fact.times, fact.values) == (3, ("memcg", "b", nonce))
+        assert fact.first == before.first <= fact.last
+
+
+def test_what_user_space_wrote_is_no_fact(nonce: str) -> None:
+    with listener(DEVICE) as kernel, listener(DEVICE, any_facility=True) as anyone:
+        while kernel.look().source.state is SourceState.STARTING:
+            select.select([kernel.fd], [], [], DEADLINE_S)
+        write(oom(nonce))
+        anyone.until(LogCode.OOM_KILL, nonce)
+        passes = kernel.look().source.passes
+        deadline = time.monotonic() + DEADLINE_S
+        while kernel.look().source.passes < passes + 2:  # each record makes it look
+            assert time.monotonic() < deadline
+            write(oom(nonce))
+        assert (LogCode.OOM_KILL, nonce) not in kernel.past.facts
+
+
+# Joins the cgroup, then touches more memory than it may have.
+_EAT: Final = """
+import os, sys
+with open(sys.argv[1], "w") as f:
+    f.write(str(os.getpid()))
+eaten = [b"x" * (1 << 20) for _ in range(256)]
+"""
+
+
+def test_a_real_kill_for_memory_is_a_fact_about_its_cgroup(nonce: str) -> None:
+    """Written by the kernel itself, in a cgroup v1 with 16 MiB."""
+    with machine_lock(), kubepods_tree("memory", unified=False) as tree:
+        cgroup = tree.make("", "0f3c")
+        (cgroup / "memory.limit_in_bytes").write_text(f"{16 * MIB}\n")
+        place = "/" + str(tree.directory("", "0f3c"))
+        with listener(DEVICE) as one:
+            one.look()
+            eat = [sys.executable, "-c", _EAT, str(cgroup / "cgroup.procs")]
+            assert subprocess.run(eat, check=False, timeout=60).returncode == -signal.SIGKILL
+            one.until(LogCode.OOM_KILL, place)
+        fact = one.past.facts[LogCode.OOM_KILL, place]
+        assert fact.values[0] == "memcg"
+        assert fact.values[2] == place
+        assert fact.times == 1
+
+
+# --- floods of records --------------------------------------------------------------------------------------
+
+FLOOD: Final = 100_000
+CHUNK: Final = 1_000
+
+
+@pytest.fixture
+def fifo(tmp_path: Path) -> Path:
+    path = tmp_path / "fifo"
+    os.mkfifo(path)
+    return path
+
+
+def resident() -> int:
+    """Memory of this process [B]."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * mmap.PAGESIZE
+
+
+def record(seq: int, text: str) -> str:
+    return f"4,{seq},{seq * 10},-;{text}\n"
+
+
+def edac(seq: int) -> str:
+    return f"EDAC MC0: 1 CE memory read error on DIMM_A1 (channel:1 slot:0 page:{seq:#x} offset:0x0 grain:32)"
+
+
+def checked(cpu: int) -> str:
+    return f"mce: [Hardware Error]: CPU {cpu}: Machine Check: 0 Bank 5: be00000000800400"
+
+
+def test_a_flood_of_one_fault_is_one_fact_and_hides_no_other(fifo: Path) -> None:
+    """Every 10,000th line is a machine check of another CPU."""
+    with listener(fifo) as one:
+        with fifo.open("w") as f:
+            for start in range(0, FLOOD, CHUNK):
+                lines = [
+                    edac(seq) if seq % 10_000 else checked(seq // 10_000)
+                    for seq in range(start, start + CHUNK)
+                ]
+                f.write("".join(record(start + i, text) for i, text in enumerate(lines)))
+                one.look()
+                if start == 10 * CHUNK:
+                    before = resident()
+        one.until(LogCode.EDAC_CORRECTED, "mc0 DIMM_A1", FLOOD - 10)
+        assert resident() - before < 2 * MIB
+    assert {key: fact.times for key, fact in one.past.facts.items()} == {
+        (LogCode.EDAC_CORRECTED, "mc0 DIMM_A1"): FLOOD - 10,
+        **{(LogCode.MACHINE_CHECK, f"cpu{cpu}"): 1 for cpu in range(10)},
+    }
+
+
+def test_a_flood_of_faults_leaves_the_newest_and_what_was_known(fifo: Path) -> None:
+    """100,000 cgroups run out of memory: far more than the reader has room for, and the facts."""
+    with listener(fifo) as one:
+        with fifo.open("w") as f:
+            f.write("".join(record(cpu, checked(cpu)) for cpu in range(10)))
+            f.flush()
+            one.until(LogCode.MACHINE_CHECK, "cpu9")
+            for start in range(10, FLOOD, CHUNK):
+                f.write("".join(record(seq, oom(f"/pod{seq}")) for seq in range(start, start + CHUNK)))
+                one.look()
+                if start == 10 + 10 * CHUNK:
+                    before = resident()
+        last = start + CHUNK
+        one.until(LogCode.OOM_KILL, f"/pod{last - 1}")
+        assert resident() - before < 2 * MIB
+    assert {fact.place for fact in one.past.of(LogCode.OOM_KILL)} == {
+        f"/pod{n}" for n in range(last - KEPT, last)
+    }
+    assert len(one.past.of(LogCode.MACHINE_CHECK)) == 10
+
+
+def test_every_line_that_is_known_becomes_a_fact_on_its_way_through_the_reader(fifo: Path) -> None:
+    with listener(fifo) as one, fifo.open("w") as f:
+        for seq, (text, line) in enumerate(CASES):
+            before = one.past.facts.get((line.code, line.place))
+            f.write(record(seq, text))
+            f.flush()
+            one.until(line.code, line.place, before.times + 1 if before else 1)

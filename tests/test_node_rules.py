@@ -1,0 +1,443 @@
+"""What is told of a node as a whole: from which line or number on, for how long, and what only elsewhere."""
+
+import re
+from collections.abc import Iterable
+from typing import Final
+
+import pytest
+from paper import ABSENT, EIO, cpus_sample
+
+from agent.health.catalogue import Rule
+from agent.health.host.node import NODE_RULES
+from agent.health.host.node_view import NodePast, NodeView, remember_node, view_node
+from agent.health.klog.latch import remember_log
+from agent.health.klog.patterns import HOST_PATTERNS
+from agent.health.klog.values import LogPast
+from agent.health.rules import FINE, Answer, Inapplicable, Unevaluated, Unreadable
+from agent.model.health import Finding, Severity
+from agent.model.log import LogLine, LogSample
+from agent.model.machine import MachineSample, PressureSample
+from agent.model.reading import Reading
+from agent.model.settings import HostLimits, Settings
+from agent.model.snapshot import Snapshot
+from agent.model.source import SourceSample, SourceState
+from agent.model.time import NS, Instant
+from agent.native.kmsg import match
+
+RULES: Final = {rule.code: rule for rule in NODE_RULES}
+DAY_S: Final = 86_400
+HUNG: Final = "INFO: task {}:7 blocked for more than 122 seconds."
+OOM: Final = (
+    "oom-kill:constraint=CONSTRAINT_{},nodemask=(null),cpuset=/,mems_allowed=0,{},task_memcg=/a,task=sh,pid=7"
+)
+TIMEOUT: Final = "nvme nvme0: I/O 12 QID 3 timeout, aborting"
+CORRECTED: Final = (
+    "nvme 0000:{:02x}:00.0: PCIe Bus Error: severity=Corrected, type=Physical Layer, (Receiver ID)"
+)
+FATAL: Final = "nvme 0000:3b:00.0: PCIe Bus Error: severity=Uncorrected (Fatal), type=Inaccessible, (ID)"
+FIRMWARE: Final = "{{1}}[Hardware Error]: event severity: {}"
+LOGGED: Final = "mce: [Hardware Error]: Machine check events logged"
+
+
+class Node:
+    """A node on paper: a log that is written, pressure that is felt, and time that passes."""
+
+    def __init__(self, limits: HostLimits | None = None) -> None:
+        self.settings = Settings("node-a", host=limits or HostLimits())
+        self.now_s = 100_000.0
+        self.log_state: SourceState | None = SourceState.OK
+        self.lines: dict[str, LogLine] = {}
+        self.waited: dict[str, Reading] = {"cpu_some": 0, "memory_full": 0, "io_full": 0}
+        self.machine = True
+        self.log = LogPast()
+        self.past = NodePast()
+        self.look()
+
+    def write(self, text: str, times: int = 1) -> None:
+        """Some lines, now."""
+        us = int(self.now_s * 1e6)
+        known = self.lines.get(text, LogLine(0, 0, us, us, text, text, 1))
+        self.lines[text] = known._replace(times=known.times + times, last_us=us)
+
+    def wait(self, seconds: float, **share: float) -> None:
+        """Time passes, looked at every ten seconds; ``share`` of it tasks wait for something."""
+        end_s = self.now_s + seconds
+        while self.now_s < end_s:
+            step_s = min(10.0, end_s - self.now_s)
+            self.now_s += step_s
+            for name, part in share.items():
+                before = self.waited[name]
+                assert isinstance(before, int)
+                self.waited[name] = before + round(step_s * part * 1e6)
+            self.look()
+
+    @property
+    def now(self) -> Instant:
+        return Instant(int(self.now_s * NS), self.now_s)
+
+    def snapshot(self) -> Snapshot:
+        log = LogSample(
+            tuple(self.lines.values()), self._source("kmsg", self.log_state or SourceState.ABSENT)
+        )
+        pressure = PressureSample(
+            self.waited["cpu_some"], 0, self.waited["memory_full"], 0, self.waited["io_full"], triggers=0
+        )
+        source = self._source("pressure", SourceState.OK)
+        machine = MachineSample((), (), (), pressure, ABSENT, ABSENT, ABSENT, ABSENT, ABSENT, (source,))
+        return Snapshot(
+            seq=1,
+            cpus=cpus_sample(),
+            log=log if self.log_state else None,
+            machine=machine if self.machine else None,
+        )
+
+    def _source(self, name: str, state: SourceState) -> SourceSample:
+        return SourceSample(name, state, int(self.now_s * NS), 10 * NS, 0, "")
+
+    def look(self) -> NodeView:
+        snapshot = self.snapshot()
+        self.log = remember_log(self.log, snapshot.log, self.now)
+        self.past = remember_node(self.past, self.log, snapshot, self.settings, self.now)
+        return view_node(self.past, self.log, snapshot, self.settings, self.now)
+
+    def answer(self, code: str) -> Answer:
+        return RULES[code].judge(self.look())
+
+    def told(self) -> dict[str, str]:
+        """What is found now, by code."""
+        view = self.look()
+        answers = (rule.judge(view) for rule in NODE_RULES)
+        return {answer.code: answer.evidence for answer in answers if isinstance(answer, Finding)}
+
+
+def telling(*lines: str) -> dict[str, str]:
+    """What is told of a node when these lines come."""
+    node = Node()
+    for text in lines:
+        node.write(text)
+    return node.told()
+
+
+# --- lines ------------------------------------------------------------------------------------------------
+
+
+def test_a_healthy_node_has_nothing_to_tell() -> None:
+    node = Node()
+    node.wait(120)
+    assert [rule.judge(node.look()) for rule in NODE_RULES] == [FINE] * len(NODE_RULES)
+
+
+CASES: Final[list[tuple[Iterable[str], dict[str, str]]]] = [
+    ([HUNG.format("dd")], {"node.hung_task": "blocked for minutes: dd; 1 line of the kernel log"}),
+    ([HUNG.format(name) for name in ("a", "b", "c", "d", "e")],
+     {"node.hung_task": "blocked for minutes: a, b, c, 2 more; 5 lines of the kernel log"}),
+    (["rcu: INFO: rcu_sched self-detected stall on CPU"],
+     {"node.rcu_stall": "rcu_sched stalled; 1 line of the kernel log"}),
+    ([OOM.format("NONE", "global_oom")],
+     {"node.oom": "no memory left, sh was killed; 1 line of the kernel log"}),
+    ([OOM.format("CPUSET", "global_oom")],
+     {"node.oom": "the NUMA nodes of a cpuset had no memory left, sh was killed; 1 line of the kernel log"}),
+    (["oom-kill:constraint=CONSTRAINT_NONE,nodemask=(null)"],
+     {"node.oom": "no memory left; 1 line of the kernel log"}),
+    ([OOM.format("MEMCG", "oom_memcg=/a")], {}),
+    ([TIMEOUT, "nvme nvme1: controller is down; will reset: CSTS=0xffffffff"],
+     {"node.nvme": "nvme0: I/O timeout, nvme1: controller is down; 2 lines of the kernel log"}),
+    (["EXT4-fs (sda1): Remounting filesystem read-only"], {"node.read_only": "EXT4 on sda1"}),
+    ([FATAL], {"node.pci": "0000:3b:00.0: fatal error; 1 line of the kernel log"}),
+    (["pcieport 0000:00:01.0: pciehp: Slot(3): Link Down", FATAL],
+     {"node.pci": "0000:3b:00.0: fatal error, 0000:00:01.0: Slot(3): Link Down; 2 lines of the kernel log"}),
+    (["tg3 0000:04:00.0: AER: aer_uncor_severity: 0x000ef030",
+      "pcieport 0000:00:01.0: pciehp: Slot(3): Link Down"],
+     {"node.pci": "0000:00:01.0: Slot(3): Link Down, 0000:04:00.0: uncorrected error; "
+                  "2 lines of the kernel log"}),
+    ([CORRECTED.format(1)], {}),
+    ([LOGGED], {"node.machine_check": "errors of a part that is not named; 1 line of the kernel log"}),
+    ([FIRMWARE.format("corrected")],
+     {"node.machine_check": "errors of a part that is not named; 1 line of the kernel log"}),
+    ([FIRMWARE.format("recoverable")],
+     {"node.machine_check": "an uncorrected error of a part that is not named; 1 line of the kernel log"}),
+    # --- what has a device of its own is told there
+    (["watchdog: BUG: soft lockup - CPU#3 stuck for 26s! [cat:7]"], {}),
+    (["mce: [Hardware Error]: CPU 3: Machine Check: 0 Bank 5: be00000000800400", LOGGED], {}),
+    (["EDAC MC0: 1 CE memory read error on DIMM_A1 (channel:1)", LOGGED, FIRMWARE.format("corrected")], {}),
+    (["Memory failure: 0x1: recovery action for dirty LRU page: Recovered", FIRMWARE.format("fatal")], {}),
+    ([CORRECTED.format(1), FIRMWARE.format("corrected")], {}),
+    (["HugeTLB: allocating 16 of page size 1.00 GiB failed.  Only allocated 12 hugepages."], {}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("lines", "told"), CASES, ids=range(len(CASES)))
+def test_a_line_is_told(lines: Iterable[str], told: dict[str, str]) -> None:
+    assert telling(*lines) == told
+
+
+SHORT: Final = {
+    "node.hung_task": HUNG.format("dd"),
+    "node.rcu_stall": "rcu: INFO: rcu_sched self-detected stall on CPU",
+    "node.oom": OOM.format("NONE", "global_oom"),
+    "node.nvme": TIMEOUT,
+    "node.pci": FATAL,
+}
+LONG: Final = {
+    "node.read_only": "XFS (dm-0): I/O Error Detected. Shutting down filesystem",
+    "node.machine_check": LOGGED,
+}
+
+
+@pytest.mark.parametrize(
+    ("code", "text", "held_s"),
+    [*((*item, 600) for item in SHORT.items()), *((*item, DAY_S) for item in LONG.items())],
+)
+def test_it_is_told_for_a_while_after_the_last_line(code: str, text: str, held_s: int) -> None:
+    node = Node()
+    node.write(text)
+    node.now_s += held_s - 1
+    node.write(text)
+    node.now_s += held_s - 1
+    assert node.answer(code) is not FINE
+    node.now_s += 1
+    assert node.answer(code) is FINE
+
+
+def test_what_stays_the_same_is_told_in_the_same_words() -> None:
+    node = Node()
+    node.write(TIMEOUT, 10)
+    before = node.told()
+    node.write(TIMEOUT, 80)
+    assert node.told() == before == {"node.nvme": "nvme0: I/O timeout; at least 10 lines of the kernel log"}
+
+
+def test_an_uncorrected_error_is_worse_than_one_that_was_corrected() -> None:
+    node = Node()
+    node.write(FIRMWARE.format("corrected"))
+    corrected = node.answer("node.machine_check")
+    node.write(FIRMWARE.format("fatal"))
+    uncorrected = node.answer("node.machine_check")
+    assert isinstance(corrected, Finding)
+    assert isinstance(uncorrected, Finding)
+    assert (corrected.severity, uncorrected.severity) == (Severity.INFO, Severity.DEGRADED)
+
+
+def test_an_error_of_another_time_explains_nothing() -> None:
+    node = Node()
+    node.write("EDAC MC0: 1 CE memory read error on DIMM_A1 (channel:1)")
+    node.wait(11)
+    node.write(LOGGED)
+    assert list(node.told()) == ["node.machine_check"]
+
+
+def test_a_part_that_is_named_a_moment_later_explains_it() -> None:
+    node = Node()
+    node.write(LOGGED)
+    node.wait(9)
+    node.write("EDAC MC0: 1 CE memory read error on DIMM_A1 (channel:1)")
+    assert node.told() == {}
+
+
+def test_parts_that_go_on_to_make_errors_still_explain_the_first() -> None:
+    node = Node()
+    edac = "EDAC MC0: 1 CE memory read error on DIMM_A1 (channel:1)"
+    node.write(LOGGED)
+    node.write(edac)
+    node.look()
+    node.wait(60)
+    node.write(edac)
+    assert node.told() == {}
+
+
+KMSG_CODES: Final = [rule.code for rule in NODE_RULES if rule.source == "kmsg"]
+
+
+@pytest.mark.parametrize(
+    ("state", "answer"),
+    [
+        (None, Inapplicable("no kernel log")),
+        (SourceState.ABSENT, Inapplicable("no kernel log")),
+        (SourceState.FAILING, Inapplicable("the kernel log cannot be read")),
+        (SourceState.STARTING, Unevaluated("the kernel log is still being read")),
+    ],
+)
+def test_a_log_that_is_not_read_is_no_silent_one(state: SourceState | None, answer: Answer) -> None:
+    node = Node()
+    node.log_state = state
+    assert [node.answer(code) for code in KMSG_CODES] == [answer] * len(KMSG_CODES)
+
+
+def test_what_was_told_is_known_though_the_log_cannot_be_read_any_more() -> None:
+    node = Node()
+    node.write(TIMEOUT)
+    node.look()
+    node.log_state = SourceState.FAILING
+    assert list(node.told()) == ["node.nvme"]
+
+
+# --- errors that were corrected, a rate ---------------------------------------------------------------------
+
+
+def test_corrected_errors_are_told_when_there_are_too_many_in_an_hour() -> None:
+    node = Node()
+    node.write(CORRECTED.format(1), 60)
+    node.wait(600)
+    node.write(CORRECTED.format(2), 39)
+    assert node.answer("node.pci.corrected") == Unevaluated("needs 1 h of history")
+    node.write(CORRECTED.format(2))
+    evidence = "corrected PCIe errors: at least 100 in 1 h, of 0000:01:00.0, 0000:02:00.0"
+    assert node.answer("node.pci.corrected") == Finding("node.pci.corrected", Severity.INFO, evidence)
+    node.wait(3700)
+    assert node.answer("node.pci.corrected") is FINE
+
+
+def test_corrected_errors_in_a_slow_drip_are_no_rate() -> None:
+    node = Node()
+    for _ in range(150):
+        node.write(CORRECTED.format(1))
+        node.wait(60)
+    assert node.answer("node.pci.corrected") is FINE
+
+
+def test_corrected_errors_of_before_are_no_rate() -> None:
+    node = Node()
+    node.log, node.past = LogPast(), NodePast()
+    node.write(CORRECTED.format(1), 5000)
+    assert node.answer("node.pci.corrected") == Unevaluated("needs 1 h of history")
+
+
+def test_corrected_errors_that_are_read_piece_by_piece_at_the_start_are_no_rate() -> None:
+    node = Node()
+    node.log, node.past, node.log_state = LogPast(), NodePast(), SourceState.STARTING
+    node.write(CORRECTED.format(1))
+    node.wait(10)
+    node.write(CORRECTED.format(1), 5000)
+    node.wait(10)
+    node.log_state = SourceState.OK
+    assert node.told() == {}
+
+
+# --- pressure -----------------------------------------------------------------------------------------------
+
+PRESSURE: Final = [
+    ("memory", "memory_full", 0.10, "all tasks waited for memory for at least 10 % of 1 min"),
+    ("io", "io_full", 0.10, "all tasks waited for disks for at least 10 % of 1 min"),
+    ("cpu", "cpu_some", 0.80, "tasks waited for a CPU for at least 80 % of 1 min"),
+]
+
+
+@pytest.mark.parametrize(("resource", "field", "share", "evidence"), PRESSURE)
+def test_pressure_is_told_from_its_limit_on(resource: str, field: str, share: float, evidence: str) -> None:
+    code = f"node.pressure.{resource}"
+    node = Node()
+    node.wait(120, **{field: share - 0.01})
+    assert node.answer(code) is FINE
+    node.wait(120, **{field: share})
+    assert node.told() == {code: evidence}
+    node.wait(60)
+    assert node.answer(code) is FINE
+
+
+@pytest.mark.parametrize("resource", ["memory", "io", "cpu"])
+def test_pressure_needs_its_window(resource: str) -> None:
+    node = Node()
+    assert node.answer(f"node.pressure.{resource}") == Unevaluated("needs 1 min of history")
+    node.wait(50)
+    assert node.answer(f"node.pressure.{resource}") == Unevaluated("needs 1 min of history")
+    node.wait(10)
+    assert node.answer(f"node.pressure.{resource}") is FINE
+
+
+def test_pressure_that_is_enough_for_the_window_need_not_wait_for_its_end() -> None:
+    node = Node()
+    node.wait(10, memory_full=0.6)
+    assert list(node.told()) == ["node.pressure.memory"]
+
+
+def test_pressure_after_quiet_hours_counts_as_much_as_any() -> None:
+    node = Node()
+    node.wait(7200)
+    node.wait(10, memory_full=0.59)
+    assert node.answer("node.pressure.memory") is FINE
+    node = Node()
+    node.wait(7200)
+    node.wait(10, memory_full=0.6)
+    assert list(node.told()) == ["node.pressure.memory"]
+
+
+def test_pressure_that_is_read_less_than_once_in_a_window_is_pressure() -> None:
+    node = Node()
+    for _ in range(3):
+        node.now_s += 100
+        node.waited["memory_full"] = int(node.now_s * 0.2e6)
+        node.look()
+    assert list(node.told()) == ["node.pressure.memory"]
+
+
+def test_of_what_was_waited_over_the_windows_begin_the_part_in_it_counts() -> None:
+    node = Node(HostLimits(pressure_window_s=25))
+    node.wait(10, memory_full=0.5)
+    node.wait(20)
+    assert list(node.told()) == ["node.pressure.memory"], "half of 5 s is 10 % of 25 s"
+    node.wait(10)
+    assert node.answer("node.pressure.memory") is FINE
+
+
+def test_the_limits_are_the_configured_ones() -> None:
+    node = Node(HostLimits(pressure_percent=50, pressure_window_s=10))
+    node.wait(60, io_full=0.49)
+    assert node.answer("node.pressure.io") is FINE
+    node.wait(20, io_full=0.5)
+    assert node.told() == {"node.pressure.io": "all tasks waited for disks for at least 50 % of 10 s"}
+
+
+def test_time_in_which_nobody_looked_is_no_rate() -> None:
+    node = Node()
+    node.wait(60)
+    node.now_s += 3600
+    node.waited["memory_full"] = 10**9
+    assert node.answer("node.pressure.memory") == Unevaluated("needs 1 min of history")
+
+
+def test_a_total_that_falls_is_no_pressure() -> None:
+    node = Node()
+    node.wait(60, memory_full=0.05)
+    node.waited["memory_full"] = 0
+    node.wait(70, memory_full=0.05)
+    assert node.answer("node.pressure.memory") is FINE
+
+
+@pytest.mark.parametrize("resource", ["memory", "io", "cpu"])
+def test_pressure_that_nobody_measures_is_not_none(resource: str) -> None:
+    node = Node()
+    node.waited = dict.fromkeys(node.waited, ABSENT)
+    reason = "no /proc/pressure: the kernel has no PSI, or it is not enabled"
+    assert node.answer(f"node.pressure.{resource}") == Inapplicable(reason)
+    node.machine = False
+    assert node.answer(f"node.pressure.{resource}") == Inapplicable(reason)
+
+
+@pytest.mark.parametrize("resource", ["memory", "io", "cpu"])
+def test_pressure_that_cannot_be_read_is_unknown(resource: str) -> None:
+    node = Node()
+    node.wait(60)
+    node.waited = dict.fromkeys(node.waited, EIO)
+    assert node.answer(f"node.pressure.{resource}") == Unreadable(f"/proc/pressure/{resource}", EIO)
+
+
+# --- the rows -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("rule", [rule for rule in NODE_RULES if rule.source == "kmsg"], ids=lambda r: r.code)
+def test_the_line_that_a_row_says_to_try_raises_it(rule: Rule) -> None:
+    written = re.search(r"echo '<[0-7]>(.*?)' > /dev/kmsg", rule.try_it)
+    assert written is not None
+    assert any(match(pattern, written[1]) is not None for pattern in HOST_PATTERNS)
+    node = Node()
+    node.write(written[1], 100)
+    assert rule.code in node.told()
+
+
+def test_looks_change_nothing_in_place() -> None:
+    node = Node()
+    node.wait(60, memory_full=0.5)
+    before = node.past
+    stalls, corrected = dict(before.stalls), before.corrected
+    node.wait(60, memory_full=0.5)
+    assert (before.stalls, before.corrected) == (stalls, corrected)

@@ -1,0 +1,246 @@
+"""PCI functions: trees of plain files, this machine's own bus, and a bus that an overlay adds to /sys."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Final
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agent.model.pci import PciSample
+from agent.model.reading import Absence, Missing
+from agent.sources import pci
+from agent.sources.pci import SYSFS, UNINTELLIGIBLE, parse_address, parse_total, read_pci
+
+ABSENT: Final = Missing(Absence.ABSENT, 2)
+GPU: Final = "0000:3b:00.0"
+AER: Final = {
+    "aer_dev_correctable": "RxErr 3\nBadTLP 4\nTOTAL_ERR_COR 7",
+    "aer_dev_fatal": "Undefined 0\nDLP 1\nTOTAL_ERR_FATAL 1",
+    "aer_dev_nonfatal": "Undefined 0\nTOTAL_ERR_NONFATAL 2",
+}
+
+
+class Bus:
+    """A sysfs with the devices of a bus, each below the bridge that it is plugged into."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        (root / "bus/pci/devices").mkdir(parents=True)
+
+    def plug(
+        self, address: str = GPU, *, driver: str = "nvidia", port: str = "0000:3a:00.0", **files: str
+    ) -> Path:
+        """An H100, of which these files are otherwise; those that are empty are not there."""
+        device = self.root / "devices/pci0000:3a" / port / address
+        device.mkdir(parents=True)
+        whole = {"vendor": "0x10de", "device": "0x2330", "class": "0x030200", "numa_node": "1"}
+        whole |= {"current_link_width": "16", "max_link_width": "16", **AER, **files}
+        for name, text in whole.items():
+            if text:
+                (device / name).write_text(f"{text}\n")
+        (device / "uevent").write_text(f"PCI_SLOT_NAME={address}\n")
+        if driver:
+            self._link(device / "driver", f"bus/pci/drivers/{driver}")
+        self._link(device / "subsystem", "bus/pci")
+        self._link(self.root / "bus/pci/devices" / address, str(device.relative_to(self.root)))
+        return device
+
+    def _link(self, path: Path, target: str) -> None:
+        path.symlink_to(os.path.relpath(self.root / target, path.parent))
+
+    def read(self, *wanted: str) -> tuple[PciSample, ...]:
+        found = read_pci(self.root, wanted)
+        assert isinstance(found, tuple)
+        return found
+
+    def only(self) -> PciSample:
+        [sample] = self.read()
+        return sample
+
+
+@pytest.fixture
+def bus(tmp_path: Path) -> Bus:
+    return Bus(tmp_path)
+
+
+# --- which there are ---------------------------------------------------------------------------------------
+
+
+def addresses(samples: tuple[PciSample, ...]) -> list[str]:
+    return [sample.address for sample in samples]
+
+
+def test_gpus_are_found_and_others_are_asked_for(bus: Bus) -> None:
+    bus.plug("10000:01:00.0")
+    bus.plug(GPU)
+    bus.plug("0000:3b:00.1", **{"class": "0x040300"})  # its audio
+    bus.plug("0000:03:00.0", **{"class": "0x068000"})  # an NVSwitch
+    bus.plug("0000:5e:00.0", vendor="0x15b3", **{"class": "0x020000"})
+    bus.plug("0000:5e:00.1", vendor="0x15b3", **{"class": "0x020000"})
+    assert addresses(bus.read()) == [GPU, "10000:01:00.0"]
+    assert addresses(bus.read("0000:5e:00.1", "0000:99:00.0", GPU)) == [GPU, "0000:5e:00.1", "10000:01:00.0"]
+
+
+def test_a_gpu_that_a_virtual_machine_has_is_on_the_bus(bus: Bus) -> None:
+    bus.plug(driver="vfio-pci")
+    assert bus.only().driver == "vfio-pci"
+
+
+def test_a_virtual_function_is_there_if_somebody_declares_it(bus: Bus) -> None:
+    (bus.plug("0000:3b:00.4") / "physfn").symlink_to(f"../{GPU}")
+    assert bus.read() == ()
+    assert addresses(bus.read("0000:3b:00.4")) == ["0000:3b:00.4"]
+
+
+def test_a_function_that_went_away_meanwhile_is_not_there(bus: Bus) -> None:
+    (bus.root / "bus/pci/devices" / GPU).symlink_to("../gone")
+    assert bus.read(GPU) == ()
+
+
+def test_a_machine_without_a_bus_is_not_one_with_an_empty_bus(tmp_path: Path) -> None:
+    assert read_pci(tmp_path, []) == ABSENT
+
+
+def test_a_bus_that_cannot_be_read_is_unreadable(tmp_path: Path) -> None:
+    (tmp_path / "bus").touch()
+    assert read_pci(tmp_path, []) == Missing(Absence.UNREADABLE, 20)
+
+
+# --- what is read of each ----------------------------------------------------------------------------------
+
+
+def test_everything_of_a_function_is_read(bus: Bus) -> None:
+    bus.plug()
+    ids = {"vendor": 0x10DE, "device": 0x2330, "pci_class": 0x030200}
+    assert bus.only() == PciSample(
+        address=GPU, **ids, driver="nvidia", model="", node=1, width=16, width_max=16,
+        aer_nonfatal=2, aer_fatal=1, aer_correctable=7, port="0000:3a:00.0",
+    )  # fmt: skip
+
+
+def test_what_is_not_there_is_absent_and_not_zero(bus: Bus) -> None:
+    bus.plug(
+        driver="", device="", numa_node="", current_link_width="", max_link_width="", **dict.fromkeys(AER, "")
+    )
+    found = bus.only()
+    assert (found.driver, found.device, found.node) == ("", -1, -1)
+    counts = (found.width, found.width_max, found.aer_nonfatal, found.aer_fatal, found.aer_correctable)
+    assert counts == (ABSENT,) * 5
+
+
+def test_a_function_on_a_root_bus_has_no_port(bus: Bus) -> None:
+    bus.plug(port="")
+    assert bus.only().port == ""
+
+
+@pytest.mark.parametrize(
+    ("text", "lanes"),
+    [
+        ("1", 1),
+        ("32", 32),
+        ("0", Missing(Absence.ABSENT)),  # a virtual function
+        ("63", UNINTELLIGIBLE),  # nobody answers
+        ("255", UNINTELLIGIBLE),
+        ("x16", UNINTELLIGIBLE),
+        ("\xff", UNINTELLIGIBLE),
+    ],
+)
+def test_a_width_is_one_that_a_link_can_have(bus: Bus, text: str, lanes: int | Missing) -> None:
+    (bus.plug() / "current_link_width").write_bytes(text.encode("latin-1") + b"\n")
+    assert bus.only().width == lanes
+
+
+def test_an_attribute_that_is_no_file_is_unreadable(bus: Bus) -> None:
+    (bus.plug(aer_dev_fatal="") / "aer_dev_fatal").mkdir()
+    assert bus.only().aer_fatal == Missing(Absence.UNREADABLE, 21)
+
+
+@pytest.mark.parametrize(
+    ("text", "total"),
+    [
+        ("RxErr 3\nTOTAL_ERR_COR 7\n", 7),
+        ("RxErr 3\n", UNINTELLIGIBLE),
+        ("TOTAL_ERR_COR", UNINTELLIGIBLE),
+        ("TOTAL_ERR_COR -1\n", UNINTELLIGIBLE),
+        ("TOTAL_ERR_CORE 7\n", UNINTELLIGIBLE),
+        ("", UNINTELLIGIBLE),
+    ],
+)
+def test_a_total_is_one_line_of_its_file(text: str, total: int | Missing) -> None:
+    assert parse_total(text, "TOTAL_ERR_COR") == total
+
+
+@pytest.mark.parametrize(
+    ("text", "address"),
+    [("0000:3b:00.0", GPU), ("00000000:3B:00.0", GPU), ("10000:e1:1f.7", "10000:e1:1f.7")],
+)
+def test_an_address_has_one_spelling(text: str, address: str) -> None:
+    assert parse_address(text) == address
+
+
+@given(
+    st.sampled_from(["3b:00.0", "0000:3b:00.8", "0000:3b:20.0", "0000:3b:00", "PCI:0000:3b:00.0"]) | st.text()
+)
+def test_what_is_no_address_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="is no PCI address"):
+        parse_address(text)
+
+
+# --- this machine ------------------------------------------------------------------------------------------
+
+
+def _functions_of_this_machine() -> list[str]:
+    found = [path.name for path in (SYSFS / "bus/pci/devices").glob("*")]
+    if not found:
+        pytest.skip("this machine has no PCI bus")
+    return found
+
+
+def test_libudev_and_the_listing_find_the_same_functions_here() -> None:
+    wanted = _functions_of_this_machine()[::2]
+    found = pci._ask_udev(wanted)
+    if pci._udev() is None:
+        pytest.skip("no libudev here")
+    assert found.keys() >= set(wanted)
+    assert found.keys() == pci._list(SYSFS / "bus/pci/devices", wanted).keys()
+
+
+def test_every_function_of_this_machine_can_be_read() -> None:
+    wanted = _functions_of_this_machine()
+    found = read_pci(SYSFS, wanted)
+    assert isinstance(found, tuple)
+    assert {sample.address for sample in found} == set(wanted)
+    assert all(sample.vendor > 0 and sample.device > 0 for sample in found)
+
+
+OVERLAY: Final = """
+mount --make-rprivate / && mount -t tmpfs none "$1" && cd "$1" && mkdir added && tar -xf "$2" -C added &&
+mount -t overlay overlay -o lowerdir="$1/added:/sys" /sys && shift 2 && exec "$@"
+"""
+BOTH: Final = """
+from pathlib import Path
+from agent.sources import pci
+sysfs = Path("/sys")
+print(pci._ask_udev([]).keys() == pci._list(sysfs / "bus/pci/devices", []).keys())
+print(*(f"{one.address} {one.driver} {one.width} {one.port}" for one in pci.read_pci(sysfs, [])))
+"""
+
+
+@pytest.mark.parametrize("trusts", [True, False], ids=["libudev answers", "libudev takes it for no sysfs"])
+def test_a_gpu_that_an_overlay_adds_to_sys_is_found(bus: Bus, tmp_path: Path, *, trusts: bool) -> None:
+    if read_pci(SYSFS, []):
+        pytest.skip("this machine has GPUs of its own, or no PCI bus")
+    bus.plug()
+    (tmp_path / "mount").mkdir()
+    subprocess.run(["tar", "-cf", tmp_path / "bus.tar", "-C", tmp_path, "bus", "devices"], check=True)
+    command = ["unshare", "-m", "sh", "-euc", OVERLAY, "sh", tmp_path / "mount", tmp_path / "bus.tar"]
+    environ = {"SYSTEMD_DEVICE_VERIFY_SYSFS": "0"} if trusts else {}
+    command += [sys.executable, "-c", BOTH]
+    ran = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=30, check=False)
+    if "ermi" in ran.stderr:  # permission denied, operation not permitted
+        pytest.skip(f"no overlay on /sys here: {ran.stderr.strip()}")
+    assert (ran.stdout, ran.stderr) == (f"{trusts}\n{GPU} nvidia 16 0000:3a:00.0\n", "")

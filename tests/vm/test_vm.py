@@ -1,0 +1,127 @@
+"""The agent in a virtual machine: cgroup v2 with all controllers, two NUMA nodes, injected hardware errors.
+
+One machine is booted, under software emulation, and everything is done to it in one go (guest.py); each test
+here holds one of its results against what the agent should have said. Runs with ``make test-vm`` alone.
+"""
+
+import json
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+from image import build
+
+BUILD: Final = Path(__file__).resolve().parents[2] / "build/vm"
+BOOT_LIMIT_S: Final = 900
+
+
+@pytest.fixture(scope="session")
+def results() -> dict[str, dict[str, Any]]:
+    """What each step of the guest found, by step."""
+    for program in ("qemu-system-x86_64", "busybox", "cpio", "apt-get"):
+        if shutil.which(program) is None:
+            pytest.skip(f"no {program}")
+    image = build(BUILD)
+    found_file = BUILD / "results"
+    memory = "-object memory-backend-ram,size=1536M,id"
+    nodes = f"{memory}=m0 {memory}=m1 -numa node,cpus=0,memdev=m0 -numa node,cpus=1,memdev=m1"
+    machine = "-accel tcg,thread=multi -cpu max -smp 2 -m 3072 -nic none -device virtio-rng-pci,addr=05.0"
+    command = [
+        *("qemu-system-x86_64", *machine.split(), *nodes.split(), "-nographic", "-no-reboot"),
+        *("-serial", "mon:stdio", "-serial", f"file:{found_file}"),
+        *("-kernel", image.kernel, "-initrd", image.initrd, "-append", "console=ttyS0 panic=-1 quiet"),
+    ]
+    log = BUILD / "log"
+    with log.open("wb") as output:
+        subprocess.run(command, stdin=subprocess.DEVNULL, stdout=output, timeout=BOOT_LIMIT_S, check=True)
+    text = log.read_text("utf-8", "replace")
+    found = {one["step"]: one for one in map(json.loads, found_file.read_text("utf-8").splitlines())}
+    assert "end" in found, f"the guest did not finish; its log is {log}:\n{text[-3000:]}"
+    for step, one in found.items():
+        if one.get("heard") and one.get("cause"):
+            print(f"{step}: told after {1000 * (one['heard'] - one['cause']):.0f} ms: {one['found']}")
+    return found
+
+
+def cause_of(results: dict[str, dict[str, Any]], step: str) -> dict[str, Any]:
+    """What was heard in a step."""
+    found = results[step]["found"]
+    assert found, f"{step}: nothing was heard: {results[step]}"
+    return found
+
+
+@pytest.fixture
+def first(results: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    """The first report of the agent."""
+    return cause_of(results, "first")
+
+
+def test_a_quiet_machine_is_healthy(first: dict[str, Any]) -> None:
+    devices = {one["name"]: one["health"] for one in first["devices"]}
+    expected = {f"{kind}-node{node}" for kind in ("cpu", "memory", "hugepages-2mi") for node in (0, 1)}
+    assert {*devices} >= {*expected, "rng-0"}
+    assert {*devices.values()} == {"Healthy"}
+
+
+def test_the_machine_is_what_it_should_be(results: dict[str, dict[str, Any]]) -> None:
+    assert {"cpu", "cpuset", "memory", "hugetlb"} <= {*results["first"]["controllers"]}
+
+
+def test_a_cpu_that_goes_offline_is_told_and_taken_back(results: dict[str, dict[str, Any]]) -> None:
+    cause = cause_of(results, "cpu-offline")
+    assert (cause["health"], cause["evidence"]) == ("Unhealthy", "CPU 1 offline, online at start: 1")
+    assert cause_of(results, "cpu-online")["health"] == "Healthy"
+
+
+def test_a_pool_of_one_node_that_shrinks_is_told_and_taken_back(results: dict[str, dict[str, Any]]) -> None:
+    cause = cause_of(results, "pool-shrunk")
+    assert (cause["health"], cause["evidence"]) == ("Unhealthy", "2 pages of 2mi, 8 at start")
+    assert cause_of(results, "pool-grown")["health"] == "Healthy"
+
+
+def test_a_declared_device_that_leaves_the_bus_is_told_and_taken_back(
+    results: dict[str, dict[str, Any]],
+) -> None:
+    assert cause_of(results, "pci-removed")["health"] == "Unhealthy"
+    assert cause_of(results, "pci-rescanned")["health"] == "Healthy"
+
+
+def test_a_memory_block_that_goes_offline_is_told_and_taken_back(results: dict[str, dict[str, Any]]) -> None:
+    assert cause_of(results, "block-offline")["health"] == "Unhealthy"
+    assert cause_of(results, "block-online")["health"] == "Healthy"
+
+
+def test_an_oom_kill_by_a_v2_limit_is_told_of_the_pod(results: dict[str, dict[str, Any]]) -> None:
+    note = cause_of(results, "oom-killed")
+    assert results["oom-killed"]["status"] == -9
+    assert "oom_kill 1" in results["oom-killed"]["events"]
+    assert "64 MiB" in note["evidence"]
+    assert "0f3c1d2e-0000-4000-8000-000000000001" in note["subject"]
+
+
+def test_a_throttled_container_of_v2_is_told(results: dict[str, dict[str, Any]]) -> None:
+    assert "throttled" in cause_of(results, "throttled")["evidence"]
+
+
+def test_a_machine_check_that_the_kernel_logs_is_told_of_its_cpu(results: dict[str, dict[str, Any]]) -> None:
+    assert results["machine-check"]["log"], "the kernel logged nothing"
+    assert cause_of(results, "machine-check")["health"] == "Unhealthy"
+
+
+def test_a_poisoned_page_is_told_of_memory(results: dict[str, dict[str, Any]]) -> None:
+    assert results["poisoned"]["log"], "the kernel logged nothing"
+    assert cause_of(results, "poisoned")["health"] == "Unhealthy"
+
+
+def test_a_line_that_user_space_wrote_is_nobodys_fault(results: dict[str, dict[str, Any]]) -> None:
+    assert results["not-the-kernels"]["log"], "the line is not in the log"
+    assert not any(note["code"] == "node.read_only" for note in results["last"]["found"])
+
+
+def test_the_agent_ends_well_and_the_kernel_has_nothing_to_complain_of(
+    results: dict[str, dict[str, Any]],
+) -> None:
+    assert results["end"]["status"] == 0
+    assert results["oops"]["found"] == []
