@@ -17,9 +17,9 @@ from agent.model.time import NS
 from agent.model.wake import GpuWake
 from agent.native._core import ffi, lib
 from agent.native.gpu_records import GpuDecoder
+from agent.native.publication import Publication
 
 _FIELDS: Final = {field: getattr(lib, f"DH_GPU_{field.name}") for field in GpuField}
-_WORDS: Final = 1 << 11  # of the buffer at first: 16 KiB, for the head and three GPUs
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,10 +75,12 @@ class Gpus:
         if code:
             raise _open_error(code, options)
         self._watch = out[0]
-        self._wake_fd = wake_fd
-        self._decoder = GpuDecoder()
-        self._buffer = ffi.new("uint64_t[]", _WORDS)
-        self._last: GpuSet | None = None
+        self._publication = Publication(
+            lambda buffer, size: lib.dh_gpus_read(self._watch, buffer, size),
+            lambda: lib.dh_gpus_size(self._watch),
+            GpuDecoder().gpu_set,
+            wake_fd,
+        )
 
     def start(self) -> None:
         """Start the threads. Never waits for NVML.
@@ -95,16 +97,7 @@ class Gpus:
 
         If a writer is held up in the middle of a copy, what was read before, and a wake to read again.
         """
-        while True:
-            used = lib.dh_gpus_read(self._watch, self._buffer, ffi.sizeof(self._buffer))
-            if used != -errno.ENOSPC:
-                break
-            self._buffer = ffi.new("uint64_t[]", 2 * len(self._buffer))
-        if used == lib.DH_ETORN:
-            os.eventfd_write(self._wake_fd, 1)
-        elif used >= 0:
-            self._last = self._decoder.gpu_set(ffi.buffer(self._buffer, used)[:])
-        return self._last
+        return self._publication.read()
 
     def stop(self, timeout_s: float) -> bool:
         """End the threads, in at most that long. False if one hangs in a call: it is left behind."""

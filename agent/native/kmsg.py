@@ -15,6 +15,7 @@ from agent.model.reading import error_text
 from agent.model.source import SourceSample
 from agent.model.time import NS
 from agent.native._core import ffi, lib
+from agent.native.publication import Publication, Table
 from agent.native.records import SOURCE_STATES
 
 _HEAD_SIZE: Final = ffi.sizeof("struct dh_log")
@@ -72,12 +73,14 @@ class Kmsg:
         if code:
             raise ProbeError(f"{path}: {os.strerror(-code) if -code < 4096 else f'code {code}'}")
         self._path = path
-        self._wake_fd = wake_fd
         self._kmsg = out[0]
-        self._size: int = lib.dh_kmsg_size(self._kmsg)
-        self._buffer = ffi.new("uint64_t[]", self._size // 8)
-        self._known: list[tuple[bytes, LogLine]] = []
-        self._last: LogSample | None = None
+        self._lines = Table(_LINE, _line, lambda line: (line.first_us, line.seq))
+        self._publication = Publication(
+            lambda buffer, size: lib.dh_kmsg_read(self._kmsg, buffer, size),
+            lambda: lib.dh_kmsg_size(self._kmsg),
+            self._sample,
+            wake_fd,
+        )
 
     def start(self) -> None:
         """Start the thread. It begins with the oldest record that the kernel has."""
@@ -91,12 +94,7 @@ class Kmsg:
         Until all that the log held has been read once, its source is starting. If the writer is held up in
         the middle of a copy, the last that was whole, and a wake to read again.
         """
-        used = lib.dh_kmsg_read(self._kmsg, self._buffer, self._size)
-        if used == lib.DH_ETORN:
-            os.eventfd_write(self._wake_fd, 1)  # what the last wake was for may not have been read
-        elif used >= 0:
-            self._last = self._sample(ffi.buffer(self._buffer, used)[:])
-        return self._last
+        return self._publication.read()
 
     def stop(self, timeout_s: float) -> bool:
         """End the thread. False if it hangs in the kernel: then it is left behind, and harmless."""
@@ -105,15 +103,8 @@ class Kmsg:
 
     def _sample(self, data: bytes) -> LogSample:
         head = ffi.from_buffer("struct dh_log *", data)
-        for slot, at in enumerate(range(_HEAD_SIZE, len(data), _LINE.size)):
-            raw = data[at : at + _LINE.size]
-            if slot == len(self._known):
-                self._known.append((raw, _line(raw)))
-            elif self._known[slot][0] != raw:
-                self._known[slot] = (raw, _line(raw))
-        lines = sorted((line for _, line in self._known), key=lambda line: (line.first_us, line.seq))
         return LogSample(
-            lines=tuple(lines),
+            lines=self._lines.samples(data[_HEAD_SIZE:]),
             source=self._source(head),
             lost=head.lost,
             evicted=head.evicted,
@@ -153,8 +144,8 @@ def _checked(pattern: str) -> bytes:
     return raw
 
 
-def _line(raw: bytes) -> LogLine:
-    pattern, _, times, first_us, last_us, seq, first, last = _LINE.unpack(raw)
+def _line(raw: tuple[Any, ...]) -> LogLine:
+    pattern, _, times, first_us, last_us, seq, first, last = raw
     return LogLine(pattern, times, first_us, last_us, _text(first), _text(last), seq)
 
 

@@ -6,9 +6,8 @@ Owns the thread. Does not decide anything about what it reads.
 import errno
 import os
 import struct
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Final, Generic, TypeVar
+from typing import Any, Final, TypeVar
 
 from agent.errors import ConfigError, ProbeError
 from agent.model.machine import CoreSample, DimmSample, MachineSample, NumaSample, PressureSample
@@ -16,9 +15,9 @@ from agent.model.reading import Absence, Missing, Reading, error_text
 from agent.model.source import SourceSample
 from agent.model.time import NS
 from agent.native._core import ffi, lib
+from agent.native.publication import Publication, Table
 from agent.native.records import ABSENT, SOURCE_STATES
 
-_WORDS: Final = 1 << 11  # of the buffer at first: 16 KiB hold a machine with 64 CPUs
 _HEAD_SIZE: Final = ffi.sizeof("struct dh_machine_head")
 _DIMM: Final = struct.Struct(f"=QQIIiIQQ{lib.DH_LABEL_LEN}s{lib.DH_LABEL_LEN}s")
 _NUMA: Final = struct.Struct("=QQIi4Q")
@@ -92,11 +91,13 @@ class Machine:
             raise ConfigError(f"root {os.fsdecode(longest)!r} is {len(longest)} bytes, limit 200")
         if code:
             raise ProbeError(f"machine: {os.strerror(-code) if -code < 4096 else f'code {code}'}")
-        self._wake_fd = wake_fd
         self._machine = out[0]
-        self._buffer = ffi.new("uint64_t[]", _WORDS)
-        self._decoder = Decoder()
-        self._last: MachineSample | None = None
+        self._publication = Publication(
+            lambda buffer, size: lib.dh_machine_read(self._machine, buffer, size),
+            lambda: lib.dh_machine_size(self._machine),
+            Decoder().sample,
+            wake_fd,
+        )
 
     def start(self) -> None:
         """Start the thread; its first pass begins at once."""
@@ -114,16 +115,7 @@ class Machine:
         A source whose first pass has not ended is starting. If the writer is held up in the middle of a
         copy, the last that was whole, and a wake to read again.
         """
-        used = lib.dh_machine_read(self._machine, self._buffer, ffi.sizeof(self._buffer))
-        while used == -errno.ENOSPC:
-            whole = int(lib.dh_machine_size(self._machine))
-            self._buffer = ffi.new("uint64_t[]", min(2 * ffi.sizeof(self._buffer), whole + 8) // 8)
-            used = lib.dh_machine_read(self._machine, self._buffer, ffi.sizeof(self._buffer))
-        if used == lib.DH_ETORN:
-            os.eventfd_write(self._wake_fd, 1)  # what the last wake was for may not have been read
-        elif used >= 0:
-            self._last = self._decoder.sample(ffi.buffer(self._buffer, used)[:])
-        return self._last
+        return self._publication.read()
 
     def run_pass(self) -> None:
         """One pass on this thread, instead of :meth:`start`. For benchmarks and tests."""
@@ -140,9 +132,9 @@ class Decoder:
     """Turns copies of the core's tables into samples. Equal bytes keep their sample."""
 
     def __init__(self) -> None:
-        self._dimms = _Table(_DIMM, _dimm, _dimm_key)
-        self._numa = _Table(_NUMA, _numa, lambda numa: (numa.node,))
-        self._cores = _Table(_CORE, _core, lambda core: (core.cpu,))
+        self._dimms = Table(_DIMM, _dimm, _dimm_key)
+        self._numa = Table(_NUMA, _numa, lambda numa: (numa.node,))
+        self._cores = Table(_CORE, _core, lambda core: (core.cpu,))
 
     def sample(self, data: bytes) -> MachineSample:
         """One copy, as ``dh_machine_read()`` made it."""
@@ -172,37 +164,6 @@ class Decoder:
             smt_active=one(head.smt_active, lib.DH_SMT_ACTIVE),
             sources=tuple(_source(head.source[i], name) for i, name in _SOURCE_NAMES.items()),
         )
-
-
-class _Table(Generic[S]):
-    """Records of one kind, in any order; their samples in that of a key."""
-
-    def __init__(
-        self,
-        layout: struct.Struct,
-        decode: Callable[[tuple[Any, ...]], S],
-        key: Callable[[S], tuple[int, ...]],
-    ) -> None:
-        self._layout = layout
-        self._decode = decode
-        self._key = key
-        self._data = b""
-        self._known: list[tuple[bytes, S]] = []
-        self._samples: tuple[S, ...] = ()
-
-    def samples(self, data: bytes) -> tuple[S, ...]:
-        if data == self._data:
-            return self._samples
-        size = self._layout.size
-        for slot, at in enumerate(range(0, len(data), size)):
-            raw = data[at : at + size]
-            if slot == len(self._known):
-                self._known.append((raw, self._decode(self._layout.unpack(raw))))
-            elif self._known[slot][0] != raw:
-                self._known[slot] = (raw, self._decode(self._layout.unpack(raw)))
-        self._data = data
-        self._samples = tuple(sorted((sample for _, sample in self._known), key=self._key))
-        return self._samples
 
 
 def _reading(value: int, field: int, valid: int, seen: int, err: int) -> Reading:

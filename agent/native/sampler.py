@@ -15,9 +15,9 @@ from agent.model.snapshot import Snapshot
 from agent.model.time import NS
 from agent.model.wake import Field, Wake
 from agent.native._core import ffi, lib
+from agent.native.publication import Publication
 from agent.native.records import Decoder
 
-_WORDS: Final = 1 << 14  # of the buffer at first; it follows the node, and 128 KiB hold 100 groups
 _FIELDS: Final = {field: getattr(lib, f"DH_{field.name}") for field in Field}
 
 
@@ -84,10 +84,13 @@ class Sampler:
         if code:
             raise _open_error(code, options)
         self._sampler = out[0]
-        self._decoder = Decoder()
         self._fd: int = lib.dh_sampler_eventfd(self._sampler)
-        self._buffer = ffi.new("uint64_t[]", _WORDS)
-        self._last: Snapshot | None = None
+        self._publication = Publication(
+            lambda buffer, size: lib.dh_sampler_read(self._sampler, buffer, size),
+            lambda: lib.dh_sampler_size(self._sampler),
+            Decoder().snapshot,
+            self._fd,
+        )
 
     def start(self) -> None:
         """Start the thread; its first pass begins at once."""
@@ -116,20 +119,7 @@ class Sampler:
         Until the first pass has ended it has no passes, and every source is starting. If the writer is
         held up in the middle of a copy, the last that was whole, and a wake to read again.
         """
-        while True:
-            size = ffi.sizeof(self._buffer)
-            used = lib.dh_sampler_read(self._sampler, self._buffer, size)
-            if used != -errno.ENOSPC:
-                break
-            whole = int(lib.dh_sampler_size(self._sampler))
-            self._buffer = ffi.new("uint64_t[]", min(2 * size, whole + 8) // 8 + 1)
-        if used == lib.DH_ETORN:
-            os.eventfd_write(self._fd, 1)  # what the last wake was for may not have been read
-        elif used >= 0:
-            self._last = self._decoder.snapshot(ffi.buffer(self._buffer, used)[:])
-            if size > max(4 * used, 8 * _WORDS):
-                self._buffer = ffi.new("uint64_t[]", max(2 * used // 8, _WORDS))
-        return self._last
+        return self._publication.read()
 
     def run_pass(self) -> None:
         """One pass on this thread, instead of :meth:`start`. For benchmarks and tests."""

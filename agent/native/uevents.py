@@ -15,6 +15,7 @@ from agent.model.source import SourceSample, SourceState
 from agent.model.time import NS
 from agent.model.uevent import Action, Subsystem, Uevent, UeventSample
 from agent.native._core import ffi, lib
+from agent.native.publication import Publication, Table
 from agent.native.records import SOURCE_STATES
 
 _HEAD_SIZE: Final = ffi.sizeof("struct dh_uevents_head")
@@ -45,12 +46,14 @@ class Uevents:
         code = lib.dh_uevents_open(wake_fd, list(pokes), len(pokes), out)
         if code:
             raise ProbeError(f"device events: {os.strerror(-code)}")
-        self._wake_fd = wake_fd
         self._uevents = out[0]
-        self._size: int = lib.dh_uevents_size(self._uevents)
-        self._buffer = ffi.new("uint64_t[]", self._size // 8)
-        self._known: list[tuple[bytes, Uevent]] = []
-        self._last: UeventSample | None = None
+        self._events = Table(_ENTRY, _uevent, lambda event: (event.last_ns,))
+        self._publication = Publication(
+            lambda buffer, size: lib.dh_uevents_read(self._uevents, buffer, size),
+            lambda: lib.dh_uevents_size(self._uevents),
+            self._sample,
+            wake_fd,
+        )
 
     def start(self) -> None:
         """Start the thread. What happens before it listens is not heard."""
@@ -63,12 +66,7 @@ class Uevents:
 
         If the writer is held up in the middle of a copy, the last that was whole, and a wake to read again.
         """
-        used = lib.dh_uevents_read(self._uevents, self._buffer, self._size)
-        if used == lib.DH_ETORN:
-            os.eventfd_write(self._wake_fd, 1)  # what the last wake was for may not have been read
-        elif used >= 0:
-            self._last = self._sample(ffi.buffer(self._buffer, used)[:])
-        return self._last
+        return self._publication.read()
 
     def stop(self, timeout_s: float) -> bool:
         """End the thread. False if it hangs in the kernel: then it is left behind, and harmless."""
@@ -77,14 +75,8 @@ class Uevents:
 
     def _sample(self, data: bytes) -> UeventSample:
         head = ffi.from_buffer("struct dh_uevents_head *", data)
-        for slot, at in enumerate(range(_HEAD_SIZE, len(data), _ENTRY.size)):
-            raw = data[at : at + _ENTRY.size]
-            if slot == len(self._known):
-                self._known.append((raw, _uevent(raw)))
-            elif self._known[slot][0] != raw:
-                self._known[slot] = (raw, _uevent(raw))
         return UeventSample(
-            events=tuple(sorted((event for _, event in self._known), key=lambda event: event.last_ns)),
+            events=self._events.samples(data[_HEAD_SIZE:]),
             source=_source(head),
             changes={subsystem: head.changes[i] for i, subsystem in _SUBSYSTEMS.items()},
             lost=head.lost,
@@ -135,8 +127,8 @@ def _detail(head: Any) -> str:
     return ", ".join(f"{count} {what}" for count, what in parts if count)
 
 
-def _uevent(raw: bytes) -> Uevent:
-    subsystem, action, times, last_ns, _, path, driver = _ENTRY.unpack(raw)
+def _uevent(raw: tuple[Any, ...]) -> Uevent:
+    subsystem, action, times, last_ns, _, path, driver = raw
     text = _text(path)
     return Uevent(
         subsystem=_SUBSYSTEMS[subsystem],
