@@ -8,6 +8,7 @@
 #include "check.h"
 #include "fixture.h"
 #include "kmsg.h"
+#include "readers_fixture.h"
 
 #define READERS 3
 #define KINDS 40
@@ -15,13 +16,6 @@
 #define CHANGES 10
 
 static _Atomic bool over;
-
-struct reader {
-    pthread_t thread;
-    struct dh_kmsg *k;
-    _Atomic uint64_t changes;
-    const char *_Atomic broken;
-};
 
 static struct dh_kmsg *opened(void)
 {
@@ -56,8 +50,9 @@ static void line_write(int fd, uint64_t seq)
 }
 
 /* Each line says its number, those of one kind are KINDS apart: a whole entry is so in all its members. */
-static const char *look(const struct dh_log *before, const struct dh_log *now)
+static const char *look(const void *was_before, const void *is_now)
 {
+    const struct dh_log *before = was_before, *now = is_now;
     const struct dh_log_line *line = (const struct dh_log_line *)(const void *)(now + 1);
     uint64_t sum = 0;
 
@@ -78,41 +73,21 @@ static const char *look(const struct dh_log *before, const struct dh_log *now)
     return sum == now->matched ? NULL : "entries of another time";
 }
 
-static void *reader_main(void *arg)
+static int64_t copy(void *from, void *buf, size_t cap)
 {
-    struct reader *r = arg;
-    size_t cap = dh_kmsg_size(r->k);
-    struct dh_log *now = aligned_alloc(8, cap), *before = aligned_alloc(8, cap), *spare;
-
-    memset(before, 0, sizeof(*before));
-    while (!atomic_load(&over) && !r->broken) {
-        int64_t used = dh_kmsg_read(r->k, now, cap);
-
-        if (used == DH_ETORN)
-            continue;
-        r->broken = used < 0 ? "an error" : look(before, now);
-        r->changes += now->matched != before->matched;
-        spare = before;
-        before = now;
-        now = spare;
-    }
-    free(now);
-    free(before);
-    return NULL;
+    return dh_kmsg_read(from, buf, cap);
 }
 
-static bool seen_enough(const struct reader *reader)
+static uint64_t moves(const void *now)
 {
-    for (int i = 0; i < READERS; i++)
-        if (reader[i].changes < CHANGES && !reader[i].broken)
-            return false;
-    return true;
+    return ((const struct dh_log *)now)->matched;
 }
 
 static void no_copy_is_torn(void)
 {
     struct dh_kmsg *k = opened();
-    struct reader reader[READERS] = { 0 };
+    const struct rx_source source = { k, dh_kmsg_size(k), copy, look, moves, CHANGES };
+    struct rx readers;
     struct dh_log *head = aligned_alloc(8, dh_kmsg_size(k));
     uint64_t begun = dh_now_ns(), seq = 0;
     int fd;
@@ -120,19 +95,11 @@ static void no_copy_is_torn(void)
     CHECK_INT(dh_kmsg_start(k), 0);
     CHECK_INT(dh_kmsg_start(k), -EBUSY);
     fd = writer();
-    for (int i = 0; i < READERS; i++) {
-        reader[i].k = k;
-        fx_must(!pthread_create(&reader[i].thread, NULL, reader_main, &reader[i]), "pthread_create");
-    }
-    while (seq < LINES || (!seen_enough(reader) && dh_now_ns() - begun < 10 * DH_NS))
+    rx_start(&readers, &source, READERS);
+    while (seq < LINES || (!rx_seen_enough(&readers) && dh_now_ns() - begun < 10 * DH_NS))
         line_write(fd, seq++);
     EVENTUALLY(dh_kmsg_read(k, head, dh_kmsg_size(k)) > 0 && head->matched == seq);
-    atomic_store(&over, true);
-    for (int i = 0; i < READERS; i++) {
-        pthread_join(reader[i].thread, NULL);
-        CHECK_STR(reader[i].broken ? reader[i].broken : "", "");
-        CHECK(reader[i].changes >= CHANGES);
-    }
+    rx_end(&readers);
     CHECK_INT(dh_kmsg_stop(k, 5 * DH_NS), 0);
     close(fd);
     free(head);

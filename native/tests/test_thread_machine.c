@@ -4,6 +4,7 @@
 #include "check.h"
 #include "machine_fixture.h"
 #include "hung_fixture.h"
+#include "readers_fixture.h"
 
 #define MC "sys/devices/system/edac/mc/mc0"
 #define ONLINE "sys/devices/system/node/online"
@@ -121,17 +122,9 @@ static void it_ends_while_it_is_poked(void)
     EVENTUALLY(fx_threads("dh-machine", false) == 0);
 }
 
-struct reader {
-    pthread_t thread;
-    struct dh_machine *m;
-    const char *_Atomic broken;
-    _Atomic uint64_t changes;
-};
-
-static _Atomic bool over;
-
-static const char *look(const struct dh_machine_head *before, const struct dh_machine_head *now)
+static const char *look(const void *was_before, const void *is_now)
 {
+    const struct dh_machine_head *before = was_before, *now = is_now;
     const struct dh_dimm *was = (const struct dh_dimm *)(const void *)(before + 1);
     const struct dh_dimm *is = (const struct dh_dimm *)(const void *)(now + 1);
 
@@ -144,58 +137,30 @@ static const char *look(const struct dh_machine_head *before, const struct dh_ma
     return before->dimms && is->ce < was->ce ? "a count fell" : NULL;
 }
 
-static void *reader_main(void *arg)
+static int64_t copy(void *from, void *buf, size_t cap)
 {
-    struct reader *r = arg;
-    size_t cap = dh_machine_size(r->m);
-    struct dh_machine_head *now = aligned_alloc(8, cap), *before = aligned_alloc(8, cap), *spare;
-
-    memset(before, 0, sizeof(*before));
-    while (!atomic_load(&over) && !r->broken) {
-        int64_t used = dh_machine_read(r->m, now, cap);
-
-        if (used == DH_ETORN)
-            continue;
-        r->broken = used < 0 ? "an error" : look(before, now);
-        r->changes += now->reads != before->reads;
-        spare = before;
-        before = now;
-        now = spare;
-    }
-    free(now);
-    free(before);
-    return NULL;
+    return dh_machine_read(from, buf, cap);
 }
 
-static bool seen_enough(const struct reader *reader)
+static uint64_t moves(const void *now)
 {
-    for (int i = 0; i < READERS; i++)
-        if (reader[i].changes < CHANGES && !reader[i].broken)
-            return false;
-    return true;
+    return ((const struct dh_machine_head *)now)->reads;
 }
 
 static void no_copy_is_torn(void)
 {
-    struct reader reader[READERS] = { 0 };
     struct mx x = started(DH_NS / 100);
+    const struct rx_source source = { x.m, x.cap, copy, look, moves, CHANGES };
+    struct rx readers;
     char text[16];
 
-    for (int i = 0; i < READERS; i++) {
-        reader[i].m = x.m;
-        fx_must(!pthread_create(&reader[i].thread, NULL, reader_main, &reader[i]), "pthread_create");
-    }
-    for (int i = 1001; !seen_enough(reader) && i < 100000; i++) {
+    rx_start(&readers, &source, READERS);
+    for (int i = 1001; !rx_seen_enough(&readers) && i < 100000; i++) {
         snprintf(text, sizeof(text), "%d\n", i);
         fx_write(text, MC "/ce_count");
         poll(NULL, 0, 1);
     }
-    over = true;
-    for (int i = 0; i < READERS; i++) {
-        pthread_join(reader[i].thread, NULL);
-        CHECK_STR(reader[i].broken ? reader[i].broken : "", "");
-        CHECK(reader[i].changes >= CHANGES);
-    }
+    rx_end(&readers);
     mx_close(&x);
 }
 

@@ -6,6 +6,7 @@
 #include "check.h"
 #include "fixture.h"
 #include "uevent_fixture.h"
+#include "readers_fixture.h"
 
 #define READERS 3
 #define KINDS 40
@@ -14,13 +15,6 @@
 #define AHEAD 100 /* of the listener, so that the smallest buffer loses nothing */
 
 static _Atomic bool over;
-
-struct reader {
-    pthread_t thread;
-    struct dh_uevents *u;
-    _Atomic uint64_t changes;
-    const char *_Atomic broken;
-};
 
 static struct dh_uevents *started(uint64_t period_ns)
 {
@@ -50,8 +44,9 @@ static void event(uint64_t number)
 }
 
 /* Each event says its number, those of one kind are KINDS apart: a whole entry is so in all its members. */
-static const char *look(const struct dh_uevents_head *before, const struct dh_uevents_head *now)
+static const char *look(const void *was_before, const void *is_now)
 {
+    const struct dh_uevents_head *before = was_before, *now = is_now;
     const struct dh_uevent *entry = (const struct dh_uevent *)(const void *)(now + 1);
     uint64_t sum = 0;
 
@@ -75,61 +70,33 @@ static const char *look(const struct dh_uevents_head *before, const struct dh_ue
     return sum == now->changes[DH_SUBSYSTEM_PCI] ? NULL : "entries of another time";
 }
 
-static void *reader_main(void *arg)
+static int64_t copy(void *from, void *buf, size_t cap)
 {
-    struct reader *r = arg;
-    size_t cap = dh_uevents_size(r->u);
-    struct dh_uevents_head *now = aligned_alloc(8, cap), *before = aligned_alloc(8, cap), *spare;
-
-    memset(before, 0, sizeof(*before));
-    while (!atomic_load(&over) && !r->broken) {
-        int64_t used = dh_uevents_read(r->u, now, cap);
-
-        if (used == DH_ETORN)
-            continue;
-        r->broken = used < 0 ? "an error" : look(before, now);
-        r->changes += now->messages != before->messages;
-        spare = before;
-        before = now;
-        now = spare;
-    }
-    free(now);
-    free(before);
-    return NULL;
+    return dh_uevents_read(from, buf, cap);
 }
 
-static bool seen_enough(const struct reader *reader)
+static uint64_t moves(const void *now)
 {
-    for (int i = 0; i < READERS; i++)
-        if (reader[i].changes < CHANGES && !reader[i].broken)
-            return false;
-    return true;
+    return ((const struct dh_uevents_head *)now)->messages;
 }
 
 static void no_copy_is_torn(void)
 {
     struct dh_uevents *u = started(DH_NS);
-    struct reader reader[READERS] = { 0 };
+    const struct rx_source source = { u, dh_uevents_size(u), copy, look, moves, CHANGES };
+    struct rx readers;
     struct dh_uevents_head *head = aligned_alloc(8, dh_uevents_size(u));
     uint64_t begun = dh_now_ns(), number = 0;
 
     EVENTUALLY(is_listening(u, head));
-    for (int i = 0; i < READERS; i++) {
-        reader[i].u = u;
-        fx_must(!pthread_create(&reader[i].thread, NULL, reader_main, &reader[i]), "pthread_create");
-    }
-    while (number < EVENTS || (!seen_enough(reader) && dh_now_ns() - begun < 10 * DH_NS)) {
+    rx_start(&readers, &source, READERS);
+    while (number < EVENTS || (!rx_seen_enough(&readers) && dh_now_ns() - begun < 10 * DH_NS)) {
         event(number++);
         if (number % AHEAD == 0)
             EVENTUALLY(is_listening(u, head) && head->changes[DH_SUBSYSTEM_PCI] == number);
     }
     EVENTUALLY(is_listening(u, head) && head->changes[DH_SUBSYSTEM_PCI] == number);
-    atomic_store(&over, true);
-    for (int i = 0; i < READERS; i++) {
-        pthread_join(reader[i].thread, NULL);
-        CHECK_STR(reader[i].broken ? reader[i].broken : "", "");
-        CHECK(reader[i].changes >= CHANGES);
-    }
+    rx_end(&readers);
     CHECK_INT(dh_uevents_stop(u, 5 * DH_NS), 0);
     free(head);
 }

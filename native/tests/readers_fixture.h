@@ -1,0 +1,92 @@
+/*
+ * readers_fixture.h - readers that copy as fast as they can while a thread publishes, and look at each copy.
+ *
+ * Include once per program, after check.h and fixture.h.
+ */
+#ifndef DH_READERS_FIXTURE_H
+#define DH_READERS_FIXTURE_H
+
+#include <pthread.h>
+
+#include "fixture.h"
+
+#define RX_MOST 3
+
+struct rx_source {
+    void *from;
+    size_t bytes; /* of a copy, at most */
+    int64_t (*copy)(void *from, void *buf, size_t cap);
+    const char *(*look)(const void *before, const void *now); /* what is wrong with a copy, or NULL */
+    uint64_t (*moves)(const void *now); /* what differs between copies of different publications */
+    uint64_t changes;                   /* that each reader is to see */
+};
+
+struct rx_reader {
+    pthread_t thread;
+    const struct rx_source *source;
+    _Atomic uint64_t changes;
+    const char *_Atomic broken;
+};
+
+struct rx {
+    struct rx_reader reader[RX_MOST];
+    int readers;
+};
+
+static _Atomic bool rx_over; /* the readers are to end */
+
+static void *rx_main(void *arg)
+{
+    struct rx_reader *r = arg;
+    const struct rx_source *s = r->source;
+    void *now = aligned_alloc(8, s->bytes), *before = aligned_alloc(8, s->bytes), *spare;
+
+    memset(before, 0, s->bytes);
+    while (!atomic_load(&rx_over) && !r->broken) {
+        int64_t used = s->copy(s->from, now, s->bytes);
+
+        if (used == DH_ETORN)
+            continue;
+        r->broken = used < 0 ? "an error" : s->look(before, now);
+        r->changes += s->moves(now) != s->moves(before);
+        spare = before;
+        before = now;
+        now = spare;
+    }
+    free(now);
+    free(before);
+    return NULL;
+}
+
+static inline void rx_start(struct rx *x, const struct rx_source *source, int readers)
+{
+    *x = (struct rx){ .readers = readers };
+    for (int i = 0; i < readers; i++) {
+        x->reader[i].source = source;
+        fx_must(!pthread_create(&x->reader[i].thread, NULL, rx_main, &x->reader[i]), "pthread_create");
+    }
+}
+
+/* Whether each of them saw as many changes as it is to see, or what is wrong. */
+static inline bool rx_seen_enough(const struct rx *x)
+{
+    for (int i = 0; i < x->readers; i++)
+        if (x->reader[i].changes < x->reader[i].source->changes && !x->reader[i].broken)
+            return false;
+    return true;
+}
+
+/* Ends them; none may have found anything wrong, or have seen less than it was to. */
+static inline void rx_end(struct rx *x)
+{
+    atomic_store(&rx_over, true);
+    for (int i = 0; i < x->readers; i++) {
+        struct rx_reader *r = &x->reader[i];
+
+        pthread_join(r->thread, NULL);
+        CHECK_STR(r->broken ? r->broken : "", "");
+        CHECK(r->changes >= r->source->changes);
+    }
+}
+
+#endif
