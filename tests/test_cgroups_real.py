@@ -6,9 +6,6 @@ is an hour away.
 
 import os
 import select
-import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -17,7 +14,7 @@ from typing import Any, Final
 
 import pytest
 from agents import Agent, hear, short_tmp
-from machine import Kubepods, kubepods_tree, machine_lock
+from machine import Kubepods, cpu_load, kubepods_tree, machine_lock, oom_kill
 from wire.google import Watcher
 
 from agent.health.host.catalogue import wakes
@@ -38,37 +35,11 @@ __all__ = ["short_tmp"]
 # another run on this machine may hold its lock for a while
 pytestmark = [pytest.mark.timeout(300), pytest.mark.usefixtures("locked")]
 
-# Joins the cgroup and does as it is told there: to take memory until it is killed, or to run.
-_TAKE: Final = "area = bytearray(1)\nwhile True: area += bytes(1 << 20)"
-_RUN: Final = "while True: pass"
-_JOIN: Final = "import os, sys\nwith open(sys.argv[1], 'w') as f: f.write(str(os.getpid()))\n"
-
 
 @pytest.fixture
 def locked() -> Iterator[None]:
     with machine_lock():
         yield
-
-
-def inside(group: Path, program: str) -> subprocess.Popen[bytes]:
-    """A process in a cgroup; it has joined it when its first statement is over."""
-    return subprocess.Popen([sys.executable, "-c", _JOIN + program, str(group / "cgroup.procs")])
-
-
-def killed_in(group: Path) -> None:
-    """A process takes more memory than there is in the group, and the kernel kills it."""
-    with inside(group, _TAKE) as process:
-        assert process.wait(60) == -signal.SIGKILL
-
-
-@contextmanager
-def running_in(group: Path) -> Iterator[None]:
-    """A process that wants a whole CPU, until the end."""
-    with inside(group, _RUN) as process:
-        try:
-            yield
-        finally:
-            process.kill()
 
 
 @contextmanager
@@ -132,7 +103,7 @@ def test_a_kill_is_heard_of_an_hour_before_the_sweep() -> None:
         group = limited(tree, sampler)
         assert until(sampler, says(), woken=False).core.unwatched == 0
         (group / "memory.limit_in_bytes").write_text(f"{2 * LIMIT}\n")
-        killed_in(group)
+        oom_kill(group)
         found = group_of(until(sampler, says(mem_oom_kill=1)))
         assert found is not None
         assert found.mem_limit == 2 * LIMIT, "it is read with the kill, and else in an hour"
@@ -141,7 +112,7 @@ def test_a_kill_is_heard_of_an_hour_before_the_sweep() -> None:
 def test_what_the_pod_has_too_little_of_kills_in_its_container() -> None:
     with kubepods_tree("memory", unified=False) as tree, watched(tree) as sampler:
         limited(tree, sampler, "")
-        killed_in(tree.make(QOS, POD, CONTAINER))
+        oom_kill(tree.make(QOS, POD, CONTAINER))
         until(sampler, says(mem_oom_kill=1), woken=False)
 
 
@@ -149,13 +120,13 @@ def test_every_kill_of_many_is_counted() -> None:
     with kubepods_tree("memory", unified=False) as tree, watched(tree) as sampler:
         group = limited(tree, sampler)
         for _ in range(5):
-            killed_in(group)
+            oom_kill(group)
         until(sampler, says(mem_oom_kill=5), woken=False)
 
 
 def test_a_kill_wakes_the_core() -> None:
     with kubepods_tree("memory", unified=False) as tree, watched(tree) as sampler:
-        killed_in(limited(tree, sampler))
+        oom_kill(limited(tree, sampler))
         until(sampler, says(mem_oom_kill=1))
 
 
@@ -221,7 +192,7 @@ def test_a_container_that_the_kernel_throttles_is_a_note(short_tmp: Path) -> Non
     with kubepods_tree("cpu", unified=False) as tree:
         flags = [*FAST, "--kubelet-cgroup-root", tree.cgroup_root]
         with Agent(short_tmp, *flags, config=SWEEPS) as agent, agent.onlooker() as onlooker:
-            with running_in(slow_down(tree)):
+            with cpu_load(slow_down(tree)):
                 note = noted(onlooker, "cgroup.cpu.throttled")
             assert note.subject == f"pod {POD} container {CONTAINER}"
             assert note.cause.evidence == "throttled in more than 25 % of its CPU periods in 60 s"
@@ -237,7 +208,7 @@ def test_a_kill_for_memory_is_a_note_although_nobody_sweeps(short_tmp: Path) -> 
                 onlooker, lambda picture: picture.groups == 2, "a pod and its container"
             ).core.passes
             hear(onlooker, lambda picture: picture.core.passes >= passes + SETTLED, "they have settled")
-            killed_in(group)
+            oom_kill(group)
             note = noted(onlooker, "cgroup.memory.oom_kill")
             assert note.subject == f"pod {POD} container {CONTAINER}"
             assert note.cause.evidence == "processes were killed for want of memory (limit 16 MiB)"

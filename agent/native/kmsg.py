@@ -12,11 +12,10 @@ from typing import Any, Final
 from agent.errors import ProbeError
 from agent.model.log import LogLine, LogSample
 from agent.model.reading import error_text
-from agent.model.source import SourceSample
 from agent.model.time import NS
 from agent.native._core import ffi, lib
 from agent.native.publication import Publication, Table
-from agent.native.records import SOURCE_STATES
+from agent.native.records import escaped, source
 
 _HEAD_SIZE: Final = ffi.sizeof("struct dh_log")
 _LINE: Final = struct.Struct(f"=II4Q{lib.DH_LOG_TEXT}s{lib.DH_LOG_TEXT}s")
@@ -103,24 +102,14 @@ class Kmsg:
 
     def _sample(self, data: bytes) -> LogSample:
         head = ffi.from_buffer("struct dh_log *", data)
+        detail = f"{self._path}: {error_text(head.err)}" if head.err else _lack(head)
         return LogSample(
             lines=self._lines.samples(data[_HEAD_SIZE:]),
-            source=self._source(head),
+            # a container has none, and NVML tells most of what it would
+            source=source(head, "kmsg", detail, vital=False),
             lost=head.lost,
             evicted=head.evicted,
             from_boot=head.lines > 0 and head.first_seq == 0,
-        )
-
-    def _source(self, head: Any) -> SourceSample:
-        return SourceSample(
-            name="kmsg",
-            state=SOURCE_STATES[head.state],
-            beat_ns=head.beat_ns,
-            period_ns=head.period_ns,
-            failures=head.failures,
-            detail=f"{self._path}: {error_text(head.err)}" if head.err else _lack(head),
-            passes=head.passes,
-            vital=False,  # a container has none, and NVML tells most of what it would
         )
 
 
@@ -146,8 +135,4 @@ def _checked(pattern: str) -> bytes:
 
 def _line(raw: tuple[Any, ...]) -> LogLine:
     pattern, _, times, first_us, last_us, seq, first, last = raw
-    return LogLine(pattern, times, first_us, last_us, _text(first), _text(last), seq)
-
-
-def _text(padded: bytes) -> str:
-    return padded.rstrip(b"\0").decode("ascii")
+    return LogLine(pattern, times, first_us, last_us, escaped(first), escaped(last), seq)

@@ -11,12 +11,12 @@ from typing import Any, Final, TypeVar
 
 from agent.errors import ConfigError, ProbeError
 from agent.model.machine import CoreSample, DimmSample, MachineSample, NumaSample, PressureSample
-from agent.model.reading import Absence, Missing, Reading, error_text
+from agent.model.reading import Reading, error_text
 from agent.model.source import SourceSample
 from agent.model.time import NS
 from agent.native._core import ffi, lib
 from agent.native.publication import Publication, Table
-from agent.native.records import ABSENT, SOURCE_STATES
+from agent.native.records import escaped, reading, source
 
 _HEAD_SIZE: Final = ffi.sizeof("struct dh_machine_head")
 _DIMM: Final = struct.Struct(f"=QQIIiIQQ{lib.DH_LABEL_LEN}s{lib.DH_LABEL_LEN}s")
@@ -143,7 +143,7 @@ class Decoder:
         cores_at = numa_at + head.numas * _NUMA.size
 
         def one(value: int, field: int) -> Reading:
-            return _reading(value, field, head.valid, head.seen, head.err)
+            return reading(value, field, head.valid, head.seen, head.err)
 
         return MachineSample(
             dimms=self._dimms.samples(data[_HEAD_SIZE:numa_at]),
@@ -166,21 +166,15 @@ class Decoder:
         )
 
 
-def _reading(value: int, field: int, valid: int, seen: int, err: int) -> Reading:
-    if valid >> field & 1:
-        return value
-    return Missing(Absence.UNREADABLE, err) if seen >> field & 1 else ABSENT
-
-
 def _dimm(raw: tuple[Any, ...]) -> DimmSample:
     valid, seen, controller, dimm, err, _, correctable, uncorrectable, label, location = raw
     return DimmSample(
         controller=controller,
         dimm=None if dimm == lib.DH_CONTROLLER else dimm,
-        label=_text(label),
-        location=_text(location),
-        correctable=_reading(correctable, lib.DH_DIMM_CE, valid, seen, err),
-        uncorrectable=_reading(uncorrectable, lib.DH_DIMM_UE, valid, seen, err),
+        label=escaped(label),
+        location=escaped(location),
+        correctable=reading(correctable, lib.DH_DIMM_CE, valid, seen, err),
+        uncorrectable=reading(uncorrectable, lib.DH_DIMM_UE, valid, seen, err),
     )
 
 
@@ -192,10 +186,10 @@ def _numa(raw: tuple[Any, ...]) -> NumaSample:
     valid, seen, node, err, total_kib, poisoned, blocks, blocks_offline = raw
     return NumaSample(
         node=node,
-        total_kib=_reading(total_kib, lib.DH_NUMA_TOTAL, valid, seen, err),
-        poisoned=_reading(poisoned, lib.DH_NUMA_POISONED, valid, seen, err),
-        blocks=_reading(blocks, lib.DH_NUMA_BLOCKS, valid, seen, err),
-        blocks_offline=_reading(blocks_offline, lib.DH_NUMA_BLOCKS, valid, seen, err),
+        total_kib=reading(total_kib, lib.DH_NUMA_TOTAL, valid, seen, err),
+        poisoned=reading(poisoned, lib.DH_NUMA_POISONED, valid, seen, err),
+        blocks=reading(blocks, lib.DH_NUMA_BLOCKS, valid, seen, err),
+        blocks_offline=reading(blocks_offline, lib.DH_NUMA_BLOCKS, valid, seen, err),
     )
 
 
@@ -203,22 +197,10 @@ def _core(raw: tuple[Any, ...]) -> CoreSample:
     valid, seen, cpu, err, *values = raw
     # the members stand in the order of their fields
     return CoreSample(
-        cpu, *(_reading(value, lib.DH_CORE_CORE + i, valid, seen, err) for i, value in enumerate(values))
+        cpu, *(reading(value, lib.DH_CORE_CORE + i, valid, seen, err) for i, value in enumerate(values))
     )
 
 
-def _text(padded: bytes) -> str:
-    return padded.rstrip(b"\0").decode("ascii")
-
-
-def _source(src: Any, name: str) -> SourceSample:
-    return SourceSample(
-        name=name,
-        state=SOURCE_STATES[src.state],
-        beat_ns=src.beat_ns,
-        period_ns=src.period_ns,
-        failures=src.failures,
-        detail=f"{field_name(src.err_field)}: {error_text(src.err)}" if src.err else "",
-        passes=src.passes,
-        vital=False,  # a machine without these is watched in all else
-    )
+def _source(record: Any, name: str) -> SourceSample:
+    detail = f"{field_name(record.err_field)}: {error_text(record.err)}" if record.err else ""
+    return source(record, name, detail, vital=False)  # a machine without these is watched in all else

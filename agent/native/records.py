@@ -71,8 +71,14 @@ def _missing(seen: int, err: int, field: int) -> Missing:
     return Missing(Absence.UNREADABLE, err) if seen >> field & 1 else ABSENT
 
 
-def _reading(value: int, field: int, valid: int, seen: int, err: int) -> Reading:
+def reading(value: int, field: int, valid: int, seen: int, err: int) -> Reading:
+    """A member of a record, or why it has none; ``err`` says why one that is there could not be read."""
     return value if valid >> field & 1 else _missing(seen, err, field)
+
+
+def escaped(padded: bytes) -> str:
+    """Text that the core has made printable ASCII, filled up with zeros."""
+    return padded.rstrip(b"\0").decode("ascii")
 
 
 def _text(padded: bytes) -> str:
@@ -149,8 +155,8 @@ def _nodes(data: bytes) -> Iterator[NodeSample]:
         yield NodeSample(
             node=node,
             cpus=int.from_bytes(cpus, "little") if known else _missing(seen, err, lib.DH_NODE_CPUS),
-            throttle_core=_reading(core, lib.DH_NODE_THROTTLE_CORE, valid, seen, err),
-            throttle_package=_reading(package, lib.DH_NODE_THROTTLE_PACKAGE, valid, seen, err),
+            throttle_core=reading(core, lib.DH_NODE_THROTTLE_CORE, valid, seen, err),
+            throttle_package=reading(package, lib.DH_NODE_THROTTLE_PACKAGE, valid, seen, err),
         )
 
 
@@ -158,8 +164,8 @@ def _throttle(data: bytes) -> Iterator[ThrottleSample]:
     for valid, seen, cpu, err, core, package in _THROTTLE.iter_unpack(data):
         yield ThrottleSample(
             cpu=cpu,
-            core=_reading(core, lib.DH_NODE_THROTTLE_CORE, valid, seen, err),
-            package=_reading(package, lib.DH_NODE_THROTTLE_PACKAGE, valid, seen, err),
+            core=reading(core, lib.DH_NODE_THROTTLE_CORE, valid, seen, err),
+            package=reading(package, lib.DH_NODE_THROTTLE_PACKAGE, valid, seen, err),
         )
 
 
@@ -168,11 +174,11 @@ def _pools(data: bytes) -> Iterator[PoolSample]:
         yield PoolSample(
             size_kib=size_kib,
             node=None if node == lib.DH_MACHINE else node,
-            nr=_reading(nr, lib.DH_POOL_NR, valid, seen, err),
-            free=_reading(free, lib.DH_POOL_FREE, valid, seen, err),
-            reserved=_reading(reserved, lib.DH_POOL_RESERVED, valid, seen, err),
-            surplus=_reading(surplus, lib.DH_POOL_SURPLUS, valid, seen, err),
-            overcommit=_reading(overcommit, lib.DH_POOL_OVERCOMMIT, valid, seen, err),
+            nr=reading(nr, lib.DH_POOL_NR, valid, seen, err),
+            free=reading(free, lib.DH_POOL_FREE, valid, seen, err),
+            reserved=reading(reserved, lib.DH_POOL_RESERVED, valid, seen, err),
+            surplus=reading(surplus, lib.DH_POOL_SURPLUS, valid, seen, err),
+            overcommit=reading(overcommit, lib.DH_POOL_OVERCOMMIT, valid, seen, err),
         )
 
 
@@ -181,8 +187,8 @@ def _group(raw: tuple[Any, ...]) -> GroupSample | None:
     if not ident:
         return None
     # the members stand in the order of their fields
-    readings = [_reading(values[i], lib.DH_GROUP_POPULATED + i, valid, seen, err) for i in range(11)]
-    limit = _reading(values[11], lib.DH_GROUP_MEM_LIMIT, valid, seen, err)
+    readings = [reading(values[i], lib.DH_GROUP_POPULATED + i, valid, seen, err) for i in range(11)]
+    limit = reading(values[11], lib.DH_GROUP_MEM_LIMIT, valid, seen, err)
     has_cpus = valid >> lib.DH_GROUP_CPUS & 1
     cpus = int.from_bytes(values[12], "little") if has_cpus else _missing(seen, err, lib.DH_GROUP_CPUS)
     ends = range(_HUGETLB_AT + 9, _HUGETLB_AT + 9 * sizes + 9, 9)
@@ -194,12 +200,12 @@ def _hugetlb(raw: tuple[Any, ...], err: int) -> HugetlbSample:
     size_kib, current, limit, rsvd_current, rsvd_limit, events, rsvd_failed, valid, seen = raw
     return HugetlbSample(
         size_kib=size_kib,
-        current=_reading(current, lib.DH_GROUP_HT_CURRENT, valid, seen, err),
-        max=_reading(limit, lib.DH_GROUP_HT_MAX, valid, seen, err),
-        rsvd_current=_reading(rsvd_current, lib.DH_GROUP_HT_RSVD_CURRENT, valid, seen, err),
-        rsvd_max=_reading(rsvd_limit, lib.DH_GROUP_HT_RSVD_MAX, valid, seen, err),
-        events_max=_reading(events, lib.DH_GROUP_HT_EVENTS, valid, seen, err),
-        rsvd_failed=_reading(rsvd_failed, lib.DH_GROUP_HT_RSVD_FAILED, valid, seen, err),
+        current=reading(current, lib.DH_GROUP_HT_CURRENT, valid, seen, err),
+        max=reading(limit, lib.DH_GROUP_HT_MAX, valid, seen, err),
+        rsvd_current=reading(rsvd_current, lib.DH_GROUP_HT_RSVD_CURRENT, valid, seen, err),
+        rsvd_max=reading(rsvd_limit, lib.DH_GROUP_HT_RSVD_MAX, valid, seen, err),
+        events_max=reading(events, lib.DH_GROUP_HT_EVENTS, valid, seen, err),
+        rsvd_failed=reading(rsvd_failed, lib.DH_GROUP_HT_RSVD_FAILED, valid, seen, err),
     )
 
 
@@ -207,13 +213,19 @@ def _pool_key(pool: PoolSample) -> tuple[int, int]:
     return (pool.size_kib, -1 if pool.node is None else pool.node)
 
 
-def _source(src: Any, name: str) -> SourceSample:
+def source(record: Any, name: str, detail: str, *, vital: bool) -> SourceSample:
+    """How a source is doing, by a record that has its members."""
     return SourceSample(
         name=name,
-        state=SOURCE_STATES[src.state],
-        beat_ns=src.beat_ns,
-        period_ns=src.period_ns,
-        failures=src.failures,
-        detail=failure_text(src.err_field, src.err),
-        passes=src.passes,
+        state=SOURCE_STATES[record.state],
+        beat_ns=record.beat_ns,
+        period_ns=record.period_ns,
+        failures=record.failures,
+        detail=detail,
+        passes=record.passes,
+        vital=vital,
     )
+
+
+def _source(record: Any, name: str) -> SourceSample:
+    return source(record, name, failure_text(record.err_field, record.err), vital=True)

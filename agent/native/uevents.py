@@ -16,7 +16,7 @@ from agent.model.time import NS
 from agent.model.uevent import Action, Subsystem, Uevent, UeventSample
 from agent.native._core import ffi, lib
 from agent.native.publication import Publication, Table
-from agent.native.records import SOURCE_STATES
+from agent.native.records import SOURCE_STATES, escaped, source
 
 _HEAD_SIZE: Final = ffi.sizeof("struct dh_uevents_head")
 _ENTRY: Final = struct.Struct(f"=II3Q{lib.DH_UEVENT_PATH}s{lib.DH_UEVENT_NAME}s")
@@ -101,17 +101,8 @@ def watch_directory(path: Path) -> int:
 
 
 def _source(head: Any) -> SourceSample:
-    state = SOURCE_STATES[head.state]
-    return SourceSample(
-        name="uevents",
-        state=state,
-        beat_ns=head.beat_ns,
-        period_ns=head.period_ns,
-        failures=head.failures,
-        detail=_detail(head) + (_BY_TIME if state is SourceState.ABSENT else ""),
-        passes=head.passes,
-        vital=False,  # all that events tell is looked at by time as well
-    )
+    detail = _detail(head) + (_BY_TIME if SOURCE_STATES[head.state] is SourceState.ABSENT else "")
+    return source(head, "uevents", detail, vital=False)  # all that events tell is looked at by time as well
 
 
 def _detail(head: Any) -> str:
@@ -129,17 +120,13 @@ def _detail(head: Any) -> str:
 
 def _uevent(raw: tuple[Any, ...]) -> Uevent:
     subsystem, action, times, last_ns, _, path, driver = raw
-    text = _text(path)
+    whole = escaped(path)
     return Uevent(
         subsystem=_SUBSYSTEMS[subsystem],
         action=_ACTIONS[action],
-        path=text,
-        name=text.rpartition("/")[2],
-        driver=_text(driver),
+        path=whole,
+        name=whole.rpartition("/")[2],
+        driver=escaped(driver),
         times=times,
         last_ns=last_ns,
     )
-
-
-def _text(padded: bytes) -> str:
-    return padded.rstrip(b"\0").decode("ascii")
