@@ -1,3 +1,5 @@
 """drahealth: one verdict for each of a node's devices, with its evidence, for the kubelet and for people."""
 
-__version__ = "0.1.0"
+from agent.version import VERSION as __version__
+
+__all__ = ["__version__"]

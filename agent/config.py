@@ -15,7 +15,7 @@ import re
 import tomllib
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import msgspec
 
@@ -51,6 +51,9 @@ from agent.config_values import (
 from agent.errors import ConfigError, PermissionDenied, suggestion
 from agent.model.cpuset import CpuSet
 from agent.model.health import XidOverride
+
+if TYPE_CHECKING:
+    from agent.prepare.patterns import Pattern
 
 DEFAULT_FILE: Final = Path("/etc/drahealth/config.toml")
 RUNTIME_DIR: Final = Path("/run/drahealth")
@@ -96,6 +99,12 @@ class Setting(NamedTuple):
     def variable(self) -> str:
         """Its environment variable."""
         return PREFIX + self.flag.removeprefix("--").replace("-", "_").upper()
+
+
+def _read_patterns(value: object) -> tuple["Pattern", ...]:
+    from agent.prepare.patterns import read_patterns  # 4 ms that only who has patterns should pay
+
+    return read_patterns(value)
 
 
 SETTINGS: Final = (
@@ -150,6 +159,7 @@ SETTINGS: Final = (
     Setting("gpu.correctable-window", "gpu_correctable_window_s", read_whole_seconds,
             seconds_within(1, 86400)),
     Setting("gpu.xids", "gpu_xids", read_xids, check_xids),
+    Setting("prepare.patterns", "prepare_patterns", _read_patterns),
 )  # fmt: skip
 
 
@@ -224,6 +234,8 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     gpu_correctable_window_s: int = 3600
     gpu_xids: dict[int, XidOverride] = msgspec.field(default_factory=dict)
     """XIDs that the operator judges otherwise."""
+    prepare_patterns: tuple["Pattern", ...] = ()
+    """Texts of prepare errors that the operator knows; looked at before those that are built in."""
 
     def __post_init__(self) -> None:
         if self.state_dir == Path():
@@ -285,6 +297,17 @@ def load(
         field = next(s.field for s in SETTINGS if s.key == error.key)
         _, origin = given.get(field, (None, error.key))
         raise ConfigError(f"{origin}: {error.text}") from None
+
+
+def read_config(file: Path) -> Config:
+    """The configuration of one file and nothing else: for a program that embeds, whose flags and environment
+    are its own.
+
+    Raises:
+        ConfigError: names the file, the key, and what is wrong with the value.
+        PermissionDenied: The file may not be read.
+    """
+    return load({}, {}, file=file, serves=False)
 
 
 def load_runtime_dir(

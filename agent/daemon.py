@@ -23,7 +23,6 @@ from typing import Final
 
 import trio
 
-from agent import __version__
 from agent.assembly import NODE_STOP_S, open_node, read_clocks, settings_of
 from agent.config import Config
 from agent.core import Core, Timing
@@ -41,6 +40,7 @@ from agent.serve.rpc.thread import IoThread
 from agent.serve.servers import Servers
 from agent.sources.gpu_host import read_boot_id
 from agent.store import faults
+from agent.version import VERSION
 
 SWITCH_INTERVAL_S: Final = 0.0005  # a busy thread delays the core by one of these; Python's default is 5 ms
 END_S: Final = 1.7  # from SIGTERM to exit it is less than 2 s, whatever hangs
@@ -74,7 +74,7 @@ def run(config: Config, on_report: Callable[[Report], None] | None = None) -> Se
 def _serve(config: Config, on_report: Callable[[Report], None] | None) -> Sequence[str]:
     notifier = Notifier.from_environ(os.environ)
     latest: Latest[Report] = Latest()
-    servers = Servers(latest, runtime_dir=config.runtime_dir, drivers=config.drivers, version=__version__)
+    servers = Servers(latest, runtime_dir=config.runtime_dir, drivers=config.drivers, version=VERSION)
     settings = settings_of(config)
     try:
         node = open_node(config, settings, config.period_ns, declares=True)

@@ -7,7 +7,7 @@ of a node can be replayed from recorded snapshots. What each part decides stands
     health/gpu/          what is wrong with GPUs, by what can be read of them
     health/faults/       what is wrong with GPUs by what was told once, XIDs above all
     health/klog/         what the kernel log says of the host
-    health/declared/     all of that for what drivers declare as their devices
+    health/declared/     all of that for what drivers declare as their devices, and what they know themselves
     health/stalls.py     who has not looked
     health/machine.py    since when, and until when
     health/verdict.py    what is said of a device, and how
@@ -18,8 +18,10 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from agent.devices.inventory import Device
+from agent.health.declared.checks import check_sources, tracked_as
 from agent.health.declared.devices import declared_notes, declared_verdicts
 from agent.health.declared.past import DeclaredPast, redeclared, remember_declared
+from agent.health.declared.told import ToldPast, remember_told, with_told
 from agent.health.faults.keeping import Restored
 from agent.health.gpu.devices import START_NS, gpu_verdicts
 from agent.health.gpu.state import GpuLook, GpuState, look_at_gpus
@@ -48,6 +50,7 @@ class State:
     memory: Memory = field(default_factory=Memory)
     gpus: GpuState = field(default_factory=GpuState)
     declared: DeclaredPast = field(default_factory=DeclaredPast)
+    told: ToldPast = field(default_factory=dict)
     tracks: Tracks = field(default_factory=dict)
     stalled: Mapping[str, Stall] = field(default_factory=dict)
     """Sources that stand still, or did so until a moment ago."""
@@ -88,7 +91,11 @@ def step(state: State, snapshot: Snapshot, now: Instant) -> tuple[State, Report]
     memory = remember(state.memory, snapshot, settings, now)
     declared = remember_declared(state.declared, snapshot.declared, now)
     gpus = look_at_gpus(state.gpus, snapshot, settings.gpu, now)
-    seen = (*snapshot.sources, *gpu_sources(gpus.state.memory, snapshot.gpus, settings.gpu))
+    seen = (
+        *snapshot.sources,
+        *gpu_sources(gpus.state.memory, snapshot.gpus, settings.gpu),
+        *check_sources(snapshot.checks),
+    )
     stalled = find_stalls(state.stalled, seen, now)
     sources = {source.name: with_stall(source, stalled) for source in seen}
     look = Look(settings, _tracks(state, gpus, declared), sources, now)
@@ -110,7 +117,11 @@ def step(state: State, snapshot: Snapshot, now: Instant) -> tuple[State, Report]
         *group_notes(look, view_groups(memory.groups, snapshot, settings, now)),
         *declared_notes(declared),
     ]
-    verdicts.update(declared_verdicts(look, before, declared, memory, gpus, snapshot, verdicts, notes))
+    found = dict(declared_verdicts(look, before, declared, memory, gpus, snapshot, verdicts, notes))
+    by_subject = {device.subject: health for device, health in found.items()}
+    told = remember_told(look, state.told, snapshot.told, by_subject)
+    verdicts.update(found)
+    verdicts.update(with_told(look, before, told, found))
     devices = {device.subject: verdicts[device] for device in sorted(verdicts, key=Device.sort_key)}
 
     report = Report(
@@ -133,6 +144,7 @@ def step(state: State, snapshot: Snapshot, now: Instant) -> tuple[State, Report]
         memory=memory,
         gpus=gpus.state,
         declared=declared,
+        told=told,
         tracks=look.tracks,
         stalled=stalled,
         devices=devices,
@@ -158,6 +170,7 @@ def _nudge(state: State, now: Instant) -> int:
 def _tracks(state: State, gpus: GpuLook, declared: DeclaredPast) -> Tracks:
     """Those of before, but of GPUs that have others in their places, and of names that are other devices'."""
     names = redeclared(state.declared.devices, declared.devices)
+    names |= {tracked_as(name) for name in names}
     if gpus.replaced:
         known = gpu_devices(state.gpus.memory)
         names |= {device.name for device in known if device.gpu in gpus.replaced}

@@ -17,6 +17,7 @@ from agent.cli.check_rows import LOG_LINES, groups
 from agent.cli.check_text import COMMAND, markdown
 from agent.cli.main import main
 from agent.config import SETTINGS
+from agent.embed.failed import FAILED
 from agent.health.catalogue import STALLED, Row
 from agent.health.declared.gpus import DECLARED_GPU_RULES
 from agent.health.faults import events as gpu_events
@@ -49,7 +50,7 @@ def test_everything_that_can_be_said_of_a_device_is_listed_once():
     codes += [f"gpu.xid.{code}" for code in XIDS] + [f"gpu.fabric.sxid.{code}" for code in SXIDS]
     for module in walk_packages(agent.health.__path__, "agent.health."):
         codes += [row.code for row in vars(import_module(module.name)).values() if isinstance(row, Row)]
-    assert {*codes, STALLED} == set(CHECKS)
+    assert {*codes, STALLED, FAILED.code} == set(CHECKS)
     assert len(CHECKS) == sum(len(group.checks) for group in GROUPS)
 
 
@@ -297,6 +298,11 @@ def test_a_code_of_what_can_no_longer_be_read_is_explained(capsys):
 def test_what_is_no_check_is_a_mistake_with_a_suggestion(capsys, asked, words):
     assert main(["checks", asked]) == 64
     assert capsys.readouterr().err.startswith(f"drahealth: {words}")
+
+
+def test_a_code_of_a_prepare_is_no_check_and_it_is_said_where_it_is(capsys):
+    assert main(["checks", "state.write"]) == 64
+    assert "'drahealth prepares --codes' what is said of claims" in capsys.readouterr().err
 
 
 def test_programs_get_every_field(capsys):

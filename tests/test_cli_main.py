@@ -2,6 +2,7 @@
 
 import os
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -112,10 +113,13 @@ def test_two_errors_at_once_are_shown_in_full(capsys):
     [
         (
             ["scna"],
-            "'scna' is none of run, scan, watch, status, checks; did you mean 'scan'?\n"
+            "'scna' is none of run, scan, watch, status, prepares, classify, checks; did you mean 'scan'?\n"
             "try 'drahealth --help'",
         ),
-        (["zzz"], "'zzz' is none of run, scan, watch, status, checks\ntry 'drahealth --help'"),
+        (
+            ["zzz"],
+            "'zzz' is none of run, scan, watch, status, prepares, classify, checks\ntry 'drahealth --help'",
+        ),
         (["run", "--perid", "1s"], "'--perid' is no argument of run; did you mean '--period'?"),
         (["run", "--driverr=x"], "'--driverr' is no argument of run; did you mean '--driver'?"),
         (["watch", "--onse"], "'--onse' is no argument of watch; did you mean '--once'?"),
@@ -182,7 +186,7 @@ def test_help_starts_with_two_examples(capsys, argv):
 def test_the_examples_are_command_lines_that_parse(verb):
     parser, _ = build_parser()
     for command, _ in verb.examples:
-        program, *argv = command.partition(" |")[0].split()
+        program, *argv = shlex.split(command.partition(" |")[0])
         assert program == "drahealth"
         assert parser.parse_args(argv).verb == verb.name
 

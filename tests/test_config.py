@@ -8,14 +8,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.config import SETTINGS, Config, load, load_runtime_dir
+from agent.config import SETTINGS, Config, load, load_runtime_dir, read_config
 from agent.config_values import format_duration, parse_duration
 from agent.errors import ConfigError, PermissionDenied
 from agent.model.health import XidOverride
+from agent.model.prepare import ErrorClass
+from agent.prepare.patterns import Pattern
 
 REFERENCE = Path(__file__).parent.parent / "docs" / "configuration.md"
 
-EVERYTHING = """
+EVERYTHING = r"""
 [agent]
 node-name = "worker-7"
 drivers = ["gpu.example.com", "cpu.example.com"]
@@ -76,7 +78,21 @@ correctable-window = "2h"
 [gpu.xids]
 31 = "ignore"
 "63" = "unhealthy"
+
+[[prepare.patterns]]
+match = 'bank \d+ is locked'
+code = "fpga.bank_locked"
+class = "transient"
+summary = "the bank is in use"
+
+[[prepare.patterns]]
+match = "no such bitstream"
+code = "fpga.bitstream"
+class = "bad-config"
 """
+
+
+A_PATTERN = "[[prepare.patterns]]\nmatch = 'x'\ncode = 'a.b'\nclass = 'transient'\n"
 
 
 class Setup:
@@ -165,13 +181,25 @@ def test_every_key_of_the_file_arrives(setup):
         gpu_correctable_errors=50,
         gpu_correctable_window_s=7200,
         gpu_xids={31: XidOverride.IGNORE, 63: XidOverride.UNHEALTHY},
+        prepare_patterns=(
+            Pattern(
+                re.compile(r"bank \d+ is locked"),
+                "fpga.bank_locked",
+                ErrorClass.TRANSIENT,
+                "the bank is in use",
+                0.5,
+            ),
+            Pattern(re.compile("no such bitstream"), "fpga.bitstream", ErrorClass.BAD_CONFIG, "", 0.5),
+        ),
     )
 
 
 def test_the_file_above_has_every_key():
     for setting in SETTINGS:
         table, _, name = setting.key.rpartition(".")
-        assert re.search(rf"^\[{table}\]\n([^\[].*\n)*{name} = |^\[{setting.key}\]", EVERYTHING, re.MULTILINE)
+        assert re.search(
+            rf"^\[{table}\]\n([^\[].*\n)*{name} = |^\[?\[{setting.key}\]", EVERYTHING, re.MULTILINE
+        )
 
 
 def test_a_flag_wins_over_the_environment_and_that_over_the_file(setup):
@@ -353,10 +381,65 @@ def test_a_file_that_is_no_text_is_refused_with_the_byte(setup):
         ),
         ("[gpu.xids]\n31 = true", "gpu.xids: 31: True is none of ignore, info, degraded, unhealthy"),
         ("[roots]\nnvml-library = ''", "roots.nvml-library: '' is no library"),
+        (
+            "[prepare.patterns]\nmatch = 'x'",
+            "prepare.patterns: {'match': 'x'} is no list of patterns; begin each with [[prepare.patterns]]",
+        ),
+        ("[[prepare]]", "prepare: [{}] is no table; write [prepare]"),
+        (
+            "[prepare]\npatterns = ['x']",
+            "prepare.patterns: pattern 1: 'x' is no table of match, code, class, summary",
+        ),
+        ("[[prepare.pattern]]", "prepare.pattern: no such setting; did you mean 'patterns'?"),
+        (
+            f"{A_PATTERN}{A_PATTERN}sumary = 'y'",
+            "prepare.patterns: pattern 2: unknown key 'sumary'; did you mean 'summary'?",
+        ),
+        (f"{A_PATTERN}[[prepare.patterns]]", "prepare.patterns: pattern 2: match is missing"),
+        (
+            "[[prepare.patterns]]\nmatch = 5\ncode = 'a.b'\nclass = 'transient'",
+            "prepare.patterns: pattern 1: match: 5 is no text; put it in quotes",
+        ),
+        (
+            A_PATTERN.replace("transient", "transiet"),
+            "prepare.patterns: pattern 1: class 'transiet' is none of "
+            "unknown, transient, bad-config, failed-device, permanent; did you mean 'transient'?",
+        ),
+        (
+            A_PATTERN.replace("'x'", "'x('"),
+            "prepare.patterns: pattern 1: match 'x(': missing ), unterminated subpattern at position 1",
+        ),
     ],
 )
 def test_what_is_not_understood_is_refused_by_name(setup, text, words):
     assert setup.refusal(text) == f"FILE: {words}"
+
+
+# --- for programs that embed -------------------------------------------------------------------------------
+
+
+def test_a_program_that_embeds_reads_one_file_and_no_environment(setup, monkeypatch):
+    monkeypatch.setenv("DRAHEALTH_PERIOD", "2s")
+    monkeypatch.setenv("DRAHEALTH_OF_ANOTHER_PROGRAM", "1")
+    setup.file.write_text(A_PATTERN)
+    (pattern,) = read_config(setup.file).prepare_patterns
+    assert pattern.code == "a.b"
+    assert read_config(setup.file).period_ns == 10**9
+
+
+@pytest.mark.usefixtures("nobody")
+def test_a_program_that_embeds_needs_no_directory_of_sockets(monkeypatch):
+    monkeypatch.delenv("XDG_RUNTIME_DIR", raising=False)
+    assert read_config(Path(os.devnull)).node_name == os.uname().nodename.lower()
+
+
+def test_a_program_that_embeds_is_told_of_the_file_and_the_key(setup):
+    setup.file.write_text(f"{A_PATTERN}clas = 'x'")
+    with pytest.raises(ConfigError) as caught:
+        read_config(setup.file)
+    assert str(caught.value).startswith(f"{setup.file}: prepare.patterns: pattern 1: unknown key 'clas'")
+    with pytest.raises(ConfigError, match=r"none.toml: No such file or directory"):
+        read_config(setup.file.with_name("none.toml"))
 
 
 # --- limits ------------------------------------------------------------------------------------------------
@@ -396,6 +479,15 @@ def test_what_is_not_understood_is_refused_by_name(setup, text, words):
         ("[gpu]\ncorrectable-errors = 0", "gpu.correctable-errors: 0 is below the limit of 1"),
         ('[gpu]\ncorrectable-window = "0s"', "gpu.correctable-window: 0s is below the limit of 1s"),
         ("[gpu.xids]\n1000 = 'info'", "gpu.xids: 1000 is over the limit of 999"),
+        (65 * A_PATTERN, "prepare.patterns: 65 patterns, limit 64"),
+        (
+            A_PATTERN.replace("'x'", f"'{257 * 'x'}'"),
+            "prepare.patterns: pattern 1: match is 257 characters, limit 256",
+        ),
+        (
+            A_PATTERN.replace("'x'", "'a.*b.*c.*d'"),
+            "prepare.patterns: pattern 1: match 'a.*b.*c.*d' has 3 open repeats, limit 2",
+        ),
         (
             "[expect.hugepages]\nhugepages-2mi-node0 = -1",
             "expect.hugepages: hugepages-2mi-node0: -1 is below the limit of 0",
@@ -537,8 +629,9 @@ def test_a_duration_that_is_written_reads_back(ns):
 def test_the_reference_names_every_setting(setting):
     table, _, name = setting.key.rpartition(".")
     text = REFERENCE.read_text()
-    assert f"[{table}]" in text
-    assert re.search(rf"^(# )?{re.escape(name)} *=|^\[{re.escape(setting.key)}\]", text, re.MULTILINE)
+    assert f"[{table}]" in text or f"[[{setting.key}]]" in text
+    key = re.escape(setting.key)
+    assert re.search(rf"^(# )?({re.escape(name)} *=|\[{key}\]|\[\[{key}\]\])", text, re.MULTILINE)
     if setting.flag:
         assert f"`{setting.flag}`" in text
         assert f"`{setting.variable}`" in text
@@ -546,5 +639,17 @@ def test_the_reference_names_every_setting(setting):
 
 def test_the_references_example_is_a_valid_file_that_changes_nothing(setup):
     """It shows each key with its default; those that have none are commented out."""
-    (example,) = re.findall(r"```toml\n(.*?)```", REFERENCE.read_text(), re.DOTALL)
-    assert setup.load(example) == setup.load()
+    assert setup.load(example()) == setup.load()
+
+
+def test_the_references_pattern_is_one_when_it_is_no_comment(setup):
+    _, commented = example().split("# [[prepare.patterns]]")
+    text = "[[prepare.patterns]]" + re.sub(r"^# ", "", commented, flags=re.MULTILINE)
+    (pattern,) = setup.load(text).prepare_patterns
+    assert pattern.takes("bank 3 is locked")
+    assert pattern.summary
+
+
+def example() -> str:
+    (found,) = re.findall(r"```toml\n(.*?)```", REFERENCE.read_text(), re.DOTALL)
+    return found

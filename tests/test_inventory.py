@@ -22,7 +22,7 @@ from agent.devices.inventory import (
     size_name,
     spell_pool_name,
 )
-from agent.model.declared import Declared, DeclaredPci
+from agent.model.declared import Declared, DeclaredOther, DeclaredPci
 
 
 def names(
@@ -117,4 +117,5 @@ def test_a_pools_name_is_a_dns_label_and_leads_back_to_the_pool(size_kib: int, n
 def test_the_kinds_are_those_of_the_devices() -> None:
     host = [cpu_device(0), memory_device(0), pool_device(2048, 0), gpu_device(0), mig_device(0, 1, 0)]
     nic = declared_device(Declared("nic.example.com", "node-a", "nic-0", DeclaredPci("0000:5e:00.0", ""), 0))
-    assert {device.kind for device in [*host, nic]} == set(Kind)
+    other = declared_device(Declared("a.example.com", "node-a", "dev-0", DeclaredOther(), 0))
+    assert {device.kind for device in [*host, nic, other]} == set(Kind)

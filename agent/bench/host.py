@@ -7,8 +7,8 @@ import re
 from pathlib import Path
 from typing import NamedTuple
 
-from agent import __version__
 from agent.bench.budgets import checkout
+from agent.version import VERSION
 
 
 class Host(NamedTuple):
@@ -29,7 +29,7 @@ class Host(NamedTuple):
 def host() -> Host:
     """This machine, now."""
     return Host(
-        version=__version__,
+        version=VERSION,
         cpu=_cpu_model(),
         cpus=os.cpu_count() or 0,
         governor=_read("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor") or "not told",

@@ -11,6 +11,7 @@ from typing import Final
 
 from agent.cli.check import Check, Group
 from agent.cli.check_codes import SXID, XID, of_sxid, of_xid
+from agent.embed.failed import FAILED
 from agent.health.catalogue import (
     STALLED,
     STALLED_ADVICE,
@@ -18,10 +19,12 @@ from agent.health.catalogue import (
     Rule,
     unreadable_of,
 )
+from agent.health.declared.checks import NO_ANSWER, UNCHECKED
 from agent.health.declared.devices import GONE as DECLARED_GONE
 from agent.health.declared.devices import UNSEEN as UNSEEN_DECLARED
 from agent.health.declared.devices import UNWATCHED, WRONG
 from agent.health.declared.gpus import DECLARED_GPU_RULES
+from agent.health.declared.told import TOLD
 from agent.health.faults import events as gpu_events
 from agent.health.faults.events import EventRow
 from agent.health.gpu.catalogue import gpu_rules
@@ -64,6 +67,10 @@ def groups(limits: GpuLimits) -> tuple[Group, ...]:
                 _of_row(UNWATCHED, "A GPU is declared, and nobody looks for GPUs.", UNWATCHED.try_it),
                 _of_row(UNSEEN_DECLARED, "Nobody has looked at the device yet.", UNSEEN_DECLARED.try_it),
                 _of_row(DECLARED_GONE, "Its driver declares the device no more.", DECLARED_GONE.try_it),
+                _of_row(UNCHECKED, "Nobody looks at the device.", UNCHECKED.try_it),
+                _of_row(NO_ANSWER, "A check of the driver's own could not look.", NO_ANSWER.try_it),
+                _of_row(TOLD, "Its driver found it broken while it prepared a claim.", TOLD.try_it),
+                _of_row(FAILED, "What watches inside a driver has ended.", FAILED.try_it),
                 _of_row(WRONG, "A note: a driver's file breaks the rules of its format.", WRONG.try_it),
             ),
         ),

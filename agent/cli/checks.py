@@ -80,7 +80,10 @@ def find(groups: Sequence[Group], wanted: str) -> tuple[Group, ...]:
         number = wanted.lower().removeprefix(group.prefix)
         if group.prefix and wanted.lower() != number and re.fullmatch(r"[0-9]{1,9}", number):
             return (group._replace(checks=(unlisted(group.prefix, int(number)),)),)
-    raise UsageError(f"{wanted!r} is no check{suggestion(wanted, by_code)}\n'drahealth checks' lists them")
+    raise UsageError(
+        f"{wanted!r} is no check{suggestion(wanted, by_code)}\n"
+        "'drahealth checks' lists them, 'drahealth prepares --codes' what is said of claims"
+    )
 
 
 VERB = Verb(

@@ -11,13 +11,13 @@ import traceback
 from collections.abc import Sequence
 from typing import Final, NoReturn
 
-from agent import __version__
-from agent.cli import checks, run, scan, status, watch
+from agent.cli import checks, classify, prepares, run, scan, status, watch
 from agent.cli.exits import EXIT_OF_ERROR, INTERNAL
 from agent.cli.verb import Verb
 from agent.errors import UsageError, suggestion
+from agent.version import VERSION
 
-VERBS: Final = (run.VERB, scan.VERB, watch.VERB, status.VERB, checks.VERB)
+VERBS: Final = (run.VERB, scan.VERB, watch.VERB, status.VERB, prepares.VERB, classify.VERB, checks.VERB)
 
 DESCRIPTION: Final = "Tells the truth about a node's devices: one verdict each, with its evidence."
 EXAMPLES: Final = (
@@ -48,7 +48,7 @@ def build_parser() -> tuple[Parser, dict[str, Parser]]:
     """The parser of the command, and those of its verbs."""
     parser = Parser(prog="drahealth", description=DESCRIPTION, allow_abbrev=False)
     parser.examples = EXAMPLES
-    parser.add_argument("--version", action="version", version=f"drahealth {__version__}")
+    parser.add_argument("--version", action="version", version=f"drahealth {VERSION}")
     verbs = parser.add_subparsers(dest="verb", metavar="VERB", required=True)
     parsers: dict[str, Parser] = {}
     for verb in VERBS:

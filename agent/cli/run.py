@@ -8,7 +8,6 @@ import shlex
 import sys
 from typing import TYPE_CHECKING
 
-from agent import __version__
 from agent.cli.exits import leave
 from agent.cli.live import LogLines, live_table
 from agent.cli.logs import log_to, stderr_handler
@@ -17,6 +16,7 @@ from agent.cli.terminal import can_redraw, program
 from agent.cli.text import clean
 from agent.cli.verb import Verb, add_colour, add_settings, config_file_of, flags_of
 from agent.config import Config, load
+from agent.version import VERSION
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
@@ -51,7 +51,7 @@ def main(args: Namespace) -> int:
             table.close()
         return leave(0, left)
     log_to(stderr_handler())
-    LOG.info("drahealth %s on %s, sockets in %s", __version__, config.node_name, config.runtime_dir)
+    LOG.info("drahealth %s on %s, sockets in %s", VERSION, config.node_name, config.runtime_dir)
     report_log = ReportLog()
     try:
         left = daemon.run(config, on_report=report_log.show)
@@ -65,9 +65,7 @@ def how_to_read(config: Config, command: str, style: Style) -> str:
     from agent.serve.servers import socket_names
 
     sockets = [config.runtime_dir / name for name in socket_names(config.drivers)]
-    lines = [
-        style.paint(f"drahealth {__version__}, pid {os.getpid()}; Ctrl-C ends it. To read along:", "dim")
-    ]
+    lines = [style.paint(f"drahealth {VERSION}, pid {os.getpid()}; Ctrl-C ends it. To read along:", "dim")]
     lines += [f"  {command} watch {shlex.quote(clean(str(socket)))}" for socket in sockets]
     if config.drivers:
         lines += _grpcurl(sockets[0])

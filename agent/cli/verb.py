@@ -11,7 +11,7 @@ from agent.cli.terminal import COLOURS
 from agent.config import CONFIG_VARIABLE, DEFAULT_FILE, SETTINGS, load_runtime_dir
 
 if TYPE_CHECKING:
-    from argparse import ArgumentParser, Namespace
+    from argparse import ArgumentParser, Namespace, _ActionsContainer
 
 
 class Verb(NamedTuple):
@@ -32,9 +32,7 @@ def add_settings(parser: ArgumentParser, *flags: str) -> None:
     group = parser.add_argument_group(
         "configuration", f"Each flag can also be given as DRAHEALTH_<FLAG>, or in {DEFAULT_FILE}."
     )
-    group.add_argument(
-        "--config", metavar="FILE", help=f"read this file (default: {DEFAULT_FILE}, if it exists)"
-    )
+    add_config(group)
     for setting in SETTINGS:
         if not setting.flag or (flags and setting.flag not in flags):
             continue
@@ -51,6 +49,13 @@ def add_settings(parser: ArgumentParser, *flags: str) -> None:
                 metavar=setting.metavar,
                 help=setting.help,
             )
+
+
+def add_config(parser: _ActionsContainer) -> None:
+    """``--config`` alone."""
+    parser.add_argument(
+        "--config", metavar="FILE", help=f"read this file (default: {DEFAULT_FILE}, if it exists)"
+    )
 
 
 def add_output(parser: ArgumentParser) -> None:

@@ -17,6 +17,7 @@ from agent.model.declared import (
     DeclaredGpu,
     DeclaredHugepages,
     DeclaredMemory,
+    DeclaredOther,
     DeclaredPci,
 )
 from agent.model.reading import is_absent
@@ -37,9 +38,19 @@ class Kind(StrEnum):
     HUGEPAGES = "hugepages"
     PCI = "pci"
     """Any other PCI function: of a driver that declares it."""
+    OTHER = "other"
+    """What only its driver knows."""
 
 
-_ORDER: Final = {Kind.CPU: 0, Kind.GPU: 1, Kind.MIG: 1, Kind.MEMORY: 2, Kind.HUGEPAGES: 3, Kind.PCI: 4}
+_ORDER: Final = {
+    Kind.CPU: 0,
+    Kind.GPU: 1,
+    Kind.MIG: 1,
+    Kind.MEMORY: 2,
+    Kind.HUGEPAGES: 3,
+    Kind.PCI: 4,
+    Kind.OTHER: 5,
+}
 
 
 class Device(NamedTuple):
@@ -119,6 +130,7 @@ _KINDS: Final[Mapping[type, Kind]] = {
     DeclaredMemory: Kind.MEMORY,
     DeclaredHugepages: Kind.HUGEPAGES,
     DeclaredPci: Kind.PCI,
+    DeclaredOther: Kind.OTHER,
 }
 
 

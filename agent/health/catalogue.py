@@ -51,6 +51,8 @@ class Row:
     raise_ns: int = 0
     """And bad for so long without a good pass [ns]."""
     clear_after: int = CLEAN_PASSES
+    clear_ns: int = CLEAN_NS
+    """Or good for so long, where passes are rare [ns]."""
     probation_ns: int = 0
     """How long a cause that has cleared is still held [ns]."""
     leads: bool = False

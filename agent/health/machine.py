@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from enum import StrEnum
 from typing import Final, NamedTuple
 
-from agent.health.catalogue import CLEAN_MIN_NS, CLEAN_NS, Row
+from agent.health.catalogue import CLEAN_MIN_NS, Row
 from agent.model.health import Finding, Health, Severity
 from agent.model.time import Instant
 
@@ -129,6 +129,8 @@ def advance(
         if finding is None or not seen:
             return None
         track = Track(Phase.CLEAR, finding, now, pass_number, now.mono_ns, pass_number)
+    if pass_number < track.seen_pass:  # the source began anew: what was counted before stays counted
+        track = track._replace(mark_pass=track.mark_pass - track.seen_pass, seen_pass=0)
     if finding is not None and track.held and finding.severity < track.finding.severity:
         # less bad is a good look at what is held: it goes its way, and the lesser begins when it is gone
         rest = advance(track, None, rule, pass_number, now, seen=seen)
@@ -159,7 +161,7 @@ def _sight(track: Track, bad: bool, rule: Row, pass_number: int, now_ns: int) ->
         return Sight.BAD_ENOUGH if passes >= rule.raise_after and run_ns >= rule.raise_ns else Sight.BAD
     if track.phase is Phase.PROBATION:
         return Sight.GOOD_ENOUGH if run_ns >= rule.probation_ns else Sight.GOOD
-    if (passes >= rule.clear_after and run_ns >= CLEAN_MIN_NS) or (passes > 1 and run_ns >= CLEAN_NS):
+    if (passes >= rule.clear_after and run_ns >= CLEAN_MIN_NS) or (passes > 1 and run_ns >= rule.clear_ns):
         return Sight.GOOD_ENOUGH
     return Sight.GOOD
 
@@ -183,7 +185,9 @@ def due_ns(track: Track, rule: Row, period_ns: int, now_ns: int) -> int | None:
     if track.phase is Phase.CLEARING:
         left = rule.clear_after - (track.seen_pass - track.mark_pass + 1)
         counted_ns = next_ns + (left - 1) * period_ns if left > 0 else now_ns
-        end_ns = min(max(counted_ns, track.mark_ns + CLEAN_MIN_NS), max(next_ns, track.mark_ns + CLEAN_NS))
+        end_ns = min(
+            max(counted_ns, track.mark_ns + CLEAN_MIN_NS), max(next_ns, track.mark_ns + rule.clear_ns)
+        )
         return end_ns if end_ns > now_ns else next_ns
     return None
 

@@ -53,7 +53,11 @@ class DeclaredPci(NamedTuple):
     """That must be bound to it; empty: any, or none."""
 
 
-What = DeclaredCpus | DeclaredHugepages | DeclaredMemory | DeclaredGpu | DeclaredPci
+class DeclaredOther(NamedTuple):
+    """What only its driver knows: judged by the driver's own checks, and by how its prepares end."""
+
+
+What = DeclaredCpus | DeclaredHugepages | DeclaredMemory | DeclaredGpu | DeclaredPci | DeclaredOther
 
 
 class Declared(NamedTuple):
@@ -81,6 +85,8 @@ class DeclaredFile(NamedTuple):
     """Of a file that is wrong: those that it declared when it was last right."""
     error: str = ""
     """What is wrong with the file, its path first; empty if nothing is."""
+    own: bool = False
+    """It is no file: we are part of the driver, and tell nothing of the host's own in its name."""
 
 
 Declarations = tuple[DeclaredFile, ...]

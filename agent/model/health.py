@@ -75,6 +75,10 @@ class Cause:
     evidence: str
     advice: str
     since: Instant
+    told: bool = False
+    """By its driver, of a prepare that failed, and by nobody else: it proves nothing beyond that."""
+    keep_away: bool = False
+    """Whoever says so asks for a taint, though nothing is known to be wrong with the device."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,12 +4,14 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import NamedTuple
 
+from agent.model.check import CheckSample
 from agent.model.cpuset import CpuSet
 from agent.model.declared import Declarations
 from agent.model.gpu import GpuHost, GpuSet
 from agent.model.log import LogSample
 from agent.model.machine import MachineSample
 from agent.model.pci import PciSample
+from agent.model.prepare import ToldFault
 from agent.model.reading import Missing, Reading
 from agent.model.source import SourceSample
 from agent.model.uevent import UeventSample
@@ -156,3 +158,7 @@ class Snapshot:
     pci: tuple[PciSample, ...] | Missing | None = None
     """GPUs and declared functions that are on the bus, by address; None: nobody has looked yet."""
     declared: Declarations = ()
+    checks: tuple[CheckSample, ...] = ()
+    """A driver's own checks of its devices, when we are part of it; one per check and device."""
+    told: tuple[ToldFault, ...] = ()
+    """Devices that a driver found broken while it prepared claims."""

@@ -29,6 +29,7 @@ from agent.model.declared import (
     DeclaredGpu,
     DeclaredHugepages,
     DeclaredMemory,
+    DeclaredOther,
     DeclaredPci,
     What,
 )
@@ -133,7 +134,10 @@ _NUMA: Final = Key("numa", _within(0, NUMA_MAX))
 _UUID_KEY: Final = Key("uuid", _matching(_UUID, "UUID of NVIDIA's, such as GPU-... or MIG-..."))
 _DRIVER: Final = Key("driver", _matching(_KERNEL_DRIVER, "driver of the kernel, such as nvme"))
 
-COMMON: Final = (Key("name", _name, needed=True), Key("kind", read_text, needed=True), Key("lease", _lease_s))
+_NAME: Final = Key("name", _name, needed=True)
+_LEASE: Final = Key("lease", _lease_s)
+
+COMMON: Final = (_NAME, Key("kind", read_text, needed=True), _LEASE)
 KINDS: Final[Mapping[str, tuple[Key, ...]]] = {
     "cpu": (
         Key("cpus", _cpus, needed=True),
@@ -174,6 +178,40 @@ def _what(kind: str, of: Mapping[str, Any]) -> What:
     if ("gi" in of) != ("ci" in of):
         raise ConfigError("only one of 'gi' and 'ci': an instance is named by both")
     return DeclaredGpu(of.get("pci", ""), of.get("uuid", ""), of.get("gi", -1), of.get("ci", -1))
+
+
+# --- one device --------------------------------------------------------------------------------------------
+
+
+def parse_device(row: Mapping[str, object], driver: str, pool: str) -> Declared:
+    """One device, by the keys that a file would have for it.
+
+    Args:
+        row: Key to value. Without a ``kind`` it is what only its driver knows; in a file that is refused.
+        driver: Whose device it is.
+        pool: Its pool.
+
+    Raises:
+        ConfigError: names the device, the key, and the value with its limit.
+    """
+    try:
+        _value({"pool": pool}, Key("pool", _pool))
+        if "kind" in row:
+            return _device(row, driver, pool)
+        _check_keys(row, (_NAME.name, _LEASE.name))
+        return Declared(driver, pool, _value(row, _NAME), DeclaredOther(), _value(row, _LEASE) or 0)
+    except ConfigError as error:
+        raise ConfigError(f"device {str(row.get('name'))[:NAME_BYTES]!r}: {error}") from None
+
+
+def _device(row: Mapping[str, Any], driver: str, pool: str) -> Declared:
+    name, kind, lease_s = (_value(row, key) for key in COMMON)
+    if kind not in KINDS:
+        raise ConfigError(f"kind: {kind!r} is none of {', '.join(KINDS)}")
+    keys = KINDS[kind]
+    _check_keys(row, [key.name for key in (*COMMON, *keys)], of=f" of kind {kind!r}")
+    values = {key.name: value for key in keys if (value := _value(row, key)) is not None}
+    return Declared(driver, pool, name, _what(kind, values), lease_s or 0)
 
 
 # --- the file ----------------------------------------------------------------------------------------------
@@ -222,16 +260,6 @@ def _check_names(names: Sequence[str]) -> None:
 def _who(number: int, name: object) -> str:
     is_name = isinstance(name, str) and len(name) <= NAME_BYTES and _LABEL.fullmatch(name)
     return f"device {number} ({name})" if is_name else f"device {number}"
-
-
-def _device(row: Mapping[str, Any], driver: str, pool: str) -> Declared:
-    name, kind, lease_s = (_value(row, key) for key in COMMON)
-    if kind not in KINDS:
-        raise ConfigError(f"kind: {kind!r} is none of {', '.join(KINDS)}")
-    keys = KINDS[kind]
-    _check_keys(row, [key.name for key in (*COMMON, *keys)], of=f" of kind {kind!r}")
-    values = {key.name: value for key in keys if (value := _value(row, key)) is not None}
-    return Declared(driver, pool, name, _what(kind, values), lease_s or 0)
 
 
 def _value(table: Mapping[str, Any], key: Key) -> Any:

@@ -5,8 +5,9 @@ from dataclasses import replace
 from functools import partial
 from typing import Final
 
-from agent.devices.inventory import Device, declared_device, device_pools
+from agent.devices.inventory import Device, Kind, declared_device, device_pools
 from agent.health.catalogue import Row
+from agent.health.declared.checks import UNCHECKED, Samples, as_source, judge_checks, samples_of
 from agent.health.declared.gpus import (
     DECLARED_GPU_RULES,
     DeclaredGpuView,
@@ -20,10 +21,11 @@ from agent.health.host.catalogue import DECLARED_RULES
 from agent.health.host.devices import judged_verdict, unread
 from agent.health.host.views import Memory, view_declared
 from agent.health.look import Look, row_among
-from agent.health.verdict import Before, verdict
+from agent.health.verdict import Before, lease_of, verdict, verified_by
 from agent.model.declared import Declared, DeclaredGpu
 from agent.model.health import Blame, Cause, DeviceHealth, Note, Severity
 from agent.model.snapshot import Snapshot
+from agent.model.source import SourceSample
 from agent.model.time import Instant
 
 GONE: Final = Row(
@@ -61,9 +63,9 @@ UNWATCHED: Final = Row(
     severity=Severity.UNKNOWN,
     blame=Blame.CONFIGURATION,
     source="nvml",
-    threshold="a driver declares a GPU, and gpu.watch is false",
+    threshold="a driver declares a GPU, and gpu.watch is false, or hardware in a driver's own monitor",
     why="nobody looks",
-    advice="remove gpu.watch = false from the configuration",
+    advice="set gpu.watch in the configuration; in a driver's own monitor, hardware",
     try_it="declare a GPU in devices.d, and start the agent with watch = false in [gpu]",
 )
 
@@ -85,17 +87,21 @@ def declared_verdicts(
         notes: What was found of pods; what is more than a word counts for the devices that they use.
     """
     pools = device_pools(snapshot)
+    checks = samples_of(snapshot.checks)
     of_pods = _attributed(notes)
     for subject, declared in past.devices.items():
         device = declared_device(declared)
         found: DeviceHealth | None = None
         if isinstance(declared.what, DeclaredGpu):
             found = _gpu_verdict(look, before, device, declared.what, gpus, snapshot, host)
-        elif not _is_unseen(look, before, past, device):
+            found = found and _with_checks(look, before, device, found, checks)
+        elif not _is_unseen(look, before, past, device, checks):
             rules = DECLARED_RULES[device.kind]
-            view = view_declared(memory, snapshot, pools, look.settings, declared, look.now)
-            look.judge_all(device.subject, rules, view)
-            found = judged_verdict(look, before, device, rules, of_pods.get(subject, ()))
+            if rules:
+                view = view_declared(memory, snapshot, pools, look.settings, declared, look.now)
+                look.judge_all(device.subject, rules, view)
+            more = [*of_pods.get(subject, ()), *_checked(look, past, device, checks)]
+            found = judged_verdict(look, before, device, rules, more, _verifying(checks, subject))
         if found is None:
             late_ns = past.since[subject].mono_ns + START_NS
             if look.now.mono_ns < late_ns and subject not in before.devices:
@@ -108,6 +114,34 @@ def declared_verdicts(
         device = declared_device(one.device)
         cause = _cause(GONE, "no longer declared by its driver", one.since)
         yield device, verdict(look, before, device, cause.severity, [cause], look.now, look.settings.lease_s)
+
+
+def _checked(look: Look, past: DeclaredPast, device: Device, checks: Samples) -> list[Cause]:
+    """What its driver's checks say of a device; that nobody looks at it, if there are none."""
+    samples = checks.get(device.subject, ())
+    if device.kind is Kind.OTHER and not samples:
+        evidence = "no part of the host, and none of its driver's checks is for it"
+        return [_cause(UNCHECKED, evidence, past.since[device.subject])]
+    return judge_checks(look, device.subject, samples)
+
+
+def _verifying(checks: Samples, subject: str) -> list[SourceSample]:
+    return [as_source(sample) for sample in checks.get(subject, ()) if sample.passes]
+
+
+def _with_checks(
+    look: Look, before: Before, device: Device, found: DeviceHealth, checks: Samples
+) -> DeviceHealth:
+    """A verdict, and what the driver's own checks add to it."""
+    sources = _verifying(checks, device.subject)
+    more = judge_checks(look, device.subject, checks.get(device.subject, ()))
+    if not sources:
+        return found
+    causes = sorted([*found.causes, *more], key=lambda cause: -cause.severity)
+    severity = max([found.severity, *(cause.severity for cause in more)])
+    verified = min(found.verified, verified_by(sources, look.now))
+    lease_s = max(found.timeout_s - before.nudge_s, lease_of(look, sources))
+    return verdict(look, before, device, severity, causes, verified, lease_s, found.attributes)
 
 
 def declared_notes(past: DeclaredPast) -> Iterator[Note]:
@@ -127,7 +161,7 @@ def _gpu_verdict(
 ) -> DeviceHealth | None:
     """What is said of the host's GPU, and of whether it is the one that is meant; None: nobody knows yet."""
     if snapshot.gpus is None:
-        cause = _cause(UNWATCHED, "GPUs are not watched (gpu.watch is false)", before.began)
+        cause = _cause(UNWATCHED, "GPUs are not watched", before.began)
         return verdict(look, before, device, cause.severity, [cause], look.now, look.settings.lease_s)
     gpu = find_gpu(what, gpus.state.memory.roll)
     meant = find_device(what, gpu)
@@ -150,15 +184,19 @@ def _gpu_verdict(
     )
 
 
-def _is_unseen(look: Look, before: Before, past: DeclaredPast, device: Device) -> bool:
+def _is_unseen(look: Look, before: Before, past: DeclaredPast, device: Device, checks: Samples) -> bool:
     """Whether nobody has looked at it since it was declared to be what it is."""
+    samples = checks.get(device.subject, ())
+    if device.kind is Kind.OTHER and samples and not any(sample.passes for sample in samples):
+        return True  # nothing but its checks looks at it, and all of them begin anew
     said = before.devices.get(device.subject)
     is_new = (
         said is None
         or past.since[device.subject] == look.now
         or any(cause.code == UNSEEN.code for cause in said.causes)
     )
-    return is_new and bool(unread(look, device))
+    unchecked = any(not sample.passes for sample in samples)
+    return is_new and (unchecked or bool(unread(look, device)))
 
 
 def _with_lease(found: DeviceHealth, declared: Declared, before: Before) -> DeviceHealth:

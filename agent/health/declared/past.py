@@ -58,7 +58,7 @@ def remember_declared(past: DeclaredPast, declarations: Declarations, now: Insta
         for file in declarations
         if file.error
     }
-    declaring = {*past.declaring, *(file.driver for file in declarations if file.devices)}
+    declaring = {*past.declaring, *(file.driver for file in declarations if file.devices or file.own)}
     changed = redeclared(past.devices, devices)
     since = {subject: now if subject in changed else past.since.get(subject, now) for subject in devices}
     return DeclaredPast(devices, since, gone, wrong, tuple(sorted(declaring)))

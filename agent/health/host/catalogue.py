@@ -25,6 +25,7 @@ DECLARED_RULES: Final[Mapping[Kind, tuple[Rule, ...]]] = {
     Kind.MEMORY: DECLARED_MEMORY_RULES,
     Kind.HUGEPAGES: DECLARED_POOL_RULES,
     Kind.PCI: PCI_RULES,
+    Kind.OTHER: (),
 }
 """Of those that drivers declare, but for GPUs, which are judged as the host's."""
 MAIN_SOURCES: Final[Mapping[Kind, tuple[str, ...]]] = {
@@ -33,8 +34,10 @@ MAIN_SOURCES: Final[Mapping[Kind, tuple[str, ...]]] = {
     Kind.MEMORY: ("memory", "edac"),
     Kind.HUGEPAGES: ("hugepages",),
     Kind.PCI: ("pci",),
+    Kind.OTHER: (),
 }
-"""A device is verified when these were read. A GPU that NVML has found has a source of its own."""
+"""A device is verified when these were read, and its driver's own checks have ended. A GPU that NVML has
+found has a source of its own."""
 ALL_RULES: Final = tuple(
     dict.fromkeys(
         [

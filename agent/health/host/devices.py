@@ -43,7 +43,12 @@ def host_verdicts(look: Look, before: Before, memory: Memory) -> Iterator[tuple[
 
 
 def judged_verdict(
-    look: Look, before: Before, device: Device, rules: Sequence[Rule], more: Iterable[Cause] = ()
+    look: Look,
+    before: Before,
+    device: Device,
+    rules: Sequence[Rule],
+    more: Iterable[Cause] = (),
+    beside: Iterable[SourceSample] = (),
 ) -> DeviceHealth:
     """A device whose main source stands still is Unknown whatever was known of it: nobody has looked.
 
@@ -52,10 +57,11 @@ def judged_verdict(
 
     Args:
         more: Causes that are not of the device's own rules.
+        beside: Sources that it is verified by besides its main ones.
     """
     causes = [*look.causes(device.subject, partial(row_among, rules)), *more]
     causes.sort(key=lambda cause: -cause.severity)
-    sources = sources_of(look, device)
+    sources = [*sources_of(look, device), *beside]
     standing = [source for source in sources if source.name in before.stalled]
     causes[:0] = [stall_cause(source, before.stalled, look.now) for source in standing]
     severity = Severity.UNKNOWN if standing else causes[0].severity if causes else Severity.OK

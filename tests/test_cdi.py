@@ -1,0 +1,265 @@
+"""CDI files: whole or not there, one name per device, and errors that say where they come from."""
+
+import errno
+import json
+import os
+import re
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agent.store.cdi import CdiDevice, CdiMount, CdiNode, remove_spec, write_spec
+
+KIND = "example.com/gpu"
+UID = "0f5a1c7e-1111-4222-8333-444455556666"
+GPU = CdiDevice("gpu-3", env={"GPU": "3"}, nodes=(CdiNode("/dev/null"),))
+
+
+def only_file(directory: Path) -> Path:
+    (found,) = directory.iterdir()
+    return found
+
+
+def test_the_file_says_what_a_runtime_is_to_do(tmp_path: Path) -> None:
+    pages = CdiDevice(
+        "pages",
+        mounts=(CdiMount("hugetlbfs", "/dev/hugepages", ("pagesize=2M", "size=4M"), "hugetlbfs"),),
+        annotations={"example.com/pages": "2"},
+    )
+    renamed = CdiDevice("node", nodes=(CdiNode("/dev/gpu0", "/dev/null", "rwm"),))
+    ids = write_spec(tmp_path, KIND, UID, [GPU, pages, renamed])
+    file = only_file(tmp_path)
+    assert file.name == f"example.com-gpu_{UID}.json"
+    assert file.stat().st_mode & 0o777 == 0o644
+    document: dict[str, Any] = json.loads(file.read_bytes())
+    names = [device.pop("name") for device in document["devices"]]
+    assert ids == tuple(f"{KIND}={name}" for name in names)
+    assert document == {
+        "cdiVersion": "0.6.0",
+        "kind": KIND,
+        "devices": [
+            {
+                "containerEdits": {
+                    "env": ["GPU=3"],
+                    "deviceNodes": [{"path": "/dev/null", "permissions": "rw"}],
+                }
+            },
+            {
+                "annotations": {"example.com/pages": "2"},
+                "containerEdits": {
+                    "mounts": [
+                        {
+                            "hostPath": "hugetlbfs",
+                            "containerPath": "/dev/hugepages",
+                            "options": ["pagesize=2M", "size=4M"],
+                            "type": "hugetlbfs",
+                        }
+                    ]
+                },
+            },
+            {
+                "containerEdits": {
+                    "deviceNodes": [{"path": "/dev/gpu0", "permissions": "rwm", "hostPath": "/dev/null"}]
+                }
+            },
+        ],
+    }
+
+
+# --- names -------------------------------------------------------------------------------------------------
+
+
+def test_every_device_has_an_id_of_its_own_that_begins_with_the_claims(tmp_path: Path) -> None:
+    ids = write_spec(tmp_path, KIND, UID, [GPU, CdiDevice("gpu-4", env={"GPU": "4"})])
+    assert len(set(ids)) == 2
+    for name, id_ in zip(["gpu-3", "gpu-4"], ids, strict=True):
+        assert re.fullmatch(rf"{KIND}={UID}-{name}-[0-9a-f]{{8}}", id_)
+
+
+def test_a_name_never_means_something_else_later(tmp_path: Path) -> None:
+    first = write_spec(tmp_path, KIND, UID, [CdiDevice("cpus", env={"CPUS": "0-1"})])
+    remove_spec(tmp_path, KIND, UID)
+    then = write_spec(tmp_path, KIND, UID, [CdiDevice("cpus", env={"CPUS": "2-3"})])
+    again = write_spec(tmp_path, KIND, UID, [CdiDevice("cpus", env={"CPUS": "0-1"})])
+    assert first == again
+    assert first != then
+
+
+@pytest.mark.parametrize(
+    ("make", "text"),
+    [
+        (lambda: CdiDevice("", env={"A": "1"}), "'' is no CDI device name"),
+        (lambda: CdiDevice("a/b", env={"A": "1"}), "'a/b' is no CDI device name"),
+        (lambda: CdiDevice("gpu-", env={"A": "1"}), "'gpu-' is no CDI device name"),
+        (lambda: CdiDevice("gpu"), "CDI device gpu changes nothing in a container; runtimes refuse that"),
+        (lambda: CdiDevice("gpu", annotations={"a": "b"}), "CDI device gpu changes nothing in a container"),
+        (lambda: CdiDevice("gpu", env={"A=B": "1"}), "'A=B' is no name of a variable"),
+        (
+            lambda: CdiDevice("gpu", env={"A": "1\n2"}),
+            r"A='1\\n2' has characters that a variable must not have",
+        ),
+        (lambda: CdiDevice("gpu", mounts=(CdiMount("", "/x"),)), "the mount at '/x' does not say of what"),
+        (lambda: CdiDevice("gpu", mounts=(CdiMount("/x", "x"),)), "'x' is no absolute path"),
+        (lambda: CdiDevice("gpu", mounts=(CdiMount("/x", "/../x"),)), "'/../x' is no absolute path"),
+        (lambda: CdiDevice("gpu", nodes=(CdiNode("dev/null"),)), "'dev/null' is no absolute path"),
+        (lambda: CdiDevice("gpu", nodes=(CdiNode("/dev/a", "null"),)), "'null' is no absolute path"),
+        (
+            lambda: CdiDevice("gpu", nodes=(CdiNode("/dev/a", permissions="x"),)),
+            "permissions 'x' are not some of",
+        ),
+        (lambda: CdiDevice("gpu", env={"A": "1"}, annotations={"a b": ""}), "'a b' is no annotation's key"),
+    ],
+)
+def test_what_cdi_does_not_take_is_refused_when_it_is_made(make: Callable[[], CdiDevice], text: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(text).replace(re.escape(r"\\n"), re.escape(r"\n"))):
+        make()
+
+
+@pytest.mark.parametrize(
+    "kind", ["gpu", "example.com/", "/gpu", "example.com/gpu/x", "1.example/gpu", "a/b.c", "é/x"]
+)
+def test_kinds_that_cdi_does_not_know_are_refused(tmp_path: Path, kind: str) -> None:
+    with pytest.raises(ValueError, match="is no vendor/class of CDI"):
+        write_spec(tmp_path, kind, UID, [GPU])
+    assert not list(tmp_path.iterdir())
+
+
+@given(
+    st.text(max_size=40).filter(
+        lambda uid: not re.fullmatch(r"[A-Za-z0-9]([-\w.]*[A-Za-z0-9])?", uid, re.ASCII)
+    )
+)
+def test_no_uid_leads_out_of_the_directory(tmp_path_factory: pytest.TempPathFactory, uid: str) -> None:
+    with pytest.raises(ValueError, match="is no claim's UID"):
+        remove_spec(tmp_path_factory.getbasetemp(), KIND, uid)
+
+
+def test_a_file_without_devices_or_with_twins_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"no device for .*; runtimes refuse such a file"):
+        write_spec(tmp_path, KIND, UID, [])
+    with pytest.raises(ValueError, match="2 devices are called gpu-3"):
+        write_spec(
+            tmp_path, KIND, UID, [GPU, CdiDevice("gpu-3", env={"GPU": "3"}, nodes=(CdiNode("/dev/null"),))]
+        )
+    assert not list(tmp_path.iterdir())
+
+
+# --- the file ----------------------------------------------------------------------------------------------
+
+
+def test_the_same_again_leaves_the_file_alone(tmp_path: Path) -> None:
+    ids = write_spec(tmp_path, KIND, UID, [GPU])
+    before = only_file(tmp_path).stat()
+    assert write_spec(tmp_path, KIND, UID, [GPU]) == ids
+    after = only_file(tmp_path).stat()
+    assert (before.st_ino, before.st_mtime_ns) == (after.st_ino, after.st_mtime_ns)
+
+
+def test_what_a_reboot_took_is_written_again(tmp_path: Path) -> None:
+    directory = tmp_path / "cdi"
+    ids = write_spec(directory, KIND, UID, [GPU])
+    only_file(directory).unlink()
+    directory.rmdir()
+    assert write_spec(directory, KIND, UID, [GPU]) == ids
+    assert only_file(directory).stat().st_size
+
+
+@pytest.mark.parametrize("left", ["", '{"cdiVersion": "0.6', "directory"])
+def test_what_somebody_else_left_there_is_replaced_or_told_of(tmp_path: Path, left: str) -> None:
+    write_spec(tmp_path, KIND, UID, [GPU])
+    file = only_file(tmp_path)
+    good = file.read_bytes()
+    file.unlink()
+    if left == "directory":
+        file.mkdir()
+        with pytest.raises(IsADirectoryError):
+            write_spec(tmp_path, KIND, UID, [GPU])
+        assert only_file(tmp_path) == file  # and nothing half written beside it
+    else:
+        file.write_text(left)
+        write_spec(tmp_path, KIND, UID, [GPU])
+        assert file.read_bytes() == good
+
+
+def test_a_link_is_replaced_and_never_written_through(tmp_path: Path) -> None:
+    (tmp_path / "cdi").mkdir()
+    precious = tmp_path / "precious"
+    precious.write_text("precious")
+    link = tmp_path / "cdi" / f"example.com-gpu_{UID}.json"
+    link.symlink_to(precious)
+    write_spec(tmp_path / "cdi", KIND, UID, [GPU])
+    assert precious.read_text() == "precious"
+    assert not link.is_symlink()
+
+
+def test_a_reader_never_sees_half_a_file(tmp_path: Path) -> None:
+    write_spec(tmp_path, KIND, UID, [GPU])
+    file, stop, seen = only_file(tmp_path), threading.Event(), set()
+
+    def read() -> None:
+        while not stop.is_set():
+            seen.add(json.loads(file.read_bytes())["devices"][0]["containerEdits"]["env"][0])
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    try:
+        for number in range(200):
+            write_spec(
+                tmp_path, KIND, UID, [CdiDevice("gpu-3", env={"GPU": "x" * (1 + number % 2 * 60_000)})]
+            )
+    finally:
+        stop.set()
+        reader.join()
+    assert seen <= {"GPU=3", "GPU=x", f"GPU={'x' * 60_001}"}
+    assert [path.name for path in tmp_path.iterdir()] == [file.name]
+
+
+def test_removing_what_is_not_there_is_fine(tmp_path: Path) -> None:
+    write_spec(tmp_path, KIND, UID, [GPU])
+    remove_spec(tmp_path, KIND, UID)
+    assert not list(tmp_path.iterdir())
+    remove_spec(tmp_path, KIND, UID)
+    remove_spec(tmp_path / "never-was", KIND, UID)
+
+
+def test_a_directory_whose_parent_is_missing_is_not_made_up(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        write_spec(tmp_path / "typo" / "cdi", KIND, UID, [GPU])
+
+
+# Fills a tmpfs of its own, in a mount namespace of its own, and says what a CDI file there came to.
+FULL = """
+import sys
+from pathlib import Path
+from agent.store.cdi import CdiDevice, write_spec
+here = Path(sys.argv[1])
+device = CdiDevice("gpu-3", env={"GPU": "3"})
+write_spec(here, "example.com/gpu", "before", [device])
+old = {path.name for path in here.iterdir()}
+try:
+    with open(here / "ballast", "wb") as file:
+        file.write(b"x" * (1 << 20))
+except OSError:
+    pass
+try:
+    write_spec(here, "example.com/gpu", "after", [device])
+except OSError as error:
+    print(error.errno, sorted({path.name for path in here.iterdir()} - old))
+"""
+
+
+def test_a_full_disk_leaves_nothing_half_written(tmp_path: Path) -> None:
+    script = 'mount -t tmpfs -o size=64k none "$1" && exec "$2" -c "$3" "$1"'
+    command = ["unshare", "-m", "sh", "-c", script, "sh", str(tmp_path), sys.executable, FULL]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode and not done.stdout and os.geteuid() != 0:
+        pytest.skip(f"may not mount: {done.stderr.strip()}")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == f"{errno.ENOSPC} ['ballast']\n"

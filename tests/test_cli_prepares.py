@@ -1,0 +1,381 @@
+"""``drahealth prepares``: what every driver remembers, worst first, and what can be said at all."""
+
+import json
+import os
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+from prepare_paper import DRIVER, NOW, claim, verdict
+
+from agent.cli.main import main
+from agent.cli.prepare_codes import CLASSES, markdown, render_codes
+from agent.cli.prepare_text import claims_of, exit_of, render
+from agent.cli.terminal import Style
+from agent.model.claim import ClaimRef
+from agent.model.prepare import ErrorClass
+from agent.prepare import book as books
+from agent.prepare.book import Book
+from agent.prepare.taxonomy import TAXONOMY
+from agent.store.prepares import FILE, Prepares, save
+
+PAGE = Path(__file__).parent.parent / "docs" / "prepare-errors.md"
+
+XID = replace(
+    verdict(ErrorClass.FAILED_DEVICE, "gpu.xid.79"), summary="the GPU is off the bus", advice="reboot"
+)
+PASSES = replace(
+    verdict(ErrorClass.TRANSIENT, "cdi.write"), summary="ENOSPC while writing", advice="free space"
+)
+
+
+def book_of(*said: tuple[str, object], at: float = NOW) -> Book:
+    """How the prepares of these claims ended; None: well."""
+    book = Book()
+    for number, (name, one) in enumerate(said):
+        if one is None:
+            book = books.succeeded(book, claim(name), "", at + number, "1.2")
+        else:
+            book, _ = books.failed(book, claim(name), "", one, at + number, "1.2")
+    return book
+
+
+MANY = book_of(("ok", None), ("passes", PASSES), ("broken", XID), ("gone", verdict()))
+MANY = books.unprepared(MANY, claim("gone").ref, NOW + 60)
+
+
+@dataclass
+class Node:
+    """The directories of a node."""
+
+    root: Path
+
+    @property
+    def kubelet(self) -> Path:
+        return self.root / "kubelet"
+
+    @property
+    def state(self) -> Path:
+        return self.root / "state"
+
+    def keep(self, book: Book, driver: str = DRIVER, *, by_agent: bool = False) -> Path:
+        """Puts a driver's book where it belongs."""
+        directory = (
+            self.state / "drivers" / driver if by_agent else self.kubelet / "plugins" / driver / "drahealth"
+        )
+        save(directory, driver, "1.2", book, NOW + 100)
+        return directory / FILE
+
+    def run(self, capsys: pytest.CaptureFixture[str], *argv: str) -> tuple[int, str, str]:
+        """Exit code, output, complaints."""
+        places = ["--kubelet-dir", str(self.kubelet), "--state-dir", str(self.state)]
+        code = main(["prepares", *places, *argv])
+        return code, *capsys.readouterr()
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Node:
+    return Node(tmp_path)
+
+
+def shown(book: Book, **style: object) -> str:
+    found = [Prepares(DRIVER, "1.2", book)]
+    return render(claims_of(found), found, Style(**style), now_s=NOW + 100, whole=False)
+
+
+# --- the list ----------------------------------------------------------------------------------------------
+
+
+def test_those_that_fail_come_first_each_with_what_to_do():
+    assert shown(MANY) == (
+        "4 claims: 1 failing for good, 1 failing, 1 prepared, 1 over\n"
+        "\n"
+        "  DRIVER           CLAIM        CLASS          CODE            COUNT  SINCE  LAST\n"
+        "✖ gpu.example.com  team/broken  failed-device  gpu.xid.79      1      98s    98s ago\n"
+        "    gpu-0: the GPU is off the bus\n"
+        "    → reboot\n"
+        "▲ gpu.example.com  team/passes  transient      cdi.write       1      99s    99s ago\n"
+        "    ENOSPC while writing\n"
+        "    → free space\n"
+        "● gpu.example.com  team/ok      prepared                                     100s ago\n"
+        "· gpu.example.com  team/gone    bad-config     config.invalid  1      97s    97s ago\n"
+        "    what it is, 3 of 4\n"
+        "    unprepared 40s ago\n"
+        "\n"
+        "  found broken  gpu.example.com/node-1/gpu-0: gpu.xid.79: the GPU is off the bus (98s ago, while "
+        "preparing team/broken)\n"
+    )
+
+
+def test_the_list_is_ascii_where_the_terminal_is_and_coloured_where_it_is_asked_for():
+    plain, painted = shown(MANY, unicode=False), shown(MANY, colour=True)
+    assert plain.isascii()
+    assert "\x1b[31mfailed-device\x1b[0m" in painted
+    assert re.sub(r"\x1b\[[0-9;]*m", "", painted) == shown(MANY)
+
+
+def test_what_a_driver_says_cannot_move_the_cursor():
+    odd = replace(XID, code="a.b", summary="\x1b[2J\nno", advice="\x07", evidence=("\x1b",))
+    assert "\x1b" not in shown(book_of(("x", odd)))
+    assert "\x07" not in shown(book_of(("x", odd)))
+
+
+def test_a_line_fits_the_window():
+    long = replace(XID, summary="word " * 60, advice="more " * 60)
+    body = [line for line in shown(book_of(("x", long)), width=80).splitlines() if line.startswith("    ")]
+    assert len(body) > 6
+    assert max(map(len, body)) < 80
+
+
+@pytest.mark.parametrize(
+    ("said", "code"),
+    [
+        ([], 0),
+        ([None, None], 0),
+        ([None, PASSES], 1),
+        ([verdict(ErrorClass.UNKNOWN, "driver.error")], 1),
+        *(([PASSES, verdict(kind, "a.b")], 2) for kind in sorted(books.STICKY)),
+    ],
+)
+def test_the_worst_claim_is_the_exit_code(said, code):
+    book = book_of(*((str(number), one) for number, one in enumerate(said)))
+    assert exit_of(claims_of([Prepares(DRIVER, "", book)])) == code
+
+
+def test_a_claim_that_is_no_longer_there_fails_nobody():
+    book = books.unprepared(book_of(("a", XID)), claim("a").ref, NOW)
+    assert exit_of(claims_of([Prepares(DRIVER, "", book)])) == 0
+    assert (
+        claims_of([Prepares(DRIVER, "", books.unprepared(book_of(("a", None)), claim("a").ref, NOW))]) == ()
+    )
+
+
+# --- the files ---------------------------------------------------------------------------------------------
+
+
+def test_every_driver_of_the_node_is_listed(node, capsys):
+    node.keep(book_of(("a", None)))
+    node.keep(book_of(("b", PASSES)), "cpu.example.com", by_agent=True)
+    elsewhere = node.keep(book_of(("c", None)), "net.example.com").rename(node.root / "c.json")
+    code, out, err = node.run(capsys, "--file", str(elsewhere), "-o", "json")
+    assert (code, err) == (1, "")
+    found = json.loads(out)
+    assert found["apiVersion"] == "drahealth/v1"
+    assert [(one["driver"], one["name"], one["state"]) for one in found["claims"]] == [
+        ("cpu.example.com", "b", "failing"),
+        (DRIVER, "a", "prepared"),
+        ("net.example.com", "c", "prepared"),
+    ]
+
+
+def test_one_driver_can_be_asked_for(node, capsys):
+    node.keep(book_of(("a", None)))
+    broken = node.kubelet / "plugins" / "cpu.example.com" / "drahealth"
+    broken.mkdir(parents=True)
+    (broken / FILE).write_text("{")
+    code, out, err = node.run(capsys, "--driver", DRIVER)
+    assert (code, err) == (0, "")
+    assert "team/a" in out
+
+
+def test_programs_get_every_field(node, capsys):
+    node.keep(MANY)
+    code, out, _ = node.run(capsys, "broken", "-o", "json")
+    (one,) = json.loads(out)["claims"]
+    assert code == 2
+    assert one == {
+        "driver": DRIVER,
+        "driverVersion": "1.2",
+        "namespace": "team",
+        "name": "broken",
+        "uid": "uid-broken",
+        "state": "failing",
+        "devices": [{"driver": DRIVER, "pool": "node-1", "name": "gpu-0"}],
+        "last": "2026-09-21T14:13:22Z",
+        "unprepared": None,
+        "verdict": {
+            "class": "failed-device",
+            "code": "gpu.xid.79",
+            "scope": "claim",
+            "requests": [],
+            "devices": [{"driver": DRIVER, "pool": "node-1", "name": "gpu-0"}],
+            "summary": "the GPU is off the bus",
+            "detail": "",
+            "evidence": [],
+            "confidence": 0.0,
+            "advice": "reboot",
+            "retryAfterSeconds": None,
+            "health": None,
+            "taint": None,
+            "count": 1,
+            "since": "2026-09-21T14:13:22Z",
+            "last": "2026-09-21T14:13:22Z",
+        },
+    }
+    (told,) = json.loads(out)["foundBroken"]
+    assert (told["name"], told["code"], told["excused"]) == ("gpu-0", "gpu.xid.79", None)
+
+
+@pytest.mark.parametrize("name", ["broken", "team/broken", "uid-broken"])
+def test_one_claim_is_shown_in_full(node, capsys, name):
+    node.keep(MANY)
+    code, out, _ = node.run(capsys, name)
+    assert code == 2
+    assert "uid-broken" in out
+    assert "to blame  gpu.example.com/node-1/gpu-0" in out
+    assert "team/passes" not in out
+
+
+def test_a_claim_that_nobody_knows_is_a_mistake_with_a_suggestion(node, capsys):
+    node.keep(MANY)
+    assert node.run(capsys, "team/brokn") == (
+        64,
+        "",
+        "drahealth: no prepare of claim 'team/brokn' is known; did you mean 'team/broken'?\n",
+    )
+
+
+def test_where_there_is_nothing_it_says_where_it_looked_and_what_to_do(node, capsys):
+    (node.kubelet / "plugins").mkdir(parents=True)
+    drivers = node.state / "drivers"
+    assert node.run(capsys) == (
+        0,
+        "no prepare of a claim is known\n"
+        "\n"
+        f"  looked for  {node.kubelet}/plugins/*/drahealth/prepares.json\n"
+        f"              {drivers}/*/prepares.json ({drivers} is not there)\n"
+        "  written by  DRA drivers that embed drahealth, at every claim that they prepare on this node\n"
+        "  elsewhere   --kubelet-dir for another root of the kubelet, --file for one driver's file\n"
+        "  to try      drahealth classify --errno ENOSPC --doing cdi: what would be said of an error\n",
+        "",
+    )
+
+
+def test_a_driver_that_has_no_claim_was_heard_all_the_same(node, capsys):
+    node.keep(Book())
+    code, out, err = node.run(capsys, "--driver", DRIVER)
+    assert (code, err) == (0, "")
+    assert f"  found       {DRIVER} 1.2: no claim\n" in out
+
+
+def test_programs_are_told_where_was_looked(node, capsys):
+    elsewhere = node.keep(MANY).rename(node.root / "c.json")
+    _, out, _ = node.run(capsys, "--file", str(elsewhere), "-o", "json")
+    assert json.loads(out)["lookedFor"] == [
+        f"{node.kubelet}/plugins/*/drahealth/prepares.json",
+        f"{node.state}/drivers/*/prepares.json",
+        str(elsewhere),
+    ]
+
+
+def test_a_file_that_is_broken_is_named_left_alone_and_hides_no_other(node, capsys):
+    node.keep(book_of(("a", XID)))
+    broken = node.keep(Book(), "cpu.example.com")
+    broken.write_text("nonsense")
+    code, out, err = node.run(capsys)
+    assert code == 70
+    assert err.startswith(f"drahealth: {broken}: is not understood: JSON is malformed")
+    assert "team/a" in out
+    assert broken.read_text() == "nonsense"
+
+
+def test_a_file_that_was_named_must_be_there(node, capsys):
+    missing = str(node.root / "none.json")
+    code, out, err = node.run(capsys, "--file", missing)
+    assert (code, err) == (70, f"drahealth: {missing}: No such file or directory\n")
+    assert out.startswith("no prepare of a claim could be read\n")
+
+
+@pytest.fixture
+def locked(node: Node) -> Iterator[Path]:
+    """Drivers' directories that this user may not look into, whoever runs the tests."""
+    node.keep(MANY)
+    plugins = node.kubelet / "plugins"
+    plugins.chmod(0)
+    before = os.geteuid()
+    if before == 0:
+        os.seteuid(65534)
+    yield plugins
+    os.seteuid(before)
+    plugins.chmod(0o700)
+
+
+def test_what_this_user_may_not_read_is_77_and_named(node, locked, capsys):
+    code, _, err = node.run(capsys)
+    assert code == 77
+    assert f"drahealth: {locked}: Permission denied\n" in err
+
+
+def test_the_list_has_no_page_of_markdown(node, capsys):
+    code, _, err = node.run(capsys, "-o", "markdown")
+    assert code == 64
+    assert "-o markdown is for --codes" in err
+
+
+def test_a_bad_configuration_is_78(node, capsys, monkeypatch):
+    monkeypatch.setenv("DRAHEALTH_PERIOD", "1ns")
+    code, _, err = node.run(capsys)
+    assert code == 78
+    assert "DRAHEALTH_PERIOD" in err
+
+
+# --- the codes ---------------------------------------------------------------------------------------------
+
+
+def test_every_class_says_what_it_means():
+    assert set(CLASSES) == set(ErrorClass)
+
+
+def test_every_code_is_on_the_page_and_in_the_list_with_what_to_do():
+    page, listed = markdown(TAXONOMY), render_codes(TAXONOMY, Style())
+    for row in TAXONOMY:
+        assert f"| `{row.code}` |" in page
+        assert f"  {row.code} " in listed
+        assert f"→ {row.advice}" in listed
+
+
+def test_no_text_breaks_a_table_of_the_page():
+    rows = [line for line in markdown(TAXONOMY).splitlines() if line.startswith("| ")]
+    assert {len(re.findall(r"(?<!\\)\|", row)) for row in rows} == {6}
+
+
+def test_the_page_is_current():
+    assert PAGE.read_text() == markdown(TAXONOMY), (
+        "drahealth prepares --codes -o markdown > docs/prepare-errors.md"
+    )
+
+
+def test_codes_are_found_by_their_beginning(capsys):
+    assert main(["prepares", "--codes", "cdi", "-o", "json"]) == 0
+    codes = json.loads(capsys.readouterr().out)["codes"]
+    assert {one["code"].partition(".")[0] for one in codes} == {"cdi"}
+    assert {(one["code"], one["class"]) for one in codes} >= {
+        ("cdi.write", "transient"),
+        ("cdi.write", "permanent"),
+    }
+
+
+@pytest.mark.parametrize(
+    ("code", "family"),
+    [("os.enoent", "os.*"), ("gpu.xid.79", "gpu.xid.*"), ("driver.bug.key_error", "driver.bug.*")],
+)
+def test_a_code_of_an_event_is_found_by_its_family(capsys, code, family):
+    assert main(["prepares", "--codes", code, "-o", "json"]) == 0
+    assert {one["code"] for one in json.loads(capsys.readouterr().out)["codes"]} == {family}
+
+
+def test_a_beginning_of_no_code_is_a_mistake_with_a_suggestion(capsys):
+    assert main(["prepares", "--codes", "cdi.wirte"]) == 64
+    err = capsys.readouterr().err
+    assert "did you mean 'cdi.write'?" in err
+    assert "it may be one of 'drahealth checks', or the driver's own" in err
+
+
+def test_a_claim_of_two_drivers_is_listed_for_each():
+    found = [Prepares(name, "", book_of(("a", None))) for name in (DRIVER, "net.example.com")]
+    assert [(one.driver, one.ref) for one in claims_of(found)] == [
+        (DRIVER, ClaimRef("team", "a", "uid-a")),
+        ("net.example.com", ClaimRef("team", "a", "uid-a")),
+    ]

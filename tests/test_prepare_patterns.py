@@ -1,0 +1,270 @@
+"""Texts: masks make them the same each time, patterns read them last of all."""
+
+import re
+from contextlib import suppress
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from prepare_cases import ONE, TWO
+
+from agent.model.prepare import ErrorClass
+from agent.prepare.classify import Context, classify
+from agent.prepare.masks import MASKS, SUMMARY_CHARS, TEXT_CHARS, clean, mask, shorten
+from agent.prepare.patterns import (
+    CHOICES_MAX,
+    OPEN_REPEATS_MAX,
+    PATTERN_CHARS,
+    PATTERNS,
+    PATTERNS_MAX,
+    SEARCH_CHARS,
+    Pattern,
+    read_patterns,
+)
+
+ANY = st.text(max_size=300)
+
+# --- masks -------------------------------------------------------------------------------------------------
+
+MASKED = [
+    ("at 2026-11-21T10:04:04.123Z it failed", "at <time> it failed"),
+    ("at 2026/11/21 10:04:04 +01:00 it failed", "at <time> it failed"),
+    ("10:04:04,123 ERROR no", "<time> ERROR no"),
+    ("Date: Sat, 21 Nov 2026 10:04:04 GMT", "Date: <time>"),
+    ("stamp 1795255444.25", "stamp <time>"),
+    ("request id: 7f3a-22.x failed", "request id: <id> failed"),
+    ("trace_id=abc123", "trace_id=<id>"),
+    ("resourceVersion: 48213", "resourceVersion: <version>"),
+    ("object 0f3c1a2b-4d5e-6f70-8192-a3b4c5d6e7f8 gone", "object <uuid> gone"),
+    ("mapped at 0x7f3a2c001000", "mapped at <address>"),
+    ("killed pid 4711", "killed pid <number>"),
+    ("process 4711, thread=12", "process <number>, thread=<number>"),
+    ("attempt 3/10 failed, retry #4", "attempt <number> failed, retry #<number>"),
+    ("dial 10.0.0.1:43122 refused", "dial 10.0.0.1:<port> refused"),
+    ("localhost:8080 and [::1]:53242", "localhost:<port> and [::1]:<port>"),
+    ("HTTPSConnectionPool(host='10.0.0.1', port=443)", "HTTPSConnectionPool(host='10.0.0.1', port=<port>)"),
+    ("took 12.5 ms of 1m30.25s", "took <duration> of <duration>"),
+    ("cannot open '/tmp/abc/x.json'", "cannot open '/tmp/<name>'"),
+    ("no file tmp8f_k2x9a here", "no file <name> here"),
+    ("open '/etc/cdi/tmpabcdefgh'", "open '/etc/cdi/<name>'"),
+    ("open /etc/cdi/.gpu.json.k3j2h1x8: no", "open /etc/cdi/.gpu.json.<name>: no"),
+    ("open /etc/cdi/gpu.json.tmp.4711", "open /etc/cdi/gpu.json.tmp.<name>"),
+    ("open /etc/cdi/gpu.json.tmp-a7_", "open /etc/cdi/gpu.json.tmp-<name>"),
+    ("open /proc/4711/fd/9", "open /proc/<number>/fd/9"),
+    (
+        "Task-17 and ThreadPoolExecutor-0_3 broke off",
+        "Task-<number> and ThreadPoolExecutor-<number> broke off",
+    ),
+    ("digest 9f86d081884c7d659a2feaa0c55ad015 differs", "digest <hex> differs"),
+    ("at 1795255444123456789", "at <number>"),
+    ("<Bank object at 0x7f3a> is locked", "<Bank object> is locked"),
+]
+
+
+@pytest.mark.parametrize(("text", "masked"), MASKED)
+def test_what_differs_each_time_is_masked(text: str, masked: str) -> None:
+    assert mask(text) == masked
+
+
+def test_every_mask_has_a_text() -> None:
+    assert {one.match for one in MASKS} == {
+        one.match for one in MASKS for text, _ in MASKED if one.match.search(text)
+    }
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "3 pages of 2Mi, 512 needed",
+        "GPU-0f3c1a2b-4d5e-6f70-8192-a3b4c5d6e7f8 at 0000:3b:00.0",
+        "MAC 00:11:22:33:44:55",
+        "register 0x1f is 0xdead",
+        "1610612736 bytes",
+        "/dev/nvidia0 and /var/lib/driver/tmp",
+        "ratio 0.75, template, temporary",
+        "/run/.hostdev.lock and /etc/cdi/gpu.json.tmp and /var/.driver-state",
+        "/proc/driver/nvidia, Task 17, /etc/.driver.template",
+        "line 1 column 14 (char 13)",
+    ],
+)
+def test_facts_are_not_masked(text: str) -> None:
+    assert mask(text) == text
+
+
+@given(ANY)
+def test_a_masked_text_is_one_printable_line_and_stays_as_it_is(text: str) -> None:
+    done = mask(text)
+    assert done.isprintable()
+    assert done == done.strip()
+    done.encode()
+
+
+@given(ANY)
+def test_cleaning_twice_is_cleaning_once(text: str) -> None:
+    assert clean(clean(text)) == clean(text)
+
+
+def test_control_characters_and_half_letters_are_gone() -> None:
+    assert clean("a\r\n\tb\x00c\x1b[31m\u2028d\udc80\u202e") == "a b c [31m d?"
+
+
+def test_a_text_as_long_as_a_file_costs_no_more_than_its_beginning() -> None:
+    assert len(mask("a b " * 10_000_000)) <= TEXT_CHARS
+
+
+def test_what_is_short_is_not_shortened() -> None:
+    assert shorten("x" * SUMMARY_CHARS) == "x" * SUMMARY_CHARS
+    assert shorten("x" * (SUMMARY_CHARS + 1)) == "x" * (SUMMARY_CHARS - 3) + "..."
+
+
+# --- our patterns ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "code"),
+    [
+        ("open /dev/x: Device or resource busy", "text.busy"),
+        ("Resource temporarily unavailable", "text.try_again"),
+        ("accept4: too many open files", "text.too_many_files"),
+        ("dial unix /run/a.sock: connect: connection refused", "text.no_connection"),
+        ("context deadline exceeded", "text.timeout"),
+        ("request timed out", "text.timeout"),
+        ("fork/exec /usr/bin/x: text file busy", "text.file_busy"),
+        ("write /var/x: no space left on device", "text.no_space"),
+        ("fork: Cannot allocate memory", "text.no_memory"),
+        ("read: Input/output error", "text.io"),
+        ("context canceled", "text.cancelled"),
+    ],
+)
+def test_a_text_that_nothing_else_explains_is_read(text: str, code: str) -> None:
+    verdict = classify(RuntimeError(text), Context(ONE))
+    assert (verdict.code, verdict.error_class) == (code, ErrorClass.TRANSIENT)
+    assert verdict.confidence < 0.5
+
+
+def test_our_patterns_name_no_class_that_lasts() -> None:
+    assert {pattern.error_class for pattern in PATTERNS} == {ErrorClass.TRANSIENT}
+
+
+def test_every_pattern_of_ours_would_be_taken_from_a_configuration() -> None:
+    for pattern in PATTERNS:
+        assert len(pattern.match.pattern) <= PATTERN_CHARS
+        assert not pattern.takes("")
+
+
+# --- patterns of the configuration -------------------------------------------------------------------------
+
+LOCKED = {"match": r"bank \d+ is locked", "code": "fpga.bank_locked", "class": "transient"}
+
+
+def test_a_pattern_of_the_operator_s_is_read() -> None:
+    (pattern,) = read_patterns([{**LOCKED, "summary": "a bank is locked"}])
+    assert pattern == Pattern(
+        re.compile(LOCKED["match"]), "fpga.bank_locked", ErrorClass.TRANSIENT, "a bank is locked", 0.5
+    )
+
+
+@pytest.mark.parametrize("error_class", ErrorClass)
+def test_the_operator_vouches_for_any_class(error_class: ErrorClass) -> None:
+    patterns = read_patterns([{**LOCKED, "class": str(error_class)}])
+    verdict = classify(RuntimeError("bank 3 is locked"), Context(ONE, patterns=patterns))
+    assert (verdict.error_class, verdict.code, verdict.confidence) == (error_class, "fpga.bank_locked", 0.5)
+    assert verdict.devices == (ONE.devices[0].ref,)
+
+
+def test_a_pattern_blames_no_device_that_nobody_named() -> None:
+    patterns = read_patterns([{**LOCKED, "class": "failed-device"}])
+    verdict = classify(RuntimeError("bank 3 is locked"), Context(TWO, patterns=patterns))
+    assert (verdict.error_class, verdict.health) == (ErrorClass.TRANSIENT, None)
+
+
+def test_the_operator_s_come_before_ours() -> None:
+    patterns = read_patterns([{"match": "deadline", "code": "fpga.slow", "class": "unknown"}])
+    assert classify(RuntimeError("deadline exceeded"), Context(ONE, patterns=patterns)).code == "fpga.slow"
+
+
+@pytest.mark.parametrize(
+    ("value", "error"),
+    [
+        ("text", "'text' is no list of patterns; begin each with [[prepare.patterns]]"),
+        ({"match": "a"},
+         "{'match': 'a'} is no list of patterns; begin each with [[prepare.patterns]]"),
+        (["a"], "pattern 1: 'a' is no table of match, code, class, summary"),
+        ([LOCKED, {**LOCKED, "clas": "x"}], "pattern 2: unknown key 'clas'; did you mean 'class'?"),
+        ([{"match": "a", "code": "b"}], "pattern 1: class is missing"),
+        ([{**LOCKED, "match": 3}], "pattern 1: match: 3 is no text; put it in quotes"),
+        ([{**LOCKED, "code": " "}], "pattern 1: code is empty"),
+        ([{**LOCKED, "code": "Bank Locked"}], "pattern 1: code 'Bank Locked' is no dotted code, such as "
+         "fpga.bank_locked"),
+        ([{**LOCKED, "class": "transent"}], "pattern 1: class 'transent' is none of unknown, transient, "
+         "bad-config, failed-device, permanent; did you mean 'transient'?"),
+        ([{**LOCKED, "match": "(a"}],
+         "pattern 1: match '(a': missing ), unterminated subpattern at position 0"),
+        ([{**LOCKED, "match": "a*"}], "pattern 1: match 'a*' takes every text"),
+        ([{**LOCKED, "match": "x" * 257}], "pattern 1: match is 257 characters, limit 256"),
+        ([LOCKED] * 65, "65 patterns, limit 64"),
+    ],
+)  # fmt: skip
+def test_a_pattern_that_is_wrong_is_refused_by_its_number(value: object, error: str) -> None:
+    with pytest.raises((ValueError, TypeError), match=f"^{re.escape(error)}$"):
+        read_patterns(value)
+    assert PATTERNS_MAX == 64
+
+
+@pytest.mark.parametrize(
+    ("match", "reason"),
+    [
+        (r"(a+)+x", "repeats a group"),
+        (r"(?:a|aa)*x", "repeats a group"),
+        (r"((ab?)c){20}", "repeats a group"),
+        (r"(?P<n>a*){2,}x", "repeats a group"),
+        (r"x.*y.*z.*", "has 3 open repeats, limit 2"),
+        (r"a?a?a?a?a?aaaaax", "has 5 choices within groups, limit 4"),
+        (r"(a|b)(a|c)(a|d)(a|e)(a|f)", "has 5 choices within groups, limit 4"),
+    ],
+)
+def test_a_pattern_whose_search_explodes_is_refused(match: str, reason: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(reason)):
+        read_patterns([{**LOCKED, "match": match}])
+
+
+@pytest.mark.parametrize(
+    "match",
+    [
+        r"a.*b.*c",
+        r"one|two|three|four|five|six",
+        r"\(a+\)+",
+        r"[(a+)+]x",
+        r"(?i)bank (\d+) is (?:locked|held)",
+        r"(abc)+",
+    ],
+)
+def test_a_pattern_whose_search_ends_is_taken(match: str) -> None:
+    assert read_patterns([{**LOCKED, "match": match}])[0].match.pattern == match
+    assert (OPEN_REPEATS_MAX, CHOICES_MAX) == (2, 4)
+
+
+def test_the_worst_pattern_that_is_taken_ends() -> None:
+    """On a text made for it. Unlimited, the search would outlast the test run."""
+    (pattern,) = read_patterns([{**LOCKED, "match": "a*a*b"}])
+    assert not pattern.takes("a" * 1_000_000)
+
+
+def test_only_the_beginning_of_a_text_is_searched() -> None:
+    (pattern,) = read_patterns([LOCKED])
+    assert pattern.takes(" " * (SEARCH_CHARS - 20) + "bank 3 is locked")
+    assert not pattern.takes(" " * SEARCH_CHARS + "bank 3 is locked")
+
+
+ENTRIES = st.recursive(
+    st.none() | st.booleans() | st.integers() | ANY,
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(["match", "code", "class", "x"]), inner)
+    ),
+)
+
+
+@given(ENTRIES)
+def test_whatever_a_configuration_holds_is_taken_or_refused(value: object) -> None:
+    with suppress(ValueError, TypeError):
+        assert len(read_patterns(value)) == len(value)  # type: ignore[arg-type]

@@ -1,0 +1,384 @@
+"""The file of prepares: what is remembered comes back, two instances share it, and no disk breaks it."""
+
+import errno
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from prepare_paper import DRIVER, NOW, claim, ref, verdict
+
+from agent.model.claim import ClaimRef, DeviceRef
+from agent.model.health import Health
+from agent.model.prepare import ErrorClass, Outcome, PrepareVerdict, Remedy, Scope, ToldFault
+from agent.model.taint import Effect
+from agent.prepare import book as books
+from agent.prepare.book import Book, Kept
+from agent.prepare.told import Told
+from agent.store.files import NotKept, Unusable
+from agent.store.prepares import FILE, SIZE_MAX, Prepares, decode, encode, load, read, save
+
+ROOT = Path(__file__).parent.parent
+STUCK = verdict(ErrorClass.FAILED_DEVICE, "fpga.stuck")
+FULL, _ = books.failed(
+    books.succeeded(Book(), claim("b"), "healthy", NOW, "1"), claim("a"), "healthy", STUCK, NOW, "1"
+)
+
+
+def one(name: str, at: float = NOW) -> Book:
+    """A book of one claim that was prepared."""
+    return books.succeeded(Book(), claim(name), "healthy", at, "1")
+
+
+def keep(directory: Path, book: Book = FULL) -> Book:
+    return save(directory, DRIVER, "1", book, NOW)[0]
+
+
+texts = st.text(st.characters(codec="utf-8"), max_size=8)
+times = st.floats(0, 253_402_300_799)
+claims = st.builds(ClaimRef, texts, texts, texts)
+devices = st.lists(st.builds(DeviceRef, texts, texts, texts), max_size=3).map(tuple)
+some = st.lists(texts, max_size=2).map(tuple)
+verdicts = st.builds(
+    PrepareVerdict,
+    st.sampled_from(ErrorClass),
+    texts,
+    st.sampled_from(Scope),
+    claims,
+    texts,
+    some,
+    devices,
+    texts,
+    some,
+    st.floats(0, 1),
+    texts,
+    st.none() | times,
+    st.integers(0, 86_400),
+    st.none() | st.sampled_from(Health),
+    st.none() | st.builds(Remedy, st.sampled_from(Effect), texts),
+    times,
+    times,
+    st.integers(1, 2**40),
+)
+
+
+@st.composite
+def kept_claims(draw) -> Kept:
+    which = draw(claims)
+    said = draw(st.none() | verdicts)
+    said = said and replace(said, claim=which)
+    outcome = Outcome(which, draw(texts), draw(texts), draw(devices), draw(times), said)
+    return Kept(outcome, draw(texts), draw(times))
+
+
+faults = st.builds(
+    ToldFault,
+    st.integers(1, 99),
+    st.builds(DeviceRef, texts, texts, texts),
+    texts,
+    texts,
+    texts,
+    times,
+    claims,
+    times,
+    st.sampled_from([Health.UNKNOWN, Health.UNHEALTHY]),
+    st.booleans(),
+)
+
+
+@given(
+    st.lists(kept_claims(), max_size=4),
+    st.lists(faults, max_size=4, unique_by=lambda fault: fault.number),
+    texts,
+    texts,
+)
+def test_whatever_can_be_remembered_comes_back(kept, told, driver, version):
+    book = Book({one.outcome.claim.uid: one for one in kept}, Told(tuple(told), 100))
+    found = decode(encode(Prepares(driver, version, book)))
+    assert found == Prepares(driver, version, book)
+
+
+def test_what_is_kept_comes_back_from_the_disk(tmp_path):
+    assert keep(tmp_path / "state") == FULL
+    assert load(tmp_path / "state", DRIVER) == (FULL, "")
+    assert read(tmp_path / "state" / FILE) == Prepares(DRIVER, "1", FULL)
+
+
+def test_the_first_start_remembers_nothing_and_makes_nothing(tmp_path):
+    assert load(tmp_path / "state", DRIVER) == (Book(), "")
+    assert not (tmp_path / "state").exists()
+
+
+def test_nobody_else_may_read_it(tmp_path):
+    keep(tmp_path / "state")
+    assert (tmp_path / "state").stat().st_mode & 0o777 == 0o700
+    assert {path.stat().st_mode & 0o777 for path in (tmp_path / "state").iterdir()} == {0o600}
+
+
+def test_a_text_that_utf_8_cannot_hold_does_not_keep_the_rest_from_being_kept(tmp_path):
+    odd = replace(STUCK, summary="bank \ud800", claim=ClaimRef("team", "x", "uid-a"))
+    book, _ = books.failed(Book(), claim("a"), "", odd, NOW)
+    assert keep(tmp_path, book).claims["uid-a"].outcome.verdict.summary == "bank \ud800"
+    assert load(tmp_path, DRIVER)[0].claims["uid-a"].outcome.verdict.summary == "bank ?"
+
+
+def test_of_more_than_a_file_may_hold_the_oldest_claims_are_left_out():
+    long = replace(verdict(), detail="x" * 2000, evidence=("y" * 2000,) * 4)
+    book = Book()
+    for number in range(600):
+        book, _ = books.failed(book, claim(f"{number:03}"), "", long, NOW + number)
+    data = encode(Prepares(DRIVER, "1", book))
+    left = decode(data).book.claims
+    assert SIZE_MAX // 2 < len(data) <= SIZE_MAX
+    assert set(left) == {f"uid-{number:03}" for number in range(600 - len(left), 600)}
+
+
+# --- files that cannot be used -----------------------------------------------------------------------------
+
+
+def changed(**top: object) -> bytes:
+    return json.dumps(json.loads(encode(Prepares(DRIVER, "1", FULL))) | top).encode()
+
+
+def with_first(key: str, **fields: object) -> bytes:
+    document = json.loads(encode(Prepares(DRIVER, "1", FULL)))
+    document[key][0] |= fields
+    return json.dumps(document).encode()
+
+
+@pytest.mark.parametrize(
+    ("data", "reason"),
+    [
+        (b"", "is not understood: input data was truncated"),
+        (b"[]", "is not understood: expected `object`, got `array`"),
+        (b'{"version": 1}', "is not understood: object missing required field `driver`"),
+        (changed(more=1), "is not understood: object contains unknown field `more`"),
+        (changed(version=0), "is of version 0, which never was"),
+        (changed(driver="cpu.example.com"), "is of driver 'cpu.example.com', not of 'gpu.example.com'"),
+        (changed(next_number=1), "has 1 told faults of numbers [1], next 1"),
+        (
+            changed(outcomes=[json.loads(encode(Prepares(DRIVER, "1", FULL)))["outcomes"][0]] * 2),
+            "has 2 outcomes of 1 claims",
+        ),
+        (
+            with_first("told", number=0),
+            "is not understood: expected `int` >= 1 - at `$.told[0].number`",
+        ),
+        (
+            with_first("outcomes", at_wall_s=-1),
+            "is not understood: expected `float` >= 0.0 - at `$.outcomes[0].at_wall_s`",
+        ),
+        (
+            with_first("outcomes", at_wall_s=1e308),
+            "is not understood: expected `float` <= 253402300799.0 - at `$.outcomes[0].at_wall_s`",
+        ),
+        (
+            with_first("outcomes", verdict={"error_class": "prayer"}),
+            "is not understood: invalid enum value 'prayer' - at `$.outcomes[0].verdict.error_class`",
+        ),
+        (b" " * (SIZE_MAX + 1), "is 4194305 bytes, limit 4194304"),
+    ],
+)
+def test_a_file_that_means_nothing_is_set_aside_with_the_reason(tmp_path, data, reason):
+    path = tmp_path / FILE
+    path.write_bytes(data)
+    book, problem = load(tmp_path, DRIVER)
+    assert book == Book()
+    assert problem.startswith(f"{path}: {reason}")
+    assert problem.endswith("; set aside as prepares.json.corrupt-1")
+    assert (tmp_path / "prepares.json.corrupt-1").read_bytes() == data
+
+
+def test_a_file_of_a_later_version_is_kept_for_it(tmp_path):
+    (tmp_path / FILE).write_bytes(changed(version=2))
+    assert load(tmp_path, DRIVER)[1].endswith("; set aside as prepares.json.newer-1")
+
+
+def test_a_file_that_ends_early_is_never_half_believed():
+    whole = encode(Prepares(DRIVER, "1", FULL)).rstrip()
+    for size in range(len(whole)):
+        with pytest.raises(Unusable, match="is not understood: "):
+            decode(whole[:size])
+
+
+@given(st.binary(max_size=200))
+def test_no_bytes_whatever_break_the_reader(data):
+    with pytest.raises(Unusable):
+        decode(data)
+
+
+def test_who_only_looks_changes_nothing(tmp_path):
+    (tmp_path / FILE).write_bytes(b"{")
+    with pytest.raises(Unusable):
+        read(tmp_path / FILE)
+    assert os.listdir(tmp_path) == [FILE]
+
+
+def test_what_was_broken_is_set_aside_when_the_next_book_is_kept(tmp_path):
+    (tmp_path / FILE).write_bytes(b"{")
+    book, problem = save(tmp_path, DRIVER, "1", FULL, NOW)
+    assert (book, load(tmp_path, DRIVER)) == (FULL, (FULL, ""))
+    assert problem.endswith("; set aside as prepares.json.corrupt-1")
+
+
+# --- two instances -----------------------------------------------------------------------------------------
+
+
+def test_what_the_other_instance_remembers_is_not_lost(tmp_path):
+    keep(tmp_path, one("a"))
+    assert set(keep(tmp_path, one("b")).claims) == {"uid-a", "uid-b"}
+    assert set(load(tmp_path, DRIVER)[0].claims) == {"uid-a", "uid-b"}
+
+
+SAVER = """
+import sys
+from pathlib import Path
+sys.path.insert(0, {tests!r})
+from prepare_paper import DRIVER, NOW, verdict
+from agent.model.prepare import ErrorClass
+from agent.prepare import book as books
+from agent.prepare.book import Book
+from agent.store.prepares import save
+from prepare_paper import claim
+name, directory, times = sys.argv[1], Path(sys.argv[2]), int(sys.argv[3])
+book = Book()
+print("saving", flush=True)
+number = 0
+while number < times or not times:
+    said = verdict(ErrorClass.FAILED_DEVICE, f"fpga.{{name}}{{number % 20}}")
+    mine = claim(f"{{name}}{{number % 20}}", f"dev-{{name}}{{number % 20}}")
+    book, _ = books.failed(book, mine, "", said, NOW + number, "1")
+    book, _ = save(directory, DRIVER, "1", book, NOW + number)
+    number += 1
+"""
+
+
+def saver(name: str, directory: Path, times: int) -> subprocess.Popen[str]:
+    program = SAVER.format(tests=str(Path(__file__).parent))
+    command = [sys.executable, "-c", program, name, str(directory), str(times)]
+    return subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
+
+
+def test_two_processes_that_write_at_once_lose_nothing_and_share_no_number(tmp_path):
+    with saver("x", tmp_path, 20) as first, saver("y", tmp_path, 20) as second:
+        assert (first.wait(), second.wait()) == (0, 0)
+    book, problem = load(tmp_path, DRIVER)
+    assert problem == ""
+    assert set(book.claims) == {f"uid-{name}{number}" for name in "xy" for number in range(20)}
+    assert len(book.told.faults) == 40
+    assert len({fault.number for fault in book.told.faults}) == 40
+
+
+@pytest.mark.parametrize("delay_ms", [0, 1, 3, 7])
+def test_an_instance_that_is_killed_while_it_writes_leaves_a_whole_file_and_no_lock(tmp_path, delay_ms):
+    keep(tmp_path)
+    with saver("x", tmp_path, 0) as writer:
+        assert writer.stdout.readline() == "saving\n"
+        time.sleep(delay_ms / 1000)  # where in a write it is hit: no assertion hangs on it
+        writer.send_signal(signal.SIGKILL)
+    book, problem = load(tmp_path, DRIVER)
+    assert problem == ""
+    assert set(FULL.claims) <= set(book.claims)
+    assert set(FULL.claims) <= set(keep(tmp_path).claims)
+    assert sorted(os.listdir(tmp_path)) == [FILE, "prepares.lock"]
+
+
+# --- places that cannot be written -------------------------------------------------------------------------
+
+
+@pytest.fixture
+def locked(tmp_path: Path):
+    """A directory that this user may not look into, whoever runs the tests."""
+    directory = tmp_path / "state"
+    keep(directory)
+    directory.chmod(0)
+    before = os.geteuid()
+    if before == 0:
+        os.seteuid(65534)
+    yield directory
+    os.seteuid(before)
+    directory.chmod(0o700)
+    assert load(directory, DRIVER) == (FULL, "")
+
+
+def test_a_directory_that_may_not_be_written_is_named_and_the_file_stays(locked):
+    with pytest.raises(NotKept, match="could not be kept: Permission denied") as caught:
+        keep(locked, one("c"))
+    assert (caught.value.path, caught.value.errno) == (locked / FILE, errno.EACCES)
+
+
+def test_a_directory_that_is_none_is_named(tmp_path):
+    (tmp_path / "state").write_text("")
+    with pytest.raises(NotKept, match="could not be kept: "):
+        keep(tmp_path / "state")
+
+
+FULL_DISK = """
+import errno, os, sys
+from dataclasses import replace
+from pathlib import Path
+sys.path.insert(0, {tests!r})
+from test_prepare_store import DRIVER, FULL, NOW, claim, keep, verdict
+from agent.prepare import book as books
+from agent.store.files import NotKept
+from agent.store.prepares import load
+directory = Path({directory!r}, "state")
+keep(directory)
+large = replace(verdict(), detail="x" * 2000, evidence=("y" * 2000,) * 16)
+book = FULL
+for number in range(10):
+    book, _ = books.failed(book, claim(str(number)), "", large, NOW)
+try:
+    keep(directory, book)
+except NotKept as error:
+    assert error.errno == errno.ENOSPC, error
+    print(error)
+assert load(directory, DRIVER) == (FULL, "")
+assert sorted(os.listdir(directory)) == ["prepares.json", "prepares.lock"]
+os.system("mount -o remount,ro {directory}")
+try:
+    keep(directory)
+except NotKept as error:
+    assert error.errno == errno.EROFS, error
+    print(error)
+assert load(directory, DRIVER) == (FULL, "")
+"""
+
+
+def test_a_full_disk_and_a_read_only_one_are_named_and_the_file_stays(tmp_path):
+    """On a file system of 128 KiB of its own."""
+    mount = f"mount -t tmpfs -o size=128k none {tmp_path}"
+    unshare = shutil.which("unshare")
+    if os.geteuid() != 0 or unshare is None:
+        pytest.skip("mounting a file system needs root and unshare(1)")
+    allowed = subprocess.run([unshare, "-m", "sh", "-c", mount], capture_output=True, check=False)
+    if allowed.returncode:
+        pytest.skip(f"may not mount a file system here: {allowed.stderr.decode().strip()}")
+    program = FULL_DISK.format(tests=str(Path(__file__).parent), directory=str(tmp_path))
+    script = f'{mount} && exec "$0" -c "$1"'
+    done = subprocess.run(
+        [unshare, "-m", "sh", "-c", script, sys.executable, program],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    full, read_only = done.stdout.splitlines()
+    assert full.endswith("could not be kept: No space left on device")
+    assert read_only.endswith("could not be kept: Read-only file system")
+
+
+def test_numbers_of_told_faults_go_on_over_restarts(tmp_path):
+    keep(tmp_path)
+    book, _ = load(tmp_path, DRIVER)
+    book, _ = books.failed(book, claim("c", "gpu-7"), "", replace(STUCK, devices=(ref("gpu-7"),)), NOW, "1")
+    assert [fault.number for fault in book.told.faults] == [1, 2]

@@ -1,0 +1,123 @@
+"""The table of failures: each row is reached by what a driver really raises, and says what follows."""
+
+from pathlib import Path
+
+import pytest
+from prepare_cases import CASES, Case, raised
+
+from agent.model.health import Health
+from agent.model.prepare import ErrorClass, Operation, Scope
+from agent.model.taint import Effect
+from agent.prepare import codes
+from agent.prepare.classify import Context, classify
+from agent.prepare.errors import BadConfig, DriverError, FailedDevice, PermanentError, TransientError
+from agent.prepare.judges import NO_FAILURE
+from agent.prepare.patterns import PATTERNS
+from agent.prepare.taxonomy import DEFAULTS, FAMILY, TAXONOMY, Retry, is_code, row_of
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.code} {case.error_class}")
+def test_what_a_driver_raises_reaches_its_row(case: Case, tmp_path: Path) -> None:
+    verdict = classify(raised(case.act, tmp_path), Context(case.claim))
+    row = row_of(case.code, case.error_class)
+    assert (verdict.code, verdict.error_class) == (case.code, case.error_class)
+    assert (verdict.scope, verdict.health, verdict.sticky_s) == (row.scope, row.health, row.sticky_s)
+    assert verdict.advice == row.advice
+    assert (verdict.taint is None) == (row.taint is None)
+
+
+def test_every_row_but_the_engines_own_is_reached() -> None:
+    reached = {(row.code, row.error_class) for case in CASES for row in [row_of(case.code, case.error_class)]}
+    unreached = {(row.code, row.error_class) for row in TAXONOMY} - reached
+    assert unreached == {
+        ("device.unhealthy", ErrorClass.FAILED_DEVICE)
+    }  # needs an engine: test_prepare_classify
+
+
+def test_each_code_stands_once_per_class_and_each_class_has_its_last_row() -> None:
+    keys = [(row.code, row.error_class) for row in TAXONOMY]
+    assert len(keys) == len(set(keys))
+    assert set(DEFAULTS) == set(ErrorClass)
+
+
+@pytest.mark.parametrize("row", TAXONOMY, ids=lambda row: f"{row.code} {row.error_class}")
+def test_a_row_says_what_to_do(row) -> None:
+    assert is_code(row.code.removesuffix(FAMILY))
+    assert row.why
+    assert row.advice
+    assert "\n" not in row.why + row.advice
+
+
+@pytest.mark.parametrize("row", TAXONOMY, ids=lambda row: f"{row.code} {row.error_class}")
+def test_only_a_failed_device_is_unhealthy(row) -> None:
+    assert (row.health is Health.UNHEALTHY) == (row.error_class is ErrorClass.FAILED_DEVICE)
+    assert (row.scope is Scope.DEVICE and row.taint is not None) == (
+        row.error_class is ErrorClass.FAILED_DEVICE
+    )
+    if row.taint is not None:  # eviction is the operator's to choose
+        assert row.taint.effect is Effect.NO_SCHEDULE
+
+
+@pytest.mark.parametrize("row", TAXONOMY, ids=lambda row: f"{row.code} {row.error_class}")
+def test_only_what_lasts_is_answered_without_trying(row) -> None:
+    lasts = {
+        ErrorClass.BAD_CONFIG: 600,
+        ErrorClass.PERMANENT: 60,
+        ErrorClass.FAILED_DEVICE: 86_400,
+    }
+    assert row.sticky_s == lasts.get(row.error_class, 0)
+    assert (row.retry is Retry.NEVER) == (row.error_class is ErrorClass.BAD_CONFIG)
+
+
+def test_the_rows_of_the_drivers_own_words_are_those_of_their_exceptions() -> None:
+    words = {
+        ErrorClass.UNKNOWN: DriverError,
+        ErrorClass.TRANSIENT: TransientError,
+        ErrorClass.BAD_CONFIG: BadConfig,
+        ErrorClass.FAILED_DEVICE: FailedDevice,
+        ErrorClass.PERMANENT: PermanentError,
+    }
+    assert {kind: row.code for kind, row in DEFAULTS.items()} == {
+        kind: word.default_code for kind, word in words.items()
+    }
+
+
+def test_a_family_has_its_members_and_a_member_of_its_own_comes_first() -> None:
+    assert row_of("gpu.xid.79", ErrorClass.FAILED_DEVICE).code == "gpu.xid.*"
+    assert row_of("gpu.xid.31", ErrorClass.TRANSIENT).code == "gpu.xid.31"
+    assert row_of("fpga.bank_locked", ErrorClass.TRANSIENT) is DEFAULTS[ErrorClass.TRANSIENT]
+
+
+def test_xids_of_programs_have_their_rows() -> None:
+    for code in NO_FAILURE:
+        row = row_of(code, ErrorClass.TRANSIENT)
+        assert (row.code, row.health, row.taint) == (code, None, None)
+
+
+def test_every_meaning_has_a_row_of_its_own() -> None:
+    meanings = {
+        *(meaning for table in codes.ERRNOS.values() for meaning in table.values()),
+        *codes.NVML.values(),
+        *codes.GRPC.values(),
+        *codes.REASONS.values(),
+        *codes.STATUSES.values(),
+        *((code, ErrorClass.TRANSIENT) for code in codes.TIMEOUTS.values()),
+        *((pattern.code, pattern.error_class) for pattern in PATTERNS),
+    }
+    assert {meaning for meaning in meanings if row_of(*meaning) is DEFAULTS[meaning[1]]} == set()
+
+
+def test_every_operation_has_its_table() -> None:
+    assert set(codes.ERRNOS) == set(Operation)
+
+
+@pytest.mark.parametrize("text", ["gpu.xid.79", "deadline", "api.5xx", "a-b.c_d"])
+def test_such_is_a_code(text: str) -> None:
+    assert is_code(text)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "Gpu.Lost", "gpu..lost", ".gpu", "gpu.", "gpu lost", "gpu.lost\n", "ä.b", "a" * 101]
+)
+def test_such_is_no_code(text: str) -> None:
+    assert not is_code(text)

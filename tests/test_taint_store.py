@@ -1,0 +1,119 @@
+"""The taints' file: what is kept comes back whole, and what is broken is set aside and told of."""
+
+import json
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agent.model.claim import DeviceRef
+from agent.model.taint import Effect, Taint, Taints
+from agent.store.taints import Loaded, NotKept, Unusable, decode, encode, load, save
+
+GPU: Final = DeviceRef("gpu.example.com", "node-1", "gpu-0")
+XID: Final = Taint("gpu.example.com/xid", "79", Effect.NO_SCHEDULE, 1_790_000_000)
+TAINTS: Final = Taints({GPU: (XID, XID._replace(value="48", effect=Effect.NONE))})
+
+taints = st.builds(
+    Taint,
+    key=st.text(st.characters(codec="utf-8")),
+    value=st.text(st.characters(codec="utf-8")),
+    effect=st.sampled_from(Effect),
+    added_wall_s=st.integers(0, 253_402_300_799),
+)
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "state" / "taints.json"
+
+
+def changed(**values: object) -> bytes:
+    """The file with these values in its first taint."""
+    document = json.loads(encode(TAINTS))
+    document["devices"][0]["taints"][0] |= values
+    return json.dumps(document).encode()
+
+
+def twice(document: dict[str, Any]) -> None:
+    document["devices"] *= 2
+
+
+def same(document: dict[str, Any]) -> None:
+    document["devices"][0]["taints"][1]["value"] = "79"
+
+
+def none(document: dict[str, Any]) -> None:
+    document["devices"][0]["taints"] = []
+
+
+@given(st.lists(taints, min_size=1, max_size=20, unique_by=lambda one: (one.key, one.value)))
+def test_what_is_kept_comes_back_whole(some: list[Taint]) -> None:
+    kept = Taints({GPU: tuple(some), GPU._replace(device="gpu-1"): (XID,)})
+    assert decode(encode(kept)) == kept
+
+
+def test_devices_without_taints_are_left_out() -> None:
+    assert decode(encode(Taints({GPU: ()}))) == Taints()
+
+
+def test_the_first_start_has_none_and_no_problem(path: Path) -> None:
+    assert load(path) == Loaded(Taints(), "")
+
+
+def test_what_was_saved_is_loaded_and_nobody_else_may_read_it(path: Path) -> None:
+    save(path, TAINTS)
+    assert load(path) == Loaded(TAINTS, "")
+    assert path.stat().st_mode & 0o777 == 0o600
+
+
+@pytest.mark.parametrize(
+    ("data", "reason"),
+    [
+        (changed(effect="NoFun"), "invalid enum value 'NoFun' - at `$.devices[0].taints[0].effect`"),
+        (changed(added_wall_s=-1), "expected `int` >= 0 - at `$.devices[0].taints[0].added_wall_s`"),
+        (changed(added_wall_s=10**12), "expected `int` <= 253402300799"),
+        (changed(added_wall_s=1.5), "expected `int`, got `float`"),
+        (changed(until=3), "contains unknown field `until`"),
+        (b'{"version": 2}', "is of version 2, this agent reads 1"),
+        (b"", "is not understood"),
+    ],
+)
+def test_a_file_that_breaks_a_rule_is_refused_with_the_place(data: bytes, reason: str) -> None:
+    with pytest.raises(Unusable) as raised:
+        decode(data)
+    assert reason in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (twice, "has device gpu.example.com/node-1/gpu-0 twice"),
+        (same, "has 2 taints of gpu.example.com/node-1/gpu-0, 1 of different key and value"),
+        (none, "expected `array` of length >= 1"),
+    ],
+)
+def test_a_file_that_contradicts_itself_is_refused(change: Any, reason: str) -> None:
+    document = json.loads(encode(TAINTS))
+    change(document)
+    with pytest.raises(Unusable) as raised:
+        decode(json.dumps(document).encode())
+    assert reason in str(raised.value)
+
+
+def test_a_file_that_cannot_be_used_is_set_aside_and_told_of(path: Path) -> None:
+    path.parent.mkdir()
+    path.write_bytes(b"{")
+    taints, problem = load(path)
+    assert taints == Taints()
+    assert problem.startswith(f"{path}: is not understood: ")
+    assert problem.endswith("set aside as taints.json.corrupt-1")
+    assert path.with_name("taints.json.corrupt-1").read_bytes() == b"{"
+
+
+def test_what_cannot_be_kept_is_told_with_the_path(path: Path) -> None:
+    path.parent.write_text("in the way")
+    with pytest.raises(NotKept, match=f"{path}: .* bytes could not be kept: "):
+        save(path, TAINTS)
