@@ -1,21 +1,29 @@
 """The checked-in messages are what ``proto/`` says, and ``proto/`` is the kubelet's contract."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from wire.google import FILES, described
+from wire.plugin import DRA, REGISTRATION
 
 from agent.serve.rpc import generate
+from agent.serve.rpc.gen.dra_v1.k8s.io.kubelet.pkg.apis.dra import v1 as dra_v1
+from agent.serve.rpc.gen.dra_v1beta1.k8s.io.kubelet.pkg.apis.dra import v1beta1 as dra_v1beta1
 from agent.serve.rpc.gen.health_v1 import v1
 from agent.serve.rpc.gen.health_v1alpha1 import v1alpha1
+from agent.serve.rpc.gen.registration_v1 import pluginregistration
 
 TYPES = {
+    FieldDescriptor.TYPE_BOOL: "bool",
     FieldDescriptor.TYPE_STRING: "string",
     FieldDescriptor.TYPE_INT64: "int64",
     FieldDescriptor.TYPE_ENUM: "enum",
     FieldDescriptor.TYPE_MESSAGE: "message",
 }
+
+PLUGIN_METHODS = ("NodePrepareResources", "NodeUnprepareResources")
 
 # kubelet-facing facts: KEP-4680 as released, v1alpha1 from 1.34 and v1 from 1.37
 DEVICE_HEALTH = {
@@ -69,3 +77,76 @@ def test_the_generated_servers_have_the_kubelets_method_paths() -> None:
     assert list(v1alpha1.DraResourceHealthBase().__mapping__()) == [
         "/v1alpha1.DRAResourceHealth/NodeWatchResources"
     ]
+
+
+@pytest.mark.parametrize("version", ["v1", "v1beta1"])
+def test_the_plugin_api_is_the_kubelets(version: str) -> None:
+    file = described()[f"{DRA}.{version}"]
+    messages = file.message_types_by_name
+    assert fields(messages["Claim"]) == {
+        "namespace": (1, "string"),
+        "uid": (2, "string"),
+        "name": (3, "string"),
+    }
+    device = {
+        "request_names": (1, "string"),
+        "pool_name": (2, "string"),
+        "device_name": (3, "string"),
+        "cdi_device_ids": (4, "string"),
+    }
+    assert fields(messages["Device"]) == device | ({"share_id": (5, "string")} if version == "v1" else {})
+    repeated = {field.name for field in messages["Device"].fields if field.is_repeated}
+    assert repeated == {"request_names", "cdi_device_ids"}
+    if version == "v1":
+        assert messages["Device"].fields_by_name["share_id"].has_presence
+    assert fields(messages["NodePrepareResourceResponse"]) == {
+        "devices": (1, "message"),
+        "error": (2, "string"),
+    }
+    assert fields(messages["NodeUnprepareResourceResponse"]) == {"error": (1, "string")}
+    for name in ("Prepare", "Unprepare"):
+        request, response = (messages[f"Node{name}Resources{end}"] for end in ("Request", "Response"))
+        assert fields(request) == fields(response) == {"claims": (1, "message")}
+        assert request.fields_by_name["claims"].message_type is messages["Claim"]
+        entry = response.fields_by_name["claims"].message_type
+        assert entry.GetOptions().map_entry
+        assert fields(entry) == {"key": (1, "string"), "value": (2, "message")}
+        assert entry.fields_by_name["value"].message_type is messages[f"Node{name}ResourceResponse"]
+    methods = file.services_by_name["DRAPlugin"].methods
+    assert [method.name for method in methods] == ["NodePrepareResources", "NodeUnprepareResources"]
+
+
+def test_the_registration_api_is_the_kubelets() -> None:
+    file = described()["pluginregistration"]
+    messages = file.message_types_by_name
+    assert fields(messages["PluginInfo"]) == {
+        "type": (1, "string"),
+        "name": (2, "string"),
+        "endpoint": (3, "string"),
+        "supported_versions": (4, "string"),
+    }
+    assert messages["PluginInfo"].fields_by_name["supported_versions"].is_repeated
+    assert fields(messages["RegistrationStatus"]) == {
+        "plugin_registered": (1, "bool"),
+        "error": (2, "string"),
+    }
+    methods = file.services_by_name["Registration"].methods
+    assert [(one.name, one.input_type.name, one.output_type.name) for one in methods] == [
+        ("GetInfo", "InfoRequest", "PluginInfo"),
+        ("NotifyRegistrationStatus", "RegistrationStatus", "RegistrationStatusResponse"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("served", "paths"),
+    [
+        (dra_v1.DraPluginBase(), [f"/{DRA}.v1.DRAPlugin/{name}" for name in PLUGIN_METHODS]),
+        (dra_v1beta1.DraPluginBase(), [f"/{DRA}.v1beta1.DRAPlugin/{name}" for name in PLUGIN_METHODS]),
+        (
+            pluginregistration.RegistrationBase(),
+            [f"{REGISTRATION}/{name}" for name in ("GetInfo", "NotifyRegistrationStatus")],
+        ),
+    ],
+)
+def test_the_generated_plugin_servers_have_the_kubelets_method_paths(served: Any, paths: list[str]) -> None:
+    assert list(served.__mapping__()) == paths

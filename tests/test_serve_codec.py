@@ -6,10 +6,14 @@ from grpclib.exceptions import GRPCError
 from hypothesis import given
 from hypothesis import strategies as st
 from wire.google import message_class
+from wire.plugin import DRA
 
-from agent.serve.rpc.codec import Codec
+from agent.serve.rpc.codec import FIELDS_PER_ENTRY, Codec
 from agent.serve.rpc.gen.agent.drahealth import v1 as agent_v1
+from agent.serve.rpc.gen.dra_v1.k8s.io.kubelet.pkg.apis.dra import v1 as dra_v1
+from agent.serve.rpc.gen.dra_v1beta1.k8s.io.kubelet.pkg.apis.dra import v1beta1 as dra_v1beta1
 from agent.serve.rpc.gen.health_v1 import v1
+from agent.serve.rpc.gen.registration_v1 import pluginregistration
 
 RESPONSE = v1.NodeWatchResourcesResponse
 
@@ -67,11 +71,96 @@ def test_what_is_no_such_message_is_refused_with_its_place(data: bytes, text: st
 
 @pytest.mark.parametrize(
     "kind",
-    [RESPONSE, agent_v1.WatchRequest, agent_v1.Picture, agent_v1.StatusRequest, agent_v1.StatusReply],
+    [
+        RESPONSE,
+        agent_v1.WatchRequest,
+        agent_v1.Picture,
+        agent_v1.StatusRequest,
+        agent_v1.StatusReply,
+        *(module.NodePrepareResourcesRequest for module in (dra_v1, dra_v1beta1)),
+        *(module.NodePrepareResourcesResponse for module in (dra_v1, dra_v1beta1)),
+        *(module.NodeUnprepareResourcesRequest for module in (dra_v1, dra_v1beta1)),
+        *(module.NodeUnprepareResourcesResponse for module in (dra_v1, dra_v1beta1)),
+        pluginregistration.InfoRequest,
+        pluginregistration.PluginInfo,
+        pluginregistration.RegistrationStatus,
+    ],
 )
 def test_every_message_that_we_read_can_be_checked(kind: type) -> None:
     with pytest.raises(GRPCError):
         Codec().decode(b"\xff", kind)
+
+
+def answers(*fields: bytes) -> bytes:
+    """A map of one entry that consists of these raw fields."""
+    entry_bytes = b"".join(fields)
+    return b"\x0a" + bytes([len(entry_bytes)]) + entry_bytes
+
+
+@pytest.mark.parametrize(
+    ("data", "text"),
+    [
+        (answers(b"\x0a\x05ab"), "claims.key: ends 3 bytes after the message's 4"),
+        (answers(b"\x0a\x02\xc3\x28"), "claims.key: not UTF-8 at byte 0 of 2"),
+        (answers(b"\x08\x05"), "claims.key: wire type 0, should be 2"),
+        (answers(b"\x10\x05"), "claims.value: wire type 0, should be 2"),
+        (
+            answers(b"\x0a\x01u", b"\x12\x03\x12\x05e"),
+            "claims.value.error: ends 4 bytes after the message's 3",
+        ),
+        (b"\x08\x05", "claims: wire type 0, should be 2"),
+    ],
+)
+def test_a_map_is_checked_down_to_its_values(data: bytes, text: str) -> None:
+    with pytest.raises(GRPCError) as raised:
+        Codec().decode(data, dra_v1.NodePrepareResourcesResponse)
+    assert raised.value.message == f"NodePrepareResourcesResponse.{text}"
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        answers(b"\x0a\x01u", b"\x12\x03\x12\x01e"),
+        answers(b"\x12\x03\x12\x01e", b"\x0a\x01u"),
+        answers(b"\x0a\x01u"),
+        answers(b"\x12\x03\x12\x01e"),
+        answers(),
+        answers(b"\x0a\x01u", b"\x12\x03\x12\x01a") + answers(b"\x0a\x01u", b"\x12\x03\x12\x01b"),
+        answers(b"\x0a\x01u", b"\x12\x03\x12\x01a") + answers(b"\x0a\x01v", b"\x12\x03\x12\x01b"),
+    ],
+)
+def test_a_map_is_read_as_google_reads_it(data: bytes) -> None:
+    """Of a key that is there twice the last counts; what is left out is empty."""
+    ours = Codec().decode(data, dra_v1.NodePrepareResourcesResponse)
+    google = message_class(f"{DRA}.v1", "NodePrepareResourcesResponse").FromString(data)
+    assert {uid: one.error for uid, one in ours.claims.items()} == {
+        uid: one.error for uid, one in google.claims.items()
+    }
+
+
+def test_more_entries_than_the_limit_are_refused_before_they_are_read() -> None:
+    codec = Codec(entries=3)
+    assert len(codec.decode(entry(b"\x2a\x01m") * 3, RESPONSE).devices) == 3
+    with pytest.raises(GRPCError) as raised:
+        codec.decode(entry(b"\x2a\x01m") * 4 + b"\xff", RESPONSE)
+    assert raised.value.status is Status.RESOURCE_EXHAUSTED
+    assert raised.value.message == "NodeWatchResourcesResponse.devices: more than 3 entries"
+
+
+def test_betterproto_never_sees_fields_that_we_do_not_know() -> None:
+    unknown = b"\x7a\x01x\x78\x05"
+    read = Codec().decode(unknown + entry(unknown + b"\x2a\x01m" + unknown) + unknown, RESPONSE)
+    assert (read.devices[0].message, read._unknown_fields, read.devices[0]._unknown_fields) == ("m", b"", b"")
+
+
+@pytest.mark.parametrize("field", [b"\x78\x05", b"\x2a\x00"])
+def test_more_fields_than_the_limit_are_refused_known_or_not(field: bytes) -> None:
+    codec, most = Codec(entries=4), 4 * FIELDS_PER_ENTRY
+    assert len(codec.decode(entry(field * (most - 1)), RESPONSE).devices) == 1
+    with pytest.raises(GRPCError) as raised:
+        codec.decode(entry(field * most), RESPONSE)
+    assert raised.value.status is Status.RESOURCE_EXHAUSTED
+    assert raised.value.message == f"NodeWatchResourcesResponse.devices: more than {most} fields in all"
 
 
 @given(st.binary(max_size=40))

@@ -116,3 +116,40 @@ async def taken_after_waiting() -> list[bool]:
 
 def test_a_value_is_taken_when_somebody_who_waited_has_it() -> None:
     assert asyncio.run(taken_after_waiting()) == [True, False, True, False]
+
+
+def test_nobody_has_to_be_waited_for_who_never_followed() -> None:
+    latest: Latest[str] = Latest()
+    latest.publish("news")
+    assert latest.wait_taken(0)
+
+
+def test_who_follows_is_waited_for() -> None:
+    latest: Latest[str] = Latest()
+    taken: list[bool] = []
+
+    async def main() -> None:
+        version, _ = await latest.wait_newer(0)
+        latest.publish("second")
+        assert not latest.wait_taken(60), "the loop that would take it waits here"
+        waiting = threading.Thread(target=lambda: taken.append(latest.wait_taken(60)))
+        waiting.start()
+        await latest.wait_newer(version)
+        await asyncio.to_thread(waiting.join)
+
+    latest.publish("first")
+    asyncio.run(main())
+    assert taken == [True]
+
+
+def test_who_is_stuck_is_waited_for_so_long_and_no_longer() -> None:
+    latest: Latest[str] = Latest()
+
+    async def main() -> bool:
+        await latest.wait_newer(0)
+        latest.publish("second")
+        return await asyncio.to_thread(latest.wait_taken, 0.01)
+
+    latest.publish("first")
+    assert asyncio.run(main()) is False
+    assert latest.wait_taken(60), "the loop has closed: nobody follows any more"

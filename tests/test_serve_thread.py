@@ -9,6 +9,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -104,6 +105,30 @@ def test_one_that_is_never_ready_does_not_hold_up_its_owner() -> None:
     with pytest.raises(TimeoutError):
         thread.start(timeout_s=0.05)
     assert thread.stop()
+
+
+def test_who_stops_it_before_it_runs_stops_it_for_good() -> None:
+    thread = IoThread(forever, on_failure=unexpected)
+    assert thread.stop()
+    with pytest.raises(RuntimeError, match="was stopped before it was ready"):
+        thread.start()
+    assert "dh-io" not in [one.name for one in threading.enumerate()]
+
+
+def test_who_starts_it_hears_that_it_was_stopped_meanwhile() -> None:
+    begun = threading.Event()
+
+    async def main(ready: Callable[[], None]) -> None:
+        begun.set()
+        await asyncio.Event().wait()
+
+    thread = IoThread(main, on_failure=unexpected)
+    with ThreadPoolExecutor(1) as pool:
+        starting = pool.submit(thread.start, 30)
+        assert begun.wait(10)
+        assert thread.stop(10)
+        with pytest.raises(RuntimeError, match="was stopped before it was ready"):
+            starting.result(10)
 
 
 def test_a_process_out_of_descriptors_says_so_once_and_serves_again(

@@ -62,10 +62,26 @@ class Audience:
     def __init__(self, encode: Encode) -> None:
         self._feed = Feed(encode)
         self._waiting: dict[_Subscriber, asyncio.Future[None]] = {}
+        self._hushed = False
+        self._repeats = 0
 
     def publish(self, devices: Sequence[DeviceHealth]) -> None:
         """Takes the newest devices into the feed, and brings every stream up to it. Raises ValueError."""
         self._feed.publish(devices)
+        if not self._hushed:
+            self._bring_up()
+
+    def hush(self) -> None:
+        """Says nothing more on any stream; they stay open, and somebody else speaks."""
+        self._hushed = True
+
+    def repeat(self) -> None:
+        """Tells everything once more on every stream, and speaks from now on if it was hushed."""
+        self._hushed = False
+        self._repeats += 1
+        self._bring_up()
+
+    def _bring_up(self) -> None:
         for subscriber, wake in tuple(self._waiting.items()):
             if not self._push(subscriber) and not wake.done():
                 wake.set_result(None)
@@ -77,13 +93,19 @@ class Audience:
         """
         subscriber = _Subscriber(stream, extra_s)
         while True:
-            number = self._feed.number
-            for message in self._feed.owed(subscriber.number, subscriber.extra_s):
+            number, repeats = self._feed.number, self._repeats
+            for message in self._owed(subscriber):
                 await stream.send_message(message)
                 await asyncio.sleep(0)  # a peer that takes everything at once must not keep the loop
-            subscriber.number = number
-            if number == self._feed.number:
+            subscriber.number, subscriber.repeats = number, repeats
+            if (number, repeats) == (self._feed.number, self._repeats):
                 await self._newer(subscriber)
+
+    def _owed(self, subscriber: "_Subscriber") -> tuple[bytes, ...]:
+        if self._hushed:
+            return ()
+        since = subscriber.number if subscriber.repeats == self._repeats else 0
+        return self._feed.owed(since, subscriber.extra_s)
 
     async def _newer(self, subscriber: "_Subscriber") -> None:
         """Returns when there is something for the subscriber that could not be pushed."""
@@ -94,20 +116,21 @@ class Audience:
             del self._waiting[subscriber]
 
     def _push(self, subscriber: "_Subscriber") -> bool:
-        messages = self._feed.owed(subscriber.number, subscriber.extra_s)
+        messages = self._owed(subscriber)
         if len(messages) > 1 or not all(send_message_nowait(subscriber.stream, one) for one in messages):
             return False
-        subscriber.number = self._feed.number
+        subscriber.number, subscriber.repeats = self._feed.number, self._repeats
         return True
 
 
 class _Subscriber:
-    """A stream, and the number of the last publication that it got in full; 0 for none."""
+    """A stream, the number of the last publication that it got in full (0: none), and of the last repeat."""
 
     def __init__(self, stream: Stream, extra_s: int) -> None:
         self.stream = stream
         self.extra_s = extra_s
         self.number = 0
+        self.repeats = 0
 
 
 class HealthService:

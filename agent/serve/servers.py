@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Final
 
 from agent.config_values import check_drivers
-from agent.errors import ConfigError, PermissionDenied
+from agent.errors import ConfigError
 from agent.model.health import DeviceHealth
 from agent.model.report import Report
 from agent.model.status import Subscribers
@@ -20,7 +20,7 @@ from agent.serve.feed import Encode
 from agent.serve.health import HealthService, Publications
 from agent.serve.rpc.latest import Latest
 from agent.serve.rpc.server import Server
-from agent.serve.sockets import UnixListener, check_length, remove_leftovers
+from agent.serve.sockets import UnixListener, check_length, make_directory, remove_leftovers
 
 SHUTTING_DOWN: Final = "agent shutting down"
 """What clients read when the agent ends; the status is UNAVAILABLE."""
@@ -100,7 +100,7 @@ class Servers:
             check_length(runtime_dir / name, base=runtime_dir, flag="--runtime-dir")
         try:
             for name in names:
-                _make_directory((runtime_dir / name).parent)
+                make_directory((runtime_dir / name).parent, flag="--runtime-dir")
                 self._listeners[name] = UnixListener(runtime_dir / name)
             remove_leftovers(runtime_dir / DRIVERS, keep=self.paths)
         except BaseException:
@@ -144,14 +144,3 @@ class Servers:
         finally:
             await asyncio.gather(*(server.stop(SHUTTING_DOWN) for server in servers.values()))
             self.close()
-
-
-def _make_directory(path: Path) -> None:
-    try:
-        path.mkdir(mode=0o750, parents=True, exist_ok=True)
-    except PermissionError as error:
-        raise PermissionDenied(
-            f"{path}: may not make this directory; choose another with --runtime-dir"
-        ) from error
-    except OSError as error:
-        raise ConfigError(f"{path}: cannot make this directory ({error.strerror})") from error

@@ -57,11 +57,34 @@ class UnixListener:
             self.sock.close()
             raise
 
-    def close(self) -> None:
-        """Closes the socket, and removes the file if it is still the one that we made."""
-        self.sock.close()
-        if _identity(self.path) == self._identity:
+    def is_there(self) -> bool:
+        """Whether the file is still the one that we made. Raises OSError if nobody can tell."""
+        return _identity(self.path) == self._identity
+
+    def remove(self) -> None:
+        """Removes the file if it is still the one that we made. Who is connected stays so."""
+        if self.is_there():
             self.path.unlink(missing_ok=True)
+
+    def close(self) -> None:
+        """Closes the socket, and removes the file likewise."""
+        self.sock.close()
+        self.remove()
+
+
+def make_directory(path: Path, *, flag: str) -> None:
+    """Makes a directory for sockets (0750) and those above it, unless they are there.
+
+    Raises:
+        ConfigError: it cannot be made.
+        PermissionDenied: we may not make it; ``flag`` is what chooses another.
+    """
+    try:
+        path.mkdir(mode=0o750, parents=True, exist_ok=True)
+    except PermissionError as error:
+        raise PermissionDenied(f"{path}: may not make this directory; choose another with {flag}") from error
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot make this directory ({error.strerror})") from error
 
 
 def check_length(path: Path, *, base: Path, flag: str) -> None:

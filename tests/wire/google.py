@@ -19,6 +19,9 @@ FILES = {
     "v1": "dra_health/v1/dra_health_v1.proto",
     "v1alpha1": "dra_health/v1alpha1/dra_health_v1alpha1.proto",
     "drahealth.v1": "drahealth/v1/agent.proto",
+    "k8s.io.kubelet.pkg.apis.dra.v1": "dra/v1/dra_v1.proto",
+    "k8s.io.kubelet.pkg.apis.dra.v1beta1": "dra/v1beta1/dra_v1beta1.proto",
+    "pluginregistration": "plugin_registration/v1/plugin_registration_v1.proto",
 }
 
 

@@ -19,7 +19,7 @@ class Latest(Generic[T]):
     """
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = threading.Condition(threading.Lock())
         self._version = 0
         self._value: T | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -55,6 +55,22 @@ class Latest(Generic[T]):
         with self._lock:
             return self._taken == self._version
 
+    def wait_taken(self, timeout_s: float) -> bool:
+        """Blocks until somebody who waits has got the value that is the newest now; for any other thread.
+
+        Returns:
+            Whether that is so. Nobody has to be waited for if nobody has ever waited, or the loop has closed.
+        """
+        with self._lock:
+            version = self._version
+
+            def is_over() -> bool:
+                return self._loop is None or self._loop.is_closed() or self._taken >= version
+
+            if self._loop is not None and _running_loop() is self._loop:
+                return is_over()  # whoever would take it runs in the thread that would block here
+            return self._lock.wait_for(is_over, timeout_s)
+
     async def wait_newer(self, version: int) -> tuple[int, T]:
         """Waits for a value newer than ``version``; returns the newest with its own version.
 
@@ -75,6 +91,7 @@ class Latest(Generic[T]):
                 newest, value = self._version, self._value
                 if newest > version and value is not None:
                     self._taken = max(self._taken, newest)
+                    self._lock.notify_all()
                     return newest, value
                 waiter = loop.create_future()
                 self._waiting.add(waiter)
@@ -90,3 +107,11 @@ class Latest(Generic[T]):
         for waiter in waiting:
             if not waiter.done():
                 waiter.set_result(None)
+
+
+def _running_loop() -> asyncio.AbstractEventLoop | None:
+    """The loop that the calling thread runs, if any."""
+    try:
+        return asyncio.get_running_loop()
+    except RuntimeError:
+        return None

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import re
 import socket
 from collections.abc import Callable, Collection
 from functools import partial
@@ -11,10 +12,11 @@ from grpclib import protocol, server
 from grpclib.config import Configuration
 from grpclib.const import Status
 from grpclib.exceptions import GRPCError
+from grpclib.metadata import decode_timeout
 from h2.errors import ErrorCodes
 
 from agent.serve.rpc.codec import Codec
-from agent.serve.rpc.hardened import GRACE_S, Headers, Protocol, h2_config
+from agent.serve.rpc.hardened import GRACE_S, Headers, Protocol, Stream, h2_config
 from agent.serve.rpc.seldom import Seldom
 
 CONNECTION_LIMIT: Final = 128
@@ -34,9 +36,15 @@ _SERVER_CONFIG: Final = Configuration(
 _REQUEST_HEADERS: Final = frozenset({":method", ":path", "te", "content-type", "grpc-timeout"})
 
 
+_TIMEOUT: Final = re.compile(r"[0-9]{1,8}[HMSmun]")
+LEAST_S: Final = 0.001
+"""What a request has at least, whatever its client says [s]."""
+
+
 class _ServerProtocol(Protocol):
     def __init__(self, handler: "_Handler", config: Configuration, owner: "Server") -> None:
         super().__init__(handler, config, h2_config(client_side=False))
+        self.stream_class = owner.stream_class
         self.requests = handler
         self.lost = asyncio.get_running_loop().create_future()
         self._owner = owner
@@ -69,7 +77,8 @@ class _Handler(server.Handler):
             stream.reset_nowait(ErrorCodes.REFUSED_STREAM)  # gRPC: UNAVAILABLE, and safe to repeat
             release_stream()
             return
-        known = [(name, value) for name, value in headers if name in _REQUEST_HEADERS]
+        known = [(name, _tenable(value) if name == "grpc-timeout" else value)
+                 for name, value in headers if name in _REQUEST_HEADERS]  # fmt: skip
         super().accept(stream, known, partial(_release, stream, release_stream))
 
     def refuse(self, error: GRPCError) -> list["asyncio.Task[None]"]:
@@ -83,6 +92,15 @@ class _Handler(server.Handler):
         return [task for task in self._tasks.values() if not task.done()]
 
 
+def _tenable(timeout: str) -> str:
+    """A deadline that grpclib can keep: one that is over before the request is looked at, and one of more
+    digits than gRPC allows, are an "Internal Server Error" to it, with a traceback each.
+    """
+    if not _TIMEOUT.fullmatch(timeout):
+        return ""  # which it refuses as what it is
+    return timeout if decode_timeout(timeout) >= LEAST_S else f"{LEAST_S * 1000:.0f}m"
+
+
 def _release(stream: protocol.Stream, release_stream: Callable[[], None]) -> None:
     """Resets what was left without an answer, so that no client waits for one."""
     if stream.closable:
@@ -91,10 +109,19 @@ def _release(stream: protocol.Stream, release_stream: Callable[[], None]) -> Non
 
 
 class Server(server.Server):
-    """A grpclib server on a listening socket, with an end that is bounded in time."""
+    """A grpclib server on a listening socket, with an end that is bounded in time.
 
-    def __init__(self, services: Collection[Any]) -> None:
-        super().__init__(services, codec=Codec(), config=_SERVER_CONFIG)
+    Args:
+        services: What is served.
+        codec: Decodes the requests.
+        stream_class: One with another limit on requests, where 64 KiB are too few.
+    """
+
+    def __init__(
+        self, services: Collection[Any], *, codec: Codec | None = None, stream_class: type[Stream] = Stream
+    ) -> None:
+        super().__init__(services, codec=codec or Codec(), config=_SERVER_CONFIG)
+        self.stream_class = stream_class
         self.connections: set[_ServerProtocol] = set()
         self.stopping = False
         self._complaints = Seldom()
@@ -116,7 +143,14 @@ class Server(server.Server):
         return not (full or self.stopping)  # stopping: accepted before the server stopped, made after it
 
     async def listen(self, sock: socket.socket) -> None:
-        """Serves the bound socket from now on. The socket's file stays the caller's to remove."""
+        """Serves the bound socket from now on. The socket's file stays the caller's to remove.
+
+        Called again, with another socket, it serves that one instead; connections that were made
+        through the one before stay.
+        """
+        if self._server is not None:
+            self._server.close()
+            self._server = None
         await self.start(sock=sock)
 
     async def stop(self, reason: str) -> None:

@@ -43,6 +43,7 @@ class IoThread:
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._ready: Future[None] = Future()
         self._failure: BaseException | None = None
+        self._lock = threading.Lock()  # between who starts and who stops it meanwhile
         self._stopping = False
         self._loop: asyncio.AbstractEventLoop | None = None
         self._task: asyncio.Task[None] | None = None
@@ -52,10 +53,14 @@ class IoThread:
         """Starts the thread and returns when ``main`` is ready.
 
         Raises:
+            RuntimeError: it was stopped before it was ready.
             TimeoutError: it was not ready in time; it keeps running until :meth:`stop`.
             BaseException: what ``main`` raised before it was ready.
         """
-        self._thread.start()
+        with self._lock:
+            if self._stopping:
+                raise self._stopped()
+            self._thread.start()
         self._ready.result(timeout_s)
 
     def stop(self, timeout_s: float = 1.0) -> bool:
@@ -67,10 +72,12 @@ class IoThread:
         Raises:
             BaseException: what ``main`` raised on its way out.
         """
-        self._stopping = True
-        if self._thread.is_alive() and self._loop is not None and self._task is not None:
+        with self._lock:
+            self._stopping = True
+            loop, task = self._loop, self._task
+        if self._thread.is_alive() and loop is not None and task is not None:
             with contextlib.suppress(RuntimeError):  # the loop has closed by itself in this moment
-                self._loop.call_soon_threadsafe(self._task.cancel)
+                loop.call_soon_threadsafe(task.cancel)
         if self._thread.ident is not None:
             self._thread.join(timeout_s)
         failure, self._failure = self._failure, None
@@ -89,6 +96,8 @@ class IoThread:
             error = raised
         if self._stopping:
             self._failure = error
+            if not self._ready.done():
+                self._ready.set_exception(self._stopped())
             return
         error = error or RuntimeError(f"thread {self._thread.name} ended, and nobody had asked it to")
         if self._ready.done():
@@ -97,9 +106,12 @@ class IoThread:
             self._ready.set_exception(error)
 
     async def _supervised(self) -> None:
-        self._loop = asyncio.get_running_loop()
-        self._task = asyncio.current_task()
-        self._loop.set_exception_handler(self._complain)
+        loop = asyncio.get_running_loop()
+        loop.set_exception_handler(self._complain)
+        with self._lock:
+            self._loop, self._task = loop, asyncio.current_task()
+            if self._stopping:
+                return
         await self._main(self._set_ready)
 
     def _complain(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
@@ -110,6 +122,9 @@ class IoThread:
         elif count := self._complaints.count():
             where = context["socket"].getsockname()
             log.error("%s: cannot accept connections (%s); %d attempts", where, error.strerror, count)
+
+    def _stopped(self) -> RuntimeError:
+        return RuntimeError(f"thread {self._thread.name} was stopped before it was ready")
 
     def _set_ready(self) -> None:
         if not self._ready.done():

@@ -1,0 +1,173 @@
+"""Preparing and unpreparing the claims of a pod, up to and including the kubelet's words for what goes wrong.
+
+Source: kubelet ``cm/dra/manager.go``. Not here: when it is done, and done again (``pods.py``). Left out:
+claims of pod groups, claims made of templates, extended resources.
+"""
+
+import random
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from kubelet.calls import CallFailed, dra_message
+from kubelet.claims import ClaimInfo, ClaimInfos, PreparedDevice, new_claim_info
+from kubelet.history import Called, History
+from kubelet.plugins import Plugin, Plugins
+
+ClaimObjects = Mapping[tuple[str, str], Mapping[str, Any]]
+"""What the API server has, by namespace and name."""
+
+
+class Preparer:
+    """Of one life of the kubelet."""
+
+    def __init__(
+        self,
+        plugins: Plugins,
+        infos: ClaimInfos,
+        objects: ClaimObjects,
+        history: History,
+        dice: random.Random,
+    ) -> None:
+        """
+        Args:
+            plugins: Those that are registered.
+            infos: What is noted of claims.
+            objects: The API server.
+            history: Where the calls are noted.
+            dice: Go walks its maps in another order each time.
+        """
+        self._plugins = plugins
+        self._infos = infos
+        self._objects = objects
+        self._history = history
+        self._dice = dice
+
+    def prepare(self, pod: str, namespace: str, claims: Sequence[str]) -> None:
+        """Prepares all claims of a pod that are not prepared already.
+
+        Args:
+            pod: Its uid.
+            namespace: Its namespace.
+            claims: Their names.
+
+        Raises:
+            ValueError: the first thing that went wrong; nothing was done after it.
+        """
+        found = [self._look_up(pod, namespace, name) for name in claims]
+        batches: dict[Plugin, list[ClaimInfo]] = {}
+        new: list[ClaimInfo] = []
+        with self._infos.locked() as infos:
+            for fresh, plugins in found:
+                info = infos.setdefault((fresh.namespace, fresh.name), fresh)
+                if info.uid != fresh.uid:
+                    raise ValueError(
+                        f"old ResourceClaim with same name {fresh.name} and different UID {info.uid} still"
+                        " exists (previous pod force-deleted?!)"
+                    )
+                info.pods.add(pod)
+                self._infos.save()
+                if info.prepared:
+                    continue
+                new.append(info)
+                for driver in info.drivers:
+                    batches.setdefault(plugins[driver], []).append(info)
+        for plugin, batch in self._shuffled(batches.items()):
+            response = self._call("NodePrepareResources", plugin, batch)
+            for info, result in self._results("NodePrepareResources", batch, response):
+                with self._infos.locked():
+                    info.drivers.setdefault(plugin.driver, []).extend(map(_device, result.devices))
+        with self._infos.locked():
+            for info in new:
+                info.prepared = True
+            self._infos.save()
+
+    def unprepare(self, pod: str, namespace: str, claims: Sequence[str]) -> None:
+        """Takes a pod off its claims, and unprepares those that no other pod uses.
+
+        Args:
+            pod: Its uid.
+            namespace: Its namespace.
+            claims: Their names.
+
+        Raises:
+            ValueError: the first thing that went wrong; nothing was done after it.
+        """
+        batches: dict[str, list[ClaimInfo]] = {}
+        last: list[ClaimInfo] = []
+        with self._infos.locked() as infos:
+            for name in claims:
+                info = infos.get((namespace, name))
+                if info is None:
+                    continue
+                if len(info.pods) > 1:
+                    info.pods.discard(pod)
+                    continue
+                last.append(info)
+                for driver in info.drivers:
+                    batches.setdefault(driver, []).append(info)
+        for driver, batch in self._shuffled(batches.items()):
+            response = self._call("NodeUnprepareResources", self._plugins.get(driver), batch)
+            for _ in self._results("NodeUnprepareResources", batch, response):
+                pass  # an error is raised
+        with self._infos.locked() as infos:
+            for info in last:
+                infos.pop((info.namespace, info.name), None)
+            self._infos.save()
+
+    def _look_up(self, pod: str, namespace: str, name: str) -> tuple[ClaimInfo, dict[str, Plugin]]:
+        """What must be known before anything is noted or called."""
+        claim = self._objects.get((namespace, name))
+        if claim is None:
+            raise ValueError(f'fetch ResourceClaim {name}: resourceclaims.resource.k8s.io "{name}" not found')
+        users = {user["uid"] for user in claim["status"].get("reservedFor", [])}
+        if pod not in users:
+            uid = claim["metadata"]["uid"]
+            raise ValueError(f"pod pod-{pod} ({pod}) is not allowed to use ResourceClaim {name} ({uid})")
+        try:
+            info = new_claim_info(claim)
+        except ValueError as error:
+            raise ValueError(f"ResourceClaim {name}: {error}") from None
+        return info, {driver: self._plugins.get(driver) for driver in info.drivers}
+
+    def _call(self, method: str, plugin: Plugin, batch: Sequence[ClaimInfo]) -> Any:
+        request = dra_message(plugin.service, f"{method}Request")()
+        for info in batch:
+            request.claims.add(namespace=info.namespace, uid=info.uid, name=info.name)
+        begun_s, response, failure = time.monotonic(), None, ""
+        try:
+            response = plugin.call(method, request)
+        except CallFailed as error:
+            failure = str(error)
+            raise ValueError(f"{method}: {error}") from error
+        finally:
+            uids, took_s = tuple(info.uid for info in batch), time.monotonic() - begun_s
+            where = (plugin.driver, plugin.endpoint, plugin.service)
+            self._history.add(Called(method, *where, uids, failure, response, took_s))
+        return response
+
+    def _results(
+        self, method: str, batch: Sequence[ClaimInfo], response: Any
+    ) -> Iterator[tuple[ClaimInfo, Any]]:
+        """Each claim with what was said of it; those before a failing one are taken all the same."""
+        asked = {info.uid: info for info in batch}
+        for uid, result in self._shuffled(response.claims.items()):
+            if uid not in asked:
+                raise ValueError(f"{method} returned result for unknown claim UID {uid}")
+            if result.error:
+                raise ValueError(f"{method} failed for ResourceClaim {asked[uid].name}: {result.error}")
+            yield asked[uid], result
+        if skipped := len(batch) - len(response.claims):
+            raise ValueError(f"{method} skipped {skipped} ResourceClaims")
+
+    def _shuffled(self, items: Any) -> list[Any]:
+        mixed = list(items)
+        self._dice.shuffle(mixed)
+        return mixed
+
+
+def _device(device: Any) -> PreparedDevice:
+    share = getattr(device, "share_id", "")  # v1beta1 has none
+    return PreparedDevice(
+        device.pool_name, device.device_name, tuple(device.request_names), tuple(device.cdi_device_ids), share
+    )

@@ -1,0 +1,252 @@
+"""How plugins are found: the tree of registration sockets is watched, and compared with who is registered.
+
+Source: kubelet ``pluginmanager/``. A socket's appearance is an identity: one that was removed and made again
+is another plugin. The watcher only notes; a loop compares; each socket has at most one operation under way,
+in a thread of its own, and backs off when that fails.
+"""
+
+import stat
+import threading
+import time
+import uuid
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple, Protocol
+
+import grpc
+from wire.google import message_class
+
+from kubelet.calls import REGISTRATION, CallFailed, Calls, close_channel, open_channel
+from kubelet.history import History, Registered, RegistrationFailed
+from kubelet.inotify import Inotify
+from kubelet.pace import Pace
+
+
+class Handler(Protocol):
+    """What takes a plugin of type DRAPlugin; each raises ValueError with the reason."""
+
+    def validate(self, driver: str, endpoint: str, services: tuple[str, ...]) -> None: ...
+
+    def register(self, driver: str, endpoint: str, services: tuple[str, ...]) -> None: ...
+
+    def deregister(self, driver: str, endpoint: str) -> None: ...
+
+
+class Known(NamedTuple):
+    """A registered plugin, by its registration socket."""
+
+    appearance: uuid.UUID
+    driver: str
+    endpoint: str
+
+
+@dataclass(slots=True)
+class Operation:
+    """What goes on for a socket."""
+
+    register: bool
+    pending: bool = True
+    wait_s: float = 0.0
+    """After a failure."""
+    not_before_s: float = 0.0
+    """On the monotonic clock."""
+
+
+class Registry:
+    """Of one life of the kubelet."""
+
+    def __init__(self, directory: Path, handler: Handler, calls: Calls, pace: Pace, history: History) -> None:
+        """Begins to watch.
+
+        Args:
+            directory: ``plugins_registry``; made if it is not there.
+            handler: Takes the plugins.
+            calls: Those of this life of the kubelet.
+            pace: Its durations.
+            history: Where it is noted what happens.
+        """
+        self._directory = directory
+        self._handler = handler
+        self._calls = calls
+        self._pace = pace
+        self._history = history
+        self._lock = threading.Lock()
+        self._desired: dict[Path, uuid.UUID] = {}
+        self._actual: dict[Path, Known] = {}
+        self._told: dict[Path, Known] = {}
+        self._operations: dict[Path, Operation] = {}
+        self._threads: list[threading.Thread] = []
+        self._ended = threading.Event()
+        directory.mkdir(mode=0o755, parents=True, exist_ok=True)
+        self._inotify = Inotify()
+        self._walk(directory)
+        self._watcher = threading.Thread(target=self._watch, name="kubelet-watcher", daemon=True)
+        self._loop = threading.Thread(target=self._reconcile, name="kubelet-reconcile", daemon=True)
+        self._watcher.start()
+        self._loop.start()
+
+    def end(self) -> None:
+        """With the kubelet. Nobody is de-registered by it. The calls have been ended before."""
+        self._ended.set()
+        self._inotify.stop()
+        self._watcher.join()
+        self._loop.join()
+        self._inotify.close()
+        for thread in self._threads:
+            thread.join()
+
+    def registered(self) -> set[tuple[str, str]]:
+        """Driver and endpoint of each plugin that was told that it is registered, and still is."""
+        with self._lock:
+            return {(known.driver, known.endpoint) for known in self._told.values()}
+
+    # --- which sockets there are ------------------------------------------------------------------------
+
+    def _watch(self) -> None:
+        while (news := self._inotify.wait()) is not None:
+            for path, made in news:
+                if made:
+                    self._made(path)
+                else:
+                    with self._lock:
+                        self._desired.pop(path, None)
+
+    def _made(self, path: Path) -> None:
+        try:
+            mode = path.lstat().st_mode
+        except OSError:  # gone again
+            return
+        if path.name.startswith("."):
+            return
+        if stat.S_ISDIR(mode):
+            self._walk(path)
+        elif stat.S_ISSOCK(mode):
+            with self._lock:
+                self._desired[path] = uuid.uuid4()
+
+    def _walk(self, directory: Path) -> None:
+        try:
+            self._inotify.add(directory)
+            inside = sorted(directory.iterdir())
+        except OSError:  # gone again
+            return
+        for path in inside:
+            if path.is_dir() and not path.is_symlink():
+                self._walk(path)
+            elif path.is_socket():
+                self._made(path)
+
+    # --- who is registered ------------------------------------------------------------------------------
+
+    def _reconcile(self) -> None:
+        while not self._ended.wait(self._pace.reconcile_s):
+            with self._lock:
+                actual, desired = dict(self._actual), dict(self._desired)
+            for path, known in actual.items():
+                if desired.get(path) != known.appearance:
+                    self._operate(path, register=False, work=lambda path=path: self._unregister(path))
+            for path, appearance in desired.items():
+                if path not in actual:
+                    self._operate(
+                        path, register=True, work=lambda path=path, it=appearance: self._register(path, it)
+                    )
+
+    def _operate(self, path: Path, *, register: bool, work: Callable[[], None]) -> None:
+        """Starts an operation, unless one is under way for that socket or the same one is to wait."""
+        with self._lock:
+            last = self._operations.get(path)
+            if last is not None and last.pending:
+                return
+            if last is not None and last.register is register and time.monotonic() < last.not_before_s:
+                return
+            wait_s = last.wait_s if last is not None and last.register is register else 0.0
+            operation = self._operations[path] = Operation(register, wait_s=wait_s)
+        thread = threading.Thread(
+            target=self._run, args=(path, operation, work), name="kubelet-registration", daemon=True
+        )
+        self._threads = [one for one in self._threads if one.is_alive()] + [thread]
+        thread.start()
+
+    def _run(self, path: Path, operation: Operation, work: Callable[[], None]) -> None:
+        try:
+            work()
+        except (CallFailed, ValueError) as error:
+            if not self._ended.is_set():
+                self._history.add(RegistrationFailed(str(path), str(error)))
+            with self._lock:
+                operation.pending = False
+                doubled_s = 2 * operation.wait_s or self._pace.backoff_first_s
+                operation.wait_s = min(doubled_s, self._pace.backoff_limit_s)
+                operation.not_before_s = time.monotonic() + operation.wait_s
+        else:
+            with self._lock:
+                del self._operations[path]
+
+    def _register(self, path: Path, appearance: uuid.UUID) -> None:
+        channel = open_channel(str(path), self._pace)
+        try:
+            self._introduce(channel, path, appearance)
+        finally:
+            close_channel(channel)
+
+    def _introduce(self, channel: grpc.Channel, path: Path, appearance: uuid.UUID) -> None:
+        try:
+            self._calls.ready(channel, self._pace.dial_s)
+        except CallFailed as error:
+            raise ValueError(
+                f"RegisterPlugin error -- dial failed at socket {path}, err: failed to dial socket {path},"
+                f" err: {error.words}"
+            ) from error
+        try:
+            info = self._ask(
+                channel, "GetInfo", message_class(REGISTRATION, "InfoRequest")(), self._pace.get_info_s
+            )
+        except CallFailed as error:
+            raise ValueError(
+                "RegisterPlugin error -- failed to get plugin info using RPC GetInfo"
+                f" at socket {path}, err: {error}"
+            ) from error
+        endpoint, services = info.endpoint or str(path), tuple(info.supported_versions)
+        if info.type != "DRAPlugin":
+            self._refuse(channel, f"no handler registered for plugin type: {info.type} at socket {path}")
+        try:
+            self._handler.validate(info.name, endpoint, services)
+        except ValueError as error:
+            self._refuse(channel, f"plugin validation failed with err: {error}")
+        try:
+            self._handler.register(info.name, endpoint, services)
+        except ValueError as error:
+            self._refuse(channel, f"plugin registration failed with err: {error}")
+        with self._lock:
+            self._actual[path] = Known(appearance, info.name, endpoint)
+        try:
+            self._notify(channel, "")
+        except CallFailed as error:
+            self._unregister(path)
+            raise ValueError(
+                f"RegisterPlugin error -- failed to send registration status at socket {path}, err: {error}"
+            ) from error
+        with self._lock:
+            if path in self._actual:
+                self._told[path] = self._actual[path]
+        self._history.add(Registered(info.name, endpoint, services))
+
+    def _refuse(self, channel: grpc.Channel, why: str) -> None:
+        error = f"RegisterPlugin error -- {why}"
+        self._notify(channel, error)
+        raise ValueError(error)
+
+    def _notify(self, channel: grpc.Channel, error: str) -> None:
+        status = message_class(REGISTRATION, "RegistrationStatus")(plugin_registered=not error, error=error)
+        self._ask(channel, "NotifyRegistrationStatus", status, self._pace.notify_s)
+
+    def _ask(self, channel: grpc.Channel, method: str, request: object, timeout_s: float) -> object:
+        return self._calls.call(channel, REGISTRATION, "Registration", method, request, timeout_s)
+
+    def _unregister(self, path: Path) -> None:
+        with self._lock:
+            known = self._actual.pop(path, None)
+            self._told.pop(path, None)
+        if known is not None:
+            self._handler.deregister(known.driver, known.endpoint)

@@ -1,0 +1,282 @@
+"""A DRA plugin to try the fake kubelet on: it does what a test tells it, and nothing by itself.
+
+On gRPC's own library, like the kubelet, so that both can be wrong only about the wire's meaning.
+"""
+
+import queue
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Final, NamedTuple, Self
+
+import grpc
+from wire.google import message_class
+
+from kubelet.calls import DRA_PACKAGES, REGISTRATION
+
+SERVICES: Final = ("v1.DRAPlugin", "v1beta1.DRAPlugin", "v1.DRAResourceHealth", "v1alpha1.DRAResourceHealth")
+UNKNOWN, HEALTHY, UNHEALTHY = 0, 1, 2
+
+Devices = Sequence[Mapping[str, Any]]
+"""Fields of the messages Device of one claim."""
+
+
+class Status(NamedTuple):
+    """What the kubelet notified."""
+
+    registered: bool
+    error: str
+
+
+class Call(NamedTuple):
+    """A call of the DRAPlugin service."""
+
+    service: str
+    method: str
+    claims: tuple[tuple[str, str, str], ...]
+    """Namespace, name and uid of each."""
+
+
+def one_device(claim: Any) -> Devices:
+    """What :class:`SamplePlugin` prepares unless it is told otherwise: one device, called as the claim is."""
+    return [
+        {
+            "request_names": ["gpu"],
+            "pool_name": "node-a",
+            "device_name": claim.name,
+            "cdi_device_ids": [f"example.com/gpu={claim.name}"],
+        }
+    ]
+
+
+class SamplePlugin:
+    """One instance of a driver. Entered, it serves and registers; the pieces can be called one by one."""
+
+    def __init__(self, root: Path, driver: str, *, instance: str = "", one_socket: bool = False) -> None:
+        """
+        Args:
+            root: The kubelet's directory.
+            driver: Its name, as it introduces itself.
+            instance: Makes the names of its sockets differ from those of another instance.
+            one_socket: Everything on the registration socket.
+        """
+        self.driver = driver
+        self.registration = root / "plugins_registry" / f"{driver}{instance}-reg.sock"
+        self.service = self.registration if one_socket else root / "plugins" / driver / f"dra{instance}.sock"
+        self.endpoint = "" if one_socket else str(self.service)
+        """As it introduces itself."""
+        self.services: Sequence[str] = SERVICES
+        """As it introduces itself."""
+        self.kind = "DRAPlugin"
+        self.get_info: Callable[[], None] = lambda: None
+        """Called within GetInfo; may take its time, or raise."""
+        self.notify: Callable[[], None] = lambda: None
+        """Likewise within NotifyRegistrationStatus."""
+        self.prepare: Callable[[Any], Devices | str] = one_device
+        """Of one claim: its devices, or its error."""
+        self.unprepare: Callable[[Any], str] = lambda claim: ""
+        """Of one claim: its error, or nothing."""
+        self.amend: Callable[[Any], None] = lambda response: None
+        """Changes a whole response."""
+        self.health_status: grpc.StatusCode | None = None
+        """What a health stream ends with at once, if it is to."""
+        self.statuses: list[Status] = []
+        self.calls: list[Call] = []
+        self.asked: list[str] = []
+        """Each GetInfo."""
+        self.opened: list[str] = []
+        """Each health stream, by its service."""
+        self._streams: list[queue.Queue[Any]] = []
+        self._lock = threading.Lock()
+        self._servers: list[grpc.Server] = []
+
+    def __enter__(self) -> Self:
+        self.serve()
+        if self.registration != self.service:
+            self.register()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    # --- its sockets ------------------------------------------------------------------------------------
+
+    def serve(self) -> None:
+        """Its service socket appears."""
+        handlers = [self._registration_handler()] if self.registration == self.service else []
+        handlers += [self._plugin_handler(service) for service in DRA_PACKAGES]
+        handlers += [self._health_handler(version) for version in ("v1", "v1alpha1")]
+        self._listen(self.service, handlers)
+
+    def register(self) -> None:
+        """Its registration socket appears."""
+        self._listen(self.registration, [self._registration_handler()])
+
+    def unregister(self) -> None:
+        """Its registration socket is gone, as a plugin does it that ends: by unlinking it."""
+        self.registration.unlink()
+
+    def stop(self) -> None:
+        """Everything is gone; gRPC unlinks the sockets."""
+        for server in self._servers:
+            self.end_streams(None)
+            server.stop(0).wait()
+        self.end_streams(None)  # one that began meanwhile
+        self._servers.clear()
+
+    def connections(self) -> int:
+        """How many connections to its service socket stand."""
+        rows = [line.split() for line in Path("/proc/net/unix").read_text().splitlines()[1:]]
+        return sum(row[5] == "03" and row[-1] == str(self.service) for row in rows if len(row) == 8)
+
+    # --- its health -------------------------------------------------------------------------------------
+
+    def say(self, *devices: Mapping[str, Any], pool: str = "node-a") -> None:
+        """One message on every stream. Each device: ``name``, and fields of the message DeviceHealth."""
+        with self._lock:
+            for stream in self._streams:
+                stream.put(("say", pool, devices))
+
+    def end_streams(self, code: grpc.StatusCode | None, details: str = "") -> None:
+        """Every stream ends: with that status, or in order."""
+        with self._lock:
+            for stream in self._streams:
+                stream.put(("end", code, details))
+
+    # --- what it serves ---------------------------------------------------------------------------------
+
+    def _listen(self, socket: Path, handlers: Sequence[grpc.GenericRpcHandler]) -> None:
+        socket.parent.mkdir(parents=True, exist_ok=True)
+        server = grpc.server(ThreadPoolExecutor(16), handlers=handlers)
+        server.add_insecure_port(f"unix:{socket}")
+        server.start()
+        self._servers.append(server)
+
+    def _registration_handler(self) -> grpc.GenericRpcHandler:
+        def get_info(request: Any, context: grpc.ServicerContext) -> Any:
+            with self._lock:
+                self.asked.append(self.driver)
+            self.get_info()
+            return message_class(REGISTRATION, "PluginInfo")(
+                type=self.kind,
+                name=self.driver,
+                endpoint=self.endpoint,
+                supported_versions=self.services,
+            )
+
+        def notify(request: Any, context: grpc.ServicerContext) -> Any:
+            with self._lock:
+                self.statuses.append(Status(request.plugin_registered, request.error))
+            self.notify()
+            return message_class(REGISTRATION, "RegistrationStatusResponse")()
+
+        return _handler(
+            REGISTRATION,
+            "Registration",
+            {
+                "GetInfo": (get_info, "InfoRequest"),
+                "NotifyRegistrationStatus": (notify, "RegistrationStatus"),
+            },
+        )
+
+    def _plugin_handler(self, service: str) -> grpc.GenericRpcHandler:
+        def answer(method: str, request: Any) -> Any:
+            response = message_class(DRA_PACKAGES[service], f"{method}Response")()
+            with self._lock:
+                asked = tuple((claim.namespace, claim.name, claim.uid) for claim in request.claims)
+                self.calls.append(Call(service, method, asked))
+            return response
+
+        def prepare(request: Any, context: grpc.ServicerContext) -> Any:
+            response = answer("NodePrepareResources", request)
+            for claim in request.claims:
+                said = self.prepare(claim)
+                if isinstance(said, str):
+                    response.claims[claim.uid].error = said
+                else:
+                    result = response.claims[claim.uid]
+                    for device in said:
+                        result.devices.add(**device)
+            self.amend(response)
+            return response
+
+        def unprepare(request: Any, context: grpc.ServicerContext) -> Any:
+            response = answer("NodeUnprepareResources", request)
+            for claim in request.claims:
+                response.claims[claim.uid].error = self.unprepare(claim)
+            self.amend(response)
+            return response
+
+        return _handler(
+            DRA_PACKAGES[service],
+            "DRAPlugin",
+            {
+                "NodePrepareResources": (prepare, "NodePrepareResourcesRequest"),
+                "NodeUnprepareResources": (unprepare, "NodeUnprepareResourcesRequest"),
+            },
+        )
+
+    def _health_handler(self, version: str) -> grpc.GenericRpcHandler:
+        def watch(request: Any, context: grpc.ServicerContext) -> Iterator[Any]:
+            stream: queue.Queue[Any] = queue.Queue()
+            with self._lock:
+                self.opened.append(version)
+                self._streams.append(stream)
+                if self.health_status is not None:
+                    stream.put(("end", self.health_status, "as told"))
+            if context.add_callback(lambda: stream.put(("end", None, ""))):  # else it has ended already
+                yield from self._speak(version, stream, context)
+
+        request = message_class(version, "NodeWatchResourcesRequest")
+        handler = grpc.unary_stream_rpc_method_handler(
+            watch, request.FromString, lambda message: message.SerializeToString()
+        )
+        return grpc.method_handlers_generic_handler(
+            f"{version}.DRAResourceHealth", {"NodeWatchResources": handler}
+        )
+
+    def _speak(
+        self, version: str, stream: "queue.Queue[Any]", context: grpc.ServicerContext
+    ) -> Iterator[Any]:
+        while True:
+            match stream.get():
+                case "say", pool, devices:
+                    message = message_class(version, "NodeWatchResourcesResponse")()
+                    for device in devices:
+                        fields = dict(device)
+                        entry = message.devices.add(
+                            device={"pool_name": pool, "device_name": fields.pop("name")}
+                        )
+                        for name, value in fields.items():
+                            setattr(entry, name, value)
+                    yield message
+                case "end", code, details:
+                    with self._lock:
+                        self._streams = [one for one in self._streams if one is not stream]
+                    if code is not None:
+                        context.abort(code, details)
+                    return
+
+
+def _handler(
+    package: str, service: str, methods: Mapping[str, tuple[Callable[..., Any], str]]
+) -> grpc.GenericRpcHandler:
+    handlers = {
+        name: grpc.unary_unary_rpc_method_handler(
+            function,
+            message_class(package, request).FromString,
+            lambda message: message.SerializeToString(),
+        )
+        for name, (function, request) in methods.items()
+    }
+    return grpc.method_handlers_generic_handler(f"{package}.{service}", handlers)
+
+
+def sleeps(seconds: float) -> Callable[..., Any]:
+    """Something that takes its time."""
+    return lambda *_: time.sleep(seconds)

@@ -1,0 +1,151 @@
+"""The health streams: one for each endpoint, opened again when it ends, and what its messages bring about.
+
+Source: kubelet ``cm/dra/plugin/dra_plugin_manager.go`` and ``cm/dra/manager.go``.
+"""
+
+import queue
+import threading
+from typing import Any, Final
+
+import grpc
+from wire.google import message_class
+
+from kubelet.claims import ClaimInfos
+from kubelet.health import HealthCache, read_device, shown
+from kubelet.history import (
+    Changed,
+    Cleared,
+    History,
+    Message,
+    NotificationDropped,
+    PodsNotified,
+    StreamEnded,
+    StreamOpened,
+    StreamRefused,
+)
+from kubelet.pace import Pace
+from kubelet.plugins import Plugin
+from kubelet.versions import Version
+
+NOTIFICATIONS: Final = 100
+
+
+class HealthManager:
+    """Takes what the streams say, and says which pods are to be synced."""
+
+    def __init__(self, cache: HealthCache, claims: ClaimInfos, version: Version, history: History) -> None:
+        self._cache = cache
+        self._claims = claims
+        self._version = version
+        self._history = history
+        self.crashed = False
+        """The process is gone, and with it all that it would have done at the end of a stream."""
+        self.updates: queue.Queue[frozenset[str] | None] = queue.Queue(NOTIFICATIONS)
+        """The uids of pods whose devices changed. What does not fit in is lost."""
+
+    def take(self, driver: str, message: Any) -> None:
+        """A health list has come."""
+        changed = self._cache.update(driver, [read_device(entry, self._version) for entry in message.devices])
+        for device in changed:
+            said = shown(device.message)
+            self._history.add(Changed(driver, device.pool, device.device, device.health, said))
+        names = {(device.pool, device.device) for device in changed}
+        with self._claims.locked() as infos:
+            pods = frozenset(
+                pod
+                for info in infos.values()
+                if any((device.pool, device.device) in names for device in info.drivers.get(driver, []))
+                for pod in info.pods
+            )
+        if not pods:
+            return
+        try:
+            self.updates.put_nowait(pods)
+        except queue.Full:
+            self._history.add(NotificationDropped(pods))
+        else:
+            self._history.add(PodsNotified(pods))
+
+    def forget(self, driver: str) -> None:
+        """A stream of that driver has ended: so that nobody shows what nobody stands for any more."""
+        if not self.crashed:
+            self._cache.clear(driver)
+            self._history.add(Cleared(driver))
+
+
+class HealthStream:
+    """Of one endpoint, in a thread of its own."""
+
+    def __init__(
+        self,
+        plugin: Plugin,
+        service: str,
+        manager: HealthManager,
+        version: Version,
+        pace: Pace,
+        history: History,
+    ) -> None:
+        self.plugin = plugin
+        self._service = service
+        self._manager = manager
+        self._version = version
+        self._pace = pace
+        self._history = history
+        self._lock = threading.Lock()
+        self._call: Any = None
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="kubelet-health", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Cancels it; it is not opened again."""
+        with self._lock:
+            self._stopped.set()
+            if self._call is not None:
+                self._call.cancel()
+
+    def join(self) -> None:
+        """Blocks until it has ended, after :meth:`stop`."""
+        self._thread.join()
+
+    def _run(self) -> None:
+        again = True
+        while again and not self._stopped.is_set():
+            again = self._once()
+            if again:
+                self._stopped.wait(self._pace.stream_retry_s)
+
+    def _once(self) -> bool:
+        """Opens it and reads it to its end. Whether it is to be opened again."""
+        plugin = self.plugin
+        if not plugin.usable():
+            if not self._stopped.is_set():
+                self._history.add(StreamRefused(plugin.driver, plugin.endpoint))
+            return True
+        package, _, service = self._service.partition(".")
+        request = message_class(package, "NodeWatchResourcesRequest")
+        response = message_class(package, "NodeWatchResourcesResponse")
+        with self._lock:
+            if self._stopped.is_set():
+                return False
+            try:
+                self._call = plugin.channel.unary_stream(
+                    f"/{package}.{service}/NodeWatchResources",
+                    request_serializer=request.SerializeToString,
+                    response_deserializer=response.FromString,
+                )(request())
+            except ValueError:  # of grpcio, for a channel that was closed
+                return False
+            self._history.add(StreamOpened(plugin.driver, plugin.endpoint, self._service))
+        code, details = grpc.StatusCode.OK, ""
+        try:
+            for message in self._call:
+                self._history.add(Message(plugin.driver, plugin.endpoint, tuple(message.devices)))
+                self._manager.take(plugin.driver, message)
+        except grpc.RpcError as error:
+            code, details = error.code(), error.details()
+        finally:
+            self._manager.forget(plugin.driver)
+        quiet = self._stopped.is_set() or code is grpc.StatusCode.OK
+        self._history.add(StreamEnded(plugin.driver, plugin.endpoint, code, details, not quiet))
+        return not (code is grpc.StatusCode.UNIMPLEMENTED and self._version.unimplemented_ends)

@@ -1,0 +1,944 @@
+"""The fake kubelet against a plugin of gRPC's own library: registration, connection, streams, prepare, lives.
+
+Cases of upstream's tests are named where they are covered: kubelet ``cm/dra/plugin/*_test.go`` and
+``cm/dra/manager_test.go``. Left out are TestPrepareResources' pod groups and extended resources, and
+TestGRPCConnUsableAfterIdle: the half hour until a connection is idle is gRPC's.
+"""
+
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Final
+
+import grpc
+import pytest
+from agents import short_tmp
+from kubelet import FakeKubelet, Pace, Pod, PreparedDevice, ResourceHealth, allocated_claim
+from kubelet.calls import Calls
+from kubelet.history import (
+    Called,
+    Changed,
+    Cleared,
+    Connected,
+    Deregistered,
+    Disconnected,
+    EventWritten,
+    History,
+    Message,
+    Registered,
+    RegistrationFailed,
+    SlicesWiped,
+    StreamEnded,
+    StreamOpened,
+    StreamRefused,
+    UnprepareFailed,
+)
+from kubelet.plugins import Plugins
+from kubelet.sample import HEALTHY, SERVICES, UNHEALTHY, SamplePlugin, one_device, sleeps
+from kubelet.versions import VERSIONS, plugin_service
+
+__all__ = ["short_tmp"]  # a fixture
+
+DRIVER: Final = "a.example.com"
+FAST: Final = Pace.fast()
+PREPARE: Final = "NodePrepareResources"
+UNPREPARE: Final = "NodeUnprepareResources"
+EVENT: Final = "Failed to prepare dynamic resources: prepare dynamic resources: "
+
+
+@pytest.fixture
+def kubelet(short_tmp: Path) -> Iterator[FakeKubelet]:
+    with FakeKubelet(short_tmp, pace=FAST) as fake:
+        yield fake
+
+
+@pytest.fixture
+def sample(kubelet: FakeKubelet) -> Iterator[SamplePlugin]:
+    """Not begun."""
+    plugin = SamplePlugin(kubelet.root, DRIVER)
+    yield plugin
+    plugin.stop()
+
+
+@pytest.fixture
+def plugin(kubelet: FakeKubelet, sample: SamplePlugin) -> SamplePlugin:
+    """Registered, with an open health stream."""
+    sample.serve()
+    sample.register()
+    kubelet.wait_registered(DRIVER)
+    kubelet.wait_for(lambda: sample.opened, "a health stream")
+    return sample
+
+
+def a_pod(kubelet: FakeKubelet, *claims: str, uid: str = "pod", driver: str = DRIVER) -> Pod:
+    """A pod with these claims, one device each, which its one container uses."""
+    for name in claims:
+        device = ("gpu", driver, "node-a", name)
+        kubelet.add_claim(allocated_claim(name, f"uid-{name}", device, pods=["pod", "other", uid]))
+    return Pod(uid, {f"my-{name}": name for name in claims}, {"main": tuple(f"my-{name}" for name in claims)})
+
+
+def fails(kubelet: FakeKubelet, pod: Pod) -> str:
+    """The error of preparing it now."""
+    with pytest.raises(ValueError, match=r".") as caught:
+        kubelet.prepare_pod(pod)
+    return str(caught.value)
+
+
+def refusal(kubelet: FakeKubelet) -> str:
+    """The first registration that fails."""
+    return kubelet.wait_for(lambda: kubelet.history.of(RegistrationFailed), "a failed registration")[0].error
+
+
+# --- registration ---------------------------------------------------------------------------------------
+
+
+def test_a_plugin_is_asked_taken_told_and_connected(kubelet: FakeKubelet, plugin: SamplePlugin) -> None:
+    assert plugin.asked == [DRIVER]
+    assert plugin.statuses == [(True, "")]
+    assert kubelet.history.of(Registered) == [Registered(DRIVER, str(plugin.service), SERVICES)]
+    assert kubelet.plugins[0].service == "v1.DRAPlugin"
+
+
+def test_a_plugin_that_was_there_first_is_found(short_tmp: Path) -> None:
+    with SamplePlugin(short_tmp, DRIVER), FakeKubelet(short_tmp, pace=FAST) as kubelet:
+        kubelet.wait_registered(DRIVER)
+
+
+def test_a_socket_in_a_new_directory_is_found(kubelet: FakeKubelet, sample: SamplePlugin) -> None:
+    sample.registration = sample.registration.parent / "deep" / "down" / "reg.sock"
+    sample.serve()
+    sample.register()
+    kubelet.wait_registered(DRIVER)
+
+
+def test_one_socket_for_everything(kubelet: FakeKubelet) -> None:
+    with SamplePlugin(kubelet.root, DRIVER, one_socket=True) as sample:
+        assert kubelet.wait_registered(DRIVER)[0].endpoint == str(sample.registration)
+
+
+def test_names_with_a_dot_and_files_are_ignored(kubelet: FakeKubelet, sample: SamplePlugin) -> None:
+    registry = sample.registration.parent
+    (registry / "file-reg.sock").write_text("")
+    hidden = SamplePlugin(kubelet.root, "hidden.example.com")
+    hidden.registration = registry / ".hidden-reg.sock"
+    with hidden, sample:
+        kubelet.wait_registered(DRIVER)
+    assert hidden.asked == []
+    assert kubelet.history.of(RegistrationFailed) == []
+
+
+def test_a_removed_socket_deregisters_and_ends_the_connection(
+    kubelet: FakeKubelet, plugin: SamplePlugin
+) -> None:
+    """TestHandleWatchResourcesStream/ContextCanceled"""
+    plugin.unregister()
+    kubelet.wait_for(lambda: kubelet.history.of(Deregistered), "de-registration")
+    kubelet.wait_for(lambda: kubelet.history.of(Cleared), "the stream's end")
+    kubelet.wait_for(lambda: plugin.connections() == 0, "the connection's end")
+    assert kubelet.plugins == []
+    assert [ended.code for ended in kubelet.history.of(StreamEnded)] == [grpc.StatusCode.CANCELLED]
+    assert not kubelet.history.of(StreamEnded)[0].logged
+
+
+def test_a_socket_that_is_made_again_is_another_plugin(kubelet: FakeKubelet, plugin: SamplePlugin) -> None:
+    plugin.unregister()
+    plugin.register()
+    kubelet.wait_for(lambda: len(kubelet.history.of(Registered)) == 2, "another registration")
+    kubelet.wait_registered(DRIVER)
+    kinds = (Registered, Deregistered)
+    assert [type(one) for one in kubelet.history if isinstance(one, kinds)] == [
+        Registered,
+        Deregistered,
+        Registered,
+    ]
+
+
+def test_a_socket_that_is_moved_away_is_not_noticed(kubelet: FakeKubelet, plugin: SamplePlugin) -> None:
+    plugin.registration.rename(kubelet.root / "elsewhere")
+    second = SamplePlugin(kubelet.root, "b.example.com")
+    with second:
+        kubelet.wait_registered("b.example.com")  # so the watcher has looked
+    assert kubelet.history.of(Deregistered)[:1] != [Deregistered(DRIVER, str(plugin.service))]
+    assert kubelet.wait_registered(DRIVER)
+
+
+def test_getinfo_has_its_deadline_and_is_tried_again(short_tmp: Path) -> None:
+    """e2e: registration after GetInfo failure"""
+    with FakeKubelet(short_tmp, pace=replace(FAST, get_info_s=0.2)) as kubelet:
+        sample = SamplePlugin(short_tmp, DRIVER)
+        sample.get_info = sleeps(0.5)
+        with sample:
+            assert "using RPC GetInfo" in refusal(kubelet)
+            assert "code = DeadlineExceeded" in refusal(kubelet)
+            sample.get_info = sleeps(0)
+            kubelet.wait_registered(DRIVER)
+        assert sample.statuses == [(True, "")]
+
+
+def test_a_plugin_that_cannot_be_told_is_deregistered_and_tried_again(
+    kubelet: FakeKubelet, sample: SamplePlugin
+) -> None:
+    """e2e: registration after Notify failure"""
+
+    def refuse() -> None:
+        if len(sample.statuses) == 1:
+            raise RuntimeError("not now")
+
+    sample.notify = refuse
+    with sample:
+        assert "failed to send registration status" in refusal(kubelet)
+        kubelet.wait_registered(DRIVER)
+    assert [type(one) for one in kubelet.history if isinstance(one, (Deregistered, Registered))][:2] == [
+        Deregistered,
+        Registered,
+    ]
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        pytest.param({"services": []}, "empty list of supported gRPC services", id="no-services-provided"),
+        pytest.param(
+            {"services": ["1.0.0"]}, 'none of services supported by the plugin (["1.0.0"])', id="version"
+        ),
+        pytest.param(
+            {"services": ["v1.DRAResourceHealth"]}, "none of services supported", id="nothing_but_health"
+        ),
+        pytest.param({"kind": "CSIPlugin"}, "no handler registered for plugin type: CSIPlugin", id="kind"),
+    ],
+)
+def test_a_plugin_that_cannot_be_used_is_told_why(
+    kubelet: FakeKubelet, sample: SamplePlugin, change: dict[str, Any], words: str
+) -> None:
+    """TestRegistrationHandler, its cases that fail"""
+    for name, value in change.items():
+        setattr(sample, name, value)
+    with sample:
+        assert words in refusal(kubelet)
+        assert words in sample.statuses[0].error
+        assert not sample.statuses[0].registered
+
+
+def test_the_same_endpoint_twice_is_refused_and_the_first_stays(
+    kubelet: FakeKubelet, plugin: SamplePlugin
+) -> None:
+    again = SamplePlugin(kubelet.root, DRIVER, instance="-2")
+    again.endpoint = plugin.endpoint
+    with again:
+        assert f"endpoint {plugin.endpoint} already registered" in refusal(kubelet)
+        assert not again.statuses[0].registered
+    assert kubelet.wait_registered(DRIVER)
+
+
+def test_a_socket_behind_which_nobody_is_backs_off(short_tmp: Path) -> None:
+    with FakeKubelet(short_tmp, pace=replace(FAST, dial_s=0.05)) as kubelet:
+        with socket.socket(socket.AF_UNIX) as dead:
+            dead.bind(str(short_tmp / "plugins_registry" / "reg.sock"))
+        failed = kubelet.history
+        kubelet.wait_for(lambda: len(failed.of(RegistrationFailed)) == 6, "six failures")
+        assert {"dial failed" in one.error for one in failed.of(RegistrationFailed)} == {True}
+        times = failed.times(RegistrationFailed)
+        for number, wait_s in enumerate((0.05, 0.1, 0.2, 0.4, 0.4)):
+            assert times[number + 1] - times[number] >= wait_s
+
+
+# --- who is who: the manager of plugins without a wire --------------------------------------------------
+
+
+@pytest.fixture
+def plugins(short_tmp: Path) -> Iterator[Plugins]:
+    made = Plugins(short_tmp, Calls(), FAST, History(), lambda plugin: None, distrusts=False)
+    yield made
+    made.end()
+
+
+def test_another_endpoint_of_a_driver_is_preferred_until_it_is_gone(plugins: Plugins) -> None:
+    """TestAddSameName"""
+    plugins.register(DRIVER, "/old.sock", SERVICES)
+    old = plugins.get(DRIVER)
+    with pytest.raises(ValueError, match="already registered"):
+        plugins.register(DRIVER, "/old.sock", SERVICES)
+    plugins.register(DRIVER, "/new.sock", SERVICES)
+    new = plugins.get(DRIVER)
+    assert new is not old
+    plugins.deregister(DRIVER, "/old.sock")
+    assert plugins.get(DRIVER) is new
+
+
+def test_a_deregistered_plugin_is_gone(plugins: Plugins) -> None:
+    """TestDelete"""
+    plugins.register(DRIVER, "/dra.sock", SERVICES)
+    plugins.deregister(DRIVER, "/dra.sock")
+    plugins.deregister(DRIVER, "/dra.sock")
+    with pytest.raises(ValueError, match=r"DRA driver a\.example\.com is not registered"):
+        plugins.get(DRIVER)
+
+
+@pytest.mark.parametrize(
+    ("services", "expected"),
+    [
+        pytest.param(["v1beta1.DRAPlugin"], "v1beta1.DRAPlugin", id="current-service"),
+        pytest.param(["v1alpha4.Node", "v1beta1.DRAPlugin"], "v1beta1.DRAPlugin", id="two-services"),
+        pytest.param(["v1.DRAPlugin", "v1beta1.DRAPlugin"], "v1.DRAPlugin", id="newest_first"),
+        pytest.param(["v1beta1.DRAPlugin", "v1.DRAPlugin"], "v1beta1.DRAPlugin", id="oldest_first"),
+    ],
+)
+def test_the_plugins_own_order_decides_of_the_plugin_service(services: list[str], expected: str) -> None:
+    """TestRegistrationHandler"""
+    assert plugin_service(services) == expected
+
+
+@pytest.mark.parametrize(
+    ("services", "expected"),
+    [
+        pytest.param(["v1beta1.DRAPlugin"], None, id="none"),
+        pytest.param([], None, id="empty"),
+        pytest.param(["v1alpha1.DRAResourceHealth"], "v1alpha1.DRAResourceHealth", id="only-v1alpha1"),
+        pytest.param(["v1.DRAResourceHealth"], "v1.DRAResourceHealth", id="only-v1"),
+        pytest.param(
+            ["v1alpha1.DRAResourceHealth", "v1.DRAResourceHealth"], "v1.DRAResourceHealth", id="both-picks-v1"
+        ),
+    ],
+)
+def test_health_v1_is_preferred_whatever_the_order(services: list[str], expected: str | None) -> None:
+    """TestPickHealthService"""
+    assert VERSIONS["1.37"].health_service(services) == expected
+    assert VERSIONS["1.36"].health_service(services) == "v1alpha1.DRAResourceHealth"
+
+
+@pytest.mark.parametrize(
+    ("driver", "endpoint", "words"),
+    [
+        pytest.param("", "/k/plugins/x.sock", "Required value", id="empty-driver"),
+        pytest.param("../evil", "/k/plugins/x.sock", "invalid DRA driver name", id="driver-with-slash"),
+        pytest.param("evil driver", "/k/plugins/x.sock", "invalid DRA driver name", id="driver-with-space"),
+        pytest.param("a" * 64, "/k/plugins/x.sock", "Too long", id="driver-too-long"),
+        pytest.param(DRIVER, "", "empty DRA plugin endpoint", id="empty-endpoint"),
+        pytest.param(DRIVER, "plugin.sock", "must be an absolute path", id="relative-endpoint"),
+        pytest.param(DRIVER, "/k/" + "a" * 105, "longer than", id="endpoint-too-long"),
+        pytest.param(DRIVER, "/run/x.sock", "is not inside", id="endpoint-outside-rootDir"),
+        pytest.param(DRIVER, "/k/../etc/x", "is not inside", id="endpoint-dotdot-escapes-rootDir"),
+    ],
+)
+def test_kubelets_to_come_refuse_untrusted_input(driver: str, endpoint: str, words: str) -> None:
+    """TestRegisterPluginRejectsUntrustedInput"""
+    plugins = Plugins(Path("/k"), Calls(), FAST, History(), lambda plugin: None, distrusts=True)
+    for take in (plugins.validate, plugins.register):
+        with pytest.raises(ValueError, match=words):
+            take(driver, endpoint, SERVICES)
+
+
+@pytest.mark.parametrize(
+    "endpoint",
+    ["/k/plugins/a/dra.sock", "/k/plugins_registry/a.sock", "/k/plugins/./a/../dra.sock", "/k/" + "a" * 104],
+)
+def test_kubelets_to_come_take_what_is_inside_their_directory(endpoint: str) -> None:
+    """TestRegisterPluginAcceptsEndpointInsideRootDir"""
+    plugins = Plugins(Path("/k"), Calls(), FAST, History(), lambda plugin: None, distrusts=True)
+    plugins.validate(DRIVER, endpoint, SERVICES)
+
+
+# --- the connection -------------------------------------------------------------------------------------
+
+
+def test_one_connection_carries_health_prepare_and_unprepare(
+    kubelet: FakeKubelet, plugin: SamplePlugin
+) -> None:
+    """TestGRPCConnIsReused"""
+    pod = a_pod(kubelet, "gpu-0")
+    for _ in range(3):
+        kubelet.prepare_pod(pod)
+        kubelet.unprepare_pod(pod)
+    plugin.say({"name": "gpu-0", "health": HEALTHY})
+    kubelet.wait_health(DRIVER, "node-a", "gpu-0", "Healthy")
+    assert plugin.connections() == 1
+    assert kubelet.history.of(Connected) == [Connected(DRIVER, str(plugin.service))]
+
+
+def test_slices_are_wiped_at_the_start_and_when_a_driver_stays_away(
+    kubelet: FakeKubelet, plugin: SamplePlugin
+) -> None:
+    """TestConnectionHandling/wipe-on-disconnect"""
+    assert kubelet.history.of(SlicesWiped) == [SlicesWiped("")]
+    plugin.registration.rename(kubelet.root / "kept")  # so that it stays registered
+    plugin.stop()
+    kubelet.wait_for(lambda: SlicesWiped(DRIVER) in kubelet.history.of(SlicesWiped), "slices wiped")
+    lost, wiped = kubelet.history.times(Disconnected)[0], kubelet.history.times(SlicesWiped)[1]
+    assert wiped - lost >= FAST.wipe_s
+    assert kubelet.history.of(Deregistered) == []
+
+
+def test_nothing_is_wiped_when_a_driver_comes_back_in_time(short_tmp: Path) -> None:
+    """TestConnectionHandling/no-wipe-on-reconnect"""
+    with (
+        FakeKubelet(short_tmp, pace=replace(FAST, wipe_s=30)) as kubelet,
+        SamplePlugin(short_tmp, DRIVER) as one,
+    ):
+        kubelet.wait_registered(DRIVER)
+        one.registration.rename(short_tmp / "kept")
+        one.stop()
+        kubelet.wait_for(lambda: kubelet.history.of(Disconnected), "the end of the connection")
+        one.serve()
+        kubelet.wait_for(lambda: len(kubelet.history.of(Connected)) == 2, "another connection")
+        assert kubelet.history.of(SlicesWiped) == [SlicesWiped("")]
+        assert kubelet.prepare_pod(a_pod(kubelet, "gpu-0")) is None
+
+
+def test_a_message_over_4_mib_ends_the_stream(kubelet: FakeKubelet, plugin: SamplePlugin) -> None:
+    plugin.say({"name": "gpu-0", "health": HEALTHY})
+    kubelet.wait_health(DRIVER, "node-a", "gpu-0", "Healthy")
+    plugin.say({"name": "x" * (4 << 20), "health": HEALTHY})
+    ended = kubelet.wait_for(lambda: kubelet.history.of(StreamEnded), "the stream's end")[0]
+    assert (ended.code, ended.logged) == (grpc.StatusCode.RESOURCE_EXHAUSTED, True)
+    assert kubelet.health(DRIVER, "node-a", "gpu-0").health == "Unknown"
+
+
+# --- health streams -------------------------------------------------------------------------------------
+
+
+def test_a_health_list_reaches_the_cache(kubelet: FakeKubelet, plugin: SamplePlugin) -> None:
+    """TestPlugin_WatchResources"""
+    plugin.say({"name": "gpu-0", "health": UNHEALTHY, "message": "hot", "health_check_timeout_seconds": 20})
+    found = kubelet.wait_health(DRIVER, "node-a", "gpu-0", "Unhealthy")
+    assert (found.message, found.lease_ns) == ("hot", 20_000_000_000)
+    kubelet.clock.advance(21)
+    assert kubelet.health(DRIVER, "node-a", "gpu-0").health == "Unknown"
+
+
+@pytest.mark.parametrize(
+    ("code", "logged"),
+    [
+        pytest.param(None, False, id="end_of_stream"),
+        pytest.param(grpc.StatusCode.INTERNAL, True, id="StreamError"),
+        pytest.param(grpc.StatusCode.UNAVAILABLE, True, id="unavailable"),
+    ],
+)
+def test_a_stream_that_ends_is_cleared_and_opened_again(
+    kubelet: FakeKubelet, plugin: SamplePlugin, code: grpc.StatusCode | None, logged: bool
+) -> None:
+    """TestHandleWatchResourcesStream"""
+    plugin.say({"name": "gpu-0", "health": HEALTHY})
+    kubelet.wait_health(DRIVER, "node-a", "gpu-0", "Healthy")
+    plugin.end_streams(code, "enough")
+    kubelet.wait_for(lambda: len(kubelet.history.of(StreamOpened)) == 2, "another stream")
+    assert kubelet.history.of(StreamEnded)[0].logged is logged
+    assert kubelet.history.of(Cleared) == [Cleared(DRIVER)]
+    assert kubelet.health(DRIVER, "node-a", "gpu-0").health == "Unknown"
+    ended, opened = kubelet.history.times(StreamEnded)[0], kubelet.history.times(StreamOpened)[1]
+    assert opened - ended >= FAST.stream_retry_s
+    assert plugin.connections() == 1
+
+
+def test_where_nobody_can_be_reached_no_stream_is_opened_and_nothing_cleared(
+    kubelet: FakeKubelet, plugin: SamplePlugin
+) -> None:
+    plugin.registration.rename(kubelet.root / "kept")
+    plugin.stop()
+    kubelet.wait_for(lambda: len(kubelet.history.of(StreamRefused)) > 2, "refused streams")
+    assert len(kubelet.history.of(Cleared)) == len(kubelet.history.of(StreamEnded)) == 1
+
+
+@pytest.mark.parametrize("version", ["1.34", "1.35", "1.36"])
+def test_up_to_1_36_every_plugin_is_called_and_unimplemented_is_tried_for_ever(
+    short_tmp: Path, version: str
+) -> None:
+    with FakeKubelet(short_tmp, version=version, pace=FAST, health=True) as kubelet:
+        sample = SamplePlugin(short_tmp, DRIVER)
+        sample.services = ["v1.DRAPlugin"]
+        sample.health_status = grpc.StatusCode.UNIMPLEMENTED
+        with sample:
+            kubelet.wait_for(lambda: len(sample.opened) == 3, "three streams")
+        assert set(sample.opened) == {"v1alpha1"}
+        assert kubelet.history.of(StreamEnded)[0].logged
+
+
+@pytest.mark.parametrize(("version", "count"), [("1.34", 0), ("1.35", 0), ("1.36", 1), ("1.37", 1)])
+def test_the_gate_is_on_from_1_36(short_tmp: Path, version: str, count: int) -> None:
+    with (
+        FakeKubelet(short_tmp, version=version, pace=FAST) as kubelet,
+        SamplePlugin(short_tmp, DRIVER) as one,
+    ):
+        pod = a_pod(kubelet, "gpu-0")
+        kubelet.wait_registered(DRIVER)
+        kubelet.run_pod(pod)
+        assert len(kubelet.wait_running(pod).resources) == count
+        kubelet.wait_for(lambda: len(one.opened) == count, "streams")
+
+
+def test_1_37_calls_v1(short_tmp: Path) -> None:
+    with FakeKubelet(short_tmp, version="1.37", pace=FAST) as kubelet, SamplePlugin(short_tmp, DRIVER) as one:
+        kubelet.wait_for(lambda: one.opened, "a stream")
+        one.say({"name": "gpu-0", "health": HEALTHY})
+        kubelet.wait_health(DRIVER, "node-a", "gpu-0", "Healthy")
+        assert one.opened == ["v1"]
+
+
+def test_1_37_opens_no_stream_that_is_not_advertised(short_tmp: Path) -> None:
+    """TestHealthStreamRequiresAdvertisedService"""
+    with FakeKubelet(short_tmp, version="1.37", pace=FAST) as kubelet:
+        sample = SamplePlugin(short_tmp, DRIVER)
+        sample.services = ["v1.DRAPlugin"]
+        with sample:
+            kubelet.wait_registered(DRIVER)
+            kubelet.prepare_pod(a_pod(kubelet, "gpu-0"))
+        assert sample.opened == []
+        assert kubelet.history.of(StreamOpened) == []
+
+
+def test_1_37_takes_unimplemented_for_an_answer_until_the_plugin_registers_again(short_tmp: Path) -> None:
+    """TestUnimplementedHealthStreamIsNotRetried, TestHealthStreamUnimplemented"""
+    pace = replace(FAST, stream_retry_s=0.01)
+    with FakeKubelet(short_tmp, version="1.37", pace=pace) as kubelet:
+        sample = SamplePlugin(short_tmp, DRIVER)
+        sample.health_status = grpc.StatusCode.UNIMPLEMENTED
+        with sample:
+            kubelet.wait_for(lambda: kubelet.history.of(StreamEnded), "the stream's end")
+            for _ in range(20):  # calls on the same connection, during which it could be tried again
+                kubelet.prepare_pod(a_pod(kubelet, "gpu-0"))
+                kubelet.unprepare_pod(a_pod(kubelet, "gpu-0"))
+            assert sample.opened == ["v1"]
+            sample.health_status = None
+            sample.unregister()
+            sample.register()
+            kubelet.wait_for(lambda: len(sample.opened) == 2, "another stream")
+
+
+def test_1_37_tries_unavailable_again(short_tmp: Path) -> None:
+    with FakeKubelet(short_tmp, version="1.37", pace=FAST) as kubelet:
+        sample = SamplePlugin(short_tmp, DRIVER)
+        sample.health_status = grpc.StatusCode.UNAVAILABLE
+        with sample:
+            kubelet.wait_for(lambda: len(sample.opened) == 2, "two streams")
+
+
+def test_the_end_of_an_old_instance_clears_what_the_new_one_said(
+    kubelet: FakeKubelet, plugin: SamplePlugin
+) -> None:
+    with SamplePlugin(kubelet.root, DRIVER, instance="-2") as second:
+        kubelet.wait_registered(DRIVER, count=2)
+        kubelet.wait_for(lambda: second.opened, "the second stream")
+        second.say({"name": "gpu-0", "health": HEALTHY})
+        kubelet.wait_health(DRIVER, "node-a", "gpu-0", "Healthy")
+        plugin.unregister()
+        kubelet.wait_for(lambda: kubelet.history.of(Cleared), "cleared")
+        assert kubelet.health(DRIVER, "node-a", "gpu-0").health == "Unknown"
+
+
+# --- prepare --------------------------------------------------------------------------------------------
+
+
+def test_all_claims_of_a_driver_are_one_call(kubelet: FakeKubelet, plugin: SamplePlugin) -> None:
+    """TestPrepareResources"""
+    kubelet.prepare_pod(a_pod(kubelet, "gpu-0", "gpu-1"))
+    asked = (("default", "gpu-0", "uid-gpu-0"), ("default", "gpu-1", "uid-gpu-1"))
+    assert [(call.service, call.method, call.claims) for call in plugin.calls] == [
+        ("v1.DRAPlugin", PREPARE, asked)
+    ]
+    info = kubelet.claim_info("gpu-0")
+    assert info is not None
+    assert info.prepared
+    assert info.drivers == {DRIVER: [PreparedDevice("node-a", "gpu-0", ("gpu",), ("example.com/gpu=gpu-0",))]}
+
+
+@pytest.mark.parametrize("service", ["v1beta1.DRAPlugin", "v1.DRAPlugin"])
+def test_both_versions_of_the_plugin_service(short_tmp: Path, service: str) -> None:
+    """TestGRPCMethods/{v1beta1,v1}"""
+    with FakeKubelet(short_tmp, pace=FAST) as kubelet:
+        sample = SamplePlugin(short_tmp, DRIVER)
+        sample.services = [service]
+        with sample:
+            kubelet.wait_registered(DRIVER)
+            pod = a_pod(kubelet, "gpu-0")
+            kubelet.prepare_pod(pod)
+            kubelet.unprepare_pod(pod)
+        assert [(call.service, call.method) for call in sample.calls] == [
+            (service, PREPARE),
+            (service, UNPREPARE),
+        ]
+
+
+def test_a_share_is_noted(kubelet: FakeKubelet, plugin: SamplePlugin) -> None:
+    """TestPrepareResources/share_id"""
+    plugin.prepare = lambda claim: [{"pool_name": "p", "device_name": "d", "share_id": "one"}]
+    kubelet.prepare_pod(a_pod(kubelet, "gpu-0"))
+    info = kubelet.claim_info("gpu-0")
+    assert info is not None
+    assert info.drivers == {DRIVER: [PreparedDevice("p", "d", (), (), "one")]}
+
+
+def unknown_uid(response: Any) -> None:
+    response.claims["uid-nobody"].error = ""
+
+
+def empty(response: Any) -> None:
+    response.claims.clear()
+
+
+@pytest.mark.parametrize(
+    ("told", "words"),
+    [
+        pytest.param(
+            {"prepare": lambda claim: "no pages"}, f"{PREPARE} failed for ResourceClaim gpu-0: no pages"
+        ),
+        pytest.param({"amend": empty}, f"{PREPARE} skipped 1 ResourceClaims", id="empty_result"),
+        pytest.param({"amend": unknown_uid}, None, id="unknown_uid_or_too_many"),
+        pytest.param(
+            {"prepare": lambda claim: 1 // 0},
+            f"{PREPARE}: rpc error: code = Unknown desc = Exception calling application: "
+            "integer division or modulo by zero",
+            id="TestGRPCMethods/internal_error",
+        ),
+    ],
+)
+def test_what_a_driver_answers_wrongly(
+    kubelet: FakeKubelet, plugin: SamplePlugin, told: dict[str, Any], words: str | None
+) -> None:
+    """TestPrepareResources"""
+    for name, value in told.items():
+        setattr(plugin, name, value)
+    error = fails(kubelet, a_pod(kubelet, "gpu-0"))
+    if words is None:  # whichever is looked at first: Go's order of a map
+        unknown = f"{PREPARE} returned result for unknown claim UID uid-nobody"
+        assert error in (unknown, f"{PREPARE} skipped -1 ResourceClaims")
+    else:
+        assert error == words
+
+
+def test_a_service_that_is_advertised_and_not_served(kubelet: FakeKubelet, sample: SamplePlugin) -> None:
+    """TestGRPCMethods/mismatch"""
+    sample.services = ["v1.DRAPlugin"]
+    server = grpc.server(ThreadPoolExecutor(1))
+    sample.service.parent.mkdir(parents=True)
+    server.add_insecure_port(f"unix:{sample.service}")
+    server.start()
+    try:
+        sample.register()
+        kubelet.wait_registered(DRIVER)
+        error = fails(kubelet, a_pod(kubelet, "gpu-0"))
+        assert error.startswith(f"{PREPARE}: rpc error: code = Unimplemented")
+    finally:
+        server.stop(0).wait()
+
+
+def test_a_call_has_its_deadline(short_tmp: Path) -> None:
+    """TestGRPCWithTimeoutEnforced, TestPrepareResources/should_timeout"""
+    with (
+        FakeKubelet(short_tmp, pace=replace(FAST, call_s=0.2)) as kubelet,
+        SamplePlugin(short_tmp, DRIVER) as one,
+    ):
+        kubelet.wait_registered(DRIVER)
+        one.prepare = sleeps(0.6)
+        error = fails(kubelet, a_pod(kubelet, "gpu-0"))
+        assert error == f"{PREPARE}: rpc error: code = DeadlineExceeded desc = context deadline exceeded"
+        assert kubelet.history.of(Called)[0].took_s >= 0.2
+
+
+def test_what_fails_before_the_driver_is_called(kubelet: FakeKubelet, plugin: SamplePlugin) -> None:
+    """TestPrepareResources: claim missing, not allocated, not reserved, unknown driver"""
+    missing = Pod("pod", {"c": "nowhere"})
+    assert fails(kubelet, missing).startswith("fetch ResourceClaim nowhere: ")
+    kubelet.add_claim(allocated_claim("c", "uid-c", ("gpu", DRIVER, "p", "d"), pods=["somebody"]))
+    assert "is not allowed to use ResourceClaim c (uid-c)" in fails(kubelet, Pod("pod", {"c": "c"}))
+    bare = allocated_claim("d", "uid-d", pods=["pod"])
+    del bare["status"]["allocation"]
+    kubelet.add_claim(bare)
+    assert fails(kubelet, Pod("pod", {"c": "d"})) == "ResourceClaim d: not allocated"
+    strange = a_pod(kubelet, "e", driver="strange.example.com")
+    assert fails(kubelet, strange) == "DRA driver strange.example.com is not registered"
+    assert plugin.calls == []
+    assert kubelet.claim_info("e") is None
+
+
+def test_a_name_that_another_claim_had_before(kubelet: FakeKubelet, plugin: SamplePlugin) -> None:
+    """TestPrepareResources/UID_mismatch"""
+    kubelet.prepare_pod(a_pod(kubelet, "gpu-0"))
+    kubelet.add_claim(allocated_claim("gpu-0", "uid-new", ("gpu", DRIVER, "p", "d"), pods=["pod"]))
+    assert fails(kubelet, Pod("pod", {"c": "gpu-0"})) == (
+        "old ResourceClaim with same name gpu-0 and different UID uid-gpu-0 still exists"
+        " (previous pod force-deleted?!)"
+    )
+
+
+def test_a_prepared_claim_is_not_prepared_again(kubelet: FakeKubelet, plugin: SamplePlugin) -> None:
+    """TestPrepareResources/already_prepared, TestPrepareResourcesWithPreparedAndNewClaim"""
+    kubelet.prepare_pod(a_pod(kubelet, "gpu-0"))
+    kubelet.prepare_pod(a_pod(kubelet, "gpu-0", "gpu-1"))
+    assert [[claim[1] for claim in call.claims] for call in plugin.calls] == [["gpu-0"], ["gpu-1"]]
+
+
+def test_a_retry_appends_what_was_returned_before_the_error(
+    kubelet: FakeKubelet, plugin: SamplePlugin
+) -> None:
+    plugin.amend = lambda response: response.claims["uid-gpu-1"].MergeFrom(
+        type(response.claims["uid-gpu-1"])(error="later")
+    )
+    pod = a_pod(kubelet, "gpu-0", "gpu-1")
+    while not (kubelet.claim_info("gpu-0") and kubelet.claim_info("gpu-0").drivers[DRIVER]):  # type: ignore[union-attr]
+        fails(kubelet, pod)  # until the order was such that the good one came first
+    plugin.amend = lambda response: None
+    kubelet.prepare_pod(pod)
+    info = kubelet.claim_info("gpu-0")
+    assert info is not None
+    assert len(info.drivers[DRIVER]) > 1
+    assert len(set(info.drivers[DRIVER])) == 1
+
+
+def test_of_two_failing_claims_one_at_random_is_told(kubelet: FakeKubelet, plugin: SamplePlugin) -> None:
+    plugin.prepare = lambda claim: f"{claim.name} is bad"
+    pod = a_pod(kubelet, "gpu-0", "gpu-1")
+    assert {fails(kubelet, pod) for _ in range(20)} == {
+        f"{PREPARE} failed for ResourceClaim gpu-{number}: gpu-{number} is bad" for number in (0, 1)
+    }
+
+
+def test_of_two_drivers_the_second_is_not_called_after_an_error(
+    kubelet: FakeKubelet, plugin: SamplePlugin
+) -> None:
+    with SamplePlugin(kubelet.root, "b.example.com") as other:
+        kubelet.wait_registered("b.example.com")
+        both = allocated_claim(
+            "c", "uid-c", ("x", DRIVER, "p", "d"), ("y", "b.example.com", "p", "e"), pods=["pod"]
+        )
+        kubelet.add_claim(both)
+        plugin.prepare = other.prepare = lambda claim: "no"
+        for _ in range(10):
+            fails(kubelet, Pod("pod", {"c": "c"}))
+        assert len(plugin.calls) + len(other.calls) == 10
+        assert plugin.calls
+        assert other.calls
+
+
+def test_pods_are_prepared_at_the_same_time(kubelet: FakeKubelet, plugin: SamplePlugin) -> None:
+    """TestParallelPrepareUnprepare"""
+    together = threading.Barrier(2, timeout=10)
+
+    def meet(claim: Any) -> Any:
+        together.wait()
+        return one_device(claim)
+
+    plugin.prepare = meet
+    pods = [a_pod(kubelet, f"gpu-{number}", uid=f"pod-{number}") for number in range(2)]
+    for pod in pods:
+        kubelet.run_pod(pod)
+    for pod in pods:
+        kubelet.wait_running(pod)
+
+
+# --- unprepare ------------------------------------------------------------------------------------------
+
+
+def test_a_claim_is_unprepared_with_its_last_pod(kubelet: FakeKubelet, plugin: SamplePlugin) -> None:
+    """TestUnprepareResources"""
+    first, second = a_pod(kubelet, "gpu-0"), a_pod(kubelet, "gpu-0", uid="other")
+    for pod in (first, second):
+        kubelet.run_pod(pod)
+        kubelet.wait_running(pod)
+    kubelet.delete_pod(first)
+    kubelet.wait_gone(first)
+    assert [call.method for call in plugin.calls] == [PREPARE]
+    kubelet.delete_pod(second)
+    kubelet.wait_gone(second)
+    assert [call.method for call in plugin.calls] == [PREPARE, UNPREPARE]
+    assert kubelet.claim_info("gpu-0") is None
+
+
+def test_a_failed_unprepare_keeps_the_pod_until_it_succeeds(
+    kubelet: FakeKubelet, plugin: SamplePlugin
+) -> None:
+    """e2e: unprepare fails then succeeds"""
+    pod = a_pod(kubelet, "gpu-0")
+    kubelet.run_pod(pod)
+    kubelet.wait_running(pod)
+    plugin.unprepare = lambda claim: "busy"
+    kubelet.delete_pod(pod)
+    failed = kubelet.wait_for(lambda: kubelet.history.of(UnprepareFailed), "a failed unprepare")[0]
+    assert failed.error == f"{UNPREPARE} failed for ResourceClaim gpu-0: busy"
+    assert pod.uid in kubelet.pods
+    assert kubelet.events == []
+    plugin.unprepare = lambda claim: ""
+    kubelet.wait_gone(pod)
+
+
+def test_a_claim_that_was_never_prepared_needs_no_unprepare(
+    kubelet: FakeKubelet, plugin: SamplePlugin
+) -> None:
+    kubelet.unprepare_pod(a_pod(kubelet, "gpu-0"))
+    assert plugin.calls == []
+
+
+# --- pods -----------------------------------------------------------------------------------------------
+
+
+def test_a_failing_pod_gets_one_event_that_counts(kubelet: FakeKubelet, plugin: SamplePlugin) -> None:
+    """e2e: prepare fails then succeeds"""
+    plugin.prepare = lambda claim: "no pages"
+    pod = a_pod(kubelet, "gpu-0")
+    kubelet.run_pod(pod)
+    kubelet.wait_for(lambda: len(kubelet.history.of(EventWritten)) == 2, "two attempts")
+    event = kubelet.events_of(pod)[0]
+    assert event.reason == "FailedPrepareDynamicResources"
+    assert event.message == f"{EVENT}{PREPARE} failed for ResourceClaim gpu-0: no pages"
+    assert kubelet.pod_status(pod).phase == "Pending"
+    first, second = kubelet.history.times(EventWritten)[:2]
+    assert second - first >= FAST.resync_s[0]
+    plugin.prepare = one_device
+    kubelet.wait_running(pod)
+    assert len(kubelet.events) == 1
+
+
+def test_anything_that_happens_to_a_pod_tries_again(short_tmp: Path) -> None:
+    patient = replace(FAST, resync_s=(600, 900))
+    with FakeKubelet(short_tmp, pace=patient) as kubelet, SamplePlugin(short_tmp, DRIVER) as one:
+        kubelet.wait_registered(DRIVER)
+        one.prepare = lambda claim: "no"
+        pod = a_pod(kubelet, "gpu-0")
+        kubelet.run_pod(pod)
+        kubelet.wait_for(lambda: kubelet.events, "an event")
+        one.prepare = one_device
+        kubelet.sync_pod(pod)
+        kubelet.wait_running(pod)
+
+
+def test_a_pods_status_follows_the_health_of_its_devices(kubelet: FakeKubelet, plugin: SamplePlugin) -> None:
+    """e2e: Resource Health, Healthy -> Unhealthy -> Healthy"""
+    pod = a_pod(kubelet, "gpu-0")
+    kubelet.run_pod(pod)
+    kubelet.wait_running(pod)
+
+    def shows(health: str, message: str) -> Callable[[], bool]:
+        expected = {"claim:my-gpu-0": (ResourceHealth("example.com/gpu=gpu-0", health, message),)}
+        return lambda: kubelet.pod_status(pod).resources == {"main": expected}
+
+    for number, health, message in ((1, "Healthy", ""), (2, "Unhealthy", "hot"), (1, "Healthy", "")):
+        plugin.say({"name": "gpu-0", "health": number, "message": message})
+        kubelet.wait_for(shows(health, message), f"{health} in the status")
+
+
+def test_a_lease_that_runs_out_is_shown_at_the_next_look_and_not_before(short_tmp: Path) -> None:
+    patient = replace(FAST, resync_s=(600, 900))
+    with FakeKubelet(short_tmp, pace=patient) as kubelet, SamplePlugin(short_tmp, DRIVER) as one:
+        kubelet.wait_for(lambda: one.opened, "a stream")
+        one.say({"name": "gpu-0", "health": HEALTHY, "health_check_timeout_seconds": 20})
+        kubelet.wait_health(DRIVER, "node-a", "gpu-0", "Healthy")
+        kubelet.wait_registered(DRIVER)
+        pod = a_pod(kubelet, "gpu-0")
+        kubelet.run_pod(pod)
+        kubelet.wait_running(pod)
+
+        def shown() -> str:
+            return kubelet.pod_status(pod).resources["main"]["claim:my-gpu-0"][0].health
+
+        kubelet.clock.advance(21)
+        assert (kubelet.health(DRIVER, "node-a", "gpu-0").health, shown()) == ("Unknown", "Healthy")
+        one.say({"name": "gpu-0", "health": HEALTHY, "health_check_timeout_seconds": 20})
+        kubelet.wait_health(DRIVER, "node-a", "gpu-0", "Healthy")
+        kubelet.clock.advance(21)
+        kubelet.sync_pod(pod)
+        kubelet.wait_for(lambda: shown() == "Unknown", "Unknown in the status")
+
+
+# --- its lives ------------------------------------------------------------------------------------------
+
+
+def say_unhealthy(kubelet: FakeKubelet, plugin: SamplePlugin) -> None:
+    plugin.say({"name": "gpu-0", "health": UNHEALTHY, "message": "hot"})
+    kubelet.wait_health(DRIVER, "node-a", "gpu-0", "Unhealthy")
+
+
+def test_an_orderly_end_clears_what_was_known(kubelet: FakeKubelet, plugin: SamplePlugin) -> None:
+    say_unhealthy(kubelet, plugin)
+    kubelet.stop()
+    assert (kubelet.root / "dra_health_state").read_text() == "{}"
+    kubelet.start()
+    assert kubelet.health(DRIVER, "node-a", "gpu-0").health == "Unknown"
+
+
+def test_after_a_crash_the_old_is_loaded_and_the_same_again_is_no_change(
+    kubelet: FakeKubelet, plugin: SamplePlugin
+) -> None:
+    say_unhealthy(kubelet, plugin)
+    kubelet.stop(graceful=False)
+    kubelet.clock.advance(31)
+    seen = len(kubelet.history)
+    kubelet.start()
+    assert kubelet.health(DRIVER, "node-a", "gpu-0").health == "Unknown"
+    kubelet.wait_for(lambda: len(plugin.opened) == 2, "another stream")
+    say_unhealthy(kubelet, plugin)
+    assert len(kubelet.history.of(Message, since=seen)) == 1
+    assert kubelet.history.of(Changed, since=seen) == []
+
+
+def test_a_plugin_is_registered_again_by_the_next_life(kubelet: FakeKubelet, plugin: SamplePlugin) -> None:
+    """e2e: registration after kubelet restart"""
+    kubelet.restart()
+    kubelet.wait_registered(DRIVER)
+    assert plugin.statuses == [(True, ""), (True, "")]
+    assert kubelet.history.of(SlicesWiped) == [SlicesWiped(""), SlicesWiped("")]
+    assert kubelet.history.of(Deregistered) == []
+
+
+def test_a_running_pod_is_not_prepared_again_and_a_second_one_of_its_claim_is(
+    kubelet: FakeKubelet, plugin: SamplePlugin
+) -> None:
+    first, second = a_pod(kubelet, "gpu-0"), a_pod(kubelet, "gpu-0", uid="other")
+    kubelet.run_pod(first)
+    kubelet.wait_running(first)
+    kubelet.restart(graceful=False)
+    kubelet.wait_registered(DRIVER)
+    kubelet.sync_pod(first)
+    kubelet.run_pod(second)
+    kubelet.wait_running(second)
+    assert [call.method for call in plugin.calls] == [PREPARE, PREPARE]
+    info = kubelet.claim_info("gpu-0")
+    assert info is not None
+    assert len(info.drivers[DRIVER]) == 2
+    assert kubelet.wait_running(second).resources["main"]["claim:my-gpu-0"] == (
+        ResourceHealth("example.com/gpu=gpu-0", "Unknown"),
+    )
+
+
+def test_a_pod_that_was_made_while_it_was_down_is_prepared(
+    kubelet: FakeKubelet, plugin: SamplePlugin
+) -> None:
+    """e2e: pod created while kubelet is down"""
+    kubelet.stop()
+    pod = a_pod(kubelet, "gpu-0")
+    kubelet.run_pod(pod)
+    kubelet.start()
+    kubelet.wait_running(pod)
+
+
+def test_a_pod_that_was_deleted_while_it_was_down_is_unprepared(
+    kubelet: FakeKubelet, plugin: SamplePlugin
+) -> None:
+    """e2e: unprepare for deleted pods, no prepare for a deleted pod"""
+    pod = a_pod(kubelet, "gpu-0")
+    kubelet.run_pod(pod)
+    kubelet.wait_running(pod)
+    kubelet.stop()
+    kubelet.delete_pod(pod)
+    kubelet.start()
+    kubelet.wait_for(lambda: plugin.calls[-1].method == UNPREPARE, "unprepare")
+    kubelet.wait_for(lambda: kubelet.claim_info("gpu-0") is None, "the claim forgotten")
+    assert [call.method for call in plugin.calls] == [PREPARE, UNPREPARE]
+
+
+def test_a_call_under_way_ends_with_the_kubelet_and_is_made_again(
+    kubelet: FakeKubelet, plugin: SamplePlugin
+) -> None:
+    """e2e: retry after kubelet restart"""
+    go_on = threading.Event()
+    plugin.prepare = lambda claim: go_on.wait(10) and one_device(claim)  # type: ignore[return-value,assignment]
+    pod = a_pod(kubelet, "gpu-0")
+    kubelet.run_pod(pod)
+    kubelet.wait_for(lambda: plugin.calls, "a call")
+    kubelet.stop(graceful=False)
+    assert "code = Canceled" in kubelet.history.of(Called)[0].error
+    assert kubelet.events == []
+    go_on.set()
+    kubelet.start()
+    kubelet.wait_running(pod)

@@ -1,0 +1,105 @@
+"""A kubelet's calls to a DRA driver: Google's gRPC and protobuf, as an independent opinion."""
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import grpc
+from google.protobuf.unknown_fields import UnknownFieldSet
+
+from wire.google import message_class
+
+DRA = "k8s.io.kubelet.pkg.apis.dra"
+REGISTRATION = "/pluginregistration.Registration"
+
+Ref = tuple[str, str, str]
+"""Namespace, name and uid."""
+
+
+def claim(name: str = "c", *, namespace: str = "ns", uid: str = "") -> Ref:
+    """A claim whose uid follows from its name, unless another is given."""
+    return (namespace, name, uid or f"uid-{name}")
+
+
+class Kubelet:
+    """One connection to one socket."""
+
+    def __init__(self, socket: Path) -> None:
+        self._channel = grpc.insecure_channel(f"unix:{socket}", [("grpc.use_local_subchannel_pool", 1)])
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._channel.close()
+
+    def prepare(self, *claims: Ref, version: str = "v1", timeout_s: float = 30.0) -> Mapping[str, Any]:
+        """The answers by uid. Raises grpc.RpcError."""
+        return self._claims("NodePrepareResources", claims, version, timeout_s)
+
+    def unprepare(self, *claims: Ref, version: str = "v1", timeout_s: float = 30.0) -> Mapping[str, Any]:
+        """The answers by uid. Raises grpc.RpcError."""
+        return self._claims("NodeUnprepareResources", claims, version, timeout_s)
+
+    def prepare_soon(self, *claims: Ref, timeout_s: float = 30.0) -> Any:
+        """The same, as a grpc.Future of the whole response."""
+        method = "NodePrepareResources"
+        request, call = self._call(f"{DRA}.v1", f"/{DRA}.v1.DRAPlugin/{method}", method)
+        _fill(request, claims)
+        return call.future(request, timeout=timeout_s)
+
+    def get_info(self, timeout_s: float = 10.0) -> Any:
+        """What the plugin says of itself."""
+        package = "pluginregistration"
+        request = message_class(package, "InfoRequest")()
+        ask = self._unary(f"{REGISTRATION}/GetInfo", message_class(package, "PluginInfo"))
+        return ask(request, timeout=timeout_s)
+
+    def notify(self, registered: bool, error: str = "") -> Any:
+        """Tells it how the registration ended."""
+        package = "pluginregistration"
+        status = message_class(package, "RegistrationStatus")(plugin_registered=registered, error=error)
+        reply = message_class(package, "RegistrationStatusResponse")
+        return self._unary(f"{REGISTRATION}/NotifyRegistrationStatus", reply)(status, timeout=10)
+
+    def raw(self, path: str, data: bytes) -> bytes:
+        """Sends bytes as a request; returns those of the answer."""
+        answer: bytes = self._channel.unary_unary(path)(data, timeout=30)
+        return answer
+
+    def _claims(
+        self, method: str, claims: Iterable[Ref], version: str, timeout_s: float
+    ) -> Mapping[str, Any]:
+        package = f"{DRA}.{version}"
+        request, call = self._call(package, f"/{package}.DRAPlugin/{method}", method)
+        _fill(request, claims)
+        return dict(call(request, timeout=timeout_s).claims)
+
+    def _call(self, package: str, path: str, method: str) -> tuple[Any, Any]:
+        request = message_class(package, f"{method}Request")()
+        return request, self._unary(path, message_class(package, f"{method}Response"))
+
+    def _unary(self, path: str, reply: Any) -> Any:
+        return self._channel.unary_unary(
+            path,
+            request_serializer=lambda message: message.SerializeToString(),
+            response_deserializer=reply.FromString,
+        )
+
+
+def _fill(request: Any, claims: Iterable[Ref]) -> None:
+    for namespace, name, uid in claims:
+        request.claims.add(namespace=namespace, name=name, uid=uid)
+
+
+def unknown_fields(message: Any) -> list[tuple[int, Any]]:
+    """Number and value of the fields that the message has no name for."""
+    return [(field.field_number, field.data) for field in UnknownFieldSet(message)]
+
+
+def encoded(number: int, data: bytes) -> bytes:
+    """A field of less than 128 bytes."""
+    return bytes([number << 3 | 2, len(data)]) + data
