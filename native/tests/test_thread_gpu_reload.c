@@ -113,7 +113,7 @@ static void a_driver_that_is_gone_is_told_of_by_every_gpu(void)
     gx_tell(&g, "init 0");
     for (uint32_t i = 0; i < 2; i++)
         EVENTUALLY(gx_gpu(&g, i)->status == 0 && gx_gpu(&g, i)->handles == 2);
-    CHECK_U64(gx_head(&g)->generation, 2);
+    EVENTUALLY(gx_head(&g)->generation == 2); /* a record of its own, which may come after the GPUs' */
     gx_stop(&g);
 }
 
