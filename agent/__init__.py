@@ -1,5 +1,24 @@
-"""drahealth: one verdict for each of a node's devices, with its evidence, for the kubelet and for people."""
+"""drahealth: one verdict for each of a node's devices, with its evidence, for the kubelet and for people.
+
+What a DRA driver embeds is :mod:`agent.api`, all of it reachable from here: ``agent.Monitor``. It is imported
+when it is first asked for: a command that looks at the node once needs none of it. ``__init__.pyi`` is what
+type checkers read.
+"""
+
+import sys
+from importlib import import_module
 
 from agent.version import VERSION as __version__
 
 __all__ = ["__version__"]
+
+
+def __getattr__(name: str) -> object:
+    api = import_module("agent.api")
+    if name in api.__all__:
+        return getattr(api, name)
+    raise AttributeError(f"module 'agent' has no attribute {name!r}", name=name, obj=sys.modules[__name__])
+
+
+def __dir__() -> list[str]:
+    return [*globals(), *import_module("agent.api").__all__]

@@ -72,10 +72,15 @@ def open_sampler(config: Config, period_ns: int) -> Sampler:
     )
 
 
-def open_node(config: Config, settings: Settings, period_ns: int, *, declares: bool) -> Node:
+def open_node(
+    config: Config, settings: Settings, period_ns: int, *, declares: bool, udev: bool = True
+) -> Node:
     """All sources of the configuration, not started. Raises as :func:`open_sampler`.
 
     Args:
         declares: Drivers may declare devices in the runtime directory.
+        udev: libudev may be asked, which starts a process to find it.
     """
-    return Node(config, open_sampler(config, period_ns), settings.gpu, period_ns, declares=declares)
+    return Node(
+        config, open_sampler(config, period_ns), settings.gpu, period_ns, declares=declares, udev=udev
+    )

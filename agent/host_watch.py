@@ -65,7 +65,14 @@ class HostWatch:
     """The newest of what the host said."""
 
     def __init__(
-        self, library: str, sysfs_root: Path, procfs_root: Path, every_s: float, *, gpus: bool = True
+        self,
+        library: str,
+        sysfs_root: Path,
+        procfs_root: Path,
+        every_s: float,
+        *,
+        gpus: bool = True,
+        udev: bool = True,
     ) -> None:
         """
         Args:
@@ -74,9 +81,11 @@ class HostWatch:
             procfs_root: Where procfs is mounted.
             every_s: How often a host with GPUs is asked, and what failed is tried again [s].
             gpus: GPUs are looked for, and not what drivers declare alone.
+            udev: libudev may be asked, which starts a process to find it.
         """
         self._every_s = every_s
         self._looks_for_gpus = gpus
+        self._asks_udev = udev
         self._library = library
         self._sysfs_root = sysfs_root
         self._reader = GpuHostReader(sysfs_root, procfs_root)
@@ -212,7 +221,7 @@ class HostWatch:
 
     def _read_bus(self, wanted: frozenset[str]) -> _Bus:
         bus = read_bus(self._sysfs_root)
-        functions = read_pci(self._sysfs_root, wanted)
+        functions = read_pci(self._sysfs_root, wanted, udev=self._asks_udev)
         gpus = bus if isinstance(bus, Missing) else bus.gpus
         return _Bus(functions, gpus, wanted, time.monotonic_ns(), self._bus.passes + 1)
 

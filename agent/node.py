@@ -19,6 +19,7 @@ from agent.health.gpu.catalogue import gpu_wakes
 from agent.health.klog.patterns import HOST_PATTERNS
 from agent.health.xid.patterns import PATTERNS
 from agent.host_watch import HostWatch
+from agent.model.declared import Declarations
 from agent.model.settings import GpuLimits
 from agent.model.snapshot import Snapshot
 from agent.model.time import NS
@@ -45,7 +46,9 @@ class Node:
     drivers declare, and what the host says now and then.
 
     Args:
-        declares: Drivers may declare devices, in a directory below the runtime directory.
+        declares: Drivers may declare devices, in a directory below the runtime directory; else only
+            :meth:`declare` says any.
+        udev: libudev may be asked, which starts a process to find it.
 
     Raises:
         ConfigError: an option is out of range, or a root too long.
@@ -53,7 +56,14 @@ class Node:
     """
 
     def __init__(
-        self, config: Config, sampler: Sampler, limits: GpuLimits, period_ns: int, *, declares: bool
+        self,
+        config: Config,
+        sampler: Sampler,
+        limits: GpuLimits,
+        period_ns: int,
+        *,
+        declares: bool,
+        udev: bool = True,
     ) -> None:
         self._sampler = sampler
         self._gpus: Gpus | None = None
@@ -62,9 +72,15 @@ class Node:
         self._uevents: Uevents | None = None
         every_s = HOST_PACE * config.gpu_slow_ns / NS
         self._host = HostWatch(
-            config.nvml_library, config.sysfs_root, config.procfs_root, every_s, gpus=config.gpu_watch
+            config.nvml_library,
+            config.sysfs_root,
+            config.procfs_root,
+            every_s,
+            gpus=config.gpu_watch,
+            udev=udev,
         )
         self._declared = DeclaredWatch(config.runtime_dir, config.node_name) if declares else None
+        self._said: Declarations = ()
         wake = sampler.fileno()
         try:
             if config.gpu_watch:
@@ -102,7 +118,7 @@ class Node:
         kmsg = self._kmsg.read() if self._kmsg else None
         machine = self._machine.read() if self._machine else None
         uevents = self._uevents.read() if self._uevents else None
-        declared = self._declared.declarations if self._declared else ()
+        declared = self._declared.declarations if self._declared else self._said
         self._host.note(gpus, uevents, declared)
         sources = [*snapshot.sources]
         if machine is not None:
@@ -124,6 +140,10 @@ class Node:
             declared=declared,
             sources=tuple(sources),
         )
+
+    def declare(self, declarations: Declarations) -> None:
+        """What is declared, where it is not read from files: by whoever opened this. From any thread."""
+        self._said = declarations
 
     async def watch(self) -> None:
         """Asks the host about its devices, and follows what drivers declare. Until cancelled."""

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import agent
 from agent.config import SETTINGS, Config, load, load_runtime_dir, read_config
 from agent.config_values import format_duration, parse_duration
 from agent.errors import ConfigError, PermissionDenied
@@ -422,7 +423,7 @@ def test_a_program_that_embeds_reads_one_file_and_no_environment(setup, monkeypa
     monkeypatch.setenv("DRAHEALTH_PERIOD", "2s")
     monkeypatch.setenv("DRAHEALTH_OF_ANOTHER_PROGRAM", "1")
     setup.file.write_text(A_PATTERN)
-    (pattern,) = read_config(setup.file).prepare_patterns
+    (pattern,) = agent.read_config(setup.file).prepare_patterns
     assert pattern.code == "a.b"
     assert read_config(setup.file).period_ns == 10**9
 
@@ -435,10 +436,10 @@ def test_a_program_that_embeds_needs_no_directory_of_sockets(monkeypatch):
 
 def test_a_program_that_embeds_is_told_of_the_file_and_the_key(setup):
     setup.file.write_text(f"{A_PATTERN}clas = 'x'")
-    with pytest.raises(ConfigError) as caught:
+    with pytest.raises(agent.ConfigError) as caught:
         read_config(setup.file)
     assert str(caught.value).startswith(f"{setup.file}: prepare.patterns: pattern 1: unknown key 'clas'")
-    with pytest.raises(ConfigError, match=r"none.toml: No such file or directory"):
+    with pytest.raises(agent.ConfigError, match=r"none.toml: No such file or directory"):
         read_config(setup.file.with_name("none.toml"))
 
 

@@ -70,7 +70,7 @@ def test_one_wheel_for_python_3_11_and_later(wheel: Path) -> None:
 def test_the_wheel_has_every_module_the_core_and_nothing_else(wheel: Path) -> None:
     names = {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
     modules = {str(path.relative_to(REPOSITORY)) for path in (REPOSITORY / "agent").rglob("*.py")}
-    assert names == modules | {CORE, "agent/py.typed"}
+    assert names == modules | {CORE, "agent/__init__.pyi", "agent/py.typed"}
 
 
 def test_the_core_of_the_wheel_can_be_imported(wheel: Path, tmp_path: Path) -> None:

@@ -244,3 +244,13 @@ def test_a_gpu_that_an_overlay_adds_to_sys_is_found(bus: Bus, tmp_path: Path, *,
     if "ermi" in ran.stderr:  # permission denied, operation not permitted
         pytest.skip(f"no overlay on /sys here: {ran.stderr.strip()}")
     assert (ran.stdout, ran.stderr) == (f"{trusts}\n{GPU} nvidia 16 0000:3a:00.0\n", "")
+
+
+def test_inside_a_driver_no_library_is_looked_for(tmp_path: Path) -> None:
+    """To find libudev takes a child process, which a driver that waits for its own would find."""
+    program = (
+        "import sys; from pathlib import Path; from agent.sources.pci import read_pci; "
+        "read_pci(Path('/sys'), ['0000:00:00.0'], udev=False); print('pyudev' in sys.modules)"
+    )
+    printed = subprocess.run([sys.executable, "-c", program], check=True, stdout=subprocess.PIPE, text=True)
+    assert printed.stdout == "False\n"

@@ -39,16 +39,21 @@ def parse_address(text: str) -> str:
     return f"{int(found[1], 16):04x}:{found[2]}"
 
 
-def read_pci(sysfs_root: Path, wanted: Collection[str]) -> tuple[PciSample, ...] | Missing:
+def read_pci(
+    sysfs_root: Path, wanted: Collection[str], *, udev: bool = True
+) -> tuple[PciSample, ...] | Missing:
     """NVIDIA's GPUs, those given to a virtual machine among them but no virtual functions, and the functions
     with ``wanted`` addresses; those that are on the bus, in its order. May hang.
+
+    Args:
+        udev: libudev is asked, which knows the models' names. To find it takes a process, once.
 
     Source: /sys/bus/pci/devices/*.
     """
     bus = sysfs_root / "bus/pci/devices"
     try:
         # an empty answer is doubted: libudev skips what it takes for no sysfs, as in some containers
-        names = (_ask_udev(wanted) if sysfs_root == SYSFS else {}) or _list(bus, wanted)
+        names = (_ask_udev(wanted) if udev and sysfs_root == SYSFS else {}) or _list(bus, wanted)
     except OSError as error:
         return missing_for(error)
     samples = (_sample(bus / address, model) for address, model in names.items())

@@ -1,0 +1,92 @@
+"""The public API: what a DRA driver written in Python embeds. docs/embedding.md is its guide.
+
+Everything else below :mod:`agent` is ours to change. Names come as ``agent.Monitor`` and so on. Nothing here
+has state of its own, handles signals, configures logging or touches an event loop's policy.
+"""
+
+from agent.config import Config, read_config
+from agent.devices.taints import TaintPolicy
+from agent.embed.checks import degraded, unhealthy, unknown
+from agent.embed.devices import Cpus, Device, Gpu, Hugepages, Memory, Pci
+from agent.embed.monitor import Monitor
+from agent.embed.plugin import Driver, PluginServer, PreparedDevice
+from agent.embed.taints import as_objects
+from agent.errors import ConfigError, DrahealthError
+from agent.model.claim import Claim, ClaimConfig, ClaimDevice, ClaimRef, DeviceRef
+from agent.model.health import DeviceHealth, Finding, Health, Severity
+from agent.model.prepare import ErrorClass, Operation, PrepareVerdict, Scope
+from agent.model.report import Report
+from agent.model.taint import Effect, Taint, Taints
+from agent.prepare.claims import parse_claim
+from agent.prepare.decorator import classified
+from agent.prepare.doing import doing
+from agent.prepare.errors import (
+    BadConfig,
+    DriverError,
+    FailedDevice,
+    PermanentError,
+    PrepareError,
+    TransientError,
+)
+from agent.prepare.parameters import Parameters, configs_for, decode_parameters
+from agent.prepare.patterns import Pattern
+from agent.prepare.wire import WireMode
+from agent.store.cdi import CdiDevice, CdiMount, CdiNode, remove_spec, write_spec
+
+__all__ = [
+    "BadConfig",
+    "CdiDevice",
+    "CdiMount",
+    "CdiNode",
+    "Claim",
+    "ClaimConfig",
+    "ClaimDevice",
+    "ClaimRef",
+    "Config",
+    "ConfigError",
+    "Cpus",
+    "Device",
+    "DeviceHealth",
+    "DeviceRef",
+    "DrahealthError",
+    "Driver",
+    "DriverError",
+    "Effect",
+    "ErrorClass",
+    "FailedDevice",
+    "Finding",
+    "Gpu",
+    "Health",
+    "Hugepages",
+    "Memory",
+    "Monitor",
+    "Operation",
+    "Parameters",
+    "Pattern",
+    "Pci",
+    "PermanentError",
+    "PluginServer",
+    "PrepareError",
+    "PrepareVerdict",
+    "PreparedDevice",
+    "Report",
+    "Scope",
+    "Severity",
+    "Taint",
+    "TaintPolicy",
+    "Taints",
+    "TransientError",
+    "WireMode",
+    "as_objects",
+    "classified",
+    "configs_for",
+    "decode_parameters",
+    "degraded",
+    "doing",
+    "parse_claim",
+    "read_config",
+    "remove_spec",
+    "unhealthy",
+    "unknown",
+    "write_spec",
+]

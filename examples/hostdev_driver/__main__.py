@@ -1,0 +1,105 @@
+"""``python -m hostdev_driver``: the driver as a program."""
+
+import argparse
+import logging
+import signal
+import sys
+import threading
+from collections.abc import Callable, Sequence
+
+import agent
+from hostdev_driver.api import ApiServer
+from hostdev_driver.arguments import parser
+from hostdev_driver.claims import ClaimApi, ClaimFiles
+from hostdev_driver.driver import HostDriver
+from hostdev_driver.host import Host
+from hostdev_driver.ledger import Ledger
+from hostdev_driver.slices import Publisher
+
+REFRESH_S = 60.0
+"""How often the ResourceSlices are looked at: the kubelet deletes them when it starts [s]."""
+EXIT_FAILED = 70
+EXIT_CONFIG = 78
+
+log = logging.getLogger("hostdev_driver")
+
+
+def main(args: Sequence[str] | None = None) -> int:
+    """Runs the driver until it is told to end.
+
+    Returns:
+        0; 70 if the driver failed, 78 if it cannot be run as it was asked to.
+    """
+    options = parser().parse_args(args)
+    logging.basicConfig(level=options.log_level.upper(), format="%(levelname)s %(name)s: %(message)s")
+    stop, failures = threading.Event(), list[BaseException]()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stop.set())
+
+    def failed(error: BaseException) -> None:
+        failures.append(error)
+        stop.set()
+
+    try:
+        _run(options, stop, failed)
+    except agent.ConfigError as error:
+        log.error("%s", error)  # noqa: TRY400  # the operator's to mend: no traceback
+        return EXIT_CONFIG
+    for failure in failures:
+        log.error("ended by %s: %s", type(failure).__name__, failure)
+    return EXIT_FAILED if failures else 0
+
+
+def _run(options: argparse.Namespace, stop: threading.Event, failed: Callable[[BaseException], None]) -> None:
+    driver, kubelet_dir = options.driver_name, options.kubelet_dir
+    plugin_dir = options.plugin_dir or kubelet_dir / "plugins" / driver
+    state_dir = options.state_dir or plugin_dir
+    host = Host(
+        options.node_name,
+        options.sysfs_root,
+        options.procfs_root,
+        shares=options.hugepage_shares,
+        cpus_each=options.cpus_each,
+        reserved=options.reserved_cpus,
+    )
+    config = agent.Config(
+        node_name=options.node_name, sysfs_root=options.sysfs_root, procfs_root=options.procfs_root
+    )
+    monitor = agent.Monitor(
+        driver,
+        config=config,
+        kubelet_dir=kubelet_dir,
+        state_dir=state_dir / "drahealth",
+        policy=agent.TaintPolicy(evict=frozenset(options.evict)),
+        on_error=failed,
+    )
+    hostdev = HostDriver(monitor, host, Ledger(state_dir / "ledger.json"), options.cdi_dir)
+    api = _api(options)
+    claims = ClaimApi(api, driver) if api and not options.claims else ClaimFiles(options.claims, driver)
+    slices = Publisher(api, driver, host) if api else None
+    if slices:
+        monitor.on_taints(slices.publish)
+    server = agent.PluginServer(
+        monitor,
+        hostdev,
+        claims=claims,
+        plugin_dir=plugin_dir,
+        registry_dir=options.registry_dir,
+        pod_uid=options.pod_uid,
+        on_error=failed,
+    )
+    with monitor, server:
+        log.info("%s hands out %s", driver, ", ".join(host.found) or "nothing: the host has nothing")
+        while not stop.wait(REFRESH_S):
+            if slices:
+                slices.refresh()
+
+
+def _api(options: argparse.Namespace) -> ApiServer | None:
+    if options.api_server:
+        return ApiServer(options.api_server, options.api_ca, options.api_token)
+    return None if options.claims else ApiServer.of_cluster()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,121 @@
+"""What the program can be told, as a table."""
+
+import argparse
+import os
+import socket
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from hostdev_driver.host import parse_cpus
+
+
+def parser() -> argparse.ArgumentParser:
+    """Of the program."""
+    made = argparse.ArgumentParser(
+        prog="python -m hostdev_driver",
+        description="A DRA driver for this host's hugepages, CPUs and GPUs.",
+        epilog="In a pod it reads claims from the API server and publishes ResourceSlices. With --claims it "
+        "needs no API server, and publishes nothing unless --api-server names one.",
+    )
+    for title, arguments in ARGUMENTS.items():
+        group = made.add_argument_group(title)
+        for name, argument in arguments.items():
+            group.add_argument(name, **argument)
+    return made
+
+
+def _count(text: str) -> int:
+    number = int(text)
+    if not 1 <= number <= 4096:
+        raise argparse.ArgumentTypeError(f"{number} is not 1 to 4096")
+    return number
+
+
+def _cpus(text: str) -> frozenset[int]:
+    try:
+        return frozenset(parse_cpus(text))
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def _directory(default: str | None, what: str = "") -> dict[str, Any]:
+    return {
+        "type": Path,
+        "default": Path(default) if default else None,
+        "metavar": "DIR",
+        "help": what or "default: %(default)s",
+    }
+
+
+ARGUMENTS: Final[Mapping[str, Mapping[str, Mapping[str, Any]]]] = {
+    "who it is": {
+        "--driver-name": {
+            "default": "hostdev.drahealth.example.com",
+            "metavar": "NAME",
+            "help": "default: %(default)s",
+        },
+        "--node-name": {
+            "default": os.environ.get("NODE_NAME") or socket.gethostname(),
+            "metavar": "NAME",
+            "help": "pool of its devices; default: $NODE_NAME, or this host's name",
+        },
+        "--pod-uid": {
+            "default": os.environ.get("POD_UID", ""),
+            "metavar": "UID",
+            "help": "of its pod, so that a new one can take over from an old one; default: $POD_UID",
+        },
+    },
+    "where the kubelet and the container runtime look": {
+        "--kubelet-dir": _directory("/var/lib/kubelet"),
+        "--plugin-dir": _directory(None, "default: plugins/<driver name> in the kubelet's"),
+        "--registry-dir": _directory(None, "default: plugins_registry in the kubelet's"),
+        "--cdi-dir": _directory("/var/run/cdi"),
+        "--state-dir": _directory(None, "of what outlives the driver; default: the plugin directory"),
+    },
+    "where claims come from": {
+        "--claims": _directory(None, "of files <namespace>_<name>.json; default: the API server"),
+        "--api-server": {"metavar": "URL", "help": "default: the one that a pod is told of"},
+        "--api-ca": {
+            "type": Path,
+            "metavar": "FILE",
+            "help": "certificates that it is known by; default: the system's",
+        },
+        "--api-token": {"type": Path, "metavar": "FILE", "help": "bearer token; default: none"},
+    },
+    "what is handed out": {
+        "--hugepage-shares": {
+            "type": _count,
+            "default": 1,
+            "metavar": "N",
+            "help": "devices per hugepage pool; default: 1",
+        },
+        "--cpus-each": {
+            "type": _count,
+            "default": 0,
+            "metavar": "N",
+            "help": "CPUs of a device; default: all of a NUMA node",
+        },
+        "--reserved-cpus": {
+            "type": _cpus,
+            "default": frozenset(),
+            "metavar": "LIST",
+            "help": "never handed out, such as 0-1",
+        },
+        "--sysfs-root": _directory("/sys"),
+        "--procfs-root": _directory("/proc"),
+    },
+    "health": {
+        "--evict": {
+            "action": "append",
+            "default": [],
+            "metavar": "CODE",
+            "help": "evict the pods of devices Unhealthy for this, such as gpu.xid.79; may be repeated",
+        },
+        "--log-level": {
+            "default": "info",
+            "choices": ("debug", "info", "warning", "error"),
+            "help": "default: %(default)s",
+        },
+    },
+}

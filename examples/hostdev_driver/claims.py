@@ -1,0 +1,64 @@
+"""Where the claims come from that the kubelet names: the API server, or files for those who have none."""
+
+import json
+from pathlib import Path
+from typing import Final
+
+import agent
+from hostdev_driver.api import ApiError, ApiServer, path_of
+
+CLAIMS: Final = ("apis", "resource.k8s.io", "v1", "namespaces")
+FILE_BYTES: Final = 4 << 20
+NOT_FOUND: Final = 404
+
+
+class ClaimApi:
+    """Claims of the API server, each read when it is asked for."""
+
+    def __init__(self, api: ApiServer, driver: str) -> None:
+        self._api = api
+        self._driver = driver
+
+    def __call__(self, ref: agent.ClaimRef) -> agent.Claim:
+        """The claim as it is now.
+
+        Raises:
+            TransientError: ``claim.not_found``, or as :func:`agent.parse_claim`.
+            ApiError, OSError: As :meth:`ApiServer.call`.
+        """
+        try:
+            obj = self._api.call("GET", path_of(*CLAIMS, ref.namespace, "resourceclaims", ref.name))
+        except ApiError as error:
+            if error.status != NOT_FOUND:
+                raise
+            raise agent.TransientError(f"the API server has no claim {ref}", code="claim.not_found") from None
+        return agent.parse_claim(obj, self._driver, ref)
+
+
+class ClaimFiles:
+    """Claims as ``kubectl get resourceclaim -n <namespace> <name> -o json`` writes them, a file each:
+    ``<namespace>_<name>.json``.
+    """
+
+    def __init__(self, directory: Path, driver: str) -> None:
+        self._directory = directory
+        self._driver = driver
+
+    def __call__(self, ref: agent.ClaimRef) -> agent.Claim:
+        """The claim as its file says it now.
+
+        Raises:
+            TransientError: ``claim.not_found``, or as :func:`agent.parse_claim`.
+            OSError: The file cannot be read.
+        """
+        path = self._directory / f"{ref.namespace}_{ref.name}.json"
+        try:
+            with open(path, "rb") as file:
+                obj = json.loads(file.read(FILE_BYTES))
+        except FileNotFoundError:
+            raise agent.TransientError(f"there is no {path}", code="claim.not_found") from None
+        except (ValueError, RecursionError) as error:
+            raise agent.TransientError(f"{path}: no JSON: {error}", code="claim.malformed") from None
+        if not isinstance(obj, dict):
+            raise agent.TransientError(f"{path}: no object", code="claim.malformed")
+        return agent.parse_claim(obj, self._driver, ref)

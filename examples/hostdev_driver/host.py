@@ -1,0 +1,213 @@
+"""What the host has to hand out, found in sysfs once, when the driver starts.
+
+A device is a share of a NUMA node's hugepage pool, some of its CPUs, or a GPU. Names are the same after a
+restart as long as the host is. Whether a device works is not looked at here: that is what drahealth is for.
+"""
+
+import re
+from collections.abc import Iterable, Iterator, Set
+from pathlib import Path
+from typing import Final, NamedTuple
+
+import agent
+
+NVIDIA: Final = "0x10de"
+DISPLAY_CLASS: Final = "0x03"
+_UNITS: Final = ("Ki", "Mi", "Gi", "Ti")
+
+
+class Found(NamedTuple):
+    """A device of the host."""
+
+    device: agent.Device
+    nodes: tuple[str, ...] = ()
+    """Device nodes that belong to it."""
+
+
+class Host:
+    """The host as it was when the driver started.
+
+    Args:
+        pool: Of all devices: the node's name.
+        sysfs: Root of sysfs.
+        procfs: Root of procfs, where NVIDIA's driver says which device node is whose.
+        shares: Devices that each hugepage pool is split into.
+        cpus_each: CPUs of a device; 0: those of a NUMA node are one device.
+        reserved: CPUs that are never handed out.
+    """
+
+    def __init__(
+        self,
+        pool: str,
+        sysfs: Path = Path("/sys"),
+        procfs: Path = Path("/proc"),
+        *,
+        shares: int = 1,
+        cpus_each: int = 0,
+        reserved: Set[int] = frozenset(),
+    ) -> None:
+        self.pool = pool
+        self._sysfs = sysfs
+        found = [
+            *_find_hugepages(pool, sysfs, shares),
+            *_find_cpus(pool, sysfs, cpus_each, reserved),
+            *_find_gpus(pool, sysfs, procfs),
+        ]
+        self.found = {one.device.name: one for one in found}
+
+    @property
+    def devices(self) -> list[agent.Device]:
+        """To be published, and to be watched."""
+        return [one.device for one in self.found.values()]
+
+    def look_up(self, device: agent.ClaimDevice) -> Found:
+        """The device that a claim was given.
+
+        Raises:
+            PermanentError: ``device.unknown``: the claim was allocated from an old list of devices.
+        """
+        if device.pool != self.pool or device.device not in self.found:
+            raise agent.PermanentError(f"{device.ref} is not on this node", code="device.unknown")
+        return self.found[device.device]
+
+    def page_sizes(self) -> set[str]:
+        """Of hugepages that this host hands out."""
+        parts = (one.device.part for one in self.found.values())
+        return {part.size for part in parts if isinstance(part, agent.Hugepages)}
+
+    def free_pages(self, size: str, numa: int) -> int:
+        """Pages of a pool that nobody uses now.
+
+        Raises:
+            OSError: It cannot be read.
+        """
+        with agent.doing(agent.Operation.DEVICE):
+            return _number(_pools(self._sysfs)[numa] / f"hugepages-{kib_of(size)}kB/free_hugepages")
+
+
+# --- hugepages ---------------------------------------------------------------------------------------------
+
+
+def _find_hugepages(pool: str, sysfs: Path, shares: int) -> Iterator[Found]:
+    for numa, directory in sorted(_pools(sysfs).items()):
+        for size_kib in sorted(_numbered(directory, r"hugepages-(\d+)kB")):
+            pages = _number(directory / f"hugepages-{size_kib}kB/nr_hugepages") // shares
+            size = size_of(size_kib)
+            for share in range(shares if pages else 0):
+                name = f"hugepages-{size.lower()}-node{numa}-{share}"
+                yield Found(agent.Device(name, agent.Hugepages(size, pages=pages, numa=numa), pool=pool))
+
+
+def _pools(sysfs: Path) -> dict[int, Path]:
+    """Where the hugepages of each NUMA node are; a kernel without NUMA has but one."""
+    nodes = _numbered(sysfs / "devices/system/node", r"node(\d+)")
+    found = {numa: path / "hugepages" for numa, path in nodes.items() if (path / "hugepages").is_dir()}
+    whole = sysfs / "kernel/mm/hugepages"
+    return found or ({0: whole} if whole.is_dir() else {})
+
+
+def size_of(size_kib: int) -> str:
+    """A size as Kubernetes writes it: ``2Mi``."""
+    unit = 0
+    while size_kib % 1024 == 0 and unit + 1 < len(_UNITS):
+        size_kib, unit = size_kib // 1024, unit + 1
+    return f"{size_kib}{_UNITS[unit]}"
+
+
+def kib_of(size: str) -> int:
+    """The inverse of :func:`size_of` [KiB].
+
+    Raises:
+        ValueError: It is no size.
+    """
+    found = re.fullmatch(r"([1-9][0-9]{0,11})(Ki|Mi|Gi|Ti)", size)
+    if found is None:
+        raise ValueError(f"{size!r} is no size; write a number and Ki, Mi, Gi or Ti, such as 2Mi")
+    return int(found[1]) << 10 * _UNITS.index(found[2])
+
+
+# --- CPUs --------------------------------------------------------------------------------------------------
+
+
+def _find_cpus(pool: str, sysfs: Path, each: int, reserved: Set[int]) -> Iterator[Found]:
+    cpus = sysfs / "devices/system/cpu"
+    usable = parse_cpus(_text(cpus / "online")) - reserved
+    nodes = _numbered(sysfs / "devices/system/node", r"node(\d+)")
+    lists = {numa: parse_cpus(_text(path / "cpulist")) for numa, path in nodes.items()} or {0: usable}
+    for numa, members in sorted(lists.items()):
+        # CPUs of one core stand together, so that no two devices share a core where that can be had
+        ordered = sorted(members & usable, key=lambda cpu: (min(_siblings(cpus, cpu)), cpu))
+        step = each or max(len(ordered), 1)
+        for number, first in enumerate(range(0, len(ordered) - (each or 1) + 1, step)):
+            part = agent.Cpus(format_cpus(ordered[first : first + step]), numa=numa if nodes else None)
+            yield Found(agent.Device(f"cpus-node{numa}-{number}", part, pool=pool))
+
+
+def _siblings(cpus: Path, cpu: int) -> set[int]:
+    try:
+        return parse_cpus(_text(cpus / f"cpu{cpu}/topology/thread_siblings_list")) | {cpu}
+    except FileNotFoundError:
+        return {cpu}
+
+
+def parse_cpus(text: str) -> set[int]:
+    """CPUs in the kernel's list format, ``0-3,8``.
+
+    Raises:
+        ValueError: naming what is no CPU or range.
+    """
+    cpus: set[int] = set()
+    for part in filter(None, text.strip().split(",")):
+        found = re.fullmatch(r"([0-9]{1,4})(?:-([0-9]{1,4}))?", part)
+        if found is None or int(found[2] or found[1]) < int(found[1]):
+            raise ValueError(f"{part!r} is no CPU number or range")
+        cpus |= set(range(int(found[1]), int(found[2] or found[1]) + 1))
+    return cpus
+
+
+def format_cpus(cpus: Iterable[int]) -> str:
+    """The inverse of :func:`parse_cpus`."""
+    ranges: list[list[int]] = []
+    for cpu in sorted(cpus):
+        if ranges and ranges[-1][-1] == cpu - 1:
+            ranges[-1][1:] = [cpu]
+        else:
+            ranges.append([cpu])
+    return ",".join("-".join(map(str, one)) for one in ranges)
+
+
+# --- GPUs --------------------------------------------------------------------------------------------------
+
+
+def _find_gpus(pool: str, sysfs: Path, procfs: Path) -> Iterator[Found]:
+    """Those that NVIDIA's driver has: one that a virtual machine was given is not ours to hand out."""
+    for information in sorted(procfs.glob("driver/nvidia/gpus/*/information")):
+        address = information.parent.name
+        function = sysfs / "bus/pci/devices" / address
+        minor = re.search(r"^Device Minor:\s*([0-9]+)\s*$", _text(information), re.MULTILINE)
+        if (
+            minor
+            and _text(function / "vendor") == NVIDIA
+            and _text(function / "class").startswith(DISPLAY_CLASS)
+        ):
+            nodes = (f"/dev/nvidia{minor[1]}", "/dev/nvidiactl", "/dev/nvidia-uvm")
+            yield Found(agent.Device(f"gpu-{minor[1]}", agent.Gpu(pci=address), pool=pool), nodes)
+
+
+# --- files -------------------------------------------------------------------------------------------------
+
+
+def _text(path: Path) -> str:
+    return path.read_text().strip()
+
+
+def _number(path: Path) -> int:
+    return int(_text(path))
+
+
+def _numbered(directory: Path, pattern: str) -> dict[int, Path]:
+    """Entries of a directory by the number in their names; none if there is no such directory."""
+    if not directory.is_dir():
+        return {}
+    found = ((re.fullmatch(pattern, path.name), path) for path in directory.iterdir())
+    return {int(match[1]): path for match, path in found if match}

@@ -1,0 +1,155 @@
+"""The driver's ResourceSlices: its devices as the scheduler sees them, with the taints that drahealth says.
+
+The kubelet deletes them when the driver is away for long, and when it starts itself, so they are looked at
+again and again. What is as it should be is left alone.
+"""
+
+import logging
+import threading
+from collections.abc import Mapping
+from typing import Any, Final
+from urllib.parse import urlencode
+
+import agent
+from hostdev_driver.api import ApiServer, path_of
+from hostdev_driver.host import Found, Host, kib_of, parse_cpus, size_of
+
+DEVICES_MAX: Final = 64
+"""In one slice. The API server takes 128 if none of them is tainted; but any may be one day, and should not
+have to move to another slice then."""
+SLICES: Final = path_of("apis", "resource.k8s.io", "v1", "resourceslices")
+NAME_BYTES: Final = 253
+
+log = logging.getLogger(__name__)
+
+
+class Publisher:
+    """Keeps the slices of one node as they should be. May be used by several threads."""
+
+    def __init__(self, api: ApiServer, driver: str, host: Host) -> None:
+        self._api = api
+        self._driver = driver
+        self._host = host
+        self._lock = threading.Lock()
+        self._taints: agent.Taints | None = None
+
+    def publish(self, taints: agent.Taints) -> None:
+        """For ``Monitor.on_taints``, which calls again when this raises.
+
+        Raises:
+            ApiError, OSError: As :meth:`ApiServer.call`; some of the slices may be as they should be.
+        """
+        with self._lock:
+            self._taints = taints
+            self._publish(taints)
+
+    def refresh(self) -> None:
+        """Publishes once more what was published last. Raises nothing: the next time is soon."""
+        with self._lock:
+            if self._taints is None:
+                return
+            try:
+                self._publish(self._taints)
+            except Exception as error:  # the API server is away; whatever it is, the driver goes on
+                log.warning("ResourceSlices could not be looked at: %s", error)
+
+    def _publish(self, taints: agent.Taints) -> None:
+        there = self._there()
+        wanted = self._wanted(devices_of(self._host, taints, self._driver), there)
+        for name, spec in wanted.items():
+            found = there.get(name)
+            if found is None:
+                self._api.call("POST", SLICES, self._slice(name, spec))
+            elif not _is_as(found["spec"], spec):
+                version = {"resourceVersion": found["metadata"]["resourceVersion"]}
+                self._api.call("PUT", SLICES + path_of(name), self._slice(name, spec, version))
+        for name in there.keys() - wanted.keys():
+            self._api.call("DELETE", SLICES + path_of(name))
+
+    def _there(self) -> dict[str, Any]:
+        chosen = urlencode({"fieldSelector": f"spec.driver={self._driver},spec.nodeName={self._host.pool}"})
+        return {one["metadata"]["name"]: one for one in self._api.call("GET", f"{SLICES}?{chosen}")["items"]}
+
+    def _wanted(self, devices: list[dict[str, Any]], there: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+        """Specs by name.
+
+        A slice of a higher generation makes those of lower ones count for nothing, so that the scheduler
+        never sees half of a change. Taints need none.
+        """
+        starts = range(0, max(len(devices), 1), DEVICES_MAX)
+        parts = {self._name(start // DEVICES_MAX): devices[start : start + DEVICES_MAX] for start in starts}
+        generation = max((int(one["spec"]["pool"]["generation"]) for one in there.values()), default=0)
+        published = {name: _untainted(one["spec"].get("devices") or []) for name, one in there.items()}
+        if published != {name: _untainted(part) for name, part in parts.items()}:
+            generation += 1
+        pool = {"name": self._host.pool, "generation": generation, "resourceSliceCount": len(parts)}
+        common = {"driver": self._driver, "nodeName": self._host.pool, "pool": pool}
+        return {name: {**common, "devices": part} for name, part in parts.items()}
+
+    def _name(self, number: int) -> str:
+        name = f"{self._host.pool}-{self._driver}-{number}"
+        if len(name) > NAME_BYTES:
+            raise agent.ConfigError(f"{name!r} is {len(name)} bytes, limit {NAME_BYTES} for a ResourceSlice")
+        return name
+
+    def _slice(
+        self, name: str, spec: Mapping[str, object], more: Mapping[str, object] | None = None
+    ) -> dict[str, Any]:
+        """A slice that goes with its node."""
+        node = self._api.call("GET", path_of("api", "v1", "nodes", self._host.pool))["metadata"]
+        owner = {
+            "apiVersion": "v1",
+            "kind": "Node",
+            "name": node["name"],
+            "uid": node["uid"],
+            "controller": True,
+        }
+        return {
+            "apiVersion": "resource.k8s.io/v1",
+            "kind": "ResourceSlice",
+            "metadata": {"name": name, "ownerReferences": [owner], **(more or {})},
+            "spec": spec,
+        }
+
+
+def devices_of(host: Host, taints: agent.Taints, driver: str) -> list[dict[str, Any]]:
+    """What the slices say of each device."""
+    found = []
+    for name, one in host.found.items():
+        device = {"name": name, **_facts(one)}
+        if tainted := taints.devices.get(agent.DeviceRef(driver, host.pool, name)):
+            device["taints"] = agent.as_objects(tainted)
+        found.append(device)
+    return found
+
+
+def _facts(found: Found) -> dict[str, Any]:
+    """What a claim can choose by."""
+    part = found.device.part
+    if isinstance(part, agent.Hugepages):
+        size = {"value": size_of(part.pages * kib_of(part.size))}
+        return {
+            "attributes": {
+                "kind": {"string": "hugepages"},
+                "pageSize": {"string": part.size},
+                "numaNode": {"int": part.numa},
+            },
+            "capacity": {"pages": {"value": str(part.pages)}, "memory": size},
+        }
+    if isinstance(part, agent.Cpus):
+        node = {} if part.numa is None else {"numaNode": {"int": part.numa}}
+        return {
+            "attributes": {"kind": {"string": "cpu"}, **node},
+            "capacity": {"cpus": {"value": str(len(parse_cpus(part.cpus)))}},
+        }
+    assert isinstance(part, agent.Gpu)
+    return {"attributes": {"kind": {"string": "gpu"}, "pciAddress": {"string": part.pci}}}
+
+
+def _untainted(devices: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [{key: value for key, value in device.items() if key != "taints"} for device in devices]
+
+
+def _is_as(spec: Mapping[str, object], wanted: Mapping[str, object]) -> bool:
+    """Whether a slice says what it should; the API server may have added what it takes for granted."""
+    return all(spec.get(key) == value for key, value in wanted.items())

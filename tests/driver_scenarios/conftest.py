@@ -1,0 +1,52 @@
+"""Nodes for the scenarios."""
+
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from driver_scenarios.node import CPU_0, CPU_1, PAGES, SICK, Node
+from driver_scenarios.program import Program
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if Path(__file__).parent in item.path.parents:
+            item.add_marker(pytest.mark.timeout(300))  # another run may hold the machine's lock for a while
+
+
+@pytest.fixture
+def make_node() -> Iterator[Callable[..., Node]]:
+    """Makes a node with a kubelet of this kind; it lives until the end of the test."""
+    with ExitStack() as stack:
+
+        def make(**kubelet: Any) -> Node:
+            directory = stack.enter_context(tempfile.TemporaryDirectory(prefix="dh-", dir="/tmp"))
+            return stack.enter_context(Node(Path(directory), **kubelet))
+
+        yield make
+
+
+@pytest.fixture
+def node(make_node: Callable[..., Node]) -> Node:
+    """A node with a kubelet 1.36 and no driver."""
+    return make_node(version="1.36")
+
+
+@pytest.fixture
+def hostdev(node: Node) -> Program:
+    """The example driver on it, all of its devices Healthy."""
+    driver = node.hostdev()
+    node.wait_healthy(PAGES, CPU_0, CPU_1)
+    return driver
+
+
+@pytest.fixture
+def sick(node: Node) -> Program:
+    """The driver of the tests' own on it, likewise."""
+    driver = node.sick()
+    node.wait_healthy("thing-0", "thing-1", driver=SICK)
+    return driver

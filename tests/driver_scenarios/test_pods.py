@@ -1,0 +1,122 @@
+"""A pod from its first prepare to its end, with each kubelet that the driver can meet."""
+
+import json
+from collections.abc import Callable
+
+import pytest
+from kubelet import ResourceHealth
+from kubelet.history import Called, Connected, StreamOpened
+
+from driver_scenarios.node import CPU_1, HOSTDEV, NODE, PAGES, Ask, Node, parameters
+
+KUBELETS = [
+    ("1.34", True, "v1alpha1.DRAResourceHealth"),
+    ("1.35", True, "v1alpha1.DRAResourceHealth"),
+    ("1.36", None, "v1alpha1.DRAResourceHealth"),
+    ("1.37", None, "v1.DRAResourceHealth"),
+]
+"""Release, the gate ResourceHealthStatus if it must be set, and the health service that is called."""
+ADVICE = (
+    ". Advice: write the number back to nr_hugepages and read it; if it stays short, free memory or reboot"
+)
+BOTH = Ask("both", {"pages": PAGES, "cpu": CPU_1}, [parameters("HugepagesParameters", "pages", pages=4)])
+
+
+@pytest.mark.parametrize(("version", "gate", "service"), KUBELETS, ids=[one[0] for one in KUBELETS])
+def test_a_pod_from_its_prepare_to_its_end(
+    make_node: Callable[..., Node], version: str, gate: bool | None, service: str
+) -> None:
+    """e2e_node: one connection for all calls; one connection for service and health"""
+    node = make_node(version=version, health=gate)
+    node.hostdev()
+    (plugin,) = node.kubelet.wait_registered(HOSTDEV)
+    node.wait_healthy(PAGES, CPU_1)
+    pod = node.running("it", BOTH)
+
+    (spec,) = [json.loads(path.read_text()) for path in node.cdi.iterdir()]
+    ids = [f"{HOSTDEV}/device={device['name']}" for device in spec["devices"]]
+    assert node.cdi_files() == {BOTH.uid}
+    assert [device["containerEdits"]["env"] for device in spec["devices"]] == [
+        [f"HOSTDEV_HUGEPAGES=/dev/hugepages/{PAGES}", "HOSTDEV_NUMA=0"],
+        ["HOSTDEV_CPUS=1"],
+    ]
+    (mount,) = spec["devices"][0]["containerEdits"]["mounts"]
+    assert mount["options"] == ["nosuid", "nodev", "pagesize=2048K", "size=8192K", "mode=1777"]
+    status = node.kubelet.pod_status(pod)
+    assert status.resources == {
+        "main": {"claim:both": tuple(ResourceHealth(one, "Healthy", "") for one in ids)}
+    }
+    assert len(set(ids)) == 2, "each device has an own resourceID"
+
+    node.end(pod)
+    assert node.cdi_files() == set()
+    assert node.kubelet.claim_info("both") is None
+    assert [(one.method, one.error) for one in node.kubelet.history.of(Called)] == [
+        ("NodePrepareResources", ""),
+        ("NodeUnprepareResources", ""),
+    ]
+    order = [one for one in node.kubelet.history if isinstance(one, Connected | StreamOpened | Called)]
+    assert [type(one) for one in order] == [Connected, StreamOpened, Called, Called]
+    assert {one.endpoint for one in order} == {plugin.endpoint}
+    assert isinstance(order[1], StreamOpened)
+    assert order[1].service == service
+
+
+@pytest.mark.parametrize(("version", "messages"), [("1.35", False), ("1.37", True)])
+def test_a_device_that_sickens_is_shown_in_the_pods_status_and_in_no_other_devices(
+    make_node: Callable[..., Node], version: str, messages: bool
+) -> None:
+    """e2e_node: transitions Healthy, Unhealthy, Healthy"""
+    node = make_node(version=version, health=True)
+    node.hostdev()
+    node.wait_healthy(PAGES, CPU_1)
+    pod = node.running("it", BOTH)
+    node.sysfs.resize(7)
+    text = "mem.hugepages.pool_shrunk: 7 pages of 2mi on node 0, 8 declared" + ADVICE
+    node.wait_resources(pod, [("Unhealthy", text if messages else ""), ("Healthy", "")])
+    node.sysfs.resize(8)
+    node.wait_resources(pod, [("Healthy", ""), ("Healthy", "")])
+
+
+@pytest.mark.parametrize("version", ["1.34", "1.35"])
+def test_without_the_gate_there_is_no_stream_and_pods_run_all_the_same(
+    make_node: Callable[..., Node], version: str
+) -> None:
+    """e2e_node: nothing published when the gate is off"""
+    node = make_node(version=version)
+    node.hostdev()
+    node.kubelet.wait_registered(HOSTDEV)
+    pod = node.running("it", BOTH)
+    assert node.kubelet.pod_status(pod).resources == {}
+    assert node.kubelet.history.of(StreamOpened) == []
+    assert node.kubelet.health(HOSTDEV, NODE, PAGES).health == "Unknown"
+
+
+def test_a_kubelet_that_distrusts_names_and_endpoints_takes_the_driver(
+    make_node: Callable[..., Node],
+) -> None:
+    """e2e_node: registration"""
+    node = make_node(version="1.37", distrusts=True)
+    node.hostdev("--pod-uid", "0f3c1d2e-4b5a-6978-8796-a5b4c3d2e1f0")
+    node.kubelet.wait_registered(HOSTDEV)
+    node.end(node.running("it", BOTH))
+
+
+def test_several_pods_at_once_are_prepared_and_shown_each_for_itself(
+    make_node: Callable[..., Node],
+) -> None:
+    """e2e_node: concurrent pods and health"""
+    node = make_node(version="1.36")
+    node.hostdev("--hugepage-shares", "8")
+    shares = [PAGES.removesuffix("0") + str(share) for share in range(8)]
+    node.wait_healthy(*shares)
+    pods = [node.run(f"pod-{i}", Ask(f"claim-{i}", {"pages": share})) for i, share in enumerate(shares)]
+    for pod in pods:
+        node.kubelet.wait_running(pod)
+    assert node.cdi_files() == {f"uid-claim-{i}" for i in range(8)}
+    node.sysfs.resize(4)
+    for pod in pods:
+        text = "mem.hugepages.pool_shrunk: 4 pages of 2mi on node 0, 8 declared by 8 devices" + ADVICE
+        node.wait_resources(pod, [("Unhealthy", text)])
+    node.end(*pods)
+    assert node.cdi_files() == set()

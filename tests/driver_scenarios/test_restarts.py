@@ -1,0 +1,299 @@
+"""Either side ends and comes back, as it should or not: nothing is forgotten, and nothing is left behind."""
+
+import fcntl
+import os
+import shutil
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+
+import grpc
+import pytest
+from kubelet import Pace, Pod
+from kubelet.history import Called, Changed, Cleared, SlicesWiped, StreamEnded, StreamOpened
+
+from driver_scenarios.node import CPU_0, CPU_1, HOSTDEV, NODE, PAGES, SICK, Ask, Node, parameters
+from driver_scenarios.program import Program
+
+BROKEN = ["broken", "thing-0", "bank 3 is dark"]
+
+
+@contextmanager
+def held_back(node: Node, claim: Ask) -> Iterator[Callable[[], None]]:
+    """Whoever reads the claim waits for it until the end. Gives what returns when somebody does."""
+    file, opened = node.claim_file(claim.name), list[int]()
+    text = file.read_bytes()
+    file.unlink()
+    os.mkfifo(file)
+
+    def is_read() -> bool:
+        with suppress(OSError):  # ENXIO: nobody reads
+            opened.append(os.open(file, os.O_WRONLY | os.O_NONBLOCK))
+        return bool(opened)
+
+    def wait_until_read() -> None:
+        node.kubelet.wait_for(is_read, "somebody reads the claim")
+
+    yield wait_until_read
+    later = file.with_suffix(".later")
+    later.write_bytes(text)
+    later.rename(file)
+    for fd in opened:
+        os.write(fd, text)
+        os.close(fd)
+
+
+def times_told(node: Node, pod: Pod) -> int:
+    """How often the kubelet told the pod that a driver could not prepare a claim, in the same words."""
+    (event,) = node.failures(pod)
+    return event.count
+
+
+# --- the driver -----------------------------------------------------------------------------------------
+
+
+def test_a_driver_that_ends_takes_leave_and_a_new_one_takes_up_where_it_was(
+    node: Node, hostdev: Program
+) -> None:
+    """e2e_node: registration after plugin restart; Unknown after plugin stop and recovery; reconnect of both
+    APIs; ResourceSlice removal after stop"""
+    claim = Ask("it", {"pages": PAGES, "cpu": CPU_1})
+    pod = node.running("it", claim)
+    wrong = node.run("wrong", Ask("wrong", {"r": CPU_0}, [parameters("CpuParameters", cpus="9")]))
+    text = (
+        f"[class=bad-config code=cpu.opaque_cpuset.invalid device={HOSTDEV}/{NODE}/{CPU_0} request=r"
+        f" retry=never] CPUs 9 are not of {CPU_0}, which has 0; the claim must change."
+    )
+    node.tells(wrong, "wrong", text)
+    kept = {path.name: path.read_bytes() for path in node.cdi.iterdir()}
+
+    assert hostdev.end() == 0
+    ended = node.kubelet.wait_for(lambda: node.kubelet.history.of(StreamEnded), "the stream's end")
+    assert (ended[0].code, ended[0].details) == (grpc.StatusCode.UNAVAILABLE, "driver shutting down")
+    plugins = node.kubelet.root / "plugins" / HOSTDEV
+    assert [path for path in plugins.iterdir() if path.is_socket()] == []
+    assert list((node.kubelet.root / "plugins_registry").iterdir()) == []
+    node.wait_resources(pod, [("Unknown", ""), ("Unknown", "")])
+    node.kubelet.wait_for(lambda: SlicesWiped(HOSTDEV) in node.kubelet.history.of(SlicesWiped), "the wipe")
+    assert {path.name: path.read_bytes() for path in node.cdi.iterdir()} == kept, "pods still use it"
+
+    again = node.hostdev()
+    node.wait_resources(pod, [("Healthy", ""), ("Healthy", "")])
+    node.tells(wrong, "wrong", text, times=times_told(node, wrong) + 1)
+    assert "could not be prepared" not in again.log, "answered from memory"
+    node.end(pod, wrong)
+    assert node.cdi_files() == set()
+
+
+def test_what_a_driver_told_of_a_device_outlives_it_and_its_taint_is_no_younger(
+    node: Node, sick: Program
+) -> None:
+    node.fate(it=BROKEN)
+    pod = node.run("it", Ask("it", {"r": "thing-0"}), driver=SICK)
+    text = (
+        f"[class=failed-device code=thing.broken device={SICK}/{NODE}/thing-0 request=r retry=after-repair]"
+        " bank 3 is dark; the device is Unhealthy, its taint is offered."
+    )
+    node.tells(pod, "it", text, times=1)
+    before = node.kubelet.wait_health(SICK, NODE, "thing-0", "Unhealthy")
+    tainted = node.kubelet.wait_for(lambda: [one for one in sick.said("taints") if one["tainted"]], "taints")
+    assert sick.end() == 0
+    node.kubelet.wait_for(lambda: node.kubelet.history.of(Cleared), "the end")
+
+    seen = len(node.kubelet.history)
+    again = node.sick()
+    after = node.kubelet.wait_health(SICK, NODE, "thing-0", "Unhealthy")
+    assert after.message == before.message
+    said = {one.health for one in node.kubelet.history.of(Changed, since=seen) if one.device == "thing-0"}
+    assert said == {"Unhealthy"}, "and nothing else in between"
+    told = node.kubelet.wait_for(lambda: again.said("taints"), "taints")
+    assert told[0]["tainted"] == tainted[-1]["tainted"], "timeAdded and all"
+    node.tells(pod, "it", text, times=times_told(node, pod) + 1)
+    assert again.said("prepare") == [], "refused from memory"
+
+
+def test_a_driver_that_is_killed_within_a_prepare_gives_the_same_the_next_time(
+    node: Node, hostdev: Program
+) -> None:
+    """e2e_node: in progress at restart
+
+    It is killed between its two files: somebody is at the second one, for which it waits.
+    """
+    claim = Ask("it", {"pages": PAGES, "cpu": CPU_1}, [parameters("HugepagesParameters", "pages", pages=3)])
+    ledger = node.kubelet.root / "plugins" / HOSTDEV / "ledger.json"
+    node.cdi.mkdir()
+    with open(node.cdi / f".{HOSTDEV}-device_{claim.uid}.json.new", "wb") as unfinished:
+        fcntl.flock(unfinished, fcntl.LOCK_EX)
+        pod = node.run("it", claim)
+        node.kubelet.wait_for(ledger.exists, "the ledger")
+        assert hostdev.end(signal.SIGKILL) == -signal.SIGKILL
+    (call,) = node.kubelet.wait_for(node.calls, "the call's end")
+    assert call.error.startswith("rpc error: code = Unavailable")
+    held = ledger.read_bytes()
+    assert held.count(b"uid-it") == 1
+    node.hostdev()
+    node.kubelet.wait_running(pod)
+    assert ledger.read_bytes() == held
+    assert node.cdi_files() == {claim.uid}
+    node.end(pod)
+    assert node.cdi_files() == set()
+
+
+def test_slices_survive_a_quick_restart(make_node: Callable[..., Node]) -> None:
+    """e2e_node: ResourceSlice survival of a quick restart; ResourceSlice removal at startup"""
+    node = make_node(pace=replace(Pace.fast(), wipe_s=30.0))
+    driver = node.hostdev()
+    node.wait_healthy(CPU_0)
+    driver.end()
+    node.hostdev()
+    node.wait_healthy(CPU_0)
+    assert node.kubelet.history.of(SlicesWiped) == [SlicesWiped("")]
+
+
+# --- the kubelet ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("hostdev")
+@pytest.mark.parametrize("graceful", [True, False])
+def test_a_kubelet_that_comes_back_shows_what_it_showed(node: Node, graceful: bool) -> None:
+    """e2e_node: registration after kubelet restart; retry after kubelet restart
+
+    After a crash it has an old picture, in which an equal list would change nothing: so it gets none.
+    """
+    pod = node.running("it", Ask("it", {"cpu": CPU_1}))
+    node.kubelet.stop(graceful=graceful)
+    node.kubelet.clock.advance(60)  # every lease is over
+    seen = len(node.kubelet.history)
+    node.kubelet.start()
+    node.kubelet.wait_registered(HOSTDEV)
+    node.kubelet.wait_for(
+        lambda: {one.device for one in node.kubelet.history.of(Changed, since=seen)} == {PAGES, CPU_0, CPU_1},
+        "a change of every device",
+    )
+    node.wait_resources(pod, [("Healthy", "")])
+    node.end(pod)
+    assert node.cdi_files() == set()
+
+
+@pytest.mark.usefixtures("hostdev")
+def test_a_prepare_outlives_the_kubelet_that_asked_for_it(node: Node) -> None:
+    """e2e_node: retry after kubelet restart; in progress at restart"""
+    claim = Ask("it", {"cpu": CPU_1})
+    pod = node.pod("it", claim)
+    with held_back(node, claim) as wait_until_read:
+        node.kubelet.run_pod(pod)
+        wait_until_read()
+        node.kubelet.stop(graceful=False)
+    node.kubelet.history.wait(lambda: node.cdi_files() == {claim.uid}, "the claim is prepared", 15)
+    node.kubelet.start()
+    node.kubelet.wait_running(pod)
+    assert node.failures(pod) == []
+    assert node.cdi_files() == {claim.uid}
+
+
+@pytest.mark.usefixtures("hostdev")
+def test_pods_that_came_and_went_while_there_was_no_kubelet(node: Node) -> None:
+    """e2e_node: pod created while kubelet is down; unprepare for deleted pods; no prepare for deleted pod"""
+    going = node.running("going", Ask("going", {"cpu": CPU_0}))
+    node.kubelet.stop()
+    node.kubelet.delete_pod(going)
+    coming = node.run("coming", Ask("coming", {"cpu": CPU_1}))
+    both = node.run("both", Ask("both", {"pages": PAGES}))
+    node.kubelet.delete_pod(both)
+    node.kubelet.start()
+    node.kubelet.wait_running(coming)
+    node.kubelet.wait_for(lambda: node.cdi_files() == {"uid-coming"}, "one CDI file")
+    assert ["uid-both"] not in [list(call.claims) for call in node.calls()]
+
+
+def test_a_driver_waits_for_its_kubelet(node: Node) -> None:
+    """e2e_node: registration"""
+    node.kubelet.stop()
+    driver = node.hostdev()
+    driver.logs("hands out")
+    socket = node.kubelet.root / "plugins_registry" / f"{HOSTDEV}-reg.sock"
+    node.kubelet.history.wait(socket.exists, "the socket", 15)
+    node.kubelet.start()
+    node.wait_healthy(CPU_0)
+    node.end(node.running("it", Ask("it", {"cpu": CPU_0})))
+
+
+# --- sockets and directories ----------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("hostdev")
+def test_a_registry_that_was_made_anew_gets_its_socket_again(node: Node) -> None:
+    """e2e_node: registration after kubelet restart"""
+    node.kubelet.stop()
+    shutil.rmtree(node.kubelet.root / "plugins_registry")
+    node.kubelet.start()
+    node.kubelet.wait_registered(HOSTDEV)
+    node.wait_healthy(CPU_0)
+
+
+@pytest.mark.usefixtures("hostdev")
+def test_a_registration_socket_that_somebody_removed_is_made_again(node: Node) -> None:
+    (node.kubelet.root / "plugins_registry" / f"{HOSTDEV}-reg.sock").unlink()
+    node.kubelet.wait_for(lambda: node.kubelet.plugins == [], "it let go of the driver")
+    node.kubelet.wait_registered(HOSTDEV)
+    node.wait_healthy(CPU_0)
+    assert len(node.kubelet.history.of(StreamOpened)) == 2
+
+
+@pytest.mark.usefixtures("hostdev")
+def test_a_service_socket_that_somebody_removed_is_there_for_the_next_kubelet(node: Node) -> None:
+    """e2e_node: functional after reconnect, 2 sockets"""
+    socket = node.kubelet.root / "plugins" / HOSTDEV / "dra.sock"
+    socket.unlink()
+    pod = node.running("it", Ask("it", {"cpu": CPU_0}))  # over the connection that is there
+    node.kubelet.wait_for(socket.exists, "a new socket")
+    node.kubelet.restart()
+    node.wait_healthy(CPU_0)
+    node.end(pod)
+
+
+def test_a_driver_that_stands_still_is_registered_when_it_goes_on(make_node: Callable[..., Node]) -> None:
+    """e2e_node: registration after GetInfo failure"""
+    node = make_node(pace=replace(Pace.fast(), dial_s=0.2, get_info_s=0.2))
+    driver = node.hostdev()
+    node.wait_healthy(CPU_0)
+    node.kubelet.stop()
+    driver.stand_still()
+    node.kubelet.start()
+    node.kubelet.wait_for(lambda: "dial failed" in str(list(node.kubelet.history)), "a failed registration")
+    driver.go_on()
+    node.wait_healthy(CPU_0)
+
+
+# --- claims that nobody knows -----------------------------------------------------------------------------
+
+
+def test_a_claim_that_the_driver_never_saw_is_unprepared(node: Node, hostdev: Program) -> None:
+    """The driver's whole memory is gone: the pod ends all the same."""
+    pod = node.running("it", Ask("it", {"pages": PAGES, "cpu": CPU_1}))
+    hostdev.end()
+    shutil.rmtree(node.kubelet.root / "plugins" / HOSTDEV)
+    shutil.rmtree(node.cdi)
+    node.claim_file("it").unlink()
+    node.hostdev()
+    node.kubelet.wait_registered(HOSTDEV)
+    node.end(pod)
+
+
+@pytest.mark.usefixtures("hostdev")
+def test_a_pod_that_is_deleted_while_it_is_prepared_leaves_nothing_behind(node: Node) -> None:
+    """e2e_node: unprepare for deleted pods"""
+    claim = Ask("it", {"cpu": CPU_1})
+    pod = node.pod("it", claim)
+    with held_back(node, claim) as wait_until_read:
+        node.kubelet.run_pod(pod)
+        wait_until_read()
+        node.kubelet.delete_pod(pod)
+    node.kubelet.wait_gone(pod)
+    assert [(call.method, call.error) for call in node.kubelet.history.of(Called)] == [
+        ("NodePrepareResources", ""),
+        ("NodeUnprepareResources", ""),
+    ]
+    assert node.cdi_files() == set()
+    assert b"uid-it" not in (node.kubelet.root / "plugins" / HOSTDEV / "ledger.json").read_bytes()

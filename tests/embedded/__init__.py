@@ -1,0 +1,1 @@
+"""DRA drivers with drahealth inside, one per kind of program: examples, and what the tests run."""

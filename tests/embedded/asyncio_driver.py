@@ -1,0 +1,62 @@
+"""A DRA driver that is an asyncio program: ``NODE_NAME=node-1 python asyncio_driver.py DIRECTORY``.
+
+A card is a file that says how its link is. To flash one, if a claim asks for that, blocks the program's loop.
+"""
+
+import asyncio
+import json
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+import agent
+
+NAME = "card.example.com"
+
+
+class CardParameters(agent.Parameters, frozen=True):
+    flash_s: float = 0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.flash_s <= 40:
+            raise ValueError(f"flash_s {self.flash_s:g} is not within 0 and 40")
+
+
+class Cards:
+    def __init__(self, root: Path) -> None:
+        self.root = root
+
+    def claim(self, ref: agent.ClaimRef) -> agent.Claim:
+        text = (self.root / "claims" / f"{ref.name}.json").read_text()
+        return agent.parse_claim(json.loads(text), NAME, ref)
+
+    async def prepare(self, claim: agent.Claim) -> list[agent.PreparedDevice]:
+        for config in claim.configs:
+            said = agent.decode_parameters(config, {f"{NAME}/v1/CardParameters": CardParameters})
+            time.sleep(said.flash_s)  # noqa: ASYNC251, RUF100  # it holds up this loop, and no health
+        return [agent.PreparedDevice((one.request,), one.pool, one.device) for one in claim.devices]
+
+    async def unprepare(self, ref: agent.ClaimRef) -> None:
+        await asyncio.sleep(0)
+
+
+async def main(root: Path) -> None:
+    config = agent.Config(node_name=os.environ["NODE_NAME"])
+    monitor = agent.Monitor(NAME, config=config, hardware=False, kubelet_dir=root)
+    monitor.add(agent.Device("card-0"), agent.Device("card-1"))
+
+    @monitor.check(every=0.5, timeout=5, devices="card-*")
+    def link(device: agent.Device) -> agent.Finding | None:
+        text = (root / device.name).read_text().strip()
+        return None if text == "up" else agent.unhealthy("card.link", f"link is {text}, not up")
+
+    stop, cards = asyncio.Event(), Cards(root)
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
+    async with monitor, agent.PluginServer(monitor, cards, claims=cards.claim):
+        await stop.wait()
+
+
+if __name__ == "__main__":
+    asyncio.run(main(Path(sys.argv[1])))

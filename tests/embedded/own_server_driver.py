@@ -1,0 +1,83 @@
+"""A DRA driver with a grpclib server of its own: ``NODE_NAME=node-1 python own_server_driver.py DIRECTORY``.
+
+``dra`` and ``plugin_registration`` are made from the kubelet's .proto files by protoc with grpclib's plugin.
+From drahealth come the health service, its codec, and the judgement of what ``prepare`` raises.
+"""
+
+import asyncio
+import json
+import os
+import sys
+from pathlib import Path
+
+from dra.v1 import dra_v1_grpc as dra_grpc
+from dra.v1 import dra_v1_pb2 as dra
+from grpclib.server import Server, Stream
+from plugin_registration.v1 import plugin_registration_v1_grpc as registration_grpc
+from plugin_registration.v1 import plugin_registration_v1_pb2 as registration
+
+import agent
+
+NAME, ROOT = "card.example.com", Path(sys.argv[1])
+config = agent.Config(node_name=os.environ["NODE_NAME"])
+monitor = agent.Monitor(NAME, config=config, hardware=False, kubelet_dir=ROOT)
+monitor.add(agent.Device("card-0"))
+
+
+@monitor.check(every=0.5, timeout=5)
+def link(device: agent.Device) -> agent.Finding | None:
+    text = (ROOT / device.name).read_text().strip()
+    return None if text == "up" else agent.unhealthy("card.link", f"link is {text}, not up")
+
+
+@agent.classified(monitor)
+async def prepare(claim: agent.Claim) -> list[dra.Device]:
+    if claim.configs:
+        raise agent.BadConfig(f"cards have no parameters, the claim has {len(claim.configs)}")
+    given = claim.devices
+    return [dra.Device(request_names=[d.request], pool_name=d.pool, device_name=d.device) for d in given]
+
+
+class Plugin(dra_grpc.DRAPluginBase):
+    async def NodePrepareResources(self, stream: Stream) -> None:
+        response = dra.NodePrepareResourcesResponse()
+        for one in (await stream.recv_message()).claims:
+            try:
+                obj = json.loads((ROOT / "claims" / f"{one.name}.json").read_text())
+                claim = agent.parse_claim(obj, NAME, agent.ClaimRef(one.namespace, one.name, one.uid))
+                response.claims[one.uid].devices.extend(await prepare(claim))
+            except agent.PrepareError as error:
+                response.claims[one.uid].error = error.text
+            except Exception as error:  # there is no such claim now; the others of the call are not to blame
+                response.claims[one.uid].error = f"{type(error).__name__}: {error}"
+        await stream.send_message(response)
+
+    async def NodeUnprepareResources(self, stream: Stream) -> None:
+        response = dra.NodeUnprepareResourcesResponse()
+        for one in (await stream.recv_message()).claims:
+            monitor.desk.unprepared(agent.ClaimRef(one.namespace, one.name, one.uid))
+            response.claims[one.uid].SetInParent()
+        await stream.send_message(response)
+
+
+class Registration(registration_grpc.RegistrationBase):
+    async def GetInfo(self, stream: Stream) -> None:
+        await stream.recv_message()
+        versions = ["v1.DRAPlugin", *monitor.supported_services]
+        info = registration.PluginInfo(type="DRAPlugin", name=NAME, supported_versions=versions)
+        await stream.send_message(info)
+
+    async def NotifyRegistrationStatus(self, stream: Stream) -> None:
+        await stream.recv_message()
+        await stream.send_message(registration.RegistrationStatusResponse())
+
+
+async def main() -> None:
+    server = Server([Plugin(), Registration(), monitor.health_service()], codec=monitor.codec)
+    async with monitor:
+        await server.start(path=str(ROOT / "plugins_registry" / f"{NAME}-reg.sock"))
+        await server.wait_closed()
+
+
+if __name__ == "__main__":
+    asyncio.run(main())

@@ -1,0 +1,93 @@
+"""A monitor in a test, and a driver's own grpclib server that serves its health."""
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Final, Self
+
+import grpclib.server
+from wire.serving import eventually
+
+from agent.embed.monitor import Monitor
+from agent.model.claim import DeviceRef
+from agent.model.health import DeviceHealth, Health
+from agent.serve.rpc.thread import IoThread
+
+DRIVER: Final = "demo.example.com"
+NODE: Final = "node-a"
+
+
+def ref(name: str) -> DeviceRef:
+    """A device of the driver."""
+    return DeviceRef(DRIVER, NODE, name)
+
+
+def health_of(monitor: Monitor, name: str) -> DeviceHealth:
+    """What the monitor says of a device; it must have said something."""
+    found = monitor.health_of(ref(name))
+    assert found is not None, f"nothing is said of {name}"
+    return found
+
+
+def until(monitor: Monitor, name: str, health: Health, code: str = "") -> DeviceHealth:
+    """Waits until a device is said to be so, for that reason if one is given."""
+
+    def is_so() -> bool:
+        found = monitor.health_of(ref(name))
+        return found is not None and found.health is health and codes(found)[:1] == ([code] if code else [])
+
+    def any_code() -> bool:
+        found = monitor.health_of(ref(name))
+        return found is not None and found.health is health
+
+    eventually(is_so if code or health is Health.HEALTHY else any_code, f"{name} is {health.name} {code}")
+    return health_of(monitor, name)
+
+
+def codes(device: DeviceHealth) -> list[str]:
+    """The codes of its causes, worst first."""
+    return [cause.code for cause in device.causes]
+
+
+class Hosting:
+    """A driver's own server in a thread of its own: plain grpclib, with what the monitor gives it."""
+
+    def __init__(self, path: Path, service: Any, codec: Any) -> None:
+        self.path = path
+        self._service = service
+        self._codec = codec
+        self._failures: list[BaseException] = []
+        self._thread = IoThread(self._run, on_failure=self._failures.append, name="driver")
+
+    async def _run(self, ready: Callable[[], None]) -> None:
+        server = grpclib.server.Server([self._service], codec=self._codec)
+        await server.start(path=str(self.path))
+        ready()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            server.close()
+            await server.wait_closed()
+            await _cut_off()
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        ended = self._thread.stop(timeout_s=5)
+        if error is None:
+            assert self._failures == []
+            assert ended
+
+
+async def _cut_off() -> None:
+    """Ends the connections that clients still hold: grpclib leaves them to the end of the process."""
+    transports: dict[int, asyncio.Transport] = asyncio.get_running_loop()._transports  # type: ignore[attr-defined]
+    for transport in list(transports.values()):
+        transport.abort()
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)  # it takes effect in the loop's next turn

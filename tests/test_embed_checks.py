@@ -1,0 +1,531 @@
+"""A driver's own checks: what they may answer, who is looked at when, and that nobody waits for who hangs."""
+
+import functools
+import logging
+import threading
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager
+from typing import Any, Final
+
+import pytest
+import trio
+
+from agent.embed.checks import (
+    EVIDENCE_BYTES,
+    Check,
+    Function,
+    degraded,
+    name_of,
+    read_answer,
+    read_error,
+    unhealthy,
+    unknown,
+)
+from agent.embed.devices import Device
+from agent.embed.rounds import PLACES, Rounds
+from agent.embed.source import BareSource, DriverSource
+from agent.errors import ConfigError
+from agent.model.check import CheckSample
+from agent.model.health import Finding, Severity
+
+DRIVER: Final = "demo.example.com"
+PATIENCE_S: Final = 15.0
+BAD: Final = unhealthy("demo.bad", "1 of 2")
+
+
+def check_of(function: Function = lambda _: None, **changes: Any) -> Check:
+    """A check that is fast, but for the changes."""
+    given: dict[str, Any] = {
+        "name": "link",
+        "function": function,
+        "every_s": 0.1,
+        "timeout_s": 5.0,
+        "devices": ("*",),
+        "raise_after": 1,
+        "clear_after": 1,
+    }
+    return Check(**(given | changes))
+
+
+# --- what may be answered ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("answer", [None, True])
+def test_none_and_true_are_well(answer: object) -> None:
+    assert read_answer(answer) == (None, "", None)
+
+
+@pytest.mark.parametrize(
+    ("make", "severity"),
+    [
+        (unhealthy, Severity.UNHEALTHY),
+        (degraded, Severity.DEGRADED),
+        (unknown, Severity.UNKNOWN),
+    ],
+)
+def test_a_finding_is_what_it_says(make: Callable[..., Finding], severity: Severity) -> None:
+    finding = make("demo.link_down", "0 of 4 lanes", "reseat the card")
+    assert finding == Finding("demo.link_down", severity, "0 of 4 lanes", "reseat the card")
+    assert read_answer(finding) == (finding, "", None)
+
+
+class Silent:
+    """Whose repr would raise."""
+
+    def __repr__(self) -> str:
+        raise ValueError
+
+
+@pytest.mark.parametrize(
+    ("answer", "said"),
+    [
+        (False, "answered False, which is neither None, True nor a finding"),
+        ("ok", "answered a str, which is neither None, True nor a finding"),
+        (0, "answered a int, which is neither None, True nor a finding"),
+        (Silent(), "answered a Silent, which is neither None, True nor a finding"),
+        (
+            Finding("demo.bad", Severity.OK, "x"),
+            "answered a Finding, which is neither None, True nor a finding",
+        ),
+        (
+            Finding("demo", Severity.UNHEALTHY, "x"),
+            "ValueError: code 'demo' is no dotted code, such as fpga.bank_locked",
+        ),
+    ],
+)
+def test_anything_else_is_no_look(answer: object, said: str) -> None:
+    seen = read_answer(answer)
+    assert (seen.finding, seen.unread) == (None, said)
+
+
+def test_a_coroutine_that_nobody_awaited_is_no_look() -> None:
+    async def late(_: Device) -> None:
+        return None
+
+    assert read_answer(late(Device("d-0"))).unread.startswith("answered a coroutine")
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (OSError(5, "Input/output error"), "OSError: [Errno 5] Input/output error"),
+        (ValueError(), "ValueError"),
+        (SystemExit(3), "SystemExit: 3"),
+        (KeyError("two\nlines"), r"KeyError: 'two\nlines'"),
+        (
+            RuntimeError("<Bank object at 0x7f3a5c001d90> after 1.25s"),
+            "RuntimeError: <Bank object> after <duration>",
+        ),
+    ],
+)
+def test_an_exception_is_told_the_same_each_time(error: BaseException, said: str) -> None:
+    assert read_error(error) == (None, said, error)
+
+
+def test_an_exception_that_cannot_be_told_is_told_by_its_type() -> None:
+    class Broken(Exception):
+        def __str__(self) -> str:
+            raise ValueError
+
+    assert read_error(Broken()).unread == "Broken"
+    assert len(read_error(ValueError("x" * 10_000)).unread) <= 200
+
+
+@pytest.mark.parametrize(
+    ("code", "evidence", "text"),
+    [
+        ("Demo.Bad", "x", "code 'Demo.Bad' is no dotted code, such as fpga.bank_locked"),
+        ("demo", "x", "code 'demo' is no dotted code"),
+        ("demo." + "x" * 100, "x", "code is 105 bytes, limit 100"),
+        ("demo.bad", "", "demo.bad: no evidence"),
+        ("demo.bad", "two\nlines", "is more than one line"),
+        ("demo.bad", "x" * (EVIDENCE_BYTES + 1), f"evidence is {EVIDENCE_BYTES + 1} bytes"),
+    ],
+)
+def test_a_finding_that_cannot_be_told_is_refused(code: str, evidence: str, text: str) -> None:
+    with pytest.raises(ValueError, match=text.replace("[", r"\[")):
+        unhealthy(code, evidence)
+
+
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        ({"name": "Link"}, "check 'Link': the name is no DNS label of at most 63 bytes"),
+        ({"name": "<lambda>"}, "check '<lambda>': the name is no DNS label"),
+        ({"every_s": 0.05}, "check 'link': every: 50ms is below the limit of 100ms"),
+        ({"every_s": 3601}, "check 'link': every: 3601s is over the limit of 1h"),
+        ({"every_s": float("nan")}, "check 'link': every: "),
+        ({"every_s": "1s"}, "check 'link': every: '1s' is no number of seconds"),
+        ({"timeout_s": 0}, "check 'link': timeout: 0s is below the limit of 10ms"),
+        ({"timeout_s": 4000}, "check 'link': timeout: 4000s is over the limit of 1h"),
+        ({"raise_after": 0}, "check 'link': raise_after: 0 is below the limit of 1"),
+        ({"clear_after": 1001}, "check 'link': clear_after: 1001 is over the limit of 1000"),
+        ({"clear_after": True}, "check 'link': clear_after: True is no whole number"),
+        ({"devices": ()}, r"check 'link': devices: \(\) is no pattern of device names"),
+        ({"function": 3}, "check 'link': 3 cannot be called"),
+    ],
+)
+def test_a_check_is_refused_with_the_limit(changes: dict[str, Any], text: str) -> None:
+    with pytest.raises(ConfigError, match=text):
+        check_of(**changes)
+
+
+def test_a_check_is_called_after_its_function() -> None:
+    def _link_up(_: Device) -> None: ...
+
+    assert name_of(_link_up) == "link-up"
+    assert name_of(functools.partial(functools.partial(_link_up))) == "link-up"
+
+
+def test_which_checks_are_async() -> None:
+    async def plain_async(_: Device) -> None: ...
+
+    class Object:
+        async def __call__(self, _: Device) -> None: ...
+
+    for function in (plain_async, functools.partial(plain_async), Object()):
+        assert check_of(function).is_async
+    for other in (lambda _: None, functools.partial(print)):
+        assert not check_of(other).is_async
+
+
+# --- the rounds --------------------------------------------------------------------------------------------
+
+
+class Looking:
+    """Rounds over some devices, and what the core would read of them."""
+
+    def __init__(self, source: DriverSource, rounds: Rounds) -> None:
+        self.source = source
+        self.rounds = rounds
+
+    def checks(self) -> dict[str, CheckSample]:
+        """By name of the device; of one check."""
+        snapshot = self.source.read()
+        assert snapshot is not None
+        return {one.subject.rpartition("/")[2]: one for one in snapshot.checks}
+
+    async def until(self, claim: Callable[[dict[str, CheckSample]], object]) -> dict[str, CheckSample]:
+        """The samples when it has come true; each look at them is one that the core was woken for."""
+        with trio.fail_after(PATIENCE_S):
+            while not claim(found := self.checks()):
+                await trio.lowlevel.wait_readable(self.source.fileno())
+                self.source.clear()
+        return found
+
+
+@asynccontextmanager
+async def looking(
+    *checks: Check, devices: Sequence[str] = ("d-0",), jitter: float = 1.0
+) -> AsyncIterator[Looking]:
+    host, source = BareSource(), DriverSource(DRIVER)
+    source.open(host)
+    rounds = Rounds(DRIVER, "node-a", source, jitter=lambda: jitter)
+    rounds.add(*map(Device, devices))
+    for check in checks:
+        rounds.check(check)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(rounds.run)
+        yield Looking(source, rounds)
+        nursery.cancel_scope.cancel()
+    source.close()
+    host.close()
+
+
+@pytest.fixture
+def gate() -> Iterator[threading.Event]:
+    """What checks that hang wait for; opened at the end, so that no thread stays."""
+    made = threading.Event()
+    yield made
+    made.set()
+
+
+async def test_before_its_first_look_a_check_has_no_passes(gate: threading.Event) -> None:
+    async with looking(check_of(lambda _: gate.wait())) as found:
+        sample = found.checks()["d-0"]
+        assert (sample.check, sample.subject) == ("link", f"{DRIVER}/node-a/d-0")
+        assert (sample.passes, sample.finding, sample.unread) == (0, None, "")
+        assert (sample.raise_after, sample.clear_after) == (1, 1)
+        assert sample.period_ns == 5_000_000_000, "its deadline, which is longer than its period"
+        gate.set()
+
+
+async def test_plain_checks_run_in_other_threads_and_async_ones_here() -> None:
+    seen: dict[str, tuple[Device, threading.Thread]] = {}
+
+    def plain(device: Device) -> None:
+        seen["plain"] = device, threading.current_thread()
+
+    async def in_loop(device: Device) -> None:
+        await trio.lowlevel.checkpoint()
+        seen["async"] = device, threading.current_thread()
+
+    async with looking(check_of(plain), check_of(in_loop, name="other")) as found:
+        await found.until(lambda _: len(seen) == 2)
+    assert {device for device, _ in seen.values()} == {Device("d-0")}
+    assert seen["async"][1] is threading.current_thread()
+    assert seen["plain"][1] is not threading.current_thread()
+
+
+async def test_a_finding_comes_and_goes() -> None:
+    answers: list[object] = [None, BAD, True]
+
+    def check(_: Device) -> Any:
+        return answers.pop(0) if len(answers) > 1 else answers[0]
+
+    async with looking(check_of(check)) as found:
+        await found.until(lambda checks: checks["d-0"].finding == BAD)
+        good = await found.until(lambda checks: checks["d-0"].finding is None)
+    assert good["d-0"].passes >= 3
+    assert good["d-0"].unread == ""
+
+
+def raise_error(_: Device) -> None:
+    raise OSError(5, "Input/output error")
+
+
+def exit_all(_: Device) -> None:
+    raise SystemExit(1)
+
+
+async def raise_in_loop(_: Device) -> None:
+    raise OSError(5, "Input/output error")
+
+
+async def exit_in_loop(_: Device) -> None:
+    raise SystemExit(1)
+
+
+async def raise_in_nursery(_: Device) -> None:
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(trio.sleep_forever)
+        raise SystemExit(1)
+
+
+@pytest.mark.parametrize(
+    ("check", "said"),
+    [
+        (raise_error, "OSError: [Errno 5] Input/output error"),
+        (exit_all, "SystemExit: 1"),
+        (raise_in_loop, "OSError: [Errno 5] Input/output error"),
+        (exit_in_loop, "SystemExit: 1"),
+        (raise_in_nursery, "SystemExit: 1"),
+    ],
+)
+async def test_a_check_that_raises_has_not_looked_and_ends_nobody(check: Function, said: str) -> None:
+    async with looking(check_of(check)) as found:
+        seen = await found.until(lambda checks: checks["d-0"].passes >= 1)
+        found.rounds.recheck()
+        again = await found.until(lambda checks: checks["d-0"].passes >= 2)
+    assert seen["d-0"].finding is None
+    assert seen["d-0"].unread.startswith(said)
+    assert again["d-0"].unread == seen["d-0"].unread
+
+
+async def test_a_check_that_hangs_is_not_called_again_and_its_silence_counts(gate: threading.Event) -> None:
+    calls: list[Device] = []
+
+    def hang(device: Device) -> None:
+        calls.append(device)
+        gate.wait()
+
+    async with looking(check_of(hang, timeout_s=0.05, raise_after=3)) as found:
+        silent = await found.until(lambda checks: checks["d-0"].passes >= 3)
+        assert silent["d-0"].unread == "no answer within 0.05 s"
+        assert calls == [Device("d-0")]
+        gate.set()
+        await found.until(lambda checks: not checks["d-0"].unread)
+        assert len(calls) == 2
+
+
+async def test_a_device_that_hangs_delays_no_other(gate: threading.Event) -> None:
+    def check(device: Device) -> bool:
+        return device.name == "d-0" or gate.wait()
+
+    hung = [f"hung-{number}" for number in range(PLACES + 4)]
+    async with looking(check_of(check, every_s=3600, timeout_s=0.2), devices=[*hung, "d-0"]) as found:
+        seen = await found.until(lambda checks: all(one.passes for one in checks.values()))
+    assert seen.pop("d-0").unread == ""
+    assert {one.unread for one in seen.values()} == {"no answer within 0.2 s"}
+
+
+async def test_no_more_than_so_many_plain_checks_run_at_once() -> None:
+    lock, running, most = threading.Lock(), 0, 0
+    full = threading.Event()
+
+    def check(_: Device) -> None:
+        nonlocal running, most
+        with lock:
+            running += 1
+            most = max(most, running)
+            if running == PLACES:
+                full.set()
+        full.wait(PATIENCE_S)
+        with lock:
+            running -= 1
+
+    devices = [f"d-{number}" for number in range(3 * PLACES)]
+    async with looking(check_of(check, every_s=3600, timeout_s=60), devices=devices) as found:
+        await found.until(lambda checks: all(one.passes for one in checks.values()))
+    assert most == PLACES
+
+
+async def test_who_finds_no_thread_for_a_whole_period_has_not_looked(gate: threading.Event) -> None:
+    devices = [f"d-{number}" for number in range(PLACES + 1)]
+    async with looking(check_of(lambda _: gate.wait(), timeout_s=60), devices=devices) as found:
+        seen = await found.until(lambda checks: any(one.unread for one in checks.values()))
+        gate.set()
+    assert {one.unread for one in seen.values()} == {"", "no thread within 0.1 s: 16 checks are running"}
+
+
+async def test_an_async_check_that_hangs_is_cancelled_at_its_deadline() -> None:
+    cancelled = trio.Event()
+
+    async def hang(_: Device) -> None:
+        try:
+            await trio.sleep_forever()
+        finally:
+            cancelled.set()
+
+    async with looking(check_of(hang, timeout_s=0.05)) as found:
+        seen = await found.until(lambda checks: checks["d-0"].passes >= 1)
+        with trio.fail_after(PATIENCE_S):
+            await cancelled.wait()
+    assert seen["d-0"].unread == "no answer within 0.05 s"
+
+
+async def test_an_async_check_that_will_not_be_cancelled_delays_nobody() -> None:
+    release = trio.Event()
+    calls = 0
+
+    async def hang(device: Device) -> None:
+        nonlocal calls
+        if device.name == "d-0":
+            calls += 1
+            with trio.CancelScope(shield=True):
+                await release.wait()
+
+    async with looking(check_of(hang, timeout_s=0.05, raise_after=3), devices=["d-0", "d-1"]) as found:
+        seen = await found.until(lambda checks: checks["d-0"].passes >= 3 and checks["d-1"].passes)
+        assert calls == 1
+        release.set()
+    assert seen["d-0"].unread == "no answer within 0.05 s"
+    assert seen["d-1"].unread == ""
+
+
+async def test_each_look_that_is_counted_wakes_the_core_and_no_other() -> None:
+    calls, begun = 0, trio.Event()
+
+    async def check(_: Device) -> Finding:
+        nonlocal calls
+        calls += 1
+        if calls == 6:
+            begun.set()
+        await trio.lowlevel.checkpoint()
+        return BAD
+
+    async with looking(check_of(check, raise_after=3, clear_after=2)) as found:
+        for passes in (1, 2, 3):
+            woken = await found.until(lambda checks, last=passes - 1: checks["d-0"].passes > last)
+            assert woken["d-0"].passes == passes
+        found.source.clear()
+        with trio.fail_after(PATIENCE_S):
+            await begun.wait()
+        assert found.checks()["d-0"].passes == 5
+        with trio.move_on_after(0) as nothing:
+            await trio.lowlevel.wait_readable(found.source.fileno())
+        assert nothing.cancelled_caught
+
+
+async def test_a_check_that_is_asked_for_is_done_now_and_told() -> None:
+    calls: list[str] = []
+
+    def check(device: Device) -> None:
+        calls.append(device.name)
+
+    other = check_of(lambda _: None, name="other", every_s=3600, devices=("x-*",))
+    async with looking(check_of(check, every_s=3600), other, devices=["d-0", "d-1"]) as found:
+        await found.until(lambda checks: all(one.passes == 1 for one in checks.values()))
+        found.rounds.recheck("link")
+        await found.until(lambda checks: all(one.passes == 2 for one in checks.values()))
+        with pytest.raises(ConfigError, match="check 'lnik': no such check; did you mean 'link'"):
+            found.rounds.recheck("lnik")
+    assert sorted(calls) == ["d-0", "d-0", "d-1", "d-1"]
+
+
+async def test_patterns_choose_devices_those_too_that_are_added_later() -> None:
+    async with looking(check_of(devices=("gpu-*", "nic-0")), devices=["gpu-0", "disk-0"]) as found:
+        assert set(found.checks()) == {"gpu-0"}
+        found.rounds.add(Device("gpu-1"), Device("nic-0"), Device("nic-1"))
+        assert set(found.checks()) == {"gpu-0", "gpu-1", "nic-0"}
+        await found.until(lambda checks: all(one.passes for one in checks.values()))
+
+
+async def test_a_device_that_is_removed_is_looked_at_no_more() -> None:
+    async with looking(check_of(lambda _: BAD), devices=["d-0", "d-1"]) as found:
+        await found.until(lambda checks: all(one.passes for one in checks.values()))
+        found.rounds.remove("d-0")
+        assert set(found.checks()) == {"d-1"}
+        found.rounds.add(Device("d-0"))
+        assert found.checks()["d-0"].passes == 0  # nothing is known of it
+        await found.until(lambda checks: checks["d-0"].passes)
+
+
+async def test_a_device_that_comes_back_while_its_call_hangs_is_not_called_twice(
+    gate: threading.Event,
+) -> None:
+    calls: list[Device] = []
+
+    def hang(device: Device) -> None:
+        calls.append(device)
+        gate.wait()
+
+    async with looking(check_of(hang, timeout_s=0.05)) as found:
+        await found.until(lambda checks: checks["d-0"].unread)
+        found.rounds.remove("d-0")
+        found.rounds.add(Device("d-0"))
+        await found.until(lambda checks: checks["d-0"].unread)
+        assert len(calls) == 1
+
+
+async def test_devices_and_checks_are_refused_that_are_there() -> None:
+    async with looking(check_of()) as found:
+        with pytest.raises(ConfigError, match="device 'd-0' is there already"):
+            found.rounds.add(Device("d-1"), Device("d-0"))
+        with pytest.raises(ConfigError, match="device 'd-1' is there already"):
+            found.rounds.add(Device("d-1"), Device("d-1"))
+        assert set(found.rounds.declared) == {"d-0"}
+        with pytest.raises(ConfigError, match="device 'd-2' is not there"):
+            found.rounds.remove("d-0", "d-2")
+        assert set(found.rounds.declared) == {"d-0"}
+        with pytest.raises(ConfigError, match="check 'link': there is one of that name"):
+            found.rounds.check(check_of())
+
+
+async def test_a_check_that_cannot_look_is_logged_once_per_change(caplog: pytest.LogCaptureFixture) -> None:
+    broken = True
+
+    def check(_: Device) -> None:
+        if broken:
+            raise OSError(5, "Input/output error")
+
+    with caplog.at_level(logging.DEBUG, logger="agent.embed.rounds"):
+        async with looking(check_of(check, raise_after=3)) as found:
+            await found.until(lambda checks: checks["d-0"].passes >= 3)
+            broken = False
+            await found.until(lambda checks: not checks["d-0"].unread)
+    text = "check link of d-0"
+    assert [(one.levelname, one.getMessage()) for one in caplog.records] == [
+        ("WARNING", f"{text}: OSError: [Errno 5] Input/output error"),
+        ("DEBUG", text),
+        ("INFO", f"{text}: answers again"),
+    ]
+    assert caplog.records[1].exc_info is not None
+
+
+async def test_what_hangs_at_the_end_is_named(gate: threading.Event) -> None:
+    async with looking(check_of(lambda _: gate.wait(), timeout_s=0.05)) as found:
+        await found.until(lambda checks: checks["d-0"].unread)
+    assert found.rounds.unfinished(0) == ["check link of d-0"]
+    gate.set()
+    assert found.rounds.unfinished(PATIENCE_S) == []

@@ -1,0 +1,106 @@
+"""A driver's devices in Python: the same devices, and the same refusals, as in a file of devices.d."""
+
+from typing import Any, Final
+
+import pytest
+
+from agent.embed.devices import Cpus, Device, Gpu, Hugepages, Memory, Part, Pci
+from agent.errors import ConfigError
+from agent.model.declared import (
+    Declared,
+    DeclaredCpus,
+    DeclaredGpu,
+    DeclaredHugepages,
+    DeclaredMemory,
+    DeclaredOther,
+    DeclaredPci,
+    What,
+)
+from agent.sources.declared_file import KINDS, parse_declaration
+
+DRIVER: Final = "demo.example.com"
+UUID: Final = "GPU-3d5cf3a6-0000-4c2e-9f8b-0123456789ab"
+
+PARTS: Final[list[tuple[Part | None, str, What]]] = [
+    (None, "", DeclaredOther()),
+    (Cpus("0-3"), 'kind = "cpu"\ncpus = "0-3"', DeclaredCpus(0xF, None, False, False)),
+    (
+        Cpus("0,2", numa=0, exclusive=True, isolated=True),
+        'kind = "cpu"\ncpus = "0,2"\nnuma = 0\nexclusive = true\nisolated = true',
+        DeclaredCpus(0b101, 0, True, True),
+    ),
+    (
+        Hugepages("2Mi", pages=4, numa=1),
+        'kind = "hugepages"\nsize = "2Mi"\npages = 4\nnuma = 1',
+        DeclaredHugepages(2048, 4, 1),
+    ),
+    (Memory(), 'kind = "memory"\nnuma = 0', DeclaredMemory(0, 0)),
+    (Memory("1Gi", numa=1), 'kind = "memory"\nsize = "1Gi"\nnuma = 1', DeclaredMemory(1 << 30, 1)),
+    (Gpu("0000:3b:00.0"), 'kind = "gpu"\npci = "0000:3b:00.0"', DeclaredGpu("0000:3b:00.0", "", -1, -1)),
+    (
+        Gpu(uuid=UUID, gi=0, ci=1),
+        f'kind = "gpu"\nuuid = "{UUID}"\ngi = 0\nci = 1',
+        DeclaredGpu("", UUID, 0, 1),
+    ),
+    (
+        Pci("0000:00:04.0", driver="nvme"),
+        'kind = "pci"\naddress = "0000:00:04.0"\ndriver = "nvme"',
+        DeclaredPci("0000:00:04.0", "nvme"),
+    ),
+]
+
+
+@pytest.mark.parametrize(("part", "keys", "what"), PARTS)
+def test_a_part_is_what_a_file_says_with_the_same_keys(part: Part | None, keys: str, what: What) -> None:
+    found = Device("d-0", part, lease_s=60).declare(DRIVER, "node-7")
+    assert found == Declared(DRIVER, "node-7", "d-0", what, 60)
+    if part is not None:
+        text = f'version = 1\n[[device]]\nname = "d-0"\nlease = "60s"\n{keys}\n'
+        assert parse_declaration(text.encode(), DRIVER, "node-7") == (found,)
+
+
+def test_every_kind_of_a_file_can_be_said() -> None:
+    said = {type(what) for _, _, what in PARTS}
+    assert said >= {DeclaredCpus, DeclaredGpu, DeclaredHugepages, DeclaredMemory, DeclaredPci}
+    assert len(said - {DeclaredOther}) == len(KINDS)
+
+
+def test_a_device_has_the_pool_that_it_names_or_the_nodes() -> None:
+    assert Device("d-0").declare(DRIVER, "node-7").pool == "node-7"
+    assert Device("d-0", pool="rack-1/shelf-2").declare(DRIVER, "node-7").pool == "rack-1/shelf-2"
+
+
+WRONG: Final[list[tuple[dict[str, Any], str]]] = [
+    ({"name": "GPU_0"}, "device 'GPU_0': name: 'GPU_0' is no DNS label, such as gpu-3"),
+    ({"name": ""}, "device '': name: '' is no DNS label, such as gpu-3"),
+    ({"name": 3}, "device '3': name: 3 is no text; put it in quotes"),
+    ({"name": "x" * 64}, f"device {'x' * 63!r}: name: {'x' * 64!r} is 64 bytes, limit 63"),
+    (
+        {"pool": "Rack 1"},
+        "device 'd-0': pool: 'Rack 1' cannot name a DRA pool, whose name is DNS subdomains, ",
+    ),
+    ({"lease_s": 2}, "device 'd-0': lease: 2s is below the limit of 3s"),
+    ({"lease_s": 0.5}, "device 'd-0': lease: '0.5s' is not a whole number of seconds"),
+    ({"part": Cpus("")}, "device 'd-0': has no 'cpus'"),
+    ({"part": Cpus("3-1")}, "device 'd-0': cpus: "),
+    ({"part": Cpus("0", numa=5000)}, "device 'd-0': numa: 5000 is over the limit of 1023"),
+    ({"part": Hugepages("3Mi", 4)}, "device 'd-0': size: '3Mi' is no page size: 3072 KiB is no power of two"),
+    ({"part": Hugepages("2Mi", 0)}, "device 'd-0': pages: 0 is below the limit of 1"),
+    ({"part": Memory("much")}, "device 'd-0': size: 'much' is no size; "),
+    ({"part": Gpu()}, "device 'd-0': neither 'pci' nor 'uuid' says which GPU"),
+    ({"part": Gpu(uuid=UUID, gi=1)}, "device 'd-0': only one of 'gi' and 'ci'"),
+    ({"part": Pci("nowhere")}, "device 'd-0': address: "),
+    ({"part": "0-3"}, "device 'd-0': part: '0-3' is none of Cpus, Hugepages, Memory, Gpu, Pci"),
+]
+
+
+@pytest.mark.parametrize(("wrong", "text"), WRONG)
+def test_an_error_names_the_device_the_key_and_the_limit(wrong: dict[str, Any], text: str) -> None:
+    with pytest.raises(ConfigError) as raised:
+        Device(**{"name": "d-0", **wrong})
+    assert str(raised.value).startswith(text)
+
+
+def test_a_file_without_a_kind_is_refused_all_the_same() -> None:
+    with pytest.raises(ConfigError, match=r"device 1 \(d-0\): has no 'kind'"):
+        parse_declaration(b'version = 1\n[[device]]\nname = "d-0"\n', DRIVER, "node-7")

@@ -1,0 +1,596 @@
+"""The monitor inside a driver: what it says, that nothing in it ends the driver, and how it ends."""
+
+import asyncio
+import logging
+import os
+import resource
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+import trio
+from agents import PlainSysfs, short_tmp
+from embedding import DRIVER, NODE, codes, health_of, ref, until
+from wire.serving import eventually
+
+from agent.config import Config
+from agent.embed.checks import degraded, unhealthy, unknown
+from agent.embed.devices import Device, Hugepages
+from agent.embed.monitor import KUBELET_DIR, Monitor, default_state_dir
+from agent.errors import ConfigError
+from agent.model.claim import ClaimDevice, ClaimRef
+from agent.model.health import Blame, Finding, Health
+from agent.model.prepare import ToldFault
+from agent.model.taint import Effect, Taints
+from agent.model.time import Instant
+from agent.prepare.errors import FailedDevice
+
+__all__ = ["short_tmp"]
+
+PATIENCE_S: Final = 15.0
+CONFIG: Final = Config(node_name=NODE, heartbeat_s=0.5, coalesce_ns=0)
+BAD: Final = unhealthy("demo.bad", "1 of 2", "replace it")
+
+
+def monitor_of(**changes: Any) -> Monitor:
+    """A monitor without hardware and without a memory, but for the changes."""
+    given = {"config": CONFIG, "hardware": False, "state_dir": None}
+    return Monitor(DRIVER, **(given | changes))
+
+
+@pytest.fixture
+def gate() -> Iterator[threading.Event]:
+    """What checks that hang wait for; opened at the end, so that no thread stays."""
+    made = threading.Event()
+    yield made
+    made.set()
+
+
+def fault(name: str) -> ToldFault:
+    claim = ClaimRef("default", "c", "u-1")
+    return ToldFault(1, ref(name), "demo.dead", "it does not answer", "reseat it", time.time(), claim)
+
+
+# --- what it says ------------------------------------------------------------------------------------------
+
+
+def test_a_driver_without_devices_has_a_report_and_nothing_in_it() -> None:
+    with monitor_of() as monitor:
+        assert monitor.wait_ready(PATIENCE_S)
+        assert monitor.is_up
+        report = monitor.report
+    assert report is not None
+    assert (report.devices, report.declaring, report.node) == ((), (DRIVER,), NODE)
+
+
+def test_a_device_is_as_its_checks_say() -> None:
+    answer: list[Finding | None] = [None]
+    monitor = monitor_of()
+    monitor.add(Device("d-0"))
+
+    @monitor.check(every=0.1, timeout=5, raise_after=1, clear_after=1)
+    def link(_: Device) -> Finding | None:
+        return answer[0]
+
+    with monitor:
+        until(monitor, "d-0", Health.HEALTHY)
+        answer[0] = BAD
+        bad = until(monitor, "d-0", Health.UNHEALTHY, "demo.bad")
+        assert bad.message == "demo.bad: 1 of 2. Advice: replace it"
+        answer[0] = degraded("demo.slow", "1 of 4 lanes")
+        until(monitor, "d-0", Health.HEALTHY, "demo.slow")
+        answer[0] = unknown("demo.dark", "no light")
+        until(monitor, "d-0", Health.UNKNOWN, "demo.dark")
+        answer[0] = None
+        until(monitor, "d-0", Health.HEALTHY)
+
+
+def test_a_fault_is_believed_after_so_many_looks_in_a_row_and_no_fewer() -> None:
+    answers: list[Finding | None] = [None, BAD, BAD, None, BAD, BAD, BAD]
+    sixth, release = threading.Event(), threading.Event()
+    monitor = monitor_of()
+    monitor.add(Device("d-0"))
+
+    @monitor.check(every=0.1, timeout=60, raise_after=3, clear_after=3)
+    def link(_: Device) -> Finding | None:
+        if len(answers) == 1:
+            sixth.set()
+            release.wait(PATIENCE_S)
+            return answers[0]
+        return answers.pop(0)
+
+    with monitor:
+        assert sixth.wait(PATIENCE_S)
+        assert health_of(monitor, "d-0").health is Health.HEALTHY, "two of three"
+        release.set()
+        until(monitor, "d-0", Health.UNHEALTHY, "demo.bad")
+
+
+def test_a_check_that_hangs_makes_its_device_unknown_and_no_other(gate: threading.Event) -> None:
+    monitor = monitor_of()
+    monitor.add(Device("d-0"), Device("d-1"))
+
+    @monitor.check(every=0.1, timeout=0.1, raise_after=1, clear_after=1)
+    def link(device: Device) -> bool:
+        return device.name == "d-1" or gate.wait()
+
+    with monitor:
+        found = until(monitor, "d-0", Health.UNKNOWN, "check.link.unreadable")
+        assert found.causes[0].evidence == "no answer within 0.1 s"
+        until(monitor, "d-1", Health.HEALTHY)
+        gate.set()
+        until(monitor, "d-0", Health.HEALTHY)
+
+
+def test_a_check_that_raises_anything_ends_nobody() -> None:
+    monitor = monitor_of()
+    monitor.add(Device("d-0"), Device("d-1"), Device("d-2"))
+
+    class Ending(BaseException):
+        def __str__(self) -> str:
+            raise SystemExit
+
+    @monitor.check(every=0.1, timeout=5, devices="d-0", raise_after=1)
+    def plain(_: Device) -> None:
+        raise SystemExit(1)
+
+    @monitor.check(every=0.1, timeout=5, devices="d-2", raise_after=1)
+    async def speechless(_: Device) -> None:
+        raise Ending
+
+    @monitor.check(every=0.1, timeout=5, devices="d-1", raise_after=1)
+    async def in_loop(_: Device) -> None:
+        raise KeyboardInterrupt
+
+    with monitor:
+        plain_one = until(monitor, "d-0", Health.UNKNOWN, "check.plain.unreadable")
+        async_one = until(monitor, "d-1", Health.UNKNOWN, "check.in-loop.unreadable")
+        silent_one = until(monitor, "d-2", Health.UNKNOWN, "check.speechless.unreadable")
+        assert monitor.is_up
+        assert monitor.failure is None
+    assert silent_one.causes[0].evidence == "Ending"
+    assert plain_one.causes[0].evidence == "SystemExit: 1"
+    assert async_one.causes[0].evidence == "KeyboardInterrupt"
+
+
+def test_who_is_looked_at_by_nobody_is_unknown() -> None:
+    monitor = monitor_of()
+    monitor.add(Device("d-0"))
+    with monitor:
+        until(monitor, "d-0", Health.UNKNOWN, "declared.unchecked")
+
+
+def test_devices_come_and_go_while_it_runs() -> None:
+    with monitor_of() as monitor:
+        assert monitor.wait_ready(PATIENCE_S)
+        monitor.check(every=0.1, timeout=5, name="well")(lambda _: None)
+        monitor.add(Device("d-0"), Device("d-1", pool="rack-1"))
+        until(monitor, "d-0", Health.HEALTHY)
+        monitor.remove("d-0")
+        until(monitor, "d-0", Health.UNKNOWN, "declared.gone")
+        eventually(
+            lambda: monitor.health_of(ref("d-1")._replace(pool="rack-1")) is not None, "a pool of its own"
+        )
+
+
+def test_a_check_of_the_drivers_is_the_function_that_it_was() -> None:
+    monitor = monitor_of()
+
+    @monitor.check(every=1, timeout=1)
+    def link(_: Device) -> bool:
+        """Looks."""
+        return True
+
+    assert link(Device("d-0")) is True
+    assert link.__doc__ == "Looks."
+
+
+@pytest.mark.parametrize(
+    ("make", "text"),
+    [
+        (lambda: Monitor("Not A Driver"), "driver name 'Not A Driver' is no DNS subdomain"),
+        (lambda: monitor_of().check(every=0.01, timeout=1)(lambda _: None), "no DNS label"),
+        (
+            lambda: monitor_of().check(every=0.01, timeout=1, name="x")(print),
+            "check 'x': every: 10ms is below",
+        ),
+        (lambda: monitor_of().recheck("x"), "check 'x': no such check"),
+        (lambda: monitor_of().remove("x"), "device 'x' is not there"),
+    ],
+)
+def test_what_cannot_be_is_refused_at_once(make: Callable[[], object], text: str) -> None:
+    with pytest.raises(ConfigError, match=text):
+        make()
+
+
+# --- for prepare handlers ----------------------------------------------------------------------------------
+
+
+def test_a_prepare_is_stopped_by_a_device_that_is_broken_and_by_no_other() -> None:
+    monitor = monitor_of()
+    monitor.add(Device("bad"), Device("well"), Device("unseen"))
+    monitor.check(every=0.1, timeout=5, devices="bad", raise_after=1, name="bad")(lambda _: BAD)
+    monitor.check(every=0.1, timeout=5, devices="well", name="well")(lambda _: None)
+    monitor.require_healthy("bad")  # nobody has looked
+    with monitor:
+        until(monitor, "bad", Health.UNHEALTHY)
+        until(monitor, "well", Health.HEALTHY)
+        for device in ("bad", ref("bad"), ClaimDevice("req-0", *ref("bad"))):
+            with pytest.raises(FailedDevice, match="1 of 2") as raised:
+                monitor.require_healthy(device)
+            assert (raised.value.device, raised.value.code) == (ref("bad"), "demo.bad")
+        for other in ("well", "unseen", "no-such-device", ref("well"), ref("no-such-device")):
+            monitor.require_healthy(other)
+
+
+def test_a_device_that_a_prepare_found_broken_is_unhealthy_when_that_has_been_waited_for() -> None:
+    monitor = monitor_of()
+    monitor.add(Device("d-0"))
+    monitor.check(every=0.1, timeout=5, name="well")(lambda _: None)
+    with monitor:
+        until(monitor, "d-0", Health.HEALTHY)
+        monitor.tell([fault("d-0")])
+        assert monitor.wait_told([fault("d-0")], PATIENCE_S)
+        told = health_of(monitor, "d-0")
+        assert (told.health, codes(told)) == (Health.UNHEALTHY, ["demo.dead"])
+        assert told.causes[0].blame is Blame.DRIVER
+        [taint] = monitor.taints.devices[ref("d-0")]
+        assert (taint.key, taint.effect) == (f"{DRIVER}/demo.dead", Effect.NO_SCHEDULE)
+
+
+def test_only_a_prepare_can_tell_that_what_a_prepare_found_is_over() -> None:
+    monitor = monitor_of()
+    monitor.add(Device("d-0"))
+    monitor.check(every=0.1, timeout=5, name="well")(lambda _: None)
+    with monitor:
+        monitor.tell([fault("d-0")])
+        until(monitor, "d-0", Health.UNHEALTHY, "demo.dead")
+        monitor.require_healthy("d-0")
+
+
+def test_nobody_waits_for_what_will_not_be_said(gate: threading.Event) -> None:
+    with monitor_of() as monitor:
+        assert monitor.wait_ready(PATIENCE_S)
+        assert monitor.wait_told([fault("elsewhere")], PATIENCE_S), "nobody declares it"
+        monitor.add(Device("d-0"))
+        assert not monitor.wait_told([fault("d-0")], 0.0), "nobody told of it"
+    assert not monitor.wait_told([fault("d-0")], PATIENCE_S), "the core has ended"
+
+
+def test_taints_are_offered_to_whoever_publishes_them() -> None:
+    heard: list[Taints] = []
+    monitor = monitor_of()
+    monitor.add(Device("d-0"))
+    monitor.check(every=0.1, timeout=5, raise_after=1, name="bad")(lambda _: BAD)
+    assert monitor.taints == Taints()
+    monitor.on_taints(heard.append)
+    with monitor:
+        eventually(lambda: bool(heard and heard[-1].devices.get(ref("d-0"))), "a taint of d-0")
+        with pytest.raises(RuntimeError, match="before start"):
+            monitor.on_taints(heard.append)
+
+
+# --- the host's own sources --------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def sysfs(short_tmp: Path) -> PlainSysfs:
+    return PlainSysfs(short_tmp / "sys")
+
+
+@pytest.fixture
+def hardware(short_tmp: Path, sysfs: PlainSysfs) -> dict[str, Any]:
+    """What a monitor needs for a machine of plain files."""
+    (short_tmp / "cgroup").mkdir()
+    (short_tmp / "kmsg").touch()
+    config = Config(
+        node_name=NODE,
+        heartbeat_s=0.5,
+        period_ns=20_000_000,
+        gpu_watch=False,
+        sysfs_root=sysfs.root,
+        cgroupfs_root=short_tmp / "cgroup",
+        kmsg=short_tmp / "kmsg",
+    )
+    return {"config": config, "hardware": True, "state_dir": short_tmp / "state"}
+
+
+def test_a_part_of_the_host_is_judged_by_the_hosts_rules(sysfs: PlainSysfs, hardware: Any) -> None:
+    monitor = monitor_of(**hardware)
+    monitor.add(Device("pages", Hugepages("2Mi", pages=8)))
+    with monitor:
+        until(monitor, "pages", Health.HEALTHY)
+        sysfs.resize(4)
+        bad = until(monitor, "pages", Health.UNHEALTHY)
+        assert codes(bad)[0].startswith("mem.hugepages")
+        sysfs.resize(8)
+        until(monitor, "pages", Health.HEALTHY)
+        report = monitor.report
+    assert report is not None
+    assert {device.driver for device in report.devices} == {"", DRIVER}
+    assert [thread.name for thread in threading.enumerate() if thread.name == "dh-core"] == []
+
+
+def test_without_hardware_no_part_of_the_host_is_known() -> None:
+    monitor = monitor_of()
+    monitor.add(Device("pages", Hugepages("2Mi", pages=8)))
+    before = set(os.listdir("/proc/self/task"))
+    with monitor:
+        until(monitor, "pages", Health.UNKNOWN, "declared.unseen")
+        names = {Path(f"/proc/self/task/{one}/comm").read_text().strip() for one in threads() - before}
+    assert not {name for name in names if name.startswith("dh-") and name != "dh-core"}
+
+
+def threads() -> set[str]:
+    return set(os.listdir("/proc/self/task"))
+
+
+# --- when it fails -----------------------------------------------------------------------------------------
+
+
+class BrokenClock:
+    """A clock that can break."""
+
+    def __init__(self, *, broken: bool = False) -> None:
+        self.broken = broken
+
+    def __call__(self) -> Instant:
+        if self.broken:
+            raise OSError(5, "the clock stands still")
+        return Instant(time.monotonic_ns(), time.time())
+
+
+def failed(monitor: Monitor) -> None:
+    eventually(lambda: monitor.failure is not None, "the core fails")
+
+
+def test_a_core_that_fails_makes_every_device_unknown_and_ends_nobody() -> None:
+    errors: list[tuple[BaseException, str]] = []
+    clock = BrokenClock()
+    monitor = monitor_of(
+        clock=clock, on_error=lambda error: errors.append((error, threading.current_thread().name))
+    )
+    monitor.add(Device("d-0"), Device("d-1"))
+    monitor.check(every=0.1, timeout=5, devices="d-0", name="well")(lambda _: None)
+    with monitor:
+        until(monitor, "d-0", Health.HEALTHY)
+        clock.broken = True
+        failed(monitor)
+        for name in ("d-0", "d-1"):
+            found = until(monitor, name, Health.UNKNOWN, "agent.failed")
+            assert found.message.startswith("agent.failed: OSError. Advice: ")
+            assert found.causes[0].blame is Blame.AGENT
+        monitor.require_healthy("d-0")
+        monitor.add(Device("d-2"))
+        until(monitor, "d-2", Health.UNKNOWN, "agent.failed")
+        assert not monitor.is_up
+        assert not monitor.wait_ready(0)
+        eventually(lambda: bool(errors), "the driver is told")
+    assert isinstance(monitor.failure, OSError)
+    assert errors == [(monitor.failure, "dh-core")]
+
+
+def test_a_core_that_fails_before_it_looked_says_so_too() -> None:
+    monitor = monitor_of(clock=BrokenClock(broken=True))
+    monitor.add(Device("d-0"))
+    with monitor:
+        assert not monitor.wait_ready(PATIENCE_S)
+        assert until(monitor, "d-0", Health.UNKNOWN, "agent.failed").timeout_s == 30
+        assert not monitor.wait_told([fault("d-0")], PATIENCE_S)
+
+
+def test_sources_that_cannot_be_opened_are_a_failure_and_no_exception(hardware: Any) -> None:
+    monitor = monitor_of(**hardware)
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (0, limits[1]))
+    try:
+        monitor.start()
+        failed(monitor)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    assert "Too many open files" in str(monitor.failure)
+    assert monitor.stop()
+
+
+def test_who_is_told_of_the_failure_may_fail_too(caplog: pytest.LogCaptureFixture) -> None:
+    def raises(error: BaseException) -> None:
+        raise SystemExit(1)
+
+    with monitor_of(clock=BrokenClock(broken=True), on_error=raises) as monitor:
+        failed(monitor)
+        eventually(
+            lambda: any("was to be told" in one.getMessage() for one in caplog.records), "it is logged"
+        )
+
+
+# --- in any program ----------------------------------------------------------------------------------------
+
+
+def process_state() -> dict[str, object]:
+    """What belongs to the process, and not to us."""
+    root = logging.getLogger()
+    return {
+        "signals": {number: signal.getsignal(number) for number in signal.valid_signals()},
+        "wakeup": wakeup_fd(),
+        "logging": (root.level, list(root.handlers), logging.getLogger("agent").level),
+        "policy": asyncio.get_event_loop_policy(),
+        "switch interval": sys.getswitchinterval(),
+        "hooks": (sys.excepthook, threading.excepthook, sys.unraisablehook),
+        "asyncgen hooks": sys.get_asyncgen_hooks(),
+        "umask, directory": (os.umask(0o22), os.getcwd()),
+        "mask": signal.pthread_sigmask(signal.SIG_BLOCK, ()),
+    }
+
+
+def wakeup_fd() -> int:
+    number = signal.set_wakeup_fd(-1)
+    signal.set_wakeup_fd(number)
+    return number
+
+
+def test_nothing_of_the_process_is_changed(hardware: Any) -> None:
+    before = process_state()
+    with monitor_of(**hardware) as monitor:
+        assert monitor.wait_ready(PATIENCE_S)
+        within = process_state()
+    assert within == before
+    assert process_state() == before
+
+
+def test_two_monitors_know_nothing_of_each_other(hardware: Any) -> None:
+    one, other = (
+        monitor_of(**hardware),
+        Monitor("other.example.com", config=CONFIG, hardware=False, state_dir=None),
+    )
+    for monitor in (one, other):
+        monitor.add(Device("d-0"))
+        monitor.check(every=0.1, timeout=5, name="well")(lambda _: None)
+    with one, other:
+        until(one, "d-0", Health.HEALTHY)
+        eventually(lambda: other.report is not None and len(other.report.devices) == 1, "one device")
+        assert one.health_of(ref("d-0")._replace(driver="other.example.com")) is None
+        assert other.health_of(ref("d-0")) is None
+        one.stop()
+        assert other.is_up
+
+
+def test_an_asyncio_program_that_blocks_its_own_loop_is_no_hindrance() -> None:
+    async def program() -> bool:
+        monitor = monitor_of()
+        monitor.add(Device("d-0"))
+        monitor.check(every=0.1, timeout=5, raise_after=2, name="bad")(lambda _: BAD)
+        async with monitor:
+            until(monitor, "d-0", Health.UNHEALTHY)  # blocks the loop
+        return monitor.is_up
+
+    assert asyncio.run(program()) is False
+
+
+async def test_a_trio_program_that_blocks_its_own_loop_is_no_hindrance() -> None:
+    monitor = monitor_of()
+    monitor.add(Device("d-0"))
+    monitor.check(every=0.1, timeout=5, raise_after=2, name="bad")(lambda _: BAD)
+    async with monitor:
+        until(monitor, "d-0", Health.UNHEALTHY)  # blocks the loop
+    assert not monitor.is_up
+
+
+async def test_a_program_that_is_cancelled_still_ends_it() -> None:
+    monitor = monitor_of()
+    with trio.CancelScope() as scope:
+        async with monitor:
+            scope.cancel()
+            await trio.sleep_forever()
+    assert not core_threads()
+
+
+def core_threads() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name == "dh-core"]
+
+
+# --- the end -----------------------------------------------------------------------------------------------
+
+
+def test_the_end_is_for_good() -> None:
+    monitor = monitor_of()
+    monitor.start()
+    assert monitor.wait_ready(PATIENCE_S)
+    assert monitor.stop()
+    assert monitor.stop()
+    assert not core_threads()
+    with pytest.raises(RuntimeError, match="started once"):
+        monitor.start()
+    monitor.add(Device("d-0"))
+    monitor.recheck()
+    monitor.tell([fault("d-0")])
+
+
+def test_one_that_never_started_ends_and_starts_no_more() -> None:
+    monitor = monitor_of()
+    assert monitor.stop()
+    with pytest.raises(RuntimeError, match="started once"):
+        monitor.start()
+
+
+def test_a_check_that_hangs_is_left_behind_and_told_of(
+    gate: threading.Event, caplog: pytest.LogCaptureFixture
+) -> None:
+    monitor = monitor_of()
+    monitor.add(Device("d-0"))
+    monitor.check(every=0.1, timeout=0.1, raise_after=1, name="hangs")(lambda _: gate.wait())
+    with monitor:
+        until(monitor, "d-0", Health.UNKNOWN, "check.hangs.unreadable")
+        assert not monitor.stop()
+    assert not core_threads()
+    assert "check hangs of d-0 hangs and is left behind" in caplog.messages
+
+
+def test_a_core_that_hangs_is_not_up_and_is_left_behind(
+    gate: threading.Event, caplog: pytest.LogCaptureFixture
+) -> None:
+    monitor = monitor_of(config=Config(node_name=NODE, heartbeat_s=0.5, lease_s=3))
+    monitor.add(Device("d-0"))
+    blocks = threading.Event()
+
+    @monitor.check(every=0.1, timeout=5)
+    async def check(_: Device) -> None:
+        if blocks.is_set():
+            gate.wait()  # what no async function may do
+
+    monitor.start()
+    until(monitor, "d-0", Health.HEALTHY)
+    assert monitor.is_up
+    blocks.set()
+    eventually(lambda: not monitor.is_up, "nothing was said for longer than a lease")
+    assert not monitor.stop(0.1)
+    assert "the core hangs and is left behind" in caplog.messages
+    gate.set()
+    eventually(lambda: not core_threads(), "it ends when it can")
+
+
+def test_who_reads_along_begins_with_the_newest() -> None:
+    with monitor_of() as monitor:
+        assert monitor.wait_ready(PATIENCE_S)
+        latest = monitor.subscribe()
+        version, report = latest.peek()
+        assert (version, report) == (1, monitor.report)
+        eventually(lambda: latest.peek()[0] > 1, "a heartbeat")
+        monitor.unsubscribe(latest)
+        monitor.unsubscribe(latest)
+    assert monitor.subscribe().peek() == (1, monitor.report)
+
+
+def test_a_check_may_not_end_what_it_runs_in() -> None:
+    raised: list[BaseException] = []
+    monitor = monitor_of()
+    monitor.add(Device("d-0"))
+
+    @monitor.check(every=0.1, timeout=5)
+    async def ends(_: Device) -> None:
+        try:
+            monitor.stop()
+        except RuntimeError as error:
+            raised.append(error)
+
+    with monitor:
+        until(monitor, "d-0", Health.HEALTHY)
+    assert str(raised[0]) == "the core cannot be stopped from within"
+
+
+def test_descriptors_are_given_back(hardware: Any) -> None:
+    before = sorted(os.listdir("/proc/self/fd"))
+    for _ in range(2):
+        with monitor_of(**hardware) as monitor:
+            assert monitor.wait_ready(PATIENCE_S)
+    assert sorted(os.listdir("/proc/self/fd")) == before
+
+
+def test_it_keeps_what_outlives_it_beside_the_driver() -> None:
+    assert default_state_dir(KUBELET_DIR, DRIVER) == Path(
+        "/var/lib/kubelet/plugins/demo.example.com/drahealth"
+    )

@@ -1,0 +1,162 @@
+"""The health service in a driver's own grpclib server, read as a kubelet of either version reads it."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import grpc
+import pytest
+from agents import HEALTHY, UNHEALTHY, UNKNOWN, farewell, short_tmp
+from embedding import DRIVER, Hosting, until
+from test_embed_monitor import BAD, BrokenClock, failed, fault, hardware, monitor_of, sysfs
+from wire.google import Watcher, names, watch_health
+from wire.serving import eventually
+
+from agent.embed.devices import Device
+from agent.embed.monitor import Monitor
+from agent.model.health import Finding, Health
+
+__all__ = ["hardware", "short_tmp", "sysfs"]
+
+PATIENCE_S = 15.0
+
+
+@pytest.fixture
+def monitor() -> Iterator[Monitor]:
+    """One that runs, with a device that is well."""
+    made = monitor_of()
+    made.add(Device("d-0"))
+    made.check(every=0.1, timeout=5, devices="d-*", name="well")(lambda _: None)
+    with made:
+        until(made, "d-0", Health.HEALTHY)
+        yield made
+
+
+@pytest.fixture
+def hosting(monitor: Monitor, short_tmp: Path) -> Iterator[Hosting]:
+    with Hosting(short_tmp / "dra.sock", monitor.health_service(), monitor.codec) as made:
+        yield made
+
+
+def hear(watcher: Watcher, name: str, health: int, code: str = "") -> None:
+    """Reads on until a device is said to be so, for that reason."""
+    while True:
+        for entry in watcher.next().devices:
+            if entry.device.device_name == name and entry.health == health and entry.message.startswith(code):
+                return
+
+
+@pytest.mark.parametrize("version", ["v1", "v1alpha1"])
+def test_the_full_list_comes_first_then_changes(monitor: Monitor, hosting: Hosting, version: str) -> None:
+    answer: list[Finding | None] = [None]
+    monitor.check(every=0.1, timeout=5, devices="x-0", raise_after=1, clear_after=1, name="x")(
+        lambda _: answer[0]
+    )
+    with watch_health(hosting.path, version) as kubelet:
+        first = kubelet.next()
+        assert names(first) == ["d-0"]
+        assert first.devices[0].device.pool_name == "node-a"
+        assert first.devices[0].health == HEALTHY
+        monitor.add(Device("x-0"))
+        hear(kubelet, "x-0", HEALTHY)
+        answer[0] = BAD
+        hear(kubelet, "x-0", UNHEALTHY, "demo.bad: 1 of 2. Advice: replace it")
+        answer[0] = None
+        hear(kubelet, "x-0", HEALTHY)
+        monitor.remove("x-0")
+        hear(kubelet, "x-0", UNKNOWN, "declared.gone")
+
+
+def test_what_is_verified_again_is_sent_again(hosting: Hosting) -> None:
+    with watch_health(hosting.path) as kubelet:
+        first, second = kubelet.next(), kubelet.next()
+        assert names(second) == ["d-0"]
+        assert second.devices[0].last_updated_time >= first.devices[0].last_updated_time
+
+
+def test_the_services_to_register_are_those_that_are_served(monitor: Monitor) -> None:
+    assert monitor.supported_services == ("v1.DRAResourceHealth", "v1alpha1.DRAResourceHealth")
+    served = {path.split("/")[1] for path in monitor.health_service().__mapping__()}
+    assert served == set(monitor.supported_services)
+
+
+def test_the_hosts_own_devices_are_not_the_drivers(hardware: dict[str, object], short_tmp: Path) -> None:
+    with monitor_of(**hardware) as monitor:
+        assert monitor.wait_ready(PATIENCE_S)
+        assert monitor.report is not None
+        assert {device.driver for device in monitor.report.devices} == {""}
+        with (
+            Hosting(short_tmp / "dra.sock", monitor.health_service(), monitor.codec) as hosting,
+            watch_health(hosting.path) as kubelet,
+        ):
+            kubelet.opened()
+            monitor.add(Device("d-0"))
+            assert names(kubelet.next()) == ["d-0"]
+
+
+def test_a_core_that_fails_is_unknown_on_the_stream_at_once(short_tmp: Path) -> None:
+    clock = BrokenClock()
+    monitor = monitor_of(clock=clock)
+    monitor.add(Device("d-0"))
+    monitor.check(every=0.1, timeout=5, name="well")(lambda _: None)
+    with (
+        monitor,
+        Hosting(short_tmp / "dra.sock", monitor.health_service(), monitor.codec) as hosting,
+        watch_health(hosting.path) as kubelet,
+    ):
+        hear(kubelet, "d-0", HEALTHY)
+        clock.broken = True
+        failed(monitor)
+        hear(kubelet, "d-0", UNKNOWN, "agent.failed: OSError")
+
+
+def test_streams_end_when_the_monitor_does_and_no_more_begin(monitor: Monitor, hosting: Hosting) -> None:
+    with watch_health(hosting.path) as one, watch_health(hosting.path, "v1alpha1") as other:
+        for kubelet in (one, other):
+            assert names(kubelet.next()) == ["d-0"]
+        assert monitor.stop()
+        gone = (grpc.StatusCode.UNAVAILABLE, "health monitor stopped")
+        assert (farewell(one), farewell(other)) == (gone, gone)
+        with watch_health(hosting.path) as late:
+            assert farewell(late) == gone
+
+
+def test_a_service_of_a_monitor_that_has_ended_begins_no_stream(monitor: Monitor, short_tmp: Path) -> None:
+    monitor.stop()
+    with (
+        Hosting(short_tmp / "dra.sock", monitor.health_service(), monitor.codec) as hosting,
+        watch_health(hosting.path) as kubelet,
+    ):
+        assert farewell(kubelet) == (grpc.StatusCode.UNAVAILABLE, "health monitor stopped")
+
+
+def test_two_servers_in_two_loops_have_a_service_each(
+    monitor: Monitor, hosting: Hosting, short_tmp: Path
+) -> None:
+    service = monitor.health_service()
+    with (
+        Hosting(short_tmp / "other.sock", service, monitor.codec) as other,
+        watch_health(hosting.path) as one,
+        watch_health(other.path) as two,
+    ):
+        assert names(one.next()) == names(two.next()) == ["d-0"]
+        assert service.streams == 1
+    eventually(lambda: service.streams == 0, "the stream has ended")
+
+
+def test_a_device_that_a_prepare_found_broken_is_on_the_stream_before_the_prepare_ends(
+    monitor: Monitor, hosting: Hosting
+) -> None:
+    with watch_health(hosting.path) as kubelet:
+        assert names(kubelet.next()) == ["d-0"]
+        monitor.tell([fault("d-0")])
+        assert monitor.wait_told([fault("d-0")], PATIENCE_S)
+        hear(kubelet, "d-0", UNHEALTHY, "demo.dead: it does not answer")
+
+
+def test_a_stream_that_nobody_reads_any_more_holds_up_nothing(monitor: Monitor, hosting: Hosting) -> None:
+    for _ in range(3):
+        with watch_health(hosting.path) as kubelet:
+            assert names(kubelet.next()) == ["d-0"]
+    assert monitor.driver == DRIVER
+    monitor.tell([fault("d-0")])
+    assert monitor.wait_told([fault("d-0")], PATIENCE_S)

@@ -1,0 +1,126 @@
+"""What the kubelet asks a driver before it uses it, and what it tells it."""
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import grpc
+import pytest
+from wire.plugin import REGISTRATION, Kubelet
+
+from agent.serve.registration import SUPPORTED, Registration
+from agent.serve.rpc.server import Server
+from agent.serve.rpc.thread import IoThread
+from agent.serve.sockets import UnixListener
+
+DRIVER = "gpu.example.com"
+ENDPOINT = "/var/lib/kubelet/plugins/gpu.example.com/dra.sock"
+
+
+class Registrar:
+    """A registration socket of its own, and what it was told."""
+
+    def __init__(self, path: Path) -> None:
+        self.statuses: list[tuple[bool, str]] = []
+        self.raises: Exception | None = None
+        self._listener = UnixListener(path)
+        self._thread = IoThread(self._run, on_failure=lambda error: None)
+        self._thread.start()
+
+    def stop(self) -> None:
+        assert self._thread.stop()
+
+    def _take(self, registered: bool, error: str) -> None:
+        self.statuses.append((registered, error))
+        if self.raises is not None:
+            raise self.raises
+
+    async def _run(self, ready: Callable[[], None]) -> None:
+        server = Server([Registration(DRIVER, ENDPOINT, self._take)])
+        await server.listen(self._listener.sock)
+        ready()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            await server.stop("end of the test")
+            self._listener.close()
+
+
+@pytest.fixture
+def registrar(tmp_path: Path) -> Iterator[Registrar]:
+    registrar = Registrar(tmp_path / "reg.sock")
+    yield registrar
+    registrar.stop()
+
+
+@pytest.fixture
+def kubelet(registrar: Registrar, tmp_path: Path) -> Iterator[Kubelet]:
+    with Kubelet(tmp_path / "reg.sock") as kubelet:
+        yield kubelet
+
+
+def test_the_newest_services_are_named_first(kubelet: Kubelet) -> None:
+    info = kubelet.get_info()
+    assert (info.type, info.name, info.endpoint) == ("DRAPlugin", DRIVER, ENDPOINT)
+    assert list(info.supported_versions) == [
+        "v1.DRAPlugin",
+        "v1beta1.DRAPlugin",
+        "v1.DRAResourceHealth",
+        "v1alpha1.DRAResourceHealth",
+    ]
+    assert tuple(info.supported_versions) == SUPPORTED
+
+
+def test_it_may_be_asked_any_number_of_times(kubelet: Kubelet) -> None:
+    assert {kubelet.get_info().SerializeToString() for _ in range(10)} == {
+        kubelet.get_info().SerializeToString()
+    }
+
+
+def test_a_registration_that_failed_is_told_in_the_kubelets_words(
+    registrar: Registrar, kubelet: Kubelet, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "agent.serve.registration")
+    kubelet.notify(False, "name is taken")
+    kubelet.notify(True)
+    assert registrar.statuses == [(False, "name is taken"), (True, "")]
+    assert [(record.levelname, record.getMessage()) for record in caplog.records] == [
+        ("WARNING", f"{DRIVER}: the kubelet did not register the driver: name is taken"),
+        ("INFO", f"{DRIVER}: registered with the kubelet"),
+    ]
+    assert kubelet.get_info().name == DRIVER, "the kubelet comes again by itself"
+
+
+@pytest.mark.parametrize("kind", [ValueError, SystemExit, KeyboardInterrupt])
+def test_a_driver_that_stumbles_over_the_news_is_registered_all_the_same(
+    registrar: Registrar, kubelet: Kubelet, kind: type[BaseException], caplog: pytest.LogCaptureFixture
+) -> None:
+    registrar.raises = kind("the driver's own")
+    kubelet.notify(True)
+    assert registrar.statuses == [(True, "")]
+    assert [record.exc_info[0] for record in caplog.records if record.exc_info] == [kind]
+    assert kubelet.get_info().name == DRIVER
+
+
+@pytest.mark.parametrize(
+    ("data", "text"),
+    [
+        (b"\x12\x05ab", "RegistrationStatus.error: ends 3 bytes after the message's 4"),
+        (b"\x12\x02\xc3\x28", "RegistrationStatus.error: not UTF-8 at byte 0 of 2"),
+        (b"\x10\x05", "RegistrationStatus.error: wire type 0, should be 2"),
+        (b"\x0a\x01x", "RegistrationStatus.plugin_registered: wire type 2, should be 0"),
+    ],
+)
+def test_bytes_that_are_no_status_are_refused_with_their_place(
+    registrar: Registrar, kubelet: Kubelet, data: bytes, text: str
+) -> None:
+    with pytest.raises(grpc.RpcError) as raised:
+        kubelet.raw(f"{REGISTRATION}/NotifyRegistrationStatus", data)
+    assert (raised.value.code(), raised.value.details()) == (grpc.StatusCode.INTERNAL, text)
+    assert registrar.statuses == []
+
+
+def test_fields_of_a_newer_kubelet_are_kept_out_of_the_way(registrar: Registrar, kubelet: Kubelet) -> None:
+    kubelet.raw(f"{REGISTRATION}/NotifyRegistrationStatus", b"\x7a\x01x\x08\x01\x78\x05")
+    assert registrar.statuses == [(True, "")]

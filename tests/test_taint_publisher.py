@@ -1,0 +1,417 @@
+"""Taints on their way to a driver: how often it is called, with what, and what happens when it fails."""
+
+import logging
+import threading
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from itertools import pairwise
+from pathlib import Path
+from typing import Final
+
+import pytest
+import trio
+from trio.testing import MockClock
+
+from agent.embed.taints import (
+    BETWEEN_S,
+    CALL_S,
+    RETRY_MAX_S,
+    TOGETHER_S,
+    Callback,
+    TaintPublisher,
+    as_objects,
+)
+from agent.errors import ConfigError
+from agent.health.machine import HEALTH
+from agent.model.claim import DeviceRef
+from agent.model.health import Blame, Cause, DeviceHealth, Severity
+from agent.model.report import Report
+from agent.model.taint import Effect, Taint, Taints
+from agent.model.time import NS, Instant
+from agent.store.taints import load, save
+
+DRIVER: Final = "gpu.example.com"
+GPU: Final = DeviceRef(DRIVER, "node-1", "gpu-0")
+BOOT_S: Final = 1_790_000_000
+NEVER: Final = Instant(0, 0.0)
+XID: Final = Taint(f"{DRIVER}/xid", "79", Effect.NO_SCHEDULE, BOOT_S)
+XID_OF_BEFORE: Final = XID._replace(added_wall_s=BOOT_S - 86_400)
+
+
+def clock() -> Instant:
+    return Instant(round(trio.current_time() * NS), BOOT_S + trio.current_time())
+
+
+def report(*codes: str, starting: bool = False) -> Report:
+    """Of one device that is Unhealthy by these."""
+    causes = tuple(Cause(code, Severity.UNHEALTHY, Blame.HARDWARE, "", "", NEVER) for code in codes)
+    worst = Severity.UNHEALTHY if codes else Severity.OK
+    device = DeviceHealth(
+        GPU.pool, GPU.device, "gpu", HEALTH[worst], worst, "", NEVER, NEVER, 30, causes, driver=DRIVER
+    )
+    return Report("node-1", NEVER, (device,), declaring=(DRIVER,), starting=starting)
+
+
+def publisher(
+    callback: Callback | None, *, path: Path | None = None, jitter: Callable[[], float] = lambda: 1.0
+) -> TaintPublisher:
+    return TaintPublisher(callback, driver=DRIVER, path=path, clock=clock, jitter=jitter)
+
+
+@asynccontextmanager
+async def running(one: TaintPublisher) -> AsyncIterator[TaintPublisher]:
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(one.run)
+        yield one
+        nursery.cancel_scope.cancel()
+
+
+def keys(taints: Taints) -> list[str]:
+    return [taint.key.removeprefix(f"{DRIVER}/") for taint in taints.devices.get(GPU, ())]
+
+
+class Driver:
+    """A driver's callback: what it was called with and when, and what it does."""
+
+    def __init__(self, *answers: Callable[[], Awaitable[object]]) -> None:
+        self.calls: list[tuple[float, list[str]]] = []
+        self._answers = list(answers)
+
+    async def publish(self, taints: Taints) -> None:
+        self.calls.append((trio.current_time(), keys(taints)))
+        if self._answers:
+            await self._answers.pop(0)()
+
+
+def failing(text: str) -> Callable[[], Awaitable[object]]:
+    async def answer() -> None:
+        raise RuntimeError(text)
+
+    return answer
+
+
+async def until(claim: Callable[[], object]) -> None:
+    """Lets the clock jump until it is true; threads take no part in the clock."""
+    while not claim():  # noqa: ASYNC110
+        await trio.sleep(1)
+
+
+# --- when it is called -------------------------------------------------------------------------------------
+
+
+async def test_the_first_call_comes_though_nothing_is_tainted(autojump_clock: MockClock) -> None:
+    driver = Driver()
+    async with running(publisher(driver.publish)) as one:
+        one.take(report(), clock())
+        await trio.sleep(1000)
+    assert driver.calls == [(TOGETHER_S, [])]
+
+
+async def test_nobody_is_called_before_there_is_a_picture(autojump_clock: MockClock) -> None:
+    driver = Driver()
+    async with running(publisher(driver.publish)) as one:
+        one.take(report("gpu.xid.79", starting=True), clock())
+        await trio.sleep(1000)
+    assert driver.calls == []
+
+
+async def test_what_changes_together_is_published_together(autojump_clock: MockClock) -> None:
+    driver = Driver()
+    async with running(publisher(driver.publish)) as one:
+        for codes in (["a"], ["a", "b"], ["a", "b", "c"]):
+            one.take(report(*codes), clock())
+            await trio.sleep(TOGETHER_S / 4)
+        await trio.sleep(1000)
+    assert driver.calls == [(TOGETHER_S, ["a", "b", "c"])]
+
+
+async def test_calls_are_five_seconds_apart_and_the_last_one_has_the_last_word(
+    autojump_clock: MockClock,
+) -> None:
+    driver = Driver()
+    async with running(publisher(driver.publish)) as one:
+        for number in range(100):
+            one.take(report(*(f"c{seen:02}" for seen in range(number % 10 + 1))), clock())
+            await trio.sleep(0.25)
+        await trio.sleep(1000)
+    times = [at for at, _ in driver.calls]
+    assert times[0] == TOGETHER_S
+    assert all(later - sooner >= BETWEEN_S for sooner, later in pairwise(times))
+    assert driver.calls[1][1] == [f"c{number:02}" for number in range(10)]
+    # all go after their quiet time but the last report's
+    assert driver.calls[-1][1] == [f"c{number:02}" for number in range(10)]
+    assert keys(one.taints) == driver.calls[-1][1]
+
+
+async def test_who_was_told_is_not_told_again(autojump_clock: MockClock) -> None:
+    driver = Driver()
+    async with running(publisher(driver.publish)) as one:
+        for _ in range(100):
+            one.take(report("gpu.xid.79"), clock())
+            await trio.sleep(10)
+    assert driver.calls == [(TOGETHER_S, ["xid"])]
+
+
+async def test_a_quiet_time_ends_though_nothing_is_reported(autojump_clock: MockClock) -> None:
+    driver = Driver()
+    async with running(publisher(driver.publish)) as one:
+        one.take(report("gpu.xid.79"), clock())
+        await trio.sleep(10)
+        one.take(report(), clock())
+        await trio.sleep(1000)
+    assert driver.calls == [(TOGETHER_S, ["xid"]), (70 + TOGETHER_S, [])]
+
+
+async def test_without_a_callback_they_are_there_to_be_looked_at(autojump_clock: MockClock) -> None:
+    async with running(publisher(None)) as one:
+        one.take(report("gpu.xid.79"), clock())
+        assert one.taints == Taints({GPU: (XID,)})
+        one.take(report(), clock())
+        await trio.sleep(61)
+        assert one.taints == Taints({GPU: ()})
+
+
+# --- who is called -----------------------------------------------------------------------------------------
+
+
+async def test_a_plain_function_is_called_in_a_thread(autojump_clock: MockClock) -> None:
+    calls: list[tuple[threading.Thread, Taints]] = []
+    async with running(publisher(lambda taints: calls.append((threading.current_thread(), taints)))) as one:
+        one.take(report("gpu.xid.79"), clock())
+        await until(lambda: calls)
+    [(thread, taints)] = calls
+    assert thread is not threading.current_thread()
+    assert taints == one.taints
+
+
+async def test_what_a_plain_function_leaves_to_be_awaited_is_awaited(autojump_clock: MockClock) -> None:
+    driver = Driver()
+    async with running(publisher(lambda taints: driver.publish(taints))) as one:
+        one.take(report("gpu.xid.79"), clock())
+        await until(lambda: driver.calls)
+
+
+# --- when it fails -----------------------------------------------------------------------------------------
+
+
+async def test_who_fails_is_asked_again_ever_later_with_the_newest(
+    autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    driver = Driver(*[failing("no API server")] * 9)
+    async with running(publisher(driver.publish)) as one:
+        one.take(report("a"), clock())
+        await trio.sleep(30)
+        one.take(report("a", "b"), clock())
+        await trio.sleep(1000)
+    times = [at for at, _ in driver.calls]
+    pauses = [later - sooner - TOGETHER_S for sooner, later in pairwise(times)]
+    assert pauses == [1, 2, 4, 8, 16, 32, RETRY_MAX_S, RETRY_MAX_S, RETRY_MAX_S]
+    assert [named for at, named in driver.calls] == [["a"]] * 5 + [["a", "b"]] * 5
+    assert [record.levelno for record in caplog.records if record.name == "agent.embed.taints"] == [
+        logging.WARNING  # once, since it is always the same
+    ]
+    assert "driver gpu.example.com did not take its taints, and is asked again: RuntimeError: no API" in (
+        caplog.text
+    )
+
+
+async def test_the_first_failure_after_a_success_is_a_first_one(autojump_clock: MockClock) -> None:
+    fail = failing("no")
+    driver = Driver(fail, fail, fail, trio.lowlevel.checkpoint, fail)
+    async with running(publisher(driver.publish)) as one:
+        one.take(report(), clock())
+        await trio.sleep(100)
+        one.take(report("a"), clock())
+        await trio.sleep(100)
+    assert [at for at, _ in driver.calls] == [1, 3, 6, 11, 101, 103]
+
+
+async def test_another_failure_is_told_of(
+    autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "agent.embed.taints")
+    driver = Driver(failing("one"), failing("two"), failing("two"), failing("one"))
+    async with running(publisher(driver.publish)) as one:
+        one.take(report(), clock())
+        await trio.sleep(1000)
+    assert [record.getMessage().rpartition(": ")[2] for record in caplog.records] == [
+        "one", "two", "one", "driver gpu.example.com takes its taints again",
+    ]  # fmt: skip
+
+
+async def test_no_jitter_makes_a_call_sooner_than_what_goes_together(autojump_clock: MockClock) -> None:
+    driver = Driver(*[failing("no")] * 3)
+    async with running(publisher(driver.publish, jitter=lambda: 0.0)) as one:
+        one.take(report(), clock())
+        await trio.sleep(1000)
+    assert [at for at, _ in driver.calls] == [1, 2, 3, 4]
+
+
+async def test_who_failed_is_asked_again_though_all_is_as_it_had_taken_it(
+    autojump_clock: MockClock,
+) -> None:
+    driver = Driver(trio.lowlevel.checkpoint, *[failing("half done")] * 6)
+    async with running(publisher(driver.publish)) as one:
+        one.take(report(), clock())
+        await trio.sleep(10)
+        one.take(report("a"), clock())
+        one.take(report(), clock())
+        await trio.sleep(1000)
+    assert [named for _, named in driver.calls] == [[], *[["a"]] * 6, []]
+
+
+@pytest.mark.parametrize("error", [SystemExit(3), KeyboardInterrupt(), ValueError("no")])
+async def test_nothing_that_a_plain_callback_raises_ends_us(
+    error: BaseException, autojump_clock: MockClock
+) -> None:
+    errors = [error]
+    taken: list[Taints] = []
+
+    def callback(taints: Taints) -> None:
+        if errors:
+            raise errors.pop()
+        taken.append(taints)
+
+    async with running(publisher(callback)) as one:
+        one.take(report("gpu.xid.79"), clock())
+        await until(lambda: taken)
+    assert taken == [Taints({GPU: (XID,)})]
+
+
+async def test_an_async_callback_that_hangs_is_cancelled_and_asked_again(
+    autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    driver = Driver(trio.sleep_forever)
+    async with running(publisher(driver.publish)) as one:
+        one.take(report("a"), clock())
+        await trio.sleep(10)
+        one.take(report("a", "b"), clock())
+        await trio.sleep(1000)
+    again_s = TOGETHER_S + CALL_S + 1 + TOGETHER_S
+    assert driver.calls == [(TOGETHER_S, ["a"]), (again_s, ["a", "b"])]
+    assert "is asked again: TimeoutError: no answer within 60 s" in caplog.text
+
+
+async def test_a_plain_callback_that_hangs_is_told_of_and_not_called_a_second_time(
+    autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    go_on = threading.Event()
+    calls: list[list[str]] = []
+
+    def callback(taints: Taints) -> None:
+        calls.append(keys(taints))
+        go_on.wait(30)
+
+    async with running(publisher(callback)) as one:
+        one.take(report("a"), clock())
+        await until(lambda: caplog.records and calls)  # the clock does not wait for a thread to begin
+        for number in range(5):
+            one.take(report("a", f"b{number}"), clock())
+            await trio.sleep(1000)
+        assert calls == [["a"]]
+        assert [record.getMessage() for record in caplog.records] == [
+            "driver gpu.example.com has not taken its taints within 60 s; waiting for it"
+        ]
+        assert keys(one.taints) == ["a", "b4"]
+        go_on.set()
+        await until(lambda: len(calls) == 2)
+    assert calls[1] == ["a", "b4"]
+
+
+async def test_a_plain_callback_that_hangs_holds_up_no_end(autojump_clock: MockClock) -> None:
+    called, go_on = threading.Event(), threading.Event()
+
+    def callback(taints: Taints) -> None:
+        called.set()
+        go_on.wait(30)
+
+    async with running(publisher(callback)) as one:
+        one.take(report("a"), clock())
+        await until(called.is_set)
+    assert not go_on.is_set()
+    go_on.set()
+
+
+# --- over a restart ----------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "state" / "taints.json"
+
+
+async def test_what_is_published_is_kept(path: Path, autojump_clock: MockClock) -> None:
+    async with running(publisher(None, path=path)) as one:
+        one.take(report("gpu.xid.79"), clock())
+        await until(lambda: load(path).taints == Taints({GPU: (XID,)}))
+        one.take(report(), clock())
+        await until(lambda: load(path).taints == Taints())
+
+
+async def test_a_restart_keeps_when_taints_were_added(path: Path, autojump_clock: MockClock) -> None:
+    save(path, Taints({GPU: (XID_OF_BEFORE,)}))
+    taken: list[Taints] = []
+
+    async def callback(taints: Taints) -> None:
+        taken.append(taints)
+
+    async with running(publisher(callback, path=path)) as one:
+        assert one.taints == Taints({GPU: (XID_OF_BEFORE,)})
+        one.take(report("gpu.xid.79"), clock())
+        await trio.sleep(1000)
+    assert taken == [Taints({GPU: (XID_OF_BEFORE,)})]
+
+
+async def test_taints_of_an_earlier_life_whose_cause_is_gone_go(
+    path: Path, autojump_clock: MockClock
+) -> None:
+    save(path, Taints({GPU: (XID_OF_BEFORE,)}))
+    driver = Driver()
+    async with running(publisher(driver.publish, path=path)) as one:
+        one.take(report(), clock())
+        await trio.sleep(1000)
+    assert driver.calls == [(TOGETHER_S, ["xid"]), (60 + TOGETHER_S, [])]
+
+
+async def test_a_disk_that_does_not_take_it_is_told_of_once_and_asked_again(
+    path: Path, autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    driver = Driver()
+    async with running(publisher(driver.publish, path=path)) as one:
+        path.parent.write_text("in the way")
+        for codes in (["a"], ["a", "b"]) * 5:
+            one.take(report(*codes), clock())
+            await trio.sleep(100)
+        await until(lambda: caplog.records)
+        assert driver.calls, "nor does it hold up the driver"
+        path.parent.unlink()
+        await until(lambda: load(path).taints == one.taints)
+    assert len(caplog.records) == 1
+    assert f"{path}: " in caplog.text
+
+
+def test_a_file_that_cannot_be_used_is_told_of(path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path.parent.mkdir()
+    path.write_text("{")
+    assert publisher(None, path=path).taints == Taints()
+    assert "set aside as taints.json.corrupt-1; taints count as published anew" in caplog.text
+
+
+# --- values ------------------------------------------------------------------------------------------------
+
+
+def test_a_driver_whose_name_begins_no_label_is_refused() -> None:
+    with pytest.raises(ConfigError, match="driver: 'GPU' is no DNS subdomain"):
+        TaintPublisher(None, driver="GPU", clock=clock)
+
+
+def test_taints_are_written_as_a_resource_slice_has_them() -> None:
+    assert as_objects((XID, XID._replace(value="", effect=Effect.NONE))) == [
+        {
+            "key": "gpu.example.com/xid",
+            "value": "79",
+            "effect": "NoSchedule",
+            "timeAdded": "2026-09-21T14:13:20Z",
+        },
+        {"key": "gpu.example.com/xid", "effect": "None", "timeAdded": "2026-09-21T14:13:20Z"},
+    ]
