@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from agent.errors import ConfigError, PermissionDenied
+from agent.locks import is_file, unlock
 
 log = logging.getLogger(__name__)
 
@@ -67,7 +68,7 @@ class Instances:
         Raises:
             OSError: the directory cannot be read, or our file not be made again.
         """
-        if not _is_file(self._fd, self._path):
+        if not is_file(self._fd, self._path):
             os.close(self._hold_again())
         others = frozenset(name for name in os.listdir(self._directory) if self._lives(name))
         gone, self._others = self._others - others, others
@@ -78,11 +79,9 @@ class Instances:
     def leave(self) -> None:
         """Removes the file and lets go of it, as a process that is killed does without removing it."""
         with suppress(OSError):
-            if _is_file(self._fd, self._path):
+            if is_file(self._fd, self._path):
                 self._path.unlink()
-        with suppress(OSError):
-            fcntl.flock(self._fd, fcntl.LOCK_UN)  # of a child that was forked, too
-        os.close(self._fd)
+        unlock(self._fd)
 
     def _hold(self) -> int:
         """Makes and locks the file; returns its descriptor."""
@@ -90,7 +89,7 @@ class Instances:
             fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o640)
             try:
                 fcntl.flock(fd, fcntl.LOCK_EX)  # at most for as long as somebody else's look at it takes
-                if _is_file(fd, self._path):  # else that look took it for a dead one's
+                if is_file(fd, self._path):  # else that look took it for a dead one's
                     os.pwrite(fd, json.dumps({"pid": os.getpid(), "podUid": self._pod_uid}).encode(), 0)
                     return fd
             except BaseException:
@@ -128,15 +127,6 @@ class Instances:
             return False
         finally:
             os.close(fd)
-
-
-def _is_file(fd: int, path: Path) -> bool:
-    """Whether that descriptor is still of the file at that path."""
-    try:
-        found = os.lstat(path)
-    except FileNotFoundError:
-        return False
-    return os.path.samestat(found, os.fstat(fd))
 
 
 def _owner(fd: int) -> str:

@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
+from agent.locks import unlock
 from agent.prepare.errors import TransientError
 
 FILE: Final = "serialize.lock"
@@ -52,8 +53,7 @@ class Serial:
             try:
                 yield
             finally:
-                fcntl.flock(fd, fcntl.LOCK_UN)  # a child that was forked meanwhile has it, too
-                os.close(fd)
+                unlock(fd)
         finally:
             self._leave()
 

@@ -15,6 +15,7 @@ from typing import Annotated, Final, TypeVar, get_type_hints
 import msgspec
 
 from agent.errors import DrahealthError
+from agent.locks import is_file, unlock
 
 ASIDE_MAX: Final = 5
 """Files of one kind that are set aside; the oldest makes room."""
@@ -192,29 +193,11 @@ def _alone(path: Path) -> Iterator[int]:
         fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         try:
             fcntl.flock(fd, fcntl.LOCK_EX)
-            if _is_file(fd, path):  # else whoever had it before has finished it
+            if is_file(fd, path):  # else whoever had it before has finished it
                 yield fd
                 return
         finally:
             unlock(fd)
-
-
-def _is_file(fd: int, path: Path) -> bool:
-    """Whether a descriptor is of the file at that path."""
-    try:
-        found = os.lstat(path)
-    except FileNotFoundError:
-        return False
-    return os.path.samestat(found, os.fstat(fd))
-
-
-def unlock(fd: int) -> None:
-    """Lets go of a lock, and closes its file. A child that was forked meanwhile has the same lock, and would
-    keep it for as long as it lives.
-    """
-    with suppress(OSError):
-        fcntl.flock(fd, fcntl.LOCK_UN)
-    os.close(fd)
 
 
 def _sync_directory(directory: Path) -> None:

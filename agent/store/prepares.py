@@ -14,6 +14,7 @@ from typing import Annotated, Any, Final, Literal, NamedTuple
 import msgspec
 from msgspec import Meta
 
+from agent.locks import unlock
 from agent.model.claim import ClaimRef, DeviceRef
 from agent.model.health import Health
 from agent.model.prepare import ErrorClass, Outcome, PrepareVerdict, Remedy, Scope, ToldFault
@@ -289,4 +290,4 @@ def _locked(path: Path) -> Iterator[None]:
         fcntl.flock(fd, fcntl.LOCK_EX)
         yield
     finally:
-        files.unlock(fd)
+        unlock(fd)
