@@ -64,6 +64,21 @@ def verdict(
     )
 
 
+def with_causes(
+    look: Look, before: Before, device: Device, found: DeviceHealth, causes: Iterable[Cause]
+) -> DeviceHealth:
+    """A verdict with more causes than it had.
+
+    Args:
+        found: The verdict.
+        causes: All of them, its own too; of those that are as severe, the first are told first.
+    """
+    worst_first = sorted(causes, key=lambda cause: -cause.severity)
+    severity = max([found.severity, *(cause.severity for cause in worst_first)])
+    lease_s = found.timeout_s - before.nudge_s
+    return verdict(look, before, device, severity, worst_first, found.verified, lease_s, found.attributes)
+
+
 def _since(
     before: Before,
     last: DeviceHealth | None,

@@ -10,6 +10,7 @@ from collections.abc import Collection, Iterable, Iterator
 from dataclasses import replace
 from typing import Final, NamedTuple
 
+from agent.health.machine import HEALTH
 from agent.health.message import message
 from agent.model.claim import ClaimRef, DeviceRef
 from agent.model.health import DeviceHealth, Health, Severity
@@ -21,8 +22,6 @@ EXCUSED_KEPT_S: Final = 3600.0
 """Within this time whoever watches the device learns that it is excused [s]."""
 TOLD_MAX: Final = 256
 """Faults that are kept; the oldest goes, those that are excused before all."""
-
-_HEALTH: Final = {Severity.UNHEALTHY: Health.UNHEALTHY, Severity.UNKNOWN: Health.UNKNOWN}
 
 
 class Told(NamedTuple):
@@ -134,8 +133,7 @@ def apart_from(faults: Iterable[ToldFault], device: DeviceHealth) -> DeviceHealt
     if len(rest) == len(device.causes):
         return device
     worst = max((cause.severity for cause in rest), default=Severity.OK)
-    health = _HEALTH.get(worst, Health.HEALTHY)
-    return replace(device, health=health, severity=worst, causes=rest, message=message(rest))
+    return replace(device, health=HEALTH[worst], severity=worst, causes=rest, message=message(rest))
 
 
 def _key(fault: ToldFault) -> tuple[DeviceRef, str]:

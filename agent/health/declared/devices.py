@@ -21,7 +21,7 @@ from agent.health.host.catalogue import DECLARED_RULES
 from agent.health.host.devices import judged_verdict, unread
 from agent.health.host.views import Memory, view_declared
 from agent.health.look import Look, row_among
-from agent.health.verdict import Before, lease_of, verdict, verified_by
+from agent.health.verdict import Before, lease_of, verdict, verified_by, with_causes
 from agent.model.declared import Declared, DeclaredGpu
 from agent.model.health import Blame, Cause, DeviceHealth, Note, Severity
 from agent.model.snapshot import Snapshot
@@ -137,11 +137,13 @@ def _with_checks(
     more = judge_checks(look, device.subject, checks.get(device.subject, ()))
     if not sources:
         return found
-    causes = sorted([*found.causes, *more], key=lambda cause: -cause.severity)
-    severity = max([found.severity, *(cause.severity for cause in more)])
+    checked = with_causes(look, before, device, found, [*found.causes, *more])
     verified = min(found.verified, verified_by(sources, look.now))
-    lease_s = max(found.timeout_s - before.nudge_s, lease_of(look, sources))
-    return verdict(look, before, device, severity, causes, verified, lease_s, found.attributes)
+    return replace(
+        checked,
+        verified=verified,
+        timeout_s=max(checked.timeout_s, lease_of(look, sources) + before.nudge_s),
+    )
 
 
 def declared_notes(past: DeclaredPast) -> Iterator[Note]:
@@ -170,18 +172,7 @@ def _gpu_verdict(
     own = look.causes(device.subject, partial(row_among, DECLARED_GPU_RULES))
     if found is None:
         return judged_verdict(look, before, device, DECLARED_GPU_RULES) if own else None
-    causes = sorted([*own, *found.causes], key=lambda cause: -cause.severity)
-    severity = max(found.severity, causes[0].severity) if causes else found.severity
-    return verdict(
-        look,
-        before,
-        device,
-        severity,
-        causes,
-        found.verified,
-        found.timeout_s - before.nudge_s,
-        found.attributes,
-    )
+    return with_causes(look, before, device, found, [*own, *found.causes])
 
 
 def _is_unseen(look: Look, before: Before, past: DeclaredPast, device: Device, checks: Samples) -> bool:

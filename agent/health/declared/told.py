@@ -13,7 +13,7 @@ from agent.devices.inventory import Device
 from agent.health.catalogue import Row
 from agent.health.declared.checks import UNCHECKED, tracked_as
 from agent.health.look import Look, Subject
-from agent.health.verdict import Before, verdict
+from agent.health.verdict import Before, with_causes
 from agent.model.health import Blame, Cause, DeviceHealth, Health, Severity
 from agent.model.prepare import ToldFault
 from agent.model.time import NS, Instant
@@ -98,20 +98,7 @@ def with_told(
             look.due_ns.append(look.now.mono_ns + LOOK_AGAIN_NS)
         known = {cause.code: cause.severity for cause in health.causes}
         news = [one for one in causes.values() if known.get(one.code, Severity.OK) < one.severity]
-        merged = sorted([*health.causes, *news], key=lambda cause: -cause.severity)
-        yield (
-            device,
-            verdict(
-                look,
-                before,
-                device,
-                max(health.severity, merged[0].severity),
-                merged,
-                health.verified,
-                health.timeout_s - before.nudge_s,
-                health.attributes,
-            ),
-        )
+        yield device, with_causes(look, before, device, health, [*health.causes, *news])
 
 
 def _cause(told: Told) -> Cause:
