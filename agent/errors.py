@@ -42,6 +42,13 @@ class PermissionDenied(DrahealthError):
     """The system's: the user who runs this may not read or write what is needed."""
 
 
+def root_of(error: BaseException) -> BaseException:
+    """The only exception in groups of one: what a task raises, Trio puts into one."""
+    while isinstance(error, BaseExceptionGroup) and len(error.exceptions) == 1:
+        error = error.exceptions[0]
+    return error
+
+
 def suggestion(word: str, known: Iterable[str]) -> str:
     """What ``word`` was probably meant to be, as the end of a sentence; empty if nothing is near."""
     near = get_close_matches(word, known, n=1)

@@ -14,7 +14,7 @@ from typing import Final, NoReturn
 from agent.cli import checks, classify, prepares, run, scan, status, watch
 from agent.cli.exits import EXIT_OF_ERROR, INTERNAL
 from agent.cli.verb import Verb
-from agent.errors import UsageError, suggestion
+from agent.errors import UsageError, root_of, suggestion
 from agent.version import VERSION
 
 VERBS: Final = (run.VERB, scan.VERB, watch.VERB, status.VERB, prepares.VERB, classify.VERB, checks.VERB)
@@ -93,9 +93,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def explain(error: BaseException) -> int:
     """Says on standard error what went wrong, and returns the exit code for it."""
-    culprit = error
-    while isinstance(culprit, BaseExceptionGroup) and len(culprit.exceptions) == 1:
-        culprit = culprit.exceptions[0]
+    culprit = root_of(error)
     if isinstance(culprit, BrokenPipeError):
         # Whoever read us has seen enough. The interpreter's own flush at exit must not stumble over it.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

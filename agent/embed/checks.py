@@ -14,8 +14,7 @@ from typing import Any, Final, NamedTuple
 
 from agent.config_values import number_within, read_count, seconds_within
 from agent.embed.devices import Device
-from agent.embed.thread import root_of
-from agent.errors import ConfigError
+from agent.errors import ConfigError, root_of
 from agent.model.health import Finding, Severity
 from agent.prepare.masks import mask, shorten, text_of
 

@@ -7,6 +7,8 @@ from contextlib import suppress
 
 import trio
 
+from agent.errors import root_of
+
 log = logging.getLogger(__name__)
 
 Task = Callable[[], Awaitable[None]]
@@ -90,10 +92,3 @@ class TrioThread:
                 nursery.start_soon(task)
             await stop.wait()
             nursery.cancel_scope.cancel()
-
-
-def root_of(error: BaseException) -> BaseException:
-    """The only exception in groups of one."""
-    while isinstance(error, BaseExceptionGroup) and len(error.exceptions) == 1:
-        error = error.exceptions[0]
-    return error
