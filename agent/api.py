@@ -9,8 +9,9 @@ from agent.devices.taints import TaintPolicy
 from agent.embed.checks import degraded, unhealthy, unknown
 from agent.embed.devices import Cpus, Device, Gpu, Hugepages, Memory, Pci
 from agent.embed.monitor import Monitor
-from agent.embed.plugin import Driver, PluginServer, PreparedDevice
+from agent.embed.plugin import PluginServer
 from agent.embed.taints import as_objects
+from agent.embed.work import Driver
 from agent.errors import ConfigError, DrahealthError
 from agent.model.claim import Claim, ClaimConfig, ClaimDevice, ClaimRef, DeviceRef
 from agent.model.health import DeviceHealth, Finding, Health, Severity
@@ -31,6 +32,7 @@ from agent.prepare.errors import (
 from agent.prepare.parameters import Parameters, configs_for, decode_parameters
 from agent.prepare.patterns import Pattern
 from agent.prepare.wire import WireMode
+from agent.serve.prepared import PreparedDevice
 from agent.store.cdi import CdiDevice, CdiMount, CdiNode, remove_spec, write_spec
 
 __all__ = [

@@ -31,13 +31,14 @@ from agent.embed.checks import degraded
 from agent.embed.devices import Device
 from agent.embed.host import Host
 from agent.embed.monitor import Monitor
-from agent.embed.plugin import PluginServer, PreparedDevice
+from agent.embed.plugin import PluginServer
 from agent.errors import ConfigError
 from agent.model.claim import Claim, ClaimDevice, ClaimRef
 from agent.model.health import Health
 from agent.model.report import Report
 from agent.prepare.decorator import classified
 from agent.prepare.errors import BadConfig, FailedDevice, TransientError
+from agent.serve.prepared import PreparedDevice
 from agent.serve.rpc.latest import Latest
 from agent.serve.serial import FILE
 
