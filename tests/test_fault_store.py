@@ -3,7 +3,6 @@
 import errno
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -13,6 +12,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from small_disk import run_on_small_disk
 
 from agent.model.faults import Cure, FaultMemory, KeptFault, KnownGpu
 from agent.model.gpu import WHOLE_GPU
@@ -280,25 +280,8 @@ assert load(path) == (MEMORY, "")
 
 
 def test_a_full_disk_and_a_read_only_one_are_named_and_the_old_file_stays(tmp_path):
-    """On a file system of 128 KiB of its own."""
-    mount = f"mount -t tmpfs -o size=128k none {tmp_path}"
-    unshare = shutil.which("unshare")
-    if os.geteuid() != 0 or unshare is None:
-        pytest.skip("mounting a file system needs root and unshare(1)")
-    allowed = subprocess.run([unshare, "-m", "sh", "-c", mount], capture_output=True, check=False)
-    if allowed.returncode:
-        pytest.skip(f"may not mount a file system here: {allowed.stderr.decode().strip()}")
     program = FULL_DISK.format(tests=str(Path(__file__).parent), directory=str(tmp_path))
-    script = f'{mount} && exec "$0" -c "$1"'
-    done = subprocess.run(
-        [unshare, "-m", "sh", "-c", script, sys.executable, program],
-        cwd=Path(__file__).parent.parent,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    full, read_only = done.stdout.splitlines()
+    full, read_only = run_on_small_disk(program, tmp_path)
     assert full.endswith("bytes could not be kept: No space left on device")
     assert read_only.endswith("bytes could not be kept: Read-only file system")
 

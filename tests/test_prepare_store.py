@@ -3,7 +3,6 @@
 import errno
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -15,6 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from prepare_paper import DRIVER, NOW, claim, ref, verdict
+from small_disk import run_on_small_disk
 
 from agent.model.claim import ClaimRef, DeviceRef
 from agent.model.health import Health
@@ -354,25 +354,8 @@ assert load(directory, DRIVER) == (FULL, "")
 
 
 def test_a_full_disk_and_a_read_only_one_are_named_and_the_file_stays(tmp_path):
-    """On a file system of 128 KiB of its own."""
-    mount = f"mount -t tmpfs -o size=128k none {tmp_path}"
-    unshare = shutil.which("unshare")
-    if os.geteuid() != 0 or unshare is None:
-        pytest.skip("mounting a file system needs root and unshare(1)")
-    allowed = subprocess.run([unshare, "-m", "sh", "-c", mount], capture_output=True, check=False)
-    if allowed.returncode:
-        pytest.skip(f"may not mount a file system here: {allowed.stderr.decode().strip()}")
     program = FULL_DISK.format(tests=str(Path(__file__).parent), directory=str(tmp_path))
-    script = f'{mount} && exec "$0" -c "$1"'
-    done = subprocess.run(
-        [unshare, "-m", "sh", "-c", script, sys.executable, program],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    full, read_only = done.stdout.splitlines()
+    full, read_only = run_on_small_disk(program, tmp_path)
     assert full.endswith("could not be kept: No space left on device")
     assert read_only.endswith("could not be kept: Read-only file system")
 

@@ -4,8 +4,6 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from concurrent.futures import Future
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 
 from agent.model.claim import Claim, ClaimRef
 from agent.model.prepare import PrepareVerdict
@@ -20,6 +18,7 @@ from agent.serve.prepared import PreparedDevice
 from agent.serve.rpc.latest import Latest
 from agent.serve.rpc.thread import IoThread
 from agent.serve.runs import Kind
+from wire.serving import InThread
 
 DRIVER = "gpu.example.com"
 
@@ -86,8 +85,8 @@ class Claims:
         return self.refuses
 
 
-class Serving:
-    """A driver's sockets in a thread of their own; leaving ends it, and fails if it did."""
+class Serving(InThread):
+    """A driver's sockets."""
 
     def __init__(
         self,
@@ -99,7 +98,7 @@ class Serving:
         (kubelet_dir / "plugins_registry").mkdir(parents=True, exist_ok=True)
         self.claims = Claims()
         self.latest: Latest[Report] = Latest()
-        self.failures: list[BaseException] = []
+        self.failures = []
         self.paths: PluginPaths = plugin_paths(DRIVER, kubelet_dir=kubelet_dir, pod_uid=pod_uid)
         self.plugin = Plugin(
             self.latest,
@@ -110,15 +109,3 @@ class Serving:
             wire=wire,
         )
         self.thread = IoThread(self.plugin.run, on_failure=self.failures.append)
-
-    def __enter__(self) -> Self:
-        self.thread.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        ended = self.thread.stop(timeout_s=5)
-        if error is None:
-            assert self.failures == []
-            assert ended

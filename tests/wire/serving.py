@@ -51,16 +51,11 @@ def report(devices: Iterable[DeviceHealth] = (), *, second: int = 1) -> Report:
     return Report(node="node-a", at=at(second), devices=tuple(devices))
 
 
-class Serving:
-    """Servers in a thread of their own, of one driver or more; leaving stops them, and fails if they did."""
+class InThread:
+    """What is served in a thread of its own; leaving stops it, and fails if it did."""
 
-    def __init__(self, runtime_dir: Path, *more: str) -> None:
-        self.latest: Latest[Report] = Latest()
-        self.failures: list[BaseException] = []
-        drivers = [DRIVER, *more]
-        self.servers = Servers(self.latest, runtime_dir=runtime_dir, drivers=drivers, version="9.9.9")
-        self.health, *self.others, self.agent = self.servers.paths
-        self.thread = IoThread(self.servers.run, on_failure=self.failures.append)
+    thread: IoThread
+    failures: list[BaseException]
 
     def __enter__(self) -> Self:
         self.thread.start()
@@ -73,6 +68,18 @@ class Serving:
         if error is None:
             assert self.failures == []
             assert ended
+
+
+class Serving(InThread):
+    """Servers of one driver or more."""
+
+    def __init__(self, runtime_dir: Path, *more: str) -> None:
+        self.latest: Latest[Report] = Latest()
+        self.failures = []
+        drivers = [DRIVER, *more]
+        self.servers = Servers(self.latest, runtime_dir=runtime_dir, drivers=drivers, version="9.9.9")
+        self.health, *self.others, self.agent = self.servers.paths
+        self.thread = IoThread(self.servers.run, on_failure=self.failures.append)
 
     def publish(self, *devices: DeviceHealth) -> None:
         """Publishes a report of these devices."""

@@ -1,0 +1,30 @@
+"""A file system that is soon full, and a program that runs on it."""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+
+def run_on_small_disk(program: str, directory: Path) -> list[str]:
+    """Runs Python on a file system of 128 KiB of its own at the directory; returns the lines it printed."""
+    mount = f"mount -t tmpfs -o size=128k none {directory}"
+    unshare = shutil.which("unshare")
+    if os.geteuid() != 0 or unshare is None:
+        pytest.skip("mounting a file system needs root and unshare(1)")
+    allowed = subprocess.run([unshare, "-m", "sh", "-c", mount], capture_output=True, check=False)
+    if allowed.returncode:
+        pytest.skip(f"may not mount a file system here: {allowed.stderr.decode().strip()}")
+    script = f'{mount} && exec "$0" -c "$1"'
+    done = subprocess.run(
+        [unshare, "-m", "sh", "-c", script, sys.executable, program],
+        cwd=Path(__file__).parent.parent,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()
