@@ -6,11 +6,11 @@ has state of its own, handles signals, configures logging or touches an event lo
 
 from agent.config import Config, read_config
 from agent.devices.taints import TaintPolicy
+from agent.driver.taints import as_objects
 from agent.embed.checks import degraded, unhealthy, unknown
 from agent.embed.devices import Cpus, Device, Gpu, Hugepages, Memory, Pci
 from agent.embed.monitor import Monitor
 from agent.embed.plugin import PluginServer
-from agent.embed.taints import as_objects
 from agent.embed.work import Driver
 from agent.errors import ConfigError, DrahealthError
 from agent.model.claim import Claim, ClaimConfig, ClaimDevice, ClaimRef, DeviceRef

@@ -9,7 +9,7 @@ import pytest
 import trio
 from prepare_paper import PaperEngine, claim
 
-from agent.embed.desk import Desk
+from agent.driver.desk import Desk
 from agent.model.claim import Claim, ClaimRef
 from agent.model.prepare import ErrorClass
 from agent.prepare.decorator import classified

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from prepare_paper import DRIVER, NOW, PaperEngine, claim, health, ref
 
-from agent.embed.desk import Desk
+from agent.driver.desk import Desk
 from agent.model.claim import Claim
 from agent.model.health import Severity
 from agent.model.prepare import ErrorClass, PrepareVerdict, ToldFault

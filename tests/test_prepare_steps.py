@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prepare_paper import NOW, PaperEngine, claim
 
-from agent.embed.desk import Desk
+from agent.driver.desk import Desk
 from agent.model.claim import Claim
 from agent.model.prepare import ErrorClass, PrepareVerdict
 from agent.prepare.errors import BadConfig, FailedDevice, PrepareError, TransientError

@@ -12,7 +12,7 @@ import pytest
 import trio
 from trio.testing import MockClock
 
-from agent.embed.taints import (
+from agent.driver.taints import (
     BETWEEN_S,
     CALL_S,
     RETRY_MAX_S,
@@ -207,7 +207,7 @@ async def test_who_fails_is_asked_again_ever_later_with_the_newest(
     pauses = [later - sooner - TOGETHER_S for sooner, later in pairwise(times)]
     assert pauses == [1, 2, 4, 8, 16, 32, RETRY_MAX_S, RETRY_MAX_S, RETRY_MAX_S]
     assert [named for at, named in driver.calls] == [["a"]] * 5 + [["a", "b"]] * 5
-    assert [record.levelno for record in caplog.records if record.name == "agent.embed.taints"] == [
+    assert [record.levelno for record in caplog.records if record.name == "agent.driver.taints"] == [
         logging.WARNING  # once, since it is always the same
     ]
     assert "driver gpu.example.com did not take its taints, and is asked again: RuntimeError: no API" in (
@@ -229,7 +229,7 @@ async def test_the_first_failure_after_a_success_is_a_first_one(autojump_clock: 
 async def test_another_failure_is_told_of(
     autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
 ) -> None:
-    caplog.set_level(logging.INFO, "agent.embed.taints")
+    caplog.set_level(logging.INFO, "agent.driver.taints")
     driver = Driver(failing("one"), failing("two"), failing("two"), failing("one"))
     async with running(publisher(driver.publish)) as one:
         one.take(report(), clock())

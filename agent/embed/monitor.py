@@ -19,9 +19,10 @@ from agent.assembly import read_clocks
 from agent.config import Config
 from agent.config_values import check_driver
 from agent.devices.taints import TaintPolicy, domain_of
-from agent.embed.board import Board
+from agent.driver.board import Board
+from agent.driver.desk import Desk
+from agent.driver.taints import Callback
 from agent.embed.checks import Check, Function, name_of, patterns_of
-from agent.embed.desk import Desk
 from agent.embed.devices import Device
 from agent.embed.failed import failed_report
 from agent.embed.host import Host
@@ -29,7 +30,6 @@ from agent.embed.parts import STOP_LEAST_S, Parts
 from agent.embed.rounds import Rounds
 from agent.embed.service import STOPPED, SUPPORTED_SERVICES, codec, open_service
 from agent.embed.source import DriverSource
-from agent.embed.taints import Callback
 from agent.embed.thread import TrioThread
 from agent.errors import ConfigError
 from agent.model.claim import ClaimDevice, DeviceRef

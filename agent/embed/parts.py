@@ -13,9 +13,9 @@ from agent.assembly import NODE_STOP_S, open_node, settings_of
 from agent.config import Config
 from agent.core import Core, Timing
 from agent.devices.taints import TaintPolicy
-from agent.embed import dice
+from agent.driver import dice
+from agent.driver.taints import Callback, TaintPublisher
 from agent.embed.source import BareSource, DriverSource
-from agent.embed.taints import Callback, TaintPublisher
 from agent.embed.thread import Task
 from agent.health.faults.keeping import Restored, restore
 from agent.keeper import Keeper

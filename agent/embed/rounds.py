@@ -17,7 +17,7 @@ from typing import Final
 
 import trio
 
-from agent.embed import dice
+from agent.driver import dice
 from agent.embed.checks import Check, Seen, read_answer, read_error
 from agent.embed.devices import Device
 from agent.embed.source import CheckKey, DriverSource

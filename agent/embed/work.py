@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Protocol
 
-from agent.embed.desk import Desk
+from agent.driver.desk import Desk
 from agent.embed.host import ENDED, Host, call_in_thread
 from agent.embed.monitor import Monitor
 from agent.model.claim import Claim, ClaimDevice, ClaimRef

@@ -37,7 +37,7 @@ Step = Call | Pause | Work
 
 
 class Judge(Protocol):
-    """What a prepare needs to know and to have remembered: :class:`agent.embed.desk.Desk`."""
+    """What a prepare needs to know and to have remembered: :class:`agent.driver.desk.Desk`."""
 
     def recall(self, claim: Claim) -> PrepareError | None:
         """The answer, if the same question had one that still holds. Microseconds."""

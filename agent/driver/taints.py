@@ -14,7 +14,7 @@ from typing import Final, NamedTuple
 import trio
 
 from agent.devices.taints import TaintPolicy, decide, domain_of, restore
-from agent.embed import dice
+from agent.driver import dice
 from agent.model.report import Report
 from agent.model.taint import Taint, Taints
 from agent.model.time import NS, Instant, rfc3339

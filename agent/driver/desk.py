@@ -12,8 +12,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final, Protocol
 
-from agent.embed import dice
-from agent.embed.scribe import Scribe
+from agent.driver import dice
+from agent.driver.scribe import Scribe
 from agent.model.claim import Claim, ClaimDevice, ClaimRef, DeviceRef
 from agent.model.health import DeviceHealth, Health
 from agent.model.prepare import ErrorClass, Outcome, PrepareVerdict, ToldFault
