@@ -1,8 +1,8 @@
 """grpclib with its edges closed: what a hostile, broken or stuck peer can do to a connection.
 
-This is what both sides share; ``server.py`` and ``channel.py`` have the rest. Everything that needs
-grpclib's or h2's private parts is in these three. They were written against grpclib 0.4.9 and h2 4.4;
-the requirements pin the first and bound the second. Where grpclib fell short:
+This is what both sides share; ``server.py``, ``channel.py`` and ``bare_channel.py`` have the rest.
+Everything that needs grpclib's or h2's private parts is in these four. They were written against grpclib
+0.4.9 and h2 4.4; the requirements pin the first and bound the second. Where grpclib fell short:
 
 * a frame or event of a type that it does not know ended the connection (RFC 9113, 5.5: ignore it),
   and so did a header byte beyond ASCII;
@@ -37,7 +37,9 @@ REQUEST_LIMIT: Final = 64 << 10
 GRACE_S: Final = 0.2
 """How long a connection that is being closed may take to drain before it is aborted [s]."""
 
-UNREAD_LIMIT: Final = 2 << 20
+WRITE_LIMIT: Final = 1 << 20
+"""The most that is written without a look at what the peer has left unread [bytes]."""
+UNREAD_LIMIT: Final = 2 * WRITE_LIMIT
 """What a peer may leave unread in the write buffer [bytes]; twice what our own messages can fill."""
 
 
@@ -96,9 +98,12 @@ class Stream(protocol.Stream):
         await super().send_headers(_with_content_type(headers), end_stream=end_stream)
 
     async def send_data(self, data: bytes, end_stream: bool = False) -> None:
-        """Sends all of it: in one write where there is room, else as the peer makes room."""
-        if end_stream or not self.send_nowait(data):
-            await super().send_data(data, end_stream=end_stream)
+        """Sends all of it: in one write, if it is not too large and there is room, else as the peer reads."""
+        last = max(0, len(data) - 1) // WRITE_LIMIT * WRITE_LIMIT
+        for at in range(0, last + 1, WRITE_LIMIT):
+            piece, ends = data[at : at + WRITE_LIMIT], end_stream and at == last
+            if ends or not self.send_nowait(piece):
+                await super().send_data(piece, end_stream=ends)
 
     def send_nowait(self, data: bytes) -> bool:
         """Sends all of it if the peer's window and the write buffer have room, else nothing.
