@@ -33,8 +33,8 @@ HOST_PACE: Final = 6
 """The host is asked so much more rarely than what seldom changes of a GPU."""
 MACHINE_NS: Final = NS
 """Memory controllers are asked so often, and at each pass of the sampler if those are rarer..."""
-SLOW_NS: Final = 10 * NS
-"""...memory, pressure so often..."""
+SLOW_NS: Final = 5 * NS
+"""...memory, pressure so often: read again before every heartbeat, so that none of them goes without..."""
 RARE_NS: Final = 60 * NS
 """...and what is dear to read so often."""
 STOP_LEAST_S: Final = 0.05

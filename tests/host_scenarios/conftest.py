@@ -85,8 +85,8 @@ def paper(directory: Path, figures: Figures) -> Iterator[Paper]:
 
 @pytest.fixture(scope="package")
 def poisoned(paper: Paper) -> Cause:
-    """A page of the host on paper had a hardware error. It is looked for every ten seconds."""
-    signal = "a page with a hardware error (memory_failure); looked for every 10 s"
+    """A page of the host on paper had a hardware error. It is looked for every five seconds."""
+    signal = "a page with a hardware error (memory_failure); looked for every 5 s"
     cause = paper.stage.cause(signal, EMULATED)
     paper.host.sysfs.write("devices/system/node/node0/memory_failure/total", "1")
     return cause
