@@ -15,6 +15,7 @@ from typing import Any
 import grpc
 import grpclib.server
 import pytest
+from conform.frames import FrameServer
 from hpack import Encoder
 from wire import raw
 from wire.google import message_class
@@ -324,6 +325,13 @@ def test_who_does_not_speak_http2_is_an_error(
 ) -> None:
     with peer_that_says(tmp_path / "a.sock", reply, after=raw.PREFACE, hangs_up=True) as path:
         assert refusal(path, ask) == "closed the connection"
+
+
+@pytest.mark.parametrize("ask", [first, ask_status])
+def test_who_closes_the_connection_at_once_is_an_error(tmp_path: Path, ask: Callable[[Path], object]) -> None:
+    with FrameServer(tmp_path / "a.sock", lambda peer: None):
+        for _ in range(20):  # sometimes before it is used, sometimes while it is
+            assert refusal(tmp_path / "a.sock", ask) == "closed the connection"
 
 
 def response(*headers: tuple[str, str]) -> bytes:

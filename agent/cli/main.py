@@ -11,13 +11,22 @@ import traceback
 from collections.abc import Sequence
 from typing import Final, NoReturn
 
-from agent.cli import checks, classify, prepares, run, scan, status, watch
+from agent.cli import checks, classify, conform, prepares, run, scan, status, watch
 from agent.cli.exits import EXIT_OF_ERROR, INTERNAL
 from agent.cli.verb import Verb
 from agent.errors import UsageError, root_of, suggestion
 from agent.version import VERSION
 
-VERBS: Final = (run.VERB, scan.VERB, watch.VERB, status.VERB, prepares.VERB, classify.VERB, checks.VERB)
+VERBS: Final = (
+    run.VERB,
+    scan.VERB,
+    watch.VERB,
+    status.VERB,
+    prepares.VERB,
+    classify.VERB,
+    checks.VERB,
+    conform.VERB,
+)
 
 DESCRIPTION: Final = "Tells the truth about a node's devices: one verdict each, with its evidence."
 EXAMPLES: Final = (

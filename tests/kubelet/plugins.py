@@ -270,7 +270,7 @@ class Plugins:
 
 
 def check_driver(driver: str) -> None:
-    """A DNS subdomain of at most 63 characters, as kubelets after 1.37 will insist.
+    """A DNS subdomain in any case, of at most 63 characters, as kubelets after 1.37 will insist.
 
     Raises:
         ValueError: it is none.
@@ -279,7 +279,7 @@ def check_driver(driver: str) -> None:
         raise ValueError("invalid DRA driver name: Required value")
     if len(driver) > 63:
         raise ValueError(f"invalid DRA driver name: Too long: {len(driver)} bytes, may not be more than 63")
-    if not re.fullmatch(rf"{LABEL}(\.{LABEL})*", driver):
+    if not re.fullmatch(rf"{LABEL}(\.{LABEL})*", driver.lower()):
         raise ValueError(f"invalid DRA driver name {driver!r}: no lowercase RFC 1123 subdomain")
 
 

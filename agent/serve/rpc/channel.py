@@ -4,6 +4,7 @@ from typing import Final
 
 from grpclib import client, protocol
 from grpclib.const import Status
+from grpclib.exceptions import StreamTerminatedError
 
 from agent.serve.rpc.codec import Codec
 from agent.serve.rpc.hardened import Protocol, Stream, h2_config
@@ -30,6 +31,12 @@ class Channel(client.Channel):
     def __init__(self, path: str) -> None:
         super().__init__(path=path, codec=Codec())
         self._h2_config = h2_config(client_side=True)
+
+    async def __connect__(self) -> protocol.H2Protocol:
+        found = await super().__connect__()
+        if found.connection.is_closing():  # grpclib would look for its transport, which is gone
+            raise StreamTerminatedError("Connection lost")
+        return found
 
     def _protocol_factory(self) -> protocol.H2Protocol:
         return _ClientProtocol(client.Handler(), self._config, self._h2_config)

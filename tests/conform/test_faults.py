@@ -1,0 +1,88 @@
+"""Each fault is called by its code, and nothing else is blamed for it. A good driver passes everything."""
+
+import tempfile
+from collections.abc import Iterator, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+from conform import health_faults, kubelets_faults, list_faults, registration_faults
+from conform.faults import FAULTS, Fault
+from conform.lists import Told
+from conform.running import Runs, Said, at_once, conform, conform_driver
+from conform.servers import Driver, Stream
+
+THEMES: Final = (
+    health_faults,
+    list_faults,
+    kubelets_faults,
+    registration_faults,
+)  # importing them fills the table
+GOOD: Final = Fault(Driver, {}, ("--refuse",), for_s=5)
+SLOW: Final = {
+    "health.first_list": "warn",
+    "health.whole": "warn",
+    "health.reconnect": "warn",
+    "registration.get_info": "warn",
+}
+"""What a busy machine may look like."""
+
+pytestmark = pytest.mark.timeout(300)  # the first test waits for runs of others, too
+
+
+def _run(fault: Fault) -> Said:
+    with (
+        tempfile.TemporaryDirectory(prefix="dh-", dir="/tmp") as directory,
+        fault.driver(Path(directory)) as driver,
+    ):
+        return conform_driver(driver, *fault.flags, for_s=fault.for_s)
+
+
+@pytest.fixture(scope="module")
+def runs(request: pytest.FixtureRequest) -> Iterator[Runs]:
+    """One for each fault, and for none."""
+    faults = {"good": GOOD, **FAULTS}
+    with at_once(request, {name: partial(_run, fault) for name, fault in faults.items()}) as begun:
+        yield begun
+
+
+@pytest.mark.parametrize("name", ["good"])
+def test_a_good_driver_passes_everything(runs: Runs, name: str) -> None:
+    said = runs[name].result()
+    assert {code: result for code, result in said.results.items() if result != "pass"}.items() <= SLOW.items()
+    assert said.errors == ""
+    assert said.code == (1 if said.blamed else 0)
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_a_fault_is_called_by_its_code_and_nothing_else_is_blamed(runs: Runs, name: str) -> None:
+    said, due = runs[name].result(), FAULTS[name].blamed
+    blamed = said.blamed.items() - (SLOW.items() - due.items())
+    assert dict(blamed) == due
+    for code in due:
+        found = said.result(code)
+        assert all(found[word] for word in ("saw", "why", "advice")), found
+    assert said.code == (2 if "fail" in due.values() else 1)
+    assert said.errors == ""
+
+
+class _SpeaksEveryMinute(Driver):
+    heartbeat_s = 60.0
+
+    def devices(self, stream: Stream, lists: int) -> Sequence[Told]:
+        return [Told(lease_s=0)]
+
+
+def test_what_there_was_no_time_to_see_is_neither_passed_nor_blamed() -> None:
+    said = _run(Fault(_SpeaksEveryMinute, {}, (), for_s=2))
+    assert (said.code, said.blamed) == (0, {})
+    assert said.results["health.heartbeat"] == "not run"
+    assert "--for" in said.saw("health.heartbeat"), "how long it would take"
+    assert said.results["registration.refused"] == "not run"
+
+
+def test_every_check_has_a_driver_that_does_not_pass_it() -> None:
+    codes = {check["code"] for check in conform("--checks").document["checks"]}
+    assert codes == {fault.code for fault in FAULTS.values()}

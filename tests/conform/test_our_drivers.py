@@ -1,0 +1,130 @@
+"""The drivers that we show to others pass, and so does the agent: as processes, with real sockets."""
+
+import json
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+from agents import Agent, PlainSysfs
+from driver_scenarios.node import CPU_0, CPU_1, HOSTDEV, PAGES, Node
+from test_embed_hosts import Program, config_of, generated
+from wire.plugin import Kubelet
+from wire.serving import eventually
+
+from conform.running import Runs, Said, at_once, conform
+
+__all__ = ["generated"]
+
+pytestmark = pytest.mark.timeout(300)  # each waits for runs of others, too
+FOR: Final = ("--for", "12s")
+"""They have the heartbeat that everybody has who says nothing else: every ten seconds."""
+OLD_POD, NEW_POD = "0f3c1d2e-4b5a-6978-8796-a5b4c3d2e1f0", "7d1c9a52-0000-4000-8000-3f5e6a7b8c9d"
+
+
+@contextmanager
+def _directory() -> Iterator[Path]:
+    with tempfile.TemporaryDirectory(prefix="dh-", dir="/tmp") as directory:
+        yield Path(directory)
+
+
+def _of(kubelet_dir: Path) -> Said:
+    """Of all that is registered there."""
+    registry = kubelet_dir / "plugins_registry"
+    return conform("--plugin-dir", registry, "--kubelet-dir", kubelet_dir, "--refuse", *FOR)
+
+
+# --- the example --------------------------------------------------------------------------------------------
+
+
+def _hostdev_socket() -> Said:
+    with _directory() as root, Node(root, version="1.37") as node:
+        node.hostdev()
+        node.wait_healthy(PAGES, CPU_0, CPU_1)
+        return conform("--socket", node.kubelet.root / "plugins" / HOSTDEV / "dra.sock", *FOR)
+
+
+def _hostdev() -> Said:
+    with _directory() as root, Node(root, version="1.37") as node:
+        node.hostdev()
+        node.wait_healthy(PAGES, CPU_0, CPU_1)
+        return _of(node.kubelet.root)
+
+
+def _hostdev_rolling() -> Said:
+    with _directory() as root, Node(root, version="1.37") as node:
+        old = node.hostdev("--pod-uid", OLD_POD)
+        node.wait_healthy(PAGES, CPU_0, CPU_1)
+        node.hostdev("--pod-uid", NEW_POD)
+        node.kubelet.wait_registered(HOSTDEV, count=2)
+        old.logs("a newer instance of the driver speaks for it from now on")
+        return _of(node.kubelet.root)
+
+
+# --- drahealth in other programs ----------------------------------------------------------------------------
+
+
+def _embedded(name: str, prepare: Callable[[Path], object] = lambda root: None, **more: Any) -> Said:
+    with _directory() as root:
+        for directory in ("plugins_registry", "claims", "held"):
+            (root / directory).mkdir()
+        for card in ("card-0", "card-1"):
+            (root / card).write_text("up\n")
+        prepare(root)
+        with Program(root, name, **more):
+            _wait_registration(root)
+            return _of(root)
+
+
+def _wait_registration(root: Path) -> None:
+    registry = root / "plugins_registry"
+    eventually(lambda: any(path.is_socket() for path in registry.iterdir()), "it registers", 30)
+    [socket] = registry.iterdir()
+    with Kubelet(socket) as kubelet:
+        kubelet.get_info(timeout_s=30)
+
+
+# --- the agent ----------------------------------------------------------------------------------------------
+
+
+def _agent() -> Said:
+    with _directory() as root, ExitStack() as stack:
+        sysfs, cgroups = PlainSysfs(root / "sys"), root / "cgroup"
+        cgroups.mkdir()
+        roots = ("--sysfs-root", str(sysfs.root), "--cgroupfs-root", str(cgroups))
+        agent = stack.enter_context(Agent(root, *roots, "--node-name", "paper"))
+        return conform("--socket", agent.health_socket, *FOR)
+
+
+DRIVERS: Final[dict[str, Callable[[], Said]]] = {
+    "hostdev, its service socket": _hostdev_socket,
+    "hostdev": _hostdev,
+    "hostdev in a rolling update": _hostdev_rolling,
+    "asyncio": partial(_embedded, "asyncio_driver.py"),
+    "trio": partial(_embedded, "trio_driver.py"),
+    "threads": partial(_embedded, "threaded_driver.py", config_of),
+    "agent": _agent,
+}
+KNOWN: Final[dict[str, dict[str, str]]] = {
+    # both are heard by kubelets up to 1.37.1; that is why the older one of ours keeps silent
+    "hostdev in a rolling update": {"registration.several": "warn"},
+}
+OWN: Final = "own server"
+
+
+@pytest.fixture(scope="module")
+def runs(request: pytest.FixtureRequest, generated: Path) -> Iterator[Runs]:
+    own = partial(_embedded, "own_server_driver.py", path=generated)
+    with at_once(request, {**DRIVERS, OWN: own}) as begun:
+        yield begun
+
+
+@pytest.mark.parametrize("name", [*DRIVERS, OWN])
+def test_it_passes(runs: Runs, name: str) -> None:
+    said = runs[name].result()
+    assert said.blamed == KNOWN.get(name, {}), json.dumps(said.document, indent=1)
+    assert said.results["health.heartbeat"] == "pass", "it was listened to for long enough"
+    assert said.errors == ""
