@@ -107,6 +107,17 @@ def _read_patterns(value: object) -> tuple["Pattern", ...]:
     return read_patterns(value)
 
 
+def _read_evict(value: object) -> frozenset[str]:
+    from agent.devices.taints import TaintPolicy  # likewise
+
+    try:
+        return TaintPolicy(evict=frozenset(read_drivers(value))).evict
+    except ConfigError as error:
+        raise ValueError(error.text) from None
+    except TypeError:
+        raise TypeError(f"{value!r} is no list of codes") from None
+
+
 SETTINGS: Final = (
     Setting("agent.drivers", "drivers", read_drivers, check_drivers, "--driver", "NAME",
             "serve the kubelet's health API for this DRA driver; may be given again", many=True),
@@ -160,6 +171,10 @@ SETTINGS: Final = (
             seconds_within(1, 86400)),
     Setting("gpu.xids", "gpu_xids", read_xids, check_xids),
     Setting("prepare.patterns", "prepare_patterns", _read_patterns),
+    Setting("taints.evict", "taint_evict", _read_evict),
+    Setting("taints.quiet", "taint_quiet_s", read_whole_seconds, seconds_within(0, 86400)),
+    Setting("taints.tell-unknown", "taint_tell_unknown", read_switch),
+    Setting("taints.inform", "taint_inform", read_switch),
 )  # fmt: skip
 
 
@@ -236,6 +251,14 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     """XIDs that the operator judges otherwise."""
     prepare_patterns: tuple["Pattern", ...] = ()
     """Texts of prepare errors that the operator knows; looked at before those that are built in."""
+    taint_evict: frozenset[str] = frozenset()
+    """Codes and families of them that evict pods (``NoExecute``)."""
+    taint_quiet_s: int = 60
+    """How long a cause must be gone before its taint goes [s]."""
+    taint_tell_unknown: bool = True
+    """Devices that are Unknown are tainted ``unmonitored``, effect ``None``."""
+    taint_inform: bool = True
+    """Taints of effect ``None`` are called for."""
 
     def __post_init__(self) -> None:
         if self.state_dir == Path():

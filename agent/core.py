@@ -179,6 +179,7 @@ def picture_of(report: Report) -> tuple[object, ...]:
             (d.key, d.health, d.severity, d.message, d.timeout_s, d.causes, d.attributes)
             for d in report.devices
         ],
+        report.declaring,
         report.notes,
         report.not_applicable,
         [source.name for source in report.sources if source.state is SourceState.STALLED],

@@ -1,7 +1,7 @@
 """The composition root: builds every part, owns the nursery, the signals and the order of the end.
 
     sampler thread (C) --eventfd--> Trio: step() --Latest--> asyncio thread: sockets
-                                               +--> on_report: a table or a log, with a thread of its own
+             linked drivers --------^          +--> on_report: a table or a log, with a thread of its own
 
 The Trio thread decides and never blocks. It is woken by the sampler, by a dwell time that ends, and by the
 heartbeat, and by nothing else. An exception here or in the asyncio thread ends the process with its
@@ -19,13 +19,15 @@ import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import trio
 
 from agent.assembly import NODE_STOP_S, open_node, read_clocks, settings_of
 from agent.config import Config
 from agent.core import Core, Timing
+from agent.driver.board import Board
+from agent.driver.links import LinkedSource, Links
 from agent.errors import Busy, ConfigError, PermissionDenied
 from agent.health.faults.keeping import restore
 from agent.keeper import Keeper
@@ -35,12 +37,14 @@ from agent.model.source import SourceState
 from agent.model.time import NS
 from agent.pipeline import begin
 from agent.serve.notify import Notifier
-from agent.serve.rpc.latest import Latest
 from agent.serve.rpc.thread import IoThread
 from agent.serve.servers import Servers
 from agent.sources.gpu_host import read_boot_id
 from agent.store import faults
 from agent.version import VERSION
+
+if TYPE_CHECKING:
+    from agent.driver.link import Link
 
 SWITCH_INTERVAL_S: Final = 0.0005  # a busy thread delays the core by one of these; Python's default is 5 ms
 END_S: Final = 1.7  # from SIGTERM to exit it is less than 2 s, whatever hangs
@@ -73,14 +77,35 @@ def run(config: Config, on_report: Callable[[Report], None] | None = None) -> Se
 
 def _serve(config: Config, on_report: Callable[[Report], None] | None) -> Sequence[str]:
     notifier = Notifier.from_environ(os.environ)
-    latest: Latest[Report] = Latest()
-    servers = Servers(latest, runtime_dir=config.runtime_dir, drivers=config.drivers, version=VERSION)
+    board = Board()
+    latest = board.subscribe()
+
+    def link(driver: str, state_dir: Path) -> "Link":
+        from agent.driver.link import Link  # 2 MiB that an agent without linked drivers does without
+
+        return Link(
+            driver,
+            config,
+            board,
+            state_dir=state_dir,
+            declarations=lambda: node.declarations,
+            tell=source.tell,
+            clock=read_clocks,
+        )
+
+    links = Links(config.drivers, config.state_dir, board, link)
+    servers = Servers(
+        latest, runtime_dir=config.runtime_dir, drivers=config.drivers, version=VERSION, link=links.open
+    )
     settings = settings_of(config)
     try:
         node = open_node(config, settings, config.period_ns, declares=True)
     except BaseException:
         servers.close()
         raise
+    source = LinkedSource(node)
+
+    links.restore()
     path = config.state_dir / faults.FILE
     kept, problem = faults.load(path)
     if problem:
@@ -94,7 +119,7 @@ def _serve(config: Config, on_report: Callable[[Report], None] | None) -> Sequen
         nonlocal waiting_since_ns
         if latest.is_taken():
             waiting_since_ns = report.at.mono_ns
-        latest.publish(report)
+        links.take(report, report.at)
         if on_report:
             on_report(report)
         notifier.status(status_line(report))
@@ -105,7 +130,7 @@ def _serve(config: Config, on_report: Callable[[Report], None] | None) -> Sequen
             notifier.watchdog()
 
     core = Core(
-        source=node,
+        source=source,
         state=begin(settings, restore(kept, boot_id, settings.gpu, read_clocks())),
         timing=Timing(config.heartbeat_s, config.coalesce_ns, notifier.watchdog_s),
         clock=read_clocks,
@@ -120,7 +145,7 @@ def _serve(config: Config, on_report: Callable[[Report], None] | None) -> Sequen
         io.start()
         node.start()
         notifier.status("no pass over the node yet")
-        trio.run(_main, core, (node.watch, keeper.run), failed, notifier.ready)
+        trio.run(_main, core, (node.watch, keeper.run, links.run), failed, notifier.ready)
     finally:
         end_s = time.monotonic() + END_S
         notifier.stopping()
@@ -128,7 +153,9 @@ def _serve(config: Config, on_report: Callable[[Report], None] | None) -> Sequen
             if not io.stop(IO_STOP_S):
                 log.warning("the I/O thread did not end within %g s", IO_STOP_S)
         finally:
+            source.close()
             left = list(node.stop(NODE_STOP_S))
+            left += links.close(end_s)
             if not keeper.close(max(0.0, end_s - time.monotonic())):  # a slow disk may have what time is left
                 left.append("what writes the fault memory")
             for part in left:

@@ -21,10 +21,8 @@ from agent.model.declared import Declarations
 from agent.model.source import SourceSample, SourceState
 from agent.model.time import NS
 from agent.native.uevents import watch_directory
-from agent.sources.declared import read_declarations
+from agent.sources.declared import DIRECTORY, read_declarations
 
-DIRECTORY: Final = "devices.d"
-"""In the runtime directory."""
 SETTLE_S: Final = 0.1
 """Files that are written together are read together [s]."""
 BUSY_SHARE: Final = 4

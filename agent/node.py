@@ -118,7 +118,7 @@ class Node:
         kmsg = self._kmsg.read() if self._kmsg else None
         machine = self._machine.read() if self._machine else None
         uevents = self._uevents.read() if self._uevents else None
-        declared = self._declared.declarations if self._declared else self._said
+        declared = self.declarations
         self._host.note(gpus, uevents, declared)
         sources = [*snapshot.sources]
         if machine is not None:
@@ -140,6 +140,11 @@ class Node:
             declared=declared,
             sources=tuple(sources),
         )
+
+    @property
+    def declarations(self) -> Declarations:
+        """What drivers declare, as it was read or said last. From any thread."""
+        return self._declared.declarations if self._declared else self._said
 
     def declare(self, declarations: Declarations) -> None:
         """What is declared, where it is not read from files: by whoever opened this. From any thread."""

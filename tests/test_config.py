@@ -80,6 +80,12 @@ correctable-window = "2h"
 31 = "ignore"
 "63" = "unhealthy"
 
+[taints]
+evict = ["gpu.xid.79", "mem.*"]
+quiet = "2m"
+tell-unknown = false
+inform = false
+
 [[prepare.patterns]]
 match = 'bank \d+ is locked'
 code = "fpga.bank_locked"
@@ -192,6 +198,10 @@ def test_every_key_of_the_file_arrives(setup):
             ),
             Pattern(re.compile("no such bitstream"), "fpga.bitstream", ErrorClass.BAD_CONFIG, "", 0.5),
         ),
+        taint_evict=frozenset({"gpu.xid.79", "mem.*"}),
+        taint_quiet_s=120,
+        taint_tell_unknown=False,
+        taint_inform=False,
     )
 
 
@@ -382,6 +392,12 @@ def test_a_file_that_is_no_text_is_refused_with_the_byte(setup):
         ),
         ("[gpu.xids]\n31 = true", "gpu.xids: 31: True is none of ignore, info, degraded, unhealthy"),
         ("[roots]\nnvml-library = ''", "roots.nvml-library: '' is no library"),
+        ("[taints]\nevict = 'gpu.xid.79'", "taints.evict: 'gpu.xid.79' is no list of codes"),
+        (
+            "[taints]\nevict = ['gpu *']",
+            "taints.evict: 'gpu *' is neither a code, such as gpu.xid.79, nor a family, such as gpu.xid.*",
+        ),
+        ("[taints]\ninform = 'no'", "taints.inform: 'no' is neither true nor false"),
         (
             "[prepare.patterns]\nmatch = 'x'",
             "prepare.patterns: {'match': 'x'} is no list of patterns; begin each with [[prepare.patterns]]",
@@ -480,6 +496,7 @@ def test_a_program_that_embeds_is_told_of_the_file_and_the_key(setup):
         ("[gpu]\ncorrectable-errors = 0", "gpu.correctable-errors: 0 is below the limit of 1"),
         ('[gpu]\ncorrectable-window = "0s"', "gpu.correctable-window: 0s is below the limit of 1s"),
         ("[gpu.xids]\n1000 = 'info'", "gpu.xids: 1000 is over the limit of 999"),
+        ('[taints]\nquiet = "25h"', "taints.quiet: 25h is over the limit of 24h"),
         (65 * A_PATTERN, "prepare.patterns: 65 patterns, limit 64"),
         (
             A_PATTERN.replace("'x'", f"'{257 * 'x'}'"),

@@ -93,6 +93,14 @@ def test_a_driver_can_name_its_pool() -> None:
     assert found.subject == f"{DRIVER}/rack-1/node-7/m"
 
 
+def test_a_device_can_have_a_pool_of_its_own() -> None:
+    [one, other] = parsed(
+        'version = 1\npool = "rack-1"\n[[device]]\nname = "m"\nkind = "memory"\nnuma = 0\npool = "rack-2"\n'
+        '[[device]]\nname = "n"\nkind = "memory"\nnuma = 0'
+    )
+    assert (one.pool, other.pool) == ("rack-2", "rack-1")
+
+
 def test_a_driver_may_declare_nothing() -> None:
     assert parsed("version = 1") == ()
 

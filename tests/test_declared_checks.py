@@ -77,7 +77,7 @@ class Node(PaperNode):
         devices = tuple(Declared(DRIVER, "node-a", name, self.what, 0) for name in self.devices)
         return replace(
             super().snapshot(),
-            declared=(DeclaredFile(DRIVER, devices, own=True),),
+            declared=(DeclaredFile(DRIVER, devices),),
             checks=tuple(self.checks.values()),
             told=self.told,
         )

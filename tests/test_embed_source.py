@@ -73,7 +73,7 @@ def test_the_drivers_words_come_with_the_hosts_snapshot(source: DriverSource) ->
     found = source.read()
     assert found is not None
     assert found.seq == 7
-    assert found.declared == (DeclaredFile(DRIVER, (declared("d-0"),), own=True),)
+    assert found.declared == (DeclaredFile(DRIVER, (declared("d-0"),)),)
     assert found.checks == (sample("d-0"),)
     assert found.told == (fault("d-0"),)
 

@@ -17,6 +17,7 @@ from agent.model.claim import Claim
 from agent.model.health import Severity
 from agent.model.prepare import ErrorClass, PrepareVerdict, ToldFault
 from agent.prepare.errors import BadConfig, FailedDevice, PermanentError, PrepareError, TransientError
+from agent.prepare.evidence import Errno
 from agent.prepare.told import LIMIT_S
 from agent.store.prepares import FILE, load
 
@@ -182,6 +183,64 @@ def test_outcomes_are_told_the_newest_first(office):
     assert [outcome.claim for outcome in desk.outcomes()] == [B.ref, A.ref]
 
 
+# --- refusals, before anything is tried --------------------------------------------------------------------
+
+
+def test_nothing_that_is_known_against_a_claim_is_no_refusal(office):
+    assert office.open().refusal(A) is None
+    assert not office.directory.exists(), "nothing is remembered of the question"
+
+
+def test_what_was_refused_for_good_is_refused_again(office):
+    desk = office.open()
+    said = fails(desk, BadConfig("no such mode"))
+    assert desk.refusal(A) == said
+    assert desk.refusal(B) is None
+
+
+def test_what_may_have_passed_is_no_refusal(office):
+    desk = office.open()
+    fails(desk, TransientError("busy"))
+    assert desk.refusal(A) is None
+
+
+def test_an_unhealthy_device_is_a_refusal_which_is_remembered_as_a_failure(office):
+    office.engine.known = {ref(): health(("gpu.xid.79", Severity.UNHEALTHY))}
+    desk = office.open()
+    said = desk.refusal(A)
+    assert said is not None
+    assert (said.error_class, said.code, said.devices) == (
+        ErrorClass.FAILED_DEVICE,
+        "gpu.xid.79",
+        (ref(),),
+    )
+    assert [one.verdict for one in desk.outcomes()] == [said]
+    assert desk.refusal(A) == said, "from memory: it counts tries"
+    assert office.engine.told == ()
+    office.engine.known = {ref(): health()}
+    assert desk.refusal(A) is None
+
+
+def test_what_an_earlier_prepare_found_of_a_device_stops_no_other_claim(office):
+    desk = office.open()
+    fails(desk, DEAD)
+    office.engine.known = {ref(): health(("fpga.dead", Severity.UNHEALTHY), told=True)}
+    assert desk.refusal(B) is None
+
+
+def test_an_engine_that_is_down_refuses_nothing(office):
+    office.engine.known = {ref(): health(("gpu.xid.79", Severity.UNHEALTHY))}
+    office.engine.is_up = False
+    assert office.open().refusal(A) is None
+
+
+def test_evidence_from_elsewhere_is_judged_like_an_exception(office):
+    desk = office.open()
+    ours = desk.judge(A, OSError(errno.ENOSPC, "No space left on device"))
+    theirs = desk.judge(A, [Errno(errno.ENOSPC, None, "", "No space left on device")])
+    assert (ours.error_class, ours.code) == (theirs.error_class, theirs.code)
+
+
 # --- devices that are broken by the driver's word ----------------------------------------------------------
 
 
@@ -207,6 +266,28 @@ def test_time_excuses_it_although_nobody_prepares_anything(office):
 def test_a_restart_remembers_what_was_told(office):
     fails(office.open(), DEAD)
     assert office.open().told() == office.engine.told
+
+
+def test_the_engine_of_a_new_life_is_told_what_is_remembered_and_when_it_is_over(office):
+    fails(office.open(), DEAD)
+    office.clock.now += LIMIT_S - 0.05
+    engine = PaperEngine()
+    office.open(engine=engine)
+    assert [(fault.code, fault.excused_wall_s) for fault in engine.told] == [("fpga.dead", 0)]
+    office.clock.now += 0.05
+    until(lambda: engine.told[0].excused_wall_s)  # although nobody prepares anything
+
+
+def no_answer(of: Claim) -> FailedDevice:
+    return FailedDevice(of.devices[0].device, "no answer", code="fpga.dead")
+
+
+def test_several_failures_are_all_told_before_any_is_waited_for(office):
+    office.engine.known = {ref(): health(), ref("gpu-1"): health(device="gpu-1")}
+    desk, other = office.open(), claim("b", "gpu-1")
+    said = [desk.note_failed(of, desk.judge(of, no_answer(of))) for of in (A, other)]
+    desk.wait_heard(said)
+    assert office.engine.events == ["tell", "tell", "wait"]
 
 
 def test_a_fault_that_is_taken_back_is_no_evidence_while_the_engine_still_holds_it(office):

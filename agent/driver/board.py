@@ -2,10 +2,11 @@
 
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 from agent.model.claim import DeviceRef
-from agent.model.health import DeviceHealth
+from agent.model.health import DeviceHealth, Health
+from agent.model.prepare import ToldFault
 from agent.model.report import Report
 from agent.serve.rpc.latest import Latest
 
@@ -62,9 +63,26 @@ class Board:
         with self._news:
             return self._news.wait_for(claim, timeout_s)
 
-    def wait_taken(self, timeout_s: float) -> bool:
-        """Blocks until all who follow have taken the newest report; whether they did."""
+    def wait_told(
+        self, told: Iterable[ToldFault], timeout_s: float, is_over: Callable[[], bool] = lambda: False
+    ) -> bool:
+        """Blocks until a report says it of these devices, and all who follow have taken it; whether they did.
+
+        Args:
+            told: Those that are excused are not waited for.
+            is_over: No report will come any more.
+        """
         end_s = time.monotonic() + timeout_s
+        awaited = [fault for fault in told if not fault.excused_wall_s]
+
+        def is_said() -> bool:
+            found = [(self.health_of(fault.device), fault.health) for fault in awaited]
+            return all(known and known.health in {health, Health.UNHEALTHY} for known, health in found)
+
+        self.wait_until(lambda: is_said() or is_over(), timeout_s)
+        return is_said() and self._wait_taken(end_s)
+
+    def _wait_taken(self, end_s: float) -> bool:
         with self._news:
             readers = list(self._readers)
         return all(latest.wait_taken(max(0.0, end_s - time.monotonic())) for latest in readers)

@@ -19,11 +19,15 @@ from agent.model.health import DeviceHealth, Health
 from agent.model.prepare import ErrorClass, Outcome, PrepareVerdict, ToldFault
 from agent.prepare import book as books
 from agent.prepare.book import Book
-from agent.prepare.classify import Context, classify
+from agent.prepare.classify import Context, classify, classify_evidence, judge_devices
 from agent.prepare.errors import PrepareError
+from agent.prepare.evidence import Evidence
 from agent.prepare.patterns import Pattern
 from agent.prepare.text import text
 from agent.prepare.told import apart_from
+
+Shown = BaseException | Sequence[Evidence]
+"""What shows of what kind a failure is: the exception, or what was made of it, the outermost first."""
 
 TELL_S: Final = 1.5
 """How long a failed prepare waits until everybody knows of a broken device [s]."""
@@ -67,7 +71,7 @@ class Desk:
         Args:
             driver: Its name.
             directory: Of the file; made when there is something to be kept. None: nothing is kept.
-            engine: Asked when something fails, not before.
+            engine: Told at once what is remembered; asked when something fails, not before.
             version: Of the driver: what one version could never do, the next may.
             patterns: Of the texts of failures, looked at before our own.
             clock: Seconds since 1970.
@@ -86,6 +90,7 @@ class Desk:
         self._heard: tuple[ToldFault, ...] = ()
         self._scribe = Scribe(driver, directory, version, clock, self._tell)
         self._scribe.restore()
+        self._tell()
 
     def close(self, timeout_s: float) -> bool:
         """Writes what is not yet written. False if it is not kept in the end, or not in time."""
@@ -100,12 +105,39 @@ class Desk:
         )
         return PrepareError(verdict, text(verdict)) if verdict else None
 
-    def judge(self, claim: Claim, error: BaseException, patterns: Sequence[Pattern] = ()) -> PrepareVerdict:
+    def refusal(self, claim: Claim) -> PrepareVerdict | None:
+        """Why a claim need not be tried; None: nothing is known against it. Takes microseconds.
+
+        The answer of a while ago, or a device that is Unhealthy; then it is remembered as a try that failed.
+        What an earlier prepare found of a device stops nobody: whether that is over only a prepare can tell.
+        """
+        if answer := self.recall(claim):
+            return answer.verdict
+        told = self.told()
+        known = {device.ref: self._said(device.ref) for device in claim.devices}
+        health = {ref: apart_from(told, found) for ref, found in known.items() if found is not None}
+        verdict = judge_devices(Context(claim, health, engine_up=self._engine.is_up))
+        if verdict is None:
+            return None
+        generation = self._generation(claim)
+
+        def note(book: Book, now_wall_s: float) -> tuple[Book, PrepareVerdict]:
+            return books.failed(
+                book, claim, generation, verdict, now_wall_s, self._version, frozenset(verdict.devices)
+            )
+
+        return self._scribe.change(note)
+
+    def judge(self, claim: Claim, shown: Shown, patterns: Sequence[Pattern] = ()) -> PrepareVerdict:
         """Of what kind a failure is, by what shows it and by what is known of the claim's devices."""
         known = {device.ref: self._known(device.ref) for device in claim.devices}
         health = {ref: found for ref, found in known.items() if found is not None}
         context = Context(claim, health, engine_up=self._engine.is_up, patterns=(*patterns, *self._patterns))
-        return classify(error, context)
+        return (
+            classify(shown, context)
+            if isinstance(shown, BaseException)
+            else classify_evidence(shown, context)
+        )
 
     def failed(
         self, claim: Claim, verdict: PrepareVerdict, error: BaseException | None = None
@@ -118,12 +150,20 @@ class Desk:
         Returns:
             The verdict, with how often it was so and since when.
         """
+        verdict = self.note_failed(claim, verdict, error)
+        self.wait_heard([verdict])
+        return verdict
+
+    def note_failed(
+        self, claim: Claim, verdict: PrepareVerdict, error: BaseException | None = None
+    ) -> PrepareVerdict:
+        """As :meth:`failed`, for one of several: :meth:`wait_heard` of all of them comes next."""
         generation, held = self._generation(claim), self._held(claim)
 
         def note(book: Book, now_wall_s: float) -> tuple[Book, PrepareVerdict]:
             return books.failed(book, claim, generation, verdict, now_wall_s, self._version, held)
 
-        verdict = self._publish(note)
+        verdict = self._remember(note)
         level = logging.INFO
         if verdict.error_class is ErrorClass.UNKNOWN:
             level = logging.WARNING
@@ -146,16 +186,21 @@ class Desk:
 
     # --- an unprepare --------------------------------------------------------------------------------------
 
-    def unprepare_failed(self, ref: ClaimRef, error: BaseException) -> PrepareVerdict | None:
+    def unprepare_failed(
+        self, ref: ClaimRef, shown: Shown, devices: Sequence[ClaimDevice] = ()
+    ) -> PrepareVerdict | None:
         """What to say of a claim that could not be unprepared; blocks as :meth:`failed` does.
+
+        Args:
+            devices: The claim's; those that it was prepared with count, if they are remembered.
 
         Returns:
             None: let it succeed. Nothing is left to be undone on a device that is broken, and the pod would
             never end.
         """
-        devices = tuple(ClaimDevice("", *device) for device in books.devices_of(self._scribe.book, ref))
-        claim = Claim(*ref, devices=devices)
-        verdict = self.judge(claim, error)
+        known = tuple(ClaimDevice("", *device) for device in books.devices_of(self._scribe.book, ref))
+        claim = Claim(*ref, devices=known or tuple(devices))
+        verdict = self.judge(claim, shown)
         held = self._held(claim)
         let_go = verdict.error_class is ErrorClass.FAILED_DEVICE or bool(held)
 
@@ -163,7 +208,8 @@ class Desk:
             book, counted = books.unprepare_failed(book, claim, verdict, now_wall_s, self._version, held)
             return (books.unprepared(book, ref, now_wall_s) if let_go else book), counted
 
-        verdict = self._publish(note)
+        verdict = self._remember(note)
+        self.wait_heard([verdict])
         log.warning(
             "claim %s could not be unprepared%s: %s",
             ref,
@@ -207,14 +253,17 @@ class Desk:
 
     # --- telling -------------------------------------------------------------------------------------------
 
-    def _publish(self, note: Callable[[Book, float], tuple[Book, PrepareVerdict]]) -> PrepareVerdict:
-        """Remembers a failure, and returns when everybody who must knows of it, or time is over."""
-        verdict = self._scribe.change(note, urgent=True)
-        self._tell()
-        faults = [one for one in self.told() if not one.excused_wall_s and one.code == verdict.code]
-        faults = [one for one in faults if one.device in verdict.devices]
+    def wait_heard(self, verdicts: Sequence[PrepareVerdict]) -> None:
+        """Returns when everybody who must knows of the devices that are broken, or time is over."""
+        broken = {(device, verdict.code) for verdict in verdicts for device in verdict.devices}
+        faults = [one for one in self.told() if not one.excused_wall_s and (one.device, one.code) in broken]
         if faults and self._engine.is_up and not self._engine.wait_told(faults, TELL_S):
             log.warning("%s: not everybody heard of it within %g s", faults[0].subject, TELL_S)
+
+    def _remember(self, note: Callable[[Book, float], tuple[Book, PrepareVerdict]]) -> PrepareVerdict:
+        """A failure, on the disk if that takes it in time, and on its way to the engine."""
+        verdict = self._scribe.change(note, urgent=True)
+        self._tell()
         return verdict
 
     def _tell(self) -> None:

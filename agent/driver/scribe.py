@@ -89,6 +89,7 @@ class Scribe:
                 log.warning("%s", problem)
             with self._changed:
                 self._book = books.merge(self._book, book, self._clock())
+                self._start()  # a fault that was told in an earlier life has its end, too
             done.set()
             if late.is_set():
                 self._news()

@@ -13,6 +13,7 @@ from typing import Final, NamedTuple
 
 import trio
 
+from agent.config import Config
 from agent.devices.taints import TaintPolicy, decide, domain_of, restore
 from agent.driver import dice
 from agent.model.report import Report
@@ -38,6 +39,16 @@ Callback = Callable[[Taints], object]
 deadline. They are taken when it returns; when it raises, it is called again."""
 
 log = logging.getLogger(__name__)
+
+
+def policy_of(config: Config) -> TaintPolicy:
+    """What the operator's configuration says about taints."""
+    return TaintPolicy(
+        evict=config.taint_evict,
+        quiet_s=config.taint_quiet_s,
+        tell_unknown=config.taint_tell_unknown,
+        inform=config.taint_inform,
+    )
 
 
 class TaintPublisher:

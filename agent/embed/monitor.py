@@ -21,7 +21,7 @@ from agent.config_values import check_driver
 from agent.devices.taints import TaintPolicy, domain_of
 from agent.driver.board import Board
 from agent.driver.desk import Desk
-from agent.driver.taints import Callback
+from agent.driver.taints import Callback, policy_of
 from agent.embed.checks import Check, Function, name_of, patterns_of
 from agent.embed.devices import Device
 from agent.embed.failed import failed_report
@@ -101,7 +101,7 @@ class Monitor:
             state_dir: Of what outlives the process; None: nothing does. Unless said otherwise it is where
                 ``drahealth prepares`` finds it: ``plugins/<driver>/drahealth`` in the kubelet's.
             patterns: Of the texts of prepare errors, beside those that are known.
-            policy: Which taints are offered.
+            policy: Which taints are offered; None: as the configuration says.
             on_error: Called once if the monitor fails, with :attr:`failure`; in the core's thread, from which
                 nobody can stop it.
             clock: Now, on both clocks; whatever else it gives than the machine's is for tests.
@@ -116,12 +116,13 @@ class Monitor:
         _check_type("config", config, Config)
         _check_type("kubelet_dir", kubelet_dir, Path)
         _check_type("state_dir", None if state_dir is DEFAULT else state_dir, Path)
-        policy = policy or TaintPolicy()
+        config = config or Config(node_name=os.uname().nodename.lower())
+        policy = policy or policy_of(config)
         domain_of(driver, policy)
         directory = default_state_dir(kubelet_dir, driver) if state_dir is DEFAULT else state_dir
         self._driver = driver
         self._kubelet_dir = kubelet_dir
-        self._config = config or Config(node_name=os.uname().nodename.lower())
+        self._config = config
         self._on_error = on_error
         self._board = Board()
         self._source = DriverSource(driver)
@@ -316,16 +317,9 @@ class Monitor:
         Returns:
             Whether that is so. A device that nobody declares is not waited for: nothing is said of it.
         """
-        end_s = time.monotonic() + timeout_s
         ours = {DeviceRef(one.driver, one.pool, one.name) for one in self._rounds.declared.values()}
-        awaited = [fault for fault in told if fault.device in ours and not fault.excused_wall_s]
-
-        def is_said() -> bool:
-            found = [(self.health_of(fault.device), fault.health) for fault in awaited]
-            return all(known and known.health in {health, Health.UNHEALTHY} for known, health in found)
-
-        self._board.wait_until(lambda: is_said() or self._is_over(), timeout_s)
-        return is_said() and self._board.wait_taken(max(0.0, end_s - time.monotonic()))
+        awaited = [fault for fault in told if fault.device in ours]
+        return self._board.wait_told(awaited, timeout_s, self._is_over)
 
     # --- taints --------------------------------------------------------------------------------------------
 
@@ -390,7 +384,6 @@ class Monitor:
             if self._started or self._stopped is not None:
                 raise RuntimeError("a monitor is started once; make another")
             self._started = True
-        self._source.tell(self._desk.told())
         try:
             self._thread.start()
         except RuntimeError as error:  # the system gives us no thread

@@ -60,7 +60,7 @@ class DriverSource:
         self._host: Source | None = None
         self._tell_host: Callable[[Declarations], None] | None = None
         self._lock = threading.Lock()
-        self._declared: Declarations = (DeclaredFile(driver, (), own=True),)
+        self._declared: Declarations = (DeclaredFile(driver, ()),)
         self._checks: dict[CheckKey, CheckSample] = {}
         self._told: tuple[ToldFault, ...] = ()
 
@@ -120,7 +120,7 @@ class DriverSource:
                 self._checks.pop(key, None)
             for sample in begun:
                 self._checks[sample.subject, sample.check] = sample
-            self._declared = (DeclaredFile(self._driver, tuple(devices), own=True),)
+            self._declared = (DeclaredFile(self._driver, tuple(devices)),)
             if self._tell_host is not None:
                 self._tell_host(self._declared)
             self._wake()

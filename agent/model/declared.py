@@ -82,11 +82,10 @@ class DeclaredFile(NamedTuple):
 
     driver: str
     devices: tuple[Declared, ...]
-    """Of a file that is wrong: those that it declared when it was last right."""
+    """Of a file that is wrong: those that it declared when it was last right. None, and nothing is wrong: the
+    driver has none, and nothing of the host's own is told in its name."""
     error: str = ""
     """What is wrong with the file, its path first; empty if nothing is."""
-    own: bool = False
-    """It is no file: we are part of the driver, and tell nothing of the host's own in its name."""
 
 
 Declarations = tuple[DeclaredFile, ...]

@@ -18,7 +18,7 @@ each lease [s]."""
 
 
 def devices_for(report: Report, driver: str) -> Sequence[DeviceHealth]:
-    """What a driver's socket tells: its own devices once it has declared any, until then the host's."""
+    """What a driver's socket tells: its own devices once it has declared them, until then the host's."""
     whose = driver if driver in report.declaring else ""
     return [device for device in report.devices if device.driver == whose]
 

@@ -1,11 +1,12 @@
 """Everything that the agent serves, put together: which socket, which service, and one end for all.
 
 In the runtime directory: ``drivers/<driver>.sock``, each the kubelet's own health API in both
-versions, and ``agent.sock``, the agent's API for the command line.
+versions and what the driver says to the agent, and ``agent.sock``, the agent's API for the command line.
 """
 
 import asyncio
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -16,6 +17,7 @@ from agent.model.report import Report
 from agent.model.status import Subscribers
 from agent.native.encode import WireHealth, encode_health
 from agent.serve.agent_api import AgentService
+from agent.serve.driver_link import DriverLinkService, Link, LinkStream
 from agent.serve.feed import Encode
 from agent.serve.health import HealthService, Publications
 from agent.serve.rpc.latest import Latest
@@ -79,11 +81,13 @@ class Servers:
         drivers: Sequence[str],
         version: str,
         encode: Encode = encode_devices,
+        link: Callable[[str], Link] | None = None,
     ) -> None:
         """Makes the directories that are missing (0750) and all sockets, or none.
 
         Removes the sockets that an earlier agent left to drivers that are not named any more. Whoever
-        calls this holds the runtime directory's lock.
+        calls this holds the runtime directory's lock. ``link`` opens a driver's link when the driver first
+        calls, in a thread; without it the drivers' sockets serve health alone.
 
         Raises:
             Busy: somebody serves one of the sockets.
@@ -94,6 +98,7 @@ class Servers:
         self._drivers = tuple(drivers)
         self._version = version
         self._encode = encode
+        self._link = link
         self._listeners: dict[str, UnixListener] = {}
         names = socket_names(drivers)
         for name in names:
@@ -135,7 +140,16 @@ class Servers:
         for driver, name in zip(self._drivers, self._listeners, strict=False):
             services[name] = HealthService(publications.of(driver))
         services[AGENT_SOCKET] = AgentService(self._latest, version=self._version, subscribers=subscribers)
-        servers = {name: Server([service]) for name, service in services.items()}
+        links: dict[str, DriverLinkService] = {}
+        if self._link is not None:
+            for driver, name in zip(self._drivers, self._listeners, strict=False):
+                links[name] = DriverLinkService(driver, partial(self._link, driver))
+        servers = {
+            name: Server([service, links[name]], stream_class=LinkStream)
+            if name in links
+            else Server([service])
+            for name, service in services.items()
+        }
         try:
             for name, server in servers.items():
                 await server.listen(self._listeners[name].sock)
@@ -143,4 +157,5 @@ class Servers:
             await publications.run()
         finally:
             await asyncio.gather(*(server.stop(SHUTTING_DOWN) for server in servers.values()))
+            await asyncio.gather(*(link.close() for link in links.values()))
             self.close()

@@ -16,6 +16,8 @@ from agent.errors import ConfigError, ProbeError
 from agent.model.declared import Declarations, Declared, DeclaredFile
 from agent.sources.declared_file import DEVICES_MAX, parse_declaration
 
+DIRECTORY: Final = "devices.d"
+"""In the runtime directory."""
 SUFFIX: Final = ".toml"
 FILE_BYTES: Final = 1 << 20
 FILES_MAX: Final = 64

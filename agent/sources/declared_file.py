@@ -136,8 +136,9 @@ _DRIVER: Final = Key("driver", _matching(_KERNEL_DRIVER, "driver of the kernel, 
 
 _NAME: Final = Key("name", _name, needed=True)
 _LEASE: Final = Key("lease", _lease_s)
+_POOL: Final = Key("pool", _pool)
 
-COMMON: Final = (_NAME, Key("kind", read_text, needed=True), _LEASE)
+COMMON: Final = (_NAME, Key("kind", read_text, needed=True), _LEASE, _POOL)
 KINDS: Final[Mapping[str, tuple[Key, ...]]] = {
     "cpu": (
         Key("cpus", _cpus, needed=True),
@@ -195,7 +196,7 @@ def parse_device(row: Mapping[str, object], driver: str, pool: str) -> Declared:
         ConfigError: names the device, the key, and the value with its limit.
     """
     try:
-        _value({"pool": pool}, Key("pool", _pool))
+        _value({_POOL.name: pool}, _POOL)
         if "kind" in row:
             return _device(row, driver, pool)
         _check_keys(row, (_NAME.name, _LEASE.name))
@@ -205,13 +206,13 @@ def parse_device(row: Mapping[str, object], driver: str, pool: str) -> Declared:
 
 
 def _device(row: Mapping[str, Any], driver: str, pool: str) -> Declared:
-    name, kind, lease_s = (_value(row, key) for key in COMMON)
+    name, kind, lease_s, own_pool = (_value(row, key) for key in COMMON)
     if kind not in KINDS:
         raise ConfigError(f"kind: {kind!r} is none of {', '.join(KINDS)}")
     keys = KINDS[kind]
     _check_keys(row, [key.name for key in (*COMMON, *keys)], of=f" of kind {kind!r}")
     values = {key.name: value for key in keys if (value := _value(row, key)) is not None}
-    return Declared(driver, pool, name, _what(kind, values), lease_s or 0)
+    return Declared(driver, own_pool or pool, name, _what(kind, values), lease_s or 0)
 
 
 # --- the file ----------------------------------------------------------------------------------------------
@@ -233,7 +234,7 @@ def parse_declaration(data: bytes, driver: str, node: str) -> tuple[Declared, ..
     version = _value(table, Key("version", read_count, needed=True))
     if version != VERSION:
         raise ConfigError(f"version {version}; this agent reads version {VERSION}")
-    pool = _value(table, Key("pool", _pool)) or node
+    pool = _value(table, _POOL) or node
     rows = table.get("device", [])
     if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
         raise ConfigError("device: no list of tables; write [[device]] above each")

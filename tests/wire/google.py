@@ -19,6 +19,7 @@ FILES = {
     "v1": "dra_health/v1/dra_health_v1.proto",
     "v1alpha1": "dra_health/v1alpha1/dra_health_v1alpha1.proto",
     "drahealth.v1": "drahealth/v1/agent.proto",
+    "drahealth.v1.DriverLink": "drahealth/v1/driver_link.proto",
     "k8s.io.kubelet.pkg.apis.dra.v1": "dra/v1/dra_v1.proto",
     "k8s.io.kubelet.pkg.apis.dra.v1beta1": "dra/v1beta1/dra_v1beta1.proto",
     "pluginregistration": "plugin_registration/v1/plugin_registration_v1.proto",
@@ -27,7 +28,7 @@ FILES = {
 
 @cache
 def described() -> Mapping[str, FileDescriptor]:
-    """Each of our APIs by its package, all in one pool, as one program would load them."""
+    """Each of our APIs by its package, one of two by its service, all in one pool as a program has them."""
     with tempfile.TemporaryDirectory() as directory:
         out = Path(directory) / "descriptors"
         arguments = ["protoc", f"--proto_path={PROTO}", f"--descriptor_set_out={out}", *FILES.values()]

@@ -40,7 +40,7 @@ class DeclaredPast:
     wrong: Mapping[str, Wrong] = field(default_factory=dict)
     """By driver."""
     declaring: tuple[str, ...] = ()
-    """Drivers that have declared devices since the agent started."""
+    """Drivers that have declared their devices since the agent started, if only that they have none."""
 
 
 def remember_declared(past: DeclaredPast, declarations: Declarations, now: Instant) -> DeclaredPast:
@@ -58,7 +58,7 @@ def remember_declared(past: DeclaredPast, declarations: Declarations, now: Insta
         for file in declarations
         if file.error
     }
-    declaring = {*past.declaring, *(file.driver for file in declarations if file.devices or file.own)}
+    declaring = {*past.declaring, *(file.driver for file in declarations if file.devices or not file.error)}
     changed = redeclared(past.devices, devices)
     since = {subject: now if subject in changed else past.since.get(subject, now) for subject in devices}
     return DeclaredPast(devices, since, gone, wrong, tuple(sorted(declaring)))

@@ -21,6 +21,7 @@ GEN: Final = Path(__file__).resolve().parent / "gen"
 # betterproto puts all files of one package into one module.
 APIS: Final = {
     "agent": "drahealth/v1/agent.proto",
+    "driver_link": "drahealth/v1/driver_link.proto",
     "dra_v1": "dra/v1/dra_v1.proto",
     "dra_v1beta1": "dra/v1beta1/dra_v1beta1.proto",
     "health_v1": "dra_health/v1/dra_health_v1.proto",
