@@ -1,0 +1,474 @@
+package drahealth
+
+import (
+	"context"
+	"errors"
+	"net"
+	"slices"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+	"unicode/utf8"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	resourceapi "k8s.io/api/resource/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/dynamic-resource-allocation/kubeletplugin"
+
+	pb "drahealth.example.com/go-driver/drahealthv1"
+)
+
+func claim(uid string) *resourceapi.ResourceClaim {
+	return &resourceapi.ResourceClaim{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "claim-" + uid, UID: types.UID(uid)},
+		Status: resourceapi.ResourceClaimStatus{Allocation: &resourceapi.AllocationResult{
+			Devices: resourceapi.DeviceAllocationResult{Results: []resourceapi.DeviceRequestAllocationResult{
+				{Request: "r", Driver: driverName, Pool: "node-1", Device: "dev-" + uid},
+				{Request: "other", Driver: "other.example.com", Pool: "node-1", Device: "theirs"},
+			}},
+		}},
+	}
+}
+
+func claims(uids ...string) (all []*resourceapi.ResourceClaim) {
+	for _, uid := range uids {
+		all = append(all, claim(uid))
+	}
+	return all
+}
+
+// judges answers a report: a verdict for each that failed, but none for the claim "dead".
+func judges(_ context.Context, request *pb.ReportPrepareRequest) (*pb.ReportPrepareReply, error) {
+	reply := &pb.ReportPrepareReply{}
+	for _, outcome := range request.GetOutcomes() {
+		answer := &pb.ClaimAnswer{Uid: outcome.GetClaim().GetUid()}
+		if outcome.GetFailed() && answer.GetUid() != "dead" {
+			answer.Verdict = &pb.PrepareVerdict{Text: "[class=transient] " + answer.GetUid()}
+		}
+		reply.Answers = append(reply.Answers, answer)
+	}
+	return reply, nil
+}
+
+func knowsNothing(context.Context, *pb.CheckClaimsRequest) (*pb.CheckClaimsReply, error) {
+	return &pb.CheckClaimsReply{}, nil
+}
+
+func hangs[Request, Reply any](ctx context.Context, _ Request) (reply Reply, _ error) {
+	<-ctx.Done()
+	return reply, ctx.Err()
+}
+
+// prepares is a driver that fails for every claim but those that are named.
+func prepares(well ...string) func(context.Context, *resourceapi.ResourceClaim) ([]kubeletplugin.Device, error) {
+	return func(_ context.Context, claim *resourceapi.ResourceClaim) ([]kubeletplugin.Device, error) {
+		if slices.Contains(well, string(claim.UID)) {
+			return []kubeletplugin.Device{{DeviceName: "dev-" + string(claim.UID)}}, nil
+		}
+		return nil, errors.New("driver's own: " + string(claim.UID))
+	}
+}
+
+func errorsOf(results map[types.UID]kubeletplugin.PrepareResult) map[string]string {
+	texts := map[string]string{}
+	for uid, result := range results {
+		texts[string(uid)] = ""
+		if result.Err != nil {
+			texts[string(uid)] = result.Err.Error()
+		}
+	}
+	return texts
+}
+
+func expectErrors(t *testing.T, results map[types.UID]kubeletplugin.PrepareResult, want map[string]string) {
+	t.Helper()
+	got := errorsOf(results)
+	if len(got) != len(want) {
+		t.Errorf("%v, not %v", got, want)
+	}
+	for uid, text := range want {
+		if said, has := got[uid]; !has || said != text {
+			t.Errorf("claim %s: %q, not %q", uid, said, text)
+		}
+	}
+}
+
+func TestEachClaimIsToldInTheAgentsWords(t *testing.T) {
+	inBubble(t, func(ctx context.Context, t *testing.T, a *fakeAgent, c *Client) {
+		var asked *pb.CheckClaimsRequest
+		a.check = func(_ context.Context, request *pb.CheckClaimsRequest) (*pb.CheckClaimsReply, error) {
+			asked = request
+			return &pb.CheckClaimsReply{Answers: []*pb.ClaimAnswer{
+				{Uid: "well"}, {Uid: "bad"}, {Uid: "known", Verdict: &pb.PrepareVerdict{Text: "[class=bad-config]"}},
+			}}, nil
+		}
+		var reported *pb.ReportPrepareRequest
+		a.report = func(ctx context.Context, request *pb.ReportPrepareRequest) (*pb.ReportPrepareReply, error) {
+			reported = request
+			return judges(ctx, request)
+		}
+		a.start()
+		var tried []string
+		results, err := c.Prepare(ctx, claims("well", "bad", "known"),
+			func(ctx context.Context, claim *resourceapi.ResourceClaim) ([]kubeletplugin.Device, error) {
+				tried = append(tried, string(claim.UID))
+				return prepares("well")(ctx, claim)
+			})
+		if err != nil {
+			t.Fatal(err)
+		}
+		expectErrors(t, results, map[string]string{"well": "", "bad": "[class=transient] bad", "known": "[class=bad-config]"})
+		if !slices.Equal(tried, []string{"well", "bad"}) {
+			t.Errorf("tried %v: what is known to be futile was, or what is not known was not", tried)
+		}
+		if len(asked.GetClaims()) != 3 || a.count("check") != 1 || a.count("report") != 1 {
+			t.Errorf("asked %v", a.asked)
+		}
+		if outcomes := reported.GetOutcomes(); len(outcomes) != 2 || outcomes[0].GetFailed() || !outcomes[1].GetFailed() ||
+			outcomes[1].GetEvidence()[0].GetText() != "driver's own: bad" {
+			t.Errorf("reported %v", outcomes)
+		}
+		var own *Error
+		if !errors.As(results["bad"].Err, &own) || own.Unwrap().Error() != "driver's own: bad" {
+			t.Errorf("%v hides the driver's own error", results["bad"].Err)
+		}
+	})
+}
+
+func TestAnAgentThatHangsCostsHalfASecondOnceAndThenNothing(t *testing.T) {
+	inBubble(t, func(ctx context.Context, t *testing.T, a *fakeAgent, c *Client) {
+		a.check, a.report = hangs[*pb.CheckClaimsRequest, *pb.CheckClaimsReply], hangs[*pb.ReportPrepareRequest, *pb.ReportPrepareReply]
+		a.start()
+		for _, want := range []time.Duration{budget, 0, 0} {
+			began := time.Now()
+			results, _ := c.Prepare(ctx, claims("bad", "well"), prepares("well"))
+			if took := time.Since(began); took != want {
+				t.Errorf("waited for %v, not %v", took, want)
+			}
+			expectErrors(t, results, map[string]string{"bad": "driver's own: bad", "well": ""})
+		}
+	})
+}
+
+func TestTheQuestionAndTheReportShareOneBudget(t *testing.T) {
+	inBubble(t, func(ctx context.Context, t *testing.T, a *fakeAgent, c *Client) {
+		a.check = func(context.Context, *pb.CheckClaimsRequest) (*pb.CheckClaimsReply, error) {
+			time.Sleep(400 * time.Millisecond)
+			return &pb.CheckClaimsReply{}, nil
+		}
+		a.report = hangs[*pb.ReportPrepareRequest, *pb.ReportPrepareReply]
+		a.start()
+		began := time.Now()
+		_, _ = c.Prepare(ctx, claims("bad"), prepares())
+		if took := time.Since(began); took != budget {
+			t.Errorf("waited for %v, not %v", took, budget)
+		}
+	})
+}
+
+func TestTheDriversOwnWorkTakesNothingFromTheBudget(t *testing.T) {
+	inBubble(t, func(ctx context.Context, t *testing.T, a *fakeAgent, c *Client) {
+		a.check, a.report = knowsNothing, judges
+		a.start()
+		results, _ := c.Prepare(ctx, claims("bad"), func(context.Context, *resourceapi.ResourceClaim) ([]kubeletplugin.Device, error) {
+			time.Sleep(30 * time.Second)
+			return nil, errors.New("driver's own")
+		})
+		expectErrors(t, results, map[string]string{"bad": "[class=transient] bad"})
+	})
+}
+
+func TestWhatWentWellIsToldWithoutWaiting(t *testing.T) {
+	inBubble(t, func(ctx context.Context, t *testing.T, a *fakeAgent, c *Client) {
+		a.check, a.report = knowsNothing, hangs[*pb.ReportPrepareRequest, *pb.ReportPrepareReply]
+		a.start()
+		began := time.Now()
+		_, _ = c.Prepare(ctx, claims("well"), prepares("well"))
+		_, _ = c.Unprepare(ctx, objects("well"), unprepares)
+		if took := time.Since(began); took != 0 {
+			t.Errorf("waited for %v", took)
+		}
+		synctest.Wait()
+		if a.count("report") != 1 { // and the other when this one has ended
+			t.Errorf("asked %v", a.asked)
+		}
+	})
+}
+
+func TestAProcessThatHangsIsLeftForTheOneThatTookItsPlace(t *testing.T) {
+	inBubble(t, func(ctx context.Context, t *testing.T, a *fakeAgent, c *Client) {
+		a.check, a.report = hangs[*pb.CheckClaimsRequest, *pb.CheckClaimsReply], hangs[*pb.ReportPrepareRequest, *pb.ReportPrepareReply]
+		a.start()
+		_, _ = c.Prepare(ctx, claims("bad"), prepares())
+		old := a.server
+		defer old.Stop()
+		next := &fakeAgent{check: knowsNothing, report: judges}
+		next.start()
+		defer next.stop()
+		a.mu.Lock()
+		a.listener = next.listener
+		a.mu.Unlock()
+		time.Sleep(2 * reportTimeout)
+		results, _ := c.Prepare(ctx, claims("bad"), prepares())
+		expectErrors(t, results, map[string]string{"bad": "[class=transient] bad"})
+	})
+}
+
+func TestAnAgentThatIsAwayCostsNothing(t *testing.T) {
+	inBubble(t, func(ctx context.Context, t *testing.T, a *fakeAgent, c *Client) {
+		began := time.Now()
+		for range 3 {
+			results, _ := c.Prepare(ctx, claims("bad", "well"), prepares("well"))
+			expectErrors(t, results, map[string]string{"bad": "driver's own: bad", "well": ""})
+		}
+		if took := time.Since(began); took != 0 {
+			t.Errorf("waited for %v", took)
+		}
+	})
+}
+
+func TestAClosedClientCostsNothing(t *testing.T) {
+	inBubble(t, func(ctx context.Context, t *testing.T, a *fakeAgent, c *Client) {
+		a.start()
+		c.Close()
+		began := time.Now()
+		_, _ = c.Prepare(ctx, claims("bad"), prepares())
+		if took := time.Since(began); took != 0 {
+			t.Errorf("waited for %v", took)
+		}
+	})
+}
+
+func TestAnOlderAgentIsDoneWithout(t *testing.T) {
+	inBubble(t, func(ctx context.Context, t *testing.T, a *fakeAgent, c *Client) {
+		a.start()
+		results, _ := c.Prepare(ctx, claims("bad", "well"), prepares("well"))
+		expectErrors(t, results, map[string]string{"bad": "driver's own: bad", "well": ""})
+		synctest.Wait()
+		if c.Undelivered() != 0 {
+			t.Errorf("%d claims are counted that nobody wants", c.Undelivered())
+		}
+	})
+}
+
+func TestAReportThatFoundNobodyGoesOutLaterAndTheNewestOfAClaimIsTheLast(t *testing.T) {
+	inBubble(t, func(ctx context.Context, t *testing.T, a *fakeAgent, c *Client) {
+		var heard []string
+		a.check = knowsNothing
+		a.report = func(ctx context.Context, request *pb.ReportPrepareRequest) (*pb.ReportPrepareReply, error) {
+			for _, outcome := range request.GetOutcomes() {
+				heard = append(heard, outcome.GetClaim().GetUid()+map[bool]string{true: " failed", false: " went well"}[outcome.GetFailed()])
+			}
+			return judges(ctx, request)
+		}
+		_, _ = c.Prepare(ctx, claims("first"), prepares()) // under way, whatever comes
+		synctest.Wait()
+		_, _ = c.Prepare(ctx, claims("a", "b"), prepares())
+		_, _ = c.Prepare(ctx, claims("a"), prepares("a"))
+		time.Sleep(20 * time.Second)
+		a.start()
+		time.Sleep(5 * time.Second)
+		synctest.Wait()
+		if want := []string{"first failed", "b failed", "a went well"}; !slices.Equal(heard, want) {
+			t.Errorf("the agent heard %v, not %v", heard, want)
+		}
+		if c.Undelivered() != 0 {
+			t.Errorf("%d claims are counted that were delivered", c.Undelivered())
+		}
+	})
+}
+
+func TestAReportThatAnAgentTookWithItGoesOutAgain(t *testing.T) {
+	inBubble(t, func(ctx context.Context, t *testing.T, a *fakeAgent, c *Client) {
+		a.check = knowsNothing
+		a.report = func(ctx context.Context, request *pb.ReportPrepareRequest) (*pb.ReportPrepareReply, error) {
+			if a.count("report") == 1 {
+				return hangs[*pb.ReportPrepareRequest, *pb.ReportPrepareReply](ctx, request)
+			}
+			return judges(ctx, request)
+		}
+		a.start()
+		_, _ = c.Prepare(ctx, claims("bad"), prepares())
+		a.stop()
+		time.Sleep(20 * second)
+		a.start()
+		time.Sleep(2 * second)
+		synctest.Wait()
+		if a.count("report") != 2 || c.Undelivered() != 0 {
+			t.Errorf("told %d times, %d claims are counted", a.count("report"), c.Undelivered())
+		}
+	})
+}
+
+func TestAReportThatIsRefusedForNowIsTriedTwice(t *testing.T) {
+	inBubble(t, func(ctx context.Context, t *testing.T, a *fakeAgent, c *Client) {
+		a.check = knowsNothing
+		a.report = func(context.Context, *pb.ReportPrepareRequest) (*pb.ReportPrepareReply, error) {
+			return nil, status.Error(codes.Unavailable, "no space left on device")
+		}
+		a.start()
+		_, _ = c.Prepare(ctx, claims("bad"), prepares())
+		time.Sleep(time.Hour)
+		if a.count("report") != 2 || c.Undelivered() != 1 {
+			t.Errorf("told %d times, %d claims are counted", a.count("report"), c.Undelivered())
+		}
+	})
+}
+
+func TestReportsThatAreTooOldBreakNoConnection(t *testing.T) {
+	inBubble(t, func(ctx context.Context, t *testing.T, a *fakeAgent, c *Client) {
+		dialed := 0
+		c.dial = func(ctx context.Context) (net.Conn, error) {
+			dialed++
+			return a.dial(ctx)
+		}
+		a.check, a.report = knowsNothing, hangs[*pb.ReportPrepareRequest, *pb.ReportPrepareReply]
+		a.start()
+		for _, uid := range []string{"a", "b", "c"} {
+			_, _ = c.Prepare(ctx, claims(uid), prepares(uid))
+			time.Sleep(second)
+		}
+		time.Sleep(2 * reportTimeout)
+		_, _ = c.Prepare(ctx, claims("d"), prepares("d"))
+		if dialed != 2 || c.Undelivered() != 3 {
+			t.Errorf("%d connections, %d claims are counted", dialed, c.Undelivered())
+		}
+	})
+}
+
+func TestReportsThatNobodyTakesAreCountedAndBounded(t *testing.T) {
+	inBubble(t, func(ctx context.Context, t *testing.T, a *fakeAgent, c *Client) {
+		for number := range 2 * reportsMax {
+			_, _ = c.Prepare(ctx, claims(strings.Repeat("x", number+1)), prepares())
+		}
+		c.reports.mu.Lock()
+		waiting := len(c.reports.waiting)
+		c.reports.mu.Unlock()
+		if waiting > reportsMax {
+			t.Errorf("%d reports wait, limit %d", waiting, reportsMax)
+		}
+		time.Sleep(2 * reportTimeout)
+		if lost := c.Undelivered(); lost != 2*reportsMax {
+			t.Errorf("%d of %d claims are counted", lost, 2*reportsMax)
+		}
+	})
+}
+
+func TestAReportThatTheAgentRefusesIsAPersonsToKnow(t *testing.T) {
+	var complaints []error
+	handle := OnError(func(_ context.Context, err error, _ string) { complaints = append(complaints, err) })
+	inBubble(t, func(ctx context.Context, t *testing.T, a *fakeAgent, c *Client) {
+		a.check = knowsNothing
+		a.report = func(context.Context, *pb.ReportPrepareRequest) (*pb.ReportPrepareReply, error) {
+			return nil, status.Error(codes.InvalidArgument, "outcomes[0].claim.uid: empty")
+		}
+		a.start()
+		results, _ := c.Prepare(ctx, claims("bad"), prepares())
+		synctest.Wait()
+		expectErrors(t, results, map[string]string{"bad": "driver's own: bad"})
+		if len(complaints) != 1 || !errors.Is(complaints[0], kubeletplugin.ErrRecoverable) ||
+			!strings.Contains(complaints[0].Error(), "outcomes[0].claim.uid: empty") {
+			t.Errorf("%v", complaints)
+		}
+	}, handle)
+}
+
+func TestAnUnprepareThatFailedForADeadDeviceSucceeds(t *testing.T) {
+	inBubble(t, func(ctx context.Context, t *testing.T, a *fakeAgent, c *Client) {
+		a.report = func(ctx context.Context, request *pb.ReportPrepareRequest) (*pb.ReportPrepareReply, error) {
+			if request.GetStep() != pb.Step_STEP_UNPREPARE {
+				t.Errorf("%v", request.GetStep())
+			}
+			return judges(ctx, request)
+		}
+		a.start()
+		errs, _ := c.Unprepare(ctx, objects("dead", "bad", "well"), unprepares)
+		if errs["dead"] != nil || errs["well"] != nil || errs["bad"].Error() != "[class=transient] bad" || len(errs) != 3 {
+			t.Errorf("%v", errs)
+		}
+	})
+}
+
+func TestAnUnprepareIsAsTheDriverSaysWhenNobodyAnswers(t *testing.T) {
+	inBubble(t, func(ctx context.Context, t *testing.T, a *fakeAgent, c *Client) {
+		began := time.Now()
+		errs, _ := c.Unprepare(ctx, objects("dead", "well"), unprepares)
+		if errs["dead"].Error() != "driver's own: dead" || errs["well"] != nil || len(errs) != 2 {
+			t.Errorf("%v", errs)
+		}
+		if took := time.Since(began); took > budget {
+			t.Errorf("waited for %v", took)
+		}
+	})
+}
+
+func objects(uids ...string) (all []kubeletplugin.NamespacedObject) {
+	for _, uid := range uids {
+		name := types.NamespacedName{Namespace: "default", Name: "claim-" + uid}
+		all = append(all, kubeletplugin.NamespacedObject{NamespacedName: name, UID: types.UID(uid)})
+	}
+	return all
+}
+
+func unprepares(_ context.Context, claim kubeletplugin.NamespacedObject) error {
+	if claim.UID == "well" {
+		return nil
+	}
+	return errors.New("driver's own: " + string(claim.UID))
+}
+
+func TestAnErrorIsOneLineThatTheKubeletShowsWhole(t *testing.T) {
+	for _, text := range []string{"a\nb\t\x00c  d", "\xff\xfe", "", strings.Repeat("\u00fc", 5000), "x" + strings.Repeat("\U0001F600", 5000)} {
+		told := inWords(nil, errors.New(text)).Error()
+		if told == "" || len(told) > lineMax || !utf8.ValidString(told) || strings.ContainsAny(told, "\n\t\x00") {
+			t.Errorf("%.40q is told as %q", text, told)
+		}
+		if len(text) > lineMax && (len(told) < lineMax-6 || !strings.HasSuffix(told, "...")) {
+			t.Errorf("%.40q is cut to %d bytes", text, len(told))
+		}
+	}
+	if told := inWords(nil, errors.New("a\nb\t\x00c  d")).Error(); told != "a b c d" {
+		t.Error(told)
+	}
+}
+
+func TestAFingerprintMovesWithWhateverElseTheOutcomeDependsOn(t *testing.T) {
+	opaque := func(driver, parameters string) resourceapi.DeviceAllocationConfiguration {
+		return resourceapi.DeviceAllocationConfiguration{
+			Source: resourceapi.AllocationConfigSourceClaim,
+			DeviceConfiguration: resourceapi.DeviceConfiguration{Opaque: &resourceapi.OpaqueDeviceConfiguration{
+				Driver: driver, Parameters: runtime.RawExtension{Raw: []byte(parameters)},
+			}},
+		}
+	}
+	with := func(version string, configs ...resourceapi.DeviceAllocationConfiguration) string {
+		of := claim("a")
+		of.Status.Allocation.Devices.Config = configs
+		return ClaimOf(of, driverName, version).GetFingerprint()
+	}
+	plain := with("v1")
+	if len(plain) != 64 || plain != with("v1") || plain != with("v1", opaque("other.example.com", `{}`)) {
+		t.Error("it moves with what is not the driver's")
+	}
+	others := []string{with("v2"), with("v1", opaque(driverName, `{"a":1}`)), with("v1", opaque(driverName, `{"a":2}`))}
+	if slices.Contains(others, plain) || others[1] == others[2] {
+		t.Errorf("it stays: %s, %v", plain, others)
+	}
+}
+
+func TestAClaimNamesTheDriversDevicesAlone(t *testing.T) {
+	shared := claim("a")
+	id := types.UID("share")
+	shared.Status.Allocation.Devices.Results[0].ShareID = &id
+	devices := ClaimOf(shared, driverName, "").GetDevices()
+	if len(devices) != 1 || devices[0].GetDevice() != "dev-a" || devices[0].GetShareId() != "share" || devices[0].GetRequest() != "r" {
+		t.Errorf("%v", devices)
+	}
+	if of := ClaimOf(&resourceapi.ResourceClaim{}, driverName, ""); of.GetDevices() != nil {
+		t.Errorf("%v", of)
+	}
+}

@@ -1,0 +1,267 @@
+package drahealth
+
+import (
+	"context"
+	"errors"
+	"maps"
+	"slices"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/dynamic-resource-allocation/kubeletplugin"
+
+	pb "drahealth.example.com/go-driver/drahealthv1"
+)
+
+func TestDevicesAreDeclaredBeforeHealthIsAskedForEachTime(t *testing.T) {
+	inBubble(t, func(ctx context.Context, t *testing.T, a *fakeAgent, c *Client) {
+		a.health = tell(healthy("a"))
+		a.start()
+		c.Declare(cpu("a"))
+		synctest.Wait()
+		k := watches(ctx, c)
+		synctest.Wait()
+		a.stop()
+		time.Sleep(5 * second)
+		a.start()
+		time.Sleep(2 * second)
+		synctest.Wait()
+		if want := []string{"sync", "sync", "health", "sync", "health"}; !slices.Equal(a.asked, want) {
+			t.Errorf("asked %v, not %v", a.asked, want)
+		}
+		k.said(t)
+	})
+}
+
+func TestTheNewestDevicesAreDeclaredWithoutAnyStream(t *testing.T) {
+	inBubble(t, func(_ context.Context, t *testing.T, a *fakeAgent, c *Client) {
+		var last *pb.SyncDevicesRequest
+		a.sync = func(_ context.Context, request *pb.SyncDevicesRequest) error {
+			last = request
+			return nil
+		}
+		c.Declare(cpu("old"))
+		time.Sleep(second)
+		c.Declare(cpu("a"), cpu("b"))
+		a.start()
+		time.Sleep(2 * declareMax)
+		synctest.Wait()
+		if len(last.GetDevices()) != 2 {
+			t.Errorf("%v", last)
+		}
+	})
+}
+
+func TestDevicesThatCannotBeRightAreTriedAndToldOfOnce(t *testing.T) {
+	var complaints []error
+	handle := OnError(func(_ context.Context, err error, _ string) { complaints = append(complaints, err) })
+	inBubble(t, func(ctx context.Context, t *testing.T, a *fakeAgent, c *Client) {
+		a.sync = func(context.Context, *pb.SyncDevicesRequest) error {
+			return status.Error(codes.InvalidArgument, "devices[0].name: 70 bytes, limit 63")
+		}
+		a.health = tell(healthy("cpu-node0"))
+		a.start()
+		c.Declare(cpu("a"))
+		k := watches(ctx, c)
+		time.Sleep(10 * time.Minute)
+		synctest.Wait()
+		if a.count("sync") != 1 || len(complaints) != 1 || !errors.Is(complaints[0], kubeletplugin.ErrRecoverable) ||
+			!strings.Contains(complaints[0].Error(), "limit 63") {
+			t.Errorf("declared %d times, told of %v", a.count("sync"), complaints)
+		}
+		c.Declare(cpu("b"))
+		synctest.Wait()
+		if a.count("sync") != 2 || len(complaints) != 2 {
+			t.Errorf("declared %d times, told of %v", a.count("sync"), complaints)
+		}
+		k.said(t)
+	}, handle)
+}
+
+func TestDevicesThatCannotBeTakenYetAreTriedAgainAndToldOfOnce(t *testing.T) {
+	var complaints []error
+	handle := OnError(func(_ context.Context, err error, _ string) { complaints = append(complaints, err) })
+	inBubble(t, func(_ context.Context, t *testing.T, a *fakeAgent, c *Client) {
+		var mended atomic.Bool
+		a.sync = func(context.Context, *pb.SyncDevicesRequest) error {
+			if mended.Load() {
+				return nil
+			}
+			return status.Error(codes.FailedPrecondition, "devices.d/test.toml: not written by drahealth")
+		}
+		a.start()
+		c.Declare(cpu("a"))
+		time.Sleep(5 * time.Minute)
+		mended.Store(true)
+		time.Sleep(declareMax)
+		tried := a.count("sync")
+		time.Sleep(time.Hour)
+		synctest.Wait()
+		if tried < 5 || a.count("sync") != tried || len(complaints) != 1 {
+			t.Errorf("declared %d times, then %d, told of %v", tried, a.count("sync"), complaints)
+		}
+	}, handle)
+}
+
+func TestDevicesThatAreMendedAreDeclaredAtOnce(t *testing.T) {
+	inBubble(t, func(_ context.Context, t *testing.T, a *fakeAgent, c *Client) {
+		a.sync = func(_ context.Context, request *pb.SyncDevicesRequest) error {
+			if len(request.GetDevices()) > 1 {
+				return status.Error(codes.ResourceExhausted, "devices: 2, limit 1")
+			}
+			return nil
+		}
+		a.start()
+		c.Declare(cpu("a"), cpu("b"))
+		time.Sleep(5*time.Minute + second/2)
+		synctest.Wait()
+		tried := a.count("sync")
+		c.Declare(cpu("a"))
+		synctest.Wait()
+		if a.count("sync") != tried+1 {
+			t.Errorf("declared %d times, then %d", tried, a.count("sync"))
+		}
+	})
+}
+
+func TestAnOlderAgentThatKnowsNoDevicesIsPipedAllTheSame(t *testing.T) {
+	inBubble(t, func(ctx context.Context, t *testing.T, a *fakeAgent, c *Client) {
+		a.sync = nil
+		a.health = tell(healthy("a"))
+		a.start()
+		c.Declare(cpu("a"))
+		watches(ctx, c).expect(t, told{0, "a", isHealthy, "", 30 * second})
+	})
+}
+
+func TestAClosedClientIsOfNoUseAndOfNoHarm(t *testing.T) {
+	inBubble(t, func(ctx context.Context, t *testing.T, a *fakeAgent, c *Client) {
+		c.Close()
+		c.Close()
+		c.Declare(cpu("a"))
+		results, err := c.Prepare(ctx, claims("well"), prepares("well"))
+		if err != nil || results["well"].Err != nil {
+			t.Errorf("%v, %v", results, err)
+		}
+	})
+}
+
+// --- taints
+// -------------------------------------------------------------------------------------------------
+
+func tainted(name string, effects ...pb.TaintEffect) *pb.DeviceTaints {
+	device := &pb.TaintedDevice{Pool: "node-1", Name: name}
+	for _, effect := range effects {
+		device.Taints = append(device.Taints, &pb.DeviceTaint{Key: driverName + "/lost", Effect: effect, TimeAddedS: 1_790_000_000})
+	}
+	return &pb.DeviceTaints{Devices: []*pb.TaintedDevice{device, {Pool: "node-1", Name: "well"}}}
+}
+
+func TestTaintsAreWholeAndKeepTheirTime(t *testing.T) {
+	taints := taintsOf(tainted("a", pb.TaintEffect_TAINT_EFFECT_NO_EXECUTE, pb.TaintEffect_TAINT_EFFECT_NONE, 9))
+	of, known := taints["node-1"]["a"], taints["node-1"]["well"]
+	if len(of) != 3 || known == nil || len(known) != 0 || of[0].Key != driverName+"/lost" || of[0].TimeAdded.Unix() != 1_790_000_000 {
+		t.Fatalf("%v", taints)
+	}
+	if of[0].Effect != resourceapi.DeviceTaintEffectNoExecute || of[2].Effect != resourceapi.DeviceTaintEffectNone {
+		t.Errorf("%v", of)
+	}
+	if taints.SliceLimit("node-1") != 64 || taints.SliceLimit("node-2") != 128 {
+		t.Error("a pool with a taint has slices of 64 devices, another of 128")
+	}
+	if rest := taints.Without(resourceapi.DeviceTaintEffectNone); len(rest["node-1"]["a"]) != 1 || len(of) != 3 {
+		t.Errorf("%v", rest)
+	}
+	informing := taintsOf(tainted("a", pb.TaintEffect_TAINT_EFFECT_NONE)).Without(resourceapi.DeviceTaintEffectNone)
+	if informing.SliceLimit("node-1") != 128 {
+		t.Errorf("%v", informing)
+	}
+}
+
+func TestWhoPublishesSlowlyMissesTaintsButNeverTheLast(t *testing.T) {
+	inBubble(t, func(ctx context.Context, t *testing.T, a *fakeAgent, c *Client) {
+		a.taints = func(stream grpc.ServerStreamingServer[pb.DeviceTaints]) error {
+			for _, name := range []string{"a", "b", "c", "d"} {
+				if err := stream.Send(tainted(name, pb.TaintEffect_TAINT_EFFECT_NO_SCHEDULE)); err != nil {
+					return err
+				}
+				time.Sleep(second)
+			}
+			<-stream.Context().Done()
+			return nil
+		}
+		a.start()
+		var published [][]string
+		go c.WatchTaints(ctx, func(taints Taints) {
+			published = append(published, slices.Sorted(maps.Keys(taints["node-1"])))
+			time.Sleep(time.Minute)
+		})
+		time.Sleep(10 * time.Minute)
+		synctest.Wait()
+		if len(published) != 2 || published[0][0] != "a" || published[1][0] != "d" {
+			t.Errorf("%v", published)
+		}
+	})
+}
+
+func TestTaintsStayWhileTheAgentIsAwayAndComeAgainWithIt(t *testing.T) {
+	inBubble(t, func(ctx context.Context, t *testing.T, a *fakeAgent, c *Client) {
+		a.taints = func(stream grpc.ServerStreamingServer[pb.DeviceTaints]) error {
+			_ = stream.Send(tainted("a", pb.TaintEffect_TAINT_EFFECT_NO_SCHEDULE))
+			<-stream.Context().Done()
+			return nil
+		}
+		a.start()
+		number := 0
+		go c.WatchTaints(ctx, func(Taints) { number++ })
+		synctest.Wait()
+		a.stop()
+		time.Sleep(time.Hour)
+		synctest.Wait()
+		if number != 1 {
+			t.Errorf("%d calls", number)
+		}
+		a.start()
+		time.Sleep(2 * second)
+		synctest.Wait()
+		if number != 2 {
+			t.Errorf("%d calls", number)
+		}
+	})
+}
+
+func TestATaintStreamThatKeepsEndingIsNotAskedForAllTheTime(t *testing.T) {
+	inBubble(t, func(ctx context.Context, t *testing.T, a *fakeAgent, c *Client) {
+		a.taints = func(stream grpc.ServerStreamingServer[pb.DeviceTaints]) error { return stream.Send(tainted("a")) }
+		a.start()
+		go c.WatchTaints(ctx, func(Taints) {})
+		time.Sleep(60 * second)
+		if streams := a.count("taints"); streams > 65 {
+			t.Errorf("%d streams in a minute", streams)
+		}
+	})
+}
+
+func TestAnAgentThatTellsNoTaintsIsToldOfOnce(t *testing.T) {
+	var complaints []error
+	handle := OnError(func(_ context.Context, err error, _ string) { complaints = append(complaints, err) })
+	inBubble(t, func(ctx context.Context, t *testing.T, a *fakeAgent, c *Client) {
+		a.taints = func(grpc.ServerStreamingServer[pb.DeviceTaints]) error {
+			return status.Error(codes.FailedPrecondition, "the driver's name can begin no key")
+		}
+		a.start()
+		go c.WatchTaints(ctx, func(taints Taints) { t.Errorf("%v", taints) })
+		time.Sleep(time.Hour)
+		synctest.Wait()
+		if len(complaints) != 1 || a.count("taints") > 130 {
+			t.Errorf("%v, %d streams", complaints, a.count("taints"))
+		}
+	}, handle)
+}

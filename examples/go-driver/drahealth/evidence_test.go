@@ -1,0 +1,145 @@
+package drahealth
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"net"
+	"os"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+	"unicode/utf8"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+
+	pb "drahealth.example.com/go-driver/drahealthv1"
+)
+
+func pathError(path string) error {
+	return &fs.PathError{Op: "write", Path: path, Err: syscall.ENOSPC}
+}
+
+// shown is evidence in one short line each.
+func shown(err error) (all []string) {
+	for _, one := range Evidence(err) {
+		switch kind := one.GetKind().(type) {
+		case *pb.Evidence_Errno:
+			e := kind.Errno
+			all = append(all, fmt.Sprintf("errno %d %d %s", e.GetNumber(), e.GetOperation(), e.GetPath()))
+		case *pb.Evidence_Word:
+			w := kind.Word
+			all = append(all, fmt.Sprintf("word %d %s %q %s %v", w.GetErrorClass(), w.GetCode(), w.GetSummary(), w.GetDevice(), w.GetRetryAfterS()))
+		case *pb.Evidence_Late:
+			all = append(all, fmt.Sprintf("late %s %d", kind.Late.GetBy(), kind.Late.GetOperation()))
+		case *pb.Evidence_Grpc:
+			all = append(all, fmt.Sprintf("grpc %d %s", kind.Grpc.GetCode(), kind.Grpc.GetMessage()))
+		case *pb.Evidence_Http:
+			h := kind.Http
+			all = append(all, fmt.Sprintf("http %d %s %t", h.GetStatus(), h.GetReason(), h.GetKubernetes()))
+		case *pb.Evidence_Nvml:
+			all = append(all, fmt.Sprintf("nvml %d %s", kind.Nvml.GetCode(), kind.Nvml.GetDevice()))
+		case *pb.Evidence_Undecoded:
+			all = append(all, fmt.Sprintf("undecoded %s", kind.Undecoded.GetBy()))
+		case *pb.Evidence_Text:
+			all = append(all, "text")
+		}
+	}
+	return all
+}
+
+func TestEachErrorShowsWhatItIs(t *testing.T) {
+	number := json.Unmarshal([]byte(`{"pages": "many"}`), &struct{ Pages int }{})
+	claims := schema.GroupResource{Group: "resource.k8s.io", Resource: "resourceclaims"}
+	refused := &net.OpError{Op: "dial", Net: "tcp", Err: os.NewSyscallError("connect", syscall.ECONNREFUSED)}
+	read, write, _ := os.Pipe()
+	defer read.Close()
+	defer write.Close()
+	_ = read.SetReadDeadline(time.Unix(1, 0))
+	_, late := read.Read(make([]byte, 1))
+
+	for _, one := range []struct {
+		err  error
+		want string
+	}{
+		{errors.New("bank is locked"), "text"},
+		{syscall.EBUSY, "errno 16 0 ; text"},
+		{fmt.Errorf("claim: %w", Doing(CDI, pathError("/cdi/a.json"))), "errno 28 2 /cdi/a.json; text"},
+		{Doing(CDI, Doing(State, pathError("/ledger"))), "errno 28 3 /ledger; text"},
+		{&os.LinkError{Op: "rename", Old: "/cdi/.a", New: "/cdi/a", Err: syscall.EROFS}, "errno 30 0 /cdi/a; text"},
+		{Doing(API, refused), "errno 111 5 ; text"},
+		{errors.Join(pathError("/a"), pathError("/b")), "errno 28 0 /a; errno 28 0 /b; text"},
+		{fmt.Errorf("%w, %w", syscall.EIO, context.DeadlineExceeded), "errno 5 0 ; late context.DeadlineExceeded 0; text"},
+		{Doing(Lock, context.DeadlineExceeded), "late context.DeadlineExceeded 6; text"},
+		{Doing(Device, late), "late os.ErrDeadlineExceeded 1; text"},
+		{&net.DNSError{Err: "no answer", IsTimeout: true}, "late net.DNSError 0; text"},
+		{syscall.ETIMEDOUT, "errno 110 0 ; text"},
+		{context.Canceled, "text"},
+		{fmt.Errorf("x: %w", status.Error(codes.Unavailable, "closing")), "grpc 14 closing; text"},
+		{apierrors.NewConflict(claims, "it", errors.New("changed")), "http 409 Conflict true; text"},
+		{fmt.Errorf("get: %w", apierrors.NewNotFound(claims, "it")), "http 404 NotFound true; text"},
+		{fmt.Errorf("handle: %w", Nvml(15, "gpu-3", errors.New("GPU is lost"))), "nvml 15 gpu-3; text"},
+		{Nvml(999, "", nil), "nvml 999 ; text"},
+		{Nvml(0, "gpu-3", errors.New("it went well")), "text"},
+		{number, "text"},
+		{Doing(Config, number), "undecoded json.UnmarshalTypeError; text"},
+		{Doing(Config, errors.New("strict decoding error")), "undecoded decoder; text"},
+		{Doing(Config, BadConfig("fpga.mode", "mode 9, 0 to 3")), `word 2 fpga.mode "mode 9, 0 to 3"  0; text`},
+		{Doing(Config, pathError("/etc/x")), "errno 28 4 /etc/x; text"},
+		{Transient("fpga.training", "link trains").After(90 * time.Second), `word 1 fpga.training "link trains"  90; text`},
+		{FailedDevice("fpga-0", "fpga.dead", "no answer: %w", syscall.EIO), `word 3 fpga.dead "no answer: input/output error" fpga-0 0; errno 5 0 ; text`},
+		{Permanent("fpga.firmware", "%w and %w", syscall.EIO, syscall.EBUSY), `word 4 fpga.firmware "input/output error and device or resource busy"  0; errno 5 0 ; errno 16 0 ; text`},
+	} {
+		if got := strings.Join(shown(one.err), "; "); got != one.want {
+			t.Errorf("%v\n  shows %s\n  not   %s", one.err, got, one.want)
+		}
+	}
+}
+
+func TestNoErrorShowsNothing(t *testing.T) {
+	if Evidence(nil) != nil || Doing(CDI, nil) != nil {
+		t.Error("there is something")
+	}
+}
+
+func TestEvidenceIsWithinTheAgentsLimits(t *testing.T) {
+	var many []error
+	for range 30 {
+		many = append(many, pathError("/"+strings.Repeat("\u00fc", 5000)))
+	}
+	evidence := Evidence(errors.Join(many...))
+	if len(evidence) != evidenceCount || evidence[evidenceCount-1].GetText() == "" {
+		t.Errorf("%d pieces, the last is %v", len(evidence), evidence[len(evidence)-1])
+	}
+	for _, one := range evidence {
+		for _, text := range []string{one.GetErrno().GetPath(), one.GetErrno().GetText(), one.GetText()} {
+			if len(text) > evidenceMax || !utf8.ValidString(text) {
+				t.Errorf("%d bytes", len(text))
+			}
+		}
+	}
+	summary := Evidence(BadConfig("x.y", "%s", "\xff\n"+strings.Repeat("\u00fc", 300)))[0].GetWord().GetSummary()
+	if utf8.RuneCountInString(summary) != summaryMax || !utf8.ValidString(summary) || strings.Contains(summary, "\n") {
+		t.Errorf("%q", summary)
+	}
+}
+
+// endless is an error that wraps itself.
+type endless struct{}
+
+func (endless) Error() string   { return "endless" }
+func (e endless) Unwrap() error { return e }
+
+func TestAnErrorThatWrapsItselfIsLeftAtSomePoint(t *testing.T) {
+	for want, err := range map[string]error{"text": endless{}, "undecoded drahealth.endless; text": Doing(Config, endless{})} {
+		if got := strings.Join(shown(err), "; "); got != want {
+			t.Errorf("shows %s, not %s", got, want)
+		}
+	}
+}

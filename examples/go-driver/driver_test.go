@@ -1,0 +1,214 @@
+package main
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+
+	resourceapi "k8s.io/api/resource/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/dynamic-resource-allocation/kubeletplugin"
+	"tags.cncf.io/container-device-interface/specs-go"
+
+	"drahealth.example.com/go-driver/drahealth"
+)
+
+const (
+	name  = "godev.drahealth.example.com"
+	cpus  = "cpus-node0-0"
+	pages = "hugepages-2mi-node1-0"
+)
+
+// newDriver is one on a host of files: CPUs 0-3 are online, 8 of 8 pages are free.
+func newDriver(t *testing.T) *driver {
+	t.Helper()
+	h := &host{sysfs: t.TempDir()}
+	for _, err := range []error{h.addCPUs("0-3"), h.addCPUs("4-5"), h.addHugepages("2Mi:8@1")} {
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	d := &driver{name: name, node: "node-1", host: h, cdi: cdiFiles{t.TempDir(), name}}
+	d.onHost(t, "devices/system/cpu/online", "0-3")
+	d.onHost(t, "devices/system/node/node1/hugepages/hugepages-2048kB/free_hugepages", "8")
+	return d
+}
+
+func (d *driver) onHost(t *testing.T, path, text string) {
+	t.Helper()
+	path = filepath.Join(d.host.sysfs, path)
+	if err := errors.Join(os.MkdirAll(filepath.Dir(path), 0o755), os.WriteFile(path, []byte(text+"\n"), 0o644)); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// claimOf is for one device per request "r0", "r1"...
+func claimOf(parameters string, devices ...string) *resourceapi.ResourceClaim {
+	allocation := &resourceapi.AllocationResult{}
+	for number, device := range devices {
+		allocation.Devices.Results = append(allocation.Devices.Results, resourceapi.DeviceRequestAllocationResult{
+			Request: fmt.Sprintf("r%d/first", number), Driver: name, Pool: "node-1", Device: device,
+		})
+	}
+	if parameters != "" {
+		allocation.Devices.Config = []resourceapi.DeviceAllocationConfiguration{{
+			DeviceConfiguration: resourceapi.DeviceConfiguration{Opaque: &resourceapi.OpaqueDeviceConfiguration{
+				Driver: name, Parameters: runtime.RawExtension{Raw: []byte(parameters)},
+			}},
+		}}
+	}
+	return &resourceapi.ResourceClaim{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "it", UID: "uid"},
+		Status:     resourceapi.ResourceClaimStatus{Allocation: allocation},
+	}
+}
+
+func parametersOf(kind, rest string) string {
+	return fmt.Sprintf(`{"apiVersion": "%s/v1", "kind": %q, %s}`, name, kind, rest)
+}
+
+// evidence is what the agent would get, in one line.
+func evidence(err error) string {
+	var texts []string
+	for _, one := range drahealth.Evidence(err) {
+		texts = append(texts, one.String())
+	}
+	return strings.Join(texts, "\n")
+}
+
+func TestAClaimGetsItsDevicesAndTheSameOnesAgain(t *testing.T) {
+	d := newDriver(t)
+	claim := claimOf("", cpus, pages)
+	first, err := d.prepare(t.Context(), claim)
+	if err != nil {
+		t.Fatal(err)
+	}
+	d.onHost(t, "devices/system/node/node1/hugepages/hugepages-2048kB/free_hugepages", "0") // the pod has them
+	again, err := d.prepare(t.Context(), claim)
+	if err != nil || fmt.Sprint(first) != fmt.Sprint(again) || len(first) != 2 || first[0].CDIDeviceIDs[0] == first[1].CDIDeviceIDs[0] {
+		t.Errorf("%v, then %v (%v)", first, again, err)
+	}
+	var spec specs.Spec
+	data, err := os.ReadFile(d.cdi.path(claim.UID))
+	if err := errors.Join(err, json.Unmarshal(data, &spec)); err != nil {
+		t.Fatal(err)
+	}
+	if got := spec.Devices[0].ContainerEdits.Env[0]; got != "GODEV_CPUS_NODE0_0=0-3" {
+		t.Error(got)
+	}
+	if got := spec.Devices[1].ContainerEdits.Mounts[0].Options; got[len(got)-1] != "size=16384K" {
+		t.Error(got)
+	}
+	object := kubeletplugin.NamespacedObject{NamespacedName: types.NamespacedName{Name: "it"}, UID: claim.UID}
+	if err := errors.Join(d.unprepare(t.Context(), object), d.unprepare(t.Context(), object)); err != nil {
+		t.Error(err)
+	}
+	if left, _ := os.ReadDir(d.cdi.directory); len(left) != 0 {
+		t.Errorf("%v is left", left)
+	}
+}
+
+func TestWhatCannotBeHadIsRefusedByItsKind(t *testing.T) {
+	for _, one := range []struct {
+		claim *resourceapi.ResourceClaim
+		shows []string
+	}{
+		{claimOf("", "cpus-node0-1"), []string{"FAILED_DEVICE", "cpu.offline", "CPUs 4-5 are not online"}},
+		{claimOf("", "cpus-node0-9"), []string{"PERMANENT", "device.unknown"}},
+		{claimOf("no json", cpus), []string{"undecoded"}},
+		{claimOf(parametersOf("CpuParameters", `"cpu": "0"`), cpus), []string{"undecoded", `unknown field \"cpu\"`}},
+		{claimOf(parametersOf("CpuParameters", `"CPUs": "0"`), cpus), []string{"undecoded", `unknown field \"CPUs\"`}},
+		{claimOf(parametersOf("GpuParameters", `"gpu": 1`), cpus), []string{"undecoded", "neither CpuParameters nor"}},
+		{claimOf(parametersOf("CpuParameters", `"cpus": "0-9"`), cpus), []string{"BAD_CONFIG", "cpu.opaque_cpuset.invalid", "CPUs 4-9 are not of"}},
+		{claimOf(parametersOf("CpuParameters", `"cpus": "x"`), cpus), []string{"BAD_CONFIG", "names no CPUs"}},
+		{claimOf(parametersOf("CpuParameters", `"cpus": "0"`), pages), []string{"BAD_CONFIG", "config.conflict"}},
+		{claimOf(parametersOf("HugepagesParameters", `"pages": 1`), cpus), []string{"BAD_CONFIG", "config.conflict"}},
+		{claimOf(parametersOf("HugepagesParameters", `"pages": 9`), pages), []string{"BAD_CONFIG", "9 pages of", "which has 8"}},
+	} {
+		d := newDriver(t)
+		devices, err := d.prepare(t.Context(), one.claim)
+		if err == nil || d.cdi.has(one.claim.UID) {
+			t.Errorf("%v was given %v", one.claim.Status.Allocation, devices)
+			continue
+		}
+		for _, part := range one.shows {
+			if !strings.Contains(evidence(err), part) {
+				t.Errorf("%q is not in\n%s", part, evidence(err))
+			}
+		}
+	}
+}
+
+func TestLessThanAllMayBeAskedFor(t *testing.T) {
+	d := newDriver(t)
+	if _, err := d.prepare(t.Context(), claimOf(parametersOf("HugepagesParameters", `"pages": 3`), pages)); err != nil {
+		t.Fatal(err)
+	}
+	data, _ := os.ReadFile(d.cdi.path("uid"))
+	if !strings.Contains(string(data), "size=6144K") {
+		t.Errorf("%s", data)
+	}
+}
+
+func TestPagesThatSomebodyElseHasAreWaitedFor(t *testing.T) {
+	d := newDriver(t)
+	d.onHost(t, "devices/system/node/node1/hugepages/hugepages-2048kB/free_hugepages", "7")
+	_, err := d.prepare(t.Context(), claimOf("", pages))
+	if shown := evidence(err); !strings.Contains(shown, "TRANSIENT") || !strings.Contains(shown, "8 pages of 2Mi needed on NUMA node 1, 7 are free") {
+		t.Error(shown)
+	}
+}
+
+func TestAFileThatCannotBeWrittenIsSaidToBeACDIFile(t *testing.T) {
+	d := newDriver(t)
+	d.cdi.directory += "/gone"
+	_, err := d.prepare(t.Context(), claimOf("", cpus))
+	if shown := drahealth.Evidence(err)[0].GetErrno(); shown.GetOperation() != drahealth.CDI || syscall.Errno(shown.GetNumber()) != syscall.ENOENT {
+		t.Error(shown)
+	}
+}
+
+func TestFlagsThatNameNoDeviceAreRefused(t *testing.T) {
+	h := &host{}
+	for _, flag := range []string{"", "x", "3-1", "0@", "0@1024", "0@-1", "0@x"} {
+		if h.addCPUs(flag) == nil {
+			t.Errorf("--cpus %q", flag)
+		}
+	}
+	for _, flag := range []string{"", "2Mi", "2Mi:", "2Mi:0", "2Mi:-1", ":8", "x:8", "1:8", "2Mi:8@x"} {
+		if h.addHugepages(flag) == nil {
+			t.Errorf("--hugepages %q", flag)
+		}
+	}
+	if len(h.devices) != 0 {
+		t.Errorf("%v", h.devices)
+	}
+}
+
+func TestASliceHasRoomForTaints(t *testing.T) {
+	h := &host{}
+	for range 130 {
+		if err := h.addCPUs("0"); err != nil {
+			t.Fatal(err)
+		}
+	}
+	taint := resourceapi.DeviceTaint{Key: name + "/lost", Effect: resourceapi.DeviceTaintEffectNoSchedule}
+	pool := h.published(map[string][]resourceapi.DeviceTaint{"cpus-node0-129": {taint}})
+	var sizes []int
+	for _, slice := range pool.Slices {
+		sizes = append(sizes, len(slice.Devices))
+	}
+	if fmt.Sprint(sizes) != "[64 64 2]" || len(pool.Slices[2].Devices[1].Taints) != 1 {
+		t.Errorf("%v", sizes)
+	}
+	if empty := (&host{}).published(nil); len(empty.Slices) != 1 {
+		t.Errorf("%v: no slice says less than one without devices", empty)
+	}
+}

@@ -1,0 +1,189 @@
+package main
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+
+	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	"k8s.io/dynamic-resource-allocation/resourceslice"
+	"k8s.io/utils/cpuset"
+	"k8s.io/utils/ptr"
+
+	"drahealth.example.com/go-driver/drahealth"
+	"drahealth.example.com/go-driver/drahealthv1"
+)
+
+// sliceDevices is how many devices a ResourceSlice has: more than 64 would have to move when one of
+// them is tainted.
+const sliceDevices = resourceapi.ResourceSliceMaxDevicesWithAdvancedFeatures
+
+// hostDevice is what is handed out: some CPUs, or some hugepages of a NUMA node.
+type hostDevice struct {
+	name  string
+	numa  int64
+	cpus  cpuset.CPUSet
+	size  resource.Quantity // of a page
+	pages int64             // 0: it is CPUs
+}
+
+// host is all that this host hands out, in the order of the flags.
+type host struct {
+	sysfs   string
+	devices []hostDevice
+}
+
+// addCPUs takes the flag --cpus, LIST[@NUMA]: "0-3,8", "4-7@1".
+func (h *host) addCPUs(flag string) error {
+	list, numa, err := splitNUMA(flag)
+	if err != nil {
+		return err
+	}
+	cpus, err := cpuset.Parse(list)
+	if err != nil || cpus.IsEmpty() {
+		return fmt.Errorf("%q names no CPUs; write 0-3,8 or 4-7@1", list)
+	}
+	h.add("cpus", hostDevice{numa: numa, cpus: cpus})
+	return nil
+}
+
+// addHugepages takes the flag --hugepages, SIZE:PAGES[@NUMA]: "2Mi:8", "1Gi:1@1".
+func (h *host) addHugepages(flag string) error {
+	of, numa, err := splitNUMA(flag)
+	if err != nil {
+		return err
+	}
+	size, number, _ := strings.Cut(of, ":")
+	quantity, err := resource.ParseQuantity(size)
+	pages, errPages := strconv.ParseInt(number, 10, 32)
+	if err != nil || errPages != nil || pages < 1 || quantity.Value() < 1024 {
+		return fmt.Errorf("%q is no size and number of pages; write 2Mi:8 or 1Gi:1@1", of)
+	}
+	h.add("hugepages-"+strings.ToLower(quantity.String()), hostDevice{numa: numa, size: quantity, pages: pages})
+	return nil
+}
+
+func splitNUMA(flag string) (string, int64, error) {
+	rest, node, given := strings.Cut(flag, "@")
+	if !given {
+		return rest, 0, nil
+	}
+	numa, err := strconv.ParseInt(node, 10, 64)
+	if err != nil || numa < 0 || numa > 1023 {
+		return "", 0, fmt.Errorf("%q is no NUMA node: 0 to 1023", node)
+	}
+	return rest, numa, nil
+}
+
+// add names a device: cpus-node0-0, hugepages-2mi-node0-0. Flags that stay in their order keep the
+// names.
+func (h *host) add(kind string, device hostDevice) {
+	prefix := fmt.Sprintf("%s-node%d-", kind, device.numa)
+	number := 0
+	for _, other := range h.devices {
+		if strings.HasPrefix(other.name, prefix) {
+			number++
+		}
+	}
+	device.name = prefix + strconv.Itoa(number)
+	h.devices = append(h.devices, device)
+}
+
+// find is the device of that name; nil if there is none.
+func (h *host) find(name string) *hostDevice {
+	for i := range h.devices {
+		if h.devices[i].name == name {
+			return &h.devices[i]
+		}
+	}
+	return nil
+}
+
+// declared is what the agent is to judge: the devices as they are published, and the parts of the
+// machine they are.
+func (h *host) declared(pool string) []*drahealthv1.DeclaredDevice {
+	var all []*drahealthv1.DeclaredDevice
+	for _, one := range h.devices {
+		device := &drahealthv1.DeclaredDevice{Name: one.name, Pool: pool}
+		if one.pages > 0 {
+			pages := &drahealthv1.HugepagesPart{Size: one.size.String(), Pages: one.pages, Numa: one.numa}
+			device.Part = &drahealthv1.DeclaredDevice_Hugepages{Hugepages: pages}
+		} else {
+			cpus := &drahealthv1.CpusPart{Cpus: one.cpus.String(), Numa: &one.numa}
+			device.Part = &drahealthv1.DeclaredDevice_Cpus{Cpus: cpus}
+		}
+		all = append(all, device)
+	}
+	return all
+}
+
+// published is what the ResourceSlices say.
+func (h *host) published(taints map[string][]resourceapi.DeviceTaint) resourceslice.Pool {
+	pool := resourceslice.Pool{Slices: []resourceslice.Slice{{}}}
+	for _, one := range h.devices {
+		last := &pool.Slices[len(pool.Slices)-1]
+		if len(last.Devices) == sliceDevices {
+			pool.Slices = append(pool.Slices, resourceslice.Slice{})
+			last = &pool.Slices[len(pool.Slices)-1]
+		}
+		kind, counted, number := "cpu", resourceapi.QualifiedName("cpus"), int64(one.cpus.Size())
+		attributes := map[resourceapi.QualifiedName]resourceapi.DeviceAttribute{
+			"numaNode": {IntValue: &one.numa},
+		}
+		if one.pages > 0 {
+			kind, counted, number = "hugepages", "pages", one.pages
+			attributes["pageSize"] = resourceapi.DeviceAttribute{StringValue: ptr.To(one.size.String())}
+		}
+		attributes["kind"] = resourceapi.DeviceAttribute{StringValue: &kind}
+		last.Devices = append(last.Devices, resourceapi.Device{
+			Name:       one.name,
+			Attributes: attributes,
+			Capacity: map[resourceapi.QualifiedName]resourceapi.DeviceCapacity{
+				counted: {Value: *resource.NewQuantity(number, resource.DecimalSI)},
+			},
+			Taints: taints[one.name],
+		})
+	}
+	return pool
+}
+
+// check looks whether the host still has what is about to be handed out.
+func (h *host) check(device *hostDevice, wanted parameters) error {
+	if device.pages == 0 {
+		online, err := h.read("devices/system/cpu/online")
+		if err != nil {
+			return err
+		}
+		cpus, err := cpuset.Parse(online)
+		if err != nil {
+			return drahealth.Doing(drahealth.Device, err)
+		}
+		if offline := wanted.cpus.Difference(cpus); !offline.IsEmpty() {
+			return drahealth.FailedDevice(device.name, "cpu.offline", "CPUs %s are not online", offline)
+		}
+		return nil
+	}
+	const pools = "devices/system/node/node%d/hugepages/hugepages-%dkB/free_hugepages"
+	text, err := h.read(fmt.Sprintf(pools, device.numa, device.size.Value()/1024))
+	if err != nil {
+		return err
+	}
+	free, err := strconv.ParseInt(text, 10, 64)
+	if err != nil {
+		return drahealth.Doing(drahealth.Device, err)
+	}
+	if free < wanted.pages {
+		return drahealth.Transient("mem.hugepages.insufficient",
+			"%d pages of %s needed on NUMA node %d, %d are free",
+			wanted.pages, device.size.String(), device.numa, free)
+	}
+	return nil
+}
+
+func (h *host) read(path string) (string, error) {
+	data, err := os.ReadFile(filepath.Join(h.sysfs, path))
+	return strings.TrimSpace(string(data)), drahealth.Doing(drahealth.Device, err)
+}

@@ -1,0 +1,77 @@
+"""The driver, built once, and nodes for it."""
+
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+from agents import Agent
+from driver_scenarios.program import Program
+
+from go_driver.module import GoModule, go_module
+from go_driver.node import CPU_0, CPU_1, PAGES, GoNode
+from go_driver.objects import Decode, decoder
+
+BUILD_S = 600
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if Path(__file__).parent in item.path.parents:
+            item.add_marker(
+                pytest.mark.timeout(BUILD_S)
+            )  # whichever is the first has the compiler to wait for
+
+
+@pytest.fixture(scope="session")
+def go() -> GoModule:
+    """The module, and a Go that can build it."""
+    return go_module()
+
+
+@pytest.fixture(scope="session")
+def binary(go: GoModule, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The driver."""
+    made = tmp_path_factory.mktemp("go") / "go-driver"
+    go.build(made)
+    return made
+
+
+@pytest.fixture(scope="session")
+def decode(go: GoModule, tmp_path_factory: pytest.TempPathFactory) -> Decode:
+    """What the API server reads with."""
+    return decoder(go.directories(), tmp_path_factory.mktemp("proto"))
+
+
+@pytest.fixture
+def make_node(binary: Path, decode: Decode) -> Iterator[Callable[..., GoNode]]:
+    """Makes a node with a kubelet of this kind; it lives until the end of the test."""
+    with ExitStack() as stack:
+
+        def make(**kubelet: Any) -> GoNode:
+            directory = stack.enter_context(tempfile.TemporaryDirectory(prefix="dh-", dir="/tmp"))
+            return stack.enter_context(GoNode(Path(directory), binary, decode, **kubelet))
+
+        yield make
+
+
+@pytest.fixture
+def node(make_node: Callable[..., GoNode]) -> GoNode:
+    """A node with a kubelet 1.37, no agent and no driver."""
+    return make_node(version="1.37")
+
+
+@pytest.fixture
+def agent(node: GoNode) -> Agent:
+    """The agent on it."""
+    return node.agent()
+
+
+@pytest.fixture
+def driver(node: GoNode, agent: Agent) -> Program:
+    """The driver on it, beside the agent; all of its devices Healthy."""
+    started = node.driver()
+    node.wait_healthy(PAGES, CPU_0, CPU_1)
+    return started
