@@ -1,0 +1,90 @@
+"""The files of a cgroup that hold a promise: their names in v1 and v2, and how their values are told."""
+
+from enum import StrEnum
+from typing import Final, NamedTuple
+
+from agent.model.cpuset import format_cpus
+
+NO_LIMIT: Final = 2**64 - 1
+"""What "max" and -1 are read as."""
+UNLIMITED_FROM: Final = 2**62
+"""This is the kubelet's "no limit" of hugepages; v1 shows "no limit" of memory as nearly twice as much."""
+
+
+class Knob(StrEnum):
+    """What is set on a cgroup."""
+
+    WEIGHT = "cpu weight"
+    """``cpu.weight``; in v1, ``cpu.shares``."""
+    QUOTA = "cpu quota"
+    PERIOD = "cpu period"
+    MEMORY = "memory limit"
+    PAGES = "hugepages limit"
+    RESERVED = "hugepages reservation limit"
+    CPUS = "cpus"
+    EFFECTIVE = "effective cpus"
+
+
+class KnobId(NamedTuple):
+    """One file, or half of one: v2 has quota and period in ``cpu.max``."""
+
+    knob: Knob
+    size_kib: int = 0
+    """Of the hugepages, else 0."""
+
+
+class KnobFile(NamedTuple):
+    """Where a knob is read."""
+
+    controller: str
+    name: str
+
+
+_FILES: Final[dict[Knob, tuple[str, str, str]]] = {  # controller, name in v1, name in v2
+    Knob.WEIGHT: ("cpu", "cpu.shares", "cpu.weight"),
+    Knob.QUOTA: ("cpu", "cpu.cfs_quota_us", "cpu.max"),
+    Knob.PERIOD: ("cpu", "cpu.cfs_period_us", "cpu.max"),
+    Knob.MEMORY: ("memory", "memory.limit_in_bytes", "memory.max"),
+    Knob.PAGES: ("hugetlb", "hugetlb.{}.limit_in_bytes", "hugetlb.{}.max"),
+    Knob.RESERVED: ("hugetlb", "hugetlb.{}.rsvd.limit_in_bytes", "hugetlb.{}.rsvd.max"),
+    Knob.CPUS: ("cpuset", "cpuset.cpus", "cpuset.cpus"),
+    Knob.EFFECTIVE: ("cpuset", "cpuset.effective_cpus", "cpuset.cpus.effective"),
+}
+
+
+def file_of(knob: KnobId, version: int) -> KnobFile:
+    """The file of a knob in cgroup v1 or v2."""
+    controller, *names = _FILES[knob.knob]
+    return KnobFile(controller, names[version - 1].format(page_name(knob.size_kib)))
+
+
+def limit_of(value: int) -> int:
+    """A limit as read, NO_LIMIT if it is none."""
+    return NO_LIMIT if value >= UNLIMITED_FROM else value
+
+
+def page_name(size_kib: int) -> str:
+    """A page size as the kernel names hugetlb files: ``64KB``, ``2MB``, ``1GB``."""
+    for factor, unit in ((1 << 20, "GB"), (1 << 10, "MB")):
+        if size_kib >= factor:
+            return f"{size_kib // factor}{unit}"
+    return f"{size_kib}KB"
+
+
+def bytes_text(value: int) -> str:
+    """Bytes as Kubernetes writes them, where they are whole: ``384Mi``, ``1000000000``."""
+    for factor, unit in ((1 << 30, "Gi"), (1 << 20, "Mi"), (1 << 10, "Ki")):
+        if value >= factor and value % factor == 0:
+            return f"{value // factor}{unit}"
+    return str(value)
+
+
+def value_text(knob: Knob, value: int) -> str:
+    """A knob's value for people, with its unit."""
+    if knob in {Knob.CPUS, Knob.EFFECTIVE}:
+        return f"CPUs {format_cpus(value)}"
+    if value == NO_LIMIT:
+        return "unlimited"
+    if knob in {Knob.MEMORY, Knob.PAGES, Knob.RESERVED}:
+        return bytes_text(value)
+    return f"{value} us" if knob in {Knob.QUOTA, Knob.PERIOD} else str(value)

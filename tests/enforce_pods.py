@@ -1,0 +1,111 @@
+"""Pods for the tests of agent.enforce: objects as kubectl shows them, written on one line each."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from agent.enforce.cgroups import Level
+from agent.enforce.expected import ExpectedGroup
+from agent.enforce.facts import CgroupDriver, NodeFacts
+from agent.enforce.knobs import Knob, KnobId
+from agent.enforce.pod import Pod
+from agent.enforce.pod_object import parse_pod
+from agent.enforce.values import Expected
+
+UID: Final = "0f3c7a52-4a4e-4a52-9f0e-5d3a6f1b2c3d"
+KI, MI, GI = 1 << 10, 1 << 20, 1 << 30
+SIZES: Final = (2 << 10, 1 << 20)
+"""2 MiB and 1 GiB."""
+V1: Final = NodeFacts(version=1, driver=CgroupDriver.CGROUPFS, hugepages_kib=SIZES)
+V2: Final = NodeFacts(version=2, driver=CgroupDriver.CGROUPFS, hugepages_kib=SIZES)
+SYSTEMD: Final = NodeFacts(version=2, driver=CgroupDriver.SYSTEMD, hugepages_kib=SIZES)
+
+Object = dict[str, Any]
+
+
+def amounts(text: str) -> dict[str, str]:
+    """``cpu=2 memory=1Gi hugepages-2Mi=64Mi`` as a map."""
+    return dict(part.split("=") for part in text.split())
+
+
+def asked(requests: str = "", limits: str = "") -> Object:
+    """A resources object; what is empty is left out."""
+    both = {"requests": amounts(requests), "limits": amounts(limits)}
+    return {key: value for key, value in both.items() if value}
+
+
+def container(name: str, requests: str = "", limits: str = "", **more: Any) -> Object:
+    """A container of a spec."""
+    return {"name": name, "resources": asked(requests, limits), **more}
+
+
+def sidecar(name: str, requests: str = "", limits: str = "") -> Object:
+    """An init container that goes on."""
+    return container(name, requests, limits, restartPolicy="Always")
+
+
+def claim(
+    name: str, containers: str, mapping: str = "", per_pod: str = "", per_container: str = ""
+) -> Object:
+    """A claim's amounts, as 1.37 has them in the status."""
+    overhead: dict[str, Object] = {}
+    for key, text in (("perPod", per_pod), ("perContainer", per_container)):
+        for resource, amount in amounts(text).items():
+            overhead.setdefault(resource, {"name": resource})[key] = amount
+    mapped = [{"name": resource, "quantity": amount} for resource, amount in amounts(mapping).items()]
+    parts = {"mapping": mapped, "overhead": list(overhead.values())}
+    return {
+        "resourceClaimName": name,
+        "containers": containers.split(),
+        **{key: value for key, value in parts.items() if value},
+    }
+
+
+def pod_object(
+    *containers: Object,
+    init: Sequence[Object] = (),
+    level: Mapping[str, Any] | None = None,
+    overhead: str = "",
+    claims: Sequence[Object] = (),
+    **status: Any,
+) -> Object:
+    """A v1.Pod."""
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": "p", "namespace": "default", "uid": UID},
+        "spec": {
+            "containers": list(containers),
+            "initContainers": list(init),
+            "overhead": amounts(overhead),
+            **({} if level is None else {"resources": level}),
+        },
+        "status": {"nodeAllocatableResourceClaimStatuses": list(claims), **status},
+    }
+
+
+def pod(*containers: Object, **more: Any) -> Pod:
+    """The same, parsed."""
+    return parse_pod(pod_object(*containers, **more))
+
+
+def knob(groups: Sequence[ExpectedGroup], what: Knob, container: str = "", size_kib: int = 0) -> Expected:
+    """What is expected of one knob: of the pod, or of a container of it."""
+    level = Level.CONTAINER if container else Level.POD
+    (found,) = [
+        one
+        for group in groups
+        if group.group.level is level and group.group.container == container
+        for one in group.knobs
+        if one.knob == KnobId(what, size_kib)
+    ]
+    return found
+
+
+def exact(groups: Sequence[ExpectedGroup], what: Knob, container: str = "", size_kib: int = 0) -> int:
+    """Its value by the kubelet's code, as it is written."""
+    return knob(groups, what, container, size_kib).accepted[0].value
+
+
+def values(expected: Expected) -> list[int]:
+    """All that are accepted."""
+    return [option.value for option in expected.accepted]

@@ -1,0 +1,131 @@
+"""Shares, weights, quotas and pages come out as kubelet, runtimes and kernel make them.
+
+The rows are the kubelet's unit tests of these names, v1.37.1, and tables of opencontainers/cgroups v0.0.7.
+"""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agent.enforce.arithmetic import (
+    MAX_SHARES,
+    MIN_SHARES,
+    PERIOD_US,
+    linear_weight,
+    milli_of_shares,
+    quadratic_weight,
+    quota_of,
+    shares_of,
+    shares_of_weight,
+    systemd_quota,
+    whole_pages,
+)
+
+shares = st.integers(MIN_SHARES, MAX_SHARES)
+
+
+@pytest.mark.parametrize(
+    ("milli", "as_shares", "linear", "quadratic"),
+    [
+        (0, 2, 1, 1), (1, 2, 1, 1), (10, 10, 1, 4), (50, 51, 2, 11), (100, 102, 4, 17), (250, 256, 10, 35),
+        (500, 512, 20, 59), (1000, 1024, 39, 100), (2000, 2048, 79, 174), (4000, 4096, 157, 303),
+        (5000, 5120, 196, 363), (8000, 8192, 313, 532), (16000, 16384, 625, 942), (64000, 65536, 2500, 3023),
+        (256000, 262144, 10000, 10000), (10**6, 262144, 10000, 10000),
+    ],
+)  # fmt: skip
+def test_the_table_of_weights(milli: int, as_shares: int, linear: int, quadratic: int) -> None:
+    assert shares_of(milli) == as_shares
+    assert linear_weight(as_shares) == linear
+    assert quadratic_weight(as_shares) == quadratic
+
+
+@pytest.mark.parametrize(
+    ("weight", "as_shares"), [(1, 2), (2, 28), (3, 54), (4, 80), (245, 6398), (10000, 262144)]
+)
+def test_cpu_weight_to_cpu_shares(weight: int, as_shares: int) -> None:
+    """TestCpuWeightToCPUShares."""
+    assert shares_of_weight(weight) == as_shares
+
+
+@pytest.mark.parametrize(("as_shares", "weight"), [(2, 1), (262144, 10000), (10**9, 10000)])
+def test_get_cpu_weight(as_shares: int, weight: int) -> None:
+    """TestGetCpuWeight."""
+    assert linear_weight(as_shares) == weight
+
+
+@pytest.mark.parametrize(("milli", "read_back"), [(50, 28), (100, 80)])
+def test_cpu_shares_equal_after_v2_round_trip(milli: int, read_back: int) -> None:
+    """TestCPUSharesEqualAfterV2RoundTrip."""
+    assert shares_of_weight(linear_weight(shares_of(milli))) == read_back
+
+
+@pytest.mark.parametrize(
+    ("milli", "quota"),
+    [(0, 0), (5, 1000), (9, 1000), (10, 1000), (200, 20000), (500, 50000), (1000, 100000), (1500, 150000)],
+)
+def test_milli_cpu_to_quota(milli: int, quota: int) -> None:
+    """TestMilliCPUToQuota."""
+    assert quota_of(milli, PERIOD_US) == quota
+
+
+def test_a_tuned_period_of_5_ms_keeps_the_least_quota() -> None:
+    """TestResourceConfigForPod, guaranteed-with-tuned-quota."""
+    assert quota_of(100, 5000) == 1000
+
+
+@pytest.mark.parametrize(
+    ("milli", "cgroupfs", "systemd"),
+    [(1255, 125500, 126000), (5, 1000, 1000), (15, 1500, 2000), (1250, 125000, 125000)],
+)
+def test_systemd_rounds_a_quota_up_to_ten_milliseconds(milli: int, cgroupfs: int, systemd: int) -> None:
+    """Vectors V12 and V13."""
+    assert quota_of(milli, PERIOD_US) == cgroupfs
+    assert systemd_quota(cgroupfs, PERIOD_US) == systemd
+
+
+def test_the_kernel_keeps_whole_pages() -> None:
+    """Vector V17."""
+    assert whole_pages(10**9, 4096) == 999997440
+    assert whole_pages(10**9, 65536) == 999948288
+    assert whole_pages(3 << 20, 2 << 20) == 2 << 20
+
+
+# --- properties --------------------------------------------------------------------------------------------
+
+
+@given(st.integers(1, 10000))
+def test_a_weight_comes_back_from_its_shares_within_one(weight: int) -> None:
+    assert 0 <= weight - linear_weight(shares_of_weight(weight)) <= 1
+
+
+@given(shares)
+def test_shares_come_back_from_their_weight_within_one_step_of_it(some: int) -> None:
+    assert 0 <= some - shares_of_weight(linear_weight(some)) <= 27  # 262142 shares in 9999 steps
+
+
+@given(shares)
+def test_shares_come_back_from_their_milli_cpu_within_one(some: int) -> None:
+    assert 0 <= shares_of(milli_of_shares(some)) - some <= 1
+
+
+@given(st.integers(0, 10**6), st.integers(0, 10**6))
+def test_more_cpu_is_never_less_of_anything(one: int, other: int) -> None:
+    less, more = sorted((one, other))
+    assert shares_of(less) <= shares_of(more)
+    assert linear_weight(shares_of(less)) <= linear_weight(shares_of(more))
+    assert quadratic_weight(shares_of(less)) <= quadratic_weight(shares_of(more))
+    assert quota_of(less, PERIOD_US) <= quota_of(more, PERIOD_US)
+
+
+@given(st.integers(1, 10**6), st.integers(1000, 10**6))
+def test_systemd_rounds_up_by_less_than_a_step_and_only_once(milli: int, period_us: int) -> None:
+    quota = quota_of(milli, period_us)
+    up = systemd_quota(quota, period_us)
+    assert 0 <= up - quota < 10_000 * period_us // 1_000_000 + 1
+    assert systemd_quota(up, period_us) - up <= 10_000 * period_us // 1_000_000 + 1
+
+
+@given(st.integers(0, 2**62), st.sampled_from([4096, 65536, 2 << 20, 1 << 30]))
+def test_a_limit_in_pages_is_never_more(limit: int, page: int) -> None:
+    assert 0 <= limit - whole_pages(limit, page) < page
+    assert whole_pages(limit, page) % page == 0

@@ -1,0 +1,147 @@
+"""The test vectors of KEP-5517's arithmetic, tests/data/cgroup-vectors.json: walk-throughs, upstream's.
+
+They tell their pods in prose; the pods are here. Where a vector has several answers, each is accepted.
+"""
+
+import json
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+from enforce_pods import SIZES, SYSTEMD, V1, V2, asked, claim, container, exact, knob, pod, values
+
+from agent.enforce.arithmetic import systemd_quota
+from agent.enforce.expected import ExpectedGroup, expect_pod
+from agent.enforce.facts import NodeFacts
+from agent.enforce.knobs import NO_LIMIT, Knob
+from agent.enforce.pod import Pod
+
+VECTORS: Final[dict[str, dict[str, Any]]] = {
+    vector["id"]: vector
+    for vector in json.loads((Path(__file__).parent / "data" / "cgroup-vectors.json").read_text())
+}
+V08: Final = container("c1", "cpu=2 memory=128Mi", "cpu=4 memory=256Mi")
+PODS: Final[dict[str, Pod]] = {
+    "V01": pod(container("c1", "cpu=500m memory=256Mi", "cpu=1 memory=512Mi")),
+    "V02": pod(
+        container("c1", "cpu=2 memory=2Gi", "cpu=4 memory=4Gi"), claims=[claim("x", "c1", "cpu=5 memory=5Gi")]
+    ),
+    "V03": pod(container("c1"), claims=[claim("x", "c1", "cpu=5")]),
+    "V04": pod(
+        container("c1", "cpu=2 memory=2Gi", "cpu=4 memory=4Gi"),
+        container("c2", "cpu=4 memory=4Gi", "cpu=8 memory=8Gi"),
+        claims=[claim("x", "c1 c2", "cpu=5 memory=5Gi")],
+    ),
+    "V05": pod(
+        container("c1"),
+        container("c2"),
+        level=asked("cpu=5 memory=5Gi", "cpu=5 memory=5Gi"),
+        claims=[claim("x", "c1 c2", "cpu=5 memory=5Gi")],
+    ),
+    "V08": pod(V08, claims=[claim("x", "c1", "cpu=200m memory=128Mi")]),
+    "V10": pod(container("c1", "cpu=2 memory=128Mi"), claims=[claim("x", "c1", "cpu=200m memory=128Mi")]),
+    "V11": pod(V08, claims=[claim("x", "c1", "cpu=200m memory=128Mi")]),
+    "V14": pod(
+        container("c1", "cpu=1 memory=1Gi hugepages-2Mi=64Mi", "cpu=1 memory=1Gi hugepages-2Mi=64Mi"),
+        claims=[claim("x", "c1", "hugepages-2Mi=128Mi")],
+    ),
+    "V15": pod(
+        container("c1", "cpu=1 memory=1Gi", "cpu=1 memory=1Gi"),
+        container("c2", "cpu=1 memory=1Gi", "cpu=1 memory=1Gi"),
+        claims=[claim("x", "c1", "hugepages-1Gi=2Gi")],
+    ),
+}
+WITHOUT_A_POD: Final = {"V12", "V13", "V17"}
+
+
+def facts_of(ident: str, facts: NodeFacts) -> NodeFacts:
+    counts = VECTORS[ident]["in"].get("gate", True)
+    return NodeFacts(facts.version, facts.driver, hugepages_kib=SIZES, counts_claims=counts)
+
+
+def test_no_vector_is_left_out() -> None:
+    assert PODS.keys() | WITHOUT_A_POD == VECTORS.keys()
+
+
+@pytest.mark.parametrize("ident", PODS)
+def test_vector(ident: str) -> None:
+    first = expect_pod(PODS[ident], facts_of(ident, V1))
+    second = expect_pod(PODS[ident], facts_of(ident, V2))
+    for group, said in VECTORS[ident]["out"].items():
+        name = "" if group == "pod" else group.removesuffix("_alt_shares")
+        for key, value in said.items():
+            check(key, value, name, first, second)
+
+
+def check(
+    key: str, value: Any, name: str, first: tuple[ExpectedGroup, ...], second: tuple[ExpectedGroup, ...]
+) -> None:
+    """One value of a vector among what is accepted, in v1 or v2."""
+    if key == "cpu_shares":
+        assert value in values(knob(first, Knob.WEIGHT, name))
+    elif key.startswith("cpu_weight"):
+        assert value in values(knob(second, Knob.WEIGHT, name))
+    elif key == "cpu_max":
+        quota, period = value.split()
+        assert exact(second, Knob.QUOTA, name) == (NO_LIMIT if quota == "max" else int(quota))
+        if quota != "max":
+            assert exact(second, Knob.PERIOD, name) == int(period)
+    elif key == "memory_max":
+        assert exact(second, Knob.MEMORY, name) == (NO_LIMIT if value == "max" else value)
+    else:
+        hugetlb, size, *rest = key.split(".")
+        assert (hugetlb, rest[-1]) == ("hugetlb", "max")
+        what = Knob.RESERVED if "rsvd" in rest else Knob.PAGES
+        assert exact(second, what, name, {"2MB": SIZES[0], "1GB": SIZES[1]}[size]) == value
+
+
+def test_text_and_code_differ_on_a_pod_that_asks_for_nothing_but_a_claim() -> None:
+    """V03: kubelet 1.37.1 gives the least, KEP-5517 wants the claim's."""
+    weight = knob(expect_pod(PODS["V03"], V1), Knob.WEIGHT)
+    assert values(weight) == [2, 5120]
+    assert "KEP-5517's text: 5000m (claim x)" in weight.accepted[1].note
+
+
+def test_text_and_code_differ_on_containers_of_a_pod_level_limit() -> None:
+    """V05: kubelet 1.37.1 makes shares of the pod's limit, KEP-5517 gives the least."""
+    weight = knob(expect_pod(PODS["V05"], V1), Knob.WEIGHT, "c1")
+    assert values(weight) == [5120, 2]
+    assert weight.accepted[1].note.startswith("KEP-5517's text")
+
+
+def test_the_arithmetic_is_told() -> None:
+    groups = expect_pod(PODS["V08"], V2)
+    assert knob(groups, Knob.WEIGHT).arithmetic == (
+        "2000m (c1) + 200m (claim x) = 2200m -> shares 2252 -> weight 86 (linear) or 187 (quadratic)"
+    )
+    assert knob(groups, Knob.QUOTA, "c1").arithmetic == (
+        "4000m (limit) + 200m (claim x) = 4200m -> 420000 us of 100000"
+    )
+    assert knob(groups, Knob.MEMORY).arithmetic == ("256Mi (c1) + 128Mi (claim x) = 384Mi -> 402653184 bytes")
+
+
+@pytest.mark.parametrize(
+    ("limit", "cgroupfs", "systemd"),
+    [("1255m", *map(str, VECTORS["V12"]["out"].values()))]
+    + [(limit, *pair) for limit, pair in VECTORS["V13"]["out"].items()],
+)
+def test_quotas_under_systemd(limit: str, cgroupfs: str, systemd: str) -> None:
+    """V12, V13: the exact value is accepted as well; crun writes it first."""
+    mine = pod(container("c1", limits=f"cpu={limit} memory=1Gi"))
+    written, rounded = int(cgroupfs.split()[0]), int(systemd.split()[0])
+    assert systemd_quota(written, 100_000) == rounded
+    for name in ("", "c1"):
+        assert values(knob(expect_pod(mine, V2), Knob.QUOTA, name)) == [written]
+        assert values(knob(expect_pod(mine, SYSTEMD), Knob.QUOTA, name)) == sorted({written, rounded})
+
+
+def test_memory_is_read_back_in_whole_pages() -> None:
+    """V17."""
+    out = VECTORS["V17"]["out"]
+    mine = pod(container("c1", limits="memory=1G cpu=1"))
+    for page_bytes, read in ((4096, out["read_back_4k"]), (65536, out["read_back_64k"])):
+        memory = knob(expect_pod(mine, NodeFacts(page_bytes=page_bytes)), Knob.MEMORY)
+        assert [(one.value, one.rounded) for one in memory.accepted] == [
+            (out["written"], False),
+            (read, True),
+        ]
