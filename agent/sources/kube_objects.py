@@ -1,0 +1,109 @@
+"""Objects in a file, as kubectl wrote them: a List, one object, or what the API server's list looks like raw.
+
+JSON only. kubectl writes it as readily as YAML, and the agent needs no YAML for anything else: a library for
+one flag would be on every node, and PyYAML reads a pod's ``on`` and ``012`` as what they are not. What the
+objects say is in agent.devices.objects.
+"""
+
+import errno
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from agent.errors import PermissionDenied, UsageError
+from agent.model.testimony import Origin, Told, Witness
+from agent.model.time import Instant
+from agent.sources.whole_file import Unread, read_whole
+
+Object = Mapping[str, object]
+
+FILE_BYTES: Final = 256 << 20
+"""5,000 pods with all that servers and controllers note in them are about 100 MiB."""
+POD: Final = "Pod"
+CLAIM: Final = "ResourceClaim"
+_ORIGINS: Final = {POD: Origin.PODS_FILE, CLAIM: Origin.CLAIMS_FILE}
+_GROUPS: Final = {POD: "v1", CLAIM: "resource.k8s.io/"}
+_COMMANDS: Final = {POD: "kubectl get pods -A -o json", CLAIM: "kubectl get resourceclaims -A -o json"}
+
+
+def read_objects(path: Path, kind: str, now: Instant) -> Told[Object]:
+    """The objects of one kind; others are passed over.
+
+    Args:
+        path: The file. It is taken to be as old as it is.
+        kind: :data:`POD` or :data:`CLAIM`.
+        now: When that is.
+
+    Raises:
+        UsageError: There is no such file, it is no JSON, or it holds other things but none of these.
+        PermissionDenied: It may not be read.
+    """
+    try:
+        file = read_whole(path, FILE_BYTES)
+    except Unread as error:
+        if error.errno in {errno.EACCES, errno.EPERM}:
+            raise PermissionDenied(error.why) from None
+        raise UsageError(error.why) from None
+    try:
+        found, others = parse_objects(file.data, kind)
+    except ValueError as error:
+        raise UsageError(f"{path}: {error}; write it with: {_COMMANDS[kind]}") from None
+    if others and not found:
+        held = ", ".join(f"{count} {other}" for other, count in sorted(others.items()))
+        raise UsageError(f"{path}: no {kind}, but {held}; write it with: {_COMMANDS[kind]}")
+    return Told(Witness(_ORIGINS[kind], now, file.written_s), found)
+
+
+def parse_objects(data: bytes, kind: str) -> tuple[tuple[Object, ...], Mapping[str, int]]:
+    """The objects of that kind, and how many there are of others.
+
+    Raises:
+        ValueError: It is no JSON, or neither an object nor a list of objects.
+    """
+    text = data.removeprefix(b"\xef\xbb\xbf")
+    if text.lstrip()[:1] not in {b"{", b"["}:
+        raise ValueError("is no JSON, and YAML is not read")
+    try:
+        document = msgspec.json.decode(text)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise ValueError(f"is no JSON: {error}") from None
+    except RecursionError:
+        raise ValueError("is no JSON: brackets within brackets without end") from None
+    found: list[Object] = []
+    others: Counter[str] = Counter()
+    for obj, said in _items(document):
+        if said == kind:
+            found.append(obj)
+        else:
+            others[said[:64] or "without a kind"] += 1
+    return tuple(found), others
+
+
+def _items(document: object) -> Iterable[tuple[Object, str]]:
+    """The objects, each with its kind. In a raw list that stands in the list's own."""
+    items: object = document
+    of = ""
+    if isinstance(document, dict):
+        said = str(document.get("kind"))
+        if not said.endswith("List"):
+            items = [document]
+        else:
+            items, of = document.get("items"), said.removesuffix("List")
+            items = [] if items is None else items
+    if not isinstance(items, list) or not all(isinstance(one, dict) for one in items):
+        raise ValueError("holds no list of objects")
+    for one in items:
+        yield one, _kind(one, of)
+
+
+def _kind(obj: Object, of: str) -> str:
+    """What an object is; one of another API group that has the same name is not it."""
+    said, version = obj.get("kind", of), obj.get("apiVersion")
+    kind = said if isinstance(said, str) else ""
+    group = _GROUPS.get(kind)
+    if group is None or version is None or str(version).startswith(group):
+        return kind
+    return f"{kind} of {version}"

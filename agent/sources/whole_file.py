@@ -1,0 +1,61 @@
+"""A file of somebody else's, read as a whole and within a limit, or why it cannot be.
+
+It may be replaced while it is read, be a pipe that nobody writes to, or belong to root. What stands in it is
+the business of those who ask.
+"""
+
+import os
+import stat
+from pathlib import Path
+from typing import NamedTuple
+
+from agent.model.reading import Absence
+
+
+class WholeFile(NamedTuple):
+    """All that was in a file."""
+
+    data: bytes
+    written_s: float
+    """When it was last written [s since 1970]."""
+
+
+class Unread(Exception):
+    """Why there is nothing; the path first."""
+
+    def __init__(self, absence: Absence, why: str, errno: int = 0) -> None:
+        super().__init__(why)
+        self.absence = absence
+        self.why = why
+        self.errno = errno
+        """Of the system call that failed; 0 if none did."""
+
+
+def read_whole(path: Path, limit: int) -> WholeFile:
+    """All that is in the file. Blocks on the disk alone.
+
+    Args:
+        path: A regular file, or a link to one.
+        limit: The most that it may hold [bytes].
+
+    Raises:
+        Unread: absent if there is nothing of that name, unreadable for any other reason.
+    """
+    try:
+        with open(path, "rb", opener=_open) as file:
+            found = os.fstat(file.fileno())
+            if not stat.S_ISREG(found.st_mode):
+                raise Unread(Absence.UNREADABLE, f"{path}: is no regular file")
+            data = file.read(limit + 1)
+    except FileNotFoundError as error:
+        raise Unread(Absence.ABSENT, f"{path}: {error.strerror}", error.errno or 0) from None
+    except OSError as error:
+        why = f"{path}: {error.strerror}"
+        raise Unread(Absence.UNREADABLE, why, error.errno or 0) from None
+    if len(data) > limit:
+        raise Unread(Absence.UNREADABLE, f"{path}: over {limit} bytes, the limit")
+    return WholeFile(data, found.st_mtime)
+
+
+def _open(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_CLOEXEC | os.O_NONBLOCK)  # a FIFO would block

@@ -1,0 +1,165 @@
+"""From the kubelet's own files and sockets to whom a sick device hurts: a hundred pods with four devices."""
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from kubelet_files import DRIVER, checkpoint, claim, device
+from wire.kubelet_apis import (
+    ListingApi,
+    listed_claim,
+    listed_container,
+    listed_pod,
+    listed_pods,
+    message_class,
+    pod,
+)
+
+from agent.devices.affected import affected, pods_named, refusals
+from agent.devices.consumers import consumer_map
+from agent.devices.objects import claims_from, pods_from
+from agent.devices.reservations import Kubelets
+from agent.model.claim import ClaimRef, DeviceRef
+from agent.model.consumers import ConsumerMap, ContainerUse
+from agent.model.reading import Absence
+from agent.model.testimony import Heard, Origin, PodRef, Told
+from agent.model.time import Instant
+from agent.serve import podresources, pods_api
+from agent.sources import kube_objects, kubelet_checkpoint
+
+PODS = range(100)
+DEVICES = range(4)
+SHARED = "shared"
+NOW = Instant(5_000_000_000, 1_700_000_000.0)
+
+
+def gpu(number: int, of: int) -> str:
+    return f"gpu-{number}-{of}"
+
+
+def write_files(directory: Path) -> None:
+    """The kubelet's checkpoint, and the claims as somebody saved them: each pod one of its own, all one."""
+    claims = [
+        claim(
+            f"c-{number}",
+            name=f"claim-{number}",
+            pods=[f"u-{number}"],
+            drivers={DRIVER: {"Devices": [device(gpu(number, of), requests=[f"r-{of}"]) for of in DEVICES]}},
+        )
+        for number in PODS
+    ]
+    claims.append(
+        claim(
+            "c-shared",
+            name=SHARED,
+            pods=[f"u-{number}" for number in PODS],
+            drivers={DRIVER: {"Devices": [device("switch")]}},
+        )
+    )
+    (directory / kubelet_checkpoint.NAME).write_bytes(checkpoint(claims))
+    results = [{"request": "gpus", "driver": DRIVER, "pool": "node-1", "device": "switch"}]
+    group = {"apiGroup": "scheduling.k8s.io", "resource": "podgroups", "name": "workers", "uid": "g"}
+    reserved = [{"resource": "pods", "name": f"pod-u-{number}", "uid": f"u-{number}"} for number in PODS[1:]]
+    shared = {
+        "apiVersion": "resource.k8s.io/v1",
+        "kind": "ResourceClaim",
+        "metadata": {"namespace": "team-a", "name": SHARED, "uid": "c-shared"},
+        "status": {"allocation": {"devices": {"results": results}}, "reservedFor": [group, *reserved]},
+    }
+    (directory / "claims.json").write_text(json.dumps({"kind": "List", "items": [shared]}))
+
+
+def podresources_answer() -> Any:
+    return listed_pods(
+        *(
+            listed_pod(
+                f"pod-u-{number}",
+                listed_container(
+                    "main",
+                    listed_claim(f"claim-{number}", *(gpu(number, of) for of in DEVICES)),
+                    listed_claim(SHARED, "switch"),
+                ),
+            )
+            for number in PODS
+        )
+    )
+
+
+def pods_answer() -> Any:
+    return message_class("v1alpha1", "ListPodsResponse")(
+        pods=[pod(f"u-{number}", claims=[f"claim-{number}", SHARED]) for number in PODS]
+    )
+
+
+def ask(directory: Path) -> ConsumerMap:
+    """All that can be asked on a node."""
+
+    async def asked() -> tuple[Told[Any], Told[Any]]:
+        return (
+            await podresources.list_podresources(directory / "kubelet.sock", lambda: NOW),
+            await pods_api.list_pods(directory / "pods-api.sock", lambda: NOW),
+        )
+
+    listing, pods = asyncio.run(asked())
+    claims = kube_objects.read_objects(directory / "claims.json", kube_objects.CLAIM, NOW)
+    return consumer_map(
+        Heard(
+            prepared=(kubelet_checkpoint.read_checkpoint(directory / kubelet_checkpoint.NAME, NOW),),
+            listed=(listing,),
+            pods=(pods_from(pods),),
+            claims=(claims_from(claims),),
+        )
+    )
+
+
+@pytest.fixture
+def known(tmp_path: Path) -> ConsumerMap:
+    write_files(tmp_path)
+    with (
+        ListingApi(tmp_path / "kubelet.sock", podresources.LIST, podresources_answer),
+        ListingApi(tmp_path / "pods-api.sock", pods_api.LIST, pods_answer),
+    ):
+        return ask(tmp_path)
+
+
+def test_each_device_hurts_its_pod_and_the_shared_one_all(known: ConsumerMap) -> None:
+    assert (len(known.claims), len(known.pods), len(known.devices)) == (101, 100, 401)
+    assert (known.conflicts, known.gaps) == ((), ())
+    for number in PODS:
+        for of in DEVICES:
+            (one,) = affected(known, DeviceRef(DRIVER, "node-1", gpu(number, of)))
+            assert (one.pod.ref, one.sure) == (PodRef("team-a", f"pod-u-{number}", f"u-{number}"), True)
+            assert one.claim == ClaimRef("team-a", f"claim-{number}", f"c-{number}")
+            assert one.containers == (ContainerUse("main", sure=True),)
+    everybody = affected(known, DeviceRef(DRIVER, "node-1", "switch"))
+    assert len(everybody) == 100
+    assert all(one.sure for one in everybody)
+
+
+def test_every_edge_says_who_told_it_and_when(known: ConsumerMap) -> None:
+    (one,) = affected(known, DeviceRef(DRIVER, "node-1", gpu(7, 0)))
+    told = {edge.witness.origin: edge.witness for edge in one.edges}
+    assert set(told) == {Origin.CHECKPOINT, Origin.PODRESOURCES, Origin.PODS_API}
+    assert all(witness.read == NOW for witness in told.values())
+    assert told[Origin.CHECKPOINT].written_s is not None
+    assert told[Origin.PODS_API].written_s is None
+
+
+def test_the_one_without_a_reservation_of_its_own_is_a_risk(known: ConsumerMap) -> None:
+    (risk,) = refusals(known)
+    assert (risk.pod.uid, risk.claim.name, risk.kubelets) == ("u-0", SHARED, Kubelets.ALL)
+
+
+def test_a_node_without_sockets_still_tells_by_uid_and_says_what_it_lacks(tmp_path: Path) -> None:
+    write_files(tmp_path)
+    known = ask(tmp_path)
+    assert [(gap.witness.origin, gap.absence) for gap in known.gaps] == [
+        (Origin.PODRESOURCES, Absence.ABSENT),
+        (Origin.PODS_API, Absence.ABSENT),
+    ]
+    (one,) = affected(known, DeviceRef(DRIVER, "node-1", gpu(0, 0)))
+    assert (one.pod.ref, one.sure, one.containers) == (PodRef(uid="u-0"), True, ())
+    (named,) = pods_named(known, "team-a", "pod-u-1")  # by its reservation
+    assert named.ref.uid == "u-1"

@@ -1,0 +1,122 @@
+"""Objects in files, in every form that kubectl writes; what is none of them is refused with the way out."""
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agent.errors import PermissionDenied, UsageError
+from agent.model.testimony import Origin
+from agent.model.time import Instant
+from agent.sources.kube_objects import CLAIM, POD, parse_objects, read_objects
+
+NOW = Instant(5_000_000_000, 1_700_000_000.0)
+
+
+def pod(name: str) -> dict[str, Any]:
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name}}
+
+
+def bare(name: str) -> dict[str, Any]:
+    return {"metadata": {"name": name}}
+
+
+CLAIM_OBJECT = {"apiVersion": "resource.k8s.io/v1", "kind": "ResourceClaim", "metadata": {"name": "c"}}
+SERVICE = {"apiVersion": "v1", "kind": "Service", "metadata": {"name": "s"}}
+
+
+def names(document: object, kind: str = POD) -> list[Any]:
+    found, _ = parse_objects(json.dumps(document).encode(), kind)
+    return [one["metadata"]["name"] for one in found if isinstance(one["metadata"], dict)]
+
+
+@pytest.mark.parametrize(
+    "document",
+    [
+        {"apiVersion": "v1", "kind": "List", "items": [pod("a"), CLAIM_OBJECT, pod("b")]},
+        {"apiVersion": "v1", "kind": "PodList", "items": [bare("a"), bare("b")]},
+        [pod("a"), SERVICE, pod("b")],
+    ],
+    ids=["kubectl get", "kubectl get --raw", "jq"],
+)
+def test_lists_give_the_objects_of_the_kind_in_their_order(document: object) -> None:
+    assert names(document) == ["a", "b"]
+
+
+def test_a_single_object_is_a_list_of_one() -> None:
+    assert names(pod("a")) == ["a"]
+    assert names(CLAIM_OBJECT, CLAIM) == ["c"]
+
+
+def test_an_empty_list_is_nobody_and_no_mistake() -> None:
+    assert names({"kind": "List", "items": []}) == []
+    assert names({"kind": "PodList", "items": None}) == []
+
+
+def test_the_same_kind_of_another_group_is_another_kind() -> None:
+    other = {**CLAIM_OBJECT, "apiVersion": "example.com/v1"}
+    assert parse_objects(json.dumps(other).encode(), CLAIM) == ((), {"ResourceClaim of example.com/v1": 1})
+
+
+def test_a_byte_order_mark_is_no_mistake() -> None:
+    assert parse_objects(b"\xef\xbb\xbf" + json.dumps(pod("a")).encode(), POD)[0] == (pod("a"),)
+
+
+def refused(path: Path, kind: str = POD) -> str:
+    with pytest.raises(UsageError) as caught:
+        read_objects(path, kind, NOW)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("kind", "command"),
+    [(POD, "kubectl get pods -A -o json"), (CLAIM, "kubectl get resourceclaims -A -o json")],
+)
+def test_yaml_is_refused_with_the_command_that_writes_json(kind: str, command: str, tmp_path: Path) -> None:
+    path = tmp_path / "pods.yaml"
+    path.write_text("apiVersion: v1\nkind: List\nitems: []\n")
+    assert refused(path, kind) == f"{path}: is no JSON, and YAML is not read; write it with: {command}"
+
+
+@pytest.mark.parametrize("text", ["", "   ", '{"kind":', "[7]", '{"kind":"List","items":{}}', "[" * 100_000])
+def test_what_is_no_list_of_objects_is_refused_by_name(text: str, tmp_path: Path) -> None:
+    path = tmp_path / "pods.json"
+    path.write_text(text)
+    assert refused(path).startswith(f"{path}: ")
+
+
+def test_a_file_of_other_things_is_a_mistake_and_says_what_it_holds(tmp_path: Path) -> None:
+    path = tmp_path / "pods.json"
+    path.write_text(json.dumps([SERVICE, CLAIM_OBJECT, SERVICE]))
+    assert f"{path}: no Pod, but 1 ResourceClaim, 2 Service; " in refused(path)
+
+
+def test_a_file_that_is_not_there_is_the_callers_mistake(tmp_path: Path) -> None:
+    assert refused(tmp_path / "none.json") == f"{tmp_path / 'none.json'}: No such file or directory"
+
+
+def test_the_objects_are_as_old_as_their_file(tmp_path: Path) -> None:
+    path = tmp_path / "claims.json"
+    path.write_text(json.dumps(CLAIM_OBJECT))
+    os.utime(path, (1_600_000_000, 1_600_000_000))
+    told = read_objects(path, CLAIM, NOW)
+    assert told.witness == (Origin.CLAIMS_FILE, NOW, 1_600_000_000.0)
+    assert told.items == (CLAIM_OBJECT,)
+
+
+def test_a_file_that_may_not_be_read_is_nobodys_mistake(tmp_path: Path) -> None:
+    directory = tmp_path / "roots"
+    directory.mkdir()
+    (directory / "pods.json").write_text("{}")
+    before = os.geteuid()
+    directory.chmod(0)
+    if before == 0:
+        os.seteuid(65534)
+    try:
+        with pytest.raises(PermissionDenied, match=r"pods\.json: Permission denied"):
+            read_objects(directory / "pods.json", POD, NOW)
+    finally:
+        os.seteuid(before)
+        directory.chmod(0o700)
