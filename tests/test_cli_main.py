@@ -113,12 +113,12 @@ def test_two_errors_at_once_are_shown_in_full(capsys):
     [
         (
             ["scna"],
-            "'scna' is none of run, scan, watch, status, prepares, classify, checks, conform; did you mean "
-            "'scan'?\ntry 'drahealth --help'",
+            "'scna' is none of run, scan, watch, status, audit, prepares, classify, checks, conform"
+            "; did you mean 'scan'?\ntry 'drahealth --help'",
         ),
         (
             ["zzz"],
-            "'zzz' is none of run, scan, watch, status, prepares, classify, checks, conform\n"
+            "'zzz' is none of run, scan, watch, status, audit, prepares, classify, checks, conform\n"
             "try 'drahealth --help'",
         ),
         (["run", "--perid", "1s"], "'--perid' is no argument of run; did you mean '--period'?"),

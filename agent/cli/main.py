@@ -11,7 +11,7 @@ import traceback
 from collections.abc import Sequence
 from typing import Final, NoReturn
 
-from agent.cli import checks, classify, conform, prepares, run, scan, status, watch
+from agent.cli import audit, checks, classify, conform, prepares, run, scan, status, watch
 from agent.cli.exits import EXIT_OF_ERROR, INTERNAL
 from agent.cli.verb import Verb
 from agent.errors import UsageError, root_of, suggestion
@@ -22,6 +22,7 @@ VERBS: Final = (
     scan.VERB,
     watch.VERB,
     status.VERB,
+    audit.VERB,
     prepares.VERB,
     classify.VERB,
     checks.VERB,

@@ -34,6 +34,33 @@ static void fuzz_u64(const char *s, size_t n)
     PROMISE(dh_text_limit(value) >= value);
 }
 
+static void fuzz_quota(const char *s, size_t n)
+{
+    uint64_t us = 77, again;
+    char text[32];
+
+    if (dh_text_quota(s, n, &us) < 0) {
+        PROMISE(us == 77);
+        return;
+    }
+    snprintf(text, sizeof(text), us == UINT64_MAX ? "-1\n" : "%" PRIu64 "\n", us);
+    PROMISE(dh_text_quota(text, strlen(text), &again) == 0 && again == us);
+}
+
+static void fuzz_cpu_max(const char *s, size_t n)
+{
+    uint64_t quota = 77, period = 77, again[2];
+    char text[64];
+
+    if (dh_text_cpu_max(s, n, &quota, &period) < 0) {
+        PROMISE(quota == 77 && period == 77);
+        return;
+    }
+    snprintf(text, sizeof(text), "%" PRIu64 " %" PRIu64 "\n", quota, period);
+    PROMISE(dh_text_cpu_max(text, strlen(text), &again[0], &again[1]) == 0);
+    PROMISE(again[0] == quota && again[1] == period);
+}
+
 static void fuzz_cpus(const char *s, size_t n)
 {
     static char text[64 * DH_CPU_WORDS * 5]; /* every CPU as four digits and a comma, or less */
@@ -181,6 +208,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     const char *s = (const char *)data;
 
     fuzz_u64(s, size);
+    fuzz_quota(s, size);
+    fuzz_cpu_max(s, size);
     fuzz_cpus(s, size);
     fuzz_keys(s, size);
     fuzz_pressure(s, size);

@@ -959,6 +959,85 @@ int dh_pattern_check(const char *pattern);
  */
 int64_t dh_pattern_match(const char *pattern, const char *text, size_t n, char *key, size_t cap);
 
+/* what one cgroup is set to, read on demand: knobs.c */
+
+enum dh_cg_controller {
+    DH_CG_CORE = 1, /* v2's own, where v1 has the freezer */
+    DH_CG_MEMORY = 2,
+    DH_CG_CPU = 4,
+    DH_CG_HUGETLB = 8,
+    DH_CG_CPUSET = 16,
+    DH_CG_FREEZER = 32
+};
+
+/* A number from a file of the cgroup. */
+struct dh_knob {
+    uint64_t value;
+    int32_t err; /* 0; ENOENT: there is no such file; else why it cannot be read: an errno or an own code */
+    uint32_t reserved;
+};
+
+struct dh_page_knobs {
+    uint64_t size_kib;
+    struct dh_knob max; /* hugetlb.<size>.max, .limit_in_bytes [bytes]; no limit reads as 2^64-1 */
+    struct dh_knob rsvd_max; /* of reservations */
+};
+
+/*
+ * One cgroup. A knob is where its controller is: of cgroup v1, or of v2. Both have quota and period, v2 in
+ * one file; of v1's files the names are given second.
+ */
+struct dh_knobs {
+    uint32_t size;            /* sizeof(struct dh_knobs), set by the caller */
+    uint32_t version;         /* DH_VERSION, set by the caller */
+    uint32_t controllers;     /* bits of enum dh_cg_controller: v1 has a cgroup there, v2 enables it here */
+    int32_t controllers_err;  /* why that is not known of v2: cgroup.controllers cannot be read; 0 = it is */
+    uint32_t looks;           /* 1; 2: a file was gone at the first look, and so perhaps was the cgroup */
+    uint32_t sizes;           /* used entries of pages[] */
+    struct dh_knob weight;    /* cpu.weight [1 to 10,000], cpu.shares [2 to 262,144] */
+    struct dh_knob quota;     /* cpu.max, cpu.cfs_quota_us [us]; no limit reads as 2^64-1 */
+    struct dh_knob period;    /* cpu.max, cpu.cfs_period_us [us] */
+    struct dh_knob throttled; /* cpu.stat, nr_throttled: periods since the cgroup was made */
+    struct dh_knob memory;    /* memory.max, memory.limit_in_bytes [bytes]; no limit reads as 2^64-1 */
+    int32_t cpus_err;         /* of the sets, as dh_knob.err */
+    int32_t effective_err;
+    uint64_t cpus[DH_CPU_WORDS];      /* cpuset.cpus; empty, in v2, is that of the cgroup above */
+    uint64_t effective[DH_CPU_WORDS]; /* cpuset.cpus.effective, cpuset.effective_cpus */
+    struct dh_page_knobs pages[DH_HP_MAX];
+};
+
+struct dh_knob_reader;
+
+/*
+ * dh_knobs_open() - find the hierarchies that are mounted.
+ * @cgroupfs: where; borrowed for the call, as all here
+ * @size_kib: @sizes page sizes to read of, at most DH_HP_MAX
+ * @out:      the caller's, until dh_knobs_close()
+ *
+ * Return:  0; -ENOENT if nothing is mounted; -errno if it cannot be opened; -EINVAL, -ENOMEM.
+ * Threads: any. Blocks: as opening a directory does.
+ */
+int dh_knobs_open(const char *cgroupfs, const uint64_t *size_kib, uint32_t sizes, struct dh_knob_reader **out);
+
+/* dh_knobs_version() - of the cgroups that limit CPU time: 1 or 2. */
+int dh_knobs_version(const struct dh_knob_reader *r);
+
+/*
+ * dh_knobs_read() - read what a cgroup is set to.
+ * @path: below the mounts; slashes at its beginning mean nothing
+ *
+ * Each file is opened, read once and closed, in the cgroup's own directory. The kernel removes the files
+ * first: if one is not there, and neither is the directory, all is read once more.
+ *
+ * Return:  0; -ENOENT: there is no such cgroup, or it went away, at the second look as well; -errno if none
+ *          of its directories can be opened; DH_EABI.
+ * Threads: any number at a time. Blocks: as the files do. No allocation.
+ */
+int dh_knobs_read(const struct dh_knob_reader *r, const char *path, struct dh_knobs *out);
+
+/* dh_knobs_close() - close the hierarchies and free the reader. */
+void dh_knobs_close(struct dh_knob_reader *r);
+
 /*
  * One device in a health list. The texts stand in a buffer beside the records; offsets and
  * lengths are in bytes.

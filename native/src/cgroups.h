@@ -2,7 +2,7 @@
  * cgroups.h - what the five files of the cgroup source share.
  *
  *   cgroup_files.c  which files a group has, and how their text becomes members of its record
- *   cgroup_hiers.c  the mounted hierarchies, and where in each of them kubepods will be
+ *   cgroup_hiers.c  the hierarchies of cgroup_mounts.h, and where in each of them kubepods will be
  *   cgroup_tree.c   the pods and containers, as they come and go
  *   cgroup_oom.c    how cgroup v1 tells of a pod that ran out of memory
  *   cgroups.c       when what is read: events, sweep, resync
@@ -12,10 +12,10 @@
 #ifndef DH_CGROUPS_H
 #define DH_CGROUPS_H
 
+#include "cgroup_mounts.h"
 #include "map.h"
 #include "sampler.h"
 
-#define DH_CG_HIERS 6      /* v1 memory, cpu, hugetlb, cpuset and freezer, and v2 */
 #define DH_CG_PATH 512     /* kubepods' longest is 195 and four times the --cgroup-root: slices and a scope */
 #define DH_CG_FILES 58     /* 6 and 6 for each hugepage size of v1, v2's own, and some that both have */
 #define DH_CG_DIRS 60      /* for each hierarchy and naming: parent, kubepods, two QoS classes */
@@ -40,14 +40,7 @@ struct dh_cg_value {
 struct dh_cg_spec {
     const char *name; /* a printf format with the page size for hugetlb files */
     uint8_t version;
-    enum {
-        DH_CG_CORE = 1, /* v2's own, where v1 has the freezer */
-        DH_CG_MEMORY = 2,
-        DH_CG_CPU = 4,
-        DH_CG_HUGETLB = 8,
-        DH_CG_CPUSET = 16,
-        DH_CG_FREEZER = 32
-    } controller;
+    enum dh_cg_controller controller;
     enum dh_cg_read read;
     struct dh_cg_value values[DH_CG_VALUES];
 };
@@ -58,13 +51,6 @@ struct dh_cg_file {
     uint8_t hier;
     int8_t size; /* index into dh_group.hugetlb, -1 for other files */
     char name[48];
-};
-
-struct dh_cg_hier {
-    int fd; /* O_PATH */
-    uint64_t dev, ino;
-    uint8_t version;
-    uint8_t controllers;
 };
 
 /* A bit in dh_cg_group.watched and .refused: a file's index, or above them a directory's hierarchy. */

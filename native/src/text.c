@@ -109,6 +109,33 @@ int dh_text_u64(const char *s, size_t n, uint64_t *out)
     return 0;
 }
 
+int dh_text_quota(const char *s, size_t n, uint64_t *us)
+{
+    uint64_t value = UINT64_MAX;
+
+    n = without_newline(s, n);
+    if (n == 0 || ((n != 2 || memcmp(s, "-1", 2) != 0) && digits(s, n, &value) != n))
+        return DH_EPARSE;
+    *us = value;
+    return 0;
+}
+
+int dh_text_cpu_max(const char *s, size_t n, uint64_t *quota_us, uint64_t *period_us)
+{
+    uint64_t quota = UINT64_MAX, period;
+    size_t at = n > 3 && memcmp(s, "max", 3) == 0 ? 3 : digits(s, n, &quota), len;
+
+    if (at == 0 || at == n || s[at] != ' ')
+        return DH_EPARSE;
+    at++;
+    len = digits(s + at, n - at, &period);
+    if (len == 0 || at + len + 1 != n || s[n - 1] != '\n')
+        return DH_EPARSE;
+    *quota_us = quota;
+    *period_us = period;
+    return 0;
+}
+
 uint64_t dh_text_limit(uint64_t value)
 {
     const uint64_t none = (UINT64_C(1) << 63) - (UINT64_C(1) << 34);

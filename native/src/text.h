@@ -39,6 +39,25 @@ int dh_text_u64(const char *s, size_t n, uint64_t *out);
 uint64_t dh_text_limit(uint64_t value);
 
 /*
+ * dh_text_quota() - cgroup v1's cpu.cfs_quota_us: "150000\n", "-1\n".
+ * @s, @n: the text; the newline at its end may be missing
+ * @us:    the quota [us]; -1, no limit, is UINT64_MAX
+ *
+ * Return: 0; DH_EPARSE for anything else.
+ */
+int dh_text_quota(const char *s, size_t n, uint64_t *us);
+
+/*
+ * dh_text_cpu_max() - cgroup v2's cpu.max: "150000 100000\n", "max 100000\n".
+ * @s, @n:     the text; cut before its newline it could be another, so there must be one
+ * @quota_us:  "max" is UINT64_MAX
+ * @period_us: that the quota is for
+ *
+ * Return: 0; DH_EPARSE for anything else.
+ */
+int dh_text_cpu_max(const char *s, size_t n, uint64_t *quota_us, uint64_t *period_us);
+
+/*
  * dh_text_cpus() - a CPU list: "0-3,8\n"; empty, or a newline alone, is the empty set.
  * @s, @n:  the text; the newline at its end may be missing
  * @words:  the whole set, CPU c is bit c % 64 of words[c / 64]

@@ -78,6 +78,68 @@ static void test_limit(void)
     CHECK_U64(dh_text_limit(top - 16 * gib - 1), top - 16 * gib - 1);
 }
 
+static void test_quota(void)
+{
+    static const struct {
+        const char *text;
+        size_t n;
+        int code;
+        uint64_t us;
+    } rows[] = {
+        {TEXT("-1\n"), 0, UINT64_MAX},      {TEXT("-1"), 0, UINT64_MAX},
+        {TEXT("150000\n"), 0, 150000},      {TEXT("18446744073709551615\n"), 0, UINT64_MAX},
+        {TEXT(""), DH_EPARSE, 0},           {TEXT("\n"), DH_EPARSE, 0},
+        {TEXT("-"), DH_EPARSE, 0},          {TEXT("-2\n"), DH_EPARSE, 0},
+        {TEXT("-10\n"), DH_EPARSE, 0},      {TEXT("-1\n\n"), DH_EPARSE, 0},
+        {TEXT("max\n"), DH_EPARSE, 0},      {TEXT("1 \n"), DH_EPARSE, 0},
+        {TEXT("18446744073709551616\n"), DH_EPARSE, 0},
+    };
+
+    for (size_t i = 0; i < ROWS(rows); i++) {
+        char *text = check_copy(rows[i].text, rows[i].n);
+        uint64_t us = 77;
+
+        check_row = rows[i].text;
+        CHECK_INT(dh_text_quota(text, rows[i].n, &us), rows[i].code);
+        CHECK_U64(us, rows[i].code ? 77 : rows[i].us);
+        free(text);
+    }
+    check_row = "";
+}
+
+static void test_cpu_max(void)
+{
+    static const struct {
+        const char *text;
+        size_t n;
+        int code;
+        uint64_t quota, period;
+    } rows[] = {
+        {TEXT("max 100000\n"), 0, UINT64_MAX, 100000}, {TEXT("150000 100000\n"), 0, 150000, 100000},
+        {TEXT("0 0\n"), 0, 0, 0},                      {TEXT("max 100000"), DH_EPARSE, 0, 0},
+        {TEXT("150000 1000"), DH_EPARSE, 0, 0},        {TEXT("150000 \n"), DH_EPARSE, 0, 0},
+        {TEXT("150000\n"), DH_EPARSE, 0, 0},           {TEXT(" 100000\n"), DH_EPARSE, 0, 0},
+        {TEXT(""), DH_EPARSE, 0, 0},                   {TEXT("max"), DH_EPARSE, 0, 0},
+        {TEXT("max \n"), DH_EPARSE, 0, 0},             {TEXT("maxx 1\n"), DH_EPARSE, 0, 0},
+        {TEXT("max max\n"), DH_EPARSE, 0, 0},          {TEXT("max  1\n"), DH_EPARSE, 0, 0},
+        {TEXT("-1 100000\n"), DH_EPARSE, 0, 0},        {TEXT("1 2 3\n"), DH_EPARSE, 0, 0},
+        {TEXT("1 2\n\n"), DH_EPARSE, 0, 0},            {TEXT("1\n2\n"), DH_EPARSE, 0, 0},
+        {TEXT("1 18446744073709551616\n"), DH_EPARSE, 0, 0},
+    };
+
+    for (size_t i = 0; i < ROWS(rows); i++) {
+        char *text = check_copy(rows[i].text, rows[i].n);
+        uint64_t quota = 77, period = 77;
+
+        check_row = rows[i].text;
+        CHECK_INT(dh_text_cpu_max(text, rows[i].n, &quota, &period), rows[i].code);
+        CHECK_U64(quota, rows[i].code ? 77 : rows[i].quota);
+        CHECK_U64(period, rows[i].code ? 77 : rows[i].period);
+        free(text);
+    }
+    check_row = "";
+}
+
 static void test_cpus(void)
 {
     static const struct {
@@ -629,6 +691,8 @@ int main(void)
 {
     test_u64();
     test_limit();
+    test_quota();
+    test_cpu_max();
     test_cpus();
     test_keys();
     test_pressure();

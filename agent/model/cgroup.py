@@ -1,0 +1,36 @@
+"""What one cgroup is set to, as it was read on demand. What it should be set to is for agent.enforce."""
+
+from dataclasses import dataclass
+
+from agent.model.reading import Reading
+
+
+@dataclass(frozen=True, slots=True)
+class PageKnobs:
+    """Limits of hugepages of one size [bytes]. No limit reads as 2^64-1 here and below."""
+
+    size_kib: int
+    max: Reading
+    rsvd_max: Reading
+    """Of reservations."""
+
+
+@dataclass(frozen=True, slots=True)
+class CgroupKnobs:
+    """One cgroup at one moment."""
+
+    controllers: frozenset[str] | None
+    """Those of ``cpu``, ``memory``, ``hugetlb`` and ``cpuset`` that are enabled for it; None: not known."""
+    weight: Reading
+    """``cpu.weight``; in v1, ``cpu.shares``."""
+    quota_us: Reading
+    period_us: Reading
+    throttled: Reading
+    """Periods in which it was throttled, since it was made."""
+    memory: Reading
+    """Limit [bytes]."""
+    cpus: Reading
+    """``cpuset.cpus``, a set: bit ``n`` is CPU ``n``. Empty in v2: as the cgroup above."""
+    effective: Reading
+    """CPUs that it can run on, likewise."""
+    pages: tuple[PageKnobs, ...]

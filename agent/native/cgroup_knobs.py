@@ -1,0 +1,120 @@
+"""Reads what single cgroups are set to, on demand and on the caller's thread. Compares it with nothing."""
+
+import errno
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Final, Self
+
+from agent.errors import PermissionDenied, ProbeError
+from agent.model.cgroup import CgroupKnobs, PageKnobs
+from agent.model.reading import Absence, Missing, Reading, error_text
+from agent.native._core import ffi, lib
+from agent.native.records import ABSENT
+
+_CONTROLLERS: Final = {
+    "cpu": lib.DH_CG_CPU,
+    "memory": lib.DH_CG_MEMORY,
+    "hugetlb": lib.DH_CG_HUGETLB,
+    "cpuset": lib.DH_CG_CPUSET,
+}
+
+
+class KnobReader:
+    """The hierarchies that are mounted, open to read cgroups in them. Closed by :meth:`close` or ``with``.
+
+    Args:
+        cgroupfs_root: ``/sys/fs/cgroup``, or a tree like it: v2, v1, or both.
+        sizes_kib: Sizes of hugepages whose limits are read, at most 6.
+
+    Raises:
+        ProbeError: Nothing is mounted there, or it cannot be opened.
+        PermissionDenied: This user may not.
+    """
+
+    def __init__(self, cgroupfs_root: Path, sizes_kib: Sequence[int]) -> None:
+        out = ffi.new("struct dh_knob_reader **")
+        code = lib.dh_knobs_open(os.fsencode(cgroupfs_root), list(sizes_kib), len(sizes_kib), out)
+        if code == -errno.ENOENT:
+            raise ProbeError(f"{cgroupfs_root}: no cgroups are mounted here")
+        if code == -errno.EINVAL:
+            raise ProbeError(f"{len(sizes_kib)} sizes of hugepages, limit {lib.DH_HP_MAX}")
+        if code:
+            raise _failed(f"{cgroupfs_root}", code)
+        self._reader: Any = ffi.gc(out[0], lib.dh_knobs_close)
+        self._record = ffi.new(
+            "struct dh_knobs *", {"size": ffi.sizeof("struct dh_knobs"), "version": lib.DH_VERSION}
+        )
+
+    @property
+    def version(self) -> int:
+        """Of the cgroups that limit CPU time: 1 or 2."""
+        return int(lib.dh_knobs_version(self._reader))
+
+    def read(self, path: str) -> CgroupKnobs | None:
+        """What a cgroup is set to; None: there is none, or it went away, and at a second look as well.
+
+        Args:
+            path: Below the mounts.
+
+        Raises:
+            ProbeError: It is there, and cannot be opened.
+            PermissionDenied: This user may not.
+        """
+        code = lib.dh_knobs_read(self._reader, os.fsencode(path), self._record)
+        if code == -errno.ENOENT:
+            return None
+        if code:
+            raise _failed(path, code)
+        return _knobs(self._record)
+
+    def close(self) -> None:
+        """Closes the hierarchies. May be called again; nothing can be read any more."""
+        reader, self._reader = self._reader, None
+        if reader is not None:
+            ffi.release(reader)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def _failed(what: str, code: int) -> PermissionDenied | ProbeError:
+    kind = PermissionDenied if -code in {errno.EACCES, errno.EPERM} else ProbeError
+    return kind(f"{what}: {error_text(-code if -code < 4096 else code)}")
+
+
+def _knobs(record: Any) -> CgroupKnobs:
+    bits = record.controllers
+    names = frozenset(name for name, bit in _CONTROLLERS.items() if bits & bit)
+    return CgroupKnobs(
+        controllers=None if record.controllers_err else names,
+        weight=_number(record.weight),
+        quota_us=_number(record.quota),
+        period_us=_number(record.period),
+        throttled=_number(record.throttled),
+        memory=_number(record.memory),
+        cpus=_set(record.cpus, record.cpus_err),
+        effective=_set(record.effective, record.effective_err),
+        pages=tuple(
+            PageKnobs(page.size_kib, _number(page.max), _number(page.rsvd_max))
+            for page in record.pages[0 : record.sizes]
+        ),
+    )
+
+
+def _number(knob: Any) -> Reading:
+    return _missing(knob.err) if knob.err else int(knob.value)
+
+
+def _set(words: Any, err: int) -> Reading:
+    return _missing(err) if err else int.from_bytes(ffi.buffer(words)[:], "little")
+
+
+def _missing(err: int) -> Missing:
+    return ABSENT if err == errno.ENOENT else Missing(Absence.UNREADABLE, err)

@@ -1,0 +1,260 @@
+"""``drahealth audit`` on cgroups that the kernel keeps: v1's CPU time, memory and CPUs, v2's hugepages."""
+
+import errno
+import json
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+from audit_paper import CONTAINER, kubectl, running
+from enforce_pods import UID, claim, container, pod_object
+from machine import CGROUPFS, Kubepods, kubepods_tree, machine_lock
+
+from agent.enforce.cgroups import container_path, parse_path, pod_path, qos_path
+from agent.enforce.facts import CgroupDriver, NodeFacts
+from agent.enforce.judge import Node, judge_pod
+from agent.enforce.knobs import NO_LIMIT
+from agent.enforce.pod import Pod, Qos
+from agent.enforce.pod_object import parse_pod
+from agent.enforce.verdicts import Verdict
+from agent.model.cgroup import CgroupKnobs
+from agent.model.cpuset import parse_cpus
+from agent.model.reading import Absence, Missing, is_absent
+from agent.native.cgroup_knobs import KnobReader
+from agent.sources.node_facts import pods_there, read_facts
+
+MIB: Final = 1 << 20
+SIZES: Final = (2048, 1048576)
+# another run on this machine may hold its lock for a while
+pytestmark = [pytest.mark.timeout(300), pytest.mark.usefixtures("locked")]
+namings = pytest.mark.parametrize("systemd", [False, True], ids=["cgroupfs", "systemd"])
+
+
+@pytest.fixture
+def locked() -> Iterator[None]:
+    with machine_lock():
+        yield
+
+
+OBJECT: Final = pod_object(
+    container("c1", "cpu=200m memory=64Mi", "cpu=1255m memory=100M"),
+    claims=[claim("cpus", "c1", "cpu=1500m memory=128Mi hugepages-2Mi=64Mi")],
+    qosClass="Burstable",
+    phase="Running",
+    containerStatuses=[running("c1")],
+)
+OBJECT["spec"]["resourceClaims"] = [{"name": "x", "resourceClaimName": "cpus"}]
+LIMIT: Final = 100_000_000 + 128 * MIB
+KEPT: Final = LIMIT - LIMIT % 4096
+"""As v1 shows it again."""
+
+
+@contextmanager
+def tree_of_a_pod(systemd: bool) -> Iterator[Kubepods]:
+    """All as a kubelet makes it, and systemd rounds quotas up."""
+    with kubepods_tree("cpu", "memory", "cpuset", hugetlb=True, systemd=systemd) as tree:
+        tree.make("besteffort")
+        pod = tree.make("burstable", UID)
+        tree.make("burstable", UID, CONTAINER)
+        names = [("burstable", "", ""), ("burstable", UID, ""), ("burstable", UID, CONTAINER)]
+        for name in names:
+            at = tree.directory(*name)
+            for controller, file, value in (
+                ("cpu", "cpu.shares", 1740 if name[0] and not name[2] else 204),
+                ("cpu", "cpu.cfs_quota_us", (276_000 if systemd else 275_500) if name[1] else -1),
+                ("memory", "memory.limit_in_bytes", LIMIT if name[1] else -1),
+            ):
+                (CGROUPFS / controller / at / file).write_text(f"{value}")
+        (CGROUPFS / "cpu" / tree.directory("besteffort") / "cpu.shares").write_text("2")
+        for directory in (
+            pod,
+            pod.parent / tree.directory("burstable", UID, CONTAINER).relative_to(tree.directory("burstable")),
+        ):
+            for size, limit in (("2MB", 64 * MIB), ("1GB", 0)):
+                (directory / f"hugetlb.{size}.max").write_text(f"{limit}")
+                (directory / f"hugetlb.{size}.rsvd.max").write_text(f"{limit}")
+        yield tree
+
+
+def audit(tree: Kubepods, pods: Path, *more: str) -> tuple[int, Any]:
+    args = ["--pods", str(pods), "--kubelet-cgroup-root", tree.cgroup_root, "-o", "json", *more]
+    command = [sys.executable, "-m", "agent", "audit", *args]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+    assert done.stderr == ""
+    return done.returncode, json.loads(done.stdout)
+
+
+def wrong_of(told: Any) -> list[tuple[str, str, str]]:
+    knobs = [*told["classes"], *(knob for pod in told["pods"] for knob in pod["knobs"])]
+    fine = {Verdict.MATCH, Verdict.ROUNDED}
+    return [(one["container"], one["file"], one["verdict"]) for one in knobs if one["verdict"] not in fine]
+
+
+@namings
+def test_a_pod_that_has_what_it_was_promised(tmp_path: Path, systemd: bool) -> None:
+    with tree_of_a_pod(systemd) as tree:
+        code, told = audit(tree, kubectl(tmp_path / "pods.json", OBJECT))
+    assert wrong_of(told) == []
+    assert code == 0
+    assert told["cgroups"]["version"] == 1
+    assert told["cgroups"]["driver"] == ("systemd" if systemd else "cgroupfs")
+    assert told["summary"]["rounded"] == (4 if systemd else 2)  # memory in pages, quotas in 10 ms
+
+
+@namings
+def test_every_wrong_value_is_found(tmp_path: Path, systemd: bool) -> None:
+    with tree_of_a_pod(systemd) as tree:
+        at, top = tree.directory("burstable", UID, CONTAINER), tree.directory("burstable", UID)
+        (CGROUPFS / "cpu" / top / "cpu.shares").write_text("204")
+        (CGROUPFS / "cpu" / at / "cpu.cfs_quota_us").write_text("125500")
+        (CGROUPFS / "memory" / at / "memory.limit_in_bytes").write_text("100000000")
+        (tree.roots[0] / at / "hugetlb.2MB.max").write_text("0")
+        (tree.roots[0] / at / "hugetlb.1GB.rsvd.max").write_text("max")
+        (CGROUPFS / "cpu" / tree.directory("burstable") / "cpu.shares").write_text("2")
+        code, told = audit(tree, kubectl(tmp_path / "pods.json", OBJECT))
+    assert code == 1
+    assert sorted(wrong_of(told)) == [
+        ("", "cpu.shares", "lower"),
+        ("", "cpu.shares", "lower"),
+        ("", "hugetlb.1GB.rsvd.limit_in_bytes", "parent-tighter"),
+        ("c1", "cpu.cfs_quota_us", "lower"),
+        ("c1", "hugetlb.1GB.rsvd.limit_in_bytes", "unlimited"),
+        ("c1", "hugetlb.2MB.limit_in_bytes", "lower"),
+        ("c1", "memory.limit_in_bytes", "lower"),
+    ]
+
+
+@namings
+def test_the_core_reads_what_the_files_say(systemd: bool) -> None:
+    """The reader against one of its own kind in Python, file by file."""
+    with tree_of_a_pod(systemd) as tree, KnobReader(CGROUPFS, SIZES) as reader:
+        driver = CgroupDriver.SYSTEMD if systemd else CgroupDriver.CGROUPFS
+        pod = pod_path(UID, Qos.BURSTABLE, driver, tree.cgroup_root)
+        for path in (pod, container_path(pod, CONTAINER, "containerd", driver)):
+            assert parse_path(path, tree.cgroup_root) is not None
+            knobs = reader.read(path)
+            assert knobs is not None
+            assert knobs.controllers == {"cpu", "memory", "cpuset", "hugetlb"}
+            assert knobs.weight == number(path, "cpu", "cpu.shares")
+            assert knobs.quota_us == number(path, "cpu", "cpu.cfs_quota_us")
+            assert knobs.period_us == number(path, "cpu", "cpu.cfs_period_us")
+            assert knobs.memory == number(path, "memory", "memory.limit_in_bytes") == KEPT
+            assert knobs.throttled == 0
+            assert knobs.cpus == cpus(path, "cpuset.cpus")
+            assert knobs.effective == cpus(path, "cpuset.effective_cpus")
+            assert [(one.size_kib, one.max, one.rsvd_max) for one in knobs.pages] == [
+                (2048, 64 * MIB, 64 * MIB),
+                (1048576, 0, 0),
+            ]
+        assert reader.read(qos_path(Qos.BURSTABLE, driver, tree.cgroup_root)) is not None
+        assert reader.read(f"{pod}/nobody") is None
+
+
+def number(path: str, controller: str, file: str) -> int:
+    value = int((CGROUPFS / controller / path.lstrip("/") / file).read_text())
+    return NO_LIMIT if value == -1 else value
+
+
+def cpus(path: str, file: str) -> int:
+    return parse_cpus((CGROUPFS / "cpuset" / path.lstrip("/") / file).read_text())
+
+
+def test_a_fresh_cgroup_has_no_limits() -> None:
+    with kubepods_tree("cpu", "memory", hugetlb=True) as tree, KnobReader(CGROUPFS, SIZES) as reader:
+        tree.make("burstable", UID)
+        knobs = reader.read(pod_path(UID, Qos.BURSTABLE, CgroupDriver.CGROUPFS, tree.cgroup_root))
+    assert knobs is not None
+    assert (knobs.weight, knobs.quota_us, knobs.memory) == (1024, NO_LIMIT, NO_LIMIT)
+    assert {(page.max, page.rsvd_max) for page in knobs.pages} == {(NO_LIMIT, NO_LIMIT)}
+    assert is_absent(knobs.cpus)
+    assert "cpuset" not in (knobs.controllers or ())
+
+
+def test_the_naming_and_the_pods_are_known_by_what_is_there() -> None:
+    with kubepods_tree("cpu", systemd=True) as tree, KnobReader(CGROUPFS, ()) as reader:
+        assert read_facts(reader, (), tree.cgroup_root, (), "") is None
+        tree.make("burstable", UID)
+        facts = read_facts(reader, (), tree.cgroup_root, (), "")
+        assert facts == NodeFacts(version=1, driver=CgroupDriver.SYSTEMD)
+        assert pods_there(CGROUPFS, CgroupDriver.SYSTEMD, tree.cgroup_root) == {UID}
+        assert pods_there(CGROUPFS, CgroupDriver.CGROUPFS, tree.cgroup_root) == set()
+
+
+def parsed() -> Pod:
+    return parse_pod(OBJECT)
+
+
+@namings
+def test_a_container_that_goes_during_the_pass_is_gone_and_no_finding(systemd: bool) -> None:
+    """It is removed hierarchy by hierarchy, as the kernel is told to, after its pod was read."""
+    driver = CgroupDriver.SYSTEMD if systemd else CgroupDriver.CGROUPFS
+    facts = NodeFacts(version=1, driver=driver, hugepages_kib=SIZES)
+    with tree_of_a_pod(systemd) as tree, KnobReader(CGROUPFS, SIZES) as reader:
+        at = tree.directory("burstable", UID, CONTAINER)
+        left = [root / at for root in tree.roots]
+
+        def read(path: str) -> CgroupKnobs | None:
+            if path.strip("/") == str(at):  # at the first look of two hierarchies, at the second of all
+                for _ in range(2):
+                    left.pop().rmdir()
+            return reader.read(path)
+
+        judged = judge_pod(parsed(), Node(facts, tree.cgroup_root), read, 2e9)
+    verdicts = {(one.group.container, one.verdict) for one in judged.compared}
+    assert {verdict for name, verdict in verdicts if name == "c1"} == {Verdict.VANISHED}
+    assert {verdict for name, verdict in verdicts if not name} <= {Verdict.MATCH, Verdict.ROUNDED}
+
+
+def test_containers_that_come_and_go_meanwhile_are_whole_gone_or_new() -> None:
+    """Whatever the moment: nothing is unreadable, and no value is one that nobody wrote."""
+    with tree_of_a_pod(False) as tree, KnobReader(CGROUPFS, SIZES) as reader:
+        at = tree.directory("burstable", UID, CONTAINER)
+        done = threading.Event()
+
+        def come_and_go() -> None:
+            while not done.is_set():
+                for root in tree.roots:
+                    (root / at).rmdir()
+                for root in tree.roots:
+                    (root / at).mkdir()
+
+        with ThreadPoolExecutor(1) as pool:
+            going = pool.submit(come_and_go)
+            try:
+                seen = [reader.read(str(at)) for _ in range(2000)]
+            finally:
+                done.set()
+            going.result()
+    found = [knobs for knobs in seen if knobs is not None]
+    assert found
+    absent = {Missing(Absence.ABSENT, errno.ENOENT)}
+    assert {knobs.weight for knobs in found} <= {204, 1024} | absent
+    assert {knobs.memory for knobs in found} <= {KEPT, NO_LIMIT} | absent
+    assert {page.max for knobs in found for page in knobs.pages} <= {64 * MIB, 0, NO_LIMIT} | absent
+
+
+def test_a_container_without_its_own_cgroup_in_a_hierarchy_is_not_limited_there(tmp_path: Path) -> None:
+    with tree_of_a_pod(False) as tree:
+        (CGROUPFS / "memory" / tree.directory("burstable", UID, CONTAINER)).rmdir()
+        code, told = audit(tree, kubectl(tmp_path / "pods.json", OBJECT))
+    assert code == 1
+    assert wrong_of(told) == [("c1", "memory.limit_in_bytes", "missing")]
+
+
+def test_where_pods_have_no_hugetlb_nobody_misses_what_he_did_not_ask_for(tmp_path: Path) -> None:
+    plain = json.loads(json.dumps(OBJECT))
+    del plain["status"]["nodeAllocatableResourceClaimStatuses"][0]["mapping"][2]
+    with kubepods_tree("cpu", "memory", unified=False) as tree:
+        tree.make("burstable", UID, CONTAINER)
+        _, told = audit(tree, kubectl(tmp_path / "pods.json", plain), "--all")
+        assert not [knob for knob in told["pods"][0]["knobs"] if knob["sizeKiB"]]
+        assert "hugepages: pods have no hugetlb controller, so nobody is kept from any" in told["notKnown"]
+        _, told = audit(tree, kubectl(tmp_path / "pods.json", OBJECT), "--all")
+    missing = [one["sizeKiB"] for one in told["pods"][0]["knobs"] if one["verdict"] == "missing"]
+    assert missing == [2048] * 4

@@ -1,0 +1,146 @@
+"""What is found out about a node before its cgroups are judged, and what its kubelet has written of CPUs."""
+
+import json
+from pathlib import Path
+
+import pytest
+from audit_paper import sysfs_tree, v2_tree, walk, write_cgroup
+from enforce_pods import UID
+
+from agent.enforce.facts import CgroupDriver
+from agent.enforce.pod_object import parse_pod
+from agent.errors import ProbeError
+from agent.model.reading import Absence, Missing, is_absent
+from agent.native.cgroup_knobs import KnobReader
+from agent.sources.cpu_manager import parse_exclusive, read_exclusive
+from agent.sources.node_facts import counts_claims, pods_there, read_facts, read_sizes
+
+OTHER = "11111111-2222-4333-8444-555555555555"
+
+
+def test_sizes_of_hugepages_are_those_of_the_kernel(tmp_path: Path) -> None:
+    assert read_sizes(tmp_path) == ()
+    assert read_sizes(sysfs_tree(tmp_path)) == (2048, 1048576)
+    (tmp_path / "kernel/mm/hugepages/hugepages-64kB").mkdir()
+    (tmp_path / "kernel/mm/hugepages/hugepages-0kB").mkdir()
+    assert read_sizes(tmp_path) == (64, 2048, 1048576)
+
+
+def test_sizes_that_cannot_be_listed_are_not_none(tmp_path: Path) -> None:
+    (tmp_path / "kernel/mm").mkdir(parents=True)
+    (tmp_path / "kernel/mm/hugepages").write_text("")
+    with pytest.raises(ProbeError, match="hugepages: Not a directory"):
+        read_sizes(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("version", "counts"),
+    [
+        ("", True),
+        ("1.37", True),
+        ("v1.37.2", True),
+        ("1.38.0-alpha.1", True),
+        ("v2.0.0", True),
+        ("1.36.9", False),
+        ("v1.36.0+k3s1", False),
+        ("1.9.0-eks-12345", False),
+    ],
+)
+def test_kubelets_count_claims_from_1_37_on(version: str, counts: bool) -> None:
+    assert counts_claims(version) is counts
+
+
+@pytest.mark.parametrize("version", ["1", "v", "1.x", "latest", "1.37\n", "x1.37", "1.37 (beta)"])
+def test_what_is_no_version_is_refused(version: str) -> None:
+    with pytest.raises(ValueError, match="is no version of a kubelet"):
+        counts_claims(version)
+
+
+def test_of_two_namings_that_is_in_use_which_has_the_pods(tmp_path: Path) -> None:
+    pods = [parse_pod(walk())]
+    v2_tree(tmp_path, [walk()], 274)
+    write_cgroup(tmp_path, f"kubepods/burstable/pod{OTHER}", {})
+    with KnobReader(tmp_path, ()) as reader:
+        facts = read_facts(reader, (), "/", pods, "")
+        assert facts is not None
+        assert facts.driver is CgroupDriver.SYSTEMD
+        others = [parse_pod(walk("q", OTHER))]
+        facts = read_facts(reader, (), "/", others, "")
+        assert facts is not None
+        assert facts.driver is CgroupDriver.CGROUPFS
+    assert pods_there(tmp_path, CgroupDriver.SYSTEMD, "/") == {UID}
+    assert pods_there(tmp_path, CgroupDriver.CGROUPFS, "/") == {OTHER}
+
+
+# --- the reader's own errors -------------------------------------------------------------------------------
+
+
+def test_a_place_without_cgroups_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ProbeError, match=f"{tmp_path}: no cgroups are mounted here"):
+        KnobReader(tmp_path, ())
+    with pytest.raises(ProbeError, match="Not a directory"):
+        KnobReader(Path("/dev/null"), ())
+
+
+def test_more_sizes_than_there_are_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ProbeError, match="7 sizes of hugepages, limit 6"):
+        KnobReader(tmp_path, range(1, 8))
+
+
+def test_absent_and_unreadable_are_told_apart(tmp_path: Path) -> None:
+    write_cgroup(tmp_path, "", {"cgroup.controllers": ""})
+    write_cgroup(tmp_path, "a", {"cpu.weight": "torn", "cpu.max": "max 100000"})
+    with KnobReader(tmp_path, (2048,)) as reader:
+        knobs = reader.read("/a")
+    assert knobs is not None
+    assert knobs.weight == Missing(Absence.UNREADABLE, -4097)
+    assert is_absent(knobs.memory)
+    assert is_absent(knobs.pages[0].max)
+    assert knobs.controllers is None  # nobody could look
+    assert knobs.quota_us == 2**64 - 1
+
+
+def test_a_reader_may_be_closed_twice_and_reads_nothing_then(tmp_path: Path) -> None:
+    write_cgroup(tmp_path, "", {"cgroup.controllers": ""})
+    reader = KnobReader(tmp_path, ())
+    reader.close()
+    reader.close()
+    with pytest.raises(TypeError):
+        reader.read("/")
+
+
+# --- CPUs that the kubelet gave away -----------------------------------------------------------------------
+
+
+def test_cpus_of_single_containers_are_read_whatever_the_version(tmp_path: Path) -> None:
+    path = tmp_path / "cpu_manager_state"
+    entries = {UID: {"c1": "2-3", "c2": ""}}
+    for more in ({}, {"podEntries": {}}, {"data": "{}", "dataChecksum": 7}):
+        path.write_text(json.dumps({"policyName": "static", "entries": entries, "checksum": 0, **more}))
+        assert read_exclusive(path) == {UID: {"c1": 0b1100}}
+    assert parse_exclusive(b'{"policyName":"none","defaultCpuSet":"","checksum":1353318690}') == {}
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b'{"policyName":"static","entr',
+        b"[]",
+        b'{"entries":{}}',
+        b'{"policyName":"static","entries":{"u":{"c1":"1-"}}}',
+        b'{"policyName":"static","entries":{"a":"1"}}',
+        b'{"policyName":"\xff"}',
+        b"[" * 100_000,
+    ],
+)
+def test_a_checkpoint_that_makes_no_sense_gives_nobody_cpus(tmp_path: Path, data: bytes) -> None:
+    path = tmp_path / "cpu_manager_state"
+    path.write_bytes(data)
+    with pytest.raises(ProbeError, match=str(path)):
+        read_exclusive(path)
+
+
+def test_no_checkpoint_is_not_one_without_entries(tmp_path: Path) -> None:
+    with pytest.raises(ProbeError, match="No such file"):
+        read_exclusive(tmp_path / "cpu_manager_state")
