@@ -12,7 +12,7 @@ from cli_reports import BUSY
 
 from agent import __version__
 from agent.cli.exits import EXIT_OF_ERROR, EXIT_OF_SEVERITY, INTERNAL, exit_of_severities
-from agent.cli.main import VERBS, build_parser, explain, main
+from agent.cli.main import VERBS, build_parser, complain, main
 from agent.errors import (
     AgentUnreachable,
     Busy,
@@ -74,17 +74,17 @@ def test_every_severity_has_an_exit_code():
     ],
 )
 def test_every_error_of_ours_has_an_exit_code_and_one_line(capsys, error, code):
-    assert explain(error) == code
+    assert complain(error) == code
     assert capsys.readouterr().err == "drahealth: x\n"
 
 
 def test_an_error_from_a_nursery_is_the_error_inside(capsys):
-    assert explain(ExceptionGroup("nursery", [ExceptionGroup("inner", [ConfigError("x")])])) == 78
+    assert complain(ExceptionGroup("nursery", [ExceptionGroup("inner", [ConfigError("x")])])) == 78
     assert capsys.readouterr().err == "drahealth: x\n"
 
 
 def test_ctrl_c_is_quiet(capsys):
-    assert explain(KeyboardInterrupt()) == 130
+    assert complain(KeyboardInterrupt()) == 130
     assert capsys.readouterr().err == ""
 
 
@@ -94,14 +94,14 @@ def test_a_mistake_of_ours_shows_its_traceback(capsys):
 
     with pytest.raises(ZeroDivisionError) as caught:
         fails()
-    assert explain(caught.value) == INTERNAL == 70
+    assert complain(caught.value) == INTERNAL == 70
     err = capsys.readouterr().err
     assert "in fails" in err
     assert err.endswith("drahealth: this is a mistake in drahealth; please report it with the lines above\n")
 
 
 def test_two_errors_at_once_are_shown_in_full(capsys):
-    assert explain(ExceptionGroup("both", [ConfigError("x"), ValueError("y")])) == INTERNAL
+    assert complain(ExceptionGroup("both", [ConfigError("x"), ValueError("y")])) == INTERNAL
     assert "ConfigError: x" in capsys.readouterr().err
 
 
@@ -113,12 +113,12 @@ def test_two_errors_at_once_are_shown_in_full(capsys):
     [
         (
             ["scna"],
-            "'scna' is none of run, scan, watch, status, audit, prepares, classify, checks, conform"
+            "'scna' is none of run, scan, watch, status, explain, audit, prepares, classify, checks, conform"
             "; did you mean 'scan'?\ntry 'drahealth --help'",
         ),
         (
             ["zzz"],
-            "'zzz' is none of run, scan, watch, status, audit, prepares, classify, checks, conform\n"
+            "'zzz' is none of run, scan, watch, status, explain, audit, prepares, classify, checks, conform\n"
             "try 'drahealth --help'",
         ),
         (["run", "--perid", "1s"], "'--perid' is no argument of run; did you mean '--period'?"),

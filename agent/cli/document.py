@@ -27,9 +27,9 @@ def report_document(report: Report) -> dict[str, Any]:
         "apiVersion": API_VERSION,
         "node": report.node,
         "at": rfc3339(report.at.wall_s),
-        "devices": [_device(device) for device in report.devices],
+        "devices": [device_document(device) for device in report.devices],
         "notes": [
-            {"subject": note.subject, "devices": list(note.devices), **_cause(note.cause)}
+            {"subject": note.subject, "devices": list(note.devices), **cause_document(note.cause)}
             for note in report.notes
         ],
         "notApplicable": _rules(report.not_applicable),
@@ -80,7 +80,8 @@ def _lower(severity: Severity) -> str:
     return severity.name.lower()
 
 
-def _device(device: DeviceHealth) -> dict[str, Any]:
+def device_document(device: DeviceHealth) -> dict[str, Any]:
+    """One device."""
     return {
         "driver": device.driver,  # empty: the host's own
         "pool": device.pool,
@@ -92,12 +93,13 @@ def _device(device: DeviceHealth) -> dict[str, Any]:
         "since": rfc3339(device.since.wall_s),
         "lastVerified": rfc3339(device.verified.wall_s),
         "timeoutSeconds": device.timeout_s,
-        "causes": [_cause(cause) for cause in device.causes],
+        "causes": [cause_document(cause) for cause in device.causes],
         "attributes": dict(device.attributes),
     }
 
 
-def _cause(cause: Cause) -> dict[str, Any]:
+def cause_document(cause: Cause) -> dict[str, Any]:
+    """Why a device is not simply healthy."""
     return {
         "code": cause.code,
         "severity": _lower(cause.severity),

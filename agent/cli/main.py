@@ -11,7 +11,7 @@ import traceback
 from collections.abc import Sequence
 from typing import Final, NoReturn
 
-from agent.cli import audit, checks, classify, conform, prepares, run, scan, status, watch
+from agent.cli import audit, checks, classify, conform, explain, prepares, run, scan, status, watch
 from agent.cli.exits import EXIT_OF_ERROR, INTERNAL
 from agent.cli.verb import Verb
 from agent.errors import UsageError, root_of, suggestion
@@ -22,6 +22,7 @@ VERBS: Final = (
     scan.VERB,
     watch.VERB,
     status.VERB,
+    explain.VERB,
     audit.VERB,
     prepares.VERB,
     classify.VERB,
@@ -97,11 +98,11 @@ def main(argv: Sequence[str] | None = None) -> int:
             code = done.code if isinstance(done.code, int) else 0
         sys.stdout.flush()
     except BaseException as error:
-        return explain(error)
+        return complain(error)
     return code
 
 
-def explain(error: BaseException) -> int:
+def complain(error: BaseException) -> int:
     """Says on standard error what went wrong, and returns the exit code for it."""
     culprit = root_of(error)
     if isinstance(culprit, BrokenPipeError):

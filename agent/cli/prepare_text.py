@@ -213,14 +213,15 @@ def document(
     """All of it. Keys are only ever added."""
     return {
         "apiVersion": API_VERSION,
-        "claims": [_claim(claim) for claim in claims],
+        "claims": [claim_document(claim) for claim in claims],
         "foundBroken": [_told(fault) for one in found for fault in one.book.told.faults],
         "problems": [{"file": str(one.path), "reason": one.reason} for one in problems],
         "lookedFor": [str(path) for path in looked],
     }
 
 
-def _claim(claim: Claim) -> dict[str, Any]:
+def claim_document(claim: Claim) -> dict[str, Any]:
+    """How the last prepare of one claim ended."""
     outcome = claim.outcome
     return {
         "driver": claim.driver,

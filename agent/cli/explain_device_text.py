@@ -1,0 +1,176 @@
+"""A device and whom it hurts, for ``drahealth explain``. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Final
+
+from agent.cli.explain_find import title
+from agent.cli.explain_words import AGENT
+from agent.cli.fold import identity_of
+from agent.cli.text import GAP, LOOKS, Entry, brief, clean, format_age, format_count, format_entries, wrap
+from agent.model.consumers import Affected
+from agent.model.health import DeviceHealth, Severity
+from agent.model.testimony import Origin
+
+if TYPE_CHECKING:
+    from agent.cli.explain_words import DeviceFacts, Explained
+    from agent.cli.terminal import Style
+    from agent.model.claim import ClaimRef
+    from agent.model.testimony import Witness
+
+Fact = tuple[str, str, tuple[str, ...]]
+"""What it is about, the text, and its colours."""
+
+TITLES: Final = ("CLAIM", "POD", "CONTAINERS", "OWNER", "TOLD BY")
+INDENT: Final = " " * 4
+
+
+def age(explained: Explained, wall_s: float) -> str:
+    """How long ago that was."""
+    return format_age(explained.now.wall_s - wall_s)
+
+
+def origins(witnesses: Iterable[Witness]) -> str:
+    """Who says so, each once."""
+    said = {one.origin for one in witnesses}
+    return ", ".join(origin for origin in Origin if origin in said)
+
+
+def of_device(explained: Explained, style: Style) -> Iterator[str]:
+    """A device in full, and below it who uses it."""
+    for device in explained.devices:
+        yield from _device(device, explained, style)
+    yield ""
+    sure = {one.affected.pod.ref for one in explained.hurt if one.affected.sure}
+    others = {one.affected.pod.ref for one in explained.hurt} - sure
+    if not explained.hurt and not explained.claims:
+        yield "nobody is known to use it"
+        return
+    may = f", {format_count(len(others), 'other')} may" if others else ""
+    claims = format_count(len(explained.claims), "claim")
+    yield f"used by {format_count(len(sure), 'pod')}{may}, through {claims}"
+    yield ""
+    yield from _table(explained, style)
+
+
+def _device(device: DeviceFacts, explained: Explained, style: Style) -> Iterator[str]:
+    """A device in full."""
+    look = LOOKS[device.severity]
+    sign = style.paint(look.sign if style.unicode else look.ascii, look.colour)
+    name = style.paint(clean(title(device.ref)), "bold")
+    yield f"{sign} {name}{GAP}{style.paint(look.word, look.colour)}{_when(device, explained)}"
+    if device.verdict:
+        health = device.verdict.health
+        yield from _causes(health, explained, style)
+        yield from wrap(identity_of(health), style, first=INDENT, rest=INDENT + "  ", paint=("dim",))
+    entries = [Entry(name, clean(text), paint) for name, text, paint in _facts(device, explained)]
+    yield from (f"  {line}" for line in format_entries(entries, style))
+
+
+def _when(device: DeviceFacts, explained: Explained) -> str:
+    """Since when, how fresh, and who says so."""
+    verdict = device.verdict
+    if verdict is None:
+        return ": nobody judges it" if device.belief is None else ": nobody else than the kubelet says so"
+    verified = f"verified {age(explained, verdict.health.verified.wall_s)} ago"
+    if verdict.by != AGENT:
+        return f", {verified}, says {clean(verdict.by)}"
+    return f" for {age(explained, verdict.health.since.wall_s)}, {verified}, says the agent"
+
+
+def _causes(health: DeviceHealth, explained: Explained, style: Style) -> Iterator[str]:
+    arrow = "→ " if style.unicode else "> "
+    if not health.causes:
+        yield from wrap(brief(health.message), style, first=INDENT, rest=INDENT)
+    for cause in health.causes:
+        text = f"{clean(cause.code)}: {brief(cause.evidence)} ({age(explained, cause.since.wall_s)} ago)"
+        paint = () if cause.severity > Severity.INFO else ("dim",)
+        yield from wrap(text, style, first=INDENT, rest=INDENT + "  ", paint=paint)
+        if cause.advice and cause.severity > Severity.INFO:
+            advice = arrow + clean(cause.advice)
+            yield from wrap(advice, style, first=INDENT, rest=INDENT + "  ", paint=("cyan",))
+
+
+def _facts(device: DeviceFacts, explained: Explained) -> Iterator[Fact]:
+    """What else there is to say of a device."""
+    if device.told and device.verdict and device.told.by != device.verdict.by:
+        yield "told", f"{_told(device.told.health, device.verdict.health)} ({device.told.by})", ()
+    yield from belief_facts(device, explained)
+    for taint in device.taints or ():
+        value = f"{taint.key}={taint.value}:{taint.effect}"
+        yield "taint", f"{value}, offered for {age(explained, taint.added_wall_s)}", ("yellow",)
+    if device.taints == ():
+        yield "taint", "none is offered", ()
+    for fault in device.broken:
+        when = f"{age(explained, fault.told_wall_s)} ago, while preparing {fault.claim}"
+        yield "found broken", f"{fault.code}: {fault.evidence} ({when})", ("red",)
+
+
+def _told(health: DeviceHealth, judged: DeviceHealth) -> str:
+    """What the kubelet, or whoever forwards it, is told, beside what is so."""
+    if (health.health, health.message) == (judged.health, judged.message):
+        return "the same"
+    return f"{health.health.name.capitalize()}{_message(health.message)}"
+
+
+def belief_facts(device: DeviceFacts, explained: Explained) -> Iterator[Fact]:
+    """What the kubelet believes."""
+    belief = device.belief
+    if belief is None:
+        if any(one.source == "health-state" and not one.absence for one in explained.accounts):
+            yield "kubelet", "has written nothing of it: Unknown, or not watched", ()
+        return
+    text = f"believes {belief.health.name.capitalize()}{_message(belief.message)}"
+    if belief.heard_s > 0:
+        text += f", heard {age(explained, belief.heard_s)} ago"
+    if belief.has_lapsed(explained.now.wall_s):
+        text += f"; over its lease of {belief.lease_s:g} s: unless it has heard the same since, Unknown"
+    if device.verdict and device.disbelieved:
+        text += f"; it is {device.verdict.health.health.name.capitalize()}"
+    yield "kubelet", text, ("yellow",) if device.disbelieved else ()
+
+
+def _message(text: str) -> str:
+    return f": {brief(text)}" if text else ""
+
+
+# --- who uses it -------------------------------------------------------------------------------------------
+
+
+def _table(explained: Explained, style: Style) -> Iterator[str]:
+    """A line for each pod and claim; one for each claim of which no pod is known."""
+    rows = [(one.affected.sure, _row(one.affected)) for one in explained.hurt]
+    seen = {one.affected.claim for one in explained.hurt}
+    for claim in explained.claims:
+        if claim.view.ref not in seen:
+            told = origins(edge.witness for edge in claim.view.devices)
+            rows.append((False, (_claim_name(claim.view.ref), "no pod is known", "", "", told)))
+    widths = [max(len(row[i]) for row in (TITLES, *(row for _, row in rows))) for i in range(len(TITLES))]
+
+    def cells(row: Sequence[str]) -> str:
+        return GAP.join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+
+    yield style.paint(f"  {cells(TITLES)}", "dim")
+    for is_sure, row in rows:
+        sign = ("•" if style.unicode else "*") if is_sure else style.paint("?", "dim")
+        yield f"{sign} {cells(row)}"
+    if not all(is_sure for is_sure, _ in rows):
+        yield style.paint("  ? may use it: the claim is not seen to be prepared for it here", "dim")
+
+
+def _row(one: Affected) -> tuple[str, ...]:
+    containers = ", ".join(use.name if use.sure else f"{use.name}?" for use in one.containers)
+    told = origins(edge.witness for edge in one.edges)
+    return (_claim_name(one.claim), clean(str(one.pod.ref)), clean(containers), _owner(one), told)
+
+
+def _owner(one: Affected) -> str:
+    known = one.pod.known
+    owner = known.controller if known else None
+    group = one.group or (known.group if known else "")
+    return clean(", ".join(filter(None, [str(owner or ""), group and f"pod group {group}"])))
+
+
+def _claim_name(ref: ClaimRef) -> str:
+    return clean(str(ref) if ref.uid else f"{ref} (by name)")

@@ -1,0 +1,179 @@
+"""What the drivers of a node keep in files, and the sockets on which they tell health.
+
+A driver that embeds drahealth keeps it in its plugin's directory; for one beside it the agent does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from types import MappingProxyType
+from typing import Final, NamedTuple, TypeVar
+
+from agent.cli.explain_ask import DISK_S, Places, in_time, late, now
+from agent.cli.explain_words import PREPARES, TAINTS, Account
+from agent.cli.prepare_text import Claim, claims_of
+from agent.cli.text import format_count
+from agent.model.claim import DeviceRef
+from agent.model.reading import Absence
+from agent.model.taint import Taint
+from agent.model.testimony import DeviceUse, Origin, PreparedClaim, Told, Witness
+from agent.store import prepares, taints
+from agent.store.files import Unusable, read
+from agent.store.prepares import Prepares
+
+T = TypeVar("T")
+
+KEPT: Final = "drahealth"
+"""What a driver that embeds drahealth has in its plugin's directory."""
+
+
+class Driver(NamedTuple):
+    """A directory in which a driver keeps what it remembers, and the sockets on which it tells health."""
+
+    name: str
+    directory: Path
+    of_agent: bool
+    """It is the agent that keeps and tells it."""
+    sockets: tuple[Path, ...] = ()
+
+
+class Drivers(NamedTuple):
+    """All that keep something here or are served here."""
+
+    drivers: tuple[Driver, ...] = ()
+    unread: tuple[str, ...] = ()
+    """Directories in which there may be more, each with the reason."""
+
+
+def find_drivers(places: Places) -> Drivers:
+    """The drivers. Of the kubelet's plugins only those are asked for their health that embed drahealth: they
+    take several readers."""
+    found: dict[Path, Driver] = {}
+    unread: list[str] = []
+    if places.state_dir is not None:
+        below = places.state_dir / "drivers"
+        for name in _names(below, unread):
+            found[below / name] = Driver(name, below / name, of_agent=True)
+    if places.runtime_dir is not None:
+        sockets = places.runtime_dir / "drivers"
+        for name in _names(sockets, unread):
+            driver = name.removesuffix(".sock")
+            if driver != name:
+                kept = (places.state_dir or places.runtime_dir) / "drivers" / driver
+                found[kept] = Driver(driver, kept, of_agent=True, sockets=(sockets / name,))
+    if places.kubelet_dir is not None:
+        plugins = places.kubelet_dir / "plugins"
+        for name in _names(plugins, unread):
+            inside = _names(plugins / name, unread)
+            if KEPT in inside:
+                kept = plugins / name / KEPT
+                served = tuple(plugins / name / one for one in inside if one.endswith(".sock"))
+                found[kept] = Driver(name, kept, of_agent=False, sockets=served)
+    return Drivers(tuple(found.values()), tuple(unread))
+
+
+def _names(directory: Path, unread: list[str]) -> list[str]:
+    """What is in a directory; nothing in one that is not there. Why one cannot be listed is added."""
+    try:
+        return sorted(os.listdir(directory))
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    except OSError as error:
+        unread.append(f"{directory}: {error.strerror}")
+        return []
+
+
+class Records(NamedTuple):
+    """What the drivers keep."""
+
+    prepares: tuple[Prepares, ...] = ()
+    prepared: tuple[Told[PreparedClaim], ...] = ()
+    """The claims that they hold prepared."""
+    claims: tuple[Claim, ...] = ()
+    taints: Mapping[str, Mapping[DeviceRef, tuple[Taint, ...]]] = MappingProxyType({})
+    """By driver."""
+    accounts: tuple[Account, ...] = ()
+
+
+async def read_records(places: Places, drivers: Sequence[Driver], unread: Sequence[str]) -> Records:
+    """What the drivers keep in files."""
+    if places.kubelet_dir is None and places.state_dir is None:
+        return Records()
+    directories = [driver.directory for driver in drivers]
+    found, tainted = await asyncio.gather(
+        asyncio.gather(*(_kept(PREPARES, one / prepares.FILE, _read_prepares) for one in directories)),
+        asyncio.gather(*(_kept(TAINTS, one / taints.FILE, _read_taints) for one in directories)),
+    )
+    held: list[Told[PreparedClaim]] = []
+    for one, account in found:
+        if one is None:
+            continue
+        witness = Witness(Origin.DRIVER, account.read, account.written_s)
+        held.append(Told(witness, tuple(_prepared(one))))
+    return Records(
+        prepares=tuple(one for one, _ in found if one),
+        prepared=tuple(held),
+        claims=claims_of(one for one, _ in found if one),
+        taints={one.name: some for one, (some, _) in zip(drivers, tainted, strict=True) if some is not None},
+        accounts=(
+            *_folded(PREPARES, [account for _, account in found], places, unread),
+            *_folded(TAINTS, [account for _, account in tainted], places, unread),
+        ),
+    )
+
+
+def _prepared(one: Prepares) -> Iterator[PreparedClaim]:
+    """The claims that a driver holds prepared, as it remembers."""
+    for kept in one.book.claims.values():
+        if kept.outcome.verdict is None and not kept.over_wall_s:
+            devices = tuple(DeviceUse(device) for device in kept.outcome.devices)
+            yield PreparedClaim(kept.outcome.claim, devices)
+
+
+async def _kept(
+    source: str, path: Path, work: Callable[[Path], tuple[T, str, float]]
+) -> tuple[T | None, Account]:
+    """A driver's file and its account."""
+    absence, why = Absence.UNREADABLE, ""
+    try:
+        found, text, written_s = await in_time(partial(work, path), DISK_S)
+    except (FileNotFoundError, NotADirectoryError) as error:
+        absence, why = Absence.ABSENT, f"{path}: {error.strerror}"
+    except OSError as error:  # a TimeoutError of ours has no text of its own
+        why = f"{path}: {error.strerror}" if error.errno else late(path, DISK_S)
+    except Unusable as error:
+        why = f"{path}: {error}"
+    else:
+        return found, Account(source, str(path), now(), written_s, text)
+    return None, Account(source, str(path), now(), absence=absence, why=why)
+
+
+def _read_prepares(path: Path) -> tuple[Prepares, str, float]:
+    written_s = path.stat().st_mtime
+    found = prepares.read(path)
+    return found, format_count(len(found.book.claims), "claim"), written_s
+
+
+def _read_taints(path: Path) -> tuple[dict[DeviceRef, tuple[Taint, ...]], str, float]:
+    written_s = path.stat().st_mtime
+    found = dict(taints.decode(read(path, taints.SIZE_MAX)).devices)
+    return found, format_count(len(found), "tainted device"), written_s
+
+
+def _folded(
+    source: str, accounts: Sequence[Account], places: Places, unread: Sequence[str]
+) -> Iterator[Account]:
+    """Those that are there or cannot be read, each; where none is, that there is none."""
+    for why in unread:
+        yield Account(source, why.partition(": ")[0], now(), absence=Absence.UNREADABLE, why=why)
+    there = [one for one in accounts if one.absence is not Absence.ABSENT]
+    yield from there
+    if not there and not unread:
+        name = prepares.FILE if source == PREPARES else taints.FILE
+        where = [str(one) for one in (places.kubelet_dir, places.state_dir) if one]
+        why = f"{' and '.join(where)}: no driver keeps a {name} here"
+        yield Account(source, where[0], now(), absence=Absence.ABSENT, why=why)

@@ -1,0 +1,83 @@
+"""``drahealth explain`` for people. Pure: it takes values, a style and a time, and returns text.
+
+First what was asked for, then whom it concerns, then what is wrong with what was said; last of all who said
+what, how old it is, and what it costs that others said nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from agent.cli.explain_claim_text import of_claim, of_pod
+from agent.cli.explain_device_text import age, of_device
+from agent.cli.explain_words import COSTS
+from agent.cli.text import Entry, clean, format_entries
+from agent.model.consumers import ConsumerEdge
+from agent.model.reading import Absence
+from agent.model.testimony import ConsumerKind
+
+if TYPE_CHECKING:
+    from agent.cli.explain_words import Explained
+    from agent.cli.terminal import Style
+
+
+def render(explained: Explained, style: Style) -> str:
+    """All of it."""
+    parts = {"device": of_device, "pod": of_pod, "claim": of_claim}[explained.kind]
+    lines = list(parts(explained, style))
+    for entries in (_troubles(explained), _sources(explained)):
+        if entries:
+            lines += ["", *format_entries(entries, style)]
+    return "\n".join(lines) + "\n"
+
+
+def _troubles(explained: Explained) -> list[Entry]:
+    """What is not as it should be, or not clear."""
+    entries = [Entry("consumer", clean(text)) for text in _others(explained)]
+    pairs = {frozenset((pod.view.ref, other)) for pod in explained.pods for other in pod.maybe}
+    for one, other in sorted(sorted(pair, key=lambda ref: not ref.name) for pair in pairs):
+        text = f"{one}, whose UID nobody tells, and {other}, whose name nobody tells, have a claim in common"
+        entries.append(Entry("the same?", clean(f"{text}: one pod or two")))
+    for risk in explained.risks:
+        text = f"{risk.pod} would be refused {risk.claim} if its sandbox were made again: {risk.why}"
+        entries.append(Entry("risk", clean(f"{text} ({risk.kubelets})"), ("yellow",)))
+    for conflict in explained.conflicts:
+        said = "; ".join(f"{one.witness.origin}: {one.text}" for one in conflict.sayings)
+        entries.append(Entry("conflict", clean(f"{conflict.subject}: {said}"), ("yellow",)))
+    return entries
+
+
+def _others(explained: Explained) -> Iterator[str]:
+    """Who holds a claim and is no pod; of a claim that is shown in full, it says so itself."""
+    if explained.kind != "device":
+        return
+    for claim in explained.claims:
+        for edge in claim.view.consumers:
+            if edge.consumer.kind is not ConsumerKind.POD:
+                yield f"{claim.view.ref} is reserved for {_consumer(edge)} ({edge.witness.origin})"
+
+
+def _consumer(edge: ConsumerEdge) -> str:
+    one = edge.consumer
+    what = one.kind.value if one.kind is ConsumerKind.POD_GROUP else one.resource or "something"
+    return f"{what} {one.name}"
+
+
+def _sources(explained: Explained) -> list[Entry]:
+    """Who said what, how old it is; then who did not, and what that costs."""
+    entries = []
+    for one in explained.accounts:
+        if one.absence:
+            continue
+        at = explained.now.wall_s if one.written_s is None else one.written_s
+        when = "asked now" if one.written_s is None else f"of {age(explained, at)} ago"
+        text = f"{one.source}: {one.found}, {when} ({one.place})"
+        entries.append(Entry("sources", clean(text)))
+        entries += [Entry("sources", clean(f"{one.source}: {wrong}"), ("yellow",)) for wrong in one.wrong]
+    for one in explained.accounts:
+        if one.absence:
+            cost = COSTS.get(one.source, "")
+            paint = () if one.absence is Absence.ABSENT else ("yellow",)
+            entries.append(Entry("without", clean(f"{one.source}: {cost} ({one.why})"), paint))
+    return entries

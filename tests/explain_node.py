@@ -1,0 +1,202 @@
+"""A node for ``drahealth explain``: the kubelet's files and sockets, drivers' files, saved objects."""
+
+import json
+import socket
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from kubelet_files import DRIVER, checkpoint, claim, device
+from wire.kubelet_apis import (
+    ListingApi,
+    listed_claim,
+    listed_container,
+    listed_pod,
+    listed_pods,
+    message_class,
+    pod,
+)
+
+from agent.cli.main import main
+from agent.prepare.book import Book
+from agent.serve import podresources, pods_api
+from agent.sources import kubelet_checkpoint, kubelet_health
+from agent.store import prepares
+
+GROUP = {"apiGroup": "scheduling.k8s.io", "resource": "podgroups", "name": "workers", "uid": "g-1"}
+
+
+def results(*devices: str, request: str = "gpus") -> list[dict[str, str]]:
+    """A claim's allocation."""
+    return [{"request": request, "driver": DRIVER, "pool": "node-1", "device": one} for one in devices]
+
+
+def reserved(*pods: str) -> list[dict[str, str]]:
+    """Reservations for pods, by their UIDs."""
+    return [{"resource": "pods", "name": f"pod-{uid}", "uid": uid} for uid in pods]
+
+
+def claim_object(name: str, *devices: str, uid: str = "", reserved_for: Sequence[Any] = ()) -> dict[str, Any]:
+    """A ResourceClaim; one without devices is not allocated."""
+    allocation = {"allocation": {"devices": {"results": results(*devices)}}} if devices else {}
+    return {
+        "apiVersion": "resource.k8s.io/v1",
+        "kind": "ResourceClaim",
+        "metadata": {"namespace": "team-a", "name": name, "uid": uid or f"c-{name}"},
+        "status": {**allocation, "reservedFor": list(reserved_for)},
+    }
+
+
+def pod_object(name: str, *claims: str, uid: str = "", group: str = "", owner: str = "") -> dict[str, Any]:
+    """A Pod whose only container uses these claims."""
+    owners = [{"apiVersion": "batch/v1", "kind": "Job", "name": owner, "uid": "j-1", "controller": True}]
+    scheduling = {"schedulingGroup": {"podGroupName": group}} if group else {}
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {
+            "namespace": "team-a",
+            "name": name,
+            "uid": uid or f"u-{name}",
+            "ownerReferences": owners if owner else [],
+        },
+        "spec": {
+            "nodeName": "node-1",
+            "resourceClaims": [{"name": f"n-{one}", "resourceClaimName": one} for one in claims],
+            "containers": [
+                {"name": "main", "resources": {"claims": [{"name": f"n-{one}"} for one in claims]}}
+            ],
+            **scheduling,
+        },
+        "status": {"phase": "Running"},
+    }
+
+
+@dataclass
+class Node:
+    """The places of a node, all below one directory."""
+
+    root: Path
+    capsys: pytest.CaptureFixture[str]
+
+    @property
+    def kubelet(self) -> Path:
+        return self.root / "kubelet"
+
+    @property
+    def run_dir(self) -> Path:
+        return self.root / "run"
+
+    @property
+    def state(self) -> Path:
+        return self.root / "state"
+
+    def __post_init__(self) -> None:
+        for directory in ("pod-resources", "pods-api", "plugins"):
+            (self.kubelet / directory).mkdir(parents=True)
+
+    # --- what is there ---------------------------------------------------------------------------------
+
+    def prepared(self, *claims: dict[str, Any]) -> None:
+        """The kubelet's checkpoint."""
+        (self.kubelet / kubelet_checkpoint.NAME).write_bytes(checkpoint(claims))
+
+    def believes(
+        self, health: str, *devices: str, message: str = "", heard: str = "2026-11-21T10:00:00Z"
+    ) -> None:
+        """What the kubelet has written of devices."""
+        found = {
+            f"node-1/{name}": {
+                "PoolName": "node-1",
+                "DeviceName": name,
+                "Health": health,
+                "LastUpdated": heard,
+                "HealthCheckTimeout": 30_000_000_000,
+                "Message": message,
+            }
+            for name in devices
+        }
+        (self.kubelet / kubelet_health.NAME).write_text(json.dumps({DRIVER: {"Devices": found}}))
+
+    def remembers(self, book: Book, now_s: float, driver: str = DRIVER) -> None:
+        """What a driver that embeds drahealth has kept."""
+        prepares.save(self.kubelet / "plugins" / driver / "drahealth", driver, "1.2", book, now_s)
+
+    def saved(self, name: str, *objects: dict[str, Any]) -> str:
+        """A file of objects."""
+        path = self.root / name
+        path.write_text(json.dumps({"kind": "List", "items": objects}))
+        return str(path)
+
+    @contextmanager
+    def sockets(self, listed: Callable[[], Any], pods: Callable[[], Any]) -> Iterator[None]:
+        """The kubelet serves podresources and the pods API."""
+        with (
+            ListingApi(self.kubelet / podresources.SOCKET, podresources.LIST, listed),
+            ListingApi(self.kubelet / pods_api.SOCKET, pods_api.LIST, pods),
+        ):
+            yield
+
+    # --- the command -----------------------------------------------------------------------------------
+
+    @property
+    def places(self) -> list[str]:
+        places = {"--kubelet-dir": self.kubelet, "--runtime-dir": self.run_dir, "--state-dir": self.state}
+        return [word for flag, path in places.items() for word in (flag, str(path))]
+
+    def explain(self, *argv: str) -> tuple[int, str, str]:
+        """Exit code, output, complaints; of this node."""
+        return self.bare(*argv, *self.places)
+
+    def bare(self, *argv: str) -> tuple[int, str, str]:
+        """The same without a word of where to look."""
+        code = main(["explain", *argv])
+        return code, *self.capsys.readouterr()
+
+    def document(self, *argv: str) -> tuple[int, Any]:
+        """Exit code and document; of this node."""
+        code, out, err = self.explain(*argv, "-o", "json")
+        assert err == ""
+        return code, json.loads(out)
+
+
+def listing(*pods: tuple[str, str, Sequence[str]]) -> Callable[[], Any]:
+    """podresources: name of the pod, of its claim, and the devices of that."""
+    return lambda: listed_pods(
+        *(
+            listed_pod(name, listed_container("main", listed_claim(claim, *devices)))
+            for name, claim, devices in pods
+        )
+    )
+
+
+def pods_answer(*pods: tuple[str, Sequence[str]]) -> Callable[[], Any]:
+    """The pods API: UIDs and the names of their claims; a pod is called ``pod-<uid>``."""
+    return lambda: message_class("v1alpha1", "ListPodsResponse")(
+        pods=[pod(uid, claims=list(claims)) for uid, claims in pods]
+    )
+
+
+def prepared_claim(name: str, *devices: str, pods: Sequence[str] = (), uid: str = "") -> dict[str, Any]:
+    """A claim in the checkpoint."""
+    return claim(
+        uid or f"c-{name}",
+        name=name,
+        pods=pods,
+        drivers={DRIVER: {"Devices": [device(one) for one in devices]}},
+    )
+
+
+@contextmanager
+def deaf(*paths: Path) -> Iterator[None]:
+    """Sockets that take a connection and never answer."""
+    with ExitStack() as stack:
+        for path in paths:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            server = stack.enter_context(socket.socket(socket.AF_UNIX))
+            server.bind(str(path))
+            server.listen()
+        yield
