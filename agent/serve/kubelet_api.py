@@ -16,7 +16,8 @@ from grpclib.exceptions import GRPCError, ProtocolError, StreamTerminatedError
 from h2.exceptions import H2Error
 
 from agent.model.reading import Absence
-from agent.serve.rpc.wide_channel import TooLarge, WideChannel
+from agent.serve.rpc.channel import TooLarge
+from agent.serve.rpc.wide_channel import WideChannel
 
 CALL_S: Final = 10.0
 """How long the kubelet may take for an answer [s]."""

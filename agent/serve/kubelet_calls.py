@@ -13,7 +13,8 @@ from grpclib.exceptions import GRPCError, ProtocolError, StreamTerminatedError
 
 from agent.conform.observed import Answer
 from agent.errors import PermissionDenied
-from agent.serve.rpc.bare_channel import BareChannel, TooLarge
+from agent.serve.rpc.bare_channel import BareChannel
+from agent.serve.rpc.channel import TooLarge
 
 CALL_S: Final = 5.0
 """How long a call may take [s]."""

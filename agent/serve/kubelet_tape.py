@@ -13,7 +13,8 @@ from grpclib.exceptions import GRPCError
 from agent.conform.observed import Device, Ended, HealthList, Key, Stream
 from agent.conform.reading import read_list
 from agent.serve.kubelet_calls import PEER_FAULTS, Clock, words_of
-from agent.serve.rpc.bare_channel import BareChannel, TooLarge
+from agent.serve.rpc.bare_channel import BareChannel
+from agent.serve.rpc.channel import TooLarge
 
 TRAILERS_S: Final = 1.0
 """How long after the last message of a stream its status may take [s]."""

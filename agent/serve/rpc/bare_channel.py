@@ -14,19 +14,11 @@ from h2.events import Event
 from h2.settings import SettingCodes
 from hyperframe.frame import Frame, GoAwayFrame
 
-from agent.serve.rpc.channel import Channel, ClientStream
+from agent.serve.rpc.channel import Channel, SizedStream
 from agent.serve.rpc.hardened import Protocol
 
 WINDOW: Final = 4 << 20
 """What a stream may send unread, but while it is shut [bytes]; grpclib's own."""
-
-
-class TooLarge(Exception):
-    """A message above the limit; nothing of it was read."""
-
-    def __init__(self, size: int) -> None:
-        super().__init__(f"a message of {size} bytes")
-        self.size = size
 
 
 class _Bytes(CodecBase):
@@ -39,12 +31,7 @@ class _Bytes(CodecBase):
         return data
 
 
-class _Stream(ClientStream):
-    async def recv_data(self, size: int) -> bytes:
-        if not self._at_prefix and size > self.limit:
-            raise TooLarge(size)
-        return await super().recv_data(size)
-
+class _Stream(SizedStream):
     def reset_nowait(self, error_code: ErrorCodes = ErrorCodes.CANCEL) -> None:
         """As grpc-go's client ends what it has no use for any more."""
         super().reset_nowait(error_code)
@@ -71,7 +58,8 @@ class _Protocol(Protocol):
 class BareChannel(Channel):
     """One connection to a unix socket; requests and responses are bytes.
 
-    A message above :data:`~agent.serve.rpc.channel.RESPONSE_LIMIT` raises :class:`TooLarge`.
+    A message above :data:`~agent.serve.rpc.channel.RESPONSE_LIMIT` raises
+    :class:`~agent.serve.rpc.channel.TooLarge`.
     """
 
     def __init__(self, path: str) -> None:

@@ -21,6 +21,24 @@ class ClientStream(Stream):
     _empty_is_a_message = False
 
 
+class TooLarge(Exception):
+    """A message above the limit; nothing of it was read."""
+
+    def __init__(self, size: int, limit: int) -> None:
+        super().__init__(f"the answer is {size} bytes, limit {limit}")
+        self.size = size
+
+
+class SizedStream(ClientStream):
+    """Likewise, but says of what size a message is that it does not take: raises :class:`TooLarge`."""
+
+    async def recv_data(self, size: int) -> bytes:
+        """The next ``size`` bytes of a message's prefix or body."""
+        if not self._at_prefix and size > self.limit:
+            raise TooLarge(size, self.limit)
+        return await super().recv_data(size)
+
+
 class _ClientProtocol(Protocol):
     stream_class = ClientStream
 
