@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final, NamedTuple
 
+from agent.config import KUBELET_DIR
 from agent.enforce.cgroups import qos_path
 from agent.enforce.facts import Exclusive, NodeFacts
 from agent.enforce.judge import JudgedPod, Node, judge_classes, judge_pod
@@ -32,7 +33,7 @@ class Places(NamedTuple):
     cgroupfs_root: Path = Path("/sys/fs/cgroup")
     cgroup_root: str = "/"
     """The kubelet's ``--cgroup-root``."""
-    kubelet_dir: Path = Path("/var/lib/kubelet")
+    kubelet_dir: Path = KUBELET_DIR
     kubelet_version: str = ""
     """Empty: not known."""
 

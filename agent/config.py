@@ -58,6 +58,10 @@ if TYPE_CHECKING:
 DEFAULT_FILE: Final = Path("/etc/drahealth/config.toml")
 RUNTIME_DIR: Final = Path("/run/drahealth")
 STATE_DIR: Final = Path("/var/lib/drahealth")
+KUBELET_DIR: Final = Path("/var/lib/kubelet")
+"""The kubelet's own, unless it was started with another --root-dir."""
+DRIVERS: Final = "drivers"
+"""What is each driver's, below the runtime directory (its socket) and the state directory (its memory)."""
 PREFIX: Final = "DRAHEALTH_"
 CONFIG_VARIABLE: Final = "DRAHEALTH_CONFIG"
 """The file, for the command line."""

@@ -18,10 +18,10 @@ from agents import PlainSysfs, short_tmp
 from embedding import DRIVER, NODE, codes, health_of, ref, until
 from wire.serving import eventually
 
-from agent.config import Config
+from agent.config import KUBELET_DIR, Config
 from agent.embed.checks import degraded, unhealthy, unknown
 from agent.embed.devices import Device, Hugepages
-from agent.embed.monitor import KUBELET_DIR, Monitor, default_state_dir
+from agent.embed.monitor import Monitor, default_state_dir
 from agent.errors import ConfigError
 from agent.model.claim import ClaimDevice, ClaimRef
 from agent.model.health import Blame, Finding, Health

@@ -18,10 +18,10 @@ from prepare_paper import health
 from wire.serving import eventually
 
 from agent.assembly import read_clocks
-from agent.config import Config
+from agent.config import DRIVERS, Config
 from agent.driver.board import Board
 from agent.driver.link import Link
-from agent.driver.links import DRIVERS, LinkedSource, Links
+from agent.driver.links import LinkedSource, Links
 from agent.model.claim import Claim, ClaimDevice, ClaimRef, DeviceRef
 from agent.model.declared import Declarations, Declared, DeclaredFile, DeclaredOther
 from agent.model.health import DeviceHealth, Health, Severity

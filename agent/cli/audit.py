@@ -7,12 +7,12 @@ import os
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from agent.cli.exits import EXIT_OF_SEVERITY
 from agent.cli.terminal import style_of
 from agent.cli.verb import Verb, add_output, add_settings, config_file_of, flags_of
-from agent.config import load
+from agent.config import KUBELET_DIR, load
 from agent.errors import ProbeError, UsageError
 from agent.model.health import Severity
 
@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from agent.model.testimony import Told
-
-KUBELET_DIR: Final = Path("/var/lib/kubelet")
 
 
 def add_arguments(parser: ArgumentParser) -> None:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final
 from agent.cli.terminal import style_of
 from agent.cli.text import clean
 from agent.cli.verb import Verb, add_colour
+from agent.config import KUBELET_DIR
 from agent.config_values import S, format_duration, parse_duration
 from agent.conform.observed import LEAST_S, MOST_S
 from agent.errors import UsageError
@@ -20,7 +21,6 @@ if TYPE_CHECKING:
 
     from agent.serve.kubelet_part import Wishes
 
-KUBELET_DIR: Final = Path("/var/lib/kubelet")
 HELP: Final = "try 'drahealth conform --help'"
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 from agent.cli.exits import EXIT_OF_SEVERITY
 from agent.cli.terminal import style_of
 from agent.cli.verb import Verb, add_output, add_settings, config_file_of, flags_of
-from agent.config import RUNTIME_DIR, load, load_runtime_dir
+from agent.config import KUBELET_DIR, RUNTIME_DIR, load, load_runtime_dir
 from agent.errors import ConfigError, UsageError, suggestion
 
 if TYPE_CHECKING:
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 
     from agent.cli.explain_ask import Places
 
-KUBELET_DIR: Final = Path("/var/lib/kubelet")
 HELP: Final = "try 'drahealth explain --help'"
 KINDS: Final = ("pod", "claim")
 

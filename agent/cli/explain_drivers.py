@@ -17,6 +17,7 @@ from agent.cli.explain_ask import DISK_S, Places, in_time, late, now
 from agent.cli.explain_words import PREPARES, TAINTS, Account
 from agent.cli.prepare_text import Claim, claims_of
 from agent.cli.text import format_count
+from agent.config import DRIVERS
 from agent.model.claim import DeviceRef
 from agent.model.reading import Absence
 from agent.model.taint import Taint
@@ -55,15 +56,15 @@ def find_drivers(places: Places) -> Drivers:
     found: dict[Path, Driver] = {}
     unread: list[str] = []
     if places.state_dir is not None:
-        below = places.state_dir / "drivers"
+        below = places.state_dir / DRIVERS
         for name in _names(below, unread):
             found[below / name] = Driver(name, below / name, of_agent=True)
     if places.runtime_dir is not None:
-        sockets = places.runtime_dir / "drivers"
+        sockets = places.runtime_dir / DRIVERS
         for name in _names(sockets, unread):
             driver = name.removesuffix(".sock")
             if driver != name:
-                kept = (places.state_dir or places.runtime_dir) / "drivers" / driver
+                kept = (places.state_dir or places.runtime_dir) / DRIVERS / driver
                 found[kept] = Driver(driver, kept, of_agent=True, sockets=(sockets / name,))
     if places.kubelet_dir is not None:
         plugins = places.kubelet_dir / "plugins"

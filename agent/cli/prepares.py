@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from agent.cli.exits import INTERNAL
 from agent.cli.terminal import style_of
 from agent.cli.verb import Verb, add_colour, add_settings, config_file_of, flags_of
-from agent.config import load
+from agent.config import DRIVERS, KUBELET_DIR, load
 from agent.errors import UsageError, suggestion
 
 if TYPE_CHECKING:
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 
     from agent.store.prepares import Prepares
 
-KUBELET_DIR: Final = Path("/var/lib/kubelet")
 NOT_ALLOWED: Final = 77
 
 
@@ -102,7 +101,7 @@ def _places(kubelet_dir: Path, state_dir: Path, driver: str | None) -> Iterator[
     """Directories with one of each driver in them, and where its file lies there."""
     name = driver or "*"
     yield kubelet_dir / "plugins", f"{name}/drahealth"
-    yield state_dir / "drivers", name
+    yield state_dir / DRIVERS, name
 
 
 def _read(

@@ -12,10 +12,11 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import trio
 
+from agent.config import DRIVERS
 from agent.driver.board import Board
 from agent.model.prepare import ToldFault
 from agent.model.report import Report
@@ -24,9 +25,6 @@ from agent.model.time import Instant
 
 if TYPE_CHECKING:
     from agent.driver.link import Link
-
-DRIVERS: Final = "drivers"
-"""The directory of what is remembered of each driver, in the agent's state directory."""
 
 log = logging.getLogger(__name__)
 

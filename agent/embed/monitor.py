@@ -16,7 +16,7 @@ from types import TracebackType
 from typing import Final, Self, TypeVar
 
 from agent.assembly import read_clocks
-from agent.config import Config
+from agent.config import KUBELET_DIR, Config
 from agent.config_values import check_driver
 from agent.devices.taints import TaintPolicy, domain_of
 from agent.driver.board import Board
@@ -44,7 +44,6 @@ from agent.serve.hosted import HostedHealth
 from agent.serve.rpc.codec import Codec
 from agent.serve.rpc.latest import Latest
 
-KUBELET_DIR: Final = Path("/var/lib/kubelet")
 STOP_S: Final = 2.0
 """What all threads have to end, unless somebody says otherwise [s]."""
 CHECKS_STOP_S: Final = 0.2

@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
+from agent.config import DRIVERS
 from agent.config_values import check_drivers
 from agent.errors import ConfigError
 from agent.model.health import DeviceHealth
@@ -28,8 +29,6 @@ SHUTTING_DOWN: Final = "agent shutting down"
 """What clients read when the agent ends; the status is UNAVAILABLE."""
 
 AGENT_SOCKET: Final = "agent.sock"
-DRIVERS: Final = "drivers"
-"""The directory of the drivers' sockets, below the runtime directory."""
 
 
 LEASE_LIMIT_S: Final = 86_400
