@@ -191,7 +191,7 @@ def test_health_flows_while_an_asyncio_program_blocks_its_loop_for_30_s(
         assert shown(kubelet, pod, "Healthy") == ""
         code, errors = driver.end()
         assert code == 0
-        assert re.search(r"agent/embed/host.py.* took 3\d\.\d+ seconds", errors), (
+        assert re.search(r"agent/embed/host.py.* took \d\d+\.\d+ seconds", errors), (
             "asyncio's own word that it was held"
         )
         nothing_is_left(root)

@@ -35,15 +35,15 @@ def test_a_hang_blocks_its_call_on_its_gpu_until_released(tmp_path: Path) -> Non
         done = []
         thread = threading.Thread(target=lambda: done.append(fields(gpus[1], 4)))
         thread.start()
-        while fake.calls(1, "nvmlDeviceGetFieldValues") == 0:
+        while tell("gpu 1 hung") == "0":
             time.sleep(0.001)
         answer = [fields(gpus[0], 4), n.nvmlDeviceGetTemperature(gpus[1], 0), list(done)]
         tell("gpu 1 release")
         thread.join()
-        answer.append(done)
+        answer += [done, tell("gpu 1 hung")]
         """,
     )
-    assert answer == [[0], 33, [], [[0]]]
+    assert answer == [[0], 33, [], [[0]], "0"]
 
 
 def test_a_hang_that_holds_the_drivers_lock_blocks_every_gpu(tmp_path: Path) -> None:
@@ -58,7 +58,7 @@ def test_a_hang_that_holds_the_drivers_lock_blocks_every_gpu(tmp_path: Path) -> 
         for gpu in (1, 0):
             threads.append(threading.Thread(target=ask, args=[gpu]))
             threads[-1].start()
-            while fake.calls(gpu, "nvmlDeviceGetTemperature") == 0:
+            while tell(f"gpu {gpu} hung") == "0":
                 time.sleep(0.001)
         answer = [list(done)]
         tell("gpu 1 release")
@@ -155,6 +155,19 @@ def test_init_answers_what_the_scenario_says(tmp_path: Path, code: int) -> None:
         init=False,
     )
     assert answer == [code, 1]
+
+
+def test_a_count_fails_from_now_on_or_once(tmp_path: Path) -> None:
+    answer = play(
+        fake_nvml(tmp_path, "profile h100 gpus=2"),
+        """
+        answer = []
+        for command in ("count 999", "count 0", "count 999 once"):
+            tell(command)
+            answer += [refused(n.nvmlDeviceGetCount), refused(n.nvmlDeviceGetCount)]
+        """,
+    )
+    assert answer == [999, 999, 0, 0, 999, 0]
 
 
 def test_init_hangs_for_its_time(tmp_path: Path) -> None:

@@ -33,6 +33,7 @@ DOCS = NATIVE.parent / "docs" / "fake-nvml.md"
         (["at 1s socket /x"], "1: a profile and a socket are from the beginning"),
         ([f"socket /{'x' * 107}"], "1: the socket's path is 108 bytes, limit 107"),
         (["explode"], "1: no such command: 'explode'"),
+        (["count 999 twice"], "1: expected once: 'twice'"),
         (["reload gpus=41"], "1: gpus is a number from 0 to 40, not '41'"),
         (["storm gpu 0 xid 31 rate=0 for=1s"], "1: a storm's rate is at least 1 per second, not: '0'"),
     ],

@@ -177,6 +177,7 @@ static const struct {
     { "replace", FAKE_REPLACE, NULL },  { "mig", FAKE_MIG, mig },        { "hang", FAKE_HANG, hang },
     { "release", FAKE_RELEASE, NULL },  { "slow", FAKE_SLOW, slow },     { "fail", FAKE_FAIL, fail },
     { "nameless", FAKE_NAMELESS, NULL }, { "calls", FAKE_CALLS, calls },
+    { "hung", FAKE_HUNG, NULL },
 };
 
 static bool gpu_command(struct words *w, struct fake_command *c)
@@ -253,7 +254,13 @@ static bool reload(struct words *w, struct fake_command *c)
 
 static bool count(struct words *w, struct fake_command *c)
 {
-    return word_small(w, "an answer", word_next(w), 999, &c->code);
+    const char *word;
+
+    if (!word_small(w, "an answer", word_next(w), 999, &c->code))
+        return false;
+    word = word_next(w);
+    c->flag = word_is(word, "once");
+    return !word || c->flag || word_wrong(w, "expected once", word);
 }
 
 static bool wait_(struct words *w, struct fake_command *c)

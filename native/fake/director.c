@@ -167,6 +167,7 @@ static void welcome(void)
 
 static void *direct(void *unused)
 {
+    pthread_setname_np(pthread_self(), "fake-nvml"); /* not that of the thread that called nvmlInit() */
     for (;;) {
         struct pollfd fds[CLIENTS + 1];
         struct timespec t;

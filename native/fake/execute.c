@@ -82,8 +82,10 @@ static void execute(const struct fake_command *c)
         break;
     case FAKE_COUNT:
         fake.count_answer = (uint16_t)c->code;
+        fake.count_once = c->flag;
         break;
-    case FAKE_NOTHING: case FAKE_PROFILE: case FAKE_SOCKET: case FAKE_STORM: case FAKE_CALLS:
+    case FAKE_NOTHING: case FAKE_PROFILE: case FAKE_SOCKET: case FAKE_STORM:
+    case FAKE_CALLS: case FAKE_HUNG:
         break;
     }
     pthread_cond_broadcast(&fake.changed);
@@ -91,9 +93,13 @@ static void execute(const struct fake_command *c)
 
 void fake_execute(const struct fake_command *c, char answer[FAKE_ERROR])
 {
+    const struct fake_gpu *g = &fake.gpu[c->gpu];
+
     execute(c);
     if (c->verb == FAKE_CALLS)
-        snprintf(answer, FAKE_ERROR, "ok %llu", (unsigned long long)fake.gpu[c->gpu].calls[c->call]);
+        snprintf(answer, FAKE_ERROR, "ok %llu", (unsigned long long)g->calls[c->call]);
+    else if (c->verb == FAKE_HUNG)
+        snprintf(answer, FAKE_ERROR, "ok %u", g->hung);
     else
         snprintf(answer, FAKE_ERROR, "ok");
 }

@@ -201,6 +201,7 @@ struct fake_gpu {
     uint16_t fail_call[CALL_NUM + 1]; /* what it answers; 0 as usual. The last one is for all */
     uint16_t fail_field[FAKE_FIELDS];
     uint64_t calls[CALL_NUM];
+    uint32_t hung; /* calls that hang now, behind another GPU's lock too */
 };
 
 struct fake_event_set {
@@ -222,6 +223,7 @@ struct fake {
     uint32_t handles;                /* grows when those of before are void */
     uint32_t driver_held;            /* hanging calls that hold the driver's lock */
     uint16_t init_answer, count_answer, wait_answer;
+    bool count_once; /* and then as usual */
     bool wait_empty; /* it answers at once that there is an event, and there is none */
     uint64_t init_hangs_until_ns;
     char driver[32];

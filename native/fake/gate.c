@@ -64,6 +64,7 @@ static void hang(struct fake_gpu *g, enum fake_call call)
 {
     bool holds = false;
 
+    g->hung++;
     for (;;) {
         bool here = hangs(g, call);
 
@@ -73,13 +74,14 @@ static void hang(struct fake_gpu *g, enum fake_call call)
             pthread_cond_broadcast(&fake.changed);
         }
         if (!here && fake.driver_held == 0)
-            return;
+            break;
         if (here && g->hang.holds_driver && !holds) {
             holds = true;
             fake.driver_held++;
         }
         fake_wait(here ? g->hang.until_ns : 0);
     }
+    g->hung--;
 }
 
 static void slow(uint64_t ns)

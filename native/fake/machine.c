@@ -84,8 +84,10 @@ void fake_gpu_replace(struct fake_gpu *g)
 {
     uint8_t part = (uint8_t)(g->part + 1);
     uint8_t partitioned = (uint8_t)(g->partitioned + 1);
+    uint32_t hung = g->hung; /* in a library that knows nothing of it */
 
     memset(g, 0, sizeof(*g));
+    g->hung = hung;
     g->part = part;
     g->partitioned = partitioned;
     gpu_make(g);

@@ -113,6 +113,9 @@ nvmlReturn_t nvmlDeviceGetCount_v2(unsigned int *count)
     answer = begin();
     if (answer == NVML_SUCCESS)
         answer = fake.count_answer;
+    if (fake.count_once)
+        fake.count_answer = 0;
+    fake.count_once = false;
     if (answer == NVML_SUCCESS)
         *count = fake.gpus;
     return fake_leave(answer);

@@ -12,7 +12,6 @@
 #include <sys/socket.h>
 #include <sys/un.h>
 
-#define FX_PATIENCE_NS (20 * DH_NS)
 #include "fixture.h"
 #include "gpus.h"
 
@@ -100,6 +99,7 @@ FX_PRINTF(2) static inline uint64_t gx_tell(struct gx *g, const char *format, ..
 
 /* ---- the watch ---- */
 
+/* Whoever is only slow is not taken for hung: the deadlines are as far away as the end of our patience. */
 static inline struct dh_gpus_options gx_options(void)
 {
     return (struct dh_gpus_options){
@@ -107,8 +107,8 @@ static inline struct dh_gpus_options gx_options(void)
         .version = DH_VERSION,
         .period_ns = 20 * MS,
         .slow_ns = 60 * MS,
-        .deadline_ns = 200 * MS,
-        .open_deadline_ns = 400 * MS,
+        .deadline_ns = FX_PATIENCE_NS,
+        .open_deadline_ns = FX_PATIENCE_NS,
         .retry_ns = 100 * MS,
     };
 }
@@ -138,6 +138,18 @@ static inline struct gx gx_start(int branch, const char *scenario)
     return g;
 }
 
+/* The same where something is to hang: on a busy machine others may be overdue for a while, too. */
+static inline struct gx gx_start_hasty(int branch, const char *scenario)
+{
+    struct dh_gpus_options o = gx_options();
+    struct gx g = gx_fake(branch, scenario);
+
+    o.deadline_ns = 200 * MS;
+    o.open_deadline_ns = 400 * MS;
+    gx_watch(&g, &o, NULL, 0);
+    return g;
+}
+
 static inline void gx_free(struct gx *g)
 {
     close(g->wake_fd);
@@ -148,7 +160,7 @@ static inline void gx_free(struct gx *g)
 
 static inline void gx_stop(struct gx *g)
 {
-    CHECK_INT(dh_gpus_stop(g->w, 20 * DH_NS), 0);
+    CHECK_INT(dh_gpus_stop(g->w, FX_PATIENCE_NS), 0);
     gx_free(g);
 }
 
@@ -156,7 +168,7 @@ static inline void gx_stop(struct gx *g)
 
 static inline const struct dh_gpus *gx_head(struct gx *g)
 {
-    CHECK(dh_gpus_read(g->w, g->head, g->cap) > 0);
+    EVENTUALLY(dh_gpus_read(g->w, g->head, g->cap) > 0); /* as fx_read() */
     return g->head;
 }
 
@@ -189,6 +201,31 @@ static inline bool gx_woken(struct gx *g)
     uint64_t n;
 
     return read(g->wake_fd, &n, sizeof(n)) == sizeof(n);
+}
+
+/* ---- hangs ---- */
+
+static inline struct dh_caller *gx_caller(struct gx *g, uint32_t index)
+{
+    return &atomic_load(&g->w->slot[index])->caller;
+}
+
+/* Whether a thread is in a call that was found, and counted, as overdue: which is done under the lock. */
+static inline bool gx_is_overdue(struct gx *g, struct dh_caller *c)
+{
+    bool is_overdue;
+
+    pthread_mutex_lock(&g->w->lock);
+    is_overdue = atomic_load(&c->now) && atomic_load(&c->told) == atomic_load(&c->now);
+    pthread_mutex_unlock(&g->w->lock);
+    return is_overdue;
+}
+
+/* Wait until the thread of a GPU hangs, which the fake knows, and this very call is overdue. */
+static inline void gx_await_hang(struct gx *g, uint32_t index)
+{
+    EVENTUALLY(gx_tell(g, "gpu %u hung", index) > 0);
+    EVENTUALLY(gx_is_overdue(g, gx_caller(g, index)));
 }
 
 #endif

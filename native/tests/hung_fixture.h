@@ -7,8 +7,8 @@
 
 #include <sys/syscall.h>
 
-/* How many threads of that name this process has, or how many of these sleep in openat(2). */
-static inline int fx_threads(const char *wanted, bool asleep)
+/* How many threads whose name begins so this process has, or how many of these sleep in openat(2). */
+static inline int fx_threads(const char *prefix, bool asleep)
 {
     DIR *tasks = opendir("/proc/self/task");
     int n = 0;
@@ -29,9 +29,9 @@ static inline int fx_threads(const char *wanted, bool asleep)
         if (read(fd, call, sizeof(call) - 1) < 0)
             *call = '\0';
         close(fd);
-        name[strcspn(name, "\n")] = '\0';
         /* "257 0x..." in a call, "running" else */
-        n += !strcmp(name, wanted) && (!asleep || (*call != 'r' && atoi(call) == SYS_openat));
+        n += !strncmp(name, prefix, strlen(prefix)) &&
+             (!asleep || (*call != 'r' && atoi(call) == SYS_openat));
     }
     closedir(tasks);
     return n;

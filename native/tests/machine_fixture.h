@@ -42,14 +42,14 @@ static inline struct mx mx_open(const struct dh_machine_options *o)
 
 static inline void mx_close(struct mx *x)
 {
-    CHECK_INT(dh_machine_stop(x->m, 5 * DH_NS), 0);
+    CHECK_INT(dh_machine_stop(x->m, FX_PATIENCE_NS), 0);
     close(x->wake_fd);
     free(x->head);
 }
 
 static inline void mx_read(struct mx *x)
 {
-    CHECK(dh_machine_read(x->m, x->head, x->cap) > 0);
+    EVENTUALLY(dh_machine_read(x->m, x->head, x->cap) > 0); /* as fx_read() */
 }
 
 static inline void mx_pass(struct mx *x)

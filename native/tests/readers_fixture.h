@@ -67,13 +67,37 @@ static inline void rx_start(struct rx *x, const struct rx_source *source, int re
     }
 }
 
-/* Whether each of them saw as many changes as it is to see, or what is wrong. */
-static inline bool rx_seen_enough(const struct rx *x)
+/*
+ * Whether each of them saw so many changes, or what is wrong. Who makes them waits for one more now and then:
+ * while nothing new is published no reader can miss the last.
+ */
+static inline bool rx_have_seen(const struct rx *x, uint64_t changes)
 {
     for (int i = 0; i < x->readers; i++)
-        if (x->reader[i].changes < x->reader[i].source->changes && !x->reader[i].broken)
+        if (x->reader[i].changes < changes && !x->reader[i].broken)
             return false;
     return true;
+}
+
+#define RX_NUMBER "100000000000000000\n" /* what rx_grow() begins with */
+#define RX_CHANGES 20
+
+/*
+ * Have a number that they read grow, by one byte at a time: there is no half-written one to be read. Of every
+ * eight changes each reader is waited for to see one.
+ */
+static inline void rx_grow(const struct rx *x, void (*write)(const char *text))
+{
+    char text[] = RX_NUMBER;
+    uint64_t steps = 0;
+
+    for (char *digit = text; *digit != '\n'; digit += *digit == '9') {
+        ++*digit;
+        write(text);
+        poll(NULL, 0, 4); /* two or three changes for each pass of 10 ms */
+        if (++steps % 8 == 0)
+            EVENTUALLY(rx_have_seen(x, steps / 8));
+    }
 }
 
 /* Ends them; none may have found anything wrong, or have seen less than it was to. */

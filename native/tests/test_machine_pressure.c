@@ -44,10 +44,10 @@ static void totals_are_read_now_and_then_and_wake_nobody(void)
     CHECK_U64(x.head->psi_io_some_us, 50);
     CHECK_U64(x.head->psi_io_full_us, 40);
     fx_write(LINE("some", "900000") LINE("full", "500000"), PSI "/memory");
-    mx_later(&x, 8 * DH_NS);
+    mx_later(&x, 2 * DH_NS);
     CHECK_U64(x.head->psi_memory_full_us, 300);
     reads = x.head->reads;
-    mx_later(&x, 2 * DH_NS);
+    mx_later(&x, 8 * DH_NS);
     CHECK_U64(x.head->psi_memory_some_us, 900000);
     CHECK_U64(x.head->psi_memory_full_us, 500000);
     CHECK_U64(mx_source(&x, DH_MACHINE_PRESSURE)->passes, 2);

@@ -297,10 +297,10 @@ static void what_was_absent_is_looked_for_every_ten_seconds(void)
     CHECK(!HAS(f.head->cpu_seen, DH_CPU_ISOLATED));
     fx_write("3\n", CPU "/isolated");
     fx_write("7\n", CPU "/cpu1/thermal_throttle/core_throttle_count");
-    fx_elapse(&f, 9 * DH_NS);
+    fx_elapse(&f, 2 * DH_NS);
     fx_pass(&f);
     CHECK(!HAS(f.head->cpu_seen, DH_CPU_ISOLATED) && !HAS(fx_node(&f, 0)->seen, DH_NODE_THROTTLE_CORE));
-    fx_elapse(&f, DH_NS - DH_NS / 100); /* a timer may be early */
+    fx_elapse(&f, 8 * DH_NS - DH_NS / 100); /* a timer may be early */
     fx_pass(&f);
     CHECK(HAS(f.head->cpu_valid, DH_CPU_ISOLATED) && HAS(fx_node(&f, 0)->valid, DH_NODE_THROTTLE_CORE));
     fx_close(&f);
@@ -777,7 +777,7 @@ static struct fx patient(void)
     f = fx_open(&o, "/", wakes, sizeof(wakes) / sizeof(*wakes));
     CHECK_INT(dh_sampler_start(f.s), 0);
     EVENTUALLY(passes_of(&f) == 1);
-    CHECK(fx_woken(&f));
+    EVENTUALLY(fx_woken(&f));
     return f;
 }
 
@@ -796,7 +796,7 @@ static void a_poke_is_a_pass_that_lists_nodes_and_pools_anew(void)
     fx_write("1\n", CPU "/cpu1/thermal_throttle/core_throttle_count");
     poke(&f);
     EVENTUALLY(passes_of(&f) == 2);
-    CHECK(fx_woken(&f));
+    EVENTUALLY(fx_woken(&f));
     CHECK_INT(f.head->nodes, 2);
     CHECK_INT(f.head->pools, 3);
     CHECK_U64(f.head->cpu_present[0], 0xff);

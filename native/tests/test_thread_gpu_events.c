@@ -25,7 +25,7 @@ static void an_xid_is_latched_where_it_happened(void)
         ;
     gx_tell(&g, "gpu 1 xid 79");
     EVENTUALLY(xid_of(&g, 1, 79)->count == 1);
-    CHECK(gx_woken(&g));
+    EVENTUALLY(gx_woken(&g));
     first = xid_of(&g, 1, 79)->first_ns;
     CHECK_U64(xid_of(&g, 1, 79)->last_ns, first);
     CHECK_U64(xid_of(&g, 1, 79)->gi, DH_NO_INSTANCE);
@@ -76,22 +76,20 @@ static void a_telling_event_is_followed_by_a_look(void)
     gx_stop(&g);
 }
 
+/* In gusts, none of which is more than the fake's set holds while nobody fetches. */
 static void a_storm_is_counted_and_wakes_seldom(void)
 {
     struct gx g = gx_start(580, "profile h100 gpus=2");
-    uint64_t wakes, count, begun = dh_now_ns();
+    uint64_t wakes, begun = dh_now_ns();
 
     gx_ready(&g, 2);
     wakes = gx_head(&g)->wakes;
-    gx_tell(&g, "storm gpu 0 xid 31 rate=10000 for=1s");
-    gx_tell(&g, "gpu 1 xid 79");
-    EVENTUALLY(xid_of(&g, 1, 79)->count == 1);
-    EVENTUALLY(xid_of(&g, 0, 31)->count >= 9000);
-    do { /* until the last has come */
-        count = xid_of(&g, 0, 31)->count;
-        poll(NULL, 0, 100);
-    } while (xid_of(&g, 0, 31)->count > count);
-    CHECK_U64(count, 10000);
+    for (uint64_t gust = 1; gust <= 10; gust++) {
+        gx_tell(&g, "storm gpu 0 xid 31 rate=10000 for=100ms");
+        gx_tell(&g, "gpu 1 xid 79");
+        EVENTUALLY(xid_of(&g, 1, 79)->count == gust);
+        EVENTUALLY(xid_of(&g, 0, 31)->count == 1000 * gust);
+    }
     CHECK_U64(gx_gpu(&g, 0)->event_count[3], 10000);
     CHECK(gx_head(&g)->wakes - wakes < (dh_now_ns() - begun) / (10 * MS) + 20);
     CHECK_U64(gx_gpu(&g, 0)->xids, 1);
@@ -118,19 +116,20 @@ static void more_kinds_than_there_is_room_for_forget_the_oldest(void)
 static void a_wait_that_fails_backs_off_and_registers_again(void)
 {
     struct gx g = gx_start(580, "profile h100 gpus=2");
-    uint64_t waits, failed_ns;
+    uint64_t waits, told_ns;
 
     gx_ready(&g, 2);
+    told_ns = dh_now_ns();
     gx_tell(&g, "wait 15");
     EVENTUALLY(gx_head(&g)->wait_state == DH_STATE_FAILING);
-    failed_ns = dh_now_ns();
     CHECK_INT(g.head->wait_err, 15);
+    CHECK(g.head->wait_failures > 0);
+    waits = g.head->wait_passes - g.head->wait_failures; /* those before */
     CHECK_INT(gx_gpu(&g, 0)->status | gx_gpu(&g, 1)->status, 0);
-    waits = g.head->wait_passes;
-    EVENTUALLY(gx_head(&g)->wait_failures == 2); /* after 1 s, and then not before 2 s more */
-    CHECK(dh_now_ns() - failed_ns > 900 * MS);
-    CHECK(g.head->wait_passes - waits <= 2);
-    CHECK_U64(gx_gpu(&g, 0)->event_mask, 0);
+    EVENTUALLY(gx_head(&g)->wait_failures >= 2); /* after 1 s, and then not before 2 s more */
+    CHECK(dh_now_ns() - told_ns >= DH_NS);
+    CHECK_U64(g.head->wait_passes - g.head->wait_failures, waits); /* one wait for each */
+    EVENTUALLY(!gx_gpu(&g, 0)->event_mask); /* until the next that fails */
     gx_tell(&g, "wait 0");
     EVENTUALLY(gx_head(&g)->wait_state == DH_STATE_OK);
     EVENTUALLY(gx_gpu(&g, 0)->event_mask && gx_gpu(&g, 1)->event_mask);
@@ -150,7 +149,7 @@ static void a_wait_that_does_not_wait_is_no_loop(void)
     begun = dh_now_ns();
     waits = gx_head(&g)->wait_passes;
     EVENTUALLY(gx_head(&g)->wait_passes >= waits + 3);
-    CHECK(dh_now_ns() - begun > 2 * DH_EVENT_WAIT_NS * 9 / 10);
+    CHECK(dh_now_ns() - begun >= DH_EVENT_WAIT_NS); /* two waits; half of one is not at once either */
     gx_stop(&g);
 }
 
@@ -172,9 +171,9 @@ static void a_gpu_that_cannot_register_keeps_nobody_from_it(void)
 
 static void a_gpu_that_hangs_while_it_registers_keeps_nobody_from_it(void)
 {
-    struct gx g = gx_start(580, "profile h100 gpus=2\ngpu 0 hang nvmlDeviceRegisterEvents");
+    struct gx g = gx_start_hasty(580, "profile h100 gpus=2\ngpu 0 hang nvmlDeviceRegisterEvents");
 
-    EVENTUALLY(gx_gpu(&g, 0)->overdue == 1);
+    gx_await_hang(&g, 0);
     CHECK_INT(gx_gpu(&g, 0)->call, DH_CALL_REGISTER);
     EVENTUALLY(gx_gpu(&g, 1)->event_mask);
     gx_tell(&g, "gpu 1 xid 13");

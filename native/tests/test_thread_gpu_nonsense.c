@@ -32,19 +32,16 @@ static void two_without_a_name_are_not_one(void)
 
 static void one_look_without_an_answer_closes_nothing(void)
 {
-    struct dh_gpus_options o = gx_options();
-    struct gx g = gx_fake(580, "profile h100 gpus=1");
+    struct gx g = gx_start(580, "profile h100 gpus=1");
     uint64_t passes;
 
-    o.retry_ns = 500 * MS;
-    gx_watch(&g, &o, NULL, 0);
     gx_ready(&g, 1);
-    gx_tell(&g, "count 999");
+    gx_tell(&g, "count 999 once");
     EVENTUALLY(gx_head(&g)->failures == 1);
-    gx_tell(&g, "count 0");
     passes = g.head->passes;
     EVENTUALLY(gx_head(&g)->passes >= passes + 2);
     CHECK_U64(g.head->generation, 1);
+    CHECK_U64(g.head->failures, 1);
     CHECK_INT(g.head->err, 0);
     gx_tell(&g, "count 999");
     EVENTUALLY(gx_head(&g)->state == DH_STATE_FAILING);
@@ -190,7 +187,7 @@ static void a_library_that_is_tried_again_and_again_leaves_nothing_open(void)
     EVENTUALLY(gx_head(&g)->failures >= 2);
     descriptors = fx_count("/proc/self/fd");
     EVENTUALLY(gx_head(&g)->failures >= 12);
-    EVENTUALLY(fx_count("/proc/self/fd") == descriptors);
+    EVENTUALLY(fx_count("/proc/self/fd") <= descriptors); /* which may have been in the midst of a try */
     gx_stop(&g);
 }
 

@@ -9,7 +9,6 @@
 #define MC "sys/devices/system/edac/mc/mc0"
 #define ONLINE "sys/devices/system/node/online"
 #define READERS 2
-#define CHANGES 20
 
 static struct mx started(uint64_t period_ns)
 {
@@ -147,19 +146,23 @@ static uint64_t moves(const void *now)
     return ((const struct dh_machine_head *)now)->reads;
 }
 
+static void errors_write(const char *text)
+{
+    fx_write(text, MC "/ce_count");
+}
+
 static void no_copy_is_torn(void)
 {
-    struct mx x = started(DH_NS / 100);
-    const struct rx_source source = { x.m, x.cap, copy, look, moves, CHANGES };
+    struct rx_source source = { .copy = copy, .look = look, .moves = moves, .changes = RX_CHANGES };
     struct rx readers;
-    char text[16];
+    struct mx x;
 
+    errors_write(RX_NUMBER);
+    x = started(DH_NS / 100);
+    source.from = x.m;
+    source.bytes = x.cap;
     rx_start(&readers, &source, READERS);
-    for (int i = 1001; !rx_seen_enough(&readers) && i < 100000; i++) {
-        snprintf(text, sizeof(text), "%d\n", i);
-        fx_write(text, MC "/ce_count");
-        poll(NULL, 0, 1);
-    }
+    rx_grow(&readers, errors_write);
     rx_end(&readers);
     mx_close(&x);
 }

@@ -70,7 +70,7 @@ static void a_trigger_is_heard_between_passes(void)
     CHECK_U64(x.head->psi_memory_full_us, 300);
     machine_make(LINE("some", "800") LINE("full", "400"));
     CHECK_INT(send(fd[0], "!", 1, MSG_OOB), 1);
-    EVENTUALLY(mx_woken(&x));
+    EVENTUALLY(mx_woken(&x)); /* after what it says was published */
     CHECK(pressure(&x)->beat_ns > beat_ns);
     CHECK(pressure(&x)->passes > 1);
     CHECK_U64(x.head->psi_memory_full_us, 400);

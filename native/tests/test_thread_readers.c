@@ -8,47 +8,51 @@
  */
 #include "check.h"
 #include "fixture.h"
+#include "readers_fixture.h"
 
 #define READERS 3
 #define SIZES 12
-#define DIGITS 18
 #define MM "sys/kernel/mm/hugepages"
 
 static const char *const files[] = { "surplus_hugepages", "free_hugepages", "nr_hugepages" }; /* as written */
-static _Atomic bool over;
 
-struct reader {
-    pthread_t thread;
-    struct dh_sampler *s;
-    size_t cap;
-    uint64_t copies, changes;
-    const char *broken;
-};
-
-static uint64_t sum_of(const struct dh_snapshot *head, size_t used)
+static void pools_write(const char *text)
 {
-    const uint64_t *word = (const uint64_t *)(const void *)(head + 1);
+    for (int k = 0; k < 3; k++)
+        for (int i = 0; i < SIZES; i++)
+            fx_write(text, MM "/hugepages-%dkB/%s", 64 << i, files[k]);
+}
+
+static struct fx view(const struct dh_snapshot *head)
+{
+    return (struct fx){ .head = (struct dh_snapshot *)(uintptr_t)head };
+}
+
+static uint64_t sum_of(const struct fx *f)
+{
+    const uint64_t *word = (const uint64_t *)(const void *)(f->head + 1);
+    const uint64_t *end = (const uint64_t *)(const void *)(fx_groups(f) + f->head->groups);
     uint64_t sum = 0;
 
-    for (size_t i = 0; i < (used - sizeof(*head)) / 8; i++)
-        sum = (sum ^ word[i]) * 0x100000001b3ull;
+    while (word < end)
+        sum = (sum ^ *word++) * 0x100000001b3ull;
     return sum;
 }
 
-static const char *compare(const struct dh_snapshot *a, const struct dh_snapshot *b, size_t bytes)
+static const char *look(const void *was_before, const void *is_now)
 {
-    const struct fx before = { .head = (struct dh_snapshot *)(uintptr_t)a };
-    const struct fx after = { .head = (struct dh_snapshot *)(uintptr_t)b };
+    const struct dh_snapshot *a = was_before, *b = is_now;
+    const struct fx before = view(a), now = view(b);
 
     if (b->size != sizeof(*b) || b->version != DH_VERSION || b->nodes != 1 || b->pools != SIZES)
         return "the head is no head";
     if (b->seq < a->seq || b->passes < a->passes || b->beat_ns < a->beat_ns || b->reads < a->reads)
         return "time went back";
-    if (b->seq == a->seq && sum_of(a, bytes) != sum_of(b, bytes))
+    if (b->seq == a->seq && sum_of(&before) != sum_of(&now))
         return "a change without a publication that says so";
     for (int i = 0; i < SIZES; i++) {
         const struct dh_pool *p = fx_pool(&before, 64ull << i, DH_MACHINE);
-        const struct dh_pool *q = fx_pool(&after, 64ull << i, DH_MACHINE);
+        const struct dh_pool *q = fx_pool(&now, 64ull << i, DH_MACHINE);
 
         if (q->nr < p->nr || q->free < p->free || q->surplus < p->surplus)
             return "a number fell";
@@ -58,34 +62,17 @@ static const char *compare(const struct dh_snapshot *a, const struct dh_snapshot
     return NULL;
 }
 
-static void *reader_main(void *arg)
+/* Before the first pass there is no more than a head. */
+static int64_t copy(void *from, void *buf, size_t cap)
 {
-    struct reader *r = arg;
-    struct dh_snapshot *now = aligned_alloc(8, r->cap + 8), *before = aligned_alloc(8, r->cap + 8), *spare;
-    bool any = false;
+    int64_t used = dh_sampler_read(from, buf, cap);
 
-    while (!atomic_load(&over) && !r->broken) {
-        int64_t used = dh_sampler_read(r->s, now, r->cap);
+    return used > 0 && !((struct dh_snapshot *)buf)->passes ? DH_ETORN : used;
+}
 
-        if (used == DH_ETORN || (used > 0 && !now->passes))
-            continue;
-        if (used < 0) {
-            r->broken = "an error";
-            break;
-        }
-        if (any) {
-            r->broken = compare(before, now, (size_t)used);
-            r->changes += now->seq != before->seq;
-        }
-        r->copies++;
-        any = true;
-        spare = before;
-        before = now;
-        now = spare;
-    }
-    free(now);
-    free(before);
-    return NULL;
+static uint64_t moves(const void *now)
+{
+    return ((const struct dh_snapshot *)now)->seq;
 }
 
 int main(void)
@@ -93,38 +80,22 @@ int main(void)
     const struct dh_wake wakes[] = { { .field = DH_POOL_NR, .mode = DH_WAKE_CHANGE },
                                      { .field = DH_POOL_FREE, .mode = DH_WAKE_CHANGE },
                                      { .field = DH_POOL_SURPLUS, .mode = DH_WAKE_CHANGE } };
+    struct rx_source source = { .copy = copy, .look = look, .moves = moves, .changes = RX_CHANGES };
     struct dh_options o = fx_options();
-    struct reader reader[READERS] = { 0 };
-    char text[] = "100000000000000000\n";
+    struct rx readers;
     struct fx f;
 
     fx_begin();
     fx_write("0\n", "sys/devices/system/cpu/online");
+    pools_write(RX_NUMBER);
     o.period_ns = DH_NS / 100;
-    for (int i = 0; i < SIZES; i++)
-        for (int k = 0; k < 3; k++)
-            fx_write(text, MM "/hugepages-%dkB/%s", 64 << i, files[k]);
     f = fx_open(&o, "/", wakes, 3);
+    source.from = f.s;
+    source.bytes = f.cap;
     CHECK_INT(dh_sampler_start(f.s), 0);
-    for (int i = 0; i < READERS; i++) {
-        reader[i].s = f.s;
-        reader[i].cap = f.cap;
-        fx_must(!pthread_create(&reader[i].thread, NULL, reader_main, &reader[i]), "pthread_create");
-    }
-    for (char *digit = text; digit < text + DIGITS; digit += *digit == '9') {
-        ++*digit; /* one byte at a time: there is no half-written number to be read */
-        for (int k = 0; k < 3; k++)
-            for (int i = 0; i < SIZES; i++)
-                fx_write(text, MM "/hugepages-%dkB/%s", 64 << i, files[k]);
-        usleep(4000); /* two or three changes for each pass */
-    }
-    atomic_store(&over, true);
-    for (int i = 0; i < READERS; i++) {
-        pthread_join(reader[i].thread, NULL);
-        CHECK_STR(reader[i].broken ? reader[i].broken : "", "");
-        CHECK(reader[i].copies > 100);
-        CHECK(reader[i].changes > 10);
-    }
+    rx_start(&readers, &source, READERS);
+    rx_grow(&readers, pools_write);
+    rx_end(&readers);
     fx_close(&f);
     return check_done("test_thread_readers");
 }

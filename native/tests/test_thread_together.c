@@ -55,17 +55,26 @@ static void copies_free(struct copies *c)
     free(c->log);
 }
 
-static bool is_whole(int64_t used)
+static int64_t look_once(struct copies *c)
 {
-    return used > 0 || used == DH_ETORN; /* and then it is asked again */
+    int64_t used = dh_sampler_read(sampler, c->node.head, c->node.cap);
+
+    if (used > 0)
+        used = dh_machine_read(machine, c->machine.head, c->machine.cap);
+    if (used > 0)
+        used = dh_uevents_read(uevents, c->uevents, dh_uevents_size(uevents));
+    return used > 0 ? dh_kmsg_read(kmsg, c->log, dh_kmsg_size(kmsg)) : used;
 }
 
+/* A thread that was preempted in its copy is asked again: no other wake may come for what it says. */
 static bool look(struct copies *c)
 {
-    return is_whole(dh_sampler_read(sampler, c->node.head, c->node.cap)) &&
-           is_whole(dh_machine_read(machine, c->machine.head, c->machine.cap)) &&
-           is_whole(dh_uevents_read(uevents, c->uevents, dh_uevents_size(uevents))) &&
-           is_whole(dh_kmsg_read(kmsg, c->log, dh_kmsg_size(kmsg)));
+    int64_t used;
+
+    do
+        used = look_once(c);
+    while (used == DH_ETORN);
+    return used > 0;
 }
 
 /* What was read of each is of this round. */
@@ -121,10 +130,10 @@ static void all_start(void)
 /* The sampler last: the eventfd is its own, and the others have theirs. */
 static void all_stop(void)
 {
-    CHECK_INT(dh_sampler_stop(sampler, 5 * DH_NS), 0);
-    CHECK_INT(dh_kmsg_stop(kmsg, 5 * DH_NS), 0);
-    CHECK_INT(dh_uevents_stop(uevents, 5 * DH_NS), 0);
-    CHECK_INT(dh_machine_stop(machine, 5 * DH_NS), 0);
+    CHECK_INT(dh_sampler_stop(sampler, FX_PATIENCE_NS), 0);
+    CHECK_INT(dh_kmsg_stop(kmsg, FX_PATIENCE_NS), 0);
+    CHECK_INT(dh_uevents_stop(uevents, FX_PATIENCE_NS), 0);
+    CHECK_INT(dh_machine_stop(machine, FX_PATIENCE_NS), 0);
     close(log_fd);
 }
 
@@ -148,7 +157,8 @@ static bool follows(struct copies *c, bool (*done)(const struct copies *c, uint6
     uint64_t times;
 
     while (!done(c, round))
-        if (poll(&woken, 1, 10000) <= 0 || read(woken.fd, &times, sizeof(times)) < 0 || !look(c))
+        if (poll(&woken, 1, FX_PATIENCE_NS / 1000000) <= 0 || read(woken.fd, &times, sizeof(times)) < 0 ||
+            !look(c))
             return false;
     return true;
 }

@@ -105,7 +105,7 @@ static void several_are_asked_before_the_first_is_awaited(void)
         dh_worker_ask(&o[i]->worker);
     CHECK(dh_worker_rest(&o[1]->worker, 3600 * DH_NS)); /* who asks, is heard by all */
     for (int i = 0; i < 2; i++)
-        CHECK_INT(dh_worker_stop(&o[i]->worker, 10 * DH_NS), 0);
+        CHECK_INT(dh_worker_stop(&o[i]->worker, FX_PATIENCE_NS), 0);
     CHECK_INT(released, 5);
 }
 
