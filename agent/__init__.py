@@ -7,6 +7,7 @@ type checkers read.
 
 import sys
 from importlib import import_module
+from importlib.util import find_spec
 
 from agent.version import VERSION as __version__
 
@@ -14,9 +15,11 @@ __all__ = ["__version__"]
 
 
 def __getattr__(name: str) -> object:
-    api = import_module("agent.api")
-    if name in api.__all__:
-        return getattr(api, name)
+    # "from agent import daemon" asks here first: who wants a module wants none of what is embedded
+    if not name.startswith("_") and not find_spec(f"{__name__}.{name}"):
+        api = import_module("agent.api")
+        if name in api.__all__:
+            return getattr(api, name)
     raise AttributeError(f"module 'agent' has no attribute {name!r}", name=name, obj=sys.modules[__name__])
 
 

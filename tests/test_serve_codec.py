@@ -8,12 +8,13 @@ from hypothesis import strategies as st
 from wire.google import message_class
 from wire.plugin import DRA
 
-from agent.serve.rpc.codec import FIELDS_PER_ENTRY, Codec
+from agent.serve.rpc.codec import Codec, Unread
 from agent.serve.rpc.gen.agent.drahealth import v1 as agent_v1
 from agent.serve.rpc.gen.dra_v1.k8s.io.kubelet.pkg.apis.dra import v1 as dra_v1
 from agent.serve.rpc.gen.dra_v1beta1.k8s.io.kubelet.pkg.apis.dra import v1beta1 as dra_v1beta1
 from agent.serve.rpc.gen.health_v1 import v1
 from agent.serve.rpc.gen.registration_v1 import pluginregistration
+from agent.serve.rpc.messages import FIELDS_PER_ENTRY
 
 RESPONSE = v1.NodeWatchResourcesResponse
 
@@ -25,6 +26,15 @@ def entry(field: bytes) -> bytes:
 
 def test_bytes_go_out_as_they_are() -> None:
     assert Codec().encode(b"anything", RESPONSE) == b"anything"
+
+
+def test_of_a_request_that_nobody_reads_it_is_checked_that_it_is_one() -> None:
+    assert Codec().decode(b"\x7a\x01x", Unread) == b"\x7a\x01x"
+    with pytest.raises(
+        GRPCError, match="the request field 15: ends 1 bytes after the message's 2"
+    ) as refused:
+        Codec().decode(b"\x7a\x01", Unread)
+    assert refused.value.status is Status.INTERNAL
 
 
 def test_a_message_goes_out_encoded() -> None:

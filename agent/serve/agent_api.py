@@ -1,7 +1,8 @@
 """``drahealth.v1.Agent``: the whole picture and the agent's own state, for the command line.
 
-A cold path, and betterproto takes its time over it; so a picture is only made while somebody
-watches, once for all of them, and piece by piece behind the kubelet's streams.
+A cold path, and betterproto takes its time over it, and 5 MiB; so it is imported when somebody asks for the
+first time, and a picture is only made while somebody watches, once for all of them, and piece by piece
+behind the kubelet's streams.
 """
 
 import asyncio
@@ -16,38 +17,46 @@ import grpclib.server
 
 from agent.model.report import Report
 from agent.model.status import AgentStatus, Subscribers, Tally
-from agent.serve.picture import encode_device, encode_header, reply_of, warm_up
-from agent.serve.rpc.gen.agent.drahealth import v1
+from agent.serve.lanes import Lane
+from agent.serve.rpc.codec import Unread
 from agent.serve.rpc.latest import Latest
 
+STATUS: Final = "/drahealth.v1.Agent/Status"
 WATCH: Final = "/drahealth.v1.Agent/Watch"
 
 
-class AgentService(v1.AgentBase):
+class AgentService:
     """The service of ``agent.sock``."""
 
     def __init__(
         self, latest: Latest[Report], *, version: str, subscribers: Callable[[], tuple[Subscribers, ...]]
     ) -> None:
-        warm_up()
         self.streams = 0
         """How many streams are open."""
         self._latest = latest
         self._version = version
         self._subscribers = subscribers
         self._encoding = asyncio.Lock()
+        self._imported = False
         self._encoded = (0, b"")
 
     def __mapping__(self) -> dict[str, grpclib.const.Handler]:
-        """The methods by path, as grpclib asks for them; Watch sends bytes, not messages."""
-        mapping = super().__mapping__()
-        return mapping | {WATCH: mapping[WATCH]._replace(func=self._watch)}
+        """The methods by path, as grpclib asks for them. They send bytes, not messages."""
+        unary, streaming = grpclib.const.Cardinality.UNARY_UNARY, grpclib.const.Cardinality.UNARY_STREAM
+        return {
+            STATUS: grpclib.const.Handler(self._status, unary, Unread, bytes),
+            WATCH: grpclib.const.Handler(self._watch, streaming, Unread, bytes),
+        }
 
-    async def status(self, status_request: v1.StatusRequest) -> v1.StatusReply:
+    async def _status(self, stream: grpclib.server.Stream[Any, bytes]) -> None:
         """How the agent is doing, at this moment."""
-        return reply_of(
-            read_status(*self._latest.peek(), version=self._version, subscribers=self._subscribers())
-        )
+        await stream.recv_message()
+        async with self._encoding:
+            await self._import()
+        from agent.serve.picture import reply_of
+
+        status = read_status(*self._latest.peek(), version=self._version, subscribers=self._subscribers())
+        await stream.send_message(bytes(reply_of(status)))
 
     async def _watch(self, stream: grpclib.server.Stream[Any, bytes]) -> None:
         await stream.recv_message()
@@ -65,13 +74,32 @@ class AgentService(v1.AgentBase):
     async def _picture(self, version: int, report: Report) -> tuple[int, bytes]:
         async with self._encoding:
             if self._encoded[0] < version:
-                await asyncio.sleep(0)
+                await self._import()
+                from agent.serve.picture import encode_device, encode_header
+
                 pieces = [encode_header(report)]
                 for device in report.devices:
                     pieces.append(encode_device(device))
                     await asyncio.sleep(0)
                 self._encoded = (version, b"".join(pieces))
             return self._encoded
+
+    async def _import(self) -> None:
+        """Imports what encodes, once, in a thread: it takes 0.1 s, and the kubelet's streams go on."""
+        if not self._imported:
+            lane = Lane("dh-agent", 1)
+            try:
+                await lane.call(_warm_up)
+            finally:
+                lane.close()
+            self._imported = True
+        await asyncio.sleep(0)
+
+
+def _warm_up() -> None:
+    from agent.serve.picture import warm_up
+
+    warm_up()
 
 
 def read_status(

@@ -16,12 +16,16 @@ import grpclib.server
 from agent.model.health import DeviceHealth
 from agent.model.report import Report
 from agent.serve.feed import Encode, Feed, devices_for
-from agent.serve.rpc.gen.health_v1 import v1
-from agent.serve.rpc.gen.health_v1alpha1 import v1alpha1
+from agent.serve.rpc.codec import Unread
 from agent.serve.rpc.hardened import send_message_nowait
 from agent.serve.rpc.latest import Latest
 
 Stream = grpclib.server.Stream[Any, bytes]
+
+METHODS: Final = (
+    "/v1.DRAResourceHealth/NodeWatchResources",
+    "/v1alpha1.DRAResourceHealth/NodeWatchResources",
+)
 
 EXTRA_S: Final = 2
 """What the leases of every second stream are longer by [s]. Not 1: a report that comes late has leases that
@@ -151,9 +155,11 @@ class HealthService:
         self._audience = audience
 
     def __mapping__(self) -> dict[str, grpclib.const.Handler]:
-        """The methods by path, as grpclib asks for them; paths and types are the generated code's."""
-        generated = v1.DraResourceHealthBase().__mapping__() | v1alpha1.DraResourceHealthBase().__mapping__()
-        return {path: handler._replace(func=self._watch) for path, handler in generated.items()}
+        """The methods by path, as grpclib asks for them. Nothing stands in a request, and lists go out as
+        the native core has encoded them.
+        """
+        handler = grpclib.const.Handler(self._watch, grpclib.const.Cardinality.UNARY_STREAM, Unread, bytes)
+        return dict.fromkeys(METHODS, handler)
 
     async def _watch(self, stream: Stream) -> None:
         await stream.recv_message()

@@ -7,9 +7,12 @@ a message of them, and :mod:`~agent.serve.rpc.plain`'s, where none is made.
 
 from collections.abc import Iterator, Mapping
 from functools import cache
-from typing import Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
-import betterproto
+if (
+    TYPE_CHECKING
+):  # 4 MiB: whoever has a kind of message has it, and an agent that only serves health has none
+    import betterproto
 
 VARINT: Final = 0
 FIXED64: Final = 1
@@ -32,7 +35,7 @@ class Field(NamedTuple):
     name: str
     proto_type: str
     """``int64``."""
-    message: type[betterproto.Message] | None
+    message: "type[betterproto.Message] | None"
     """Of a field that holds messages, what they are; an entry of a map is one of a key and a value."""
     numbers: frozenset[int]
     """Those of an enum."""
@@ -62,7 +65,7 @@ class Piece(NamedTuple):
 
 
 @cache
-def fields_of(kind: type[betterproto.Message]) -> Mapping[int, Field]:
+def fields_of(kind: "type[betterproto.Message]") -> Mapping[int, Field]:
     """The fields of a kind of message by number, in the order of its file."""
     meta = kind._betterproto  # type: ignore[arg-type]  # private, untypable, and pinned with the release
     table: dict[int, Field] = {}
@@ -81,19 +84,19 @@ def fields_of(kind: type[betterproto.Message]) -> Mapping[int, Field]:
     return table
 
 
-def walk(data: bytes, kind: type[betterproto.Message], where: str, prefix: str) -> Iterator[Piece]:
+def walk(data: bytes, kind: "type[betterproto.Message] | None", where: str, prefix: str) -> Iterator[Piece]:
     """The fields in ``data``, in their order.
 
     Args:
         data: A message of this kind, if all is well.
-        kind: Which fields are known.
+        kind: Which fields are known; None: none are.
         where: What the message is called in errors.
         prefix: What stands before the name of a field.
 
     Raises:
         ValueError: ``data`` is no well-formed message of that kind; names the field.
     """
-    table = fields_of(kind)
+    table = fields_of(kind) if kind else {}
     at = 0
     while at < len(data):
         begin = at
