@@ -2,6 +2,8 @@
 
 import json
 import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +12,7 @@ import pytest
 from agent.errors import PermissionDenied, UsageError
 from agent.model.testimony import Origin
 from agent.model.time import Instant
-from agent.sources.kube_objects import CLAIM, POD, parse_objects, read_objects
+from agent.sources.kube_objects import CLAIM, POD, objects_of, parse_objects, read_file, read_objects
 
 NOW = Instant(5_000_000_000, 1_700_000_000.0)
 
@@ -71,16 +73,47 @@ def refused(path: Path, kind: str = POD) -> str:
 
 
 @pytest.mark.parametrize(
+    "text",
+    [
+        "kind: List\nitems:\n- kind: Pod\n  metadata: {name: a}\n- kind: Pod\n  metadata: {name: b}\n",
+        "kind: PodList\nitems:\n- metadata: {name: a}\n- metadata: {name: b}\n",
+        "# of two\n---\nkind: Pod\nmetadata: {name: a}\n---\n---\nkind: Pod\nmetadata: {name: b}\n...\n",
+        "- kind: Pod\n  metadata: {name: a}\n- kind: Service\n- kind: Pod\n  metadata: {name: b}\n",
+    ],
+    ids=["kubectl get", "kubectl get --raw", "documents", "yq"],
+)
+def test_yaml_gives_what_json_gives(text: str) -> None:
+    found, _ = parse_objects(text.encode(), POD)
+    assert [one["metadata"] for one in found] == [{"name": "a"}, {"name": "b"}]
+
+
+@pytest.mark.parametrize(
     ("kind", "command"),
     [(POD, "kubectl get pods -A -o json"), (CLAIM, "kubectl get resourceclaims -A -o json")],
 )
-def test_yaml_is_refused_with_the_command_that_writes_json(kind: str, command: str, tmp_path: Path) -> None:
+def test_what_is_no_yaml_is_refused_with_its_place_and_the_command(
+    kind: str, command: str, tmp_path: Path
+) -> None:
     path = tmp_path / "pods.yaml"
-    path.write_text("apiVersion: v1\nkind: List\nitems: []\n")
-    assert refused(path, kind) == f"{path}: is no JSON, and YAML is not read; write it with: {command}"
+    path.write_text("kind: List\nitems: [\n")
+    place = "line 3, column 1: while parsing a flow node, did not find expected node content"
+    assert refused(path, kind) == f"{path}: {place}; write it with: {command}"
 
 
-@pytest.mark.parametrize("text", ["", "   ", '{"kind":', "[7]", '{"kind":"List","items":{}}', "[" * 100_000])
+def test_yaml_is_read_by_what_only_yaml_needs() -> None:
+    program = (
+        "import sys\n"
+        "from agent.sources.kube_objects import parse_objects\n"
+        "parse_objects(b'{}', 'Pod'); before = 'yaml' in sys.modules\n"
+        "parse_objects(b'kind: Pod', 'Pod'); print(before, 'yaml' in sys.modules)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout == "False True\n"
+
+
+@pytest.mark.parametrize(
+    "text", ["", "   ", "---", "7", '{"kind":', "[7]", '{"kind":"List","items":{}}', "[" * 100_000]
+)
 def test_what_is_no_list_of_objects_is_refused_by_name(text: str, tmp_path: Path) -> None:
     path = tmp_path / "pods.json"
     path.write_text(text)
@@ -104,6 +137,16 @@ def test_the_objects_are_as_old_as_their_file(tmp_path: Path) -> None:
     told = read_objects(path, CLAIM, NOW)
     assert told.witness == (Origin.CLAIMS_FILE, NOW, 1_600_000_000.0)
     assert told.items == (CLAIM_OBJECT,)
+
+
+def test_a_file_is_read_before_anybody_tries_to_understand_it(tmp_path: Path) -> None:
+    """So that a time limit for a disk is none for what stands in the file."""
+    path = tmp_path / "pods.yaml"
+    path.write_text("items: [")
+    file = read_file(path)
+    path.unlink()
+    with pytest.raises(UsageError, match="line 2, column 1: "):
+        objects_of(path, file, POD, NOW)
 
 
 def test_a_file_that_may_not_be_read_is_nobodys_mistake(tmp_path: Path) -> None:

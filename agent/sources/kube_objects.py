@@ -1,13 +1,12 @@
-"""Objects in a file, as kubectl wrote them: a List, one object, or what the API server's list looks like raw.
+"""Objects in a file, as kubectl wrote them: a List, one object, or what the API server's list looks like raw;
+as JSON or as YAML, there of several documents, too.
 
-JSON only. kubectl writes it as readily as YAML, and the agent needs no YAML for anything else: a library for
-one flag would be on every node, and PyYAML reads a pod's ``on`` and ``012`` as what they are not. What the
-objects say is in agent.devices.objects.
+The reader of YAML is imported when there is some. What the objects say is in agent.devices.objects.
 """
 
 import errno
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -16,7 +15,7 @@ import msgspec
 from agent.errors import PermissionDenied, UsageError
 from agent.model.testimony import Origin, Told, Witness
 from agent.model.time import Instant
-from agent.sources.whole_file import Unread, read_whole
+from agent.sources.whole_file import Unread, WholeFile, read_whole
 
 Object = Mapping[str, object]
 
@@ -30,23 +29,37 @@ _COMMANDS: Final = {POD: "kubectl get pods -A -o json", CLAIM: "kubectl get reso
 
 
 def read_objects(path: Path, kind: str, now: Instant) -> Told[Object]:
-    """The objects of one kind; others are passed over.
+    """The objects of one kind in a file: :func:`read_file`, then :func:`objects_of`."""
+    return objects_of(path, read_file(path), kind, now)
 
-    Args:
-        path: The file. It is taken to be as old as it is.
-        kind: :data:`POD` or :data:`CLAIM`.
-        now: When that is.
+
+def read_file(path: Path) -> WholeFile:
+    """All that is in the file. Blocks on the disk alone.
 
     Raises:
-        UsageError: There is no such file, it is no JSON, or it holds other things but none of these.
+        UsageError: There is no such file, or none that can be read.
         PermissionDenied: It may not be read.
     """
     try:
-        file = read_whole(path, FILE_BYTES)
+        return read_whole(path, FILE_BYTES)
     except Unread as error:
         if error.errno in {errno.EACCES, errno.EPERM}:
             raise PermissionDenied(error.why) from None
         raise UsageError(error.why) from None
+
+
+def objects_of(path: Path, file: WholeFile, kind: str, now: Instant) -> Told[Object]:
+    """The objects of one kind; others are passed over. Of YAML, 1,000 pods take a second.
+
+    Args:
+        path: Where it was read.
+        file: What was there. It is taken to be as old as it is.
+        kind: :data:`POD` or :data:`CLAIM`.
+        now: When it was read.
+
+    Raises:
+        UsageError: It is neither JSON nor YAML, or holds other things but none of these.
+    """
     try:
         found, others = parse_objects(file.data, kind)
     except ValueError as error:
@@ -61,25 +74,33 @@ def parse_objects(data: bytes, kind: str) -> tuple[tuple[Object, ...], Mapping[s
     """The objects of that kind, and how many there are of others.
 
     Raises:
-        ValueError: It is no JSON, or neither an object nor a list of objects.
+        ValueError: It is neither JSON nor YAML, or what it holds are no objects.
     """
-    text = data.removeprefix(b"\xef\xbb\xbf")
+    found: list[Object] = []
+    others: Counter[str] = Counter()
+    for document in _documents(data.removeprefix(b"\xef\xbb\xbf")):
+        for obj, said in _items(document):
+            if said == kind:
+                found.append(obj)
+            else:
+                others[said[:64] or "without a kind"] += 1
+    return tuple(found), others
+
+
+def _documents(text: bytes) -> Sequence[object]:
+    """One of JSON, those of YAML that are not empty. YAML may begin as JSON does, but not kubectl's."""
     if text.lstrip()[:1] not in {b"{", b"["}:
-        raise ValueError("is no JSON, and YAML is not read")
+        from agent.sources.yaml_text import parse_yaml
+
+        if documents := [one for one in parse_yaml(text) if one is not None]:
+            return documents
+        raise ValueError("is empty")
     try:
-        document = msgspec.json.decode(text)
+        return [msgspec.json.decode(text)]
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise ValueError(f"is no JSON: {error}") from None
     except RecursionError:
         raise ValueError("is no JSON: brackets within brackets without end") from None
-    found: list[Object] = []
-    others: Counter[str] = Counter()
-    for obj, said in _items(document):
-        if said == kind:
-            found.append(obj)
-        else:
-            others[said[:64] or "without a kind"] += 1
-    return tuple(found), others
 
 
 def _items(document: object) -> Iterable[tuple[Object, str]]:
