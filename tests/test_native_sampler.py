@@ -414,6 +414,34 @@ def test_an_unchanged_group_keeps_its_sample(fixture: SamplerOptions) -> None:
         assert group_of(before, pod=pod_uid(1)).hugetlb[0].current == 0  # a snapshot is a copy
 
 
+def test_what_did_not_change_is_the_very_same_table(fixture: SamplerOptions) -> None:
+    with opened(fixture) as sampler:
+        sampler.run_pass()
+        first = read(sampler)
+        sampler.run_pass()
+        quiet = read(sampler)
+        assert quiet.core.passes == 2
+        assert (quiet.groups, quiet.pools, quiet.nodes) == (first.groups, first.pools, first.nodes)
+        assert quiet.groups is first.groups
+        assert quiet.pools is first.pools
+        assert quiet.nodes is first.nodes
+        assert quiet.cpus is first.cpus
+
+
+def test_one_change_among_seven_hundred_groups_is_one_new_sample(fixture: SamplerOptions) -> None:
+    more = fixture.cgroupfs_root / "more"
+    more.mkdir()
+    pods_on_disk(more, 700)
+    with opened(replace(fixture, kubelet_cgroup_root="/more")) as sampler:
+        sampler.run_pass()
+        before = read(sampler).groups
+        (more / f"kubepods/pod{pod_uid(333)}/hugetlb.2MB.current").write_text("2097152\n")
+        sampler.run_sweep()
+        after = read(sampler).groups
+        new = [now for was, now in zip(before, after, strict=True) if now is not was]
+        assert [group.pod_uid for group in new] == [pod_uid(333)]
+
+
 def test_the_buffer_grows_with_the_node(fixture: SamplerOptions) -> None:
     (fixture.cgroupfs_root / "more").mkdir()
     pods_on_disk(fixture.cgroupfs_root / "more", 700)  # about 600 KiB of records

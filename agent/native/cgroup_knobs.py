@@ -9,7 +9,7 @@ from typing import Any, Final, Self
 
 from agent.errors import PermissionDenied, ProbeError
 from agent.model.cgroup import CgroupKnobs, PageKnobs
-from agent.model.reading import Absence, Missing, Reading, error_text
+from agent.model.reading import NEVER_READ, Absence, Missing, Reading, error_text
 from agent.native._core import ffi, lib
 from agent.native.records import ABSENT
 
@@ -52,22 +52,24 @@ class KnobReader:
         """Of the cgroups that limit CPU time: 1 or 2."""
         return int(lib.dh_knobs_version(self._reader))
 
-    def read(self, path: str) -> CgroupKnobs | None:
+    def read(self, path: str, own_cpus: bool = False) -> CgroupKnobs | None:
         """What a cgroup is set to; None: there is none, or it went away, and at a second look as well.
 
         Args:
             path: Below the mounts.
+            own_cpus: Read what matters to a container with CPUs of its own, too: these, and how often it was
+                throttled. The kernel has to add up all CPUs for that.
 
         Raises:
             ProbeError: It is there, and cannot be opened.
             PermissionDenied: This user may not.
         """
-        code = lib.dh_knobs_read(self._reader, os.fsencode(path), self._record)
+        code = lib.dh_knobs_read(self._reader, os.fsencode(path), own_cpus, self._record)
         if code == -errno.ENOENT:
             return None
         if code:
             raise _failed(path, code)
-        return _knobs(self._record)
+        return _knobs(self._record, own_cpus)
 
     def close(self) -> None:
         """Closes the hierarchies. May be called again; nothing can be read any more."""
@@ -89,7 +91,7 @@ def _failed(what: str, code: int) -> PermissionDenied | ProbeError:
     return kind(f"{what}: {error_text(-code if -code < 4096 else code)}")
 
 
-def _knobs(record: Any) -> CgroupKnobs:
+def _knobs(record: Any, own_cpus: bool) -> CgroupKnobs:
     bits = record.controllers
     names = frozenset(name for name, bit in _CONTROLLERS.items() if bits & bit)
     return CgroupKnobs(
@@ -97,10 +99,10 @@ def _knobs(record: Any) -> CgroupKnobs:
         weight=_number(record.weight),
         quota_us=_number(record.quota),
         period_us=_number(record.period),
-        throttled=_number(record.throttled),
+        throttled=_number(record.throttled) if own_cpus else NEVER_READ,
         memory=_number(record.memory),
-        cpus=_set(record.cpus, record.cpus_err),
-        effective=_set(record.effective, record.effective_err),
+        cpus=_set(record.cpus, record.cpus_err) if own_cpus else NEVER_READ,
+        effective=_set(record.effective, record.effective_err) if own_cpus else NEVER_READ,
         pages=tuple(
             PageKnobs(page.size_kib, _number(page.max), _number(page.rsvd_max))
             for page in record.pages[0 : record.sizes]

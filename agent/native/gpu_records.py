@@ -23,6 +23,7 @@ from agent.model.gpu import (
 from agent.model.reading import Absence, Missing, Reading
 from agent.model.source import SourceSample, SourceState
 from agent.native._core import ffi, lib
+from agent.native.publication import Copied
 from agent.native.records import SOURCE_STATES
 
 _FIELD_NUM: Final = lib.DH_GPU_FIELD_NUM
@@ -158,7 +159,7 @@ class GpuDecoder:
     def __init__(self) -> None:
         self._known: dict[tuple[int, str], tuple[bytes, Any]] = {}
 
-    def gpu_set(self, data: bytes) -> GpuSet:
+    def gpu_set(self, data: Copied) -> GpuSet:
         """One copy, as ``dh_gpus_read()`` made it."""
         head = ffi.from_buffer("struct dh_gpus *", data, require_writable=False)
         ends = range(_HEAD_SIZE, len(data), _GPU_SIZE)

@@ -6,10 +6,10 @@ could not stop it (:meth:`Gpus.stop`) has threads in the driver and should end w
 
 import errno
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from agent.errors import ConfigError, ProbeError
 from agent.model.gpu import GpuField, GpuSet
@@ -98,6 +98,20 @@ class Gpus:
         If a writer is held up in the middle of a copy, what was read before, and a wake to read again.
         """
         return self._publication.read()
+
+    def run_pass(self) -> int:
+        """One pass over all GPUs on this thread, instead of :meth:`start`; how many calls. For benchmarks."""
+        return self._alone(lib.dh_gpus_pass)
+
+    def run_floor(self) -> int:
+        """The bare NVML calls of a quiet pass; how many were answered."""
+        return self._alone(lib.dh_gpus_floor)
+
+    def _alone(self, work: Callable[[Any], int]) -> int:
+        number = int(work(self._watch))
+        if number < 0:
+            raise ProbeError("GPU watch: its own threads run")
+        return number
 
     def stop(self, timeout_s: float) -> bool:
         """End the threads, in at most that long. False if one hangs in a call: it is left behind."""

@@ -14,7 +14,7 @@ from agent.model.log import LogLine, LogSample
 from agent.model.reading import error_text
 from agent.model.time import NS
 from agent.native._core import ffi, lib
-from agent.native.publication import Publication, Table
+from agent.native.publication import Copied, Publication, Table
 from agent.native.records import escaped, source
 
 _HEAD_SIZE: Final = ffi.sizeof("struct dh_log")
@@ -100,11 +100,11 @@ class Kmsg:
         kmsg, self._kmsg = self._kmsg, ffi.NULL
         return kmsg == ffi.NULL or int(lib.dh_kmsg_stop(kmsg, int(timeout_s * NS))) == 0
 
-    def _sample(self, data: bytes) -> LogSample:
+    def _sample(self, data: Copied) -> LogSample:
         head = ffi.from_buffer("struct dh_log *", data)
         detail = f"{self._path}: {error_text(head.err)}" if head.err else _lack(head)
         return LogSample(
-            lines=self._lines.samples(data[_HEAD_SIZE:]),
+            lines=self._lines.samples(data, _HEAD_SIZE, len(data)),
             # a container has none, and NVML tells most of what it would
             source=source(head, "kmsg", detail, vital=False),
             lost=head.lost,

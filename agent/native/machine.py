@@ -15,7 +15,7 @@ from agent.model.reading import Reading, error_text
 from agent.model.source import SourceSample
 from agent.model.time import NS
 from agent.native._core import ffi, lib
-from agent.native.publication import Publication, Table
+from agent.native.publication import Copied, Publication, Table
 from agent.native.records import escaped, reading, source
 
 _HEAD_SIZE: Final = ffi.sizeof("struct dh_machine_head")
@@ -136,7 +136,7 @@ class Decoder:
         self._numa = Table(_NUMA, _numa, lambda numa: (numa.node,))
         self._cores = Table(_CORE, _core, lambda core: (core.cpu,))
 
-    def sample(self, data: bytes) -> MachineSample:
+    def sample(self, data: Copied) -> MachineSample:
         """One copy, as ``dh_machine_read()`` made it."""
         head = ffi.from_buffer("struct dh_machine_head *", data)
         numa_at = _HEAD_SIZE + head.dimms * _DIMM.size
@@ -146,9 +146,9 @@ class Decoder:
             return reading(value, field, head.valid, head.seen, head.err)
 
         return MachineSample(
-            dimms=self._dimms.samples(data[_HEAD_SIZE:numa_at]),
-            numa=self._numa.samples(data[numa_at:cores_at]),
-            cores=self._cores.samples(data[cores_at:]),
+            dimms=self._dimms.samples(data, _HEAD_SIZE, numa_at),
+            numa=self._numa.samples(data, numa_at, cores_at),
+            cores=self._cores.samples(data, cores_at, len(data)),
             pressure=PressureSample(
                 cpu_some=one(head.psi_cpu_some_us, lib.DH_PSI_CPU),
                 memory_some=one(head.psi_memory_some_us, lib.DH_PSI_MEMORY),

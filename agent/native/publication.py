@@ -4,7 +4,7 @@ import errno
 import os
 import struct
 from collections.abc import Callable
-from typing import Any, Final, Generic, TypeVar
+from typing import Any, Final, Generic, Protocol, TypeVar
 
 from agent.native._core import ffi, lib
 
@@ -12,6 +12,15 @@ T = TypeVar("T")
 S = TypeVar("S")
 
 _WORDS: Final = 1 << 14  # of the buffer at first; it follows what there is, and 128 KiB hold 100 groups
+_BLOCK: Final = 64  # records that are compared at once
+
+
+class Copied(Protocol):
+    """Bytes that the core copied out. The next copy overwrites them; a slice is one's own."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, part: slice, /) -> bytes: ...
 
 
 class Publication(Generic[T]):
@@ -28,7 +37,7 @@ class Publication(Generic[T]):
         self,
         copy: Callable[[Any, int], int],
         most: Callable[[], int],
-        decode: Callable[[bytes], T],
+        decode: Callable[[Copied], T],
         wake_fd: int,
     ) -> None:
         self._copy = copy
@@ -52,39 +61,57 @@ class Publication(Generic[T]):
         if used == lib.DH_ETORN:
             os.eventfd_write(self._wake_fd, 1)  # what the last wake was for may not have been read
         elif used >= 0:
-            self._last = self._decode(ffi.buffer(self._buffer, used)[:])
+            self._last = self._decode(ffi.buffer(self._buffer, used))
             if size > max(4 * used, 8 * _WORDS):
                 self._buffer = ffi.new("uint64_t[]", max(2 * used // 8, _WORDS))
         return self._last
 
 
 class Table(Generic[S]):
-    """Records of one kind, in any order; their samples in that of a key. Equal bytes keep their sample."""
+    """Records of one kind and their samples. Equal bytes keep their sample, and equal tables their tuple.
+
+    Args:
+        layout: Of one record.
+        decode: Makes a sample of a record; None of one that is a gap.
+        key: By which samples are sorted; without one they stand as the records do.
+    """
 
     def __init__(
         self,
         layout: struct.Struct,
-        decode: Callable[[tuple[Any, ...]], S],
-        key: Callable[[S], tuple[int, ...]],
+        decode: Callable[[tuple[Any, ...]], S | None],
+        key: Callable[[S], tuple[int, ...]] | None = None,
     ) -> None:
         self._layout = layout
         self._decode = decode
         self._key = key
-        self._data = b""
-        self._known: list[tuple[bytes, S]] = []
+        self._blocks: list[tuple[bytes, list[S | None]]] = []
         self._samples: tuple[S, ...] = ()
 
-    def samples(self, data: bytes) -> tuple[S, ...]:
-        """Of all records that follow each other in the bytes."""
-        if data == self._data:
-            return self._samples
-        size = self._layout.size
-        for slot, at in enumerate(range(0, len(data), size)):
-            raw = data[at : at + size]
-            if slot == len(self._known):
-                self._known.append((raw, self._decode(self._layout.unpack(raw))))
-            elif self._known[slot][0] != raw:
-                self._known[slot] = (raw, self._decode(self._layout.unpack(raw)))
-        self._data = data
-        self._samples = tuple(sorted((sample for _, sample in self._known), key=self._key))
+    def samples(self, data: Copied, start: int, end: int) -> tuple[S, ...]:
+        """Of all records that follow each other there."""
+        starts = range(start, end, _BLOCK * self._layout.size)
+        changed = len(starts) < len(self._blocks)
+        del self._blocks[len(starts) :]
+        for block, at in enumerate(starts):
+            changed |= self._take(block, data[at : min(at + starts.step, end)])
+        if changed:
+            samples = [one for _, known in self._blocks for one in known if one is not None]
+            self._samples = tuple(sorted(samples, key=self._key) if self._key else samples)
         return self._samples
+
+    def _take(self, block: int, raw: bytes) -> bool:
+        """Some records that follow each other. Whether any of them is another than before."""
+        before, known = self._blocks[block] if block < len(self._blocks) else (b"", [])
+        if raw == before:
+            return False
+        size = self._layout.size
+        samples = [
+            known[i] if raw[at : at + size] == before[at : at + size] else self._one(raw[at : at + size])
+            for i, at in enumerate(range(0, len(raw), size))
+        ]
+        self._blocks[block : block + 1] = [(raw, samples)]
+        return True
+
+    def _one(self, raw: bytes) -> S | None:
+        return self._decode(self._layout.unpack(raw))

@@ -2,7 +2,7 @@
 
 import errno
 import struct
-from collections.abc import Iterator
+from itertools import starmap
 from typing import Any, Final
 
 from agent.model.cpuset import CpuSet
@@ -20,10 +20,16 @@ from agent.model.snapshot import (
 )
 from agent.model.source import SourceSample, SourceState
 from agent.native._core import ffi, lib
+from agent.native.publication import Copied, Table
 
 _CPU_BYTES: Final = lib.DH_CPU_WORDS * 8
 _GROUP_CPU_BYTES: Final = lib.DH_GROUP_CPU_WORDS * 8
 _HEAD_SIZE: Final = ffi.sizeof("struct dh_snapshot")
+_HEAD: Final = struct.Struct("=6I10Q2QiI")
+_CPUS_AT: Final = ffi.offsetof("struct dh_snapshot", "cpu_valid")
+_CPUS: Final = struct.Struct("=QQiI" + f"{_CPU_BYTES}s" * 4)
+_SOURCES_AT: Final = ffi.offsetof("struct dh_snapshot", "source")
+_SOURCE: Final = struct.Struct("=IIiI4Q")
 _NODE: Final = struct.Struct(f"=QQIiQQ{_CPU_BYTES}s")
 _THROTTLE: Final = struct.Struct("=QQIi2Q")
 _POOL: Final = struct.Struct("=QQQii5Q")
@@ -32,19 +38,24 @@ _GROUP: Final = struct.Struct(
 )
 _HUGETLB_AT: Final = 22  # where the members of hugetlb[] begin in a record that _GROUP unpacked
 
-for _layout, _record in ((_NODE, "node"), (_THROTTLE, "throttle"), (_POOL, "pool"), (_GROUP, "group")):
+_LAYOUTS: Final = {
+    "source": _SOURCE,
+    "node": _NODE,
+    "throttle": _THROTTLE,
+    "pool": _POOL,
+    "group": _GROUP,
+}
+for _record, _layout in _LAYOUTS.items():
     if _layout.size != ffi.sizeof(f"struct dh_{_record}"):
         raise ImportError(
             f"struct dh_{_record} has {ffi.sizeof(f'struct dh_{_record}')} bytes, not {_layout.size}"
         )
+if (_HEAD.size - _CPUS.size + 4 * _CPU_BYTES, _CPUS_AT + _CPUS.size) != (_CPUS_AT, _SOURCES_AT):
+    raise ImportError(f"struct dh_snapshot has its CPUs at {_CPUS_AT} and its sources at {_SOURCES_AT}")
 
 ABSENT: Final = Missing(Absence.ABSENT, errno.ENOENT)
-_SOURCE_NAMES: Final = {
-    lib.DH_SOURCE_CPUS: "cpus",
-    lib.DH_SOURCE_THROTTLE: "throttle",
-    lib.DH_SOURCE_HUGEPAGES: "hugepages",
-    lib.DH_SOURCE_CGROUPS: "cgroups",
-}
+_SOURCE_NAMES: Final = ("cpus", "throttle", "hugepages", "cgroups")
+_CPU_FIELDS: Final = (lib.DH_CPU_PRESENT, lib.DH_CPU_ONLINE, lib.DH_CPU_OFFLINE, lib.DH_CPU_ISOLATED)
 SOURCE_STATES: Final = {
     lib.DH_STATE_ABSENT: SourceState.ABSENT,
     lib.DH_STATE_OK: SourceState.OK,
@@ -88,98 +99,88 @@ def _text(padded: bytes) -> str:
 class Decoder:
     """Turns copies of the core's tables into snapshots.
 
-    A group whose bytes are those of the last time keeps its sample: with a thousand groups, and a
-    change in one, one is decoded.
+    What has the bytes of the last time keeps its sample: with a thousand groups, and a change in one, one is
+    decoded.
     """
 
     def __init__(self) -> None:
-        self._groups: dict[int, tuple[bytes, GroupSample | None]] = {}
+        self._cpus = Table(_CPUS, _cpus)
+        self._nodes = Table(_NODE, _node, lambda node: (node.node,))
+        self._throttle = Table(_THROTTLE, _throttle)
+        self._pools = Table(_POOL, _pool, _pool_key)
+        self._groups = Table(_GROUP, _group)
 
-    def snapshot(self, data: bytes) -> Snapshot:
+    def snapshot(self, data: Copied) -> Snapshot:
         """One copy, as ``dh_sampler_read()`` made it."""
-        head = ffi.from_buffer("struct dh_snapshot *", data)
-        nodes_at = _HEAD_SIZE
-        throttle_at = nodes_at + head.nodes * _NODE.size
-        pools_at = throttle_at + head.throttles * _THROTTLE.size
-        groups_at = pools_at + head.pools * _POOL.size
-        for slot in range(head.groups, len(self._groups)):
-            del self._groups[slot]  # the table became shorter
-        groups = (self._group(data, groups_at, slot) for slot in range(head.groups))
+        _, _, nodes, pools, _, dropped, seq, _, *counts, _, _, _, throttles = _HEAD.unpack(data[: _HEAD.size])
+        passes, reads, opens, descriptors, watches, kernel_bytes, unwatched, overflows = counts
+        throttle_at = _HEAD_SIZE + nodes * _NODE.size
+        pools_at = throttle_at + throttles * _THROTTLE.size
+        groups_at = pools_at + pools * _POOL.size
+        sources = _SOURCE.iter_unpack(data[_SOURCES_AT:_HEAD_SIZE])
         return Snapshot(
-            seq=head.seq,
-            cpus=_cpus(head),
-            nodes=tuple(sorted(_nodes(data[nodes_at:throttle_at]))),
-            throttle=tuple(_throttle(data[throttle_at:pools_at])),
-            pools=tuple(sorted(_pools(data[pools_at:groups_at]), key=_pool_key)),
-            groups=tuple(group for group in groups if group is not None),
-            sources=tuple(_source(head.source[i], name) for i, name in _SOURCE_NAMES.items()),
+            seq=seq,
+            cpus=self._cpus.samples(data, _CPUS_AT, _SOURCES_AT)[0],
+            nodes=self._nodes.samples(data, _HEAD_SIZE, throttle_at),
+            throttle=self._throttle.samples(data, throttle_at, pools_at),
+            pools=self._pools.samples(data, pools_at, groups_at),
+            groups=self._groups.samples(data, groups_at, len(data)),
+            sources=tuple(starmap(_source, zip(_SOURCE_NAMES, sources, strict=True))),
             core=CoreStats(
-                passes=head.passes,
-                wakes=head.seq,
-                reads=head.reads,
-                opens=head.opens,
-                descriptors=head.descriptors,
-                watches=head.watches,
-                kernel_bytes=head.kernel_bytes,
-                groups_dropped=head.dropped,
-                overflows=head.overflows,
-                unwatched=head.unwatched,
+                passes=passes,
+                wakes=seq,
+                reads=reads,
+                opens=opens,
+                descriptors=descriptors,
+                watches=watches,
+                kernel_bytes=kernel_bytes,
+                groups_dropped=dropped,
+                overflows=overflows,
+                unwatched=unwatched,
             ),
         )
 
-    def _group(self, data: bytes, groups_at: int, slot: int) -> GroupSample | None:
-        raw = data[groups_at + slot * _GROUP.size : groups_at + (slot + 1) * _GROUP.size]
-        known = self._groups.get(slot)
-        if known is None or known[0] != raw:
-            known = self._groups[slot] = (raw, _group(_GROUP.unpack(raw)))
-        return known[1]
+
+def _cpus(raw: tuple[Any, ...]) -> CpuSample:
+    valid, seen, err, _, *sets = raw
+
+    def one(words: bytes, field: int) -> CpuSet | Missing:
+        return int.from_bytes(words, "little") if valid >> field & 1 else _missing(seen, err, field)
+
+    return CpuSample._make(map(one, sets, _CPU_FIELDS))
 
 
-def _cpus(head: Any) -> CpuSample:
-    def one(words: Any, field: int) -> CpuSet | Missing:
-        if head.cpu_valid >> field & 1:
-            return int.from_bytes(ffi.buffer(words)[:], "little")
-        return _missing(head.cpu_seen, head.cpu_err, field)
-
-    return CpuSample(
-        present=one(head.cpu_present, lib.DH_CPU_PRESENT),
-        online=one(head.cpu_online, lib.DH_CPU_ONLINE),
-        offline=one(head.cpu_offline, lib.DH_CPU_OFFLINE),
-        isolated=one(head.cpu_isolated, lib.DH_CPU_ISOLATED),
+def _node(raw: tuple[Any, ...]) -> NodeSample:
+    valid, seen, node, err, core, package, cpus = raw
+    known = valid >> lib.DH_NODE_CPUS & 1
+    return NodeSample(
+        node=node,
+        cpus=int.from_bytes(cpus, "little") if known else _missing(seen, err, lib.DH_NODE_CPUS),
+        throttle_core=reading(core, lib.DH_NODE_THROTTLE_CORE, valid, seen, err),
+        throttle_package=reading(package, lib.DH_NODE_THROTTLE_PACKAGE, valid, seen, err),
     )
 
 
-def _nodes(data: bytes) -> Iterator[NodeSample]:
-    for valid, seen, node, err, core, package, cpus in _NODE.iter_unpack(data):
-        known = valid >> lib.DH_NODE_CPUS & 1
-        yield NodeSample(
-            node=node,
-            cpus=int.from_bytes(cpus, "little") if known else _missing(seen, err, lib.DH_NODE_CPUS),
-            throttle_core=reading(core, lib.DH_NODE_THROTTLE_CORE, valid, seen, err),
-            throttle_package=reading(package, lib.DH_NODE_THROTTLE_PACKAGE, valid, seen, err),
-        )
+def _throttle(raw: tuple[Any, ...]) -> ThrottleSample:
+    valid, seen, cpu, err, core, package = raw
+    return ThrottleSample(
+        cpu=cpu,
+        core=reading(core, lib.DH_NODE_THROTTLE_CORE, valid, seen, err),
+        package=reading(package, lib.DH_NODE_THROTTLE_PACKAGE, valid, seen, err),
+    )
 
 
-def _throttle(data: bytes) -> Iterator[ThrottleSample]:
-    for valid, seen, cpu, err, core, package in _THROTTLE.iter_unpack(data):
-        yield ThrottleSample(
-            cpu=cpu,
-            core=reading(core, lib.DH_NODE_THROTTLE_CORE, valid, seen, err),
-            package=reading(package, lib.DH_NODE_THROTTLE_PACKAGE, valid, seen, err),
-        )
-
-
-def _pools(data: bytes) -> Iterator[PoolSample]:
-    for valid, seen, size_kib, node, err, nr, free, reserved, surplus, overcommit in _POOL.iter_unpack(data):
-        yield PoolSample(
-            size_kib=size_kib,
-            node=None if node == lib.DH_MACHINE else node,
-            nr=reading(nr, lib.DH_POOL_NR, valid, seen, err),
-            free=reading(free, lib.DH_POOL_FREE, valid, seen, err),
-            reserved=reading(reserved, lib.DH_POOL_RESERVED, valid, seen, err),
-            surplus=reading(surplus, lib.DH_POOL_SURPLUS, valid, seen, err),
-            overcommit=reading(overcommit, lib.DH_POOL_OVERCOMMIT, valid, seen, err),
-        )
+def _pool(raw: tuple[Any, ...]) -> PoolSample:
+    valid, seen, size_kib, node, err, nr, free, reserved, surplus, overcommit = raw
+    return PoolSample(
+        size_kib=size_kib,
+        node=None if node == lib.DH_MACHINE else node,
+        nr=reading(nr, lib.DH_POOL_NR, valid, seen, err),
+        free=reading(free, lib.DH_POOL_FREE, valid, seen, err),
+        reserved=reading(reserved, lib.DH_POOL_RESERVED, valid, seen, err),
+        surplus=reading(surplus, lib.DH_POOL_SURPLUS, valid, seen, err),
+        overcommit=reading(overcommit, lib.DH_POOL_OVERCOMMIT, valid, seen, err),
+    )
 
 
 def _group(raw: tuple[Any, ...]) -> GroupSample | None:
@@ -227,5 +228,7 @@ def source(record: Any, name: str, detail: str, *, vital: bool) -> SourceSample:
     )
 
 
-def _source(record: Any, name: str) -> SourceSample:
-    return source(record, name, failure_text(record.err_field, record.err), vital=True)
+def _source(name: str, raw: tuple[int, ...]) -> SourceSample:
+    state, err_field, err, _, passes, beat_ns, period_ns, failures = raw
+    detail = failure_text(err_field, err)
+    return SourceSample(name, SOURCE_STATES[state], beat_ns, period_ns, failures, detail, passes)

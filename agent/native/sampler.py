@@ -106,6 +106,10 @@ class Sampler:
         """The descriptor that others write to when CPUs, memory or NUMA nodes have changed."""
         return int(lib.dh_sampler_pokefd(self._sampler))
 
+    def rung_ns(self) -> int:
+        """When it last woke the reader (CLOCK_MONOTONIC); 0 before it did. For benchmarks."""
+        return int(lib.dh_sampler_rung_ns(self._sampler))
+
     def clear(self) -> None:
         """Take note of the wake, before :meth:`read`. Never blocks."""
         try:

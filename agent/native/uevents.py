@@ -15,7 +15,7 @@ from agent.model.source import SourceSample, SourceState
 from agent.model.time import NS
 from agent.model.uevent import Action, Subsystem, Uevent, UeventSample
 from agent.native._core import ffi, lib
-from agent.native.publication import Publication, Table
+from agent.native.publication import Copied, Publication, Table
 from agent.native.records import SOURCE_STATES, escaped, source
 
 _HEAD_SIZE: Final = ffi.sizeof("struct dh_uevents_head")
@@ -73,10 +73,10 @@ class Uevents:
         uevents, self._uevents = self._uevents, ffi.NULL
         return uevents == ffi.NULL or int(lib.dh_uevents_stop(uevents, int(timeout_s * NS))) == 0
 
-    def _sample(self, data: bytes) -> UeventSample:
+    def _sample(self, data: Copied) -> UeventSample:
         head = ffi.from_buffer("struct dh_uevents_head *", data)
         return UeventSample(
-            events=self._events.samples(data[_HEAD_SIZE:]),
+            events=self._events.samples(data, _HEAD_SIZE, len(data)),
             source=_source(head),
             changes={subsystem: head.changes[i] for i, subsystem in _SUBSYSTEMS.items()},
             lost=head.lost,

@@ -274,6 +274,9 @@ int dh_sampler_eventfd(const struct dh_sampler *s);
  */
 int dh_sampler_pokefd(const struct dh_sampler *s);
 
+/* dh_sampler_rung_ns() - just before the eventfd was last written to; 0 before that. For benchmarks. */
+uint64_t dh_sampler_rung_ns(const struct dh_sampler *s);
+
 /*
  * dh_sampler_pass() - one pass on the caller's thread, instead of dh_sampler_start().
  *
@@ -820,6 +823,21 @@ int dh_gpus_open(const struct dh_gpus_options *o, const char *library, const cha
  */
 int dh_gpus_start(struct dh_gpu_watch *w);
 
+/*
+ * dh_gpus_pass() - one pass over every GPU on the caller's thread, instead of dh_gpus_start().
+ *
+ * For benchmarks. The first opens the library and finds the GPUs. No deadlines are watched, no events waited
+ * for. Return: the number of calls of NVML over the GPUs; -EBUSY if the threads run. Blocks: as NVML does.
+ */
+int64_t dh_gpus_pass(struct dh_gpu_watch *w);
+
+/*
+ * dh_gpus_floor() - the bare NVML calls of the last dh_gpus_pass(), if no slow field was due in it.
+ *
+ * For benchmarks. Return: the number of calls that were answered; -EBUSY if the threads run.
+ */
+int64_t dh_gpus_floor(struct dh_gpu_watch *w);
+
 /* dh_gpus_size() - bytes that dh_gpus_read() needs at most. */
 size_t dh_gpus_size(const struct dh_gpu_watch *w);
 
@@ -990,14 +1008,17 @@ struct dh_page_knobs {
 struct dh_knobs {
     uint32_t size;            /* sizeof(struct dh_knobs), set by the caller */
     uint32_t version;         /* DH_VERSION, set by the caller */
-    uint32_t controllers;     /* bits of enum dh_cg_controller: v1 has a cgroup there, v2 enables it here */
-    int32_t controllers_err;  /* why that is not known of v2: cgroup.controllers cannot be read; 0 = it is */
+    uint32_t controllers;     /* bits of enum dh_cg_controller: v1 has a cgroup there, v2 enables it here;
+                                 of v2 without those of which nothing was to be read */
+    int32_t controllers_err;  /* why that is not known of v2: a file is not there, and cgroup.controllers
+                                 cannot be read; 0 = it is known */
     uint32_t looks;           /* 1; 2: a file was gone at the first look, and so perhaps was the cgroup */
     uint32_t sizes;           /* used entries of pages[] */
     struct dh_knob weight;    /* cpu.weight [1 to 10,000], cpu.shares [2 to 262,144] */
     struct dh_knob quota;     /* cpu.max, cpu.cfs_quota_us [us]; no limit reads as 2^64-1 */
     struct dh_knob period;    /* cpu.max, cpu.cfs_period_us [us] */
-    struct dh_knob throttled; /* cpu.stat, nr_throttled: periods since the cgroup was made */
+    struct dh_knob throttled; /* cpu.stat, nr_throttled: periods since the cgroup was made; ENOENT unless it,
+                                 and the sets below, are asked for */
     struct dh_knob memory;    /* memory.max, memory.limit_in_bytes [bytes]; no limit reads as 2^64-1 */
     int32_t cpus_err;         /* of the sets, as dh_knob.err */
     int32_t effective_err;
@@ -1024,7 +1045,9 @@ int dh_knobs_version(const struct dh_knob_reader *r);
 
 /*
  * dh_knobs_read() - read what a cgroup is set to.
- * @path: below the mounts; slashes at its beginning mean nothing
+ * @path:     below the mounts; slashes at its beginning mean nothing
+ * @own_cpus: not 0: also what matters to who has CPUs of its own, cpu.stat and cpuset.*; few have, and the
+ *            kernel adds up all CPUs when somebody reads cpu.stat
  *
  * Each file is opened, read once and closed, in the cgroup's own directory. The kernel removes the files
  * first: if one is not there, and neither is the directory, all is read once more.
@@ -1033,7 +1056,7 @@ int dh_knobs_version(const struct dh_knob_reader *r);
  *          of its directories can be opened; DH_EABI.
  * Threads: any number at a time. Blocks: as the files do. No allocation.
  */
-int dh_knobs_read(const struct dh_knob_reader *r, const char *path, struct dh_knobs *out);
+int dh_knobs_read(const struct dh_knob_reader *r, const char *path, int own_cpus, struct dh_knobs *out);
 
 /* dh_knobs_close() - close the hierarchies and free the reader. */
 void dh_knobs_close(struct dh_knob_reader *r);

@@ -489,7 +489,8 @@ static void dir_list(struct dh_sampler *s, uint32_t index)
 
     dir_watch(s, index);
     drops_forget(s, in.dropped);
-    dh_list_dir(s, c->hier[d->hier].fd, dir_path(d), each_entry, &in);
+    if (d->wd >= 0 || d->refused) /* else it is not there */
+        dh_list_dir(s, c->hier[d->hier].fd, dir_path(d), each_entry, &in);
 }
 
 void dh_cg_dir_enter(struct dh_sampler *s, uint8_t hier, uint8_t level, const char *path)

@@ -60,11 +60,11 @@ void dh_gpu_aer(struct dh_gpu_slot *s)
         if (!dh_gpu_is_due(s, table[i].field))
             continue;
         snprintf(path, sizeof(path), "%s/bus/pci/devices/%s/%s", s->w->sysfs, s->work.bus, table[i].file);
-        if (!dh_call_begin(s->w, &s->caller, DH_CALL_AER))
+        if (!dh_call_begin(s->w, &s->caller, DH_CALL_AER, s->called_ns))
             return;
         s->caller.calls--; /* none of NVML */
         err = total(path, table[i].key, &value);
-        dh_call_end(s->w, &s->caller, NVML_SUCCESS);
+        dh_gpu_called(s, dh_call_end(s->w, &s->caller, NVML_SUCCESS));
         dh_gpu_put(s, table[i].field, err ? err + ERRNO_CODE : 0, value);
     }
 }

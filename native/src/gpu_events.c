@@ -65,7 +65,8 @@ static void set_retire(struct dh_gpu_watch *w)
     pthread_mutex_unlock(&w->lock);
     if (used || !w->nvml.nvmlEventSetFree)
         return;
-    atomic_store(&w->waiter.now, dh_call_word(DH_CALL_REGISTER)); /* even if the library is being closed */
+    /* even if the library is being closed */
+    atomic_store(&w->waiter.now, dh_call_word(DH_CALL_REGISTER, dh_now_ns()));
     w->nvml.nvmlEventSetFree(set);
     dh_call_end(w, &w->waiter, NVML_SUCCESS);
 }

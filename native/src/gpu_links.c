@@ -85,13 +85,14 @@ void dh_gpu_link_sums(struct dh_gpu_slot *s, enum dh_gpu_field field, uint32_t n
 
         if (!code && !dh_nvml_decode(&answers[i], &value))
             code = NVML_ERROR_UNKNOWN;
-        if (answers[i].scopeId < DH_LINK_MAX) /* the driver has had it in its hands */
-            count(s, &t, answers[i].scopeId, code, value);
+        count(s, &t, answers[i].scopeId, code, value);
     }
-    if (!t.answering && dh_gpu_is_unsupported(t.code) && has_call(field))
+    if (!t.answering && dh_gpu_is_unsupported(t.code) && has_call(field)) {
         s->by_call[field / 64] |= 1ull << (field % 64); /* dh_gpu_links() asks, in this same pass */
-    else
+        s->quiet = false;
+    } else {
         put(s, &t);
+    }
 }
 
 static nvmlReturn_t ask(struct dh_gpu_slot *s, enum dh_gpu_field field, uint32_t link, uint64_t *value)
@@ -114,23 +115,26 @@ static nvmlReturn_t ask(struct dh_gpu_slot *s, enum dh_gpu_field field, uint32_t
     return code;
 }
 
+static void ask_all(struct dh_gpu_slot *s, enum dh_gpu_field field)
+{
+    struct tally t = { .field = field };
+
+    for (uint64_t m = dh_gpu_links_asked(s, field); m && !s->dead; m &= m - 1) {
+        uint32_t link = (uint32_t)__builtin_ctzll(m);
+        uint64_t value = 0;
+        int code = (int)ask(s, field, link, &value);
+
+        count(s, &t, link, code, value);
+        if (code == NVML_ERROR_INVALID_ARGUMENT || (!link && dh_gpu_is_unsupported(code)))
+            break; /* there are no more of them, or none at all */
+    }
+    put(s, &t);
+}
+
 /* The fields that this driver has only functions for. */
 void dh_gpu_links(struct dh_gpu_slot *s)
 {
-    for (uint32_t f = 0; f < DH_GPU_FIELD_NUM; f++) {
-        struct tally t = { .field = f };
-
-        if (!(s->by_call[f / 64] >> (f % 64) & 1) || !dh_gpu_is_due(s, f))
-            continue;
-        for (uint64_t m = dh_gpu_links_asked(s, f); m && !s->dead; m &= m - 1) {
-            uint32_t link = (uint32_t)__builtin_ctzll(m);
-            uint64_t value = 0;
-            int code = (int)ask(s, f, link, &value);
-
-            count(s, &t, link, code, value);
-            if (code == NVML_ERROR_INVALID_ARGUMENT || (!link && dh_gpu_is_unsupported(code)))
-                break; /* there are no more of them, or none at all */
-        }
-        put(s, &t);
-    }
+    for (uint32_t word = 0; word < DH_GPU_WORDS; word++)
+        for (uint64_t m = s->by_call[word] & s->due[word]; m; m &= m - 1)
+            ask_all(s, word * 64 + (uint32_t)__builtin_ctzll(m));
 }

@@ -55,7 +55,7 @@ static nvmlReturn_t migs_read(struct dh_gpu_slot *s, struct dh_mig migs[DH_MIG_M
 /* At the slow pace, and after an event that tells of a change. */
 void dh_gpu_migs(struct dh_gpu_slot *s)
 {
-    struct dh_mig migs[DH_MIG_MAX] = { 0 };
+    struct dh_mig migs[DH_MIG_MAX];
     struct dh_gpu *g = &s->work;
     uint32_t n = 0;
 

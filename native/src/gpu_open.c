@@ -55,11 +55,12 @@ static bool is_void(nvmlReturn_t code)
            code == NVML_ERROR_LIB_RM_VERSION_MISMATCH;
 }
 
-static void shut(struct dh_gpu_watch *w)
+/* The contrary of what reopen() did last. Nobody may be inside. */
+void dh_opener_shut(struct dh_gpu_watch *w)
 {
     for (; w->inits; w->inits--)
         OPENER_NVML(w, DH_CALL_SHUTDOWN, nvmlShutdown);
-    if (!w->nvml.library || !dh_call_begin(w, &w->opener, DH_CALL_OPEN))
+    if (!w->nvml.library || !dh_call_begin(w, &w->opener, DH_CALL_OPEN, dh_now_ns()))
         return;
     dh_nvml_unload(&w->nvml);
     dh_call_end(w, &w->opener, NVML_SUCCESS);
@@ -73,7 +74,7 @@ static nvmlReturn_t load(struct dh_gpu_watch *w, bool *absent)
 
     if (w->nvml.library)
         return NVML_SUCCESS;
-    dh_call_begin(w, &w->opener, DH_CALL_OPEN);
+    dh_call_begin(w, &w->opener, DH_CALL_OPEN, dh_now_ns());
     err = dh_nvml_load(&fresh, w->library, w->head.why, sizeof(w->head.why));
     dh_call_end(w, &w->opener, NVML_SUCCESS);
     *absent = err == -ENOENT;
@@ -95,7 +96,7 @@ static void reopen(struct dh_gpu_watch *w)
     w->reopen_ns = dh_now_ns();
     memset(w->head.why, 0, sizeof(w->head.why));
     if (empty)
-        shut(w);
+        dh_opener_shut(w);
     code = load(w, &absent);
     if (!code) {
         code = OPENER_NVML(w, DH_CALL_INIT, nvmlInit_v2);
@@ -108,7 +109,7 @@ static void reopen(struct dh_gpu_watch *w)
         w->head.state = absent ? DH_STATE_ABSENT : DH_STATE_FAILING;
         w->head.failures += !absent;
         if (empty)
-            shut(w); /* its file may be replaced before the next try */
+            dh_opener_shut(w); /* its file may be replaced before the next try */
         if (code == NVML_ERROR_GPU_IS_LOST || code == NVML_ERROR_RESET_REQUIRED)
             code = NVML_ERROR_UNKNOWN; /* of one GPU, which it does not name; never of all */
         dh_gate_close(w, (int32_t)code, absent);
@@ -136,7 +137,7 @@ static bool is_worn(struct dh_gpu_watch *w)
     return changed || is_void(code) || (w->missed && missed) || (w->unclean && dh_gate_is_clean(w));
 }
 
-static void pass(struct dh_gpu_watch *w, bool renew)
+void dh_opener_pass(struct dh_gpu_watch *w, bool renew)
 {
     if (w->head.state != DH_STATE_OK || renew || is_worn(w))
         reopen(w);
@@ -189,7 +190,7 @@ static void end(struct dh_gpu_watch *w)
     alone = !w->abandoned;
     pthread_mutex_unlock(&w->lock);
     if (alone)
-        shut(w);
+        dh_opener_shut(w);
 }
 
 void *dh_opener_main(void *arg)
@@ -199,7 +200,7 @@ void *dh_opener_main(void *arg)
     bool renew;
 
     while (rest(w, next_ns, &renew)) {
-        pass(w, renew);
+        dh_opener_pass(w, renew);
         next_ns = dh_now_ns() + w->opt.retry_ns;
     }
     end(w);

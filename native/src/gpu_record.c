@@ -34,7 +34,7 @@ nvmlReturn_t dh_gpu_note(struct dh_gpu_slot *s, nvmlReturn_t code)
     return code;
 }
 
-bool dh_gpu_is_due(const struct dh_gpu_slot *s, enum dh_gpu_field field)
+static bool is_wanted(const struct dh_gpu_slot *s, enum dh_gpu_field field)
 {
     enum dh_gpu_pace pace = dh_gpu_rows[field].pace;
     uint64_t asleep_ns = s->asleep_ns[field];
@@ -46,6 +46,14 @@ bool dh_gpu_is_due(const struct dh_gpu_slot *s, enum dh_gpu_field field)
     return pace == DH_PACE_FAST || s->slow;
 }
 
+/* What this pass asks for. After a quiet pass, a quiet one asks for the same. */
+void dh_gpu_plan(struct dh_gpu_slot *s)
+{
+    memset(s->due, 0, sizeof(s->due));
+    for (uint32_t f = 0; f < DH_GPU_FIELD_NUM; f++)
+        s->due[f / 64] |= (uint64_t)is_wanted(s, f) << (f % 64);
+}
+
 /* The outcome of one reading. What the GPU once had is asked for again in the next pass. */
 void dh_gpu_put(struct dh_gpu_slot *s, enum dh_gpu_field field, int code, uint64_t value)
 {
@@ -53,6 +61,7 @@ void dh_gpu_put(struct dh_gpu_slot *s, enum dh_gpu_field field, int code, uint64
     struct dh_gpu *g = &s->work;
     bool is_seen = g->seen[field / 64] & bit;
 
+    s->quiet &= !code;
     g->code[field] = (uint16_t)code;
     s->asleep_ns[field] = !is_seen && dh_gpu_is_unsupported(code) ? s->now_ns : 0;
     if (code) {
@@ -75,6 +84,7 @@ void dh_gpu_forget(struct dh_gpu_slot *s)
             g->code[f] = (uint16_t)s->status;
     memset(g->valid, 0, sizeof(g->valid));
     memset(g->value, 0, sizeof(g->value));
+    s->settled = false;
 }
 
 /* What a rule may look at whatever the table of wakes says. */
@@ -85,26 +95,43 @@ static bool has_turned(const struct dh_gpu *before, const struct dh_gpu *now)
            before->overdue != now->overdue || strcmp(before->uuid, now->uuid) != 0;
 }
 
-static bool is_news(struct dh_gpu_slot *s)
+static bool is_same(const struct dh_gpu *before, const struct dh_gpu *now, uint32_t field)
 {
-    bool news = has_turned(&s->last, &s->work);
-
-    for (uint32_t i = 0; i < s->w->nwakes; i++) /* all of them: each keeps its base */
-        news |= dh_gpu_wakes(&s->w->wakes[i], &s->base[i], &s->last, &s->work, s->now_ns);
-    return news;
+    return before->value[field] == now->value[field] &&
+           dh_gpu_is_valid(before, field) == dh_gpu_is_valid(now, field);
 }
 
+/* Whether a wake can be seen in what changed. All of them are asked: each keeps its base. */
+static bool has_woken(struct dh_gpu_slot *s)
+{
+    const struct dh_gpu *before = &s->pub, *now = &s->work;
+    bool woken = false;
+
+    for (uint32_t i = 0; i < s->w->nwakes; i++) {
+        const struct dh_gpu_wake *wake = &s->w->wakes[i];
+
+        if (!is_same(before, now, wake->field) || !is_same(before, now, wake->limit))
+            woken |= dh_gpu_wakes(wake, &s->base[i], before, now, s->now_ns);
+    }
+    return woken;
+}
+
+/*
+ * What every pass changes is copied by every pass, the readings and all that follows only if they are others.
+ * `pub` is written by this thread alone, so it reads there what it published last.
+ */
 void dh_gpu_publish(struct dh_gpu_slot *s)
 {
-    bool news;
+    const size_t head = offsetof(struct dh_gpu, valid), rest = DH_GPU_PART - head;
+    bool changed = memcmp(s->pub.valid, s->work.valid, rest) != 0, news;
 
     s->work.overdue = atomic_load(&s->caller.overdue);
     s->work.calls = s->caller.calls;
-    news = is_news(s);
+    news = has_turned(&s->pub, &s->work);
+    news |= changed && has_woken(s);
     dh_seqlock_begin(&s->gpu_seq);
-    dh_words_store(&s->pub, &s->work, DH_GPU_PART);
+    dh_words_store(&s->pub, &s->work, changed ? DH_GPU_PART : head);
     dh_seqlock_end(&s->gpu_seq);
-    memcpy(&s->last, &s->work, DH_GPU_PART);
     if (news)
         dh_gpus_ring(s->w);
 }

@@ -13,7 +13,10 @@
 
 #define INDEX_MAX 256 /* a count beyond is nonsense, and becomes no loop */
 
-/* Make a record and start its thread; @uuid is empty if the GPU is whoever NVML has at that index. */
+/*
+ * Make a record and start its thread, if the watch has threads; @uuid is empty if the GPU is whoever NVML has
+ * at that index.
+ */
 static int slot_start(struct dh_gpu_watch *w, const char *uuid)
 {
     uint32_t index = atomic_load(&w->gpus);
@@ -30,12 +33,12 @@ static int slot_start(struct dh_gpu_watch *w, const char *uuid)
     s->work.beat_ns = dh_now_ns();
     snprintf(s->work.uuid, sizeof(s->work.uuid), "%s", uuid);
     memcpy(s->claim, s->work.uuid, sizeof(s->claim));
-    s->last = s->pub = s->work;
+    s->pub = s->work;
     atomic_store(&s->gpu_seq.seq, 2);
     atomic_store(&s->event_seq.seq, 2);
     snprintf(name, sizeof(name), "dh-gpu-%u", index);
     pthread_mutex_lock(&w->lock);
-    err = dh_gpus_thread(w, name, dh_gpu_main, s);
+    err = w->started ? dh_gpus_thread(w, name, dh_gpu_main, s) : 0;
     if (!err) {
         atomic_store(&w->slot[index], s);
         atomic_store(&w->gpus, index + 1);

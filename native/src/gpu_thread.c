@@ -92,6 +92,10 @@ static void read_all(struct dh_gpu_slot *s)
 {
     uint64_t mig_mode = s->work.value[DH_GPU_MIG_MODE], links = s->links;
 
+    s->quiet = !s->slow;
+    s->settled &= s->quiet;
+    if (!s->settled)
+        dh_gpu_plan(s);
     if (s->slow) {
         s->mig_due = true;
         memset(s->work.link_errors, 0, sizeof(s->work.link_errors)); /* summed anew */
@@ -110,6 +114,7 @@ static void read_all(struct dh_gpu_slot *s)
     if (s->work.value[DH_GPU_MIG_MODE] != mig_mode || s->links != links)
         s->slow_ns = 0; /* the next pass asks for what this one could not know of */
     dh_gpu_migs(s);
+    s->settled = s->quiet;
 }
 
 static void finish(struct dh_gpu_slot *s)
@@ -130,8 +135,15 @@ static void finish(struct dh_gpu_slot *s)
     g->state = s->status ? DH_STATE_FAILING : DH_STATE_OK;
     g->failures += s->status != NVML_SUCCESS;
     g->passes++;
-    g->beat_ns = dh_now_ns();
+    g->beat_ns = s->called_ns;
     dh_gpu_publish(s);
+}
+
+/* Its answers were those of a library that was being closed: the record is what it was before. */
+static void gone_back(struct dh_gpu_slot *s)
+{
+    memcpy(&s->work, &s->pub, DH_GPU_PART);
+    s->settled = false;
 }
 
 static void pass(struct dh_gpu_slot *s)
@@ -144,7 +156,7 @@ static void pass(struct dh_gpu_slot *s)
     if (has_handle(s) && (!was_dead || s->handle_ns == s->now_ns || revives(s)))
         read_all(s);
     if (dh_gate_is_stale(s->w, &s->caller))
-        memcpy(&s->work, &s->last, DH_GPU_PART); /* answers of a library that was being closed */
+        gone_back(s);
     else
         finish(s);
 }
@@ -185,23 +197,32 @@ static bool rest(struct dh_gpu_slot *s, uint64_t next_ns)
     return go_on;
 }
 
+/* One pass, whether or not the library can be used. False if the watch is being stopped. */
+bool dh_gpu_turn(struct dh_gpu_slot *s)
+{
+    enum dh_enter entered = dh_gate_enter(s->w, &s->caller);
+
+    if (entered == DH_ENTER_STOP)
+        return false;
+    s->now_ns = s->called_ns = dh_now_ns();
+    s->status = NVML_SUCCESS;
+    s->dead = false;
+    if (entered == DH_ENTER_OPEN) {
+        pass(s);
+        dh_gate_leave(s->w, &s->caller);
+    } else {
+        pass_closed(s);
+    }
+    return true;
+}
+
 void *dh_gpu_main(void *arg)
 {
     struct dh_gpu_slot *s = arg;
     struct dh_gpu_watch *w = s->w;
     uint64_t next_ns = dh_now_ns();
-    enum dh_enter entered;
 
-    while (rest(s, next_ns) && (entered = dh_gate_enter(w, &s->caller)) != DH_ENTER_STOP) {
-        s->now_ns = dh_now_ns();
-        s->status = NVML_SUCCESS;
-        s->dead = false;
-        if (entered == DH_ENTER_OPEN) {
-            pass(s);
-            dh_gate_leave(w, &s->caller);
-        } else {
-            pass_closed(s);
-        }
+    while (rest(s, next_ns) && dh_gpu_turn(s)) {
         /* a pass that took longer than the period rests for one before the next */
         next_ns += w->opt.period_ns;
         if (next_ns <= dh_now_ns())

@@ -1,11 +1,6 @@
 /* gpu_wake.c - whether a rule can see what changed between two passes over a GPU. Pure. */
 #include "gpus.h"
 
-bool dh_gpu_is_valid(const struct dh_gpu *g, uint32_t field)
-{
-    return g->valid[field / 64] >> (field % 64) & 1;
-}
-
 /* Signed: a margin is, and temperatures may be. */
 static bool is_over(const struct dh_gpu *g, const struct dh_gpu_wake *wake)
 {

@@ -121,6 +121,16 @@ static const struct {
     { "dh-gpu-open", dh_opener_main },
 };
 
+/* From here on there is something to read. */
+void dh_gpus_begin(struct dh_gpu_watch *w)
+{
+    w->head.beat_ns = w->wait.beat_ns = dh_now_ns();
+    w->head_pub = w->head;
+    w->wait_pub = w->wait;
+    atomic_store(&w->wait_seq.seq, 2);
+    atomic_store(&w->head_seq.seq, 2);
+}
+
 int dh_gpus_start(struct dh_gpu_watch *w)
 {
     int err = 0;
@@ -130,11 +140,7 @@ int dh_gpus_start(struct dh_gpu_watch *w)
         err = -EBUSY;
     w->started = true;
     if (!err) {
-        w->head.beat_ns = w->wait.beat_ns = dh_now_ns();
-        w->head_pub = w->head;
-        w->wait_pub = w->wait;
-        atomic_store(&w->wait_seq.seq, 2);
-        atomic_store(&w->head_seq.seq, 2);
+        dh_gpus_begin(w);
         for (size_t i = 0; !err && i < sizeof(threads) / sizeof(*threads); i++)
             err = dh_gpus_thread(w, threads[i].name, threads[i].run, w);
         if (err) { /* those that did start end again */
@@ -162,6 +168,8 @@ int dh_gpus_stop(struct dh_gpu_watch *w, uint64_t timeout_ns)
     pthread_mutex_unlock(&w->lock);
     if (!gone)
         return -ETIMEDOUT;
+    if (!w->started) /* there was no thread that would have */
+        dh_opener_shut(w);
     dh_gpus_free(w);
     return 0;
 }

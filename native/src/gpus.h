@@ -25,6 +25,7 @@
 #define DH_LIBRARY_MAX 4000
 #define DH_GPU_WAKES_MAX 256
 #define DH_PROBES 15
+#define DH_QUESTIONS (DH_GPU_FIELD_NUM + 8 * DH_LINK_MAX) /* of one call: 8 fields have one for each link */
 #define DH_EVENT_WAIT_NS (DH_NS / 2) /* a wait cannot be interrupted: stop and reload last as long */
 #define DH_NEVER UINT64_MAX
 
@@ -53,14 +54,19 @@ struct dh_caller {
 #define DH_CALL_MASK 31ull
 _Static_assert(DH_CALL_NUM <= DH_CALL_MASK + 1, "a call fits into 5 bits");
 
-static inline uint64_t dh_call_word(enum dh_nvml_call call)
+static inline uint64_t dh_call_word(enum dh_nvml_call call, uint64_t now_ns)
 {
-    return (dh_now_ns() & ~DH_CALL_MASK) | (uint64_t)call;
+    return (now_ns & ~DH_CALL_MASK) | (uint64_t)call;
 }
 
 /* Where a DH_GPU_WAKE_RISE counter stood when its window began. */
 struct dh_gpu_base {
     uint64_t value, since_ns;
+};
+
+/* The questions of one field: they follow each other, in the order of the parts. */
+struct dh_gpu_part {
+    uint16_t field, questions;
 };
 
 struct dh_gpu_watch;
@@ -72,25 +78,32 @@ struct dh_gpu_slot {
 
     /* the GPU thread's own */
     struct dh_gpu work;            /* as it reads now; from `event_count` on the waiter's */
-    struct dh_gpu last;            /* as last published, up to `event_count` */
     nvmlDevice_t dev;              /* NULL while there is none to be had */
     uint64_t dev_epoch;            /* of the library that gave it */
     uint64_t good_epoch;           /* of the library when the GPU last answered, 0 since it does not */
     uint64_t now_ns;               /* of this pass */
+    uint64_t called_ns;            /* when its last call of this pass returned, or the pass began */
     uint64_t slow_ns, handle_ns, register_ns; /* when that was last done, 0 never */
     bool slow, dead;               /* this pass reads the slow fields; no call of this pass can answer */
     nvmlReturn_t status;           /* of this pass */
+    bool quiet;                    /* this pass is a fast one, and no reading of it failed */
+    bool settled;                  /* the last was, so this one asks the same */
+    uint64_t due[DH_GPU_WORDS];    /* fields that this pass asks for */
     uint64_t asleep_ns[DH_GPU_FIELD_NUM]; /* since when a field is not asked for, being unsupported */
     uint64_t links;                /* bit set of links that answer */
     uint64_t links_ns;             /* when all were last asked, 0 never */
     uint64_t by_call[DH_GPU_WORDS]; /* link fields that nvmlDeviceGetFieldValues does not know */
-    uint64_t probe[DH_PROBES];
+    uint64_t probe[DH_PROBES], sorted[DH_PROBES]; /* in turn, and by size */
     uint32_t probes;
     bool mig_due;
     uint64_t set_id, tried_id;     /* of the event set that it is, or tried to be, registered with */
     uint64_t set_handle, tried_handle; /* work.handles when it was, or tried */
     struct dh_gpu_base base[DH_GPU_WAKES_MAX];
-    nvmlFieldValue_t batch[DH_GPU_FIELD_NUM + 8 * DH_LINK_MAX];
+    nvmlFieldValue_t batch[DH_QUESTIONS]; /* as the driver has it in its hands */
+    nvmlFieldValue_t known[DH_QUESTIONS]; /* what it is asked, and what it answered last */
+    int asked;                     /* of them, in this pass */
+    struct dh_gpu_part part[DH_GPU_FIELD_NUM];
+    uint32_t parts;
 
     /* shared */
     _Atomic(nvmlDevice_t) event_dev[2]; /* registered last, and before that: an event names either */
@@ -189,7 +202,11 @@ void dh_gpus_free(struct dh_gpu_watch *w);
 uint64_t dh_deadline_ns(const struct dh_gpu_watch *w, const struct dh_caller *c, uint64_t word);
 void *dh_deadline_main(void *arg);
 
-/* gpu_open.c, gpu_thread.c, gpu_events.c */
+/* gpus.c, gpu_open.c, gpu_thread.c, gpu_events.c */
+void dh_gpus_begin(struct dh_gpu_watch *w);
+void dh_opener_pass(struct dh_gpu_watch *w, bool renew);
+void dh_opener_shut(struct dh_gpu_watch *w);
+bool dh_gpu_turn(struct dh_gpu_slot *s);
 void *dh_opener_main(void *arg);
 void *dh_gpu_main(void *arg);
 void *dh_waiter_main(void *arg);
@@ -220,10 +237,24 @@ struct dh_gpu_row {
 extern const struct dh_gpu_row dh_gpu_rows[DH_GPU_FIELD_NUM];
 uint16_t dh_gpu_fi(enum dh_gpu_field field, uint32_t driver_major);
 
+static inline bool dh_gpu_has(const uint64_t fields[DH_GPU_WORDS], uint32_t field)
+{
+    return fields[field / 64] >> (field % 64) & 1;
+}
+
+static inline bool dh_gpu_is_valid(const struct dh_gpu *g, uint32_t field)
+{
+    return dh_gpu_has(g->valid, field);
+}
+
+static inline bool dh_gpu_is_due(const struct dh_gpu_slot *s, enum dh_gpu_field field)
+{
+    return dh_gpu_has(s->due, field);
+}
+
 /* gpu_record.c: writing a record */
 void dh_gpu_put(struct dh_gpu_slot *s, enum dh_gpu_field field, int code, uint64_t value);
-bool dh_gpu_is_due(const struct dh_gpu_slot *s, enum dh_gpu_field field);
-bool dh_gpu_is_valid(const struct dh_gpu *g, uint32_t field);
+void dh_gpu_plan(struct dh_gpu_slot *s);
 bool dh_gpu_is_unsupported(int code);
 bool dh_gpu_is_dead(nvmlReturn_t code);
 nvmlReturn_t dh_gpu_note(struct dh_gpu_slot *s, nvmlReturn_t code);
@@ -250,9 +281,10 @@ void dh_gpu_aer(struct dh_gpu_slot *s);
  * consistent and stand in this order, as their counterparts in dh_gate_park() do in the other: either the
  * caller sees that the library is being closed, or who closes it sees the call.
  */
-static inline bool dh_call_begin(struct dh_gpu_watch *w, struct dh_caller *c, enum dh_nvml_call call)
+static inline bool dh_call_begin(struct dh_gpu_watch *w, struct dh_caller *c, enum dh_nvml_call call,
+                                 uint64_t now_ns)
 {
-    atomic_store(&c->now, dh_call_word(call));
+    atomic_store(&c->now, dh_call_word(call, now_ns));
     if (atomic_load(&w->epoch) != c->epoch) {
         atomic_store(&c->now, 0);
         return false;
@@ -273,17 +305,29 @@ static inline nvmlReturn_t dh_call_end(struct dh_gpu_watch *w, struct dh_caller 
 }
 
 /* Every call of NVML goes through here. What an older library lacks answers that it is not found. */
-#define DH_NVML(w, c, call, function, ...)                                                              \
-    (!(w)->nvml.function              ? NVML_ERROR_FUNCTION_NOT_FOUND                                   \
-     : !dh_call_begin((w), (c), call) ? NVML_ERROR_UNINITIALIZED                                        \
-                                      : dh_call_end((w), (c), (w)->nvml.function(__VA_ARGS__)))
+#define DH_NVML_AT(w, c, call, now_ns, function, ...)                                                   \
+    (!(w)->nvml.function                      ? NVML_ERROR_FUNCTION_NOT_FOUND                           \
+     : !dh_call_begin((w), (c), call, now_ns) ? NVML_ERROR_UNINITIALIZED                                \
+                                              : dh_call_end((w), (c), (w)->nvml.function(__VA_ARGS__)))
+
+#define DH_NVML(w, c, call, function, ...) DH_NVML_AT(w, c, call, dh_now_ns(), function, __VA_ARGS__)
 
 /* The same for the opener. */
 #define OPENER_NVML(w, call, function, ...) DH_NVML(w, &(w)->opener, call, function, __VA_ARGS__)
 
-/* The same for a GPU's thread. A GPU that is dead is not asked again in the same pass. */
+/*
+ * The same for a GPU's thread. A GPU that is dead is not asked again in the same pass. Nothing that could last
+ * happens between two calls of a pass, so one look at the clock ends the one and begins the other.
+ */
 #define DH_GPU_NVML(s, call, function, ...)                                                             \
     ((s)->dead ? (s)->status                                                                            \
-               : dh_gpu_note((s), DH_NVML((s)->w, &(s)->caller, call, function, __VA_ARGS__)))
+               : dh_gpu_note((s), dh_gpu_called((s), DH_NVML_AT((s)->w, &(s)->caller, call,              \
+                                                                (s)->called_ns, function, __VA_ARGS__))))
+
+static inline nvmlReturn_t dh_gpu_called(struct dh_gpu_slot *s, nvmlReturn_t code)
+{
+    s->called_ns = dh_now_ns();
+    return code;
+}
 
 #endif

@@ -51,15 +51,18 @@ struct knob_file {
 static const struct knob_file files[] = {
     { "cpu.weight", 2, DH_CG_CPU, KNOB_NUMBER, IN(weight) },
     { "cpu.max", 2, DH_CG_CPU, KNOB_CPU_MAX, IN(quota) },
-    { "cpu.stat", 2, DH_CG_CPU, KNOB_THROTTLED, IN(throttled) },
     { "memory.max", 2, DH_CG_MEMORY, KNOB_BYTES, IN(memory) },
-    { "cpuset.cpus", 2, DH_CG_CPUSET, KNOB_CPUS, IN(cpus) },
-    { "cpuset.cpus.effective", 2, DH_CG_CPUSET, KNOB_CPUS, IN(effective) },
     { "cpu.shares", 1, DH_CG_CPU, KNOB_NUMBER, IN(weight) },
     { "cpu.cfs_quota_us", 1, DH_CG_CPU, KNOB_QUOTA, IN(quota) },
     { "cpu.cfs_period_us", 1, DH_CG_CPU, KNOB_NUMBER, IN(period) },
-    { "cpu.stat", 1, DH_CG_CPU, KNOB_THROTTLED, IN(throttled) },
     { "memory.limit_in_bytes", 1, DH_CG_MEMORY, KNOB_BYTES, IN(memory) },
+};
+
+static const struct knob_file own_cpus_files[] = {
+    { "cpu.stat", 2, DH_CG_CPU, KNOB_THROTTLED, IN(throttled) },
+    { "cpuset.cpus", 2, DH_CG_CPUSET, KNOB_CPUS, IN(cpus) },
+    { "cpuset.cpus.effective", 2, DH_CG_CPUSET, KNOB_CPUS, IN(effective) },
+    { "cpu.stat", 1, DH_CG_CPU, KNOB_THROTTLED, IN(throttled) },
     { "cpuset.cpus", 1, DH_CG_CPUSET, KNOB_CPUS, IN(cpus) },
     { "cpuset.effective_cpus", 1, DH_CG_CPUSET, KNOB_CPUS, IN(effective) },
 };
@@ -73,6 +76,7 @@ static const struct knob_file size_files[] = {
 
 _Static_assert(IN(period) == IN(quota) + sizeof(struct dh_knob), "KNOB_CPU_MAX writes both");
 
+#define COUNT(files) (sizeof(files) / sizeof(*(files)))
 #define CONTROLLERS ((unsigned)(DH_CG_CPU | DH_CG_MEMORY | DH_CG_HUGETLB | DH_CG_CPUSET))
 
 /* One hierarchy's part of a cgroup. */
@@ -155,11 +159,16 @@ static void file_read(struct part *part, const struct knob_file *f, struct dh_kn
     if (n < 0 && dh_is_absence((int)-n)) {
         part->missed = true;
         n = -ENOENT; /* ENODEV: its controller was just taken away */
+    } else if (!part->err) {
+        out->controllers |= f->controller;
     }
     file_take(f, out, record, text, n < 0 ? 0 : (size_t)n, n < 0 ? (int)-n : 0);
 }
 
-/* cgroup.controllers: which v2 enables in this cgroup, "cpuset cpu io memory hugetlb\n". */
+/*
+ * cgroup.controllers: which v2 enables in this cgroup, "cpuset cpu io memory hugetlb\n". Where every file is
+ * there, the files say as much.
+ */
 static void controllers_read(struct part *part, struct dh_knobs *out)
 {
     static const struct {
@@ -178,30 +187,33 @@ static void controllers_read(struct part *part, struct dh_knobs *out)
         out->controllers_err = (int32_t)-n;
         return;
     }
+    out->controllers &= ~(uint32_t)part->controllers;
     for (int64_t at = 0, len; at < n; at += len + 1) {
         for (len = 0; at + len < n && text[at + len] != ' ' && text[at + len] != '\n';)
             len++;
-        for (size_t i = 0; i < sizeof(known) / sizeof(*known); i++)
+        for (size_t i = 0; i < COUNT(known); i++)
             if ((size_t)len == strlen(known[i].name) && !memcmp(text + at, known[i].name, (size_t)len))
                 out->controllers |= known[i].bit & part->controllers;
     }
 }
 
-static void part_read(const struct dh_knob_reader *r, struct part *part, struct dh_knobs *out)
+static void part_read(const struct dh_knob_reader *r, struct part *part, bool own_cpus, struct dh_knobs *out)
 {
-    if (part->version == 2)
-        controllers_read(part, out);
-    else
-        out->controllers |= part->controllers;
-    for (size_t i = 0; i < sizeof(files) / sizeof(*files); i++)
+    for (size_t i = 0; i < COUNT(files); i++)
         file_read(part, &files[i], out, (char *)out, "");
+    for (size_t i = 0; own_cpus && i < COUNT(own_cpus_files); i++)
+        file_read(part, &own_cpus_files[i], out, (char *)out, "");
     for (uint32_t k = 0; k < r->sizes; k++) {
         char unit[32];
 
         dh_text_hugetlb(r->size_kib[k], unit, sizeof(unit));
-        for (size_t i = 0; i < sizeof(size_files) / sizeof(*size_files); i++)
+        for (size_t i = 0; i < COUNT(size_files); i++)
             file_read(part, &size_files[i], out, (char *)&out->pages[k], unit);
     }
+    if (part->version != 2)
+        out->controllers |= part->controllers;
+    else if (part->missed || part->err)
+        controllers_read(part, out);
 }
 
 /* ---- a cgroup ---- */
@@ -235,7 +247,8 @@ static bool is_still(const struct dh_cg_hier *hier, const char *path, int fd)
 }
 
 /* One look at all hierarchies. @gone: it is being removed from one of them. */
-static int look(const struct dh_knob_reader *r, const char *path, struct dh_knobs *out, bool *gone)
+static int look(const struct dh_knob_reader *r, const char *path, bool own_cpus, struct dh_knobs *out,
+                bool *gone)
 {
     int err = ENOENT, found = 0;
 
@@ -250,7 +263,7 @@ static int look(const struct dh_knob_reader *r, const char *path, struct dh_knob
         part.err = part.fd < 0 ? errno : 0;
         if (part.err && dh_is_absence(part.err))
             continue;
-        part_read(r, &part, out);
+        part_read(r, &part, own_cpus, out);
         if (part.err) {
             err = part.err;
             continue;
@@ -262,7 +275,7 @@ static int look(const struct dh_knob_reader *r, const char *path, struct dh_knob
     return found ? 0 : -err;
 }
 
-int dh_knobs_read(const struct dh_knob_reader *r, const char *path, struct dh_knobs *out)
+int dh_knobs_read(const struct dh_knob_reader *r, const char *path, int own_cpus, struct dh_knobs *out)
 {
     bool gone = false;
     int code = 0;
@@ -273,7 +286,7 @@ int dh_knobs_read(const struct dh_knob_reader *r, const char *path, struct dh_kn
     for (uint32_t looks = 1; looks <= 2 && (looks == 1 || gone || code == -ENOENT); looks++) {
         knobs_clear(r, out);
         out->looks = looks;
-        code = look(r, *path ? path : ".", out, &gone);
+        code = look(r, *path ? path : ".", own_cpus, out, &gone);
     }
     return code ? code : gone ? -ENOENT : 0;
 }

@@ -325,8 +325,14 @@ void dh_ring(struct dh_sampler *s)
     if (!s->ring)
         return;
     s->ring = false;
+    atomic_store_explicit(&s->live.rung_ns, dh_now_ns(), memory_order_relaxed);
     /* fails only when 2^64-2 wakes are unread, and then the reader is due to wake anyway */
     (void)!write(s->wake_fd, &one, sizeof(one));
+}
+
+uint64_t dh_sampler_rung_ns(const struct dh_sampler *s)
+{
+    return atomic_load_explicit(&s->live.rung_ns, memory_order_relaxed);
 }
 
 size_t dh_sampler_size(const struct dh_sampler *s)

@@ -113,7 +113,7 @@ struct dh_sampler {
     struct dh_tables *pub;
     struct dh_seqlock pub_lock;
     struct {
-        _Atomic uint64_t beat_ns, passes, reads, opens;
+        _Atomic uint64_t beat_ns, passes, reads, opens, rung_ns;
         _Atomic uint64_t source_beat_ns[DH_SOURCE_NUM], source_passes[DH_SOURCE_NUM];
     } live;
 

@@ -28,7 +28,7 @@ static int knobs_read(const struct dh_knob_reader *r, const char *path)
 {
     knobs.size = sizeof(knobs);
     knobs.version = DH_VERSION;
-    return dh_knobs_read(r, path, &knobs);
+    return dh_knobs_read(r, path, 1, &knobs);
 }
 
 static int knobs_read_once(const char *path)
@@ -106,6 +106,26 @@ static void every_knob_of_v2_is_read(void)
     tree_end();
 }
 
+static void what_few_need_is_read_for_those_alone(void)
+{
+    struct dh_knob_reader *r;
+
+    v2_tree();
+    fx_remove(POD "/cpu.stat");
+    r = reader();
+    knobs.size = sizeof(knobs);
+    knobs.version = DH_VERSION;
+    CHECK_INT(dh_knobs_read(r, POD, 0, &knobs), 0);
+    CHECK_NO_KNOB(knobs.throttled, ENOENT);
+    CHECK_INT(knobs.cpus_err, ENOENT);
+    CHECK_INT(knobs.effective_err, ENOENT);
+    CHECK_KNOB(knobs.weight, 59);
+    CHECK_KNOB(knobs.pages[0].max, 64 * MIB);
+    CHECK_U64(knobs.controllers, DH_CG_CPU | DH_CG_MEMORY | DH_CG_HUGETLB);
+    dh_knobs_close(r);
+    tree_end();
+}
+
 static void every_knob_of_v1_is_read_where_its_controller_is(void)
 {
     struct dh_knob_reader *r;
@@ -173,6 +193,10 @@ static void a_file_that_is_not_there_is_absent_and_others_are_read(void)
     fx_remove(POD "/cgroup.controllers");
     CHECK_INT(knobs_read_once(POD), 0);
     CHECK_INT(knobs.controllers_err, ENOENT);
+    v2_group(POD);
+    fx_remove(POD "/cgroup.controllers");
+    CHECK_INT(knobs_read_once(POD), 0);
+    CHECK_INT(knobs.controllers_err, 0); /* no file is missing, so nobody asks for it */
     tree_end();
 }
 
@@ -321,10 +345,10 @@ static void a_reader_needs_a_hierarchy_and_room(void)
     r = reader();
     knobs.size = sizeof(knobs) - 8;
     knobs.version = DH_VERSION;
-    CHECK_INT(dh_knobs_read(r, POD, &knobs), DH_EABI);
+    CHECK_INT(dh_knobs_read(r, POD, 1, &knobs), DH_EABI);
     knobs.size = sizeof(knobs);
     knobs.version = DH_VERSION + 1;
-    CHECK_INT(dh_knobs_read(r, POD, &knobs), DH_EABI);
+    CHECK_INT(dh_knobs_read(r, POD, 1, &knobs), DH_EABI);
     CHECK_INT(knobs_read(r, POD), 0);
     dh_knobs_close(r);
     CHECK_INT(fx_count("/proc/self/fd"), descriptors);
@@ -335,6 +359,7 @@ int main(void)
 {
     fx_begin();
     every_knob_of_v2_is_read();
+    what_few_need_is_read_for_those_alone();
     every_knob_of_v1_is_read_where_its_controller_is();
     what_v1_does_not_have_is_read_of_the_v2_beside_it();
     a_file_that_is_not_there_is_absent_and_others_are_read();

@@ -1,0 +1,182 @@
+/* A watch without threads: passes on our own, and their floor. */
+#include "check.h"
+#include "gpu_fixture.h"
+
+#define SETTLING 3 /* passes until nothing is asked for that is not there, and no slow field is due */
+
+/* As gx_watch(), but nobody starts it. */
+static struct gx alone(const char *scenario)
+{
+    struct dh_gpus_options o = gx_options();
+    struct gx g = gx_fake(580, scenario);
+
+    o.slow_ns = o.retry_ns = 3600 * DH_NS;
+    g.wake_fd = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
+    fx_must(!dh_gpus_open(&o, g.library, fx_root, NULL, 0, g.wake_fd, &g.w), "dh_gpus_open");
+    g.cap = dh_gpus_size(g.w);
+    g.head = aligned_alloc(8, g.cap);
+    fx_must(g.head != NULL, "aligned_alloc");
+    return g;
+}
+
+static void a_pass_reads_what_is_there_now(void)
+{
+    struct gx g = alone("profile h100 gpus=2");
+
+    for (int i = 0; i < SETTLING; i++)
+        CHECK(dh_gpus_pass(g.w) > 0);
+    CHECK_INT(gx_value(&g, 1, DH_GPU_TEMP), 33);
+    CHECK_U64(gx_gpu(&g, 1)->passes, SETTLING);
+    gx_tell(&g, "gpu 1 set temperature=71");
+    dh_gpus_pass(g.w);
+    CHECK_INT(gx_value(&g, 1, DH_GPU_TEMP), 71);
+    CHECK_INT(gx_value(&g, 0, DH_GPU_TEMP), 33);
+    gx_stop(&g);
+}
+
+/* Equal answers are not taken again, so each must be told from those around it. */
+static void one_answer_that_changes_among_equal_ones_is_taken(void)
+{
+    static const struct {
+        const char *set, *back;
+        enum dh_gpu_field field;
+        int64_t now, then;
+    } table[] = {
+        { "pcie.replay=3", "pcie.replay=0", DH_GPU_PCIE_REPLAY, 3, 0 },
+        { "temperature.memory=71", "temperature.memory=45", DH_GPU_MEM_TEMP, 71, 45 },
+        { "nvlink.17.state=0", "nvlink.17.state=1", DH_GPU_LINKS_UP, (1 << 17) - 1, (1 << 18) - 1 },
+        { "remap.uncorrectable=1", "remap.uncorrectable=0", DH_GPU_REMAP_UNCORRECTABLE, 1, 0 },
+    };
+    struct gx g = alone("profile h100 gpus=2");
+
+    for (int i = 0; i < SETTLING; i++)
+        dh_gpus_pass(g.w);
+    for (size_t i = 0; i < sizeof(table) / sizeof(*table); i++) {
+        check_row = table[i].set;
+        gx_tell(&g, "gpu 1 set %s", table[i].set);
+        for (int pass = 0; pass < 2; pass++) {
+            dh_gpus_pass(g.w);
+            CHECK_INT(gx_value(&g, 1, table[i].field), table[i].now);
+            CHECK_INT(gx_value(&g, 0, table[i].field), table[i].then);
+        }
+        gx_tell(&g, "gpu 1 set %s", table[i].back);
+        dh_gpus_pass(g.w);
+        CHECK_INT(gx_value(&g, 1, table[i].field), table[i].then);
+    }
+    check_row = "";
+    gx_stop(&g);
+}
+
+/* Also when they are what they were before the call failed, or the GPU was lost. */
+static void after_a_failure_every_answer_is_taken(void)
+{
+    static const char *const faults[][2] = {
+        { "gpu 1 fail nvmlDeviceGetFieldValues 999", "gpu 1 fail nvmlDeviceGetFieldValues 0" },
+        { "gpu 1 fail field 94 999", "gpu 1 fail field 94 0" },
+        { "gpu 1 lost", "gpu 1 back" },
+    };
+    struct gx g = alone("profile h100 gpus=2");
+
+    dh_gpus_pass(g.w);
+    gx_tell(&g, "gpu 1 set pcie.replay=3");
+    for (int i = 0; i < SETTLING; i++)
+        dh_gpus_pass(g.w);
+    for (size_t i = 0; i < sizeof(faults) / sizeof(*faults); i++) {
+        check_row = faults[i][0];
+        gx_tell(&g, "%s", faults[i][0]);
+        for (int pass = 0; pass < 2; pass++) {
+            dh_gpus_pass(g.w);
+            CHECK_INT(gx_value(&g, 1, DH_GPU_PCIE_REPLAY), -1);
+            CHECK_INT(gx_value(&g, 0, DH_GPU_PCIE_REPLAY), 0);
+        }
+        gx_tell(&g, "%s", faults[i][1]);
+        dh_gpus_pass(g.w);
+        CHECK_INT(gx_value(&g, 1, DH_GPU_PCIE_REPLAY), 3);
+    }
+    check_row = "";
+    gx_stop(&g);
+}
+
+static int by_size(const void *a, const void *b)
+{
+    uint64_t x = *(const uint64_t *)a, y = *(const uint64_t *)b;
+
+    return x < y ? -1 : x > y;
+}
+
+static void the_median_is_of_the_last_fifteen_calls(void)
+{
+    struct gx g = alone("profile h100 gpus=1");
+    uint64_t took[4 * DH_PROBES];
+
+    for (uint32_t i = 0; i < 4 * DH_PROBES; i++) {
+        uint32_t n = i + 1 < DH_PROBES ? i + 1 : DH_PROBES;
+        uint64_t last[DH_PROBES];
+
+        if (i) /* from its first pass on it listens */
+            gx_tell(&g, "gpu 0 slow %uus", 50 * (i * 7 % 11));
+        dh_gpus_pass(g.w);
+        took[i] = gx_gpu(&g, 0)->probe_ns;
+        memcpy(last, &took[i + 1 - n], n * sizeof(*last));
+        qsort(last, n, sizeof(*last), by_size);
+        CHECK_U64(gx_gpu(&g, 0)->probe_p50_ns, last[n / 2]);
+    }
+    gx_stop(&g);
+}
+
+static void the_floor_makes_the_calls_of_a_quiet_pass_and_no_others(void)
+{
+    static const char *const calls[] = { "nvmlDeviceGetFieldValues", "nvmlDeviceGetTemperature",
+                                         "nvmlDeviceGetMarginTemperature",
+                                         "nvmlDeviceGetCurrentClocksEventReasons" };
+    struct gx g = alone("profile h100 gpus=2");
+
+    for (int i = 0; i < SETTLING; i++)
+        dh_gpus_pass(g.w);
+    for (size_t i = 0; i < sizeof(calls) / sizeof(*calls); i++) {
+        uint64_t before = gx_tell(&g, "gpu 1 calls %s", calls[i]);
+
+        check_row = calls[i];
+        CHECK_INT(dh_gpus_pass(g.w), 2 * 4);
+        CHECK_U64(gx_tell(&g, "gpu 1 calls %s", calls[i]), before + 1);
+        CHECK_INT(dh_gpus_floor(g.w), 2 * 4);
+        CHECK_U64(gx_tell(&g, "gpu 1 calls %s", calls[i]), before + 2);
+    }
+    check_row = "";
+    gx_stop(&g);
+}
+
+static void threads_and_we_do_not_take_turns(void)
+{
+    struct gx g = gx_start(580, "profile h100 gpus=1");
+
+    CHECK_INT(dh_gpus_pass(g.w), -EBUSY);
+    CHECK_INT(dh_gpus_floor(g.w), -EBUSY);
+    gx_stop(&g);
+}
+
+static void without_a_library_there_is_nothing_to_call(void)
+{
+    struct dh_gpus_options o = gx_options();
+    struct dh_gpu_watch *w;
+    int fd = eventfd(0, EFD_CLOEXEC);
+
+    fx_must(!dh_gpus_open(&o, "libnone.so.1", fx_root, NULL, 0, fd, &w), "dh_gpus_open");
+    CHECK_INT(dh_gpus_pass(w), 0);
+    CHECK_INT(dh_gpus_floor(w), 0);
+    CHECK_INT(dh_gpus_stop(w, 0), 0);
+    close(fd);
+}
+
+int main(void)
+{
+    fx_begin();
+    a_pass_reads_what_is_there_now();
+    one_answer_that_changes_among_equal_ones_is_taken();
+    after_a_failure_every_answer_is_taken();
+    the_median_is_of_the_last_fifteen_calls();
+    the_floor_makes_the_calls_of_a_quiet_pass_and_no_others();
+    threads_and_we_do_not_take_turns();
+    without_a_library_there_is_nothing_to_call();
+    return check_done("test_gpu_alone");
+}
