@@ -11,7 +11,7 @@ from agent.health.host.catalogue import wakes
 from agent.model.settings import GpuLimits, HostLimits, Settings
 from agent.model.time import NS, Instant
 from agent.native.sampler import Sampler, SamplerOptions
-from agent.node import Node
+from agent.node import Node, Pods
 
 NODE_STOP_S: Final = 0.6
 """What the sources have to end [s]."""
@@ -26,6 +26,7 @@ def settings_of(config: Config) -> Settings:
     """What the decision core needs of the configuration."""
     return Settings(
         node=config.node_name,
+        drivers=config.drivers,
         lease_s=config.lease_s,
         throttle_events=config.throttle_events,
         throttle_window_s=config.throttle_window_s,
@@ -73,14 +74,20 @@ def open_sampler(config: Config, period_ns: int) -> Sampler:
 
 
 def open_node(
-    config: Config, settings: Settings, period_ns: int, *, declares: bool, udev: bool = True
+    config: Config,
+    settings: Settings,
+    period_ns: int,
+    *,
+    declares: bool,
+    udev: bool = True,
+    pods: Pods | None = None,
 ) -> Node:
     """All sources of the configuration, not started. Raises as :func:`open_sampler`.
 
     Args:
         declares: Drivers may declare devices in the runtime directory.
         udev: libudev may be asked, which starts a process to find it.
+        pods: Who uses the devices; None: nobody asks.
     """
-    return Node(
-        config, open_sampler(config, period_ns), settings.gpu, period_ns, declares=declares, udev=udev
-    )
+    sampler = open_sampler(config, period_ns)
+    return Node(config, sampler, settings.gpu, period_ns, declares=declares, udev=udev, pods=pods)

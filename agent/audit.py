@@ -3,7 +3,7 @@
 Where the pods come from is the caller's business.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -23,7 +23,8 @@ from agent.sources.node_facts import pods_there, read_facts, read_sizes
 
 _NAMED_MAX: Final = 4
 Given = Mapping[str, Mapping[str, CpuSet]]
-"""CPUs by the pod's UID, as the kubelet has it, and the container's name."""
+"""CPUs that containers have for themselves: by the pod's UID, as the kubelet has it, and their name."""
+_NOTHING: Final[Given] = {}
 
 
 class Places(NamedTuple):
@@ -61,6 +62,7 @@ def audit(
     *,
     classes: bool,
     complete: bool = True,
+    by_drivers: Given = _NOTHING,
 ) -> Audit:
     """Reads the cgroups of the chosen pods, and judges them.
 
@@ -71,6 +73,7 @@ def audit(
         now_wall_s: When that is [s since 1970].
         classes: Judge the QoS classes, too, if all pods are known: their weight is the sum over all.
         complete: No pod is known to be lacking among them.
+        by_drivers: CPUs that drivers gave; see :mod:`agent.devices.own_cpus`.
 
     Raises:
         ValueError: ``kubelet_version`` is none.
@@ -86,8 +89,13 @@ def audit(
         node = Node(facts, places.cgroup_root, _has_hugetlb(reader, facts, places.cgroup_root))
         unlisted = pods_there(places.cgroupfs_root, facts.driver, places.cgroup_root)
         unlisted -= {pod.cgroup_uid for pod in pods}
-        given, why = _given(places.kubelet_dir / cpu_manager.NAME)
-        judged, unread = _judged(chosen, node, reader, now_wall_s, given)
+        by_kubelet, why = _by_kubelet(places.kubelet_dir / cpu_manager.NAME)
+
+        def judge(pod: Pod) -> JudgedPod:
+            own = [*_own(pod, by_kubelet or {}, by_kubelet=True), *_own(pod, by_drivers, by_kubelet=False)]
+            return judge_pod(pod, node, reader.read, now_wall_s, own, all_known=by_kubelet is not None)
+
+        judged, unread = _judged(chosen, judge)
         complete = complete and not unlisted
         compared = judge_classes(pods, node, reader.read, now_wall_s) if classes and complete else ()
     gaps = [
@@ -109,16 +117,19 @@ def audit(
 
 
 def _judged(
-    chosen: Sequence[Pod], node: Node, reader: KnobReader, now_wall_s: float, given: Given | None
+    chosen: Iterable[Pod], judge: Callable[[Pod], JudgedPod]
 ) -> tuple[list[JudgedPod], tuple[str, ...]]:
     judged, unread = [], []
     for pod in chosen:
-        own = None if given is None else _exclusive(given.get(pod.cgroup_uid, {}))
         try:
-            judged.append(judge_pod(pod, node, reader.read, now_wall_s, own))
+            judged.append(judge(pod))
         except ProbeError as error:
             unread.append(str(error))
     return judged, tuple(unread)
+
+
+def _own(pod: Pod, given: Given, *, by_kubelet: bool) -> Iterable[Exclusive]:
+    return (Exclusive(name, cpus, by_kubelet) for name, cpus in given.get(pod.cgroup_uid, {}).items())
 
 
 def _sharing(judged: JudgedPod, shared: Sequence[Risk]) -> JudgedPod:
@@ -138,13 +149,9 @@ def _has_hugetlb(reader: KnobReader, facts: NodeFacts, root: str) -> bool:
     return top is None or top.controllers is None or "hugetlb" in top.controllers
 
 
-def _given(path: Path) -> tuple[Given | None, str]:
+def _by_kubelet(path: Path) -> tuple[Given | None, str]:
     """CPUs that the kubelet gave away; or none, and why nobody knows."""
     try:
         return cpu_manager.read_exclusive(path), ""
     except ProbeError as error:
         return None, str(error)
-
-
-def _exclusive(given: Mapping[str, CpuSet]) -> list[Exclusive]:
-    return [Exclusive(name, cpus, by_kubelet=True) for name, cpus in given.items()]

@@ -47,6 +47,7 @@ from agent.config_values import (
     read_xids,
     seconds_within,
     split_words,
+    unless_zero,
 )
 from agent.errors import ConfigError, PermissionDenied, suggestion
 from agent.model.cpuset import CpuSet
@@ -60,6 +61,8 @@ RUNTIME_DIR: Final = Path("/run/drahealth")
 STATE_DIR: Final = Path("/var/lib/drahealth")
 KUBELET_DIR: Final = Path("/var/lib/kubelet")
 """The kubelet's own, unless it was started with another --root-dir."""
+PODS_API: Final = "pods-api/pods-api.sock"
+"""The kubelet's pods API, in its directory: known to those, too, who only look whether there is one."""
 DRIVERS: Final = "drivers"
 """What is each driver's, below the runtime directory (its socket) and the state directory (its memory)."""
 PREFIX: Final = "DRAHEALTH_"
@@ -73,6 +76,7 @@ FOREIGN_VARIABLES: Final = frozenset({CONFIG_VARIABLE, "DRAHEALTH_RUN_ARGS"})
 LEASE_MAX_S: Final = 86_399
 """A day, less the second that is added to a lease now and then to make a message differ from the last."""
 WEEK_S: Final = 7 * 86_400
+YEAR_S: Final = 365 * 86_400
 GROUPS_MAX: Final = 16_384
 """Many times what a node can run. The native core takes more, the unit's memory limit does not."""
 GPUS_MAX: Final = 32
@@ -156,6 +160,11 @@ SETTINGS: Final = (
     Setting("cgroups.max-groups", "group_max", read_count, number_within(1, GROUPS_MAX)),
     Setting("cgroups.throttled-percent", "throttled_percent", read_count, number_within(1, 100)),
     Setting("cgroups.throttled-window", "throttled_window_s", read_whole_seconds, seconds_within(10, 3600)),
+    Setting("pods.kubelet-dir", "kubelet_dir", read_path, flag="--kubelet-dir", metavar="DIR",
+            help="where the kubelet has its files and sockets (default: /var/lib/kubelet)"),
+    Setting("pods.period", "pods_period_ns", parse_duration, duration_within(S, HOUR)),
+    Setting("pods.audit", "pods_audit_ns", parse_duration,
+            unless_zero(duration_within(10 * S, 24 * HOUR))),
     Setting("expect.cpus", "expect_cpus", read_cpus),
     Setting("expect.hugepages", "expect_pools", read_pools, check_pools),
     Setting("expect.gpus", "expect_gpus", read_count, number_within(0, GPUS_MAX)),
@@ -174,6 +183,8 @@ SETTINGS: Final = (
     Setting("gpu.correctable-window", "gpu_correctable_window_s", read_whole_seconds,
             seconds_within(1, 86400)),
     Setting("gpu.xids", "gpu_xids", read_xids, check_xids),
+    Setting("history.rows", "history_rows", read_count, number_within(0, 100_000)),
+    Setting("history.age", "history_age_s", read_whole_seconds, seconds_within(3600, YEAR_S)),
     Setting("prepare.patterns", "prepare_patterns", _read_patterns),
     Setting("taints.evict", "taint_evict", _read_evict),
     Setting("taints.quiet", "taint_quiet_s", read_whole_seconds, seconds_within(0, 86400)),
@@ -220,6 +231,11 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     """How long the kubelet may believe a message [s]; the kubelet's own default."""
     coalesce_ns: int = 100 * MS
     """Changes that follow one within this time are sent together [ns]."""
+    kubelet_dir: Path = KUBELET_DIR
+    pods_period_ns: int = 60 * S
+    """Everybody is asked who uses which device once in this time, whether or not something changed [ns]."""
+    pods_audit_ns: int = 300 * S
+    """Cgroups of pods with claims are compared with what they should say once in this time [ns]; 0: never."""
     expect_cpus: CpuSet | None = None
     """CPUs that must be online; None: those that are when the agent starts."""
     expect_pools: dict[str, int] = msgspec.field(default_factory=dict)
@@ -253,6 +269,10 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     gpu_correctable_window_s: int = 3600
     gpu_xids: dict[int, XidOverride] = msgspec.field(default_factory=dict)
     """XIDs that the operator judges otherwise."""
+    history_rows: int = 10_000
+    """Ended uses of devices that are kept; 0: none, and nothing is written."""
+    history_age_s: int = 30 * 86_400
+    """And for so long [s]."""
     prepare_patterns: tuple["Pattern", ...] = ()
     """Texts of prepare errors that the operator knows; looked at before those that are built in."""
     taint_evict: frozenset[str] = frozenset()

@@ -174,6 +174,11 @@ def number_within(low: int, high: int) -> Callable[[Any], None]:
     return partial(_check_range, str, low, high)
 
 
+def unless_zero(check: Callable[[Any], None]) -> Callable[[Any], None]:
+    """The same check, but for 0, which stands for never."""
+    return lambda value: check(value) if value else None
+
+
 def check_driver(name: str) -> None:
     """A DRA driver's name: a DNS subdomain of at most 63 bytes.
 

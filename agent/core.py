@@ -6,12 +6,14 @@ Speaks when a look changed the picture, and at each heartbeat. What it sees and 
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import Final, Protocol
 
 import trio
 
 from agent.health.stalls import stands_still
 from agent.model.faults import FaultMemory
+from agent.model.health import DeviceHealth
 from agent.model.report import Report
 from agent.model.snapshot import Snapshot
 from agent.model.source import SourceState
@@ -20,6 +22,9 @@ from agent.pipeline import State, step
 
 JITTER: Final = 0.1  # heartbeats come up to a tenth early, never late: a thousand nodes fall out of step
 BUSY_SHARE: Final = 4  # in a flood of wakes a look rests for four times its own length: a fifth of a core
+
+_TIMES: Final = frozenset({"since", "verified"})
+_pictured: Final = itemgetter(*(at for at, name in enumerate(DeviceHealth._fields) if name not in _TIMES))
 
 
 class Source(Protocol):
@@ -84,7 +89,8 @@ class Core:
         self._remember = remember
         self._alive = alive
         self._jitter = jitter
-        self._said: Report | None = None
+        self._said: tuple[object, ...] | None = None
+        """The picture of what was published last."""
         self._kept = state.gpus.kept
         self._spoke_ns = -(10**18)  # long ago: the first change goes out at once
         self._rest_until_ns = 0
@@ -119,10 +125,11 @@ class Core:
         if self._state.gpus.kept is not self._kept:
             self._kept = self._state.gpus.kept
             self._remember(self._kept)
-        changed = self._said is None or picture_of(report) != picture_of(self._said)
+        picture = picture_of(report)
+        changed = picture != self._said
         if changed or now.mono_ns >= self._heartbeat_ns:
             self._publish(report)
-            self._said = report
+            self._said = picture
             self._heartbeat_ns = now.mono_ns + int(
                 self._timing.heartbeat_s * NS * (1 - JITTER * self._jitter())
             )
@@ -175,10 +182,7 @@ def picture_of(report: Report) -> tuple[object, ...]:
     the device says.
     """
     return (
-        [
-            (d.key, d.health, d.severity, d.message, d.timeout_s, d.causes, d.attributes)
-            for d in report.devices
-        ],
+        list(map(_pictured, report.devices)),
         report.declaring,
         report.notes,
         report.not_applicable,

@@ -35,7 +35,10 @@ from agent.model.health import Health
 from agent.model.report import Report
 from agent.model.source import SourceState
 from agent.model.time import NS
+from agent.model.uses import Limits
 from agent.pipeline import begin
+from agent.pod_watch import PodWatch
+from agent.recorder import Recorder
 from agent.serve.notify import Notifier
 from agent.serve.rpc.thread import IoThread
 from agent.serve.servers import Servers
@@ -49,6 +52,7 @@ if TYPE_CHECKING:
 SWITCH_INTERVAL_S: Final = 0.0005  # a busy thread delays the core by one of these; Python's default is 5 ms
 END_S: Final = 1.7  # from SIGTERM to exit it is less than 2 s, whatever hangs
 IO_STOP_S: Final = 0.9
+LEAST_S: Final = 0.05  # what each part has to end, even if one before it hangs and took all the time
 IO_STUCK_NS: Final = 2 * NS  # it takes a report in microseconds, and in milliseconds on a busy machine
 
 log = logging.getLogger(__name__)
@@ -98,8 +102,11 @@ def _serve(config: Config, on_report: Callable[[Report], None] | None) -> Sequen
         latest, runtime_dir=config.runtime_dir, drivers=config.drivers, version=VERSION, link=links.open
     )
     settings = settings_of(config)
+    limits = Limits(config.history_rows, config.history_age_s)
+    recorder = Recorder(config.state_dir, limits=limits, drivers=config.drivers)
+    pods = PodWatch(config, clock=read_clocks, record=recorder.take if config.history_rows else None)
     try:
-        node = open_node(config, settings, config.period_ns, declares=True)
+        node = open_node(config, settings, config.period_ns, declares=True, pods=pods)
     except BaseException:
         servers.close()
         raise
@@ -120,6 +127,7 @@ def _serve(config: Config, on_report: Callable[[Report], None] | None) -> Sequen
         if latest.is_taken():
             waiting_since_ns = report.at.mono_ns
         links.take(report, report.at)
+        pods.take(report)
         if on_report:
             on_report(report)
         notifier.status(status_line(report))
@@ -158,6 +166,8 @@ def _serve(config: Config, on_report: Callable[[Report], None] | None) -> Sequen
             left += links.close(end_s)
             if not keeper.close(max(0.0, end_s - time.monotonic())):  # a slow disk may have what time is left
                 left.append("what writes the fault memory")
+            if not recorder.close(max(LEAST_S, end_s - time.monotonic())):
+                left.append("what records who used the devices")
             for part in left:
                 log.warning("%s hangs and is left behind", part)
     return left

@@ -1,15 +1,15 @@
 """All sources of the node as one: what wakes the core, and what it reads then.
 
-The C threads, and what watches the host and the drivers' declarations, write to one eventfd. Nothing here
-judges what it passes on.
+The C threads, and what watches the host, the drivers' declarations and the pods, write to one eventfd.
+Nothing here judges what it passes on.
 """
 
 import os
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Final
+from typing import Final, Protocol
 
 import trio
 
@@ -20,6 +20,7 @@ from agent.health.klog.patterns import HOST_PATTERNS
 from agent.health.xid.patterns import PATTERNS
 from agent.host_watch import HostWatch
 from agent.model.declared import Declarations
+from agent.model.pods import PodsSample
 from agent.model.settings import GpuLimits
 from agent.model.snapshot import Snapshot
 from agent.model.time import NS
@@ -41,14 +42,32 @@ STOP_LEAST_S: Final = 0.05
 """What a thread has to end, even if one before it hangs and took all the time [s]."""
 
 
+class Pods(Protocol):
+    """Follows the pods that use devices, in threads of its own."""
+
+    @property
+    def sample(self) -> PodsSample | None:
+        """The newest; None: nothing is known yet, and nobody need wait for it."""
+
+    def note(self, snapshot: Snapshot) -> None:
+        """What was read last; returns at once."""
+
+    def start(self, wake: Callable[[], None]) -> None:
+        """Begins, and calls ``wake`` when something else is known."""
+
+    def stop(self, timeout_s: float) -> bool:
+        """Ends. False: it hangs, and is left behind."""
+
+
 class Node:
     """The sampler, the machine's slow part, the GPUs' threads, the kernel log and the device events, what
-    drivers declare, and what the host says now and then.
+    drivers declare, what the host says now and then, and who uses the devices.
 
     Args:
         declares: Drivers may declare devices, in a directory below the runtime directory; else only
             :meth:`declare` says any.
         udev: libudev may be asked, which starts a process to find it.
+        pods: Who uses the devices; None: nobody asks.
 
     Raises:
         ConfigError: an option is out of range, or a root too long.
@@ -64,8 +83,10 @@ class Node:
         *,
         declares: bool,
         udev: bool = True,
+        pods: Pods | None = None,
     ) -> None:
         self._sampler = sampler
+        self._pods = pods
         self._gpus: Gpus | None = None
         self._kmsg: Kmsg | None = None
         self._machine: Machine | None = None
@@ -100,6 +121,8 @@ class Node:
         for part in (self._uevents, self._sampler, self._machine, self._gpus, self._kmsg):
             if part is not None:
                 part.start()
+        if self._pods is not None:
+            self._pods.start(self._wake)
 
     def fileno(self) -> int:
         """The descriptor that becomes readable when something that a rule can see has changed."""
@@ -129,7 +152,10 @@ class Node:
         sources += [part.source for part in parts if part is not None]
         if self._host.source is not None:
             sources.append(self._host.source)
-        return replace(
+        pods = self._pods.sample if self._pods else None
+        if pods is not None:
+            sources.append(pods.source)
+        snapshot = replace(
             snapshot,
             gpus=gpus,
             log=kmsg,
@@ -138,8 +164,12 @@ class Node:
             host=self._host.host,
             pci=self._host.pci,
             declared=declared,
+            pods=pods,
             sources=tuple(sources),
         )
+        if self._pods is not None:
+            self._pods.note(snapshot)
+        return snapshot
 
     @property
     def declarations(self) -> Declarations:
@@ -169,6 +199,7 @@ class Node:
             return max(STOP_LEAST_S, end_s - time.monotonic())
 
         parts = [
+            ("what follows the pods", self._pods),
             ("a GPU's thread", self._gpus),
             ("the kernel log's reader", self._kmsg),
             ("the listener to device events", self._uevents),

@@ -3,7 +3,7 @@
 Read this first. Nothing here reads a clock, a file or a socket, and nothing is changed in place, so any day
 of a node can be replayed from recorded snapshots. What each part decides stands in one place each:
 
-    health/host/         what is wrong with CPUs, memory, hugepages, cgroups, and the node
+    health/host/         what is wrong with CPUs, memory, hugepages, pods and their cgroups, and the node
     health/gpu/          what is wrong with GPUs, by what can be read of them
     health/faults/       what is wrong with GPUs by what was told once, XIDs above all
     health/klog/         what the kernel log says of the host
@@ -21,13 +21,16 @@ from agent.devices.inventory import Device
 from agent.health.declared.checks import check_sources, tracked_as
 from agent.health.declared.devices import declared_notes, declared_verdicts
 from agent.health.declared.past import DeclaredPast, redeclared, remember_declared
+from agent.health.declared.settled import Settled
 from agent.health.declared.told import ToldPast, remember_told, with_told
 from agent.health.faults.keeping import Restored
 from agent.health.gpu.devices import START_NS, gpu_verdicts
 from agent.health.gpu.state import GpuLook, GpuState, look_at_gpus
 from agent.health.gpu.views import gpu_devices, gpu_sources
-from agent.health.host.devices import group_notes, host_verdicts, judge_host, node_notes
+from agent.health.host.devices import host_verdicts, judge_host, node_notes
 from agent.health.host.group_view import view_groups
+from agent.health.host.pods import judge_pods
+from agent.health.host.pods_past import PodsPast, remember_pods
 from agent.health.host.views import Memory, is_starting, remember
 from agent.health.look import Look, Tracks
 from agent.health.stalls import Stall, find_stalls, stall_limit_ns, with_stall
@@ -50,7 +53,10 @@ class State:
     memory: Memory = field(default_factory=Memory)
     gpus: GpuState = field(default_factory=GpuState)
     declared: DeclaredPast = field(default_factory=DeclaredPast)
+    settled: Settled = field(default_factory=Settled)
+    """Spares work and changes nothing: without it, each declared device is judged."""
     told: ToldPast = field(default_factory=dict)
+    pods: PodsPast = field(default_factory=PodsPast)
     tracks: Tracks = field(default_factory=dict)
     stalled: Mapping[str, Stall] = field(default_factory=dict)
     """Sources that stand still, or did so until a moment ago."""
@@ -98,6 +104,7 @@ def step(state: State, snapshot: Snapshot, now: Instant) -> tuple[State, Report]
     )
     stalled = find_stalls(state.stalled, seen, now)
     sources = {source.name: with_stall(source, stalled) for source in seen}
+    pods = remember_pods(state.pods, snapshot.pods, sources, now)
     look = Look(settings, _tracks(state, gpus, declared), sources, now)
     standing = [source for source in sources.values() if source.state is SourceState.STALLED]
     # a source that returns wakes nobody
@@ -110,25 +117,24 @@ def step(state: State, snapshot: Snapshot, now: Instant) -> tuple[State, Report]
     before = Before(began, state.looked, state.devices, stalled, _nudge(state, now))
     if not is_starting(snapshot):
         judge_host(look, memory, snapshot)
-    verdicts = dict(host_verdicts(look, before, memory))
-    verdicts.update(gpu_verdicts(look, before, gpus, snapshot))
-    notes = [
-        *node_notes(look, memory, snapshot),
-        *group_notes(look, view_groups(memory.groups, snapshot, settings, now)),
-        *declared_notes(declared),
-    ]
-    found = dict(declared_verdicts(look, before, declared, memory, gpus, snapshot, verdicts, notes))
-    by_subject = {device.subject: health for device, health in found.items()}
-    told = remember_told(look, state.told, snapshot.told, by_subject)
-    verdicts.update(found)
-    verdicts.update(with_told(look, before, told, found))
-    devices = {device.subject: verdicts[device] for device in sorted(verdicts, key=Device.sort_key)}
+    own = dict(host_verdicts(look, before, memory))
+    own.update(gpu_verdicts(look, before, gpus, snapshot))
+    found, settled = declared_verdicts(look, before, declared, memory, gpus, snapshot, own, state.settled)
+    told = remember_told(look, state.told, snapshot.told, found)
+    found.update(with_told(look, before, told, declared.known, found))
+    hosts = sorted(own, key=Device.sort_key)  # which come before those that drivers declare
+    known = {**{device.subject: device for device in hosts}, **declared.known}
+    devices = {device.subject: own[device] for device in hosts} | found
+    views = view_groups(memory.groups, snapshot, settings, now)
+    of_pods, hurt = judge_pods(look, before, pods, views, known, devices, declared.declaring)
+    devices.update(hurt)
+    notes = (*node_notes(look, memory, snapshot), *of_pods, *declared_notes(declared))
 
     report = Report(
         node=settings.node,
         at=now,
         devices=tuple(devices.values()),
-        notes=tuple(notes),
+        notes=notes,
         declaring=declared.declaring,
         not_applicable=tuple(look.not_applicable),
         not_evaluated=tuple(look.not_evaluated),
@@ -144,7 +150,9 @@ def step(state: State, snapshot: Snapshot, now: Instant) -> tuple[State, Report]
         memory=memory,
         gpus=gpus.state,
         declared=declared,
+        settled=settled,
         told=told,
+        pods=pods,
         tracks=look.tracks,
         stalled=stalled,
         devices=devices,

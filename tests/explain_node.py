@@ -94,6 +94,10 @@ class Node:
     def state(self) -> Path:
         return self.root / "state"
 
+    @property
+    def cgroups(self) -> Path:
+        return self.root / "cgroup"
+
     def __post_init__(self) -> None:
         for directory in ("pod-resources", "pods-api", "plugins"):
             (self.kubelet / directory).mkdir(parents=True)
@@ -121,6 +125,13 @@ class Node:
         }
         (self.kubelet / kubelet_health.NAME).write_text(json.dumps({DRIVER: {"Devices": found}}))
 
+    def runs(self, uid: str, *containers: str, running: bool = True) -> None:
+        """A pod's cgroups, which look like version 2; of a pod without containers its own alone."""
+        pod = self.cgroups / "kubepods" / "burstable" / f"pod{uid}"
+        for group in (pod, *(pod / one for one in containers)):
+            group.mkdir(parents=True, exist_ok=True)
+            (group / "cgroup.events").write_text(f"populated {running:d}\nfrozen 0\n")
+
     def remembers(self, book: Book, now_s: float, driver: str = DRIVER) -> None:
         """What a driver that embeds drahealth has kept."""
         prepares.save(self.kubelet / "plugins" / driver / "drahealth", driver, "1.2", book, now_s)
@@ -144,7 +155,12 @@ class Node:
 
     @property
     def places(self) -> list[str]:
-        places = {"--kubelet-dir": self.kubelet, "--runtime-dir": self.run_dir, "--state-dir": self.state}
+        places = {
+            "--kubelet-dir": self.kubelet,
+            "--runtime-dir": self.run_dir,
+            "--state-dir": self.state,
+            "--cgroupfs-root": self.cgroups,
+        }
         return [word for flag, path in places.items() for word in (flag, str(path))]
 
     def explain(self, *argv: str) -> tuple[int, str, str]:

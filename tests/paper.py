@@ -1,7 +1,6 @@
 """A node on paper: tests write what its sources would read, let time pass, and hear what the core says."""
 
 from collections.abc import Iterable
-from dataclasses import replace
 from typing import Final
 
 from agent.model.cpuset import CpuSet, parse_cpus
@@ -180,4 +179,4 @@ def codes(device: DeviceHealth) -> list[str]:
 
 def without_times(devices: Iterable[DeviceHealth]) -> list[DeviceHealth]:
     """The verdicts, all verified at the same moment."""
-    return [replace(device, verified=Instant(0, 0.0)) for device in devices]
+    return [device._replace(verified=Instant(0, 0.0)) for device in devices]

@@ -2,7 +2,7 @@
 
 import threading
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from agent.model.claim import Claim, ClaimConfig, ClaimDevice, DeviceRef
 from agent.model.health import Blame, Cause, DeviceHealth, Health, Severity
@@ -86,7 +86,7 @@ class PaperEngine:
         if found is None or not mine:
             return found
         told = health(*mine, device=device.device, told=True)
-        return replace(told, causes=(*told.causes, *found.causes))
+        return told._replace(causes=(*told.causes, *found.causes))
 
     def tell(self, faults: Sequence[ToldFault]) -> None:
         with self.changed:

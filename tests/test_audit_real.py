@@ -14,6 +14,8 @@ from typing import Any, Final
 import pytest
 from audit_paper import CONTAINER, kubectl, running
 from enforce_pods import UID, claim, container, pod_object
+from kubelet_files import DRIVER, checkpoint, device, devices
+from kubelet_files import claim as claim_prepared
 from machine import CGROUPFS, Kubepods, kubepods_tree, machine_lock
 
 from agent.enforce.cgroups import container_path, parse_path, pod_path, qos_path
@@ -138,7 +140,7 @@ def test_the_core_reads_what_the_files_say(systemd: bool) -> None:
         pod = pod_path(UID, Qos.BURSTABLE, driver, tree.cgroup_root)
         for path in (pod, container_path(pod, CONTAINER, "containerd", driver)):
             assert parse_path(path, tree.cgroup_root) is not None
-            knobs = reader.read(path)
+            knobs = reader.read(path, own_cpus=True)
             assert knobs is not None
             assert knobs.controllers == {"cpu", "memory", "cpuset", "hugetlb"}
             assert knobs.weight == number(path, "cpu", "cpu.shares")
@@ -186,6 +188,45 @@ def test_the_naming_and_the_pods_are_known_by_what_is_there() -> None:
         assert pods_there(CGROUPFS, CgroupDriver.CGROUPFS, tree.cgroup_root) == set()
 
 
+def test_a_driver_that_keeps_a_container_to_its_cpus_and_one_that_does_not(tmp_path: Path) -> None:
+    """The container's CPUs are set as an NRI plugin has the runtime set them."""
+    mine = json.loads(json.dumps(OBJECT))
+    mine["spec"]["containers"][0]["resources"]["claims"] = [{"name": "x"}]
+    (tmp_path / "devices.d").mkdir()
+    (tmp_path / f"devices.d/{DRIVER}.toml").write_text(
+        'version = 1\npool = "n1"\n[[device]]\nname = "own-0"\nkind = "cpu"\ncpus = "1"\nexclusive = true\n'
+    )
+    given = claim_prepared(
+        "c", name="cpus", namespace="default", pods=[UID], drivers=devices(device("own-0", pool="n1"))
+    )
+    (tmp_path / "dra_manager_state").write_bytes(checkpoint([given]))
+    (tmp_path / "cpu_manager_state").write_text('{"policyName":"none","defaultCpuSet":"","checksum":1}')
+    pods = kubectl(tmp_path / "pods.json", mine)
+    places = ("--kubelet-dir", str(tmp_path), "--runtime-dir", str(tmp_path))
+    with tree_of_a_pod(False) as tree:
+        for level in ("", "burstable"):
+            hand_cpus_on(tree, level)
+        hand_cpus_on(tree, "burstable", UID)
+        container = CGROUPFS / "cpuset" / tree.directory("burstable", UID, CONTAINER)
+        (container / "cpuset.cpus").write_text("1")
+        kept = audit(tree, pods, *places)
+        (container / "cpuset.cpus").write_text((container.parent / "cpuset.cpus").read_text())
+        loose = audit(tree, pods, *places)
+    assert wrong_of(kept[1]) == []
+    assert kept[0] == 0
+    assert [risk["code"] for risk in kept[1]["pods"][0]["risks"]] == []
+    assert wrong_of(loose[1]) == [("c1", "cpuset.cpus", "higher"), ("c1", "cpuset.effective_cpus", "higher")]
+    assert loose[0] == 1
+
+
+def hand_cpus_on(tree: Kubepods, *level: str) -> None:
+    """In v1 a new cgroup has no CPUs until somebody gives it some."""
+    at = CGROUPFS / "cpuset" / tree.directory(*level)
+    for parent in (at.parent, at):
+        if not (parent / "cpuset.cpus").read_text().strip():
+            (parent / "cpuset.cpus").write_text((parent.parent / "cpuset.cpus").read_text())
+
+
 def parsed() -> Pod:
     return parse_pod(OBJECT)
 
@@ -199,11 +240,11 @@ def test_a_container_that_goes_during_the_pass_is_gone_and_no_finding(systemd: b
         at = tree.directory("burstable", UID, CONTAINER)
         left = [root / at for root in tree.roots]
 
-        def read(path: str) -> CgroupKnobs | None:
+        def read(path: str, own_cpus: bool) -> CgroupKnobs | None:
             if path.strip("/") == str(at):  # at the first look of two hierarchies, at the second of all
                 for _ in range(2):
                     left.pop().rmdir()
-            return reader.read(path)
+            return reader.read(path, own_cpus)
 
         judged = judge_pod(parsed(), Node(facts, tree.cgroup_root), read, 2e9)
     verdicts = {(one.group.container, one.verdict) for one in judged.compared}

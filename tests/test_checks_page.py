@@ -23,6 +23,7 @@ from agent.health.declared.gpus import DECLARED_GPU_RULES
 from agent.health.faults import events as gpu_events
 from agent.health.gpu.catalogue import gpu_rules
 from agent.health.host.catalogue import ALL_RULES
+from agent.health.host.promise_rows import PROMISES
 from agent.health.klog.lines import parse as host_line
 from agent.health.klog.values import LogCode
 from agent.health.xid import lines as xid_lines
@@ -46,7 +47,7 @@ CHECKS = {check.code: check for group in GROUPS for check in group.checks}
 
 def test_everything_that_can_be_said_of_a_device_is_listed_once():
     codes = [rule.code for rule in (*ALL_RULES, *DECLARED_GPU_RULES, *gpu_rules(LIMITS))]
-    codes += [row.code for row in gpu_events.ROWS]
+    codes += [row.code for row in gpu_events.ROWS] + [*PROMISES]
     codes += [f"gpu.xid.{code}" for code in XIDS] + [f"gpu.fabric.sxid.{code}" for code in SXIDS]
     for module in walk_packages(agent.health.__path__, "agent.health."):
         codes += [row.code for row in vars(import_module(module.name)).values() if isinstance(row, Row)]

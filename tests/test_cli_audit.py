@@ -24,8 +24,10 @@ from audit_paper import (
     write_cgroup,
 )
 from enforce_pods import UID
+from kubelet_files import DRIVER, checkpoint, claim, device, devices
 from wire.kubelet_apis import ListingApi, message_class
 
+from agent.cli.audit_text import LISTED_MAX
 from agent.cli.main import main
 from agent.serve.pods_api import LIST, SOCKET
 
@@ -47,6 +49,7 @@ class Node(NamedTuple):
         given = ["--pods", str(self.pods)] if pods else []
         roots = ["--cgroupfs-root", str(self.cgroups), "--sysfs-root", str(self.top / "sys")]
         roots += ["--kubelet-dir", str(self.top / "kubelet"), "--node-name", "n1"]
+        roots += ["--runtime-dir", str(self.top / "run")]
         return ["audit", *roots, *given, "--color", "never", *more]
 
     def write(self, *pods: Object) -> None:
@@ -94,6 +97,19 @@ def test_a_node_that_keeps_its_promises_takes_a_line_for_each_pod(capsys, node):
     ]
 
 
+def test_of_many_that_are_as_promised_the_first_are_listed_and_the_others_counted(capsys, tmp_path):
+    uids = [f"11111111-2222-4333-8444-{number:012d}" for number in range(LISTED_MAX + 7)]
+    pods = [walk(f"p{number}", uid, f"{number:064x}") for number, uid in enumerate(uids)]
+    node = node_of(tmp_path, *pods, burstable=6900)
+    write_cgroup(node.cgroups, slices(uids[-1], f"{len(uids) - 1:064x}"), {"memory.max": "max"})
+    code, told = run(capsys, node)
+    assert code == 1
+    assert told.splitlines()[2] == f"▲ default/p{len(uids) - 1}  Burstable  not as promised"
+    assert told.count("as promised, 16 knobs") == LISTED_MAX
+    assert "\n● 6 more  as promised\n" in told
+    assert f"{len(uids)} pods: 1 not as promised, {len(uids) - 1} as promised" in told
+
+
 def test_what_is_not_as_promised_has_its_arithmetic_and_what_comes_of_it(capsys, node):
     write_cgroup(node.cgroups, slices(UID, CONTAINER), {"cpu.max": "400000 100000"})
     code, told = run(capsys, node)
@@ -102,8 +118,8 @@ def test_what_is_not_as_promised_has_its_arithmetic_and_what_comes_of_it(capsys,
         "▲ default/p  Burstable  not as promised",
         "    CGROUP  KNOB       EXPECTED   ACTUAL     VERDICT",
         "    c1      cpu quota  900000 us  400000 us  lower",
-        "      4000m (limit) + 5000m (claim p-cpus) = 9000m -> 900000 us of 100000,"
-        " as if the kubelet did not count claims",
+        "      4000m (limit) + 5000m (claim p-cpus) = 9000m -> 900000 us of 100000;"
+        " 400000 us is as if the kubelet did not count claims",
         "      → it is throttled before it has used what it was given",
     ]
     assert told.endswith("\n\n1 pod: 1 not as promised\n")
@@ -306,6 +322,71 @@ def test_cpus_from_the_kubelet_lift_the_quota(capsys, tmp_path):
     assert code == 3
     assert "or the kubelet gave it CPUs of its own, which could not be looked up" in told
     assert f"CPUs that the kubelet gave to single containers: {state}: No such file" in told
+
+
+# --- CPUs that a driver gave -------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def driven(tmp_path: Path) -> Node:
+    """A node whose pod has CPUs 2-3 for itself from a driver, as promised."""
+    mine = walk()
+    mine["spec"]["containers"][0]["resources"]["claims"] = [{"name": "x"}]
+    node = node_of(tmp_path, mine)
+    declared = node.top / "run/devices.d"
+    declared.mkdir(parents=True)
+    (declared / f"{DRIVER}.toml").write_text(
+        'version = 1\n[[device]]\nname = "own-0"\nkind = "cpu"\ncpus = "2-3"\nexclusive = true\n'
+    )
+    given = claim(
+        "c", name="p-cpus", namespace="default", pods=[UID], drivers=devices(device("own-0", pool="n1"))
+    )
+    (node.top / "kubelet/dra_manager_state").write_bytes(checkpoint([given]))
+    write_cgroup(node.cgroups, slices(UID, CONTAINER), {"cpuset.cpus": "2-3", "cpuset.cpus.effective": "2-3"})
+    return node
+
+
+def test_cpus_from_a_driver_are_expected_of_the_container(capsys, driven):
+    code, told = run(capsys, driven, "p")
+    assert code == 0
+    assert re.search(r"^    c1 +cpus +CPUs 2-3 +CPUs 2-3 +match$", told, re.MULTILINE)
+    assert "      CPUs 2-3 from a driver\n" in told
+    assert "not known" not in told
+
+
+def test_a_container_that_nobody_keeps_to_its_cpus_is_found(capsys, driven):
+    write_cgroup(driven.cgroups, slices(UID, CONTAINER), {"cpuset.cpus": "", "cpuset.cpus.effective": "0-7"})
+    code, told = run(capsys, driven)
+    assert code == 1
+    assert "    c1      cpus            CPUs 2-3  CPUs none  unlimited\n" in told
+    assert "    c1      effective cpus  CPUs 2-3  CPUs 0-7   higher\n" in told
+    assert "→ it may run on CPUs that were given to others" in told
+
+
+def test_cpus_from_a_driver_under_a_quota_are_a_risk_and_no_finding(capsys, driven):
+    stat = "usage_usec 1\nnr_periods 9\nnr_throttled 7"
+    write_cgroup(driven.cgroups, slices(UID, CONTAINER), {"cpu.stat": stat})
+    code, told = run(capsys, driven)
+    assert code == 0
+    assert "● default/p" in told
+    assert "    cpus.exclusive_throttled  c1: CPUs 2-3 are its own, and it was throttled at " in told
+
+
+def test_without_the_kubelets_note_nobody_knows_who_has_them(capsys, driven):
+    (driven.top / "kubelet/dra_manager_state").unlink()
+    code, told = run(capsys, driven)
+    assert code == 0
+    assert "CPUs that drivers gave: " in told
+    assert "dra_manager_state: No such file or directory" in " ".join(told.split())
+
+
+def test_a_declaration_that_is_wrong_is_told(capsys, driven):
+    (driven.top / f"run/devices.d/{DRIVER}.toml").write_text("version = 7\n")
+    told = " ".join(run(capsys, driven)[1].split())
+    assert f"CPUs that drivers gave: {driven.top}/run/devices.d/{DRIVER}.toml: version 7" in told
+
+
+# --- what is refused, and whose pods it is about -----------------------------------------------------------
 
 
 @pytest.mark.parametrize(

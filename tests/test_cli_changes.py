@@ -49,7 +49,7 @@ def test_a_first_report_tells_every_device_and_the_sources_that_are_not_well():
 
 
 def test_the_same_again_is_no_news_even_if_verified_again():
-    again = replace(BUSY, devices=tuple(replace(d, verified=instant()) for d in BUSY.devices))
+    again = replace(BUSY, devices=tuple(d._replace(verified=instant()) for d in BUSY.devices))
     assert changes(BUSY, again) == []
 
 
@@ -197,7 +197,7 @@ def test_instances_that_are_gone_are_told_and_with_their_gpu_at_once():
 
 
 def test_which_gpu_it_is_is_no_news():
-    plain = replace(gpu(1, LOST), attributes=())
+    plain = gpu(1, LOST)._replace(attributes=())
     assert changes(report(plain), report(gpu(1, LOST))) == []
     assert changes(report(gpu(1)), report(gpu(1, FAULT)))[0].aside == ""
 

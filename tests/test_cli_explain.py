@@ -108,6 +108,27 @@ def test_a_mixed_reservation_names_pods_groups_and_others(node: Node) -> None:
     assert "team-a/gpus is reserved for jobs.example.com nightly (claims-file)" in out
 
 
+def test_reservations_behind_which_nobody_stands_are_named(node: Node) -> None:
+    held = [GROUP, {**GROUP, "name": "gone"}, *reserved("u-1", "u-2")]
+    claims = node.saved("c.json", claim_object("gpus", "gpu-0", reserved_for=held))
+    pods = node.saved("p.json", pod_object("w", uid="u-9", group="workers"), pod_object("x", uid="u-1"))
+    _, out, _ = node.bare("claim", "gpus", "--claims", claims, "--pods", pods)
+    assert "orphaned?     1 pod, pod group gone: none of the pods of --pods is behind that\n" in out
+    _, out, _ = node.bare("claim", "gpus", "--claims", claims, "--pods", pods, "-o", "json")
+    assert [one["name"] for one in json.loads(out)["claims"][0]["orphans"]] == ["gone", "pod-u-2"]
+    _, out, _ = node.bare("claim", "gpus", "--claims", claims)
+    assert "orphaned" not in out  # the kubelet knows the pods of its own node
+
+
+def test_the_fields_that_no_release_has_are_told_and_change_nothing(node: Node) -> None:
+    claim = claim_object("gpus", "gpu-0")
+    claim["spec"] = {"reservedFor": {"apiGroup": "batch", "resource": "jobs", "name": "train", "uid": "j"}}
+    claim["status"]["allocation"]["reservedForAnyPod"] = True
+    _, out, _ = node.bare("claim", "gpus", "--claims", node.saved("c.json", claim))
+    assert "reserved for  nobody (claims-file)\n" in out
+    assert "meant for     jobs train, any pod: no kubelet looks at that (claims-file)\n" in out
+
+
 def test_the_uid_of_a_group_is_never_a_pods(node: Node) -> None:
     claims = node.saved("c.json", claim_object("gpus", "gpu-0", reserved_for=[GROUP]))
     pods = node.saved("p.json", pod_object("stranger", uid="g-1"))
@@ -215,6 +236,14 @@ def test_the_pod_is_surely_hurt_where_the_kubelet_prepared_for_it(train: Node) -
     assert "believes Unhealthy: XID 79, heard" in out
 
 
+def test_that_the_kubelet_believes_a_device_healthy_is_no_verdict(node: Node) -> None:
+    node.believes("Healthy", "gpu-0")
+    code, out, _ = node.explain("gpu-0")
+    assert code == 3
+    assert "Unknown: nobody judges it\n" in out
+    assert "believes Healthy, heard" in out
+
+
 def test_each_edge_says_who_told_it_and_when(train: Node) -> None:
     with train.sockets(listing(("pod-u-1", "gpus", ["gpu-0"])), pods_answer(("u-1", ["gpus"]))):
         _, document = train.document("claim", "team-a/gpus")
@@ -294,6 +323,19 @@ def test_a_name_and_a_uid_that_may_be_one_pod_stay_two_and_that_is_said(train: N
         "u-1": [{"namespace": "team-a", "name": "train-0", "uid": None}],
     }
     assert "team-a/train-0, whose UID nobody tells, and pod u-1, whose name nobody tells" in out
+
+
+def test_of_many_that_may_be_the_same_not_every_pair_is_told(node: Node) -> None:
+    """A kubelet without the pods API tells names in one place and UIDs in another."""
+    numbers = range(100)
+    node.prepared(prepared_claim("all", "switch", pods=[f"u-{n}" for n in numbers]))
+    node.believes("Unhealthy", "switch")
+    with node.sockets(listing(*((f"pod-{n}", "all", ["switch"]) for n in numbers)), pods_answer()):
+        _, out, _ = node.explain("switch")
+        _, alone, _ = node.explain("pod", "pod-7")
+    (line,) = (line for line in out.splitlines() if "the same?" in line)
+    assert "100 pods, whose UID nobody tells, and 100 pods, whose name nobody tells, have a claim" in line
+    assert "team-a/pod-7, whose UID nobody tells, and 100 pods, whose name nobody tells" in alone
 
 
 def test_who_would_be_refused_after_a_reboot_is_a_risk(train: Node) -> None:
@@ -416,8 +458,8 @@ def test_a_node_on_which_nobody_says_anything_is_not_reachable(node: Node) -> No
 
 
 def test_every_source_has_words_for_what_is_lost_without_it() -> None:
-    asked = {str(one) for one in Origin} - {"driver", "cgroups", "pods-file"}
-    assert set(COSTS) == asked | {"agent", "driver socket", "prepares", "taints"}
+    asked = {str(one) for one in Origin} - {"driver", "pods-file"}
+    assert set(COSTS) == asked | {"agent", "driver socket", "prepares", "taints", "history"}
 
 
 # --- many --------------------------------------------------------------------------------------------------
@@ -485,3 +527,15 @@ def test_the_output_is_ascii_where_the_terminal_is_and_fits_it(node: Node) -> No
     described = [line for line in text.splitlines() if "word" in line]
     assert len(described) > 3
     assert max(map(len, described)) < 80
+
+
+@pytest.mark.parametrize("words", [("pod", "u-1"), ("claim", "gpus")])
+def test_no_line_about_a_pod_or_a_claim_is_wider_than_the_terminal(
+    node: Node, words: tuple[str, str]
+) -> None:
+    node.prepared(prepared_claim("gpus", "gpu-0", pods=["u-1"]))
+    pods = node.saved("p.json", pod_object("train", "gpus", uid="u-1", owner="a-job-of-many-letters"))
+    told = asyncio.run(gather(Places(kubelet_dir=node.kubelet, pods=Path(pods))))
+    text = render(explain(*words, told), Style(width=70))
+    assert "told by checkpoint, pods-file" in " ".join(text.split())
+    assert max(len(line) for line in text.split("\n  sources  ")[0].splitlines()) < 70

@@ -113,13 +113,13 @@ def test_two_errors_at_once_are_shown_in_full(capsys):
     [
         (
             ["scna"],
-            "'scna' is none of run, scan, watch, status, explain, audit, prepares, classify, checks, conform"
-            "; did you mean 'scan'?\ntry 'drahealth --help'",
+            "'scna' is none of run, scan, watch, status, explain, audit, prepares, history, classify, "
+            "checks, conform; did you mean 'scan'?\ntry 'drahealth --help'",
         ),
         (
             ["zzz"],
-            "'zzz' is none of run, scan, watch, status, explain, audit, prepares, classify, checks, conform\n"
-            "try 'drahealth --help'",
+            "'zzz' is none of run, scan, watch, status, explain, audit, prepares, history, classify, "
+            "checks, conform\ntry 'drahealth --help'",
         ),
         (["run", "--perid", "1s"], "'--perid' is no argument of run; did you mean '--period'?"),
         (["run", "--driverr=x"], "'--driverr' is no argument of run; did you mean '--driver'?"),
@@ -227,6 +227,26 @@ print(*sys.modules, file=sys.stderr)
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert heavy.isdisjoint(done.stderr.splitlines()[-1].split())
+
+
+def test_an_agent_has_nothing_of_what_is_embedded_and_no_betterproto():
+    """They are 7 MiB, which an agent that serves health alone would never use."""
+    heavy = {"agent.api", "agent.embed", "betterproto", "dateutil", "email", "google.protobuf", "psutil"}
+    code = """
+import sys
+from agent import daemon
+from agent.serve.health import HealthService
+from agent.serve.rpc.codec import Codec, Unread
+Codec().decode(b"", Unread)
+print(*sys.modules)
+import agent
+print(agent.Monitor.__module__)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    modules, module = done.stdout.splitlines()
+    assert heavy.isdisjoint(modules.split())
+    assert "agent.serve.servers" in modules.split()
+    assert module == "agent.embed.monitor"
 
 
 def test_a_reader_that_went_away_ends_it_quietly_with_141():

@@ -47,6 +47,11 @@ max-groups = 10
 throttled-percent = 50
 throttled-window = "2m"
 
+[pods]
+kubelet-dir = "/var/lib/other"
+period = "2m"
+audit = "0s"
+
 [expect]
 cpus = "0-3,8"
 gpus = 8
@@ -79,6 +84,10 @@ correctable-window = "2h"
 [gpu.xids]
 31 = "ignore"
 "63" = "unhealthy"
+
+[history]
+rows = 50
+age = "24h"
 
 [taints]
 evict = ["gpu.xid.79", "mem.*"]
@@ -171,6 +180,9 @@ def test_every_key_of_the_file_arrives(setup):
         group_max=10,
         throttled_percent=50,
         throttled_window_s=120,
+        kubelet_dir=Path("/var/lib/other"),
+        pods_period_ns=120 * 10**9,
+        pods_audit_ns=0,
         correctable_errors=10,
         correctable_window_s=43_200,
         pressure_percent=20,
@@ -188,6 +200,8 @@ def test_every_key_of_the_file_arrives(setup):
         gpu_correctable_errors=50,
         gpu_correctable_window_s=7200,
         gpu_xids={31: XidOverride.IGNORE, 63: XidOverride.UNHEALTHY},
+        history_rows=50,
+        history_age_s=86_400,
         prepare_patterns=(
             Pattern(
                 re.compile(r"bank \d+ is locked"),
@@ -478,6 +492,11 @@ def test_a_program_that_embeds_is_told_of_the_file_and_the_key(setup):
         ("[cgroups]\nmax-groups = 16385", "cgroups.max-groups: 16385 is over the limit of 16384"),
         ("[cgroups]\nthrottled-percent = 101", "cgroups.throttled-percent: 101 is over the limit of 100"),
         ('[cgroups]\nthrottled-window = "9s"', "cgroups.throttled-window: 9s is below the limit of 10s"),
+        ('[pods]\nperiod = "999ms"', "pods.period: 999ms is below the limit of 1s"),
+        ('[pods]\naudit = "9s"', "pods.audit: 9s is below the limit of 10s"),
+        ('[pods]\naudit = "25h"', "pods.audit: 25h is over the limit of 24h"),
+        ("[history]\nrows = 100001", "history.rows: 100001 is over the limit of 100000"),
+        ('[history]\nage = "59m"', "history.age: 59m is below the limit of 1h"),
         ("[errors]\ncorrectable = 0", "errors.correctable: 0 is below the limit of 1"),
         ('[errors]\nwindow = "169h"', "errors.window: 169h is over the limit of 168h"),
         ("[pressure]\npercent = 0", "pressure.percent: 0 is below the limit of 1"),

@@ -416,6 +416,13 @@ def test_a_claim_that_was_made_anew_is_two_and_a_conflict() -> None:
     assert names(known, "gpu-1") == []
 
 
+def test_of_several_who_are_asked_alike_all_must_have_told_all() -> None:
+    whole = told(Origin.DRIVER, [prepared("c-1", use("gpu-0"))])
+    silent = told(Origin.DRIVER, (), absence=Absence.UNREADABLE, why="Input/output error")
+    assert consumer_map(Heard(prepared=(whole,))).whole == {Origin.DRIVER}
+    assert consumer_map(Heard(prepared=(whole, silent))).whole == frozenset()
+
+
 def test_a_name_of_two_claims_means_the_one_that_the_kubelet_holds() -> None:
     known = consumer_map(
         heard(
@@ -533,3 +540,14 @@ def test_a_claim_that_was_made_anew_would_be_refused_its_pod() -> None:
     )
     (risk,) = refusals(known)
     assert risk.why == "the claim of this name has UID new now; the kubelet holds old"
+
+
+def test_a_pod_that_has_ended_is_refused_nothing_though_its_claim_was_made_anew() -> None:
+    known = consumer_map(
+        heard(
+            checkpoint=[prepared("old", use(), pods=["p"], name="gpus")],
+            pods_api=[known_pod("p", "gpus", phase="Succeeded")],
+            claims_file=[known_claim("new", use(), name="gpus")],
+        )
+    )
+    assert refusals(known) == ()

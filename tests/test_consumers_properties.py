@@ -216,6 +216,15 @@ def test_the_map_leads_from_everywhere_to_everywhere(heard: Heard) -> None:
                 assert claim.ref in known.pods[consumer.consumer.pod].claims
     for pod in known.pods.values():
         assert all(ref in known.claims for ref in pod.claims)
+    grouped = {(group, ref) for group, refs in known.groups.items() for ref in refs}
+    assert grouped == {
+        ((one.ref.namespace, one.group), ref)
+        for ref, pod in known.pods.items()
+        for one, _ in pod.objects
+        if one.group
+    }
+    for conflict in known.conflicts:
+        assert known.claims.keys() & conflict.claims or known.pods.keys() & conflict.pods
 
 
 def test_five_thousand_pods_and_ten_thousand_claims_make_a_map() -> None:

@@ -345,7 +345,7 @@ def test_it_has_one_thread_for_each_of_its_jobs(agent: Agent) -> None:
     native = sorted(name for name in comms if name.startswith("dh-"))
     assert native == [
         *("dh-gpu-events", "dh-gpu-open", "dh-gpu-watch"),
-        *("dh-kmsg", "dh-machine", "dh-sampler", "dh-uevents"),
+        *("dh-kmsg", "dh-machine", "dh-pods", "dh-sampler", "dh-uevents"),
     ]
     # main, I/O, the log, and two of Trio's for what is slow
     assert len(comms) - len(native) <= 5

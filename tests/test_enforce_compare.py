@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import Final
 
 import pytest
-from enforce_pods import GI, MI, SIZES, SYSTEMD, V1, V2, asked, claim, container, pod
+from enforce_pods import GI, MI, SIZES, SYSTEMD, V1, V2, asked, claim, container, exact, knob, pod
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -155,8 +155,8 @@ def test_a_wrong_value_whose_reason_is_known_has_it() -> None:
     compared = judged({KnobId(Knob.QUOTA): 400_000})[KnobId(Knob.QUOTA)]
     assert compared.verdict is Verdict.LOWER
     assert compared.why == (
-        "400000 us, expected 420000 us: 4000m (c1) + 200m (claim cpus) = 4200m -> 420000 us of 100000,"
-        " as if the kubelet did not count claims; one of its containers has 420000 us"
+        "400000 us, expected 420000 us: 4000m (c1) + 200m (claim cpus) = 4200m -> 420000 us of 100000;"
+        " 400000 us is as if the kubelet did not count claims; one of its containers has 420000 us"
     )
     assert compared.risk == "it is throttled before it has used what it was given"
 
@@ -179,7 +179,6 @@ def test_a_quota_over_another_period_is_the_same_share() -> None:
         ("2-3", Verdict.LOWER, "without 4-5"),
         ("2-7", Verdict.HIGHER, "besides 6-7"),
         ("0-3", Verdict.LOWER, "without 4-5, and besides 0-1"),
-        ("", Verdict.LOWER, "CPUs none, expected CPUs 2-5"),
     ],
 )
 def test_sets_of_cpus(cpus: str, expected: Verdict, words: str) -> None:
@@ -188,6 +187,25 @@ def test_sets_of_cpus(cpus: str, expected: Verdict, words: str) -> None:
         compared = judged({what: parse_cpus(cpus)}, "c1", exclusive=own)[what]
         assert compared.verdict is expected
         assert words in compared.why
+
+
+def test_no_set_of_its_own_is_the_parents_in_v2_and_no_cpu_at_all_in_v1() -> None:
+    own = (Exclusive("c1", parse_cpus("2-5"), by_kubelet=False),)
+    none = {KnobId(Knob.CPUS): 0, KnobId(Knob.EFFECTIVE): 0}
+    for facts, expected in ((V2, Verdict.UNLIMITED), (V1, Verdict.LOWER)):
+        found = judged(none, "c1", facts, own)
+        assert found[KnobId(Knob.CPUS)].verdict is expected
+        assert found[KnobId(Knob.CPUS)].why.startswith("CPUs none, expected CPUs 2-5: CPUs 2-5 from a driver")
+        assert found[KnobId(Knob.EFFECTIVE)].verdict is Verdict.LOWER
+
+
+def test_cpus_of_kubelet_and_driver_that_differ_are_whose_write_was_the_last() -> None:
+    first, other = (Exclusive("c1", parse_cpus(cpus), cpus == "2-5") for cpus in ("2-5", "6-7"))
+    groups = expect_pod(V08, V2, [first, other])
+    what = knob(groups, Knob.CPUS, "c1")
+    assert (what.accepted, what.unknown) == ((), "CPUs 2-5 from the kubelet and 6-7 from a driver")
+    agreed = expect_pod(V08, V2, [first, other._replace(cpus=first.cpus)])
+    assert exact(agreed, Knob.CPUS, "c1") == first.cpus
 
 
 def test_a_set_with_cpu_62_and_more_is_no_missing_limit() -> None:

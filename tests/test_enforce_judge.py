@@ -8,7 +8,7 @@ from enforce_pods import SYSTEMD, UID, claim, container, pod_object
 
 from agent.enforce.actual import GONE, actual_of
 from agent.enforce.facts import Exclusive
-from agent.enforce.judge import JudgedPod, Node, judge_classes, judge_pod
+from agent.enforce.judge import JudgedPod, Node, Read, judge_classes, judge_pod
 from agent.enforce.knobs import NO_LIMIT, Knob, KnobId
 from agent.enforce.pod import Pod
 from agent.enforce.pod_object import parse_pod
@@ -46,10 +46,14 @@ def one(claims: tuple[object, ...] = (), ident: str = CONTAINER, **status: objec
     return parse_pod(pod_object(asks, claims=claims, **given))
 
 
+def reads(tree: Mapping[str, CgroupKnobs]) -> Read:
+    return lambda path, _: tree.get(path)
+
+
 def judged(
     tree: Mapping[str, CgroupKnobs], pod: Pod | None = None, node: Node = NODE, **more: object
 ) -> JudgedPod:
-    return judge_pod(pod or one(), node, tree.get, NOW, **more)
+    return judge_pod(pod or one(), node, reads(tree), NOW, **more)
 
 
 def verdicts(found: JudgedPod) -> set[Verdict]:
@@ -59,7 +63,7 @@ def verdicts(found: JudgedPod) -> set[Verdict]:
 def test_a_pod_and_its_container_are_read_where_the_kubelet_and_the_runtime_have_them() -> None:
     asked = []
 
-    def read(path: str) -> CgroupKnobs:
+    def read(path: str, _: bool) -> CgroupKnobs:
         asked.append(path)
         return knobs()
 
@@ -70,7 +74,7 @@ def test_a_pod_and_its_container_are_read_where_the_kubelet_and_the_runtime_have
 def test_what_is_wrong_is_looked_at_again_and_nothing_else_is() -> None:
     asked = []
 
-    def read(path: str) -> CgroupKnobs | None:
+    def read(path: str, _: bool) -> CgroupKnobs | None:
         asked.append(path)
         first = asked.count(path) == 1
         return knobs(memory=1 << 20) if path == SCOPE and first else knobs()
@@ -149,21 +153,35 @@ def test_a_quota_that_is_lifted_for_cpus_of_its_own_is_right() -> None:
     assert verdicts(judged(lifted(), exact(), exclusive=own)) == {Verdict.MATCH}
 
 
+def test_only_a_container_with_cpus_of_its_own_is_asked_for_them() -> None:
+    asked: dict[str, bool] = {}
+
+    def read(path: str, own_cpus: bool) -> CgroupKnobs | None:
+        asked[path] = own_cpus
+        return lifted()[path]
+
+    judge_pod(exact(), NODE, read, NOW, [Exclusive("c1", 2, by_kubelet=False)])
+    assert [own for path, own in asked.items() if path.endswith(".scope")] == [True]
+    assert [own for path, own in asked.items() if path.endswith(".slice")] == [False]
+    judge_pod(exact(), NODE, read, NOW)
+    assert set(asked.values()) == {False}
+
+
 def test_a_quota_that_is_lifted_for_nothing_is_wrong_and_unknown_while_nobody_can_tell() -> None:
     assert verdicts(judged(lifted(), exact())) == {Verdict.MATCH, Verdict.UNLIMITED}
-    assert verdicts(judged(lifted(), exact(), exclusive=None)) == {Verdict.MATCH, Verdict.UNKNOWN}
+    assert verdicts(judged(lifted(), exact(), all_known=False)) == {Verdict.MATCH, Verdict.UNKNOWN}
 
 
 def test_a_quota_of_parts_of_a_cpu_is_never_lifted() -> None:
     free = knobs(quota_us=NO_LIMIT)
-    assert Verdict.UNLIMITED in verdicts(judged({POD: free, SCOPE: free}, exclusive=None))
+    assert Verdict.UNLIMITED in verdicts(judged({POD: free, SCOPE: free}, all_known=False))
 
 
 def test_the_classes_are_the_sums_of_all_pods_and_quiet_after_a_start() -> None:
     free = knobs(pages=tuple(PageKnobs(size, NO_LIMIT, NO_LIMIT) for size in SYSTEMD.hugepages_kib))
     tree = {TOP: free, "/kubepods.slice/kubepods-besteffort.slice": knobs(weight=1, pages=free.pages)}
-    assert {one.verdict for one in judge_classes([one()], NODE, tree.get, NOW)} == {Verdict.MATCH}
-    more = judge_classes([one(), one()], NODE, tree.get, NOW)
+    assert {one.verdict for one in judge_classes([one()], NODE, reads(tree), NOW)} == {Verdict.MATCH}
+    more = judge_classes([one(), one()], NODE, reads(tree), NOW)
     assert [found.verdict for found in more if found.knob.knob is Knob.WEIGHT] == [
         Verdict.LOWER,
         Verdict.MATCH,
@@ -171,7 +189,7 @@ def test_the_classes_are_the_sums_of_all_pods_and_quiet_after_a_start() -> None:
     young = parse_pod(pod_object(container("c1", "cpu=1"), containerStatuses=[running("c1")]))
     started = young.containers[0].started_wall_s
     assert started is not None
-    soon = judge_classes([one(), young], NODE, tree.get, started + 60)
+    soon = judge_classes([one(), young], NODE, reads(tree), started + 60)
     assert [found.verdict for found in soon if found.knob.knob is Knob.WEIGHT] == [
         Verdict.QUIET,
         Verdict.MATCH,

@@ -93,6 +93,7 @@ def test_what_claims_give_raises_the_quota_over_such_cpus() -> None:
 def test_the_kubelets_own_cpus_have_no_quota() -> None:
     own = [Exclusive("c1", CPUS, by_kubelet=True)]
     assert risks_of(pod(LIMITED), V2, own, {"c1": 7}) == ()
+    assert risks_of(pod(LIMITED), V2, [*own, *OWN], {"c1": 7}) == ()
     unenforced = NodeFacts(2, CgroupDriver.SYSTEMD, enforces_quota=False)
     assert risks_of(pod(LIMITED), unenforced, OWN, {"c1": 7}) == ()
 

@@ -64,7 +64,7 @@ def of(view: GroupView, **members: Any) -> GroupView:
 def alone(cpus: str, looks: int = 2) -> GroupView:
     """A container on CPUs that a driver declares as exclusive."""
     group = CONTAINER._replace(cpus=parse_cpus(cpus))
-    return GroupView(group, devices=("driver/node-a/cpuset-1",), throttling=Throttling(looks, 9, looks))
+    return GroupView(group, exclusive=("driver/node-a/cpuset-1",), throttling=Throttling(looks, 9, looks))
 
 
 def memory(limit: Reading, pods: Reading = NO_LIMIT, **members: Any) -> GroupView:
@@ -112,7 +112,7 @@ CASES: Final[list[tuple[str, GroupView, Answer]]] = [
     (EXCLUSIVE, alone("2-3", 1), FINE),
     (EXCLUSIVE, alone("2-3"), Finding(EXCLUSIVE, Severity.DEGRADED, "throttled on exclusive CPUs 2-3")),
     (EXCLUSIVE, of(alone("2-3"), containers=(alone("2-3"),)), FINE),
-    (EXCLUSIVE, of(alone("2-3"), devices=()), FINE),
+    (EXCLUSIVE, of(alone("2-3"), exclusive=()), FINE),
     (EXCLUSIVE, of(alone("2-3"), group=CONTAINER._replace(cpus=EIO)), FINE),
     # --- memory
     (KILL, memory(32 * MIB), FINE),

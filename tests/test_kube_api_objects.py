@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 from kubernetes_wrote import POD, pod_json
 
-from agent.devices.objects import claims_from, parse_claim_object, parse_pod, pods_from, prepared_by
-from agent.model.claim import Claim, ClaimDevice, ClaimRef, DeviceRef
+from agent.devices.objects import claims_from, parse_claim_object, parse_pod, pods_from
+from agent.model.claim import ClaimRef, DeviceRef
 from agent.model.testimony import (
     Container,
     ContainerClaim,
@@ -17,7 +17,6 @@ from agent.model.testimony import (
     Owner,
     PodClaim,
     PodRef,
-    PreparedClaim,
     Told,
     Witness,
 )
@@ -68,6 +67,7 @@ def test_a_pod_as_kubernetes_wrote_it_is_understood_whole() -> None:
                     ContainerClaim("", "container-0-request-0"),
                 ),
                 "aa11",
+                running=True,
             ),
             Container("idle"),
         ),
@@ -167,14 +167,6 @@ def test_the_controller_is_the_owner_whoever_else_is() -> None:
     ]
     assert parse_claim_object(claim(ownerReferences=owners)).owner == Owner("v1", "Pod", "p", "2", True)
     assert parse_claim_object(claim(ownerReferences=owners[:1])).owner is None
-
-
-def test_what_a_driver_was_asked_to_prepare_names_its_devices_and_no_pod() -> None:
-    ref = DeviceRef("gpu.example.com", "node-1", "gpu-0")
-    claim = Claim("team-a", "c", "u", (ClaimDevice("gpus/large", *ref, share_id="s"),))
-    assert prepared_by(claim) == PreparedClaim(
-        ClaimRef("team-a", "c", "u"), (DeviceUse(ref, ("gpus",), "s"),)
-    )
 
 
 def test_a_pod_is_managed_by_one_and_may_belong_to_more() -> None:

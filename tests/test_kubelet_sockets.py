@@ -264,8 +264,12 @@ class Watching:
 
     def __init__(self, socket: Path, sync_s: float = 20.0) -> None:
         self.latest: Latest[Told[Any]] = Latest()
-        self.watch = PodsWatch(socket, self.latest, self._clock, (0.02,), sync_s)
+        self.watch = PodsWatch(socket, self.latest, self._clock, self._note, (0.02,), sync_s)
+        self.changes = 0
         self._seconds = 0
+
+    def _note(self) -> None:
+        self.changes += 1
 
     def _clock(self) -> Instant:
         self._seconds += 1
@@ -322,6 +326,30 @@ def test_pods_come_change_and_go(socket: Path) -> None:
         say(stream, event("MODIFIED", pod("u-1", phase="Failed")), gone("u-2"), event("ADDED", pod("u-3")))
         told = await watching.until(lambda told: uids(told) == ["u-1", "u-3"])
         assert pods_from(told).items[0].phase == "Failed"
+
+    watched(socket, story)
+
+
+def test_a_change_is_a_pod_that_comes_goes_or_gets_another_phase(socket: Path) -> None:
+    async def story(watching: Watching, api: WatchApi) -> None:
+        stream = await opened(api)
+        assert not watching.watch.is_current
+        say(stream, event("ADDED", pod("u-1", phase="Running")), SYNCED)
+        await watching.until(lambda told: uids(told) == ["u-1"])
+        assert (watching.changes, watching.watch.is_current) == (1, True)
+        version, _ = watching.latest.peek()
+        say(stream, event("MODIFIED", pod("u-1", phase="Running", size=1000)))
+        await watching.latest.wait_newer(version)
+        assert watching.changes == 1
+        say(stream, event("MODIFIED", pod("u-1", phase="Succeeded")))
+        await watching.until(lambda told: told.items[0]["status"]["phase"] == "Succeeded")
+        assert watching.changes == 2
+        say(stream, gone("u-1"))
+        await watching.until(lambda told: not told.items)
+        assert watching.changes == 3
+        say(stream, SLOW_CLIENT)
+        await watching.until(lambda told: bool(told.wrong))
+        assert (watching.changes, watching.watch.is_current) == (3, False)
 
     watched(socket, story)
 

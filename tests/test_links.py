@@ -184,9 +184,9 @@ class Agent:
 
     def device(self, driver: str, *, dead: bool) -> DeviceHealth:
         if not self.declares:
-            return replace(health(device="dev-0"), driver="")
+            return health(device="dev-0")._replace(driver="")
         causes = [("fpga.dead", Severity.UNHEALTHY)] if dead else []
-        return replace(health(*causes, device="dev-0", told=True), driver=driver)
+        return health(*causes, device="dev-0", told=True)._replace(driver=driver)
 
     def say(self) -> None:
         """As the core does when something changed."""
@@ -378,7 +378,7 @@ async def test_the_next_prepare_that_goes_well_makes_it_healthy_again(agent: Age
 
 def test_a_device_that_is_unhealthy_is_known_against_its_claims_while_the_core_speaks(agent: Agent) -> None:
     link = agent.links.open(A)
-    sick = replace(health(("gpu.xid.79", Severity.UNHEALTHY), device="dev-0"), driver=A)
+    sick = health(("gpu.xid.79", Severity.UNHEALTHY), device="dev-0")._replace(driver=A)
     now = read_clocks()
     assert not link.is_up
     assert link.check([claim(A)]) == [None]
@@ -394,7 +394,7 @@ def test_a_device_that_is_unhealthy_is_known_against_its_claims_while_the_core_s
 
 def test_until_a_driver_declares_devices_the_hosts_own_are_what_its_claims_are_of(agent: Agent) -> None:
     link = agent.links.open(A)
-    sick = replace(health(("gpu.xid.79", Severity.UNHEALTHY), device="dev-0"), driver="")
+    sick = health(("gpu.xid.79", Severity.UNHEALTHY), device="dev-0")._replace(driver="")
     agent.board.post(Report(NODE, read_clocks(), (sick,), declaring=(B,)))
     [said] = link.check([claim(A)])
     assert said is not None
@@ -425,7 +425,7 @@ def test_devices_that_were_broken_together_are_waited_for_once(
 
 def test_an_unprepare_is_let_go_for_a_device_that_is_known_from_the_call_alone(agent: Agent) -> None:
     link = agent.links.open(A)
-    sick = replace(health(("gpu.xid.79", Severity.UNHEALTHY), device="dev-0"), driver=A)
+    sick = health(("gpu.xid.79", Severity.UNHEALTHY), device="dev-0")._replace(driver=A)
     agent.board.post(Report(NODE, read_clocks(), (sick,), declaring=(A,)))
     busy = (Errno(16, None, "", "Device or resource busy"),)
     assert link.unprepared([Ended(claim(A), busy)]) == [None]
@@ -444,7 +444,7 @@ def test_an_unprepare_that_went_well_ends_the_claim(agent: Agent) -> None:
 
 def test_until_the_report_tells_of_the_drivers_devices_none_of_them_is_judged(agent: Agent) -> None:
     link = agent.links.open(A)
-    own = replace(health(device="dev-0"), driver="")
+    own = health(device="dev-0")._replace(driver="")
     agent.board.post(Report(NODE, read_clocks(), (own,)))
     assert link.sync([]) == (0, False)
     agent.board.post(Report(NODE, read_clocks(), (own,), declaring=(A,)))
@@ -461,7 +461,7 @@ async def test_what_the_operator_configures_counts_for_every_driver(agent: Agent
     agent.config = msgspec.structs.replace(agent.config, **told)
     link = agent.links.open(A)
     assert link.classify(claim(A), [Text("bank_locked: 3")]).code == "fpga.bank_locked"
-    sick = replace(health(("gpu.xid.79", Severity.UNHEALTHY), device="dev-0"), driver=A)
+    sick = health(("gpu.xid.79", Severity.UNHEALTHY), device="dev-0")._replace(driver=A)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(agent.links.run)
         now = read_clocks()

@@ -89,7 +89,7 @@ def test_how_an_unprepare_ended_says_nothing_of_the_next_prepare():
 
 def test_the_generation_is_the_same_text_over_restarts_and_has_no_times():
     one = health(("gpu.xid.79", Severity.UNHEALTHY), ("gpu.heat", Severity.INFO))
-    later = replace(one, since=replace(one.since, mono_ns=9), verified=replace(one.verified, wall_s=NOW + 5))
+    later = one._replace(since=replace(one.since, mono_ns=9), verified=replace(one.verified, wall_s=NOW + 5))
     assert generation_of([one, None, health()]) == "unhealthy:gpu.xid.79 ? healthy"
     assert generation_of([later, None, health()]) == generation_of([one, None, health()])
 
@@ -307,7 +307,7 @@ def test_what_the_driver_told_of_is_no_evidence_of_its_own():
         health(("fpga.stuck", Severity.UNHEALTHY), told=True),
         health(("gpu.heat", Severity.DEGRADED)),
     )
-    rest = apart_from([fault], replace(told, causes=told.causes + found.causes))
+    rest = apart_from([fault], told._replace(causes=told.causes + found.causes))
     assert (rest.health, rest.severity) == (Health.HEALTHY, Severity.DEGRADED)
     assert [cause.code for cause in rest.causes] == ["gpu.heat"]
     assert rest.message == "gpu.heat: gpu.heat is so"

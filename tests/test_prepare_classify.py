@@ -151,7 +151,7 @@ def test_another_claim_s_device_is_nobody_s_reason_here() -> None:
 
 
 def test_an_unhealthy_device_without_a_cause_is_one_all_the_same() -> None:
-    verdict = judge_devices(holding(ONE, replace(health_of("gpu-0"), health=Health.UNHEALTHY)))
+    verdict = judge_devices(holding(ONE, health_of("gpu-0")._replace(health=Health.UNHEALTHY)))
     assert verdict is not None
     assert (verdict.error_class, verdict.code) == (F, "device.unhealthy")
 
@@ -199,7 +199,7 @@ def test_a_detail_of_the_driver_s_is_none_of_what_the_engine_found_instead() -> 
 
 def test_the_worst_cause_counts_in_whatever_order_they_come() -> None:
     stalled = health_of("gpu-0", "source.stalled", severity=Severity.UNKNOWN)
-    verdict = judge_devices(holding(ONE, replace(XID, causes=stalled.causes + XID.causes)))
+    verdict = judge_devices(holding(ONE, XID._replace(causes=stalled.causes + XID.causes)))
     assert verdict is not None
     assert verdict.code == "gpu.xid.79"
 

@@ -14,6 +14,7 @@ from agent.devices.reservations import (
     parse_reservations,
     refusal,
     refusal_of_uid,
+    standing,
     unmatched,
 )
 from agent.model.claim import ClaimRef
@@ -110,18 +111,25 @@ def test_the_fields_of_kep_5194_are_read_and_prove_nothing() -> None:
 
 def test_those_behind_whom_nobody_stands_are_named() -> None:
     claim = reserved(pod_entry(0), pod_entry(1), GROUP, {**GROUP, "name": "gone"}, JOB)
-    orphans = unmatched(claim, [pod(0), pod(7, group="workers")])
+    orphans = unmatched(claim, standing([pod(0), pod(7, group="workers")]))
     assert [one.name for one in orphans] == ["train-1", "gone"]
 
 
 def test_a_group_of_another_namespace_stands_behind_nothing() -> None:
     stranger = KnownPod(PodRef("team-b", "x", "p-0"), group="workers")
-    assert [one.name for one in unmatched(reserved(GROUP, pod_entry()), [stranger])] == ["workers", "train-0"]
+    orphans = unmatched(reserved(GROUP, pod_entry()), standing([stranger]))
+    assert [one.name for one in orphans] == ["workers", "train-0"]
+
+
+def test_a_mirror_pod_stands_behind_its_own_reservation() -> None:
+    """Whoever reserves for it knows the object of the API server, and not the hash that the kubelet has."""
+    mirror = KnownPod(PodRef("team-a", "train-0", "0badcafe"), mirror_uid="p-0")
+    assert unmatched(reserved(pod_entry(0)), standing([mirror])) == ()
 
 
 def test_a_groups_uid_that_a_pod_has_makes_no_member_of_it() -> None:
     claim = reserved({**GROUP, "uid": "p-0"})
-    assert [one.name for one in unmatched(claim, [pod(0)])] == ["workers"]
+    assert [one.name for one in unmatched(claim, standing([pod(0)]))] == ["workers"]
 
 
 # --- whom the kubelet would refuse -------------------------------------------------------------------------

@@ -39,7 +39,7 @@ def own(name: str, driver: str = DRIVER, **changes: Any) -> DeviceHealth:
 def publish(serving: Serving, *devices: DeviceHealth, declaring: tuple[str, ...] = (DRIVER,)) -> None:
     """A report of the host's device and of these, at the newest moment of all."""
     newest = max([device.verified for device in devices], key=lambda at: at.mono_ns)
-    hosts = replace(device(HOSTS), verified=newest)
+    hosts = device(HOSTS)._replace(verified=newest)
     serving.latest.publish(replace(report([hosts, *devices]), declaring=declaring))
 
 

@@ -1,7 +1,6 @@
 """What a subscriber is owed: everything that is news to it, and nothing that would renew an old verdict."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -126,7 +125,7 @@ def test_a_device_named_twice_is_our_mistake_and_is_named() -> None:
 
 def test_the_same_name_in_two_pools_is_two_devices() -> None:
     feed = Feed(Encoder())
-    feed.publish([device("a"), replace(device("a"), pool="other")])
+    feed.publish([device("a"), device("a")._replace(pool="other")])
     assert feed.owed(0) == (b"a,a",)
 
 

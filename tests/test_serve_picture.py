@@ -1,6 +1,6 @@
 """A Report or an AgentStatus survives the wire unchanged, and Google's protobuf reads the same."""
 
-from dataclasses import fields, replace
+from dataclasses import fields
 
 import pytest
 from hypothesis import given, settings
@@ -90,7 +90,7 @@ def test_google_reads_the_pieces_of_a_picture_as_one() -> None:
     cause = Cause(
         "cpu.offline", Severity.UNHEALTHY, Blame.HARDWARE, "CPU 1 is offline", "bring it back", at(2)
     )
-    gpu = replace(device("b"), attributes=(("uuid", "GPU-1"), ("numaNode", "0")))
+    gpu = device("b")._replace(attributes=(("uuid", "GPU-1"), ("numaNode", "0")))
     report = Report("node-a", at(3), (device("a", causes=(cause,)), gpu), groups=7)
     picture = message_class("drahealth.v1", "Picture").FromString(encoded(report))
     assert [one.name for one in picture.devices] == ["a", "b"]

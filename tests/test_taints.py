@@ -534,4 +534,4 @@ def test_a_device_that_its_driver_cannot_hand_out_is_kept_free_where_the_driver_
     for keep_away, made in ((True, (taint("mem.hugepages.size_unsupported"),)), (False, ())):
         device = sick([("mem.hugepages.size_unsupported", Severity.UNKNOWN)])
         cause = replace(device.causes[0], told=True, keep_away=keep_away)
-        assert Life().take(0, report(replace(device, causes=(cause,)))) == made
+        assert Life().take(0, report(device._replace(causes=(cause,)))) == made

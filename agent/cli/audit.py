@@ -6,15 +6,17 @@ import json
 import os
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from agent.cli.exits import EXIT_OF_SEVERITY
 from agent.cli.terminal import style_of
 from agent.cli.verb import Verb, add_output, add_settings, config_file_of, flags_of
-from agent.config import KUBELET_DIR, load
+from agent.config import load
 from agent.errors import ProbeError, UsageError
 from agent.model.health import Severity
+from agent.model.time import Instant
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
@@ -32,14 +34,7 @@ def add_arguments(parser: ArgumentParser) -> None:
         "--pods",
         metavar="FILE",
         type=Path,
-        help="pods as 'kubectl get pods -A -o json' writes them (default: the kubelet is asked)",
-    )
-    parser.add_argument(
-        "--kubelet-dir",
-        metavar="DIR",
-        type=Path,
-        default=KUBELET_DIR,
-        help=f"where the kubelet has its pods API and its CPU manager's state (default: {KUBELET_DIR})",
+        help="pods as 'kubectl get pods -A -o json' or yaml writes them (default: the kubelet is asked)",
     )
     parser.add_argument(
         "--kubelet-version",
@@ -48,13 +43,18 @@ def add_arguments(parser: ArgumentParser) -> None:
         help="before 1.37 what claims give is not expected in cgroups (default: it is)",
     )
     add_output(parser)
-    add_settings(parser, "--node-name", "--sysfs-root", "--cgroupfs-root", "--kubelet-cgroup-root")
+    add_settings(
+        parser,
+        *("--node-name", "--sysfs-root", "--cgroupfs-root", "--kubelet-cgroup-root"),
+        *("--kubelet-dir", "--runtime-dir"),
+    )
 
 
 def main(args: Namespace) -> int:
     from agent.audit import Audit, Places, audit
+    from agent.cli.audit_cpus import read_driver_cpus
     from agent.cli.audit_pods import choose, parse_pods
-    from agent.cli.audit_text import Shown, document, exit_of, render
+    from agent.cli.audit_text import Shown, exit_of, render
     from agent.sources.node_facts import counts_claims
 
     config = load(flags_of(args), os.environ, file=config_file_of(args), serves=False)
@@ -62,7 +62,7 @@ def main(args: Namespace) -> int:
         counts_claims(args.kubelet_version)
     except ValueError as error:
         raise UsageError(f"--kubelet-version: {error}") from None
-    told = _told(args)
+    told = _told(args, config.kubelet_dir)
     listed = parse_pods(told, config.node_name, of_many=args.pods is not None)
     now_s = time.time()
     if told.absence is not None:
@@ -73,9 +73,10 @@ def main(args: Namespace) -> int:
             config.sysfs_root,
             config.cgroupfs_root,
             config.kubelet_cgroup_root,
-            args.kubelet_dir,
+            config.kubelet_dir,
             args.kubelet_version,
         )
+        own = read_driver_cpus(config, told)
         try:
             found = audit(
                 places,
@@ -84,33 +85,39 @@ def main(args: Namespace) -> int:
                 now_s,
                 classes=args.pod is None,
                 complete=not listed.wrong,
+                by_drivers=own.given,
             )
         except ProbeError as error:  # what could not be read is not known
             print(f"drahealth: {error}", file=sys.stderr)
             return EXIT_OF_SEVERITY[Severity.UNKNOWN]
+        found = replace(found, gaps=(*found.gaps, *own.gaps))
     shown = Shown(
         listed.node or config.node_name, told, listed.wrong, found, now_s, whole=args.pod is not None
     )
     if args.output == "json":
+        from agent.cli.audit_document import document
+
         print(json.dumps(document(shown), indent=2))
     else:
         print(render(shown, style_of(sys.stdout, args.color, os.environ)), end="")
     return exit_of(shown)
 
 
-def _told(args: Namespace) -> Told[Mapping[str, object]]:
+def _told(args: Namespace, kubelet_dir: Path) -> Told[Mapping[str, object]]:
     """The objects of pods, or why there are none."""
-    from agent.assembly import read_clocks
-
     if args.pods is not None:
         from agent.sources.kube_objects import POD, read_objects
 
-        return read_objects(args.pods, POD, read_clocks())
+        return read_objects(args.pods, POD, _now())
     import asyncio
 
     from agent.serve.pods_api import SOCKET, list_pods
 
-    return asyncio.run(list_pods(args.kubelet_dir / SOCKET, read_clocks))
+    return asyncio.run(list_pods(kubelet_dir / SOCKET, _now))
+
+
+def _now() -> Instant:
+    return Instant(time.monotonic_ns(), time.time())
 
 
 VERB = Verb(

@@ -1,22 +1,19 @@
-"""What ``drahealth audit`` found, as a table and as a document. Pure."""
+"""What ``drahealth audit`` found, as a table; and its exit code. Pure."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
-from agent.cli.document import API_VERSION
 from agent.cli.text import GAP, Entry, Look, clean, format_age, format_count, format_entries, wrap
 from agent.enforce.cgroups import Level
 from agent.enforce.compare import expected_text
 from agent.enforce.judge import UNJUDGED
-from agent.enforce.knobs import NO_LIMIT, Knob, file_of, limit_of, page_name, value_text
+from agent.enforce.knobs import Knob, limit_of, page_name, value_text
 from agent.enforce.verdicts import CONCERNS, Verdict
-from agent.model.cpuset import format_cpus
 from agent.model.reading import Missing
 from agent.model.testimony import Origin
-from agent.model.time import rfc3339
 
 if TYPE_CHECKING:
     from agent.audit import Audit
@@ -34,6 +31,8 @@ FOUND: Final = Look("▲", "!", "not as promised", "yellow")
 UNKNOWN: Final = Look("◌", "?", "not judged", "magenta")
 IDLE: Final = Look("·", "-", "not running", "dim")
 _ORDER: Final = (FOUND, UNKNOWN, KEPT, IDLE)
+LISTED_MAX: Final = 20
+"""Pods that are as promised and get a line of their own."""
 TITLES: Final = ("CGROUP", "KNOB", "EXPECTED", "ACTUAL", "VERDICT")
 _SOURCES: Final = {Origin.PODS_API: "the kubelet's pods API", Origin.PODS_FILE: "a file"}
 _COSTS: Final = "what cgroups should say follows from pods' objects, and nobody could tell any"
@@ -58,19 +57,21 @@ class Shown(NamedTuple):
 
 def exit_of(shown: Shown) -> int:
     """0: all as promised; 1: something is not; 3: nothing was found, and something could not be judged."""
-    verdicts = {one.verdict for one in _compared(shown.audit)}
+    verdicts = {one.verdict for one in compared_of(shown.audit)}
     if verdicts & CONCERNS:
         return 1
-    is_blind = shown.told.absence is not None or shown.audit.facts is None or bool(_unread(shown))
+    is_blind = shown.told.absence is not None or shown.audit.facts is None or bool(unread_of(shown))
     is_idle = shown.whole and not verdicts
     return 3 if is_blind or is_idle or verdicts & UNJUDGED else 0
 
 
-def _unread(shown: Shown) -> tuple[str, ...]:
+def unread_of(shown: Shown) -> tuple[str, ...]:
+    """Pods that could not be judged, with the reason."""
     return (*shown.wrong, *shown.audit.unread)
 
 
-def _compared(audit: Audit) -> Iterator[Compared]:
+def compared_of(audit: Audit) -> Iterator[Compared]:
+    """Every knob that was judged."""
     for pod in audit.pods:
         yield from pod.compared
     yield from audit.classes
@@ -94,7 +95,8 @@ def render(shown: Shown, style: Style) -> str:
     lines = [_head(shown, style)]
     if audit.pods or audit.classes:
         lines.append("")
-    for pod in sorted(audit.pods, key=lambda one: _ORDER.index(_look(one.compared))):
+    pods, more = _listed(audit.pods)
+    for pod in pods:
         look = _look(pod.compared)
         lines.append(_pod_line(pod, look, style))
         lines += _rows(pod.compared, audit.facts, style, whole=shown.whole)
@@ -102,6 +104,9 @@ def render(shown: Shown, style: Style) -> str:
         if pod.idle and pod.compared:
             names = clean(", ".join(pod.idle))
             lines += wrap(f"not running: {names}", style, first="    ", rest="      ", paint=("dim",))
+    if more:
+        told = style.paint(f"{more} more", "bold")
+        lines.append(f"{_sign(KEPT, style)} {told}{GAP}{style.paint(KEPT.word, KEPT.colour)}")
     if audit.classes:
         look = _look(audit.classes)
         lines.append(f"{_sign(look, style)} QoS classes{GAP}{style.paint(look.word, look.colour)}")
@@ -110,6 +115,18 @@ def render(shown: Shown, style: Style) -> str:
     if entries:
         lines += ["", *format_entries(entries, style)]
     return "\n".join([*lines, "", _sum(shown, style)]) + "\n"
+
+
+def _listed(pods: Iterable[JudgedPod]) -> tuple[Sequence[JudgedPod], int]:
+    """The worst first, and how many are left out of whom there is nothing to say: they would push what was
+    found out of sight."""
+    listed, plain = [], 0
+    for pod in sorted(pods, key=lambda one: _ORDER.index(_look(one.compared))):
+        is_plain = _look(pod.compared) is KEPT and not pod.risks and not pod.idle
+        plain += is_plain
+        if not is_plain or plain <= LISTED_MAX:
+            listed.append(pod)
+    return listed, max(0, plain - LISTED_MAX)
 
 
 def _head(shown: Shown, style: Style) -> str:
@@ -187,7 +204,7 @@ def _why(one: Compared) -> str:
 def _actual_text(one: Compared) -> str:
     if isinstance(one.actual, Missing):
         return str(one.actual.absence)
-    return value_text(one.knob.knob, _limited(one, one.actual))
+    return value_text(one.knob.knob, limited(one, one.actual))
 
 
 def _risks(risks: Iterable[Risk], style: Style) -> Iterator[str]:
@@ -203,7 +220,7 @@ def _unknown(shown: Shown) -> Iterator[Entry]:
         yield Entry("no pods", clean(shown.told.why))
         yield Entry("", _COSTS)
         yield Entry("instead", _GET)
-    for wrong in _unread(shown):
+    for wrong in unread_of(shown):
         yield Entry("unread", clean(wrong))
 
 
@@ -219,84 +236,6 @@ def _sum(shown: Shown, style: Style) -> str:
     return f"{format_count(len(pods), 'pod')}: {told}"
 
 
-# --- for programs ------------------------------------------------------------------------------------------
-
-
-def document(shown: Shown) -> dict[str, Any]:
-    """All of it. Keys are only ever added."""
-    audit, facts, told = shown.audit, shown.audit.facts, shown.told
-    return {
-        "apiVersion": API_VERSION,
-        "node": shown.node,
-        "at": rfc3339(shown.now_s),
-        "cgroups": facts and _facts(facts),
-        "source": {
-            "origin": told.witness.origin,
-            "read": rfc3339(told.witness.read.wall_s),
-            "written": rfc3339(told.witness.written_s) if told.witness.written_s else None,
-            "pods": len(told.items),
-            "absence": told.absence,
-            "why": told.why,
-        },
-        "pods": [_pod(pod, facts) for pod in audit.pods],
-        "classes": [_knob(one, facts) for one in audit.classes],
-        "unread": list(_unread(shown)),
-        "notKnown": list(audit.gaps),
-        "summary": dict(Counter(one.verdict.value for one in _compared(audit))),
-    }
-
-
-def _facts(facts: NodeFacts) -> dict[str, Any]:
-    return {
-        "version": facts.version,
-        "driver": facts.driver,
-        "pageBytes": facts.page_bytes,
-        "hugepageSizesKiB": list(facts.hugepages_kib),
-        "countsClaims": facts.counts_claims,
-    }
-
-
-def _pod(pod: JudgedPod, facts: NodeFacts | None) -> dict[str, Any]:
-    return {
-        "namespace": pod.pod.namespace,
-        "name": pod.pod.name,
-        "uid": pod.pod.uid,
-        "qosClass": pod.pod.qos,
-        "claims": list(pod.pod.claims),
-        "knobs": [_knob(one, facts) for one in pod.compared],
-        "risks": [
-            {"code": risk.code, "container": risk.container, "what": risk.what, "advice": risk.advice}
-            for risk in pod.risks
-        ],
-        "notRunning": list(pod.idle),
-    }
-
-
-def _knob(one: Compared, facts: NodeFacts | None) -> dict[str, Any]:
-    accepted = one.expected.accepted
-    return {
-        "level": one.group.level,
-        "qosClass": one.group.qos,
-        "container": one.group.container,
-        "knob": one.knob.knob,
-        "sizeKiB": one.knob.size_kib or None,
-        "file": file_of(one.knob, facts.version).name if facts else None,
-        "expected": [_value(one, option.value) for option in accepted],
-        "arithmetic": one.expected.arithmetic,
-        "actual": None if isinstance(one.actual, Missing) else _value(one, _limited(one, one.actual)),
-        "verdict": one.verdict,
-        "why": one.why,
-        "risk": one.risk,
-    }
-
-
-def _limited(one: Compared, value: int) -> int:
+def limited(one: Compared, value: int) -> int:
     """A value as it is compared: "as good as none" is none, but in a set of CPUs."""
     return value if one.knob.knob in {Knob.CPUS, Knob.EFFECTIVE} else limit_of(value)
-
-
-def _value(one: Compared, value: int) -> int | str:
-    """Sets of CPUs as the kernel lists them, and ``max`` for no limit: JSON's numbers end at 2^53."""
-    if one.knob.knob in {Knob.CPUS, Knob.EFFECTIVE}:
-        return format_cpus(value) if value else ""
-    return "max" if value == NO_LIMIT else value

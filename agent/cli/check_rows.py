@@ -35,6 +35,7 @@ from agent.health.host.groups import GROUP_RULES
 from agent.health.host.hugepages import POOL_RULES
 from agent.health.host.memory import MEMORY_RULES
 from agent.health.host.node import NODE_RULES
+from agent.health.host.promise_rows import PROMISES, UNLISTED, UNREAD, PromiseRow
 from agent.health.xid import sxids
 from agent.health.xid import table as xids
 from agent.model.health import Blame, Severity
@@ -76,10 +77,15 @@ def groups(limits: GpuLimits) -> tuple[Group, ...]:
         ),
         Group(
             "Pods and their containers",
-            "Notes. What is degraded is also a cause of the declared devices that the pod uses.",
-            tuple(map(_of_rule, GROUP_RULES)),
+            "Notes. What a pod lacks that a device gives it is also a cause of that device; which that is, "
+            "[host.md](host.md#notes) says. Where the source is pods, [an audit](audit.md) found it.",
+            (*map(_of_rule, GROUP_RULES), *map(_of_promise, PROMISES.values())),
         ),
-        Group("The node", "Notes: they are about no device.", tuple(map(_of_rule, NODE_RULES))),
+        Group(
+            "The node",
+            "Notes: they are about no device.",
+            (*map(_of_rule, NODE_RULES), *map(_of_promise, (UNLISTED, UNREAD))),
+        ),
         Group(
             "GPUs: what can be read",
             "Of `gpu-<N>`, and of its MIG instances with it. The first is the driver's own word, and comes "
@@ -155,6 +161,10 @@ def _of_row(row: Row, what: str, try_it: str) -> Check:
         row.advice,
         try_it,
     )
+
+
+def _of_promise(row: PromiseRow) -> Check:
+    return _of_row(row, row.what, row.try_it)
 
 
 def _first_paragraph(judge: object) -> str:

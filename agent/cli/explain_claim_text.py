@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
 from agent.cli.explain_device_text import age, belief_facts, origins
 from agent.cli.explain_find import title
+from agent.cli.explain_said import container_of
 from agent.cli.text import GAP, LOOKS, Entry, brief, clean, format_count, format_entries, wrap
-from agent.devices.affected import HERE
+from agent.devices.affected import HERE, consumers_of
 from agent.devices.reservations import by_kind
 from agent.model.health import DeviceHealth, Severity
 
@@ -16,8 +17,8 @@ if TYPE_CHECKING:
     from agent.cli.explain_words import ClaimFacts, DeviceFacts, Explained, PodFacts
     from agent.cli.prepare_text import Claim
     from agent.cli.terminal import Style
-    from agent.model.consumers import DeviceEdge
-    from agent.model.testimony import Witness
+    from agent.model.consumers import ConsumerEdge, DeviceEdge
+    from agent.model.testimony import PodRef, Reservation, Witness
 
 REQUESTS_MAX: Final = 6
 """Requests of a claim that are named for a device."""
@@ -25,8 +26,9 @@ REQUESTS_MAX: Final = 6
 
 def of_pod(explained: Explained, style: Style) -> Iterator[str]:
     """A pod, or several of which it is not clear who is meant; below them their claims."""
+    told = _edges(explained)
     for pod in explained.pods:
-        yield from _pod(pod, explained, style)
+        yield from _pod(pod, told.get(pod.view.ref, ()), style)
     for claim in explained.claims:
         yield ""
         yield from _claim(claim, explained, style)
@@ -43,31 +45,53 @@ def of_claim(explained: Explained, style: Style) -> Iterator[str]:
         yield ""
     if explained.pods:
         yield f"{format_count(len(explained.pods), 'pod')}:"
+        told = _edges(explained)
         for pod in explained.pods:
-            yield from _pod(pod, explained, style, first="  ")
+            yield from _pod(pod, told.get(pod.view.ref, ()), style, first="  ")
     else:
         yield "no pod of it is known"
 
 
-def _pod(pod: PodFacts, explained: Explained, style: Style, first: str = "") -> Iterator[str]:
+def _edges(explained: Explained) -> Mapping[PodRef, Sequence[ConsumerEdge]]:
+    """Who says that the claims are a pod's, by pod."""
+    found: dict[PodRef, list[ConsumerEdge]] = {}
+    for claim in explained.claims:
+        for pod, edges in consumers_of(claim.view).items():
+            found.setdefault(pod, []).extend(edges)
+    return found
+
+
+def _pod(pod: PodFacts, edges: Sequence[ConsumerEdge], style: Style, first: str = "") -> Iterator[str]:
     ref, known = pod.view.ref, pod.view.known
     words = [f"uid {ref.uid}" if ref.uid else "uid not known"] if ref.name else ["name not known"]
     if known:
         words += filter(None, [known.phase, str(known.controller or "")])
         words += [f"pod group {known.group}"] if known.group else []
-    edges = [edge for claim in explained.claims for edge in claim.view.consumers if edge.consumer.pod == ref]
+    if pod.view.running is not None:
+        words.append("processes of it run" if pod.view.running else "no process of it runs")
     words += ["told by " + origins(edge.witness for edge in edges)] if edges else []
     if edges and not any(edge.relation in HERE for edge in edges):
         words.append("not seen to be prepared for it")
     who = str(ref) if not ref.name else f"pod {ref}"
-    yield f"{first}{style.paint(clean(who), 'bold')}{GAP}{clean(', '.join(words))}"
+    yield from _headed(who, words, style, first)
     for one in known.claims if known else ():
         if not one.claim:
             text = f"its claim {one.name} was not made yet, or is not needed"
             yield from wrap(clean(text), style, first=first + "  ", rest=first + "    ")
     for note in pod.notes:
-        text = f"{note.cause.code}: {brief(note.cause.evidence)}"
+        container = container_of(note, pod.view)
+        of = f"container {container}: " if container else ""
+        text = f"{of}{note.cause.code}: {brief(note.cause.evidence)}"
         yield from wrap(clean(text), style, first=first + "  ", rest=first + "    ")
+
+
+def _headed(what: str, words: Sequence[str], style: Style, first: str = "") -> Iterator[str]:
+    """What it is, and behind it what is known of it."""
+    name = clean(what)
+    indent = f"{first}{' ' * len(name)}{GAP}"
+    line, *rest = wrap(clean(", ".join(words)), style, first=indent, rest=first + "    ")
+    yield f"{first}{style.paint(name, 'bold')}{line[len(first) + len(name) :]}"
+    yield from rest
 
 
 def _claim(claim: ClaimFacts, explained: Explained, style: Style) -> Iterator[str]:
@@ -75,7 +99,7 @@ def _claim(claim: ClaimFacts, explained: Explained, style: Style) -> Iterator[st
     view = claim.view
     words = [f"uid {view.ref.uid}" if view.ref.uid else "known by its name alone"]
     words += [f"told by {origins(_witnesses(claim))}"] if _witnesses(claim) else []
-    yield f"{style.paint(clean(f'claim {view.ref}'), 'bold')}{GAP}{clean(', '.join(words))}"
+    yield from _headed(f"claim {view.ref}", words, style)
     by_ref = {one.ref: one for one in explained.devices}
     edges: dict[object, list[DeviceEdge]] = {}
     for edge in view.devices:
@@ -144,16 +168,32 @@ def _uses(claim: ClaimFacts, explained: Explained) -> Iterator[Entry]:
 
 def _reserved(claim: ClaimFacts) -> Iterator[Entry]:
     for obj, witness in claim.view.objects[:1]:
-        kinds = by_kind(obj.reserved)
-        words = [
-            format_count(len(kinds.pods), "pod") if kinds.pods else "",
-            *(f"pod group {one.name}" for one in kinds.groups),
-            *(f"{one.resource or 'something'} {one.name}" for one in kinds.others),
-        ]
-        text = ", ".join(filter(None, words)) or "nobody"
-        over = f"; {len(obj.reserved)} entries, more than the API server takes" if kinds.is_over else ""
+        over = (
+            f"; {len(obj.reserved)} entries, more than the API server takes"
+            if by_kind(obj.reserved).is_over
+            else ""
+        )
         allocated = "" if obj.allocated else "not allocated; "
-        yield Entry("reserved for", clean(f"{allocated}{text}{over} ({witness.origin})"))
+        text = f"{allocated}{_words(obj.reserved) or 'nobody'}{over} ({witness.origin})"
+        yield Entry("reserved for", clean(text))
+        if obj.meant_for or obj.any_pod:
+            anybody = "any pod" if obj.any_pod else ""
+            text = ", ".join(filter(None, [_words(obj.meant_for), anybody]))
+            yield Entry("meant for", clean(f"{text}: no kubelet looks at that ({witness.origin})"))
+    if claim.orphans:
+        text = f"{_words(claim.orphans)}: none of the pods of --pods is behind that"
+        yield Entry("orphaned?", clean(text), ("yellow",))
+
+
+def _words(reserved: Sequence[Reservation]) -> str:
+    """For whom; of pods only how many, for there may be hundreds."""
+    kinds = by_kind(reserved)
+    words = [
+        format_count(len(kinds.pods), "pod") if kinds.pods else "",
+        *(f"pod group {one.name}" for one in kinds.groups),
+        *(f"{one.resource or 'something'} {one.name}" for one in kinds.others),
+    ]
+    return ", ".join(filter(None, words))
 
 
 def _prepare(record: Claim, explained: Explained) -> Entry:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Set as AbstractSet
 from typing import TYPE_CHECKING, Final
 
 from agent.cli.explain_find import title
+from agent.cli.explain_said import container_of, pod_of
 from agent.cli.explain_words import AGENT
 from agent.cli.fold import identity_of
 from agent.cli.text import GAP, LOOKS, Entry, brief, clean, format_age, format_count, format_entries, wrap
@@ -17,7 +19,8 @@ if TYPE_CHECKING:
     from agent.cli.explain_words import DeviceFacts, Explained
     from agent.cli.terminal import Style
     from agent.model.claim import ClaimRef
-    from agent.model.testimony import Witness
+    from agent.model.health import Note
+    from agent.model.testimony import PodRef, Witness
 
 Fact = tuple[str, str, tuple[str, ...]]
 """What it is about, the text, and its colours."""
@@ -42,16 +45,25 @@ def of_device(explained: Explained, style: Style) -> Iterator[str]:
     for device in explained.devices:
         yield from _device(device, explained, style)
     yield ""
-    sure = {one.affected.pod.ref for one in explained.hurt if one.affected.sure}
-    others = {one.affected.pod.ref for one in explained.hurt} - sure
+    over = {one.affected.pod.ref for one in explained.hurt if one.affected.pod.has_ended}
+    sure = {one.affected.pod.ref for one in explained.hurt if one.affected.sure} - over
+    others = {one.affected.pod.ref for one in explained.hurt} - sure - over
     if not explained.hurt and not explained.claims:
         yield "nobody is known to use it"
         return
     may = f", {format_count(len(others), 'other')} may" if others else ""
+    did = f", {len(over)} {'has' if len(over) == 1 else 'have'} ended" if over else ""
     claims = format_count(len(explained.claims), "claim")
-    yield f"used by {format_count(len(sure), 'pod')}{may}, through {claims}"
+    yield f"used by {_least(explained, sure)}{format_count(len(sure), 'pod')}{may}{did}, through {claims}"
     yield ""
     yield from _table(explained, style)
+
+
+def _least(explained: Explained, users: AbstractSet[PodRef]) -> str:
+    """How many pods there are at least, if those with names may be those with UIDs; else nothing."""
+    halves = [one.view.ref for one in explained.pods if one.maybe and one.view.ref in users]
+    twice = min(sum(not ref.name for ref in halves), sum(not ref.uid for ref in halves))
+    return f"{len(users) - twice} to " if twice else ""
 
 
 def _device(device: DeviceFacts, explained: Explained, style: Style) -> Iterator[str]:
@@ -72,11 +84,18 @@ def _when(device: DeviceFacts, explained: Explained) -> str:
     """Since when, how fresh, and who says so."""
     verdict = device.verdict
     if verdict is None:
-        return ": nobody judges it" if device.belief is None else ": nobody else than the kubelet says so"
+        is_belief = device.severity is not Severity.UNKNOWN
+        return ": nobody else than the kubelet says so" if is_belief else ": nobody judges it"
     verified = f"verified {age(explained, verdict.health.verified.wall_s)} ago"
     if verdict.by != AGENT:
         return f", {verified}, says {clean(verdict.by)}"
-    return f" for {age(explained, verdict.health.since.wall_s)}, {verified}, says the agent"
+    return f" for {age(explained, _so_since_s(verdict.health))}, {verified}, says the agent"
+
+
+def _so_since_s(health: DeviceHealth) -> float:
+    """Since when it is as bad as it is [s since 1970]; the verdict's own time moves with lesser causes."""
+    worst = (cause.since.wall_s for cause in health.causes if cause.severity is health.severity)
+    return min(worst, default=health.since.wall_s)
 
 
 def _causes(health: DeviceHealth, explained: Explained, style: Style) -> Iterator[str]:
@@ -105,6 +124,24 @@ def _facts(device: DeviceFacts, explained: Explained) -> Iterator[Fact]:
     for fault in device.broken:
         when = f"{age(explained, fault.told_wall_s)} ago, while preparing {fault.claim}"
         yield "found broken", f"{fault.code}: {fault.evidence} ({when})", ("red",)
+    causes = device.verdict.health.causes if device.verdict else ()
+    for note in device.notes:
+        cause, whose = note.cause, _whose(note, explained)
+        if any(one.code == cause.code and f"{whose}: {cause.evidence}" in one.evidence for one in causes):
+            continue  # it was told as a cause
+        text = f"{whose}: {cause.code}: {brief(cause.evidence)}"
+        paint = ("yellow",) if cause.severity > Severity.INFO else ()
+        yield "noted", f"{text} ({age(explained, cause.since.wall_s)} ago)", paint
+
+
+def _whose(note: Note, explained: Explained) -> str:
+    """The pod that a note is about, by its name if that is known, and the container."""
+    uid = pod_of(note)
+    of = next((one.view for one in explained.pods if uid and one.view.ref.uid == uid), None)
+    if of is None:
+        return note.subject
+    container = container_of(note, of)
+    return f"{of.ref if of.ref.name else f'pod {of.ref.uid}'}{container and f' container {container}'}"
 
 
 def _told(health: DeviceHealth, judged: DeviceHealth) -> str:
@@ -162,7 +199,11 @@ def _table(explained: Explained, style: Style) -> Iterator[str]:
 def _row(one: Affected) -> tuple[str, ...]:
     containers = ", ".join(use.name if use.sure else f"{use.name}?" for use in one.containers)
     told = origins(edge.witness for edge in one.edges)
-    return (_claim_name(one.claim), clean(str(one.pod.ref)), clean(containers), _owner(one), told)
+    state = "no process" if one.pod.running is False else ""
+    if one.pod.known and one.pod.has_ended:
+        state = one.pod.known.phase
+    pod = f"{one.pod.ref}{state and f' ({state})'}"
+    return (_claim_name(one.claim), clean(pod), clean(containers), _owner(one), told)
 
 
 def _owner(one: Affected) -> str:

@@ -7,11 +7,12 @@ that was read and written.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from agent.cli.document import API_VERSION, cause_document, device_document
 from agent.cli.explain_facts import severity_of
 from agent.cli.explain_words import COSTS, ClaimFacts, DeviceFacts, Explained, PodFacts
+from agent.cli.history_text import use_document
 from agent.cli.prepare_text import claim_document
 from agent.model.consumers import ConsumerEdge, ContainerEdge, DeviceEdge
 from agent.model.time import rfc3339
@@ -21,7 +22,12 @@ if TYPE_CHECKING:
     from agent.devices.reservations import Refusal
     from agent.model.claim import ClaimRef, DeviceRef
     from agent.model.consumers import Conflict
-    from agent.model.testimony import Belief, KnownClaim, KnownPod, Owner, PodRef, Witness
+    from agent.model.health import Note
+    from agent.model.testimony import Belief, KnownClaim, KnownPod, Owner, PodRef, Reservation, Witness
+
+
+MAYBE_MAX: Final = 256
+"""Pods that may be one and the same, which are named of each: of thousands it would be millions."""
 
 
 def document(explained: Explained) -> dict[str, Any]:
@@ -37,6 +43,7 @@ def document(explained: Explained) -> dict[str, Any]:
         "hurt": [_hurt(one) for one in explained.hurt],
         "risks": [_risk(one) for one in explained.risks],
         "conflicts": [_conflict(one) for one in explained.conflicts],
+        "ended": [use_document(one) for one in explained.ended],
         "sources": [_source(one) for one in explained.accounts],
     }
 
@@ -84,7 +91,12 @@ def _device(one: DeviceFacts, explained: Explained) -> dict[str, Any]:
             }
             for fault in one.broken
         ],
+        "notes": [_note(of) for of in one.notes],
     }
+
+
+def _note(note: Note) -> dict[str, Any]:
+    return {"subject": note.subject, **cause_document(note.cause)}
 
 
 def _verdict(verdict: Verdict | None) -> dict[str, Any] | None:
@@ -114,6 +126,7 @@ def _claim(claim: ClaimFacts) -> dict[str, Any]:
         "waitsFor": list(view.waiting),
         "notCalled": list(view.skipped),
         "objects": [{**_claim_object(one), **_told_by(witness)} for one, witness in view.objects],
+        "orphans": None if claim.orphans is None else [_reservation(one) for one in claim.orphans],
         "prepares": [claim_document(record) for record in claim.records],
     }
 
@@ -156,17 +169,20 @@ def _container_edge(edge: ContainerEdge) -> dict[str, Any]:
 def _claim_object(claim: KnownClaim) -> dict[str, Any]:
     return {
         "allocated": claim.allocated,
-        "reservedFor": [
-            {
-                "kind": one.kind,
-                "apiGroup": one.api_group,
-                "resource": one.resource,
-                "name": one.name,
-                "uid": one.uid,
-            }
-            for one in claim.reserved
-        ],
+        "reservedFor": [_reservation(one) for one in claim.reserved],
+        "meantFor": [_reservation(one) for one in claim.meant_for],
+        "reservedForAnyPod": claim.any_pod,
         "owner": _owner(claim.owner),
+    }
+
+
+def _reservation(one: Reservation) -> dict[str, str]:
+    return {
+        "kind": one.kind,
+        "apiGroup": one.api_group,
+        "resource": one.resource,
+        "name": one.name,
+        "uid": one.uid,
     }
 
 
@@ -176,10 +192,13 @@ def _claim_object(claim: KnownClaim) -> dict[str, Any]:
 def _pod(pod: PodFacts) -> dict[str, Any]:
     return {
         **_pod_ref(pod.view.ref),
+        "running": pod.view.running,
+        "cgroups": [{"container": one.id, "running": one.running} for one in pod.view.live],
         "claims": [_claim_ref(one) for one in pod.view.claims],
         "objects": [{**_pod_object(one), **_told_by(witness)} for one, witness in pod.view.objects],
-        "maybe": [_pod_ref(one) for one in pod.maybe],
-        "notes": [{"subject": one.subject, **cause_document(one.cause)} for one in pod.notes],
+        "maybe": [_pod_ref(one) for one in pod.maybe[:MAYBE_MAX]],
+        "maybeMore": max(0, len(pod.maybe) - MAYBE_MAX),
+        "notes": [_note(one) for one in pod.notes],
     }
 
 
@@ -190,6 +209,9 @@ def _pod_object(pod: KnownPod) -> dict[str, Any]:
         "owner": _owner(pod.controller),
         "podGroup": pod.group or None,
         "mirrorUID": pod.mirror_uid or None,
+        "containers": [
+            {"name": one.name, "id": one.id or None, "running": one.running} for one in pod.containers
+        ],
     }
 
 
@@ -230,7 +252,13 @@ def _risk(risk: Refusal) -> dict[str, Any]:
 
 def _conflict(conflict: Conflict) -> dict[str, Any]:
     sayings = [{**_told_by(one.witness), "text": one.text} for one in conflict.sayings]
-    return {"kind": conflict.kind, "subject": conflict.subject, "sayings": sayings}
+    return {
+        "kind": conflict.kind,
+        "subject": conflict.subject,
+        "claims": [_claim_ref(one) for one in conflict.claims],
+        "pods": [_pod_ref(one) for one in conflict.pods],
+        "sayings": sayings,
+    }
 
 
 def _source(account: Account) -> dict[str, Any]:

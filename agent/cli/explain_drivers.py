@@ -1,91 +1,30 @@
-"""What the drivers of a node keep in files, and the sockets on which they tell health.
-
-A driver that embeds drahealth keeps it in its plugin's directory; for one beside it the agent does.
-"""
+"""What the drivers of a node keep in files, and what became of reading them. Where those are is for
+agent.pods.drivers."""
 
 from __future__ import annotations
 
 import asyncio
-import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
-from typing import Final, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
-from agent.cli.explain_ask import DISK_S, Places, in_time, late, now
+from agent.cli.explain_ask import Places
 from agent.cli.explain_words import PREPARES, TAINTS, Account
 from agent.cli.prepare_text import Claim, claims_of
 from agent.cli.text import format_count
-from agent.config import DRIVERS
 from agent.model.claim import DeviceRef
 from agent.model.reading import Absence
 from agent.model.taint import Taint
-from agent.model.testimony import DeviceUse, Origin, PreparedClaim, Told, Witness
+from agent.model.testimony import Origin, PreparedClaim, Told, Witness
+from agent.pods.asking import DISK_S, in_time, late, now
+from agent.pods.drivers import Driver, prepared_claims
 from agent.store import prepares, taints
 from agent.store.files import Unusable, read
 from agent.store.prepares import Prepares
 
 T = TypeVar("T")
-
-KEPT: Final = "drahealth"
-"""What a driver that embeds drahealth has in its plugin's directory."""
-
-
-class Driver(NamedTuple):
-    """A directory in which a driver keeps what it remembers, and the sockets on which it tells health."""
-
-    name: str
-    directory: Path
-    of_agent: bool
-    """It is the agent that keeps and tells it."""
-    sockets: tuple[Path, ...] = ()
-
-
-class Drivers(NamedTuple):
-    """All that keep something here or are served here."""
-
-    drivers: tuple[Driver, ...] = ()
-    unread: tuple[str, ...] = ()
-    """Directories in which there may be more, each with the reason."""
-
-
-def find_drivers(places: Places) -> Drivers:
-    """The drivers. Of the kubelet's plugins only those are asked for their health that embed drahealth: they
-    take several readers."""
-    found: dict[Path, Driver] = {}
-    unread: list[str] = []
-    if places.state_dir is not None:
-        below = places.state_dir / DRIVERS
-        for name in _names(below, unread):
-            found[below / name] = Driver(name, below / name, of_agent=True)
-    if places.runtime_dir is not None:
-        sockets = places.runtime_dir / DRIVERS
-        for name in _names(sockets, unread):
-            driver = name.removesuffix(".sock")
-            if driver != name:
-                kept = (places.state_dir or places.runtime_dir) / DRIVERS / driver
-                found[kept] = Driver(driver, kept, of_agent=True, sockets=(sockets / name,))
-    if places.kubelet_dir is not None:
-        plugins = places.kubelet_dir / "plugins"
-        for name in _names(plugins, unread):
-            inside = _names(plugins / name, unread)
-            if KEPT in inside:
-                kept = plugins / name / KEPT
-                served = tuple(plugins / name / one for one in inside if one.endswith(".sock"))
-                found[kept] = Driver(name, kept, of_agent=False, sockets=served)
-    return Drivers(tuple(found.values()), tuple(unread))
-
-
-def _names(directory: Path, unread: list[str]) -> list[str]:
-    """What is in a directory; nothing in one that is not there. Why one cannot be listed is added."""
-    try:
-        return sorted(os.listdir(directory))
-    except (FileNotFoundError, NotADirectoryError):
-        return []
-    except OSError as error:
-        unread.append(f"{directory}: {error.strerror}")
-        return []
 
 
 class Records(NamedTuple):
@@ -114,7 +53,7 @@ async def read_records(places: Places, drivers: Sequence[Driver], unread: Sequen
         if one is None:
             continue
         witness = Witness(Origin.DRIVER, account.read, account.written_s)
-        held.append(Told(witness, tuple(_prepared(one))))
+        held.append(Told(witness, tuple(prepared_claims(one))))
     return Records(
         prepares=tuple(one for one, _ in found if one),
         prepared=tuple(held),
@@ -125,14 +64,6 @@ async def read_records(places: Places, drivers: Sequence[Driver], unread: Sequen
             *_folded(TAINTS, [account for _, account in tainted], places, unread),
         ),
     )
-
-
-def _prepared(one: Prepares) -> Iterator[PreparedClaim]:
-    """The claims that a driver holds prepared, as it remembers."""
-    for kept in one.book.claims.values():
-        if kept.outcome.verdict is None and not kept.over_wall_s:
-            devices = tuple(DeviceUse(device) for device in kept.outcome.devices)
-            yield PreparedClaim(kept.outcome.claim, devices)
 
 
 async def _kept(

@@ -5,35 +5,36 @@ Nothing is joined by guess: where a name and a UID may be one and the same, both
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator
+from itertools import islice
+from typing import Final
 
-from agent.cli.explain_find import find_claims, find_devices, find_pods
+from agent.cli.explain_find import NotKnown, find_claims, find_devices, find_pods
+from agent.cli.explain_said import Said, mirrors, streamed
 from agent.cli.explain_words import (
-    AGENT,
     PREPARES,
     TAINTS,
     Account,
-    ClaimFacts,
-    DeviceFacts,
     Explained,
     Gathered,
     Hurt,
-    PodFacts,
-    Verdict,
 )
-from agent.cli.prepare_text import Claim
-from agent.devices.affected import affected, members, refusals
+from agent.cli.history_find import claim_names, device_names, pod_names
+from agent.devices.affected import affected, is_member, members, refusals
 from agent.devices.consumers import consumer_map
-from agent.errors import UsageError
+from agent.errors import PermissionDenied
 from agent.model.claim import ClaimRef, DeviceRef
 from agent.model.consumers import Conflict, ConsumerMap
 from agent.model.health import Severity
 from agent.model.reading import Absence
 from agent.model.testimony import ConsumerKind, PodRef
+from agent.model.uses import Use
 
 DEVICE = "device"
 POD = "pod"
 CLAIM = "claim"
+LAST_MAX: Final = 5
+"""Uses that have ended and are shown of what is there."""
 
 
 def explain(kind: str, word: str, told: Gathered) -> Explained:
@@ -44,30 +45,60 @@ def explain(kind: str, word: str, told: Gathered) -> Explained:
         word: What it is called.
 
     Raises:
-        UsageError: Nothing of this name is known, or several things are; and who could not be asked.
+        NotKnown: Nothing of this name is known; with who could not be asked.
+        PermissionDenied: Likewise, and this user may not ask some of them.
+        UsageError: Several things have this name.
     """
     known = consumer_map(told.heard)
     try:
         devices, claims, pods = _concerned(kind, word, known, told)
-    except UsageError as error:
-        missing = [f"{one.source}: {one.why}" for one in told.accounts if _may_know(one)]
-        raise UsageError("\n  not to be had: ".join([str(error), *missing])) from None
+    except NotKnown as error:
+        if recorded := _recorded(kind, word, told):
+            return Explained(kind, told.now, (), (), (), ended=recorded, accounts=told.accounts)
+        missing = [one for one in told.accounts if _may_know(one)]
+        text = "\n  not to be had: ".join([str(error), *(f"{one.source}: {one.why}" for one in missing)])
+        raise (PermissionDenied if any(one.denied for one in missing) else NotKnown)(text) from None
     hurt = [Hurt(device, one) for device in devices for one in affected(known, device)]
     if kind == DEVICE:
         pods = {one.affected.pod.ref: None for one in hurt}
     else:
         hurt = [one for one in hurt if one.affected.claim in claims and one.affected.pod.ref in pods]
+    said = Said(told, known)
     return Explained(
         kind=kind,
         now=told.now,
-        devices=tuple(_device(one, told) for one in devices),
-        claims=tuple(ClaimFacts(known.claims[one], _records(one, told)) for one in claims),
-        pods=tuple(_pod(one, known, told) for one in pods),
+        devices=tuple(map(said.of_device, devices)),
+        claims=tuple(map(said.of_claim, claims)),
+        pods=tuple(map(said.of_pod, pods)),
         hurt=tuple(hurt),
         risks=tuple(one for one in refusals(known) if one.pod in pods and one.claim in claims),
         conflicts=tuple(_conflicts(known, claims, pods)),
+        ended=tuple(islice(_ended(kind, told, devices, claims, pods), LAST_MAX)),
         accounts=told.accounts,
     )
+
+
+def _ended(
+    kind: str,
+    told: Gathered,
+    devices: Container[DeviceRef],
+    claims: Iterable[ClaimRef],
+    pods: Iterable[PodRef],
+) -> Iterator[Use]:
+    """Uses that are recorded to have ended, of a device, a pod or a claim that is there."""
+    uids_of = {POD: {ref.uid for ref in pods}, CLAIM: {ref.uid for ref in claims}}
+    for one in told.recorded:
+        uid = one.claim.uid if kind == CLAIM else one.pod.uid
+        is_meant = one.device in devices if kind == DEVICE else uid and uid in uids_of[kind]
+        if one.ended and is_meant:
+            yield one
+
+
+def _recorded(kind: str, word: str, told: Gathered) -> tuple[Use, ...]:
+    """What is recorded of a pod, a claim or a device that nobody knows any more."""
+    names_of = {POD: pod_names, CLAIM: claim_names, DEVICE: device_names}[kind]
+    found = tuple(one for one in told.recorded if word in names_of(one))
+    return found[:LAST_MAX] if kind == DEVICE else found
 
 
 def _may_know(account: Account) -> bool:
@@ -78,7 +109,9 @@ def _may_know(account: Account) -> bool:
 
 def severity_of(explained: Explained) -> Severity:
     """That of the worst device concerned. Of a claim without a device that anybody knows of nothing is known;
-    of a pod that is seen to name no claim there is nothing to know."""
+    of a pod that is seen to name no claim there is nothing to know. Of what has ended, as it was then."""
+    if explained.ended and not (explained.devices or explained.claims or explained.pods):
+        return max(one.state.severity for one in explained.ended)
     names_none = all(one.view.known is not None and not one.view.known.claims for one in explained.pods)
     if explained.kind == POD and not explained.claims and names_none:
         return Severity.OK
@@ -95,7 +128,7 @@ def _concerned(kind: str, word: str, known: ConsumerMap, told: Gathered) -> _Con
     """Devices, claims and pods; of a device the pods follow from it."""
     if kind == DEVICE:
         cdi = (pair for one in told.heard.prepared for claim in one.items for pair in claim.cdi)
-        found = dict.fromkeys(find_devices(word, _all_devices(known, told), cdi, _mirrors(told)))
+        found = dict.fromkeys(find_devices(word, _all_devices(known, told), cdi, mirrors(told)))
         return found, dict.fromkeys(ref for one in found for ref in known.devices.get(one, ())), {}
     if kind == POD:
         pods = dict.fromkeys(find_pods(word, known))
@@ -113,43 +146,21 @@ def _all_devices(known: ConsumerMap, told: Gathered) -> Iterator[DeviceRef]:
     yield from known.devices
     for device in told.report.devices if told.report else ():
         yield DeviceRef(*device.key)
-    mirrors = _mirrors(told)
-    yield from (one for one in _streamed(told) if one not in mirrors)
+    hosts = mirrors(told)
+    yield from (one for one in streamed(told) if one not in hosts)
     yield from (one.device for one in told.beliefs)
     yield from (one.device for one in told.broken)
     yield from (device for one in told.records for device in one.outcome.devices)
     yield from (device for tainted in told.taints.values() for device in tainted)
 
 
-def _streamed(told: Gathered) -> Iterator[DeviceRef]:
-    for driver, stream in told.streams.items():
-        yield from (DeviceRef(driver, one.pool, one.device) for one in stream.report.devices)
-
-
-def _mirrors(told: Gathered) -> dict[DeviceRef, DeviceRef]:
-    """Devices of drivers that have declared nothing, each with the host's own that it is: on the socket of
-    such a driver the agent tells of the host's."""
-    refs = {DeviceRef(*one.key) for one in told.report.devices} if told.report else set()
-    declaring = {ref.driver for ref in refs}
-    return {
-        ref: host
-        for ref in _streamed(told)
-        if ref.driver not in declaring
-        and told.streams[ref.driver].of_agent
-        and (host := ref._replace(driver="")) in refs
-    }
-
-
 def _claims_of(known: ConsumerMap, pod: PodRef) -> Iterator[ClaimRef]:
     """A pod's claims, and those of its pod group that it names or may name."""
     yield from known.pods[pod].claims
-    groups = {one.group for one, _ in known.pods[pod].objects if one.group}
     for ref, claim in known.claims.items():
-        held = {
-            edge.consumer.name for edge in claim.consumers if edge.consumer.kind is ConsumerKind.POD_GROUP
-        }
-        for group in groups & held:
-            if any(one.ref == pod for one in members(known, ref, group)):
+        for edge in claim.consumers:
+            one = edge.consumer
+            if one.kind is ConsumerKind.POD_GROUP and is_member(known.pods[pod], ref, one.name):
                 yield ref
 
 
@@ -162,70 +173,10 @@ def _pods_of(known: ConsumerMap, claim: ClaimRef) -> Iterator[PodRef]:
             yield from (one.ref for one in members(known, claim, edge.consumer.name))
 
 
-def _conflicts(known: ConsumerMap, claims: Iterable[ClaimRef], pods: Iterable[PodRef]) -> Iterator[Conflict]:
-    """Those about the claims and pods, by the names that conflicts have for them."""
-    names = {name for ref in claims for name in (f"claim {ref}", f"claim of UID {ref.uid}")}
-    for pod in pods:
-        names |= {f"pod {pod.namespace}/{pod.name}", f"pod {pod.uid}", f"pod of UID {pod.uid}"}
+def _conflicts(
+    known: ConsumerMap, claims: Container[ClaimRef], pods: Container[PodRef]
+) -> Iterator[Conflict]:
+    """Those about any of the claims and pods."""
     for one in known.conflicts:
-        if names & set(one.subject.split(", ")):
+        if any(ref in claims for ref in one.claims) or any(ref in pods for ref in one.pods):
             yield one
-
-
-# --- what is known of each ---------------------------------------------------------------------------------
-
-
-def _device(ref: DeviceRef, told: Gathered) -> DeviceFacts:
-    by_agent = _by_agent(ref, told)
-    by_driver = _by_driver(ref, told)
-    tainted = told.taints.get(ref.driver)
-    return DeviceFacts(
-        ref,
-        verdict=by_agent or by_driver,
-        told=by_driver,
-        belief=next((one for one in told.beliefs if one.device == ref), None),
-        taints=None if tainted is None else tainted.get(ref, ()),
-        broken=tuple(one for one in told.broken if one.device == ref),
-    )
-
-
-def _by_agent(ref: DeviceRef, told: Gathered) -> Verdict | None:
-    """What the agent says of it."""
-    if told.report is None:
-        return None
-    by_ref = {DeviceRef(*one.key): one for one in told.report.devices}
-    health = by_ref.get(_mirrors(told).get(ref, ref))
-    return Verdict(health, AGENT) if health else None
-
-
-def _by_driver(ref: DeviceRef, told: Gathered) -> Verdict | None:
-    stream = told.streams.get(ref.driver)
-    if stream is None:
-        return None
-    by_name = {(one.pool, one.device): one for one in stream.report.devices}
-    health = by_name.get((ref.pool, ref.device))
-    return Verdict(health, stream.socket) if health else None
-
-
-def _records(claim: ClaimRef, told: Gathered) -> tuple[Claim, ...]:
-    return tuple(one for one in told.records if one.outcome.claim.uid == claim.uid)
-
-
-def _pod(ref: PodRef, known: ConsumerMap, told: Gathered) -> PodFacts:
-    notes = told.report.notes if told.report else ()
-    return PodFacts(
-        known.pods[ref],
-        maybe=tuple(_maybe(ref, known)),
-        notes=tuple(one for one in notes if ref.uid and one.subject.split()[:2] == ["pod", ref.uid]),
-    )
-
-
-def _maybe(pod: PodRef, known: ConsumerMap) -> Iterator[PodRef]:
-    """Pods that have a claim of this one's, and of which just that is known that of this one is not."""
-    if pod.name and pod.uid:
-        return
-    claims = set(known.pods[pod].claims)
-    for other, view in known.pods.items():
-        fits = (not other.name and other.uid) if pod.name else (other.name and not other.uid)
-        if fits and not claims.isdisjoint(view.claims):
-            yield other

@@ -18,6 +18,11 @@ from agent.model.testimony import PodRef
 
 T = TypeVar("T")
 
+
+class NotKnown(UsageError):
+    """Nothing has that name, as far as anybody said."""
+
+
 NAMED_MAX: Final = 8
 """Things that are named where several could be meant."""
 
@@ -43,7 +48,8 @@ def find_devices(
             of these means those in use, if any are.
 
     Raises:
-        UsageError: There is none; or there are several, with their names.
+        NotKnown: There is none.
+        UsageError: There are several; with their names.
     """
     known = sorted(set(devices))
     if exact := [one for one in {*known, *mirrors} if one.driver and title(one) == word]:
@@ -57,7 +63,7 @@ def find_devices(
     meant = meant or sorted(ids.get(word, ()))
     if not meant:
         words = [*map(title, known), *(one.device for one in known), *ids]
-        raise UsageError(f"no device {word!r} is known{suggestion(word, words)}")
+        raise NotKnown(f"no device {word!r} is known{suggestion(word, words)}")
     only = _only(word, "devices", {mirrors.get(one, one): title(one) for one in meant})
     return tuple(one for one in known if mirrors.get(one) == only) or (only,)
 
@@ -69,7 +75,8 @@ def find_pods(word: str, known: ConsumerMap) -> tuple[PodRef, ...]:
         word: ``namespace/name``, a UID, or a name that is in one namespace alone.
 
     Raises:
-        UsageError: There is none, or one of this name in several namespaces.
+        NotKnown: There is none.
+        UsageError: There is one of this name in several namespaces.
     """
     uids = {ref.uid: ref for ref in known.pods if ref.uid}
     uids |= {
@@ -98,7 +105,7 @@ def _find_name(
     meant = {name: text for name, text in words.items() if word in (text, name[1])}
     if not meant:
         near = suggestion(word, [*words.values(), *(name for _, name in words), *uids])
-        raise UsageError(f"no {what} {word!r} is known{near}")
+        raise NotKnown(f"no {what} {word!r} is known{near}")
     return _only(word, f"{what}s", meant)
 
 

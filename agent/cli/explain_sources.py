@@ -7,26 +7,28 @@ it would have said, and nothing else. What follows from the answers is agent.cli
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
 from contextlib import aclosing
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
-from agent.cli.explain_ask import DISK_S, SOCKET_S, Places, in_time, late, now
-from agent.cli.explain_drivers import Driver, Drivers, find_drivers, read_records
+from agent.cli.explain_ask import Places
+from agent.cli.explain_drivers import read_records
+from agent.cli.explain_history import read_history
 from agent.cli.explain_words import AGENT, DRIVER_SOCKET, Account, Gathered, Stream
 from agent.cli.text import format_count
 from agent.devices.objects import claims_from, pods_from
-from agent.errors import AgentUnreachable, DrahealthError
+from agent.errors import AgentUnreachable, DrahealthError, PermissionDenied
 from agent.model.reading import Absence
 from agent.model.report import Report
-from agent.model.testimony import Belief, Heard, Origin, Told, Witness
+from agent.model.testimony import Belief, Heard, LivePod, Origin, Told
 from agent.model.time import Instant
+from agent.pods.asking import DISK_S, SOCKET_S, Patience, in_time, late, now
+from agent.pods.drivers import Driver, Drivers, find_drivers
+from agent.pods.sources import ask_kubelet, read_file
 from agent.serve import client, podresources, pods_api
-from agent.sources import kube_objects, kubelet_checkpoint, kubelet_health
-
-T = TypeVar("T")
+from agent.sources import cgroup_tree, kube_objects, kubelet_checkpoint, kubelet_health
+from agent.sources.whole_file import WholeFile
 
 
 async def gather(places: Places) -> Gathered:
@@ -35,23 +37,37 @@ async def gather(places: Places) -> Gathered:
     Raises:
         UsageError, PermissionDenied: A file that was named cannot be used.
         AgentUnreachable: There was nobody who said anything; with who was asked, and why not.
+        PermissionDenied: Likewise, and somebody may be there whom this user may not ask.
     """
     try:
-        drivers, unread = await in_time(partial(find_drivers, places), DISK_S)
+        find = partial(find_drivers, places.kubelet_dir, places.state_dir, places.runtime_dir)
+        drivers, unread = await in_time(find, DISK_S)
     except TimeoutError:
         drivers, unread = Drivers((), (f"the drivers' directories: no answer within {DISK_S:g} s",))
     results = await asyncio.gather(
         _agent(places.runtime_dir),
         asyncio.gather(*(_stream(driver, socket) for driver in drivers for socket in driver.sockets)),
         _kubelet(places.kubelet_dir),
-        read_records(places, drivers, unread),
-        _files(places),
+        _cgroups(places.cgroupfs_root, places.kubelet_cgroup_root),
+        asyncio.gather(read_records(places, drivers, unread), read_history(places.state_dir)),
+        asyncio.gather(_file(places.pods), _file(places.claims)),
     )
-    (report, agent), streams, (heard, beliefs, kubelet), records, (objects, files) = results
-    accounts = (*agent, *(one.account for one in streams), *kubelet, *records.accounts, *files)
+    (report, agent), streams, (heard, beliefs, kubelet), (live, tree), kept, (pods, claims) = results
+    records, (recorded, history) = kept
+    objects, files = _objects(pods, claims)  # now: nobody is heard meanwhile, and YAML takes its time
+    accounts = (
+        *agent,
+        *(one.account for one in streams),
+        *kubelet,
+        *tree,
+        *records.accounts,
+        *history,
+        *files,
+    )
     if all(one.absence for one in accounts if one.place):
         asked = [f"  {one.source}: {one.why}" for one in accounts if one.place]
-        raise AgentUnreachable("\n".join(["nobody says anything:", *asked]))
+        kind = PermissionDenied if any(one.denied for one in accounts) else AgentUnreachable
+        raise kind("\n".join(["nobody says anything:", *asked]))
     told = {
         one.driver: Stream(str(one.socket), one.of_agent, one.report)
         for one in reversed(streams)
@@ -66,6 +82,7 @@ async def gather(places: Places) -> Gathered:
             listed=heard.listed,
             pods=(*heard.pods, *objects.pods),
             claims=objects.claims,
+            live=live,
         ),
         beliefs=beliefs,
         records=records.claims,
@@ -73,6 +90,7 @@ async def gather(places: Places) -> Gathered:
             fault for one in records.prepares for fault in one.book.told.faults if not fault.excused_wall_s
         ),
         taints=records.taints,
+        recorded=recorded,
         accounts=accounts,
     )
 
@@ -126,40 +144,30 @@ async def _kubelet(directory: Path | None) -> tuple[Heard, tuple[Belief, ...], t
     health = directory / kubelet_health.NAME
     listing = directory / podresources.SOCKET
     pods = directory / pods_api.SOCKET
-    prepared, beliefs, listed, objects = await asyncio.gather(
-        _read(Origin.CHECKPOINT, checkpoint, kubelet_checkpoint.read_checkpoint),
-        _read(Origin.HEALTH_STATE, health, kubelet_health.read_health_state),
-        _ask(Origin.PODRESOURCES, listing, podresources.list_podresources),
-        _ask(Origin.PODS_API, pods, pods_api.list_pods),
+    patience = Patience()
+    told, beliefs = await asyncio.gather(
+        ask_kubelet(directory, patience),
+        read_file(Origin.HEALTH_STATE, health, kubelet_health.read_health_state, patience),
     )
-    known = pods_from(objects)
+    known = pods_from(told.pods)
     accounts = (
-        _account(prepared, checkpoint, "claim"),
+        _account(told.prepared, checkpoint, "claim"),
         _account(beliefs, health, "device"),
-        _account(listed, listing, "pod"),
+        _account(told.listed, listing, "pod"),
         _account(known, pods, "pod"),
     )
-    heard = Heard(prepared=(prepared,), listed=(listed,), pods=(known,))
+    heard = Heard(prepared=(told.prepared,), listed=(told.listed,), pods=(known,))
     return heard, beliefs.items, accounts
 
 
-async def _read(origin: Origin, file: Path, read: Callable[[Path, Instant], Told[T]]) -> Told[T]:
-    """What stands in a file of the kubelet's, or that it cannot be read in time."""
-    try:
-        return await in_time(lambda: read(file, now()), DISK_S)
-    except TimeoutError:
-        return Told(Witness(origin, now()), (), Absence.UNREADABLE, late(file, DISK_S))
-
-
-async def _ask(
-    origin: Origin, socket: Path, ask: Callable[[Path, Callable[[], Instant]], Awaitable[Told[T]]]
-) -> Told[T]:
-    """What the kubelet says on a socket, or that it does not answer in time."""
-    try:
-        async with asyncio.timeout(SOCKET_S):
-            return await ask(socket, now)
-    except TimeoutError:
-        return Told(Witness(origin, now()), (), Absence.UNREADABLE, late(socket, SOCKET_S))
+async def _cgroups(mounted: Path | None, root: str) -> tuple[tuple[Told[LivePod], ...], tuple[Account, ...]]:
+    """The pods that have cgroups."""
+    if mounted is None:
+        return (), ()
+    told = await read_file(
+        Origin.CGROUPS, mounted, lambda path, at: cgroup_tree.read_tree(path, root, at), Patience()
+    )
+    return (told,), (_account(told, mounted, "pod"),)
 
 
 def _account(told: Told[Any], place: Path, what: str) -> Account:
@@ -172,25 +180,38 @@ def _account(told: Told[Any], place: Path, what: str) -> Account:
 # --- files -------------------------------------------------------------------------------------------------
 
 
-async def _files(places: Places) -> tuple[Heard, tuple[Account, ...]]:
-    """Objects that somebody saved."""
+class _Saved(NamedTuple):
+    path: Path
+    read: Instant
+    file: WholeFile
+
+
+async def _file(path: Path | None) -> _Saved | None:
+    """What somebody saved."""
+    if path is None:
+        return None
+    try:
+        return _Saved(path, now(), await in_time(lambda: kube_objects.read_file(path), DISK_S))
+    except TimeoutError:
+        raise DrahealthError(late(path, DISK_S)) from None
+
+
+def _objects(saved_pods: _Saved | None, saved_claims: _Saved | None) -> tuple[Heard, tuple[Account, ...]]:
+    """The objects in what was saved."""
     heard, accounts = Heard(), []
-    if places.pods is not None:
-        pods = pods_from(await _objects(places.pods, kube_objects.POD))
+    if saved_pods is not None:
+        pods = pods_from(_told(saved_pods, kube_objects.POD))
         heard = Heard(pods=(pods,))
-        accounts.append(_account(pods, places.pods, "pod"))
-    if places.claims is not None:
-        claims = claims_from(await _objects(places.claims, kube_objects.CLAIM))
+        accounts.append(_account(pods, saved_pods.path, "pod"))
+    if saved_claims is not None:
+        claims = claims_from(_told(saved_claims, kube_objects.CLAIM))
         heard = Heard(pods=heard.pods, claims=(claims,))
-        accounts.append(_account(claims, places.claims, "claim"))
+        accounts.append(_account(claims, saved_claims.path, "claim"))
     else:
         why = "not given; see --claims"
         accounts.append(Account("claims-file", "", now(), absence=Absence.ABSENT, why=why))
     return heard, tuple(accounts)
 
 
-async def _objects(path: Path, kind: str) -> Told[kube_objects.Object]:
-    try:
-        return await in_time(lambda: kube_objects.read_objects(path, kind, now()), DISK_S)
-    except TimeoutError:
-        raise DrahealthError(late(path, DISK_S)) from None
+def _told(saved: _Saved, kind: str) -> Told[kube_objects.Object]:
+    return kube_objects.objects_of(saved.path, saved.file, kind, saved.read)

@@ -6,12 +6,13 @@ what, how old it is, and what it costs that others said nothing.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from agent.cli.explain_claim_text import of_claim, of_pod
 from agent.cli.explain_device_text import age, of_device
 from agent.cli.explain_words import COSTS
+from agent.cli.history_text import table
 from agent.cli.text import Entry, clean, format_entries
 from agent.model.consumers import ConsumerEdge
 from agent.model.reading import Absence
@@ -20,12 +21,17 @@ from agent.model.testimony import ConsumerKind
 if TYPE_CHECKING:
     from agent.cli.explain_words import Explained
     from agent.cli.terminal import Style
+    from agent.model.testimony import PodRef
 
 
 def render(explained: Explained, style: Style) -> str:
     """All of it."""
     parts = {"device": of_device, "pod": of_pod, "claim": of_claim}[explained.kind]
-    lines = list(parts(explained, style))
+    is_there = explained.devices or explained.claims or explained.pods
+    lines = list(parts(explained, style)) if is_there else ["nobody knows it any more; it was recorded:"]
+    if explained.ended:
+        title = ["", "before:"] if is_there else []
+        lines += [*title, "", *table(explained.ended, style, explained.now.wall_s)]
     for entries in (_troubles(explained), _sources(explained)):
         if entries:
             lines += ["", *format_entries(entries, style)]
@@ -35,10 +41,7 @@ def render(explained: Explained, style: Style) -> str:
 def _troubles(explained: Explained) -> list[Entry]:
     """What is not as it should be, or not clear."""
     entries = [Entry("consumer", clean(text)) for text in _others(explained)]
-    pairs = {frozenset((pod.view.ref, other)) for pod in explained.pods for other in pod.maybe}
-    for one, other in sorted(sorted(pair, key=lambda ref: not ref.name) for pair in pairs):
-        text = f"{one}, whose UID nobody tells, and {other}, whose name nobody tells, have a claim in common"
-        entries.append(Entry("the same?", clean(f"{text}: one pod or two")))
+    entries += [Entry("the same?", clean(text)) for text in _same(explained)]
     for risk in explained.risks:
         text = f"{risk.pod} would be refused {risk.claim} if its sandbox were made again: {risk.why}"
         entries.append(Entry("risk", clean(f"{text} ({risk.kubelets})"), ("yellow",)))
@@ -56,6 +59,26 @@ def _others(explained: Explained) -> Iterator[str]:
         for edge in claim.view.consumers:
             if edge.consumer.kind is not ConsumerKind.POD:
                 yield f"{claim.view.ref} is reserved for {_consumer(edge)} ({edge.witness.origin})"
+
+
+def _same(explained: Explained) -> Iterator[str]:
+    """Pods that may be the same: of some only the names are known, of others only the UIDs."""
+    halves: dict[tuple[PodRef, ...], list[PodRef]] = {}
+    for pod in explained.pods:
+        if pod.maybe:
+            halves.setdefault(pod.maybe, []).append(pod.view.ref)
+    pairs = {
+        tuple(sorted((tuple(sorted(some)), tuple(sorted(others))), key=lambda refs: not refs[0].name))
+        for others, some in halves.items()
+    }
+    for named, others in sorted(pairs):
+        text = f"{_whom(named)}, whose UID nobody tells, and {_whom(others)}, whose name nobody tells"
+        end = "one pod or two" if len(named) == len(others) == 1 else "some may be the same"
+        yield f"{text}, have a claim in common: {end}"
+
+
+def _whom(pods: Sequence[PodRef]) -> str:
+    return str(pods[0]) if len(pods) == 1 else f"{len(pods)} pods"
 
 
 def _consumer(edge: ConsumerEdge) -> str:

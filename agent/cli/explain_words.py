@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
@@ -15,13 +17,15 @@ from agent.model.prepare import ToldFault
 from agent.model.reading import Absence
 from agent.model.report import Report
 from agent.model.taint import Taint
-from agent.model.testimony import Belief, Heard, PodRef
+from agent.model.testimony import Belief, Heard, PodRef, Reservation
 from agent.model.time import Instant
+from agent.model.uses import Use
 
 AGENT: Final = "agent"
 DRIVER_SOCKET: Final = "driver socket"
 PREPARES: Final = "prepares"
 TAINTS: Final = "taints"
+HISTORY: Final = "history"
 
 COSTS: Final[Mapping[str, str]] = {
     AGENT: "no evidence, no advice, since when",
@@ -30,11 +34,17 @@ COSTS: Final[Mapping[str, str]] = {
     "health-state": "not known what the kubelet believes",
     "podresources": "not known which containers the kubelet gave devices to",
     "pods-api": "no owners, pod groups, phases; no names for UIDs",
+    "cgroups": "not known which pods and containers run",
     PREPARES: "not known how prepares ended",
     TAINTS: "not known what is tainted",
+    HISTORY: "not known who used devices before",
     "claims-file": "no reservations: neither pod groups nor who would be refused",
 }
 """What goes unknown without each source."""
+
+
+_DENIED: Final = tuple(os.strerror(number) for number in (errno.EACCES, errno.EPERM))
+"""Reasons have in them what the kernel said, whichever way it was asked."""
 
 
 class Account(NamedTuple):
@@ -54,6 +64,11 @@ class Account(NamedTuple):
     wrong: tuple[str, ...] = ()
     """What of it could not be used."""
 
+    @property
+    def denied(self) -> bool:
+        """Whether it is there and this user may not read it: then another may know more."""
+        return self.absence is Absence.UNREADABLE and any(text in self.why for text in _DENIED)
+
 
 class Stream(NamedTuple):
     """What a socket tells of the devices of one driver, to the kubelet or to whoever forwards it."""
@@ -64,7 +79,7 @@ class Stream(NamedTuple):
     report: Report
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)  # asyncio.run() asks for that of its result: half a second
 class Gathered:
     """All that the sources gave."""
 
@@ -81,6 +96,8 @@ class Gathered:
     """Devices that drivers found broken and have not prepared since."""
     taints: Mapping[str, Mapping[DeviceRef, tuple[Taint, ...]]] = field(default_factory=dict)
     """By driver: what it is told to publish; of tainted devices alone."""
+    recorded: tuple[Use, ...] = ()
+    """Uses of devices: those that went on when the agent last wrote, then those that ended last first."""
     accounts: tuple[Account, ...] = ()
 
 
@@ -108,6 +125,8 @@ class DeviceFacts:
     taints: tuple[Taint, ...] | None = None
     """None: nobody says."""
     broken: tuple[ToldFault, ...] = ()
+    notes: tuple[Note, ...] = ()
+    """What the agent has to say of the cgroups of pods that use it."""
 
     @property
     def severity(self) -> Severity:
@@ -131,6 +150,8 @@ class ClaimFacts:
 
     view: ClaimView
     records: tuple[Claim, ...] = ()
+    orphans: tuple[Reservation, ...] | None = None
+    """Reservations behind which none of the pods stands that were given as files; None: none were."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,4 +186,6 @@ class Explained:
     """Of the devices; those that surely are come first."""
     risks: tuple[Refusal, ...] = ()
     conflicts: tuple[Conflict, ...] = ()
+    ended: tuple[Use, ...] = ()
+    """The last uses of it that ended; if nobody knows it any more, all that is recorded."""
     accounts: tuple[Account, ...] = ()

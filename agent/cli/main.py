@@ -11,7 +11,7 @@ import traceback
 from collections.abc import Sequence
 from typing import Final, NoReturn
 
-from agent.cli import audit, checks, classify, conform, explain, prepares, run, scan, status, watch
+from agent.cli import audit, checks, classify, conform, explain, history, prepares, run, scan, status, watch
 from agent.cli.exits import EXIT_OF_ERROR, INTERNAL
 from agent.cli.verb import Verb
 from agent.errors import UsageError, root_of, suggestion
@@ -25,6 +25,7 @@ VERBS: Final = (
     explain.VERB,
     audit.VERB,
     prepares.VERB,
+    history.VERB,
     classify.VERB,
     checks.VERB,
     conform.VERB,

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from agent.cli.exits import INTERNAL
 from agent.cli.terminal import style_of
 from agent.cli.verb import Verb, add_colour, add_settings, config_file_of, flags_of
-from agent.config import DRIVERS, KUBELET_DIR, load
+from agent.config import DRIVERS, load
 from agent.errors import UsageError, suggestion
 
 if TYPE_CHECKING:
@@ -43,13 +43,6 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--codes", action="store_true", help="list what can be said of a prepare instead")
     parser.add_argument("--driver", metavar="NAME", help="of this driver alone")
     parser.add_argument(
-        "--kubelet-dir",
-        metavar="DIR",
-        type=Path,
-        default=KUBELET_DIR,
-        help=f"where drivers have their plugins/<driver>/drahealth (default: {KUBELET_DIR})",
-    )
-    parser.add_argument(
         "--file",
         metavar="FILE",
         action="append",
@@ -65,7 +58,7 @@ def add_arguments(parser: ArgumentParser) -> None:
         help="markdown: of --codes only (default: table)",
     )
     add_colour(parser)
-    add_settings(parser, "--state-dir")
+    add_settings(parser, "--state-dir", "--kubelet-dir")
 
 
 def main(args: Namespace) -> int:
@@ -77,7 +70,7 @@ def main(args: Namespace) -> int:
     from agent.store.prepares import FILE
 
     config = load(flags_of(args), os.environ, file=config_file_of(args), serves=False)
-    places = list(_places(args.kubelet_dir, config.state_dir, args.driver))
+    places = list(_places(config.kubelet_dir, config.state_dir, args.driver))
     found, problems, absent = _read(places, args.file, args.driver)
     looked = [*(top / below / FILE for top, below in places), *args.file]
     claims = claims_of(found)

@@ -40,22 +40,33 @@ def affected(known: ConsumerMap, device: DeviceRef) -> tuple[Affected, ...]:
 def _of_claim(known: ConsumerMap, ref: ClaimRef, device: DeviceRef) -> Iterator[Affected]:
     claim = known.claims[ref]
     uses = [edge for edge in claim.devices if edge.use.device == device]
-    given = _is_given(claim, device, uses)
-    direct: dict[PodRef, list[ConsumerEdge]] = {}
-    for edge in claim.consumers:
-        if edge.consumer.pod:
-            direct.setdefault(edge.consumer.pod, []).append(edge)
+    given = is_given(claim, device, uses)
+    direct = consumers_of(claim)
+    containers: dict[PodRef, list[ContainerEdge]] = {}
+    for named in claim.containers:
+        containers.setdefault(named.pod, []).append(named)
     for pod, edges in direct.items():
         sure = given and any(edge.relation in HERE for edge in edges)
-        yield _affected(known.pods[pod], claim, uses, edges, sure=sure)
+        yield _affected(known.pods[pod], claim, uses, edges, containers.get(pod, ()), sure=sure)
     for edge in claim.consumers:
         if edge.consumer.kind is ConsumerKind.POD_GROUP:
-            for member in members(known, ref, edge.consumer.name):
+            group = edge.consumer.name
+            for member in members(known, ref, group):
                 if member.ref not in direct:
-                    yield _affected(member, claim, uses, [edge], sure=False, group=edge.consumer.name)
+                    of = containers.get(member.ref, ())
+                    yield _affected(member, claim, uses, [edge], of, sure=False, group=group)
 
 
-def _is_given(claim: ClaimView, device: DeviceRef, uses: Collection[DeviceEdge]) -> bool:
+def consumers_of(claim: ClaimView) -> Mapping[PodRef, Sequence[ConsumerEdge]]:
+    """The pods that have a claim themselves, each with who says so."""
+    found: dict[PodRef, list[ConsumerEdge]] = {}
+    for edge in claim.consumers:
+        if pod := edge.consumer.pod:
+            found.setdefault(pod, []).append(edge)
+    return found
+
+
+def is_given(claim: ClaimView, device: DeviceRef, uses: Collection[DeviceEdge]) -> bool:
     """Whether the claim has the device here: its driver gave it, or is not asked because there is no need."""
     return any(
         edge.relation in HERE or (edge.relation is Relation.ALLOCATED and device.driver in claim.skipped)
@@ -68,18 +79,18 @@ def _affected(
     claim: ClaimView,
     uses: Sequence[DeviceEdge],
     edges: Sequence[ConsumerEdge],
+    named: Sequence[ContainerEdge],
     *,
     sure: bool,
     group: str = "",
 ) -> Affected:
-    named = [edge for edge in claim.containers if edge.pod == pod.ref]
     requests = {request for edge in uses for request in edge.use.requests}
     only = len({edge.use.device for edge in claim.devices}) == 1
-    containers = tuple(_containers(named, requests, only=only))
+    containers = tuple(containers_of(named, requests, only=only))
     return Affected(pod, claim.ref, sure, containers, group, (*uses, *edges, *named))
 
 
-def _containers(
+def containers_of(
     named: Sequence[ContainerEdge], requests: AbstractSet[str], *, only: bool
 ) -> Iterator[ContainerUse]:
     """The containers that use a device of a claim.
@@ -102,13 +113,15 @@ def _containers(
 
 def members(known: ConsumerMap, claim: ClaimRef, group: str) -> tuple[PodView, ...]:
     """The known pods of a claim's pod group that use the claim, or may."""
-    return tuple(
-        pod
-        for pod in known.pods.values()
-        if any(
-            one.ref.namespace == claim.namespace and one.group == group and names_claim(one, claim.name)
-            for one, _ in pod.objects
-        )
+    pods = (known.pods[ref] for ref in known.groups.get((claim.namespace, group), ()))
+    return tuple(pod for pod in pods if is_member(pod, claim, group))
+
+
+def is_member(pod: PodView, claim: ClaimRef, group: str) -> bool:
+    """Whether a pod is of a claim's pod group, and uses the claim, or may."""
+    return any(
+        one.ref.namespace == claim.namespace and one.group == group and names_claim(one, claim.name)
+        for one, _ in pod.objects
     )
 
 

@@ -6,14 +6,14 @@ the checkpoint, and podresources leaves out what the kubelet does not remember.
 
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import groupby
+from typing import Final
 
-from agent.devices.identities import Identities, Naming, witness_order
+from agent.devices.identities import RANKS, Identities, Naming, witness_order
 from agent.model.claim import ClaimRef, DeviceRef
 from agent.model.consumers import (
     ClaimView,
     Conflict,
     ConflictKind,
-    ConsumerEdge,
     DeviceEdge,
     PodView,
     Relation,
@@ -21,35 +21,47 @@ from agent.model.consumers import (
 )
 from agent.model.testimony import KnownPod, PodRef, Witness
 
+_ORDER: Final = {kind: number for number, kind in enumerate(ConflictKind)}
+
 
 def conflicts(
-    who: Identities, claims: Mapping[ClaimRef, ClaimView], pods: Mapping[PodRef, PodView]
+    who: Identities,
+    claims: Mapping[ClaimRef, ClaimView],
+    pods: Mapping[PodRef, PodView],
+    cgroups: Witness | None,
 ) -> tuple[Conflict, ...]:
-    """All of them, by kind and subject."""
-    found = [
-        *_several_uids(ConflictKind.CLAIM_UIDS, "claim", who.claims),
-        *_several_names(ConflictKind.CLAIM_NAMES, "claim", who.claims),
-        *_several_uids(ConflictKind.POD_UIDS, "pod", who.pods),
-        *_several_names(ConflictKind.POD_NAMES, "pod", who.pods),
-    ]
-    for view in claims.values():
-        found += _devices(view)
-        found += _not_named(view, pods)
-    return tuple(sorted(found, key=lambda one: (list(ConflictKind).index(one.kind), one.subject)))
+    """All of them, by kind and subject.
+
+    Args:
+        cgroups: Who has seen all cgroups of pods; None: nobody has.
+    """
+    of_claims = _several("claim", who.claims, ConflictKind.CLAIM_UIDS, ConflictKind.CLAIM_NAMES)
+    of_pods = _several("pod", who.pods, ConflictKind.POD_UIDS, ConflictKind.POD_NAMES)
+    found = [one._replace(claims=tuple(ClaimRef(*ref) for ref in refs)) for one, refs in of_claims]
+    found += [one._replace(pods=tuple(PodRef(*ref) for ref in refs)) for one, refs in of_pods]
+    for claim in claims.values():
+        found += _devices(claim)
+        found += _not_named(claim, pods)
+    if cgroups is not None:
+        for pod in pods.values():
+            found += _containers(pod, cgroups)
+    return tuple(sorted(found, key=lambda one: (_ORDER[one.kind], one.subject)))
 
 
-def _several_uids(kind: ConflictKind, what: str, naming: Naming) -> Iterator[Conflict]:
-    for (namespace, name), uids in naming.by_name.items():
+def _several(
+    what: str, naming: Naming, of_name: ConflictKind, of_uid: ConflictKind
+) -> Iterator[tuple[Conflict, list[tuple[str, str, str]]]]:
+    """Names that have several UIDs and UIDs that have several names, each with all of whom it is: namespace,
+    name and UID."""
+    for name, uids in naming.by_name.items():
         if len(uids) > 1:
             sayings = _sayings((witness, f"UID {uid}") for uid, by in uids.items() for witness in by)
-            yield Conflict(kind, f"{what} {namespace}/{name}", sayings)
-
-
-def _several_names(kind: ConflictKind, what: str, naming: Naming) -> Iterator[Conflict]:
+            refs = {(*(naming.name_of(uid) or name), uid) for uid in uids} | {(*name, "")}
+            yield Conflict(of_name, f"{what} {'/'.join(name)}", sayings), sorted(refs)
     for uid, names in naming.by_uid.items():
         if len(names) > 1:
             sayings = _sayings((witness, "/".join(name)) for name, by in names.items() for witness in by)
-            yield Conflict(kind, f"{what} of UID {uid}", sayings)
+            yield Conflict(of_uid, f"{what} of UID {uid}", sayings), sorted((*name, uid) for name in names)
 
 
 def _devices(view: ClaimView) -> Iterator[Conflict]:
@@ -64,7 +76,8 @@ def _devices(view: ClaimView) -> Iterator[Conflict]:
             sets.setdefault(edge.witness, set()).add(edge.use.device)
         if len(set(map(frozenset, sets.values()))) > 1:
             said = ((witness, _words(devices)) for witness, devices in sets.items())
-            yield Conflict(ConflictKind.DEVICES, f"claim {view.ref}, driver {name}", _sayings(said))
+            subject = f"claim {view.ref}, driver {name}"
+            yield Conflict(ConflictKind.DEVICES, subject, _sayings(said), claims=(view.ref,))
 
 
 def _not_named(view: ClaimView, pods: Mapping[PodRef, PodView]) -> Iterator[Conflict]:
@@ -77,8 +90,22 @@ def _not_named(view: ClaimView, pods: Mapping[PodRef, PodView]) -> Iterator[Conf
             yield Conflict(
                 ConflictKind.NOT_NAMED,
                 f"claim {view.ref}, {_title(pod.ref)}",
-                _sayings([(edge.witness, "prepared for the pod"), *_other_names(edge, others)]),
+                _sayings([(edge.witness, "prepared for the pod"), *_other_names(others)]),
+                claims=(view.ref,),
+                pods=(pod.ref,),
             )
+
+
+def _containers(pod: PodView, cgroups: Witness) -> Iterator[Conflict]:
+    """Containers that the kubelet says run, and that have no cgroup. Of a saved object they may have ended
+    since."""
+    live = {one.id for one in pod.live}
+    for obj, witness in pod.objects:
+        gone = [one for one in obj.containers if one.running and one.id and one.id not in live]
+        if gone and RANKS[witness.origin] == RANKS[cgroups.origin]:
+            said = [(witness, f"container {one.name} runs as {one.id}") for one in gone]
+            said += [(cgroups, f"no cgroup of {one.id}") for one in gone]
+            yield Conflict(ConflictKind.CONTAINERS, _title(pod.ref), _sayings(said), pods=(pod.ref,))
 
 
 def names_claim(pod: KnownPod, claim: str) -> bool:
@@ -86,9 +113,7 @@ def names_claim(pod: KnownPod, claim: str) -> bool:
     return any(one.claim in {claim, ""} for one in pod.claims)
 
 
-def _other_names(
-    edge: ConsumerEdge, others: Iterable[tuple[KnownPod, Witness]]
-) -> Iterator[tuple[Witness, str]]:
+def _other_names(others: Iterable[tuple[KnownPod, Witness]]) -> Iterator[tuple[Witness, str]]:
     for obj, witness in others:
         names = ", ".join(sorted(one.claim for one in obj.claims))
         yield witness, f"the pod names {names or 'no claim'}"

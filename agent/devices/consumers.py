@@ -23,7 +23,17 @@ from agent.model.consumers import (
     PodView,
 )
 from agent.model.reading import Absence
-from agent.model.testimony import Heard, KnownClaim, KnownPod, LivePod, PodRef, PreparedClaim, Told, Witness
+from agent.model.testimony import (
+    Heard,
+    KnownClaim,
+    KnownPod,
+    LivePod,
+    Origin,
+    PodRef,
+    PreparedClaim,
+    Told,
+    Witness,
+)
 
 O = TypeVar("O", KnownPod, KnownClaim)  # noqa: E741
 K = TypeVar("K")
@@ -34,14 +44,17 @@ def consumer_map(heard: Heard) -> ConsumerMap:
     """Who uses what, from all that was said."""
     who = identities(heard)
     claims = _claims(heard, who)
-    pods = _pods(heard, who, claims)
+    cgroups = min((told.witness for told in heard.live if told.is_whole), key=witness_order, default=None)
+    pods = _pods(heard, who, claims, is_whole=cgroups is not None)
     pairs = {(edge.use.device, ref) for ref, claim in claims.items() for edge in claim.devices}
     return ConsumerMap(
         claims=claims,
         pods=pods,
         devices={device: tuple(refs) for device, refs in _gathered(sorted(pairs)).items()},
-        conflicts=conflicts(who, claims, pods),
+        groups=_groups(pods),
+        conflicts=conflicts(who, claims, pods, cgroups),
         gaps=tuple(_gaps(heard)),
+        whole=_whole(heard),
     )
 
 
@@ -98,13 +111,18 @@ def _edge_order(edge: Edge) -> tuple[object, ...]:
 
 
 def _best_first(objects: Iterable[tuple[O, Witness]]) -> tuple[tuple[O, Witness], ...]:
-    return tuple(sorted(set(objects), key=lambda one: (witness_order(one[1]), repr(one[0]))))
+    found = set(objects)
+    if len(found) < 2:  # nearly always, and the text of an object is long
+        return tuple(found)
+    return tuple(sorted(found, key=lambda one: (witness_order(one[1]), repr(one[0]))))
 
 
 # --- pods --------------------------------------------------------------------------------------------------
 
 
-def _pods(heard: Heard, who: Identities, claims: Mapping[ClaimRef, ClaimView]) -> dict[PodRef, PodView]:
+def _pods(
+    heard: Heard, who: Identities, claims: Mapping[ClaimRef, ClaimView], *, is_whole: bool
+) -> dict[PodRef, PodView]:
     of_pod = _gathered(
         (edge.consumer.pod, ref)
         for ref, claim in claims.items()
@@ -115,7 +133,6 @@ def _pods(heard: Heard, who: Identities, claims: Mapping[ClaimRef, ClaimView]) -
         (who.pod(one.ref.uid), (one, told.witness)) for told in heard.pods for one in told.items
     )
     live = _gathered((who.pod(one.uid), one) for told in heard.live for one in told.items)
-    is_whole = any(told.is_whole for told in heard.live)
     return {
         ref: PodView(
             ref=ref,
@@ -130,6 +147,16 @@ def _pods(heard: Heard, who: Identities, claims: Mapping[ClaimRef, ClaimView]) -
     }
 
 
+def _groups(pods: Mapping[PodRef, PodView]) -> Mapping[tuple[str, str], tuple[PodRef, ...]]:
+    found = {
+        ((one.ref.namespace, one.group), ref)
+        for ref, view in pods.items()
+        for one, _ in view.objects
+        if one.group
+    }
+    return {group: tuple(refs) for group, refs in _gathered(sorted(found)).items()}
+
+
 def _running(live: Iterable[LivePod], is_whole: bool) -> bool | None:
     """Whether a pod has processes; one without a cgroup has none, where all cgroups are known."""
     states = {one.running for one in live}
@@ -142,8 +169,7 @@ def _running(live: Iterable[LivePod], is_whole: bool) -> bool | None:
 
 
 def _gaps(heard: Heard) -> Iterator[Gap]:
-    told = (heard.prepared, heard.listed, heard.pods, heard.claims, heard.live)
-    gaps = {gap for kind in told for one in kind for gap in _gaps_of(one)}
+    gaps = {gap for one in _all(heard) for gap in _gaps_of(one)}
     yield from sorted(gaps, key=lambda gap: (witness_order(gap.witness), gap.why))
 
 
@@ -152,3 +178,13 @@ def _gaps_of(told: Told[Any]) -> Iterator[Gap]:
         yield Gap(told.witness, told.absence, told.why)
     for text in told.wrong:
         yield Gap(told.witness, Absence.UNREADABLE, text)
+
+
+def _whole(heard: Heard) -> frozenset[Origin]:
+    """Those who told all of it, each time that they were asked."""
+    whole = {one.witness.origin for one in _all(heard) if one.is_whole}
+    return frozenset(whole - {one.witness.origin for one in _all(heard) if not one.is_whole})
+
+
+def _all(heard: Heard) -> tuple[Told[Any], ...]:
+    return (*heard.prepared, *heard.listed, *heard.pods, *heard.claims, *heard.live)

@@ -61,7 +61,7 @@ class Device(NamedTuple):
     node: int
     """NUMA node; 0 on a machine without."""
     size_kib: int = 0
-    """Page size of a hugepage pool, else 0."""
+    """Page size of hugepages, else 0."""
     gpu: int = 0
     """Number of the GPU, of a MIG instance's too."""
     gi: int = -1
@@ -136,7 +136,9 @@ _KINDS: Final[Mapping[type, Kind]] = {
 
 def declared_device(declared: Declared) -> Device:
     """The device that a driver declares."""
-    return Device(declared.name, _KINDS[type(declared.what)], 0, driver=declared.driver, pool=declared.pool)
+    what = declared.what
+    size_kib = what.size_kib if isinstance(what, DeclaredHugepages) else 0
+    return Device(declared.name, _KINDS[type(what)], 0, size_kib, driver=declared.driver, pool=declared.pool)
 
 
 def parse_pool_name(name: str) -> Device | None:

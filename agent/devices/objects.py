@@ -10,7 +10,7 @@ from typing import Final, TypeVar
 
 from agent.devices.reservations import parse_reservations
 from agent.devices.values import Object, mapping, needed, objects, text
-from agent.model.claim import Claim, ClaimRef, DeviceRef
+from agent.model.claim import ClaimRef, DeviceRef
 from agent.model.testimony import (
     Container,
     ContainerClaim,
@@ -20,7 +20,6 @@ from agent.model.testimony import (
     Owner,
     PodClaim,
     PodRef,
-    PreparedClaim,
     Told,
 )
 
@@ -75,7 +74,8 @@ def parse_pod(obj: Object) -> KnownPod:
 
     Source:
         ``metadata``, ``spec.{nodeName,resourceClaims,schedulingGroup}``, ``resources.claims`` of containers,
-        ``status.{phase,resourceClaimStatuses,extendedResourceClaimStatus}`` and the containers' ids.
+        ``status.{phase,resourceClaimStatuses,extendedResourceClaimStatus}`` and the containers' ids
+        and states.
     """
     metadata = mapping(obj, "metadata")
     spec = mapping(obj, "spec")
@@ -128,8 +128,8 @@ def _containers(
     spec: Object, status: Object, used: Mapping[str, list[ContainerClaim]]
 ) -> Iterable[Container]:
     for key, statuses in (("initContainers", "initContainerStatuses"), ("containers", "containerStatuses")):
-        ids = {
-            text(one, "name", f"status.{statuses}"): text(one, "containerID", f"status.{statuses}")
+        known = {
+            text(one, "name", f"status.{statuses}"): _state(one, f"status.{statuses}")
             for one in objects(status, statuses, "status")
         }
         for at, one in enumerate(objects(spec, key, "spec")):
@@ -140,7 +140,13 @@ def _containers(
                 ContainerClaim(needed(claim, "name", place), text(claim, "request", place))
                 for claim in objects(resources, "claims", f"{place}.resources")
             ]
-            yield Container(name, (*named, *used.get(name, ())), ids.get(name, "").rpartition("://")[2])
+            yield Container(name, (*named, *used.get(name, ())), *known.get(name, ()))
+
+
+def _state(status: Object, place: str) -> tuple[str, bool]:
+    """A container's id without its runtime, and whether it runs."""
+    ident = text(status, "containerID", place).rpartition("://")[2]
+    return ident, "running" in mapping(status, "state", place)
 
 
 # --- claims ------------------------------------------------------------------------------------------------
@@ -176,15 +182,6 @@ def parse_claim_object(obj: Object) -> KnownClaim:
         meant_for=parse_reservations(mapping(obj, "spec").get("reservedFor"), "spec.reservedFor"),
         any_pod=allocation.get("reservedForAnyPod") is True,
     )
-
-
-def prepared_by(claim: Claim) -> PreparedClaim:
-    """A claim that a driver has prepared, as it was asked to: which pods it is for nobody has told it."""
-    uses = (
-        DeviceUse(one.ref, (base_request(one.request),) if one.request else (), one.share_id)
-        for one in claim.devices
-    )
-    return PreparedClaim(claim.ref, tuple(uses))
 
 
 def _device(result: Object, place: str) -> DeviceUse:

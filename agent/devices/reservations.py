@@ -77,20 +77,34 @@ def by_kind(reserved: Iterable[Reservation]) -> Reserved:
     return Reserved(*(tuple(one for one in entries if one.kind is kind) for kind in kinds))
 
 
-def unmatched(claim: KnownClaim, pods: Iterable[KnownPod]) -> tuple[Reservation, ...]:
-    """Reservations behind which none of these pods stands. Where the pods are all of the cluster's, orphans.
+class Standing(NamedTuple):
+    """Who can stand behind a reservation, each with its namespace."""
+
+    uids: frozenset[tuple[str, str]]
+    groups: frozenset[tuple[str, str]]
+    """Those that have members."""
+
+
+def standing(pods: Iterable[KnownPod]) -> Standing:
+    """Those that are among these pods."""
+    known = tuple(pods)
+    uids = ((pod.ref.namespace, uid) for pod in known for uid in (pod.ref.uid, pod.mirror_uid) if uid)
+    groups = ((pod.ref.namespace, pod.group) for pod in known if pod.group)
+    return Standing(frozenset(uids), frozenset(groups))
+
+
+def unmatched(claim: KnownClaim, known: Standing) -> tuple[Reservation, ...]:
+    """Reservations behind which nobody stands. Where the pods are all of the cluster's, orphans.
 
     Pod groups are orphaned for good when the feature is switched off. What is neither a pod nor a pod group
     cannot be looked for.
     """
-    here = [pod for pod in pods if pod.ref.namespace == claim.ref.namespace]
-    uids = {uid for pod in here for uid in (pod.ref.uid, pod.mirror_uid) if uid}
-    groups = {pod.group for pod in here if pod.group}
+    namespace = claim.ref.namespace
     return tuple(
         one
         for one in claim.reserved
-        if (one.kind is ConsumerKind.POD and one.uid not in uids)
-        or (one.kind is ConsumerKind.POD_GROUP and one.name not in groups)
+        if (one.kind is ConsumerKind.POD and (namespace, one.uid) not in known.uids)
+        or (one.kind is ConsumerKind.POD_GROUP and (namespace, one.name) not in known.groups)
     )
 
 

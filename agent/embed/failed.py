@@ -52,8 +52,7 @@ def failed_report(
 
 
 def _unknown(device: DeviceHealth, cause: Cause) -> DeviceHealth:
-    return replace(
-        device,
+    return device._replace(
         health=Health.UNKNOWN,
         severity=Severity.UNKNOWN,
         message=message([cause]),

@@ -72,7 +72,7 @@ def _compared(group: GroupRef, expected: Expected, read: Actual | None, version:
     if not expected.accepted:
         return judged(Verdict.UNKNOWN, f"what it should be is not known: {expected.unknown}")
     if expected.knob.knob in _CPU_SETS:
-        return judged(*_cpus(expected, reading))
+        return judged(*_cpus(expected, reading, version))
     return judged(*_number(_rescaled(expected, read), reading))
 
 
@@ -115,7 +115,8 @@ def _number(expected: Expected, value: int) -> tuple[Verdict, str]:
         if option.value == value:
             note = f", {option.note}" if option.note else ""
             return (Verdict.ROUNDED if option.rounded else Verdict.MATCH), f"{why}{note}"
-    why += next((f", {one.note}" for one in expected.explains if one.value == value), "")
+    text = value_text(expected.knob.knob, value)
+    why += next((f"; {text} is {one.note}" for one in expected.explains if one.value == value), "")
     return _direction(expected, value), why
 
 
@@ -131,10 +132,12 @@ def _direction(expected: Expected, value: int) -> Verdict:
     return Verdict.HIGHER
 
 
-def _cpus(expected: Expected, value: int) -> tuple[Verdict, str]:
+def _cpus(expected: Expected, value: int, version: int) -> tuple[Verdict, str]:
     wanted = expected.accepted[0].value
     lacking, beyond = wanted & ~value, value & ~wanted
     why = _why(expected, value)
+    if not value and version == 2 and expected.knob.knob is Knob.CPUS:
+        return Verdict.UNLIMITED, f"{why}; with none it may run wherever the cgroup above may"
     if lacking:
         why += f", without {format_cpus(lacking)}"
     if beyond:

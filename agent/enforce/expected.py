@@ -37,6 +37,7 @@ from agent.enforce.values import (
     least_weight,
     memory_limit,
     page_limits,
+    unknown,
 )
 from agent.model.cpuset import format_cpus
 
@@ -181,10 +182,19 @@ def _container_knobs(
     yield memory_limit(_container_limit(pod, container, MEMORY, facts), facts, "no limit")
     for size in facts.hugepages_kib:
         yield from page_limits(size, _container_pages(pod, container, size, facts))
-    for one in exclusive:
-        giver = "the kubelet" if one.by_kubelet else "a driver"
-        for knob in (Knob.CPUS, Knob.EFFECTIVE):
-            yield Expected(KnobId(knob), (Option(one.cpus),), f"CPUs {format_cpus(one.cpus)} from {giver}")
+    if exclusive:
+        yield from _own_cpus(exclusive)
+
+
+def _own_cpus(exclusive: Sequence[Exclusive]) -> Iterable[Expected]:
+    """If kubelet and driver gave it different ones, it has those of who wrote last."""
+    texts = [f"{format_cpus(cpus)} from {'the kubelet' if own else 'a driver'}" for _, cpus, own in exclusive]
+    text = f"CPUs {' and '.join(texts)}"
+    for knob in (KnobId(Knob.CPUS), KnobId(Knob.EFFECTIVE)):
+        if len({one.cpus for one in exclusive}) > 1:
+            yield unknown(knob, text)
+        else:
+            yield Expected(knob, (Option(exclusive[0].cpus),), text)
 
 
 def _container_weight(pod: Pod, container: Container, facts: NodeFacts) -> Expected:

@@ -21,8 +21,8 @@ from agent.errors import ProbeError
 from agent.model.cgroup import CgroupKnobs
 from agent.model.reading import Missing
 
-Read = Callable[[str], CgroupKnobs | None]
-"""By the path of a cgroup below the mounts; None: it is not there."""
+Read = Callable[[str, bool], CgroupKnobs | None]
+"""By the path of a cgroup below the mounts, and whether it has CPUs of its own; None: it is not there."""
 
 UNJUDGED: Final = frozenset({Verdict.UNKNOWN, Verdict.VANISHED, Verdict.QUIET})
 """Verdicts by which nothing is said of the promise."""
@@ -52,7 +52,13 @@ class JudgedPod:
 
 
 def judge_pod(
-    pod: Pod, node: Node, read: Read, now_wall_s: float, exclusive: Sequence[Exclusive] | None = ()
+    pod: Pod,
+    node: Node,
+    read: Read,
+    now_wall_s: float,
+    exclusive: Sequence[Exclusive] = (),
+    *,
+    all_known: bool = True,
 ) -> JudgedPod:
     """All of one pod.
 
@@ -61,7 +67,8 @@ def judge_pod(
         node: Where it runs.
         read: Reads a cgroup.
         now_wall_s: When that is [s since 1970].
-        exclusive: CPUs that its containers have for themselves; None: nobody knows.
+        exclusive: CPUs that its containers have for themselves.
+        all_known: All that the kubelet gave are among them.
 
     Raises:
         ProbeError: The pod's UID, or a container's id, is no name of a cgroup.
@@ -71,22 +78,23 @@ def judge_pod(
         return JudgedPod(pod, (), (), idle)
     groups = [
         _limited(one, node)
-        for one in expect_pod(pod, node.facts, exclusive or ())
+        for one in expect_pod(pod, node.facts, exclusive)
         if one.group.container not in idle
     ]
     at = {one.group: _path(one.group, pod, node) for one in groups}
+    owners = {one.container for one in exclusive}
     throttled: dict[str, int] = {}
 
     def look(group: GroupRef) -> Actual:
-        knobs = read(at[group])
+        knobs = read(at[group], group.container in owners)
         if knobs and group.container and not isinstance(knobs.throttled, Missing):
             throttled[group.container] = knobs.throttled
         return actual_of(knobs, changed_s(pod, now_wall_s, group.container))
 
     compared = _compared(groups, look, node)
-    if exclusive is None:
+    if not all_known:
         compared = tuple(_unless_exclusive(one, pod) for one in compared)
-    return JudgedPod(pod, compared, risks_of(pod, node.facts, exclusive or (), throttled), idle)
+    return JudgedPod(pod, compared, risks_of(pod, node.facts, exclusive, throttled), idle)
 
 
 def judge_classes(pods: Sequence[Pod], node: Node, read: Read, now_wall_s: float) -> tuple[Compared, ...]:
@@ -102,7 +110,7 @@ def judge_classes(pods: Sequence[Pod], node: Node, read: Read, now_wall_s: float
     since = min((age for age in ages if age is not None), default=None)
 
     def look(group: GroupRef) -> Actual:
-        return actual_of(read(qos_path(group.qos, node.facts.driver, node.root)), since)
+        return actual_of(read(qos_path(group.qos, node.facts.driver, node.root), False), since)
 
     groups = [_limited(one, node) for one in expect_qos(pods, node.facts)]
     return _compared(groups, look, node)

@@ -59,8 +59,9 @@ def risks_of(
         for container, what in (judge(pod, facts) if given else ())
     ]
     counts = throttled or {}
-    for container in pod.containers:
-        for own in (one for one in exclusive if one.container == container.name and not one.by_kubelet):
+    lifted = {one.container for one in exclusive if one.by_kubelet}
+    for container in (one for one in pod.containers if one.name not in lifted):
+        for own in (one for one in exclusive if one.container == container.name):
             for code, what in _exclusive(pod, container, own, facts, counts.get(container.name, 0)):
                 found.append(Risk(code, str(pod), container.name, what, ADVICE[code]))
     return tuple(found)

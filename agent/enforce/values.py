@@ -193,6 +193,5 @@ def _explained(expected: Expected, uncounted: Iterable[Option]) -> Expected:
     """With the values that a kubelet writes that does not count claims."""
     right = {option.value for option in expected.accepted}
     why = "as if the kubelet did not count claims"
-    return replace(
-        expected, explains=tuple(Option(one.value, why) for one in uncounted if one.value not in right)
-    )
+    explains = tuple(Option(one.value, why) for one in uncounted if one.value not in right)
+    return replace(expected, explains=explains) if explains else expected

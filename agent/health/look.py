@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 from agent.health import machine
 from agent.health.catalogue import Row, Rule, unreadable_of
-from agent.health.machine import Track, advance, worst_first
+from agent.health.machine import Phase, Track, advance, worst_first
 from agent.health.rules import FINE, Answer, Inapplicable, Unevaluated, Unreadable
 from agent.model.health import Cause, Finding, NotApplicable, Severity
 from agent.model.settings import Settings
@@ -34,6 +34,8 @@ class Look:
     """Those that were tracked before this look..."""
     _tracks: dict[Subject, dict[str, Track]] = field(default_factory=dict)
     """...and what became of them and of others: most subjects have none, and cost nothing."""
+    _moving: set[Subject] = field(default_factory=set)
+    """Those with a track that another look would move, though it were the same look."""
 
     def __post_init__(self) -> None:
         for subject, code in self.before:
@@ -104,11 +106,27 @@ class Look:
             track = track._replace(since=since)
         self.tracks[subject, row.code] = track
         self._tracks.setdefault(subject, {})[row.code] = track
+        if not seen or finding is None or track.phase is not Phase.RAISED:
+            self._moving.add(subject)
         if not seen:  # time alone moves nothing that nobody can see
             return
         due = machine.due_ns(track, row, source.period_ns, self.now.mono_ns)
         if due is not None:
             self.due_ns.append(due)
+
+    def extent(self) -> tuple[int, int, int]:
+        """How much was said so far: rules not applicable, rules not evaluated, times to look again."""
+        return len(self.not_applicable), len(self.not_evaluated), len(self.due_ns)
+
+    def raised(self, subject: Subject) -> tuple[str, ...] | None:
+        """The codes of what is wrong with a subject, and stays so while the same is found; None: it moves."""
+        return None if subject in self._moving else tuple(self._tracks.get(subject, ()))
+
+    def again(self, subject: Subject, code: str, passes: int) -> None:
+        """The same was found once more of what was raised, in a pass of its source."""
+        track = self.before[subject, code]._replace(seen_pass=passes)
+        self.tracks[subject, code] = track
+        self._tracks.setdefault(subject, {})[code] = track
 
     def codes_of(self, subject: Subject) -> list[str]:
         """The codes that were tracked before this look."""

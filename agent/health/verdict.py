@@ -79,6 +79,22 @@ def with_causes(
     return verdict(look, before, device, severity, worst_first, found.verified, lease_s, found.attributes)
 
 
+def with_lesser(
+    look: Look, before: Before, device: Device, found: DeviceHealth, causes: Iterable[Cause]
+) -> DeviceHealth:
+    """A verdict with more causes, which leave the device usable: what says that it is not goes before them.
+
+    Args:
+        found: The verdict.
+        causes: Those that come to its own, degraded at most.
+    """
+    more = tuple(causes)
+    ranked = sorted([*found.causes, *more], key=lambda cause: -min(cause.severity, Severity.UNKNOWN))
+    severity = max([found.severity, *(cause.severity for cause in more)])
+    lease_s = found.timeout_s - before.nudge_s
+    return verdict(look, before, device, severity, ranked, found.verified, lease_s, found.attributes)
+
+
 def _since(
     before: Before,
     last: DeviceHealth | None,

@@ -20,13 +20,14 @@ class CgroupKnobs:
     """One cgroup at one moment."""
 
     controllers: frozenset[str] | None
-    """Those of ``cpu``, ``memory``, ``hugetlb`` and ``cpuset`` that are enabled for it; None: not known."""
+    """Those of ``cpu``, ``memory``, ``hugetlb`` and ``cpuset`` that are enabled, as far as some file of
+    theirs was read; None: not known."""
     weight: Reading
     """``cpu.weight``; in v1, ``cpu.shares``."""
     quota_us: Reading
     period_us: Reading
     throttled: Reading
-    """Periods in which it was throttled, since it was made."""
+    """Periods in which it was throttled, since it was made. This and the sets are read only if asked for."""
     memory: Reading
     """Limit [bytes]."""
     cpus: Reading

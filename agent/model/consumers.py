@@ -16,6 +16,7 @@ from agent.model.testimony import (
     KnownClaim,
     KnownPod,
     LiveContainer,
+    Origin,
     PodRef,
     Witness,
 )
@@ -98,6 +99,8 @@ class ConflictKind(StrEnum):
     """Which devices of a driver a claim has."""
     NOT_NAMED = "not-named"
     """A claim was prepared for a pod that does not name it."""
+    CONTAINERS = "containers"
+    """A pod's status has a container run that has no cgroup."""
 
 
 class Saying(NamedTuple):
@@ -113,6 +116,10 @@ class Conflict(NamedTuple):
     kind: ConflictKind
     subject: str
     sayings: tuple[Saying, ...]
+    claims: tuple[ClaimRef, ...] = ()
+    """Those that it is about, under every name that they have here..."""
+    pods: tuple[PodRef, ...] = ()
+    """...and the pods."""
 
 
 class Gap(NamedTuple):
@@ -154,6 +161,11 @@ class PodView:
         """The best object that there is of it."""
         return self.objects[0][0] if self.objects else None
 
+    @property
+    def has_ended(self) -> bool:
+        """Whether its object says that nothing of it will run again."""
+        return self.known is not None and self.known.has_ended
+
 
 @dataclass(frozen=True, slots=True)
 class ConsumerMap:
@@ -164,8 +176,12 @@ class ConsumerMap:
     pods: Mapping[PodRef, PodView] = field(default_factory=dict)
     devices: Mapping[DeviceRef, tuple[ClaimRef, ...]] = field(default_factory=dict)
     """The claims of each device."""
+    groups: Mapping[tuple[str, str], tuple[PodRef, ...]] = field(default_factory=dict)
+    """The pods of each pod group, by namespace and name."""
     conflicts: tuple[Conflict, ...] = ()
     gaps: tuple[Gap, ...] = ()
+    whole: frozenset[Origin] = frozenset()
+    """Who said all that there is to say: what these do not tell of is not there."""
 
 
 class ContainerUse(NamedTuple):

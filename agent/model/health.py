@@ -81,9 +81,8 @@ class Cause:
     """Whoever says so asks for a taint, though nothing is known to be wrong with the device."""
 
 
-@dataclass(frozen=True, slots=True)
-class DeviceHealth:
-    """The verdict on one device, ready to be sent."""
+class DeviceHealth(NamedTuple):
+    """The verdict on one device, ready to be sent. A tuple: in each look, all of them are made anew."""
 
     pool: str
     device: str
@@ -110,16 +109,21 @@ class DeviceHealth:
         """Driver, pool and name: no two devices of a report have the same."""
         return (self.driver, self.pool, self.device)
 
+    def again(self, verified: Instant, timeout_s: int) -> "DeviceHealth":
+        """The same, verified anew."""
+        return DeviceHealth(*self[:-5], verified, timeout_s, *self[-3:])
+
 
 @dataclass(frozen=True, slots=True)
 class Note:
     """A cause that belongs to no device: a pod's cgroup, the node. Never on the wire."""
 
     subject: str
-    """What it is about: ``node``, or ``pod 0f3c... container 9b1d...``."""
+    """What it is about: ``node``, or ``pod 0f3c... (team-a/train-0) container main``. The pod's name is there
+    if it is known; a container's may be its id."""
     cause: Cause
     devices: tuple[str, ...] = ()
-    """Declared devices that the pod uses, ``<driver>/<pool>/<name>``."""
+    """Devices that the pod uses: ``<driver>/<pool>/<name>``, the host's own by their names alone."""
 
 
 @dataclass(frozen=True, slots=True)

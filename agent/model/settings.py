@@ -47,6 +47,9 @@ class Settings:
 
     node: str
     """Node name; also the pool of its devices."""
+    drivers: tuple[str, ...] = ()
+    """Those that are told of the host's own devices until they declare some: by their name and pool they
+    mean these."""
     lease_s: int = 30
     """How long the kubelet may believe a verdict [s]."""
     throttle_events: int = 10

@@ -11,6 +11,7 @@ from agent.model.gpu import GpuHost, GpuSet
 from agent.model.log import LogSample
 from agent.model.machine import MachineSample
 from agent.model.pci import PciSample
+from agent.model.pods import PodsSample
 from agent.model.prepare import ToldFault
 from agent.model.reading import Missing, Reading
 from agent.model.source import SourceSample
@@ -162,3 +163,5 @@ class Snapshot:
     """A driver's own checks of its devices, when we are part of it; one per check and device."""
     told: tuple[ToldFault, ...] = ()
     """Devices that a driver found broken while it prepared claims."""
+    pods: PodsSample | None = None
+    """Who uses the devices; None: nobody looks."""

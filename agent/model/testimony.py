@@ -177,6 +177,8 @@ class Container(NamedTuple):
     claims: tuple[ContainerClaim, ...] = ()
     id: str = ""
     """At the container runtime; empty: it has none yet, or nobody says."""
+    running: bool = False
+    """The status says that it runs."""
 
 
 @dataclass(frozen=True, slots=True)

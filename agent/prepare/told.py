@@ -7,7 +7,6 @@ and code.
 """
 
 from collections.abc import Collection, Iterable, Iterator
-from dataclasses import replace
 from typing import Final, NamedTuple
 
 from agent.health.machine import HEALTH
@@ -133,7 +132,7 @@ def apart_from(faults: Iterable[ToldFault], device: DeviceHealth) -> DeviceHealt
     if len(rest) == len(device.causes):
         return device
     worst = max((cause.severity for cause in rest), default=Severity.OK)
-    return replace(device, health=HEALTH[worst], severity=worst, causes=rest, message=message(rest))
+    return device._replace(health=HEALTH[worst], severity=worst, causes=rest, message=message(rest))
 
 
 def _key(fault: ToldFault) -> tuple[DeviceRef, str]:

@@ -6,8 +6,8 @@ A device is owed to a subscriber if, since that subscriber's last list, its sour
 or its verdict changed, or it was stated Unknown, which needs no reading.
 """
 
+from collections import Counter
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
 
 from agent.model.health import DeviceHealth, Health
 from agent.model.report import Report
@@ -15,18 +15,14 @@ from agent.model.report import Report
 Encode = Callable[[Sequence[DeviceHealth], int], list[bytes]]
 """Makes one or more messages of a list of devices, none of them too large to send. The number is added to
 each lease [s]."""
+Key = tuple[str, str, str]
+"""As of :class:`DeviceHealth`."""
 
 
 def devices_for(report: Report, driver: str) -> Sequence[DeviceHealth]:
     """What a driver's socket tells: its own devices once it has declared them, until then the host's."""
     whose = driver if driver in report.declaring else ""
     return [device for device in report.devices if device.driver == whose]
-
-
-class _Stated(NamedTuple):
-    number: int
-    """The last publication in which the device was owed."""
-    device: DeviceHealth
 
 
 class Feed:
@@ -40,7 +36,9 @@ class Feed:
     def __init__(self, encode: Encode) -> None:
         self.number = 0
         self._encode = encode
-        self._stated: dict[tuple[str, str, str], _Stated] = {}
+        self._devices: dict[Key, DeviceHealth] = {}
+        self._numbers: dict[Key, int] = {}
+        """The last publication in which each device was owed."""
         self._encoded: dict[tuple[int, int], tuple[bytes, ...]] = {}
 
     def publish(self, told: Sequence[DeviceHealth]) -> int:
@@ -52,16 +50,17 @@ class Feed:
         Raises:
             ValueError: it names a device twice; the feed is as it was before.
         """
-        number = self.number + 1
-        stated: dict[tuple[str, str, str], _Stated] = {}
-        for device in told:
-            key = device.key
-            if key in stated:
-                raise ValueError(f"report names device {device.device!r} of pool {device.pool!r} twice")
-            before = self._stated.get(key)
-            news = before is None or _is_news(before.device, device)
-            stated[key] = _Stated(number if before is None or news else before.number, device)
-        self.number, self._stated = number, stated
+        devices = {device.key: device for device in told}
+        if len(devices) < len(told):
+            keys = Counter(device.key for device in told)
+            _, pool, name = next(key for key in keys if keys[key] > 1)
+            raise ValueError(f"report names device {name!r} of pool {pool!r} twice")
+        number, before, numbers = self.number + 1, self._devices, self._numbers
+        self._numbers = {
+            key: number if key not in before or _is_news(before[key], device) else numbers[key]
+            for key, device in devices.items()
+        }
+        self.number, self._devices = number, devices
         self._encoded.clear()
         return number
 
@@ -73,7 +72,7 @@ class Feed:
         """
         messages = self._encoded.get((since, extra_s))
         if messages is None:
-            devices = [stated.device for stated in self._stated.values() if stated.number > since]
+            devices = [device for key, device in self._devices.items() if self._numbers[key] > since]
             messages = tuple(self._encode(devices, extra_s)) if devices else ()
             self._encoded[since, extra_s] = messages
         return messages
@@ -81,7 +80,7 @@ class Feed:
 
 def _is_news(before: DeviceHealth, now: DeviceHealth) -> bool:
     return (
-        now.health is Health.UNKNOWN
-        or now.verified.mono_ns != before.verified.mono_ns
+        now.verified.mono_ns != before.verified.mono_ns
+        or now.health is Health.UNKNOWN
         or (now.health, now.message, now.timeout_s) != (before.health, before.message, before.timeout_s)
     )

@@ -1,6 +1,5 @@
 """What a reader of a health stream may believe: lists merged as the kubelet merges them. Pure."""
 
-from dataclasses import replace
 from typing import Final
 
 from agent.model.health import DeviceHealth, Health, Severity
@@ -44,8 +43,7 @@ class Merge:
         """Makes Unknown whatever has outlived its lease."""
         for key, device in self._devices.items():
             if device.health is not Health.UNKNOWN and _expiry_ns(device) <= now.mono_ns:
-                self._devices[key] = replace(
-                    device,
+                self._devices[key] = device._replace(
                     health=Health.UNKNOWN,
                     severity=Severity.UNKNOWN,
                     message=f"not confirmed within its lease of {device.timeout_s} s",
@@ -87,5 +85,5 @@ def _heard(entry: v1.DeviceHealth, before: DeviceHealth | None, now: Instant) ->
         timeout_s=min(lease_s, LONGEST_LEASE_S) if lease_s > 0 else DEFAULT_LEASE_S,
     )
     if before and (before.health, before.message) == (health, message):
-        return replace(device, since=before.since)
+        return device._replace(since=before.since)
     return device

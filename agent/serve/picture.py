@@ -4,7 +4,6 @@ Back and forth gives the same value again: the command line shows what the agent
 Left out is what the sockets need to know, and whoever reads them finds in the devices: who declares any.
 """
 
-from dataclasses import replace
 from functools import lru_cache
 from typing import Final, TypeVar
 
@@ -109,7 +108,7 @@ def encode_device(device: DeviceHealth) -> bytes:
     betterproto takes half a millisecond for a device. Between two pictures little changes but when a
     device was verified, so that is encoded apart: the parts of one message, set end to end, are it.
     """
-    parts = _settled(replace(device, verified=_NEVER)) + _verified(device.verified)
+    parts = _settled(device._replace(verified=_NEVER)) + _verified(device.verified)
     return _DEVICES_TAG + betterproto.encode_varint(len(parts)) + parts
 
 

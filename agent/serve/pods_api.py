@@ -13,6 +13,7 @@ from contextlib import aclosing
 from pathlib import Path
 from typing import Final
 
+from agent.config import PODS_API
 from agent.model.reading import Absence
 from agent.model.testimony import Origin, Told, Witness
 from agent.model.time import Instant
@@ -23,7 +24,7 @@ from agent.serve.rpc.shapes import Kind, Part, Shape, read_shape
 
 Object = Mapping[str, object]
 
-SOCKET: Final = "pods-api/pods-api.sock"
+SOCKET: Final = PODS_API
 """In the kubelet's directory."""
 LIST: Final = "/v1alpha1.Pods/ListPods"
 WATCH: Final = "/v1alpha1.Pods/WatchPods"
@@ -79,6 +80,7 @@ class PodsWatch:
         socket: Path,
         latest: Latest[Told[Object]],
         clock: Callable[[], Instant],
+        changed: Callable[[], None] = lambda: None,
         pauses_s: Sequence[float] = PAUSES_S,
         sync_s: float = SYNC_S,
     ) -> None:
@@ -87,17 +89,21 @@ class PodsWatch:
             socket: :data:`SOCKET` in the kubelet's directory.
             latest: Where the pictures go.
             clock: When a picture was true.
+            changed: Called after a picture in which a pod has come, gone, or got another phase.
             pauses_s: Before each further attempt; at least one.
             sync_s: How long to wait for all pods of a new stream.
         """
         self._socket = socket
         self._latest = latest
         self._clock = clock
+        self._changed = changed
         self._pauses_s = pauses_s
         self._sync_s = sync_s
         self._pods: Mapping[str, Object] = {}
         self._witness: Witness | None = None
         self._synced = False
+        self.is_current = False
+        """Whether there is a stream that has told all pods: the newest picture is how it is now."""
 
     async def run(self) -> None:
         """Runs until it is cancelled."""
@@ -147,11 +153,16 @@ class PodsWatch:
             if telling is not None:
                 telling.cancel()
                 self._tell(table, wrong)
+            self.is_current = False
 
     def _tell(self, table: Mapping[str, Object], wrong: Iterable[str]) -> None:
+        phases = _phases(self._pods)
         self._pods = dict(table)
         self._witness = Witness(Origin.PODS_API, self._clock())
         self._latest.publish(Told(self._witness, tuple(table.values()), wrong=_few(wrong)))
+        self.is_current = self._synced
+        if _phases(self._pods) != phases:
+            self._changed()
 
     def _tell_lost(self, absence: Absence, why: str) -> None:
         """The last picture with what is wrong; without one, that there is none."""
@@ -173,6 +184,11 @@ def _take(kind: int, data: bytes, table: dict[str, Object], wrong: list[str]) ->
         table.pop(uid, None)
     else:
         table[uid] = pod
+
+
+def _phases(pods: Mapping[str, Object]) -> Mapping[str, object]:
+    status = {uid: pod.get("status") for uid, pod in pods.items()}
+    return {uid: one.get("phase") if isinstance(one, Mapping) else None for uid, one in status.items()}
 
 
 def _uid(pod: Object) -> str:

@@ -44,12 +44,12 @@ def encode_devices(devices: Sequence[DeviceHealth], extra_s: int = 0) -> list[by
     return encode_health(
         [
             WireHealth(
-                pool=device.pool,
-                device=device.device,
-                health=device.health,
-                last_updated_s=int(device.verified.wall_s),
-                timeout_s=min(device.timeout_s + extra_s, LEASE_LIMIT_S),
-                message=device.message,
+                device.pool,
+                device.device,
+                device.health,
+                int(device.verified.wall_s),
+                min(device.timeout_s + extra_s, LEASE_LIMIT_S),
+                device.message,
             )
             for device in devices
         ]

@@ -81,13 +81,13 @@ def load(path: Path, size_max: int, decode: Callable[[bytes], T], empty: T) -> t
     except Unusable as error:
         unusable = error
     try:
-        fate = f"set aside as {_set_aside(path, unusable.kind)}"
+        fate = f"set aside as {set_aside(path, unusable.kind)}"
     except OSError as error:
         fate = f"could not be set aside: {error.strerror}"
     return empty, f"{path}: {unusable}; {fate}"
 
 
-def _set_aside(path: Path, kind: str) -> str:
+def set_aside(path: Path, kind: str) -> str:
     names = [path.with_name(f"{path.name}.{kind}-{number}") for number in range(1, ASIDE_MAX + 1)]
     free = next((name for name in names if not os.path.lexists(name)), None)
     target = free or min(names, key=lambda name: name.lstat().st_mtime_ns)

@@ -16,6 +16,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
+from guest_audit import audits
+
 CGROUPS: Final = Path("/sys/fs/cgroup")
 CPUS: Final = Path("/sys/devices/system/cpu")
 MEMORY: Final = Path("/sys/devices/system/memory")
@@ -279,6 +281,7 @@ def main() -> None:
     throttled(ears, group)
     machine_check(ears)
     poisoned(ears)
+    audits(report)
     last = ears.wait(time.monotonic() - 1, lambda report: report["notes"])
     tell("last", 0.0, last)
     agent.send_signal(signal.SIGTERM)

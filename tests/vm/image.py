@@ -17,6 +17,10 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 HERE: Final = Path(__file__).resolve().parent
+SCRIPTS: Final = (
+    *(HERE / name for name in ("init", "guest.py", "guest_audit.py")),
+    *(HERE.parent / name for name in ("audit_paper.py", "enforce_pods.py", "kubelet_files.py")),
+)
 MODULES: Final = ("mce-inject", "hwpoison-inject")
 """Of the kernel: what makes hardware errors without broken hardware."""
 UNUSED: Final = frozenset(
@@ -57,8 +61,8 @@ def build(directory: Path) -> Image:
         shutil.copy(next(unpacked.rglob(f"{name}.ko")), root / "modules")
     _copy_program(root, Path(_which("busybox")), root / "bin/busybox")
     _copy_python(root)
-    for script in ("init", "guest.py"):
-        shutil.copy(HERE / script, root / script)
+    for script in SCRIPTS:
+        shutil.copy(script, root)
     (root / "init").chmod(0o755)
     return Image(next((unpacked / "boot").glob("vmlinuz-*")), _pack(root, directory / "initrd.gz"))
 

@@ -120,6 +120,46 @@ def test_a_line_that_user_space_wrote_is_nobodys_fault(results: dict[str, dict[s
     assert not any(note["code"] == "node.read_only" for note in results["last"]["found"])
 
 
+@pytest.mark.parametrize("naming", ["cgroupfs", "systemd"])
+def test_an_audit_finds_what_is_wrong_and_nothing_else(
+    results: dict[str, dict[str, Any]], naming: str
+) -> None:
+    audit = results[f"audit-{naming}"]
+    assert (audit["status"], audit["error"]) == (1, "")
+    told = audit["found"]
+    assert (told["cgroups"]["version"], told["cgroups"]["driver"]) == (2, naming)
+    assert (told["unread"], told["notKnown"]) == ([], [])
+    kept, wrong, gone = told["pods"]
+    assert {one["verdict"] for one in (*kept["knobs"], *told["classes"])} == {"match", "rounded"}
+    assert wrong_of(wrong) == [
+        ("", "cpu.weight", "lower"),
+        ("", "memory.max", "unlimited"),
+        ("", "hugetlb.1GB.rsvd.max", "parent-tighter"),  # than its container, which has too much
+        ("c1", "cpu.max", "lower"),
+        ("c1", "memory.max", "lower"),
+        ("c1", "hugetlb.2MB.max", "lower"),
+        ("c1", "hugetlb.1GB.rsvd.max", "unlimited"),
+        ("c1", "cpuset.cpus", "higher"),
+        ("c1", "cpuset.cpus.effective", "higher"),
+    ]
+    assert {(container, verdict) for container, _, verdict in wrong_of(gone)} == {("c1", "vanished")}
+
+
+def wrong_of(pod: dict[str, Any]) -> list[tuple[str, str, str]]:
+    """What does not match: container, file, verdict."""
+    fine = {"match", "rounded"}
+    return [
+        (one["container"], one["file"], one["verdict"]) for one in pod["knobs"] if one["verdict"] not in fine
+    ]
+
+
+def test_a_cgroup_that_comes_and_goes_is_whole_or_gone(results: dict[str, dict[str, Any]]) -> None:
+    whole = f"(100, {2**64 - 1}, {2**64 - 1}, {2**64 - 1})"
+    seen = results["audit-restless"]["found"]
+    assert {*seen} <= {whole, "None"}
+    assert len(seen) == 2
+
+
 def test_the_agent_ends_well_and_the_kernel_has_nothing_to_complain_of(
     results: dict[str, dict[str, Any]],
 ) -> None:

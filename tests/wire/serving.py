@@ -3,7 +3,6 @@
 import os
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -36,7 +35,7 @@ def device(name: str = "cpu-node0", *, verified: int = 1, **changes: object) -> 
         verified=at(verified),
         timeout_s=30,
     )
-    return replace(healthy, **changes)  # type: ignore[arg-type]
+    return healthy._replace(**changes)
 
 
 def sick(name: str = "cpu-node0", message: str = "cpu.offline: CPU 1", *, verified: int = 1) -> DeviceHealth:

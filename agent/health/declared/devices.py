@@ -1,11 +1,10 @@
 """The verdicts on devices that drivers declare: each is a part of the host, judged by the host's rules."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import Final
 
-from agent.devices.inventory import Device, Kind, declared_device, device_pools
+from agent.devices.inventory import Device, Kind, device_pools
 from agent.health.catalogue import Row
 from agent.health.declared.checks import UNCHECKED, Samples, as_source, judge_checks, samples_of
 from agent.health.declared.gpus import (
@@ -15,14 +14,15 @@ from agent.health.declared.gpus import (
     find_gpu,
 )
 from agent.health.declared.past import DeclaredPast
+from agent.health.declared.settled import Settled, Settling, with_lease
 from agent.health.gpu.devices import START_NS
 from agent.health.gpu.state import GpuLook
 from agent.health.host.catalogue import DECLARED_RULES
 from agent.health.host.devices import judged_verdict, unread
 from agent.health.host.views import Memory, view_declared
-from agent.health.look import Look, row_among
+from agent.health.look import Look, Subject, row_among
 from agent.health.verdict import Before, lease_of, verdict, verified_by, with_causes
-from agent.model.declared import Declared, DeclaredGpu
+from agent.model.declared import DeclaredGpu
 from agent.model.health import Blame, Cause, DeviceHealth, Note, Severity
 from agent.model.snapshot import Snapshot
 from agent.model.source import SourceSample
@@ -78,30 +78,43 @@ def declared_verdicts(
     gpus: GpuLook,
     snapshot: Snapshot,
     host: Mapping[Device, DeviceHealth],
-    notes: Iterable[Note],
-) -> Iterator[tuple[Device, DeviceHealth]]:
+    settled: Settled,
+) -> tuple[dict[Subject, DeviceHealth], Settled]:
     """What is said of each that somebody has looked at, or should have by now.
 
     Args:
         host: The verdicts on the host's own devices.
-        notes: What was found of pods; what is more than a word counts for the devices that they use.
+        settled: By the last look.
+
+    Returns:
+        The verdicts in the order of a report, and what this look has settled.
     """
     pools = device_pools(snapshot)
     checks = samples_of(snapshot.checks)
-    of_pods = _attributed(notes)
-    for subject, declared in past.devices.items():
-        device = declared_device(declared)
-        found: DeviceHealth | None = None
+    settling = Settling(look, before, settled, past, memory, snapshot, pools, checks)
+    verdicts: dict[Subject, DeviceHealth] = {}
+    for subject, device in past.known.items():
+        found = settling.again(subject, device.kind)
+        if found is not None:
+            verdicts[subject] = found
+            continue
+        declared = past.devices.get(subject)
+        if declared is None:
+            cause = _cause(GONE, "no longer declared by its driver", past.gone[subject].since)
+            found = verdict(look, before, device, cause.severity, [cause], look.now, look.settings.lease_s)
+            verdicts[subject] = found
+            continue
         if isinstance(declared.what, DeclaredGpu):
             found = _gpu_verdict(look, before, device, declared.what, gpus, snapshot, host)
             found = found and _with_checks(look, before, device, found, checks)
         elif not _is_unseen(look, before, past, device, checks):
-            rules = DECLARED_RULES[device.kind]
+            rules, begin = DECLARED_RULES[device.kind], look.extent()
             if rules:
                 view = view_declared(memory, snapshot, pools, look.settings, declared, look.now)
-                look.judge_all(device.subject, rules, view)
-            more = [*of_pods.get(subject, ()), *_checked(look, past, device, checks)]
+                look.judge_all(subject, rules, view)
+            more = _checked(look, past, device, checks)
             found = judged_verdict(look, before, device, rules, more, _verifying(checks, subject))
+            settling.judged(subject, device.kind, found, begin)
         if found is None:
             late_ns = past.since[subject].mono_ns + START_NS
             if look.now.mono_ns < late_ns and subject not in before.devices:
@@ -109,11 +122,8 @@ def declared_verdicts(
                 continue
             cause = _cause(UNSEEN, "no look at it has ended since it was declared", past.since[subject])
             found = verdict(look, before, device, cause.severity, [cause], look.now, look.settings.lease_s)
-        yield device, _with_lease(found, declared, before)
-    for one in past.gone.values():
-        device = declared_device(one.device)
-        cause = _cause(GONE, "no longer declared by its driver", one.since)
-        yield device, verdict(look, before, device, cause.severity, [cause], look.now, look.settings.lease_s)
+        verdicts[subject] = found._replace(timeout_s=with_lease(found.timeout_s, declared, before))
+    return verdicts, settling.settled()
 
 
 def _checked(look: Look, past: DeclaredPast, device: Device, checks: Samples) -> list[Cause]:
@@ -139,8 +149,7 @@ def _with_checks(
         return found
     checked = with_causes(look, before, device, found, [*found.causes, *more])
     verified = min(found.verified, verified_by(sources, look.now))
-    return replace(
-        checked,
+    return checked._replace(
         verified=verified,
         timeout_s=max(checked.timeout_s, lease_of(look, sources) + before.nudge_s),
     )
@@ -188,24 +197,6 @@ def _is_unseen(look: Look, before: Before, past: DeclaredPast, device: Device, c
     )
     unchecked = any(not sample.passes for sample in samples)
     return is_new and (unchecked or bool(unread(look, device)))
-
-
-def _with_lease(found: DeviceHealth, declared: Declared, before: Before) -> DeviceHealth:
-    """With the lease that its driver asks for, unless looks are too rare for that."""
-    if not declared.lease_s:
-        return found
-    return replace(found, timeout_s=max(declared.lease_s + before.nudge_s, found.timeout_s))
-
-
-def _attributed(notes: Iterable[Note]) -> Mapping[str, Sequence[Cause]]:
-    """By subject of a declared device, what is wrong with the pods that use it."""
-    found: dict[str, list[Cause]] = {}
-    for note in notes:
-        if note.cause.severity > Severity.INFO:
-            told = replace(note.cause, evidence=f"{note.subject}: {note.cause.evidence}")
-            for subject in note.devices:
-                found.setdefault(subject, []).append(told)
-    return found
 
 
 def _cause(row: Row, evidence: str, since: Instant) -> Cause:

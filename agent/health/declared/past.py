@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
+from agent.devices.inventory import Device, declared_device
 from agent.model.declared import Declarations, Declared
 from agent.model.time import NS, Instant
 
@@ -31,6 +32,8 @@ class Wrong(NamedTuple):
 class DeclaredPast:
     """Everything that is known of declarations."""
 
+    declarations: Declarations = ()
+    """What the rest was made of."""
     devices: Mapping[str, Declared] = field(default_factory=dict)
     """By subject."""
     since: Mapping[str, Instant] = field(default_factory=dict)
@@ -41,10 +44,15 @@ class DeclaredPast:
     """By driver."""
     declaring: tuple[str, ...] = ()
     """Drivers that have declared their devices since the agent started, if only that they have none."""
+    known: Mapping[str, Device] = field(default_factory=dict)
+    """All that are told of, gone ones too: by subject, in the order of a report."""
 
 
 def remember_declared(past: DeclaredPast, declarations: Declarations, now: Instant) -> DeclaredPast:
-    """The past after a snapshot."""
+    """The past after a snapshot. The same if nothing was declared anew, and nothing is to be forgotten."""
+    over = any(now.mono_ns - one.since.mono_ns >= GONE_NS for one in past.gone.values())
+    if declarations == past.declarations and not over:
+        return past
     devices = {device.subject: device for file in declarations for device in file.devices}
     gone = {subject: Gone(device, now) for subject, device in past.devices.items() if subject not in devices}
     before = {
@@ -61,11 +69,23 @@ def remember_declared(past: DeclaredPast, declarations: Declarations, now: Insta
     declaring = {*past.declaring, *(file.driver for file in declarations if file.devices or not file.error)}
     changed = redeclared(past.devices, devices)
     since = {subject: now if subject in changed else past.since.get(subject, now) for subject in devices}
-    return DeclaredPast(devices, since, gone, wrong, tuple(sorted(declaring)))
+    every = {subject: one.device for subject, one in gone.items()} | devices
+    known = sorted((declared_device(one) for one in every.values()), key=Device.sort_key)
+    return DeclaredPast(
+        declarations,
+        devices,
+        since,
+        gone,
+        wrong,
+        tuple(sorted(declaring)),
+        {device.subject: device for device in known},
+    )
 
 
 def redeclared(before: Mapping[str, Declared], devices: Mapping[str, Declared]) -> frozenset[str]:
     """The devices that are declared to be something else than before: nothing that was known is of them."""
+    if before is devices:
+        return frozenset()
     return frozenset(
         subject
         for subject, device in devices.items()

@@ -82,23 +82,32 @@ def _is_well(device: DeviceHealth | None, since: Instant) -> bool:
 
 
 def with_told(
-    look: Look, before: Before, past: ToldPast, found: Mapping[Device, DeviceHealth]
-) -> Iterator[tuple[Device, DeviceHealth]]:
-    """The devices that are not well because their driver says so; of one code the newest counts."""
+    look: Look,
+    before: Before,
+    past: ToldPast,
+    devices: Mapping[Subject, Device],
+    found: Mapping[Subject, DeviceHealth],
+) -> Iterator[tuple[Subject, DeviceHealth]]:
+    """The devices that are not well because their driver says so; of one code the newest counts.
+
+    Args:
+        devices: All that drivers declare.
+        found: As of :func:`remember_told`.
+    """
     told: dict[str, dict[str, Cause]] = {}
     for one in past.values():
         cause = _cause(one)
         told.setdefault(one.fault.subject, {})[cause.code] = cause
     excused = {one.fault.subject for one in past.values() if one.fault.excused_wall_s}
-    for device, health in found.items():
-        causes = told.get(device.subject)
-        if not causes:
+    for subject, causes in told.items():
+        if subject not in found:
             continue
-        if device.subject in excused:
+        device, health = devices[subject], found[subject]
+        if subject in excused:
             look.due_ns.append(look.now.mono_ns + LOOK_AGAIN_NS)
         known = {cause.code: cause.severity for cause in health.causes}
         news = [one for one in causes.values() if known.get(one.code, Severity.OK) < one.severity]
-        yield device, with_causes(look, before, device, health, [*health.causes, *news])
+        yield subject, with_causes(look, before, device, health, [*health.causes, *news])
 
 
 def _cause(told: Told) -> Cause:

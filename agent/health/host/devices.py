@@ -1,4 +1,4 @@
-"""The verdicts on the host's own devices, and the notes on its cgroups and on the node."""
+"""The verdicts on the host's own devices, and the notes on the node."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
@@ -7,8 +7,6 @@ from typing import Final
 from agent.devices.inventory import Device, device_pools
 from agent.health.catalogue import STALLED, STALLED_ADVICE, Rule
 from agent.health.host.catalogue import MAIN_SOURCES, RULES
-from agent.health.host.group_view import GroupView
-from agent.health.host.groups import GROUP_RULES
 from agent.health.host.node import NODE_RULES
 from agent.health.host.node_view import view_node
 from agent.health.host.views import Memory, view_device
@@ -90,12 +88,3 @@ def node_notes(look: Look, memory: Memory, snapshot: Snapshot) -> Iterator[Note]
     look.judge_all(NODE, NODE_RULES, view)
     for cause in look.causes(NODE, partial(row_among, NODE_RULES)):
         yield Note(NODE, cause)
-
-
-def group_notes(look: Look, views: Iterable[GroupView]) -> Iterator[Note]:
-    """What is to be told of pods and containers."""
-    for view in views:
-        subject = f"group:{view.group.id}"
-        look.judge_all(subject, GROUP_RULES, view)
-        for cause in look.causes(subject, partial(row_among, GROUP_RULES)):
-            yield Note(view.subject, cause, view.devices)

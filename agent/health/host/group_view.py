@@ -34,8 +34,8 @@ class GroupView(NamedTuple):
     """Of a container."""
     containers: "tuple[GroupView, ...]" = ()
     """Of a pod: those that have something to tell of, too."""
-    devices: tuple[str, ...] = ()
-    """Declared devices that it uses."""
+    exclusive: tuple[str, ...] = ()
+    """Declared devices that are the CPUs that it runs on, and nobody else."""
     limits: HostLimits = HostLimits()
     kills: int = 0
     """Of the last ten minutes, as the next three."""
@@ -51,12 +51,6 @@ class GroupView(NamedTuple):
     at_high: int = 0
     """How often it was slowed down for what it has above ``memory.high``, likewise."""
 
-    @property
-    def subject(self) -> str:
-        """Which one it is, for people."""
-        container = f" container {self.group.container}" if self.group.container else ""
-        return f"pod {self.group.pod_uid}{container}"
-
 
 def exclusive_cpus(snapshot: Snapshot) -> list[tuple[str, CpuSet]]:
     """The subjects of declared devices that are CPUs for one container alone, and which."""
@@ -69,7 +63,10 @@ def exclusive_cpus(snapshot: Snapshot) -> list[tuple[str, CpuSet]]:
 
 
 def devices_of_group(group: GroupSample, exclusive: Iterable[tuple[str, CpuSet]]) -> tuple[str, ...]:
-    """Subjects of the declared devices that a group uses: CPUs that are its alone, if it has no others."""
+    """Subjects of the declared devices that are a group's CPUs, if it has no others.
+
+    Its own cpuset says so, of each container apart; claims say of a pod as a whole what it uses.
+    """
     if isinstance(group.cpus, Missing):
         return ()
     found, left = [], group.cpus
@@ -95,13 +92,13 @@ def view_groups(past: GroupPast, snapshot: Snapshot, settings: Settings, now: In
     return [*found, *chain.from_iterable(containers.values())]
 
 
-def _view(known: Loud, devices: tuple[str, ...], limits: HostLimits, now: Instant) -> GroupView:
+def _view(known: Loud, exclusive: tuple[str, ...], limits: HostLimits, now: Instant) -> GroupView:
     rates = known.rates
     minute_ns = now.mono_ns - MEMORY_WINDOW_S * NS
     return GroupView(
         group=known.group,
         pod=known.pod,
-        devices=devices,
+        exclusive=exclusive,
         limits=limits,
         kills=_news(known, Count.KILLS, 0),
         ooms=_news(known, Count.OOMS, 0),

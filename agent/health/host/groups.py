@@ -1,11 +1,14 @@
 """What can be wrong with the cgroups of pods; that they ran into limits is agent.health.host.group_limits'.
 
-Notes, for people: how pods fare says nothing of a device. One thing does: time that was kept from a container
-on CPUs that are its alone.
+Notes, for people: how pods fare is no device's fault. What a pod has not enough of is a word on those of its
+devices that give it, too. More than a word is one thing: time that was kept from a container on CPUs that are
+its alone.
 """
 
+from collections.abc import Mapping
 from typing import Final
 
+from agent.devices.inventory import Kind
 from agent.health.catalogue import Rule
 from agent.health.host.group_limits import HUGETLB_LIMIT_RULE, MEMORY_LIMIT_RULES
 from agent.health.host.group_view import GroupView
@@ -47,7 +50,7 @@ def cpu_throttled_exclusive(view: GroupView) -> Answer:
     Source: ``cpu.stat`` nr_throttled [count], over the window; ``cpuset.cpus.effective`` (cgroup v1:
     ``cpuset.effective_cpus``) against the CPUs that drivers declare as exclusive.
     """
-    if not view.devices or view.throttling.looks < EXCLUSIVE_LOOKS or isinstance(view.group.cpus, Missing):
+    if not view.exclusive or view.throttling.looks < EXCLUSIVE_LOOKS or isinstance(view.group.cpus, Missing):
         return FINE
     evidence = f"throttled on exclusive CPUs {format_cpus(view.group.cpus)}"
     return Finding("cgroup.cpu.throttled_exclusive", Severity.DEGRADED, evidence)
@@ -66,6 +69,21 @@ def frozen(view: GroupView) -> Answer:
     return Finding("cgroup.frozen", Severity.INFO, "frozen") if state else FINE
 
 
+EXCLUSIVE_THROTTLED: Final = Rule(
+    code="cgroup.cpu.throttled_exclusive",
+    severity=Severity.DEGRADED,
+    blame=Blame.CONFIGURATION,
+    source="cgroups",
+    reads=(_THROTTLED, Field.GROUP_CPUS),
+    threshold="any throttled period within the window, in two looks",
+    why="CPUs that are the container's alone stand idle while it has to wait for them",
+    advice=(
+        "take the quota off the pod and the container: the kubelet does so itself with the feature gate "
+        "DisableCPUQuotaWithExclusiveCPUs, or where a CPU limit is not set"
+    ),
+    judge=cpu_throttled_exclusive,
+    try_it="declare a container's CPUs as exclusive, set its CPU limit below their number, and load them",
+)
 GROUP_RULES: Final = (
     HUGETLB_LIMIT_RULE,
     Rule(
@@ -83,21 +101,7 @@ GROUP_RULES: Final = (
         judge=cpu_throttled,
         try_it="in a container with a CPU limit of 200m, run: timeout 60 sh -c 'while :; do :; done'",
     ),
-    Rule(
-        code="cgroup.cpu.throttled_exclusive",
-        severity=Severity.DEGRADED,
-        blame=Blame.CONFIGURATION,
-        source="cgroups",
-        reads=(_THROTTLED, Field.GROUP_CPUS),
-        threshold="any throttled period within the window, in two looks",
-        why="CPUs that are the container's alone stand idle while it has to wait for them",
-        advice=(
-            "take the quota off the pod and the container: the kubelet does so itself with the feature gate "
-            "DisableCPUQuotaWithExclusiveCPUs, or where a CPU limit is not set"
-        ),
-        judge=cpu_throttled_exclusive,
-        try_it="declare a container's CPUs as exclusive, set its CPU limit below their number, and load them",
-    ),
+    EXCLUSIVE_THROTTLED,
     *MEMORY_LIMIT_RULES,
     Rule(
         code="cgroup.frozen",
@@ -113,3 +117,11 @@ GROUP_RULES: Final = (
         try_it="write 1 to a container's cgroup.freeze (cgroup v1: FROZEN to freezer.state)",
     ),
 )
+LACKED: Final[Mapping[str, Kind]] = {
+    "cgroup.hugetlb.max_hit": Kind.HUGEPAGES,
+    "cgroup.memory.oom_kill": Kind.MEMORY,
+    "cgroup.memory.oom": Kind.MEMORY,
+    "cgroup.memory.max": Kind.MEMORY,
+    "cgroup.memory.high": Kind.MEMORY,
+}
+"""By code, of which kind of device it says that a pod has not enough."""

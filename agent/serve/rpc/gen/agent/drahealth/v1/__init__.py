@@ -173,7 +173,9 @@ class Note(betterproto.Message):
 
     cause: "Cause" = betterproto.message_field(2)
     devices: List[str] = betterproto.string_field(3)
-    """Declared devices that it uses, "<driver>/<pool>/<name>"."""
+    """
+    Devices that the pod uses: "<driver>/<pool>/<name>", the host's own by their names alone.
+    """
 
 
 @dataclass(eq=False, repr=False)

@@ -1,0 +1,110 @@
+"""What the drivers of a node keep of the claims that they hold prepared.
+
+A driver that embeds drahealth keeps it in its plugin's directory; for one beside it the agent does.
+"""
+
+import os
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from agent.config import DRIVERS
+from agent.model.reading import Absence
+from agent.model.testimony import DeviceUse, Origin, PreparedClaim, Told, Witness
+from agent.pods.asking import DISK_S, Patience, late, now
+from agent.store import prepares
+from agent.store.files import Unusable
+from agent.store.prepares import Prepares
+
+KEPT: Final = "drahealth"
+"""What a driver that embeds drahealth has in its plugin's directory."""
+
+
+class Driver(NamedTuple):
+    """A directory in which a driver keeps what it remembers, and the sockets on which it tells health."""
+
+    name: str
+    directory: Path
+    of_agent: bool
+    """It is the agent that keeps and tells it."""
+    sockets: tuple[Path, ...] = ()
+
+
+class Drivers(NamedTuple):
+    """All that keep something here or are served here."""
+
+    drivers: tuple[Driver, ...] = ()
+    unread: tuple[str, ...] = ()
+    """Directories in which there may be more, each with the reason."""
+
+
+def find_drivers(
+    kubelet_dir: Path | None = None, state_dir: Path | None = None, runtime_dir: Path | None = None
+) -> Drivers:
+    """The drivers. Of the kubelet's plugins only those are asked for their health that embed drahealth: they
+    take several readers."""
+    found: dict[Path, Driver] = {}
+    unread: list[str] = []
+    if state_dir is not None:
+        below = state_dir / DRIVERS
+        for name in _names(below, unread):
+            found[below / name] = Driver(name, below / name, of_agent=True)
+    if runtime_dir is not None:
+        sockets = runtime_dir / DRIVERS
+        for name in _names(sockets, unread):
+            driver = name.removesuffix(".sock")
+            if driver != name:
+                kept = (state_dir or runtime_dir) / DRIVERS / driver
+                found[kept] = Driver(driver, kept, of_agent=True, sockets=(sockets / name,))
+    if kubelet_dir is not None:
+        plugins = kubelet_dir / "plugins"
+        for name in _names(plugins, unread):
+            inside = _names(plugins / name, unread)
+            if KEPT in inside:
+                kept = plugins / name / KEPT
+                served = tuple(plugins / name / one for one in inside if one.endswith(".sock"))
+                found[kept] = Driver(name, kept, of_agent=False, sockets=served)
+    return Drivers(tuple(found.values()), tuple(unread))
+
+
+def _names(directory: Path, unread: list[str]) -> list[str]:
+    """What is in a directory; nothing in one that is not there. Why one cannot be listed is added."""
+    try:
+        return sorted(os.listdir(directory))
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    except OSError as error:
+        unread.append(f"{directory}: {error.strerror}")
+        return []
+
+
+async def read_prepared(directory: Path, patience: Patience) -> Told[PreparedClaim]:
+    """The claims that a driver holds prepared, or why nobody knows; absent if it keeps no such record."""
+    path = directory / prepares.FILE
+    try:
+        return await patience.in_time(path, partial(_read, path), DISK_S)
+    except TimeoutError:
+        return Told(Witness(Origin.DRIVER, now()), (), Absence.UNREADABLE, late(path, DISK_S))
+
+
+def _read(path: Path) -> Told[PreparedClaim]:
+    absence = Absence.UNREADABLE
+    try:
+        written_s = path.stat().st_mtime
+        return Told(Witness(Origin.DRIVER, now(), written_s), tuple(prepared_claims(prepares.read(path))))
+    except (FileNotFoundError, NotADirectoryError) as error:
+        absence, why = Absence.ABSENT, f"{path}: {error.strerror}"
+    except OSError as error:
+        why = f"{path}: {error.strerror}"
+    except Unusable as error:
+        why = f"{path}: {error}"
+    return Told(Witness(Origin.DRIVER, now()), (), absence, why)
+
+
+def prepared_claims(one: Prepares) -> Iterator[PreparedClaim]:
+    """The claims that a driver holds prepared, as it remembers."""
+    for kept in one.book.claims.values():
+        if kept.outcome.verdict is None and not kept.over_wall_s:
+            devices = tuple(DeviceUse(device) for device in kept.outcome.devices)
+            yield PreparedClaim(kept.outcome.claim, devices)

@@ -1,0 +1,799 @@
+"""Following who uses which device: the kubelet's files and sockets are real, and so is inotify."""
+
+import asyncio
+import logging
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing, contextmanager, suppress
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import pytest
+from agents import short_tmp
+from audit_paper import CONTAINER, ITS_CONTAINER, slices, sysfs_tree, v2_tree, walk, write_cgroup
+from claims_paper import heard, known_pod, prepared, use
+from enforce_pods import UID
+from explain_node import Node as Kubelet
+from explain_node import deaf, listing, pods_answer, prepared_claim
+from hung_file import hung_file
+from kubelet_files import DRIVER
+from wire.kubelet_apis import ListingApi, WatchApi, event, message_class
+from wire.kubelet_apis import pod as pod_bytes
+from wire.serving import device, eventually, report
+
+from agent.assembly import read_clocks
+from agent.config import Config
+from agent.devices.consumers import consumer_map
+from agent.model.claim import DeviceRef
+from agent.model.consumers import ConsumerMap
+from agent.model.health import Blame, Cause, DeviceHealth, Health, Severity
+from agent.model.report import Report
+from agent.model.source import SourceState
+from agent.model.time import NS, Instant
+from agent.pod_watch import PodWatch, Record
+from agent.pods.asking import Patience
+from agent.pods.folder import Folder
+from agent.pods.handing import Handing
+from agent.pods.hurt import LINES_MAX, tell
+from agent.pods.listing import Listing
+from agent.pods.rounds import QUIET_S, Outcome, Rounds
+from agent.serve import pods_api
+from agent.sources import kubelet_checkpoint
+
+__all__ = ["short_tmp"]
+NODE: Final = "node-1"
+
+
+def ref(name: str) -> DeviceRef:
+    return DeviceRef(DRIVER, NODE, name)
+
+
+def healthy(name: str, driver: str = DRIVER) -> DeviceHealth:
+    return device(name, driver=driver, pool=NODE)
+
+
+def bad(name: str, driver: str = DRIVER, health: Health = Health.UNHEALTHY) -> DeviceHealth:
+    cause = Cause("gpu.xid.79", Severity.UNHEALTHY, Blame.HARDWARE, "fell off", "replace it", read_clocks())
+    return device(name, driver=driver, pool=NODE, health=health, severity=Severity.UNHEALTHY, causes=(cause,))
+
+
+class Following:
+    """A watch, how often it has woken the core, and what it has logged."""
+
+    def __init__(self, config: Config, log: pytest.LogCaptureFixture, record: Record | None = None) -> None:
+        self.watch = PodWatch(config, clock=read_clocks, record=record)
+        self.wakes = 0
+        self._log = log
+
+    def _wake(self) -> None:
+        self.wakes += 1
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        self.watch.start(self._wake)
+        try:
+            yield
+        finally:
+            assert self.watch.stop(10)
+
+    @property
+    def state(self) -> SourceState | None:
+        sample = self.watch.sample
+        return sample.source.state if sample else None
+
+    @property
+    def detail(self) -> str:
+        sample = self.watch.sample
+        return sample.source.detail if sample else ""
+
+    @property
+    def passes(self) -> int:
+        sample = self.watch.sample
+        return sample.source.passes if sample else 0
+
+    @property
+    def uses(self) -> dict[str, list[str]]:
+        sample = self.watch.sample
+        return {uid: [one.device for one in found] for uid, found in sample.uses.items()} if sample else {}
+
+    @property
+    def names(self) -> Mapping[str, str]:
+        sample = self.watch.sample
+        return sample.names if sample else {}
+
+    @property
+    def lines(self) -> list[str]:
+        return [record.message for record in self._log.records]
+
+    def take(self, *devices: DeviceHealth) -> None:
+        self.watch.take(report(devices))
+
+    def until_uses(self, expected: dict[str, list[str]]) -> None:
+        eventually(lambda: self.uses == expected, f"{expected} are used")
+
+    def until_state(self, state: SourceState) -> None:
+        eventually(lambda: self.state is state, f"the source is {state}")
+
+
+@pytest.fixture
+def kubelet(short_tmp: Path, capsys: pytest.CaptureFixture[str]) -> Kubelet:
+    return Kubelet(short_tmp, capsys)
+
+
+def config_of(kubelet: Kubelet, **changes: Any) -> Config:
+    roots = {"cgroupfs_root": kubelet.root / "cgroup", "sysfs_root": kubelet.root / "sys"}
+    places = {"runtime_dir": kubelet.run_dir, "state_dir": kubelet.state, "kubelet_dir": kubelet.kubelet}
+    return Config(node_name=NODE, **{**roots, **places, **changes})
+
+
+Make = Callable[..., Following]
+
+
+@pytest.fixture
+def follow(kubelet: Kubelet, caplog: pytest.LogCaptureFixture) -> Make:
+    caplog.set_level(logging.INFO, "agent")
+
+    def make(record: Record | None = None, **changes: Any) -> Following:
+        return Following(config_of(kubelet, **changes), caplog, record)
+
+    return make
+
+
+@pytest.fixture
+def following(follow: Make) -> Iterator[Following]:
+    """A watch that runs where the kubelet has prepared nothing yet."""
+    made = follow()
+    with made.running():
+        yield made
+
+
+# --- who uses what -----------------------------------------------------------------------------------------
+
+
+def test_what_is_prepared_at_start_is_known(kubelet: Kubelet, follow: Make) -> None:
+    kubelet.prepared(prepared_claim("gpus", "gpu-0", "gpu-1", pods=["u-1"]))
+    following = follow()
+    with following.running():
+        following.until_uses({"u-1": ["gpu-0", "gpu-1"]})
+        assert following.state is SourceState.OK
+
+
+def test_what_is_prepared_later_is_heard_of_at_once(kubelet: Kubelet, follow: Make) -> None:
+    kubelet.prepared()
+    following = follow()
+    with following.running():
+        following.until_state(SourceState.OK)
+        kubelet.prepared(prepared_claim("gpus", "gpu-0", pods=["u-1", "u-2"]))
+        following.until_uses({"u-1": ["gpu-0"], "u-2": ["gpu-0"]})
+        kubelet.prepared()
+        following.until_uses({})
+
+
+def test_names_and_owners_come_from_whoever_knows_them(kubelet: Kubelet, follow: Make) -> None:
+    kubelet.prepared(prepared_claim("gpus", "gpu-0", pods=["u-1"]))
+    following = follow()
+    with kubelet.sockets(listing(), pods_answer(("u-1", ["gpus"]))), following.running():
+        following.until_uses({"u-1": ["gpu-0"]})
+        assert following.names == {"u-1": "team-a/pod-u-1"}
+
+
+def test_a_pod_that_ends_is_heard_of_although_nobody_writes_a_checkpoint(
+    kubelet: Kubelet, follow: Make
+) -> None:
+    kubelet.prepared(prepared_claim("gpus", "gpu-0", pods=["u-1"]))
+    phases: list[str] = []
+
+    def note(known: ConsumerMap, _report: Report, _now: Instant) -> None:
+        phases.extend(view.known.phase for view in known.pods.values() if view.known)
+
+    following = follow(record=note)
+    following.take(healthy("gpu-0"))
+    with WatchApi(kubelet.kubelet / pods_api.SOCKET) as api, following.running():
+        stream = api.stream()
+        for one in (event("ADDED", pod_bytes("u-1", claims=["gpus"])), event("INITIAL_SYNC_COMPLETE")):
+            stream.put(one)
+        eventually(lambda: following.names == {"u-1": "team-a/pod-u-1"}, "its name is known")
+        stream.put(event("MODIFIED", pod_bytes("u-1", claims=["gpus"], phase="Succeeded")))
+        eventually(lambda: phases[-1:] == ["Succeeded"], "it has ended")
+
+
+def test_a_reservation_is_no_use(kubelet: Kubelet, follow: Make) -> None:
+    kubelet.prepared(prepared_claim("other", "gpu-0", pods=["u-1"]), prepared_claim("gpus", pods=["u-2"]))
+    following = follow()
+    with kubelet.sockets(listing(), pods_answer(("u-2", ["gpus"]))), following.running():
+        following.until_uses({"u-1": ["gpu-0"]})
+
+
+def test_what_changes_nothing_wakes_nobody(kubelet: Kubelet, follow: Make) -> None:
+    kubelet.prepared(prepared_claim("gpus", "gpu-0", pods=["u-1"]))
+    following = follow(pods_period_ns=10**9)
+    with following.running():
+        following.until_uses({"u-1": ["gpu-0"]})
+        wakes, passes = following.wakes, following.passes
+        eventually(lambda: following.passes >= passes + 2, "two more rounds")
+        assert following.wakes == wakes == 1
+
+
+QUIET_NODE: Final = """
+import sys, time
+from pathlib import Path
+from agent.assembly import read_clocks
+from agent.config import Config
+from agent.pod_watch import PodWatch
+watch = PodWatch(Config(node_name="n", kubelet_dir=Path(sys.argv[1])), clock=read_clocks)
+before = set(sys.modules)
+watch.start(lambda: None)
+while watch.sample is None:
+    time.sleep(0.01)
+ended = watch.stop(5)
+print(watch.sample.source.state, ended, sorted(name for name in set(sys.modules) - before))
+"""
+
+
+def test_where_no_kubelet_knows_claims_nothing_is_loaded(kubelet: Kubelet) -> None:
+    command = [sys.executable, "-c", QUIET_NODE, str(kubelet.kubelet)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    assert (done.stdout, done.stderr) == ("absent True []\n", "")
+
+
+def test_a_directory_that_is_replaced_is_followed(kubelet: Kubelet, follow: Make) -> None:
+    kubelet.prepared(prepared_claim("gpus", "gpu-0", pods=["u-1"]))
+    following = follow()
+    with following.running():
+        following.until_uses({"u-1": ["gpu-0"]})
+        kubelet.kubelet.rename(kubelet.root / "before")
+        kubelet.kubelet.mkdir()
+        following.until_uses({})
+        kubelet.prepared(prepared_claim("gpus", "gpu-1", pods=["u-2"]))
+        following.until_uses({"u-2": ["gpu-1"]})
+
+
+def test_a_link_is_looked_at_by_time_because_nobody_tells_where_it_leads(tmp_path: Path) -> None:
+    link = tmp_path / "kubelet"
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+
+    async def look() -> list[bool]:
+        link.symlink_to("a")
+        folder = Folder(link, Patience(), lambda: None)
+        said = [await folder.has_changed(), folder.is_watched, await folder.has_changed()]
+        link.unlink()
+        link.symlink_to("b")
+        said += [await folder.has_changed(), await folder.has_changed()]
+        folder.close()
+        return said
+
+    assert asyncio.run(look()) == [True, False, False, True, False]
+
+
+@contextmanager
+def on_ext4(root: Path, state: Path) -> Iterator[Path]:
+    """A file system that gives a directory the inode of the one that was removed before it."""
+    image = state / "image"
+    with image.open("wb") as file:
+        file.truncate(8 << 20)
+    root.mkdir()
+    for command in (["mkfs.ext4", "-q", str(image)], ["mount", "-o", "loop", str(image), str(root)]):
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode:
+            pytest.skip(done.stderr.strip())
+    try:
+        yield root
+    finally:
+        subprocess.run(["umount", "-l", root], check=True)
+
+
+def made_again(path: Path) -> None:
+    """A directory that is another one, with the inode of the one before it."""
+    before = path.stat().st_ino
+    path.rmdir()
+    path.mkdir()
+    assert path.stat().st_ino == before, "the case that is meant"
+
+
+def test_a_directory_that_has_the_inode_of_the_one_before_it_is_watched_anew(tmp_path: Path) -> None:
+    async def look(path: Path) -> tuple[bool, bool]:
+        changed = asyncio.Event()
+        with closing(Folder(path, Patience(), changed.set)) as folder:
+            await folder.has_changed()
+            made_again(path)
+            async with asyncio.timeout(10):
+                await changed.wait()
+                await folder.has_changed()
+                changed.clear()
+                os.close(os.open(path / "file", os.O_CREAT | os.O_WRONLY))
+                await changed.wait()
+            return folder.is_watched, await folder.has_changed()
+
+    with on_ext4(tmp_path / "root", tmp_path) as root:
+        kubelet = root / "kubelet"
+        kubelet.mkdir()
+        assert asyncio.run(look(kubelet)) == (True, False)
+
+
+def inotifies() -> int:
+    """Descriptors of this process that listen to directories."""
+    links = []
+    for one in os.listdir("/proc/self/fd"):
+        with suppress(FileNotFoundError):
+            links.append(os.readlink(f"/proc/self/fd/{one}"))
+    return links.count("anon_inode:inotify")
+
+
+def test_nothing_is_left_open_when_it_ends(kubelet: Kubelet, follow: Make) -> None:
+    kubelet.prepared()
+    before = inotifies()
+    with follow().running():
+        eventually(lambda: inotifies() > before, "something is watched")
+    assert inotifies() == before
+
+
+# --- what goes wrong ---------------------------------------------------------------------------------------
+
+
+def test_a_directory_that_nobody_can_look_at_is_told_of_and_asked_again(
+    kubelet: Kubelet, follow: Make, tmp_path: Path
+) -> None:
+    """No file system has such a name."""
+    following = follow(kubelet_dir=tmp_path / ("k" * 256), pods_period_ns=10**9)
+    with following.running():
+        following.until_state(SourceState.FAILING)
+        eventually(lambda: following.passes >= 2, "it goes on")
+    assert "File name too long" in following.detail
+    assert "mistake" not in following.detail
+
+
+def test_a_mistake_of_ours_is_logged_once_and_stops_nobody(kubelet: Kubelet, follow: Make) -> None:
+    kubelet.prepared(prepared_claim("gpus", "gpu-0", pods=["u-1"]))
+    following = follow(pods_period_ns=10**9)
+    with following.running():
+        following.watch.take(Report(NODE, read_clocks(), (bad("gpu-0"),), declaring=None))  # type: ignore[arg-type]
+        following.until_state(SourceState.FAILING)
+        eventually(lambda: following.passes >= 6, "three rounds")
+        assert following.uses == {"u-1": ["gpu-0"]}
+        following.take(bad("gpu-0", health=Health.UNKNOWN))
+        eventually(lambda: following.state is SourceState.OK and len(following.lines) == 2, "it goes on")
+    assert following.lines[0] == "who uses the devices cannot be followed"
+
+
+def test_who_could_not_be_asked_for_want_of_threads_is_asked_again() -> None:
+    async def ask() -> str:
+        patience = Patience()
+        with no_threads(), pytest.raises(RuntimeError):
+            await patience.in_time("file", str, 1)
+        return await patience.in_time("file", lambda: "read", 5)
+
+    assert asyncio.run(ask()) == "read"
+
+
+def test_what_could_not_be_handed_over_for_want_of_threads_is_no_end_of_it() -> None:
+    taken: list[int] = []
+    handing = Handing(taken.append)
+    with no_threads(), pytest.raises(RuntimeError):
+        handing.give(1)
+    handing.give(2)
+    eventually(lambda: taken == [2], "the newest is taken")
+
+
+@contextmanager
+def no_threads() -> Iterator[None]:
+    """No thread can be started: there is no such memory for its stack."""
+    before = threading.stack_size(1 << 50)
+    try:
+        yield
+    finally:
+        threading.stack_size(before)
+
+
+def test_a_checkpoint_that_cannot_be_read_leaves_what_was_known(kubelet: Kubelet, follow: Make) -> None:
+    kubelet.prepared(prepared_claim("gpus", "gpu-0", pods=["u-1"]))
+    following = follow()
+    file = kubelet.kubelet / kubelet_checkpoint.NAME
+    with following.running():
+        following.until_uses({"u-1": ["gpu-0"]})
+        file.write_bytes(file.read_bytes()[:-20])  # half of it is there
+        following.until_state(SourceState.FAILING)
+        assert following.detail.startswith(f"{file}: is no JSON: ")
+        assert following.uses == {"u-1": ["gpu-0"]}
+        kubelet.prepared(prepared_claim("gpus", "gpu-1", pods=["u-1"]))
+        following.until_uses({"u-1": ["gpu-1"]})
+        assert following.state is SourceState.OK
+
+
+def test_a_pipe_in_the_place_of_the_checkpoint_holds_nobody_up(kubelet: Kubelet, follow: Make) -> None:
+    file = kubelet.kubelet / kubelet_checkpoint.NAME
+    os.mkfifo(file)
+    following = follow()
+    with following.running():
+        following.until_state(SourceState.FAILING)
+        assert following.detail == f"{file}: is no regular file"
+
+
+def test_a_checkpoint_that_hangs_costs_what_it_would_have_said(kubelet: Kubelet, follow: Make) -> None:
+    held = threading.Event()
+    file = kubelet.kubelet / kubelet_checkpoint.NAME
+    file.touch()
+    following = follow(pods_period_ns=10**9)
+    with ExitStack() as stack:
+        try:
+            stack.enter_context(hung_file(file, held.is_set))
+        except OSError as error:
+            pytest.skip(f"no FUSE, or nothing may be mounted: {error}")
+        stack.enter_context(following.running())
+        following.until_state(SourceState.FAILING)
+        assert following.detail == f"{file}: no answer within 5 s"
+        passes = following.passes
+        eventually(lambda: following.passes >= passes + 2, "it is not waited for twice")
+        reading = [one for one in threading.enumerate() if one.name == "dh-pods-file"]
+        assert len(reading) == 1
+        held.set()
+
+
+def test_a_pods_api_that_never_answers_costs_names_alone(kubelet: Kubelet, follow: Make) -> None:
+    kubelet.prepared(prepared_claim("gpus", "gpu-0", pods=["u-1"]))
+    socket = kubelet.kubelet / pods_api.SOCKET
+    following = follow()
+    with deaf(socket), following.running():
+        following.until_uses({"u-1": ["gpu-0"]})
+        assert (following.state, following.detail) == (
+            SourceState.FAILING,
+            f"{socket}: no answer within 2 s",
+        )
+
+
+def test_it_ends_at_once_whoever_hangs(kubelet: Kubelet, follow: Make) -> None:
+    kubelet.prepared()
+    following = follow(pods_period_ns=10**9)
+    with deaf(kubelet.kubelet / pods_api.SOCKET):
+        following.watch.start(lambda: None)
+        following.until_state(SourceState.FAILING)
+        assert following.watch.stop(1)
+
+
+def test_before_it_has_started_it_can_be_stopped(follow: Make) -> None:
+    assert follow().watch.stop(0)
+
+
+def test_a_kubelet_that_restarts_is_heard_again(kubelet: Kubelet, follow: Make) -> None:
+    kubelet.prepared(prepared_claim("gpus", "gpu-0", pods=["u-1"]))
+    following = follow(pods_period_ns=10**9)
+    with following.running():
+        for uid in ("u-2", "u-3"):
+            with kubelet.sockets(listing(), pods_answer(("u-1", ["gpus"]), (uid, []))):
+                eventually(lambda uid=uid: uid in following.names, "the pods API is heard")  # type: ignore[misc]
+            eventually(lambda uid=uid: uid not in following.names, "it is gone")  # type: ignore[misc]
+            assert following.names == {"u-1": "team-a/pod-u-1"}, "of those that use devices names are kept"
+        following.until_uses({"u-1": ["gpu-0"]})
+
+
+# --- whom it hurts -----------------------------------------------------------------------------------------
+
+
+def owned(uid: str, claim: str, owner: str) -> Callable[[], Any]:
+    """The pods API tells of a pod of a Job."""
+    found = message_class("core", "Pod")()
+    found.metadata.name, found.metadata.namespace, found.metadata.uid = "train-0", "team-a", uid
+    found.metadata.ownerReferences.add(
+        apiVersion="batch/v1", kind="Job", name=owner, uid="j-1", controller=True
+    )
+    found.spec.nodeName, found.status.phase = NODE, "Running"
+    found.spec.resourceClaims.add(name="mine", resourceClaimName=claim)
+    found.spec.containers.add(name="main", image="").resources.claims.add(name="mine")
+    answer = message_class("v1alpha1", "ListPodsResponse")(pods=[found.SerializeToString()])
+    return lambda: answer
+
+
+def test_a_device_that_falls_ill_names_its_pod_in_one_line(kubelet: Kubelet, follow: Make) -> None:
+    kubelet.prepared(prepared_claim("gpus", "gpu-3", pods=["u-1"]))
+    following = follow()
+    with kubelet.sockets(listing(), owned("u-1", "gpus", "train")), following.running():
+        following.take(healthy("gpu-3"), healthy("gpu-4"))
+        following.until_uses({"u-1": ["gpu-3"]})
+        following.take(bad("gpu-3"), bad("gpu-4"))
+        eventually(lambda: len(following.lines) == 1, "a line")
+        following.take(healthy("gpu-3"), healthy("gpu-4"))
+        eventually(lambda: len(following.lines) == 2, "another")
+    name = f"{DRIVER}/{NODE}/gpu-3"
+    who = "team-a/train-0 (Job train, claim team-a/gpus: container main)"
+    assert following.lines == [
+        f"{name} is Unhealthy (gpu.xid.79): hurts {who}",
+        f"{name} is Healthy again; used by {who}",
+    ]
+
+
+def test_a_pod_that_has_ended_is_hurt_by_nothing() -> None:
+    """Though its claim is prepared still: the kubelet takes its time."""
+    over = known_pod("u-1", "claim-c", phase="Failed")
+    for pods, lines in (([over], 0), ([], 1)):
+        told = heard(checkpoint=[prepared("c", use("gpu-3"), pods=["u-1"])], pods_api=pods)
+        assert len(tell(consumer_map(told), {ref("gpu-3"): bad("gpu-3")}, {}).bad) == lines
+
+
+def test_of_a_driver_that_declares_nothing_the_hosts_device_is_meant(kubelet: Kubelet, follow: Make) -> None:
+    kubelet.prepared(prepared_claim("gpus", "gpu-3", pods=["u-1"]))
+    following = follow(drivers=(DRIVER,))
+    with following.running():
+        following.take(bad("gpu-3", driver=""))
+        eventually(lambda: len(following.lines) == 1, "a line")
+    line = f"{DRIVER}/{NODE}/gpu-3 is Unhealthy (gpu.xid.79): hurts pod u-1 (claim team-a/gpus)"
+    assert following.lines == [line]
+
+
+def test_of_a_driver_that_nobody_serves_it_is_not(kubelet: Kubelet, follow: Make) -> None:
+    kubelet.prepared(prepared_claim("gpus", "gpu-3", pods=["u-1"]))
+    following = follow()
+    with following.running():
+        following.take(bad("gpu-3", driver=""))
+        passes = following.passes
+        eventually(lambda: following.passes > passes, "a round later")
+    assert following.lines == []
+
+
+def test_who_is_given_a_sick_device_is_told_of_too(kubelet: Kubelet, follow: Make) -> None:
+    kubelet.prepared()
+    following = follow()
+    with following.running():
+        following.take(bad("gpu-3"))
+        following.until_state(SourceState.OK)
+        kubelet.prepared(prepared_claim("gpus", "gpu-3", pods=["u-1"]))
+        eventually(lambda: len(following.lines) == 1, "a line")
+
+
+def test_a_sick_device_of_a_claim_that_nobody_uses_yet_is_told_of_when_somebody_does(
+    kubelet: Kubelet, follow: Make
+) -> None:
+    kubelet.prepared(prepared_claim("gpus", "gpu-3"))
+    noted: list[object] = []
+    following = follow(lambda *what: noted.append(what))
+    with following.running():
+        following.take(bad("gpu-3"))
+        eventually(lambda: bool(noted), "a round with the report")
+        assert following.lines == []
+        kubelet.prepared(prepared_claim("gpus", "gpu-3", pods=["u-1"]))
+        eventually(lambda: len(following.lines) == 1, "a line")
+
+
+def test_a_thousand_devices_that_change_at_once_are_folded(kubelet: Kubelet, follow: Make) -> None:
+    names = [f"gpu-{number}" for number in range(1000)]
+    kubelet.prepared(*(prepared_claim(f"c-{one}", one, pods=[f"u-{one}"]) for one in names))
+    following = follow()
+    with following.running():
+        following.take(*map(bad, names))
+        eventually(lambda: bool(following.lines), "lines", 60)
+    assert len(following.lines) == LINES_MAX + 1
+    assert (
+        following.lines[-1]
+        == f"{1000 - LINES_MAX} more devices that pods use have changed; see drahealth explain"
+    )
+
+
+def test_many_pods_of_one_device_are_folded(kubelet: Kubelet, follow: Make) -> None:
+    kubelet.prepared(prepared_claim("gpus", "gpu-3", pods=[f"u-{number:02}" for number in range(16)]))
+    following = follow()
+    with following.running():
+        following.take(bad("gpu-3"))
+        eventually(lambda: bool(following.lines), "a line")
+    assert following.lines[0].endswith("pod u-03 (claim team-a/gpus), and 12 more")
+
+
+# --- who records it ----------------------------------------------------------------------------------------
+
+
+class Noted(NamedTuple):
+    known: ConsumerMap
+    report: Report
+    now: Instant
+
+
+def test_every_map_is_handed_on_with_the_newest_report(kubelet: Kubelet, follow: Make) -> None:
+    kubelet.prepared(prepared_claim("gpus", "gpu-0", pods=["u-1"]))
+    noted: list[Noted] = []
+    following = follow(lambda *what: noted.append(Noted(*what)))
+    with following.running():
+        following.take(bad("gpu-0"))
+        eventually(lambda: bool(noted), "something is noted")
+        following.take(healthy("gpu-0"))
+        eventually(lambda: noted[-1].report.devices[0].health is Health.HEALTHY, "the newest is")
+    assert ref("gpu-0") in noted[-1].known.devices
+
+
+def test_a_recorder_that_hangs_or_fails_stops_nobody(kubelet: Kubelet, follow: Make) -> None:
+    let_go = threading.Event()
+    entered: list[int] = []
+
+    def record(*_: object) -> None:
+        entered.append(threading.get_ident())
+        let_go.wait(60)
+        raise ValueError("a disk")
+
+    kubelet.prepared(prepared_claim("gpus", "gpu-0", pods=["u-1"]))
+    following = follow(record)
+    with following.running():
+        following.take(bad("gpu-0"))
+        eventually(lambda: bool(following.lines), "a line")
+        kubelet.prepared(prepared_claim("gpus", "gpu-1", pods=["u-1"]))
+        following.until_uses({"u-1": ["gpu-1"]})
+        assert len(entered) == 1
+        let_go.set()
+        eventually(lambda: len(entered) == 2, "the newest is handed over when it is back")
+    assert "what was heard of pods could not be recorded" in following.lines
+
+
+# --- what cgroups say --------------------------------------------------------------------------------------
+
+
+def its_pod(uid: str = UID, ident: str = CONTAINER) -> Any:
+    """The pod of audit_paper.walk(), as the pods API tells of it."""
+    found = message_class("core", "Pod")()
+    found.metadata.name, found.metadata.namespace, found.metadata.uid = "p", "default", uid
+    found.status.phase, found.status.qosClass = "Running", "Burstable"
+    found.spec.resourceClaims.add(name="x", resourceClaimName="p-cpus")
+    container = found.spec.containers.add(name="c1", image="")
+    for resource, (request, limit) in {"cpu": ("2", "9"), "memory": ("2Gi", "9Gi")}.items():
+        container.resources.requests[resource].string = request
+        container.resources.limits[resource].string = limit
+    state = found.status.containerStatuses.add(name="c1", containerID=f"containerd://{ident}")
+    state.state.running.startedAt.seconds = 1_700_000_000
+    return found
+
+
+@contextmanager
+def telling(kubelet: Kubelet, pods: Sequence[Any]) -> Iterator[None]:
+    """The pods API tells of these pods, as they are when it is asked."""
+
+    def answer() -> Any:
+        return message_class("v1alpha1", "ListPodsResponse")(pods=[one.SerializeToString() for one in pods])
+
+    with ListingApi(kubelet.kubelet / pods_api.SOCKET, pods_api.LIST, answer):
+        yield
+
+
+@pytest.fixture
+def audited(kubelet: Kubelet) -> Kubelet:
+    """A node with a pod whose cgroups say too little."""
+    sysfs_tree(kubelet.root / "sys")
+    v2_tree(kubelet.root / "cgroup", [walk()], 274)
+    write_cgroup(kubelet.root / "cgroup", slices(UID), {"cpu.weight": 79})
+    weak = {**ITS_CONTAINER, "cpu.weight": 79, "memory.max": 1 << 30}
+    write_cgroup(kubelet.root / "cgroup", slices(UID, CONTAINER), weak)
+    return kubelet
+
+
+def found_by(following: Following) -> list[tuple[str, str, str]]:
+    sample = following.watch.sample
+    return [(one.pod_uid, one.container, one.code) for one in sample.findings] if sample else []
+
+
+def test_a_promise_that_is_not_kept_is_found(audited: Kubelet, follow: Make) -> None:
+    following = follow()
+    with telling(audited, [its_pod()]), following.running():
+        eventually(lambda: bool(found_by(following)), "a finding")
+        assert found_by(following) == [(UID, "c1", "cgroup.lower")]
+        assert following.watch.sample is not None
+        (found,) = following.watch.sample.findings
+    assert found.evidence.startswith("memory limit: 1Gi, expected 9Gi: ")
+
+
+def test_of_a_pod_that_is_gone_nothing_is_said_any_more(audited: Kubelet, follow: Make) -> None:
+    following, pods = follow(pods_period_ns=10**9), [its_pod()]
+    with telling(audited, pods), following.running():
+        eventually(lambda: bool(found_by(following)), "a finding")
+        pods.clear()
+        eventually(lambda: not found_by(following), "it is forgotten")
+
+
+def test_while_nobody_tells_of_pods_what_was_found_stays_and_that_is_said(
+    audited: Kubelet, follow: Make
+) -> None:
+    following = follow(pods_period_ns=10**9)
+    with ExitStack() as stack:
+        with telling(audited, [its_pod()]):
+            stack.enter_context(following.running())
+            eventually(lambda: bool(found_by(following)), "a finding")
+        with deaf_again(audited.kubelet / pods_api.SOCKET):
+            following.until_state(SourceState.FAILING)
+            assert found_by(following) == [(UID, "c1", "cgroup.lower")]
+
+
+@contextmanager
+def deaf_again(socket: Path) -> Iterator[None]:
+    """A socket that somebody served before never answers."""
+    socket.unlink(missing_ok=True)
+    with deaf(socket):
+        yield
+
+
+def test_without_the_pods_api_nothing_is_audited_and_that_is_said(kubelet: Kubelet, follow: Make) -> None:
+    kubelet.prepared()
+    following = follow()
+    with following.running():
+        following.until_state(SourceState.OK)
+    socket = kubelet.kubelet / pods_api.SOCKET
+    assert following.detail == f"cgroups are not audited: {socket}: no such socket"
+
+
+def test_who_wants_no_audit_gets_none(audited: Kubelet, follow: Make) -> None:
+    following = follow(pods_audit_ns=0, pods_period_ns=10**9)
+    with telling(audited, [its_pod()]), following.running():
+        eventually(lambda: following.passes >= 2, "two rounds")
+        assert (found_by(following), following.detail) == ([], "")
+
+
+class Clock:
+    """Stands still unless it is put forward."""
+
+    def __init__(self) -> None:
+        self._began = read_clocks()
+        self.later_s = 0.0
+
+    def __call__(self) -> Instant:
+        return Instant(self._began.mono_ns + int(self.later_s * NS), self._began.wall_s + self.later_s)
+
+
+def rounds_of(config: Config, clock: Clock) -> Rounds:
+    return Rounds(config, clock, Patience(), Listing(config.kubelet_dir, clock, lambda: None))
+
+
+async def heard_and_audited(rounds: Rounds) -> Outcome:
+    await rounds.hear(None)
+    found = await rounds.audit(None)
+    assert found is not None, "it was time for an audit"
+    return found
+
+
+def test_what_is_too_soon_to_tell_is_looked_at_again_soon(audited: Kubelet) -> None:
+    pod, clock = its_pod(), Clock()
+    pod.status.containerStatuses[0].state.running.startedAt.seconds = int(clock().wall_s) - 5
+    with telling(audited, [pod]):
+        rounds = rounds_of(config_of(audited), clock)
+        first = asyncio.run(heard_and_audited(rounds))
+        assert rounds.wait_s() == QUIET_S
+        clock.later_s = QUIET_S
+        second = asyncio.run(heard_and_audited(rounds))
+        assert rounds.wait_s() == 60
+    assert [len(one.known[2]) for one in (first, second) if one.known] == [0, 1]
+
+
+def test_a_pod_that_came_is_looked_at_when_its_cgroups_are_done(audited: Kubelet) -> None:
+    pods, clock = [its_pod()], Clock()
+    with telling(audited, pods):
+        rounds = rounds_of(config_of(audited, pods_period_ns=3600 * NS), clock)
+        asyncio.run(heard_and_audited(rounds))
+        assert rounds.wait_s() == 300
+        clock.later_s = 100
+        pods.append(its_pod("another"))
+        asyncio.run(rounds.hear(None))
+        assert rounds.wait_s() == QUIET_S
+
+
+def test_an_audit_that_is_overdue_does_not_hurry_who_waits_for_the_pods_api(audited: Kubelet) -> None:
+    clock = Clock()
+    rounds = rounds_of(config_of(audited), clock)
+    with telling(audited, [its_pod()]):
+        asyncio.run(heard_and_audited(rounds))
+    clock.later_s = 600
+    with deaf_again(audited.kubelet / pods_api.SOCKET):
+        asyncio.run(rounds.hear(None))
+        assert asyncio.run(rounds.audit(None)) is None
+    assert rounds.wait_s() == 60
+
+
+def test_while_a_kubelet_starts_anew_what_was_found_stays_until_it_would_have_been_looked_at_again(
+    audited: Kubelet,
+) -> None:
+    audited.prepared()
+    clock, found = Clock(), []
+    rounds = rounds_of(config_of(audited), clock)
+    with telling(audited, [its_pod()]):
+        asyncio.run(heard_and_audited(rounds))
+    assert not (audited.kubelet / pods_api.SOCKET).exists()
+    for later_s in (0, 299, 300):
+        clock.later_s = later_s
+        outcome = asyncio.run(rounds.hear(None))
+        assert outcome.known
+        found.append([one.code for one in outcome.known[2]])
+        assert asyncio.run(rounds.audit(None)) is None
+    assert found == [["cgroup.lower"], ["cgroup.lower"], []]

@@ -1,0 +1,127 @@
+"""The agent as a process: whom a device that falls ill hurts, and what an audit finds, as a kubelet hears it.
+
+Cgroups are the kernel's.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+from agents import DRIVER, HEALTHY, UNHEALTHY, Agent, PlainSysfs, entry, hear, hear_health, short_tmp
+from audit_paper import CONTAINER
+from enforce_pods import UID
+from explain_node import Node as Kubelet
+from kubelet_files import claim, device
+from machine import Kubepods, kubepods_tree
+from wire.kubelet_apis import ListingApi, message_class
+
+from agent.serve import pods_api
+
+__all__ = ["short_tmp"]
+pytestmark = pytest.mark.timeout(300)  # another run on this machine may hold its lock for a while
+
+NODE: Final = "node-1"
+PAGES: Final = "huge-2mi-0"
+MIB: Final = 1 << 20
+DECLARED: Final = f"""
+version = 1
+
+[[device]]
+name = "{PAGES}"
+kind = "hugepages"
+size = "2Mi"
+pages = 8
+numa = 0
+"""
+FAST: Final = '[pods]\nperiod = "1s"\naudit = "10s"\n'
+
+
+def its_pod() -> bytes:
+    """A pod with the claim, whose container may have eight pages."""
+    found = message_class("core", "Pod")()
+    found.metadata.name, found.metadata.namespace, found.metadata.uid = "train-0", "ml", UID
+    found.metadata.ownerReferences.add(
+        apiVersion="batch/v1", kind="Job", name="train", uid="j-1", controller=True
+    )
+    found.spec.nodeName, found.status.phase, found.status.qosClass = NODE, "Running", "Burstable"
+    found.spec.resourceClaims.add(name="mine", resourceClaimName="pages")
+    container = found.spec.containers.add(name="main", image="")
+    container.resources.claims.add(name="mine")
+    for resource, amount in {"cpu": "1", "memory": "64Mi", "hugepages-2Mi": "16Mi"}.items():
+        container.resources.requests[resource].string = amount
+        container.resources.limits[resource].string = amount
+    container.resources.requests["cpu"].string = "500m"
+    state = found.status.containerStatuses.add(name="main", containerID=f"containerd://{CONTAINER}")
+    state.state.running.startedAt.seconds = 1_700_000_000
+    return bytes(found.SerializeToString())
+
+
+@pytest.fixture
+def tree() -> Iterator[Kubepods]:
+    """Cgroups of the pod, as the kubelet makes them; of hugepages they let it have what it was promised."""
+    with kubepods_tree("cpu", "memory", hugetlb=True) as made:
+        for name in (("burstable", UID, ""), ("burstable", UID, CONTAINER)):
+            directory = made.make(*name)
+            for file in ("hugetlb.2MB.max", "hugetlb.2MB.rsvd.max"):
+                (directory / file).write_text(f"{16 * MIB}")
+        yield made
+
+
+@pytest.fixture
+def kubelet(short_tmp: Path, capsys: pytest.CaptureFixture[str]) -> Iterator[Kubelet]:
+    """A kubelet that prepared the device for the pod."""
+    made = Kubelet(short_tmp, capsys)
+    given = {DRIVER: {"Devices": [device(PAGES, pool=NODE)]}}
+    made.prepared(claim("c-1", name="pages", namespace="ml", pods=[UID], drivers=given))
+    answer = message_class("v1alpha1", "ListPodsResponse")(pods=[its_pod()])
+    with ListingApi(made.kubelet / pods_api.SOCKET, pods_api.LIST, lambda: answer):
+        yield made
+
+
+@pytest.fixture
+def agent(kubelet: Kubelet, tree: Kubepods, short_tmp: Path) -> Iterator[Any]:
+    sysfs = PlainSysfs(short_tmp / "sys")
+    declarations = short_tmp / "run" / "devices.d"
+    declarations.mkdir(parents=True)
+    (declarations / f"{DRIVER}.toml").write_text(DECLARED)
+    flags = ["--sysfs-root", str(sysfs.root), "--nvml-library", "/nonexistent", "--node-name", NODE]
+    flags += ["--kmsg", "/nonexistent", "--period", "50ms", "--kubelet-dir", str(kubelet.kubelet)]
+    flags += ["--kubelet-cgroup-root", tree.cgroup_root]
+    with Agent(short_tmp, *flags, config=FAST) as running:
+        running.sysfs = sysfs  # type: ignore[attr-defined]
+        yield running
+
+
+def test_a_device_that_falls_ill_names_its_pod_in_the_log(agent: Any) -> None:
+    with agent.kubelet() as listener:
+        hear_health(listener, PAGES, HEALTHY)
+        agent.sysfs.resize(3)
+        hear_health(listener, PAGES, UNHEALTHY)
+    who = "ml/train-0 (Job train, claim ml/pages: container main)"
+    agent.logs(f"{DRIVER}/{NODE}/{PAGES} is Unhealthy (mem.hugepages.pool_shrunk): hurts {who}")
+    agent.sysfs.resize(8)
+    agent.logs(f"{DRIVER}/{NODE}/{PAGES} is Healthy again; used by {who}")
+    assert agent.log.count("is Unhealthy") == 1
+
+
+def test_a_promise_that_is_not_kept_is_told_of_the_device_and_so_is_its_end(
+    agent: Any, tree: Kubepods
+) -> None:
+    """Somebody lowers the container's limit of hugepages, and writes it back."""
+    limit = tree.roots[0] / tree.directory("burstable", UID, CONTAINER) / "hugetlb.2MB.max"
+    with agent.kubelet() as listener:
+        hear_health(listener, PAGES, HEALTHY)
+        limit.write_text(f"{4 * MIB}")
+        words = "cgroup.lower: "
+        told = hear(listener, lambda m: entry(m, PAGES) and words in entry(m, PAGES).message, words)
+        assert entry(told, PAGES).health == HEALTHY
+        assert "pod ml/train-0 container main" in entry(told, PAGES).message
+        limit.write_text(f"{16 * MIB}")
+        hear(listener, lambda m: entry(m, PAGES) and not entry(m, PAGES).message, "all is well again")
+
+
+def test_the_agent_ends_in_time_though_the_kubelet_answers_nobody(agent: Any) -> None:
+    with agent.kubelet() as listener:
+        hear_health(listener, PAGES, HEALTHY)
+    assert agent.end() == 0
