@@ -86,6 +86,16 @@ fuzz: ## the C parsers, FUZZ_SECONDS each (needs clang)
 bench: $(VENV)/.core ## measure this machine (BENCH_ARGS="--quick")
 	@$(BIN)/python -m agent.bench $(BENCH_ARGS)
 
+.PHONY: bench-check
+bench-check: $(VENV)/.dev $(VENV)/.core ## hold the agent to benchmarks/budgets.toml; make test does it, too (1 min)
+	@$(BIN)/python -m agent.bench --check
+
+.PHONY: bench-doc
+bench-doc: $(VENV)/.dev $(VENV)/.core ## measure this machine in full for docs/performance.md and its plot (8 min)
+	@mkdir -p build
+	@$(BIN)/python -m agent.bench --md --plot docs/performance.svg >build/performance.md
+	@mv build/performance.md docs/performance.md
+
 .PHONY: wheel
 wheel: $(VENV)/.dev ## dist/: source distribution and, from it, the abi3 wheel
 	@rm -rf dist && mkdir -p build

@@ -7,6 +7,7 @@
  *   driver machine SYSFS PROCFS N     passes over the machine in which the clock stands still
  *   driver minute  SYSFS PROCFS N     minutes of sixty such passes each
  *   driver uevent  X X N              device events that are of no interest, each heard by itself
+ *   driver knobs   CGROUPFS PATH N    what one cgroup is set to, read as an audit does
  *   driver encode  DEVICES X N        encodings of so many devices
  *
  * Whoever counts runs it with N and with 2N: the difference is N times the part, without the start.
@@ -197,6 +198,22 @@ static void uevent(const char *x, const char *y, long n)
     close(wake_fd);
 }
 
+static void knobs(const char *cgroupfs, const char *path, long n)
+{
+    const uint64_t size_kib[] = { 2048 };
+    struct dh_knobs read = { .size = sizeof(read), .version = DH_VERSION };
+    struct dh_knob_reader *r;
+    int err = dh_knobs_open(cgroupfs, size_kib, 1, &r);
+
+    if (err)
+        fail("knobs", err);
+    allocations = 0;
+    for (; n; n--)
+        if ((err = dh_knobs_read(r, path, 0, &read)))
+            fail("knobs of a cgroup", err);
+    dh_knobs_close(r);
+}
+
 static void encode(const char *number, const char *x, long n)
 {
     static const char text[] = "node-a.example.com" "gpu-0000" "mem.hugepages.pool_shrunk: 6 pages, 8 at start";
@@ -227,7 +244,7 @@ static const struct {
     void (*run)(const char *a, const char *b, long n);
 } parts[] = {
     { "pass", pass },       { "second", second }, { "sweep", sweep },   { "machine", machine },
-    { "minute", minute },   { "uevent", uevent }, { "encode", encode },
+    { "minute", minute },   { "uevent", uevent }, { "knobs", knobs },   { "encode", encode },
 };
 
 int main(int argc, char **argv)
@@ -241,5 +258,5 @@ int main(int argc, char **argv)
         printf("allocations %" PRIu64 "\n", allocations);
         return 0;
     }
-    fail("usage: driver pass|second|sweep|machine|minute|uevent|encode A B N", argc);
+    fail("usage: driver pass|second|sweep|machine|minute|uevent|knobs|encode A B N", argc);
 }

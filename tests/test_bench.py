@@ -1,40 +1,23 @@
-"""The benchmark itself: statistics, parsers and what it prints. How fast anything is, is not tested."""
+"""The benchmark itself: statistics, parsers, baselines. How fast anything is, is not tested."""
 
-import json
-import subprocess
-import sys
 import tomllib
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from agent.bench import pyperf, report
 from agent.bench.baselines import GoodReader, PlainReader, flat, machine_files, machine_values, sweep_files
 from agent.bench.budgets import verdict, with_table
 from agent.bench.counts import parse_callgrind
-from agent.bench.host import Host
-from agent.bench.result import Outcome, Row, Table, Unequal, quantity, row_of, rows_of
+from agent.bench.result import Row, Unequal, row_of
 from agent.bench.suites.idle import threads
 from agent.bench.suites.poll import check_equal, open_sampler, read
-from agent.bench.timing import Contender, Interval, Race, Timed, interval, paired_ratio, percentile, race
+from agent.bench.timing import Contender, Interval, Timed, interval, paired_ratio, percentile, race
 from agent.bench.trees import group_names, real_tree, scratch, write_groups, write_sysfs
 from agent.native.sampler import Sampler, SamplerOptions
-
-HOST = Host("1.0", "a CPU", 2, "performance", "6.18", "3.11.7", "gcc 12.2.0", "-O2", "0.10")
 
 
 def timed(*medians: float) -> Timed:
     return Timed(tuple((median,) for median in medians), 1)
-
-
-def outcome() -> Outcome:
-    """One table of a race and one of single figures."""
-    run = Race({"core": timed(11.0, 22.0), "floor": timed(10.0, 20.0)}, (5.0, 5.0))
-    rows = rows_of("poll.pass.warm", {"core": "core: C", "floor": "floor"}, run, "floor")
-    idle = (row_of("idle.cpu", "CPU", [0.2], "%"), row_of("idle.rss", "RSS", [39 << 20], "B"))
-    idle += (row_of("idle.wakes", "wakes", [0], "1"),)
-    return Outcome([Table("pass", rows, "floor"), Table("idle", idle)], ["x: no x here"], [5.0, 5.0])
 
 
 # --- statistics -------------------------------------------------------------------------------------------
@@ -72,7 +55,7 @@ def test_a_race_gives_every_contender_every_round() -> None:
     )
     assert {key: len(one.blocks) for key, one in run.timed.items()} == {"a": 4, "b": 4}
     assert len(run.reference) == 4
-    assert calls == ["a", "b", "b", "a", "a", "b", "b", "a"], "the order rotates"
+    assert calls[:8] == ["a", "b", "b", "a", "a", "b", "b", "a"], "the order rotates"
 
 
 # --- what is measured against ------------------------------------------------------------------------------
@@ -164,16 +147,17 @@ def ratio_row(low: float, median: float, high: float) -> Row:
     return Row("a.b", "", "s", (1.0,), Interval(1.0, 1.0, 1.0), None, 1.0, ratio=Interval(low, median, high))
 
 
-def test_a_ratio_is_missed_only_if_its_whole_interval_is_above() -> None:
+def test_a_ratio_whose_interval_holds_the_budget_is_neither_met_nor_missed() -> None:
     budgets = {"ratio": {"a.b": 1.10}}
-    assert verdict(ratio_row(1.05, 1.12, 1.2), budgets) == ("<= 1.10x", True)
-    assert verdict(ratio_row(1.11, 1.12, 1.2), budgets) == ("<= 1.10x", False)
+    assert verdict(ratio_row(1.05, 1.09, 1.2), budgets) == ("1.10x", True)
+    assert verdict(ratio_row(1.05, 1.12, 1.2), budgets) == ("1.10x", None)
+    assert verdict(ratio_row(1.11, 1.12, 1.2), budgets) == ("1.10x", False)
 
 
 def test_a_goal_on_a_percentile_that_is_not_known_is_neither_met_nor_missed() -> None:
     row = row_of("a.b", "", [1.0, 2.0], "s")
-    assert verdict(row, {"goal": {"a.b": {"p99": 3.0}}}) == ("p99 <= 3.00 s", None)
-    assert verdict(row, {"goal": {"a.b": {"max": 1.5}}}) == ("max <= 1.50 s", False)
+    assert verdict(row, {"goal": {"a.b": {"p99": 3.0}}}) == ("p99 3.00 s", None)
+    assert verdict(row, {"goal": {"a.b": {"max": 1.5}}}) == ("max 1.50 s", False)
     assert verdict(row, {}) == ("", None)
 
 
@@ -185,96 +169,6 @@ def test_a_table_is_replaced_where_it_stands_and_nothing_else_is_touched() -> No
         "c 1.2": {"y": 2, "z": 3},
         "c 2": {"y": 5},
     }
-
-
-# --- output -----------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("value", "unit", "text"),
-    [
-        (14.7e-6, "s", "14.7 us"),
-        (0.0123, "s", "12.3 ms"),
-        (2.5e-10, "s", "0.25 ns"),
-        (38.2 * (1 << 20), "B", "38.2 MiB"),
-        (0.123, "%", "0.12 %"),
-        (1509, "1", "1,509"),
-    ],
-)
-def test_quantities_have_three_digits_and_a_unit(value: float, unit: Any, text: str) -> None:
-    assert quantity(value, unit) == text
-
-
-def test_the_report_says_ratios_verdicts_and_what_was_not_measured() -> None:
-    budgets = {"ratio": {"poll.pass.warm.core": 1.05}, "goal": {"idle.cpu": {"max": 0.25}}}
-    lines = report.text(HOST, {"poll": outcome()}, budgets).splitlines()
-    core = next(line for line in lines if "core: C" in line)
-    assert core.split()[-4:] == ["1.10x", "<=", "1.05x", "OVER"]
-    assert next(line for line in lines if line.startswith("  CPU")).endswith("max <= 0.25 %  ok")
-    assert "stability: good" in lines[2]
-    assert lines[-1] == "not measured: x: no x here"
-
-
-def test_markdown_has_a_row_for_every_figure() -> None:
-    rows = [line for line in report.markdown(HOST, {"poll": outcome()}, {}).splitlines() if line[:2] == "| "]
-    assert len(rows) == 2 + 5, "two headings and five figures"
-    assert all(row.count("|") == 9 for row in rows)
-
-
-def test_an_unstable_run_says_so() -> None:
-    assert report.stability([1.0, 2.0, 1.0]).startswith("stability: POOR")
-
-
-def check_pyperf(document: Any) -> None:
-    """pyperf's schema, version 1.0, as its loader enforces it."""
-    assert document["version"] == "1.0"
-    assert set(document) == {"version", "metadata", "benchmarks"}
-    metadatas = [document["metadata"]]
-    names = []
-    for benchmark in document["benchmarks"]:
-        assert set(benchmark) == {"metadata", "runs"}
-        names.append(benchmark["metadata"]["name"])
-        assert benchmark["metadata"]["unit"] in {"second", "byte", "integer"}
-        assert benchmark["metadata"]["loops"] >= 1
-        assert benchmark["runs"]
-        metadatas.append(benchmark["metadata"])
-        for run in benchmark["runs"]:
-            metadatas.append(run["metadata"])
-            assert run["values"]
-            assert all(type(value) in {int, float} and value > 0 for value in run["values"])
-    assert names
-    assert len(set(names)) == len(names)
-    assert all(type(value) in {str, int, float} for metadata in metadatas for value in metadata.values())
-
-
-def test_json_is_pyperfs_and_leaves_out_what_it_cannot_hold() -> None:
-    document = json.loads(pyperf.suite(HOST, {"poll": outcome()}))
-    check_pyperf(document)
-    values = {one["metadata"]["name"]: one["runs"][0]["values"] for one in document["benchmarks"]}
-    assert values["idle.cpu"] == [pytest.approx(0.002)]
-    assert values["idle.rss"] == [39 << 20]
-    assert "idle.wakes" not in values, "pyperf refuses zero"
-
-
-def bench(*arguments: str) -> "subprocess.CompletedProcess[str]":
-    command = [sys.executable, "-m", "agent.bench", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=50, check=False)
-
-
-def test_the_command_prints_json_and_nothing_else_on_standard_output() -> None:
-    done = bench("--quick", "--json", "--suite", "encode")
-    assert done.returncode == 0, done.stderr
-    document = json.loads(done.stdout)
-    check_pyperf(document)
-    names = {one["metadata"]["name"] for one in document["benchmarks"]}
-    assert {"encode.8.core", "encode.128.core", "encode.1000.core"} <= names
-
-
-def test_an_unknown_suite_is_refused_with_the_known_ones() -> None:
-    done = bench("--suite", "speed")
-    assert done.returncode == 2
-    assert "'speed'" in done.stderr
-    assert "'poll'" in done.stderr
 
 
 def test_each_file_of_a_sweep_is_compared_under_a_name_of_its_own() -> None:

@@ -13,18 +13,23 @@ import re
 import sys
 import time
 from pathlib import Path
+from typing import Any, Final
 
 from agent.serve.client import follow
+
+LOOK_S: Final = 0.001
 
 
 def main(socket: str, method: str, marker: str) -> None:
     """Until killed, or the stream ends."""
-    pattern = re.compile(marker.encode())
-    if importlib.util.find_spec("grpc"):
-        _grpcio(socket, method, pattern)
+    pattern = re.compile(marker.encode(), re.DOTALL)
+    grpc = importlib.import_module("grpc") if importlib.util.find_spec("grpc") else None
+    _say(client=f"grpcio {grpc.__version__}" if grpc else "grpclib, which decodes each message first")
+    while not Path(socket).exists():  # who fails to connect once tries again only a second later
+        time.sleep(LOOK_S)
+    if grpc:
+        _grpcio(grpc, socket, method, pattern)
     else:
-        while not Path(socket).exists():
-            time.sleep(0.01)
         asyncio.run(_ours(Path(socket), pattern))
 
 
@@ -36,9 +41,7 @@ def _found(pattern: re.Pattern[bytes], data: bytes) -> list[str]:
     return [match.decode() for match in pattern.findall(data)]
 
 
-def _grpcio(socket: str, method: str, pattern: re.Pattern[bytes]) -> None:
-    grpc = importlib.import_module("grpc")
-    _say(client=f"grpcio {grpc.__version__}")
+def _grpcio(grpc: Any, socket: str, method: str, pattern: re.Pattern[bytes]) -> None:
     channel = grpc.insecure_channel(f"unix:{socket}")
     for data in channel.unary_stream(method)(b"", wait_for_ready=True):
         t_ns = time.monotonic_ns()
@@ -46,7 +49,6 @@ def _grpcio(socket: str, method: str, pattern: re.Pattern[bytes]) -> None:
 
 
 async def _ours(socket: Path, pattern: re.Pattern[bytes]) -> None:
-    _say(client="grpclib, which decodes each message first")
     async for report in follow(socket):
         t_ns = time.monotonic_ns()
         text = repr(report).encode()

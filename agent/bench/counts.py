@@ -14,16 +14,18 @@ import re
 import runpy
 import subprocess
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from agent.bench.result import Unmeasured
-from agent.bench.trees import scratch, write_groups, write_machine, write_sysfs
+from agent.bench.trees import scratch, write_groups, write_knobs, write_machine, write_sysfs
 
 GROUPS: Final = 100
 CONTROLLERS: Final = 2
 DEVICES: Final = 128
+POD: Final = "pod"
 WRAPPED: Final = ("clock_gettime", "malloc", "calloc", "realloc")
 REPEATS: Final = {
     "pass": 100,
@@ -32,6 +34,7 @@ REPEATS: Final = {
     "machine": 100,
     "minute": 5,
     "uevent": 100,
+    "knobs": 100,
     "encode": 20,
 }
 
@@ -59,6 +62,7 @@ WORKS: Final = (
     Work(f"machine_{CONTROLLERS}_controllers", "machine", controllers=CONTROLLERS),
     Work(f"minute_{CONTROLLERS}_controllers", "minute", controllers=CONTROLLERS),
     Work("uevent_of_no_interest", "uevent"),
+    Work("knobs", "knobs"),
     Work(f"encode_{DEVICES}_devices", "encode"),
 )
 
@@ -77,6 +81,7 @@ class Driver:
             "machine": (machine / "sys", machine / "proc"),
             "minute": (machine / "sys", machine / "proc"),
             "uevent": ("-", "-"),
+            "knobs": (self.trees / "knobs", POD),
             "encode": (DEVICES, "-"),
         }
         roots = on.get(work.mode, (self.trees / "sys", self.trees / f"cgroup{work.groups}"))
@@ -105,11 +110,22 @@ def build(root: Path, where: Path) -> Driver:
     """
     flags = runpy.run_path(str(root / "setup_build.py"))["CFLAGS"]
     program = where / "driver"
+    flags += [f"-I{root / 'native/include'}", f"-I{root / 'native/src'}", "-D_GNU_SOURCE"]
+    objects = where / "objects"
+    objects.mkdir()
+
+    def compiled(source: Path) -> str:
+        made = str(objects / f"{source.stem}.o")
+        _output([compiler(), *flags, "-c", str(source), "-o", made])
+        return made
+
     sources = [root / "benchmarks/driver.c", *sorted((root / "native/src").glob("*.c"))]
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        made = list(pool.map(compiled, sources))
     wraps = [f"-Wl,--wrap={name}" for name in WRAPPED]
-    includes = [f"-I{root / 'native/include'}", f"-I{root / 'native/src'}", "-D_GNU_SOURCE"]
-    _output([compiler(), *flags, *includes, *map(str, sources), *wraps, "-o", str(program)])
+    _output([compiler(), *flags, *made, *wraps, "-o", str(program)])
     write_sysfs(where / "sys")
+    write_knobs(where / "knobs", POD)
     for groups in {work.groups for work in WORKS}:
         write_groups(where / f"cgroup{groups}", groups)
     for controllers in {work.controllers for work in WORKS}:

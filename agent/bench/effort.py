@@ -15,15 +15,77 @@ class Effort:
     """Each costs a pause per contender."""
     cold_baselines: bool
     """Time the Python baselines after pauses too."""
+    groups: tuple[int, ...]
+    """Cgroups that are polled; the largest number is that of the curves."""
+    gpus: tuple[int, ...]
+    """GPUs of the fake NVML that are polled."""
+    betterproto_devices: int
+    """The longest list that it encodes: the longest of all takes it 150 ms."""
     causes: int
-    """Changes made to time each kind of detection."""
+    """Changes made to time each kind of detection..."""
+    events: int
+    """...but those of cgroups: of 100 there is a p99."""
+    hotplugs: int
+    """The same of CPUs: each stops the machine for a moment. 0: that, and the kernel log, is left out."""
     detect_periods_ms: tuple[int, ...]
+    publications: int
+    """To each number of subscribers."""
+    starts: int
+    """Of each process whose start is timed."""
     idle_s: float
     settle_s: float
     """From the first message to the begin of the idle measurement."""
+    strace_s: float
+    """For how long system calls are counted after it; 0: not at all."""
+    sizes: tuple[int, ...]
+    """Numbers of devices at which growth is measured."""
+    pods: int
+    """Of the node whose consumers are resolved; 0: none are, and nothing is audited."""
+    audited: int
+    """Pods of the node that is audited."""
 
 
-FULL: Final = Effort(60, 15.0, 60, True, 60, (10, 100), 60.0, 5.0)
-QUICK: Final = Effort(20, 0.2, 3, False, 4, (10,), 5.0, 1.2)
+FULL: Final = Effort(
+    warm_rounds=60,
+    warm_limit_s=8.0,
+    cold_rounds=30,
+    cold_baselines=True,
+    groups=(10, 100, 500, 1000),
+    gpus=(1, 8, 16),
+    betterproto_devices=1000,
+    causes=40,
+    events=100,
+    hotplugs=12,
+    detect_periods_ms=(10, 100),
+    publications=200,
+    starts=10,
+    idle_s=60.0,
+    settle_s=5.0,
+    strace_s=5.0,
+    sizes=(1, 8, 64, 128, 256, 512, 1000),
+    pods=5000,
+    audited=250,
+)
+QUICK: Final = Effort(
+    warm_rounds=20,
+    warm_limit_s=0.1,
+    cold_rounds=3,
+    cold_baselines=False,
+    groups=(10, 100),
+    gpus=(8,),
+    betterproto_devices=128,
+    causes=2,
+    events=3,
+    hotplugs=0,
+    detect_periods_ms=(10,),
+    publications=10,
+    starts=1,
+    idle_s=2.0,
+    settle_s=1.5,
+    strace_s=0.0,
+    sizes=(8, 1000),
+    pods=0,
+    audited=0,
+)
 PAUSE_S: Final = 0.1
 """Between two passes at 10 Hz."""

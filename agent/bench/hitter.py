@@ -1,9 +1,11 @@
 """``python -m agent.bench.hitter``: a workload that runs into its hugepage limit when told to.
 
 For each line on standard input, the path of a cgroup, it moves there, asks for one 2 MiB page, which the
-cgroup must refuse, and prints the time just before it asked (CLOCK_MONOTONIC, ns).
+cgroup must refuse, and prints a line of JSON: the time just before it asked (CLOCK_MONOTONIC, ns), and
+whether it was refused.
 """
 
+import json
 import mmap
 import os
 import sys
@@ -24,9 +26,10 @@ def main() -> None:
         try:
             mmap.mmap(-1, PAGE, flags=flags).close()
         except OSError:
-            print(t_ns, flush=True)
+            refused = True
         else:
-            print("not refused", flush=True)
+            refused = False
+        print(json.dumps({"t_ns": t_ns, "refused": refused}), flush=True)
 
 
 if __name__ == "__main__":

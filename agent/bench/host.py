@@ -1,5 +1,6 @@
-"""What a figure was measured on: machine, kernel, compiler, Python, load. Facts, no judgement."""
+"""What a figure was measured on: machine, kernel, compiler, Python, load, date. Facts, no judgement."""
 
+import datetime
 import importlib.util
 import os
 import platform
@@ -14,6 +15,8 @@ from agent.version import VERSION
 class Host(NamedTuple):
     """The header's facts."""
 
+    date: str
+    """UTC, when the run began."""
     version: str
     cpu: str
     cpus: int
@@ -29,6 +32,7 @@ class Host(NamedTuple):
 def host() -> Host:
     """This machine, now."""
     return Host(
+        date=f"{datetime.datetime.now(datetime.UTC):%Y-%m-%d %H:%M} UTC",
         version=VERSION,
         cpu=_cpu_model(),
         cpus=os.cpu_count() or 0,

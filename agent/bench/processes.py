@@ -1,15 +1,16 @@
-"""A real agent in a process of its own, and subscribers in theirs."""
+"""A real agent in a process of its own, and others in theirs that print lines of JSON."""
 
 import contextlib
 import json
 import os
 import queue
+import re
 import signal
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -20,21 +21,34 @@ HEALTH_METHOD: Final = "/v1.DRAResourceHealth/NodeWatchResources"
 AGENT_METHOD: Final = "/drahealth.v1.Agent/Watch"
 WAIT_S: Final = 10.0
 
+Line = dict[str, Any]
+
 
 class Silence(Unmeasured):
     """A process did not say what it should in time."""
 
 
 @contextlib.contextmanager
-def agent(runtime_dir: Path, flags: Sequence[str]) -> Iterator[int]:
-    """``python -m agent run`` until the end of the block. Yields its pid."""
-    log = runtime_dir / "agent.log"
-    empty = runtime_dir / "config.toml"
-    empty.touch()  # whatever the machine's own agent is configured to, this one is not
-    command = [sys.executable, "-m", "agent", "run", "--table", "never", "--config", str(empty)]
+def agent(
+    runtime_dir: Path, flags: Sequence[str], config: str = "", environment: Mapping[str, str] | None = None
+) -> Iterator[int]:
+    """``python -m agent run`` until the end of the block. Yields its pid.
+
+    Args:
+        runtime_dir: For its sockets, its configuration and its log.
+        flags: Behind all others.
+        config: The text of its TOML file: whatever the machine's own agent is configured to, this one is not.
+        environment: More of it.
+    """
+    log, file = runtime_dir / "agent.log", runtime_dir / "config.toml"
+    file.write_text(config)
+    command = [sys.executable, "-m", "agent", "run", "--table", "never", "--config", str(file)]
     command += ["--driver", DRIVER, "--runtime-dir", str(runtime_dir / "run"), *flags]
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("DRAHEALTH_")}
-    with log.open("wb") as stderr, subprocess.Popen(command, stderr=stderr, env=environment) as process:
+    own = {
+        name: value for name, value in os.environ.items() if not name.startswith(("DRAHEALTH_", "NOTIFY_"))
+    }
+    own |= environment or {}
+    with log.open("wb") as stderr, subprocess.Popen(command, stderr=stderr, env=own) as process:
         try:
             yield process.pid
         except Silence as silence:
@@ -57,22 +71,39 @@ def agent_socket(runtime_dir: Path) -> Path:
     return runtime_dir / "run" / "agent.sock"
 
 
-class Subscriber:
-    """What ``agent.bench.client`` prints, message by message."""
+def rss(pid: int) -> int:
+    """Resident memory of a process [bytes]."""
+    found = re.search(r"^VmRSS:\s+(\d+) kB$", Path(f"/proc/{pid}/status").read_text(), re.M)
+    if found is None:
+        raise Silence(f"process {pid} has ended")
+    return int(found[1]) * 1024
+
+
+class Child:
+    """A process that is told lines, and says lines of JSON."""
 
     def __init__(self, process: "subprocess.Popen[str]") -> None:
-        self._lines: queue.Queue[dict[str, Any]] = queue.Queue()
-        self._stdout = process.stdout
+        self._process = process
+        self._lines: queue.Queue[Line] = queue.Queue()
         threading.Thread(target=self._read, daemon=True).start()
-        self.library = str(self.wait(lambda line: "client" in line)["client"])
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
 
     def _read(self) -> None:
-        assert self._stdout is not None
-        for line in self._stdout:
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
             self._lines.put(json.loads(line))
 
-    def wait(self, wanted: Callable[[dict[str, Any]], bool], timeout_s: float = WAIT_S) -> dict[str, Any]:
-        """The first message from now on that is wanted.
+    def tell(self, line: str) -> None:
+        """Give it a line to read."""
+        assert self._process.stdin is not None
+        self._process.stdin.write(f"{line}\n")
+        self._process.stdin.flush()
+
+    def wait(self, wanted: Callable[[Line], bool] = lambda _: True, timeout_s: float = WAIT_S) -> Line:
+        """The first line from now on that is wanted.
 
         Raises:
             Silence: There was none in time.
@@ -82,12 +113,19 @@ class Subscriber:
             try:
                 line = self._lines.get(timeout=max(0.001, deadline - time.monotonic()))
             except queue.Empty:
-                raise Silence(f"the subscriber saw no such message in {timeout_s:g} s") from None
+                who = (
+                    " ".join(map(str, self._process.args[-3:]))
+                    if isinstance(self._process.args, list)
+                    else ""
+                )
+                raise Silence(
+                    f"{who} (exit {self._process.poll()}): no such line in {timeout_s:g} s"
+                ) from None
             if wanted(line):
                 return line
 
     def seen(self) -> int:
-        """Messages that have come and nobody has waited for; they are forgotten."""
+        """Lines that have come and nobody has waited for; they are forgotten."""
         number = 0
         with contextlib.suppress(queue.Empty):
             while self._lines.get_nowait():
@@ -95,12 +133,33 @@ class Subscriber:
         return number
 
 
+class Subscriber(Child):
+    """What ``agent.bench.client`` prints, message by message."""
+
+    def __init__(self, process: "subprocess.Popen[str]") -> None:
+        super().__init__(process)
+        self.library = str(self.wait(lambda line: "client" in line)["client"])
+
+
 @contextlib.contextmanager
-def subscriber(socket: Path, method: str, marker: str) -> Iterator[Subscriber]:
-    """A subscriber until the end of the block."""
-    command = [sys.executable, "-m", "agent.bench.client", str(socket), method, marker]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
+def running(command: Sequence[str], kind: type[Child] = Child) -> Iterator[Any]:
+    """A process until the end of the block, as a ``kind`` of child."""
+    pipe = subprocess.PIPE
+    with subprocess.Popen(
+        list(command), stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL, text=True
+    ) as process:
         try:
-            yield Subscriber(process)
+            yield kind(process)
         finally:
             process.kill()
+
+
+def child(module: str, *arguments: object) -> contextlib.AbstractContextManager[Child]:
+    """A module of ours in a process until the end of the block."""
+    return running([sys.executable, "-m", module, *map(str, arguments)])
+
+
+def subscriber(socket: Path, method: str, marker: str) -> contextlib.AbstractContextManager[Subscriber]:
+    """A subscriber until the end of the block; see ``agent.bench.client``."""
+    command = [sys.executable, "-m", "agent.bench.client", str(socket), method, marker]
+    return running(command, Subscriber)

@@ -8,14 +8,23 @@ are zero are not in the suite.
 import datetime
 import json
 import os
+import statistics
 from collections.abc import Iterator, Mapping
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from agent.bench.host import Host
 from agent.bench.result import Outcome, Row, Unit
 
 UNITS: Final[Mapping[Unit, str]] = {"s": "second", "%": "second", "B": "byte", "1": "integer"}
 FORMAT: Final = "1.0"
+_UNITS: Final[Mapping[str, Unit]] = {"second": "s", "byte": "B", "integer": "1"}
+
+
+class Figure(NamedTuple):
+    """A row as it is read back."""
+
+    unit: Unit
+    median: float
 
 
 def suite(host: Host, outcomes: Mapping[str, Outcome]) -> str:
@@ -34,6 +43,17 @@ def suite(host: Host, outcomes: Mapping[str, Outcome]) -> str:
     }
     document = {"version": FORMAT, "metadata": metadata, "benchmarks": list(_benchmarks(rows))}
     return json.dumps(document, indent=1)
+
+
+def read(document: str) -> dict[str, Figure]:
+    """The figures of a suite, by name."""
+    return {
+        one["metadata"]["name"]: Figure(
+            _UNITS[one["metadata"]["unit"]],
+            statistics.median(value for run in one["runs"] for value in run["values"]),
+        )
+        for one in json.loads(document)["benchmarks"]
+    }
 
 
 def _benchmarks(rows: list[Row]) -> Iterator[dict[str, Any]]:

@@ -27,6 +27,7 @@ class Row:
     key: str
     """Stable: suite, workload and contender, ``poll.pass.warm.core``."""
     label: str
+    """``psutil 7.2.2: CPU count and times, not these files``: a name, and what it does and leaves out."""
     unit: Unit
     values: tuple[float, ...]
     """Every sample, in ``unit``."""
@@ -36,7 +37,11 @@ class Row:
     loops: int = 1
     """Calls behind each sample, which is their mean."""
     ratio: Interval | None = None
-    """To the first reference of the table, paired."""
+    """To the table's reference, paired."""
+    x: float | None = None
+    """What the figure is a function of, such as the number of devices: rows that have it are a curve."""
+    memory: int | None = None
+    """Python's allocator had to find so many bytes at once for one call."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +66,18 @@ class Outcome:
     reference_ns: list[float] = field(default_factory=list)
     """Times of the reference computation, for the stability of the run."""
 
+    def take(self, other: "Outcome") -> None:
+        """Adds what a part of the suite found."""
+        self.tables += other.tables
+        self.skipped += other.skipped
+        self.reference_ns += other.reference_ns
+
+
+def short(labels: Sequence[str]) -> list[str]:
+    """Labels without what each does and leaves out, unless they could not be told apart then."""
+    names = [label.partition(": ")[0] for label in labels]
+    return names if len(set(names)) == len(set(labels)) else list(labels)
+
 
 def row_of(key: str, label: str, values: Sequence[float], unit: Unit) -> Row:
     """A row of plain values, each a sample of its own."""
@@ -70,8 +87,18 @@ def row_of(key: str, label: str, values: Sequence[float], unit: Unit) -> Row:
 def _timed_row(key: str, label: str, timed: Timed, to: Timed | None) -> Row:
     samples = tuple(sample / NS_PER_S for sample in timed.samples)
     middle = interval([median / NS_PER_S for median in timed.medians()])
-    ratio = paired_ratio(timed, to) if to else None
-    return Row(key, label, "s", samples, middle, percentile(samples, 0.99), max(samples), timed.loops, ratio)
+    return Row(
+        key,
+        label,
+        "s",
+        samples,
+        middle,
+        percentile(samples, 0.99),
+        max(samples),
+        timed.loops,
+        ratio=paired_ratio(timed, to) if to else None,
+        memory=timed.memory,
+    )
 
 
 def rows_of(prefix: str, labels: dict[str, str], run: Race, reference: str) -> tuple[Row, ...]:
@@ -83,13 +110,32 @@ def rows_of(prefix: str, labels: dict[str, str], run: Race, reference: str) -> t
     )
 
 
-def quantity(value: float, unit: Unit) -> str:
-    """A figure for people, three digits and its unit: ``14.7 us``, ``38.2 MiB``, ``0.12 %``."""
+def scale(value: float, unit: Unit) -> tuple[float, str]:
+    """What to divide a figure of this size by for people, and the name of what it is then counted in."""
+    if unit in {"%", "1"}:
+        return 1.0, unit.replace("1", "")
+    steps = _SECONDS if unit == "s" else _BYTES
+    return next((step for step in steps if value >= step[0]), steps[-1])
+
+
+def digits(value: float, unit: Unit) -> str:
+    """A scaled figure: three digits, a count in full."""
     if unit == "%":
-        return f"{value:.2f} %"
+        return f"{value:.2f}"
     if unit == "1":
         return f"{value:,.0f}" if float(value).is_integer() else f"{value:,.1f}"
-    steps = _SECONDS if unit == "s" else _BYTES
-    size, name = next((step for step in steps if value >= step[0]), steps[-1])
-    scaled = value / size
-    return f"{scaled:.{0 if scaled >= 100 else 1 if scaled >= 10 else 2}f} {name}"
+    if unit == "B" and float(value).is_integer():
+        return f"{value:.0f}"
+    return f"{value:.{0 if value >= 100 else 1 if value >= 10 else 2}f}"
+
+
+def quantity(value: float, unit: Unit) -> str:
+    """A figure for people: ``14.7 us``, ``38.2 MiB``, ``0.12 %``."""
+    size, name = scale(value, unit)
+    return f"{digits(value / size, unit)} {name}".rstrip()
+
+
+def bounds(of: Interval, unit: Unit) -> str:
+    """An interval, ``[14.6, 14.9]``, in what its median is counted in."""
+    size, _ = scale(of.median, unit)
+    return f"[{digits(of.low / size, unit)}, {digits(of.high / size, unit)}]"

@@ -7,6 +7,7 @@ it holds still where absolute times do not.
 
 import statistics
 import time
+import tracemalloc
 import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -37,6 +38,8 @@ class Timed:
     blocks: tuple[tuple[float, ...], ...]
     """By round; a sample is the mean of ``loops`` calls."""
     loops: int
+    memory: int | None = None
+    """Bytes that Python's allocator had to find at once for one call; C's own are not seen."""
 
     @property
     def samples(self) -> tuple[float, ...]:
@@ -89,7 +92,10 @@ def race(contenders: Sequence[Contender], *, rounds: int, limit_s: float, pause_
                 one.call()
             blocks[one.key].append(tuple(_sample(one.call, loops) for _ in range(samples)))
         reference.append(_reference())
-    return Race({key: Timed(tuple(of), pace[key].loops) for key, of in blocks.items()}, tuple(reference))
+    timed = {
+        one.key: Timed(tuple(blocks[one.key]), pace[one.key].loops, _memory(one.call)) for one in contenders
+    }
+    return Race(timed, tuple(reference))
 
 
 class _Pace(NamedTuple):
@@ -108,6 +114,19 @@ def _sample(call: Callable[[], object], loops: int) -> float:
     for _ in range(loops):
         call()
     return (time.perf_counter_ns() - start) / loops
+
+
+def _memory(call: Callable[[], object]) -> int:
+    """Of one call more, after all timing: being traced makes it several times slower."""
+    tracemalloc.start()
+    try:
+        call()
+        before, _ = tracemalloc.get_traced_memory()
+        tracemalloc.reset_peak()
+        call()
+        return tracemalloc.get_traced_memory()[1] - before
+    finally:
+        tracemalloc.stop()
 
 
 def _reference() -> float:

@@ -226,6 +226,13 @@ def write_groups(root: Path, number: int) -> Tree:
     return tree
 
 
+def write_knobs(root: Path, name: str) -> None:
+    """A cgroup v2 mount of files at ``root``, with one cgroup and what its pod's promise is read from."""
+    limits = {"cpu.weight": "59\n", "cpu.max": "150000 100000\n", "memory.max": "536870912\n"}
+    _write(root, {"cgroup.controllers": "cpu memory hugetlb\n"})
+    _write(root / name, {**limits, "hugetlb.2MB.max": "0\n", "hugetlb.2MB.rsvd.max": "0\n"})
+
+
 @contextlib.contextmanager
 def some_tree(number: int) -> Iterator[tuple[Tree, str]]:
     """Real cgroups where this process may make them, else files; and why they are not real, or nothing."""

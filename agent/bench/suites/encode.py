@@ -30,7 +30,13 @@ def run(effort: Effort) -> Outcome:
         outcome.skipped.append("encode: Google's protobuf is not installed")
     for number in DEVICES:
         entries = entries_of(number)
-        others: list[tuple[str, str, Encode]] = [("betterproto", "betterproto 2.0.0b7", encode_betterproto)]
+        others: list[tuple[str, str, Encode]] = []
+        if number <= effort.betterproto_devices:
+            others.append(("betterproto", "betterproto 2.0.0b7", encode_betterproto))
+        else:
+            outcome.skipped.append(
+                f"encode: betterproto with {number} devices, left to a run without --quick"
+            )
         if google:
             others.append(("google", f"Google's protobuf {_version()}", google))
         core = b"".join(encode_health(entries))

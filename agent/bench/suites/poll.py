@@ -1,4 +1,4 @@
-"""The polling core: the machine's own files, and sweeps over 100 and 1,000 cgroups.
+"""The polling core: the machine's own files, sweeps over 10 to 1,000 cgroups, and GPUs.
 
 Warm: back to back, what a profiler would show. In situ: one pass after 100 ms of sleep, which is what an
 agent at 10 Hz pays: caches are cold, and everything costs two to nine times as much.
@@ -8,6 +8,7 @@ import os
 import resource
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
+from importlib.metadata import version
 from pathlib import Path
 from typing import Final
 
@@ -25,6 +26,7 @@ from agent.bench.baselines import (
 )
 from agent.bench.effort import PAUSE_S, Effort
 from agent.bench.result import Outcome, Table, Unequal, rows_of
+from agent.bench.suites import poll_gpus
 from agent.bench.timing import Contender, race
 from agent.bench.trees import Tree, some_tree
 from agent.model.snapshot import Snapshot
@@ -33,21 +35,21 @@ from agent.native.sampler import Sampler, SamplerOptions
 
 SYSFS: Final = Path("/sys")
 COLD_LIMIT_S: Final = 60.0
-GROUPS: Final = (100, 1000)
 FLOOR: Final = "floor: bare system calls"
 CALL: Final = "core and floor include one call from Python each (0.2 us)"
 DESCRIPTOR_KIB: Final = 4.4  # kernel memory behind a descriptor that was read once: its seq_file buffer
 
 
 def run(effort: Effort) -> Outcome:
-    """Both workloads, warm and in situ."""
+    """The machine and its cgroups warm and in situ, GPUs warm."""
     outcome = Outcome()
     _machine(effort, outcome)
-    for number in GROUPS:
+    for number in effort.groups:
         with some_tree(number) as (tree, why):
             if why:
                 outcome.skipped.append(f"poll: {why}; measured on {tree.backend}")
             _groups(effort, outcome, tree)
+    poll_gpus.run(effort, outcome)
     return outcome
 
 
@@ -98,7 +100,11 @@ def _machine(effort: Effort, outcome: Outcome) -> None:
             Contender("floor", FLOOR, lambda: sampler.run_floor(sweep=False)),
             Contender("good", "good Python: kept descriptors, pread, int", good),
             Contender("plain", "plain Python: open, read, parse", plain),
-            Contender("psutil", "psutil: CPU count, times, memory; not these files", psutil_machine),
+            Contender(
+                "psutil",
+                f"psutil {version('psutil')}: CPU count, times, memory; not these files",
+                psutil_machine,
+            ),
         ]
         notes = [f"{len(files)} values equal in core, good and plain Python; {reads} reads each", CALL]
         _both(effort, outcome, "pass", f"global pass, {len(files)} files, /sys", contenders, notes)
@@ -148,7 +154,11 @@ def _groups(effort: Effort, outcome: Outcome, tree: Tree) -> None:
             label = f"good Python: {len(files)} kept descriptors ({kib / 1024:.1f} MiB of kernel memory)"
             contenders.append(Contender("good", label, good))
         contenders.append(Contender("plain", "plain Python: open, read, parse", plain))
-        notes += ["psutil has no cgroups", "both Pythons without the files of the global pass", CALL]
+        notes += [
+            "psutil and pynvml know no cgroups",
+            "both Pythons without the files of the global pass",
+            CALL,
+        ]
         _both(effort, outcome, f"groups{number}", f"{number} cgroups, {tree.backend}", contenders, notes)
         if good:
             good.close()

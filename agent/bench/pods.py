@@ -1,0 +1,119 @@
+"""A node with thousands of pods and claims, as files: what the kubelet has written, and what kubectl saves.
+
+Everything hangs together: each claim is allocated to, reserved for and prepared for one pod, which names it.
+So nothing that is found out about them is a conflict or a risk.
+"""
+
+import json
+import zlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+from agent.sources import kubelet_checkpoint
+
+DRIVER: Final = "gpu.example.com"
+POOL: Final = "node-1"
+NAMESPACE: Final = "bench"
+
+
+class NodeFiles(NamedTuple):
+    """Where everything was written."""
+
+    kubelet_dir: Path
+    """With the checkpoint in it, and nobody who answers."""
+    pods: Path
+    claims: Path
+
+
+def write_node(directory: Path, pods: int, claims: int) -> NodeFiles:
+    """Writes the checkpoint, ``pods.json`` and ``claims.json`` of a node.
+
+    Args:
+        directory: Is there; becomes the kubelet's, too.
+        pods: How many: pod ``n`` is ``bench/pod-<n>``...
+        claims: ...and claim ``n`` is ``bench/claim-<n>``, with the device ``gpu-<n>`` for pod ``n % pods``.
+    """
+    of_pods: list[list[int]] = [[] for _ in range(pods)]
+    for number in range(claims):
+        of_pods[number % pods].append(number)
+    infos = [_info(number, number % pods) for number in range(claims)]
+    data = {
+        "kind": kubelet_checkpoint.KIND,
+        "apiVersion": "checkpoint.dra.kubelet.k8s.io/v1",
+        "ClaimInfoStateList": infos,
+    }
+    text = json.dumps(data, separators=(",", ":"))
+    checkpoint = {"Data": text, "Checksum": zlib.crc32(text.encode())}
+    (directory / kubelet_checkpoint.NAME).write_text(json.dumps(checkpoint))
+    files = NodeFiles(directory, directory / "pods.json", directory / "claims.json")
+    _write_list(files.pods, [_pod(number, named) for number, named in enumerate(of_pods)])
+    _write_list(files.claims, [_claim(number, number % pods) for number in range(claims)])
+    return files
+
+
+def pod_uid(number: int) -> str:
+    """Of the pod of that number."""
+    return f"{number:08x}-0000-4000-8000-00000000beac"
+
+
+def claim_uid(number: int) -> str:
+    """Of the claim of that number."""
+    return f"{number:08x}-0000-4000-8000-000000000c1a"
+
+
+def _write_list(path: Path, items: Sequence[dict[str, Any]]) -> None:
+    path.write_text(json.dumps({"apiVersion": "v1", "kind": "List", "items": items}, indent=4))  # as kubectl
+
+
+def _info(number: int, pod: int) -> dict[str, Any]:
+    device = {
+        "PoolName": POOL,
+        "DeviceName": f"gpu-{number}",
+        "ShareID": None,
+        "RequestNames": ["gpus"],
+        "CDIDeviceIDs": [f"{DRIVER}/gpu={claim_uid(number)}"],
+    }
+    return {
+        "ClaimUID": claim_uid(number),
+        "ClaimName": f"claim-{number}",
+        "Namespace": NAMESPACE,
+        "PodUIDs": {pod_uid(pod): {}},
+        "DriverState": {DRIVER: {"Devices": [device]}},
+    }
+
+
+def _pod(number: int, claims: Sequence[int]) -> dict[str, Any]:
+    resources = {"claims": [{"name": f"c-{claim}"} for claim in claims]}
+    status = {
+        "name": "main",
+        "containerID": f"containerd://{number:064x}",
+        "state": {"running": {"startedAt": "2026-01-01T00:00:00Z"}},
+    }
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"namespace": NAMESPACE, "name": f"pod-{number}", "uid": pod_uid(number)},
+        "spec": {
+            "nodeName": POOL,
+            "containers": [{"name": "main", "resources": resources}],
+            "resourceClaims": [
+                {"name": f"c-{claim}", "resourceClaimName": f"claim-{claim}"} for claim in claims
+            ],
+        },
+        "status": {"phase": "Running", "containerStatuses": [status]},
+    }
+
+
+def _claim(number: int, pod: int) -> dict[str, Any]:
+    result = {"request": "gpus", "driver": DRIVER, "pool": POOL, "device": f"gpu-{number}"}
+    return {
+        "apiVersion": "resource.k8s.io/v1",
+        "kind": "ResourceClaim",
+        "metadata": {"namespace": NAMESPACE, "name": f"claim-{number}", "uid": claim_uid(number)},
+        "spec": {"devices": {"requests": [{"name": "gpus"}]}},
+        "status": {
+            "allocation": {"devices": {"results": [result]}},
+            "reservedFor": [{"resource": "pods", "name": f"pod-{pod}", "uid": pod_uid(pod)}],
+        },
+    }

@@ -1,0 +1,29 @@
+"""The node that is measured is one that everybody can read, and on which nothing is wrong."""
+
+from pathlib import Path
+
+from agent.bench.pods import DRIVER, NAMESPACE, POOL, claim_uid, pod_uid, write_node
+from agent.devices.affected import affected, refusals
+from agent.devices.consumers import consumer_map
+from agent.devices.objects import claims_from, pods_from
+from agent.model.claim import ClaimRef, DeviceRef
+from agent.model.testimony import Heard, PodRef
+from agent.model.time import Instant
+from agent.sources import kube_objects, kubelet_checkpoint
+
+NOW = Instant(5_000_000_000, 1_700_000_000.0)
+
+
+def test_all_its_pods_and_claims_hang_together(tmp_path: Path) -> None:
+    files = write_node(tmp_path, 5, 12)
+    checkpoint = kubelet_checkpoint.read_checkpoint(files.kubelet_dir / kubelet_checkpoint.NAME, NOW)
+    pods = pods_from(kube_objects.read_objects(files.pods, kube_objects.POD, NOW))
+    claims = claims_from(kube_objects.read_objects(files.claims, kube_objects.CLAIM, NOW))
+    known = consumer_map(Heard(prepared=(checkpoint,), pods=(pods,), claims=(claims,)))
+    assert (len(known.pods), len(known.claims), len(known.devices)) == (5, 12, 12)
+    assert (known.conflicts, known.gaps, refusals(known)) == ((), (), ())
+    (one,) = affected(known, DeviceRef(DRIVER, POOL, "gpu-11"))
+    assert one.claim == ClaimRef(NAMESPACE, "claim-11", claim_uid(11))
+    assert one.pod.ref == PodRef(NAMESPACE, "pod-1", pod_uid(1))
+    assert one.sure
+    assert [use.name for use in one.containers] == ["main"]
