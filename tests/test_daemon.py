@@ -340,6 +340,26 @@ def test_the_service_manager_reads_one_line(
     assert status_line(replace(report(devices), sources=sources)) == line
 
 
+def test_what_was_made_at_the_start_is_not_walked_by_the_collector(tmp_path: Path) -> None:
+    code = f"""
+import gc, os, signal
+from pathlib import Path
+from agent import daemon
+from agent.config import Config
+
+def look(report):
+    print(gc.get_freeze_count(), flush=True)
+    os.kill(os.getpid(), signal.SIGTERM)
+
+left = daemon.run(Config(node_name="n", runtime_dir=Path({str(tmp_path / "run")!r}), gpu_watch=False), look)
+os._exit(bool(left))
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
+    )
+    assert int(done.stdout.split()[0]) > 10_000
+
+
 def test_it_has_one_thread_for_each_of_its_jobs(agent: Agent) -> None:
     comms = [(task / "comm").read_text().strip() for task in Path(f"/proc/{agent.pid}/task").iterdir()]
     native = sorted(name for name in comms if name.startswith("dh-"))
