@@ -3,23 +3,17 @@
 Apart from agent.daemon, so that a look needs nothing of what serves.
 """
 
-import time
 from typing import Final
 
 from agent.config import Config
 from agent.health.host.catalogue import wakes
 from agent.model.settings import GpuLimits, HostLimits, Settings
-from agent.model.time import NS, Instant
+from agent.model.time import NS
 from agent.native.sampler import Sampler, SamplerOptions
 from agent.node import Node, Pods
 
 NODE_STOP_S: Final = 0.6
 """What the sources have to end [s]."""
-
-
-def read_clocks() -> Instant:
-    """Now, on both clocks."""
-    return Instant(time.monotonic_ns(), time.time())
 
 
 def settings_of(config: Config) -> Settings:

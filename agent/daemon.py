@@ -24,7 +24,8 @@ from typing import TYPE_CHECKING, Final
 
 import trio
 
-from agent.assembly import NODE_STOP_S, open_node, read_clocks, settings_of
+from agent.assembly import NODE_STOP_S, open_node, settings_of
+from agent.clocks import read_clocks
 from agent.config import Config
 from agent.core import Core, Timing
 from agent.driver.board import Board

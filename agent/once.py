@@ -6,7 +6,8 @@ import time
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
-from agent.assembly import NODE_STOP_S, open_node, read_clocks, settings_of
+from agent.assembly import NODE_STOP_S, open_node, settings_of
+from agent.clocks import read_clocks
 from agent.config import Config
 from agent.errors import ProbeError
 from agent.model.report import Report

@@ -9,15 +9,14 @@ import asyncio
 import logging
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import closing, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from agent.config import PODS_API, Config
-from agent.model.claim import DeviceRef
 from agent.model.consumers import ConsumerMap
-from agent.model.pods import PodFinding, PodsSample
+from agent.model.pods import PodsSample
 from agent.model.report import Report
 from agent.model.snapshot import Snapshot
 from agent.model.source import SourceSample, SourceState
@@ -28,7 +27,7 @@ if TYPE_CHECKING:
     from agent.pods.folder import Folder
     from agent.pods.handing import Handing
     from agent.pods.listing import Listing
-    from agent.pods.rounds import Rounds
+    from agent.pods.rounds import Known, Rounds
 
 SOURCE: Final = "pods"
 FIND_S: Final = 10.0
@@ -50,10 +49,6 @@ log = logging.getLogger(__name__)
 
 Record = Callable[[ConsumerMap, Report, Instant], None]
 """Takes who uses what, how the devices are, and when that was. May block; called by one thread at a time."""
-
-
-Known = tuple[Mapping[str, tuple[DeviceRef, ...]], Mapping[str, str], tuple[PodFinding, ...]]
-"""Uses, names and findings, as of :class:`PodsSample`."""
 
 
 class PodWatch:
@@ -204,7 +199,7 @@ class PodWatch:
         known = (kept.uses, kept.names, kept.findings) if kept else None
         self._set(SourceState.FAILING, text, known)
 
-    def _set(self, state: SourceState, detail: str, known: Known | None = None) -> None:
+    def _set(self, state: SourceState, detail: str, known: "Known | None" = None) -> None:
         """Takes what is known now; the core is woken if it is anything else."""
         before = self._sample
         self._passes += 1

@@ -17,7 +17,7 @@ from paper import PaperNode
 from prepare_paper import health
 from wire.serving import eventually
 
-from agent.assembly import read_clocks
+from agent.clocks import read_clocks
 from agent.config import DRIVERS, Config
 from agent.driver.board import Board
 from agent.driver.link import Link

@@ -9,7 +9,8 @@ import trio
 from agents import PlainSysfs
 from wire.serving import eventually
 
-from agent.assembly import open_node, read_clocks, settings_of
+from agent.assembly import open_node, settings_of
+from agent.clocks import read_clocks
 from agent.config import Config
 from agent.model.source import SourceState
 from agent.model.time import NS

@@ -24,7 +24,7 @@ from wire.kubelet_apis import ListingApi, WatchApi, event, message_class
 from wire.kubelet_apis import pod as pod_bytes
 from wire.serving import device, eventually, report
 
-from agent.assembly import read_clocks
+from agent.clocks import read_clocks
 from agent.config import Config
 from agent.devices.consumers import consumer_map
 from agent.model.claim import DeviceRef
@@ -220,7 +220,7 @@ def test_what_changes_nothing_wakes_nobody(kubelet: Kubelet, follow: Make) -> No
 QUIET_NODE: Final = """
 import sys, time
 from pathlib import Path
-from agent.assembly import read_clocks
+from agent.clocks import read_clocks
 from agent.config import Config
 from agent.pod_watch import PodWatch
 watch = PodWatch(Config(node_name="n", kubelet_dir=Path(sys.argv[1])), clock=read_clocks)

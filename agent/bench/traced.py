@@ -21,7 +21,8 @@ from collections.abc import Mapping, Sequence
 
 import trio
 
-from agent.assembly import NODE_STOP_S, open_sampler, read_clocks, settings_of
+from agent.assembly import NODE_STOP_S, open_sampler, settings_of
+from agent.clocks import read_clocks
 from agent.config import Config, load
 from agent.core import Core, Timing
 from agent.daemon import SWITCH_INTERVAL_S

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING
 from agent.cli.exits import EXIT_OF_SEVERITY
 from agent.cli.terminal import style_of
 from agent.cli.verb import Verb, add_output, add_settings, config_file_of, flags_of
+from agent.clocks import read_clocks
 from agent.config import load
 from agent.errors import ProbeError, UsageError
 from agent.model.health import Severity
-from agent.model.time import Instant
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
@@ -108,16 +108,12 @@ def _told(args: Namespace, kubelet_dir: Path) -> Told[Mapping[str, object]]:
     if args.pods is not None:
         from agent.sources.kube_objects import POD, read_objects
 
-        return read_objects(args.pods, POD, _now())
+        return read_objects(args.pods, POD, read_clocks())
     import asyncio
 
     from agent.serve.pods_api import SOCKET, list_pods
 
-    return asyncio.run(list_pods(kubelet_dir / SOCKET, _now))
-
-
-def _now() -> Instant:
-    return Instant(time.monotonic_ns(), time.time())
+    return asyncio.run(list_pods(kubelet_dir / SOCKET, read_clocks))
 
 
 VERB = Verb(

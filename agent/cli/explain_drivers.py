@@ -14,11 +14,12 @@ from agent.cli.explain_ask import Places
 from agent.cli.explain_words import PREPARES, TAINTS, Account
 from agent.cli.prepare_text import Claim, claims_of
 from agent.cli.text import format_count
+from agent.clocks import read_clocks
 from agent.model.claim import DeviceRef
 from agent.model.reading import Absence
 from agent.model.taint import Taint
 from agent.model.testimony import Origin, PreparedClaim, Told, Witness
-from agent.pods.asking import DISK_S, in_time, late, now
+from agent.pods.asking import DISK_S, in_time, late
 from agent.pods.drivers import Driver, prepared_claims
 from agent.store import prepares, taints
 from agent.store.files import Unusable, read
@@ -80,8 +81,8 @@ async def _kept(
     except Unusable as error:
         why = f"{path}: {error}"
     else:
-        return found, Account(source, str(path), now(), written_s, text)
-    return None, Account(source, str(path), now(), absence=absence, why=why)
+        return found, Account(source, str(path), read_clocks(), written_s, text)
+    return None, Account(source, str(path), read_clocks(), absence=absence, why=why)
 
 
 def _read_prepares(path: Path) -> tuple[Prepares, str, float]:
@@ -101,11 +102,11 @@ def _folded(
 ) -> Iterator[Account]:
     """Those that are there or cannot be read, each; where none is, that there is none."""
     for why in unread:
-        yield Account(source, why.partition(": ")[0], now(), absence=Absence.UNREADABLE, why=why)
+        yield Account(source, why.partition(": ")[0], read_clocks(), absence=Absence.UNREADABLE, why=why)
     there = [one for one in accounts if one.absence is not Absence.ABSENT]
     yield from there
     if not there and not unread:
         name = prepares.FILE if source == PREPARES else taints.FILE
         where = [str(one) for one in (places.kubelet_dir, places.state_dir) if one]
         why = f"{' and '.join(where)}: no driver keeps a {name} here"
-        yield Account(source, where[0], now(), absence=Absence.ABSENT, why=why)
+        yield Account(source, where[0], read_clocks(), absence=Absence.ABSENT, why=why)

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING
 
 from agent.cli.explain_words import HISTORY, Account
 from agent.cli.text import format_count
+from agent.clocks import read_clocks
 from agent.errors import Busy
 from agent.model.reading import Absence
-from agent.pods.asking import DISK_S, in_time, late, now
+from agent.pods.asking import DISK_S, in_time, late
 from agent.recorder import FILE
 from agent.store.files import Unusable
 
@@ -39,8 +40,8 @@ async def read_history(state_dir: Path | None) -> _Recorded:
     else:
         uses = (*record.running, *record.ended)
         found = format_count(len(uses), "use of a device", "uses of devices")
-        return uses, (Account(HISTORY, str(path), now(), record.left_s, found),)
-    return (), (Account(HISTORY, str(path), now(), absence=Absence.UNREADABLE, why=why),)
+        return uses, (Account(HISTORY, str(path), read_clocks(), record.left_s, found),)
+    return (), (Account(HISTORY, str(path), read_clocks(), absence=Absence.UNREADABLE, why=why),)
 
 
 def _read(path: Path) -> Record:

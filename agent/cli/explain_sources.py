@@ -17,13 +17,14 @@ from agent.cli.explain_drivers import read_records
 from agent.cli.explain_history import read_history
 from agent.cli.explain_words import AGENT, DRIVER_SOCKET, Account, Gathered, Stream
 from agent.cli.text import format_count
+from agent.clocks import read_clocks
 from agent.devices.objects import claims_from, pods_from
 from agent.errors import AgentUnreachable, DrahealthError, PermissionDenied
 from agent.model.reading import Absence
 from agent.model.report import Report
 from agent.model.testimony import Belief, Heard, LivePod, Origin, Told
 from agent.model.time import Instant
-from agent.pods.asking import DISK_S, SOCKET_S, Patience, in_time, late, now
+from agent.pods.asking import DISK_S, SOCKET_S, Patience, in_time, late
 from agent.pods.drivers import Driver, Drivers, find_drivers
 from agent.pods.sources import ask_kubelet, read_file
 from agent.serve import client, podresources, pods_api
@@ -74,7 +75,7 @@ async def gather(places: Places) -> Gathered:
         if one.report
     }
     return Gathered(
-        now=now(),
+        now=read_clocks(),
         report=report,
         streams=told,
         heard=Heard(
@@ -125,13 +126,13 @@ async def _report(source: str, socket: Path) -> tuple[Report | None, Account]:
             report = await anext(reports)
     except TimeoutError:
         why = late(socket, SOCKET_S)
-        return None, Account(source, place, now(), absence=Absence.UNREADABLE, why=why)
+        return None, Account(source, place, read_clocks(), absence=Absence.UNREADABLE, why=why)
     except DrahealthError as error:
         is_there = not isinstance(error.__context__, FileNotFoundError)
         absence = Absence.UNREADABLE if is_there else Absence.ABSENT
-        return None, Account(source, place, now(), absence=absence, why=str(error))
+        return None, Account(source, place, read_clocks(), absence=absence, why=str(error))
     found = format_count(len(report.devices), "device")
-    return report, Account(source, place, now(), report.at.wall_s, found)
+    return report, Account(source, place, read_clocks(), report.at.wall_s, found)
 
 
 # --- the kubelet -------------------------------------------------------------------------------------------
@@ -191,7 +192,7 @@ async def _file(path: Path | None) -> _Saved | None:
     if path is None:
         return None
     try:
-        return _Saved(path, now(), await in_time(lambda: kube_objects.read_file(path), DISK_S))
+        return _Saved(path, read_clocks(), await in_time(lambda: kube_objects.read_file(path), DISK_S))
     except TimeoutError:
         raise DrahealthError(late(path, DISK_S)) from None
 
@@ -209,7 +210,7 @@ def _objects(saved_pods: _Saved | None, saved_claims: _Saved | None) -> tuple[He
         accounts.append(_account(claims, saved_claims.path, "claim"))
     else:
         why = "not given; see --claims"
-        accounts.append(Account("claims-file", "", now(), absence=Absence.ABSENT, why=why))
+        accounts.append(Account("claims-file", "", read_clocks(), absence=Absence.ABSENT, why=why))
     return heard, tuple(accounts)
 
 

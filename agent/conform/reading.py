@@ -11,18 +11,12 @@ from itertools import count
 from typing import Final
 
 from agent.conform.observed import Device, HealthList
+from agent.model.wire import FIXED, LAST_FIELD, LENGTH, VARINT, varint
 
 DEVICES_LIMIT: Final = 16_384
 """Entries of one list that are read: a hundred times what a node's largest pools hold."""
 FIELDS_LIMIT: Final = 16 * DEVICES_LIMIT
 """Fields of one list that are read, those in its entries included: twice what as many devices need."""
-
-VARINT: Final = 0
-FIXED64: Final = 1
-LENGTH: Final = 2
-FIXED32: Final = 5
-FIXED: Final = {FIXED64: 8, FIXED32: 4}
-LAST_FIELD: Final = (1 << 29) - 1
 
 DEVICES: Final = 1
 IDENTIFIER, HEALTH, UPDATED, LEASE, MESSAGE = 1, 2, 3, 4, 5
@@ -94,7 +88,7 @@ def _fields(
     while at < len(data):
         if next(fields) > FIELDS_LIMIT:
             raise _Cut
-        tag, at = _varint(data, at, where)
+        tag, at = varint(data, at, where)
         number, kind = tag >> 3, tag & 7
         if not 0 < number <= LAST_FIELD:
             raise ValueError(f"{where}: field number {number} is none of protobuf's")
@@ -102,9 +96,9 @@ def _fields(
             raise ValueError(f"{where}: field {number} has wire type {kind}, should be {types[number]}")
         value: int | bytes = b""
         if kind == VARINT:
-            value, at = _varint(data, at, where)
+            value, at = varint(data, at, where)
         elif kind == LENGTH:
-            size, at = _varint(data, at, where)
+            size, at = varint(data, at, where)
             value, at = data[at : at + size], at + size
         elif kind in FIXED:
             at += FIXED[kind]
@@ -116,19 +110,6 @@ def _fields(
             )
         if number in types:
             yield number, value
-
-
-def _varint(data: bytes, at: int, where: str) -> tuple[int, int]:
-    value = 0
-    for shift in range(0, 70, 7):
-        if at >= len(data):
-            raise ValueError(f"{where}: ends in the middle of a number")
-        byte = data[at]
-        at += 1
-        value |= (byte & 0x7F) << shift
-        if byte < 0x80:
-            return value, at
-    raise ValueError(f"{where}: a number of more than 10 bytes")
 
 
 def _bytes(value: int | bytes) -> bytes:

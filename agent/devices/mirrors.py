@@ -28,14 +28,29 @@ def mirrored(
     return host if host in known else None
 
 
-def states(report: Report, served: Container[str]) -> Callable[[DeviceRef], DeviceState]:
-    """How each device is; of one that the report does not have nobody knows."""
+def healths(report: Report, served: Container[str]) -> Callable[[DeviceRef], DeviceHealth | None]:
+    """What the report says of each device; None: it does not have it.
+
+    Args:
+        report: Of the agent.
+        served: As of :func:`mirrored`.
+    """
     known = {DeviceRef(*one.key): one for one in report.devices}
     declaring = {ref.driver for ref in known} | set(report.declaring)
 
-    def state_of(device: DeviceRef) -> DeviceState:
+    def health_of(device: DeviceRef) -> DeviceHealth | None:
         host = mirrored(device, known=known, declaring=declaring, served=served)
-        found = known.get(host or device)
+        return known.get(host or device)
+
+    return health_of
+
+
+def states(report: Report, served: Container[str]) -> Callable[[DeviceRef], DeviceState]:
+    """How each device is; of one that the report does not have nobody knows."""
+    health_of = healths(report, served)
+
+    def state_of(device: DeviceRef) -> DeviceState:
+        found = health_of(device)
         return _state(found) if found else NOT_KNOWN
 
     return state_of

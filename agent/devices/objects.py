@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Final, TypeVar
 
 from agent.devices.reservations import parse_reservations
-from agent.devices.values import Object, mapping, needed, objects, text
 from agent.model.claim import ClaimRef, DeviceRef
+from agent.model.objects import Object, mapping, needed, objects, text
 from agent.model.testimony import (
     Container,
     ContainerClaim,

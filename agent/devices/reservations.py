@@ -14,8 +14,8 @@ from collections.abc import Iterable, Mapping
 from enum import StrEnum
 from typing import Final, NamedTuple
 
-from agent.devices.values import refuse, text
 from agent.model.claim import ClaimRef
+from agent.model.objects import refuse, text
 from agent.model.testimony import (
     SCHEDULING_GROUP,
     ConsumerKind,

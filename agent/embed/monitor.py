@@ -15,7 +15,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Final, Self, TypeVar
 
-from agent.assembly import read_clocks
+from agent.clocks import read_clocks
 from agent.config import KUBELET_DIR, Config
 from agent.config_values import check_driver
 from agent.devices.taints import TaintPolicy, domain_of

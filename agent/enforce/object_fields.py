@@ -1,33 +1,10 @@
 """Single fields of an object from JSON or YAML, checked: a ValueError names the place of what is wrong."""
 
-from collections.abc import Mapping
 from datetime import datetime
-from typing import Never
 
 from agent.enforce.pod import CPU, HUGEPAGES, MEMORY, Resources
 from agent.enforce.quantity import parse_quantity
-
-Object = Mapping[str, object]
-
-
-def mapping(parent: Object, key: str, place: str) -> Object:
-    """The object under a key; an empty one if there is none."""
-    value = parent.get(key)
-    if value is None:
-        return {}
-    if not isinstance(value, Mapping):
-        wrong(f"{place}.{key}".lstrip("."), "is no object")
-    return value
-
-
-def objects(parent: Object, key: str, place: str) -> list[Object]:
-    """The list of objects under a key; an empty one if there is none."""
-    value = parent.get(key)
-    if value is None:
-        return []
-    if not isinstance(value, list) or not all(isinstance(one, Mapping) for one in value):
-        wrong(f"{place}.{key}", "is no list of objects")
-    return value
+from agent.model.objects import Object, mapping, refuse
 
 
 def word(parent: Object, key: str, place: str, default: str | None = None) -> str:
@@ -36,7 +13,7 @@ def word(parent: Object, key: str, place: str, default: str | None = None) -> st
     if default is not None and (value is None or value == ""):
         return default
     if not isinstance(value, str) or not value or not value.isprintable() or " " in value:
-        wrong(f"{place}.{key}", f"{short(value)} is no name")
+        refuse(f"{place}.{key}", f"{short(value)} is no name")
     return value
 
 
@@ -46,7 +23,7 @@ def words(parent: Object, key: str, place: str) -> tuple[str, ...]:
     if value is None:
         return ()
     if not isinstance(value, list) or not all(isinstance(one, str) for one in value):
-        wrong(f"{place}.{key}", "is no list of names")
+        refuse(f"{place}.{key}", "is no list of names")
     return tuple(value)
 
 
@@ -58,9 +35,9 @@ def moment(parent: Object, key: str, place: str) -> float | None:
     try:
         when = datetime.fromisoformat(str(text))
     except ValueError:
-        wrong(f"{place}.{key}", f"{short(text)} is no time")
+        refuse(f"{place}.{key}", f"{short(text)} is no time")
     if when.tzinfo is None:
-        wrong(f"{place}.{key}", f"{short(text)} names no time zone")
+        refuse(f"{place}.{key}", f"{short(text)} names no time zone")
     return when.timestamp()
 
 
@@ -76,13 +53,13 @@ def quantities(amounts: Object, place: str) -> Resources:
         if name not in {CPU, MEMORY} and not name.startswith(HUGEPAGES):
             continue
         if isinstance(amount, bool) or not isinstance(amount, str | int | float):
-            wrong(f"{place}.{name}", "is no quantity")
+            refuse(f"{place}.{name}", "is no quantity")
         try:
             quantity = parse_quantity(str(amount))
         except ValueError as error:
-            wrong(f"{place}.{name}", str(error))
+            refuse(f"{place}.{name}", str(error))
         if quantity.nanos < 0:
-            wrong(f"{place}.{name}", f"{short(amount)} is less than nothing")
+            refuse(f"{place}.{name}", f"{short(amount)} is less than nothing")
         parsed[name] = quantity
     return parsed
 
@@ -91,8 +68,3 @@ def short(value: object) -> str:
     """A value for an error's text."""
     text = ascii(value)
     return text if len(text) <= 64 else f"{text[:61]}..."
-
-
-def wrong(place: str, what: str) -> Never:
-    """Raises the error."""
-    raise ValueError(f"{place}: {what}")

@@ -8,21 +8,11 @@ gave them; amounts in a shape that is none of these are unsaid, not zero.
 from collections.abc import Iterable, Mapping
 from typing import Final
 
-from agent.enforce.object_fields import (
-    Object,
-    mapping,
-    moment,
-    objects,
-    quantities,
-    resources,
-    short,
-    word,
-    words,
-    wrong,
-)
+from agent.enforce.object_fields import moment, quantities, resources, short, word, words
 from agent.enforce.pod import Container, ContainerClaim, Grant, Pod, Qos, Resize, Resources, Role, Unsaid
 from agent.enforce.quantity import ZERO, Quantity
 from agent.errors import ProbeError
+from agent.model.objects import Object, mapping, objects, refuse
 
 _HASHES: Final = ("kubernetes.io/config.mirror", "kubernetes.io/config.hash")
 """Annotations of a static pod with the hash of its manifest."""
@@ -88,7 +78,7 @@ def _qos(status: Object) -> Qos | None:
     if not stated:
         return None
     if stated not in set(Qos):
-        wrong("status.qosClass", f"{short(stated)} is none of {', '.join(Qos)}")
+        refuse("status.qosClass", f"{short(stated)} is none of {', '.join(Qos)}")
     return Qos(stated)
 
 
@@ -123,7 +113,7 @@ def _containers(spec: Object, status: Object) -> tuple[Container, ...]:
             name = word(entry, "name", place)
             found.append(_container(entry, name, role, states.get(name, {}), place))
     if not found:
-        wrong("spec.containers", "is empty")
+        refuse("spec.containers", "is empty")
     return tuple(found)
 
 
@@ -190,7 +180,7 @@ def _grant(entry: Object, name: str, place: str) -> Grant:
     overhead = objects(entry, "overhead", place)
     for one in overhead:
         if all(one.get(key) is None for key in (*_PER_POD, *_PER_CONTAINER)):
-            wrong(f"{place}.overhead", f"{short(one.get('name'))} has neither perPod nor perContainer")
+            refuse(f"{place}.overhead", f"{short(one.get('name'))} has neither perPod nor perContainer")
     mapped = _amounts(objects(entry, shape, place), ("quantity",), f"{place}.{shape}", needed=True)
     return Grant(
         claim=name,

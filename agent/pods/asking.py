@@ -5,12 +5,9 @@ For a loop of asyncio's. What is asked, and what is made of the answer, is the c
 
 import asyncio
 import threading
-import time
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Final, TypeVar
-
-from agent.model.time import Instant
 
 T = TypeVar("T")
 
@@ -18,11 +15,6 @@ SOCKET_S: Final = 2.0
 """How long whoever serves a socket may take [s]."""
 DISK_S: Final = 5.0
 """How long a file may take [s]."""
-
-
-def now() -> Instant:
-    """Now, on both clocks."""
-    return Instant(time.monotonic_ns(), time.time())
 
 
 async def in_time(work: Callable[[], T], limit_s: float) -> T:

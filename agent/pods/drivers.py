@@ -9,10 +9,11 @@ from functools import partial
 from pathlib import Path
 from typing import Final, NamedTuple
 
+from agent.clocks import read_clocks
 from agent.config import DRIVERS
 from agent.model.reading import Absence
 from agent.model.testimony import DeviceUse, Origin, PreparedClaim, Told, Witness
-from agent.pods.asking import DISK_S, Patience, late, now
+from agent.pods.asking import DISK_S, Patience, late
 from agent.store import prepares
 from agent.store.files import Unusable
 from agent.store.prepares import Prepares
@@ -85,21 +86,23 @@ async def read_prepared(directory: Path, patience: Patience) -> Told[PreparedCla
     try:
         return await patience.in_time(path, partial(_read, path), DISK_S)
     except TimeoutError:
-        return Told(Witness(Origin.DRIVER, now()), (), Absence.UNREADABLE, late(path, DISK_S))
+        return Told(Witness(Origin.DRIVER, read_clocks()), (), Absence.UNREADABLE, late(path, DISK_S))
 
 
 def _read(path: Path) -> Told[PreparedClaim]:
     absence = Absence.UNREADABLE
     try:
         written_s = path.stat().st_mtime
-        return Told(Witness(Origin.DRIVER, now(), written_s), tuple(prepared_claims(prepares.read(path))))
+        return Told(
+            Witness(Origin.DRIVER, read_clocks(), written_s), tuple(prepared_claims(prepares.read(path)))
+        )
     except (FileNotFoundError, NotADirectoryError) as error:
         absence, why = Absence.ABSENT, f"{path}: {error.strerror}"
     except OSError as error:
         why = f"{path}: {error.strerror}"
     except Unusable as error:
         why = f"{path}: {error}"
-    return Told(Witness(Origin.DRIVER, now()), (), absence, why)
+    return Told(Witness(Origin.DRIVER, read_clocks()), (), absence, why)
 
 
 def prepared_claims(one: Prepares) -> Iterator[PreparedClaim]:

@@ -8,7 +8,7 @@ from typing import Final, NamedTuple
 
 from agent.devices.affected import affected
 from agent.devices.in_use import in_use
-from agent.devices.mirrors import mirrored
+from agent.devices.mirrors import healths
 from agent.model.claim import ClaimRef, DeviceRef
 from agent.model.consumers import Affected, ConsumerMap
 from agent.model.health import DeviceHealth, Health
@@ -43,12 +43,8 @@ def health_of(known: ConsumerMap, report: Report, served: Container[str]) -> Map
     Args:
         served: Drivers that the agent serves: before they declare anything they mean the host's own devices.
     """
-    judged = {DeviceRef(*one.key): one for one in report.devices}
-    declaring = {ref.driver for ref in judged} | set(report.declaring)
-    meant = {
-        ref: mirrored(ref, known=judged, declaring=declaring, served=served) or ref for ref in known.devices
-    }
-    return {ref: judged[host] for ref, host in meant.items() if host in judged}
+    of = healths(report, served)
+    return {ref: health for ref in known.devices if (health := of(ref)) is not None}
 
 
 def prepared_for(known: ConsumerMap) -> Mapping[str, tuple[DeviceRef, ...]]:

@@ -9,10 +9,11 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
+from agent.clocks import read_clocks
 from agent.model.reading import Absence
 from agent.model.testimony import ListedPod, Origin, PreparedClaim, Told, Witness
 from agent.model.time import Instant
-from agent.pods.asking import DISK_S, SOCKET_S, Patience, late, now
+from agent.pods.asking import DISK_S, SOCKET_S, Patience, late
 from agent.pods.drivers import find_drivers, read_prepared
 from agent.serve import podresources, pods_api
 from agent.sources import kubelet_checkpoint
@@ -61,7 +62,8 @@ async def ask_drivers(
         drivers, unread = await patience.in_time("drivers", find, DISK_S)
     except TimeoutError:
         drivers, unread = (), (late("the drivers' directories", DISK_S),)
-    gaps = [Told[PreparedClaim](Witness(Origin.DRIVER, now()), (), Absence.UNREADABLE, why) for why in unread]
+    witness = Witness(Origin.DRIVER, read_clocks())
+    gaps = [Told[PreparedClaim](witness, (), Absence.UNREADABLE, why) for why in unread]
     told = await asyncio.gather(*(read_prepared(one.directory, patience) for one in drivers))
     return (*gaps, *(one for one in told if one.absence is not Absence.ABSENT))
 
@@ -71,9 +73,9 @@ async def read_file(
 ) -> Told[T]:
     """What stands in a file of the kubelet's, or that it cannot be read in time."""
     try:
-        return await patience.in_time(file, lambda: read(file, now()), DISK_S)
+        return await patience.in_time(file, lambda: read(file, read_clocks()), DISK_S)
     except TimeoutError:
-        return Told(Witness(origin, now()), (), Absence.UNREADABLE, late(file, DISK_S))
+        return Told(Witness(origin, read_clocks()), (), Absence.UNREADABLE, late(file, DISK_S))
 
 
 async def ask_socket(
@@ -82,6 +84,6 @@ async def ask_socket(
     """What the kubelet says on a socket, or that it does not answer in time."""
     try:
         async with asyncio.timeout(SOCKET_S):
-            return await ask(socket, now)
+            return await ask(socket, read_clocks)
     except TimeoutError:
-        return Told(Witness(origin, now()), (), Absence.UNREADABLE, late(socket, SOCKET_S))
+        return Told(Witness(origin, read_clocks()), (), Absence.UNREADABLE, late(socket, SOCKET_S))

@@ -7,7 +7,6 @@ outcome is a Report, an AgentStatus, or an error that says what was wrong.
 import asyncio
 import contextlib
 import os
-import time
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any, Final, TypeVar
@@ -16,10 +15,10 @@ import betterproto
 from grpclib.const import Cardinality, Status
 from grpclib.exceptions import GRPCError, ProtocolError, StreamTerminatedError
 
+from agent.clocks import read_clocks
 from agent.errors import AgentUnreachable, PermissionDenied
 from agent.model.report import Report
 from agent.model.status import AgentStatus
-from agent.model.time import Instant
 from agent.serve.merge import Merge
 from agent.serve.picture import report_of, status_of
 from agent.serve.rpc.channel import Channel
@@ -104,9 +103,9 @@ async def _healths(channel: Channel, method: str) -> AsyncGenerator[Report]:
         await stream.send_message(v1.NodeWatchResourcesRequest(), end=True)
         async for response in _or_none(stream, merge):
             if response is not None:
-                merge.take(response, _now())
-            merge.expire(_now())
-            yield merge.report(_now())
+                merge.take(response, read_clocks())
+            merge.expire(read_clocks())
+            yield merge.report(read_clocks())
 
 
 async def _or_none(stream: Any, merge: Merge) -> AsyncIterator[v1.NodeWatchResourcesResponse | None]:
@@ -114,7 +113,7 @@ async def _or_none(stream: Any, merge: Merge) -> AsyncIterator[v1.NodeWatchResou
     reading = asyncio.ensure_future(stream.recv_message())
     try:
         while True:
-            done, _ = await asyncio.wait({reading}, timeout=merge.expires_in_s(_now()))
+            done, _ = await asyncio.wait({reading}, timeout=merge.expires_in_s(read_clocks()))
             if not done:
                 yield None
             elif (response := reading.result()) is None:
@@ -148,7 +147,3 @@ def _blaming(socket: Path) -> Iterator[None]:
         raise AgentUnreachable(f"{socket}: closed the connection") from None
     except ValueError as error:
         raise AgentUnreachable(f"{socket}: {error}") from None
-
-
-def _now() -> Instant:
-    return Instant(time.monotonic_ns(), time.time())

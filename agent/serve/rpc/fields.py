@@ -9,17 +9,12 @@ from collections.abc import Iterator, Mapping
 from functools import cache
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from agent.model.wire import FIXED, FIXED64, LAST_FIELD, LENGTH, VARINT, varint
+
 if (
     TYPE_CHECKING
 ):  # 4 MiB: whoever has a kind of message has it, and an agent that only serves health has none
     import betterproto
-
-VARINT: Final = 0
-FIXED64: Final = 1
-LENGTH: Final = 2
-FIXED32: Final = 5
-LAST_FIELD: Final = (1 << 29) - 1
-FIXED: Final = {FIXED64: 8, FIXED32: 4}
 
 # The protobuf types that our messages use; a new one is a KeyError in every test that decodes it.
 WIRE_TYPES: Final = {
@@ -100,7 +95,7 @@ def walk(data: bytes, kind: "type[betterproto.Message] | None", where: str, pref
     at = 0
     while at < len(data):
         begin = at
-        tag, at = _varint(data, at, where)
+        tag, at = varint(data, at, where)
         number, wire_type = tag >> 3, tag & 7
         if not 0 < number <= LAST_FIELD:
             raise ValueError(f"{where}: field number {number} is none of protobuf's")
@@ -108,9 +103,9 @@ def walk(data: bytes, kind: "type[betterproto.Message] | None", where: str, pref
         name = f"{prefix}{field.name}" if field else f"{where} field {number}"
         start, value = at, 0
         if wire_type == VARINT:
-            value, at = _varint(data, at, name)
+            value, at = varint(data, at, name)
         elif wire_type == LENGTH:
-            size, start = _varint(data, at, name)
+            size, start = varint(data, at, name)
             at = start + size
         elif wire_type in FIXED:
             at += FIXED[wire_type]
@@ -129,16 +124,3 @@ def text(data: bytes, name: str) -> str:
         return data.decode()
     except UnicodeDecodeError as error:
         raise ValueError(f"{name}: not UTF-8 at byte {error.start} of {len(data)}") from None
-
-
-def _varint(data: bytes, at: int, where: str) -> tuple[int, int]:
-    value = 0
-    for shift in range(0, 70, 7):
-        if at >= len(data):
-            raise ValueError(f"{where}: ends in the middle of a number")
-        byte = data[at]
-        at += 1
-        value |= (byte & 0x7F) << shift
-        if byte < 0x80:
-            return value, at
-    raise ValueError(f"{where}: a number of more than 10 bytes")

@@ -13,7 +13,8 @@ from betterproto import encode_varint
 from grpclib.const import Status
 from grpclib.exceptions import GRPCError
 
-from agent.serve.rpc.fields import LENGTH, text, walk
+from agent.model.wire import LENGTH
+from agent.serve.rpc.fields import text, walk
 
 M = TypeVar("M", bound=betterproto.Message)
 

@@ -16,7 +16,8 @@ from typing import Any, Final
 import betterproto
 from betterproto import encode_varint
 
-from agent.serve.rpc.fields import FIXED64, VARINT, Field, fields_of, text, walk
+from agent.model.wire import FIXED64, VARINT
+from agent.serve.rpc.fields import Field, fields_of, text, walk
 
 Limit = int | tuple[float, float]
 """Entries of a repeated field, or bytes of a text; the least and the most of a number."""

@@ -12,7 +12,8 @@ from enum import Enum, auto
 from typing import Any, Final, NamedTuple
 
 from agent.model.time import rfc3339
-from agent.serve.rpc.fields import FIXED, LAST_FIELD, LENGTH, VARINT, text
+from agent.model.wire import FIXED, LAST_FIELD, LENGTH, VARINT, varint
+from agent.serve.rpc.fields import text
 
 _SIGN: Final = 1 << 63
 _UINT64: Final = (1 << 64) - 1
@@ -68,15 +69,15 @@ def read_shape(data: bytes, shape: Shape, where: str) -> dict[str, Any]:
         if tag < 0x80:  # most are: a call for each would be a third of the time
             at += 1
         else:
-            tag, at = _varint(data, at, where)
+            tag, at = varint(data, at, where)
         number, wire = tag >> 3, tag & 7
         if not 0 < number <= LAST_FIELD:
             raise ValueError(f"{where}: field number {number} is none of protobuf's")
         start, value = at, 0
         if wire == VARINT:
-            value, at = _varint(data, at, where)
+            value, at = varint(data, at, where)
         elif wire == LENGTH:
-            size, start = _varint(data, at, where)
+            size, start = varint(data, at, where)
             at = start + size
         elif wire in FIXED:
             at += FIXED[wire]
@@ -130,17 +131,3 @@ def _time(seconds: int, where: str) -> str:
         return rfc3339(seconds)
     except (ValueError, OverflowError, OSError):
         raise ValueError(f"{where}: {seconds} s since 1970 is no time") from None
-
-
-def _varint(data: bytes, at: int, where: str) -> tuple[int, int]:
-    value = shift = 0
-    while at < len(data):
-        byte = data[at]
-        at += 1
-        value |= (byte & 0x7F) << shift
-        if byte < 0x80:
-            return value, at
-        shift += 7
-        if shift == 70:
-            raise ValueError(f"{where}: a number of more than 10 bytes")
-    raise ValueError(f"{where}: ends in the middle of a number")
