@@ -281,7 +281,7 @@ def test_neither_a_pipe_nor_a_directory_nor_too_much_stops_us(tmp_path: Path) ->
     for path, why in (
         (pipe, "is no regular file"),
         (tmp_path, "Is a directory"),
-        (huge, f"over {FILE_BYTES} bytes"),
+        (huge, f"is {FILE_BYTES + 1} bytes, limit {FILE_BYTES}"),
     ):
         told = read_checkpoint(path, NOW, no_pause)
         assert told.absence is Absence.UNREADABLE

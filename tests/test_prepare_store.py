@@ -24,7 +24,7 @@ from agent.prepare import book as books
 from agent.prepare.book import Book, Kept
 from agent.prepare.told import Told
 from agent.store.files import NotKept, Unusable
-from agent.store.prepares import FILE, SIZE_MAX, Prepares, decode, encode, load, read, save
+from agent.store.prepares import FILE, SIZE_MAX, Prepares, decode, encode, load, save
 
 ROOT = Path(__file__).parent.parent
 STUCK = verdict(ErrorClass.FAILED_DEVICE, "fpga.stuck")
@@ -109,7 +109,7 @@ def test_whatever_can_be_remembered_comes_back(kept, told, driver, version):
 def test_what_is_kept_comes_back_from_the_disk(tmp_path):
     assert keep(tmp_path / "state") == FULL
     assert load(tmp_path / "state", DRIVER) == (FULL, "")
-    assert read(tmp_path / "state" / FILE) == Prepares(DRIVER, "1", FULL)
+    assert decode((tmp_path / "state" / FILE).read_bytes()) == Prepares(DRIVER, "1", FULL)
 
 
 def test_the_first_start_remembers_nothing_and_makes_nothing(tmp_path):
@@ -213,13 +213,6 @@ def test_a_file_that_ends_early_is_never_half_believed():
 def test_no_bytes_whatever_break_the_reader(data):
     with pytest.raises(Unusable):
         decode(data)
-
-
-def test_who_only_looks_changes_nothing(tmp_path):
-    (tmp_path / FILE).write_bytes(b"{")
-    with pytest.raises(Unusable):
-        read(tmp_path / FILE)
-    assert os.listdir(tmp_path) == [FILE]
 
 
 def test_what_was_broken_is_set_aside_when_the_next_book_is_kept(tmp_path):

@@ -29,13 +29,14 @@ EXIT_OF_SEVERITY: Final = {
 }
 
 INTERNAL: Final = 70
+NOT_ALLOWED: Final = 77
 
 EXIT_OF_ERROR: Final[tuple[tuple[type[BaseException], int], ...]] = (
     (UsageError, 64),
     (AgentUnreachable, 69),
     (Busy, 75),
-    (PermissionDenied, 77),
-    (PermissionError, 77),
+    (PermissionDenied, NOT_ALLOWED),
+    (PermissionError, NOT_ALLOWED),
     (ConfigError, 78),
     (DrahealthError, INTERNAL),
     (KeyboardInterrupt, 130),

@@ -22,8 +22,9 @@ from agent.model.testimony import Origin, PreparedClaim, Told, Witness
 from agent.pods.asking import DISK_S, in_time, late
 from agent.pods.drivers import Driver, prepared_claims
 from agent.store import prepares, taints
-from agent.store.files import Unusable, read
+from agent.store.files import Unusable
 from agent.store.prepares import Prepares
+from agent.whole_file import Unread, read_whole
 
 T = TypeVar("T")
 
@@ -71,13 +72,13 @@ async def _kept(
     source: str, path: Path, work: Callable[[Path], tuple[T, str, float]]
 ) -> tuple[T | None, Account]:
     """A driver's file and its account."""
-    absence, why = Absence.UNREADABLE, ""
+    absence = Absence.UNREADABLE
     try:
         found, text, written_s = await in_time(partial(work, path), DISK_S)
-    except (FileNotFoundError, NotADirectoryError) as error:
-        absence, why = Absence.ABSENT, f"{path}: {error.strerror}"
-    except OSError as error:  # a TimeoutError of ours has no text of its own
-        why = f"{path}: {error.strerror}" if error.errno else late(path, DISK_S)
+    except TimeoutError:
+        why = late(path, DISK_S)
+    except Unread as error:
+        absence, why = error.absence, str(error)
     except Unusable as error:
         why = f"{path}: {error}"
     else:
@@ -86,15 +87,15 @@ async def _kept(
 
 
 def _read_prepares(path: Path) -> tuple[Prepares, str, float]:
-    written_s = path.stat().st_mtime
-    found = prepares.read(path)
-    return found, format_count(len(found.book.claims), "claim"), written_s
+    file = read_whole(path, prepares.SIZE_MAX)
+    found = prepares.decode(file.data)
+    return found, format_count(len(found.book.claims), "claim"), file.written_s
 
 
 def _read_taints(path: Path) -> tuple[dict[DeviceRef, tuple[Taint, ...]], str, float]:
-    written_s = path.stat().st_mtime
-    found = dict(taints.decode(read(path, taints.SIZE_MAX)).devices)
-    return found, format_count(len(found), "tainted device"), written_s
+    file = read_whole(path, taints.SIZE_MAX)
+    found = dict(taints.decode(file.data).devices)
+    return found, format_count(len(found), "tainted device"), file.written_s
 
 
 def _folded(

@@ -29,7 +29,7 @@ from agent.pods.drivers import Driver, Drivers, find_drivers
 from agent.pods.sources import ask_kubelet, read_file
 from agent.serve import client, podresources, pods_api
 from agent.sources import cgroup_tree, kube_objects, kubelet_checkpoint, kubelet_health
-from agent.sources.whole_file import WholeFile
+from agent.whole_file import WholeFile
 
 
 async def gather(places: Places) -> Gathered:

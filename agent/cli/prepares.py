@@ -8,9 +8,9 @@ import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from agent.cli.exits import INTERNAL
+from agent.cli.exits import INTERNAL, NOT_ALLOWED
 from agent.cli.terminal import style_of
 from agent.cli.verb import Verb, add_colour, add_settings, config_file_of, flags_of
 from agent.config import DRIVERS, load
@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
 
     from agent.store.prepares import Prepares
-
-NOT_ALLOWED: Final = 77
 
 
 class Problem(NamedTuple):
@@ -101,8 +99,10 @@ def _read(
     places: Iterable[tuple[Path, str]], files: Sequence[Path], driver: str | None
 ) -> tuple[list[Prepares], list[Problem], list[Path]]:
     """What the drivers remember, what of it cannot be read, and which directories of theirs are not there."""
+    from agent.model.reading import Absence
     from agent.store import prepares
     from agent.store.files import Unusable
+    from agent.whole_file import Unread, read_whole
 
     found: list[Prepares] = []
     problems: list[Problem] = []
@@ -121,12 +121,10 @@ def _read(
         listed += [top / one / rest / prepares.FILE for one in names]
     for path in [*listed, *files]:
         try:
-            one = prepares.read(path)
-        except (FileNotFoundError, NotADirectoryError) as error:
-            if path in files:
-                problems.append(_problem(path, error))
-        except OSError as error:
-            problems.append(_problem(path, error))
+            one = prepares.decode(read_whole(path, prepares.SIZE_MAX).data)
+        except Unread as error:
+            if path in files or error.absence is not Absence.ABSENT:
+                problems.append(Problem(path, error.reason, NOT_ALLOWED if error.is_forbidden else INTERNAL))
         except Unusable as error:
             problems.append(Problem(path, str(error), INTERNAL))
         else:

@@ -6,14 +6,17 @@ looks; and it outlives the agent. What the file may say is agent.sources.declare
 
 import json
 from collections.abc import Iterable, Mapping
+from errno import EISDIR
 from pathlib import Path
 from typing import Final
 
 from agent.errors import Busy, ConfigError
+from agent.model.reading import Absence
 from agent.serve.driver_link import Row
 from agent.sources.declared import FILE_BYTES, SUFFIX
 from agent.sources.declared_file import VERSION, parse_declaration
-from agent.store.files import NotKept, Unusable, make_directory, put, read
+from agent.store.files import NotKept, make_directory, put
+from agent.whole_file import Unread, read_whole
 
 MARK: Final = "# Written by drahealth: "
 """The beginning of a file that is ours to replace."""
@@ -56,10 +59,12 @@ def declare(directory: Path, driver: str, node: str, rows: Iterable[Row]) -> int
 def _found(path: Path) -> bytes:
     """What is in the file; nothing if there is none. Raises Busy if it is not ours, and OSError."""
     try:
-        found = read(path, FILE_BYTES)
-    except FileNotFoundError:
-        return b""
-    except (Unusable, IsADirectoryError):
+        found = read_whole(path, FILE_BYTES).data
+    except Unread as error:
+        if error.absence is Absence.ABSENT:
+            return b""
+        if error.errno not in {0, EISDIR}:
+            raise OSError(error.errno, error.reason) from None
         found = b""
     if path.is_symlink() or not found.startswith(MARK.encode()):
         raise Busy(f"{path}: not written by drahealth; remove it to declare devices over the socket")

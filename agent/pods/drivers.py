@@ -17,6 +17,7 @@ from agent.pods.asking import DISK_S, Patience, late
 from agent.store import prepares
 from agent.store.files import Unusable
 from agent.store.prepares import Prepares
+from agent.whole_file import Unread, read_whole
 
 KEPT: Final = "drahealth"
 """What a driver that embeds drahealth has in its plugin's directory."""
@@ -90,19 +91,14 @@ async def read_prepared(directory: Path, patience: Patience) -> Told[PreparedCla
 
 
 def _read(path: Path) -> Told[PreparedClaim]:
-    absence = Absence.UNREADABLE
     try:
-        written_s = path.stat().st_mtime
-        return Told(
-            Witness(Origin.DRIVER, read_clocks(), written_s), tuple(prepared_claims(prepares.read(path)))
-        )
-    except (FileNotFoundError, NotADirectoryError) as error:
-        absence, why = Absence.ABSENT, f"{path}: {error.strerror}"
-    except OSError as error:
-        why = f"{path}: {error.strerror}"
+        file = read_whole(path, prepares.SIZE_MAX)
+        claims = tuple(prepared_claims(prepares.decode(file.data)))
+    except Unread as error:
+        return Told(Witness(Origin.DRIVER, read_clocks()), (), error.absence, str(error))
     except Unusable as error:
-        why = f"{path}: {error}"
-    return Told(Witness(Origin.DRIVER, read_clocks()), (), absence, why)
+        return Told(Witness(Origin.DRIVER, read_clocks()), (), Absence.UNREADABLE, f"{path}: {error}")
+    return Told(Witness(Origin.DRIVER, read_clocks(), file.written_s), claims)
 
 
 def prepared_claims(one: Prepares) -> Iterator[PreparedClaim]:

@@ -15,7 +15,7 @@ import msgspec
 
 from agent.errors import ProbeError
 from agent.model.cpuset import CpuSet, parse_cpus
-from agent.sources.whole_file import Unread, read_whole
+from agent.whole_file import Unread, read_whole
 
 NAME: Final = "cpu_manager_state"
 """In the kubelet's directory; root's, mode 0600."""
@@ -39,7 +39,7 @@ def read_exclusive(path: Path) -> Mapping[str, Mapping[str, CpuSet]]:
     try:
         data = read_whole(path, FILE_BYTES).data
     except Unread as error:
-        raise ProbeError(error.why) from None
+        raise ProbeError(str(error)) from None
     try:
         return parse_exclusive(data)
     except ValueError as error:

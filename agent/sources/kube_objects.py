@@ -4,7 +4,6 @@ as JSON or as YAML, there of several documents, too.
 The reader of YAML is imported when there is some. What the objects say is in agent.devices.objects.
 """
 
-import errno
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -15,7 +14,7 @@ import msgspec
 from agent.errors import PermissionDenied, UsageError
 from agent.model.testimony import Origin, Told, Witness
 from agent.model.time import Instant
-from agent.sources.whole_file import Unread, WholeFile, read_whole
+from agent.whole_file import Unread, WholeFile, read_whole
 
 Object = Mapping[str, object]
 
@@ -43,9 +42,7 @@ def read_file(path: Path) -> WholeFile:
     try:
         return read_whole(path, FILE_BYTES)
     except Unread as error:
-        if error.errno in {errno.EACCES, errno.EPERM}:
-            raise PermissionDenied(error.why) from None
-        raise UsageError(error.why) from None
+        raise (PermissionDenied if error.is_forbidden else UsageError)(str(error)) from None
 
 
 def objects_of(path: Path, file: WholeFile, kind: str, now: Instant) -> Told[Object]:

@@ -20,7 +20,7 @@ from agent.model.claim import ClaimRef, DeviceRef
 from agent.model.reading import Absence
 from agent.model.testimony import DeviceUse, Origin, PreparedClaim, Told, Witness
 from agent.model.time import Instant
-from agent.sources.whole_file import Unread, read_whole
+from agent.whole_file import Unread, read_whole
 
 NAME: Final = "dra_manager_state"
 """In the kubelet's directory; root's, mode 0600."""
@@ -87,7 +87,7 @@ def read_checkpoint(
             file = read_whole(path, FILE_BYTES)
             claims = parse_checkpoint(file.data)
         except Unread as error:
-            return Told(Witness(Origin.CHECKPOINT, now), (), error.absence, error.why)
+            return Told(Witness(Origin.CHECKPOINT, now), (), error.absence, str(error))
         except Torn as error:
             why = f"{path}: {error}, {ATTEMPTS} times"
             if attempt < ATTEMPTS:

@@ -22,7 +22,7 @@ from agent.model.health import Health
 from agent.model.reading import Absence
 from agent.model.testimony import Belief, Origin, Told, Witness
 from agent.model.time import NS, Instant
-from agent.sources.whole_file import Unread, read_whole
+from agent.whole_file import Unread, read_whole
 
 NAME: Final = "dra_health_state"
 """In the kubelet's directory; root's, mode 0600."""
@@ -59,7 +59,7 @@ def read_health_state(path: Path, now: Instant) -> Told[Belief]:
         file = read_whole(path, FILE_BYTES)
         beliefs, wrong = parse_health_state(file.data)
     except Unread as error:
-        return Told(Witness(Origin.HEALTH_STATE, now), (), error.absence, error.why)
+        return Told(Witness(Origin.HEALTH_STATE, now), (), error.absence, str(error))
     except ValueError as error:
         return Told(Witness(Origin.HEALTH_STATE, now), (), Absence.UNREADABLE, f"{path}: {error}")
     return Told(Witness(Origin.HEALTH_STATE, now, file.written_s), beliefs, wrong=wrong)

@@ -6,7 +6,6 @@ it, and what follows from it, is the business of those who keep it.
 
 import fcntl
 import os
-import stat
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -16,6 +15,8 @@ import msgspec
 
 from agent.errors import DrahealthError
 from agent.locks import is_file, unlock
+from agent.model.reading import Absence
+from agent.whole_file import Unread, read_whole
 
 ASIDE_MAX: Final = 5
 """Files of one kind that are set aside; the oldest makes room."""
@@ -45,26 +46,6 @@ class Unusable(Exception):
 # --- reading -----------------------------------------------------------------------------------------------
 
 
-def read(path: Path, size_max: int) -> bytes:
-    """All that is in the file. Whatever lies there, it blocks on the disk alone.
-
-    Raises:
-        OSError: It is not there, or may not be read.
-        Unusable: It is no file, or larger than it may be.
-    """
-    with open(path, "rb", opener=_open_to_read) as file:
-        found = os.fstat(file.fileno())
-        if not stat.S_ISREG(found.st_mode):
-            raise Unusable("is no regular file")
-        if found.st_size > size_max:
-            raise Unusable(f"is {found.st_size} bytes, limit {size_max}")
-        return file.read(size_max)
-
-
-def _open_to_read(path: str, flags: int) -> int:
-    return os.open(path, flags | os.O_CLOEXEC | os.O_NONBLOCK)  # a FIFO would block
-
-
 def load(path: Path, size_max: int, decode: Callable[[bytes], T], empty: T) -> tuple[T, str]:
     """What is kept, and why there is less than was kept, with the file; empty if all is well.
 
@@ -73,11 +54,11 @@ def load(path: Path, size_max: int, decode: Callable[[bytes], T], empty: T) -> t
     not to start.
     """
     try:
-        return decode(read(path, size_max)), ""
-    except FileNotFoundError:
-        return empty, ""
-    except OSError as error:
-        unusable = Unusable(error.strerror or str(error))
+        return decode(read_whole(path, size_max).data), ""
+    except Unread as error:
+        if error.absence is Absence.ABSENT:
+            return empty, ""
+        unusable = Unusable(error.reason)
     except Unusable as error:
         unusable = error
     try:

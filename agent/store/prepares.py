@@ -167,16 +167,6 @@ def _devices(some: Iterable[_Device]) -> tuple[DeviceRef, ...]:
     return tuple(map(_device, some))
 
 
-def read(path: Path) -> Prepares:
-    """What is in a file, which stays as it is: for those who only look.
-
-    Raises:
-        OSError: It is not there, or may not be read.
-        Unusable: It means nothing.
-    """
-    return decode(files.read(path, SIZE_MAX))
-
-
 def load(directory: Path, driver: str) -> tuple[Book, str]:
     """What a driver remembers, or an empty book: at the first start, and with a problem if the file cannot be
     used, see :func:`agent.store.files.load`."""

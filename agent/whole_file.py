@@ -1,4 +1,4 @@
-"""A file of somebody else's, read as a whole and within a limit, or why it cannot be.
+"""A file, read as a whole and within a limit, or why it cannot be.
 
 It may be replaced while it is read, be a pipe that nobody writes to, or belong to root. What stands in it is
 the business of those who ask.
@@ -6,6 +6,7 @@ the business of those who ask.
 
 import os
 import stat
+from errno import EACCES, EPERM
 from pathlib import Path
 from typing import NamedTuple
 
@@ -23,12 +24,20 @@ class WholeFile(NamedTuple):
 class Unread(Exception):
     """Why there is nothing; the path first."""
 
-    def __init__(self, absence: Absence, why: str, errno: int = 0) -> None:
-        super().__init__(why)
+    def __init__(
+        self, path: Path, reason: str, absence: Absence = Absence.UNREADABLE, errno: int = 0
+    ) -> None:
+        super().__init__(f"{path}: {reason}")
+        self.reason = reason
+        """Without the path."""
         self.absence = absence
-        self.why = why
         self.errno = errno
         """Of the system call that failed; 0 if none did."""
+
+    @property
+    def is_forbidden(self) -> bool:
+        """Another user might read it."""
+        return self.errno in {EACCES, EPERM}
 
 
 def read_whole(path: Path, limit: int) -> WholeFile:
@@ -45,17 +54,20 @@ def read_whole(path: Path, limit: int) -> WholeFile:
         with open(path, "rb", opener=_open) as file:
             found = os.fstat(file.fileno())
             if not stat.S_ISREG(found.st_mode):
-                raise Unread(Absence.UNREADABLE, f"{path}: is no regular file")
+                raise Unread(path, "is no regular file")
             data = file.read(limit + 1)
-    except FileNotFoundError as error:
-        raise Unread(Absence.ABSENT, f"{path}: {error.strerror}", error.errno or 0) from None
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise _unread(path, error, Absence.ABSENT) from None
     except OSError as error:
-        why = f"{path}: {error.strerror}"
-        raise Unread(Absence.UNREADABLE, why, error.errno or 0) from None
+        raise _unread(path, error, Absence.UNREADABLE) from None
     if len(data) > limit:
-        raise Unread(Absence.UNREADABLE, f"{path}: over {limit} bytes, the limit")
+        raise Unread(path, f"is {max(found.st_size, len(data))} bytes, limit {limit}")
     return WholeFile(data, found.st_mtime)
 
 
 def _open(path: str, flags: int) -> int:
     return os.open(path, flags | os.O_CLOEXEC | os.O_NONBLOCK)  # a FIFO would block
+
+
+def _unread(path: Path, error: OSError, absence: Absence) -> Unread:
+    return Unread(path, error.strerror or str(error), absence, error.errno or 0)
