@@ -267,7 +267,7 @@ def wrong(**changes: object) -> dict[str, Any]:
     [
         ({"kind": "Node"}, "'Node' is no Pod"),
         ({}, "pod without a name: metadata.name: None is no name"),
-        (wrong(metadata=[]), "metadata: is no object"),
+        (wrong(metadata=[]), "metadata: is a list, no object"),
         (wrong(metadata__uid=""), "pod 'p': metadata.uid: '' is no name"),
         (wrong(metadata__name="a b"), "metadata.name: 'a b' is no name"),
         (wrong(spec__containers=[]), "spec.containers: is empty"),

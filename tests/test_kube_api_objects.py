@@ -108,13 +108,13 @@ def test_a_pod_that_asks_for_nothing_has_nothing() -> None:
 @pytest.mark.parametrize(
     ("changes", "place"),
     [
-        ({"metadata": []}, "metadata: is no object"),
+        ({"metadata": []}, "metadata: is a list, no object"),
         ({"metadata": {"namespace": "a", "name": "b"}}, "metadata.uid: is not there"),
         ({"metadata": {"namespace": "a", "name": "", "uid": "u"}}, "metadata.name: is not there"),
         ({"spec": {"resourceClaims": {}}}, "spec.resourceClaims: is no list of objects"),
         ({"spec": {"resourceClaims": [{}]}}, r"spec.resourceClaims\[0\].name: is not there"),
-        ({"spec": {"containers": [{"name": 7}]}}, r"spec.containers\[0\].name: is no text"),
-        ({"status": {"phase": True}}, "status.phase: is no text"),
+        ({"spec": {"containers": [{"name": 7}]}}, r"spec.containers\[0\].name: is a number, no text"),
+        ({"status": {"phase": True}}, "status.phase: is a truth value, no text"),
     ],
 )
 def test_what_is_no_pod_is_refused_with_the_place(changes: Any, place: str) -> None:

@@ -84,7 +84,7 @@ def test_nobody_is_nobody(value: Any) -> None:
 
 @pytest.mark.parametrize(
     ("entries", "place"),
-    [([7], r"here\[0\]: is no object"), ([{}, {"uid": 7}], r"here\[1\].uid: is no text")],
+    [([7], r"here\[0\]: is a number, no object"), ([{}, {"uid": 7}], r"here\[1\].uid: is a number, no text")],
 )
 def test_what_is_no_reference_is_refused_with_its_place(entries: Any, place: str) -> None:
     with pytest.raises(ValueError, match=place):

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from agent.enforce.pod_object import parse_pod
 from agent.errors import ProbeError, UsageError, suggestion
+from agent.model.objects import Object
 
 if TYPE_CHECKING:
     from agent.enforce.pod import Pod
     from agent.model.testimony import Told
 
-Object = Mapping[str, object]
 WRITE: Final = "kubectl get pods -A -o json --field-selector spec.nodeName=NODE"
 
 

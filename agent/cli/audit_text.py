@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from agent.cli.text import GAP, Entry, Look, clean, format_age, format_count, format_entries, wrap
@@ -12,6 +12,7 @@ from agent.enforce.compare import expected_text
 from agent.enforce.judge import UNJUDGED
 from agent.enforce.knobs import Knob, limit_of, page_name, value_text
 from agent.enforce.verdicts import CONCERNS, Verdict
+from agent.model.objects import Object
 from agent.model.reading import Missing
 from agent.model.testimony import Origin
 
@@ -23,8 +24,6 @@ if TYPE_CHECKING:
     from agent.enforce.risks import Risk
     from agent.enforce.verdicts import Compared
     from agent.model.testimony import Told
-
-Object = Mapping[str, object]
 
 KEPT: Final = Look("●", "+", "as promised", "green")
 FOUND: Final = Look("▲", "!", "not as promised", "yellow")

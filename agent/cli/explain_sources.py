@@ -20,6 +20,7 @@ from agent.cli.text import format_count
 from agent.clocks import read_clocks
 from agent.devices.objects import claims_from, pods_from
 from agent.errors import AgentUnreachable, DrahealthError, PermissionDenied
+from agent.model.objects import Object
 from agent.model.reading import Absence
 from agent.model.report import Report
 from agent.model.testimony import Belief, Heard, LivePod, Origin, Told
@@ -214,5 +215,5 @@ def _objects(saved_pods: _Saved | None, saved_claims: _Saved | None) -> tuple[He
     return heard, tuple(accounts)
 
 
-def _told(saved: _Saved, kind: str) -> Told[kube_objects.Object]:
+def _told(saved: _Saved, kind: str) -> Told[Object]:
     return kube_objects.objects_of(saved.path, saved.file, kind, saved.read)

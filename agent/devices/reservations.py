@@ -15,7 +15,7 @@ from enum import StrEnum
 from typing import Final, NamedTuple
 
 from agent.model.claim import ClaimRef
-from agent.model.objects import refuse, text
+from agent.model.objects import kind_of, refuse, text
 from agent.model.testimony import (
     SCHEDULING_GROUP,
     ConsumerKind,
@@ -65,7 +65,7 @@ def parse_reservations(value: object, place: str) -> tuple[Reservation, ...]:
 
 def _reservation(entry: object, place: str) -> Reservation:
     if not isinstance(entry, Mapping):
-        refuse(place, "is no object")
+        refuse(place, f"is {kind_of(entry)}, no object")
     group, resource, name, uid = (text(entry, key, place) for key in ("apiGroup", "resource", "name", "uid"))
     return Reservation(_KINDS.get((group, resource), ConsumerKind.OTHER), group, resource, name, uid)
 

@@ -4,7 +4,7 @@ from datetime import datetime
 
 from agent.enforce.pod import CPU, HUGEPAGES, MEMORY, Resources
 from agent.enforce.quantity import parse_quantity
-from agent.model.objects import Object, mapping, refuse
+from agent.model.objects import Object, mapping, refuse, short
 
 
 def word(parent: Object, key: str, place: str, default: str | None = None) -> str:
@@ -62,9 +62,3 @@ def quantities(amounts: Object, place: str) -> Resources:
             refuse(f"{place}.{name}", f"{short(amount)} is less than nothing")
         parsed[name] = quantity
     return parsed
-
-
-def short(value: object) -> str:
-    """A value for an error's text."""
-    text = ascii(value)
-    return text if len(text) <= 64 else f"{text[:61]}..."

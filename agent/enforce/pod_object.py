@@ -8,11 +8,11 @@ gave them; amounts in a shape that is none of these are unsaid, not zero.
 from collections.abc import Iterable, Mapping
 from typing import Final
 
-from agent.enforce.object_fields import moment, quantities, resources, short, word, words
+from agent.enforce.object_fields import moment, quantities, resources, word, words
 from agent.enforce.pod import Container, ContainerClaim, Grant, Pod, Qos, Resize, Resources, Role, Unsaid
 from agent.enforce.quantity import ZERO, Quantity
 from agent.errors import ProbeError
-from agent.model.objects import Object, mapping, objects, refuse
+from agent.model.objects import Object, mapping, objects, refuse, short
 
 _HASHES: Final = ("kubernetes.io/config.mirror", "kubernetes.io/config.hash")
 """Annotations of a static pod with the hash of its manifest."""

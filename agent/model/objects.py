@@ -1,9 +1,16 @@
 """Single values of Kubernetes' objects, checked for their kind and nothing else."""
 
 from collections.abc import Mapping
-from typing import Never
+from typing import Final, Never
 
 Object = Mapping[str, object]
+
+_KINDS: Final[Mapping[type, str]] = {
+    type(None): "nothing",
+    str: "text",
+    bool: "a truth value",
+    list: "a list",
+}
 
 
 def mapping(parent: Object, key: str, place: str = "") -> Object:
@@ -12,7 +19,7 @@ def mapping(parent: Object, key: str, place: str = "") -> Object:
     if value is None:
         return {}
     if not isinstance(value, Mapping):
-        refuse(f"{place}.{key}".lstrip("."), "is no object")
+        refuse(f"{place}.{key}".lstrip("."), f"is {kind_of(value)}, no object")
     return value
 
 
@@ -32,7 +39,7 @@ def text(parent: Object, key: str, place: str) -> str:
     if value is None:
         return ""
     if not isinstance(value, str):
-        refuse(f"{place}.{key}", "is no text")
+        refuse(f"{place}.{key}", f"is {kind_of(value)}, no text")
     return value
 
 
@@ -42,6 +49,17 @@ def needed(parent: Object, key: str, place: str) -> str:
     if not value:
         refuse(f"{place}.{key}", "is not there")
     return value
+
+
+def kind_of(value: object) -> str:
+    """What a value of JSON is, in words."""
+    return _KINDS.get(type(value), "a number" if isinstance(value, int | float) else "an object")
+
+
+def short(value: object) -> str:
+    """A value for an error's text."""
+    text = ascii(value) if isinstance(value, str | int | float | None) else kind_of(value)
+    return text if len(text) <= 64 else f"{text[:61]}..."
 
 
 def refuse(place: str, what: str) -> Never:

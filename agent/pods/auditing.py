@@ -3,7 +3,7 @@
 What an audit compares is agent.audit's; what is made of its findings the rules'.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from agent.audit import Given, Places, audit
@@ -11,9 +11,8 @@ from agent.enforce.findings import findings_of
 from agent.enforce.pod_object import parse_pod
 from agent.enforce.verdicts import Verdict
 from agent.errors import PermissionDenied, ProbeError
+from agent.model.objects import Object
 from agent.model.pods import PodFinding
-
-Object = Mapping[str, object]
 
 
 class Audited(NamedTuple):

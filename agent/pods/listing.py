@@ -4,16 +4,15 @@ For a loop of asyncio's. A watch tells at once that a pod has come, gone or ende
 """
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 
+from agent.model.objects import Object
 from agent.model.testimony import Told
 from agent.model.time import Instant
 from agent.pods.sources import ask_pods
 from agent.serve.pods_api import SOCKET, PodsWatch
 from agent.serve.rpc.latest import Latest
-
-Object = Mapping[str, object]
 
 
 class Listing:

@@ -4,12 +4,13 @@ A source that is missing, hangs or lies costs what it would have said, and nothi
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
 from agent.clocks import read_clocks
+from agent.model.objects import Object
 from agent.model.reading import Absence
 from agent.model.testimony import ListedPod, Origin, PreparedClaim, Told, Witness
 from agent.model.time import Instant
@@ -19,7 +20,6 @@ from agent.serve import podresources, pods_api
 from agent.sources import kubelet_checkpoint
 
 T = TypeVar("T")
-Object = Mapping[str, object]
 
 
 class Kubelet(NamedTuple):

@@ -7,9 +7,10 @@ the parameters say is for agent.prepare.parameters to read.
 
 import json
 from collections.abc import Mapping
-from typing import Final, Never
+from typing import Final
 
 from agent.model.claim import Claim, ClaimConfig, ClaimDevice, ClaimRef
+from agent.model.objects import Object, kind_of, mapping, objects, refuse, short
 from agent.prepare.errors import BadConfig, TransientError
 
 GROUP: Final = "resource.k8s.io/"
@@ -20,13 +21,6 @@ DEPTH_MAX: Final = 64
 """Braces within braces. The API server has no limit, but who walks through them has."""
 NAME_BYTES: Final = 253
 """The longest of Kubernetes' names."""
-
-_KINDS: Final[Mapping[type, str]] = {
-    type(None): "nothing",
-    str: "text",
-    bool: "a truth value",
-    list: "a list",
-}
 
 
 def parse_claim(obj: Mapping[str, object], driver: str, ref: ClaimRef | None = None) -> Claim:
@@ -50,18 +44,26 @@ def parse_claim(obj: Mapping[str, object], driver: str, ref: ClaimRef | None = N
     Source:
         ``metadata``, ``status.allocation.devices.results[]`` and ``.config[]`` of resource.k8s.io.
     """
+    try:
+        return _parse(obj, driver, ref)
+    except ValueError as error:
+        raise TransientError(str(error), code="claim.malformed") from None
+
+
+def _parse(obj: Object, driver: str, ref: ClaimRef | None) -> Claim:
+    """The same; raises ValueError, with the place, where it is no ResourceClaim."""
     _check_kind(obj)
     found = _ref(obj)
     if ref is not None:
         _check_ref(found, ref)
-    allocation = _mapping(_mapping(obj, "status", ""), "allocation", "status")
+    allocation = mapping(mapping(obj, "status", ""), "allocation", "status")
     if not allocation:
         raise TransientError("the claim is not allocated", code="claim.unallocated")
     place = "status.allocation.devices"
-    devices = _mapping(allocation, "devices", "status.allocation")
+    devices = mapping(allocation, "devices", "status.allocation")
     mine = [
         _device(result, f"{place}.results[{number}]")
-        for number, result in enumerate(_list(devices, "results", place))
+        for number, result in enumerate(objects(devices, "results", place))
         if _is(result.get("driver"), driver)
     ]
     if not mine:
@@ -70,8 +72,8 @@ def parse_claim(obj: Mapping[str, object], driver: str, ref: ClaimRef | None = N
         )
     configs = [
         _config(config, opaque, f"{place}.config[{number}]")
-        for number, config in enumerate(_list(devices, "config", place))
-        if _is((opaque := _mapping(config, "opaque", f"{place}.config[{number}]")).get("driver"), driver)
+        for number, config in enumerate(objects(devices, "config", place))
+        if _is((opaque := mapping(config, "opaque", f"{place}.config[{number}]")).get("driver"), driver)
     ]
     configs.sort(key=lambda config: config.source != "FromClass")  # stable: the order of each stays
     return Claim(*found, devices=tuple(mine), configs=tuple(configs))
@@ -80,20 +82,20 @@ def parse_claim(obj: Mapping[str, object], driver: str, ref: ClaimRef | None = N
 # --- which claim -------------------------------------------------------------------------------------------
 
 
-def _check_kind(obj: Mapping[str, object]) -> None:
+def _check_kind(obj: Object) -> None:
     version, kind = obj.get("apiVersion"), obj.get("kind")
     if not isinstance(version, str) or not version.startswith(GROUP) or kind != "ResourceClaim":
-        _malformed("", f"{_short(kind)} of {_short(version)} is no ResourceClaim of {GROUP[:-1]}")
+        raise ValueError(f"{short(kind)} of {short(version)} is no ResourceClaim of {GROUP[:-1]}")
 
 
-def _ref(obj: Mapping[str, object]) -> ClaimRef:
-    metadata = _mapping(obj, "metadata", "")
+def _ref(obj: Object) -> ClaimRef:
+    metadata = mapping(obj, "metadata", "")
     return ClaimRef(*(_name(metadata, key, "metadata") for key in ClaimRef._fields))
 
 
 def _check_ref(found: ClaimRef, wanted: ClaimRef) -> None:
     if found[:2] != wanted[:2]:
-        _malformed("metadata", f"is of {found}, not of {wanted}")
+        refuse("metadata", f"is of {found}, not of {wanted}")
     if found.uid != wanted.uid:
         raise TransientError(
             f"the claim of this name has UID {found.uid}, not {wanted.uid}: it was deleted and made anew",
@@ -104,8 +106,8 @@ def _check_ref(found: ClaimRef, wanted: ClaimRef) -> None:
 # --- what it was given, and what was asked for -------------------------------------------------------------
 
 
-def _device(result: Mapping[str, object], place: str) -> ClaimDevice:
-    consumed = _mapping(result, "consumedCapacity", place)
+def _device(result: Object, place: str) -> ClaimDevice:
+    consumed = mapping(result, "consumedCapacity", place)
     return ClaimDevice(
         request=_name(result, "request", place),
         driver=_name(result, "driver", place),
@@ -117,21 +119,21 @@ def _device(result: Mapping[str, object], place: str) -> ClaimDevice:
     )
 
 
-def _config(config: Mapping[str, object], opaque: Mapping[str, object], place: str) -> ClaimConfig:
+def _config(config: Object, opaque: Object, place: str) -> ClaimConfig:
     requests = config.get("requests")
     if requests is None:
         requests = []
     if not isinstance(requests, list) or not all(_is_name(request) for request in requests):
-        _malformed(f"{place}.requests", "is no list of names")
+        refuse(f"{place}.requests", "is no list of names")
     source = _name(config, "source", place)
     return ClaimConfig(
         source, tuple(requests), _parameters(opaque.get("parameters"), f"{place}.opaque.parameters")
     )
 
 
-def _parameters(value: object, place: str) -> Mapping[str, object]:
+def _parameters(value: object, place: str) -> Object:
     if not isinstance(value, Mapping):
-        raise BadConfig(f"{place}: is {_short_kind(value)}, no object", code="config.decode")
+        raise BadConfig(f"{place}: is {kind_of(value)}, no object", code="config.decode")
     if not _is_flatter(value, DEPTH_MAX):
         raise BadConfig(f"{place}: is nested more than {DEPTH_MAX} deep", code="config.decode")
     try:
@@ -160,29 +162,10 @@ def _children(value: object) -> list[object]:
 # --- single values -----------------------------------------------------------------------------------------
 
 
-def _mapping(parent: Mapping[str, object], key: str, place: str) -> Mapping[str, object]:
-    """The object under a key; an empty one if there is none."""
-    value = parent.get(key)
-    if value is None:
-        return {}
-    if not isinstance(value, Mapping):
-        _malformed(f"{place}.{key}".lstrip("."), f"is {_short_kind(value)}, no object")
-    return value
-
-
-def _list(parent: Mapping[str, object], key: str, place: str) -> list[Mapping[str, object]]:
-    value = parent.get(key)
-    if value is None:
-        return []
-    if not isinstance(value, list) or not all(isinstance(one, Mapping) for one in value):
-        _malformed(f"{place}.{key}", "is no list of objects")
-    return value
-
-
-def _name(parent: Mapping[str, object], key: str, place: str) -> str:
+def _name(parent: Object, key: str, place: str) -> str:
     value = parent.get(key)
     if not _is_name(value):
-        _malformed(f"{place}.{key}", f"{_short(value)} is no name")
+        refuse(f"{place}.{key}", f"{short(value)} is no name")
     return str(value)
 
 
@@ -197,25 +180,12 @@ def _is_name(value: object) -> bool:
     )
 
 
-def _switch(parent: Mapping[str, object], key: str, place: str) -> bool:
+def _switch(parent: Object, key: str, place: str) -> bool:
     value = parent.get(key)
     if value is not None and not isinstance(value, bool):
-        _malformed(f"{place}.{key}", f"{_short(value)} is neither true nor false")
+        refuse(f"{place}.{key}", f"{short(value)} is neither true nor false")
     return value is True
 
 
 def _is(value: object, driver: str) -> bool:
     return isinstance(value, str) and value == driver
-
-
-def _short(value: object) -> str:
-    text = ascii(value) if isinstance(value, str | int | float | None) else _short_kind(value)
-    return text if len(text) <= 64 else f"{text[:61]}..."
-
-
-def _short_kind(value: object) -> str:
-    return _KINDS.get(type(value), "a number" if isinstance(value, int | float) else "an object")
-
-
-def _malformed(place: str, what: str) -> Never:
-    raise TransientError(f"{place}: {what}" if place else what, code="claim.malformed")

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Final
 
 from agent.config import PODS_API
+from agent.model.objects import Object
 from agent.model.reading import Absence
 from agent.model.testimony import Origin, Told, Witness
 from agent.model.time import Instant
@@ -21,8 +22,6 @@ from agent.serve.kubelet_api import NoAnswer, ask, listen
 from agent.serve.pod_message import read_pod
 from agent.serve.rpc.latest import Latest
 from agent.serve.rpc.shapes import Kind, Part, Shape, read_shape
-
-Object = Mapping[str, object]
 
 SOCKET: Final = PODS_API
 """In the kubelet's directory."""

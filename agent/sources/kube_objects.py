@@ -12,11 +12,10 @@ from typing import Final
 import msgspec
 
 from agent.errors import PermissionDenied, UsageError
+from agent.model.objects import Object
 from agent.model.testimony import Origin, Told, Witness
 from agent.model.time import Instant
 from agent.whole_file import Unread, WholeFile, read_whole
-
-Object = Mapping[str, object]
 
 FILE_BYTES: Final = 256 << 20
 """5,000 pods with all that servers and controllers note in them are about 100 MiB."""
