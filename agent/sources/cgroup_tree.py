@@ -5,7 +5,7 @@ cgroups and whether somebody is in them are all that is read. A pod has the UID 
 """
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Final
 
@@ -30,12 +30,10 @@ def read_tree(cgroupfs_root: Path, kubelet_cgroup_root: str, now: Instant) -> To
         kubelet_cgroup_root: The kubelet's own ``--cgroup-root``.
         now: When that is.
     """
-    walk = _Walk(cgroupfs_root, kubelet_cgroup_root)
-    tops = [qos_path(qos, driver, kubelet_cgroup_root) for driver in CgroupDriver for qos in Qos]
+    walk = _Walk(kubelet_cgroup_root)
     is_there = False
-    for mount in _MOUNTS:
-        for top in tops:
-            is_there |= walk.look(mount, top)
+    for directory, path in class_directories(cgroupfs_root, CgroupDriver, kubelet_cgroup_root):
+        is_there |= walk.look(directory, path)
     witness = Witness(Origin.CGROUPS, now)
     if not is_there and walk.wrong:
         return Told(witness, (), Absence.UNREADABLE, walk.wrong[0])
@@ -45,24 +43,33 @@ def read_tree(cgroupfs_root: Path, kubelet_cgroup_root: str, now: Instant) -> To
     return Told(witness, tuple(walk.pods()), wrong=_few(walk.wrong))
 
 
+def class_directories(
+    cgroupfs_root: Path, drivers: Iterable[CgroupDriver], kubelet_cgroup_root: str
+) -> Iterator[tuple[str, str]]:
+    """Where pods have their cgroups, if they have any: directories of the QoS classes, each with its path
+    in its hierarchy."""
+    paths = [qos_path(qos, driver, kubelet_cgroup_root) for driver in drivers for qos in Qos]
+    for mount in _MOUNTS:
+        for path in paths:
+            yield f"{cgroupfs_root / mount / path.lstrip('/')}", path
+
+
 class _Walk:
     """What was found so far. The same cgroup in several hierarchies is one."""
 
-    def __init__(self, cgroupfs_root: Path, kubelet_cgroup_root: str) -> None:
-        self._mounted = cgroupfs_root
+    def __init__(self, kubelet_cgroup_root: str) -> None:
         self._root = kubelet_cgroup_root
         self._running: dict[str, dict[str, bool | None]] = {}
         """By the pod's UID and the container's id; of the pod itself that is empty."""
         self.wrong: list[str] = []
 
-    def look(self, mount: str, top: str) -> bool:
+    def look(self, directory: str, path: str) -> bool:
         """Takes in the pods of a QoS class. False: it is not there."""
-        directory = f"{self._mounted / mount / top.lstrip('/')}"
         names = self._below(directory)
         for name in names or ():
-            pod = self._take(f"{directory}/{name}", f"{top}/{name}", Level.POD)
+            pod = self._take(f"{directory}/{name}", f"{path}/{name}", Level.POD)
             for container in (self._below(f"{directory}/{name}") or ()) if pod else ():
-                self._take(f"{directory}/{name}/{container}", f"{top}/{name}/{container}", Level.CONTAINER)
+                self._take(f"{directory}/{name}/{container}", f"{path}/{name}/{container}", Level.CONTAINER)
         return names is not None
 
     def _take(self, directory: str, path: str, level: Level) -> bool:

@@ -15,12 +15,11 @@ from agent.enforce.facts import CgroupDriver, NodeFacts
 from agent.enforce.pod import Pod, Qos
 from agent.errors import PermissionDenied, ProbeError
 from agent.native.cgroup_knobs import KnobReader
+from agent.sources.cgroup_tree import class_directories
 
 _SIZE: Final = re.compile(r"hugepages-([1-9][0-9]{0,15})kB", re.ASCII)
 _VERSION: Final = re.compile(r"v?([0-9]{1,4})\.([0-9]{1,4})(?:[.+-].*)?", re.ASCII)
 _COUNTS_FROM: Final = (1, 37)
-_MOUNTS: Final = ("", "unified", "cpu", "cpu,cpuacct", "memory")
-"""Where pods have cgroups, below the root: in v2, beside v1, in v1."""
 
 
 def read_sizes(sysfs_root: Path) -> tuple[int, ...]:
@@ -99,22 +98,19 @@ def pods_there(cgroupfs_root: Path, driver: CgroupDriver, root: str) -> frozense
 
 
 def _pods_there(cgroupfs_root: Path, driver: CgroupDriver, root: str) -> Iterator[str]:
-    for mount in _MOUNTS:
-        for qos in Qos:
-            top = qos_path(qos, driver, root)
-            directory = cgroupfs_root / mount / top.lstrip("/")
-            try:
-                names = os.listdir(directory)
-            except (FileNotFoundError, NotADirectoryError):
-                continue
-            except OSError as error:
-                raise _unlisted(directory, error) from None
-            for name in names:
-                place = parse_path(f"{top}/{name}", root)
-                if place is not None and place.level is Level.POD:
-                    yield place.pod_uid
+    for directory, path in class_directories(cgroupfs_root, (driver,), root):
+        try:
+            names = os.listdir(directory)
+        except (FileNotFoundError, NotADirectoryError):
+            continue
+        except OSError as error:
+            raise _unlisted(directory, error) from None
+        for name in names:
+            place = parse_path(f"{path}/{name}", root)
+            if place is not None and place.level is Level.POD:
+                yield place.pod_uid
 
 
-def _unlisted(path: Path, error: OSError) -> ProbeError | PermissionDenied:
+def _unlisted(path: Path | str, error: OSError) -> ProbeError | PermissionDenied:
     kind = PermissionDenied if isinstance(error, PermissionError) else ProbeError
     return kind(f"{path}: {error.strerror}")
