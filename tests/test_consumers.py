@@ -22,7 +22,6 @@ from claims_paper import (
 from agent.devices.affected import (
     affected,
     claims_named,
-    devices_of_pod,
     members,
     pods_named,
     refusals,
@@ -349,13 +348,12 @@ def test_a_pod_leads_to_its_claims_and_these_to_their_devices() -> None:
         )
     )
     (pod,) = pods_named(known, "team-a", "pod-p")
-    assert devices_of_pod(known, pod.ref) == {
-        ref("c-1"): (device("gpu-0"), device("gpu-1")),
-        ClaimRef("team-a", "claim-none", ""): (),  # nobody knows it
+    assert {one: [edge.use.device for edge in known.claims[one].devices] for one in pod.claims} == {
+        ref("c-1"): [device("gpu-0"), device("gpu-1")],
+        ClaimRef("team-a", "claim-none", ""): [],  # nobody knows it
     }
     (claim,) = claims_named(known, "team-a", "claim-c-1")
     assert {edge.relation for edge in claim.consumers} == {Relation.PREPARED, Relation.NAMED}
-    assert devices_of_pod(known, PodRef("team-a", "nobody")) == {}
 
 
 # --- conflicts ---------------------------------------------------------------------------------------------

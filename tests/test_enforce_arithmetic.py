@@ -8,20 +8,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.enforce.arithmetic import (
-    MAX_SHARES,
-    MIN_SHARES,
     PERIOD_US,
     linear_weight,
-    milli_of_shares,
     quadratic_weight,
     quota_of,
     shares_of,
-    shares_of_weight,
     systemd_quota,
     whole_pages,
 )
-
-shares = st.integers(MIN_SHARES, MAX_SHARES)
 
 
 @pytest.mark.parametrize(
@@ -39,24 +33,10 @@ def test_the_table_of_weights(milli: int, as_shares: int, linear: int, quadratic
     assert quadratic_weight(as_shares) == quadratic
 
 
-@pytest.mark.parametrize(
-    ("weight", "as_shares"), [(1, 2), (2, 28), (3, 54), (4, 80), (245, 6398), (10000, 262144)]
-)
-def test_cpu_weight_to_cpu_shares(weight: int, as_shares: int) -> None:
-    """TestCpuWeightToCPUShares."""
-    assert shares_of_weight(weight) == as_shares
-
-
 @pytest.mark.parametrize(("as_shares", "weight"), [(2, 1), (262144, 10000), (10**9, 10000)])
 def test_get_cpu_weight(as_shares: int, weight: int) -> None:
     """TestGetCpuWeight."""
     assert linear_weight(as_shares) == weight
-
-
-@pytest.mark.parametrize(("milli", "read_back"), [(50, 28), (100, 80)])
-def test_cpu_shares_equal_after_v2_round_trip(milli: int, read_back: int) -> None:
-    """TestCPUSharesEqualAfterV2RoundTrip."""
-    assert shares_of_weight(linear_weight(shares_of(milli))) == read_back
 
 
 @pytest.mark.parametrize(
@@ -91,21 +71,6 @@ def test_the_kernel_keeps_whole_pages() -> None:
 
 
 # --- properties --------------------------------------------------------------------------------------------
-
-
-@given(st.integers(1, 10000))
-def test_a_weight_comes_back_from_its_shares_within_one(weight: int) -> None:
-    assert 0 <= weight - linear_weight(shares_of_weight(weight)) <= 1
-
-
-@given(shares)
-def test_shares_come_back_from_their_weight_within_one_step_of_it(some: int) -> None:
-    assert 0 <= some - shares_of_weight(linear_weight(some)) <= 27  # 262142 shares in 9999 steps
-
-
-@given(shares)
-def test_shares_come_back_from_their_milli_cpu_within_one(some: int) -> None:
-    assert 0 <= shares_of(milli_of_shares(some)) - some <= 1
 
 
 @given(st.integers(0, 10**6), st.integers(0, 10**6))

@@ -107,7 +107,6 @@ def test_lines_are_counted_by_what_they_say(log: Path) -> None:
         assert first.first_text.endswith("pid=7, name=a, Ch 8")
         assert first.text.endswith("pid=9, name=b, Ch 8")
         assert (second.times, second.first_text) == (1, second.text)
-        assert sample.from_boot
         assert (sample.lost, sample.evicted, sample.source.failures, sample.source.detail) == (0, 0, 0, "")
 
 
@@ -120,17 +119,11 @@ def test_an_unchanged_line_is_not_decoded_again(log: Path) -> None:
         assert after.lines[0] is before.lines[0]
 
 
-def test_lost_records_are_counted_and_a_late_start_is_not_from_boot(log: Path) -> None:
+def test_lost_records_are_counted_and_a_late_start_loses_none(log: Path) -> None:
     add(log, record(100, "lost a"), record(105, "lost a"))
     with reader(log, "lost %w") as one:
         sample = one.until(lambda s: times(s) == [2])
         assert sample.lost == 4
-        assert not sample.from_boot
-
-
-def test_an_empty_log_is_not_from_boot(log: Path) -> None:
-    with reader(log, "lost %w") as one:
-        assert not one.until(lambda s: s.source.state is SourceState.OK).from_boot
 
 
 def test_a_log_that_comes_is_found(tmp_path: Path) -> None:

@@ -2,11 +2,9 @@
 
 import pytest
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
-from hypothesis import given
-from hypothesis import strategies as st
 
 from agent.model.prepare import ErrorClass
-from agent.prepare.wire import NUMBERS, WireMode, class_of_error_type, extension
+from agent.prepare.wire import NUMBERS, WireMode, extension
 
 PERMANENT = {ErrorClass.BAD_CONFIG, ErrorClass.FAILED_DEVICE, ErrorClass.PERMANENT}
 
@@ -55,9 +53,3 @@ def test_the_table_is_complete() -> None:
     assert set(NUMBERS) == set(WireMode)
     assert all(set(numbers) == set(ErrorClass) for numbers in NUMBERS.values())
     assert all(0 <= number < 128 for numbers in NUMBERS.values() for number in numbers.values())
-
-
-@given(st.integers())
-def test_a_number_of_tomorrow_is_unknown(number: int) -> None:
-    expected = ErrorClass.PERMANENT if number == 1 else ErrorClass.UNKNOWN
-    assert class_of_error_type(number) is expected

@@ -51,7 +51,6 @@ def test_each_entry_is_what_its_group_and_resource_say() -> None:
         Reservation(ConsumerKind.POD_GROUP, "scheduling.k8s.io", "podgroups", "workers", "g"),
     )
     assert found.others == (Reservation(ConsumerKind.OTHER, "batch", "jobs", "train", "j"),)
-    assert found.is_mixed
 
 
 @pytest.mark.parametrize(
@@ -74,7 +73,7 @@ def test_more_than_the_api_server_takes_are_all_read() -> None:
     assert not by_kind(claim.reserved).is_over
     more = by_kind(reserved(*map(pod_entry, range(1000)), GROUP).reserved)
     assert more.is_over
-    assert (len(more.pods), more.is_mixed) == (1000, True)
+    assert (len(more.pods), len(more.groups)) == (1000, 1)
 
 
 @pytest.mark.parametrize("value", [None, []])

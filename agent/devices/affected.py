@@ -140,15 +140,6 @@ def claims_named(known: ConsumerMap, namespace: str, name: str) -> tuple[ClaimVi
     )
 
 
-def devices_of_pod(known: ConsumerMap, pod: PodRef) -> Mapping[ClaimRef, tuple[DeviceRef, ...]]:
-    """The devices of each claim of a pod, whoever told of them; an entry without any: nobody did."""
-    view = known.pods.get(pod)
-    return {
-        ref: tuple(sorted({edge.use.device for edge in known.claims[ref].devices}))
-        for ref in (view.claims if view else ())
-    }
-
-
 # --- after a reboot ----------------------------------------------------------------------------------------
 
 

@@ -43,11 +43,6 @@ class Reserved(NamedTuple):
     others: tuple[Reservation, ...]
 
     @property
-    def is_mixed(self) -> bool:
-        """Whether it is reserved for more than one kind: then the pods that are listed are not all."""
-        return sum(map(bool, self)) > 1
-
-    @property
     def is_over(self) -> bool:
         """Whether there are more than the API server takes."""
         return sum(map(len, self)) > RESERVED_MAX

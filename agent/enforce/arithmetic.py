@@ -22,19 +22,9 @@ def shares_of(milli: int) -> int:
     return max(MIN_SHARES, min(milli * 1024 // 1000, MAX_SHARES))
 
 
-def milli_of_shares(shares: int) -> int:
-    """The way back, as the kubelet tells it in a pod's status: rounded up."""
-    return -(-shares * 1000 // 1024)
-
-
 def linear_weight(shares: int) -> int:
     """``cpu.weight`` as the kubelet converts for pods and classes, and older OCI runtimes for containers."""
     return 1 + (max(MIN_SHARES, min(shares, MAX_SHARES)) - 2) * 9999 // 262_142
-
-
-def shares_of_weight(weight: int) -> int:
-    """The way back of :func:`linear_weight`, as the kubelet reads."""
-    return (weight - 1) * 262_142 // 9999 + 2
 
 
 def quadratic_weight(shares: int) -> int:

@@ -35,5 +35,3 @@ class LogSample:
     """Records that were overwritten before they could be read."""
     evicted: int = 0
     """Lines that were forgotten because there were too many different ones."""
-    from_boot: bool = False
-    """Whether the kernel still had its first record, so that nothing since boot is missing."""

@@ -109,7 +109,6 @@ class Kmsg:
             source=source(head, "kmsg", detail, vital=False),
             lost=head.lost,
             evicted=head.evicted,
-            from_boot=head.lines > 0 and head.first_seq == 0,
         )
 
 

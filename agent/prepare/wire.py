@@ -36,15 +36,9 @@ NUMBERS: Final[Mapping[WireMode, Mapping[ErrorClass, int]]] = {
     WireMode.PERMANENT_ERROR: _TYPES,  # a flag is a number of 0 or 1
 }
 """By mode and class; 0 is a field that is not sent. Below 128, so that each fits into a byte."""
-CLASSES: Final[Mapping[int, ErrorClass]] = {0: ErrorClass.UNKNOWN, 1: ErrorClass.PERMANENT}
 
 
 def extension(error_class: ErrorClass, mode: WireMode) -> bytes:
     """The field as protobuf has it, to be appended to an encoded NodePrepareResourceResponse."""
     number = NUMBERS[mode][error_class]
     return bytes((FIELD << 3, number)) if number else b""  # wire type 0: varint
-
-
-def class_of_error_type(number: int) -> ErrorClass:
-    """What an enum's number says; one that is not known yet says nothing."""
-    return CLASSES.get(number, ErrorClass.UNKNOWN)

@@ -922,7 +922,6 @@ struct dh_log {
     uint64_t matched;
     uint64_t lost;      /* records overwritten before they were read, or too long, as their numbers tell */
     uint64_t evicted;   /* entries forgotten for want of room, those seen longest ago first */
-    uint64_t first_seq; /* number of the first record read; 0 with lines > 0: the log reached back to boot */
     uint64_t next_seq;  /* records below it were read, or are lost */
     uint64_t wakes;     /* how often the reader was woken */
 };

@@ -171,7 +171,7 @@ static void line_take(struct dh_lines *l, const char *s, const char *end)
     l->broken = false;
     if (!l->any) {
         l->any = true;
-        head->first_seq = head->next_seq = r.seq;
+        head->next_seq = r.seq;
     }
     if (r.seq < head->next_seq)
         return; /* it was read before the log was opened anew */
