@@ -153,7 +153,7 @@ def test_what_means_nothing_is_a_mistake_that_is_named(capsys, argv, words):
 def test_a_socket_that_nobody_serves_is_unreachable(capsys, tmp_path):
     assert main(["conform", "--socket", str(tmp_path / "dra.sock")]) == 69
     assert capsys.readouterr().err == (
-        f"drahealth: {tmp_path}/dra.sock: No such file or directory; is the driver running?\n"
+        f"drahealth: {tmp_path}/dra.sock: no such socket; is the driver running?\n"
     )
 
 

@@ -3,6 +3,8 @@
 import asyncio
 from collections.abc import Awaitable, Callable
 from pathlib import Path
+from socket import AF_UNIX
+from socket import socket as unix_socket
 from typing import Any
 
 import pytest
@@ -168,12 +170,17 @@ def test_a_node_without_the_socket_does_not_have_the_source(read: Read, method: 
 
 @both
 def test_a_socket_that_nobody_serves_is_unreadable(read: Read, method: str, socket: Path) -> None:
-    with ListingApi(socket, method, empty):
-        pass
-    if not socket.exists():
-        socket.touch()
+    with unix_socket(AF_UNIX) as dead:
+        dead.bind(str(socket))
     told = ask(read, socket)
-    assert (told.absence, told.why) == (Absence.UNREADABLE, f"{socket}: Connection refused")
+    assert (told.absence, told.why) == (Absence.UNREADABLE, f"{socket}: nobody serves this socket")
+
+
+@both
+def test_what_is_no_socket_is_unreadable(read: Read, method: str, socket: Path) -> None:
+    socket.touch()
+    told = ask(read, socket)
+    assert (told.absence, told.why) == (Absence.UNREADABLE, f"{socket}: is no socket")
 
 
 @both

@@ -82,6 +82,13 @@ def test_a_directory_that_is_there_stays_as_it_is(tmp_path: Path) -> None:
     assert tmp_path.stat().st_mode & 0o777 == 0o711
 
 
+def test_a_file_in_the_place_of_the_directory_is_told(tmp_path: Path) -> None:
+    (tmp_path / "state").touch()
+    path = tmp_path / "state" / "kept.json"
+    why = f"{path}: Not a directory; could not be set aside: Not a directory"
+    assert load(path, LIMIT, lambda raw: decode_json(raw, Head, 1), None) == (None, why)
+
+
 @pytest.mark.parametrize(
     "data",
     [b'{"version": 1, "x": ' + b"[" * 500_000, b'{"version": 1, "x": ' + b'{"a":' * 100_000],

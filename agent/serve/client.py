@@ -24,6 +24,7 @@ from agent.serve.picture import report_of, status_of
 from agent.serve.rpc.channel import Channel
 from agent.serve.rpc.gen.agent.drahealth import v1 as agent_v1
 from agent.serve.rpc.gen.health_v1 import v1
+from agent.serve.sockets import GONE, UNSERVED, why_no_connection
 
 M = TypeVar("M", bound=betterproto.Message)
 
@@ -131,16 +132,14 @@ def _blaming(socket: Path) -> Iterator[None]:
     """Turns what can go wrong with a peer into an error that names its socket."""
     try:
         yield
-    except FileNotFoundError:
-        raise AgentUnreachable(f"{socket}: no such socket; is the agent running?") from None
-    except ConnectionRefusedError:
-        raise AgentUnreachable(f"{socket}: nobody serves this socket; is the agent running?") from None
     except PermissionError as error:
         raise PermissionDenied(f"{socket}: may not open this socket ({error.strerror})") from None
     except TimeoutError:
         raise AgentUnreachable(f"{socket}: no answer within {STATUS_TIMEOUT_S:g} s") from None
     except OSError as error:
-        raise AgentUnreachable(f"{socket}: {error.strerror or error}") from None
+        why = why_no_connection(socket, error)
+        question = "; is the agent running?" if why in {GONE, UNSERVED} else ""
+        raise AgentUnreachable(f"{socket}: {why}{question}") from None
     except GRPCError as error:
         raise AgentUnreachable(f"{socket}: {error.status.name}: {error.message}") from None
     except (StreamTerminatedError, ProtocolError):

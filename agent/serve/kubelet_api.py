@@ -18,6 +18,7 @@ from h2.exceptions import H2Error
 from agent.model.reading import Absence
 from agent.serve.rpc.channel import TooLarge
 from agent.serve.rpc.wide_channel import WideChannel
+from agent.serve.sockets import why_no_connection
 
 CALL_S: Final = 10.0
 """How long the kubelet may take for an answer [s]."""
@@ -93,12 +94,12 @@ async def _ask(socket: Path, method: str) -> bytes:
 def _blaming(socket: Path) -> Iterator[None]:
     try:
         yield
-    except FileNotFoundError:
-        raise NoAnswer(Absence.ABSENT, f"{socket}: no such socket") from None
+    except FileNotFoundError as error:
+        raise NoAnswer(Absence.ABSENT, f"{socket}: {why_no_connection(socket, error)}") from None
     except TimeoutError:
         raise NoAnswer(Absence.UNREADABLE, f"{socket}: no answer within {CALL_S:g} s") from None
     except OSError as error:
-        raise NoAnswer(Absence.UNREADABLE, f"{socket}: {error.strerror or error}") from None
+        raise NoAnswer(Absence.UNREADABLE, f"{socket}: {why_no_connection(socket, error)}") from None
     except GRPCError as error:
         absence = Absence.ABSENT if error.status is Status.UNIMPLEMENTED else Absence.UNREADABLE
         why = f"{socket}: {error.status.name}: {error.message}"

@@ -15,6 +15,7 @@ from agent.conform.observed import Answer
 from agent.errors import PermissionDenied
 from agent.serve.rpc.bare_channel import BareChannel
 from agent.serve.rpc.channel import TooLarge
+from agent.serve.sockets import why_no_connection
 
 CALL_S: Final = 5.0
 """How long a call may take [s]."""
@@ -99,6 +100,8 @@ async def connects(path: str) -> str:
         return f"takes no connection within {CONNECT_S:g} s"
     except PermissionError as error:
         raise PermissionDenied(f"{path}: may not open this socket ({error.strerror})") from None
+    except OSError as error:
+        return why_no_connection(path, error)
     except PEER_FAULTS as error:
         return words_of(error)
     finally:

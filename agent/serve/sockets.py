@@ -18,6 +18,9 @@ PATH_LIMIT: Final = 107
 
 BACKLOG: Final = 100
 
+GONE: Final = "no such socket"
+UNSERVED: Final = "nobody serves this socket"
+
 
 class UnixListener:
     """A listening unix socket and its file.
@@ -97,6 +100,18 @@ def check_length(path: Path, *, base: Path, flag: str) -> None:
     if size > PATH_LIMIT:
         used = len(os.fsencode(base))
         raise ConfigError(f"socket path is {size} bytes, limit {PATH_LIMIT}; {flag} uses {used} of them")
+
+
+def why_no_connection(path: Path | str, error: OSError) -> str:
+    """Why connecting to a socket failed, in words, without the path."""
+    size = len(os.fsencode(path))
+    if size > PATH_LIMIT:
+        return f"is {size} bytes, a socket's limit is {PATH_LIMIT}"
+    if isinstance(error, FileNotFoundError):
+        return GONE
+    if isinstance(error, ConnectionRefusedError):
+        return UNSERVED if Path(path).is_socket() else "is no socket"
+    return error.strerror or str(error)
 
 
 def remove_leftovers(directory: Path, *, keep: Collection[Path]) -> None:

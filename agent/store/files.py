@@ -8,6 +8,7 @@ import fcntl
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from errno import ENOENT
 from pathlib import Path
 from typing import Annotated, Final, TypeVar, get_type_hints
 
@@ -15,7 +16,6 @@ import msgspec
 
 from agent.errors import DrahealthError
 from agent.locks import is_file, unlock
-from agent.model.reading import Absence
 from agent.whole_file import Unread, read_whole
 
 ASIDE_MAX: Final = 5
@@ -56,7 +56,7 @@ def load(path: Path, size_max: int, decode: Callable[[bytes], T], empty: T) -> t
     try:
         return decode(read_whole(path, size_max).data), ""
     except Unread as error:
-        if error.absence is Absence.ABSENT:
+        if error.errno == ENOENT:
             return empty, ""
         unusable = Unusable(error.reason)
     except Unusable as error:
