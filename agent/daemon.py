@@ -44,6 +44,7 @@ from agent.recorder import Recorder
 from agent.serve.notify import Notifier
 from agent.serve.rpc.thread import IoThread
 from agent.serve.servers import Servers
+from agent.serve.sockets import make_directory
 from agent.sources.gpu_host import read_boot_id
 from agent.store import faults
 from agent.version import VERSION
@@ -230,15 +231,13 @@ class _Failure:
 def _directory_lock(runtime_dir: Path) -> Iterator[None]:
     """One agent per runtime directory; the kernel lets go of the lock when the process ends."""
     path = runtime_dir / "agent.lock"
+    make_directory(runtime_dir, flag="--runtime-dir")
     try:
-        runtime_dir.mkdir(mode=0o750, parents=True, exist_ok=True)
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o640)
     except PermissionError as error:
-        raise PermissionDenied(
-            f"{error.filename}: {error.strerror}; choose another with --runtime-dir"
-        ) from error
+        raise PermissionDenied(f"{path}: {error.strerror}; choose another with --runtime-dir") from error
     except OSError as error:
-        raise ConfigError(f"{error.filename}: {error.strerror}") from error
+        raise ConfigError(f"{path}: {error.strerror}") from error
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

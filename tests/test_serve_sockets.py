@@ -12,7 +12,7 @@ import pytest
 from agent.errors import Busy, ConfigError, PermissionDenied
 from agent.serve.rpc.latest import Latest
 from agent.serve.servers import Servers
-from agent.serve.sockets import PATH_LIMIT, UnixListener, check_length
+from agent.serve.sockets import PATH_LIMIT, UnixListener, check_length, make_directory
 
 
 @pytest.fixture
@@ -117,6 +117,16 @@ def test_the_longest_path_works() -> None:
         path = Path(directory) / ("s" * (PATH_LIMIT - len(directory) - 1))
         assert len(os.fsencode(path)) == PATH_LIMIT
         UnixListener(path).close()
+
+
+def test_a_file_in_the_place_of_the_directory_is_named(tmp_path: Path) -> None:
+    (tmp_path / "run").touch()
+    for path, why in (
+        (tmp_path / "run", "is no directory; choose another with --runtime-dir"),
+        (tmp_path / "run" / "below", r"cannot make this directory \(Not a directory\)"),
+    ):
+        with pytest.raises(ConfigError, match=f"^{path}: {why}$"):
+            make_directory(path, flag="--runtime-dir")
 
 
 def servers(runtime_dir: Path, *drivers: str) -> Servers:

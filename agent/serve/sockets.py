@@ -86,6 +86,8 @@ def make_directory(path: Path, *, flag: str) -> None:
         path.mkdir(mode=0o750, parents=True, exist_ok=True)
     except PermissionError as error:
         raise PermissionDenied(f"{path}: may not make this directory; choose another with {flag}") from error
+    except FileExistsError as error:
+        raise ConfigError(f"{path}: is no directory; choose another with {flag}") from error
     except OSError as error:
         raise ConfigError(f"{path}: cannot make this directory ({error.strerror})") from error
 
