@@ -99,10 +99,10 @@ def gpu_sample(
     return replace(well, **attributes)
 
 
-def pci_sample(number: int = 0, driver: str = "nvidia") -> PciSample:
+def pci_sample(number: int = 0, driver: str = "nvidia", model: str = "") -> PciSample:
     """The function of a GPU on the bus."""
     bus = f"0000:{number + 1}b:00.0"
-    return PciSample(bus, 0x10DE, 0x2330, 0x030200, driver, "", 0, 16, 16, 0, 0, 0)
+    return PciSample(bus, 0x10DE, 0x2330, driver, model, 16, 16, 0, 0, 0)
 
 
 def gpu_set(*gpus: GpuSample, state: SourceState = SourceState.OK, **attributes: Any) -> GpuSet:

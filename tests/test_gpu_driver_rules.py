@@ -80,6 +80,8 @@ CASES: Final[list[tuple[str, GpuView, Answer]]] = [
     (UNBOUND, taken("", gpu_sample(status=15)), FINE),
     (UNBOUND, gpu_view(gpu=GONE, gpus=SEVEN), Unevaluated("nobody has seen it on the PCI bus")),
     (UNBOUND, taken(""), given("no driver is bound to 0000:1b:00.0", BIND)),
+    (UNBOUND, taken("", pci=pci_sample(driver="", model="GH100 [H100 SXM5 80GB]")),
+     given("no driver is bound to 0000:1b:00.0 (GH100 [H100 SXM5 80GB])", BIND)),
     (UNBOUND, taken("", None), given("no driver is bound to 0000:1b:00.0", BIND)),  # known from another day
     (UNBOUND, taken("nouveau"),
      given("nouveau is bound to 0000:1b:00.0, not nvidia",

@@ -37,7 +37,7 @@ class Bus:
         """An H100, of which these files are otherwise; those that are empty are not there."""
         device = self.root / "devices/pci0000:3a" / port / address
         device.mkdir(parents=True)
-        whole = {"vendor": "0x10de", "device": "0x2330", "class": "0x030200", "numa_node": "1"}
+        whole = {"vendor": "0x10de", "device": "0x2330", "class": "0x030200"}
         whole |= {"current_link_width": "16", "max_link_width": "16", **AER, **files}
         for name, text in whole.items():
             if text:
@@ -115,19 +115,16 @@ def test_a_bus_that_cannot_be_read_is_unreadable(tmp_path: Path) -> None:
 
 def test_everything_of_a_function_is_read(bus: Bus) -> None:
     bus.plug()
-    ids = {"vendor": 0x10DE, "device": 0x2330, "pci_class": 0x030200}
     assert bus.only() == PciSample(
-        address=GPU, **ids, driver="nvidia", model="", node=1, width=16, width_max=16,
+        address=GPU, vendor=0x10DE, device=0x2330, driver="nvidia", model="", width=16, width_max=16,
         aer_nonfatal=2, aer_fatal=1, aer_correctable=7, port="0000:3a:00.0",
     )  # fmt: skip
 
 
 def test_what_is_not_there_is_absent_and_not_zero(bus: Bus) -> None:
-    bus.plug(
-        driver="", device="", numa_node="", current_link_width="", max_link_width="", **dict.fromkeys(AER, "")
-    )
+    bus.plug(driver="", device="", current_link_width="", max_link_width="", **dict.fromkeys(AER, ""))
     found = bus.only()
-    assert (found.driver, found.device, found.node) == ("", -1, -1)
+    assert (found.driver, found.device) == ("", -1)
     counts = (found.width, found.width_max, found.aer_nonfatal, found.aer_fatal, found.aer_correctable)
     assert counts == (ABSENT,) * 5
 

@@ -28,7 +28,7 @@ ABSENT: Final = Missing(Absence.ABSENT, 2)
 EIO: Final = Missing(Absence.UNREADABLE, 5)
 NIC: Final = "0000:5e:00.0"
 PORT: Final = "0000:5d:00.0"
-WELL: Final = PciSample(NIC, 0x15B3, 0x1021, 0x020000, "mlx5_core", "", 0, 16, 16, 0, 0, 0, PORT)
+WELL: Final = PciSample(NIC, 0x15B3, 0x1021, "mlx5_core", "", 16, 16, 0, 0, 0, PORT)
 ROWS: Final = {rule.code: rule for rule in PCI_RULES}
 DECLARED: Final = (
     DeclaredFile("nic.example.com", (Declared("nic.example.com", "n", "nic-0", DeclaredPci(NIC, ""), 0),)),

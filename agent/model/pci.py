@@ -13,14 +13,10 @@ class PciSample(NamedTuple):
     vendor: int
     """PCI id; so ``device``; -1 if it cannot be read."""
     device: int
-    pci_class: int
-    """Class, subclass and interface, 24 bits; -1 likewise."""
     driver: str
     """The driver that is bound; empty if none is."""
     model: str
     """What the hardware database calls it; empty if there is none."""
-    node: int
-    """NUMA node; -1 if the machine does not say."""
     width: Reading
     """Lanes of its link now, and at most."""
     width_max: Reading

@@ -113,15 +113,12 @@ def _sample(device: Path, model: str) -> PciSample | None:
     vendor = _number(device / "vendor")
     if isinstance(vendor, Missing) and not device.is_dir():
         return None
-    node = _number(device / "numa_node")
     return PciSample(
         address=device.name,
         vendor=_identity(vendor),
         device=_identity(_number(device / "device")),
-        pci_class=_identity(_number(device / "class")),
         driver=_driver(device),
         model=model,
-        node=_identity(node),
         width=_lanes(device / "current_link_width"),
         width_max=_lanes(device / "max_link_width"),
         aer_nonfatal=_total(device / "aer_dev_nonfatal", "TOTAL_ERR_NONFATAL"),

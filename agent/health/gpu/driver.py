@@ -95,13 +95,14 @@ def unbound(view: GpuView) -> Answer:
         return Unevaluated("NVML cannot be used")  # without the kernel module no GPU has a driver
     unbind = f"/sys/bus/pci/drivers/{function.driver}/unbind"
     bind = f"echo {function.address} > /sys/bus/pci/drivers/{DRIVER}/bind"
+    what = f"{function.address} ({function.model})" if function.model else function.address
     if not function.driver:
-        evidence, advice = f"no driver is bound to {function.address}", bind
+        evidence, advice = f"no driver is bound to {what}", bind
     else:
-        evidence = f"{function.driver} is bound to {function.address}, not {DRIVER}"
+        evidence = f"{function.driver} is bound to {what}, not {DRIVER}"
         advice = f"unless that is wanted: echo {function.address} > {unbind}; {bind}"
     if function.driver == GIVEN_AWAY:
-        evidence = f"{function.address} is given to a virtual machine: {GIVEN_AWAY} is bound to it"
+        evidence = f"{what} is given to a virtual machine: {GIVEN_AWAY} is bound to it"
     return Finding("gpu.unbound", Severity.UNHEALTHY, evidence, advice)
 
 
