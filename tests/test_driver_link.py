@@ -12,6 +12,7 @@ from agents import (
     DRIVER,
     HEALTHY,
     UNHEALTHY,
+    UNKNOWN,
     Agent,
     PlainSysfs,
     hear,
@@ -158,6 +159,19 @@ def test_declarations_outlive_the_agent(agent: Agent, driver: Driver, short_tmp:
     agent.end(signal.SIGKILL)
     with start(short_tmp) as again, again.kubelet() as kubelet:
         assert names(kubelet.next()) == ["huge-0"]
+
+
+def test_a_device_that_is_taken_back_is_waited_for_no_longer(agent: Agent, driver: Driver) -> None:
+    """It is Unknown for a while, and told as such; the answer is about those that the driver has."""
+    driver.declare(pages("huge-0", 4), pages("huge-1", 4))
+    for rest in ([pages("huge-1", 4)], []):
+        reply = driver.declare(*rest)
+        assert (reply.devices, reply.judged) == (len(rest), True)
+        with agent.kubelet() as kubelet:
+            assert {one.device.device_name: one.health for one in kubelet.next().devices} == {
+                "huge-0": UNKNOWN,
+                "huge-1": HEALTHY if rest else UNKNOWN,
+            }
 
 
 def test_a_driver_that_has_no_devices_is_told_of_none_also_after_a_restart(

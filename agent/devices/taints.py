@@ -134,7 +134,7 @@ def decide(past: TaintPast, report: Report, driver: str, policy: TaintPolicy, no
     terms = _Terms(domain_of(driver, policy), policy, now)
     if report.starting:
         return past
-    found = {DeviceRef(driver, one.pool, one.device): one for one in _devices_of(report, driver)}
+    found = {DeviceRef(driver, one.pool, one.device): one for one in devices_of(report, driver)}
     unknown = [ref for ref, device in found.items() if device.health is Health.UNKNOWN]
     unknown_ns = {ref: past.unknown_ns.get(ref, now.mono_ns) for ref in unknown}
     held = {}
@@ -178,7 +178,7 @@ class _Terms(NamedTuple):
         return gone_ns + round(self.policy.quiet_s * NS)
 
 
-def _devices_of(report: Report, driver: str) -> Iterator[DeviceHealth]:
+def devices_of(report: Report, driver: str) -> Iterator[DeviceHealth]:
     """As the driver's health stream tells them, without those that it no longer has."""
     whose = driver if driver in report.declaring else ""
     for device in report.devices:

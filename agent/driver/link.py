@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Final
 
 from agent.config import Config
+from agent.devices.taints import devices_of
 from agent.driver.board import Board
 from agent.driver.declaring import declare
 from agent.driver.desk import Desk
@@ -92,7 +93,7 @@ class Link:
             report = self._board.report
             if report is None or self._driver not in report.declaring:
                 return False
-            return wanted == {DeviceRef(*one.key) for one in report.devices if one.driver == self._driver}
+            return wanted == {DeviceRef(*one.key) for one in devices_of(report, self._driver)}
 
         return Synced(devices, self._board.wait_until(is_judged, JUDGED_S))
 
