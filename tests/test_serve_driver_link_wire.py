@@ -1,5 +1,6 @@
 """What a driver's requests mean, and which are refused: every limit of the proto file, with its words."""
 
+import tracemalloc
 from dataclasses import replace
 from typing import Any
 
@@ -27,6 +28,7 @@ from agent.prepare.evidence import (
     TimedOut,
     Undecoded,
 )
+from agent.serve import driver_link_requests as requests
 from agent.serve import driver_link_wire as wire
 from agent.serve.driver_link import Row
 from agent.serve.driver_link_requests import CLASSES, KINDS, LIMITS, OPERATIONS
@@ -297,7 +299,7 @@ INVALID = [
 
 TOO_MANY = [
     (check_of(*(claim(str(number)) for number in range(257))), "claims: 257 entries, limit 256"),
-    (check_of(claim("a"), claim("b", *["d"] * 600)), "claims[1].devices: 600 entries, limit 512"),
+    (check_of(claim("a"), claim("b", *["d"] * 129)), "claims[1].devices: 129 entries, limit 128"),
     (message("ClassifyRequest", evidence=[TEXT] * 17), "evidence: 17 entries, limit 16"),
     (report_of(*({"claim": claim(str(number))} for number in range(257))),
      "outcomes: 257 entries, limit 256"),
@@ -334,6 +336,22 @@ def test_every_limit_is_tried() -> None:
     untried = {name for name in names if f"{name}: " not in tried}
     assert untried == {"request", "share_id"}, "which have one with the rest of a claim's device"
     assert len(set(LIMITS[v1.ClaimedDevice].values())) == 1
+
+
+def test_the_densest_request_takes_little_memory_while_it_is_read() -> None:
+    """An empty device is two bytes; what is made of it is over a hundred, and several are read at once."""
+    dense = check_of(*(claim(str(number), *[""] * 128) for number in range(256)))
+    for one in dense.claims:
+        for device in one.devices:
+            device.Clear()
+    data = dense.SerializeToString()
+    tracemalloc.start()
+    try:
+        assert len(requests.read_check(data, "d")) == 256
+        _, peak_bytes = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak_bytes < 16 << 20
 
 
 @given(st.sampled_from(UNARY).flatmap(lambda name: messages(METHODS[name].input_type)))
@@ -388,7 +406,7 @@ def test_a_verdict_is_told_with_all_that_is_known_of_it() -> None:
 
 
 def test_a_reply_that_no_client_could_read_names_fewer_devices() -> None:
-    devices = [ClaimDevice("r", "d" * 63, "p" * 253, f"{number:063d}") for number in range(512)]
+    devices = [ClaimDevice("r", "d" * 63, "p" * 253, f"{number:063d}") for number in range(128)]
     context = Context(Claim("ns", "c", "u", tuple(devices)), {})
     verdict = classify_evidence([Text("x" * 5000)], context)
 
@@ -397,7 +415,7 @@ def test_a_reply_that_no_client_could_read_names_fewer_devices() -> None:
             return [replace(verdict, claim=one.claim.ref) for one in ended]
 
     outcomes = [{"claim": claim(f"{number:0253d}"), "failed": True} for number in range(256)]
-    for count, named in [(1, 512), (8, 512), (9, 256), (256, 16)]:
+    for count, named in [(1, 128), (32, 128), (33, 64), (256, 16)]:
         reply = call("ReportPrepare", report_of(*outcomes[:count], step=2), Link())
         assert {len(one.verdict.devices) for one in reply.answers} == {named}
         assert reply.ByteSize() < 4 << 20

@@ -32,8 +32,9 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 SERVICE: Final = "/drahealth.v1.DriverLink"
-ASKING: Final = 8
-"""Threads for what asks, and waits for nothing."""
+ASKING: Final = 2
+"""Threads for what asks, and waits for nothing. More would share the one interpreter lock, and each holds
+what a large request takes."""
 END_S: Final = 0.3
 """How long the end waits for reports that have come, so that they count [s]."""
 TEXT_BYTES: Final = 1024

@@ -1072,7 +1072,7 @@ type PrepareClaim struct {
 	Name      string                 `protobuf:"bytes,2,opt,name=name,proto3" json:"name,omitempty"`
 	// Not empty.
 	Uid string `protobuf:"bytes,3,opt,name=uid,proto3" json:"uid,omitempty"`
-	// Those of this driver, in the order of status.allocation; at most 512.
+	// Those of this driver, in the order of status.allocation; at most 128, of which Kubernetes allocates 32.
 	Devices []*ClaimedDevice `protobuf:"bytes,4,rep,name=devices,proto3" json:"devices,omitempty"`
 	// Of whatever else the outcome depends on: the opaque parameters, the driver's version. A hash will do, at
 	// most 253 bytes. What is remembered of a claim is not told again when this has changed.
@@ -1875,7 +1875,7 @@ type PrepareVerdict struct {
 	Confidence float64 `protobuf:"fixed64,7,opt,name=confidence,proto3" json:"confidence,omitempty"`
 	// When trying again can help at the earliest [s]; 0: nobody knows, or it cannot.
 	RetryAfterS float64 `protobuf:"fixed64,8,opt,name=retry_after_s,json=retryAfterS,proto3" json:"retry_after_s,omitempty"`
-	// Those to blame; with a class that blames no device, those that were to be prepared. At most 512, and
+	// Those to blame; with a class that blames no device, those that were to be prepared. At most 128, and
 	// 4,096 in a reply: where there are more, each verdict names fewer. So a reply is less than 4 MiB.
 	Devices []*BlamedDevice `protobuf:"bytes,9,rep,name=devices,proto3" json:"devices,omitempty"`
 	// How often it was so, one after the other, and since when [s since 1970]; 0 of what is not remembered.

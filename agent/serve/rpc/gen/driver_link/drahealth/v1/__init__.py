@@ -249,7 +249,7 @@ class PrepareClaim(betterproto.Message):
 
     devices: List["ClaimedDevice"] = betterproto.message_field(4)
     """
-    Those of this driver, in the order of status.allocation; at most 512.
+    Those of this driver, in the order of status.allocation; at most 128, of which Kubernetes allocates 32.
     """
 
     fingerprint: str = betterproto.string_field(5)
@@ -435,7 +435,7 @@ class PrepareVerdict(betterproto.Message):
 
     devices: List["BlamedDevice"] = betterproto.message_field(9)
     """
-    Those to blame; with a class that blames no device, those that were to be prepared. At most 512, and
+    Those to blame; with a class that blames no device, those that were to be prepared. At most 128, and
      4,096 in a reply: where there are more, each verdict names fewer. So a reply is less than 4 MiB.
     """
 
