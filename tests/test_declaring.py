@@ -140,6 +140,14 @@ def test_more_than_a_file_may_hold_is_refused_with_the_numbers(tmp_path: Path) -
         declare(tmp_path, DRIVER, NODE, rows)
 
 
+def test_a_value_that_no_line_holds_is_named_by_device_and_key(tmp_path: Path) -> None:
+    """Of the file's lines the driver knows nothing."""
+    long = Row("", {"name": "set-1", "kind": "cpu", "cpus": ",".join(map(str, range(0, 8192, 2)))})
+    with pytest.raises(ConfigError) as caught:
+        declare(tmp_path, DRIVER, NODE, (ROWS[0], long))
+    assert str(caught.value) == "device 2 (set-1): cpus: takes a line of 19933 bytes, limit 4096"
+
+
 def test_a_disk_that_is_full_is_named_and_keeps_what_was_there(tmp_path: Path) -> None:
     program = f"""
 from pathlib import Path

@@ -5,7 +5,7 @@ looks; and it outlives the agent. What the file may say is agent.sources.declare
 """
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from errno import EISDIR
 from pathlib import Path
 from typing import Final
@@ -14,7 +14,7 @@ from agent.errors import Busy, ConfigError
 from agent.model.reading import Absence
 from agent.serve.driver_link import Row
 from agent.sources.declared import FILE_BYTES, SUFFIX
-from agent.sources.declared_file import VERSION, parse_declaration
+from agent.sources.declared_file import LINE_BYTES, VERSION, parse_declaration, who
 from agent.store.files import NotKept, make_directory, put
 from agent.whole_file import Unread, read_whole
 
@@ -72,18 +72,27 @@ def _found(path: Path) -> bytes:
 
 
 def file_of(driver: str, rows: Iterable[Row]) -> bytes:
-    """The file, in the order of the rows."""
+    """The file, in the order of the rows.
+
+    Raises:
+        ConfigError: A value takes more than a line of such a file. Names the device, the key, and the limit.
+    """
     lines = [
         f"{MARK}what {driver} declared over its socket; its next word replaces it.",
         f"version = {VERSION}",
     ]
-    for row in rows:
+    for number, row in enumerate(rows, start=1):
+        lines += ["", "[[device]]"]
         keys = {**row.keys, "pool": row.pool} if row.pool else row.keys
-        lines += ["", "[[device]]", *_lines(keys)]
+        for key, value in keys.items():
+            line = _line(key, value)
+            if (size := len(line.encode())) > LINE_BYTES:
+                of = f"{who(number, row.keys.get('name'))}: {key}"
+                raise ConfigError(f"{of}: takes a line of {size} bytes, limit {LINE_BYTES}")
+            lines.append(line)
     return ("\n".join(lines) + "\n").encode()
 
 
-def _lines(keys: Mapping[str, object]) -> Iterable[str]:
+def _line(key: str, value: object) -> str:
     """TOML has JSON's texts, numbers and switches, but for one character."""
-    for key, value in keys.items():
-        yield f"{key} = {json.dumps(value, ensure_ascii=False)}".replace("\x7f", "\\u007f")
+    return f"{key} = {json.dumps(value, ensure_ascii=False)}".replace("\x7f", "\\u007f")

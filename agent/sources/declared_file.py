@@ -245,7 +245,7 @@ def parse_declaration(data: bytes, driver: str, node: str) -> tuple[Declared, ..
         try:
             devices.append(_device(row, driver, pool))
         except ConfigError as error:
-            raise ConfigError(f"{_who(number, row.get('name'))}: {error}") from None
+            raise ConfigError(f"{who(number, row.get('name'))}: {error}") from None
     _check_names([device.name for device in devices])
     return tuple(devices)
 
@@ -255,10 +255,11 @@ def _check_names(names: Sequence[str]) -> None:
     for number, name in enumerate(names, start=1):
         other = numbers.setdefault(name, number)
         if other != number:
-            raise ConfigError(f"{_who(number, name)}: device {other} has the same name")
+            raise ConfigError(f"{who(number, name)}: device {other} has the same name")
 
 
-def _who(number: int, name: object) -> str:
+def who(number: int, name: object) -> str:
+    """A device in an error: by its place in the file, from 1, and by its name if it is one."""
     is_name = isinstance(name, str) and len(name) <= NAME_BYTES and _LABEL.fullmatch(name)
     return f"device {number} ({name})" if is_name else f"device {number}"
 
