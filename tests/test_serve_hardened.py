@@ -35,7 +35,7 @@ from wire.raw import (
 from wire.serving import Serving, descriptors, device, eventually
 
 from agent.serve.health import HealthService, Publications
-from agent.serve.rpc.hardened import REQUEST_LIMIT
+from agent.serve.rpc.hardened import REQUEST_LIMIT, REQUESTS_LIMIT
 from agent.serve.rpc.latest import Latest
 from agent.serve.rpc.server import CONNECTION_LIMIT, Server
 from agent.serve.servers import encode_devices
@@ -43,6 +43,8 @@ from agent.serve.sockets import UnixListener
 
 PRIORITY_UPDATE = 0x10
 REFUSED_STREAM = 7
+CANCEL = 8
+UNKNOWN_FIELD = b"\x7a\x01x"
 UNIMPLEMENTED = "12"
 
 
@@ -216,6 +218,29 @@ def test_a_request_at_the_limit_is_read(serving: Serving) -> None:
         client.next_of(WINDOW_UPDATE, 1)  # what was sent has been read
         client.send(frame(DATA, END_STREAM, 1, body[60_000:]))
         assert listed(client) == ["cpu-node0"]
+
+
+def test_requests_that_are_begun_and_never_ended_hold_no_more_than_their_share(serving: Serving) -> None:
+    """Each of a hundred streams of 128 connections may have begun one; a list is to be had all the same."""
+    begun = struct.pack(">BI", 0, REQUEST_LIMIT)
+    most = REQUESTS_LIMIT // REQUEST_LIMIT
+    with RawClient(serving.health) as client:
+        streams = range(1, 2 * most + 3, 2)
+        for stream in streams:
+            client.headers(stream, request_headers())
+            client.send(frame(DATA, 0, stream, begun))
+        trailers = client.next_headers(streams[-1])
+        assert trailers["grpc-status"] == "8"
+        assert trailers["grpc-message"] == (
+            "message is 65536 bytes, and 4194304 bytes of others are held, limit 4194304; refused unread"
+        )
+        assert still_serves(serving)
+        client.send(frame(RST_STREAM, 0, 1, struct.pack(">I", CANCEL)))
+        client.call(streams[-1] + 2)
+        assert listed(client, streams[-1] + 2) == ["cpu-node0"]
+        client.headers(streams[-1] + 4, request_headers())
+        client.send(frame(DATA, END_STREAM, streams[-1] + 4, message(UNKNOWN_FIELD)))
+        assert listed(client, streams[-1] + 4) == ["cpu-node0"]
 
 
 def test_no_peer_may_send_more_than_64_kib_unread(serving: Serving) -> None:

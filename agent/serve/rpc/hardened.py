@@ -9,7 +9,7 @@ Everything that needs grpclib's or h2's private parts is in these four. They wer
 * h2 buffered a frame of up to 16 MiB before it refused it as too long, and answers to pings and
   settings piled up without limit for a peer that sent them and read nothing;
 * a message could be of any size, compressed (an "Internal Server Error"), or missing although the
-  stream had ended (None where a request should be);
+  stream had ended (None where a request should be), and begun in a hundred streams of each connection;
 * a request that failed before its handler ran got no answer, and one for an unknown method an
   answer that grpclib's own client does not take, for want of a content-type;
 * a peer that reads nothing kept a closing connection, and its descriptor, open for ever;
@@ -30,6 +30,9 @@ from h2.config import H2Configuration
 from h2.events import Event, ResponseReceived
 
 Headers = list[tuple[str, str]]
+
+REQUESTS_LIMIT: Final = 4 << 20
+"""The most that all requests of a server may hold together, from the first byte to the answer [bytes]."""
 
 REQUEST_LIMIT: Final = 64 << 10
 """The largest request that is read [bytes]. What we serve takes none that is not tiny."""
@@ -55,11 +58,21 @@ def h2_config(*, client_side: bool) -> H2Configuration:
     )
 
 
+class Room:
+    """What requests hold that are read or answered now [bytes]. Of one server."""
+
+    def __init__(self) -> None:
+        self.held = 0
+
+
 class Stream(protocol.Stream):
     """An HTTP/2 stream that takes no message above a limit, and can send without waiting."""
 
     limit = REQUEST_LIMIT
     compressed = Status.UNIMPLEMENTED
+    room: Room | None = None
+    """The server's; a client reads what it has asked for."""
+    _held = 0
 
     # grpclib reads the 5-byte prefix of a message and its body in turns.
     _at_prefix = True
@@ -70,13 +83,11 @@ class Stream(protocol.Stream):
 
         Raises:
             GRPCError: UNIMPLEMENTED for a compressed request (INTERNAL for a response, which nobody
-                asked to compress), RESOURCE_EXHAUSTED for a message above the limit (nothing of it
-                is read), INTERNAL if the stream ends in the middle of one.
+                asked to compress), RESOURCE_EXHAUSTED for a message above the limit, or for which there
+                is no room now (nothing of it is read), INTERNAL if the stream ends in the middle of one.
         """
-        if not self._at_prefix and size > self.limit:
-            raise GRPCError(
-                Status.RESOURCE_EXHAUSTED, f"message is {size} bytes, limit {self.limit}; refused unread"
-            )
+        if not self._at_prefix:
+            self._admit(size)
         try:
             data = await super().recv_data(size)
         except AssertionError:  # how grpclib says it
@@ -92,6 +103,25 @@ class Stream(protocol.Stream):
         self._empty_is_a_message = False
         self._at_prefix = not self._at_prefix
         return data
+
+    def _admit(self, size: int) -> None:
+        if size > self.limit:
+            raise GRPCError(
+                Status.RESOURCE_EXHAUSTED, f"message is {size} bytes, limit {self.limit}; refused unread"
+            )
+        if self.room is None:
+            return
+        if size and self.room.held + size > REQUESTS_LIMIT:
+            others = f"and {self.room.held} bytes of others are held, limit {REQUESTS_LIMIT}"
+            raise GRPCError(Status.RESOURCE_EXHAUSTED, f"message is {size} bytes, {others}; refused unread")
+        self.room.held += size
+        self._held += size
+
+    def give_back(self) -> None:
+        """The request is answered, or nobody wants an answer any more: there is room for others."""
+        if self.room is not None:
+            self.room.held -= self._held
+            self._held = 0
 
     async def send_headers(self, headers: Headers, end_stream: bool = False) -> None:
         """Sends headers or trailers; an answer gets the content-type that gRPC wants in every one."""
@@ -149,6 +179,7 @@ def _with_content_type(headers: Headers) -> Headers:
 
 class _Connection(protocol.Connection):
     stream_class: type[Stream] = Stream
+    room: Room | None = None
 
     def feed(self, data: bytes) -> list[Event]:
         """The events in ``data``; refuses an overlong frame at its header, not after its body."""
@@ -160,9 +191,11 @@ class _Connection(protocol.Connection):
         return events
 
     def create_stream(self, *, stream_id: int | None = None, wrapper: Any = None) -> Stream:
-        return self.stream_class(
+        stream = self.stream_class(
             self, self._connection, self._transport, stream_id=stream_id, wrapper=wrapper
         )
+        stream.room = self.room
+        return stream
 
 
 class _Events(protocol.EventsProcessor):
@@ -196,12 +229,14 @@ class Protocol(protocol.H2Protocol):
     """One connection, of either side."""
 
     stream_class: type[Stream] = Stream
+    room: Room | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
         super().connection_made(transport)
         connection = _Connection(self.connection._connection, transport, config=self.config)
         connection.stream_class = self.stream_class
+        connection.room = self.room
         self.transport = transport
         self.connection = connection
         self.processor: protocol.EventsProcessor = _Events(self.handler, connection, transport)

@@ -16,7 +16,7 @@ from grpclib.metadata import decode_timeout
 from h2.errors import ErrorCodes
 
 from agent.serve.rpc.codec import Codec
-from agent.serve.rpc.hardened import GRACE_S, Headers, Protocol, Stream, h2_config
+from agent.serve.rpc.hardened import GRACE_S, Headers, Protocol, Room, Stream, h2_config
 from agent.serve.rpc.seldom import Seldom
 
 CONNECTION_LIMIT: Final = 128
@@ -45,6 +45,7 @@ class _ServerProtocol(Protocol):
     def __init__(self, handler: "_Handler", config: Configuration, owner: "Server") -> None:
         super().__init__(handler, config, h2_config(client_side=False))
         self.stream_class = owner.stream_class
+        self.room = owner.room
         self.requests = handler
         self.lost = asyncio.get_running_loop().create_future()
         self._owner = owner
@@ -102,7 +103,9 @@ def _tenable(timeout: str) -> str:
 
 
 def _release(stream: protocol.Stream, release_stream: Callable[[], None]) -> None:
-    """Resets what was left without an answer, so that no client waits for one."""
+    """Makes room, and resets what was left without an answer, so that no client waits for one."""
+    assert isinstance(stream, Stream)
+    stream.give_back()
     if stream.closable:
         stream.reset_nowait()
     release_stream()
@@ -122,6 +125,7 @@ class Server(server.Server):
     ) -> None:
         super().__init__(services, codec=codec or Codec(), config=_SERVER_CONFIG)
         self.stream_class = stream_class
+        self.room = Room()
         self.connections: set[_ServerProtocol] = set()
         self.stopping = False
         self._complaints = Seldom()
