@@ -645,7 +645,13 @@ def test_of_several_one_is_chosen_by_name_or_by_its_endpoint():
 
 
 def test_where_nobody_is_a_driver_of_devices_all_are_meant():
-    assert chosen(DISK, mute("x-reg.sock"), mute("notes.txt")) == ["disk.example.com-reg.sock", "x-reg.sock"]
+    files = [mute(name)._replace(is_socket=False, answer=None) for name in ("notes.txt", "file.sock")]
+    assert chosen(DISK, mute("x-reg.sock"), mute("no-suffix"), *files) == [
+        "disk.example.com-reg.sock",
+        "x-reg.sock",
+        "no-suffix",
+        "file.sock",
+    ]
 
 
 def test_several_are_a_question_and_an_unknown_one_a_mistake():

@@ -21,7 +21,8 @@ def choose(
 ) -> tuple[Introduction, ...]:
     """Those of the driver: what says so of itself, and what is named like it and says nothing.
 
-    Where no plugin of the right type has introduced itself, all of them are meant.
+    Where no plugin of the right type has introduced itself, all sockets are meant, and all files that are
+    named like one.
 
     Args:
         found: Every file of the directory.
@@ -46,7 +47,9 @@ def choose(
         return _of(here.pop(), found)
     if len(names) > 1:
         raise UsageError(f"{directory}: several drivers, choose one with --driver: {known}")
-    return _of(names[0], found) if names else tuple(one for one in found if one.path.endswith(SUFFIX))
+    if names:
+        return _of(names[0], found)
+    return tuple(one for one in found if one.is_socket or one.path.endswith(SUFFIX))
 
 
 def _of(driver: str, found: Sequence[Introduction]) -> tuple[Introduction, ...]:

@@ -187,10 +187,11 @@ def test_a_socket_that_nobody_serves_any_more_is_69(short_tmp: Path) -> None:
     unreachable(conform_socket(short_tmp / "dra.sock"), f"{short_tmp}/dra.sock")
 
 
-def test_a_file_and_a_directory_are_no_socket(short_tmp: Path) -> None:
+def test_a_file_a_fifo_and_a_directory_are_no_socket(short_tmp: Path) -> None:
     (short_tmp / "file").touch()
-    unreachable(conform_socket(short_tmp / "file"), f"{short_tmp}/file")
-    unreachable(conform_socket(short_tmp), f"{short_tmp}")
+    os.mkfifo(short_tmp / "fifo")
+    for path in (short_tmp / "file", short_tmp / "fifo", short_tmp):
+        unreachable(conform_socket(path), f"{path}: is no socket")
 
 
 @pytest.fixture
