@@ -87,6 +87,7 @@ func run(o options) error {
 	if err != nil {
 		return fmt.Errorf("no API server: %w", err)
 	}
+	config.QPS = -1 // each claim is asked for: by default that waits for one turn in 200 ms
 	client, err := kubernetes.NewForConfig(config)
 	if err != nil {
 		return fmt.Errorf("no API server: %w", err)
