@@ -86,8 +86,8 @@ def test_a_picture_in_the_making_holds_up_no_kubelet(serving: Serving) -> None:
     with watch(serving) as watcher, watch_health(serving.health) as kubelet:
         watcher.opened()
         kubelet.opened()
-        # as many as make a picture that takes far longer than the list, and that no other test has encoded
-        serving.publish(*(device(f"in-the-making-{n}") for n in range(3000)))
+        # as many as make a picture that takes far longer than the list
+        serving.publish(*(device(f"d{n}") for n in range(3000)))
         assert len(kubelet.next().devices) == 3000
         assert watcher.pending() == 0
         assert len(watcher.next().devices) == 3000

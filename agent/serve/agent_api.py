@@ -1,8 +1,7 @@
 """``drahealth.v1.Agent``: the whole picture and the agent's own state, for the command line.
 
-A cold path, and betterproto takes its time over it, and 5 MiB; so it is imported when somebody asks for the
-first time, and a picture is only made while somebody watches, once for all of them, and piece by piece
-behind the kubelet's streams.
+A picture is only made while somebody watches, once for all of them, and some pieces at a time: the kubelet's
+streams go first.
 """
 
 import asyncio
@@ -17,12 +16,15 @@ import grpclib.server
 
 from agent.model.report import Report
 from agent.model.status import AgentStatus, Subscribers, Tally
-from agent.serve.lanes import Lane
+from agent.serve.picture import picture, status_reply
 from agent.serve.rpc.codec import Unread
 from agent.serve.rpc.latest import Latest
 
 STATUS: Final = "/drahealth.v1.Agent/Status"
 WATCH: Final = "/drahealth.v1.Agent/Watch"
+
+AT_ONCE: Final = 16
+"""Pieces of a picture that are made before others have their turn: 0.1 ms of them."""
 
 
 class AgentService:
@@ -37,7 +39,6 @@ class AgentService:
         self._version = version
         self._subscribers = subscribers
         self._encoding = asyncio.Lock()
-        self._imported = False
         self._encoded = (0, b"")
 
     def __mapping__(self) -> dict[str, grpclib.const.Handler]:
@@ -51,12 +52,8 @@ class AgentService:
     async def _status(self, stream: grpclib.server.Stream[Any, bytes]) -> None:
         """How the agent is doing, at this moment."""
         await stream.recv_message()
-        async with self._encoding:
-            await self._import()
-        from agent.serve.picture import reply_of
-
         status = read_status(*self._latest.peek(), version=self._version, subscribers=self._subscribers())
-        await stream.send_message(bytes(reply_of(status)))
+        await stream.send_message(status_reply(status))
 
     async def _watch(self, stream: grpclib.server.Stream[Any, bytes]) -> None:
         await stream.recv_message()
@@ -66,40 +63,21 @@ class AgentService:
             version = 0
             while True:
                 version, report = await self._latest.wait_newer(version)
-                version, picture = await self._picture(version, report)
-                await stream.send_message(picture)
+                version, data = await self._picture(version, report)
+                await stream.send_message(data)
         finally:
             self.streams -= 1
 
     async def _picture(self, version: int, report: Report) -> tuple[int, bytes]:
         async with self._encoding:
             if self._encoded[0] < version:
-                await self._import()
-                from agent.serve.picture import encode_device, encode_header
-
-                pieces = [encode_header(report)]
-                for device in report.devices:
-                    pieces.append(encode_device(device))
-                    await asyncio.sleep(0)
+                pieces = []
+                for piece in picture(report):
+                    pieces.append(piece)
+                    if len(pieces) % AT_ONCE == 0:
+                        await asyncio.sleep(0)
                 self._encoded = (version, b"".join(pieces))
             return self._encoded
-
-    async def _import(self) -> None:
-        """Imports what encodes, once, in a thread: it takes 0.1 s, and the kubelet's streams go on."""
-        if not self._imported:
-            lane = Lane("dh-agent", 1)
-            try:
-                await lane.call(_warm_up)
-            finally:
-                lane.close()
-            self._imported = True
-        await asyncio.sleep(0)
-
-
-def _warm_up() -> None:
-    from agent.serve.picture import warm_up
-
-    warm_up()
 
 
 def read_status(

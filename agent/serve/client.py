@@ -20,7 +20,7 @@ from agent.errors import AgentUnreachable, PermissionDenied
 from agent.model.report import Report
 from agent.model.status import AgentStatus
 from agent.serve.merge import Merge
-from agent.serve.picture import report_of, status_of
+from agent.serve.picture_read import report_of, status_of
 from agent.serve.rpc.channel import Channel
 from agent.serve.rpc.gen.agent.drahealth import v1 as agent_v1
 from agent.serve.rpc.gen.health_v1 import v1
