@@ -14,7 +14,7 @@ of a node can be replayed from recorded snapshots. What each part decides stands
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Final
 
 from agent.devices.inventory import Device
@@ -32,7 +32,7 @@ from agent.health.host.group_view import view_groups
 from agent.health.host.pods import judge_pods
 from agent.health.host.pods_past import PodsPast, remember_pods
 from agent.health.host.views import Memory, is_starting, remember
-from agent.health.look import Look, Tracks
+from agent.health.look import Look, Quiet, Subject, Tracks
 from agent.health.stalls import Stall, find_stalls, stall_limit_ns, with_stall
 from agent.health.verdict import Before
 from agent.model.health import DeviceHealth
@@ -55,6 +55,8 @@ class State:
     declared: DeclaredPast = field(default_factory=DeclaredPast)
     settled: Settled = field(default_factory=Settled)
     """Spares work and changes nothing: without it, each declared device is judged."""
+    quiet: Mapping[Subject, Quiet] = field(default_factory=dict)
+    """Likewise: without it, so is each of the host's own."""
     told: ToldPast = field(default_factory=dict)
     pods: PodsPast = field(default_factory=PodsPast)
     tracks: Tracks = field(default_factory=dict)
@@ -105,7 +107,7 @@ def step(state: State, snapshot: Snapshot, now: Instant) -> tuple[State, Report]
     stalled = find_stalls(state.stalled, seen, now)
     sources = {source.name: with_stall(source, stalled) for source in seen}
     pods = remember_pods(state.pods, snapshot.pods, sources, now)
-    look = Look(settings, _tracks(state, gpus, declared), sources, now)
+    look = Look(settings, _tracks(state, gpus, declared), sources, now, state.quiet)
     standing = [source for source in sources.values() if source.state is SourceState.STALLED]
     # a source that returns wakes nobody
     look.due_ns.extend(now.mono_ns + max(source.period_ns, STALL_RETRY_NS) for source in standing)
@@ -145,12 +147,13 @@ def step(state: State, snapshot: Snapshot, now: Instant) -> tuple[State, Report]
     )
     if gpus.due_ns is not None:
         look.due_ns.append(max(gpus.due_ns, now.mono_ns + STALL_RETRY_NS // 10))
-    state = replace(
-        state,
+    state = State(
+        settings,
         memory=memory,
         gpus=gpus.state,
         declared=declared,
         settled=settled,
+        quiet=look.quiet,
         told=told,
         pods=pods,
         tracks=look.tracks,

@@ -111,7 +111,7 @@ class FullNode(HostNode):
 
     def look(self) -> Report:
         snapshot = self.snapshot()
-        unsettled = replace(self.state, settled=Settled())
+        unsettled = replace(self.state, settled=Settled(), quiet={})
         self.state, report = step(self.state, snapshot, self.now)
         assert step(unsettled, snapshot, self.now) == (self.state, report)
         return report
@@ -145,6 +145,25 @@ def test_a_quiet_look_judges_nobody_again_and_verifies_all() -> None:
     assert node.judged() == set()
     for device in node.state.devices.values():
         assert device.verified > before[device.key].verified or device.kind == "pci"  # read once a minute
+
+
+def test_a_quiet_look_judges_none_of_the_host_s_own_again() -> None:
+    node = settled_node()
+    before = node.state.quiet
+    devices = before.keys() - {"node"}  # whose pressure is read in every pass
+    assert devices == {device.device for device in node.state.devices.values() if not device.driver}
+    node.next()
+    assert all(node.state.quiet[device] is before[device] for device in devices)
+
+
+def test_what_is_found_while_nobody_looks_is_judged_when_somebody_does() -> None:
+    node = settled_node()
+    node.wait(30)  # every source stands still
+    node.cpus = node.cpus._replace(online=0)
+    node.look()
+    assert "cpu-node0" not in node.state.quiet
+    node.next(4)
+    assert ("cpu-node0", "cpu.offline") in node.state.tracks
 
 
 def test_a_cpu_that_goes_concerns_the_devices_that_have_it_or_share_its_core() -> None:

@@ -8,6 +8,7 @@ the rules to judge, not for the inventory to forget.
 import re
 from collections.abc import Iterable, Mapping
 from enum import StrEnum
+from functools import lru_cache
 from typing import Final, NamedTuple
 
 from agent.model.cpuset import CpuSet
@@ -160,13 +161,18 @@ def _pool_meant(name: str) -> Device | None:
     return pool_device(int(match[1]) * 1024 ** _UNITS.index(match[2].lower()), int(match[3]))
 
 
-def device_pools(snapshot: Snapshot) -> dict[Device, PoolSample]:
+def device_pools(snapshot: Snapshot) -> Mapping[Device, PoolSample]:
     """The pool behind each hugepage device.
 
     A kernel without NUMA has only machine-wide pools; they are node 0's then.
     """
-    per_node = [pool for pool in snapshot.pools if pool.node is not None]
-    return {pool_device(pool.size_kib, pool.node or 0): pool for pool in per_node or snapshot.pools}
+    return _by_device(snapshot.pools)
+
+
+@lru_cache(maxsize=2)  # every part of a look asks, and seldom is the next look's answer another
+def _by_device(pools: tuple[PoolSample, ...]) -> Mapping[Device, PoolSample]:
+    per_node = [pool for pool in pools if pool.node is not None]
+    return {pool_device(pool.size_kib, pool.node or 0): pool for pool in per_node or pools}
 
 
 def devices_expected(cpus: CpuSet | None, pools: Mapping[str, int]) -> tuple[Device, ...]:
@@ -182,7 +188,8 @@ def devices_of(
     snapshot: Snapshot, known: Iterable[Device], expected: Mapping[str, int]
 ) -> tuple[Device, ...]:
     """The known devices, those of the snapshot, and the pools that the configuration expects."""
-    found = set(known)
+    before = tuple(known)
+    found = set(before)
     # a NUMA node of memory alone has no CPUs to judge; one whose CPUs nobody can read has
     found.update(cpu_device(node.node) for node in snapshot.nodes if node.cpus != 0)
     if snapshot.machine is not None:
@@ -192,5 +199,6 @@ def devices_of(
             memory_device(one.node) for one in numa if one.total_kib and not is_absent(one.total_kib)
         )
     found.update(device_pools(snapshot))
-    found.update(devices_expected(None, expected))
-    return tuple(sorted(found, key=Device.sort_key))
+    if expected:
+        found.update(devices_expected(None, expected))
+    return tuple(sorted(found, key=Device.sort_key)) if len(found) > len(before) else before

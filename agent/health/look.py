@@ -1,7 +1,8 @@
 """One look in the making: what the rules answer moves the tracks, and the held tracks become causes."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Set
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from agent.health import machine
 from agent.health.catalogue import Row, Rule, unreadable_of
@@ -18,6 +19,18 @@ Tracks = Mapping[tuple[Subject, str], Track]
 """By subject and code."""
 
 
+class Quiet(NamedTuple):
+    """A subject of which no rule found anything, and what judging it left behind."""
+
+    view: object
+    not_applicable: tuple[NotApplicable, ...]
+    not_evaluated: tuple[NotApplicable, ...]
+    due_in_ns: tuple[int, ...]
+    """When to look again, from each look on."""
+    sources: Set[str]
+    """Those that there were: a rule whose source nobody reads is not judged."""
+
+
 @dataclass(slots=True)
 class Look:
     """Filled while the devices are judged, then read."""
@@ -26,6 +39,10 @@ class Look:
     before: Tracks
     sources: Mapping[str, SourceSample]
     now: Instant
+    known: Mapping[Subject, Quiet] = field(default_factory=dict)
+    """What was quiet in the last look..."""
+    quiet: dict[Subject, Quiet] = field(default_factory=dict)
+    """...and in this one."""
     tracks: dict[tuple[Subject, str], Track] = field(default_factory=dict)
     not_applicable: list[NotApplicable] = field(default_factory=list)
     not_evaluated: list[NotApplicable] = field(default_factory=list)
@@ -36,6 +53,8 @@ class Look:
     """...and what became of them and of others: most subjects have none, and cost nothing."""
     _moving: set[Subject] = field(default_factory=set)
     """Those with a track that another look would move, though it were the same look."""
+    _accused: set[Subject] = field(default_factory=set)
+    """Those of which a rule found something, though its source stood still and nothing came of it."""
 
     def __post_init__(self) -> None:
         for subject, code in self.before:
@@ -56,6 +75,8 @@ class Look:
         if isinstance(answer, Unevaluated):
             self.not_evaluated.append(NotApplicable(subject, rule.code, answer.reason))
         quiet = answer is FINE or isinstance(answer, Unevaluated)
+        if not quiet:
+            self._accused.add(subject)
         if not quiet or subject in self._codes:
             self._judged(subject, rule, answer, source or self.sources[rule.source])
 
@@ -64,6 +85,29 @@ class Look:
         for rule in rules:
             if rule.source in self.sources:
                 self.judge(subject, rule, rule.judge(view))
+
+    def judge_view(self, subject: Subject, rules: Iterable[Rule], view: object) -> None:
+        """The same of a subject that always has these rules, and is remembered while it is quiet.
+
+        Rules are functions of their view: what they found nothing in they find nothing in again.
+        """
+        known, was_tracked = self.known.get(subject), subject in self._codes
+        if known and not was_tracked and known.view == view and known.sources == self.sources.keys():
+            self.not_applicable += known.not_applicable
+            self.not_evaluated += known.not_evaluated
+            self.due_ns += [self.now.mono_ns + in_ns for in_ns in known.due_in_ns]
+            self.quiet[subject] = known
+            return
+        not_applicable, not_evaluated, due_ns = self.extent()
+        self.judge_all(subject, rules, view)
+        if not was_tracked and subject not in self._accused:
+            self.quiet[subject] = Quiet(
+                view,
+                tuple(self.not_applicable[not_applicable:]),
+                tuple(self.not_evaluated[not_evaluated:]),
+                tuple(at_ns - self.now.mono_ns for at_ns in self.due_ns[due_ns:]),
+                frozenset(self.sources),
+            )
 
     def _judged(self, subject: Subject, rule: Rule, answer: Answer, source: SourceSample) -> None:
         unreadable = unreadable_of(rule)

@@ -46,8 +46,10 @@ def verdict(
         causes: Worst first.
         timeout_s: The lease, before the nudge.
     """
-    health, text = HEALTH[severity], message.message(causes)
     said = before.devices.get(device.subject)
+    if said and not causes and _is_well(said, device, severity, attributes):
+        return said.again(verified, timeout_s + before.nudge_s)
+    health, text = HEALTH[severity], message.message(causes)
     return DeviceHealth(
         driver=device.driver,
         pool=device.pool or look.settings.node,
@@ -61,6 +63,18 @@ def verdict(
         timeout_s=timeout_s + before.nudge_s,
         causes=tuple(causes),
         attributes=attributes,
+    )
+
+
+def _is_well(
+    said: DeviceHealth, device: Device, severity: Severity, attributes: tuple[tuple[str, str], ...]
+) -> bool:
+    """Whether a device was as it is now, and there was nothing to say of it."""
+    return (
+        not said.causes
+        and said.severity is severity
+        and said.kind == device.kind
+        and said.attributes == attributes
     )
 
 

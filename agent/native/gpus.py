@@ -17,7 +17,7 @@ from agent.model.time import NS
 from agent.model.wake import GpuWake
 from agent.native._core import ffi, lib
 from agent.native.gpu_records import GpuDecoder
-from agent.native.publication import Publication
+from agent.native.publication import Publication, Same
 
 _FIELDS: Final = {field: getattr(lib, f"DH_GPU_{field.name}") for field in GpuField}
 
@@ -78,7 +78,7 @@ class Gpus:
         self._publication = Publication(
             lambda buffer, size: lib.dh_gpus_read(self._watch, buffer, size),
             lambda: lib.dh_gpus_size(self._watch),
-            GpuDecoder().gpu_set,
+            Same(GpuDecoder().gpu_set),
             wake_fd,
         )
 

@@ -14,7 +14,7 @@ from agent.model.log import LogLine, LogSample
 from agent.model.reading import error_text
 from agent.model.time import NS
 from agent.native._core import ffi, lib
-from agent.native.publication import Copied, Publication, Table
+from agent.native.publication import Copied, Publication, Same, Table
 from agent.native.records import escaped, source
 
 _HEAD_SIZE: Final = ffi.sizeof("struct dh_log")
@@ -77,7 +77,7 @@ class Kmsg:
         self._publication = Publication(
             lambda buffer, size: lib.dh_kmsg_read(self._kmsg, buffer, size),
             lambda: lib.dh_kmsg_size(self._kmsg),
-            self._sample,
+            Same(self._sample),
             wake_fd,
         )
 

@@ -15,7 +15,7 @@ from agent.model.reading import Reading, error_text
 from agent.model.source import SourceSample
 from agent.model.time import NS
 from agent.native._core import ffi, lib
-from agent.native.publication import Copied, Publication, Table
+from agent.native.publication import Copied, Publication, Same, Table
 from agent.native.records import escaped, reading, source
 
 _HEAD_SIZE: Final = ffi.sizeof("struct dh_machine_head")
@@ -95,7 +95,7 @@ class Machine:
         self._publication = Publication(
             lambda buffer, size: lib.dh_machine_read(self._machine, buffer, size),
             lambda: lib.dh_machine_size(self._machine),
-            Decoder().sample,
+            Same(Decoder().sample),
             wake_fd,
         )
 

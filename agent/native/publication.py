@@ -67,6 +67,21 @@ class Publication(Generic[T]):
         return self._last
 
 
+class Same(Generic[T]):
+    """A decoder of which equal bytes keep their value: as long as a source has made no other pass."""
+
+    def __init__(self, decode: Callable[[Copied], T]) -> None:
+        self._decode = decode
+        self._raw = b""
+        self._value: T | None = None
+
+    def __call__(self, data: Copied) -> T:
+        raw = data[:]
+        if self._value is None or raw != self._raw:
+            self._raw, self._value = raw, self._decode(raw)
+        return self._value
+
+
 class Table(Generic[S]):
     """Records of one kind and their samples. Equal bytes keep their sample, and equal tables their tuple.
 

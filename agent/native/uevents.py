@@ -15,7 +15,7 @@ from agent.model.source import SourceSample, SourceState
 from agent.model.time import NS
 from agent.model.uevent import Action, Subsystem, Uevent, UeventSample
 from agent.native._core import ffi, lib
-from agent.native.publication import Copied, Publication, Table
+from agent.native.publication import Copied, Publication, Same, Table
 from agent.native.records import SOURCE_STATES, escaped, source
 
 _HEAD_SIZE: Final = ffi.sizeof("struct dh_uevents_head")
@@ -51,7 +51,7 @@ class Uevents:
         self._publication = Publication(
             lambda buffer, size: lib.dh_uevents_read(self._uevents, buffer, size),
             lambda: lib.dh_uevents_size(self._uevents),
-            self._sample,
+            Same(self._sample),
             wake_fd,
         )
 

@@ -27,7 +27,7 @@ def judge_host(look: Look, memory: Memory, snapshot: Snapshot) -> None:
     pools = device_pools(snapshot)
     for device in memory.devices:
         view = view_device(memory, snapshot, pools, look.settings, device, look.now)
-        look.judge_all(device.subject, RULES[device.kind], view)
+        look.judge_view(device.subject, RULES[device.kind], view)
 
 
 def host_verdicts(look: Look, before: Before, memory: Memory) -> Iterator[tuple[Device, DeviceHealth]]:
@@ -85,6 +85,6 @@ def unread(look: Look, device: Device) -> Sequence[str]:
 def node_notes(look: Look, memory: Memory, snapshot: Snapshot) -> Iterator[Note]:
     """What is to be told of the node, and is about no device."""
     view = view_node(memory.node, memory.log, snapshot, look.settings, look.now)
-    look.judge_all(NODE, NODE_RULES, view)
+    look.judge_view(NODE, NODE_RULES, view)
     for cause in look.causes(NODE, partial(row_among, NODE_RULES)):
         yield Note(NODE, cause)

@@ -9,17 +9,25 @@ from agent.health.host.edac_view import EdacPast, ErrorPlace, is_read, remember_
 from agent.health.klog.values import LogCode, LogPast
 from agent.model.declared import Declared, DeclaredMemory
 from agent.model.machine import MachineSample, NumaSample
-from agent.model.reading import NEVER_READ, Reading
+from agent.model.reading import NEVER_READ, Missing, Reading
 from agent.model.settings import Settings
 from agent.model.snapshot import Snapshot
 from agent.model.time import Instant
+
+
+class MachineMemory(NamedTuple):
+    """What is read of all memory together, as :class:`MachineSample` has it."""
+
+    nodes_online: int | Missing
+    nodes_memory: int | Missing
+    corrupted_kib: Reading
 
 
 class MemoryView(NamedTuple):
     """The memory of one NUMA node."""
 
     node: int
-    machine: MachineSample | None
+    machine: MachineMemory | None
     """None: its memory has not been read yet."""
     edac_read: bool
     numa: NumaSample | None
@@ -93,7 +101,7 @@ def view_memory(past: MemoryPast, snapshot: Snapshot, settings: Settings, node: 
     machine, limits = snapshot.machine, settings.host
     return MemoryView(
         node=node,
-        machine=machine if is_read(machine, "memory") else None,
+        machine=_whole(machine) if machine and is_read(machine, "memory") else None,
         edac_read=is_read(machine, "edac"),
         numa=_numa(machine, node) if machine else None,
         had_memory=node in past.blocks,
@@ -104,6 +112,10 @@ def view_memory(past: MemoryPast, snapshot: Snapshot, settings: Settings, node: 
         correctable_errors=limits.correctable_errors,
         correctable_window_s=limits.correctable_window_s,
     )
+
+
+def _whole(machine: MachineSample) -> MachineMemory:
+    return MachineMemory(machine.nodes_online, machine.nodes_memory, machine.corrupted_kib)
 
 
 def _numa(machine: MachineSample, node: int) -> NumaSample | None:

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
 from agent.health.history import History, growth, lengthened
+from agent.health.host.node_words import HELD_S, LASTING_HELD_S
 from agent.health.host.pressure_view import RESOURCES, Stalls, remember_stalls, stalled
 from agent.health.klog.silence import reader_state
 from agent.health.klog.values import LogCode, LogFact, LogPast
@@ -15,6 +16,7 @@ from agent.model.source import SourceState
 from agent.model.time import NS, Instant
 
 CORRECTED_WINDOW_S: Final = 3600
+WINDOWS_S: Final = (HELD_S, CORRECTED_WINDOW_S, LASTING_HELD_S)
 
 
 class NodeView(NamedTuple):
@@ -22,17 +24,17 @@ class NodeView(NamedTuple):
 
     log: LogPast
     log_state: SourceState
-    now_ns: int
+    young: Mapping[int, tuple[LogFact, ...]]
+    """By each of ``WINDOWS_S``, facts of which a line came so lately, oldest first."""
     corrected: Growth
-    """Lines about PCIe errors that were corrected, within ``CORRECTED_WINDOW_S``."""
+    """Lines about PCIe errors that were corrected, within ``CORRECTED_WINDOW_S``; 0: there were none."""
     stalls: Mapping[str, Growth]
     """By resource, ``cpu``, ``memory`` and ``io``: how long tasks waited within the window [us]."""
     limits: HostLimits
 
     def recent(self, seconds: int, *codes: LogCode) -> tuple[LogFact, ...]:
-        """Facts of which a line came so lately, oldest first."""
-        since_ns = self.now_ns - seconds * NS
-        return tuple(fact for fact in self.log.of(*codes) if fact.last.mono_ns > since_ns)
+        """Facts of some codes of which a line came so lately, oldest first."""
+        return tuple(fact for fact in self.young[seconds] if fact.code in codes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,12 +66,16 @@ def _corrected(before: History, log: LogPast, now: Instant) -> History:
 
 def view_node(past: NodePast, log: LogPast, snapshot: Snapshot, settings: Settings, now: Instant) -> NodeView:
     """What the rules are shown; ``past`` and ``log`` are those after this look."""
-    limits = settings.host
+    limits, facts = settings.host, log.of(*LogCode)
+    has_corrected = any(fact.code is LogCode.AER_CORRECTED for fact in facts)
     return NodeView(
         log=log,
         log_state=reader_state(snapshot.log),
-        now_ns=now.mono_ns,
-        corrected=growth(past.corrected, CORRECTED_WINDOW_S),
+        young={
+            seconds: tuple(fact for fact in facts if fact.last.mono_ns > now.mono_ns - seconds * NS)
+            for seconds in WINDOWS_S
+        },
+        corrected=growth(past.corrected, CORRECTED_WINDOW_S) if has_corrected else Growth(0, 0.0),
         stalls={
             name: stalled(past.stalls, snapshot.machine, name, limits.pressure_window_s) for name in RESOURCES
         },
