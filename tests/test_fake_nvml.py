@@ -200,6 +200,19 @@ def test_one_field_fails_and_the_others_answer(tmp_path: Path) -> None:
     assert answer == [[3, "error 999", 0, "error 3"], [0]]
 
 
+def test_one_link_fails_and_the_others_answer(tmp_path: Path) -> None:
+    answer = play(
+        fake_nvml(tmp_path, "gpu 0 fail link 4 999"),
+        """
+        answer = [fields(gpus[0], (165, 3), (165, 4), (161, 0xFFFFFFFF))]
+        answer += [n.nvmlDeviceGetNvLinkState(gpus[0], 3), refused(n.nvmlDeviceGetNvLinkState, gpus[0], 4)]
+        tell("gpu 0 fail link 4 0")
+        answer.append(n.nvmlDeviceGetNvLinkState(gpus[0], 4))
+        """,
+    )
+    assert answer == [[1, "error 999", "error 999"], 1, 999, 1]
+
+
 def test_a_margin_is_a_signed_number(tmp_path: Path) -> None:
     code = """
         value = n.nvmlDeviceGetFieldValues(gpus[0], [193])[0]

@@ -23,6 +23,7 @@ DOCS = NATIVE.parent / "docs" / "fake-nvml.md"
         (["gpu 0 set temperature"], "1: expected name=value: 'temperature'"),
         (["gpu 0 set temperature=hot"], "1: a value is 5, -5, +5 (more) or none: 'hot'"),
         (["gpu 0 set nvlink.18.state=0"], "1: the GPU has no such link: 'nvlink.18.state'"),
+        (["profile a100", "gpu 0 fail link 12 999"], "2: the GPU has no such link: '12'"),
         (["gpu 0 hang nvmlDeviceGetTemprature"], "1: no such call: 'nvmlDeviceGetTemprature'"),
         (["gpu 0 hang all 30"], "1: a time is written 2.5s, 200ms or 50us: '30'"),
         (["gpu 0 lost now"], "1: not expected here: 'now'"),

@@ -142,6 +142,14 @@ static bool hang(struct words *w, struct fake_command *c)
     return true;
 }
 
+static bool link(struct words *w, uint32_t *out)
+{
+    const char *word = word_next(w);
+
+    return word_small(w, "a link", word, FAKE_LINKS - 1, out) &&
+           (*out < fake.profile->links || word_wrong(w, "the GPU has no such link", word));
+}
+
 static bool fail(struct words *w, struct fake_command *c)
 {
     char *word = word_next(w);
@@ -149,6 +157,10 @@ static bool fail(struct words *w, struct fake_command *c)
     if (word_is(word, "field")) {
         c->verb = FAKE_FAIL_FIELD;
         if (!word_small(w, "a field", word_next(w), FAKE_FIELDS - 1, &c->num))
+            return false;
+    } else if (word_is(word, "link")) {
+        c->verb = FAKE_FAIL_LINK;
+        if (!link(w, &c->num))
             return false;
     } else if (!call(w, word, &c->call)) {
         return false;

@@ -14,7 +14,7 @@ enum fake_verb {
     FAKE_PROFILE, FAKE_SOCKET, /* in the file only */
     FAKE_EVENT, FAKE_STORM,
     FAKE_SET, FAKE_LOST, FAKE_BACK, FAKE_RESET, FAKE_REPLACE, FAKE_NAMELESS, FAKE_MIG,
-    FAKE_HANG, FAKE_RELEASE, FAKE_SLOW, FAKE_FAIL, FAKE_FAIL_FIELD, FAKE_CALLS, FAKE_HUNG,
+    FAKE_HANG, FAKE_RELEASE, FAKE_SLOW, FAKE_FAIL, FAKE_FAIL_FIELD, FAKE_FAIL_LINK, FAKE_CALLS, FAKE_HUNG,
     FAKE_INIT, FAKE_INIT_HANG, FAKE_COUNT, FAKE_RELOAD, FAKE_WAIT
 };
 
@@ -34,7 +34,7 @@ struct fake_command {
     uint64_t type, data, duration_ns;
     enum fake_call call;
     bool flag; /* a hang has the driver's lock; MIG is on; handles are the same; a wait has no event; once */
-    uint32_t num; /* of changes, of MIG instances, of GPUs (0: as many as there are); or a field's id */
+    uint32_t num; /* of changes, of MIG instances, of GPUs (0: as many as there are); a field's id, a link */
     struct fake_change change[16];
     const struct fake_mig_profile *mig[FAKE_MIGS];
     const struct fake_profile *profile;

@@ -67,6 +67,9 @@ static void execute(const struct fake_command *c)
     case FAKE_FAIL_FIELD:
         g->fail_field[c->num] = (uint16_t)c->code;
         break;
+    case FAKE_FAIL_LINK:
+        g->fail_link[c->num] = (uint16_t)c->code;
+        break;
     case FAKE_INIT:
         fake.init_answer = (uint16_t)c->code;
         break;

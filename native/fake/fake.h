@@ -200,6 +200,7 @@ struct fake_gpu {
     uint64_t slow_ns;
     uint16_t fail_call[CALL_NUM + 1]; /* what it answers; 0 as usual. The last one is for all */
     uint16_t fail_field[FAKE_FIELDS];
+    uint16_t fail_link[FAKE_LINKS];
     uint64_t calls[CALL_NUM];
     uint32_t hung; /* calls that hang now, behind another GPU's lock too */
 };

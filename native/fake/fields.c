@@ -119,6 +119,8 @@ static nvmlReturn_t of_link(const struct fake_gpu *g, const struct field *f, uns
     }
     *number = 0;
     for (unsigned int link = from; link < to; link++) {
+        if (g->fail_link[link])
+            return g->fail_link[link];
         if (g->link[link][f->what] == FAKE_NONE)
             return NVML_ERROR_NOT_SUPPORTED;
         *number += g->link[link][f->what];

@@ -16,6 +16,8 @@ static nvmlReturn_t link_enter(enum fake_call call, nvmlDevice_t device, unsigne
         return fake_leave(NVML_ERROR_NOT_SUPPORTED);
     if (link >= fake.profile->links)
         return fake_leave(NVML_ERROR_INVALID_ARGUMENT);
+    if (g->fail_link[link])
+        return fake_leave(g->fail_link[link]);
     if (g->link[link][quantity] == FAKE_NONE)
         return fake_leave(NVML_ERROR_NOT_SUPPORTED);
     *number = g->link[link][quantity];

@@ -7,28 +7,18 @@
 #include "gpus.h"
 
 #define ALL_LINKS ((1ull << DH_LINK_MAX) - 1)
-#define LEARN_PASSES 30 /* slow ones, until links that did not answer are asked again */
+#define LEARN_PASSES 30 /* slow ones, until links that there were not are asked for again */
 
-static bool learns(struct dh_gpu_slot *s)
+/* Slow passes only: of a link that answers nonsense for ever, every other pass need not know. */
+static bool learns(const struct dh_gpu_slot *s)
 {
-    return !s->links_ns || s->now_ns - s->links_ns >= LEARN_PASSES * s->w->opt.slow_ns;
+    return s->slow && (!s->links_ns || s->now_ns - s->links_ns >= LEARN_PASSES * s->w->opt.slow_ns);
 }
 
-/* The links to ask in this pass; the state of all that there might be, at first. */
+/* The links to ask in this pass; the state of all that there might be, at first and now and then. */
 uint64_t dh_gpu_links_asked(struct dh_gpu_slot *s, enum dh_gpu_field field)
 {
     return field == DH_GPU_LINKS_UP && learns(s) ? ALL_LINKS : s->links;
-}
-
-static void learned(struct dh_gpu_slot *s, uint64_t answering)
-{
-    uint32_t n;
-
-    s->links |= answering;
-    s->links_ns = s->now_ns;
-    n = (uint32_t)__builtin_popcountll(s->links);
-    if (n > s->work.links)
-        s->work.links = n;
 }
 
 /* The answers of all links to one question. */
@@ -38,7 +28,21 @@ struct tally {
     uint64_t up;        /* those of them with a value that is not 0: a link that sleeps is up */
     uint64_t sum;
     int code; /* of the first that should have answered and did not */
+    bool unsure; /* one said neither how it is nor that there is none */
 };
+
+/* The next slow pass asks all again, if this one did and some link may be there after all. */
+static void learned(struct dh_gpu_slot *s, const struct tally *t)
+{
+    uint32_t n;
+
+    if (learns(s) && !t->unsure)
+        s->links_ns = s->now_ns;
+    s->links |= t->answering;
+    n = (uint32_t)__builtin_popcountll(s->links);
+    if (n > s->work.links)
+        s->work.links = n;
+}
 
 static void count(struct dh_gpu_slot *s, struct tally *t, uint32_t link, int code, uint64_t value)
 {
@@ -47,6 +51,7 @@ static void count(struct dh_gpu_slot *s, struct tally *t, uint32_t link, int cod
     if (code) {
         if (!t->code && (s->links & bit || !s->links))
             t->code = code;
+        t->unsure |= !dh_gpu_is_unsupported(code);
         return;
     }
     t->answering |= bit;
@@ -61,7 +66,7 @@ static void put(struct dh_gpu_slot *s, struct tally *t)
     if (t->field == DH_GPU_LINKS_UP && !s->dead) {
         if (!s->links && t->answering)
             t->code = 0; /* of the numbers above the last link */
-        learned(s, t->answering);
+        learned(s, t);
     }
     if (!t->answering && !t->code)
         t->code = NVML_ERROR_NOT_SUPPORTED; /* no links */

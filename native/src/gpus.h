@@ -91,7 +91,7 @@ struct dh_gpu_slot {
     uint64_t due[DH_GPU_WORDS];    /* fields that this pass asks for */
     uint64_t asleep_ns[DH_GPU_FIELD_NUM]; /* since when a field is not asked for, being unsupported */
     uint64_t links;                /* bit set of links that answer */
-    uint64_t links_ns;             /* when all were last asked, 0 never */
+    uint64_t links_ns;             /* when all were last asked, and each said something; 0 never */
     uint64_t by_call[DH_GPU_WORDS]; /* link fields that nvmlDeviceGetFieldValues does not know */
     uint64_t probe[DH_PROBES], sorted[DH_PROBES]; /* in turn, and by size */
     uint32_t probes;

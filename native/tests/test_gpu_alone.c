@@ -2,6 +2,7 @@
 #include "check.h"
 #include "gpu_fixture.h"
 
+#define HOUR_NS (3600 * DH_NS)
 #define SETTLING 3 /* passes until nothing is asked for that is not there, and no slow field is due */
 
 /* As gx_watch(), but nobody starts it. */
@@ -10,7 +11,7 @@ static struct gx alone(const char *scenario)
     struct dh_gpus_options o = gx_options();
     struct gx g = gx_fake(580, scenario);
 
-    o.slow_ns = o.retry_ns = 3600 * DH_NS;
+    o.slow_ns = o.retry_ns = HOUR_NS;
     g.wake_fd = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
     fx_must(!dh_gpus_open(&o, g.library, fx_root, NULL, 0, g.wake_fd, &g.w), "dh_gpus_open");
     g.cap = dh_gpus_size(g.w);
@@ -97,6 +98,67 @@ static void after_a_failure_every_answer_is_taken(void)
     gx_stop(&g);
 }
 
+/* Time passes for the GPU's thread, that is for its notes of when it last did something. */
+static void elapse(struct gx *g, uint64_t ns)
+{
+    struct dh_gpu_slot *s = atomic_load(&g->w->slot[0]);
+
+    s->slow_ns -= ns;
+    s->links_ns -= s->links_ns ? ns : 0;
+}
+
+/* Through nvmlDeviceGetFieldValues, and through functions of their own. */
+static const char *const link_scenarios[] = {
+    "profile a100 gpus=1\ngpu 0 fail link 7 %d",
+    "profile a100 gpus=1\ngpu 0 fail field 165 3\ngpu 0 fail link 7 %d",
+};
+
+/* What it said was no reason to believe that it is not there. */
+static void a_link_that_fails_at_first_is_found_as_soon_as_it_answers(void)
+{
+    for (int i = 0; i < 2; i++) {
+        char scenario[200];
+        struct gx g;
+
+        snprintf(scenario, sizeof(scenario), link_scenarios[i], NVML_ERROR_UNKNOWN);
+        g = alone(scenario);
+        check_row = scenario;
+        for (int pass = 0; pass < SETTLING; pass++, elapse(&g, HOUR_NS))
+            dh_gpus_pass(g.w);
+        CHECK_U64(gx_gpu(&g, 0)->links, 11);
+        CHECK_INT(gx_value(&g, 0, DH_GPU_LINKS_UP), 0xf7f);
+        gx_tell(&g, "gpu 0 fail link 7 0");
+        dh_gpus_pass(g.w);
+        CHECK_U64(gx_gpu(&g, 0)->links, 12);
+        CHECK_INT(gx_value(&g, 0, DH_GPU_LINKS_UP), 0xfff);
+        gx_stop(&g);
+    }
+    check_row = "";
+}
+
+/* A GPU that is partitioned has no links, and one that was reset may have more. */
+static void a_link_that_was_not_there_is_asked_for_now_and_then(void)
+{
+    for (int i = 0; i < 2; i++) {
+        char scenario[200];
+        struct gx g;
+        int passes = 0;
+
+        snprintf(scenario, sizeof(scenario), link_scenarios[i], NVML_ERROR_NOT_SUPPORTED);
+        g = alone(scenario);
+        check_row = scenario;
+        for (int pass = 0; pass < SETTLING; pass++)
+            dh_gpus_pass(g.w);
+        CHECK_U64(gx_gpu(&g, 0)->links, 11);
+        gx_tell(&g, "gpu 0 fail link 7 0");
+        for (; gx_gpu(&g, 0)->links < 12 && passes < 100; passes++, elapse(&g, HOUR_NS))
+            dh_gpus_pass(g.w);
+        CHECK_INT(passes, 31);
+        gx_stop(&g);
+    }
+    check_row = "";
+}
+
 static int by_size(const void *a, const void *b)
 {
     uint64_t x = *(const uint64_t *)a, y = *(const uint64_t *)b;
@@ -174,6 +236,8 @@ int main(void)
     a_pass_reads_what_is_there_now();
     one_answer_that_changes_among_equal_ones_is_taken();
     after_a_failure_every_answer_is_taken();
+    a_link_that_fails_at_first_is_found_as_soon_as_it_answers();
+    a_link_that_was_not_there_is_asked_for_now_and_then();
     the_median_is_of_the_last_fifteen_calls();
     the_floor_makes_the_calls_of_a_quiet_pass_and_no_others();
     threads_and_we_do_not_take_turns();
