@@ -8,6 +8,8 @@
  *   driver minute  SYSFS PROCFS N     minutes of sixty such passes each
  *   driver uevent  X X N              device events that are of no interest, each heard by itself
  *   driver knobs   CGROUPFS PATH N    what one cgroup is set to, read as an audit does
+ *   driver gpus    LIBRARY SCENARIO N passes over the GPUs of a fake NVML in which the clock stands still
+ *   driver gpu_minute LIBRARY SCENARIO N   minutes of sixty such passes each
  *   driver encode  DEVICES X N        encodings of so many devices
  *
  * Whoever counts runs it with N and with 2N: the difference is N times the part, without the start.
@@ -214,6 +216,55 @@ static void knobs(const char *cgroupfs, const char *path, long n)
     dh_knobs_close(r);
 }
 
+/* Its threads are not started: the passes are ours. "-" is a sysfs in which no device counts PCIe errors. */
+static struct dh_gpu_watch *gpus_make(const char *library, const char *scenario, int wake_fd)
+{
+    struct dh_gpus_options options = {
+        .size = sizeof(options),
+        .version = DH_VERSION,
+        .period_ns = NS,
+        .slow_ns = 10 * NS,
+        .deadline_ns = 5 * NS,
+        .open_deadline_ns = 30 * NS,
+        .retry_ns = 10 * NS,
+    };
+    struct dh_gpu_watch *w;
+    int err = setenv("FAKE_NVML", scenario, 1);
+
+    if (!err)
+        err = dh_gpus_open(&options, library, "-", NULL, 0, wake_fd, &w);
+    if (err)
+        fail("GPU watch", err);
+    /* half a minute: all is found, and what is not there is no longer asked for */
+    for (int i = 0; i < 30; i++, now_ns += NS)
+        if (dh_gpus_pass(w) <= 0)
+            fail("first passes over GPUs", i);
+    allocations = 0;
+    return w;
+}
+
+static void gpu_passes(const char *library, const char *scenario, long n, uint64_t step_ns)
+{
+    int wake_fd = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
+    struct dh_gpu_watch *w = gpus_make(library, scenario, wake_fd);
+
+    for (; n; n--, now_ns += step_ns)
+        if (dh_gpus_pass(w) <= 0)
+            fail("pass over GPUs", n);
+    dh_gpus_stop(w, 0);
+    close(wake_fd);
+}
+
+static void gpus(const char *library, const char *scenario, long n)
+{
+    gpu_passes(library, scenario, n, 0);
+}
+
+static void gpu_minute(const char *library, const char *scenario, long n)
+{
+    gpu_passes(library, scenario, 60 * n, NS);
+}
+
 static void encode(const char *number, const char *x, long n)
 {
     static const char text[] = "node-a.example.com" "gpu-0000" "mem.hugepages.pool_shrunk: 6 pages, 8 at start";
@@ -243,8 +294,9 @@ static const struct {
     const char *name;
     void (*run)(const char *a, const char *b, long n);
 } parts[] = {
-    { "pass", pass },       { "second", second }, { "sweep", sweep },   { "machine", machine },
-    { "minute", minute },   { "uevent", uevent }, { "knobs", knobs },   { "encode", encode },
+    { "pass", pass },     { "second", second }, { "sweep", sweep }, { "machine", machine },
+    { "minute", minute }, { "uevent", uevent }, { "knobs", knobs }, { "gpus", gpus },
+    { "gpu_minute", gpu_minute },               { "encode", encode },
 };
 
 int main(int argc, char **argv)
@@ -258,5 +310,5 @@ int main(int argc, char **argv)
         printf("allocations %" PRIu64 "\n", allocations);
         return 0;
     }
-    fail("usage: driver pass|second|sweep|machine|minute|uevent|knobs|encode A B N", argc);
+    fail("usage: driver PART A B N; the parts are in driver.c", argc);
 }

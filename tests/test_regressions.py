@@ -19,7 +19,7 @@ from agent.bench.counts import compiler
 
 ROOT: Final = Path(__file__).resolve().parents[1]
 COPIED: Final = ("agent", "benchmarks", "native", "pyproject.toml", "setup_build.py")
-LEFT: Final = shutil.ignore_patterns("__pycache__", "build", "tests", "fuzz", "fake")
+LEFT: Final = shutil.ignore_patterns("__pycache__", "build", "tests", "fuzz")
 
 
 class Mistake(NamedTuple):
@@ -46,6 +46,18 @@ MISTAKES: Final = {
         "if (f->seen && !f->err && (uint32_t)n == f->len && !memcmp(buf, f->last, f->len))",
         "if (f->err)",
         ("instructions.pass",),
+    ),
+    "every answer of a GPU is taken, changed or not": Mistake(
+        "native/src/gpu_batch.c",
+        "            return false;\n    return true;\n}\n\nstatic void keep(",
+        "            return false;\n    return false;\n}\n\nstatic void keep(",
+        ("instructions.pass_8_gpus",),
+    ),
+    "a look at the clock per answer of a GPU": Mistake(
+        "native/src/gpu_batch.c",
+        "        s->batch[i].valueType = NO_TYPE;\n",
+        "        s->batch[i].valueType = NO_TYPE;\n        s->batch[i].timestamp = (long long)dh_now_ns();\n",
+        ("instructions.pass_8_gpus",),
     ),
     "an allocation per pass": Mistake(
         "native/src/sampler.c",

@@ -4,7 +4,7 @@ All are of ``benchmarks/driver.c``, linked with the core as it stands in the che
 look alike everywhere. It is run with N and with 2N, and what the second run has more is divided by N.
 
 Instructions are those of the core's own code: the C library picks its string functions by the processor, and
-would make the count differ between machines. Calls into the library are counted beside them.
+would make the count differ between machines. Calls into it, and into NVML, are counted beside them.
 """
 
 import collections
@@ -19,11 +19,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from agent.bench.nvml import FakeNvml, fake_nvml
 from agent.bench.result import Unmeasured
 from agent.bench.trees import scratch, write_groups, write_knobs, write_machine, write_sysfs
 
 GROUPS: Final = 100
 CONTROLLERS: Final = 2
+GPUS: Final = 8
 DEVICES: Final = 128
 POD: Final = "pod"
 WRAPPED: Final = ("clock_gettime", "malloc", "calloc", "realloc")
@@ -35,6 +37,8 @@ REPEATS: Final = {
     "minute": 5,
     "uevent": 100,
     "knobs": 100,
+    "gpus": 100,
+    "gpu_minute": 2,
     "encode": 20,
 }
 
@@ -63,6 +67,8 @@ WORKS: Final = (
     Work(f"minute_{CONTROLLERS}_controllers", "minute", controllers=CONTROLLERS),
     Work("uevent_of_no_interest", "uevent"),
     Work("knobs", "knobs"),
+    Work(f"pass_{GPUS}_gpus", "gpus"),
+    Work(f"minute_{GPUS}_gpus", "gpu_minute"),
     Work(f"encode_{DEVICES}_devices", "encode"),
 )
 
@@ -73,6 +79,7 @@ class Driver:
 
     program: Path
     trees: Path
+    nvml: FakeNvml
 
     def command(self, work: Work, times: int) -> list[str]:
         """Does the work ``times`` times."""
@@ -82,6 +89,8 @@ class Driver:
             "minute": (machine / "sys", machine / "proc"),
             "uevent": ("-", "-"),
             "knobs": (self.trees / "knobs", POD),
+            "gpus": (self.nvml.library, self.nvml.scenario),
+            "gpu_minute": (self.nvml.library, self.nvml.scenario),
             "encode": (DEVICES, "-"),
         }
         roots = on.get(work.mode, (self.trees / "sys", self.trees / f"cgroup{work.groups}"))
@@ -102,7 +111,7 @@ def compiler_id() -> str:
 
 
 def build(root: Path, where: Path) -> Driver:
-    """Compile the driver with the flags that the shipped core is built with, and make its trees.
+    """Compile the driver with the flags that the shipped core is built with, and make its trees and GPUs.
 
     Args:
         root: The checkout.
@@ -130,11 +139,11 @@ def build(root: Path, where: Path) -> Driver:
         write_groups(where / f"cgroup{groups}", groups)
     for controllers in {work.controllers for work in WORKS}:
         write_machine(where / f"machine{controllers}", controllers)
-    return Driver(program, where)
+    return Driver(program, where, fake_nvml(where, GPUS))
 
 
 def system_calls(driver: Driver, work: Work) -> dict[str, float]:
-    """By name, for doing the work once; as strace saw them."""
+    """By name, for doing the work once; as strace saw them of the driver's thread, not of the fake NVML's."""
     once = REPEATS[work.mode]
     few, many = (_strace(driver, work, times) for times in (once, 2 * once))
     return {name: (many[name] - few[name]) / once for name in sorted(many) if many[name] != few[name]}
@@ -147,7 +156,7 @@ def allocations(driver: Driver, work: Work) -> int:
 
 
 def instructions(driver: Driver, work: Work) -> tuple[float, float]:
-    """Instructions of the core's own code for doing the work once, and calls from it into the C library."""
+    """Instructions of the core's own code for doing the work once, and calls from it into libraries."""
     once = REPEATS[work.mode]
     few, many = (_callgrind(driver, work, times) for times in (once, 2 * once))
     return (many[0] - few[0]) / once, (many[1] - few[1]) / once
@@ -161,7 +170,7 @@ def record(root: Path) -> tuple[str, Mapping[str, float]]:
 
 
 def baselines(driver: Driver) -> dict[str, float]:
-    """Instructions, and calls into the C library, by work."""
+    """Instructions, and calls into libraries, by work."""
     found: dict[str, float] = {}
     for work in WORKS:
         own, calls = instructions(driver, work)
@@ -172,8 +181,8 @@ def baselines(driver: Driver) -> dict[str, float]:
 
 def _strace(driver: Driver, work: Work, times: int) -> collections.Counter[str]:
     log = driver.trees / "strace.log"
-    _output(["strace", "-f", "-qq", "-o", str(log), *driver.command(work, times)])
-    return collections.Counter(re.findall(r"^\d+ +(\w+)\(", log.read_text(errors="replace"), re.M))
+    _output(["strace", "-qq", "-o", str(log), *driver.command(work, times)])
+    return collections.Counter(re.findall(r"^(\w+)\(", log.read_text(errors="replace"), re.M))
 
 
 def _callgrind(driver: Driver, work: Work, times: int) -> tuple[int, int]:

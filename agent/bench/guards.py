@@ -140,7 +140,7 @@ def _instructions(on: Bench, name: str) -> Found:
 
 
 def _counted(own: float, calls: float) -> str:
-    return f"{own:,.0f} in the core, {calls:,g} calls into the C library"
+    return f"{own:,.0f} in the core, {calls:,g} calls into libraries"
 
 
 def _allocations(on: Bench, name: str) -> Found:
@@ -191,11 +191,13 @@ def _core_to_floor(groups: int) -> Interval:
         return paired_ratio(timed["core"], timed["floor"])
 
 
+BUILDS: Final = ("cc", "gcc", "make")
+"""What the driver and its fake NVML are built with."""
 KINDS: Final[Mapping[str, Kind]] = {
     "bytes": Kind((), tuple(LISTS), _bytes),
-    "allocations": Kind(("cc",), (*WORKS, QUIET_LOOK), _allocations),
-    "system_calls": Kind(("cc", "strace"), tuple(WORKS), _system_calls),
-    "instructions": Kind(("cc", "valgrind"), tuple(WORKS), _instructions),
+    "allocations": Kind(BUILDS, (*WORKS, QUIET_LOOK), _allocations),
+    "system_calls": Kind((*BUILDS, "strace"), tuple(WORKS), _system_calls),
+    "instructions": Kind((*BUILDS, "valgrind"), tuple(WORKS), _instructions),
     "wakeups": Kind((), tuple(QUIET), _wakeups),
     "ratio": Kind((), tuple(RACES), _ratio),
 }

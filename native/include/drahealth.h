@@ -723,7 +723,8 @@ struct dh_gpu {
     uint64_t slow_passes;
     uint64_t failures;   /* passes whose status was not 0 */
     uint64_t overdue;    /* calls that missed their deadline */
-    uint64_t probe_ns;   /* how long the last pass' nvmlDeviceGetFieldValues took */
+    uint64_t probe_ns;   /* how long the last pass' nvmlDeviceGetFieldValues took, in whole ticks of 1 to 10 ms;
+                            1 if it took none, 0 if it was never answered */
     uint64_t probe_p50_ns; /* median of the last 15 */
     uint64_t handles;    /* how often a handle was had: 1 at start; grows when a lost GPU is found again */
     uint64_t calls;      /* of NVML, since start */

@@ -1,15 +1,22 @@
 /* gpu_batch.c - the fields that one nvmlDeviceGetFieldValues reads: all that are due, the links' included. */
+#include <string.h>
+
 #include "gpus.h"
 
 #define NO_TYPE ((nvmlValueType_t)0xff) /* what the driver does not touch is no answer of 0 */
 
+/* The answer stands at the end of NVML's own structure, behind times that differ in each. */
+#define ANSWER offsetof(nvmlFieldValue_t, valueType)
+_Static_assert(sizeof(struct dh_answer) == sizeof(nvmlFieldValue_t) - ANSWER &&
+                   offsetof(struct dh_answer, code) == offsetof(nvmlFieldValue_t, nvmlReturn) - ANSWER &&
+                   offsetof(struct dh_answer, value) == offsetof(nvmlFieldValue_t, value) - ANSWER,
+               "struct dh_answer is the end of nvmlFieldValue_t");
+
 static void append(struct dh_gpu_slot *s, uint16_t fi, uint32_t scope)
 {
-    s->known[s->asked++] = (nvmlFieldValue_t){
-        .fieldId = fi,
-        .scopeId = scope,
-        .valueType = NO_TYPE,
-    };
+    s->batch[s->asked] = (nvmlFieldValue_t){ 0 };
+    s->known[s->asked] = (struct dh_answer){ 0 };
+    s->question[s->asked++] = (struct dh_question){ fi, scope };
 }
 
 /* Lay out the call. */
@@ -38,34 +45,34 @@ static void lay_out(struct dh_gpu_slot *s)
     }
 }
 
-static void copy_questions(struct dh_gpu_slot *s)
+/* What the driver made of the questions last time is no question. */
+static void put_questions(struct dh_gpu_slot *s)
 {
-    for (int i = 0; i < s->asked; i++)
-        s->batch[i] = (nvmlFieldValue_t){
-            .fieldId = s->known[i].fieldId,
-            .scopeId = s->known[i].scopeId,
-            .valueType = NO_TYPE,
-        };
+    for (int i = 0, n = s->asked; i < n; i++) {
+        memcpy(&s->batch[i], &s->question[i], sizeof(s->question[i]));
+        s->batch[i].valueType = NO_TYPE;
+        s->batch[i].nvmlReturn = NVML_SUCCESS;
+    }
 }
 
-/* Whether the driver answered as before. */
-static bool is_known(const nvmlFieldValue_t *known, const nvmlFieldValue_t *answers, uint32_t n)
+static const void *answer_in(const nvmlFieldValue_t *v)
+{
+    return (const char *)v + ANSWER;
+}
+
+/* Whether the driver answered as before: bytes that are equal are not looked at again. */
+static bool is_known(const struct dh_answer *known, const nvmlFieldValue_t *answers, uint32_t n)
 {
     for (uint32_t i = 0; i < n; i++)
-        if (known[i].nvmlReturn != answers[i].nvmlReturn || known[i].valueType != answers[i].valueType ||
-            known[i].value.ullVal != answers[i].value.ullVal)
+        if (memcmp(&known[i], answer_in(&answers[i]), sizeof(*known)) != 0)
             return false;
     return true;
 }
 
-/* Take over what the driver answered, not what it made of the questions. */
-static void copy_answers(nvmlFieldValue_t *known, const nvmlFieldValue_t *answers, uint32_t n)
+static void keep(struct dh_answer *known, const nvmlFieldValue_t *answers, uint32_t n)
 {
-    for (uint32_t i = 0; i < n; i++) {
-        known[i].nvmlReturn = answers[i].nvmlReturn;
-        known[i].valueType = answers[i].valueType;
-        known[i].value = answers[i].value;
-    }
+    for (uint32_t i = 0; i < n; i++)
+        memcpy(&known[i], answer_in(&answers[i]), sizeof(*known));
 }
 
 static void take(struct dh_gpu_slot *s, enum dh_gpu_field field, const nvmlFieldValue_t *answer)
@@ -81,37 +88,48 @@ static void take(struct dh_gpu_slot *s, enum dh_gpu_field field, const nvmlField
 /* The answers to all questions; those that the record holds since the last pass are not taken again. */
 static void take_all(struct dh_gpu_slot *s)
 {
-    nvmlFieldValue_t *known = s->known;
     const nvmlFieldValue_t *answers = s->batch;
 
-    for (uint32_t i = 0, n; i < s->parts; i++, known += n, answers += n) {
+    if (s->settled && is_known(s->known, answers, (uint32_t)s->asked))
+        return;
+    for (uint32_t i = 0, at = 0, n; i < s->parts; i++, at += n) {
         enum dh_gpu_field field = s->part[i].field;
 
         n = s->part[i].questions;
-        if (s->settled && is_known(known, answers, n))
+        s->same = false;
+        if (s->settled && is_known(&s->known[at], &answers[at], n))
             continue;
-        copy_answers(known, answers, n);
+        keep(&s->known[at], &answers[at], n);
         if (dh_gpu_rows[field].per_link)
-            dh_gpu_link_sums(s, field, n, known);
+            dh_gpu_link_sums(s, field, n, &s->question[at], &answers[at]);
         else
-            take(s, field, known);
+            take(s, field, &answers[at]);
     }
 }
 
-/* Note how long a call took, and the median of those not long ago. */
+/* Put another number in the place of one of @n, in order of size. */
+static void resort(uint64_t *sorted, uint32_t n, uint64_t was, uint64_t is)
+{
+    uint32_t i = 0;
+
+    while (sorted[i] != was) /* a place of none is 0, like those that follow the last */
+        i++;
+    sorted[i] = is;
+    for (; i && sorted[i - 1] > is; i--)
+        sorted[i] = sorted[i - 1], sorted[i - 1] = is;
+    for (; i + 1 < n && sorted[i + 1] < is; i++)
+        sorted[i] = sorted[i + 1], sorted[i + 1] = is;
+}
+
+/* Note how long a call took, at least 1, and the median of those not long ago. */
 static void probe(struct dh_gpu_slot *s, uint64_t took_ns)
 {
     uint64_t *oldest = &s->probe[s->probes++ % DH_PROBES], *sorted = s->sorted;
-    uint32_t n = s->probes < DH_PROBES ? s->probes : DH_PROBES, i = 0;
+    uint32_t n = s->probes < DH_PROBES ? s->probes : DH_PROBES;
 
-    while (sorted[i] != *oldest) /* a place of none is 0, like those that follow the last */
-        i++;
-    sorted[i] = *oldest = took_ns;
-    for (; i && sorted[i - 1] > took_ns; i--)
-        sorted[i] = sorted[i - 1], sorted[i - 1] = took_ns;
-    for (; i + 1 < n && sorted[i + 1] < took_ns; i++)
-        sorted[i] = sorted[i + 1], sorted[i + 1] = took_ns;
-    s->work.probe_ns = took_ns;
+    if (*oldest != took_ns)
+        resort(sorted, n, *oldest, took_ns);
+    *oldest = s->work.probe_ns = took_ns;
     s->work.probe_p50_ns = sorted[n / 2];
 }
 
@@ -124,10 +142,10 @@ void dh_gpu_batch(struct dh_gpu_slot *s)
         lay_out(s);
     if (!s->asked)
         return;
-    copy_questions(s);
+    put_questions(s);
     code = DH_GPU_NVML(s, DH_CALL_FIELDS, nvmlDeviceGetFieldValues, s->dev, s->asked, s->batch);
     if (!code) {
-        probe(s, s->called_ns - begun_ns);
+        probe(s, s->called_ns > begun_ns ? s->called_ns - begun_ns : 1);
         take_all(s);
         return;
     }

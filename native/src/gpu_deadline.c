@@ -6,14 +6,16 @@
  */
 #include "gpus.h"
 
-/* How long a call may take. */
+/* How long after its start a call is overdue. That is told as of the tick before, so one is added. */
 uint64_t dh_deadline_ns(const struct dh_gpu_watch *w, const struct dh_caller *c, uint64_t word)
 {
-    uint64_t call = word & DH_CALL_MASK;
+    uint64_t call = word & DH_CALL_MASK, deadline_ns = w->opt.deadline_ns;
 
     if (call == DH_CALL_WAIT)
-        return DH_EVENT_WAIT_NS + w->opt.deadline_ns;
-    return c == &w->opener || call == DH_CALL_HANDLE ? w->opt.open_deadline_ns : w->opt.deadline_ns;
+        deadline_ns += DH_EVENT_WAIT_NS;
+    else if (c == &w->opener || call == DH_CALL_HANDLE)
+        deadline_ns = w->opt.open_deadline_ns;
+    return deadline_ns + w->tick_ns;
 }
 
 /* Under the lock. Count a call that has become overdue; return when to look again. */

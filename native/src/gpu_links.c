@@ -80,7 +80,7 @@ static bool has_call(enum dh_gpu_field field)
 }
 
 void dh_gpu_link_sums(struct dh_gpu_slot *s, enum dh_gpu_field field, uint32_t n,
-                      const nvmlFieldValue_t *answers)
+                      const struct dh_question *questions, const nvmlFieldValue_t *answers)
 {
     struct tally t = { .field = field };
 
@@ -90,7 +90,7 @@ void dh_gpu_link_sums(struct dh_gpu_slot *s, enum dh_gpu_field field, uint32_t n
 
         if (!code && !dh_nvml_decode(&answers[i], &value))
             code = NVML_ERROR_UNKNOWN;
-        count(s, &t, answers[i].scopeId, code, value);
+        count(s, &t, questions[i].scope, code, value);
     }
     if (!t.answering && dh_gpu_is_unsupported(t.code) && has_call(field)) {
         s->by_call[field / 64] |= 1ull << (field % 64); /* dh_gpu_links() asks, in this same pass */

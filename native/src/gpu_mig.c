@@ -70,4 +70,5 @@ void dh_gpu_migs(struct dh_gpu_slot *s)
     memcpy(g->mig, migs, sizeof(migs));
     g->migs = n;
     g->mig_generation++;
+    s->same = false;
 }

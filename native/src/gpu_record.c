@@ -54,13 +54,19 @@ void dh_gpu_plan(struct dh_gpu_slot *s)
         s->due[f / 64] |= (uint64_t)is_wanted(s, f) << (f % 64);
 }
 
-/* The outcome of one reading. What the GPU once had is asked for again in the next pass. */
+/*
+ * The outcome of one reading. What the GPU once had is asked for again in the next pass. What is as it was,
+ * valid, leaves nothing to write.
+ */
 void dh_gpu_put(struct dh_gpu_slot *s, enum dh_gpu_field field, int code, uint64_t value)
 {
     uint64_t bit = 1ull << (field % 64);
     struct dh_gpu *g = &s->work;
     bool is_seen = g->seen[field / 64] & bit;
 
+    if (!code && dh_gpu_is_valid(g, field) && g->value[field] == value)
+        return;
+    s->same = false;
     s->quiet &= !code;
     g->code[field] = (uint16_t)code;
     s->asleep_ns[field] = !is_seen && dh_gpu_is_unsupported(code) ? s->now_ns : 0;
@@ -84,15 +90,21 @@ void dh_gpu_forget(struct dh_gpu_slot *s)
             g->code[f] = (uint16_t)s->status;
     memset(g->valid, 0, sizeof(g->valid));
     memset(g->value, 0, sizeof(g->value));
-    s->settled = false;
+    s->settled = s->same = false;
 }
 
 /* What a rule may look at whatever the table of wakes says. */
 static bool has_turned(const struct dh_gpu *before, const struct dh_gpu *now)
 {
     return before->state != now->state || before->status != now->status || before->handles != now->handles ||
-           before->links != now->links || before->mig_generation != now->mig_generation ||
-           before->overdue != now->overdue || strcmp(before->uuid, now->uuid) != 0;
+           before->overdue != now->overdue;
+}
+
+/* The same among what is compared as a whole. */
+static bool has_turned_within(const struct dh_gpu *before, const struct dh_gpu *now)
+{
+    return before->links != now->links || before->mig_generation != now->mig_generation ||
+           strcmp(before->uuid, now->uuid) != 0;
 }
 
 static bool is_same(const struct dh_gpu *before, const struct dh_gpu *now, uint32_t field)
@@ -117,18 +129,20 @@ static bool has_woken(struct dh_gpu_slot *s)
 }
 
 /*
- * What every pass changes is copied by every pass, the readings and all that follows only if they are others.
- * `pub` is written by this thread alone, so it reads there what it published last.
+ * What every pass changes is copied by every pass, the readings and all that follows only if they are others:
+ * after a pass that asked what the last one did, and was answered the same, they are not. `pub` is written by
+ * this thread alone, so it reads there what it published last.
  */
 void dh_gpu_publish(struct dh_gpu_slot *s)
 {
     const size_t head = offsetof(struct dh_gpu, valid), rest = DH_GPU_PART - head;
-    bool changed = memcmp(s->pub.valid, s->work.valid, rest) != 0, news;
+    bool changed = !s->same && memcmp(s->pub.valid, s->work.valid, rest) != 0, news;
 
     s->work.overdue = atomic_load(&s->caller.overdue);
     s->work.calls = s->caller.calls;
     news = has_turned(&s->pub, &s->work);
-    news |= changed && has_woken(s);
+    if (changed)
+        news |= has_woken(s) | has_turned_within(&s->pub, &s->work);
     dh_seqlock_begin(&s->gpu_seq);
     dh_words_store(&s->pub, &s->work, changed ? DH_GPU_PART : head);
     dh_seqlock_end(&s->gpu_seq);

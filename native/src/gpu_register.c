@@ -44,14 +44,11 @@ static void set_give(struct dh_gpu_slot *s, uint64_t id, nvmlReturn_t code, uint
 /* There is a set that the GPU is not registered with. One that failed to is tried again at the slow pace. */
 static bool needs_set(struct dh_gpu_slot *s)
 {
-    struct dh_gpu_watch *w = s->w;
-    bool needs, fresh;
+    uint64_t id = atomic_load(&s->w->set_id);
+    bool needs = id % 2 && (s->set_id != id || s->set_handle != s->work.handles);
+    bool fresh = s->tried_id != id || s->tried_handle != s->work.handles;
 
-    pthread_mutex_lock(&w->lock);
-    needs = w->set && (s->set_id != w->set_id || s->set_handle != s->work.handles);
-    fresh = s->tried_id != w->set_id || s->tried_handle != s->work.handles;
-    pthread_mutex_unlock(&w->lock);
-    return needs && (fresh || s->now_ns - s->register_ns >= w->opt.slow_ns);
+    return needs && (fresh || s->now_ns - s->register_ns >= s->w->opt.slow_ns);
 }
 
 /* Register the GPU for all events that it has and we know, once per set and handle. */

@@ -232,17 +232,27 @@ bool dh_gpu_answers(struct dh_gpu_slot *s, nvmlDevice_t dev)
     return !code || code == NVML_ERROR_RESET_REQUIRED || dh_gpu_is_unsupported((int)code);
 }
 
+_Static_assert(sizeof(table) / sizeof(*table) <= DH_GPU_FIELD_NUM, "each row of the table has a place");
+
+static void lay_out(struct dh_gpu_slot *s)
+{
+    s->sensors = 0;
+    for (uint8_t i = 0; i < sizeof(table) / sizeof(*table); i++)
+        if (dh_gpu_is_due(s, table[i].field))
+            s->sensor[s->sensors++] = i;
+}
+
 /* All that is due. */
 void dh_gpu_sensors(struct dh_gpu_slot *s)
 {
-    for (size_t i = 0; i < sizeof(table) / sizeof(*table) && !s->dead; i++) {
+    if (!s->settled)
+        lay_out(s);
+    for (uint32_t i = 0; i < s->sensors && !s->dead; i++) {
+        enum dh_gpu_field field = table[s->sensor[i]].field;
         uint64_t value = 0;
-        nvmlReturn_t code;
+        nvmlReturn_t code = table[s->sensor[i]].read(s, table[s->sensor[i]].arg, &value);
 
-        if (!dh_gpu_is_due(s, table[i].field))
-            continue;
-        code = table[i].read(s, table[i].arg, &value);
-        dh_gpu_put(s, table[i].field, (int)code, value);
+        dh_gpu_put(s, field, (int)code, value);
     }
     if (s->slow && !s->dead) {
         ecc_mode(s);

@@ -94,6 +94,7 @@ static void read_all(struct dh_gpu_slot *s)
 
     s->quiet = !s->slow;
     s->settled &= s->quiet;
+    s->same = s->settled;
     if (!s->settled)
         dh_gpu_plan(s);
     if (s->slow) {
@@ -151,9 +152,10 @@ static void pass(struct dh_gpu_slot *s)
     nvmlReturn_t was = (nvmlReturn_t)s->work.status;
     bool is_void = was == NVML_ERROR_INVALID_ARGUMENT && is_due(s, s->handle_ns); /* the handle, maybe */
     bool was_dead = dh_gpu_is_dead(was) || is_void;
+    uint64_t handles = s->work.handles;
 
     s->slow = s->slow || is_due(s, s->slow_ns);
-    if (has_handle(s) && (!was_dead || s->handle_ns == s->now_ns || revives(s)))
+    if (has_handle(s) && (!was_dead || s->work.handles != handles || revives(s)))
         read_all(s);
     if (dh_gate_is_stale(s->w, &s->caller))
         gone_back(s);
@@ -179,7 +181,7 @@ static void pass_closed(struct dh_gpu_slot *s)
 static bool rest(struct dh_gpu_slot *s, uint64_t next_ns)
 {
     struct dh_gpu_watch *w = s->w;
-    uint64_t soon_ns = s->now_ns + w->opt.period_ns / 10;
+    uint64_t soon_ns = dh_now_ns() + w->opt.period_ns / 10;
     bool go_on;
 
     pthread_mutex_lock(&w->lock);
@@ -204,9 +206,9 @@ bool dh_gpu_turn(struct dh_gpu_slot *s)
 
     if (entered == DH_ENTER_STOP)
         return false;
-    s->now_ns = s->called_ns = dh_now_ns();
+    s->now_ns = s->called_ns = dh_tick_ns();
     s->status = NVML_SUCCESS;
-    s->dead = false;
+    s->dead = s->same = false;
     if (entered == DH_ENTER_OPEN) {
         pass(s);
         dh_gate_leave(s->w, &s->caller);

@@ -77,6 +77,7 @@ int dh_gpus_open(const struct dh_gpus_options *o, const char *library, const cha
     if (!w)
         return -ENOMEM;
     w->opt = *o;
+    w->tick_ns = dh_tick_length_ns();
     w->nwakes = nwakes;
     if (nwakes)
         memcpy(w->wakes, wakes, nwakes * sizeof(*wakes));

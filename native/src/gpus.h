@@ -64,6 +64,17 @@ struct dh_gpu_base {
     uint64_t value, since_ns;
 };
 
+/* One question of nvmlDeviceGetFieldValues, and its answer: as they stand in nvmlFieldValue_t. */
+struct dh_question {
+    unsigned int field, scope;
+};
+
+struct dh_answer {
+    nvmlValueType_t type;
+    nvmlReturn_t code;
+    nvmlValue_t value;
+};
+
 /* The questions of one field: they follow each other, in the order of the parts. */
 struct dh_gpu_part {
     uint16_t field, questions;
@@ -81,13 +92,14 @@ struct dh_gpu_slot {
     nvmlDevice_t dev;              /* NULL while there is none to be had */
     uint64_t dev_epoch;            /* of the library that gave it */
     uint64_t good_epoch;           /* of the library when the GPU last answered, 0 since it does not */
-    uint64_t now_ns;               /* of this pass */
+    uint64_t now_ns;               /* of this pass; like all times here, as of the last tick */
     uint64_t called_ns;            /* when its last call of this pass returned, or the pass began */
     uint64_t slow_ns, handle_ns, register_ns; /* when that was last done, 0 never */
     bool slow, dead;               /* this pass reads the slow fields; no call of this pass can answer */
     nvmlReturn_t status;           /* of this pass */
     bool quiet;                    /* this pass is a fast one, and no reading of it failed */
     bool settled;                  /* the last was, so this one asks the same */
+    bool same;                     /* and no answer was another one */
     uint64_t due[DH_GPU_WORDS];    /* fields that this pass asks for */
     uint64_t asleep_ns[DH_GPU_FIELD_NUM]; /* since when a field is not asked for, being unsupported */
     uint64_t links;                /* bit set of links that answer */
@@ -100,10 +112,13 @@ struct dh_gpu_slot {
     uint64_t set_handle, tried_handle; /* work.handles when it was, or tried */
     struct dh_gpu_base base[DH_GPU_WAKES_MAX];
     nvmlFieldValue_t batch[DH_QUESTIONS]; /* as the driver has it in its hands */
-    nvmlFieldValue_t known[DH_QUESTIONS]; /* what it is asked, and what it answered last */
-    int asked;                     /* of them, in this pass */
+    struct dh_question question[DH_QUESTIONS];
+    struct dh_answer known[DH_QUESTIONS]; /* the last, to each */
+    int asked;                     /* questions, in this pass */
     struct dh_gpu_part part[DH_GPU_FIELD_NUM];
     uint32_t parts;
+    uint8_t sensor[DH_GPU_FIELD_NUM]; /* rows of the table of functions, in this pass */
+    uint32_t sensors;
 
     /* shared */
     _Atomic(nvmlDevice_t) event_dev[2]; /* registered last, and before that: an event names either */
@@ -134,6 +149,7 @@ struct dh_gpu_watch {
     struct dh_gpu_wake wakes[DH_GPU_WAKES_MAX];
     uint32_t nwakes;
     int wake_fd;
+    uint64_t tick_ns;        /* length of the clock's that GPU threads look at */
 
     /* the opener's own */
     struct dh_nvml nvml;     /* read by all who are inside, written while nobody is */
@@ -161,6 +177,7 @@ struct dh_gpu_watch {
     _Atomic uint64_t epoch;      /* of the library: odd while it is open */
     _Atomic uint32_t driver_major;
     _Atomic int32_t register_err;
+    _Atomic uint64_t set_id;     /* of the event set: odd while there is one. Written under the lock */
 
     pthread_mutex_t lock;
     pthread_cond_t changed;  /* with CLOCK_MONOTONIC */
@@ -171,7 +188,6 @@ struct dh_gpu_watch {
     bool started, stopping, abandoned, renew, opening;
     uint32_t threads;
     nvmlEventSet_t set;      /* to register with; NULL while there is none */
-    uint64_t set_id;
     uint32_t set_users;      /* threads that register with it now */
     uint32_t registered;     /* times that a GPU did */
     uint32_t eventless;      /* times that one turned out to have no events */
@@ -271,7 +287,7 @@ void dh_gpu_sensors(struct dh_gpu_slot *s);
 bool dh_gpu_answers(struct dh_gpu_slot *s, nvmlDevice_t dev);
 void dh_gpu_links(struct dh_gpu_slot *s);
 void dh_gpu_link_sums(struct dh_gpu_slot *s, enum dh_gpu_field field, uint32_t n,
-                      const nvmlFieldValue_t *answers);
+                      const struct dh_question *questions, const nvmlFieldValue_t *answers);
 uint64_t dh_gpu_links_asked(struct dh_gpu_slot *s, enum dh_gpu_field field);
 void dh_gpu_migs(struct dh_gpu_slot *s);
 void dh_gpu_aer(struct dh_gpu_slot *s);
@@ -317,7 +333,8 @@ static inline nvmlReturn_t dh_call_end(struct dh_gpu_watch *w, struct dh_caller 
 
 /*
  * The same for a GPU's thread. A GPU that is dead is not asked again in the same pass. Nothing that could last
- * happens between two calls of a pass, so one look at the clock ends the one and begins the other.
+ * happens between two calls of a pass, so one look at the clock ends the one and begins the other. As of the
+ * last tick will do: deadlines are tens of milliseconds at least, and whoever watches them adds one tick.
  */
 #define DH_GPU_NVML(s, call, function, ...)                                                             \
     ((s)->dead ? (s)->status                                                                            \
@@ -326,7 +343,7 @@ static inline nvmlReturn_t dh_call_end(struct dh_gpu_watch *w, struct dh_caller 
 
 static inline nvmlReturn_t dh_gpu_called(struct dh_gpu_slot *s, nvmlReturn_t code)
 {
-    s->called_ns = dh_now_ns();
+    s->called_ns = dh_tick_ns();
     return code;
 }
 
