@@ -32,7 +32,9 @@ static void adopt(struct dh_gpu_slot *s, nvmlDevice_t dev)
 
 static bool is_due(const struct dh_gpu_slot *s, uint64_t last_ns)
 {
-    return !last_ns || s->now_ns - last_ns >= s->w->opt.slow_ns;
+    const struct dh_gpus_options *o = &s->w->opt;
+
+    return !last_ns || dh_is_due(s->now_ns, last_ns, o->slow_ns, o->period_ns);
 }
 
 /* A handle of this opening of the library. */

@@ -107,6 +107,20 @@ static void elapse(struct gx *g, uint64_t ns)
     s->links_ns -= s->links_ns ? ns : 0;
 }
 
+static void a_pass_that_comes_a_little_early_reads_the_slow_fields_all_the_same(void)
+{
+    struct gx g = alone("profile h100 gpus=1");
+    uint64_t slow_passes;
+
+    for (int i = 0; i < SETTLING; i++)
+        dh_gpus_pass(g.w);
+    slow_passes = gx_gpu(&g, 0)->slow_passes;
+    elapse(&g, HOUR_NS - 9 * MS); /* less than half a period */
+    dh_gpus_pass(g.w);
+    CHECK_U64(gx_gpu(&g, 0)->slow_passes, slow_passes + 1);
+    gx_stop(&g);
+}
+
 /* Through nvmlDeviceGetFieldValues, and through functions of their own. */
 static const char *const link_scenarios[] = {
     "profile a100 gpus=1\ngpu 0 fail link 7 %d",
@@ -237,6 +251,7 @@ int main(void)
     a_pass_reads_what_is_there_now();
     one_answer_that_changes_among_equal_ones_is_taken();
     after_a_failure_every_answer_is_taken();
+    a_pass_that_comes_a_little_early_reads_the_slow_fields_all_the_same();
     a_link_that_fails_at_first_is_found_as_soon_as_it_answers();
     a_link_that_was_not_there_is_asked_for_now_and_then();
     the_median_is_of_the_last_fifteen_calls();
