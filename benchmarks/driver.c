@@ -3,6 +3,7 @@
  *
  *   driver pass    SYSFS CGROUPFS N   passes in which the clock stands still
  *   driver second  SYSFS CGROUPFS N   seconds of ten passes each, as an agent at 10 Hz has them
+ *   driver still   SYSFS CGROUPFS N   minutes of them, after three in which nothing changed
  *   driver sweep   SYSFS CGROUPFS N   sweeps over all groups
  *   driver machine SYSFS PROCFS N     passes over the machine in which the clock stands still
  *   driver minute  SYSFS PROCFS N     minutes of sixty such passes each
@@ -114,6 +115,17 @@ static void pass(const char *sysfs, const char *cgroupfs, long n)
 static void second(const char *sysfs, const char *cgroupfs, long n)
 {
     passes(sampler_make(sysfs, cgroupfs), 10 * n, NS / 10);
+}
+
+static void still(const char *sysfs, const char *cgroupfs, long n)
+{
+    struct dh_sampler *s = sampler_make(sysfs, cgroupfs);
+
+    for (int i = 0; i < 1800; i++, now_ns += NS / 10)
+        if (dh_sampler_pass(s))
+            fail("pass", i);
+    allocations = 0;
+    passes(s, 600 * n, NS / 10);
 }
 
 static void sweep(const char *sysfs, const char *cgroupfs, long n)
@@ -294,9 +306,9 @@ static const struct {
     const char *name;
     void (*run)(const char *a, const char *b, long n);
 } parts[] = {
-    { "pass", pass },     { "second", second }, { "sweep", sweep }, { "machine", machine },
-    { "minute", minute }, { "uevent", uevent }, { "knobs", knobs }, { "gpus", gpus },
-    { "gpu_minute", gpu_minute },               { "encode", encode },
+    { "pass", pass },       { "second", second }, { "still", still },   { "sweep", sweep },
+    { "machine", machine }, { "minute", minute }, { "uevent", uevent }, { "knobs", knobs },
+    { "gpus", gpus },       { "gpu_minute", gpu_minute },               { "encode", encode },
 };
 
 int main(int argc, char **argv)

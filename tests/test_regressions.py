@@ -59,6 +59,12 @@ MISTAKES: Final = {
         "        s->batch[i].valueType = NO_TYPE;\n        s->batch[i].timestamp = (long long)dh_now_ns();\n",
         ("instructions.pass_8_gpus",),
     ),
+    "what stands still is swept as often as what moves": Mistake(
+        "native/src/cgroups.c",
+        "#define WHOLE_SWEEPS 6\n",
+        "#define WHOLE_SWEEPS 1\n",
+        ("system_calls.still_100_groups",),
+    ),
     "an allocation per pass": Mistake(
         "native/src/sampler.c",
         "    s->now_ns = dh_now_ns();\n    s->resync = ",

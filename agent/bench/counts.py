@@ -32,6 +32,7 @@ WRAPPED: Final = ("clock_gettime", "malloc", "calloc", "realloc")
 REPEATS: Final = {
     "pass": 100,
     "second": 10,
+    "still": 1,
     "sweep": 5,
     "machine": 100,
     "minute": 5,
@@ -61,6 +62,7 @@ WORKS: Final = (
     Work("pass", "pass"),
     Work("second", "second"),
     Work(f"second_{GROUPS}_groups", "second", GROUPS),
+    Work(f"still_{GROUPS}_groups", "still", GROUPS),
     Work(f"sweep_{GROUPS}_groups", "sweep", GROUPS),
     Work("machine", "machine"),
     Work(f"machine_{CONTROLLERS}_controllers", "machine", controllers=CONTROLLERS),

@@ -31,7 +31,8 @@ class SamplerOptions:
     period_ns: int = NS
     """Of a pass: 10 ms to 1 h."""
     sweep_ns: int = 10 * NS
-    """Every cgroup's silent counters are read once in this time; at least a period."""
+    """Every cgroup's silent counters are read once in this time, those that stand still once in six times it;
+    at least a period."""
     resync_ns: int = 300 * NS
     """Everything is read once in this time, whether or not the kernel notified."""
     group_max: int = 4096

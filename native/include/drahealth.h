@@ -93,7 +93,8 @@ struct dh_options {
     uint32_t size;       /* sizeof(struct dh_options) */
     uint32_t version;    /* DH_VERSION */
     uint64_t period_ns;  /* of a pass: 10 ms to 1 h */
-    uint64_t sweep_ns;   /* every group's silent counters are read once in this time */
+    uint64_t sweep_ns;   /* every group's silent counters are read once in this time; those that stood still for
+                            six to twelve of it, once in six of it */
     uint64_t resync_ns;  /* everything, the notified files too, is read once in this time */
     uint32_t group_max;  /* capacity of the group table, 1 to 65,536 */
     uint32_t reserved;   /* 0 */

@@ -96,6 +96,10 @@ static void file_add(struct dh_cgroups *c, const struct dh_cg_spec *spec, uint32
              mark ? mark + 2 : "");
     if (spec->read == DH_CG_NOTIFIED && spec->controller & (DH_CG_CORE | DH_CG_FREEZER))
         c->local |= DH_CG_FILE_BIT(c->files);
+    if (spec->read == DH_CG_SWEPT)
+        c->swept |= DH_CG_FILE_BIT(c->files);
+    if (spec->read == DH_CG_OOM)
+        c->oom |= DH_CG_FILE_BIT(c->files);
     c->files++;
 }
 
@@ -209,6 +213,12 @@ static bool value_lost(struct dh_sampler *s, uint64_t *valid, uint64_t *seen, ch
     return dh_reading(s, valid, seen, v->field, (uint64_t *)(void *)(record + v->offset), err, 0);
 }
 
+/* What a file says is another, or cannot be read: it is swept often for a while. */
+static void stir(struct dh_sampler *s, uint32_t slot, const struct dh_cg_file *f)
+{
+    s->cgroups->group[slot].stirred |= DH_CG_FILE_BIT(f - s->cgroups->file);
+}
+
 /* A file that was never read may hold any of its keys; of one that was it is known which. */
 static void file_failed(struct dh_sampler *s, uint32_t slot, uint32_t file, int err)
 {
@@ -227,6 +237,7 @@ static void file_failed(struct dh_sampler *s, uint32_t slot, uint32_t file, int 
     }
     g->err = err;
     s->cgroups->group[slot].has |= DH_CG_FILE_BIT(file);
+    stir(s, slot, f);
     dh_source_failed(s, DH_SOURCE_CGROUPS, f->spec->values[0].field, err);
     if (changed)
         dh_group_touch(s, slot);
@@ -316,8 +327,10 @@ static int numbers_parse(struct dh_sampler *s, uint32_t slot, const struct dh_cg
             changed = true;
         }
     }
-    if (changed)
+    if (changed) {
+        stir(s, slot, f);
         dh_group_touch(s, slot);
+    }
     return found;
 }
 
@@ -371,6 +384,7 @@ bool dh_cg_file_read(struct dh_sampler *s, uint32_t slot, uint32_t file)
         p->watched &= ~bit;
         if (!(p->missed & bit)) {
             p->missed |= bit;
+            stir(s, slot, f);
             return true;
         }
     }

@@ -475,7 +475,9 @@ static bool dir_watch(struct dh_sampler *s, uint32_t index)
                                        watch_pack(WATCH_DIR, d->hier, 0, index));
 
     d->wd = wd < 0 ? -1 : wd;
+    s->cgroups->dirs_refused -= d->refused;
     d->refused = refusal(s, d->refused, wd < 0 && wd != -ENOENT);
+    s->cgroups->dirs_refused += d->refused;
     if (before >= 0 && before != d->wd)
         watch_drop(s, before);
     return d->wd < 0 || d->wd != before;

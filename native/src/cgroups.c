@@ -3,7 +3,8 @@
  *
  * Events  a pod's notified file changed, or cgroup v1's eventfd told of it: that file of the pod and of
  *         its containers is read. Limits are read with what wakes the reader, as evidence.
- * Sweep   counters that never notify, all groups once in sweep_ns, a slice of them in each pass.
+ * Sweep   counters that never notify, all groups once in sweep_ns, a slice of them in each pass. One that
+ *         stands still is read in every sixth sweep only: most do, for days.
  * Resync  every file of a group, and every directory, once in resync_ns: what a lost event, a full
  *         table or a watch that could not be had would otherwise hide for good.
  */
@@ -22,6 +23,12 @@
 
 /* The sweep's slices are so far apart: fifty groups at once cost less than ten times five, cold each. */
 #define SLICE_NS DH_NS
+
+/*
+ * Of so many sweeps of a group one is whole. A file that stood still from one of these to the next is left out of
+ * the others, until it changes or the kernel tells of its pod.
+ */
+#define WHOLE_SWEEPS 6
 
 /* Of one batch of events, which are bounded in time too. */
 #define BATCH_READS 64
@@ -140,7 +147,7 @@ static bool size_idle(const struct dh_sampler *s, const struct dh_cg_file *f)
     return false;
 }
 
-/* The files that a sweep reads of a group. */
+/* The files that a whole sweep reads of a group. */
 static uint64_t swept_files(const struct dh_sampler *s, uint32_t slot)
 {
     const struct dh_cgroups *c = s->cgroups;
@@ -155,6 +162,16 @@ static uint64_t swept_files(const struct dh_sampler *s, uint32_t slot)
             mask |= m & -m;
     }
     return mask;
+}
+
+/* Those of them that every sweep reads: what changed lately, and what stands in for an event. */
+static uint64_t restless_files(const struct dh_sampler *s, uint32_t slot)
+{
+    const struct dh_cgroups *c = s->cgroups;
+    const struct dh_cg_group *p = &c->group[slot];
+    uint64_t silent = p->oom_heard ? c->swept | c->oom : c->swept;
+
+    return swept_files(s, slot) & ~(silent & ~(p->stirred | p->lively));
 }
 
 static uint64_t limits_of(const struct dh_cgroups *c, const struct dh_cg_file *counter)
@@ -198,11 +215,11 @@ static bool files_read(struct dh_sampler *s, uint32_t slot, uint64_t files)
     return there;
 }
 
-static void sweep_group(struct dh_sampler *s, uint32_t slot)
+static void sweep_group(struct dh_sampler *s, uint32_t slot, bool whole)
 {
     struct dh_cgroups *c = s->cgroups;
 
-    if (!files_read(s, slot, swept_files(s, slot)))
+    if (!files_read(s, slot, whole ? swept_files(s, slot) : restless_files(s, slot)))
         return;
     for (uint8_t h = 0; h < c->hiers; h++)
         if (c->group[slot].refused & DH_CG_DIR_BIT(h))
@@ -243,7 +260,14 @@ static void near_end(struct dh_cgroups *c)
     c->near = 0;
 }
 
-enum pod_pass { POD_SWEEP, POD_RESYNC, POD_FLOOR };
+/* What is read now and changes stays restless until the next but one. */
+static void calm(struct dh_cg_group *p)
+{
+    p->lively = p->stirred;
+    p->stirred = 0;
+}
+
+enum pod_pass { POD_SWEEP, POD_WHOLE, POD_RESYNC, POD_FLOOR };
 
 /* One pod and its containers. Counts its groups, and in POD_FLOOR its reads. */
 static int64_t pod_pass(struct dh_sampler *s, uint32_t pod, enum pod_pass what, uint32_t *groups)
@@ -257,12 +281,14 @@ static int64_t pod_pass(struct dh_sampler *s, uint32_t pod, enum pod_pass what, 
             next = c->group[slot - 1].next;
         ++*groups;
         c->group[slot - 1].visits += what != POD_FLOOR;
+        if (what == POD_WHOLE || what == POD_RESYNC)
+            calm(&c->group[slot - 1]);
         if (what == POD_FLOOR)
             reads += floor_group(s, slot - 1);
         else if (what == POD_RESYNC)
             resync_group(s, slot - 1);
         else
-            sweep_group(s, slot - 1);
+            sweep_group(s, slot - 1, what == POD_WHOLE);
         if (!c->group[pod].hiers)
             break; /* it is gone, and its containers with it */
     }
@@ -282,8 +308,25 @@ int64_t dh_cgroups_sweep(struct dh_sampler *s, bool floor)
 
     for (uint32_t slot = 0; slot < s->work->head.groups; slot++)
         if (is_pod(s->cgroups, slot))
-            reads += pod_pass(s, slot, floor ? POD_FLOOR : POD_SWEEP, &groups);
+            reads += pod_pass(s, slot, floor ? POD_FLOOR : POD_WHOLE, &groups);
     return floor ? reads : groups;
+}
+
+/* Whether nobody would tell that a pod, or a container of it, has come or gone. */
+static bool is_unheard(const struct dh_cgroups *c, uint32_t pod)
+{
+    return c->dirs_refused || c->group[pod].refused >> DH_CG_FILES;
+}
+
+static enum pod_pass pass_of(const struct dh_sampler *s, uint32_t pod)
+{
+    const struct dh_cgroups *c = s->cgroups;
+    uint64_t resync = s->opt.resync_ns / s->opt.sweep_ns;
+    uint32_t turn = c->group[pod].visits + pod; /* by slot: not all pods have theirs in the same sweep */
+
+    if (turn % resync == resync - 1)
+        return POD_RESYNC;
+    return turn % WHOLE_SWEEPS == WHOLE_SWEEPS - 1 || is_unheard(c, pod) ? POD_WHOLE : POD_SWEEP;
 }
 
 /* The slice of the sweep that this pass owes, in whole pods, each pod's resync among it. */
@@ -291,7 +334,6 @@ static void sweep_slice(struct dh_sampler *s)
 {
     struct dh_cgroups *c = s->cgroups;
     const int64_t each = (int64_t)s->opt.sweep_ns;
-    uint64_t sweeps = s->opt.resync_ns / s->opt.sweep_ns;
     int64_t most;
 
     c->owed += (int64_t)(s->work->head.groups * s->opt.period_ns);
@@ -310,11 +352,7 @@ static void sweep_slice(struct dh_sampler *s)
             c->owed -= c->group[slot].hiers ? 0 : each; /* a gap is owed like a group, and paid at once */
             continue;
         }
-        /* by slot, so that not all pods are read whole in the same sweep */
-        if ((c->group[slot].visits + slot) % sweeps == sweeps - 1)
-            pod_pass(s, slot, POD_RESYNC, &groups);
-        else
-            pod_pass(s, slot, POD_SWEEP, &groups);
+        pod_pass(s, slot, pass_of(s, slot), &groups);
         c->owed -= groups * each;
     }
 }
@@ -356,8 +394,10 @@ static void pending_pass(struct dh_sampler *s)
         uint64_t pending = c->group[slot].pending;
 
         c->group[slot].pending = 0;
+        c->group[slot].stirred = ~0ull;
         for (uint32_t child = c->group[slot].child; child; child = next) {
             next = c->group[child - 1].next;
+            c->group[child - 1].stirred = ~0ull;
             files_read(s, child - 1, pending);
         }
         if (c->group[slot].hiers && pending)

@@ -24,7 +24,7 @@
 #define DH_CG_OOM_FDS 256  /* eventfds; a process may have 1,024 descriptors, and others need them more */
 
 enum dh_cg_read {
-    DH_CG_SWEPT,    /* the kernel never notifies: read in every sweep */
+    DH_CG_SWEPT,    /* the kernel never notifies: read in every sweep, while it changes */
     DH_CG_OOM,      /* so is this, and when the pod's eventfd tells of it */
     DH_CG_NOTIFIED, /* read when the kernel notifies, and at each resync */
     DH_CG_RARE      /* changes by configuration only: read at each resync, and as evidence of a count */
@@ -76,6 +76,8 @@ struct dh_cg_group {
     uint64_t refused; /* those that are there, and the kernel would not watch */
     uint64_t missed;  /* files that were gone at the last look, and their directory was not */
     uint64_t pending; /* notified, not yet read */
+    uint64_t stirred; /* files that changed, or could not be read, since the last whole sweep */
+    uint64_t lively;  /* those that had between that one and the one before */
     uint64_t key;     /* of the path, in dh_cgroups.by_path */
     uint32_t parent, child, next;
     uint32_t visits;
@@ -97,10 +99,11 @@ struct dh_cgroups {
     struct dh_cg_file file[DH_CG_FILES];
     uint32_t files;
     uint64_t local; /* files whose events the kernel does not pass on to the ancestors */
+    uint64_t swept, oom; /* files in DH_CG_SWEPT and DH_CG_OOM */
     uint64_t size_kib[DH_HP_MAX];
     uint32_t sizes;
     struct dh_cg_dir dir[DH_CG_DIRS];
-    uint32_t dirs;
+    uint32_t dirs, dirs_refused;
     struct dh_cg_group *group; /* group_max, mapped */
     uint32_t *pending;         /* slots with pending != 0, each once */
     uint32_t pending_num;

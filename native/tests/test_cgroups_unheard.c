@@ -63,6 +63,15 @@ static void without_inotify_everything_is_swept(void)
     fx_resync(&f); /* asked for again, and refused again */
     CHECK_U64(f.head->unwatched, 3 + 2 * (1 + 2));
 
+    fx_write("nr_periods 0\nnr_throttled 0\n", "cg/" POD "/cpu.stat");
+    fx_resync(&f);
+    for (int i = 0; i < 200; i++) /* its counter stands still, and is read in every sweep */
+        fx_pass(&f);
+    fx_write("nr_periods 9\nnr_throttled 9\n", "cg/" POD "/cpu.stat");
+    for (int i = 0; i < 10; i++)
+        fx_pass(&f);
+    CHECK_U64(fx_group(&f, UID, "")->cpu_throttled, 9);
+
     fx_must(instances_allow("16"), "max_inotify_instances");
     fx_resync(&f);
     CHECK_U64(f.head->unwatched, 0);
