@@ -442,13 +442,15 @@ def test_one_change_among_seven_hundred_groups_is_one_new_sample(fixture: Sample
         assert [group.pod_uid for group in new] == [pod_uid(333)]
 
 
-def test_the_buffer_grows_with_the_node(fixture: SamplerOptions) -> None:
+def test_a_node_of_many_groups_is_copied_whole_every_time(fixture: SamplerOptions) -> None:
     (fixture.cgroupfs_root / "more").mkdir()
     pods_on_disk(fixture.cgroupfs_root / "more", 700)  # about 600 KiB of records
     with opened(replace(fixture, kubelet_cgroup_root="/more")) as sampler:
         sampler.run_pass()
         groups = read(sampler).groups
         assert {group.pod_uid for group in groups} == {pod_uid(i) for i in range(700)}
+        assert all(now is was for now, was in zip(read(sampler).groups, groups, strict=True))
+        assert len({id(group.hugetlb) for group in groups}) == 1  # which say the same
 
 
 def test_groups_that_are_gone_take_no_memory(fixture: SamplerOptions) -> None:

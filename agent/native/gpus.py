@@ -77,7 +77,7 @@ class Gpus:
         self._watch = out[0]
         self._publication = Publication(
             lambda buffer, size: lib.dh_gpus_read(self._watch, buffer, size),
-            lambda: lib.dh_gpus_size(self._watch),
+            lib.dh_gpus_size(self._watch),
             Same(GpuDecoder().gpu_set),
             wake_fd,
         )

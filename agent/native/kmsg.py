@@ -76,7 +76,7 @@ class Kmsg:
         self._lines = Table(_LINE, _line, lambda line: (line.first_us, line.seq))
         self._publication = Publication(
             lambda buffer, size: lib.dh_kmsg_read(self._kmsg, buffer, size),
-            lambda: lib.dh_kmsg_size(self._kmsg),
+            lib.dh_kmsg_size(self._kmsg),
             Same(self._sample),
             wake_fd,
         )

@@ -94,7 +94,7 @@ class Machine:
         self._machine = out[0]
         self._publication = Publication(
             lambda buffer, size: lib.dh_machine_read(self._machine, buffer, size),
-            lambda: lib.dh_machine_size(self._machine),
+            lib.dh_machine_size(self._machine),
             Same(Decoder().sample),
             wake_fd,
         )

@@ -1,6 +1,6 @@
 """What a thread of the core publishes, as Python gets it: copied out whole, decoded as far as it changed."""
 
-import errno
+import mmap
 import os
 import struct
 from collections.abc import Callable
@@ -11,7 +11,7 @@ from agent.native._core import ffi, lib
 T = TypeVar("T")
 S = TypeVar("S")
 
-_WORDS: Final = 1 << 14  # of the buffer at first; it follows what there is, and 128 KiB hold 100 groups
+_KEPT: Final = 1 << 17  # bytes of the buffer that keep their memory: they hold 100 groups
 _BLOCK: Final = 64  # records that are compared at once
 
 
@@ -26,6 +26,8 @@ class Copied(Protocol):
 class Publication(Generic[T]):
     """The newest of one thread's publications.
 
+    The buffer has room for the most that there can be, and memory for little more than is there.
+
     Args:
         copy: Copies it into a buffer of so many bytes; how many it used, or a code of the core.
         most: How many bytes there can be at most.
@@ -36,15 +38,15 @@ class Publication(Generic[T]):
     def __init__(
         self,
         copy: Callable[[Any, int], int],
-        most: Callable[[], int],
+        most: int,
         decode: Callable[[Copied], T],
         wake_fd: int,
     ) -> None:
         self._copy = copy
-        self._most = most
         self._decode = decode
         self._wake_fd = wake_fd
-        self._buffer = ffi.new("uint64_t[]", _WORDS)
+        self._memory = mmap.mmap(-1, max(most, _KEPT), mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        self._buffer = ffi.from_buffer(self._memory)
         self._last: T | None = None
 
     def read(self) -> T | None:
@@ -52,18 +54,13 @@ class Publication(Generic[T]):
 
         If the writer is held up in the middle of a copy, the last that was whole, and a wake to read again.
         """
-        while True:
-            size = ffi.sizeof(self._buffer)
-            used = self._copy(self._buffer, size)
-            if used != -errno.ENOSPC:
-                break
-            self._buffer = ffi.new("uint64_t[]", min(2 * size, self._most() + 8) // 8 + 1)
+        used = self._copy(self._buffer, len(self._memory))
         if used == lib.DH_ETORN:
             os.eventfd_write(self._wake_fd, 1)  # what the last wake was for may not have been read
         elif used >= 0:
             self._last = self._decode(ffi.buffer(self._buffer, used))
-            if size > max(4 * used, 8 * _WORDS):
-                self._buffer = ffi.new("uint64_t[]", max(2 * used // 8, _WORDS))
+            if used > _KEPT:
+                self._memory.madvise(mmap.MADV_DONTNEED, _KEPT)
         return self._last
 
 

@@ -2,6 +2,7 @@
 
 import errno
 import struct
+from functools import lru_cache
 from itertools import starmap
 from typing import Any, Final
 
@@ -192,9 +193,13 @@ def _group(raw: tuple[Any, ...]) -> GroupSample | None:
     limit = reading(values[11], lib.DH_GROUP_MEM_LIMIT, valid, seen, err)
     has_cpus = valid >> lib.DH_GROUP_CPUS & 1
     cpus = int.from_bytes(values[12], "little") if has_cpus else _missing(seen, err, lib.DH_GROUP_CPUS)
-    ends = range(_HUGETLB_AT + 9, _HUGETLB_AT + 9 * sizes + 9, 9)
-    hugetlb = tuple(_hugetlb(raw[end - 9 : end], err) for end in ends)
+    hugetlb = _hugetlbs(raw[_HUGETLB_AT : _HUGETLB_AT + 9 * sizes], err)
     return GroupSample._make((ident, _KINDS[kind], _text(uid), _text(name), *readings, limit, cpus, hugetlb))
+
+
+@lru_cache(64)  # most groups use no pages: they share these
+def _hugetlbs(raw: tuple[int, ...], err: int) -> tuple[HugetlbSample, ...]:
+    return tuple(_hugetlb(raw[at : at + 9], err) for at in range(0, len(raw), 9))
 
 
 def _hugetlb(raw: tuple[Any, ...], err: int) -> HugetlbSample:

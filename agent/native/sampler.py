@@ -88,7 +88,7 @@ class Sampler:
         self._fd: int = lib.dh_sampler_eventfd(self._sampler)
         self._publication = Publication(
             lambda buffer, size: lib.dh_sampler_read(self._sampler, buffer, size),
-            lambda: lib.dh_sampler_size(self._sampler),
+            lib.dh_sampler_size(self._sampler),
             Decoder().snapshot,
             self._fd,
         )

@@ -50,7 +50,7 @@ class Uevents:
         self._events = Table(_ENTRY, _uevent, lambda event: (event.last_ns,))
         self._publication = Publication(
             lambda buffer, size: lib.dh_uevents_read(self._uevents, buffer, size),
-            lambda: lib.dh_uevents_size(self._uevents),
+            lib.dh_uevents_size(self._uevents),
             Same(self._sample),
             wake_fd,
         )

@@ -137,7 +137,7 @@ static uint64_t path_key(const char *path)
 
     for (; *path; path++)
         h = (h ^ (unsigned char)*path) * 0x100000001b3ull;
-    return h | 1; /* 0 marks an empty place in the map */
+    return h ? h : 1; /* 0 marks an empty place in the map */
 }
 
 static bool group_find(const struct dh_cgroups *c, const char *path, uint32_t *slot)

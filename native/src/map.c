@@ -3,9 +3,18 @@
 #include <errno.h>
 #include <stdlib.h>
 
+/* Places that lie beside each other: a page of keys. */
+#define RUN_BITS 9
+
+/*
+ * Keys that follow each other, as watch descriptors do, have homes that do: the map is as large as the most that
+ * may come, and most of its pages are never touched. Runs of them are spread, so that one does not push the next.
+ */
 static uint32_t home(const struct dh_map *m, uint64_t key)
 {
-    return (uint32_t)((key * 0x9e3779b97f4a7c15ull) >> 32) & m->mask;
+    uint64_t run = (key >> RUN_BITS) * 0x9e3779b97f4a7c15ull >> 32;
+
+    return (uint32_t)(run << RUN_BITS | (key & ((1u << RUN_BITS) - 1))) & m->mask;
 }
 
 int dh_map_make(struct dh_map *m, uint32_t capacity)

@@ -49,6 +49,13 @@ static uint64_t *base_of(struct dh_sampler *s, const uint64_t *slot)
     return (uint64_t *)((char *)s->base + ((const char *)slot - (const char *)s->work));
 }
 
+/* Most counters are 0, and so are their bases: what is not written to costs no memory. */
+static void base_put(uint64_t *base, uint64_t value)
+{
+    if (*base != value)
+        *base = value;
+}
+
 /* The base of a counter that has woken: it need not again in this window, however fast it grows. */
 #define SPENT UINT64_MAX
 
@@ -109,7 +116,7 @@ bool dh_reading(struct dh_sampler *s, uint64_t *valid, uint64_t *seen, enum dh_f
         return dh_set(s, slot, field, value);
     *slot = value;
     if (s->wakes[field].mode == DH_WAKE_RISE)
-        *base_of(s, slot) = value;
+        base_put(base_of(s, slot), value);
     return true;
 }
 
@@ -157,7 +164,7 @@ static void base_renew(struct dh_sampler *s, const void *record, size_t offset)
 {
     const uint64_t *slot = (const uint64_t *)(const void *)((const char *)record + offset);
 
-    *base_of(s, slot) = *slot;
+    base_put(base_of(s, slot), *slot);
 }
 
 static void field_renew(struct dh_sampler *s, uint32_t field)

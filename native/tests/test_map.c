@@ -114,6 +114,27 @@ static void there_is_room_for_what_was_asked_for(void)
     }
 }
 
+/* A map for all that a machine might have costs memory for what it has. */
+static void keys_that_follow_each_other_lie_on_few_pages(void)
+{
+    const uint32_t page = 4096 / sizeof(uint64_t);
+    uint32_t pages = 0;
+    struct dh_map m;
+
+    CHECK_INT(dh_map_make(&m, 20000), 0);
+    for (uint64_t k = 1000; k < 1000 + 3 * page; k++)
+        CHECK(dh_map_put(&m, k, k));
+    for (uint32_t at = 0; at <= m.mask; at += page) {
+        bool touched = false;
+
+        for (uint32_t i = at; i < at + page; i++)
+            touched |= m.key[i] != 0;
+        pages += touched;
+    }
+    CHECK(pages <= 2 * 4); /* four runs, the first and the last in part; one may push another over its end */
+    dh_map_free(&m);
+}
+
 int main(void)
 {
     a_map_does_what_an_array_does(1);
@@ -121,5 +142,6 @@ int main(void)
     a_map_does_what_an_array_does(0x9e3779b97f4a7c15ull);
     a_run_may_wrap_around_the_end();
     there_is_room_for_what_was_asked_for();
+    keys_that_follow_each_other_lie_on_few_pages();
     return check_done("test_map");
 }
