@@ -5,7 +5,6 @@ our own has no class here: it ends the process with its traceback.
 """
 
 from collections.abc import Iterable
-from difflib import get_close_matches
 
 
 class DrahealthError(Exception):
@@ -51,5 +50,7 @@ def root_of(error: BaseException) -> BaseException:
 
 def suggestion(word: str, known: Iterable[str]) -> str:
     """What ``word`` was probably meant to be, as the end of a sentence; empty if nothing is near."""
+    from difflib import get_close_matches  # nobody mistypes the words of an agent that runs
+
     near = get_close_matches(word, known, n=1)
     return f"; did you mean {near[0]!r}?" if near else ""

@@ -9,27 +9,28 @@ import re
 import sys
 import traceback
 from collections.abc import Sequence
+from importlib import import_module
 from typing import Final, NoReturn
 
-from agent.cli import audit, checks, classify, conform, explain, history, prepares, run, scan, status, watch
 from agent.cli.exits import EXIT_OF_ERROR, INTERNAL
 from agent.cli.verb import Verb
 from agent.errors import UsageError, root_of, suggestion
 from agent.version import VERSION
 
 VERBS: Final = (
-    run.VERB,
-    scan.VERB,
-    watch.VERB,
-    status.VERB,
-    explain.VERB,
-    audit.VERB,
-    prepares.VERB,
-    history.VERB,
-    classify.VERB,
-    checks.VERB,
-    conform.VERB,
+    "run",
+    "scan",
+    "watch",
+    "status",
+    "explain",
+    "audit",
+    "prepares",
+    "history",
+    "classify",
+    "checks",
+    "conform",
 )
+"""Modules beside this one, each with its ``VERB``. Of a command line that names one no other is loaded."""
 
 DESCRIPTION: Final = "Tells the truth about a node's devices: one verdict each, with its evidence."
 EXAMPLES: Final = (
@@ -56,14 +57,20 @@ class Parser(argparse.ArgumentParser):
         raise UsageError(f"{message}\ntry '{self.prog} --help'")
 
 
-def build_parser() -> tuple[Parser, dict[str, Parser]]:
-    """The parser of the command, and those of its verbs."""
+def verb_of(name: str) -> Verb:
+    """One of :data:`VERBS`."""
+    verb: Verb = import_module(f"agent.cli.{name}").VERB
+    return verb
+
+
+def build_parser(names: Sequence[str] = VERBS) -> tuple[Parser, dict[str, Parser]]:
+    """The parser of the command, and those of its verbs, or of some."""
     parser = Parser(prog="drahealth", description=DESCRIPTION, allow_abbrev=False)
     parser.examples = EXAMPLES
     parser.add_argument("--version", action="version", version=f"drahealth {VERSION}")
     verbs = parser.add_subparsers(dest="verb", metavar="VERB", required=True)
     parsers: dict[str, Parser] = {}
-    for verb in VERBS:
+    for verb in map(verb_of, names):
         sub = verbs.add_parser(verb.name, help=verb.summary, description=verb.description, allow_abbrev=False)
         sub.examples = verb.examples
         verb.add_arguments(sub)
@@ -77,14 +84,15 @@ def parse(argv: Sequence[str]) -> tuple[Verb, argparse.Namespace]:
     Raises:
         UsageError: names what is not understood and, if something is near, what was probably meant.
     """
-    parser, parsers = build_parser()
+    named = [word for word in argv[:1] if word in VERBS]
+    parser, parsers = build_parser(named or VERBS)
     args, unknown = parser.parse_known_args(argv)
     sub = parsers[args.verb]
     if unknown:
         word = next((w for w in unknown if w.startswith("-")), unknown[0]).partition("=")[0]
         flags = re.findall(r"--[a-z-]+", sub.format_usage())
         sub.error(f"{word!r} is no argument of {args.verb}{suggestion(word, flags)}")
-    return next(verb for verb in VERBS if verb.name == args.verb), args
+    return verb_of(args.verb), args
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -6,7 +6,6 @@ GPUs that it no longer counts, are in agent.health.gpu.driver.
 """
 
 from collections.abc import Iterator
-from statistics import median
 from typing import Final
 
 from agent.health.catalogue import Rule
@@ -140,6 +139,8 @@ def probe_slow(view: GpuView) -> Answer:
         if view.gpus.count <= SIBLINGS:
             return Inapplicable(f"fewer than {SIBLINGS} other GPUs to compare with")
         return Unevaluated(f"needs {SIBLINGS} other GPUs that answer")
+    from statistics import median  # most nodes have too few GPUs to need it, and its fractions
+
     own_ns = view.gpu.probe_p50_ns
     if own_ns < SLOW_NS or own_ns < SLOW_FACTOR * median(view.siblings_p50_ns):
         return FINE
