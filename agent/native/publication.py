@@ -22,6 +22,8 @@ class Copied(Protocol):
 
     def __getitem__(self, part: slice, /) -> bytes: ...
 
+    def __buffer__(self, flags: int, /) -> memoryview: ...
+
 
 class Publication(Generic[T]):
     """The newest of one thread's publications.
@@ -77,6 +79,36 @@ class Same(Generic[T]):
         if self._value is None or raw != self._raw:
             self._raw, self._value = raw, self._decode(raw)
         return self._value
+
+
+class StampedTable(Generic[S]):
+    """Records that begin with a stamp, 64 bits: of no other, and another one whenever they have changed.
+
+    So nothing is kept of them but their samples, and of those that did not change nothing else is looked at.
+    Arguments as of :class:`Table`.
+    """
+
+    def __init__(self, layout: struct.Struct, decode: Callable[[tuple[Any, ...]], S | None]) -> None:
+        self._layout = layout
+        self._decode = decode
+        self._known: dict[int, S | None] = {}
+        self._samples: tuple[S, ...] = ()
+
+    def samples(self, data: Copied, start: int, end: int) -> tuple[S, ...]:
+        """Of all records that follow each other there."""
+        size = self._layout.size
+        stamps = memoryview(data).cast("Q")[start // 8 : end // 8 : size // 8].tolist()
+        if stamps != list(self._known):
+            known = self._known
+            self._known = {
+                stamp: known[stamp] if stamp in known else self._one(data[at : at + size])
+                for stamp, at in zip(stamps, range(start, end, size), strict=True)
+            }
+            self._samples = tuple(one for one in self._known.values() if one is not None)
+        return self._samples
+
+    def _one(self, raw: bytes) -> S | None:
+        return self._decode(self._layout.unpack(raw))
 
 
 class Table(Generic[S]):

@@ -21,7 +21,7 @@ from agent.model.snapshot import (
 )
 from agent.model.source import SourceSample, SourceState
 from agent.native._core import ffi, lib
-from agent.native.publication import Copied, Table
+from agent.native.publication import Copied, StampedTable, Table
 
 _CPU_BYTES: Final = lib.DH_CPU_WORDS * 8
 _GROUP_CPU_BYTES: Final = lib.DH_GROUP_CPU_WORDS * 8
@@ -109,7 +109,7 @@ class Decoder:
         self._nodes = Table(_NODE, _node, lambda node: (node.node,))
         self._throttle = Table(_THROTTLE, _throttle)
         self._pools = Table(_POOL, _pool, _pool_key)
-        self._groups = Table(_GROUP, _group)
+        self._groups = StampedTable(_GROUP, _group)
 
     def snapshot(self, data: Copied) -> Snapshot:
         """One copy, as ``dh_sampler_read()`` made it."""
@@ -185,7 +185,7 @@ def _pool(raw: tuple[Any, ...]) -> PoolSample:
 
 
 def _group(raw: tuple[Any, ...]) -> GroupSample | None:
-    valid, seen, _born, ident, kind, sizes, err, uid, name, *values = raw
+    _stamp, valid, seen, ident, kind, sizes, err, uid, name, *values = raw
     if not ident:
         return None
     # the members stand in the order of their fields

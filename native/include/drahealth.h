@@ -172,9 +172,9 @@ struct dh_hugetlb {
 };
 
 struct dh_group {
+    uint64_t stamp; /* of no other group, and another one whenever this has changed */
     uint64_t valid;
     uint64_t seen;
-    uint64_t born_ns;
     uint32_t id;         /* unique for the sampler's life */
     uint32_t kind;       /* enum dh_group_kind */
     uint32_t sizes;      /* used entries of hugetlb[] */

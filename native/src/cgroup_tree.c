@@ -297,6 +297,7 @@ static void group_make(struct dh_sampler *s, uint32_t slot, const char *path, co
     memset(g, 0, sizeof(*g));
     memcpy(p->path, path, strlen(path) + 1);
     p->key = path_key(path);
+    p->born_ns = s->now_ns;
     p->parent = parent;
     if (parent) {
         p->next = c->group[parent - 1].child;
@@ -304,7 +305,6 @@ static void group_make(struct dh_sampler *s, uint32_t slot, const char *path, co
     }
     g->id = ++c->next_id;
     g->kind = parent ? DH_GROUP_CONTAINER : DH_GROUP_POD;
-    g->born_ns = s->now_ns;
     memcpy(g->uid, uid, sizeof(g->uid));
     memcpy(g->name, name, sizeof(g->name));
     dh_cg_sizes_init(s, g);

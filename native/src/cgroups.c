@@ -442,7 +442,7 @@ static void settle(struct dh_sampler *s)
     for (uint32_t slot = 0; slot < s->work->head.groups; slot++) {
         struct dh_cg_group *p = &c->group[slot];
 
-        if (!p->hiers || p->settled || !dh_due(s, s->work->group[slot].born_ns, RETRY_NS))
+        if (!p->hiers || p->settled || !dh_due(s, p->born_ns, RETRY_NS))
             continue;
         p->settled = true;
         resync_group(s, slot);

@@ -79,6 +79,7 @@ struct dh_cg_group {
     uint64_t stirred; /* files that changed, or could not be read, since the last whole sweep */
     uint64_t lively;  /* those that had between that one and the one before */
     uint64_t key;     /* of the path, in dh_cgroups.by_path */
+    uint64_t born_ns;
     uint32_t parent, child, next;
     uint32_t visits;
     uint32_t dropped; /* of a pod: its containers that have no room */

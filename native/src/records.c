@@ -289,6 +289,7 @@ static void publish_dirty(struct dh_sampler *s)
     for (uint32_t k = 0; k < s->group_dirty_num; k++) {
         uint32_t slot = s->group_dirty[k];
 
+        from->group[slot].stamp = ++s->stamps;
         dh_words_store(&to->group[slot], &from->group[slot], sizeof(from->group[slot]));
         s->group_is_dirty[slot] = 0;
     }

@@ -100,6 +100,7 @@ struct dh_sampler {
     bool throttle_dirty;
     uint32_t *group_dirty; /* slots, each once */
     uint32_t group_dirty_num;
+    uint64_t stamps; /* given to groups */
     uint8_t *group_is_dirty;
     uint64_t reads, opens;
 

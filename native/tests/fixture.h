@@ -225,7 +225,7 @@ static inline void fx_elapse(struct fx *f, uint64_t ns)
     f->s->absent_ns -= ns;
     f->s->cgroups->retry_ns -= ns;
     for (uint32_t i = 0; i < f->s->work->head.groups; i++)
-        f->s->work->group[i].born_ns -= ns;
+        f->s->cgroups->group[i].born_ns -= ns;
     for (uint32_t i = 0; i < DH_FIELD_NUM; i++)
         f->s->base_ns[i] -= ns;
 }
