@@ -11,7 +11,6 @@ from agent.native._core import ffi, lib
 T = TypeVar("T")
 S = TypeVar("S")
 
-_KEPT: Final = 1 << 17  # bytes of the buffer that keep their memory: they hold 100 groups
 _BLOCK: Final = 64  # records that are compared at once
 
 
@@ -28,7 +27,8 @@ class Copied(Protocol):
 class Publication(Generic[T]):
     """The newest of one thread's publications.
 
-    The buffer has room for the most that there can be, and memory for little more than is there.
+    The buffer has room for the most that there can be, and memory for what was there lately. To give that
+    back after each look would make it three times as dear: the kernel clears the pages anew.
 
     Args:
         copy: Copies it into a buffer of so many bytes; how many it used, or a code of the core.
@@ -47,8 +47,9 @@ class Publication(Generic[T]):
         self._copy = copy
         self._decode = decode
         self._wake_fd = wake_fd
-        self._memory = mmap.mmap(-1, max(most, _KEPT), mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        self._memory = mmap.mmap(-1, most, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         self._buffer = ffi.from_buffer(self._memory)
+        self._used = 0
         self._last: T | None = None
 
     def read(self) -> T | None:
@@ -61,8 +62,9 @@ class Publication(Generic[T]):
             os.eventfd_write(self._wake_fd, 1)  # what the last wake was for may not have been read
         elif used >= 0:
             self._last = self._decode(ffi.buffer(self._buffer, used))
-            if used > _KEPT:
-                self._memory.madvise(mmap.MADV_DONTNEED, _KEPT)
+            if used < self._used // 2:
+                self._memory.madvise(mmap.MADV_DONTNEED)
+            self._used = used
         return self._last
 
 
