@@ -54,7 +54,7 @@ EXPECTED: Final = {
     "poll": {"poll.pass.warm.core", "poll.groups4.situ.floor", "poll.groups2.warm.plain"},
     "decide": {"decide.devices1000.change", "decide.groups1000.decode"},
     "encode": {"encode.8.core", "encode.128.betterproto", "encode.1000.core"},
-    "publish": {"publish.1.server", "publish.64.floor"},
+    "publish": {"publish.1.server", "publish.64.frames", "publish.64.floor"},
     "detect": {"detect.file.10ms"},
     "trace": {f"trace.{key}" for key, _ in HOPS} | {"trace.all"},
     "idle": {"idle.cpu", "idle.rss", "idle.wakes"},
@@ -264,7 +264,7 @@ def test_a_crowd_says_when_the_last_of_it_has_a_message() -> None:
         path = directory / "crowd.sock"
         listener.bind(str(path))
         listener.listen()
-        with child("agent.bench.crowd", path, 4) as crowd:
+        with child("agent.bench.crowd", path, "bare", 4) as crowd:
             crowd.tell("2")
             connections = [listener.accept()[0] for _ in range(2)]
             assert crowd.wait() == {"subscribers": 2}

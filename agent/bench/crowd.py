@@ -1,9 +1,10 @@
-"""``python -m agent.bench.crowd SOCKET METHOD``: many subscribers in one process, each with a connection.
+"""``python -m agent.bench.crowd SOCKET KIND WHAT``: many subscribers in one process, each with a connection.
 
 For each line on standard input, a number, there are as many, and it says so in a line of JSON when each has
 got its first message. From then on a line for each round: when the last of them had got its next message
-(CLOCK_MONOTONIC, ns). With grpcio; or, with a METHOD that is a number, as bare sockets of which each has a
-message when it has read so many bytes: the floor.
+(CLOCK_MONOTONIC, ns). Three kinds: ``grpcio METHOD``, a thread for each; ``frames METHOD``, one thread that
+reads HTTP/2 frames from all of them; ``bare SIZE``, the same thread, and sockets of which each has a message
+when it has read so many bytes: the floor.
 """
 
 import importlib
@@ -14,6 +15,12 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from typing import Final
+
+from agent.bench.frames import Messages, subscription
+
+Receive = Callable[[bytes], tuple[int, bytes]]
+"""Messages that are whole with these bytes, and what is to be sent in answer."""
 
 
 class Rounds:
@@ -62,36 +69,74 @@ def grpcio(path: str, method: str, rounds: Rounds) -> Callable[[], None]:
     return lambda: threading.Thread(target=follow, daemon=True).start()
 
 
-def bare(path: str, size: int, rounds: Rounds) -> Callable[[], None]:
-    """What adds a socket; one thread reads from all of them. To be connected counts as the first message."""
+def frames(path: str, method: str, rounds: Rounds) -> Callable[[], None]:
+    """What adds a subscriber that knows of HTTP/2 what it needs."""
+    asks = subscription(method)
+
+    def begin(connection: socket.socket) -> Receive:
+        connection.sendall(asks)
+        return Messages().receive
+
+    return _polled(path, begin, rounds)
+
+
+def bare(path: str, size: str, rounds: Rounds) -> Callable[[], None]:
+    """What adds a socket. To be connected counts as the first message."""
+
+    def begin(_: socket.socket) -> Receive:
+        rounds.got()
+        return Bytes(int(size)).receive
+
+    return _polled(path, begin, rounds)
+
+
+class Bytes:
+    """So many of them are a message."""
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+        self._read = 0
+
+    def receive(self, data: bytes) -> tuple[int, bytes]:
+        """See :data:`Receive`."""
+        number, self._read = divmod(self._read + len(data), self._size)
+        return number, b""
+
+
+def _polled(path: str, begin: Callable[[socket.socket], Receive], rounds: Rounds) -> Callable[[], None]:
+    """What adds a connection; one thread reads from all of them."""
     selector = selectors.EpollSelector()
-    left: dict[socket.socket, int] = {}
 
     def read() -> None:
         while True:
-            for key, _ in selector.select(None if left else 0.01):
+            for key, _ in selector.select():
                 connection = key.fileobj
                 assert isinstance(connection, socket.socket)
-                left[connection] -= len(connection.recv(min(left[connection], 1 << 16)))
-                if not left[connection]:
-                    left[connection] = size
+                data = connection.recv(1 << 16)
+                if not data:
+                    raise ConnectionError(f"{path}: hung up")
+                number, answer = key.data(data)
+                for _ in range(number):
                     rounds.got()
+                if answer:
+                    connection.sendall(answer)
 
     def add() -> None:
         connection = socket.socket(socket.AF_UNIX)
         connection.connect(path)
-        left[connection] = size
-        selector.register(connection, selectors.EVENT_READ)
-        rounds.got()
+        selector.register(connection, selectors.EVENT_READ, begin(connection))
 
     threading.Thread(target=read, daemon=True).start()
     return add
 
 
-def main(path: str, method: str) -> None:
+KINDS: Final = {"grpcio": grpcio, "frames": frames, "bare": bare}
+
+
+def main(path: str, kind: str, what: str) -> None:
     """Until standard input ends."""
     rounds = Rounds()
-    add = bare(path, int(method), rounds) if method.isdecimal() else grpcio(path, method, rounds)
+    add = KINDS[kind](path, what, rounds)
     there = 0
     for line in sys.stdin:
         rounds.begin(int(line))
@@ -101,4 +146,4 @@ def main(path: str, method: str) -> None:
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:3])
+    main(*sys.argv[1:4])

@@ -8,11 +8,12 @@ import re
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import IO, Any, Final
 
 from agent.bench.result import Unmeasured
 
@@ -82,8 +83,9 @@ def rss(pid: int) -> int:
 class Child:
     """A process that is told lines, and says lines of JSON."""
 
-    def __init__(self, process: "subprocess.Popen[str]") -> None:
+    def __init__(self, process: "subprocess.Popen[str]", errors: IO[str]) -> None:
         self._process = process
+        self._errors = errors
         self._lines: queue.Queue[Line] = queue.Queue()
         threading.Thread(target=self._read, daemon=True).start()
 
@@ -113,16 +115,20 @@ class Child:
             try:
                 line = self._lines.get(timeout=max(0.001, deadline - time.monotonic()))
             except queue.Empty:
-                who = (
-                    " ".join(map(str, self._process.args[-3:]))
-                    if isinstance(self._process.args, list)
-                    else ""
-                )
-                raise Silence(
-                    f"{who} (exit {self._process.poll()}): no such line in {timeout_s:g} s"
-                ) from None
+                raise Silence(f"{self}: no such line in {timeout_s:g} s{self._complaint()}") from None
             if wanted(line):
                 return line
+
+    def __str__(self) -> str:
+        """What was started, and how it ended if it has."""
+        command = self._process.args
+        words = command if isinstance(command, list) else [command]
+        return f"{' '.join(map(str, words[-3:]))} (exit {self._process.poll()})"
+
+    def _complaint(self) -> str:
+        self._errors.seek(0)
+        said = self._errors.read()[-2000:].strip()
+        return f"; it said:\n{said}" if said else ""
 
     def seen(self) -> int:
         """Lines that have come and nobody has waited for; they are forgotten."""
@@ -136,8 +142,8 @@ class Child:
 class Subscriber(Child):
     """What ``agent.bench.client`` prints, message by message."""
 
-    def __init__(self, process: "subprocess.Popen[str]") -> None:
-        super().__init__(process)
+    def __init__(self, process: "subprocess.Popen[str]", errors: IO[str]) -> None:
+        super().__init__(process, errors)
         self.library = str(self.wait(lambda line: "client" in line)["client"])
 
 
@@ -145,11 +151,12 @@ class Subscriber(Child):
 def running(command: Sequence[str], kind: type[Child] = Child) -> Iterator[Any]:
     """A process until the end of the block, as a ``kind`` of child."""
     pipe = subprocess.PIPE
-    with subprocess.Popen(
-        list(command), stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL, text=True
-    ) as process:
+    with (
+        tempfile.TemporaryFile("w+", errors="replace") as errors,
+        subprocess.Popen(list(command), stdin=pipe, stdout=pipe, stderr=errors, text=True) as process,
+    ):
         try:
-            yield kind(process)
+            yield kind(process, errors)
         finally:
             process.kill()
 
