@@ -6,12 +6,23 @@ from pathlib import Path
 import pytest
 
 from agent.bench.baselines import GoodReader, PlainReader, flat, machine_files, machine_values, sweep_files
-from agent.bench.budgets import verdict, with_table
+from agent.bench.budgets import load, verdict, with_table
 from agent.bench.counts import parse_callgrind
 from agent.bench.result import Row, Unequal, row_of
 from agent.bench.suites.idle import threads
 from agent.bench.suites.poll import check_equal, open_sampler, read
-from agent.bench.timing import Contender, Interval, Timed, interval, paired_ratio, percentile, race
+from agent.bench.timing import (
+    BLOCK_SAMPLES,
+    Contender,
+    Interval,
+    Timed,
+    interval,
+    paired_ratio,
+    percentile,
+    race,
+    spread,
+    wild,
+)
 from agent.bench.trees import group_names, real_tree, scratch, write_groups, write_sysfs
 from agent.native.sampler import Sampler, SamplerOptions
 
@@ -45,6 +56,14 @@ def test_a_percentile_needs_enough_values() -> None:
     assert percentile(range(1000), 0.99) == 990
 
 
+def test_a_value_gone_wild_is_told_of_the_tail_and_not_of_the_median() -> None:
+    steady = [10.0, 10.1, 9.9, 10.0, 10.0, 10.2, 9.8]
+    assert spread(steady) == pytest.approx(0.01)
+    assert wild(steady) == 0
+    assert spread([*steady, 1000.0]) == pytest.approx(0.01)
+    assert wild([*steady, 1000.0]) == 1 / 8
+
+
 def test_a_race_gives_every_contender_every_round() -> None:
     calls: list[str] = []
     run = race(
@@ -54,7 +73,7 @@ def test_a_race_gives_every_contender_every_round() -> None:
         pause_s=1e-9,
     )
     assert {key: len(one.blocks) for key, one in run.timed.items()} == {"a": 4, "b": 4}
-    assert len(run.reference) == 4
+    assert len(run.reference) == 4 * BLOCK_SAMPLES
     assert calls[:8] == ["a", "b", "b", "a", "a", "b", "b", "a"], "the order rotates"
 
 
@@ -149,16 +168,27 @@ def ratio_row(low: float, median: float, high: float) -> Row:
 
 def test_a_ratio_whose_interval_holds_the_budget_is_neither_met_nor_missed() -> None:
     budgets = {"ratio": {"a.b": 1.10}}
-    assert verdict(ratio_row(1.05, 1.09, 1.2), budgets) == ("1.10x", True)
-    assert verdict(ratio_row(1.05, 1.12, 1.2), budgets) == ("1.10x", None)
-    assert verdict(ratio_row(1.11, 1.12, 1.2), budgets) == ("1.10x", False)
+    assert verdict(ratio_row(1.05, 1.09, 1.2), budgets)[:3] == ("1.10x", True, "1.09x")
+    assert verdict(ratio_row(1.05, 1.12, 1.2), budgets)[:3] == ("1.10x", None, "1.12x")
+    assert verdict(ratio_row(1.11, 1.12, 1.2), budgets)[:3] == ("1.10x", False, "1.12x")
 
 
 def test_a_goal_on_a_percentile_that_is_not_known_is_neither_met_nor_missed() -> None:
     row = row_of("a.b", "", [1.0, 2.0], "s")
-    assert verdict(row, {"goal": {"a.b": {"p99": 3.0}}}) == ("p99 3.00 s", None)
-    assert verdict(row, {"goal": {"a.b": {"max": 1.5}}}) == ("max 1.50 s", False)
-    assert verdict(row, {}) == ("", None)
+    unknown = verdict(row, {"goal": {"a.b": {"p99": 3.0, "why": "so"}}})
+    assert unknown == ("p99 3.00 s", None, "too few to tell", "so")
+    over = verdict(row, {"goal": {"a.b": {"max": 1.5, "why": "so"}}})
+    assert over == ("max 1.50 s", False, "max 2.00 s", "so")
+    assert verdict(row, {}).text == ""
+
+
+def test_every_goal_of_this_tree_is_one_figure_and_says_why() -> None:
+    goals = load()["goal"]
+    for key, goal in goals.items():
+        of = {*goal} - {"why"}
+        assert len(of) == 1, key
+        assert of < {"median", "p99", "max"}, key
+        assert goal["why"], key
 
 
 def test_a_table_is_replaced_where_it_stands_and_nothing_else_is_touched() -> None:

@@ -66,8 +66,9 @@ def test_padding_is_no_part_of_a_message() -> None:
 def test_windows_are_given_back_before_they_are_used_up() -> None:
     peer = Peer()
     piece = b"\0" + (FRAME - 5).to_bytes(4, "big") + bytes(FRAME - 5)
-    sent = 3 * WINDOW // FRAME
-    assert sum(peer.server.send_data(1, piece) or peer.carry() for _ in range(sent)) == sent
+    for _ in range(3 * WINDOW // FRAME):
+        peer.server.send_data(1, piece)
+        assert peer.carry() == 1
 
 
 def test_settings_and_pings_are_acknowledged() -> None:

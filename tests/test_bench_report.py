@@ -15,7 +15,7 @@ from agent.bench import plot, pyperf, report
 from agent.bench.host import Host
 from agent.bench.plot import distribution
 from agent.bench.result import Outcome, Row, Table, quantity, row_of, rows_of
-from agent.bench.svg import STYLE, axis_over
+from agent.bench.svg import GREY, STYLE, axis_over
 from agent.bench.timing import Interval, Race, Timed
 
 HOST: Final = Host(
@@ -57,7 +57,7 @@ def curve_table() -> Table:
     for size in (1, 8, 64):
         middle = Interval(size * 1e-6, size * 1.1e-6, size * 1.2e-6)
         rows.append(Row(f"scale.{size}", f"{size} devices", "s", (1e-6,), middle, None, 1.0, x=float(size)))
-    return Table("growth", tuple(rows))
+    return Table("growth", tuple(rows), grows_with="devices")
 
 
 def outcome() -> Outcome:
@@ -97,18 +97,19 @@ def grid_of(table: Table) -> list[str]:
 
 
 def test_the_report_says_ratios_verdicts_and_what_was_not_measured() -> None:
-    budgets = {"ratio": {"poll.pass.warm.core": 1.05}, "goal": {"idle.cpu": {"max": 0.25}}}
+    budgets = {"ratio": {"poll.pass.warm.core": 1.05}, "goal": {"idle.cpu": {"max": 0.25, "why": "so"}}}
     lines = report.text(HOST, {"poll": outcome()}, budgets).splitlines()
     core = next(line for line in lines if line.startswith("  core"))
     assert core.split()[-5:] == ["1.10x", "64", "B", "1.05x", "OVER"]
     assert next(line for line in lines if line.startswith("  CPU")).endswith("max 0.25 %  ok")
-    assert "stability: good" in lines[2]
+    assert any(line.startswith("stability of medians: good") for line in lines)
+    assert "  poll.pass.warm.core       1.05x       1.10x  OVER" in lines
     assert "not measured: x: no x here" in lines
     assert lines[-1] == "budgets: 1 met, 1 over: poll.pass.warm.core"
 
 
 def test_a_figure_that_is_not_sure_enough_is_called_so() -> None:
-    lines = lines_of(race_table(), budgets={"goal": {"poll.pass.warm.core": {"p99": 1.0}}})
+    lines = lines_of(race_table(), budgets={"goal": {"poll.pass.warm.core": {"p99": 1.0, "why": "so"}}})
     assert any(line.startswith("  core") and line.endswith("p99 1.00 s  unsure") for line in lines)
     assert lines[-1] == "budgets: 0 met, 0 over; 1 unsure: poll.pass.warm.core"
 
@@ -143,8 +144,43 @@ def test_the_report_fits_a_terminal_of_100_columns() -> None:
     assert max(map(len, lines_of(long, budgets={"ratio": {"poll.pass.warm.core": 1.05}}))) <= 100
 
 
-def test_an_unstable_run_says_so() -> None:
-    assert report.stability([1.0, 2.0, 1.0]).startswith("stability: POOR")
+def test_an_unstable_run_says_which_figures_are_hurt() -> None:
+    slow, shaken = report.stability([1.0, 1.5] * 50), report.stability([1.0] * 98 + [9.0] * 2)
+    assert slow[0].startswith(
+        "stability of medians: POOR: believe the ratios, not the times (half of 100 samples"
+    )
+    assert slow[1].startswith("stability of tails: p99 is ours, max may be the machine's (0.0%")
+    assert shaken[0].startswith("stability of medians: good (half of 100 samples")
+    assert shaken[1].startswith("stability of tails: p99 and max are the machine's (2.0%")
+    assert report.stability([]) == ("stability: not known; nothing was timed in a loop",)
+
+
+def sized(size: int, *labels: str, notes: tuple[str, ...] = ()) -> Table:
+    rows = tuple(row_of(f"a.{size}.{label[0]}", label, [1.0, 2.0], "s") for label in labels)
+    return Table(f"{size} devices", rows, "floor", notes, "devices")
+
+
+def test_what_all_tables_of_a_section_say_is_said_once_above_them() -> None:
+    """Of a contender that is in some of them alone, too; but not what differs from table to table."""
+    tables = (
+        sized(1, "core: C", "plain: Python", notes=("equal", "1 read")),
+        sized(8, "core: C", notes=("equal", "8 reads")),
+        sized(9, "core: C", "good: 9 kept", "plain: Python", notes=("equal", "9 reads")),
+        sized(10, "core: C", "good: 10 kept", notes=("equal", "10 reads")),
+    )
+    (section,) = report.sections(tables)
+    assert section.common == ("ratio to floor", "core: C", "plain: Python", "equal")
+    lines = lines_of(*tables)
+    begin = lines.index("poll: devices")
+    assert [line.strip() for line in lines[begin + 1 : begin + 5]] == [*section.common]
+    assert sum("plain: Python" in line for line in lines) == 1
+    assert "    good: 9 kept" in lines
+    assert "    10 reads" in lines
+
+
+def test_tables_without_a_section_stand_alone() -> None:
+    alone = [section.common for section in report.sections((race_table(), curve_table()))]
+    assert alone == [()]
 
 
 # --- Markdown ---------------------------------------------------------------------------------------------
@@ -152,10 +188,20 @@ def test_an_unstable_run_says_so() -> None:
 
 def test_markdown_has_a_row_for_every_figure_as_wide_as_its_heading() -> None:
     lines = report.markdown(HOST, {"poll": outcome()}, {}, Path("docs/performance.svg")).splitlines()
-    assert "![Distributions and curves of the figures below](performance.svg)" in lines
+    assert lines[-1] == "![All that has a shape](performance.svg)"
     tables = [line for line in lines if line.startswith("|")]
     assert len(tables) == 2 * 2 + 4 + 3, "two headings with their rules, and seven figures"
     assert [line.count("|") for line in tables] == [7] * 6 + [3] * 5
+
+
+def test_the_page_begins_with_what_it_comes_to() -> None:
+    budgets = {"ratio": {"poll.pass.warm.core": 1.05}, "goal": {"idle.cpu": {"max": 0.25, "why": "a timer"}}}
+    lines = report.markdown(HOST, {"poll": outcome()}, budgets).splitlines()
+    begin = lines.index("## What it comes to")
+    assert lines[begin + 2] == "budgets: 1 met, 1 over: poll.pass.warm.core"
+    assert lines[begin + 4] == "|  | budget | measured |  | because |"
+    assert lines[begin + 7] == "| idle.cpu | max 0.25 % | max 0.20 % | ok | a timer |"
+    assert begin < lines.index("## poll")
 
 
 # --- pyperf -----------------------------------------------------------------------------------------------
@@ -188,8 +234,8 @@ def test_what_was_written_as_json_is_read_back() -> None:
 # --- plots ------------------------------------------------------------------------------------------------
 
 
-def drawn(*tables: Table) -> ElementTree.Element:
-    return ElementTree.fromstring(plot.plot({"poll": Outcome([*tables])}))
+def drawn(*tables: Table, budgets: Any = None) -> ElementTree.Element:
+    return ElementTree.fromstring(plot.plot({"poll": Outcome([*tables])}, budgets or {}))
 
 
 def texts(picture: ElementTree.Element) -> list[str]:
@@ -201,14 +247,35 @@ def test_a_race_is_drawn_as_distributions_and_growth_as_a_curve() -> None:
     assert len(picture.findall(f"{SVG}g")) == 2
     assert len(list(picture.iter(f"{SVG}path"))) == 4 + 1
     found = texts(picture)
-    assert {"poll: pass", "core", "psutil 7.2.2", "50%", "100 ns", "poll: growth", "10", "10 us"} <= set(
-        found
-    )
+    assert {"poll: pass", "core", "psutil 7.2.2", "50%", "100 ns"} <= set(found)
+    assert {"poll: growth", "10", "10 us", "devices"} <= set(found)
+
+
+def test_the_floor_is_grey_wherever_it_stands_and_no_two_others_look_alike() -> None:
+    rows = race_table(20).rows
+    for order in (rows, rows[::-1]):
+        picture = drawn(Table("t", order))
+        colours = dict(zip([row.key for row in order], classes(picture, "path"), strict=True))
+        assert colours["poll.pass.warm.floor"] == f"curve s{GREY}"
+        assert len({*colours.values()}) == 4
+
+
+def classes(picture: ElementTree.Element, tag: str) -> list[str]:
+    return [element.get("class", "") for element in picture.iter(f"{SVG}{tag}")]
+
+
+def test_a_budget_is_a_dashed_line_that_says_how_much() -> None:
+    goals = {"poll.pass.warm.core": {"p99": 3e-7, "why": "so"}, "scale.64": {"median": 9e-5, "why": "so"}}
+    picture = drawn(race_table(20), curve_table(), budgets={"goal": goals})
+    assert sum(kind.startswith("budget ") for kind in classes(picture, "line")) == 2
+    assert {"p99 300 ns", "90.0 us"} <= {*texts(picture)}
 
 
 def test_a_table_of_too_few_samples_is_not_drawn() -> None:
     assert drawn(race_table(9)).findall(f"{SVG}g") == []
     assert drawn(Table("idle", (row_of("idle.rss", "RSS", [1], "B"),))).findall(f"{SVG}g") == []
+    sizes = tuple(float(size) for size in range(100))
+    assert drawn(Table("memory", (row_of("a.rss", "RSS", sizes, "B"),))).findall(f"{SVG}g") == [], "no time"
 
 
 def test_text_stays_text_and_nothing_in_it_is_markup() -> None:
@@ -218,7 +285,7 @@ def test_text_stays_text_and_nothing_in_it_is_markup() -> None:
 
 def test_a_plot_has_colours_for_light_paper_and_for_dark_and_paints_neither() -> None:
     light, dark = STYLE.split("@media (prefers-color-scheme:dark)")
-    for rule in ("text{fill", ".title{fill", ".s5{stroke", ".f5{fill"):
+    for rule in ("text{fill", ".title{fill", ".s8{stroke", ".f8{fill"):
         assert rule in light
         assert rule in dark
     assert list(drawn(race_table(20)).iter(f"{SVG}rect")) == []

@@ -54,19 +54,19 @@ def main() -> int:
 
 
 def _measure(args: argparse.Namespace) -> int:
-    machine = host()
+    machine, held_to = host(), budgets.load()
     outcomes = {}
     for name in args.suite or SUITES:
         print(f"measuring {name} ...", file=sys.stderr, flush=True)
         outcomes[name] = SUITES[name](QUICK if args.quick else FULL)
     if args.plot:
-        args.plot.write_text(plot.plot(outcomes))
+        args.plot.write_text(plot.plot(outcomes, held_to))
     if args.json:
         print(pyperf.suite(machine, outcomes))
     elif args.md:
-        print(report.markdown(machine, outcomes, budgets.load(), args.plot), end="")
+        print(report.markdown(machine, outcomes, held_to, args.plot), end="")
     else:
-        print(report.text(machine, outcomes, budgets.load()), end="")
+        print(report.text(machine, outcomes, held_to), end="")
     return 0
 
 

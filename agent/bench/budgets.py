@@ -5,15 +5,38 @@ Absolute times are never gated: they are the machine's. Read from the checkout; 
 
 import re
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import agent
-from agent.bench.result import Row, quantity
+from agent.bench.result import Row, Unit, quantity
 from agent.bench.timing import Interval
 
 FILE: Final = "benchmarks/budgets.toml"
+RATIO_WHY: Final = "to the bare system calls that it cannot do without"
+
+
+_FIGURES: Final[Mapping[str, Callable[[Row], float | None]]] = {
+    "median": lambda row: row.median.median,
+    "p99": lambda row: row.p99,
+    "max": lambda row: row.max,
+}
+
+
+class Goal(NamedTuple):
+    """The most that one figure of a row should be."""
+
+    of: str
+    """``median``, ``p99`` or ``max``."""
+    limit: float
+    """In the row's unit."""
+    why: str
+    """Why it is so much."""
+
+    def words(self, value: float, unit: Unit) -> str:
+        """A value of its kind: ``p99 1.20 ms``, and of a median ``1.20 ms``."""
+        return f"{'' if self.of == 'median' else self.of + ' '}{quantity(value, unit)}"
 
 
 class Verdict(NamedTuple):
@@ -23,6 +46,10 @@ class Verdict(NamedTuple):
     """The budget in words, ``1.10x`` or ``p99 1.20 ms``, which is at most that; empty if there is none."""
     met: bool | None
     """None: there is no budget, or the figure is not sure enough to tell."""
+    found: str = ""
+    """What is held to it, in the same words."""
+    why: str = ""
+    """Why it is so much."""
 
 
 def checkout() -> Path | None:
@@ -38,20 +65,29 @@ def load(root: Path | None = None) -> Mapping[str, Any]:
 
 
 def verdict(row: Row, budgets: Mapping[str, Any]) -> Verdict:
-    """Hold a row to its ratio, else to its goal; ``median``, ``p99`` or ``max`` in the row's unit.
+    """Hold a row to its ratio, else to its goal.
 
     A ratio is met if it is not above, and missed if its whole confidence interval is.
     """
     ratio = budgets.get("ratio", {}).get(row.key)
     if ratio is not None and row.ratio:
-        return Verdict(f"{ratio:.2f}x", _met(row.ratio, ratio))
-    goal = budgets.get("goal", {}).get(row.key)
+        return Verdict(f"{ratio:.2f}x", _met(row.ratio, ratio), f"{row.ratio.median:.2f}x", RATIO_WHY)
+    goal = goal_of(row, budgets)
     if goal is None:
         return Verdict("", None)
-    found = {"median": row.median.median, "p99": row.p99, "max": row.max}
-    (name, limit), value = next(iter(goal.items())), found[next(iter(goal))]
-    text = f"{'' if name == 'median' else name + ' '}{quantity(limit, row.unit)}"
-    return Verdict(text, None if value is None else value <= limit)
+    value = _FIGURES[goal.of](row)
+    found = "too few to tell" if value is None else goal.words(value, row.unit)
+    return Verdict(
+        goal.words(goal.limit, row.unit), None if value is None else value <= goal.limit, found, goal.why
+    )
+
+
+def goal_of(row: Row, budgets: Mapping[str, Any]) -> Goal | None:
+    """The goal of a row, if it has one."""
+    found = budgets.get("goal", {}).get(row.key)
+    return (
+        next((Goal(of, found[of], found["why"]) for of in _FIGURES if of in found), None) if found else None
+    )
 
 
 def _met(found: Interval, limit: float) -> bool | None:

@@ -3,19 +3,22 @@
 Judges nothing but how stable the run was; what a figure is held to says ``budgets.py``.
 """
 
+import itertools
 import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
-from agent.bench.budgets import verdict
+from agent.bench.budgets import Verdict, verdict
 from agent.bench.host import Host
 from agent.bench.result import Outcome, Row, Table, bounds, digits, quantity, short
-from agent.bench.timing import variation
+from agent.bench.timing import spread, wild
 
 WIDTH: Final = 100
 HEADINGS: Final = ("median", "95 % interval", "p99", "max", "ratio", "memory", "budget", "")
 STABLE: Final = ((0.02, "good"), (0.05, "fair"))
+WILD_MAX: Final = 0.01
+"""So many samples gone wild make a 99th percentile."""
 VERDICTS: Final[Mapping[bool | None, str]] = {True: "ok", False: "OVER", None: "unsure"}
 OURS: Final = "core"
 FLOOR: Final = "floor"
@@ -24,6 +27,35 @@ LEGEND: Final = (
     "memory: what Python's allocator had to find at once for one call",
     "budget: the most that the ratio, or the figure on this machine, should be",
 )
+
+
+class Section(NamedTuple):
+    """Tables of one suite that stand together."""
+
+    title: str
+    """Empty: they have nothing in common."""
+    tables: tuple[Table, ...]
+    common: tuple[str, ...]
+    """Remarks that are true of all of them, to be made once."""
+
+
+def sections(tables: Sequence[Table]) -> Iterator[Section]:
+    """The tables in their order."""
+    for title, neighbours in itertools.groupby(tables, lambda table: table.section):
+        found = tuple(neighbours)
+        yield Section(title, found, _common(found) if title else ())
+
+
+def _common(tables: Sequence[Table]) -> tuple[str, ...]:
+    """What is said below each of them; of a contender, below each in which it takes part."""
+    remarks = dict.fromkeys(remark for table in tables for remark in _remarks(table))
+    labels = {row.label for table in tables for row in table.rows}
+
+    def holds(remark: str, table: Table) -> bool:
+        is_absent = remark in labels and _name(remark) not in map(_name, _labels(table))
+        return is_absent or remark in _remarks(table)
+
+    return tuple(remark for remark in remarks if all(holds(remark, table) for table in tables))
 
 
 def facts(host: Host) -> tuple[str, str]:
@@ -37,44 +69,65 @@ def facts(host: Host) -> tuple[str, str]:
 
 def header(host: Host, outcomes: Iterable[Outcome]) -> tuple[str, ...]:
     """The facts, and how far the figures can be believed."""
-    return (*facts(host), stability([ns for outcome in outcomes for ns in outcome.reference_ns]))
+    return (*facts(host), *stability([ns for outcome in outcomes for ns in outcome.reference_ns]))
 
 
-def stability(reference_ns: Sequence[float]) -> str:
-    """How much a fixed computation, timed between the blocks, varied."""
+def stability(reference_ns: Sequence[float]) -> tuple[str, ...]:
+    """How much a fixed computation, timed between the blocks as they are, varied; and what that means."""
     if not reference_ns:
-        return "stability: not known; nothing was timed in a loop"
-    cv = variation(reference_ns)
-    word = next((word for limit, word in STABLE if cv <= limit), "POOR: believe the ratios, not the times")
-    return f"stability: {word} (a fixed computation varied by {cv:.1%} CV over {len(reference_ns)} rounds)"
+        return ("stability: not known; nothing was timed in a loop",)
+    off, far = spread(reference_ns), wild(reference_ns)
+    word = next((word for limit, word in STABLE if off <= limit), "POOR: believe the ratios, not the times")
+    tails = "p99 and max are the machine's" if far > WILD_MAX else "p99 is ours, max may be the machine's"
+    return (
+        f"stability of medians: {word} (half of {len(reference_ns):,} samples of a fixed computation "
+        f"were {off:.1%} off their median, or more)",
+        f"stability of tails: {tails} ({far:.1%} of them took twice that, or more)",
+    )
 
 
 def text(host: Host, outcomes: Mapping[str, Outcome], budgets: Mapping[str, Any]) -> str:
-    """All suites as aligned text."""
+    """All suites as aligned text; what it comes to at the end, where a terminal stands then."""
     lines = [line for fact in header(host, outcomes.values()) for line in wrapped(fact, "")]
     for name, outcome in outcomes.items():
-        for table in outcome.tables:
-            lines += ["", *wrapped(f"{name}: {table.title}", "")]
-            lines += aligned(_grid(table, budgets))
-            lines += [line for remark in _remarks(table) for line in wrapped(remark, "    ")]
+        for section in sections(outcome.tables):
+            if section.title:
+                lines += ["", *wrapped(f"{name}: {section.title}", "")]
+                lines += [line for remark in section.common for line in wrapped(remark, "    ")]
+            for table in section.tables:
+                lines += [""] if section.title else ["", *wrapped(f"{name}: {table.title}", "")]
+                lines += aligned(_grid(table, budgets))
+                lines += [line for remark in _own(table, section) for line in wrapped(remark, "    ")]
         lines += [line for why in _skipped(outcome) for line in ("", *wrapped(f"not measured: {why}", ""))]
-    lines += ["", *LEGEND, "", *wrapped(summary(outcomes, budgets), "")]
-    return "\n".join(lines) + "\n"
+    lines += ["", *LEGEND, ""]
+    if len(grid := summary_grid(outcomes, budgets)) > 1:
+        lines += [*aligned([row[:-1] for row in grid]), ""]
+    return "\n".join([*lines, *wrapped(summary(outcomes, budgets), "")]) + "\n"
 
 
 def markdown(
     host: Host, outcomes: Mapping[str, Outcome], budgets: Mapping[str, Any], plot: Path | None = None
 ) -> str:
-    """The same as Markdown: a page, with a plot that lies beside it."""
+    """The same as a page of Markdown. It begins with what it comes to, and ends with the plot beside it."""
     lines = ["# Performance", "", "`make bench-doc` measures again, and writes this page anew.", ""]
-    lines += [*_list(header(host, outcomes.values())), "", summary(outcomes, budgets), "", *_list(LEGEND)]
-    lines += ["", f"![Distributions and curves of the figures below]({plot.name})"] if plot else []
+    lines += [*_list(header(host, outcomes.values())), "", "## What it comes to", ""]
+    lines += [summary(outcomes, budgets), ""]
+    if len(grid := summary_grid(outcomes, budgets)) > 1:
+        lines += [*markdown_table(grid), ""]
+    lines += _list(LEGEND)
     for name, outcome in outcomes.items():
         lines += ["", f"## {name}"]
-        for table in outcome.tables:
-            lines += ["", f"### {table.title}", "", *markdown_table(_grid(table, budgets))]
-            lines += ["", *_list(_remarks(table))]
+        for section in sections(outcome.tables):
+            lines += ["", f"### {section.title}"] if section.title else []
+            lines += ["", *_list(section.common)] if section.common else []
+            for table in section.tables:
+                lines += [""] if section.title else ["", f"### {table.title}", ""]
+                lines += markdown_table(_grid(table, budgets))
+                own = [*_own(table, section)]
+                lines += ["", *_list(own)] if own else []
         lines += [line for why in _skipped(outcome) for line in ("", f"Not measured: {why}")]
+    if plot:
+        lines += ["", "## Distributions and curves", "", f"![All that has a shape]({plot.name})"]
     return "\n".join(lines) + "\n"
 
 
@@ -92,13 +145,26 @@ def markdown_table(rows: Sequence[Sequence[str]]) -> Iterator[str]:
 
 def summary(outcomes: Mapping[str, Outcome], budgets: Mapping[str, Any]) -> str:
     """How many budgets were met, and which were not."""
-    rows = [row for outcome in outcomes.values() for table in outcome.tables for row in table.rows]
-    stands = {row.key: held for row in rows if (held := verdict(row, budgets)).text}
-    over = [key for key, held in stands.items() if held.met is False]
-    unsure = [key for key, held in stands.items() if held.met is None]
+    stands = {row.key: held.met for row, held in _held(outcomes, budgets)}
+    over = [key for key, met in stands.items() if met is False]
+    unsure = [key for key, met in stands.items() if met is None]
     said = f"budgets: {len(stands) - len(over) - len(unsure)} met, {len(over)} over"
     said += f": {', '.join(over)}" if over else ""
     return said + (f"; {len(unsure)} unsure: {', '.join(unsure)}" if unsure else "")
+
+
+def summary_grid(outcomes: Mapping[str, Outcome], budgets: Mapping[str, Any]) -> list[tuple[str, ...]]:
+    """A line for each figure that has a budget; why it is so much stands last."""
+    rows = [
+        (row.key, held.text, held.found, VERDICTS[held.met], held.why)
+        for row, held in _held(outcomes, budgets)
+    ]
+    return [("", "budget", "measured", "", "because"), *rows]
+
+
+def _held(outcomes: Mapping[str, Outcome], budgets: Mapping[str, Any]) -> Iterator[tuple[Row, Verdict]]:
+    rows = (row for outcome in outcomes.values() for table in outcome.tables for row in table.rows)
+    return ((row, held) for row in rows if (held := verdict(row, budgets)).text)
 
 
 def _skipped(outcome: Outcome) -> Iterable[str]:
@@ -107,9 +173,9 @@ def _skipped(outcome: Outcome) -> Iterable[str]:
 
 def _grid(table: Table, budgets: Mapping[str, Any]) -> list[tuple[str, ...]]:
     """Headings and rows; a column in which nothing stands is left out."""
-    names = short([row.label for row in table.rows])
+    names = short(_labels(table))
     cells = ((name, *_cells(row, budgets)) for name, row in zip(names, table.rows, strict=True))
-    grid = [("", *HEADINGS), *cells]
+    grid = [(table.title if table.section else "", *HEADINGS), *cells]
     used = [column == 0 or any(row[column] for row in grid[1:]) for column in range(len(grid[0]))]
     return [tuple(cell for cell, is_used in zip(row, used, strict=True) if is_used) for row in grid]
 
@@ -129,17 +195,26 @@ def _cells(row: Row, budgets: Mapping[str, Any]) -> tuple[str, ...]:
     )
 
 
-def _remarks(table: Table) -> Iterator[str]:
-    """Below a table: how much less ours takes than the others, what each of them is, and the notes."""
+def _labels(table: Table) -> list[str]:
+    return [row.label for row in table.rows]
+
+
+def _own(table: Table, section: Section) -> Iterator[str]:
+    """Below a table: how much less ours takes than the others, and what was not said above."""
     if compared := comparison(table):
         yield compared
-    if table.reference:
-        yield f"ratio to {table.reference}"
-    labels = [row.label for row in table.rows]
-    for label, name in zip(labels, short(labels), strict=True):
-        if label not in {name, table.reference}:
-            yield label
-    yield from table.notes
+    yield from (remark for remark in _remarks(table) if remark not in section.common)
+
+
+def _remarks(table: Table) -> list[str]:
+    """What the ratios are to, what each contender is, and the notes."""
+    labels = _labels(table)
+    kinds = [
+        label
+        for label, name in zip(labels, short(labels), strict=True)
+        if label not in {name, table.reference}
+    ]
+    return [*([f"ratio to {table.reference}"] if table.reference else []), *kinds, *table.notes]
 
 
 def comparison(table: Table) -> str:
@@ -153,13 +228,13 @@ def comparison(table: Table) -> str:
     if ours is None or not table.reference or not kinds:
         return ""
     stated = (
-        f"{times(_to_reference(row) / _to_reference(ours))} than {_name(row)}" for row in kinds.values()
+        f"{times(_to_reference(row) / _to_reference(ours))} than {_name(row.label)}" for row in kinds.values()
     )
-    return f"{_name(ours)}: {', '.join(stated)}"
+    return f"{_name(ours.label)}: {', '.join(stated)}"
 
 
-def _name(row: Row) -> str:
-    return short([row.label])[0]
+def _name(label: str) -> str:
+    return short([label])[0]
 
 
 def _to_reference(row: Row) -> float:

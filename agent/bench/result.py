@@ -54,6 +54,15 @@ class Table:
     """Label of what the ratios are to; empty if there are none."""
     notes: tuple[str, ...] = ()
     """What the figures include, leave out, or are bounded by; and what equality was checked."""
+    section: str = ""
+    """What it has in common with its neighbours, which stand under this heading with it."""
+    grows_with: str = ""
+    """What the ``x`` of its rows counts: ``devices``; empty if there are no curves."""
+
+    @property
+    def full_title(self) -> str:
+        """With its section."""
+        return f"{self.section}; {self.title}" if self.section else self.title
 
 
 @dataclass(slots=True)
@@ -64,7 +73,7 @@ class Outcome:
     skipped: list[str] = field(default_factory=list)
     """What was not measured on this machine, and why."""
     reference_ns: list[float] = field(default_factory=list)
-    """Times of the reference computation, for the stability of the run."""
+    """Samples of the reference computation, for the stability of the run."""
 
     def take(self, other: "Outcome") -> None:
         """Adds what a part of the suite found."""

@@ -8,8 +8,15 @@ from collections.abc import Iterable, Sequence
 from html import escape
 from typing import Final, NamedTuple
 
-COLOURS: Final = ("#0969da", "#57606a", "#1a7f37", "#9a6700", "#cf222e", "#8250df")
-DARK: Final = ("#58a6ff", "#9ea7b3", "#3fb950", "#d29922", "#ff7b72", "#bc8cff")
+# fmt: off
+COLOURS: Final = (
+    "#0969da", "#57606a", "#1a7f37", "#9a6700", "#cf222e", "#8250df", "#1b7c83", "#bf3989", "#24292f",
+)
+DARK: Final = (
+    "#58a6ff", "#9ea7b3", "#3fb950", "#d29922", "#ff7b72", "#bc8cff", "#39c5cf", "#f778ba", "#e6edf3",
+)
+# fmt: on
+GREY: Final = 1
 CHAR_PX: Final = 6.1  # of the letters at 11 px, a little more than their mean
 LOG_FROM: Final = 8
 """An axis whose end is so many times its begin is logarithmic."""
@@ -30,7 +37,7 @@ def _rules(ink: Sequence[str], colours: Sequence[str]) -> str:
 
 STYLE: Final = (
     f"text{{font:11px {_SANS}}}.title{{font-weight:600;font-size:12px}}.grid{{stroke-opacity:.3}}"
-    "path,line{fill:none;stroke-width:1}.curve{stroke-width:1.6}"
+    "path,line{fill:none;stroke-width:1}.curve{stroke-width:1.6}.budget{stroke-dasharray:4 3}"
     f"{_rules(_LIGHT, COLOURS)}@media (prefers-color-scheme:dark){{{_rules(_NIGHT, DARK)}}}"
 )
 

@@ -17,6 +17,7 @@ SAMPLE_NS: Final = 20_000  # a sample is at least this long: reading the clock t
 BLOCK_SAMPLES: Final = 5
 BLOCK_NS: Final = 5_000_000  # a slower call has blocks of a single sample
 ROUNDS_MIN: Final = 3
+REFERENCE_LOOPS: Final = 4
 _REFERENCE: Final = bytes(range(256)) * 64
 
 
@@ -57,7 +58,7 @@ class Race:
 
     timed: dict[str, Timed]
     reference: tuple[float, ...]
-    """A fixed computation, timed once a round [ns]: what it varies by is the machine, not the contenders."""
+    """Samples of a fixed computation, a block in each round [ns]: what they vary by is the machine."""
 
 
 class Interval(NamedTuple):
@@ -81,17 +82,19 @@ def race(contenders: Sequence[Contender], *, rounds: int, limit_s: float, pause_
     pace = {one.key: _Pace(1, 1) if pause_s else _pace(one.call) for one in contenders}
     blocks: dict[str, list[tuple[float, ...]]] = {one.key: [] for one in contenders}
     reference: list[float] = []
+    made = 0
     deadline = time.monotonic() + limit_s
-    while len(reference) < ROUNDS_MIN or (len(reference) < rounds and time.monotonic() < deadline):
+    while made < ROUNDS_MIN or (made < rounds and time.monotonic() < deadline):
         for place in range(len(contenders)):
-            one = contenders[(place + len(reference)) % len(contenders)]
+            one = contenders[(place + made) % len(contenders)]
             loops, samples = pace[one.key]
             if pause_s:
                 time.sleep(pause_s)
             elif samples > 1:
                 one.call()
             blocks[one.key].append(tuple(_sample(one.call, loops) for _ in range(samples)))
-        reference.append(_reference())
+        reference += (_sample(_reference, REFERENCE_LOOPS) for _ in range(BLOCK_SAMPLES))
+        made += 1
     timed = {
         one.key: Timed(tuple(blocks[one.key]), pace[one.key].loops, _memory(one.call)) for one in contenders
     }
@@ -129,9 +132,8 @@ def _memory(call: Callable[[], object]) -> int:
         tracemalloc.stop()
 
 
-def _reference() -> float:
+def _reference() -> None:
     zlib.crc32(_REFERENCE)
-    return min(_sample(lambda: zlib.crc32(_REFERENCE), 4) for _ in range(3))
 
 
 def interval(values: Sequence[float]) -> Interval:
@@ -158,6 +160,13 @@ def percentile(values: Sequence[float], share: float) -> float | None:
     return sorted(values)[min(len(values) - 1, int(len(values) * share))]
 
 
-def variation(values: Sequence[float]) -> float:
-    """Coefficient of variation: standard deviation over mean."""
-    return statistics.pstdev(values) / statistics.fmean(values)
+def spread(values: Sequence[float]) -> float:
+    """Half of the values are off their median by this share of it, or more, however wild they are."""
+    middle = statistics.median(values)
+    return statistics.median(abs(value - middle) for value in values) / middle
+
+
+def wild(values: Sequence[float]) -> float:
+    """The share of values that are twice the median at least."""
+    middle = statistics.median(values)
+    return sum(value >= 2 * middle for value in values) / len(values)

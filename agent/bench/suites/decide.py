@@ -59,7 +59,7 @@ def _measure(
     labels = {one.key: one.label for one in contenders}
     rows = rows_of(f"decide.{key}", labels, timed, "quiet")
     title = f"{len(report.devices)} devices, {len(snapshot.groups)} cgroups"
-    outcome.tables.append(Table(title, rows, labels["quiet"]))
+    outcome.tables.append(Table(title, rows, labels["quiet"], section="one look: a snapshot is judged"))
     outcome.reference_ns += timed.reference
 
 

@@ -40,13 +40,13 @@ def _file_value(effort: Effort, outcome: Outcome, period_ms: int) -> None:
         flags = ["--period", f"{period_ms}ms", "--cgroupfs-root", str(directory / "none")]
         try:
             change = stack.enter_context(_real_pool())
-            backend = f"real hugepage pool, {REAL_POOL}"
+            backend = "the machine's own"
         except OSError as error:
             outcome.skipped.append(f"detect: no real hugepage pool: {error}; measured on a file")
             write_sysfs(directory / "sys")
             flags += ["--sysfs-root", str(directory / "sys")]
             change = fixture_pool(directory / "sys")
-            backend = "a file on tmpfs that looks like a hugepage pool"
+            backend = "a file on tmpfs that looks like one"
         stack.enter_context(agent(directory, flags))
         client = stack.enter_context(subscriber(health_socket(directory), HEALTH_METHOD, SHRUNK))
         client.wait(lambda line: "found" in line and not line["found"])
@@ -56,14 +56,13 @@ def _file_value(effort: Effort, outcome: Outcome, period_ms: int) -> None:
                 change(0)
                 client.wait(lambda line: not line["found"])
             latencies.append(caused(client, lambda: change(-1), lambda line: bool(line["found"])).took_ns)
-        row = row_of(
-            f"detect.file.{period_ms}ms", f"pool shrinks, period {period_ms} ms", seconds(latencies), "s"
-        )
+        row = row_of(f"detect.file.{period_ms}ms", "pool shrinks", seconds(latencies), "s")
         notes = (
-            f"one subscriber, {client.library}; from before the write",
             f"bounded by the period: 0 to {period_ms} ms of it are waiting for the next pass",
+            f"one subscriber, {client.library}; from before the write",
         )
-        outcome.tables.append(Table(f"file value to client; {backend}", (row,), notes=notes))
+        section = f"file value to client; a hugepage pool, {backend}"
+        outcome.tables.append(Table(f"period {period_ms} ms", (row,), notes=notes, section=section))
 
 
 @contextlib.contextmanager

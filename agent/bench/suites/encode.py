@@ -49,9 +49,10 @@ def run(effort: Effort) -> Outcome:
         labels = {one.key: one.label for one in contenders}
         rows = rows_of(f"encode.{number}", labels, timed, "core")
         notes = (
-            f"{len(core)} bytes, equal from all; each builds its message from the same list and encodes it",
+            "each builds its message from the same list and encodes it",
+            f"{len(core)} bytes, equal from all",
         )
-        outcome.tables.append(Table(f"{number} devices", rows, CORE, notes))
+        outcome.tables.append(Table(f"{number} devices", rows, CORE, notes, "a list of devices as bytes"))
         outcome.reference_ns += timed.reference
     return outcome
 

@@ -107,7 +107,7 @@ def _machine(effort: Effort, outcome: Outcome) -> None:
             ),
         ]
         notes = [f"{len(files)} values equal in core, good and plain Python; {reads} reads each", CALL]
-        _both(effort, outcome, "pass", f"global pass, {len(files)} files, /sys", contenders, notes)
+        _both(effort, outcome, "pass", f"global pass, {len(files)} files, /sys", "", contenders, notes)
         sampler.stop(1.0)
 
 
@@ -159,7 +159,8 @@ def _groups(effort: Effort, outcome: Outcome, tree: Tree) -> None:
             "both Pythons without the files of the global pass",
             CALL,
         ]
-        _both(effort, outcome, f"groups{number}", f"{number} cgroups, {tree.backend}", contenders, notes)
+        section = f"global pass and sweep, {tree.backend}"
+        _both(effort, outcome, f"groups{number}", section, f"{number} cgroups, ", contenders, notes)
         if good:
             good.close()
     sampler.stop(1.0)
@@ -187,7 +188,13 @@ def _limit_raised(descriptors: int) -> Iterator[None]:
 
 
 def _both(
-    effort: Effort, outcome: Outcome, key: str, title: str, contenders: list[Contender], notes: list[str]
+    effort: Effort,
+    outcome: Outcome,
+    key: str,
+    section: str,
+    what: str,
+    contenders: list[Contender],
+    notes: list[str],
 ) -> None:
     labels = {one.key: one.label for one in contenders}
     warm = race(contenders, rounds=effort.warm_rounds, limit_s=effort.warm_limit_s)
@@ -196,4 +203,4 @@ def _both(
     outcome.reference_ns += warm.reference
     for name, timed, when in (("warm", warm, "warm, back to back"), ("situ", cold, "in situ, 100 ms apart")):
         rows = rows_of(f"poll.{key}.{name}", labels, timed, "floor")
-        outcome.tables.append(Table(f"{title}; {when}", rows, FLOOR, tuple(notes)))
+        outcome.tables.append(Table(f"{what}{when}", rows, FLOOR, tuple(notes), section))

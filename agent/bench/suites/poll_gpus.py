@@ -85,10 +85,10 @@ def measure(effort: Effort, library: str, scenario: Path | None) -> Outcome:
     labels = {one.key: one.label for one in contenders}
     number = len(seen.gpus)
     kind, what = ("gpus", "fake NVML") if scenario else ("real_gpus", seen.gpus[0].name)
-    title = f"{number} GPUs, {what}, driver {seen.driver}; warm, back to back"
+    section = f"pass over GPUs, {what}, driver {seen.driver}; warm, back to back"
     rows = rows_of(f"poll.{kind}{number}.warm", labels, timed, "floor")
     equal = f"{len(core)} values equal in core, good and plain; {calls} NVML calls in core, floor and good"
-    outcome.tables.append(Table(title, rows, FLOOR, (equal, *NOTES)))
+    outcome.tables.append(Table(f"{number} GPUs", rows, FLOOR, (equal, *NOTES), section))
     outcome.reference_ns += timed.reference
     return outcome
 

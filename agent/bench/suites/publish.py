@@ -82,8 +82,6 @@ def _measure(effort: Effort, number: int, ways: Sequence[Way]) -> Table:
             start_ns = way.publisher.wait()["t_ns"]
             taken[way.key].append(way.crowd.wait()["t_ns"] - start_ns)
     rows = paired_rows(f"publish.{number}", {way.key: way.label for way in ways}, dict(taken))
-    notes = (
-        "from publish(), through the I/O thread, to the last receipt",
-        f"{DEVICES} devices, {ways[0].size} bytes, encoded once for all",
-    )
-    return Table(f"{number} subscriber{'s' if number > 1 else ''}", rows, FLOOR, notes)
+    notes = (f"{DEVICES} devices, {ways[0].size} bytes, encoded once for all",)
+    section = "from publish(), through the I/O thread, to the last receipt"
+    return Table(f"{number} subscriber{'s' if number > 1 else ''}", rows, FLOOR, notes, section)

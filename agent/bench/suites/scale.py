@@ -42,9 +42,10 @@ def run(effort: Effort) -> Outcome:
     return outcome
 
 
-def curve(outcome: Outcome, title: str, rows: Sequence[Row], unit: Unit, of: str, *notes: str) -> None:
+def curve(outcome: Outcome, title: str, rows: Sequence[Row], unit: Unit, of: str) -> None:
     """A table of rows with an ``x``, and its fit."""
-    outcome.tables.append(Table(title, tuple(rows), notes=(words(fit(rows), unit, of), *notes)))
+    fitted = words(fit(rows), unit, of)
+    outcome.tables.append(Table(title, tuple(rows), notes=(fitted,), grows_with=f"{of}s"))
 
 
 def _curve(

@@ -49,8 +49,8 @@ def _curves(
             sizes.append(replace(peak, x=x))
     number = len(next(iter(found.values())))
     for what, rows in (("from start to end", times), ("most memory that it had", sizes)):
-        line = words(fit(rows[:number]), rows[0].unit, "pod")
-        outcome.tables.append(Table(f"{title}; {what}", tuple(rows), notes=(line, *notes)))
+        remarks = (words(fit(rows[:number]), rows[0].unit, "pod"), *notes)
+        outcome.tables.append(Table(what, tuple(rows), notes=remarks, section=title, grows_with="pods"))
 
 
 def _explain(effort: Effort, outcome: Outcome) -> None:

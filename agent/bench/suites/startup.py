@@ -46,12 +46,13 @@ def run(effort: Effort) -> Outcome:
     labels = {key: label for key, (label, _) in programs.items()}
     times = {key: [one.took_ns for one in starts] for key, starts in found.items()}
     rows = paired_rows("startup", labels, dict(times))
-    outcome.tables.append(Table("a process from start to end", rows, labels["floor"]))
+    section = "a process from start to end"
+    outcome.tables.append(Table("time", rows, labels["floor"], section=section))
     sizes = [
         row_of(f"startup.{key}.rss", labels[key], [one.rss for one in starts], "B")
         for key, starts in found.items()
     ]
-    outcome.tables.append(Table("the most memory that it had (RSS)", tuple(sizes)))
+    outcome.tables.append(Table("the most memory that it had (RSS)", tuple(sizes), section=section))
     outcome.tables.append(_agent(effort))
     outcome.tables.append(_imports())
     return outcome
