@@ -1,5 +1,6 @@
 """``--against``: another revision beside this tree. Real repositories of a bench that is told what to say."""
 
+import importlib.util
 import shutil
 import signal
 import subprocess
@@ -12,7 +13,7 @@ from typing import Final
 import pytest
 
 from agent.bench import versus
-from agent.bench.against import Compared, Comparison, against, worktree
+from agent.bench.against import QUICK_TURNS, Compared, Comparison, against, worktree
 from agent.bench.host import host
 from agent.bench.result import Unmeasured
 
@@ -143,6 +144,59 @@ def wait_for(happened: Callable[[], bool], limit_s: float = 60.0) -> None:
     while not happened():
         assert time.monotonic() < deadline, "it did not happen"
         time.sleep(0.02)
+
+
+SLOWER: Final = """
+
+_once = encode_health
+
+
+def encode_health(entries: Sequence[WireHealth]) -> list[bytes]:
+    for _ in range(4):
+        _once(entries)
+    return _once(entries)
+"""
+
+
+@pytest.fixture
+def checkout(tmp_path: Path) -> Path:
+    """A clone of this checkout with its core, and a branch ``slower``, which encodes five times."""
+    for program in ("git", "gcc"):
+        if shutil.which(program) is None:
+            pytest.skip(f"{program} is not installed")
+    root = tmp_path / "clone"
+
+    def git(*arguments: str, at: Path = root) -> None:
+        subprocess.run(["git", *arguments], cwd=at, check=True, capture_output=True)
+
+    try:
+        git("clone", "--quiet", "--shared", str(ROOT), str(root), at=tmp_path)
+    except subprocess.CalledProcessError as error:
+        pytest.skip(f"this is no checkout: {error.stderr.decode()}")
+    core = importlib.util.find_spec("agent.native._core")
+    assert core is not None
+    assert core.origin is not None
+    shutil.copy(core.origin, root / "agent/native")
+    git("branch", "unchanged")
+    git("switch", "--quiet", "--create", "slower")
+    file = root / "agent/native/encode.py"
+    file.write_text(file.read_text() + SLOWER)
+    git("-c", "user.name=n", "-c", "user.email=e", "commit", "--quiet", "--all", "--message", "slower")
+    git("switch", "--quiet", "unchanged")
+    return root
+
+
+@pytest.mark.timeout(180)  # 25 s on a machine with nothing else to do
+def test_a_revision_that_is_slower_is_told_from_one_that_is_not(checkout: Path) -> None:
+    """Builds it, and measures both: what was changed takes less here, and what was not stays what it was."""
+    found = against(checkout, "slower", ["encode"], QUICK_TURNS)
+    changed = {one.key: one for one in found.figures if one.key.endswith(".core")}
+    assert {*changed} == {"encode.8.core", "encode.128.core", "encode.1000.core"}
+    assert {one.verdict for one in changed.values()} == {"less"}
+    same = [one for one in found.figures if one.key not in changed]
+    assert same
+    assert all(max(one.ratio.median, 1 / one.ratio.median) < 2 for one in same)
+    assert not found.skipped
 
 
 # --- statistics -------------------------------------------------------------------------------------------

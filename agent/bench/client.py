@@ -12,10 +12,9 @@ import json
 import re
 import sys
 import time
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any, Final
-
-from agent.serve.client import follow
 
 LOOK_S: Final = 0.001
 
@@ -30,7 +29,8 @@ def main(socket: str, method: str, marker: str) -> None:
     if grpc:
         _grpcio(grpc, socket, method, pattern)
     else:
-        asyncio.run(_ours(Path(socket), pattern))
+        follow = importlib.import_module("agent.serve.client").follow  # takes longer than grpcio
+        asyncio.run(_ours(follow(Path(socket)), pattern))
 
 
 def _say(**words: object) -> None:
@@ -48,8 +48,8 @@ def _grpcio(grpc: Any, socket: str, method: str, pattern: re.Pattern[bytes]) -> 
         _say(t_ns=t_ns, size=len(data), found=_found(pattern, data))
 
 
-async def _ours(socket: Path, pattern: re.Pattern[bytes]) -> None:
-    async for report in follow(socket):
+async def _ours(reports: AsyncIterator[object], pattern: re.Pattern[bytes]) -> None:
+    async for report in reports:
         t_ns = time.monotonic_ns()
         text = repr(report).encode()
         _say(t_ns=t_ns, size=len(text), found=_found(pattern, text))

@@ -11,6 +11,7 @@ import importlib.metadata
 import importlib.util
 import time
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Final, NamedTuple
 
 from agent.bench.effort import Effort
@@ -22,17 +23,25 @@ from agent.bench.trees import scratch
 SUBSCRIBERS: Final = (1, 8, 64)
 DEVICES: Final = 128
 PAUSE_S: Final = 0.002  # between two publications: the last one's threads have gone to sleep
-FRAMES: Final = "frames: clients that only read HTTP/2 frames, all in one thread"
-FLOOR: Final = "floor: one send(2) to each of as many bare sockets"
+
+
+class Kind(NamedTuple):
+    """One kind of client."""
+
+    key: str
+    crowd: str
+    """What :mod:`agent.bench.crowd` calls it."""
+    label: str
+
+
+FRAMES: Final = Kind("frames", "frames", "frames: clients that only read HTTP/2 frames, all in one thread")
+FLOOR: Final = Kind("floor", "bare", "floor: one send(2) to each of as many bare sockets")
 
 
 class Way(NamedTuple):
-    """One kind of client, and who publishes to it."""
+    """The clients of one kind, and who publishes to them."""
 
-    key: str
-    label: str
-    word: str
-    """What the publisher is told, so that it says something to them."""
+    kind: Kind
     publisher: Child
     crowd: Child
     size: int
@@ -42,15 +51,13 @@ class Way(NamedTuple):
 def run(effort: Effort) -> Outcome:
     """1, 8 and 64 subscribers, 128 devices."""
     outcome = Outcome()
+    kinds = [*_grpcio(outcome), FRAMES, FLOOR]
     with contextlib.ExitStack() as stack:
-        ways = []
-        if importlib.util.find_spec("grpc"):
-            label = f"grpcio {importlib.metadata.version('grpcio')}: clients with a thread each"
-            ways.append(stack.enter_context(_way("server", label, "grpcio")))
-        else:
-            outcome.skipped.append("publish: grpcio is not installed")
-        ways.append(stack.enter_context(_way("frames", FRAMES, "frames")))
-        ways.append(stack.enter_context(_way("floor", FLOOR, "bare")))
+        directories = [stack.enter_context(scratch()) for _ in kinds]
+        publishers = [
+            stack.enter_context(child("agent.bench.publisher", one, DEVICES)) for one in directories
+        ]
+        ways = [_way(stack, *one) for one in zip(kinds, directories, publishers, strict=True)]
         for number in SUBSCRIBERS:
             for way in ways:
                 way.crowd.tell(f"{number}")
@@ -60,28 +67,34 @@ def run(effort: Effort) -> Outcome:
     return outcome
 
 
-@contextlib.contextmanager
-def _way(key: str, label: str, kind: str) -> Iterator[Way]:
-    """A kind of :mod:`agent.bench.crowd`."""
-    with scratch() as directory, child("agent.bench.publisher", directory, DEVICES) as publisher:
-        size = publisher.wait(lambda line: "ready" in line)["size"]
-        if kind == "bare":
-            where, what, word = directory / "bare.sock", size, "bare"
-        else:
-            where, what, word = directory / "drivers" / f"{DRIVER}.sock", HEALTH_METHOD, "publish"
-        with child("agent.bench.crowd", where, kind, what) as crowd:
-            yield Way(key, label, word, publisher, crowd, size)
+def _grpcio(outcome: Outcome) -> Iterator[Kind]:
+    """If it is there."""
+    if importlib.util.find_spec("grpc") is None:
+        outcome.skipped.append("publish: grpcio is not installed")
+        return
+    version = importlib.metadata.version("grpcio")
+    yield Kind("server", "grpcio", f"grpcio {version}: clients with a thread each")
+
+
+def _way(stack: contextlib.ExitStack, kind: Kind, directory: Path, publisher: Child) -> Way:
+    """With nobody in the crowd yet."""
+    size = publisher.wait(lambda line: "ready" in line)["size"]
+    socket = directory / ("bare.sock" if kind is FLOOR else f"drivers/{DRIVER}.sock")
+    what = size if kind is FLOOR else HEALTH_METHOD
+    crowd = stack.enter_context(child("agent.bench.crowd", socket, kind.crowd, what))
+    return Way(kind, publisher, crowd, size)
 
 
 def _measure(effort: Effort, number: int, ways: Sequence[Way]) -> Table:
-    taken: dict[str, list[int]] = {way.key: [] for way in ways}
+    taken: dict[str, list[int]] = {way.kind.key: [] for way in ways}
     for _ in range(effort.publications):
         for way in ways:
             time.sleep(PAUSE_S)
-            way.publisher.tell(way.word)
+            way.publisher.tell("bare" if way.kind is FLOOR else "publish")
             start_ns = way.publisher.wait()["t_ns"]
-            taken[way.key].append(way.crowd.wait()["t_ns"] - start_ns)
-    rows = paired_rows(f"publish.{number}", {way.key: way.label for way in ways}, dict(taken))
+            taken[way.kind.key].append(way.crowd.wait()["t_ns"] - start_ns)
+    labels = {way.kind.key: way.kind.label for way in ways}
+    rows = paired_rows(f"publish.{number}", labels, dict(taken))
     notes = (f"{DEVICES} devices, {ways[0].size} bytes, encoded once for all",)
     section = "from publish(), through the I/O thread, to the last receipt"
-    return Table(f"{number} subscriber{'s' if number > 1 else ''}", rows, FLOOR, notes, section)
+    return Table(f"{number} subscriber{'s' if number > 1 else ''}", rows, FLOOR.label, notes, section)
