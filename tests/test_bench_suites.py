@@ -46,6 +46,7 @@ TINY: Final = replace(
     causes=1,
     events=1,
     publications=2,
+    imports=True,
     idle_s=0.3,
     settle_s=0.0,
     sizes=(2, 8),

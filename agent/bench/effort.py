@@ -32,6 +32,8 @@ class Effort:
     """To each number of subscribers."""
     starts: int
     """Of each process whose start is timed."""
+    imports: bool
+    """Look at each module that a start imports; that takes twice as long as the start."""
     idle_s: float
     settle_s: float
     """From the first message to the begin of the idle measurement."""
@@ -59,6 +61,7 @@ FULL: Final = Effort(
     detect_periods_ms=(10, 100),
     publications=200,
     starts=10,
+    imports=True,
     idle_s=60.0,
     settle_s=130.0,  # a sweep reads all of a new cgroup often for two minutes
     strace_s=5.0,
@@ -80,8 +83,9 @@ QUICK: Final = Effort(
     detect_periods_ms=(10,),
     publications=10,
     starts=1,
-    idle_s=2.0,
-    settle_s=1.5,
+    imports=False,
+    idle_s=1.5,
+    settle_s=1.2,
     strace_s=0.0,
     sizes=(8, 1000),
     pods=0,

@@ -30,6 +30,8 @@ CAPTION: Final = (
 )
 GOAL_PX: Final = 14
 """To both sides of a point of a curve that has a budget."""
+GOAL_WIDE_PX: Final = 40
+"""Half of what stands above a budget, at most."""
 SWATCH_PX: Final = 14
 SHARES: Final = (0.0, 0.25, 0.5, 0.75, 1.0)
 SAMPLES_MIN: Final = 10
@@ -91,11 +93,9 @@ def _distributions(title: str, rows: Sequence[Row], budgets: Mapping[str, Any]) 
         if goal:
             at = x.at(goal.limit)
             yield svg.line(at, y.begin, at, y.end, f"budget s{colour}")
-            to_left = at > WIDTH / 2
+            is_far = at > WIDTH - RIGHT - GOAL_WIDE_PX
             said = goal.words(goal.limit, "s")
-            yield svg.text(
-                at - 4 if to_left else at + 4, y.begin - 6, said, anchor="end" if to_left else "start"
-            )
+            yield svg.text(at, y.end - 3, said, anchor="end" if is_far else "middle")
 
 
 def _colours(names: Sequence[str]) -> Iterator[int]:
@@ -135,7 +135,7 @@ def _curves(
                 budget = y.at(goal.limit)
                 yield svg.line(x.at(at) - GOAL_PX, budget, x.at(at) + GOAL_PX, budget, f"budget s{colour}")
                 said = goal.words(goal.limit, unit)
-                yield svg.text(x.at(at) - GOAL_PX - 4, budget + 4, said, anchor="end")
+                yield svg.text(x.at(at) + GOAL_PX, budget - 4, said, anchor="end")
 
 
 def _series(rows: Sequence[Row], grows_with: str) -> dict[str, list[tuple[float, Row]]]:
@@ -162,7 +162,7 @@ def _head(title: str, names: Sequence[str]) -> tuple[list[str], float]:
             x, y = MARGIN, y + LINE_PX
         parts += [svg.dot(x + 4, y - 4, colour, 4), svg.text(x + SWATCH_PX - 1, y, name)]
         x += wide + SWATCH_PX
-    return parts, y + LINE_PX
+    return parts, y + LINE_PX + 4
 
 
 def _frame(x: Axis, y: Axis, unit: Unit, y_ticks: Iterable[tuple[float, str]]) -> Iterator[str]:

@@ -15,7 +15,7 @@ from agent.bench.result import Outcome, Row, Table, bounds, digits, quantity, sh
 from agent.bench.timing import spread, wild
 
 WIDTH: Final = 100
-HEADINGS: Final = ("median", "95 % interval", "p99", "max", "ratio", "memory", "budget", "")
+HEADINGS: Final = ("95 % interval", "p99", "max", "ratio", "memory", "budget", "")
 STABLE: Final = ((0.02, "good"), (0.05, "fair"))
 WILD_MAX: Final = 0.01
 """So many samples gone wild make a 99th percentile."""
@@ -175,7 +175,8 @@ def _grid(table: Table, budgets: Mapping[str, Any]) -> list[tuple[str, ...]]:
     """Headings and rows; a column in which nothing stands is left out."""
     names = short(_labels(table))
     cells = ((name, *_cells(row, budgets)) for name, row in zip(names, table.rows, strict=True))
-    grid = [(table.title if table.section else "", *HEADINGS), *cells]
+    first = "median" if any(len(row.values) > 1 for row in table.rows) else "figure"
+    grid = [(table.title if table.section else "", first, *HEADINGS), *cells]
     used = [column == 0 or any(row[column] for row in grid[1:]) for column in range(len(grid[0]))]
     return [tuple(cell for cell, is_used in zip(row, used, strict=True) if is_used) for row in grid]
 

@@ -154,12 +154,12 @@ def _cpu_rows(
         share[new.name] = share.get(new.name, 0.0) + (new.run_ns - old.run_ns) / lasted_s / 1e7
         wakeups[new.name] = wakeups.get(new.name, 0.0) + (new.wakeups - old.wakeups) * 60 / lasted_s
     total = _one("cpu", "CPU, % of one core", _share(before, after, lasted_s), "%")
+    rows = [total]
+    rows += [_one(f"cpu.{name}", f"  of that, {LABELS[name]}", share[name], "%") for name in sorted(share)]
     if bare:
         times = total.max / bare
-        rows = [replace(total, ratio=Interval(times, times, times)), _one("cpu.floor", FLOOR, bare, "%")]
-    else:
-        rows = [total]
-    rows += [_one(f"cpu.{name}", f"  of that, {LABELS[name]}", share[name], "%") for name in sorted(share)]
+        rows[0] = replace(total, ratio=Interval(times, times, times))
+        rows.append(_one("cpu.floor", FLOOR, bare, "%"))
     label = "wakeups per minute, {}"
     rows += [
         _one(f"wakeups.{name}", label.format(LABELS[name]), wakeups[name], "1") for name in sorted(wakeups)

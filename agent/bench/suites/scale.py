@@ -12,7 +12,7 @@ from typing import Final
 
 from agent.bench.effort import Effort
 from agent.bench.fit import fit, words
-from agent.bench.processes import HEALTH_METHOD, agent, health_socket, rss, subscriber
+from agent.bench.processes import HEALTH_METHOD, Subscriber, agent, health_socket, rss, subscriber
 from agent.bench.result import Outcome, Row, Table, Unit, row_of, rows_of
 from agent.bench.suites import scale_consumers
 from agent.bench.suites.decide import DRIVER, declarations, now_of
@@ -93,23 +93,29 @@ def _poll(stack: contextlib.ExitStack, groups: int) -> Callable[[], object]:
 
 
 def _memory(effort: Effort, outcome: Outcome) -> None:
-    """Of an agent that has told its first subscriber of so many declared devices."""
+    """Of an agent that has told its first subscriber of so many declared devices; all run side by side."""
     sizes = effort.sizes[:: -(-len(effort.sizes) // AGENTS)]
     if sizes[-1] != effort.sizes[-1]:
         sizes = (*sizes, effort.sizes[-1])
     rows = []
-    for devices in sizes:
-        with scratch() as directory, contextlib.ExitStack() as stack:
-            write_sysfs(directory / "sys")
-            _declare(directory / "run/devices.d", devices)
-            flags = ["--cgroupfs-root", str(directory / "none"), "--sysfs-root", str(directory / "sys")]
-            pid = stack.enter_context(agent(directory, flags))
-            last = f"cpu-{devices - 1}\\x10"
-            client = stack.enter_context(subscriber(health_socket(directory), HEALTH_METHOD, last))
+    with contextlib.ExitStack() as stack:
+        started = [(devices, *_started(stack, devices)) for devices in sizes]
+        for devices, pid, client in started:
             client.wait(lambda line: bool(line.get("found")))
             row = row_of(f"scale.rss.{devices}", f"{devices} devices", (rss(pid),), "B")
             rows.append(replace(row, x=float(devices)))
     curve(outcome, "RSS of an agent that has told one subscriber", rows, "B", "device")
+
+
+def _started(stack: contextlib.ExitStack, devices: int) -> tuple[int, Subscriber]:
+    """The pid of an agent, and who will be told of its last device."""
+    directory = stack.enter_context(scratch())
+    write_sysfs(directory / "sys")
+    _declare(directory / "run/devices.d", devices)
+    flags = ["--cgroupfs-root", str(directory / "none"), "--sysfs-root", str(directory / "sys")]
+    pid = stack.enter_context(agent(directory, flags))
+    last = f"cpu-{devices - 1}\\x10"
+    return pid, stack.enter_context(subscriber(health_socket(directory), HEALTH_METHOD, last))
 
 
 def _declare(directory: Path, devices: int) -> None:

@@ -54,7 +54,10 @@ def run(effort: Effort) -> Outcome:
     ]
     outcome.tables.append(Table("the most memory that it had (RSS)", tuple(sizes), section=section))
     outcome.tables.append(_agent(effort))
-    outcome.tables.append(_imports())
+    if effort.imports:
+        outcome.tables.append(_imports())
+    else:
+        outcome.skipped.append("startup: imports, left to a run without --quick")
     return outcome
 
 
