@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 import subprocess
 import sys
 from dataclasses import replace
@@ -309,9 +310,11 @@ def test_an_axis_holds_its_values_and_has_ticks_to_read_them_by(values: tuple[fl
 # --- the command ------------------------------------------------------------------------------------------
 
 
-def bench(*arguments: str) -> "subprocess.CompletedProcess[str]":
+def bench(*arguments: str, path: Path | None = None) -> "subprocess.CompletedProcess[str]":
+    """With the programs of one directory alone, if it is given."""
     command = [sys.executable, "-m", "agent.bench", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=50, check=False)
+    environment = os.environ | ({"PATH": str(path)} if path else {})
+    return subprocess.run(command, capture_output=True, text=True, timeout=50, check=False, env=environment)
 
 
 def test_the_command_prints_json_and_nothing_else_on_standard_output(tmp_path: Path) -> None:
@@ -320,6 +323,25 @@ def test_the_command_prints_json_and_nothing_else_on_standard_output(tmp_path: P
     assert done.returncode == 0, done.stderr
     assert {"encode.8.core", "encode.128.core", "encode.1000.core"} <= pyperf.read(done.stdout).keys()
     assert ElementTree.parse(file).getroot().tag == f"{SVG}svg"
+
+
+def test_a_suite_that_fails_is_named_and_what_the_others_found_is_kept(tmp_path: Path) -> None:
+    """Idle needs a floor in C, and this compiler makes none."""
+    compiler = tmp_path / "gcc"
+    compiler.write_text("#!/bin/sh\necho no such luck >&2; exit 1\n")
+    compiler.chmod(0o755)
+    done = bench("--quick", "--json", "--suite", "idle", "--suite", "encode", path=tmp_path)
+    assert done.returncode == 1
+    assert "python -m agent.bench: idle: benchmarks/floor.c: no such luck" in done.stderr
+    assert "encode.8.core" in pyperf.read(done.stdout)
+
+
+@pytest.mark.parametrize("arguments", [("--record",), ("--against", "HEAD")])
+def test_a_program_that_is_not_there_is_named(arguments: tuple[str, ...], tmp_path: Path) -> None:
+    done = bench(*arguments, path=tmp_path)
+    assert done.returncode == 1
+    assert done.stderr.count("\n") == 1
+    assert done.stderr.endswith("is not installed\n")
 
 
 @pytest.mark.parametrize(

@@ -226,7 +226,10 @@ def parse_callgrind(text: str, program: str) -> tuple[int, int]:
 
 
 def _output(command: Sequence[str]) -> str:
-    done = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False)
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False)
+    except FileNotFoundError:
+        raise Uncountable(f"{command[0]} is not installed") from None
     if done.returncode:
         raise Uncountable(f"{' '.join(command[:3])} ...: exit {done.returncode}: {done.stderr[-1000:]}")
     return done.stdout
