@@ -1,5 +1,7 @@
 """The benchmark itself: statistics, parsers, baselines. How fast anything is, is not tested."""
 
+import subprocess
+import sys
 import tomllib
 from pathlib import Path
 
@@ -23,7 +25,7 @@ from agent.bench.timing import (
     spread,
     wild,
 )
-from agent.bench.trees import group_names, real_tree, scratch, write_groups, write_sysfs
+from agent.bench.trees import group_names, machine_lock, real_tree, scratch, write_groups, write_sysfs
 from agent.native.sampler import Sampler, SamplerOptions
 
 
@@ -123,6 +125,18 @@ def test_real_cgroups_are_gone_afterwards() -> None:
     except OSError as error:
         pytest.skip(f"may not make cgroups: {error}")
     assert not any(root.exists() for root in roots)
+
+
+@pytest.mark.timeout(300)  # another run on this machine may hold its lock for a while
+def test_who_waits_for_the_machine_says_so() -> None:
+    program = "from agent.bench.trees import machine_lock\nwith machine_lock(): pass"
+    with machine_lock():
+        waits = subprocess.Popen([sys.executable, "-c", program], stderr=subprocess.PIPE)
+        assert waits.stderr is not None
+        assert waits.stderr.readline().startswith(b"waiting for /tmp/drahealth-machine.lock")
+        assert waits.poll() is None
+    with waits:
+        assert waits.wait() == 0
 
 
 def test_own_instructions_of_an_object_are_told_from_those_of_its_callees() -> None:
