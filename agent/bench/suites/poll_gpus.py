@@ -6,12 +6,12 @@ caller adds to it. A process that has loaded it keeps its number of GPUs, so eac
 
 import multiprocessing
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
-from typing import Final
+from typing import Final, ParamSpec
 
 from agent.bench.effort import Effort
 from agent.bench.gpu_baselines import GoodGpus, PlainGpus, Values, fast_values, wanted_of
@@ -23,6 +23,8 @@ from agent.model.gpu import GpuField, GpuSet
 from agent.model.time import NS
 from agent.native.gpus import Gpus, GpusOptions
 from agent.sources.nvml import session
+
+P = ParamSpec("P")
 
 REAL: Final = "libnvidia-ml.so.1"
 HOUR_NS: Final = 3600 * NS
@@ -46,19 +48,25 @@ def run(effort: Effort, outcome: Outcome) -> None:
             except NoLibrary as why:
                 outcome.skipped.append(f"poll: GPUs of the fake NVML: {why}")
                 break
-            _alone(effort, outcome, str(fake.library), fake.scenario)
+            outcome.take(_alone(measure, effort, str(fake.library), fake.scenario))
+    outcome.take(_alone(measure_real, effort))
+
+
+def _alone(measured: Callable[P, Outcome], *args: P.args, **kwargs: P.kwargs) -> Outcome:
+    """Measure in a process that has loaded nothing yet."""
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
+        return pool.submit(measured, *args, **kwargs).result()
+
+
+def measure_real(effort: Effort) -> Outcome:
+    """All GPUs of this machine, or why there are none."""
     with watch(REAL) as gpus:
         found = read(gpus)
     if found.gpus:
-        _alone(effort, outcome, REAL, None)
-    else:
-        outcome.skipped.append(f"poll: GPUs of this machine: {found.nvml.detail or 'there are none'}")
-
-
-def _alone(effort: Effort, outcome: Outcome, library: str, scenario: Path | None) -> None:
-    """Measure in a process that has loaded nothing yet."""
-    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
-        outcome.take(pool.submit(measure, effort, library, scenario).result())
+        return measure(effort, REAL, None)
+    outcome = Outcome()
+    outcome.skipped.append(f"poll: GPUs of this machine: {found.nvml.detail or 'there are none'}")
+    return outcome
 
 
 def measure(effort: Effort, library: str, scenario: Path | None) -> Outcome:
