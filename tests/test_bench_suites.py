@@ -15,7 +15,7 @@ from typing import Final
 
 import pytest
 
-from agent.bench.__main__ import SUITES
+from agent.bench.main import SUITES
 from agent.bench.baselines import PlainReader, flat, sweep_files, sweep_values
 from agent.bench.effort import FULL, QUICK, Effort
 from agent.bench.fit import fit, words
@@ -58,7 +58,7 @@ EXPECTED: Final = {
     "publish": {"publish.1.server", "publish.64.frames", "publish.64.floor"},
     "detect": {"detect.file.10ms"},
     "trace": {f"trace.{key}" for key, _ in HOPS} | {"trace.all"},
-    "idle": {"idle.cpu", "idle.rss", "idle.wakes"},
+    "idle": {"idle.cpu.new", "idle.rss", "idle.wakes"},
     "startup": {"startup.floor", "startup.help.rss", "startup.told", "startup.imports"},
     "scale": {"scale.encode.8", "scale.decide.2", "scale.poll.4", "scale.rss.8"},
 }
