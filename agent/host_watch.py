@@ -138,7 +138,7 @@ class HostWatch:
         self._hears = uevents is not None and uevents.source.state in (SourceState.OK, SourceState.STARTING)
         if self._bus_matters() != mattered:
             self._begin_bus()
-        moves = uevents.changes.get(Subsystem.PCI, 0) if uevents else 0
+        moves = uevents.changes[Subsystem.PCI] if uevents else 0
         seen = (_identity(gpus), moves, self._wanted, self._hears)
         if seen != self._seen:
             self._seen = seen

@@ -157,7 +157,7 @@ def declared(*addresses: str) -> Declarations:
 
 def events(count: int, state: SourceState = SourceState.OK) -> UeventSample:
     source = SourceSample("uevents", state, 0, NS, 0, "", vital=False)
-    return UeventSample((), source, changes={Subsystem.PCI: count})
+    return UeventSample(source, {Subsystem.PCI: count})
 
 
 class PciWatcher:

@@ -1,6 +1,6 @@
 """The listener to device events, on events of the real kernel in a network namespace of the test's own.
 
-What the machine does meanwhile is heard as well: tests count what has a name of their own.
+What the machine does meanwhile is heard as well: tests count what it seldom has to tell of, PCI devices.
 """
 
 import json
@@ -16,11 +16,11 @@ from pathlib import Path
 
 import pytest
 from machine import hotplug
-from netns import GPU, Injector, netns, run_in_user_namespace
+from netns import Injector, netns, run_in_user_namespace
 
 from agent.errors import ProbeError
 from agent.model.source import SourceState
-from agent.model.uevent import Action, Subsystem, Uevent, UeventSample
+from agent.model.uevent import Subsystem, UeventSample
 from agent.native.uevents import Uevents, watch_directory
 
 DEADLINE_S = 20
@@ -73,65 +73,29 @@ def injector() -> Iterator[Injector]:
         yield injector
 
 
-def event_of(sample: UeventSample, name: str) -> Uevent | None:
-    return next((event for event in sample.events if event.name == name), None)
-
-
-def last_action(name: str, action: Action) -> Callable[[UeventSample], bool]:
-    """Whether the newest event of a device is that."""
-
-    def is_it(sample: UeventSample) -> bool:
-        event = event_of(sample, name)
-        return event is not None and event.action is action
-
-    return is_it
+def has_changed(subsystem: Subsystem, times: int = 1) -> Callable[[UeventSample], bool]:
+    """Whether so many events of a subsystem were heard, or more."""
+    return lambda sample: sample.changes[subsystem] >= times
 
 
 # --- what is heard ------------------------------------------------------------------------------------------
 
 
 def test_a_gpu_that_comes_changes_and_goes_is_told(injector: Injector) -> None:
-    began_ns = time.monotonic_ns()
     with listener() as one:
         assert one.read().source.state is SourceState.OK
-        for times, action in enumerate((Action.ADD, Action.CHANGE, Action.UNBIND, Action.REMOVE), 1):
+        for times, action in enumerate(("add", "bind", "change", "unbind", "remove"), 1):
             injector.inject(action)
-            sample = one.until(last_action("0000:3b:00.0", action))
-            event = event_of(sample, "0000:3b:00.0")
-            assert event is not None
-            assert (event.subsystem, event.path) == (Subsystem.PCI, GPU.removeprefix("/"))
-            assert (event.driver, event.times) == ("nvidia", times)
-            assert began_ns < event.last_ns < time.monotonic_ns()
+            sample = one.until(has_changed(Subsystem.PCI, times))
             assert sample.changes[Subsystem.PCI] == times
-        assert (sample.lost, sample.foreign, sample.source.detail) == (0, 0, "")
+        assert sample.source.detail == ""
 
 
-def test_the_models_words_are_the_kernels(injector: Injector) -> None:
-    words = {f"{subsystem}-{action}": (subsystem, action) for subsystem in Subsystem for action in Action}
+@pytest.mark.parametrize("subsystem", Subsystem)
+def test_the_models_words_are_the_kernels(injector: Injector, subsystem: Subsystem) -> None:
     with listener() as one:
-        for name, (subsystem, action) in words.items():
-            injector.inject(action.value, f"/devices/{name}", SUBSYSTEM=subsystem.value)
-        sample = one.until(lambda s: words.keys() <= {event.name for event in s.events})
-        heard = {event.name: (event.subsystem, event.action) for event in sample.events}
-        assert {name: heard[name] for name in words} == words
-
-
-def test_events_are_in_the_order_of_their_last(injector: Injector) -> None:
-    with listener() as one:
-        for name in ("first", "second", "first"):
-            injector.inject("change", f"/devices/{name}", SUBSYSTEM="pci")
-        sample = one.until(lambda s: s.changes[Subsystem.PCI] == 3)
-        assert [e.name for e in sample.events if e.subsystem is Subsystem.PCI] == ["second", "first"]
-
-
-def test_an_event_that_is_known_is_not_decoded_again(injector: Injector) -> None:
-    with listener() as one:
-        injector.inject("add")
-        before = event_of(one.until(lambda s: s.changes[Subsystem.PCI] == 1), "0000:3b:00.0")
-        injector.inject("add", "/devices/another", SUBSYSTEM="pci")
-        after = event_of(one.until(lambda s: s.changes[Subsystem.PCI] == 2), "0000:3b:00.0")
-        assert before is not None
-        assert after is before
+        injector.inject("change", "/devices/x", SUBSYSTEM=subsystem.value)
+        one.until(has_changed(subsystem))
 
 
 def test_what_the_machine_itself_tells_is_heard_and_makes_others_look(injector: Injector) -> None:
@@ -140,18 +104,16 @@ def test_what_the_machine_itself_tells_is_heard_and_makes_others_look(injector: 
         pytest.skip(f"may not write {trigger}")
     with listener() as one:
         trigger.write_text("change\n")
-        event = event_of(one.until(last_action("cpu1", Action.CHANGE)), "cpu1")
-        assert event is not None
-        assert (event.subsystem, event.path) == (Subsystem.CPU, "devices/system/cpu/cpu1")
+        one.until(has_changed(Subsystem.CPU))
         assert one.poked()
 
 
 def test_a_cpu_that_goes_offline_is_told(injector: Injector) -> None:
     with hotplug(1) as cpu, listener() as one:
         cpu.set_online(False)
-        one.until(last_action("cpu1", Action.OFFLINE))
+        heard = one.until(has_changed(Subsystem.CPU)).changes[Subsystem.CPU]
         cpu.set_online(True)
-        one.until(last_action("cpu1", Action.ONLINE))
+        one.until(has_changed(Subsystem.CPU, heard + 1))
         assert one.poked()
 
 
@@ -162,12 +124,9 @@ def test_who_is_not_the_kernel_is_not_believed(injector: Injector) -> None:
     with listener() as one:
         injector.spoof("remove")
         injector.inject("add")  # wakes, the other does not
-        sample = one.until(lambda s: s.changes[Subsystem.PCI] > 0)
-        assert sample.foreign == 1
+        sample = one.until(has_changed(Subsystem.PCI))
         assert sample.changes[Subsystem.PCI] == 1
-        event = event_of(sample, "0000:3b:00.0")
-        assert event is not None
-        assert event.action is Action.ADD
+        assert sample.source.detail == "1 messages were not the kernel's"
 
 
 def test_network_devices_in_masses_are_no_news(injector: Injector) -> None:
@@ -175,8 +134,8 @@ def test_network_devices_in_masses_are_no_news(injector: Injector) -> None:
         for _ in range(1000):
             injector.inject("add", "/devices/virtual/net/veth1", SUBSYSTEM="net")
         injector.inject("add")
-        sample = one.until(lambda s: s.changes[Subsystem.PCI] > 0)
-        assert event_of(sample, "veth1") is None
+        sample = one.until(has_changed(Subsystem.PCI))
+        assert (sample.changes[Subsystem.PCI], sample.source.detail) == (1, "")
 
 
 def test_a_flood_is_heard_to_its_last_event_or_a_loss_is_told(injector: Injector) -> None:
@@ -185,8 +144,7 @@ def test_a_flood_is_heard_to_its_last_event_or_a_loss_is_told(injector: Injector
         for number in range(flood):
             injector.inject("change", f"/devices/flood{number}", SUBSYSTEM="pci")
         sample = one.until(lambda s: s.changes[Subsystem.PCI] == flood or s.changes[Subsystem.EDAC] > 0)
-        assert (sample.changes[Subsystem.PCI] == flood) is (sample.lost == 0)
-        assert len(sample.events) == 256
+        assert (sample.changes[Subsystem.PCI] == flood) is (sample.source.detail == "")
 
 
 def test_what_the_kernel_had_to_throw_away_is_told_and_it_goes_on(injector: Injector) -> None:
@@ -202,13 +160,12 @@ def test_what_the_kernel_had_to_throw_away_is_told_and_it_goes_on(injector: Inje
             for _ in range(flood):
                 injector.inject("change")
             held.send_signal(signal.SIGCONT)
-            lost, changes, memory, poked = json.loads(held.stdout.readline())
-            assert lost > 0
-            assert flood > changes >= lost
-            assert memory == lost  # where nothing happened, somebody has to look all the same
+            detail, changes, losses, poked = json.loads(held.stdout.readline())
+            assert detail == f"{losses} times the kernel had to throw events away"
+            assert flood > changes > losses > 0  # where nothing happened, somebody has to look all the same
             assert poked
             injector.inject("remove")
-            assert held.stdout.readline() == "remove\n"
+            assert held.stdout.readline() == f"{changes + 1}\n"
             held.stdin.close()
             assert held.wait(10) == 0
         finally:
@@ -218,7 +175,7 @@ def test_what_the_kernel_had_to_throw_away_is_told_and_it_goes_on(injector: Inje
 HELD_UP = """
 import json, os, select, sys
 from agent.model.source import SourceState
-from agent.model.uevent import Action, Subsystem
+from agent.model.uevent import Subsystem
 from agent.native.uevents import Uevents
 fd, poke = os.eventfd(0), os.eventfd(0, os.EFD_NONBLOCK)
 uevents = Uevents(fd, [poke])
@@ -231,12 +188,11 @@ def until(what):
 uevents.start()
 until(lambda s: s.source.state is not SourceState.STARTING)
 print("listening", flush=True)
-sample = until(lambda s: s.changes[Subsystem.MEMORY])
-memory = sample.changes[Subsystem.MEMORY]
+sample = until(lambda s: s.changes[Subsystem.EDAC])
+changes, losses = sample.changes[Subsystem.PCI], sample.changes[Subsystem.EDAC]
 poked = bool(select.select([poke], [], [], 20)[0])
-print(json.dumps([sample.lost, sample.changes[Subsystem.PCI], memory, poked]), flush=True)
-until(lambda s: s.events[-1].action is Action.REMOVE)
-print("remove", flush=True)
+print(json.dumps([sample.source.detail, changes, losses, poked]), flush=True)
+print(until(lambda s: s.changes[Subsystem.PCI] > changes).changes[Subsystem.PCI], flush=True)
 sys.stdin.read()
 assert uevents.stop(5)
 """

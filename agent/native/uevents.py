@@ -4,7 +4,6 @@ Owns the thread. What an event means is its reader's business.
 """
 
 import os
-import struct
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -13,20 +12,15 @@ from agent.errors import ProbeError
 from agent.model.reading import error_text
 from agent.model.source import SourceSample, SourceState
 from agent.model.time import NS
-from agent.model.uevent import Action, Subsystem, Uevent, UeventSample
+from agent.model.uevent import Subsystem, UeventSample
 from agent.native._core import ffi, lib
-from agent.native.publication import Copied, Publication, Same, Table
-from agent.native.records import SOURCE_STATES, escaped, source
+from agent.native.publication import Copied, Publication, Same
+from agent.native.records import SOURCE_STATES, source
 
-_HEAD_SIZE: Final = ffi.sizeof("struct dh_uevents_head")
-_ENTRY: Final = struct.Struct(f"=II3Q{lib.DH_UEVENT_PATH}s{lib.DH_UEVENT_NAME}s")
+_SIZE: Final = ffi.sizeof("struct dh_uevent_sample")
 _SUBSYSTEMS: Final = {getattr(lib, f"DH_SUBSYSTEM_{one.name}"): one for one in Subsystem}
-_ACTIONS: Final = {getattr(lib, f"DH_ACTION_{one.name}"): one for one in Action}
 _DEAF: Final = "the kernel sends no device events into this network namespace (a user namespace's)"
 _BY_TIME: Final = "; looked at by time instead"
-
-if _ENTRY.size != ffi.sizeof("struct dh_uevent"):
-    raise ImportError(f"struct dh_uevent has {ffi.sizeof('struct dh_uevent')} bytes, not {_ENTRY.size}")
 
 
 class Uevents:
@@ -47,11 +41,10 @@ class Uevents:
         if code:
             raise ProbeError(f"device events: {os.strerror(-code)}")
         self._uevents = out[0]
-        self._events = Table(_ENTRY, _uevent, lambda event: (event.last_ns,))
         self._publication = Publication(
             lambda buffer, size: lib.dh_uevents_read(self._uevents, buffer, size),
-            lib.dh_uevents_size(self._uevents),
-            Same(self._sample),
+            _SIZE,
+            Same(_sample),
             wake_fd,
         )
 
@@ -73,16 +66,6 @@ class Uevents:
         uevents, self._uevents = self._uevents, ffi.NULL
         return uevents == ffi.NULL or int(lib.dh_uevents_stop(uevents, int(timeout_s * NS))) == 0
 
-    def _sample(self, data: Copied) -> UeventSample:
-        head = ffi.from_buffer("struct dh_uevents_head *", data)
-        return UeventSample(
-            events=self._events.samples(data, _HEAD_SIZE, len(data)),
-            source=_source(head),
-            changes={subsystem: head.changes[i] for i, subsystem in _SUBSYSTEMS.items()},
-            lost=head.lost,
-            foreign=head.foreign,
-        )
-
 
 def watch_directory(path: Path) -> int:
     """An inotify descriptor that becomes readable when something in a directory has changed.
@@ -100,33 +83,26 @@ def watch_directory(path: Path) -> int:
     return fd
 
 
-def _source(head: Any) -> SourceSample:
-    detail = _detail(head) + (_BY_TIME if SOURCE_STATES[head.state] is SourceState.ABSENT else "")
-    return source(head, "uevents", detail, vital=False)  # all that events tell is looked at by time as well
+def _sample(data: Copied) -> UeventSample:
+    record = ffi.from_buffer("struct dh_uevent_sample *", data)
+    changes = {subsystem: record.changes[i] for i, subsystem in _SUBSYSTEMS.items()}
+    return UeventSample(_source(record), changes)
 
 
-def _detail(head: Any) -> str:
+def _source(record: Any) -> SourceSample:
+    detail = _detail(record) + (_BY_TIME if SOURCE_STATES[record.state] is SourceState.ABSENT else "")
+    return source(record, "uevents", detail, vital=False)  # all that events tell is looked at by time as well
+
+
+def _detail(record: Any) -> str:
     """Why it is absent, the last failure, or what was not heard; empty if nothing."""
-    if head.err:
-        return f"socket of device events: {error_text(head.err)}"
-    if head.deaf:
+    if record.err:
+        return f"socket of device events: {error_text(record.err)}"
+    if record.deaf:
         return _DEAF
     parts = [
-        (head.lost, "times the kernel had to throw events away"),
-        (head.malformed, "events were not understood"),
+        (record.lost, "times the kernel had to throw events away"),
+        (record.malformed, "events were not understood"),
+        (record.foreign, "messages were not the kernel's"),
     ]
     return ", ".join(f"{count} {what}" for count, what in parts if count)
-
-
-def _uevent(raw: tuple[Any, ...]) -> Uevent:
-    subsystem, action, times, last_ns, _, path, driver = raw
-    whole = escaped(path)
-    return Uevent(
-        subsystem=_SUBSYSTEMS[subsystem],
-        action=_ACTIONS[action],
-        path=whole,
-        name=whole.rpartition("/")[2],
-        driver=escaped(driver),
-        times=times,
-        last_ns=last_ns,
-    )

@@ -486,10 +486,6 @@ const char *dh_machine_field_name(uint32_t field);
 
 /* device events: uevents.c */
 
-#define DH_UEVENT_MAX 256  /* devices whose newest event is remembered */
-#define DH_UEVENT_PATH 256 /* with its NUL */
-#define DH_UEVENT_NAME 40
-
 enum dh_subsystem {
     DH_SUBSYSTEM_CPU,
     DH_SUBSYSTEM_MEMORY,
@@ -497,51 +493,26 @@ enum dh_subsystem {
     DH_SUBSYSTEM_PCI,
     DH_SUBSYSTEM_EDAC,
     DH_SUBSYSTEM_MACHINECHECK,
-    DH_SUBSYSTEM_NUM /* all others: counted, not remembered */
+    DH_SUBSYSTEM_NUM /* all others, of which nobody is told */
 };
 
-enum dh_action {
-    DH_ACTION_ADD,
-    DH_ACTION_REMOVE,
-    DH_ACTION_CHANGE,
-    DH_ACTION_MOVE,
-    DH_ACTION_ONLINE,
-    DH_ACTION_OFFLINE,
-    DH_ACTION_BIND,
-    DH_ACTION_UNBIND,
-    DH_ACTION_NUM
-};
-
-struct dh_uevent {
-    uint32_t subsystem; /* enum dh_subsystem */
-    uint32_t action;    /* enum dh_action */
-    uint64_t count;
-    uint64_t last_ns;
-    uint64_t seqnum;    /* the kernel's; gaps are other namespaces' events, not losses */
-    char path[DH_UEVENT_PATH];   /* DEVPATH without its first slash, NUL-padded, \xNN for what is not printable */
-    char driver[DH_UEVENT_NAME]; /* DRIVER, likewise; empty if the event has none */
-};
-
-/* The head of what dh_uevents_read() copies out; `entries` records of struct dh_uevent follow. */
-struct dh_uevents_head {
-    uint32_t size;    /* sizeof(struct dh_uevents_head) */
+/* What dh_uevents_read() copies out. */
+struct dh_uevent_sample {
+    uint32_t size;    /* sizeof(struct dh_uevent_sample) */
     uint32_t version; /* DH_VERSION */
-    uint32_t entries; /* the order is no order of time */
     uint32_t state;   /* enum dh_source_state; ABSENT: there is no such socket, or `deaf` */
     int32_t err;      /* errno of the last failure; 0 = none yet */
     uint32_t deaf;    /* 1: the network namespace is a user namespace's, and the kernel sends no events there */
+    uint32_t reserved;
     uint64_t passes;  /* turns of the thread; there is one at least every period_ns */
     uint64_t beat_ns;
     uint64_t period_ns;
     uint64_t failures;
-    uint64_t messages;  /* of the kernel, those that are malformed among them */
-    uint64_t foreign;   /* of others, which do not count */
-    uint64_t malformed;
+    uint64_t foreign;   /* messages of others than the kernel, which do not count */
+    uint64_t malformed; /* of the kernel, and not understood */
     uint64_t lost;      /* times that the socket overflowed: ENOBUFS */
-    uint64_t evicted;   /* entries forgotten for want of room, those seen longest ago first */
     uint64_t changes[DH_SUBSYSTEM_NUM]; /* events, and one for each loss and each time that the socket was
                                            opened again: who follows them looks again */
-    uint64_t wakes;
 };
 
 struct dh_uevents;
@@ -561,10 +532,7 @@ int dh_uevents_open(int wake_fd, const int *poke, uint32_t npoke, struct dh_ueve
 /* dh_uevents_start() - start the thread. Return: 0; -EBUSY if started before; -EAGAIN as pthread_create(3). */
 int dh_uevents_start(struct dh_uevents *u);
 
-/* dh_uevents_size() - bytes that dh_uevents_read() needs at most. */
-size_t dh_uevents_size(const struct dh_uevents *u);
-
-/* dh_uevents_read() - copy the newest whole publication: as dh_kmsg_read(). */
+/* dh_uevents_read() - copy the newest whole publication, a struct dh_uevent_sample: as dh_kmsg_read(). */
 int64_t dh_uevents_read(struct dh_uevents *u, void *buf, size_t cap);
 
 /* dh_uevents_stop() - end the thread and free the listener: as dh_sampler_stop(). */

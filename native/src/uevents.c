@@ -44,9 +44,9 @@ static void uevents_free(void *owner)
 
 static void state_set(struct dh_uevents *u, enum dh_source_state state)
 {
-    if (u->heard.work.head.state == (uint32_t)state)
+    if (u->heard.sample.state == (uint32_t)state)
         return;
-    u->heard.work.head.state = (uint32_t)state;
+    u->heard.sample.state = (uint32_t)state;
     u->heard.news = true;
 }
 
@@ -58,14 +58,14 @@ static bool is_absence(int err)
 
 static void fail(struct dh_uevents *u, int err)
 {
-    struct dh_uevents_head *head = &u->heard.work.head;
+    struct dh_uevent_sample *sample = &u->heard.sample;
     bool absent = is_absence(err);
 
     if (u->fd >= 0)
         close(u->fd);
     u->fd = -1;
-    head->err = err;
-    head->failures += !absent;
+    sample->err = err;
+    sample->failures += !absent;
     state_set(u, absent ? DH_STATE_ABSENT : DH_STATE_FAILING);
     if (absent)
         u->retry_ns = RETRY_MAX_NS; /* that seldom changes */
@@ -76,17 +76,17 @@ static void fail(struct dh_uevents *u, int err)
 /* In a deaf namespace too: a container's manager may pass events on. That it does nobody promises. */
 static void hears(struct dh_uevents *u)
 {
-    struct dh_uevents_head *head = &u->heard.work.head;
+    struct dh_uevent_sample *sample = &u->heard.sample;
 
     u->retry_ns = RETRY_MIN_NS;
-    if (head->state == DH_STATE_ABSENT)
-        head->err = 0; /* absence was no failure */
-    state_set(u, head->deaf ? DH_STATE_ABSENT : DH_STATE_OK);
+    if (sample->state == DH_STATE_ABSENT)
+        sample->err = 0; /* absence was no failure */
+    state_set(u, sample->deaf ? DH_STATE_ABSENT : DH_STATE_OK);
 }
 
 static void listen_anew(struct dh_uevents *u)
 {
-    struct dh_uevents_head *head = &u->heard.work.head;
+    struct dh_uevent_sample *sample = &u->heard.sample;
     int fd = dh_uevent_socket();
 
     if (fd < 0) {
@@ -94,17 +94,17 @@ static void listen_anew(struct dh_uevents *u)
         return;
     }
     u->fd = fd;
-    u->missed = head->passes > 0; /* what there was while nobody listened */
-    head->deaf = dh_uevent_deaf();
+    u->missed = sample->passes > 0; /* what there was while nobody listened */
+    sample->deaf = dh_uevent_deaf();
 }
 
 /* The kernel's port is 0, and nobody else can have it. A message that did not fit is none at all. */
 static void message_take(struct dh_uevents *u, const struct sockaddr_nl *from, size_t n)
 {
     if (from->nl_pid)
-        u->heard.work.head.foreign++;
+        u->heard.sample.foreign++;
     else
-        dh_heard_take(&u->heard, u->buf, n <= sizeof(u->buf) ? n : 0, dh_now_ns());
+        dh_heard_take(&u->heard, u->buf, n <= sizeof(u->buf) ? n : 0);
 }
 
 /*
@@ -133,7 +133,7 @@ static void drain(struct dh_uevents *u)
             caught_up(u);
             return;
         } else if (errno == ENOBUFS) { /* the only sign of a loss: numbers have gaps without any */
-            u->heard.work.head.lost++;
+            u->heard.sample.lost++;
             u->missed = true;
         } else if (errno != EINTR) {
             fail(u, errno);
@@ -146,20 +146,9 @@ static void drain(struct dh_uevents *u)
 
 static void publish(struct dh_uevents *u)
 {
-    struct dh_heard *h = &u->heard;
-    struct dh_uevent_table *to = &u->pub;
-
-    h->work.head.beat_ns = dh_now_ns();
+    u->heard.sample.beat_ns = dh_now_ns();
     dh_seqlock_begin(&u->pub_lock);
-    for (uint32_t word = 0; word < DH_UEVENT_MAX / 64; word++) {
-        for (uint64_t m = h->dirty[word]; m; m &= m - 1) {
-            uint32_t i = word * 64 + (uint32_t)__builtin_ctzll(m);
-
-            dh_words_store(&to->entry[i], &h->work.entry[i], sizeof(to->entry[i]));
-        }
-        h->dirty[word] = 0;
-    }
-    dh_words_store(&to->head, &h->work.head, sizeof(to->head));
+    dh_words_store(&u->pub, &u->heard.sample, sizeof(u->pub));
     dh_seqlock_end(&u->pub_lock);
 }
 
@@ -184,22 +173,16 @@ static void ring(struct dh_uevents *u, uint64_t now_ns)
 
 void dh_uevents_turn(struct dh_uevents *u)
 {
-    uint64_t now_ns = dh_now_ns();
-    bool due;
-
-    if (now_ns >= u->rest_ns) {
+    if (dh_now_ns() >= u->rest_ns) {
         if (u->fd < 0)
             listen_anew(u);
         if (u->fd >= 0)
             drain(u);
     }
-    now_ns = dh_now_ns();
-    due = u->heard.news && u->ring_ns <= now_ns;
-    u->heard.work.head.wakes += due;
-    u->heard.work.head.passes++;
+    u->heard.sample.passes++;
     publish(u);
-    if (due)
-        ring(u, now_ns);
+    if (u->heard.news && u->ring_ns <= u->heard.sample.beat_ns)
+        ring(u, u->heard.sample.beat_ns);
 }
 
 static uint64_t sooner(uint64_t a, uint64_t b)
@@ -210,7 +193,7 @@ static uint64_t sooner(uint64_t a, uint64_t b)
 /* Wait for something to do; whether the thread is asked to end. */
 static bool turn_wait(struct dh_uevents *u)
 {
-    uint64_t now_ns = dh_now_ns(), until_ns = now_ns + u->heard.work.head.period_ns;
+    uint64_t now_ns = dh_now_ns(), until_ns = now_ns + u->heard.sample.period_ns;
     bool resting = u->rest_ns > now_ns;
     struct pollfd fds[] = { { .fd = u->worker.stop_fd, .events = POLLIN },
                             { .fd = resting ? -1 : u->fd, .events = POLLIN } };
@@ -262,8 +245,8 @@ int dh_uevents_open(int wake_fd, const int *poke, uint32_t npoke, struct dh_ueve
         return -ENOMEM;
     u->fd = u->wake_fd = -1;
     u->retry_ns = RETRY_MIN_NS;
-    u->heard.work.head = (struct dh_uevents_head){
-        .size = sizeof(struct dh_uevents_head),
+    u->heard.sample = (struct dh_uevent_sample){
+        .size = sizeof(struct dh_uevent_sample),
         .version = DH_VERSION,
         .state = DH_STATE_STARTING,
         .period_ns = PERIOD_NS,
@@ -285,38 +268,24 @@ int dh_uevents_start(struct dh_uevents *u)
     return dh_worker_start(&u->worker, "dh-uevents", STACK_BYTES);
 }
 
-size_t dh_uevents_size(const struct dh_uevents *u)
-{
-    return sizeof(u->pub);
-}
-
 struct copy {
     struct dh_uevents *u;
-    char *buf;
-    size_t cap;
+    void *buf;
 };
 
 static int64_t copy_out(void *arg)
 {
     const struct copy *c = arg;
-    struct dh_uevents_head *head = (struct dh_uevents_head *)(void *)c->buf;
-    size_t entries;
 
-    dh_words_load(head, &c->u->pub.head, sizeof(*head));
-    if (head->entries > DH_UEVENT_MAX)
-        return DH_ETORN;
-    entries = head->entries * sizeof(struct dh_uevent);
-    if (sizeof(*head) + entries > c->cap)
-        return -ENOSPC;
-    dh_words_load(c->buf + sizeof(*head), c->u->pub.entry, entries);
-    return (int64_t)(sizeof(*head) + entries);
+    dh_words_load(c->buf, &c->u->pub, sizeof(c->u->pub));
+    return (int64_t)sizeof(c->u->pub);
 }
 
 int64_t dh_uevents_read(struct dh_uevents *u, void *buf, size_t cap)
 {
-    struct copy copy = { .u = u, .buf = buf, .cap = cap };
+    struct copy copy = { .u = u, .buf = buf };
 
-    if (cap < sizeof(struct dh_uevents_head))
+    if (cap < sizeof(u->pub))
         return -ENOSPC;
     return dh_seqlock_read(&u->pub_lock, copy_out, &copy);
 }

@@ -1,7 +1,7 @@
 /*
  * uevents.h - the listener to the kernel's device events, inside. Not seen by Python.
  *
- * uevent_parse.c turns messages into entries: no I/O, no clock. uevent_socket.c knows where they come from.
+ * uevent_parse.c turns messages into counts: no I/O, no clock. uevent_socket.c knows where they come from.
  * uevents.c is the thread that hears them, and publishes.
  */
 #ifndef DH_UEVENTS_H
@@ -17,31 +17,16 @@
 #define DH_UEVENT_BUF 8192 /* the kernel's variables are 2 KiB at most, and the path is among them */
 #define DH_UEVENT_POKES 4
 
-/* One message. The strings are pieces of it. */
-struct dh_uevent_text {
-    uint32_t subsystem; /* DH_SUBSYSTEM_NUM: another one */
-    uint32_t action;    /* DH_ACTION_NUM: one that is not known here */
-    uint64_t seqnum;
-    const char *path;   /* without its first slash */
-    const char *driver; /* empty if there is none */
-};
-
-struct dh_uevent_table {
-    struct dh_uevents_head head;
-    struct dh_uevent entry[DH_UEVENT_MAX];
-};
-
 struct dh_heard {
-    bool news; /* for the reader, since whoever looks here cleared it; so the next two */
+    bool news; /* for the reader, since whoever looks here cleared it; so the next */
     bool poke; /* for those who read CPUs, memory and nodes */
-    uint64_t dirty[DH_UEVENT_MAX / 64]; /* bit per entry */
-    struct dh_uevent_table work;
+    struct dh_uevent_sample sample;
 };
 
-/* uevent_parse.c: what a message says. Return: 0; DH_EPARSE if the kernel does not write such. */
-int dh_uevent_parse(const char *s, size_t n, struct dh_uevent_text *out);
-/* uevent_parse.c: one message of the kernel, heard at @now_ns */
-void dh_heard_take(struct dh_heard *h, const char *s, size_t n, uint64_t now_ns);
+/* uevent_parse.c: an enum dh_subsystem; DH_EPARSE of what the kernel does not write */
+int dh_uevent_subsystem(const char *s, size_t n);
+/* uevent_parse.c: one message of the kernel */
+void dh_heard_take(struct dh_heard *h, const char *s, size_t n);
 /* uevent_parse.c: some were not heard, and nobody knows of what */
 void dh_heard_missed(struct dh_heard *h);
 
@@ -66,7 +51,7 @@ struct dh_uevents {
     char buf[DH_UEVENT_BUF];
 
     /* shared with readers */
-    struct dh_uevent_table pub;
+    struct dh_uevent_sample pub;
     struct dh_seqlock pub_lock;
 
     struct dh_worker worker;

@@ -25,7 +25,7 @@ static _Atomic bool over;
 struct copies {
     struct fx node;
     struct mx machine;
-    struct dh_uevents_head *uevents;
+    struct dh_uevent_sample uevents;
     struct dh_log *log;
 };
 
@@ -42,7 +42,6 @@ static struct copies copies_make(void)
     return (struct copies){
         .node = { sampler, buffer(dh_sampler_size(sampler) + 8), dh_sampler_size(sampler) },
         .machine = { machine, buffer(dh_machine_size(machine)), dh_machine_size(machine), -1 },
-        .uevents = buffer(dh_uevents_size(uevents)),
         .log = buffer(dh_kmsg_size(kmsg)),
     };
 }
@@ -51,7 +50,6 @@ static void copies_free(struct copies *c)
 {
     free(c->node.head);
     free(c->machine.head);
-    free(c->uevents);
     free(c->log);
 }
 
@@ -62,7 +60,7 @@ static int64_t look_once(struct copies *c)
     if (used > 0)
         used = dh_machine_read(machine, c->machine.head, c->machine.cap);
     if (used > 0)
-        used = dh_uevents_read(uevents, c->uevents, dh_uevents_size(uevents));
+        used = dh_uevents_read(uevents, &c->uevents, sizeof(c->uevents));
     return used > 0 ? dh_kmsg_read(kmsg, c->log, dh_kmsg_size(kmsg)) : used;
 }
 
@@ -82,13 +80,13 @@ static bool has_seen(const struct copies *c, uint64_t round)
 {
     return fx_pool(&c->node, 2048, DH_MACHINE)->nr == round &&
            mx_dimm(&c->machine, 0, DH_CONTROLLER)->ue == round &&
-           c->uevents->changes[DH_SUBSYSTEM_MEMORY] >= round && c->log->matched == round;
+           c->uevents.changes[DH_SUBSYSTEM_MEMORY] >= round && c->log->matched == round;
 }
 
 static bool is_listening(const struct copies *c)
 {
     return c->node.head->passes && c->machine.head->source[DH_MACHINE_PRESSURE].passes &&
-           c->uevents->state != DH_STATE_STARTING;
+           c->uevents.state != DH_STATE_STARTING;
 }
 
 /* Passes an hour apart: only a poke makes another. */
@@ -147,7 +145,7 @@ static void change_all(uint64_t round)
     fx_write(text, ERRORS);
     n = snprintf(text, sizeof(text), "6,%" PRIu64 ",0,-;round %" PRIu64 "\n", round, round);
     fx_must(write(log_fd, text, (size_t)n) == n, "kmsg");
-    ue_inject("online", "/devices/system/memory/memory32", "memory", "");
+    ue_inject("online", "/devices/system/memory/memory32", "memory");
 }
 
 /* Look when the eventfd says so, and not otherwise. False if it says no more, and something was missed. */
@@ -190,7 +188,7 @@ static void who_is_woken_by_all_misses_nothing(void)
     c = copies_make();
     memset(c.node.head, 0, sizeof(*c.node.head));
     memset(c.machine.head, 0, sizeof(*c.machine.head));
-    memset(c.uevents, 0, sizeof(*c.uevents));
+    memset(&c.uevents, 0, sizeof(c.uevents));
     memset(c.log, 0, sizeof(*c.log));
     all_start();
     fx_must(!pthread_create(&reader, NULL, reader_main, &ok), "pthread_create");
@@ -199,7 +197,7 @@ static void who_is_woken_by_all_misses_nothing(void)
         change_all(round);
         CHECK(follows(&c, has_seen, round));
     }
-    CHECK_U64(c.uevents->lost, 0);
+    CHECK_U64(c.uevents.lost, 0);
     atomic_store(&over, true);
     pthread_join(reader, NULL);
     CHECK(ok);

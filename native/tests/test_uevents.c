@@ -14,19 +14,18 @@
 #include "uevent_fixture.h"
 
 #define MESSAGE(text) text, sizeof(text)
-#define LONG 200
 
 /* ---- messages ---- */
 
 static struct dh_heard heard; /* by the claims of this half, each from nothing */
 
-static const struct dh_uevents_head *hear(const char *s, size_t n, uint64_t now_ns)
+static const struct dh_uevent_sample *hear(const char *s, size_t n)
 {
     char *copy = check_copy(s, n);
 
-    dh_heard_take(&heard, copy, n, now_ns);
+    dh_heard_take(&heard, copy, n);
     free(copy);
-    return &heard.work.head;
+    return &heard.sample;
 }
 
 static void forget(void)
@@ -34,49 +33,43 @@ static void forget(void)
     memset(&heard, 0, sizeof(heard));
 }
 
-/* An event of the kernel's making, with a number behind. */
-static const struct dh_uevents_head *happens(const char *action, const char *path, const char *subsystem,
-                                             uint64_t now_ns)
+static uint64_t all_changes(const struct dh_uevent_sample *sample)
 {
-    char text[2048];
-    size_t n = ue_format(text, sizeof(text), action, path, subsystem, "");
+    uint64_t sum = 0;
 
-    n += (size_t)snprintf(text + n, sizeof(text) - n, "SEQNUM=%" PRIu64, now_ns) + 1;
-    return hear(text, n, now_ns);
+    for (int i = 0; i < DH_SUBSYSTEM_NUM; i++)
+        sum += sample->changes[i];
+    return sum;
 }
 
-static void a_message_says_what_happened_to_what(void)
+static const struct dh_uevent_sample *happens(const char *action, const char *path, const char *subsystem)
 {
-    const struct dh_uevents_head *head;
+    char text[2048];
+
+    return hear(text, ue_format(text, sizeof(text), action, path, subsystem));
+}
+
+static void a_message_counts_for_its_subsystem(void)
+{
+    const struct dh_uevent_sample *sample;
 
     forget();
-    head = hear(MESSAGE("unbind@" GPU "\0ACTION=unbind\0DEVPATH=" GPU "\0SUBSYSTEM=pci\0PCI_CLASS=30200\0"
-                        "PCI_SLOT_NAME=0000:3b:00.0\0DRIVER=nvidia\0SEQNUM=4711"), 99);
-    CHECK_U64(head->messages, 1);
-    CHECK_U64(head->entries, 1);
-    CHECK_U64(head->changes[DH_SUBSYSTEM_PCI], 1);
-    CHECK_U64(heard.work.entry[0].subsystem, DH_SUBSYSTEM_PCI);
-    CHECK_U64(heard.work.entry[0].action, DH_ACTION_UNBIND);
-    CHECK_U64(heard.work.entry[0].count, 1);
-    CHECK_U64(heard.work.entry[0].last_ns, 99);
-    CHECK_U64(heard.work.entry[0].seqnum, 4711);
-    CHECK_STR(heard.work.entry[0].path, GPU + 1);
-    CHECK_STR(heard.work.entry[0].driver, "nvidia");
+    sample = hear(MESSAGE("unbind@" GPU "\0ACTION=unbind\0DEVPATH=" GPU "\0SUBSYSTEM=pci\0PCI_CLASS=30200\0"
+                          "PCI_SLOT_NAME=0000:3b:00.0\0DRIVER=nvidia\0SEQNUM=4711"));
+    CHECK_U64(sample->changes[DH_SUBSYSTEM_PCI], 1);
+    CHECK_U64(all_changes(sample) + sample->malformed, 1);
     CHECK(heard.news && !heard.poke);
 }
 
-static void of_one_device_the_newest_counts(void)
+/* Its first SUBSYSTEM is the kernel's own; what follows a driver may have added. */
+static void of_two_subsystems_the_first_counts(void)
 {
+    const struct dh_uevent_sample *sample;
+
     forget();
-    hear(MESSAGE("bind@" GPU "\0SUBSYSTEM=pci\0DRIVER=nvidia\0SEQNUM=1"), 1);
-    happens("add", "/devices/system/cpu/cpu1", "cpu", 2);
-    happens("remove", GPU, "pci", 3);
-    CHECK_U64(heard.work.head.entries, 2);
-    CHECK_U64(heard.work.entry[0].action, DH_ACTION_REMOVE);
-    CHECK_U64(heard.work.entry[0].count, 2);
-    CHECK_U64(heard.work.entry[0].seqnum, 3);
-    CHECK_STR(heard.work.entry[0].driver, "");
-    CHECK_U64(heard.work.entry[1].count, 1);
+    sample = hear(MESSAGE("add@/x\0XSUBSYSTEM=edac\0SUBSYSTEM=pci\0SUBSYSTEM=cpu"));
+    CHECK_U64(sample->changes[DH_SUBSYSTEM_PCI], 1);
+    CHECK_U64(all_changes(sample), 1);
 }
 
 static void what_the_kernel_does_not_write_is_malformed(void)
@@ -88,55 +81,51 @@ static void what_the_kernel_does_not_write_is_malformed(void)
         { "", 0 },
         { MESSAGE("") },
         { MESSAGE("libudev") },
-        { MESSAGE("add\0at@/x\0SUBSYSTEM=pci\0SEQNUM=1") },
-        { MESSAGE("add@x\0SUBSYSTEM=pci\0SEQNUM=1") },
-        { MESSAGE("add@/x\0SUBSYSTEM=pci\0SEQNUM=") },
-        { MESSAGE("add@/x\0SUBSYSTEM=pci\0SEQNUM=-1") },
-        { MESSAGE("add@/x\0SUBSYSTEM=pci\0SEQNUM=99999999999999999999") },
-        { MESSAGE("add@/x\0SUBSYSTEM=pci\0XSEQNUM=1") },
-        { MESSAGE("add@/x\0SUBSYSTEM=pci") },
+        { MESSAGE("add\0at@/x\0SUBSYSTEM=pci") },
+        { MESSAGE("add@x\0SUBSYSTEM=pci") },
+        { MESSAGE("add@") },
+        { MESSAGE("add@/x") },
+        { MESSAGE("add@/x\0SUBSYSTEM") },
         { MESSAGE("add@/x\0SEQNUM=1") },
-        { "add@/x\0SUBSYSTEM=pci\0SEQNUM=1", 29 }, /* without the last NUL */
+        { "add@/x\0SUBSYSTEM=pci", 20 }, /* without the last NUL */
         { "add@/x", 6 },
     };
 
     forget();
     for (size_t i = 0; i < sizeof(bad) / sizeof(*bad); i++) {
-        const struct dh_uevents_head *head = hear(bad[i].text, bad[i].n, i);
+        const struct dh_uevent_sample *sample = hear(bad[i].text, bad[i].n);
 
         check_row = bad[i].text;
-        CHECK_U64(head->malformed, i + 1);
-        CHECK_U64(head->messages, i + 1);
-        CHECK(!head->entries && !heard.news);
+        CHECK_U64(sample->malformed, i + 1);
+        CHECK(!all_changes(sample) && !heard.news);
     }
     check_row = "";
-    CHECK_U64(hear(MESSAGE("add@/x\0SUBSYSTEM=pci\0SEQNUM=1"), 99)->entries, 1);
+    CHECK_U64(hear(MESSAGE("add@/x\0SUBSYSTEM=pci"))->changes[DH_SUBSYSTEM_PCI], 1);
 }
 
 static void of_other_subsystems_nobody_hears(void)
 {
-    const struct dh_uevents_head *head;
-
     forget();
-    happens("add", "/devices/virtual/net/veth1", "net", 1);
-    happens("add", "/devices/system/cpu/cpu1", "cpuid", 2);
-    head = happens("add", "/bus/pci/drivers/nvidia", "drivers", 3);
-    CHECK_U64(head->messages, 3);
-    CHECK_U64(head->entries + head->malformed, 0);
-    for (int i = 0; i < DH_SUBSYSTEM_NUM; i++)
-        CHECK_U64(head->changes[i], 0);
+    happens("add", "/devices/virtual/net/veth1", "net");
+    happens("add", "/devices/system/cpu/cpu1", "cpuid");
+    happens("add", "/bus/pci/drivers/nvidia", "drivers");
+    CHECK_U64(all_changes(&heard.sample) + heard.sample.malformed, 0);
     CHECK(!heard.news && !heard.poke);
 }
 
-static void an_action_that_nobody_knows_is_a_change_without_a_name(void)
+static void whatever_happens_to_a_device_is_a_change(void)
 {
-    const struct dh_uevents_head *head;
+    static const char *const actions[] = { "add",     "remove", "change", "move",   "online",
+                                           "offline", "bind",   "unbind", "implode" };
 
     forget();
-    head = happens("implode", GPU, "pci", 1);
-    CHECK_U64(head->changes[DH_SUBSYSTEM_PCI], 1);
-    CHECK_U64(head->entries, 0);
-    CHECK(heard.news);
+    for (size_t i = 0; i < sizeof(actions) / sizeof(*actions); i++) {
+        check_row = actions[i];
+        heard.news = false;
+        CHECK_U64(happens(actions[i], GPU, "pci")->changes[DH_SUBSYSTEM_PCI], i + 1);
+        CHECK(heard.news);
+    }
+    check_row = "";
 }
 
 static void all_but_pci_devices_are_for_those_who_read_files(void)
@@ -154,9 +143,8 @@ static void all_but_pci_devices_are_for_those_who_read_files(void)
     for (size_t i = 0; i < sizeof(row) / sizeof(*row); i++) {
         check_row = row[i].name;
         forget();
-        happens("change", "/devices/x", row[i].name, 1);
-        CHECK_U64(heard.work.head.changes[row[i].subsystem], 1);
-        CHECK_U64(heard.work.entry[0].subsystem, row[i].subsystem);
+        happens("change", "/devices/x", row[i].name);
+        CHECK_U64(heard.sample.changes[row[i].subsystem], 1);
         CHECK(heard.news);
         CHECK_INT(heard.poke, row[i].poke);
     }
@@ -168,53 +156,8 @@ static void what_was_missed_may_have_been_anything(void)
     forget();
     dh_heard_missed(&heard);
     for (int i = 0; i < DH_SUBSYSTEM_NUM; i++)
-        CHECK_U64(heard.work.head.changes[i], 1);
-    CHECK(heard.news && heard.poke && !heard.work.head.entries);
-}
-
-static void what_cannot_be_printed_is_escaped(void)
-{
-    forget();
-    hear(MESSAGE("add@/a\n\x7f\xffz\0SUBSYSTEM=pci\0DRIVER=\t!\0SEQNUM=1"), 1);
-    CHECK_STR(heard.work.entry[0].path, "a\\x0a\\x7f\\xffz");
-    CHECK_STR(heard.work.entry[0].driver, "\\x09!");
-}
-
-static void a_path_is_cut_but_not_inside_an_escape(void)
-{
-    for (int at = LONG; at <= DH_UEVENT_PATH; at++) {
-        char path[DH_UEVENT_PATH + 8], want[DH_UEVENT_PATH + 8], got[DH_UEVENT_PATH];
-
-        forget();
-        snprintf(path, sizeof(path), "/%0*d\nz", at, 0);
-        happens("add", path, "pci", 1);
-        snprintf(want, sizeof(want), "%0*d%s", at < 255 ? at : 255, 0,
-                 at + 5 < 256 ? "\\x0az" : at + 4 < 256 ? "\\x0a" : "");
-        memcpy(got, heard.work.entry[0].path, sizeof(got));
-        CHECK_INT(got[DH_UEVENT_PATH - 1], 0);
-        CHECK_STR(got + LONG, want + LONG);
-    }
-}
-
-static void a_full_table_forgets_what_was_seen_longest_ago(void)
-{
-    char path[32];
-    uint64_t now_ns = 0;
-
-    forget();
-    for (int i = 0; i < DH_UEVENT_MAX; i++) {
-        snprintf(path, sizeof(path), "/devices/d%d", i);
-        happens("add", path, "memory", ++now_ns);
-    }
-    happens("change", "/devices/d0", "memory", ++now_ns);
-    CHECK_U64(heard.work.head.evicted, 0);
-    happens("add", "/devices/new", "memory", ++now_ns);
-    CHECK_U64(heard.work.head.entries, DH_UEVENT_MAX);
-    CHECK_U64(heard.work.head.evicted, 1);
-    CHECK_STR(heard.work.entry[0].path, "devices/d0");
-    CHECK_STR(heard.work.entry[1].path, "devices/new");
-    CHECK_U64(heard.work.entry[1].count, 1);
-    CHECK_U64(heard.work.head.changes[DH_SUBSYSTEM_MEMORY], DH_UEVENT_MAX + 2);
+        CHECK_U64(heard.sample.changes[i], 1);
+    CHECK(heard.news && heard.poke);
 }
 
 /* ---- the socket ---- */
@@ -224,8 +167,7 @@ struct ear {
     int wake_fd;
     int poke_fd;
     uint64_t turn_ns; /* when its last turn began */
-    struct dh_uevents_head *head;
-    const struct dh_uevent *entry;
+    struct dh_uevent_sample said; /* with that turn */
 };
 
 static void turn(struct ear *e)
@@ -233,7 +175,7 @@ static void turn(struct ear *e)
     e->u->rest_ns = 0;
     e->turn_ns = dh_now_ns();
     dh_uevents_turn(e->u);
-    CHECK(dh_uevents_read(e->u, e->head, dh_uevents_size(e->u)) >= (int64_t)sizeof(*e->head));
+    CHECK_INT(dh_uevents_read(e->u, &e->said, sizeof(e->said)), sizeof(e->said));
 }
 
 static uint64_t taken(int fd)
@@ -249,8 +191,6 @@ static struct ear opened(void)
 
     e.poke_fd = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
     fx_must(!dh_uevents_open(e.wake_fd, &e.poke_fd, 1, &e.u), "dh_uevents_open");
-    e.head = aligned_alloc(8, dh_uevents_size(e.u));
-    e.entry = (const struct dh_uevent *)(const void *)(e.head + 1);
     return e;
 }
 
@@ -271,32 +211,26 @@ static void closed(struct ear *e)
     CHECK_INT(dh_uevents_stop(e->u, 0), 0);
     close(e->wake_fd);
     close(e->poke_fd);
-    free(e->head);
 }
 
 static void what_the_kernel_tells_is_published(void)
 {
     struct ear e = listening();
 
-    CHECK_U64(e.head->changes[DH_SUBSYSTEM_PCI], 0); /* what was before the start is no loss */
-    CHECK_U64(e.head->size, sizeof(*e.head));
-    ue_inject("add", GPU, "pci", "nvidia");
+    CHECK_U64(e.said.changes[DH_SUBSYSTEM_PCI], 0); /* what was before the start is no loss */
+    CHECK_U64(e.said.size, sizeof(e.said));
+    ue_inject("add", GPU, "pci");
     turn(&e);
-    CHECK_U64(e.head->entries, 1);
-    CHECK_U64(e.entry[0].action, DH_ACTION_ADD);
-    CHECK_STR(e.entry[0].path, GPU + 1);
-    CHECK_STR(e.entry[0].driver, "nvidia");
-    CHECK(e.entry[0].seqnum > 0);
-    CHECK(e.entry[0].last_ns <= e.head->beat_ns);
+    CHECK_U64(e.said.changes[DH_SUBSYSTEM_PCI], 1);
+    CHECK(e.said.beat_ns >= e.turn_ns);
     CHECK_U64(taken(e.wake_fd), 1);
     CHECK_U64(taken(e.poke_fd), 0);
-    ue_inject("offline", "/devices/system/memory/memory32", "memory", "");
+    ue_inject("offline", "/devices/system/memory/memory32", "memory");
     turn(&e);
     CHECK_U64(taken(e.wake_fd), 1);
     CHECK_U64(taken(e.poke_fd), 1);
-    CHECK_U64(e.head->wakes, 3);
-    CHECK_INT(dh_uevents_read(e.u, e.head, sizeof(*e.head) - 1), -ENOSPC);
-    CHECK_INT(dh_uevents_read(e.u, e.head, sizeof(*e.head)), -ENOSPC);
+    CHECK_U64(e.said.changes[DH_SUBSYSTEM_MEMORY], 1);
+    CHECK_INT(dh_uevents_read(e.u, &e.said, sizeof(e.said) - 1), -ENOSPC);
     closed(&e);
 }
 
@@ -305,10 +239,13 @@ static void network_devices_wake_nobody(void)
     struct ear e = listening();
 
     for (int i = 0; i < 50; i++)
-        ue_inject("add", "/devices/virtual/net/veth1", "net", "");
+        ue_inject("add", "/devices/virtual/net/veth1", "net");
     turn(&e);
-    CHECK_U64(e.head->messages, 50);
     CHECK_U64(taken(e.wake_fd) + taken(e.poke_fd), 0);
+    ue_inject("add", GPU, "pci"); /* they were heard, or this would not be */
+    turn(&e);
+    CHECK_U64(all_changes(&e.said), 1);
+    CHECK_U64(taken(e.wake_fd), 1);
     closed(&e);
 }
 
@@ -318,15 +255,13 @@ static void who_is_not_the_kernel_is_not_believed(void)
     struct sockaddr_nl everybody = { .nl_family = AF_NETLINK, .nl_groups = 1 };
     struct ear e = listening();
     char text[2048];
-    size_t n = ue_format(text, sizeof(text), "remove", GPU, "pci", "");
+    size_t n = ue_format(text, sizeof(text), "remove", GPU, "pci");
     int fd = ue_socket();
 
-    memcpy(text + n, "SEQNUM=1", sizeof("SEQNUM=1"));
-    n += sizeof("SEQNUM=1");
     fx_must(sendto(fd, text, n, 0, (struct sockaddr *)&everybody, sizeof(everybody)) == (ssize_t)n, "sendto");
     turn(&e);
-    CHECK_U64(e.head->foreign, 1);
-    CHECK_U64(e.head->messages + e.head->entries, 0);
+    CHECK_U64(e.said.foreign, 1);
+    CHECK_U64(all_changes(&e.said) + e.said.malformed, 0);
     CHECK_U64(taken(e.wake_fd), 0);
     close(fd);
     closed(&e);
@@ -336,22 +271,23 @@ static void what_the_kernel_had_to_throw_away_is_a_loss(void)
 {
     struct ear e = listening();
     int bytes = 1; /* the kernel's least: some five events */
+    uint64_t told;
 
     fx_must(!setsockopt(e.u->fd, SOL_SOCKET, SO_RCVBUF, &bytes, sizeof(bytes)), "setsockopt");
     for (int i = 0; i < 50; i++)
-        ue_inject("add", GPU, "pci", "");
+        ue_inject("add", GPU, "pci");
     turn(&e);
-    CHECK_U64(e.head->lost, 1);
-    CHECK(e.head->messages > 0 && e.head->messages < 50);
-    CHECK_U64(e.head->changes[DH_SUBSYSTEM_PCI], e.head->messages + 1);
-    CHECK_U64(e.head->changes[DH_SUBSYSTEM_CPU], 1);
+    CHECK_U64(e.said.lost, 1);
+    told = e.said.changes[DH_SUBSYSTEM_PCI]; /* what was heard, and the loss */
+    CHECK(told > 1 && told < 50);
+    CHECK_U64(e.said.changes[DH_SUBSYSTEM_CPU], 1);
     CHECK_U64(taken(e.wake_fd), 1);
     CHECK_U64(taken(e.poke_fd), 1);
-    CHECK_U64(e.head->failures, 0);
-    ue_inject("remove", GPU, "pci", ""); /* and it goes on */
+    CHECK_U64(e.said.failures, 0);
+    ue_inject("remove", GPU, "pci"); /* and it goes on */
     turn(&e);
-    CHECK_U64(e.entry[0].action, DH_ACTION_REMOVE);
-    CHECK_U64(e.head->lost, 1);
+    CHECK_U64(e.said.changes[DH_SUBSYSTEM_PCI], told + 1);
+    CHECK_U64(e.said.lost, 1);
     closed(&e);
 }
 
@@ -361,14 +297,14 @@ static void the_first_wakes_come_at_once_and_then_there_are_gaps(void)
     uint64_t woken = 0;
 
     for (int i = 0; i < 20; i++) {
-        ue_inject("change", "/devices/system/node/node1", "node", "");
+        ue_inject("change", "/devices/system/node/node1", "node");
         turn(&e);
         woken += taken(e.wake_fd);
     }
     CHECK(woken >= 5);
     CHECK_U64(taken(e.poke_fd), woken);
     e.u->ring_ns = dh_now_ns() + 3600 * DH_NS;
-    ue_inject("change", "/devices/system/node/node1", "node", "");
+    ue_inject("change", "/devices/system/node/node1", "node");
     turn(&e);
     CHECK_U64(taken(e.wake_fd), 0);
     e.u->ring_ns = dh_now_ns();
@@ -385,12 +321,12 @@ static void a_turn_ends_in_a_flood(void)
     struct ear e = listening();
 
     for (int i = 0; i < 300; i++)
-        ue_inject("add", "/devices/virtual/net/veth1", "net", "");
+        ue_inject("add", GPU, "pci");
     turn(&e);
-    CHECK_U64(e.head->messages, 256);
+    CHECK_U64(e.said.changes[DH_SUBSYSTEM_PCI], 256);
     CHECK(e.u->rest_ns > 0);
     turn(&e);
-    CHECK_U64(e.head->messages, 300);
+    CHECK_U64(e.said.changes[DH_SUBSYSTEM_PCI], 300);
     CHECK_U64(e.u->rest_ns, 0);
     closed(&e);
 }
@@ -402,20 +338,20 @@ static void a_socket_that_fails_is_opened_again_and_what_was_missed_is_told(void
     close(e.u->fd);
     e.u->fd = open("/dev/null", O_RDONLY | O_CLOEXEC);
     turn(&e);
-    CHECK_INT(e.head->state, DH_STATE_FAILING);
-    CHECK_INT(e.head->err, ENOTSOCK);
-    CHECK_U64(e.head->failures, 1);
+    CHECK_INT(e.said.state, DH_STATE_FAILING);
+    CHECK_INT(e.said.err, ENOTSOCK);
+    CHECK_U64(e.said.failures, 1);
     CHECK_INT(e.u->fd, -1);
     CHECK(e.u->rest_ns >= e.turn_ns + DH_NS);
     CHECK_U64(taken(e.wake_fd), 1);
     turn(&e);
-    CHECK(e.head->state != DH_STATE_FAILING);
-    CHECK_U64(e.head->changes[DH_SUBSYSTEM_PCI], 1);
+    CHECK(e.said.state != DH_STATE_FAILING);
+    CHECK_U64(e.said.changes[DH_SUBSYSTEM_PCI], 1);
     CHECK_U64(taken(e.wake_fd), 1);
     CHECK_U64(taken(e.poke_fd), 1);
-    ue_inject("add", GPU, "pci", "");
+    ue_inject("add", GPU, "pci");
     turn(&e);
-    CHECK_U64(e.head->entries, 1);
+    CHECK_U64(e.said.changes[DH_SUBSYSTEM_PCI], 2);
     closed(&e);
 }
 
@@ -430,13 +366,13 @@ static void without_descriptors_it_fails_and_tries_again_more_seldom(void)
     for (int i = 0; i < 10; i++)
         turn(&e);
     fx_must(!setrlimit(RLIMIT_NOFILE, &before), "setrlimit");
-    CHECK_INT(e.head->state, DH_STATE_FAILING);
-    CHECK_INT(e.head->err, EMFILE);
-    CHECK_U64(e.head->failures, 10);
+    CHECK_INT(e.said.state, DH_STATE_FAILING);
+    CHECK_INT(e.said.err, EMFILE);
+    CHECK_U64(e.said.failures, 10);
     CHECK_U64(taken(e.wake_fd), 1); /* nothing new after the first */
     CHECK_U64(e.u->retry_ns, 60 * DH_NS);
     turn(&e);
-    CHECK(e.head->state != DH_STATE_FAILING);
+    CHECK(e.said.state != DH_STATE_FAILING);
     CHECK_U64(e.u->retry_ns, DH_NS);
     closed(&e);
 }
@@ -445,9 +381,9 @@ static void a_user_namespaces_network_is_deaf(void)
 {
     struct ear e = listening();
 
-    CHECK(e.head->deaf == 1 || !ue_user);
-    CHECK_INT(e.head->state, e.head->deaf ? DH_STATE_ABSENT : DH_STATE_OK);
-    CHECK_INT(e.head->err, 0);
+    CHECK(e.said.deaf == 1 || !ue_user);
+    CHECK_INT(e.said.state, e.said.deaf ? DH_STATE_ABSENT : DH_STATE_OK);
+    CHECK_INT(e.said.err, 0);
     closed(&e);
 }
 
@@ -492,10 +428,10 @@ static void where_no_socket_may_be_had_it_is_absent(void)
     forbid_netlink();
     for (int i = 0; i < 3; i++)
         turn(&e);
-    CHECK_INT(e.head->state, DH_STATE_ABSENT);
-    CHECK_INT(e.head->err, EAFNOSUPPORT);
-    CHECK_U64(e.head->failures, 0);
-    CHECK_U64(e.head->deaf, 0);
+    CHECK_INT(e.said.state, DH_STATE_ABSENT);
+    CHECK_INT(e.said.err, EAFNOSUPPORT);
+    CHECK_U64(e.said.failures, 0);
+    CHECK_U64(e.said.deaf, 0);
     CHECK_U64(taken(e.wake_fd), 1);
     CHECK(e.u->rest_ns >= e.turn_ns + 60 * DH_NS);
     closed(&e);
@@ -503,16 +439,13 @@ static void where_no_socket_may_be_had_it_is_absent(void)
 
 int main(void)
 {
-    a_message_says_what_happened_to_what();
-    of_one_device_the_newest_counts();
+    a_message_counts_for_its_subsystem();
+    of_two_subsystems_the_first_counts();
     what_the_kernel_does_not_write_is_malformed();
     of_other_subsystems_nobody_hears();
-    an_action_that_nobody_knows_is_a_change_without_a_name();
+    whatever_happens_to_a_device_is_a_change();
     all_but_pci_devices_are_for_those_who_read_files();
     what_was_missed_may_have_been_anything();
-    what_cannot_be_printed_is_escaped();
-    a_path_is_cut_but_not_inside_an_escape();
-    a_full_table_forgets_what_was_seen_longest_ago();
     wrong_arguments_are_refused();
     if (!ue_isolated()) {
         puts("test_uevents: no network namespace of its own, so nothing of the socket");

@@ -67,23 +67,22 @@ static inline void ue_inject_bytes(const char *body, size_t n)
     fx_must(!errno, "an event is injected");
 }
 
-/* Strings, each with its NUL, as the kernel has them: action@path, SUBSYSTEM, DRIVER. */
+/* Strings, each with its NUL, as the kernel has them: action@path, ACTION, DEVPATH, SUBSYSTEM. */
 static inline size_t ue_format(char *to, size_t cap, const char *action, const char *path,
-                               const char *subsystem, const char *driver)
+                               const char *subsystem)
 {
-    int n = snprintf(to, cap, "%s@%s%cACTION=%s%cDEVPATH=%s%cSUBSYSTEM=%s%cDRIVER=%s", action, path, 0,
-                     action, 0, path, 0, subsystem, 0, driver);
+    int n = snprintf(to, cap, "%s@%s%cACTION=%s%cDEVPATH=%s%cSUBSYSTEM=%s", action, path, 0, action, 0, path,
+                     0, subsystem);
 
     fx_must(n > 0 && (size_t)n < cap, "ue_format");
     return (size_t)n + 1;
 }
 
-static inline void ue_inject(const char *action, const char *path, const char *subsystem,
-                             const char *driver)
+static inline void ue_inject(const char *action, const char *path, const char *subsystem)
 {
     char body[2048];
 
-    ue_inject_bytes(body, ue_format(body, sizeof(body), action, path, subsystem, driver));
+    ue_inject_bytes(body, ue_format(body, sizeof(body), action, path, subsystem));
 }
 
 #endif
