@@ -235,10 +235,8 @@ functions: Final = st.builds(
     st.sampled_from([NIC, OTHER_NIC]),
     st.integers(-1, 2),
     st.integers(-1, 2),
-    st.just(0x020000),
     st.sampled_from(["", "mlx5_core", "vfio-pci"]),
     st.just(""),
-    st.integers(-1, 1),
     *[readings] * 5,
 )
 whats: Final = st.one_of(
