@@ -47,8 +47,8 @@ def pool_sample(
 def hugetlb_sample(
     events: Reading = 0, *, size_kib: int = 2048, limit: Reading = NO_LIMIT, rsvd: Reading = NO_LIMIT
 ) -> HugetlbSample:
-    """One hugepage size of a cgroup that uses none."""
-    return HugetlbSample(size_kib, 0, limit, 0, rsvd, events, ABSENT)
+    """One hugepage size of a cgroup."""
+    return HugetlbSample(size_kib, limit, rsvd, events, ABSENT)
 
 
 def group_sample(
@@ -63,7 +63,6 @@ def group_sample(
         container=container,
         populated=1,
         frozen=0,
-        mem_low=0,
         mem_high=0,
         mem_max=0,
         mem_oom=0,
@@ -71,7 +70,6 @@ def group_sample(
         mem_failcnt=0,
         cpu_periods=0,
         cpu_throttled=0,
-        cpu_throttled_us=0,
         mem_limit=NO_LIMIT,
         cpus=ABSENT,
         hugetlb=hugetlb,

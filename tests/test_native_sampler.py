@@ -237,7 +237,6 @@ def test_v1_counters_are_those_of_the_files(tmp_path: Path) -> None:
             stat = keyed(cpu / "cpu.stat")
             assert group.cpu_throttled == stat["nr_throttled"] > 0
             assert group.cpu_periods == stat["nr_periods"]
-            assert group.cpu_throttled_us == stat["throttled_time"] // 1000
             assert group.mem_oom == Missing(Absence.ABSENT, 2)  # of v2
 
 
@@ -266,13 +265,17 @@ def test_a_thousand_groups_appear_and_vanish() -> None:
 # --- what Python makes of it ----------------------------------------------------------------------------
 
 
+CPU_STAT = "usage_usec 0\nnr_periods 0\nnr_throttled 0\nthrottled_usec 0\n"
+MORE_CPU_STAT = "usage_usec 9\nnr_periods 1\nnr_throttled 0\nthrottled_usec 0\n"
+
+
 def pods_on_disk(root: Path, number: int) -> None:
-    (root / "cgroup.controllers").write_text("hugetlb\n")
+    (root / "cgroup.controllers").write_text("cpu hugetlb\n")
     for i in range(number):
         pod = root / f"kubepods/pod{i:08}-2222-3333-4444-555555555555"
         pod.mkdir(parents=True)
         (pod / "cgroup.events").write_text("populated 1\nfrozen 0\n")
-        (pod / "hugetlb.2MB.current").write_text("0\n")
+        (pod / "cpu.stat").write_text(CPU_STAT)
 
 
 @pytest.fixture
@@ -367,20 +370,20 @@ def test_a_source_without_its_root_says_why(
 def test_a_group_that_cannot_be_read_says_why(fixture: SamplerOptions) -> None:
     with opened(fixture) as sampler:
         sampler.run_pass()
-        assert group_of(read(sampler), pod=pod_uid(1)).hugetlb[0].current == 0
-        current = fixture.cgroupfs_root / f"kubepods/pod{pod_uid(1)}/hugetlb.2MB.current"
-        current.unlink()
-        current.symlink_to("/proc/self/mem")  # opens, and its first page cannot be read
+        assert group_of(read(sampler), pod=pod_uid(1)).cpu_periods == 0
+        stat = fixture.cgroupfs_root / f"kubepods/pod{pod_uid(1)}/cpu.stat"
+        stat.unlink()
+        stat.symlink_to("/proc/self/mem")  # opens, and its first page cannot be read
         sampler.run_sweep()
         sampler.run_pass()
         snapshot = read(sampler)
         group = group_of(snapshot, pod=pod_uid(1))
-        assert group.hugetlb[0].current == Missing(Absence.UNREADABLE, EIO)
+        assert group.cpu_periods == Missing(Absence.UNREADABLE, EIO)
         assert group.hugetlb[0].events_max == Missing(Absence.ABSENT, 2)
         assert group.populated == 1
-        assert group_of(snapshot, pod=pod_uid(2)).hugetlb[0].current == 0
+        assert group_of(snapshot, pod=pod_uid(2)).cpu_periods == 0
         assert snapshot.sources[-1].state is SourceState.FAILING
-        assert snapshot.sources[-1].detail == "hugetlb current: Input/output error"
+        assert snapshot.sources[-1].detail == "cpu.stat nr_periods: Input/output error"
 
 
 def test_each_cpu_tells_its_own_throttling(fixture: SamplerOptions) -> None:
@@ -405,13 +408,13 @@ def test_an_unchanged_group_keeps_its_sample(fixture: SamplerOptions) -> None:
     with opened(fixture) as sampler:
         sampler.run_pass()
         before = read(sampler)
-        (fixture.cgroupfs_root / f"kubepods/pod{pod_uid(1)}/hugetlb.2MB.current").write_text("2097152\n")
+        (fixture.cgroupfs_root / f"kubepods/pod{pod_uid(1)}/cpu.stat").write_text(MORE_CPU_STAT)
         sampler.run_sweep()
         after = read(sampler)
         for pod in (0, 2):
             assert group_of(after, pod=pod_uid(pod)) is group_of(before, pod=pod_uid(pod))
-        assert group_of(after, pod=pod_uid(1)).hugetlb[0].current == 2097152
-        assert group_of(before, pod=pod_uid(1)).hugetlb[0].current == 0  # a snapshot is a copy
+        assert group_of(after, pod=pod_uid(1)).cpu_periods == 1
+        assert group_of(before, pod=pod_uid(1)).cpu_periods == 0  # a snapshot is a copy
 
 
 def test_what_did_not_change_is_the_very_same_table(fixture: SamplerOptions) -> None:
@@ -435,7 +438,7 @@ def test_one_change_among_seven_hundred_groups_is_one_new_sample(fixture: Sample
     with opened(replace(fixture, kubelet_cgroup_root="/more")) as sampler:
         sampler.run_pass()
         before = read(sampler).groups
-        (more / f"kubepods/pod{pod_uid(333)}/hugetlb.2MB.current").write_text("2097152\n")
+        (more / f"kubepods/pod{pod_uid(333)}/cpu.stat").write_text(MORE_CPU_STAT)
         sampler.run_sweep()
         after = read(sampler).groups
         new = [now for was, now in zip(before, after, strict=True) if now is not was]

@@ -73,15 +73,15 @@ def cpu_list(text: bytes) -> object:
     return parse_cpus(text.decode())
 
 
-def keyed(wanted: Mapping[bytes, str], ns_per_unit: int = 1) -> Parse:
-    """A parser of ``key value`` lines that returns the wanted ones; times [ns] in the given unit."""
+def keyed(wanted: Mapping[bytes, str]) -> Parse:
+    """A parser of ``key value`` lines that returns the wanted ones."""
 
     def parse(text: bytes) -> object:
         found = {}
         for line in text.splitlines():
             key, _, value = line.partition(b" ")
             if key in wanted:
-                found[wanted[key]] = int(value) // ns_per_unit if key.endswith(b"_time") else int(value)
+                found[wanted[key]] = int(value)
         return found
 
     return parse
@@ -126,16 +126,7 @@ def psutil_machine() -> int:
 
 # --- cgroups ----------------------------------------------------------------------------------------------
 
-CPU_V1: Final = {
-    b"nr_periods": "cpu_periods",
-    b"nr_throttled": "cpu_throttled",
-    b"throttled_time": "cpu_throttled_us",
-}
-CPU_V2: Final = {
-    b"nr_periods": "cpu_periods",
-    b"nr_throttled": "cpu_throttled",
-    b"throttled_usec": "cpu_throttled_us",
-}
+CPU_STAT: Final = {b"nr_periods": "cpu_periods", b"nr_throttled": "cpu_throttled"}
 
 # Counters of which the kernel never notifies: what a sweep reads.
 SWEPT: Final[Mapping[str, Mapping[str, tuple[str, Parse]]]] = {
@@ -143,18 +134,11 @@ SWEPT: Final[Mapping[str, Mapping[str, tuple[str, Parse]]]] = {
         "memory.failcnt": ("mem_failcnt", int),
         "memory.oom_control": ("", keyed({b"oom_kill": "mem_oom_kill"})),
     },
-    "cpu": {"cpu.stat": ("", keyed(CPU_V1, 1000))},
-    "v2": {"cpu.stat": ("", keyed(CPU_V2))},
+    "cpu": {"cpu.stat": ("", keyed(CPU_STAT))},
+    "v2": {"cpu.stat": ("", keyed(CPU_STAT))},
     "hugetlb": {},
 }
-SWEPT_SIZE: Final = {
-    "v2": {"hugetlb.{}.current": "current", "hugetlb.{}.rsvd.current": "rsvd_current"},
-    "hugetlb": {
-        "hugetlb.{}.usage_in_bytes": "current",
-        "hugetlb.{}.rsvd.usage_in_bytes": "rsvd_current",
-        "hugetlb.{}.failcnt": "events_max",
-    },
-}
+SWEPT_SIZE: Final = {"hugetlb": {"hugetlb.{}.failcnt": "events_max"}}
 
 
 def cgroup_size(size_kib: int) -> str:

@@ -160,8 +160,6 @@ V2_FILES: Final = {
     "memory.events": "low 0\nhigh 0\nmax 0\noom 0\noom_kill 0\noom_group_kill 0\n",
     "cpu.stat": "usage_usec 1034\nuser_usec 0\nsystem_usec 1034\n"
     "nr_periods 0\nnr_throttled 0\nthrottled_usec 0\nnr_bursts 0\nburst_usec 0\n",
-    "hugetlb.2MB.current": "0\n",
-    "hugetlb.2MB.rsvd.current": "0\n",
     "hugetlb.2MB.events": "max 0\n",
     "hugetlb.2MB.max": "max\n",
     "hugetlb.2MB.rsvd.max": "max\n",

@@ -74,10 +74,8 @@ class HugetlbSample(NamedTuple):
     """One hugepage size in one cgroup [bytes; events: count]."""
 
     size_kib: int
-    current: Reading
     max: Reading
     """2**64 - 1 means no limit."""
-    rsvd_current: Reading
     rsvd_max: Reading
     events_max: Reading
     """How often an allocation hit the limit, since the cgroup was made."""
@@ -96,7 +94,6 @@ class GroupSample(NamedTuple):
     """Container id; empty for a pod."""
     populated: Reading
     frozen: Reading
-    mem_low: Reading
     mem_high: Reading
     mem_max: Reading
     mem_oom: Reading
@@ -104,7 +101,6 @@ class GroupSample(NamedTuple):
     mem_failcnt: Reading
     cpu_periods: Reading
     cpu_throttled: Reading
-    cpu_throttled_us: Reading
     mem_limit: Reading
     """2**64 - 1 means no limit [bytes]."""
     cpus: CpuSet | Missing

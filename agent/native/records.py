@@ -34,10 +34,11 @@ _SOURCE: Final = struct.Struct("=IIiI4Q")
 _NODE: Final = struct.Struct(f"=QQIiQQ{_CPU_BYTES}s")
 _THROTTLE: Final = struct.Struct("=QQIi2Q")
 _POOL: Final = struct.Struct("=QQQii5Q")
+_HUGETLB_WORDS: Final = ffi.sizeof("struct dh_hugetlb") // 8
 _GROUP: Final = struct.Struct(
-    f"=3QIIIi{lib.DH_UID_LEN}s{lib.DH_NAME_LEN}s12Q{_GROUP_CPU_BYTES}s{lib.DH_HP_MAX * 9}Q"
+    f"=3QIIIi{lib.DH_UID_LEN}s{lib.DH_NAME_LEN}s10Q{_GROUP_CPU_BYTES}s{lib.DH_HP_MAX * _HUGETLB_WORDS}Q"
 )
-_HUGETLB_AT: Final = 22  # where the members of hugetlb[] begin in a record that _GROUP unpacked
+_HUGETLB_AT: Final = 20  # where the members of hugetlb[] begin in a record that _GROUP unpacked
 
 _LAYOUTS: Final = {
     "source": _SOURCE,
@@ -189,26 +190,25 @@ def _group(raw: tuple[Any, ...]) -> GroupSample | None:
     if not ident:
         return None
     # the members stand in the order of their fields
-    readings = [reading(values[i], lib.DH_GROUP_POPULATED + i, valid, seen, err) for i in range(11)]
-    limit = reading(values[11], lib.DH_GROUP_MEM_LIMIT, valid, seen, err)
+    readings = [reading(values[i], lib.DH_GROUP_POPULATED + i, valid, seen, err) for i in range(9)]
+    limit = reading(values[9], lib.DH_GROUP_MEM_LIMIT, valid, seen, err)
     has_cpus = valid >> lib.DH_GROUP_CPUS & 1
-    cpus = int.from_bytes(values[12], "little") if has_cpus else _missing(seen, err, lib.DH_GROUP_CPUS)
-    hugetlb = _hugetlbs(raw[_HUGETLB_AT : _HUGETLB_AT + 9 * sizes], err)
+    cpus = int.from_bytes(values[10], "little") if has_cpus else _missing(seen, err, lib.DH_GROUP_CPUS)
+    hugetlb = _hugetlbs(raw[_HUGETLB_AT : _HUGETLB_AT + _HUGETLB_WORDS * sizes], err)
     return GroupSample._make((ident, _KINDS[kind], _text(uid), _text(name), *readings, limit, cpus, hugetlb))
 
 
 @lru_cache(64)  # most groups use no pages: they share these
 def _hugetlbs(raw: tuple[int, ...], err: int) -> tuple[HugetlbSample, ...]:
-    return tuple(_hugetlb(raw[at : at + 9], err) for at in range(0, len(raw), 9))
+    starts = range(0, len(raw), _HUGETLB_WORDS)
+    return tuple(_hugetlb(raw[at : at + _HUGETLB_WORDS], err) for at in starts)
 
 
 def _hugetlb(raw: tuple[Any, ...], err: int) -> HugetlbSample:
-    size_kib, current, limit, rsvd_current, rsvd_limit, events, rsvd_failed, valid, seen = raw
+    size_kib, limit, rsvd_limit, events, rsvd_failed, valid, seen = raw
     return HugetlbSample(
         size_kib=size_kib,
-        current=reading(current, lib.DH_GROUP_HT_CURRENT, valid, seen, err),
         max=reading(limit, lib.DH_GROUP_HT_MAX, valid, seen, err),
-        rsvd_current=reading(rsvd_current, lib.DH_GROUP_HT_RSVD_CURRENT, valid, seen, err),
         rsvd_max=reading(rsvd_limit, lib.DH_GROUP_HT_RSVD_MAX, valid, seen, err),
         events_max=reading(events, lib.DH_GROUP_HT_EVENTS, valid, seen, err),
         rsvd_failed=reading(rsvd_failed, lib.DH_GROUP_HT_RSVD_FAILED, valid, seen, err),

@@ -54,7 +54,6 @@ enum dh_field {
     DH_GROUP_SET, /* which groups exist; no member of a record */
     DH_GROUP_POPULATED,
     DH_GROUP_FROZEN,
-    DH_GROUP_MEM_LOW,
     DH_GROUP_MEM_HIGH,
     DH_GROUP_MEM_MAX,
     DH_GROUP_MEM_OOM,
@@ -62,10 +61,7 @@ enum dh_field {
     DH_GROUP_MEM_FAILCNT,
     DH_GROUP_CPU_PERIODS,
     DH_GROUP_CPU_THROTTLED,
-    DH_GROUP_CPU_THROTTLED_US,
-    DH_GROUP_HT_CURRENT,
     DH_GROUP_HT_MAX,
-    DH_GROUP_HT_RSVD_CURRENT,
     DH_GROUP_HT_RSVD_MAX,
     DH_GROUP_HT_EVENTS,
     DH_GROUP_HT_RSVD_FAILED,
@@ -161,9 +157,7 @@ enum dh_group_kind { DH_GROUP_POD = 1, DH_GROUP_CONTAINER = 2 };
 
 struct dh_hugetlb {
     uint64_t size_kib;
-    uint64_t current; /* bytes, as the next three; no limit reads as 2^64-1 */
-    uint64_t max;
-    uint64_t rsvd_current;
+    uint64_t max; /* bytes, as the next; no limit reads as 2^64-1 */
     uint64_t rsvd_max;
     uint64_t events;  /* allocations that hit the limit, since the group was made */
     uint64_t rsvd_failed; /* cgroup v1: reservations that hit theirs; v2 counts them among `events` */
@@ -183,7 +177,6 @@ struct dh_group {
     char name[DH_NAME_LEN]; /* the container's id, NUL-padded; empty for a pod */
     uint64_t populated;
     uint64_t frozen;
-    uint64_t mem_low;
     uint64_t mem_high;
     uint64_t mem_max;
     uint64_t mem_oom;
@@ -191,7 +184,6 @@ struct dh_group {
     uint64_t mem_failcnt;
     uint64_t cpu_periods;
     uint64_t cpu_throttled;
-    uint64_t cpu_throttled_us;
     uint64_t mem_limit; /* bytes; no limit reads as 2^64-1 */
     uint64_t cpus[DH_GROUP_CPU_WORDS]; /* bit set: cpuset.cpus.effective */
     struct dh_hugetlb hugetlb[DH_HP_MAX];

@@ -3,7 +3,8 @@
  *
  * memory.stat is not among them: formatting its 42 lines costs the kernel ten times what any
  * counter here does, and no rule needs it. Nor are the limits of CPU time: whoever checks them
- * against a pod's promise reads them then.
+ * against a pod's promise reads them then. How many pages are in use no rule asks: that an
+ * allocation failed is counted.
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -26,15 +27,13 @@ static const struct dh_cg_spec specs[] = {
       { { DH_GROUP_POPULATED, "populated", IN_GROUP(populated), DH_CG_PLAIN },
         { DH_GROUP_FROZEN, "frozen", IN_GROUP(frozen), DH_CG_PLAIN }, END } },
     { "memory.events", 2, DH_CG_MEMORY, DH_CG_NOTIFIED,
-      { { DH_GROUP_MEM_LOW, "low", IN_GROUP(mem_low), DH_CG_PLAIN },
-        { DH_GROUP_MEM_HIGH, "high", IN_GROUP(mem_high), DH_CG_PLAIN },
+      { { DH_GROUP_MEM_HIGH, "high", IN_GROUP(mem_high), DH_CG_PLAIN },
         { DH_GROUP_MEM_MAX, "max", IN_GROUP(mem_max), DH_CG_PLAIN },
         { DH_GROUP_MEM_OOM, "oom", IN_GROUP(mem_oom), DH_CG_PLAIN },
         { DH_GROUP_MEM_OOM_KILL, "oom_kill", IN_GROUP(mem_oom_kill), DH_CG_PLAIN } } },
     { "cpu.stat", 2, DH_CG_CPU, DH_CG_SWEPT,
       { { DH_GROUP_CPU_PERIODS, "nr_periods", IN_GROUP(cpu_periods), DH_CG_PLAIN },
-        { DH_GROUP_CPU_THROTTLED, "nr_throttled", IN_GROUP(cpu_throttled), DH_CG_PLAIN },
-        { DH_GROUP_CPU_THROTTLED_US, "throttled_usec", IN_GROUP(cpu_throttled_us), DH_CG_PLAIN }, END } },
+        { DH_GROUP_CPU_THROTTLED, "nr_throttled", IN_GROUP(cpu_throttled), DH_CG_PLAIN }, END } },
     { "memory.max", 2, DH_CG_MEMORY, DH_CG_RARE,
       { { DH_GROUP_MEM_LIMIT, NULL, IN_GROUP(mem_limit), DH_CG_LIMIT }, END } },
     { "cpuset.cpus.effective", 2, DH_CG_CPUSET, DH_CG_RARE,
@@ -47,8 +46,7 @@ static const struct dh_cg_spec specs[] = {
       { { DH_GROUP_MEM_OOM_KILL, "oom_kill", IN_GROUP(mem_oom_kill), DH_CG_PLAIN }, END } },
     { "cpu.stat", 1, DH_CG_CPU, DH_CG_SWEPT,
       { { DH_GROUP_CPU_PERIODS, "nr_periods", IN_GROUP(cpu_periods), DH_CG_PLAIN },
-        { DH_GROUP_CPU_THROTTLED, "nr_throttled", IN_GROUP(cpu_throttled), DH_CG_PLAIN },
-        { DH_GROUP_CPU_THROTTLED_US, "throttled_time", IN_GROUP(cpu_throttled_us), DH_CG_NS_TO_US }, END } },
+        { DH_GROUP_CPU_THROTTLED, "nr_throttled", IN_GROUP(cpu_throttled), DH_CG_PLAIN }, END } },
     { "cpuset.effective_cpus", 1, DH_CG_CPUSET, DH_CG_RARE,
       { { DH_GROUP_CPUS, NULL, IN_GROUP(cpus), DH_CG_CPUS }, END } },
     { "freezer.state", 1, DH_CG_FREEZER, DH_CG_SWEPT,
@@ -56,20 +54,12 @@ static const struct dh_cg_spec specs[] = {
 };
 
 static const struct dh_cg_spec size_specs[] = {
-    { "hugetlb.%s.current", 2, DH_CG_HUGETLB, DH_CG_SWEPT,
-      { { DH_GROUP_HT_CURRENT, NULL, IN_SIZE(current), DH_CG_PLAIN }, END } },
-    { "hugetlb.%s.rsvd.current", 2, DH_CG_HUGETLB, DH_CG_SWEPT,
-      { { DH_GROUP_HT_RSVD_CURRENT, NULL, IN_SIZE(rsvd_current), DH_CG_PLAIN }, END } },
     { "hugetlb.%s.events", 2, DH_CG_HUGETLB, DH_CG_NOTIFIED,
       { { DH_GROUP_HT_EVENTS, "max", IN_SIZE(events), DH_CG_PLAIN }, END } },
     { "hugetlb.%s.max", 2, DH_CG_HUGETLB, DH_CG_RARE,
       { { DH_GROUP_HT_MAX, NULL, IN_SIZE(max), DH_CG_LIMIT }, END } },
     { "hugetlb.%s.rsvd.max", 2, DH_CG_HUGETLB, DH_CG_RARE,
       { { DH_GROUP_HT_RSVD_MAX, NULL, IN_SIZE(rsvd_max), DH_CG_LIMIT }, END } },
-    { "hugetlb.%s.usage_in_bytes", 1, DH_CG_HUGETLB, DH_CG_SWEPT,
-      { { DH_GROUP_HT_CURRENT, NULL, IN_SIZE(current), DH_CG_PLAIN }, END } },
-    { "hugetlb.%s.rsvd.usage_in_bytes", 1, DH_CG_HUGETLB, DH_CG_SWEPT,
-      { { DH_GROUP_HT_RSVD_CURRENT, NULL, IN_SIZE(rsvd_current), DH_CG_PLAIN }, END } },
     { "hugetlb.%s.failcnt", 1, DH_CG_HUGETLB, DH_CG_SWEPT,
       { { DH_GROUP_HT_EVENTS, NULL, IN_SIZE(events), DH_CG_PLAIN }, END } },
     { "hugetlb.%s.rsvd.failcnt", 1, DH_CG_HUGETLB, DH_CG_SWEPT,
@@ -120,7 +110,7 @@ void dh_cg_files_make(struct dh_sampler *s, uint32_t hiers_before)
         if (s->work->pool[i].node != DH_MACHINE)
             continue;
         if (c->sizes == DH_HP_MAX) {
-            dh_source_full(s, DH_SOURCE_CGROUPS, DH_GROUP_HT_CURRENT);
+            dh_source_full(s, DH_SOURCE_CGROUPS, DH_GROUP_HT_MAX);
             break;
         }
         c->size_kib[c->sizes++] = s->work->pool[i].size_kib;
@@ -245,14 +235,7 @@ static void file_failed(struct dh_sampler *s, uint32_t slot, uint32_t file, int 
 
 static uint64_t convert(const struct dh_cg_value *v, uint64_t value)
 {
-    switch (v->unit) {
-    case DH_CG_LIMIT:
-        return dh_text_limit(value);
-    case DH_CG_NS_TO_US:
-        return value / 1000;
-    default:
-        return value;
-    }
+    return v->unit == DH_CG_LIMIT ? dh_text_limit(value) : value;
 }
 
 /* cgroup v1's freezer.state. A group that is being frozen has tasks that still run. */

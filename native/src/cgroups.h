@@ -20,7 +20,7 @@
 #define DH_CG_FILES 58     /* 6 and 6 for each hugepage size of v1, v2's own, and some that both have */
 #define DH_CG_DIRS 60      /* for each hierarchy and naming: parent, kubepods, two QoS classes */
 #define DH_CG_WATCHES 16   /* of one pod: its directory in each hierarchy, its notified files */
-#define DH_CG_VALUES 5
+#define DH_CG_VALUES 4
 #define DH_CG_OOM_FDS 256  /* eventfds; a process may have 1,024 descriptors, and others need them more */
 
 enum dh_cg_read {
@@ -34,7 +34,7 @@ struct dh_cg_value {
     enum dh_field field;
     const char *key; /* NULL: the file is one number */
     size_t offset;   /* in struct dh_group, or in struct dh_hugetlb */
-    enum { DH_CG_PLAIN, DH_CG_LIMIT, DH_CG_NS_TO_US, DH_CG_STATE, DH_CG_CPUS } unit;
+    enum { DH_CG_PLAIN, DH_CG_LIMIT, DH_CG_STATE, DH_CG_CPUS } unit;
 };
 
 struct dh_cg_spec {

@@ -137,7 +137,6 @@ static const size_t place[DH_FIELD_NUM] = {
     [DH_POOL_OVERCOMMIT] = offsetof(struct dh_pool, overcommit),
     [DH_GROUP_POPULATED] = offsetof(struct dh_group, populated),
     [DH_GROUP_FROZEN] = offsetof(struct dh_group, frozen),
-    [DH_GROUP_MEM_LOW] = offsetof(struct dh_group, mem_low),
     [DH_GROUP_MEM_HIGH] = offsetof(struct dh_group, mem_high),
     [DH_GROUP_MEM_MAX] = offsetof(struct dh_group, mem_max),
     [DH_GROUP_MEM_OOM] = offsetof(struct dh_group, mem_oom),
@@ -145,10 +144,7 @@ static const size_t place[DH_FIELD_NUM] = {
     [DH_GROUP_MEM_FAILCNT] = offsetof(struct dh_group, mem_failcnt),
     [DH_GROUP_CPU_PERIODS] = offsetof(struct dh_group, cpu_periods),
     [DH_GROUP_CPU_THROTTLED] = offsetof(struct dh_group, cpu_throttled),
-    [DH_GROUP_CPU_THROTTLED_US] = offsetof(struct dh_group, cpu_throttled_us),
-    [DH_GROUP_HT_CURRENT] = offsetof(struct dh_hugetlb, current),
     [DH_GROUP_HT_MAX] = offsetof(struct dh_hugetlb, max),
-    [DH_GROUP_HT_RSVD_CURRENT] = offsetof(struct dh_hugetlb, rsvd_current),
     [DH_GROUP_HT_RSVD_MAX] = offsetof(struct dh_hugetlb, rsvd_max),
     [DH_GROUP_HT_EVENTS] = offsetof(struct dh_hugetlb, events),
     [DH_GROUP_HT_RSVD_FAILED] = offsetof(struct dh_hugetlb, rsvd_failed),
@@ -177,7 +173,7 @@ static void field_renew(struct dh_sampler *s, uint32_t field)
     } else if (field < DH_GROUP_SET) {
         for (uint32_t i = 0; i < t->head.pools; i++)
             base_renew(s, &t->pool[i], place[field]);
-    } else if (field < DH_GROUP_HT_CURRENT) {
+    } else if (field < DH_GROUP_HT_MAX) {
         for (uint32_t i = 0; i < t->head.groups; i++)
             base_renew(s, &t->group[i], place[field]);
     } else {

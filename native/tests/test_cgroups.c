@@ -26,9 +26,7 @@ static void v2_make(const char *at)
     fx_write("low 0\nhigh 1\nmax 2\noom 3\noom_kill 4\noom_group_kill 0\n", "%s/memory.events", at);
     fx_write("usage_usec 9\nuser_usec 9\nsystem_usec 0\nnr_periods 30\nnr_throttled 3\nthrottled_usec 500\n",
              "%s/cpu.stat", at);
-    fx_write("4194304\n", "%s/hugetlb.2MB.current", at);
     fx_write("8388608\n", "%s/hugetlb.2MB.max", at);
-    fx_write("0\n", "%s/hugetlb.2MB.rsvd.current", at);
     fx_write("9223372036854771712\n", "%s/hugetlb.2MB.rsvd.max", at);
     fx_write("max 0\n", "%s/hugetlb.2MB.events", at);
 }
@@ -93,10 +91,8 @@ static void v2_alone_is_read_whole(void)
     CHECK(!HAS(g->seen, DH_GROUP_MEM_FAILCNT));
     CHECK_U64(g->cpu_periods, 30);
     CHECK_U64(g->cpu_throttled, 3);
-    CHECK_U64(g->cpu_throttled_us, 500);
     CHECK_INT(g->sizes, 1);
     CHECK_U64(g->hugetlb[0].size_kib, 2048);
-    CHECK_U64(g->hugetlb[0].current, 4194304);
     CHECK_U64(g->hugetlb[0].max, 8388608);
     CHECK_U64(g->hugetlb[0].rsvd_max, UINT64_MAX); /* so much is no limit */
     CHECK(HAS(g->hugetlb[0].valid, DH_GROUP_HT_EVENTS) && g->hugetlb[0].events == 0);
@@ -111,7 +107,6 @@ static void v1_make(const char *memory, const char *cpu, const char *hugetlb, co
     fx_write("7\n", "cg/%s/%s/memory.failcnt", memory, group);
     fx_write("oom_kill_disable 0\nunder_oom 0\noom_kill 5\n", "cg/%s/%s/memory.oom_control", memory, group);
     fx_write("nr_periods 21\nnr_throttled 20\nthrottled_time 1240000000\n", "cg/%s/%s/cpu.stat", cpu, group);
-    fx_write("2097152\n", "cg/%s/%s/hugetlb.2MB.usage_in_bytes", hugetlb, group);
     fx_write("9\n", "cg/%s/%s/hugetlb.2MB.failcnt", hugetlb, group);
     fx_write("4194304\n", "cg/%s/%s/hugetlb.2MB.limit_in_bytes", hugetlb, group);
 }
@@ -124,8 +119,7 @@ static void v1_check(const struct fx *f)
     CHECK_U64(g->mem_failcnt, 7);
     CHECK_U64(g->mem_oom_kill, 5);
     CHECK(!HAS(g->seen, DH_GROUP_MEM_OOM) && !HAS(g->seen, DH_GROUP_POPULATED));
-    CHECK_U64(g->cpu_throttled_us, 1240000);
-    CHECK_U64(g->hugetlb[0].current, 2097152);
+    CHECK_U64(g->cpu_throttled, 20);
     CHECK_U64(g->hugetlb[0].events, 9);
     CHECK_U64(g->hugetlb[0].max, 4194304);
     CHECK(!HAS(g->hugetlb[0].seen, DH_GROUP_HT_RSVD_MAX));
@@ -205,7 +199,7 @@ static void v2_beside_v1_has_what_v1_has_not(void)
     CHECK_INT(fx_group_count(&f), 1);
     CHECK_U64(g->mem_failcnt, 7);
     CHECK(!HAS(g->seen, DH_GROUP_MEM_OOM)); /* not from v2, which does not have the controller */
-    CHECK_U64(g->cpu_throttled_us, 1240000);
+    CHECK_U64(g->cpu_throttled, 20);
     CHECK_U64(g->populated, 1);
     CHECK_U64(g->hugetlb[0].max, 8388608);
     fx_close(&f);
@@ -605,10 +599,10 @@ static void limits_are_read_at_resync(void)
     fx_elapse(&f, DH_NS);
     fx_pass(&f); /* it settled */
     fx_write("4194304\n", "cg/" POD "/hugetlb.2MB.max");
-    fx_write("2097152\n", "cg/" POD "/hugetlb.2MB.current");
+    fx_write("nr_periods 31\nnr_throttled 3\n", "cg/" POD "/cpu.stat");
     dh_sampler_sweep(f.s);
     fx_read(&f);
-    CHECK_U64(fx_group(&f, UID, "")->hugetlb[0].current, 2097152);
+    CHECK_U64(fx_group(&f, UID, "")->cpu_periods, 31);
     CHECK_U64(fx_group(&f, UID, "")->hugetlb[0].max, 8388608);
     f.s->cgroups->rescan = true;
     fx_pass(&f);
@@ -702,13 +696,14 @@ static void pages_that_cannot_be_are_not_looked_for(void)
     struct fx f;
     uint64_t with, without;
 
-    v2_make("cg/" POD);
+    fx_remove("cg");
+    v1_make("memory", "cpu", "hugetlb", POD);
     f = running();
     with = (uint64_t)dh_sampler_floor(f.s, 1);
     fx_write("0\n", MM "/nr_hugepages");
     fx_pass(&f);
     without = (uint64_t)dh_sampler_floor(f.s, 1);
-    CHECK_U64(with - without, 2); /* current and rsvd.current */
+    CHECK_U64(with - without, 1); /* failcnt */
     fx_write("1\n", MM "/nr_overcommit_hugepages"); /* there may be some at any time */
     fx_pass(&f);
     CHECK_U64((uint64_t)dh_sampler_floor(f.s, 1), with);
@@ -723,35 +718,35 @@ static void a_lost_file_of_a_live_group_is_unreadable(void)
 
     v2_make("cg/" POD);
     f = running();
-    fx_remove("cg/" POD "/hugetlb.2MB.current");
+    fx_remove("cg/" POD "/cpu.stat");
     dh_sampler_sweep(f.s); /* of a group that is being removed the files go first: one miss is no failure */
     fx_read(&f);
-    CHECK(HAS(fx_group(&f, UID, "")->hugetlb[0].valid, DH_GROUP_HT_CURRENT));
+    CHECK(HAS(fx_group(&f, UID, "")->valid, DH_GROUP_CPU_PERIODS));
     CHECK_U64(f.head->source[DH_SOURCE_CGROUPS].failures, 0);
     dh_sampler_sweep(f.s);
     fx_pass(&f);
     g = fx_group(&f, UID, "");
     CHECK(g->id);
-    CHECK(!HAS(g->hugetlb[0].valid, DH_GROUP_HT_CURRENT) && HAS(g->hugetlb[0].seen, DH_GROUP_HT_CURRENT));
-    CHECK_U64(g->hugetlb[0].current, 0);
+    CHECK(!HAS(g->valid, DH_GROUP_CPU_PERIODS) && HAS(g->seen, DH_GROUP_CPU_PERIODS));
+    CHECK_U64(g->cpu_periods, 0);
     CHECK_INT(g->err, ENOENT);
     CHECK_INT(state_of(&f), DH_STATE_FAILING);
-    CHECK_INT(f.head->source[DH_SOURCE_CGROUPS].err_field, DH_GROUP_HT_CURRENT);
+    CHECK_INT(f.head->source[DH_SOURCE_CGROUPS].err_field, DH_GROUP_CPU_PERIODS);
     CHECK(fx_woken(&f));
-    fx_symlink("/proc/self/mem", "cg/" POD "/hugetlb.2MB.current");
+    fx_symlink("/proc/self/mem", "cg/" POD "/cpu.stat");
     dh_sampler_sweep(f.s);
     fx_pass(&f);
     CHECK_INT(fx_group(&f, UID, "")->err, EIO); /* why, now */
     CHECK(!fx_woken(&f));
-    fx_remove("cg/" POD "/hugetlb.2MB.current");
-    fx_write("0\n", "cg/" POD "/hugetlb.2MB.current");
+    fx_remove("cg/" POD "/cpu.stat");
+    fx_write("nr_periods 30\nnr_throttled 3\n", "cg/" POD "/cpu.stat");
     dh_sampler_sweep(f.s);
     fx_pass(&f);
-    CHECK(HAS(fx_group(&f, UID, "")->hugetlb[0].valid, DH_GROUP_HT_CURRENT));
+    CHECK(HAS(fx_group(&f, UID, "")->valid, DH_GROUP_CPU_PERIODS));
     CHECK_INT(state_of(&f), DH_STATE_OK);
     CHECK(fx_woken(&f));
 
-    fx_remove("cg/" POD "/hugetlb.2MB.current"); /* and a failing group that goes takes its failure along */
+    fx_remove("cg/" POD "/cpu.stat"); /* and a failing group that goes takes its failure along */
     dh_sampler_sweep(f.s);
     dh_sampler_sweep(f.s);
     fx_pass(&f);
