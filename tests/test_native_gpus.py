@@ -213,6 +213,18 @@ def test_partitions_and_events_name_their_instances(watch: Watch) -> None:
     assert GpuEvent.UNAVAILABLE not in gpu.events
 
 
+def test_xids_that_had_to_make_room_are_told_by_the_source_of_events(watch: Watch) -> None:
+    room = 48
+    watched = watch("profile h100 gpus=1")
+    watched.until(lambda now: any(gpu.event_mask for gpu in now.gpus))
+    watched.fake.tell(*(f"gpu 0 xid {code}" for code in range(1, room + 1)))
+    now = watched.until(lambda now: len(now.gpus[0].xids) == room)
+    assert (now.events.state, now.events.detail) == (SourceState.OK, "")
+    watched.fake.tell(*(f"gpu 0 xid {code}" for code in range(room + 1, room + 3)))
+    now = watched.until(lambda now: now.gpus[0].xids_forgotten == 2)
+    assert (now.events.state, now.events.detail) == (SourceState.OK, "2 XIDs were forgotten for want of room")
+
+
 def test_a_lost_gpu_is_unreadable_and_nothing_of_it_is_zero(watch: Watch) -> None:
     watched = watch("profile h100 gpus=2")
     before = watched.until(is_read(2)).gpus[1]

@@ -195,6 +195,7 @@ class GpuSample:
     """Event types that it is registered for."""
     xids: tuple[XidCount, ...] = ()
     xids_forgotten: int = 0
+    """Entries that made room for others: those not heard of for longest. The events' source tells of them."""
 
     def __getitem__(self, which: GpuField) -> Reading:
         return self.readings.get(which, NEVER_READ)

@@ -6,7 +6,7 @@ whose bytes are those of the last time keeps what was made of it.
 
 import errno
 import struct
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from itertools import starmap
 from typing import Any, Final, NamedTuple
 
@@ -163,8 +163,9 @@ class GpuDecoder:
         """One copy, as ``dh_gpus_read()`` made it."""
         head = ffi.from_buffer("struct dh_gpus *", data, require_writable=False)
         ends = range(_HEAD_SIZE, len(data), _GPU_SIZE)
+        gpus = tuple(self._gpu(data[at : at + _GPU_SIZE], slot) for slot, at in enumerate(ends))
         return GpuSet(
-            gpus=tuple(self._gpu(data[at : at + _GPU_SIZE], slot) for slot, at in enumerate(ends)),
+            gpus=gpus,
             nvml=SourceSample(
                 name="nvml",
                 state=SOURCE_STATES[head.state],
@@ -182,7 +183,7 @@ class GpuDecoder:
                 beat_ns=head.wait_beat_ns,
                 period_ns=head.wait_period_ns,
                 failures=head.wait_failures,
-                detail=status_text(head.wait_err) if head.wait_err and head.state == lib.DH_STATE_OK else "",
+                detail=_not_heard(head, gpus) if head.state == lib.DH_STATE_OK else "",
                 passes=head.wait_passes,
                 vital=False,
             ),
@@ -234,6 +235,16 @@ class GpuDecoder:
             xids=self._part(data, slot, "xids"),
             xids_forgotten=record.xid_evicted,
         )
+
+
+def _not_heard(head: Any, gpus: Sequence[GpuSample]) -> str:
+    """The event waiter's last failure, and what it had no room for; empty if nothing."""
+    forgotten = sum(gpu.xids_forgotten for gpu in gpus)
+    parts = [
+        (head.wait_err, status_text(head.wait_err)),
+        (forgotten, f"{forgotten} XIDs were forgotten for want of room"),
+    ]
+    return ", ".join(text for count, text in parts if count)
 
 
 def _why(head: Any) -> str:
