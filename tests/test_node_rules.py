@@ -80,7 +80,7 @@ class Node:
             tuple(self.lines.values()), self._source("kmsg", self.log_state or SourceState.ABSENT)
         )
         pressure = PressureSample(
-            self.waited["cpu_some"], 0, self.waited["memory_full"], 0, self.waited["io_full"], triggers=0
+            self.waited["cpu_some"], self.waited["memory_full"], self.waited["io_full"], triggers=0
         )
         source = self._source("pressure", SourceState.OK)
         machine = MachineSample((), (), (), pressure, ABSENT, ABSENT, ABSENT, ABSENT, ABSENT, (source,))

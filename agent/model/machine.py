@@ -56,9 +56,8 @@ class PressureSample(NamedTuple):
     """How long tasks have waited since boot [us]. Source: ``/proc/pressure``."""
 
     cpu_some: Reading
-    memory_some: Reading
+    """Some waited; of the next two, all did."""
     memory_full: Reading
-    io_some: Reading
     io_full: Reading
     triggers: int
     """Triggers that the kernel granted; where it grants none, pressure is seen when it is read next."""

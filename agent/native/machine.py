@@ -151,9 +151,7 @@ class Decoder:
             cores=self._cores.samples(data, cores_at, len(data)),
             pressure=PressureSample(
                 cpu_some=one(head.psi_cpu_some_us, lib.DH_PSI_CPU),
-                memory_some=one(head.psi_memory_some_us, lib.DH_PSI_MEMORY),
                 memory_full=one(head.psi_memory_full_us, lib.DH_PSI_MEMORY),
-                io_some=one(head.psi_io_some_us, lib.DH_PSI_IO),
                 io_full=one(head.psi_io_full_us, lib.DH_PSI_IO),
                 triggers=head.triggers,
             ),

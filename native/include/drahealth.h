@@ -430,9 +430,7 @@ struct dh_machine_head {
     uint64_t surplus_failed;
     uint64_t smt_active;
     uint64_t psi_cpu_some_us;
-    uint64_t psi_memory_some_us;
     uint64_t psi_memory_full_us;
-    uint64_t psi_io_some_us;
     uint64_t psi_io_full_us;
     uint64_t triggers; /* of pressure, that the kernel granted */
     uint64_t wakes;

@@ -24,23 +24,18 @@ static const char trigger[] = "full 100000 2000000";
 static const struct {
     const char *name;
     enum dh_machine_field field;
-    size_t some, full; /* offsets in the head; full 0: there is none, or it means nothing */
+    size_t member; /* of the head */
+    enum { SOME, FULL } line; /* that some tasks waited, or that nobody got on */
 } files[DH_MACHINE_TRIGGERS] = {
-    { "cpu", DH_PSI_CPU, offsetof(struct dh_machine_head, psi_cpu_some_us), 0 },
-    { "memory", DH_PSI_MEMORY, offsetof(struct dh_machine_head, psi_memory_some_us),
-      offsetof(struct dh_machine_head, psi_memory_full_us) },
-    { "io", DH_PSI_IO, offsetof(struct dh_machine_head, psi_io_some_us),
-      offsetof(struct dh_machine_head, psi_io_full_us) },
+    { "cpu", DH_PSI_CPU, offsetof(struct dh_machine_head, psi_cpu_some_us), SOME },
+    { "memory", DH_PSI_MEMORY, offsetof(struct dh_machine_head, psi_memory_full_us), FULL },
+    { "io", DH_PSI_IO, offsetof(struct dh_machine_head, psi_io_full_us), FULL },
 };
-
-static uint64_t *member(struct dh_machine *m, size_t offset)
-{
-    return (uint64_t *)(void *)((char *)&m->work.head + offset);
-}
 
 static void file_read(struct dh_machine *m, int which)
 {
     const struct dh_machine_record head = dh_machine_head_record(m, DH_MACHINE_PRESSURE);
+    uint64_t *total = (uint64_t *)(void *)((char *)&m->work.head + files[which].member);
     uint64_t us[2] = { 0, 0 };
     char text[256];
     int64_t n = dh_machine_text(m, DH_ROOT_PROCFS, text, sizeof(text), "pressure/%s", files[which].name);
@@ -49,11 +44,9 @@ static void file_read(struct dh_machine *m, int which)
         n = -ENOENT; /* booted with psi=0 */
     if (n >= 0)
         n = dh_text_pressure(text, (size_t)n, us);
-    if (n == 1 && files[which].full)
+    if (n == 1 && files[which].line == FULL)
         n = DH_EPARSE;
-    dh_machine_put(m, &head, files[which].field, member(m, files[which].some), dh_machine_err(n), us[0]);
-    if (files[which].full) /* of the same read: valid if the other is, and 0 if it is not */
-        *member(m, files[which].full) = us[1];
+    dh_machine_put(m, &head, files[which].field, total, dh_machine_err(n), us[files[which].line]);
 }
 
 static void all_read(struct dh_machine *m)
@@ -99,7 +92,7 @@ static void triggers_count(struct dh_machine *m)
 void dh_machine_pressure_pass(struct dh_machine *m)
 {
     for (int i = 0; m->rare && i < DH_MACHINE_TRIGGERS; i++)
-        if (m->trigger[i] < 0 && files[i].full)
+        if (m->trigger[i] < 0 && files[i].line == FULL)
             m->trigger[i] = trigger_open(m, i);
     triggers_count(m);
     all_read(m);

@@ -39,16 +39,13 @@ static void totals_are_read_now_and_then_and_wake_nobody(void)
     CHECK_INT(mx_source(&x, DH_MACHINE_PRESSURE)->state, DH_STATE_OK);
     CHECK_U64(x.head->valid & all, all);
     CHECK_U64(x.head->psi_cpu_some_us, 9000);
-    CHECK_U64(x.head->psi_memory_some_us, 700);
     CHECK_U64(x.head->psi_memory_full_us, 300);
-    CHECK_U64(x.head->psi_io_some_us, 50);
     CHECK_U64(x.head->psi_io_full_us, 40);
     fx_write(LINE("some", "900000") LINE("full", "500000"), PSI "/memory");
     mx_later(&x, 2 * DH_NS);
     CHECK_U64(x.head->psi_memory_full_us, 300);
     reads = x.head->reads;
     mx_later(&x, 8 * DH_NS);
-    CHECK_U64(x.head->psi_memory_some_us, 900000);
     CHECK_U64(x.head->psi_memory_full_us, 500000);
     CHECK_U64(mx_source(&x, DH_MACHINE_PRESSURE)->passes, 2);
     CHECK_U64(x.head->reads - reads, 3);
@@ -128,7 +125,6 @@ static void unreadable_is_neither_zero_nor_absent(void)
         CHECK(mx_woken(&x));
         CHECK_U64(x.head->valid & all, all & ~DH_MACHINE_BIT(DH_PSI_MEMORY));
         CHECK_U64(x.head->seen & all, all);
-        CHECK_U64(x.head->psi_memory_some_us, 0);
         CHECK_U64(x.head->psi_memory_full_us, 0);
         CHECK_INT(mx_source(&x, DH_MACHINE_PRESSURE)->state, DH_STATE_FAILING);
         CHECK_INT(mx_source(&x, DH_MACHINE_PRESSURE)->err, rows[i].err);
