@@ -15,13 +15,13 @@ from typing import Final
 
 import pytest
 
-from agent.bench.main import SUITES
 from agent.bench.baselines import PlainReader, flat, sweep_files, sweep_values
 from agent.bench.effort import FULL, QUICK, Effort
 from agent.bench.fit import fit, words
 from agent.bench.floor import NoFloor, floor
 from agent.bench.gpu_baselines import Values
 from agent.bench.latency import batches, paired_rows
+from agent.bench.main import SUITES
 from agent.bench.nvml import FakeNvml, NoLibrary, fake_nvml
 from agent.bench.processes import Silence, child
 from agent.bench.result import Outcome, Row, Unequal, Unmeasured, row_of
