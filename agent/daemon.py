@@ -3,9 +3,9 @@
     sampler thread (C) --eventfd--> Trio: step() --Latest--> asyncio thread: sockets
              linked drivers --------^          +--> on_report: a table or a log, with a thread of its own
 
-The Trio thread decides and never blocks. It is woken by the sampler, by a dwell time that ends, and by the
-heartbeat, and by nothing else. An exception here or in the asyncio thread ends the process with its
-traceback: half an agent would tell the kubelet lies.
+The Trio thread decides and never blocks; it steps aside when somebody has to tell what it decided.
+It is woken by the sampler, by a dwell time that ends, and by the heartbeat, and by nothing else. An exception
+here or in the asyncio thread ends the process with its traceback: half an agent would tell the kubelet lies.
 """
 
 import fcntl
@@ -53,6 +53,7 @@ if TYPE_CHECKING:
     from agent.driver.link import Link
 
 SWITCH_INTERVAL_S: Final = 0.0005  # a busy thread delays the core by one of these; Python's default is 5 ms
+ASIDE_S: Final = 0.001  # Python, and a CPU, are for those who tell of a report: what else there is can wait
 END_S: Final = 1.7  # from SIGTERM to exit it is less than 2 s, whatever hangs
 IO_STOP_S: Final = 0.9
 LEAST_S: Final = 0.05  # what each part has to end, even if one before it hangs and took all the time
@@ -130,6 +131,7 @@ def _serve(config: Config, on_report: Callable[[Report], None] | None) -> Sequen
         if latest.is_taken():
             waiting_since_ns = report.at.mono_ns
         links.take(report, report.at)
+        time.sleep(ASIDE_S)
         pods.take(report)
         if on_report:
             on_report(report)

@@ -12,6 +12,7 @@ line of JSON for each message that it encodes: CLOCK_MONOTONIC [ns] when
     encoded     its bytes were there; what follows is the socket, and the client
 """
 
+import asyncio
 import json
 import random
 import signal
@@ -25,7 +26,7 @@ from agent.assembly import NODE_STOP_S, open_sampler, settings_of
 from agent.clocks import read_clocks
 from agent.config import Config, load
 from agent.core import Core, Timing
-from agent.daemon import SWITCH_INTERVAL_S
+from agent.daemon import ASIDE_S, SWITCH_INTERVAL_S
 from agent.model.health import DeviceHealth
 from agent.model.report import Report
 from agent.model.snapshot import Snapshot
@@ -65,13 +66,19 @@ class Traced:
         """From the core to the asyncio thread."""
         self._under_way = self._stamps | {"decided": time.monotonic_ns()}
         self.latest.publish(report)
+        time.sleep(ASIDE_S)
 
     def encode(self, devices: Sequence[DeviceHealth], extra_s: int) -> list[bytes]:
-        """The message, and a line that tells of it. In the asyncio thread."""
-        taken_ns = time.monotonic_ns()
+        """The message, and a line that tells of it when it is sent. In the asyncio thread."""
+        stamps = self._under_way | {"taken": time.monotonic_ns()}
         messages = encode_devices(devices, extra_s)
-        print(json.dumps(self._under_way | {"taken": taken_ns, "encoded": time.monotonic_ns()}), flush=True)
+        stamps["encoded"] = time.monotonic_ns()
+        asyncio.get_running_loop().call_soon(_say, stamps)
         return messages
+
+
+def _say(stamps: Mapping[str, int]) -> None:
+    print(json.dumps(stamps), flush=True)
 
 
 async def _until_told(core: Core, node: Node) -> None:

@@ -17,7 +17,8 @@ class Board:
     def __init__(self) -> None:
         self._news = threading.Condition()
         self._report: Report | None = None
-        self._health: Mapping[DeviceRef, DeviceHealth] = {}
+        self._health: tuple[Report | None, Mapping[DeviceRef, DeviceHealth]] = (None, {})
+        """By device, and of which report: made when somebody asks for a device."""
         self._readers: list[Latest[Report]] = []
 
     @property
@@ -27,13 +28,16 @@ class Board:
 
     def health_of(self, device: DeviceRef) -> DeviceHealth | None:
         """What the newest report says of a device; None: nothing."""
-        return self._health.get(device)
+        report, (of, health) = self._report, self._health
+        if report is not None and report is not of:
+            health = {DeviceRef(*known.key): known for known in report.devices}
+            self._health = report, health
+        return health.get(device)
 
     def post(self, report: Report) -> None:
         """A newer report, for all who read along."""
-        health = {DeviceRef(*device.key): device for device in report.devices}
         with self._news:
-            self._report, self._health = report, health
+            self._report = report
             for latest in self._readers:
                 latest.publish(report)
             self._news.notify_all()

@@ -39,11 +39,12 @@ class Latest(Generic[T]):
         with self._lock:
             self._version += 1
             self._value = value
-            if self._loop is not None and not self._wake_pending:
-                self._wake_pending = True
-                with contextlib.suppress(RuntimeError):  # the loop is closed
-                    self._loop.call_soon_threadsafe(self._wake)
-            return self._version
+            version, loop = self._version, None if self._wake_pending else self._loop
+            self._wake_pending = self._wake_pending or loop is not None
+        if loop is not None:  # the lock is free: the loop's thread wants it as soon as it wakes
+            with contextlib.suppress(RuntimeError):  # the loop is closed
+                loop.call_soon_threadsafe(self._wake)
+        return version
 
     def peek(self) -> tuple[int, T | None]:
         """The version and the value as they are now; ``(0, None)`` before the first publication."""
