@@ -173,9 +173,11 @@ def _nudge(state: State, now: Instant) -> int:
     The kubelet lets a lease run out silently, and a message that is identical to the last refreshes it
     without telling the pods. So what is said after a gap differs in one number that nobody minds.
     """
-    lease_s = max((device.timeout_s for device in state.devices.values()), default=state.settings.lease_s)
-    late = state.looked is not None and now.mono_ns - state.looked.mono_ns > lease_s * NS
-    return 1 - state.nudge_s if late else state.nudge_s
+    gap_ns = now.mono_ns - state.looked.mono_ns if state.looked else 0
+    if gap_ns <= state.settings.lease_s * NS:  # no device's lease is shorter
+        return state.nudge_s
+    lease_s = max((device.timeout_s for device in state.devices.values()), default=0)
+    return 1 - state.nudge_s if gap_ns > lease_s * NS else state.nudge_s
 
 
 def _tracks(state: State, gpus: GpuLook, declared: DeclaredPast) -> Tracks:

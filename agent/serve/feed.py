@@ -8,6 +8,8 @@ or its verdict changed, or it was stated Unknown, which needs no reading.
 
 from collections import Counter
 from collections.abc import Callable, Sequence
+from operator import attrgetter
+from typing import Final
 
 from agent.model.health import DeviceHealth, Health
 from agent.model.report import Report
@@ -17,6 +19,8 @@ Encode = Callable[[Sequence[DeviceHealth], int], list[bytes]]
 each lease [s]."""
 Key = tuple[str, str, str]
 """As of :class:`DeviceHealth`."""
+_key_of: Final[Callable[[DeviceHealth], Key]] = attrgetter("driver", "pool", "device")
+"""Their ``key``, at half its cost: every publication asks a thousand devices."""
 
 
 def devices_for(report: Report, driver: str) -> Sequence[DeviceHealth]:
@@ -50,7 +54,7 @@ class Feed:
         Raises:
             ValueError: it names a device twice; the feed is as it was before.
         """
-        devices = {device.key: device for device in told}
+        devices = dict(zip(map(_key_of, told), told, strict=True))
         if len(devices) < len(told):
             keys = Counter(device.key for device in told)
             _, pool, name = next(key for key in keys if keys[key] > 1)
@@ -72,7 +76,8 @@ class Feed:
         """
         messages = self._encoded.get((since, extra_s))
         if messages is None:
-            devices = [device for key, device in self._devices.items() if self._numbers[key] > since]
+            owing = zip(self._devices.values(), self._numbers.values(), strict=True)
+            devices = [device for device, number in owing if number > since]
             messages = tuple(self._encode(devices, extra_s)) if devices else ()
             self._encoded[since, extra_s] = messages
         return messages

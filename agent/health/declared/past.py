@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
-from agent.devices.inventory import Device, declared_device
+from agent.devices.inventory import Device, Kind, declared_device
 from agent.model.declared import Declarations, Declared
 from agent.model.time import NS, Instant
 
@@ -46,6 +46,8 @@ class DeclaredPast:
     """Drivers that have declared their devices since the agent started, if only that they have none."""
     known: Mapping[str, Device] = field(default_factory=dict)
     """All that are told of, gone ones too: by subject, in the order of a report."""
+    kinds: Mapping[Kind, Device] = field(default_factory=dict)
+    """One of each kind among them."""
 
 
 def remember_declared(past: DeclaredPast, declarations: Declarations, now: Instant) -> DeclaredPast:
@@ -79,6 +81,7 @@ def remember_declared(past: DeclaredPast, declarations: Declarations, now: Insta
         wrong,
         tuple(sorted(declaring)),
         {device.subject: device for device in known},
+        {device.kind: device for device in known},
     )
 
 

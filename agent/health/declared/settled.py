@@ -174,7 +174,7 @@ def _kinds(
     goes_on = settled.passes.keys() == look.sources.keys() and all(
         look.sources[name].passes >= passes for name, passes in settled.passes.items()
     )
-    for kind, device in {device.kind: device for device in past.known.values()}.items():
+    for kind, device in past.kinds.items():
         rules = DECLARED_RULES.get(kind, ())
         if not rules or unread(look, device):
             continue

@@ -79,7 +79,7 @@ def devices_of_group(group: GroupSample, exclusive: Iterable[tuple[str, CpuSet]]
 
 def view_groups(past: GroupPast, snapshot: Snapshot, settings: Settings, now: Instant) -> list[GroupView]:
     """The groups that have something to tell of. A thousand silent ones cost nothing here."""
-    exclusive = exclusive_cpus(snapshot)
+    exclusive = exclusive_cpus(snapshot) if past.loud else []
     containers: dict[str, list[GroupView]] = {}
     pods = []
     for _, known in sorted(past.loud.items()):
