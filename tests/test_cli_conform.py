@@ -25,7 +25,7 @@ BAD = observed(
     directory=None,
 )
 NOTHING = observed(
-    socket="", watches=(), leaver=None, stopped=None, reopenings=(), unknown=(), directory=None
+    socket="", window_s=0.0, watches=(), leaver=None, stopped=None, reopenings=(), unknown=(), directory=None
 )
 
 
@@ -55,6 +55,10 @@ def test_the_last_line_counts_and_what_is_none_is_left_out():
     assert shown(BAD).endswith("\n\n38 checks: 24 passed, 1 warning, 1 failed, 12 not run\n")
     assert shown(GOOD).endswith("\n\n38 checks: 37 passed, 1 not run\n")
     assert shown(NOTHING).endswith("\n\n38 checks: 38 not run\n")
+
+
+def test_nobody_is_said_to_have_been_listened_to_who_was_not():
+    assert shown(NOTHING).startswith("no service socket  nobody to listen to\n")
 
 
 def test_what_was_not_run_is_told_by_its_reason_with_every_code():
@@ -157,6 +161,13 @@ def test_a_socket_that_nobody_serves_is_unreachable(capsys, tmp_path):
     )
 
 
+def test_of_what_is_no_socket_nobody_asks_whether_the_driver_runs(capsys, tmp_path):
+    file = tmp_path / "dra.sock"
+    file.touch()
+    assert main(["conform", "--socket", str(file)]) == 69
+    assert capsys.readouterr().err == f"drahealth: {file}: is no socket\n"
+
+
 def test_an_empty_directory_is_unreachable_and_one_that_is_not_there_a_mistake(capsys, tmp_path):
     assert main(["conform", "--plugin-dir", str(tmp_path)]) == 69
     assert main(["conform", "--plugin-dir", str(tmp_path / "none")]) == 64
@@ -169,7 +180,9 @@ def test_an_empty_directory_is_unreachable_and_one_that_is_not_there_a_mistake(c
 def test_the_path_of_a_socket_that_is_too_long_is_a_finding(capsys, tmp_path):
     path = tmp_path / ("x" * 108)
     assert main(["conform", "--socket", str(path), "-o", "json"]) == 2
-    results = {one["code"]: one["result"] for one in json.loads(capsys.readouterr().out)["results"]}
+    told = json.loads(capsys.readouterr().out)
+    results = {one["code"]: one["result"] for one in told["results"]}
+    assert told["listenedSeconds"] == 0
     assert results.pop("socket.path") == "fail"
     assert set(results.values()) == {"not run"}
 

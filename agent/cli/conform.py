@@ -100,10 +100,8 @@ def main(args: Namespace) -> int:
 
 def _say(socket: str, wishes: Wishes) -> None:
     if sys.stderr.isatty():
-        where = clean(socket or wishes.plugin_dir)
-        print(
-            f"listening to {where} for {format_duration(wishes.window_s * S)}, Ctrl-C ends", file=sys.stderr
-        )
+        how_long = format_duration(wishes.window_s * S)
+        print(f"listening to {clean(socket)} for {how_long}, Ctrl-C ends", file=sys.stderr)
 
 
 def _wishes(args: Namespace) -> Wishes:

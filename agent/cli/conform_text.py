@@ -36,7 +36,8 @@ def exit_of(results: Iterable[Result]) -> int:
 def render(seen: Observed, results: Sequence[Result], style: Style) -> str:
     """The worst first, each that is not well with the kubelet's side of it and what to do."""
     head = clean(seen.socket or "no service socket")
-    lines = [f"{style.paint(head, 'bold')}{GAP}listened for {format_age(seen.window_s)}", ""]
+    heard = f"listened for {format_age(seen.window_s)}" if seen.window_s else "nobody to listen to"
+    lines = [f"{style.paint(head, 'bold')}{GAP}{heard}", ""]
     width = max(len(result.check.code) for result in results)
     for verdict in (Verdict.FAIL, Verdict.WARN, Verdict.PASS):
         for result in results:

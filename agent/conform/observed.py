@@ -195,7 +195,7 @@ class Observed(NamedTuple):
     """The service socket, absolute; empty: there is none to speak to."""
     socket_size: int
     window_s: float
-    """How long was listened."""
+    """How long was listened; 0: there was nobody to listen to."""
     began_wall_s: float
     watches: tuple[Watch, ...] = ()
     """Of v1 and v1alpha1; none where the socket could not be spoken to."""

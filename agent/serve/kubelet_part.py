@@ -17,7 +17,7 @@ from agent.errors import AgentUnreachable
 from agent.serve.kubelet_calls import Clock, connects
 from agent.serve.kubelet_registry import endpoint_of, introductions, refuse, register
 from agent.serve.kubelet_streams import Heard, Kubelets
-from agent.serve.sockets import PATH_LIMIT
+from agent.serve.sockets import GONE, PATH_LIMIT, UNSERVED
 
 
 class Wishes(NamedTuple):
@@ -38,7 +38,7 @@ class Wishes(NamedTuple):
 async def observe(wishes: Wishes, on_begin: Callable[[str], None]) -> Observed:
     """Plays the kubelet for ``window_s`` and up to ten seconds, with ``refuse`` twenty.
 
-    ``on_begin`` is called with the service socket, when it is found and the listening begins.
+    ``on_begin`` is called with the service socket when the listening begins, if there is one to listen to.
 
     Raises:
         AgentUnreachable: nobody serves the socket, or there is none in the directory.
@@ -48,14 +48,17 @@ async def observe(wishes: Wishes, on_begin: Callable[[str], None]) -> Observed:
     asyncio.get_running_loop().set_exception_handler(_complain)
     clock, began_wall_s = Clock(), time.time()
     if wishes.socket and _fits(wishes.socket) and (error := await connects(wishes.socket)):
-        raise AgentUnreachable(f"{wishes.socket}: {error}; is the driver running?")
+        question = "; is the driver running?" if error in {GONE, UNSERVED} else ""
+        raise AgentUnreachable(f"{wishes.socket}: {error}{question}")
     chosen = await _find(wishes, clock) if wishes.plugin_dir else ()
     endpoints = [await endpoint_of(one, wishes.kubelet_dir) for one in chosen]
     socket = wishes.socket or _newest(chosen, endpoints)
-    on_begin(socket)
     registering = asyncio.gather(*(register(*one, clock) for one in zip(chosen, endpoints, strict=True)))
     is_there = socket == wishes.socket or any(at and at.path == socket and not at.error for at in endpoints)
-    listening = _listen(socket if is_there else "", wishes.window_s)
+    speaks = bool(socket) and is_there and _fits(socket)
+    if speaks:
+        on_begin(socket)
+    listening = _listen(socket if speaks else "", wishes.window_s)
     heard, registrations = await asyncio.gather(listening, registering)
     if wishes.refuse:
         registrations = [await _refuse(one, clock) for one in registrations]
@@ -63,7 +66,7 @@ async def observe(wishes: Wishes, on_begin: Callable[[str], None]) -> Observed:
     return Observed(
         socket=socket,
         socket_size=len(os.fsencode(socket)),
-        window_s=wishes.window_s,
+        window_s=wishes.window_s if heard else 0.0,
         began_wall_s=began_wall_s,
         directory=directory if wishes.plugin_dir else None,
         **(heard._asdict() if heard else {}),
@@ -96,9 +99,7 @@ def _newest(chosen: Sequence[Introduction], endpoints: Sequence[Endpoint | None]
 
 async def _listen(socket: str, window_s: float) -> Heard | None:
     """What is heard on the socket; None: there is none that anybody could connect to."""
-    if not socket or not _fits(socket):
-        return None
-    return await Kubelets(socket, window_s).listen()
+    return await Kubelets(socket, window_s).listen() if socket else None
 
 
 async def _refuse(registration: Registration, clock: Clock) -> Registration:
