@@ -26,7 +26,7 @@ from agent.model.declared import (
     What,
 )
 from agent.model.health import Finding, Health, Severity
-from agent.model.machine import CoreSample, NumaSample
+from agent.model.machine import CoreSample, DimmSample, NumaSample
 from agent.model.prepare import ToldFault
 from agent.model.reading import Missing, Reading
 from agent.model.report import Report
@@ -224,6 +224,7 @@ def test_no_more_is_settled_than_is_declared() -> None:
 
 sets: Final = st.one_of(st.integers(0, ALL), st.sampled_from([ALL, ALL & ~1, EIO, ABSENT]))
 counts: Final = st.sampled_from([0, 1, 3, 11, ABSENT, EIO])
+stalls: Final = st.sampled_from([0, 1_000_000, 30_000_000, ABSENT, EIO])
 names: Final = st.sampled_from([*WHATS])
 cpu: Final = st.sampled_from(CPUS)
 SOURCES: Final = ("cpus", "throttle", "hugepages", *MACHINE_SOURCES, "pci", "kmsg")
@@ -270,6 +271,12 @@ CHANGES: Final = {
         st.tuples(st.just("log"), st.booleans()),
         st.tuples(st.just("state"), st.just("kmsg"), st.sampled_from([*SourceState][:4])),
     ),
+    "node": st.one_of(
+        st.tuples(st.just("line"), st.sampled_from([text for text, _ in CASES]), st.sampled_from([1, 3, 30])),
+        st.tuples(st.just("stalls"), st.sampled_from(["cpu_some", "memory_full", "io_full"]), stalls),
+        st.tuples(st.just("dimm"), st.sampled_from(["correctable", "uncorrectable"]), counts),
+        st.tuples(st.just("wait"), st.sampled_from([59, 61, 299, 601, 3599, 3601, 86_500])),
+    ),
     "drivers": st.one_of(
         st.tuples(st.just("declared"), names, st.one_of(st.none(), names), st.sampled_from([0, 0, 45, 600])),
         st.just(("read again",)),
@@ -298,7 +305,7 @@ def happen(node: FullNode, what: str, how: Any) -> None:
             node.nodes[how[0]] = node_sample(how[0], how[1])
         case "no throttle":
             node.throttle = {}
-        case "core" | "one counts" | "cores" | "numa" | "smt" | "machine":
+        case "core" | "one counts" | "cores" | "numa" | "smt" | "stalls" | "dimm" | "machine":
             of_machine(node, what, how)
         case "throttle":
             node.throttle[how[0]] = how[1]
@@ -368,6 +375,11 @@ def of_machine(node: FullNode, what: str, how: Any) -> None:
             )
         case "smt":
             node.change(smt_active=how[0])
+        case "stalls":
+            node.change(pressure=machine.pressure._replace(**{how[0]: how[1]}))
+        case "dimm":
+            module = DimmSample(0, 0, "DIMM_A1", "", 0, 0)
+            node.change(dimms=(module._replace(**{how[0]: how[1]}),))
         case _:
             node.change(**{how[0]: how[1]})
 
