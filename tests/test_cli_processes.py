@@ -58,5 +58,11 @@ def test_another_procfs_is_read_and_psutil_left_as_it_was(tmp_path):
     assert psutil.PROCFS_PATH == "/proc"
 
 
+def test_where_there_is_no_procfs_there_are_no_processes(tmp_path):
+    (tmp_path / "file").touch()
+    for root in (tmp_path, tmp_path / "file", tmp_path / "none"):
+        assert read_processes(root) == []
+
+
 def test_this_process_is_not_taken_for_an_agent():
     assert os.getpid() not in [p.pid for p in read_processes(Path("/proc"))]

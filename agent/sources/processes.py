@@ -45,10 +45,10 @@ def role_of(name: str, cmdline: list[str]) -> str:
 
 
 def read_processes(procfs_root: Path) -> list[ProcessFacts]:
-    """The processes of :data:`NAMES` and the agents that run, by name and pid."""
+    """The processes of :data:`NAMES` and the agents that run, by name and pid; none where no procfs is."""
     facts: list[ProcessFacts] = []
     with procfs(procfs_root):
-        for process in psutil.process_iter():
+        for process in _listed():
             try:
                 with process.oneshot():
                     if process.status() == psutil.STATUS_ZOMBIE:
@@ -72,3 +72,10 @@ def read_processes(procfs_root: Path) -> list[ProcessFacts]:
             except psutil.Error:  # vanished, or not ours to look at
                 continue
     return sorted(facts)
+
+
+def _listed() -> list[psutil.Process]:
+    try:
+        return list(psutil.process_iter())
+    except (OSError, IndexError):  # no such directory; in one without processes psutil looks for the first
+        return []
