@@ -260,7 +260,18 @@ static void near_end(struct dh_cgroups *c)
     c->near = 0;
 }
 
-/* What is read now and changes stays restless until the next but one. */
+/* By slot, so that not all pods have theirs in the same sweep. */
+static uint32_t turn_of(const struct dh_cgroups *c, uint32_t pod)
+{
+    return c->group[pod].visits + pod;
+}
+
+static bool is_whole_turn(const struct dh_cgroups *c, uint32_t pod)
+{
+    return turn_of(c, pod) % WHOLE_SWEEPS == WHOLE_SWEEPS - 1;
+}
+
+/* In a whole sweep: what is read now and changes stays restless until the next but one. */
 static void calm(struct dh_cg_group *p)
 {
     p->lively = p->stirred;
@@ -273,6 +284,7 @@ enum pod_pass { POD_SWEEP, POD_WHOLE, POD_RESYNC, POD_FLOOR };
 static int64_t pod_pass(struct dh_sampler *s, uint32_t pod, enum pod_pass what, uint32_t *groups)
 {
     struct dh_cgroups *c = s->cgroups;
+    bool calms = what != POD_FLOOR && is_whole_turn(c, pod);
     int64_t reads = 0;
 
     near_begin(c, pod);
@@ -281,7 +293,7 @@ static int64_t pod_pass(struct dh_sampler *s, uint32_t pod, enum pod_pass what, 
             next = c->group[slot - 1].next;
         ++*groups;
         c->group[slot - 1].visits += what != POD_FLOOR;
-        if (what == POD_WHOLE || what == POD_RESYNC)
+        if (calms)
             calm(&c->group[slot - 1]);
         if (what == POD_FLOOR)
             reads += floor_group(s, slot - 1);
@@ -322,11 +334,10 @@ static enum pod_pass pass_of(const struct dh_sampler *s, uint32_t pod)
 {
     const struct dh_cgroups *c = s->cgroups;
     uint64_t resync = s->opt.resync_ns / s->opt.sweep_ns;
-    uint32_t turn = c->group[pod].visits + pod; /* by slot: not all pods have theirs in the same sweep */
 
-    if (turn % resync == resync - 1)
+    if (turn_of(c, pod) % resync == resync - 1)
         return POD_RESYNC;
-    return turn % WHOLE_SWEEPS == WHOLE_SWEEPS - 1 || is_unheard(c, pod) ? POD_WHOLE : POD_SWEEP;
+    return is_whole_turn(c, pod) || is_unheard(c, pod) ? POD_WHOLE : POD_SWEEP;
 }
 
 /* The slice of the sweep that this pass owes, in whole pods, each pod's resync among it. */

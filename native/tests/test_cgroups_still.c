@@ -33,15 +33,20 @@ static void machine_make(int pods)
     }
 }
 
-static struct fx running(void)
+static struct fx running_with(uint64_t resync_ns)
 {
     struct dh_options o = fx_options();
     struct fx f;
 
-    o.resync_ns = 100000 * DH_NS;
+    o.resync_ns = resync_ns;
     f = fx_open(&o, "/", NULL, 0);
     fx_pass(&f);
     return f;
+}
+
+static struct fx running(void)
+{
+    return running_with(100000 * DH_NS);
 }
 
 static void done(struct fx *f)
@@ -106,6 +111,23 @@ static void what_grows_after_a_long_time_is_seen_within_six_sweeps_and_then_in_e
     CHECK_U64(passes(&f, SWEEP), PODS); /* it may go on */
     passes(&f, CALM);
     CHECK_U64(passes(&f, MINUTE), PODS); /* it did not */
+    done(&f);
+}
+
+/* A resync reads everything, and may come between two whole sweeps: that is no reason to read less later. */
+static void what_moved_is_swept_six_times_more_wherever_resyncs_lie(void)
+{
+    static const int still[] = { 5, 5, 0 }; /* and a move each: 13 sweeps, so moves lie everywhere */
+    struct fx f;
+
+    machine_make(1);
+    f = running_with(7 * SWEEP * DH_NS);
+    for (int move = 1; move < 3 * 6 * 7; move++) {
+        stat_write(0, move);
+        passes(&f, SWEEP);
+        CHECK_U64(throttled(&f, 0), (uint64_t)move);
+        passes(&f, still[move % 3] * SWEEP);
+    }
     done(&f);
 }
 
@@ -208,6 +230,7 @@ int main(void)
     fx_begin();
     what_stands_still_is_read_in_one_sweep_of_six();
     what_grows_after_a_long_time_is_seen_within_six_sweeps_and_then_in_each();
+    what_moved_is_swept_six_times_more_wherever_resyncs_lie();
     what_the_kernel_tells_of_a_pod_makes_its_groups_restless();
     a_group_of_the_same_name_begins_anew();
     what_cannot_be_read_is_tried_in_every_sweep();
