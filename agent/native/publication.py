@@ -49,7 +49,7 @@ class Publication(Generic[T]):
         self._wake_fd = wake_fd
         self._memory = mmap.mmap(-1, most, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         self._buffer = ffi.from_buffer(self._memory)
-        self._used = 0
+        self._touched = 0
         self._last: T | None = None
 
     def read(self) -> T | None:
@@ -62,9 +62,10 @@ class Publication(Generic[T]):
             os.eventfd_write(self._wake_fd, 1)  # what the last wake was for may not have been read
         elif used >= 0:
             self._last = self._decode(ffi.buffer(self._buffer, used))
-            if used < self._used // 2:
+            if used < self._touched // 2:
                 self._memory.madvise(mmap.MADV_DONTNEED)
-            self._used = used
+                self._touched = 0
+            self._touched = max(self._touched, used)
         return self._last
 
 
