@@ -150,7 +150,7 @@ static const size_t place[DH_FIELD_NUM] = {
     [DH_GROUP_HT_RSVD_FAILED] = offsetof(struct dh_hugetlb, rsvd_failed),
 };
 
-/* Whether a field is a number that can grow; 0 is no place, since `valid` stands there. */
+/* Whether a field is a number that can grow; 0 is no place, since no record begins with one. */
 bool dh_field_rises(uint32_t field)
 {
     return field < DH_FIELD_NUM && place[field];
