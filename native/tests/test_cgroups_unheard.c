@@ -13,11 +13,17 @@
 #define POD "kubepods/burstable/pod" UID
 #define ID "0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef"
 
-static bool instances_allow(const char *number)
+/* So many instances of inotify, or watches. */
+static bool allow(const char *what, uint64_t number)
 {
-    int fd = open("/proc/sys/user/max_inotify_instances", O_WRONLY | O_CLOEXEC);
-    bool ok = fd >= 0 && write(fd, number, strlen(number)) > 0;
+    char path[64], text[24];
+    int fd;
+    bool ok;
 
+    snprintf(path, sizeof(path), "/proc/sys/user/max_inotify_%s", what);
+    snprintf(text, sizeof(text), "%" PRIu64, number);
+    fd = open(path, O_WRONLY | O_CLOEXEC);
+    ok = fd >= 0 && write(fd, text, strlen(text)) > 0;
     close(fd);
     return ok;
 }
@@ -72,7 +78,7 @@ static void without_inotify_everything_is_swept(void)
         fx_pass(&f);
     CHECK_U64(fx_group(&f, UID, "")->cpu_throttled, 9);
 
-    fx_must(instances_allow("16"), "max_inotify_instances");
+    fx_must(allow("instances", 16), "max_inotify_instances");
     fx_resync(&f);
     CHECK_U64(f.head->unwatched, 0);
     CHECK_U64(f.head->watches, 3 + 2 * (1 + 2));
@@ -84,9 +90,34 @@ static void without_inotify_everything_is_swept(void)
     CHECK_INT(fx_count("/proc/self/fd"), descriptors);
 }
 
+/* Its own directory is watched, and nobody tells that this is gone: its parent would. */
+static void a_pod_in_a_directory_without_a_watch_is_gone_within_a_sweep(void)
+{
+    struct dh_options o = fx_options();
+    struct fx f;
+
+    fx_dir("cg/kubepods");
+    f = fx_open(&o, "/", NULL, 0);
+    fx_pass(&f);
+    fx_must(allow("watches", f.head->watches), "max_inotify_watches");
+    group_make("cg/" POD);
+    fx_write("nr_periods 0\nnr_throttled 0\n", "cg/" POD "/cpu.stat");
+    fx_events(&f);
+    CHECK_U64(f.head->unwatched, 1 + 1 + 2);
+    fx_must(allow("watches", f.head->watches + 1 + 2), "max_inotify_watches");
+    for (int i = 0; i < 60 && f.head->unwatched > 1; i++)
+        fx_pass(&f); /* a resync among them */
+    CHECK_U64(f.head->unwatched, 1);
+    fx_remove("cg/" POD);
+    for (int i = 0; i < 10; i++)
+        fx_pass(&f);
+    CHECK_INT(fx_group_count(&f), 0);
+    fx_close(&f);
+}
+
 int main(void)
 {
-    if (unshare(CLONE_NEWUSER) || !instances_allow("0")) {
+    if (unshare(CLONE_NEWUSER) || !allow("instances", 0)) {
         printf("test_cgroups_unheard: skipped: no user namespace: %s\n", strerror(errno));
         return EXIT_SUCCESS;
     }
@@ -95,5 +126,7 @@ int main(void)
     fx_write("0-1\n", "sys/devices/system/cpu/online");
     fx_write("cpu memory\n", "cg/cgroup.controllers");
     without_inotify_everything_is_swept();
+    fx_remove("cg/kubepods");
+    a_pod_in_a_directory_without_a_watch_is_gone_within_a_sweep();
     return check_done("test_cgroups_unheard");
 }
