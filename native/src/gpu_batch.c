@@ -15,7 +15,6 @@ _Static_assert(sizeof(struct dh_answer) == sizeof(nvmlFieldValue_t) - ANSWER &&
 static void append(struct dh_gpu_slot *s, uint16_t fi, uint32_t scope)
 {
     s->batch[s->asked] = (nvmlFieldValue_t){ 0 };
-    s->known[s->asked] = (struct dh_answer){ 0 };
     s->question[s->asked++] = (struct dh_question){ fi, scope };
 }
 
@@ -96,7 +95,6 @@ static void take_all(struct dh_gpu_slot *s)
         enum dh_gpu_field field = s->part[i].field;
 
         n = s->part[i].questions;
-        s->same = false;
         if (s->settled && is_known(&s->known[at], &answers[at], n))
             continue;
         keep(&s->known[at], &answers[at], n);

@@ -115,9 +115,13 @@ static void a_pass_that_comes_a_little_early_reads_the_slow_fields_all_the_same(
     for (int i = 0; i < SETTLING; i++)
         dh_gpus_pass(g.w);
     slow_passes = gx_gpu(&g, 0)->slow_passes;
+    gx_tell(&g, "gpu 0 set pstate=5");
+    dh_gpus_pass(g.w);
+    CHECK_INT(gx_value(&g, 0, DH_GPU_PSTATE), 0);
     elapse(&g, HOUR_NS - 9 * MS); /* less than half a period */
     dh_gpus_pass(g.w);
     CHECK_U64(gx_gpu(&g, 0)->slow_passes, slow_passes + 1);
+    CHECK_INT(gx_value(&g, 0, DH_GPU_PSTATE), 5);
     gx_stop(&g);
 }
 
