@@ -1,8 +1,8 @@
 /*
  * map.h - a hash map of fixed capacity from non-zero 64-bit keys to 64-bit values.
  *
- * For watch descriptors and hashed paths: the lowest bits of keys must differ. Linear probing; deletion shifts
- * back, so no tombstones.
+ * For watch descriptors and hashed paths: the lowest bits of keys must differ. Linear probing; deletion
+ * shifts back, so no tombstones.
  */
 #ifndef DH_MAP_H
 #define DH_MAP_H
