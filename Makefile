@@ -91,7 +91,7 @@ bench-check: $(VENV)/.dev $(VENV)/.core ## hold the agent to benchmarks/budgets.
 	@$(BIN)/python -m agent.bench --check
 
 .PHONY: bench-doc
-bench-doc: $(VENV)/.dev $(VENV)/.core ## measure this machine in full for docs/performance.md and its plot (8 min)
+bench-doc: $(VENV)/.dev $(VENV)/.core ## measure this machine in full for docs/performance.md and its plot (10 min)
 	@mkdir -p build
 	@$(BIN)/python -m agent.bench --md --plot docs/performance.svg >build/performance.md
 	@mv build/performance.md docs/performance.md
