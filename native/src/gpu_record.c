@@ -141,8 +141,10 @@ void dh_gpu_publish(struct dh_gpu_slot *s)
     s->work.overdue = atomic_load(&s->caller.overdue);
     s->work.calls = s->caller.calls;
     news = has_turned(&s->pub, &s->work);
-    if (changed)
-        news |= has_woken(s) | has_turned_within(&s->pub, &s->work);
+    if (changed) {
+        news |= has_woken(s);
+        news |= has_turned_within(&s->pub, &s->work);
+    }
     dh_seqlock_begin(&s->gpu_seq);
     dh_words_store(&s->pub, &s->work, changed ? DH_GPU_PART : head);
     dh_seqlock_end(&s->gpu_seq);
