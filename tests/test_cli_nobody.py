@@ -18,7 +18,7 @@ from agent.prepare.book import Book
 from agent.serve import podresources, pods_api
 
 AS_NOBODY = """
-import contextlib, os, sys
+import contextlib, difflib, os, sys
 from agent.cli.main import main
 with open(os.devnull, "w") as none, contextlib.redirect_stdout(none), contextlib.redirect_stderr(none):
     main(sys.argv[1:])  # imports all: the interpreter's own files may be root's
