@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Iterator
 from dataclasses import replace
+from statistics import median
 from typing import Final
 
 import trio
@@ -34,6 +35,7 @@ PASSES: Final = 600
 """A minute of them at 10 Hz."""
 STILL_S: Final = 10.0
 LOOKS: Final = 100
+COUNTS: Final = 5
 SETTLED_S: Final = 65  # it knows by then that all is well, and no heartbeat is due just now
 
 
@@ -72,7 +74,10 @@ def core_looks() -> int:
 
 
 def blocks_kept() -> float:
-    """Blocks of Python's allocator that each of many quiet looks keeps."""
+    """Blocks of Python's allocator that each of many quiet looks keeps.
+
+    The median of several counts: what was there before may be freed in any one of them.
+    """
     with _sampler() as sampler:
         sampler.run_pass()
         now = Instant(max(source.beat_ns for source in _read(sampler).sources), 1.7e9)
@@ -84,10 +89,13 @@ def blocks_kept() -> float:
                 state, _ = step(state, _read(sampler), now)
             gc.collect()
 
+        def kept() -> int:
+            before = sys.getallocatedblocks()
+            looks()
+            return sys.getallocatedblocks() - before - 1  # `before` is one itself
+
         looks()
-        before = sys.getallocatedblocks()
-        looks()
-        return (sys.getallocatedblocks() - before - 1) / LOOKS  # `before` is one itself
+        return median(kept() for _ in range(COUNTS)) / LOOKS
 
 
 @contextlib.contextmanager
