@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import itertools
 import random
 import socket
 import struct
@@ -37,13 +38,14 @@ from wire.serving import Serving, descriptors, device, eventually
 from agent.serve.health import HealthService, Publications
 from agent.serve.rpc.hardened import REQUEST_LIMIT, REQUESTS_LIMIT
 from agent.serve.rpc.latest import Latest
-from agent.serve.rpc.server import CONNECTION_LIMIT, Server
+from agent.serve.rpc.server import CONNECTION_LIMIT, REQUEST_COUNT_LIMIT, Server
 from agent.serve.servers import encode_devices
 from agent.serve.sockets import UnixListener
 
 PRIORITY_UPDATE = 0x10
 REFUSED_STREAM = 7
 CANCEL = 8
+ENHANCE_YOUR_CALM = 11
 UNKNOWN_FIELD = b"\x7a\x01x"
 UNIMPLEMENTED = "12"
 
@@ -342,6 +344,53 @@ def test_a_client_that_leaks_connections_is_not_given_more_than_its_share(
         leaked[0].sock.close()
         eventually(lambda: descriptors() == before - 2, "one has left")
         assert still_serves(serving)
+
+
+def test_a_request_that_is_reset_as_it_comes_holds_nothing(serving: Serving) -> None:
+    """What it has sent is given back to the connection, whose window four of these would have filled."""
+    with RawClient(serving.health) as client:
+        for stream in range(1, 81, 2):
+            begun = client.encoded(stream, request_headers()) + frame(DATA, 0, stream, bytes(16_000))
+            client.send(begun + frame(RST_STREAM, 0, stream, struct.pack(">I", CANCEL)))
+            if stream % 6 == 5:  # half the window is told as free at once
+                client.next_of(WINDOW_UPDATE, 0)
+        client.call(81)
+        assert listed(client, 81) == ["cpu-node0"]
+
+
+def test_a_client_that_leaks_requests_is_not_given_more_than_its_share(
+    serving: Serving, caplog: pytest.LogCaptureFixture
+) -> None:
+    with contextlib.ExitStack() as stack:
+        clients = [stack.enter_context(RawClient(serving.health)) for _ in range(REQUEST_COUNT_LIMIT // 64)]
+        for client in clients:
+            for stream in range(1, 128, 2):
+                client.call(stream)
+                assert listed(client, stream) == ["cpu-node0"]
+        more = itertools.count(129, 2)
+        assert not any(is_served(clients[0], next(more)) for _ in range(20))
+        (told,) = [record.getMessage() for record in caplog.records]
+        assert told.startswith(f"{serving.health}: {REQUEST_COUNT_LIMIT} requests are open, 1 more refused")
+        serving.publish(device(verified=2))
+        assert listed(clients[-1], 127) == ["cpu-node0"]
+        clients[0].send(frame(RST_STREAM, 0, 1, struct.pack(">I", CANCEL)))
+        eventually(lambda: is_served(clients[0], next(more)), "there is room for one")
+        assert not is_served(clients[0], next(more))
+    with RawClient(serving.health) as client:
+        streams = itertools.count(1, 2)
+        for _ in range(64):
+            eventually(lambda: is_served(client, next(streams)), "the others have left")
+
+
+def is_served(client: RawClient, stream: int) -> bool:
+    """Whether the server answers a request, and does not refuse it as one too many."""
+    client.call(stream)
+    while (found := client.next_frame()) is not None:
+        if found[2] == stream and found[0] == RST_STREAM:
+            assert struct.unpack(">I", found[3]) == (ENHANCE_YOUR_CALM,)
+        if found[2] == stream:
+            return found[0] != RST_STREAM
+    raise EOFError("the connection ended")
 
 
 def test_random_frames_end_nothing_but_their_own_connection(serving: Serving) -> None:

@@ -81,7 +81,11 @@ class RawClient:
 
     def headers(self, stream: int, headers: list[Header], *, flags: int = END_HEADERS) -> None:
         """Sends a HEADERS frame."""
-        self.send(frame(HEADERS, flags, stream, self._encoder.encode(headers)))
+        self.send(self.encoded(stream, headers, flags=flags))
+
+    def encoded(self, stream: int, headers: list[Header], *, flags: int = END_HEADERS) -> bytes:
+        """A HEADERS frame, to be sent before any other is encoded."""
+        return frame(HEADERS, flags, stream, self._encoder.encode(headers))
 
     def call(self, stream: int = 1, path: str = V1) -> None:
         """Opens a health stream as the kubelet does: headers, the empty message, half-close."""

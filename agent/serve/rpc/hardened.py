@@ -12,8 +12,9 @@ Everything that needs grpclib's or h2's private parts is in these four. They wer
   stream had ended (None where a request should be), and begun in a hundred streams of each connection;
 * a request that failed before its handler ran got no answer, and one for an unknown method an
   answer that grpclib's own client does not take, for want of a content-type;
+* one that was reset in the moment in which it came was kept for as long as its connection;
 * a peer that reads nothing kept a closing connection, and its descriptor, open for ever;
-* any number of connections was taken, until there were no descriptors left for anybody;
+* any number of connections and requests was taken, until there were no descriptors left for anybody;
 * closing the server told the clients nothing, left connections open, and from Python 3.12 hung.
 """
 

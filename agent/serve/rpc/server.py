@@ -22,6 +22,8 @@ from agent.serve.rpc.seldom import Seldom
 CONNECTION_LIMIT: Final = 128
 """How many connections one socket serves at a time. The kubelet holds one, and 64 readers are many;
 four full sockets take half of the 1,024 descriptors that a process has by default."""
+REQUEST_COUNT_LIMIT: Final = 1024
+"""How many requests one socket has open at a time, in all its connections: 15 KiB each while they wait."""
 
 log = logging.getLogger(__name__)
 
@@ -73,14 +75,38 @@ class _Handler(server.Handler):
 
     _refusal: GRPCError | None = None
 
+    def __init__(self, owner: "Server", mapping: dict[str, Any], codec: Any, dispatch: Any) -> None:
+        super().__init__(mapping, codec, None, dispatch)
+        self._owner = owner
+
     def accept(self, stream: protocol.Stream, headers: Headers, release_stream: Callable[[], None]) -> None:
         if self._refusal is not None:
             stream.reset_nowait(ErrorCodes.REFUSED_STREAM)  # gRPC: UNAVAILABLE, and safe to repeat
             release_stream()
             return
+        if not self._owner.admit_request(stream._transport):
+            stream.reset_nowait(ErrorCodes.ENHANCE_YOUR_CALM)  # gRPC: RESOURCE_EXHAUSTED
+            release_stream()
+            return
         known = [(name, _tenable(value) if name == "grpc-timeout" else value)
                  for name, value in headers if name in _REQUEST_HEADERS]  # fmt: skip
-        super().accept(stream, known, partial(_release, stream, release_stream))
+        super().accept(stream, known, _nothing)
+        # Not by grpclib, in the task: one that is cancelled before it begins runs nothing.
+        self._tasks[stream].add_done_callback(partial(self._release, stream, release_stream))
+
+    def cancel(self, stream: protocol.Stream) -> None:
+        """Ends a request that its client has reset; one that has ended already is released just now."""
+        if stream in self._tasks:
+            super().cancel(stream)
+
+    def _release(self, stream: protocol.Stream, release_stream: Callable[[], None], _: object) -> None:
+        """Makes room, and resets what was left without an answer, so that no client waits for one."""
+        assert isinstance(stream, Stream)
+        self._owner.requests -= 1
+        stream.give_back()
+        if stream.closable:
+            stream.reset_nowait()
+        release_stream()
 
     def refuse(self, error: GRPCError) -> list["asyncio.Task[None]"]:
         """Ends every request with ``error`` in its trailers, takes no more; returns those that end."""
@@ -102,13 +128,12 @@ def _tenable(timeout: str) -> str:
     return timeout if decode_timeout(timeout) >= LEAST_S else f"{LEAST_S * 1000:.0f}m"
 
 
-def _release(stream: protocol.Stream, release_stream: Callable[[], None]) -> None:
-    """Makes room, and resets what was left without an answer, so that no client waits for one."""
-    assert isinstance(stream, Stream)
-    stream.give_back()
-    if stream.closable:
-        stream.reset_nowait()
-    release_stream()
+def _where(transport: asyncio.BaseTransport) -> str:
+    return str(transport.get_extra_info("sockname"))
+
+
+def _nothing() -> None:
+    """What grpclib may do with a stream when its request ends."""
 
 
 class Server(server.Server):
@@ -127,24 +152,36 @@ class Server(server.Server):
         self.stream_class = stream_class
         self.room = Room()
         self.connections: set[_ServerProtocol] = set()
+        self.requests = 0
+        """Those that are answered now, or told of every change."""
         self.stopping = False
-        self._complaints = Seldom()
+        self._closed, self._refused = Seldom(), Seldom()
 
     def _protocol_factory(self) -> _ServerProtocol:
-        handler = _Handler(self._mapping, self._codec, None, self.__dispatch__)
+        handler = _Handler(self, self._mapping, self._codec, self.__dispatch__)
         return _ServerProtocol(handler, self._config, self)
 
     def admit(self, connection: _ServerProtocol) -> bool:
         """Counts a new connection in, and says whether it may stay."""
         full = len(self.connections) >= CONNECTION_LIMIT
         self.connections.add(connection)  # one that may not stay is here until it is lost, too
-        if full and (count := self._complaints.count()):
-            where = connection.transport.get_extra_info("sockname")
+        if full and (count := self._closed.count()):
             log.warning(
                 "%s: %d connections are open, %d more closed at once; does a client leak them?",
-                where, CONNECTION_LIMIT, count,
+                _where(connection.transport), CONNECTION_LIMIT, count,
             )  # fmt: skip
         return not (full or self.stopping)  # stopping: accepted before the server stopped, made after it
+
+    def admit_request(self, transport: asyncio.Transport) -> bool:
+        """Counts a new request in, unless there are too many."""
+        full = self.requests >= REQUEST_COUNT_LIMIT
+        self.requests += not full
+        if full and (count := self._refused.count()):
+            log.warning(
+                "%s: %d requests are open, %d more refused; does a client leak them?",
+                _where(transport), REQUEST_COUNT_LIMIT, count,
+            )  # fmt: skip
+        return not full
 
     async def listen(self, sock: socket.socket) -> None:
         """Serves the bound socket from now on. The socket's file stays the caller's to remove.
