@@ -90,7 +90,7 @@ void dh_gpu_forget(struct dh_gpu_slot *s)
             g->code[f] = (uint16_t)s->status;
     memset(g->valid, 0, sizeof(g->valid));
     memset(g->value, 0, sizeof(g->value));
-    s->settled = s->same = false;
+    s->same = false;
 }
 
 /* What a rule may look at whatever the table of wakes says. */

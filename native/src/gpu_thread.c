@@ -8,7 +8,7 @@
 
 #include "gpus.h"
 
-/* Ask anew for what this GPU did not have: it may have been reset, or partitioned. */
+/* Ask anew for all, and for what this GPU did not have: it may have been reset, or partitioned. */
 static void wake_fields(struct dh_gpu_slot *s)
 {
     memset(s->asleep_ns, 0, sizeof(s->asleep_ns));
@@ -146,7 +146,6 @@ static void finish(struct dh_gpu_slot *s)
 static void gone_back(struct dh_gpu_slot *s)
 {
     memcpy(&s->work, &s->pub, DH_GPU_PART);
-    s->settled = false;
 }
 
 static void pass(struct dh_gpu_slot *s)
@@ -210,7 +209,7 @@ bool dh_gpu_turn(struct dh_gpu_slot *s)
         return false;
     s->now_ns = s->called_ns = dh_tick_ns();
     s->status = NVML_SUCCESS;
-    s->dead = s->same = false;
+    s->dead = false;
     if (entered == DH_ENTER_OPEN) {
         pass(s);
         dh_gate_leave(s->w, &s->caller);

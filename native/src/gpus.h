@@ -98,8 +98,8 @@ struct dh_gpu_slot {
     bool slow, dead;               /* this pass reads the slow fields; no call of this pass can answer */
     nvmlReturn_t status;           /* of this pass */
     bool quiet;                    /* this pass is a fast one, and no reading of it failed */
-    bool settled;                  /* the last was, so this one asks the same */
-    bool same;                     /* and no answer was another one */
+    bool settled;                  /* the last that read anything was, so this one asks the same */
+    bool same;                     /* and its record holds nothing new: who writes there, clears it */
     uint64_t due[DH_GPU_WORDS];    /* fields that this pass asks for */
     uint64_t asleep_ns[DH_GPU_FIELD_NUM]; /* since when a field is not asked for, being unsupported */
     uint64_t links;                /* bit set of links that answer */

@@ -98,6 +98,24 @@ static void after_a_failure_every_answer_is_taken(void)
     gx_stop(&g);
 }
 
+/* Of a pass that asked what the last one did: no answer of its readings was another one. */
+static void a_gpu_that_is_lost_in_the_last_call_of_a_quiet_pass_is_forgotten(void)
+{
+    struct gx g = alone("profile h100 gpus=1\ngpu 0 mig on\n" /* asked for until it is answered */
+                        "gpu 0 fail nvmlDeviceGetMigDeviceHandleByIndex 999");
+
+    for (int i = 0; i < SETTLING; i++)
+        dh_gpus_pass(g.w);
+    CHECK_INT(gx_value(&g, 0, DH_GPU_TEMP), 33);
+    gx_tell(&g, "gpu 0 fail nvmlDeviceGetMigDeviceHandleByIndex %d", NVML_ERROR_GPU_IS_LOST);
+    dh_gpus_pass(g.w);
+    CHECK_INT(gx_gpu(&g, 0)->status, NVML_ERROR_GPU_IS_LOST);
+    for (uint32_t f = 0; f < DH_GPU_FIELD_NUM; f++)
+        CHECK_INT(gx_value(&g, 0, f), -1);
+    CHECK_INT(gx_gpu(&g, 0)->code[DH_GPU_TEMP], NVML_ERROR_GPU_IS_LOST);
+    gx_stop(&g);
+}
+
 /* Time passes for the GPU's thread, that is for its notes of when it last did something. */
 static void elapse(struct gx *g, uint64_t ns)
 {
@@ -255,6 +273,7 @@ int main(void)
     a_pass_reads_what_is_there_now();
     one_answer_that_changes_among_equal_ones_is_taken();
     after_a_failure_every_answer_is_taken();
+    a_gpu_that_is_lost_in_the_last_call_of_a_quiet_pass_is_forgotten();
     a_pass_that_comes_a_little_early_reads_the_slow_fields_all_the_same();
     a_link_that_fails_at_first_is_found_as_soon_as_it_answers();
     a_link_that_was_not_there_is_asked_for_now_and_then();
