@@ -234,6 +234,15 @@ def test_a_part_that_is_named_a_moment_later_explains_it() -> None:
     assert node.told() == {}
 
 
+def test_what_was_explained_stays_so_for_as_long_as_it_would_be_told() -> None:
+    node = Node()
+    node.write("EDAC MC0: 1 CE memory read error on DIMM_A1 (channel:1)")
+    node.now_s += 9
+    node.write(LOGGED)
+    node.now_s += DAY_S - 1  # the part's line is no longer of this day, the other still is
+    assert node.told() == {}
+
+
 def test_parts_that_go_on_to_make_errors_still_explain_the_first() -> None:
     node = Node()
     edac = "EDAC MC0: 1 CE memory read error on DIMM_A1 (channel:1)"

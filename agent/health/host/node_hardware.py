@@ -10,28 +10,13 @@ from agent.health.catalogue import Rule
 from agent.health.host.node_view import CORRECTED_WINDOW_S, NodeView
 from agent.health.host.node_words import HELD_S, LASTING_HELD_S, lines_of, named
 from agent.health.klog.silence import silence
-from agent.health.klog.values import LogCode, LogFact
+from agent.health.klog.values import LogCode
 from agent.health.rules import Answer, Unevaluated
 from agent.health.words import duration
 from agent.model.health import Blame, Finding, Severity
-from agent.model.time import NS
 
 CORRECTED_ERRORS: Final = 100
 """Nobody publishes a limit. A sound link has some in a day; one that sheds more than one a minute is bad."""
-RELATED_NS: Final = 10 * NS
-"""The lines of one error come together, but from several places in the kernel."""
-
-_PARTS: Final = (
-    LogCode.MACHINE_CHECK,
-    LogCode.MACHINE_CHECK_CORRECTED,
-    LogCode.EDAC_CORRECTED,
-    LogCode.EDAC_UNCORRECTED,
-    LogCode.MEMORY_FAILURE,
-    LogCode.AER_CORRECTED,
-    LogCode.AER_NONFATAL,
-    LogCode.AER_FATAL,
-)
-"""Lines that say which part has an error, if only that it is memory."""
 _PCI_WORDS: Final = {LogCode.AER_FATAL: "fatal error", LogCode.AER_NONFATAL: "uncorrected error"}
 
 
@@ -83,7 +68,7 @@ def pci_corrected(view: NodeView) -> Answer:
         often = f"at least {CORRECTED_ERRORS} in {duration(CORRECTED_WINDOW_S)}"
         evidence = f"corrected PCIe errors: {often}, of {named([fact.place for fact in facts])}"
         return Finding("node.pci.corrected", Severity.INFO, evidence)
-    if view.log.of(LogCode.AER_CORRECTED) and grown.span_s < CORRECTED_WINDOW_S:
+    if grown.span_s < CORRECTED_WINDOW_S:
         return Unevaluated(f"needs {duration(CORRECTED_WINDOW_S)} of history")
     return silence(view.log_state)
 
@@ -93,29 +78,14 @@ def machine_check(view: NodeView) -> Answer:
 
     Source: lines of the kernel log, of machine checks and of firmware.
     """
-    uncorrected = _unexplained(view, LogCode.HARDWARE_ERROR)
+    uncorrected = [fact for fact in view.unexplained if fact.code is LogCode.HARDWARE_ERROR]
     if uncorrected:
         evidence = f"an uncorrected error of a part that is not named; {lines_of(uncorrected)}"
         return Finding("node.machine_check", Severity.DEGRADED, evidence)
-    corrected = _unexplained(view, LogCode.HARDWARE_ERROR_CORRECTED, LogCode.MACHINE_CHECK_CORRECTED)
-    if corrected:
-        evidence = f"errors of a part that is not named; {lines_of(corrected)}"
+    if view.unexplained:
+        evidence = f"errors of a part that is not named; {lines_of(view.unexplained)}"
         return Finding("node.machine_check", Severity.INFO, evidence)
     return silence(view.log_state)
-
-
-def _unexplained(view: NodeView, *codes: LogCode) -> list[LogFact]:
-    parts = [fact for fact in view.log.of(*_PARTS) if fact.place or fact.code is LogCode.MEMORY_FAILURE]
-    return [
-        fact
-        for fact in view.recent(LASTING_HELD_S, *codes)
-        if not fact.place and not any(_together(fact, part) for part in parts)
-    ]
-
-
-def _together(one: LogFact, other: LogFact) -> bool:
-    last_ns = one.last.mono_ns
-    return other.first.mono_ns - RELATED_NS <= last_ns <= other.last.mono_ns + RELATED_NS
 
 
 HARDWARE_RULES: Final = (

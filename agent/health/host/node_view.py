@@ -1,6 +1,6 @@
 """The node as the rules see it that are about no device, and what is remembered for that."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
@@ -17,17 +17,40 @@ from agent.model.time import NS, Instant
 
 CORRECTED_WINDOW_S: Final = 3600
 WINDOWS_S: Final = (HELD_S, CORRECTED_WINDOW_S, LASTING_HELD_S)
+RELATED_NS: Final = 10 * NS
+"""The lines of one error come together, but from several places in the kernel."""
+
+_OF_SOME_PART: Final = (
+    LogCode.HARDWARE_ERROR,
+    LogCode.HARDWARE_ERROR_CORRECTED,
+    LogCode.MACHINE_CHECK_CORRECTED,
+)
+"""Lines that need not name a part."""
+_PARTS: Final = (
+    LogCode.MACHINE_CHECK,
+    LogCode.MACHINE_CHECK_CORRECTED,
+    LogCode.EDAC_CORRECTED,
+    LogCode.EDAC_UNCORRECTED,
+    LogCode.MEMORY_FAILURE,
+    LogCode.AER_CORRECTED,
+    LogCode.AER_NONFATAL,
+    LogCode.AER_FATAL,
+)
+"""Lines that say which part has an error, if only that it is memory."""
+_NONE_CORRECTED: Final = Growth(0, float(CORRECTED_WINDOW_S))
 
 
 class NodeView(NamedTuple):
     """What the kernel log says, and how tasks fare."""
 
-    log: LogPast
     log_state: SourceState
     young: Mapping[int, tuple[LogFact, ...]]
     """By each of ``WINDOWS_S``, facts of which a line came so lately, oldest first."""
     corrected: Growth
-    """Lines about PCIe errors that were corrected, within ``CORRECTED_WINDOW_S``; 0: there were none."""
+    """Lines about PCIe errors that were corrected, within ``CORRECTED_WINDOW_S``. Of none nothing is awaited:
+    0 in all of it."""
+    unexplained: tuple[LogFact, ...]
+    """Hardware errors of the last ``LASTING_HELD_S`` of which no line of that time says in which part."""
     stalls: Mapping[str, Growth]
     """By resource, ``cpu``, ``memory`` and ``io``: how long tasks waited within the window [us]."""
     limits: HostLimits
@@ -68,16 +91,34 @@ def view_node(past: NodePast, log: LogPast, snapshot: Snapshot, settings: Settin
     """What the rules are shown; ``past`` and ``log`` are those after this look."""
     limits, facts = settings.host, log.of(*LogCode)
     has_corrected = any(fact.code is LogCode.AER_CORRECTED for fact in facts)
+    young = {
+        seconds: tuple(fact for fact in facts if fact.last.mono_ns > now.mono_ns - seconds * NS)
+        for seconds in WINDOWS_S
+    }
     return NodeView(
-        log=log,
         log_state=reader_state(snapshot.log),
-        young={
-            seconds: tuple(fact for fact in facts if fact.last.mono_ns > now.mono_ns - seconds * NS)
-            for seconds in WINDOWS_S
-        },
-        corrected=growth(past.corrected, CORRECTED_WINDOW_S) if has_corrected else Growth(0, 0.0),
+        young=young,
+        corrected=growth(past.corrected, CORRECTED_WINDOW_S) if has_corrected else _NONE_CORRECTED,
+        unexplained=tuple(_unexplained(young[LASTING_HELD_S], facts)),
         stalls={
             name: stalled(past.stalls, snapshot.machine, name, limits.pressure_window_s) for name in RESOURCES
         },
         limits=limits,
     )
+
+
+def _unexplained(young: Iterable[LogFact], facts: Iterable[LogFact]) -> Iterator[LogFact]:
+    named = [fact for fact in facts if fact.code in _PARTS and _names_part(fact)]
+    for fact in young:
+        is_open = fact.code in _OF_SOME_PART and not fact.place
+        if is_open and not any(_together(fact, part) for part in named):
+            yield fact
+
+
+def _names_part(fact: LogFact) -> bool:
+    return bool(fact.place) or fact.code is LogCode.MEMORY_FAILURE
+
+
+def _together(one: LogFact, other: LogFact) -> bool:
+    last_ns = one.last.mono_ns
+    return other.first.mono_ns - RELATED_NS <= last_ns <= other.last.mono_ns + RELATED_NS
