@@ -53,7 +53,7 @@ if TYPE_CHECKING:
     from agent.driver.link import Link
 
 SWITCH_INTERVAL_S: Final = 0.0005  # a busy thread delays the core by one of these; Python's default is 5 ms
-ASIDE_S: Final = 0.001  # Python, and a CPU, are for those who tell of a report: what else there is can wait
+ASIDE_S: Final = 0.001
 END_S: Final = 1.7  # from SIGTERM to exit it is less than 2 s, whatever hangs
 IO_STOP_S: Final = 0.9
 LEAST_S: Final = 0.05  # what each part has to end, even if one before it hangs and took all the time
@@ -131,7 +131,7 @@ def _serve(config: Config, on_report: Callable[[Report], None] | None) -> Sequen
         if latest.is_taken():
             waiting_since_ns = report.at.mono_ns
         links.take(report, report.at)
-        time.sleep(ASIDE_S)
+        step_aside()
         pods.take(report)
         if on_report:
             on_report(report)
@@ -227,6 +227,11 @@ class _Failure:
         await self._event.wait()
         assert self._error is not None
         raise self._error
+
+
+def step_aside() -> None:
+    """Python, and a CPU, are for those who tell of a report: what else the Trio thread has to do can wait."""
+    time.sleep(ASIDE_S)
 
 
 @contextmanager

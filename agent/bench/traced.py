@@ -26,7 +26,7 @@ from agent.assembly import NODE_STOP_S, open_sampler, settings_of
 from agent.clocks import read_clocks
 from agent.config import Config, load
 from agent.core import Core, Timing
-from agent.daemon import ASIDE_S, SWITCH_INTERVAL_S
+from agent.daemon import SWITCH_INTERVAL_S, step_aside
 from agent.model.health import DeviceHealth
 from agent.model.report import Report
 from agent.model.snapshot import Snapshot
@@ -66,7 +66,7 @@ class Traced:
         """From the core to the asyncio thread."""
         self._under_way = self._stamps | {"decided": time.monotonic_ns()}
         self.latest.publish(report)
-        time.sleep(ASIDE_S)
+        step_aside()
 
     def encode(self, devices: Sequence[DeviceHealth], extra_s: int) -> list[bytes]:
         """The message, and a line that tells of it when it is sent. In the asyncio thread."""
