@@ -20,8 +20,9 @@ from wire.plugin import Kubelet, claim
 from wire.serving import device, eventually, report
 
 from agent.errors import Busy, ConfigError, PermissionDenied
+from agent.model.sockets import PATH_LIMIT
 from agent.serve.plugin_paths import plugin_paths
-from agent.serve.sockets import PATH_LIMIT, UnixListener
+from agent.serve.sockets import UnixListener
 
 KUBELET_DIR = Path("/var/lib/kubelet")
 UID = "0f3c2a9e-8d41-4f0b-9c55-1e2d3c4b5a69"

@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator
 from typing import Final
 
 from agent.conform.observed import V1, V1ALPHA1, Answer, Info, Observed, Registration
-from agent.conform.serving import PATH_LIMIT
 from agent.conform.verdicts import (
     Judgement,
     Verdict,
@@ -22,6 +21,7 @@ from agent.conform.verdicts import (
     warned,
     worst,
 )
+from agent.model.sockets import PATH_LIMIT
 
 PLUGIN_TYPE: Final = "DRAPlugin"
 PLUGIN_SERVICES: Final = ("v1.DRAPlugin", "v1beta1.DRAPlugin")

@@ -8,9 +8,8 @@ from typing import Final
 from agent.conform.observed import V1, V1ALPHA1, Observed, Stream, Watch
 from agent.conform.telling import differences, is_ours, known_at, lists_of, name_of, over_streams, tellings
 from agent.conform.verdicts import Judgement, count, failed, not_run, passed, said, seconds, warned, worst
+from agent.model.sockets import PATH_LIMIT
 
-PATH_LIMIT: Final = 107
-"""sizeof(sockaddr_un.sun_path) less the terminating NUL [bytes]."""
 SOON_S: Final = 1.0
 LATE_S: Final = 5.0
 LISTS_PER_S: Final = 20

@@ -14,10 +14,11 @@ from typing import Any, NamedTuple
 from agent.conform.choice import choose
 from agent.conform.observed import Directory, Endpoint, Introduction, Observed, Registration
 from agent.errors import AgentUnreachable
+from agent.model.sockets import PATH_LIMIT
 from agent.serve.kubelet_calls import Clock, connects
 from agent.serve.kubelet_registry import endpoint_of, introductions, refuse, register
 from agent.serve.kubelet_streams import Heard, Kubelets
-from agent.serve.sockets import GONE, PATH_LIMIT, UNSERVED
+from agent.serve.sockets import GONE, UNSERVED
 
 
 class Wishes(NamedTuple):

@@ -14,10 +14,10 @@ from grpclib.exceptions import GRPCError
 
 from agent.conform.observed import Answer, Endpoint, Info, Introduction, Refusal, Registration
 from agent.errors import PermissionDenied, UsageError
+from agent.model.sockets import PATH_LIMIT
 from agent.serve.kubelet_calls import Clock, ask, connects
 from agent.serve.rpc.codec import Codec
 from agent.serve.rpc.gen.registration_v1 import pluginregistration as wire
-from agent.serve.sockets import PATH_LIMIT
 
 GET_INFO: Final = "/pluginregistration.Registration/GetInfo"
 NOTIFY: Final = "/pluginregistration.Registration/NotifyRegistrationStatus"

@@ -14,7 +14,7 @@ from typing import Final, NamedTuple
 
 from agent.config_values import check_driver
 from agent.errors import ConfigError
-from agent.serve.sockets import PATH_LIMIT
+from agent.model.sockets import PATH_LIMIT
 
 UID_LIMIT: Final = 63
 _UID: Final = re.compile(r"[A-Za-z0-9][-A-Za-z0-9_.]*")

@@ -10,11 +10,9 @@ from pathlib import Path
 from typing import Final
 
 from agent.errors import Busy, ConfigError, PermissionDenied
+from agent.model.sockets import PATH_LIMIT
 
 MODE: Final = 0o660
-
-PATH_LIMIT: Final = 107
-"""sizeof(sockaddr_un.sun_path) less the terminating NUL [bytes]."""
 
 BACKLOG: Final = 100
 
