@@ -27,7 +27,7 @@ ROWS: Final = {rule.code: rule for rule in (*CPU_RULES, *DECLARED_CPU_RULES)}
 NO_FILE: Final = Missing(Absence.UNREADABLE, 2)
 MINUTE: Final = 60
 DAY: Final = 86_400
-PRESSURE: Final = PressureSample(ABSENT, ABSENT, ABSENT, 0)
+PRESSURE: Final = PressureSample(ABSENT, ABSENT, ABSENT)
 NOTHING: Final = (ABSENT, ABSENT, ABSENT, ABSENT)
 
 

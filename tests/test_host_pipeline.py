@@ -63,7 +63,7 @@ class HostNode(PaperNode):
             dimms=(DimmSample(0, None, "skx", "", 0, 0),),
             numa=(NumaSample(0, 1 << 24, 0, 128, 0),),
             cores=tuple(CoreSample(cpu, cpu, 0, 3_000_000, 3_000_000, 0) for cpu in (0, 1)),
-            pressure=PressureSample(0, 0, 0, 0),
+            pressure=PressureSample(0, 0, 0),
             nodes_online=0b1,
             nodes_memory=0b1,
             corrupted_kib=0,
@@ -229,7 +229,7 @@ cores: Final = st.builds(
     readings,
     readings,
 )
-pressures: Final = st.builds(PressureSample, readings, readings, readings, st.just(0))
+pressures: Final = st.builds(PressureSample, readings, readings, readings)
 functions: Final = st.builds(
     PciSample,
     st.sampled_from([NIC, OTHER_NIC]),

@@ -118,7 +118,7 @@ class PaperMemory:
                 cores=tuple(
                     CoreSample(cpu, cpu, package, *[ABSENT] * 3) for cpu, package in self.packages.items()
                 ),
-                pressure=PressureSample(ABSENT, ABSENT, ABSENT, 0),
+                pressure=PressureSample(ABSENT, ABSENT, ABSENT),
                 nodes_online=self.online,
                 nodes_memory=self.having,
                 corrupted_kib=self.corrupted_kib,

@@ -92,7 +92,6 @@ def test_real_memory_pressure_wakes_between_passes(tmp_path: Path) -> None:
         first = read(machine).pressure
         own = own_trigger("memory")
         try:
-            assert first.triggers == 2
             was = totals("memory")[1]
             with memory_pressure(tmp_path):
                 begun = time.monotonic()

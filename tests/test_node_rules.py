@@ -79,9 +79,7 @@ class Node:
         log = LogSample(
             tuple(self.lines.values()), self._source("kmsg", self.log_state or SourceState.ABSENT)
         )
-        pressure = PressureSample(
-            self.waited["cpu_some"], self.waited["memory_full"], self.waited["io_full"], triggers=0
-        )
+        pressure = PressureSample(self.waited["cpu_some"], self.waited["memory_full"], self.waited["io_full"])
         source = self._source("pressure", SourceState.OK)
         machine = MachineSample((), (), (), pressure, ABSENT, ABSENT, ABSENT, ABSENT, ABSENT, (source,))
         return Snapshot(

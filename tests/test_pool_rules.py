@@ -186,7 +186,7 @@ def after(seconds: float) -> Instant:
 
 
 def snapshot(*pools: PoolSample, failed: Reading = 0, files: tuple[DeclaredFile, ...] = ()) -> Snapshot:
-    nothing = PressureSample(ABSENT, ABSENT, ABSENT, 0)
+    nothing = PressureSample(ABSENT, ABSENT, ABSENT)
     machine = MachineSample((), (), (), nothing, 0b1, 0b1, 0, failed, ABSENT, ())
     return Snapshot(seq=1, cpus=cpus_sample(), pools=pools, machine=machine, declared=files)
 

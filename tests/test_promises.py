@@ -49,7 +49,7 @@ DEVICES: Final[dict[str, What]] = {
     "magic": DeclaredOther(),
 }
 MACHINE: Final = MachineSample(
-    (), (NumaSample(0, 1 << 24, 0, 128, 0),), (), PressureSample(0, 0, 0, 0), 1, 1, 0, 0, ABSENT, ()
+    (), (NumaSample(0, 1 << 24, 0, 128, 0),), (), PressureSample(0, 0, 0), 1, 1, 0, 0, ABSENT, ()
 )
 QUOTA: Final = PodFinding(
     POD, "main", "cgroup.lower", "cpu quota: 400000 us, expected 900000 us", "", Resource.CPU

@@ -180,9 +180,8 @@ class GpuSample:
     """How often a handle was had: it grows when a lost GPU is found again, and when the driver came anew."""
     overdue: int = 0
     failures: int = 0
-    probe_ns: int = 0
     probe_p50_ns: int = 0
-    """Median time of the last 15 readings of its fields [ns]."""
+    """Median time of the last 15 readings of its fields; 0: none was answered [ns]."""
     readings: Mapping[GpuField, Reading] = field(default_factory=dict)
     """Every field; a field that is not there counts as never read."""
     links: int = 0

@@ -59,8 +59,6 @@ class PressureSample(NamedTuple):
     """Some waited; of the next two, all did."""
     memory_full: Reading
     io_full: Reading
-    triggers: int
-    """Triggers that the kernel granted; where it grants none, pressure is seen when it is read next."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,7 +33,7 @@ _ERRNO_CODE: Final = 4096
 _HEAD_SIZE: Final = ffi.sizeof("struct dh_gpus")
 _GPU_SIZE: Final = ffi.sizeof("struct dh_gpu")
 
-_LIFE: Final = struct.Struct("=IIiI11Q")
+_LIFE: Final = struct.Struct("=IIiI10Q")
 _READINGS: Final = struct.Struct(f"={2 * _WORDS}Q{_FIELD_NUM}Q{_FIELD_NUM}H")
 _LINKS: Final = struct.Struct(f"={lib.DH_LINK_MAX}Q")
 _IDENTITY: Final = struct.Struct("=48s24s96s32s")
@@ -223,9 +223,8 @@ class GpuDecoder:
             slow_passes=life[8],
             failures=life[9],
             overdue=life[10],
-            probe_ns=life[11],
-            probe_p50_ns=life[12],
-            handles=life[13],
+            probe_p50_ns=life[11],
+            handles=life[12],
             readings=self._part(data, slot, "readings"),
             links=record.links,
             link_errors=self._part(data, slot, "link_errors"),

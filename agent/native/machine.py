@@ -153,7 +153,6 @@ class Decoder:
                 cpu_some=one(head.psi_cpu_some_us, lib.DH_PSI_CPU),
                 memory_full=one(head.psi_memory_full_us, lib.DH_PSI_MEMORY),
                 io_full=one(head.psi_io_full_us, lib.DH_PSI_IO),
-                triggers=head.triggers,
             ),
             nodes_online=one(head.nodes_online, lib.DH_NODES_ONLINE),
             nodes_memory=one(head.nodes_memory, lib.DH_NODES_MEMORY),

@@ -432,7 +432,6 @@ struct dh_machine_head {
     uint64_t psi_cpu_some_us;
     uint64_t psi_memory_full_us;
     uint64_t psi_io_full_us;
-    uint64_t triggers; /* of pressure, that the kernel granted */
     uint64_t wakes;
     uint64_t reads;    /* read(2) and pread(2) calls since start */
     struct dh_source source[DH_MACHINE_SOURCE_NUM]; /* err_field is an enum dh_machine_field */
@@ -682,9 +681,8 @@ struct dh_gpu {
     uint64_t slow_passes;
     uint64_t failures;   /* passes whose status was not 0 */
     uint64_t overdue;    /* calls that missed their deadline */
-    uint64_t probe_ns;   /* how long the last pass' nvmlDeviceGetFieldValues took, in whole ticks of 1 to 10 ms;
-                            1 if it took none, 0 if it was never answered */
-    uint64_t probe_p50_ns; /* median of the last 15 */
+    uint64_t probe_p50_ns; /* how long nvmlDeviceGetFieldValues takes, in whole ticks of 1 to 10 ms: median of the
+                              last 15; 1 if it takes none, 0 if it was never answered */
     uint64_t handles;    /* how often a handle was had: 1 at start; grows when a lost GPU is found again */
     uint64_t calls;      /* of NVML, since start */
     uint64_t valid[DH_GPU_WORDS];

@@ -127,7 +127,7 @@ static void probe(struct dh_gpu_slot *s, uint64_t took_ns)
 
     if (*oldest != took_ns)
         resort(sorted, n, *oldest, took_ns);
-    *oldest = s->work.probe_ns = took_ns;
+    *oldest = took_ns;
     s->work.probe_p50_ns = sorted[n / 2];
 }
 

@@ -82,19 +82,11 @@ static int trigger_open(const struct dh_machine *m, int which)
     return -1;
 }
 
-static void triggers_count(struct dh_machine *m)
-{
-    m->work.head.triggers = 0;
-    for (int i = 0; i < DH_MACHINE_TRIGGERS; i++)
-        m->work.head.triggers += m->trigger[i] >= 0;
-}
-
 void dh_machine_pressure_pass(struct dh_machine *m)
 {
     for (int i = 0; m->rare && i < DH_MACHINE_TRIGGERS; i++)
         if (m->trigger[i] < 0 && files[i].line == FULL)
             m->trigger[i] = trigger_open(m, i);
-    triggers_count(m);
     all_read(m);
 }
 
@@ -103,7 +95,6 @@ bool dh_machine_pressure_fired(struct dh_machine *m, int which, short revents)
     if (revents & (POLLERR | POLLNVAL)) { /* it would not keep silent; the next rare pass asks for another */
         close(m->trigger[which]);
         m->trigger[which] = -1;
-        triggers_count(m);
         return false;
     }
     all_read(m);

@@ -24,7 +24,7 @@ static void every_gpu_is_read(void)
         CHECK_U64(gpu->links, 18);
         CHECK_STR(gpu->name, "NVIDIA H100 80GB HBM3");
         CHECK(strlen(gpu->uuid) == 40 && strlen(gpu->bus) == 12);
-        CHECK(gpu->probe_ns > 0 && gpu->probe_p50_ns > 0);
+        CHECK(gpu->probe_p50_ns > 0);
     }
     CHECK_INT(gx_value(&g, 0, DH_GPU_TEMP), 33);
     CHECK_INT(gx_value(&g, 1, DH_GPU_TEMP), 71);
