@@ -7,7 +7,6 @@ from typing import Final
 import pytest
 from paper import ABSENT, EIO, cpus_sample
 
-from agent.health.catalogue import Rule
 from agent.health.host.node import NODE_RULES
 from agent.health.host.node_view import NodePast, NodeView, remember_node, view_node
 from agent.health.klog.latch import remember_log
@@ -47,6 +46,7 @@ class Node:
         self.now_s = 100_000.0
         self.log_state: SourceState | None = SourceState.OK
         self.lines: dict[str, LogLine] = {}
+        self.lost = 0
         self.waited: dict[str, Reading] = {"cpu_some": 0, "memory_full": 0, "io_full": 0}
         self.machine = True
         self.log = LogPast()
@@ -76,9 +76,8 @@ class Node:
         return Instant(int(self.now_s * NS), self.now_s)
 
     def snapshot(self) -> Snapshot:
-        log = LogSample(
-            tuple(self.lines.values()), self._source("kmsg", self.log_state or SourceState.ABSENT)
-        )
+        source = self._source("kmsg", self.log_state or SourceState.ABSENT)
+        log = LogSample(tuple(self.lines.values()), source, self.lost)
         pressure = PressureSample(self.waited["cpu_some"], self.waited["memory_full"], self.waited["io_full"])
         source = self._source("pressure", SourceState.OK)
         machine = MachineSample((), (), (), pressure, ABSENT, ABSENT, ABSENT, ABSENT, ABSENT, (source,))
@@ -278,6 +277,26 @@ def test_what_was_told_is_known_though_the_log_cannot_be_read_any_more() -> None
     assert list(node.told()) == ["node.nvme"]
 
 
+# --- what nobody read ---------------------------------------------------------------------------------------
+
+
+def test_records_that_nobody_read_are_told_for_a_day_after_the_last() -> None:
+    node = Node()
+    node.lost = 1
+    evidence = "1 record of the kernel log, overwritten before the agent could read"
+    assert node.answer("node.log.lost") == Finding("node.log.lost", Severity.INFO, evidence)
+    node.now_s += DAY_S - 1
+    node.lost = 40
+    evidence = "at least 10 records of the kernel log, overwritten before the agent could read"
+    assert node.told() == {"node.log.lost": evidence}
+    node.log_state = SourceState.FAILING  # is no proof that they were read after all
+    node.now_s += DAY_S - 1
+    assert node.told() == {"node.log.lost": evidence}
+    node.log_state = SourceState.OK
+    node.now_s += 1
+    assert node.answer("node.log.lost") is FINE
+
+
 # --- errors that were corrected, a rate ---------------------------------------------------------------------
 
 
@@ -431,14 +450,14 @@ def test_pressure_that_cannot_be_read_is_unknown(resource: str) -> None:
 # --- the rows -----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("rule", [rule for rule in NODE_RULES if rule.source == "kmsg"], ids=lambda r: r.code)
-def test_the_line_that_a_row_says_to_try_raises_it(rule: Rule) -> None:
-    written = re.search(r"echo '<[0-7]>(.*?)' > /dev/kmsg", rule.try_it)
+@pytest.mark.parametrize("code", [code for code in KMSG_CODES if code != "node.log.lost"])
+def test_the_line_that_a_row_says_to_try_raises_it(code: str) -> None:
+    written = re.search(r"echo '<[0-7]>(.*?)' > /dev/kmsg", RULES[code].try_it)
     assert written is not None
     assert any(match(pattern, written[1]) is not None for pattern in HOST_PATTERNS)
     node = Node()
     node.write(written[1], 100)
-    assert rule.code in node.told()
+    assert code in node.told()
 
 
 def test_looks_change_nothing_in_place() -> None:

@@ -33,5 +33,3 @@ class LogSample:
     """STARTING until everything that the log held was read once; the lines may be some of them till then."""
     lost: int = 0
     """Records that were overwritten before they could be read."""
-    evicted: int = 0
-    """Lines that were forgotten because there were too many different ones."""

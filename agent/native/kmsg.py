@@ -108,7 +108,6 @@ class Kmsg:
             # a container has none, and NVML tells most of what it would
             source=source(head, "kmsg", detail, vital=False),
             lost=head.lost,
-            evicted=head.evicted,
         )
 
 

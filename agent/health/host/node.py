@@ -1,13 +1,15 @@
 """What can be wrong with a node as a whole: notes, for no device is judged by them.
 
-Here is what befalls its tasks; what befalls its hardware is in agent.health.host.node_hardware, and how tasks
-fare in agent.health.host.pressure. CPUs, memory, hugepages and the cgroups of pods have rules of their own.
+Here is what befalls its tasks; what befalls its hardware is in agent.health.host.node_hardware, how tasks
+fare in agent.health.host.pressure, and what nobody could read in agent.health.host.node_log. CPUs, memory,
+hugepages and the cgroups of pods have rules of their own.
 """
 
 from typing import Final
 
 from agent.health.catalogue import Rule
 from agent.health.host.node_hardware import HARDWARE_RULES
+from agent.health.host.node_log import LOG_RULES
 from agent.health.host.node_view import NodeView
 from agent.health.host.node_words import HELD_S, lines_of, named
 from agent.health.host.pressure import PRESSURE_RULES
@@ -97,4 +99,5 @@ NODE_RULES: Final = (
     ),
     *HARDWARE_RULES,
     *PRESSURE_RULES,
+    *LOG_RULES,
 )

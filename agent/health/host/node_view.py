@@ -10,6 +10,7 @@ from agent.health.host.pressure_view import RESOURCES, Stalls, remember_stalls, 
 from agent.health.klog.silence import reader_state
 from agent.health.klog.values import LogCode, LogFact, LogPast
 from agent.health.rules import Growth
+from agent.model.log import LogSample
 from agent.model.settings import HostLimits, Settings
 from agent.model.snapshot import Snapshot
 from agent.model.source import SourceState
@@ -44,6 +45,8 @@ class NodeView(NamedTuple):
     """What the kernel log says, and how tasks fare."""
 
     log_state: SourceState
+    lost: int
+    """Records that nobody could read since the start, if some of them within ``LASTING_HELD_S``; else 0."""
     young: Mapping[int, tuple[LogFact, ...]]
     """By each of ``WINDOWS_S``, facts of which a line came so lately, oldest first."""
     corrected: Growth
@@ -60,10 +63,19 @@ class NodeView(NamedTuple):
         return tuple(fact for fact in self.young[seconds] if fact.code in codes)
 
 
+class Lost(NamedTuple):
+    """Records of the log that were overwritten before they could be read."""
+
+    records: int = 0
+    seen_ns: int = 0
+    """CLOCK_MONOTONIC of the look that found the last of them."""
+
+
 @dataclass(frozen=True, slots=True)
 class NodePast:
     """What the rules of the node compare with."""
 
+    lost: Lost = field(default_factory=Lost)
     stalls: Stalls = field(default_factory=dict)
     corrected: History = ()
     """How many lines had come about PCIe errors that were corrected."""
@@ -74,9 +86,17 @@ def remember_node(
 ) -> NodePast:
     """The past after a look; ``log`` is that after the same look."""
     return NodePast(
+        lost=_lost(past.lost, snapshot.log, now),
         stalls=remember_stalls(past.stalls, snapshot.machine, settings.host.pressure_window_s),
         corrected=_corrected(past.corrected, log, now),
     )
+
+
+def _lost(before: Lost, log: LogSample | None, now: Instant) -> Lost:
+    """The reader counts from its start. There is no telling when between two looks it lost one."""
+    if log is None or log.lost == before.records:
+        return before
+    return Lost(log.lost, now.mono_ns)
 
 
 def _corrected(before: History, log: LogPast, now: Instant) -> History:
@@ -97,6 +117,7 @@ def view_node(past: NodePast, log: LogPast, snapshot: Snapshot, settings: Settin
     }
     return NodeView(
         log_state=reader_state(snapshot.log),
+        lost=past.lost.records if past.lost.seen_ns > now.mono_ns - LASTING_HELD_S * NS else 0,
         young=young,
         corrected=growth(past.corrected, CORRECTED_WINDOW_S) if has_corrected else _NONE_CORRECTED,
         unexplained=tuple(_unexplained(young[LASTING_HELD_S], facts)),
