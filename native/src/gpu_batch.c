@@ -14,7 +14,6 @@ _Static_assert(sizeof(struct dh_answer) == sizeof(nvmlFieldValue_t) - ANSWER &&
 
 static void append(struct dh_gpu_slot *s, uint16_t fi, uint32_t scope)
 {
-    s->batch[s->asked] = (nvmlFieldValue_t){ 0 };
     s->question[s->asked++] = (struct dh_question){ fi, scope };
 }
 
@@ -122,13 +121,12 @@ static void resort(uint64_t *sorted, uint32_t n, uint64_t was, uint64_t is)
 /* Note how long a call took, at least 1, and the median of those not long ago. */
 static void probe(struct dh_gpu_slot *s, uint64_t took_ns)
 {
-    uint64_t *oldest = &s->probe[s->probes++ % DH_PROBES], *sorted = s->sorted;
+    uint64_t *oldest = &s->probe[s->probes++ % DH_PROBES];
     uint32_t n = s->probes < DH_PROBES ? s->probes : DH_PROBES;
 
-    if (*oldest != took_ns)
-        resort(sorted, n, *oldest, took_ns);
+    resort(s->sorted, n, *oldest, took_ns);
     *oldest = took_ns;
-    s->work.probe_p50_ns = sorted[n / 2];
+    s->work.probe_p50_ns = s->sorted[n / 2];
 }
 
 void dh_gpu_batch(struct dh_gpu_slot *s)

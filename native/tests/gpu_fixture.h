@@ -164,6 +164,31 @@ static inline void gx_stop(struct gx *g)
     gx_free(g);
 }
 
+/* ---- one record on its own: no library, no thread ---- */
+
+#define GX_NOW_NS (100000 * DH_NS)
+
+/* As a GPU's thread has it in the middle of a quick pass. Whoever is woken has the watch's count of wakes. */
+static inline struct dh_gpu_slot *gx_slot(const struct dh_gpu_wake *wakes, uint32_t nwakes)
+{
+    struct dh_gpus_options o = gx_options();
+    struct dh_gpu_slot *s = calloc(1, sizeof(*s));
+    int fd = eventfd(0, EFD_CLOEXEC);
+
+    fx_must(s && fd >= 0, "gx_slot");
+    fx_must(!dh_gpus_open(&o, "libnone.so.1", fx_root, wakes, nwakes, fd, &s->w), "dh_gpus_open");
+    close(fd);
+    s->now_ns = s->called_ns = GX_NOW_NS;
+    s->quiet = s->same = true;
+    return s;
+}
+
+static inline void gx_slot_free(struct dh_gpu_slot *s)
+{
+    CHECK_INT(dh_gpus_stop(s->w, 0), 0);
+    free(s);
+}
+
 /* ---- records, read anew each time ---- */
 
 static inline const struct dh_gpus *gx_head(struct gx *g)

@@ -195,34 +195,6 @@ static void a_link_that_was_not_there_is_asked_for_now_and_then(void)
     check_row = "";
 }
 
-static int by_size(const void *a, const void *b)
-{
-    uint64_t x = *(const uint64_t *)a, y = *(const uint64_t *)b;
-
-    return x < y ? -1 : x > y;
-}
-
-static void the_median_is_of_the_last_fifteen_calls(void)
-{
-    struct gx g = alone("profile h100 gpus=1");
-    uint64_t took[3 * DH_PROBES];
-
-    for (uint32_t i = 0; i < 3 * DH_PROBES; i++) {
-        uint32_t n = i + 1 < DH_PROBES ? i + 1 : DH_PROBES;
-        uint64_t last[DH_PROBES];
-
-        if (i) /* from its first pass on it listens */
-            gx_tell(&g, "gpu 0 slow %ums", 3 * (i * 7 % 5));
-        dh_gpus_pass(g.w);
-        took[i] = atomic_load(&g.w->slot[0])->probe[i % DH_PROBES];
-        CHECK(took[i] > 0); /* that would be none, and not less than a tick */
-        memcpy(last, &took[i + 1 - n], n * sizeof(*last));
-        qsort(last, n, sizeof(*last), by_size);
-        CHECK_U64(gx_gpu(&g, 0)->probe_p50_ns, last[n / 2]);
-    }
-    gx_stop(&g);
-}
-
 static void the_floor_makes_the_calls_of_a_quiet_pass_and_no_others(void)
 {
     static const char *const calls[] = { "nvmlDeviceGetFieldValues", "nvmlDeviceGetTemperature",
@@ -277,7 +249,6 @@ int main(void)
     a_pass_that_comes_a_little_early_reads_the_slow_fields_all_the_same();
     a_link_that_fails_at_first_is_found_as_soon_as_it_answers();
     a_link_that_was_not_there_is_asked_for_now_and_then();
-    the_median_is_of_the_last_fifteen_calls();
     the_floor_makes_the_calls_of_a_quiet_pass_and_no_others();
     threads_and_we_do_not_take_turns();
     without_a_library_there_is_nothing_to_call();

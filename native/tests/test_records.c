@@ -1,4 +1,6 @@
 /* Which changes of a record wake the reader, and what a reader gets. */
+#include <sys/mman.h>
+
 #include "check.h"
 #include "fixture.h"
 
@@ -144,6 +146,24 @@ static void windows_of_two_fields_are_apart(void)
     fx_close(&f);
 }
 
+/* Most groups count nothing for as long as they live. Where a base is written all the same, it is a SIGSEGV. */
+static void a_counter_that_stands_at_zero_needs_no_memory_for_its_base(void)
+{
+    struct fx f = bare();
+    struct dh_group *g = &f.s->work->group[0];
+    struct dh_hugetlb *h = &g->hugetlb[0];
+
+    fx_must(!mprotect(f.s->base, f.s->table_bytes, PROT_READ), "mprotect");
+    for (int window = 0; window < 2; window++) {
+        CHECK_INT(wakes_at(&f, DH_GROUP_MEM_OOM, &g->valid, &g->mem_oom, 0, 0), !window);
+        CHECK_INT(wakes_at(&f, EVENTS, &h->valid, &h->events, 0, 0), !window);
+        fx_elapse(&f, WINDOW);
+        f.s->now_ns = dh_now_ns();
+        dh_bases_renew(f.s);
+    }
+    fx_close(&f);
+}
+
 static void what_was_published_is_what_is_read(void)
 {
     struct fx f = bare();
@@ -242,6 +262,7 @@ int main(void)
     a_counter_that_fell_was_reset();
     a_window_takes_the_base_anew();
     windows_of_two_fields_are_apart();
+    a_counter_that_stands_at_zero_needs_no_memory_for_its_base();
     what_was_published_is_what_is_read();
     a_buffer_too_small_is_told();
     a_copy_that_is_not_finished_is_not_read();
