@@ -352,6 +352,20 @@ static void the_median_is_of_the_last_fifteen_calls(void)
     gx_slot_free(s);
 }
 
+/* As most do. No time at all would say that none was ever answered. */
+static void a_call_within_a_tick_took_a_nanosecond(void)
+{
+    struct dh_gpu_slot *s = begin();
+    uint64_t begun_ns;
+
+    do {
+        begun_ns = s->called_ns = dh_tick_ns();
+        dh_gpu_batch(s);
+    } while (s->called_ns != begun_ns);
+    CHECK_U64(s->probe[(s->probes - 1) % DH_PROBES], 1);
+    gx_slot_free(s);
+}
+
 int main(void)
 {
     fx_begin();
@@ -367,5 +381,6 @@ int main(void)
     of_a_field_with_an_answer_for_each_link_one_is_enough_to_take_all();
     a_pass_that_is_not_settled_takes_equal_answers_too_but_only_those_that_are_due();
     the_median_is_of_the_last_fifteen_calls();
+    a_call_within_a_tick_took_a_nanosecond();
     return check_done("test_gpu_batch");
 }
