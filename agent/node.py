@@ -160,7 +160,6 @@ class Node:
             gpus=gpus,
             log=kmsg,
             machine=machine,
-            uevents=uevents,
             host=self._host.host,
             pci=self._host.pci,
             declared=declared,

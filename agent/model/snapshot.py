@@ -15,7 +15,6 @@ from agent.model.pods import PodsSample
 from agent.model.prepare import ToldFault
 from agent.model.reading import Missing, Reading
 from agent.model.source import SourceSample
-from agent.model.uevent import UeventSample
 
 
 class GroupKind(StrEnum):
@@ -150,8 +149,6 @@ class Snapshot:
     """The kernel log; None: nobody reads it."""
     machine: MachineSample | None = None
     """None: nobody reads it."""
-    uevents: UeventSample | None = None
-    """None: nobody listens."""
     pci: tuple[PciSample, ...] | Missing | None = None
     """GPUs and declared functions that are on the bus, by address; None: nobody has looked yet."""
     declared: Declarations = ()

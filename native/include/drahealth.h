@@ -548,8 +548,8 @@ int dh_directory_watch(const char *path);
 
 /*
  * What is read of a GPU. Fast fields are read every pass, slow ones every `slow_ns`, fixed ones once per
- * handle. FI: a field id of nvmlDeviceGetFieldValues; all of a pass go in one call. The name of a field,
- * its unit and its pace are dh_gpu_field_name(), dh_gpu_field_pace().
+ * handle. FI: a field id of nvmlDeviceGetFieldValues; all of a pass go in one call. The name of a field is
+ * dh_gpu_field_name()'s.
  */
 enum dh_gpu_field {
     /* fast */
@@ -617,8 +617,6 @@ enum dh_gpu_field {
     DH_GPU_ARCHITECTURE,         /* nvmlDeviceGetArchitecture */
     DH_GPU_FIELD_NUM
 };
-
-enum dh_gpu_pace { DH_PACE_FAST, DH_PACE_SLOW, DH_PACE_FIXED };
 
 /* When a change of a field wakes the reader, beside dh_wake_mode's two: */
 enum dh_gpu_wake_mode {
@@ -819,8 +817,6 @@ int dh_gpus_stop(struct dh_gpu_watch *w, uint64_t timeout_ns);
 
 /* dh_gpu_field_name() - "ecc_uncorrectable"; NULL if there is none such. */
 const char *dh_gpu_field_name(uint32_t field);
-/* dh_gpu_field_pace() - enum dh_gpu_pace, or -EINVAL. */
-int dh_gpu_field_pace(uint32_t field);
 /* dh_nvml_call_name() - "nvmlDeviceGetFieldValues", the most telling of the group; NULL if there is none such. */
 const char *dh_nvml_call_name(uint32_t call);
 

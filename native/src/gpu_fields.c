@@ -1,6 +1,4 @@
 /* gpu_fields.c - the table of what is read of a GPU, and the names of NVML's calls. */
-#include <errno.h>
-
 #include "gpus.h"
 
 #define FAST(name, fi) { name, DH_PACE_FAST, false, fi }
@@ -118,11 +116,6 @@ uint16_t dh_gpu_fi(enum dh_gpu_field field, uint32_t driver_major)
 const char *dh_gpu_field_name(uint32_t field)
 {
     return field < DH_GPU_FIELD_NUM ? dh_gpu_rows[field].name : NULL;
-}
-
-int dh_gpu_field_pace(uint32_t field)
-{
-    return field < DH_GPU_FIELD_NUM ? dh_gpu_rows[field].pace : -EINVAL;
 }
 
 const char *dh_nvml_call_name(uint32_t call)

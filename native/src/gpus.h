@@ -243,6 +243,8 @@ bool dh_event_latch(struct dh_gpu_watch *w, const nvmlEventData_t *event);
 void dh_events_settle(struct dh_gpu_watch *w);
 
 /* gpu_fields.c: the table of fields */
+enum dh_gpu_pace { DH_PACE_FAST, DH_PACE_SLOW, DH_PACE_FIXED };
+
 struct dh_gpu_row {
     const char *name;
     uint8_t pace;     /* enum dh_gpu_pace */

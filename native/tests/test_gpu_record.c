@@ -55,7 +55,7 @@ static void every_field_has_its_pace(void)
     struct dh_gpu_slot *s = gx_slot(NULL, 0);
 
     for (uint32_t f = 0; f < DH_GPU_FIELD_NUM; f++) {
-        int pace = dh_gpu_field_pace(f);
+        enum dh_gpu_pace pace = dh_gpu_rows[f].pace;
 
         check_row = dh_gpu_field_name(f);
         CHECK_INT(is_asked(s, false, f), pace == DH_PACE_FAST);

@@ -146,14 +146,12 @@ static void every_field_and_call_has_a_name(void)
 {
     for (uint32_t f = 0; f < DH_GPU_FIELD_NUM; f++) {
         CHECK(dh_gpu_field_name(f) && *dh_gpu_field_name(f));
-        CHECK(dh_gpu_field_pace(f) >= DH_PACE_FAST && dh_gpu_field_pace(f) <= DH_PACE_FIXED);
         for (uint32_t other = 0; other < f; other++)
             CHECK(strcmp(dh_gpu_field_name(f), dh_gpu_field_name(other)) != 0);
     }
     for (uint32_t c = 1; c < DH_CALL_NUM; c++)
         CHECK(dh_nvml_call_name(c) && *dh_nvml_call_name(c));
     CHECK(!dh_gpu_field_name(DH_GPU_FIELD_NUM) && !dh_nvml_call_name(DH_CALL_NUM));
-    CHECK_INT(dh_gpu_field_pace(DH_GPU_FIELD_NUM), -EINVAL);
 }
 
 /* The same ids mean power smoothing in other branches. */
