@@ -21,11 +21,10 @@ from machine import CGROUPFS, Kubepods, kubepods_tree, machine_lock
 from agent.enforce.cgroups import container_path, parse_path, pod_path, qos_path
 from agent.enforce.facts import CgroupDriver, NodeFacts
 from agent.enforce.judge import Node, judge_pod
-from agent.enforce.knobs import NO_LIMIT
 from agent.enforce.pod import Pod, Qos
 from agent.enforce.pod_object import parse_pod
 from agent.enforce.verdicts import Verdict
-from agent.model.cgroup import CgroupKnobs
+from agent.model.cgroup import NO_LIMIT, CgroupKnobs
 from agent.model.cpuset import parse_cpus
 from agent.model.reading import Absence, Missing, is_absent
 from agent.native.cgroup_knobs import KnobReader

@@ -13,8 +13,9 @@ from agent.enforce.cgroups import Level
 from agent.enforce.compare import changed_s, compare, expected_text
 from agent.enforce.expected import ExpectedGroup, GroupRef, expect_pod, expect_qos
 from agent.enforce.facts import Exclusive, NodeFacts
-from agent.enforce.knobs import NO_LIMIT, Knob, KnobId
+from agent.enforce.knobs import Knob, KnobId
 from agent.enforce.verdicts import CONCERNS, RISKS, Actual, Compared, Verdict
+from agent.model.cgroup import NO_LIMIT
 from agent.model.cpuset import parse_cpus
 from agent.model.reading import Absence, Missing, Reading
 

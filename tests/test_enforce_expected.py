@@ -25,9 +25,10 @@ from hypothesis import strategies as st
 from agent.enforce.cgroups import Level
 from agent.enforce.expected import QOS_QUIET_S, QUIET_S, ExpectedGroup, expect_pod, expect_qos
 from agent.enforce.facts import Exclusive, NodeFacts
-from agent.enforce.knobs import NO_LIMIT, Knob, KnobFile, KnobId, file_of, page_name
+from agent.enforce.knobs import Knob, KnobFile, KnobId, file_of, page_name
 from agent.enforce.pod import Pod, Qos
 from agent.enforce.pod_object import parse_pod
+from agent.model.cgroup import NO_LIMIT
 from agent.model.cpuset import parse_cpus
 
 FULL = container("c1", "cpu=1 memory=1Gi", "cpu=2 memory=2Gi")

@@ -9,12 +9,12 @@ from enforce_pods import SYSTEMD, UID, claim, container, pod_object
 from agent.enforce.actual import GONE, actual_of
 from agent.enforce.facts import Exclusive
 from agent.enforce.judge import JudgedPod, Node, Read, judge_classes, judge_pod
-from agent.enforce.knobs import NO_LIMIT, Knob, KnobId
+from agent.enforce.knobs import Knob, KnobId
 from agent.enforce.pod import Pod
 from agent.enforce.pod_object import parse_pod
 from agent.enforce.verdicts import Verdict
 from agent.errors import ProbeError
-from agent.model.cgroup import CgroupKnobs, PageKnobs
+from agent.model.cgroup import NO_LIMIT, CgroupKnobs, PageKnobs
 from agent.model.reading import NEVER_READ, Absence, Missing
 
 NOW = 1_800_000_000.0

@@ -13,8 +13,9 @@ from enforce_pods import SIZES, SYSTEMD, V1, V2, asked, claim, container, exact,
 from agent.enforce.arithmetic import systemd_quota
 from agent.enforce.expected import ExpectedGroup, expect_pod
 from agent.enforce.facts import NodeFacts
-from agent.enforce.knobs import NO_LIMIT, Knob
+from agent.enforce.knobs import Knob
 from agent.enforce.pod import Pod
+from agent.model.cgroup import NO_LIMIT
 
 VECTORS: Final[dict[str, dict[str, Any]]] = {
     vector["id"]: vector

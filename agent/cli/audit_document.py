@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from agent.cli.audit_text import Shown, compared_of, limited, unread_of
 from agent.cli.document import API_VERSION
-from agent.enforce.knobs import NO_LIMIT, Knob, file_of
+from agent.enforce.knobs import Knob, file_of
+from agent.model.cgroup import NO_LIMIT
 from agent.model.cpuset import format_cpus
 from agent.model.reading import Missing
 from agent.model.time import rfc3339

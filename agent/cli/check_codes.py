@@ -6,13 +6,11 @@ Owns those words, and nothing of the judgement: a test holds them to agent.healt
 from typing import Final
 
 from agent.cli.check import Check
+from agent.health.faults.values import SXID, XID
 from agent.health.xid.sxid_rules import decide_sxid
 from agent.health.xid.sxids import Scope, SxidRow
 from agent.health.xid.words import Answer, Condition, Mark, XidRow
 from agent.model.health import Severity
-
-XID: Final = "gpu.xid."
-SXID: Final = "gpu.fabric.sxid."
 
 _WORST: Final[dict[Condition, tuple[Severity, str]]] = {
     Condition.WARNS: (Severity.DEGRADED, "whenever it comes"),

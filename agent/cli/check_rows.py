@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from typing import Final
 
 from agent.cli.check import Check, Group
-from agent.cli.check_codes import SXID, XID, of_sxid, of_xid
+from agent.cli.check_codes import of_sxid, of_xid
 from agent.embed.failed import FAILED
 from agent.health.catalogue import (
     STALLED,
@@ -27,6 +27,7 @@ from agent.health.declared.gpus import DECLARED_GPU_RULES
 from agent.health.declared.told import TOLD
 from agent.health.faults import events as gpu_events
 from agent.health.faults.events import EventRow
+from agent.health.faults.values import SXID, XID
 from agent.health.gpu.catalogue import gpu_rules
 from agent.health.gpu.verdicts import GONE, UNSEEN
 from agent.health.host.catalogue import ALL_RULES, DECLARED_RULES, RULES

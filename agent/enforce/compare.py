@@ -11,11 +11,12 @@ from typing import Final
 
 from agent.enforce.cgroups import Level
 from agent.enforce.expected import ExpectedGroup, GroupRef
-from agent.enforce.knobs import NO_LIMIT, Knob, KnobId, file_of, limit_of, value_text
+from agent.enforce.knobs import Knob, KnobId, file_of, limit_of, value_text
 from agent.enforce.pod import Pod
 from agent.enforce.tightness import tightness
 from agent.enforce.values import Expected, Option
 from agent.enforce.verdicts import CONCERNS, RISKS, Actual, Compared, Verdict
+from agent.model.cgroup import NO_LIMIT
 from agent.model.cpuset import format_cpus
 from agent.model.reading import NEVER_READ, Absence, Missing
 

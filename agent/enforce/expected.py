@@ -13,7 +13,7 @@ from typing import Final, NamedTuple
 
 from agent.enforce.cgroups import Level
 from agent.enforce.facts import Exclusive, NodeFacts
-from agent.enforce.knobs import NO_LIMIT, Knob, KnobId, bytes_text
+from agent.enforce.knobs import Knob, KnobId, bytes_text
 from agent.enforce.pod import CPU, HUGEPAGES, MEMORY, Container, Pod, Qos, Unsaid
 from agent.enforce.quantity import MILLI, ZERO, Quantity, parse_quantity
 from agent.enforce.sums import (
@@ -39,6 +39,7 @@ from agent.enforce.values import (
     page_limits,
     unknown,
 )
+from agent.model.cgroup import NO_LIMIT
 from agent.model.cpuset import format_cpus
 
 QUIET_S: Final = 30

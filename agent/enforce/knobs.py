@@ -3,10 +3,9 @@
 from enum import StrEnum
 from typing import Final, NamedTuple
 
+from agent.model.cgroup import NO_LIMIT
 from agent.model.cpuset import format_cpus
 
-NO_LIMIT: Final = 2**64 - 1
-"""What "max" and -1 are read as."""
 UNLIMITED_FROM: Final = 2**62
 """This is the kubelet's "no limit" of hugepages; v1 shows "no limit" of memory as nearly twice as much."""
 

@@ -9,9 +9,10 @@ from typing import Final, NamedTuple
 
 from agent.enforce.cgroups import Level
 from agent.enforce.expected import ExpectedGroup, GroupRef
-from agent.enforce.knobs import NO_LIMIT, Knob, KnobId, limit_of, value_text
+from agent.enforce.knobs import Knob, KnobId, limit_of, value_text
 from agent.enforce.values import Expected
 from agent.enforce.verdicts import Actual
+from agent.model.cgroup import NO_LIMIT
 
 _SHARED: Final = (Knob.QUOTA, Knob.MEMORY, Knob.PAGES, Knob.RESERVED)
 """What containers have only as far as their pod has."""

@@ -18,10 +18,11 @@ from agent.enforce.arithmetic import (
     whole_pages,
 )
 from agent.enforce.facts import CgroupDriver, NodeFacts
-from agent.enforce.knobs import NO_LIMIT, Knob, KnobId, bytes_text, page_name
+from agent.enforce.knobs import Knob, KnobId, bytes_text, page_name
 from agent.enforce.pod import Unsaid
 from agent.enforce.quantity import ZERO, Quantity
 from agent.enforce.sums import Amount
+from agent.model.cgroup import NO_LIMIT
 
 
 class Option(NamedTuple):

@@ -10,8 +10,8 @@ from functools import cache
 from typing import Any, Final
 
 from agent.health.rules import Answer
-from agent.model.health import Blame, Severity
-from agent.model.time import NS
+from agent.model.health import Blame, Cause, Severity
+from agent.model.time import NS, Instant
 from agent.model.wake import Field, GpuWake, Wake
 
 CLEAN_PASSES: Final = 3
@@ -90,3 +90,8 @@ def unreadable_of(rule: Rule) -> Row:
         why=rule.why,
         advice=GPU_UNREADABLE_ADVICE if rule.gpu_reads else UNREADABLE_ADVICE,
     )
+
+
+def cause_of(row: Row, evidence: str, since: Instant) -> Cause:
+    """What is told in the words of a row without a track: it is so, or it is not."""
+    return Cause(row.code, row.severity, row.blame, evidence, row.advice, since)

@@ -1,13 +1,17 @@
 """What one cgroup is set to, as it was read on demand. What it should be set to is for agent.enforce."""
 
 from dataclasses import dataclass
+from typing import Final
 
 from agent.model.reading import Reading
+
+NO_LIMIT: Final = 2**64 - 1
+"""What "max" and -1 are read as."""
 
 
 @dataclass(frozen=True, slots=True)
 class PageKnobs:
-    """Limits of hugepages of one size [bytes]. No limit reads as 2^64-1 here and below."""
+    """Limits of hugepages of one size [bytes]. No limit reads as ``NO_LIMIT`` here and below."""
 
     size_kib: int
     max: Reading

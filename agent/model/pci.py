@@ -1,8 +1,11 @@
 """What was read of PCI devices: GPUs, and those that drivers declare."""
 
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from agent.model.reading import Reading
+
+GIVEN_AWAY: Final = "vfio-pci"
+"""The driver of functions that belong to a virtual machine; NVML does not count such GPUs."""
 
 
 class PciSample(NamedTuple):

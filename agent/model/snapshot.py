@@ -74,7 +74,7 @@ class HugetlbSample(NamedTuple):
 
     size_kib: int
     max: Reading
-    """2**64 - 1 means no limit."""
+    """``cgroup.NO_LIMIT``: there is none."""
     rsvd_max: Reading
     events_max: Reading
     """How often an allocation hit the limit, since the cgroup was made."""
@@ -101,7 +101,7 @@ class GroupSample(NamedTuple):
     cpu_periods: Reading
     cpu_throttled: Reading
     mem_limit: Reading
-    """2**64 - 1 means no limit [bytes]."""
+    """``cgroup.NO_LIMIT``: there is none [bytes]."""
     cpus: CpuSet | Missing
     """CPUs it may use: ``cpuset.cpus.effective``."""
     hugetlb: tuple[HugetlbSample, ...]

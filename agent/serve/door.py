@@ -20,7 +20,7 @@ UID_LIMIT: Final = 63
 _LABEL: Final = r"[a-z0-9](?:[-a-z0-9]*[a-z0-9])?"
 _NAME: Final = re.compile(rf"{_LABEL}(?:\.{_LABEL})*")
 _NAMESPACE: Final = re.compile(_LABEL)
-_UID: Final = re.compile(r"[A-Za-z0-9][-A-Za-z0-9_.]*")
+UID: Final = re.compile(r"[A-Za-z0-9][-A-Za-z0-9_.]*")
 _SHOWN: Final = 64  # characters of a wrong value, so that the text stays one that can be read
 
 
@@ -61,7 +61,7 @@ def check_claims(claims: Iterable[ClaimRef]) -> Asked:
 def _problem(ref: ClaimRef) -> str:
     """What is wrong with the fields of one claim; empty if nothing is."""
     return (
-        _field("uid", ref.uid, UID_LIMIT, _UID, "letters, digits, '-', '_', '.', the first no sign")
+        _field("uid", ref.uid, UID_LIMIT, UID, "letters, digits, '-', '_', '.', the first no sign")
         or _field("namespace", ref.namespace, NAMESPACE_LIMIT, _NAMESPACE, "a DNS label")
         or _field("name", ref.name, NAME_LIMIT, _NAME, "a DNS subdomain")
     )  # fmt: skip

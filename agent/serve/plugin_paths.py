@@ -6,18 +6,15 @@ instances run side by side during an update, and hashes where a path would be to
 
 import hashlib
 import os
-import re
 from base64 import urlsafe_b64encode
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 from agent.config_values import check_driver
 from agent.errors import ConfigError
 from agent.model.sockets import PATH_LIMIT
-
-UID_LIMIT: Final = 63
-_UID: Final = re.compile(r"[A-Za-z0-9][-A-Za-z0-9_.]*")
+from agent.serve.door import UID, UID_LIMIT
 
 
 class PluginPaths(NamedTuple):
@@ -56,7 +53,7 @@ def plugin_paths(
         check_driver(driver)
     except ValueError as error:
         raise ConfigError(str(error)) from None
-    if pod_uid and (len(pod_uid) > UID_LIMIT or not _UID.fullmatch(pod_uid)):
+    if pod_uid and (len(pod_uid) > UID_LIMIT or not UID.fullmatch(pod_uid)):
         raise ConfigError(
             f"pod uid {pod_uid[:80]!r} of {len(pod_uid)} characters is none: letters, digits, '-', '_', '.', "
             f"at most {UID_LIMIT}"

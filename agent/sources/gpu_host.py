@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from agent.model.gpu import GpuHost, StuckProcess
+from agent.model.pci import GIVEN_AWAY
 from agent.model.reading import Absence, Missing
 from agent.sources.procfs import procfs
 
@@ -19,8 +20,6 @@ DISPLAY: Final = frozenset({0x0300, 0x0302})
 """PCI classes of GPUs: VGA controller, 3D controller."""
 NVSWITCH: Final = 0x0680
 """PCI class of other bridges. Of NVIDIA's: an NVSwitch."""
-GIVEN_AWAY: Final = "vfio-pci"
-"""The driver of devices that belong to a virtual machine; NVML does not count them."""
 FABRIC_MANAGER: Final = "nv-fabricmanager"[:15]  # the kernel keeps no more of a name
 LOOKS: Final = 3
 """A process in uninterruptible sleep in so many looks in a row is stuck: one that waits for a disk is not."""

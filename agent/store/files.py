@@ -20,6 +20,8 @@ from agent.whole_file import Unread, read_whole
 
 ASIDE_MAX: Final = 5
 """Files of one kind that are set aside; the oldest makes room."""
+WALL_MAX_S: Final = 253_402_300_799
+"""The end of the year 9999, the last that people, programs and Kubernetes can be told [s since 1970]."""
 
 T = TypeVar("T")
 

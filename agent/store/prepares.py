@@ -22,15 +22,13 @@ from agent.model.taint import Effect
 from agent.prepare.book import Book, Kept, merge
 from agent.prepare.told import Told
 from agent.store import files
-from agent.store.files import NotKept, Unusable
+from agent.store.files import WALL_MAX_S, NotKept, Unusable
 
 FILE: Final = "prepares.json"
 LOCK: Final = "prepares.lock"
 VERSION: Final = 1
 SIZE_MAX: Final = 4 << 20
 """A thousand claims of eight devices each; of more, the oldest are left out [bytes]."""
-_WALL_MAX_S: Final = 253_402_300_799
-"""The end of the year 9999, the last that people and programs can be told [s since 1970]."""
 
 
 class Prepares(NamedTuple):
@@ -63,7 +61,7 @@ class _Taint(msgspec.Struct, forbid_unknown_fields=True):
 
 
 _Natural = Annotated[int, Meta(ge=0)]
-_Time = Annotated[float, Meta(ge=0, le=_WALL_MAX_S)]
+_Time = Annotated[float, Meta(ge=0, le=WALL_MAX_S)]
 
 
 class _Verdict(msgspec.Struct, forbid_unknown_fields=True):

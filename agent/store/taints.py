@@ -11,7 +11,7 @@ import msgspec
 from agent.model.claim import DeviceRef
 from agent.model.taint import Taint, Taints
 from agent.store import files
-from agent.store.files import NotKept, Unusable, decode_json, encode_json, record
+from agent.store.files import WALL_MAX_S, NotKept, Unusable, decode_json, encode_json, record
 
 __all__ = ["FILE", "SIZE_MAX", "VERSION", "Loaded", "NotKept", "Unusable", "decode", "encode", "load", "save"]
 
@@ -19,8 +19,6 @@ FILE: Final = "taints.json"
 VERSION: Final = 1
 SIZE_MAX: Final = 4 << 20
 """What 512 devices take, each with sixteen taints and all names at their longest [bytes]."""
-_WALL_MAX_S: Final = 253_402_300_799
-"""The end of the year 9999, the last that Kubernetes can write [s since 1970]."""
 
 
 class Loaded(NamedTuple):
@@ -32,7 +30,7 @@ class Loaded(NamedTuple):
     """Why there is less than was kept, with the file; empty if all is well."""
 
 
-_TAINT: Final = record(Taint, added_wall_s=msgspec.Meta(ge=0, le=_WALL_MAX_S))
+_TAINT: Final = record(Taint, added_wall_s=msgspec.Meta(ge=0, le=WALL_MAX_S))
 
 
 class _Device(msgspec.Struct, forbid_unknown_fields=True):

@@ -5,7 +5,7 @@ from functools import partial
 from typing import Final
 
 from agent.devices.inventory import Device, Kind, device_pools
-from agent.health.catalogue import Row
+from agent.health.catalogue import Row, cause_of
 from agent.health.declared.checks import UNCHECKED, Samples, as_source, judge_checks, samples_of
 from agent.health.declared.gpus import (
     DECLARED_GPU_RULES,
@@ -26,7 +26,6 @@ from agent.model.declared import DeclaredGpu
 from agent.model.health import Blame, Cause, DeviceHealth, Note, Severity
 from agent.model.snapshot import Snapshot
 from agent.model.source import SourceSample
-from agent.model.time import Instant
 
 GONE: Final = Row(
     code="declared.gone",
@@ -100,7 +99,7 @@ def declared_verdicts(
             continue
         declared = past.devices.get(subject)
         if declared is None:
-            cause = _cause(GONE, "no longer declared by its driver", past.gone[subject].since)
+            cause = cause_of(GONE, "no longer declared by its driver", past.gone[subject].since)
             found = verdict(look, before, device, cause.severity, [cause], look.now, look.settings.lease_s)
             verdicts[subject] = found
             continue
@@ -120,7 +119,7 @@ def declared_verdicts(
             if look.now.mono_ns < late_ns and subject not in before.devices:
                 look.due_ns.append(late_ns)
                 continue
-            cause = _cause(UNSEEN, "no look at it has ended since it was declared", past.since[subject])
+            cause = cause_of(UNSEEN, "no look at it has ended since it was declared", past.since[subject])
             found = verdict(look, before, device, cause.severity, [cause], look.now, look.settings.lease_s)
         verdicts[subject] = found._replace(timeout_s=with_lease(found.timeout_s, declared, before))
     return verdicts, settling.settled()
@@ -131,7 +130,7 @@ def _checked(look: Look, past: DeclaredPast, device: Device, checks: Samples) ->
     samples = checks.get(device.subject, ())
     if device.kind is Kind.OTHER and not samples:
         evidence = "no part of the host, and none of its driver's checks is for it"
-        return [_cause(UNCHECKED, evidence, past.since[device.subject])]
+        return [cause_of(UNCHECKED, evidence, past.since[device.subject])]
     return judge_checks(look, device.subject, samples)
 
 
@@ -158,7 +157,7 @@ def _with_checks(
 def declared_notes(past: DeclaredPast) -> Iterator[Note]:
     """The files that cannot be believed."""
     for driver, wrong in past.wrong.items():
-        yield Note(f"driver {driver}", _cause(WRONG, wrong.error, wrong.since))
+        yield Note(f"driver {driver}", cause_of(WRONG, wrong.error, wrong.since))
 
 
 def _gpu_verdict(
@@ -172,7 +171,7 @@ def _gpu_verdict(
 ) -> DeviceHealth | None:
     """What is said of the host's GPU, and of whether it is the one that is meant; None: nobody knows yet."""
     if snapshot.gpus is None:
-        cause = _cause(UNWATCHED, "GPUs are not watched", before.began)
+        cause = cause_of(UNWATCHED, "GPUs are not watched", before.began)
         return verdict(look, before, device, cause.severity, [cause], look.now, look.settings.lease_s)
     gpu = find_gpu(what, gpus.state.memory.roll)
     meant = find_device(what, gpu)
@@ -197,7 +196,3 @@ def _is_unseen(look: Look, before: Before, past: DeclaredPast, device: Device, c
     )
     unchecked = any(not sample.passes for sample in samples)
     return is_new and (unchecked or bool(unread(look, device)))
-
-
-def _cause(row: Row, evidence: str, since: Instant) -> Cause:
-    return Cause(row.code, row.severity, row.blame, evidence, row.advice, since)

@@ -12,6 +12,7 @@ from agent.health.gpu.view import GpuView
 from agent.health.rules import FINE, Answer, Inapplicable, Unevaluated, lacking
 from agent.model.gpu import GpuEvent, GpuField, Status
 from agent.model.health import Blame, Finding, Severity
+from agent.model.pci import GIVEN_AWAY
 from agent.model.reading import Missing
 from agent.model.settings import GpuLimits
 from agent.model.source import SourceState
@@ -20,7 +21,6 @@ from agent.model.wake import GpuWake
 
 DEAF_S: Final = 20  # a registration that failed is tried again within
 DRIVER: Final = "nvidia"
-GIVEN_AWAY: Final = "vfio-pci"
 STUCK_NAMED: Final = 4  # a hang of one GPU holds a process per rank: the first few tell who
 
 

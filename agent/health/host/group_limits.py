@@ -10,8 +10,9 @@ from agent.devices.inventory import size_name
 from agent.health.catalogue import Rule
 from agent.health.host.group_past import MEMORY_WINDOW_S
 from agent.health.host.group_view import GroupView
-from agent.health.host.group_words import NO_LIMIT, limit_text, once
+from agent.health.host.group_words import limit_text, once
 from agent.health.rules import FINE, Answer
+from agent.model.cgroup import NO_LIMIT
 from agent.model.health import Blame, Finding, Severity
 from agent.model.reading import Reading
 from agent.model.snapshot import HugetlbSample

@@ -2,14 +2,12 @@
 
 from collections.abc import Callable
 from functools import wraps
-from typing import Final
 
 from agent.health.host.group_view import GroupView
 from agent.health.rules import FINE, Answer
+from agent.model.cgroup import NO_LIMIT
 from agent.model.health import Finding
 from agent.model.reading import Reading
-
-NO_LIMIT: Final = 2**64 - 1
 
 
 def once(judge: Callable[[GroupView], Answer]) -> Callable[[GroupView], Answer]:

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Final
 
 from agent.devices.inventory import Device, Kind
-from agent.health.catalogue import Row
+from agent.health.catalogue import cause_of
 from agent.health.host.devices import NODE
 from agent.health.host.pod_devices import PodDevices, Used
 from agent.health.host.pods_past import Found, PodsPast
@@ -21,7 +21,6 @@ from agent.health.host.troubles import Concern, Trouble, listed
 from agent.model.health import Cause, Note, Severity
 from agent.model.pods import PodFinding, Resource
 from agent.model.source import SourceSample
-from agent.model.time import Instant
 
 KINDS: Final[Mapping[Resource, Kind]] = {
     Resource.CPU: Kind.CPU,
@@ -57,10 +56,10 @@ def promise_notes(
         yield trouble.note
     if troubles and past.more:
         since = min((trouble.note.cause.since for trouble in troubles), key=lambda since: since.mono_ns)
-        yield Note(NODE, _of(UNLISTED, f"{past.more} more than are told of one by one", since))
+        yield Note(NODE, cause_of(UNLISTED, f"{past.more} more than are told of one by one", since))
     if past.lost and past.was_read and past.sample:
         source = sources.get(past.sample.source.name, past.sample.source)
-        yield Note(NODE, _of(UNREAD, f"{source.name}: {source.detail}", past.lost))
+        yield Note(NODE, cause_of(UNREAD, f"{source.name}: {source.detail}", past.lost))
 
 
 def _concerns(parts: Sequence[PodFinding], cause: Cause, used: Iterable[Used], who: str) -> Iterator[Concern]:
@@ -81,7 +80,3 @@ def _gives(device: Device, part: PodFinding) -> bool:
 
 def _evidence(parts: Iterable[PodFinding]) -> str:
     return listed(part.evidence for part in parts)
-
-
-def _of(row: Row, evidence: str, since: Instant) -> Cause:
-    return Cause(row.code, row.severity, row.blame, evidence, row.advice, since)
