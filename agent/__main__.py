@@ -1,8 +1,29 @@
-"""``python -m agent``: the same as the command ``drahealth``."""
+"""The process that ``drahealth`` is, and ``python -m agent``.
 
-import sys
+It leaves with the exit code of the command line, and nothing of the interpreter's own end comes after that:
+Ctrl-C could break into it, and a thread that hangs in a library hold it up for ever.
+"""
 
-from agent.cli.main import main
+import os
+import signal
+from typing import Final, NoReturn
+
+INTERRUPTED: Final = 128 + signal.SIGINT
+
+
+def process() -> NoReturn:
+    """Runs the command line, and leaves with its exit code."""
+    try:
+        # loaded here: that is half the time of most commands, and Ctrl-C may come meanwhile
+        from agent.cli.main import main
+        from agent.output import open_outputs
+
+        open_outputs()
+        code = main()
+    except KeyboardInterrupt:
+        code = INTERRUPTED
+    os._exit(code)
+
 
 if __name__ == "__main__":
-    sys.exit(main())
+    process()

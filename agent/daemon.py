@@ -17,7 +17,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -62,16 +62,15 @@ IO_STUCK_NS: Final = 2 * NS  # it takes a report in microseconds, and in millise
 log = logging.getLogger(__name__)
 
 
-def run(config: Config, on_report: Callable[[Report], None] | None = None) -> Sequence[str]:
+def run(config: Config, on_report: Callable[[Report], None] | None = None) -> None:
     """Serve until SIGTERM or SIGINT.
+
+    Threads that hang are left behind, and the log names them. A process should leave with :func:`os._exit`:
+    the end of a library that a thread is still inside can hang as well.
 
     Args:
         config: What to read and to serve.
         on_report: Called with every published report, in the thread that decides: it must return at once.
-
-    Returns:
-        The threads that hang and were left behind, in words. A process that has such should leave with
-        :func:`os._exit`: the end of a library that a thread is still inside can hang as well.
 
     Raises:
         Busy: another agent holds the runtime directory, or a socket.
@@ -80,10 +79,10 @@ def run(config: Config, on_report: Callable[[Report], None] | None = None) -> Se
     """
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     with _directory_lock(config.runtime_dir):
-        return _serve(config, on_report)
+        _serve(config, on_report)
 
 
-def _serve(config: Config, on_report: Callable[[Report], None] | None) -> Sequence[str]:
+def _serve(config: Config, on_report: Callable[[Report], None] | None) -> None:
     notifier = Notifier.from_environ(os.environ)
     board = Board()
     latest = board.subscribe()
@@ -176,7 +175,6 @@ def _serve(config: Config, on_report: Callable[[Report], None] | None) -> Sequen
                 left.append("what records who used the devices")
             for part in left:
                 log.warning("%s hangs and is left behind", part)
-    return left
 
 
 async def _main(

@@ -41,6 +41,17 @@ class PermissionDenied(DrahealthError):
     """The system's: the user who runs this may not read or write what is needed."""
 
 
+class OutputError(DrahealthError):
+    """Whoever's we write to: standard output or standard error, which took not all that was said.
+
+    No OSError, of which argparse, warnings and others think nothing.
+    """
+
+
+class ReaderGone(OutputError):
+    """It was a pipe, and whoever read it has closed it."""
+
+
 def root_of(error: BaseException) -> BaseException:
     """The only exception in groups of one: what a task raises, Trio puts into one."""
     while isinstance(error, BaseExceptionGroup) and len(error.exceptions) == 1:

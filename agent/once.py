@@ -3,8 +3,7 @@
 import select
 import threading
 import time
-from collections.abc import Sequence
-from typing import Final, NamedTuple
+from typing import Final
 
 from agent.assembly import NODE_STOP_S, open_node, settings_of
 from agent.clocks import read_clocks
@@ -21,29 +20,20 @@ LIMIT_S: Final = 5.0
 UNREAD: Final = (SourceState.STARTING, SourceState.STALLED)
 
 
-class Looked(NamedTuple):
-    """What was seen."""
-
-    report: Report
-    left: Sequence[str]
-    """Threads that hang and were left behind; see :func:`agent.daemon.run`."""
-
-
-def look_once(config: Config) -> Looked:
-    """Two passes 250 ms apart. A GPU that does not answer in time is in the report, and Unknown.
+def look_once(config: Config) -> Report:
+    """Two passes 250 ms apart. A GPU that does not answer in time is in the report, and Unknown; its thread
+    may be left behind, see :func:`agent.daemon.run`.
 
     Raises:
         ProbeError: the sampler did not finish two passes in 5 s; a read hangs in the kernel. Names the
             sources that wait for it.
     """
     node = open_node(config, settings_of(config), GAP_NS, declares=False)
-    left: Sequence[str] = ()
     try:
         node.start()
-        report = _look(config, node, node.look_at_host())
+        return _look(config, node, node.look_at_host())
     finally:
-        left = node.stop(NODE_STOP_S)
-    return Looked(report, left)
+        node.stop(NODE_STOP_S)
 
 
 def _look(config: Config, node: Node, host: threading.Thread) -> Report:

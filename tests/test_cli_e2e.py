@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from wire.serving import eventually
 
 DRIVER = "demo.drahealth.example"
 AGENT = [sys.executable, "-m", "agent"]
@@ -281,6 +282,46 @@ def test_status_of_a_frozen_agent_is_69_and_not_a_hang(node, agent):
     done = cli("status", "--runtime-dir", str(node.runtime_dir))
     assert done.returncode == 69
     assert "no answer within 5 s" in done.stderr
+
+
+# --- outputs that take nothing -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("verb", ["status", "watch --once", "watch", "watch -o json"])
+def test_what_an_agent_tells_and_nobody_gets_is_74_in_one_line(node, agent, verb):
+    with open("/dev/full", "w") as full:
+        command = [*AGENT, *verb.split(), "--runtime-dir", str(node.runtime_dir)]
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert done.returncode == 74
+    assert done.stderr == "drahealth: standard output: No space left on device\n"
+
+
+def test_watch_on_a_terminal_that_goes_away_is_74(node, agent):
+    screen, terminal = pty.openpty()
+    command = [*AGENT, "watch", node.agent_socket]
+    environ = os.environ | {"TERM": "xterm"}
+    with subprocess.Popen(
+        command, stdout=terminal, stderr=subprocess.PIPE, text=True, env=environ
+    ) as process:
+        os.close(terminal)
+        Screen(screen).read_until("2 healthy")
+        os.close(screen)
+        node.resize(4)
+        assert process.stderr.read() == "drahealth: the terminal: Input/output error\n"
+        assert process.wait() == 74
+
+
+def test_an_agent_whose_log_nobody_takes_serves_on_and_ends_on_sigterm(node):
+    with open("/dev/full", "w") as full, subprocess.Popen(node.run_args(), stderr=full) as agent:
+        try:
+            where = ["--runtime-dir", str(node.runtime_dir)]
+            eventually(lambda: cli("status", *where).returncode == 0, "an agent that has looked", 30.0)
+            node.resize(4)
+            eventually(lambda: cli("status", *where).returncode == 2, "one that has looked again", 30.0)
+            agent.send_signal(signal.SIGTERM)
+            assert agent.wait() == 0
+        finally:
+            agent.kill()
 
 
 # --- terminals ---------------------------------------------------------------------------------------------

@@ -2,10 +2,11 @@
 
 Exit status: 0 if everything was measured, whatever the figures are, and with --check if every guard holds;
 1 if a guard was missed, or something went wrong, and what could be measured is printed; 2 for options that
-make no sense.
+make no sense; 74 if the output could not be written, 141 if whoever read it closed it, 130 after Ctrl-C.
 """
 
 import argparse
+import os
 import signal
 import sys
 from collections.abc import Callable, Mapping
@@ -19,6 +20,8 @@ from agent.bench.guards import KINDS, guards
 from agent.bench.host import host
 from agent.bench.result import Outcome, Unmeasured
 from agent.bench.suites import decide, detect, encode, idle, poll, publish, scale, startup, trace
+from agent.errors import OutputError, ReaderGone
+from agent.output import say_last
 
 SUITES: Final[Mapping[str, Callable[[Effort], Outcome]]] = {
     "poll": poll.run,
@@ -33,23 +36,29 @@ SUITES: Final[Mapping[str, Callable[[Effort], Outcome]]] = {
 }
 MISSED: Final = 1
 INTERRUPTED: Final = 128 + signal.SIGINT
+UNREAD: Final = 128 + signal.SIGPIPE
 TERMINATED: Final = 128 + signal.SIGTERM
 
 
 def main() -> int:
     """Parse, measure, print."""
-    args = _arguments()
     # as Ctrl-C does: what was made is removed, and what was started ends
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(TERMINATED))
     try:
+        args = _arguments()
         if args.check is not None:
             return 0 if check(_checkout("--check"), args.check) else MISSED
         if args.record:
             return _record(_checkout("--record"))
         return _compare(args) if args.against else _measure(args)
     except Unmeasured as error:
-        print(f"python -m agent.bench: {error}", file=sys.stderr)
+        say_last(f"python -m agent.bench: {error}")
         return 1
+    except ReaderGone:
+        return UNREAD
+    except OutputError as error:
+        say_last(f"python -m agent.bench: {error}")
+        return os.EX_IOERR
     except KeyboardInterrupt:
         return INTERRUPTED
 

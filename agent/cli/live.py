@@ -15,6 +15,8 @@ from agent.cli.render import render_report
 from agent.cli.teller import Teller
 from agent.cli.terminal import Style, style_of
 from agent.cli.text import clean
+from agent.errors import OutputError
+from agent.output import write_all
 
 ENTER: Final = "\x1b[?1049h\x1b[?25l\x1b[?7l"  # a screen of our own, no cursor, long lines cut
 LEAVE: Final = "\x1b[?7h\x1b[?25h\x1b[?1049l"
@@ -51,6 +53,8 @@ class LiveTable(Teller):
         self._head = head
         self.log: deque[str] = deque(maxlen=5)
         """Lines that are shown below the table, the newest last."""
+        self.lost: OutputError | None = None
+        """Why nothing is drawn any more: the terminal is gone."""
         super().__init__("dh-table")
 
     def _run(self) -> None:
@@ -61,8 +65,8 @@ class LiveTable(Teller):
             finally:
                 self._write(LEAVE)
             self._write("\n".join([self._table(self._style()).rstrip("\n"), *self._log_lines(), ""]))
-        except OSError:  # the terminal is gone; the agent is not
-            return
+        except OutputError as error:
+            self.lost = error
 
     def _draw_until_closed(self) -> None:
         is_closed, shown = False, None
@@ -96,8 +100,7 @@ class LiveTable(Teller):
     def _write(self, text: str) -> None:
         # Past the stream's buffer: what hangs there would be flushed at exit, and hang there again.
         data = text.encode(self._stream.encoding or "utf-8", "replace")
-        while data:
-            data = data[os.write(self._stream.fileno(), data) :]
+        write_all(self._stream.fileno(), "the terminal", data)
 
 
 class LogLines(logging.Handler):

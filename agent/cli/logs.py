@@ -9,6 +9,7 @@ import sys
 from collections.abc import Mapping
 from typing import Final, TextIO
 
+from agent.errors import OutputError
 from agent.model.health import Severity
 from agent.model.time import rfc3339
 
@@ -66,14 +67,23 @@ def is_journal(stream: TextIO, environ: Mapping[str, str]) -> bool:
     return named == f"{stat.st_dev}:{stat.st_ino}"
 
 
+class LogStream(logging.StreamHandler[TextIO]):
+    """A stream to log to. A full disk behind it, or a reader that has gone, costs lines and stops nobody."""
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        if not isinstance(sys.exception(), OutputError):
+            super().handleError(record)
+
+
 def log_to(handler: logging.Handler) -> None:
     """Sends what the agent logs to this handler, and of others what is a warning at least."""
     logging.basicConfig(handlers=[handler], level=logging.WARNING, force=True)
+    logging.captureWarnings(True)  # Python's own would raise where standard error takes nothing
     logging.getLogger("agent").setLevel(logging.INFO)
 
 
 def stderr_handler() -> logging.Handler:
     """Standard error, in the form that whoever reads it wants."""
-    handler = logging.StreamHandler(sys.stderr)
+    handler = LogStream(sys.stderr)
     handler.setFormatter(LineFormatter(journal=is_journal(sys.stderr, os.environ)))
     return handler

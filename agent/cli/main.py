@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import io
-import os
 import re
 import sys
 import traceback
@@ -14,7 +12,8 @@ from typing import Final, NoReturn
 
 from agent.cli.exits import EXIT_OF_ERROR, INTERNAL
 from agent.cli.verb import Verb
-from agent.errors import UsageError, root_of, suggestion
+from agent.errors import ReaderGone, UsageError, root_of, suggestion
+from agent.output import say_last
 from agent.version import VERSION
 
 VERBS: Final = (
@@ -37,6 +36,7 @@ EXAMPLES: Final = (
     ("drahealth scan", "look at this node once"),
     ("drahealth run --driver gpu.example.com", "run the agent for a DRA driver"),
 )
+MISTAKE: Final = "drahealth: this is a mistake in drahealth; please report it with the lines above"
 
 
 class Parser(argparse.ArgumentParser):
@@ -97,8 +97,6 @@ def parse(argv: Sequence[str]) -> tuple[Verb, argparse.Namespace]:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command line; returns its exit code."""
-    if isinstance(sys.stdout, io.TextIOWrapper):  # a message is worth more than its odd characters
-        sys.stdout.reconfigure(errors="backslashreplace")
     try:
         try:
             verb, args = parse(sys.argv[1:] if argv is None else argv)
@@ -114,14 +112,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 def complain(error: BaseException) -> int:
     """Says on standard error what went wrong, and returns the exit code for it."""
     culprit = root_of(error)
-    if isinstance(culprit, BrokenPipeError):
-        # Whoever read us has seen enough. The interpreter's own flush at exit must not stumble over it.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     for kind, code in EXIT_OF_ERROR:
         if isinstance(culprit, kind):
-            if isinstance(culprit, Exception) and not isinstance(culprit, BrokenPipeError):
-                print(f"drahealth: {culprit}", file=sys.stderr)
+            if isinstance(culprit, Exception) and not isinstance(culprit, ReaderGone):
+                say_last(f"drahealth: {culprit}")
             return code
-    traceback.print_exception(error)
-    print("drahealth: this is a mistake in drahealth; please report it with the lines above", file=sys.stderr)
+    say_last("".join(traceback.format_exception(error)) + MISTAKE)
     return INTERNAL

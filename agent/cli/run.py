@@ -8,7 +8,6 @@ import shlex
 import sys
 from typing import TYPE_CHECKING
 
-from agent.cli.exits import leave
 from agent.cli.live import LogLines, live_table
 from agent.cli.logs import log_to, stderr_handler
 from agent.cli.report_log import ReportLog
@@ -46,18 +45,18 @@ def main(args: Namespace) -> int:
         table = live_table(args.color, head=lambda style: how_to_read(config, program(), style))
         log_to(LogLines(table))
         try:
-            left = daemon.run(config, on_report=table.show)
+            daemon.run(config, on_report=table.show)
         finally:
             table.close()
-        return leave(0, left)
+        return 0
     log_to(stderr_handler())
     LOG.info("drahealth %s on %s, sockets in %s", VERSION, config.node_name, config.runtime_dir)
     report_log = ReportLog()
     try:
-        left = daemon.run(config, on_report=report_log.show)
+        daemon.run(config, on_report=report_log.show)
     finally:
         report_log.close()
-    return leave(0, left)
+    return 0
 
 
 def how_to_read(config: Config, command: str, style: Style) -> str:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from agent.cli.backends import cross_check, read_pynvml
 from agent.cli.crosscheck import check_document, render_check, render_twin, twin_document
 from agent.cli.document import API_VERSION, process_documents, report_document
-from agent.cli.exits import EXIT_OF_SEVERITY, exit_of_severities, leave
+from agent.cli.exits import EXIT_OF_SEVERITY, exit_of_severities
 from agent.cli.render import render_report
 from agent.cli.terminal import style_of
 from agent.cli.verb import Verb, add_output, add_settings, config_file_of, flags_of
@@ -59,7 +59,7 @@ def _show_report(config: Config, args: Namespace) -> int:
     from agent.once import look_once
     from agent.sources.processes import read_processes
 
-    report, left = look_once(config)
+    report = look_once(config)
     processes = read_processes(config.procfs_root)
     check = cross_check(config) if args.backend == "both" else None
     if args.output == "json":
@@ -75,7 +75,7 @@ def _show_report(config: Config, args: Namespace) -> int:
     severities = [device.severity for device in report.devices]
     if check and check.differs:
         severities.append(Severity.UNKNOWN)  # one of the two is wrong, and nobody knows which
-    return leave(exit_of_severities(severities), left)
+    return exit_of_severities(severities)
 
 
 def _show_pynvml(config: Config, args: Namespace) -> int:

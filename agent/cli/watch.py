@@ -88,6 +88,8 @@ async def _table(socket: Path, colour: str) -> None:
     try:
         async for report in client.follow(socket):
             table.show(report)
+            if table.lost:
+                raise table.lost
     finally:
         table.close()
 

@@ -1,0 +1,156 @@
+"""Where what the commands say does not arrive: they say so in one line, and never exit as if it had."""
+
+import fcntl
+import os
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from small_disk import run_on_small_disk
+
+AGENT = [sys.executable, "-m", "agent"]
+BENCH = [sys.executable, "-m", "agent.bench"]
+VERBS = [
+    "--help",
+    "--version",
+    "run --help",
+    "scan",
+    "scan -o json",
+    "audit",
+    "prepares",
+    "prepares --codes",
+    "history",
+    "classify --errno ENOSPC",
+    "checks",
+    "conform --checks",
+]
+"""Command lines that need no agent, and say something."""
+
+
+def shell(redirected: str, *command: str) -> subprocess.CompletedProcess[str]:
+    """The command with its descriptors as a shell redirects them, ``>&-``."""
+    script = f"{shlex.join(command)} {redirected}"
+    return subprocess.run(["sh", "-c", script], capture_output=True, text=True, check=False, timeout=50)
+
+
+def own(directory: Path) -> list[str]:
+    """What keeps a command from what this machine has."""
+    return ["env", *(f"DRAHEALTH_{name}_DIR={directory}" for name in ("STATE", "RUNTIME", "KUBELET"))]
+
+
+# --- standard output ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("verb", VERBS)
+@pytest.mark.parametrize(
+    ("redirected", "why"), [(">/dev/full", "No space left on device"), (">&-", "Bad file descriptor")]
+)
+def test_output_that_does_not_arrive_is_74_and_one_line(tmp_path, verb, redirected, why):
+    done = shell(redirected, *own(tmp_path), *AGENT, *verb.split())
+    assert (done.returncode, done.stdout) == (74, "")
+    assert done.stderr == f"drahealth: standard output: {why}\n"
+
+
+def test_of_an_output_that_is_cut_off_by_a_full_disk_it_is_said(tmp_path):
+    program = """
+import subprocess, sys
+open("full", "wb").write(bytes(64 << 10))
+with open("out", "wb") as out:
+    command = [sys.executable, "-m", "agent", "checks", "-o", "markdown"]
+    done = subprocess.run(command, stdout=out, stderr=subprocess.PIPE, text=True)
+print(done.returncode, done.stderr, end="")
+print(0 < open("out", "rb").seek(0, 2) < 100_000)
+""".replace('open("', f'open("{tmp_path}/')
+    assert run_on_small_disk(program, tmp_path) == [
+        "74 drahealth: standard output: No space left on device",
+        "True",
+    ]
+
+
+def test_a_reader_that_goes_away_in_the_middle_is_141_and_silence(tmp_path):
+    """More than a pipe holds is written, and a part of it read."""
+    command = [*AGENT, "checks", "-o", "markdown"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        process.stdout.readline()
+        process.stdout.close()
+        assert process.stderr.read() == ""
+        assert process.wait() == 141
+
+
+def test_a_pipe_that_does_not_block_is_waited_for():
+    """Whoever has the other end of a terminal or a pipe may have made it so, and read slowly."""
+    read, write = os.pipe()
+    fcntl.fcntl(write, fcntl.F_SETPIPE_SZ, 4096)  # it is soon full
+    os.set_blocking(write, False)
+    command = [*AGENT, "checks", "-o", "markdown"]
+    with os.fdopen(read) as out, subprocess.Popen(command, stdout=write) as process:
+        os.close(write)
+        assert out.read() == (Path(__file__).parent.parent / "docs" / "checks.md").read_text()
+        assert process.wait() == 0
+
+
+# --- standard error ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("redirected", ["2>/dev/full", "2>&-", ">&- 2>&-", ">/dev/full 2>&1"])
+def test_a_mistake_that_cannot_be_told_is_still_the_exit_code(redirected):
+    done = shell(redirected, *AGENT, "scna")
+    assert (done.returncode, done.stdout, done.stderr) == (64, "", "")
+
+
+def test_who_talks_to_a_closed_standard_error_fails_and_who_is_silent_does_not(tmp_path):
+    silent = shell("2>&-", *own(tmp_path), *AGENT, "history")
+    assert (silent.returncode, silent.stderr) == (0, "")
+    (tmp_path / "prepares.json").mkdir()
+    file = str(tmp_path / "prepares.json")
+    assert shell("", *own(tmp_path), *AGENT, "prepares", "--file", file).returncode == 70
+    assert shell("2>&-", *own(tmp_path), *AGENT, "prepares", "--file", file).returncode == 74
+
+
+def test_no_file_gets_the_number_of_a_closed_descriptor(tmp_path):
+    """Else who prints would write into it."""
+    program = """
+import os, sys
+from agent.output import open_outputs
+open_outputs()
+assert os.open(sys.argv[1], os.O_RDWR | os.O_CREAT) > 2
+"""
+    file = tmp_path / "state"
+    assert shell("<&- >&- 2>&-", sys.executable, "-c", program, str(file)).returncode == 0
+    assert file.read_bytes() == b""
+
+
+def test_a_log_on_a_full_disk_costs_its_lines_and_stops_nobody():
+    program = """
+import logging, warnings
+from agent.cli.logs import log_to, stderr_handler
+from agent.output import open_outputs
+open_outputs()
+log_to(stderr_handler())
+logging.getLogger("agent").error("a line")
+warnings.warn("another")
+print("lives")
+"""
+    for redirected in ("2>/dev/full", "2>&-"):
+        done = shell(redirected, sys.executable, "-c", program)
+        assert (done.returncode, done.stdout, done.stderr) == (0, "lives\n", "")
+
+
+# --- the bench ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("arguments", ["--help", "--check bytes"])
+def test_the_bench_does_so_too(arguments):
+    done = shell(">/dev/full", *BENCH, *arguments.split())
+    assert done.returncode == 74
+    assert done.stderr == "python -m agent.bench: standard output: No space left on device\n"
+
+
+def test_a_bench_whose_reader_went_away_is_141():
+    read, write = os.pipe()
+    os.close(read)
+    done = subprocess.run([*BENCH, "--help"], stdout=write, stderr=subprocess.PIPE, text=True, check=False)
+    os.close(write)
+    assert (done.returncode, done.stderr) == (141, "")
