@@ -14,6 +14,7 @@ import logging
 import os
 import random
 import signal
+import stat
 import sys
 import threading
 import time
@@ -115,6 +116,8 @@ def _serve(config: Config, on_report: Callable[[Report], None] | None) -> None:
         raise
     source = LinkedSource(node)
 
+    # nobody refuses to run any more
+    log.info("drahealth %s on %s, sockets in %s", VERSION, config.node_name, config.runtime_dir)
     links.restore()
     path = config.state_dir / faults.FILE
     kept, problem = faults.load(path)
@@ -243,6 +246,9 @@ def _directory_lock(runtime_dir: Path) -> Iterator[None]:
         raise PermissionDenied(f"{path}: {error.strerror}; choose another with --runtime-dir") from error
     except OSError as error:
         raise ConfigError(f"{path}: {error.strerror}") from error
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
+        os.close(fd)
+        raise ConfigError(f"{path}: is in the way, and is no file; remove it")
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -250,8 +256,9 @@ def _directory_lock(runtime_dir: Path) -> Iterator[None]:
         os.close(fd)
         raise Busy(f"{runtime_dir}: another agent (pid {holder}) serves this directory") from None
     try:
-        os.ftruncate(fd, 0)
-        os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
+        with suppress(OSError):  # a full disk: who comes second is not told who was first
+            os.ftruncate(fd, 0)
+            os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
         yield
     finally:
         os.close(fd)

@@ -336,6 +336,14 @@ def test_a_suite_that_fails_is_named_and_what_the_others_found_is_kept(tmp_path:
     assert "encode.8.core" in pyperf.read(done.stdout)
 
 
+def test_a_plot_that_cannot_be_drawn_is_named_and_what_was_found_is_kept(tmp_path: Path) -> None:
+    file = tmp_path / "none" / "plot.svg"
+    done = bench("--quick", "--json", "--suite", "encode", "--plot", str(file))
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[1:] == [f"python -m agent.bench: {file}: No such file or directory"]
+    assert "encode.8.core" in pyperf.read(done.stdout)
+
+
 @pytest.mark.parametrize("arguments", [("--record",), ("--against", "HEAD")])
 def test_a_program_that_is_not_there_is_named(arguments: tuple[str, ...], tmp_path: Path) -> None:
     done = bench(*arguments, path=tmp_path)

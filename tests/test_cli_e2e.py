@@ -1,5 +1,6 @@
 """The command line as people and systemd use it: real processes and sockets, a sysfs of plain files."""
 
+import itertools
 import json
 import os
 import pty
@@ -13,7 +14,11 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from agents import short_tmp
+from small_disk import run_on_small_disk
 from wire.serving import eventually
+
+__all__ = ["short_tmp"]
 
 DRIVER = "demo.drahealth.example"
 AGENT = [sys.executable, "-m", "agent"]
@@ -186,12 +191,21 @@ def test_a_second_agent_on_the_directory_is_refused(node, agent):
     assert f"another agent (pid {agent.pid}) serves this directory" in done.stderr
 
 
-def test_a_directory_that_cannot_be_made_is_refused_in_one_line(node, tmp_path):
-    (tmp_path / "run").write_text("a file")
+@pytest.mark.parametrize(
+    ("there", "words"),
+    [
+        ("", "is no directory; choose another with --runtime-dir"),
+        ("agent.lock", "is in the way, and is no file; remove it"),
+        ("agent.sock", "is in the way, and is no socket; remove it"),
+        ("drivers", "is no directory; choose another with --runtime-dir"),
+    ],
+)
+def test_what_is_in_its_way_is_refused_in_one_line_and_before_anything_else(node, there, words):
+    path = node.runtime_dir / there
+    path.parent.mkdir(exist_ok=True)
+    os.mkfifo(path)
     done = subprocess.run(node.run_args(), capture_output=True, text=True, check=False)
-    assert done.returncode == 78
-    assert done.stderr.splitlines()[-1].startswith("drahealth: ")
-    assert "Traceback" not in done.stderr
+    assert (done.returncode, done.stderr) == (78, f"drahealth: {path}: {words}\n")
 
 
 def test_on_a_terminal_run_shows_a_live_table_and_leaves_it_behind(node):
@@ -204,6 +218,28 @@ def test_on_a_terminal_run_shows_a_live_table_and_leaves_it_behind(node):
         screen.read_until("\x1b[?1049l")
         assert "1 unhealthy" in screen.read_until("cgroups")
         assert process.wait() == 0
+
+
+def test_on_a_full_disk_an_agent_runs_and_holds_its_directory_all_the_same(node, short_tmp):
+    program = f"""
+import signal, subprocess
+disk = {str(short_tmp)!r}
+with open(f"{{disk}}/full", "wb", buffering=0) as full:
+    full.write(bytes(1 << 20))  # as much of it as there is room for
+command = {node.run_args()!r}
+command += ["--runtime-dir", f"{{disk}}/run", "--state-dir", f"{{disk}}/state"]
+with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as agent:
+    next(line for line in agent.stderr if "hugepages-2mi-node0 Healthy" in line)
+    second = subprocess.run(command, stderr=subprocess.PIPE, text=True)
+    print(second.returncode, second.stderr, end="")
+    agent.send_signal(signal.SIGTERM)
+    agent.stderr.read()
+    print(agent.wait())
+"""
+    assert run_on_small_disk(program, short_tmp) == [
+        f"75 drahealth: {short_tmp}/run: another agent (pid unknown) serves this directory",
+        "0",
+    ]
 
 
 # --- watch -------------------------------------------------------------------------------------------------
@@ -306,7 +342,8 @@ def test_watch_on_a_terminal_that_goes_away_is_74(node, agent):
         os.close(terminal)
         Screen(screen).read_until("2 healthy")
         os.close(screen)
-        node.resize(4)
+        pages = itertools.cycle((4, 5))  # it hears of its terminal when it has something to show
+        eventually(lambda: node.resize(next(pages)) or process.poll() is not None, "its end", 30.0)
         assert process.stderr.read() == "drahealth: the terminal: Input/output error\n"
         assert process.wait() == 74
 

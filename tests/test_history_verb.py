@@ -136,6 +136,11 @@ def test_what_runs_comes_first_and_then_what_ended_last(node: Recorded) -> None:
     assert out.startswith("3 uses of devices: 1 running, 2 ended, 1 of them")
 
 
+def test_a_state_directory_that_is_none_is_a_mistake_and_not_an_empty_record(node: Recorded) -> None:
+    node.state.write_text("a file")
+    assert node.run() == (70, "", f"drahealth: {node.state}/history.sqlite: Not a directory\n")
+
+
 def test_a_bad_end_is_no_bad_exit_code(node: Recorded) -> None:
     node.keep(BROKE)
     assert node.run()[0] == 0

@@ -175,9 +175,10 @@ def test_what_goes_is_unreadable_and_not_zero(sysfs: Path, procfs: Path) -> None
 
 
 def test_a_root_that_does_not_exist_is_why_it_is_absent(tmp_path: Path, procfs: Path) -> None:
-    with watch(tmp_path / "nowhere", procfs) as one:
+    root = tmp_path / "nowhere"
+    with watch(root, procfs) as one:
         edac = source(one.next(), "edac")
-    assert (edac.state, edac.detail) == (SourceState.ABSENT, "sysfs root: No such file or directory")
+    assert (edac.state, edac.detail) == (SourceState.ABSENT, f"sysfs root {root}: No such file or directory")
 
 
 def test_what_did_not_change_is_not_decoded_again(sysfs: Path, procfs: Path) -> None:

@@ -364,7 +364,9 @@ def test_a_source_without_its_root_says_why(
         sampler.run_pass()
         sources = read(sampler).sources
     assert {source.state for source in sources} == {state}
-    assert {source.detail for source in sources} == {f"sysfs root: {why}", f"cgroupfs root: {why}"}
+    assert {source.detail for source in sources} == {
+        f"sysfs root {root}: {why}", f"cgroupfs root {root}: {why}"
+    }  # fmt: skip
 
 
 def test_a_group_that_cannot_be_read_says_why(fixture: SamplerOptions) -> None:

@@ -75,14 +75,14 @@ def _measure(args: argparse.Namespace) -> int:
             print(f"python -m agent.bench: {name}: {error}", file=sys.stderr)
             outcomes[name] = Outcome(skipped=[f"{name}: all of it: {error}"])
             failed = True
-    if args.plot:
-        args.plot.write_text(plot.plot(outcomes, held_to))
     if args.json:
         print(pyperf.suite(machine, outcomes))
     elif args.md:
         print(report.markdown(machine, outcomes, held_to, args.plot), end="")
     else:
         print(report.text(machine, outcomes, held_to), end="")
+    if args.plot:
+        _write(args.plot, plot.plot(outcomes, held_to))
     return MISSED if failed else 0
 
 
@@ -90,19 +90,26 @@ def _compare(args: argparse.Namespace) -> int:
     turns = against.QUICK_TURNS if args.quick else against.FULL_TURNS
     machine = host()
     found = against.against(_checkout("--against"), args.against, args.suite or tuple(SUITES), turns)
-    if args.plot:
-        args.plot.write_text(plot.plot_comparison(found))
     show = versus.markdown if args.md else versus.text
     print(show(machine, found), end="")
+    if args.plot:
+        _write(args.plot, plot.plot_comparison(found))
     return 0
 
 
 def _record(root: Path) -> int:
     table, values = counts.record(root)
     path = root / budgets.FILE
-    path.write_text(budgets.with_table(path.read_text(), table, values))
+    _write(path, budgets.with_table(path.read_text(), table, values))
     print(f"{path}: [{table}] {values}")
     return 0
+
+
+def _write(path: Path, text: str) -> None:
+    try:
+        path.write_text(text)
+    except OSError as error:
+        raise Unmeasured(f"{path}: {error.strerror}") from None
 
 
 def _checkout(option: str) -> Path:

@@ -82,7 +82,7 @@ def _read(path: Path) -> Record | None:
 
     try:
         return read(path)
-    except (FileNotFoundError, NotADirectoryError):
+    except FileNotFoundError:
         return None
     except PermissionError as error:
         raise PermissionDenied(f"{path}: {error.strerror}") from None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import shlex
 import sys
@@ -22,8 +21,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from agent.cli.terminal import Style
-
-LOG = logging.getLogger(__name__)
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -50,7 +47,6 @@ def main(args: Namespace) -> int:
             table.close()
         return 0
     log_to(stderr_handler())
-    LOG.info("drahealth %s on %s, sockets in %s", VERSION, config.node_name, config.runtime_dir)
     report_log = ReportLog()
     try:
         daemon.run(config, on_report=report_log.show)

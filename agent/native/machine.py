@@ -6,17 +6,18 @@ Owns the thread. Does not decide anything about what it reads.
 import errno
 import os
 import struct
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from agent.errors import ConfigError, ProbeError
 from agent.model.machine import CoreSample, DimmSample, MachineSample, NumaSample, PressureSample
-from agent.model.reading import Reading, error_text
+from agent.model.reading import Reading
 from agent.model.source import SourceSample
 from agent.model.time import NS
 from agent.native._core import ffi, lib
 from agent.native.publication import Copied, Publication, Same, Table
-from agent.native.records import escaped, reading, source
+from agent.native.records import escaped, failure_text, reading, source
 
 _HEAD_SIZE: Final = ffi.sizeof("struct dh_machine_head")
 _DIMM: Final = struct.Struct(f"=QQIIiIQQ{lib.DH_LABEL_LEN}s{lib.DH_LABEL_LEN}s")
@@ -92,10 +93,11 @@ class Machine:
         if code:
             raise ProbeError(f"machine: {os.strerror(-code) if -code < 4096 else f'code {code}'}")
         self._machine = out[0]
+        named = {lib.DH_MACHINE_SYSFS: sysfs_root, lib.DH_MACHINE_PROCFS: procfs_root}
         self._publication = Publication(
             lambda buffer, size: lib.dh_machine_read(self._machine, buffer, size),
             lib.dh_machine_size(self._machine),
-            Same(Decoder().sample),
+            Same(Decoder(named).sample),
             wake_fd,
         )
 
@@ -131,7 +133,9 @@ class Machine:
 class Decoder:
     """Turns copies of the core's tables into samples. Equal bytes keep their sample."""
 
-    def __init__(self) -> None:
+    def __init__(self, roots: Mapping[int, Path]) -> None:
+        """``roots`` has the path of each field that is one."""
+        self._roots = roots
         self._dimms = Table(_DIMM, _dimm, _dimm_key)
         self._numa = Table(_NUMA, _numa, lambda numa: (numa.node,))
         self._cores = Table(_CORE, _core, lambda core: (core.cpu,))
@@ -159,8 +163,13 @@ class Decoder:
             corrupted_kib=one(head.corrupted_kib, lib.DH_MEM_CORRUPTED),
             surplus_failed=one(head.surplus_failed, lib.DH_SURPLUS_FAILED),
             smt_active=one(head.smt_active, lib.DH_SMT_ACTIVE),
-            sources=tuple(_source(head.source[i], name) for i, name in _SOURCE_NAMES.items()),
+            sources=tuple(self._source(head.source[i], name) for i, name in _SOURCE_NAMES.items()),
         )
+
+    def _source(self, record: Any, name: str) -> SourceSample:
+        field, err = record.err_field, record.err
+        detail = failure_text(field_name(field), self._roots.get(field), err) if err else ""
+        return source(record, name, detail, vital=False)  # without these a machine is watched in all else
 
 
 def _dimm(raw: tuple[Any, ...]) -> DimmSample:
@@ -196,8 +205,3 @@ def _core(raw: tuple[Any, ...]) -> CoreSample:
     return CoreSample(
         cpu, *(reading(value, lib.DH_CORE_CORE + i, valid, seen, err) for i, value in enumerate(values))
     )
-
-
-def _source(record: Any, name: str) -> SourceSample:
-    detail = f"{field_name(record.err_field)}: {error_text(record.err)}" if record.err else ""
-    return source(record, name, detail, vital=False)  # a machine without these is watched in all else

@@ -2,8 +2,10 @@
 
 import errno
 import struct
+from collections.abc import Mapping
 from functools import lru_cache
 from itertools import starmap
+from pathlib import Path
 from typing import Any, Final
 
 from agent.model.cpuset import CpuSet
@@ -73,11 +75,9 @@ def field_name(field: int) -> str:
     return f"field {field}" if name == ffi.NULL else ffi.string(name).decode()
 
 
-def failure_text(field: int, err: int) -> str:
-    """A failed read in words: ``nr_hugepages: Input/output error``. Empty if there was none."""
-    if not err:
-        return ""
-    return f"{field_name(field)}: {error_text(err)}"
+def failure_text(name: str, root: Path | None, err: int) -> str:
+    """A failed read in words: ``nr_hugepages: Input/output error``, ``sysfs root /x: Not a directory``."""
+    return f"{name} {root}: {error_text(err)}" if root else f"{name}: {error_text(err)}"
 
 
 def _missing(seen: int, err: int, field: int) -> Missing:
@@ -105,7 +105,9 @@ class Decoder:
     decoded.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, roots: Mapping[int, Path]) -> None:
+        """``roots`` has the path of each field that is one."""
+        self._roots = roots
         self._cpus = Table(_CPUS, _cpus)
         self._nodes = Table(_NODE, _node, lambda node: (node.node,))
         self._throttle = Table(_THROTTLE, _throttle)
@@ -127,7 +129,7 @@ class Decoder:
             throttle=self._throttle.samples(data, throttle_at, pools_at),
             pools=self._pools.samples(data, pools_at, groups_at),
             groups=self._groups.samples(data, groups_at, len(data)),
-            sources=tuple(starmap(_source, zip(_SOURCE_NAMES, sources, strict=True))),
+            sources=tuple(starmap(self._source, zip(_SOURCE_NAMES, sources, strict=True))),
             core=CoreStats(
                 passes=passes,
                 wakes=seq,
@@ -141,6 +143,11 @@ class Decoder:
                 unwatched=unwatched,
             ),
         )
+
+    def _source(self, name: str, raw: tuple[int, ...]) -> SourceSample:
+        state, err_field, err, _, passes, beat_ns, period_ns, failures = raw
+        detail = failure_text(field_name(err_field), self._roots.get(err_field), err) if err else ""
+        return SourceSample(name, SOURCE_STATES[state], beat_ns, period_ns, failures, detail, passes)
 
 
 def _cpus(raw: tuple[Any, ...]) -> CpuSample:
@@ -231,9 +238,3 @@ def source(record: Any, name: str, detail: str, *, vital: bool) -> SourceSample:
         passes=record.passes,
         vital=vital,
     )
-
-
-def _source(name: str, raw: tuple[int, ...]) -> SourceSample:
-    state, err_field, err, _, passes, beat_ns, period_ns, failures = raw
-    detail = failure_text(err_field, err)
-    return SourceSample(name, SOURCE_STATES[state], beat_ns, period_ns, failures, detail, passes)

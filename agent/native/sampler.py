@@ -89,7 +89,7 @@ class Sampler:
         self._publication = Publication(
             lambda buffer, size: lib.dh_sampler_read(self._sampler, buffer, size),
             lib.dh_sampler_size(self._sampler),
-            Decoder().snapshot,
+            Decoder({lib.DH_SYSFS: options.sysfs_root, lib.DH_CGROUPFS: options.cgroupfs_root}).snapshot,
             self._fd,
         )
 
