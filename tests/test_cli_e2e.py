@@ -159,6 +159,17 @@ def test_scan_of_a_node_whose_reads_hang_names_the_sources_and_is_unknown(node):
     assert re.search(r"a read hangs in the kernel: no word of .*cpus", done.stderr)
 
 
+def test_ctrl_c_in_a_scan_is_130_and_quiet(node):
+    cpulist = node.sysfs / "devices/system/node/node0/cpulist"
+    cpulist.unlink()
+    os.mkfifo(cpulist)
+    with started(*AGENT, "scan", *node.roots, stream="stderr") as scan:
+        with cpulist.open("w"):  # returns when it reads, for which it would wait 5 s
+            scan.send_signal(signal.SIGINT)
+            assert scan.stderr.read() == ""
+        assert scan.wait() == 130
+
+
 # --- run ---------------------------------------------------------------------------------------------------
 
 
@@ -348,10 +359,29 @@ def test_watch_on_a_terminal_that_goes_away_is_74(node, agent):
         assert process.wait() == 74
 
 
-def test_an_agent_whose_log_nobody_takes_serves_on_and_ends_on_sigterm(node):
-    with open("/dev/full", "w") as full, subprocess.Popen(node.run_args(), stderr=full) as agent:
+@contextmanager
+def full_disk() -> Iterator[int]:
+    with open("/dev/full", "wb", buffering=0) as full:
+        yield full.fileno()
+
+
+@contextmanager
+def unread_pipe() -> Iterator[int]:
+    """It takes not one byte more; who writes to it waits."""
+    read, write = os.pipe()
+    with os.fdopen(os.open(f"/proc/self/fd/{write}", os.O_WRONLY | os.O_NONBLOCK), "wb", buffering=0) as same:
+        while same.write(b"#"):
+            pass
+    yield write
+    os.close(read)
+    os.close(write)
+
+
+@pytest.mark.parametrize("log", [full_disk, unread_pipe])
+def test_an_agent_whose_log_nobody_takes_starts_and_serves_on_and_ends_on_sigterm(node, log):
+    where = ["--runtime-dir", str(node.runtime_dir)]
+    with log() as stderr, subprocess.Popen(node.run_args(), stderr=stderr) as agent:
         try:
-            where = ["--runtime-dir", str(node.runtime_dir)]
             eventually(lambda: cli("status", *where).returncode == 0, "an agent that has looked", 30.0)
             node.resize(4)
             eventually(lambda: cli("status", *where).returncode == 2, "one that has looked again", 30.0)

@@ -124,18 +124,20 @@ assert os.open(sys.argv[1], os.O_RDWR | os.O_CREAT) > 2
 
 def test_a_log_on_a_full_disk_costs_its_lines_and_stops_nobody():
     program = """
-import logging, warnings
-from agent.cli.logs import log_to, stderr_handler
+import logging, sys, warnings
+from agent.cli.logs import LineFormatter, log_to
+from agent.cli.report_log import ReportLog
 from agent.output import open_outputs
 open_outputs()
-log_to(stderr_handler())
+log = ReportLog(sys.stderr, LineFormatter(journal=False))
+log_to(log.backlog)
 logging.getLogger("agent").error("a line")
 warnings.warn("another")
-print("lives")
+print("lives", log.close())
 """
     for redirected in ("2>/dev/full", "2>&-"):
         done = shell(redirected, sys.executable, "-c", program)
-        assert (done.returncode, done.stdout, done.stderr) == (0, "lives\n", "")
+        assert (done.returncode, done.stdout, done.stderr) == (0, "lives True\n", "")
 
 
 # --- the bench ---------------------------------------------------------------------------------------------

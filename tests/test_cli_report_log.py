@@ -3,13 +3,17 @@
 import logging
 import os
 from collections.abc import Iterator
+from typing import Final, TextIO
 
 import pytest
 from cli_reports import SHRUNK, device, report
 
 from agent.cli.changes import Change
+from agent.cli.logs import HELD, Backlog, LineFormatter
 from agent.cli.report_log import LINES, WINDOW_S, Limit, ReportLog
 from agent.model.health import Severity
+
+LOG: Final = logging.getLogger("agent.somebody")
 
 
 def change(subject: str, message: str = "") -> Change:
@@ -61,48 +65,77 @@ def test_a_flood_of_one_kind_of_note_is_none_of_another():
     assert Limit().take(notes, 0) == notes
 
 
-class Pipe(logging.Handler):
-    """Log records, one line each, into a pipe."""
+class Log:
+    """A log whose lines go into a pipe, and what reads it."""
 
-    def __init__(self, fd: int) -> None:
-        super().__init__()
-        self._fd = fd
+    def __init__(self, read: int, stream: TextIO) -> None:
+        self.read = read
+        self.reports = ReportLog(stream, logging.Formatter("%(levelname)s %(message)s"))
 
-    def emit(self, record: logging.LogRecord) -> None:
-        os.write(self._fd, f"{record.levelname} {record.getMessage()}\n".encode())
+    def read_until(self, words: str) -> str:
+        """What it says up to the line with these words, which ends what can be read."""
+        seen = ""
+        while words not in seen or not seen.endswith("\n"):
+            seen += os.read(self.read, 65536).decode()
+        return seen
 
 
 @pytest.fixture
-def log() -> Iterator[int]:
-    """What reads the agent's log."""
+def log() -> Iterator[Log]:
     read, write = os.pipe()
-    handler, logger = Pipe(write), logging.getLogger("agent")
-    level = logger.level
-    logger.addHandler(handler)
-    logger.setLevel(logging.INFO)
-    yield read
-    logger.removeHandler(handler)
-    logger.setLevel(level)
+    with os.fdopen(write, "w") as stream:
+        log, logger = Log(read, stream), logging.getLogger("agent")
+        level = logger.level
+        logger.addHandler(log.reports.backlog)
+        logger.setLevel(logging.INFO)
+        yield log
+        logger.removeHandler(log.reports.backlog)
+        logger.setLevel(level)
+        log.reports.close()
     os.close(read)
-    os.close(write)
 
 
 def test_reports_are_logged_with_a_level_each_and_the_last_before_it_closes(log):
-    reports = ReportLog()
-    reports.show(report(device("gpu-0")))
-    assert os.read(log, 65536) == b"INFO gpu-0 Healthy\n"
-    reports.show(report(device("gpu-0", SHRUNK)))
-    assert reports.close()
-    assert os.read(log, 65536).startswith(b"ERROR gpu-0 Unhealthy mem.hugepages.pool_shrunk: ")
+    log.reports.show(report(device("gpu-0")))
+    assert log.read_until("gpu-0") == "INFO gpu-0 Healthy\n"
+    log.reports.show(report(device("gpu-0", SHRUNK)))
+    assert log.reports.close()
+    assert log.read_until("gpu-0").startswith("ERROR gpu-0 Unhealthy mem.hugepages.pool_shrunk: ")
 
 
-def test_a_log_that_nobody_reads_holds_up_neither_reports_nor_the_end(log):
-    reports = ReportLog()
+def test_what_is_logged_beside_reports_is_written_in_its_order(log):
+    for number in range(100):
+        LOG.info("line %d", number)
+    assert log.reports.close()
+    assert log.read_until("line 99") == "".join(f"INFO line {number}\n" for number in range(100))
+
+
+def test_a_log_that_nobody_reads_holds_up_neither_reports_nor_who_logs_nor_the_end(log):
     large = report(*(device(f"gpu-{i}", SHRUNK) for i in range(2000)))
     for _ in range(1000):
-        reports.show(large)
-    assert not reports.close()
-    seen = b""
-    while b"gpu-1999 Unhealthy" not in seen:  # once somebody reads, it goes on
-        seen += os.read(log, 65536)
-    reports._thread.join()
+        log.reports.show(large)
+    LOG.warning("beside it")
+    assert not log.reports.close()
+    seen = log.read_until("gpu-1999 Unhealthy")  # once somebody reads, it goes on
+    assert "WARNING beside it\n" in seen
+    log.reports._thread.join()
+
+
+def test_of_lines_that_are_too_many_the_oldest_are_lost_and_their_number_is_told():
+    woken: list[None] = []
+    backlog = Backlog(LineFormatter(journal=True), lambda: woken.append(None))
+    for number in range(HELD + 42):
+        backlog.handle(logging.makeLogRecord({"levelno": logging.INFO, "msg": f"line {number}"}))
+    assert len(woken) == HELD + 42
+    lost, *lines = backlog.take().splitlines()
+    assert lost == "<4>42 lines are lost: whoever reads this log stood still"
+    assert lines == [f"<6>line {number}" for number in range(42, HELD + 42)]
+    assert backlog.is_empty()
+    assert backlog.take() == ""
+
+
+def test_a_line_that_cannot_be_formatted_is_named_and_stops_nobody():
+    backlog = Backlog(LineFormatter(journal=True), lambda: None)
+    wrong = {"pathname": "somebody.py", "lineno": 7, "msg": "%d pages", "args": ("no",)}
+    backlog.handle(logging.makeLogRecord(wrong))
+    assert backlog.take() == "<4>somebody.py:7: a line that cannot be logged: TypeError\n"

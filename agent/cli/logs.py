@@ -5,11 +5,10 @@ The library part of the agent only speaks to ``logging``; how that is written is
 
 import logging
 import os
-import sys
-from collections.abc import Mapping
+from collections import deque
+from collections.abc import Callable, Mapping
 from typing import Final, TextIO
 
-from agent.errors import OutputError
 from agent.model.health import Severity
 from agent.model.time import rfc3339
 
@@ -29,6 +28,9 @@ LEVEL_OF_SEVERITY: Final = {
     Severity.UNKNOWN: logging.WARNING,
     Severity.UNHEALTHY: logging.ERROR,
 }
+
+HELD: Final = 1000
+"""Lines that wait for whoever reads the log. Of more the oldest are lost."""
 
 
 class LineFormatter(logging.Formatter):
@@ -67,23 +69,53 @@ def is_journal(stream: TextIO, environ: Mapping[str, str]) -> bool:
     return named == f"{stat.st_dev}:{stat.st_ino}"
 
 
-class LogStream(logging.StreamHandler[TextIO]):
-    """A stream to log to. A full disk behind it, or a reader that has gone, costs lines and stops nobody."""
+class Backlog(logging.Handler):
+    """What is logged, until the one thread that writes it comes: no other waits for whoever reads the log."""
 
-    def handleError(self, record: logging.LogRecord) -> None:
-        if not isinstance(sys.exception(), OutputError):
-            super().handleError(record)
+    def __init__(self, formatter: logging.Formatter, wake: Callable[[], None]) -> None:
+        """``wake`` is called with every record, in any thread."""
+        super().__init__()
+        self.setFormatter(formatter)
+        self._wake = wake
+        self._lines: deque[str] = deque(maxlen=HELD)
+        self._lost = 0
+
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            line = self.format(record)
+        except Exception as error:  # whoever wrote that line of code ends nobody with it
+            where = f"{record.pathname}:{record.lineno}"
+            line = self.format(_warning(f"{where}: a line that cannot be logged: {type(error).__name__}"))
+        self._lost += len(self._lines) == HELD
+        self._lines.append(line)
+        self._wake()
+
+    def is_empty(self) -> bool:
+        """Whether nothing waits."""
+        return not self._lines
+
+    def take(self) -> str:
+        """All lines that wait, behind one that says how many do not any more."""
+        self.acquire()
+        try:
+            lines, lost = list(self._lines), self._lost
+            self._lines.clear()
+            self._lost = 0
+        finally:
+            self.release()
+        if lost:
+            lines.insert(
+                0, self.format(_warning(f"{lost} lines are lost: whoever reads this log stood still"))
+            )
+        return "".join(f"{line}\n" for line in lines)
+
+
+def _warning(text: str) -> logging.LogRecord:
+    return logging.makeLogRecord({"levelno": logging.WARNING, "levelname": "WARNING", "msg": text})
 
 
 def log_to(handler: logging.Handler) -> None:
     """Sends what the agent logs to this handler, and of others what is a warning at least."""
     logging.basicConfig(handlers=[handler], level=logging.WARNING, force=True)
-    logging.captureWarnings(True)  # Python's own would raise where standard error takes nothing
+    logging.captureWarnings(True)  # Python's own would wait for standard error, or raise
     logging.getLogger("agent").setLevel(logging.INFO)
-
-
-def stderr_handler() -> logging.Handler:
-    """Standard error, in the form that whoever reads it wants."""
-    handler = LogStream(sys.stderr)
-    handler.setFormatter(LineFormatter(journal=is_journal(sys.stderr, os.environ)))
-    return handler

@@ -1,15 +1,18 @@
-"""The reports as log lines: what is new in each, and no more of a topic than somebody can read."""
+"""The log: what is new in each report, no more of a topic than somebody can read, and what else is logged."""
 
 import logging
 import time
 from collections import deque
 from collections.abc import Iterable
-from typing import Final, NamedTuple
+from contextlib import suppress
+from typing import Final, NamedTuple, TextIO
 
 from agent.cli.changes import Change, changes
-from agent.cli.logs import LEVEL_OF_SEVERITY
+from agent.cli.logs import LEVEL_OF_SEVERITY, Backlog
 from agent.cli.teller import Teller
 from agent.cli.text import format_count
+from agent.errors import OutputError
+from agent.model.report import Report
 
 LINES: Final = 4
 WINDOW_S: Final = 10.0
@@ -78,10 +81,17 @@ def _summary(held: _Held) -> Change:
 
 
 class ReportLog(Teller):
-    """Logs what each report says that the one before did not, until it is closed."""
+    """Logs what each report says that the one before did not, and writes all that is logged, until closed."""
 
-    def __init__(self) -> None:
+    def __init__(self, stream: TextIO, formatter: logging.Formatter) -> None:
+        """``stream`` gets what is logged to :attr:`backlog`, in the form that ``formatter`` gives it."""
+        self._stream = stream
+        self.backlog = Backlog(formatter, self._wake)
         super().__init__("dh-log")
+
+    def _wake(self) -> None:
+        with self._news:
+            self._news.notify()
 
     def _run(self) -> None:
         limit, before, is_closed = Limit(), None, False
@@ -89,9 +99,19 @@ class ReportLog(Teller):
             due_s = limit.due_s()
             with self._news:
                 left_s = None if due_s is None else max(0.0, due_s - time.monotonic())
-                self._news.wait_for(lambda: self._is_closed or self._report is not before, left_s)  # noqa: B023
+                self._news.wait_for(lambda: self._has_news(before), left_s)  # noqa: B023
                 is_closed, report = self._is_closed, self._report
             news = changes(before, report) if report is not None and report is not before else []
             before = report
             for change in limit.take(news, time.monotonic()):
                 LOG.log(LEVEL_OF_SEVERITY[change.severity], "%s", change.words)
+                self._write()
+            self._write()
+
+    def _write(self) -> None:
+        with suppress(OutputError):  # a full disk, or a reader that has gone, costs lines and stops nobody
+            self._stream.write(self.backlog.take())
+            self._stream.flush()
+
+    def _has_news(self, before: Report | None) -> bool:
+        return self._is_closed or self._report is not before or not self.backlog.is_empty()

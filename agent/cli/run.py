@@ -8,7 +8,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from agent.cli.live import LogLines, live_table
-from agent.cli.logs import log_to, stderr_handler
+from agent.cli.logs import LineFormatter, is_journal, log_to
 from agent.cli.report_log import ReportLog
 from agent.cli.terminal import can_redraw, program
 from agent.cli.text import clean
@@ -46,8 +46,8 @@ def main(args: Namespace) -> int:
         finally:
             table.close()
         return 0
-    log_to(stderr_handler())
-    report_log = ReportLog()
+    report_log = ReportLog(sys.stderr, LineFormatter(journal=is_journal(sys.stderr, os.environ)))
+    log_to(report_log.backlog)
     try:
         daemon.run(config, on_report=report_log.show)
     finally:
