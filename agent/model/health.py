@@ -2,9 +2,11 @@
 
 from dataclasses import dataclass
 from enum import IntEnum, StrEnum
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from agent.model.time import Instant
+
+_new: Final = tuple.__new__  # what a NamedTuple calls itself with takes each field by its name, in Python
 
 
 class Severity(IntEnum):
@@ -111,7 +113,9 @@ class DeviceHealth(NamedTuple):
 
     def again(self, verified: Instant, timeout_s: int) -> "DeviceHealth":
         """The same, verified anew."""
-        return DeviceHealth(*self[:-5], verified, timeout_s, *self[-3:])
+        pool, name, kind, health, severity, text, since, _, _, causes, attrs, driver = self
+        said = (pool, name, kind, health, severity, text, since, verified, timeout_s, causes, attrs, driver)
+        return _new(DeviceHealth, said)
 
 
 @dataclass(frozen=True, slots=True)

@@ -92,8 +92,7 @@ def declared_verdicts(
     checks = samples_of(snapshot.checks)
     settling = Settling(look, before, settled, past, memory, snapshot, pools, checks)
     verdicts: dict[Subject, DeviceHealth] = {}
-    for subject, device in past.known.items():
-        found = settling.again(subject, device.kind)
+    for subject, device, found in settling.again():
         if found is not None:
             verdicts[subject] = found
             continue

@@ -7,11 +7,11 @@ driver's, is judged in every look; so is a whole kind if a source of its rules s
 read, and all of them when one begins anew.
 """
 
-from collections.abc import Container, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from agent.devices.inventory import Kind
+from agent.devices.inventory import Device, Kind
 from agent.health.declared.past import DeclaredPast
 from agent.health.host.catalogue import DECLARED_RULES
 from agent.health.host.devices import sources_of, unread
@@ -31,6 +31,7 @@ class Still(NamedTuple):
     """A device of which another look would find the same, and what the last one left behind."""
 
     declared: Declared
+    kind: Kind
     cpus: CpuSet
     """Those of which any change concerns it."""
     throttled: tuple[Growth, Growth] | None
@@ -52,6 +53,8 @@ class Settled:
     """Of all sources that there were: a rule whose source nobody reads is not judged."""
     grounds: Mapping[Kind, Ground] = field(default_factory=dict)
     """What the devices of each kind were judged by."""
+    declared: Mapping[Subject, Declared] = field(default_factory=dict)
+    """All that was declared."""
     devices: Mapping[Subject, Still] = field(default_factory=dict)
 
 
@@ -83,42 +86,59 @@ class Settling:
         memory: Memory,
         snapshot: Snapshot,
         pools: Pools,
-        checked: Container[Subject],
+        checked: Collection[Subject],
     ) -> None:
         self._look = look
         self._before = before
-        self._known = settled.devices
-        self._said = before.devices
-        self._declared = past.devices
+        self._past = past
         self._watched = memory.cpus.watched
         self._checked = checked
         self._kinds = dict(_kinds(look, before, settled, past, memory, snapshot, pools))
+        self._unmoved = self._unmoved_of(settled)
         self._still: dict[Subject, Still] = {}
 
-    def again(self, subject: Subject, kind: Kind) -> DeviceHealth | None:
-        """What is said of a device that need not be judged; None: it must be."""
-        still, of, said = self._known.get(subject), self._kinds.get(kind), self._said.get(subject)
-        if still is None or of is None or said is None:
-            return None
-        declared, cpus, throttled, causes, raised, not_applicable, not_evaluated, due_in_ns = still
-        if (
-            cpus & of.concerned
-            or said.causes != causes
-            or declared != self._declared.get(subject)
-            or (self._watched and throttled != self._throttled(subject))
-            or subject in self._checked
-        ):
-            return None
-        look = self._look
-        look.not_applicable += not_applicable
-        if not_evaluated:
-            look.not_evaluated += not_evaluated
-        if due_in_ns:
-            look.due_ns += [look.now.mono_ns + in_ns for in_ns in due_in_ns]
-        for code, source in raised:
-            look.again(subject, code, look.sources[source].passes)
-        self._still[subject] = still
-        return said.again(of.verified, with_lease(of.timeout_s, declared, self._before))
+    def again(self) -> Iterator[tuple[Subject, Device, DeviceHealth | None]]:
+        """All devices that are told of, in the order of a report, and what is said of each that need not be
+        judged; None: it must be, before the next one's turn.
+        """
+        look, kinds, unmoved, said_of = self._look, self._kinds, self._unmoved, self._before.devices
+        for subject, device in self._past.known.items():
+            still, said = unmoved.get(subject), said_of.get(subject)
+            if still is None or said is None or said.causes != still.causes:
+                yield subject, device, None
+                continue
+            declared, kind, _, _, _, raised, not_applicable, not_evaluated, due_in_ns = still
+            look.not_applicable += not_applicable
+            if not_evaluated:
+                look.not_evaluated += not_evaluated
+            if due_in_ns:
+                look.due_ns += [look.now.mono_ns + in_ns for in_ns in due_in_ns]
+            for code, source in raised:
+                look.again(subject, code, look.sources[source].passes)
+            self._still[subject] = still
+            _, _, verified, timeout_s = kinds[kind]
+            if declared.lease_s:
+                timeout_s = with_lease(timeout_s, declared, self._before)
+            yield subject, device, said.again(verified, timeout_s)
+
+    def _unmoved_of(self, settled: Settled) -> Mapping[Subject, Still]:
+        """Those that the last look settled and nothing new concerns: most often all."""
+        known, declared, kinds = settled.devices, self._past.devices, self._kinds
+        if declared is not settled.declared:
+            known = {subject: one for subject, one in known.items() if one.declared == declared.get(subject)}
+        if any(kind not in kinds or kinds[kind].concerned for kind in settled.grounds):
+            known = {
+                subject: one
+                for subject, one in known.items()
+                if one.kind in kinds and not one.cpus & kinds[one.kind].concerned
+            }
+        if self._checked:
+            known = {subject: one for subject, one in known.items() if subject not in self._checked}
+        if self._watched:
+            known = {
+                subject: one for subject, one in known.items() if one.throttled == self._throttled(subject)
+            }
+        return known
 
     def judged(self, subject: Subject, kind: Kind, found: DeviceHealth, begin: tuple[int, int, int]) -> None:
         """Takes a device that was judged: in the next look it may be settled.
@@ -131,10 +151,11 @@ class Settling:
         if kind not in self._kinds or raised is None or subject in self._checked:
             return
         not_applicable, not_evaluated, due_ns = begin
-        declared = self._declared[subject]
+        declared = self._past.devices[subject]
         rules = DECLARED_RULES[kind]
         self._still[subject] = Still(
             declared,
+            kind,
             cpus_near(declared),
             self._throttled(subject),
             found.causes,
@@ -148,7 +169,7 @@ class Settling:
         """What this look has settled."""
         grounds = {kind: of.ground for kind, of in self._kinds.items()}
         passes = {source.name: source.passes for source in self._look.sources.values()}
-        return Settled(passes, grounds, self._still)
+        return Settled(passes, grounds, self._past.devices, self._still)
 
     def _throttled(self, subject: Subject) -> tuple[Growth, Growth] | None:
         if (watched := self._watched.get(subject)) is None:
