@@ -414,6 +414,42 @@ def test_random_frames_end_nothing_but_their_own_connection(serving: Serving) ->
         assert listed(bystander) == ["cpu-node0"]
 
 
+def test_a_list_larger_than_the_window_goes_on_when_there_is_room(serving: Serving) -> None:
+    """Some of it at once, and not a byte more than the client takes; the rest when it has made room."""
+    with RawClient(serving.health, window=300) as client:
+        client.call()
+        _, first = client.next_of(DATA, 1)
+        serving.publish(device(verified=2, message="x" * 900))
+        _, data = client.next_of(DATA, 1)
+        assert len(data) == 300 - len(first)
+        client.send(frame(PING, 0, 0, bytes(8)))
+        found = client.next_frame()
+        assert found is not None
+        assert found[0] == PING, "nothing more has come before the answer"
+        client.send(frame(WINDOW_UPDATE, 0, 1, struct.pack(">I", 1 << 16)))
+        while len(data) < 5 + int.from_bytes(data[1:5], "big"):
+            data += client.next_of(DATA, 1)[1]
+        assert message_class("v1", "NodeWatchResourcesResponse").FromString(data[5:]).devices[0].message
+        serving.publish(device(verified=3))
+        assert listed(client) == ["cpu-node0"]
+
+
+def test_a_stream_that_is_reset_does_not_end_its_neighbours(serving: Serving) -> None:
+    with RawClient(serving.health) as client:
+        for stream in (1, 3):
+            client.call(stream)
+            assert listed(client, stream) == ["cpu-node0"]
+        client.send(frame(RST_STREAM, 0, 1, struct.pack(">I", CANCEL)))
+        client.send(frame(PING, 0, 0, bytes(8)))
+        client.next_of(PING, 0)  # it has been read
+        for second in range(2, 5):
+            serving.publish(device(verified=second))
+            while (found := client.next_frame()) is not None and found[0] != DATA:
+                pass
+            assert found is not None
+            assert found[2] == 3
+
+
 def stuck(path: Path) -> RawClient:
     """A client that takes any amount and reads nothing: its server's write buffer stays full."""
     client = RawClient(path, window=(1 << 31) - 1)

@@ -121,7 +121,7 @@ class Audience:
 
     def _push(self, subscriber: "_Subscriber") -> bool:
         messages = self._owed(subscriber)
-        if len(messages) > 1 or not all(send_message_nowait(subscriber.stream, one) for one in messages):
+        if len(messages) > 1 or (messages and not send_message_nowait(subscriber.stream, messages[0])):
             return False
         subscriber.number, subscriber.repeats = self._feed.number, self._repeats
         return True

@@ -1,8 +1,9 @@
 """grpclib with its edges closed: what a hostile, broken or stuck peer can do to a connection.
 
-This is what both sides share; ``server.py``, ``channel.py`` and ``bare_channel.py`` have the rest.
-Everything that needs grpclib's or h2's private parts is in these four. They were written against grpclib
-0.4.9 and h2 4.4; the requirements pin the first and bound the second. Where grpclib fell short:
+This is what both sides share; ``server.py``, ``channel.py`` and ``bare_channel.py`` have the rest, and
+``data.py`` how lists are framed. Everything that needs grpclib's or h2's private parts is in these five.
+They were written against grpclib 0.4.9 and h2 4.4; the requirements pin the first and bound the second.
+Where grpclib fell short:
 
 * a frame or event of a type that it does not know ended the connection (RFC 9113, 5.5: ignore it),
   and so did a header byte beyond ASCII;
@@ -19,7 +20,7 @@ Everything that needs grpclib's or h2's private parts is in these four. They wer
 """
 
 import asyncio
-import struct
+from collections.abc import Callable
 from typing import Any, Final
 
 import h2.exceptions
@@ -29,6 +30,8 @@ from grpclib.encoding.base import GRPC_CONTENT_TYPE
 from grpclib.exceptions import GRPCError
 from h2.config import H2Configuration
 from h2.events import Event, ResponseReceived
+
+from agent.serve.rpc.data import PREFIX, frames, message_frames, take_window
 
 Headers = list[tuple[str, str]]
 
@@ -142,18 +145,20 @@ class Stream(protocol.Stream):
         Returns:
             Whether it was sent. A stream that has ended has no room.
         """
-        h2_connection, stream_id = self._h2_connection, self.id
+        return self._write_nowait(len(data), frames, data)
+
+    def send_message_nowait(self, message: bytes) -> bool:
+        """The same of an encoded message, with what goes before it."""
+        return self._write_nowait(PREFIX.size + len(message), message_frames, message)
+
+    def _write_nowait(self, size: int, framed: Callable[[bytes, int, int], bytes], data: bytes) -> bool:
+        connection, stream_id = self._h2_connection, self.id
         if stream_id is None or not self.connection.write_ready.is_set():
             return False
-        try:
-            if len(data) > h2_connection.local_flow_control_window(stream_id):
-                return False
-            step = h2_connection.max_outbound_frame_size
-            for at in range(0, len(data), step):
-                h2_connection.send_data(stream_id, data[at : at + step])
-        except h2.exceptions.ProtocolError:
+        if not take_window(connection, stream_id, size):
             return False
-        self._transport.write(h2_connection.data_to_send())
+        before = connection.data_to_send()
+        self._transport.write(before + framed(data, stream_id, connection.max_outbound_frame_size))
         return True
 
 
@@ -166,9 +171,7 @@ def send_message_nowait(stream: server.Stream[Any, Any], message: bytes) -> bool
         Whether it was sent. If not, nothing was, and the request's task should send it.
     """
     h2_stream = stream._stream
-    return isinstance(h2_stream, Stream) and h2_stream.send_nowait(
-        struct.pack(">BI", 0, len(message)) + message
-    )
+    return isinstance(h2_stream, Stream) and h2_stream.send_message_nowait(message)
 
 
 def _with_content_type(headers: Headers) -> Headers:
