@@ -88,7 +88,8 @@ MISTAKES: Final = {
     "a look that keeps something": Mistake(
         "agent/pipeline.py",
         "    settings = state.settings\n    began = ",
-        "    step.__annotations__[str(id(state))] = object()\n    settings = state.settings\n    began = ",
+        "    step.__annotations__[str(len(step.__annotations__))] = object()\n"
+        "    settings = state.settings\n    began = ",
         ("allocations.quiet_look",),
     ),
 }
