@@ -30,7 +30,7 @@ class PlainSysfs:
 
     def __init__(self, root: Path) -> None:
         self.root = root
-        for name, cpus in (("present", "0-1"), ("online", "0-1"), ("offline", ""), ("isolated", "")):
+        for name, cpus in (("present", "0-1"), ("online", "0-1"), ("isolated", "")):
             self.write(f"devices/system/cpu/{name}", cpus)
         for counter in self.counters():
             self.write(counter, "0")

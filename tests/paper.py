@@ -78,7 +78,7 @@ def group_sample(
 
 def cpus_sample(online: CpuSet | Missing = 0b11) -> CpuSample:
     """The CPU sets of a machine with two CPUs."""
-    return CpuSample(0b11, online, 0b11 & ~online if isinstance(online, int) else online, 0)
+    return CpuSample(0b11, online, 0)
 
 
 class PaperNode:
@@ -146,7 +146,7 @@ class PaperNode:
 
     def starting(self) -> Snapshot:
         """What is published before the first pass is over."""
-        nobody = CpuSample(ABSENT, ABSENT, ABSENT, ABSENT)
+        nobody = CpuSample(ABSENT, ABSENT, ABSENT)
         state = SourceState.STARTING
         sources = [SourceSample(name, state, self.started_ns, self.period_ns, 0, "") for name in SOURCES]
         return Snapshot(seq=1, cpus=nobody, sources=tuple(sources))

@@ -39,7 +39,7 @@ class Node:
                 self.write(f"{base}/{pool}/{name}_hugepages", "0" if name == "surplus" else "8")
         for name in ("resv", "nr_overcommit"):
             self.write(f"kernel/mm/{pool}/{name}_hugepages", "0")
-        for name, cpus in (("present", "0-1"), ("online", "0-1"), ("offline", ""), ("isolated", "")):
+        for name, cpus in (("present", "0-1"), ("online", "0-1"), ("isolated", "")):
             self.write(f"devices/system/cpu/{name}", cpus)
         self.write("devices/system/node/online", "0")
         self.write("devices/system/node/node0/cpulist", "0-1")

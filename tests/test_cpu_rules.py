@@ -111,8 +111,7 @@ class PaperCpus:
 
 
 def cpu_sets(online: str, present: str = "0-3", isolated: str = "") -> CpuSample:
-    sets = parse_cpus(present), parse_cpus(online), parse_cpus(isolated)
-    return CpuSample(sets[0], sets[1], sets[0] & ~sets[1], sets[2])
+    return CpuSample(parse_cpus(present), parse_cpus(online), parse_cpus(isolated))
 
 
 def bad(code: str, evidence: str) -> Finding:

@@ -70,7 +70,7 @@ class FullNode(HostNode):
 
     def __init__(self) -> None:
         super().__init__()
-        self.cpus = CpuSample(ALL, ALL, 0, parse_cpus("1,4"))
+        self.cpus = CpuSample(ALL, ALL, parse_cpus("1,4"))
         self.nodes = {0: node_sample(0, ALL)}
         self.throttle: dict[int, Reading] = {}
         self.checks: dict[str, CheckSample] = {}
@@ -168,7 +168,7 @@ def test_what_is_found_while_nobody_looks_is_judged_when_somebody_does() -> None
 
 def test_a_cpu_that_goes_concerns_the_devices_that_have_it_or_share_its_core() -> None:
     node = settled_node()
-    node.cpus = node.cpus._replace(online=ALL & ~0b10, offline=0b10)
+    node.cpus = node.cpus._replace(online=ALL & ~0b10)
     assert node.judged() == {"core-1", "cores-1-2", "nobody"}
 
 

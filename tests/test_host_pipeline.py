@@ -166,13 +166,13 @@ def test_nodes_of_the_machine_that_come_later_are_told_of_and_held_to_what_they_
     more = NumaSample(1, 1 << 24, 0, 64, 0)
     assert node.machine is not None
     node.nodes[1] = node_sample(1, 0b1100)
-    node.cpus = node.cpus._replace(present=0b1111, online=0b1111, offline=0)
+    node.cpus = node.cpus._replace(present=0b1111, online=0b1111)
     node.pool(pool_sample(5, node=1))
     node.change(numa=(*node.machine.numa, more), nodes_online=0b11, nodes_memory=0b11)
     names = ["cpu-node1", "memory-node1", "hugepages-2mi-node1"]
     report = node.next()
     assert [named(report, name).health for name in names] == [Health.HEALTHY] * 3
-    node.cpus = node.cpus._replace(online=0b0111, offline=0b1000)
+    node.cpus = node.cpus._replace(online=0b0111)
     node.pool(pool_sample(4, node=1))
     node.change(numa=(node.machine.numa[0], more._replace(blocks_offline=1)))
     report = node.next()

@@ -116,12 +116,9 @@ def test_an_offline_cpu_wakes_and_stays_with_its_node() -> None:
         assert first.cpus.online & 0b10
         cpu.set_online(False)
         seen = until(sampler, lambda s: s.cpus.online == first.cpus.online & ~0b10)  # type: ignore[operator]
-        assert isinstance(seen.cpus.offline, int)
-        assert seen.cpus.offline & 0b10
         assert [node.cpus for node in seen.nodes] == [node.cpus for node in first.nodes]
         cpu.set_online(True)
         seen = until(sampler, lambda s: s.cpus.online == first.cpus.online)
-        assert seen.cpus.offline == first.cpus.offline
         assert all(source.state is not SourceState.FAILING for source in seen.sources)
 
 
@@ -142,9 +139,8 @@ def test_usage_moves_and_nobody_is_woken() -> None:
         anonymous = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | 0x40000  # MAP_HUGETLB
         with mmap.mmap(-1, size, flags=anonymous) as area:
             area[0] = 1
-            used = until(sampler, lambda s: pool_of(s, MIB2, None).free != free, woken=False)
-        quiet = until(sampler, lambda s: s.core.passes > used.core.passes + 10, woken=False)
-        assert pool_of(quiet, MIB2, None).free == free
+            until(sampler, lambda s: pool_of(s, MIB2, None).free != free, woken=False)
+        quiet = until(sampler, lambda s: pool_of(s, MIB2, None).free == free, woken=False)
         assert quiet.seq == first.seq
 
 
@@ -285,7 +281,6 @@ def fixture(tmp_path: Path) -> SamplerOptions:
     for directory in (cpu, pool, tmp_path / "cg"):
         directory.mkdir(parents=True)
     (cpu / "online").write_text("0\n")
-    (cpu / "offline").write_text("\n")
     (pool / "nr_hugepages").write_text("64\n")
     pods_on_disk(tmp_path / "cg", 3)
     return SamplerOptions(tmp_path / "sys", tmp_path / "cg", wakes=WAKES)
@@ -312,7 +307,6 @@ def test_unreadable_is_not_zero_and_absent_is_neither(fixture: SamplerOptions) -
         pool = pool_of(read(sampler), MIB2, None)
         assert pool.nr == 64
         assert pool.free == pool.overcommit == Missing(Absence.ABSENT, 2)
-        assert read(sampler).cpus.offline == 0
         assert read(sampler).cpus.isolated == Missing(Absence.ABSENT, 2)
 
         (fixture.sysfs_root / "kernel/mm/hugepages/hugepages-2048kB/nr_hugepages").write_text("many\n")

@@ -53,7 +53,7 @@ class Node:
         source = SourceSample("pci", SourceState.OK, self.now_ns, 60 * NS, 0, "", vital=False)
         bus = self.bus or ((self.function,) if self.function else ())
         kmsg = SourceSample("kmsg", self.log_state, self.now_ns, NS, 0, "", vital=False)
-        cpus = CpuSample(ABSENT, ABSENT, ABSENT, ABSENT)
+        cpus = CpuSample(ABSENT, ABSENT, ABSENT)
         log = LogSample((), kmsg)
         return Snapshot(1, cpus, sources=(source,), pci=bus, log=log, declared=self.declared)
 

@@ -13,24 +13,16 @@ import psutil
 
 from agent.bench.trees import Tree
 from agent.model.cpuset import parse_cpus
-from agent.model.reading import Missing
 from agent.model.snapshot import GroupSample, Snapshot
 
 Parse = Callable[[bytes], object]
 Key = tuple[str, ...]
-"""``("2048", "machine", "nr")``; of a group ``(uid, container, "mem_failcnt")``, or a size behind."""
+"""``("2048", "0", "nr")``; of a group ``(uid, container, "mem_failcnt")``, or a size behind."""
 File = tuple[Key, Path, Parse]
 """What it is called in the result, where it is, and how its text is read."""
 Values = dict[Key, object]
 
-MACHINE_FILES: Final = ("nr", "free", "surplus", "reserved", "overcommit")
-POOL_NAMES: Final = {
-    "nr": "nr_hugepages",
-    "free": "free_hugepages",
-    "surplus": "surplus_hugepages",
-    "reserved": "resv_hugepages",
-    "overcommit": "nr_overcommit_hugepages",
-}
+POOL_FILES: Final = {"nr": "nr_hugepages", "surplus": "surplus_hugepages"}
 
 
 class GoodReader:
@@ -91,29 +83,22 @@ def keyed(wanted: Mapping[bytes, str]) -> Parse:
 
 
 def machine_files(sysfs: Path) -> list[File]:
-    """What a quiet pass reads: two CPU lists, and the counters of every hugepage pool."""
-    files: list[File] = [
-        (("cpus", "online"), sysfs / "devices/system/cpu/online", cpu_list),
-        (("cpus", "offline"), sysfs / "devices/system/cpu/offline", cpu_list),
-    ]
-    nodes = sorted(sysfs.glob("devices/system/node/node[0-9]*/hugepages"))
-    for directory in (sysfs / "kernel/mm/hugepages", *nodes):
-        node = directory.parent.name.removeprefix("node") if directory in nodes else "machine"
-        for pool in sorted(directory.glob("hugepages-*kB")):
-            size = pool.name.removeprefix("hugepages-").removesuffix("kB")
-            for member in MACHINE_FILES:
-                files.append(((size, node, member), pool / POOL_NAMES[member], int))  # noqa: PERF401
-    return [file for file in files if file[1].exists()]
+    """What a quiet pass reads: which CPUs are online, and how large the hugepage pools of NUMA nodes are."""
+    files: list[File] = [(("cpus", "online"), sysfs / "devices/system/cpu/online", cpu_list)]
+    for pool in sorted(sysfs.glob("devices/system/node/node[0-9]*/hugepages/hugepages-*kB")):
+        size = pool.name.removeprefix("hugepages-").removesuffix("kB")
+        node = pool.parents[1].name.removeprefix("node")
+        files += [((size, node, member), pool / name, int) for member, name in POOL_FILES.items()]
+    return files
 
 
 def machine_values(snapshot: Snapshot) -> Values:
     """The same, as the core read it."""
-    values: Values = {("cpus", "online"): snapshot.cpus.online, ("cpus", "offline"): snapshot.cpus.offline}
+    values: Values = {("cpus", "online"): snapshot.cpus.online}
     for pool in snapshot.pools:
-        node = "machine" if pool.node is None else str(pool.node)
-        for member in MACHINE_FILES:
-            if not isinstance(value := getattr(pool, member), Missing):
-                values[str(pool.size_kib), node, member] = value
+        if pool.node is not None:
+            size, node = str(pool.size_kib), str(pool.node)
+            values |= {(size, node, member): getattr(pool, member) for member in POOL_FILES}
     return values
 
 

@@ -166,7 +166,7 @@ V2_FILES: Final = {
 }
 POOL_FILES: Final = {"nr_hugepages": "8\n", "free_hugepages": "8\n", "surplus_hugepages": "0\n"}
 MACHINE_POOL_FILES: Final = POOL_FILES | {"resv_hugepages": "0\n", "nr_overcommit_hugepages": "0\n"}
-CPU_FILES: Final = {"present": "0-7\n", "online": "0-7\n", "offline": "\n", "isolated": "\n"}
+CPU_FILES: Final = {"present": "0-7\n", "online": "0-7\n", "isolated": "\n"}
 CONTROLLER_FILES: Final = {"ce_count": "0\n", "ue_count": "0\n", "mc_name": "skx_edac\n"}
 MODULE_FILES: Final = {
     "dimm_ce_count": "0\n",

@@ -18,7 +18,7 @@ from agent.model.prepare import ToldFault
 from agent.model.reading import NEVER_READ
 from agent.model.snapshot import CpuSample, Snapshot
 
-_NOBODY_LOOKS: Final = CpuSample(NEVER_READ, NEVER_READ, NEVER_READ, NEVER_READ)
+_NOBODY_LOOKS: Final = CpuSample(NEVER_READ, NEVER_READ, NEVER_READ)
 
 CheckKey = tuple[str, str]
 """Subject of a device, and name of a check."""

@@ -29,7 +29,6 @@ class CpuSample(NamedTuple):
 
     present: CpuSet | Missing
     online: CpuSet | Missing
-    offline: CpuSet | Missing
     isolated: CpuSet | Missing
 
 

@@ -10,7 +10,6 @@ class Field(Enum):
     """What the sampler reads and a rule may look at. The names are the native core's."""
 
     CPU_ONLINE = auto()
-    CPU_OFFLINE = auto()
     CPU_ISOLATED = auto()
     NODE_CPUS = auto()
     NODE_THROTTLE_CORE = auto()

@@ -30,7 +30,7 @@ _GROUP_CPU_BYTES: Final = lib.DH_GROUP_CPU_WORDS * 8
 _HEAD_SIZE: Final = ffi.sizeof("struct dh_snapshot")
 _HEAD: Final = struct.Struct("=6I10Q2QiI")
 _CPUS_AT: Final = ffi.offsetof("struct dh_snapshot", "cpu_valid")
-_CPUS: Final = struct.Struct("=QQiI" + f"{_CPU_BYTES}s" * 4)
+_CPUS: Final = struct.Struct("=QQiI" + f"{_CPU_BYTES}s" * 3)
 _SOURCES_AT: Final = ffi.offsetof("struct dh_snapshot", "source")
 _SOURCE: Final = struct.Struct("=IIiI4Q")
 _NODE: Final = struct.Struct(f"=QQIiQQ{_CPU_BYTES}s")
@@ -54,12 +54,12 @@ for _record, _layout in _LAYOUTS.items():
         raise ImportError(
             f"struct dh_{_record} has {ffi.sizeof(f'struct dh_{_record}')} bytes, not {_layout.size}"
         )
-if (_HEAD.size - _CPUS.size + 4 * _CPU_BYTES, _CPUS_AT + _CPUS.size) != (_CPUS_AT, _SOURCES_AT):
+if (_HEAD.size - _CPUS.size + 3 * _CPU_BYTES, _CPUS_AT + _CPUS.size) != (_CPUS_AT, _SOURCES_AT):
     raise ImportError(f"struct dh_snapshot has its CPUs at {_CPUS_AT} and its sources at {_SOURCES_AT}")
 
 ABSENT: Final = Missing(Absence.ABSENT, errno.ENOENT)
 _SOURCE_NAMES: Final = ("cpus", "throttle", "hugepages", "cgroups")
-_CPU_FIELDS: Final = (lib.DH_CPU_PRESENT, lib.DH_CPU_ONLINE, lib.DH_CPU_OFFLINE, lib.DH_CPU_ISOLATED)
+_CPU_FIELDS: Final = (lib.DH_CPU_PRESENT, lib.DH_CPU_ONLINE, lib.DH_CPU_ISOLATED)
 SOURCE_STATES: Final = {
     lib.DH_STATE_ABSENT: SourceState.ABSENT,
     lib.DH_STATE_OK: SourceState.OK,

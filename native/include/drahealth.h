@@ -41,7 +41,6 @@
 enum dh_field {
     DH_CPU_PRESENT,
     DH_CPU_ONLINE,
-    DH_CPU_OFFLINE,
     DH_CPU_ISOLATED,
     DH_NODE_CPUS,
     DH_NODE_THROTTLE_CORE,
@@ -211,13 +210,12 @@ struct dh_snapshot {
     uint64_t kernel_bytes; /* estimate: kernel memory behind descriptors and watches */
     uint64_t unwatched;    /* notified files that no watch could be had for; they are swept */
     uint64_t overflows;    /* inotify queue overflows, each answered by reading everything */
-    uint64_t cpu_valid;    /* valid bits of the four sets below */
+    uint64_t cpu_valid;    /* valid bits of the three sets below */
     uint64_t cpu_seen;
     int32_t cpu_err;
     uint32_t throttles; /* CPUs that have thermal_throttle counters */
     uint64_t cpu_present[DH_CPU_WORDS];
     uint64_t cpu_online[DH_CPU_WORDS];
-    uint64_t cpu_offline[DH_CPU_WORDS];
     uint64_t cpu_isolated[DH_CPU_WORDS];
     struct dh_source source[DH_SOURCE_NUM];
 };

@@ -1,7 +1,7 @@
 /*
  * cpus.c - which CPUs there are, which are online, and to which NUMA node each belongs.
  *
- * Source: /sys/devices/system/cpu/{present,online,offline,isolated}, node/node<N>/cpulist.
+ * Source: /sys/devices/system/cpu/{present,online,isolated}, node/node<N>/cpulist.
  */
 #include <errno.h>
 #include <stdio.h>
@@ -158,7 +158,6 @@ void dh_cpus_pass(struct dh_sampler *s)
     if (s->sysfs_fd < 0)
         return;
     changed = set_read(s, &s->online, DH_CPU_ONLINE, head->cpu_online);
-    set_read(s, &s->offline, DH_CPU_OFFLINE, head->cpu_offline);
     list = changed || s->resync || s->nodes_lost;
     if (set_due(s, &s->present, list))
         set_read(s, &s->present, DH_CPU_PRESENT, head->cpu_present);

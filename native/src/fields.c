@@ -6,7 +6,6 @@
 static const char *const names[DH_FIELD_NUM] = {
     [DH_CPU_PRESENT] = "cpu/present",
     [DH_CPU_ONLINE] = "cpu/online",
-    [DH_CPU_OFFLINE] = "cpu/offline",
     [DH_CPU_ISOLATED] = "cpu/isolated",
     [DH_NODE_CPUS] = "cpulist",
     [DH_NODE_THROTTLE_CORE] = "core_throttle_count",

@@ -112,6 +112,14 @@ enum dh_read dh_held_read(struct dh_sampler *s, struct dh_held *f)
     return DH_READ_NEW;
 }
 
+/* Read the same, and nothing else: the floor that a pass is measured against. */
+bool dh_held_floor(const struct dh_held *f)
+{
+    char buf[8192];
+
+    return f->last && f->fd >= 0 && pread(f->fd, buf, f->cap, 0) >= 0;
+}
+
 /* As dh_file_read(), counted. */
 int64_t dh_read_at(struct dh_sampler *s, int dir_fd, const char *path, char *buf, size_t cap)
 {

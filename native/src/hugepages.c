@@ -2,7 +2,9 @@
  * hugepages.c - the hugepage pools, of the machine and of each NUMA node, every size.
  *
  * Source: /sys/kernel/mm/hugepages/hugepages-<n>kB and node/node<N>/hugepages/... [pages]. The
- * kernel never notifies of a change in them, so they are held open and read every pass.
+ * kernel never notifies of a change in them, so they are held open. How large each node's pools are is read
+ * every pass. Who has the pages decides nothing by the moment, and the machine's pools are the sums of the
+ * nodes': these are read every second, and when a size has changed.
  */
 #include <errno.h>
 #include <stdio.h>
@@ -14,19 +16,22 @@
 /* A pool that changes while it is read is read again, so often at most in one pass. */
 #define SETTLE_TRIES 4
 
+#define USE_PERIOD_NS DH_NS
+
 struct pool_member {
     enum dh_field field;
     const char *file;
     size_t offset;
     bool machine_only;
+    bool size; /* of the pool; nr counts surplus pages too */
 };
 
 static const struct pool_member members[5] = {
-    { DH_POOL_NR, "nr_hugepages", offsetof(struct dh_pool, nr), false },
-    { DH_POOL_FREE, "free_hugepages", offsetof(struct dh_pool, free), false },
-    { DH_POOL_SURPLUS, "surplus_hugepages", offsetof(struct dh_pool, surplus), false },
-    { DH_POOL_RESERVED, "resv_hugepages", offsetof(struct dh_pool, reserved), true },
-    { DH_POOL_OVERCOMMIT, "nr_overcommit_hugepages", offsetof(struct dh_pool, overcommit), true },
+    { DH_POOL_NR, "nr_hugepages", offsetof(struct dh_pool, nr), false, true },
+    { DH_POOL_FREE, "free_hugepages", offsetof(struct dh_pool, free), false, false },
+    { DH_POOL_SURPLUS, "surplus_hugepages", offsetof(struct dh_pool, surplus), false, true },
+    { DH_POOL_RESERVED, "resv_hugepages", offsetof(struct dh_pool, reserved), true, false },
+    { DH_POOL_OVERCOMMIT, "nr_overcommit_hugepages", offsetof(struct dh_pool, overcommit), true, false },
 };
 
 struct listing {
@@ -59,6 +64,7 @@ static void pool_add(struct dh_sampler *s, const struct listing *in, const char 
     }
     pool->node = in->node;
     pool->size_kib = kib;
+    s->pools_of_nodes |= in->node != DH_MACHINE;
     dh_pool_touch(s, t->head.pools++);
     s->head_dirty = true;
 }
@@ -122,31 +128,62 @@ static bool member_read(struct dh_sampler *s, struct dh_pool *pool, struct dh_he
     return dh_reading(s, &pool->valid, &pool->seen, m->field, slot, f->err, value);
 }
 
+/* Whether a pool is read in every pass: a node's, or the machine's where it has no nodes. */
+static bool is_judged(const struct dh_sampler *s, uint32_t i)
+{
+    return s->work->pool[i].node != DH_MACHINE || !s->pools_of_nodes;
+}
+
+/* Read one pool: its size or @whole, and whole from a change on. Whether anything changed. */
+static bool pool_read(struct dh_sampler *s, uint32_t i, bool whole)
+{
+    bool changed = true, ever = false;
+
+    /* the size is two files: read on until both are of one moment */
+    for (int tries = 0; changed && tries < SETTLE_TRIES; tries++) {
+        changed = false;
+        for (int m = 0; m < 5; m++) {
+            if (members[m].size || whole || ever)
+                changed |= member_read(s, &s->work->pool[i], &s->pool_file[i][m], &members[m]);
+            ever |= changed;
+        }
+    }
+    if (ever)
+        dh_pool_touch(s, i);
+    return ever;
+}
+
 void dh_hugepages_pass(struct dh_sampler *s)
 {
     struct dh_tables *t = s->work;
+    bool whole;
     uint64_t lost = 0;
 
     if (s->sysfs_fd < 0)
         return;
     if (s->resync || s->pools_lost || (s->absent && !t->head.pools))
         pools_find(s);
-    for (uint32_t i = 0; i < t->head.pools; i++) {
-        struct dh_pool *pool = &t->pool[i];
-        bool changed = true;
-
-        /* nr counts surplus pages too, but is another file: read on until both are of one moment */
-        for (int tries = 0; changed && tries < SETTLE_TRIES; tries++) {
-            changed = false;
-            for (int m = 0; m < 5; m++)
-                changed |= member_read(s, pool, &s->pool_file[i][m], &members[m]);
-            if (changed)
-                dh_pool_touch(s, i);
-        }
-        lost |= pool->seen & ~pool->valid;
+    s->use_ns += s->opt.period_ns;
+    whole = s->absent || dh_is_due(s->use_ns, 0, USE_PERIOD_NS, s->opt.period_ns);
+    if (whole)
+        s->use_ns = 0;
+    for (uint32_t i = t->head.pools; i--;) { /* the machine's come first, and are read after the nodes' */
+        if (whole || is_judged(s, i))
+            whole |= pool_read(s, i, whole);
+        lost |= t->pool[i].seen & ~t->pool[i].valid;
     }
     if (lost || s->pools_lost)
         dh_source_state(s, DH_SOURCE_HUGEPAGES, DH_STATE_FAILING);
     else
         dh_source_state(s, DH_SOURCE_HUGEPAGES, t->head.pools ? DH_STATE_OK : DH_STATE_ABSENT);
+}
+
+int64_t dh_hugepages_floor(const struct dh_sampler *s)
+{
+    int64_t reads = 0;
+
+    for (uint32_t i = s->work->head.pools; i--;)
+        for (int m = 0; is_judged(s, i) && m < 5; m++)
+            reads += members[m].size && dh_held_floor(&s->pool_file[i][m]);
+    return reads;
 }

@@ -27,7 +27,7 @@ static void close_fd(int fd)
 static void sampler_free(void *owner)
 {
     struct dh_sampler *s = owner;
-    struct dh_held *sets[] = { &s->online, &s->offline, &s->present, &s->isolated };
+    struct dh_held *sets[] = { &s->online, &s->present, &s->isolated };
 
     dh_cgroups_free(s);
     for (size_t i = 0; i < sizeof(sets) / sizeof(*sets); i++)
@@ -84,8 +84,6 @@ static int held_make(struct dh_sampler *s)
 
     /* 8 KiB: a list of 8,192 CPUs, every second one missing, is 20 KiB; no machine looks so */
     if ((err = dh_held_init(&s->online, 8192, "%s/online", dir)))
-        return err;
-    if ((err = dh_held_init(&s->offline, 8192, "%s/offline", dir)))
         return err;
     if ((err = dh_held_init(&s->present, 8192, "%s/present", dir)))
         return err;
@@ -391,24 +389,13 @@ int64_t dh_sampler_sweep(struct dh_sampler *s)
     return groups;
 }
 
-static int64_t floor_read(const struct dh_held *f)
-{
-    char buf[8192];
-
-    return f->last && f->fd >= 0 && pread(f->fd, buf, f->cap, 0) >= 0;
-}
-
 int64_t dh_sampler_floor(struct dh_sampler *s, int sweep)
 {
-    int64_t reads = 0;
+    int64_t reads;
 
     if (s->worker.running)
         return -EBUSY;
-    reads += floor_read(&s->online);
-    reads += floor_read(&s->offline);
-    for (uint32_t i = 0; i < s->work->head.pools; i++)
-        for (int m = 0; m < 5; m++)
-            reads += floor_read(&s->pool_file[i][m]);
+    reads = dh_held_floor(&s->online) + dh_hugepages_floor(s);
     if (sweep)
         reads += dh_cgroups_sweep(s, true);
     return reads;

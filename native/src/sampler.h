@@ -83,6 +83,7 @@ struct dh_sampler {
     uint64_t now_ns;      /* of this pass */
     uint64_t resync_ns;   /* when everything was last read */
     uint64_t throttle_ns; /* when the throttle counters were last read */
+    uint64_t use_ns;      /* periods since who has hugepages was last read */
     uint64_t sysfs_ns;    /* when the sysfs root was last asked for */
     uint64_t absent_ns;   /* when what was absent was last looked for */
     uint64_t poke_ns;     /* when a poke was last followed */
@@ -91,6 +92,7 @@ struct dh_sampler {
     bool absent;          /* this pass looks for what was absent; each resync does, and each poke */
     bool poked;           /* the next pass does, and lists nodes and pools anew */
     bool nodes_lost, pools_lost; /* a listing of them failed, or a file that only it reads */
+    bool pools_of_nodes;  /* there are such; the machine's are their sums */
     bool wake;            /* a rule can see what changed */
     bool ring;            /* that is published, and the reader not woken yet */
     uint32_t full;        /* bit per source: it found more than there is room for */
@@ -104,7 +106,7 @@ struct dh_sampler {
     uint8_t *group_is_dirty;
     uint64_t reads, opens;
 
-    struct dh_held online, offline, present, isolated;
+    struct dh_held online, present, isolated;
     struct dh_held pool_file[DH_POOL_MAX][5];
     struct dh_cpu_throttle *throttle; /* per CPU up to throttle_cpus */
     uint32_t throttle_cpus;
@@ -147,6 +149,7 @@ enum dh_read dh_held_read(struct dh_sampler *s, struct dh_held *f);
 __attribute__((format(printf, 3, 4)))
 int dh_held_init(struct dh_held *f, uint32_t cap, const char *format, ...);
 void dh_held_close(struct dh_held *f);
+bool dh_held_floor(const struct dh_held *f);
 int64_t dh_read_at(struct dh_sampler *s, int dir_fd, const char *path, char *buf, size_t cap);
 int dh_list_dir(struct dh_sampler *s, int dir_fd, const char *path,
                 void (*each)(struct dh_sampler *s, void *arg, const char *name, size_t len), void *arg);
@@ -155,6 +158,7 @@ int dh_list_dir(struct dh_sampler *s, int dir_fd, const char *path,
 void dh_cpus_pass(struct dh_sampler *s);
 bool dh_throttle_pass(struct dh_sampler *s); /* false: not yet due */
 void dh_hugepages_pass(struct dh_sampler *s);
+int64_t dh_hugepages_floor(const struct dh_sampler *s);
 int dh_cgroups_make(struct dh_sampler *s);
 void dh_cgroups_pass(struct dh_sampler *s);
 void dh_cgroups_events(struct dh_sampler *s);

@@ -165,7 +165,7 @@ int dh_text_cpus(const char *s, size_t n, uint64_t words[DH_CPU_WORDS])
     size_t i;
 
     n = without_newline(s, n);
-    for (i = n > 0 && s[0] == ','; n > 0; i++) {
+    for (i = 0; n > 0; i++) {
         uint64_t first, last;
         size_t len = digits(s + i, n - i, &first);
 

@@ -62,9 +62,7 @@ int dh_text_cpu_max(const char *s, size_t n, uint64_t *quota_us, uint64_t *perio
  * @s, @n:  the text; the newline at its end may be missing
  * @words:  the whole set, CPU c is bit c % 64 of words[c / 64]
  *
- * As the kernel prints it ("%*pbl"): in ascending order, no CPU twice, no spaces. A comma in front of
- * the first range is accepted: /sys/devices/system/cpu/offline has one if the machine was booted with
- * nr_cpus= and no CPU below it is offline (print_cpus_offline() since Linux 5.10).
+ * As the kernel prints it ("%*pbl"): in ascending order, no CPU twice, no spaces.
  *
  * Return: 0; DH_EPARSE for any other text, or a CPU of 64 * DH_CPU_WORDS or above.
  */

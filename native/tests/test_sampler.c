@@ -9,12 +9,14 @@
 #define NODE "sys/devices/system/node"
 #define MM "sys/kernel/mm/hugepages"
 #define KIB_2M "hugepages-2048kB"
+#define NODE0_POOL NODE "/node0/hugepages/" KIB_2M
 #define EIO_FILE "/proc/self/mem" /* opens, and cannot be read at 0 */
 
 static const struct dh_wake wakes[] = {
     { .field = DH_CPU_ONLINE, .mode = DH_WAKE_CHANGE },
     { .field = DH_NODE_CPUS, .mode = DH_WAKE_CHANGE },
     { .field = DH_POOL_NR, .mode = DH_WAKE_CHANGE },
+    { .field = DH_POOL_SURPLUS, .mode = DH_WAKE_CHANGE },
     { .field = DH_NODE_THROTTLE_CORE, .mode = DH_WAKE_RISE, .threshold = 10, .window_ns = 60 * DH_NS },
 };
 
@@ -37,7 +39,6 @@ static void machine_make(void)
 {
     fx_write("0-3\n", CPU "/present");
     fx_write("0-3\n", CPU "/online");
-    fx_write("\n", CPU "/offline");
     fx_write("3\n", CPU "/isolated");
     fx_write("0-1\n", NODE "/node0/cpulist");
     fx_write("2-3\n", NODE "/node1/cpulist");
@@ -75,8 +76,6 @@ static void what_is_there_is_read(void)
 
     CHECK_U64(f.head->cpu_present[0], 0xf);
     CHECK_U64(f.head->cpu_online[0], 0xf);
-    CHECK(HAS(f.head->cpu_valid, DH_CPU_OFFLINE));
-    CHECK_U64(f.head->cpu_offline[0], 0);
     CHECK_U64(f.head->cpu_isolated[0], 8);
     CHECK_INT(f.head->nodes, 2);
     CHECK_INT(f.head->pools, 3);
@@ -101,16 +100,92 @@ static void a_quiet_pass_wakes_nobody_and_opens_nothing(void)
 
     fx_pass(&f);
     CHECK(!fx_woken(&f));
-    CHECK_U64(f.head->reads - reads, 2 + 5 + 3 + 3);
+    CHECK_U64(f.head->reads - reads, 1 + 5 + 3 + 3);
     fx_write("100\n", MM "/" KIB_2M "/free_hugepages"); /* moves all the time: no rule waits for it */
     fx_pass(&f);
     CHECK(!fx_woken(&f));
     CHECK_U64(fx_pool(&f, 2048, DH_MACHINE)->free, 100);
-    CHECK_U64(f.head->reads - reads, 2 * (2 + 5 + 3 + 3) + 5); /* a pool that moved is read until it rests */
+    CHECK_U64(f.head->reads - reads, 2 * (1 + 5 + 3 + 3) + 5); /* a pool that moved is read until it rests */
     CHECK_U64(f.head->opens, opens);
     CHECK_U64(f.head->passes - passes, 2);
-    CHECK_INT(dh_sampler_floor(f.s, 0), 2 + 5 + 3 + 3); /* the floor is the same reads */
     pool_write(MM "/" KIB_2M, 512, true);
+    fx_close(&f);
+}
+
+/* Ten passes a second. */
+static struct fx running_often(void)
+{
+    struct dh_options o = fx_options();
+    struct fx f;
+
+    o.period_ns = DH_NS / 10;
+    f = fx_open(&o, "/", wakes, sizeof(wakes) / sizeof(*wakes));
+    fx_pass(&f);
+    CHECK(fx_woken(&f));
+    return f;
+}
+
+static void the_sizes_of_pools_are_read_in_every_pass_and_who_has_the_pages_every_second(void)
+{
+    struct fx f = running_often();
+    uint64_t reads = f.head->reads;
+
+    fx_write("100\n", MM "/" KIB_2M "/free_hugepages");
+    fx_write("100\n", NODE0_POOL "/free_hugepages");
+    for (int pass = 1; pass < 10; pass++) {
+        fx_pass(&f);
+        CHECK_U64(f.head->reads - reads, (uint64_t)pass * (1 + 2 + 2));
+    }
+    CHECK_INT(dh_sampler_floor(f.s, 0), 1 + 2 + 2); /* the floor is the same reads */
+    CHECK_U64(fx_pool(&f, 2048, 0)->free, 256);
+    reads = f.head->reads;
+    fx_pass(&f);
+    CHECK_U64(f.head->reads - reads, 1 + (5 + 3 + 3) + (5 + 3)); /* a pool that moved is read until it rests */
+    CHECK_U64(fx_pool(&f, 2048, 0)->free, 100);
+    CHECK_U64(fx_pool(&f, 2048, DH_MACHINE)->free, 100);
+    CHECK(!fx_woken(&f));
+    machine_make();
+    fx_close(&f);
+}
+
+/* Pages in use that are taken from a pool stay, as surplus: nr says nothing of it. */
+static void a_size_that_changed_is_read_with_who_has_the_pages_of_all_pools(void)
+{
+    static const char *const files[] = { "nr_hugepages", "surplus_hugepages" };
+
+    for (int i = 0; i < 2; i++) {
+        struct fx f = running_often();
+
+        check_row = files[i];
+        fx_write("7\n", NODE0_POOL "/%s", files[i]);
+        fx_write("8\n", MM "/" KIB_2M "/%s", files[i]);
+        fx_write("9\n", MM "/" KIB_2M "/resv_hugepages");
+        fx_pass(&f);
+        CHECK(fx_woken(&f));
+        CHECK_U64(i ? fx_pool(&f, 2048, 0)->surplus : fx_pool(&f, 2048, 0)->nr, 7);
+        CHECK_U64(i ? fx_pool(&f, 2048, DH_MACHINE)->surplus : fx_pool(&f, 2048, DH_MACHINE)->nr, 8);
+        CHECK_U64(fx_pool(&f, 2048, DH_MACHINE)->reserved, 9);
+        CHECK_U64(f.head->seq, 2);
+        machine_make();
+        fx_close(&f);
+    }
+    check_row = "";
+}
+
+static void without_pools_of_nodes_those_of_the_machine_are_read_in_every_pass(void)
+{
+    struct fx f;
+
+    fx_remove(NODE "/node0/hugepages");
+    fx_remove(NODE "/node1/hugepages");
+    f = running_often();
+    CHECK_INT(dh_sampler_floor(f.s, 0), 1 + 2);
+    pool_write(MM "/" KIB_2M, 511, true);
+    fx_pass(&f);
+    CHECK(fx_woken(&f));
+    CHECK_U64(fx_pool(&f, 2048, DH_MACHINE)->nr, 511);
+    CHECK_U64(fx_pool(&f, 2048, DH_MACHINE)->free, 511);
+    machine_make();
     fx_close(&f);
 }
 
@@ -133,12 +208,10 @@ static void an_offline_cpu_stays_with_its_node(void)
     struct fx f = running();
 
     fx_write("0,2-4\n", CPU "/online"); /* and one that was not there before came online */
-    fx_write("1\n", CPU "/offline");
     fx_write("0,4\n", NODE "/node0/cpulist");
     fx_pass(&f);
     CHECK(fx_woken(&f));
     CHECK_U64(f.head->cpu_online[0], 0x1d);
-    CHECK_U64(f.head->cpu_offline[0], 2);
     CHECK_U64(fx_node(&f, 0)->cpus[0], 0x13);
     CHECK_U64(fx_node(&f, 1)->cpus[0], 0xc);
     machine_make();
@@ -175,26 +248,26 @@ static void unreadable_is_not_zero_and_is_not_absent(void)
                                     "00000000000000000000000000000001\n", NULL, EFBIG },
     };
 
-    fx_symlink("nr.real", MM "/" KIB_2M "/nr_hugepages");
+    fx_symlink("nr.real", NODE0_POOL "/nr_hugepages");
     for (size_t i = 0; i < sizeof(rows) / sizeof(*rows); i++) {
         struct fx f;
         const struct dh_pool *p;
 
         check_row = rows[i].what;
-        fx_write("512\n", MM "/" KIB_2M "/nr.real");
+        fx_write("256\n", NODE0_POOL "/nr.real");
         f = running();
-        CHECK_U64(fx_pool(&f, 2048, DH_MACHINE)->nr, 512);
+        CHECK_U64(fx_pool(&f, 2048, 0)->nr, 256);
         if (rows[i].text) {
-            fx_write(rows[i].text, MM "/" KIB_2M "/nr.real");
+            fx_write(rows[i].text, NODE0_POOL "/nr.real");
         } else {
-            fx_remove(MM "/" KIB_2M "/nr_hugepages");
+            fx_remove(NODE0_POOL "/nr_hugepages");
             if (rows[i].target)
-                fx_symlink(rows[i].target, MM "/" KIB_2M "/nr_hugepages");
+                fx_symlink(rows[i].target, NODE0_POOL "/nr_hugepages");
         }
         reopen(&f);
         fx_pass(&f);
         CHECK(fx_woken(&f));
-        p = fx_pool(&f, 2048, DH_MACHINE);
+        p = fx_pool(&f, 2048, 0);
         CHECK(!HAS(p->valid, DH_POOL_NR) && HAS(p->seen, DH_POOL_NR));
         CHECK_U64(p->nr, 0);
         CHECK_INT(p->err, rows[i].err);
@@ -205,19 +278,19 @@ static void unreadable_is_not_zero_and_is_not_absent(void)
         CHECK(f.head->source[DH_SOURCE_HUGEPAGES].failures > 0);
         fx_pass(&f);
         CHECK(!fx_woken(&f)); /* it was said */
-        CHECK(dh_sampler_floor(f.s, 0) >= 12);
-        CHECK_U64(f.head->descriptors, 8 + 4 + 5 + 3 + 3 - (rows[i].text ? 0 : 1));
+        CHECK_INT(dh_sampler_floor(f.s, 0), 1 + 2 + 2 - (rows[i].text ? 0 : 1));
+        CHECK_U64(f.head->descriptors, 8 + 3 + 5 + 3 + 3 - (rows[i].text ? 0 : 1));
 
-        fx_symlink("nr.real", MM "/" KIB_2M "/nr_hugepages");
-        fx_write("512\n", MM "/" KIB_2M "/nr.real");
+        fx_symlink("nr.real", NODE0_POOL "/nr_hugepages");
+        fx_write("256\n", NODE0_POOL "/nr.real");
         fx_pass(&f);
         CHECK(fx_woken(&f));
-        CHECK_U64(fx_pool(&f, 2048, DH_MACHINE)->nr, 512);
+        CHECK_U64(fx_pool(&f, 2048, 0)->nr, 256);
         CHECK_INT(state_of(&f, DH_SOURCE_HUGEPAGES), DH_STATE_OK);
         fx_close(&f);
     }
     check_row = "";
-    fx_remove(MM "/" KIB_2M);
+    fx_remove(NODE0_POOL);
     machine_make();
 }
 
@@ -266,7 +339,7 @@ static void an_unreadable_cpu_set_is_empty_and_invalid(void)
     fx_close(&f);
 }
 
-/* There is no machine without a CPU; that none is offline or isolated is usual. */
+/* There is no machine without a CPU; that none is isolated is usual. */
 static void no_cpu_at_all_is_unreadable(void)
 {
     struct fx f = running();
@@ -277,7 +350,7 @@ static void no_cpu_at_all_is_unreadable(void)
     fx_resync(&f);
     CHECK(!HAS(f.head->cpu_valid, DH_CPU_ONLINE) && HAS(f.head->cpu_seen, DH_CPU_ONLINE));
     CHECK(!HAS(f.head->cpu_valid, DH_CPU_PRESENT) && HAS(f.head->cpu_seen, DH_CPU_PRESENT));
-    CHECK(HAS(f.head->cpu_valid, DH_CPU_OFFLINE) && HAS(f.head->cpu_valid, DH_CPU_ISOLATED));
+    CHECK(HAS(f.head->cpu_valid, DH_CPU_ISOLATED));
     CHECK_INT(f.head->cpu_err, DH_EPARSE);
     CHECK_INT(state_of(&f, DH_SOURCE_CPUS), DH_STATE_FAILING);
     machine_make();
@@ -615,14 +688,12 @@ static void throttle_counters_start_anew_with_their_cpu(void)
     CHECK_INT(state_of(&f, DH_SOURCE_THROTTLE), DH_STATE_OK);
     CHECK_U64(n->throttle_core, 3);
     fx_write("0,2-3\n", CPU "/online");
-    fx_write("1\n", CPU "/offline");
     throttle_pass(&f);
     throttle_pass(&f);
     CHECK_INT(state_of(&f, DH_SOURCE_THROTTLE), DH_STATE_OK);
     CHECK_U64(n->throttle_core, 3);
     throttle_write(1, "2\n", "2\n"); /* 2 while it came up, before we looked */
     fx_write("0-3\n", CPU "/online");
-    fx_write("\n", CPU "/offline");
     throttle_pass(&f);
     CHECK_U64(n->throttle_core, 3);
     throttle_write(1, "6\n", "7\n");
@@ -699,7 +770,6 @@ static void each_cpu_is_told_of_by_itself(void)
     }
     CHECK_U64(fx_pool(&f, 2048, DH_MACHINE)->nr, 512); /* what stands behind them is in its place */
     fx_write("0-1,3\n", CPU "/online");
-    fx_write("2\n", CPU "/offline");
     fx_remove(CPU "/cpu2/thermal_throttle");
     throttle_pass(&f);
     CHECK_U64(throttle_of(&f, 2)->core, 5); /* it keeps what it had */
@@ -717,7 +787,7 @@ static void each_cpu_is_told_of_by_itself(void)
     CHECK_U64(throttle_of(&f, 2)->core, 5);
     reads = f.head->reads;
     fx_pass(&f);
-    CHECK_U64(f.head->reads - reads, 2 + 5 + 3 + 3); /* nothing of it is read before a second is over */
+    CHECK_U64(f.head->reads - reads, 1 + 5 + 3 + 3); /* nothing of it is read before a second is over */
     fx_close(&f);
     throttle_remove();
 }
@@ -813,7 +883,7 @@ static void a_poke_is_a_pass_that_lists_nodes_and_pools_anew(void)
     poke(&f);
     EVENTUALLY(passes_of(&f) == 4);
     CHECK(f.head->opens > opens);
-    CHECK(f.head->reads - reads > 2 + 5 + 3 + 3);
+    CHECK(f.head->reads - reads > 1 + 5 + 3 + 3);
     fx_close(&f);
     fx_remove(CPU "/cpu1");
     machine_make();
@@ -913,6 +983,9 @@ int main(void)
     machine_make();
     what_is_there_is_read();
     a_quiet_pass_wakes_nobody_and_opens_nothing();
+    the_sizes_of_pools_are_read_in_every_pass_and_who_has_the_pages_every_second();
+    a_size_that_changed_is_read_with_who_has_the_pages_of_all_pools();
+    without_pools_of_nodes_those_of_the_machine_are_read_in_every_pass();
     a_shrunk_pool_wakes();
     an_offline_cpu_stays_with_its_node();
     unreadable_is_not_zero_and_is_not_absent();

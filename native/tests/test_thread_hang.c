@@ -108,7 +108,7 @@ static void what_was_read_before_the_hang_is_published(void)
     fx_write("nr_periods 1\nnr_throttled 0\nthrottled_usec 0\n", "%s/cpu.stat", pod);
     f = started();
     EVENTUALLY(dh_sampler_read(f.s, f.head, f.cap) > 0 && f.head->passes > 2);
-    fx_fifo("sys/devices/system/cpu/offline"); /* holds the thread before the pools are read */
+    fx_fifo("sys/devices/system/cpu/isolated"); /* holds the thread before the pools are read */
     EVENTUALLY(samplers(true) == 1);
     fx_read(&f);
     beat = f.head->source[DH_SOURCE_HUGEPAGES].beat_ns;
@@ -116,7 +116,7 @@ static void what_was_read_before_the_hang_is_published(void)
         ;
     fx_write("510\n", POOL "/nr_hugepages");
     fx_fifo("%s/cpu.stat", pod);
-    fx_release("sys/devices/system/cpu/offline");
+    fx_release("sys/devices/system/cpu/isolated");
     EVENTUALLY(dh_sampler_read(f.s, f.head, f.cap) > 0 && f.head->source[DH_SOURCE_HUGEPAGES].beat_ns > beat);
     CHECK_U64(fx_pool(&f, 2048, DH_MACHINE)->nr, 510);
     EVENTUALLY(samplers(true) == 1);
