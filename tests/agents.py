@@ -15,12 +15,12 @@ from typing import Any, Final, Self
 
 import grpc
 import pytest
+from patience import PATIENCE_S
 from wire.google import Watcher, message_class, watch_health
 from wire.serving import eventually
 
 UNKNOWN, HEALTHY, UNHEALTHY = 0, 1, 2  # HealthStatus on the wire, KEP-4680
 DRIVER: Final = "a.example.com"
-PATIENCE_S: Final = 15.0  # for facts, not for speed: a busy machine is no failure
 
 
 class PlainSysfs:
@@ -156,7 +156,7 @@ class Agent:
             assert words in self.log or self.process.poll() is None, f"ended: {self.log}"
             return words in self.log
 
-        eventually(written, f"{words!r} in the log", PATIENCE_S)
+        eventually(written, f"{words!r} in the log")
 
     def kubelet(self, version: str = "v1") -> Watcher:
         """Somebody who reads the driver's socket as a kubelet of that version does."""

@@ -7,6 +7,7 @@ from types import TracebackType
 from typing import Any, Final, Self
 
 import grpclib.server
+from patience import PATIENCE_S
 from wire.serving import eventually
 
 from agent.embed.monitor import Monitor
@@ -78,7 +79,7 @@ class Hosting:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        ended = self._thread.stop(timeout_s=5)
+        ended = self._thread.stop(PATIENCE_S)
         if error is None:
             assert self._failures == []
             assert ended

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import pytest
+from patience import PATIENCE_S
 
 NATIVE: Final = Path(__file__).resolve().parent.parent / "native"
 BRANCHES: Final = (535, 570, 575, 580)
@@ -120,7 +121,7 @@ class FakeNvml:
         deadline = time.monotonic() + 10
         while True:
             connection = socket.socket(socket.AF_UNIX)
-            connection.settimeout(10)
+            connection.settimeout(PATIENCE_S)
             try:
                 connection.connect(str(self.control))
             except (FileNotFoundError, ConnectionRefusedError):
@@ -147,7 +148,7 @@ def play(fake: FakeNvml, code: str, *, init: bool = True) -> Any:
         env=fake.env | {"PYTHONPATH": str(Path(__file__).parent)},
         capture_output=True,
         text=True,
-        timeout=40,
+        timeout=PATIENCE_S,
         check=False,
     )
     assert ran.returncode == 0, ran.stderr

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 import pytest
+from patience import PATIENCE_S
 
 LOCK: Final = Path("/tmp/drahealth-machine.lock")
 CGROUPFS: Final = Path("/sys/fs/cgroup")
@@ -329,7 +330,7 @@ for page in range(pages):
 def hugetlb_hit(cgroup: Path, pages: int, *, size_kib: int = 2048) -> HugetlbHit:
     """A real process in ``cgroup`` touches ``pages`` hugepages, and is killed by SIGBUS at the limit."""
     touch = [sys.executable, "-c", _TOUCH, str(cgroup / "cgroup.procs"), str(size_kib * 1024), str(pages)]
-    done = subprocess.run(touch, capture_output=True, timeout=30, check=False)
+    done = subprocess.run(touch, capture_output=True, timeout=PATIENCE_S, check=False)
     if done.returncode != -signal.SIGBUS:
         raise AssertionError(
             f"no SIGBUS within {pages} pages, but status {done.returncode}: {done.stderr.decode()}"
@@ -361,7 +362,7 @@ def cpu_load(cgroup: Path) -> Iterator[None]:
 def oom_kill(cgroup: Path) -> None:
     """A process in a cgroup with a limit takes memory until the kernel kills it."""
     with _process_in(cgroup, _EAT) as process:
-        if (status := process.wait(60)) != -signal.SIGKILL:
+        if (status := process.wait(PATIENCE_S)) != -signal.SIGKILL:
             raise AssertionError(f"not killed, but status {status}")
 
 

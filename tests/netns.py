@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from typing import Final
 
 import pytest
+from patience import PATIENCE_S
 
 CLONE_NEWNET: Final = 0x40000000
 NETLINK_KOBJECT_UEVENT: Final = 15
@@ -57,7 +58,9 @@ def run_in_user_namespace(*command: str) -> str:
     unshare = ["unshare", "-U", "-r", "-n"]
     if subprocess.run([*unshare, "true"], capture_output=True, check=False).returncode:
         pytest.skip("no user namespace of one's own")
-    done = subprocess.run([*unshare, *command], capture_output=True, text=True, timeout=50, check=False)
+    done = subprocess.run(
+        [*unshare, *command], capture_output=True, text=True, timeout=PATIENCE_S, check=False
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 

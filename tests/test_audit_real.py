@@ -32,8 +32,7 @@ from agent.sources.node_facts import pods_there, read_facts
 
 MIB: Final = 1 << 20
 SIZES: Final = (2048, 1048576)
-# another run on this machine may hold its lock for a while
-pytestmark = [pytest.mark.timeout(300), pytest.mark.usefixtures("locked")]
+pytestmark = pytest.mark.usefixtures("locked")
 namings = pytest.mark.parametrize("systemd", [False, True], ids=["cgroupfs", "systemd"])
 
 

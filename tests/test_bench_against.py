@@ -5,12 +5,12 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
 import pytest
+from patience import PATIENCE_S
+from wire.serving import eventually
 
 from agent.bench import versus
 from agent.bench.against import QUICK_TURNS, Compared, Comparison, against, worktree
@@ -132,18 +132,11 @@ def test_an_interrupted_comparison_leaves_no_worktree(repository: Repository, ho
     handled = "signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))"
     program = f"import pathlib, signal, sys; from agent.bench.against import against; {handled}; {call}"
     with subprocess.Popen([sys.executable, "-c", program], stderr=subprocess.DEVNULL, cwd=ROOT) as process:
-        wait_for(running.exists)
+        eventually(running.exists, "what is measured runs")
         process.send_signal(how)
-        assert process.wait(timeout=30) in {143, -signal.SIGINT}
+        assert process.wait(timeout=PATIENCE_S) in {143, -signal.SIGINT}
     assert told.exists()
     assert repository.worktrees() == 1
-
-
-def wait_for(happened: Callable[[], bool], limit_s: float = 60.0) -> None:
-    deadline = time.monotonic() + limit_s
-    while not happened():
-        assert time.monotonic() < deadline, "it did not happen"
-        time.sleep(0.02)
 
 
 SLOWER: Final = """
@@ -186,7 +179,6 @@ def checkout(tmp_path: Path) -> Path:
     return root
 
 
-@pytest.mark.timeout(180)  # 25 s on a machine with nothing else to do
 def test_a_revision_that_is_slower_is_told_from_one_that_is_not(checkout: Path) -> None:
     """Builds it, and measures both: what was changed takes less here, and what was not stays what it was."""
     found = against(checkout, "slower", ["encode"], QUICK_TURNS)

@@ -11,6 +11,7 @@ from typing import Any, Final
 from xml.etree import ElementTree
 
 import pytest
+from patience import PATIENCE_S
 
 from agent.bench import plot, pyperf, report
 from agent.bench.host import Host
@@ -212,7 +213,7 @@ def test_pyperf_itself_reads_our_json(tmp_path: Path) -> None:
     file = tmp_path / "bench.json"
     file.write_text(pyperf.suite(HOST, {"poll": outcome()}))
     command = [sys.executable, "-m", "pyperf", "compare_to", "--verbose", str(file), str(file)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=50, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
     assert done.returncode == 0, done.stderr
     assert "poll.pass.warm.core" in done.stdout
     assert "idle.rss" in done.stdout
@@ -314,7 +315,9 @@ def bench(*arguments: str, path: Path | None = None) -> "subprocess.CompletedPro
     """With the programs of one directory alone, if it is given."""
     command = [sys.executable, "-m", "agent.bench", *arguments]
     environment = os.environ | ({"PATH": str(path)} if path else {})
-    return subprocess.run(command, capture_output=True, text=True, timeout=50, check=False, env=environment)
+    return subprocess.run(
+        command, capture_output=True, text=True, timeout=PATIENCE_S, check=False, env=environment
+    )
 
 
 def test_the_command_prints_json_and_nothing_else_on_standard_output(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Final
 
 import pytest
+from patience import PATIENCE_S
 
 from agent.bench.baselines import PlainReader, flat, sweep_files, sweep_values
 from agent.bench.effort import FULL, QUICK, Effort
@@ -164,7 +165,7 @@ with watch(str(library)) as gpus, session(str(library)) as nvml:
 def test_a_gpu_that_changed_between_two_readers_is_noticed_by_both_pythons() -> None:
     with fake_gpus(2) as fake:
         arguments = [sys.executable, "-c", LATE_GPU, str(fake.library), str(fake.scenario), str(fake.control)]
-        done = subprocess.run(arguments, capture_output=True, text=True, timeout=60, check=True)
+        done = subprocess.run(arguments, capture_output=True, text=True, timeout=PATIENCE_S, check=True)
     assert done.stdout.splitlines() == ["Unequal: gpu-1: remap_pending: the core read 0, pynvml 1"] * 2
 
 
@@ -174,7 +175,7 @@ def test_a_cgroup_that_changed_between_two_readers_is_noticed() -> None:
         sampler = open_sampler(tree)
         sampler.run_sweep()
         snapshot = read(sampler)
-        sampler.stop(1.0)
+        sampler.stop(PATIENCE_S)
         plain = PlainReader(sweep_files(tree, snapshot))
         uid, container = tree.groups[1]
         stat = tree.path("v2", uid, container) / "cpu.stat"
@@ -187,7 +188,7 @@ def test_a_cgroup_that_changed_between_two_readers_is_noticed() -> None:
 def test_a_change_of_one_cpu_shows_in_one_declared_device_and_in_no_other() -> None:
     sampler = open_sampler(None)
     alone = read(sampler)
-    sampler.stop(1.0)
+    sampler.stop(PATIENCE_S)
     snapshot = replace(alone, declared=declarations(alone, 3))
     now = now_of(snapshot)
     state, before = step(State(Settings("bench")), snapshot, now)

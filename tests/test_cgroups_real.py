@@ -15,6 +15,7 @@ from typing import Any, Final
 import pytest
 from agents import Agent, hear, short_tmp
 from machine import Kubepods, cpu_load, kubepods_tree, machine_lock, oom_kill
+from patience import PATIENCE_S
 from wire.google import Watcher
 
 from agent.health.host.catalogue import wakes
@@ -32,8 +33,7 @@ HOUR_NS: Final = 3600 * NS
 PERIOD_US: Final = 10_000
 SETTLED: Final = 30  # passes, 50 ms apart or more: a new group is read whole until it is a second old
 __all__ = ["short_tmp"]
-# another run on this machine may hold its lock for a while
-pytestmark = [pytest.mark.timeout(300), pytest.mark.usefixtures("locked")]
+pytestmark = pytest.mark.usefixtures("locked")
 
 
 @pytest.fixture
@@ -58,7 +58,7 @@ def watched(tree: Kubepods, sweep_ns: int = HOUR_NS) -> Iterator[Sampler]:
         sampler.start()
         yield sampler
     finally:
-        assert sampler.stop(10)
+        assert sampler.stop(PATIENCE_S)
 
 
 def until(sampler: Sampler, claim: Callable[[Snapshot], bool], *, woken: bool = True) -> Snapshot:

@@ -25,6 +25,7 @@ from audit_paper import (
 )
 from enforce_pods import UID
 from kubelet_files import DRIVER, checkpoint, claim, device, devices
+from patience import PATIENCE_S
 from wire.kubelet_apis import ListingApi, message_class
 
 from agent.cli.audit_text import LISTED_MAX
@@ -184,7 +185,7 @@ def test_the_table_is_ascii_where_the_output_is(node):
     write_cgroup(node.cgroups, slices(), {"memory.max": "max"})
     command = [sys.executable, "-m", "agent", *node.args()]
     environ = {**os.environ, "PYTHONIOENCODING": "ascii"}
-    done = subprocess.run(command, capture_output=True, env=environ, check=False, timeout=60)
+    done = subprocess.run(command, capture_output=True, env=environ, check=False, timeout=PATIENCE_S)
     assert done.returncode == 1
     assert b"! default/p  Burstable  not as promised\n" in done.stdout
     assert done.stdout.isascii()
@@ -453,7 +454,7 @@ def test_the_kubelet_is_asked_where_no_file_is_given(served):
     write_cgroup(served.cgroups, slices(UID, CONTAINER), {**ITS_CONTAINER, "cpu.max": "400000 100000"})
     write_cgroup(served.cgroups, "kubepods.slice/kubepods-burstable.slice", {"cpu.weight": 79})
     command = [sys.executable, "-m", "agent", *served.args("--all", pods=False)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=PATIENCE_S)
     assert done.stderr == ""
     assert done.stdout.splitlines() == [
         "n1  cgroup v2, systemd  1 pod in the kubelet's pods API",

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 from agents import short_tmp
+from patience import PATIENCE_S
 from small_disk import run_on_small_disk
 from wire.serving import eventually
 
@@ -111,7 +112,8 @@ def agent(node: Node) -> Iterator[subprocess.Popen[str]]:
 
 
 def cli(*args: str, **more: object) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([*AGENT, *args], capture_output=True, text=True, check=False, timeout=30, **more)  # type: ignore[call-overload]
+    run = [*AGENT, *args]
+    return subprocess.run(run, capture_output=True, text=True, check=False, timeout=PATIENCE_S, **more)  # type: ignore[call-overload]
 
 
 # --- scan --------------------------------------------------------------------------------------------------

@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from agents import DRIVER, HEALTHY, PATIENCE_S, UNHEALTHY, Agent, PlainSysfs, hear_health, short_tmp
+from agents import DRIVER, HEALTHY, UNHEALTHY, Agent, PlainSysfs, hear_health, short_tmp
 from explain_node import Node as Kubelet
 from explain_node import claim_object, listing, pods_answer, reserved
 from kubelet_files import claim, device
+from patience import PATIENCE_S
 
 __all__ = ["short_tmp"]
 
@@ -60,7 +61,7 @@ def agent(node: Kubelet, short_tmp: Path) -> Any:
 def explain(node: Kubelet, *argv: str, places: Sequence[str] = ()) -> tuple[int, str]:
     """Exit code and output of the command in a process of its own."""
     run = [sys.executable, "-m", "agent", "explain", *argv, *(places or node.places)]
-    done = subprocess.run(run, capture_output=True, text=True, timeout=4 * PATIENCE_S, check=False)
+    done = subprocess.run(run, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
     assert done.stderr == ""
     return done.returncode, done.stdout
 

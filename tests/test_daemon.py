@@ -27,6 +27,7 @@ from agents import (
     strace,
 )
 from machine import machine_lock
+from patience import PATIENCE_S
 from wire.google import names
 from wire.serving import device, eventually, report, sick
 
@@ -203,7 +204,7 @@ def test_no_life_is_signed_for_a_source_that_does_not_return(
 ) -> None:
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
         manager.bind(str(short_tmp / "notify"))
-        manager.settimeout(15)
+        manager.settimeout(PATIENCE_S)
         environ = {"NOTIFY_SOCKET": str(short_tmp / "notify"), "WATCHDOG_USEC": "600000"}
         with Agent(short_tmp, *flags, config=STREAM + RESYNC, environ=environ) as agent:
             while manager.recv(4096) != b"WATCHDOG=1":
@@ -298,7 +299,7 @@ def test_an_exception_in_either_thread_ends_it_with_its_traceback(agent: Agent, 
 
 
 def test_a_second_agent_on_the_same_directory_is_refused_and_harms_nothing(agent: Agent) -> None:
-    second = subprocess.run(agent.command, capture_output=True, text=True, timeout=30, check=False)
+    second = subprocess.run(agent.command, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
     assert second.returncode == 75
     assert f"another agent (pid {agent.pid}) serves this directory" in second.stderr
     with agent.kubelet() as kubelet:

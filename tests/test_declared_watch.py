@@ -14,6 +14,7 @@ from typing import Final
 import pytest
 import trio
 from hung_file import hung_file
+from patience import PATIENCE_S
 from trio.lowlevel import Task
 from trio.testing import MockClock
 
@@ -24,7 +25,6 @@ from agent.native.uevents import watch_directory
 
 DRIVER: Final = "gpu.example.com"
 NODE: Final = "node-7"
-PATIENCE_S: Final = 10
 
 
 def text(*names: str) -> str:

@@ -19,6 +19,7 @@ from agents import (
     hear_health,
     short_tmp,  # noqa: F401  # a fixture
 )
+from patience import PATIENCE_S
 from wire.google import Watcher, message_class, names
 from wire.serving import eventually
 
@@ -71,7 +72,7 @@ class Driver:
                 request_serializer=type(request).SerializeToString,
                 response_deserializer=message_class("drahealth.v1.DriverLink", reply).FromString,
             )
-            return call(request, timeout=15)
+            return call(request, timeout=PATIENCE_S)
 
     def declare(self, *devices: Any) -> Any:
         return self("SyncDevices", m("SyncDevicesRequest", devices=devices), "SyncDevicesReply")

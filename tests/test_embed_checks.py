@@ -9,6 +9,7 @@ from typing import Any, Final
 
 import pytest
 import trio
+from patience import PATIENCE_S
 
 from agent.embed.checks import (
     EVIDENCE_BYTES,
@@ -29,7 +30,6 @@ from agent.model.check import CheckSample
 from agent.model.health import Finding, Severity
 
 DRIVER: Final = "demo.example.com"
-PATIENCE_S: Final = 15.0
 BAD: Final = unhealthy("demo.bad", "1 of 2")
 
 

@@ -32,6 +32,7 @@ from embedded.process_state import process_state
 from grpc_tools import protoc
 from kubelet import FakeKubelet, Pace, Pod, allocated_claim
 from kubelet.history import Called, Message
+from patience import PATIENCE_S
 from wire.google import PROTO, message_class, names, watch_health
 from wire.plugin import Kubelet, claim
 from wire.serving import eventually
@@ -45,7 +46,6 @@ EMBEDDED: Final = Path(__file__).parent / "embedded"
 NODE: Final = "node-a"
 CARD: Final = "card.example.com"
 PAGES: Final = "pages.example.com"
-PATIENCE_S: Final = 20.0
 
 
 # --- whole drivers ------------------------------------------------------------------------------------------
@@ -122,7 +122,7 @@ def shown(kubelet: FakeKubelet, pod: Pod, health: str) -> str:
         entries = kubelet.pod_status(pod).resources.get("main", {}).get("claim:it", ())
         return [f"{entry.message}." for entry in entries if entry.health == health]
 
-    return kubelet.wait_for(found, f"{health} in the status of {pod.uid}", PATIENCE_S)[0][:-1]
+    return kubelet.wait_for(found, f"{health} in the status of {pod.uid}")[0][:-1]
 
 
 def nothing_is_left(root: Path) -> None:
@@ -158,7 +158,6 @@ def test_ctrl_c_is_the_trio_programs_own(root: Path, kubelet: FakeKubelet) -> No
         nothing_is_left(root)
 
 
-@pytest.mark.timeout(150)
 def test_health_flows_while_an_asyncio_program_blocks_its_loop_for_30_s(
     root: Path, kubelet: FakeKubelet
 ) -> None:
@@ -183,7 +182,7 @@ def test_health_flows_while_an_asyncio_program_blocks_its_loop_for_30_s(
 
         kubelet.wait_for(heartbeats, "card-0 is verified again and again", 29)
         assert kubelet.history.of(Called) == [], "the driver is at it, all this time"
-        kubelet.wait_for(lambda: kubelet.history.of(Called), "an answer within the kubelet's 45 s", 60)
+        kubelet.wait_for(lambda: kubelet.history.of(Called), "an answer within the kubelet's 45 s")
         [call] = kubelet.history.of(Called)
         assert (call.error, call.response.claims["uid-a"].error) == ("", "")
         assert call.took_s >= 30
@@ -261,7 +260,7 @@ def test_nothing_of_a_program_of_threads_is_left_when_it_has_stopped(
     nothing_is_left(root)
     kubelet.stop()
     # Trio keeps a thread that has nothing to do for ten seconds
-    eventually(lambda: set(threading.enumerate()) <= before, "no thread is left", PATIENCE_S)
+    eventually(lambda: set(threading.enumerate()) <= before, "no thread is left")
 
 
 # --- a driver with a server of its own ----------------------------------------------------------------------
@@ -598,7 +597,7 @@ server = agent.PluginServer(monitor, Cards(), claims=Cards().claim)
 def start():
     monitor.start()
     server.start()
-    assert monitor.wait_ready(10)
+    assert monitor.wait_ready(60)
     print("up", flush=True)
     sys.stdin.readline()
 
@@ -716,10 +715,10 @@ def monitor():
     return agent.Monitor("card.example.com", hardware=False, state_dir=None)
 
 with monitor() as before:
-    assert before.wait_ready(10)
+    assert before.wait_ready(60)
     if (child := os.fork()) == 0:
         with monitor() as anew:
-            said = [before.is_up, anew.wait_ready(10), anew.is_up]
+            said = [before.is_up, anew.wait_ready(60), anew.is_up]
         os._exit(0 if said == [False, True, True] else 1)
     sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 """
@@ -727,7 +726,7 @@ with monitor() as before:
 
 def test_a_child_makes_its_own_monitor_and_that_of_its_parent_is_not_up() -> None:
     done = subprocess.run(
-        [sys.executable, "-c", FORKED], capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "-c", FORKED], capture_output=True, text=True, timeout=PATIENCE_S, check=False
     )
     assert (done.returncode, done.stderr) == (0, "")
 

@@ -16,6 +16,7 @@ import pytest
 import trio
 from agents import PlainSysfs, short_tmp
 from embedding import DRIVER, NODE, codes, health_of, ref, until
+from patience import PATIENCE_S
 from wire.serving import eventually
 
 from agent.config import KUBELET_DIR, Config
@@ -32,7 +33,6 @@ from agent.prepare.errors import FailedDevice
 
 __all__ = ["short_tmp"]
 
-PATIENCE_S: Final = 15.0
 CONFIG: Final = Config(node_name=NODE, heartbeat_s=0.5, coalesce_ns=0)
 BAD: Final = unhealthy("demo.bad", "1 of 2", "replace it")
 

@@ -21,8 +21,9 @@ import pytest
 import trio
 import trio.testing
 from embedding import DRIVER, NODE, until
+from patience import PATIENCE_S
 from wire.google import names, watch_health
-from wire.plugin import DRA, Kubelet, claim, encoded
+from wire.plugin import DRA, SHORT_S, Kubelet, claim, encoded
 from wire.raw import DATA, END_STREAM, RawClient, frame, message, request_headers
 from wire.serving import device, eventually, report
 
@@ -295,7 +296,7 @@ def test_what_the_claims_raise_is_judged_too(monitor: Monitor, driver: Driver, k
         return "no claim"  # type: ignore[return-value]
 
     with serving(monitor, driver, kubelet_dir, fetch, serialize=False) as kubelet:
-        answers = kubelet.prepare(claim("refused"), claim("other"), claim("wrong"), timeout_s=3)
+        answers = kubelet.prepare(claim("refused"), claim("other"), claim("wrong"), timeout_s=SHORT_S)
     assert "class=transient code=api.429" in answers["uid-refused"].error
     assert "class=transient code=" in answers["uid-other"].error
     assert "claims returned str, not a Claim" in answers["uid-wrong"].error
@@ -358,7 +359,7 @@ def test_a_claim_that_waits_for_a_release_does_not_hold_it_up(driver: Driver, ku
     waiting = kubelet.prepare_soon(claim("a"))
     eventually(lambda: len(driver.prepared) > 1, "it is tried again")
     assert not waiting.done()
-    assert kubelet.unprepare(claim("b"), timeout_s=5)["uid-b"].error == ""
+    assert kubelet.unprepare(claim("b"))["uid-b"].error == ""
     assert waiting.result().claims["uid-a"].error == ""
 
 
@@ -374,7 +375,7 @@ def test_a_claim_that_cannot_be_fetched_holds_up_no_other(
 
     with serving(monitor, driver, kubelet_dir, fetch) as kubelet:
         slow = kubelet.prepare_soon(claim("slow"))
-        assert kubelet.prepare(claim("a"), timeout_s=5)["uid-a"].error == ""
+        assert kubelet.prepare(claim("a"))["uid-a"].error == ""
         release.set()
         assert slow.result().claims["uid-slow"].error == ""
 
@@ -387,7 +388,7 @@ def test_whose_turn_does_not_come_is_told_so_and_nobody_remembers_it(
     slow = kubelet.prepare_soon(claim("slow"))
     eventually(lambda: driver.prepared == ["slow"], "it has begun")
     for call in (kubelet.prepare, kubelet.unprepare):
-        error = call(claim("next"), timeout_s=2)["uid-next"].error
+        error = call(claim("next"), timeout_s=SHORT_S)["uid-next"].error
         assert "class=transient code=deadline" in error
         assert "what came before it was not done in time" in error
     assert monitor.desk.outcomes() == ()
@@ -402,7 +403,7 @@ def test_another_instance_has_the_turn_and_then_lets_it_go(
 ) -> None:
     with (server.paths.plugin_dir / FILE).open("w") as other:
         fcntl.flock(other, fcntl.LOCK_EX)
-        error = kubelet.prepare(claim("a"), timeout_s=2)["uid-a"].error
+        error = kubelet.prepare(claim("a"), timeout_s=SHORT_S)["uid-a"].error
         assert "class=transient code=lock.timeout" in error
         assert (driver.prepared, monitor.desk.outcomes()) == ([], ())
         waiting = kubelet.prepare_soon(claim("a"))
@@ -539,7 +540,7 @@ def test_health_flows_and_the_kubelet_is_answered_while_an_asyncio_driver_blocks
             call = kubelet.prepare_soon(claim("a"))
             for _ in range(3):
                 watcher.next()  # a check of every 100 ms goes on, and so do its verdicts
-            assert "code=deadline" in kubelet.prepare(claim("a"), timeout_s=1)["uid-a"].error
+            assert "code=deadline" in kubelet.prepare(claim("a"), timeout_s=SHORT_S)["uid-a"].error
             assert not call.done()
             release.set()
             assert call.result().claims["uid-a"].error == ""
@@ -613,7 +614,7 @@ def test_a_loop_that_is_closed_over_a_prepare_and_cancels_nothing_is_a_passing_f
     with ThreadPoolExecutor() as pool:
         call = loop.run_until_complete(main(pool))
         loop.close()
-        error = call.exception(10)
+        error = call.exception(PATIENCE_S)
     assert isinstance(error, TransientError)
     assert error.code == "driver.shutting_down"
 
@@ -630,7 +631,7 @@ def test_who_stops_it_while_it_starts_leaves_nothing_that_serves(
         time.sleep(number * 0.0002)
         assert server.stop()
         with suppress(RuntimeError):  # it was stopped before it was ready
-            starting.result(10)
+            starting.result(PATIENCE_S)
         assert server.stop()
         assert threads("dh-io") == 0
         assert not server.paths.registration.exists()
@@ -647,7 +648,7 @@ async def test_to_enter_it_again_is_refused_and_ends_nothing(server: PluginServe
 async def test_a_trio_program_whose_threads_all_hang_still_ends_it(kubelet_dir: Path, driver: Driver) -> None:
     release = threading.Event()
     limiter = trio.to_thread.current_default_thread_limiter()
-    with trio.fail_after(20):
+    with trio.fail_after(PATIENCE_S):
         async with (
             new_monitor(kubelet_dir) as monitor,
             PluginServer(monitor, driver, claims=claim_of, kubelet_dir=kubelet_dir) as server,

@@ -7,6 +7,7 @@ import grpc
 import pytest
 from agents import HEALTHY, UNHEALTHY, UNKNOWN, farewell, short_tmp
 from embedding import DRIVER, Hosting, until
+from patience import PATIENCE_S
 from test_embed_monitor import BAD, BrokenClock, failed, fault, hardware, monitor_of, sysfs
 from wire.google import Watcher, names, watch_health
 from wire.serving import eventually
@@ -16,8 +17,6 @@ from agent.embed.monitor import Monitor
 from agent.model.health import Finding, Health
 
 __all__ = ["hardware", "short_tmp", "sysfs"]
-
-PATIENCE_S = 15.0
 
 
 @pytest.fixture

@@ -21,7 +21,6 @@ FAST: Final = ("--period", "100ms", "--node-name", "real")
 NOTHING: Final = ("--kubelet-cgroup-root", f"/drahealth-test-{os.getpid()}-none")
 STREAM: Final = '[stream]\nheartbeat = "500ms"\n'
 __all__ = ["short_tmp"]
-pytestmark = pytest.mark.timeout(300)  # another run on this machine may hold its lock for a while
 
 
 @pytest.fixture

@@ -39,6 +39,7 @@ from kubelet.history import (
 from kubelet.plugins import Plugins
 from kubelet.sample import HEALTHY, SERVICES, UNHEALTHY, SamplePlugin, one_device, sleeps
 from kubelet.versions import VERSIONS, plugin_service
+from patience import PATIENCE_S
 
 __all__ = ["short_tmp"]  # a fixture
 
@@ -714,7 +715,7 @@ def test_of_two_drivers_the_second_is_not_called_after_an_error(
 
 def test_pods_are_prepared_at_the_same_time(kubelet: FakeKubelet, plugin: SamplePlugin) -> None:
     """TestParallelPrepareUnprepare"""
-    together = threading.Barrier(2, timeout=10)
+    together = threading.Barrier(2, timeout=PATIENCE_S)
 
     def meet(claim: Any) -> Any:
         together.wait()
@@ -932,7 +933,7 @@ def test_a_call_under_way_ends_with_the_kubelet_and_is_made_again(
 ) -> None:
     """e2e: retry after kubelet restart"""
     go_on = threading.Event()
-    plugin.prepare = lambda claim: go_on.wait(10) and one_device(claim)  # type: ignore[return-value,assignment]
+    plugin.prepare = lambda claim: go_on.wait(PATIENCE_S) and one_device(claim)  # type: ignore[return-value,assignment]
     pod = a_pod(kubelet, "gpu-0")
     kubelet.run_pod(pod)
     kubelet.wait_for(lambda: plugin.calls, "a call")

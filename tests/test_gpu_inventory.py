@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from fake_nvml import FakeNvml, fake_nvml
+from patience import PATIENCE_S
 
 from agent.sources.gpu_inventory import parse_profile
 from agent.sources.nvml import normal_bus
@@ -142,7 +143,7 @@ def test_while_one_reading_hangs_the_next_fails_at_once(tmp_path):
     ) as process:
         while not fake.calls(0, "nvmlDeviceGetSerial"):
             pass
-        out, _ = process.communicate("go\n", timeout=30)
+        out, _ = process.communicate("go\n", timeout=PATIENCE_S)
     assert out == f"{fake.library}: an earlier call of NVML has not returned\n"
 
 

@@ -13,7 +13,6 @@ from scenarios.table import TABLE
 STAGES = 12
 """Most of a row is waiting."""
 Shows = Mapping[str, "Future[str]"]
-pytestmark = pytest.mark.timeout(300)
 
 
 @pytest.fixture(scope="module")

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import pytest
+from patience import PATIENCE_S
 
 from agent.bench import counts
 from agent.bench.budgets import FILE
@@ -84,7 +85,7 @@ def test_a_change_does_wake_python() -> None:
                 file.write(b"7\n")
             assert readable(sampler, 5.0)
         finally:
-            sampler.stop(1.0)
+            sampler.stop(PATIENCE_S)
 
 
 def readable(sampler: Sampler, within_s: float) -> bool:

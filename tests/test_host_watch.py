@@ -18,6 +18,7 @@ import trio
 from agents import Agent, short_tmp
 from fake_nvml import FakeNvml, fake_nvml
 from netns import Injector, netns
+from patience import PATIENCE_S
 from trio.testing import MockClock
 from wire.serving import eventually
 
@@ -65,7 +66,7 @@ def plug_in(machine: Config, bus: str, pci_class: str) -> None:
 
 def host_of(machine: Config) -> GpuHost:
     watch = HostWatch(machine.nvml_library, machine.sysfs_root, machine.procfs_root, 60)
-    watch.look().join(10)
+    watch.look().join(PATIENCE_S)
     return watch.host
 
 
@@ -95,7 +96,9 @@ def scanned(machine: Config, fake: FakeNvml) -> list[str]:
     """What ``scan`` has to say against its only GPU."""
     flags = ["--nvml-library", str(fake.library), *flags_of(machine)]
     command = [sys.executable, "-m", "agent", "scan", "-o", "json", *flags]
-    ran = subprocess.run(command, env=fake.env, capture_output=True, text=True, timeout=30, check=False)
+    ran = subprocess.run(
+        command, env=fake.env, capture_output=True, text=True, timeout=PATIENCE_S, check=False
+    )
     gpus = [device for device in json.loads(ran.stdout)["devices"] if device["kind"] == "gpu"]
     assert [gpu["name"] for gpu in gpus] == ["gpu-0"]
     return [cause["code"] for cause in gpus[0]["causes"]]
@@ -198,7 +201,7 @@ async def until(claim: Callable[[], object]) -> None:
 def test_where_nothing_on_the_bus_is_watched_nobody_looks_at_it(machine: Config) -> None:
     plug_nic(machine)
     watcher = PciWatcher(machine)
-    watcher.watch.look().join(10)
+    watcher.watch.look().join(PATIENCE_S)
     watcher.watch.note(None, events(0))
     assert (watcher.watch.pci, watcher.watch.source) == (None, None)
 
@@ -208,7 +211,7 @@ def test_one_look_finds_gpus_and_what_is_declared(machine: Config) -> None:
     plug_nic(machine)
     watcher = PciWatcher(machine)
     watcher.watch.note(None, None, declared(NIC))
-    watcher.watch.look().join(10)
+    watcher.watch.look().join(PATIENCE_S)
     assert watcher.drivers == {BUS: "", NIC: "mlx5_core"}
 
 
@@ -217,7 +220,7 @@ def test_an_agent_that_is_not_to_look_for_gpus_finds_what_is_declared(machine: C
     plug_nic(machine)
     watcher = PciWatcher(machine, gpus=False)
     watcher.watch.note(None, None, declared(NIC))
-    watcher.watch.look().join(10)
+    watcher.watch.look().join(PATIENCE_S)
     assert watcher.watch.host == GpuHost()
     assert NIC in watcher.drivers
 
@@ -256,7 +259,7 @@ async def test_a_look_at_the_bus_that_hangs_says_nothing_until_it_returns(machin
         vendor.with_name("new").write_text(whole)
         vendor.with_name("new").rename(vendor)
         os.close(os.open(pipe, os.O_RDWR | os.O_NONBLOCK))  # lets the reader go; it found nothing
-        with trio.fail_after(10):
+        with trio.fail_after(PATIENCE_S):
             await until(lambda: watcher.drivers == {NIC: "mlx5_core"})
     assert watcher.watch.source.state is SourceState.OK
 
@@ -339,7 +342,7 @@ def test_a_bus_that_is_not_there_is_no_bus_without_devices(machine: Config) -> N
     (machine.sysfs_root / "bus/pci/devices").rmdir()
     watcher = PciWatcher(machine)
     watcher.watch.note(None, None, declared(NIC))
-    watcher.watch.look().join(10)
+    watcher.watch.look().join(PATIENCE_S)
     source = watcher.watch.source
     assert source is not None
     assert isinstance(watcher.watch.pci, Missing)
@@ -366,7 +369,7 @@ async def test_the_kernel_says_that_a_device_was_unbound_and_the_bus_is_read(mac
                 kernel.inject("unbind", f"/devices/pci0000:5d/{NIC}", SUBSYSTEM="pci", PCI_SLOT_NAME=NIC)
                 await until(lambda: looked().pci and watcher.drivers == {NIC: ""})
         finally:
-            assert listener.stop(5)
+            assert listener.stop(PATIENCE_S)
             os.close(fd)
 
 
@@ -376,7 +379,7 @@ async def test_the_kernel_says_that_a_device_was_unbound_and_the_bus_is_read(mac
 def picture(agent: Agent) -> dict[str, Any]:
     """Attributes of its devices, by name."""
     command = [sys.executable, "-m", "agent", "watch", "--once", "-o", "json", str(agent.agent_socket)]
-    ran = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
     return {device["name"]: device["attributes"] for device in json.loads(ran.stdout)["devices"]}
 
 
@@ -396,6 +399,6 @@ def test_new_instances_have_their_profiles_at_once(machine: Config, short_tmp: P
     fake = fake_nvml(short_tmp, "profile a100", "gpu 0 mig 7g.40gb")
     flags = ["--nvml-library", str(fake.library), *flags_of(machine), "--period", "100ms"]
     with Agent(short_tmp, *flags, environ={"FAKE_NVML": str(fake.scenario)}, expect="gpu-0 Healthy") as agent:
-        eventually(lambda: "7g.40gb" in str(picture(agent)), "the profile", 15)
+        eventually(lambda: "7g.40gb" in str(picture(agent)), "the profile")
         fake.tell("gpu 0 mig 3g.20gb 3g.20gb")
-        eventually(lambda: str(picture(agent)).count("'3g.20gb'") == 2, "the new profiles", 25)
+        eventually(lambda: str(picture(agent)).count("'3g.20gb'") == 2, "the new profiles")

@@ -15,6 +15,7 @@ from typing import Final
 import pytest
 from log_lines import CASES
 from machine import kubepods_tree, machine_lock
+from patience import PATIENCE_S
 
 from agent.health.klog.latch import KEPT, remember_log
 from agent.health.klog.patterns import HOST_PATTERNS
@@ -26,7 +27,6 @@ from agent.model.time import Instant
 from agent.native.kmsg import Kmsg
 
 DEVICE: Final = Path("/dev/kmsg")
-DEADLINE_S: Final = 20
 MIB: Final = 1 << 20
 
 
@@ -47,7 +47,7 @@ class Listener:
 
     def until(self, code: LogCode, place: str, times: int = 1) -> None:
         """Looks whenever it is woken, until a fact is known so often."""
-        deadline = time.monotonic() + DEADLINE_S
+        deadline = time.monotonic() + PATIENCE_S
         while True:
             self.look()
             fact = self.past.facts.get((code, place))
@@ -65,7 +65,7 @@ def listener(path: Path, *, any_facility: bool = False) -> Iterator[Listener]:
     try:
         yield one
     finally:
-        assert one.kmsg.stop(5)
+        assert one.kmsg.stop(PATIENCE_S)
         os.close(one.fd)
 
 
@@ -112,11 +112,11 @@ def test_lines_of_the_real_log_become_facts(nonce: str) -> None:
 def test_what_user_space_wrote_is_no_fact(nonce: str) -> None:
     with listener(DEVICE) as kernel, listener(DEVICE, any_facility=True) as anyone:
         while kernel.look().source.state is SourceState.STARTING:
-            select.select([kernel.fd], [], [], DEADLINE_S)
+            select.select([kernel.fd], [], [], PATIENCE_S)
         write(oom(nonce))
         anyone.until(LogCode.OOM_KILL, nonce)
         passes = kernel.look().source.passes
-        deadline = time.monotonic() + DEADLINE_S
+        deadline = time.monotonic() + PATIENCE_S
         while kernel.look().source.passes < passes + 2:  # each record makes it look
             assert time.monotonic() < deadline
             write(oom(nonce))
@@ -141,7 +141,7 @@ def test_a_real_kill_for_memory_is_a_fact_about_its_cgroup(nonce: str) -> None:
         with listener(DEVICE) as one:
             one.look()
             eat = [sys.executable, "-c", _EAT, str(cgroup / "cgroup.procs")]
-            assert subprocess.run(eat, check=False, timeout=60).returncode == -signal.SIGKILL
+            assert subprocess.run(eat, check=False, timeout=PATIENCE_S).returncode == -signal.SIGKILL
             one.until(LogCode.OOM_KILL, place)
         fact = one.past.facts[LogCode.OOM_KILL, place]
         assert fact.values[0] == "memcg"

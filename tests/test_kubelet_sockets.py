@@ -8,6 +8,7 @@ from socket import socket as unix_socket
 from typing import Any
 
 import pytest
+from patience import PATIENCE_S
 from wire.kubelet_apis import (
     MIB,
     RATE_LIMIT,
@@ -298,7 +299,7 @@ def watched(socket: Path, story: Callable[[Watching, WatchApi], Awaitable[None]]
         watching = Watching(socket)
         task = asyncio.ensure_future(watching.watch.run())
         try:
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(PATIENCE_S):
                 await story(watching, api)
         finally:
             task.cancel()
@@ -412,7 +413,7 @@ def test_a_kubelet_that_is_not_there_yet_is_waited_for(tmp_path: Path) -> None:
     async def run() -> None:
         watching = Watching(socket)
         task = asyncio.ensure_future(watching.watch.run())
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(PATIENCE_S):
             _, told = await watching.latest.wait_newer(0)
             assert (told.absence, told.why) == (Absence.ABSENT, f"{socket}: no such socket")
             with WatchApi(socket) as api:

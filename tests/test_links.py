@@ -14,6 +14,7 @@ import msgspec
 import pytest
 import trio
 from paper import PaperNode
+from patience import PATIENCE_S
 from prepare_paper import health
 from wire.serving import eventually
 
@@ -159,7 +160,7 @@ class Agent:
     def _make(self, driver: str, state_dir: Path) -> Link:
         self.made.append(driver)
         if driver in self.held:
-            assert self.held[driver].wait(30)
+            assert self.held[driver].wait(PATIENCE_S)
         if self.fails:
             raise self.fails.pop()
         return _Link(

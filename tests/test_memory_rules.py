@@ -9,6 +9,7 @@ from typing import Final
 
 import pytest
 from paper import ABSENT, EIO, ENODEV, cpus_sample, node_sample
+from patience import PATIENCE_S
 
 from agent.health.host.memory import DECLARED_MEMORY_RULES, MEMORY_RULES
 from agent.health.host.memory_view import (
@@ -701,7 +702,7 @@ def real_machine(sysfs_root: Path, procfs_root: Path) -> Iterator[RealMachine]:
     try:
         yield RealMachine(machine)
     finally:
-        assert machine.stop(5)
+        assert machine.stop(PATIENCE_S)
         os.close(fd)
 
 

@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from machine import hotplug
+from patience import PATIENCE_S
 
 from agent.model.machine import CoreSample, MachineSample
 from agent.model.reading import Absence, Missing, Reading
@@ -23,7 +24,7 @@ def watch() -> Iterator[Machine]:
     try:
         yield machine
     finally:
-        assert machine.stop(10)
+        assert machine.stop(PATIENCE_S)
         os.close(wake)
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Final
 
 import pytest
+from patience import PATIENCE_S
 
 from agent.errors import ConfigError
 from agent.model.gpu import WHOLE_GPU, GpuEvent, GpuField, GpuSample, GpuSet, Status
@@ -113,7 +114,7 @@ class Watched:
         self.gpus = Gpus(replace(options, library=str(fake.library), sysfs_root=sysfs), self.fd)
 
     def close(self) -> None:
-        self.gpus.stop(20.0)
+        self.gpus.stop(PATIENCE_S)
         os.close(self.fd)
 
     def read(self) -> GpuSet:
@@ -297,7 +298,7 @@ def test_no_library_is_absent_and_not_failing(watch: Watch, tmp_path: Path) -> N
     assert "none.so" in now.nvml.detail
     assert now.err == Status.LIBRARY_NOT_FOUND
     assert now.gpus == ()
-    assert gpus.stop(5.0)
+    assert gpus.stop(PATIENCE_S)
     os.close(fd)
 
 

@@ -22,6 +22,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from machine import machine_lock
+from patience import PATIENCE_S
 
 from agent.health.host.node_log import LOG_RULES
 from agent.health.klog.pattern import compile_pattern
@@ -33,7 +34,6 @@ from agent.native.kmsg import Kmsg, match
 DEVICE = Path("/dev/kmsg")
 RATE_LIMIT = Path("/proc/sys/kernel/printk_devkmsg")
 XID = "NVRM: Xid (PCI:%b): %d, %*"
-DEADLINE_S = 20
 
 
 class Reader:
@@ -51,7 +51,7 @@ class Reader:
 
     def until(self, what: Callable[[LogSample], bool]) -> LogSample:
         """The first sample that is ``what``. Woken by the eventfd alone."""
-        deadline = time.monotonic() + DEADLINE_S
+        deadline = time.monotonic() + PATIENCE_S
         while not what(sample := self.read()):
             assert time.monotonic() < deadline, sample
             if select.select([self.fd], [], [], deadline - time.monotonic())[0]:
@@ -66,7 +66,7 @@ def reader(path: Path, *patterns: str, any_facility: bool = False) -> Iterator[R
     try:
         yield one
     finally:
-        assert one.kmsg.stop(5)
+        assert one.kmsg.stop(PATIENCE_S)
         os.close(one.fd)
 
 
@@ -170,7 +170,7 @@ kmsg.start()
 select.select([fd], [], [], 20)
 sample = kmsg.read()
 print(sample.source.state, len(sample.lines), sample.source.failures, sample.source.detail)
-assert kmsg.stop(5)
+assert kmsg.stop(60)
 """
 
 
@@ -178,7 +178,11 @@ def read_as_nobody(path: Path) -> str:
     if os.geteuid() != 0:
         pytest.skip("only root can become somebody else")
     done = subprocess.run(
-        [sys.executable, "-c", AS_NOBODY, str(path)], capture_output=True, text=True, timeout=60, check=True
+        [sys.executable, "-c", AS_NOBODY, str(path)],
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+        check=True,
     )
     return done.stdout.strip()
 
@@ -303,7 +307,7 @@ def test_what_user_space_writes_to_the_real_log_is_not_believed(nonce: str) -> N
         write(f"{nonce} Xid 79")
         anyone.until(lambda s: bool(s.lines))
         passes = kernel.read().source.passes
-        deadline = time.monotonic() + DEADLINE_S
+        deadline = time.monotonic() + PATIENCE_S
         while kernel.read().source.passes < passes + 2:  # each record makes it look
             assert time.monotonic() < deadline
             write(f"{nonce} Xid 79")
@@ -326,7 +330,7 @@ for wanted in ("first", "last"):
         sample = kmsg.read()
         texts = [line.text for line in sample.lines]
     print(json.dumps([sample.lost, sample.source.state, sample.source.failures]), flush=True)
-assert kmsg.stop(5)
+assert kmsg.stop(60)
 """
 
 
@@ -375,7 +379,7 @@ def test_what_the_log_overwrote_is_counted_and_reading_goes_on(nonce: str) -> No
         lost, state, failures = json.loads(child.stdout.readline())
         assert 1000 < lost <= RECORDS
         assert (state, failures) == ("ok", 0)
-        assert child.wait(20) == 0
+        assert child.wait(PATIENCE_S) == 0
 
 
 # --- the thread ---------------------------------------------------------------------------------------------
@@ -392,8 +396,8 @@ def test_nothing_is_read_before_the_start_nor_left_after_the_end(log: Path) -> N
     assert starting is not None
     assert starting.source.name == "kmsg"
     assert begun_ns <= starting.source.beat_ns <= time.monotonic_ns()
-    assert kmsg.stop(5)
-    assert kmsg.stop(5)  # again: nothing to do
+    assert kmsg.stop(PATIENCE_S)
+    assert kmsg.stop(PATIENCE_S)  # again: nothing to do
     os.close(fd)
     assert len(os.listdir("/proc/self/fd")) == fds
 

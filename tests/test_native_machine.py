@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from patience import PATIENCE_S
 
 from agent.errors import ConfigError, ProbeError
 from agent.model.machine import MachineSample
@@ -22,7 +23,6 @@ from agent.model.source import SourceSample, SourceState
 from agent.model.time import NS
 from agent.native.machine import Machine
 
-DEADLINE_S = 20
 ABSENT = Missing(Absence.ABSENT, 2)
 GONE = Missing(Absence.UNREADABLE, 2)
 NODES = Path("/sys/devices/system/node")
@@ -50,7 +50,7 @@ class Watch:
 
     def until(self, what: Callable[[MachineSample], bool]) -> MachineSample:
         """The first sample that is ``what``. Woken by the eventfd alone."""
-        deadline = time.monotonic() + DEADLINE_S
+        deadline = time.monotonic() + PATIENCE_S
         while not what(sample := self.read()):
             assert time.monotonic() < deadline, sample
             if select.select([self.fd], [], [], deadline - time.monotonic())[0]:
@@ -65,7 +65,7 @@ def watch(sysfs_root: Path, procfs_root: Path, *times_ns: int) -> Iterator[Watch
     try:
         yield one
     finally:
-        assert one.machine.stop(5)
+        assert one.machine.stop(PATIENCE_S)
         os.close(one.fd)
 
 
@@ -275,7 +275,7 @@ def test_controllers_on_an_overlay_of_the_real_sysfs(tmp_path: Path) -> None:
     if subprocess.run([*apart, mount, "sh", str(tmp_path)], capture_output=True, check=False).returncode:
         pytest.skip("no overlay may be mounted over /sys")
     command = [*apart, f'{mount} && exec "$2" -c "$3"', "sh", str(tmp_path), sys.executable, READ_ONCE]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=50, check=True)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, check=True)
     dimms, nodes = json.loads(done.stdout)
     assert dimms == [
         [0, None, "i10nm", "", 7, 0],

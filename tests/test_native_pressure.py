@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from machine import memory_pressure
+from patience import PATIENCE_S
 
 from agent.model.machine import MachineSample
 from agent.model.source import SourceState
@@ -37,7 +38,7 @@ def watch(*, started: bool) -> Iterator[tuple[Machine, int]]:
             machine.run_pass()
         yield machine, wake
     finally:
-        assert machine.stop(10)
+        assert machine.stop(PATIENCE_S)
         os.close(wake)
 
 

@@ -16,6 +16,7 @@ from shutil import rmtree
 
 import pytest
 from machine import Kubepods, hotplug, hugepages, hugetlb_hit, kubepods_tree
+from patience import PATIENCE_S
 from wire.serving import eventually
 
 from agent.errors import ConfigError, ProbeError
@@ -41,7 +42,7 @@ def opened(options: SamplerOptions) -> Iterator[Sampler]:
     try:
         yield sampler
     finally:
-        assert sampler.stop(10)
+        assert sampler.stop(PATIENCE_S)
 
 
 @contextmanager
@@ -208,7 +209,7 @@ def run_inside(cgroups: list[Path], code: str, *args: str) -> None:
     """Run Python with the process in all of these cgroups."""
     join = "import os, sys\nfor p in sys.argv.pop(1).split(':'): open(p, 'w').write(str(os.getpid()))\n"
     procs = ":".join(str(cgroup / "cgroup.procs") for cgroup in cgroups)
-    subprocess.run([sys.executable, "-c", join + code, procs, *args], check=True, timeout=30)
+    subprocess.run([sys.executable, "-c", join + code, procs, *args], check=True, timeout=PATIENCE_S)
 
 
 def keyed(path: Path) -> dict[str, int]:

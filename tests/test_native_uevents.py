@@ -17,13 +17,12 @@ from pathlib import Path
 import pytest
 from machine import hotplug
 from netns import Injector, netns, run_in_user_namespace
+from patience import PATIENCE_S
 
 from agent.errors import ProbeError
 from agent.model.source import SourceState
 from agent.model.uevent import Subsystem, UeventSample
 from agent.native.uevents import Uevents, watch_directory
-
-DEADLINE_S = 20
 
 
 class Listener:
@@ -42,7 +41,7 @@ class Listener:
 
     def until(self, what: Callable[[UeventSample], bool]) -> UeventSample:
         """The first sample that is ``what``. Woken by the eventfd alone."""
-        deadline = time.monotonic() + DEADLINE_S
+        deadline = time.monotonic() + PATIENCE_S
         while not what(sample := self.read()):
             assert time.monotonic() < deadline, sample
             if select.select([self.fd], [], [], deadline - time.monotonic())[0]:
@@ -50,7 +49,7 @@ class Listener:
         return sample
 
     def poked(self) -> bool:
-        return bool(select.select([self.poke_fd], [], [], DEADLINE_S)[0])
+        return bool(select.select([self.poke_fd], [], [], PATIENCE_S)[0])
 
 
 @contextmanager
@@ -61,7 +60,7 @@ def listener() -> Iterator[Listener]:
         one.until(lambda s: s.source.state is not SourceState.STARTING)
         yield one
     finally:
-        assert one.uevents.stop(5)
+        assert one.uevents.stop(PATIENCE_S)
         os.close(one.fd)
         os.close(one.poke_fd)
 
@@ -167,7 +166,7 @@ def test_what_the_kernel_had_to_throw_away_is_told_and_it_goes_on(injector: Inje
             injector.inject("remove")
             assert held.stdout.readline() == f"{changes + 1}\n"
             held.stdin.close()
-            assert held.wait(10) == 0
+            assert held.wait(PATIENCE_S) == 0
         finally:
             held.kill()
 
@@ -194,7 +193,7 @@ poked = bool(select.select([poke], [], [], 20)[0])
 print(json.dumps([sample.source.detail, changes, losses, poked]), flush=True)
 print(until(lambda s: s.changes[Subsystem.PCI] > changes).changes[Subsystem.PCI], flush=True)
 sys.stdin.read()
-assert uevents.stop(5)
+assert uevents.stop(60)
 """
 
 
@@ -215,7 +214,7 @@ uevents.start()
 select.select([fd], [], [], 20)
 source = uevents.read().source
 print(source.state, source.failures, source.detail)
-assert uevents.stop(5)
+assert uevents.stop(60)
 """
 
 

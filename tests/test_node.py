@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import trio
 from agents import PlainSysfs
+from patience import PATIENCE_S
 from wire.serving import eventually
 
 from agent.assembly import open_node, settings_of
@@ -77,7 +78,7 @@ def test_before_it_is_known_what_is_declared_nothing_is_said(node: Node, config:
 async def test_that_nobody_declares_anything_is_known_when_the_directory_was_read(node: Node) -> None:
     async with trio.open_nursery() as nursery:
         nursery.start_soon(node.watch)
-        with trio.fail_after(10):
+        with trio.fail_after(PATIENCE_S):
             while starting(node):
                 await trio.lowlevel.wait_readable(node.fileno())
                 node.clear()

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from patience import PATIENCE_S
 
 from agent.serve.notify import STATUS_MAX_BYTES, Notifier
 
@@ -31,7 +32,7 @@ class Manager:
         self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
         self.socket.bind("\0" + address[1:] if address.startswith("@") else address)
-        self.socket.settimeout(5)
+        self.socket.settimeout(PATIENCE_S)
 
     def heard(self) -> bytes:
         """The next message; it must come from this very process."""
@@ -159,7 +160,7 @@ def test_a_manager_that_does_not_read_blocks_nobody(manager: Manager, notifier: 
     assert [manager.heard() for _ in range(room)] == [b"WATCHDOG=1"] * room
     assert manager.heard_nothing(), "the socket was never full"
     notifier.stopping()  # room again
-    manager.socket.settimeout(5)
+    manager.socket.settimeout(PATIENCE_S)
     assert manager.heard() == b"STOPPING=1"
 
 

@@ -9,6 +9,7 @@ from typing import Final
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from patience import PATIENCE_S
 
 from agent.model.pci import PciSample
 from agent.model.reading import Absence, Missing
@@ -237,7 +238,9 @@ def test_a_gpu_that_an_overlay_adds_to_sys_is_found(bus: Bus, tmp_path: Path, *,
     command = ["unshare", "-m", "sh", "-euc", OVERLAY, "sh", tmp_path / "mount", tmp_path / "bus.tar"]
     environ = {"SYSTEMD_DEVICE_VERIFY_SYSFS": "0"} if trusts else {}
     command += [sys.executable, "-c", BOTH]
-    ran = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=30, check=False)
+    ran = subprocess.run(
+        command, env=environ, capture_output=True, text=True, timeout=PATIENCE_S, check=False
+    )
     if "ermi" in ran.stderr:  # permission denied, operation not permitted
         pytest.skip(f"no overlay on /sys here: {ran.stderr.strip()}")
     assert (ran.stdout, ran.stderr) == (f"{trusts}\n{GPU} nvidia 16 0000:3a:00.0\n", "")

@@ -20,6 +20,7 @@ from explain_node import Node as Kubelet
 from explain_node import deaf, listing, pods_answer, prepared_claim
 from hung_file import hung_file
 from kubelet_files import DRIVER
+from patience import PATIENCE_S
 from wire.kubelet_apis import ListingApi, WatchApi, event, message_class
 from wire.kubelet_apis import pod as pod_bytes
 from wire.serving import device, eventually, report
@@ -77,7 +78,7 @@ class Following:
         try:
             yield
         finally:
-            assert self.watch.stop(10)
+            assert self.watch.stop(PATIENCE_S)
 
     @property
     def state(self) -> SourceState | None:
@@ -228,14 +229,14 @@ before = set(sys.modules)
 watch.start(lambda: None)
 while watch.sample is None:
     time.sleep(0.01)
-ended = watch.stop(5)
+ended = watch.stop(60)
 print(watch.sample.source.state, ended, sorted(name for name in set(sys.modules) - before))
 """
 
 
 def test_where_no_kubelet_knows_claims_nothing_is_loaded(kubelet: Kubelet) -> None:
     command = [sys.executable, "-c", QUIET_NODE, str(kubelet.kubelet)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=PATIENCE_S)
     assert (done.stdout, done.stderr) == ("absent True []\n", "")
 
 
@@ -300,7 +301,7 @@ def test_a_directory_that_has_the_inode_of_the_one_before_it_is_watched_anew(tmp
         with closing(Folder(path, Patience(), changed.set)) as folder:
             await folder.has_changed()
             made_again(path)
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(PATIENCE_S):
                 await changed.wait()
                 await folder.has_changed()
                 changed.clear()
@@ -562,7 +563,7 @@ def test_a_thousand_devices_that_change_at_once_are_folded(kubelet: Kubelet, fol
     following = follow()
     with following.running():
         following.take(*map(bad, names))
-        eventually(lambda: bool(following.lines), "lines", 60)
+        eventually(lambda: bool(following.lines), "lines")
     assert len(following.lines) == LINES_MAX + 1
     assert (
         following.lines[-1]
@@ -606,7 +607,7 @@ def test_a_recorder_that_hangs_or_fails_stops_nobody(kubelet: Kubelet, follow: M
 
     def record(*_: object) -> None:
         entered.append(threading.get_ident())
-        let_go.wait(60)
+        let_go.wait(PATIENCE_S)
         raise ValueError("a disk")
 
     kubelet.prepared(prepared_claim("gpus", "gpu-0", pods=["u-1"]))

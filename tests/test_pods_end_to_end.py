@@ -19,7 +19,6 @@ from wire.kubelet_apis import ListingApi, message_class
 from agent.serve import pods_api
 
 __all__ = ["short_tmp"]
-pytestmark = pytest.mark.timeout(300)  # another run on this machine may hold its lock for a while
 
 NODE: Final = "node-1"
 PAGES: Final = "huge-2mi-0"

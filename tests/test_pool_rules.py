@@ -12,6 +12,7 @@ from typing import Final
 import pytest
 from machine import HugepagePool, hugepages
 from paper import ABSENT, EIO, codes, cpus_sample, device_of, pool_sample
+from patience import PATIENCE_S
 
 from agent.devices.inventory import device_pools, pool_device
 from agent.health.host.hugepages import DECLARED_POOL_RULES, POOL_RULES
@@ -391,7 +392,7 @@ def real_pool(pages: int) -> Iterator[tuple[HugepagePool, RealPools]]:
         try:
             yield pool, RealPools(sampler)
         finally:
-            assert sampler.stop(10)
+            assert sampler.stop(PATIENCE_S)
 
 
 @contextmanager
@@ -410,7 +411,6 @@ def touch(area: mmap.mmap, pages: int) -> None:
         area[page * PAGE] = 1
 
 
-@pytest.mark.timeout(300)  # another run on this machine may hold its lock for a while
 def test_a_real_pool_is_full_when_its_pages_are_reserved_and_when_they_are_used() -> None:
     with real_pool(4) as (_, real):
         assert real.causes() == {}
@@ -423,7 +423,6 @@ def test_a_real_pool_is_full_when_its_pages_are_reserved_and_when_they_are_used(
         assert real.codes_later() == []
 
 
-@pytest.mark.timeout(300)
 def test_real_pages_beyond_the_pool_are_told_of_after_a_minute() -> None:
     with real_pool(2) as (_, real), lent(2):
         assert real.causes() == {}
@@ -434,7 +433,6 @@ def test_real_pages_beyond_the_pool_are_told_of_after_a_minute() -> None:
         assert real.codes_later() == []
 
 
-@pytest.mark.timeout(300)
 def test_a_real_pool_that_shrinks_under_its_users_has_shrunk_though_nobody_lost_a_page() -> None:
     with real_pool(4) as (pool, real), mmap.mmap(-1, 4 * PAGE, flags=HUGETLB) as area:
         touch(area, 4)

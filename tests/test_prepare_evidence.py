@@ -14,6 +14,7 @@ import pytest
 import trio
 from grpclib.const import Status
 from grpclib.exceptions import GRPCError
+from patience import PATIENCE_S
 from prepare_cases import ApiException, HTTPStatusError, Response, health_of, ref
 
 from agent.model.prepare import ErrorClass, Operation, Scope
@@ -110,7 +111,7 @@ def test_grpclib_s_exceptions_are_known_by_their_status(status: Status) -> None:
 
 def test_grpcio_s_exceptions_are_known_by_their_status(tmp_path: Path) -> None:
     with grpc.insecure_channel(f"unix:{tmp_path}/none") as channel, pytest.raises(grpc.RpcError) as caught:
-        channel.unary_unary("/a.B/C")(b"", timeout=5)
+        channel.unary_unary("/a.B/C")(b"", timeout=PATIENCE_S)
     (evidence,) = only(caught.value)
     assert evidence.code == 14
 

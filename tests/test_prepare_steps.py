@@ -9,6 +9,7 @@ import pytest
 import trio
 from hypothesis import given
 from hypothesis import strategies as st
+from patience import PATIENCE_S
 from prepare_paper import NOW, PaperEngine, claim
 
 from agent.driver.desk import Desk
@@ -243,7 +244,7 @@ class SlowDesk(Desk):
         self, claim: Claim, verdict: PrepareVerdict, error: BaseException | None = None
     ) -> PrepareVerdict:
         self.entered.set()
-        assert self.go_on.wait(10)
+        assert self.go_on.wait(PATIENCE_S)
         return super().failed(claim, verdict, error)
 
 

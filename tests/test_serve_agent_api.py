@@ -9,6 +9,7 @@ from typing import Any
 import grpc
 import psutil
 import pytest
+from patience import PATIENCE_S
 from wire.google import Watcher, message_class, watch_health
 from wire.serving import DRIVER, Serving, at, device, eventually, report, sick
 
@@ -36,7 +37,7 @@ def status(serving: Serving) -> Any:
     reply = message_class("drahealth.v1", "StatusReply")
     with grpc.insecure_channel(f"unix:{serving.agent}") as channel:
         ask = channel.unary_unary("/drahealth.v1.Agent/Status", response_deserializer=reply.FromString)
-        return ask(b"", timeout=10)
+        return ask(b"", timeout=PATIENCE_S)
 
 
 def full() -> Report:
@@ -136,7 +137,7 @@ def test_the_status_sums_up_the_newest_report(serving: Serving) -> None:
 def test_shutting_down_is_said_in_words(serving: Serving) -> None:
     with watch(serving) as watcher:
         watcher.opened()
-        assert serving.thread.stop(timeout_s=5)
+        assert serving.thread.stop(PATIENCE_S)
         with pytest.raises(grpc.RpcError) as raised:
             watcher.next()
         assert raised.value.details() == "agent shutting down"

@@ -17,6 +17,7 @@ import grpclib.server
 import pytest
 from conform.frames import FrameServer
 from hpack import Encoder
+from patience import PATIENCE_S
 from wire import raw
 from wire.google import message_class
 from wire.serving import DRIVER, Serving, at, device, eventually, report, sick
@@ -63,7 +64,7 @@ def sends(*messages: bytes) -> Behaviour:
         yield from messages
         gone = threading.Event()
         context.add_callback(gone.set)
-        gone.wait(10)
+        gone.wait(PATIENCE_S)
 
     return behaviour
 

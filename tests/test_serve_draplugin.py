@@ -10,9 +10,10 @@ import grpc
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from patience import PATIENCE_S
 from wire.claims import Serving
 from wire.google import message_class
-from wire.plugin import DRA, Kubelet, claim, encoded, unknown_fields
+from wire.plugin import DRA, SHORT_S, Kubelet, claim, encoded, unknown_fields
 from wire.serving import eventually
 
 from agent.model.claim import Claim, ClaimDevice, ClaimRef
@@ -179,7 +180,7 @@ def test_what_is_not_done_in_time_is_told_and_the_next_call_joins_it(
     serving: Serving, kubelet: Kubelet
 ) -> None:
     release = serving.claims.hold("slow")
-    answers = kubelet.prepare(claim("quick"), claim("slow"), timeout_s=2)
+    answers = kubelet.prepare(claim("quick"), claim("slow"), timeout_s=SHORT_S)
     assert answers["uid-quick"].error == ""
     assert "class=transient code=deadline" in answers["uid-slow"].error
     again = kubelet.prepare_soon(claim("slow"))
@@ -203,8 +204,8 @@ def test_a_kubelet_that_gives_up_does_not_end_the_work(serving: Serving, kubelet
 def test_the_same_claim_is_never_prepared_and_unprepared_at_once(tmp_path: Path) -> None:
     with Serving(tmp_path) as serving, Kubelet(serving.paths.service) as kubelet:
         release = serving.claims.hold("a")
-        assert "code=deadline" in kubelet.prepare(claim("a"), timeout_s=1)["uid-a"].error
-        error = kubelet.unprepare(claim("a"), timeout_s=1)["uid-a"].error
+        assert "code=deadline" in kubelet.prepare(claim("a"), timeout_s=SHORT_S)["uid-a"].error
+        error = kubelet.unprepare(claim("a"), timeout_s=SHORT_S)["uid-a"].error
         assert "code=deadline" in error
         assert "its prepare before is not done yet" in error
         release.set_result(None)
@@ -259,7 +260,7 @@ def test_an_end_that_is_cut_short_leaves_no_socket(tmp_path: Path) -> None:
         serving.plugin.finish_s = 30
         assert not serving.thread.stop(timeout_s=0)
         eventually(lambda: not serving.paths.registration.exists(), "the end has begun")
-        assert serving.thread.stop(timeout_s=5)
+        assert serving.thread.stop(PATIENCE_S)
         assert call.exception() is not None
     release.set_result(None)
     assert not serving.paths.service.exists()
@@ -272,7 +273,7 @@ def test_what_hangs_does_not_keep_the_end(tmp_path: Path) -> None:
     with Kubelet(serving.paths.service) as kubelet:
         call = kubelet.prepare_soon(claim("slow"))
         eventually(lambda: bool(serving.claims.asked), "it has begun")
-        assert serving.thread.stop(timeout_s=5)
+        assert serving.thread.stop(PATIENCE_S)
         assert call.exception().code() is grpc.StatusCode.UNAVAILABLE
     release.set_result(None)
 

@@ -12,6 +12,7 @@ from typing import Any
 import grpc
 import pytest
 from google.protobuf.descriptor import FieldDescriptor
+from patience import PATIENCE_S
 from wire.google import described, message_class, watch_health
 from wire.link import API, Driver, Serving, claim, message
 from wire.serving import eventually
@@ -268,7 +269,7 @@ def test_the_end_waits_for_reports_that_have_come_but_for_no_disk(tmp_path: Path
         declared = driver.soon("SyncDevices")
         eventually(lambda: len(serving.link.asked) == 1, "it hangs")
         driver.call("ReportPrepare", step=1)
-        assert serving.thread.stop(timeout_s=5), "it ends although a call hangs"
+        assert serving.thread.stop(PATIENCE_S), "it ends although a call hangs"
         with pytest.raises(grpc.RpcError) as raised:
             declared.result()
         assert raised.value.code() is Status.UNAVAILABLE
@@ -372,7 +373,7 @@ def test_taints_that_nobody_could_read_in_one_message_lose_their_mildest(
         for count, left in [(384, 16), (385, 8), (4096, 1)]:
             devices = {DeviceRef("d", "p" * 253, f"{n:063d}"): sixteen for n in range(count)}
             serving.link.newest.publish(Taints(devices))
-            told = stream.next(timeout_s=60)
+            told = stream.next()
             assert len(told.devices) == count
             assert {len(device.taints) for device in told.devices} == {left}
             assert [one.key for one in told.devices[0].taints] == [one.key for one in sixteen[:left]]
@@ -399,5 +400,5 @@ def test_streams_of_taints_are_no_subscribers_of_health(serving: Serving, driver
         kubelet.opened()
         with grpc.insecure_channel(f"unix:{serving.agent}") as channel:
             ask = channel.unary_unary("/drahealth.v1.Agent/Status", response_deserializer=reply.FromString)
-            streams = {one.socket: one.streams for one in ask(b"", timeout=30).subscribers}
+            streams = {one.socket: one.streams for one in ask(b"", timeout=PATIENCE_S).subscribers}
     assert streams == {f"drivers/{serving.socket.name}": 1, "agent.sock": 0}

@@ -14,6 +14,7 @@ from grpclib.const import Status
 from grpclib.exceptions import GRPCError
 from h2.config import H2Configuration
 from h2.connection import H2Connection
+from patience import PATIENCE_S
 from wire.google import message_class, names, watch_health
 from wire.raw import (
     ACK,
@@ -301,7 +302,7 @@ def test_garbage_ends_its_own_connection_and_no_other(serving: Serving, garbage:
         bystander.call()
         assert listed(bystander) == ["cpu-node0"]
         with socket.socket(socket.AF_UNIX) as sock:
-            sock.settimeout(10)
+            sock.settimeout(PATIENCE_S)
             sock.connect(str(serving.health))
             sock.sendall(garbage)
             while sock.recv(65_536):
@@ -331,7 +332,7 @@ def test_a_client_that_leaks_connections_is_not_given_more_than_its_share(
         before = descriptors()
         for _ in range(20):
             with socket.socket(socket.AF_UNIX) as sock:
-                sock.settimeout(10)
+                sock.settimeout(PATIENCE_S)
                 sock.connect(str(serving.health))
                 with contextlib.suppress(ConnectionResetError):
                     while sock.recv(65_536):
@@ -490,7 +491,7 @@ def test_a_peer_that_reads_nothing_cannot_keep_the_servers_from_stopping(tmp_pat
             for second in range(1, 4):
                 serving.publish(*many(second))
             healthy.next()
-            assert serving.thread.stop(timeout_s=5)
+            assert serving.thread.stop(PATIENCE_S)
     assert not serving.health.exists()
 
 
@@ -499,7 +500,7 @@ def test_an_idle_connection_is_told_goaway_and_closed_when_the_servers_stop(tmp_
     with Serving(tmp_path) as serving, RawClient(serving.health) as idle:
         while (found := idle.next_frame()) is not None and found[:2] != (SETTINGS, ACK):
             pass  # the server knows us
-        assert serving.thread.stop(timeout_s=5)
+        assert serving.thread.stop(PATIENCE_S)
         idle.next_of(GOAWAY, 0)
         assert idle.next_frame() is None
 
@@ -508,7 +509,7 @@ def test_streams_are_told_before_the_connection_is(tmp_path: Path) -> None:
     with Serving(tmp_path) as serving, RawClient(serving.health) as client:
         client.call()
         client.next_headers()
-        assert serving.thread.stop(timeout_s=5)
+        assert serving.thread.stop(PATIENCE_S)
         trailers = client.next_headers()
         assert (trailers["grpc-status"], trailers["grpc-message"]) == ("14", "agent shutting down")
         client.next_of(GOAWAY, 0)
@@ -545,7 +546,7 @@ def test_servers_run_in_somebody_elses_loop_and_end_with_their_task(tmp_path: Pa
         with watch_health(serving.health) as watcher:
             assert names(await asyncio.to_thread(watcher.next)) == ["cpu-node0"]
             task.cancel()
-            await asyncio.wait([task], timeout=5)
+            await asyncio.wait([task], timeout=PATIENCE_S)
             assert task.cancelled()
 
     asyncio.run(main())

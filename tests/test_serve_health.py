@@ -10,6 +10,7 @@ from typing import Any
 
 import grpc
 import pytest
+from patience import PATIENCE_S
 from wire.google import Watcher, message_class, names, watch_health
 from wire.serving import DRIVER, Serving, at, descriptors, device, eventually, sick
 
@@ -54,7 +55,7 @@ def streams(serving: Serving) -> int:
             request_serializer=request.SerializeToString,
             response_deserializer=reply.FromString,
         )
-        subscribers = ask(request(), timeout=10).subscribers
+        subscribers = ask(request(), timeout=PATIENCE_S).subscribers
     return int(next(one.streams for one in subscribers if DRIVER in one.socket))
 
 
@@ -150,7 +151,7 @@ def test_an_empty_report_keeps_the_stream_open(serving: Serving, kubelet: Watche
 def test_shutting_down_is_said_in_words(serving: Serving, kubelet: Watcher) -> None:
     serving.publish(device("a"))
     kubelet.next()
-    assert serving.thread.stop(timeout_s=5)
+    assert serving.thread.stop(PATIENCE_S)
     with pytest.raises(grpc.RpcError) as raised:
         kubelet.next()
     assert (raised.value.code(), raised.value.details()) == (
@@ -161,7 +162,7 @@ def test_shutting_down_is_said_in_words(serving: Serving, kubelet: Watcher) -> N
 
 def test_a_stream_without_a_report_is_told_too(serving: Serving, kubelet: Watcher) -> None:
     kubelet.opened()
-    assert serving.thread.stop(timeout_s=5)
+    assert serving.thread.stop(PATIENCE_S)
     with pytest.raises(grpc.RpcError) as raised:
         kubelet.next()
     assert raised.value.details() == "agent shutting down"

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import grpc
 import pytest
+from patience import PATIENCE_S
 from wire.claims import DRIVER, Serving
 from wire.google import names, watch_health
 from wire.plugin import Kubelet, claim
@@ -246,7 +247,7 @@ def test_a_look_that_hangs_holds_up_no_stream_no_claim_and_no_end(
                 serving.latest.publish(report([sick("a")]))
                 assert names(watcher.next()) == ["a"]
                 assert kubelet.prepare(claim("a"))["uid-a"].error == ""
-                assert serving.thread.stop(timeout_s=5)
+                assert serving.thread.stop(PATIENCE_S)
                 with pytest.raises(grpc.RpcError, match="driver shutting down"):
                     watcher.next()
             assert serving.paths.service.exists(), "it is left to whoever hangs"

@@ -7,6 +7,7 @@ import threading
 from functools import partial
 
 import pytest
+from patience import PATIENCE_S
 from wire.serving import eventually
 
 from agent.serve.lanes import Full, Lane
@@ -73,7 +74,7 @@ def test_who_leaves_before_its_turn_frees_the_place_and_what_is_kept_is_done(nam
 
         def hang() -> None:
             started.set()
-            assert release.wait(30)
+            assert release.wait(PATIENCE_S)
             done.append("first")
 
         first = asyncio.create_task(lane.call(hang))

@@ -14,6 +14,7 @@ import grpc
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from patience import PATIENCE_S
 from wire.claims import DRIVER, Serving
 from wire.google import names, watch_health
 from wire.plugin import Kubelet, claim
@@ -201,7 +202,7 @@ def test_at_the_end_the_registration_goes_first_and_nothing_stays(kubelet_dir: P
     with Serving(kubelet_dir) as serving, watch_health(serving.paths.service) as watcher:
         serving.latest.publish(report([device("a")]))
         watcher.next()
-        assert serving.thread.stop(timeout_s=5)
+        assert serving.thread.stop(PATIENCE_S)
         with pytest.raises(grpc.RpcError) as raised:
             watcher.next()
         assert (raised.value.code(), raised.value.details()) == (

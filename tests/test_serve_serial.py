@@ -8,13 +8,14 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from patience import PATIENCE_S
 from wire.serving import eventually
 
 from agent.prepare.errors import TransientError
 from agent.serve.serial import FILE, Serial
 
 
-def soon(timeout_s: float = 30.0) -> float:
+def soon(timeout_s: float = PATIENCE_S) -> float:
     """A time to wait until."""
     return time.monotonic() + timeout_s
 
@@ -67,7 +68,7 @@ def test_who_waits_in_vain_gives_up_its_place_and_nobody_elses(serial: Serial) -
             with pytest.raises(TransientError, match="what came before it was not done in time") as raised:
                 ask(soon(0.05))
             assert raised.value.code == "deadline"
-        assert patient.result(10) == "came"
+        assert patient.result(PATIENCE_S) == "came"
 
 
 def test_a_turn_that_is_free_comes_even_when_the_time_is_over(serial: Serial) -> None:
@@ -86,7 +87,7 @@ def test_a_wait_longer_than_any_clock_counts_takes_nobodys_turn(serial: Serial) 
         with serial.turn(soon()):
             patient: Future[str] = pool.submit(ask)
             eventually(lambda: len(serial._line) == 2, "it waits")
-        assert patient.result(10) == "came"
+        assert patient.result(PATIENCE_S) == "came"
     with serial.turn(soon(0.05)):
         pass
 

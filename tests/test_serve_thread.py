@@ -13,6 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from patience import PATIENCE_S
 
 from agent.serve.rpc.thread import IoThread
 
@@ -54,7 +55,7 @@ def test_what_fails_later_is_handed_to_the_owner_in_the_thread() -> None:
 
     thread = IoThread(main, on_failure=lambda error: failures.put((threading.current_thread().name, error)))
     thread.start()
-    name, error = failures.get(timeout=5)
+    name, error = failures.get(timeout=PATIENCE_S)
     assert (name, str(error)) == ("dh-io", "later")
     assert thread.stop()
 
@@ -67,7 +68,7 @@ def test_to_return_unasked_is_a_failure() -> None:
 
     thread = IoThread(main, on_failure=failures.put)
     thread.start()
-    assert "nobody had asked" in str(failures.get(timeout=5))
+    assert "nobody had asked" in str(failures.get(timeout=PATIENCE_S))
 
 
 def test_what_fails_on_the_way_out_is_raised_by_stop() -> None:
@@ -94,7 +95,7 @@ def test_a_thread_that_is_stuck_is_left_behind() -> None:
     thread.start()
     assert not thread.stop(timeout_s=0.05)
     release.set()
-    assert thread.stop(timeout_s=5)
+    assert thread.stop(PATIENCE_S)
 
 
 def test_one_that_is_never_ready_does_not_hold_up_its_owner() -> None:
@@ -125,10 +126,10 @@ def test_who_starts_it_hears_that_it_was_stopped_meanwhile() -> None:
     thread = IoThread(main, on_failure=unexpected)
     with ThreadPoolExecutor(1) as pool:
         starting = pool.submit(thread.start, 30)
-        assert begun.wait(10)
-        assert thread.stop(10)
+        assert begun.wait(PATIENCE_S)
+        assert thread.stop(PATIENCE_S)
         with pytest.raises(RuntimeError, match="was stopped before it was ready"):
-            starting.result(10)
+            starting.result(PATIENCE_S)
 
 
 def test_a_process_out_of_descriptors_says_so_once_and_serves_again(
@@ -149,7 +150,7 @@ def test_a_process_out_of_descriptors_says_so_once_and_serves_again(
     thread.start()
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
     with socket.socket(socket.AF_UNIX) as client:
-        client.settimeout(10)
+        client.settimeout(PATIENCE_S)
         resource.setrlimit(resource.RLIMIT_NOFILE, (client.fileno() + 1, before[1]))
         held = []
         try:

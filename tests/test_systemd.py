@@ -21,6 +21,7 @@ from pathlib import Path
 import fake_nvml
 import pytest
 from hung_file import hung_file
+from patience import PATIENCE_S
 
 from agent.cli.exits import EXIT_OF_ERROR
 from agent.errors import Busy, ConfigError, PermissionDenied, UsageError
@@ -104,7 +105,7 @@ def test_who_says_ready_can_be_told_to_stop(tmp_path: Path) -> None:
         pytest.skip("strace is not installed or may not trace")
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
         manager.bind(str(tmp_path / "notify"))
-        manager.settimeout(30)
+        manager.settimeout(PATIENCE_S)
         agent = [sys.executable, "-m", "agent", "run", "--runtime-dir", str(tmp_path / "run")]
         environ = os.environ | {"NOTIFY_SOCKET": str(tmp_path / "notify")}
         with subprocess.Popen(
@@ -115,7 +116,7 @@ def test_who_says_ready_can_be_told_to_stop(tmp_path: Path) -> None:
                     pass
                 (child,) = Path(f"/proc/{traced.pid}/task/{traced.pid}/children").read_text().split()
                 os.kill(int(child), signal.SIGTERM)
-                assert traced.wait(20) == 0
+                assert traced.wait(PATIENCE_S) == 0
             except BaseException:
                 with suppress(ProcessLookupError):
                     os.killpg(traced.pid, signal.SIGKILL)
@@ -299,10 +300,10 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
             command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
         )
         try:
-            console, _ = container.communicate(timeout=50)
+            console, _ = container.communicate(timeout=PATIENCE_S)
         except subprocess.TimeoutExpired:
             container.terminate()  # systemd-nspawn powers the container off
-            console, _ = container.communicate(timeout=15)
+            console, _ = container.communicate(timeout=PATIENCE_S)
         finally:
             for group in sorted(left_behind() - before, reverse=True):  # children first
                 group.rmdir()

@@ -10,6 +10,7 @@ from typing import Final
 
 import pytest
 import trio
+from patience import PATIENCE_S
 from trio.testing import MockClock
 
 from agent.driver.taints import (
@@ -300,7 +301,7 @@ async def test_a_plain_callback_that_hangs_is_told_of_and_not_called_a_second_ti
 
     def callback(taints: Taints) -> None:
         calls.append(keys(taints))
-        go_on.wait(30)
+        go_on.wait(PATIENCE_S)
 
     async with running(publisher(callback)) as one:
         one.take(report("a"), clock())
@@ -323,7 +324,7 @@ async def test_a_plain_callback_that_hangs_holds_up_no_end(autojump_clock: MockC
 
     def callback(taints: Taints) -> None:
         called.set()
-        go_on.wait(30)
+        go_on.wait(PATIENCE_S)
 
     async with running(publisher(callback)) as one:
         one.take(report("a"), clock())

@@ -5,13 +5,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 import grpc
+from patience import PATIENCE_S
 
 from conform.faults import fails, warns
 from conform.health_faults import HEALTH_V1ALPHA1, PLUGIN_SERVICES
 from conform.servers import SERVICES, Driver, Info, Refused
 
 LONG = "d" * 80
-PATIENCE_S = 30.0
 """Longer than any kubelet's."""
 
 

@@ -29,8 +29,6 @@ SLOW: Final = {
 }
 """What a busy machine may look like."""
 
-pytestmark = pytest.mark.timeout(300)  # the first test waits for runs of others, too
-
 
 def _run(fault: Fault) -> Said:
     with (

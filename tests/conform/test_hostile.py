@@ -24,7 +24,6 @@ from conform.servers import Driver, Info, Refused, Stream
 
 __all__ = ["short_tmp"]
 
-pytestmark = pytest.mark.timeout(300)  # the first test waits for runs of others, too
 RESULTS: Final = {"pass", "warn", "fail", "not run"}
 NASTY: Final = "\x1b[2J\x1b]0;owned\x07\r\n\x9b31m\u202e\x00"
 NOBODY: Final = 65534

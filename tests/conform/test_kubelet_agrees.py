@@ -24,7 +24,6 @@ from conform.registration_faults import IntroducesItselfLate, RegistersTwice
 from conform.running import Runs, Said, at_once, conform_driver
 from conform.servers import Driver
 
-pytestmark = pytest.mark.timeout(120)
 POOL: Final = "node-a"
 
 Trouble = Callable[[FakeKubelet], bool]

@@ -19,7 +19,6 @@ from conform.running import Runs, Said, at_once, conform
 
 __all__ = ["generated"]
 
-pytestmark = pytest.mark.timeout(300)  # each waits for runs of others, too
 FOR: Final = ("--for", "12s")
 """They have the heartbeat that everybody has who says nothing else: every ten seconds."""
 OLD_POD, NEW_POD = "0f3c1d2e-4b5a-6978-8796-a5b4c3d2e1f0", "7d1c9a52-0000-4000-8000-3f5e6a7b8c9d"
@@ -81,10 +80,10 @@ def _embedded(name: str, prepare: Callable[[Path], object] = lambda root: None, 
 
 def _wait_registration(root: Path) -> None:
     registry = root / "plugins_registry"
-    eventually(lambda: any(path.is_socket() for path in registry.iterdir()), "it registers", 30)
+    eventually(lambda: any(path.is_socket() for path in registry.iterdir()), "it registers")
     [socket] = registry.iterdir()
     with Kubelet(socket) as kubelet:
-        kubelet.get_info(timeout_s=30)
+        kubelet.get_info()
 
 
 # --- the agent ----------------------------------------------------------------------------------------------

@@ -12,12 +12,6 @@ from driver_scenarios.node import CPU_0, CPU_1, PAGES, SICK, Node
 from driver_scenarios.program import Program
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    for item in items:
-        if Path(__file__).parent in item.path.parents:
-            item.add_marker(pytest.mark.timeout(300))  # another run may hold the machine's lock for a while
-
-
 @pytest.fixture
 def make_node() -> Iterator[Callable[..., Node]]:
     """Makes a node with a kubelet of this kind; it lives until the end of the test."""

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from agents import PATIENCE_S
+from patience import PATIENCE_S
 from wire.serving import eventually
 
 ROOT: Final = Path(__file__).parents[2]
@@ -51,7 +51,7 @@ class Program:
 
     def logs(self, words: str) -> None:
         """Returns when it has written these words."""
-        eventually(lambda: words in self.log, f"{words!r} in the log", PATIENCE_S)
+        eventually(lambda: words in self.log, f"{words!r} in the log")
 
     def end(self, number: signal.Signals = signal.SIGTERM) -> int:
         """Signals it; returns its exit code, negative if the signal ended it, once it has ended."""

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from agents import DRIVER as LINKED
-from agents import HEALTHY, PATIENCE_S, Agent, PlainSysfs, hear_health, short_tmp
+from agents import HEALTHY, Agent, PlainSysfs, hear_health, short_tmp
 from explain_node import Node as Kubelet
 from wire.link import Driver, message
 from wire.serving import eventually
@@ -97,10 +97,10 @@ def test_what_a_linked_driver_reports_is_told_by_the_agents_record(
         with agent.kubelet() as watcher:
             hear_health(watcher, "cpu-node0", HEALTHY)
         driver.call("ReportPrepare", step=1, outcomes=[outcome])
-        eventually(lambda: kubelet.explain("claim", "ns/cpus")[0] == 0, "the record is written", PATIENCE_S)
+        eventually(lambda: kubelet.explain("claim", "ns/cpus")[0] == 0, "the record is written")
         _, found = kubelet.document("claim", "ns/cpus")
         assert told(found) == {("cpu-node0", "driver", "prepared")}
         assert found["devices"][0]["driver"] == LINKED
         assert found["devices"][0]["verdict"]["source"] == "agent"
         driver.call("ReportPrepare", step=2, outcomes=[outcome])
-        eventually(lambda: kubelet.explain("claim", "ns/cpus")[0] == 64, "the record is written", PATIENCE_S)
+        eventually(lambda: kubelet.explain("claim", "ns/cpus")[0] == 64, "the record is written")

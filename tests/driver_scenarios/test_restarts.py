@@ -185,7 +185,7 @@ def test_a_prepare_outlives_the_kubelet_that_asked_for_it(node: Node) -> None:
         node.kubelet.run_pod(pod)
         wait_until_read()
         node.kubelet.stop(graceful=False)
-    node.kubelet.history.wait(lambda: node.cdi_files() == {claim.uid}, "the claim is prepared", 15)
+    node.kubelet.wait_for(lambda: node.cdi_files() == {claim.uid}, "the claim is prepared")
     node.kubelet.start()
     node.kubelet.wait_running(pod)
     assert node.failures(pod) == []
@@ -213,7 +213,7 @@ def test_a_driver_waits_for_its_kubelet(node: Node) -> None:
     driver = node.hostdev()
     driver.logs("hands out")
     socket = node.kubelet.root / "plugins_registry" / f"{HOSTDEV}-reg.sock"
-    node.kubelet.history.wait(socket.exists, "the socket", 15)
+    node.kubelet.wait_for(socket.exists, "the socket")
     node.kubelet.start()
     node.wait_healthy(CPU_0)
     node.end(node.running("it", Ask("it", {"cpu": CPU_0})))

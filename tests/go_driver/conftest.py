@@ -14,16 +14,6 @@ from go_driver.module import GoModule, go_module
 from go_driver.node import CPU_0, CPU_1, PAGES, GoNode
 from go_driver.objects import Decode, decoder
 
-BUILD_S = 600
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    for item in items:
-        if Path(__file__).parent in item.path.parents:
-            item.add_marker(
-                pytest.mark.timeout(BUILD_S)
-            )  # whichever is the first has the compiler to wait for
-
 
 @pytest.fixture(scope="session")
 def go() -> GoModule:

@@ -23,7 +23,7 @@ def wait_published(node: GoNode, **tainted: int) -> dict[str, list[Mapping[str, 
         found = taints_of(*node.api.slices(GO))
         return found if {device: len(taints) for device, taints in found.items()} == wanted else None
 
-    return node.kubelet.wait_for(published, f"ResourceSlices with {wanted} taints", timeout_s=30)  # 5 s apart
+    return node.kubelet.wait_for(published, f"ResourceSlices with {wanted} taints")  # 5 s apart
 
 
 def test_a_taint_comes_with_its_date_and_goes_with_its_cause(node: GoNode) -> None:

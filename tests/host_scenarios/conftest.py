@@ -21,12 +21,6 @@ PAPER_CONFIG: Final = '[gpu]\nprobation = "1s"\nslow-period = "200ms"\n'
 """Without an event, the PCI bus is looked at every 1.2 s."""
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    for item in items:
-        if Path(__file__).parent in item.path.parents:
-            item.add_marker(pytest.mark.timeout(300))  # another run may hold the machine's lock for a while
-
-
 @pytest.fixture(scope="package")
 def figures() -> Iterator[Figures]:
     """What was measured, told at the end."""

@@ -10,7 +10,8 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import Any, Final
 
-from agents import HEALTHY, PATIENCE_S, UNHEALTHY, UNKNOWN, Agent
+from agents import HEALTHY, UNHEALTHY, UNKNOWN, Agent
+from patience import PATIENCE_S
 from wire.google import Watcher
 
 HEALTH_WORDS: Final = {UNKNOWN: "Unknown", HEALTHY: "Healthy", UNHEALTHY: "Unhealthy"}

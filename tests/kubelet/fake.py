@@ -9,6 +9,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
+from patience import PATIENCE_S
+
 from kubelet.calls import Calls
 from kubelet.claims import ClaimInfo, ClaimInfos
 from kubelet.events import Event, EventStore, Recorder
@@ -178,7 +180,7 @@ class FakeKubelet:
         self._alive.preparer.unprepare(pod.uid, pod.namespace, pod.names)
         self.pods.pop(pod.uid, None)
 
-    def wait_for(self, claim: Callable[[], T], what: str, timeout_s: float = 15.0) -> T:
+    def wait_for(self, claim: Callable[[], T], what: str, timeout_s: float = PATIENCE_S) -> T:
         """Returns what the claim gives once that is true.
 
         Raises:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import psutil
 from agents import Agent, say
+from patience import PATIENCE_S
 
 from scenarios.ears import Ears
 from scenarios.machine_files import MachineFiles
@@ -24,7 +25,7 @@ class Stage:
         self._began_s = time.monotonic()
         self._logged = ""
         self.machine = MachineFiles(row, directory)
-        self.ears = Ears(row.limit_s, self.note)
+        self.ears = Ears(row.limit_s + PATIENCE_S, self.note)
         self._agent: Agent | None = None
 
     @property

@@ -13,6 +13,7 @@ import grpc
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from google.protobuf.descriptor import FileDescriptor
 from grpc_tools import protoc
+from patience import PATIENCE_S
 
 PROTO = Path(__file__).resolve().parents[2] / "proto"
 FILES = {
@@ -80,7 +81,7 @@ class Watcher:
         """Returns when the server has accepted the call."""
         self._call.initial_metadata()
 
-    def next(self, timeout_s: float = 10.0) -> Any:
+    def next(self, timeout_s: float = PATIENCE_S) -> Any:
         """The next message.
 
         Raises:

@@ -13,6 +13,7 @@ from typing import Any, Self
 import grpc
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from grpc_tools import protoc
+from patience import PATIENCE_S
 
 PROTOS = Path(__file__).resolve().parent / "protos"
 FILES = {
@@ -189,7 +190,7 @@ class WatchApi(Api):
         self._stopped = threading.Event()
         super().__init__(socket)
 
-    def stream(self, timeout_s: float = 10.0) -> "queue.Queue[Any]":
+    def stream(self, timeout_s: float = PATIENCE_S) -> "queue.Queue[Any]":
         """The next stream that somebody opens: what is put into it is sent; a :class:`Refuse` ends it."""
         return self.streams.get(timeout=timeout_s)
 

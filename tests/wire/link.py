@@ -7,6 +7,7 @@ from types import TracebackType
 from typing import Any, Self
 
 import grpc
+from patience import PATIENCE_S
 
 from agent.model.claim import Claim
 from agent.model.prepare import PrepareVerdict
@@ -104,7 +105,7 @@ class RecordingLink:
         self.asked.append((method, given))
         self.threads.append(threading.current_thread().name)
         if method in self.held:
-            assert self.held[method].wait(30)
+            assert self.held[method].wait(PATIENCE_S)
         if method in self.fails:
             raise self.fails[method]
 
@@ -154,7 +155,7 @@ class Driver:
         """The reply. Raises grpc.RpcError."""
         return self.soon(method, **fields).result()
 
-    def soon(self, method: str, timeout_s: float = 30.0, **fields: Any) -> Any:
+    def soon(self, method: str, timeout_s: float = PATIENCE_S, **fields: Any) -> Any:
         """The same, as a grpc.Future."""
         of = METHODS[method]
         call = self._channel.unary_unary(
@@ -166,7 +167,7 @@ class Driver:
 
     def raw(self, method: str, data: bytes) -> bytes:
         """Sends bytes as a request; returns those of the answer."""
-        answer: bytes = self._channel.unary_unary(f"/{API}/{method}")(data, timeout=30)
+        answer: bytes = self._channel.unary_unary(f"/{API}/{method}")(data, timeout=PATIENCE_S)
         return answer
 
     def watch(self) -> Watcher:

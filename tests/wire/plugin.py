@@ -7,11 +7,17 @@ from typing import Any, Self
 
 import grpc
 from google.protobuf.unknown_fields import UnknownFieldSet
+from patience import PATIENCE_S
 
 from wire.google import message_class
 
 DRA = "k8s.io.kubelet.pkg.apis.dra"
 REGISTRATION = "/pluginregistration.Registration"
+
+CALL_S = 30.0
+"""A call's deadline; what fails for the moment is tried again until shortly before it."""
+SHORT_S = 4.0
+"""A deadline for who waits in vain. Half of it is the plugin's to answer in, also on a busy machine."""
 
 Ref = tuple[str, str, str]
 """Namespace, name and uid."""
@@ -36,22 +42,22 @@ class Kubelet:
     ) -> None:
         self._channel.close()
 
-    def prepare(self, *claims: Ref, version: str = "v1", timeout_s: float = 30.0) -> Mapping[str, Any]:
+    def prepare(self, *claims: Ref, version: str = "v1", timeout_s: float = CALL_S) -> Mapping[str, Any]:
         """The answers by uid. Raises grpc.RpcError."""
         return self._claims("NodePrepareResources", claims, version, timeout_s)
 
-    def unprepare(self, *claims: Ref, version: str = "v1", timeout_s: float = 30.0) -> Mapping[str, Any]:
+    def unprepare(self, *claims: Ref, version: str = "v1", timeout_s: float = CALL_S) -> Mapping[str, Any]:
         """The answers by uid. Raises grpc.RpcError."""
         return self._claims("NodeUnprepareResources", claims, version, timeout_s)
 
-    def prepare_soon(self, *claims: Ref, timeout_s: float = 30.0) -> Any:
+    def prepare_soon(self, *claims: Ref, timeout_s: float = CALL_S) -> Any:
         """The same, as a grpc.Future of the whole response."""
         method = "NodePrepareResources"
         request, call = self._call(f"{DRA}.v1", f"/{DRA}.v1.DRAPlugin/{method}", method)
         _fill(request, claims)
         return call.future(request, timeout=timeout_s)
 
-    def get_info(self, timeout_s: float = 10.0) -> Any:
+    def get_info(self, timeout_s: float = PATIENCE_S) -> Any:
         """What the plugin says of itself."""
         package = "pluginregistration"
         request = message_class(package, "InfoRequest")()
@@ -63,11 +69,11 @@ class Kubelet:
         package = "pluginregistration"
         status = message_class(package, "RegistrationStatus")(plugin_registered=registered, error=error)
         reply = message_class(package, "RegistrationStatusResponse")
-        return self._unary(f"{REGISTRATION}/NotifyRegistrationStatus", reply)(status, timeout=10)
+        return self._unary(f"{REGISTRATION}/NotifyRegistrationStatus", reply)(status, timeout=PATIENCE_S)
 
     def raw(self, path: str, data: bytes) -> bytes:
         """Sends bytes as a request; returns those of the answer."""
-        answer: bytes = self._channel.unary_unary(path)(data, timeout=30)
+        answer: bytes = self._channel.unary_unary(path)(data, timeout=PATIENCE_S)
         return answer
 
     def _claims(

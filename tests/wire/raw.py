@@ -10,6 +10,7 @@ from types import TracebackType
 from typing import Final, Self
 
 from hpack import Decoder, Encoder
+from patience import PATIENCE_S
 
 PREFACE: Final = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 DATA: Final = 0x0
@@ -57,7 +58,7 @@ def request_headers(path: str = V1) -> list[Header]:
 class RawClient:
     """One connection. Frames other than the server's settings are given to the caller as they come."""
 
-    def __init__(self, path: Path, *, window: int = 65_535, timeout_s: float = 10.0) -> None:
+    def __init__(self, path: Path, *, window: int = 65_535, timeout_s: float = PATIENCE_S) -> None:
         self.sock = socket.socket(socket.AF_UNIX)
         self.sock.settimeout(timeout_s)
         self.sock.connect(str(path))

@@ -7,6 +7,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from patience import PATIENCE_S
+
 from agent.model.health import DeviceHealth, Health, Severity
 from agent.model.report import Report
 from agent.model.time import NS, Instant
@@ -63,7 +65,7 @@ class InThread:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        ended = self.thread.stop(timeout_s=5)
+        ended = self.thread.stop(PATIENCE_S)
         if error is None:
             assert self.failures == []
             assert ended
@@ -85,7 +87,7 @@ class Serving(InThread):
         self.latest.publish(report(devices))
 
 
-def eventually(claim: Callable[[], bool], what: str, timeout_s: float = 10.0) -> None:
+def eventually(claim: Callable[[], bool], what: str, timeout_s: float = PATIENCE_S) -> None:
     """Waits for what another thread or process brings about; fails if it does not come true."""
     deadline = time.monotonic() + timeout_s
     while not claim():

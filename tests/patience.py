@@ -1,0 +1,9 @@
+"""How long a test waits for what must come: for facts, not for speed. A busy machine is no failure.
+
+Nothing is asserted of how long anything took. What has not come by then is taken to hang; pytest's own limit,
+in ``pyproject.toml``, is for what hangs elsewhere, and leaves time for the machine's lock and for compilers.
+"""
+
+from typing import Final
+
+PATIENCE_S: Final = 60.0
