@@ -8,7 +8,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self
@@ -80,6 +80,28 @@ class PlainSysfs:
         new = file.with_name(".new")
         yield new
         new.rename(file)
+
+
+def said_of_threads(pid: int, file: str) -> dict[int, str]:
+    """What a file in ``/proc`` says of each thread of a process. Those that end meanwhile are not in it."""
+    found = {}
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        with suppress(OSError):
+            found[int(task.name)] = (task / file).read_text()
+    return found
+
+
+def thread_names(pid: int) -> dict[int, str]:
+    """What the kernel calls each thread of a process."""
+    return {tid: name.rstrip("\n") for tid, name in said_of_threads(pid, "comm").items()}
+
+
+def inside_fifos() -> set[int]:
+    """The threads of this process that wait for the other end of a FIFO, as the kernel says it."""
+    if not Path("/proc/self/wchan").exists():
+        pytest.skip("the kernel does not say where its threads wait")
+    places = said_of_threads(os.getpid(), "wchan")
+    return {tid for tid, place in places.items() if place == "wait_for_partner"}
 
 
 class Agent:
@@ -173,8 +195,7 @@ class Agent:
 
     def threads(self, which: str) -> list[int]:
         """The ids of ``main``, the first thread; of the ``sampler``; or of ``others``: I/O and the log."""
-        tasks = {int(task.name): task for task in Path(f"/proc/{self.pid}/task").iterdir()}
-        names = {tid: (task / "comm").read_text().rstrip("\n") for tid, task in tasks.items()}
+        names = thread_names(self.pid)
         samplers = [tid for tid, name in names.items() if name == "dh-sampler"]
         others = [tid for tid, name in names.items() if tid != self.pid and not name.startswith("dh-")]
         return {"main": [self.pid], "sampler": samplers, "others": others}[which]

@@ -123,9 +123,9 @@ def test_a_bench_that_fails_is_told_with_its_last_words(repository: Repository) 
 def test_an_interrupted_comparison_leaves_no_worktree(repository: Repository, how: signal.Signals) -> None:
     """While the bench of the revision runs, which is told, too."""
     told = repository.root.parent / "told"
-    waits = f"import pathlib, time\ntry:\n time.sleep(60)\nfinally:\n pathlib.Path({str(told)!r}).touch()\n"
     running = repository.root.parent / "running"
-    stub = f"import pathlib\npathlib.Path({str(running)!r}).touch()\n{waits}"
+    waits = f"try:\n pathlib.Path({str(running)!r}).touch()\n time.sleep(600)\n"
+    stub = f"import pathlib, time\n{waits}finally:\n pathlib.Path({str(told)!r}).touch()\n"
     (repository.root / "agent/bench/__main__.py").write_text(stub)
     repository.commit()
     call = f"against(pathlib.Path({str(repository.root)!r}), 'HEAD', ['a'], 1)"

@@ -22,9 +22,11 @@ from agents import (
     farewell,
     hear,
     hear_health,
+    said_of_threads,
     short_tmp,
     silent,
     strace,
+    thread_names,
 )
 from machine import machine_lock
 from patience import PATIENCE_S
@@ -119,8 +121,8 @@ def test_degraded_is_healthy_with_a_message(agent: Agent, sysfs: PlainSysfs) -> 
 def test_a_hundred_quiet_passes_wake_no_python(short_tmp: Path, flags: list[str]) -> None:
     def naps(which: str) -> int:
         """How often these threads have gone to sleep, and so how often they were woken."""
-        threads = [Path(f"/proc/{agent.pid}/task/{tid}/status") for tid in agent.threads(which)]
-        lines = [line for thread in threads for line in thread.read_text().splitlines()]
+        told = said_of_threads(agent.pid, "status")
+        lines = [line for tid in agent.threads(which) if tid in told for line in told[tid].splitlines()]
         return sum(int(line.split()[1]) for line in lines if line.startswith("voluntary_ctxt_switches"))
 
     quiet = ["--period", "10ms", "--procfs-root", str(short_tmp)]  # the machine's own tells of its pressure
@@ -128,9 +130,14 @@ def test_a_hundred_quiet_passes_wake_no_python(short_tmp: Path, flags: list[str]
         kubelet.next()
         begin = naps("sampler")
         eventually(lambda: naps("sampler") > begin + 250, "2.5 s of passes, for all the rest to settle")
-        before, passes = naps("main") + naps("others"), naps("sampler")
-        eventually(lambda: naps("sampler") >= passes + 100, "a hundred passes")
-        assert naps("main") + naps("others") == before
+
+        def is_quiet() -> bool:
+            """For a hundred passes; a heartbeat may fall into those before."""
+            before, passes = naps("main") + naps("others"), naps("sampler")
+            eventually(lambda: naps("sampler") >= passes + 100, "a hundred passes")
+            return naps("main") + naps("others") == before
+
+        eventually(is_quiet, "nobody is woken")
 
 
 # --- what it survives ---------------------------------------------------------------------------------------
@@ -362,11 +369,14 @@ os._exit(0)
 
 
 def test_it_has_one_thread_for_each_of_its_jobs(agent: Agent) -> None:
-    comms = [(task / "comm").read_text().strip() for task in Path(f"/proc/{agent.pid}/task").iterdir()]
-    native = sorted(name for name in comms if name.startswith("dh-"))
-    assert native == [
+    jobs = [
         *("dh-gpu-events", "dh-gpu-open", "dh-gpu-watch"),
         *("dh-kmsg", "dh-machine", "dh-pods", "dh-sampler", "dh-uevents"),
     ]
+
+    def native() -> list[str]:
+        return sorted(name for name in thread_names(agent.pid).values() if name.startswith("dh-"))
+
+    eventually(lambda: native() == jobs, "all have begun")
     # main, I/O, the log, and two of Trio's for what is slow
-    assert len(comms) - len(native) <= 5
+    assert len(thread_names(agent.pid)) - len(jobs) <= 5

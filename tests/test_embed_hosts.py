@@ -46,6 +46,7 @@ EMBEDDED: Final = Path(__file__).parent / "embedded"
 NODE: Final = "node-a"
 CARD: Final = "card.example.com"
 PAGES: Final = "pages.example.com"
+SLOW: Final = re.compile(r"^Executing <.*> took \d+\.\d+ seconds\n", re.MULTILINE)
 
 
 # --- whole drivers ------------------------------------------------------------------------------------------
@@ -73,9 +74,12 @@ class Program:
         self.process.wait()
 
     def end(self, number: signal.Signals = signal.SIGTERM) -> tuple[int, str]:
-        """Signals it; returns its exit code and what it wrote on standard error, once it has ended."""
+        """Signals it; returns its exit code and what it wrote on standard error, once it has ended.
+
+        Not what asyncio says there of a busy machine: programs are run in Python's development mode.
+        """
         self.process.send_signal(number)
-        return self.process.wait(PATIENCE_S), self.errors.read_text()
+        return self.process.wait(PATIENCE_S), SLOW.sub("", self.errors.read_text())
 
 
 @pytest.fixture
@@ -171,7 +175,7 @@ def test_health_flows_while_an_asyncio_program_blocks_its_loop_for_30_s(
         (root / "card-1").write_text("down\n")
         kubelet.wait_health(CARD, NODE, "card-1", "Unhealthy")
         with Kubelet(root / "plugins_registry" / f"{CARD}-reg.sock") as other:
-            assert other.get_info(timeout_s=Pace().get_info_s).name == CARD
+            assert other.get_info().name == CARD
         with watch_health(Path(plugin.endpoint)) as watcher:
             assert sorted(names(watcher.next())) == ["card-0", "card-1"]
 
@@ -188,11 +192,9 @@ def test_health_flows_while_an_asyncio_program_blocks_its_loop_for_30_s(
         assert call.took_s >= 30
         kubelet.wait_running(pod)
         assert shown(kubelet, pod, "Healthy") == ""
-        code, errors = driver.end()
-        assert code == 0
-        assert re.search(r"agent/embed/host.py.* took \d\d+\.\d+ seconds", errors), (
-            "asyncio's own word that it was held"
-        )
+        assert driver.end() == (0, "")
+        held = [line for line in SLOW.findall(driver.errors.read_text()) if "agent/embed/host.py" in line]
+        assert any(float(line.split()[-2]) >= 30 for line in held), "asyncio's own word"
         nothing_is_left(root)
 
 

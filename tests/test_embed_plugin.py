@@ -822,12 +822,11 @@ def test_a_server_that_fails_says_so_and_ends_nothing_else(driver: Driver, kubel
 def test_what_cannot_be_served_is_raised_and_leaves_nothing(
     monitor: Monitor, driver: Driver, tmp_path: Path
 ) -> None:
-    before = threading.active_count()
     with pytest.raises(ConfigError, match="no such directory; is it the one that the kubelet watches"):
         PluginServer(monitor, driver, claims=claim_of, kubelet_dir=Path(tempfile.mkdtemp(dir="/tmp"))).start()
     with pytest.raises(ConfigError, match="is relative; --kubelet-dir takes an absolute path"):
         PluginServer(monitor, driver, claims=claim_of, kubelet_dir=Path("kubelet"))
-    eventually(lambda: threading.active_count() <= before, "no thread is left")
+    assert threads("dh-io") == 0
 
 
 def test_the_registration_status_reaches_the_driver(

@@ -318,7 +318,7 @@ async def test_a_device_that_comes_and_goes_all_the_time_is_followed_less_and_le
         bind(nic, "vfio-pci")
         watcher.watch.note(None, events(1000), nics)
         await until(lambda: watcher.drivers == {NIC: "vfio-pci"})
-        assert trio.current_time() < 100 + 600
+        assert trio.current_time() < 3600
 
 
 @pytest.mark.parametrize("uevents", [None, events(0, SourceState.ABSENT), events(0, SourceState.FAILING)])

@@ -1,6 +1,5 @@
 """From the kernel's own log, and from floods of records, to facts: the reader, and what remembers for it."""
 
-import mmap
 import os
 import select
 import signal
@@ -15,6 +14,7 @@ from typing import Final
 import pytest
 from log_lines import CASES
 from machine import kubepods_tree, machine_lock
+from own_process import in_own_process, resident
 from patience import PATIENCE_S
 
 from agent.health.klog.latch import KEPT, remember_log
@@ -162,11 +162,6 @@ def fifo(tmp_path: Path) -> Path:
     return path
 
 
-def resident() -> int:
-    """Memory of this process [B]."""
-    return int(Path("/proc/self/statm").read_text().split()[1]) * mmap.PAGESIZE
-
-
 def record(seq: int, text: str) -> str:
     return f"4,{seq},{seq * 10},-;{text}\n"
 
@@ -180,9 +175,13 @@ def checked(cpu: int) -> str:
 
 
 def test_a_flood_of_one_fault_is_one_fact_and_hides_no_other(fifo: Path) -> None:
+    in_own_process(flood_of_one_fault, fifo)
+
+
+def flood_of_one_fault(path: str) -> None:
     """Every 10,000th line is a machine check of another CPU."""
-    with listener(fifo) as one:
-        with fifo.open("w") as f:
+    with listener(Path(path)) as one:
+        with Path(path).open("w") as f:
             for start in range(0, FLOOD, CHUNK):
                 lines = [
                     edac(seq) if seq % 10_000 else checked(seq // 10_000)
@@ -201,9 +200,13 @@ def test_a_flood_of_one_fault_is_one_fact_and_hides_no_other(fifo: Path) -> None
 
 
 def test_a_flood_of_faults_leaves_the_newest_and_what_was_known(fifo: Path) -> None:
+    in_own_process(flood_of_faults, fifo)
+
+
+def flood_of_faults(path: str) -> None:
     """100,000 cgroups run out of memory: far more than the reader has room for, and the facts."""
-    with listener(fifo) as one:
-        with fifo.open("w") as f:
+    with listener(Path(path)) as one:
+        with Path(path).open("w") as f:
             f.write("".join(record(cpu, checked(cpu)) for cpu in range(10)))
             f.flush()
             one.until(LogCode.MACHINE_CHECK, "cpu9")

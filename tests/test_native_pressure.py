@@ -32,7 +32,7 @@ def watch(*, started: bool) -> Iterator[tuple[Machine, int]]:
     try:
         if started:
             machine.start()
-            assert is_readable(wake, select.POLLIN, 10)
+            assert is_readable(wake, select.POLLIN, PATIENCE_S)
             os.eventfd_read(wake)
         else:
             machine.run_pass()
@@ -103,7 +103,7 @@ def test_real_memory_pressure_wakes_between_passes(tmp_path: Path) -> None:
                     pytest.skip(f"all waited for memory for {waited_us} us in {took_s:.0f} s: too little")
                 while read(machine).pressure.memory_full < first.memory_full + TRIGGER_US:  # type: ignore[operator]
                     # storage may be waited for sooner, and wakes too
-                    assert is_readable(wake, select.POLLIN, 10), "the test's own trigger fired, ours did not"
+                    assert is_readable(wake, select.POLLIN, PATIENCE_S), "our own fired, the watch's did not"
                     os.eventfd_read(wake)
         finally:
             os.close(own)

@@ -15,6 +15,7 @@ from pathlib import Path
 from shutil import rmtree
 
 import pytest
+from agents import inside_fifos
 from machine import Kubepods, hotplug, hugepages, hugetlb_hit, kubepods_tree
 from patience import PATIENCE_S
 from wire.serving import eventually
@@ -57,7 +58,7 @@ def until(sampler: Sampler, is_there: Callable[[Snapshot], bool], *, woken: bool
     """The first snapshot like that. It comes with a wake; or without one, and is looked for."""
     poll = select.poll()
     poll.register(sampler.fileno(), select.POLLIN)
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + PATIENCE_S
     while time.monotonic() < deadline:
         if poll.poll(1000 if woken else 5) or not woken:
             sampler.clear()
@@ -228,10 +229,12 @@ def test_v1_counters_are_those_of_the_files(tmp_path: Path) -> None:
             assert group_of(read(sampler), CONTAINER).mem_failcnt == 0
             run_inside([memory], _FILL, str(tmp_path / "file"))
             run_inside([cpu], _SPIN)
-            assert sampler.run_sweep() == 2
+            stat: dict[str, int] = {}
+            while stat != keyed(cpu / "cpu.stat"):  # the last period is counted when the process has ended
+                stat = keyed(cpu / "cpu.stat")
+                assert sampler.run_sweep() == 2
             group = group_of(read(sampler), CONTAINER)
             assert group.mem_failcnt == int((memory / "memory.failcnt").read_text()) > 0
-            stat = keyed(cpu / "cpu.stat")
             assert group.cpu_throttled == stat["nr_throttled"] > 0
             assert group.cpu_periods == stat["nr_periods"]
             assert group.mem_oom == Missing(Absence.ABSENT, 2)  # of v2
@@ -527,16 +530,13 @@ def test_a_source_that_never_returns_is_left_behind(fixture: SamplerOptions) -> 
     fifo = fixture.sysfs_root / "devices/system/cpu/online"
     fifo.unlink()
     os.mkfifo(fifo)  # without a writer, open(2) of it sleeps
-    before = set(os.listdir("/proc/self/task"))
-    sampler = Sampler(fixture)
+    sampler, before = Sampler(fixture), inside_fifos()
     sampler.start()
-    thread = min(set(os.listdir("/proc/self/task")) - before)
+    eventually(lambda: inside_fifos() > before, "its thread is inside")
+    [thread] = inside_fifos() - before
     assert not sampler.stop(0.05)
     assert sampler.stop(0.05)  # there is nothing more to stop
     writer = os.open(fifo, os.O_WRONLY)  # sleeps until the thread is inside
     fifo.rename(fifo.with_name("aside"))
     os.close(writer)  # and now it may end
-    deadline = time.monotonic() + 10
-    while thread in os.listdir("/proc/self/task") and time.monotonic() < deadline:
-        select.select([], [], [], 0.005)
-    assert thread not in os.listdir("/proc/self/task")
+    eventually(lambda: str(thread) not in os.listdir("/proc/self/task"), "it ends")

@@ -180,7 +180,7 @@ fd, poke = os.eventfd(0), os.eventfd(0, os.EFD_NONBLOCK)
 uevents = Uevents(fd, [poke])
 def until(what):
     while not what(sample := uevents.read()):
-        if not select.select([fd], [], [], 20)[0]:
+        if not select.select([fd], [], [], 60)[0]:
             sys.exit(f"nothing more than {sample}")
         os.eventfd_read(fd)
     return sample
@@ -189,7 +189,7 @@ until(lambda s: s.source.state is not SourceState.STARTING)
 print("listening", flush=True)
 sample = until(lambda s: s.changes[Subsystem.EDAC])
 changes, losses = sample.changes[Subsystem.PCI], sample.changes[Subsystem.EDAC]
-poked = bool(select.select([poke], [], [], 20)[0])
+poked = bool(select.select([poke], [], [], 60)[0])
 print(json.dumps([sample.source.detail, changes, losses, poked]), flush=True)
 print(until(lambda s: s.changes[Subsystem.PCI] > changes).changes[Subsystem.PCI], flush=True)
 sys.stdin.read()
@@ -211,7 +211,7 @@ from agent.native.uevents import Uevents
 fd = os.eventfd(0)
 uevents = Uevents(fd)
 uevents.start()
-select.select([fd], [], [], 20)
+select.select([fd], [], [], 60)
 source = uevents.read().source
 print(source.state, source.failures, source.detail)
 assert uevents.stop(60)

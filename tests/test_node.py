@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import trio
-from agents import PlainSysfs
+from agents import PlainSysfs, inside_fifos
 from patience import PATIENCE_S
 from wire.serving import eventually
 
@@ -91,15 +91,16 @@ def test_a_single_look_does_not_ask_what_is_declared(config: Config) -> None:
     node.start()
     eventually(lambda: states(node) != {} and not starting(node), "all have looked")
     assert DECLARED not in states(node)
-    assert node.stop(1) == []
+    assert node.stop(PATIENCE_S) == []
 
 
 def test_the_end_waits_for_nobody_who_hangs_and_names_them_all(sysfs: PlainSysfs, config: Config) -> None:
-    node = opened(config)
+    node, before = opened(config), inside_fifos()
     hung = [sysfs.hang(path).rename(sysfs.root / path.replace("/", "-")) for path in HANGING]
     node.start()
     node.look_at_host()
-    left = node.stop(0.1)
+    eventually(lambda: len(inside_fifos() - before) == len(hung), "all are inside")
+    left = node.stop(2)
     for fifo in hung:
         os.close(os.open(fifo, os.O_RDWR | os.O_NONBLOCK))  # lets them go
     assert left == ["the machine's watch", "the sampler", "the look at GPUs' processes"]

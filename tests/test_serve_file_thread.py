@@ -60,7 +60,6 @@ def test_a_disk_that_does_not_answer_is_told_of(caplog: pytest.LogCaptureFixture
         await asyncio.to_thread(eventually, lambda: bool(caplog.records), "it is told of")
         release.set()
         assert await look
-        await thread.call(lambda: None)
         ends(thread)
 
     asyncio.run(main())

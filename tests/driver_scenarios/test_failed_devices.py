@@ -80,8 +80,8 @@ def test_a_device_that_only_its_driver_finds_broken_is_unhealthy_before_the_pod_
     assert (known["claim"], known["kept"], known["health"]) == ("it", True, ["UNHEALTHY"])
     ((device, (taint,)),) = known["tainted"].items()
     assert (device, taint["key"], taint["effect"]) == ("thing-0", f"{SICK}/thing.broken", "NoSchedule")
-    kept_s, shown_s, refused_s = times_of(node, began_s)
-    assert kept_s <= shown_s <= refused_s
+    # which of the two a kubelet's threads take first is chance; tests/test_embed_plugin.py has it of the wire
+    assert kept_s(node, began_s) <= min(told_s(node))
     node.kubelet.wait_for(
         lambda: known["tainted"] in [one["tainted"] for one in sick.said("taints")], "taint"
     )
@@ -94,10 +94,15 @@ def ahead_s() -> float:
     return max(time.time() - time.monotonic() for _ in range(1000))
 
 
-def times_of(node: Node, began_s: float) -> tuple[float, float, float]:
-    """When the file was written, the device was said to be Unhealthy, and the call ended [monotonic s]."""
+def kept_s(node: Node, began_s: float) -> float:
+    """When the file was written [monotonic s]."""
     file = node.kubelet.root / "plugins" / SICK / "drahealth" / "prepares.json"
     most_s = max(began_s, ahead_s())  # a clock that is being set right runs faster or slower
+    return file.stat().st_ctime - most_s
+
+
+def told_s(node: Node) -> tuple[float, float]:
+    """When the device was said to be Unhealthy, and the call ended [monotonic s]."""
     timed = node.kubelet.history.timed()
     shown = next(
         i for i, at in enumerate(timed) if isinstance(at.entry, Changed) and at.entry.health == "Unhealthy"
@@ -105,7 +110,7 @@ def times_of(node: Node, began_s: float) -> tuple[float, float, float]:
     # what a busy kubelet makes of a message may come after the answer to its call
     shown_s = max(at.mono_s for at in timed[:shown] if isinstance(at.entry, Message))
     refused_s = next(at.mono_s for at in timed if isinstance(at.entry, Called))
-    return file.stat().st_ctime - most_s, shown_s, refused_s
+    return shown_s, refused_s
 
 
 def test_a_driver_s_word_holds_until_it_prepares_the_device_again(node: Node, sick: Program) -> None:

@@ -3,6 +3,7 @@
 import os
 import time
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -95,6 +96,16 @@ def eventually(claim: Callable[[], bool], what: str, timeout_s: float = PATIENCE
         time.sleep(0.005)
 
 
-def descriptors() -> int:
-    """How many file descriptors this process has open."""
-    return len(os.listdir("/proc/self/fd"))
+def descriptors() -> set[tuple[str, str]]:
+    """What this process has open, with what each is of. Of former tests some may be about to be closed."""
+    found = set()
+    for number in os.listdir("/proc/self/fd"):
+        with suppress(FileNotFoundError):  # closed meanwhile, as that of this list is
+            found.add((number, os.readlink(f"/proc/self/fd/{number}")))
+    return found
+
+
+def connections(path: Path) -> int:
+    """How many connections the server of this socket holds, whoever else has sockets."""
+    bound = [line for line in Path("/proc/net/unix").read_text().splitlines() if line.endswith(f" {path}")]
+    return len(bound) - 1  # it listens on one of them

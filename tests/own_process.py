@@ -1,0 +1,26 @@
+"""Parts of tests that look at a whole process, in one that nobody else has used."""
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from patience import PATIENCE_S
+
+
+def in_own_process(function: Callable[..., None], *args: object) -> None:
+    """Calls a function of a test module with these arguments as text; what it raises fails the test."""
+    program = (
+        f"import sys; from {function.__module__} import {function.__name__} as part; part(*sys.argv[1:])"
+    )
+    command = [sys.executable, "-c", program, *map(str, args)]
+    done = subprocess.run(
+        command, cwd=Path(__file__).parent, capture_output=True, text=True, timeout=PATIENCE_S, check=False
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def resident() -> int:
+    """Memory of this process that is of no file [B]."""
+    status = Path("/proc/self/status").read_text()
+    return int(status.partition("RssAnon:")[2].split()[0]) << 10
