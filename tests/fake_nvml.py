@@ -52,7 +52,7 @@ def watch(*gpus, bits=None):
         n.nvmlDeviceRegisterEvents(gpu, bits or n.nvmlDeviceGetSupportedEventTypes(gpu), events)
     return events
 
-def event(events, timeout_ms=5000):
+def event(events, timeout_ms=60_000):
     e = n.nvmlEventSetWait_v2(events, timeout_ms)
     return [n.nvmlDeviceGetIndex(e.device), e.eventType, e.eventData, e.gpuInstanceId, e.computeInstanceId]
 """
@@ -96,7 +96,7 @@ class FakeNvml:
         return os.environ | {"FAKE_NVML": str(self.scenario)}
 
     def tell(self, *commands: str) -> str:
-        """Carry out commands in the process that plays the scenario; wait for it to listen, at most 10 s.
+        """Carry out commands in the process that plays the scenario; wait for it to listen.
 
         Returns:
             What the last one was answered: "", or the number that it asked for.
@@ -118,7 +118,7 @@ class FakeNvml:
         return int(self.tell(f"gpu {gpu} calls {call}"))
 
     def _connected(self) -> socket.socket:
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + PATIENCE_S
         while True:
             connection = socket.socket(socket.AF_UNIX)
             connection.settimeout(PATIENCE_S)

@@ -232,7 +232,7 @@ class Kubepods:
 def _remove_cgroup(top: Path) -> None:
     """Remove a cgroup and those below it. Its files need no removing; processes that end now, a wait."""
     for directory, _, _ in os.walk(top, topdown=False):
-        deadline = time.monotonic() + 5
+        deadline = time.monotonic() + PATIENCE_S
         while True:
             try:
                 os.rmdir(directory)

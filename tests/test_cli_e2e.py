@@ -406,7 +406,7 @@ class Screen:
     def read_until(self, text: str) -> str:
         """What is shown up to ``text``, colours left out."""
         while text not in self._unread:
-            assert select.select([self._fd], [], [], 20)[0], f"20 s without {text!r}, but {self._unread!r}"
+            assert select.select([self._fd], [], [], PATIENCE_S)[0], f"no {text!r}, but {self._unread!r}"
             data = os.read(self._fd, 65536).decode("utf-8", "replace")
             self._unread += re.sub(r"\x1b\[[0-9;]*m", "", data)
         before, _, self._unread = self._unread.partition(text)

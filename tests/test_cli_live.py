@@ -5,12 +5,13 @@ import os
 import pty
 import struct
 import termios
+import time
 from collections.abc import Iterator
 
 import pytest
 from cli_reports import BUSY, SHRUNK, THROTTLED, device, report
 
-from agent.cli.live import BELOW, ENTER, HOME, LEAVE, LiveTable, draw
+from agent.cli.live import BELOW, ENTER, HOME, LEAVE, SOONEST_S, LiveTable, draw
 from agent.cli.terminal import Style, can_redraw, style_of
 
 
@@ -59,12 +60,13 @@ def test_a_table_is_drawn_redrawn_and_left_behind(terminal):
 
 
 def test_a_burst_of_reports_shows_the_newest_and_few_others(terminal):
+    began_s = time.monotonic()
     table = terminal.table()
     for n in range(1000):
         table.show(report(*(device(f"gpu-{i}") for i in range(n % 3)), node=f"n{n}"))
     seen = terminal.read_until("n999  no devices")
     table.close()
-    assert seen.count(HOME) <= 3
+    assert seen.count(HOME) <= 1 + (time.monotonic() - began_s) / SOONEST_S
 
 
 def test_a_terminal_that_is_stopped_holds_up_neither_reports_nor_the_end(terminal):

@@ -10,7 +10,7 @@ from scenarios.row import Row
 from scenarios.stage import play
 from scenarios.table import TABLE
 
-STAGES = 12
+STAGES = 6
 """Most of a row is waiting."""
 Shows = Mapping[str, "Future[str]"]
 

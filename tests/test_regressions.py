@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 import pytest
+from patience import PATIENCE_S
 
 from agent.bench.against import BUILD
 from agent.bench.counts import compiler
@@ -124,5 +125,11 @@ def check(tree: Path, guards: Sequence[str]) -> "subprocess.CompletedProcess[str
     command = [sys.executable, "-m", "agent.bench", "--check", *guards]
     environment = os.environ | {"PYTHONPATH": str(tree)}
     return subprocess.run(
-        command, cwd=tree, env=environment, capture_output=True, text=True, timeout=120, check=False
+        command,
+        cwd=tree,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=5 * PATIENCE_S,
+        check=False,
     )

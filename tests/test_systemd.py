@@ -300,7 +300,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
             command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
         )
         try:
-            console, _ = container.communicate(timeout=PATIENCE_S)
+            console, _ = container.communicate(timeout=5 * PATIENCE_S)  # a boot, and a dozen starts
         except subprocess.TimeoutExpired:
             container.terminate()  # systemd-nspawn powers the container off
             console, _ = container.communicate(timeout=PATIENCE_S)

@@ -20,7 +20,7 @@ from agent.bench.result import Unmeasured
 DRIVER: Final = "bench.drahealth.example"
 HEALTH_METHOD: Final = "/v1.DRAResourceHealth/NodeWatchResources"
 AGENT_METHOD: Final = "/drahealth.v1.Agent/Watch"
-WAIT_S: Final = 30.0  # a start takes a second, or twenty beside a busy neighbour
+WAIT_S: Final = 60.0  # a start takes a second, or twenty beside a busy neighbour
 
 Line = dict[str, Any]
 

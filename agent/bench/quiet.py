@@ -54,10 +54,13 @@ def sampler_wakes(passes: int = PASSES) -> int:
             raise StandsStill(f"sampler: its first publication woke nobody in {STILL_S:g} s")
         sampler.clear()
         first, woken = _read(sampler).core.passes, 0
-        deadline = time.monotonic() + STILL_S + passes * PERIOD_NS / NS
-        while (made := _read(sampler).core.passes - first) < passes:
-            if time.monotonic() > deadline:
-                raise StandsStill(f"sampler: {made} passes of {passes}, then none")
+        made, deadline = 0, time.monotonic() + STILL_S
+        while made < passes:
+            before, made = made, _read(sampler).core.passes - first
+            if made > before:
+                deadline = time.monotonic() + STILL_S
+            elif time.monotonic() > deadline:
+                raise StandsStill(f"sampler: {made} passes of {passes}, then none in {STILL_S:g} s")
             if _readable(sampler, 0.05):
                 woken += 1
                 sampler.clear()

@@ -144,17 +144,17 @@ class ForgetsADevice(Driver):
 class CutsItFine(Driver):
     """One heartbeat that is lost is one too many."""
 
-    heartbeat_s = 2.5
+    heartbeat_s = 3.0
 
     def devices(self, stream: Stream, lists: int) -> Sequence[Told]:
-        return [Told(lease_s=4)]
+        return [Told(lease_s=5)]
 
 
 @warns("health.rate")
 class SpeaksTooOften(Driver):
-    """Fifty times a second."""
+    """Two hundred times a second, or as often as it can."""
 
-    heartbeat_s = 0.02
+    heartbeat_s = 0.005
 
 
 # --- when they end ------------------------------------------------------------------------------------------

@@ -12,8 +12,8 @@ from conform.faults import fails, warns
 from conform.lists import Told, health_list
 from conform.servers import Driver, Refused, Stream
 
-MUCH = tuple(Told(b"gpu-%d" % number, message=b"x" * 600) for number in range(200))
-"""More than the buffers on its way hold, once or twice."""
+MUCH = tuple(Told(b"gpu-%d" % number, message=b"x" * 600, lease_s=60) for number in range(200))
+"""More than the buffers on its way hold, once or twice; and believed for longer than anybody is held up."""
 
 
 @fails("health.versions_agree")
@@ -113,7 +113,7 @@ class EndsThemTogether(_Knows):
                 one.ended.set()
 
 
-@fails("health.stopped_reader")
+@fails("health.stopped_reader", for_s=10)
 class WaitsForTheSlowest(Driver):
     """One thread speaks to all in turn, and a list is too large for the buffers on its way."""
 

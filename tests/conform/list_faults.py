@@ -41,9 +41,9 @@ class LeaseBelowZero(Says):
 
 
 @warns("health.lease")
-class LeaseOfASecond(Says):
+class LeaseOfTwoSeconds(Says):
     heartbeat_s = 0.2
-    told = Told(lease_s=1)
+    told = Told(lease_s=2)
 
 
 @warns("health.lease")

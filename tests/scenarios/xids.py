@@ -203,9 +203,10 @@ XIDS: Final = (
     ),
     Row(
         "lines of before the agent's start count",
-        (unhealthy("gpu-0", "gpu.xid.119: GSP firmware does not answer the driver"),),
+        # which nothing has mended, however long the start takes
+        (unhealthy("gpu-0", "gpu.xid.79: the GPU no longer answers on PCIe"),),
         gpus=2,
-        logged=(xid_line(119),),
+        logged=(xid_line(79),),
     ),
     Row(
         "a line that a process wrote is nobody's word",

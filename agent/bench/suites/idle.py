@@ -28,7 +28,7 @@ from agent.serve.client import status
 GROUPS: Final = 500
 PERIOD_MS: Final = 100
 FLOOR: Final = "floor: a bare timerfd thread of the same period"
-READY_S: Final = 10.0
+READY_S: Final = 60.0
 STILL_S: Final = 120.0
 """For so long a cgroup is new, and each of its counters read in every sweep."""
 SAMPLER: Final = "dh-sampler"

@@ -29,7 +29,7 @@ PROGRAMS: Final = {
 IMPORTS: Final = "import agent.cli.main, agent.cli.run, agent.daemon"
 IMPORTS_SHOWN: Final = 8
 _IMPORT: Final = re.compile(r"^import time: +(\d+) \| +\d+ \|  *(\S+)$", re.M)
-READY_S: Final = 10.0
+READY_S: Final = 60.0
 
 
 def run(effort: Effort) -> Outcome:
