@@ -255,7 +255,7 @@ def test_a_service_socket_that_somebody_removed_is_there_for_the_next_kubelet(no
 
 def test_a_driver_that_stands_still_is_registered_when_it_goes_on(make_node: Callable[..., Node]) -> None:
     """e2e_node: registration after GetInfo failure"""
-    node = make_node(pace=replace(Pace.fast(), dial_s=0.2, get_info_s=0.2))
+    node = make_node(pace=replace(Pace.fast(), dial_s=1.0))
     driver = node.hostdev()
     node.wait_healthy(CPU_0)
     node.kubelet.stop()
