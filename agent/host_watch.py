@@ -45,6 +45,8 @@ SOON_S: Final = 1.0
 LOOK: Final = "the look at GPUs' processes"
 INVENTORY: Final = "the inventory of GPUs"
 BUS: Final = "the look at the PCI bus"
+_NOTHING: Final = GpuHost()
+"""Of a host that nobody has looked at yet."""
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -89,7 +91,7 @@ class HostWatch:
         self._library = library
         self._sysfs_root = sysfs_root
         self._reader = GpuHostReader(sysfs_root, procfs_root)
-        self._host = GpuHost()
+        self._host = _NOTHING
         self._gpus: GpuSet | None = None
         self._declared: Declarations = ()
         self._wanted: frozenset[str] = frozenset()
@@ -246,7 +248,7 @@ class HostWatch:
         return self._reader.read()
 
     def _has_gpus(self) -> bool:
-        return self._host != GpuHost() or bool(self._gpus and self._gpus.gpus)
+        return self._host != _NOTHING or bool(self._gpus and self._gpus.gpus)
 
     async def _watch_inventory(self, wake: Callable[[], None]) -> None:
         while True:

@@ -105,7 +105,8 @@ def step(state: State, snapshot: Snapshot, now: Instant) -> tuple[State, Report]
         *check_sources(snapshot.checks),
     )
     stalled = find_stalls(state.stalled, seen, now)
-    sources = {source.name: with_stall(source, stalled) for source in seen}
+    sources = {source.name: source for source in seen}
+    sources |= {name: with_stall(sources[name], stalled) for name in stalled}
     pods = remember_pods(state.pods, snapshot.pods, sources, now)
     look = Look(settings, _tracks(state, gpus, declared), sources, now, state.quiet)
     standing = [source for source in sources.values() if source.state is SourceState.STALLED]

@@ -92,7 +92,8 @@ def test_heartbeats_say_the_same_and_are_verified_anew(agent: Agent) -> None:
         for one in message.devices:
             one.last_updated_time = 0
     told = {one.device.device_name for one in later.devices}
-    assert {POOL, CPU} <= told  # memory is read every ten seconds, and only what was verified anew is told anew
+    # memory is read every ten seconds, and only what was verified anew is told anew
+    assert {POOL, CPU} <= told
     assert [one for one in first.devices if one.device.device_name in told] == list(later.devices)
 
 

@@ -40,8 +40,12 @@ from agent.model.source import SourceState
 from agent.model.time import Instant, at_mono
 
 
-def take_in(log: FaultLog, snapshot: Snapshot, gpus: GpuMemory, now: Instant) -> FaultLog:
-    """The faults after a snapshot."""
+def take_in(log: FaultLog, snapshot: Snapshot, gpus: GpuMemory, looked_ns: int, now: Instant) -> FaultLog:
+    """The faults after a snapshot: the same object if that tells nothing new.
+
+    Args:
+        looked_ns: When the last look was.
+    """
     log = _of_the_same_gpus(log, gpus)
     if not log.started_ns:
         log = replace(log, started_ns=now.mono_ns)
@@ -49,7 +53,7 @@ def take_in(log: FaultLog, snapshot: Snapshot, gpus: GpuMemory, now: Instant) ->
     if snapshot.gpus is not None:
         log = _from_nvml(log, snapshot.gpus, gpus, now, news)
     if snapshot.log is not None:
-        log = _from_log(log, snapshot.log, now, news)
+        log = _from_log(log, snapshot.log, looked_ns, now, news)
     return join(log, news, gpus, now) if news or log.held else log
 
 
@@ -98,36 +102,32 @@ def _from_nvml(
     return replace(log, nvml_read=xids, events_read=events)
 
 
-def _from_log(log: FaultLog, seen: LogSample, now: Instant, news: list[Occurrence]) -> FaultLog:
+def _from_log(
+    log: FaultLog, seen: LogSample, looked_ns: int, now: Instant, news: list[Occurrence]
+) -> FaultLog:
     by_bus = {gpu.bus: gpu.number for gpu in log.roll if gpu.bus}
     buses = frozenset(by_bus)
-    if seen.lines == log.lines and buses == log.buses:
-        lines_read, unclaimed = log.lines_read, log.unclaimed
-    else:
-        before = log.lines_read
-        if buses != log.buses:
-            before = {at: times for at, times in before.items() if at not in log.unclaimed}
-        lines_read = {(line.pattern, line.first_us, line.first_text): line.times for line in seen.lines}
-        unclaimed = log.unclaimed & lines_read.keys() if buses == log.buses else frozenset()
-        for at, line in zip(lines_read, seen.lines, strict=True):
-            if line.times <= before.get(at, 0):
-                continue
-            fact = parse(line.text)
-            if key := _key_of(fact, by_bus):
-                news.extend(_news_of(key, fact, line, line.times - before.get(at, 0), log, now))
-            elif _names_a_gpu(fact):
-                unclaimed |= {at}
     old_us = log.old_us
     if old_us is None and seen.source.state is not SourceState.STARTING:
         old_us = max((line.last_us for line in seen.lines), default=0)
+    if (seen.lines, buses, old_us) == (log.lines, log.buses, log.old_us):
+        return log
+    log = replace(log, before_ns=looked_ns)
+    before = log.lines_read
+    if buses != log.buses:
+        before = {at: times for at, times in before.items() if at not in log.unclaimed}
+    lines_read = {(line.pattern, line.first_us, line.first_text): line.times for line in seen.lines}
+    unclaimed = log.unclaimed & lines_read.keys() if buses == log.buses else frozenset()
+    for at, line in zip(lines_read, seen.lines, strict=True):
+        if line.times <= before.get(at, 0):
+            continue
+        fact = parse(line.text)
+        if key := _key_of(fact, by_bus):
+            news.extend(_news_of(key, fact, line, line.times - before.get(at, 0), log, now))
+        elif _names_a_gpu(fact):
+            unclaimed |= {at}
     return replace(
-        log,
-        lines=seen.lines,
-        lines_read=lines_read,
-        unclaimed=unclaimed,
-        buses=buses,
-        lines_ns=now.mono_ns,
-        old_us=old_us,
+        log, lines=seen.lines, lines_read=lines_read, unclaimed=unclaimed, buses=buses, old_us=old_us
     )
 
 
@@ -163,7 +163,7 @@ def _moment_of(line: LogLine, log: FaultLog, now: Instant) -> Instant:
     cannot be is not believed.
     """
     line_ns = line.last_us * 1000
-    return at_mono(line_ns, now) if log.lines_ns <= line_ns <= now.mono_ns else now
+    return at_mono(line_ns, now) if log.before_ns <= line_ns <= now.mono_ns else now
 
 
 def _key_of(fact: Line, by_bus: Mapping[str, int]) -> Key | None:

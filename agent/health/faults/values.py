@@ -152,8 +152,8 @@ class FaultLog:
     """Of these, lines about a GPU that nobody has counted yet; they are asked again when one appears..."""
     buses: frozenset[str] = frozenset()
     """...besides these."""
-    lines_ns: int = 0
-    """When they were read last."""
+    before_ns: int = 0
+    """When the last look was at which the newest of the lines were not there."""
     old_us: int | None = None
     """The newest line of before the agent, by the log's clock; None until all of them were read."""
     kept_us: Mapping[tuple[int, str], int] = field(default_factory=dict)

@@ -31,6 +31,7 @@ class GpuState:
     watched: Mapping[int, Watched] = field(default_factory=dict)
     kept: FaultMemory = field(default_factory=FaultMemory)
     """What is to outlive the agent."""
+    looked_ns: int = 0
 
 
 class GpuLook(NamedTuple):
@@ -52,12 +53,12 @@ def look_at_gpus(before: GpuState, snapshot: Snapshot, limits: GpuLimits, now: I
         return GpuLook(before, {}, {}, frozenset(), None)
     memory = remember_gpus(before.memory, snapshot, limits, now)
     gone = replaced(before.memory.roll, memory.roll)
-    log = take_in(before.log, snapshot, memory, now)
+    log = take_in(before.log, snapshot, memory, before.looked_ns, now)
     decisions = judge_faults(log, memory, limits, now)
     watched = watch(before.watched, memory, snapshot.gpus.generation, now)
     log, heal_ns = heal(log, decisions, watched, now)
     decisions = {key: found for key, found in decisions.items() if not log.faults[key].healed}
     due = [at for at in (heal_ns, next_ns(log)) if at is not None]
     kept = keep(log, decisions, memory.roll, watched)
-    state = GpuState(memory, log, watched, before.kept if kept == before.kept else kept)
+    state = GpuState(memory, log, watched, before.kept if kept == before.kept else kept, now.mono_ns)
     return GpuLook(state, decisions, log.faults, gone, min(due, default=None))

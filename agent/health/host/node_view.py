@@ -18,6 +18,7 @@ from agent.model.time import NS, Instant
 
 CORRECTED_WINDOW_S: Final = 3600
 WINDOWS_S: Final = (HELD_S, CORRECTED_WINDOW_S, LASTING_HELD_S)
+_CODES: Final = tuple(LogCode)
 RELATED_NS: Final = 10 * NS
 """The lines of one error come together, but from several places in the kernel."""
 
@@ -109,7 +110,7 @@ def _corrected(before: History, log: LogPast, now: Instant) -> History:
 
 def view_node(past: NodePast, log: LogPast, snapshot: Snapshot, settings: Settings, now: Instant) -> NodeView:
     """What the rules are shown; ``past`` and ``log`` are those after this look."""
-    limits, facts = settings.host, log.of(*LogCode)
+    limits, facts = settings.host, log.of(*_CODES)
     has_corrected = any(fact.code is LogCode.AER_CORRECTED for fact in facts)
     young = {
         seconds: tuple(fact for fact in facts if fact.last.mono_ns > now.mono_ns - seconds * NS)
