@@ -13,6 +13,7 @@ from agent.native.publication import Copied, Publication, Same, StampedTable
 
 MIB = 1 << 20
 PRESENT = 1 << 63  # of an entry in pagemap
+STAMP = struct.Struct("=Q")
 RECORD = struct.Struct("=QQ")
 
 
@@ -65,9 +66,11 @@ def test_what_is_there_keeps_its_memory() -> None:
         assert published.resident() == 64 * MIB  # the kernel would have to clear it for every look
 
 
-def copied(*records: tuple[int, int]) -> Copied:
-    """A head of 16 bytes, and records: a stamp and a number."""
-    copy: Copied = ffi.buffer(ffi.from_buffer(bytes(16) + b"".join(RECORD.pack(*one) for one in records)))
+def copied(*records: tuple[int, int], since: int = 0) -> Copied:
+    """A head of 16 bytes, the stamps of all records, and those that are newer: a stamp and a number."""
+    stamps = b"".join(STAMP.pack(stamp) for stamp, _ in records)
+    newer = b"".join(RECORD.pack(*one) for one in records if one[0] > since)
+    copy: Copied = ffi.buffer(ffi.from_buffer(bytes(16) + stamps + newer))
     return copy
 
 
@@ -77,16 +80,19 @@ def decode(raw: tuple[int, int]) -> list[int] | None:
 
 def test_a_record_of_the_same_stamp_keeps_its_sample_wherever_it_stands() -> None:
     table = StampedTable(RECORD, decode)
-    first = table.samples(copied((1, 10), (2, 20), (3, 0)), 16, 64)
+    first = table.samples(copied((1, 10), (2, 20), (3, 0)), 16, 3)
     assert first == ([10], [20])
-    assert table.samples(copied((1, 10), (2, 20), (3, 0)), 16, 64) is first
-    second = table.samples(copied((4, 40), (1, 10), (5, 20)), 16, 64)
+    assert table.newest == 3
+    assert table.samples(copied((1, 10), (2, 20), (3, 0), since=3), 16, 3) is first
+    second = table.samples(copied((4, 40), (1, 10), (5, 20), since=3), 16, 3)
     assert second == ([40], [10], [20])
     assert second[1] is first[0]
     assert second[2] is not first[1]
-    assert table.samples(copied((1, 10)), 16, 32) == ([10],)
-    assert table.samples(copied(), 16, 16) == ()
-    assert table.samples(copied((1, 11)), 16, 32) == ([11],)  # a stamp that is gone is forgotten
+    assert table.samples(copied((1, 10), since=5), 16, 1) == ([10],)
+    assert table.samples(copied(), 16, 0) == ()
+    assert table.newest == 5, "what was copied is not asked for again when it is gone"
+    with pytest.raises(KeyError):
+        table.samples(copied((1, 10), since=5), 16, 1)  # and a copy that lacks something is no copy
 
 
 def test_what_was_made_of_equal_bytes_outlives_their_copy() -> None:

@@ -85,9 +85,9 @@ class Same(Generic[T]):
 
 
 class StampedTable(Generic[S]):
-    """Records that begin with a stamp, 64 bits: of no other, and another one whenever they have changed.
+    """Records that begin with a stamp, 64 bits: of no other, and a higher one whenever they have changed.
 
-    So nothing is kept of them but their samples, and of those that did not change nothing else is looked at.
+    So nothing is kept of them but their samples, and of those that did not change nothing else is copied.
     Arguments as of :class:`Table`.
     """
 
@@ -96,22 +96,21 @@ class StampedTable(Generic[S]):
         self._decode = decode
         self._known: dict[int, S | None] = {}
         self._samples: tuple[S, ...] = ()
+        self.newest = 0
+        """The highest stamp until now: of records with a higher one a copy has all, and of others none."""
 
-    def samples(self, data: Copied, start: int, end: int) -> tuple[S, ...]:
-        """Of all records that follow each other there."""
-        size = self._layout.size
-        stamps = memoryview(data).cast("Q")[start // 8 : end // 8 : size // 8].tolist()
-        if stamps != list(self._known):
-            known = self._known
-            self._known = {
-                stamp: known[stamp] if stamp in known else self._one(data[at : at + size])
-                for stamp, at in zip(stamps, range(start, end, size), strict=True)
-            }
-            self._samples = tuple(one for one in self._known.values() if one is not None)
+    def samples(self, data: Copied, start: int, count: int) -> tuple[S, ...]:
+        """Of so many records: their stamps stand there, and what of them was copied until the end."""
+        with memoryview(data) as view:
+            records = start + 8 * count
+            stamps = view[start:records].cast("Q").tolist()
+            if stamps != list(self._known):
+                fresh = {raw[0]: self._decode(raw) for raw in self._layout.iter_unpack(view[records:])}
+                known = self._known | fresh
+                self._known = {stamp: known[stamp] for stamp in stamps}
+                self._samples = tuple(one for one in self._known.values() if one is not None)
+                self.newest = max((self.newest, *fresh))
         return self._samples
-
-    def _one(self, raw: bytes) -> S | None:
-        return self._decode(self._layout.unpack(raw))
 
 
 class Table(Generic[S]):

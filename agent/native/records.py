@@ -114,9 +114,14 @@ class Decoder:
         self._pools = Table(_POOL, _pool, _pool_key)
         self._groups = StampedTable(_GROUP, _group)
 
+    @property
+    def since(self) -> int:
+        """What ``dh_sampler_read()`` is to be asked with for the next copy."""
+        return self._groups.newest
+
     def snapshot(self, data: Copied) -> Snapshot:
         """One copy, as ``dh_sampler_read()`` made it."""
-        _, _, nodes, pools, _, dropped, seq, _, *counts, _, _, _, throttles = _HEAD.unpack(data[: _HEAD.size])
+        _, _, nodes, pools, groups, dropped, seq, _, *counts, _, _, _, throttles = _HEAD.unpack_from(data)
         passes, reads, opens, descriptors, watches, kernel_bytes, unwatched, overflows = counts
         throttle_at = _HEAD_SIZE + nodes * _NODE.size
         pools_at = throttle_at + throttles * _THROTTLE.size
@@ -128,7 +133,7 @@ class Decoder:
             nodes=self._nodes.samples(data, _HEAD_SIZE, throttle_at),
             throttle=self._throttle.samples(data, throttle_at, pools_at),
             pools=self._pools.samples(data, pools_at, groups_at),
-            groups=self._groups.samples(data, groups_at, len(data)),
+            groups=self._groups.samples(data, groups_at, groups),
             sources=tuple(starmap(self._source, zip(_SOURCE_NAMES, sources, strict=True))),
             core=CoreStats(
                 passes=passes,

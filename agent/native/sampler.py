@@ -86,10 +86,11 @@ class Sampler:
             raise _open_error(code, options)
         self._sampler = out[0]
         self._fd: int = lib.dh_sampler_eventfd(self._sampler)
+        decoder = Decoder({lib.DH_SYSFS: options.sysfs_root, lib.DH_CGROUPFS: options.cgroupfs_root})
         self._publication = Publication(
-            lambda buffer, size: lib.dh_sampler_read(self._sampler, buffer, size),
+            lambda buffer, size: lib.dh_sampler_read(self._sampler, decoder.since, buffer, size),
             lib.dh_sampler_size(self._sampler),
-            Decoder({lib.DH_SYSFS: options.sysfs_root, lib.DH_CGROUPFS: options.cgroupfs_root}).snapshot,
+            decoder.snapshot,
             self._fd,
         )
 

@@ -165,7 +165,7 @@ struct dh_hugetlb {
 };
 
 struct dh_group {
-    uint64_t stamp; /* of no other group, and another one whenever this has changed */
+    uint64_t stamp; /* of no other group, and a higher one whenever this has changed */
     uint64_t valid;
     uint64_t seen;
     uint32_t id;         /* unique for the sampler's life */
@@ -190,8 +190,8 @@ struct dh_group {
 
 /*
  * The head of what dh_sampler_read() copies out. Behind it, without gaps, follow `nodes` records
- * of struct dh_node, `throttles` of struct dh_throttle, `pools` of struct dh_pool and `groups` of
- * struct dh_group.
+ * of struct dh_node, `throttles` of struct dh_throttle, `pools` of struct dh_pool, the stamps of
+ * `groups` groups (uint64_t), and in their order a struct dh_group for each that the reader lacks.
  */
 struct dh_snapshot {
     uint32_t size;    /* sizeof(struct dh_snapshot) */
@@ -299,14 +299,15 @@ size_t dh_sampler_size(const struct dh_sampler *s);
 
 /*
  * dh_sampler_read() - copy the newest whole publication.
- * @buf: @cap bytes, aligned to 8
+ * @since: the highest stamp of a group that the reader has, or 0: records of higher ones are copied
+ * @buf:   @cap bytes, aligned to 8
  *
  * Return:  bytes used, a multiple of 8; -ENODATA before dh_sampler_start(), or the first
  *          dh_sampler_pass(); -ENOSPC if @cap is too small for what is there now; DH_ETORN.
  * Threads: any number of readers. Blocks: some 10 ms at most, and only while the writer is preempted
  *          in the middle of a copy.
  */
-int64_t dh_sampler_read(struct dh_sampler *s, void *buf, size_t cap);
+int64_t dh_sampler_read(struct dh_sampler *s, uint64_t since, void *buf, size_t cap);
 
 /*
  * dh_sampler_stop() - end the thread and free the sampler.

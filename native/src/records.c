@@ -341,7 +341,7 @@ uint64_t dh_sampler_rung_ns(const struct dh_sampler *s)
 
 size_t dh_sampler_size(const struct dh_sampler *s)
 {
-    return s->table_bytes;
+    return s->table_bytes + s->opt.group_max * sizeof(uint64_t);
 }
 
 /* What changes in every pass, and needs no publication. */
@@ -377,16 +377,35 @@ static void alive_put(struct dh_snapshot *head, const struct alive *a)
 
 struct copy {
     struct dh_sampler *s;
+    uint64_t since;
     char *buf;
     size_t cap;
 };
+
+/* The stamps of @n groups, and the records behind the reader's. Bytes used, or more than @cap. */
+static size_t groups_copy(const struct copy *c, char *to, size_t cap, uint32_t n)
+{
+    struct dh_group *group = c->s->pub->group;
+    uint64_t *stamp = (uint64_t *)(void *)to;
+    size_t used = n * sizeof(*stamp);
+
+    for (uint32_t i = 0; used <= cap && i < n; i++) {
+        dh_words_load(&stamp[i], &group[i].stamp, sizeof(*stamp));
+        if (stamp[i] <= c->since)
+            continue;
+        if (used + sizeof(*group) <= cap)
+            dh_words_load(to + used, &group[i], sizeof(*group));
+        used += sizeof(*group);
+    }
+    return used;
+}
 
 static int64_t copy_out(void *arg)
 {
     const struct copy *c = arg;
     struct dh_snapshot *head = (struct dh_snapshot *)(void *)c->buf;
     struct dh_tables *pub = c->s->pub;
-    size_t nodes, throttles, pools, groups;
+    size_t nodes, throttles, pools, used;
     struct alive alive;
     char *to;
 
@@ -398,21 +417,23 @@ static int64_t copy_out(void *arg)
     nodes = head->nodes * sizeof(struct dh_node);
     throttles = head->throttles * sizeof(struct dh_throttle);
     pools = head->pools * sizeof(struct dh_pool);
-    groups = head->groups * sizeof(struct dh_group);
-    if (sizeof(*head) + nodes + throttles + pools + groups > c->cap)
+    used = sizeof(*head) + nodes + throttles + pools;
+    if (used > c->cap)
         return -ENOSPC;
     to = c->buf + sizeof(*head);
     dh_words_load(to, pub->node, nodes);
     dh_words_load(to + nodes, pub->throttle, throttles);
     dh_words_load(to + nodes + throttles, pub->pool, pools);
-    dh_words_load(to + nodes + throttles + pools, pub->group, groups);
+    used += groups_copy(c, c->buf + used, c->cap - used, head->groups);
+    if (used > c->cap)
+        return -ENOSPC;
     alive_put(head, &alive);
-    return (int64_t)(sizeof(*head) + nodes + throttles + pools + groups);
+    return (int64_t)used;
 }
 
-int64_t dh_sampler_read(struct dh_sampler *s, void *buf, size_t cap)
+int64_t dh_sampler_read(struct dh_sampler *s, uint64_t since, void *buf, size_t cap)
 {
-    struct copy copy = { .s = s, .buf = buf, .cap = cap };
+    struct copy copy = { .s = s, .since = since, .buf = buf, .cap = cap };
 
     if (cap < sizeof(struct dh_snapshot))
         return -ENOSPC;

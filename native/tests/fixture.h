@@ -197,7 +197,7 @@ static inline void fx_close(struct fx *f)
 
 static inline void fx_read(struct fx *f)
 {
-    EVENTUALLY(dh_sampler_read(f->s, f->head, f->cap) > 0); /* DH_ETORN: its thread was preempted in a copy */
+    EVENTUALLY(dh_sampler_read(f->s, 0, f->head, f->cap) > 0); /* DH_ETORN: its thread was preempted in a copy */
 }
 
 /* What the thread does when inotify has something to say. */
@@ -282,9 +282,15 @@ static inline const struct dh_pool *fx_pool(const struct fx *f, uint64_t size_ki
     return &none;
 }
 
+static inline const uint64_t *fx_stamps(const struct fx *f)
+{
+    return (const uint64_t *)(const void *)(fx_pools(f) + f->head->pools);
+}
+
+/* All of them: a fixture never says which it has. */
 static inline const struct dh_group *fx_groups(const struct fx *f)
 {
-    return (const struct dh_group *)(const void *)(fx_pools(f) + f->head->pools);
+    return (const struct dh_group *)(const void *)(fx_stamps(f) + f->head->groups);
 }
 
 /* The group of a pod, or with @name of a container; one with id 0 if there is none. */

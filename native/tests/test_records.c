@@ -202,17 +202,59 @@ static void what_was_published_is_what_is_read(void)
     fx_close(&f);
 }
 
+/* Of groups, which are many, a reader is given what is newer than the newest that it has. */
+static void groups_that_the_reader_has_are_told_of_by_their_stamps_alone(void)
+{
+    struct fx f = bare();
+    uint64_t both[2], newest;
+    int64_t none;
+
+    f.s->work->group[0].id = 7;
+    f.s->work->group[1].id = 8;
+    dh_group_touch(f.s, 0);
+    dh_group_touch(f.s, 1);
+    f.s->head_dirty = true;
+    dh_publish(f.s);
+    fx_read(&f);
+    memcpy(both, fx_stamps(&f), sizeof(both));
+    CHECK(both[0] != both[1] && both[0] && both[1]);
+    CHECK_U64(fx_groups(&f)[0].stamp, both[0]);
+    CHECK_U64(fx_groups(&f)[1].stamp, both[1]);
+    newest = both[0] > both[1] ? both[0] : both[1];
+    none = dh_sampler_read(f.s, newest, f.head, f.cap);
+    CHECK_INT(none, (const char *)fx_groups(&f) - (const char *)f.head);
+    CHECK_INT(dh_sampler_read(f.s, newest, f.head, (size_t)none), none); /* and needs no room for more */
+    CHECK_U64(fx_stamps(&f)[0], both[0]);
+    CHECK_U64(fx_stamps(&f)[1], both[1]);
+
+    f.s->work->group[1].mem_oom = 1;
+    dh_group_touch(f.s, 1);
+    dh_publish(f.s);
+    CHECK_INT(dh_sampler_read(f.s, newest, f.head, f.cap), none + (int64_t)sizeof(struct dh_group));
+    CHECK_U64(fx_stamps(&f)[0], both[0]);
+    CHECK(fx_stamps(&f)[1] > newest);
+    CHECK_U64(fx_groups(&f)[0].stamp, fx_stamps(&f)[1]);
+    CHECK_U64(fx_groups(&f)[0].id, 8);
+    CHECK_U64(fx_groups(&f)[0].mem_oom, 1);
+    fx_close(&f);
+}
+
 static void a_buffer_too_small_is_told(void)
 {
     struct fx f = bare();
-    size_t whole = sizeof(struct dh_snapshot) + 2 * (sizeof(struct dh_node) + sizeof(struct dh_pool) +
-                                                     sizeof(struct dh_group));
+    const size_t stamps = 2 * sizeof(uint64_t), both = 2 * sizeof(struct dh_group);
+    const size_t others = sizeof(struct dh_snapshot) + 2 * (sizeof(struct dh_node) + sizeof(struct dh_pool));
+    const size_t whole = others + stamps + both;
 
+    dh_group_touch(f.s, 0);
+    dh_group_touch(f.s, 1);
     f.s->head_dirty = true;
     dh_publish(f.s);
-    CHECK_INT(dh_sampler_read(f.s, f.head, sizeof(*f.head) - 8), -ENOSPC);
-    CHECK_INT(dh_sampler_read(f.s, f.head, whole - 8), -ENOSPC);
-    CHECK_INT(dh_sampler_read(f.s, f.head, whole), (int64_t)whole);
+    CHECK_INT(dh_sampler_read(f.s, 0, f.head, sizeof(*f.head) - 8), -ENOSPC);
+    CHECK_INT(dh_sampler_read(f.s, 0, f.head, others - 8), -ENOSPC);
+    CHECK_INT(dh_sampler_read(f.s, 0, f.head, others + stamps - 8), -ENOSPC);
+    CHECK_INT(dh_sampler_read(f.s, 0, f.head, whole - 8), -ENOSPC);
+    CHECK_INT(dh_sampler_read(f.s, 0, f.head, whole), (int64_t)whole);
     CHECK(dh_sampler_size(f.s) >= whole);
     fx_close(&f);
 }
@@ -223,7 +265,7 @@ static void a_copy_that_is_not_finished_is_not_read(void)
     struct fx f = bare();
 
     f.s->pub_lock.seq++;
-    CHECK_INT(dh_sampler_read(f.s, f.head, f.cap), DH_ETORN);
+    CHECK_INT(dh_sampler_read(f.s, 0, f.head, f.cap), DH_ETORN);
     f.s->pub_lock.seq++;
     fx_read(&f);
     fx_close(&f);
@@ -234,7 +276,7 @@ static void before_the_first_pass_there_is_nothing(void)
     struct dh_options o = fx_options();
     struct fx f = fx_open(&o, "/", NULL, 0);
 
-    CHECK_INT(dh_sampler_read(f.s, f.head, f.cap), -ENODATA);
+    CHECK_INT(dh_sampler_read(f.s, 0, f.head, f.cap), -ENODATA);
     for (int i = 0; i < DH_SOURCE_NUM; i++)
         CHECK_INT(f.s->work->head.source[i].state, DH_STATE_STARTING);
     CHECK(!fx_woken(&f));
@@ -264,6 +306,7 @@ int main(void)
     windows_of_two_fields_are_apart();
     a_counter_that_stands_at_zero_needs_no_memory_for_its_base();
     what_was_published_is_what_is_read();
+    groups_that_the_reader_has_are_told_of_by_their_stamps_alone();
     a_buffer_too_small_is_told();
     a_copy_that_is_not_finished_is_not_read();
     every_field_has_a_name();

@@ -29,7 +29,7 @@ static void a_healthy_thread_ends_at_once(void)
     int descriptors = fx_count("/proc/self/fd");
     struct fx f = started();
 
-    EVENTUALLY(dh_sampler_read(f.s, f.head, f.cap) > 0 && f.head->passes > 2);
+    EVENTUALLY(dh_sampler_read(f.s, 0, f.head, f.cap) > 0 && f.head->passes > 2);
     CHECK_INT(dh_sampler_start(f.s), -EBUSY);
     CHECK_INT(dh_sampler_pass(f.s), -EBUSY);
     CHECK_INT(dh_sampler_floor(f.s, 0), -EBUSY);
@@ -76,7 +76,7 @@ static void the_beat_stands_still_and_what_was_read_stays(void)
     struct fx f = started();
     uint64_t beat;
 
-    EVENTUALLY(dh_sampler_read(f.s, f.head, f.cap) > 0 && f.head->passes > 2);
+    EVENTUALLY(dh_sampler_read(f.s, 0, f.head, f.cap) > 0 && f.head->passes > 2);
     fx_fifo(POOL "/free_hugepages");
     EVENTUALLY(samplers(true) == 1);
     fx_read(&f);
@@ -90,7 +90,7 @@ static void the_beat_stands_still_and_what_was_read_stays(void)
     CHECK_U64(f.head->source[DH_SOURCE_HUGEPAGES].beat_ns, beat);
 
     fx_release(POOL "/free_hugepages");
-    EVENTUALLY(dh_sampler_read(f.s, f.head, f.cap) > 0 && f.head->source[DH_SOURCE_HUGEPAGES].beat_ns > beat);
+    EVENTUALLY(dh_sampler_read(f.s, 0, f.head, f.cap) > 0 && f.head->source[DH_SOURCE_HUGEPAGES].beat_ns > beat);
     fx_close(&f);
     CHECK_INT(fx_count("/proc/self/fd"), descriptors);
     EVENTUALLY(samplers(false) == 0);
@@ -107,7 +107,7 @@ static void what_was_read_before_the_hang_is_published(void)
     fx_write("cpu\n", "cg/cgroup.controllers");
     fx_write("nr_periods 1\nnr_throttled 0\nthrottled_usec 0\n", "%s/cpu.stat", pod);
     f = started();
-    EVENTUALLY(dh_sampler_read(f.s, f.head, f.cap) > 0 && f.head->passes > 2);
+    EVENTUALLY(dh_sampler_read(f.s, 0, f.head, f.cap) > 0 && f.head->passes > 2);
     fx_fifo("sys/devices/system/cpu/isolated"); /* holds the thread before the pools are read */
     EVENTUALLY(samplers(true) == 1);
     fx_read(&f);
@@ -117,7 +117,7 @@ static void what_was_read_before_the_hang_is_published(void)
     fx_write("510\n", POOL "/nr_hugepages");
     fx_fifo("%s/cpu.stat", pod);
     fx_release("sys/devices/system/cpu/isolated");
-    EVENTUALLY(dh_sampler_read(f.s, f.head, f.cap) > 0 && f.head->source[DH_SOURCE_HUGEPAGES].beat_ns > beat);
+    EVENTUALLY(dh_sampler_read(f.s, 0, f.head, f.cap) > 0 && f.head->source[DH_SOURCE_HUGEPAGES].beat_ns > beat);
     CHECK_U64(fx_pool(&f, 2048, DH_MACHINE)->nr, 510);
     EVENTUALLY(samplers(true) == 1);
     fx_read(&f);

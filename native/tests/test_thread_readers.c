@@ -65,7 +65,7 @@ static const char *look(const void *was_before, const void *is_now)
 /* Before the first pass there is no more than a head. */
 static int64_t copy(void *from, void *buf, size_t cap)
 {
-    int64_t used = dh_sampler_read(from, buf, cap);
+    int64_t used = dh_sampler_read(from, 0, buf, cap);
 
     return used > 0 && !((struct dh_snapshot *)buf)->passes ? DH_ETORN : used;
 }

@@ -55,7 +55,7 @@ static void copies_free(struct copies *c)
 
 static int64_t look_once(struct copies *c)
 {
-    int64_t used = dh_sampler_read(sampler, c->node.head, c->node.cap);
+    int64_t used = dh_sampler_read(sampler, 0, c->node.head, c->node.cap);
 
     if (used > 0)
         used = dh_machine_read(machine, c->machine.head, c->machine.cap);
