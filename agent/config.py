@@ -61,8 +61,10 @@ RUNTIME_DIR: Final = Path("/run/drahealth")
 STATE_DIR: Final = Path("/var/lib/drahealth")
 KUBELET_DIR: Final = Path("/var/lib/kubelet")
 """The kubelet's own, unless it was started with another --root-dir."""
+CHECKPOINT: Final = "dra_manager_state"
 PODS_API: Final = "pods-api/pods-api.sock"
-"""The kubelet's pods API, in its directory: known to those, too, who only look whether there is one."""
+"""The kubelet's record of claims, and its pods API, in its directory: known to those, too, who only look
+whether there is one."""
 DRIVERS: Final = "drivers"
 """What is each driver's, below the runtime directory (its socket) and the state directory (its memory)."""
 PREFIX: Final = "DRAHEALTH_"

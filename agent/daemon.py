@@ -38,7 +38,7 @@ from agent.model.health import Health
 from agent.model.report import Report
 from agent.model.source import SourceState
 from agent.model.time import NS
-from agent.model.uses import Limits
+from agent.model.use_limits import Limits
 from agent.pipeline import begin
 from agent.pod_watch import PodWatch
 from agent.recorder import Recorder

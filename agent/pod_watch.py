@@ -14,16 +14,15 @@ from contextlib import closing, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from agent.config import PODS_API, Config
-from agent.model.consumers import ConsumerMap
+from agent.config import CHECKPOINT, PODS_API, Config
 from agent.model.pods import PodsSample
 from agent.model.report import Report
 from agent.model.snapshot import Snapshot
 from agent.model.source import SourceSample, SourceState
 from agent.model.time import NS, Instant
-from agent.sources.kubelet_checkpoint import NAME
 
 if TYPE_CHECKING:
+    from agent.model.consumers import ConsumerMap
     from agent.pods.folder import Folder
     from agent.pods.handing import Handing
     from agent.pods.listing import Listing
@@ -47,7 +46,7 @@ SLOW_S: Final = 120.0
 
 log = logging.getLogger(__name__)
 
-Record = Callable[[ConsumerMap, Report, Instant], None]
+Record = Callable[["ConsumerMap", Report, Instant], None]
 """Takes who uses what, how the devices are, and when that was. May block; called by one thread at a time."""
 
 
@@ -267,7 +266,7 @@ def _substance(sample: PodsSample) -> object:
 
 def _is_there(kubelet_dir: Path) -> bool:
     """Whether there is a kubelet that knows claims, or it cannot be told."""
-    return any(_may_exist(kubelet_dir / name) for name in (NAME, PODS_API))
+    return any(_may_exist(kubelet_dir / name) for name in (CHECKPOINT, PODS_API))
 
 
 def _may_exist(path: Path) -> bool:

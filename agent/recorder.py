@@ -14,13 +14,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from agent.errors import DrahealthError
-from agent.model.consumers import ConsumerMap
 from agent.model.report import Report
 from agent.model.time import NS, Instant
-from agent.model.uses import RUNNING_MAX, Limits, Use
+from agent.model.use_limits import RUNNING_MAX, Limits
 
 if TYPE_CHECKING:
     from agent.devices.uses import Uses
+    from agent.model.consumers import ConsumerMap
+    from agent.model.uses import Use
     from agent.store.history import History
 
 FILE: Final = "history.sqlite"
@@ -63,7 +64,7 @@ class Recorder:
         self._told_left_out = False
         self._working = threading.Lock()
 
-    def take(self, known: ConsumerMap, report: Report, now: Instant) -> None:
+    def take(self, known: "ConsumerMap", report: Report, now: Instant) -> None:
         """What is known by now. Takes as long as a disk takes; raises nothing because of one.
 
         Args:
@@ -100,7 +101,7 @@ class Recorder:
 
     # --- memory ----------------------------------------------------------------------------------------
 
-    def _hold(self, changed: Iterable[Use]) -> None:
+    def _hold(self, changed: "Iterable[Use]") -> None:
         """Until it is written. Of what has ended the oldest goes, should it become too much."""
         for use in changed:
             self._pending.pop(use.id, None)

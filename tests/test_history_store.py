@@ -19,7 +19,8 @@ from uses_paper import GOOD, LOST, SLOW, a_use
 
 from agent.errors import Busy
 from agent.model.testimony import Origin, PodRef
-from agent.model.uses import Ended, Ending, Kept, Limits, Use
+from agent.model.use_limits import Limits
+from agent.model.uses import Ended, Ending, Kept, Use
 from agent.store.files import Unusable
 from agent.store.history import History, NotRecorded, read
 
@@ -355,7 +356,7 @@ WRITER = """
 import sys, time
 from uses_paper import a_use
 from pathlib import Path
-from agent.model.uses import Limits
+from agent.model.use_limits import Limits
 from agent.store.history import History
 history = History(Path(sys.argv[1]), Limits(rows=50))
 print("ready", flush=True)
@@ -451,7 +452,7 @@ import sys, os
 sys.path.insert(0, {str(HERE)!r})
 from pathlib import Path
 from uses_paper import a_use
-from agent.model.uses import Limits
+from agent.model.use_limits import Limits
 from agent.store.history import History, NotRecorded, read
 path = Path({str(tmp_path)!r}, "history.sqlite")
 history = History(path, Limits())

@@ -17,7 +17,8 @@ from agent.cli.history_text import HOW, render
 from agent.cli.main import main
 from agent.cli.terminal import Style
 from agent.model.testimony import PodRef
-from agent.model.uses import Ended, Ending, Limits, Use
+from agent.model.use_limits import Limits
+from agent.model.uses import Ended, Ending, Use
 from agent.recorder import FILE
 from agent.store.history import History
 

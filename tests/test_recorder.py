@@ -19,7 +19,8 @@ from agent.model.consumers import ConsumerMap
 from agent.model.health import DeviceHealth, Health, Severity
 from agent.model.report import Report
 from agent.model.time import NS, Instant
-from agent.model.uses import Ending, Limits
+from agent.model.use_limits import Limits
+from agent.model.uses import Ending
 from agent.recorder import FILE, Recorder
 from agent.store.history import Record, read
 
@@ -124,7 +125,7 @@ from pathlib import Path
 from claims_paper import at
 from uses_paper import known
 from agent.model.report import Report
-from agent.model.uses import Limits
+from agent.model.use_limits import Limits
 from agent.recorder import Recorder
 recorder = Recorder(Path({str(tmp_path)!r}), limits=Limits())
 recorder.take(known(), Report("node-1", at(1)), at(1))

@@ -20,7 +20,8 @@ from agent.model.consumers import ConsumerMap
 from agent.model.health import Blame, Cause, DeviceHealth, Health, Severity
 from agent.model.report import Report
 from agent.model.testimony import Origin, Owner, PodRef
-from agent.model.uses import NOT_KNOWN, RUNNING_MAX, DeviceState, Ended, Ending, Kept
+from agent.model.use_limits import RUNNING_MAX
+from agent.model.uses import NOT_KNOWN, DeviceState, Ended, Ending, Kept
 
 NOBODY = known()
 

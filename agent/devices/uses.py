@@ -13,7 +13,8 @@ from agent.model.claim import DeviceRef
 from agent.model.consumers import ConsumerMap
 from agent.model.testimony import Origin
 from agent.model.time import NS, Instant
-from agent.model.uses import RUNNING_MAX, DeviceState, Ended, Ending, Kept, Use
+from agent.model.use_limits import RUNNING_MAX
+from agent.model.uses import DeviceState, Ended, Ending, Kept, Use
 
 
 class Running(NamedTuple):
@@ -40,7 +41,7 @@ class Uses:
     left_s: float = 0.0
     """When the agent before this one last wrote [s since 1970]."""
     left_out: int = 0
-    """Uses beyond :data:`agent.model.uses.RUNNING_MAX`, which nobody follows."""
+    """Uses beyond :data:`agent.model.use_limits.RUNNING_MAX`, which nobody follows."""
 
 
 class Step(NamedTuple):

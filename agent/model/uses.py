@@ -13,9 +13,6 @@ from agent.model.health import Health, Severity
 from agent.model.testimony import Origin, PodRef
 from agent.model.time import Instant
 
-RUNNING_MAX: Final = 20_000
-"""Uses that are followed at the same time: many times what a node can run."""
-
 
 class DeviceState(NamedTuple):
     """How a device was at one moment."""
@@ -101,14 +98,3 @@ class Kept(NamedTuple):
     """Those that ended while somebody still told of them: they do not begin again."""
     left_s: float = 0.0
     """When it last wrote [s since 1970]."""
-
-
-class Limits(NamedTuple):
-    """How much of what has ended is kept."""
-
-    rows: int = 10_000
-    """Uses; 0: nothing is kept, nor written."""
-    age_s: int = 30 * 86_400
-    """Since they ended [s]."""
-    size: int = 64 << 20
-    """Of the file, whatever the rows: the most that they can be take half of it [bytes]."""

@@ -16,13 +16,14 @@ from typing import Any, Final
 
 import msgspec
 
+from agent.config import CHECKPOINT
 from agent.model.claim import ClaimRef, DeviceRef
 from agent.model.reading import Absence
 from agent.model.testimony import DeviceUse, Origin, PreparedClaim, Told, Witness
 from agent.model.time import Instant
 from agent.whole_file import Unread, read_whole
 
-NAME: Final = "dra_manager_state"
+NAME: Final = CHECKPOINT
 """In the kubelet's directory; root's, mode 0600."""
 KIND: Final = "DRACheckpoint"
 FILE_BYTES: Final = 64 << 20

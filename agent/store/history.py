@@ -19,7 +19,8 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from agent.errors import Busy, DrahealthError
-from agent.model.uses import RUNNING_MAX, Ending, Kept, Limits, Use
+from agent.model.use_limits import RUNNING_MAX, Limits
+from agent.model.uses import Ending, Kept, Use
 from agent.store.files import Unusable, make_directory, set_aside
 from agent.store.history_db import NEWER, check, connected, create, left, make, number, uses, words
 from agent.store.history_rows import INSERT_ENDED, INSERT_RUNNING, row_of
