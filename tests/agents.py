@@ -175,8 +175,10 @@ class Agent:
         """Returns when it has written these words; fails if it ends without."""
 
         def written() -> bool:
-            assert words in self.log or self.process.poll() is None, f"ended: {self.log}"
-            return words in self.log
+            is_over = self.process.poll() is not None  # and has written all that it will
+            found = words in self.log
+            assert found or not is_over, f"ended: {self.log}"
+            return found
 
         eventually(written, f"{words!r} in the log")
 

@@ -87,11 +87,17 @@ def test_a_picture_in_the_making_holds_up_no_kubelet(serving: Serving) -> None:
     with watch(serving) as watcher, watch_health(serving.health) as kubelet:
         watcher.opened()
         kubelet.opened()
-        # as many as make a picture that takes far longer than the list
-        serving.publish(*(device(f"d{n}") for n in range(3000)))
-        assert len(kubelet.next().devices) == 3000
-        assert watcher.pending() == 0
-        assert len(watcher.next().devices) == 3000
+
+        def list_comes_first(second: int) -> bool:
+            # as many as make a picture that takes far longer than the list
+            serving.publish(*(device(f"d{n}", verified=second) for n in range(3000)))
+            assert len(kubelet.next().devices) == 3000
+            first = watcher.pending() == 0
+            assert len(watcher.next().devices) == 3000
+            return first
+
+        # whoever reads them may be held up for longer than that, but not again and again
+        assert any(list_comes_first(second) for second in range(1, 20))
 
 
 def test_the_status_counts_the_streams_of_each_socket(serving: Serving) -> None:
