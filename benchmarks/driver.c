@@ -13,7 +13,8 @@
  *   driver gpu_minute LIBRARY SCENARIO N   minutes of sixty such passes each
  *   driver encode  DEVICES X N        encodings of so many devices
  *
- * Whoever counts runs it with N and with 2N: the difference is N times the part, without the start.
+ * Whoever counts instructions runs it with N and with 2N: the difference is N times the part, without the
+ * start. Of its system calls a getppid() stands before the N and behind them, and nowhere else.
  * Prints what the C library's allocator was asked for by the core during the N.
  *
  * The clock is the driver's own (linked with --wrap=clock_gettime), so that what the core does once
@@ -76,6 +77,18 @@ _Noreturn static void fail(const char *what, int64_t code)
     exit(1);
 }
 
+/* What is counted begins, or begins anew. */
+static void begin(void)
+{
+    allocations = 0;
+    (void)getppid();
+}
+
+static void end(void)
+{
+    (void)getppid();
+}
+
 static struct dh_sampler *sampler_make(const char *sysfs, const char *cgroupfs)
 {
     struct dh_options options = {
@@ -95,7 +108,7 @@ static struct dh_sampler *sampler_make(const char *sysfs, const char *cgroupfs)
     for (int i = 0; i < 30; i++, now_ns += NS / 10)
         if ((err = dh_sampler_pass(s)))
             fail("pass", err);
-    allocations = 0;
+    begin();
     return s;
 }
 
@@ -104,6 +117,7 @@ static void passes(struct dh_sampler *s, long n, uint64_t step_ns)
     for (; n; n--, now_ns += step_ns)
         if (dh_sampler_pass(s))
             fail("pass", n);
+    end();
     dh_sampler_stop(s, 0);
 }
 
@@ -124,7 +138,7 @@ static void still(const char *sysfs, const char *cgroupfs, long n)
     for (int i = 0; i < 1800; i++, now_ns += NS / 10)
         if (dh_sampler_pass(s))
             fail("pass", i);
-    allocations = 0;
+    begin();
     passes(s, 600 * n, NS / 10);
 }
 
@@ -138,6 +152,7 @@ static void sweep(const char *sysfs, const char *cgroupfs, long n)
         if (groups <= 0)
             fail("sweep", groups);
     }
+    end();
     dh_sampler_stop(s, 0);
 }
 
@@ -158,7 +173,7 @@ static struct dh_machine *machine_make(const char *sysfs, const char *procfs, in
         err = dh_machine_pass(m);
     if (err)
         fail("machine", err);
-    allocations = 0;
+    begin();
     return m;
 }
 
@@ -172,6 +187,7 @@ static void machine_passes(const char *sysfs, const char *procfs, long n, uint64
         if (dh_machine_pass(m))
             fail("machine pass", n);
     }
+    end();
     dh_machine_stop(m, 0);
     close(wake_fd);
 }
@@ -201,12 +217,13 @@ static void uevent(const char *x, const char *y, long n)
         fail("uevents", wake_fd);
     u->fd = pair[0];
     dh_uevents_turn(u);
-    allocations = 0;
+    begin();
     for (; n; n--) {
         if (send(pair[1], text, sizeof(text), 0) != sizeof(text))
             fail("send", n);
         dh_uevents_turn(u);
     }
+    end();
     dh_uevents_stop(u, 0);
     close(pair[1]);
     close(wake_fd);
@@ -221,10 +238,11 @@ static void knobs(const char *cgroupfs, const char *path, long n)
 
     if (err)
         fail("knobs", err);
-    allocations = 0;
+    begin();
     for (; n; n--)
         if ((err = dh_knobs_read(r, path, 0, &read)))
             fail("knobs of a cgroup", err);
+    end();
     dh_knobs_close(r);
 }
 
@@ -251,7 +269,7 @@ static struct dh_gpu_watch *gpus_make(const char *library, const char *scenario,
     for (int i = 0; i < 30; i++, now_ns += NS)
         if (dh_gpus_pass(w) <= 0)
             fail("first passes over GPUs", i);
-    allocations = 0;
+    begin();
     return w;
 }
 
@@ -263,6 +281,7 @@ static void gpu_passes(const char *library, const char *scenario, long n, uint64
     for (; n; n--, now_ns += step_ns)
         if (dh_gpus_pass(w) <= 0)
             fail("pass over GPUs", n);
+    end();
     dh_gpus_stop(w, 0);
     close(wake_fd);
 }
@@ -288,7 +307,7 @@ static void encode(const char *number, const char *x, long n)
     (void)x;
     if (!list || !out)
         fail("memory for devices", devices);
-    allocations = 0;
+    begin();
     for (uint32_t i = 0; i < devices; i++)
         list[i] = (struct dh_health){
             .pool_len = 18, .device_off = 18, .device_len = 8, .message_off = 26,
@@ -298,6 +317,7 @@ static void encode(const char *number, const char *x, long n)
     for (; n; n--)
         if (dh_health_encode(list, devices, (const uint8_t *)text, sizeof(text) - 1, out, cap, &taken) < 0)
             fail("encode", devices);
+    end();
     free(list);
     free(out);
 }

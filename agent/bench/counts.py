@@ -29,6 +29,8 @@ GPUS: Final = 8
 DEVICES: Final = 128
 POD: Final = "pod"
 WRAPPED: Final = ("clock_gettime", "malloc", "calloc", "realloc")
+MARK: Final = "getppid"
+"""The system call before and after the work."""
 REPEATS: Final = {
     "pass": 100,
     "second": 10,
@@ -146,9 +148,12 @@ def build(root: Path, where: Path) -> Driver:
 
 def system_calls(driver: Driver, work: Work) -> dict[str, float]:
     """By name, for doing the work once; as strace saw them of the driver's thread, not of the fake NVML's."""
-    once = REPEATS[work.mode]
-    few, many = (_strace(driver, work, times) for times in (once, 2 * once))
-    return {name: (many[name] - few[name]) / once for name in sorted(many) if many[name] != few[name]}
+    log, times = driver.trees / "strace.log", REPEATS[work.mode]
+    _output(["strace", "-qq", "-o", str(log), *driver.command(work, times)])
+    names = re.findall(r"^(\w+)\(", log.read_text(errors="replace"), re.M)
+    *_, first, last = (at for at, name in enumerate(names) if name == MARK)
+    found = collections.Counter(names[first + 1 : last])
+    return {name: found[name] / times for name in sorted(found)}
 
 
 def allocations(driver: Driver, work: Work) -> int:
@@ -179,12 +184,6 @@ def baselines(driver: Driver) -> dict[str, float]:
         found[work.name] = round(own)
         found[f"{work.name}_calls"] = calls
     return found
-
-
-def _strace(driver: Driver, work: Work, times: int) -> collections.Counter[str]:
-    log = driver.trees / "strace.log"
-    _output(["strace", "-qq", "-o", str(log), *driver.command(work, times)])
-    return collections.Counter(re.findall(r"^(\w+)\(", log.read_text(errors="replace"), re.M))
 
 
 def _callgrind(driver: Driver, work: Work, times: int) -> tuple[int, int]:
