@@ -143,6 +143,9 @@ static void the_sizes_of_pools_are_read_in_every_pass_and_who_has_the_pages_ever
     CHECK_U64(f.head->reads - reads, 1 + (5 + 3 + 3) + (5 + 3)); /* a pool that moved is read until it rests */
     CHECK_U64(fx_pool(&f, 2048, 0)->free, 100);
     CHECK_U64(fx_pool(&f, 2048, DH_MACHINE)->free, 100);
+    reads = f.head->reads;
+    fx_pass(&f);
+    CHECK_U64(f.head->reads - reads, 1 + 2 + 2);
     CHECK(!fx_woken(&f));
     machine_make();
     fx_close(&f);
