@@ -27,7 +27,7 @@ _Static_assert(_Alignof(struct dh_snapshot) == 8 && _Alignof(struct dh_node) == 
                    _Alignof(struct dh_throttle) == 8,
                "records are aligned to 8");
 
-/* A file kept open and read with pread(2) every pass. */
+/* A file kept open, and read with pread(2). */
 struct dh_held {
     int fd;       /* -1: to be opened */
     int err;      /* why the last read failed, 0 if it did not */
