@@ -69,6 +69,7 @@ def test_to_return_unasked_is_a_failure() -> None:
     thread = IoThread(main, on_failure=failures.put)
     thread.start()
     assert "nobody had asked" in str(failures.get(timeout=PATIENCE_S))
+    assert thread.stop(PATIENCE_S)
 
 
 def test_what_fails_on_the_way_out_is_raised_by_stop() -> None:
