@@ -520,7 +520,7 @@ def test_two_monitors_in_one_process_know_nothing_of_each_other(host: Host, root
                 assert names(watcher.next()) == ["card-0"]
             assert monitor.report is not None
             assert {device.driver for device in monitor.report.devices} == {monitor.driver}
-        assert monitors[0].stop()
+        assert monitors[0].stop(PATIENCE_S)
         assert monitors[1].is_up
 
     host([*monitors, *servers], life)

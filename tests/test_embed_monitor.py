@@ -390,7 +390,7 @@ def test_sources_that_cannot_be_opened_are_a_failure_and_no_exception(hardware: 
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, limits)
     assert "Too many open files" in str(monitor.failure)
-    assert monitor.stop()
+    assert monitor.stop(PATIENCE_S)
 
 
 def test_who_is_told_of_the_failure_may_fail_too(caplog: pytest.LogCaptureFixture) -> None:
@@ -496,8 +496,8 @@ def test_the_end_is_for_good() -> None:
     monitor = monitor_of()
     monitor.start()
     assert monitor.wait_ready(PATIENCE_S)
-    assert monitor.stop()
-    assert monitor.stop()
+    assert monitor.stop(PATIENCE_S)
+    assert monitor.stop(PATIENCE_S)
     assert not core_threads()
     with pytest.raises(RuntimeError, match="started once"):
         monitor.start()
@@ -508,7 +508,7 @@ def test_the_end_is_for_good() -> None:
 
 def test_one_that_never_started_ends_and_starts_no_more() -> None:
     monitor = monitor_of()
-    assert monitor.stop()
+    assert monitor.stop(PATIENCE_S)
     with pytest.raises(RuntimeError, match="started once"):
         monitor.start()
 

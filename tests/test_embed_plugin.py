@@ -576,7 +576,7 @@ def test_a_driver_whose_loop_has_ended_is_unavailable(kubelet_dir: Path, monitor
             kubelet.prepare(claim("a"))
         assert raised.value.code() is grpc.StatusCode.UNAVAILABLE
         assert raised.value.details() == "the driver's event loop has ended"
-        assert server.stop()
+        assert server.stop(PATIENCE_S)
 
 
 def test_a_loop_that_ends_in_the_middle_of_a_prepare_is_a_passing_failure() -> None:
@@ -629,10 +629,10 @@ def test_who_stops_it_while_it_starts_leaves_nothing_that_serves(
         server = PluginServer(monitor, driver, claims=claim_of, kubelet_dir=kubelet_dir)
         starting = KUBELETS.submit(server.start)
         time.sleep(number * 0.0002)
-        assert server.stop()
+        assert server.stop(PATIENCE_S)
         with suppress(RuntimeError):  # it was stopped before it was ready
             starting.result(PATIENCE_S)
-        assert server.stop()
+        assert server.stop(PATIENCE_S)
         assert threads("dh-io") == 0
         assert not server.paths.registration.exists()
 
@@ -692,7 +692,7 @@ def test_an_asyncio_program_that_is_cancelled_again_and_again_still_ends_it_firs
 
 def test_it_starts_and_stops_any_number_of_times(server: PluginServer, driver: Driver) -> None:
     for _ in range(3):
-        assert server.stop()
+        assert server.stop(PATIENCE_S)
         assert server.stop()
         assert not server.paths.registration.exists()
         server.start()
@@ -813,7 +813,7 @@ def test_a_server_that_fails_says_so_and_ends_nothing_else(driver: Driver, kubel
         assert "twice" in str(server.failure)
         assert not server.paths.registration.exists()
         assert monitor.failure is None
-        assert server.stop()
+        assert server.stop(PATIENCE_S)
         with server, Kubelet(server.paths.service) as kubelet:
             assert server.failure is None
             assert kubelet.prepare(claim("a"))["uid-a"].error == ""

@@ -112,7 +112,7 @@ def test_streams_end_when_the_monitor_does_and_no_more_begin(monitor: Monitor, h
     with watch_health(hosting.path) as one, watch_health(hosting.path, "v1alpha1") as other:
         for kubelet in (one, other):
             assert names(kubelet.next()) == ["d-0"]
-        assert monitor.stop()
+        assert monitor.stop(PATIENCE_S)
         gone = (grpc.StatusCode.UNAVAILABLE, "health monitor stopped")
         assert (farewell(one), farewell(other)) == (gone, gone)
         with watch_health(hosting.path) as late:

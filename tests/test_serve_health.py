@@ -194,7 +194,7 @@ def test_a_report_that_cannot_be_told_is_handed_to_the_owner(tmp_path: Path) -> 
             kubelet.next()
     assert "names device 'a' of pool 'node-a' twice" in str(serving.failures[0])
     assert raised.value.code() is grpc.StatusCode.UNAVAILABLE
-    assert serving.thread.stop()
+    assert serving.thread.stop(PATIENCE_S)
     assert not serving.health.exists()
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import grpc
 import pytest
+from patience import PATIENCE_S
 from wire.plugin import REGISTRATION, Kubelet
 
 from agent.serve.registration import SUPPORTED, Registration
@@ -29,7 +30,7 @@ class Registrar:
         self._thread.start()
 
     def stop(self) -> None:
-        assert self._thread.stop()
+        assert self._thread.stop(PATIENCE_S)
 
     def _take(self, registered: bool, error: str) -> None:
         self.statuses.append((registered, error))

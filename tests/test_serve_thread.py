@@ -31,7 +31,7 @@ def test_it_runs_in_a_thread_of_that_name_until_it_is_stopped() -> None:
     thread = IoThread(forever, on_failure=unexpected)
     thread.start()
     assert "dh-io" in [one.name for one in threading.enumerate()]
-    assert thread.stop()
+    assert thread.stop(PATIENCE_S)
     assert "dh-io" not in [one.name for one in threading.enumerate()]
 
 
@@ -42,7 +42,7 @@ def test_what_fails_before_it_is_ready_is_raised_by_start() -> None:
     thread = IoThread(main, on_failure=unexpected)
     with pytest.raises(OSError, match="no such luck"):
         thread.start()
-    assert thread.stop()
+    assert thread.stop(PATIENCE_S)
 
 
 def test_what_fails_later_is_handed_to_the_owner_in_the_thread() -> None:
@@ -57,7 +57,7 @@ def test_what_fails_later_is_handed_to_the_owner_in_the_thread() -> None:
     thread.start()
     name, error = failures.get(timeout=PATIENCE_S)
     assert (name, str(error)) == ("dh-io", "later")
-    assert thread.stop()
+    assert thread.stop(PATIENCE_S)
 
 
 def test_to_return_unasked_is_a_failure() -> None:
@@ -106,12 +106,12 @@ def test_one_that_is_never_ready_does_not_hold_up_its_owner() -> None:
     thread = IoThread(main, on_failure=unexpected)
     with pytest.raises(TimeoutError):
         thread.start(timeout_s=0.05)
-    assert thread.stop()
+    assert thread.stop(PATIENCE_S)
 
 
 def test_who_stops_it_before_it_runs_stops_it_for_good() -> None:
     thread = IoThread(forever, on_failure=unexpected)
-    assert thread.stop()
+    assert thread.stop(PATIENCE_S)
     with pytest.raises(RuntimeError, match="was stopped before it was ready"):
         thread.start()
     assert "dh-io" not in [one.name for one in threading.enumerate()]
@@ -169,7 +169,7 @@ def test_a_process_out_of_descriptors_says_so_once_and_serves_again(
     assert [record.getMessage() for record in caplog.records] == [
         f"{path}: cannot accept connections (Too many open files); 1 attempts"
     ]
-    assert thread.stop()
+    assert thread.stop(PATIENCE_S)
 
 
 def test_what_nobody_could_catch_is_still_logged(caplog: pytest.LogCaptureFixture) -> None:
@@ -180,7 +180,7 @@ def test_what_nobody_could_catch_is_still_logged(caplog: pytest.LogCaptureFixtur
 
     thread = IoThread(main, on_failure=unexpected)
     thread.start()
-    assert thread.stop()
+    assert thread.stop(PATIENCE_S)
     assert [record.exc_info[0] for record in caplog.records if record.exc_info] == [ZeroDivisionError]
 
 
