@@ -6,6 +6,7 @@ Ctrl-C could break into it, and a thread that hangs in a library hold it up for 
 
 import os
 import signal
+import traceback
 from typing import Final, NoReturn
 
 INTERRUPTED: Final = 128 + signal.SIGINT
@@ -22,6 +23,9 @@ def process() -> NoReturn:
         code = main()
     except KeyboardInterrupt:
         code = INTERRUPTED
+    except Exception:  # before anybody could say so
+        traceback.print_exc()
+        code = os.EX_SOFTWARE
     os._exit(code)
 
 

@@ -5,6 +5,7 @@ interpreter's end; and of a descriptor that was closed they say nothing at all.
 """
 
 import io
+import logging
 import os
 import select
 import sys
@@ -22,6 +23,7 @@ STANDARD: Final = ("standard input", "standard output", "standard error")
 def open_outputs() -> None:
     """Puts an unbuffered stream of ours in the place of ``sys.stdout`` and of ``sys.stderr``."""
     _hold_closed()
+    logging.raiseExceptions = False  # whoever logs a line is not told that it was not written
     sys.stdout, sys.stderr = _stream(1, sys.stdout), _stream(2, sys.stderr)
 
 

@@ -269,3 +269,15 @@ def test_a_source_that_no_device_speaks_for_has_its_line():
     before = report(gpu(0), sources=(source("gpu-1"),))
     fails = (source("gpu-1", SourceState.FAILING, 1, "NVML answers 3"),)
     assert [change.subject for change in changes(before, report(gpu(0), sources=fails))] == ["source gpu-1"]
+
+
+def test_a_warning_of_several_lines_has_its_priority_on_each():
+    text = "a.py:1: UserWarning: hello\n  warn()\n"
+    lines = ["<4>a.py:1: UserWarning: hello", "<4>  warn()"]
+    assert written(logging.WARNING, text, journal=True).splitlines() == lines
+
+
+def test_last_words_are_errors_to_the_journal_and_to_people_what_they_are():
+    text = "Traceback\nValueError"
+    assert LineFormatter(journal=True).last_words(text) == "<3>Traceback\n<3>ValueError"
+    assert LineFormatter(journal=False).last_words(text) == text

@@ -198,6 +198,13 @@ def test_for_the_journal_lines_carry_their_priority(node):
             process.kill()
 
 
+def test_an_agent_that_is_refused_does_not_wait_for_whoever_reads_why(node, agent):
+    with unread_pipe() as stderr:
+        assert (
+            subprocess.run(node.run_args(), stderr=stderr, timeout=PATIENCE_S, check=False).returncode == 75
+        )
+
+
 def test_a_second_agent_on_the_directory_is_refused(node, agent):
     done = subprocess.run(node.run_args(), capture_output=True, text=True, check=False)
     assert done.returncode == 75

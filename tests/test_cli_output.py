@@ -140,6 +140,19 @@ print("lives", log.close())
         assert (done.returncode, done.stdout, done.stderr) == (0, "lives True\n", "")
 
 
+def test_a_line_of_a_library_that_cannot_be_written_stops_nobody():
+    program = """
+import logging
+from agent.output import open_outputs
+open_outputs()
+logging.getLogger("agent.somebody").warning("a line")
+print("lives")
+"""
+    for redirected in ("2>/dev/full", "2>&-"):
+        done = shell(redirected, sys.executable, "-c", program)
+        assert (done.returncode, done.stdout) == (0, "lives\n")
+
+
 # --- the bench ---------------------------------------------------------------------------------------------
 
 

@@ -121,6 +121,13 @@ def test_a_log_that_nobody_reads_holds_up_neither_reports_nor_who_logs_nor_the_e
     log.reports._thread.join()
 
 
+def test_a_report_that_cannot_be_told_costs_neither_the_log_nor_the_next_one(log):
+    log.reports.show(object())  # a mistake of ours
+    assert "AttributeError" in log.read_until("AttributeError")
+    log.reports.show(report(device("gpu-0")))
+    assert "INFO gpu-0 Healthy\n" in log.read_until("gpu-0")
+
+
 def test_of_lines_that_are_too_many_the_oldest_are_lost_and_their_number_is_told():
     woken: list[None] = []
     backlog = Backlog(LineFormatter(journal=True), lambda: woken.append(None))
@@ -136,6 +143,6 @@ def test_of_lines_that_are_too_many_the_oldest_are_lost_and_their_number_is_told
 
 def test_a_line_that_cannot_be_formatted_is_named_and_stops_nobody():
     backlog = Backlog(LineFormatter(journal=True), lambda: None)
-    wrong = {"pathname": "somebody.py", "lineno": 7, "msg": "%d pages", "args": ("no",)}
+    wrong = {"levelno": 30, "pathname": "somebody.py", "lineno": 7, "msg": "%d pages", "args": ("no",)}
     backlog.handle(logging.makeLogRecord(wrong))
     assert backlog.take() == "<4>somebody.py:7: a line that cannot be logged: TypeError\n"

@@ -376,6 +376,9 @@ def test_a_client_that_leaks_requests_is_not_given_more_than_its_share(
         assert listed(clients[-1], 127) == ["cpu-node0"]
         clients[0].send(frame(RST_STREAM, 0, 1, struct.pack(">I", CANCEL)))
         eventually(lambda: is_served(clients[0], next(more)), "there is room for one")
+        gone = next(more)
+        begun = clients[0].encoded(gone, request_headers()) + frame(DATA, END_STREAM, gone, message())
+        clients[0].send(begun + frame(RST_STREAM, 0, gone, struct.pack(">I", CANCEL)))  # before it is refused
         assert not is_served(clients[0], next(more))
     with RawClient(serving.health) as client:
         streams = itertools.count(1, 2)

@@ -25,7 +25,7 @@ class Started(NamedTuple):
 
 
 def command(*arguments: object) -> str:
-    """The program that ``drahealth`` is, with these arguments."""
+    """What ``drahealth`` does, with these arguments. It ends as Python does, to tell of its memory then."""
     return _MAIN.format([str(one) for one in arguments])
 
 

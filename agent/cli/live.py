@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Final, TextIO
 
+from agent.cli.logs import message_of
 from agent.cli.render import render_report
 from agent.cli.teller import Teller
 from agent.cli.terminal import Style, style_of
@@ -111,7 +112,7 @@ class LogLines(logging.Handler):
         self._log = table.log
 
     def emit(self, record: logging.LogRecord) -> None:
-        self._log.append(clean(f"{record.levelname.lower()}: {record.getMessage()}"))
+        self._log.append(clean(f"{record.levelname.lower()}: {message_of(record)}"))
 
 
 def live_table(colour: str, *, head: Callable[[Style], str]) -> LiveTable:

@@ -5,8 +5,9 @@ The library part of the agent only speaks to ``logging``; how that is written is
 
 import logging
 import os
+import threading
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Final, TextIO
 
 from agent.model.health import Severity
@@ -34,7 +35,7 @@ HELD: Final = 1000
 
 
 class LineFormatter(logging.Formatter):
-    """One record, one line; a traceback follows on lines of its own.
+    """One record, one line; what comes in several, such as a traceback, stays in several.
 
     For people: time, level, text. For the journal, which has its own clock: each line with its priority.
     """
@@ -44,14 +45,31 @@ class LineFormatter(logging.Formatter):
         self._journal = journal
 
     def format(self, record: logging.LogRecord) -> str:
-        lines = [record.getMessage()]
+        lines = message_of(record).splitlines() or [""]
         if record.exc_info:
             lines += self.formatException(record.exc_info).splitlines()
         if self._journal:
-            priority = next(number for level, number in PRIORITIES if record.levelno >= level)
-            return "\n".join(f"<{priority}>{line}" for line in lines)
+            return _with_priority(lines, record.levelno)
         lines[0] = f"{rfc3339(record.created)} {record.levelname.lower()} {lines[0]}"
         return "\n".join(lines)
+
+    def last_words(self, text: str) -> str:
+        """What a command says when it fails: to people as any command does."""
+        return _with_priority(text.splitlines(), logging.ERROR) if self._journal else text
+
+
+def _with_priority(lines: Iterable[str], levelno: int) -> str:
+    priority = next(number for level, number in PRIORITIES if levelno >= level)
+    return "\n".join(f"<{priority}>{line}" for line in lines)
+
+
+def message_of(record: logging.LogRecord) -> str:
+    """Its text; of one that has none, where that is: whoever wrote that line of code ends nobody with it."""
+    try:
+        return record.getMessage()
+    except Exception as error:
+        where = f"{record.pathname}:{record.lineno}"
+        return f"{where}: a line that cannot be logged: {type(error).__name__}"
 
 
 def is_journal(stream: TextIO, environ: Mapping[str, str]) -> bool:
@@ -75,19 +93,25 @@ class Backlog(logging.Handler):
     def __init__(self, formatter: logging.Formatter, wake: Callable[[], None]) -> None:
         """``wake`` is called with every record, in any thread."""
         super().__init__()
+        assert self.lock is not None, "as createLock() has made it"
+        self.own: threading.RLock = self.lock
+        """Held by who logs."""
         self.setFormatter(formatter)
         self._wake = wake
         self._lines: deque[str] = deque(maxlen=HELD)
         self._lost = 0
 
     def emit(self, record: logging.LogRecord) -> None:
-        try:
-            line = self.format(record)
-        except Exception as error:  # whoever wrote that line of code ends nobody with it
-            where = f"{record.pathname}:{record.lineno}"
-            line = self.format(_warning(f"{where}: a line that cannot be logged: {type(error).__name__}"))
+        self._put(self.format(record))
+
+    def say(self, text: str) -> None:
+        """Writes a text as it is."""
+        with self.own:
+            self._put(text)
+
+    def _put(self, text: str) -> None:
         self._lost += len(self._lines) == HELD
-        self._lines.append(line)
+        self._lines.append(text)
         self._wake()
 
     def is_empty(self) -> bool:
@@ -96,22 +120,15 @@ class Backlog(logging.Handler):
 
     def take(self) -> str:
         """All lines that wait, behind one that says how many do not any more."""
-        self.acquire()
-        try:
+        with self.own:
             lines, lost = list(self._lines), self._lost
             self._lines.clear()
             self._lost = 0
-        finally:
-            self.release()
         if lost:
-            lines.insert(
-                0, self.format(_warning(f"{lost} lines are lost: whoever reads this log stood still"))
-            )
+            words = f"{lost} lines are lost: whoever reads this log stood still"
+            warning = {"levelno": logging.WARNING, "levelname": "WARNING", "msg": words}
+            lines.insert(0, self.format(logging.makeLogRecord(warning)))
         return "".join(f"{line}\n" for line in lines)
-
-
-def _warning(text: str) -> logging.LogRecord:
-    return logging.makeLogRecord({"levelno": logging.WARNING, "levelname": "WARNING", "msg": text})
 
 
 def log_to(handler: logging.Handler) -> None:

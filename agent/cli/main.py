@@ -6,7 +6,7 @@ import argparse
 import re
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib import import_module
 from typing import Final, NoReturn
 
@@ -109,13 +109,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     return code
 
 
-def complain(error: BaseException) -> int:
-    """Says on standard error what went wrong, and returns the exit code for it."""
+def complain(error: BaseException, say: Callable[[str], None] = say_last) -> int:
+    """Says what went wrong, on standard error if not elsewhere, and returns the exit code for it."""
     culprit = root_of(error)
     for kind, code in EXIT_OF_ERROR:
         if isinstance(culprit, kind):
             if isinstance(culprit, Exception) and not isinstance(culprit, ReaderGone):
-                say_last(f"drahealth: {culprit}")
+                say(f"drahealth: {culprit}")
             return code
-    say_last("".join(traceback.format_exception(error)) + MISTAKE)
+    say("".join(traceback.format_exception(error)) + MISTAKE)
     return INTERNAL

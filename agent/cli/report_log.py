@@ -87,25 +87,31 @@ class ReportLog(Teller):
         """``stream`` gets what is logged to :attr:`backlog`, in the form that ``formatter`` gives it."""
         self._stream = stream
         self.backlog = Backlog(formatter, self._wake)
-        super().__init__("dh-log")
+        super().__init__("dh-log", self.backlog.own)  # one lock: who logs may hold either
 
     def _wake(self) -> None:
         with self._news:
             self._news.notify()
 
     def _run(self) -> None:
-        limit, before, is_closed = Limit(), None, False
+        limit, seen, told, is_closed = Limit(), None, None, False
         while not is_closed:
             due_s = limit.due_s()
             with self._news:
                 left_s = None if due_s is None else max(0.0, due_s - time.monotonic())
-                self._news.wait_for(lambda: self._has_news(before), left_s)  # noqa: B023
+                self._news.wait_for(lambda: self._has_news(seen), left_s)  # noqa: B023
                 is_closed, report = self._is_closed, self._report
-            news = changes(before, report) if report is not None and report is not before else []
-            before = report
-            for change in limit.take(news, time.monotonic()):
-                LOG.log(LEVEL_OF_SEVERITY[change.severity], "%s", change.words)
-                self._write()
+            news: list[Change] = []
+            try:
+                if report is not None and report is not seen:
+                    seen = report
+                    news = changes(told, report)
+                    told = report
+                for change in limit.take(news, time.monotonic()):
+                    LOG.log(LEVEL_OF_SEVERITY[change.severity], "%s", change.words)
+                    self._write()
+            except Exception:  # a mistake of ours costs this report, and not the log
+                LOG.exception("what is new cannot be told")
             self._write()
 
     def _write(self) -> None:
@@ -113,5 +119,5 @@ class ReportLog(Teller):
             self._stream.write(self.backlog.take())
             self._stream.flush()
 
-    def _has_news(self, before: Report | None) -> bool:
-        return self._is_closed or self._report is not before or not self.backlog.is_empty()
+    def _has_news(self, seen: Report | None) -> bool:
+        return self._is_closed or self._report is not seen or not self.backlog.is_empty()

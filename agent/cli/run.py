@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from agent.cli.live import LogLines, live_table
 from agent.cli.logs import LineFormatter, is_journal, log_to
+from agent.cli.main import complain
 from agent.cli.report_log import ReportLog
 from agent.cli.terminal import can_redraw, program
 from agent.cli.text import clean
@@ -46,10 +47,13 @@ def main(args: Namespace) -> int:
         finally:
             table.close()
         return 0
-    report_log = ReportLog(sys.stderr, LineFormatter(journal=is_journal(sys.stderr, os.environ)))
+    lines = LineFormatter(journal=is_journal(sys.stderr, os.environ))
+    report_log = ReportLog(sys.stderr, lines)
     log_to(report_log.backlog)
     try:
         daemon.run(config, on_report=report_log.show)
+    except BaseException as error:  # an agent that fails does not wait for whoever reads why
+        return complain(error, say=lambda text: report_log.backlog.say(lines.last_words(text)))
     finally:
         report_log.close()
     return 0

@@ -16,11 +16,14 @@ GOODBYE_S: Final = 0.5
 class Teller(ABC):
     """Takes reports from any thread, and tells of them in its own until it is closed."""
 
-    def __init__(self, name: str) -> None:
-        """``name`` is the thread's. It starts at once: whatever ``_run`` needs must be there before."""
+    def __init__(self, name: str, lock: "threading.RLock | None" = None) -> None:
+        """``name`` is the thread's. It starts at once: whatever ``_run`` needs must be there before.
+
+        ``lock`` is one that others hold when they have news; without it there is one of its own.
+        """
         self._report: Report | None = None
         self._is_closed = False
-        self._news = threading.Condition()
+        self._news = threading.Condition(lock)
         # A daemon thread: one that hangs in its output must not keep the process.
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()

@@ -32,4 +32,4 @@ class LogSample:
     source: SourceSample
     """STARTING until everything that the log held was read once; the lines may be some of them till then."""
     lost: int = 0
-    """Records that were overwritten before they could be read."""
+    """Records that were overwritten before they could be read, or too long to be."""

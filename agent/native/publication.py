@@ -12,6 +12,7 @@ T = TypeVar("T")
 S = TypeVar("S")
 
 _BLOCK: Final = 64  # records that are compared at once
+_KEPT: Final = 64 << 10  # bytes of memory that are not worth giving back
 
 
 class Copied(Protocol):
@@ -62,7 +63,7 @@ class Publication(Generic[T]):
             os.eventfd_write(self._wake_fd, 1)  # what the last wake was for may not have been read
         elif used >= 0:
             self._last = self._decode(ffi.buffer(self._buffer, used))
-            if used < self._touched // 2:
+            if max(_KEPT, used) < self._touched // 2:
                 self._memory.madvise(mmap.MADV_DONTNEED)
                 self._touched = 0
             self._touched = max(self._touched, used)

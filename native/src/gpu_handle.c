@@ -52,6 +52,7 @@ static nvmlReturn_t identify(struct dh_gpu_slot *s, nvmlDevice_t dev)
         return NVML_ERROR_GPU_NOT_FOUND;
     if (!claim(s, uuid))
         return NVML_ERROR_GPU_NOT_FOUND;
+    s->same = false;
     memcpy(g->uuid, uuid, sizeof(g->uuid));
     if (!DH_GPU_NVML(s, DH_CALL_IDENTITY, nvmlDeviceGetPciInfo_v3, dev, &pci))
         bus_spell(g->bus, sizeof(g->bus), &pci);

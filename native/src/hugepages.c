@@ -167,7 +167,7 @@ void dh_hugepages_pass(struct dh_sampler *s)
     whole = s->absent || dh_is_due(s->use_ns, 0, USE_PERIOD_NS, s->opt.period_ns);
     if (whole)
         s->use_ns = 0;
-    for (uint32_t i = t->head.pools; i--;) { /* the machine's come first, and are read after the nodes' */
+    for (uint32_t i = t->head.pools; i--;) { /* the machine's, found first, after the nodes' */
         if (whole || is_judged(s, i))
             whole |= pool_read(s, i, whole);
         lost |= t->pool[i].seen & ~t->pool[i].valid;

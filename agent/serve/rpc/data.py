@@ -50,7 +50,7 @@ def frames(data: bytes, stream_id: int, most: int) -> bytes:
     )
 
 
-@lru_cache(maxsize=1)  # nearly all subscribers are the first stream of their connection
+@lru_cache(maxsize=2)  # most subscribers are the first stream of their connection, and get one of two lists
 def message_frames(message: bytes, stream_id: int, most: int) -> bytes:
     """An encoded message in frames, likewise."""
     return frames(PREFIX.pack(0, len(message)) + message, stream_id, most)

@@ -38,6 +38,7 @@ _SERVER_CONFIG: Final = Configuration(
 _REQUEST_HEADERS: Final = frozenset({":method", ":path", "te", "content-type", "grpc-timeout"})
 
 
+_SAFE_TO_REPEAT: Final = ErrorCodes.REFUSED_STREAM  # gRPC: UNAVAILABLE, and nothing was done
 _TIMEOUT: Final = re.compile(r"[0-9]{1,8}[HMSmun]")
 LEAST_S: Final = 0.001
 """What a request has at least, whatever its client says [s]."""
@@ -81,11 +82,11 @@ class _Handler(server.Handler):
 
     def accept(self, stream: protocol.Stream, headers: Headers, release_stream: Callable[[], None]) -> None:
         if self._refusal is not None:
-            stream.reset_nowait(ErrorCodes.REFUSED_STREAM)  # gRPC: UNAVAILABLE, and safe to repeat
+            _reset(stream, _SAFE_TO_REPEAT)
             release_stream()
             return
         if not self._owner.admit_request(stream._transport):
-            stream.reset_nowait(ErrorCodes.ENHANCE_YOUR_CALM)  # gRPC: RESOURCE_EXHAUSTED
+            _reset(stream, ErrorCodes.ENHANCE_YOUR_CALM)  # gRPC: RESOURCE_EXHAUSTED
             release_stream()
             return
         known = [(name, _tenable(value) if name == "grpc-timeout" else value)
@@ -104,8 +105,8 @@ class _Handler(server.Handler):
         assert isinstance(stream, Stream)
         self._owner.requests -= 1
         stream.give_back()
-        if stream.closable:
-            stream.reset_nowait()
+        never_begun = self._refusal is not None and stream.wrapper is None
+        _reset(stream, _SAFE_TO_REPEAT if never_begun else ErrorCodes.NO_ERROR)
         release_stream()
 
     def refuse(self, error: GRPCError) -> list["asyncio.Task[None]"]:
@@ -126,6 +127,12 @@ def _tenable(timeout: str) -> str:
     if not _TIMEOUT.fullmatch(timeout):
         return ""  # which it refuses as what it is
     return timeout if decode_timeout(timeout) >= LEAST_S else f"{LEAST_S * 1000:.0f}m"
+
+
+def _reset(stream: protocol.Stream, code: ErrorCodes) -> None:
+    """Ends it without an answer, unless it has ended: a reset that came with it was seen before it."""
+    if stream.closable:
+        stream.reset_nowait(code)
 
 
 def _where(transport: asyncio.BaseTransport) -> str:
