@@ -46,7 +46,7 @@ EMBEDDED: Final = Path(__file__).parent / "embedded"
 NODE: Final = "node-a"
 CARD: Final = "card.example.com"
 PAGES: Final = "pages.example.com"
-SLOW: Final = re.compile(r"^Executing <.*> took \d+\.\d+ seconds\n", re.MULTILINE)
+SLOW: Final = re.compile(r"^Executing <.*> took [01]\.\d+ seconds\n", re.MULTILINE)
 
 
 # --- whole drivers ------------------------------------------------------------------------------------------
@@ -76,7 +76,7 @@ class Program:
     def end(self, number: signal.Signals = signal.SIGTERM) -> tuple[int, str]:
         """Signals it; returns its exit code and what it wrote on standard error, once it has ended.
 
-        Not what asyncio says there of a busy machine: programs are run in Python's development mode.
+        Not what asyncio says there of a busy machine, up to 2 s: programs run in Python's development mode.
         """
         self.process.send_signal(number)
         return self.process.wait(PATIENCE_S), SLOW.sub("", self.errors.read_text())
@@ -192,9 +192,12 @@ def test_health_flows_while_an_asyncio_program_blocks_its_loop_for_30_s(
         assert call.took_s >= 30
         kubelet.wait_running(pod)
         assert shown(kubelet, pod, "Healthy") == ""
-        assert driver.end() == (0, "")
-        held = [line for line in SLOW.findall(driver.errors.read_text()) if "agent/embed/host.py" in line]
-        assert any(float(line.split()[-2]) >= 30 for line in held), "asyncio's own word"
+        code, errors = driver.end()
+        assert code == 0
+        [held] = errors.splitlines()
+        assert re.fullmatch(r"Executing <.*agent/embed/host.py.*> took [3-9]\d\.\d+ seconds", held), (
+            "asyncio's own word"
+        )
         nothing_is_left(root)
 
 

@@ -301,36 +301,41 @@ async def test_a_plain_callback_that_hangs_is_told_of_and_not_called_a_second_ti
 
     def callback(taints: Taints) -> None:
         calls.append(keys(taints))
-        go_on.wait(PATIENCE_S)
+        go_on.wait()
 
     async with running(publisher(callback)) as one:
-        one.take(report("a"), clock())
-        await until(lambda: caplog.records and calls)  # the clock does not wait for a thread to begin
-        for number in range(5):
-            one.take(report("a", f"b{number}"), clock())
-            await trio.sleep(1000)
-        assert calls == [["a"]]
-        assert [record.getMessage() for record in caplog.records] == [
-            "driver gpu.example.com has not taken its taints within 60 s; waiting for it"
-        ]
-        assert keys(one.taints) == ["a", "b4"]
-        go_on.set()
+        try:
+            one.take(report("a"), clock())
+            await until(lambda: caplog.records and calls)  # the clock does not wait for a thread to begin
+            for number in range(5):
+                one.take(report("a", f"b{number}"), clock())
+                await trio.sleep(1000)
+            assert calls == [["a"]]
+            assert [record.getMessage() for record in caplog.records] == [
+                "driver gpu.example.com has not taken its taints within 60 s; waiting for it"
+            ]
+            assert keys(one.taints) == ["a", "b4"]
+        finally:
+            go_on.set()
         await until(lambda: len(calls) == 2)
     assert calls[1] == ["a", "b4"]
 
 
 async def test_a_plain_callback_that_hangs_holds_up_no_end(autojump_clock: MockClock) -> None:
-    called, go_on = threading.Event(), threading.Event()
+    called, go_on, returned = (threading.Event() for _ in range(3))
 
     def callback(taints: Taints) -> None:
         called.set()
         go_on.wait(PATIENCE_S)
+        returned.set()
 
-    async with running(publisher(callback)) as one:
-        one.take(report("a"), clock())
-        await until(called.is_set)
-    assert not go_on.is_set()
-    go_on.set()
+    try:
+        async with running(publisher(callback)) as one:
+            one.take(report("a"), clock())
+            await until(called.is_set)
+        assert not returned.is_set()
+    finally:
+        go_on.set()
 
 
 # --- over a restart ----------------------------------------------------------------------------------------

@@ -61,8 +61,13 @@ class RecordingLink:
         self.newest: Latest[Taints] = Latest()
 
     def hold(self, method: str) -> threading.Event:
-        """That method takes until the event is set."""
+        """That method takes until the event is set, or the server is left."""
         return self.held.setdefault(method, threading.Event())
+
+    def let_go(self) -> None:
+        """Nothing takes long any more."""
+        for held in self.held.values():
+            held.set()
 
     def sync(self, rows: Sequence[Row]) -> Synced:
         """Declares."""
@@ -105,7 +110,7 @@ class RecordingLink:
         self.asked.append((method, given))
         self.threads.append(threading.current_thread().name)
         if method in self.held:
-            assert self.held[method].wait(PATIENCE_S)
+            self.held[method].wait()
         if method in self.fails:
             raise self.fails[method]
 
@@ -124,6 +129,12 @@ class Serving(InThread):
         )
         self.socket, self.agent = self.servers.paths
         self.thread = IoThread(self.servers.run, on_failure=self.failures.append)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.link.let_go()
+        super().__exit__(kind, error, trace)
 
     def publish(self, second: int) -> None:
         """A report of one device, verified in that second."""
