@@ -14,8 +14,9 @@ def in_own_process(function: Callable[..., None], *args: object) -> None:
         f"import sys; from {function.__module__} import {function.__name__} as part; part(*sys.argv[1:])"
     )
     command = [sys.executable, "-c", program, *map(str, args)]
+    limit_s = 5 * PATIENCE_S  # it waits for facts, too
     done = subprocess.run(
-        command, cwd=Path(__file__).parent, capture_output=True, text=True, timeout=PATIENCE_S, check=False
+        command, cwd=Path(__file__).parent, capture_output=True, text=True, timeout=limit_s, check=False
     )
     assert done.returncode == 0, done.stderr
 

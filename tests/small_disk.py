@@ -2,11 +2,13 @@
 
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from patience import PATIENCE_S
 
 
 def run_on_small_disk(program: str, directory: Path) -> list[str]:
@@ -19,12 +21,15 @@ def run_on_small_disk(program: str, directory: Path) -> list[str]:
     if allowed.returncode:
         pytest.skip(f"may not mount a file system here: {allowed.stderr.decode().strip()}")
     script = f'{mount} && exec "$0" -c "$1"'
-    done = subprocess.run(
-        [unshare, "-m", "sh", "-c", script, sys.executable, program],
-        cwd=Path(__file__).parent.parent,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout.splitlines()
+    command = [unshare, "-m", "sh", "-c", script, sys.executable, program]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(
+        command, cwd=Path(__file__).parent.parent, stdout=pipe, stderr=pipe, text=True, start_new_session=True
+    ) as process:
+        try:
+            output, errors = process.communicate(timeout=5 * PATIENCE_S)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)  # with all that it has started
+            output, errors = process.communicate()
+    assert process.returncode == 0, errors
+    return output.splitlines()

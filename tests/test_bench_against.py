@@ -29,6 +29,17 @@ with open({log!r}, "a") as log:
 made = lambda name, value: {{"metadata": {{"name": name, "unit": "second"}}, "runs": [{{"values": [value]}}]}}
 print(json.dumps({{"benchmarks": [made("a.b", {value}), made("a." + {name!r}, 1.0)]}}))
 """
+ENDLESS: Final = """\
+import os, pathlib, time
+parent = os.getppid()
+try:
+    pathlib.Path("{running}").touch()
+    while os.getppid() == parent:
+        time.sleep(0.05)
+except KeyboardInterrupt:
+    pathlib.Path("{told}").touch()
+"""
+"""A bench that ends when it is told to, or with the one that measures it."""
 
 
 class Repository:
@@ -124,17 +135,18 @@ def test_an_interrupted_comparison_leaves_no_worktree(repository: Repository, ho
     """While the bench of the revision runs, which is told, too."""
     told = repository.root.parent / "told"
     running = repository.root.parent / "running"
-    waits = f"try:\n pathlib.Path({str(running)!r}).touch()\n time.sleep(600)\n"
-    stub = f"import pathlib, time\n{waits}finally:\n pathlib.Path({str(told)!r}).touch()\n"
-    (repository.root / "agent/bench/__main__.py").write_text(stub)
+    (repository.root / "agent/bench/__main__.py").write_text(ENDLESS.format(running=running, told=told))
     repository.commit()
     call = f"against(pathlib.Path({str(repository.root)!r}), 'HEAD', ['a'], 1)"
     handled = "signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))"
     program = f"import pathlib, signal, sys; from agent.bench.against import against; {handled}; {call}"
     with subprocess.Popen([sys.executable, "-c", program], stderr=subprocess.DEVNULL, cwd=ROOT) as process:
-        eventually(running.exists, "what is measured runs")
-        process.send_signal(how)
-        assert process.wait(timeout=PATIENCE_S) in {143, -signal.SIGINT}
+        try:
+            eventually(running.exists, "what is measured runs")
+            process.send_signal(how)
+            assert process.wait(timeout=PATIENCE_S) in {143, -signal.SIGINT}
+        finally:
+            process.kill()
     assert told.exists()
     assert repository.worktrees() == 1
 

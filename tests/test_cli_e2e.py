@@ -360,12 +360,17 @@ def test_watch_on_a_terminal_that_goes_away_is_74(node, agent):
         command, stdout=terminal, stderr=subprocess.PIPE, text=True, env=environ
     ) as process:
         os.close(terminal)
-        Screen(screen).read_until("2 healthy")
-        os.close(screen)
-        pages = itertools.cycle((4, 5))  # it hears of its terminal when it has something to show
-        eventually(lambda: node.resize(next(pages)) or process.poll() is not None, "its end", 30.0)
-        assert process.stderr.read() == "drahealth: the terminal: Input/output error\n"
-        assert process.wait() == 74
+        try:
+            try:
+                Screen(screen).read_until("2 healthy")
+            finally:
+                os.close(screen)
+            pages = itertools.cycle((4, 5))  # it hears of its terminal when it has something to show
+            eventually(lambda: node.resize(next(pages)) or process.poll() is not None, "its end")
+            assert process.stderr.read() == "drahealth: the terminal: Input/output error\n"
+            assert process.wait() == 74
+        finally:
+            process.kill()
 
 
 @contextmanager
@@ -391,9 +396,9 @@ def test_an_agent_whose_log_nobody_takes_starts_and_serves_on_and_ends_on_sigter
     where = ["--runtime-dir", str(node.runtime_dir)]
     with log() as stderr, subprocess.Popen(node.run_args(), stderr=stderr) as agent:
         try:
-            eventually(lambda: cli("status", *where).returncode == 0, "an agent that has looked", 30.0)
+            eventually(lambda: cli("status", *where).returncode == 0, "an agent that has looked")
             node.resize(4)
-            eventually(lambda: cli("status", *where).returncode == 2, "one that has looked again", 30.0)
+            eventually(lambda: cli("status", *where).returncode == 2, "one that has looked again")
             agent.send_signal(signal.SIGTERM)
             assert agent.wait() == 0
         finally:

@@ -61,7 +61,7 @@ def agent(node: Kubelet, short_tmp: Path) -> Any:
 def explain(node: Kubelet, *argv: str, places: Sequence[str] = ()) -> tuple[int, str]:
     """Exit code and output of the command in a process of its own."""
     run = [sys.executable, "-m", "agent", "explain", *argv, *(places or node.places)]
-    done = subprocess.run(run, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
+    done = subprocess.run(run, capture_output=True, text=True, timeout=4 * PATIENCE_S, check=False)
     assert done.stderr == ""
     return done.returncode, done.stdout
 

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from patience import PATIENCE_S
 from small_disk import run_on_small_disk
 
 AGENT = [sys.executable, "-m", "agent"]
@@ -32,7 +33,9 @@ VERBS = [
 def shell(redirected: str, *command: str) -> subprocess.CompletedProcess[str]:
     """The command with its descriptors as a shell redirects them, ``>&-``."""
     script = f"{shlex.join(command)} {redirected}"
-    return subprocess.run(["sh", "-c", script], capture_output=True, text=True, check=False, timeout=50)
+    return subprocess.run(
+        ["sh", "-c", script], capture_output=True, text=True, check=False, timeout=PATIENCE_S
+    )
 
 
 def own(directory: Path) -> list[str]:

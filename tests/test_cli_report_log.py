@@ -2,11 +2,13 @@
 
 import logging
 import os
+import select
 from collections.abc import Iterator
 from typing import Final, TextIO
 
 import pytest
 from cli_reports import SHRUNK, device, report
+from patience import PATIENCE_S
 
 from agent.cli.changes import Change
 from agent.cli.logs import HELD, Backlog, LineFormatter
@@ -76,6 +78,7 @@ class Log:
         """What it says up to the line with these words, which ends what can be read."""
         seen = ""
         while words not in seen or not seen.endswith("\n"):
+            assert select.select([self.read], [], [], PATIENCE_S)[0], f"no {words!r}, but {seen[-1000:]!r}"
             seen += os.read(self.read, 65536).decode()
         return seen
 
@@ -118,7 +121,8 @@ def test_a_log_that_nobody_reads_holds_up_neither_reports_nor_who_logs_nor_the_e
     assert not log.reports.close()
     seen = log.read_until("gpu-1999 Unhealthy")  # once somebody reads, it goes on
     assert "WARNING beside it\n" in seen
-    log.reports._thread.join()
+    log.reports._thread.join(PATIENCE_S)
+    assert not log.reports._thread.is_alive()
 
 
 def test_a_report_that_cannot_be_told_costs_neither_the_log_nor_the_next_one(log):

@@ -12,7 +12,7 @@ from agent.native._core import ffi
 from agent.native.publication import Copied, Publication, Same, StampedTable
 
 MIB = 1 << 20
-PRESENT = 1 << 63  # of an entry in pagemap
+KEPT = 1 << 63 | 1 << 62  # of an entry in pagemap: in memory, or swapped out
 STAMP = struct.Struct("=Q")
 RECORD = struct.Struct("=QQ")
 
@@ -33,14 +33,14 @@ class Published:
     def read(self) -> int | None:
         return self._publication.read()
 
-    def resident(self) -> int:
-        """Bytes of memory that the kernel has given to the buffer; the process' own would be everybody's."""
+    def kept(self) -> int:
+        """Bytes that the kernel keeps for the buffer, swapped or not; the process' would be everybody's."""
         with open("/proc/self/pagemap", "rb", buffering=0) as pagemap:
             entries = os.pread(
                 pagemap.fileno(), self._most // mmap.PAGESIZE * 8, self._start // mmap.PAGESIZE * 8
             )
         assert len(entries) == self._most // mmap.PAGESIZE * 8
-        return sum(entry & PRESENT != 0 for entry in memoryview(entries).cast("Q")) * mmap.PAGESIZE
+        return sum(entry & KEPT != 0 for entry in memoryview(entries).cast("Q")) * mmap.PAGESIZE
 
     def _copy(self, buffer: Any, room: int) -> int:
         self._start = int(ffi.cast("uintptr_t", buffer))
@@ -53,17 +53,17 @@ class Published:
 @pytest.mark.parametrize("sizes", [[64, 1], [64, 40, 25, 16, 10, 6, 4]], ids=("at-once", "little-by-little"))
 def test_what_is_no_longer_there_takes_no_memory(sizes: list[int]) -> None:
     with closing(Published([size * MIB for size in sizes], 64 * MIB)) as published:
-        assert published.read() == published.resident() == 64 * MIB
+        assert published.read() == published.kept() == 64 * MIB
         for size in sizes[1:]:
             assert published.read() == size * MIB
-        assert published.resident() < 2 * sizes[-1] * MIB
+        assert published.kept() < 2 * sizes[-1] * MIB
 
 
 def test_what_is_there_keeps_its_memory() -> None:
     with closing(Published([64 * MIB, 40 * MIB, 33 * MIB], 64 * MIB)) as published:
         for _ in range(3):
             published.read()
-        assert published.resident() == 64 * MIB  # the kernel would have to clear it for every look
+        assert published.kept() == 64 * MIB  # the kernel would have to clear it for every look
 
 
 def copied(*records: tuple[int, int], since: int = 0) -> Copied:
