@@ -109,8 +109,9 @@ def test_what_a_driver_told_of_a_device_outlives_it_and_its_taint_is_no_younger(
     assert said == {"Unhealthy"}, "and nothing else in between"
     told = node.kubelet.wait_for(lambda: again.said("taints"), "taints")
     assert told[0]["tainted"] == tainted[-1]["tainted"], "timeAdded and all"
-    node.tells(pod, "it", text, times=times_told(node, pod) + 1)
-    assert again.said("prepare") == [], "refused from memory"
+    asked = len(again.said("prepare"))  # before anybody had looked at the device
+    node.tells(pod, "it", text, times=times_told(node, pod) + 3)
+    assert len(again.said("prepare")) <= asked + 1, "refused from memory, but for one that was on its way"
 
 
 def test_a_driver_that_is_killed_within_a_prepare_gives_the_same_the_next_time(
