@@ -103,8 +103,8 @@ wheel: $(VENV)/.dev ## dist/: source distribution and, from it, the abi3 wheel
 	@ls dist/*
 
 .PHONY: proto
-proto: $(VENV)/.dev ## regenerate agent/serve/rpc/gen from proto/, and the Go of the example if Go is here
-	@$(BIN)/python -m agent.serve.rpc.generate
+proto: $(VENV)/.dev ## regenerate agent/serve/grpc/gen from proto/, and the Go of the example if Go is here
+	@$(BIN)/python -m agent.serve.grpc.generate
 	@! command -v go >/dev/null || PROTOC="$(abspath $(BIN))/python -m grpc_tools.protoc" \
 	    sh examples/go-driver/drahealthv1/generate.sh .
 

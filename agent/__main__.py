@@ -17,7 +17,7 @@ def process() -> NoReturn:
     try:
         # loaded here: that is half the time of most commands, and Ctrl-C may come meanwhile
         from agent.cli.main import main
-        from agent.output import open_outputs
+        from agent.system.output import open_outputs
 
         open_outputs()
         code = main()

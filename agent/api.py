@@ -4,14 +4,14 @@ Everything else below :mod:`agent` is ours to change. Names come as ``agent.Moni
 has state of its own, handles signals, configures logging or touches an event loop's policy.
 """
 
-from agent.config import Config, read_config
+from agent.config.config import Config, read_config
 from agent.devices.taints import TaintPolicy
-from agent.driver.taints import as_objects
+from agent.driver.taint_publisher import as_objects
 from agent.embed.checks import degraded, unhealthy, unknown
 from agent.embed.devices import Cpus, Device, Gpu, Hugepages, Memory, Pci
 from agent.embed.monitor import Monitor
 from agent.embed.plugin import PluginServer
-from agent.embed.work import Driver
+from agent.embed.prepare_worker import Driver
 from agent.errors import ConfigError, DrahealthError
 from agent.model.claim import Claim, ClaimConfig, ClaimDevice, ClaimRef, DeviceRef
 from agent.model.health import DeviceHealth, Finding, Health, Severity
@@ -32,7 +32,7 @@ from agent.prepare.errors import (
 from agent.prepare.parameters import Parameters, configs_for, decode_parameters
 from agent.prepare.patterns import Pattern
 from agent.prepare.wire import WireMode
-from agent.serve.prepared import PreparedDevice
+from agent.serve.dra_plugin.result import PreparedDevice
 from agent.store.cdi import CdiDevice, CdiMount, CdiNode, remove_spec, write_spec
 
 __all__ = [

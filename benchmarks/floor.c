@@ -5,7 +5,7 @@
  *   floor uevents           the same for each of the kernel's device events of a CPU
  *   floor timer MS          reads a timerfd at that period, and says nothing more
  *
- * Times are CLOCK_MONOTONIC in nanoseconds. The first line says that it listens. For agent/bench/floor.py.
+ * Times are CLOCK_MONOTONIC in nanoseconds. The first line says that it listens. For agent/bench/lower_bound.py.
  */
 #include <errno.h>
 #include <inttypes.h>

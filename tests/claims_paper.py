@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from typing import Any, TypeVar
 
 from agent.model.claim import ClaimRef, DeviceRef
-from agent.model.testimony import (
+from agent.model.claim_sources import (
     ConsumerKind,
     Container,
     ContainerClaim,

@@ -13,7 +13,7 @@ from wire.serving import eventually
 from agent.embed.monitor import Monitor
 from agent.model.claim import DeviceRef
 from agent.model.health import DeviceHealth, Health
-from agent.serve.rpc.thread import IoThread
+from agent.system.threads.loop_thread import IoThread
 
 DRIVER: Final = "demo.example.com"
 NODE: Final = "node-a"

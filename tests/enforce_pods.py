@@ -1,15 +1,15 @@
-"""Pods for the tests of agent.enforce: objects as kubectl shows them, written on one line each."""
+"""Pods for the tests of agent.allocatable: objects as kubectl shows them, written on one line each."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from agent.enforce.cgroups import Level
-from agent.enforce.expected import ExpectedGroup
-from agent.enforce.facts import CgroupDriver, NodeFacts
-from agent.enforce.knobs import Knob, KnobId
-from agent.enforce.pod import Pod
-from agent.enforce.pod_object import parse_pod
-from agent.enforce.values import Expected
+from agent.allocatable.cgroups import Level
+from agent.allocatable.expected import ExpectedGroup
+from agent.allocatable.facts import CgroupDriver, NodeFacts
+from agent.allocatable.knobs import Knob, KnobId
+from agent.allocatable.pod import Pod
+from agent.allocatable.pod_object import parse_pod
+from agent.allocatable.values import Expected
 
 UID: Final = "0f3c7a52-4a4e-4a52-9f0e-5d3a6f1b2c3d"
 KI, MI, GI = 1 << 10, 1 << 20, 1 << 30

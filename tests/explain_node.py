@@ -21,8 +21,8 @@ from wire.kubelet_apis import (
 )
 
 from agent.cli.main import main
-from agent.prepare.book import Book
-from agent.serve import podresources, pods_api
+from agent.prepare.ledger import Book
+from agent.serve.kubelet import podresources, pods_api
 from agent.sources import kubelet_checkpoint, kubelet_health
 from agent.store import prepares
 

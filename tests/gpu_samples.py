@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Final
 
-from agent.health.gpu.catalogue import windows
+from agent.health.gpu.catalog import windows
 from agent.health.gpu.view import GpuStart, GpuView
 from agent.health.rules import Growth
 from agent.model.gpu import GpuField, GpuHost, GpuSample, GpuSet

@@ -2,8 +2,8 @@
 
 from typing import Final
 
-from agent.health.klog.lines import HostLine
-from agent.health.klog.values import LogCode
+from agent.health.kernel_log.parse import HostLine
+from agent.health.kernel_log.values import LogCode
 
 POD: Final = "/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod0f3c.slice"
 MCE: Final = "mce: [Hardware Error]: CPU 3: Machine Check: 0 Bank 5: "

@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 from typing import Final
 
+from agent.engine.step import State, step
 from agent.model.cpuset import CpuSet, parse_cpus
 from agent.model.health import DeviceHealth
 from agent.model.reading import Absence, Missing, Reading
@@ -20,7 +21,6 @@ from agent.model.snapshot import (
 )
 from agent.model.source import SourceSample, SourceState
 from agent.model.time import NS, Instant
-from agent.pipeline import State, step
 
 ABSENT: Final = Missing(Absence.ABSENT, 2)
 EIO: Final = Missing(Absence.UNREADABLE, 5)

@@ -12,9 +12,10 @@ from typing import Any, Final
 from gpu_samples import ABSENT, H100, gpu_sample
 from paper import PaperNode, codes, device_of
 
-from agent.health.faults.keeping import restore
-from agent.health.klog.pattern import compile_pattern
-from agent.health.xid.patterns import PATTERNS
+from agent.engine.step import begin
+from agent.health.gpu.faults.checkpoint import restore
+from agent.health.gpu.xid.patterns import PATTERNS
+from agent.health.kernel_log.pattern import compile_pattern
 from agent.model.gpu import (
     WHOLE_GPU,
     EventCount,
@@ -35,7 +36,6 @@ from agent.model.settings import GpuLimits, Settings
 from agent.model.snapshot import Snapshot
 from agent.model.source import SourceSample, SourceState
 from agent.model.time import NS
-from agent.pipeline import begin
 from agent.store.faults import decode, encode
 
 GONE_DARK: Final = Missing(Absence.UNREADABLE)

@@ -18,12 +18,12 @@ from kubelet_files import DRIVER, checkpoint, device, devices
 from kubelet_files import claim as claim_prepared
 from machine import CGROUPFS, Kubepods, kubepods_tree, machine_lock
 
-from agent.enforce.cgroups import container_path, parse_path, pod_path, qos_path
-from agent.enforce.facts import CgroupDriver, NodeFacts
-from agent.enforce.judge import Node, judge_pod
-from agent.enforce.pod import Pod, Qos
-from agent.enforce.pod_object import parse_pod
-from agent.enforce.verdicts import Verdict
+from agent.allocatable.cgroups import container_path, parse_path, pod_path, qos_path
+from agent.allocatable.evaluate import Node, judge_pod
+from agent.allocatable.facts import CgroupDriver, NodeFacts
+from agent.allocatable.pod import Pod, Qos
+from agent.allocatable.pod_object import parse_pod
+from agent.allocatable.verdicts import Verdict
 from agent.model.cgroup import NO_LIMIT, CgroupKnobs
 from agent.model.cpuset import parse_cpus
 from agent.model.reading import Absence, Missing, is_absent

@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 from fake_nvml import BRANCHES, FakeNvml, fake_nvml
 
-from agent.cli.backends import within
-from agent.cli.crosscheck import (
+from agent.cli.output.terminal import Style
+from agent.cli.scan.backends import within
+from agent.cli.scan.crosscheck import (
     MOVING,
     Standing,
     check_document,
@@ -22,13 +23,12 @@ from agent.cli.crosscheck import (
     stand,
     twin_document,
 )
-from agent.cli.terminal import Style
 from agent.errors import ProbeError
 from agent.model.gpu import GpuField, GpuSample, GpuSet
 from agent.model.reading import Absence, Missing
 from agent.model.source import SourceSample, SourceState
 from agent.sources.nvml import Refusal
-from agent.sources.nvml_twin import HOW, TwinGpu
+from agent.sources.nvml_reference import HOW, TwinGpu
 
 REPOSITORY = Path(__file__).parent.parent
 ABSENT = Missing(Absence.ABSENT)
@@ -229,9 +229,9 @@ def scan(fake: FakeNvml, *args: str) -> tuple[int, Any]:
 CHECK = """
 import json, sys
 from pathlib import Path
-from agent.cli.backends import cross_check
-from agent.cli.crosscheck import check_document
-from agent.config import Config
+from agent.cli.scan.backends import cross_check
+from agent.cli.scan.crosscheck import check_document
+from agent.config.config import Config
 config = Config(
     node_name="n", nvml_library=sys.argv[1], sysfs_root=Path(sys.argv[2]), gpu_deadline_ns=500_000_000
 )

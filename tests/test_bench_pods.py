@@ -3,11 +3,11 @@
 from pathlib import Path
 
 from agent.bench.pods import DRIVER, NAMESPACE, POOL, claim_uid, pod_uid, write_node
-from agent.devices.affected import affected, refusals
-from agent.devices.consumers import consumer_map
-from agent.devices.objects import claims_from, pods_from
+from agent.devices.consumers.affected import affected, refusals
+from agent.devices.consumers.consumer_map import consumer_map
+from agent.devices.consumers.kube_objects import claims_from, pods_from
 from agent.model.claim import ClaimRef, DeviceRef
-from agent.model.testimony import Heard, PodRef
+from agent.model.claim_sources import Heard, PodRef
 from agent.model.time import Instant
 from agent.sources import kube_objects, kubelet_checkpoint
 

@@ -19,9 +19,9 @@ from patience import PATIENCE_S
 from agent.bench.baselines import PlainReader, flat, sweep_files, sweep_values
 from agent.bench.effort import FULL, QUICK, Effort
 from agent.bench.fit import fit, words
-from agent.bench.floor import NoFloor, floor
 from agent.bench.gpu_baselines import Values
 from agent.bench.latency import batches, paired_rows
+from agent.bench.lower_bound import NoFloor, floor
 from agent.bench.main import SUITES
 from agent.bench.nvml import FakeNvml, NoLibrary, fake_nvml
 from agent.bench.processes import Silence, child
@@ -33,9 +33,9 @@ from agent.bench.suites.poll import open_sampler, read
 from agent.bench.suites.poll_gpus import check_calls, check_equal
 from agent.bench.suites.trace import HOPS, hop_times
 from agent.bench.trees import scratch, write_groups
+from agent.engine.step import State, step
 from agent.model.gpu import GpuField
 from agent.model.settings import Settings
-from agent.pipeline import State, step
 
 TINY: Final = replace(
     QUICK,

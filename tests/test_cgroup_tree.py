@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from machine import CGROUPFS, Kubepods, kubepods_tree
 
+from agent.model.claim_sources import LiveContainer, LivePod, Origin, Told, Witness
 from agent.model.reading import Absence
-from agent.model.testimony import LiveContainer, LivePod, Origin, Told, Witness
 from agent.model.time import Instant
 from agent.sources.cgroup_tree import read_tree
 

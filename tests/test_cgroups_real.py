@@ -18,7 +18,7 @@ from patience import PATIENCE_S
 from wire.google import Watcher
 from wire.serving import descriptors
 
-from agent.health.host.catalogue import wakes
+from agent.health.host.catalog import wakes
 from agent.model.snapshot import GroupSample, Snapshot
 from agent.model.source import SourceState
 from agent.model.time import NS

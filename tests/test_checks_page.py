@@ -12,27 +12,27 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import agent.health
-from agent.cli.check import Check
-from agent.cli.check_rows import LOG_LINES, groups
-from agent.cli.check_text import COMMAND, markdown
+from agent.cli.checks.check import Check
+from agent.cli.checks.rows import LOG_LINES, groups
+from agent.cli.checks.text import COMMAND, markdown
 from agent.cli.main import main
-from agent.config import SETTINGS
+from agent.config.config import SETTINGS
 from agent.embed.failed import FAILED
-from agent.health.catalogue import STALLED, Row
+from agent.health.catalog import STALLED, Row
 from agent.health.declared.gpus import DECLARED_GPU_RULES
-from agent.health.faults import events as gpu_events
-from agent.health.gpu.catalogue import gpu_rules
-from agent.health.host.catalogue import ALL_RULES
-from agent.health.host.promise_rows import PROMISES
-from agent.health.klog.lines import parse as host_line
-from agent.health.klog.values import LogCode
-from agent.health.xid import lines as xid_lines
-from agent.health.xid.facts import XidFacts, XidFault
-from agent.health.xid.recovery import RecoveryAction
-from agent.health.xid.rules import decide
-from agent.health.xid.sxid_rules import decide_sxid
-from agent.health.xid.sxids import SXIDS
-from agent.health.xid.table import XIDS
+from agent.health.gpu.catalog import gpu_rules
+from agent.health.gpu.faults import events as gpu_events
+from agent.health.gpu.xid import lines as xid_lines
+from agent.health.gpu.xid.facts import XidFacts, XidFault
+from agent.health.gpu.xid.recovery import RecoveryAction
+from agent.health.gpu.xid.rules import decide
+from agent.health.gpu.xid.sxid_rules import decide_sxid
+from agent.health.gpu.xid.sxids import SXIDS
+from agent.health.gpu.xid.table import XIDS
+from agent.health.host.catalog import ALL_RULES
+from agent.health.host.pod.rule_rows import PROMISES
+from agent.health.kernel_log.parse import parse as host_line
+from agent.health.kernel_log.values import LogCode
 from agent.model.health import Severity
 from agent.model.settings import GpuLimits
 

@@ -28,9 +28,9 @@ from kubelet_files import DRIVER, checkpoint, claim, device, devices
 from patience import PATIENCE_S
 from wire.kubelet_apis import ListingApi, message_class
 
-from agent.cli.audit_text import LISTED_MAX
+from agent.cli.audit.text import LISTED_MAX
 from agent.cli.main import main
-from agent.serve.pods_api import LIST, SOCKET
+from agent.serve.kubelet.pods_api import LIST, SOCKET
 
 __all__ = ["short_tmp"]
 OTHER: Final = "11111111-2222-4333-8444-555555555555"

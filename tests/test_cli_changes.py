@@ -24,8 +24,8 @@ from cli_reports import (
     source,
 )
 
-from agent.cli.changes import changes
-from agent.cli.logs import LEVEL_OF_SEVERITY, PRIORITIES, LineFormatter, is_journal
+from agent.cli.output.changes import changes
+from agent.cli.output.log import LEVEL_OF_SEVERITY, PRIORITIES, LineFormatter, is_journal
 from agent.model.health import Note, Severity
 from agent.model.report import Report
 from agent.model.snapshot import CoreStats

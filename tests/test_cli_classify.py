@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from agent.cli.classify import CLAIM, document, render
 from agent.cli.main import main
-from agent.cli.terminal import Style
+from agent.cli.output.terminal import Style
+from agent.cli.prepares.classify import CLAIM, document, render
 from agent.model.prepare import Operation
 from agent.prepare.classify import Context, classify, classify_evidence
 from agent.prepare.doing import doing
 from agent.prepare.evidence import GRPC_NAMES, NVML_NAMES, NvmlCode
-from agent.prepare.text import text
+from agent.prepare.message import text
 
 PATTERNS = """
 [[prepare.patterns]]

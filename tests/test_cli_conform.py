@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 from conform_paper import SOCKET, UNIMPLEMENTED, both, device, heard, observed, watches
 
-from agent.cli.conform_checks import GROUPS, markdown, render_checks
-from agent.cli.conform_text import EXITS, document, exit_of, render
+from agent.cli.conform.checks import GROUPS, markdown, render_checks
+from agent.cli.conform.text import EXITS, document, exit_of, render
 from agent.cli.main import main
-from agent.cli.terminal import Style
+from agent.cli.output.terminal import Style
 from agent.conform.observed import Observed
 from agent.conform.results import judge
 from agent.conform.table import CHECKS

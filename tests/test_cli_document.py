@@ -5,7 +5,7 @@ import json
 from cli_reports import BUSY, GPUS, NOW_S, SHRUNK, UNREADABLE, device, report
 from test_cli_render import STATUS
 
-from agent.cli.document import process_documents, report_document, status_document
+from agent.cli.output.document import process_documents, report_document, status_document
 from agent.model.health import Health, Severity
 from agent.model.status import AgentStatus
 from agent.sources.processes import ProcessFacts

@@ -26,19 +26,19 @@ from kubelet_files import DRIVER
 from prepare_paper import claim as driver_claim
 from prepare_paper import verdict
 
-from agent.cli.explain_ask import Places
-from agent.cli.explain_facts import explain
-from agent.cli.explain_sources import gather
-from agent.cli.explain_text import render
-from agent.cli.explain_words import COSTS
-from agent.cli.terminal import Style
+from agent.cli.explain.facts import explain
+from agent.cli.explain.places import Places
+from agent.cli.explain.sources import gather
+from agent.cli.explain.text import render
+from agent.cli.explain.words import COSTS
+from agent.cli.output.terminal import Style
 from agent.model.claim import DeviceRef
+from agent.model.claim_sources import Origin
 from agent.model.prepare import ErrorClass
 from agent.model.taint import Effect, Taint, Taints
-from agent.model.testimony import Origin
-from agent.prepare import book as books
-from agent.prepare.book import Book
-from agent.serve import podresources, pods_api
+from agent.prepare import ledger as books
+from agent.prepare.ledger import Book
+from agent.serve.kubelet import podresources, pods_api
 from agent.sources import kubelet_checkpoint, kubelet_health
 from agent.store import taints
 

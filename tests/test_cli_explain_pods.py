@@ -11,13 +11,13 @@ from cli_reports import HIT, STOLEN, cause, instant, report
 from cli_reports import device as judged
 from explain_node import Node, pod_object, prepared_claim
 
-from agent.cli.explain_document import document
-from agent.cli.explain_facts import explain
-from agent.cli.explain_text import render
-from agent.cli.explain_words import Gathered
-from agent.cli.terminal import Style
+from agent.cli.explain.document import document
+from agent.cli.explain.facts import explain
+from agent.cli.explain.text import render
+from agent.cli.explain.words import Gathered
+from agent.cli.output.terminal import Style
+from agent.model.claim_sources import Container, Heard, LiveContainer, LivePod
 from agent.model.health import DeviceHealth, Note, Severity
-from agent.model.testimony import Container, Heard, LiveContainer, LivePod
 
 __all__ = ["short_tmp"]
 

@@ -11,8 +11,8 @@ from collections.abc import Iterator
 import pytest
 from cli_reports import BUSY, SHRUNK, THROTTLED, device, report
 
-from agent.cli.live import BELOW, ENTER, HOME, LEAVE, SOONEST_S, LiveTable, draw
-from agent.cli.terminal import Style, can_redraw, style_of
+from agent.cli.output.live import BELOW, ENTER, HOME, LEAVE, SOONEST_S, LiveTable, draw
+from agent.cli.output.terminal import Style, can_redraw, style_of
 
 
 class Terminal:

@@ -216,7 +216,7 @@ def test_every_exit_code_is_in_the_reference():
 
 
 def test_help_and_a_mistake_cost_no_event_loop_and_no_grpc():
-    heavy = {"trio", "asyncio", "grpclib", "betterproto", "psutil", "cffi", "agent.daemon", "agent.serve"}
+    heavy = {"trio", "asyncio", "grpclib", "betterproto", "psutil", "cffi", "agent.app.daemon", "agent.serve"}
     code = """
 import sys
 from agent.cli.main import main
@@ -233,12 +233,12 @@ def test_an_agent_has_nothing_of_what_is_embedded_and_no_betterproto():
     """They are 7 MiB, which an agent that serves health alone would never use. Nor does it know words for who
     uses what, before a kubelet is there that knows claims."""
     heavy = {"agent.api", "agent.embed", "betterproto", "dateutil", "email", "google.protobuf", "psutil"}
-    heavy |= {"agent.model.testimony", "agent.model.uses", "agent.sources.kubelet_checkpoint"}
+    heavy |= {"agent.model.claim_sources", "agent.model.uses", "agent.sources.kubelet_checkpoint"}
     code = """
 import sys
-from agent import daemon
-from agent.serve.health import HealthService
-from agent.serve.rpc.codec import Codec, Unread
+from agent.app import daemon
+from agent.serve.health.service import HealthService
+from agent.serve.grpc.codec import Codec, Unread
 Codec().decode(b"", Unread)
 print(*sys.modules)
 import agent

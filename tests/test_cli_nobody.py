@@ -14,8 +14,8 @@ from typing import NamedTuple
 import pytest
 from explain_node import Node, pod_object, prepared_claim
 
-from agent.prepare.book import Book
-from agent.serve import podresources, pods_api
+from agent.prepare.ledger import Book
+from agent.serve.kubelet import podresources, pods_api
 
 AS_NOBODY = """
 import contextlib, difflib, os, sys

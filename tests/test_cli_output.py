@@ -116,7 +116,7 @@ def test_no_file_gets_the_number_of_a_closed_descriptor(tmp_path):
     """Else who prints would write into it."""
     program = """
 import os, sys
-from agent.output import open_outputs
+from agent.system.output import open_outputs
 open_outputs()
 assert os.open(sys.argv[1], os.O_RDWR | os.O_CREAT) > 2
 """
@@ -128,9 +128,9 @@ assert os.open(sys.argv[1], os.O_RDWR | os.O_CREAT) > 2
 def test_a_log_on_a_full_disk_costs_its_lines_and_stops_nobody():
     program = """
 import logging, sys, warnings
-from agent.cli.logs import LineFormatter, log_to
-from agent.cli.report_log import ReportLog
-from agent.output import open_outputs
+from agent.cli.output.log import LineFormatter, log_to
+from agent.cli.output.report_log import ReportLog
+from agent.system.output import open_outputs
 open_outputs()
 log = ReportLog(sys.stderr, LineFormatter(journal=False))
 log_to(log.backlog)
@@ -146,7 +146,7 @@ print("lives", log.close())
 def test_a_line_of_a_library_that_cannot_be_written_stops_nobody():
     program = """
 import logging
-from agent.output import open_outputs
+from agent.system.output import open_outputs
 open_outputs()
 logging.getLogger("agent.somebody").warning("a line")
 print("lives")

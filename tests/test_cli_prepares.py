@@ -11,13 +11,13 @@ import pytest
 from prepare_paper import DRIVER, NOW, claim, verdict
 
 from agent.cli.main import main
-from agent.cli.prepare_codes import CLASSES, markdown, render_codes
-from agent.cli.prepare_text import claims_of, exit_of, render
-from agent.cli.terminal import Style
+from agent.cli.output.terminal import Style
+from agent.cli.prepares.codes import CLASSES, markdown, render_codes
+from agent.cli.prepares.text import claims_of, exit_of, render
 from agent.model.claim import ClaimRef
 from agent.model.prepare import ErrorClass
-from agent.prepare import book as books
-from agent.prepare.book import Book
+from agent.prepare import ledger as books
+from agent.prepare.ledger import Book
 from agent.prepare.taxonomy import TAXONOMY
 from agent.store.prepares import FILE, Prepares, save
 

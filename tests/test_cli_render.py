@@ -27,10 +27,10 @@ from cli_reports import (
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.cli.fold import fold_names
-from agent.cli.render import render_report, render_status
-from agent.cli.terminal import Style, takes_colour
-from agent.cli.text import LOOKS, clean, format_age, format_bytes, format_count
+from agent.cli.output.fold import fold_names
+from agent.cli.output.table import render_report, render_status
+from agent.cli.output.terminal import Style, takes_colour
+from agent.cli.output.text import LOOKS, clean, format_age, format_bytes, format_count
 from agent.model.health import NotApplicable, Note, Severity
 from agent.model.report import Report
 from agent.model.snapshot import CoreStats

@@ -10,9 +10,9 @@ import pytest
 from cli_reports import SHRUNK, device, report
 from patience import PATIENCE_S
 
-from agent.cli.changes import Change
-from agent.cli.logs import HELD, Backlog, LineFormatter
-from agent.cli.report_log import LINES, WINDOW_S, Limit, ReportLog
+from agent.cli.output.changes import Change
+from agent.cli.output.log import HELD, Backlog, LineFormatter
+from agent.cli.output.report_log import LINES, WINDOW_S, Limit, ReportLog
 from agent.model.health import Severity
 
 LOG: Final = logging.getLogger("agent.somebody")

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import agent
-from agent.config import SETTINGS, Config, load, load_runtime_dir, read_config
-from agent.config_values import format_duration, parse_duration
+from agent.config.config import SETTINGS, Config, load, load_runtime_dir, read_config
+from agent.config.values import format_duration, parse_duration
 from agent.errors import ConfigError, PermissionDenied
 from agent.model.health import XidOverride
 from agent.model.prepare import ErrorClass

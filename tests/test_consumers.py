@@ -19,19 +19,17 @@ from claims_paper import (
     witness,
 )
 
-from agent.devices.affected import (
+from agent.devices.consumers.affected import (
     affected,
     claims_named,
     members,
     pods_named,
     refusals,
 )
-from agent.devices.consumers import consumer_map
-from agent.devices.reservations import Kubelets
+from agent.devices.consumers.consumer_map import consumer_map
+from agent.devices.consumers.reservations import Kubelets
 from agent.model.claim import ClaimRef
-from agent.model.consumers import ConflictKind, ConsumerMap, ContainerUse, Gap, Relation
-from agent.model.reading import Absence
-from agent.model.testimony import (
+from agent.model.claim_sources import (
     ConsumerKind,
     Container,
     ContainerClaim,
@@ -44,6 +42,8 @@ from agent.model.testimony import (
     PodRef,
     Told,
 )
+from agent.model.consumers import ConflictKind, ConsumerMap, ContainerUse, Gap, Relation
+from agent.model.reading import Absence
 
 POD = PodRef("team-a", "pod-p", "p")
 

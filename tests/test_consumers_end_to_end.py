@@ -17,16 +17,16 @@ from wire.kubelet_apis import (
     pod,
 )
 
-from agent.devices.affected import affected, pods_named, refusals
-from agent.devices.consumers import consumer_map
-from agent.devices.objects import claims_from, pods_from
-from agent.devices.reservations import Kubelets
+from agent.devices.consumers.affected import affected, pods_named, refusals
+from agent.devices.consumers.consumer_map import consumer_map
+from agent.devices.consumers.kube_objects import claims_from, pods_from
+from agent.devices.consumers.reservations import Kubelets
 from agent.model.claim import ClaimRef, DeviceRef
+from agent.model.claim_sources import Heard, Origin, PodRef, Told
 from agent.model.consumers import ConsumerMap, ContainerUse
 from agent.model.reading import Absence
-from agent.model.testimony import Heard, Origin, PodRef, Told
 from agent.model.time import Instant
-from agent.serve import podresources, pods_api
+from agent.serve.kubelet import podresources, pods_api
 from agent.sources import kube_objects, kubelet_checkpoint
 
 PODS = range(100)

@@ -23,11 +23,11 @@ from claims_paper import (
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.devices.affected import affected, refusals
-from agent.devices.consumers import consumer_map
+from agent.devices.consumers.affected import affected, refusals
+from agent.devices.consumers.consumer_map import consumer_map
 from agent.model.claim import ClaimRef
+from agent.model.claim_sources import ConsumerKind, Heard, LivePod, Origin, PodRef, Told, Witness
 from agent.model.consumers import ConsumerEdge, ConsumerMap, ContainerEdge, DeviceEdge, Relation
-from agent.model.testimony import ConsumerKind, Heard, LivePod, Origin, PodRef, Told, Witness
 
 T = TypeVar("T")
 

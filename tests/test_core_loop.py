@@ -9,14 +9,14 @@ import trio
 from paper import PaperNode, device_of, pool_sample
 from trio.testing import MockClock, wait_all_tasks_blocked
 
-from agent.core import Core, Timing
+from agent.engine.loop import Core, Timing
+from agent.engine.step import State
 from agent.model.health import Health
 from agent.model.report import Report
 from agent.model.settings import Settings
 from agent.model.snapshot import Snapshot
 from agent.model.source import SourceState
 from agent.model.time import NS, Instant
-from agent.pipeline import State
 
 POOL = "hugepages-2mi-node0"
 

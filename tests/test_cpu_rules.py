@@ -7,10 +7,17 @@ from typing import Final
 import pytest
 from paper import ABSENT, EIO, ENODEV, node_sample
 
-from agent.health.host.cpu_view import CpuPast, CpuView, Promise, remember_cpus, view_cpus, view_declared_cpus
-from agent.health.host.cpus import CPU_RULES, DECLARED_CPU_RULES
-from agent.health.klog.lines import parse
-from agent.health.klog.values import LogCode, LogFact, LogPast
+from agent.health.host.cpu.rules import CPU_RULES, DECLARED_CPU_RULES
+from agent.health.host.cpu.state import (
+    CpuPast,
+    CpuView,
+    Promise,
+    remember_cpus,
+    view_cpus,
+    view_declared_cpus,
+)
+from agent.health.kernel_log.parse import parse
+from agent.health.kernel_log.values import LogCode, LogFact, LogPast
 from agent.health.rules import FINE, Answer, Growth, Inapplicable, Unevaluated, Unreadable
 from agent.model.cpuset import parse_cpus
 from agent.model.declared import Declared, DeclaredCpus, DeclaredFile

@@ -33,7 +33,7 @@ from patience import PATIENCE_S
 from wire.google import names
 from wire.serving import device, eventually, report, sick
 
-from agent.daemon import status_line
+from agent.app.daemon import status_line
 from agent.model.health import DeviceHealth, Health
 from agent.model.source import SourceSample, SourceState
 
@@ -355,8 +355,8 @@ def test_what_was_made_at_the_start_is_not_walked_by_the_collector(tmp_path: Pat
     code = f"""
 import gc, os, signal
 from pathlib import Path
-from agent import daemon
-from agent.config import Config
+from agent.app import daemon
+from agent.config.config import Config
 
 def look(report):
     print(gc.get_freeze_count(), flush=True)

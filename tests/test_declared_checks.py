@@ -7,8 +7,8 @@ import pytest
 from paper import PaperNode, codes, device_of
 
 from agent.health.declared.checks import check_sources
-from agent.health.declared.told import TOLD
-from agent.health.machine import CLEAN_MIN_NS
+from agent.health.declared.driver_faults import TOLD
+from agent.health.state_machine import CLEAN_MIN_NS
 from agent.model.check import CheckSample
 from agent.model.claim import ClaimRef, DeviceRef
 from agent.model.cpuset import parse_cpus
@@ -19,7 +19,7 @@ from agent.model.report import Report
 from agent.model.snapshot import Snapshot
 from agent.model.source import SourceState
 from agent.model.time import NS
-from agent.serve.feed import devices_for
+from agent.serve.health.feed import devices_for
 
 DRIVER: Final = "a.example.com"
 STUCK: Final = Finding("fw.stuck", Severity.UNHEALTHY, "firmware does not answer", "reset it")

@@ -10,7 +10,7 @@ from paper_gpus import GpuNode
 
 from agent.devices.inventory import gpu_device
 from agent.health.declared.gpus import DeclaredGpuView, mismatch
-from agent.health.declared.past import GONE_KEPT
+from agent.health.declared.state import GONE_KEPT
 from agent.health.rules import FINE
 from agent.model.cpuset import parse_cpus
 from agent.model.declared import (
@@ -30,7 +30,7 @@ from agent.model.report import Report
 from agent.model.snapshot import Snapshot
 from agent.model.source import SourceSample, SourceState
 from agent.model.time import NS
-from agent.serve.feed import devices_for
+from agent.serve.health.feed import devices_for
 
 DRIVER: Final = "a.example.com"
 GPU_0: Final = "0000:1b:00.0"

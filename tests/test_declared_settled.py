@@ -11,7 +11,8 @@ from log_lines import CASES
 from paper import ABSENT, EIO, node_sample, pool_sample
 from test_host_pipeline import MACHINE_SOURCES, HostNode
 
-from agent.health.declared.settled import Settled
+from agent.engine.step import step
+from agent.health.declared.verdict_cache import Settled
 from agent.model.check import CheckSample
 from agent.model.claim import ClaimRef, DeviceRef
 from agent.model.cpuset import parse_cpus
@@ -33,7 +34,6 @@ from agent.model.report import Report
 from agent.model.snapshot import CpuSample, Snapshot, ThrottleSample
 from agent.model.source import SourceSample, SourceState
 from agent.model.time import NS
-from agent.pipeline import step
 
 DRIVER: Final = "a.example.com"
 CPUS: Final = range(6)

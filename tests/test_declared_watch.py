@@ -18,10 +18,10 @@ from patience import PATIENCE_S
 from trio.lowlevel import Task
 from trio.testing import MockClock
 
-from agent.declared_watch import BUSY_SHARE, DeclaredWatch
 from agent.errors import ProbeError
 from agent.model.source import SourceState
 from agent.native.uevents import watch_directory
+from agent.node.declaration_watcher import BUSY_SHARE, DeclaredWatch
 
 DRIVER: Final = "gpu.example.com"
 NODE: Final = "node-7"

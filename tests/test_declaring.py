@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from small_disk import run_on_small_disk
 
-from agent.driver.declaring import declare, file_of
+from agent.driver.declare import declare, file_of
 from agent.errors import Busy, ConfigError
 from agent.model.declared import (
     Declared,
@@ -20,7 +20,7 @@ from agent.model.declared import (
     DeclaredMemory,
     DeclaredPci,
 )
-from agent.serve.driver_link import Row
+from agent.serve.driver_link.service import Row
 from agent.sources.declared import read_declarations
 from agent.sources.declared_file import parse_declaration
 
@@ -151,8 +151,8 @@ def test_a_value_that_no_line_holds_is_named_by_device_and_key(tmp_path: Path) -
 def test_a_disk_that_is_full_is_named_and_keeps_what_was_there(tmp_path: Path) -> None:
     program = f"""
 from pathlib import Path
-from agent.driver.declaring import declare
-from agent.serve.driver_link import Row
+from agent.driver.declare import declare
+from agent.serve.driver_link.service import Row
 from agent.store.files import NotKept
 top = Path({str(tmp_path)!r})
 rows = [Row("", {{"name": f"m-{{n}}", "kind": "memory", "numa": 0}}) for n in range(4000)]

@@ -11,6 +11,7 @@ import pytest
 import trio
 from patience import PATIENCE_S
 
+from agent.embed.check_scheduler import PLACES, Rounds
 from agent.embed.checks import (
     EVIDENCE_BYTES,
     Check,
@@ -23,7 +24,6 @@ from agent.embed.checks import (
     unknown,
 )
 from agent.embed.devices import Device
-from agent.embed.rounds import PLACES, Rounds
 from agent.embed.source import BareSource, DriverSource
 from agent.errors import ConfigError
 from agent.model.check import CheckSample
@@ -512,7 +512,7 @@ async def test_a_check_that_cannot_look_is_logged_once_per_change(caplog: pytest
         if broken:
             raise OSError(5, "Input/output error")
 
-    with caplog.at_level(logging.DEBUG, logger="agent.embed.rounds"):
+    with caplog.at_level(logging.DEBUG, logger="agent.embed.check_scheduler"):
         async with looking(check_of(check, raise_after=3)) as found:
             await found.until(lambda checks: checks["d-0"].passes >= 3)
             broken = False

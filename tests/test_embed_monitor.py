@@ -19,7 +19,7 @@ from embedding import DRIVER, NODE, codes, health_of, ref, until
 from patience import PATIENCE_S
 from wire.serving import descriptors, eventually
 
-from agent.config import KUBELET_DIR, Config
+from agent.config.config import KUBELET_DIR, Config
 from agent.embed.checks import degraded, unhealthy, unknown
 from agent.embed.devices import Device, Hugepages
 from agent.embed.monitor import Monitor, default_state_dir

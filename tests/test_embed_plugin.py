@@ -28,9 +28,9 @@ from wire.raw import DATA, END_STREAM, RawClient, frame, message, request_header
 from wire.serving import device, eventually, report
 
 from agent.cli.main import main as drahealth
+from agent.embed.callback_runner import Host
 from agent.embed.checks import degraded
 from agent.embed.devices import Device
-from agent.embed.host import Host
 from agent.embed.monitor import Monitor
 from agent.embed.plugin import PluginServer
 from agent.errors import ConfigError
@@ -39,9 +39,9 @@ from agent.model.health import Health
 from agent.model.report import Report
 from agent.prepare.decorator import classified
 from agent.prepare.errors import BadConfig, FailedDevice, TransientError
-from agent.serve.prepared import PreparedDevice
-from agent.serve.rpc.latest import Latest
-from agent.serve.serial import FILE
+from agent.serve.dra_plugin.result import PreparedDevice
+from agent.serve.dra_plugin.serialize_lock import FILE
+from agent.system.threads.latest import Latest
 
 KUBELETS = ThreadPoolExecutor(max_workers=4, thread_name_prefix="kubelet")
 """For a kubelet beside a driver that owns the test's own thread."""

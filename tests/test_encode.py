@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agent.native.encode import WireHealth, encode_health
-from agent.serve.rpc.gen.health_v1 import v1
-from agent.serve.rpc.gen.health_v1alpha1 import v1alpha1
+from agent.serve.grpc.gen.health_v1 import v1
+from agent.serve.grpc.gen.health_v1alpha1 import v1alpha1
 
 PROTO = Path(__file__).resolve().parents[1] / "proto"
 VERSIONS = {"v1": v1, "v1alpha1": v1alpha1}

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.enforce.arithmetic import (
+from agent.allocatable.arithmetic import (
     PERIOD_US,
     linear_weight,
     quadratic_weight,

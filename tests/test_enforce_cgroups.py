@@ -8,9 +8,9 @@ from enforce_pods import UID
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.enforce.cgroups import Level, Place, container_path, parse_path, pod_path, qos_path
-from agent.enforce.facts import CgroupDriver
-from agent.enforce.pod import Qos
+from agent.allocatable.cgroups import Level, Place, container_path, parse_path, pod_path, qos_path
+from agent.allocatable.facts import CgroupDriver
+from agent.allocatable.pod import Qos
 
 ID = "9b1d" * 16
 ESCAPED = UID.replace("-", "_")

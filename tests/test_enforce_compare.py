@@ -9,12 +9,12 @@ from enforce_pods import GI, MI, SIZES, SYSTEMD, V1, V2, asked, claim, container
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.enforce.cgroups import Level
-from agent.enforce.compare import changed_s, compare, expected_text
-from agent.enforce.expected import ExpectedGroup, GroupRef, expect_pod, expect_qos
-from agent.enforce.facts import Exclusive, NodeFacts
-from agent.enforce.knobs import Knob, KnobId
-from agent.enforce.verdicts import CONCERNS, RISKS, Actual, Compared, Verdict
+from agent.allocatable.cgroups import Level
+from agent.allocatable.compare import changed_s, compare, expected_text
+from agent.allocatable.expected import ExpectedGroup, GroupRef, expect_pod, expect_qos
+from agent.allocatable.facts import Exclusive, NodeFacts
+from agent.allocatable.knobs import Knob, KnobId
+from agent.allocatable.verdicts import CONCERNS, RISKS, Actual, Compared, Verdict
 from agent.model.cgroup import NO_LIMIT
 from agent.model.cpuset import parse_cpus
 from agent.model.reading import Absence, Missing, Reading

@@ -22,12 +22,12 @@ from enforce_pods import (
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.enforce.cgroups import Level
-from agent.enforce.expected import QOS_QUIET_S, QUIET_S, ExpectedGroup, expect_pod, expect_qos
-from agent.enforce.facts import Exclusive, NodeFacts
-from agent.enforce.knobs import Knob, KnobFile, KnobId, file_of, page_name
-from agent.enforce.pod import Pod, Qos
-from agent.enforce.pod_object import parse_pod
+from agent.allocatable.cgroups import Level
+from agent.allocatable.expected import QOS_QUIET_S, QUIET_S, ExpectedGroup, expect_pod, expect_qos
+from agent.allocatable.facts import Exclusive, NodeFacts
+from agent.allocatable.knobs import Knob, KnobFile, KnobId, file_of, page_name
+from agent.allocatable.pod import Pod, Qos
+from agent.allocatable.pod_object import parse_pod
 from agent.model.cgroup import NO_LIMIT
 from agent.model.cpuset import parse_cpus
 

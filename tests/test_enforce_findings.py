@@ -5,13 +5,13 @@ from collections.abc import Mapping, Sequence
 from audit_paper import CONTAINER, running
 from enforce_pods import SYSTEMD, UID, claim, container, pod_object
 
-from agent.enforce.facts import Exclusive
-from agent.enforce.findings import RESOURCES, findings_of
-from agent.enforce.judge import Node, judge_pod
-from agent.enforce.knobs import Knob
-from agent.enforce.pod import Pod
-from agent.enforce.pod_object import parse_pod
-from agent.enforce.risks import ADVICE
+from agent.allocatable.evaluate import Node, judge_pod
+from agent.allocatable.facts import Exclusive
+from agent.allocatable.findings import RESOURCES, findings_of
+from agent.allocatable.knobs import Knob
+from agent.allocatable.pod import Pod
+from agent.allocatable.pod_object import parse_pod
+from agent.allocatable.risks import ADVICE
 from agent.model.cgroup import CgroupKnobs, PageKnobs
 from agent.model.pods import PodFinding, Resource
 from agent.model.reading import NEVER_READ

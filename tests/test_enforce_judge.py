@@ -6,13 +6,13 @@ import pytest
 from audit_paper import CONTAINER, running
 from enforce_pods import SYSTEMD, UID, claim, container, pod_object
 
-from agent.enforce.actual import GONE, actual_of
-from agent.enforce.facts import Exclusive
-from agent.enforce.judge import JudgedPod, Node, Read, judge_classes, judge_pod
-from agent.enforce.knobs import Knob, KnobId
-from agent.enforce.pod import Pod
-from agent.enforce.pod_object import parse_pod
-from agent.enforce.verdicts import Verdict
+from agent.allocatable.actual import GONE, actual_of
+from agent.allocatable.evaluate import JudgedPod, Node, Read, judge_classes, judge_pod
+from agent.allocatable.facts import Exclusive
+from agent.allocatable.knobs import Knob, KnobId
+from agent.allocatable.pod import Pod
+from agent.allocatable.pod_object import parse_pod
+from agent.allocatable.verdicts import Verdict
 from agent.errors import ProbeError
 from agent.model.cgroup import NO_LIMIT, CgroupKnobs, PageKnobs
 from agent.model.reading import NEVER_READ, Absence, Missing

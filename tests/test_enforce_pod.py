@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 from enforce_pods import UID, asked, claim, container, pod, pod_object, sidecar
 
-from agent.enforce.pod import ContainerClaim, Grant, Qos, Resize, Role, Unsaid, computed_qos
-from agent.enforce.pod_object import parse_pod
-from agent.enforce.quantity import parse_quantity
+from agent.allocatable.pod import ContainerClaim, Grant, Qos, Resize, Role, Unsaid, computed_qos
+from agent.allocatable.pod_object import parse_pod
+from agent.allocatable.quantity import parse_quantity
 from agent.errors import ProbeError
 
 CPU_2 = {"cpu": parse_quantity("2")}

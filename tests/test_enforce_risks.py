@@ -5,10 +5,10 @@ import re
 import pytest
 from enforce_pods import V2, asked, claim, container, pod, pod_object
 
-from agent.enforce.facts import CgroupDriver, Exclusive, NodeFacts
-from agent.enforce.pod import Pod
-from agent.enforce.pod_object import parse_pod
-from agent.enforce.risks import ADVICE, Risk, risks_of, shared_mappings
+from agent.allocatable.facts import CgroupDriver, Exclusive, NodeFacts
+from agent.allocatable.pod import Pod
+from agent.allocatable.pod_object import parse_pod
+from agent.allocatable.risks import ADVICE, Risk, risks_of, shared_mappings
 from agent.model.cpuset import parse_cpus
 
 CPUS = parse_cpus("2-5")

@@ -24,14 +24,14 @@ from enforce_pods import (
     sidecar,
 )
 
-from agent.enforce.cgroups import Level
-from agent.enforce.expected import ExpectedGroup, expect_pod, expect_qos
-from agent.enforce.facts import CgroupDriver, NodeFacts
-from agent.enforce.knobs import Knob
-from agent.enforce.pod import Pod, Qos
-from agent.enforce.pod_object import parse_pod
-from agent.enforce.quantity import parse_quantity
-from agent.enforce.sums import Sum, pod_limits, pod_requests
+from agent.allocatable.cgroups import Level
+from agent.allocatable.expected import ExpectedGroup, expect_pod, expect_qos
+from agent.allocatable.facts import CgroupDriver, NodeFacts
+from agent.allocatable.knobs import Knob
+from agent.allocatable.pod import Pod, Qos
+from agent.allocatable.pod_object import parse_pod
+from agent.allocatable.quantity import parse_quantity
+from agent.allocatable.sums import Sum, pod_limits, pod_requests
 from agent.model.cgroup import NO_LIMIT
 
 UNCOUNTED: Final = NodeFacts(1, CgroupDriver.CGROUPFS, hugepages_kib=SIZES, counts_claims=False)

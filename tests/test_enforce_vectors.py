@@ -10,11 +10,11 @@ from typing import Any, Final
 import pytest
 from enforce_pods import SIZES, SYSTEMD, V1, V2, asked, claim, container, exact, knob, pod, values
 
-from agent.enforce.arithmetic import systemd_quota
-from agent.enforce.expected import ExpectedGroup, expect_pod
-from agent.enforce.facts import NodeFacts
-from agent.enforce.knobs import Knob
-from agent.enforce.pod import Pod
+from agent.allocatable.arithmetic import systemd_quota
+from agent.allocatable.expected import ExpectedGroup, expect_pod
+from agent.allocatable.facts import NodeFacts
+from agent.allocatable.knobs import Knob
+from agent.allocatable.pod import Pod
 from agent.model.cgroup import NO_LIMIT
 
 VECTORS: Final[dict[str, dict[str, Any]]] = {

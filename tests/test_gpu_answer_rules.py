@@ -6,7 +6,7 @@ import pytest
 from gpu_samples import ABSENT, EIO, LIMITS, NOW_NS, gpu_sample, gpu_set, gpu_view, silent_view
 
 from agent.health.gpu.answers import next_step_ns
-from agent.health.gpu.catalogue import gpu_rules
+from agent.health.gpu.catalog import gpu_rules
 from agent.health.gpu.view import GpuView
 from agent.health.rules import FINE, Answer, Inapplicable, Unevaluated, Unreadable
 from agent.model.gpu import GpuField, Status

@@ -5,7 +5,7 @@ from typing import Any, Final
 import pytest
 from gpu_samples import ABSENT, EIO, LIMITS, NOW_NS, gpu_sample, gpu_set, gpu_view, pci_sample
 
-from agent.health.gpu.catalogue import gpu_rules
+from agent.health.gpu.catalog import gpu_rules
 from agent.health.gpu.view import GpuView
 from agent.health.rules import FINE, Answer, Inapplicable, Unevaluated, Unreadable
 from agent.model.gpu import GpuEvent, GpuField, GpuHost, GpuSample, StuckProcess

@@ -6,7 +6,7 @@ import pytest
 from gpu_samples import H100
 from paper_gpus import OLD_DRIVER, GpuNode
 
-from agent.health.faults.joining import FAULTS_MAX, HELD_MAX
+from agent.health.gpu.faults.correlate import FAULTS_MAX, HELD_MAX
 from agent.model.gpu import WHOLE_GPU, GpuEvent
 from agent.model.health import Health, Severity, XidOverride
 from agent.model.time import NS

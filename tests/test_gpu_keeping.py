@@ -6,7 +6,7 @@ import pytest
 from paper import device_of
 from paper_gpus import FIRST_BOOT, OLD_DRIVER, SECOND_BOOT, THIRD_BOOT, GpuNode
 
-from agent.health.faults.keeping import KEPT_MAX, keep, restore
+from agent.health.gpu.faults.checkpoint import KEPT_MAX, keep, restore
 from agent.model.faults import Cure, FaultMemory, KeptFault, KnownGpu
 from agent.model.gpu import WHOLE_GPU, Status
 from agent.model.health import Health, Severity, XidOverride

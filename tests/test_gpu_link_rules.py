@@ -5,7 +5,7 @@ from typing import Final
 import pytest
 from gpu_samples import ABSENT, ALL_UP, EIO, LIMITS, T4, gpu_sample, gpu_view
 
-from agent.health.gpu.catalogue import gpu_rules
+from agent.health.gpu.catalog import gpu_rules
 from agent.health.gpu.common import Budget
 from agent.health.gpu.nvlink import BUDGETS
 from agent.health.gpu.view import GpuStart, GpuView

@@ -5,7 +5,7 @@ from typing import Final
 import pytest
 from gpu_samples import ABSENT, EIO, LIMITS, T4, gpu_view
 
-from agent.health.gpu.catalogue import gpu_rules
+from agent.health.gpu.catalog import gpu_rules
 from agent.health.gpu.view import GpuStart, GpuView
 from agent.health.rules import FINE, Answer, Growth, Inapplicable, Unevaluated, Unreadable
 from agent.model.gpu import GpuField

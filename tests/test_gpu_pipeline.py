@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 from paper import PaperNode, codes, device_of
 from paper_gpus import GpuNode
 
-from agent.core import picture_of
-from agent.health.catalogue import CLEAN_PASSES, STALLED
+from agent.engine.loop import picture_of
+from agent.engine.step import START_NS, State, begin, step
+from agent.health.catalog import CLEAN_PASSES, STALLED
 from agent.health.gpu.verdicts import UNSEEN
 from agent.model.gpu import WHOLE_GPU, GpuEvent, GpuField, GpuHost, Status
 from agent.model.health import DeviceHealth, Health, Severity
@@ -21,8 +22,7 @@ from agent.model.report import Report
 from agent.model.snapshot import Snapshot
 from agent.model.source import SourceState
 from agent.model.time import NS, Instant
-from agent.pipeline import START_NS, State, begin, step
-from agent.serve.feed import Feed
+from agent.serve.health.feed import Feed
 
 DEADLINE_S: Final = 5
 DEAD_S: Final = 60

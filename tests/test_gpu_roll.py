@@ -1,6 +1,6 @@
 """Which GPU is which: numbers stay with the hardware."""
 
-from agent.devices.gpus import call_roll
+from agent.devices.gpu_identity import call_roll
 from agent.model.faults import KnownGpu
 from agent.model.gpu import GpuSample
 

@@ -23,11 +23,11 @@ from gpu_samples import (
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.health.catalogue import Rule
-from agent.health.gpu.catalogue import gpu_rules, gpu_wakes, windows
+from agent.health.catalog import Rule
+from agent.health.gpu.catalog import gpu_rules, gpu_wakes, windows
 from agent.health.gpu.common import foremost, nvml_name
 from agent.health.gpu.view import GpuStart, GpuView
-from agent.health.host.catalogue import ALL_RULES
+from agent.health.host.catalog import ALL_RULES
 from agent.health.rules import FINE, Growth, Inapplicable, Unevaluated, Unreadable
 from agent.health.words import at_least, duration
 from agent.model.gpu import GpuField, GpuHost, StuckProcess

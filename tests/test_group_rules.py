@@ -6,12 +6,12 @@ from typing import Any, Final
 import pytest
 from paper import ABSENT, EIO, MIB, NO_LIMIT, PaperNode, group_sample, hugetlb_sample
 
-from agent.health.catalogue import CLEAN_PASSES
-from agent.health.host.catalogue import wakes
-from agent.health.host.group_limits import hugetlb_limit_hit
-from agent.health.host.group_past import GONE_KEPT
-from agent.health.host.group_view import GroupView, Throttling, devices_of_group, exclusive_cpus, view_groups
-from agent.health.host.groups import FROZEN_S, GROUP_RULES
+from agent.health.catalog import CLEAN_PASSES
+from agent.health.host.catalog import wakes
+from agent.health.host.cgroup.limit_rules import hugetlb_limit_hit
+from agent.health.host.cgroup.rules import FROZEN_S, GROUP_RULES
+from agent.health.host.cgroup.state import GONE_KEPT
+from agent.health.host.cgroup.view import GroupView, Throttling, devices_of_group, exclusive_cpus, view_groups
 from agent.health.rules import FINE, Answer, Unevaluated
 from agent.model.cpuset import parse_cpus
 from agent.model.declared import Declared, DeclaredCpus, DeclaredFile

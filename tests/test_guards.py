@@ -17,7 +17,7 @@ from agent.bench.budgets import FILE
 from agent.bench.guards import KINDS, RACES, Bench, Found, Guard, bench, guards
 from agent.bench.result import Unmeasured
 from agent.bench.trees import scratch, write_sysfs
-from agent.health.host.catalogue import wakes
+from agent.health.host.catalog import wakes
 from agent.model.time import NS
 from agent.native.sampler import Sampler, SamplerOptions
 

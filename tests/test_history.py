@@ -7,7 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.health.history import (
+from agent.health.kernel_log.counts import times_told
+from agent.health.kernel_log.values import LogCode, LogFact
+from agent.health.rate_window import (
     STEPS,
     History,
     Point,
@@ -17,8 +19,6 @@ from agent.health.history import (
     lengthened,
     unmoved,
 )
-from agent.health.klog.counts import times_told
-from agent.health.klog.values import LogCode, LogFact
 from agent.health.rules import Growth
 from agent.model.reading import Absence, Missing, Reading
 from agent.model.time import NS, Instant

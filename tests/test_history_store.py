@@ -18,7 +18,7 @@ from small_disk import run_on_small_disk
 from uses_paper import GOOD, LOST, SLOW, a_use
 
 from agent.errors import Busy
-from agent.model.testimony import Origin, PodRef
+from agent.model.claim_sources import Origin, PodRef
 from agent.model.use_limits import Limits
 from agent.model.uses import Ended, Ending, Kept, Use
 from agent.store.files import Unusable

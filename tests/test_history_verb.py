@@ -13,13 +13,13 @@ from claims_paper import NAMESPACE, at
 from explain_node import Node, listing, pods_answer, prepared_claim
 from uses_paper import GOOD, LOST, SLOW, a_use
 
-from agent.cli.history_text import HOW, render
+from agent.cli.history.text import HOW, render
 from agent.cli.main import main
-from agent.cli.terminal import Style
-from agent.model.testimony import PodRef
+from agent.cli.output.terminal import Style
+from agent.model.claim_sources import PodRef
 from agent.model.use_limits import Limits
 from agent.model.uses import Ended, Ending, Use
-from agent.recorder import FILE
+from agent.node.pods.history_recorder import FILE
 from agent.store.history import History
 
 NOW_S = at(3660).wall_s

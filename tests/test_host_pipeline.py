@@ -24,9 +24,10 @@ from paper import (
     without_times,
 )
 
-from agent.health.klog.pattern import compile_pattern
-from agent.health.klog.patterns import HOST_PATTERNS
-from agent.health.machine import HEALTH
+from agent.engine.step import State, step
+from agent.health.kernel_log.pattern import compile_pattern
+from agent.health.kernel_log.patterns import HOST_PATTERNS
+from agent.health.state_machine import HEALTH
 from agent.model.declared import (
     Declared,
     DeclaredCpus,
@@ -45,7 +46,6 @@ from agent.model.report import Report
 from agent.model.snapshot import Snapshot
 from agent.model.source import SourceSample, SourceState
 from agent.model.time import NS, Instant
-from agent.pipeline import State, step
 
 DRIVER: Final = "a.example.com"
 NIC: Final = "0000:1b:00.0"

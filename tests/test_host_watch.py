@@ -22,9 +22,8 @@ from patience import PATIENCE_S
 from trio.testing import MockClock
 from wire.serving import eventually
 
-from agent.config import Config
-from agent.health.catalogue import CLEAN_PASSES
-from agent.host_watch import HostWatch, _renewed
+from agent.config.config import Config
+from agent.health.catalog import CLEAN_PASSES
 from agent.model.declared import Declarations, Declared, DeclaredFile, DeclaredPci
 from agent.model.gpu import GpuAttributes, GpuHost
 from agent.model.reading import Missing
@@ -32,6 +31,7 @@ from agent.model.source import SourceSample, SourceState
 from agent.model.time import NS
 from agent.model.uevent import Subsystem, UeventSample
 from agent.native.uevents import Uevents
+from agent.node.host_watcher import HostWatch, _renewed
 
 __all__ = ["short_tmp"]
 

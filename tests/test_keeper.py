@@ -10,8 +10,8 @@ import trio
 from trio.lowlevel import Task
 from trio.testing import MockClock
 
-from agent.keeper import Keeper
 from agent.model.faults import FaultMemory, KnownGpu
+from agent.store.fault_checkpoint import Keeper
 from agent.store.faults import load
 
 ONE = FaultMemory((KnownGpu(0, "GPU-0", "0000:1b:00.0", "H100"),))

@@ -6,8 +6,8 @@ from typing import Final
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.health.klog.latch import KEPT, remember_log
-from agent.health.klog.values import LogCode, LogFact, LogPast
+from agent.health.kernel_log.latch import KEPT, remember_log
+from agent.health.kernel_log.values import LogCode, LogFact, LogPast
 from agent.model.log import LogLine, LogSample
 from agent.model.source import SourceSample, SourceState
 from agent.model.time import NS, Instant

@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from log_lines import CASES, SILENT
 
-from agent.health.klog.lines import TEXT_MAX, HostLine, parse
-from agent.health.klog.patterns import HOST_PATTERNS
-from agent.health.klog.values import LogCode
+from agent.health.kernel_log.parse import TEXT_MAX, HostLine, parse
+from agent.health.kernel_log.patterns import HOST_PATTERNS
+from agent.health.kernel_log.values import LogCode
 from agent.native.kmsg import match
 
 TEXTS: Final = st.text(max_size=300) | st.builds(

@@ -8,11 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from log_lines import AMD, CASES, EDAC, LAYER, MCE, OOM, POD, SILENT
 
-from agent.health.klog.lines import HostLine, parse
-from agent.health.klog.pattern import compile_pattern
-from agent.health.klog.patterns import HOST, HOST_PATTERNS
-from agent.health.klog.values import LogCode
-from agent.health.xid.patterns import PATTERNS
+from agent.health.gpu.xid.patterns import PATTERNS
+from agent.health.kernel_log.parse import HostLine, parse
+from agent.health.kernel_log.pattern import compile_pattern
+from agent.health.kernel_log.patterns import HOST, HOST_PATTERNS
+from agent.health.kernel_log.values import LogCode
 from agent.native.kmsg import match
 
 CODES: Final = [code for code, patterns in HOST.items() for _ in patterns]

@@ -17,10 +17,10 @@ from machine import kubepods_tree, machine_lock
 from own_process import in_own_process, resident
 from patience import PATIENCE_S
 
-from agent.health.klog.latch import KEPT, remember_log
-from agent.health.klog.patterns import HOST_PATTERNS
-from agent.health.klog.values import LogCode, LogPast
-from agent.health.xid.patterns import PATTERNS
+from agent.health.gpu.xid.patterns import PATTERNS
+from agent.health.kernel_log.latch import KEPT, remember_log
+from agent.health.kernel_log.patterns import HOST_PATTERNS
+from agent.health.kernel_log.values import LogCode, LogPast
 from agent.model.log import LogSample
 from agent.model.source import SourceState
 from agent.model.time import Instant

@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 from kubernetes_wrote import POD, pod_json
 
-from agent.devices.objects import claims_from, parse_claim_object, parse_pod, pods_from
+from agent.devices.consumers.kube_objects import claims_from, parse_claim_object, parse_pod, pods_from
 from agent.model.claim import ClaimRef, DeviceRef
-from agent.model.testimony import (
+from agent.model.claim_sources import (
     Container,
     ContainerClaim,
     DeviceUse,
@@ -21,7 +21,7 @@ from agent.model.testimony import (
     Witness,
 )
 from agent.model.time import Instant
-from agent.serve.pod_message import read_pod
+from agent.serve.kubelet.pod_message import read_pod
 
 WITNESS = Witness(Origin.PODS_FILE, Instant(1, 1.0), 1.0)
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from agent.errors import PermissionDenied, UsageError
-from agent.model.testimony import Origin
+from agent.model.claim_sources import Origin
 from agent.model.time import Instant
 from agent.sources.kube_objects import CLAIM, POD, objects_of, parse_objects, read_file, read_objects
 

@@ -12,8 +12,8 @@ from kubelet_files import DRIVER, checkpoint, claim, crc32, device, devices, sea
 from kubernetes_wrote import CHECKPOINT, EMPTY_CHECKPOINT
 
 from agent.model.claim import ClaimRef, DeviceRef
+from agent.model.claim_sources import DeviceUse, Origin, PreparedClaim
 from agent.model.reading import Absence
-from agent.model.testimony import DeviceUse, Origin, PreparedClaim
 from agent.model.time import Instant
 from agent.sources.kubelet_checkpoint import (
     ATTEMPTS,

@@ -8,9 +8,9 @@ import pytest
 from kubernetes_wrote import HEALTH_STATE
 
 from agent.model.claim import DeviceRef
+from agent.model.claim_sources import Belief, Origin
 from agent.model.health import Health
 from agent.model.reading import Absence
-from agent.model.testimony import Belief, Origin
 from agent.model.time import Instant
 from agent.sources.kubelet_health import LEASE_S, parse_health_state, read_health_state
 

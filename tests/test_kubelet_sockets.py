@@ -27,17 +27,17 @@ from wire.kubelet_apis import (
     pod,
 )
 
-from agent.devices.objects import pods_from
+from agent.devices.consumers.kube_objects import pods_from
 from agent.model.claim import DeviceRef
+from agent.model.claim_sources import DeviceUse, ListedClaim, ListedContainer, ListedPod, Origin, Told
 from agent.model.reading import Absence
-from agent.model.testimony import DeviceUse, ListedClaim, ListedContainer, ListedPod, Origin, Told
 from agent.model.time import Instant
-from agent.serve.podresources import LIST as PODRESOURCES
-from agent.serve.podresources import list_podresources
-from agent.serve.pods_api import LIST as PODS
-from agent.serve.pods_api import WRONG_MAX, PodsWatch, list_pods
-from agent.serve.rpc.latest import Latest
-from agent.serve.rpc.wide_channel import LIMIT
+from agent.serve.grpc.wide_channel import LIMIT
+from agent.serve.kubelet.podresources import LIST as PODRESOURCES
+from agent.serve.kubelet.podresources import list_podresources
+from agent.serve.kubelet.pods_api import LIST as PODS
+from agent.serve.kubelet.pods_api import WRONG_MAX, PodsWatch, list_pods
+from agent.system.threads.latest import Latest
 
 NOW = Instant(5_000_000_000, 1_700_000_000.0)
 READERS = [(list_podresources, PODRESOURCES), (list_pods, PODS)]

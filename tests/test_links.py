@@ -18,11 +18,10 @@ from patience import PATIENCE_S
 from prepare_paper import health
 from wire.serving import eventually
 
-from agent.clocks import read_clocks
-from agent.config import DRIVERS, Config
-from agent.driver.board import Board
+from agent.config.config import DRIVERS, Config
 from agent.driver.link import Link
 from agent.driver.links import LinkedSource, Links
+from agent.driver.report_hub import Board
 from agent.model.claim import Claim, ClaimDevice, ClaimRef, DeviceRef
 from agent.model.declared import Declarations, Declared, DeclaredFile, DeclaredOther
 from agent.model.health import DeviceHealth, Health, Severity
@@ -33,8 +32,9 @@ from agent.model.taint import Effect
 from agent.model.time import NS, Instant
 from agent.prepare.evidence import DriverWord, Errno, Text
 from agent.prepare.patterns import Pattern
-from agent.serve.driver_link import Ended, NoRoom, Row
+from agent.serve.driver_link.service import Ended, NoRoom, Row
 from agent.store.prepares import FILE, load
+from agent.system.clock import read_clocks
 
 A: Final = "a.example.com"
 B: Final = "b.example.com"
@@ -232,7 +232,7 @@ def failed(link: Link, driver: str, *names: str) -> list[PrepareVerdict | None]:
 def test_only_links_with_a_memory_are_opened_at_the_start(agent: Agent) -> None:
     agent.links.restore()
     assert agent.made == []
-    (agent.config.state_dir / DRIVERS / B).mkdir(parents=True)
+    (agent.config.config.state_dir / DRIVERS / B).mkdir(parents=True)
     agent.links.restore()
     assert agent.made == [B]
 
@@ -240,7 +240,7 @@ def test_only_links_with_a_memory_are_opened_at_the_start(agent: Agent) -> None:
 def test_what_was_found_broken_in_an_earlier_life_is_in_the_first_picture(agent: Agent, host: Host) -> None:
     failed(agent.links.open(A), A)
     failed(agent.links.open(B), B)
-    again = Agent(agent.config.runtime_dir, host)
+    again = Agent(agent.config.config.runtime_dir, host)
     again.links.restore()
     assert [one.health for one in again.look().devices] == [Health.UNHEALTHY, Health.UNHEALTHY]
 
@@ -268,7 +268,7 @@ def test_an_opening_that_fails_is_tried_again_by_the_next_call(agent: Agent) -> 
 
 def test_an_opening_that_fails_at_the_start_keeps_no_agent_from_starting(agent: Agent) -> None:
     for driver in (A, B):
-        (agent.config.state_dir / DRIVERS / driver).mkdir(parents=True)
+        (agent.config.config.state_dir / DRIVERS / driver).mkdir(parents=True)
     agent.fails = [OSError(5, "Input/output error")]
     agent.links.restore()
     assert agent.made == [A, B]
@@ -343,7 +343,7 @@ async def test_who_reports_a_broken_device_returns_when_it_is_unhealthy_and_its_
         assert said is not None
         assert (said.code, said.count) == ("fpga.dead", 1)
         await eventually_async(lambda: is_tainted(link))
-        await eventually_async((agent.config.state_dir / DRIVERS / A / "taints.json").exists)
+        await eventually_async((agent.config.config.state_dir / DRIVERS / A / "taints.json").exists)
 
 
 def is_tainted(link: Link) -> bool:
@@ -388,7 +388,7 @@ def test_a_device_that_is_unhealthy_is_known_against_its_claims_while_the_core_s
     assert said is not None
     assert said.code == "gpu.xid.79"
     assert link.is_up
-    old = replace(now, mono_ns=now.mono_ns - (agent.config.lease_s + 1) * NS)
+    old = replace(now, mono_ns=now.mono_ns - (agent.config.config.lease_s + 1) * NS)
     agent.board.post(Report(NODE, old, (sick,), declaring=(A,)))
     assert link.check([claim(A, "b")]) == [None]
 
@@ -439,7 +439,7 @@ def test_an_unprepare_that_went_well_ends_the_claim(agent: Agent) -> None:
     failed(link, A)
     assert link.unprepared([Ended(claim(A), None)]) == [None]
     agent.links.close(in_s(10))
-    book, _ = load(agent.config.state_dir / DRIVERS / A, A)
+    book, _ = load(agent.config.config.state_dir / DRIVERS / A, A)
     assert [bool(one.over_wall_s) for one in book.claims.values()] == [True]
 
 
@@ -459,7 +459,7 @@ def test_until_the_report_tells_of_the_drivers_devices_none_of_them_is_judged(ag
 async def test_what_the_operator_configures_counts_for_every_driver(agent: Agent) -> None:
     pattern = Pattern(re.compile("bank_locked"), "fpga.bank_locked", ErrorClass.PERMANENT)
     told = {"taint_evict": frozenset({"gpu.xid.79"}), "prepare_patterns": (pattern,)}
-    agent.config = msgspec.structs.replace(agent.config, **told)
+    agent.config.config = msgspec.structs.replace(agent.config.config, **told)
     link = agent.links.open(A)
     assert link.classify(claim(A), [Text("bank_locked: 3")]).code == "fpga.bank_locked"
     sick = health(("gpu.xid.79", Severity.UNHEALTHY), device="dev-0")._replace(driver=A)
@@ -493,7 +493,7 @@ def test_more_devices_than_others_leave_room_for_are_refused_with_the_numbers(ag
 @contextmanager
 def hanging_disk(agent: Agent, driver: str) -> Iterator[None]:
     """Whoever writes down the driver's prepares waits, until the context ends."""
-    directory = agent.config.state_dir / DRIVERS / driver
+    directory = agent.config.config.state_dir / DRIVERS / driver
     directory.mkdir(parents=True, exist_ok=True)
     with (directory / f"{FILE}.new").open("wb") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
@@ -509,7 +509,7 @@ def test_the_end_writes_what_can_wait(agent: Agent) -> None:
     link = agent.links.open(A)
     link.prepared([Ended(claim(A), None)])
     assert agent.links.close(in_s(10)) == []
-    assert (agent.config.state_dir / DRIVERS / A / FILE).exists()
+    assert (agent.config.config.state_dir / DRIVERS / A / FILE).exists()
 
 
 def test_the_end_waits_for_no_disk_and_says_whose_it_is(agent: Agent) -> None:
@@ -517,7 +517,7 @@ def test_the_end_waits_for_no_disk_and_says_whose_it_is(agent: Agent) -> None:
         for driver in (A, B):
             agent.links.open(driver).prepared([Ended(claim(driver), None)])
         assert f"what writes the prepares of {A}" in agent.links.close(in_s(0.5))
-        eventually((agent.config.state_dir / DRIVERS / B / FILE).exists, "the other's are kept")
+        eventually((agent.config.config.state_dir / DRIVERS / B / FILE).exists, "the other's are kept")
     assert agent.links.close(in_s(10)) == []
 
 
@@ -531,4 +531,4 @@ def test_a_report_that_is_under_way_at_the_end_counts_when_the_disk_comes_back(a
         assert agent.links.close(in_s(0)) == [f"what writes the prepares of {A}"]
     thread.join()
     assert agent.links.close(in_s(10)) == []
-    assert "fpga.dead" in (agent.config.state_dir / DRIVERS / A / FILE).read_text()
+    assert "fpga.dead" in (agent.config.config.state_dir / DRIVERS / A / FILE).read_text()

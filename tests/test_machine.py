@@ -8,9 +8,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.health.catalogue import CLEAN_MIN_NS, CLEAN_NS, CLEAN_PASSES
-from agent.health.host.cpus import CPU_RULES
-from agent.health.machine import HEALTH, HELD, TRANSITIONS, Phase, Sight, Track, advance, due_ns, worst_first
+from agent.health.catalog import CLEAN_MIN_NS, CLEAN_NS, CLEAN_PASSES
+from agent.health.host.cpu.rules import CPU_RULES
+from agent.health.state_machine import (
+    HEALTH,
+    HELD,
+    TRANSITIONS,
+    Phase,
+    Sight,
+    Track,
+    advance,
+    due_ns,
+    worst_first,
+)
 from agent.model.health import Finding, Health, Severity
 from agent.model.time import NS, Instant
 

@@ -11,16 +11,16 @@ import pytest
 from paper import ABSENT, EIO, ENODEV, cpus_sample, node_sample
 from patience import PATIENCE_S
 
-from agent.health.host.memory import DECLARED_MEMORY_RULES, MEMORY_RULES
-from agent.health.host.memory_view import (
+from agent.health.host.memory.rules import DECLARED_MEMORY_RULES, MEMORY_RULES
+from agent.health.host.memory.state import (
     MemoryPast,
     MemoryView,
     remember_memory,
     view_declared_memory,
     view_memory,
 )
-from agent.health.klog.lines import parse
-from agent.health.klog.values import LogCode, LogFact, LogPast
+from agent.health.kernel_log.parse import parse
+from agent.health.kernel_log.values import LogCode, LogFact, LogPast
 from agent.health.rules import FINE, Answer, Inapplicable, Unevaluated, Unreadable
 from agent.model.declared import Declared, DeclaredMemory
 from agent.model.health import Finding, Severity

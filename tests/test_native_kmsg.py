@@ -26,9 +26,9 @@ from own_process import in_own_process, resident
 from patience import PATIENCE_S
 from wire.serving import descriptors
 
-from agent.health.host.node_log import LOG_RULES
-from agent.health.klog.pattern import compile_pattern
-from agent.health.xid.patterns import PATTERNS
+from agent.health.gpu.xid.patterns import PATTERNS
+from agent.health.host.node.log_rules import LOG_RULES
+from agent.health.kernel_log.pattern import compile_pattern
 from agent.model.log import LogSample
 from agent.model.source import SourceState
 from agent.native.kmsg import Kmsg, match

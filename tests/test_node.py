@@ -10,13 +10,13 @@ from agents import PlainSysfs, inside_fifos
 from patience import PATIENCE_S
 from wire.serving import eventually
 
-from agent.assembly import open_node, settings_of
-from agent.clocks import read_clocks
-from agent.config import Config
+from agent.config.config import Config
+from agent.engine.step import begin, step
 from agent.model.source import SourceState
 from agent.model.time import NS
-from agent.node import Node
-from agent.pipeline import begin, step
+from agent.node.node_source import Node
+from agent.node.open import open_node, settings_of
+from agent.system.clock import read_clocks
 
 DECLARED = "devices.d"
 HANGING = (

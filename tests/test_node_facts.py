@@ -7,8 +7,8 @@ import pytest
 from audit_paper import sysfs_tree, v2_tree, walk, write_cgroup
 from enforce_pods import UID
 
-from agent.enforce.facts import CgroupDriver
-from agent.enforce.pod_object import parse_pod
+from agent.allocatable.facts import CgroupDriver
+from agent.allocatable.pod_object import parse_pod
 from agent.errors import ProbeError
 from agent.model.reading import Absence, Missing, is_absent
 from agent.native.cgroup_knobs import KnobReader

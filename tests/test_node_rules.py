@@ -7,11 +7,11 @@ from typing import Final
 import pytest
 from paper import ABSENT, EIO, cpus_sample
 
-from agent.health.host.node import NODE_RULES
-from agent.health.host.node_view import NodePast, NodeView, remember_node, view_node
-from agent.health.klog.latch import remember_log
-from agent.health.klog.patterns import HOST_PATTERNS
-from agent.health.klog.values import LogPast
+from agent.health.host.node.rules import NODE_RULES
+from agent.health.host.node.state import NodePast, NodeView, remember_node, view_node
+from agent.health.kernel_log.latch import remember_log
+from agent.health.kernel_log.patterns import HOST_PATTERNS
+from agent.health.kernel_log.values import LogPast
 from agent.health.rules import FINE, Answer, Inapplicable, Unevaluated, Unreadable
 from agent.model.health import Finding, Severity
 from agent.model.log import LogLine, LogSample

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.health.xid.nvlink5 import CODES, UNITS, Nvlink5Status, Remedy, Unit, decode
+from agent.health.gpu.xid.nvlink5 import CODES, UNITS, Nvlink5Status, Remedy, Unit, decode
 
 U32: Final = st.integers(0, 2**32 - 1)
 NEAR_A_ROW: Final = st.builds(

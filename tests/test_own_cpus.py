@@ -2,11 +2,11 @@
 
 from claims_paper import DRIVER, device, heard, known_pod, prepared, use
 
-from agent.devices.consumers import consumer_map
-from agent.devices.own_cpus import own_cpus
+from agent.devices.consumers.consumer_map import consumer_map
+from agent.devices.consumers.exclusive_cpus import own_cpus
+from agent.model.claim_sources import Container, ContainerClaim, DeviceUse, PodClaim
 from agent.model.cpuset import parse_cpus
 from agent.model.declared import Declarations, Declared, DeclaredCpus, DeclaredFile, DeclaredPci
-from agent.model.testimony import Container, ContainerClaim, DeviceUse, PodClaim
 
 
 def cpus(name: str, of: str, *, exclusive: bool = True) -> Declared:

@@ -5,15 +5,15 @@ from typing import Final
 
 import pytest
 
-from agent.health.host.pci import (
+from agent.health.host.pci.rules import (
     CORRECTABLE,
     NO_AER,
     OFF_THE_BUS,
     PCI_RULES,
     UNLOOKED,
 )
-from agent.health.host.pci_view import WINDOW_S, PciPast, PciView, remember_pci, view_pci
-from agent.health.klog.values import LogCode, LogFact, LogPast
+from agent.health.host.pci.state import WINDOW_S, PciPast, PciView, remember_pci, view_pci
+from agent.health.kernel_log.values import LogCode, LogFact, LogPast
 from agent.health.rules import FINE, Answer, Inapplicable, Unevaluated, Unreadable
 from agent.model.declared import Declared, DeclaredFile, DeclaredPci
 from agent.model.health import Blame, Finding, Severity

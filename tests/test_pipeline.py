@@ -26,11 +26,12 @@ from paper import (
     without_times,
 )
 
-from agent.health.catalogue import CLEAN_PASSES, STALLED
-from agent.health.host.catalogue import ALL_RULES
-from agent.health.host.cpus import CPU_RULES
-from agent.health.host.hugepages import POOL_RULES
-from agent.health.machine import HEALTH
+from agent.engine.step import State, step
+from agent.health.catalog import CLEAN_PASSES, STALLED
+from agent.health.host.catalog import ALL_RULES
+from agent.health.host.cpu.rules import CPU_RULES
+from agent.health.host.hugepages.rules import POOL_RULES
+from agent.health.state_machine import HEALTH
 from agent.model.health import Blame, Health, Severity
 from agent.model.reading import Missing
 from agent.model.report import Report
@@ -38,7 +39,6 @@ from agent.model.settings import Settings
 from agent.model.snapshot import Snapshot
 from agent.model.source import SourceState
 from agent.model.time import NS, Instant
-from agent.pipeline import State, step
 
 CPU: Final = "cpu-node0"
 POOL: Final = "hugepages-2mi-node0"

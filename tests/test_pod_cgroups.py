@@ -5,10 +5,10 @@ from dataclasses import replace
 import pytest
 from paper import ABSENT, cpus_sample, group_sample
 
+from agent.model.claim_sources import LiveContainer, LivePod, Origin, Witness
 from agent.model.reading import Absence
 from agent.model.snapshot import CoreStats, GroupSample, Snapshot
 from agent.model.source import SourceSample, SourceState
-from agent.model.testimony import LiveContainer, LivePod, Origin, Witness
 from agent.model.time import Instant
 from agent.sources.pod_cgroups import SOURCE, live_pods
 

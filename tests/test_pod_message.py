@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from kubernetes_wrote import POD, pod_json
 from wire.kubelet_apis import pod
 
-from agent.serve.pod_message import POD as SHAPE
-from agent.serve.pod_message import read_pod
-from agent.serve.rpc.shapes import Kind, Part, Shape, read_shape
+from agent.serve.grpc.wire.shapes import Kind, Part, Shape, read_shape
+from agent.serve.kubelet.pod_message import POD as SHAPE
+from agent.serve.kubelet.pod_message import read_pod
 
 
 def kept(value: Any, shape: Any) -> Any:

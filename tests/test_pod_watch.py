@@ -25,24 +25,24 @@ from wire.kubelet_apis import ListingApi, WatchApi, event, message_class
 from wire.kubelet_apis import pod as pod_bytes
 from wire.serving import descriptors, device, eventually, report
 
-from agent.clocks import read_clocks
-from agent.config import Config
-from agent.devices.consumers import consumer_map
+from agent.config.config import Config
+from agent.devices.consumers.consumer_map import consumer_map
 from agent.model.claim import DeviceRef
 from agent.model.consumers import ConsumerMap
 from agent.model.health import Blame, Cause, DeviceHealth, Health, Severity
 from agent.model.report import Report
 from agent.model.source import SourceState
 from agent.model.time import NS, Instant
-from agent.pod_watch import PodWatch, Record
-from agent.pods.asking import Patience
-from agent.pods.folder import Folder
-from agent.pods.handing import Handing
-from agent.pods.hurt import LINES_MAX, tell
-from agent.pods.listing import Listing
-from agent.pods.rounds import QUIET_S, Outcome, Rounds
-from agent.serve import pods_api
+from agent.node.pods.impact_log import LINES_MAX, tell
+from agent.node.pods.kubelet_dir import Folder
+from agent.node.pods.pod_list import Listing
+from agent.node.pods.poller import QUIET_S, Outcome, Rounds
+from agent.node.pods.tracker import PodWatch, Record
+from agent.serve.kubelet import pods_api
 from agent.sources import kubelet_checkpoint
+from agent.system.clock import read_clocks
+from agent.system.threads.latest_job import Handing
+from agent.system.threads.with_timeout import Patience
 
 __all__ = ["short_tmp"]
 NODE: Final = "node-1"
@@ -222,9 +222,9 @@ def test_what_changes_nothing_wakes_nobody(kubelet: Kubelet, follow: Make) -> No
 QUIET_NODE: Final = """
 import sys, time
 from pathlib import Path
-from agent.clocks import read_clocks
-from agent.config import Config
-from agent.pod_watch import PodWatch
+from agent.system.clock import read_clocks
+from agent.config.config import Config
+from agent.node.pods.tracker import PodWatch
 watch = PodWatch(Config(node_name="n", kubelet_dir=Path(sys.argv[1])), clock=read_clocks)
 before = set(sys.modules)
 watch.start(lambda: None)

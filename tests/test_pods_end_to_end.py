@@ -16,7 +16,7 @@ from kubelet_files import claim, device
 from machine import Kubepods, kubepods_tree
 from wire.kubelet_apis import ListingApi, message_class
 
-from agent.serve import pods_api
+from agent.serve.kubelet import pods_api
 
 __all__ = ["short_tmp"]
 

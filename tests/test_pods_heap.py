@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from agent.pods.heap import LARGE, ROUNDS, Heap
+from agent.node.pods.gc_control import LARGE, ROUNDS, Heap
 
 
 @pytest.fixture(autouse=True)

@@ -15,8 +15,9 @@ from paper import ABSENT, EIO, codes, cpus_sample, device_of, pool_sample
 from patience import PATIENCE_S
 
 from agent.devices.inventory import device_pools, pool_device
-from agent.health.host.hugepages import DECLARED_POOL_RULES, POOL_RULES
-from agent.health.host.pool_view import (
+from agent.engine.step import State, step
+from agent.health.host.hugepages.rules import DECLARED_POOL_RULES, POOL_RULES
+from agent.health.host.hugepages.state import (
     FAILED_NS,
     Boot,
     PoolPast,
@@ -26,8 +27,8 @@ from agent.health.host.pool_view import (
     view_declared_pages,
     view_pool,
 )
-from agent.health.klog.lines import parse
-from agent.health.klog.values import LogFact, LogPast
+from agent.health.kernel_log.parse import parse
+from agent.health.kernel_log.values import LogFact, LogPast
 from agent.health.rules import FINE, Answer, Inapplicable, Unevaluated, Unreadable
 from agent.model.declared import Declared, DeclaredFile, DeclaredHugepages
 from agent.model.health import Finding
@@ -38,7 +39,6 @@ from agent.model.settings import Settings
 from agent.model.snapshot import PoolSample, Snapshot
 from agent.model.time import NS, Instant
 from agent.native.sampler import Sampler, SamplerOptions
-from agent.pipeline import State, step
 
 ROWS: Final = {rule.code: rule for rule in (*POOL_RULES, *DECLARED_POOL_RULES)}
 SHRUNK: Final = "mem.hugepages.pool_shrunk"

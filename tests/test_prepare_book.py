@@ -9,10 +9,10 @@ from prepare_paper import NOW, claim, health, ref, verdict
 
 from agent.model.health import Health, Severity
 from agent.model.prepare import ErrorClass, ToldFault
-from agent.prepare import book as books
-from agent.prepare import told as faults
-from agent.prepare.book import CLAIMS_MAX, OVER_KEPT_S, TOLD_STICKY_S, Book, generation_of, recall
-from agent.prepare.told import EXCUSED_KEPT_S, LIMIT_S, TOLD_MAX, Told, apart_from
+from agent.prepare import driver_faults as faults
+from agent.prepare import ledger as books
+from agent.prepare.driver_faults import EXCUSED_KEPT_S, LIMIT_S, TOLD_MAX, Told, apart_from
+from agent.prepare.ledger import CLAIMS_MAX, OVER_KEPT_S, TOLD_STICKY_S, Book, generation_of, recall
 
 A = claim("a")
 UNHEALTHY = generation_of([health(("gpu.xid.79", Severity.UNHEALTHY))])

@@ -53,9 +53,9 @@ from agent.prepare.errors import (
 )
 from agent.prepare.evidence import DeviceVerdict, Errno, HttpAnswer, NvmlCode, Text
 from agent.prepare.exceptions import CHAIN_MAX, failures
-from agent.prepare.masks import SUMMARY_CHARS
+from agent.prepare.message import text
+from agent.prepare.normalize import SUMMARY_CHARS
 from agent.prepare.patterns import read_patterns
-from agent.prepare.text import text
 
 U, T, B, F, P = ErrorClass
 LASTING = {B, F, P}
@@ -607,7 +607,7 @@ from pathlib import Path
 sys.path.insert(0, sys.argv[1])
 from prepare_cases import CASES, SLOW, TWO, Context, health_of, holding, raised
 from agent.prepare.classify import classify
-from agent.prepare.text import texts
+from agent.prepare.message import texts
 errors = [raised(case.act, Path("/nonexistent")) for case in CASES if case.act not in SLOW]
 for context in (Context(TWO), holding(TWO, health_of("gpu-1", "gpu.lost"), health_of("gpu-0", "fw.stuck"))):
     verdicts = [classify(error, context) for error in (*errors, BaseExceptionGroup("", errors))]

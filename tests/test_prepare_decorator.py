@@ -9,7 +9,7 @@ import pytest
 import trio
 from prepare_paper import PaperEngine, claim
 
-from agent.driver.desk import Desk
+from agent.driver.prepare_tracker import Desk
 from agent.model.claim import Claim, ClaimRef
 from agent.model.prepare import ErrorClass
 from agent.prepare.decorator import classified

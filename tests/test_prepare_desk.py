@@ -12,13 +12,13 @@ from pathlib import Path
 import pytest
 from prepare_paper import DRIVER, NOW, PaperEngine, claim, health, ref
 
-from agent.driver.desk import Desk
+from agent.driver.prepare_tracker import Desk
 from agent.model.claim import Claim
 from agent.model.health import Severity
 from agent.model.prepare import ErrorClass, PrepareVerdict, ToldFault
+from agent.prepare.driver_faults import LIMIT_S
 from agent.prepare.errors import BadConfig, FailedDevice, PermanentError, PrepareError, TransientError
 from agent.prepare.evidence import Errno
-from agent.prepare.told import LIMIT_S
 from agent.store.prepares import FILE, load
 
 A, B = claim("a"), claim("b")

@@ -39,7 +39,7 @@ from agent.prepare.evidence import (
     WrongValue,
 )
 from agent.prepare.exceptions import CHAIN_MAX, FAILURES_MAX, failures
-from agent.prepare.readers import read
+from agent.prepare.extract import read
 
 
 def only(error: BaseException, operation: Operation | None = None) -> tuple[Any, ...]:

@@ -10,7 +10,7 @@ from prepare_cases import ONE, TWO
 
 from agent.model.prepare import ErrorClass
 from agent.prepare.classify import Context, classify
-from agent.prepare.masks import MASKS, SUMMARY_CHARS, TEXT_CHARS, clean, mask, shorten
+from agent.prepare.normalize import MASKS, SUMMARY_CHARS, TEXT_CHARS, clean, mask, shorten
 from agent.prepare.patterns import (
     CHOICES_MAX,
     OPEN_REPEATS_MAX,

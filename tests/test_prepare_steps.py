@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from patience import PATIENCE_S
 from prepare_paper import NOW, PaperEngine, claim
 
-from agent.driver.desk import Desk
+from agent.driver.prepare_tracker import Desk
 from agent.model.claim import Claim
 from agent.model.prepare import ErrorClass, PrepareVerdict
 from agent.prepare.errors import BadConfig, FailedDevice, PrepareError, TransientError

@@ -20,9 +20,9 @@ from agent.model.claim import ClaimRef, DeviceRef
 from agent.model.health import Health
 from agent.model.prepare import ErrorClass, Outcome, PrepareVerdict, Remedy, Scope, ToldFault
 from agent.model.taint import Effect
-from agent.prepare import book as books
-from agent.prepare.book import Book, Kept
-from agent.prepare.told import Told
+from agent.prepare import ledger as books
+from agent.prepare.driver_faults import Told
+from agent.prepare.ledger import Book, Kept
 from agent.store.files import NotKept, Unusable
 from agent.store.prepares import FILE, SIZE_MAX, Prepares, decode, encode, load, save
 
@@ -238,7 +238,7 @@ sys.path.insert(0, {tests!r})
 from prepare_paper import DRIVER, NOW, verdict
 from agent.model.prepare import ErrorClass
 from agent.prepare import book as books
-from agent.prepare.book import Book
+from agent.prepare.ledger import Book
 from agent.store.prepares import save
 from prepare_paper import claim
 name, directory, times = sys.argv[1], Path(sys.argv[2]), int(sys.argv[3])

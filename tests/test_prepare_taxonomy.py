@@ -11,8 +11,8 @@ from agent.model.taint import Effect
 from agent.prepare import codes
 from agent.prepare.classify import Context, classify
 from agent.prepare.errors import BadConfig, DriverError, FailedDevice, PermanentError, TransientError
-from agent.prepare.judges import NO_FAILURE
 from agent.prepare.patterns import PATTERNS
+from agent.prepare.scoring import NO_FAILURE
 from agent.prepare.taxonomy import DEFAULTS, FAMILY, TAXONOMY, Retry, is_code, row_of
 
 

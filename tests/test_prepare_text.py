@@ -12,7 +12,7 @@ from agent.model.claim import ClaimRef, DeviceRef
 from agent.model.prepare import ErrorClass, PrepareVerdict, Scope
 from agent.prepare.classify import Context, classify, judge_devices
 from agent.prepare.errors import BadConfig, FailedDevice, TransientError
-from agent.prepare.text import FOLLOWS, LIMIT, text, texts
+from agent.prepare.message import FOLLOWS, LIMIT, text, texts
 
 HEAD = re.compile(
     r"\[class=(?P<class>[a-z-]+) code=(?P<code>[^ \]]+)"

@@ -11,10 +11,11 @@ from hypothesis import strategies as st
 from paper import ABSENT, MIB, PaperNode, codes, cpus_sample, group_sample, pool_sample, without_times
 from paper_gpus import GpuNode
 
-from agent.enforce.risks import ADVICE
-from agent.enforce.verdicts import CONCERNS
-from agent.health.catalogue import STALLED
-from agent.health.host.promise_rows import MOST, PROMISES, UNLISTED, UNREAD
+from agent.allocatable.risks import ADVICE
+from agent.allocatable.verdicts import CONCERNS
+from agent.engine.step import State, step
+from agent.health.catalog import STALLED
+from agent.health.host.pod.rule_rows import MOST, PROMISES, UNLISTED, UNREAD
 from agent.health.message import LIMIT
 from agent.model.claim import DeviceRef
 from agent.model.declared import (
@@ -34,7 +35,6 @@ from agent.model.settings import Settings
 from agent.model.snapshot import Snapshot
 from agent.model.source import SourceSample, SourceState
 from agent.model.time import NS
-from agent.pipeline import State, step
 
 DRIVER: Final = "a.example.com"
 PLAIN: Final = "plain.example.com"

@@ -8,12 +8,12 @@ from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from wire.google import FILES, described
 from wire.plugin import DRA, REGISTRATION
 
-from agent.serve.rpc import generate
-from agent.serve.rpc.gen.dra_v1.k8s.io.kubelet.pkg.apis.dra import v1 as dra_v1
-from agent.serve.rpc.gen.dra_v1beta1.k8s.io.kubelet.pkg.apis.dra import v1beta1 as dra_v1beta1
-from agent.serve.rpc.gen.health_v1 import v1
-from agent.serve.rpc.gen.health_v1alpha1 import v1alpha1
-from agent.serve.rpc.gen.registration_v1 import pluginregistration
+from agent.serve.grpc import generate
+from agent.serve.grpc.gen.dra_v1.k8s.io.kubelet.pkg.apis.dra import v1 as dra_v1
+from agent.serve.grpc.gen.dra_v1beta1.k8s.io.kubelet.pkg.apis.dra import v1beta1 as dra_v1beta1
+from agent.serve.grpc.gen.health_v1 import v1
+from agent.serve.grpc.gen.health_v1alpha1 import v1alpha1
+from agent.serve.grpc.gen.registration_v1 import pluginregistration
 
 TYPES = {
     FieldDescriptor.TYPE_BOOL: "bool",

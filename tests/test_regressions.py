@@ -81,13 +81,13 @@ MISTAKES: Final = {
         is_built=True,
     ),
     "Python looks every second": Mistake(
-        "agent/core.py",
+        "agent/engine/loop.py",
         "        until_ns = self._owed_ns()\n",
         "        until_ns = min(self._owed_ns(), self._clock().mono_ns + NS)\n",
         ("wakeups.quiet_minute",),
     ),
     "a look that keeps something": Mistake(
-        "agent/pipeline.py",
+        "agent/engine/step.py",
         "    settings = state.settings\n    began = ",
         "    step.__annotations__[str(len(step.__annotations__))] = object()\n"
         "    settings = state.settings\n    began = ",

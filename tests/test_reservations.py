@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.devices.objects import parse_claim_object
-from agent.devices.reservations import (
+from agent.devices.consumers.kube_objects import parse_claim_object
+from agent.devices.consumers.reservations import (
     RESERVED_MAX,
     Kubelets,
     by_kind,
@@ -18,7 +18,7 @@ from agent.devices.reservations import (
     unmatched,
 )
 from agent.model.claim import ClaimRef
-from agent.model.testimony import ConsumerKind, KnownClaim, KnownPod, Owner, PodClaim, PodRef, Reservation
+from agent.model.claim_sources import ConsumerKind, KnownClaim, KnownPod, Owner, PodClaim, PodRef, Reservation
 
 GROUP = {"apiGroup": "scheduling.k8s.io", "resource": "podgroups", "name": "workers", "uid": "g"}
 JOB = {"apiGroup": "batch", "resource": "jobs", "name": "train", "uid": "j"}

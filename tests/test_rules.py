@@ -5,11 +5,11 @@ from typing import Final
 
 import pytest
 
-from agent.health.catalogue import Rule, unreadable_of
-from agent.health.host.catalogue import ALL_RULES, wakes
-from agent.health.host.cpus import CPU_RULES
-from agent.health.host.groups import GROUP_RULES
-from agent.health.host.hugepages import POOL_RULES
+from agent.health.catalog import Rule, unreadable_of
+from agent.health.host.catalog import ALL_RULES, wakes
+from agent.health.host.cgroup.rules import GROUP_RULES
+from agent.health.host.cpu.rules import CPU_RULES
+from agent.health.host.hugepages.rules import POOL_RULES
 from agent.model.health import Blame, Severity
 from agent.model.time import NS
 from agent.model.wake import Field, Wake

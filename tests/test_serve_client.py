@@ -26,8 +26,8 @@ from agent.errors import AgentUnreachable, DrahealthError, PermissionDenied
 from agent.model.health import Health, Severity
 from agent.model.report import Report
 from agent.model.status import AgentStatus
-from agent.serve.client import follow, status
-from agent.serve.rpc.gen.health_v1alpha1 import v1alpha1
+from agent.serve.agent_api.client import follow, status
+from agent.serve.grpc.gen.health_v1alpha1 import v1alpha1
 
 V1 = "v1.DRAResourceHealth"
 V1ALPHA1 = "v1alpha1.DRAResourceHealth"

@@ -8,13 +8,13 @@ from hypothesis import strategies as st
 from wire.google import message_class
 from wire.plugin import DRA
 
-from agent.serve.rpc.codec import Codec, Unread
-from agent.serve.rpc.gen.agent.drahealth import v1 as agent_v1
-from agent.serve.rpc.gen.dra_v1.k8s.io.kubelet.pkg.apis.dra import v1 as dra_v1
-from agent.serve.rpc.gen.dra_v1beta1.k8s.io.kubelet.pkg.apis.dra import v1beta1 as dra_v1beta1
-from agent.serve.rpc.gen.health_v1 import v1
-from agent.serve.rpc.gen.registration_v1 import pluginregistration
-from agent.serve.rpc.messages import FIELDS_PER_ENTRY
+from agent.serve.grpc.codec import Codec, Unread
+from agent.serve.grpc.gen.agent.drahealth import v1 as agent_v1
+from agent.serve.grpc.gen.dra_v1.k8s.io.kubelet.pkg.apis.dra import v1 as dra_v1
+from agent.serve.grpc.gen.dra_v1beta1.k8s.io.kubelet.pkg.apis.dra import v1beta1 as dra_v1beta1
+from agent.serve.grpc.gen.health_v1 import v1
+from agent.serve.grpc.gen.registration_v1 import pluginregistration
+from agent.serve.grpc.wire.messages import FIELDS_PER_ENTRY
 
 RESPONSE = v1.NodeWatchResourcesResponse
 

@@ -6,7 +6,7 @@ from h2.connection import H2Connection
 from h2.events import DataReceived
 from h2.settings import SettingCodes
 
-from agent.serve.rpc.data import frames, message_frames, take_window
+from agent.serve.grpc.frames import frames, message_frames, take_window
 
 STREAM = 1
 WINDOW = 65_535  # RFC 9113, 6.9.2

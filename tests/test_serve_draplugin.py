@@ -19,11 +19,11 @@ from wire.serving import eventually
 from agent.model.claim import Claim, ClaimDevice, ClaimRef
 from agent.prepare.classify import Context, classify
 from agent.prepare.errors import BadConfig, DriverError, TransientError
-from agent.prepare.text import text, texts
+from agent.prepare.message import text, texts
 from agent.prepare.wire import WireMode
-from agent.serve.door import CLAIMS_LIMIT, check_claims
-from agent.serve.prepared import PreparedDevice, check_prepared
-from agent.serve.runs import Kind
+from agent.serve.dra_plugin.in_flight import Kind
+from agent.serve.dra_plugin.request_checks import CLAIMS_LIMIT, check_claims
+from agent.serve.dra_plugin.result import PreparedDevice, check_prepared
 
 PREPARE = f"/{DRA}.v1.DRAPlugin/NodePrepareResources"
 UNPREPARE = f"/{DRA}.v1.DRAPlugin/NodeUnprepareResources"

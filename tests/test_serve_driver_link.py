@@ -20,10 +20,10 @@ from wire.serving import eventually
 from agent.errors import Busy, ConfigError, PermissionDenied
 from agent.model.claim import DeviceRef
 from agent.model.taint import Effect, Taint, Taints
-from agent.serve.driver_link import ASKING, DriverLinkService, NoRoom
-from agent.serve.lanes import WAITING_MAX
-from agent.serve.rpc.gen.driver_link.drahealth import v1
+from agent.serve.driver_link.service import ASKING, DriverLinkService, NoRoom
+from agent.serve.grpc.gen.driver_link.drahealth import v1
 from agent.store.files import NotKept
+from agent.system.threads.worker_pool import WAITING_MAX
 
 COMES_S = 2.0
 """Nobody answers a call of this deadline, but it has come by then, on a busy machine too."""
@@ -321,7 +321,7 @@ def test_a_mistake_of_ours_is_in_the_log_once(
     serving: Serving, driver: Driver, caplog: pytest.LogCaptureFixture
 ) -> None:
     serving.link.fails["sync"] = serving.link.fails["check"] = LookupError("not foreseen")
-    with caplog.at_level(logging.ERROR, logger="agent.serve.driver_link"):
+    with caplog.at_level(logging.ERROR, logger="agent.serve.driver_link.service"):
         for method in ("SyncDevices", "CheckClaims", "SyncDevices"):
             assert refusal(driver, method)[0] is Status.INTERNAL
     assert [record.exc_info[0] for record in caplog.records if record.exc_info] == [LookupError]

@@ -28,11 +28,11 @@ from agent.prepare.evidence import (
     TimedOut,
     Undecoded,
 )
-from agent.serve import driver_link_requests as requests
-from agent.serve import driver_link_wire as wire
-from agent.serve.driver_link import Row
-from agent.serve.driver_link_requests import CLASSES, KINDS, LIMITS, OPERATIONS
-from agent.serve.rpc.gen.driver_link.drahealth import v1
+from agent.serve.driver_link import replies as wire
+from agent.serve.driver_link import requests
+from agent.serve.driver_link.requests import CLASSES, KINDS, LIMITS, OPERATIONS
+from agent.serve.driver_link.service import Row
+from agent.serve.grpc.gen.driver_link.drahealth import v1
 
 UNARY = sorted(wire.METHODS)
 

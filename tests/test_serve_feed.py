@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from wire.serving import at, device, sick
 
 from agent.model.health import DeviceHealth, Health, Severity
-from agent.serve.feed import Feed
+from agent.serve.health.feed import Feed
 
 
 class Encoder:

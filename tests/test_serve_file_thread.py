@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from wire.serving import eventually
 
-from agent.serve.file_thread import FileThread
+from agent.system.threads.serial_worker import FileThread
 
 
 def ends(thread: FileThread) -> None:

@@ -36,12 +36,12 @@ from wire.raw import (
 )
 from wire.serving import Serving, connections, device, eventually
 
-from agent.serve.health import HealthService, Publications
-from agent.serve.rpc.hardened import REQUEST_LIMIT, REQUESTS_LIMIT
-from agent.serve.rpc.latest import Latest
-from agent.serve.rpc.server import CONNECTION_LIMIT, REQUEST_COUNT_LIMIT, Server
+from agent.serve.grpc.hardened import REQUEST_LIMIT, REQUESTS_LIMIT
+from agent.serve.grpc.server import CONNECTION_LIMIT, REQUEST_COUNT_LIMIT, Server
+from agent.serve.health.service import HealthService, Publications
 from agent.serve.servers import encode_devices
 from agent.serve.sockets import UnixListener
+from agent.system.threads.latest import Latest
 
 PRIORITY_UPDATE = 0x10
 REFUSED_STREAM = 7

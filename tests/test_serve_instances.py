@@ -21,12 +21,12 @@ from wire.plugin import Kubelet, claim
 from wire.serving import device, eventually, report, sick
 
 from agent.errors import ConfigError
-from agent.serve.instances import Instances, Turn
+from agent.serve.dra_plugin.leader import Instances, Turn
 
 HOLDER = """
 import sys
 from pathlib import Path
-from agent.serve.instances import Instances
+from agent.serve.dra_plugin.leader import Instances
 
 instances = Instances(Path(sys.argv[1]), "pod-of-another")
 print("holds", flush=True)
@@ -191,7 +191,7 @@ def kubelet_dir() -> Iterator[Path]:
 def test_the_older_keeps_quiet_and_says_everything_when_the_newer_is_gone(
     kubelet_dir: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    caplog.set_level(logging.INFO, "agent.serve.plugin")
+    caplog.set_level(logging.INFO, "agent.serve.dra_plugin.server")
     with Serving(kubelet_dir, pod_uid="old") as old, watch_health(old.paths.service) as watcher:
         old.latest.publish(report([device("a"), device("b")]))
         assert names(watcher.next()) == ["a", "b"]

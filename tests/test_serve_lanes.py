@@ -10,7 +10,7 @@ import pytest
 from patience import PATIENCE_S
 from wire.serving import eventually
 
-from agent.serve.lanes import Full, Lane
+from agent.system.threads.worker_pool import Full, Lane
 
 
 @pytest.fixture
@@ -124,7 +124,7 @@ def test_the_end_waits_for_what_was_asked_but_not_for_ever(name: str) -> None:
 def test_a_thread_that_hangs_keeps_no_process() -> None:
     program = """if True:
         import asyncio, threading
-        from agent.serve.lanes import Lane
+        from agent.system.threads.worker_pool import Lane
         async def main():
             lane, started = Lane("lane", 1), threading.Event()
             asyncio.create_task(lane.call(lambda: (started.set(), threading.Event().wait())))

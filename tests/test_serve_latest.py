@@ -5,7 +5,7 @@ import threading
 
 import pytest
 
-from agent.serve.rpc.latest import Latest
+from agent.system.threads.latest import Latest
 
 
 def test_nothing_is_version_0() -> None:

@@ -3,8 +3,8 @@
 from wire.serving import at
 
 from agent.model.health import DeviceHealth, Health
-from agent.serve.merge import Merge
-from agent.serve.rpc.gen.health_v1 import v1
+from agent.serve.grpc.gen.health_v1 import v1
+from agent.serve.health.merge import Merge
 
 
 def listed(

@@ -14,10 +14,10 @@ from agent.model.snapshot import CoreStats
 from agent.model.source import SourceSample, SourceState
 from agent.model.status import AgentStatus, Subscribers, Tally
 from agent.model.time import Instant
-from agent.serve.picture import BLAMES, STATES, picture, status_reply
-from agent.serve.picture_read import report_of, status_of
-from agent.serve.rpc.codec import Codec
-from agent.serve.rpc.gen.agent.drahealth import v1
+from agent.serve.agent_api.decode import report_of, status_of
+from agent.serve.agent_api.encode import BLAMES, STATES, picture, status_reply
+from agent.serve.grpc.codec import Codec
+from agent.serve.grpc.gen.agent.drahealth import v1
 
 TEXT = st.text(st.characters(codec="utf-8"), max_size=8)
 COUNT = st.integers(0, (1 << 63) - 1)

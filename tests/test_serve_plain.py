@@ -12,8 +12,8 @@ from wire.google import described
 from wire.link import API, message
 from wire.random_messages import messages
 
-from agent.serve.rpc.gen.driver_link.drahealth import v1
-from agent.serve.rpc.plain import TooMany, read, write
+from agent.serve.grpc.gen.driver_link.drahealth import v1
+from agent.serve.grpc.wire.plain import TooMany, read, write
 
 KINDS = described()[API].message_types_by_name
 REQUESTS = [one for name, one in KINDS.items() if name.endswith("Request")]

@@ -22,7 +22,7 @@ from wire.serving import device, eventually, report
 
 from agent.errors import Busy, ConfigError, PermissionDenied
 from agent.model.sockets import PATH_LIMIT
-from agent.serve.plugin_paths import plugin_paths
+from agent.serve.dra_plugin.paths import plugin_paths
 from agent.serve.sockets import UnixListener
 
 KUBELET_DIR = Path("/var/lib/kubelet")

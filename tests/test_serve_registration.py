@@ -10,10 +10,10 @@ import pytest
 from patience import PATIENCE_S
 from wire.plugin import REGISTRATION, Kubelet
 
-from agent.serve.registration import SUPPORTED, Registration
-from agent.serve.rpc.server import Server
-from agent.serve.rpc.thread import IoThread
+from agent.serve.dra_plugin.registration import SUPPORTED, Registration
+from agent.serve.grpc.server import Server
 from agent.serve.sockets import UnixListener
+from agent.system.threads.loop_thread import IoThread
 
 DRIVER = "gpu.example.com"
 ENDPOINT = "/var/lib/kubelet/plugins/gpu.example.com/dra.sock"
@@ -82,7 +82,7 @@ def test_it_may_be_asked_any_number_of_times(kubelet: Kubelet) -> None:
 def test_a_registration_that_failed_is_told_in_the_kubelets_words(
     registrar: Registrar, kubelet: Kubelet, caplog: pytest.LogCaptureFixture
 ) -> None:
-    caplog.set_level(logging.INFO, "agent.serve.registration")
+    caplog.set_level(logging.INFO, "agent.serve.dra_plugin.registration")
     kubelet.notify(False, "name is taken")
     kubelet.notify(True)
     assert registrar.statuses == [(False, "name is taken"), (True, "")]

@@ -9,8 +9,8 @@ import pytest
 from agent.model.claim import Claim, ClaimRef
 from agent.model.prepare import PrepareVerdict
 from agent.prepare.classify import Context, classify
-from agent.serve.prepared import PreparedDevice
-from agent.serve.runs import RUNS_LIMIT, Kind, Outcome, Runs
+from agent.serve.dra_plugin.in_flight import RUNS_LIMIT, Kind, Outcome, Runs
+from agent.serve.dra_plugin.result import PreparedDevice
 
 
 class Hanging:
@@ -102,7 +102,7 @@ def test_a_driver_that_hangs_is_called_for_so_many_claims_and_no_more(
         assert set(await asyncio.gather(*hang)) == {()}
         assert await runs.join(Kind.PREPARE, ref("v-0"), now() + 10) == ()
 
-    caplog.set_level(logging.WARNING, "agent.serve.runs")
+    caplog.set_level(logging.WARNING, "agent.serve.dra_plugin.in_flight")
     run(test)
     assert [record.getMessage() for record in caplog.records] == [
         f"{RUNS_LIMIT} claims are being worked on, 1 more waited in vain; does the driver hang?"

@@ -1,6 +1,6 @@
 """What may be said once a minute is said at once, then seldom, and no event is left uncounted."""
 
-from agent.serve.rpc.seldom import INTERVAL_S, Seldom
+from agent.system.rate_limit import INTERVAL_S, Seldom
 
 
 def test_the_first_is_told_at_once_and_the_rest_once_a_minute_with_their_number() -> None:

@@ -11,9 +11,9 @@ import pytest
 
 from agent.errors import Busy, ConfigError, PermissionDenied
 from agent.model.sockets import PATH_LIMIT
-from agent.serve.rpc.latest import Latest
 from agent.serve.servers import Servers
 from agent.serve.sockets import UnixListener, check_length, make_directory
+from agent.system.threads.latest import Latest
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from patience import PATIENCE_S
 
-from agent.serve.rpc.thread import IoThread
+from agent.system.threads.loop_thread import IoThread
 
 
 async def forever(ready: Callable[[], None]) -> None:

@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.health.xid.lines import SxidLine
-from agent.health.xid.sxid_rules import decide_sxid
-from agent.health.xid.sxids import SXIDS, Scope, SxidRow, row_of
-from agent.health.xid.words import Advice
+from agent.health.gpu.xid.lines import SxidLine
+from agent.health.gpu.xid.sxid_rules import decide_sxid
+from agent.health.gpu.xid.sxids import SXIDS, Scope, SxidRow, row_of
+from agent.health.gpu.xid.words import Advice
 from agent.model.faults import Cure
 from agent.model.health import Severity
 

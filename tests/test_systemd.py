@@ -25,7 +25,7 @@ from patience import PATIENCE_S
 
 from agent.cli.exits import EXIT_OF_ERROR
 from agent.errors import Busy, ConfigError, PermissionDenied, UsageError
-from agent.serve.rpc.server import CONNECTION_LIMIT
+from agent.serve.grpc.server import CONNECTION_LIMIT
 
 REPOSITORY = Path(__file__).parent.parent
 UNIT = REPOSITORY / "deploy" / "drahealth.service"

@@ -13,7 +13,7 @@ import trio
 from patience import PATIENCE_S
 from trio.testing import MockClock
 
-from agent.driver.taints import (
+from agent.driver.taint_publisher import (
     BETWEEN_S,
     CALL_S,
     RETRY_MAX_S,
@@ -23,7 +23,7 @@ from agent.driver.taints import (
     as_objects,
 )
 from agent.errors import ConfigError
-from agent.health.machine import HEALTH
+from agent.health.state_machine import HEALTH
 from agent.model.claim import DeviceRef
 from agent.model.health import Blame, Cause, DeviceHealth, Severity
 from agent.model.report import Report
@@ -208,7 +208,7 @@ async def test_who_fails_is_asked_again_ever_later_with_the_newest(
     pauses = [later - sooner - TOGETHER_S for sooner, later in pairwise(times)]
     assert pauses == [1, 2, 4, 8, 16, 32, RETRY_MAX_S, RETRY_MAX_S, RETRY_MAX_S]
     assert [named for at, named in driver.calls] == [["a"]] * 5 + [["a", "b"]] * 5
-    assert [record.levelno for record in caplog.records if record.name == "agent.driver.taints"] == [
+    assert [record.levelno for record in caplog.records if record.name == "agent.driver.taint_publisher"] == [
         logging.WARNING  # once, since it is always the same
     ]
     assert "driver gpu.example.com did not take its taints, and is asked again: RuntimeError: no API" in (
@@ -230,7 +230,7 @@ async def test_the_first_failure_after_a_success_is_a_first_one(autojump_clock: 
 async def test_another_failure_is_told_of(
     autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
 ) -> None:
-    caplog.set_level(logging.INFO, "agent.driver.taints")
+    caplog.set_level(logging.INFO, "agent.driver.taint_publisher")
     driver = Driver(failing("one"), failing("two"), failing("two"), failing("one"))
     async with running(publisher(driver.publish)) as one:
         one.take(report(), clock())

@@ -11,13 +11,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.cli.check_rows import groups
+from agent.cli.checks.rows import groups
 from agent.devices.taint_keys import MORE, RESERVED, UNMONITORED, Spot, spot_of
 from agent.devices.taints import GONE, TaintPast, TaintPolicy, decide, domain_of, restore
 from agent.errors import ConfigError
 from agent.health.declared import devices as declared
-from agent.health.machine import HEALTH
-from agent.health.xid.table import XIDS
+from agent.health.gpu.xid.table import XIDS
+from agent.health.state_machine import HEALTH
 from agent.model.claim import DeviceRef
 from agent.model.health import Blame, Cause, DeviceHealth, Severity
 from agent.model.report import Report

@@ -12,14 +12,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from uses_paper import GONE, GOOD, LOST, NOT_ASKED, SLOW, TRAIN, UNREADABLE, Looks, a_use, known
 
-from agent.devices.consumers import consumer_map
-from agent.devices.mirrors import mirrored, states
-from agent.devices.uses import Uses, follow, resume
+from agent.devices.consumers.consumer_map import consumer_map
+from agent.devices.consumers.driver_names import mirrored, states
+from agent.devices.consumers.usage import Uses, follow, resume
 from agent.model.claim import DeviceRef
+from agent.model.claim_sources import Origin, Owner, PodRef
 from agent.model.consumers import ConsumerMap
 from agent.model.health import Blame, Cause, DeviceHealth, Health, Severity
 from agent.model.report import Report
-from agent.model.testimony import Origin, Owner, PodRef
 from agent.model.use_limits import RUNNING_MAX
 from agent.model.uses import NOT_KNOWN, DeviceState, Ended, Ending, Kept
 

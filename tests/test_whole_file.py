@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from agent.model.reading import Absence
-from agent.whole_file import Unread, WholeFile, read_whole
+from agent.system.read_file import Unread, WholeFile, read_whole
 
 LIMIT = 100
 

@@ -7,8 +7,7 @@ from agent.native._core import lib
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.health.klog.pattern import compile_pattern
-from agent.health.xid.lines import (
+from agent.health.gpu.xid.lines import (
     InitFailedLine,
     Line,
     LinkSetupLine,
@@ -21,10 +20,11 @@ from agent.health.xid.lines import (
     normal_bus,
     parse,
 )
-from agent.health.xid.nvlink4 import LinkFault
-from agent.health.xid.nvlink5 import Nvlink5Status
-from agent.health.xid.patterns import PATTERNS
-from agent.health.xid.recovery import RecoveryAction
+from agent.health.gpu.xid.nvlink4 import LinkFault
+from agent.health.gpu.xid.nvlink5 import Nvlink5Status
+from agent.health.gpu.xid.patterns import PATTERNS
+from agent.health.gpu.xid.recovery import RecoveryAction
+from agent.health.kernel_log.pattern import compile_pattern
 from agent.native.kmsg import match
 
 BUS: Final = "0000:3b:00.0"

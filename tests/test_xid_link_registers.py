@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.health.xid.nvlink4 import BENIGN, SYMPATHETIC, Bits, grade
+from agent.health.gpu.xid.nvlink4 import BENIGN, SYMPATHETIC, Bits, grade
 
 
 def one(register: int, bit: int) -> list[int]:

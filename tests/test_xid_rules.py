@@ -6,13 +6,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.health.xid.conditions import REPEATS, RULINGS, STORM
-from agent.health.xid.facts import Decision, XidFacts, XidFault, announced
-from agent.health.xid.lines import XidLine, parse
-from agent.health.xid.recovery import RecoveryAction
-from agent.health.xid.rules import decide
-from agent.health.xid.table import XIDS, row_of
-from agent.health.xid.words import Advice, Condition, Mark
+from agent.health.gpu.xid.conditions import REPEATS, RULINGS, STORM
+from agent.health.gpu.xid.facts import Decision, XidFacts, XidFault, announced
+from agent.health.gpu.xid.lines import XidLine, parse
+from agent.health.gpu.xid.recovery import RecoveryAction
+from agent.health.gpu.xid.rules import decide
+from agent.health.gpu.xid.table import XIDS, row_of
+from agent.health.gpu.xid.words import Advice, Condition, Mark
 from agent.model.faults import Cure
 from agent.model.health import Blame, Severity, XidOverride
 

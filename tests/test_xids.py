@@ -4,8 +4,8 @@ from typing import Final
 
 import pytest
 
-from agent.health.xid.table import ALWAYS, CANCELS, CONDITIONAL, NEVER, RETIRED, XIDS, row_of
-from agent.health.xid.words import Advice, Answer, Condition, Grade, Mark, XidClass, XidRow, mends
+from agent.health.gpu.xid.table import ALWAYS, CANCELS, CONDITIONAL, NEVER, RETIRED, XIDS, row_of
+from agent.health.gpu.xid.words import Advice, Answer, Condition, Grade, Mark, XidClass, XidRow, mends
 from agent.model.faults import Cure
 from agent.model.health import Blame
 

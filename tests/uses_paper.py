@@ -4,13 +4,13 @@ from collections.abc import Iterable
 
 from claims_paper import NAMESPACE, at, device, heard, prepared, told, use
 
-from agent.devices.consumers import consumer_map
-from agent.devices.uses import Step, Uses, follow
+from agent.devices.consumers.consumer_map import consumer_map
+from agent.devices.consumers.usage import Step, Uses, follow
 from agent.model.claim import ClaimRef
+from agent.model.claim_sources import Heard, KnownPod, ListedPod, Origin, PodRef, PreparedClaim
 from agent.model.consumers import ConsumerMap
 from agent.model.health import Health, Severity
 from agent.model.reading import Absence
-from agent.model.testimony import Heard, KnownPod, ListedPod, Origin, PodRef, PreparedClaim
 from agent.model.time import Instant
 from agent.model.uses import DeviceState, Ended, Ending, Use
 

@@ -29,7 +29,7 @@ def main(socket: str, method: str, marker: str) -> None:
     if grpc:
         _grpcio(grpc, socket, method, pattern)
     else:
-        follow = importlib.import_module("agent.serve.client").follow  # takes longer than grpcio
+        follow = importlib.import_module("agent.serve.agent_api.client").follow  # takes longer than grpcio
         asyncio.run(_ours(follow(Path(socket)), pattern))
 
 

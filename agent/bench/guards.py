@@ -12,7 +12,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from agent.bench import counts, quiet
+from agent.bench import counts
+from agent.bench import idle_counts as quiet
 from agent.bench.budgets import FILE
 from agent.bench.counts import Driver
 from agent.bench.result import Unmeasured

@@ -21,7 +21,7 @@ from agent.bench.host import host
 from agent.bench.result import Outcome, Unmeasured
 from agent.bench.suites import decide, detect, encode, idle, poll, publish, scale, startup, trace
 from agent.errors import OutputError, ReaderGone
-from agent.output import say_last
+from agent.system.output import say_last
 
 SUITES: Final[Mapping[str, Callable[[Effort], Outcome]]] = {
     "poll": poll.run,

@@ -13,14 +13,14 @@ import time
 from pathlib import Path
 from typing import Final
 
+from agent.app.daemon import SWITCH_INTERVAL_S
 from agent.bench.processes import DRIVER
-from agent.daemon import SWITCH_INTERVAL_S
 from agent.model.health import DeviceHealth, Health, Severity
 from agent.model.report import Report
 from agent.model.time import NS, Instant
-from agent.serve.rpc.latest import Latest
-from agent.serve.rpc.thread import IoThread
 from agent.serve.servers import Servers, encode_devices
+from agent.system.threads.latest import Latest
+from agent.system.threads.loop_thread import IoThread
 from agent.version import VERSION
 
 WALL_S: Final = 1.7e9

@@ -1,8 +1,8 @@
 """``python -m agent.bench.traced SETTINGS``: an agent that says when each hop of a change was.
 
-The agent's own parts, put together as ``agent.daemon`` does, with the clock read between them; what has no
-part in a change on its way is left out. SETTINGS are flags of ``drahealth run`` as a JSON object. It prints a
-line of JSON for each message that it encodes: CLOCK_MONOTONIC [ns] when
+The agent's own parts, put together as ``agent.app.daemon`` does, with the clock read between them; what has
+no part in a change on its way is left out. SETTINGS are flags of ``drahealth run`` as a JSON object. It
+prints a line of JSON for each message that it encodes: CLOCK_MONOTONIC [ns] when
 
     rung        the C core wrote to its eventfd, if that was what woke
     woken       the Trio thread ran
@@ -22,20 +22,20 @@ from collections.abc import Mapping, Sequence
 
 import trio
 
-from agent.assembly import NODE_STOP_S, open_sampler, settings_of
-from agent.clocks import read_clocks
-from agent.config import Config, load
-from agent.core import Core, Timing
-from agent.daemon import SWITCH_INTERVAL_S, step_aside
+from agent.app.daemon import SWITCH_INTERVAL_S, step_aside
+from agent.config.config import Config, load
+from agent.engine.loop import Core, Timing
+from agent.engine.step import begin
 from agent.model.health import DeviceHealth
 from agent.model.report import Report
 from agent.model.snapshot import Snapshot
 from agent.native.sampler import Sampler
-from agent.node import Node
-from agent.pipeline import begin
-from agent.serve.rpc.latest import Latest
-from agent.serve.rpc.thread import IoThread
+from agent.node.node_source import Node
+from agent.node.open import NODE_STOP_S, open_sampler, settings_of
 from agent.serve.servers import Servers, encode_devices
+from agent.system.clock import read_clocks
+from agent.system.threads.latest import Latest
+from agent.system.threads.loop_thread import IoThread
 from agent.version import VERSION
 
 

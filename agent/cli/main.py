@@ -6,30 +6,31 @@ import argparse
 import re
 import sys
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from importlib import import_module
 from typing import Final, NoReturn
 
 from agent.cli.exits import EXIT_OF_ERROR, INTERNAL
 from agent.cli.verb import Verb
 from agent.errors import ReaderGone, UsageError, root_of, suggestion
-from agent.output import say_last
+from agent.system.output import say_last
 from agent.version import VERSION
 
-VERBS: Final = (
-    "run",
-    "scan",
-    "watch",
-    "status",
-    "explain",
-    "audit",
-    "prepares",
-    "history",
-    "classify",
-    "checks",
-    "conform",
-)
-"""Modules beside this one, each with its ``VERB``. Of a command line that names one no other is loaded."""
+VERBS: Final = {
+    "run": "run",
+    "scan": "scan.command",
+    "watch": "watch",
+    "status": "status",
+    "explain": "explain.command",
+    "audit": "audit.command",
+    "prepares": "prepares.command",
+    "history": "history.command",
+    "classify": "prepares.classify",
+    "checks": "checks.command",
+    "conform": "conform.command",
+}
+"""Modules of this package by verb, each with its ``VERB``. A command line loads only the module of its
+verb."""
 
 DESCRIPTION: Final = "Tells the truth about a node's devices: one verdict each, with its evidence."
 EXAMPLES: Final = (
@@ -59,11 +60,11 @@ class Parser(argparse.ArgumentParser):
 
 def verb_of(name: str) -> Verb:
     """One of :data:`VERBS`."""
-    verb: Verb = import_module(f"agent.cli.{name}").VERB
+    verb: Verb = import_module(f"agent.cli.{VERBS[name]}").VERB
     return verb
 
 
-def build_parser(names: Sequence[str] = VERBS) -> tuple[Parser, dict[str, Parser]]:
+def build_parser(names: Iterable[str] = VERBS) -> tuple[Parser, dict[str, Parser]]:
     """The parser of the command, and those of its verbs, or of some."""
     parser = Parser(prog="drahealth", description=DESCRIPTION, allow_abbrev=False)
     parser.examples = EXAMPLES

@@ -7,21 +7,21 @@ import shlex
 import sys
 from typing import TYPE_CHECKING
 
-from agent.cli.live import LogLines, live_table
-from agent.cli.logs import LineFormatter, is_journal, log_to
 from agent.cli.main import complain
-from agent.cli.report_log import ReportLog
-from agent.cli.terminal import can_redraw, program
-from agent.cli.text import clean
+from agent.cli.output.live import LogLines, live_table
+from agent.cli.output.log import LineFormatter, is_journal, log_to
+from agent.cli.output.report_log import ReportLog
+from agent.cli.output.terminal import can_redraw, program
+from agent.cli.output.text import clean
 from agent.cli.verb import Verb, add_colour, add_settings, config_file_of, flags_of
-from agent.config import Config, load
+from agent.config.config import Config, load
 from agent.version import VERSION
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
     from pathlib import Path
 
-    from agent.cli.terminal import Style
+    from agent.cli.output.terminal import Style
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -37,7 +37,7 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 def main(args: Namespace) -> int:
     config = load(flags_of(args), os.environ, file=config_file_of(args))
-    from agent import daemon
+    from agent.app import daemon
 
     if args.table == "always" or (args.table == "auto" and can_redraw(sys.stdout, os.environ)):
         table = live_table(args.color, head=lambda style: how_to_read(config, program(), style))

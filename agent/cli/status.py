@@ -8,10 +8,10 @@ import sys
 import time
 from typing import TYPE_CHECKING
 
-from agent.cli.document import status_document
 from agent.cli.exits import exit_of_severities
-from agent.cli.render import render_status
-from agent.cli.terminal import style_of
+from agent.cli.output.document import status_document
+from agent.cli.output.table import render_status
+from agent.cli.output.terminal import style_of
 from agent.cli.verb import Verb, add_output, add_settings, agent_socket_of
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ def main(args: Namespace) -> int:
     socket = agent_socket_of(args)
     import asyncio
 
-    from agent.serve import client
+    from agent.serve.agent_api import client
 
     status = asyncio.run(client.status(socket))
     if args.output == "json":

@@ -7,8 +7,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from agent.cli.terminal import COLOURS
-from agent.config import CONFIG_VARIABLE, DEFAULT_FILE, SETTINGS, load_runtime_dir
+from agent.cli.output.terminal import COLOURS
+from agent.config.config import CONFIG_VARIABLE, DEFAULT_FILE, SETTINGS, load_runtime_dir
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace, _ActionsContainer
@@ -28,7 +28,7 @@ class Verb(NamedTuple):
 
 
 def add_settings(parser: ArgumentParser, *flags: str) -> None:
-    """``--config`` and these flags of :data:`agent.config.SETTINGS`, or all that have one."""
+    """``--config`` and these flags of :data:`agent.config.config.SETTINGS`, or all that have one."""
     group = parser.add_argument_group(
         "configuration", f"Each flag can also be given as DRAHEALTH_<FLAG>, or in {DEFAULT_FILE}."
     )
@@ -44,7 +44,7 @@ def add_settings(parser: ArgumentParser, *flags: str) -> None:
         else:
             group.add_argument(
                 setting.flag,
-                dest=setting.flag,  # as agent.config.load() names them
+                dest=setting.flag,  # as agent.config.config.load() names them
                 action="append" if setting.many else "store",
                 metavar=setting.metavar,
                 help=setting.help,
@@ -72,7 +72,7 @@ def add_colour(parser: ArgumentParser) -> None:
 
 
 def flags_of(args: Namespace) -> dict[str, object]:
-    """The settings that the command line gave, as :func:`agent.config.load` wants them."""
+    """The settings that the command line gave, as :func:`agent.config.config.load` wants them."""
     return {name: value for name, value in vars(args).items() if name.startswith("--") and value is not None}
 
 

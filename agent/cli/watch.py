@@ -13,13 +13,13 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from agent.cli.changes import changes
-from agent.cli.document import report_document
 from agent.cli.exits import exit_of_severities
-from agent.cli.live import live_table
-from agent.cli.render import render_report
-from agent.cli.terminal import can_redraw, style_of
-from agent.cli.text import clean
+from agent.cli.output.changes import changes
+from agent.cli.output.document import report_document
+from agent.cli.output.live import live_table
+from agent.cli.output.table import render_report
+from agent.cli.output.terminal import can_redraw, style_of
+from agent.cli.output.text import clean
 from agent.cli.verb import Verb, add_output, add_settings, agent_socket_of
 from agent.errors import AgentUnreachable
 
@@ -29,7 +29,7 @@ ONCE_S: Final = 10.0
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
 
-    from agent.cli.terminal import Style
+    from agent.cli.output.terminal import Style
     from agent.model.report import Report
 
 
@@ -61,7 +61,7 @@ def main(args: Namespace) -> int:
 async def _once(socket: Path, args: Namespace) -> int:
     import asyncio
 
-    from agent.serve import client
+    from agent.serve.agent_api import client
 
     try:
         async with asyncio.timeout(ONCE_S):
@@ -79,7 +79,7 @@ async def _once(socket: Path, args: Namespace) -> int:
 
 
 async def _table(socket: Path, colour: str) -> None:
-    from agent.serve import client
+    from agent.serve.agent_api import client
 
     def head(style: Style) -> str:
         return style.paint(f"{clean(str(socket))}, Ctrl-C ends", "dim") + "\n"
@@ -95,7 +95,7 @@ async def _table(socket: Path, colour: str) -> None:
 
 
 async def _lines(socket: Path, output: str) -> None:
-    from agent.serve import client
+    from agent.serve.agent_api import client
 
     before: Report | None = None
     async for report in client.follow(socket):

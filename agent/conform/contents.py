@@ -8,7 +8,7 @@ from itertools import pairwise
 from typing import Final
 
 from agent.conform.observed import Device, HealthList, Key, Observed, Stream
-from agent.conform.telling import entries, lists_of, name_of, over_streams, tellings
+from agent.conform.stream_queries import entries, lists_of, name_of, over_streams, tellings
 from agent.conform.verdicts import Judgement, count, failed, passed, spell, warned, worst
 
 MESSAGE_LIMIT: Final = 1024

@@ -6,7 +6,7 @@ from itertools import pairwise
 from typing import Final
 
 from agent.conform.observed import Key, Observed, Stopped, Stream, Watch
-from agent.conform.telling import JUST_S, differences, is_ours, known_at, lease_of, name_of
+from agent.conform.stream_queries import JUST_S, differences, is_ours, known_at, lease_of, name_of
 from agent.conform.verdicts import (
     Judgement,
     count,

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from agent.conform.observed import MOST_S, Observed, Stream
-from agent.conform.telling import (
+from agent.conform.stream_queries import (
     DEFAULT_LEASE_S,
     OVERFLOW_S,
     entries,

@@ -6,7 +6,15 @@ from collections.abc import Callable, Iterator
 from typing import Final
 
 from agent.conform.observed import V1, V1ALPHA1, Observed, Stream, Watch
-from agent.conform.telling import differences, is_ours, known_at, lists_of, name_of, over_streams, tellings
+from agent.conform.stream_queries import (
+    differences,
+    is_ours,
+    known_at,
+    lists_of,
+    name_of,
+    over_streams,
+    tellings,
+)
 from agent.conform.verdicts import Judgement, count, failed, not_run, passed, said, seconds, warned, worst
 from agent.model.sockets import PATH_LIMIT
 

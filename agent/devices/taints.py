@@ -2,7 +2,7 @@
 
 A taint comes with its cause, which has been debounced by then, and leaves when the cause has been gone for a
 quiet time: what flaps is published once. While nobody can look at a device nothing leaves it, but evictions
-stop. How taints are published is agent.driver.taints's; that pods are evicted, Kubernetes'.
+stop. How taints are published is agent.driver.taint_publisher's; that pods are evicted, Kubernetes'.
 
 Sources: KEP-5055; the keys are those of NVIDIA's driver where it has one.
 """

@@ -9,12 +9,12 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
 
-from agent.config import Config
+from agent.config.config import Config
 from agent.devices.taints import devices_of
-from agent.driver.board import Board
-from agent.driver.declaring import declare
-from agent.driver.desk import Desk
-from agent.driver.taints import TaintPublisher, policy_of
+from agent.driver.declare import declare
+from agent.driver.prepare_tracker import Desk
+from agent.driver.report_hub import Board
+from agent.driver.taint_publisher import TaintPublisher, policy_of
 from agent.model.claim import Claim, DeviceRef
 from agent.model.declared import Declarations
 from agent.model.health import DeviceHealth
@@ -23,11 +23,11 @@ from agent.model.report import Report
 from agent.model.taint import Taints
 from agent.model.time import NS, Instant
 from agent.prepare.evidence import Evidence
-from agent.serve.driver_link import Ended, NoRoom, Row, Synced
-from agent.serve.rpc.latest import Latest
+from agent.serve.driver_link.service import Ended, NoRoom, Row, Synced
 from agent.sources.declared import DIRECTORY
 from agent.sources.declared_file import DEVICES_MAX
 from agent.store import taints as taint_store
+from agent.system.threads.latest import Latest
 
 JUDGED_S: Final = 2.0
 """How long a driver that declares its devices waits for their first verdicts [s]."""

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Protocol
 
 import trio
 
-from agent.config import DRIVERS
-from agent.driver.board import Board
+from agent.config.config import DRIVERS
+from agent.driver.report_hub import Board
 from agent.model.prepare import ToldFault
 from agent.model.report import Report
 from agent.model.snapshot import Snapshot

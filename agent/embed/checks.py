@@ -1,7 +1,7 @@
 """A driver's own checks: what one is, what it may answer, and what its answer means.
 
 Whoever cannot answer has not looked: an exception, a wrong answer and silence are never health, and no fault
-of the device either. When checks are called is :mod:`agent.embed.rounds`'.
+of the device either. When checks are called is :mod:`agent.embed.check_scheduler`'.
 """
 
 import inspect
@@ -12,11 +12,11 @@ from fnmatch import fnmatchcase
 from functools import partial
 from typing import Any, Final, NamedTuple
 
-from agent.config_values import number_within, read_count, seconds_within
+from agent.config.values import number_within, read_count, seconds_within
 from agent.embed.devices import Device
 from agent.errors import ConfigError, root_of
 from agent.model.health import Finding, Severity
-from agent.prepare.masks import mask, shorten, text_of
+from agent.prepare.normalize import mask, shorten, text_of
 
 EVERY_MIN_S: Final = 0.1
 EVERY_MAX_S: Final = 3600.0

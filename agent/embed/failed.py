@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import Final
 
 from agent.devices.inventory import declared_device
-from agent.health.catalogue import Row
+from agent.health.catalog import Row
 from agent.health.message import message
 from agent.model.declared import Declared
 from agent.model.health import Blame, Cause, DeviceHealth, Health, Severity

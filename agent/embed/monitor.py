@@ -15,22 +15,20 @@ from pathlib import Path
 from types import TracebackType
 from typing import Final, Self, TypeVar
 
-from agent.clocks import read_clocks
-from agent.config import KUBELET_DIR, Config
-from agent.config_values import check_driver
+from agent.config.config import KUBELET_DIR, Config
+from agent.config.values import check_driver
 from agent.devices.taints import TaintPolicy, domain_of
-from agent.driver.board import Board
-from agent.driver.desk import Desk
-from agent.driver.taints import Callback, policy_of
+from agent.driver.prepare_tracker import Desk
+from agent.driver.report_hub import Board
+from agent.driver.taint_publisher import Callback, policy_of
+from agent.embed.callback_runner import Host
+from agent.embed.check_scheduler import Rounds
 from agent.embed.checks import Check, Function, name_of, patterns_of
+from agent.embed.components import STOP_LEAST_S, Parts
 from agent.embed.devices import Device
 from agent.embed.failed import failed_report
-from agent.embed.host import Host
-from agent.embed.parts import STOP_LEAST_S, Parts
-from agent.embed.rounds import Rounds
 from agent.embed.service import STOPPED, SUPPORTED_SERVICES, codec, open_service
 from agent.embed.source import DriverSource
-from agent.embed.thread import TrioThread
 from agent.errors import ConfigError
 from agent.model.claim import ClaimDevice, DeviceRef
 from agent.model.health import DeviceHealth, Health, Severity
@@ -40,9 +38,11 @@ from agent.model.taint import Taints
 from agent.model.time import NS, Instant
 from agent.prepare.errors import FailedDevice
 from agent.prepare.patterns import Pattern
-from agent.serve.hosted import HostedHealth
-from agent.serve.rpc.codec import Codec
-from agent.serve.rpc.latest import Latest
+from agent.serve.grpc.codec import Codec
+from agent.serve.health.embedded_service import HostedHealth
+from agent.system.clock import read_clocks
+from agent.system.threads.latest import Latest
+from agent.system.threads.trio_thread import TrioThread
 
 STOP_S: Final = 2.0
 """What all threads have to end, unless somebody says otherwise [s]."""

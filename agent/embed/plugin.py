@@ -12,18 +12,18 @@ from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
 
-from agent.embed.host import Host
+from agent.embed.callback_runner import Host
 from agent.embed.monitor import Monitor
-from agent.embed.work import Driver, Work
+from agent.embed.prepare_worker import Driver, Work
 from agent.model.claim import Claim, ClaimRef
 from agent.model.report import Report
 from agent.prepare.wire import WireMode
-from agent.serve.plugin import Plugin
-from agent.serve.plugin_paths import plugin_paths
-from agent.serve.registration import OnStatus
-from agent.serve.rpc.latest import Latest
-from agent.serve.rpc.thread import IoThread
-from agent.serve.serial import Serial
+from agent.serve.dra_plugin.paths import plugin_paths
+from agent.serve.dra_plugin.registration import OnStatus
+from agent.serve.dra_plugin.serialize_lock import Serial
+from agent.serve.dra_plugin.server import Plugin
+from agent.system.threads.latest import Latest
+from agent.system.threads.loop_thread import IoThread
 
 START_S: Final = 5.0
 STOP_S: Final = 5.0

@@ -3,10 +3,10 @@
 from typing import Final
 
 from agent.model.report import Report
-from agent.serve.hosted import SERVICES, HostedCodec, HostedHealth
-from agent.serve.rpc.codec import Codec
-from agent.serve.rpc.latest import Latest
+from agent.serve.grpc.codec import Codec
+from agent.serve.health.embedded_service import SERVICES, HostedCodec, HostedHealth
 from agent.serve.servers import encode_devices
+from agent.system.threads.latest import Latest
 
 SUPPORTED_SERVICES: Final = SERVICES
 """For the ``supported_versions`` of a registration, beside ``v1.DRAPlugin``; the newest first."""

@@ -11,7 +11,7 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Final
 
-from agent.core import Source
+from agent.engine.loop import Source
 from agent.model.check import CheckSample
 from agent.model.declared import Declarations, Declared, DeclaredFile
 from agent.model.prepare import ToldFault

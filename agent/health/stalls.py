@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple
 
-from agent.health.catalogue import CLEAN_PASSES, STALLED, STALLED_ADVICE
+from agent.health.catalog import CLEAN_PASSES, STALLED, STALLED_ADVICE
 from agent.model.health import Blame, Cause, Severity
 from agent.model.source import SourceSample, SourceState
 from agent.model.time import NS, Instant

@@ -5,9 +5,9 @@ from dataclasses import dataclass, field
 
 from agent.devices.inventory import Device
 from agent.health import message
-from agent.health.look import Look
-from agent.health.machine import HEALTH
+from agent.health.evaluation import Look
 from agent.health.stalls import Stall
+from agent.health.state_machine import HEALTH
 from agent.model.health import Cause, DeviceHealth, Health, Severity
 from agent.model.source import SourceSample
 from agent.model.time import NS, Instant, at_mono

@@ -1,4 +1,4 @@
-"""What one cgroup is set to, as it was read on demand. What it should be set to is for agent.enforce."""
+"""What one cgroup is set to, as it was read on demand. What it should be set to is for agent.allocatable."""
 
 from dataclasses import dataclass
 from typing import Final

@@ -1,6 +1,6 @@
 """Who uses a device: claims, their devices and their consumers, each edge with the source that says so.
 
-Words only. What the sources say is in agent.model.testimony; agent.devices makes one map of it.
+Words only. What the sources say is in agent.model.claim_sources; agent.devices makes one map of it.
 """
 
 from collections.abc import Mapping
@@ -9,8 +9,7 @@ from enum import StrEnum
 from typing import NamedTuple
 
 from agent.model.claim import ClaimRef, DeviceRef
-from agent.model.reading import Absence
-from agent.model.testimony import (
+from agent.model.claim_sources import (
     ConsumerKind,
     DeviceUse,
     KnownClaim,
@@ -20,6 +19,7 @@ from agent.model.testimony import (
     PodRef,
     Witness,
 )
+from agent.model.reading import Absence
 
 
 class Relation(StrEnum):

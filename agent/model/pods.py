@@ -1,7 +1,7 @@
 """What is known of pods that use devices: who has which, and what their cgroups do not say as they should.
 
-Words only: agent.pod_watch finds it out, with what agent.enforce.findings makes of an audit; the rules of
-agent.health.host.promises judge it.
+Words only: agent.node.pods.tracker finds it out, with what agent.allocatable.findings makes of an audit; the
+rules of agent.health.host.pod.rules judge it.
 """
 
 from collections.abc import Mapping
@@ -29,7 +29,7 @@ class PodFinding(NamedTuple):
     container: str
     """Name; empty: it is the pod's."""
     code: str
-    """``cgroup.<verdict>`` of agent.enforce.verdicts, or that of a risk."""
+    """``cgroup.<verdict>`` of agent.allocatable.verdicts, or that of a risk."""
     evidence: str
     """One line with the numbers that were compared. Stable while they are."""
     advice: str = ""

@@ -1,6 +1,6 @@
 """A use: a device of a claim of a pod on this node, from when it was seen to begin until it ended.
 
-Words only. What follows from one look to the next is in agent.devices.uses, where it is kept in
+Words only. What follows from one look to the next is in agent.devices.consumers.usage, where it is kept in
 agent.store.history.
 """
 
@@ -9,8 +9,8 @@ from enum import StrEnum
 from typing import Final, NamedTuple
 
 from agent.model.claim import ClaimRef, DeviceRef
+from agent.model.claim_sources import Origin, PodRef
 from agent.model.health import Health, Severity
-from agent.model.testimony import Origin, PodRef
 from agent.model.time import Instant
 
 

@@ -1,8 +1,8 @@
 """What kind of failure it is that a claim could not be prepared: all evidence, weighed in one ranking.
 
 Owns the ranking and what becomes of the winner. What a piece of evidence shows of itself is
-agent.prepare.judges, what follows from a code agent.prepare.taxonomy, how it is put for the kubelet
-agent.prepare.text.
+agent.prepare.scoring, what follows from a code agent.prepare.taxonomy, how it is put for the kubelet
+agent.prepare.message.
 
 Of one failure's evidence the weightiest decides; among equals the outermost exception. Then the health
 engine: a device of the claim that it holds Unhealthy is the reason, unless something else is shown. One that
@@ -20,8 +20,8 @@ from agent.model.prepare import ErrorClass, PrepareVerdict
 from agent.prepare.evidence import DeviceVerdict, Evidence, Text
 from agent.prepare.exceptions import failures
 from agent.prepare.judgement import Context, Judgement, Weight
-from agent.prepare.judges import judge
-from agent.prepare.masks import clean, shorten
+from agent.prepare.normalize import clean, shorten
+from agent.prepare.scoring import judge
 from agent.prepare.taxonomy import row_of
 
 __all__ = ["Context", "classify", "classify_evidence", "device_verdict", "judge_devices"]

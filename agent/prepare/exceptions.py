@@ -1,6 +1,6 @@
 """From an exception to evidence: those that it came from, and those that came together.
 
-Owns the way through groups, causes and contexts; what one exception shows is agent.prepare.readers.
+Owns the way through groups, causes and contexts; what one exception shows is agent.prepare.extract.
 """
 
 from collections.abc import Iterator
@@ -10,7 +10,7 @@ from typing import Final
 from agent.model.prepare import Operation
 from agent.prepare.doing import Doing, done_by
 from agent.prepare.evidence import Evidence, Handled
-from agent.prepare.readers import read
+from agent.prepare.extract import read
 
 FAILURES_MAX: Final = 64
 """Of one exception: a group's members, and theirs."""

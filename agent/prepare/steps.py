@@ -12,9 +12,9 @@ from typing import Any, NamedTuple, Protocol
 from agent.model.claim import Claim
 from agent.model.prepare import ErrorClass, PrepareVerdict
 from agent.prepare.errors import PrepareError
+from agent.prepare.message import text
 from agent.prepare.patterns import Pattern
 from agent.prepare.retry import pause_s
-from agent.prepare.text import text
 
 
 class Call(NamedTuple):
@@ -37,7 +37,7 @@ Step = Call | Pause | Work
 
 
 class Judge(Protocol):
-    """What a prepare needs to know and to have remembered: :class:`agent.driver.desk.Desk`."""
+    """What a prepare needs to know and to have remembered: :class:`agent.driver.prepare_tracker.Desk`."""
 
     def recall(self, claim: Claim) -> PrepareError | None:
         """The answer, if the same question had one that still holds. Microseconds."""

@@ -10,20 +10,20 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
-from agent.config import DRIVERS
-from agent.config_values import check_drivers
+from agent.config.config import DRIVERS
+from agent.config.values import check_drivers
 from agent.errors import ConfigError
 from agent.model.health import DeviceHealth
 from agent.model.report import Report
 from agent.model.status import Subscribers
 from agent.native.encode import WireHealth, encode_health
-from agent.serve.agent_api import AgentService
-from agent.serve.driver_link import DriverLinkService, Link, LinkStream
-from agent.serve.feed import Encode
-from agent.serve.health import HealthService, Publications
-from agent.serve.rpc.latest import Latest
-from agent.serve.rpc.server import Server
+from agent.serve.agent_api.service import AgentService
+from agent.serve.driver_link.service import DriverLinkService, Link, LinkStream
+from agent.serve.grpc.server import Server
+from agent.serve.health.feed import Encode
+from agent.serve.health.service import HealthService, Publications
 from agent.serve.sockets import UnixListener, check_length, make_directory, remove_leftovers
+from agent.system.threads.latest import Latest
 
 SHUTTING_DOWN: Final = "agent shutting down"
 """What clients read when the agent ends; the status is UNAVAILABLE."""
@@ -128,7 +128,7 @@ class Servers:
         the clients do.
 
         Raises:
-            ValueError: a report that cannot be told (see :class:`~agent.serve.health.Publications`).
+            ValueError: a report that cannot be told (see :class:`~agent.serve.health.service.Publications`).
         """
         publications = Publications(self._latest, self._encode, self._drivers)
         services: dict[str, HealthService | AgentService] = {}

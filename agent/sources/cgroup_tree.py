@@ -9,11 +9,11 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Final
 
-from agent.enforce.cgroups import Level, parse_path, qos_path
-from agent.enforce.facts import CgroupDriver
-from agent.enforce.pod import Qos
+from agent.allocatable.cgroups import Level, parse_path, qos_path
+from agent.allocatable.facts import CgroupDriver
+from agent.allocatable.pod import Qos
+from agent.model.claim_sources import LiveContainer, LivePod, Origin, Told, Witness
 from agent.model.reading import Absence
-from agent.model.testimony import LiveContainer, LivePod, Origin, Told, Witness
 from agent.model.time import Instant
 
 _MOUNTS: Final = ("", "unified", "memory", "cpu", "cpu,cpuacct", "pids", "hugetlb")

@@ -15,7 +15,7 @@ import msgspec
 
 from agent.errors import ProbeError
 from agent.model.cpuset import CpuSet, parse_cpus
-from agent.whole_file import Unread, read_whole
+from agent.system.read_file import Unread, read_whole
 
 NAME: Final = "cpu_manager_state"
 """In the kubelet's directory; root's, mode 0600."""

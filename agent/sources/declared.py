@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Final
 
-from agent.config_values import check_driver
+from agent.config.values import check_driver
 from agent.errors import ConfigError, ProbeError
 from agent.model.declared import Declarations, Declared, DeclaredFile
 from agent.sources.declared_file import DEVICES_MAX, parse_declaration

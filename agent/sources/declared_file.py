@@ -10,8 +10,8 @@ import tomllib
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
-from agent.config import LEASE_MAX_S
-from agent.config_values import (
+from agent.config.config import LEASE_MAX_S
+from agent.config.values import (
     check_node_name,
     number_within,
     read_count,

@@ -1,7 +1,8 @@
 """Objects in a file, as kubectl wrote them: a List, one object, or what the API server's list looks like raw;
 as JSON or as YAML, there of several documents, too.
 
-The reader of YAML is imported when there is some. What the objects say is in agent.devices.objects.
+The reader of YAML is imported when there is some. What the objects say is in
+agent.devices.consumers.kube_objects.
 """
 
 from collections import Counter
@@ -12,10 +13,10 @@ from typing import Final
 import msgspec
 
 from agent.errors import PermissionDenied, UsageError
+from agent.model.claim_sources import Origin, Told, Witness
 from agent.model.objects import Object
-from agent.model.testimony import Origin, Told, Witness
 from agent.model.time import Instant
-from agent.whole_file import Unread, WholeFile, read_whole
+from agent.system.read_file import Unread, WholeFile, read_whole
 
 FILE_BYTES: Final = 256 << 20
 """5,000 pods with all that servers and controllers note in them are about 100 MiB."""

@@ -16,12 +16,12 @@ from typing import Any, Final
 
 import msgspec
 
-from agent.config import CHECKPOINT
+from agent.config.config import CHECKPOINT
 from agent.model.claim import ClaimRef, DeviceRef
+from agent.model.claim_sources import DeviceUse, Origin, PreparedClaim, Told, Witness
 from agent.model.reading import Absence
-from agent.model.testimony import DeviceUse, Origin, PreparedClaim, Told, Witness
 from agent.model.time import Instant
-from agent.whole_file import Unread, read_whole
+from agent.system.read_file import Unread, read_whole
 
 NAME: Final = CHECKPOINT
 """In the kubelet's directory; root's, mode 0600."""

@@ -2,7 +2,7 @@
 
 It writes when something changes and at no other time. So an old file is no sign of an old belief: what was
 heard since, in the same words, does not stand here. What a kubelet that begins now would make of an entry is
-:meth:`~agent.model.testimony.Belief.has_lapsed`.
+:meth:`~agent.model.claim_sources.Belief.has_lapsed`.
 
 Up to 1.36 a device that its driver leaves out stays, as Unknown once its lease is over; from 1.37 on its
 entry is taken away then.
@@ -18,11 +18,11 @@ from typing import Final
 import msgspec
 
 from agent.model.claim import DeviceRef
+from agent.model.claim_sources import Belief, Origin, Told, Witness
 from agent.model.health import Health
 from agent.model.reading import Absence
-from agent.model.testimony import Belief, Origin, Told, Witness
 from agent.model.time import NS, Instant
-from agent.whole_file import Unread, read_whole
+from agent.system.read_file import Unread, read_whole
 
 NAME: Final = "dra_health_state"
 """In the kubelet's directory; root's, mode 0600."""

@@ -10,9 +10,9 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Final
 
-from agent.enforce.cgroups import Level, parse_path, pod_path, qos_path
-from agent.enforce.facts import CgroupDriver, NodeFacts
-from agent.enforce.pod import Pod, Qos
+from agent.allocatable.cgroups import Level, parse_path, pod_path, qos_path
+from agent.allocatable.facts import CgroupDriver, NodeFacts
+from agent.allocatable.pod import Pod, Qos
 from agent.errors import PermissionDenied, ProbeError
 from agent.native.cgroup_knobs import KnobReader
 from agent.sources.cgroup_tree import class_directories

@@ -6,10 +6,10 @@ that of its configuration.
 
 from typing import Final
 
+from agent.model.claim_sources import LiveContainer, LivePod, Origin, Told, Witness
 from agent.model.reading import Absence, Missing, Reading
 from agent.model.snapshot import GroupKind, Snapshot
 from agent.model.source import SourceState
-from agent.model.testimony import LiveContainer, LivePod, Origin, Told, Witness
 from agent.model.time import Instant
 
 SOURCE: Final = "cgroups"

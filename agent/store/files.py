@@ -15,8 +15,8 @@ from typing import Annotated, Final, TypeVar, get_type_hints
 import msgspec
 
 from agent.errors import DrahealthError
-from agent.locks import is_file, unlock
-from agent.whole_file import Unread, read_whole
+from agent.system.flock import is_file, unlock
+from agent.system.read_file import Unread, read_whole
 
 ASIDE_MAX: Final = 5
 """Files of one kind that are set aside; the oldest makes room."""

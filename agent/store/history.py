@@ -1,7 +1,7 @@
 """The history's file: which pod used which device, and how that was when it ended. SQLite, bounded.
 
-What a use is, and when it ends, is agent.devices.uses's. The file is opened for each write and closed again:
-nothing is held of one that an operator moves away, and no memory between two changes.
+What a use is, and when it ends, is agent.devices.consumers.usage's. The file is opened for each write and
+closed again: nothing is held of one that an operator moves away, and no memory between two changes.
 
 Its journal is a file that goes when a transaction is done (``DELETE``), and no write-ahead log: whoever reads
 such a log writes its index, which another user and a read-only file system cannot, and no network file system

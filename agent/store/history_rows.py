@@ -5,8 +5,8 @@ from collections.abc import Iterable
 from typing import Final
 
 from agent.model.claim import ClaimRef, DeviceRef
+from agent.model.claim_sources import Origin, PodRef
 from agent.model.health import Health, Severity
-from agent.model.testimony import Origin, PodRef
 from agent.model.time import Instant
 from agent.model.uses import DeviceState, Ended, Ending, Use
 

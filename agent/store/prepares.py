@@ -1,7 +1,7 @@
 """The file of a driver's prepares: how the last one of each claim ended, and which devices it found broken.
 
 Two instances of a driver have the same file while one takes the other's place: each reads, merges and
-replaces it under a lock. What is remembered, and for how long, is agent.prepare.book's.
+replaces it under a lock. What is remembered, and for how long, is agent.prepare.ledger's.
 """
 
 import fcntl
@@ -14,15 +14,15 @@ from typing import Annotated, Any, Final, Literal, NamedTuple
 import msgspec
 from msgspec import Meta
 
-from agent.locks import unlock
 from agent.model.claim import ClaimRef, DeviceRef
 from agent.model.health import Health
 from agent.model.prepare import ErrorClass, Outcome, PrepareVerdict, Remedy, Scope, ToldFault
 from agent.model.taint import Effect
-from agent.prepare.book import Book, Kept, merge
-from agent.prepare.told import Told
+from agent.prepare.driver_faults import Told
+from agent.prepare.ledger import Book, Kept, merge
 from agent.store import files
 from agent.store.files import WALL_MAX_S, NotKept, Unusable
+from agent.system.flock import unlock
 
 FILE: Final = "prepares.json"
 LOCK: Final = "prepares.lock"

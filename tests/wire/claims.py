@@ -10,14 +10,14 @@ from agent.model.prepare import PrepareVerdict
 from agent.model.report import Report
 from agent.prepare.classify import Context, classify
 from agent.prepare.errors import PrepareError
-from agent.prepare.text import text
+from agent.prepare.message import text
 from agent.prepare.wire import WireMode
-from agent.serve.plugin import Plugin
-from agent.serve.plugin_paths import PluginPaths, plugin_paths
-from agent.serve.prepared import PreparedDevice
-from agent.serve.rpc.latest import Latest
-from agent.serve.rpc.thread import IoThread
-from agent.serve.runs import Kind
+from agent.serve.dra_plugin.in_flight import Kind
+from agent.serve.dra_plugin.paths import PluginPaths, plugin_paths
+from agent.serve.dra_plugin.result import PreparedDevice
+from agent.serve.dra_plugin.server import Plugin
+from agent.system.threads.latest import Latest
+from agent.system.threads.loop_thread import IoThread
 from wire.serving import InThread
 
 DRIVER = "gpu.example.com"

@@ -16,10 +16,10 @@ from agent.model.taint import Taints
 from agent.prepare.classify import Context, classify, classify_evidence
 from agent.prepare.errors import BadConfig
 from agent.prepare.evidence import Evidence
-from agent.serve.driver_link import Ended, Link, Row, Synced
-from agent.serve.rpc.latest import Latest
-from agent.serve.rpc.thread import IoThread
+from agent.serve.driver_link.service import Ended, Link, Row, Synced
 from agent.serve.servers import Servers
+from agent.system.threads.latest import Latest
+from agent.system.threads.loop_thread import IoThread
 from wire.google import Watcher, described, message_class
 from wire.serving import DRIVER, InThread, device, report
 

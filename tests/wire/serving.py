@@ -13,9 +13,9 @@ from patience import PATIENCE_S
 from agent.model.health import DeviceHealth, Health, Severity
 from agent.model.report import Report
 from agent.model.time import NS, Instant
-from agent.serve.rpc.latest import Latest
-from agent.serve.rpc.thread import IoThread
 from agent.serve.servers import Servers
+from agent.system.threads.latest import Latest
+from agent.system.threads.loop_thread import IoThread
 
 DRIVER = "test.drahealth.example"
 

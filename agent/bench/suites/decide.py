@@ -14,11 +14,11 @@ from agent.bench.result import Outcome, Table, rows_of
 from agent.bench.suites.poll import open_sampler, read
 from agent.bench.timing import Contender, race
 from agent.bench.trees import scratch, write_groups
+from agent.engine.step import State, step
 from agent.model.declared import Declarations, Declared, DeclaredCpus, DeclaredFile
 from agent.model.settings import Settings
 from agent.model.snapshot import Snapshot
 from agent.model.time import Instant
-from agent.pipeline import State, step
 
 DRIVER: Final = "bench.drahealth.example"
 DEVICES: Final = (8, 128, 1000)

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Final
 
 from agent.bench.effort import Effort
-from agent.bench.floor import NoFloor, floor
 from agent.bench.latency import batches, caused, paired_rows, seconds
+from agent.bench.lower_bound import NoFloor, floor
 from agent.bench.processes import (
     AGENT_METHOD,
     HEALTH_METHOD,

@@ -14,7 +14,7 @@ from agent.bench.effort import Effort
 from agent.bench.result import Outcome, Table, Unequal, rows_of
 from agent.bench.timing import Contender, race
 from agent.native.encode import WireHealth, encode_health
-from agent.serve.rpc.gen.health_v1 import v1
+from agent.serve.grpc.gen.health_v1 import v1
 
 DEVICES: Final = (8, 128, 1000)
 CORE: Final = "core: encode_health, C"

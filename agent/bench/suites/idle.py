@@ -17,13 +17,13 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from agent.bench.effort import Effort
-from agent.bench.floor import NoFloor, floor
+from agent.bench.lower_bound import NoFloor, floor
 from agent.bench.processes import HEALTH_METHOD, Silence, agent, agent_socket, health_socket, subscriber
 from agent.bench.result import Outcome, Row, Table, Unit, row_of
 from agent.bench.timing import Interval
 from agent.bench.trees import scratch, some_tree
 from agent.model.status import AgentStatus
-from agent.serve.client import status
+from agent.serve.agent_api.client import status
 
 GROUPS: Final = 500
 PERIOD_MS: Final = 100

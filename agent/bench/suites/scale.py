@@ -20,9 +20,9 @@ from agent.bench.suites.encode import entries_of
 from agent.bench.suites.poll import open_sampler, read
 from agent.bench.timing import Contender, race
 from agent.bench.trees import scratch, write_groups, write_sysfs
+from agent.engine.step import State, step
 from agent.model.settings import Settings
 from agent.native.encode import encode_health
-from agent.pipeline import State, step
 
 AGENTS: Final = 3
 """Sizes at which an agent is started for its memory, the smallest and the largest among them."""

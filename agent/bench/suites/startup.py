@@ -26,7 +26,7 @@ PROGRAMS: Final = {
     "psutil": ("import psutil", "import psutil"),
     "grpc": ("import grpc: grpcio, which we do without", "import grpc"),
 }
-IMPORTS: Final = "import agent.cli.main, agent.cli.run, agent.daemon"
+IMPORTS: Final = "import agent.cli.main, agent.cli.run, agent.app.daemon"
 IMPORTS_SHOWN: Final = 8
 _IMPORT: Final = re.compile(r"^import time: +(\d+) \| +\d+ \|  *(\S+)$", re.M)
 READY_S: Final = 60.0

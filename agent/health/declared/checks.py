@@ -8,8 +8,8 @@ from dataclasses import replace
 from itertools import groupby
 from typing import Final
 
-from agent.health.catalogue import Row
-from agent.health.look import Look, Subject
+from agent.health.catalog import Row
+from agent.health.evaluation import Look, Subject
 from agent.model.check import CheckSample
 from agent.model.health import Blame, Cause, Finding, Severity
 from agent.model.source import SourceSample, SourceState

@@ -5,7 +5,7 @@ from functools import partial
 from typing import Final
 
 from agent.devices.inventory import Device, Kind, device_pools
-from agent.health.catalogue import Row, cause_of
+from agent.health.catalog import Row, cause_of
 from agent.health.declared.checks import UNCHECKED, Samples, as_source, judge_checks, samples_of
 from agent.health.declared.gpus import (
     DECLARED_GPU_RULES,
@@ -13,14 +13,14 @@ from agent.health.declared.gpus import (
     find_device,
     find_gpu,
 )
-from agent.health.declared.past import DeclaredPast
-from agent.health.declared.settled import Settled, Settling, with_lease
+from agent.health.declared.state import DeclaredPast
+from agent.health.declared.verdict_cache import Settled, Settling, with_lease
+from agent.health.evaluation import Look, Subject, row_among
 from agent.health.gpu.devices import START_NS
 from agent.health.gpu.state import GpuLook
-from agent.health.host.catalogue import DECLARED_RULES
-from agent.health.host.devices import judged_verdict, unread
-from agent.health.host.views import Memory, view_declared
-from agent.health.look import Look, Subject, row_among
+from agent.health.host.catalog import DECLARED_RULES
+from agent.health.host.state import Memory, view_declared
+from agent.health.host.verdicts import judged_verdict, unread
 from agent.health.verdict import Before, lease_of, verdict, verified_by, with_causes
 from agent.model.declared import DeclaredGpu
 from agent.model.health import Blame, Cause, DeviceHealth, Note, Severity

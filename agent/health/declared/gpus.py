@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from typing import Final, NamedTuple
 
 from agent.devices.inventory import Device, gpu_device, mig_device
-from agent.health.catalogue import Rule
+from agent.health.catalog import Rule
 from agent.health.gpu.common import is_opening, library_error, nvml_name
 from agent.health.rules import FINE, Answer, Unevaluated
 from agent.model.declared import DeclaredGpu

@@ -8,12 +8,12 @@ GPUs that it no longer counts, are in agent.health.gpu.driver.
 from collections.abc import Iterator
 from typing import Final
 
-from agent.health.catalogue import Rule
+from agent.health.catalog import Rule
 from agent.health.gpu.common import library_error, nvml_name, probation_ns, read
 from agent.health.gpu.view import GpuView
+from agent.health.gpu.xid.recovery import RecoveryAction
 from agent.health.rules import FINE, Answer, Inapplicable, Unevaluated, lacking
 from agent.health.words import duration
-from agent.health.xid.recovery import RecoveryAction
 from agent.model.gpu import GpuField, Status
 from agent.model.health import Blame, Finding, Severity
 from agent.model.reading import Missing
@@ -35,7 +35,7 @@ TOLD_ELSEWHERE: Final = frozenset({Status.OK, Status.LOST, Status.RESET_REQUIRED
 def recovery_action(view: GpuView) -> Answer:
     """The driver says what must be done to the GPU before it is good again.
 
-    Source: NVML field 230, driver 565 and later [0: nothing; else see agent.health.xid.recovery].
+    Source: NVML field 230, driver 565 and later [0: nothing; else see agent.health.gpu.xid.recovery].
     """
     action = read(view, GpuField.RECOVERY_ACTION)
     if isinstance(action, Missing):

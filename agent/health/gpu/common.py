@@ -2,7 +2,7 @@
 
 The rules stand by theme, each with its rows of the catalogue: answers, driver, memory, heat, pcie, nvlink and
 fabric, beside this file. They judge readings. What NVML or the kernel log tells once, XIDs above all, is
-latched, and judged in agent.health.faults.
+latched, and judged in agent.health.gpu.faults.
 
 Limits that are called the vendor's are those that NVIDIA's own health checks apply (DCGM).
 """

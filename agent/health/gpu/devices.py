@@ -5,13 +5,13 @@ from functools import partial
 from typing import Final
 
 from agent.devices.inventory import Device, Kind, gpu_device
+from agent.health.evaluation import Look
 from agent.health.gpu.answers import NOT_ANSWERING
-from agent.health.gpu.catalogue import gpu_rules
+from agent.health.gpu.catalog import gpu_rules
 from agent.health.gpu.judging import gpu_row, judge_gpu, judge_instance
 from agent.health.gpu.state import GpuLook
 from agent.health.gpu.verdicts import answers, attributes_of, unseen_of
 from agent.health.gpu.views import gpu_devices, gpu_views
-from agent.health.look import Look
 from agent.health.stalls import stall_cause
 from agent.health.verdict import Before, lease_of, verdict, verified_by
 from agent.model.health import Cause, DeviceHealth, Severity

@@ -6,7 +6,7 @@ the GPU, but for its persistence mode.
 
 from typing import Final
 
-from agent.health.catalogue import Rule
+from agent.health.catalog import Rule
 from agent.health.gpu.common import is_opening, library_error, nvml_name, probation_ns, read
 from agent.health.gpu.view import GpuView
 from agent.health.rules import FINE, Answer, Inapplicable, Unevaluated, lacking

@@ -7,7 +7,7 @@ belong to none say so, or say for ever that registration has not begun; neither 
 from collections.abc import Iterator
 from typing import Final, NamedTuple
 
-from agent.health.catalogue import Rule
+from agent.health.catalog import Rule
 from agent.health.gpu.common import nvml_name, probation_ns, read
 from agent.health.gpu.view import GpuView
 from agent.health.rules import FINE, Answer, Inapplicable, Unreadable, lacking

@@ -7,7 +7,7 @@ Limits are the GPU's own and none is made up.
 
 from typing import Final
 
-from agent.health.catalogue import Rule
+from agent.health.catalog import Rule
 from agent.health.gpu.common import Budget, foremost, over_budget, read
 from agent.health.gpu.view import GpuView
 from agent.health.rules import FINE, Answer, Inapplicable, Unreadable, lacking

@@ -4,13 +4,13 @@ from collections.abc import Mapping, Sequence
 from typing import Final
 
 from agent.devices.inventory import Device
-from agent.health.catalogue import Row, Rule
-from agent.health.faults.findings import Latched, fault_row, findings_of, instance_findings, is_latched
+from agent.health.catalog import Row, Rule
+from agent.health.evaluation import Look, row_among
 from agent.health.gpu.answers import next_step_ns
+from agent.health.gpu.faults.evaluate import Latched, fault_row, findings_of, instance_findings, is_latched
 from agent.health.gpu.state import GpuLook
 from agent.health.gpu.verdicts import GONE, answers, gone_of
 from agent.health.gpu.view import GpuView
-from agent.health.look import Look, row_among
 from agent.health.rules import FINE, Unevaluated
 from agent.model.health import Finding
 from agent.model.settings import GpuLimits

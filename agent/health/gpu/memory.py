@@ -7,12 +7,12 @@ say, the count stands until a reset takes it back.
 
 from typing import Final
 
-from agent.health.catalogue import Rule
+from agent.health.catalog import Rule
 from agent.health.gpu.common import Budget, over_budget, probation_ns, read
 from agent.health.gpu.view import GpuView
+from agent.health.gpu.xid.recovery import RecoveryAction
 from agent.health.rules import FINE, Answer, Inapplicable, lacking
 from agent.health.words import at_least
-from agent.health.xid.recovery import RecoveryAction
 from agent.model.gpu import GpuField
 from agent.model.health import Blame, Finding, Severity
 from agent.model.reading import Missing

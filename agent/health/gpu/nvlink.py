@@ -6,7 +6,7 @@ machine is in agent.health.gpu.fabric.
 
 from typing import Final
 
-from agent.health.catalogue import Rule
+from agent.health.catalog import Rule
 from agent.health.gpu.common import Budget, foremost, over_budget, probation_ns, read
 from agent.health.gpu.view import GpuView
 from agent.health.rules import FINE, Answer, Inapplicable, lacking

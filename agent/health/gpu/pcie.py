@@ -6,7 +6,7 @@ judged under load only.
 
 from typing import Final
 
-from agent.health.catalogue import Rule
+from agent.health.catalog import Rule
 from agent.health.gpu.common import Budget, over_budget, probation_ns, read
 from agent.health.gpu.view import GpuView
 from agent.health.rules import FINE, Answer, Unevaluated, lacking

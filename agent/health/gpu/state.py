@@ -7,15 +7,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from agent.devices.gpus import replaced
-from agent.health.faults.cures import Watched, heal, watch
-from agent.health.faults.findings import judge_faults
-from agent.health.faults.intake import take_in
-from agent.health.faults.joining import next_ns
-from agent.health.faults.keeping import keep
-from agent.health.faults.values import Fault, FaultLog, Key
+from agent.devices.gpu_identity import replaced
+from agent.health.gpu.faults.checkpoint import keep
+from agent.health.gpu.faults.correlate import next_ns
+from agent.health.gpu.faults.evaluate import judge_faults
+from agent.health.gpu.faults.ingest import take_in
+from agent.health.gpu.faults.recovery import Watched, heal, watch
+from agent.health.gpu.faults.values import Fault, FaultLog, Key
 from agent.health.gpu.views import GpuMemory, remember_gpus
-from agent.health.xid.facts import Decision
+from agent.health.gpu.xid.facts import Decision
 from agent.model.faults import FaultMemory
 from agent.model.settings import GpuLimits
 from agent.model.snapshot import Snapshot

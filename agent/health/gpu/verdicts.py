@@ -4,7 +4,7 @@ from functools import lru_cache
 from typing import Final
 
 from agent.devices.inventory import Device, Kind
-from agent.health.catalogue import Row
+from agent.health.catalog import Row
 from agent.health.gpu.common import is_opening
 from agent.health.gpu.view import GpuView
 from agent.health.gpu.views import GpuMemory

@@ -35,7 +35,7 @@ class GpuView(NamedTuple):
     gpus: GpuSet
     host: GpuHost
     growth: Mapping[GpuField, Growth]
-    """Of the fields that :func:`agent.health.gpu.catalogue.windows` names, over the window it says."""
+    """Of the fields that :func:`agent.health.gpu.catalog.windows` names, over the window it says."""
     siblings_p50_ns: tuple[int, ...]
     """Median reading time of every other GPU that answers [ns]."""
     limits: GpuLimits

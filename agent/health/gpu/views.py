@@ -1,18 +1,18 @@
 """From snapshots to what the rules are shown of GPUs, and what must be remembered for that.
 
 Memory is a value: :func:`remember_gpus` makes the next one from the last and a snapshot. Faults that are
-latched, XIDs above all, have a memory of their own in agent.health.faults.values.
+latched, XIDs above all, have a memory of their own in agent.health.gpu.faults.values.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final, NamedTuple
 
-from agent.devices.gpus import call_roll
+from agent.devices.gpu_identity import call_roll
 from agent.devices.inventory import Device, gpu_device, mig_device
-from agent.health.gpu.catalogue import windows
+from agent.health.gpu.catalog import windows
 from agent.health.gpu.view import GpuStart, GpuView
-from agent.health.history import History, growth_of, lengthened
+from agent.health.rate_window import History, growth_of, lengthened
 from agent.health.rules import Growth
 from agent.model.faults import KnownGpu
 from agent.model.gpu import GpuField, GpuSample, GpuSet, MigSample, Status

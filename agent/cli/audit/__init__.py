@@ -1,0 +1,1 @@
+"""``drahealth audit``: compares the cgroups of pods with their expected allocation."""

@@ -1,0 +1,1 @@
+"""``drahealth checks``: the catalog of everything that the agent checks."""

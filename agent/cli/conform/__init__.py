@@ -1,0 +1,1 @@
+"""``drahealth conform``: tests a DRA driver against the kubelet's contract."""

@@ -1,0 +1,1 @@
+"""``drahealth history``: past device usage and the health of devices during it."""

@@ -1,0 +1,121 @@
+"""A table that is drawn over itself: four times a second at most, once without news so that ages are true.
+
+A window that is too low shows what is not well, and what the log says.
+"""
+
+import logging
+import os
+import sys
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Final, TextIO
+
+from agent.cli.output.log import message_of
+from agent.cli.output.report_printer import Teller
+from agent.cli.output.table import render_report
+from agent.cli.output.terminal import Style, style_of
+from agent.cli.output.text import clean
+from agent.errors import OutputError
+from agent.system.output import write_all
+
+ENTER: Final = "\x1b[?1049h\x1b[?25l\x1b[?7l"  # a screen of our own, no cursor, long lines cut
+LEAVE: Final = "\x1b[?7h\x1b[?25h\x1b[?1049l"
+HOME: Final = "\x1b[H"
+END_OF_LINE: Final = "\x1b[K\r\n"
+BELOW: Final = "\x1b[J"
+
+SOONEST_S: Final = 0.25
+LATEST_S: Final = 1.0
+
+
+def draw(text: str, height: int | None, log: Sequence[str] = ()) -> str:
+    """What replaces the screen's content by the text and the log, without flicker.
+
+    In a window that is too low the text is cut, and the log stays: it is short, and news.
+    """
+    lines = text.rstrip("\n").split("\n")
+    if height is not None and len(lines) + len(log) >= height:
+        log = log[-(height // 2) :]
+        shown = max(0, height - 2 - len(log))
+        lines = [*lines[:shown], f"  … {len(lines) - shown} more lines; enlarge the window"]
+    return HOME + END_OF_LINE.join([*lines, *log]) + "\x1b[K" + BELOW
+
+
+class LiveTable(Teller):
+    """The newest report on a terminal, until it is closed. Then the screen is as it was before, with the last
+    picture below.
+    """
+
+    def __init__(self, stream: TextIO, style: Callable[[], Style], *, head: Callable[[Style], str]) -> None:
+        """``style`` is asked before each picture: windows are resized. ``head`` stands above the table."""
+        self._stream = stream
+        self._style = style
+        self._head = head
+        self.log: deque[str] = deque(maxlen=5)
+        """Lines that are shown below the table, the newest last."""
+        self.lost: OutputError | None = None
+        """Why nothing is drawn any more: the terminal is gone."""
+        super().__init__("dh-table")
+
+    def _run(self) -> None:
+        try:
+            self._write(ENTER)
+            try:
+                self._draw_until_closed()
+            finally:
+                self._write(LEAVE)
+            self._write("\n".join([self._table(self._style()).rstrip("\n"), *self._log_lines(), ""]))
+        except OutputError as error:
+            self.lost = error
+
+    def _draw_until_closed(self) -> None:
+        is_closed, shown = False, None
+        while not is_closed:
+            style = self._style()
+            self._write(self._picture(style))
+            drawn_at = time.monotonic()
+            with self._news:
+                self._news.wait_for(lambda: self._is_closed or self._report is not shown, LATEST_S)  # noqa: B023
+                self._news.wait_for(lambda: self._is_closed, SOONEST_S - (time.monotonic() - drawn_at))
+                is_closed, shown = self._is_closed, self._report
+
+    def _picture(self, style: Style) -> str:
+        """All in order; of what does not fit, the worst first."""
+        head, log = self._head(style), self._log_lines()
+        whole = head + self._table(style)
+        if style.height is not None and whole.count("\n") + len(log) >= style.height:
+            whole = head + self._table(style, worst_first=True)
+        return draw(whole, style.height, log)
+
+    def _table(self, style: Style, *, worst_first: bool = False) -> str:
+        report = self._report
+        if report is None:
+            return "no report yet\n"
+        return render_report(report, style, now_s=time.time(), worst_first=worst_first)
+
+    def _log_lines(self) -> list[str]:
+        log = self.log.copy()  # another thread adds to it
+        return ["", *(f"  {line}" for line in log)] if log else []
+
+    def _write(self, text: str) -> None:
+        # Past the stream's buffer: what hangs there would be flushed at exit, and hang there again.
+        data = text.encode(self._stream.encoding or "utf-8", "replace")
+        write_all(self._stream.fileno(), "the terminal", data)
+
+
+class LogLines(logging.Handler):
+    """Log records as lines below a live table, which would paint over them on the terminal."""
+
+    def __init__(self, table: LiveTable) -> None:
+        super().__init__(logging.WARNING)
+        self._log = table.log
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._log.append(clean(f"{record.levelname.lower()}: {message_of(record)}"))
+
+
+def live_table(colour: str, *, head: Callable[[Style], str]) -> LiveTable:
+    """A live table on standard output."""
+    sys.stdout.flush()
+    return LiveTable(sys.stdout, lambda: style_of(sys.stdout, colour, os.environ), head=head)

@@ -1,0 +1,1 @@
+"""``drahealth prepares`` and ``drahealth classify``: prepare errors, their classes and codes."""

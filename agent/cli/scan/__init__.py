@@ -1,0 +1,1 @@
+"""``drahealth scan``: evaluates the node once."""

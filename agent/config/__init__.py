@@ -1,0 +1,1 @@
+"""Configuration: flags, environment, configuration file, and their validation."""

@@ -1,0 +1,1 @@
+"""Which claims, pods and pod groups use a device."""

@@ -1,0 +1,193 @@
+"""Whom a sick device hurts, and the same question from the other end: what a pod has, who would be refused.
+
+A pod is surely hurt if the claim was prepared for it here and has the device. Anybody else may be: a
+reservation holds for the cluster, a member of a pod group need not run, who names a claim may wait for it.
+"""
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from typing import Final
+
+from agent.devices.consumers.conflicts import names_claim
+from agent.devices.consumers.reservations import Kubelets, Refusal, refusal, refusal_of_uid
+from agent.model.claim import ClaimRef, DeviceRef
+from agent.model.claim_sources import ConsumerKind, PodRef
+from agent.model.consumers import (
+    Affected,
+    ClaimView,
+    ConsumerEdge,
+    ConsumerMap,
+    ContainerEdge,
+    ContainerUse,
+    DeviceEdge,
+    PodView,
+    Relation,
+)
+
+HERE: Final = frozenset({Relation.PREPARED, Relation.LISTED})
+"""What proves that something is in use on this node."""
+
+
+# --- from a device -----------------------------------------------------------------------------------------
+
+
+def affected(known: ConsumerMap, device: DeviceRef) -> tuple[Affected, ...]:
+    """The pods that use a device, or may; those that surely do come first."""
+    found = [one for ref in known.devices.get(device, ()) for one in _of_claim(known, ref, device)]
+    return tuple(sorted(found, key=lambda one: (not one.sure, one.pod.ref, one.claim)))
+
+
+def _of_claim(known: ConsumerMap, ref: ClaimRef, device: DeviceRef) -> Iterator[Affected]:
+    claim = known.claims[ref]
+    uses = [edge for edge in claim.devices if edge.use.device == device]
+    given = is_given(claim, device, uses)
+    direct = consumers_of(claim)
+    containers: dict[PodRef, list[ContainerEdge]] = {}
+    for named in claim.containers:
+        containers.setdefault(named.pod, []).append(named)
+    for pod, edges in direct.items():
+        sure = given and any(edge.relation in HERE for edge in edges)
+        yield _affected(known.pods[pod], claim, uses, edges, containers.get(pod, ()), sure=sure)
+    for edge in claim.consumers:
+        if edge.consumer.kind is ConsumerKind.POD_GROUP:
+            group = edge.consumer.name
+            for member in members(known, ref, group):
+                if member.ref not in direct:
+                    of = containers.get(member.ref, ())
+                    yield _affected(member, claim, uses, [edge], of, sure=False, group=group)
+
+
+def consumers_of(claim: ClaimView) -> Mapping[PodRef, Sequence[ConsumerEdge]]:
+    """The pods that have a claim themselves, each with who says so."""
+    found: dict[PodRef, list[ConsumerEdge]] = {}
+    for edge in claim.consumers:
+        if pod := edge.consumer.pod:
+            found.setdefault(pod, []).append(edge)
+    return found
+
+
+def is_given(claim: ClaimView, device: DeviceRef, uses: Collection[DeviceEdge]) -> bool:
+    """Whether the claim has the device here: its driver gave it, or is not asked because there is no need."""
+    return any(
+        edge.relation in HERE or (edge.relation is Relation.ALLOCATED and device.driver in claim.skipped)
+        for edge in uses
+    )
+
+
+def _affected(
+    pod: PodView,
+    claim: ClaimView,
+    uses: Sequence[DeviceEdge],
+    edges: Sequence[ConsumerEdge],
+    named: Sequence[ContainerEdge],
+    *,
+    sure: bool,
+    group: str = "",
+) -> Affected:
+    requests = {request for edge in uses for request in edge.use.requests}
+    only = len({edge.use.device for edge in claim.devices}) == 1
+    containers = tuple(containers_of(named, requests, only=only))
+    return Affected(pod, claim.ref, sure, containers, group, (*uses, *edges, *named))
+
+
+def containers_of(
+    named: Sequence[ContainerEdge], requests: AbstractSet[str], *, only: bool
+) -> Iterator[ContainerUse]:
+    """The containers that use a device of a claim.
+
+    Args:
+        named: Those of the pod that use the claim.
+        requests: Those that the device is for; empty: nobody says, and the kubelet then gives it for any.
+        only: The claim has no other device.
+    """
+    by_name: dict[str, list[tuple[str, ...] | None]] = {}
+    for edge in named:
+        by_name.setdefault(edge.container, []).append(edge.requests)
+    for name, said in sorted(by_name.items()):
+        told = [one for one in said if one is not None]
+        if only or not told:
+            yield ContainerUse(name, sure=only)
+        elif any(not one or not requests or requests & set(one) for one in told):
+            yield ContainerUse(name, sure=True)
+
+
+def members(known: ConsumerMap, claim: ClaimRef, group: str) -> tuple[PodView, ...]:
+    """The known pods of a claim's pod group that use the claim, or may."""
+    pods = (known.pods[ref] for ref in known.groups.get((claim.namespace, group), ()))
+    return tuple(pod for pod in pods if is_member(pod, claim, group))
+
+
+def is_member(pod: PodView, claim: ClaimRef, group: str) -> bool:
+    """Whether a pod is of a claim's pod group, and uses the claim, or may."""
+    return any(
+        one.ref.namespace == claim.namespace and one.group == group and names_claim(one, claim.name)
+        for one, _ in pod.objects
+    )
+
+
+# --- from a pod or a claim ---------------------------------------------------------------------------------
+
+
+def pods_named(known: ConsumerMap, namespace: str, name: str) -> tuple[PodView, ...]:
+    """The pods of that name: several, if one was made anew or nobody can say which one is meant."""
+    return tuple(pod for ref, pod in known.pods.items() if (ref.namespace, ref.name) == (namespace, name))
+
+
+def claims_named(known: ConsumerMap, namespace: str, name: str) -> tuple[ClaimView, ...]:
+    """The claims of that name likewise."""
+    return tuple(
+        claim for ref, claim in known.claims.items() if (ref.namespace, ref.name) == (namespace, name)
+    )
+
+
+# --- after a reboot ----------------------------------------------------------------------------------------
+
+
+def refusals(known: ConsumerMap) -> tuple[Refusal, ...]:
+    """The pods here that would not get a claim of theirs if their sandbox were made again.
+
+    Only of claims whose object somebody has; it is as fresh as that.
+    """
+    newer: dict[tuple[str, str], list[str]] = {}
+    for ref, claim in known.claims.items():
+        if claim.objects:
+            newer.setdefault((ref.namespace, ref.name), []).append(ref.uid)
+    found = (one for claim in known.claims.values() for one in _refused(known, claim, newer))
+    return tuple(sorted(found))
+
+
+def _refused(
+    known: ConsumerMap, claim: ClaimView, uids: Mapping[tuple[str, str], Sequence[str]]
+) -> Iterator[Refusal]:
+    """Those of one claim.
+
+    Args:
+        uids: By namespace and name, of the claims whose object somebody has.
+    """
+    ref = claim.ref
+    for pod in {edge.consumer.pod for edge in claim.consumers if edge.relation in HERE}:
+        if pod is None:
+            continue
+        view = known.pods[pod]
+        if claim.objects:
+            found = _refusal(claim, view)
+        else:
+            found = _replaced(claim, view, uids.get((ref.namespace, ref.name), ()))
+        if found is not None:
+            yield found._replace(pod=pod)
+
+
+def _refusal(claim: ClaimView, pod: PodView) -> Refusal | None:
+    obj, one = claim.objects[0][0], pod.known
+    if one is None:
+        return refusal_of_uid(pod.ref.uid, obj) if pod.ref.uid else None
+    named = [mine for mine in one.claims if mine.claim == claim.ref.name]
+    return refusal(one, named[0], obj) if named else None
+
+
+def _replaced(claim: ClaimView, pod: PodView, uids: Sequence[str]) -> Refusal | None:
+    """Whether the claim was made anew: while the kubelet holds the old one, it takes none of that name."""
+    if not uids or not claim.ref.uid or (pod.known and pod.known.has_ended):
+        return None
+    why = f"the claim of this name has UID {uids[0]} now; the kubelet holds {claim.ref.uid}"
+    return Refusal(pod.ref, claim.ref, Kubelets.ALL, why)

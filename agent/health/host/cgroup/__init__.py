@@ -1,0 +1,1 @@
+"""Rules for cgroups of pods and containers."""

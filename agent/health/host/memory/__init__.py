@@ -1,0 +1,1 @@
+"""Rules for memory and its error counters."""

@@ -1,0 +1,1 @@
+"""Rules for the node as a whole."""

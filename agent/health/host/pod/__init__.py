@@ -1,0 +1,1 @@
+"""Rules for pods whose cgroups differ from their expected allocation."""

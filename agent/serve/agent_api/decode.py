@@ -1,0 +1,127 @@
+"""The agent's own messages, read: of ``drahealth.v1`` the Report or AgentStatus that was written. Pure."""
+
+from typing import Final, TypeVar
+
+from agent.model.health import Cause, DeviceHealth, Health, NotApplicable, Note, Severity
+from agent.model.report import Report
+from agent.model.snapshot import CoreStats
+from agent.model.source import SourceSample
+from agent.model.status import AgentStatus, Subscribers, Tally
+from agent.model.time import Instant
+from agent.serve.agent_api.encode import BLAMES, STATES
+from agent.serve.grpc.gen.agent.drahealth import v1
+
+E = TypeVar("E")
+
+_HEALTH_OF: Final = {int(health): health for health in Health}
+_SEVERITY_OF: Final = {int(severity): severity for severity in Severity}
+_BLAME_OF: Final = {number: blame for blame, number in BLAMES.items()}
+_STATE_OF: Final = {number: state for state, number in STATES.items()}
+
+
+def report_of(picture: v1.Picture) -> Report:
+    """The report that a picture was made of.
+
+    Raises:
+        ValueError: it holds a number that none of our enums has; says which field.
+    """
+    return Report(
+        node=picture.node,
+        at=_instant_of(picture.at),
+        devices=tuple(_device_of(device) for device in picture.devices),
+        notes=tuple(Note(note.subject, _cause_of(note.cause), tuple(note.devices)) for note in picture.notes),
+        not_applicable=tuple(_unjudged_of(rule) for rule in picture.not_applicable),
+        not_evaluated=tuple(_unjudged_of(rule) for rule in picture.not_evaluated),
+        sources=tuple(_source_of(source) for source in picture.sources),
+        core=_core_of(picture.core),
+        groups=picture.groups,
+    )
+
+
+def status_of(reply: v1.StatusReply) -> AgentStatus:
+    """The status that a message was made of.
+
+    Raises:
+        ValueError: as :func:`report_of`.
+    """
+    return AgentStatus(
+        version=reply.version,
+        pid=reply.pid,
+        started_wall_s=reply.started_wall_s,
+        cpu_s=reply.cpu_s,
+        rss_bytes=reply.rss_bytes,
+        threads=reply.threads,
+        descriptors=reply.descriptors,
+        node=reply.node,
+        at=_instant_of(reply.at) if reply.publications else None,
+        publications=reply.publications,
+        tallies=tuple(Tally(_severity_of(tally.severity), tally.devices) for tally in reply.tallies),
+        sources=tuple(_source_of(source) for source in reply.sources),
+        core=_core_of(reply.core),
+        groups=reply.groups,
+        subscribers=tuple(Subscribers(one.socket, one.streams) for one in reply.subscribers),
+    )
+
+
+def _instant_of(instant: v1.Instant) -> Instant:
+    return Instant(instant.mono_ns, instant.wall_s)
+
+
+def _cause_of(cause: v1.Cause) -> Cause:
+    return Cause(
+        code=cause.code,
+        severity=_severity_of(cause.severity),
+        blame=_known(_BLAME_OF, cause.blame, "Cause.blame"),
+        evidence=cause.evidence,
+        advice=cause.advice,
+        since=_instant_of(cause.since),
+    )
+
+
+def _device_of(device: v1.Device) -> DeviceHealth:
+    return DeviceHealth(
+        pool=device.pool,
+        device=device.name,
+        kind=device.kind,
+        health=_known(_HEALTH_OF, device.health, "Device.health"),
+        severity=_severity_of(device.severity),
+        message=device.message,
+        since=_instant_of(device.since),
+        verified=_instant_of(device.verified),
+        timeout_s=device.timeout_s,
+        causes=tuple(_cause_of(cause) for cause in device.causes),
+        attributes=tuple((attribute.name, attribute.value) for attribute in device.attributes),
+        driver=device.driver,
+    )
+
+
+def _unjudged_of(rule: v1.Unjudged) -> NotApplicable:
+    return NotApplicable(rule.device, rule.code, rule.reason)
+
+
+def _source_of(source: v1.Source) -> SourceSample:
+    return SourceSample(
+        name=source.name,
+        state=_known(_STATE_OF, source.state, "Source.state"),
+        beat_ns=source.beat_ns,
+        period_ns=source.period_ns,
+        failures=source.failures,
+        detail=source.detail,
+        passes=source.passes,
+        vital=not source.dispensable,
+        limit_ns=source.limit_ns,
+    )
+
+
+def _core_of(core: v1.Core) -> CoreStats:
+    return CoreStats(**{name: getattr(core, name) for name in CoreStats.__slots__})
+
+
+def _severity_of(number: int) -> Severity:
+    return _known(_SEVERITY_OF, number, "severity")
+
+
+def _known(table: dict[int, E], number: int, field: str) -> E:
+    if int(number) not in table:
+        raise ValueError(f"{field} is {int(number)}, which is none of {', '.join(map(str, table))}")
+    return table[int(number)]

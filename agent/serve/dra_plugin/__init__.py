@@ -1,0 +1,1 @@
+"""The kubelet's plugin APIs for an embedded driver: registration, prepare, sockets, leader election."""

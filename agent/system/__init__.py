@@ -1,0 +1,1 @@
+"""Wrappers of the operating system: clock, files, locks, output and threads."""
