@@ -9,7 +9,6 @@ from agent.model.claim_sources import (
     Container,
     ContainerClaim,
     DeviceUse,
-    Heard,
     KnownClaim,
     KnownPod,
     ListedClaim,
@@ -20,9 +19,10 @@ from agent.model.claim_sources import (
     PodClaim,
     PodRef,
     PreparedClaim,
+    Provenance,
     Reservation,
-    Told,
-    Witness,
+    SourceAnswer,
+    SourceAnswers,
 )
 from agent.model.time import NS, Instant
 
@@ -37,14 +37,14 @@ def at(second: int) -> Instant:
     return Instant(second * NS, 1_700_000_000.0 + second)
 
 
-def witness(origin: Origin, second: int = 1, written_s: float | None = None) -> Witness:
+def witness(origin: Origin, second: int = 1, written_s: float | None = None) -> Provenance:
     """Somebody who was asked at that second."""
-    return Witness(origin, at(second), written_s)
+    return Provenance(origin, at(second), written_s)
 
 
-def told(origin: Origin, items: Iterable[T], second: int = 1, **more: Any) -> Told[T]:
+def told(origin: Origin, items: Iterable[T], second: int = 1, **more: Any) -> SourceAnswer[T]:
     """All that one says."""
-    return Told(witness(origin, second), tuple(items), **more)
+    return SourceAnswer(witness(origin, second), tuple(items), **more)
 
 
 def device(name: str = "gpu-0", *, driver: str = DRIVER) -> DeviceRef:
@@ -118,11 +118,11 @@ def heard(
     pods_file: Iterable[KnownPod] = (),
     claims_file: Iterable[KnownClaim] = (),
     live: Iterable[LivePod] | None = None,
-) -> Heard:
+) -> SourceAnswers:
     """What was heard, each at a second of its own; of a source with nothing to say nothing."""
     checkpoints = [told(Origin.CHECKPOINT, checkpoint, 1)] if checkpoint else []
     drivers = [told(Origin.DRIVER, driver, 2)] if driver else []
-    return Heard(
+    return SourceAnswers(
         prepared=(*checkpoints, *drivers),
         listed=(told(Origin.PODRESOURCES, podresources, 3),) if podresources else (),
         pods=tuple(

@@ -10,7 +10,6 @@ from agent.conform.observed import (
     Answer,
     Device,
     Directory,
-    Ended,
     Endpoint,
     HealthList,
     Info,
@@ -20,6 +19,7 @@ from agent.conform.observed import (
     Reopening,
     Stopped,
     Stream,
+    StreamEnd,
     Watch,
 )
 
@@ -65,7 +65,7 @@ def stream(
 
 def ended(status: str, text: str = "", *lists: HealthList, at_s: float = 3.0) -> Stream:
     """One that ended by itself, after these lists."""
-    return Stream(0.0, lists, Ended(at_s, status, text), at_s)
+    return Stream(0.0, lists, StreamEnd(at_s, status, text), at_s)
 
 
 def silent(closed_s: float = WINDOW_S) -> Stream:

@@ -21,7 +21,7 @@ from wire.kubelet_apis import (
 )
 
 from agent.cli.main import main
-from agent.prepare.ledger import Book
+from agent.prepare.ledger import PrepareLedger
 from agent.serve.kubelet import podresources, pods_api
 from agent.sources import kubelet_checkpoint, kubelet_health
 from agent.store import prepares
@@ -132,7 +132,7 @@ class Node:
             group.mkdir(parents=True, exist_ok=True)
             (group / "cgroup.events").write_text(f"populated {running:d}\nfrozen 0\n")
 
-    def remembers(self, book: Book, now_s: float, driver: str = DRIVER) -> None:
+    def remembers(self, book: PrepareLedger, now_s: float, driver: str = DRIVER) -> None:
         """What a driver that embeds drahealth has kept."""
         prepares.save(self.kubelet / "plugins" / driver / "drahealth", driver, "1.2", book, now_s)
 

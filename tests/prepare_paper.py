@@ -6,9 +6,9 @@ from dataclasses import dataclass, field
 
 from agent.model.claim import Claim, ClaimConfig, ClaimDevice, DeviceRef
 from agent.model.health import Blame, Cause, DeviceHealth, Health, Severity
-from agent.model.prepare import ErrorClass, PrepareVerdict, Scope, ToldFault
+from agent.model.prepare import DriverFault, ErrorClass, PrepareVerdict, Scope
 from agent.model.time import Instant
-from agent.prepare.taxonomy import STICKY_S
+from agent.prepare.taxonomy import NEGATIVE_CACHE_S
 
 DRIVER = "gpu.example.com"
 NOW = 1_790_000_000.0
@@ -37,7 +37,7 @@ def verdict(
         whose.ref,
         "what it is, 3 of 4",
         devices=tuple(device.ref for device in blamed),
-        sticky_s=STICKY_S[error_class],
+        sticky_s=NEGATIVE_CACHE_S[error_class],
         advice="what to do",
     )
 
@@ -73,7 +73,7 @@ class PaperEngine:
     hears: bool = True
     """False: whoever waits until it has heard waits in vain."""
     events: list[str] = field(default_factory=list)
-    told: tuple[ToldFault, ...] = ()
+    told: tuple[DriverFault, ...] = ()
     changed: threading.Condition = field(default_factory=threading.Condition)
 
     def health_of(self, device: DeviceRef) -> DeviceHealth | None:
@@ -88,13 +88,13 @@ class PaperEngine:
         told = health(*mine, device=device.device, told=True)
         return told._replace(causes=(*told.causes, *found.causes))
 
-    def tell(self, faults: Sequence[ToldFault]) -> None:
+    def tell(self, faults: Sequence[DriverFault]) -> None:
         with self.changed:
             self.told = tuple(faults)
             self.events.append("tell")
             self.changed.notify_all()
 
-    def wait_told(self, faults: Sequence[ToldFault], timeout_s: float) -> bool:
+    def wait_delivered(self, faults: Sequence[DriverFault], timeout_s: float) -> bool:
         assert set(faults) <= set(self.told)
         self.events.append("wait")
         return self.hears

@@ -7,7 +7,7 @@ from agent.devices.consumers.affected import affected, refusals
 from agent.devices.consumers.consumer_map import consumer_map
 from agent.devices.consumers.kube_objects import claims_from, pods_from
 from agent.model.claim import ClaimRef, DeviceRef
-from agent.model.claim_sources import Heard, PodRef
+from agent.model.claim_sources import PodRef, SourceAnswers
 from agent.model.time import Instant
 from agent.sources import kube_objects, kubelet_checkpoint
 
@@ -19,7 +19,7 @@ def test_all_its_pods_and_claims_hang_together(tmp_path: Path) -> None:
     checkpoint = kubelet_checkpoint.read_checkpoint(files.kubelet_dir / kubelet_checkpoint.NAME, NOW)
     pods = pods_from(kube_objects.read_objects(files.pods, kube_objects.POD, NOW))
     claims = claims_from(kube_objects.read_objects(files.claims, kube_objects.CLAIM, NOW))
-    known = consumer_map(Heard(prepared=(checkpoint,), pods=(pods,), claims=(claims,)))
+    known = consumer_map(SourceAnswers(prepared=(checkpoint,), pods=(pods,), claims=(claims,)))
     assert (len(known.pods), len(known.claims), len(known.devices)) == (5, 12, 12)
     assert (known.conflicts, known.gaps, refusals(known)) == ((), (), ())
     (one,) = affected(known, DeviceRef(DRIVER, POOL, "gpu-11"))

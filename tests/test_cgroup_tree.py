@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from machine import CGROUPFS, Kubepods, kubepods_tree
 
-from agent.model.claim_sources import LiveContainer, LivePod, Origin, Told, Witness
+from agent.model.claim_sources import LiveContainer, LivePod, Origin, Provenance, SourceAnswer
 from agent.model.reading import Absence
 from agent.model.time import Instant
 from agent.sources.cgroup_tree import read_tree
@@ -37,7 +37,7 @@ def looks_like(root: Path, group: str, events: str = "populated 0\nfrozen 0\n") 
     return path
 
 
-def read(root: Path) -> Told[LivePod]:
+def read(root: Path) -> SourceAnswer[LivePod]:
     return read_tree(root, "/", NOW)
 
 
@@ -99,7 +99,7 @@ def test_another_kubelets_pods_are_not_ours(tree: Kubepods) -> None:
 
 def test_who_said_it_and_when(tmp_path: Path) -> None:
     looks_like(tmp_path, "kubepods")
-    assert read(tmp_path) == Told(Witness(Origin.CGROUPS, NOW))
+    assert read(tmp_path) == SourceAnswer(Provenance(Origin.CGROUPS, NOW))
 
 
 def test_where_no_kubelet_has_made_any_nobody_knows(tmp_path: Path) -> None:

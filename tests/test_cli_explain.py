@@ -37,7 +37,7 @@ from agent.model.claim_sources import Origin
 from agent.model.prepare import ErrorClass
 from agent.model.taint import Effect, Taint, Taints
 from agent.prepare import ledger as books
-from agent.prepare.ledger import Book
+from agent.prepare.ledger import PrepareLedger
 from agent.serve.kubelet import podresources, pods_api
 from agent.sources import kubelet_checkpoint, kubelet_health
 from agent.store import taints
@@ -267,7 +267,7 @@ def test_a_pod_shows_its_claims_devices_and_how_prepares_ended(train: Node) -> N
     now_s = time.time()
     ref = driver_claim("gpus", "gpu-0")
     book, _ = books.failed(
-        Book(), replace(ref, namespace="team-a", uid="c-gpus"), "", XID, now_s - 3600, "1.2"
+        PrepareLedger(), replace(ref, namespace="team-a", uid="c-gpus"), "", XID, now_s - 3600, "1.2"
     )
     train.remembers(book, now_s)
     with train.sockets(listing(), pods_answer(("u-1", ["gpus"]))):
@@ -283,7 +283,7 @@ def test_a_pod_shows_its_claims_devices_and_how_prepares_ended(train: Node) -> N
 
 def test_a_device_that_a_driver_found_broken_is_told_with_its_claim(node: Node) -> None:
     now_s = time.time()
-    book, _ = books.failed(Book(), driver_claim("gpus", "gpu-0"), "", XID, now_s - 300, "1.2")
+    book, _ = books.failed(PrepareLedger(), driver_claim("gpus", "gpu-0"), "", XID, now_s - 300, "1.2")
     node.remembers(book, now_s)
     code, out, _ = node.explain("gpu-0")
     assert code == 3
@@ -305,7 +305,9 @@ def test_a_taint_that_is_offered_is_told_and_so_is_that_there_is_none(train: Nod
 
 def test_what_a_driver_holds_prepared_is_its_word_alone(node: Node) -> None:
     now_s = time.time()
-    node.remembers(books.succeeded(Book(), driver_claim("gpus", "gpu-0"), "", now_s - 5, "1.2"), now_s)
+    node.remembers(
+        books.succeeded(PrepareLedger(), driver_claim("gpus", "gpu-0"), "", now_s - 5, "1.2"), now_s
+    )
     _, document = node.document("gpu-0")
     (claim,) = document["claims"]
     assert [(one["source"], one["relation"]) for one in claim["devices"]] == [("driver", "prepared")]
@@ -399,7 +401,7 @@ def test_a_file_that_is_broken_costs_what_it_would_have_said(train: Node, source
 
 
 def test_a_drivers_file_that_is_broken_is_named(train: Node) -> None:
-    train.remembers(Book(), time.time())
+    train.remembers(PrepareLedger(), time.time())
     (file,) = train.kubelet.glob("plugins/*/drahealth/prepares.json")
     file.write_text("{")
     _, out, _ = train.explain("gpu-0")

@@ -16,7 +16,7 @@ from agent.cli.explain.facts import explain
 from agent.cli.explain.text import render
 from agent.cli.explain.words import Gathered
 from agent.cli.output.terminal import Style
-from agent.model.claim_sources import Container, Heard, LiveContainer, LivePod
+from agent.model.claim_sources import Container, LiveContainer, LivePod, SourceAnswers
 from agent.model.health import DeviceHealth, Note, Severity
 
 __all__ = ["short_tmp"]
@@ -101,14 +101,14 @@ def test_with_files_cgroups_are_read_if_they_are_named(node: Node) -> None:
 
 
 def shown(
-    kind: str, word: str, heard: Heard, *notes: Note, devices: tuple[DeviceHealth, ...] = ()
+    kind: str, word: str, heard: SourceAnswers, *notes: Note, devices: tuple[DeviceHealth, ...] = ()
 ) -> tuple[str, Any]:
     """Text and document of what was heard, and of what the agent notes and judges."""
     explained = explain(kind, word, Gathered(instant(), report(*devices, notes=notes), heard=heard))
     return render(explained, Style(width=200)), document(explained)
 
 
-def a_pod(ident: str = ID) -> Heard:
+def a_pod(ident: str = ID) -> SourceAnswers:
     """A pod whose container runs, as the kubelet says, with one device; and the cgroups of that pod."""
     return heard(
         checkpoint=[prepared("c", use("gpu-0"), pods=["u-1"])],

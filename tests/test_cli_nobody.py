@@ -14,7 +14,7 @@ from typing import NamedTuple
 import pytest
 from explain_node import Node, pod_object, prepared_claim
 
-from agent.prepare.ledger import Book
+from agent.prepare.ledger import PrepareLedger
 from agent.serve.kubelet import podresources, pods_api
 
 AS_NOBODY = """
@@ -54,7 +54,7 @@ def node(capsys: pytest.CaptureFixture[str]) -> Iterator[Node]:
         node = Node(Path(directory), capsys)
         node.prepared(prepared_claim("gpus", "gpu-0", pods=["u-1"]))
         node.believes("Unhealthy", "gpu-0")
-        node.remembers(Book(), time.time())
+        node.remembers(PrepareLedger(), time.time())
         node.run_dir.mkdir()
         for path in (node.run_dir / "agent.sock", *(node.kubelet / one for one in SOCKETS)):
             server = stack.enter_context(socket.socket(socket.AF_UNIX))

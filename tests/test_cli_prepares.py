@@ -17,7 +17,7 @@ from agent.cli.prepares.text import claims_of, exit_of, render
 from agent.model.claim import ClaimRef
 from agent.model.prepare import ErrorClass
 from agent.prepare import ledger as books
-from agent.prepare.ledger import Book
+from agent.prepare.ledger import PrepareLedger
 from agent.prepare.taxonomy import TAXONOMY
 from agent.store.prepares import FILE, Prepares, save
 
@@ -31,9 +31,9 @@ PASSES = replace(
 )
 
 
-def book_of(*said: tuple[str, object], at: float = NOW) -> Book:
+def book_of(*said: tuple[str, object], at: float = NOW) -> PrepareLedger:
     """How the prepares of these claims ended; None: well."""
-    book = Book()
+    book = PrepareLedger()
     for number, (name, one) in enumerate(said):
         if one is None:
             book = books.succeeded(book, claim(name), "", at + number, "1.2")
@@ -60,7 +60,7 @@ class Node:
     def state(self) -> Path:
         return self.root / "state"
 
-    def keep(self, book: Book, driver: str = DRIVER, *, by_agent: bool = False) -> Path:
+    def keep(self, book: PrepareLedger, driver: str = DRIVER, *, by_agent: bool = False) -> Path:
         """Puts a driver's book where it belongs."""
         directory = (
             self.state / "drivers" / driver if by_agent else self.kubelet / "plugins" / driver / "drahealth"
@@ -80,7 +80,7 @@ def node(tmp_path: Path) -> Node:
     return Node(tmp_path)
 
 
-def shown(book: Book, **style: object) -> str:
+def shown(book: PrepareLedger, **style: object) -> str:
     found = [Prepares(DRIVER, "1.2", book)]
     return render(claims_of(found), found, Style(**style), now_s=NOW + 100, whole=False)
 
@@ -254,7 +254,7 @@ def test_where_there_is_nothing_it_says_where_it_looked_and_what_to_do(node, cap
 
 
 def test_a_driver_that_has_no_claim_was_heard_all_the_same(node, capsys):
-    node.keep(Book())
+    node.keep(PrepareLedger())
     code, out, err = node.run(capsys, "--driver", DRIVER)
     assert (code, err) == (0, "")
     assert f"  found       {DRIVER} 1.2: no claim\n" in out
@@ -272,7 +272,7 @@ def test_programs_are_told_where_was_looked(node, capsys):
 
 def test_a_file_that_is_broken_is_named_left_alone_and_hides_no_other(node, capsys):
     node.keep(book_of(("a", XID)))
-    broken = node.keep(Book(), "cpu.example.com")
+    broken = node.keep(PrepareLedger(), "cpu.example.com")
     broken.write_text("nonsense")
     code, out, err = node.run(capsys)
     assert code == 70

@@ -28,7 +28,7 @@ from hypothesis import strategies as st
 from wire.google import message_class
 
 from agent.conform.choice import choose
-from agent.conform.observed import Ended, Introduction, Observed, Refusal, Reopening, Stopped, Stream
+from agent.conform.observed import Introduction, Observed, Refusal, Reopening, Stopped, Stream, StreamEnd
 from agent.conform.reading import DEVICES_LIMIT, FIELDS_LIMIT, read_list
 from agent.conform.results import judge
 from agent.conform.table import CHECKS
@@ -61,7 +61,7 @@ def leaving(leaver: Stream, *streams: Stream) -> Observed:
     return observed(leaver=leaver, watches=watches(streams or None, streams or None))
 
 
-def unread(*lists: float, others: tuple[float, ...], ended: Ended | None = None) -> Observed:
+def unread(*lists: float, others: tuple[float, ...], ended: StreamEnd | None = None) -> Observed:
     """A reader that stops at 1 s and reads again at 24 s, what it hears, and what the others do."""
     mine = stream(*map(heard, lists), opened_s=0.5, ended=ended)
     return observed(stopped=Stopped(mine, 1.0, 24.0), watches=both(*map(heard, others)))
@@ -192,7 +192,7 @@ CASES: dict[str, list[tuple[Observed, str, str]]] = {
         (observed(watches=both(heard(0.1, size=1 << 20))), "pass", "1,048,576 bytes"),
         (observed(watches=both(heard(0.1, size=(1 << 20) + 1))), "warn", "1,048,577 bytes"),
         (
-            observed(watches=watches([Stream(0, (), Ended(1, "", "", too_large=5_000_000), 1)])),
+            observed(watches=watches([Stream(0, (), StreamEnd(1, "", "", too_large=5_000_000), 1)])),
             "fail",
             "v1: 5,000,000 bytes, the kubelet reads 4,194,304",
         ),
@@ -200,7 +200,11 @@ CASES: dict[str, list[tuple[Observed, str, str]]] = {
     ],
     "health.rate": [
         (observed(watches=both(*map(heard, range(801)))), "warn", "801 lists in 40 s"),
-        (observed(watches=both(heard(0.1), ended=Ended(9, "", "", flooded=True))), "fail", "1 list in 40 s"),
+        (
+            observed(watches=both(heard(0.1), ended=StreamEnd(9, "", "", flooded=True))),
+            "fail",
+            "1 list in 40 s",
+        ),
     ],
     "health.duplicates": [
         (observed(watches=both(heard(0.1, device(), device()))), "warn", "node-a/gpu-0: twice, alike"),
@@ -230,7 +234,7 @@ CASES: dict[str, list[tuple[Observed, str, str]]] = {
             "v1alpha1: INTERNAL: xxx",
         ),
         (
-            observed(watches=both(heard(0.1), ended=Ended(9, "", "", flooded=True))),
+            observed(watches=both(heard(0.1), ended=StreamEnd(9, "", "", flooded=True))),
             "not run",
             "something else ended them",
         ),
@@ -242,7 +246,7 @@ CASES: dict[str, list[tuple[Observed, str, str]]] = {
             "GOAWAY: NO_ERROR max_age, on a connection",
         ),
         (
-            observed(watches=both(heard(0.1), ended=Ended(9, "", ""), goaway="NO_ERROR max_age")),
+            observed(watches=both(heard(0.1), ended=StreamEnd(9, "", ""), goaway="NO_ERROR max_age")),
             "fail",
             "its stream ended",
         ),
@@ -349,7 +353,7 @@ CASES: dict[str, list[tuple[Observed, str, str]]] = {
             "node-a/gpu-0: health 1 for the others, 2 for this one",
         ),
         (
-            unread(0.6, others=(0.1, 10), ended=Ended(9, "ABORTED", "slow")),
+            unread(0.6, others=(0.1, 10), ended=StreamEnd(9, "ABORTED", "slow")),
             "warn",
             "was ended, ABORTED: slow",
         ),

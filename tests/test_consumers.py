@@ -33,16 +33,16 @@ from agent.model.claim_sources import (
     ConsumerKind,
     Container,
     ContainerClaim,
-    Heard,
     KnownPod,
     LiveContainer,
     LivePod,
     Origin,
     PodClaim,
     PodRef,
-    Told,
+    SourceAnswer,
+    SourceAnswers,
 )
-from agent.model.consumers import ConflictKind, ConsumerMap, ContainerUse, Gap, Relation
+from agent.model.consumers import ConflictKind, ConsumerMap, ContainerUse, MissingSource, Relation
 from agent.model.reading import Absence
 
 POD = PodRef("team-a", "pod-p", "p")
@@ -226,7 +226,7 @@ def test_three_hundred_reservations_are_three_hundred_edges() -> None:
 # --- containers --------------------------------------------------------------------------------------------
 
 
-def pod_of(*containers: tuple[str, str]) -> Heard:
+def pod_of(*containers: tuple[str, str]) -> SourceAnswers:
     """A claim of two requests, and a pod whose containers name those."""
     return heard(
         checkpoint=[prepared("c", use("gpu-0", "big"), use("gpu-1", "small"), pods=["p"])],
@@ -299,7 +299,7 @@ def test_cgroups_say_whether_a_pod_runs(live: list[LivePod] | None, running: boo
 
 def test_of_cgroups_that_were_not_all_seen_nobody_is_gone() -> None:
     known = consumer_map(
-        Heard(
+        SourceAnswers(
             prepared=heard(checkpoint=[prepared("c", use(), pods=["p"])]).prepared,
             live=(told(Origin.CGROUPS, (), wrong=("3 cgroups find no room",)),),
         )
@@ -383,7 +383,7 @@ def test_other_devices_than_the_scheduler_gave_are_shown_with_who_says_so() -> N
         ConflictKind.DEVICES,
         f"claim team-a/claim-c, driver {DRIVER}",
     )
-    assert [(one.witness.origin, one.text) for one in conflict.sayings] == [
+    assert [(one.witness.origin, one.text) for one in conflict.assertions] == [
         (Origin.CHECKPOINT, "node-1/gpu-1"),
         (Origin.CLAIMS_FILE, "node-1/gpu-0"),
     ]
@@ -410,15 +410,15 @@ def test_a_claim_that_was_made_anew_is_two_and_a_conflict() -> None:
     )
     assert [claim.ref.uid for claim in claims_named(known, "team-a", "gpus")] == ["new", "old"]
     assert kinds(known) == [ConflictKind.CLAIM_UIDS]
-    assert [one.text for one in known.conflicts[0].sayings] == ["UID old", "UID new"]
+    assert [one.text for one in known.conflicts[0].assertions] == ["UID old", "UID new"]
     assert names(known, "gpu-1") == []
 
 
 def test_of_several_who_are_asked_alike_all_must_have_told_all() -> None:
     whole = told(Origin.DRIVER, [prepared("c-1", use("gpu-0"))])
     silent = told(Origin.DRIVER, (), absence=Absence.UNREADABLE, why="Input/output error")
-    assert consumer_map(Heard(prepared=(whole,))).whole == {Origin.DRIVER}
-    assert consumer_map(Heard(prepared=(whole, silent))).whole == frozenset()
+    assert consumer_map(SourceAnswers(prepared=(whole,))).whole == {Origin.DRIVER}
+    assert consumer_map(SourceAnswers(prepared=(whole, silent))).whole == frozenset()
 
 
 def test_a_name_of_two_claims_means_the_one_that_the_kubelet_holds() -> None:
@@ -469,7 +469,7 @@ def test_a_claim_that_was_prepared_for_a_pod_that_does_not_name_it_is_a_conflict
     known = consumer_map(heard(checkpoint=checkpoint, pods_api=[known_pod("p", "claim-x")]))
     (conflict,) = known.conflicts
     assert conflict.kind is ConflictKind.NOT_NAMED
-    assert [one.text for one in conflict.sayings] == ["prepared for the pod", "the pod names claim-x"]
+    assert [one.text for one in conflict.assertions] == ["prepared for the pod", "the pod names claim-x"]
     assert names(known) == [("team-a/pod-p", True)]  # and the checkpoint is not overruled
 
 
@@ -477,18 +477,18 @@ def test_a_claim_that_was_prepared_for_a_pod_that_does_not_name_it_is_a_conflict
 
 
 def test_what_is_missing_is_said_with_its_reason() -> None:
-    nothing = Told[KnownPod](witness(Origin.PODS_API), (), Absence.ABSENT, "no such socket")
+    nothing = SourceAnswer[KnownPod](witness(Origin.PODS_API), (), Absence.ABSENT, "no such socket")
     half = told(Origin.CLAIMS_FILE, [known_claim("c", use())], 2, wrong=("item 3: metadata: is no object",))
-    known = consumer_map(Heard(pods=(nothing,), claims=(half,)))
+    known = consumer_map(SourceAnswers(pods=(nothing,), claims=(half,)))
     assert known.gaps == (
-        Gap(witness(Origin.PODS_API), Absence.ABSENT, "no such socket"),
-        Gap(witness(Origin.CLAIMS_FILE, 2), Absence.UNREADABLE, "item 3: metadata: is no object"),
+        MissingSource(witness(Origin.PODS_API), Absence.ABSENT, "no such socket"),
+        MissingSource(witness(Origin.CLAIMS_FILE, 2), Absence.UNREADABLE, "item 3: metadata: is no object"),
     )
     assert known.devices == {device(): (ref("c"),)}
 
 
 def test_nothing_heard_is_nothing_known() -> None:
-    assert consumer_map(Heard()) == ConsumerMap()
+    assert consumer_map(SourceAnswers()) == ConsumerMap()
 
 
 # --- after a reboot ----------------------------------------------------------------------------------------

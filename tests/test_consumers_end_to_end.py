@@ -22,7 +22,7 @@ from agent.devices.consumers.consumer_map import consumer_map
 from agent.devices.consumers.kube_objects import claims_from, pods_from
 from agent.devices.consumers.reservations import Kubelets
 from agent.model.claim import ClaimRef, DeviceRef
-from agent.model.claim_sources import Heard, Origin, PodRef, Told
+from agent.model.claim_sources import Origin, PodRef, SourceAnswer, SourceAnswers
 from agent.model.consumers import ConsumerMap, ContainerUse
 from agent.model.reading import Absence
 from agent.model.time import Instant
@@ -96,7 +96,7 @@ def pods_answer() -> Any:
 def ask(directory: Path) -> ConsumerMap:
     """All that can be asked on a node."""
 
-    async def asked() -> tuple[Told[Any], Told[Any]]:
+    async def asked() -> tuple[SourceAnswer[Any], SourceAnswer[Any]]:
         return (
             await podresources.list_podresources(directory / "kubelet.sock", lambda: NOW),
             await pods_api.list_pods(directory / "pods-api.sock", lambda: NOW),
@@ -105,7 +105,7 @@ def ask(directory: Path) -> ConsumerMap:
     listing, pods = asyncio.run(asked())
     claims = kube_objects.read_objects(directory / "claims.json", kube_objects.CLAIM, NOW)
     return consumer_map(
-        Heard(
+        SourceAnswers(
             prepared=(kubelet_checkpoint.read_checkpoint(directory / kubelet_checkpoint.NAME, NOW),),
             listed=(listing,),
             pods=(pods_from(pods),),

@@ -26,7 +26,15 @@ from hypothesis import strategies as st
 from agent.devices.consumers.affected import affected, refusals
 from agent.devices.consumers.consumer_map import consumer_map
 from agent.model.claim import ClaimRef
-from agent.model.claim_sources import ConsumerKind, Heard, LivePod, Origin, PodRef, Told, Witness
+from agent.model.claim_sources import (
+    ConsumerKind,
+    LivePod,
+    Origin,
+    PodRef,
+    Provenance,
+    SourceAnswer,
+    SourceAnswers,
+)
 from agent.model.consumers import ConsumerEdge, ConsumerMap, ContainerEdge, DeviceEdge, Relation
 
 T = TypeVar("T")
@@ -51,11 +59,11 @@ RESERVED = st.lists(
 
 
 @st.composite
-def tells(draw: st.DrawFn, origins: Sequence[Origin], item: Any) -> tuple[Told[Any], ...]:
+def tells(draw: st.DrawFn, origins: Sequence[Origin], item: Any) -> tuple[SourceAnswer[Any], ...]:
     """Some sources of one kind."""
     return tuple(
-        Told(
-            Witness(draw(st.sampled_from(origins)), at(second), draw(st.sampled_from([None, 3.0]))),
+        SourceAnswer(
+            Provenance(draw(st.sampled_from(origins)), at(second), draw(st.sampled_from([None, 3.0]))),
             tuple(draw(st.lists(item, max_size=4))),
         )
         for second in range(draw(st.integers(0, 2)))
@@ -89,7 +97,7 @@ KNOWN_CLAIM = st.builds(
     RESERVED,
 )
 HEARD = st.builds(
-    Heard,
+    SourceAnswers,
     prepared=tells([Origin.CHECKPOINT, Origin.DRIVER], PREPARED),
     listed=tells([Origin.PODRESOURCES], LISTED),
     pods=tells([Origin.PODS_API, Origin.PODS_FILE], KNOWN_POD),
@@ -100,7 +108,7 @@ HEARD = st.builds(
 Saying = tuple[object, ...]
 
 
-def said(heard: Heard) -> tuple[set[Saying], set[Saying], set[Saying]]:
+def said(heard: SourceAnswers) -> tuple[set[Saying], set[Saying], set[Saying]]:
     """What was said: claims and devices, claims and consumers, claims and containers. Each claim by what it
     was called by: a UID if there was one."""
     devices: set[Saying] = set()
@@ -150,12 +158,14 @@ def _called(edge: DeviceEdge | ConsumerEdge | ContainerEdge) -> str:
 
 
 @given(HEARD)
-def test_no_edge_is_invented_and_none_is_lost(heard: Heard) -> None:
+def test_no_edge_is_invented_and_none_is_lost(heard: SourceAnswers) -> None:
     assert shown(consumer_map(heard)) == said(heard)
 
 
 @given(HEARD)
-def test_a_name_becomes_a_uid_only_where_somebody_said_that_they_belong_together(heard: Heard) -> None:
+def test_a_name_becomes_a_uid_only_where_somebody_said_that_they_belong_together(
+    heard: SourceAnswers,
+) -> None:
     claims = {one.ref for told in (*heard.prepared, *heard.claims) for one in told.items}
     pods = {one.ref for told in heard.pods for one in told.items}
     pods |= {
@@ -171,11 +181,11 @@ def test_a_name_becomes_a_uid_only_where_somebody_said_that_they_belong_together
 
 
 @given(HEARD, st.randoms(use_true_random=False))
-def test_the_order_of_what_was_said_does_not_matter(heard: Heard, dice: Any) -> None:
+def test_the_order_of_what_was_said_does_not_matter(heard: SourceAnswers, dice: Any) -> None:
     def mixed(items: Sequence[T]) -> tuple[T, ...]:
         return tuple(dice.sample(items, len(items)))
 
-    other = Heard(
+    other = SourceAnswers(
         *(
             mixed([replace(told, items=mixed(told.items)) for told in kind])
             for kind in (heard.prepared, heard.listed, heard.pods, heard.claims, heard.live)
@@ -189,13 +199,15 @@ def test_the_order_of_what_was_said_does_not_matter(heard: Heard, dice: Any) -> 
 
 
 @given(HEARD)
-def test_said_twice_is_said_once(heard: Heard) -> None:
-    twice = Heard(heard.prepared * 2, heard.listed * 2, heard.pods * 2, heard.claims * 2, heard.live * 2)
+def test_said_twice_is_said_once(heard: SourceAnswers) -> None:
+    twice = SourceAnswers(
+        heard.prepared * 2, heard.listed * 2, heard.pods * 2, heard.claims * 2, heard.live * 2
+    )
     assert consumer_map(twice) == consumer_map(heard)
 
 
 @given(HEARD)
-def test_whom_a_device_surely_hurts_somebody_here_has_prepared_it_for(heard: Heard) -> None:
+def test_whom_a_device_surely_hurts_somebody_here_has_prepared_it_for(heard: SourceAnswers) -> None:
     known = consumer_map(heard)
     uids = {uid for told in heard.prepared for claim in told.items for uid in claim.pods}
     names = {pod.name for told in heard.listed for pod in told.items}
@@ -206,7 +218,7 @@ def test_whom_a_device_surely_hurts_somebody_here_has_prepared_it_for(heard: Hea
 
 
 @given(HEARD)
-def test_the_map_leads_from_everywhere_to_everywhere(heard: Heard) -> None:
+def test_the_map_leads_from_everywhere_to_everywhere(heard: SourceAnswers) -> None:
     known = consumer_map(heard)
     for claim in known.claims.values():
         for edge in claim.devices:
@@ -234,10 +246,10 @@ def test_five_thousand_pods_and_ten_thousand_claims_make_a_map() -> None:
         listed(f"pod-p-{n}", listed_claim(f"claim-c-{2 * n}", use(f"gpu-{2 * n}"))) for n in range(5000)
     ]
     known = consumer_map(
-        Heard(
-            prepared=(Told(Witness(Origin.CHECKPOINT, at(1)), tuple(claims)),),
-            listed=(Told(Witness(Origin.PODRESOURCES, at(2)), tuple(listing)),),
-            pods=(Told(Witness(Origin.PODS_API, at(3)), tuple(pods)),),
+        SourceAnswers(
+            prepared=(SourceAnswer(Provenance(Origin.CHECKPOINT, at(1)), tuple(claims)),),
+            listed=(SourceAnswer(Provenance(Origin.PODRESOURCES, at(2)), tuple(listing)),),
+            pods=(SourceAnswer(Provenance(Origin.PODS_API, at(3)), tuple(pods)),),
         )
     )
     assert (len(known.claims), len(known.pods), len(known.devices)) == (10_000, 5000, 10_000)

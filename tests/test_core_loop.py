@@ -9,7 +9,7 @@ import trio
 from paper import PaperNode, device_of, pool_sample
 from trio.testing import MockClock, wait_all_tasks_blocked
 
-from agent.engine.loop import Core, Timing
+from agent.engine.loop import EngineLoop, Timing
 from agent.engine.step import State
 from agent.model.health import Health
 from agent.model.report import Report
@@ -120,7 +120,7 @@ class Running:
         self.source = source
         self.listener = Listener(trio.current_time(), clock, tell_s)
         source.node.started_ns = source.node.now_ns = int(trio.current_time() * NS)
-        self.core = Core(
+        self.core = EngineLoop(
             source=source,
             state=State(Settings("node-a")),
             timing=Timing(heartbeat_s, int(coalesce_s * NS), watchdog_s),

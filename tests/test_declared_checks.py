@@ -14,7 +14,7 @@ from agent.model.claim import ClaimRef, DeviceRef
 from agent.model.cpuset import parse_cpus
 from agent.model.declared import Declared, DeclaredCpus, DeclaredFile, DeclaredOther, What
 from agent.model.health import Blame, Finding, Health, Severity
-from agent.model.prepare import ToldFault
+from agent.model.prepare import DriverFault
 from agent.model.report import Report
 from agent.model.snapshot import Snapshot
 from agent.model.source import SourceState
@@ -33,7 +33,7 @@ class Node(PaperNode):
         super().__init__()
         self.what = what or DeclaredOther()
         self.checks: dict[str, CheckSample] = {}
-        self.told: tuple[ToldFault, ...] = ()
+        self.told: tuple[DriverFault, ...] = ()
         self.devices = ("dev-0",)
 
     def check(
@@ -69,7 +69,7 @@ class Node(PaperNode):
         device = DeviceRef(DRIVER, "node-a", "dev-0")
         told_wall_s = next((one.told_wall_s for one in self.told if one.number == number), self.wall_s)
         excused_wall_s = self.wall_s if excused else 0.0
-        fault = ToldFault(number, device, code, "link down", "", told_wall_s, CLAIM, excused_wall_s)
+        fault = DriverFault(number, device, code, "link down", "", told_wall_s, CLAIM, excused_wall_s)
         self.told = (*(one for one in self.told if one.number != number), fault)
         return self.look()
 
@@ -563,7 +563,7 @@ def test_a_device_that_its_driver_cannot_hand_out_is_unknown_until_it_can() -> N
     node = Node()
     node.check()
     device = DeviceRef(DRIVER, "node-a", "dev-0")
-    unknown = ToldFault(
+    unknown = DriverFault(
         1, device, "api.forbidden", "403", "", node.wall_s, CLAIM, health=Health.UNKNOWN, keep_away=False
     )
     node.told = (unknown,)
@@ -583,5 +583,5 @@ def test_what_is_known_to_be_broken_stays_so_though_its_driver_cannot_tell() -> 
     node = Node()
     node.check(STUCK)
     device = DeviceRef(DRIVER, "node-a", "dev-0")
-    node.told = (ToldFault(1, device, "fw.stuck", "?", "", node.wall_s, CLAIM, health=Health.UNKNOWN),)
+    node.told = (DriverFault(1, device, "fw.stuck", "?", "", node.wall_s, CLAIM, health=Health.UNKNOWN),)
     assert said(node.look()) == (Health.UNHEALTHY, ["fw.stuck"])

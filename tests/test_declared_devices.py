@@ -11,7 +11,7 @@ from paper_gpus import GpuNode
 from agent.devices.inventory import gpu_device
 from agent.health.declared.gpus import DeclaredGpuView, mismatch
 from agent.health.declared.state import GONE_KEPT
-from agent.health.rules import FINE
+from agent.health.rules import OK
 from agent.model.cpuset import parse_cpus
 from agent.model.declared import (
     Declared,
@@ -323,7 +323,7 @@ def test_a_gpu_in_anothers_slot_is_unhealthy_and_says_both() -> None:
 def test_a_gpu_whose_address_nobody_knows_is_at_no_other() -> None:
     known = KnownGpu(0, "GPU-1", "", "H100")
     what = gpu(pci=GPU_0, uuid="GPU-1")
-    assert mismatch(DeclaredGpuView(what, known, gpu_device(0), gpu_set())) is FINE
+    assert mismatch(DeclaredGpuView(what, known, gpu_device(0), gpu_set())) is OK
     elsewhere = mismatch(DeclaredGpuView(what, known._replace(bus="0000:ff:00.0"), gpu_device(0), gpu_set()))
     assert isinstance(elsewhere, Finding)
 

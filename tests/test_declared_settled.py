@@ -28,7 +28,7 @@ from agent.model.declared import (
 )
 from agent.model.health import Finding, Health, Severity
 from agent.model.machine import CoreSample, DimmSample, NumaSample
-from agent.model.prepare import ToldFault
+from agent.model.prepare import DriverFault
 from agent.model.reading import Missing, Reading
 from agent.model.report import Report
 from agent.model.snapshot import CpuSample, Snapshot, ThrottleSample
@@ -74,7 +74,7 @@ class FullNode(HostNode):
         self.nodes = {0: node_sample(0, ALL)}
         self.throttle: dict[int, Reading] = {}
         self.checks: dict[str, CheckSample] = {}
-        self.told: tuple[ToldFault, ...] = ()
+        self.told: tuple[DriverFault, ...] = ()
         self.leases: dict[str, int] = {}
         self.whats = dict(WHATS)
         self.functions = NICS
@@ -329,7 +329,7 @@ def happen(node: FullNode, what: str, how: Any) -> None:
         case "told":
             excused_wall_s = node.wall_s if how[1] else 0.0
             device = DeviceRef(DRIVER, "node-a", how[0])
-            node.told = (ToldFault(1, device, "x.y", "down", "", 5.0, CLAIM, excused_wall_s),)
+            node.told = (DriverFault(1, device, "x.y", "down", "", 5.0, CLAIM, excused_wall_s),)
         case "state":
             node.states[how[0]] = how[1]
         case "stuck":

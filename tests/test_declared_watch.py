@@ -21,7 +21,7 @@ from trio.testing import MockClock
 from agent.errors import ProbeError
 from agent.model.source import SourceState
 from agent.native.uevents import watch_directory
-from agent.node.declaration_watcher import BUSY_SHARE, DeclaredWatch
+from agent.node.declaration_watcher import MAX_DUTY_CYCLE, DeclarationWatcher
 
 DRIVER: Final = "gpu.example.com"
 NODE: Final = "node-7"
@@ -52,7 +52,7 @@ class Follower:
     """A watch that runs, and how often it has woken the core."""
 
     def __init__(self, runtime_dir: Path, watch: Callable[[Path], int] = watch_directory) -> None:
-        self.watch = DeclaredWatch(runtime_dir, NODE, watch)
+        self.watch = DeclarationWatcher(runtime_dir, NODE, watch)
         self.wakes = 0
 
     def wake(self) -> None:
@@ -172,7 +172,7 @@ class Steps(trio.abc.Instrument):
         self.taken = 0
 
     def before_task_step(self, task: Task) -> None:
-        self.taken += task.name.endswith("DeclaredWatch.run")
+        self.taken += task.name.endswith("DeclarationWatcher.run")
 
 
 async def test_while_nobody_declares_anything_nobody_is_woken(
@@ -304,7 +304,7 @@ async def test_after_a_reading_that_took_long_it_rests_four_times_as_long(
                 await settled()
         write(directory, text("a"))
         await settled()
-        mock_clock.jump(BUSY_SHARE * 100 - 1)
+        mock_clock.jump(MAX_DUTY_CYCLE * 100 - 1)
         await settled()
         assert follower.names == []
         mock_clock.jump(1)

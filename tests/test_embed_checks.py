@@ -11,7 +11,7 @@ import pytest
 import trio
 from patience import PATIENCE_S
 
-from agent.embed.check_scheduler import PLACES, Rounds
+from agent.embed.check_scheduler import PLACES, CheckScheduler
 from agent.embed.checks import (
     EVIDENCE_BYTES,
     Check,
@@ -195,7 +195,7 @@ def test_which_checks_are_async() -> None:
 class Looking:
     """Rounds over some devices, and what the core would read of them."""
 
-    def __init__(self, source: DriverSource, rounds: Rounds) -> None:
+    def __init__(self, source: DriverSource, rounds: CheckScheduler) -> None:
         self.source = source
         self.rounds = rounds
 
@@ -220,7 +220,7 @@ async def looking(
 ) -> AsyncIterator[Looking]:
     host, source = BareSource(), DriverSource(DRIVER)
     source.open(host)
-    rounds = Rounds(DRIVER, "node-a", source, jitter=lambda: jitter)
+    rounds = CheckScheduler(DRIVER, "node-a", source, jitter=lambda: jitter)
     rounds.add(*map(Device, devices))
     for check in checks:
         rounds.check(check)

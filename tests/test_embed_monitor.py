@@ -26,7 +26,7 @@ from agent.embed.monitor import Monitor, default_state_dir
 from agent.errors import ConfigError
 from agent.model.claim import ClaimDevice, ClaimRef
 from agent.model.health import Blame, Finding, Health
-from agent.model.prepare import ToldFault
+from agent.model.prepare import DriverFault
 from agent.model.taint import Effect, Taints
 from agent.model.time import Instant
 from agent.prepare.errors import FailedDevice
@@ -51,9 +51,9 @@ def gate() -> Iterator[threading.Event]:
     made.set()
 
 
-def fault(name: str) -> ToldFault:
+def fault(name: str) -> DriverFault:
     claim = ClaimRef("default", "c", "u-1")
-    return ToldFault(1, ref(name), "demo.dead", "it does not answer", "reseat it", time.time(), claim)
+    return DriverFault(1, ref(name), "demo.dead", "it does not answer", "reseat it", time.time(), claim)
 
 
 # --- what it says ------------------------------------------------------------------------------------------
@@ -235,7 +235,7 @@ def test_a_device_that_a_prepare_found_broken_is_unhealthy_when_that_has_been_wa
     with monitor:
         until(monitor, "d-0", Health.HEALTHY)
         monitor.tell([fault("d-0")])
-        assert monitor.wait_told([fault("d-0")], PATIENCE_S)
+        assert monitor.wait_delivered([fault("d-0")], PATIENCE_S)
         told = health_of(monitor, "d-0")
         assert (told.health, codes(told)) == (Health.UNHEALTHY, ["demo.dead"])
         assert told.causes[0].blame is Blame.DRIVER
@@ -256,10 +256,10 @@ def test_only_a_prepare_can_tell_that_what_a_prepare_found_is_over() -> None:
 def test_nobody_waits_for_what_will_not_be_said(gate: threading.Event) -> None:
     with monitor_of() as monitor:
         assert monitor.wait_ready(PATIENCE_S)
-        assert monitor.wait_told([fault("elsewhere")], PATIENCE_S), "nobody declares it"
+        assert monitor.wait_delivered([fault("elsewhere")], PATIENCE_S), "nobody declares it"
         monitor.add(Device("d-0"))
-        assert not monitor.wait_told([fault("d-0")], 0.0), "nobody told of it"
-    assert not monitor.wait_told([fault("d-0")], PATIENCE_S), "the core has ended"
+        assert not monitor.wait_delivered([fault("d-0")], 0.0), "nobody told of it"
+    assert not monitor.wait_delivered([fault("d-0")], PATIENCE_S), "the core has ended"
 
 
 def test_taints_are_offered_to_whoever_publishes_them() -> None:
@@ -377,7 +377,7 @@ def test_a_core_that_fails_before_it_looked_says_so_too() -> None:
     with monitor:
         assert not monitor.wait_ready(PATIENCE_S)
         assert until(monitor, "d-0", Health.UNKNOWN, "agent.failed").timeout_s == 30
-        assert not monitor.wait_told([fault("d-0")], PATIENCE_S)
+        assert not monitor.wait_delivered([fault("d-0")], PATIENCE_S)
 
 
 def test_sources_that_cannot_be_opened_are_a_failure_and_no_exception(hardware: Any) -> None:

@@ -28,7 +28,7 @@ from wire.raw import DATA, END_STREAM, RawClient, frame, message, request_header
 from wire.serving import device, eventually, report
 
 from agent.cli.main import main as drahealth
-from agent.embed.callback_runner import Host
+from agent.embed.callback_runner import CallbackRunner
 from agent.embed.checks import degraded
 from agent.embed.devices import Device
 from agent.embed.monitor import Monitor
@@ -189,7 +189,7 @@ def test_each_failure_is_judged_and_remembered(monitor: Monitor, driver: Driver,
     assert "class=unknown code=driver.bug.key_error" in answers["uid-bug"].error
     assert "class=transient code=driver.transient" in answers["uid-busy"].error
     assert answers["uid-good"].error == ""
-    outcomes = {one.claim.name: one.verdict for one in monitor.desk.outcomes()}
+    outcomes = {one.claim.name: one.verdict for one in monitor.tracker.outcomes()}
     assert {name: verdict and str(verdict.error_class) for name, verdict in outcomes.items()} == {
         "bad": "bad-config",
         "bug": "unknown",
@@ -263,7 +263,7 @@ def test_a_handler_that_judges_itself_is_believed(monitor: Monitor, kubelet_dir:
     driver = Judging()
     with serving(monitor, driver, kubelet_dir) as kubelet:
         assert "code=config.conflict" in kubelet.prepare(claim("a"))["uid-a"].error
-    (outcome,) = monitor.desk.outcomes()
+    (outcome,) = monitor.tracker.outcomes()
     assert outcome.verdict is not None
     assert outcome.verdict.count == 1, "and judged once"
 
@@ -396,7 +396,7 @@ def test_whose_turn_does_not_come_is_told_so_and_nobody_remembers_it(
         error = call(claim("next"), timeout_s=SHORT_S)["uid-next"].error
         assert "class=transient code=deadline" in error
         assert "what came before it was not done in time" in error
-    assert monitor.desk.outcomes() == ()
+    assert monitor.tracker.outcomes() == ()
     assert (driver.prepared, driver.unprepared) == (["slow"], [])
     release.set()
     assert slow.result().claims["uid-slow"].error == ""
@@ -410,7 +410,7 @@ def test_another_instance_has_the_turn_and_then_lets_it_go(
         fcntl.flock(other, fcntl.LOCK_EX)
         error = kubelet.prepare(claim("a"), timeout_s=SHORT_S)["uid-a"].error
         assert "class=transient code=lock.timeout" in error
-        assert (driver.prepared, monitor.desk.outcomes()) == ([], ())
+        assert (driver.prepared, monitor.tracker.outcomes()) == ([], ())
         waiting = kubelet.prepare_soon(claim("a"))
         fcntl.flock(other, fcntl.LOCK_UN)
         assert waiting.result().claims["uid-a"].error == ""
@@ -422,7 +422,7 @@ def test_a_lock_file_that_cannot_be_made_fails_the_claim_and_nobody_remembers_it
     (server.paths.plugin_dir / FILE).mkdir()
     for call in (kubelet.prepare, kubelet.unprepare):
         assert "EISDIR" in call(claim("a"))["uid-a"].error
-    assert (driver.prepared, driver.unprepared, monitor.desk.outcomes()) == ([], [], ())
+    assert (driver.prepared, driver.unprepared, monitor.tracker.outcomes()) == ([], [], ())
 
 
 # --- hosts --------------------------------------------------------------------------------------------------
@@ -592,7 +592,7 @@ def test_a_loop_that_ends_in_the_middle_of_a_prepare_is_a_passing_failure() -> N
         await asyncio.Event().wait()
 
     async def main(pool: ThreadPoolExecutor) -> Any:
-        host = Host()
+        host = CallbackRunner()
         call = pool.submit(host.call, never)
         await asyncio.to_thread(begun.wait)
         return call
@@ -611,7 +611,7 @@ def test_a_loop_that_is_closed_over_a_prepare_and_cancels_nothing_is_a_passing_f
         await asyncio.get_running_loop().create_future()
 
     async def main(pool: ThreadPoolExecutor) -> Any:
-        call = pool.submit(Host().call, never)
+        call = pool.submit(CallbackRunner().call, never)
         await asyncio.to_thread(begun.wait)
         return call
 

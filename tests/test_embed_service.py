@@ -148,7 +148,7 @@ def test_a_device_that_a_prepare_found_broken_is_on_the_stream_before_the_prepar
     with watch_health(hosting.path) as kubelet:
         assert names(kubelet.next()) == ["d-0"]
         monitor.tell([fault("d-0")])
-        assert monitor.wait_told([fault("d-0")], PATIENCE_S)
+        assert monitor.wait_delivered([fault("d-0")], PATIENCE_S)
         hear(kubelet, "d-0", UNHEALTHY, "demo.dead: it does not answer")
 
 
@@ -158,4 +158,4 @@ def test_a_stream_that_nobody_reads_any_more_holds_up_nothing(monitor: Monitor, 
             assert names(kubelet.next()) == ["d-0"]
     assert monitor.driver == DRIVER
     monitor.tell([fault("d-0")])
-    assert monitor.wait_told([fault("d-0")], PATIENCE_S)
+    assert monitor.wait_delivered([fault("d-0")], PATIENCE_S)

@@ -13,7 +13,7 @@ from agent.model.check import CheckSample
 from agent.model.claim import ClaimRef, DeviceRef
 from agent.model.declared import Declarations, Declared, DeclaredFile, DeclaredOther
 from agent.model.health import Finding, Severity
-from agent.model.prepare import ToldFault
+from agent.model.prepare import DriverFault
 from agent.model.snapshot import Snapshot
 
 DRIVER = "demo.example.com"
@@ -29,9 +29,11 @@ def sample(name: str, **changes: object) -> CheckSample:
     return blank._replace(**changes)  # type: ignore[arg-type]
 
 
-def fault(name: str) -> ToldFault:
+def fault(name: str) -> DriverFault:
     claim = ClaimRef("default", "c", "u-1")
-    return ToldFault(1, DeviceRef(DRIVER, "node-a", name), "demo.dead", "it does not answer", "", 1.0, claim)
+    return DriverFault(
+        1, DeviceRef(DRIVER, "node-a", name), "demo.dead", "it does not answer", "", 1.0, claim
+    )
 
 
 class Host(BareSource):

@@ -9,7 +9,7 @@ from fake_nvml import BRANCHES, NATIVE, fake_nvml, library, play
 
 pynvml = pytest.importorskip("pynvml", reason="nvidia-ml-py is not installed")
 
-HEADER = NATIVE / "src" / "nvml.h"
+HEADER = NATIVE / "src" / "gpu" / "nvml.h"
 WHOLE_GPU = 0xFFFFFFFF
 
 

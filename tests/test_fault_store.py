@@ -17,7 +17,7 @@ from small_disk import run_on_small_disk
 from agent.model.faults import Cure, FaultMemory, KeptFault, KnownGpu
 from agent.model.gpu import WHOLE_GPU
 from agent.model.health import Blame, Severity
-from agent.store.faults import SIZE_MAX, Loaded, NotKept, Unusable, decode, encode, load, save
+from agent.store.faults import SIZE_MAX, CorruptFile, Loaded, WriteError, decode, encode, load, save
 
 GPU = KnownGpu(3, "GPU-3fa1", "0000:3b:00.0", "NVIDIA H100 80GB HBM3")
 FAULT = KeptFault(
@@ -134,13 +134,13 @@ def test_what_a_killed_agent_left_half_written_is_no_hindrance(path):
 def test_a_file_that_ends_early_is_never_half_believed():
     whole = encode(MEMORY).rstrip()
     for size in range(len(whole)):
-        with pytest.raises(Unusable, match="is not understood: "):
+        with pytest.raises(CorruptFile, match="is not understood: "):
             decode(whole[:size])
 
 
 @given(st.binary(max_size=200))
 def test_no_bytes_whatever_break_the_reader(data):
-    with pytest.raises(Unusable):
+    with pytest.raises(CorruptFile):
         decode(data)
 
 
@@ -226,7 +226,7 @@ def locked(path: Path):
 
 
 def test_a_directory_that_may_not_be_written_is_named_and_the_old_file_stays(locked):
-    with pytest.raises(NotKept, match=r"could not be kept: Permission denied") as caught:
+    with pytest.raises(WriteError, match=r"could not be kept: Permission denied") as caught:
         save(locked, FaultMemory())
     assert (caught.value.path, caught.value.errno) == (locked, errno.EACCES)
     assert caught.value.size == len(encode(FaultMemory()))
@@ -239,7 +239,7 @@ def test_a_file_that_may_not_be_read_stays_where_it_is(locked):
 
 def test_a_directory_that_is_none_is_named(tmp_path):
     (tmp_path / "state").write_text("")
-    with pytest.raises(NotKept, match="could not be kept: ") as caught:
+    with pytest.raises(WriteError, match="could not be kept: ") as caught:
         save(tmp_path / "state" / "gpu-faults.json", MEMORY)
     assert caught.value.errno in {errno.ENOTDIR, errno.EEXIST}
 
@@ -247,7 +247,7 @@ def test_a_directory_that_is_none_is_named(tmp_path):
 def test_more_than_a_file_may_hold_is_refused_before_the_disk_is_touched(path):
     save(path, MEMORY)
     long = FAULT._replace(texts=("x" * SIZE_MAX,))
-    with pytest.raises(NotKept, match=r"10[0-9]{5} bytes could not be kept: the limit is 1048576"):
+    with pytest.raises(WriteError, match=r"10[0-9]{5} bytes could not be kept: the limit is 1048576"):
         save(path, FaultMemory(faults=(long,)))
     assert load(path) == Loaded(MEMORY, "")
 
@@ -256,7 +256,7 @@ FULL_DISK = """
 import errno, os, sys
 from pathlib import Path
 from agent.model.faults import FaultMemory
-from agent.store.faults import NotKept, load, save
+from agent.store.faults import WriteError, load, save
 sys.path.insert(0, {tests!r})
 from test_fault_store import FAULT, MEMORY
 path = Path({directory!r}, "gpu-faults.json")
@@ -264,7 +264,7 @@ save(path, MEMORY)
 large = FaultMemory(faults=(FAULT._replace(texts=("x" * 200_000,)),))
 try:
     save(path, large)
-except NotKept as error:
+except WriteError as error:
     assert error.errno == errno.ENOSPC, error
     print(error)
 assert load(path) == (MEMORY, "")
@@ -272,7 +272,7 @@ assert os.listdir(path.parent) == ["gpu-faults.json"]
 os.system("mount -o remount,ro {directory}")
 try:
     save(path, MEMORY)
-except NotKept as error:
+except WriteError as error:
     assert error.errno == errno.EROFS, error
     print(error)
 assert load(path) == (MEMORY, "")

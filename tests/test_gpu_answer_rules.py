@@ -8,7 +8,7 @@ from gpu_samples import ABSENT, EIO, LIMITS, NOW_NS, gpu_sample, gpu_set, gpu_vi
 from agent.health.gpu.answers import next_step_ns
 from agent.health.gpu.catalog import gpu_rules
 from agent.health.gpu.view import GpuView
-from agent.health.rules import FINE, Answer, Inapplicable, Unevaluated, Unreadable
+from agent.health.rules import OK, RuleNotApplicable, RuleNotEvaluated, RuleResult, Unreadable
 from agent.model.gpu import GpuField, Status
 from agent.model.health import Finding, Severity
 from agent.model.settings import GpuLimits
@@ -40,9 +40,9 @@ OPENING: Final = gpu_view(
 PROBE_BAD: Final = Finding(
     SLOW, Severity.DEGRADED, "readings take at least 50 ms, and 10 times what others' take"
 )
-CASES: Final[list[tuple[str, GpuView, Answer]]] = [
+CASES: Final[list[tuple[str, GpuView, RuleResult]]] = [
     # --- gpu.recovery_action
-    (ACTION, gpu_view(), FINE),
+    (ACTION, gpu_view(), OK),
     (ACTION, gpu_view({GpuField.RECOVERY_ACTION: 1}),
      Finding(ACTION, Severity.UNHEALTHY, "the driver asks for: gpu reset",
              "drain the GPU and reset it (nvidia-smi --gpu-reset)")),
@@ -50,10 +50,10 @@ CASES: Final[list[tuple[str, GpuView, Answer]]] = [
      Finding(ACTION, Severity.UNHEALTHY, "the driver asks for: node reboot", "drain and reboot the node")),
     (ACTION, gpu_view({GpuField.RECOVERY_ACTION: EIO}), Unreadable("recovery_action", EIO)),
     (ACTION, gpu_view({GpuField.RECOVERY_ACTION: ABSENT}),
-     Inapplicable("drivers before 565 and older GPUs do not tell")),
+     RuleNotApplicable("drivers before 565 and older GPUs do not tell")),
     # --- gpu.not_answering
-    (SILENT, gpu_view(), FINE),
-    (SILENT, silent_view(4.999), FINE),
+    (SILENT, gpu_view(), OK),
+    (SILENT, silent_view(4.999), OK),
     (SILENT, silent_view(5), silence("5 s")),
     (SILENT, silent_view(9.999), silence("5 s")),
     (SILENT, silent_view(10), silence("10 s")),
@@ -62,51 +62,51 @@ CASES: Final[list[tuple[str, GpuView, Answer]]] = [
     (SILENT, silent_view(299), silence("2 min", Severity.UNHEALTHY)),
     (SILENT, silent_view(3600), silence("1 h", Severity.UNHEALTHY)),
     (SILENT, silent_view(90_000), silence("1 d", Severity.UNHEALTHY)),
-    (SILENT, silent_view(7, limits=GpuLimits(deadline_s=8)), FINE),
+    (SILENT, silent_view(7, limits=GpuLimits(deadline_s=8)), OK),
     (SILENT, silent_view(9, limits=GpuLimits(deadline_s=8)), silence("8 s")),
     (SILENT, silent_view(11, limits=GpuLimits(deadline_s=8)), silence("10 s")),
     (SILENT, silent_view(0.5, limits=GpuLimits(deadline_s=0.25)), silence("0.25 s")),
     (SILENT, silent_view(45, limits=GpuLimits(dead_s=45)), silence("30 s", Severity.UNHEALTHY)),
     (SILENT, OPENING, Finding(SILENT, Severity.UNKNOWN, "nvmlInit_v2 not answered for more than 5 s")),
     # the library's thread looks at the count now and then: no affair of a GPU that answers
-    (SILENT, gpu_view(gpus=gpu_set(call="nvmlInit_v2", call_ns=NOW_NS - 7 * NS)), FINE),
+    (SILENT, gpu_view(gpus=gpu_set(call="nvmlInit_v2", call_ns=NOW_NS - 7 * NS)), OK),
     # --- gpu.lost, gpu.reset_required, gpu.failing
-    ("gpu.lost", gpu_view(), FINE),
-    ("gpu.lost", gpu_view(gpu=None), FINE),
-    ("gpu.lost", status(Status.RESET_REQUIRED), FINE),
+    ("gpu.lost", gpu_view(), OK),
+    ("gpu.lost", gpu_view(gpu=None), OK),
+    ("gpu.lost", status(Status.RESET_REQUIRED), OK),
     ("gpu.lost", status(Status.LOST),
      Finding("gpu.lost", Severity.UNHEALTHY, "NVML answers GPU_IS_LOST (15)")),
-    ("gpu.lost", status(Status.UNINITIALIZED), Unevaluated("NVML answers UNINITIALIZED (1)")),
-    ("gpu.reset_required", gpu_view(), FINE),
-    ("gpu.reset_required", gpu_view(gpu=None), FINE),
-    ("gpu.reset_required", status(Status.LOST), FINE),
+    ("gpu.lost", status(Status.UNINITIALIZED), RuleNotEvaluated("NVML answers UNINITIALIZED (1)")),
+    ("gpu.reset_required", gpu_view(), OK),
+    ("gpu.reset_required", gpu_view(gpu=None), OK),
+    ("gpu.reset_required", status(Status.LOST), OK),
     ("gpu.reset_required", status(Status.RESET_REQUIRED),
      Finding("gpu.reset_required", Severity.UNHEALTHY, "NVML answers RESET_REQUIRED (16)")),
-    ("gpu.failing", gpu_view(), FINE),
-    ("gpu.failing", gpu_view(gpu=None), FINE),
-    *[("gpu.failing", status(code), FINE)
+    ("gpu.failing", gpu_view(), OK),
+    ("gpu.failing", gpu_view(gpu=None), OK),
+    *[("gpu.failing", status(code), OK)
       for code in (Status.LOST, Status.RESET_REQUIRED, Status.GPU_NOT_FOUND)],
     ("gpu.failing", status(Status.UNKNOWN),
      Finding("gpu.failing", Severity.UNKNOWN, "NVML answers UNKNOWN (999)")),
     ("gpu.failing", status(77), Finding("gpu.failing", Severity.UNKNOWN, "NVML answers code 77")),
     ("gpu.failing", status(Status.DRIVER_NOT_LOADED),
      Finding("gpu.failing", Severity.UNKNOWN, "NVML answers DRIVER_NOT_LOADED (9)")),
-    ("gpu.failing", status(9, gpus=gpu_set(err=9, state=SourceState.FAILING)), FINE),  # gpu.driver.init tells
+    ("gpu.failing", status(9, gpus=gpu_set(err=9, state=SourceState.FAILING)), OK),  # gpu.driver.init tells
     # --- gpu.probe.slow
-    (SLOW, gpu_view(), FINE),
+    (SLOW, gpu_view(), OK),
     (SLOW, probe(50 * MS, 5 * MS, 5 * MS), PROBE_BAD),
-    (SLOW, probe(50 * MS - 1, 5 * MS, 5 * MS), FINE),
-    (SLOW, probe(50 * MS, 5 * MS + 1, 5 * MS), FINE),
+    (SLOW, probe(50 * MS - 1, 5 * MS, 5 * MS), OK),
+    (SLOW, probe(50 * MS, 5 * MS + 1, 5 * MS), OK),
     (SLOW, probe(50 * MS, 1 * MS, 1 * MS, 900 * MS), PROBE_BAD),  # another one that is slow hides nothing
-    (SLOW, probe(0, 5 * MS, 5 * MS), Unevaluated("needs a reading")),
-    (SLOW, probe(50 * MS, 5 * MS), Unevaluated("needs 2 other GPUs that answer")),
+    (SLOW, probe(0, 5 * MS, 5 * MS), RuleNotEvaluated("needs a reading")),
+    (SLOW, probe(50 * MS, 5 * MS), RuleNotEvaluated("needs 2 other GPUs that answer")),
     (SLOW, gpu_view(siblings_p50_ns=(), gpus=gpu_set(gpu_sample())),
-     Inapplicable("fewer than 2 other GPUs to compare with")),
+     RuleNotApplicable("fewer than 2 other GPUs to compare with")),
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize(("code", "view", "answer"), CASES)
-def test_a_view_has_this_answer(code: str, view: GpuView, answer: Answer) -> None:
+def test_a_view_has_this_answer(code: str, view: GpuView, answer: RuleResult) -> None:
     assert ROWS[code].judge(view) == answer
 
 

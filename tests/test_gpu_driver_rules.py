@@ -7,7 +7,7 @@ from gpu_samples import ABSENT, EIO, LIMITS, NOW_NS, gpu_sample, gpu_set, gpu_vi
 
 from agent.health.gpu.catalog import gpu_rules
 from agent.health.gpu.view import GpuView
-from agent.health.rules import FINE, Answer, Inapplicable, Unevaluated, Unreadable
+from agent.health.rules import OK, RuleNotApplicable, RuleNotEvaluated, RuleResult, Unreadable
 from agent.model.gpu import GpuEvent, GpuField, GpuHost, GpuSample, StuckProcess
 from agent.model.health import Finding, Severity
 from agent.model.settings import GpuLimits
@@ -58,27 +58,27 @@ def given(text: str, advice: str) -> Finding:
 BIND: Final = "echo 0000:1b:00.0 > /sys/bus/pci/drivers/nvidia/bind"
 INSTALL: Final = "install the driver's libnvidia-ml.so.1, or name it (--nvml-library)"
 LOAD: Final = "load the kernel module (modprobe nvidia); if that fails, the kernel log says why"
-CASES: Final[list[tuple[str, GpuView, Answer]]] = [
+CASES: Final[list[tuple[str, GpuView, RuleResult]]] = [
     # --- gpu.driver.init, gpu.driver.mismatch
-    (INIT, gpu_view(), FINE),
-    (INIT, broken(18), FINE),
-    (INIT, broken(-4100), FINE),  # the core's own word of a library that works: more GPUs than are watched
+    (INIT, gpu_view(), OK),
+    (INIT, broken(18), OK),
+    (INIT, broken(-4100), OK),  # the core's own word of a library that works: more GPUs than are watched
     (INIT, broken(9), unusable("DRIVER_NOT_LOADED (9)", LOAD)),
     (INIT, broken(13), unusable("FUNCTION_NOT_FOUND (13)")),
     (INIT, broken(999), unusable("UNKNOWN (999)")),
     (INIT, NO_LIBRARY, unusable("LIBRARY_NOT_FOUND (12)", INSTALL)),
-    (INIT, STARTING, Unevaluated("NVML is being opened")),
-    (MISMATCH, gpu_view(), FINE),
-    (MISMATCH, broken(9), FINE),
-    (MISMATCH, NO_LIBRARY, FINE),
-    (MISMATCH, STARTING, Unevaluated("NVML is being opened")),
+    (INIT, STARTING, RuleNotEvaluated("NVML is being opened")),
+    (MISMATCH, gpu_view(), OK),
+    (MISMATCH, broken(9), OK),
+    (MISMATCH, NO_LIBRARY, OK),
+    (MISMATCH, STARTING, RuleNotEvaluated("NVML is being opened")),
     (MISMATCH, broken(18),
      Finding(MISMATCH, Severity.UNKNOWN, "library and kernel module are of different driver versions")),
     # --- gpu.unbound
-    (UNBOUND, taken("nvidia"), FINE),
-    (UNBOUND, taken("", gpu_sample()), FINE),  # whoever is counted has a driver, whatever the bus says
-    (UNBOUND, taken("", gpu_sample(status=15)), FINE),
-    (UNBOUND, gpu_view(gpu=GONE, gpus=SEVEN), Unevaluated("nobody has seen it on the PCI bus")),
+    (UNBOUND, taken("nvidia"), OK),
+    (UNBOUND, taken("", gpu_sample()), OK),  # whoever is counted has a driver, whatever the bus says
+    (UNBOUND, taken("", gpu_sample(status=15)), OK),
+    (UNBOUND, gpu_view(gpu=GONE, gpus=SEVEN), RuleNotEvaluated("nobody has seen it on the PCI bus")),
     (UNBOUND, taken(""), given("no driver is bound to 0000:1b:00.0", BIND)),
     (UNBOUND, taken("", pci=pci_sample(driver="", model="GH100 [H100 SXM5 80GB]")),
      given("no driver is bound to 0000:1b:00.0 (GH100 [H100 SXM5 80GB])", BIND)),
@@ -89,13 +89,13 @@ CASES: Final[list[tuple[str, GpuView, Answer]]] = [
     (UNBOUND, taken("vfio-pci"),
      given("0000:1b:00.0 is given to a virtual machine: vfio-pci is bound to it",
            f"unless that is wanted: echo 0000:1b:00.0 > /sys/bus/pci/drivers/vfio-pci/unbind; {BIND}")),
-    (UNBOUND, taken("", gpus=gpu_set(state=SourceState.FAILING, err=9)), Unevaluated("NVML cannot be used")),
+    (UNBOUND, taken("", gpus=gpu_set(state=SourceState.FAILING, err=9)), RuleNotEvaluated("NVML cannot be used")),
     (UNBOUND, taken("vfio-pci", gpus=gpu_set(state=SourceState.FAILING, err=9)),
      given("0000:1b:00.0 is given to a virtual machine: vfio-pci is bound to it",
            f"unless that is wanted: echo 0000:1b:00.0 > /sys/bus/pci/drivers/vfio-pci/unbind; {BIND}")),
     # --- gpu.missing
-    (MISSING, gpu_view(), FINE),
-    (MISSING, gpu_view(gpu=gpu_sample(status=15)), FINE),  # a lost GPU still counts
+    (MISSING, gpu_view(), OK),
+    (MISSING, gpu_view(gpu=gpu_sample(status=15)), OK),  # a lost GPU still counts
     (MISSING, gpu_view(gpu=None, gpus=SEVEN), gone("not among the 7 GPUs that NVML counts")),
     (MISSING, gpu_view(gpu=None, gpus=SEVEN, limits=GpuLimits(expect=8)),
      gone("not among the 7 GPUs that NVML counts; 8 expected by configuration")),
@@ -107,37 +107,37 @@ CASES: Final[list[tuple[str, GpuView, Answer]]] = [
      gone("not among the 7 GPUs that NVML counts; 0000:1b:00.0 is still on the PCI bus")),
     (MISSING, gpu_view(gpu=GONE, gpus=SEVEN, host=GpuHost(bus_gpus=EIO)),
      gone("not among the 7 GPUs that NVML counts")),
-    (MISSING, STARTING, Unevaluated("NVML is being opened")),
-    (MISSING, NO_LIBRARY, Unevaluated("NVML cannot be used")),
-    (MISSING, broken(9), Unevaluated("NVML cannot be used")),
+    (MISSING, STARTING, RuleNotEvaluated("NVML is being opened")),
+    (MISSING, NO_LIBRARY, RuleNotEvaluated("NVML cannot be used")),
+    (MISSING, broken(9), RuleNotEvaluated("NVML cannot be used")),
     (MISSING, gpu_view(gpu=None, gpus=gpu_set(*EIGHT[1:], call="nvmlDeviceGetCount_v2", call_ns=NOW_NS)),
-     Unevaluated("NVML is being asked for its GPUs")),
+     RuleNotEvaluated("NVML is being asked for its GPUs")),
     # --- gpu.driver.reloaded
-    (RELOADED, gpu_view(), FINE),
-    (RELOADED, NO_LIBRARY._replace(gpus=gpu_set(generation=0)), FINE),
+    (RELOADED, gpu_view(), OK),
+    (RELOADED, NO_LIBRARY._replace(gpus=gpu_set(generation=0)), OK),
     (RELOADED, gpu_view(gpus=gpu_set(generation=2)),
      Finding(RELOADED, Severity.INFO, "1 time since the agent started")),
     (RELOADED, gpu_view(gpus=gpu_set(generation=4)),
      Finding(RELOADED, Severity.INFO, "3 times since the agent started")),
     # --- gpu.driver.persistence_off
-    (PERSISTENCE, gpu_view(), FINE),
+    (PERSISTENCE, gpu_view(), OK),
     (PERSISTENCE, gpu_view({GpuField.PERSISTENCE: 0}),
      Finding(PERSISTENCE, Severity.INFO, "persistence mode is off")),
     (PERSISTENCE, gpu_view({GpuField.PERSISTENCE: EIO}), Unreadable("persistence", EIO)),
     (PERSISTENCE, gpu_view({GpuField.PERSISTENCE: ABSENT}),
-     Inapplicable("the driver has no persistence mode for it")),
+     RuleNotApplicable("the driver has no persistence mode for it")),
     # --- gpu.driver.deaf
-    (DEAF, gpu_view(log_read=True), FINE),
-    (DEAF, gpu_view(log_read=False, gpu=gpu_sample(event_mask=int(GpuEvent.XID))), FINE),
+    (DEAF, gpu_view(log_read=True), OK),
+    (DEAF, gpu_view(log_read=False, gpu=gpu_sample(event_mask=int(GpuEvent.XID))), OK),
     (DEAF, gpu_view(log_read=False, gpu=gpu_sample(event_mask=int(GpuEvent.DOUBLE_BIT_ECC))),
      Finding(DEAF, Severity.DEGRADED, "neither NVML's events nor the kernel log tell of its XIDs")),
-    (DEAF, gpu_view(log_read=False, gpu=None), Unevaluated("needs the GPU")),
+    (DEAF, gpu_view(log_read=False, gpu=None), RuleNotEvaluated("needs the GPU")),
     # --- gpu.driver.stuck_process
-    (STUCK, stuck(), FINE),
+    (STUCK, stuck(), OK),
     (
         STUCK,
         gpu_view(host=GpuHost(stuck=ABSENT)),
-        Inapplicable("the agent may not look into other processes (CAP_SYS_PTRACE)"),
+        RuleNotApplicable("the agent may not look into other processes (CAP_SYS_PTRACE)"),
     ),
     (STUCK, stuck((12, "python")), Finding(STUCK, Severity.DEGRADED, "held in the driver: python (12)")),
     (STUCK, stuck(*((pid, "rank") for pid in (1, 2, 3, 4))),
@@ -151,7 +151,7 @@ CASES: Final[list[tuple[str, GpuView, Answer]]] = [
 
 
 @pytest.mark.parametrize(("code", "view", "answer"), CASES)
-def test_a_view_has_this_answer(code: str, view: GpuView, answer: Answer) -> None:
+def test_a_view_has_this_answer(code: str, view: GpuView, answer: RuleResult) -> None:
     assert ROWS[code].judge(view) == answer
 
 

@@ -8,7 +8,7 @@ from gpu_samples import ABSENT, EIO, LIMITS, T4, gpu_view
 from agent.health.gpu.catalog import gpu_rules
 from agent.health.gpu.heat import HOLD_NS
 from agent.health.gpu.view import GpuView
-from agent.health.rules import FINE, Answer, Growth, Inapplicable, Unevaluated, Unreadable
+from agent.health.rules import OK, Growth, RuleNotApplicable, RuleNotEvaluated, RuleResult, Unreadable
 from agent.model.gpu import GpuField
 from agent.model.health import Finding, Severity
 from agent.model.reading import Reading
@@ -51,67 +51,67 @@ def bad(code: str, text: str) -> Finding:
 
 NONE: Final = Growth(ABSENT, 0.0)
 BROKEN: Final = Growth(EIO, 0.0)
-NO_REASONS: Final = Inapplicable("the driver gives no reasons for low clocks")
-CASES: Final[list[tuple[str, GpuView, Answer]]] = [
+NO_REASONS: Final = RuleNotApplicable("the driver gives no reasons for low clocks")
+CASES: Final[list[tuple[str, GpuView, RuleResult]]] = [
     # --- gpu.thermal.over_limit
-    (HOT, heat(33), FINE),
-    (HOT, heat(88), FINE),
+    (HOT, heat(33), OK),
+    (HOT, heat(88), OK),
     (HOT, heat(89), bad(HOT, "at or above the slowdown limit of 89 C")),
     (HOT, heat(120), bad(HOT, "at or above the slowdown limit of 89 C")),
-    (HOT, heat(33, margin=1), FINE),
+    (HOT, heat(33, margin=1), OK),
     (HOT, heat(33, margin=0), bad(HOT, "no margin left to the temperature at which clocks are cut")),
     (HOT, heat(33, margin=-7), bad(HOT, "no margin left to the temperature at which clocks are cut")),
-    (HOT, heat(99, limit=ABSENT, margin=3), FINE),  # newer GPUs tell the margin only
-    (HOT, heat(92, limit=93, margin=ABSENT), FINE),
+    (HOT, heat(99, limit=ABSENT, margin=3), OK),  # newer GPUs tell the margin only
+    (HOT, heat(92, limit=93, margin=ABSENT), OK),
     (HOT, heat(93, limit=93, margin=ABSENT), bad(HOT, "at or above the slowdown limit of 93 C")),
     (HOT, heat(89, margin=EIO), bad(HOT, "at or above the slowdown limit of 89 C")),
     (HOT, heat(33, margin=EIO), Unreadable("margin", EIO)),
     (HOT, heat(EIO), Unreadable("temp", EIO)),
-    (HOT, heat(99, limit=ABSENT, margin=ABSENT), Inapplicable("the GPU tells no temperature with a limit")),
-    (HOT, heat(ABSENT, margin=ABSENT), Inapplicable("the GPU tells no temperature with a limit")),
+    (HOT, heat(99, limit=ABSENT, margin=ABSENT), RuleNotApplicable("the GPU tells no temperature with a limit")),
+    (HOT, heat(ABSENT, margin=ABSENT), RuleNotApplicable("the GPU tells no temperature with a limit")),
     # --- gpu.thermal.memory
-    (MEMORY, memory(94), FINE),
+    (MEMORY, memory(94), OK),
     (MEMORY, memory(95), bad(MEMORY, "at or above the memory's limit of 95 C")),
     (MEMORY, memory(EIO), Unreadable("mem_temp", EIO)),
-    (MEMORY, memory(ABSENT), Inapplicable("the GPU tells no memory temperature")),
-    (MEMORY, memory(94, ABSENT), Inapplicable("the GPU tells no limit of its memory temperature")),
+    (MEMORY, memory(ABSENT), RuleNotApplicable("the GPU tells no memory temperature")),
+    (MEMORY, memory(94, ABSENT), RuleNotApplicable("the GPU tells no limit of its memory temperature")),
     # --- gpu.thermal.slowdown
-    (SLOWED, slowed(), FINE),
-    (SLOWED, slowed(TENTH - 1, TENTH - 1), FINE),
+    (SLOWED, slowed(), OK),
+    (SLOWED, slowed(TENTH - 1, TENTH - 1), OK),
     (SLOWED, slowed(TENTH), bad(SLOWED, "clocks cut by the hardware for heat for at least 10 % of 1 min")),
     (SLOWED, slowed(0, TENTH), bad(SLOWED, "clocks cut by the driver for heat for at least 10 % of 1 min")),
-    (SLOWED, slowed(0, 0, 0x60), FINE),  # time is kept: the bits of the moment do not count
-    (SLOWED, slowed(Growth(0, 59.0)), Unevaluated("needs 1 min of history")),
+    (SLOWED, slowed(0, 0, 0x60), OK),  # time is kept: the bits of the moment do not count
+    (SLOWED, slowed(Growth(0, 59.0)), RuleNotEvaluated("needs 1 min of history")),
     (SLOWED, slowed(Growth(TENTH, 7.0)),
      bad(SLOWED, "clocks cut by the hardware for heat for at least 10 % of 1 min")),
     (SLOWED, slowed(BROKEN, 0), Unreadable("slowed_hw_thermal", EIO)),
-    (SLOWED, slowed(NONE, NONE, 0x1), FINE),
+    (SLOWED, slowed(NONE, NONE, 0x1), OK),
     (SLOWED, slowed(NONE, NONE, 0x40), bad(SLOWED, "clocks are cut by the hardware for heat")),
     (SLOWED, slowed(NONE, NONE, 0x20), bad(SLOWED, "clocks are cut by the driver for heat")),
     (SLOWED, slowed(NONE, NONE, EIO), Unreadable("clock_reasons", EIO)),
     (SLOWED, slowed(NONE, NONE, ABSENT), NO_REASONS),
-    (SLOWED, slowed(0, NONE, ABSENT), FINE),  # one of the two is enough to judge by
+    (SLOWED, slowed(0, NONE, ABSENT), OK),  # one of the two is enough to judge by
     # --- gpu.power.brake
-    (BRAKE, braked(TENTH - 1), FINE),
+    (BRAKE, braked(TENTH - 1), OK),
     (BRAKE, braked(TENTH), bad(BRAKE, "clocks cut by the external power brake for at least 10 % of 1 min")),
-    (BRAKE, braked(0, 0x80), FINE),
-    (BRAKE, braked(Growth(0, 1.0)), Unevaluated("needs 1 min of history")),
+    (BRAKE, braked(0, 0x80), OK),
+    (BRAKE, braked(Growth(0, 1.0)), RuleNotEvaluated("needs 1 min of history")),
     (BRAKE, braked(BROKEN), Unreadable("slowed_hw_brake", EIO)),
-    (BRAKE, braked(NONE, 0x40), FINE),
+    (BRAKE, braked(NONE, 0x40), OK),
     (BRAKE, braked(NONE, 0x80), bad(BRAKE, "clocks are cut by the external power brake")),
     (BRAKE, braked(NONE, ABSENT), NO_REASONS),
     # --- gpu.power.slowdown
-    (POWER, reasons(0x4), FINE),  # the driver's own power cap is how GPUs work
+    (POWER, reasons(0x4), OK),  # the driver's own power cap is how GPUs work
     (POWER, reasons(0x8), bad(POWER, "clocks are cut by the hardware, not for heat")),
-    (POWER, reasons(0x48), FINE),
-    (POWER, reasons(0x88), FINE),
+    (POWER, reasons(0x48), OK),
+    (POWER, reasons(0x88), OK),
     (POWER, reasons(EIO), Unreadable("clock_reasons", EIO)),
     (POWER, reasons(ABSENT), NO_REASONS),
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize(("code", "view", "answer"), CASES)
-def test_a_view_has_this_answer(code: str, view: GpuView, answer: Answer) -> None:
+def test_a_view_has_this_answer(code: str, view: GpuView, answer: RuleResult) -> None:
     assert ROWS[code].judge(view) == answer
 
 

@@ -9,7 +9,7 @@ from agent.health.gpu.catalog import gpu_rules
 from agent.health.gpu.common import Budget
 from agent.health.gpu.nvlink import BUDGETS
 from agent.health.gpu.view import GpuStart, GpuView
-from agent.health.rules import FINE, Answer, Growth, Inapplicable, Unevaluated, Unreadable
+from agent.health.rules import OK, Growth, RuleNotApplicable, RuleNotEvaluated, RuleResult, Unreadable
 from agent.model.gpu import GpuField, GpuHost
 from agent.model.health import Finding, Severity
 from agent.model.reading import Missing, Reading
@@ -28,13 +28,13 @@ MANAGER: Final = "gpu.fabric.manager"
 
 NONE: Final = Growth(ABSENT, 0.0)
 BROKEN: Final = Growth(EIO, 0.0)
-Cases = list[tuple[str, GpuView, Answer]]
+Cases = list[tuple[str, GpuView, RuleResult]]
 STRANGER: Final = GpuStart()
 """Nothing has been seen up or running."""
-NO_LINK: Final = Inapplicable("the driver tells no PCIe link: a virtual machine, or an integrated GPU")
-NO_AER: Final = Inapplicable("no PCIe error counters: the kernel or the platform has no AER")
-NO_FABRIC: Final = Inapplicable("the GPU belongs to no fabric, or the driver does not tell")
-NO_HEALTH: Final = Inapplicable(
+NO_LINK: Final = RuleNotApplicable("the driver tells no PCIe link: a virtual machine, or an integrated GPU")
+NO_AER: Final = RuleNotApplicable("no PCIe error counters: the kernel or the platform has no AER")
+NO_FABRIC: Final = RuleNotApplicable("the GPU belongs to no fabric, or the driver does not tell")
+NO_HEALTH: Final = RuleNotApplicable(
     "the driver tells nothing of the fabric's health (before 550), or the GPU belongs to none"
 )
 
@@ -68,9 +68,9 @@ def aer(name: str, field: GpuField, events: int, window: str, what: str, severit
     """The cases that the three AER rules share."""
     code = f"gpu.pcie.aer.{name}"
     return [
-        (code, grown(field, events - 1), FINE),
+        (code, grown(field, events - 1), OK),
         (code, grown(field, events), bad(code, f"{what}: at least {events} in {window}", severity)),
-        (code, grown(field, Growth(0, 1.0)), Unevaluated(f"needs {window} of history")),
+        (code, grown(field, Growth(0, 1.0)), RuleNotEvaluated(f"needs {window} of history")),
         (code, grown(field, BROKEN), Unreadable(field, EIO)),
         (code, grown(field, NONE), NO_AER),
     ]
@@ -100,21 +100,21 @@ def managed(running: bool | Missing, *, before: bool = False) -> GpuView:
     return gpu_view(start=GpuStart(fabric_manager=before), host=GpuHost(fabric_manager=running))
 
 
-IDLE: Final = Unevaluated("needs load: an idle link slows down")
+IDLE: Final = RuleNotEvaluated("needs load: an idle link slows down")
 RAN: Final = GpuStart(fabric_manager=True)
 CASES: Final[Cases] = [
     # --- gpu.pcie.width
-    (WIDTH, width(16), FINE),
+    (WIDTH, width(16), OK),
     (WIDTH, width(15), bad(WIDTH, "15 of 16 lanes")),
     (WIDTH, width(8), bad(WIDTH, "8 of 16 lanes")),
-    (WIDTH, width(8, 8), FINE),
+    (WIDTH, width(8, 8), OK),
     (WIDTH, width(EIO), Unreadable("pcie_width", EIO)),
     (WIDTH, width(16, EIO), Unreadable("pcie_width_max", EIO)),
     (WIDTH, width(ABSENT), NO_LINK),
     (WIDTH, width(16, ABSENT), NO_LINK),
     # --- gpu.pcie.gen
-    (GEN, gen(5), FINE),
-    (GEN, gen(5, busy=0), FINE),
+    (GEN, gen(5), OK),
+    (GEN, gen(5, busy=0), OK),
     (GEN, gen(4), bad(GEN, "generation 4 of 5 under load")),
     (GEN, gen(1, busy=50), bad(GEN, "generation 1 of 5 under load")),
     (GEN, gen(1, busy=49), IDLE),
@@ -127,27 +127,27 @@ CASES: Final[Cases] = [
     (GEN, gen(ABSENT), NO_LINK),
     (GEN, gen(5, ABSENT), NO_LINK),
     # --- gpu.pcie.replay, gpu.pcie.aer.*
-    (REPLAY, grown(GpuField.PCIE_REPLAY, 8), FINE),
+    (REPLAY, grown(GpuField.PCIE_REPLAY, 8), OK),
     (REPLAY, grown(GpuField.PCIE_REPLAY, 9), bad(REPLAY, "PCIe replays: at least 9 in 1 min")),
-    (REPLAY, grown(GpuField.PCIE_REPLAY, Growth(8, 59.9)), Unevaluated("needs 1 min of history")),
+    (REPLAY, grown(GpuField.PCIE_REPLAY, Growth(8, 59.9)), RuleNotEvaluated("needs 1 min of history")),
     (REPLAY, grown(GpuField.PCIE_REPLAY, BROKEN), Unreadable("pcie_replay", EIO)),
-    (REPLAY, grown(GpuField.PCIE_REPLAY, NONE), Inapplicable("the driver counts no replays")),
+    (REPLAY, grown(GpuField.PCIE_REPLAY, NONE), RuleNotApplicable("the driver counts no replays")),
     *aer("correctable", GpuField.AER_CORRECTABLE, 100, "1 min", "correctable PCIe errors", Severity.DEGRADED),
     *aer("nonfatal", GpuField.AER_NONFATAL, 1, "10 min", "non-fatal PCIe errors", Severity.DEGRADED),
     *aer("fatal", GpuField.AER_FATAL, 1, "10 min", "fatal PCIe errors", Severity.UNHEALTHY),
     # --- gpu.nvlink.down
-    (DOWN, links(ALL_UP), FINE),
-    (DOWN, links(ALL_UP, before=0b11), FINE),
+    (DOWN, links(ALL_UP), OK),
+    (DOWN, links(ALL_UP, before=0b11), OK),
     (DOWN, links(ALL_UP & ~(1 << 4)), broken(DOWN, "NVLink 4 down, up before: 0-17")),
     (DOWN, links(0b1001, before=0b1111), broken(DOWN, "NVLinks 1-2 down, up before: 0-3")),
-    (DOWN, links(0b0011, before=0b0011), FINE),  # links 2 and 3 were never up
-    (DOWN, links(0, mig=1), Inapplicable("a GPU in MIG mode uses no NVLinks")),
-    (DOWN, links(0, before=0), Inapplicable("no NVLink has been up")),
+    (DOWN, links(0b0011, before=0b0011), OK),  # links 2 and 3 were never up
+    (DOWN, links(0, mig=1), RuleNotApplicable("a GPU in MIG mode uses no NVLinks")),
+    (DOWN, links(0, before=0), RuleNotApplicable("no NVLink has been up")),
     (DOWN, links(EIO), Unreadable("links_up", EIO)),
-    (DOWN, links(ABSENT), Inapplicable("the GPU has no NVLinks")),
+    (DOWN, links(ABSENT), RuleNotApplicable("the GPU has no NVLinks")),
     # --- gpu.nvlink.errors, gpu.nvlink.recovery_failed
-    (ERRORS, gpu_view(), FINE),
-    (ERRORS, noisy({GpuField.LINK_CRC: 5_999}), FINE),
+    (ERRORS, gpu_view(), OK),
+    (ERRORS, noisy({GpuField.LINK_CRC: 5_999}), OK),
     (ERRORS, noisy({GpuField.LINK_CRC: 6_000}), bad(ERRORS, "NVLink CRC errors: at least 6000 in 1 min")),
     (ERRORS, noisy({GpuField.LINK_REPLAY: 1}), bad(ERRORS, "NVLink replays: at least 1 in 10 min")),
     (ERRORS, noisy({GpuField.LINK_REPLAY: 1, GpuField.LINK_CRC: 9_000}),
@@ -156,20 +156,20 @@ CASES: Final[Cases] = [
      bad(ERRORS, "NVLink recoveries: at least 1 in 10 min; since the driver was loaded, most on NVLink 3")),
     (ERRORS, noisy({GpuField.LINK_RECOVERY: 2}, (9, 9, 9, 9)),
      bad(ERRORS, "NVLink recoveries: at least 1 in 10 min")),
-    (ERRORS, noisy({GpuField.LINK_REPLAY: Growth(0, 599.0)}), Unevaluated("needs 10 min of history")),
+    (ERRORS, noisy({GpuField.LINK_REPLAY: Growth(0, 599.0)}), RuleNotEvaluated("needs 10 min of history")),
     (ERRORS, noisy({GpuField.LINK_REPLAY: BROKEN}), Unreadable("link_replay", EIO)),
-    (ERRORS, noisy({GpuField.LINK_REPLAY: NONE}), FINE),  # the other kinds are counted
+    (ERRORS, noisy({GpuField.LINK_REPLAY: NONE}), OK),  # the other kinds are counted
     (ERRORS, noisy({GpuField.LINK_REPLAY: BROKEN, GpuField.LINK_CRC: 6_000}),
      bad(ERRORS, "NVLink CRC errors: at least 6000 in 1 min")),
-    (ERRORS, gpu_view(readings=T4), Inapplicable("the driver counts no such errors")),
-    (GIVEN_UP, gpu_view(), FINE),
+    (ERRORS, gpu_view(readings=T4), RuleNotApplicable("the driver counts no such errors")),
+    (GIVEN_UP, gpu_view(), OK),
     (GIVEN_UP, grown(GpuField.LINK_RECOVERY_FAILED, 1),
      bad(GIVEN_UP, "NVLink recoveries that failed: at least 1 in 10 min")),
-    (GIVEN_UP, grown(GpuField.LINK_RECOVERY_FAILED, Growth(0, 9.0)), Unevaluated("needs 10 min of history")),
+    (GIVEN_UP, grown(GpuField.LINK_RECOVERY_FAILED, Growth(0, 9.0)), RuleNotEvaluated("needs 10 min of history")),
     (GIVEN_UP, grown(GpuField.LINK_RECOVERY_FAILED, BROKEN), Unreadable("link_recovery_failed", EIO)),
-    (GIVEN_UP, gpu_view(readings=T4), Inapplicable("the driver counts no such errors")),
+    (GIVEN_UP, gpu_view(readings=T4), RuleNotApplicable("the driver counts no such errors")),
     # --- gpu.fabric.state, gpu.fabric.status
-    (STATE, fabric(3), FINE),
+    (STATE, fabric(3), OK),
     (STATE, fabric(2), broken(STATE, "registration with the fabric does not end")),
     (STATE, fabric(2, manager=ABSENT), broken(STATE, "registration with the fabric does not end")),
     (STATE, fabric(1), broken(STATE, "registration with the fabric does not begin")),
@@ -177,19 +177,19 @@ CASES: Final[Cases] = [
     (STATE, fabric(1, manager=ABSENT, start=RAN),
      broken(STATE, "registration with the fabric does not begin")),
     (STATE, fabric(1, manager=ABSENT),
-     Inapplicable("registration has not begun, and nothing here would begin it")),
+     RuleNotApplicable("registration has not begun, and nothing here would begin it")),
     (STATE, fabric(0), NO_FABRIC),
     (STATE, fabric(ABSENT), NO_FABRIC),
     (STATE, fabric(EIO), Unreadable("fabric_state", EIO)),
-    (STATUS, fabric(3), FINE),
+    (STATUS, fabric(3), OK),
     (STATUS, fabric(3, 999), broken(STATUS, "registration with the fabric failed: UNKNOWN (999)")),
-    (STATUS, fabric(2, 999), Inapplicable("registration is not complete")),
+    (STATUS, fabric(2, 999), RuleNotApplicable("registration is not complete")),
     (STATUS, fabric(3, EIO), Unreadable("fabric_status", EIO)),
     (STATUS, fabric(EIO), Unreadable("fabric_state", EIO)),
     (STATUS, fabric(ABSENT, ABSENT), NO_FABRIC),
     # --- gpu.fabric.health
-    (HEALTH, mask(0x1AA), FINE),
-    (HEALTH, mask(0x1AA, ABSENT), FINE),
+    (HEALTH, mask(0x1AA), OK),
+    (HEALTH, mask(0x1AA, ABSENT), OK),
     (HEALTH, mask(0x1A9), bad(HEALTH, "bandwidth is degraded")),
     (HEALTH, mask(0x1A6), bad(HEALTH, "routes are being recovered")),
     (HEALTH, mask(0x19A), broken(HEALTH, "a route is unhealthy")),
@@ -205,11 +205,11 @@ CASES: Final[Cases] = [
     (HEALTH, mask(EIO), Unreadable("fabric_health", EIO)),
     (HEALTH, mask(0x1AA, EIO), Unreadable("fabric_summary", EIO)),
     # --- gpu.fabric.manager
-    (MANAGER, managed(True), FINE),
+    (MANAGER, managed(True), OK),
     (MANAGER, managed(False), bad(MANAGER, "nv-fabricmanager does not run, and the machine has NVSwitches")),
     (MANAGER, managed(False, before=True), bad(MANAGER, "nv-fabricmanager ran and does not any more")),
     (MANAGER, managed(ABSENT, before=True), bad(MANAGER, "nv-fabricmanager ran and does not any more")),
-    (MANAGER, managed(ABSENT), Inapplicable("no NVSwitches on the PCI bus, or processes cannot be seen")),
+    (MANAGER, managed(ABSENT), RuleNotApplicable("no NVSwitches on the PCI bus, or processes cannot be seen")),
     (MANAGER, managed(EIO, before=True), Unreadable("processes", EIO)),
     (MANAGER, managed(False)._replace(gpu=None),
      bad(MANAGER, "nv-fabricmanager does not run, and the machine has NVSwitches")),
@@ -217,14 +217,14 @@ CASES: Final[Cases] = [
 
 
 @pytest.mark.parametrize(("code", "view", "answer"), CASES)
-def test_a_view_has_this_answer(code: str, view: GpuView, answer: Answer) -> None:
+def test_a_view_has_this_answer(code: str, view: GpuView, answer: RuleResult) -> None:
     assert ROWS[code].judge(view) == answer
 
 
 @pytest.mark.parametrize("budget", BUDGETS, ids=lambda budget: budget.field)
 def test_each_kind_of_nvlink_error_has_a_budget_of_its_own(budget: Budget) -> None:
     judge = ROWS[ERRORS].judge
-    assert judge(grown(budget.field, budget.events - 1)) is FINE
+    assert judge(grown(budget.field, budget.events - 1)) is OK
     assert judge(grown(budget.field, budget.events)) == bad(ERRORS, budget.text)
 
 

@@ -7,7 +7,7 @@ from gpu_samples import ABSENT, EIO, LIMITS, T4, gpu_view
 
 from agent.health.gpu.catalog import gpu_rules
 from agent.health.gpu.view import GpuStart, GpuView
-from agent.health.rules import FINE, Answer, Growth, Inapplicable, Unevaluated, Unreadable
+from agent.health.rules import OK, Growth, RuleNotApplicable, RuleNotEvaluated, RuleResult, Unreadable
 from agent.model.gpu import GpuField
 from agent.model.health import Finding, Severity
 from agent.model.reading import Reading
@@ -20,8 +20,8 @@ OFF: Final = "gpu.ecc.off"
 SRAM: Final = "gpu.ecc.sram_threshold"
 PAGES: Final = "gpu.retired.pages"
 
-NO_REMAP: Final = Inapplicable("no row remapping: the GPU is older than Ampere, or has no ECC")
-NO_RETIREMENT: Final = Inapplicable(
+NO_REMAP: Final = RuleNotApplicable("no row remapping: the GPU is older than Ampere, or has no ECC")
+NO_RETIREMENT: Final = RuleNotApplicable(
     "no page retirement: the GPU remaps rows (Ampere and later), or has no ECC"
 )
 FEW: Final = GpuLimits(correctable_errors=5, correctable_window_s=60)
@@ -57,9 +57,9 @@ def off(text: str) -> Finding:
     return Finding(OFF, Severity.INFO, text)
 
 
-CASES: Final[list[tuple[str, GpuView, Answer]]] = [
+CASES: Final[list[tuple[str, GpuView, RuleResult]]] = [
     # --- gpu.ecc.uncorrectable
-    (LOST, errors(0), FINE),
+    (LOST, errors(0), OK),
     (LOST, errors(1), lost("1 uncorrectable error")),
     (LOST, errors(3, dram=3, sram=0), lost("3 uncorrectable errors in DRAM")),
     (LOST, errors(3, dram=2, sram=1), lost("3 uncorrectable errors in DRAM and SRAM")),
@@ -69,57 +69,57 @@ CASES: Final[list[tuple[str, GpuView, Answer]]] = [
     (LOST, errors(1, action=ABSENT), lost("1 uncorrectable error", Severity.UNHEALTHY)),
     (LOST, errors(1, action=EIO), lost("1 uncorrectable error", Severity.UNHEALTHY)),
     (LOST, errors(EIO), Unreadable("ecc_uncorrectable", EIO)),
-    (LOST, errors(ABSENT), Inapplicable("the GPU has no ECC")),
-    (LOST, gpu_view({GpuField.ECC_MODE: 0, GpuField.ECC_UNCORRECTABLE: 2}), Inapplicable("ECC is off")),
+    (LOST, errors(ABSENT), RuleNotApplicable("the GPU has no ECC")),
+    (LOST, gpu_view({GpuField.ECC_MODE: 0, GpuField.ECC_UNCORRECTABLE: 2}), RuleNotApplicable("ECC is off")),
     # --- gpu.ecc.correctable_rate
-    (RATE, corrected(999), FINE),
+    (RATE, corrected(999), OK),
     (RATE, corrected(1000),
      Finding(RATE, Severity.DEGRADED, "correctable memory errors: at least 1000 in 1 h")),
     (RATE, corrected(Growth(1000, 3.0)),
      Finding(RATE, Severity.DEGRADED, "correctable memory errors: at least 1000 in 1 h")),
-    (RATE, corrected(Growth(999, 3599.0)), Unevaluated("needs 1 h of history")),
+    (RATE, corrected(Growth(999, 3599.0)), RuleNotEvaluated("needs 1 h of history")),
     (RATE, corrected(Growth(EIO, 0.0)), Unreadable("ecc_correctable", EIO)),
-    (RATE, corrected(Growth(ABSENT, 0.0)), Inapplicable("the GPU has no ECC")),
-    (RATE, corrected(4, FEW), FINE),
+    (RATE, corrected(Growth(ABSENT, 0.0)), RuleNotApplicable("the GPU has no ECC")),
+    (RATE, corrected(4, FEW), OK),
     (RATE, corrected(5, FEW),
      Finding(RATE, Severity.DEGRADED, "correctable memory errors: at least 5 in 1 min")),
     (RATE, gpu_view({GpuField.ECC_MODE: 0}, grown={GpuField.ECC_CORRECTABLE: 9999}),
-     Inapplicable("ECC is off")),
+     RuleNotApplicable("ECC is off")),
     # --- gpu.ecc.off
-    (OFF, mode(1, 1), FINE),
-    (OFF, mode(1, ABSENT), FINE),
+    (OFF, mode(1, 1), OK),
+    (OFF, mode(1, ABSENT), OK),
     (OFF, mode(1, 0), off("ECC will be off after the next reset")),
     (OFF, mode(0, 1), off("ECC is off until the next reset")),
     (OFF, mode(0, 0), off("ECC is off")),
     (OFF, mode(0, 0, at_start=True), off("ECC is off, it was on at start")),
     (OFF, mode(EIO, 1), Unreadable("ecc_mode", EIO)),
-    (OFF, mode(ABSENT, ABSENT), Inapplicable("the GPU has no ECC")),
+    (OFF, mode(ABSENT, ABSENT), RuleNotApplicable("the GPU has no ECC")),
     # --- gpu.ecc.sram_threshold
-    (SRAM, gpu_view(), FINE),
+    (SRAM, gpu_view(), OK),
     (SRAM, gpu_view({GpuField.SRAM_THRESHOLD: 1}),
      Finding(SRAM, Severity.UNHEALTHY, "uncorrectable SRAM errors are over the vendor's limit")),
     (SRAM, gpu_view({GpuField.SRAM_THRESHOLD: EIO}), Unreadable("sram_threshold", EIO)),
-    (SRAM, gpu_view(readings=T4), Inapplicable("the driver or the GPU has no SRAM threshold")),
+    (SRAM, gpu_view(readings=T4), RuleNotApplicable("the driver or the GPU has no SRAM threshold")),
     # --- gpu.remap.*
-    ("gpu.remap.failure", gpu_view(), FINE),
+    ("gpu.remap.failure", gpu_view(), OK),
     ("gpu.remap.failure", gpu_view({GpuField.REMAP_FAILURE: 1}),
      Finding("gpu.remap.failure", Severity.UNHEALTHY, "a bad memory row could not be remapped")),
     ("gpu.remap.failure", gpu_view({GpuField.REMAP_FAILURE: EIO}), Unreadable("remap_failure", EIO)),
     ("gpu.remap.failure", gpu_view(readings=T4), NO_REMAP),
-    ("gpu.remap.pending", gpu_view(), FINE),
+    ("gpu.remap.pending", gpu_view(), OK),
     ("gpu.remap.pending", gpu_view({GpuField.REMAP_PENDING: 1}),
      Finding("gpu.remap.pending", Severity.DEGRADED, "a row remapping waits for a reset")),
     ("gpu.remap.pending", gpu_view({GpuField.REMAP_PENDING: EIO}), Unreadable("remap_pending", EIO)),
     ("gpu.remap.pending", gpu_view(readings=T4), NO_REMAP),
     # --- gpu.retired.*
-    (PAGES, pages(0, 0), FINE),
-    (PAGES, pages(40, 19), FINE),
+    (PAGES, pages(0, 0), OK),
+    (PAGES, pages(40, 19), OK),
     (PAGES, pages(40, 20), Finding(PAGES, Severity.DEGRADED, "60 pages retired, the limit is 60")),
     (PAGES, pages(0, 64), Finding(PAGES, Severity.DEGRADED, "64 pages retired, the limit is 60")),
     (PAGES, pages(EIO, 3), Unreadable("retired_sbe", EIO)),
     (PAGES, pages(3, EIO), Unreadable("retired_dbe", EIO)),
     (PAGES, gpu_view(), NO_RETIREMENT),
-    ("gpu.retired.pending", gpu_view(readings=T4), FINE),
+    ("gpu.retired.pending", gpu_view(readings=T4), OK),
     ("gpu.retired.pending", gpu_view({GpuField.RETIRED_PENDING: 1}, readings=T4),
      Finding("gpu.retired.pending", Severity.DEGRADED, "a page retirement waits for a reset")),
     ("gpu.retired.pending", gpu_view({GpuField.RETIRED_PENDING: EIO}, readings=T4),
@@ -129,7 +129,7 @@ CASES: Final[list[tuple[str, GpuView, Answer]]] = [
 
 
 @pytest.mark.parametrize(("code", "view", "answer"), CASES)
-def test_a_view_has_this_answer(code: str, view: GpuView, answer: Answer) -> None:
+def test_a_view_has_this_answer(code: str, view: GpuView, answer: RuleResult) -> None:
     assert ROWS[code].judge(view) == answer
 
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from paper import PaperNode, codes, device_of
 from paper_gpus import GpuNode
 
-from agent.engine.loop import picture_of
+from agent.engine.loop import visible_state
 from agent.engine.step import START_NS, State, begin, step
 from agent.health.catalog import CLEAN_PASSES, STALLED
 from agent.health.gpu.verdicts import UNSEEN
@@ -290,7 +290,7 @@ def test_what_is_told_of_a_gpu_that_does_not_answer_is_sent_at_each_heartbeat(si
     for _ in range(5):
         number = feed.number
         feed.publish(node.rest(10).devices)
-        (message,) = feed.owed(number)
+        (message,) = feed.pending_for(number)
         sent.append([name for name in message.decode().split(",") if name.startswith("gpu-0")])
     assert sent == [["gpu-0", "gpu-0-mig-1-0"]] * 5
 
@@ -299,9 +299,9 @@ def test_the_picture_of_a_gpu_that_hangs_is_no_news_every_second() -> None:
     node = GpuNode(2)
     node.hang(0)
     node.rest(70)
-    first = picture_of(node.look())
+    first = visible_state(node.look())
     node.rest(40)
-    assert picture_of(node.look()) == first
+    assert visible_state(node.look()) == first
 
 
 def test_a_gpus_thread_that_stands_still_without_a_call_is_unknown_too() -> None:

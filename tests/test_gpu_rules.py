@@ -28,7 +28,7 @@ from agent.health.gpu.catalog import gpu_rules, gpu_wakes, windows
 from agent.health.gpu.common import foremost, nvml_name
 from agent.health.gpu.view import GpuStart, GpuView
 from agent.health.host.catalog import ALL_RULES
-from agent.health.rules import FINE, Growth, Inapplicable, Unevaluated, Unreadable
+from agent.health.rules import OK, Growth, RuleNotApplicable, RuleNotEvaluated, Unreadable
 from agent.health.words import at_least, duration
 from agent.model.gpu import GpuField, GpuHost, StuckProcess
 from agent.model.health import Blame, Finding, Severity
@@ -170,7 +170,7 @@ def test_the_rows_of_the_same_limits_are_made_once() -> None:
 @judges_readings
 def test_what_was_never_there_makes_a_rule_inapplicable(rule: Rule) -> None:
     view = gpu_view({wake.field: ABSENT for wake in rule.gpu_reads})
-    assert isinstance(rule.judge(view), Inapplicable)
+    assert isinstance(rule.judge(view), RuleNotApplicable)
 
 
 @judges_readings
@@ -189,13 +189,13 @@ def test_a_gpu_that_has_never_been_seen_is_judged_by_what_needs_no_answer(rule: 
     if rule.blind:
         assert isinstance(answer, Finding) == (rule.code == "gpu.missing")
     else:
-        assert isinstance(answer, Inapplicable | Unevaluated)
+        assert isinstance(answer, RuleNotApplicable | RuleNotEvaluated)
 
 
 @pytest.mark.parametrize("rule", [rule for rule in RULES if rule.counter], ids=lambda rule: rule.code)
 def test_a_counter_without_history_is_not_called_quiet(rule: Rule) -> None:
     growth = {field: Growth(0, 0.0) for field in windows(LIMITS)}
-    assert isinstance(rule.judge(gpu_view(growth=growth)), Unevaluated)
+    assert isinstance(rule.judge(gpu_view(growth=growth)), RuleNotEvaluated)
 
 
 # --- every view ---------------------------------------------------------------------------------------------
@@ -204,7 +204,7 @@ readings = st.one_of(
     st.just(ABSENT), st.just(EIO), st.integers(0, 20), st.integers(-10, 200), st.integers(0, 2**64 - 1)
 )
 every_readings = st.fixed_dictionaries(dict.fromkeys(GpuField, readings))
-answers = Finding | Unreadable | Unevaluated | Inapplicable | None
+answers = Finding | Unreadable | RuleNotEvaluated | RuleNotApplicable | None
 
 
 def view_of(values: Mapping[GpuField, Reading], by: int, code: int, links: int) -> GpuView:
@@ -313,9 +313,9 @@ def test_the_text_of_a_growing_count_changes_seldom(counts: list[int]) -> None:
 
 def test_of_several_answers_the_bad_one_counts_and_then_what_is_not_known() -> None:
     bad, blind = Finding("x", Severity.INFO), Unreadable("x", EIO)
-    young, none = Unevaluated("x"), Inapplicable("x")
-    assert foremost(none, FINE, young, blind, bad) is bad
-    assert foremost(none, FINE, young, blind) is blind
-    assert foremost(none, FINE, young) is young
-    assert foremost(none, FINE) is FINE
+    young, none = RuleNotEvaluated("x"), RuleNotApplicable("x")
+    assert foremost(none, OK, young, blind, bad) is bad
+    assert foremost(none, OK, young, blind) is blind
+    assert foremost(none, OK, young) is young
+    assert foremost(none, OK) is OK
     assert foremost(none, none) is none

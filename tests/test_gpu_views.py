@@ -7,7 +7,7 @@ from gpu_samples import ABSENT, ALL_UP, EIO, LIMITS, gpu_sample, gpu_set, pci_sa
 from paper import cpus_sample
 from paper_gpus import GpuNode
 
-from agent.health.gpu.views import GONE_NS, GpuMemory, gpu_devices, gpu_views, remember_gpus
+from agent.health.gpu.views import GONE_NS, GpuRuleState, gpu_devices, gpu_views, remember_gpus
 from agent.health.rules import Growth
 from agent.model.gpu import GpuField, GpuHost, GpuSample, MigSample, Status
 from agent.model.reading import Reading
@@ -34,7 +34,7 @@ def read_at(second: float, value: Reading, **attributes: object) -> tuple[Snapsh
 
 
 def growth_after(*readings: tuple[float, Reading]) -> Growth:
-    memory = GpuMemory()
+    memory = GpuRuleState()
     for second, value in readings:
         seen, now = read_at(second, value)
         memory = remember_gpus(memory, seen, LIMITS, now)
@@ -43,7 +43,7 @@ def growth_after(*readings: tuple[float, Reading]) -> Growth:
 
 def test_a_gpu_is_found_on_the_bus_by_its_address_if_nvml_ever_counted_it() -> None:
     known = gpu_sample(number=0), gpu_sample(number=1)
-    memory = remember_gpus(GpuMemory(), snapshot(*known), LIMITS, at(1))
+    memory = remember_gpus(GpuRuleState(), snapshot(*known), LIMITS, at(1))
     functions = pci_sample(1, driver=""), pci_sample(7)
     views = gpu_views(memory, replace(snapshot(*known), pci=functions), LIMITS, at(2))
     assert [view.pci for view in views.values()] == [None, functions[0]]
@@ -51,7 +51,7 @@ def test_a_gpu_is_found_on_the_bus_by_its_address_if_nvml_ever_counted_it() -> N
         views = gpu_views(memory, replace(snapshot(*known), pci=pci), LIMITS, at(2))
         assert [view.pci for view in views.values()] == [None, None]
     by_bus = snapshot(host=GpuHost(bus_gpus=(functions[0].address,)), state=SourceState.FAILING)
-    memory = remember_gpus(GpuMemory(), by_bus, LIMITS, at(1))
+    memory = remember_gpus(GpuRuleState(), by_bus, LIMITS, at(1))
     [view] = gpu_views(memory, replace(by_bus, pci=functions), LIMITS, at(2)).values()
     assert view.pci is None
 
@@ -79,14 +79,14 @@ def test_what_cannot_be_read_has_grown_by_nothing_that_anybody_knows() -> None:
 
 def test_the_same_pass_seen_twice_is_one_point() -> None:
     seen, now = read_at(100, 5)
-    memory = remember_gpus(GpuMemory(), seen, LIMITS, now)
+    memory = remember_gpus(GpuRuleState(), seen, LIMITS, now)
     again = remember_gpus(memory, seen, LIMITS, at(101))
     assert again.past[0] is memory.past[0]
     assert len(again.past[0].histories[REPLAY]) == 1
 
 
 def test_a_links_baseline_is_what_has_ever_been_up() -> None:
-    memory = GpuMemory()
+    memory = GpuRuleState()
     for second, links in ((100, 0b0011), (101, 0b0110), (102, 0)):
         sample = gpu_sample({GpuField.LINKS_UP: links}, beat_ns=second * NS)
         memory = remember_gpus(memory, snapshot(sample), LIMITS, at(second))
@@ -95,7 +95,7 @@ def test_a_links_baseline_is_what_has_ever_been_up() -> None:
 
 def test_a_gpu_that_is_lost_keeps_its_baseline_and_its_instances() -> None:
     migs = (MigSample(1, 0, "MIG-1"),)
-    memory = remember_gpus(GpuMemory(), snapshot(gpu_sample(migs=migs)), LIMITS, at(1000))
+    memory = remember_gpus(GpuRuleState(), snapshot(gpu_sample(migs=migs)), LIMITS, at(1000))
     lost = gpu_sample(readings={}, status=Status.LOST, migs=())
     after = remember_gpus(memory, snapshot(lost), LIMITS, at(1001))
     assert after.past[0].start.links_up == ALL_UP
@@ -104,7 +104,7 @@ def test_a_gpu_that_is_lost_keeps_its_baseline_and_its_instances() -> None:
 
 def test_another_gpu_in_its_place_has_a_baseline_of_its_own() -> None:
     first = gpu_sample({GpuField.ECC_MODE: 1}, migs=(MigSample(1, 0, "MIG-1"),))
-    memory = remember_gpus(GpuMemory(), snapshot(first), LIMITS, at(1000))
+    memory = remember_gpus(GpuRuleState(), snapshot(first), LIMITS, at(1000))
     other = gpu_sample({GpuField.LINKS_UP: 1, GpuField.ECC_MODE: 0}, uuid="GPU-other", beat_ns=1001 * NS)
     missing = remember_gpus(memory, snapshot(gpu_sample(number=1)), LIMITS, at(1001))
     after = remember_gpus(missing, snapshot(other), LIMITS, at(1001))
@@ -195,7 +195,7 @@ def test_gpus_of_the_bus_are_known_while_nvml_fails_and_are_the_same_afterwards(
     buses = ("0000:1b:00.0", "0000:2b:00.0")
     host = GpuHost(bus_gpus=buses)
     failing = snapshot(host=host, state=SourceState.FAILING)
-    memory = remember_gpus(GpuMemory(), failing, LIMITS, at(1))
+    memory = remember_gpus(GpuRuleState(), failing, LIMITS, at(1))
     assert [(gpu.number, gpu.bus) for gpu in memory.roll] == [(0, buses[0]), (1, buses[1])]
     only_second = replace(gpu_sample(number=1), index=0)
     memory = remember_gpus(memory, snapshot(only_second, host=host), LIMITS, at(2))
@@ -206,12 +206,12 @@ def test_gpus_of_the_bus_are_known_while_nvml_fails_and_are_the_same_afterwards(
 def test_without_a_library_the_bus_has_no_gpus_for_us() -> None:
     host = GpuHost(bus_gpus=("0000:1b:00.0",))
     absent = snapshot(host=host, state=SourceState.ABSENT)
-    assert remember_gpus(GpuMemory(), absent, LIMITS, at(1)).roll == ()
+    assert remember_gpus(GpuRuleState(), absent, LIMITS, at(1)).roll == ()
 
 
 def test_gpus_without_names_become_those_that_they_turn_out_to_be() -> None:
     nameless = [gpu_sample(number=n, uuid="", bus="", name="", passes=0) for n in range(3)]
-    memory = remember_gpus(GpuMemory(), snapshot(*nameless), LIMITS, at(1))
+    memory = remember_gpus(GpuRuleState(), snapshot(*nameless), LIMITS, at(1))
     named = [gpu_sample(number=n) for n in range(3)]
     for done in range(3):
         mixed = [*named[: done + 1], *nameless[done + 1 :]]
@@ -229,7 +229,7 @@ def test_siblings_are_the_others_that_answer(seconds: float) -> None:
     gpus = [gpu_sample(number=n, probe_p50_ns=n + 1) for n in range(4)]
     gpus[3] = replace(gpus[3], status=Status.LOST)
     seen = snapshot(*gpus)
-    memory = remember_gpus(GpuMemory(), seen, GpuLimits(), at(1000 + seconds))
+    memory = remember_gpus(GpuRuleState(), seen, GpuLimits(), at(1000 + seconds))
     views = gpu_views(memory, seen, GpuLimits(), at(1000 + seconds))
     assert [views[n].siblings_p50_ns for n in range(4)] == [(2, 3), (1, 3), (1, 2), (1, 2, 3)]
     assert views[0].gpu == gpus[0]

@@ -12,7 +12,7 @@ from agent.health.host.cgroup.limit_rules import hugetlb_limit_hit
 from agent.health.host.cgroup.rules import FROZEN_S, GROUP_RULES
 from agent.health.host.cgroup.state import GONE_KEPT
 from agent.health.host.cgroup.view import GroupView, Throttling, devices_of_group, exclusive_cpus, view_groups
-from agent.health.rules import FINE, Answer, Unevaluated
+from agent.health.rules import OK, RuleNotEvaluated, RuleResult
 from agent.model.cpuset import parse_cpus
 from agent.model.declared import Declared, DeclaredCpus, DeclaredFile
 from agent.model.health import Finding, Note, Severity
@@ -78,9 +78,9 @@ def info(code: str, evidence: str) -> Finding:
 SIZES: Final = GroupView(CONTAINER, POD, hits=(0,), refusals=(0,))
 SHARE: Final = "throttled in more than 25 % of its CPU periods in 60 s"
 TEN_TIMES: Final = "at its limit of memory at least 10 times in 60 s"
-CASES: Final[list[tuple[str, GroupView, Answer]]] = [
+CASES: Final[list[tuple[str, GroupView, RuleResult]]] = [
     # --- hugepages
-    (HIT, hit(0, 0), FINE),
+    (HIT, hit(0, 0), OK),
     (HIT, hit(1, limit=8 * MIB), info(HIT, "2mi pages hit the limit (limit 8 MiB)")),
     (HIT, hit(7, 2, limit=8 * MIB, rsvd=6 * MIB),
      info(HIT, "2mi pages hit the limit (limit 6 MiB), 1gi pages hit the limit (limit 6 MiB)")),
@@ -95,27 +95,27 @@ CASES: Final[list[tuple[str, GroupView, Answer]]] = [
     (HIT, refused(5, 5), info(HIT, "2mi pages hit the limit (limit 8 MiB), 2mi pages could not be reserved, "
                                    "mmap failed with ENOMEM (limit 4 MiB)")),
     (HIT, GroupView(POD, hits=(1,), refusals=(0,)), info(HIT, "2mi pages hit the limit")),
-    (HIT, GroupView(POD, hits=(1,), refusals=(0,), containers=(hit(1),)), FINE),
+    (HIT, GroupView(POD, hits=(1,), refusals=(0,), containers=(hit(1),)), OK),
     (HIT, GroupView(POD, hits=(1,), refusals=(0,), containers=(hit(0),)),
      info(HIT, "2mi pages hit the limit")),
     # --- CPU time
-    (THROTTLED, SIZES, FINE),
+    (THROTTLED, SIZES, OK),
     (THROTTLED, of(SIZES, throttling=SLOW), info(THROTTLED, SHARE)),
-    (THROTTLED, of(SIZES, throttling=Throttling(5, 20)), FINE),
-    (THROTTLED, of(SIZES, throttling=Throttling(19, 19)), FINE),
-    (THROTTLED, of(SIZES, throttling=Throttling(6, 20), limits=HostLimits(throttled_percent=30)), FINE),
+    (THROTTLED, of(SIZES, throttling=Throttling(5, 20)), OK),
+    (THROTTLED, of(SIZES, throttling=Throttling(19, 19)), OK),
+    (THROTTLED, of(SIZES, throttling=Throttling(6, 20), limits=HostLimits(throttled_percent=30)), OK),
     (THROTTLED, of(SIZES, throttling=Throttling(7, 20),
                    limits=HostLimits(throttled_percent=30, throttled_window_s=30)),
      info(THROTTLED, "throttled in more than 30 % of its CPU periods in 30 s")),
     (THROTTLED, GroupView(POD, throttling=SLOW), info(THROTTLED, SHARE)),
-    (THROTTLED, GroupView(POD, throttling=SLOW, containers=(of(SIZES, throttling=SLOW),)), FINE),
-    (EXCLUSIVE, alone("2-3", 1), FINE),
+    (THROTTLED, GroupView(POD, throttling=SLOW, containers=(of(SIZES, throttling=SLOW),)), OK),
+    (EXCLUSIVE, alone("2-3", 1), OK),
     (EXCLUSIVE, alone("2-3"), Finding(EXCLUSIVE, Severity.DEGRADED, "throttled on exclusive CPUs 2-3")),
-    (EXCLUSIVE, of(alone("2-3"), containers=(alone("2-3"),)), FINE),
-    (EXCLUSIVE, of(alone("2-3"), exclusive=()), FINE),
-    (EXCLUSIVE, of(alone("2-3"), group=CONTAINER._replace(cpus=EIO)), FINE),
+    (EXCLUSIVE, of(alone("2-3"), containers=(alone("2-3"),)), OK),
+    (EXCLUSIVE, of(alone("2-3"), exclusive=()), OK),
+    (EXCLUSIVE, of(alone("2-3"), group=CONTAINER._replace(cpus=EIO)), OK),
     # --- memory
-    (KILL, memory(32 * MIB), FINE),
+    (KILL, memory(32 * MIB), OK),
     (KILL, memory(32 * MIB, kills=1), info(KILL, "processes were killed for want of memory (limit 32 MiB)")),
     (KILL, memory(NO_LIMIT, 64 * MIB, kills=9),
      info(KILL, "processes were killed for want of memory (limit 64 MiB)")),
@@ -123,38 +123,38 @@ CASES: Final[list[tuple[str, GroupView, Answer]]] = [
      info(KILL, "processes were killed for want of memory (no limit of its own)")),
     (KILL, memory(EIO, kills=1), info(KILL, "processes were killed for want of memory")),
     (KILL, memory(NO_LIMIT, ABSENT, kills=1), info(KILL, "processes were killed for want of memory")),
-    (KILL, GroupView(POD, kills=2, containers=(memory(MIB, kills=1),)), FINE),
+    (KILL, GroupView(POD, kills=2, containers=(memory(MIB, kills=1),)), OK),
     (KILL, GroupView(POD, kills=2, containers=(memory(MIB, at_max=99),)),
      info(KILL, "processes were killed for want of memory (no limit of its own)")),
-    (OOM, memory(32 * MIB), FINE),
+    (OOM, memory(32 * MIB), OK),
     (OOM, memory(32 * MIB, ooms=1), info(OOM, "out of memory, and nothing was killed (limit 32 MiB)")),
-    (OOM, memory(32 * MIB, ooms=2, kills=1), FINE),
-    (AT_MAX, memory(32 * MIB, at_max=9), FINE),
+    (OOM, memory(32 * MIB, ooms=2, kills=1), OK),
+    (AT_MAX, memory(32 * MIB, at_max=9), OK),
     (AT_MAX, memory(32 * MIB, at_max=10), info(AT_MAX, f"{TEN_TIMES} (limit 32 MiB)")),
     (AT_MAX, memory(32 * MIB, at_max=10_000), info(AT_MAX, f"{TEN_TIMES} (limit 32 MiB)")),
-    (AT_HIGH, memory(NO_LIMIT, at_high=9), FINE),
+    (AT_HIGH, memory(NO_LIMIT, at_high=9), OK),
     (AT_HIGH, memory(NO_LIMIT, at_high=10), info(AT_HIGH, "above memory.high at least 10 times in 60 s")),
     # --- freezer
-    (FROZEN, SIZES, FINE),
+    (FROZEN, SIZES, OK),
     (FROZEN, of(SIZES, group=CONTAINER._replace(frozen=1)), info(FROZEN, "frozen")),
-    (FROZEN, of(SIZES, group=CONTAINER._replace(frozen=ABSENT)), FINE),
+    (FROZEN, of(SIZES, group=CONTAINER._replace(frozen=ABSENT)), OK),
     (FROZEN, of(SIZES, group=CONTAINER._replace(frozen=EIO)),
-     Unevaluated("whether it is still frozen cannot be read")),
+     RuleNotEvaluated("whether it is still frozen cannot be read")),
     (FROZEN, GroupView(POD._replace(frozen=1), containers=(of(SIZES, group=CONTAINER._replace(frozen=1)),)),
-     FINE),
+     OK),
 ]  # fmt: skip
 ROWS: Final = {rule.code: rule for rule in GROUP_RULES}
 
 
 @pytest.mark.parametrize(("code", "view", "answer"), CASES)
-def test_a_view_has_this_answer(code: str, view: GroupView, answer: Answer) -> None:
+def test_a_view_has_this_answer(code: str, view: GroupView, answer: RuleResult) -> None:
     assert ROWS[code].judge(view) == answer
 
 
 @pytest.mark.parametrize("code", ROWS)
 def test_every_rule_is_shown_content_and_shown_bad(code: str) -> None:
     answers = [answer for named, _, answer in CASES if named == code]
-    assert FINE in answers
+    assert OK in answers
     found = [answer for answer in answers if isinstance(answer, Finding)]
     assert {(finding.code, finding.severity) for finding in found} == {(code, ROWS[code].severity)}
 

@@ -14,7 +14,7 @@ from patience import PATIENCE_S
 
 from agent.bench import counts
 from agent.bench.budgets import FILE
-from agent.bench.guards import KINDS, RACES, Bench, Found, Guard, bench, guards
+from agent.bench.guards import KINDS, RACES, Bench, Guard, GuardResult, bench, guards
 from agent.bench.result import Unmeasured
 from agent.bench.trees import scratch, write_sysfs
 from agent.health.host.catalog import wakes
@@ -56,7 +56,7 @@ def test_a_guard_without_a_budget_is_no_guard_that_holds(tmp_path: Path) -> None
 
 def test_a_count_that_fell_is_a_miss(tmp_path: Path) -> None:
     on = Bench(ROOT, {"bytes": {"health_8_devices": 377}}, tmp_path)
-    assert Guard("bytes", "health_8_devices").hold(on) == Found("376", "377", met=False)
+    assert Guard("bytes", "health_8_devices").hold(on) == GuardResult("376", "377", met=False)
 
 
 def test_what_cannot_be_measured_is_neither_held_nor_missed(
@@ -65,7 +65,7 @@ def test_what_cannot_be_measured_is_neither_held_nor_missed(
     monkeypatch.setenv("CC", "no-such-compiler")
     assert counts.compiler() == "no-such-compiler"
     found = Guard("allocations", "pass").hold(Bench(ROOT, BUDGETS, tmp_path))
-    assert found == Found("no-such-compiler is not installed", "", None)
+    assert found == GuardResult("no-such-compiler is not installed", "", None)
 
 
 def test_a_change_does_wake_python() -> None:

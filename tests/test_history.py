@@ -11,13 +11,13 @@ from agent.health.kernel_log.counts import times_told
 from agent.health.kernel_log.values import LogCode, LogFact
 from agent.health.rate_window import (
     STEPS,
-    History,
     Point,
+    RateWindow,
+    appended,
     grown_since,
     growth,
     growth_of,
-    lengthened,
-    unmoved,
+    is_flat,
 )
 from agent.health.rules import Growth
 from agent.model.reading import Absence, Missing, Reading
@@ -28,10 +28,10 @@ EIO: Final = Missing(Absence.UNREADABLE, 5)
 ABSENT: Final = Missing(Absence.ABSENT)
 
 
-def read(*readings: tuple[float, Reading]) -> History:
-    history: History = ()
+def read(*readings: tuple[float, Reading]) -> RateWindow:
+    history: RateWindow = ()
     for second, reading in readings:
-        history = lengthened(history, reading, int(second * NS), WINDOW_S * NS)
+        history = appended(history, reading, int(second * NS), WINDOW_S * NS)
     return history
 
 
@@ -39,7 +39,7 @@ def grew(*readings: tuple[float, Reading]) -> Growth:
     return growth(read(*readings), WINDOW_S)
 
 
-def seconds(history: History) -> list[float]:
+def seconds(history: RateWindow) -> list[float]:
     return [point.t_ns / NS for point in history]
 
 
@@ -114,10 +114,10 @@ def test_one_that_did_not_move_is_read_only_when_it_moves() -> None:
     """Of a counter that stood still for long, what it counts now is new."""
     history = read((100, 0), (101, 10))
     for since_s, now_s in ((165, 166), (1000, 1001)):
-        still = unmoved(history, since_s * NS, WINDOW_S * NS)
-        moved = lengthened(still, 60, now_s * NS, WINDOW_S * NS)
+        still = is_flat(history, since_s * NS, WINDOW_S * NS)
+        moved = appended(still, 60, now_s * NS, WINDOW_S * NS)
         assert grown_since(moved, (now_s - WINDOW_S) * NS) == 50
-    assert unmoved((), 100 * NS, WINDOW_S * NS) == ()
+    assert is_flat((), 100 * NS, WINDOW_S * NS) == ()
 
 
 # --- lines of the kernel log --------------------------------------------------------------------------------
@@ -128,8 +128,8 @@ def fact(times: int, first_s: float) -> LogFact:
     return LogFact(LogCode.EDAC_CORRECTED, "mc0", times, first, first, "a line")
 
 
-def told(*looks: tuple[float, int], first_s: float) -> History:
-    history: History = ()
+def told(*looks: tuple[float, int], first_s: float) -> RateWindow:
+    history: RateWindow = ()
     for second, times in looks:
         history = times_told(history, fact(times, first_s), int(second * NS), WINDOW_S * NS)
     return history
@@ -184,7 +184,7 @@ def test_what_is_older_than_the_window_goes_but_for_one() -> None:
     st.lists(st.tuples(st.integers(1, 90), st.sampled_from([0, 0, 0, 1, 2, 50, -3])), min_size=1, max_size=90)
 )
 def test_a_growth_is_never_too_large_and_short_by_one_step_at_most(steps: list[tuple[int, int]]) -> None:
-    history: History = ()
+    history: RateWindow = ()
     readings: list[tuple[int, int]] = []
     second, count = 1_000, 100
     for wait_s, more in steps:
@@ -192,7 +192,7 @@ def test_a_growth_is_never_too_large_and_short_by_one_step_at_most(steps: list[t
         if readings and (readings[-1][1] > count or wait_s > WINDOW_S):
             readings.clear()
         readings.append((second, count))
-        history = lengthened(history, count, second * NS, WINDOW_S * NS)
+        history = appended(history, count, second * NS, WINDOW_S * NS)
         events, span_s = growth(history, WINDOW_S)
         within = [(t, before) for t, before in readings if second - t <= WINDOW_S]
         later = [before for t, before in within if t - within[0][0] >= WINDOW_S / STEPS]

@@ -20,8 +20,8 @@ from uses_paper import GOOD, LOST, SLOW, a_use
 from agent.errors import Busy
 from agent.model.claim_sources import Origin, PodRef
 from agent.model.use_limits import Limits
-from agent.model.uses import Ended, Ending, Kept, Use
-from agent.store.files import Unusable
+from agent.model.uses import DeviceUsage, Ending, Kept, UsageEnd
+from agent.store.files import CorruptFile
 from agent.store.history import History, NotRecorded, read
 
 HERE = Path(__file__).parent
@@ -37,11 +37,11 @@ def history(path: Path) -> History:
     return History(path, Limits())
 
 
-def kept(history: History, *uses: Use, merged: tuple[str, ...] = (), second: int = 5) -> None:
+def kept(history: History, *uses: DeviceUsage, merged: tuple[str, ...] = (), second: int = 5) -> None:
     history.write(uses, merged, at(second).wall_s, by_age=False)
 
 
-def as_read(use: Use) -> Use:
+def as_read(use: DeviceUsage) -> DeviceUsage:
     """What the file cannot know: the monotonic clock of another life."""
     return replace(use, began=replace(use.began, mono_ns=0), resumed=True)
 
@@ -100,7 +100,7 @@ def test_rows_are_in_the_order_in_which_they_came_whatever_the_clock_said(
     history: History, path: Path
 ) -> None:
     for number, noticed_s in enumerate((900.0, 1.0, 500.0)):
-        ended = Ended(Ending.RELEASED, noticed_s, noticed_s, 1.0)
+        ended = UsageEnd(Ending.RELEASED, noticed_s, noticed_s, 1.0)
         kept(history, a_use(number, ended=ended))
     assert [one.id for one in read(path).ended] == ["life-2", "life-1", "life-0"]
 
@@ -125,7 +125,7 @@ def test_of_too_many_the_oldest_go(path: Path) -> None:
 
 def test_those_of_long_ago_go_if_the_clock_can_be_trusted(path: Path) -> None:
     history = History(path, Limits(age_s=60))
-    old, new = (Ended(Ending.RELEASED, second, second, 1.0) for second in (100.0, 170.0))
+    old, new = (UsageEnd(Ending.RELEASED, second, second, 1.0) for second in (100.0, 170.0))
     history.write((a_use(1, ended=old), a_use(2, ended=new)), (), 200.0, by_age=False)
     assert len(read(path).ended) == 2
     history.write((), (), 200.0, by_age=True)
@@ -163,7 +163,7 @@ def test_nobody_else_may_read_it(history: History, path: Path) -> None:
 
 
 def test_the_next_agent_finds_what_was_left(history: History, path: Path) -> None:
-    failed = Ended(Ending.FAILED, 1.0, 2.0, 3.0)
+    failed = UsageEnd(Ending.FAILED, 1.0, 2.0, 3.0)
     running, over = a_use(1, goes_on=True), a_use(2, ended=failed)
     kept(history, running, over, a_use(3))
     found = History(path, Limits()).news()
@@ -283,7 +283,7 @@ def test_what_a_later_version_wrote_is_left_as_it_is(history: History, path: Pat
             attempt()
     assert path.read_bytes() == before
     assert names(path) == ["history.sqlite"]
-    with pytest.raises(Unusable, match="is of version 2"):
+    with pytest.raises(CorruptFile, match="is of version 2"):
         read(path)
 
 

@@ -18,7 +18,7 @@ from agent.cli.main import main
 from agent.cli.output.terminal import Style
 from agent.model.claim_sources import PodRef
 from agent.model.use_limits import Limits
-from agent.model.uses import Ended, Ending, Use
+from agent.model.uses import DeviceUsage, Ending, UsageEnd
 from agent.node.pods.history_recorder import FILE
 from agent.store.history import History
 
@@ -27,9 +27,9 @@ NOW_S = at(3660).wall_s
 
 def ended(
     number: int, ending: Ending = Ending.RELEASED, ago_s: float = 60, lasted_s: float = 3600, **more: Any
-) -> Use:
+) -> DeviceUsage:
     """A use that ended so long ago."""
-    end = Ended(ending, NOW_S - ago_s - 5, NOW_S - ago_s, lasted_s)
+    end = UsageEnd(ending, NOW_S - ago_s - 5, NOW_S - ago_s, lasted_s)
     return a_use(number, ended=end, **more)
 
 
@@ -39,7 +39,7 @@ RECOVERED = ended(3, state=GOOD, worst=SLOW, owner="")
 RUNS = a_use(4, goes_on=True, before=True)
 
 
-def shown(*uses: Use, **more: Any) -> str:
+def shown(*uses: DeviceUsage, **more: Any) -> str:
     return render(uses, Style(), now_s=NOW_S, left_s=NOW_S - 30, **more)
 
 
@@ -109,7 +109,7 @@ class Recorded:
     def path(self) -> Path:
         return self.state / FILE
 
-    def keep(self, *uses: Use) -> None:
+    def keep(self, *uses: DeviceUsage) -> None:
         History(self.path, Limits()).write(uses, (), NOW_S, by_age=False)
 
     def run(self, *argv: str) -> tuple[int, str, str]:
@@ -174,7 +174,7 @@ def test_a_name_that_the_pod_may_have_finds_it(node: Recorded) -> None:
 
 def test_what_ended_long_ago_can_be_left_out(node: Recorded) -> None:
     now_s = time.time()
-    late, early = (Ended(Ending.RELEASED, now_s - ago, now_s - ago, 1.0) for ago in (60, 7200))
+    late, early = (UsageEnd(Ending.RELEASED, now_s - ago, now_s - ago, 1.0) for ago in (60, 7200))
     node.keep(a_use(1, ended=early), a_use(2, ended=late), RUNS)
     assert node.pods("--since", "1h") == ["p-4", "p-2"]
     assert node.run("--since", "1 hour")[0] == 64

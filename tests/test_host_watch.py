@@ -31,7 +31,7 @@ from agent.model.source import SourceSample, SourceState
 from agent.model.time import NS
 from agent.model.uevent import Subsystem, UeventSample
 from agent.native.uevents import Uevents
-from agent.node.host_watcher import HostWatch, _renewed
+from agent.node.host_watcher import HostWatcher, _renewed
 
 __all__ = ["short_tmp"]
 
@@ -65,7 +65,7 @@ def plug_in(machine: Config, bus: str, pci_class: str) -> None:
 
 
 def host_of(machine: Config) -> GpuHost:
-    watch = HostWatch(machine.nvml_library, machine.sysfs_root, machine.procfs_root, 60)
+    watch = HostWatcher(machine.nvml_library, machine.sysfs_root, machine.procfs_root, 60)
     watch.look().join(PATIENCE_S)
     return watch.host
 
@@ -168,7 +168,7 @@ class PciWatcher:
 
     def __init__(self, machine: Config, **options: bool) -> None:
         roots = machine.sysfs_root, machine.procfs_root
-        self.watch = HostWatch(machine.nvml_library, *roots, 3600, **options)
+        self.watch = HostWatcher(machine.nvml_library, *roots, 3600, **options)
         self.wakes = 0
 
     def wake(self) -> None:
@@ -358,7 +358,7 @@ async def test_the_kernel_says_that_a_device_was_unbound_and_the_bus_is_read(mac
         listener = Uevents(fd)
         listener.start()
 
-        def looked() -> HostWatch:
+        def looked() -> HostWatcher:
             watcher.watch.note(None, listener.read(), nics)
             return watcher.watch
 

@@ -11,7 +11,7 @@ from trio.lowlevel import Task
 from trio.testing import MockClock
 
 from agent.model.faults import FaultMemory, KnownGpu
-from agent.store.fault_checkpoint import Keeper
+from agent.store.fault_checkpoint import FaultCheckpointWriter
 from agent.store.faults import load
 
 ONE = FaultMemory((KnownGpu(0, "GPU-0", "0000:1b:00.0", "H100"),))
@@ -30,7 +30,7 @@ class Steps(trio.abc.Instrument):
         self.taken = 0
 
     def before_task_step(self, task: Task) -> None:
-        self.taken += task.name.endswith("Keeper.run")
+        self.taken += task.name.endswith("FaultCheckpointWriter.run")
 
 
 async def until(claim: Callable[[], object]) -> None:
@@ -40,10 +40,10 @@ async def until(claim: Callable[[], object]) -> None:
 
 
 async def test_what_is_taken_is_written(path: Path, autojump_clock: MockClock) -> None:
-    keeper = Keeper(path, FaultMemory())
+    keeper = FaultCheckpointWriter(path, FaultMemory())
     async with trio.open_nursery() as nursery:
         nursery.start_soon(keeper.run)
-        keeper.take(ONE)
+        keeper.update(ONE)
         await until(lambda: load(path).memory == ONE)
         nursery.cancel_scope.cancel()
 
@@ -51,7 +51,7 @@ async def test_what_is_taken_is_written(path: Path, autojump_clock: MockClock) -
 async def test_while_there_is_nothing_new_nobody_is_woken(path: Path, autojump_clock: MockClock) -> None:
     steps = Steps()
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(Keeper(path, ONE).run)
+        nursery.start_soon(FaultCheckpointWriter(path, ONE).run)
         trio.lowlevel.add_instrument(steps)
         await trio.sleep(24 * 3600)
         trio.lowlevel.remove_instrument(steps)
@@ -63,11 +63,11 @@ async def test_a_directory_that_cannot_be_made_is_told_of_once_and_tried_again(
     path: Path, autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
 ) -> None:
     path.parent.write_text("in the way")
-    keeper = Keeper(path, FaultMemory())
+    keeper = FaultCheckpointWriter(path, FaultMemory())
     async with trio.open_nursery() as nursery:
         nursery.start_soon(keeper.run)
         for memory in (ONE, TWO) * 10:  # of other sizes, which the text names
-            keeper.take(memory)
+            keeper.update(memory)
             await trio.sleep(100)
         await until(lambda: caplog.records)
         path.parent.unlink()
@@ -78,14 +78,14 @@ async def test_a_directory_that_cannot_be_made_is_told_of_once_and_tried_again(
 
 
 def test_what_came_last_is_written_at_the_end(path: Path) -> None:
-    keeper = Keeper(path, FaultMemory())
-    keeper.take(ONE)
+    keeper = FaultCheckpointWriter(path, FaultMemory())
+    keeper.update(ONE)
     assert keeper.close(10)
     assert load(path).memory == ONE
 
 
 def test_a_memory_that_is_kept_is_not_written_again(path: Path) -> None:
-    assert Keeper(path, ONE).close(10)
+    assert FaultCheckpointWriter(path, ONE).close(10)
     assert not path.exists()
 
 
@@ -93,8 +93,8 @@ def test_the_end_does_not_wait_for_a_disk_that_hangs(path: Path) -> None:
     path.parent.mkdir()
     hanging = path.with_name(f"{path.name}.new")
     os.mkfifo(hanging)  # whose opening waits for a reader
-    keeper = Keeper(path, FaultMemory())
-    keeper.take(ONE)
+    keeper = FaultCheckpointWriter(path, FaultMemory())
+    keeper.update(ONE)
     assert not keeper.close(0.05)
     os.close(os.open(hanging, os.O_RDONLY | os.O_NONBLOCK))
 
@@ -103,10 +103,10 @@ def test_two_writes_are_one_after_the_other_and_the_newest_is_the_last(path: Pat
     path.parent.mkdir()
     hanging = path.with_name(f"{path.name}.new")
     os.mkfifo(hanging)
-    keeper = Keeper(path, FaultMemory())
-    keeper.take(ONE)
+    keeper = FaultCheckpointWriter(path, FaultMemory())
+    keeper.update(ONE)
     assert not keeper.close(0.05)
-    keeper.take(TWO)
+    keeper.update(TWO)
     assert not keeper.close(0.05)
     reader = os.open(hanging, os.O_RDONLY | os.O_NONBLOCK)  # the first goes on: a FIFO cannot be synced
     assert keeper.close(10)

@@ -17,13 +17,13 @@ from agent.model.claim_sources import (
     Owner,
     PodClaim,
     PodRef,
-    Told,
-    Witness,
+    Provenance,
+    SourceAnswer,
 )
 from agent.model.time import Instant
 from agent.serve.kubelet.pod_message import read_pod
 
-WITNESS = Witness(Origin.PODS_FILE, Instant(1, 1.0), 1.0)
+WITNESS = Provenance(Origin.PODS_FILE, Instant(1, 1.0), 1.0)
 
 
 def pod(**changes: Any) -> dict[str, Any]:
@@ -124,14 +124,14 @@ def test_what_is_no_pod_is_refused_with_the_place(changes: Any, place: str) -> N
 
 def test_one_bad_object_does_not_hide_the_others() -> None:
     bad = {"metadata": {"name": "bad"}}
-    told = pods_from(Told(WITNESS, (bad, pod()), wrong=("before",)))
+    told = pods_from(SourceAnswer(WITNESS, (bad, pod()), wrong=("before",)))
     assert [one.ref.name for one in told.items] == ["p"]
     assert told.wrong == ("before", "item 0 ('bad'): metadata.namespace: is not there")
     assert not told.is_whole
 
 
 def test_a_thousand_bad_objects_fit_on_a_page() -> None:
-    told = claims_from(Told(WITNESS, ({},) * 1000))
+    told = claims_from(SourceAnswer(WITNESS, ({},) * 1000))
     assert len(told.wrong) == 17
     assert told.wrong[-1] == "984 more"
 

@@ -29,7 +29,7 @@ from wire.kubelet_apis import (
 
 from agent.devices.consumers.kube_objects import pods_from
 from agent.model.claim import DeviceRef
-from agent.model.claim_sources import DeviceUse, ListedClaim, ListedContainer, ListedPod, Origin, Told
+from agent.model.claim_sources import DeviceUse, ListedClaim, ListedContainer, ListedPod, Origin, SourceAnswer
 from agent.model.reading import Absence
 from agent.model.time import Instant
 from agent.serve.grpc.wide_channel import LIMIT
@@ -42,15 +42,15 @@ from agent.system.threads.latest import Latest
 NOW = Instant(5_000_000_000, 1_700_000_000.0)
 READERS = [(list_podresources, PODRESOURCES), (list_pods, PODS)]
 both = pytest.mark.parametrize(("read", "method"), READERS, ids=["podresources", "pods"])
-Read = Callable[[Path, Callable[[], Instant]], Awaitable[Told[Any]]]
+Read = Callable[[Path, Callable[[], Instant]], Awaitable[SourceAnswer[Any]]]
 
 
 def clock() -> Instant:
     return NOW
 
 
-def ask(read: Read, socket: Path) -> Told[Any]:
-    async def asked() -> Told[Any]:
+def ask(read: Read, socket: Path) -> SourceAnswer[Any]:
+    async def asked() -> SourceAnswer[Any]:
         return await read(socket, clock)
 
     return asyncio.run(asked())
@@ -271,7 +271,7 @@ class Watching:
     """A watch in this thread's loop, and what it has told."""
 
     def __init__(self, socket: Path, sync_s: float = 20.0) -> None:
-        self.latest: Latest[Told[Any]] = Latest()
+        self.latest: Latest[SourceAnswer[Any]] = Latest()
         self.watch = PodsWatch(socket, self.latest, self._clock, self._note, (0.02,), sync_s)
         self.changes = 0
         self._seconds = 0
@@ -283,7 +283,7 @@ class Watching:
         self._seconds += 1
         return Instant(self._seconds, float(self._seconds))
 
-    async def until(self, claim: Callable[[Told[Any]], bool]) -> Told[Any]:
+    async def until(self, claim: Callable[[SourceAnswer[Any]], bool]) -> SourceAnswer[Any]:
         """The first picture of which that is true."""
         version = 0
         while True:
@@ -314,7 +314,7 @@ async def opened(api: WatchApi) -> Any:
     return await asyncio.to_thread(api.stream)
 
 
-def uids(told: Told[Any]) -> list[str]:
+def uids(told: SourceAnswer[Any]) -> list[str]:
     return sorted(one["metadata"]["uid"] for one in told.items)
 
 

@@ -18,28 +18,28 @@ from patience import PATIENCE_S
 from prepare_paper import health
 from wire.serving import eventually
 
-from agent.config.config import DRIVERS, Config
-from agent.driver.link import Link
+from agent.config import DRIVERS, Config
+from agent.driver.link import DriverSession
 from agent.driver.links import LinkedSource, Links
-from agent.driver.report_hub import Board
+from agent.driver.report_hub import ReportHub
 from agent.model.claim import Claim, ClaimDevice, ClaimRef, DeviceRef
 from agent.model.declared import Declarations, Declared, DeclaredFile, DeclaredOther
 from agent.model.health import DeviceHealth, Health, Severity
-from agent.model.prepare import ErrorClass, PrepareVerdict, ToldFault
+from agent.model.prepare import DriverFault, ErrorClass, PrepareVerdict
 from agent.model.report import Report
 from agent.model.snapshot import Snapshot
 from agent.model.taint import Effect
 from agent.model.time import NS, Instant
-from agent.prepare.evidence import DriverWord, Errno, Text
+from agent.prepare.evidence import DriverReportedError, Errno, Text
 from agent.prepare.patterns import Pattern
-from agent.serve.driver_link.service import Ended, NoRoom, Row
+from agent.serve.driver_link.service import HandlerGone, NoRoom, Row
 from agent.store.prepares import FILE, load
 from agent.system.clock import read_clocks
 
 A: Final = "a.example.com"
 B: Final = "b.example.com"
 NODE: Final = "node-1"
-DEAD: Final = DriverWord(ErrorClass.FAILED_DEVICE, "fpga.dead", "no answer", device="dev-0")
+DEAD: Final = DriverReportedError(ErrorClass.FAILED_DEVICE, "fpga.dead", "no answer", device="dev-0")
 
 
 class Host:
@@ -74,10 +74,10 @@ def host() -> Iterator[Host]:
     os.close(made.descriptor)
 
 
-def fault(driver: str, number: int = 1) -> ToldFault:
+def fault(driver: str, number: int = 1) -> DriverFault:
     """Of the driver's only device."""
     claim = ClaimRef("ns", "a", "u")
-    return ToldFault(number, DeviceRef(driver, NODE, "dev-0"), "fpga.dead", "", "", 1.0, claim)
+    return DriverFault(number, DeviceRef(driver, NODE, "dev-0"), "fpga.dead", "", "", 1.0, claim)
 
 
 # --- what the core reads -----------------------------------------------------------------------------------
@@ -118,13 +118,13 @@ def test_nobody_wakes_a_descriptor_that_may_be_another_by_now(host: Host) -> Non
 # --- an agent on paper, with its links ---------------------------------------------------------------------
 
 
-class _Link(Link):
+class _Link(DriverSession):
     """The real one, which notes what everybody could read when it took a report, and runs once."""
 
     runs = False
 
     def __init__(
-        self, taken: list[Report | None], driver: str, config: Config, board: Board, **rest: Any
+        self, taken: list[Report | None], driver: str, config: Config, board: ReportHub, **rest: Any
     ) -> None:
         self._taken, self._everybody = taken, board
         super().__init__(driver, config, board, **rest)
@@ -144,7 +144,7 @@ class Agent:
 
     def __init__(self, directory: Path, host: Host, *, declares: bool = True) -> None:
         self.host = host
-        self.board = Board()
+        self.board = ReportHub()
         self.source = LinkedSource(host)
         self.config = Config(node_name=NODE, runtime_dir=directory, state_dir=directory / "state")
         self.declarations: Declarations = ()
@@ -157,7 +157,7 @@ class Agent:
         """What everybody could read when a link took a newer report."""
         self.links = Links([A, B], self.config.state_dir, self.board, self._make)
 
-    def _make(self, driver: str, state_dir: Path) -> Link:
+    def _make(self, driver: str, state_dir: Path) -> DriverSession:
         self.made.append(driver)
         if driver in self.held:
             assert self.held[driver].wait(PATIENCE_S)
@@ -222,8 +222,8 @@ def claim(driver: str, name: str = "a") -> Claim:
     return Claim("ns", name, f"uid-{name}", (ClaimDevice("r", driver, NODE, "dev-0"),))
 
 
-def failed(link: Link, driver: str, *names: str) -> list[PrepareVerdict | None]:
-    return link.prepared([Ended(claim(driver, name), (DEAD,)) for name in names or ("a",)])
+def failed(link: DriverSession, driver: str, *names: str) -> list[PrepareVerdict | None]:
+    return link.prepared([HandlerGone(claim(driver, name), (DEAD,)) for name in names or ("a",)])
 
 
 # --- opening -----------------------------------------------------------------------------------------------
@@ -232,7 +232,7 @@ def failed(link: Link, driver: str, *names: str) -> list[PrepareVerdict | None]:
 def test_only_links_with_a_memory_are_opened_at_the_start(agent: Agent) -> None:
     agent.links.restore()
     assert agent.made == []
-    (agent.config.config.state_dir / DRIVERS / B).mkdir(parents=True)
+    (agent.config.state_dir / DRIVERS / B).mkdir(parents=True)
     agent.links.restore()
     assert agent.made == [B]
 
@@ -240,14 +240,14 @@ def test_only_links_with_a_memory_are_opened_at_the_start(agent: Agent) -> None:
 def test_what_was_found_broken_in_an_earlier_life_is_in_the_first_picture(agent: Agent, host: Host) -> None:
     failed(agent.links.open(A), A)
     failed(agent.links.open(B), B)
-    again = Agent(agent.config.config.runtime_dir, host)
+    again = Agent(agent.config.runtime_dir, host)
     again.links.restore()
     assert [one.health for one in again.look().devices] == [Health.UNHEALTHY, Health.UNHEALTHY]
 
 
 def test_whoever_calls_first_opens_the_link_and_there_is_but_one(agent: Agent) -> None:
     agent.held[A] = threading.Event()
-    found: list[Link] = []
+    found: list[DriverSession] = []
     threads = [threading.Thread(target=lambda: found.append(agent.links.open(A))) for _ in range(8)]
     for thread in threads:
         thread.start()
@@ -268,7 +268,7 @@ def test_an_opening_that_fails_is_tried_again_by_the_next_call(agent: Agent) -> 
 
 def test_an_opening_that_fails_at_the_start_keeps_no_agent_from_starting(agent: Agent) -> None:
     for driver in (A, B):
-        (agent.config.config.state_dir / DRIVERS / driver).mkdir(parents=True)
+        (agent.config.state_dir / DRIVERS / driver).mkdir(parents=True)
     agent.fails = [OSError(5, "Input/output error")]
     agent.links.restore()
     assert agent.made == [A, B]
@@ -343,10 +343,10 @@ async def test_who_reports_a_broken_device_returns_when_it_is_unhealthy_and_its_
         assert said is not None
         assert (said.code, said.count) == ("fpga.dead", 1)
         await eventually_async(lambda: is_tainted(link))
-        await eventually_async((agent.config.config.state_dir / DRIVERS / A / "taints.json").exists)
+        await eventually_async((agent.config.state_dir / DRIVERS / A / "taints.json").exists)
 
 
-def is_tainted(link: Link) -> bool:
+def is_tainted(link: DriverSession) -> bool:
     _, taints = link.taints.peek()
     return taints is not None and bool(taints.devices[DeviceRef(A, NODE, "dev-0")])
 
@@ -369,7 +369,7 @@ async def test_the_next_prepare_that_goes_well_makes_it_healthy_again(agent: Age
     async with agent.running():
         link = await trio.to_thread.run_sync(agent.links.open, A)
         await trio.to_thread.run_sync(failed, link, A)
-        assert link.prepared([Ended(claim(A, "b"), None)]) == [None]
+        assert link.prepared([HandlerGone(claim(A, "b"), None)]) == [None]
         of = DeviceRef(A, NODE, "dev-0")
         await eventually_async(lambda: agent.board.health_of(of).health is Health.HEALTHY)  # type: ignore[union-attr]
 
@@ -383,24 +383,24 @@ def test_a_device_that_is_unhealthy_is_known_against_its_claims_while_the_core_s
     now = read_clocks()
     assert not link.is_up
     assert link.check([claim(A)]) == [None]
-    agent.board.post(Report(NODE, now, (sick,), declaring=(A,)))
+    agent.board.publish(Report(NODE, now, (sick,), declaring=(A,)))
     [said] = link.check([claim(A)])
     assert said is not None
     assert said.code == "gpu.xid.79"
     assert link.is_up
-    old = replace(now, mono_ns=now.mono_ns - (agent.config.config.lease_s + 1) * NS)
-    agent.board.post(Report(NODE, old, (sick,), declaring=(A,)))
+    old = replace(now, mono_ns=now.mono_ns - (agent.config.lease_s + 1) * NS)
+    agent.board.publish(Report(NODE, old, (sick,), declaring=(A,)))
     assert link.check([claim(A, "b")]) == [None]
 
 
 def test_until_a_driver_declares_devices_the_hosts_own_are_what_its_claims_are_of(agent: Agent) -> None:
     link = agent.links.open(A)
     sick = health(("gpu.xid.79", Severity.UNHEALTHY), device="dev-0")._replace(driver="")
-    agent.board.post(Report(NODE, read_clocks(), (sick,), declaring=(B,)))
+    agent.board.publish(Report(NODE, read_clocks(), (sick,), declaring=(B,)))
     [said] = link.check([claim(A)])
     assert said is not None
     assert (said.code, said.devices) == ("gpu.xid.79", (DeviceRef(A, NODE, "dev-0"),))
-    agent.board.post(Report(NODE, read_clocks(), (sick,), declaring=(A,)))
+    agent.board.publish(Report(NODE, read_clocks(), (sick,), declaring=(A,)))
     assert link.check([claim(A, "b")]) == [None]
 
 
@@ -427,28 +427,28 @@ def test_devices_that_were_broken_together_are_waited_for_once(
 def test_an_unprepare_is_let_go_for_a_device_that_is_known_from_the_call_alone(agent: Agent) -> None:
     link = agent.links.open(A)
     sick = health(("gpu.xid.79", Severity.UNHEALTHY), device="dev-0")._replace(driver=A)
-    agent.board.post(Report(NODE, read_clocks(), (sick,), declaring=(A,)))
+    agent.board.publish(Report(NODE, read_clocks(), (sick,), declaring=(A,)))
     busy = (Errno(16, None, "", "Device or resource busy"),)
-    assert link.unprepared([Ended(claim(A), busy)]) == [None]
-    [said] = link.unprepared([Ended(replace(claim(A, "b"), devices=()), busy)])
+    assert link.unprepared([HandlerGone(claim(A), busy)]) == [None]
+    [said] = link.unprepared([HandlerGone(replace(claim(A, "b"), devices=()), busy)])
     assert said is not None
 
 
 def test_an_unprepare_that_went_well_ends_the_claim(agent: Agent) -> None:
     link = agent.links.open(A)
     failed(link, A)
-    assert link.unprepared([Ended(claim(A), None)]) == [None]
+    assert link.unprepared([HandlerGone(claim(A), None)]) == [None]
     agent.links.close(in_s(10))
-    book, _ = load(agent.config.config.state_dir / DRIVERS / A, A)
+    book, _ = load(agent.config.state_dir / DRIVERS / A, A)
     assert [bool(one.over_wall_s) for one in book.claims.values()] == [True]
 
 
 def test_until_the_report_tells_of_the_drivers_devices_none_of_them_is_judged(agent: Agent) -> None:
     link = agent.links.open(A)
     own = health(device="dev-0")._replace(driver="")
-    agent.board.post(Report(NODE, read_clocks(), (own,)))
+    agent.board.publish(Report(NODE, read_clocks(), (own,)))
     assert link.sync([]) == (0, False)
-    agent.board.post(Report(NODE, read_clocks(), (own,), declaring=(A,)))
+    agent.board.publish(Report(NODE, read_clocks(), (own,), declaring=(A,)))
     assert link.sync([]) == (0, True)
     rows = [Row("", {"name": "dev-0", "kind": "memory", "numa": 0})]
     assert link.sync(rows) == (1, False)
@@ -459,7 +459,7 @@ def test_until_the_report_tells_of_the_drivers_devices_none_of_them_is_judged(ag
 async def test_what_the_operator_configures_counts_for_every_driver(agent: Agent) -> None:
     pattern = Pattern(re.compile("bank_locked"), "fpga.bank_locked", ErrorClass.PERMANENT)
     told = {"taint_evict": frozenset({"gpu.xid.79"}), "prepare_patterns": (pattern,)}
-    agent.config.config = msgspec.structs.replace(agent.config.config, **told)
+    agent.config = msgspec.structs.replace(agent.config, **told)
     link = agent.links.open(A)
     assert link.classify(claim(A), [Text("bank_locked: 3")]).code == "fpga.bank_locked"
     sick = health(("gpu.xid.79", Severity.UNHEALTHY), device="dev-0")._replace(driver=A)
@@ -493,7 +493,7 @@ def test_more_devices_than_others_leave_room_for_are_refused_with_the_numbers(ag
 @contextmanager
 def hanging_disk(agent: Agent, driver: str) -> Iterator[None]:
     """Whoever writes down the driver's prepares waits, until the context ends."""
-    directory = agent.config.config.state_dir / DRIVERS / driver
+    directory = agent.config.state_dir / DRIVERS / driver
     directory.mkdir(parents=True, exist_ok=True)
     with (directory / f"{FILE}.new").open("wb") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
@@ -507,17 +507,17 @@ def in_s(seconds: float) -> float:
 
 def test_the_end_writes_what_can_wait(agent: Agent) -> None:
     link = agent.links.open(A)
-    link.prepared([Ended(claim(A), None)])
+    link.prepared([HandlerGone(claim(A), None)])
     assert agent.links.close(in_s(10)) == []
-    assert (agent.config.config.state_dir / DRIVERS / A / FILE).exists()
+    assert (agent.config.state_dir / DRIVERS / A / FILE).exists()
 
 
 def test_the_end_waits_for_no_disk_and_says_whose_it_is(agent: Agent) -> None:
     with hanging_disk(agent, A):
         for driver in (A, B):
-            agent.links.open(driver).prepared([Ended(claim(driver), None)])
+            agent.links.open(driver).prepared([HandlerGone(claim(driver), None)])
         assert f"what writes the prepares of {A}" in agent.links.close(in_s(0.5))
-        eventually((agent.config.config.state_dir / DRIVERS / B / FILE).exists, "the other's are kept")
+        eventually((agent.config.state_dir / DRIVERS / B / FILE).exists, "the other's are kept")
     assert agent.links.close(in_s(10)) == []
 
 
@@ -531,4 +531,4 @@ def test_a_report_that_is_under_way_at_the_end_counts_when_the_disk_comes_back(a
         assert agent.links.close(in_s(0)) == [f"what writes the prepares of {A}"]
     thread.join()
     assert agent.links.close(in_s(10)) == []
-    assert "fpga.dead" in (agent.config.config.state_dir / DRIVERS / A / FILE).read_text()
+    assert "fpga.dead" in (agent.config.state_dir / DRIVERS / A / FILE).read_text()

@@ -14,9 +14,9 @@ from agent.health.state_machine import (
     HEALTH,
     HELD,
     TRANSITIONS,
+    Condition,
+    Observation,
     Phase,
-    Sight,
-    Track,
     advance,
     due_ns,
     worst_first,
@@ -34,9 +34,9 @@ def at(second: float) -> Instant:
     return Instant(int(second * NS), 1_700_000_000.0 + second)
 
 
-def play(looks: str, rule: object = RULE, period_s: float = 1.0, first_pass: int = 1) -> Track | None:
+def play(looks: str, rule: object = RULE, period_s: float = 1.0, first_pass: int = 1) -> Condition | None:
     """``b`` is a bad look, ``g`` a good one, ``?`` one that could not look, ``-`` a pass without a look."""
-    track: Track | None = None
+    track: Condition | None = None
     for number, look in enumerate(looks, first_pass):
         if look != "-":
             finding = BAD if look == "b" else None
@@ -51,7 +51,7 @@ def phase(looks: str, rule: object = RULE, period_s: float = 1.0) -> Phase | Non
 
 
 def test_the_table_is_total() -> None:
-    assert set(TRANSITIONS) == set(product(Phase, Sight))
+    assert set(TRANSITIONS) == set(product(Phase, Observation))
 
 
 def test_every_severity_has_a_health_and_only_a_proven_fault_is_unhealthy() -> None:
@@ -81,11 +81,11 @@ def test_a_cause_counts_from_when_it_is_raised_until_its_probation_has_ended() -
         ("bggg", RULE, None),
         ("bg-g", RULE, None),
         ("bg--------g", RULE, None),
-        ("b", SLOW, Phase.RISING),
-        ("bb", SLOW, Phase.RISING),
-        ("b?", SLOW, Phase.RISING),
+        ("b", SLOW, Phase.PENDING),
+        ("bb", SLOW, Phase.PENDING),
+        ("b?", SLOW, Phase.PENDING),
         ("bbg", SLOW, None),
-        ("bbgb", SLOW, Phase.RISING),
+        ("bbgb", SLOW, Phase.PENDING),
         ("bbb", SLOW, Phase.RAISED),
         ("b-b", SLOW, Phase.RAISED),
         ("bggg", WATCHED, Phase.PROBATION),
@@ -104,13 +104,13 @@ def test_after_these_looks_it_stands_there(looks: str, rule: object, expected: P
 
 
 @pytest.mark.parametrize(("before", "sight"), TRANSITIONS)
-def test_every_row_of_the_table_is_what_happens(before: Phase, sight: Sight) -> None:
-    enough = sight in {Sight.BAD_ENOUGH, Sight.GOOD_ENOUGH}
+def test_every_row_of_the_table_is_what_happens(before: Phase, sight: Observation) -> None:
+    enough = sight in {Observation.BAD_DEBOUNCED, Observation.GOOD_ENOUGH}
     rule = replace(RULE, raise_after=1 if enough else 9, clear_after=1 if enough else 9, probation_ns=50 * NS)
     marked = at(0 if enough else 100)
-    track = Track(before, BAD, at(0), 5, marked.mono_ns, 5)
-    finding = BAD if sight in {Sight.BAD, Sight.BAD_ENOUGH} else None
-    after = advance(track, finding, rule, 5, at(100), seen=sight is not Sight.UNSEEN)
+    track = Condition(before, BAD, at(0), 5, marked.mono_ns, 5)
+    finding = BAD if sight in {Observation.BAD, Observation.BAD_DEBOUNCED} else None
+    after = advance(track, finding, rule, 5, at(100), seen=sight is not Observation.UNSEEN)
     assert (after.phase if after else Phase.CLEAR) is TRANSITIONS[before, sight]
 
 
@@ -119,7 +119,7 @@ def test_the_same_pass_seen_twice_counts_once() -> None:
     for _ in range(5):
         track = advance(track, BAD, SLOW, 1, at(1))
     assert track is not None
-    assert track.phase is Phase.RISING
+    assert track.phase is Phase.PENDING
     track = play("b")
     for _ in range(5):
         track = advance(track, None, RULE, 2, at(2))
@@ -252,7 +252,7 @@ def test_whoever_is_to_look_again_is_told_a_time_that_is_still_to_come(text: str
 
 @given(looks)
 def test_a_held_cause_goes_only_after_three_clean_passes(text: str) -> None:
-    track: Track | None = None
+    track: Condition | None = None
     clean: list[int] = []
     for number, look in enumerate(text, 1):
         if look == "-":
@@ -269,14 +269,14 @@ def test_a_held_cause_goes_only_after_three_clean_passes(text: str) -> None:
 
 
 def test_the_worst_comes_first_then_the_oldest_then_by_name() -> None:
-    def track(severity: Severity, second: int, phase: Phase = Phase.RAISED) -> Track:
-        return Track(phase, Finding("", severity), at(second), 1, 0, 1)
+    def track(severity: Severity, second: int, phase: Phase = Phase.RAISED) -> Condition:
+        return Condition(phase, Finding("", severity), at(second), 1, 0, 1)
 
     tracks = [
         ("d", track(Severity.DEGRADED, 1)),
         ("c", track(Severity.UNHEALTHY, 9)),
         ("b", track(Severity.UNHEALTHY, 9)),
-        ("a", track(Severity.UNHEALTHY, 3, Phase.RISING)),
+        ("a", track(Severity.UNHEALTHY, 3, Phase.PENDING)),
         ("e", track(Severity.UNKNOWN, 2)),
         ("f", track(Severity.UNHEALTHY, 5, Phase.PROBATION)),
     ]
@@ -285,7 +285,7 @@ def test_the_worst_comes_first_then_the_oldest_then_by_name() -> None:
 
 def test_passes_that_nobody_saw_do_not_count() -> None:
     rule = replace(RULE, raise_after=3)
-    assert phase("b????b", rule) is Phase.RISING
+    assert phase("b????b", rule) is Phase.PENDING
     assert phase("b????bb", rule) is Phase.RAISED
     assert phase("bg????g") is Phase.CLEARING
     assert phase("bg????gg") is Phase.CLEARING
@@ -294,9 +294,9 @@ def test_passes_that_nobody_saw_do_not_count() -> None:
 
 def test_a_cause_that_must_last_is_raised_when_it_has_lasted() -> None:
     lasting = replace(RULE, raise_ns=3 * NS)
-    assert phase("bbb", lasting) is Phase.RISING
+    assert phase("bbb", lasting) is Phase.PENDING
     assert phase("bbbb", lasting) is Phase.RAISED
-    assert phase("bbgb", lasting) is Phase.RISING  # it begins anew
+    assert phase("bbgb", lasting) is Phase.PENDING  # it begins anew
     rising = play("b", lasting)
     assert rising is not None
     assert due_ns(rising, lasting, NS, at(1).mono_ns) == at(4).mono_ns

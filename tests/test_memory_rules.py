@@ -21,7 +21,7 @@ from agent.health.host.memory.state import (
 )
 from agent.health.kernel_log.parse import parse
 from agent.health.kernel_log.values import LogCode, LogFact, LogPast
-from agent.health.rules import FINE, Answer, Inapplicable, Unevaluated, Unreadable
+from agent.health.rules import OK, RuleNotApplicable, RuleNotEvaluated, RuleResult, Unreadable
 from agent.model.declared import Declared, DeclaredMemory
 from agent.model.health import Finding, Severity
 from agent.model.machine import CoreSample, DimmSample, MachineSample, NumaSample, PressureSample
@@ -45,9 +45,9 @@ GIB_KIB: Final = 1 << 20
 A1: Final = "CPU_SrcID#0_MC#0_Chan#0_DIMM#0"
 B1: Final = "CPU_SrcID#1_MC#0_Chan#0_DIMM#0"
 SINCE: Final = "since the EDAC driver was loaded"
-NO_COUNTERS: Final = Inapplicable("no EDAC counters")
-NOT_YET: Final = Unevaluated("not read yet")
-NO_MEMORY: Final = Unevaluated("the NUMA node has no memory")
+NO_COUNTERS: Final = RuleNotApplicable("no EDAC counters")
+NOT_YET: Final = RuleNotEvaluated("not read yet")
+NO_MEMORY: Final = RuleNotEvaluated("the NUMA node has no memory")
 UNKNOWN: Final = " (its NUMA node is not known)"
 
 
@@ -140,11 +140,11 @@ class PaperMemory:
             return view_declared_memory(self.past, snapshot, self.settings, declared)
         return view_memory(self.past, snapshot, self.settings, node)
 
-    def ask(self, code: str, node: int = 0, after_s: float = 0) -> Answer:
+    def ask(self, code: str, node: int = 0, after_s: float = 0) -> RuleResult:
         """What a rule says of a NUMA node."""
         return ROWS[code].judge(self.look(node, after_s))
 
-    def ask_declared(self, code: str, size: int = 0, node: int = 0) -> Answer:
+    def ask_declared(self, code: str, size: int = 0, node: int = 0) -> RuleResult:
         """What a rule says of memory that a driver declares."""
         declared = Declared("mem.example", "node-a", "mem-1", DeclaredMemory(size, node), 0)
         return ROWS[code].judge(self.look(declared=declared))
@@ -170,7 +170,7 @@ def often(*places: str, limit: int = 24, window: str = "1 d") -> Finding:
     ("dimms", "answer"),
     [
         ([], NO_COUNTERS),
-        ([controller(0), module(0, 0)], FINE),
+        ([controller(0), module(0, 0)], OK),
         ([controller(0, ue=1), module(0, 0, ue=1)], lost(f"mc0 {A1}: 1 uncorrectable error {SINCE}")),
         (
             [controller(0, ue=43), module(0, 0, ue=43)],
@@ -194,7 +194,7 @@ def often(*places: str, limit: int = 24, window: str = "1 d") -> Finding:
         ([controller(0, ue=EIO), module(0, 0)], Unreadable("ue_count of mc0", EIO)),
         ([controller(0), module(0, 0, ue=ENODEV)], Unreadable(f"ue_count of mc0 {A1}", ENODEV)),
         # of old kernels no module has counts
-        ([controller(0), module(0, 0, ce=ABSENT, ue=ABSENT)], FINE),
+        ([controller(0), module(0, 0, ce=ABSENT, ue=ABSENT)], OK),
         (
             [controller(0, ue=1), module(0, 0, ce=ABSENT, ue=ABSENT)],
             lost(f"mc0: 1 uncorrectable error {SINCE}"),
@@ -202,7 +202,7 @@ def often(*places: str, limit: int = 24, window: str = "1 d") -> Finding:
         ([controller(0, ce=ABSENT, ue=ABSENT)], NO_COUNTERS),
     ],
 )
-def test_uncorrectable_errors(dimms: list[DimmSample], answer: Answer) -> None:
+def test_uncorrectable_errors(dimms: list[DimmSample], answer: RuleResult) -> None:
     assert PaperMemory(tuple(dimms)).ask(LOST) == answer
 
 
@@ -216,7 +216,7 @@ def test_an_uncorrectable_error_stays_until_the_counters_are_reset() -> None:
     for _ in range(3):
         assert isinstance(paper.ask(LOST, after_s=30 * DAY), Finding)
     paper.dimms = (controller(0),)
-    assert paper.ask(LOST, after_s=1) is FINE
+    assert paper.ask(LOST, after_s=1) is OK
 
 
 def test_a_list_of_bad_modules_ends_with_how_many_more_there_are() -> None:
@@ -230,7 +230,7 @@ def test_a_list_of_bad_modules_ends_with_how_many_more_there_are() -> None:
 # --- correctable errors -------------------------------------------------------------------------------------
 
 
-def grown(ce: Reading, *, limits: HostLimits | None = None, after_s: float = HOUR) -> Answer:
+def grown(ce: Reading, *, limits: HostLimits | None = None, after_s: float = HOUR) -> RuleResult:
     """What is said when a module that had 100 has so many."""
     paper = PaperMemory((module(0, 0, 100),))
     paper.settings = replace(paper.settings, host=limits or HostLimits())
@@ -242,15 +242,15 @@ def grown(ce: Reading, *, limits: HostLimits | None = None, after_s: float = HOU
 @pytest.mark.parametrize(
     ("ce", "answer"),
     [
-        (123, Unevaluated("needs 1 d of history")),
+        (123, RuleNotEvaluated("needs 1 d of history")),
         (124, often(f"mc0 {A1}")),
         (100_000, often(f"mc0 {A1}")),
         (EIO, Unreadable(f"ce_count of mc0 {A1}", EIO)),
-        (0, Unevaluated("needs 1 d of history")),  # a reset is no growth
-        (99, Unevaluated("needs 1 d of history")),
+        (0, RuleNotEvaluated("needs 1 d of history")),  # a reset is no growth
+        (99, RuleNotEvaluated("needs 1 d of history")),
     ],
 )
-def test_correctable_errors_within_the_window(ce: Reading, answer: Answer) -> None:
+def test_correctable_errors_within_the_window(ce: Reading, answer: RuleResult) -> None:
     assert grown(ce) == answer
 
 
@@ -267,20 +267,20 @@ def test_where_a_module_is_is_known_as_soon_as_the_nodes_are() -> None:
 
 def test_a_limit_and_a_window_are_as_configured() -> None:
     few = HostLimits(correctable_errors=3, correctable_window_s=90)
-    assert grown(102, limits=few, after_s=60) == Unevaluated("needs 90 s of history")
-    assert grown(102, limits=few, after_s=90) is FINE
+    assert grown(102, limits=few, after_s=60) == RuleNotEvaluated("needs 90 s of history")
+    assert grown(102, limits=few, after_s=90) is OK
     assert grown(103, limits=few, after_s=90) == often(f"mc0 {A1}", limit=3, window="90 s")
-    too_rare = Unevaluated("needs 90 s of history")
+    too_rare = RuleNotEvaluated("needs 90 s of history")
     assert grown(103, limits=few, after_s=91) == too_rare, "it may be from before the window, or within it"
 
 
-@pytest.mark.parametrize(("every_s", "answer"), [(65 * 60, FINE), (55 * 60, often(f"mc0 {A1}"))])
-def test_a_slow_drip_is_no_rate_however_long_it_lasts(every_s: int, answer: Answer) -> None:
+@pytest.mark.parametrize(("every_s", "answer"), [(65 * 60, OK), (55 * 60, often(f"mc0 {A1}"))])
+def test_a_slow_drip_is_no_rate_however_long_it_lasts(every_s: int, answer: RuleResult) -> None:
     paper, said = PaperMemory(), []
     for count in range(30 * DAY // every_s):
         paper.dimms = (module(0, 0, count),)
         said.append(paper.ask(RATE, after_s=every_s))
-    assert set(said) == {Unevaluated("needs 1 d of history"), answer}
+    assert set(said) == {RuleNotEvaluated("needs 1 d of history"), answer}
 
 
 def test_a_burst_is_over_a_window_later_and_another_reset_later_still_counts() -> None:
@@ -290,9 +290,9 @@ def test_a_burst_is_over_a_window_later_and_another_reset_later_still_counts() -
     assert isinstance(paper.ask(RATE, after_s=HOUR), Finding)
     paper.dimms = (controller(0, 0), module(0, 0, 0))
     assert isinstance(paper.ask(RATE, after_s=HOUR), Finding), "the reset took none of them back"
-    assert [paper.ask(RATE, after_s=HOUR) for _ in range(26)][-1] is FINE
+    assert [paper.ask(RATE, after_s=HOUR) for _ in range(26)][-1] is OK
     paper.dimms = (controller(0, 23), module(0, 0, 23))
-    assert paper.ask(RATE, after_s=10) is FINE
+    assert paper.ask(RATE, after_s=10) is OK
     paper.dimms = (controller(0, 24), module(0, 0, 24))
     assert paper.ask(RATE, after_s=10) == often(f"mc0 {A1}")
 
@@ -314,14 +314,14 @@ def test_errors_spread_over_modules_are_no_fault_of_one_and_none_of_their_contro
         controller(0, 160),
         *(module(0, n, 20, label=label) for n, label in enumerate(labels)),
     )
-    assert paper.ask(RATE, after_s=HOUR) == Unevaluated("needs 1 d of history")
+    assert paper.ask(RATE, after_s=HOUR) == RuleNotEvaluated("needs 1 d of history")
 
 
 def test_errors_that_a_controller_puts_down_to_no_module_are_its_own() -> None:
     paper = PaperMemory((controller(0, 0, name="F19h"), module(0, 0, 0)))
     paper.look()
     paper.dimms = (controller(0, 33, name="F19h"), module(0, 0, 10))
-    assert paper.ask(RATE, after_s=HOUR) == Unevaluated("needs 1 d of history")
+    assert paper.ask(RATE, after_s=HOUR) == RuleNotEvaluated("needs 1 d of history")
     paper.dimms = (controller(0, 34, name="F19h"), module(0, 0, 10))
     assert paper.ask(RATE, after_s=HOUR) == often("mc0 (F19h)")
 
@@ -349,10 +349,10 @@ def test_lines_of_the_log_count_where_there_are_no_counters() -> None:
     paper.tell(LogCode.EDAC_UNCORRECTED, f"mc0 {A1}")
     paper.tell(LogCode.EDAC_CORRECTED, "mc1", 23)
     assert paper.ask(LOST) == lost(f"mc0 {A1}: 1 uncorrectable error in the kernel log")
-    assert paper.ask(RATE, after_s=HOUR) is FINE
+    assert paper.ask(RATE, after_s=HOUR) is OK
     paper.tell(LogCode.EDAC_CORRECTED, "mc1", 24)
     assert paper.ask(RATE, after_s=HOUR) == often("mc1")
-    assert [paper.ask(RATE, after_s=HOUR) for _ in range(26)][-1] is FINE, "they are a day old"
+    assert [paper.ask(RATE, after_s=HOUR) for _ in range(26)][-1] is OK, "they are a day old"
     assert isinstance(paper.ask(LOST), Finding), "what is lost stays lost"
 
 
@@ -360,8 +360,8 @@ def test_lines_count_for_nothing_where_their_controller_counts() -> None:
     paper = PaperMemory((controller(0), module(0, 0)))
     paper.tell(LogCode.EDAC_UNCORRECTED, f"mc0 {A1}")
     paper.tell(LogCode.EDAC_CORRECTED, f"mc0 {A1}", 1_000)
-    assert paper.ask(LOST) is FINE, "the counters were reset since"
-    assert paper.ask(RATE) == Unevaluated("needs 1 d of history")
+    assert paper.ask(LOST) is OK, "the counters were reset since"
+    assert paper.ask(RATE) == RuleNotEvaluated("needs 1 d of history")
     paper.tell(LogCode.EDAC_UNCORRECTED, "mc1")
     assert paper.ask(LOST) == lost("mc1: 1 uncorrectable error in the kernel log")
 
@@ -370,9 +370,9 @@ def test_lines_from_long_before_the_start_are_no_rate() -> None:
     paper = PaperMemory()
     paper.tell(LogCode.EDAC_CORRECTED, "mc0", 1_000)
     paper.now_s += 2 * DAY
-    assert paper.ask(RATE) is FINE
+    assert paper.ask(RATE) is OK
     paper.tell(LogCode.EDAC_CORRECTED, "mc0", 1_023)
-    assert paper.ask(RATE, after_s=60) is FINE
+    assert paper.ask(RATE, after_s=60) is OK
     paper.tell(LogCode.EDAC_CORRECTED, "mc0", 1_024)
     assert paper.ask(RATE, after_s=60) == often("mc0")
 
@@ -392,7 +392,7 @@ def test_lines_from_long_before_the_start_are_no_rate() -> None:
         ),
     ],
 )
-def test_a_line_that_the_kernel_writes_is_understood(line: str, code: str, answer: Answer) -> None:
+def test_a_line_that_the_kernel_writes_is_understood(line: str, code: str, answer: RuleResult) -> None:
     told = parse(line)
     assert told is not None
     paper = PaperMemory(numa=(numa(poisoned=ABSENT),))
@@ -482,21 +482,21 @@ def test_sockets_that_nobody_knows_leave_the_node_unknown() -> None:
 @pytest.mark.parametrize(
     ("pages", "kib", "lines", "answer"),
     [
-        (0, 0, 0, FINE),
-        (0, 8, 1, FINE),  # taken out before they failed, or of another node
+        (0, 0, 0, OK),
+        (0, 8, 1, OK),  # taken out before they failed, or of another node
         (1, 0, 0, bad(POISONED, "1 page with hardware errors")),
         (12, 0, 0, bad(POISONED, "at least 10 pages with hardware errors")),
         (EIO, 4, 1, Unreadable("memory_failure/total", EIO)),
-        (ABSENT, 0, 0, FINE),
+        (ABSENT, 0, 0, OK),
         (ABSENT, 4, 0, bad(POISONED, "4 KiB with hardware errors")),
         (ABSENT, 4, 1, bad(POISONED, "4 KiB with hardware errors")),
         (ABSENT, 0, 2, bad(POISONED, "2 lines of memory failure in the kernel log")),
         (ABSENT, ABSENT, 1, bad(POISONED, "1 line of memory failure in the kernel log")),
         (ABSENT, EIO, 0, Unreadable("HardwareCorrupted", EIO)),
-        (ABSENT, ABSENT, 0, Inapplicable("no count of bad pages")),
+        (ABSENT, ABSENT, 0, RuleNotApplicable("no count of bad pages")),
     ],
 )
-def test_pages_with_hardware_errors(pages: Reading, kib: Reading, lines: int, answer: Answer) -> None:
+def test_pages_with_hardware_errors(pages: Reading, kib: Reading, lines: int, answer: RuleResult) -> None:
     paper = PaperMemory(numa=(numa(poisoned=pages),), corrupted_kib=kib)
     if lines:
         paper.tell(LogCode.MEMORY_FAILURE, times=lines)
@@ -507,7 +507,7 @@ def test_bad_pages_are_of_the_node_that_has_them_or_of_all_if_nobody_knows() -> 
     paper = PaperMemory()
     paper.two_sockets()
     paper.numa = (numa(0), numa(1, poisoned=1))
-    assert paper.ask(POISONED, 0) is FINE
+    assert paper.ask(POISONED, 0) is OK
     assert paper.ask(POISONED, 1) == bad(POISONED, "1 page with hardware errors")
     paper.numa = tuple(numa(node, poisoned=ABSENT) for node in range(2))
     paper.corrupted_kib = 8
@@ -521,21 +521,21 @@ def test_bad_pages_are_of_the_node_that_has_them_or_of_all_if_nobody_knows() -> 
 def test_a_node_that_goes_offline_or_loses_its_memory() -> None:
     paper = PaperMemory()
     paper.two_sockets()
-    assert [paper.ask(OFFLINE, node) for node in range(2)] == [FINE, FINE]
+    assert [paper.ask(OFFLINE, node) for node in range(2)] == [OK, OK]
     paper.having = 0b01
     assert paper.ask(OFFLINE, 1) == bad(OFFLINE, "NUMA node 1 has no memory, it had some")
     paper.online, paper.numa = 0b01, (numa(0), numa(1, kib=ENODEV, poisoned=ENODEV, blocks=ENODEV))
     assert paper.ask(OFFLINE, 1) == bad(OFFLINE, "NUMA node 1 is offline, it was online")
-    assert paper.ask(OFFLINE, 0) is FINE
+    assert paper.ask(OFFLINE, 0) is OK
     # that is told once
     assert paper.ask(POISONED, 1) == paper.ask(BLOCKS, 1) == NO_MEMORY
     paper.two_sockets()
-    assert paper.ask(OFFLINE, 1) is FINE
+    assert paper.ask(OFFLINE, 1) is OK
 
 
 def test_a_node_that_never_had_memory_is_not_missed() -> None:
     paper = PaperMemory(numa=(numa(0), numa(1, kib=0)), online=0b11)
-    assert paper.ask(OFFLINE, 1) is FINE
+    assert paper.ask(OFFLINE, 1) is OK
 
 
 @pytest.mark.parametrize(
@@ -543,11 +543,11 @@ def test_a_node_that_never_had_memory_is_not_missed() -> None:
     [
         (EIO, 0b1, Unreadable("node/online", EIO)),
         (0b1, EIO, Unreadable("node/has_memory", EIO)),
-        (0b1, ABSENT, FINE),
-        (ABSENT, ABSENT, Inapplicable("no NUMA nodes")),
+        (0b1, ABSENT, OK),
+        (ABSENT, ABSENT, RuleNotApplicable("no NUMA nodes")),
     ],
 )
-def test_what_cannot_be_told_of_nodes(online: Reading, having: Reading, answer: Answer) -> None:
+def test_what_cannot_be_told_of_nodes(online: Reading, having: Reading, answer: RuleResult) -> None:
     assert PaperMemory(online=online, having=having).ask(OFFLINE) == answer
 
 
@@ -561,18 +561,18 @@ def test_blocks_that_go_offline_are_a_fault_and_those_that_were_offline_at_start
     paper.numa = (numa(blocks=256, offline=255),)
     assert paper.ask(BLOCKS) == bad(BLOCKS, "1 memory block online, 253 at start")
     paper.numa = (numa(blocks=256, offline=0),)
-    assert paper.ask(BLOCKS) is FINE
+    assert paper.ask(BLOCKS) is OK
 
 
 @pytest.mark.parametrize(
     ("blocks", "offline", "answer"),
     [
-        (ABSENT, ABSENT, Inapplicable("no memory blocks")),
+        (ABSENT, ABSENT, RuleNotApplicable("no memory blocks")),
         (EIO, EIO, Unreadable("memory blocks", EIO)),
         (8, ENODEV, Unreadable("memory blocks", ENODEV)),
     ],
 )
-def test_what_cannot_be_told_of_blocks(blocks: Reading, offline: Reading, answer: Answer) -> None:
+def test_what_cannot_be_told_of_blocks(blocks: Reading, offline: Reading, answer: RuleResult) -> None:
     assert PaperMemory(numa=(numa(blocks=blocks, offline=offline),)).ask(BLOCKS) == answer
 
 
@@ -593,8 +593,8 @@ GIB: Final = 1 << 30
 @pytest.mark.parametrize(
     ("size", "node", "answer"),
     [
-        (0, 0, FINE),
-        (16 * GIB, 0, FINE),
+        (0, 0, OK),
+        (16 * GIB, 0, OK),
         (16 * GIB + 1, 0, bad(MISSING, "16384 MiB on NUMA node 0, 16385 MiB declared")),
         (64 * GIB, 0, bad(MISSING, "16384 MiB on NUMA node 0, 65536 MiB declared")),
         (0, 1, bad(MISSING, "NUMA node 1 has no memory")),
@@ -602,7 +602,7 @@ GIB: Final = 1 << 30
         (GIB, 1023, bad(MISSING, "no NUMA node 1023")),
     ],
 )
-def test_declared_memory_must_be_there(size: int, node: int, answer: Answer) -> None:
+def test_declared_memory_must_be_there(size: int, node: int, answer: RuleResult) -> None:
     paper = PaperMemory(numa=(numa(0), numa(1, kib=0)), online=0b11, having=0b01)
     assert paper.ask_declared(MISSING, size, node) == answer
 
@@ -610,32 +610,32 @@ def test_declared_memory_must_be_there(size: int, node: int, answer: Answer) -> 
 def test_declared_memory_that_was_there_is_told_of_once() -> None:
     paper = PaperMemory()
     paper.two_sockets()
-    assert paper.ask_declared(MISSING, GIB, 1) is FINE
+    assert paper.ask_declared(MISSING, GIB, 1) is OK
     paper.online = paper.having = 0b01
-    assert paper.ask_declared(MISSING, GIB, 1) is FINE
+    assert paper.ask_declared(MISSING, GIB, 1) is OK
     assert paper.ask_declared(OFFLINE, GIB, 1) == bad(OFFLINE, "NUMA node 1 is offline, it was online")
 
 
 @pytest.mark.parametrize(
     ("kib", "answer"),
-    [(EIO, Unreadable("MemTotal", EIO)), (ABSENT, Inapplicable("no meminfo of NUMA nodes"))],
+    [(EIO, Unreadable("MemTotal", EIO)), (ABSENT, RuleNotApplicable("no meminfo of NUMA nodes"))],
 )
-def test_a_size_that_cannot_be_read_is_not_too_little(kib: Reading, answer: Answer) -> None:
+def test_a_size_that_cannot_be_read_is_not_too_little(kib: Reading, answer: RuleResult) -> None:
     paper = PaperMemory(numa=(numa(kib=kib),))
     assert paper.ask_declared(MISSING, GIB) == answer
-    assert paper.ask_declared(MISSING) is FINE, "no size is declared"
+    assert paper.ask_declared(MISSING) is OK, "no size is declared"
 
 
 def test_what_cannot_be_read_of_nodes_is_told_by_one_rule() -> None:
     paper = PaperMemory(online=EIO)
-    assert paper.ask_declared(MISSING, GIB) == Unevaluated("node/online cannot be read")
+    assert paper.ask_declared(MISSING, GIB) == RuleNotEvaluated("node/online cannot be read")
     assert isinstance(paper.ask_declared(OFFLINE, GIB), Unreadable)
 
 
 def test_a_kernel_without_numa_has_node_0_alone() -> None:
     paper = PaperMemory(numa=(), online=ABSENT, having=ABSENT)
-    assert paper.ask_declared(MISSING) is FINE
-    assert paper.ask_declared(MISSING, GIB) == Inapplicable("no meminfo of NUMA nodes")
+    assert paper.ask_declared(MISSING) is OK
+    assert paper.ask_declared(MISSING, GIB) == RuleNotApplicable("no meminfo of NUMA nodes")
     assert paper.ask_declared(MISSING, 0, 1) == bad(MISSING, "no NUMA node 1")
 
 
@@ -658,7 +658,7 @@ def test_an_ordinary_virtual_machine_is_fine() -> None:
     paper = PaperMemory(edac=SourceState.ABSENT)
     answers = {rule.code: rule.judge(paper.look()) for rule in MEMORY_RULES}
     assert answers.pop(LOST) == answers.pop(RATE) == NO_COUNTERS
-    assert set(answers.values()) == {FINE}
+    assert set(answers.values()) == {OK}
 
 
 # --- on real files ------------------------------------------------------------------------------------------
@@ -672,7 +672,7 @@ class RealMachine:
         self._past = MemoryPast()
         self._now_s = 0.0
 
-    def answers(self, after_s: float = 0) -> dict[str, Answer]:
+    def answers(self, after_s: float = 0) -> dict[str, RuleResult]:
         """What each rule says of NUMA node 0 after another pass."""
         self._machine.run_pass()
         self._now_s += after_s
@@ -712,8 +712,10 @@ def test_nothing_is_wrong_with_the_memory_of_this_machine() -> None:
     with real_machine(Path("/sys"), Path("/proc")) as machine:
         answers = machine.answers()
         assert answers.pop(LOST) == answers.pop(RATE) == NO_COUNTERS
-        assert answers.pop(OFFLINE) is FINE
-        assert [answer for answer in answers.values() if isinstance(answer, Unreadable | Unevaluated)] == []
+        assert answers.pop(OFFLINE) is OK
+        assert [
+            answer for answer in answers.values() if isinstance(answer, Unreadable | RuleNotEvaluated)
+        ] == []
 
 
 def test_a_module_that_fails_is_named_as_its_files_name_it(tmp_path: Path) -> None:

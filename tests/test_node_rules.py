@@ -12,7 +12,7 @@ from agent.health.host.node.state import NodePast, NodeView, remember_node, view
 from agent.health.kernel_log.latch import remember_log
 from agent.health.kernel_log.patterns import HOST_PATTERNS
 from agent.health.kernel_log.values import LogPast
-from agent.health.rules import FINE, Answer, Inapplicable, Unevaluated, Unreadable
+from agent.health.rules import OK, RuleNotApplicable, RuleNotEvaluated, RuleResult, Unreadable
 from agent.model.health import Finding, Severity
 from agent.model.log import LogLine, LogSample
 from agent.model.machine import MachineSample, PressureSample
@@ -97,7 +97,7 @@ class Node:
         self.past = remember_node(self.past, self.log, snapshot, self.settings, self.now)
         return view_node(self.past, self.log, snapshot, self.settings, self.now)
 
-    def answer(self, code: str) -> Answer:
+    def answer(self, code: str) -> RuleResult:
         return RULES[code].judge(self.look())
 
     def told(self) -> dict[str, str]:
@@ -121,7 +121,7 @@ def telling(*lines: str) -> dict[str, str]:
 def test_a_healthy_node_has_nothing_to_tell() -> None:
     node = Node()
     node.wait(120)
-    assert [rule.judge(node.look()) for rule in NODE_RULES] == [FINE] * len(NODE_RULES)
+    assert [rule.judge(node.look()) for rule in NODE_RULES] == [OK] * len(NODE_RULES)
 
 
 CASES: Final[list[tuple[Iterable[str], dict[str, str]]]] = [
@@ -191,9 +191,9 @@ def test_it_is_told_for_a_while_after_the_last_line(code: str, text: str, held_s
     node.now_s += held_s - 1
     node.write(text)
     node.now_s += held_s - 1
-    assert node.answer(code) is not FINE
+    assert node.answer(code) is not OK
     node.now_s += 1
-    assert node.answer(code) is FINE
+    assert node.answer(code) is OK
 
 
 def test_what_stays_the_same_is_told_in_the_same_words() -> None:
@@ -257,13 +257,13 @@ KMSG_CODES: Final = [rule.code for rule in NODE_RULES if rule.source == "kmsg"]
 @pytest.mark.parametrize(
     ("state", "answer"),
     [
-        (None, Inapplicable("no kernel log")),
-        (SourceState.ABSENT, Inapplicable("no kernel log")),
-        (SourceState.FAILING, Inapplicable("the kernel log cannot be read")),
-        (SourceState.STARTING, Unevaluated("the kernel log is still being read")),
+        (None, RuleNotApplicable("no kernel log")),
+        (SourceState.ABSENT, RuleNotApplicable("no kernel log")),
+        (SourceState.FAILING, RuleNotApplicable("the kernel log cannot be read")),
+        (SourceState.STARTING, RuleNotEvaluated("the kernel log is still being read")),
     ],
 )
-def test_a_log_that_is_not_read_is_no_silent_one(state: SourceState | None, answer: Answer) -> None:
+def test_a_log_that_is_not_read_is_no_silent_one(state: SourceState | None, answer: RuleResult) -> None:
     node = Node()
     node.log_state = state
     assert [node.answer(code) for code in KMSG_CODES] == [answer] * len(KMSG_CODES)
@@ -294,7 +294,7 @@ def test_records_that_nobody_read_are_told_for_a_day_after_the_last() -> None:
     assert node.told() == {"node.log.lost": evidence}
     node.log_state = SourceState.OK
     node.now_s += 1
-    assert node.answer("node.log.lost") is FINE
+    assert node.answer("node.log.lost") is OK
 
 
 # --- errors that were corrected, a rate ---------------------------------------------------------------------
@@ -305,12 +305,12 @@ def test_corrected_errors_are_told_when_there_are_too_many_in_an_hour() -> None:
     node.write(CORRECTED.format(1), 60)
     node.wait(600)
     node.write(CORRECTED.format(2), 39)
-    assert node.answer("node.pci.corrected") == Unevaluated("needs 1 h of history")
+    assert node.answer("node.pci.corrected") == RuleNotEvaluated("needs 1 h of history")
     node.write(CORRECTED.format(2))
     evidence = "corrected PCIe errors: at least 100 in 1 h, of 0000:01:00.0, 0000:02:00.0"
     assert node.answer("node.pci.corrected") == Finding("node.pci.corrected", Severity.INFO, evidence)
     node.wait(3700)
-    assert node.answer("node.pci.corrected") is FINE
+    assert node.answer("node.pci.corrected") is OK
 
 
 def test_corrected_errors_in_a_slow_drip_are_no_rate() -> None:
@@ -318,14 +318,14 @@ def test_corrected_errors_in_a_slow_drip_are_no_rate() -> None:
     for _ in range(150):
         node.write(CORRECTED.format(1))
         node.wait(60)
-    assert node.answer("node.pci.corrected") is FINE
+    assert node.answer("node.pci.corrected") is OK
 
 
 def test_corrected_errors_of_before_are_no_rate() -> None:
     node = Node()
     node.log, node.past = LogPast(), NodePast()
     node.write(CORRECTED.format(1), 5000)
-    assert node.answer("node.pci.corrected") == Unevaluated("needs 1 h of history")
+    assert node.answer("node.pci.corrected") == RuleNotEvaluated("needs 1 h of history")
 
 
 def test_corrected_errors_that_are_read_piece_by_piece_at_the_start_are_no_rate() -> None:
@@ -353,21 +353,21 @@ def test_pressure_is_told_from_its_limit_on(resource: str, field: str, share: fl
     code = f"node.pressure.{resource}"
     node = Node()
     node.wait(120, **{field: share - 0.01})
-    assert node.answer(code) is FINE
+    assert node.answer(code) is OK
     node.wait(120, **{field: share})
     assert node.told() == {code: evidence}
     node.wait(60)
-    assert node.answer(code) is FINE
+    assert node.answer(code) is OK
 
 
 @pytest.mark.parametrize("resource", ["memory", "io", "cpu"])
 def test_pressure_needs_its_window(resource: str) -> None:
     node = Node()
-    assert node.answer(f"node.pressure.{resource}") == Unevaluated("needs 1 min of history")
+    assert node.answer(f"node.pressure.{resource}") == RuleNotEvaluated("needs 1 min of history")
     node.wait(50)
-    assert node.answer(f"node.pressure.{resource}") == Unevaluated("needs 1 min of history")
+    assert node.answer(f"node.pressure.{resource}") == RuleNotEvaluated("needs 1 min of history")
     node.wait(10)
-    assert node.answer(f"node.pressure.{resource}") is FINE
+    assert node.answer(f"node.pressure.{resource}") is OK
 
 
 def test_pressure_that_is_enough_for_the_window_need_not_wait_for_its_end() -> None:
@@ -380,7 +380,7 @@ def test_pressure_after_quiet_hours_counts_as_much_as_any() -> None:
     node = Node()
     node.wait(7200)
     node.wait(10, memory_full=0.59)
-    assert node.answer("node.pressure.memory") is FINE
+    assert node.answer("node.pressure.memory") is OK
     node = Node()
     node.wait(7200)
     node.wait(10, memory_full=0.6)
@@ -402,13 +402,13 @@ def test_of_what_was_waited_over_the_windows_begin_the_part_in_it_counts() -> No
     node.wait(20)
     assert list(node.told()) == ["node.pressure.memory"], "half of 5 s is 10 % of 25 s"
     node.wait(10)
-    assert node.answer("node.pressure.memory") is FINE
+    assert node.answer("node.pressure.memory") is OK
 
 
 def test_the_limits_are_the_configured_ones() -> None:
     node = Node(HostLimits(pressure_percent=50, pressure_window_s=10))
     node.wait(60, io_full=0.49)
-    assert node.answer("node.pressure.io") is FINE
+    assert node.answer("node.pressure.io") is OK
     node.wait(20, io_full=0.5)
     assert node.told() == {"node.pressure.io": "all tasks waited for disks for at least 50 % of 10 s"}
 
@@ -418,7 +418,7 @@ def test_time_in_which_nobody_looked_is_no_rate() -> None:
     node.wait(60)
     node.now_s += 3600
     node.waited["memory_full"] = 10**9
-    assert node.answer("node.pressure.memory") == Unevaluated("needs 1 min of history")
+    assert node.answer("node.pressure.memory") == RuleNotEvaluated("needs 1 min of history")
 
 
 def test_a_total_that_falls_is_no_pressure() -> None:
@@ -426,7 +426,7 @@ def test_a_total_that_falls_is_no_pressure() -> None:
     node.wait(60, memory_full=0.05)
     node.waited["memory_full"] = 0
     node.wait(70, memory_full=0.05)
-    assert node.answer("node.pressure.memory") is FINE
+    assert node.answer("node.pressure.memory") is OK
 
 
 @pytest.mark.parametrize("resource", ["memory", "io", "cpu"])
@@ -434,9 +434,9 @@ def test_pressure_that_nobody_measures_is_not_none(resource: str) -> None:
     node = Node()
     node.waited = dict.fromkeys(node.waited, ABSENT)
     reason = "no /proc/pressure: the kernel has no PSI, or it is not enabled"
-    assert node.answer(f"node.pressure.{resource}") == Inapplicable(reason)
+    assert node.answer(f"node.pressure.{resource}") == RuleNotApplicable(reason)
     node.machine = False
-    assert node.answer(f"node.pressure.{resource}") == Inapplicable(reason)
+    assert node.answer(f"node.pressure.{resource}") == RuleNotApplicable(reason)
 
 
 @pytest.mark.parametrize("resource", ["memory", "io", "cpu"])

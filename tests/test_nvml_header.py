@@ -1,4 +1,4 @@
-"""native/src/nvml.h against pynvml: NVIDIA's own structures, sizes and numbers.
+"""native/src/gpu/nvml.h against pynvml: NVIDIA's own structures, sizes and numbers.
 
 The agent's C, and the fake library of the tests, know NVML through that header alone.
 """

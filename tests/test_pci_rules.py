@@ -14,7 +14,7 @@ from agent.health.host.pci.rules import (
 )
 from agent.health.host.pci.state import WINDOW_S, PciPast, PciView, remember_pci, view_pci
 from agent.health.kernel_log.values import LogCode, LogFact, LogPast
-from agent.health.rules import FINE, Answer, Inapplicable, Unevaluated, Unreadable
+from agent.health.rules import OK, RuleNotApplicable, RuleNotEvaluated, RuleResult, Unreadable
 from agent.model.declared import Declared, DeclaredFile, DeclaredPci
 from agent.model.health import Blame, Finding, Severity
 from agent.model.log import LogSample
@@ -33,7 +33,7 @@ ROWS: Final = {rule.code: rule for rule in PCI_RULES}
 DECLARED: Final = (
     DeclaredFile("nic.example.com", (Declared("nic.example.com", "n", "nic-0", DeclaredPci(NIC, ""), 0),)),
 )
-HISTORY: Final = Unevaluated("needs 1 h of history")
+HISTORY: Final = RuleNotEvaluated("needs 1 h of history")
 
 
 class Node:
@@ -87,7 +87,7 @@ def node() -> Node:
     return node
 
 
-def says(code: str, view: PciView) -> Answer:
+def says(code: str, view: PciView) -> RuleResult:
     return ROWS[code].judge(view)
 
 
@@ -103,7 +103,7 @@ def test_every_row_is_complete_and_a_function_that_is_well_is_fine(rule, node: N
     assert all([rule.threshold, rule.why, rule.advice, rule.try_it])
     assert "Source:" in rule.judge.__doc__
     assert rule.counter == bool(rule.window_s)
-    assert rule.judge(node.view()) is FINE
+    assert rule.judge(node.view()) is OK
 
 
 @pytest.mark.parametrize("rule", PCI_RULES, ids=lambda rule: rule.code)
@@ -146,7 +146,7 @@ def test_why_it_is_gone_is_told_for_as_long_as_it_is_and_what_was_long_before_is
     told = finding("pci.missing", f"{NIC} is gone from the PCI bus; the kernel log: why")
     assert [says("pci.missing", node.read(seconds)) for seconds in (1, WINDOW_S, WINDOW_S)] == [told] * 3
     node.function = WELL
-    assert says("pci.fault", node.read()) is FINE
+    assert says("pci.fault", node.read()) is OK
 
 
 def test_one_that_never_was_there_is_the_declarations_fault() -> None:
@@ -196,13 +196,13 @@ def test_another_driver_than_there_should_be(node: Node, declared: str, bound: s
 
 def test_the_declared_driver_counts_and_not_that_of_the_start(node: Node) -> None:
     node.driver = "vfio-pci"
-    assert says("pci.unbound", node.read(driver="vfio-pci")) is FINE
+    assert says("pci.unbound", node.read(driver="vfio-pci")) is OK
 
 
 def test_a_function_that_never_had_a_driver_has_lost_none() -> None:
     node = Node()
-    assert isinstance(says("pci.unbound", node.read(driver="")), Inapplicable)
-    assert says("pci.unbound", node.read(driver="mlx5_core")) is FINE
+    assert isinstance(says("pci.unbound", node.read(driver="")), RuleNotApplicable)
+    assert says("pci.unbound", node.read(driver="mlx5_core")) is OK
     assert isinstance(says("pci.unbound", node.read(driver="")), Finding)
 
 
@@ -212,7 +212,7 @@ def test_a_function_that_never_had_a_driver_has_lost_none() -> None:
 def test_lanes_that_are_lost(node: Node) -> None:
     lost = finding("pci.link_width", "8 of 16 lanes, 16 at start")
     assert says("pci.link_width", node.read(width=8)) == lost
-    assert says("pci.link_width", node.read(width=16)) is FINE
+    assert says("pci.link_width", node.read(width=16)) is OK
 
 
 def test_a_width_that_could_not_be_read_at_start_is_held_to_the_first_that_could() -> None:
@@ -225,11 +225,11 @@ def test_a_width_that_could_not_be_read_at_start_is_held_to_the_first_that_could
 
 
 def test_a_slot_that_always_was_narrow_is_no_fault() -> None:
-    assert says("pci.link_width", Node().read(width=8)) is FINE
+    assert says("pci.link_width", Node().read(width=8)) is OK
 
 
 def test_a_card_that_can_have_no_more_has_lost_nothing(node: Node) -> None:
-    assert says("pci.link_width", node.read(width=8, width_max=8)) is FINE
+    assert says("pci.link_width", node.read(width=8, width_max=8)) is OK
 
 
 def test_without_its_most_the_width_is_held_to_that_of_the_start(node: Node) -> None:
@@ -238,7 +238,9 @@ def test_without_its_most_the_width_is_held_to_that_of_the_start(node: Node) -> 
 
 
 def test_a_function_without_a_link_is_not_judged_by_one() -> None:
-    assert says("pci.link_width", Node().read(width=ABSENT)) == Inapplicable("it has no PCIe link of its own")
+    assert says("pci.link_width", Node().read(width=ABSENT)) == RuleNotApplicable(
+        "it has no PCIe link of its own"
+    )
 
 
 @pytest.mark.parametrize("why", [ABSENT, EIO])
@@ -258,7 +260,7 @@ each_kind = pytest.mark.parametrize(("code", "field", "limit", "text"), ERRORS)
 
 @each_kind
 def test_errors_count_from_their_limit_on(node: Node, code: str, field: str, limit: int, text: str) -> None:
-    assert says(code, node.read(**{field: limit - 1})) is FINE
+    assert says(code, node.read(**{field: limit - 1})) is OK
     assert says(code, node.read(**{field: limit})) == finding(code, text)
 
 
@@ -267,7 +269,7 @@ def test_errors_are_forgotten_an_hour_later(node: Node, code: str, field: str, l
     node.read(**{field: limit})
     for _ in range(WINDOW_S // 60):
         view = node.read()
-    assert says(code, view) is FINE
+    assert says(code, view) is OK
 
 
 @each_kind
@@ -292,7 +294,7 @@ def test_a_count_that_begins_again_takes_nothing_from_the_others(node: Node) -> 
     node.read(aer_correctable=50)
     view = node.read(aer_correctable=0, aer_fatal=1)
     assert isinstance(says("pci.aer.fatal", view), Finding)
-    assert says("pci.aer.nonfatal", view) is FINE
+    assert says("pci.aer.nonfatal", view) is OK
     assert says("pci.aer.correctable", view) == HISTORY
 
 
@@ -301,7 +303,7 @@ def test_counts_that_are_not_there_are_not_zero(
     node: Node, code: str, field: str, limit: int, text: str
 ) -> None:
     assert says(code, node.read(**{field: EIO})) == Unreadable(f"aer_dev_{field.removeprefix('aer_')}", EIO)
-    assert says(code, node.read(**{field: ABSENT})) == Inapplicable(NO_AER)
+    assert says(code, node.read(**{field: ABSENT})) == RuleNotApplicable(NO_AER)
 
 
 @pytest.mark.parametrize("identity", ["vendor", "device"])
@@ -324,7 +326,7 @@ def test_what_only_the_log_tells_counts_for_an_hour(node: Node, code: str, told:
     node.tell(told)
     text = next(text for row, _, _, text in ERRORS if row == code)
     assert says(code, node.read(WINDOW_S - 1, aer_fatal=ABSENT, aer_nonfatal=ABSENT)) == finding(code, text)
-    assert says(code, node.read(1)) == Inapplicable(NO_AER)
+    assert says(code, node.read(1)) == RuleNotApplicable(NO_AER)
 
 
 def test_what_the_log_tells_of_others_is_theirs(node: Node) -> None:
@@ -341,12 +343,12 @@ def test_what_the_log_tells_of_others_is_theirs(node: Node) -> None:
 def test_a_link_that_went_down_and_came_back_is_told_for_an_hour(node: Node, place: str) -> None:
     node.tell(LogCode.PCI_FAULT, place, "Link Down")
     assert says("pci.fault", node.read(WINDOW_S - 1)) == finding("pci.fault", "the kernel log: Link Down")
-    assert says("pci.fault", node.read(1)) is FINE
+    assert says("pci.fault", node.read(1)) is OK
 
 
 def test_without_the_log_nobody_would_know(node: Node) -> None:
     node.log_state = SourceState.FAILING
-    assert says("pci.fault", node.view()) == Inapplicable("the kernel log cannot be read")
+    assert says("pci.fault", node.view()) == RuleNotApplicable("the kernel log cannot be read")
     node.tell(LogCode.PCI_FAULT, text="Link Down")
     assert isinstance(says("pci.fault", node.view()), Finding), "what was told stays told"
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 from paper import ABSENT, cpus_sample, group_sample
 
-from agent.model.claim_sources import LiveContainer, LivePod, Origin, Witness
+from agent.model.claim_sources import LiveContainer, LivePod, Origin, Provenance
 from agent.model.reading import Absence
 from agent.model.snapshot import CoreStats, GroupSample, Snapshot
 from agent.model.source import SourceSample, SourceState
@@ -32,7 +32,7 @@ def test_a_pod_has_its_containers_and_each_says_whether_it_runs() -> None:
         ),
         NOW,
     )
-    assert told.witness == Witness(Origin.CGROUPS, NOW)
+    assert told.witness == Provenance(Origin.CGROUPS, NOW)
     assert told.is_whole
     assert told.items == (
         LivePod("p-1", True, (LiveContainer("a", True), LiveContainer("b", False))),

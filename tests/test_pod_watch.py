@@ -34,15 +34,15 @@ from agent.model.report import Report
 from agent.model.source import SourceState
 from agent.model.time import NS, Instant
 from agent.node.pods.impact_log import LINES_MAX, tell
-from agent.node.pods.kubelet_dir import Folder
-from agent.node.pods.pod_list import Listing
-from agent.node.pods.poller import QUIET_S, Outcome, Rounds
-from agent.node.pods.tracker import PodWatch, Record
+from agent.node.pods.kubelet_dir import KubeletDirWatcher
+from agent.node.pods.pod_list import PodList
+from agent.node.pods.poller import QUIET_S, Outcome, PodPoller
+from agent.node.pods.tracker import PodTracker, Record
 from agent.serve.kubelet import pods_api
 from agent.sources import kubelet_checkpoint
 from agent.system.clock import read_clocks
-from agent.system.threads.latest_job import Handing
-from agent.system.threads.with_timeout import Patience
+from agent.system.threads.latest_job import LatestJob
+from agent.system.threads.with_timeout import HungGuard
 
 __all__ = ["short_tmp"]
 NODE: Final = "node-1"
@@ -65,7 +65,7 @@ class Following:
     """A watch, how often it has woken the core, and what it has logged."""
 
     def __init__(self, config: Config, log: pytest.LogCaptureFixture, record: Record | None = None) -> None:
-        self.watch = PodWatch(config, clock=read_clocks, record=record)
+        self.watch = PodTracker(config, clock=read_clocks, record=record)
         self.wakes = 0
         self._log = log
 
@@ -224,8 +224,8 @@ import sys, time
 from pathlib import Path
 from agent.system.clock import read_clocks
 from agent.config.config import Config
-from agent.node.pods.tracker import PodWatch
-watch = PodWatch(Config(node_name="n", kubelet_dir=Path(sys.argv[1])), clock=read_clocks)
+from agent.node.pods.tracker import PodTracker
+watch = PodTracker(Config(node_name="n", kubelet_dir=Path(sys.argv[1])), clock=read_clocks)
 before = set(sys.modules)
 watch.start(lambda: None)
 while watch.sample is None:
@@ -260,7 +260,7 @@ def test_a_link_is_looked_at_by_time_because_nobody_tells_where_it_leads(tmp_pat
 
     async def look() -> list[bool]:
         link.symlink_to("a")
-        folder = Folder(link, Patience(), lambda: None)
+        folder = KubeletDirWatcher(link, HungGuard(), lambda: None)
         said = [await folder.has_changed(), folder.is_watched, await folder.has_changed()]
         link.unlink()
         link.symlink_to("b")
@@ -299,7 +299,7 @@ def made_again(path: Path) -> None:
 def test_a_directory_that_has_the_inode_of_the_one_before_it_is_watched_anew(tmp_path: Path) -> None:
     async def look(path: Path) -> tuple[bool, bool]:
         changed = asyncio.Event()
-        with closing(Folder(path, Patience(), changed.set)) as folder:
+        with closing(KubeletDirWatcher(path, HungGuard(), changed.set)) as folder:
             await folder.has_changed()
             made_again(path)
             async with asyncio.timeout(PATIENCE_S):
@@ -359,7 +359,7 @@ def test_a_mistake_of_ours_is_logged_once_and_stops_nobody(kubelet: Kubelet, fol
 
 def test_who_could_not_be_asked_for_want_of_threads_is_asked_again() -> None:
     async def ask() -> str:
-        patience = Patience()
+        patience = HungGuard()
         with no_threads(), pytest.raises(RuntimeError):
             await patience.in_time("file", str, 1)
         return await patience.in_time("file", lambda: "read", 5)
@@ -369,7 +369,7 @@ def test_who_could_not_be_asked_for_want_of_threads_is_asked_again() -> None:
 
 def test_what_could_not_be_handed_over_for_want_of_threads_is_no_end_of_it() -> None:
     taken: list[int] = []
-    handing = Handing(taken.append)
+    handing = LatestJob(taken.append)
     with no_threads(), pytest.raises(RuntimeError):
         handing.give(1)
     handing.give(2)
@@ -734,11 +734,11 @@ class Clock:
         return Instant(self._began.mono_ns + int(self.later_s * NS), self._began.wall_s + self.later_s)
 
 
-def rounds_of(config: Config, clock: Clock) -> Rounds:
-    return Rounds(config, clock, Patience(), Listing(config.kubelet_dir, clock, lambda: None))
+def rounds_of(config: Config, clock: Clock) -> PodPoller:
+    return PodPoller(config, clock, HungGuard(), PodList(config.kubelet_dir, clock, lambda: None))
 
 
-async def heard_and_audited(rounds: Rounds) -> Outcome:
+async def heard_and_audited(rounds: PodPoller) -> Outcome:
     await rounds.hear(None)
     found = await rounds.audit(None)
     assert found is not None, "it was time for an audit"

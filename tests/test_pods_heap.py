@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from agent.node.pods.gc_control import LARGE, ROUNDS, Heap
+from agent.node.pods.gc_control import LARGE, ROUNDS, GcControl
 
 
 @pytest.fixture(autouse=True)
@@ -23,7 +23,7 @@ def collections() -> int:
 
 def test_nothing_is_walked_during_a_round_and_a_large_one_not_after_it() -> None:
     apart = gc.get_freeze_count()
-    with Heap().spared(lambda: LARGE):
+    with GcControl().spared(lambda: LARGE):
         before = collections()
         made: list[Any] = [[number] for number in range(100_000)]
         assert collections() == before
@@ -33,14 +33,14 @@ def test_nothing_is_walked_during_a_round_and_a_large_one_not_after_it() -> None
 
 def test_what_a_small_round_makes_is_left_to_the_collector() -> None:
     apart = gc.get_freeze_count()
-    with Heap().spared(lambda: LARGE - 1):
+    with GcControl().spared(lambda: LARGE - 1):
         pass
     assert gc.get_freeze_count() == apart
     assert gc.isenabled()
 
 
 def test_a_round_that_fails_leaves_the_collector_at_work() -> None:
-    with pytest.raises(ValueError, match="ours"), Heap().spared(lambda: LARGE):
+    with pytest.raises(ValueError, match="ours"), GcControl().spared(lambda: LARGE):
         raise ValueError("ours")
     assert gc.isenabled()
 
@@ -51,7 +51,7 @@ class Cycle:
 
 
 def test_cycles_of_large_rounds_go_in_the_end() -> None:
-    heap, gone = Heap(), []
+    heap, gone = GcControl(), []
     for number in range(ROUNDS):
         with heap.spared(lambda: LARGE):
             weakref.finalize(Cycle(), gone.append, number)

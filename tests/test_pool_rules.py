@@ -29,7 +29,7 @@ from agent.health.host.hugepages.state import (
 )
 from agent.health.kernel_log.parse import parse
 from agent.health.kernel_log.values import LogFact, LogPast
-from agent.health.rules import FINE, Answer, Inapplicable, Unevaluated, Unreadable
+from agent.health.rules import OK, RuleNotApplicable, RuleNotEvaluated, RuleResult, Unreadable
 from agent.model.declared import Declared, DeclaredFile, DeclaredHugepages
 from agent.model.health import Finding
 from agent.model.machine import MachineSample, PressureSample
@@ -49,14 +49,14 @@ FULL: Final = "mem.hugepages.exhausted"
 MISSING: Final = "mem.hugepages.missing"
 MIB2: Final = 2048
 GIB1: Final = 1 << 20
-UNREAD: Final = Unevaluated("nr_hugepages or surplus_hugepages cannot be read")
+UNREAD: Final = RuleNotEvaluated("nr_hugepages or surplus_hugepages cannot be read")
 
 
 def bad(code: str, evidence: str) -> Finding:
     return Finding(code, ROWS[code].severity, evidence)
 
 
-def without_advice(answer: Answer) -> Answer:
+def without_advice(answer: RuleResult) -> RuleResult:
     return answer._replace(advice="") if isinstance(answer, Finding) else answer
 
 
@@ -88,21 +88,21 @@ def lacking(failed: Reading, *, lately: bool = False, overcommit: Reading = 8) -
 
 
 NO_POOL: Final = PoolView(None, GIB1, 3, 4, configured=True)
-CASES: Final[list[tuple[str, PoolView, Answer]]] = [
-    (SHRUNK, pool(10), FINE),
-    (SHRUNK, pool(11), FINE),
+CASES: Final[list[tuple[str, PoolView, RuleResult]]] = [
+    (SHRUNK, pool(10), OK),
+    (SHRUNK, pool(11), OK),
     (SHRUNK, pool(9), bad(SHRUNK, "9 pages of 2mi, 10 at start")),
     (SHRUNK, pool(0, configured=True), bad(SHRUNK, "0 pages of 2mi, 10 configured")),
-    (SHRUNK, pool(12, 2), FINE),
+    (SHRUNK, pool(12, 2), OK),
     (SHRUNK, pool(12, 3), bad(SHRUNK, "9 pages of 2mi, 10 at start")),
-    (SHRUNK, pool(10, ABSENT), FINE),
+    (SHRUNK, pool(10, ABSENT), OK),
     (SHRUNK, pool(EIO), Unreadable("nr_hugepages", EIO)),
     (SHRUNK, pool(10, EIO), Unreadable("surplus_hugepages", EIO)),
     (SHRUNK, pool(ABSENT, expected=ABSENT), Unreadable("nr_hugepages", ABSENT)),
     (SHRUNK, pool(10, expected=EIO), Unreadable("pool size at start", EIO)),
-    (SHRUNK, pool(0, expected=0), FINE),
+    (SHRUNK, pool(0, expected=0), OK),
     (SHRUNK, NO_POOL, bad(SHRUNK, "no pool of 1gi pages, 4 configured")),
-    (SHRUNK, NO_POOL._replace(expected=0), FINE),
+    (SHRUNK, NO_POOL._replace(expected=0), OK),
     # what never was did not shrink
     (SHRUNK, pool(8, configured=True)._replace(most=8),
      bad(SHRUNK, "never more than 8 pages of 2mi, 10 configured")),
@@ -110,59 +110,59 @@ CASES: Final[list[tuple[str, PoolView, Answer]]] = [
      bad(SHRUNK, "never more than 8 pages of 2mi, 5 now, 10 configured")),
     (SHRUNK, pool(0, configured=True)._replace(most=0), bad(SHRUNK, "never any pages of 2mi, 10 configured")),
     # what drivers declare, together
-    (SHRUNK, declared(1024, 1024, 2), FINE),
+    (SHRUNK, declared(1024, 1024, 2), OK),
     (SHRUNK, declared(600, 1024, 2), bad(SHRUNK, "600 pages of 2mi on node 0, 1024 declared by 2 devices")),
     (SHRUNK, declared(600, 1024), bad(SHRUNK, "600 pages of 2mi on node 0, 1024 declared")),
     (SHRUNK, declared(600, 1024, most=600),
      bad(SHRUNK, "never more than 600 pages of 2mi on node 0, 1024 declared")),
     (SHRUNK, declared(EIO, 1024), Unreadable("nr_hugepages", EIO)),
-    (SHRUNK, declared(1, 1024)._replace(pool=None), FINE),
+    (SHRUNK, declared(1, 1024)._replace(pool=None), OK),
     # no pool at all
-    (MISSING, declared(0, 1), FINE),
+    (MISSING, declared(0, 1), OK),
     (MISSING, NO_POOL._replace(wanted=Wanted(4, 1)), bad(MISSING, "no pool of 1gi pages on node 3")),
     # fewer than the kernel's command line asks for
-    (SHORT, pool(10), FINE),
+    (SHORT, pool(10), OK),
     (SHORT, booted(600, 1024, 600), bad(SHORT, "asked for 1024 pages of 2mi at boot, got 600")),
     (SHORT, booted(1023, 1024, 600), bad(SHORT, "asked for 1024 pages of 2mi at boot, got 600, 1023 now")),
-    (SHORT, booted(1024, 1024, 600), FINE),
-    (SHORT, booted(600, 1024, 600)._replace(configured=True), FINE),
+    (SHORT, booted(1024, 1024, 600), OK),
+    (SHORT, booted(600, 1024, 600)._replace(configured=True), OK),
     (SHORT, booted(EIO, 1024, 600), UNREAD),
     (SHORT, booted(1024, 1024, 600)._replace(pool=pool_sample(1024, 1)),
      bad(SHORT, "asked for 1024 pages of 2mi at boot, got 600, 1023 now")),
     # pages beyond the pool
-    (SURPLUS, pool(10, 0), FINE),
+    (SURPLUS, pool(10, 0), OK),
     (SURPLUS, pool(10, 1), bad(SURPLUS, "1 surplus page of 2mi in use")),
     (SURPLUS, pool(10, 9), bad(SURPLUS, "9 surplus pages of 2mi in use")),
     (SURPLUS, pool(200, 123), bad(SURPLUS, "at least 100 surplus pages of 2mi in use")),
-    (SURPLUS, pool(10, ABSENT), Inapplicable("no surplus hugepages")),
+    (SURPLUS, pool(10, ABSENT), RuleNotApplicable("no surplus hugepages")),
     (SURPLUS, pool(10, EIO), UNREAD),
-    (SURPLUS, NO_POOL, FINE),
+    (SURPLUS, NO_POOL, OK),
     # pages that were not found
-    (FAILED, lacking(5), FINE),
+    (FAILED, lacking(5), OK),
     (FAILED, lacking(5, lately=True),
      bad(FAILED, "a hugepage was looked for and not found in the last 10 min")),
-    (FAILED, lacking(5, lately=True, overcommit=0), FINE),
-    (FAILED, lacking(5, lately=True, overcommit=ABSENT), FINE),
-    (FAILED, lacking(ABSENT), Inapplicable("no count of hugepages that were not found")),
-    (FAILED, lacking(EIO, lately=True), Unevaluated("htlb_buddy_alloc_fail cannot be read")),
-    (FAILED, NO_POOL, FINE),
+    (FAILED, lacking(5, lately=True, overcommit=0), OK),
+    (FAILED, lacking(5, lately=True, overcommit=ABSENT), OK),
+    (FAILED, lacking(ABSENT), RuleNotApplicable("no count of hugepages that were not found")),
+    (FAILED, lacking(EIO, lately=True), RuleNotEvaluated("htlb_buddy_alloc_fail cannot be read")),
+    (FAILED, NO_POOL, OK),
     # pages that are left
-    (FULL, using(64, 1), FINE),
+    (FULL, using(64, 1), OK),
     (FULL, using(64, 0), bad(FULL, "all 64 pages of 2mi are in use")),
-    (FULL, using(0, 0), FINE),
-    (FULL, using(64, 8, 8, 7), FINE),
+    (FULL, using(0, 0), OK),
+    (FULL, using(64, 8, 8, 7), OK),
     (FULL, using(64, 8, 8, 8), bad(FULL, "all free pages of 2mi are reserved")),
-    (FULL, using(64, 8, EIO, 8), FINE),
-    (FULL, using(64, 8, 8, ABSENT), FINE),
+    (FULL, using(64, 8, EIO, 8), OK),
+    (FULL, using(64, 8, 8, ABSENT), OK),
     (FULL, using(64, EIO), Unreadable("free_hugepages", EIO)),
-    (FULL, using(64, ABSENT), Inapplicable("no free_hugepages")),
+    (FULL, using(64, ABSENT), RuleNotApplicable("no free_hugepages")),
     (FULL, using(EIO, EIO), UNREAD),
-    (FULL, NO_POOL, FINE),
+    (FULL, NO_POOL, OK),
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize(("code", "view", "answer"), CASES)
-def test_a_view_has_this_answer(code: str, view: PoolView, answer: Answer) -> None:
+def test_a_view_has_this_answer(code: str, view: PoolView, answer: RuleResult) -> None:
     assert without_advice(ROWS[code].judge(view)) == answer
 
 
@@ -205,7 +205,7 @@ def file(driver: str, *wants: tuple[str, int, int, int]) -> DeclaredFile:
 
 def ask(
     past: PoolPast, seen: Snapshot, code: str, *, size_kib: int = MIB2, node: int = 0, at_s: float = 0
-) -> Answer:
+) -> RuleResult:
     """What a rule says of a pool of the host."""
     device = pool_device(size_kib, node)
     view = view_pool(past, device_pools(seen), seen, Settings("node-a"), device, after(at_s))
@@ -234,7 +234,7 @@ def test_a_hugepage_that_was_not_found_is_told_of_for_ten_minutes() -> None:
     seen = snapshot(whole, failed=6)
     assert isinstance(ask(past, seen, FAILED, at_s=2), Finding)
     assert isinstance(ask(past, seen, FAILED, at_s=1.9 + FAILED_NS / NS), Finding)
-    assert ask(past, seen, FAILED, at_s=2 + FAILED_NS / NS) is FINE
+    assert ask(past, seen, FAILED, at_s=2 + FAILED_NS / NS) is OK
 
 
 def test_a_count_that_fell_was_reset_and_is_none_of_pages_not_found() -> None:
@@ -245,7 +245,7 @@ def test_a_count_that_fell_was_reset_and_is_none_of_pages_not_found() -> None:
 
 def test_a_machine_that_nobody_reads_has_no_count() -> None:
     seen = replace(snapshot(replace_overcommit(8)), machine=None)
-    assert ask(remember(seen), seen, FAILED) == Inapplicable("no count of hugepages that were not found")
+    assert ask(remember(seen), seen, FAILED) == RuleNotApplicable("no count of hugepages that were not found")
 
 
 def replace_overcommit(pages: int) -> PoolSample:
@@ -277,7 +277,7 @@ def big(*pages: Reading) -> Snapshot:
     return snapshot(whole, *(pool_sample(nr, size_kib=GIB1, node=node) for node, nr in enumerate(pages)))
 
 
-def short(seen: Snapshot, *lines: str) -> list[Answer]:
+def short(seen: Snapshot, *lines: str) -> list[RuleResult]:
     """What is said of the pool of each node."""
     past = remember(seen, log=told(*lines))
     nodes = [pool.node for pool in seen.pools if pool.node is not None]
@@ -285,27 +285,27 @@ def short(seen: Snapshot, *lines: str) -> list[Answer]:
 
 
 def test_the_node_that_the_kernel_names_got_fewer_pages_than_it_was_to() -> None:
-    assert short(big(4, 2), ON_NODE_1) == [FINE, bad(SHORT, "asked for 4 pages of 1gi at boot, got 2")]
-    assert short(big(4, 4), ON_NODE_1) == [FINE, FINE], "somebody found them since"
+    assert short(big(4, 2), ON_NODE_1) == [OK, bad(SHORT, "asked for 4 pages of 1gi at boot, got 2")]
+    assert short(big(4, 4), ON_NODE_1) == [OK, OK], "somebody found them since"
 
 
 def test_where_the_kernel_names_no_node_all_are_short_together() -> None:
     text = "asked for 8 pages of 1gi at boot, got 6"
     together = bad(SHORT, f"{text}, all NUMA nodes together")
     assert short(big(3, 3), ANYWHERE) == [together, together]
-    assert short(big(7, 1), ANYWHERE) == [FINE, FINE], "nobody said of which node they must be"
+    assert short(big(7, 1), ANYWHERE) == [OK, OK], "nobody said of which node they must be"
     assert short(big(6), ANYWHERE) == [bad(SHORT, text)], "there is only one"
 
 
 def test_a_line_about_another_size_says_nothing_of_this_one() -> None:
     past = remember(snapshot(pool_sample(1)), log=told(ANYWHERE))
-    assert ask(past, snapshot(pool_sample(1)), SHORT) is FINE
+    assert ask(past, snapshot(pool_sample(1)), SHORT) is OK
 
 
 # --- by what drivers declare --------------------------------------------------------------------------------
 
 
-def ask_declared(seen: Snapshot, code: str) -> list[Answer]:
+def ask_declared(seen: Snapshot, code: str) -> list[RuleResult]:
     """What a rule says of each declared device."""
     past = remember(snapshot(*(pool_sample(2048, node=pool.node) for pool in seen.pools)), seen)
     devices = [device for one in seen.declared for device in one.devices]
@@ -319,13 +319,11 @@ def test_all_devices_of_a_pool_are_short_if_they_want_more_together_than_it_has(
         file("b.example", ("huge-0", MIB2, 512, 0), ("huge-9", GIB1, 9999, 0)),
     )
     enough = snapshot(pool_sample(1024, node=0), pool_sample(512, node=1), files=files)
-    assert ask_declared(enough, SHRUNK) == [FINE] * 4
+    assert ask_declared(enough, SHRUNK) == [OK] * 4
     short_by_one = snapshot(pool_sample(1023, node=0), pool_sample(512, node=1), files=files)
     text = bad(SHRUNK, "1023 pages of 2mi on node 0, 1024 declared by 2 devices")
-    assert ask_declared(short_by_one, SHRUNK) == [text, FINE, text, FINE]
-    assert ask_declared(short_by_one, MISSING) == [FINE] * 3 + [
-        bad(MISSING, "no pool of 1gi pages on node 0")
-    ]
+    assert ask_declared(short_by_one, SHRUNK) == [text, OK, text, OK]
+    assert ask_declared(short_by_one, MISSING) == [OK] * 3 + [bad(MISSING, "no pool of 1gi pages on node 0")]
 
 
 def test_surplus_pages_are_no_pages_to_declare() -> None:
@@ -454,5 +452,5 @@ def test_every_row_is_complete_and_shown_content_and_shown_bad(code: str) -> Non
     assert row.judge.__doc__
     assert re.search(r"Source: \S", row.judge.__doc__)
     answers = [answer for named, _, answer in CASES if named == code]
-    assert FINE in answers
+    assert OK in answers
     assert any(isinstance(answer, Finding) for answer in answers)

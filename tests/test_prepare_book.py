@@ -8,11 +8,18 @@ from hypothesis import strategies as st
 from prepare_paper import NOW, claim, health, ref, verdict
 
 from agent.model.health import Health, Severity
-from agent.model.prepare import ErrorClass, ToldFault
+from agent.model.prepare import DriverFault, ErrorClass
 from agent.prepare import driver_faults as faults
 from agent.prepare import ledger as books
-from agent.prepare.driver_faults import EXCUSED_KEPT_S, LIMIT_S, TOLD_MAX, Told, apart_from
-from agent.prepare.ledger import CLAIMS_MAX, OVER_KEPT_S, TOLD_STICKY_S, Book, generation_of, recall
+from agent.prepare.driver_faults import EXCUSED_KEPT_S, LIMIT_S, TOLD_MAX, DriverFaults, without_faults
+from agent.prepare.ledger import (
+    CLAIMS_MAX,
+    OVER_KEPT_S,
+    TOLD_STICKY_S,
+    PrepareLedger,
+    cached_failure,
+    generation_of,
+)
 
 A = claim("a")
 UNHEALTHY = generation_of([health(("gpu.xid.79", Severity.UNHEALTHY))])
@@ -24,7 +31,7 @@ def failed(of=A, said=None, at=NOW, book=None, **more):
     """The book after a failure, the device being held Unhealthy already."""
     more = {"generation": UNHEALTHY, "version": "1", "held": {ref()}} | more
     return books.failed(
-        book or Book(), of, more["generation"], said or XID, at, more["version"], more["held"]
+        book or PrepareLedger(), of, more["generation"], said or XID, at, more["version"], more["held"]
     )
 
 
@@ -34,57 +41,59 @@ def failed(of=A, said=None, at=NOW, book=None, **more):
 @pytest.mark.parametrize("kind", [ErrorClass.BAD_CONFIG, ErrorClass.FAILED_DEVICE, ErrorClass.PERMANENT])
 def test_what_lasts_is_answered_from_memory(kind):
     book, said = failed(said=verdict(kind, "a.b"))
-    assert recall(book, A, UNHEALTHY, NOW + 30, "1") == said
+    assert cached_failure(book, A, UNHEALTHY, NOW + 30, "1") == said
 
 
 @pytest.mark.parametrize("kind", [ErrorClass.TRANSIENT, ErrorClass.UNKNOWN])
 def test_what_may_pass_is_always_tried_again_whatever_the_verdict_says(kind):
     book, _ = failed(said=replace(verdict(kind, "a.b"), sticky_s=600))
-    assert recall(book, A, UNHEALTHY, NOW, "1") is None
+    assert cached_failure(book, A, UNHEALTHY, NOW, "1") is None
 
 
 @pytest.mark.parametrize("seconds", [599.9, 600, -0.1, -1e6])
 def test_an_answer_expires_and_a_clock_that_was_set_back_ends_it(seconds):
     book, said = failed(said=verdict(ErrorClass.BAD_CONFIG))
-    assert recall(book, A, "", NOW + seconds, "1") == (said if 0 <= seconds < 600 else None)
+    assert cached_failure(book, A, "", NOW + seconds, "1") == (said if 0 <= seconds < 600 else None)
 
 
 def test_another_allocation_or_other_parameters_are_another_question():
     book, said = failed(said=verdict(ErrorClass.BAD_CONFIG))
-    assert recall(book, A, "", NOW, "1") == said
-    assert recall(book, claim("a", mode="exclusive"), "", NOW, "1") is None
-    assert recall(book, claim("a", "gpu-1"), "", NOW, "1") is None
-    assert recall(book, claim("b"), "", NOW, "1") is None
+    assert cached_failure(book, A, "", NOW, "1") == said
+    assert cached_failure(book, claim("a", mode="exclusive"), "", NOW, "1") is None
+    assert cached_failure(book, claim("a", "gpu-1"), "", NOW, "1") is None
+    assert cached_failure(book, claim("b"), "", NOW, "1") is None
 
 
 def test_another_version_of_the_driver_is_asked_anew():
     book, _ = failed(said=verdict(ErrorClass.PERMANENT, "cdi.write"))
-    assert recall(book, A, "", NOW, "2") is None
+    assert cached_failure(book, A, "", NOW, "2") is None
 
 
 def test_a_failed_device_is_tried_again_as_soon_as_other_is_known_of_it():
     book, said = failed()
-    assert recall(book, A, UNHEALTHY, NOW + 3600, "1") == said
+    assert cached_failure(book, A, UNHEALTHY, NOW + 3600, "1") == said
     for known in (health(), health(("gpu.lost", Severity.UNHEALTHY)), None):
-        assert recall(book, A, generation_of([known]), NOW, "1") is None
+        assert cached_failure(book, A, generation_of([known]), NOW, "1") is None
 
 
 def test_what_is_known_of_devices_does_not_matter_to_a_bad_config_and_is_not_asked():
     book, said = failed(said=verdict(ErrorClass.BAD_CONFIG))
-    assert recall(book, A, pytest.fail, NOW, "1") == said
+    assert cached_failure(book, A, pytest.fail, NOW, "1") == said
 
 
 def test_a_success_ends_it():
     book, _ = failed()
     book = books.succeeded(book, A, UNHEALTHY, NOW + 1, "1")
-    assert recall(book, A, UNHEALTHY, NOW + 2, "1") is None
+    assert cached_failure(book, A, UNHEALTHY, NOW + 2, "1") is None
     assert book.claims[A.uid].outcome.verdict is None
 
 
 def test_how_an_unprepare_ended_says_nothing_of_the_next_prepare():
-    book, said = books.unprepare_failed(Book(), A, verdict(ErrorClass.PERMANENT, "cdi.write"), NOW, "1")
+    book, said = books.unprepare_failed(
+        PrepareLedger(), A, verdict(ErrorClass.PERMANENT, "cdi.write"), NOW, "1"
+    )
     assert said.evidence[0] == "while unpreparing"
-    assert recall(book, A, "", NOW, "1") is None
+    assert cached_failure(book, A, "", NOW, "1") is None
 
 
 def test_the_generation_is_the_same_text_over_restarts_and_has_no_times():
@@ -138,7 +147,7 @@ steps = st.tuples(
 
 @given(st.lists(steps, max_size=30))
 def test_repetition_never_makes_a_failure_worse(steps):
-    book, now = Book(), NOW
+    book, now = PrepareLedger(), NOW
     for name, said, passed, is_held in steps:
         now += passed
         if said is None:
@@ -155,14 +164,14 @@ def test_repetition_never_makes_a_failure_worse(steps):
 
 @given(st.lists(steps, max_size=20), names, st.sampled_from(["shared", "exclusive"]), st.integers(-100, 1000))
 def test_an_answer_is_only_ever_given_to_the_very_question_that_got_it(steps, name, mode, passed):
-    book, now, asked = Book(), NOW, {}
+    book, now, asked = PrepareLedger(), NOW, {}
     for who, said, _, _ in steps:
         if said is None:
             book = books.succeeded(book, claim(who), "g", now)
             asked.pop(who, None)
         else:
             book, asked[who] = books.failed(book, claim(who), "g", said, now)
-    answer = recall(book, claim(name, mode=mode), "g", now + passed, "")
+    answer = cached_failure(book, claim(name, mode=mode), "g", now + passed, "")
     if answer is not None:
         assert answer == asked[name]
         assert mode == "shared"
@@ -174,7 +183,7 @@ def test_an_answer_is_only_ever_given_to_the_very_question_that_got_it(steps, na
 
 
 def test_the_oldest_of_too_many_claims_goes():
-    book = Book()
+    book = PrepareLedger()
     for number in range(CLAIMS_MAX + 3):
         book = books.succeeded(book, claim(str(number)), "", NOW + number)
     assert len(book.claims) == CLAIMS_MAX
@@ -182,7 +191,7 @@ def test_the_oldest_of_too_many_claims_goes():
 
 
 def test_a_driver_that_says_another_code_each_time_fills_no_book():
-    book = Book()
+    book = PrepareLedger()
     for number in range(TOLD_MAX + 5):
         said = verdict(ErrorClass.FAILED_DEVICE, f"fpga.{number}")
         book, _ = failed(said=said, at=NOW + number / 1000, book=book, held=set())
@@ -208,11 +217,11 @@ def test_a_claim_that_failed_is_remembered_for_a_day_when_it_is_gone():
 
 
 def test_unpreparing_what_nobody_prepared_is_no_event():
-    assert books.unprepared(Book(), A.ref, NOW) == Book()
+    assert books.unprepared(PrepareLedger(), A.ref, NOW) == PrepareLedger()
 
 
 def test_the_devices_of_a_claim_are_known_when_it_is_unprepared():
-    book = books.succeeded(Book(), claim("a", "gpu-0", "gpu-1", "gpu-0"), "", NOW)
+    book = books.succeeded(PrepareLedger(), claim("a", "gpu-0", "gpu-1", "gpu-0"), "", NOW)
     assert books.devices_of(book, A.ref) == (ref("gpu-0"), ref("gpu-1"))
     assert books.devices_of(book, claim("b").ref) == ()
 
@@ -220,37 +229,37 @@ def test_the_devices_of_a_claim_are_known_when_it_is_unprepared():
 # --- devices that the driver found broken ------------------------------------------------------------------
 
 
-def told_of(said=STUCK, at=NOW, book=None, held=()) -> Book:
+def told_of(said=STUCK, at=NOW, book=None, held=()) -> PrepareLedger:
     return failed(said=said, at=at, book=book, generation="healthy", held=held)[0]
 
 
 def test_a_device_that_nobody_holds_unhealthy_is_told_of_once():
     book = told_of(book=told_of(), at=NOW + 60)
     assert book.told.faults == (
-        ToldFault(1, ref(), "fpga.stuck", "what it is, 3 of 4", "what to do", NOW, A.ref),
+        DriverFault(1, ref(), "fpga.stuck", "what it is, 3 of 4", "what to do", NOW, A.ref),
     )
 
 
 def test_of_a_device_that_is_held_unhealthy_nothing_needs_to_be_told():
-    assert told_of(held={ref()}).told == Told()
+    assert told_of(held={ref()}).told == DriverFaults()
 
 
 @pytest.mark.parametrize("kind", sorted(set(ErrorClass) - {ErrorClass.FAILED_DEVICE}))
 def test_only_a_failed_device_is_told_of(kind):
-    assert told_of(verdict(kind, "a.b")).told == Told()
+    assert told_of(verdict(kind, "a.b")).told == DriverFaults()
 
 
 def test_the_driver_is_asked_again_when_the_kubelet_comes_again_since_nobody_else_could_tell():
     book = told_of()
     (kept,) = book.claims.values()
-    assert recall(book, A, "healthy", NOW + TOLD_STICKY_S - 1, "1") == kept.outcome.verdict
-    assert recall(book, A, "healthy", NOW + TOLD_STICKY_S, "1") is None
+    assert cached_failure(book, A, "healthy", NOW + TOLD_STICKY_S - 1, "1") == kept.outcome.verdict
+    assert cached_failure(book, A, "healthy", NOW + TOLD_STICKY_S, "1") is None
 
 
 def test_a_success_of_another_claim_excuses_the_device_and_ends_the_answer():
     book = books.succeeded(told_of(), claim("b"), "", NOW + 5)
     assert book.told.faults[0].excused_wall_s == NOW + 5
-    assert recall(book, A, "healthy", NOW + 6, "1") is None
+    assert cached_failure(book, A, "healthy", NOW + 6, "1") is None
 
 
 def test_a_success_with_another_device_excuses_nobody():
@@ -307,20 +316,20 @@ def test_what_the_driver_told_of_is_no_evidence_of_its_own():
         health(("fpga.stuck", Severity.UNHEALTHY), told=True),
         health(("gpu.heat", Severity.DEGRADED)),
     )
-    rest = apart_from([fault], told._replace(causes=told.causes + found.causes))
+    rest = without_faults([fault], told._replace(causes=told.causes + found.causes))
     assert (rest.health, rest.severity) == (Health.HEALTHY, Severity.DEGRADED)
     assert [cause.code for cause in rest.causes] == ["gpu.heat"]
     assert rest.message == "gpu.heat: gpu.heat is so"
     two = health(("fpga.stuck", Severity.UNHEALTHY), ("fpga.dead", Severity.UNHEALTHY), told=True)
-    assert apart_from([fault], two).health is Health.UNHEALTHY
+    assert without_faults([fault], two).health is Health.UNHEALTHY
     other = health(("fpga.stuck", Severity.UNHEALTHY), device="gpu-1", told=True)
-    assert apart_from([fault], other) == other
+    assert without_faults([fault], other) == other
 
 
 def test_what_the_engine_found_itself_stays_whatever_the_driver_calls_its_own() -> None:
     (fault,) = told_of().told.faults
     found = health(("fpga.stuck", Severity.UNHEALTHY))
-    assert apart_from([fault], found) == found
+    assert without_faults([fault], found) == found
 
 
 def test_excused_again_it_is_not_remembered_for_longer():
@@ -334,7 +343,7 @@ def test_what_was_told_of_another_claim_s_device_is_not_known_of_this_one_s():
     book, _ = failed(other, verdict(ErrorClass.FAILED_DEVICE, "fpga.stuck", other), held=set())
     book, said = failed(book=book)
     book = books.succeeded(book, claim("c", "gpu-1"), "", NOW + 5)
-    assert recall(book, A, UNHEALTHY, NOW + 6, "1") == said
+    assert cached_failure(book, A, UNHEALTHY, NOW + 6, "1") == said
 
 
 def test_a_device_that_is_held_anyway_keeps_the_claim_though_the_driver_found_another():
@@ -349,7 +358,7 @@ def test_a_device_that_is_held_anyway_keeps_the_claim_though_the_driver_found_an
 
 def test_of_two_instances_the_newest_word_on_each_claim_counts():
     mine, _ = failed(at=NOW + 10)
-    theirs = books.succeeded(books.succeeded(Book(), A, "", NOW + 5), claim("b"), "", NOW)
+    theirs = books.succeeded(books.succeeded(PrepareLedger(), A, "", NOW + 5), claim("b"), "", NOW)
     merged = books.merge(mine, theirs, NOW + 20)
     assert merged.claims == {**theirs.claims, **mine.claims}
     assert books.merge(theirs, mine, NOW + 20).claims == merged.claims
@@ -357,12 +366,12 @@ def test_of_two_instances_the_newest_word_on_each_claim_counts():
 
 def test_what_was_dated_into_the_future_yields_to_what_happens_now():
     theirs, _ = failed(at=NOW + 1e8)
-    mine = books.succeeded(Book(), A, "", NOW)
+    mine = books.succeeded(PrepareLedger(), A, "", NOW)
     assert books.merge(mine, theirs, NOW + 1).claims == mine.claims
 
 
 def test_that_a_claim_is_over_is_not_undone_by_who_has_not_heard_it():
-    theirs = books.succeeded(Book(), A, "", NOW)
+    theirs = books.succeeded(PrepareLedger(), A, "", NOW)
     mine = books.unprepared(theirs, A.ref, NOW + 1)
     for merged in (books.merge(mine, theirs, NOW + 2), books.merge(theirs, mine, NOW + 2)):
         assert merged.claims[A.uid].over_wall_s == NOW + 1
@@ -382,8 +391,8 @@ def test_whoever_excused_a_device_is_believed():
         assert [fault.excused_wall_s for fault in merged.told.faults] == [NOW + 5]
 
 
-def book_of(steps) -> Book:
-    book = Book()
+def book_of(steps) -> PrepareLedger:
+    book = PrepareLedger()
     for name, said, passed, is_held in steps:
         at = NOW + abs(passed)
         if said is None:

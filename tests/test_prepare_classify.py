@@ -33,7 +33,7 @@ from prepare_cases import (
 
 from agent.health.message import message
 from agent.model.health import Health, Severity
-from agent.model.prepare import ErrorClass, Operation, PrepareVerdict, Remedy, Scope
+from agent.model.prepare import ErrorClass, Operation, PrepareVerdict, Remediation, Scope
 from agent.model.taint import Effect
 from agent.prepare.classify import (
     EVIDENCE_MAX,
@@ -51,7 +51,7 @@ from agent.prepare.errors import (
     PrepareError,
     TransientError,
 )
-from agent.prepare.evidence import DeviceVerdict, Errno, HttpAnswer, NvmlCode, Text
+from agent.prepare.evidence import Errno, HealthEngineEvidence, HttpStatus, NvmlCode, Text
 from agent.prepare.exceptions import CHAIN_MAX, failures
 from agent.prepare.message import text
 from agent.prepare.normalize import SUMMARY_CHARS
@@ -101,10 +101,10 @@ def test_a_failed_device_is_unhealthy_and_offered_to_be_tainted() -> None:
     verdict = judge_devices(holding(ONE, XID))
     assert verdict is not None
     assert (verdict.health, verdict.scope) == (Health.UNHEALTHY, Scope.DEVICE)
-    assert verdict.taint == Remedy(Effect.NO_SCHEDULE, "79")
+    assert verdict.taint == Remediation(Effect.NO_SCHEDULE, "79")
     other = judge_devices(holding(ONE, health_of("gpu-0", "gpu.fabric.sxid.20034")))
     assert other is not None
-    assert other.taint == Remedy(Effect.NO_SCHEDULE, "20034")
+    assert other.taint == Remediation(Effect.NO_SCHEDULE, "20034")
     assert verdict.requests == ("r-gpu-0",)
 
 
@@ -207,7 +207,7 @@ def test_the_worst_cause_counts_in_whatever_order_they_come() -> None:
 def test_what_an_engine_last_said_before_it_went_down_is_no_reason() -> None:
     assert judge_devices(holding(ONE, XID, engine_up=False)) is None
     assert classify(RuntimeError("no"), holding(ONE, XID, engine_up=False)).error_class is U
-    told = DeviceVerdict(ref("gpu-0"), Health.UNHEALTHY, "gpu.lost")
+    told = HealthEngineEvidence(ref("gpu-0"), Health.UNHEALTHY, "gpu.lost")
     assert classify_evidence([told], Context(ONE, engine_up=False)).error_class is F
 
 
@@ -521,7 +521,7 @@ async def test_a_nursery_s_failures_are_judged_one_by_one() -> None:
 
 
 def test_evidence_may_be_given_without_an_exception() -> None:
-    engine = DeviceVerdict(ref("gpu-0"), Health.UNHEALTHY, "gpu.lost", "no answer")
+    engine = HealthEngineEvidence(ref("gpu-0"), Health.UNHEALTHY, "gpu.lost", "no answer")
     assert classify_evidence([NvmlCode(19), engine], Context(ONE)).code == "gpu.lost"
     assert classify_evidence([engine], Context(ONE)).code == "gpu.lost"
     assert (
@@ -532,7 +532,7 @@ def test_evidence_may_be_given_without_an_exception() -> None:
 
 
 def test_the_reason_of_the_api_server_says_more_than_its_number() -> None:
-    answer = HttpAnswer(403, "Timeout", kubernetes=True)
+    answer = HttpStatus(403, "Timeout", kubernetes=True)
     assert classify_evidence([answer], Context(ONE)).code == "api.timeout"
 
 
@@ -633,7 +633,7 @@ def test_what_somebody_wrote_in_the_place_of_the_c_library_is_the_same_each_time
     assert classify(error, Context(ONE)).summary == said
     error = OSError(errno.ENOSPC, "full", "/etc/cdi/tmpk3j2h1x8")
     assert classify(error, Context(ONE)).summary == "ENOSPC (full) while writing a CDI file: /etc/cdi/<name>"
-    answer = HttpAnswer(503, "down since 10:04:04")
+    answer = HttpStatus(503, "down since 10:04:04")
     assert classify_evidence([answer], Context(ONE)).summary == "HTTP: 503 down since <time>"
 
 
@@ -689,5 +689,5 @@ def test_a_code_of_nvml_that_shows_nothing_is_no_fact(nvml: int) -> None:
 
 def test_an_answer_of_http_that_shows_nothing_leaves_the_word_to_a_pattern() -> None:
     patterns = read_patterns([{"match": "no quota", "code": "fpga.quota", "class": "bad-config"}])
-    verdict = classify_evidence([HttpAnswer(418, message="no quota left")], Context(ONE, patterns=patterns))
+    verdict = classify_evidence([HttpStatus(418, message="no quota left")], Context(ONE, patterns=patterns))
     assert (verdict.code, verdict.error_class) == ("fpga.quota", ErrorClass.BAD_CONFIG)

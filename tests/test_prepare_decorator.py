@@ -9,7 +9,7 @@ import pytest
 import trio
 from prepare_paper import PaperEngine, claim
 
-from agent.driver.prepare_tracker import Desk
+from agent.driver.prepare_tracker import PrepareTracker
 from agent.model.claim import Claim, ClaimRef
 from agent.model.prepare import ErrorClass
 from agent.prepare.decorator import classified
@@ -17,12 +17,12 @@ from agent.prepare.errors import BadConfig, PrepareError
 from agent.prepare.patterns import Pattern
 
 A = claim("a")
-DESK = Desk("gpu.example.com", None, PaperEngine())
+DESK = PrepareTracker("gpu.example.com", None, PaperEngine())
 
 
 @pytest.fixture
-def desk() -> Desk:
-    return Desk("gpu.example.com", None, PaperEngine())
+def desk() -> PrepareTracker:
+    return PrepareTracker("gpu.example.com", None, PaperEngine())
 
 
 def test_a_function_stays_what_it_is():
@@ -51,9 +51,9 @@ def test_an_async_function_stays_one():
 
 @dataclass
 class Monitor:
-    """Anything with a desk."""
+    """Anything with a tracker."""
 
-    desk: Desk
+    tracker: PrepareTracker
 
 
 def test_a_method_prepares_and_a_monitor_has_the_desk(desk):
@@ -136,7 +136,7 @@ def test_a_plain_handler_whose_result_must_be_awaited_is_no_success(desk):
 
 
 def test_a_handler_that_is_decorated_twice_is_judged_once(desk):
-    other = Desk("gpu.example.com", None, PaperEngine())
+    other = PrepareTracker("gpu.example.com", None, PaperEngine())
 
     @classified(other)
     @classified(desk)

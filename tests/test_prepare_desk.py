@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 from prepare_paper import DRIVER, NOW, PaperEngine, claim, health, ref
 
-from agent.driver.prepare_tracker import Desk
+from agent.driver.prepare_tracker import PrepareTracker
 from agent.model.claim import Claim
 from agent.model.health import Severity
-from agent.model.prepare import ErrorClass, PrepareVerdict, ToldFault
+from agent.model.prepare import DriverFault, ErrorClass, PrepareVerdict
 from agent.prepare.driver_faults import LIMIT_S
 from agent.prepare.errors import BadConfig, FailedDevice, PermanentError, PrepareError, TransientError
 from agent.prepare.evidence import Errno
@@ -42,12 +42,12 @@ class Office:
     directory: Path | None
     engine: PaperEngine = field(default_factory=PaperEngine)
     clock: Clock = field(default_factory=Clock)
-    desks: list[Desk] = field(default_factory=list)
+    desks: list[PrepareTracker] = field(default_factory=list)
 
-    def open(self, version: str = "1", engine: PaperEngine | None = None) -> Desk:
+    def open(self, version: str = "1", engine: PaperEngine | None = None) -> PrepareTracker:
         """A desk as after a start of the driver."""
         used = engine or self.engine
-        desk = Desk(DRIVER, self.directory, used, version=version, clock=self.clock)
+        desk = PrepareTracker(DRIVER, self.directory, used, version=version, clock=self.clock)
         self.desks.append(desk)
         return desk
 
@@ -66,7 +66,7 @@ def office(tmp_path: Path) -> Iterator[Office]:
         desk.close(10)
 
 
-def fails(desk: Desk, error: Exception, of: Claim = A) -> PrepareVerdict:
+def fails(desk: PrepareTracker, error: Exception, of: Claim = A) -> PrepareVerdict:
     return desk.failed(of, desk.judge(of, error))
 
 
@@ -84,9 +84,9 @@ class Witness(PaperEngine):
     """Looks at the file whenever it is told something."""
 
     directory: Path = Path()
-    seen: list[tuple[ToldFault, ...]] = field(default_factory=list)
+    seen: list[tuple[DriverFault, ...]] = field(default_factory=list)
 
-    def tell(self, faults: Sequence[ToldFault]) -> None:
+    def tell(self, faults: Sequence[DriverFault]) -> None:
         self.seen.append(load(self.directory, DRIVER)[0].told.faults)
         super().tell(faults)
 
@@ -146,7 +146,7 @@ def test_claims_that_fail_at_once_are_all_kept(office):
 
 def test_the_same_question_gets_the_same_text_after_a_restart(office):
     first = fails(office.open(), BadConfig("mode 'x' is none of a, b"))
-    again = office.open().recall(A)
+    again = office.open().cached_failure(A)
     assert isinstance(again, PrepareError)
     assert again.verdict == first
     assert "mode 'x' is none of a, b" in again.text
@@ -154,25 +154,25 @@ def test_the_same_question_gets_the_same_text_after_a_restart(office):
 
 def test_a_new_version_of_the_driver_is_asked_anew(office):
     fails(office.open("1"), PermanentError("no such kernel"))
-    assert office.open("1").recall(A)
-    assert office.open("2").recall(A) is None
+    assert office.open("1").cached_failure(A)
+    assert office.open("2").cached_failure(A) is None
 
 
 def test_a_failed_device_is_answered_from_memory_until_something_else_is_known_of_it(office):
     office.engine.known = {ref(): health(("gpu.xid.79", Severity.UNHEALTHY))}
     fails(office.open(), RuntimeError("no"))
     desk = office.open()
-    assert desk.recall(A)
+    assert desk.cached_failure(A)
     office.engine.known = {ref(): health()}
-    assert desk.recall(A) is None
+    assert desk.cached_failure(A) is None
 
 
 def test_a_device_that_only_the_driver_found_broken_is_answered_for_until_the_kubelet_comes_again(office):
     desk = office.open()
     fails(desk, DEAD)
-    assert desk.recall(A)
+    assert desk.cached_failure(A)
     office.clock.now += 60
-    assert desk.recall(A) is None
+    assert desk.cached_failure(A) is None
 
 
 def test_outcomes_are_told_the_newest_first(office):
@@ -187,27 +187,27 @@ def test_outcomes_are_told_the_newest_first(office):
 
 
 def test_nothing_that_is_known_against_a_claim_is_no_refusal(office):
-    assert office.open().refusal(A) is None
+    assert office.open().known_blocker(A) is None
     assert not office.directory.exists(), "nothing is remembered of the question"
 
 
 def test_what_was_refused_for_good_is_refused_again(office):
     desk = office.open()
     said = fails(desk, BadConfig("no such mode"))
-    assert desk.refusal(A) == said
-    assert desk.refusal(B) is None
+    assert desk.known_blocker(A) == said
+    assert desk.known_blocker(B) is None
 
 
 def test_what_may_have_passed_is_no_refusal(office):
     desk = office.open()
     fails(desk, TransientError("busy"))
-    assert desk.refusal(A) is None
+    assert desk.known_blocker(A) is None
 
 
 def test_an_unhealthy_device_is_a_refusal_which_is_remembered_as_a_failure(office):
     office.engine.known = {ref(): health(("gpu.xid.79", Severity.UNHEALTHY))}
     desk = office.open()
-    said = desk.refusal(A)
+    said = desk.known_blocker(A)
     assert said is not None
     assert (said.error_class, said.code, said.devices) == (
         ErrorClass.FAILED_DEVICE,
@@ -215,23 +215,23 @@ def test_an_unhealthy_device_is_a_refusal_which_is_remembered_as_a_failure(offic
         (ref(),),
     )
     assert [one.verdict for one in desk.outcomes()] == [said]
-    assert desk.refusal(A) == said, "from memory: it counts tries"
+    assert desk.known_blocker(A) == said, "from memory: it counts tries"
     assert office.engine.told == ()
     office.engine.known = {ref(): health()}
-    assert desk.refusal(A) is None
+    assert desk.known_blocker(A) is None
 
 
 def test_what_an_earlier_prepare_found_of_a_device_stops_no_other_claim(office):
     desk = office.open()
     fails(desk, DEAD)
     office.engine.known = {ref(): health(("fpga.dead", Severity.UNHEALTHY), told=True)}
-    assert desk.refusal(B) is None
+    assert desk.known_blocker(B) is None
 
 
 def test_an_engine_that_is_down_refuses_nothing(office):
     office.engine.known = {ref(): health(("gpu.xid.79", Severity.UNHEALTHY))}
     office.engine.is_up = False
-    assert office.open().refusal(A) is None
+    assert office.open().known_blocker(A) is None
 
 
 def test_evidence_from_elsewhere_is_judged_like_an_exception(office):
@@ -286,7 +286,7 @@ def test_several_failures_are_all_told_before_any_is_waited_for(office):
     office.engine.known = {ref(): health(), ref("gpu-1"): health(device="gpu-1")}
     desk, other = office.open(), claim("b", "gpu-1")
     said = [desk.note_failed(of, desk.judge(of, no_answer(of))) for of in (A, other)]
-    desk.wait_heard(said)
+    desk.wait_delivered(said)
     assert office.engine.events == ["tell", "tell", "wait"]
 
 
@@ -295,10 +295,10 @@ def test_a_fault_that_is_taken_back_is_no_evidence_while_the_engine_still_holds_
     class Slow(PaperEngine):
         """Has heard of the fault, and not yet that it is excused."""
 
-        def tell(self, faults: Sequence[ToldFault]) -> None:
+        def tell(self, faults: Sequence[DriverFault]) -> None:
             super().tell([fault._replace(excused_wall_s=0) for fault in faults])
 
-        def wait_told(self, faults: Sequence[ToldFault], timeout_s: float) -> bool:
+        def wait_delivered(self, faults: Sequence[DriverFault], timeout_s: float) -> bool:
             return True
 
     engine = Slow()
@@ -346,7 +346,7 @@ def test_an_unprepare_of_devices_that_are_well_says_why_it_failed_and_is_remembe
     said = desk.unprepare_failed(A.ref, OSError(errno.EBUSY, "Device or resource busy"))
     assert said.error_class is ErrorClass.TRANSIENT
     assert office.kept() == {"a": said}
-    assert desk.recall(A) is None
+    assert desk.cached_failure(A) is None
 
 
 def test_an_unprepare_of_a_claim_that_nobody_knows_is_judged_by_what_it_raised(office):
@@ -403,7 +403,7 @@ def test_a_disk_that_takes_nothing_is_told_of_once(office, caplog):
     assert warnings[0].startswith(f"{office.directory / FILE}: ")
     assert warnings[0].endswith("; how prepares end is forgotten when the driver ends")
     assert not desk.close(10)
-    assert desk.recall(claim("3"))
+    assert desk.cached_failure(claim("3"))
 
 
 def test_a_file_that_cannot_be_used_is_set_aside_and_told_of(office, caplog):
@@ -419,7 +419,7 @@ def test_nothing_is_kept_without_a_directory_which_is_said_once(caplog):
     desk = office.open()
     before = set(threading.enumerate())
     fails(desk, BadConfig("no"))
-    assert desk.recall(A)
+    assert desk.cached_failure(A)
     assert set(threading.enumerate()) <= before
     assert desk.close(0)
     said = [record for record in caplog.records if "is forgotten when the driver ends" in record.message]
@@ -436,9 +436,9 @@ def test_an_engine_that_is_down_keeps_nobody_from_being_tried(office):
     office.engine.known = {ref(): health(("gpu.xid.79", Severity.UNHEALTHY))}
     desk = office.open()
     fails(desk, RuntimeError("no"))
-    assert desk.recall(A)
+    assert desk.cached_failure(A)
     office.engine.is_up = False
-    assert desk.recall(A) is None
+    assert desk.cached_failure(A) is None
     assert desk.judge(A, RuntimeError("no")).error_class is ErrorClass.UNKNOWN
     assert desk.unprepare_failed(A.ref, RuntimeError("no"))
 

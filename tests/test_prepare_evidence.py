@@ -24,18 +24,18 @@ from agent.prepare.errors import BadConfig, FailedDevice, PermanentError, Transi
 from agent.prepare.evidence import (
     GRPC_NAMES,
     NVML_NAMES,
-    CdiFile,
-    DriverWord,
-    Ended,
+    ClaimResult,
+    DecodeError,
+    DriverReportedError,
     Errno,
     GrpcStatus,
     Handled,
-    HttpAnswer,
+    HttpStatus,
     NvmlCode,
     Raised,
     Text,
     TimedOut,
-    Undecoded,
+    UnreadableCdiFile,
     WrongValue,
 )
 from agent.prepare.exceptions import CHAIN_MAX, FAILURES_MAX, failures
@@ -61,19 +61,19 @@ def only(error: BaseException, operation: Operation | None = None) -> tuple[Any,
         (NvmlCode(77), "NVML 77 (unknown code)"),
         (GrpcStatus(14, "text"), "gRPC 14 (UNAVAILABLE)"),
         (GrpcStatus(-1), "gRPC -1 (unknown code)"),
-        (HttpAnswer(409, "Conflict", "text", kubernetes=True), "API 409 Conflict"),
-        (HttpAnswer(503), "HTTP 503"),
-        (Undecoded("JSONDecodeError", "text", Operation.CONFIG), "JSONDecodeError while config"),
+        (HttpStatus(409, "Conflict", "text", kubernetes=True), "API 409 Conflict"),
+        (HttpStatus(503), "HTTP 503"),
+        (DecodeError("JSONDecodeError", "text", Operation.CONFIG), "JSONDecodeError while config"),
         (WrongValue("ValueError", "text"), "ValueError while config"),
-        (CdiFile("/etc/cdi/a.json", "text"), "CDI file /etc/cdi/a.json not understood"),
-        (CdiFile("", "text"), "CDI file not understood"),
+        (UnreadableCdiFile("/etc/cdi/a.json", "text"), "CDI file /etc/cdi/a.json not understood"),
+        (UnreadableCdiFile("", "text"), "CDI file not understood"),
         (device_verdict(ref("a"), health_of("a", "gpu.lost")),
          "health engine: gpu.example.com/node1/a Unhealthy, gpu.lost"),
         (TimedOut("TooSlowError", Operation.LOCK), "TooSlowError while lock"),
-        (Ended("Cancelled"), "Cancelled"),
+        (ClaimResult("Cancelled"), "Cancelled"),
         (Raised("KeyError", bug=True, text="'a'"), "exception KeyError"),
         (Text("anything"), "a text"),
-        (DriverWord(ErrorClass.BAD_CONFIG, "config.invalid", "s"), "driver says bad-config, config.invalid"),
+        (DriverReportedError(ErrorClass.BAD_CONFIG, "config.invalid", "s"), "driver says bad-config, config.invalid"),
         (Handled(Errno(errno.ENOENT)), "errno ENOENT before"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
@@ -83,7 +83,7 @@ def test_evidence_is_told_in_short(evidence: object, told: str) -> None:
 
 
 def test_names_of_nvml_are_those_of_its_header() -> None:
-    header = (Path(__file__).parents[1] / "native/src/nvml.h").read_text()
+    header = (Path(__file__).parents[1] / "native/src/gpu/nvml.h").read_text()
     found = {
         int(number): name.removeprefix("ERROR_")
         for name, number in re.findall(r"NVML_(SUCCESS|ERROR_\w+) = (\d+)", header)
@@ -118,14 +118,14 @@ def test_grpcio_s_exceptions_are_known_by_their_status(tmp_path: Path) -> None:
 
 def test_the_api_server_s_own_reason_is_read_from_its_answer() -> None:
     body = '{"kind": "Status", "reason": "Forbidden", "message": "may not", "code": 403}'
-    said = HttpAnswer(403, "Forbidden", "may not", kubernetes=True)
+    said = HttpStatus(403, "Forbidden", "may not", kubernetes=True)
     assert only(ApiException(403, "phrase", body)) == (said,)
     assert only(HTTPStatusError(Response(403, body))) == (said,)
 
 
 @pytest.mark.parametrize("body", ["[" * 100_000, "{", b"\xff", 7, "x" * 100_000, '"text"', "", None])
 def test_an_answer_that_is_none_is_no_reason(body: object) -> None:
-    assert only(ApiException(409, "Conflict", body)) == (HttpAnswer(409, "Conflict", "", kubernetes=True),)
+    assert only(ApiException(409, "Conflict", body)) == (HttpStatus(409, "Conflict", "", kubernetes=True),)
 
 
 def test_another_server_is_not_the_api_server_unless_the_driver_says_so() -> None:
@@ -148,13 +148,13 @@ def test_pydantic_s_and_jsonschema_s_refusals_are_known_by_name() -> None:
         """As each library calls it."""
 
     assert only(ValidationError("pages: not an int")) == (
-        Undecoded("ValidationError", "pages: not an int", None, refused=True),
+        DecodeError("ValidationError", "pages: not an int", None, refused=True),
     )
 
 
 def test_a_driver_s_word_is_taken_as_a_whole() -> None:
     error = BadConfig("3 of 2", code="a.b", detail="more", requests=["r"], retry_after_s=5)
-    assert only(error) == (DriverWord(ErrorClass.BAD_CONFIG, "a.b", "3 of 2", "more", ("r",), 5),)
+    assert only(error) == (DriverReportedError(ErrorClass.BAD_CONFIG, "a.b", "3 of 2", "more", ("r",), 5),)
     assert only(FailedDevice(ref("a"), "broken"))[0].device == ref("a")
     assert only(PermanentError("no", scope=Scope.DRIVER))[0].scope is Scope.DRIVER
 
@@ -370,7 +370,7 @@ async def test_a_group_has_a_failure_for_each_member() -> None:
     with pytest.raises(BaseExceptionGroup) as caught:
         await both()
     found = failures(caught.value)
-    assert {type(chain[0]) for chain in found} == {DriverWord, Errno}
+    assert {type(chain[0]) for chain in found} == {DriverReportedError, Errno}
 
 
 def test_a_mark_on_a_group_is_its_members_and_a_member_s_own_stays() -> None:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from patience import PATIENCE_S
 from prepare_paper import NOW, PaperEngine, claim
 
-from agent.driver.prepare_tracker import Desk
+from agent.driver.prepare_tracker import PrepareTracker
 from agent.model.claim import Claim
 from agent.model.prepare import ErrorClass, PrepareVerdict
 from agent.prepare.errors import BadConfig, FailedDevice, PrepareError, TransientError
@@ -39,13 +39,13 @@ def watch() -> Watch:
 
 
 @pytest.fixture
-def desk(watch: Watch) -> Desk:
-    return Desk(
+def desk(watch: Watch) -> PrepareTracker:
+    return PrepareTracker(
         "gpu.example.com", None, PaperEngine(), clock=lambda: NOW, monotonic=watch, jitter=lambda: 1.0
     )
 
 
-def play(desk: Desk, watch: Watch, *answers: object) -> tuple[object, list[float]]:
+def play(desk: PrepareTracker, watch: Watch, *answers: object) -> tuple[object, list[float]]:
     """Runs a prepare whose handler gives these answers, the last for ever.
 
     Returns:
@@ -124,7 +124,7 @@ def test_when_trying_can_help_only_after_the_time_nobody_tries(desk, watch):
 
 def test_what_was_judged_already_is_not_judged_again(desk, watch):
     error, _ = play(desk, watch, BadConfig("no"))
-    other = Desk("gpu.example.com", None, PaperEngine())
+    other = PrepareTracker("gpu.example.com", None, PaperEngine())
     found, _ = play(other, watch, error)
     assert found is error
     assert other.outcomes() == ()
@@ -156,11 +156,11 @@ def test_the_whole_of_a_pause_is_by_chance():
 # --- the three kinds of callers ----------------------------------------------------------------------------
 
 
-def in_plain(desk: Desk, handler: Callable[[], object]) -> object:
+def in_plain(desk: PrepareTracker, handler: Callable[[], object]) -> object:
     return run_plain(attempt(desk, A), handler)
 
 
-def in_asyncio(desk: Desk, handler: Callable[[], object], run=run_asyncio) -> object:
+def in_asyncio(desk: PrepareTracker, handler: Callable[[], object], run=run_asyncio) -> object:
     async def call() -> object:
         await asyncio.sleep(0)
         return handler()
@@ -168,7 +168,7 @@ def in_asyncio(desk: Desk, handler: Callable[[], object], run=run_asyncio) -> ob
     return asyncio.run(run(attempt(desk, A), call))
 
 
-def in_trio(desk: Desk, handler: Callable[[], object], run=run_trio) -> object:
+def in_trio(desk: PrepareTracker, handler: Callable[[], object], run=run_trio) -> object:
     async def call() -> object:
         await trio.lowlevel.checkpoint()
         return handler()
@@ -176,11 +176,11 @@ def in_trio(desk: Desk, handler: Callable[[], object], run=run_trio) -> object:
     return trio.run(run, attempt(desk, A), call)
 
 
-def in_some_asyncio(desk: Desk, handler: Callable[[], object]) -> object:
+def in_some_asyncio(desk: PrepareTracker, handler: Callable[[], object]) -> object:
     return in_asyncio(desk, handler, run_async)
 
 
-def in_some_trio(desk: Desk, handler: Callable[[], object]) -> object:
+def in_some_trio(desk: PrepareTracker, handler: Callable[[], object]) -> object:
     return in_trio(desk, handler, run_async)
 
 
@@ -188,9 +188,9 @@ HOSTS = pytest.mark.parametrize("host", [in_plain, in_asyncio, in_trio, in_some_
 
 
 @pytest.fixture
-def quick() -> Desk:
+def quick() -> PrepareTracker:
     """A desk by the real clock, with the shortest pauses."""
-    return Desk("gpu.example.com", None, PaperEngine(), jitter=lambda: 0.0)
+    return PrepareTracker("gpu.example.com", None, PaperEngine(), jitter=lambda: 0.0)
 
 
 @HOSTS
@@ -232,7 +232,7 @@ def test_a_handler_that_runs_out_of_an_iterator_is_a_mistake_and_not_a_success(h
         host(quick, lambda: next(iter(())))
 
 
-class SlowDesk(Desk):
+class SlowDesk(PrepareTracker):
     """One whose disk takes a while; says in which thread it is waited for."""
 
     def __init__(self) -> None:
@@ -320,7 +320,7 @@ def test_a_cancelled_task_of_asyncio_is_cancelled_and_nothing_is_remembered(quic
 
 
 async def test_a_cancelled_task_of_trio_is_cancelled_in_a_pause_too():
-    desk = Desk("gpu.example.com", None, PaperEngine(), jitter=lambda: 1.0)
+    desk = PrepareTracker("gpu.example.com", None, PaperEngine(), jitter=lambda: 1.0)
 
     async def call() -> None:
         raise TransientError("busy", retry_after_s=25)
@@ -334,7 +334,7 @@ async def test_a_cancelled_task_of_trio_is_cancelled_in_a_pause_too():
 
 def test_a_task_of_trio_inside_asyncio_is_known_for_one():
     """Trio as the guest of a loop of asyncio's: both run in this thread."""
-    desk = Desk("gpu.example.com", None, PaperEngine(), jitter=lambda: 0.0)
+    desk = PrepareTracker("gpu.example.com", None, PaperEngine(), jitter=lambda: 0.0)
 
     async def call() -> str:
         await trio.lowlevel.checkpoint()  # asyncio would not understand it

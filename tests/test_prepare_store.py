@@ -18,27 +18,27 @@ from small_disk import run_on_small_disk
 
 from agent.model.claim import ClaimRef, DeviceRef
 from agent.model.health import Health
-from agent.model.prepare import ErrorClass, Outcome, PrepareVerdict, Remedy, Scope, ToldFault
+from agent.model.prepare import DriverFault, ErrorClass, Outcome, PrepareVerdict, Remediation, Scope
 from agent.model.taint import Effect
 from agent.prepare import ledger as books
-from agent.prepare.driver_faults import Told
-from agent.prepare.ledger import Book, Kept
-from agent.store.files import NotKept, Unusable
+from agent.prepare.driver_faults import DriverFaults
+from agent.prepare.ledger import LedgerEntry, PrepareLedger
+from agent.store.files import CorruptFile, WriteError
 from agent.store.prepares import FILE, SIZE_MAX, Prepares, decode, encode, load, save
 
 ROOT = Path(__file__).parent.parent
 STUCK = verdict(ErrorClass.FAILED_DEVICE, "fpga.stuck")
 FULL, _ = books.failed(
-    books.succeeded(Book(), claim("b"), "healthy", NOW, "1"), claim("a"), "healthy", STUCK, NOW, "1"
+    books.succeeded(PrepareLedger(), claim("b"), "healthy", NOW, "1"), claim("a"), "healthy", STUCK, NOW, "1"
 )
 
 
-def one(name: str, at: float = NOW) -> Book:
+def one(name: str, at: float = NOW) -> PrepareLedger:
     """A book of one claim that was prepared."""
-    return books.succeeded(Book(), claim(name), "healthy", at, "1")
+    return books.succeeded(PrepareLedger(), claim(name), "healthy", at, "1")
 
 
-def keep(directory: Path, book: Book = FULL) -> Book:
+def keep(directory: Path, book: PrepareLedger = FULL) -> PrepareLedger:
     return save(directory, DRIVER, "1", book, NOW)[0]
 
 
@@ -63,7 +63,7 @@ verdicts = st.builds(
     st.none() | times,
     st.integers(0, 86_400),
     st.none() | st.sampled_from(Health),
-    st.none() | st.builds(Remedy, st.sampled_from(Effect), texts),
+    st.none() | st.builds(Remediation, st.sampled_from(Effect), texts),
     times,
     times,
     st.integers(1, 2**40),
@@ -71,16 +71,16 @@ verdicts = st.builds(
 
 
 @st.composite
-def kept_claims(draw) -> Kept:
+def kept_claims(draw) -> LedgerEntry:
     which = draw(claims)
     said = draw(st.none() | verdicts)
     said = said and replace(said, claim=which)
     outcome = Outcome(which, draw(texts), draw(texts), draw(devices), draw(times), said)
-    return Kept(outcome, draw(texts), draw(times))
+    return LedgerEntry(outcome, draw(texts), draw(times))
 
 
 faults = st.builds(
-    ToldFault,
+    DriverFault,
     st.integers(1, 99),
     st.builds(DeviceRef, texts, texts, texts),
     texts,
@@ -101,7 +101,7 @@ faults = st.builds(
     texts,
 )
 def test_whatever_can_be_remembered_comes_back(kept, told, driver, version):
-    book = Book({one.outcome.claim.uid: one for one in kept}, Told(tuple(told), 100))
+    book = PrepareLedger({one.outcome.claim.uid: one for one in kept}, DriverFaults(tuple(told), 100))
     found = decode(encode(Prepares(driver, version, book)))
     assert found == Prepares(driver, version, book)
 
@@ -113,7 +113,7 @@ def test_what_is_kept_comes_back_from_the_disk(tmp_path):
 
 
 def test_the_first_start_remembers_nothing_and_makes_nothing(tmp_path):
-    assert load(tmp_path / "state", DRIVER) == (Book(), "")
+    assert load(tmp_path / "state", DRIVER) == (PrepareLedger(), "")
     assert not (tmp_path / "state").exists()
 
 
@@ -125,14 +125,14 @@ def test_nobody_else_may_read_it(tmp_path):
 
 def test_a_text_that_utf_8_cannot_hold_does_not_keep_the_rest_from_being_kept(tmp_path):
     odd = replace(STUCK, summary="bank \ud800", claim=ClaimRef("team", "x", "uid-a"))
-    book, _ = books.failed(Book(), claim("a"), "", odd, NOW)
+    book, _ = books.failed(PrepareLedger(), claim("a"), "", odd, NOW)
     assert keep(tmp_path, book).claims["uid-a"].outcome.verdict.summary == "bank \ud800"
     assert load(tmp_path, DRIVER)[0].claims["uid-a"].outcome.verdict.summary == "bank ?"
 
 
 def test_of_more_than_a_file_may_hold_the_oldest_claims_are_left_out():
     long = replace(verdict(), detail="x" * 2000, evidence=("y" * 2000,) * 4)
-    book = Book()
+    book = PrepareLedger()
     for number in range(600):
         book, _ = books.failed(book, claim(f"{number:03}"), "", long, NOW + number)
     data = encode(Prepares(DRIVER, "1", book))
@@ -191,7 +191,7 @@ def test_a_file_that_means_nothing_is_set_aside_with_the_reason(tmp_path, data, 
     path = tmp_path / FILE
     path.write_bytes(data)
     book, problem = load(tmp_path, DRIVER)
-    assert book == Book()
+    assert book == PrepareLedger()
     assert problem.startswith(f"{path}: {reason}")
     assert problem.endswith("; set aside as prepares.json.corrupt-1")
     assert (tmp_path / "prepares.json.corrupt-1").read_bytes() == data
@@ -205,13 +205,13 @@ def test_a_file_of_a_later_version_is_kept_for_it(tmp_path):
 def test_a_file_that_ends_early_is_never_half_believed():
     whole = encode(Prepares(DRIVER, "1", FULL)).rstrip()
     for size in range(len(whole)):
-        with pytest.raises(Unusable, match="is not understood: "):
+        with pytest.raises(CorruptFile, match="is not understood: "):
             decode(whole[:size])
 
 
 @given(st.binary(max_size=200))
 def test_no_bytes_whatever_break_the_reader(data):
-    with pytest.raises(Unusable):
+    with pytest.raises(CorruptFile):
         decode(data)
 
 
@@ -237,12 +237,12 @@ from pathlib import Path
 sys.path.insert(0, {tests!r})
 from prepare_paper import DRIVER, NOW, verdict
 from agent.model.prepare import ErrorClass
-from agent.prepare import book as books
-from agent.prepare.ledger import Book
+from agent.prepare import ledger as books
+from agent.prepare.ledger import PrepareLedger
 from agent.store.prepares import save
 from prepare_paper import claim
 name, directory, times = sys.argv[1], Path(sys.argv[2]), int(sys.argv[3])
-book = Book()
+book = PrepareLedger()
 print("saving", flush=True)
 number = 0
 while number < times or not times:
@@ -303,14 +303,14 @@ def locked(tmp_path: Path):
 
 
 def test_a_directory_that_may_not_be_written_is_named_and_the_file_stays(locked):
-    with pytest.raises(NotKept, match="could not be kept: Permission denied") as caught:
+    with pytest.raises(WriteError, match="could not be kept: Permission denied") as caught:
         keep(locked, one("c"))
     assert (caught.value.path, caught.value.errno) == (locked / FILE, errno.EACCES)
 
 
 def test_a_directory_that_is_none_is_named(tmp_path):
     (tmp_path / "state").write_text("")
-    with pytest.raises(NotKept, match="could not be kept: "):
+    with pytest.raises(WriteError, match="could not be kept: "):
         keep(tmp_path / "state")
 
 
@@ -320,8 +320,8 @@ from dataclasses import replace
 from pathlib import Path
 sys.path.insert(0, {tests!r})
 from test_prepare_store import DRIVER, FULL, NOW, claim, keep, verdict
-from agent.prepare import book as books
-from agent.store.files import NotKept
+from agent.prepare import ledger as books
+from agent.store.files import WriteError
 from agent.store.prepares import load
 directory = Path({directory!r}, "state")
 keep(directory)
@@ -331,7 +331,7 @@ for number in range(10):
     book, _ = books.failed(book, claim(str(number)), "", large, NOW)
 try:
     keep(directory, book)
-except NotKept as error:
+except WriteError as error:
     assert error.errno == errno.ENOSPC, error
     print(error)
 assert load(directory, DRIVER) == (FULL, "")
@@ -339,7 +339,7 @@ assert sorted(os.listdir(directory)) == ["prepares.json", "prepares.lock"]
 os.system("mount -o remount,ro {directory}")
 try:
     keep(directory)
-except NotKept as error:
+except WriteError as error:
     assert error.errno == errno.EROFS, error
     print(error)
 assert load(directory, DRIVER) == (FULL, "")

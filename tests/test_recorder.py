@@ -106,14 +106,14 @@ def test_while_nothing_changes_the_disk_is_left_alone_but_for_a_word_in_five_min
 
 
 def test_no_picture_is_no_knowledge(agent: Agent) -> None:
-    agent.node.pods.history_recorder.take(train(1), reported(starting=True), at(1))
+    agent.recorder.take(train(1), reported(starting=True), at(1))
     assert not agent.path.exists()
 
 
 def test_no_rows_is_no_record(state: Path) -> None:
     agent = Agent(state, Limits(rows=0))
     agent.take(train(1))
-    assert agent.node.pods.history_recorder.close(10)
+    assert agent.recorder.close(10)
     assert not state.exists()
 
 
@@ -144,7 +144,7 @@ print("sqlite3" in sys.modules, list(Path({str(tmp_path)!r}).iterdir()))
 def test_an_agent_goes_on_where_the_one_before_it_was_ended(agent: Agent, state: Path) -> None:
     agent.take(train(1, 2))
     agent.take(train(1, 2))
-    assert agent.node.pods.history_recorder.close(10)
+    assert agent.recorder.close(10)
     left = agent.record
     assert left.left_s == at(agent.second).wall_s
     following = Agent(state, first=5000)
@@ -306,9 +306,9 @@ def test_the_end_does_not_wait_for_a_disk_that_hangs(agent: Agent) -> None:
     agent.take(train(1))
     with closing(sqlite3.connect(agent.path, isolation_level=None)) as db:
         db.execute("BEGIN EXCLUSIVE")
-        assert not agent.node.pods.history_recorder.close(0.05)
+        assert not agent.recorder.close(0.05)
         db.execute("ROLLBACK")
-    assert agent.node.pods.history_recorder.close(10)
+    assert agent.recorder.close(10)
 
 
 # --- clocks ------------------------------------------------------------------------------------------------

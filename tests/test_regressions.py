@@ -37,44 +37,44 @@ class Mistake(NamedTuple):
 
 MISTAKES: Final = {
     "an extra open per file": Mistake(
-        "native/src/files.c",
+        "native/src/core/files.c",
         "        n = pread(f->fd,",
         '        close(openat(s->sysfs_fd, ".", O_RDONLY));\n        n = pread(f->fd,',
         ("system_calls.pass", "instructions.pass"),
     ),
     "every byte is parsed, changed or not": Mistake(
-        "native/src/files.c",
+        "native/src/core/files.c",
         "if (f->seen && !f->err && (uint32_t)n == f->len && !memcmp(buf, f->last, f->len))",
         "if (f->err)",
         ("instructions.pass",),
     ),
     "every answer of a GPU is taken, changed or not": Mistake(
-        "native/src/gpu_batch.c",
+        "native/src/gpu/gpu_batch.c",
         "            return false;\n    return true;\n}\n\nstatic void keep(",
         "            return false;\n    return false;\n}\n\nstatic void keep(",
         ("instructions.pass_8_gpus",),
     ),
     "a look at the clock per answer of a GPU": Mistake(
-        "native/src/gpu_batch.c",
+        "native/src/gpu/gpu_batch.c",
         "        s->batch[i].valueType = NO_TYPE;\n",
         "        s->batch[i].valueType = NO_TYPE;\n        s->batch[i].timestamp = (long long)dh_now_ns();\n",
         ("instructions.pass_8_gpus",),
     ),
     "what stands still is swept as often as what moves": Mistake(
-        "native/src/cgroups.c",
+        "native/src/cgroup/cgroups.c",
         "#define WHOLE_SWEEPS 6\n",
         "#define WHOLE_SWEEPS 1\n",
         ("system_calls.still_100_groups",),
     ),
     "an allocation per pass": Mistake(
-        "native/src/sampler.c",
+        "native/src/core/sampler.c",
         "    s->now_ns = dh_now_ns();\n    s->resync = ",
         "    void *volatile log = malloc(64);\n\n    free(log);\n"
         "    s->now_ns = dh_now_ns();\n    s->resync = ",
         ("allocations.pass",),
     ),
     "a Python wakeup per tick": Mistake(
-        "native/src/sampler.c",
+        "native/src/core/sampler.c",
         "    if (s->first)\n        s->wake = true;\n",
         "    s->wake = true;\n",
         ("system_calls.pass", "wakeups.quiet_passes"),

@@ -22,7 +22,7 @@ from agent.model.claim import DeviceRef
 from agent.model.taint import Effect, Taint, Taints
 from agent.serve.driver_link.service import ASKING, DriverLinkService, NoRoom
 from agent.serve.grpc.gen.driver_link.drahealth import v1
-from agent.store.files import NotKept
+from agent.store.files import WriteError
 from agent.system.threads.worker_pool import WAITING_MAX
 
 COMES_S = 2.0
@@ -292,7 +292,7 @@ FAILURES = [
     (NoRoom("2 devices and 4095 of other drivers"),
      Status.RESOURCE_EXHAUSTED, "2 devices and 4095 of other drivers"),
     (
-        NotKept(Path("/d/x"), 7, 28, "No space left on device"),
+        WriteError(Path("/d/x"), 7, 28, "No space left on device"),
         Status.RESOURCE_EXHAUSTED,
         "/d/x: 7 bytes could not be kept: No space left on device",
     ),

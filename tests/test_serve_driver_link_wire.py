@@ -18,15 +18,15 @@ from agent.model.prepare import ErrorClass, Operation, PrepareVerdict, Scope
 from agent.model.taint import Effect
 from agent.prepare.classify import Context, classify_evidence
 from agent.prepare.evidence import (
-    DriverWord,
+    DecodeError,
+    DriverReportedError,
     Errno,
     Evidence,
     GrpcStatus,
-    HttpAnswer,
+    HttpStatus,
     NvmlCode,
     Text,
     TimedOut,
-    Undecoded,
 )
 from agent.serve.driver_link import replies as wire
 from agent.serve.driver_link import requests
@@ -133,17 +133,17 @@ EVIDENCE: list[tuple[dict[str, Any], Evidence]] = [
     ({"nvml": message("NvmlReturn", code=15, device="gpu-0")}, NvmlCode(15, "gpu-0")),
     ({"grpc": message("GrpcStatus", code=14, message="gone")}, GrpcStatus(14, "gone")),
     ({"http": message("HttpAnswer", status=409, reason="Conflict", message="m", kubernetes=True)},
-     HttpAnswer(409, "Conflict", "m", kubernetes=True)),
+     HttpStatus(409, "Conflict", "m", kubernetes=True)),
     ({"late": message("Late", by="context.DeadlineExceeded", operation=6, text="t")},
      TimedOut("context.DeadlineExceeded", Operation.LOCK, "t")),
     ({"late": message("Late")}, TimedOut("deadline")),
     ({"undecoded": message("Undecoded", by="strict\ndecoding", text="t")},
-     Undecoded("strict decoding", "t", Operation.CONFIG)),
+     DecodeError("strict decoding", "t", Operation.CONFIG)),
     ({"word": message("DriverWord", error_class=3, code="fpga.dead", summary="s", detail="d", device="x",
                       retry_after_s=2.5)},
-     DriverWord(ErrorClass.FAILED_DEVICE, "fpga.dead", "s", "d", retry_after_s=2.5, device="x")),
+     DriverReportedError(ErrorClass.FAILED_DEVICE, "fpga.dead", "s", "d", retry_after_s=2.5, device="x")),
     ({"word": message("DriverWord", error_class=2, summary="s")},
-     DriverWord(ErrorClass.BAD_CONFIG, "config.invalid", "s")),
+     DriverReportedError(ErrorClass.BAD_CONFIG, "config.invalid", "s")),
     ({"word": message("DriverWord", summary="s", code="x.y")}, Text("s")),
     ({"text": "something"}, Text("something")),
     ({"text": ""}, Text("")),

@@ -24,21 +24,21 @@ class Encoder:
 
 def test_before_the_first_report_nobody_is_owed_anything() -> None:
     feed = Feed(Encoder())
-    assert (feed.number, feed.owed(0)) == (0, ())
+    assert (feed.number, feed.pending_for(0)) == (0, ())
 
 
 def test_a_new_subscriber_gets_the_full_list() -> None:
     feed = Feed(Encoder())
     feed.publish([device("a"), device("b")])
     feed.publish([device("a"), device("b", verified=2)])
-    assert feed.owed(0) == (b"a,b",)
+    assert feed.pending_for(0) == (b"a,b",)
 
 
 def test_a_device_that_was_not_verified_again_is_not_sent_again() -> None:
     feed = Feed(Encoder())
     number = feed.publish([device("a"), device("b")])
     feed.publish([device("a"), device("b", verified=2)])
-    assert feed.owed(number) == (b"b",)
+    assert feed.pending_for(number) == (b"b",)
 
 
 def test_if_nothing_was_verified_nothing_is_sent() -> None:
@@ -46,7 +46,7 @@ def test_if_nothing_was_verified_nothing_is_sent() -> None:
     feed = Feed(encoder)
     number = feed.publish([device("a"), device("b")])
     feed.publish([device("a"), device("b")])
-    assert feed.owed(number) == ()
+    assert feed.pending_for(number) == ()
     assert encoder.calls == 0
 
 
@@ -63,7 +63,7 @@ def test_a_changed_verdict_is_sent_though_nothing_was_verified(changed: DeviceHe
     feed = Feed(Encoder())
     number = feed.publish([device("a"), device("b")])
     feed.publish([changed, device("b")])
-    assert feed.owed(number) == (b"a",)
+    assert feed.pending_for(number) == (b"a",)
 
 
 def test_unknown_is_sent_every_time_for_it_needs_no_reading() -> None:
@@ -71,15 +71,15 @@ def test_unknown_is_sent_every_time_for_it_needs_no_reading() -> None:
     unknown = device("a", health=Health.UNKNOWN, severity=Severity.UNKNOWN, message="cpu.unreadable: EIO")
     for _ in range(3):
         number = feed.publish([unknown, device("b")])
-        assert feed.owed(number - 1)[0].split(b",")[0] == b"a"
-    assert feed.owed(number - 1) == (b"a",)
+        assert feed.pending_for(number - 1)[0].split(b",")[0] == b"a"
+    assert feed.pending_for(number - 1) == (b"a",)
 
 
 def test_what_the_kubelet_does_not_see_is_no_news() -> None:
     feed = Feed(Encoder())
     number = feed.publish([device("a")])
     feed.publish([device("a", since=at(9), kind="other")])
-    assert feed.owed(number) == ()
+    assert feed.pending_for(number) == ()
 
 
 def test_a_device_that_comes_back_is_news() -> None:
@@ -87,7 +87,7 @@ def test_a_device_that_comes_back_is_news() -> None:
     feed.publish([device("a"), device("b")])
     number = feed.publish([device("b")])
     feed.publish([device("a"), device("b")])
-    assert feed.owed(number) == (b"a",)
+    assert feed.pending_for(number) == (b"a",)
 
 
 def test_subscribers_that_are_equally_far_cost_one_encoding() -> None:
@@ -96,23 +96,23 @@ def test_subscribers_that_are_equally_far_cost_one_encoding() -> None:
     number = feed.publish([device("a")])
     feed.publish([device("a", verified=2)])
     for _ in range(64):
-        feed.owed(number)
-        feed.owed(0)
+        feed.pending_for(number)
+        feed.pending_for(0)
     assert encoder.calls == 2
 
 
 def test_longer_leases_are_another_list_of_the_same_devices() -> None:
     feed = Feed(Encoder())
     feed.publish([device("a")])
-    assert [feed.owed(0, extra) for extra in (0, 1, 0)] == [(b"a",), (b"a+",), (b"a",)]
+    assert [feed.pending_for(0, extra) for extra in (0, 1, 0)] == [(b"a",), (b"a+",), (b"a",)]
 
 
 def test_a_list_never_outlives_its_publication() -> None:
     feed = Feed(Encoder())
     feed.publish([device("a")])
-    assert feed.owed(0) == (b"a",)
+    assert feed.pending_for(0) == (b"a",)
     feed.publish([device("b")])
-    assert feed.owed(0) == (b"b",)
+    assert feed.pending_for(0) == (b"b",)
 
 
 def test_a_device_named_twice_is_our_mistake_and_is_named() -> None:
@@ -120,13 +120,13 @@ def test_a_device_named_twice_is_our_mistake_and_is_named() -> None:
     feed.publish([device("a")])
     with pytest.raises(ValueError, match="'a' of pool 'node-a' twice"):
         feed.publish([device("a"), device("b"), sick("a")])
-    assert (feed.number, feed.owed(0)) == (1, (b"a",))
+    assert (feed.number, feed.pending_for(0)) == (1, (b"a",))
 
 
 def test_the_same_name_in_two_pools_is_two_devices() -> None:
     feed = Feed(Encoder())
     feed.publish([device("a"), device("a")._replace(pool="other")])
-    assert feed.owed(0) == (b"a,a",)
+    assert feed.pending_for(0) == (b"a,a",)
 
 
 NAMES = ("a", "b", "c")
@@ -158,7 +158,7 @@ def test_however_many_publications_are_skipped_no_device_is_lost(
         number = feed.publish(devices)
         if not reads:
             continue
-        if feed.owed(got):
+        if feed.pending_for(got):
             believed |= {one.device: one for one in sent}
         got = number
         assert [believed[one.device] for one in devices] == devices

@@ -7,17 +7,17 @@ from pathlib import Path
 import pytest
 from wire.serving import eventually
 
-from agent.system.threads.serial_worker import FileThread
+from agent.system.threads.serial_worker import SerialWorker
 
 
-def ends(thread: FileThread) -> None:
+def ends(thread: SerialWorker) -> None:
     thread.close()
     eventually(lambda: all(one.name != "dh-files" for one in threading.enumerate()), "it ends")
 
 
 def test_what_a_function_returns_or_raises_comes_back() -> None:
     async def main() -> None:
-        thread = FileThread()
+        thread = SerialWorker()
         assert await thread.call(lambda: threading.current_thread().name) == "dh-files"
         with pytest.raises(FileNotFoundError):
             await thread.call(Path("/no/such/file").read_bytes)
@@ -36,8 +36,8 @@ def leave() -> None:
 def test_what_nobody_waits_for_any_more_is_done_all_the_same_and_in_order() -> None:
     release, done = threading.Event(), list[str]()
 
-    async def main() -> FileThread:
-        thread = FileThread()
+    async def main() -> SerialWorker:
+        thread = SerialWorker()
         look = asyncio.create_task(thread.call(release.wait))
         await asyncio.sleep(0)
         look.cancel()
@@ -54,7 +54,7 @@ def test_what_nobody_waits_for_any_more_is_done_all_the_same_and_in_order() -> N
 
 def test_a_disk_that_does_not_answer_is_told_of(caplog: pytest.LogCaptureFixture) -> None:
     async def main() -> None:
-        thread = FileThread(slow_s=0.01)
+        thread = SerialWorker(slow_s=0.01)
         release = threading.Event()
         look = asyncio.create_task(thread.call(release.wait))
         await asyncio.to_thread(eventually, lambda: bool(caplog.records), "it is told of")

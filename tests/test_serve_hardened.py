@@ -38,7 +38,7 @@ from wire.serving import Serving, connections, device, eventually
 
 from agent.serve.grpc.hardened import REQUEST_LIMIT, REQUESTS_LIMIT
 from agent.serve.grpc.server import CONNECTION_LIMIT, REQUEST_COUNT_LIMIT, Server
-from agent.serve.health.service import HealthService, Publications
+from agent.serve.health.service import HealthPublisher, HealthService
 from agent.serve.servers import encode_devices
 from agent.serve.sockets import UnixListener
 from agent.system.threads.latest import Latest
@@ -520,7 +520,7 @@ def test_streams_are_told_before_the_connection_is(tmp_path: Path) -> None:
 def test_a_request_that_comes_while_the_server_stops_is_refused_as_safe_to_repeat(tmp_path: Path) -> None:
     async def main() -> bytes:
         listener = UnixListener(tmp_path / "a.sock")
-        server = Server([HealthService(Publications(Latest(), encode_devices, ["a"]).of("a"))])
+        server = Server([HealthService(HealthPublisher(Latest(), encode_devices, ["a"]).of("a"))])
         await server.listen(listener.sock)
         client = await asyncio.to_thread(RawClient, tmp_path / "a.sock")
         await asyncio.to_thread(client.next_frame)

@@ -10,7 +10,7 @@ import pytest
 from patience import PATIENCE_S
 from wire.serving import eventually
 
-from agent.system.threads.worker_pool import Full, Lane
+from agent.system.threads.worker_pool import Full, WorkerPool
 
 
 @pytest.fixture
@@ -26,7 +26,7 @@ def threads(name: str) -> list[str]:
 
 def test_what_a_function_returns_or_raises_comes_back(name: str) -> None:
     async def main() -> None:
-        lane = Lane(name, 2)
+        lane = WorkerPool(name, 2)
         assert (await lane.call(lambda: threading.current_thread().name)).startswith(f"{name}-")
         with pytest.raises(LookupError, match="not there"):
             await lane.call(raise_)
@@ -42,7 +42,7 @@ def raise_() -> None:
 
 def test_threads_are_made_when_there_is_work_and_no_more_than_so_many(name: str) -> None:
     async def main() -> None:
-        lane, release = Lane(name, 3), threading.Event()
+        lane, release = WorkerPool(name, 3), threading.Event()
         assert threads(name) == []
         await lane.call(int)
         await lane.call(int)
@@ -59,7 +59,7 @@ def test_threads_are_made_when_there_is_work_and_no_more_than_so_many(name: str)
 
 def test_one_thread_does_things_in_the_order_of_the_asking(name: str) -> None:
     async def main() -> None:
-        lane, done = Lane(name, 1), list[int]()
+        lane, done = WorkerPool(name, 1), list[int]()
         await asyncio.gather(*(lane.call(partial(done.append, number)) for number in range(50)))
         assert done == list(range(50))
         lane.close()
@@ -69,7 +69,7 @@ def test_one_thread_does_things_in_the_order_of_the_asking(name: str) -> None:
 
 def test_who_leaves_before_its_turn_frees_the_place_and_what_is_kept_is_done(name: str) -> None:
     async def main() -> None:
-        lane, release, started = Lane(name, 1, waiting_max=3), threading.Event(), threading.Event()
+        lane, release, started = WorkerPool(name, 1, waiting_max=3), threading.Event(), threading.Event()
         done: list[str] = []
 
         def hang() -> None:
@@ -101,7 +101,7 @@ def test_who_leaves_before_its_turn_frees_the_place_and_what_is_kept_is_done(nam
 
 def test_the_end_waits_for_what_was_asked_but_not_for_ever(name: str) -> None:
     async def main() -> None:
-        lane, release, done = Lane(name, 1), threading.Event(), list[str]()
+        lane, release, done = WorkerPool(name, 1), threading.Event(), list[str]()
         await lane.finish(30)
         assert threads(name) == [], "nothing is made for the end"
         soon = asyncio.create_task(lane.call(lambda: done.append("soon"), kept=True))
@@ -124,9 +124,9 @@ def test_the_end_waits_for_what_was_asked_but_not_for_ever(name: str) -> None:
 def test_a_thread_that_hangs_keeps_no_process() -> None:
     program = """if True:
         import asyncio, threading
-        from agent.system.threads.worker_pool import Lane
+        from agent.system.threads.worker_pool import WorkerPool
         async def main():
-            lane, started = Lane("lane", 1), threading.Event()
+            lane, started = WorkerPool("lane", 1), threading.Event()
             asyncio.create_task(lane.call(lambda: (started.set(), threading.Event().wait())))
             await asyncio.to_thread(lambda: None)
             while not started.is_set():

@@ -9,7 +9,7 @@ import pytest
 from agent.model.claim import Claim, ClaimRef
 from agent.model.prepare import PrepareVerdict
 from agent.prepare.classify import Context, classify
-from agent.serve.dra_plugin.in_flight import RUNS_LIMIT, Kind, Outcome, Runs
+from agent.serve.dra_plugin.in_flight import RUNS_LIMIT, InFlightClaims, Kind, Outcome
 from agent.serve.dra_plugin.result import PreparedDevice
 
 
@@ -50,16 +50,16 @@ def summary(outcome: Outcome) -> str:
     return f"{outcome.code}: {outcome.summary}"
 
 
-def run(test: Callable[[Hanging, Runs], Awaitable[None]]) -> None:
+def run(test: Callable[[Hanging, InFlightClaims], Awaitable[None]]) -> None:
     async def main() -> None:
         driver = Hanging()
-        await test(driver, Runs(driver.work, judge))
+        await test(driver, InFlightClaims(driver.work, judge))
 
     asyncio.run(main())
 
 
 def test_what_waited_in_vain_does_not_let_the_next_one_past_what_hangs() -> None:
-    async def test(driver: Hanging, runs: Runs) -> None:
+    async def test(driver: Hanging, runs: InFlightClaims) -> None:
         hangs = runs.join(Kind.PREPARE, ref(), now())
         for _ in range(3):
             vain = await runs.join(Kind.UNPREPARE, ref(), now())
@@ -74,7 +74,7 @@ def test_what_waited_in_vain_does_not_let_the_next_one_past_what_hangs() -> None
 
 
 def test_who_waits_behind_one_that_gives_up_still_waits_for_what_hangs() -> None:
-    async def test(driver: Hanging, runs: Runs) -> None:
+    async def test(driver: Hanging, runs: InFlightClaims) -> None:
         hangs = runs.join(Kind.PREPARE, ref(), now())
         vain = runs.join(Kind.UNPREPARE, ref(), now())
         patient = runs.join(Kind.PREPARE, ref(), now() + 10)
@@ -92,7 +92,7 @@ def test_who_waits_behind_one_that_gives_up_still_waits_for_what_hangs() -> None
 def test_a_driver_that_hangs_is_called_for_so_many_claims_and_no_more(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    async def test(driver: Hanging, runs: Runs) -> None:
+    async def test(driver: Hanging, runs: InFlightClaims) -> None:
         hang = [runs.join(Kind.PREPARE, ref(f"u-{number}"), now()) for number in range(RUNS_LIMIT)]
         vain = [runs.join(Kind.PREPARE, ref(f"v-{number}"), now()) for number in range(10)]
         texts = {summary(one) for one in await asyncio.gather(*vain)}

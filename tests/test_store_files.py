@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from agent.store.files import Unusable, decode_json, load, make_directory, replace
+from agent.store.files import CorruptFile, decode_json, load, make_directory, replace
 
 LIMIT = 1 << 20
 
@@ -97,7 +97,7 @@ def test_a_file_in_the_place_of_the_directory_is_told(tmp_path: Path) -> None:
 def test_a_file_that_is_nested_without_end_is_set_aside_like_any_other(tmp_path: Path, data: bytes) -> None:
     path = tmp_path / "kept.json"
     path.write_bytes(data)
-    with pytest.raises(Unusable, match="is not understood: maximum recursion depth exceeded"):
+    with pytest.raises(CorruptFile, match="is not understood: maximum recursion depth exceeded"):
         decode_json(data, Head, 1)
     found, problem = load(path, LIMIT, lambda raw: decode_json(raw, Head, 1), None)
     assert found is None

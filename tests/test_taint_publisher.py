@@ -16,8 +16,8 @@ from trio.testing import MockClock
 from agent.driver.taint_publisher import (
     BETWEEN_S,
     CALL_S,
+    DEBOUNCE_S,
     RETRY_MAX_S,
-    TOGETHER_S,
     Callback,
     TaintPublisher,
     as_objects,
@@ -105,7 +105,7 @@ async def test_the_first_call_comes_though_nothing_is_tainted(autojump_clock: Mo
     async with running(publisher(driver.publish)) as one:
         one.take(report(), clock())
         await trio.sleep(1000)
-    assert driver.calls == [(TOGETHER_S, [])]
+    assert driver.calls == [(DEBOUNCE_S, [])]
 
 
 async def test_nobody_is_called_before_there_is_a_picture(autojump_clock: MockClock) -> None:
@@ -121,9 +121,9 @@ async def test_what_changes_together_is_published_together(autojump_clock: MockC
     async with running(publisher(driver.publish)) as one:
         for codes in (["a"], ["a", "b"], ["a", "b", "c"]):
             one.take(report(*codes), clock())
-            await trio.sleep(TOGETHER_S / 4)
+            await trio.sleep(DEBOUNCE_S / 4)
         await trio.sleep(1000)
-    assert driver.calls == [(TOGETHER_S, ["a", "b", "c"])]
+    assert driver.calls == [(DEBOUNCE_S, ["a", "b", "c"])]
 
 
 async def test_calls_are_five_seconds_apart_and_the_last_one_has_the_last_word(
@@ -136,7 +136,7 @@ async def test_calls_are_five_seconds_apart_and_the_last_one_has_the_last_word(
             await trio.sleep(0.25)
         await trio.sleep(1000)
     times = [at for at, _ in driver.calls]
-    assert times[0] == TOGETHER_S
+    assert times[0] == DEBOUNCE_S
     assert all(later - sooner >= BETWEEN_S for sooner, later in pairwise(times))
     assert driver.calls[1][1] == [f"c{number:02}" for number in range(10)]
     # all go after their quiet time but the last report's
@@ -150,7 +150,7 @@ async def test_who_was_told_is_not_told_again(autojump_clock: MockClock) -> None
         for _ in range(100):
             one.take(report("gpu.xid.79"), clock())
             await trio.sleep(10)
-    assert driver.calls == [(TOGETHER_S, ["xid"])]
+    assert driver.calls == [(DEBOUNCE_S, ["xid"])]
 
 
 async def test_a_quiet_time_ends_though_nothing_is_reported(autojump_clock: MockClock) -> None:
@@ -160,7 +160,7 @@ async def test_a_quiet_time_ends_though_nothing_is_reported(autojump_clock: Mock
         await trio.sleep(10)
         one.take(report(), clock())
         await trio.sleep(1000)
-    assert driver.calls == [(TOGETHER_S, ["xid"]), (70 + TOGETHER_S, [])]
+    assert driver.calls == [(DEBOUNCE_S, ["xid"]), (70 + DEBOUNCE_S, [])]
 
 
 async def test_without_a_callback_they_are_there_to_be_looked_at(autojump_clock: MockClock) -> None:
@@ -205,7 +205,7 @@ async def test_who_fails_is_asked_again_ever_later_with_the_newest(
         one.take(report("a", "b"), clock())
         await trio.sleep(1000)
     times = [at for at, _ in driver.calls]
-    pauses = [later - sooner - TOGETHER_S for sooner, later in pairwise(times)]
+    pauses = [later - sooner - DEBOUNCE_S for sooner, later in pairwise(times)]
     assert pauses == [1, 2, 4, 8, 16, 32, RETRY_MAX_S, RETRY_MAX_S, RETRY_MAX_S]
     assert [named for at, named in driver.calls] == [["a"]] * 5 + [["a", "b"]] * 5
     assert [record.levelno for record in caplog.records if record.name == "agent.driver.taint_publisher"] == [
@@ -288,8 +288,8 @@ async def test_an_async_callback_that_hangs_is_cancelled_and_asked_again(
         await trio.sleep(10)
         one.take(report("a", "b"), clock())
         await trio.sleep(1000)
-    again_s = TOGETHER_S + CALL_S + 1 + TOGETHER_S
-    assert driver.calls == [(TOGETHER_S, ["a"]), (again_s, ["a", "b"])]
+    again_s = DEBOUNCE_S + CALL_S + 1 + DEBOUNCE_S
+    assert driver.calls == [(DEBOUNCE_S, ["a"]), (again_s, ["a", "b"])]
     assert "is asked again: TimeoutError: no answer within 60 s" in caplog.text
 
 
@@ -376,7 +376,7 @@ async def test_taints_of_an_earlier_life_whose_cause_is_gone_go(
     async with running(publisher(driver.publish, path=path)) as one:
         one.take(report(), clock())
         await trio.sleep(1000)
-    assert driver.calls == [(TOGETHER_S, ["xid"]), (60 + TOGETHER_S, [])]
+    assert driver.calls == [(DEBOUNCE_S, ["xid"]), (60 + DEBOUNCE_S, [])]
 
 
 async def test_a_disk_that_does_not_take_it_is_told_of_once_and_asked_again(

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from agent.model.claim import DeviceRef
 from agent.model.taint import Effect, Taint, Taints
-from agent.store.taints import Loaded, NotKept, Unusable, decode, encode, load, save
+from agent.store.taints import CorruptFile, Loaded, WriteError, decode, encode, load, save
 
 GPU: Final = DeviceRef("gpu.example.com", "node-1", "gpu-0")
 XID: Final = Taint("gpu.example.com/xid", "79", Effect.NO_SCHEDULE, 1_790_000_000)
@@ -82,7 +82,7 @@ def test_what_was_saved_is_loaded_and_nobody_else_may_read_it(path: Path) -> Non
     ],
 )
 def test_a_file_that_breaks_a_rule_is_refused_with_the_place(data: bytes, reason: str) -> None:
-    with pytest.raises(Unusable) as raised:
+    with pytest.raises(CorruptFile) as raised:
         decode(data)
     assert reason in str(raised.value)
 
@@ -98,7 +98,7 @@ def test_a_file_that_breaks_a_rule_is_refused_with_the_place(data: bytes, reason
 def test_a_file_that_contradicts_itself_is_refused(change: Any, reason: str) -> None:
     document = json.loads(encode(TAINTS))
     change(document)
-    with pytest.raises(Unusable) as raised:
+    with pytest.raises(CorruptFile) as raised:
         decode(json.dumps(document).encode())
     assert reason in str(raised.value)
 
@@ -115,5 +115,5 @@ def test_a_file_that_cannot_be_used_is_set_aside_and_told_of(path: Path) -> None
 
 def test_what_cannot_be_kept_is_told_with_the_path(path: Path) -> None:
     path.parent.write_text("in the way")
-    with pytest.raises(NotKept, match=f"{path}: .* bytes could not be kept: "):
+    with pytest.raises(WriteError, match=f"{path}: .* bytes could not be kept: "):
         save(path, TAINTS)

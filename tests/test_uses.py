@@ -21,7 +21,7 @@ from agent.model.consumers import ConsumerMap
 from agent.model.health import Blame, Cause, DeviceHealth, Health, Severity
 from agent.model.report import Report
 from agent.model.use_limits import RUNNING_MAX
-from agent.model.uses import NOT_KNOWN, DeviceState, Ended, Ending, Kept
+from agent.model.uses import NOT_KNOWN, DeviceState, Ending, Kept, UsageEnd
 
 NOBODY = known()
 
@@ -190,7 +190,7 @@ def test_what_a_whole_checkpoint_no_longer_has_was_released() -> None:
     looks.look(NOBODY)
     looks.look(known(TRAIN))
     looks.look(known(TRAIN))
-    assert looks.only(NOBODY).ended == Ended(Ending.RELEASED, at(12).wall_s, at(13).wall_s, 2.0)
+    assert looks.only(NOBODY).ended == UsageEnd(Ending.RELEASED, at(12).wall_s, at(13).wall_s, 2.0)
     assert not looks.uses.running
 
 
@@ -348,7 +348,7 @@ def test_a_use_that_is_still_there_goes_on_as_the_same() -> None:
     gone_on = looks.only(OF_LEFT, LOST)
     assert (gone_on.id, gone_on.began.wall_s, gone_on.worst) == (LEFT.id, LEFT.began.wall_s, LOST)
     ended = looks.only(NOBODY).ended
-    assert ended == Ended(Ending.RELEASED, at(1000).wall_s, at(1001).wall_s, 1001.0)
+    assert ended == UsageEnd(Ending.RELEASED, at(1000).wall_s, at(1001).wall_s, 1001.0)
 
 
 def test_after_a_reboot_a_use_that_went_on_has_lasted_as_long_as_the_wall_clock_says() -> None:
@@ -362,7 +362,7 @@ def test_after_a_reboot_a_use_that_went_on_has_lasted_as_long_as_the_wall_clock_
 
 def test_a_use_that_is_gone_ended_while_the_agent_was_away_in_the_last_known_state() -> None:
     ended = resumed().only(NOBODY, LOST)
-    assert ended.ended == Ended(Ending.AWAY, at(100).wall_s, at(1000).wall_s, 100.0)
+    assert ended.ended == UsageEnd(Ending.AWAY, at(100).wall_s, at(1000).wall_s, 100.0)
     assert (ended.state, ended.worst) == (GOOD, SLOW)
 
 

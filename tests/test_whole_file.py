@@ -8,14 +8,14 @@ from pathlib import Path
 import pytest
 
 from agent.model.reading import Absence
-from agent.system.read_file import Unread, WholeFile, read_whole
+from agent.system.read_file import ReadError, WholeFile, read_bounded
 
 LIMIT = 100
 
 
-def unread(path: Path) -> Unread:
-    with pytest.raises(Unread) as caught:
-        read_whole(path, LIMIT)
+def unread(path: Path) -> ReadError:
+    with pytest.raises(ReadError) as caught:
+        read_bounded(path, LIMIT)
     assert str(caught.value) == f"{path}: {caught.value.reason}"
     return caught.value
 
@@ -25,7 +25,7 @@ def test_a_file_at_its_limit_is_read_with_its_age(tmp_path: Path) -> None:
     path.write_bytes(b"x" * LIMIT)
     os.utime(path, (0, 1234.5))
     link.symlink_to(path)
-    assert read_whole(link, LIMIT) == WholeFile(b"x" * LIMIT, 1234.5)
+    assert read_bounded(link, LIMIT) == WholeFile(b"x" * LIMIT, 1234.5)
 
 
 def test_a_byte_more_is_too_much_and_counted(tmp_path: Path) -> None:

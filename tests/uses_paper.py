@@ -7,12 +7,12 @@ from claims_paper import NAMESPACE, at, device, heard, prepared, told, use
 from agent.devices.consumers.consumer_map import consumer_map
 from agent.devices.consumers.usage import Step, Uses, follow
 from agent.model.claim import ClaimRef
-from agent.model.claim_sources import Heard, KnownPod, ListedPod, Origin, PodRef, PreparedClaim
+from agent.model.claim_sources import KnownPod, ListedPod, Origin, PodRef, PreparedClaim, SourceAnswers
 from agent.model.consumers import ConsumerMap
 from agent.model.health import Health, Severity
 from agent.model.reading import Absence
 from agent.model.time import Instant
-from agent.model.uses import DeviceState, Ended, Ending, Use
+from agent.model.uses import DeviceState, DeviceUsage, Ending, UsageEnd
 
 GOOD = DeviceState(Health.HEALTHY, Severity.OK, since_s=1.0)
 SLOW = DeviceState(Health.HEALTHY, Severity.DEGRADED, "gpu.heat", "91 C, 90 allowed", 2.0)
@@ -32,13 +32,17 @@ def known(
     wrong = ("claim 7: is cut off",) if torn else ()
     checkpoint = told(Origin.CHECKPOINT, claims, 1, wrong=wrong)
     rest = heard(pods_api=pods, podresources=listed)
-    return consumer_map(Heard(prepared=(checkpoint,), listed=rest.listed, pods=rest.pods))
+    return consumer_map(SourceAnswers(prepared=(checkpoint,), listed=rest.listed, pods=rest.pods))
 
 
 UNREADABLE = consumer_map(
-    Heard(prepared=(told(Origin.CHECKPOINT, (), absence=Absence.UNREADABLE, why="Input/output error"),))
+    SourceAnswers(
+        prepared=(told(Origin.CHECKPOINT, (), absence=Absence.UNREADABLE, why="Input/output error"),)
+    )
 )
-GONE = consumer_map(Heard(prepared=(told(Origin.CHECKPOINT, (), absence=Absence.ABSENT, why="not there"),)))
+GONE = consumer_map(
+    SourceAnswers(prepared=(told(Origin.CHECKPOINT, (), absence=Absence.ABSENT, why="not there"),))
+)
 NOT_ASKED = ConsumerMap()
 
 
@@ -49,13 +53,13 @@ class Looks:
         self.uses = uses or Uses("life")
         self.second = first - 1
         self.step = Step(self.uses, (), ())
-        self.ended: list[Use] = []
+        self.ended: list[DeviceUsage] = []
 
     @property
     def now(self) -> Instant:
         return at(self.second)
 
-    def look(self, map_: ConsumerMap, state: DeviceState = GOOD) -> tuple[Use, ...]:
+    def look(self, map_: ConsumerMap, state: DeviceState = GOOD) -> tuple[DeviceUsage, ...]:
         """What began, changed or ended."""
         self.second += 1
         self.step = follow(self.uses, map_, lambda _: state, self.now)
@@ -63,13 +67,13 @@ class Looks:
         self.ended += [one for one in self.step.changed if one.ended]
         return self.step.changed
 
-    def only(self, map_: ConsumerMap, state: DeviceState = GOOD) -> Use:
+    def only(self, map_: ConsumerMap, state: DeviceState = GOOD) -> DeviceUsage:
         """The same of one."""
         (changed,) = self.look(map_, state)
         return changed
 
 
-def a_use(number: int = 1, *, goes_on: bool = False, **more: object) -> Use:
+def a_use(number: int = 1, *, goes_on: bool = False, **more: object) -> DeviceUsage:
     """One that ran for an hour, and a minute ago was seen to have ended."""
     values: dict[str, object] = {
         "id": f"life-{number}",
@@ -84,6 +88,6 @@ def a_use(number: int = 1, *, goes_on: bool = False, **more: object) -> Use:
         "requests": ("gpus",),
         "containers": ("main",),
         "owner": "Job train",
-        "ended": None if goes_on else Ended(Ending.RELEASED, at(3599).wall_s, at(3600).wall_s, 3600.0),
+        "ended": None if goes_on else UsageEnd(Ending.RELEASED, at(3599).wall_s, at(3600).wall_s, 3600.0),
     }
-    return Use(**{**values, **more})  # type: ignore[arg-type]
+    return DeviceUsage(**{**values, **more})  # type: ignore[arg-type]

@@ -28,9 +28,9 @@ from agent.allocatable.sums import (
     pod_requests,
 )
 from agent.allocatable.values import (
-    Asked,
     Expected,
     Option,
+    RequestSums,
     asked,
     cpu_quota,
     cpu_weight,
@@ -153,9 +153,9 @@ def _or_by_text(expected: Expected, by_text: Expected, why: str) -> Expected:
     return replace(expected, accepted=(*expected.accepted, *others))
 
 
-def _pod_limit(pod: Pod, resource: str, facts: NodeFacts) -> Asked:
+def _pod_limit(pod: Pod, resource: str, facts: NodeFacts) -> RequestSums:
     if pod.qos is Qos.BEST_EFFORT or (pod.qos is Qos.BURSTABLE and not limited(pod, resource)):
-        return Asked(None, None)
+        return RequestSums(None, None)
     return asked(lambda claims: pod_limits(pod, resource, claims=claims), facts)
 
 
@@ -166,7 +166,7 @@ def _no_limit(pod: Pod, resource: str) -> str:
     return f"no limit: {', '.join(without)} has none"
 
 
-def _pod_pages(pod: Pod, size_kib: int, facts: NodeFacts) -> Asked:
+def _pod_pages(pod: Pod, size_kib: int, facts: NodeFacts) -> RequestSums:
     names = _page_resources(pod, size_kib)
     return asked(lambda claims: added(pod_requests(pod, name, claims=claims) for name in names), facts)
 
@@ -201,18 +201,18 @@ def _own_cpus(exclusive: Sequence[Exclusive]) -> Iterable[Expected]:
 def _container_weight(pod: Pod, container: Container, facts: NodeFacts) -> Expected:
     """Claims do not count; but text and code differ where only the pod as a whole has a limit."""
     amount = container_request(pod, container)
-    expected = cpu_weight(Asked(amount, amount), facts, runtimes=True)
+    expected = cpu_weight(RequestSums(amount, amount), facts, runtimes=True)
     if CPU in container.requests or container.limits.get(CPU) or not isinstance(amount, Sum):
         return expected
     least = least_weight("", facts, runtimes=True)
     return _or_by_text(expected, least, "it asks for nothing itself, so the least")
 
 
-def _container_limit(pod: Pod, container: Container, resource: str, facts: NodeFacts) -> Asked:
+def _container_limit(pod: Pod, container: Container, resource: str, facts: NodeFacts) -> RequestSums:
     return asked(lambda claims: container_limit(pod, container, resource, claims=claims), facts)
 
 
-def _container_pages(pod: Pod, container: Container, size_kib: int, facts: NodeFacts) -> Asked:
+def _container_pages(pod: Pod, container: Container, size_kib: int, facts: NodeFacts) -> RequestSums:
     names = _page_resources(pod, size_kib)
     return asked(
         lambda claims: added(container_pages(pod, container, name, claims=claims) for name in names), facts

@@ -51,7 +51,7 @@ class Expected:
     """Of a quota: the period that it is counted over; else 0."""
 
 
-class Asked(NamedTuple):
+class RequestSums(NamedTuple):
     """What was asked for."""
 
     amount: Amount
@@ -60,9 +60,9 @@ class Asked(NamedTuple):
     """...and as one does that does not count claims."""
 
 
-def asked(add: Callable[[bool], Amount], facts: NodeFacts) -> Asked:
+def asked(add: Callable[[bool], Amount], facts: NodeFacts) -> RequestSums:
     """Both sums. ``add`` is told whether claims count."""
-    return Asked(add(facts.counts_claims), add(False))
+    return RequestSums(add(facts.counts_claims), add(False))
 
 
 def unknown(knob: KnobId, why: str) -> Expected:
@@ -73,7 +73,7 @@ def unknown(knob: KnobId, why: str) -> Expected:
 # --- CPU time ----------------------------------------------------------------------------------------------
 
 
-def cpu_weight(wanted: Asked, facts: NodeFacts, *, runtimes: bool = False) -> Expected:
+def cpu_weight(wanted: RequestSums, facts: NodeFacts, *, runtimes: bool = False) -> Expected:
     """``cpu.weight``, in v1 ``cpu.shares``. ``runtimes``: the runtime writes it, not the kubelet."""
     if isinstance(wanted.amount, Unsaid):
         return unknown(KnobId(Knob.WEIGHT), wanted.amount.why)
@@ -108,7 +108,7 @@ def _weighted(shares: int, text: str, facts: NodeFacts, runtimes: bool) -> Expec
     return Expected(KnobId(Knob.WEIGHT), options, f"{arithmetic} -> weight {told}")
 
 
-def cpu_quota(wanted: Asked, facts: NodeFacts, lifted: str, without: str) -> Iterable[Expected]:
+def cpu_quota(wanted: RequestSums, facts: NodeFacts, lifted: str, without: str) -> Iterable[Expected]:
     """Quota; and the period, if there is a quota.
 
     Args:
@@ -145,7 +145,7 @@ def _quotas(amount: Quantity, facts: NodeFacts) -> tuple[Option, ...]:
 # --- memory and pages --------------------------------------------------------------------------------------
 
 
-def memory_limit(wanted: Asked, facts: NodeFacts, without: str) -> Expected:
+def memory_limit(wanted: RequestSums, facts: NodeFacts, without: str) -> Expected:
     """The limit of memory. ``without`` is said if there is none."""
     knob, amount = KnobId(Knob.MEMORY), wanted.amount
     if isinstance(amount, Unsaid):
@@ -157,7 +157,7 @@ def memory_limit(wanted: Asked, facts: NodeFacts, without: str) -> Expected:
     return _explained(expected, _options(wanted.uncounted, lambda total: _paged(total, facts.page_bytes)))
 
 
-def page_limits(size_kib: int, wanted: Asked) -> Iterable[Expected]:
+def page_limits(size_kib: int, wanted: RequestSums) -> Iterable[Expected]:
     """The limits of hugepages of one size, and of reservations of them: without being asked for, none."""
     amount = wanted.amount
     for kind in (Knob.PAGES, Knob.RESERVED):

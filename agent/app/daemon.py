@@ -27,8 +27,8 @@ import trio
 
 from agent.config.config import Config
 from agent.driver.links import LinkedSource, Links
-from agent.driver.report_hub import Board
-from agent.engine.loop import Core, Timing
+from agent.driver.report_hub import ReportHub
+from agent.engine.loop import EngineLoop, Timing
 from agent.engine.step import begin
 from agent.errors import Busy, ConfigError, PermissionDenied
 from agent.health.gpu.faults.checkpoint import restore
@@ -39,19 +39,19 @@ from agent.model.time import NS
 from agent.model.use_limits import Limits
 from agent.node.open import NODE_STOP_S, open_node, settings_of
 from agent.node.pods.history_recorder import Recorder
-from agent.node.pods.tracker import PodWatch
+from agent.node.pods.tracker import PodTracker
 from agent.serve.notify import Notifier
 from agent.serve.servers import Servers
 from agent.serve.sockets import make_directory
 from agent.sources.gpu_host import read_boot_id
 from agent.store import faults
-from agent.store.fault_checkpoint import Keeper
+from agent.store.fault_checkpoint import FaultCheckpointWriter
 from agent.system.clock import read_clocks
 from agent.system.threads.loop_thread import IoThread
 from agent.version import VERSION
 
 if TYPE_CHECKING:
-    from agent.driver.link import Link
+    from agent.driver.link import DriverSession
 
 SWITCH_INTERVAL_S: Final = 0.0005  # a busy thread delays the core by one of these; Python's default is 5 ms
 ASIDE_S: Final = 0.001
@@ -85,13 +85,13 @@ def run(config: Config, on_report: Callable[[Report], None] | None = None) -> No
 
 def _serve(config: Config, on_report: Callable[[Report], None] | None) -> None:
     notifier = Notifier.from_environ(os.environ)
-    board = Board()
+    board = ReportHub()
     latest = board.subscribe()
 
-    def link(driver: str, state_dir: Path) -> "Link":
-        from agent.driver.link import Link  # 2 MiB that an agent without linked drivers does without
+    def link(driver: str, state_dir: Path) -> "DriverSession":
+        from agent.driver.link import DriverSession  # 2 MiB that an agent without linked drivers does without
 
-        return Link(
+        return DriverSession(
             driver,
             config,
             board,
@@ -108,7 +108,7 @@ def _serve(config: Config, on_report: Callable[[Report], None] | None) -> None:
     settings = settings_of(config)
     limits = Limits(config.history_rows, config.history_age_s)
     recorder = Recorder(config.state_dir, limits=limits, drivers=config.drivers)
-    pods = PodWatch(config, clock=read_clocks, record=recorder.take if config.history_rows else None)
+    pods = PodTracker(config, clock=read_clocks, record=recorder.take if config.history_rows else None)
     try:
         node = open_node(config, settings, config.period_ns, declares=True, pods=pods)
     except BaseException:
@@ -123,7 +123,7 @@ def _serve(config: Config, on_report: Callable[[Report], None] | None) -> None:
     kept, problem = faults.load(path)
     if problem:
         log.warning("%s", problem)
-    keeper = Keeper(path, kept)
+    keeper = FaultCheckpointWriter(path, kept)
     boot_id = read_boot_id(config.procfs_root)
 
     waiting_since_ns = 0  # when the oldest report was published that the I/O thread has not taken
@@ -144,13 +144,13 @@ def _serve(config: Config, on_report: Callable[[Report], None] | None) -> None:
         if latest.is_taken() or time.monotonic_ns() - waiting_since_ns < IO_STUCK_NS:
             notifier.watchdog()
 
-    core = Core(
+    core = EngineLoop(
         source=source,
         state=begin(settings, restore(kept, boot_id, settings.gpu, read_clocks())),
         timing=Timing(config.heartbeat_s, config.coalesce_ns, notifier.watchdog_s),
         clock=read_clocks,
         publish=publish,
-        remember=keeper.take,
+        remember=keeper.update,
         alive=alive,
         jitter=random.random,
     )
@@ -181,7 +181,7 @@ def _serve(config: Config, on_report: Callable[[Report], None] | None) -> None:
 
 
 async def _main(
-    core: Core,
+    core: EngineLoop,
     beside: tuple[Callable[[], Awaitable[None]], ...],
     failed: "_Failure",
     ready: Callable[[], None],

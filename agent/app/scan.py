@@ -20,7 +20,7 @@ LIMIT_S: Final = 5.0
 UNREAD: Final = (SourceState.STARTING, SourceState.STALLED)
 
 
-def look_once(config: Config) -> Report:
+def scan_once(config: Config) -> Report:
     """Two passes 250 ms apart. A GPU that does not answer in time is in the report, and Unknown; its thread
     may be left behind, see :func:`agent.app.daemon.run`.
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Final
 
 from agent.bench import budgets
-from agent.bench.guards import Found, Guard, bench
+from agent.bench.guards import Guard, GuardResult, bench
 
 WIDTH: Final = 100
 VERDICTS: Final = {True: "ok", False: "MISS", None: "--"}
@@ -34,7 +34,7 @@ def check(root: Path, guards: Sequence[Guard]) -> bool:
     return not missed
 
 
-def line(guard: Guard, found: Found) -> str:
+def line(guard: Guard, found: GuardResult) -> str:
     """``ok    bytes.health_8_devices    376``; the budget where it is another than the figure."""
     budget = f"; budget {found.budget}" if found.budget and found.budget != found.value else ""
     text = f"{VERDICTS[found.met]:4}  {guard!s:36}  {found.value}{budget}"

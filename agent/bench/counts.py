@@ -132,7 +132,7 @@ def build(root: Path, where: Path) -> Driver:
         _output([compiler(), *flags, "-c", str(source), "-o", made])
         return made
 
-    sources = [root / "benchmarks/driver.c", *sorted((root / "native/src").glob("*.c"))]
+    sources = [root / "benchmarks/driver.c", *sorted((root / "native/src").rglob("*.c"))]
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         made = list(pool.map(compiled, sources))
     wraps = [f"-Wl,--wrap={name}" for name in WRAPPED]

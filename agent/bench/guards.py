@@ -45,7 +45,7 @@ RACES: Final = {
 """Groups that are swept, by the key of the row. Those in situ would take minutes of pauses."""
 
 
-class Found(NamedTuple):
+class GuardResult(NamedTuple):
     """How a guard stands."""
 
     value: str
@@ -96,7 +96,7 @@ class Guard(NamedTuple):
     def __str__(self) -> str:
         return f"{self.kind}.{self.name}"
 
-    def hold(self, on: Bench) -> Found:
+    def hold(self, on: Bench) -> GuardResult:
         """Measure it, and judge.
 
         Raises:
@@ -105,7 +105,7 @@ class Guard(NamedTuple):
         tools = [counts.compiler() if tool == "cc" else tool for tool in KINDS[self.kind].tools]
         missing = [tool for tool in tools if shutil.which(tool) is None]
         if missing:
-            return Found(f"{missing[0]} is not installed", "", None)
+            return GuardResult(f"{missing[0]} is not installed", "", None)
         return KINDS[self.kind].hold(on, self.name)
 
 
@@ -115,54 +115,54 @@ class Kind(NamedTuple):
     tools: tuple[str, ...]
     """Programs without which they cannot be; ``cc`` is the compiler."""
     names: Sequence[str]
-    hold: Callable[[Bench, str], Found]
+    hold: Callable[[Bench, str], GuardResult]
 
 
-def _system_calls(on: Bench, name: str) -> Found:
+def _system_calls(on: Bench, name: str) -> GuardResult:
     found, budget = counts.system_calls(on.driver, WORKS[name]), on.budget("system_calls", name)
-    return Found(_listed(found), _listed(budget), found == budget)
+    return GuardResult(_listed(found), _listed(budget), found == budget)
 
 
 def _listed(calls: Mapping[str, float]) -> str:
     return ", ".join(f"{name} {number:g}" for name, number in calls.items()) or "none"
 
 
-def _instructions(on: Bench, name: str) -> Found:
+def _instructions(on: Bench, name: str) -> GuardResult:
     own, calls = counts.instructions(on.driver, WORKS[name])
     value = _counted(own, calls)
     baselines = on.baselines()
     if not baselines:
-        return Found(f"{value}: no baseline for {counts.compiler_id()}; --record keeps them", "", None)
+        return GuardResult(f"{value}: no baseline for {counts.compiler_id()}; --record keeps them", "", None)
     if name not in baselines:
         raise Unmeasured(f'{FILE}: [instructions."{counts.compiler_id()}"] has no {name}; --record keeps it')
     budget, budget_calls = baselines[name], baselines[f"{name}_calls"]
     met = abs(own - budget) <= WITHIN * budget and calls == budget_calls
-    return Found(value, _counted(budget, budget_calls), met)
+    return GuardResult(value, _counted(budget, budget_calls), met)
 
 
 def _counted(own: float, calls: float) -> str:
     return f"{own:,.0f} in the core, {calls:,g} calls into libraries"
 
 
-def _allocations(on: Bench, name: str) -> Found:
+def _allocations(on: Bench, name: str) -> GuardResult:
     kept = quiet.blocks_kept() if name == QUIET_LOOK else counts.allocations(on.driver, WORKS[name])
     return _exact(kept, on.budget("allocations", name))
 
 
-def _wakeups(on: Bench, name: str) -> Found:
+def _wakeups(on: Bench, name: str) -> GuardResult:
     return _exact(QUIET[name](), on.budget("wakeups", name))
 
 
-def _bytes(on: Bench, name: str) -> Found:
+def _bytes(on: Bench, name: str) -> GuardResult:
     found = sum(len(message) for message in encode_health(entries_of(LISTS[name])))
     return _exact(found, on.budget("bytes", name))
 
 
-def _exact(found: float, budget: float) -> Found:
-    return Found(f"{found:,g}", f"{budget:,g}", found == budget)
+def _exact(found: float, budget: float) -> GuardResult:
+    return GuardResult(f"{found:,g}", f"{budget:,g}", found == budget)
 
 
-def _ratio(on: Bench, name: str) -> Found:
+def _ratio(on: Bench, name: str) -> GuardResult:
     budget = float(on.budget("ratio", name))
     found = _core_to_floor(RACES[name])
     for _ in range(TRIES - 1):
@@ -170,7 +170,7 @@ def _ratio(on: Bench, name: str) -> Found:
             break
         found = min(found, _core_to_floor(RACES[name]), key=lambda one: one.median)
     value = f"{found.median:.2f}x the floor [{found.low:.2f}, {found.high:.2f}]"
-    return Found(value, f"{budget:.2f}x, or {SLACK:.0%} over", found.median <= budget * (1 + SLACK))
+    return GuardResult(value, f"{budget:.2f}x, or {SLACK:.0%} over", found.median <= budget * (1 + SLACK))
 
 
 def _core_to_floor(groups: int) -> Interval:

@@ -21,7 +21,7 @@ from trio.testing import MockClock
 from agent.bench.result import Unmeasured
 from agent.bench.trees import scratch, write_groups, write_sysfs
 from agent.config.config import Config
-from agent.engine.loop import Core, Timing
+from agent.engine.loop import EngineLoop, Timing
 from agent.engine.step import State, step
 from agent.health.host.catalog import wakes
 from agent.model.settings import Settings
@@ -160,7 +160,7 @@ def _clock() -> Instant:
 
 async def _quiet_minute(quiet: _Quiet) -> int:
     config = Config(node_name="bench")
-    core = Core(
+    core = EngineLoop(
         source=quiet,
         state=State(Settings("bench")),
         timing=Timing(config.heartbeat_s, config.coalesce_ns, watchdog_s=None),

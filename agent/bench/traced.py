@@ -24,7 +24,7 @@ import trio
 
 from agent.app.daemon import SWITCH_INTERVAL_S, step_aside
 from agent.config.config import Config, load
-from agent.engine.loop import Core, Timing
+from agent.engine.loop import EngineLoop, Timing
 from agent.engine.step import begin
 from agent.model.health import DeviceHealth
 from agent.model.report import Report
@@ -81,7 +81,7 @@ def _say(stamps: Mapping[str, int]) -> None:
     print(json.dumps(stamps), flush=True)
 
 
-async def _until_told(core: Core, node: Node) -> None:
+async def _until_told(core: EngineLoop, node: Node) -> None:
     with trio.open_signal_receiver(signal.SIGTERM) as signals:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(core.run)
@@ -95,7 +95,7 @@ def main(flags: Mapping[str, str | list[str]]) -> None:
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     config = load(flags, {})
     traced = Traced(config, open_sampler(config, config.period_ns))
-    core = Core(
+    core = EngineLoop(
         source=traced,
         state=begin(settings_of(config)),
         timing=Timing(config.heartbeat_s, config.coalesce_ns, None),

@@ -50,7 +50,7 @@ class HealthList(NamedTuple):
     """It has more entries than were read."""
 
 
-class Ended(NamedTuple):
+class StreamEnd(NamedTuple):
     """How a stream ended, or a call."""
 
     at_s: float
@@ -68,7 +68,7 @@ class Stream(NamedTuple):
 
     opened_s: float
     lists: tuple[HealthList, ...]
-    ended: Ended | None
+    ended: StreamEnd | None
     """None: it was open until our side closed it."""
     closed_s: float
     """When our side stopped listening, or it ended."""

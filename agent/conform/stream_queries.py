@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator
 from itertools import pairwise
 from typing import Final
 
-from agent.conform.observed import Device, Ended, Key, Observed, Stream, Watch
+from agent.conform.observed import Device, Key, Observed, Stream, StreamEnd, Watch
 from agent.conform.verdicts import Judgement, failed, spell, warned, worst
 
 DEFAULT_LEASE_S: Final = 30
@@ -72,7 +72,7 @@ def lists_of(watch: Watch) -> int:
     return sum(len(stream.lists) for stream in watch.streams)
 
 
-def is_ours(end: Ended) -> bool:
+def is_ours(end: StreamEnd) -> bool:
     """Whether our side ended it."""
     return bool(end.too_large or end.flooded)
 

@@ -12,7 +12,7 @@ from agent.model.faults import KnownGpu
 from agent.model.gpu import GpuSample
 
 
-def call_roll(
+def assign_indices(
     known: Iterable[KnownGpu], samples: Sequence[GpuSample], expect: int | None, bus: Sequence[str] = ()
 ) -> tuple[KnownGpu, ...]:
     """The GPUs of this node by number, the missing ones among them.

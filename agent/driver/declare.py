@@ -15,8 +15,8 @@ from agent.model.reading import Absence
 from agent.serve.driver_link.service import Row
 from agent.sources.declared import FILE_BYTES, SUFFIX
 from agent.sources.declared_file import LINE_BYTES, VERSION, parse_declaration, who
-from agent.store.files import NotKept, make_directory, put
-from agent.system.read_file import Unread, read_whole
+from agent.store.files import WriteError, make_directory, put
+from agent.system.read_file import ReadError, read_bounded
 
 MARK: Final = "# Written by drahealth: "
 """The beginning of a file that is ours to replace."""
@@ -52,15 +52,15 @@ def declare(directory: Path, driver: str, node: str, rows: Iterable[Row]) -> int
             make_directory(directory, DIRECTORY_MODE)
             put(path, data, new=path.with_name(f".{path.name}.new"), mode=MODE)
     except OSError as error:
-        raise NotKept(path, len(data), error.errno or 0, error.strerror or str(error)) from None
+        raise WriteError(path, len(data), error.errno or 0, error.strerror or str(error)) from None
     return len(devices)
 
 
 def _found(path: Path) -> bytes:
     """What is in the file; nothing if there is none. Raises Busy if it is not ours, and OSError."""
     try:
-        found = read_whole(path, FILE_BYTES).data
-    except Unread as error:
+        found = read_bounded(path, FILE_BYTES).data
+    except ReadError as error:
         if error.absence is Absence.ABSENT:
             return b""
         if error.errno not in {0, EISDIR}:

@@ -13,15 +13,15 @@ from typing import Final, TypeVar
 
 from agent.prepare import ledger as books
 from agent.prepare.driver_faults import due_wall_s
-from agent.prepare.ledger import Book
+from agent.prepare.ledger import PrepareLedger
 from agent.store import prepares
-from agent.store.files import NotKept
+from agent.store.files import WriteError
 
 WRITE_S: Final = 1.5
 """How long anybody waits for the disk [s]."""
-LAZY_S: Final = 0.5
+DEBOUNCE_S: Final = 0.5
 """What can wait is written after this time, together with what else comes [s]."""
-AGAIN_S: Final = 60.0
+RETRY_S: Final = 60.0
 """A disk that does not take it is asked again after this time, or when there is more to write [s]."""
 LOOK_S: Final = 10.0
 """The wall clock may be set at any time, so nobody sleeps longer than this for one of its times [s]."""
@@ -31,7 +31,7 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 
-class Scribe:
+class LedgerWriter:
     """Keeps a book. From any thread.
 
     A thread of its own is there only while something is to be written, or a told fault waits for its end.
@@ -59,7 +59,7 @@ class Scribe:
         self._clock = clock
         self._news = news
         self._changed = threading.Condition()  # guards the rest; nobody is waited for while it is held
-        self._book = Book()
+        self._book = PrepareLedger()
         self._revision = 0  # of the book...
         self._tried = 0  # ...the one that was or could not be written...
         self._saved = 0  # ...and the one that was
@@ -70,7 +70,7 @@ class Scribe:
         self._errno: int | None = None
 
     @property
-    def book(self) -> Book:
+    def book(self) -> PrepareLedger:
         """The newest."""
         return self._book
 
@@ -99,7 +99,9 @@ class Scribe:
             late.set()
             log.warning("%s: not read within %g s; goes on without what was remembered", directory, WRITE_S)
 
-    def change(self, note: Callable[[Book, float], tuple[Book, T]], *, urgent: bool = False) -> T:
+    def change(
+        self, note: Callable[[PrepareLedger, float], tuple[PrepareLedger, T]], *, urgent: bool = False
+    ) -> T:
         """Writes something into the book.
 
         Args:
@@ -111,7 +113,7 @@ class Scribe:
             self._book, result = note(self._book, self._clock())
             self._revision += 1
             revision = self._revision
-            due = time.monotonic() + (0 if urgent else LAZY_S)
+            due = time.monotonic() + (0 if urgent else DEBOUNCE_S)
             self._due = due if is_clean else min(self._due, due)
             if self._start() and urgent and self._directory and not self._stuck:
                 self._stuck = not self._changed.wait_for(lambda: self._tried >= revision, WRITE_S)
@@ -194,7 +196,7 @@ class Scribe:
                 return
         try:
             kept, problem = prepares.save(self._directory, self._driver, self._version, book, self._clock())
-        except NotKept as error:
+        except WriteError as error:
             self._missed(error, revision)
             return
         if problem:
@@ -206,9 +208,9 @@ class Scribe:
             self._changed.notify_all()
         self._news()
 
-    def _missed(self, error: NotKept, revision: int) -> None:
+    def _missed(self, error: WriteError, revision: int) -> None:
         with self._changed:
-            self._tried, self._due = revision, time.monotonic() + AGAIN_S
+            self._tried, self._due = revision, time.monotonic() + RETRY_S
             self._stuck = False
             is_told, self._errno = error.errno == self._errno, error.errno
             self._changed.notify_all()

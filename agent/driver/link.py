@@ -12,18 +12,18 @@ from typing import Final
 from agent.config.config import Config
 from agent.devices.taints import devices_of
 from agent.driver.declare import declare
-from agent.driver.prepare_tracker import Desk
-from agent.driver.report_hub import Board
+from agent.driver.prepare_tracker import PrepareTracker
+from agent.driver.report_hub import ReportHub
 from agent.driver.taint_publisher import TaintPublisher, policy_of
 from agent.model.claim import Claim, DeviceRef
 from agent.model.declared import Declarations
 from agent.model.health import DeviceHealth
-from agent.model.prepare import PrepareVerdict, ToldFault
+from agent.model.prepare import DriverFault, PrepareVerdict
 from agent.model.report import Report
 from agent.model.taint import Taints
 from agent.model.time import NS, Instant
 from agent.prepare.evidence import Evidence
-from agent.serve.driver_link.service import Ended, NoRoom, Row, Synced
+from agent.serve.driver_link.service import HandlerGone, NoRoom, Row, Synced
 from agent.sources.declared import DIRECTORY
 from agent.sources.declared_file import DEVICES_MAX
 from agent.store import taints as taint_store
@@ -33,18 +33,18 @@ JUDGED_S: Final = 2.0
 """How long a driver that declares its devices waits for their first verdicts [s]."""
 
 
-class Link:
+class DriverSession:
     """What the agent does for one driver. From any thread but the core's; a call may wait for a disk."""
 
     def __init__(
         self,
         driver: str,
         config: Config,
-        board: Board,
+        board: ReportHub,
         *,
         state_dir: Path,
         declarations: Callable[[], Declarations],
-        tell: Callable[[str, Sequence[ToldFault]], None],
+        tell: Callable[[str, Sequence[DriverFault]], None],
         clock: Callable[[], Instant],
     ) -> None:
         """Reads what is remembered of the driver, which can take as long as a disk takes.
@@ -66,7 +66,7 @@ class Link:
         self._declarations = declarations
         self._tell = tell
         self._latest: Latest[Taints] = Latest()
-        self._desk = Desk(driver, state_dir, self, patterns=config.prepare_patterns)
+        self._desk = PrepareTracker(driver, state_dir, self, patterns=config.prepare_patterns)
         path = state_dir / taint_store.FILE
         self._publisher = TaintPublisher(
             self._publish, driver=driver, policy=policy_of(config), path=path, clock=clock
@@ -99,19 +99,19 @@ class Link:
 
     def check(self, claims: Sequence[Claim]) -> list[PrepareVerdict | None]:
         """What is known against preparing each of these claims."""
-        return [self._desk.refusal(claim) for claim in claims]
+        return [self._desk.known_blocker(claim) for claim in claims]
 
     def classify(self, claim: Claim, evidence: Sequence[Evidence]) -> PrepareVerdict:
         """Of what kind a failure is; nothing follows from that."""
         return self._desk.judge(claim, evidence)
 
-    def prepared(self, ended: Sequence[Ended]) -> list[PrepareVerdict | None]:
+    def prepared(self, ended: Sequence[HandlerGone]) -> list[PrepareVerdict | None]:
         """How prepares have ended. Waits until everybody knows of the devices that are broken."""
         verdicts = [self._prepared(one) for one in ended]
-        self._desk.wait_heard([one for one in verdicts if one is not None])  # once for all
+        self._desk.wait_delivered([one for one in verdicts if one is not None])  # once for all
         return verdicts
 
-    def unprepared(self, ended: Sequence[Ended]) -> list[PrepareVerdict | None]:
+    def unprepared(self, ended: Sequence[HandlerGone]) -> list[PrepareVerdict | None]:
         """How unprepares have ended. None for one that failed: let it succeed."""
         return [self._unprepared(one) for one in ended]
 
@@ -120,13 +120,13 @@ class Link:
         """The taints that the devices should have now."""
         return self._latest
 
-    def _prepared(self, one: Ended) -> PrepareVerdict | None:
+    def _prepared(self, one: HandlerGone) -> PrepareVerdict | None:
         if one.evidence is None:
             self._desk.succeeded(one.claim)
             return None
         return self._desk.note_failed(one.claim, self._desk.judge(one.claim, one.evidence))
 
-    def _unprepared(self, one: Ended) -> PrepareVerdict | None:
+    def _unprepared(self, one: HandlerGone) -> PrepareVerdict | None:
         if one.evidence is None:
             self._desk.unprepared(one.claim.ref)
             return None
@@ -166,15 +166,15 @@ class Link:
             device = device._replace(driver="")
         return self._board.health_of(device)
 
-    def tell(self, faults: Sequence[ToldFault]) -> None:
+    def tell(self, faults: Sequence[DriverFault]) -> None:
         """All devices that the driver found broken."""
         self._tell(self._driver, faults)
 
-    def wait_told(self, faults: Sequence[ToldFault], timeout_s: float) -> bool:
+    def wait_delivered(self, faults: Sequence[DriverFault], timeout_s: float) -> bool:
         """Blocks until a report says it of these devices, taints are decided, and streams have taken it.
 
         Returns:
             Whether that is so. A device that nobody declares is not waited for: nothing is said of it.
         """
         declared = [one for one in faults if self._board.health_of(one.device)]
-        return self._board.wait_told(declared, timeout_s)
+        return self._board.wait_delivered(declared, timeout_s)

@@ -17,19 +17,19 @@ from typing import TYPE_CHECKING, Protocol
 import trio
 
 from agent.config.config import DRIVERS
-from agent.driver.report_hub import Board
-from agent.model.prepare import ToldFault
+from agent.driver.report_hub import ReportHub
+from agent.model.prepare import DriverFault
 from agent.model.report import Report
 from agent.model.snapshot import Snapshot
 from agent.model.time import Instant
 
 if TYPE_CHECKING:
-    from agent.driver.link import Link
+    from agent.driver.link import DriverSession
 
 log = logging.getLogger(__name__)
 
 
-class Host(Protocol):
+class SnapshotSource(Protocol):
     """What wakes the core and is read by it. Its descriptor is an eventfd."""
 
     def fileno(self) -> int:
@@ -45,10 +45,10 @@ class Host(Protocol):
 class LinkedSource:
     """The host's sources, with what linked drivers found broken."""
 
-    def __init__(self, host: Host) -> None:
+    def __init__(self, host: SnapshotSource) -> None:
         self._host = host
         self._lock = threading.Lock()
-        self._told: dict[str, tuple[ToldFault, ...]] = {}
+        self._told: dict[str, tuple[DriverFault, ...]] = {}
         self._closed = False
 
     def fileno(self) -> int:
@@ -68,7 +68,7 @@ class LinkedSource:
             told = tuple(fault for faults in self._told.values() for fault in faults)
         return replace(snapshot, told=told) if told else snapshot
 
-    def tell(self, driver: str, faults: Sequence[ToldFault]) -> None:
+    def tell(self, driver: str, faults: Sequence[DriverFault]) -> None:
         """All devices that a driver found broken. From any thread."""
         with self._lock:
             self._told[driver] = tuple(faults)
@@ -85,7 +85,11 @@ class Links:
     """The links of the drivers that have a socket. From any thread, unless it says otherwise."""
 
     def __init__(
-        self, drivers: Sequence[str], state_dir: Path, board: Board, make: "Callable[[str, Path], Link]"
+        self,
+        drivers: Sequence[str],
+        state_dir: Path,
+        board: ReportHub,
+        make: "Callable[[str, Path], DriverSession]",
     ) -> None:
         """
         Args:
@@ -99,7 +103,7 @@ class Links:
         self._make = make
         self._lock = threading.Lock()
         self._opening = {driver: threading.Lock() for driver in drivers}
-        self._links: Mapping[str, Link] = {}
+        self._links: Mapping[str, DriverSession] = {}
         self._news = trio.Event()
         self._token: trio.lowlevel.TrioToken | None = None
 
@@ -110,7 +114,7 @@ class Links:
                 if directory.is_dir():
                     self.open(driver)
 
-    def open(self, driver: str) -> "Link":
+    def open(self, driver: str) -> "DriverSession":
         """The driver's link, made if it is not there: that can take as long as a disk takes."""
         with self._opening[driver]:
             link = self._links.get(driver)
@@ -127,7 +131,7 @@ class Links:
         """A newer report, from the core's thread: taints first, then whoever reads."""
         for link in self._links.values():
             link.take(report, now)
-        self._board.post(report)
+        self._board.publish(report)
 
     async def run(self) -> None:
         """Runs what links do in the core's loop, until cancelled."""

@@ -12,16 +12,16 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final, Protocol
 
-from agent.driver.ledger_writer import Scribe
+from agent.driver.ledger_writer import LedgerWriter
 from agent.model.claim import Claim, ClaimDevice, ClaimRef, DeviceRef
 from agent.model.health import DeviceHealth, Health
-from agent.model.prepare import ErrorClass, Outcome, PrepareVerdict, ToldFault
+from agent.model.prepare import DriverFault, ErrorClass, Outcome, PrepareVerdict
 from agent.prepare import ledger as books
 from agent.prepare.classify import Context, classify, classify_evidence, judge_devices
-from agent.prepare.driver_faults import apart_from
+from agent.prepare.driver_faults import without_faults
 from agent.prepare.errors import PrepareError
 from agent.prepare.evidence import Evidence
-from agent.prepare.ledger import Book
+from agent.prepare.ledger import PrepareLedger
 from agent.prepare.message import text
 from agent.prepare.patterns import Pattern
 from agent.system import jitter as dice
@@ -45,14 +45,14 @@ class Engine(Protocol):
     def health_of(self, device: DeviceRef) -> DeviceHealth | None:
         """What it says of a device now; None: nothing."""
 
-    def tell(self, faults: Sequence[ToldFault]) -> None:
+    def tell(self, faults: Sequence[DriverFault]) -> None:
         """All devices that the driver found broken; from any thread, returns at once."""
 
-    def wait_told(self, faults: Sequence[ToldFault], timeout_s: float) -> bool:
+    def wait_delivered(self, faults: Sequence[DriverFault], timeout_s: float) -> bool:
         """Blocks until these devices are Unhealthy for everybody who asks; False if that takes longer."""
 
 
-class Desk:
+class PrepareTracker:
     """Where the prepares of a driver are judged and remembered. From any thread."""
 
     def __init__(
@@ -65,7 +65,7 @@ class Desk:
         patterns: Sequence[Pattern] = (),
         clock: Callable[[], float] = time.time,
         monotonic: Callable[[], float] = time.monotonic,
-        jitter: Callable[[], float] = dice.throw,
+        jitter: Callable[[], float] = dice.random_fraction,
     ) -> None:
         """
         Args:
@@ -87,8 +87,8 @@ class Desk:
         self._patterns = tuple(patterns)
         self._clock = clock
         self._telling = threading.Lock()
-        self._heard: tuple[ToldFault, ...] = ()
-        self._scribe = Scribe(driver, directory, version, clock, self._tell)
+        self._heard: tuple[DriverFault, ...] = ()
+        self._scribe = LedgerWriter(driver, directory, version, clock, self._tell)
         self._scribe.restore()
         self._tell()
 
@@ -98,30 +98,30 @@ class Desk:
 
     # --- a prepare -----------------------------------------------------------------------------------------
 
-    def recall(self, claim: Claim) -> PrepareError | None:
+    def cached_failure(self, claim: Claim) -> PrepareError | None:
         """The answer, if the same question had one that still holds. Takes microseconds."""
-        verdict = books.recall(
+        verdict = books.cached_failure(
             self._scribe.book, claim, lambda: self._generation(claim), self._clock(), self._version
         )
         return PrepareError(verdict, text(verdict)) if verdict else None
 
-    def refusal(self, claim: Claim) -> PrepareVerdict | None:
+    def known_blocker(self, claim: Claim) -> PrepareVerdict | None:
         """Why a claim need not be tried; None: nothing is known against it. Takes microseconds.
 
         The answer of a while ago, or a device that is Unhealthy; then it is remembered as a try that failed.
         What an earlier prepare found of a device stops nobody: whether that is over only a prepare can tell.
         """
-        if answer := self.recall(claim):
+        if answer := self.cached_failure(claim):
             return answer.verdict
         told = self.told()
         known = {device.ref: self._said(device.ref) for device in claim.devices}
-        health = {ref: apart_from(told, found) for ref, found in known.items() if found is not None}
+        health = {ref: without_faults(told, found) for ref, found in known.items() if found is not None}
         verdict = judge_devices(Context(claim, health, engine_up=self._engine.is_up))
         if verdict is None:
             return None
         generation = self._generation(claim)
 
-        def note(book: Book, now_wall_s: float) -> tuple[Book, PrepareVerdict]:
+        def note(book: PrepareLedger, now_wall_s: float) -> tuple[PrepareLedger, PrepareVerdict]:
             return books.failed(
                 book, claim, generation, verdict, now_wall_s, self._version, frozenset(verdict.devices)
             )
@@ -151,7 +151,7 @@ class Desk:
             The verdict, with how often it was so and since when.
         """
         verdict = self.note_failed(claim, verdict, error)
-        self.wait_heard([verdict])
+        self.wait_delivered([verdict])
         return verdict
 
     def note_failed(
@@ -160,7 +160,7 @@ class Desk:
         """As :meth:`failed`, for one of several: :meth:`wait_heard` of all of them comes next."""
         generation, held = self._generation(claim), self._held(claim)
 
-        def note(book: Book, now_wall_s: float) -> tuple[Book, PrepareVerdict]:
+        def note(book: PrepareLedger, now_wall_s: float) -> tuple[PrepareLedger, PrepareVerdict]:
             return books.failed(book, claim, generation, verdict, now_wall_s, self._version, held)
 
         verdict = self._remember(note)
@@ -204,12 +204,12 @@ class Desk:
         held = self._held(claim)
         let_go = verdict.error_class is ErrorClass.FAILED_DEVICE or bool(held)
 
-        def note(book: Book, now_wall_s: float) -> tuple[Book, PrepareVerdict]:
+        def note(book: PrepareLedger, now_wall_s: float) -> tuple[PrepareLedger, PrepareVerdict]:
             book, counted = books.unprepare_failed(book, claim, verdict, now_wall_s, self._version, held)
             return (books.unprepared(book, ref, now_wall_s) if let_go else book), counted
 
         verdict = self._remember(note)
-        self.wait_heard([verdict])
+        self.wait_delivered([verdict])
         log.warning(
             "claim %s could not be unprepared%s: %s",
             ref,
@@ -229,14 +229,14 @@ class Desk:
         kept = sorted(self._scribe.book.claims.values(), key=lambda one: one.at_wall_s, reverse=True)
         return tuple(one.outcome for one in kept)
 
-    def told(self) -> tuple[ToldFault, ...]:
+    def told(self) -> tuple[DriverFault, ...]:
         """Devices that the driver found broken, those too that are excused by now."""
         return books.age(self._scribe.book, self._clock()).told.faults
 
     def _known(self, device: DeviceRef) -> DeviceHealth | None:
         """What is known of a device; what the driver told of it once and takes back proves nothing."""
         health = self._said(device)
-        return health and apart_from((one for one in self.told() if one.excused_wall_s), health)
+        return health and without_faults((one for one in self.told() if one.excused_wall_s), health)
 
     def _said(self, device: DeviceRef) -> DeviceHealth | None:
         """What the engine says of a device; what it said before it went down is no longer known."""
@@ -249,18 +249,20 @@ class Desk:
     def _generation(self, claim: Claim) -> str:
         told = self._scribe.book.told.faults
         known = (self._said(device.ref) for device in claim.devices)
-        return books.generation_of(health and apart_from(told, health) for health in known)
+        return books.generation_of(health and without_faults(told, health) for health in known)
 
     # --- telling -------------------------------------------------------------------------------------------
 
-    def wait_heard(self, verdicts: Sequence[PrepareVerdict]) -> None:
+    def wait_delivered(self, verdicts: Sequence[PrepareVerdict]) -> None:
         """Returns when everybody who must knows of the devices that are broken, or time is over."""
         broken = {(device, verdict.code) for verdict in verdicts for device in verdict.devices}
         faults = [one for one in self.told() if not one.excused_wall_s and (one.device, one.code) in broken]
-        if faults and self._engine.is_up and not self._engine.wait_told(faults, TELL_S):
+        if faults and self._engine.is_up and not self._engine.wait_delivered(faults, TELL_S):
             log.warning("%s: not everybody heard of it within %g s", faults[0].subject, TELL_S)
 
-    def _remember(self, note: Callable[[Book, float], tuple[Book, PrepareVerdict]]) -> PrepareVerdict:
+    def _remember(
+        self, note: Callable[[PrepareLedger, float], tuple[PrepareLedger, PrepareVerdict]]
+    ) -> PrepareVerdict:
         """A failure, on the disk if that takes it in time, and on its way to the engine."""
         verdict = self._scribe.change(note, urgent=True)
         self._tell()

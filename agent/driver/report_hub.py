@@ -6,12 +6,12 @@ from collections.abc import Callable, Iterable, Mapping
 
 from agent.model.claim import DeviceRef
 from agent.model.health import DeviceHealth, Health
-from agent.model.prepare import ToldFault
+from agent.model.prepare import DriverFault
 from agent.model.report import Report
 from agent.system.threads.latest import Latest
 
 
-class Board:
+class ReportHub:
     """The newest report. Who asks for it waits for nobody."""
 
     def __init__(self) -> None:
@@ -34,7 +34,7 @@ class Board:
             self._health = report, health
         return health.get(device)
 
-    def post(self, report: Report) -> None:
+    def publish(self, report: Report) -> None:
         """A newer report, for all who read along."""
         with self._news:
             self._report = report
@@ -42,7 +42,7 @@ class Board:
                 latest.publish(report)
             self._news.notify_all()
 
-    def nudge(self) -> None:
+    def notify(self) -> None:
         """Something else has changed that somebody may wait for."""
         with self._news:
             self._news.notify_all()
@@ -67,8 +67,8 @@ class Board:
         with self._news:
             return self._news.wait_for(claim, timeout_s)
 
-    def wait_told(
-        self, told: Iterable[ToldFault], timeout_s: float, is_over: Callable[[], bool] = lambda: False
+    def wait_delivered(
+        self, told: Iterable[DriverFault], timeout_s: float, is_over: Callable[[], bool] = lambda: False
     ) -> bool:
         """Blocks until a report says it of these devices, and all who follow have taken it; whether they did.
 

@@ -18,10 +18,10 @@ from agent.devices.taints import TaintPolicy, decide, domain_of, restore
 from agent.model.report import Report
 from agent.model.taint import Taint, Taints
 from agent.model.time import NS, Instant, rfc3339
-from agent.store.taints import NotKept, load, save
+from agent.store.taints import WriteError, load, save
 from agent.system import jitter as dice
 
-TOGETHER_S: Final = 1.0
+DEBOUNCE_S: Final = 1.0
 """What changes together is published together [s]."""
 BETWEEN_S: Final = 5.0
 """From the end of a call that went well to the next [s]."""
@@ -62,7 +62,7 @@ class TaintPublisher:
         policy: TaintPolicy | None = None,
         path: Path | None = None,
         clock: Callable[[], Instant],
-        jitter: Callable[[], float] = dice.throw,
+        jitter: Callable[[], float] = dice.random_fraction,
     ) -> None:
         """Reads the file, which can take as long as a disk takes.
 
@@ -144,7 +144,7 @@ class TaintPublisher:
         told, pause_s = "", RETRY_S
         while True:
             await self._changed.wait()
-            await trio.sleep(TOGETHER_S)
+            await trio.sleep(DEBOUNCE_S)
             self._changed = trio.Event()
             error = await self._call(callback, self.taints)
             if error is None:
@@ -190,7 +190,7 @@ class TaintPublisher:
             kept = self._past.kept
             try:
                 await trio.to_thread.run_sync(save, path, kept, abandon_on_cancel=True)
-            except NotKept as error:
+            except WriteError as error:
                 if error.errno != told:
                     log.warning("%s; taints count as published anew when the driver starts again", error)
                 told = error.errno

@@ -24,7 +24,7 @@ LOOK_S: Final = 1.0
 """How often whoever waits for a function in a loop of asyncio's looks whether the loop is closed [s]."""
 
 
-class Host:
+class CallbackRunner:
     """The loop that was running when this was made, asyncio's or Trio's, if any."""
 
     def __init__(self) -> None:
@@ -37,7 +37,7 @@ class Host:
     @property
     def is_here(self) -> bool:
         """The caller runs in that very loop."""
-        here = Host()
+        here = CallbackRunner()
         return (here._trio, here._loop) == (self._trio, self._loop) != (None, None)
 
     @property

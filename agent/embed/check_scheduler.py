@@ -37,7 +37,7 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Watch:
+class ScheduledCheck:
     """One check of one device."""
 
     check: Check
@@ -69,7 +69,7 @@ class Watch:
         return f"check {self.check.name} of {self.device.name}"
 
 
-class Rounds:
+class CheckScheduler:
     """A driver's devices and checks, and what the checks find."""
 
     def __init__(
@@ -77,7 +77,7 @@ class Rounds:
         driver: str,
         node: str,
         source: DriverSource,
-        jitter: Callable[[], float] = dice.throw,
+        jitter: Callable[[], float] = dice.random_fraction,
     ) -> None:
         """
         Args:
@@ -94,12 +94,12 @@ class Rounds:
         self._declared: dict[str, Declared] = {}
         self._devices: dict[str, Device] = {}
         self._checks: dict[str, Check] = {}
-        self._watches: dict[CheckKey, Watch] = {}
+        self._watches: dict[CheckKey, ScheduledCheck] = {}
         self._token: trio.lowlevel.TrioToken | None = None
         # of the core thread alone:
         self._changed = trio.Event()
-        self._tasks: dict[Watch, trio.CancelScope] = {}
-        self._asked: dict[Watch, trio.Event] = {}
+        self._tasks: dict[ScheduledCheck, trio.CancelScope] = {}
+        self._asked: dict[ScheduledCheck, trio.Event] = {}
         self._calls: dict[tuple[Check, Device], _Call] = {}
         self._places = trio.CapacityLimiter(PLACES)
         self._unlimited = trio.CapacityLimiter(math.inf)
@@ -160,16 +160,16 @@ class Rounds:
         calls = list(self._calls.values())
         return [str(call) for call in calls if not call.over.wait(max(0.0, end_s - time.monotonic()))]
 
-    def _watches_of(self, devices: Iterable[Device], checks: Iterable[Check]) -> list[Watch]:
+    def _watches_of(self, devices: Iterable[Device], checks: Iterable[Check]) -> list[ScheduledCheck]:
         checks = list(checks)
         return [
-            Watch(check, device, self._declared[device.name])
+            ScheduledCheck(check, device, self._declared[device.name])
             for device in devices
             for check in checks
             if check.concerns(device)
         ]
 
-    def _arrange(self, begun: Sequence[Watch] = (), ended: Sequence[Watch] = ()) -> None:
+    def _arrange(self, begun: Sequence[ScheduledCheck] = (), ended: Sequence[ScheduledCheck] = ()) -> None:
         """Who is there, and who is looked at by whom from now on. With the lock."""
         for watch in ended:
             del self._watches[watch.key]
@@ -212,14 +212,14 @@ class Rounds:
                 asked.set()
 
     @contextmanager
-    def _hearing(self, watch: Watch) -> Iterator[None]:
+    def _hearing(self, watch: ScheduledCheck) -> Iterator[None]:
         """Until the end its task can be asked to look."""
         try:
             yield
         finally:
             self._asked.pop(watch, None)
 
-    async def _follow(self, watch: Watch, scope: trio.CancelScope, nursery: trio.Nursery) -> None:
+    async def _follow(self, watch: ScheduledCheck, scope: trio.CancelScope, nursery: trio.Nursery) -> None:
         """One check of one device, until it is cancelled."""
         check, sample, alike, wanted = watch.check, watch.sample(), 0, True
         rest_s = check.every_s * (PHASE_MIN + (1 - PHASE_MIN) * self._jitter())
@@ -246,12 +246,12 @@ class Rounds:
                 wanted = asked.is_set()
                 due_s = min(due_s, trio.current_time())
 
-    def _note(self, watch: Watch, sample: CheckSample, *, wake: bool) -> None:
+    def _note(self, watch: ScheduledCheck, sample: CheckSample, *, wake: bool) -> None:
         with self._lock:  # what is another device by now must not be said to be as this one was
             if self._watches.get(watch.key) is watch:
                 self._source.note(sample, wake=wake)
 
-    async def _look(self, watch: Watch, nursery: trio.Nursery) -> Seen:
+    async def _look(self, watch: ScheduledCheck, nursery: trio.Nursery) -> Seen:
         """One look: what the check answers, or why it does not."""
         check, asked = watch.check, (watch.check, watch.device)
         silent = Seen(unread=f"no answer within {check.timeout_s:g} s")
@@ -350,7 +350,7 @@ def _cancellation(error: BaseException) -> BaseException | None:
     return error if isinstance(error, trio.Cancelled) else None
 
 
-def _tell(watch: Watch, before: CheckSample, seen: Seen) -> None:
+def _tell(watch: ScheduledCheck, before: CheckSample, seen: Seen) -> None:
     """Once per change, why nobody could look."""
     if seen.unread == before.unread:
         return

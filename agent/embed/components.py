@@ -13,7 +13,7 @@ from agent.config.config import Config
 from agent.devices.taints import TaintPolicy
 from agent.driver.taint_publisher import Callback, TaintPublisher
 from agent.embed.source import BareSource, DriverSource
-from agent.engine.loop import Core, Timing
+from agent.engine.loop import EngineLoop, Timing
 from agent.engine.step import begin
 from agent.health.gpu.faults.checkpoint import Restored, restore
 from agent.model.faults import FaultMemory
@@ -26,7 +26,7 @@ from agent.node.open import NODE_STOP_S, open_node, settings_of
 from agent.sources.gpu_host import read_boot_id
 from agent.store import faults
 from agent.store import taints as taint_store
-from agent.store.fault_checkpoint import Keeper
+from agent.store.fault_checkpoint import FaultCheckpointWriter
 from agent.system import jitter as dice
 from agent.system.threads.trio_thread import Task
 
@@ -36,7 +36,7 @@ STOP_LEAST_S: Final = 0.05
 log = logging.getLogger(__name__)
 
 
-class Parts:
+class Components:
     """All that is open. Of the core thread, but for :attr:`taints`, and :meth:`close` when it has ended."""
 
     def __init__(
@@ -73,7 +73,7 @@ class Parts:
         self._publisher: TaintPublisher | None = None
         self._node: Node | None = None
         self._bare: BareSource | None = None
-        self._keeper: Keeper | None = None
+        self._keeper: FaultCheckpointWriter | None = None
 
     @property
     def taints(self) -> Taints:
@@ -109,7 +109,7 @@ class Parts:
             path=self._directory / taint_store.FILE if self._directory else None,
             clock=self._clock,
         )
-        core = Core(
+        core = EngineLoop(
             source=self._source,
             state=begin(settings, restored),
             timing=Timing(self._config.heartbeat_s, self._config.coalesce_ns, watchdog_s=None),
@@ -117,7 +117,7 @@ class Parts:
             publish=lambda report: self._offer(report, publisher),
             remember=remember,
             alive=_nobody_asks,
-            jitter=dice.throw,
+            jitter=dice.random_fraction,
         )
         return [core.run, publisher.run, *tasks]
 
@@ -147,9 +147,9 @@ class Parts:
         kept, problem = faults.load(path)
         if problem:
             log.warning("%s", problem)
-        keeper = self._keeper = Keeper(path, kept)
+        keeper = self._keeper = FaultCheckpointWriter(path, kept)
         restored = restore(kept, read_boot_id(self._config.procfs_root), settings.gpu, self._clock())
-        return [keeper.run], restored, keeper.take
+        return [keeper.run], restored, keeper.update
 
     def _offer(self, report: Report, publisher: TaintPublisher) -> None:
         """The taints first: whoever sees the report may rely on their being offered."""

@@ -18,13 +18,13 @@ from typing import Final, Self, TypeVar
 from agent.config.config import KUBELET_DIR, Config
 from agent.config.values import check_driver
 from agent.devices.taints import TaintPolicy, domain_of
-from agent.driver.prepare_tracker import Desk
-from agent.driver.report_hub import Board
+from agent.driver.prepare_tracker import PrepareTracker
+from agent.driver.report_hub import ReportHub
 from agent.driver.taint_publisher import Callback, policy_of
-from agent.embed.callback_runner import Host
-from agent.embed.check_scheduler import Rounds
+from agent.embed.callback_runner import CallbackRunner
+from agent.embed.check_scheduler import CheckScheduler
 from agent.embed.checks import Check, Function, name_of, patterns_of
-from agent.embed.components import STOP_LEAST_S, Parts
+from agent.embed.components import STOP_LEAST_S, Components
 from agent.embed.devices import Device
 from agent.embed.failed import failed_report
 from agent.embed.service import STOPPED, SUPPORTED_SERVICES, codec, open_service
@@ -32,14 +32,14 @@ from agent.embed.source import DriverSource
 from agent.errors import ConfigError
 from agent.model.claim import ClaimDevice, DeviceRef
 from agent.model.health import DeviceHealth, Health, Severity
-from agent.model.prepare import ToldFault
+from agent.model.prepare import DriverFault
 from agent.model.report import Report
 from agent.model.taint import Taints
 from agent.model.time import NS, Instant
 from agent.prepare.errors import FailedDevice
 from agent.prepare.patterns import Pattern
 from agent.serve.grpc.codec import Codec
-from agent.serve.health.embedded_service import HostedHealth
+from agent.serve.health.embedded_service import EmbeddedHealth
 from agent.system.clock import read_clocks
 from agent.system.threads.latest import Latest
 from agent.system.threads.trio_thread import TrioThread
@@ -123,10 +123,10 @@ class Monitor:
         self._kubelet_dir = kubelet_dir
         self._config = config
         self._on_error = on_error
-        self._board = Board()
+        self._board = ReportHub()
         self._source = DriverSource(driver)
-        self._rounds = Rounds(driver, self._config.node_name, self._source)
-        self._parts = Parts(
+        self._rounds = CheckScheduler(driver, self._config.node_name, self._source)
+        self._parts = Components(
             driver,
             self._config,
             self._source,
@@ -134,7 +134,7 @@ class Monitor:
             directory=directory,
             policy=policy,
             clock=clock,
-            publish=self._board.post,
+            publish=self._board.publish,
         )
         self._thread = TrioThread(
             lambda: [*self._parts.open(self._callback), self._rounds.run],
@@ -146,9 +146,9 @@ class Monitor:
         self._started = False
         self._stopped: bool | None = None
         self._failure: BaseException | None = None
-        self._services: list[HostedHealth] = []
+        self._services: list[EmbeddedHealth] = []
         self._callback: Callback | None = None
-        self._desk = Desk(
+        self._desk = PrepareTracker(
             driver,
             directory,
             self,
@@ -174,7 +174,7 @@ class Monitor:
         return self._kubelet_dir
 
     @property
-    def desk(self) -> Desk:
+    def tracker(self) -> PrepareTracker:
         """What judges and remembers failed prepares."""
         return self._desk
 
@@ -304,11 +304,11 @@ class Monitor:
 
     # --- what a prepare found ------------------------------------------------------------------------------
 
-    def tell(self, told: Sequence[ToldFault]) -> None:
+    def tell(self, told: Sequence[DriverFault]) -> None:
         """All devices that the driver found broken while preparing. For the desk."""
         self._source.tell(told)
 
-    def wait_told(self, told: Sequence[ToldFault], timeout_s: float) -> bool:
+    def wait_delivered(self, told: Sequence[DriverFault], timeout_s: float) -> bool:
         """Blocks until a report says it of these devices, taints are offered, and streams have taken it.
 
         For the desk.
@@ -318,7 +318,7 @@ class Monitor:
         """
         ours = {DeviceRef(one.driver, one.pool, one.name) for one in self._rounds.declared.values()}
         awaited = [fault for fault in told if fault.device in ours]
-        return self._board.wait_told(awaited, timeout_s, self._is_over)
+        return self._board.wait_delivered(awaited, timeout_s, self._is_over)
 
     # --- taints --------------------------------------------------------------------------------------------
 
@@ -350,7 +350,7 @@ class Monitor:
         """The codec of a server that serves :meth:`health_service`."""
         return codec()
 
-    def health_service(self) -> HostedHealth:
+    def health_service(self) -> EmbeddedHealth:
         """The kubelet's health API, v1 and v1alpha1, for a grpclib server of the driver's; a new one.
 
         It runs in the loop of that server, with :attr:`codec`. When the monitor stops, its streams end.
@@ -410,7 +410,7 @@ class Monitor:
 
     async def aclose(self, timeout_s: float = STOP_S) -> bool:
         """As :meth:`stop`, for a task of any loop, asyncio's or Trio's; cancelled or not."""
-        return await Host().finish(lambda: self.stop(timeout_s))
+        return await CallbackRunner().finish(lambda: self.stop(timeout_s))
 
     def __enter__(self) -> Self:
         self.start()
@@ -448,7 +448,7 @@ class Monitor:
             return
         with self._lock:  # a device that is added meanwhile is in the last of them
             declared, lease_s = self._rounds.declared.values(), self._config.lease_s
-            self._board.post(
+            self._board.publish(
                 failed_report(self.report, declared, self._failure, self.node, lease_s, read_clocks())
             )
 
@@ -467,7 +467,7 @@ class Monitor:
             services = list(self._services)
         for service in services:
             service.end(STOPPED)
-        self._board.nudge()
+        self._board.notify()
         left: list[str] = []
         if self._thread.stop(left_s()):
             left += self._parts.close(end_s)

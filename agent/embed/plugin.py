@@ -12,15 +12,15 @@ from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
 
-from agent.embed.callback_runner import Host
+from agent.embed.callback_runner import CallbackRunner
 from agent.embed.monitor import Monitor
-from agent.embed.prepare_worker import Driver, Work
+from agent.embed.prepare_worker import Driver, PrepareWorker
 from agent.model.claim import Claim, ClaimRef
 from agent.model.report import Report
 from agent.prepare.wire import WireMode
 from agent.serve.dra_plugin.paths import plugin_paths
 from agent.serve.dra_plugin.registration import OnStatus
-from agent.serve.dra_plugin.serialize_lock import Serial
+from agent.serve.dra_plugin.serialize_lock import SerializeLock
 from agent.serve.dra_plugin.server import Plugin
 from agent.system.threads.latest import Latest
 from agent.system.threads.loop_thread import IoThread
@@ -88,7 +88,9 @@ class PluginServer:
         self.failure: BaseException | None = None
         """What ended it; None: nothing has."""
         self._monitor = monitor
-        self._work = Work(monitor, driver, claims, Serial(self.paths.plugin_dir) if serialize else None)
+        self._work = PrepareWorker(
+            monitor, driver, claims, SerializeLock(self.paths.plugin_dir) if serialize else None
+        )
         self._pod_uid = pod_uid
         self._wire = wire
         self._on_status = on_status
@@ -110,7 +112,7 @@ class PluginServer:
             RuntimeError: it is started already, or was stopped meanwhile; or the monitor was not started.
             TimeoutError: it took longer than ``timeout_s``.
         """
-        self._start(Host(), timeout_s)
+        self._start(CallbackRunner(), timeout_s)
 
     def stop(self, timeout_s: float = STOP_S) -> bool:
         """Takes leave of the kubelet, finishes what is under way, and ends. Blocks meanwhile.
@@ -131,7 +133,7 @@ class PluginServer:
 
     async def aclose(self, timeout_s: float = STOP_S) -> bool:
         """As :meth:`stop`, for a task of any loop, asyncio's or Trio's; cancelled or not."""
-        return await Host().finish(lambda: self._stop(timeout_s))
+        return await CallbackRunner().finish(lambda: self._stop(timeout_s))
 
     def _stop(self, timeout_s: float = STOP_S) -> bool:
         with self._lock:
@@ -165,7 +167,7 @@ class PluginServer:
         self.stop()
 
     async def __aenter__(self) -> Self:
-        host = Host()
+        host = CallbackRunner()
         try:
             await host.finish(lambda: self._start(host, START_S))
         except asyncio.CancelledError:  # it has started meanwhile; what fails to start leaves nothing
@@ -178,7 +180,7 @@ class PluginServer:
     ) -> None:
         await self.aclose()
 
-    def _start(self, host: Host, timeout_s: float) -> None:
+    def _start(self, host: CallbackRunner, timeout_s: float) -> None:
         with self._lock:
             if self._thread is not None:
                 raise RuntimeError(f"{self._monitor.driver}: is started already")

@@ -9,8 +9,8 @@ from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Protocol
 
-from agent.driver.prepare_tracker import Desk
-from agent.embed.callback_runner import ENDED, Host, call_in_thread
+from agent.driver.prepare_tracker import PrepareTracker
+from agent.embed.callback_runner import ENDED, CallbackRunner, call_in_thread
 from agent.embed.monitor import Monitor
 from agent.model.claim import Claim, ClaimDevice, ClaimRef
 from agent.model.prepare import PrepareVerdict
@@ -20,7 +20,7 @@ from agent.prepare.runners import run_plain
 from agent.prepare.steps import attempt
 from agent.serve.dra_plugin.in_flight import Kind
 from agent.serve.dra_plugin.result import PreparedDevice, check_prepared
-from agent.serve.dra_plugin.serialize_lock import Serial
+from agent.serve.dra_plugin.serialize_lock import SerializeLock
 from agent.serve.dra_plugin.server import SHUTTING_DOWN
 
 
@@ -34,7 +34,7 @@ class Driver(Protocol):
         """Undoes that; of a claim that is not prepared there is nothing to undo."""
 
 
-class Work:
+class PrepareWorker:
     """What a run of a claim does: everything of it in one thread of its own, which a hung driver may keep."""
 
     def __init__(
@@ -42,11 +42,11 @@ class Work:
         monitor: Monitor,
         driver: Driver,
         claims: Callable[[ClaimRef], Claim | Awaitable[Claim]],
-        serial: Serial | None,
+        serial: SerializeLock | None,
     ) -> None:
         self.stopping = False
         """Nothing may begin any more."""
-        self.host = Host()
+        self.host = CallbackRunner()
         """Where the driver's functions run."""
         self._monitor = monitor
         self._driver = driver
@@ -54,7 +54,7 @@ class Work:
         self._serial = serial
         self._needs_loop = any(map(inspect.iscoroutinefunction, (driver.prepare, driver.unprepare, claims)))
 
-    def begin(self, host: Host) -> None:
+    def begin(self, host: CallbackRunner) -> None:
         """The driver's functions run where this host says, from now on."""
         self.host = host
         self.stopping = False
@@ -69,7 +69,7 @@ class Work:
 
     def judge(self, ref: ClaimRef, error: Exception) -> PrepareVerdict:
         """Of what kind a failure is that the driver has not seen."""
-        return self._monitor.desk.judge(Claim(*ref), error)
+        return self._monitor.tracker.judge(Claim(*ref), error)
 
     def refusal(self) -> str:
         """Why nothing can be prepared now; empty: it can."""
@@ -80,7 +80,7 @@ class Work:
         return ""
 
     def _prepare(self, ref: ClaimRef, until_s: float) -> tuple[PreparedDevice, ...]:
-        desk = self._monitor.desk
+        desk = self._monitor.tracker
         began = desk.monotonic()
         claim = run_plain(
             attempt(_Fetching(desk), self._recorded(ref), began_s=began), lambda: self._fetch(ref)
@@ -89,7 +89,7 @@ class Work:
 
     def _recorded(self, ref: ClaimRef) -> Claim:
         """What is known of the claim before it is fetched: the devices that it had the last time."""
-        last = next((one for one in self._monitor.desk.outcomes() if one.claim.uid == ref.uid), None)
+        last = next((one for one in self._monitor.tracker.outcomes() if one.claim.uid == ref.uid), None)
         return Claim(
             *ref, devices=tuple(ClaimDevice("", *device) for device in (last.devices if last else ()))
         )
@@ -114,7 +114,7 @@ class Work:
         return check_prepared(claim, answer)
 
     def _unprepare(self, ref: ClaimRef, until_s: float) -> tuple[PreparedDevice, ...]:
-        desk, failure = self._monitor.desk, None
+        desk, failure = self._monitor.tracker, None
         with self._turn(ref, until_s):
             try:
                 self.host.call(self._driver.unprepare, ref)
@@ -132,7 +132,7 @@ class Work:
         with ExitStack() as turn:
             if self._serial is not None:
                 try:
-                    turn.enter_context(self._serial.turn(until_s))
+                    turn.enter_context(self._serial.hold(until_s))
                 except (TransientError, OSError) as error:
                     raise self._unbegun(ref, error) from error
             self._check_stopping(ref)
@@ -152,14 +152,14 @@ class Work:
 class _Fetching:
     """The desk while a claim is fetched: to have it is no success yet."""
 
-    def __init__(self, desk: Desk) -> None:
+    def __init__(self, desk: PrepareTracker) -> None:
         self._desk = desk
         self.judge = desk.judge
         self.failed = desk.failed
         self.monotonic = desk.monotonic
         self.jitter = desk.jitter
 
-    def recall(self, claim: Claim) -> None:
+    def cached_failure(self, claim: Claim) -> None:
         """Nothing: the claim may be another by now."""
 
     def succeeded(self, claim: Claim) -> None:

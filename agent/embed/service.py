@@ -4,7 +4,7 @@ from typing import Final
 
 from agent.model.report import Report
 from agent.serve.grpc.codec import Codec
-from agent.serve.health.embedded_service import SERVICES, HostedCodec, HostedHealth
+from agent.serve.health.embedded_service import SERVICES, EmbeddedHealth, HostedCodec
 from agent.serve.servers import encode_devices
 from agent.system.threads.latest import Latest
 
@@ -21,9 +21,9 @@ def codec() -> Codec:
     return HostedCodec()
 
 
-def open_service(latest: Latest[Report], driver: str) -> HostedHealth:
+def open_service(latest: Latest[Report], driver: str) -> EmbeddedHealth:
     """A service of the driver's devices, for a server of grpclib's with :func:`codec`.
 
     It runs in the loop of the server that serves it; ``latest`` must be followed by nobody else.
     """
-    return HostedHealth(latest, encode_devices, driver)
+    return EmbeddedHealth(latest, encode_devices, driver)

@@ -14,7 +14,7 @@ from typing import Final
 from agent.engine.loop import Source
 from agent.model.check import CheckSample
 from agent.model.declared import Declarations, Declared, DeclaredFile
-from agent.model.prepare import ToldFault
+from agent.model.prepare import DriverFault
 from agent.model.reading import NEVER_READ
 from agent.model.snapshot import CpuSample, Snapshot
 
@@ -62,7 +62,7 @@ class DriverSource:
         self._lock = threading.Lock()
         self._declared: Declarations = (DeclaredFile(driver, ()),)
         self._checks: dict[CheckKey, CheckSample] = {}
-        self._told: tuple[ToldFault, ...] = ()
+        self._told: tuple[DriverFault, ...] = ()
 
     def open(self, host: Source, tell_host: Callable[[Declarations], None] | None = None) -> None:
         """Goes on top of the host's sources.
@@ -134,7 +134,7 @@ class DriverSource:
                 if wake:
                     self._wake()
 
-    def tell(self, faults: Iterable[ToldFault]) -> None:
+    def tell(self, faults: Iterable[DriverFault]) -> None:
         """All devices that the driver found broken."""
         with self._lock:
             self._told = tuple(faults)

@@ -21,7 +21,7 @@ from agent.model.source import SourceState
 from agent.model.time import NS, Instant
 
 JITTER: Final = 0.1  # heartbeats come up to a tenth early, never late: a thousand nodes fall out of step
-BUSY_SHARE: Final = 4  # in a flood of wakes a look rests for four times its own length: a fifth of a core
+MAX_DUTY_CYCLE: Final = 4  # in a flood of wakes a look rests for four times its own length: a fifth of a core
 
 _TIMES: Final = frozenset({"since", "verified"})
 _pictured: Final = itemgetter(*(at for at, name in enumerate(DeviceHealth._fields) if name not in _TIMES))
@@ -55,7 +55,7 @@ class Timing:
         return int(self.watchdog_s * NS / 2) if self.watchdog_s else None
 
 
-class Core:
+class EngineLoop:
     """Drives ``step()`` and publishes what it says."""
 
     def __init__(
@@ -125,7 +125,7 @@ class Core:
         if self._state.gpus.kept is not self._kept:
             self._kept = self._state.gpus.kept
             self._remember(self._kept)
-        picture = picture_of(report)
+        picture = visible_state(report)
         changed = picture != self._said
         if changed or now.mono_ns >= self._heartbeat_ns:
             self._publish(report)
@@ -140,7 +140,7 @@ class Core:
             self._alive_ns = now.mono_ns + self._timing.alive_ns
             if beating:
                 self._alive()
-        self._rest_until_ns = now.mono_ns + (BUSY_SHARE + 1) * (self._clock().mono_ns - now.mono_ns)
+        self._rest_until_ns = now.mono_ns + (MAX_DUTY_CYCLE + 1) * (self._clock().mono_ns - now.mono_ns)
 
     async def _wait(self) -> bool:
         """True: the source woke us. False: it is time."""
@@ -175,7 +175,7 @@ def _is_beating(report: Report, now: Instant) -> bool:
     return not stalled and any(not stands_still(source, now) for source in vital)
 
 
-def picture_of(report: Report) -> tuple[object, ...]:
+def visible_state(report: Report) -> tuple[object, ...]:
     """What makes a report worth sending at once: all but times, counters and what it costs us.
 
     Of a source only that it stands still. One that fails does so off and on, and what that means for a device

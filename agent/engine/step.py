@@ -20,10 +20,10 @@ from typing import Final
 from agent.devices.inventory import Device
 from agent.health.declared.checks import check_sources, tracked_as
 from agent.health.declared.devices import declared_notes, declared_verdicts
-from agent.health.declared.driver_faults import ToldPast, remember_told, with_told
+from agent.health.declared.driver_faults import DriverFaultState, remember_told, with_told
 from agent.health.declared.state import DeclaredPast, redeclared, remember_declared
 from agent.health.declared.verdict_cache import Settled
-from agent.health.evaluation import Look, Quiet, Subject, Tracks
+from agent.health.evaluation import CachedOk, Conditions, Evaluation, Subject
 from agent.health.gpu.devices import START_NS, gpu_verdicts
 from agent.health.gpu.faults.checkpoint import Restored
 from agent.health.gpu.state import GpuLook, GpuState, look_at_gpus
@@ -31,10 +31,10 @@ from agent.health.gpu.views import gpu_devices, gpu_sources
 from agent.health.host.cgroup.view import view_groups
 from agent.health.host.pod.attribution import judge_pods
 from agent.health.host.pod.state import PodsPast, remember_pods
-from agent.health.host.state import Memory, is_starting, remember
+from agent.health.host.state import HostRuleState, is_starting, remember
 from agent.health.host.verdicts import host_verdicts, judge_host, node_notes
 from agent.health.stalls import Stall, find_stalls, stall_limit_ns, with_stall
-from agent.health.verdict import Before
+from agent.health.verdict import PreviousVerdicts
 from agent.model.health import DeviceHealth
 from agent.model.report import Report
 from agent.model.settings import Settings
@@ -50,16 +50,16 @@ class State:
     """Everything the core knows between two looks."""
 
     settings: Settings
-    memory: Memory = field(default_factory=Memory)
+    memory: HostRuleState = field(default_factory=HostRuleState)
     gpus: GpuState = field(default_factory=GpuState)
     declared: DeclaredPast = field(default_factory=DeclaredPast)
     settled: Settled = field(default_factory=Settled)
     """Spares work and changes nothing: without it, each declared device is judged."""
-    quiet: Mapping[Subject, Quiet] = field(default_factory=dict)
+    quiet: Mapping[Subject, CachedOk] = field(default_factory=dict)
     """Likewise: without it, so is each of the host's own."""
-    told: ToldPast = field(default_factory=dict)
+    told: DriverFaultState = field(default_factory=dict)
     pods: PodsPast = field(default_factory=PodsPast)
-    tracks: Tracks = field(default_factory=dict)
+    tracks: Conditions = field(default_factory=dict)
     stalled: Mapping[str, Stall] = field(default_factory=dict)
     """Sources that stand still, or did so until a moment ago."""
     devices: Mapping[str, DeviceHealth] = field(default_factory=dict)
@@ -108,7 +108,7 @@ def step(state: State, snapshot: Snapshot, now: Instant) -> tuple[State, Report]
     sources = {source.name: source for source in seen}
     sources |= {name: with_stall(sources[name], stalled) for name in stalled}
     pods = remember_pods(state.pods, snapshot.pods, sources, now)
-    look = Look(settings, _tracks(state, gpus, declared), sources, now, state.quiet)
+    look = Evaluation(settings, _tracks(state, gpus, declared), sources, now, state.quiet)
     standing = [source for source in sources.values() if source.state is SourceState.STALLED]
     # a source that returns wakes nobody
     look.due_ns.extend(now.mono_ns + max(source.period_ns, STALL_RETRY_NS) for source in standing)
@@ -117,7 +117,7 @@ def step(state: State, snapshot: Snapshot, now: Instant) -> tuple[State, Report]
     late = now.mono_ns - began.mono_ns >= START_NS
     if not late and any(not source.vital for source in starting):
         look.due_ns.append(began.mono_ns + START_NS)
-    before = Before(began, state.looked, state.devices, stalled, _nudge(state, now))
+    before = PreviousVerdicts(began, state.looked, state.devices, stalled, _lease_salt(state, now))
     if not is_starting(snapshot):
         judge_host(look, memory, snapshot)
     own = dict(host_verdicts(look, before, memory))
@@ -168,7 +168,7 @@ def step(state: State, snapshot: Snapshot, now: Instant) -> tuple[State, Report]
     return state, report
 
 
-def _nudge(state: State, now: Instant) -> int:
+def _lease_salt(state: State, now: Instant) -> int:
     """A second more or less of lease after a look that came too late.
 
     The kubelet lets a lease run out silently, and a message that is identical to the last refreshes it
@@ -181,7 +181,7 @@ def _nudge(state: State, now: Instant) -> int:
     return 1 - state.nudge_s if gap_ns > lease_s * NS else state.nudge_s
 
 
-def _tracks(state: State, gpus: GpuLook, declared: DeclaredPast) -> Tracks:
+def _tracks(state: State, gpus: GpuLook, declared: DeclaredPast) -> Conditions:
     """Those of before, but of GPUs that have others in their places, and of names that are other devices'."""
     names = redeclared(state.declared.devices, declared.devices)
     names |= {tracked_as(name) for name in names}

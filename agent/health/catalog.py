@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any, Final
 
-from agent.health.rules import Answer
+from agent.health.rules import RuleResult
 from agent.model.health import Blame, Cause, Severity
 from agent.model.time import NS, Instant
 from agent.model.wake import Field, GpuWake, Wake
@@ -68,7 +68,7 @@ class Rule(Row):
     configured number of throttle events; a Wake says itself when."""
     gpu_reads: tuple[GpuWake, ...] = ()
     """Of a GPU, and what of them the core must be woken for."""
-    judge: Callable[[Any], Answer]
+    judge: Callable[[Any], RuleResult]
     """Takes the view of the rule's table below."""
     counter: bool = False
     """It reads counters and judges their growth over a window."""

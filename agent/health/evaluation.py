@@ -6,8 +6,8 @@ from typing import NamedTuple
 
 from agent.health import state_machine as machine
 from agent.health.catalog import Row, Rule, unreadable_of
-from agent.health.rules import FINE, Answer, Inapplicable, Unevaluated, Unreadable
-from agent.health.state_machine import Phase, Track, advance, worst_first
+from agent.health.rules import OK, RuleNotApplicable, RuleNotEvaluated, RuleResult, Unreadable
+from agent.health.state_machine import Condition, Phase, advance, worst_first
 from agent.model.health import Cause, Finding, NotApplicable, Severity
 from agent.model.settings import Settings
 from agent.model.source import SourceSample, SourceState
@@ -15,11 +15,11 @@ from agent.model.time import NS, Instant
 
 Subject = str
 """A device's name, or ``group:<id>``."""
-Tracks = Mapping[tuple[Subject, str], Track]
+Conditions = Mapping[tuple[Subject, str], Condition]
 """By subject and code."""
 
 
-class Quiet(NamedTuple):
+class CachedOk(NamedTuple):
     """A subject of which no rule found anything, and what judging it left behind."""
 
     view: object
@@ -32,24 +32,24 @@ class Quiet(NamedTuple):
 
 
 @dataclass(slots=True)
-class Look:
+class Evaluation:
     """Filled while the devices are judged, then read."""
 
     settings: Settings
-    before: Tracks
+    before: Conditions
     sources: Mapping[str, SourceSample]
     now: Instant
-    known: Mapping[Subject, Quiet] = field(default_factory=dict)
+    known: Mapping[Subject, CachedOk] = field(default_factory=dict)
     """What was quiet in the last look..."""
-    quiet: dict[Subject, Quiet] = field(default_factory=dict)
+    quiet: dict[Subject, CachedOk] = field(default_factory=dict)
     """...and in this one."""
-    tracks: dict[tuple[Subject, str], Track] = field(default_factory=dict)
+    tracks: dict[tuple[Subject, str], Condition] = field(default_factory=dict)
     not_applicable: list[NotApplicable] = field(default_factory=list)
     not_evaluated: list[NotApplicable] = field(default_factory=list)
     due_ns: list[int] = field(default_factory=list)
     _codes: dict[Subject, list[str]] = field(default_factory=dict)
     """Those that were tracked before this look..."""
-    _tracks: dict[Subject, dict[str, Track]] = field(default_factory=dict)
+    _tracks: dict[Subject, dict[str, Condition]] = field(default_factory=dict)
     """...and what became of them and of others: most subjects have none, and cost nothing."""
     _moving: set[Subject] = field(default_factory=set)
     """Those with a track that another look would move, though it were the same look."""
@@ -60,21 +60,23 @@ class Look:
         for subject, code in self.before:
             self._codes.setdefault(subject, []).append(code)
 
-    def judge(self, subject: Subject, rule: Rule, answer: Answer, source: SourceSample | None = None) -> None:
+    def judge(
+        self, subject: Subject, rule: Rule, answer: RuleResult, source: SourceSample | None = None
+    ) -> None:
         """Move the tracks of one rule and of its unreadability by one answer.
 
         Args:
             source: Whose pass was looked at; None: that of the rule's own source.
         """
-        if isinstance(answer, Inapplicable):
+        if isinstance(answer, RuleNotApplicable):
             self.not_applicable.append(NotApplicable(subject, rule.code, answer.reason))
             return
         if rule.counter:  # a rate is judged by looks that are not too far apart
             window_s = rule.window_s or self.settings.throttle_window_s
             self.due_ns.append(self.now.mono_ns + window_s * NS // 2)
-        if isinstance(answer, Unevaluated):
+        if isinstance(answer, RuleNotEvaluated):
             self.not_evaluated.append(NotApplicable(subject, rule.code, answer.reason))
-        quiet = answer is FINE or isinstance(answer, Unevaluated)
+        quiet = answer is OK or isinstance(answer, RuleNotEvaluated)
         if not quiet:
             self._accused.add(subject)
         if not quiet or subject in self._codes:
@@ -101,7 +103,7 @@ class Look:
         not_applicable, not_evaluated, due_ns = self.extent()
         self.judge_all(subject, rules, view)
         if not was_tracked and subject not in self._accused:
-            self.quiet[subject] = Quiet(
+            self.quiet[subject] = CachedOk(
                 view,
                 tuple(self.not_applicable[not_applicable:]),
                 tuple(self.not_evaluated[not_evaluated:]),
@@ -109,7 +111,7 @@ class Look:
                 frozenset(self.sources),
             )
 
-    def _judged(self, subject: Subject, rule: Rule, answer: Answer, source: SourceSample) -> None:
+    def _judged(self, subject: Subject, rule: Rule, answer: RuleResult, source: SourceSample) -> None:
         unreadable = unreadable_of(rule)
         if isinstance(answer, Unreadable):
             finding = Finding(unreadable.code, Severity.UNKNOWN, f"{answer.what}: {answer.why}")
@@ -117,10 +119,10 @@ class Look:
             self.track(subject, rule, None, source, seen=False)
             return
         self.track(subject, unreadable, None, source)
-        if isinstance(answer, Unevaluated):
+        if isinstance(answer, RuleNotEvaluated):
             self.track(subject, rule, None, source, seen=False)
         else:
-            assert not isinstance(answer, Inapplicable), "it has nothing to be tracked"
+            assert not isinstance(answer, RuleNotApplicable), "it has nothing to be tracked"
             self.track(subject, rule, answer, source, blind=rule.blind)
 
     def track(
@@ -202,7 +204,7 @@ def row_among(rules: Iterable[Rule], code: str) -> Row:
     return next(row for rule in rules for row in (rule, unreadable_of(rule)) if row.code == code)
 
 
-def _cause(row: Row, track: Track) -> Cause:
+def _cause(row: Row, track: Condition) -> Cause:
     finding = track.finding
     return Cause(
         row.code,

@@ -31,11 +31,11 @@ class Point(NamedTuple):
     value: int
 
 
-History = tuple[Point, ...]
+RateWindow = tuple[Point, ...]
 """Oldest first, and never falling; the first is at or before the window's begin, if old enough."""
 
 
-def lengthened(before: History, reading: Reading, t_ns: int, window_ns: int) -> History:
+def appended(before: RateWindow, reading: Reading, t_ns: int, window_ns: int) -> RateWindow:
     """The history with the newest reading in it.
 
     Args:
@@ -61,14 +61,14 @@ def lengthened(before: History, reading: Reading, t_ns: int, window_ns: int) -> 
     return (*before[first:end], Point(t_ns, reading))
 
 
-def unmoved(before: History, until_ns: int, window_ns: int) -> History:
+def is_flat(before: RateWindow, until_ns: int, window_ns: int) -> RateWindow:
     """The history of a counter that is looked at only when it changes: until then it has not."""
     if not before or before[-1].t_ns == until_ns:
         return before
-    return lengthened(before, before[-1].value, until_ns, window_ns)
+    return appended(before, before[-1].value, until_ns, window_ns)
 
 
-def grown_since(history: History, since_ns: int) -> int:
+def grown_since(history: RateWindow, since_ns: int) -> int:
     """What came between the points from a moment on."""
     if not history or history[0].value == history[-1].value:
         return 0  # most do not grow
@@ -76,7 +76,7 @@ def grown_since(history: History, since_ns: int) -> int:
     return newest - next((point.value for point in history if point.t_ns >= since_ns), newest)
 
 
-def growth(history: History, window_s: int) -> Growth:
+def growth(history: RateWindow, window_s: int) -> Growth:
     """How far the counter has grown in the window that ends with the newest point."""
     if not history:
         return Growth(0, 0.0)
@@ -85,7 +85,7 @@ def growth(history: History, window_s: int) -> Growth:
     return Growth(grown_since(history, end_ns - window_s * NS), min(span_s, float(window_s)))
 
 
-def growth_of(reading: Reading, history: History, window_s: int) -> Growth:
+def growth_of(reading: Reading, history: RateWindow, window_s: int) -> Growth:
     """The same of a counter that may be missing now: by how much it has grown, nobody knows then."""
     return Growth(reading, 0.0) if isinstance(reading, Missing) else growth(history, window_s)
 
@@ -93,11 +93,11 @@ def growth_of(reading: Reading, history: History, window_s: int) -> Growth:
 class Counter(NamedTuple):
     """A counter that is read again and again."""
 
-    history: History = ()
+    history: RateWindow = ()
     growth: Growth = Growth(NEVER_READ, 0.0)
 
 
 def read_again(before: Counter, reading: Reading, t_ns: int, window_s: int) -> Counter:
     """The counter after a reading; arguments as of :func:`lengthened`."""
-    history = lengthened(before.history, reading, t_ns, window_s * NS)
+    history = appended(before.history, reading, t_ns, window_s * NS)
     return Counter(history, growth_of(reading, history, window_s))

@@ -12,13 +12,13 @@ from agent.model.health import Finding
 from agent.model.reading import Missing, Reading, is_absent
 
 
-class Inapplicable(NamedTuple):
+class RuleNotApplicable(NamedTuple):
     """The machine gives this rule nothing to judge."""
 
     reason: str
 
 
-class Unevaluated(NamedTuple):
+class RuleNotEvaluated(NamedTuple):
     """The rule needs more history than there is yet."""
 
     reason: str
@@ -31,8 +31,8 @@ class Unreadable(NamedTuple):
     why: Missing
 
 
-FINE: Final = None
-Answer = Finding | Inapplicable | Unevaluated | Unreadable | None
+OK: Final = None
+RuleResult = Finding | RuleNotApplicable | RuleNotEvaluated | Unreadable | None
 """What a rule says. None: it looked, and all is well."""
 
 
@@ -45,14 +45,14 @@ class Growth(NamedTuple):
     """How much of the window has been watched [s]."""
 
 
-def lacking(what: str, reading: Missing, reason: str) -> Answer:
+def lacking(what: str, reading: Missing, reason: str) -> RuleResult:
     """What a rule says without its reading. Never there: ``reason``. There once: ``what`` cannot be read."""
-    return Inapplicable(reason) if is_absent(reading) else Unreadable(what, reading)
+    return RuleNotApplicable(reason) if is_absent(reading) else Unreadable(what, reading)
 
 
 def over_limit(
     grown: Growth, limit: int, window_s: int, found: Finding, *, counter: str, reason: str
-) -> Answer:
+) -> RuleResult:
     """What a rule says that has one counter and nothing else.
 
     Args:
@@ -64,4 +64,4 @@ def over_limit(
         return lacking(counter, grown.events, reason)
     if grown.events >= limit:
         return found
-    return Unevaluated(f"needs {duration(window_s)} of history") if grown.span_s < window_s else FINE
+    return RuleNotEvaluated(f"needs {duration(window_s)} of history") if grown.span_s < window_s else OK

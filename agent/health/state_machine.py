@@ -19,7 +19,7 @@ class Phase(StrEnum):
     """Where a possible cause stands."""
 
     CLEAR = "clear"
-    RISING = "rising"
+    PENDING = "rising"
     """Seen, not yet often enough."""
     RAISED = "raised"
     CLEARING = "clearing"
@@ -28,11 +28,11 @@ class Phase(StrEnum):
     """Cleared, and watched for a while; still held."""
 
 
-class Sight(StrEnum):
+class Observation(StrEnum):
     """What the newest pass says of it."""
 
     BAD = "bad"
-    BAD_ENOUGH = "bad-enough"
+    BAD_DEBOUNCED = "bad-enough"
     """Bad for as many passes in a row as the rule asks."""
     GOOD = "good"
     GOOD_ENOUGH = "good-enough"
@@ -41,32 +41,32 @@ class Sight(StrEnum):
     """Nobody could look. Silence neither raises nor clears."""
 
 
-TRANSITIONS: Final[dict[tuple[Phase, Sight], Phase]] = {
-    (Phase.CLEAR, Sight.BAD): Phase.RISING,
-    (Phase.CLEAR, Sight.BAD_ENOUGH): Phase.RAISED,
-    (Phase.CLEAR, Sight.GOOD): Phase.CLEAR,
-    (Phase.CLEAR, Sight.GOOD_ENOUGH): Phase.CLEAR,
-    (Phase.CLEAR, Sight.UNSEEN): Phase.CLEAR,
-    (Phase.RISING, Sight.BAD): Phase.RISING,
-    (Phase.RISING, Sight.BAD_ENOUGH): Phase.RAISED,
-    (Phase.RISING, Sight.GOOD): Phase.CLEAR,
-    (Phase.RISING, Sight.GOOD_ENOUGH): Phase.CLEAR,
-    (Phase.RISING, Sight.UNSEEN): Phase.RISING,
-    (Phase.RAISED, Sight.BAD): Phase.RAISED,
-    (Phase.RAISED, Sight.BAD_ENOUGH): Phase.RAISED,
-    (Phase.RAISED, Sight.GOOD): Phase.CLEARING,
-    (Phase.RAISED, Sight.GOOD_ENOUGH): Phase.CLEARING,  # one clean look is never enough
-    (Phase.RAISED, Sight.UNSEEN): Phase.RAISED,
-    (Phase.CLEARING, Sight.BAD): Phase.RAISED,
-    (Phase.CLEARING, Sight.BAD_ENOUGH): Phase.RAISED,
-    (Phase.CLEARING, Sight.GOOD): Phase.CLEARING,
-    (Phase.CLEARING, Sight.GOOD_ENOUGH): Phase.PROBATION,  # of no length, unless the rule asks for one
-    (Phase.CLEARING, Sight.UNSEEN): Phase.RAISED,  # its clean passes must follow each other
-    (Phase.PROBATION, Sight.BAD): Phase.RAISED,
-    (Phase.PROBATION, Sight.BAD_ENOUGH): Phase.RAISED,
-    (Phase.PROBATION, Sight.GOOD): Phase.PROBATION,
-    (Phase.PROBATION, Sight.GOOD_ENOUGH): Phase.CLEAR,
-    (Phase.PROBATION, Sight.UNSEEN): Phase.PROBATION,
+TRANSITIONS: Final[dict[tuple[Phase, Observation], Phase]] = {
+    (Phase.CLEAR, Observation.BAD): Phase.PENDING,
+    (Phase.CLEAR, Observation.BAD_DEBOUNCED): Phase.RAISED,
+    (Phase.CLEAR, Observation.GOOD): Phase.CLEAR,
+    (Phase.CLEAR, Observation.GOOD_ENOUGH): Phase.CLEAR,
+    (Phase.CLEAR, Observation.UNSEEN): Phase.CLEAR,
+    (Phase.PENDING, Observation.BAD): Phase.PENDING,
+    (Phase.PENDING, Observation.BAD_DEBOUNCED): Phase.RAISED,
+    (Phase.PENDING, Observation.GOOD): Phase.CLEAR,
+    (Phase.PENDING, Observation.GOOD_ENOUGH): Phase.CLEAR,
+    (Phase.PENDING, Observation.UNSEEN): Phase.PENDING,
+    (Phase.RAISED, Observation.BAD): Phase.RAISED,
+    (Phase.RAISED, Observation.BAD_DEBOUNCED): Phase.RAISED,
+    (Phase.RAISED, Observation.GOOD): Phase.CLEARING,
+    (Phase.RAISED, Observation.GOOD_ENOUGH): Phase.CLEARING,  # one clean look is never enough
+    (Phase.RAISED, Observation.UNSEEN): Phase.RAISED,
+    (Phase.CLEARING, Observation.BAD): Phase.RAISED,
+    (Phase.CLEARING, Observation.BAD_DEBOUNCED): Phase.RAISED,
+    (Phase.CLEARING, Observation.GOOD): Phase.CLEARING,
+    (Phase.CLEARING, Observation.GOOD_ENOUGH): Phase.PROBATION,  # of no length, unless the rule asks for one
+    (Phase.CLEARING, Observation.UNSEEN): Phase.RAISED,  # its clean passes must follow each other
+    (Phase.PROBATION, Observation.BAD): Phase.RAISED,
+    (Phase.PROBATION, Observation.BAD_DEBOUNCED): Phase.RAISED,
+    (Phase.PROBATION, Observation.GOOD): Phase.PROBATION,
+    (Phase.PROBATION, Observation.GOOD_ENOUGH): Phase.CLEAR,
+    (Phase.PROBATION, Observation.UNSEEN): Phase.PROBATION,
 }
 
 HELD: Final = frozenset({Phase.RAISED, Phase.CLEARING, Phase.PROBATION})
@@ -82,7 +82,7 @@ HEALTH: Final[dict[Severity, Health]] = {
 """What the wire says of a device whose worst cause is this severe."""
 
 
-class Track(NamedTuple):
+class Condition(NamedTuple):
     """One possible cause of one subject, through time."""
 
     phase: Phase
@@ -104,14 +104,14 @@ class Track(NamedTuple):
 
 
 def advance(
-    track: Track | None,
+    track: Condition | None,
     finding: Finding | None,
     rule: Row,
     pass_number: int,
     now: Instant,
     *,
     seen: bool = True,
-) -> Track | None:
+) -> Condition | None:
     """The track after one look.
 
     Args:
@@ -128,7 +128,7 @@ def advance(
     if track is None:
         if finding is None or not seen:
             return None
-        track = Track(Phase.CLEAR, finding, now, pass_number, now.mono_ns, pass_number)
+        track = Condition(Phase.CLEAR, finding, now, pass_number, now.mono_ns, pass_number)
     if pass_number < track.seen_pass:  # the source began anew: what was counted before stays counted
         track = track._replace(mark_pass=track.mark_pass - track.seen_pass, seen_pass=0)
     if finding is not None and track.held and finding.severity < track.finding.severity:
@@ -137,10 +137,10 @@ def advance(
         return rest or advance(None, finding, rule, pass_number, now, seen=seen)
     if not seen:
         unseen = pass_number - track.seen_pass  # passes that count for nothing
-        phase = TRANSITIONS[track.phase, Sight.UNSEEN]
+        phase = TRANSITIONS[track.phase, Observation.UNSEEN]
         return track._replace(phase=phase, mark_pass=track.mark_pass + unseen, seen_pass=pass_number)
     bad = finding is not None
-    was_bad = track.phase in (Phase.CLEAR, Phase.RISING, Phase.RAISED)
+    was_bad = track.phase in (Phase.CLEAR, Phase.PENDING, Phase.RAISED)
     if bad != was_bad:
         track = track._replace(mark_pass=pass_number, mark_ns=now.mono_ns)
     sight = _sight(track, bad, rule, pass_number, now.mono_ns)
@@ -154,19 +154,23 @@ def advance(
     return track._replace(phase=phase, finding=finding or track.finding, seen_pass=pass_number)
 
 
-def _sight(track: Track, bad: bool, rule: Row, pass_number: int, now_ns: int) -> Sight:
+def _sight(track: Condition, bad: bool, rule: Row, pass_number: int, now_ns: int) -> Observation:
     passes = pass_number - track.mark_pass + 1
     run_ns = now_ns - track.mark_ns
     if bad:
-        return Sight.BAD_ENOUGH if passes >= rule.raise_after and run_ns >= rule.raise_ns else Sight.BAD
+        return (
+            Observation.BAD_DEBOUNCED
+            if passes >= rule.raise_after and run_ns >= rule.raise_ns
+            else Observation.BAD
+        )
     if track.phase is Phase.PROBATION:
-        return Sight.GOOD_ENOUGH if run_ns >= rule.probation_ns else Sight.GOOD
+        return Observation.GOOD_ENOUGH if run_ns >= rule.probation_ns else Observation.GOOD
     if (passes >= rule.clear_after and run_ns >= CLEAN_MIN_NS) or (passes > 1 and run_ns >= rule.clear_ns):
-        return Sight.GOOD_ENOUGH
-    return Sight.GOOD
+        return Observation.GOOD_ENOUGH
+    return Observation.GOOD
 
 
-def due_ns(track: Track, rule: Row, period_ns: int, now_ns: int) -> int | None:
+def due_ns(track: Condition, rule: Row, period_ns: int, now_ns: int) -> int | None:
     """When to look again though nothing wakes us, because a count or a dwell time will be full.
 
     Args:
@@ -180,7 +184,7 @@ def due_ns(track: Track, rule: Row, period_ns: int, now_ns: int) -> int | None:
     if track.phase is Phase.PROBATION:
         end_ns = track.mark_ns + rule.probation_ns
         return end_ns if end_ns > now_ns else next_ns
-    if track.phase is Phase.RISING:
+    if track.phase is Phase.PENDING:
         return max(next_ns, track.mark_ns + rule.raise_ns)
     if track.phase is Phase.CLEARING:
         left = rule.clear_after - (track.seen_pass - track.mark_pass + 1)
@@ -192,7 +196,7 @@ def due_ns(track: Track, rule: Row, period_ns: int, now_ns: int) -> int | None:
     return None
 
 
-def worst_first(tracks: Iterable[tuple[str, Track]]) -> list[tuple[str, Track]]:
+def worst_first(tracks: Iterable[tuple[str, Condition]]) -> list[tuple[str, Condition]]:
     """Held tracks, the most severe first, then the oldest, then by code."""
     held = [(code, track) for code, track in tracks if track.held]
     return sorted(held, key=lambda item: (-item[1].finding.severity, item[1].since.mono_ns, item[0]))

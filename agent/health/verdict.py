@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 from agent.devices.inventory import Device
 from agent.health import message
-from agent.health.evaluation import Look
+from agent.health.evaluation import Evaluation
 from agent.health.stalls import Stall
 from agent.health.state_machine import HEALTH
 from agent.model.health import Cause, DeviceHealth, Health, Severity
@@ -14,7 +14,7 @@ from agent.model.time import NS, Instant, at_mono
 
 
 @dataclass(frozen=True, slots=True)
-class Before:
+class PreviousVerdicts:
     """What was said last, and what all verdicts of a look have in common."""
 
     began: Instant
@@ -30,8 +30,8 @@ class Before:
 
 
 def verdict(
-    look: Look,
-    before: Before,
+    look: Evaluation,
+    before: PreviousVerdicts,
     device: Device,
     severity: Severity,
     causes: Sequence[Cause],
@@ -79,7 +79,7 @@ def _is_well(
 
 
 def with_causes(
-    look: Look, before: Before, device: Device, found: DeviceHealth, causes: Iterable[Cause]
+    look: Evaluation, before: PreviousVerdicts, device: Device, found: DeviceHealth, causes: Iterable[Cause]
 ) -> DeviceHealth:
     """A verdict with more causes than it had.
 
@@ -94,7 +94,7 @@ def with_causes(
 
 
 def with_lesser(
-    look: Look, before: Before, device: Device, found: DeviceHealth, causes: Iterable[Cause]
+    look: Evaluation, before: PreviousVerdicts, device: Device, found: DeviceHealth, causes: Iterable[Cause]
 ) -> DeviceHealth:
     """A verdict with more causes, which leave the device usable: what says that it is not goes before them.
 
@@ -110,7 +110,7 @@ def with_lesser(
 
 
 def _since(
-    before: Before,
+    before: PreviousVerdicts,
     last: DeviceHealth | None,
     said: tuple[Health, Severity, str],
     causes: Iterable[Cause],
@@ -128,6 +128,6 @@ def verified_by(sources: Iterable[SourceSample], now: Instant) -> Instant:
     return at_mono(min((source.beat_ns for source in sources), default=now.mono_ns), now)
 
 
-def lease_of(look: Look, sources: Iterable[SourceSample]) -> int:
+def lease_of(look: Evaluation, sources: Iterable[SourceSample]) -> int:
     """At least three periods of the slowest source: a lease must outlive the next verification [s]."""
     return max(look.settings.lease_s, *(-(-3 * source.period_ns // NS) for source in sources), 0)

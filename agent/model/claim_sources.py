@@ -43,7 +43,7 @@ class Origin(StrEnum):
     """ResourceClaim objects likewise."""
 
 
-class Witness(NamedTuple):
+class Provenance(NamedTuple):
     """Who said it, and when."""
 
     origin: Origin
@@ -54,10 +54,10 @@ class Witness(NamedTuple):
 
 
 @dataclass(frozen=True)  # with slots, Told[X](...) is a TypeError in Python 3.11
-class Told(Generic[T]):
+class SourceAnswer(Generic[T]):
     """All that one source said at one moment, or why it said nothing."""
 
-    witness: Witness
+    witness: Provenance
     items: tuple[T, ...] = ()
     absence: Absence | None = None
     """Absent: the node does not have the source. Unreadable: it has, and it could not be used."""
@@ -283,11 +283,11 @@ class Belief(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Heard:
+class SourceAnswers:
     """All that the sources said; of each kind any number of sources, in any order."""
 
-    prepared: tuple[Told[PreparedClaim], ...] = ()
-    listed: tuple[Told[ListedPod], ...] = ()
-    pods: tuple[Told[KnownPod], ...] = ()
-    claims: tuple[Told[KnownClaim], ...] = ()
-    live: tuple[Told[LivePod], ...] = ()
+    prepared: tuple[SourceAnswer[PreparedClaim], ...] = ()
+    listed: tuple[SourceAnswer[ListedPod], ...] = ()
+    pods: tuple[SourceAnswer[KnownPod], ...] = ()
+    claims: tuple[SourceAnswer[KnownClaim], ...] = ()
+    live: tuple[SourceAnswer[LivePod], ...] = ()

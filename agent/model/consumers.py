@@ -17,7 +17,7 @@ from agent.model.claim_sources import (
     LiveContainer,
     Origin,
     PodRef,
-    Witness,
+    Provenance,
 )
 from agent.model.reading import Absence
 
@@ -59,7 +59,7 @@ class DeviceEdge(NamedTuple):
     claim: ClaimRef
     use: DeviceUse
     relation: Relation
-    witness: Witness
+    witness: Provenance
     by_name: bool = False
     """The witness told no UID: the claim is the only one of that name that is known."""
 
@@ -70,7 +70,7 @@ class ConsumerEdge(NamedTuple):
     claim: ClaimRef
     consumer: Consumer
     relation: Relation
-    witness: Witness
+    witness: Provenance
     by_name: bool = False
     """The witness left out the UID of one of them, or of both."""
 
@@ -83,7 +83,7 @@ class ContainerEdge(NamedTuple):
     container: str
     requests: tuple[str, ...] | None
     """Those of the claim that it names; empty: all; None: not said."""
-    witness: Witness
+    witness: Provenance
     by_name: bool = False
 
 
@@ -103,10 +103,10 @@ class ConflictKind(StrEnum):
     """A pod's status has a container run that has no cgroup."""
 
 
-class Saying(NamedTuple):
+class Assertion(NamedTuple):
     """What one side of a conflict says."""
 
-    witness: Witness
+    witness: Provenance
     text: str
 
 
@@ -115,17 +115,17 @@ class Conflict(NamedTuple):
 
     kind: ConflictKind
     subject: str
-    sayings: tuple[Saying, ...]
+    assertions: tuple[Assertion, ...]
     claims: tuple[ClaimRef, ...] = ()
     """Those that it is about, under every name that they have here..."""
     pods: tuple[PodRef, ...] = ()
     """...and the pods."""
 
 
-class Gap(NamedTuple):
+class MissingSource(NamedTuple):
     """Something that nobody could say."""
 
-    witness: Witness
+    witness: Provenance
     absence: Absence
     why: str
 
@@ -138,7 +138,7 @@ class ClaimView:
     devices: tuple[DeviceEdge, ...] = ()
     consumers: tuple[ConsumerEdge, ...] = ()
     containers: tuple[ContainerEdge, ...] = ()
-    objects: tuple[tuple[KnownClaim, Witness], ...] = ()
+    objects: tuple[tuple[KnownClaim, Provenance], ...] = ()
     waiting: tuple[str, ...] = ()
     skipped: tuple[str, ...] = ()
     """As of :class:`PreparedClaim`."""
@@ -149,7 +149,7 @@ class PodView:
     """A pod and what was said of it."""
 
     ref: PodRef
-    objects: tuple[tuple[KnownPod, Witness], ...] = ()
+    objects: tuple[tuple[KnownPod, Provenance], ...] = ()
     """Best informed first: those that the kubelet told before those that stand in files."""
     claims: tuple[ClaimRef, ...] = ()
     running: bool | None = None
@@ -179,7 +179,7 @@ class ConsumerMap:
     groups: Mapping[tuple[str, str], tuple[PodRef, ...]] = field(default_factory=dict)
     """The pods of each pod group, by namespace and name."""
     conflicts: tuple[Conflict, ...] = ()
-    gaps: tuple[Gap, ...] = ()
+    gaps: tuple[MissingSource, ...] = ()
     whole: frozenset[Origin] = frozenset()
     """Who said all that there is to say: what these do not tell of is not there."""
 

@@ -52,7 +52,7 @@ class Operation(StrEnum):
     """Writing a cgroup's file."""
 
 
-class Remedy(NamedTuple):
+class Remediation(NamedTuple):
     """The taint that is offered for a device: its key is made of the code."""
 
     effect: Effect
@@ -87,7 +87,7 @@ class PrepareVerdict:
     """For how long the same question may get the same answer without trying [s]."""
     health: Health | None = None
     """What follows for the devices; None: nothing."""
-    taint: Remedy | None = None
+    taint: Remediation | None = None
     first_wall_s: float = 0.0
     last_wall_s: float = 0.0
     count: int = 1
@@ -108,7 +108,7 @@ class Outcome(NamedTuple):
     """None: it was prepared."""
 
 
-class ToldFault(NamedTuple):
+class DriverFault(NamedTuple):
     """A device that its driver found broken, or could not hand out, while preparing a claim."""
 
     number: int

@@ -12,7 +12,7 @@ from agent.model.log import LogSample
 from agent.model.machine import MachineSample
 from agent.model.pci import PciSample
 from agent.model.pods import PodsSample
-from agent.model.prepare import ToldFault
+from agent.model.prepare import DriverFault
 from agent.model.reading import Missing, Reading
 from agent.model.source import SourceSample
 
@@ -153,7 +153,7 @@ class Snapshot:
     declared: Declarations = ()
     checks: tuple[CheckSample, ...] = ()
     """A driver's own checks of its devices, when we are part of it; one per check and device."""
-    told: tuple[ToldFault, ...] = ()
+    told: tuple[DriverFault, ...] = ()
     """Devices that a driver found broken while it prepared claims."""
     pods: PodsSample | None = None
     """Who uses the devices; None: nobody looks."""

@@ -46,7 +46,7 @@ class Ending(StrEnum):
     """Somehow, while the agent was away."""
 
 
-class Ended(NamedTuple):
+class UsageEnd(NamedTuple):
     """That a use is over."""
 
     ending: Ending
@@ -59,7 +59,7 @@ class Ended(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Use:
+class DeviceUsage:
     """One pod's use of one device through one claim."""
 
     id: str
@@ -86,15 +86,15 @@ class Use:
     """While nobody has told the name of the pod: those that it may have, ``<namespace>/<name>``."""
     resumed: bool = False
     """An earlier agent saw it begin: ``began.mono_ns`` means nothing."""
-    ended: Ended | None = None
+    ended: UsageEnd | None = None
     """None: it goes on."""
 
 
 class Kept(NamedTuple):
     """What an earlier agent has left."""
 
-    running: tuple[Use, ...] = ()
-    over: tuple[Use, ...] = ()
+    running: tuple[DeviceUsage, ...] = ()
+    over: tuple[DeviceUsage, ...] = ()
     """Those that ended while somebody still told of them: they do not begin again."""
     left_s: float = 0.0
     """When it last wrote [s since 1970]."""

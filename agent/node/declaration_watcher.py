@@ -23,9 +23,9 @@ from agent.model.time import NS
 from agent.native.uevents import watch_directory
 from agent.sources.declared import DIRECTORY, read_declarations
 
-SETTLE_S: Final = 0.1
+DEBOUNCE_S: Final = 0.1
 """Files that are written together are read together [s]."""
-BUSY_SHARE: Final = 4
+MAX_DUTY_CYCLE: Final = 4
 """After a reading that took long it rests so many times as long: a fifth of a core at most."""
 BLIND_S: Final = 10.0
 """How often the directory is read where it cannot be watched [s]."""
@@ -52,7 +52,7 @@ class _Look(NamedTuple):
     """...and why."""
 
 
-class DeclaredWatch:
+class DeclarationWatcher:
     """The newest of what is declared."""
 
     def __init__(self, runtime_dir: Path, node: str, watch: Callable[[Path], int] = watch_directory) -> None:
@@ -114,10 +114,10 @@ class DeclaredWatch:
         while place == watched.place:
             began_s = trio.current_time()
             place = await self._read(wake)
-            rest_until_s = trio.current_time() + BUSY_SHARE * (trio.current_time() - began_s)
+            rest_until_s = trio.current_time() + MAX_DUTY_CYCLE * (trio.current_time() - began_s)
             if place == watched.place:
                 await trio.lowlevel.wait_readable(watched.descriptor)
-            await trio.sleep_until(max(trio.current_time() + SETTLE_S, rest_until_s))
+            await trio.sleep_until(max(trio.current_time() + DEBOUNCE_S, rest_until_s))
             _drain(watched.descriptor)
 
     async def _read(self, wake: Callable[[], None]) -> _Place | None:

@@ -35,7 +35,7 @@ IDLE: Final = 10
 at once."""
 DEAF_S: Final = 10.0
 """How often the bus is looked at where the kernel sends no events [s]."""
-SETTLE_S: Final = 0.1
+DEBOUNCE_S: Final = 0.1
 """A device that is plugged in sends a dozen events: they are answered together [s]..."""
 UNREST_S: Final = 5.0
 """...and one that comes and goes all the time is followed no faster than this [s]."""
@@ -63,7 +63,7 @@ class _Bus(NamedTuple):
     passes: int = 0
 
 
-class HostWatch:
+class HostWatcher:
     """The newest of what the host said."""
 
     def __init__(
@@ -178,11 +178,11 @@ class HostWatch:
 
     async def _gather_news(self) -> None:
         """Passes news on: the first after a moment, a stream of them less and less often."""
-        pause_s, last_s = SETTLE_S, -UNREST_S
+        pause_s, last_s = DEBOUNCE_S, -UNREST_S
         while True:
             await self._news.wait()
             calm = trio.current_time() - last_s > UNREST_S
-            pause_s = SETTLE_S if calm else min(2 * pause_s, UNREST_S)
+            pause_s = DEBOUNCE_S if calm else min(2 * pause_s, UNREST_S)
             await trio.sleep(pause_s)
             last_s = trio.current_time()
             self._news = trio.Event()

@@ -27,8 +27,8 @@ from agent.native.kmsg import Kmsg
 from agent.native.machine import Machine
 from agent.native.sampler import Sampler
 from agent.native.uevents import Uevents
-from agent.node.declaration_watcher import DeclaredWatch
-from agent.node.host_watcher import HostWatch
+from agent.node.declaration_watcher import DeclarationWatcher
+from agent.node.host_watcher import HostWatcher
 
 HOST_PACE: Final = 6
 """The host is asked so much more rarely than what seldom changes of a GPU."""
@@ -92,7 +92,7 @@ class Node:
         self._machine: Machine | None = None
         self._uevents: Uevents | None = None
         every_s = HOST_PACE * config.gpu_slow_ns / NS
-        self._host = HostWatch(
+        self._host = HostWatcher(
             config.nvml_library,
             config.sysfs_root,
             config.procfs_root,
@@ -100,7 +100,7 @@ class Node:
             gpus=config.gpu_watch,
             udev=udev,
         )
-        self._declared = DeclaredWatch(config.runtime_dir, config.node_name) if declares else None
+        self._declared = DeclarationWatcher(config.runtime_dir, config.node_name) if declares else None
         self._said: Declarations = ()
         wake = sampler.fileno()
         try:

@@ -17,9 +17,9 @@ from agent.devices.taint_keys import spot_of
 from agent.model.claim import DeviceRef
 from agent.model.health import DeviceHealth, Health
 from agent.model.prepare import ErrorClass, PrepareVerdict
-from agent.prepare.evidence import DeviceVerdict, Evidence, Text
+from agent.prepare.evidence import Evidence, HealthEngineEvidence, Text
 from agent.prepare.exceptions import failures
-from agent.prepare.judgement import Context, Judgement, Weight
+from agent.prepare.judgement import Context, EvidenceScore, Weight
 from agent.prepare.normalize import clean, shorten
 from agent.prepare.scoring import judge
 from agent.prepare.taxonomy import row_of
@@ -61,7 +61,7 @@ def judge_devices(context: Context) -> PrepareVerdict | None:
 # --- the ranking -------------------------------------------------------------------------------------------
 
 
-def _one_failure(evidence: Sequence[Evidence], context: Context) -> Judgement:
+def _one_failure(evidence: Sequence[Evidence], context: Context) -> EvidenceScore:
     held = _held(evidence, context)
     judged = [judge(piece, context) for piece in evidence if piece not in held]
     if not judged:
@@ -74,7 +74,7 @@ def _one_failure(evidence: Sequence[Evidence], context: Context) -> Judgement:
     return best._replace(said=_once(said + known))
 
 
-def _in_engines_words(best: Judgement, held: Sequence[DeviceVerdict]) -> Judgement:
+def _in_engines_words(best: EvidenceScore, held: Sequence[HealthEngineEvidence]) -> EvidenceScore:
     """The same whether the health engine knew it before, or by the driver's own word of a while ago."""
     named = best.devices if best.error_class is ErrorClass.FAILED_DEVICE else ()
     engines = _engines([one for one in held if one.device in named] or held)
@@ -82,7 +82,7 @@ def _in_engines_words(best: Judgement, held: Sequence[DeviceVerdict]) -> Judgeme
     return engines._replace(detail=detail, requests=best.requests or engines.requests)
 
 
-def _outranked(best: Judgement, held: Sequence[DeviceVerdict]) -> bool:
+def _outranked(best: EvidenceScore, held: Sequence[HealthEngineEvidence]) -> bool:
     """A device that the health engine holds Unhealthy is the reason: nothing shows another one."""
     if best.before is not None:
         return False
@@ -91,7 +91,7 @@ def _outranked(best: Judgement, held: Sequence[DeviceVerdict]) -> bool:
     return best.weight < Weight.FACT or best.error_class not in {ErrorClass.BAD_CONFIG, ErrorClass.PERMANENT}
 
 
-def _worst(found: Sequence[Judgement]) -> Judgement:
+def _worst(found: Sequence[EvidenceScore]) -> EvidenceScore:
     """Of several failures the one to tell; the same one, in whatever order they came."""
     ranked = sorted(found, key=_rank)
     worst = ranked[0]
@@ -104,7 +104,9 @@ def _worst(found: Sequence[Judgement]) -> Judgement:
     )
 
 
-def _with_others(worst: Judgement, found: Sequence[Judgement], held: Sequence[DeviceVerdict]) -> Judgement:
+def _with_others(
+    worst: EvidenceScore, found: Sequence[EvidenceScore], held: Sequence[HealthEngineEvidence]
+) -> EvidenceScore:
     """What is told, with the claim's other broken devices, if a device is to blame."""
     if worst.error_class is not ErrorClass.FAILED_DEVICE:
         return worst
@@ -119,7 +121,7 @@ def _with_others(worst: Judgement, found: Sequence[Judgement], held: Sequence[De
     return worst._replace(detail="; ".join([worst.detail, *more] if worst.detail else more))
 
 
-def _rank(one: Judgement) -> tuple[object, ...]:
+def _rank(one: EvidenceScore) -> tuple[object, ...]:
     """The worst class first, then the weightiest; words and numbers, so that no two have the same rank."""
     told = (
         one.code,
@@ -140,27 +142,27 @@ def _once(said: tuple[str, ...]) -> tuple[str, ...]:
 # --- the health engine -------------------------------------------------------------------------------------
 
 
-def _held(evidence: Sequence[Evidence], context: Context) -> tuple[DeviceVerdict, ...]:
+def _held(evidence: Sequence[Evidence], context: Context) -> tuple[HealthEngineEvidence, ...]:
     """The claim's devices that the health engine holds Unhealthy, in the order of their names."""
     refs = {device.ref for device in context.claim.devices}
-    known = {piece.device: piece for piece in evidence if isinstance(piece, DeviceVerdict)}
+    known = {piece.device: piece for piece in evidence if isinstance(piece, HealthEngineEvidence)}
     if context.engine_up:
         known |= {ref: device_verdict(ref, context.health[ref]) for ref in refs & context.health.keys()}
     return tuple(known[ref] for ref in sorted(known) if known[ref].health is Health.UNHEALTHY)
 
 
-def device_verdict(ref: DeviceRef, health: DeviceHealth) -> DeviceVerdict:
+def device_verdict(ref: DeviceRef, health: DeviceHealth) -> HealthEngineEvidence:
     """What the health engine holds of a device, by its worst cause."""
     if not health.causes:
-        return DeviceVerdict(ref, health.health, "device.unhealthy", health.message)
+        return HealthEngineEvidence(ref, health.health, "device.unhealthy", health.message)
     worst = max(health.causes, key=lambda cause: cause.severity)  # the first of equals
-    return DeviceVerdict(ref, health.health, worst.code, worst.evidence, worst.advice)
+    return HealthEngineEvidence(ref, health.health, worst.code, worst.evidence, worst.advice)
 
 
-def _engines(held: Sequence[DeviceVerdict]) -> Judgement:
+def _engines(held: Sequence[HealthEngineEvidence]) -> EvidenceScore:
     """In the words of the health message: both say the same."""
     first, *rest = held
-    return Judgement(
+    return EvidenceScore(
         Weight.WORD,
         first.code or "device.unhealthy",
         ErrorClass.FAILED_DEVICE,
@@ -176,7 +178,7 @@ def _engines(held: Sequence[DeviceVerdict]) -> Judgement:
 # --- the verdict -------------------------------------------------------------------------------------------
 
 
-def _verdict(judged: Judgement, context: Context) -> PrepareVerdict:
+def _verdict(judged: EvidenceScore, context: Context) -> PrepareVerdict:
     if judged.before is not None:
         return judged.before
     claim, row = context.claim, row_of(judged.code, judged.error_class)

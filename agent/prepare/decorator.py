@@ -12,23 +12,23 @@ from typing import Any, ParamSpec, Protocol, TypeVar, cast, runtime_checkable
 from agent.model.claim import Claim, ClaimRef
 from agent.prepare.patterns import Pattern
 from agent.prepare.runners import Steps, run_async, run_plain
-from agent.prepare.steps import Judge, attempt
+from agent.prepare.steps import PrepareService, attempt
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
 
 @runtime_checkable
-class HasDesk(Protocol):
+class HasPrepareTracker(Protocol):
     """Whatever keeps a desk: a monitor."""
 
     @property
-    def desk(self) -> Judge:
+    def tracker(self) -> PrepareService:
         """Its desk."""
 
 
 def classified(
-    desk_or_monitor: Judge | HasDesk,
+    tracker_or_monitor: PrepareService | HasPrepareTracker,
     *,
     claim: Callable[..., Claim] | None = None,
     patterns: Sequence[Pattern] = (),
@@ -41,7 +41,7 @@ def classified(
     tries, too.
 
     Args:
-        desk_or_monitor: Who remembers.
+        tracker_or_monitor: Who remembers.
         claim: Called with the handler's arguments, it says which claim is to be prepared. Without it that is
             the first argument that is an :class:`agent.Claim`.
         patterns: Of the texts of the handler's failures, beside those of the monitor.
@@ -54,7 +54,11 @@ def classified(
     def decorate(function: Callable[P, T]) -> Callable[P, T]:
         def steps(*args: P.args, **kwargs: P.kwargs) -> Steps[Any]:
             of = claim(*args, **kwargs) if claim else _find(function, (*args, *kwargs.values()))
-            desk: Judge = desk_or_monitor.desk if isinstance(desk_or_monitor, HasDesk) else desk_or_monitor
+            desk: PrepareService = (
+                tracker_or_monitor.tracker
+                if isinstance(tracker_or_monitor, HasPrepareTracker)
+                else tracker_or_monitor
+            )
             return attempt(desk, of, patterns)
 
         if inspect.iscoroutinefunction(function):

@@ -13,7 +13,7 @@ from agent.health.message import message
 from agent.health.state_machine import HEALTH
 from agent.model.claim import ClaimRef, DeviceRef
 from agent.model.health import DeviceHealth, Health, Severity
-from agent.model.prepare import ErrorClass, PrepareVerdict, ToldFault
+from agent.model.prepare import DriverFault, ErrorClass, PrepareVerdict
 
 LIMIT_S: Final = 600.0
 """For how long a device is broken by its driver's word alone [s]."""
@@ -23,17 +23,21 @@ TOLD_MAX: Final = 256
 """Faults that are kept; the oldest goes, those that are excused before all."""
 
 
-class Told(NamedTuple):
+class DriverFaults(NamedTuple):
     """All that a driver told of."""
 
-    faults: tuple[ToldFault, ...] = ()
+    faults: tuple[DriverFault, ...] = ()
     """By number."""
     next_number: int = 1
 
 
 def tell(
-    told: Told, claim: ClaimRef, verdict: PrepareVerdict, now_wall_s: float, held: Collection[DeviceRef]
-) -> Told:
+    told: DriverFaults,
+    claim: ClaimRef,
+    verdict: PrepareVerdict,
+    now_wall_s: float,
+    held: Collection[DeviceRef],
+) -> DriverFaults:
     """What is told after a failed prepare: a fault of each device that is to blame for it, or that cannot be
     handed out because of it.
 
@@ -47,7 +51,7 @@ def tell(
     blamed = [device for device in dict.fromkeys(verdict.devices) if device not in held]
     news = [device for device in blamed if not is_told(told, device, verdict.code)]
     faults = [
-        ToldFault(
+        DriverFault(
             number,
             device,
             verdict.code,
@@ -63,15 +67,15 @@ def tell(
     # A new number for what was excused: whoever watches must not take it for the one that is over.
     again = {_key(fault) for fault in faults}
     others = [fault for fault in told.faults if _key(fault) not in again]
-    return Told(_bounded([*others, *faults]), told.next_number + len(faults))
+    return DriverFaults(_bounded([*others, *faults]), told.next_number + len(faults))
 
 
-def is_told(told: Told, device: DeviceRef, code: str) -> bool:
+def is_told(told: DriverFaults, device: DeviceRef, code: str) -> bool:
     """Whether this device is broken with this code by its driver's word."""
     return any(_key(fault) == (device, code) and not fault.excused_wall_s for fault in told.faults)
 
 
-def excuse(told: Told, devices: Collection[DeviceRef], now_wall_s: float) -> Told:
+def excuse(told: DriverFaults, devices: Collection[DeviceRef], now_wall_s: float) -> DriverFaults:
     """Its driver prepared these devices."""
     return told._replace(
         faults=tuple(
@@ -83,12 +87,12 @@ def excuse(told: Told, devices: Collection[DeviceRef], now_wall_s: float) -> Tol
     )
 
 
-def age(told: Told, now_wall_s: float) -> Told:
+def age(told: DriverFaults, now_wall_s: float) -> DriverFaults:
     """What is left by now: who was told of too long ago is excused, and forgotten in the end."""
     return told._replace(faults=tuple(_aged(told.faults, now_wall_s)))
 
 
-def _aged(faults: Iterable[ToldFault], now_wall_s: float) -> Iterator[ToldFault]:
+def _aged(faults: Iterable[DriverFault], now_wall_s: float) -> Iterator[DriverFault]:
     for fault in faults:
         if not fault.excused_wall_s:
             in_time = 0 <= now_wall_s - fault.told_wall_s < LIMIT_S
@@ -97,14 +101,14 @@ def _aged(faults: Iterable[ToldFault], now_wall_s: float) -> Iterator[ToldFault]
             yield fault
 
 
-def due_wall_s(told: Told) -> float | None:
+def due_wall_s(told: DriverFaults) -> float | None:
     """When :func:`age` has somebody to excuse; None: never."""
     live = (fault.told_wall_s for fault in told.faults if not fault.excused_wall_s)
     first = min(live, default=None)
     return None if first is None else first + LIMIT_S
 
 
-def merge(mine: Told, theirs: Told) -> Told:
+def merge(mine: DriverFaults, theirs: DriverFaults) -> DriverFaults:
     """Both as one. Of the same device and code the newest counts, and that it is excused; theirs keep their
     numbers, and mine where they are free."""
     found = {_key(fault): fault for fault in theirs.faults}
@@ -121,10 +125,10 @@ def merge(mine: Told, theirs: Told) -> Told:
                 number, next_number = next_number, next_number + 1
             taken.add(number)
             found[_key(fault)] = fault._replace(number=number)
-    return Told(_bounded(found.values()), next_number)
+    return DriverFaults(_bounded(found.values()), next_number)
 
 
-def apart_from(faults: Iterable[ToldFault], device: DeviceHealth) -> DeviceHealth:
+def without_faults(faults: Iterable[DriverFault], device: DeviceHealth) -> DeviceHealth:
     """What is known of a device without these faults of it; what others found stays, whatever its code."""
     subject = str(DeviceRef(device.driver, device.pool, device.device))
     codes = {fault.code for fault in faults if fault.subject == subject}
@@ -135,10 +139,10 @@ def apart_from(faults: Iterable[ToldFault], device: DeviceHealth) -> DeviceHealt
     return device._replace(health=HEALTH[worst], severity=worst, causes=rest, message=message(rest))
 
 
-def _key(fault: ToldFault) -> tuple[DeviceRef, str]:
+def _key(fault: DriverFault) -> tuple[DeviceRef, str]:
     return (fault.device, fault.code)
 
 
-def _bounded(faults: Iterable[ToldFault]) -> tuple[ToldFault, ...]:
+def _bounded(faults: Iterable[DriverFault]) -> tuple[DriverFault, ...]:
     ranked = sorted(faults, key=lambda fault: (bool(fault.excused_wall_s), -fault.told_wall_s))
     return tuple(sorted(ranked[:TOLD_MAX], key=lambda fault: fault.number))

@@ -46,7 +46,7 @@ NVML_NAMES: Final[Mapping[int, str]] = {
     30: "RESET_TYPE_NOT_SUPPORTED",
     999: "UNKNOWN",
 }
-"""Of native/src/nvml.h."""
+"""Of native/src/gpu/nvml.h."""
 
 GRPC_NAMES: Final = (
     "OK", "CANCELLED", "UNKNOWN", "INVALID_ARGUMENT", "DEADLINE_EXCEEDED", "NOT_FOUND", "ALREADY_EXISTS",
@@ -109,7 +109,7 @@ class GrpcStatus(NamedTuple):
         return f"gRPC {self.code} ({self.name})"
 
 
-class HttpAnswer(NamedTuple):
+class HttpStatus(NamedTuple):
     """What an HTTP server answered."""
 
     status: int
@@ -123,7 +123,7 @@ class HttpAnswer(NamedTuple):
         return f"{'API' if self.kubernetes else 'HTTP'} {self.status} {self.reason}".rstrip()
 
 
-class Undecoded(NamedTuple):
+class DecodeError(NamedTuple):
     """Something could not be decoded, or is not what it should be."""
 
     by: str
@@ -158,7 +158,7 @@ class Unconnected(NamedTuple):
         return f"{self.by}{_while(self.operation)}"
 
 
-class CdiFile(NamedTuple):
+class UnreadableCdiFile(NamedTuple):
     """A CDI file that cannot be understood."""
 
     path: str
@@ -168,7 +168,7 @@ class CdiFile(NamedTuple):
         return f"CDI file {self.path} not understood" if self.path else "CDI file not understood"
 
 
-class DeviceVerdict(NamedTuple):
+class HealthEngineEvidence(NamedTuple):
     """What the health engine holds of a device."""
 
     device: DeviceRef
@@ -193,7 +193,7 @@ class TimedOut(NamedTuple):
         return f"{self.by}{_while(self.operation)}"
 
 
-class Ended(NamedTuple):
+class ClaimResult(NamedTuple):
     """It was given up from outside."""
 
     by: str
@@ -234,7 +234,7 @@ class Text(NamedTuple):
         return "a text"
 
 
-class DriverWord(NamedTuple):
+class DriverReportedError(NamedTuple):
     """What the driver itself says: an agent.prepare.errors.DriverError."""
 
     error_class: ErrorClass
@@ -272,18 +272,18 @@ Evidence = (
     Errno
     | NvmlCode
     | GrpcStatus
-    | HttpAnswer
-    | Undecoded
+    | HttpStatus
+    | DecodeError
     | WrongValue
     | Unconnected
-    | CdiFile
-    | DeviceVerdict
+    | UnreadableCdiFile
+    | HealthEngineEvidence
     | TimedOut
-    | Ended
+    | ClaimResult
     | NoBackend
     | Raised
     | Text
-    | DriverWord
+    | DriverReportedError
     | Judged
     | Handled
 )

@@ -26,20 +26,20 @@ from agent.prepare.errors import (
 )
 from agent.prepare.evidence import (
     GRPC_NAMES,
-    CdiFile,
-    DriverWord,
-    Ended,
+    ClaimResult,
+    DecodeError,
+    DriverReportedError,
     Errno,
     Evidence,
     GrpcStatus,
-    HttpAnswer,
+    HttpStatus,
     Judged,
     NoBackend,
     NvmlCode,
     Raised,
     TimedOut,
     Unconnected,
-    Undecoded,
+    UnreadableCdiFile,
     WrongValue,
 )
 from agent.prepare.normalize import text_of
@@ -119,7 +119,7 @@ def _driver(error: BaseException, _: Doing | None) -> Evidence | None:
         return None
     device, scope = _attribute(error, "device"), _attribute(error, "scope")
     requests, retry = _attribute(error, "requests"), _attribute(error, "retry_after_s")
-    return DriverWord(
+    return DriverReportedError(
         next(error_class for kind, error_class in WORDS if isinstance(error, kind)),
         _string(_attribute(error, "code")) or error.default_code,
         _string(_attribute(error, "summary")) or text_of(error),
@@ -137,8 +137,8 @@ def _backend(error: BaseException, _: Doing | None) -> Evidence | None:
 
 def _ended(error: BaseException, _: Doing | None) -> Evidence | None:
     if isinstance(error, KeyboardInterrupt | SystemExit | GeneratorExit):
-        return Ended(type(error).__name__, leaving=not isinstance(error, GeneratorExit))
-    return Ended(type(error).__name__) if _CANCELLED & _names(error) else None
+        return ClaimResult(type(error).__name__, leaving=not isinstance(error, GeneratorExit))
+    return ClaimResult(type(error).__name__) if _CANCELLED & _names(error) else None
 
 
 def _nvml(error: BaseException, doing: Doing | None) -> Evidence | None:
@@ -184,7 +184,7 @@ def _http(error: BaseException, doing: Doing | None) -> Evidence | None:
     message = said.get("message") or _attribute(error, "message")
     if not message and not library:  # Kubernetes' own client tells all headers of the answer, Date among them
         message = text_of(error)
-    return HttpAnswer(
+    return HttpStatus(
         status,
         reason if isinstance(reason, str) else "",
         message if isinstance(message, str) else "",
@@ -229,8 +229,8 @@ def _decoding(error: BaseException, doing: Doing | None) -> Evidence | None:
     refused = bool(names & _REFUSED)
     if refused or names & _UNREADABLE:
         if operation is Operation.CDI:
-            return CdiFile(doing.path if doing else "", text_of(error))
-        return Undecoded(type(error).__name__, text_of(error), operation, refused)
+            return UnreadableCdiFile(doing.path if doing else "", text_of(error))
+        return DecodeError(type(error).__name__, text_of(error), operation, refused)
     if operation is Operation.CONFIG and isinstance(error, _VALUES):
         return WrongValue(type(error).__name__, text_of(error))
     return None

@@ -44,7 +44,7 @@ class Context:
     """Of the configuration; looked at before ours."""
 
 
-class Judgement(NamedTuple):
+class EvidenceScore(NamedTuple):
     """What one piece of evidence shows."""
 
     weight: Weight

@@ -17,7 +17,7 @@ from agent.model.claim import Claim, ClaimRef, DeviceRef
 from agent.model.health import DeviceHealth, Severity
 from agent.model.prepare import ErrorClass, Outcome, PrepareVerdict
 from agent.prepare import driver_faults as faults
-from agent.prepare.driver_faults import Told
+from agent.prepare.driver_faults import DriverFaults
 
 CLAIMS_MAX: Final = 1024
 """Many times the claims of a node; the oldest goes."""
@@ -39,7 +39,7 @@ UNPREPARING: Final = "while unpreparing"
 """The first evidence of a verdict that is about an unprepare."""
 
 
-class Kept(NamedTuple):
+class LedgerEntry(NamedTuple):
     """What is remembered of one claim."""
 
     outcome: Outcome
@@ -55,19 +55,19 @@ class Kept(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Book:
+class PrepareLedger:
     """All that is remembered. The default is a driver's first start."""
 
-    claims: Mapping[str, Kept] = field(default_factory=dict)
+    claims: Mapping[str, LedgerEntry] = field(default_factory=dict)
     """By the claim's uid; at most :data:`CLAIMS_MAX`."""
-    told: Told = Told()  # noqa: RUF009  # a tuple
+    told: DriverFaults = DriverFaults()  # noqa: RUF009  # a tuple
 
 
 # --- asking ------------------------------------------------------------------------------------------------
 
 
-def recall(
-    book: Book, claim: Claim, generation: str | Callable[[], str], now_wall_s: float, version: str
+def cached_failure(
+    book: PrepareLedger, claim: Claim, generation: str | Callable[[], str], now_wall_s: float, version: str
 ) -> PrepareVerdict | None:
     """The answer to the same question of a while ago, if it still holds.
 
@@ -107,14 +107,14 @@ def _known(device: DeviceHealth | None) -> str:
     return ":".join([device.health.name.lower(), *sorted(codes)])
 
 
-def _generation(book: Book, claim: Claim, known: str) -> str:
+def _generation(book: PrepareLedger, claim: Claim, known: str) -> str:
     """With what the driver told of the devices: excused, they are no longer what they were."""
     live = {(fault.device, fault.code) for fault in book.told.faults if not fault.excused_wall_s}
     told = sorted(code for device, code in live if device in _refs(claim))
     return " told:".join([known, *told])
 
 
-def devices_of(book: Book, claim: ClaimRef) -> tuple[DeviceRef, ...]:
+def devices_of(book: PrepareLedger, claim: ClaimRef) -> tuple[DeviceRef, ...]:
     """The devices that a claim had when it was prepared last."""
     kept = book.claims.get(claim.uid)
     return kept.outcome.devices if kept else ()
@@ -123,23 +123,25 @@ def devices_of(book: Book, claim: ClaimRef) -> tuple[DeviceRef, ...]:
 # --- what happens to a claim -------------------------------------------------------------------------------
 
 
-def succeeded(book: Book, claim: Claim, generation: str, now_wall_s: float, version: str = "") -> Book:
+def succeeded(
+    book: PrepareLedger, claim: Claim, generation: str, now_wall_s: float, version: str = ""
+) -> PrepareLedger:
     """A claim was prepared: faults that were told of its devices are excused."""
     devices = _refs(claim)
     outcome = Outcome(claim.ref, claim.fingerprint, generation, devices, now_wall_s, None)
     book = replace(book, told=faults.excuse(book.told, devices, now_wall_s))
-    return _with(book, Kept(outcome, version), now_wall_s)
+    return _with(book, LedgerEntry(outcome, version), now_wall_s)
 
 
 def failed(
-    book: Book,
+    book: PrepareLedger,
     claim: Claim,
     generation: str,
     verdict: PrepareVerdict,
     now_wall_s: float,
     version: str = "",
     held: Collection[DeviceRef] = (),
-) -> tuple[Book, PrepareVerdict]:
+) -> tuple[PrepareLedger, PrepareVerdict]:
     """A claim could not be prepared. Returns the verdict, too: how often it was so by now, and since when.
 
     Args:
@@ -151,23 +153,23 @@ def failed(
     verdict = _counted(book, claim, verdict, now_wall_s)
     known = _generation(book, claim, generation)
     outcome = Outcome(claim.ref, claim.fingerprint, known, _refs(claim), now_wall_s, verdict)
-    return _with(book, Kept(outcome, version), now_wall_s), verdict
+    return _with(book, LedgerEntry(outcome, version), now_wall_s), verdict
 
 
-def unprepared(book: Book, claim: ClaimRef, now_wall_s: float) -> Book:
+def unprepared(book: PrepareLedger, claim: ClaimRef, now_wall_s: float) -> PrepareLedger:
     """A claim is no longer prepared. How it failed, if it did, is remembered for a day."""
     kept = book.claims.get(claim.uid)
     return _with(book, kept._replace(over_wall_s=now_wall_s), now_wall_s) if kept else book
 
 
 def unprepare_failed(
-    book: Book,
+    book: PrepareLedger,
     claim: Claim,
     verdict: PrepareVerdict,
     now_wall_s: float,
     version: str = "",
     held: Collection[DeviceRef] = (),
-) -> tuple[Book, PrepareVerdict]:
+) -> tuple[PrepareLedger, PrepareVerdict]:
     """A claim could not be unprepared. Nothing follows from that for its next prepare.
 
     Args:
@@ -191,7 +193,7 @@ def _bounded(verdict: PrepareVerdict) -> PrepareVerdict:
     )
 
 
-def _counted(book: Book, claim: Claim, verdict: PrepareVerdict, now_wall_s: float) -> PrepareVerdict:
+def _counted(book: PrepareLedger, claim: Claim, verdict: PrepareVerdict, now_wall_s: float) -> PrepareVerdict:
     kept = book.claims.get(claim.uid)
     before = kept.outcome.verdict if kept else None
     first_wall_s, count = now_wall_s, 1
@@ -210,41 +212,41 @@ def _is_same(before: PrepareVerdict, verdict: PrepareVerdict) -> bool:
 # --- time, and two instances -------------------------------------------------------------------------------
 
 
-def age(book: Book, now_wall_s: float) -> Book:
+def age(book: PrepareLedger, now_wall_s: float) -> PrepareLedger:
     """The book without what is over by now, and with those excused whose time is over."""
     told = faults.age(book.told, now_wall_s)
     claims = {uid: kept for uid, kept in book.claims.items() if not _is_over(kept, now_wall_s)}
     if told == book.told and len(claims) == len(book.claims):
         return book
-    return Book(claims, told)
+    return PrepareLedger(claims, told)
 
 
-def _is_over(kept: Kept, now_wall_s: float) -> bool:
+def _is_over(kept: LedgerEntry, now_wall_s: float) -> bool:
     return bool(kept.over_wall_s) and abs(now_wall_s - kept.over_wall_s) >= OVER_KEPT_S
 
 
-def merge(mine: Book, theirs: Book, now_wall_s: float) -> Book:
+def merge(mine: PrepareLedger, theirs: PrepareLedger, now_wall_s: float) -> PrepareLedger:
     """Both as one, the newest of each claim: two instances of a driver share a file in a rolling update."""
     claims = dict(theirs.claims)
     for uid, kept in mine.claims.items():
         other = claims.get(uid)
         if other is None or _rank(kept, now_wall_s) >= _rank(other, now_wall_s):
             claims[uid] = kept
-    return age(Book(_newest(claims, now_wall_s), faults.merge(mine.told, theirs.told)), now_wall_s)
+    return age(PrepareLedger(_newest(claims, now_wall_s), faults.merge(mine.told, theirs.told)), now_wall_s)
 
 
-def _with(book: Book, kept: Kept, now_wall_s: float) -> Book:
+def _with(book: PrepareLedger, kept: LedgerEntry, now_wall_s: float) -> PrepareLedger:
     claims = {**book.claims, kept.outcome.claim.uid: kept}
     return age(replace(book, claims=_newest(claims, now_wall_s)), now_wall_s)
 
 
-def _newest(claims: Mapping[str, Kept], now_wall_s: float) -> Mapping[str, Kept]:
+def _newest(claims: Mapping[str, LedgerEntry], now_wall_s: float) -> Mapping[str, LedgerEntry]:
     if len(claims) <= CLAIMS_MAX:
         return claims
     ranked = sorted(claims.items(), key=lambda item: _rank(item[1], now_wall_s), reverse=True)
     return dict(ranked[:CLAIMS_MAX])
 
 
-def _rank(kept: Kept, now_wall_s: float) -> float:
+def _rank(kept: LedgerEntry, now_wall_s: float) -> float:
     """The greater the newer. What is dated into the future is from before the clock was set back."""
     return kept.at_wall_s if kept.at_wall_s <= now_wall_s else -inf

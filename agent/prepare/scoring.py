@@ -12,15 +12,15 @@ from agent.model.claim import DeviceRef
 from agent.model.prepare import ErrorClass, Operation
 from agent.prepare import codes
 from agent.prepare.evidence import (
-    CdiFile,
-    DeviceVerdict,
-    DriverWord,
-    Ended,
+    ClaimResult,
+    DecodeError,
+    DriverReportedError,
     Errno,
     Evidence,
     GrpcStatus,
     Handled,
-    HttpAnswer,
+    HealthEngineEvidence,
+    HttpStatus,
     Judged,
     NoBackend,
     NvmlCode,
@@ -28,10 +28,10 @@ from agent.prepare.evidence import (
     Text,
     TimedOut,
     Unconnected,
-    Undecoded,
+    UnreadableCdiFile,
     WrongValue,
 )
-from agent.prepare.judgement import Context, Judgement, Weight
+from agent.prepare.judgement import Context, EvidenceScore, Weight
 from agent.prepare.normalize import clean, mask, shorten
 from agent.prepare.patterns import PATTERNS
 from agent.prepare.taxonomy import DEFAULTS, is_code
@@ -50,13 +50,13 @@ DOES: Final[Mapping[Operation, str]] = {
 }
 
 
-def judge(piece: Evidence, context: Context) -> Judgement:
+def judge(piece: Evidence, context: Context) -> EvidenceScore:
     """What a piece of evidence shows of itself, and what it is told as."""
     judged = _JUDGES[type(piece)](piece, context)
     return judged._replace(said=(judged.said or (shorten(clean(str(piece))),)) + judged.notes)
 
 
-def _errno(piece: Errno, context: Context) -> Judgement:
+def _errno(piece: Errno, context: Context) -> EvidenceScore:
     operation = piece.operation or context.operation
     code, error_class = codes.meaning_of_errno(piece.number, operation)
     text = f" ({mask(piece.text)})" if piece.text else ""  # the C library's, unless a driver wrote its own
@@ -65,15 +65,15 @@ def _errno(piece: Errno, context: Context) -> Judgement:
     if code.startswith("os."):
         shown = error_class is not ErrorClass.UNKNOWN
         weight, confidence = (Weight.LOOSE, 0.7) if shown else (Weight.CODE, 0.1)
-        return _by_text(Judgement(weight, code, error_class, summary, confidence), piece.text, context)
-    return Judgement(Weight.FACT, code, error_class, summary, 0.9)
+        return _by_text(EvidenceScore(weight, code, error_class, summary, confidence), piece.text, context)
+    return EvidenceScore(Weight.FACT, code, error_class, summary, 0.9)
 
 
-def _nvml(piece: NvmlCode, context: Context) -> Judgement:
+def _nvml(piece: NvmlCode, context: Context) -> EvidenceScore:
     code, error_class = codes.meaning_of_nvml(piece.code)
     shows = error_class is not ErrorClass.UNKNOWN
     weight, confidence = (Weight.FACT, 0.9) if shows else (Weight.CODE, 0.1)
-    judged = Judgement(weight, code, error_class, f"NVML: {piece.name} ({piece.code})", confidence)
+    judged = EvidenceScore(weight, code, error_class, f"NVML: {piece.name} ({piece.code})", confidence)
     if error_class is not ErrorClass.FAILED_DEVICE:
         return judged
     named = _named(piece.device, context)
@@ -83,94 +83,102 @@ def _nvml(piece: NvmlCode, context: Context) -> Judgement:
     return judged._replace(error_class=ErrorClass.TRANSIENT, notes=(note,), confidence=0.5)
 
 
-def _grpc(piece: GrpcStatus, context: Context) -> Judgement:
+def _grpc(piece: GrpcStatus, context: Context) -> EvidenceScore:
     code, error_class = codes.meaning_of_grpc(piece.code)
     summary = f"gRPC: {piece.name}{piece.message and f': {mask(piece.message)}'}"
     weight, confidence = (Weight.CODE, 0.1) if error_class is ErrorClass.UNKNOWN else (Weight.LOOSE, 0.7)
-    return _by_text(Judgement(weight, code, error_class, summary, confidence), piece.message, context)
+    return _by_text(EvidenceScore(weight, code, error_class, summary, confidence), piece.message, context)
 
 
-def _http(piece: HttpAnswer, context: Context) -> Judgement:
+def _http(piece: HttpStatus, context: Context) -> EvidenceScore:
     code, error_class = codes.meaning_of_http(piece.status, piece.reason, piece.kubernetes)
     who = "API server" if piece.kubernetes else "HTTP"
     summary = f"{who}: {piece.status} {mask(piece.reason)}".rstrip()
     if piece.message:
         summary += f": {mask(piece.message)}"
     if error_class is ErrorClass.UNKNOWN:
-        return _by_text(Judgement(Weight.CODE, code, error_class, summary, 0.1), piece.message, context)
+        return _by_text(EvidenceScore(Weight.CODE, code, error_class, summary, 0.1), piece.message, context)
     weight, confidence = (Weight.FACT, 0.9) if piece.kubernetes else (Weight.LOOSE, 0.6)
-    return Judgement(weight, code, error_class, summary, confidence)
+    return EvidenceScore(weight, code, error_class, summary, confidence)
 
 
-def _undecoded(piece: Undecoded, context: Context) -> Judgement:
+def _undecoded(piece: DecodeError, context: Context) -> EvidenceScore:
     summary = f"{piece.by}: {clean(piece.text)}"
     operation = piece.operation or context.operation
     if operation is Operation.CONFIG:
-        return Judgement(Weight.FACT, "config.decode", ErrorClass.BAD_CONFIG, f"parameters: {summary}", 0.9)
+        return EvidenceScore(
+            Weight.FACT, "config.decode", ErrorClass.BAD_CONFIG, f"parameters: {summary}", 0.9
+        )
     if operation is Operation.STATE:
-        return Judgement(Weight.FACT, "state.checkpoint_corrupt", ErrorClass.PERMANENT, summary, 0.9)
+        return EvidenceScore(Weight.FACT, "state.checkpoint_corrupt", ErrorClass.PERMANENT, summary, 0.9)
     if piece.refused and operation is None and context.claim.configs:
-        return Judgement(Weight.LOOSE, "config.decode", ErrorClass.BAD_CONFIG, f"parameters: {summary}", 0.6)
-    return Judgement(Weight.CODE, "driver.decode", ErrorClass.UNKNOWN, f"{piece.by}: {mask(piece.text)}", 0.1)
+        return EvidenceScore(
+            Weight.LOOSE, "config.decode", ErrorClass.BAD_CONFIG, f"parameters: {summary}", 0.6
+        )
+    return EvidenceScore(
+        Weight.CODE, "driver.decode", ErrorClass.UNKNOWN, f"{piece.by}: {mask(piece.text)}", 0.1
+    )
 
 
-def _wrong_value(piece: WrongValue, _: Context) -> Judgement:
+def _wrong_value(piece: WrongValue, _: Context) -> EvidenceScore:
     summary = f"parameters: {clean(piece.text) or piece.by}"
-    return Judgement(Weight.FACT, "config.invalid", ErrorClass.BAD_CONFIG, summary, 0.8)
+    return EvidenceScore(Weight.FACT, "config.invalid", ErrorClass.BAD_CONFIG, summary, 0.8)
 
 
-def _unconnected(piece: Unconnected, context: Context) -> Judgement:
+def _unconnected(piece: Unconnected, context: Context) -> EvidenceScore:
     asks = (piece.operation or context.operation) is Operation.API
     weight, code = (Weight.FACT, "api.unreachable") if asks else (Weight.LOOSE, "os.unconnected")
     summary = f"no connection: {piece.by}{piece.text and f': {mask(piece.text)}'}"
-    return Judgement(weight, code, ErrorClass.TRANSIENT, summary, 0.7)
+    return EvidenceScore(weight, code, ErrorClass.TRANSIENT, summary, 0.7)
 
 
-def _cdi_file(piece: CdiFile, _: Context) -> Judgement:
+def _cdi_file(piece: UnreadableCdiFile, _: Context) -> EvidenceScore:
     where = f" {mask(piece.path)}" if piece.path else ""
     summary = f"CDI file{where} cannot be understood: {mask(piece.text)}"
-    return Judgement(Weight.FACT, "cdi.malformed", ErrorClass.TRANSIENT, summary, 0.8)
+    return EvidenceScore(Weight.FACT, "cdi.malformed", ErrorClass.TRANSIENT, summary, 0.8)
 
 
-def _device(piece: DeviceVerdict, _: Context) -> Judgement:
+def _device(piece: HealthEngineEvidence, _: Context) -> EvidenceScore:
     """One that is not Unhealthy: no failure is a device's for that."""
     text = f"{piece.device} is {piece.health.name.capitalize()}"
-    return Judgement(Weight.TYPE, "driver.error", ErrorClass.UNKNOWN, text, 0.0)
+    return EvidenceScore(Weight.TYPE, "driver.error", ErrorClass.UNKNOWN, text, 0.0)
 
 
-def _timed_out(piece: TimedOut, context: Context) -> Judgement:
+def _timed_out(piece: TimedOut, context: Context) -> EvidenceScore:
     operation = piece.operation or context.operation
     code = codes.TIMEOUTS.get(operation, "deadline") if operation else "deadline"
     does = f" while {DOES[operation]}" if operation else ""
     text = f": {mask(piece.text)}" if piece.text else ""
     weight = Weight.FACT if operation else Weight.LOOSE
-    return Judgement(weight, code, ErrorClass.TRANSIENT, f"not done in time{does}{text}", 0.7)
+    return EvidenceScore(weight, code, ErrorClass.TRANSIENT, f"not done in time{does}{text}", 0.7)
 
 
-def _ended(piece: Ended, _: Context) -> Judgement:
+def _ended(piece: ClaimResult, _: Context) -> EvidenceScore:
     code = "driver.shutting_down" if piece.leaving else "driver.cancelled"
-    return Judgement(Weight.LOOSE, code, ErrorClass.TRANSIENT, f"given up before its end: {piece.by}", 0.7)
+    return EvidenceScore(
+        Weight.LOOSE, code, ErrorClass.TRANSIENT, f"given up before its end: {piece.by}", 0.7
+    )
 
 
-def _no_backend(piece: NoBackend, _: Context) -> Judgement:
+def _no_backend(piece: NoBackend, _: Context) -> EvidenceScore:
     summary = f"health backend: {mask(piece.text)}"
-    return Judgement(Weight.LOOSE, "backend.unreachable", ErrorClass.UNKNOWN, summary, 0.5)
+    return EvidenceScore(Weight.LOOSE, "backend.unreachable", ErrorClass.UNKNOWN, summary, 0.5)
 
 
-def _raised(piece: Raised, context: Context) -> Judgement:
+def _raised(piece: Raised, context: Context) -> EvidenceScore:
     code = f"driver.{'bug' if piece.bug else 'exception'}.{_snake(piece.name)}"
     text = mask(piece.text)
     summary = f"{clean(piece.name)}{text and f': {text}'}"
-    return _by_text(Judgement(Weight.TYPE, code, ErrorClass.UNKNOWN, summary, 0.0), piece.text, context)
+    return _by_text(EvidenceScore(Weight.TYPE, code, ErrorClass.UNKNOWN, summary, 0.0), piece.text, context)
 
 
-def _text(piece: Text, context: Context) -> Judgement:
-    judged = Judgement(Weight.TYPE, "driver.error", ErrorClass.UNKNOWN, mask(piece.text), 0.0)
+def _text(piece: Text, context: Context) -> EvidenceScore:
+    judged = EvidenceScore(Weight.TYPE, "driver.error", ErrorClass.UNKNOWN, mask(piece.text), 0.0)
     return _by_text(judged, piece.text, context)
 
 
-def _word(piece: DriverWord, context: Context) -> Judgement:
-    judged = Judgement(
+def _word(piece: DriverReportedError, context: Context) -> EvidenceScore:
+    judged = EvidenceScore(
         Weight.WORD,
         piece.code,
         piece.error_class,
@@ -202,9 +210,9 @@ def _word(piece: DriverWord, context: Context) -> Judgement:
     return judged._replace(weight=Weight.LOOSE, error_class=ErrorClass.UNKNOWN, notes=(note,), confidence=0.5)
 
 
-def _judged(piece: Judged, _: Context) -> Judgement:
+def _judged(piece: Judged, _: Context) -> EvidenceScore:
     was = piece.verdict
-    return Judgement(
+    return EvidenceScore(
         Weight.VERDICT,
         was.code,
         was.error_class,
@@ -217,7 +225,7 @@ def _judged(piece: Judged, _: Context) -> Judgement:
     )
 
 
-def _handled(piece: Handled, context: Context) -> Judgement:
+def _handled(piece: Handled, context: Context) -> EvidenceScore:
     """It counts only if it passes: that a cache was missing shows nothing of what came then."""
     judged = judge(piece.evidence, context)
     if judged.error_class is ErrorClass.TRANSIENT and judged.weight < Weight.WORD:
@@ -228,28 +236,28 @@ def _handled(piece: Handled, context: Context) -> Judgement:
     )  # fmt: skip
 
 
-_JUDGES: Final[Mapping[type, Callable[[Any, Context], Judgement]]] = {
+_JUDGES: Final[Mapping[type, Callable[[Any, Context], EvidenceScore]]] = {
     Errno: _errno,
     NvmlCode: _nvml,
     GrpcStatus: _grpc,
-    HttpAnswer: _http,
-    Undecoded: _undecoded,
+    HttpStatus: _http,
+    DecodeError: _undecoded,
     WrongValue: _wrong_value,
     Unconnected: _unconnected,
-    CdiFile: _cdi_file,
-    DeviceVerdict: _device,
+    UnreadableCdiFile: _cdi_file,
+    HealthEngineEvidence: _device,
     TimedOut: _timed_out,
-    Ended: _ended,
+    ClaimResult: _ended,
     NoBackend: _no_backend,
     Raised: _raised,
     Text: _text,
-    DriverWord: _word,
+    DriverReportedError: _word,
     Judged: _judged,
     Handled: _handled,
 }
 
 
-def _by_text(judged: Judgement, text: str, context: Context) -> Judgement:
+def _by_text(judged: EvidenceScore, text: str, context: Context) -> EvidenceScore:
     """The same, or what a pattern makes of the text if nothing else shows anything."""
     if judged.weight >= Weight.TEXT:
         return judged
@@ -264,7 +272,7 @@ def _by_text(judged: Judgement, text: str, context: Context) -> Judgement:
     return _blaming(judged, (), context) if found.error_class is ErrorClass.FAILED_DEVICE else judged
 
 
-def _blaming(judged: Judgement, named: Sequence[DeviceRef], context: Context) -> Judgement:
+def _blaming(judged: EvidenceScore, named: Sequence[DeviceRef], context: Context) -> EvidenceScore:
     """A device of the claim is broken: the one that is named, or the only one; else nobody knows which."""
     devices = named or sorted({device.ref for device in context.claim.devices})
     if len(devices) == 1:

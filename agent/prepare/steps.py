@@ -36,10 +36,10 @@ class Work(NamedTuple):
 Step = Call | Pause | Work
 
 
-class Judge(Protocol):
+class PrepareService(Protocol):
     """What a prepare needs to know and to have remembered: :class:`agent.driver.prepare_tracker.Desk`."""
 
-    def recall(self, claim: Claim) -> PrepareError | None:
+    def cached_failure(self, claim: Claim) -> PrepareError | None:
         """The answer, if the same question had one that still holds. Microseconds."""
 
     def judge(self, claim: Claim, error: BaseException, patterns: Sequence[Pattern] = ()) -> PrepareVerdict:
@@ -61,7 +61,7 @@ class Judge(Protocol):
 
 
 def attempt(
-    desk: Judge, claim: Claim, patterns: Sequence[Pattern] = (), *, began_s: float | None = None
+    desk: PrepareService, claim: Claim, patterns: Sequence[Pattern] = (), *, began_s: float | None = None
 ) -> Generator[Step, Any, Any]:
     """Prepares a claim; returns what the handler returned.
 
@@ -72,7 +72,7 @@ def attempt(
     Raises:
         PrepareError: It could not be prepared; judged, remembered, and told to whom it concerns.
     """
-    if known := desk.recall(claim):
+    if known := desk.cached_failure(claim):
         raise known
     began, tries = desk.monotonic() if began_s is None else began_s, 0
     while True:

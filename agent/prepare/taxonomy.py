@@ -19,7 +19,7 @@ from functools import cache
 from typing import Final
 
 from agent.model.health import Health
-from agent.model.prepare import ErrorClass, Remedy, Scope
+from agent.model.prepare import ErrorClass, Remediation, Scope
 from agent.model.taint import Effect
 
 FAMILY: Final = ".*"
@@ -44,7 +44,7 @@ class Retry(StrEnum):
     """Not with this claim."""
 
 
-STICKY_S: Final[Mapping[ErrorClass, int]] = {
+NEGATIVE_CACHE_S: Final[Mapping[ErrorClass, int]] = {
     ErrorClass.UNKNOWN: 0,
     ErrorClass.TRANSIENT: 0,
     ErrorClass.BAD_CONFIG: 600,  # a driver that was changed meanwhile gets its chance
@@ -67,12 +67,12 @@ class Row:
     advice: str
     health: Health | None = None
     """What follows for the devices; None: nothing."""
-    taint: Remedy | None = None
+    taint: Remediation | None = None
 
     @property
     def sticky_s(self) -> int:
         """For how long the same question may get the same answer without trying [s]."""
-        return STICKY_S[self.error_class]
+        return NEGATIVE_CACHE_S[self.error_class]
 
 
 def is_code(text: str) -> bool:
@@ -81,7 +81,7 @@ def is_code(text: str) -> bool:
 
 
 _C, _S, _R = ErrorClass, Scope, Retry
-_KEEP_AWAY: Final = Remedy(Effect.NO_SCHEDULE)
+_KEEP_AWAY: Final = Remediation(Effect.NO_SCHEDULE)
 
 
 def _unknown(code: str, why: str, advice: str, scope: Scope = Scope.DRIVER) -> Row:
@@ -101,7 +101,12 @@ def _broken(code: str, why: str, advice: str, retry: Retry = Retry.AFTER_REPAIR)
 
 
 def _stays(
-    code: str, scope: Scope, why: str, advice: str, health: Health | None = None, taint: Remedy | None = None
+    code: str,
+    scope: Scope,
+    why: str,
+    advice: str,
+    health: Health | None = None,
+    taint: Remediation | None = None,
 ) -> Row:
     return Row(code, _C.PERMANENT, scope, _R.AFTER_FIX, why, advice, health, taint)
 

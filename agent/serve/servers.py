@@ -21,7 +21,7 @@ from agent.serve.agent_api.service import AgentService
 from agent.serve.driver_link.service import DriverLinkService, Link, LinkStream
 from agent.serve.grpc.server import Server
 from agent.serve.health.feed import Encode
-from agent.serve.health.service import HealthService, Publications
+from agent.serve.health.service import HealthPublisher, HealthService
 from agent.serve.sockets import UnixListener, check_length, make_directory, remove_leftovers
 from agent.system.threads.latest import Latest
 
@@ -130,7 +130,7 @@ class Servers:
         Raises:
             ValueError: a report that cannot be told (see :class:`~agent.serve.health.service.Publications`).
         """
-        publications = Publications(self._latest, self._encode, self._drivers)
+        publications = HealthPublisher(self._latest, self._encode, self._drivers)
         services: dict[str, HealthService | AgentService] = {}
 
         def subscribers() -> tuple[Subscribers, ...]:

@@ -12,7 +12,7 @@ from typing import Final
 from agent.allocatable.cgroups import Level, parse_path, qos_path
 from agent.allocatable.facts import CgroupDriver
 from agent.allocatable.pod import Qos
-from agent.model.claim_sources import LiveContainer, LivePod, Origin, Told, Witness
+from agent.model.claim_sources import LiveContainer, LivePod, Origin, Provenance, SourceAnswer
 from agent.model.reading import Absence
 from agent.model.time import Instant
 
@@ -22,7 +22,7 @@ _WRONG_MAX: Final = 4
 _EVENTS_BYTES: Final = 256
 
 
-def read_tree(cgroupfs_root: Path, kubelet_cgroup_root: str, now: Instant) -> Told[LivePod]:
+def read_tree(cgroupfs_root: Path, kubelet_cgroup_root: str, now: Instant) -> SourceAnswer[LivePod]:
     """The pods that have a cgroup, or why nobody knows. Blocks on the kernel alone.
 
     Args:
@@ -34,13 +34,13 @@ def read_tree(cgroupfs_root: Path, kubelet_cgroup_root: str, now: Instant) -> To
     is_there = False
     for directory, path in class_directories(cgroupfs_root, CgroupDriver, kubelet_cgroup_root):
         is_there |= walk.look(directory, path)
-    witness = Witness(Origin.CGROUPS, now)
+    witness = Provenance(Origin.CGROUPS, now)
     if not is_there and walk.wrong:
-        return Told(witness, (), Absence.UNREADABLE, walk.wrong[0])
+        return SourceAnswer(witness, (), Absence.UNREADABLE, walk.wrong[0])
     if not is_there:
         why = f"{cgroupfs_root}: no kubelet has made cgroups below {kubelet_cgroup_root}"
-        return Told(witness, (), Absence.ABSENT, why)
-    return Told(witness, tuple(walk.pods()), wrong=_few(walk.wrong))
+        return SourceAnswer(witness, (), Absence.ABSENT, why)
+    return SourceAnswer(witness, tuple(walk.pods()), wrong=_few(walk.wrong))
 
 
 def class_directories(

@@ -15,7 +15,7 @@ import msgspec
 
 from agent.errors import ProbeError
 from agent.model.cpuset import CpuSet, parse_cpus
-from agent.system.read_file import Unread, read_whole
+from agent.system.read_file import ReadError, read_bounded
 
 NAME: Final = "cpu_manager_state"
 """In the kubelet's directory; root's, mode 0600."""
@@ -37,8 +37,8 @@ def read_exclusive(path: Path) -> Mapping[str, Mapping[str, CpuSet]]:
         ProbeError: There is none, or it cannot be read; with the reason.
     """
     try:
-        data = read_whole(path, FILE_BYTES).data
-    except Unread as error:
+        data = read_bounded(path, FILE_BYTES).data
+    except ReadError as error:
         raise ProbeError(str(error)) from None
     try:
         return parse_exclusive(data)

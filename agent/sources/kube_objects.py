@@ -13,10 +13,10 @@ from typing import Final
 import msgspec
 
 from agent.errors import PermissionDenied, UsageError
-from agent.model.claim_sources import Origin, Told, Witness
+from agent.model.claim_sources import Origin, Provenance, SourceAnswer
 from agent.model.objects import Object
 from agent.model.time import Instant
-from agent.system.read_file import Unread, WholeFile, read_whole
+from agent.system.read_file import ReadError, WholeFile, read_bounded
 
 FILE_BYTES: Final = 256 << 20
 """5,000 pods with all that servers and controllers note in them are about 100 MiB."""
@@ -27,7 +27,7 @@ _GROUPS: Final = {POD: "v1", CLAIM: "resource.k8s.io/"}
 _COMMANDS: Final = {POD: "kubectl get pods -A -o json", CLAIM: "kubectl get resourceclaims -A -o json"}
 
 
-def read_objects(path: Path, kind: str, now: Instant) -> Told[Object]:
+def read_objects(path: Path, kind: str, now: Instant) -> SourceAnswer[Object]:
     """The objects of one kind in a file: :func:`read_file`, then :func:`objects_of`."""
     return objects_of(path, read_file(path), kind, now)
 
@@ -40,12 +40,12 @@ def read_file(path: Path) -> WholeFile:
         PermissionDenied: It may not be read.
     """
     try:
-        return read_whole(path, FILE_BYTES)
-    except Unread as error:
+        return read_bounded(path, FILE_BYTES)
+    except ReadError as error:
         raise (PermissionDenied if error.is_forbidden else UsageError)(str(error)) from None
 
 
-def objects_of(path: Path, file: WholeFile, kind: str, now: Instant) -> Told[Object]:
+def objects_of(path: Path, file: WholeFile, kind: str, now: Instant) -> SourceAnswer[Object]:
     """The objects of one kind; others are passed over. Of YAML, 1,000 pods take a second.
 
     Args:
@@ -64,7 +64,7 @@ def objects_of(path: Path, file: WholeFile, kind: str, now: Instant) -> Told[Obj
     if others and not found:
         held = ", ".join(f"{count} {other}" for other, count in sorted(others.items()))
         raise UsageError(f"{path}: no {kind}, but {held}; write it with: {_COMMANDS[kind]}")
-    return Told(Witness(_ORIGINS[kind], now, file.written_s), found)
+    return SourceAnswer(Provenance(_ORIGINS[kind], now, file.written_s), found)
 
 
 def parse_objects(data: bytes, kind: str) -> tuple[tuple[Object, ...], Mapping[str, int]]:

@@ -18,10 +18,10 @@ import msgspec
 
 from agent.config.config import CHECKPOINT
 from agent.model.claim import ClaimRef, DeviceRef
-from agent.model.claim_sources import DeviceUse, Origin, PreparedClaim, Told, Witness
+from agent.model.claim_sources import DeviceUse, Origin, PreparedClaim, Provenance, SourceAnswer
 from agent.model.reading import Absence
 from agent.model.time import Instant
-from agent.system.read_file import Unread, read_whole
+from agent.system.read_file import ReadError, read_bounded
 
 NAME: Final = CHECKPOINT
 """In the kubelet's directory; root's, mode 0600."""
@@ -71,7 +71,7 @@ class _Checkpoint(msgspec.Struct):
 
 def read_checkpoint(
     path: Path, now: Instant, pause: Callable[[float], None] = time.sleep
-) -> Told[PreparedClaim]:
+) -> SourceAnswer[PreparedClaim]:
     """What the kubelet has written down of claims.
 
     Args:
@@ -85,10 +85,10 @@ def read_checkpoint(
     why = ""
     for attempt in range(1, ATTEMPTS + 1):
         try:
-            file = read_whole(path, FILE_BYTES)
+            file = read_bounded(path, FILE_BYTES)
             claims = parse_checkpoint(file.data)
-        except Unread as error:
-            return Told(Witness(Origin.CHECKPOINT, now), (), error.absence, str(error))
+        except ReadError as error:
+            return SourceAnswer(Provenance(Origin.CHECKPOINT, now), (), error.absence, str(error))
         except Torn as error:
             why = f"{path}: {error}, {ATTEMPTS} times"
             if attempt < ATTEMPTS:
@@ -97,8 +97,8 @@ def read_checkpoint(
             why = f"{path}: {error}"
             break
         else:
-            return Told(Witness(Origin.CHECKPOINT, now, file.written_s), claims)
-    return Told(Witness(Origin.CHECKPOINT, now), (), Absence.UNREADABLE, why)
+            return SourceAnswer(Provenance(Origin.CHECKPOINT, now, file.written_s), claims)
+    return SourceAnswer(Provenance(Origin.CHECKPOINT, now), (), Absence.UNREADABLE, why)
 
 
 def parse_checkpoint(data: bytes) -> tuple[PreparedClaim, ...]:

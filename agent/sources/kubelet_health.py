@@ -18,11 +18,11 @@ from typing import Final
 import msgspec
 
 from agent.model.claim import DeviceRef
-from agent.model.claim_sources import Belief, Origin, Told, Witness
+from agent.model.claim_sources import Belief, Origin, Provenance, SourceAnswer
 from agent.model.health import Health
 from agent.model.reading import Absence
 from agent.model.time import NS, Instant
-from agent.system.read_file import Unread, read_whole
+from agent.system.read_file import ReadError, read_bounded
 
 NAME: Final = "dra_health_state"
 """In the kubelet's directory; root's, mode 0600."""
@@ -45,7 +45,7 @@ class _Driver(msgspec.Struct):
     Devices: dict[str, _Device] | None = None
 
 
-def read_health_state(path: Path, now: Instant) -> Told[Belief]:
+def read_health_state(path: Path, now: Instant) -> SourceAnswer[Belief]:
     """What the kubelet has written down of devices' health.
 
     Args:
@@ -56,13 +56,13 @@ def read_health_state(path: Path, now: Instant) -> Told[Belief]:
         Or why there is nothing: absent where the kubelet has no such thing, or nothing has happened yet.
     """
     try:
-        file = read_whole(path, FILE_BYTES)
+        file = read_bounded(path, FILE_BYTES)
         beliefs, wrong = parse_health_state(file.data)
-    except Unread as error:
-        return Told(Witness(Origin.HEALTH_STATE, now), (), error.absence, str(error))
+    except ReadError as error:
+        return SourceAnswer(Provenance(Origin.HEALTH_STATE, now), (), error.absence, str(error))
     except ValueError as error:
-        return Told(Witness(Origin.HEALTH_STATE, now), (), Absence.UNREADABLE, f"{path}: {error}")
-    return Told(Witness(Origin.HEALTH_STATE, now, file.written_s), beliefs, wrong=wrong)
+        return SourceAnswer(Provenance(Origin.HEALTH_STATE, now), (), Absence.UNREADABLE, f"{path}: {error}")
+    return SourceAnswer(Provenance(Origin.HEALTH_STATE, now, file.written_s), beliefs, wrong=wrong)
 
 
 def parse_health_state(data: bytes) -> tuple[tuple[Belief, ...], tuple[str, ...]]:

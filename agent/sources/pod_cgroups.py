@@ -6,7 +6,7 @@ that of its configuration.
 
 from typing import Final
 
-from agent.model.claim_sources import LiveContainer, LivePod, Origin, Told, Witness
+from agent.model.claim_sources import LiveContainer, LivePod, Origin, Provenance, SourceAnswer
 from agent.model.reading import Absence, Missing, Reading
 from agent.model.snapshot import GroupKind, Snapshot
 from agent.model.source import SourceState
@@ -15,19 +15,19 @@ from agent.model.time import Instant
 SOURCE: Final = "cgroups"
 
 
-def live_pods(snapshot: Snapshot, now: Instant) -> Told[LivePod]:
+def live_pods(snapshot: Snapshot, now: Instant) -> SourceAnswer[LivePod]:
     """The pods that have a cgroup, or why nobody knows.
 
     Args:
         snapshot: Of the native core.
         now: When that was taken.
     """
-    witness = Witness(Origin.CGROUPS, now)
+    witness = Provenance(Origin.CGROUPS, now)
     source = next((one for one in snapshot.sources if one.name == SOURCE), None)
     if source is None or source.state is SourceState.ABSENT:
-        return Told(witness, (), Absence.ABSENT, source.detail if source else "nobody reads cgroups")
+        return SourceAnswer(witness, (), Absence.ABSENT, source.detail if source else "nobody reads cgroups")
     if source.state in {SourceState.STARTING, SourceState.STALLED}:
-        return Told(witness, (), Absence.UNREADABLE, f"the source of cgroups is {source.state}")
+        return SourceAnswer(witness, (), Absence.UNREADABLE, f"the source of cgroups is {source.state}")
     running: dict[str, bool | None] = {}
     containers: dict[str, list[LiveContainer]] = {}
     for group in snapshot.groups:
@@ -45,7 +45,7 @@ def live_pods(snapshot: Snapshot, now: Instant) -> Told[LivePod]:
         wrong.append(f"some cgroups cannot be read: {source.detail}")
     if snapshot.core.groups_dropped:
         wrong.append(f"{snapshot.core.groups_dropped} cgroups find no room in the table")
-    return Told(witness, pods, wrong=tuple(wrong))
+    return SourceAnswer(witness, pods, wrong=tuple(wrong))
 
 
 def _is_running(populated: Reading) -> bool | None:

@@ -12,7 +12,7 @@ from typing import Final
 import trio
 
 from agent.model.faults import FaultMemory
-from agent.store.faults import NotKept, save
+from agent.store.faults import WriteError, save
 
 SOON_S: Final = 0.2
 """What changes together is written together [s]."""
@@ -21,7 +21,7 @@ COUNTS_S: Final = 60.0
 log = logging.getLogger(__name__)
 
 
-class Keeper:
+class FaultCheckpointWriter:
     """The newest memory on its way to the disk."""
 
     def __init__(self, path: Path, saved: FaultMemory) -> None:
@@ -38,7 +38,7 @@ class Keeper:
         self._writing = threading.Lock()
         self._told: int | None = None
 
-    def take(self, memory: FaultMemory) -> None:
+    def update(self, memory: FaultMemory) -> None:
         """From the Trio thread; returns at once."""
         self._newest = memory
         self._news.set()
@@ -73,7 +73,7 @@ class Keeper:
                 return True
             try:
                 save(self._path, memory)
-            except NotKept as error:
+            except WriteError as error:
                 if error.errno != self._told:
                     log.warning("%s; faults are forgotten when the agent ends (--state-dir)", error)
                 self._told = error.errno

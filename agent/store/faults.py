@@ -12,9 +12,20 @@ from agent.model.faults import FaultMemory, KeptFault, KnownGpu
 from agent.model.gpu import WHOLE_GPU
 from agent.model.health import Severity
 from agent.store import files
-from agent.store.files import NotKept, Unusable, decode_json, encode_json, record
+from agent.store.files import CorruptFile, WriteError, decode_json, encode_json, record
 
-__all__ = ["FILE", "SIZE_MAX", "VERSION", "Loaded", "NotKept", "Unusable", "decode", "encode", "load", "save"]
+__all__ = [
+    "FILE",
+    "SIZE_MAX",
+    "VERSION",
+    "Loaded",
+    "WriteError",
+    "CorruptFile",
+    "decode",
+    "encode",
+    "load",
+    "save",
+]
 
 FILE: Final = "gpu-faults.json"
 VERSION: Final = 1
@@ -72,7 +83,7 @@ def decode(data: bytes) -> FaultMemory:
     numbers = [gpu.number for gpu in memory.gpus]
     for number in numbers:
         if numbers.count(number) > 1:
-            raise Unusable(f"has {numbers.count(number)} GPUs of number {number}")
+            raise CorruptFile(f"has {numbers.count(number)} GPUs of number {number}")
     return memory
 
 

@@ -16,7 +16,7 @@ import msgspec
 
 from agent.errors import DrahealthError
 from agent.system.flock import is_file, unlock
-from agent.system.read_file import Unread, read_whole
+from agent.system.read_file import ReadError, read_bounded
 
 ASIDE_MAX: Final = 5
 """Files of one kind that are set aside; the oldest makes room."""
@@ -26,7 +26,7 @@ WALL_MAX_S: Final = 253_402_300_799
 T = TypeVar("T")
 
 
-class NotKept(DrahealthError):
+class WriteError(DrahealthError):
     """It could not be written; the file is what it was before."""
 
     def __init__(self, path: Path, size: int, errno: int, reason: str) -> None:
@@ -37,7 +37,7 @@ class NotKept(DrahealthError):
         """Of the system call that failed; 0 if none did."""
 
 
-class Unusable(Exception):
+class CorruptFile(Exception):
     """Why a file cannot be used, and the word that it is set aside with."""
 
     def __init__(self, reason: str, kind: str = "corrupt") -> None:
@@ -56,12 +56,12 @@ def load(path: Path, size_max: int, decode: Callable[[bytes], T], empty: T) -> t
     not to start.
     """
     try:
-        return decode(read_whole(path, size_max).data), ""
-    except Unread as error:
+        return decode(read_bounded(path, size_max).data), ""
+    except ReadError as error:
         if error.errno == ENOENT:
             return empty, ""
-        unusable = Unusable(error.reason)
-    except Unusable as error:
+        unusable = CorruptFile(error.reason)
+    except CorruptFile as error:
         unusable = error
     try:
         fate = f"set aside as {set_aside(path, unusable.kind)}"
@@ -91,14 +91,14 @@ def decode_json(data: bytes, kind: type[T], version: int) -> T:
     try:
         found = msgspec.json.decode(data, type=_Head).version
         if found > version:
-            raise Unusable(f"is of version {found}, this agent reads {version}", "newer")
+            raise CorruptFile(f"is of version {found}, this agent reads {version}", "newer")
         if found != version:
-            raise Unusable(f"is of version {found}, which never was")
+            raise CorruptFile(f"is of version {found}, which never was")
         return msgspec.json.decode(data, type=kind)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         text = str(error)
         text = text if text.startswith("JSON") else f"{text[:1].lower()}{text[1:]}"
-        raise Unusable(f"is not understood: {text}") from None
+        raise CorruptFile(f"is not understood: {text}") from None
 
 
 def record(of: type, **limits: object) -> type[msgspec.Struct]:
@@ -127,13 +127,13 @@ def replace(path: Path, data: bytes, size_max: int) -> None:
             larger than a file may be.
     """
     if len(data) > size_max:
-        raise NotKept(path, len(data), 0, f"the limit is {size_max}")
+        raise WriteError(path, len(data), 0, f"the limit is {size_max}")
     try:
         make_directory(path.parent)
         put(path, data, new=path.with_name(path.name + ".new"), mode=0o600)
         _sync_directory(path.parent)
     except OSError as error:
-        raise NotKept(path, len(data), error.errno or 0, error.strerror or str(error)) from None
+        raise WriteError(path, len(data), error.errno or 0, error.strerror or str(error)) from None
 
 
 def make_directory(directory: Path, mode: int = 0o700) -> None:

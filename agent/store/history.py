@@ -20,8 +20,8 @@ from typing import Final, NamedTuple
 
 from agent.errors import Busy, DrahealthError
 from agent.model.use_limits import RUNNING_MAX, Limits
-from agent.model.uses import Ending, Kept, Use
-from agent.store.files import Unusable, make_directory, set_aside
+from agent.model.uses import DeviceUsage, Ending, Kept
+from agent.store.files import CorruptFile, make_directory, set_aside
 from agent.store.history_db import NEWER, check, connected, create, left, make, number, uses, words
 from agent.store.history_rows import INSERT_ENDED, INSERT_RUNNING, row_of
 
@@ -45,9 +45,9 @@ class NotRecorded(DrahealthError):
 class Record(NamedTuple):
     """All that the file has."""
 
-    running: tuple[Use, ...]
+    running: tuple[DeviceUsage, ...]
     """Those that were seen to begin last come first."""
-    ended: tuple[Use, ...]
+    ended: tuple[DeviceUsage, ...]
     """Those that ended last come first."""
     left_s: float
     """When the agent last wrote [s since 1970]."""
@@ -70,11 +70,11 @@ def read(path: Path, *, wait_s: float = READ_WAIT_S) -> Record:
         if code & 0xFF == sqlite3.SQLITE_BUSY:
             raise Busy(f"{path}: the agent is writing, for over {wait_s:g} s") from None
         if code != sqlite3.SQLITE_READONLY_ROLLBACK:
-            raise Unusable(words(error)) from None
+            raise CorruptFile(words(error)) from None
     try:
         return _read(path, "rw", wait_s)  # an agent was killed in a transaction, and half of it is taken back
     except sqlite3.OperationalError as error:
-        raise Unusable(f"an agent was killed while it wrote, and to undo that: {words(error)}") from None
+        raise CorruptFile(f"an agent was killed while it wrote, and to undo that: {words(error)}") from None
 
 
 def _size(path: Path) -> int:
@@ -85,7 +85,7 @@ def _size(path: Path) -> int:
     finally:
         os.close(fd)
     if not stat.S_ISREG(found.st_mode):
-        raise Unusable("is no regular file")
+        raise CorruptFile("is no regular file")
     return found.st_size
 
 
@@ -123,7 +123,7 @@ class History:
         with self._open() as db:
             (found,) = db.execute("PRAGMA quick_check(1)").fetchone()
             if found != "ok":
-                raise Unusable(f"is damaged: {found}")
+                raise CorruptFile(f"is damaged: {found}")
             over = "SELECT * FROM ended WHERE ending IN (?, ?) ORDER BY number DESC LIMIT ?"
             kept = Kept(
                 running=uses(db, "SELECT * FROM running ORDER BY number"),
@@ -133,7 +133,9 @@ class History:
         self._place = self._where()
         return kept
 
-    def write(self, changed: Collection[Use], merged: Iterable[str], left_s: float, *, by_age: bool) -> None:
+    def write(
+        self, changed: Collection[DeviceUsage], merged: Iterable[str], left_s: float, *, by_age: bool
+    ) -> None:
         """Keeps these uses as they are now, and makes room. Each of them as a whole, or not at all; written
         again, they are the same.
 
@@ -185,14 +187,14 @@ class History:
                     create(db)
                 check(db)
                 yield db
-        except Unusable as error:
+        except CorruptFile as error:
             raise NotRecorded(self._path, f"{error}; {self._fate(error)}") from None
         except OSError as error:
             raise NotRecorded(self._path, error.strerror or str(error)) from None
         except sqlite3.Error as error:
             raise NotRecorded(self._path, words(error)) from None
 
-    def _fate(self, error: Unusable) -> str:
+    def _fate(self, error: CorruptFile) -> str:
         """What becomes of a file that cannot be used. Its journal goes with it: SQLite would put what is in
         that into the next file of the name."""
         if error.kind == NEWER:
@@ -224,7 +226,7 @@ def _transaction(db: sqlite3.Connection) -> Iterator[None]:
     db.execute("COMMIT")
 
 
-def _keep(db: sqlite3.Connection, batch: Collection[Use]) -> None:
+def _keep(db: sqlite3.Connection, batch: Collection[DeviceUsage]) -> None:
     db.executemany(INSERT_RUNNING, (row_of(use) for use in batch if not use.ended))
     db.executemany(INSERT_ENDED, (row_of(use) for use in batch if use.ended))
     db.executemany("DELETE FROM running WHERE id = ?", ((use.id,) for use in batch if use.ended))

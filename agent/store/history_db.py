@@ -11,8 +11,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
-from agent.model.uses import Use
-from agent.store.files import Unusable
+from agent.model.uses import DeviceUsage
+from agent.store.files import CorruptFile
 from agent.store.history_rows import SCHEMA, use_of
 
 VERSION: Final = 1
@@ -38,7 +38,7 @@ def make(path: Path) -> None:
     except FileExistsError:
         mode = os.lstat(path).st_mode
         if not stat.S_ISREG(mode):
-            raise Unusable("is no regular file") from None
+            raise CorruptFile("is no regular file") from None
         if stat.S_IMODE(mode) & 0o077:
             os.chmod(path, 0o600)
 
@@ -63,7 +63,7 @@ def connected(path: Path, mode: str, wait_s: float) -> Iterator[sqlite3.Connecti
         yield db
     except sqlite3.Error as error:
         if error.sqlite_errorcode & 0xFF in _DAMAGED:
-            raise Unusable(f"is not understood: {error}") from None
+            raise CorruptFile(f"is not understood: {error}") from None
         raise
     finally:
         db.close()
@@ -83,12 +83,12 @@ def create(db: sqlite3.Connection) -> None:
 def check(db: sqlite3.Connection) -> None:
     """Raises Unusable unless the file is a history, and one that we understand."""
     if number(db, "application_id") != APPLICATION:
-        raise Unusable("is no history of drahealth", FOREIGN)
+        raise CorruptFile("is no history of drahealth", FOREIGN)
     version = number(db, "user_version")
     if version > VERSION:
-        raise Unusable(f"is of version {version}, this agent reads {VERSION}", NEWER)
+        raise CorruptFile(f"is of version {version}, this agent reads {VERSION}", NEWER)
     if version != VERSION:
-        raise Unusable(f"is of version {version}, which never was")
+        raise CorruptFile(f"is of version {version}, which never was")
 
 
 def number(db: sqlite3.Connection, pragma: str) -> int:
@@ -102,12 +102,12 @@ def left(db: sqlite3.Connection) -> float:
     return float(left_s or 0)
 
 
-def uses(db: sqlite3.Connection, query: str, *values: object) -> tuple[Use, ...]:
+def uses(db: sqlite3.Connection, query: str, *values: object) -> tuple[DeviceUsage, ...]:
     """The uses that a query finds; Unusable if there is one that nobody writes so."""
     try:
         return tuple(use_of(row) for row in db.execute(query, values))
     except (ValueError, TypeError, IndexError) as error:
-        raise Unusable(f"is not understood: {error}") from None
+        raise CorruptFile(f"is not understood: {error}") from None
 
 
 def words(error: sqlite3.Error) -> str:

@@ -8,7 +8,7 @@ from agent.model.claim import ClaimRef, DeviceRef
 from agent.model.claim_sources import Origin, PodRef
 from agent.model.health import Health, Severity
 from agent.model.time import Instant
-from agent.model.uses import DeviceState, Ended, Ending, Use
+from agent.model.uses import DeviceState, DeviceUsage, Ending, UsageEnd
 
 TEXT_MAX: Final = 512
 """Longer texts are cut: a row is to have an end [characters]."""
@@ -54,7 +54,7 @@ INSERT_RUNNING: Final = _insert("running", _COMMON)
 INSERT_ENDED: Final = _insert("ended", (*_COMMON, *_ENDED))
 
 
-def row_of(use: Use) -> tuple[object, ...]:
+def row_of(use: DeviceUsage) -> tuple[object, ...]:
     """The values of :data:`INSERT_RUNNING`, or of :data:`INSERT_ENDED` if it has ended."""
     values = (
         use.id,
@@ -79,7 +79,7 @@ def _text(text: str) -> str:
     return text[:TEXT_MAX].encode(errors="replace").decode()  # SQLite takes no half of a surrogate pair
 
 
-def use_of(row: sqlite3.Row) -> Use:
+def use_of(row: sqlite3.Row) -> DeviceUsage:
     """The use that a row of either table has.
 
     Raises:
@@ -88,7 +88,7 @@ def use_of(row: sqlite3.Row) -> Use:
     told_by = tuple(map(Origin, row["told_by"].split()))
     if not told_by:
         raise ValueError("nobody told of it")
-    return Use(
+    return DeviceUsage(
         id=row["id"],
         pod=PodRef(*(row[f"pod_{name}"] for name in PodRef._fields)),
         claim=ClaimRef(*(row[f"claim_{name}"] for name in ClaimRef._fields)),
@@ -112,6 +112,6 @@ def _state(row: sqlite3.Row, which: str) -> DeviceState:
     return DeviceState(Health(health), Severity(severity), code, evidence, float(since_s))
 
 
-def _ended(row: sqlite3.Row) -> Ended:
+def _ended(row: sqlite3.Row) -> UsageEnd:
     times = (float(row[name]) for name in ("seen_s", "noticed_s", "lasted_s"))
-    return Ended(Ending(row["ending"]), *times)
+    return UsageEnd(Ending(row["ending"]), *times)

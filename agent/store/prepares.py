@@ -16,12 +16,12 @@ from msgspec import Meta
 
 from agent.model.claim import ClaimRef, DeviceRef
 from agent.model.health import Health
-from agent.model.prepare import ErrorClass, Outcome, PrepareVerdict, Remedy, Scope, ToldFault
+from agent.model.prepare import DriverFault, ErrorClass, Outcome, PrepareVerdict, Remediation, Scope
 from agent.model.taint import Effect
-from agent.prepare.driver_faults import Told
-from agent.prepare.ledger import Book, Kept, merge
+from agent.prepare.driver_faults import DriverFaults
+from agent.prepare.ledger import LedgerEntry, PrepareLedger, merge
 from agent.store import files
-from agent.store.files import WALL_MAX_S, NotKept, Unusable
+from agent.store.files import WALL_MAX_S, CorruptFile, WriteError
 from agent.system.flock import unlock
 
 FILE: Final = "prepares.json"
@@ -37,7 +37,7 @@ class Prepares(NamedTuple):
     driver: str
     version: str
     """Of the driver that wrote it last."""
-    book: Book
+    book: PrepareLedger
 
 
 # --- reading -----------------------------------------------------------------------------------------------
@@ -126,31 +126,35 @@ def decode(data: bytes) -> Prepares:
     file = files.decode_json(data, _File, VERSION)
     claims = {one.claim.uid: _kept(one) for one in file.outcomes}
     if len(claims) < len(file.outcomes):
-        raise Unusable(f"has {len(file.outcomes)} outcomes of {len(claims)} claims")
+        raise CorruptFile(f"has {len(file.outcomes)} outcomes of {len(claims)} claims")
     told = tuple(_fault(one) for one in file.told)
     numbers = {fault.number for fault in told}
     if len(numbers) < len(told) or any(number >= file.next_number for number in numbers):
-        raise Unusable(f"has {len(told)} told faults of numbers {sorted(numbers)}, next {file.next_number}")
-    return Prepares(file.driver, file.driver_version, Book(claims, Told(told, file.next_number)))
+        raise CorruptFile(
+            f"has {len(told)} told faults of numbers {sorted(numbers)}, next {file.next_number}"
+        )
+    return Prepares(
+        file.driver, file.driver_version, PrepareLedger(claims, DriverFaults(told, file.next_number))
+    )
 
 
-def _kept(one: _Outcome) -> Kept:
+def _kept(one: _Outcome) -> LedgerEntry:
     claim = _ref(one.claim)
     verdict = _verdict(one.verdict, claim) if one.verdict else None
     outcome = Outcome(claim, one.fingerprint, one.generation, _devices(one.devices), one.at_wall_s, verdict)
-    return Kept(outcome, one.version, one.over_wall_s)
+    return LedgerEntry(outcome, one.version, one.over_wall_s)
 
 
 def _verdict(one: _Verdict, claim: ClaimRef) -> PrepareVerdict:
     given = msgspec.structs.asdict(one)
-    taint = Remedy(one.taint.effect, one.taint.value) if one.taint else None
+    taint = Remediation(one.taint.effect, one.taint.value) if one.taint else None
     return PrepareVerdict(**{**given, "claim": claim, "devices": _devices(one.devices), "taint": taint})
 
 
-def _fault(one: _Told) -> ToldFault:
+def _fault(one: _Told) -> DriverFault:
     given = msgspec.structs.asdict(one)
     given |= {"device": _device(one.device), "claim": _ref(one.claim), "health": Health(one.health)}
-    return ToldFault(**given)
+    return DriverFault(**given)
 
 
 def _ref(one: _Claim) -> ClaimRef:
@@ -165,17 +169,17 @@ def _devices(some: Iterable[_Device]) -> tuple[DeviceRef, ...]:
     return tuple(map(_device, some))
 
 
-def load(directory: Path, driver: str) -> tuple[Book, str]:
+def load(directory: Path, driver: str) -> tuple[PrepareLedger, str]:
     """What a driver remembers, or an empty book: at the first start, and with a problem if the file cannot be
     used, see :func:`agent.store.files.load`."""
 
-    def of_driver(data: bytes) -> Book:
+    def of_driver(data: bytes) -> PrepareLedger:
         found = decode(data)
         if found.driver != driver:
-            raise Unusable(f"is of driver {found.driver!r}, not of {driver!r}")
+            raise CorruptFile(f"is of driver {found.driver!r}, not of {driver!r}")
         return found.book
 
-    return files.load(directory / FILE, SIZE_MAX, of_driver, Book())
+    return files.load(directory / FILE, SIZE_MAX, of_driver, PrepareLedger())
 
 
 # --- writing -----------------------------------------------------------------------------------------------
@@ -201,7 +205,7 @@ def encode(prepares: Prepares) -> bytes:
         kept = kept[: len(kept) * SIZE_MAX // len(data) * 9 // 10]
 
 
-def _outcome_document(kept: Kept) -> dict[str, Any]:
+def _outcome_document(kept: LedgerEntry) -> dict[str, Any]:
     outcome = kept.outcome
     verdict = outcome.verdict
     return {
@@ -221,7 +225,7 @@ def _verdict_document(verdict: PrepareVerdict) -> dict[str, Any]:
     return document
 
 
-def _told_document(fault: ToldFault) -> dict[str, Any]:
+def _told_document(fault: DriverFault) -> dict[str, Any]:
     return {**fault._asdict(), "device": fault.device._asdict(), "claim": fault.claim._asdict()}
 
 
@@ -246,7 +250,9 @@ def _clean(value: Any) -> Any:
             return value
 
 
-def save(directory: Path, driver: str, version: str, book: Book, now_wall_s: float) -> tuple[Book, str]:
+def save(
+    directory: Path, driver: str, version: str, book: PrepareLedger, now_wall_s: float
+) -> tuple[PrepareLedger, str]:
     """Merges what is remembered into the file; on the disk when this returns.
 
     Takes as long as a disk takes, and waits for another instance that is at it.
@@ -266,7 +272,7 @@ def save(directory: Path, driver: str, version: str, book: Book, now_wall_s: flo
             files.replace(path, encode(Prepares(driver, version, merged)), SIZE_MAX)
     except OSError as error:
         size = len(encode(Prepares(driver, version, book)))
-        raise NotKept(path, size, error.errno or 0, error.strerror or str(error)) from None
+        raise WriteError(path, size, error.errno or 0, error.strerror or str(error)) from None
     return merged, problem
 
 

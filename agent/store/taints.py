@@ -11,9 +11,20 @@ import msgspec
 from agent.model.claim import DeviceRef
 from agent.model.taint import Taint, Taints
 from agent.store import files
-from agent.store.files import WALL_MAX_S, NotKept, Unusable, decode_json, encode_json, record
+from agent.store.files import WALL_MAX_S, CorruptFile, WriteError, decode_json, encode_json, record
 
-__all__ = ["FILE", "SIZE_MAX", "VERSION", "Loaded", "NotKept", "Unusable", "decode", "encode", "load", "save"]
+__all__ = [
+    "FILE",
+    "SIZE_MAX",
+    "VERSION",
+    "Loaded",
+    "WriteError",
+    "CorruptFile",
+    "decode",
+    "encode",
+    "load",
+    "save",
+]
 
 FILE: Final = "taints.json"
 VERSION: Final = 1
@@ -63,10 +74,12 @@ def decode(data: bytes) -> Taints:
     for one in decode_json(data, _File, VERSION).devices:
         ref = DeviceRef(one.driver, one.pool, one.device)
         if ref in devices:
-            raise Unusable(f"has device {ref} twice")
+            raise CorruptFile(f"has device {ref} twice")
         taints = {(taint.key, taint.value): taint for taint in map(_taint_of, one.taints)}
         if len(taints) < len(one.taints):
-            raise Unusable(f"has {len(one.taints)} taints of {ref}, {len(taints)} of different key and value")
+            raise CorruptFile(
+                f"has {len(one.taints)} taints of {ref}, {len(taints)} of different key and value"
+            )
         devices[ref] = tuple(taints.values())
     return Taints(devices)
 

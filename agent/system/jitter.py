@@ -3,5 +3,5 @@
 from random import SystemRandom
 from typing import Final
 
-throw: Final = SystemRandom().random
+random_fraction: Final = SystemRandom().random
 """A number from 0 to 1."""

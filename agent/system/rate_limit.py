@@ -7,7 +7,7 @@ from typing import Final
 INTERVAL_S: Final = 60.0
 
 
-class Seldom:
+class RateLimiter:
     """Counts events, and says of one a minute at most that it should be told. Of one thread."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -15,7 +15,7 @@ class Seldom:
         self._untold = 0
         self._next = -float("inf")
 
-    def count(self) -> int:
+    def tick(self) -> int:
         """Counts an event.
 
         Returns:

@@ -21,7 +21,7 @@ class WholeFile(NamedTuple):
     """When it was last written [s since 1970]."""
 
 
-class Unread(Exception):
+class ReadError(Exception):
     """Why there is nothing; the path first."""
 
     def __init__(
@@ -40,7 +40,7 @@ class Unread(Exception):
         return self.errno in {EACCES, EPERM}
 
 
-def read_whole(path: Path, limit: int) -> WholeFile:
+def read_bounded(path: Path, limit: int) -> WholeFile:
     """All that is in the file. Blocks on the disk alone.
 
     Args:
@@ -54,14 +54,14 @@ def read_whole(path: Path, limit: int) -> WholeFile:
         with open(path, "rb", opener=_open) as file:
             found = os.fstat(file.fileno())
             if not stat.S_ISREG(found.st_mode):
-                raise Unread(path, "is no regular file")
+                raise ReadError(path, "is no regular file")
             data = file.read(limit + 1)
     except (FileNotFoundError, NotADirectoryError) as error:
         raise _unread(path, error, Absence.ABSENT) from None
     except OSError as error:
         raise _unread(path, error, Absence.UNREADABLE) from None
     if len(data) > limit:
-        raise Unread(path, f"is {max(found.st_size, len(data))} bytes, limit {limit}")
+        raise ReadError(path, f"is {max(found.st_size, len(data))} bytes, limit {limit}")
     return WholeFile(data, found.st_mtime)
 
 
@@ -69,5 +69,5 @@ def _open(path: str, flags: int) -> int:
     return os.open(path, flags | os.O_CLOEXEC | os.O_NONBLOCK)  # a FIFO would block
 
 
-def _unread(path: Path, error: OSError, absence: Absence) -> Unread:
-    return Unread(path, error.strerror or str(error), absence, error.errno or 0)
+def _unread(path: Path, error: OSError, absence: Absence) -> ReadError:
+    return ReadError(path, error.strerror or str(error), absence, error.errno or 0)

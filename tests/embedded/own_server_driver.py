@@ -55,7 +55,7 @@ class Plugin(dra_grpc.DRAPluginBase):
     async def NodeUnprepareResources(self, stream: Stream) -> None:
         response = dra.NodeUnprepareResourcesResponse()
         for one in (await stream.recv_message()).claims:
-            monitor.desk.unprepared(agent.ClaimRef(one.namespace, one.name, one.uid))
+            monitor.tracker.unprepared(agent.ClaimRef(one.namespace, one.name, one.uid))
             response.claims[one.uid].SetInParent()
         await stream.send_message(response)
 

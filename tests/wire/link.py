@@ -16,7 +16,7 @@ from agent.model.taint import Taints
 from agent.prepare.classify import Context, classify, classify_evidence
 from agent.prepare.errors import BadConfig
 from agent.prepare.evidence import Evidence
-from agent.serve.driver_link.service import Ended, Link, Row, Synced
+from agent.serve.driver_link.service import HandlerGone, Link, Row, Synced
 from agent.serve.servers import Servers
 from agent.system.threads.latest import Latest
 from agent.system.threads.loop_thread import IoThread
@@ -85,11 +85,11 @@ class RecordingLink:
         self._ask("classify", (claim, tuple(evidence)))
         return classify_evidence(evidence, Context(claim, {}))
 
-    def prepared(self, ended: Sequence[Ended]) -> list[PrepareVerdict | None]:
+    def prepared(self, ended: Sequence[HandlerGone]) -> list[PrepareVerdict | None]:
         """Likewise."""
         return self._ended("prepared", ended)
 
-    def unprepared(self, ended: Sequence[Ended]) -> list[PrepareVerdict | None]:
+    def unprepared(self, ended: Sequence[HandlerGone]) -> list[PrepareVerdict | None]:
         """Likewise."""
         return self._ended("unprepared", ended)
 
@@ -99,7 +99,7 @@ class RecordingLink:
         self._ask("taints", None)
         return self.newest
 
-    def _ended(self, method: str, ended: Sequence[Ended]) -> list[PrepareVerdict | None]:
+    def _ended(self, method: str, ended: Sequence[HandlerGone]) -> list[PrepareVerdict | None]:
         self._ask(method, list(ended))
         return [
             None if one.evidence is None else classify_evidence(one.evidence, Context(one.claim, {}))

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
     from collections.abc import Mapping
 
-    from agent.model.claim_sources import Told
+    from agent.model.claim_sources import SourceAnswer
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -103,7 +103,7 @@ def main(args: Namespace) -> int:
     return exit_of(shown)
 
 
-def _told(args: Namespace, kubelet_dir: Path) -> Told[Mapping[str, object]]:
+def _told(args: Namespace, kubelet_dir: Path) -> SourceAnswer[Mapping[str, object]]:
     """The objects of pods, or why there are none."""
     if args.pods is not None:
         from agent.sources.kube_objects import POD, read_objects

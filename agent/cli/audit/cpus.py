@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from agent.config.config import Config
-    from agent.model.claim_sources import Told
+    from agent.model.claim_sources import SourceAnswer
     from agent.node.cgroup_audit import Given
 
 
@@ -27,7 +27,7 @@ class DriverCpus(NamedTuple):
     """Why there may be more."""
 
 
-def read_driver_cpus(config: Config, pods: Told[Mapping[str, object]]) -> DriverCpus:
+def read_driver_cpus(config: Config, pods: SourceAnswer[Mapping[str, object]]) -> DriverCpus:
     """By what stands in files now.
 
     Args:
@@ -44,13 +44,13 @@ def read_driver_cpus(config: Config, pods: Told[Mapping[str, object]]) -> Driver
     from agent.devices.consumers.consumer_map import consumer_map
     from agent.devices.consumers.exclusive_cpus import own_cpus
     from agent.devices.consumers.kube_objects import pods_from
-    from agent.model.claim_sources import Heard
+    from agent.model.claim_sources import SourceAnswers
     from agent.sources import kubelet_checkpoint
 
     prepared = kubelet_checkpoint.read_checkpoint(
         config.kubelet_dir / kubelet_checkpoint.NAME, pods.witness.read
     )
-    known = consumer_map(Heard(prepared=(prepared,), pods=(pods_from(pods),)))
+    known = consumer_map(SourceAnswers(prepared=(prepared,), pods=(pods_from(pods),)))
     return DriverCpus(own_cpus(known, files), (*wrong, *_gaps(prepared.why)))
 
 

@@ -11,7 +11,7 @@ from agent.model.objects import Object
 
 if TYPE_CHECKING:
     from agent.allocatable.pod import Pod
-    from agent.model.claim_sources import Told
+    from agent.model.claim_sources import SourceAnswer
 
 WRITE: Final = "kubectl get pods -A -o json --field-selector spec.nodeName=NODE"
 
@@ -26,7 +26,7 @@ class Listed(NamedTuple):
     """That the objects name; empty: they name none."""
 
 
-def parse_pods(told: Told[Object], node: str, *, of_many: bool) -> Listed:
+def parse_pods(told: SourceAnswer[Object], node: str, *, of_many: bool) -> Listed:
     """The pods of this node.
 
     Args:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from agent.allocatable.risks import Risk
     from agent.allocatable.verdicts import Compared
     from agent.cli.output.terminal import Style
-    from agent.model.claim_sources import Told
+    from agent.model.claim_sources import SourceAnswer
     from agent.node.cgroup_audit import Audit
 
 KEPT: Final = Look("●", "+", "as promised", "green")
@@ -44,7 +44,7 @@ class Shown(NamedTuple):
     """All that there is to show."""
 
     node: str
-    told: Told[Object]
+    told: SourceAnswer[Object]
     """The pods' objects, or why there are none."""
     wrong: tuple[str, ...]
     """Pods that cannot be read."""

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from agent.cli.explain.words import ClaimFacts, DeviceFacts, Explained, PodFacts
     from agent.cli.output.terminal import Style
     from agent.cli.prepares.text import Claim
-    from agent.model.claim_sources import PodRef, Reservation, Witness
+    from agent.model.claim_sources import PodRef, Provenance, Reservation
     from agent.model.consumers import ConsumerEdge, DeviceEdge
 
 REQUESTS_MAX: Final = 6
@@ -112,7 +112,7 @@ def _claim(claim: ClaimFacts, explained: Explained, style: Style) -> Iterator[st
     yield from (f"  {line}" for line in format_entries(entries, style))
 
 
-def _witnesses(claim: ClaimFacts) -> tuple[Witness, ...]:
+def _witnesses(claim: ClaimFacts) -> tuple[Provenance, ...]:
     view = claim.view
     told = [edge.witness for edge in view.devices] + [edge.witness for edge in view.consumers]
     return tuple(dict.fromkeys([*told, *(witness for _, witness in view.objects)]))

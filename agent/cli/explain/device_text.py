@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from agent.cli.explain.words import DeviceFacts, Explained
     from agent.cli.output.terminal import Style
     from agent.model.claim import ClaimRef
-    from agent.model.claim_sources import PodRef, Witness
+    from agent.model.claim_sources import PodRef, Provenance
     from agent.model.health import Note
 
 Fact = tuple[str, str, tuple[str, ...]]
@@ -44,7 +44,7 @@ def age(explained: Explained, wall_s: float) -> str:
     return format_age(explained.now.wall_s - wall_s)
 
 
-def origins(witnesses: Iterable[Witness]) -> str:
+def origins(witnesses: Iterable[Provenance]) -> str:
     """Who says so, each once."""
     said = {one.origin for one in witnesses}
     return ", ".join(origin for origin in Origin if origin in said)

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from agent.cli.explain.words import Account, Hurt, Verdict
     from agent.devices.consumers.reservations import Refusal
     from agent.model.claim import ClaimRef, DeviceRef
-    from agent.model.claim_sources import Belief, KnownClaim, KnownPod, Owner, PodRef, Reservation, Witness
+    from agent.model.claim_sources import Belief, KnownClaim, KnownPod, Owner, PodRef, Provenance, Reservation
     from agent.model.consumers import Conflict
     from agent.model.health import Note
 
@@ -60,7 +60,7 @@ def _claim_ref(claim: ClaimRef) -> dict[str, str | None]:
     return {"namespace": claim.namespace, "name": claim.name, "uid": claim.uid or None}
 
 
-def _told_by(witness: Witness) -> dict[str, str | None]:
+def _told_by(witness: Provenance) -> dict[str, str | None]:
     written = None if witness.written_s is None else rfc3339(witness.written_s)
     return {"source": witness.origin, "read": rfc3339(witness.read.wall_s), "written": written}
 
@@ -237,7 +237,7 @@ def _hurt(hurt: Hurt) -> dict[str, Any]:
     }
 
 
-def _witnesses(witnesses: Iterable[Witness]) -> list[dict[str, str | None]]:
+def _witnesses(witnesses: Iterable[Provenance]) -> list[dict[str, str | None]]:
     return [_told_by(one) for one in dict.fromkeys(witnesses)]
 
 
@@ -251,7 +251,7 @@ def _risk(risk: Refusal) -> dict[str, Any]:
 
 
 def _conflict(conflict: Conflict) -> dict[str, Any]:
-    sayings = [{**_told_by(one.witness), "text": one.text} for one in conflict.sayings]
+    sayings = [{**_told_by(one.witness), "text": one.text} for one in conflict.assertions]
     return {
         "kind": conflict.kind,
         "subject": conflict.subject,

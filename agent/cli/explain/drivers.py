@@ -15,16 +15,16 @@ from agent.cli.explain.words import PREPARES, TAINTS, Account
 from agent.cli.output.text import format_count
 from agent.cli.prepares.text import Claim, claims_of
 from agent.model.claim import DeviceRef
-from agent.model.claim_sources import Origin, PreparedClaim, Told, Witness
+from agent.model.claim_sources import Origin, PreparedClaim, Provenance, SourceAnswer
 from agent.model.reading import Absence
 from agent.model.taint import Taint
 from agent.node.pods.drivers import Driver, prepared_claims
 from agent.store import prepares, taints
-from agent.store.files import Unusable
+from agent.store.files import CorruptFile
 from agent.store.prepares import Prepares
 from agent.system.clock import read_clocks
-from agent.system.read_file import Unread, read_whole
-from agent.system.threads.with_timeout import DISK_S, in_time, late
+from agent.system.read_file import ReadError, read_bounded
+from agent.system.threads.with_timeout import DISK_S, late, run_with_timeout
 
 T = TypeVar("T")
 
@@ -33,7 +33,7 @@ class Records(NamedTuple):
     """What the drivers keep."""
 
     prepares: tuple[Prepares, ...] = ()
-    prepared: tuple[Told[PreparedClaim], ...] = ()
+    prepared: tuple[SourceAnswer[PreparedClaim], ...] = ()
     """The claims that they hold prepared."""
     claims: tuple[Claim, ...] = ()
     taints: Mapping[str, Mapping[DeviceRef, tuple[Taint, ...]]] = MappingProxyType({})
@@ -50,12 +50,12 @@ async def read_records(places: Places, drivers: Sequence[Driver], unread: Sequen
         asyncio.gather(*(_kept(PREPARES, one / prepares.FILE, _read_prepares) for one in directories)),
         asyncio.gather(*(_kept(TAINTS, one / taints.FILE, _read_taints) for one in directories)),
     )
-    held: list[Told[PreparedClaim]] = []
+    held: list[SourceAnswer[PreparedClaim]] = []
     for one, account in found:
         if one is None:
             continue
-        witness = Witness(Origin.DRIVER, account.read, account.written_s)
-        held.append(Told(witness, tuple(prepared_claims(one))))
+        witness = Provenance(Origin.DRIVER, account.read, account.written_s)
+        held.append(SourceAnswer(witness, tuple(prepared_claims(one))))
     return Records(
         prepares=tuple(one for one, _ in found if one),
         prepared=tuple(held),
@@ -74,12 +74,12 @@ async def _kept(
     """A driver's file and its account."""
     absence = Absence.UNREADABLE
     try:
-        found, text, written_s = await in_time(partial(work, path), DISK_S)
+        found, text, written_s = await run_with_timeout(partial(work, path), DISK_S)
     except TimeoutError:
         why = late(path, DISK_S)
-    except Unread as error:
+    except ReadError as error:
         absence, why = error.absence, str(error)
-    except Unusable as error:
+    except CorruptFile as error:
         why = f"{path}: {error}"
     else:
         return found, Account(source, str(path), read_clocks(), written_s, text)
@@ -87,13 +87,13 @@ async def _kept(
 
 
 def _read_prepares(path: Path) -> tuple[Prepares, str, float]:
-    file = read_whole(path, prepares.SIZE_MAX)
+    file = read_bounded(path, prepares.SIZE_MAX)
     found = prepares.decode(file.data)
     return found, format_count(len(found.book.claims), "claim"), file.written_s
 
 
 def _read_taints(path: Path) -> tuple[dict[DeviceRef, tuple[Taint, ...]], str, float]:
-    file = read_whole(path, taints.SIZE_MAX)
+    file = read_bounded(path, taints.SIZE_MAX)
     found = dict(taints.decode(file.data).devices)
     return found, format_count(len(found), "tainted device"), file.written_s
 

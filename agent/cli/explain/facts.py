@@ -28,7 +28,7 @@ from agent.model.claim_sources import ConsumerKind, PodRef
 from agent.model.consumers import Conflict, ConsumerMap
 from agent.model.health import Severity
 from agent.model.reading import Absence
-from agent.model.uses import Use
+from agent.model.uses import DeviceUsage
 
 DEVICE = "device"
 POD = "pod"
@@ -84,7 +84,7 @@ def _ended(
     devices: Container[DeviceRef],
     claims: Iterable[ClaimRef],
     pods: Iterable[PodRef],
-) -> Iterator[Use]:
+) -> Iterator[DeviceUsage]:
     """Uses that are recorded to have ended, of a device, a pod or a claim that is there."""
     uids_of = {POD: {ref.uid for ref in pods}, CLAIM: {ref.uid for ref in claims}}
     for one in told.recorded:
@@ -94,7 +94,7 @@ def _ended(
             yield one
 
 
-def _recorded(kind: str, word: str, told: Gathered) -> tuple[Use, ...]:
+def _recorded(kind: str, word: str, told: Gathered) -> tuple[DeviceUsage, ...]:
     """What is recorded of a pod, a claim or a device that nobody knows any more."""
     names_of = {POD: pod_names, CLAIM: claim_names, DEVICE: device_names}[kind]
     found = tuple(one for one in told.recorded if word in names_of(one))

@@ -11,15 +11,15 @@ from agent.cli.output.text import format_count
 from agent.errors import Busy
 from agent.model.reading import Absence
 from agent.node.pods.history_recorder import FILE
-from agent.store.files import Unusable
+from agent.store.files import CorruptFile
 from agent.system.clock import read_clocks
-from agent.system.threads.with_timeout import DISK_S, in_time, late
+from agent.system.threads.with_timeout import DISK_S, late, run_with_timeout
 
 if TYPE_CHECKING:
-    from agent.model.uses import Use
+    from agent.model.uses import DeviceUsage
     from agent.store.history import Record
 
-_Recorded = tuple[tuple["Use", ...], tuple[Account, ...]]
+_Recorded = tuple[tuple["DeviceUsage", ...], tuple[Account, ...]]
 
 
 async def read_history(state_dir: Path | None) -> _Recorded:
@@ -28,14 +28,14 @@ async def read_history(state_dir: Path | None) -> _Recorded:
         return (), ()
     path = state_dir / FILE
     try:
-        record = await in_time(partial(_read, path), DISK_S)
+        record = await run_with_timeout(partial(_read, path), DISK_S)
     except (FileNotFoundError, NotADirectoryError):
         return (), ()
     except TimeoutError:
         why = late(path, DISK_S)
     except OSError as error:
         why = f"{path}: {error.strerror}"
-    except (Busy, Unusable) as error:
+    except (Busy, CorruptFile) as error:
         why = f"{path}: {error}"
     else:
         uses = (*record.running, *record.ended)

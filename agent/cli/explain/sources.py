@@ -19,7 +19,7 @@ from agent.cli.explain.words import AGENT, DRIVER_SOCKET, Account, Gathered, Str
 from agent.cli.output.text import format_count
 from agent.devices.consumers.kube_objects import claims_from, pods_from
 from agent.errors import AgentUnreachable, DrahealthError, PermissionDenied
-from agent.model.claim_sources import Belief, Heard, LivePod, Origin, Told
+from agent.model.claim_sources import Belief, LivePod, Origin, SourceAnswer, SourceAnswers
 from agent.model.objects import Object
 from agent.model.reading import Absence
 from agent.model.report import Report
@@ -31,7 +31,7 @@ from agent.serve.kubelet import podresources, pods_api
 from agent.sources import cgroup_tree, kube_objects, kubelet_checkpoint, kubelet_health
 from agent.system.clock import read_clocks
 from agent.system.read_file import WholeFile
-from agent.system.threads.with_timeout import DISK_S, SOCKET_S, Patience, in_time, late
+from agent.system.threads.with_timeout import DISK_S, SOCKET_S, HungGuard, late, run_with_timeout
 
 
 async def gather(places: Places) -> Gathered:
@@ -44,7 +44,7 @@ async def gather(places: Places) -> Gathered:
     """
     try:
         find = partial(find_drivers, places.kubelet_dir, places.state_dir, places.runtime_dir)
-        drivers, unread = await in_time(find, DISK_S)
+        drivers, unread = await run_with_timeout(find, DISK_S)
     except TimeoutError:
         drivers, unread = Drivers((), (f"the drivers' directories: no answer within {DISK_S:g} s",))
     results = await asyncio.gather(
@@ -80,7 +80,7 @@ async def gather(places: Places) -> Gathered:
         now=read_clocks(),
         report=report,
         streams=told,
-        heard=Heard(
+        heard=SourceAnswers(
             prepared=(*heard.prepared, *records.prepared),
             listed=heard.listed,
             pods=(*heard.pods, *objects.pods),
@@ -140,14 +140,14 @@ async def _report(source: str, socket: Path) -> tuple[Report | None, Account]:
 # --- the kubelet -------------------------------------------------------------------------------------------
 
 
-async def _kubelet(directory: Path | None) -> tuple[Heard, tuple[Belief, ...], tuple[Account, ...]]:
+async def _kubelet(directory: Path | None) -> tuple[SourceAnswers, tuple[Belief, ...], tuple[Account, ...]]:
     if directory is None:
-        return Heard(), (), ()
+        return SourceAnswers(), (), ()
     checkpoint = directory / kubelet_checkpoint.NAME
     health = directory / kubelet_health.NAME
     listing = directory / podresources.SOCKET
     pods = directory / pods_api.SOCKET
-    patience = Patience()
+    patience = HungGuard()
     told, beliefs = await asyncio.gather(
         ask_kubelet(directory, patience),
         read_file(Origin.HEALTH_STATE, health, kubelet_health.read_health_state, patience),
@@ -159,21 +159,23 @@ async def _kubelet(directory: Path | None) -> tuple[Heard, tuple[Belief, ...], t
         _account(told.listed, listing, "pod"),
         _account(known, pods, "pod"),
     )
-    heard = Heard(prepared=(told.prepared,), listed=(told.listed,), pods=(known,))
+    heard = SourceAnswers(prepared=(told.prepared,), listed=(told.listed,), pods=(known,))
     return heard, beliefs.items, accounts
 
 
-async def _cgroups(mounted: Path | None, root: str) -> tuple[tuple[Told[LivePod], ...], tuple[Account, ...]]:
+async def _cgroups(
+    mounted: Path | None, root: str
+) -> tuple[tuple[SourceAnswer[LivePod], ...], tuple[Account, ...]]:
     """The pods that have cgroups."""
     if mounted is None:
         return (), ()
     told = await read_file(
-        Origin.CGROUPS, mounted, lambda path, at: cgroup_tree.read_tree(path, root, at), Patience()
+        Origin.CGROUPS, mounted, lambda path, at: cgroup_tree.read_tree(path, root, at), HungGuard()
     )
     return (told,), (_account(told, mounted, "pod"),)
 
 
-def _account(told: Told[Any], place: Path, what: str) -> Account:
+def _account(told: SourceAnswer[Any], place: Path, what: str) -> Account:
     witness = told.witness
     found = "" if told.absence else format_count(len(told.items), what)
     said = (found, told.absence, told.why, told.wrong)
@@ -194,21 +196,25 @@ async def _file(path: Path | None) -> _Saved | None:
     if path is None:
         return None
     try:
-        return _Saved(path, read_clocks(), await in_time(lambda: kube_objects.read_file(path), DISK_S))
+        return _Saved(
+            path, read_clocks(), await run_with_timeout(lambda: kube_objects.read_file(path), DISK_S)
+        )
     except TimeoutError:
         raise DrahealthError(late(path, DISK_S)) from None
 
 
-def _objects(saved_pods: _Saved | None, saved_claims: _Saved | None) -> tuple[Heard, tuple[Account, ...]]:
+def _objects(
+    saved_pods: _Saved | None, saved_claims: _Saved | None
+) -> tuple[SourceAnswers, tuple[Account, ...]]:
     """The objects in what was saved."""
-    heard, accounts = Heard(), []
+    heard, accounts = SourceAnswers(), []
     if saved_pods is not None:
         pods = pods_from(_told(saved_pods, kube_objects.POD))
-        heard = Heard(pods=(pods,))
+        heard = SourceAnswers(pods=(pods,))
         accounts.append(_account(pods, saved_pods.path, "pod"))
     if saved_claims is not None:
         claims = claims_from(_told(saved_claims, kube_objects.CLAIM))
-        heard = Heard(pods=heard.pods, claims=(claims,))
+        heard = SourceAnswers(pods=heard.pods, claims=(claims,))
         accounts.append(_account(claims, saved_claims.path, "claim"))
     else:
         why = "not given; see --claims"
@@ -216,5 +222,5 @@ def _objects(saved_pods: _Saved | None, saved_claims: _Saved | None) -> tuple[He
     return heard, tuple(accounts)
 
 
-def _told(saved: _Saved, kind: str) -> Told[Object]:
+def _told(saved: _Saved, kind: str) -> SourceAnswer[Object]:
     return kube_objects.objects_of(saved.path, saved.file, kind, saved.read)

@@ -46,7 +46,7 @@ def _troubles(explained: Explained) -> list[Entry]:
         text = f"{risk.pod} would be refused {risk.claim} if its sandbox were made again: {risk.why}"
         entries.append(Entry("risk", clean(f"{text} ({risk.kubelets})"), ("yellow",)))
     for conflict in explained.conflicts:
-        said = "; ".join(f"{one.witness.origin}: {one.text}" for one in conflict.sayings)
+        said = "; ".join(f"{one.witness.origin}: {one.text}" for one in conflict.assertions)
         entries.append(Entry("conflict", clean(f"{conflict.subject}: {said}"), ("yellow",)))
     return entries
 

@@ -11,15 +11,15 @@ from typing import Final, NamedTuple
 from agent.cli.prepares.text import Claim
 from agent.devices.consumers.reservations import Refusal
 from agent.model.claim import DeviceRef
-from agent.model.claim_sources import Belief, Heard, PodRef, Reservation
+from agent.model.claim_sources import Belief, PodRef, Reservation, SourceAnswers
 from agent.model.consumers import Affected, ClaimView, Conflict, PodView
 from agent.model.health import DeviceHealth, Health, Note, Severity
-from agent.model.prepare import ToldFault
+from agent.model.prepare import DriverFault
 from agent.model.reading import Absence
 from agent.model.report import Report
 from agent.model.taint import Taint
 from agent.model.time import Instant
-from agent.model.uses import Use
+from agent.model.uses import DeviceUsage
 
 AGENT: Final = "agent"
 DRIVER_SOCKET: Final = "driver socket"
@@ -88,15 +88,15 @@ class Gathered:
     """Of the agent."""
     streams: Mapping[str, Stream] = field(default_factory=dict)
     """By driver."""
-    heard: Heard = field(default_factory=Heard)
+    heard: SourceAnswers = field(default_factory=SourceAnswers)
     beliefs: tuple[Belief, ...] = ()
     records: tuple[Claim, ...] = ()
     """How the last prepare of each claim ended."""
-    broken: tuple[ToldFault, ...] = ()
+    broken: tuple[DriverFault, ...] = ()
     """Devices that drivers found broken and have not prepared since."""
     taints: Mapping[str, Mapping[DeviceRef, tuple[Taint, ...]]] = field(default_factory=dict)
     """By driver: what it is told to publish; of tainted devices alone."""
-    recorded: tuple[Use, ...] = ()
+    recorded: tuple[DeviceUsage, ...] = ()
     """Uses of devices: those that went on when the agent last wrote, then those that ended last first."""
     accounts: tuple[Account, ...] = ()
 
@@ -124,7 +124,7 @@ class DeviceFacts:
     belief: Belief | None = None
     taints: tuple[Taint, ...] | None = None
     """None: nobody says."""
-    broken: tuple[ToldFault, ...] = ()
+    broken: tuple[DriverFault, ...] = ()
     notes: tuple[Note, ...] = ()
     """What the agent has to say of the cgroups of pods that use it."""
 
@@ -186,6 +186,6 @@ class Explained:
     """Of the devices; those that surely are come first."""
     risks: tuple[Refusal, ...] = ()
     conflicts: tuple[Conflict, ...] = ()
-    ended: tuple[Use, ...] = ()
+    ended: tuple[DeviceUsage, ...] = ()
     """The last uses of it that ended; if nobody knows it any more, all that is recorded."""
     accounts: tuple[Account, ...] = ()

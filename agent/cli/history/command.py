@@ -21,7 +21,7 @@ from agent.model.time import NS
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
 
-    from agent.model.uses import Use
+    from agent.model.uses import DeviceUsage
     from agent.store.history import Record
 
 SHOWN: Final = 40
@@ -77,7 +77,7 @@ def _duration_s(text: str) -> float:
 
 def _read(path: Path) -> Record | None:
     """The record; None: there is none."""
-    from agent.store.files import Unusable
+    from agent.store.files import CorruptFile
     from agent.store.history import read
 
     try:
@@ -88,11 +88,11 @@ def _read(path: Path) -> Record | None:
         raise PermissionDenied(f"{path}: {error.strerror}") from None
     except OSError as error:
         raise DrahealthError(f"{path}: {error.strerror}") from None
-    except Unusable as error:
+    except CorruptFile as error:
         raise DrahealthError(f"{path}: {error}") from None
 
 
-def _chosen(args: Namespace, uses: Iterable[Use], since_s: float | None) -> Iterator[Use]:
+def _chosen(args: Namespace, uses: Iterable[DeviceUsage], since_s: float | None) -> Iterator[DeviceUsage]:
     """Those that are asked for.
 
     Raises:
@@ -111,8 +111,8 @@ def _chosen(args: Namespace, uses: Iterable[Use], since_s: float | None) -> Iter
 
 
 def _named(
-    what: str, word: str, uses: tuple[Use, ...], names_of: Callable[[Use], Iterator[str]]
-) -> tuple[Use, ...]:
+    what: str, word: str, uses: tuple[DeviceUsage, ...], names_of: Callable[[DeviceUsage], Iterator[str]]
+) -> tuple[DeviceUsage, ...]:
     found = tuple(use for use in uses if word in names_of(use))
     if not found:
         known = {name for use in uses for name in names_of(use)}

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from agent.cli.output.terminal import Style
-    from agent.model.uses import DeviceState, Use
+    from agent.model.uses import DeviceState, DeviceUsage
 
 TITLES: Final = ("ENDED", "LASTED", "POD", "OWNER", "CLAIM", "DEVICE", "HOW", "STATE")
 HOW: Final = {
@@ -43,7 +43,7 @@ NONE: Final = (
 """What helps whoever sees the list for the first time, and it is empty."""
 
 
-def render(uses: Sequence[Use], style: Style, *, now_s: float, left_s: float, hidden: int = 0) -> str:
+def render(uses: Sequence[DeviceUsage], style: Style, *, now_s: float, left_s: float, hidden: int = 0) -> str:
     """The list.
 
     Args:
@@ -69,7 +69,7 @@ def render_none(path: Path, style: Style) -> str:
     return "\n".join(["nothing is recorded", "", *format_entries(entries, style)]) + "\n"
 
 
-def _headline(uses: Sequence[Use], hidden: int) -> str:
+def _headline(uses: Sequence[DeviceUsage], hidden: int) -> str:
     running = sum(use.ended is None for use in uses)
     bad = sum(use.state.severity > Severity.INFO for use in uses if use.ended)
     shown = f"the newest {len(uses):,} of {len(uses) + hidden:,} uses" if hidden else _count(uses)
@@ -78,11 +78,11 @@ def _headline(uses: Sequence[Use], hidden: int) -> str:
     return f"{shown}: {running:,} running, {ended}{which}"
 
 
-def _count(uses: Sequence[Use]) -> str:
+def _count(uses: Sequence[DeviceUsage]) -> str:
     return format_count(len(uses), "use of a device", "uses of devices")
 
 
-def table(uses: Sequence[Use], style: Style, now_s: float) -> Iterator[str]:
+def table(uses: Sequence[DeviceUsage], style: Style, now_s: float) -> Iterator[str]:
     """A line for each use, and below it what was wrong."""
     rows = [_row(use, now_s) for use in uses]
     widths = [max(len(row[i]) for row in (TITLES, *rows)) for i in range(len(TITLES))]
@@ -98,7 +98,7 @@ def table(uses: Sequence[Use], style: Style, now_s: float) -> Iterator[str]:
             yield from wrap(text, style, first="    ", rest="      ")
 
 
-def _row(use: Use, now_s: float) -> tuple[str, ...]:
+def _row(use: DeviceUsage, now_s: float) -> tuple[str, ...]:
     ended = use.ended
     lasted_s = ended.lasted_s if ended else now_s - use.began.wall_s
     return (
@@ -113,14 +113,14 @@ def _row(use: Use, now_s: float) -> tuple[str, ...]:
     )
 
 
-def pod_name(use: Use) -> str:
+def pod_name(use: DeviceUsage) -> str:
     """The pod's name; with a question mark those that it may have; else its UID."""
     if use.pod.name or not use.maybe:
         return clean(str(use.pod))
     return clean(" or ".join(f"{name}?" for name in use.maybe))
 
 
-def _troubles(use: Use) -> Iterator[str]:
+def _troubles(use: DeviceUsage) -> Iterator[str]:
     """What was wrong with the device, and what is not known of the end."""
     if use.state.severity > Severity.INFO:
         yield _words(use.state)
@@ -139,7 +139,7 @@ def _words(state: DeviceState) -> str:
 # --- for programs ------------------------------------------------------------------------------------------
 
 
-def document(uses: Sequence[Use], path: Path, left_s: float) -> dict[str, Any]:
+def document(uses: Sequence[DeviceUsage], path: Path, left_s: float) -> dict[str, Any]:
     """All of it. Keys are only ever added."""
     return {
         "apiVersion": API_VERSION,
@@ -149,7 +149,7 @@ def document(uses: Sequence[Use], path: Path, left_s: float) -> dict[str, Any]:
     }
 
 
-def use_document(use: Use) -> dict[str, Any]:
+def use_document(use: DeviceUsage) -> dict[str, Any]:
     """One of them."""
     ended = use.ended
     return {

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import Final, TextIO
 
 from agent.cli.output.log import message_of
-from agent.cli.output.report_printer import Teller
+from agent.cli.output.report_printer import ReportPrinter
 from agent.cli.output.table import render_report
 from agent.cli.output.terminal import Style, style_of
 from agent.cli.output.text import clean
@@ -42,7 +42,7 @@ def draw(text: str, height: int | None, log: Sequence[str] = ()) -> str:
     return HOME + END_OF_LINE.join([*lines, *log]) + "\x1b[K" + BELOW
 
 
-class LiveTable(Teller):
+class LiveTable(ReportPrinter):
     """The newest report on a terminal, until it is closed. Then the screen is as it was before, with the last
     picture below.
     """

@@ -9,7 +9,7 @@ from typing import Final, NamedTuple, TextIO
 
 from agent.cli.output.changes import Change, changes
 from agent.cli.output.log import LEVEL_OF_SEVERITY, Backlog
-from agent.cli.output.report_printer import Teller
+from agent.cli.output.report_printer import ReportPrinter
 from agent.cli.output.text import format_count
 from agent.errors import OutputError
 from agent.model.report import Report
@@ -80,7 +80,7 @@ def _summary(held: _Held) -> Change:
     return held.newest._replace(message=f"{held.newest.message} {more}".lstrip())
 
 
-class ReportLog(Teller):
+class ReportLog(ReportPrinter):
     """Logs what each report says that the one before did not, and writes all that is logged, until closed."""
 
     def __init__(self, stream: TextIO, formatter: logging.Formatter) -> None:

@@ -13,7 +13,7 @@ GOODBYE_S: Final = 0.5
 """How long closing may wait for the output [s]: the agent must be gone within 2 s of its signal."""
 
 
-class Teller(ABC):
+class ReportPrinter(ABC):
     """Takes reports from any thread, and tells of them in its own until it is closed."""
 
     def __init__(self, name: str, lock: "threading.RLock | None" = None) -> None:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from agent.cli.output.terminal import Style
     from agent.model.prepare import PrepareVerdict
-    from agent.prepare.evidence import Errno, Evidence, GrpcStatus, HttpAnswer, NvmlCode
+    from agent.prepare.evidence import Errno, Evidence, GrpcStatus, HttpStatus, NvmlCode
     from agent.prepare.patterns import Pattern
 
 CLAIM: Final = Claim(
@@ -91,11 +91,11 @@ def _evidence(text: str, numbers: Sequence[Evidence], doing: Operation | None) -
     Raises:
         UsageError: nothing was given, or what the driver was doing and nothing that depends on it.
     """
-    from agent.prepare.evidence import Errno, GrpcStatus, HttpAnswer, Text
+    from agent.prepare.evidence import Errno, GrpcStatus, HttpStatus, Text
 
     if not text and not numbers:
         raise UsageError(f"give the error's TEXT, --errno, --nvml, --grpc or --http, or several{HELP}")
-    meant = Errno | HttpAnswer if doing is Operation.API else Errno
+    meant = Errno | HttpStatus if doing is Operation.API else Errno
     if doing and not any(isinstance(piece, meant) for piece in numbers):
         words = "--errno or --http" if doing is Operation.API else "--errno"
         raise UsageError(f"--doing {doing} is for {words}: it says nothing of what else was given{HELP}")
@@ -106,11 +106,11 @@ def _evidence(text: str, numbers: Sequence[Evidence], doing: Operation | None) -
                 found.append(Errno(number, doing, "", text or os.strerror(number)))
             case GrpcStatus():
                 found.append(piece._replace(message=text))
-            case HttpAnswer():
+            case HttpStatus():
                 found.append(piece._replace(message=text, kubernetes=doing is Operation.API))
             case _:
                 found.append(piece)
-    if text and not any(isinstance(piece, Errno | GrpcStatus | HttpAnswer) for piece in found):
+    if text and not any(isinstance(piece, Errno | GrpcStatus | HttpStatus) for piece in found):
         found.insert(0, Text(text))
     return tuple(found)
 
@@ -137,14 +137,14 @@ def _grpc(word: str) -> GrpcStatus:
     return GrpcStatus(_number(word, "gRPC status", names, 0, len(GRPC_NAMES) - 1, prefix="STATUS_CODE"))
 
 
-def _http(word: str) -> HttpAnswer:
+def _http(word: str) -> HttpStatus:
     from http import HTTPStatus
 
-    from agent.prepare.evidence import HttpAnswer
+    from agent.prepare.evidence import HttpStatus
 
     errors = {status.name: status for status in HTTPStatus if status >= 400}
     number = _number(word, "HTTP status of an error", errors, 400, 599)
-    return HttpAnswer(number, HTTPStatus(number).phrase if number in errors.values() else "")
+    return HttpStatus(number, HTTPStatus(number).phrase if number in errors.values() else "")
 
 
 def _number(

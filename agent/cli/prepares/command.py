@@ -101,8 +101,8 @@ def _read(
     """What the drivers remember, what of it cannot be read, and which directories of theirs are not there."""
     from agent.model.reading import Absence
     from agent.store import prepares
-    from agent.store.files import Unusable
-    from agent.system.read_file import Unread, read_whole
+    from agent.store.files import CorruptFile
+    from agent.system.read_file import ReadError, read_bounded
 
     found: list[Prepares] = []
     problems: list[Problem] = []
@@ -121,11 +121,11 @@ def _read(
         listed += [top / one / rest / prepares.FILE for one in names]
     for path in [*listed, *files]:
         try:
-            one = prepares.decode(read_whole(path, prepares.SIZE_MAX).data)
-        except Unread as error:
+            one = prepares.decode(read_bounded(path, prepares.SIZE_MAX).data)
+        except ReadError as error:
             if path in files or error.absence is not Absence.ABSENT:
                 problems.append(Problem(path, error.reason, NOT_ALLOWED if error.is_forbidden else INTERNAL))
-        except Unusable as error:
+        except CorruptFile as error:
             problems.append(Problem(path, str(error), INTERNAL))
         else:
             if driver in (None, one.driver):

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from agent.cli.output.terminal import Style
     from agent.cli.prepares.command import Problem
     from agent.model.claim import ClaimRef, DeviceRef
-    from agent.model.prepare import Outcome, PrepareVerdict, ToldFault
+    from agent.model.prepare import DriverFault, Outcome, PrepareVerdict
     from agent.store.prepares import Prepares
 
 TITLES: Final = ("DRIVER", "CLAIM", "CLASS", "CODE", "COUNT", "SINCE", "LAST")
@@ -198,7 +198,7 @@ def _names(devices: Sequence[DeviceRef]) -> str:
     return ", ".join(names) + (f" and {more} more" if more > 0 else "")
 
 
-def _told_entry(fault: ToldFault, now_s: float) -> Entry:
+def _told_entry(fault: DriverFault, now_s: float) -> Entry:
     age = format_age(now_s - fault.told_wall_s)
     text = f"{fault.subject}: {fault.code}: {fault.evidence} ({age} ago, while preparing {fault.claim})"
     return Entry("found broken", clean(text))
@@ -260,7 +260,7 @@ def _device(device: DeviceRef) -> dict[str, str]:
     return {"driver": device.driver, "pool": device.pool, "name": device.device}
 
 
-def _told(fault: ToldFault) -> dict[str, Any]:
+def _told(fault: DriverFault) -> dict[str, Any]:
     return {
         **_device(fault.device),
         "code": fault.code,

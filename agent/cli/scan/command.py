@@ -56,10 +56,10 @@ def main(args: Namespace) -> int:
 
 
 def _show_report(config: Config, args: Namespace) -> int:
-    from agent.app.scan import look_once
+    from agent.app.scan import scan_once
     from agent.sources.processes import read_processes
 
-    report = look_once(config)
+    report = scan_once(config)
     processes = read_processes(config.procfs_root)
     check = cross_check(config) if args.backend == "both" else None
     if args.output == "json":

@@ -86,7 +86,7 @@ async def ask(path: str, clock: Clock, method: str, request: bytes = b"") -> tup
     return Answer(method, clock.now_s() - began_s, status, text), data
 
 
-async def connects(path: str) -> str:
+async def connect_error(path: str) -> str:
     """Why a socket takes no connection, in words; empty: it does.
 
     Raises:

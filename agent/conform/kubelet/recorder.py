@@ -11,7 +11,7 @@ from grpclib.const import Cardinality
 from grpclib.exceptions import GRPCError
 
 from agent.conform.kubelet.calls import PEER_FAULTS, Clock, words_of
-from agent.conform.observed import Device, Ended, HealthList, Key, Stream
+from agent.conform.observed import Device, HealthList, Key, Stream, StreamEnd
 from agent.conform.reading import read_list
 from agent.serve.grpc.bare_channel import BareChannel
 from agent.serve.grpc.channel import TooLarge
@@ -35,7 +35,7 @@ class _Flooded(Exception):
     """More was sent than is remembered."""
 
 
-class Tape:
+class StreamRecorder:
     """What one stream says. Of one task that listens, and others that look on.
 
     Args:
@@ -47,7 +47,7 @@ class Tape:
         self.lists: list[HealthList] = []
         self.told: set[Key] = set()
         """The devices that it has told of."""
-        self.ended: Ended | None = None
+        self.ended: StreamEnd | None = None
         self._clock = clock
         self._on_news = on_news
         self._opened_s = self._closed_s = clock.now_s()
@@ -104,7 +104,7 @@ class Tape:
             raise _Flooded
 
     def _end(self, status: str, text: str, **how: Any) -> None:
-        self.ended = Ended(self._clock.now_s(), status, text, **how)
+        self.ended = StreamEnd(self._clock.now_s(), status, text, **how)
         self._tell()
 
     def _tell(self) -> None:

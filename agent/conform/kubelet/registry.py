@@ -12,7 +12,7 @@ from typing import Final
 
 from grpclib.exceptions import GRPCError
 
-from agent.conform.kubelet.calls import Clock, ask, connects
+from agent.conform.kubelet.calls import Clock, ask, connect_error
 from agent.conform.observed import Answer, Endpoint, Info, Introduction, Refusal, Registration
 from agent.errors import PermissionDenied, UsageError
 from agent.model.sockets import PATH_LIMIT
@@ -59,7 +59,7 @@ async def endpoint_of(introduction: Introduction, kubelet_dir: str) -> Endpoint 
         size=len(os.fsencode(path)),
         absolute=path.startswith(os.sep),
         inside=_is_inside(path, kubelet_dir),
-        error=await connects(path),
+        error=await connect_error(path),
     )
 
 

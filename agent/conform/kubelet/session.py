@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from agent.conform.choice import choose
-from agent.conform.kubelet.calls import Clock, connects
+from agent.conform.kubelet.calls import Clock, connect_error
 from agent.conform.kubelet.registry import endpoint_of, introductions, refuse, register
 from agent.conform.kubelet.streams import Heard, Kubelets
 from agent.conform.observed import Directory, Endpoint, Introduction, Observed, Registration
@@ -48,7 +48,7 @@ async def observe(wishes: Wishes, on_begin: Callable[[str], None]) -> Observed:
     """
     asyncio.get_running_loop().set_exception_handler(_complain)
     clock, began_wall_s = Clock(), time.time()
-    if wishes.socket and _fits(wishes.socket) and (error := await connects(wishes.socket)):
+    if wishes.socket and _fits(wishes.socket) and (error := await connect_error(wishes.socket)):
         question = "; is the driver running?" if error in {GONE, UNSERVED} else ""
         raise AgentUnreachable(f"{wishes.socket}: {error}{question}")
     chosen = await _find(wishes, clock) if wishes.plugin_dir else ()

@@ -10,7 +10,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any, Final, NamedTuple
 
 from agent.conform.kubelet.calls import CALL_S, Clock, ask
-from agent.conform.kubelet.recorder import Tape, end, path_of
+from agent.conform.kubelet.recorder import StreamRecorder, end, path_of
 from agent.conform.observed import V1, V1ALPHA1, Answer, Key, Reopening, Stopped, Stream, Watch
 from agent.serve.grpc.bare_channel import BareChannel
 
@@ -56,7 +56,7 @@ class Kubelets:
         self._socket = socket
         self._clock = Clock()
         self._window_s = window_s
-        self._tapes: dict[str, list[Tape]] = {V1: [], V1ALPHA1: []}
+        self._tapes: dict[str, list[StreamRecorder]] = {V1: [], V1ALPHA1: []}
         self._tried: set[str] = set()
         """The versions whose first stream has ended."""
         self._news = asyncio.Event()
@@ -87,7 +87,7 @@ class Kubelets:
         """Opens the stream of that version, and again 5 s after each end but UNIMPLEMENTED."""
         until_s = self._window_s
         while True:
-            tape = Tape(self._clock, self._news.set)
+            tape = StreamRecorder(self._clock, self._news.set)
             self._tapes[version].append(tape)
             await self._hear(tape, version, until_s)
             if version not in self._tried and not tape.lists:
@@ -99,7 +99,7 @@ class Kubelets:
                 return
             await asyncio.sleep(RETRY_S)
 
-    async def _hear(self, tape: Tape, version: str, until_s: float) -> None:
+    async def _hear(self, tape: StreamRecorder, version: str, until_s: float) -> None:
         """Listens until then, on a connection of its own."""
         channel = BareChannel(self._socket)
         try:
@@ -144,7 +144,7 @@ class Kubelets:
 
     async def _leave(self, version: str) -> None:
         """Not before it has heard something, if that ever happens."""
-        tape, channel = Tape(self._clock), BareChannel(self._socket)
+        tape, channel = StreamRecorder(self._clock), BareChannel(self._socket)
         listening = asyncio.ensure_future(tape.listen(channel, path_of(version)))
         leaves_s = self._at(LEAVES_AT)
         try:
@@ -156,7 +156,7 @@ class Kubelets:
         self._leaver = tape.observed()
 
     async def _stop_reading(self, version: str) -> None:
-        tape, channel = Tape(self._clock), BareChannel(self._socket)
+        tape, channel = StreamRecorder(self._clock), BareChannel(self._socket)
         listening = asyncio.ensure_future(tape.listen(channel, path_of(version)))
         stopped_s = resumed_s = None
         try:
@@ -191,7 +191,7 @@ class Kubelets:
 
     async def _once(self, channel: BareChannel, version: str) -> Stream:
         """One stream, until it has told everything or :data:`CALL_S` are over."""
-        tape = Tape(self._clock)
+        tape = StreamRecorder(self._clock)
         listening = asyncio.ensure_future(tape.listen(channel, path_of(version)))
         try:
             with contextlib.suppress(TimeoutError):
@@ -207,7 +207,7 @@ class Kubelets:
         return set().union(*(tape.told for tape in self._tapes[version]))
 
 
-async def _until_first(tape: Tape) -> None:
+async def _until_first(tape: StreamRecorder) -> None:
     """Returns when it has told something, or has ended."""
     while tape.ended is None and not tape.lists:
         await tape.wait_news()

@@ -10,15 +10,15 @@ from typing import Final
 
 from agent.devices.consumers.identities import RANKS, Identities, Naming, witness_order
 from agent.model.claim import ClaimRef, DeviceRef
-from agent.model.claim_sources import KnownPod, PodRef, Witness
+from agent.model.claim_sources import KnownPod, PodRef, Provenance
 from agent.model.consumers import (
+    Assertion,
     ClaimView,
     Conflict,
     ConflictKind,
     DeviceEdge,
     PodView,
     Relation,
-    Saying,
 )
 
 _ORDER: Final = {kind: number for number, kind in enumerate(ConflictKind)}
@@ -28,7 +28,7 @@ def conflicts(
     who: Identities,
     claims: Mapping[ClaimRef, ClaimView],
     pods: Mapping[PodRef, PodView],
-    cgroups: Witness | None,
+    cgroups: Provenance | None,
 ) -> tuple[Conflict, ...]:
     """All of them, by kind and subject.
 
@@ -71,7 +71,7 @@ def _devices(view: ClaimView) -> Iterator[Conflict]:
         return edge.use.device.driver
 
     for name, edges in groupby(sorted(view.devices, key=driver), key=driver):
-        sets: dict[Witness, set[DeviceRef]] = {}
+        sets: dict[Provenance, set[DeviceRef]] = {}
         for edge in edges:
             sets.setdefault(edge.witness, set()).add(edge.use.device)
         if len(set(map(frozenset, sets.values()))) > 1:
@@ -96,7 +96,7 @@ def _not_named(view: ClaimView, pods: Mapping[PodRef, PodView]) -> Iterator[Conf
             )
 
 
-def _containers(pod: PodView, cgroups: Witness) -> Iterator[Conflict]:
+def _containers(pod: PodView, cgroups: Provenance) -> Iterator[Conflict]:
     """Containers that the kubelet says run, and that have no cgroup. Of a saved object they may have ended
     since."""
     live = {one.id for one in pod.live}
@@ -113,14 +113,14 @@ def names_claim(pod: KnownPod, claim: str) -> bool:
     return any(one.claim in {claim, ""} for one in pod.claims)
 
 
-def _other_names(others: Iterable[tuple[KnownPod, Witness]]) -> Iterator[tuple[Witness, str]]:
+def _other_names(others: Iterable[tuple[KnownPod, Provenance]]) -> Iterator[tuple[Provenance, str]]:
     for obj, witness in others:
         names = ", ".join(sorted(one.claim for one in obj.claims))
         yield witness, f"the pod names {names or 'no claim'}"
 
 
-def _sayings(said: Iterable[tuple[Witness, str]]) -> tuple[Saying, ...]:
-    found = {Saying(*one) for one in said}
+def _sayings(said: Iterable[tuple[Provenance, str]]) -> tuple[Assertion, ...]:
+    found = {Assertion(*one) for one in said}
     return tuple(sorted(found, key=lambda one: (witness_order(one.witness), one.text)))
 
 

@@ -14,15 +14,15 @@ from agent.devices.consumers.edges import Edge, edges
 from agent.devices.consumers.identities import Identities, identities, witness_order
 from agent.model.claim import ClaimRef
 from agent.model.claim_sources import (
-    Heard,
     KnownClaim,
     KnownPod,
     LivePod,
     Origin,
     PodRef,
     PreparedClaim,
-    Told,
-    Witness,
+    Provenance,
+    SourceAnswer,
+    SourceAnswers,
 )
 from agent.model.consumers import (
     ClaimView,
@@ -30,7 +30,7 @@ from agent.model.consumers import (
     ConsumerMap,
     ContainerEdge,
     DeviceEdge,
-    Gap,
+    MissingSource,
     PodView,
 )
 from agent.model.reading import Absence
@@ -40,7 +40,7 @@ K = TypeVar("K")
 V = TypeVar("V")
 
 
-def consumer_map(heard: Heard) -> ConsumerMap:
+def consumer_map(heard: SourceAnswers) -> ConsumerMap:
     """Who uses what, from all that was said."""
     who = identities(heard)
     claims = _claims(heard, who)
@@ -68,7 +68,7 @@ def _gathered(pairs: Iterable[tuple[K, V]]) -> Mapping[K, list[V]]:
 # --- claims ------------------------------------------------------------------------------------------------
 
 
-def _claims(heard: Heard, who: Identities) -> dict[ClaimRef, ClaimView]:
+def _claims(heard: SourceAnswers, who: Identities) -> dict[ClaimRef, ClaimView]:
     by_claim = _gathered((edge.claim, edge) for edge in set(edges(heard, who)))
     prepared = _gathered((who.claim(one.ref), one) for told in heard.prepared for one in told.items)
     objects = _gathered(
@@ -84,7 +84,7 @@ def _claim(
     ref: ClaimRef,
     found: Iterable[Edge],
     prepared: Iterable[PreparedClaim],
-    objects: Iterable[tuple[KnownClaim, Witness]],
+    objects: Iterable[tuple[KnownClaim, Provenance]],
 ) -> ClaimView:
     found = sorted(found, key=_edge_order)
     return ClaimView(
@@ -110,7 +110,7 @@ def _edge_order(edge: Edge) -> tuple[object, ...]:
     return (*what, witness_order(edge.witness), edge.by_name)
 
 
-def _best_first(objects: Iterable[tuple[O, Witness]]) -> tuple[tuple[O, Witness], ...]:
+def _best_first(objects: Iterable[tuple[O, Provenance]]) -> tuple[tuple[O, Provenance], ...]:
     found = set(objects)
     if len(found) < 2:  # nearly always, and the text of an object is long
         return tuple(found)
@@ -121,7 +121,7 @@ def _best_first(objects: Iterable[tuple[O, Witness]]) -> tuple[tuple[O, Witness]
 
 
 def _pods(
-    heard: Heard, who: Identities, claims: Mapping[ClaimRef, ClaimView], *, is_whole: bool
+    heard: SourceAnswers, who: Identities, claims: Mapping[ClaimRef, ClaimView], *, is_whole: bool
 ) -> dict[PodRef, PodView]:
     of_pod = _gathered(
         (edge.consumer.pod, ref)
@@ -168,23 +168,23 @@ def _running(live: Iterable[LivePod], is_whole: bool) -> bool | None:
 # --- what is not known -------------------------------------------------------------------------------------
 
 
-def _gaps(heard: Heard) -> Iterator[Gap]:
+def _gaps(heard: SourceAnswers) -> Iterator[MissingSource]:
     gaps = {gap for one in _all(heard) for gap in _gaps_of(one)}
     yield from sorted(gaps, key=lambda gap: (witness_order(gap.witness), gap.why))
 
 
-def _gaps_of(told: Told[Any]) -> Iterator[Gap]:
+def _gaps_of(told: SourceAnswer[Any]) -> Iterator[MissingSource]:
     if told.absence is not None:
-        yield Gap(told.witness, told.absence, told.why)
+        yield MissingSource(told.witness, told.absence, told.why)
     for text in told.wrong:
-        yield Gap(told.witness, Absence.UNREADABLE, text)
+        yield MissingSource(told.witness, Absence.UNREADABLE, text)
 
 
-def _whole(heard: Heard) -> frozenset[Origin]:
+def _whole(heard: SourceAnswers) -> frozenset[Origin]:
     """Those who told all of it, each time that they were asked."""
     whole = {one.witness.origin for one in _all(heard) if one.is_whole}
     return frozenset(whole - {one.witness.origin for one in _all(heard) if not one.is_whole})
 
 
-def _all(heard: Heard) -> tuple[Told[Any], ...]:
+def _all(heard: SourceAnswers) -> tuple[SourceAnswer[Any], ...]:
     return (*heard.prepared, *heard.listed, *heard.pods, *heard.claims, *heard.live)

@@ -7,13 +7,13 @@ from collections.abc import Iterator
 
 from agent.devices.consumers.identities import Identities
 from agent.devices.consumers.kube_objects import base_request
-from agent.model.claim_sources import ConsumerKind, Heard, KnownPod, PodClaim, PodRef, Reservation
+from agent.model.claim_sources import ConsumerKind, KnownPod, PodClaim, PodRef, Reservation, SourceAnswers
 from agent.model.consumers import Consumer, ConsumerEdge, ContainerEdge, DeviceEdge, Relation
 
 Edge = DeviceEdge | ConsumerEdge | ContainerEdge
 
 
-def edges(heard: Heard, who: Identities) -> Iterator[Edge]:
+def edges(heard: SourceAnswers, who: Identities) -> Iterator[Edge]:
     """All edges; the same one may come twice if a source said so twice."""
     yield from _prepared(heard, who)
     yield from _listed(heard, who)
@@ -26,7 +26,7 @@ def consumer_of(pod: PodRef) -> Consumer:
     return Consumer(ConsumerKind.POD, pod.namespace, pod.name, pod.uid)
 
 
-def _prepared(heard: Heard, who: Identities) -> Iterator[Edge]:
+def _prepared(heard: SourceAnswers, who: Identities) -> Iterator[Edge]:
     for told in heard.prepared:
         for claim in told.items:
             ref = who.claim(claim.ref)
@@ -36,7 +36,7 @@ def _prepared(heard: Heard, who: Identities) -> Iterator[Edge]:
                 yield ConsumerEdge(ref, consumer_of(who.pod(uid)), Relation.PREPARED, told.witness)
 
 
-def _listed(heard: Heard, who: Identities) -> Iterator[Edge]:
+def _listed(heard: SourceAnswers, who: Identities) -> Iterator[Edge]:
     for told in heard.listed:
         for pod in told.items:
             consumer = who.pod_named(pod.namespace, pod.name)
@@ -51,7 +51,7 @@ def _listed(heard: Heard, who: Identities) -> Iterator[Edge]:
                     yield ContainerEdge(ref, consumer, container.name, None, told.witness, by_name=True)
 
 
-def _known_claims(heard: Heard, who: Identities) -> Iterator[Edge]:
+def _known_claims(heard: SourceAnswers, who: Identities) -> Iterator[Edge]:
     for told in heard.claims:
         for claim in told.items:
             ref = who.claim(claim.ref)
@@ -71,7 +71,7 @@ def _reserved(one: Reservation, namespace: str, who: Identities) -> Consumer:
     return Consumer(one.kind, namespace, one.name, one.uid, resource)
 
 
-def _known_pods(heard: Heard, who: Identities) -> Iterator[Edge]:
+def _known_pods(heard: SourceAnswers, who: Identities) -> Iterator[Edge]:
     for told in heard.pods:
         for pod in told.items:
             ref = who.pod(pod.ref.uid)

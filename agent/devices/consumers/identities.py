@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from agent.model.claim import ClaimRef
-from agent.model.claim_sources import ConsumerKind, Heard, Origin, PodRef, Witness
+from agent.model.claim_sources import ConsumerKind, Origin, PodRef, Provenance, SourceAnswers
 from agent.model.time import Instant
 
 Name = tuple[str, str]
@@ -31,13 +31,13 @@ RANKS: Final[Mapping[Origin, int]] = {
 class Naming:
     """UIDs and names of one kind of object, each pair with those who told it."""
 
-    def __init__(self, told: Iterable[tuple[Name, str, Witness]]) -> None:
+    def __init__(self, told: Iterable[tuple[Name, str, Provenance]]) -> None:
         """
         Args:
             told: Name, UID and who said that they belong together.
         """
-        self.by_name: dict[Name, dict[str, set[Witness]]] = {}
-        self.by_uid: dict[str, dict[Name, set[Witness]]] = {}
+        self.by_name: dict[Name, dict[str, set[Provenance]]] = {}
+        self.by_uid: dict[str, dict[Name, set[Provenance]]] = {}
         for name, uid, witness in told:
             self.by_name.setdefault(name, {}).setdefault(uid, set()).add(witness)
             self.by_uid.setdefault(uid, {}).setdefault(name, set()).add(witness)
@@ -55,19 +55,19 @@ class Naming:
         return self._names.get(uid)
 
 
-def _one_of(uids: Mapping[str, Iterable[Witness]]) -> str:
+def _one_of(uids: Mapping[str, Iterable[Provenance]]) -> str:
     """The only one of which the best informed know; empty if that is more than one."""
     ranked = {uid: _rank(witnesses) for uid, witnesses in uids.items()}
     best = [uid for uid, rank in ranked.items() if rank == min(ranked.values())]
     return best[0] if len(best) == 1 else ""
 
 
-def _rank(witnesses: Iterable[Witness]) -> int:
+def _rank(witnesses: Iterable[Provenance]) -> int:
     """That of the best informed."""
     return min(RANKS[witness.origin] for witness in witnesses)
 
 
-def witness_order(witness: Witness) -> tuple[int, str, float, Instant]:
+def witness_order(witness: Provenance) -> tuple[int, str, float, Instant]:
     """The best informed first, and of those the newest."""
     of_s = witness.read.wall_s if witness.written_s is None else witness.written_s
     return (RANKS[witness.origin], witness.origin, -of_s, witness.read)
@@ -101,7 +101,7 @@ class Identities:
         return PodRef(namespace, name, self.pods.uid_of((namespace, name)))
 
 
-def identities(heard: Heard) -> Identities:
+def identities(heard: SourceAnswers) -> Identities:
     """Everybody of whom a source told both name and UID."""
     mirrors = {pod.mirror_uid: pod.ref.uid for told in heard.pods for pod in told.items if pod.mirror_uid}
     return Identities(
@@ -109,13 +109,13 @@ def identities(heard: Heard) -> Identities:
     )
 
 
-def _claims(heard: Heard) -> Iterable[tuple[Name, str, Witness]]:
+def _claims(heard: SourceAnswers) -> Iterable[tuple[Name, str, Provenance]]:
     refs = [(claim.ref, told.witness) for told in heard.prepared for claim in told.items]
     refs += [(claim.ref, told.witness) for told in heard.claims for claim in told.items]
     return (((ref.namespace, ref.name), ref.uid, witness) for ref, witness in refs if ref.uid and ref.name)
 
 
-def _pods(heard: Heard, uid_of: Callable[[str], str]) -> Iterable[tuple[Name, str, Witness]]:
+def _pods(heard: SourceAnswers, uid_of: Callable[[str], str]) -> Iterable[tuple[Name, str, Provenance]]:
     for told in heard.pods:
         for pod in told.items:
             yield (pod.ref.namespace, pod.ref.name), pod.ref.uid, told.witness

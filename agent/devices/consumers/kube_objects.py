@@ -19,7 +19,7 @@ from agent.model.claim_sources import (
     Owner,
     PodClaim,
     PodRef,
-    Told,
+    SourceAnswer,
 )
 from agent.model.objects import Object, mapping, needed, objects, text
 
@@ -31,17 +31,17 @@ WRONG_MAX: Final = 16
 """Objects whose error is told in full."""
 
 
-def pods_from(told: Told[Object]) -> Told[KnownPod]:
+def pods_from(told: SourceAnswer[Object]) -> SourceAnswer[KnownPod]:
     """The pods among the objects that a source told; one that cannot be understood is among what is wrong."""
     return _each(told, parse_pod)
 
 
-def claims_from(told: Told[Object]) -> Told[KnownClaim]:
+def claims_from(told: SourceAnswer[Object]) -> SourceAnswer[KnownClaim]:
     """The claims likewise."""
     return _each(told, parse_claim_object)
 
 
-def _each(told: Told[Object], parse: Callable[[Object], T]) -> Told[T]:
+def _each(told: SourceAnswer[Object], parse: Callable[[Object], T]) -> SourceAnswer[T]:
     items: list[T] = []
     wrong: list[str] = []
     for number, obj in enumerate(told.items):
@@ -51,7 +51,7 @@ def _each(told: Told[Object], parse: Callable[[Object], T]) -> Told[T]:
             wrong.append(f"item {number} ({_title(obj)}): {error}")
     if len(wrong) > WRONG_MAX:
         wrong[WRONG_MAX:] = [f"{len(wrong) - WRONG_MAX} more"]
-    return Told(told.witness, tuple(items), told.absence, told.why, (*told.wrong, *wrong))
+    return SourceAnswer(told.witness, tuple(items), told.absence, told.why, (*told.wrong, *wrong))
 
 
 def _title(obj: Object) -> str:

@@ -14,13 +14,13 @@ from agent.model.claim_sources import Origin
 from agent.model.consumers import ConsumerMap
 from agent.model.time import NS, Instant
 from agent.model.use_limits import RUNNING_MAX
-from agent.model.uses import DeviceState, Ended, Ending, Kept, Use
+from agent.model.uses import DeviceState, DeviceUsage, Ending, Kept, UsageEnd
 
 
-class Running(NamedTuple):
+class ActiveUsage(NamedTuple):
     """A use that has not ended."""
 
-    use: Use
+    use: DeviceUsage
     seen: Instant | None
     """When somebody last told of it; None: nobody has since the agent is here."""
 
@@ -33,7 +33,7 @@ class Uses:
     """Of the agent: like no other's."""
     begun: int = 0
     """Uses that it saw begin."""
-    running: Mapping[Key, Running] = field(default_factory=dict)
+    running: Mapping[Key, ActiveUsage] = field(default_factory=dict)
     over: frozenset[Key] = frozenset()
     """Those that ended, though somebody told of them still: they do not begin again."""
     whole: frozenset[Origin] = frozenset()
@@ -48,7 +48,7 @@ class Step(NamedTuple):
     """What one look made of them."""
 
     uses: Uses
-    changed: tuple[Use, ...]
+    changed: tuple[DeviceUsage, ...]
     """Those that began, changed or ended."""
     merged: tuple[str, ...]
     """Ids of those that turned out to be others."""
@@ -98,10 +98,10 @@ def follow(
 
 def resume(uses: Uses, kept: Kept) -> Uses:
     """Goes on with what an earlier agent has left. What both have seen is one use."""
-    running = {key_of(use): Running(use, None) for use in kept.running}
+    running = {key_of(use): ActiveUsage(use, None) for use in kept.running}
     for key, mine in uses.running.items():
         theirs = running.get(key)
-        running[key] = Running(_joined(theirs.use, mine.use), mine.seen) if theirs else mine
+        running[key] = ActiveUsage(_joined(theirs.use, mine.use), mine.seen) if theirs else mine
     return replace(uses, running=running, over=uses.over | set(map(key_of, kept.over)), left_s=kept.left_s)
 
 
@@ -135,9 +135,9 @@ def _look(
     return _Look(told, endings, claims, known.whole, state_of, now, left_s)
 
 
-def _begun(id_: str, one: InUse, look: _Look, whole_before: frozenset[Origin]) -> Running:
+def _begun(id_: str, one: InUse, look: _Look, whole_before: frozenset[Origin]) -> ActiveUsage:
     state = look.state_of(one.device)
-    use = Use(
+    use = DeviceUsage(
         id=id_,
         pod=one.pod,
         claim=one.claim,
@@ -152,10 +152,10 @@ def _begun(id_: str, one: InUse, look: _Look, whole_before: frozenset[Origin]) -
         owner=one.owner,
         maybe=one.maybe,
     )
-    return Running(use, look.now)
+    return ActiveUsage(use, look.now)
 
 
-def _next(was: Running, one: InUse | None, look: _Look) -> Running:
+def _next(was: ActiveUsage, one: InUse | None, look: _Look) -> ActiveUsage:
     """A use one look later.
 
     Args:
@@ -170,10 +170,10 @@ def _next(was: Running, one: InUse | None, look: _Look) -> Running:
         use = _in_state(use, look.state_of(use.device))
     if ending is not None:
         use = replace(use, ended=_ended(ending, use, seen, look))
-    return Running(use, seen)
+    return ActiveUsage(use, seen)
 
 
-def _better_known(use: Use, one: InUse) -> Use:
+def _better_known(use: DeviceUsage, one: InUse) -> DeviceUsage:
     """With all that was told so far: what nobody tells any more was so all the same."""
     pod = one.pod if one.pod.name or not use.pod.name else use.pod
     return replace(
@@ -192,7 +192,7 @@ def _weakest(told_by: tuple[Origin, ...]) -> int:
     return max(map(RANKS.__getitem__, told_by))
 
 
-def _in_state(use: Use, state: DeviceState) -> Use:
+def _in_state(use: DeviceUsage, state: DeviceState) -> DeviceUsage:
     return replace(use, state=state, worst=_worse(use.worst, state)) if state != use.state else use
 
 
@@ -200,7 +200,7 @@ def _worse(first: DeviceState, later: DeviceState) -> DeviceState:
     return later if later.severity > first.severity else first
 
 
-def _ending(was: Running, look: _Look) -> Ending | None:
+def _ending(was: ActiveUsage, look: _Look) -> Ending | None:
     """How a use ended that nobody tells of; None: perhaps it did not."""
     claim = was.use.claim
     uid = look.claims.get((claim.namespace, claim.name), claim.uid)
@@ -211,21 +211,21 @@ def _ending(was: Running, look: _Look) -> Ending | None:
     return Ending.RELEASED if was.seen else Ending.AWAY
 
 
-def _ended(ending: Ending, use: Use, seen: Instant | None, look: _Look) -> Ended:
+def _ended(ending: Ending, use: DeviceUsage, seen: Instant | None, look: _Look) -> UsageEnd:
     now = look.now
     if seen is None:
-        return Ended(ending, look.left_s, now.wall_s, max(0.0, look.left_s - use.began.wall_s))
+        return UsageEnd(ending, look.left_s, now.wall_s, max(0.0, look.left_s - use.began.wall_s))
     if use.resumed:
-        return Ended(ending, seen.wall_s, now.wall_s, max(0.0, now.wall_s - use.began.wall_s))
-    return Ended(ending, seen.wall_s, now.wall_s, (now.mono_ns - use.began.mono_ns) / NS)
+        return UsageEnd(ending, seen.wall_s, now.wall_s, max(0.0, now.wall_s - use.began.wall_s))
+    return UsageEnd(ending, seen.wall_s, now.wall_s, (now.mono_ns - use.began.mono_ns) / NS)
 
 
 # --- which use is which ------------------------------------------------------------------------------------
 
 
 def _recognized(
-    running: Mapping[Key, Running], told: Mapping[Key, InUse]
-) -> tuple[dict[Key, Running], tuple[str, ...]]:
+    running: Mapping[Key, ActiveUsage], told: Mapping[Key, InUse]
+) -> tuple[dict[Key, ActiveUsage], tuple[str, ...]]:
     """The uses that go on, under a UID if that is known by now; and the ids of those that are another one."""
     found, merged = dict(running), []
     for key, one in told.items():
@@ -233,13 +233,13 @@ def _recognized(
             if lesser in told or lesser not in found:
                 continue
             theirs, mine = found.pop(lesser), found.get(key)
-            found[key] = Running(_joined(theirs.use, mine.use), mine.seen) if mine else theirs
+            found[key] = ActiveUsage(_joined(theirs.use, mine.use), mine.seen) if mine else theirs
             if mine:
                 merged.append(mine.use.id)
     return found, tuple(merged)
 
 
-def _joined(first: Use, later: Use) -> Use:
+def _joined(first: DeviceUsage, later: DeviceUsage) -> DeviceUsage:
     """Two that are one: as the first began, and as the later is."""
     return replace(
         later,
@@ -252,14 +252,14 @@ def _joined(first: Use, later: Use) -> Use:
     )
 
 
-def _names_of(running: Mapping[Key, Running], told: Mapping[Key, InUse]) -> frozenset[Key]:
+def _names_of(running: Mapping[Key, ActiveUsage], told: Mapping[Key, InUse]) -> frozenset[Key]:
     """The names of uses of which more is known: where somebody tells names alone, these are no new uses."""
     if all(one.pod.uid and one.claim.uid for one in told.values()):
         return frozenset()
     return frozenset(lesser for one in running.values() for lesser in lesser_keys(one.use))
 
 
-def _nameless(running: Mapping[Key, Running]) -> frozenset[tuple[str, DeviceRef]]:
+def _nameless(running: Mapping[Key, ActiveUsage]) -> frozenset[tuple[str, DeviceRef]]:
     """Claims, by name, and devices that pods use whose UIDs alone are known: a name that turns up once nobody
     tells UIDs may be one of theirs."""
     uses = (one.use for one in running.values())

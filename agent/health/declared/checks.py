@@ -9,7 +9,7 @@ from itertools import groupby
 from typing import Final
 
 from agent.health.catalog import Row
-from agent.health.evaluation import Look, Subject
+from agent.health.evaluation import Evaluation, Subject
 from agent.model.check import CheckSample
 from agent.model.health import Blame, Cause, Finding, Severity
 from agent.model.source import SourceSample, SourceState
@@ -74,7 +74,7 @@ def tracked_as(subject: Subject) -> Subject:
     return f"check:{subject}"
 
 
-def judge_checks(look: Look, subject: Subject, samples: Iterable[CheckSample]) -> list[Cause]:
+def judge_checks(look: Evaluation, subject: Subject, samples: Iterable[CheckSample]) -> list[Cause]:
     """Moves the tracks of a device's checks.
 
     Returns:

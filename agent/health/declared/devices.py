@@ -15,13 +15,13 @@ from agent.health.declared.gpus import (
 )
 from agent.health.declared.state import DeclaredPast
 from agent.health.declared.verdict_cache import Settled, Settling, with_lease
-from agent.health.evaluation import Look, Subject, row_among
+from agent.health.evaluation import Evaluation, Subject, row_among
 from agent.health.gpu.devices import START_NS
 from agent.health.gpu.state import GpuLook
 from agent.health.host.catalog import DECLARED_RULES
-from agent.health.host.state import Memory, view_declared
+from agent.health.host.state import HostRuleState, view_declared
 from agent.health.host.verdicts import judged_verdict, unread
-from agent.health.verdict import Before, lease_of, verdict, verified_by, with_causes
+from agent.health.verdict import PreviousVerdicts, lease_of, verdict, verified_by, with_causes
 from agent.model.declared import DeclaredGpu
 from agent.model.health import Blame, Cause, DeviceHealth, Note, Severity
 from agent.model.snapshot import Snapshot
@@ -70,10 +70,10 @@ UNWATCHED: Final = Row(
 
 
 def declared_verdicts(
-    look: Look,
-    before: Before,
+    look: Evaluation,
+    before: PreviousVerdicts,
     past: DeclaredPast,
-    memory: Memory,
+    memory: HostRuleState,
     gpus: GpuLook,
     snapshot: Snapshot,
     host: Mapping[Device, DeviceHealth],
@@ -124,7 +124,7 @@ def declared_verdicts(
     return verdicts, settling.settled()
 
 
-def _checked(look: Look, past: DeclaredPast, device: Device, checks: Samples) -> list[Cause]:
+def _checked(look: Evaluation, past: DeclaredPast, device: Device, checks: Samples) -> list[Cause]:
     """What its driver's checks say of a device; that nobody looks at it, if there are none."""
     samples = checks.get(device.subject, ())
     if device.kind is Kind.OTHER and not samples:
@@ -138,7 +138,7 @@ def _verifying(checks: Samples, subject: str) -> list[SourceSample]:
 
 
 def _with_checks(
-    look: Look, before: Before, device: Device, found: DeviceHealth, checks: Samples
+    look: Evaluation, before: PreviousVerdicts, device: Device, found: DeviceHealth, checks: Samples
 ) -> DeviceHealth:
     """A verdict, and what the driver's own checks add to it."""
     sources = _verifying(checks, device.subject)
@@ -160,8 +160,8 @@ def declared_notes(past: DeclaredPast) -> Iterator[Note]:
 
 
 def _gpu_verdict(
-    look: Look,
-    before: Before,
+    look: Evaluation,
+    before: PreviousVerdicts,
     device: Device,
     what: DeclaredGpu,
     gpus: GpuLook,
@@ -182,7 +182,9 @@ def _gpu_verdict(
     return with_causes(look, before, device, found, [*own, *found.causes])
 
 
-def _is_unseen(look: Look, before: Before, past: DeclaredPast, device: Device, checks: Samples) -> bool:
+def _is_unseen(
+    look: Evaluation, before: PreviousVerdicts, past: DeclaredPast, device: Device, checks: Samples
+) -> bool:
     """Whether nobody has looked at it since it was declared to be what it is."""
     samples = checks.get(device.subject, ())
     if device.kind is Kind.OTHER and samples and not any(sample.passes for sample in samples):

@@ -12,10 +12,10 @@ from typing import Final, NamedTuple
 from agent.devices.inventory import Device
 from agent.health.catalog import Row
 from agent.health.declared.checks import UNCHECKED, tracked_as
-from agent.health.evaluation import Look, Subject
-from agent.health.verdict import Before, with_causes
+from agent.health.evaluation import Evaluation, Subject
+from agent.health.verdict import PreviousVerdicts, with_causes
 from agent.model.health import Blame, Cause, DeviceHealth, Health, Severity
-from agent.model.prepare import ToldFault
+from agent.model.prepare import DriverFault
 from agent.model.time import NS, Instant
 
 TOLD: Final = Row(
@@ -32,10 +32,10 @@ LOOK_AGAIN_NS: Final = NS
 SEVERITIES: Final = {Health.UNHEALTHY: Severity.UNHEALTHY, Health.UNKNOWN: Severity.UNKNOWN}
 
 
-class Told(NamedTuple):
+class DriverFaultView(NamedTuple):
     """A fault that is not over."""
 
-    fault: ToldFault
+    fault: DriverFault
     since: Instant
     """When we heard of it."""
     verified: bool = False
@@ -44,12 +44,15 @@ class Told(NamedTuple):
 
 Key = tuple[Subject, str, float]
 """Device, code and when it was told. Numbers may change where the records of two instances are merged."""
-ToldPast = Mapping[Key, Told]
+DriverFaultState = Mapping[Key, DriverFaultView]
 
 
 def remember_told(
-    look: Look, past: ToldPast, faults: Iterable[ToldFault], found: Mapping[Subject, DeviceHealth]
-) -> ToldPast:
+    look: Evaluation,
+    past: DriverFaultState,
+    faults: Iterable[DriverFault],
+    found: Mapping[Subject, DeviceHealth],
+) -> DriverFaultState:
     """The past after a look.
 
     Args:
@@ -58,7 +61,7 @@ def remember_told(
         found: By subject, what was found of its devices, without what was told.
     """
     suspects = {key[0] for key, track in look.tracks.items() if track.finding.severity >= Severity.UNKNOWN}
-    still: dict[Key, Told] = {}
+    still: dict[Key, DriverFaultView] = {}
     for fault in faults:
         key = (fault.subject, fault.code, fault.told_wall_s)
         one = past.get(key)
@@ -67,7 +70,7 @@ def remember_told(
             if not one.verified and tracked_as(fault.subject) not in suspects:
                 one = one._replace(verified=_is_well(found.get(fault.subject), one.since))
         elif not fault.excused_wall_s:  # else it is over, or was before we began
-            one = Told(fault, look.now)
+            one = DriverFaultView(fault, look.now)
         if one is not None and not (fault.excused_wall_s and one.verified):
             still[key] = one
     return still
@@ -82,9 +85,9 @@ def _is_well(device: DeviceHealth | None, since: Instant) -> bool:
 
 
 def with_told(
-    look: Look,
-    before: Before,
-    past: ToldPast,
+    look: Evaluation,
+    before: PreviousVerdicts,
+    past: DriverFaultState,
     devices: Mapping[Subject, Device],
     found: Mapping[Subject, DeviceHealth],
 ) -> Iterator[tuple[Subject, DeviceHealth]]:
@@ -110,7 +113,7 @@ def with_told(
         yield subject, with_causes(look, before, device, health, [*health.causes, *news])
 
 
-def _cause(told: Told) -> Cause:
+def _cause(told: DriverFaultView) -> Cause:
     fault = told.fault
     return Cause(
         fault.code,

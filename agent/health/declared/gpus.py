@@ -9,7 +9,7 @@ from typing import Final, NamedTuple
 from agent.devices.inventory import Device, gpu_device, mig_device
 from agent.health.catalog import Rule
 from agent.health.gpu.common import is_opening, library_error, nvml_name
-from agent.health.rules import FINE, Answer, Unevaluated
+from agent.health.rules import OK, RuleNotEvaluated, RuleResult
 from agent.model.declared import DeclaredGpu
 from agent.model.faults import KnownGpu
 from agent.model.gpu import GpuSet
@@ -55,20 +55,20 @@ def find_device(what: DeclaredGpu, gpu: KnownGpu | None) -> Device | None:
     return None
 
 
-def missing(view: DeclaredGpuView) -> Answer:
+def missing(view: DeclaredGpuView) -> RuleResult:
     """The GPU, or the instance, that a driver declares is not there.
 
     Source: NVML's UUIDs and PCI addresses, and those that this node had before.
     """
     what, gpus = view.what, view.gpus
     if view.instance is not None:
-        return FINE
+        return OK
     if view.found is not None:
         name = what.uuid or f"{what.gi}/{what.ci}"
         evidence = f"{view.found.uuid or view.found.bus} has no instance {name}"
         return Finding("gpu.not_found", Severity.UNHEALTHY, evidence)
     if is_opening(gpus):
-        return Unevaluated("NVML is being asked for its GPUs")
+        return RuleNotEvaluated("NVML is being asked for its GPUs")
     name = " at ".join(filter(None, (what.uuid, what.pci)))
     if error := library_error(gpus):
         evidence = f"{name} cannot be looked for: NVML says {nvml_name(error)}"
@@ -76,21 +76,21 @@ def missing(view: DeclaredGpuView) -> Answer:
     return Finding("gpu.not_found", Severity.UNHEALTHY, f"no {name} among the {gpus.count} GPUs of NVML")
 
 
-def mismatch(view: DeclaredGpuView) -> Answer:
+def mismatch(view: DeclaredGpuView) -> RuleResult:
     """UUID and PCI address of a declaration are those of two GPUs: one was moved, or replaced.
 
     Source: as above.
     """
     what, found = view.what, view.found
     if found is None or not (what.pci and what.uuid):
-        return FINE
+        return OK
     whole = found.uuid == what.uuid or any(mig.uuid == what.uuid for mig in found.migs)
     if whole and found.bus in ("", what.pci):
-        return FINE
+        return OK
     if whole:
         evidence = f"{what.uuid} is at {found.bus}, declared at {what.pci}"
     elif is_instance(what):
-        return FINE  # that its GPU has no such instance is said above
+        return OK  # that its GPU has no such instance is said above
     else:
         evidence = f"{what.pci} is {found.uuid or 'a GPU without a UUID'}, declared as {what.uuid}"
     return Finding("gpu.mismatch", Severity.UNHEALTHY, evidence)

@@ -13,13 +13,13 @@ from typing import NamedTuple
 
 from agent.devices.inventory import Device, Kind
 from agent.health.declared.state import DeclaredPast
-from agent.health.evaluation import Look, Subject, row_among
+from agent.health.evaluation import Evaluation, Subject, row_among
 from agent.health.host.catalog import DECLARED_RULES
 from agent.health.host.invalidation import EVERYONE, Ground, concerned, cpus_near, ground_of
-from agent.health.host.state import Memory, Pools
+from agent.health.host.state import HostRuleState, Pools
 from agent.health.host.verdicts import sources_of, unread
 from agent.health.rules import Growth
-from agent.health.verdict import Before, lease_of, verified_by
+from agent.health.verdict import PreviousVerdicts, lease_of, verified_by
 from agent.model.cpuset import CpuSet
 from agent.model.declared import Declared
 from agent.model.health import Cause, DeviceHealth, NotApplicable
@@ -79,11 +79,11 @@ class Settling:
 
     def __init__(
         self,
-        look: Look,
-        before: Before,
+        look: Evaluation,
+        before: PreviousVerdicts,
         settled: Settled,
         past: DeclaredPast,
-        memory: Memory,
+        memory: HostRuleState,
         snapshot: Snapshot,
         pools: Pools,
         checked: Collection[Subject],
@@ -177,17 +177,17 @@ class Settling:
         return watched.throttled.core.growth, watched.throttled.package.growth
 
 
-def with_lease(timeout_s: int, declared: Declared, before: Before) -> int:
+def with_lease(timeout_s: int, declared: Declared, before: PreviousVerdicts) -> int:
     """The lease that its driver asks for, unless looks are too rare for that [s]."""
     return max(declared.lease_s + before.nudge_s, timeout_s) if declared.lease_s else timeout_s
 
 
 def _kinds(
-    look: Look,
-    before: Before,
+    look: Evaluation,
+    before: PreviousVerdicts,
     settled: Settled,
     past: DeclaredPast,
-    memory: Memory,
+    memory: HostRuleState,
     snapshot: Snapshot,
     pools: Pools,
 ) -> Iterator[tuple[Kind, _Kind]]:

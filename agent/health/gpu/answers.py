@@ -12,7 +12,7 @@ from agent.health.catalog import Rule
 from agent.health.gpu.common import library_error, nvml_name, probation_ns, read
 from agent.health.gpu.view import GpuView
 from agent.health.gpu.xid.recovery import RecoveryAction
-from agent.health.rules import FINE, Answer, Inapplicable, Unevaluated, lacking
+from agent.health.rules import OK, RuleNotApplicable, RuleNotEvaluated, RuleResult, lacking
 from agent.health.words import duration
 from agent.model.gpu import GpuField, Status
 from agent.model.health import Blame, Finding, Severity
@@ -32,7 +32,7 @@ TOLD_ELSEWHERE: Final = frozenset({Status.OK, Status.LOST, Status.RESET_REQUIRED
 """Answers that have rules of their own, or need none."""
 
 
-def recovery_action(view: GpuView) -> Answer:
+def recovery_action(view: GpuView) -> RuleResult:
     """The driver says what must be done to the GPU before it is good again.
 
     Source: NVML field 230, driver 565 and later [0: nothing; else see agent.health.gpu.xid.recovery].
@@ -41,7 +41,7 @@ def recovery_action(view: GpuView) -> Answer:
     if isinstance(action, Missing):
         return lacking(GpuField.RECOVERY_ACTION, action, "drivers before 565 and older GPUs do not tell")
     if action == RecoveryAction.NONE:
-        return FINE
+        return OK
     wanted = RecoveryAction(action)
     evidence = f"the driver asks for: {wanted.text}"
     return Finding("gpu.recovery_action", Severity.UNHEALTHY, evidence, wanted.advice)
@@ -63,19 +63,19 @@ def _steps_ns(limits: GpuLimits) -> Iterator[int]:
     yield from (step * NS for step in STEPS_S if step > limits.deadline_s)
 
 
-def not_answering(view: GpuView) -> Answer:
+def not_answering(view: GpuView) -> RuleResult:
     """A call of NVML has not come back: at once Unknown, after a second limit Unhealthy.
 
     Source: how long the GPU's own thread has waited for NVML, or the library's thread that it waits for [ns].
     """
     call = _open_call(view)
     if call is None:
-        return FINE
+        return OK
     since_ns, name = call
     silent_ns = view.now_ns - since_ns
     step_ns = max((step for step in _steps_ns(view.limits) if step <= silent_ns), default=None)
     if step_ns is None:
-        return FINE
+        return OK
     dead = silent_ns >= view.limits.dead_s * NS
     evidence = f"{name} not answered for more than {duration(step_ns / NS)}"
     return Finding(NOT_ANSWERING, Severity.UNHEALTHY if dead else Severity.UNKNOWN, evidence)
@@ -91,15 +91,15 @@ def next_step_ns(view: GpuView) -> int | None:
     return min((change for change in changes if change > view.now_ns), default=None)
 
 
-def _answered(view: GpuView, status: int, code: str) -> Answer:
+def _answered(view: GpuView, status: int, code: str) -> RuleResult:
     """Whether a GPU answers with that code. What says nothing of the GPU, says not that it has recovered."""
     found = view.gpu.status if view.gpu else Status.OK
     if found == status:
         return Finding(code, Severity.UNHEALTHY, f"NVML answers {nvml_name(status)}")
-    return FINE if found in TOLD_ELSEWHERE else Unevaluated(f"NVML answers {nvml_name(found)}")
+    return OK if found in TOLD_ELSEWHERE else RuleNotEvaluated(f"NVML answers {nvml_name(found)}")
 
 
-def lost(view: GpuView) -> Answer:
+def lost(view: GpuView) -> RuleResult:
     """The GPU has fallen off the bus, or stopped responding to the driver: every call says so.
 
     Source: NVML's return code 15 from any call on the GPU.
@@ -107,7 +107,7 @@ def lost(view: GpuView) -> Answer:
     return _answered(view, Status.LOST, "gpu.lost")
 
 
-def reset_required(view: GpuView) -> Answer:
+def reset_required(view: GpuView) -> RuleResult:
     """The driver refuses the GPU until it is reset.
 
     Source: NVML's return code 16 from any call on the GPU.
@@ -115,35 +115,35 @@ def reset_required(view: GpuView) -> Answer:
     return _answered(view, Status.RESET_REQUIRED, "gpu.reset_required")
 
 
-def failing(view: GpuView) -> Answer:
+def failing(view: GpuView) -> RuleResult:
     """Readings fail for a reason that is neither the GPU's loss nor the library's own trouble.
 
     Source: NVML's return code of the last pass as a whole.
     """
     status = view.gpu.status if view.gpu else Status.OK
     if status in TOLD_ELSEWHERE:
-        return FINE
+        return OK
     if library_error(view.gpus):  # one cause, told once: gpu.driver.init
-        return FINE
+        return OK
     return Finding("gpu.failing", Severity.UNKNOWN, f"NVML answers {nvml_name(status)}")
 
 
-def probe_slow(view: GpuView) -> Answer:
+def probe_slow(view: GpuView) -> RuleResult:
     """The GPU answers much more slowly than its siblings: often the first sign of one about to hang.
 
     Source: the time of nvmlDeviceGetFieldValues, median of 15 passes [ns], against the siblings' median.
     """
     if view.gpu is None or not view.gpu.probe_p50_ns:
-        return Unevaluated("needs a reading")
+        return RuleNotEvaluated("needs a reading")
     if len(view.siblings_p50_ns) < SIBLINGS:
         if view.gpus.count <= SIBLINGS:
-            return Inapplicable(f"fewer than {SIBLINGS} other GPUs to compare with")
-        return Unevaluated(f"needs {SIBLINGS} other GPUs that answer")
+            return RuleNotApplicable(f"fewer than {SIBLINGS} other GPUs to compare with")
+        return RuleNotEvaluated(f"needs {SIBLINGS} other GPUs that answer")
     from statistics import median  # most nodes have too few GPUs to need it, and its fractions
 
     own_ns = view.gpu.probe_p50_ns
     if own_ns < SLOW_NS or own_ns < SLOW_FACTOR * median(view.siblings_p50_ns):
-        return FINE
+        return OK
     evidence = f"readings take at least {SLOW_NS // 1_000_000} ms, and {SLOW_FACTOR} times what others' take"
     return Finding("gpu.probe.slow", Severity.DEGRADED, evidence)
 

@@ -10,7 +10,15 @@ Limits that are called the vendor's are those that NVIDIA's own health checks ap
 from typing import Final, NamedTuple
 
 from agent.health.gpu.view import GpuView
-from agent.health.rules import FINE, Answer, Growth, Inapplicable, Unevaluated, Unreadable, over_limit
+from agent.health.rules import (
+    OK,
+    Growth,
+    RuleNotApplicable,
+    RuleNotEvaluated,
+    RuleResult,
+    Unreadable,
+    over_limit,
+)
 from agent.health.words import duration
 from agent.model.gpu import GpuField, GpuSet, Status
 from agent.model.health import Finding, Severity
@@ -106,15 +114,15 @@ def growth(view: GpuView, field: GpuField) -> Growth:
     return view.growth.get(field, Growth(NEVER_READ, 0.0))
 
 
-def over_budget(view: GpuView, budget: Budget, code: str, severity: Severity, reason: str) -> Answer:
+def over_budget(view: GpuView, budget: Budget, code: str, severity: Severity, reason: str) -> RuleResult:
     """The answer of a rule that has one counter and nothing else; ``reason``: why it may have none."""
     grown, found = growth(view, budget.field), Finding(code, severity, budget.text)
     return over_limit(grown, budget.events, budget.window_s, found, counter=budget.field, reason=reason)
 
 
-_FOREMOST: Final = (Finding, Unreadable, Unevaluated, type(FINE), Inapplicable)
+_FOREMOST: Final = (Finding, Unreadable, RuleNotEvaluated, type(OK), RuleNotApplicable)
 
 
-def foremost(*answers: Answer) -> Answer:
+def foremost(*answers: RuleResult) -> RuleResult:
     """The answer of a rule that looks at several things: the first that is bad, else what is not known."""
     return min(answers, key=lambda answer: _FOREMOST.index(type(answer)))

@@ -5,7 +5,7 @@ from functools import partial
 from typing import Final
 
 from agent.devices.inventory import Device, Kind, gpu_device
-from agent.health.evaluation import Look
+from agent.health.evaluation import Evaluation
 from agent.health.gpu.answers import NOT_ANSWERING
 from agent.health.gpu.catalog import gpu_rules
 from agent.health.gpu.judging import gpu_row, judge_gpu, judge_instance
@@ -13,7 +13,7 @@ from agent.health.gpu.state import GpuLook
 from agent.health.gpu.verdicts import answers, attributes_of, unseen_of
 from agent.health.gpu.views import gpu_devices, gpu_views
 from agent.health.stalls import stall_cause
-from agent.health.verdict import Before, lease_of, verdict, verified_by
+from agent.health.verdict import PreviousVerdicts, lease_of, verdict, verified_by
 from agent.model.health import Cause, DeviceHealth, Severity
 from agent.model.snapshot import Snapshot
 from agent.model.source import SourceSample, SourceState
@@ -25,7 +25,7 @@ START_NS: Final = 2 * NS
 
 
 def gpu_verdicts(
-    look: Look, before: Before, gpus: GpuLook, snapshot: Snapshot
+    look: Evaluation, before: PreviousVerdicts, gpus: GpuLook, snapshot: Snapshot
 ) -> Iterator[tuple[Device, DeviceHealth]]:
     """Each GPU is judged, then each of its instances: what is wrong with a GPU is wrong with all of them."""
     if snapshot.gpus is None:
@@ -63,7 +63,7 @@ def gpu_verdicts(
         yield device, verdict(look, before, device, severity, causes, verified, lease_s, attributes)
 
 
-def _appears(look: Look, before: Before, device: Device, source: SourceSample) -> bool:
+def _appears(look: Evaluation, before: PreviousVerdicts, device: Device, source: SourceSample) -> bool:
     """Whether a GPU was found a moment ago: it is told of when somebody has looked at it, or is late to."""
     if source.name != device.name or source.state is not SourceState.STARTING:
         return False

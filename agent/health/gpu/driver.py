@@ -9,7 +9,7 @@ from typing import Final
 from agent.health.catalog import Rule
 from agent.health.gpu.common import is_opening, library_error, nvml_name, probation_ns, read
 from agent.health.gpu.view import GpuView
-from agent.health.rules import FINE, Answer, Inapplicable, Unevaluated, lacking
+from agent.health.rules import OK, RuleNotApplicable, RuleNotEvaluated, RuleResult, lacking
 from agent.model.gpu import GpuEvent, GpuField, Status
 from agent.model.health import Blame, Finding, Severity
 from agent.model.pci import GIVEN_AWAY
@@ -24,16 +24,16 @@ DRIVER: Final = "nvidia"
 STUCK_NAMED: Final = 4  # a hang of one GPU holds a process per rank: the first few tell who
 
 
-def init(view: GpuView) -> Answer:
+def init(view: GpuView) -> RuleResult:
     """There are GPUs, or should be, and NVML cannot be used to read them.
 
     Source: NVML's return code of nvmlInit_v2 and of what follows it; dlopen.
     """
     if view.gpus.nvml.state is SourceState.STARTING:
-        return Unevaluated("NVML is being opened")
+        return RuleNotEvaluated("NVML is being opened")
     error = library_error(view.gpus)
     if error in (Status.OK, Status.MISMATCH):
-        return FINE
+        return OK
     advice = ""
     if error == Status.LIBRARY_NOT_FOUND:
         advice = "install the driver's libnvidia-ml.so.1, or name it (--nvml-library)"
@@ -42,33 +42,33 @@ def init(view: GpuView) -> Answer:
     return Finding("gpu.driver.init", Severity.UNKNOWN, f"NVML cannot be used: {nvml_name(error)}", advice)
 
 
-def mismatch(view: GpuView) -> Answer:
+def mismatch(view: GpuView) -> RuleResult:
     """The driver's libraries were updated under a kernel module that still runs.
 
     Source: NVML's return code 18 of nvmlInit_v2.
     """
     if view.gpus.nvml.state is SourceState.STARTING:
-        return Unevaluated("NVML is being opened")
+        return RuleNotEvaluated("NVML is being opened")
     if library_error(view.gpus) != Status.MISMATCH:
-        return FINE
+        return OK
     evidence = "library and kernel module are of different driver versions"
     return Finding("gpu.driver.mismatch", Severity.UNKNOWN, evidence)
 
 
-def missing(view: GpuView) -> Answer:
+def missing(view: GpuView) -> RuleResult:
     """A GPU that was there, or that the configuration expects, is no longer among those that NVML counts.
 
     Source: nvmlDeviceGetCount_v2 and each GPU's UUID; ``/sys/bus/pci/devices`` for whether the bus has it.
     """
     gpu = view.gpu
     if gpu is not None and gpu.status != Status.GPU_NOT_FOUND:
-        return FINE
+        return OK
     if view.gpus.nvml.state is SourceState.STARTING:
-        return Unevaluated("NVML is being opened")
+        return RuleNotEvaluated("NVML is being opened")
     if library_error(view.gpus):
-        return Unevaluated("NVML cannot be used")
+        return RuleNotEvaluated("NVML cannot be used")
     if gpu is None and is_opening(view.gpus):
-        return Unevaluated("NVML is being asked for its GPUs")
+        return RuleNotEvaluated("NVML is being asked for its GPUs")
     evidence = f"not among the {view.gpus.count} GPUs that NVML counts"
     if view.limits.expect is not None:
         evidence += f"; {view.limits.expect} expected by configuration"
@@ -79,20 +79,20 @@ def missing(view: GpuView) -> Answer:
     return Finding("gpu.missing", Severity.UNHEALTHY, evidence)
 
 
-def unbound(view: GpuView) -> Answer:
+def unbound(view: GpuView) -> RuleResult:
     """The GPU is on the bus, but NVML, which counted it before, cannot: another driver has it, or none.
 
     Source: ``/sys/bus/pci/devices/<address>/driver``.
     """
     gpu, function = view.gpu, view.pci
     if gpu is not None and gpu.status != Status.GPU_NOT_FOUND and not library_error(view.gpus):
-        return FINE
+        return OK
     if function is None:
-        return Unevaluated("nobody has seen it on the PCI bus")
+        return RuleNotEvaluated("nobody has seen it on the PCI bus")
     if function.driver == DRIVER:
-        return FINE
+        return OK
     if not function.driver and library_error(view.gpus):
-        return Unevaluated("NVML cannot be used")  # without the kernel module no GPU has a driver
+        return RuleNotEvaluated("NVML cannot be used")  # without the kernel module no GPU has a driver
     unbind = f"/sys/bus/pci/drivers/{function.driver}/unbind"
     bind = f"echo {function.address} > /sys/bus/pci/drivers/{DRIVER}/bind"
     what = f"{function.address} ({function.model})" if function.model else function.address
@@ -106,19 +106,19 @@ def unbound(view: GpuView) -> Answer:
     return Finding("gpu.unbound", Severity.UNHEALTHY, evidence, advice)
 
 
-def reloaded(view: GpuView) -> Answer:
+def reloaded(view: GpuView) -> RuleResult:
     """The driver was loaded anew since the agent started. Counters that start at its load began again.
 
     Source: how often NVML had to be initialised.
     """
     again = view.gpus.generation - 1
     if again < 1:
-        return FINE
+        return OK
     evidence = f"{again} time{'s' if again > 1 else ''} since the agent started"
     return Finding("gpu.driver.reloaded", Severity.INFO, evidence)
 
 
-def persistence_off(view: GpuView) -> Answer:
+def persistence_off(view: GpuView) -> RuleResult:
     """The driver lets go of the GPU whenever nobody uses it.
 
     Source: nvmlDeviceGetPersistenceMode [0 or 1].
@@ -127,35 +127,35 @@ def persistence_off(view: GpuView) -> Answer:
     if isinstance(mode, Missing):
         return lacking(GpuField.PERSISTENCE, mode, "the driver has no persistence mode for it")
     if mode:
-        return FINE
+        return OK
     return Finding("gpu.driver.persistence_off", Severity.INFO, "persistence mode is off")
 
 
-def stuck_process(view: GpuView) -> Answer:
+def stuck_process(view: GpuView) -> RuleResult:
     """Processes are held inside the driver and cannot be ended.
 
     Source: processes in uninterruptible sleep in the driver through several looks; psutil.
     """
     stuck = view.host.stuck
     if isinstance(stuck, Missing):
-        return Inapplicable("the agent may not look into other processes (CAP_SYS_PTRACE)")
+        return RuleNotApplicable("the agent may not look into other processes (CAP_SYS_PTRACE)")
     if not stuck:
-        return FINE
+        return OK
     named = ", ".join(f"{process.name} ({process.pid})" for process in stuck[:STUCK_NAMED])
     more = f" and {len(stuck) - STUCK_NAMED} more" if len(stuck) > STUCK_NAMED else ""
     evidence = f"held in the driver: {named}{more}"
     return Finding("gpu.driver.stuck_process", Severity.DEGRADED, evidence)
 
 
-def deaf(view: GpuView) -> Answer:
+def deaf(view: GpuView) -> RuleResult:
     """Nobody would hear of an XID: neither NVML's events nor the kernel log tell of the GPU.
 
     Source: the event types that the GPU is registered for; the state of the kernel log's reader.
     """
     if view.gpu is None:
-        return Unevaluated("needs the GPU")
+        return RuleNotEvaluated("needs the GPU")
     if view.log_read or view.gpu.event_mask & GpuEvent.XID:
-        return FINE
+        return OK
     evidence = "neither NVML's events nor the kernel log tell of its XIDs"
     return Finding("gpu.driver.deaf", Severity.DEGRADED, evidence)
 

@@ -10,7 +10,7 @@ from typing import Final, NamedTuple
 from agent.health.catalog import Rule
 from agent.health.gpu.common import nvml_name, probation_ns, read
 from agent.health.gpu.view import GpuView
-from agent.health.rules import FINE, Answer, Inapplicable, Unreadable, lacking
+from agent.health.rules import OK, RuleNotApplicable, RuleResult, Unreadable, lacking
 from agent.model.gpu import GpuField
 from agent.model.health import Blame, Finding, Severity
 from agent.model.reading import Absence, Missing
@@ -69,7 +69,7 @@ NO_FABRIC: Final = "the GPU belongs to no fabric, or the driver does not tell"
 NO_HEALTH: Final = "the driver tells nothing of the fabric's health (before 550), or the GPU belongs to none"
 
 
-def state(view: GpuView) -> Answer:
+def state(view: GpuView) -> RuleResult:
     """The GPU waits to be let into the fabric. CUDA does not start before (error 802).
 
     A registration that has not begun counts only where a fabric manager runs, ran or is needed.
@@ -80,17 +80,17 @@ def state(view: GpuView) -> Answer:
     if isinstance(reached, Missing):
         return lacking(GpuField.FABRIC_STATE, reached, NO_FABRIC)
     if reached == State.NOT_SUPPORTED:
-        return Inapplicable(NO_FABRIC)
+        return RuleNotApplicable(NO_FABRIC)
     if reached == State.IN_PROGRESS:
         return Finding("gpu.fabric.state", Severity.UNHEALTHY, "registration with the fabric does not end")
     if reached == State.NOT_STARTED:
         if not view.start.fabric_manager and isinstance(view.host.fabric_manager, Missing):
-            return Inapplicable("registration has not begun, and nothing here would begin it")
+            return RuleNotApplicable("registration has not begun, and nothing here would begin it")
         return Finding("gpu.fabric.state", Severity.UNHEALTHY, "registration with the fabric does not begin")
-    return FINE
+    return OK
 
 
-def status(view: GpuView) -> Answer:
+def status(view: GpuView) -> RuleResult:
     """Registration with the fabric ended with an error.
 
     Source: nvmlDeviceGetGpuFabricInfoV, status [NVML's return code], which counts in state 3 only.
@@ -101,9 +101,9 @@ def status(view: GpuView) -> Answer:
     if isinstance(code, Missing):
         return lacking(GpuField.FABRIC_STATUS, code, NO_FABRIC)
     if reached != State.COMPLETED:
-        return Inapplicable("registration is not complete")
+        return RuleNotApplicable("registration is not complete")
     if not code:
-        return FINE
+        return OK
     evidence = f"registration with the fabric failed: {nvml_name(code)}"
     return Finding("gpu.fabric.status", Severity.UNHEALTHY, evidence)
 
@@ -117,7 +117,7 @@ def _complaints(mask: int, summary: int) -> Iterator[tuple[Severity, str]]:
         yield SUMMARY[summary]
 
 
-def health(view: GpuView) -> Answer:
+def health(view: GpuView) -> RuleResult:
     """The fabric says of this GPU that something is wrong.
 
     Source: nvmlDeviceGetGpuFabricInfoV, health mask (version 2 and later) and summary (version 3 and later).
@@ -130,22 +130,22 @@ def health(view: GpuView) -> Answer:
             return Unreadable(GpuField.FABRIC_SUMMARY, summary)
         summary = 0  # older drivers have the mask only
     if not mask and not summary:
-        return Inapplicable(NO_HEALTH)
+        return RuleNotApplicable(NO_HEALTH)
     found = list(_complaints(mask, summary))
     if not found:
-        return FINE
+        return OK
     severity = max(severity for severity, _ in found)
     return Finding("gpu.fabric.health", severity, ", ".join(text for _, text in found))
 
 
-def manager(view: GpuView) -> Answer:
+def manager(view: GpuView) -> RuleResult:
     """nv-fabricmanager does not run on a machine with NVSwitches, or where it ran before.
 
     Source: the machine's processes, and NVSwitches on its PCI bus; psutil, sysfs.
     """
     running = view.host.fabric_manager
     if running is True:
-        return FINE
+        return OK
     if isinstance(running, Missing) and running.absence is Absence.UNREADABLE:
         return Unreadable("processes", running)
     if view.start.fabric_manager:
@@ -153,7 +153,7 @@ def manager(view: GpuView) -> Answer:
     elif running is False:
         evidence = "nv-fabricmanager does not run, and the machine has NVSwitches"
     else:
-        return Inapplicable("no NVSwitches on the PCI bus, or processes cannot be seen")
+        return RuleNotApplicable("no NVSwitches on the PCI bus, or processes cannot be seen")
     return Finding("gpu.fabric.manager", Severity.DEGRADED, evidence)
 
 

@@ -10,7 +10,7 @@ from typing import Final
 from agent.health.catalog import Rule
 from agent.health.gpu.common import Budget, foremost, over_budget, read
 from agent.health.gpu.view import GpuView
-from agent.health.rules import FINE, Answer, Inapplicable, Unreadable, lacking
+from agent.health.rules import OK, RuleNotApplicable, RuleResult, Unreadable, lacking
 from agent.health.words import duration
 from agent.model.gpu import GpuField
 from agent.model.health import Blame, Finding, Severity
@@ -45,7 +45,7 @@ BRAKE_TIME: Final = _held_down(GpuField.SLOWED_HW_BRAKE, "ns of power brake")
 _SHARE_TEXT: Final = f"{SHARE} % of {duration(WINDOW_S)}"
 
 
-def over_limit(view: GpuView) -> Answer:
+def over_limit(view: GpuView) -> RuleResult:
     """The GPU is as hot as its limit or hotter.
 
     Source: nvmlDeviceGetTemperature against the slowdown threshold, and nvmlDeviceGetMarginTemperature, the
@@ -63,11 +63,11 @@ def over_limit(view: GpuView) -> Answer:
         if isinstance(reading, Missing) and reading.absence is Absence.UNREADABLE:
             return Unreadable(field, reading)
     if isinstance(margin, Missing) and (isinstance(temp, Missing) or isinstance(limit, Missing)):
-        return Inapplicable("the GPU tells no temperature with a limit")
-    return FINE
+        return RuleNotApplicable("the GPU tells no temperature with a limit")
+    return OK
 
 
-def memory_over_limit(view: GpuView) -> Answer:
+def memory_over_limit(view: GpuView) -> RuleResult:
     """The memory is as hot as its limit or hotter.
 
     Source: NVML field 82 against the memory threshold [C].
@@ -78,28 +78,28 @@ def memory_over_limit(view: GpuView) -> Answer:
     if isinstance(limit, Missing):
         return lacking(GpuField.TEMP_MEM_MAX, limit, "the GPU tells no limit of its memory temperature")
     if temp < limit:
-        return FINE
+        return OK
     return Finding("gpu.thermal.memory", Severity.DEGRADED, f"at or above the memory's limit of {limit} C")
 
 
-def _reason(view: GpuView, code: str, bits: int, evidence: str) -> Answer:
+def _reason(view: GpuView, code: str, bits: int, evidence: str) -> RuleResult:
     """The same by the bits of the moment, for drivers that keep no time."""
     reasons = read(view, GpuField.CLOCK_REASONS)
     if isinstance(reasons, Missing):
         return lacking(GpuField.CLOCK_REASONS, reasons, "the driver gives no reasons for low clocks")
-    return Finding(code, Severity.DEGRADED, evidence) if reasons & bits else FINE
+    return Finding(code, Severity.DEGRADED, evidence) if reasons & bits else OK
 
 
-def _slowed(view: GpuView, code: str, budget: Budget, bits: int, by: str) -> Answer:
+def _slowed(view: GpuView, code: str, budget: Budget, bits: int, by: str) -> RuleResult:
     spent = over_budget(view, budget, code, Severity.DEGRADED, "no such counter")
-    if isinstance(spent, Inapplicable):
+    if isinstance(spent, RuleNotApplicable):
         return _reason(view, code, bits, f"clocks are cut by {by}")
     if isinstance(spent, Finding):
         return Finding(code, Severity.DEGRADED, f"clocks cut by {by} for at least {_SHARE_TEXT}")
     return spent
 
 
-def thermal_slowdown(view: GpuView) -> Answer:
+def thermal_slowdown(view: GpuView) -> RuleResult:
     """Clocks are held down for heat, by the hardware or by the driver.
 
     Source: NVML fields 251 and 252 (driver 580 and later: 269, 270) [ns], their growth; without them the
@@ -112,7 +112,7 @@ def thermal_slowdown(view: GpuView) -> Answer:
     )
 
 
-def power_brake(view: GpuView) -> Answer:
+def power_brake(view: GpuView) -> RuleResult:
     """The power supply of the machine makes the GPU run at half its clocks or less.
 
     Source: NVML field 253 (driver 580 and later: 271) [ns], its growth; without it the reason's bit.
@@ -120,14 +120,14 @@ def power_brake(view: GpuView) -> Answer:
     return _slowed(view, "gpu.power.brake", BRAKE_TIME, POWER_BRAKE, "the external power brake")
 
 
-def power_slowdown(view: GpuView) -> Answer:
+def power_slowdown(view: GpuView) -> RuleResult:
     """The hardware holds clocks down and names neither heat nor the power brake: it draws too much power.
 
     Source: nvmlDeviceGetCurrentClocksEventReasons, bit 0x8 without 0x40 and 0x80.
     """
     reasons = read(view, GpuField.CLOCK_REASONS)
     if isinstance(reasons, int) and reasons & (HW_THERMAL | POWER_BRAKE):
-        return FINE
+        return OK
     evidence = "clocks are cut by the hardware, not for heat"
     return _reason(view, "gpu.power.slowdown", HW_SLOWDOWN, evidence)
 

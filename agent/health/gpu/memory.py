@@ -11,7 +11,7 @@ from agent.health.catalog import Rule
 from agent.health.gpu.common import Budget, over_budget, probation_ns, read
 from agent.health.gpu.view import GpuView
 from agent.health.gpu.xid.recovery import RecoveryAction
-from agent.health.rules import FINE, Answer, Inapplicable, lacking
+from agent.health.rules import OK, RuleNotApplicable, RuleResult, lacking
 from agent.health.words import at_least
 from agent.model.gpu import GpuField
 from agent.model.health import Blame, Finding, Severity
@@ -39,7 +39,7 @@ def _correctable(limits: GpuLimits) -> Budget:
     return Budget(GpuField.ECC_CORRECTABLE, events, window_s, "correctable memory errors")
 
 
-def uncorrectable(view: GpuView) -> Answer:
+def uncorrectable(view: GpuView) -> RuleResult:
     """Memory has lost data since the driver was loaded.
 
     Degraded if the driver asks for no recovery: it has contained the error. Unhealthy if it asks for one, or
@@ -49,11 +49,11 @@ def uncorrectable(view: GpuView) -> Answer:
     """
     errors = read(view, GpuField.ECC_UNCORRECTABLE)
     if _ecc_off(view):
-        return Inapplicable("ECC is off")
+        return RuleNotApplicable("ECC is off")
     if isinstance(errors, Missing):
         return lacking(GpuField.ECC_UNCORRECTABLE, errors, NO_ECC)
     if not errors:
-        return FINE
+        return OK
     parts = []
     for name, field in _PARTS:
         count = read(view, field)
@@ -67,34 +67,34 @@ def uncorrectable(view: GpuView) -> Answer:
     return Finding("gpu.ecc.uncorrectable", severity, evidence)
 
 
-def sram_threshold(view: GpuView) -> Answer:
+def sram_threshold(view: GpuView) -> RuleResult:
     """SRAM has had more uncorrectable errors in one place than the vendor accepts.
 
     Source: nvmlDeviceGetSramEccErrorStatus, threshold exceeded [0 or 1].
     """
     exceeded = read(view, GpuField.SRAM_THRESHOLD)
     if _ecc_off(view):
-        return Inapplicable("ECC is off")
+        return RuleNotApplicable("ECC is off")
     if isinstance(exceeded, Missing):
         return lacking(GpuField.SRAM_THRESHOLD, exceeded, "the driver or the GPU has no SRAM threshold")
     if not exceeded:
-        return FINE
+        return OK
     evidence = "uncorrectable SRAM errors are over the vendor's limit"
     return Finding("gpu.ecc.sram_threshold", Severity.UNHEALTHY, evidence)
 
 
-def correctable_rate(view: GpuView) -> Answer:
+def correctable_rate(view: GpuView) -> RuleResult:
     """Memory is corrected more often than the limit allows, within the window.
 
     Source: NVML field 3 [count], its growth.
     """
     if _ecc_off(view):
-        return Inapplicable("ECC is off")
+        return RuleNotApplicable("ECC is off")
     budget = _correctable(view.limits)
     return over_budget(view, budget, "gpu.ecc.correctable_rate", Severity.DEGRADED, NO_ECC)
 
 
-def ecc_off(view: GpuView) -> Answer:
+def ecc_off(view: GpuView) -> RuleResult:
     """Memory errors go unseen, or will after the next reset.
 
     Source: nvmlDeviceGetEccMode, current and pending [0 or 1].
@@ -103,7 +103,7 @@ def ecc_off(view: GpuView) -> Answer:
     if isinstance(mode, Missing):
         return lacking(GpuField.ECC_MODE, mode, NO_ECC)
     if mode and pending != 0:
-        return FINE
+        return OK
     if mode:
         evidence = "ECC will be off after the next reset"
     elif pending == 1:
@@ -113,7 +113,7 @@ def ecc_off(view: GpuView) -> Answer:
     return Finding("gpu.ecc.off", Severity.INFO, evidence)
 
 
-def remap_failure(view: GpuView) -> Answer:
+def remap_failure(view: GpuView) -> RuleResult:
     """A row of memory could not be replaced: its bank has no spare rows left.
 
     Source: NVML field 145 [0 or 1].
@@ -122,11 +122,11 @@ def remap_failure(view: GpuView) -> Answer:
     if isinstance(failed, Missing):
         return lacking(GpuField.REMAP_FAILURE, failed, NO_REMAP)
     if not failed:
-        return FINE
+        return OK
     return Finding("gpu.remap.failure", Severity.UNHEALTHY, "a bad memory row could not be remapped")
 
 
-def remap_pending(view: GpuView) -> Answer:
+def remap_pending(view: GpuView) -> RuleResult:
     """A bad row waits for a reset to be replaced; until then its page is merely not used.
 
     Source: NVML field 144 [0 or 1].
@@ -135,11 +135,11 @@ def remap_pending(view: GpuView) -> Answer:
     if isinstance(pending, Missing):
         return lacking(GpuField.REMAP_PENDING, pending, NO_REMAP)
     if not pending:
-        return FINE
+        return OK
     return Finding("gpu.remap.pending", Severity.DEGRADED, "a row remapping waits for a reset")
 
 
-def retired_pending(view: GpuView) -> Answer:
+def retired_pending(view: GpuView) -> RuleResult:
     """A bad page waits for the driver's next load to be retired.
 
     Source: NVML field 31 [0 or 1].
@@ -148,11 +148,11 @@ def retired_pending(view: GpuView) -> Answer:
     if isinstance(pending, Missing):
         return lacking(GpuField.RETIRED_PENDING, pending, NO_RETIREMENT)
     if not pending:
-        return FINE
+        return OK
     return Finding("gpu.retired.pending", Severity.DEGRADED, "a page retirement waits for a reset")
 
 
-def retired_pages(view: GpuView) -> Answer:
+def retired_pages(view: GpuView) -> RuleResult:
     """So many pages are retired that the table is almost full.
 
     Source: NVML fields 29 and 30 [pages], retired for single-bit and for double-bit errors.
@@ -164,7 +164,7 @@ def retired_pages(view: GpuView) -> Answer:
             return lacking(field, count, NO_RETIREMENT)
         pages += count
     if pages < RETIRED_PAGES:
-        return FINE
+        return OK
     evidence = f"{pages} pages retired, the limit is {RETIRED_PAGES}"
     return Finding("gpu.retired.pages", Severity.DEGRADED, evidence)
 

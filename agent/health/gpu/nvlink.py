@@ -9,7 +9,7 @@ from typing import Final
 from agent.health.catalog import Rule
 from agent.health.gpu.common import Budget, foremost, over_budget, probation_ns, read
 from agent.health.gpu.view import GpuView
-from agent.health.rules import FINE, Answer, Inapplicable, lacking
+from agent.health.rules import OK, RuleNotApplicable, RuleResult, lacking
 from agent.model.cpuset import format_cpus
 from agent.model.gpu import GpuField
 from agent.model.health import Blame, Finding, Severity
@@ -36,21 +36,21 @@ for ten minutes."""
 RECOVERY_FAILED: Final = Budget(GpuField.LINK_RECOVERY_FAILED, 1, 600, "NVLink recoveries that failed")
 
 
-def down(view: GpuView) -> Answer:
+def down(view: GpuView) -> RuleResult:
     """Links that have been up are down.
 
     Source: NVML field 165 per link, or nvmlDeviceGetNvLinkState, against every link that has been active.
     """
     if read(view, GpuField.MIG_MODE) == 1:
-        return Inapplicable("a GPU in MIG mode uses no NVLinks")
+        return RuleNotApplicable("a GPU in MIG mode uses no NVLinks")
     up = read(view, GpuField.LINKS_UP)
     if isinstance(up, Missing):
         return lacking(GpuField.LINKS_UP, up, NO_LINKS)
     if not view.start.links_up:
-        return Inapplicable("no NVLink has been up")
+        return RuleNotApplicable("no NVLink has been up")
     gone = view.start.links_up & ~up
     if not gone:
-        return FINE
+        return OK
     links = "NVLink" if gone.bit_count() == 1 else "NVLinks"
     evidence = f"{links} {format_cpus(gone)} down, up before: {format_cpus(view.start.links_up)}"
     return Finding("gpu.nvlink.down", Severity.UNHEALTHY, evidence)
@@ -65,7 +65,7 @@ def _blamed(counts: tuple[int, ...]) -> str:
     return f"; since the driver was loaded, most on NVLink {format_cpus(worst)}"
 
 
-def errors(view: GpuView) -> Answer:
+def errors(view: GpuView) -> RuleResult:
     """Links make more errors than the limits allow. Each kind has its own limit; the sum over links counts.
 
     Source: NVML fields 161 to 163, on NVLink 5 fields 208, 219 and 221 [count], their growth.
@@ -80,7 +80,7 @@ def errors(view: GpuView) -> Answer:
     return Finding("gpu.nvlink.errors", Severity.DEGRADED, evidence)
 
 
-def recovery_failed(view: GpuView) -> Answer:
+def recovery_failed(view: GpuView) -> RuleResult:
     """A link lost its partner, tried to come back and was given up.
 
     Source: NVML field 214 per link [count], its growth; NVLink 5.

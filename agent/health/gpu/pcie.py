@@ -9,7 +9,7 @@ from typing import Final
 from agent.health.catalog import Rule
 from agent.health.gpu.common import Budget, over_budget, probation_ns, read
 from agent.health.gpu.view import GpuView
-from agent.health.rules import FINE, Answer, Unevaluated, lacking
+from agent.health.rules import OK, RuleNotEvaluated, RuleResult, lacking
 from agent.model.gpu import GpuField
 from agent.model.health import Blame, Finding, Severity
 from agent.model.reading import Missing
@@ -34,7 +34,7 @@ NONFATAL: Final = Budget(GpuField.AER_NONFATAL, 1, 600, "non-fatal PCIe errors")
 FATAL: Final = Budget(GpuField.AER_FATAL, 1, 600, "fatal PCIe errors")
 
 
-def width(view: GpuView) -> Answer:
+def width(view: GpuView) -> RuleResult:
     """The link has lost lanes.
 
     Source: nvmlDeviceGetCurrPcieLinkWidth against nvmlDeviceGetMaxPcieLinkWidth, which is what GPU and slot
@@ -46,7 +46,7 @@ def width(view: GpuView) -> Answer:
     if isinstance(most, Missing):
         return lacking(GpuField.PCIE_WIDTH_MAX, most, NO_LINK)
     if now >= most:
-        return FINE
+        return OK
     return Finding("gpu.pcie.width", Severity.DEGRADED, f"{now} of {most} lanes")
 
 
@@ -58,7 +58,7 @@ def _idle(view: GpuView) -> bool:
     return isinstance(state, int) and state >= FASTEST_IDLE
 
 
-def generation(view: GpuView) -> Answer:
+def generation(view: GpuView) -> RuleResult:
     """Under load the link runs at a lower generation than it could.
 
     Source: nvmlDeviceGetCurrPcieLinkGeneration against nvmlDeviceGetMaxPcieLinkGeneration; load is
@@ -70,13 +70,13 @@ def generation(view: GpuView) -> Answer:
     if isinstance(most, Missing):
         return lacking(GpuField.PCIE_GEN_MAX, most, NO_LINK)
     if now >= most:
-        return FINE
+        return OK
     if _idle(view):
-        return Unevaluated("needs load: an idle link slows down")
+        return RuleNotEvaluated("needs load: an idle link slows down")
     return Finding("gpu.pcie.gen", Severity.DEGRADED, f"generation {now} of {most} under load")
 
 
-def replay(view: GpuView) -> Answer:
+def replay(view: GpuView) -> RuleResult:
     """Packets must be sent again, more often than the limit allows.
 
     Source: NVML field 94 [count], its growth.
@@ -84,7 +84,7 @@ def replay(view: GpuView) -> Answer:
     return over_budget(view, REPLAYS, "gpu.pcie.replay", Severity.DEGRADED, "the driver counts no replays")
 
 
-def correctable(view: GpuView) -> Answer:
+def correctable(view: GpuView) -> RuleResult:
     """The link corrects errors more often than the limit allows.
 
     Source: ``/sys/bus/pci/devices/<bus>/aer_dev_correctable``, TOTAL_ERR_COR [count], its growth.
@@ -92,7 +92,7 @@ def correctable(view: GpuView) -> Answer:
     return over_budget(view, CORRECTABLE, "gpu.pcie.aer.correctable", Severity.DEGRADED, NO_AER)
 
 
-def nonfatal(view: GpuView) -> Answer:
+def nonfatal(view: GpuView) -> RuleResult:
     """A transaction with the GPU was lost; the link itself goes on.
 
     Source: ``aer_dev_nonfatal`` [count], its growth.
@@ -100,7 +100,7 @@ def nonfatal(view: GpuView) -> Answer:
     return over_budget(view, NONFATAL, "gpu.pcie.aer.nonfatal", Severity.DEGRADED, NO_AER)
 
 
-def fatal(view: GpuView) -> Answer:
+def fatal(view: GpuView) -> RuleResult:
     """The link to the GPU broke; what is read after that is not to be trusted.
 
     Source: ``aer_dev_fatal`` [count], its growth.

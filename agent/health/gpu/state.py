@@ -14,7 +14,7 @@ from agent.health.gpu.faults.evaluate import judge_faults
 from agent.health.gpu.faults.ingest import take_in
 from agent.health.gpu.faults.recovery import Watched, heal, watch
 from agent.health.gpu.faults.values import Fault, FaultLog, Key
-from agent.health.gpu.views import GpuMemory, remember_gpus
+from agent.health.gpu.views import GpuRuleState, remember_gpus
 from agent.health.gpu.xid.facts import Decision
 from agent.model.faults import FaultMemory
 from agent.model.settings import GpuLimits
@@ -26,7 +26,7 @@ from agent.model.time import Instant
 class GpuState:
     """Everything that is known of GPUs between two looks."""
 
-    memory: GpuMemory = field(default_factory=GpuMemory)
+    memory: GpuRuleState = field(default_factory=GpuRuleState)
     log: FaultLog = field(default_factory=FaultLog)
     watched: Mapping[int, Watched] = field(default_factory=dict)
     kept: FaultMemory = field(default_factory=FaultMemory)

@@ -7,7 +7,7 @@ from agent.devices.inventory import Device, Kind
 from agent.health.catalog import Row
 from agent.health.gpu.common import is_opening
 from agent.health.gpu.view import GpuView
-from agent.health.gpu.views import GpuMemory
+from agent.health.gpu.views import GpuRuleState
 from agent.model.faults import KnownGpu
 from agent.model.gpu import GpuAttributes, GpuHost, GpuSet, MigSample, Status
 from agent.model.health import Blame, Cause, Finding, Severity
@@ -53,7 +53,7 @@ def unseen_of(view: GpuView, since: Instant) -> tuple[Cause, ...]:
     return (Cause(UNSEEN.code, UNSEEN.severity, UNSEEN.blame, evidence, UNSEEN.advice, since),)
 
 
-def gone_of(memory: GpuMemory, device: Device) -> Finding | None:
+def gone_of(memory: GpuRuleState, device: Device) -> Finding | None:
     """An instance that is no longer there."""
     for mig, gone in memory.past[device.gpu].instances:
         if (mig.gi, mig.ci) == (device.gi, device.ci):
@@ -62,7 +62,7 @@ def gone_of(memory: GpuMemory, device: Device) -> Finding | None:
 
 
 def attributes_of(
-    memory: GpuMemory, gpus: GpuSet | None, host: GpuHost, device: Device
+    memory: GpuRuleState, gpus: GpuSet | None, host: GpuHost, device: Device
 ) -> tuple[tuple[str, str], ...]:
     """What a device is, by name; what nobody knows is left out."""
     known = next(gpu for gpu in memory.roll if gpu.number == device.gpu)

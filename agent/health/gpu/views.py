@@ -8,11 +8,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final, NamedTuple
 
-from agent.devices.gpu_identity import call_roll
+from agent.devices.gpu_identity import assign_indices
 from agent.devices.inventory import Device, gpu_device, mig_device
 from agent.health.gpu.catalog import windows
 from agent.health.gpu.view import GpuStart, GpuView
-from agent.health.rate_window import History, growth_of, lengthened
+from agent.health.rate_window import RateWindow, appended, growth_of
 from agent.health.rules import Growth
 from agent.model.faults import KnownGpu
 from agent.model.gpu import GpuField, GpuSample, GpuSet, MigSample, Status
@@ -46,7 +46,7 @@ class GpuPast:
     start: GpuStart = field(default_factory=GpuStart)
     read_ns: int = 0
     """When it was read last."""
-    histories: Mapping[GpuField, History] = field(default_factory=dict)
+    histories: Mapping[GpuField, RateWindow] = field(default_factory=dict)
     """Of the counters that are judged by their growth."""
     growth: Mapping[GpuField, Growth] = field(default_factory=dict)
     """What follows from them."""
@@ -54,7 +54,7 @@ class GpuPast:
 
 
 @dataclass(frozen=True, slots=True)
-class GpuMemory:
+class GpuRuleState:
     """What is remembered of all GPUs."""
 
     roll: tuple[KnownGpu, ...] = ()
@@ -64,13 +64,13 @@ class GpuMemory:
     """By number: the newest of those that NVML has counted since the agent started."""
 
 
-def remember_gpus(memory: GpuMemory, snapshot: Snapshot, limits: GpuLimits, now: Instant) -> GpuMemory:
+def remember_gpus(memory: GpuRuleState, snapshot: Snapshot, limits: GpuLimits, now: Instant) -> GpuRuleState:
     """The memory after a snapshot."""
     gpus = snapshot.gpus or NO_GPUS
     absent = gpus.nvml.state is SourceState.ABSENT  # a node without the driver has no use for its GPUs
     told = absent or len(gpus.gpus) < gpus.count  # and one that counts them will tell who they are
     bus = snapshot.host.bus_gpus if isinstance(snapshot.host.bus_gpus, tuple) and not told else ()
-    roll = call_roll(memory.roll, gpus.gpus, limits.expect, bus)
+    roll = assign_indices(memory.roll, gpus.gpus, limits.expect, bus)
     samples = _samples(roll, gpus.gpus)
     manager = snapshot.host.fabric_manager is True
     past = {}
@@ -80,7 +80,7 @@ def remember_gpus(memory: GpuMemory, snapshot: Snapshot, limits: GpuLimits, now:
             before = GpuPast()
         past[gpu.number] = _past(before, gpu, samples.get(gpu.number), limits, now, manager=manager)
     roll = tuple(gpu._replace(migs=_present(past[gpu.number])) for gpu in roll)
-    return GpuMemory(memory.roll if roll == memory.roll else roll, past, samples)
+    return GpuRuleState(memory.roll if roll == memory.roll else roll, past, samples)
 
 
 def _present(past: GpuPast) -> tuple[MigSample, ...]:
@@ -136,7 +136,7 @@ def _past(
         links_up=start.links_up | (links if isinstance(links, int) else 0), ecc=start.ecc or ecc == 1
     )
     histories = {
-        which: lengthened(before.histories.get(which, ()), sample[which], sample.beat_ns, window_s * NS)
+        which: appended(before.histories.get(which, ()), sample[which], sample.beat_ns, window_s * NS)
         for which, window_s in windows(limits).items()
     }
     instances = _instances(before.instances, sample.migs, now)
@@ -145,7 +145,7 @@ def _past(
 
 
 def _growth(
-    histories: Mapping[GpuField, History], sample: GpuSample, limits: GpuLimits
+    histories: Mapping[GpuField, RateWindow], sample: GpuSample, limits: GpuLimits
 ) -> dict[GpuField, Growth]:
     return {
         which: growth_of(sample[which], histories.get(which, ()), window_s)
@@ -167,7 +167,7 @@ def _instances(
     return (*(Instance(mig, None) for mig in migs), *gone)
 
 
-def gpu_devices(memory: GpuMemory) -> Iterator[Device]:
+def gpu_devices(memory: GpuRuleState) -> Iterator[Device]:
     """Every GPU on the roll, and every MIG instance, those that are gone for a while."""
     for gpu in memory.roll:
         yield gpu_device(gpu.number)
@@ -175,7 +175,7 @@ def gpu_devices(memory: GpuMemory) -> Iterator[Device]:
             yield mig_device(gpu.number, instance.mig.gi, instance.mig.ci)
 
 
-def gpu_sources(memory: GpuMemory, gpus: GpuSet | None, limits: GpuLimits) -> Iterator[SourceSample]:
+def gpu_sources(memory: GpuRuleState, gpus: GpuSet | None, limits: GpuLimits) -> Iterator[SourceSample]:
     """One source per GPU, named as its device. None is vital: what its silence means is for its rules."""
     found_ns = gpus.nvml.beat_ns if gpus else 0
     for number, sample in memory.samples.items():
@@ -194,7 +194,9 @@ def gpu_sources(memory: GpuMemory, gpus: GpuSet | None, limits: GpuLimits) -> It
         )
 
 
-def gpu_views(memory: GpuMemory, snapshot: Snapshot, limits: GpuLimits, now: Instant) -> dict[int, GpuView]:
+def gpu_views(
+    memory: GpuRuleState, snapshot: Snapshot, limits: GpuLimits, now: Instant
+) -> dict[int, GpuView]:
     """By number, what the rules are shown of each GPU on the roll."""
     gpus = snapshot.gpus or NO_GPUS
     times = {

@@ -11,7 +11,7 @@ from typing import Final, NamedTuple
 from agent.devices.inventory import Device, Kind
 from agent.health.host.cpu.cores import Cores
 from agent.health.host.memory.edac import is_read
-from agent.health.host.state import Memory
+from agent.health.host.state import HostRuleState
 from agent.health.kernel_log.silence import reader_state
 from agent.health.kernel_log.values import LogCode
 from agent.model.cpuset import CpuSet, cpus_of
@@ -39,7 +39,7 @@ class Ground(NamedTuple):
 
 def ground_of(
     kind: Kind,
-    memory: Memory,
+    memory: HostRuleState,
     snapshot: Snapshot,
     pools: Mapping[Device, PoolSample],
     settings: Settings,
@@ -59,7 +59,7 @@ def ground_of(
             raise TypeError(f"devices of kind {kind} have no rules of the host's")
 
 
-def _of_cpus(memory: Memory, snapshot: Snapshot, settings: Settings) -> Ground:
+def _of_cpus(memory: HostRuleState, snapshot: Snapshot, settings: Settings) -> Ground:
     past, cores = memory.cpus, memory.cpus.cores
     machine, nodes = snapshot.machine, snapshot.nodes
     readings = (*snapshot.cpus, past.isolated, *(node.cpus for node in nodes))
@@ -84,7 +84,7 @@ def _of_cpus(memory: Memory, snapshot: Snapshot, settings: Settings) -> Ground:
     )
 
 
-def _of_memory(memory: Memory, snapshot: Snapshot, settings: Settings) -> Ground:
+def _of_memory(memory: HostRuleState, snapshot: Snapshot, settings: Settings) -> Ground:
     past, machine = memory.memory, snapshot.machine
     if machine is None:
         return Ground((settings, past))
@@ -98,7 +98,7 @@ def _of_memory(memory: Memory, snapshot: Snapshot, settings: Settings) -> Ground
     )
 
 
-def _of_pci(memory: Memory, snapshot: Snapshot, now: Instant) -> Ground:
+def _of_pci(memory: HostRuleState, snapshot: Snapshot, now: Instant) -> Ground:
     told = memory.log.of(*_PCI_CODES)
     functions = "read" if isinstance(snapshot.pci, tuple) else snapshot.pci
     # what the log told is forgotten with time

@@ -39,7 +39,7 @@ Pools = Mapping[Device, PoolSample]
 
 
 @dataclass(frozen=True, slots=True)
-class Memory:
+class HostRuleState:
     """What the rules compare with."""
 
     devices: tuple[Device, ...] = ()
@@ -59,13 +59,13 @@ def is_starting(snapshot: Snapshot) -> bool:
     return any(source.state is SourceState.STARTING for source in snapshot.sources if source.vital)
 
 
-def remember(memory: Memory, snapshot: Snapshot, settings: Settings, now: Instant) -> Memory:
+def remember(memory: HostRuleState, snapshot: Snapshot, settings: Settings, now: Instant) -> HostRuleState:
     """The memory after a snapshot."""
     if is_starting(snapshot):
-        return Memory(devices=devices_expected(settings.expect_cpus, settings.expect_pools))
+        return HostRuleState(devices=devices_expected(settings.expect_cpus, settings.expect_pools))
     known = memory.devices if memory.started else ()
     log = remember_log(memory.log, snapshot.log, now)
-    return Memory(
+    return HostRuleState(
         devices=devices_of(snapshot, known, settings.expect_pools),
         log=log,
         cpus=remember_cpus(memory.cpus, log, snapshot, settings, now),
@@ -79,7 +79,7 @@ def remember(memory: Memory, snapshot: Snapshot, settings: Settings, now: Instan
 
 
 def view_device(
-    memory: Memory, snapshot: Snapshot, pools: Pools, settings: Settings, device: Device, now: Instant
+    memory: HostRuleState, snapshot: Snapshot, pools: Pools, settings: Settings, device: Device, now: Instant
 ) -> CpuView | MemoryView | PoolView:
     """What the rules of a device of the host are shown; ``pools`` are ``device_pools(snapshot)``."""
     match device.kind:
@@ -92,7 +92,12 @@ def view_device(
 
 
 def view_declared(
-    memory: Memory, snapshot: Snapshot, pools: Pools, settings: Settings, declared: Declared, now: Instant
+    memory: HostRuleState,
+    snapshot: Snapshot,
+    pools: Pools,
+    settings: Settings,
+    declared: Declared,
+    now: Instant,
 ) -> CpuView | MemoryView | PoolView | PciView:
     """The same of a device that a driver declares, other than a GPU."""
     match declared.what:

@@ -6,13 +6,13 @@ from typing import Final
 
 from agent.devices.inventory import Device, device_pools
 from agent.health.catalog import STALLED, STALLED_ADVICE, Rule
-from agent.health.evaluation import Look, row_among
+from agent.health.evaluation import Evaluation, row_among
 from agent.health.host.catalog import MAIN_SOURCES, RULES
 from agent.health.host.node.rules import NODE_RULES
 from agent.health.host.node.state import view_node
-from agent.health.host.state import Memory, view_device
+from agent.health.host.state import HostRuleState, view_device
 from agent.health.stalls import stall_cause
-from agent.health.verdict import Before, lease_of, verdict, verified_by
+from agent.health.verdict import PreviousVerdicts, lease_of, verdict, verified_by
 from agent.model.health import Blame, Cause, DeviceHealth, Note, Severity
 from agent.model.snapshot import Snapshot
 from agent.model.source import SourceSample, SourceState
@@ -22,7 +22,7 @@ NODE: Final = "node"
 UNREAD: Final = "its first pass is not over"
 
 
-def judge_host(look: Look, memory: Memory, snapshot: Snapshot) -> None:
+def judge_host(look: Evaluation, memory: HostRuleState, snapshot: Snapshot) -> None:
     """Moves the tracks of every device of the host."""
     pools = device_pools(snapshot)
     for device in memory.devices:
@@ -30,7 +30,9 @@ def judge_host(look: Look, memory: Memory, snapshot: Snapshot) -> None:
         look.judge_view(device.subject, RULES[device.kind], view)
 
 
-def host_verdicts(look: Look, before: Before, memory: Memory) -> Iterator[tuple[Device, DeviceHealth]]:
+def host_verdicts(
+    look: Evaluation, before: PreviousVerdicts, memory: HostRuleState
+) -> Iterator[tuple[Device, DeviceHealth]]:
     """What is said of each: nothing good of one that nobody has looked at yet."""
     for device in memory.devices:
         more = [
@@ -41,8 +43,8 @@ def host_verdicts(look: Look, before: Before, memory: Memory) -> Iterator[tuple[
 
 
 def judged_verdict(
-    look: Look,
-    before: Before,
+    look: Evaluation,
+    before: PreviousVerdicts,
     device: Device,
     rules: Sequence[Rule],
     more: Iterable[Cause] = (),
@@ -68,13 +70,13 @@ def judged_verdict(
     )
 
 
-def sources_of(look: Look, device: Device) -> list[SourceSample]:
+def sources_of(look: Evaluation, device: Device) -> list[SourceSample]:
     """The sources that a device is verified by: those that the machine has, if it has one."""
     found = [look.sources[name] for name in MAIN_SOURCES[device.kind] if name in look.sources]
     return [source for source in found if source.state is not SourceState.ABSENT] or found
 
 
-def unread(look: Look, device: Device) -> Sequence[str]:
+def unread(look: Evaluation, device: Device) -> Sequence[str]:
     """The sources, of those that a device is verified by, whose first pass is not over; all, if none runs."""
     sources = sources_of(look, device)
     if not sources:
@@ -82,7 +84,7 @@ def unread(look: Look, device: Device) -> Sequence[str]:
     return [source.name for source in sources if source.state is SourceState.STARTING]
 
 
-def node_notes(look: Look, memory: Memory, snapshot: Snapshot) -> Iterator[Note]:
+def node_notes(look: Evaluation, memory: HostRuleState, snapshot: Snapshot) -> Iterator[Note]:
     """What is to be told of the node, and is about no device."""
     view = view_node(memory.node, memory.log, snapshot, look.settings, look.now)
     look.judge_view(NODE, NODE_RULES, view)

@@ -1,10 +1,10 @@
 """How often the kernel log has said a thing of late: the history of a fact's lines."""
 
 from agent.health.kernel_log.values import LogFact
-from agent.health.rate_window import History, Point, lengthened
+from agent.health.rate_window import Point, RateWindow, appended
 
 
-def times_told(before: History, fact: LogFact, t_ns: int, window_ns: int) -> History:
+def times_told(before: RateWindow, fact: LogFact, t_ns: int, window_ns: int) -> RateWindow:
     """The history of a fact's lines after a look.
 
     When each of them was written only the first and the last know. So a fact that was told before anybody
@@ -19,4 +19,4 @@ def times_told(before: History, fact: LogFact, t_ns: int, window_ns: int) -> His
     """
     if not before or fact.times < before[-1].value:
         before = (Point(fact.first.mono_ns - 1, 0),)  # just before the first there was none
-    return lengthened(before, fact.times, t_ns, window_ns)
+    return appended(before, fact.times, t_ns, window_ns)

@@ -3,16 +3,16 @@
 from collections.abc import Mapping
 from typing import Final
 
-from agent.health.rules import FINE, Answer, Inapplicable, Unevaluated
+from agent.health.rules import OK, RuleNotApplicable, RuleNotEvaluated, RuleResult
 from agent.model.log import LogSample
 from agent.model.source import SourceState
 
-_WORTH: Final[Mapping[SourceState, Answer]] = {
-    SourceState.ABSENT: Inapplicable("no kernel log"),
-    SourceState.FAILING: Inapplicable("the kernel log cannot be read"),
-    SourceState.STARTING: Unevaluated("the kernel log is still being read"),
-    SourceState.OK: FINE,
-    SourceState.STALLED: FINE,  # that nobody looks is told by other means
+_WORTH: Final[Mapping[SourceState, RuleResult]] = {
+    SourceState.ABSENT: RuleNotApplicable("no kernel log"),
+    SourceState.FAILING: RuleNotApplicable("the kernel log cannot be read"),
+    SourceState.STARTING: RuleNotEvaluated("the kernel log is still being read"),
+    SourceState.OK: OK,
+    SourceState.STALLED: OK,  # that nobody looks is told by other means
 }
 
 
@@ -21,6 +21,6 @@ def reader_state(log: LogSample | None) -> SourceState:
     return log.source.state if log else SourceState.ABSENT
 
 
-def silence(reader: SourceState) -> Answer:
+def silence(reader: SourceState) -> RuleResult:
     """The answer of a rule that the log alone could tell of something."""
     return _WORTH[reader]

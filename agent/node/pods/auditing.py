@@ -27,7 +27,9 @@ class Audited(NamedTuple):
     """Pods that could not be judged, with the reason."""
 
 
-def look(places: Places, objects: Sequence[Object], by_drivers: Given, now_wall_s: float) -> Audited:
+def audit_pods_once(
+    places: Places, objects: Sequence[Object], by_drivers: Given, now_wall_s: float
+) -> Audited:
     """One audit of the pods that run and have claims. Blocks on the kernel.
 
     Args:

@@ -10,14 +10,14 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from agent.config.config import DRIVERS
-from agent.model.claim_sources import DeviceUse, Origin, PreparedClaim, Told, Witness
+from agent.model.claim_sources import DeviceUse, Origin, PreparedClaim, Provenance, SourceAnswer
 from agent.model.reading import Absence
 from agent.store import prepares
-from agent.store.files import Unusable
+from agent.store.files import CorruptFile
 from agent.store.prepares import Prepares
 from agent.system.clock import read_clocks
-from agent.system.read_file import Unread, read_whole
-from agent.system.threads.with_timeout import DISK_S, Patience, late
+from agent.system.read_file import ReadError, read_bounded
+from agent.system.threads.with_timeout import DISK_S, HungGuard, late
 
 KEPT: Final = "drahealth"
 """What a driver that embeds drahealth has in its plugin's directory."""
@@ -81,24 +81,28 @@ def _names(directory: Path, unread: list[str]) -> list[str]:
         return []
 
 
-async def read_prepared(directory: Path, patience: Patience) -> Told[PreparedClaim]:
+async def read_prepared(directory: Path, patience: HungGuard) -> SourceAnswer[PreparedClaim]:
     """The claims that a driver holds prepared, or why nobody knows; absent if it keeps no such record."""
     path = directory / prepares.FILE
     try:
         return await patience.in_time(path, partial(_read, path), DISK_S)
     except TimeoutError:
-        return Told(Witness(Origin.DRIVER, read_clocks()), (), Absence.UNREADABLE, late(path, DISK_S))
+        return SourceAnswer(
+            Provenance(Origin.DRIVER, read_clocks()), (), Absence.UNREADABLE, late(path, DISK_S)
+        )
 
 
-def _read(path: Path) -> Told[PreparedClaim]:
+def _read(path: Path) -> SourceAnswer[PreparedClaim]:
     try:
-        file = read_whole(path, prepares.SIZE_MAX)
+        file = read_bounded(path, prepares.SIZE_MAX)
         claims = tuple(prepared_claims(prepares.decode(file.data)))
-    except Unread as error:
-        return Told(Witness(Origin.DRIVER, read_clocks()), (), error.absence, str(error))
-    except Unusable as error:
-        return Told(Witness(Origin.DRIVER, read_clocks()), (), Absence.UNREADABLE, f"{path}: {error}")
-    return Told(Witness(Origin.DRIVER, read_clocks(), file.written_s), claims)
+    except ReadError as error:
+        return SourceAnswer(Provenance(Origin.DRIVER, read_clocks()), (), error.absence, str(error))
+    except CorruptFile as error:
+        return SourceAnswer(
+            Provenance(Origin.DRIVER, read_clocks()), (), Absence.UNREADABLE, f"{path}: {error}"
+        )
+    return SourceAnswer(Provenance(Origin.DRIVER, read_clocks(), file.written_s), claims)
 
 
 def prepared_claims(one: Prepares) -> Iterator[PreparedClaim]:

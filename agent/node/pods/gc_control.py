@@ -16,7 +16,7 @@ ROUNDS: Final = 256
 """After so many large rounds it walks everything once: of each some hundred objects are left to it."""
 
 
-class Heap:
+class GcControl:
     """Of the process; whoever has one is alone with it."""
 
     def __init__(self) -> None:

@@ -21,7 +21,7 @@ from agent.model.use_limits import RUNNING_MAX, Limits
 if TYPE_CHECKING:
     from agent.devices.consumers.usage import Uses
     from agent.model.consumers import ConsumerMap
-    from agent.model.uses import Use
+    from agent.model.uses import DeviceUsage
     from agent.store.history import History
 
 FILE: Final = "history.sqlite"
@@ -54,7 +54,7 @@ class Recorder:
         self._drivers = frozenset(drivers)
         self._uses: Uses | None = None
         self._file: History | None = None
-        self._pending: dict[str, Use] = {}
+        self._pending: dict[str, DeviceUsage] = {}
         self._merged: set[str] = set()
         self._lost = 0
         self._now = Instant(0, 0)
@@ -101,7 +101,7 @@ class Recorder:
 
     # --- memory ----------------------------------------------------------------------------------------
 
-    def _hold(self, changed: "Iterable[Use]") -> None:
+    def _hold(self, changed: "Iterable[DeviceUsage]") -> None:
         """Until it is written. Of what has ended the oldest goes, should it become too much."""
         for use in changed:
             self._pending.pop(use.id, None)

@@ -27,7 +27,7 @@ Told = Mapping[DeviceRef, Health]
 """Of the devices that pods use and that are not Healthy: what was last told of them."""
 
 
-class Telling(NamedTuple):
+class ImpactLines(NamedTuple):
     """What there is to be told, and what has been told with it."""
 
     bad: tuple[str, ...]
@@ -61,7 +61,7 @@ def names_of(known: ConsumerMap) -> Mapping[str, str]:
     return {ref.uid: str(ref) for ref in known.pods if ref.uid and ref.name}
 
 
-def tell(known: ConsumerMap, devices: Mapping[DeviceRef, DeviceHealth], told: Told) -> Telling:
+def tell(known: ConsumerMap, devices: Mapping[DeviceRef, DeviceHealth], told: Told) -> ImpactLines:
     """What is to be said of devices whose health is no longer what was last told of it.
 
     Args:
@@ -86,7 +86,7 @@ def tell(known: ConsumerMap, devices: Mapping[DeviceRef, DeviceHealth], told: To
     now_told = {
         ref: health for ref, health in now.items() if health is not Health.HEALTHY and ref not in unused
     }
-    return Telling(tuple(map(_plain, lines[False])), tuple(map(_plain, lines[True])), now_told)
+    return ImpactLines(tuple(map(_plain, lines[False])), tuple(map(_plain, lines[True])), now_told)
 
 
 def _line(ref: DeviceRef, health: DeviceHealth, hurt: Sequence[Affected]) -> str:

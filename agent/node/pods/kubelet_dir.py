@@ -14,7 +14,7 @@ from typing import Final, NamedTuple
 from agent.errors import ProbeError
 from agent.native.uevents import watch_directory
 from agent.sources.kubelet_checkpoint import NAME
-from agent.system.threads.with_timeout import DISK_S, Patience
+from agent.system.threads.with_timeout import DISK_S, HungGuard
 
 _EVENT: Final = struct.Struct("iIII")
 """An event of inotify: watch, mask, cookie, length of the name behind it. Source: inotify(7)."""
@@ -31,10 +31,10 @@ class _Look(NamedTuple):
     """That it leads elsewhere from now on, inotify tells nobody."""
 
 
-class Folder:
+class KubeletDirWatcher:
     """The kubelet's directory, which need not be there."""
 
-    def __init__(self, path: Path, patience: Patience, on_change: Callable[[], None]) -> None:
+    def __init__(self, path: Path, patience: HungGuard, on_change: Callable[[], None]) -> None:
         """
         Args:
             path: Of the directory.

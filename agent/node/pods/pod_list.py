@@ -7,7 +7,7 @@ import asyncio
 from collections.abc import Callable
 from pathlib import Path
 
-from agent.model.claim_sources import Told
+from agent.model.claim_sources import SourceAnswer
 from agent.model.objects import Object
 from agent.model.time import Instant
 from agent.node.pods.queries import ask_pods
@@ -15,7 +15,7 @@ from agent.serve.kubelet.pods_api import SOCKET, PodsWatch
 from agent.system.threads.latest import Latest
 
 
-class Listing:
+class PodList:
     """The newest list."""
 
     def __init__(
@@ -28,7 +28,7 @@ class Listing:
             on_change: Called in the loop when a pod has come, gone or got another phase.
         """
         self._kubelet_dir = kubelet_dir
-        self._latest: Latest[Told[Object]] = Latest()
+        self._latest: Latest[SourceAnswer[Object]] = Latest()
         self._on_change = on_change
         self._changed = False
         self._watch = PodsWatch(kubelet_dir / SOCKET, self._latest, clock, self._note)
@@ -39,7 +39,7 @@ class Listing:
         if self._task is not None:
             self._task.cancel()
 
-    async def ask(self) -> Told[Object]:
+    async def ask(self) -> SourceAnswer[Object]:
         """All pods, as v1.Pods. What changes from here on is heard of."""
         if self._task is None or self._task.done():
             self._task = asyncio.get_running_loop().create_task(self._watch.run())

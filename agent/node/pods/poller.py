@@ -14,7 +14,7 @@ from agent.devices.consumers.consumer_map import consumer_map
 from agent.devices.consumers.exclusive_cpus import own_cpus
 from agent.devices.consumers.kube_objects import pods_from
 from agent.model.claim import DeviceRef
-from agent.model.claim_sources import Heard, KnownPod, Told
+from agent.model.claim_sources import KnownPod, SourceAnswer, SourceAnswers
 from agent.model.consumers import ConsumerMap
 from agent.model.pods import PodFinding
 from agent.model.reading import Absence
@@ -23,13 +23,13 @@ from agent.model.snapshot import Snapshot
 from agent.model.source import SourceState
 from agent.model.time import NS, Instant
 from agent.node.cgroup_audit import Places
-from agent.node.pods.auditing import Audited, look
+from agent.node.pods.auditing import Audited, audit_pods_once
 from agent.node.pods.impact_log import Told as Healths
 from agent.node.pods.impact_log import health_of, names_of, prepared_for, tell
-from agent.node.pods.pod_list import Listing
+from agent.node.pods.pod_list import PodList
 from agent.node.pods.queries import Kubelet, ask_drivers, ask_kubelet
 from agent.sources.pod_cgroups import live_pods
-from agent.system.threads.with_timeout import Patience, late
+from agent.system.threads.with_timeout import HungGuard, late
 
 QUIET_S: Final = 35.0
 """After a container's start its cgroups are not judged for 30 s; then they are, not at the next turn [s]."""
@@ -54,11 +54,11 @@ class Outcome(NamedTuple):
     """None: there is nobody who knows."""
 
 
-class Rounds:
+class PodPoller:
     """Remembers from round to round what a source said that does not answer now."""
 
     def __init__(
-        self, config: Config, clock: Callable[[], Instant], patience: Patience, listing: Listing
+        self, config: Config, clock: Callable[[], Instant], patience: HungGuard, listing: PodList
     ) -> None:
         self._config = config
         self._clock = clock
@@ -98,7 +98,7 @@ class Rounds:
         )
         pods = pods_from(kubelet.pods)
         live = (live_pods(*seen),) if seen else ()
-        heard = Heard((kubelet.prepared, *drivers), (kubelet.listed,), (pods,), (), live)
+        heard = SourceAnswers((kubelet.prepared, *drivers), (kubelet.listed,), (pods,), (), live)
         self._kubelet = kubelet
         self._newest = consumer_map(heard)
         if self._known is None or kubelet.prepared.absence is not Absence.UNREADABLE:
@@ -116,7 +116,7 @@ class Rounds:
             return None
         declared = seen[0].declared if seen else ()
         by_drivers = own_cpus(self._known, declared) if self._known else {}
-        work = partial(look, self._places, kubelet.pods.items, by_drivers, self._clock().wall_s)
+        work = partial(audit_pods_once, self._places, kubelet.pods.items, by_drivers, self._clock().wall_s)
         try:
             found = await self._patience.in_time("audit", work, AUDIT_S)
         except TimeoutError:
@@ -146,7 +146,7 @@ class Rounds:
         for line in found.good:
             log.info("%s", line)
 
-    def _note_pods(self, pods: Told[KnownPod]) -> None:
+    def _note_pods(self, pods: SourceAnswer[KnownPod]) -> None:
         if pods.absence is Absence.UNREADABLE:
             return
         if pods.absence and not self._audit_is_due():  # a kubelet that starts anew has no socket for a while

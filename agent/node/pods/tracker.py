@@ -23,20 +23,20 @@ from agent.model.time import NS, Instant
 
 if TYPE_CHECKING:
     from agent.model.consumers import ConsumerMap
-    from agent.node.pods.kubelet_dir import Folder
-    from agent.node.pods.pod_list import Listing
-    from agent.node.pods.poller import Known, Rounds
-    from agent.system.threads.latest_job import Handing
+    from agent.node.pods.kubelet_dir import KubeletDirWatcher
+    from agent.node.pods.pod_list import PodList
+    from agent.node.pods.poller import Known, PodPoller
+    from agent.system.threads.latest_job import LatestJob
 
 SOURCE: Final = "pods"
 FIND_S: Final = 10.0
 """How often a kubelet is looked for where there is none, and a directory that cannot be watched; and how long
 nobody is asked after a mistake of ours [s]."""
-SETTLE_S: Final = 0.1
+DEBOUNCE_S: Final = 0.1
 """What changes together is asked about together [s]."""
 REST_S: Final = 1.0
 """The kubelet is asked no more often than this, whatever changes [s]..."""
-BUSY_SHARE: Final = 4
+MAX_DUTY_CYCLE: Final = 4
 """...and after a round that cost much it rests so many times as long: a fifth of a core at most."""
 START_S: Final = 30.0
 """Until then nobody is missed who has not looked yet [s]."""
@@ -50,7 +50,7 @@ Record = Callable[["ConsumerMap", Report, Instant], None]
 """Takes who uses what, how the devices are, and when that was. May block; called by one thread at a time."""
 
 
-class PodWatch:
+class PodTracker:
     """The newest of what is known of the pods that use devices. All but :meth:`start` from any thread."""
 
     def __init__(self, config: Config, *, clock: Callable[[], Instant], record: Record | None = None) -> None:
@@ -126,23 +126,23 @@ class PodWatch:
             asyncio.run(self._follow())
 
     async def _follow(self) -> None:
-        from agent.node.pods.gc_control import Heap
-        from agent.node.pods.kubelet_dir import Folder
-        from agent.node.pods.pod_list import Listing
-        from agent.node.pods.poller import Rounds
-        from agent.system.threads.latest_job import Handing
-        from agent.system.threads.with_timeout import Patience
+        from agent.node.pods.gc_control import GcControl
+        from agent.node.pods.kubelet_dir import KubeletDirWatcher
+        from agent.node.pods.pod_list import PodList
+        from agent.node.pods.poller import PodPoller
+        from agent.system.threads.latest_job import LatestJob
+        from agent.system.threads.with_timeout import HungGuard
 
         self._following = following = _Following()
         if self._ended.is_set():  # stop() looked before there was anything to cancel
             return
-        patience = Patience()
-        listing = Listing(self._config.kubelet_dir, self._clock, following.nudge)
-        rounds = Rounds(self._config, self._clock, patience, listing)
-        heap = Heap()
-        recording = Handing(self._record) if self._record else None
+        patience = HungGuard()
+        listing = PodList(self._config.kubelet_dir, self._clock, following.nudge)
+        rounds = PodPoller(self._config, self._clock, patience, listing)
+        heap = GcControl()
+        recording = LatestJob(self._record) if self._record else None
         with (
-            closing(Folder(self._config.kubelet_dir, patience, following.nudge)) as folder,
+            closing(KubeletDirWatcher(self._config.kubelet_dir, patience, following.nudge)) as folder,
             closing(listing),
         ):
             while not self._ended.is_set():
@@ -159,9 +159,9 @@ class PodWatch:
 
     async def _round(
         self,
-        rounds: "Rounds",
+        rounds: "PodPoller",
         report: Report | None,
-        recording: "Handing[ConsumerMap, Report, Instant] | None",
+        recording: "LatestJob[ConsumerMap, Report, Instant] | None",
     ) -> None:
         """Everybody is asked once; with a report, whom it hurts is told, and who uses what handed on."""
         self._set(*await rounds.hear(self._seen))
@@ -175,8 +175,8 @@ class PodWatch:
     async def _wait(
         self,
         following: "_Following",
-        folder: "Folder",
-        listing: "Listing",
+        folder: "KubeletDirWatcher",
+        listing: "PodList",
         seconds: float,
         healths: object,
     ) -> None:
@@ -184,7 +184,7 @@ class PodWatch:
         until_s = time.monotonic() + seconds
         while (left_s := until_s - time.monotonic()) > 0 and self._healths == healths:
             await following.wait(left_s if folder.is_watched else min(left_s, FIND_S))
-            await asyncio.sleep(SETTLE_S)
+            await asyncio.sleep(DEBOUNCE_S)
             following.clear()
             if await folder.has_changed() or listing.has_changed():
                 return
@@ -255,7 +255,7 @@ class _Following:
 
 async def _rest(seconds: float, began_s: float) -> None:
     """For so long at least, and longer if the thread has worked much since it had worked for ``began_s``."""
-    await asyncio.sleep(max(seconds, BUSY_SHARE * (time.thread_time() - began_s)))
+    await asyncio.sleep(max(seconds, MAX_DUTY_CYCLE * (time.thread_time() - began_s)))
 
 
 def _substance(sample: PodsSample) -> object:

@@ -16,7 +16,7 @@ from agent.model.claim import ClaimRef
 from agent.model.prepare import PrepareVerdict
 from agent.prepare.errors import PrepareError, TransientError
 from agent.serve.dra_plugin.result import PreparedDevice
-from agent.system.rate_limit import Seldom
+from agent.system.rate_limit import RateLimiter
 
 RUNS_LIMIT: Final = 256
 """Claims that are worked on at a time, each in a thread. Only a driver that hangs has as many."""
@@ -42,30 +42,30 @@ Judge = Callable[[ClaimRef, Exception], PrepareVerdict]
 
 
 @dataclass(slots=True, eq=False)
-class _Run:
+class _InFlight:
     kind: Kind
     ref: ClaimRef
-    before: "_Run | None"
+    before: "_InFlight | None"
     """What it waits for; once it has begun, nothing."""
     task: "asyncio.Task[Outcome]" = field(init=False)
 
-    def holder(self) -> "_Run | None":
+    def holder(self) -> "_InFlight | None":
         """Which run has the claim: this one, or one that this has waited for in vain; None: none has it."""
-        run: _Run | None = self
+        run: _InFlight | None = self
         while run is not None and run.task.done():
             run = run.before
         return run
 
 
-class Runs:
+class InFlightClaims:
     """The runs of one instance. Of one loop."""
 
     def __init__(self, work: Work, judge: Judge) -> None:
         self._work = work
         self._judge = judge
-        self._last: dict[str, _Run] = {}
+        self._last: dict[str, _InFlight] = {}
         self._places = asyncio.Semaphore(RUNS_LIMIT)
-        self._complaints = Seldom()
+        self._complaints = RateLimiter()
 
     def join(self, kind: Kind, ref: ClaimRef, until_s: float) -> "asyncio.Task[Outcome]":
         """The run of that kind of that claim, begun if there is none; it never raises.
@@ -76,13 +76,13 @@ class Runs:
         last = self._last.get(ref.uid)
         if last is not None and (last.kind, last.ref) == (kind, ref):
             return last.task
-        run = _Run(kind, ref, last)
+        run = _InFlight(kind, ref, last)
         run.task = asyncio.create_task(self._run(run, until_s))
         run.task.add_done_callback(lambda _: self._forget(run))
         self._last[ref.uid] = run
         return run.task
 
-    def _forget(self, run: _Run) -> None:
+    def _forget(self, run: _InFlight) -> None:
         """It is done; if it has never begun, what it waited for is still under way."""
         if self._last.get(run.ref.uid) is run:
             holder = run.holder()
@@ -91,7 +91,7 @@ class Runs:
             else:
                 self._last[run.ref.uid] = holder
 
-    async def _run(self, run: _Run, until_s: float) -> Outcome:
+    async def _run(self, run: _InFlight, until_s: float) -> Outcome:
         try:
             await self._begin(run, until_s)
             try:
@@ -106,7 +106,7 @@ class Runs:
             log.exception("%s of claim %s", run.kind, run.ref)
             return self._judge(run.ref, error)
 
-    async def _begin(self, run: _Run, until_s: float) -> None:
+    async def _begin(self, run: _InFlight, until_s: float) -> None:
         """Returns when the claim is free, and there is a place. Raises TransientError if that is too late."""
         while run.before is not None and (holder := run.before.holder()) is not None:
             done, _ = await asyncio.wait({holder.task}, timeout=_left_s(until_s))
@@ -116,7 +116,7 @@ class Runs:
             async with asyncio.timeout(_left_s(until_s)):
                 await self._places.acquire()
         except TimeoutError:
-            if count := self._complaints.count():
+            if count := self._complaints.tick():
                 words = "%d claims are being worked on, %d more waited in vain; does the driver hang?"
                 log.warning(words, RUNS_LIMIT, count)
             raise TransientError(f"{RUNS_LIMIT} others were not done in time", code="deadline") from None

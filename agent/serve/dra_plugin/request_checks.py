@@ -24,7 +24,7 @@ UID: Final = re.compile(r"[A-Za-z0-9][-A-Za-z0-9_.]*")
 _SHOWN: Final = 64  # characters of a wrong value, so that the text stays one that can be read
 
 
-class Asked(NamedTuple):
+class ValidatedClaims(NamedTuple):
     """The claims of one request, each uid once, in the order of the request."""
 
     claims: tuple[ClaimRef, ...]
@@ -33,7 +33,7 @@ class Asked(NamedTuple):
     """The others, each with what is wrong: the field first."""
 
 
-def check_claims(claims: Iterable[ClaimRef]) -> Asked:
+def check_claims(claims: Iterable[ClaimRef]) -> ValidatedClaims:
     """Sorts the claims of one request into those that can be acted upon and those that cannot.
 
     A uid that is there twice is one claim, if everything else is the same.
@@ -52,7 +52,7 @@ def check_claims(claims: Iterable[ClaimRef]) -> Asked:
     for uid, ref in by_uid.items():
         if uid not in wrong and (text := _problem(ref)):
             wrong[uid] = text
-    return Asked(
+    return ValidatedClaims(
         tuple(ref for uid, ref in by_uid.items() if uid not in wrong),
         tuple((ref, wrong[uid]) for uid, ref in by_uid.items() if uid in wrong),
     )

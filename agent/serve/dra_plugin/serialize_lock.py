@@ -25,7 +25,7 @@ POLL_S: Final = 0.05
 called back."""
 
 
-class Serial:
+class SerializeLock:
     """The turns of one instance. A thread has one at a time."""
 
     def __init__(self, directory: Path) -> None:
@@ -36,7 +36,7 @@ class Serial:
         """The first has the turn, and is set; the others wait."""
 
     @contextmanager
-    def turn(self, until_s: float) -> Iterator[None]:
+    def hold(self, until_s: float) -> Iterator[None]:
         """Holds the turn, once it has come; blocks until then.
 
         Args:

@@ -19,12 +19,12 @@ from agent.serve.dra_plugin.service import ENTRIES_LIMIT, Claims, DraPlugin, Req
 from agent.serve.dra_plugin.sockets import PluginSockets
 from agent.serve.grpc.codec import Codec
 from agent.serve.grpc.server import Server
-from agent.serve.health.service import Audience, HealthService, Publications
+from agent.serve.health.service import HealthPublisher, HealthService, SubscriberSet
 from agent.serve.servers import encode_devices
 from agent.serve.sockets import make_directory
-from agent.system.rate_limit import Seldom
+from agent.system.rate_limit import RateLimiter
 from agent.system.threads.latest import Latest
-from agent.system.threads.serial_worker import FileThread
+from agent.system.threads.serial_worker import SerialWorker
 
 SHUTTING_DOWN: Final = "driver shutting down"
 """What clients read when it ends; the status is UNAVAILABLE."""
@@ -75,7 +75,7 @@ class Plugin:
         """
         make_directory(self._paths.plugin_dir, flag="--plugin-dir")
         instances = Instances(self._paths.plugin_dir, self._pod_uid)
-        files = FileThread()
+        files = SerialWorker()
         try:
             await self._serve(instances, files, ready)
         finally:
@@ -84,8 +84,8 @@ class Plugin:
             finally:
                 files.close()
 
-    async def _serve(self, instances: Instances, files: FileThread, ready: Callable[[], None]) -> None:
-        publications = Publications(self._latest, encode_devices, [self._driver])
+    async def _serve(self, instances: Instances, files: SerialWorker, ready: Callable[[], None]) -> None:
+        publications = HealthPublisher(self._latest, encode_devices, [self._driver])
         plugin = DraPlugin(self._claims, self._wire)
         registration = Registration(self._driver, str(self._paths.service), self._on_status)
         sockets = PluginSockets(
@@ -120,20 +120,20 @@ class Plugin:
 class _Turns:
     """Hushes this instance's health streams, and lets them speak again, as others come and go."""
 
-    def __init__(self, instances: Instances, files: FileThread, audience: Audience) -> None:
+    def __init__(self, instances: Instances, files: SerialWorker, audience: SubscriberSet) -> None:
         self._instances = instances
         self._files = files
         self._audience = audience
         self._speaks = True
         self._repeats = 0
-        self._complaints = Seldom()
+        self._complaints = RateLimiter()
 
     async def look(self) -> float:
         """Looks who else lives, and acts on it; returns when to look again [s]."""
         try:
             turn = await self._files.call(self._instances.look)
         except OSError as error:
-            if count := self._complaints.count():
+            if count := self._complaints.tick():
                 log.warning("cannot look for other instances of the driver: %s; %d times", error, count)
             return LOOK_BESIDE_S
         if turn.speaks and (turn.gone or not self._speaks):
@@ -144,9 +144,9 @@ class _Turns:
             if self._speaks:
                 log.info("a newer instance of the driver speaks for it from now on")
             self._repeats = 0
-            self._audience.hush()
+            self._audience.mute()
         elif self._repeats:
             self._repeats -= 1
-            self._audience.repeat()
+            self._audience.resend_all()
         self._speaks = turn.speaks
         return LOOK_BESIDE_S if turn.others or self._repeats else LOOK_S

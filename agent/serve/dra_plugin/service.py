@@ -23,13 +23,13 @@ from agent.model.prepare import PrepareVerdict
 from agent.prepare.errors import DriverError, TransientError
 from agent.prepare.message import texts
 from agent.prepare.wire import WireMode, extension
-from agent.serve.dra_plugin.in_flight import Kind, Outcome, Runs
+from agent.serve.dra_plugin.in_flight import InFlightClaims, Kind, Outcome
 from agent.serve.dra_plugin.request_checks import check_claims
 from agent.serve.dra_plugin.result import PreparedDevice
 from agent.serve.grpc.gen.dra_v1.k8s.io.kubelet.pkg.apis.dra import v1
 from agent.serve.grpc.gen.dra_v1beta1.k8s.io.kubelet.pkg.apis.dra import v1beta1
 from agent.serve.grpc.hardened import Stream
-from agent.system.rate_limit import Seldom
+from agent.system.rate_limit import RateLimiter
 
 KUBELET_S: Final = 45.0
 """How long the kubelet waits for an answer, if it does not say [s]."""
@@ -79,11 +79,11 @@ class DraPlugin:
 
     def __init__(self, claims: Claims, wire: WireMode = WireMode.NONE) -> None:
         self._claims = claims
-        self._runs = Runs(claims.run, claims.judge)
+        self._runs = InFlightClaims(claims.run, claims.judge)
         self._wire = wire
         self._calls: set[asyncio.Task[Any]] = set()
         self._closed = ""
-        self._complaints = Seldom()
+        self._complaints = RateLimiter()
 
     def __mapping__(self) -> dict[str, grpclib.const.Handler]:
         """The methods by path, as grpclib asks for them; paths and types are the generated code's."""
@@ -140,7 +140,7 @@ class DraPlugin:
             else:
                 late = f"the {kind} was not finished in time; it goes on, for a later call to find done"
                 outcomes[ref] = self._claims.judge(ref, TransientError(late, code="deadline"))
-                if count := self._complaints.count():
+                if count := self._complaints.tick():
                     log.warning("claim %s: %s; so it was %d times", ref, late, count)
         return outcomes
 

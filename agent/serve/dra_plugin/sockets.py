@@ -13,8 +13,8 @@ from agent.errors import ConfigError, DrahealthError
 from agent.serve.dra_plugin.paths import PluginPaths
 from agent.serve.grpc.server import Server
 from agent.serve.sockets import UnixListener, make_directory
-from agent.system.rate_limit import Seldom
-from agent.system.threads.serial_worker import FileThread
+from agent.system.rate_limit import RateLimiter
+from agent.system.threads.serial_worker import SerialWorker
 
 log = logging.getLogger(__name__)
 
@@ -22,12 +22,14 @@ log = logging.getLogger(__name__)
 class PluginSockets:
     """The sockets of one instance of a driver, and what is served on them. Of one loop."""
 
-    def __init__(self, paths: PluginPaths, service: Server, registration: Server, files: FileThread) -> None:
+    def __init__(
+        self, paths: PluginPaths, service: Server, registration: Server, files: SerialWorker
+    ) -> None:
         self._paths = paths
         self._files = files
         self._service = _Place(paths.service, service, files)
         self._registration = _Place(paths.registration, registration, files)
-        self._complaints = Seldom()
+        self._complaints = RateLimiter()
 
     async def open(self) -> None:
         """Makes the driver's directory (0750) and both sockets, in their order; serves them.
@@ -58,7 +60,7 @@ class PluginSockets:
                 if await place.look():
                     log.warning("%s: was not there any more, and is made again", place.path)
         except (DrahealthError, OSError) as error:
-            if count := self._complaints.count():
+            if count := self._complaints.tick():
                 log.warning("%s; looked %d times", error, count)
 
     async def unregister(self, reason: str) -> None:
@@ -87,7 +89,7 @@ class PluginSockets:
 class _Place:
     """One socket, and who serves it."""
 
-    def __init__(self, path: Path, server: Server, files: FileThread) -> None:
+    def __init__(self, path: Path, server: Server, files: SerialWorker) -> None:
         self.path = path
         self._server = server
         self._files = files

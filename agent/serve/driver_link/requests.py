@@ -14,19 +14,19 @@ from grpclib.exceptions import GRPCError
 from agent.model.claim import Claim, ClaimConfig, ClaimDevice
 from agent.model.prepare import ErrorClass, Operation
 from agent.prepare.evidence import (
-    DriverWord,
+    DecodeError,
+    DriverReportedError,
     Errno,
     Evidence,
     GrpcStatus,
-    HttpAnswer,
+    HttpStatus,
     NvmlCode,
     Text,
     TimedOut,
-    Undecoded,
 )
 from agent.prepare.normalize import clean
 from agent.prepare.taxonomy import DEFAULTS
-from agent.serve.driver_link.service import Ended, Row
+from agent.serve.driver_link.service import HandlerGone, Row
 from agent.serve.grpc.gen.driver_link.drahealth import v1
 from agent.serve.grpc.wire.plain import Limits, TooMany, Values, read
 
@@ -86,7 +86,7 @@ class Report(NamedTuple):
 
     unprepare: bool
     """Else they were to be prepared."""
-    ended: list[Ended]
+    ended: list[HandlerGone]
 
 
 def read_sync(data: bytes) -> list[Row]:
@@ -179,14 +179,14 @@ def _check_once(claims: Sequence[Claim], place: str) -> None:
             raise _invalid(f"{place.format(number)}.uid: the same as {place.format(before)}'s")
 
 
-def _ended(outcome: Values, driver: str, where: str) -> Ended:
+def _ended(outcome: Values, driver: str, where: str) -> HandlerGone:
     if "claim" not in outcome:
         raise _invalid(f"{where}.claim: is not set")
     claim = _claim(outcome["claim"], driver, f"{where}.claim")
     evidence = _evidence(outcome["evidence"], f"{where}.evidence")
     if evidence and not outcome["failed"]:
         raise _invalid(f"{where}.evidence: {len(evidence)} entries, limit 0 of what has not failed")
-    return Ended(claim, evidence if outcome["failed"] else None)
+    return HandlerGone(claim, evidence if outcome["failed"] else None)
 
 
 # --- evidence -----------------------------------------------------------------------------------------------
@@ -213,7 +213,7 @@ def _word(values: Values, where: str) -> Evidence:
         raise _invalid(f"{where}.summary: {len(summary)} characters, limit {SUMMARY_CHARS}")
     if error_class is ErrorClass.UNKNOWN:
         return Text(summary)
-    return DriverWord(
+    return DriverReportedError(
         error_class,
         values["code"] or DEFAULTS[error_class].code,
         summary,
@@ -231,11 +231,11 @@ _SHOWN: Final[Mapping[str, Callable[[Any, str], Evidence]]] = {
     "errno": _errno,
     "nvml": lambda values, _: NvmlCode(values["code"], values["device"]),
     "grpc": lambda values, _: GrpcStatus(values["code"], values["message"]),
-    "http": lambda values, _: HttpAnswer(
+    "http": lambda values, _: HttpStatus(
         values["status"], values["reason"], values["message"], values["kubernetes"]
     ),
     "late": lambda values, _: TimedOut(values["by"] or "deadline", _operation(values), values["text"]),
-    "undecoded": lambda values, _: Undecoded(
+    "undecoded": lambda values, _: DecodeError(
         clean(values["by"]) or "decoder", values["text"], Operation.CONFIG
     ),
     "word": _word,

@@ -22,9 +22,9 @@ from agent.model.claim import Claim
 from agent.model.prepare import PrepareVerdict
 from agent.model.taint import Taints
 from agent.serve.grpc.hardened import Stream
-from agent.system.rate_limit import Seldom
+from agent.system.rate_limit import RateLimiter
 from agent.system.threads.latest import Latest
-from agent.system.threads.worker_pool import Full, Lane
+from agent.system.threads.worker_pool import Full, WorkerPool
 
 if TYPE_CHECKING:
     from agent.prepare.evidence import Evidence
@@ -54,7 +54,7 @@ class LinkStream(Stream):
 # --- for whoever does what a driver asks for ----------------------------------------------------------------
 
 
-class Ended(NamedTuple):
+class HandlerGone(NamedTuple):
     """How a prepare or unprepare of a claim ended."""
 
     claim: Claim
@@ -102,10 +102,10 @@ class Link(Protocol):
     def classify(self, claim: Claim, evidence: "Sequence[Evidence]") -> PrepareVerdict:
         """Of what kind a failure is. Waits for no disk."""
 
-    def prepared(self, ended: Sequence[Ended]) -> list[PrepareVerdict | None]:
+    def prepared(self, ended: Sequence[HandlerGone]) -> list[PrepareVerdict | None]:
         """How prepares have ended; what is said of each that failed."""
 
-    def unprepared(self, ended: Sequence[Ended]) -> list[PrepareVerdict | None]:
+    def unprepared(self, ended: Sequence[HandlerGone]) -> list[PrepareVerdict | None]:
         """How unprepares have ended; None of one that failed: let it succeed."""
 
     @property
@@ -131,14 +131,14 @@ class DriverLinkService:
         self._open_link = open_link
         self._link: Link | None = None
         self._opening = threading.Lock()
-        self._asks = Lane("dh-link", ASKING)
-        self._declares = Lane("dh-link", 1)
-        self._reports = Lane("dh-link", 1)  # the last that is said of a claim must be what stays
-        self._taints = Lane("dh-link", 1)
+        self._asks = WorkerPool("dh-link", ASKING)
+        self._declares = WorkerPool("dh-link", 1)
+        self._reports = WorkerPool("dh-link", 1)  # the last that is said of a claim must be what stays
+        self._taints = WorkerPool("dh-link", 1)
         self._telling = asyncio.Lock()
         self._told = (0, b"")
         self._complaining = threading.Lock()
-        self._complaints = Seldom()
+        self._complaints = RateLimiter()
 
     def __mapping__(self) -> dict[str, Handler]:
         """The methods by path, as grpclib asks for them. They take and send bytes, not messages."""
@@ -161,7 +161,9 @@ class DriverLinkService:
         for lane in (self._asks, self._declares, self._reports, self._taints):
             lane.close()
 
-    async def _serve(self, method: str, lane: Lane, stream: "grpclib.server.Stream[bytes, bytes]") -> None:
+    async def _serve(
+        self, method: str, lane: WorkerPool, stream: "grpclib.server.Stream[bytes, bytes]"
+    ) -> None:
         data = await stream.recv_message()
         assert data is not None  # a request that ends without a body is the empty one
         reply = await self._call(lane, partial(self._reply, method, data), kept=lane is self._reports)
@@ -189,7 +191,7 @@ class DriverLinkService:
                 self._told = version, await self._call(self._taints, partial(_message, taints))
             return self._told
 
-    async def _call(self, lane: Lane, function: Callable[[], T], *, kept: bool = False) -> T:
+    async def _call(self, lane: WorkerPool, function: Callable[[], T], *, kept: bool = False) -> T:
         """What the function returns. Raises GRPCError."""
         try:
             answer = await lane.call(partial(self._guarded, function), kept=kept)
@@ -241,7 +243,7 @@ class DriverLinkService:
             return GRPCError(Status.RESOURCE_EXHAUSTED if full else Status.UNAVAILABLE, _cut(_words(error)))
         except BaseException as error:  # a mistake of ours: it ends this call, and nothing else
             with self._complaining:
-                times = self._complaints.count()
+                times = self._complaints.tick()
             if times:
                 log.exception("%s: a call failed; so it was %d times", self._driver, times)
             return GRPCError(Status.INTERNAL, f"{type(error).__name__}; the agent's log has more")

@@ -17,7 +17,7 @@ from h2.errors import ErrorCodes
 
 from agent.serve.grpc.codec import Codec
 from agent.serve.grpc.hardened import GRACE_S, Headers, Protocol, Room, Stream, h2_config
-from agent.system.rate_limit import Seldom
+from agent.system.rate_limit import RateLimiter
 
 CONNECTION_LIMIT: Final = 128
 """How many connections one socket serves at a time. The kubelet holds one, and 64 readers are many;
@@ -162,7 +162,7 @@ class Server(server.Server):
         self.requests = 0
         """Those that are answered now, or told of every change."""
         self.stopping = False
-        self._closed, self._refused = Seldom(), Seldom()
+        self._closed, self._refused = RateLimiter(), RateLimiter()
 
     def _protocol_factory(self) -> _ServerProtocol:
         handler = _Handler(self, self._mapping, self._codec, self.__dispatch__)
@@ -172,7 +172,7 @@ class Server(server.Server):
         """Counts a new connection in, and says whether it may stay."""
         full = len(self.connections) >= CONNECTION_LIMIT
         self.connections.add(connection)  # one that may not stay is here until it is lost, too
-        if full and (count := self._closed.count()):
+        if full and (count := self._closed.tick()):
             log.warning(
                 "%s: %d connections are open, %d more closed at once; does a client leak them?",
                 _where(connection.transport), CONNECTION_LIMIT, count,
@@ -183,7 +183,7 @@ class Server(server.Server):
         """Counts a new request in, unless there are too many."""
         full = self.requests >= REQUEST_COUNT_LIMIT
         self.requests += not full
-        if full and (count := self._refused.count()):
+        if full and (count := self._refused.tick()):
             log.warning(
                 "%s: %d requests are open, %d more refused; does a client leak them?",
                 _where(transport), REQUEST_COUNT_LIMIT, count,

@@ -18,7 +18,7 @@ from grpclib.exceptions import GRPCError
 from agent.model.report import Report
 from agent.serve.grpc.codec import Codec
 from agent.serve.health.feed import Encode
-from agent.serve.health.service import HealthService, Publications, Stream
+from agent.serve.health.service import HealthPublisher, HealthService, Stream
 from agent.system.threads.latest import Latest
 
 SERVICES: Final = ("v1.DRAResourceHealth", "v1alpha1.DRAResourceHealth")
@@ -43,11 +43,11 @@ class HostedCodec(Codec):
         return message_type.FromString(data)
 
 
-class HostedHealth:
+class EmbeddedHealth:
     """The health of one driver's devices, in both versions. For one server, or several of one loop."""
 
     def __init__(self, latest: Latest[Report], encode: Encode, driver: str) -> None:
-        self._publications = Publications(latest, encode, [driver])
+        self._publications = HealthPublisher(latest, encode, [driver])
         self._service = HealthService(self._publications.of(driver))
         self._streams: set[asyncio.Task[None]] = set()
         self._following: asyncio.Task[None] | None = None

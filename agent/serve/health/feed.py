@@ -68,7 +68,7 @@ class Feed:
         self._encoded.clear()
         return number
 
-    def owed(self, since: int, extra_s: int = 0) -> tuple[bytes, ...]:
+    def pending_for(self, since: int, extra_s: int = 0) -> tuple[bytes, ...]:
         """The messages for a subscriber whose last list was that of publication ``since``.
 
         In the order of the report; none if nothing is owed; with leases that are ``extra_s`` longer.

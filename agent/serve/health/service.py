@@ -32,14 +32,14 @@ EXTRA_S: Final = 2
 are a second longer or shorter than before, and one change must not undo the other."""
 
 
-class Publications:
+class HealthPublisher:
     """Takes each newest report to the audiences: one per driver's socket."""
 
     def __init__(self, latest: Latest[Report], encode: Encode, drivers: Sequence[str]) -> None:
         self._latest = latest
-        self._audiences = {driver: Audience(encode) for driver in drivers}
+        self._audiences = {driver: SubscriberSet(encode) for driver in drivers}
 
-    def of(self, driver: str) -> "Audience":
+    def of(self, driver: str) -> "SubscriberSet":
         """The streams of one driver's socket."""
         return self._audiences[driver]
 
@@ -56,7 +56,7 @@ class Publications:
                 audience.publish(devices_for(report, driver))
 
 
-class Audience:
+class SubscriberSet:
     """The streams of one socket, and what each of them is owed. Of one loop.
 
     A stream that waits and has room is written to right here; the others find what they are owed
@@ -75,11 +75,11 @@ class Audience:
         if not self._hushed:
             self._bring_up()
 
-    def hush(self) -> None:
+    def mute(self) -> None:
         """Says nothing more on any stream; they stay open, and somebody else speaks."""
         self._hushed = True
 
-    def repeat(self) -> None:
+    def resend_all(self) -> None:
         """Tells everything once more on every stream, and speaks from now on if it was hushed."""
         self._hushed = False
         self._repeats += 1
@@ -109,7 +109,7 @@ class Audience:
         if self._hushed:
             return ()
         since = subscriber.number if subscriber.repeats == self._repeats else 0
-        return self._feed.owed(since, subscriber.extra_s)
+        return self._feed.pending_for(since, subscriber.extra_s)
 
     async def _newer(self, subscriber: "_Subscriber") -> None:
         """Returns when there is something for the subscriber that could not be pushed."""
@@ -147,7 +147,7 @@ class HealthService:
     whole stream, for to go back with the second list would be one more change, and sync every pod again.
     """
 
-    def __init__(self, audience: Audience) -> None:
+    def __init__(self, audience: SubscriberSet) -> None:
         self.streams = 0
         """How many streams are open."""
         self._extra_s = 0

@@ -19,8 +19,8 @@ from agent.model.claim_sources import (
     ListedContainer,
     ListedPod,
     Origin,
-    Told,
-    Witness,
+    Provenance,
+    SourceAnswer,
 )
 from agent.model.reading import Absence
 from agent.model.time import Instant
@@ -47,7 +47,7 @@ _POD: Final[Shape] = {1: Part("name"), 2: Part("namespace"), 3: Part("containers
 _PODS: Final[Shape] = {1: Part("pod_resources", _POD, many=True)}
 
 
-async def list_podresources(socket: Path, clock: Callable[[], Instant]) -> Told[ListedPod]:
+async def list_podresources(socket: Path, clock: Callable[[], Instant]) -> SourceAnswer[ListedPod]:
     """The pods that have not ended and what their containers use, or why nobody knows.
 
     Args:
@@ -58,11 +58,11 @@ async def list_podresources(socket: Path, clock: Callable[[], Instant]) -> Told[
         answer = await ask(socket, LIST)
         pods = parse_podresources(answer)
     except NoAnswer as error:
-        return Told(Witness(Origin.PODRESOURCES, clock()), (), error.absence, error.why)
+        return SourceAnswer(Provenance(Origin.PODRESOURCES, clock()), (), error.absence, error.why)
     except ValueError as error:
         why = f"{socket}: {error}"
-        return Told(Witness(Origin.PODRESOURCES, clock()), (), Absence.UNREADABLE, why)
-    return Told(Witness(Origin.PODRESOURCES, clock()), pods)
+        return SourceAnswer(Provenance(Origin.PODRESOURCES, clock()), (), Absence.UNREADABLE, why)
+    return SourceAnswer(Provenance(Origin.PODRESOURCES, clock()), pods)
 
 
 def parse_podresources(data: bytes) -> tuple[ListedPod, ...]:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Final
 
 from agent.config.config import PODS_API
-from agent.model.claim_sources import Origin, Told, Witness
+from agent.model.claim_sources import Origin, Provenance, SourceAnswer
 from agent.model.objects import Object
 from agent.model.reading import Absence
 from agent.model.time import Instant
@@ -44,7 +44,7 @@ _PODS: Final[Shape] = {1: Part("pods", Kind.BYTES, many=True)}
 _EVENT: Final[Shape] = {1: Part("type", Kind.NUMBER), 2: Part("pod", Kind.BYTES)}
 
 
-async def list_pods(socket: Path, clock: Callable[[], Instant]) -> Told[Object]:
+async def list_pods(socket: Path, clock: Callable[[], Instant]) -> SourceAnswer[Object]:
     """The pods of this node as objects, or why nobody knows.
 
     Args:
@@ -54,9 +54,11 @@ async def list_pods(socket: Path, clock: Callable[[], Instant]) -> Told[Object]:
     try:
         answer = read_shape(await ask(socket, LIST), _PODS, "the answer")
     except NoAnswer as error:
-        return Told(Witness(Origin.PODS_API, clock()), (), error.absence, error.why)
+        return SourceAnswer(Provenance(Origin.PODS_API, clock()), (), error.absence, error.why)
     except ValueError as error:
-        return Told(Witness(Origin.PODS_API, clock()), (), Absence.UNREADABLE, f"{socket}: {error}")
+        return SourceAnswer(
+            Provenance(Origin.PODS_API, clock()), (), Absence.UNREADABLE, f"{socket}: {error}"
+        )
     pods: list[Object] = []
     wrong: list[str] = []
     for number, data in enumerate(answer.get("pods", ())):
@@ -64,7 +66,7 @@ async def list_pods(socket: Path, clock: Callable[[], Instant]) -> Told[Object]:
             pods.append(read_pod(data))
         except ValueError as error:
             wrong.append(f"pod {number}: {error}")
-    return Told(Witness(Origin.PODS_API, clock()), tuple(pods), wrong=_few(wrong))
+    return SourceAnswer(Provenance(Origin.PODS_API, clock()), tuple(pods), wrong=_few(wrong))
 
 
 class PodsWatch:
@@ -77,7 +79,7 @@ class PodsWatch:
     def __init__(
         self,
         socket: Path,
-        latest: Latest[Told[Object]],
+        latest: Latest[SourceAnswer[Object]],
         clock: Callable[[], Instant],
         changed: Callable[[], None] = lambda: None,
         pauses_s: Sequence[float] = PAUSES_S,
@@ -99,7 +101,7 @@ class PodsWatch:
         self._pauses_s = pauses_s
         self._sync_s = sync_s
         self._pods: Mapping[str, Object] = {}
-        self._witness: Witness | None = None
+        self._witness: Provenance | None = None
         self._synced = False
         self.is_current = False
         """Whether there is a stream that has told all pods: the newest picture is how it is now."""
@@ -157,8 +159,8 @@ class PodsWatch:
     def _tell(self, table: Mapping[str, Object], wrong: Iterable[str]) -> None:
         phases = _phases(self._pods)
         self._pods = dict(table)
-        self._witness = Witness(Origin.PODS_API, self._clock())
-        self._latest.publish(Told(self._witness, tuple(table.values()), wrong=_few(wrong)))
+        self._witness = Provenance(Origin.PODS_API, self._clock())
+        self._latest.publish(SourceAnswer(self._witness, tuple(table.values()), wrong=_few(wrong)))
         self.is_current = self._synced
         if _phases(self._pods) != phases:
             self._changed()
@@ -166,9 +168,9 @@ class PodsWatch:
     def _tell_lost(self, absence: Absence, why: str) -> None:
         """The last picture with what is wrong; without one, that there is none."""
         if self._witness is None:
-            self._latest.publish(Told(Witness(Origin.PODS_API, self._clock()), (), absence, why))
+            self._latest.publish(SourceAnswer(Provenance(Origin.PODS_API, self._clock()), (), absence, why))
         else:
-            self._latest.publish(Told(self._witness, tuple(self._pods.values()), wrong=(why,)))
+            self._latest.publish(SourceAnswer(self._witness, tuple(self._pods.values()), wrong=(why,)))
 
 
 def _take(kind: int, data: bytes, table: dict[str, Object], wrong: list[str]) -> None:

@@ -11,7 +11,7 @@ P = ParamSpec("P")
 log = logging.getLogger(__name__)
 
 
-class Handing(Generic[P]):
+class LatestJob(Generic[P]):
     """There is a thread while somebody is busy with what was handed over, and else none."""
 
     def __init__(self, to: Callable[P, None]) -> None:

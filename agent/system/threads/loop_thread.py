@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable
 from concurrent.futures import Future
 from typing import Any, Final
 
-from agent.system.rate_limit import Seldom
+from agent.system.rate_limit import RateLimiter
 
 OUT_OF_RESOURCES: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 """Why asyncio cannot accept a connection. It tries again a second later, and complains each time with a
@@ -47,7 +47,7 @@ class IoThread:
         self._stopping = False
         self._loop: asyncio.AbstractEventLoop | None = None
         self._task: asyncio.Task[None] | None = None
-        self._complaints = Seldom()
+        self._complaints = RateLimiter()
 
     def start(self, timeout_s: float = 5.0) -> None:
         """Starts the thread and returns when ``main`` is ready.
@@ -119,7 +119,7 @@ class IoThread:
         error = context.get("exception")
         if not (isinstance(error, OSError) and error.errno in OUT_OF_RESOURCES and "socket" in context):
             loop.default_exception_handler(context)
-        elif count := self._complaints.count():
+        elif count := self._complaints.tick():
             where = context["socket"].getsockname()
             log.error("%s: cannot accept connections (%s); %d attempts", where, error.strerror, count)
 

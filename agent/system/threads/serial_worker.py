@@ -24,7 +24,7 @@ END_S: Final = 0.8
 log = logging.getLogger(__name__)
 
 
-class FileThread:
+class SerialWorker:
     """The thread, and the loop's side of it. Of one loop.
 
     It is a daemon thread: one that hangs cannot keep the process.

@@ -17,7 +17,7 @@ DISK_S: Final = 5.0
 """How long a file may take [s]."""
 
 
-async def in_time(work: Callable[[], T], limit_s: float) -> T:
+async def run_with_timeout(work: Callable[[], T], limit_s: float) -> T:
     """What a function returns that blocks on a disk. One that hangs is left behind: its thread keeps nobody.
 
     Raises:
@@ -53,7 +53,7 @@ def late(place: object, limit_s: float) -> str:
     return f"{place}: no answer within {limit_s:g} s"
 
 
-class Patience:
+class HungGuard:
     """For those who ask again and again: whoever still hangs is not asked a second time."""
 
     def __init__(self) -> None:
@@ -72,7 +72,7 @@ class Patience:
                 self._hanging.discard(place)
 
         try:
-            return await in_time(run, limit_s)
+            return await run_with_timeout(run, limit_s)
         except RuntimeError:  # there was no thread to be had: nobody hangs
             self._hanging.discard(place)
             raise

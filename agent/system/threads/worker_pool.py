@@ -15,7 +15,7 @@ from functools import partial
 from itertools import count
 from typing import Final, TypeVar
 
-from agent.system.rate_limit import Seldom
+from agent.system.rate_limit import RateLimiter
 
 T = TypeVar("T")
 
@@ -31,7 +31,7 @@ class Full(Exception):
     """Too many calls wait already. Says how many."""
 
 
-class Lane:
+class WorkerPool:
     """So many threads at most, and what waits for one of them. Of one loop.
 
     They are daemon threads: one that hangs cannot keep the process.
@@ -47,7 +47,7 @@ class Lane:
         self._threads = 0
         self._idle = 0
         self._closed = False
-        self._complaints = Seldom()
+        self._complaints = RateLimiter()
 
     async def call(self, function: Callable[[], T], *, kept: bool = False) -> T:
         """Calls the function in a thread, and waits for as long as it takes. Raises what it raises.
@@ -84,7 +84,7 @@ class Lane:
         with self._news:
             waiting = len(self._waiting)
             if waiting >= self._waiting_max:
-                if times := self._complaints.count():
+                if times := self._complaints.tick():
                     words = "%s: %d calls wait already, %d more were refused; does a disk hang?"
                     log.warning(words, self._name, waiting, times)
                 raise Full(f"{waiting} calls wait already, limit {self._waiting_max}")

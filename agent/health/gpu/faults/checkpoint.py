@@ -11,11 +11,11 @@ from typing import Final, NamedTuple
 from agent.devices.inventory import gpu_device, mig_device
 from agent.health.gpu.faults.evaluate import is_latched
 from agent.health.gpu.faults.recovery import VOLATILE, Watched
-from agent.health.gpu.faults.values import LOST, NOBODY, SHARED, Fault, FaultLog, Key
-from agent.health.gpu.views import GpuMemory, GpuPast, Instance
+from agent.health.gpu.faults.values import LOST, NO_REPORTS, SHARED, Fault, FaultLog, Key
+from agent.health.gpu.views import GpuPast, GpuRuleState, Instance
 from agent.health.gpu.xid.facts import Decision
 from agent.health.gpu.xid.lines import SxidLine, XidLine, parse
-from agent.health.state_machine import Phase, Track
+from agent.health.state_machine import Condition, Phase
 from agent.model.faults import Cure, FaultMemory, KeptFault, KnownGpu
 from agent.model.health import Finding, Severity
 from agent.model.reading import Absence, Missing
@@ -35,11 +35,11 @@ CLEARING_NS: Final = 10 * NS
 class Restored(NamedTuple):
     """Where the agent goes on from."""
 
-    gpus: GpuMemory
+    gpus: GpuRuleState
     faults: FaultLog
     watched: Mapping[int, Watched]
     """What the last life saw of each GPU that has a fault, to be compared with."""
-    tracks: Mapping[tuple[str, str], Track]
+    tracks: Mapping[tuple[str, str], Condition]
     """Causes that are held from the first look on, by device and code."""
 
 
@@ -111,7 +111,7 @@ def restore(kept: FaultMemory, boot_id: str, limits: GpuLimits, now: Instant) ->
     """
     numbers = {gpu.uuid: gpu.number for gpu in kept.gpus}
     faults: dict[Key, Fault] = {}
-    tracks: dict[tuple[str, str], Track] = {}
+    tracks: dict[tuple[str, str], Condition] = {}
     kept_us: dict[tuple[int, str], int] = {}
     watched: dict[int, Watched] = {}
     for one in kept.faults:
@@ -132,7 +132,7 @@ def restore(kept: FaultMemory, boot_id: str, limits: GpuLimits, now: Instant) ->
         if _is_held(fault, limits, now):
             tracks.update({(device, one.code): _track(fault, one.code) for device in _devices(key, kept)})
     past = {gpu.number: _past(gpu) for gpu in kept.gpus}
-    gpus = GpuMemory(roll=kept.gpus, past=past)
+    gpus = GpuRuleState(roll=kept.gpus, past=past)
     return Restored(gpus, FaultLog(boot_id, faults, roll=kept.gpus, kept_us=kept_us), watched, tracks)
 
 
@@ -163,7 +163,7 @@ def _fault(one: KeptFault, now: Instant, *, cured: bool) -> Fault:
         last=_instant(one.last_wall_s, now),
         times=one.times,
         # NVML had told of it, for all that anybody knows: a line of that moment is no news, whatever it names
-        run=(1, 0, 0) if one.times else NOBODY,
+        run=(1, 0, 0) if one.times else NO_REPORTS,
         log_us=one.log_us,
         lines=tuple(line for line in parsed if isinstance(line, XidLine | SxidLine)),
         texts=one.texts,
@@ -191,11 +191,11 @@ def _is_held(fault: Fault, limits: GpuLimits, now: Instant) -> bool:
     return now.mono_ns - fault.healed.mono_ns < held_ns
 
 
-def _track(fault: Fault, code: str) -> Track:
+def _track(fault: Fault, code: str) -> Condition:
     judged = fault.judged
     assert judged is not None, "what is in the file was judged"
     finding = Finding(code, judged.severity, judged.evidence, judged.advice, judged.blame)
-    return Track(Phase.RAISED, finding, fault.first, 0, 0, 0)
+    return Condition(Phase.RAISED, finding, fault.first, 0, 0, 0)
 
 
 def _devices(key: Key, kept: FaultMemory) -> Iterator[str]:

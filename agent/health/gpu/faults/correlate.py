@@ -10,17 +10,17 @@ from typing import Final
 
 from agent.health.gpu.faults.values import (
     DAY_NS,
-    NOBODY,
+    NO_REPORTS,
     XID,
     Fault,
     FaultLog,
+    FaultReporter,
     Key,
     Occurrence,
-    Teller,
-    Told,
+    ReportCounts,
     near,
 )
-from agent.health.gpu.views import GpuMemory
+from agent.health.gpu.views import GpuRuleState
 from agent.health.gpu.xid.lines import SxidLine, XidLine
 from agent.health.gpu.xid.nvlink4 import grade
 from agent.health.gpu.xid.nvlink5 import Remedy, decode
@@ -42,12 +42,12 @@ KEPT_BURSTS: Final = 16
 HELD_MAX: Final = 64
 
 
-def join(log: FaultLog, news: Iterable[Occurrence], gpus: GpuMemory, now: Instant) -> FaultLog:
+def join(log: FaultLog, news: Iterable[Occurrence], gpus: GpuRuleState, now: Instant) -> FaultLog:
     """The faults with these tellings in them. What NVML says goes first: it names the instance."""
     faults = dict(log.faults)
     held: list[Occurrence] = []
     for one in sorted([*log.held, *news], key=lambda one: (one.teller, one.last.mono_ns)):
-        if one.teller is Teller.NVML:
+        if one.teller is FaultReporter.NVML:
             _take_over(faults, one, log.boot_id)
         elif (meant := _same_by_nvml(faults, one)) is not None:
             one = one._replace(key=meant)
@@ -81,9 +81,11 @@ def _same_by_nvml(faults: dict[Key, Fault], one: Occurrence) -> Key | None:
     found = [
         (key, fault)
         for key, fault in faults.items()
-        if _may_be_same(key, one.key) and fault.run[Teller.NVML] and near(fault, one.last, WINDOW_NS)
+        if _may_be_same(key, one.key) and fault.run[FaultReporter.NVML] and near(fault, one.last, WINDOW_NS)
     ]
-    found.sort(key=lambda item: (item[1].run[one.teller] >= item[1].run[Teller.NVML], item[0] != one.key))
+    found.sort(
+        key=lambda item: (item[1].run[one.teller] >= item[1].run[FaultReporter.NVML], item[0] != one.key)
+    )
     return found[0][0] if found else None
 
 
@@ -91,8 +93,8 @@ def _take_over(faults: dict[Key, Fault], one: Occurrence, boot_id: str) -> None:
     """What the log alone had told of, by another instance or none, is what NVML now tells of."""
     for key in [key for key in faults if key != one.key and _may_be_same(key, one.key)]:
         guess = faults[key]
-        told = guess.run[Teller.LOG] + guess.run[Teller.AFTERWORD]
-        if guess.healed or guess.run[Teller.NVML] or not told or not near(guess, one.last, WINDOW_NS):
+        told = guess.run[FaultReporter.LOG] + guess.run[FaultReporter.COMPANION_LINE]
+        if guess.healed or guess.run[FaultReporter.NVML] or not told or not near(guess, one.last, WINDOW_NS):
             continue
         if guess.times > max(guess.run):
             continue  # it was there before this run: not all of it can be what NVML means
@@ -104,7 +106,7 @@ def _take_over(faults: dict[Key, Fault], one: Occurrence, boot_id: str) -> None:
         again = one._replace(
             times=told,
             last=guess.last,
-            teller=Teller.LOG,
+            teller=FaultReporter.LOG,
             log_us=guess.log_us,
             text=guess.texts[-1] if guess.texts else "",
             line=guess.lines[-1] if guess.lines else None,
@@ -112,7 +114,7 @@ def _take_over(faults: dict[Key, Fault], one: Occurrence, boot_id: str) -> None:
         faults[one.key] = grown(known, again, boot_id)
 
 
-def _must_wait(one: Occurrence, gpus: GpuMemory, now: Instant) -> bool:
+def _must_wait(one: Occurrence, gpus: GpuRuleState, now: Instant) -> bool:
     sample = gpus.samples.get(one.key.number)
     if sample is None or not sample.migs or not sample.event_mask & GpuEvent.XID:
         return False
@@ -135,7 +137,7 @@ def grown(before: Fault | None, one: Occurrence, boot_id: str) -> Fault:
             fault = replace(fault, lines=before.lines, texts=before.texts, pids=before.pids)
     else:
         fault = before
-    run = fault.run if near(fault, one.last, WINDOW_NS) else NOBODY
+    run = fault.run if near(fault, one.last, WINDOW_NS) else NO_REPORTS
     told = _told(run, one)
     lines = (*fault.lines, one.line) if one.line else fault.lines
     texts = (*fault.texts, one.text) if one.text else fault.texts
@@ -176,14 +178,14 @@ def _gravity(line: XidLine | SxidLine) -> int:
     return grade(line.nvlink4.registers) if line.nvlink4 else 0
 
 
-def _told(run: Told, one: Occurrence) -> Told:
+def _told(run: ReportCounts, one: Occurrence) -> ReportCounts:
     nvml, log, afterword = run
     match one.teller:
-        case Teller.NVML:
+        case FaultReporter.NVML:
             return nvml + one.times, log, afterword
-        case Teller.LOG:
+        case FaultReporter.LOG:
             return nvml, log + one.times, afterword
-        case Teller.AFTERWORD:
+        case FaultReporter.COMPANION_LINE:
             return nvml, log, afterword + one.times
 
 

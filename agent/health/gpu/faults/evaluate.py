@@ -7,7 +7,7 @@ from typing import Final, NamedTuple
 from agent.health.catalog import Row
 from agent.health.gpu.faults import events as gpu_events
 from agent.health.gpu.faults.values import DAY_NS, SHARED, SXID, XID, Fault, FaultLog, Key, near
-from agent.health.gpu.views import GpuMemory
+from agent.health.gpu.views import GpuRuleState
 from agent.health.gpu.xid.facts import Decision, XidFacts, XidFault, announced
 from agent.health.gpu.xid.recovery import RecoveryAction
 from agent.health.gpu.xid.rules import decide
@@ -43,7 +43,7 @@ class Latched(NamedTuple):
     """When it came, be that before the agent did."""
 
 
-def judge_faults(log: FaultLog, gpus: GpuMemory, limits: GpuLimits, now: Instant) -> dict[Key, Decision]:
+def judge_faults(log: FaultLog, gpus: GpuRuleState, limits: GpuLimits, now: Instant) -> dict[Key, Decision]:
     """What each fault that is not over means now, but for those that nobody can judge yet."""
     if not log.faults:
         return {}
@@ -99,7 +99,7 @@ def _has_root(roots: Iterable[Fault], fault: Fault) -> bool:
     return any(root.xid != fault.xid and near(root, fault.last, FOLLOW_NS) for root in roots)
 
 
-def _facts(log: FaultLog, gpus: GpuMemory, number: int) -> XidFacts:
+def _facts(log: FaultLog, gpus: GpuRuleState, number: int) -> XidFacts:
     told = log.faults.get(Key(number, f"{XID}154"))
     said = announced(told.xid_lines) if told and not told.healed else None
     sample, past = gpus.samples.get(number), gpus.past.get(number)
@@ -128,7 +128,7 @@ def _flag(sample: GpuSample, which: GpuField) -> bool | None:
 
 
 def findings_of(
-    decisions: Mapping[Key, Decision], faults: Mapping[Key, Fault], gpus: GpuMemory, number: int
+    decisions: Mapping[Key, Decision], faults: Mapping[Key, Fault], gpus: GpuRuleState, number: int
 ) -> dict[str, Latched]:
     """By code, the findings of a whole GPU: its own, those of all, and word of those of its instances.
 

@@ -18,11 +18,11 @@ from agent.health.gpu.faults.values import (
     XID,
     Counted,
     FaultLog,
+    FaultReporter,
     Key,
     Occurrence,
-    Teller,
 )
-from agent.health.gpu.views import GpuMemory
+from agent.health.gpu.views import GpuRuleState
 from agent.health.gpu.xid.lines import (
     InitFailedLine,
     Line,
@@ -40,7 +40,7 @@ from agent.model.source import SourceState
 from agent.model.time import Instant, at_mono
 
 
-def take_in(log: FaultLog, snapshot: Snapshot, gpus: GpuMemory, looked_ns: int, now: Instant) -> FaultLog:
+def take_in(log: FaultLog, snapshot: Snapshot, gpus: GpuRuleState, looked_ns: int, now: Instant) -> FaultLog:
     """The faults after a snapshot: the same object if that tells nothing new.
 
     Args:
@@ -57,7 +57,7 @@ def take_in(log: FaultLog, snapshot: Snapshot, gpus: GpuMemory, looked_ns: int, 
     return join(log, news, gpus, now) if news or log.held else log
 
 
-def _of_the_same_gpus(log: FaultLog, gpus: GpuMemory) -> FaultLog:
+def _of_the_same_gpus(log: FaultLog, gpus: GpuRuleState) -> FaultLog:
     """Without the faults of a GPU that is gone for good: the one in its place does not inherit them."""
     if gpus.roll == log.roll:
         return log
@@ -71,7 +71,7 @@ def _of_the_same_gpus(log: FaultLog, gpus: GpuMemory) -> FaultLog:
 
 
 def _from_nvml(
-    log: FaultLog, seen: GpuSet, gpus: GpuMemory, now: Instant, news: list[Occurrence]
+    log: FaultLog, seen: GpuSet, gpus: GpuRuleState, now: Instant, news: list[Occurrence]
 ) -> FaultLog:
     xids: dict[tuple[int, int, int, int], Counted] = {}
     events: dict[tuple[int, GpuEvent], int] = {}
@@ -88,7 +88,7 @@ def _from_nvml(
                 key = Key(number, f"{XID}{xid.code}", xid.gi, xid.ci)
                 last = at_mono(xid.last_ns, now)
                 first = at_mono(xid.first_ns, now) if times == xid.times else last
-                news.append(Occurrence(key, xid.code, times, first, last, now.mono_ns, Teller.NVML))
+                news.append(Occurrence(key, xid.code, times, first, last, now.mono_ns, FaultReporter.NVML))
         for event, count in sample.events.items():
             events[sample.index, event] = count.times
             row = gpu_events.BY_EVENT.get(event)
@@ -96,7 +96,7 @@ def _from_nvml(
             if row and times > 0:
                 last = at_mono(count.last_ns, now)
                 key = Key(number, row.code)
-                news.append(Occurrence(key, 0, times, last, last, now.mono_ns, Teller.NVML))
+                news.append(Occurrence(key, 0, times, last, last, now.mono_ns, FaultReporter.NVML))
     if xids == log.nvml_read and events == log.events_read:
         return log
     return replace(log, nvml_read=xids, events_read=events)
@@ -148,7 +148,7 @@ def _news_of(
         first=at_mono(line.first_us * 1000, now) if old and times == line.times else last,
         last=last,
         seen_ns=now.mono_ns,
-        teller=Teller.AFTERWORD if isinstance(fact, LostLine) else Teller.LOG,
+        teller=FaultReporter.COMPANION_LINE if isinstance(fact, LostLine) else FaultReporter.LOG,
         log_us=line.last_us,
         text=line.text,
         line=fact if isinstance(fact, XidLine | SxidLine) else None,

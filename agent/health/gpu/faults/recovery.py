@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Final, NamedTuple
 
 from agent.health.gpu.faults.values import DAY_NS, SHARED, Fault, FaultLog, Key
-from agent.health.gpu.views import GpuMemory
+from agent.health.gpu.views import GpuRuleState
 from agent.health.gpu.xid.facts import Decision
 from agent.model.faults import Cure
 from agent.model.gpu import GpuField, GpuSample, Status
@@ -59,7 +59,7 @@ class Watched(NamedTuple):
 
 
 def watch(
-    before: Mapping[int, Watched], gpus: GpuMemory, generation: int, now: Instant
+    before: Mapping[int, Watched], gpus: GpuRuleState, generation: int, now: Instant
 ) -> Mapping[int, Watched]:
     """The next look at every GPU, and at all of them together under SHARED."""
     found = {}

@@ -41,18 +41,18 @@ class Key(NamedTuple):
         return self.gi == mig.gi and self.ci in (mig.ci, WHOLE_GPU)
 
 
-class Teller(IntEnum):
+class FaultReporter(IntEnum):
     """Who tells of a fault. What two of them tell within a moment is the same."""
 
     NVML = 0
     LOG = 1
-    AFTERWORD = 2
+    COMPANION_LINE = 2
     """A line of the log that comes with another one: a GPU that fell off the bus, beside its XID 79."""
 
 
-Told = tuple[int, int, int]
+ReportCounts = tuple[int, int, int]
 """How often each teller told of it."""
-NOBODY: Final[Told] = (0, 0, 0)
+NO_REPORTS: Final[ReportCounts] = (0, 0, 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +65,7 @@ class Fault:
     last: Instant
     times: int = 0
     """How often it came: in each run of news the largest that a teller counts."""
-    run: Told = NOBODY
+    run: ReportCounts = NO_REPORTS
     """What each told in the present run of news."""
     log_us: int = 0
     """Of the newest line that is counted."""
@@ -114,7 +114,7 @@ class Occurrence(NamedTuple):
     last: Instant
     seen_ns: int
     """When the agent learned of it."""
-    teller: Teller
+    teller: FaultReporter
     log_us: int = 0
     text: str = ""
     line: XidLine | SxidLine | None = None

@@ -11,7 +11,7 @@ from agent.health.catalog import Rule
 from agent.health.host.cgroup.state import MEMORY_WINDOW_S
 from agent.health.host.cgroup.view import GroupView
 from agent.health.host.cgroup.words import limit_text, once
-from agent.health.rules import FINE, Answer
+from agent.health.rules import OK, RuleResult
 from agent.model.cgroup import NO_LIMIT
 from agent.model.health import Blame, Finding, Severity
 from agent.model.reading import Reading
@@ -47,7 +47,7 @@ def _memory_limit(view: GroupView) -> str:
 
 
 @once
-def hugetlb_limit_hit(view: GroupView) -> Answer:
+def hugetlb_limit_hit(view: GroupView) -> RuleResult:
     """A container asked for hugepages beyond its limit, and was refused (ENOMEM) or killed (SIGBUS).
 
     Source: ``hugetlb.<size>.events`` max [count]; cgroup v1: ``hugetlb.<size>.failcnt``, at a page fault, and
@@ -65,55 +65,55 @@ def hugetlb_limit_hit(view: GroupView) -> Answer:
             limit = _size_limit(view, index, lambda sample: (sample.rsvd_max,))
             parts.append(f"{size} pages could not be reserved, mmap failed with ENOMEM{limit}")
     if not parts:
-        return FINE
+        return OK
     return Finding("cgroup.hugetlb.max_hit", Severity.INFO, ", ".join(parts))
 
 
 @once
-def memory_oom_kill(view: GroupView) -> Answer:
+def memory_oom_kill(view: GroupView) -> RuleResult:
     """The kernel killed processes of a container because there was no memory for them.
 
     Source: ``memory.events`` oom_kill [count]; cgroup v1: ``memory.oom_control``. Kills for want of memory in
     the whole machine count as well.
     """
     if not view.kills:
-        return FINE
+        return OK
     evidence = f"processes were killed for want of memory{_memory_limit(view)}"
     return Finding("cgroup.memory.oom_kill", Severity.INFO, evidence)
 
 
 @once
-def memory_oom(view: GroupView) -> Answer:
+def memory_oom(view: GroupView) -> RuleResult:
     """A container was out of memory at its limit, and nothing was killed: what it asked for failed.
 
     Source: ``memory.events`` oom [count], where oom_kill did not grow; cgroup v1 does not count it.
     """
     if not view.ooms or view.kills:
-        return FINE
+        return OK
     evidence = f"out of memory, and nothing was killed{_memory_limit(view)}"
     return Finding("cgroup.memory.oom", Severity.INFO, evidence)
 
 
 @once
-def memory_at_max(view: GroupView) -> Answer:
+def memory_at_max(view: GroupView) -> RuleResult:
     """A container ran into its limit of memory again and again, and had to give up pages first.
 
     Source: ``memory.events`` max [count], its growth; cgroup v1: ``memory.failcnt``.
     """
     if view.at_max < AT_LIMIT:
-        return FINE
+        return OK
     evidence = f"at its limit of memory at least {AT_LIMIT} times in {MEMORY_WINDOW_S} s{_memory_limit(view)}"
     return Finding("cgroup.memory.max", Severity.INFO, evidence)
 
 
 @once
-def memory_at_high(view: GroupView) -> Answer:
+def memory_at_high(view: GroupView) -> RuleResult:
     """A container had more memory than its memory.high again and again, and was slowed down for it.
 
     Source: ``memory.events`` high [count], its growth.
     """
     if view.at_high < AT_LIMIT:
-        return FINE
+        return OK
     evidence = f"above memory.high at least {AT_LIMIT} times in {MEMORY_WINDOW_S} s"
     return Finding("cgroup.memory.high", Severity.INFO, evidence)
 

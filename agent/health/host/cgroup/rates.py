@@ -6,7 +6,7 @@ have none. And a group is looked at only when its sample has changed; until then
 
 from typing import Final, NamedTuple
 
-from agent.health.rate_window import History, lengthened, unmoved
+from agent.health.rate_window import RateWindow, appended, is_flat
 from agent.model.reading import Missing, Reading, is_absent
 from agent.model.snapshot import GroupSample
 from agent.model.time import NS
@@ -31,10 +31,10 @@ NO_COUNTS: Final = Counts(0, 0, 0, 0)
 class Rates(NamedTuple):
     """How they grew."""
 
-    periods: History = ()
-    throttled: History = ()
-    at_max: History = ()
-    at_high: History = ()
+    periods: RateWindow = ()
+    throttled: RateWindow = ()
+    at_max: RateWindow = ()
+    at_high: RateWindow = ()
     grew_ns: int = 0
     """When one of them, other than the periods, was last seen to have grown."""
 
@@ -65,11 +65,11 @@ def rates_after(
     if before is QUIET and not grew:
         return QUIET
 
-    def after(history: History, was: Reading, now: Reading, *, begins: bool) -> History:
+    def after(history: RateWindow, was: Reading, now: Reading, *, begins: bool) -> RateWindow:
         if not history and not begins:
             return ()
-        history = unmoved(history, looked_ns, window_ns) or lengthened((), was, looked_ns, window_ns)
-        return lengthened(history, now, now_ns, window_ns)
+        history = is_flat(history, looked_ns, window_ns) or appended((), was, looked_ns, window_ns)
+        return appended(history, now, now_ns, window_ns)
 
     return Rates(
         after(before.periods, old.periods, new.periods, begins=throttled),
@@ -87,6 +87,6 @@ def _grew(old: Reading, new: Reading) -> bool:
     return new > old if isinstance(old, int) else is_absent(old) and new > 0
 
 
-def still_told(rates: Rates, now_ns: int, window_ns: int) -> Rates:
+def drop_stale_rates(rates: Rates, now_ns: int, window_ns: int) -> Rates:
     """The rates, unless what they tell of is long over."""
     return rates if now_ns - rates.grew_ns < window_ns + LINGER_NS else QUIET

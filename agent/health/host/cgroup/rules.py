@@ -14,7 +14,7 @@ from agent.health.catalog import Rule
 from agent.health.host.cgroup.limit_rules import HUGETLB_LIMIT_RULE, MEMORY_LIMIT_RULES
 from agent.health.host.cgroup.view import GroupView
 from agent.health.host.cgroup.words import once
-from agent.health.rules import FINE, Answer, Unevaluated
+from agent.health.rules import OK, RuleNotEvaluated, RuleResult
 from agent.model.cpuset import format_cpus
 from agent.model.health import Blame, Finding, Severity
 from agent.model.reading import Absence, Missing
@@ -31,7 +31,7 @@ _THROTTLED: Final = Wake(Field.GROUP_CPU_THROTTLED, PERIODS // 4, 60 * NS)
 
 
 @once
-def cpu_throttled(view: GroupView) -> Answer:
+def cpu_throttled(view: GroupView) -> RuleResult:
     """A container used up its quota of CPU time in many of the periods in which it ran.
 
     Source: ``cpu.stat`` nr_throttled against nr_periods [count], over the window.
@@ -39,26 +39,26 @@ def cpu_throttled(view: GroupView) -> Answer:
     percent, window_s = view.limits.throttled_percent, view.limits.throttled_window_s
     throttled, periods, _ = view.throttling
     if periods < PERIODS or throttled * 100 <= percent * periods:
-        return FINE
+        return OK
     evidence = f"throttled in more than {percent} % of its CPU periods in {window_s} s"
     return Finding("cgroup.cpu.throttled", Severity.INFO, evidence)
 
 
 @once
-def cpu_throttled_exclusive(view: GroupView) -> Answer:
+def cpu_throttled_exclusive(view: GroupView) -> RuleResult:
     """A container was throttled on CPUs that are its alone.
 
     Source: ``cpu.stat`` nr_throttled [count], over the window; ``cpuset.cpus.effective`` (cgroup v1:
     ``cpuset.effective_cpus``) against the CPUs that drivers declare as exclusive.
     """
     if not view.exclusive or view.throttling.looks < EXCLUSIVE_LOOKS or isinstance(view.group.cpus, Missing):
-        return FINE
+        return OK
     evidence = f"throttled on exclusive CPUs {format_cpus(view.group.cpus)}"
     return Finding("cgroup.cpu.throttled_exclusive", Severity.DEGRADED, evidence)
 
 
 @once
-def frozen(view: GroupView) -> Answer:
+def frozen(view: GroupView) -> RuleResult:
     """A container is frozen.
 
     Source: ``cgroup.events`` frozen; cgroup v1: ``freezer.state``.
@@ -66,8 +66,8 @@ def frozen(view: GroupView) -> Answer:
     state = view.group.frozen
     if isinstance(state, Missing):
         unknown = state.absence is Absence.UNREADABLE
-        return Unevaluated("whether it is still frozen cannot be read") if unknown else FINE
-    return Finding("cgroup.frozen", Severity.INFO, "frozen") if state else FINE
+        return RuleNotEvaluated("whether it is still frozen cannot be read") if unknown else OK
+    return Finding("cgroup.frozen", Severity.INFO, "frozen") if state else OK
 
 
 EXCLUSIVE_THROTTLED: Final = Rule(

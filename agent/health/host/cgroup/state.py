@@ -18,8 +18,8 @@ from agent.health.host.cgroup.rates import (
     QUIET,
     Rates,
     counts_of,
+    drop_stale_rates,
     rates_after,
-    still_told,
 )
 from agent.model.reading import Absence, Missing, Reading
 from agent.model.settings import Settings
@@ -45,7 +45,7 @@ Key = tuple[Count, int]
 """A counter of a group; with the index of a hugepage size, else 0."""
 
 
-class Tally(NamedTuple):
+class CounterDelta(NamedTuple):
     """One counter that has grown."""
 
     total: int
@@ -55,14 +55,14 @@ class Tally(NamedTuple):
     grew_ns: int
 
 
-class Loud(NamedTuple):
+class ActiveGroup(NamedTuple):
     """A group that has something to tell, or had a moment ago."""
 
     group: GroupSample
     """As it was last seen: what happens to a container often ends it, and its cgroup with it."""
     pod: GroupSample | None
     """Of a container."""
-    tallies: Mapping[Key, Tally]
+    tallies: Mapping[Key, CounterDelta]
     rates: Rates
     """Of what does not count singly."""
     frozen_ns: int | None
@@ -79,7 +79,7 @@ class GroupPast:
     pods: Mapping[str, GroupSample] = field(default_factory=dict)
     """By uid."""
     looked_ns: int = 0
-    loud: Mapping[int, Loud] = field(default_factory=dict)
+    loud: Mapping[int, ActiveGroup] = field(default_factory=dict)
     """By id."""
 
 
@@ -115,27 +115,27 @@ def _counts(group: GroupSample) -> dict[Key, Reading]:
 
 
 def _changed(
-    known: Loud | None,
+    known: ActiveGroup | None,
     before: GroupSample | None,
     group: GroupSample,
     looked_ns: int,
     now_ns: int,
     window_ns: int,
-) -> Loud | None:
+) -> ActiveGroup | None:
     """What is to be remembered of a group whose sample is another than before; None: nothing."""
     tallies = _tallies(known, before, group, now_ns)
     old = counts_of(before) if before else NO_COUNTS
     rates = rates_after(known.rates if known else QUIET, old, counts_of(group), looked_ns, now_ns, window_ns)
     if known:
-        return Loud(group, known.pod, tallies, rates, known.frozen_ns)
+        return ActiveGroup(group, known.pod, tallies, rates, known.frozen_ns)
     if not tallies and rates is QUIET and group.frozen != 1:
         return None
-    return Loud(group, None, tallies, rates, None)
+    return ActiveGroup(group, None, tallies, rates, None)
 
 
 def _tallies(
-    known: Loud | None, before: GroupSample | None, group: GroupSample, now_ns: int
-) -> Mapping[Key, Tally]:
+    known: ActiveGroup | None, before: GroupSample | None, group: GroupSample, now_ns: int
+) -> Mapping[Key, CounterDelta]:
     tallies = dict(known.tallies) if known else {}
     if before and before.mem_oom_kill == group.mem_oom_kill and before.hugetlb == group.hugetlb:
         return tallies
@@ -145,27 +145,29 @@ def _tallies(
         old = tally.total if tally else olds.get(key, 0)
         if isinstance(count, Missing):
             if isinstance(old, int) and count.absence is Absence.UNREADABLE:
-                tallies.setdefault(key, Tally(old, 0, now_ns))  # to go on from when it can be read again
+                tallies.setdefault(
+                    key, CounterDelta(old, 0, now_ns)
+                )  # to go on from when it can be read again
             continue
         if isinstance(old, Missing):
             old = 0 if old.absence is Absence.ABSENT else count  # nobody knows what it was
         if count > old:
-            tallies[key] = Tally(count, count - old + (tally.news if tally else 0), now_ns)
+            tallies[key] = CounterDelta(count, count - old + (tally.news if tally else 0), now_ns)
         elif tally is not None:  # one that fell was reset
             tallies[key] = tally._replace(total=count)
     return tallies
 
 
 def _aged(
-    loud: Mapping[int, Loud],
+    loud: Mapping[int, ActiveGroup],
     by_id: Mapping[int, GroupSample],
     pods: Mapping[str, GroupSample],
     now_ns: int,
     window_ns: int,
-) -> Mapping[int, Loud]:
+) -> Mapping[int, ActiveGroup]:
     """Those that still have something to tell. Of the ones that are gone, the newest."""
-    kept: dict[int, Loud] = {}
-    gone: list[tuple[int, Loud]] = []
+    kept: dict[int, ActiveGroup] = {}
+    gone: list[tuple[int, ActiveGroup]] = []
     for ident, known in loud.items():
         there = ident in by_id
         tallies = _fresh(known, now_ns, there=there) if known.tallies else {}
@@ -173,17 +175,17 @@ def _aged(
             if tallies:
                 gone.append((ident, known._replace(tallies=tallies, rates=QUIET, frozen_ns=None)))
             continue
-        rates = still_told(known.rates, now_ns, window_ns)
+        rates = drop_stale_rates(known.rates, now_ns, window_ns)
         frozen_ns = _frozen_ns(known, now_ns)
         if not tallies and rates is QUIET and frozen_ns is None:
             continue
         pod = pods.get(known.group.pod_uid, known.pod) if known.group.kind is GroupKind.CONTAINER else None
-        kept[ident] = Loud(known.group, pod, tallies, rates, frozen_ns)
+        kept[ident] = ActiveGroup(known.group, pod, tallies, rates, frozen_ns)
     gone.sort(key=lambda item: max(tally.grew_ns for tally in item[1].tallies.values()))
     return {**dict(gone[-GONE_KEPT:]), **kept}
 
 
-def _fresh(known: Loud, now_ns: int, *, there: bool) -> dict[Key, Tally]:
+def _fresh(known: ActiveGroup, now_ns: int, *, there: bool) -> dict[Key, CounterDelta]:
     """The tallies that have news, and those of what can just now not be read."""
     counts = _counts(known.group) if there else {}
     tallies = {}
@@ -195,7 +197,7 @@ def _fresh(known: Loud, now_ns: int, *, there: bool) -> dict[Key, Tally]:
     return tallies
 
 
-def _frozen_ns(known: Loud, now_ns: int) -> int | None:
+def _frozen_ns(known: ActiveGroup, now_ns: int) -> int | None:
     """When a group that is there was last known to be frozen; None: long ago, or never."""
     state, since_ns = known.group.frozen, known.frozen_ns
     if state == 1:

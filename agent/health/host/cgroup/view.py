@@ -5,7 +5,7 @@ from itertools import chain, pairwise
 from typing import NamedTuple
 
 from agent.health.host.cgroup.rates import Rates
-from agent.health.host.cgroup.state import MEMORY_WINDOW_S, Count, GroupPast, Loud
+from agent.health.host.cgroup.state import MEMORY_WINDOW_S, ActiveGroup, Count, GroupPast
 from agent.health.rate_window import grown_since
 from agent.model.cpuset import CpuSet
 from agent.model.declared import DeclaredCpus
@@ -92,7 +92,7 @@ def view_groups(past: GroupPast, snapshot: Snapshot, settings: Settings, now: In
     return [*found, *chain.from_iterable(containers.values())]
 
 
-def _view(known: Loud, exclusive: tuple[str, ...], limits: HostLimits, now: Instant) -> GroupView:
+def _view(known: ActiveGroup, exclusive: tuple[str, ...], limits: HostLimits, now: Instant) -> GroupView:
     rates = known.rates
     minute_ns = now.mono_ns - MEMORY_WINDOW_S * NS
     return GroupView(
@@ -110,12 +110,12 @@ def _view(known: Loud, exclusive: tuple[str, ...], limits: HostLimits, now: Inst
     )
 
 
-def _news(known: Loud, count: Count, index: int) -> int:
+def _news(known: ActiveGroup, count: Count, index: int) -> int:
     tally = known.tallies.get((count, index))
     return tally.news if tally else 0
 
 
-def _news_by_size(known: Loud, count: Count) -> tuple[int, ...]:
+def _news_by_size(known: ActiveGroup, count: Count) -> tuple[int, ...]:
     sizes = len(known.group.hugetlb)
     return tuple(_news(known, count, index) for index in range(sizes)) if known.tallies else (0,) * sizes
 

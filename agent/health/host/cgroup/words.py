@@ -4,22 +4,22 @@ from collections.abc import Callable
 from functools import wraps
 
 from agent.health.host.cgroup.view import GroupView
-from agent.health.rules import FINE, Answer
+from agent.health.rules import OK, RuleResult
 from agent.model.cgroup import NO_LIMIT
 from agent.model.health import Finding
 from agent.model.reading import Reading
 
 
-def once(judge: Callable[[GroupView], Answer]) -> Callable[[GroupView], Answer]:
+def once(judge: Callable[[GroupView], RuleResult]) -> Callable[[GroupView], RuleResult]:
     """A pod is told of only what none of its containers is: most of what they do counts there, too."""
 
     @wraps(judge)
-    def judge_once(view: GroupView) -> Answer:
+    def judge_once(view: GroupView) -> RuleResult:
         answer = judge(view)
         if not isinstance(answer, Finding):
             return answer
         told = any(isinstance(judge(container), Finding) for container in view.containers)
-        return FINE if told else answer
+        return OK if told else answer
 
     return judge_once
 

@@ -9,14 +9,14 @@ from agent.health.catalog import Rule
 from agent.health.host.cpu.log_facts import LOCKUP_HELD_S
 from agent.health.host.cpu.state import CpuView, named
 from agent.health.kernel_log.silence import silence
-from agent.health.rules import FINE, Answer, Unreadable
+from agent.health.rules import OK, RuleResult, Unreadable
 from agent.health.words import duration
 from agent.model.cpuset import CpuSet
 from agent.model.health import Blame, Finding, Severity
 from agent.model.reading import Absence
 
 
-def cpu_machine_check(view: CpuView) -> Answer:
+def cpu_machine_check(view: CpuView) -> RuleResult:
     """The hardware has found an error that it could not correct, since boot.
 
     The count stands until the next boot, and so does the finding. What firmware reports without a word of
@@ -29,13 +29,13 @@ def cpu_machine_check(view: CpuView) -> Answer:
         return Finding("cpu.machine_check", Severity.UNHEALTHY, evidence)
     counting = view.cores.checks
     if isinstance(counting, int):
-        return FINE
+        return OK
     if counting.absence is Absence.UNREADABLE:
         return Unreadable("MCE of /proc/interrupts", counting)
     return silence(view.log_state)
 
 
-def cpu_machine_check_corrected(view: CpuView) -> Answer:
+def cpu_machine_check_corrected(view: CpuView) -> RuleResult:
     """The hardware had to correct errors of one CPU more often than the limit allows, within the window.
 
     The window is kept to a twelfth. Lines from before the agent's start count if the first of them is within
@@ -53,13 +53,13 @@ def cpu_machine_check_corrected(view: CpuView) -> Answer:
     return silence(view.log_state)
 
 
-def _lockup(view: CpuView, code: str, severity: Severity, locked: CpuSet, what: str) -> Answer:
+def _lockup(view: CpuView, code: str, severity: Severity, locked: CpuSet, what: str) -> RuleResult:
     if mine := locked & view.cpus:
         return Finding(code, severity, f"{what} lockup on {named(mine)}")
     return silence(view.log_state)
 
 
-def cpu_lockup_hard(view: CpuView) -> Answer:
+def cpu_lockup_hard(view: CpuView) -> RuleResult:
     """A CPU has not even taken interrupts for ten seconds or more.
 
     Source: lines of the kernel log, of its NMI watchdog.
@@ -67,7 +67,7 @@ def cpu_lockup_hard(view: CpuView) -> Answer:
     return _lockup(view, "cpu.lockup.hard", Severity.UNHEALTHY, view.hard_lockups, "hard")
 
 
-def cpu_lockup_soft(view: CpuView) -> Answer:
+def cpu_lockup_soft(view: CpuView) -> RuleResult:
     """A CPU has been kept by one task in the kernel for twenty seconds or more.
 
     Source: lines of the kernel log, of its watchdog.

@@ -11,7 +11,7 @@ from typing import Final, NamedTuple
 
 from agent.health.kernel_log.counts import times_told
 from agent.health.kernel_log.values import LogCode, LogFact, LogPast
-from agent.health.rate_window import History, grown_since, unmoved
+from agent.health.rate_window import RateWindow, grown_since, is_flat
 from agent.model.cpuset import CpuSet
 from agent.model.time import NS, Instant
 
@@ -31,7 +31,7 @@ class Lockup(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class CpuLogFacts:
     """What the log has said of CPUs since boot, as far as it was read."""
 
     facts: Mapping[tuple[LogCode, str], LogFact] = field(default_factory=dict)
@@ -39,12 +39,12 @@ class Told:
     checks: CpuSet = 0
     """CPUs with an uncorrected machine check."""
     lockups: tuple[Lockup, ...] = ()
-    corrected: Mapping[int, History] = field(default_factory=dict)
+    corrected: Mapping[int, RateWindow] = field(default_factory=dict)
     """By CPU, its corrected machine checks. Lines that name no CPU are left out: they repeat what is told of
     CPUs, or of memory modules, which have counts of their own."""
 
 
-def listen(before: Told, log: LogPast, window_s: int, looked_ns: int, now: Instant) -> Told:
+def listen(before: CpuLogFacts, log: LogPast, window_s: int, looked_ns: int, now: Instant) -> CpuLogFacts:
     """What is told after a look.
 
     Args:
@@ -56,7 +56,7 @@ def listen(before: Told, log: LogPast, window_s: int, looked_ns: int, now: Insta
     window_ns = window_s * NS
     checks = 0
     lockups: list[Lockup] = []
-    corrected: dict[int, History] = {}
+    corrected: dict[int, RateWindow] = {}
     for fact in log.facts.values():
         if (cpu := _cpu_of(fact.place)) is None:
             continue
@@ -66,14 +66,14 @@ def listen(before: Told, log: LogPast, window_s: int, looked_ns: int, now: Insta
             case LogCode.SOFT_LOCKUP | LogCode.HARD_LOCKUP:
                 lockups.append(Lockup(fact.code, cpu, fact.last.mono_ns))
             case LogCode.MACHINE_CHECK_CORRECTED:
-                known = unmoved(before.corrected.get(cpu, ()), looked_ns, window_ns)
+                known = is_flat(before.corrected.get(cpu, ()), looked_ns, window_ns)
                 corrected[cpu] = times_told(known, fact, now.mono_ns, window_ns)
             case _:
                 pass
-    return Told(log.facts, checks, tuple(lockups), corrected)
+    return CpuLogFacts(log.facts, checks, tuple(lockups), corrected)
 
 
-def locked(told: Told, code: LogCode, now: Instant) -> CpuSet:
+def locked(told: CpuLogFacts, code: LogCode, now: Instant) -> CpuSet:
     """The CPUs of whose lockup the log told a short while ago."""
     cpus = 0
     for one in told.lockups:
@@ -82,7 +82,7 @@ def locked(told: Told, code: LogCode, now: Instant) -> CpuSet:
     return cpus
 
 
-def often_corrected(told: Told, errors: int, window_s: int, now: Instant) -> CpuSet:
+def often_corrected(told: CpuLogFacts, errors: int, window_s: int, now: Instant) -> CpuSet:
     """The CPUs with so many corrected machine checks in the window, or more."""
     since_ns = now.mono_ns - window_s * NS
     cpus = 0

@@ -6,7 +6,7 @@ from agent.health.catalog import Rule
 from agent.health.host.cpu.fault_rules import FAULT_RULES
 from agent.health.host.cpu.speed_rules import SPEED_RULES
 from agent.health.host.cpu.state import CpuView, named
-from agent.health.rules import FINE, Answer, Inapplicable, Unreadable, lacking
+from agent.health.rules import OK, RuleNotApplicable, RuleResult, Unreadable, lacking
 from agent.model.cpuset import cpus_of, format_cpus
 from agent.model.health import Blame, Finding, Severity
 from agent.model.reading import NEVER_READ, Missing
@@ -15,7 +15,7 @@ from agent.model.wake import Field
 NODE_CPUS: Final = "node{}/cpulist"
 
 
-def cpu_offline(view: CpuView) -> Answer:
+def cpu_offline(view: CpuView) -> RuleResult:
     """CPUs that should be online are not.
 
     Source: ``/sys/devices/system/cpu/online`` against the set at start, as configured, or as declared.
@@ -26,12 +26,12 @@ def cpu_offline(view: CpuView) -> Answer:
         return Unreadable(NODE_CPUS.format(view.node.node), view.node.cpus)
     gone = view.expected.cpus & ~view.online
     if not gone:
-        return FINE
+        return OK
     evidence = f"{named(gone)} offline, {view.expected.by}: {format_cpus(view.expected.cpus)}"
     return Finding("cpu.offline", Severity.UNHEALTHY, evidence)
 
 
-def cpu_missing(view: CpuView) -> Answer:
+def cpu_missing(view: CpuView) -> RuleResult:
     """The machine does not have CPUs that a driver declares.
 
     Source: ``/sys/devices/system/cpu/present``.
@@ -40,13 +40,13 @@ def cpu_missing(view: CpuView) -> Answer:
         return Unreadable("cpu/present", view.present)
     absent = view.cpus & ~view.present
     if not absent:
-        return FINE
+        return OK
     do = "does" if absent.bit_count() == 1 else "do"
     evidence = f"{named(absent)} {do} not exist, declared: {format_cpus(view.cpus)}"
     return Finding("cpu.missing", Severity.UNHEALTHY, evidence)
 
 
-def cpu_numa(view: CpuView) -> Answer:
+def cpu_numa(view: CpuView) -> RuleResult:
     """Declared CPUs are on another NUMA node than their driver says.
 
     A CPU that has never been online is on none that anybody could name: another rule tells of it.
@@ -54,7 +54,7 @@ def cpu_numa(view: CpuView) -> Answer:
     Source: ``/sys/devices/system/node/node*/cpulist``.
     """
     if view.declared is None or view.declared.numa is None:
-        return Inapplicable("no NUMA node is declared")
+        return RuleNotApplicable("no NUMA node is declared")
     number = view.declared.numa
     said = f"declared: NUMA node {number}"
     nodes = {node.node: node.cpus for node in view.nodes}
@@ -68,10 +68,10 @@ def cpu_numa(view: CpuView) -> Answer:
     if elsewhere:
         return Finding("cpu.numa", Severity.UNHEALTHY, f"{', '.join(elsewhere)}, {said}")
     own = nodes.get(number, NEVER_READ)
-    return Unreadable(NODE_CPUS.format(number), own) if isinstance(own, Missing) else FINE
+    return Unreadable(NODE_CPUS.format(number), own) if isinstance(own, Missing) else OK
 
 
-def cpu_isolation(view: CpuView) -> Answer:
+def cpu_isolation(view: CpuView) -> RuleResult:
     """CPUs that should be isolated are not: the kernel schedules other tasks on them.
 
     Source: ``/sys/devices/system/cpu/isolated`` against the set at start, or as declared.
@@ -80,12 +80,12 @@ def cpu_isolation(view: CpuView) -> Answer:
         return lacking("cpu/isolated", view.isolated, "the kernel does not tell which CPUs are isolated")
     open_to_all = view.apart.cpus & ~view.isolated
     if not open_to_all:
-        return FINE
+        return OK
     evidence = f"{named(open_to_all)} not isolated, {view.apart.by}: {format_cpus(view.apart.cpus)}"
     return Finding("cpu.isolation", Severity.DEGRADED, evidence)
 
 
-def cpu_smt(view: CpuView) -> Answer:
+def cpu_smt(view: CpuView) -> RuleResult:
     """Simultaneous multithreading was switched on or off since the agent started.
 
     Source: ``/sys/devices/system/cpu/smt/active`` against itself at start.
@@ -94,11 +94,11 @@ def cpu_smt(view: CpuView) -> Answer:
     if isinstance(now, Missing):
         return lacking("smt/active", now, "the kernel does not tell of SMT")
     if now == start:
-        return FINE
+        return OK
     return Finding("cpu.smt", Severity.INFO, "SMT on, off at start" if now else "SMT off, on at start")
 
 
-def cpu_shared_core(view: CpuView) -> Answer:
+def cpu_shared_core(view: CpuView) -> RuleResult:
     """Declared CPUs share cores with CPUs that are not in the set; all of them are online.
 
     Source: ``cpu*/topology/core_cpus_list``.
@@ -119,7 +119,9 @@ def cpu_shared_core(view: CpuView) -> Answer:
         if view.cpus >> cpu & 1:
             return Unreadable(f"cpu{cpu}/topology/core_cpus_list", why)
     return (
-        FINE if cores.placed & view.cpus else Inapplicable("the kernel does not tell which CPUs share cores")
+        OK
+        if cores.placed & view.cpus
+        else RuleNotApplicable("the kernel does not tell which CPUs share cores")
     )
 
 

@@ -5,7 +5,15 @@ from typing import Final
 from agent.health.catalog import Rule
 from agent.health.host.cpu.cores import Cap
 from agent.health.host.cpu.state import CpuView, named
-from agent.health.rules import FINE, Answer, Growth, Inapplicable, Unevaluated, Unreadable, lacking
+from agent.health.rules import (
+    OK,
+    Growth,
+    RuleNotApplicable,
+    RuleNotEvaluated,
+    RuleResult,
+    Unreadable,
+    lacking,
+)
 from agent.model.cpuset import CpuSet, cpus_of
 from agent.model.health import Blame, Finding, Severity
 from agent.model.reading import Missing
@@ -17,7 +25,7 @@ CAP_HELD_NS: Final = 60 * NS
 """Whoever cools by capping does it again and again: that is one cause, not many."""
 
 
-def _throttled(code: str, growth: Growth, view: CpuView, what: str) -> Answer:
+def _throttled(code: str, growth: Growth, view: CpuView, what: str) -> RuleResult:
     if isinstance(growth.events, Missing):
         return lacking(f"{what}_throttle_count", growth.events, "no thermal_throttle counters")
     if growth.events >= view.throttle_events:
@@ -26,11 +34,11 @@ def _throttled(code: str, growth: Growth, view: CpuView, what: str) -> Answer:
         )
         return Finding(code, Severity.DEGRADED, evidence)
     if growth.span_s < view.throttle_window_s:
-        return Unevaluated(f"needs {view.throttle_window_s} s of history")
-    return FINE
+        return RuleNotEvaluated(f"needs {view.throttle_window_s} s of history")
+    return OK
 
 
-def cpu_throttled_core(view: CpuView) -> Answer:
+def cpu_throttled_core(view: CpuView) -> RuleResult:
     """Cores were slowed down for heat more often than the limit allows, within the window.
 
     Source: ``cpu*/thermal_throttle/core_throttle_count`` [events], summed over the CPUs.
@@ -38,7 +46,7 @@ def cpu_throttled_core(view: CpuView) -> Answer:
     return _throttled("cpu.throttled.core", view.throttled_core, view, "core")
 
 
-def cpu_throttled_package(view: CpuView) -> Answer:
+def cpu_throttled_package(view: CpuView) -> RuleResult:
     """The whole package was slowed down for heat more often than the limit allows, within the window.
 
     Source: ``cpu*/thermal_throttle/package_throttle_count`` [events], the largest of the CPUs.
@@ -46,7 +54,7 @@ def cpu_throttled_package(view: CpuView) -> Answer:
     return _throttled("cpu.throttled.package", view.throttled_package, view, "package")
 
 
-def cpu_capped(view: CpuView) -> Answer:
+def cpu_capped(view: CpuView) -> RuleResult:
     """CPUs may not run as fast as they might when the agent started, or, since before, as they could.
 
     Source: ``cpu*/cpufreq/scaling_max_freq`` against itself at start, and against ``cpuinfo_max_freq`` [kHz].
@@ -60,7 +68,7 @@ def cpu_capped(view: CpuView) -> Answer:
             return Unreadable(f"cpu{cpu}/cpufreq/scaling_max_freq", why)
     if held := _caps(cores.held, online, "possible"):
         return Finding("cpu.capped", Severity.INFO, held)
-    return FINE if cores.scaled & view.cpus else Inapplicable("no frequency scaling")
+    return OK if cores.scaled & view.cpus else RuleNotApplicable("no frequency scaling")
 
 
 def _caps(caps: tuple[Cap, ...], online: CpuSet, when: str) -> str:

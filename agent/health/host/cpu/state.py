@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from agent.health.host.cpu.cores import Cores, digest
-from agent.health.host.cpu.log_facts import Told, listen, locked, often_corrected
+from agent.health.host.cpu.log_facts import CpuLogFacts, listen, locked, often_corrected
 from agent.health.host.cpu.throttle import Throttled, Watched, throttled_after, watch
 from agent.health.kernel_log.silence import reader_state
 from agent.health.kernel_log.values import LogCode, LogPast
@@ -23,7 +23,7 @@ from agent.model.source import SourceState
 from agent.model.time import Instant
 
 
-class Promise(NamedTuple):
+class ExpectedCpus(NamedTuple):
     """CPUs that should be as somebody said, or as they were."""
 
     cpus: CpuSet
@@ -42,9 +42,9 @@ class CpuView(NamedTuple):
     present: CpuSet | Missing
     online: CpuSet | Missing
     isolated: CpuSet | Missing
-    expected: Promise
+    expected: ExpectedCpus
     """To be online."""
-    apart: Promise
+    apart: ExpectedCpus
     """To be isolated."""
     throttled_core: Growth
     throttled_package: Growth
@@ -85,7 +85,7 @@ class CpuPast:
     watched: Mapping[str, Watched] = field(default_factory=dict)
     """Likewise, by the subject of a declared device."""
     cores: Cores = field(default_factory=Cores)
-    told: Told = field(default_factory=Told)
+    told: CpuLogFacts = field(default_factory=CpuLogFacts)
     hard_lockups: CpuSet = 0
     """CPUs of which the log told a short while ago; so the next."""
     soft_lockups: CpuSet = 0
@@ -164,8 +164,8 @@ def view_cpus(past: CpuPast, snapshot: Snapshot, settings: Settings, number: int
         settings,
         cpus=cpus,
         node=next((node for node in snapshot.nodes if node.node == number), None),
-        expected=Promise(past.expected.get(number, 0), by),
-        apart=Promise(isolated & cpus, "isolated at start"),
+        expected=ExpectedCpus(past.expected.get(number, 0), by),
+        apart=ExpectedCpus(isolated & cpus, "isolated at start"),
         throttled=past.throttled.get(number, Throttled()),
         declared=None,
     )
@@ -178,7 +178,7 @@ def view_declared_cpus(past: CpuPast, snapshot: Snapshot, settings: Settings, de
     isolated = past.isolated if isinstance(past.isolated, int) else 0
     present = snapshot.cpus.present
     # of what is not there another rule tells
-    there = Promise(what.cpus if isinstance(present, Missing) else what.cpus & present, "declared")
+    there = ExpectedCpus(what.cpus if isinstance(present, Missing) else what.cpus & present, "declared")
     watched = past.watched.get(device.subject)
     return _view(
         past,
@@ -187,7 +187,7 @@ def view_declared_cpus(past: CpuPast, snapshot: Snapshot, settings: Settings, de
         cpus=what.cpus,
         node=None,
         expected=there,
-        apart=there if what.isolated else Promise(isolated & what.cpus, "isolated at start"),
+        apart=there if what.isolated else ExpectedCpus(isolated & what.cpus, "isolated at start"),
         throttled=watched.throttled if watched else Throttled(),
         declared=what,
     )
@@ -200,8 +200,8 @@ def _view(
     *,
     cpus: CpuSet,
     node: NodeSample | None,
-    expected: Promise,
-    apart: Promise,
+    expected: ExpectedCpus,
+    apart: ExpectedCpus,
     throttled: Throttled,
     declared: DeclaredCpus | None,
 ) -> CpuView:

@@ -9,7 +9,7 @@ from typing import Final
 from agent.devices.inventory import size_name
 from agent.health.catalog import Rule
 from agent.health.host.hugepages.state import FAILED_NS, PoolView, persistent_pages
-from agent.health.rules import FINE, Answer, Inapplicable, Unevaluated, Unreadable, lacking
+from agent.health.rules import OK, RuleNotApplicable, RuleNotEvaluated, RuleResult, Unreadable, lacking
 from agent.health.words import at_least, duration
 from agent.model.health import Blame, Finding, Severity
 from agent.model.reading import Missing, is_absent
@@ -23,16 +23,16 @@ FRAGMENTED: Final = (
     "write the number to nr_hugepages and read it; if it stays short, memory is full or in pieces: "
     "ask for the pages at boot, with hugepages= on the kernel's command line"
 )
-UNREAD: Final = Unevaluated("nr_hugepages or surplus_hugepages cannot be read")
+UNREAD: Final = RuleNotEvaluated("nr_hugepages or surplus_hugepages cannot be read")
 
 
-def pool_shrunk(view: PoolView) -> Answer:
+def pool_shrunk(view: PoolView) -> RuleResult:
     """The pool has fewer pages than at start, than configured, or than drivers declare together.
 
     Source: ``nr_hugepages`` less ``surplus_hugepages`` [pages].
     """
     if view.wanted and view.pool is None:
-        return FINE  # mem.hugepages.missing says so
+        return OK  # mem.hugepages.missing says so
     pages = persistent_pages(view.pool) if view.pool else 0
     if isinstance(pages, Missing):
         what = "surplus_hugepages" if view.pool and isinstance(view.pool.nr, int) else "nr_hugepages"
@@ -40,7 +40,7 @@ def pool_shrunk(view: PoolView) -> Answer:
     if isinstance(view.expected, Missing):
         return Unreadable("pool size at start", view.expected)
     if pages >= view.expected:
-        return FINE
+        return OK
     where = f" on node {view.node}" if view.wanted else ""
     size, most = size_name(view.size_kib) + where, view.most
     advice = ""
@@ -65,31 +65,31 @@ def _said(view: PoolView) -> str:
     return "configured" if view.configured else "at start"
 
 
-def pool_missing(view: PoolView) -> Answer:
+def pool_missing(view: PoolView) -> RuleResult:
     """A driver declares pages of a size, or on a NUMA node, that has no pool.
 
     Source: ``/sys/kernel/mm/hugepages``, ``node<N>/hugepages``.
     """
     if view.pool is not None:
-        return FINE
+        return OK
     evidence = f"no pool of {size_name(view.size_kib)} pages on node {view.node}"
     return Finding("mem.hugepages.missing", Severity.UNHEALTHY, evidence)
 
 
-def short_at_boot(view: PoolView) -> Answer:
+def short_at_boot(view: PoolView) -> RuleResult:
     """The kernel did not find all pages that its command line asked for, and the pool still has not as many.
 
     Source: "HugeTLB: allocating ... failed" in the kernel log; ``nr_hugepages`` less ``surplus_hugepages``.
     """
     boot = view.boot
     if boot is None or view.configured:
-        return FINE  # what the configuration says, mem.hugepages.pool_shrunk judges
+        return OK  # what the configuration says, mem.hugepages.pool_shrunk judges
     pool = view.whole if boot.whole else view.pool
     pages = persistent_pages(pool) if pool else 0
     if isinstance(pages, Missing):
         return UNREAD
     if pages >= boot.asked:
-        return FINE
+        return OK
     together = ", all NUMA nodes together" if boot.whole else ""
     since = f", {pages} now" if pages != boot.got else ""
     asked = f"asked for {boot.asked} pages of {size_name(view.size_kib)} at boot"
@@ -97,22 +97,22 @@ def short_at_boot(view: PoolView) -> Answer:
     return Finding("mem.hugepages.short", Severity.DEGRADED, evidence)
 
 
-def surplus_in_use(view: PoolView) -> Answer:
+def surplus_in_use(view: PoolView) -> RuleResult:
     """More pages are in use than the pool has: the kernel has lent some, and takes them back.
 
     Source: ``surplus_hugepages`` [pages].
     """
     surplus = view.pool.surplus if view.pool else 0
     if isinstance(surplus, Missing):
-        return Inapplicable("no surplus hugepages") if is_absent(surplus) else UNREAD
+        return RuleNotApplicable("no surplus hugepages") if is_absent(surplus) else UNREAD
     if not surplus:
-        return FINE
+        return OK
     size = size_name(view.size_kib)
     evidence = f"{at_least(surplus)} surplus {'page' if surplus == 1 else 'pages'} of {size} in use"
     return Finding("mem.hugepages.surplus", Severity.INFO, evidence)
 
 
-def surplus_failed(view: PoolView) -> Answer:
+def surplus_failed(view: PoolView) -> RuleResult:
     """The kernel looked for memory for a hugepage and found none, where it may go beyond the pool.
 
     The count is the machine's: of which size the page was, and for which node, it does not say.
@@ -121,17 +121,17 @@ def surplus_failed(view: PoolView) -> Answer:
     """
     overcommit = view.whole.overcommit if view.whole else 0
     if not isinstance(overcommit, int) or not overcommit:
-        return FINE
+        return OK
     if isinstance(view.failed, Missing):
-        missing = Inapplicable("no count of hugepages that were not found")
-        return missing if is_absent(view.failed) else Unevaluated("htlb_buddy_alloc_fail cannot be read")
+        missing = RuleNotApplicable("no count of hugepages that were not found")
+        return missing if is_absent(view.failed) else RuleNotEvaluated("htlb_buddy_alloc_fail cannot be read")
     if not view.failed_lately:
-        return FINE
+        return OK
     evidence = f"a hugepage was looked for and not found in the last {duration(FAILED_NS // NS)}"
     return Finding("mem.hugepages.surplus_failed", Severity.INFO, evidence)
 
 
-def exhausted(view: PoolView) -> Answer:
+def exhausted(view: PoolView) -> RuleResult:
     """No page is left: all are in use, or reserved by who has mapped them and not touched them yet.
 
     A reservation is the machine's, not a node's: which page it will be is not decided.
@@ -139,14 +139,14 @@ def exhausted(view: PoolView) -> Answer:
     Source: ``free_hugepages`` of the node, ``free_hugepages`` less ``resv_hugepages`` of the machine [pages].
     """
     if view.pool is None:
-        return FINE
+        return OK
     pages, free = view.pool.nr, view.pool.free
     if isinstance(pages, Missing):
         return UNREAD
     if isinstance(free, Missing):
         return lacking("free_hugepages", free, "no free_hugepages")
     if not pages:
-        return FINE
+        return OK
     size = size_name(view.size_kib)
     if not free:
         return Finding("mem.hugepages.exhausted", Severity.INFO, f"all {pages} pages of {size} are in use")
@@ -154,7 +154,7 @@ def exhausted(view: PoolView) -> Answer:
     if isinstance(whole.free, int) and isinstance(whole.reserved, int) and whole.free <= whole.reserved:
         evidence = f"all free pages of {size} are reserved"
         return Finding("mem.hugepages.exhausted", Severity.INFO, evidence)
-    return FINE
+    return OK
 
 
 _SHRUNK_RULE: Final = Rule(

@@ -11,7 +11,7 @@ from typing import Final, NamedTuple
 from agent.health.host.memory.edac_nodes import ControllerNodes
 from agent.health.kernel_log.counts import times_told
 from agent.health.kernel_log.values import LogCode, LogFact, LogPast
-from agent.health.rate_window import History, growth, growth_of, lengthened
+from agent.health.rate_window import RateWindow, appended, growth, growth_of
 from agent.health.rules import Growth
 from agent.model.machine import DimmSample, MachineSample
 from agent.model.reading import Reading, is_absent
@@ -45,7 +45,7 @@ class Total(NamedTuple):
 
     raw: int
     """As it was read last."""
-    history: History
+    history: RateWindow
     """Of its sum over all resets."""
 
 
@@ -58,7 +58,7 @@ class EdacPast:
     log: LogPast | None = None
     counters: Mapping[Place, Total] = field(default_factory=dict)
     """Of correctable errors."""
-    lines: Mapping[str, History] = field(default_factory=dict)
+    lines: Mapping[str, RateWindow] = field(default_factory=dict)
     """How often lines told of such, by what they call the module."""
     places: tuple[ErrorPlace, ...] = ()
 
@@ -112,9 +112,9 @@ def _grown(
 def _counted_on(before: Total | None, raw: int, t_ns: int, window_ns: int) -> Total:
     """A counter that fell was reset: what happened meanwhile nobody knows."""
     if before is None:
-        return Total(raw, lengthened((), 0, t_ns, window_ns))
+        return Total(raw, appended((), 0, t_ns, window_ns))
     total = before.history[-1].value + max(0, raw - before.raw)
-    return Total(raw, lengthened(before.history, total, t_ns, window_ns))
+    return Total(raw, appended(before.history, total, t_ns, window_ns))
 
 
 # --- places ---------------------------------------------------------------------------------------------
@@ -173,7 +173,7 @@ def _rest(controller: ErrorPlace, modules: Iterable[ErrorPlace]) -> ErrorPlace:
 
 
 def _logged(
-    facts: Iterable[LogFact], lines: Mapping[str, History], window_s: int, where: ControllerNodes
+    facts: Iterable[LogFact], lines: Mapping[str, RateWindow], window_s: int, where: ControllerNodes
 ) -> Iterator[ErrorPlace]:
     """Of lines the log has all since boot: they need no history."""
     for fact in facts:

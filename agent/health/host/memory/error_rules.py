@@ -6,7 +6,7 @@ from typing import Final
 from agent.health.catalog import Rule
 from agent.health.host.memory.edac import ErrorPlace
 from agent.health.host.memory.state import MemoryView
-from agent.health.rules import FINE, Answer, Inapplicable, Unevaluated, Unreadable, lacking
+from agent.health.rules import OK, RuleNotApplicable, RuleNotEvaluated, RuleResult, Unreadable, lacking
 from agent.health.words import at_least, duration
 from agent.model.health import Blame, Finding, Severity
 from agent.model.reading import Missing, Reading, is_absent
@@ -14,9 +14,9 @@ from agent.model.settings import HostLimits
 
 PLACES_TOLD: Final = 4
 """More are counted, lest a message is nothing but names."""
-NOT_YET: Final = Unevaluated("not read yet")
-NOT_THERE: Final = Unevaluated("the NUMA node has no memory")
-NO_COUNTERS: Final = Inapplicable("no EDAC counters")
+NOT_YET: Final = RuleNotEvaluated("not read yet")
+NOT_THERE: Final = RuleNotEvaluated("the NUMA node has no memory")
+NO_COUNTERS: Final = RuleNotApplicable("no EDAC counters")
 TRY_SYSFS: Final = "in a copy of sysfs (--sysfs-root), "
 _LIMITS: Final = HostLimits()
 
@@ -31,7 +31,7 @@ def _told(bad: Sequence[tuple[ErrorPlace, str]]) -> str:
     return ", ".join(texts)
 
 
-def ecc_uncorrectable(view: MemoryView) -> Answer:
+def ecc_uncorrectable(view: MemoryView) -> RuleResult:
     """A memory module has lost data since its EDAC driver was loaded, or its counters were reset.
 
     Source: ``edac/mc/mc*/ue_count`` and ``dimm_ue_count`` of its modules [count]; without them, lines of
@@ -51,10 +51,10 @@ def ecc_uncorrectable(view: MemoryView) -> Answer:
     for place in view.places:
         if isinstance(place.uncorrectable, Missing) and not is_absent(place.uncorrectable):
             return Unreadable(f"ue_count of {place.name}", place.uncorrectable)
-    return FINE if view.places else NO_COUNTERS
+    return OK if view.places else NO_COUNTERS
 
 
-def ecc_correctable_rate(view: MemoryView) -> Answer:
+def ecc_correctable_rate(view: MemoryView) -> RuleResult:
     """A memory module is corrected more often than the limit allows, within the window.
 
     Source: ``edac/mc/mc*/ce_count`` and ``dimm_ce_count`` of its modules [count], their growth; without them,
@@ -74,11 +74,11 @@ def ecc_correctable_rate(view: MemoryView) -> Answer:
         if isinstance(events, Missing) and not is_absent(events):
             return Unreadable(f"ce_count of {place.name}", events)
     if any(isinstance(events, int) and span_s < window_s for _, events, span_s in counted):
-        return Unevaluated(f"needs {duration(window_s)} of history")
-    return FINE
+        return RuleNotEvaluated(f"needs {duration(window_s)} of history")
+    return OK
 
 
-def poisoned(view: MemoryView) -> Answer:
+def poisoned(view: MemoryView) -> RuleResult:
     """Pages had hardware errors: the kernel took them out, and killed who used them.
 
     Where it does not count them by NUMA node (before Linux 6.4), they are every node's.
@@ -96,12 +96,12 @@ def poisoned(view: MemoryView) -> Answer:
     if isinstance(pages, Missing):
         return Unreadable("memory_failure/total", pages)
     if not pages:
-        return FINE
+        return OK
     noun = "page" if pages == 1 else "pages"
     return Finding("mem.poisoned", Severity.UNHEALTHY, f"{at_least(pages)} {noun} with hardware errors")
 
 
-def _poisoned_somewhere(view: MemoryView, kib: Reading) -> Answer:
+def _poisoned_somewhere(view: MemoryView, kib: Reading) -> RuleResult:
     lines = view.failures
     what = ""
     if isinstance(kib, int) and kib:
@@ -112,7 +112,7 @@ def _poisoned_somewhere(view: MemoryView, kib: Reading) -> Answer:
         where = "" if view.alone else ", on a NUMA node that the kernel does not tell"
         return Finding("mem.poisoned", Severity.UNHEALTHY, what + where)
     if isinstance(kib, int):
-        return FINE
+        return OK
     return lacking("HardwareCorrupted", kib, "no count of bad pages")
 
 

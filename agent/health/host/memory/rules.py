@@ -5,7 +5,7 @@ from typing import Final
 from agent.health.catalog import Rule
 from agent.health.host.memory.error_rules import ERROR_RULES, NOT_THERE, NOT_YET, TRY_SYSFS
 from agent.health.host.memory.state import MemoryView
-from agent.health.rules import FINE, Answer, Inapplicable, Unevaluated, Unreadable, lacking
+from agent.health.rules import OK, RuleNotApplicable, RuleNotEvaluated, RuleResult, Unreadable, lacking
 from agent.model.health import Blame, Finding, Severity
 from agent.model.reading import Missing, is_absent
 
@@ -13,7 +13,7 @@ KIB: Final = 1 << 10
 MIB: Final = 1 << 20
 
 
-def numa_offline(view: MemoryView) -> Answer:
+def numa_offline(view: MemoryView) -> RuleResult:
     """A NUMA node that had memory at start, or since, is offline or has none any more.
 
     Source: ``/sys/devices/system/node/online`` and ``has_memory``.
@@ -26,16 +26,16 @@ def numa_offline(view: MemoryView) -> Answer:
     if isinstance(having, Missing) and not is_absent(having):
         return Unreadable("node/has_memory", having)
     if not view.had_memory:
-        return FINE
+        return OK
     evidence = ""
     if not online >> view.node & 1:
         evidence = f"NUMA node {view.node} is offline, it was online"
     elif isinstance(having, int) and not having >> view.node & 1:
         evidence = f"NUMA node {view.node} has no memory, it had some"
-    return Finding("mem.numa.offline", Severity.UNHEALTHY, evidence) if evidence else FINE
+    return Finding("mem.numa.offline", Severity.UNHEALTHY, evidence) if evidence else OK
 
 
-def blocks_offline(view: MemoryView) -> Answer:
+def blocks_offline(view: MemoryView) -> RuleResult:
     """Blocks of memory were taken offline, or away, since the start. What was offline then is only told.
 
     Source: ``node<N>/memory*/state`` [blocks].
@@ -55,10 +55,10 @@ def blocks_offline(view: MemoryView) -> Answer:
         return Finding("mem.blocks.offline", Severity.UNHEALTHY, evidence)
     if offline:
         return Finding("mem.blocks.offline", Severity.INFO, f"{offline} of {blocks} memory blocks offline")
-    return FINE
+    return OK
 
 
-def missing(view: MemoryView) -> Answer:
+def missing(view: MemoryView) -> RuleResult:
     """A driver declares memory of a NUMA node that does not exist, or has less.
 
     Source: ``/sys/devices/system/node/online`` and ``has_memory``, ``MemTotal`` of ``node<N>/meminfo`` [KiB].
@@ -67,28 +67,28 @@ def missing(view: MemoryView) -> Answer:
         return NOT_YET
     online, having = view.machine.nodes_online, view.machine.nodes_memory
     if isinstance(online, Missing) and not is_absent(online):
-        return Unevaluated("node/online cannot be read")
+        return RuleNotEvaluated("node/online cannot be read")
     if isinstance(online, Missing):
         online = 1  # a kernel without NUMA: all there is is node 0
     is_online = online >> view.node & 1
     if is_online and (isinstance(having, Missing) or having >> view.node & 1):
         return _too_little(view)
     if view.had_memory:
-        return FINE  # it was there: mem.numa.offline says that it is gone
+        return OK  # it was there: mem.numa.offline says that it is gone
     evidence = f"NUMA node {view.node} has no memory" if is_online else f"no NUMA node {view.node}"
     return Finding("mem.missing", Severity.UNHEALTHY, evidence)
 
 
-def _too_little(view: MemoryView) -> Answer:
+def _too_little(view: MemoryView) -> RuleResult:
     if not view.declared_bytes:
-        return FINE
+        return OK
     if view.numa is None or is_absent(view.numa.total_kib):
-        return Inapplicable("no meminfo of NUMA nodes")
+        return RuleNotApplicable("no meminfo of NUMA nodes")
     total_kib = view.numa.total_kib
     if isinstance(total_kib, Missing):
         return Unreadable("MemTotal", total_kib)
     if total_kib * KIB >= view.declared_bytes:
-        return FINE
+        return OK
     # rounded apart, so that a difference is seen
     there, declared = total_kib * KIB // MIB, -(-view.declared_bytes // MIB)
     evidence = f"{there} MiB on NUMA node {view.node}, {declared} MiB declared"

@@ -11,7 +11,7 @@ from agent.health.host.node.state import CORRECTED_WINDOW_S, NodeView
 from agent.health.host.node.words import HELD_S, LASTING_HELD_S, lines_of, named
 from agent.health.kernel_log.silence import silence
 from agent.health.kernel_log.values import LogCode
-from agent.health.rules import Answer, Unevaluated
+from agent.health.rules import RuleNotEvaluated, RuleResult
 from agent.health.words import duration
 from agent.model.health import Blame, Finding, Severity
 
@@ -20,7 +20,7 @@ CORRECTED_ERRORS: Final = 100
 _PCI_WORDS: Final = {LogCode.AER_FATAL: "fatal error", LogCode.AER_NONFATAL: "uncorrected error"}
 
 
-def nvme(view: NodeView) -> Answer:
+def nvme(view: NodeView) -> RuleResult:
     """An NVMe controller has not answered, was reset, or was given up.
 
     Source: lines of the kernel log, of the nvme driver.
@@ -32,7 +32,7 @@ def nvme(view: NodeView) -> Answer:
     return Finding("node.nvme", Severity.DEGRADED, evidence)
 
 
-def read_only(view: NodeView) -> Answer:
+def read_only(view: NodeView) -> RuleResult:
     """After an error the kernel made a filesystem read-only, or shut it down.
 
     Source: lines of the kernel log, of ext4, XFS, Btrfs and FAT.
@@ -44,7 +44,7 @@ def read_only(view: NodeView) -> Answer:
     return Finding("node.read_only", Severity.DEGRADED, evidence)
 
 
-def pci(view: NodeView) -> Answer:
+def pci(view: NodeView) -> RuleResult:
     """A PCI device had an error that could not be corrected, or its link went down.
 
     Source: lines of the kernel log, of AER, DPC and hot-plug.
@@ -57,7 +57,7 @@ def pci(view: NodeView) -> Answer:
     return Finding("node.pci", Severity.DEGRADED, f"{named(words)}; {lines_of(facts)}")
 
 
-def pci_corrected(view: NodeView) -> Answer:
+def pci_corrected(view: NodeView) -> RuleResult:
     """PCI links correct errors more often than the limit allows.
 
     Source: lines of the kernel log, of AER, and how many come within an hour. The kernel leaves some out.
@@ -69,11 +69,11 @@ def pci_corrected(view: NodeView) -> Answer:
         evidence = f"corrected PCIe errors: {often}, of {named([fact.place for fact in facts])}"
         return Finding("node.pci.corrected", Severity.INFO, evidence)
     if grown.span_s < CORRECTED_WINDOW_S:
-        return Unevaluated(f"needs {duration(CORRECTED_WINDOW_S)} of history")
+        return RuleNotEvaluated(f"needs {duration(CORRECTED_WINDOW_S)} of history")
     return silence(view.log_state)
 
 
-def machine_check(view: NodeView) -> Answer:
+def machine_check(view: NodeView) -> RuleResult:
     """The hardware has reported an error, and no line of that time says of which part.
 
     Source: lines of the kernel log, of machine checks and of firmware.

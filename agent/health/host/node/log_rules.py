@@ -9,12 +9,12 @@ from agent.health.catalog import Rule
 from agent.health.host.node.state import NodeView
 from agent.health.host.node.words import LASTING_HELD_S
 from agent.health.kernel_log.silence import silence
-from agent.health.rules import Answer
+from agent.health.rules import RuleResult
 from agent.health.words import at_least, duration
 from agent.model.health import Blame, Finding, Severity
 
 
-def records_lost(view: NodeView) -> Answer:
+def records_lost(view: NodeView) -> RuleResult:
     """Records of the kernel log were overwritten before the agent could read them.
 
     Source: the numbers of the records in ``/dev/kmsg``, which have gaps then.

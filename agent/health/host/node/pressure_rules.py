@@ -7,7 +7,7 @@ from typing import Final
 
 from agent.health.catalog import Rule
 from agent.health.host.node.state import NodeView
-from agent.health.rules import Answer, over_limit
+from agent.health.rules import RuleResult, over_limit
 from agent.health.words import duration
 from agent.model.health import Blame, Finding, Severity
 
@@ -15,7 +15,7 @@ CPU_PERCENT: Final = 80
 """Some task waits for a CPU on every busy node; where one nearly always does, there are too few."""
 
 
-def _pressed(view: NodeView, resource: str, percent: int, words: str) -> Answer:
+def _pressed(view: NodeView, resource: str, percent: int, words: str) -> RuleResult:
     window_s = view.limits.pressure_window_s
     evidence = f"{words} for at least {percent} % of {duration(window_s)}"
     return over_limit(
@@ -28,7 +28,7 @@ def _pressed(view: NodeView, resource: str, percent: int, words: str) -> Answer:
     )
 
 
-def memory_pressure(view: NodeView) -> Answer:
+def memory_pressure(view: NodeView) -> RuleResult:
     """All tasks that were not idle waited for memory at once: they reclaim it, or read back what was.
 
     Source: ``/proc/pressure/memory``, total of "full" [us], its growth.
@@ -36,7 +36,7 @@ def memory_pressure(view: NodeView) -> Answer:
     return _pressed(view, "memory", view.limits.pressure_percent, "all tasks waited for memory")
 
 
-def io_pressure(view: NodeView) -> Answer:
+def io_pressure(view: NodeView) -> RuleResult:
     """All tasks that were not idle waited for disks at once.
 
     Source: ``/proc/pressure/io``, total of "full" [us], its growth.
@@ -44,7 +44,7 @@ def io_pressure(view: NodeView) -> Answer:
     return _pressed(view, "io", view.limits.pressure_percent, "all tasks waited for disks")
 
 
-def cpu_pressure(view: NodeView) -> Answer:
+def cpu_pressure(view: NodeView) -> RuleResult:
     """Tasks that could run waited for a CPU nearly all the time.
 
     Source: ``/proc/pressure/cpu``, total of "some" [us], its growth.

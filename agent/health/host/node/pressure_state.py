@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from itertools import pairwise
 from typing import Final
 
-from agent.health.rate_window import History, lengthened
+from agent.health.rate_window import RateWindow, appended
 from agent.health.rules import Growth
 from agent.model.machine import MachineSample, PressureSample
 from agent.model.reading import NEVER_READ, Missing, Reading
@@ -19,7 +19,7 @@ RESOURCES: Final = ("cpu", "memory", "io")
 """As the files below ``/proc/pressure`` are called."""
 
 
-Stalls = Mapping[str, History]
+Stalls = Mapping[str, RateWindow]
 """By resource, the totals [us]; over two windows, for readings may come a whole window apart."""
 
 
@@ -31,7 +31,7 @@ def remember_stalls(past: Stalls, machine: MachineSample | None, window_s: int) 
     if all(points and points[-1].t_ns == t_ns for points in (past.get(name) for name in RESOURCES)):
         return past
     return {
-        name: lengthened(past.get(name, ()), waited(machine.pressure, name), t_ns, 2 * window_s * NS)
+        name: appended(past.get(name, ()), waited(machine.pressure, name), t_ns, 2 * window_s * NS)
         for name in RESOURCES
     }
 
@@ -60,7 +60,7 @@ def stalled(stalls: Stalls, machine: MachineSample | None, resource: str, window
     return Growth(total_us - before_us, min(span_s, float(window_s)))
 
 
-def _total_at(history: History, t_ns: int) -> int:
+def _total_at(history: RateWindow, t_ns: int) -> int:
     """The total at a moment: between two readings in proportion, before the first as at the first."""
     for left, right in pairwise(history):
         if left.t_ns <= t_ns < right.t_ns:

@@ -15,7 +15,7 @@ from agent.health.host.node.state import NodeView
 from agent.health.host.node.words import HELD_S, lines_of, named
 from agent.health.kernel_log.silence import silence
 from agent.health.kernel_log.values import LogCode
-from agent.health.rules import Answer
+from agent.health.rules import RuleResult
 from agent.health.words import duration
 from agent.model.health import Blame, Finding, Severity
 
@@ -25,7 +25,7 @@ _OOM_WORDS: Final = {
 }
 
 
-def hung_task(view: NodeView) -> Answer:
+def hung_task(view: NodeView) -> RuleResult:
     """Tasks have been blocked for minutes in a call that cannot be interrupted.
 
     Source: lines of the kernel log, of its hung-task detector.
@@ -37,7 +37,7 @@ def hung_task(view: NodeView) -> Answer:
     return Finding("node.hung_task", Severity.DEGRADED, evidence)
 
 
-def rcu_stall(view: NodeView) -> Answer:
+def rcu_stall(view: NodeView) -> RuleResult:
     """A CPU or a task has held up the whole kernel's clean-up for 20 seconds or more.
 
     Source: lines of the kernel log, of RCU's stall detector.
@@ -49,7 +49,7 @@ def rcu_stall(view: NodeView) -> Answer:
     return Finding("node.rcu_stall", Severity.DEGRADED, evidence)
 
 
-def out_of_memory(view: NodeView) -> Answer:
+def out_of_memory(view: NodeView) -> RuleResult:
     """The node ran out of memory and the kernel killed a task. Kills by a cgroup's limit do not count.
 
     Source: lines of the kernel log, ``oom-kill:``, that name no cgroup.

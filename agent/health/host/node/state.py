@@ -8,7 +8,7 @@ from agent.health.host.node.pressure_state import RESOURCES, Stalls, remember_st
 from agent.health.host.node.words import HELD_S, LASTING_HELD_S
 from agent.health.kernel_log.silence import reader_state
 from agent.health.kernel_log.values import LogCode, LogFact, LogPast
-from agent.health.rate_window import History, growth, lengthened
+from agent.health.rate_window import RateWindow, appended, growth
 from agent.health.rules import Growth
 from agent.model.log import LogSample
 from agent.model.settings import HostLimits, Settings
@@ -78,7 +78,7 @@ class NodePast:
 
     lost: Lost = field(default_factory=Lost)
     stalls: Stalls = field(default_factory=dict)
-    corrected: History = ()
+    corrected: RateWindow = ()
     """How many lines had come about PCIe errors that were corrected."""
 
 
@@ -100,12 +100,12 @@ def _lost(before: Lost, log: LogSample | None, now: Instant) -> Lost:
     return Lost(log.lost, now.mono_ns)
 
 
-def _corrected(before: History, log: LogPast, now: Instant) -> History:
+def _corrected(before: RateWindow, log: LogPast, now: Instant) -> RateWindow:
     """What the log held at the start is no rate. A sum may fall, for facts are dropped: it begins anew."""
     if not log.looked_ns:
         return ()
     times = sum(fact.times for fact in log.of(LogCode.AER_CORRECTED))
-    return lengthened(before, times, now.mono_ns, CORRECTED_WINDOW_S * NS)
+    return appended(before, times, now.mono_ns, CORRECTED_WINDOW_S * NS)
 
 
 def view_node(past: NodePast, log: LogPast, snapshot: Snapshot, settings: Settings, now: Instant) -> NodeView:

@@ -9,7 +9,15 @@ from agent.health.catalog import Rule
 from agent.health.host.pci.state import WINDOW_S, PciView
 from agent.health.kernel_log.silence import silence
 from agent.health.kernel_log.values import LogCode
-from agent.health.rules import FINE, Answer, Growth, Inapplicable, Unevaluated, Unreadable, over_limit
+from agent.health.rules import (
+    OK,
+    Growth,
+    RuleNotApplicable,
+    RuleNotEvaluated,
+    RuleResult,
+    Unreadable,
+    over_limit,
+)
 from agent.health.words import duration
 from agent.model.health import Blame, Finding, Severity
 from agent.model.pci import PciSample
@@ -19,18 +27,18 @@ CORRECTABLE: Final = 100
 """Nobody publishes a limit. A sound link has some in a day."""
 HOUR: Final = duration(WINDOW_S)
 NO_AER: Final = "no PCIe error counters: the kernel or the platform has no AER"
-UNLOOKED: Final = Unevaluated("nobody has looked at the PCI bus yet")
-OFF_THE_BUS: Final = Unevaluated("it is not on the PCI bus")
+UNLOOKED: Final = RuleNotEvaluated("nobody has looked at the PCI bus yet")
+OFF_THE_BUS: Final = RuleNotEvaluated("it is not on the PCI bus")
 
 
-def missing(view: PciView) -> Answer:
+def missing(view: PciView) -> RuleResult:
     """A function that a driver declares is not on the bus.
 
     Source: ``/sys/bus/pci/devices/<address>``.
     """
     function = view.function
     if isinstance(function, PciSample):
-        return FINE
+        return OK
     if not view.looked:
         return UNLOOKED
     if isinstance(function, Missing):
@@ -47,12 +55,12 @@ def missing(view: PciView) -> Answer:
     return Finding("pci.missing", Severity.UNHEALTHY, evidence, advice, Blame.CONFIGURATION)
 
 
-def _unseen(view: PciView) -> Unevaluated:
+def _unseen(view: PciView) -> RuleNotEvaluated:
     """Why a function that is not there cannot be judged; pci.missing says the rest."""
     return OFF_THE_BUS if view.looked else UNLOOKED
 
 
-def unbound(view: PciView) -> Answer:
+def unbound(view: PciView) -> RuleResult:
     """Another driver is bound to the function than its declaration names, or than was at start; or none.
 
     Source: ``/sys/bus/pci/devices/<address>/driver``.
@@ -63,15 +71,15 @@ def unbound(view: PciView) -> Answer:
     at_start = view.start.driver if view.start else ""
     wanted = view.driver or at_start
     if not wanted:
-        return Inapplicable("no driver is declared, and none was bound so far")
+        return RuleNotApplicable("no driver is declared, and none was bound so far")
     if function.driver == wanted:
-        return FINE
+        return OK
     known = f"{wanted} is declared" if view.driver else f"{wanted} was at start"
     evidence = f"{function.driver or 'no driver'} is bound; {known}"
     return Finding("pci.unbound", Severity.UNHEALTHY, evidence)
 
 
-def link_width(view: PciView) -> Answer:
+def link_width(view: PciView) -> RuleResult:
     """The link has fewer lanes than at start, and than it can have.
 
     Source: ``current_link_width`` and ``max_link_width`` [lanes].
@@ -83,22 +91,22 @@ def link_width(view: PciView) -> Answer:
     if isinstance(function.width, Missing):
         if function.width.absence is Absence.UNREADABLE or isinstance(at_start, int):
             return Unreadable("current_link_width", function.width)
-        return Inapplicable("it has no PCIe link of its own")
+        return RuleNotApplicable("it has no PCIe link of its own")
     most = function.width_max if isinstance(function.width_max, int) else at_start
     if isinstance(at_start, Missing) or isinstance(most, Missing) or function.width >= min(at_start, most):
-        return FINE
+        return OK
     evidence = f"{function.width} of {most} lanes, {at_start} at start"
     return Finding("pci.link_width", Severity.DEGRADED, evidence)
 
 
-def _too_many(view: PciView, growth: Growth, file: str, found: Finding, limit: int = 1) -> Answer:
+def _too_many(view: PciView, growth: Growth, file: str, found: Finding, limit: int = 1) -> RuleResult:
     """The answer of a rule that has one counter."""
     if not isinstance(view.function, PciSample):
         return _unseen(view)
     return over_limit(growth, limit, WINDOW_S, found, counter=file, reason=NO_AER)
 
 
-def fatal(view: PciView) -> Answer:
+def fatal(view: PciView) -> RuleResult:
     """The link broke; what was read over it then is not to be trusted.
 
     Source: ``aer_dev_fatal``, TOTAL_ERR_FATAL [count], its growth; the kernel log.
@@ -107,7 +115,7 @@ def fatal(view: PciView) -> Answer:
     return found if LogCode.AER_FATAL in view.told else _too_many(view, view.fatal, "aer_dev_fatal", found)
 
 
-def nonfatal(view: PciView) -> Answer:
+def nonfatal(view: PciView) -> RuleResult:
     """A transaction was lost; the link itself goes on.
 
     Source: ``aer_dev_nonfatal``, TOTAL_ERR_NONFATAL [count], its growth; the kernel log.
@@ -118,7 +126,7 @@ def nonfatal(view: PciView) -> Answer:
     return _too_many(view, view.nonfatal, "aer_dev_nonfatal", found)
 
 
-def correctable(view: PciView) -> Answer:
+def correctable(view: PciView) -> RuleResult:
     """The link corrects errors more often than the limit allows.
 
     Source: ``aer_dev_correctable``, TOTAL_ERR_COR [count], its growth. Not the kernel log, which limits how
@@ -129,7 +137,7 @@ def correctable(view: PciView) -> Answer:
     return _too_many(view, view.correctable, "aer_dev_correctable", found, CORRECTABLE)
 
 
-def fault(view: PciView) -> Answer:
+def fault(view: PciView) -> RuleResult:
     """The link to the function went down, or could not be recovered, and the function is there all the same.
 
     Source: lines of the kernel log about the function, or the port above it.

@@ -4,20 +4,20 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 
 from agent.devices.inventory import Device
-from agent.health.evaluation import Look, Subject, row_among
+from agent.health.evaluation import Evaluation, Subject, row_among
 from agent.health.host.cgroup.rules import EXCLUSIVE_THROTTLED, GROUP_RULES, LACKED
 from agent.health.host.cgroup.view import GroupView
 from agent.health.host.pod.pod_devices import PodDevices, Used
-from agent.health.host.pod.pod_findings import Concern, Trouble, with_troubles
+from agent.health.host.pod.pod_findings import AffectedDevice, PodIssue, with_troubles
 from agent.health.host.pod.rules import promise_notes, promise_troubles
 from agent.health.host.pod.state import PodsPast
-from agent.health.verdict import Before
+from agent.health.verdict import PreviousVerdicts
 from agent.model.health import Cause, DeviceHealth, Note
 
 
 def judge_pods(
-    look: Look,
-    before: Before,
+    look: Evaluation,
+    before: PreviousVerdicts,
     past: PodsPast,
     views: Sequence[GroupView],
     devices: Mapping[Subject, Device],
@@ -47,7 +47,7 @@ def judge_pods(
     return notes, dict(with_troubles(look, before, [*suffered, *audited], devices, verdicts))
 
 
-def group_troubles(look: Look, views: Iterable[GroupView], pods: PodDevices) -> Iterator[Trouble]:
+def group_troubles(look: Evaluation, views: Iterable[GroupView], pods: PodDevices) -> Iterator[PodIssue]:
     """What is wrong with pods and containers, by their cgroups."""
     for view in views:
         subject = f"group:{view.group.id}"
@@ -60,8 +60,10 @@ def group_troubles(look: Look, views: Iterable[GroupView], pods: PodDevices) -> 
         devices = tuple(dict.fromkeys([*view.exclusive, *(one.subject for one in used)]))
         for cause in causes:
             evidence = f"{pods.who(*whose)}: {cause.evidence}"
-            concerns = [Concern(one, cause, cause.severity, evidence) for one in _lacking(cause, view, used)]
-            yield Trouble(Note(pods.subject(*whose), cause, devices), tuple(concerns))
+            concerns = [
+                AffectedDevice(one, cause, cause.severity, evidence) for one in _lacking(cause, view, used)
+            ]
+            yield PodIssue(Note(pods.subject(*whose), cause, devices), tuple(concerns))
 
 
 def _lacking(cause: Cause, view: GroupView, used: Iterable[Used]) -> Iterable[str]:

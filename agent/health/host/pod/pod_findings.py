@@ -10,9 +10,9 @@ from dataclasses import replace
 from typing import Final, NamedTuple
 
 from agent.devices.inventory import Device
-from agent.health.evaluation import Look, Subject
+from agent.health.evaluation import Evaluation, Subject
 from agent.health.message import cut
-from agent.health.verdict import Before, with_lesser
+from agent.health.verdict import PreviousVerdicts, with_lesser
 from agent.model.health import Cause, DeviceHealth, Note, Severity
 
 NAMED: Final = 3
@@ -20,7 +20,7 @@ TEXT_LIMIT: Final = 512
 """Of one thing among several that are told as one [bytes]."""
 
 
-class Concern(NamedTuple):
+class AffectedDevice(NamedTuple):
     """What is wrong with a pod, as it is told of one device that it uses."""
 
     subject: str
@@ -31,11 +31,11 @@ class Concern(NamedTuple):
     """The pod first."""
 
 
-class Trouble(NamedTuple):
+class PodIssue(NamedTuple):
     """One thing that is wrong with a pod or a container."""
 
     note: Note
-    concerns: tuple[Concern, ...] = ()
+    concerns: tuple[AffectedDevice, ...] = ()
 
 
 def listed(texts: Iterable[str]) -> str:
@@ -51,9 +51,9 @@ def brief(text: str) -> str:
 
 
 def with_troubles(
-    look: Look,
-    before: Before,
-    troubles: Iterable[Trouble],
+    look: Evaluation,
+    before: PreviousVerdicts,
+    troubles: Iterable[PodIssue],
     devices: Mapping[Subject, Device],
     verdicts: Mapping[Subject, DeviceHealth],
 ) -> Iterator[tuple[Subject, DeviceHealth]]:
@@ -63,7 +63,7 @@ def with_troubles(
         devices: All that are judged.
         verdicts: On them, without what is wrong with pods.
     """
-    found: dict[str, dict[str, list[Concern]]] = {}
+    found: dict[str, dict[str, list[AffectedDevice]]] = {}
     for trouble in troubles:
         for one in trouble.concerns:
             found.setdefault(one.subject, {}).setdefault(one.cause.code, []).append(one)
@@ -72,7 +72,7 @@ def with_troubles(
         yield subject, with_lesser(look, before, devices[subject], verdicts[subject], causes)
 
 
-def _cause(alike: Sequence[Concern]) -> Cause:
+def _cause(alike: Sequence[AffectedDevice]) -> Cause:
     """What is told of one code: what is only a word for this device gives way to what is more."""
     severity = max(one.severity for one in alike)
     worst = [one for one in alike if one.severity is severity]

@@ -14,7 +14,7 @@ from typing import Final
 from agent.devices.inventory import Device, Kind
 from agent.health.catalog import cause_of
 from agent.health.host.pod.pod_devices import PodDevices, Used
-from agent.health.host.pod.pod_findings import Concern, Trouble, listed
+from agent.health.host.pod.pod_findings import AffectedDevice, PodIssue, listed
 from agent.health.host.pod.rule_rows import PROMISES, UNLISTED, UNREAD
 from agent.health.host.pod.state import Found, PodsPast
 from agent.health.host.verdicts import NODE
@@ -30,7 +30,7 @@ KINDS: Final[Mapping[Resource, Kind]] = {
 """What kind of device gives it."""
 
 
-def promise_troubles(found: Iterable[Found], pods: PodDevices) -> Iterator[Trouble]:
+def promise_troubles(found: Iterable[Found], pods: PodDevices) -> Iterator[PodIssue]:
     """What was found, in its order."""
     for one in found:
         row = PROMISES[one.code]
@@ -39,11 +39,11 @@ def promise_troubles(found: Iterable[Found], pods: PodDevices) -> Iterator[Troub
         cause = Cause(row.code, row.severity, row.blame, _evidence(one.parts), advice, one.since)
         who = pods.who(one.pod_uid, one.container)
         note = Note(pods.subject(one.pod_uid, one.container), cause, tuple(each.subject for each in used))
-        yield Trouble(note, tuple(_concerns(one.parts, cause, used, who)))
+        yield PodIssue(note, tuple(_concerns(one.parts, cause, used, who)))
 
 
 def promise_notes(
-    troubles: Sequence[Trouble], past: PodsPast, sources: Mapping[str, SourceSample]
+    troubles: Sequence[PodIssue], past: PodsPast, sources: Mapping[str, SourceSample]
 ) -> Iterator[Note]:
     """What was found, how much more there is, and that nobody sees it any more.
 
@@ -62,7 +62,9 @@ def promise_notes(
         yield Note(NODE, cause_of(UNREAD, f"{source.name}: {source.detail}", past.lost))
 
 
-def _concerns(parts: Sequence[PodFinding], cause: Cause, used: Iterable[Used], who: str) -> Iterator[Concern]:
+def _concerns(
+    parts: Sequence[PodFinding], cause: Cause, used: Iterable[Used], who: str
+) -> Iterator[AffectedDevice]:
     """What of it is told of which device that is judged here."""
     devices = [one.device for one in used if one.device]
     homeless = [part for part in parts if not any(_gives(device, part) for device in devices)]
@@ -70,7 +72,7 @@ def _concerns(parts: Sequence[PodFinding], cause: Cause, used: Iterable[Used], w
         own = [part for part in parts if _gives(device, part)]
         for of, severity in ((own, cause.severity), (homeless, Severity.INFO)):
             if of:
-                yield Concern(device.subject, cause, severity, f"{who}: {_evidence(of)}")
+                yield AffectedDevice(device.subject, cause, severity, f"{who}: {_evidence(of)}")
 
 
 def _gives(device: Device, part: PodFinding) -> bool:
