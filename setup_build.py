@@ -1,14 +1,14 @@
-"""How the C core becomes ``agent.native._core``: cffi in API mode, one abi3 module for Python 3.11 and later.
+"""Build the C core as ``agent.native._core``: cffi in API mode, one abi3 module for Python 3.11 and later.
 
 pyproject.toml declares the extension and names the two commands below. cffi reads the same header as the
-compiler does, from ``/* cffi: begin */`` to ``/* cffi: end */``, so the two cannot disagree on a record.
+compiler, from ``/* cffi: begin */`` to ``/* cffi: end */``, so both have the same record layouts.
 
-A wheel without the core would install, and fail at its first import on somebody's node. So no mistake in
-the declarations may lead to one:
+A wheel without the core would install, and fail at its first import on a node. So mistakes in the
+declarations stop the build:
 
-* the extension's only declared source is a header, which setuptools' own ``build_ext`` refuses to compile;
-* ``build`` refuses to start where the extension is not declared at all;
-* ``build_ext`` refuses to build a core without C files.
+* the extension's only declared source is a header, which setuptools' own ``build_ext`` cannot compile;
+* ``build`` fails if the extension is not declared;
+* ``build_ext`` fails without C files.
 """
 
 from __future__ import annotations
@@ -28,21 +28,21 @@ HEADER: Final = Path("native/include/drahealth.h")
 SOURCES: Final = Path("native/src")
 PREAMBLE: Final = f'#include "{HEADER.name}"\n'
 
-# Warnings, not errors: a compiler newer than ours must not stop an installation for a remark. The C tests
-# compile the same files with -Werror.
+# No -Werror: a new warning of a newer compiler must not stop an installation. The C tests compile the same
+# files with -Werror.
 WARNINGS: Final = ["-Wall", "-Wextra", "-Wshadow", "-Wconversion"]
 CFLAGS: Final = ["-std=c11", "-O2", "-pthread", "-fvisibility=hidden"]  # PyInit__core is visible by itself
 LIMITED_API: Final = "0x030B0000"  # as requires-python; a build on 3.13 must import on 3.11
 
 
 def cffi_declarations(header: str) -> str:
-    """The part of the header between the two marks, as cffi's parser wants it.
+    """Return the part of the header between the two marks in the form that cffi's parser accepts.
 
-    cffi takes only bare integers from a ``#define``, so ``(-1)`` loses its brackets; the compiler checks
+    cffi accepts only bare integers in a ``#define``, so ``(-1)`` loses its parentheses; the compiler checks
     every value again when the module is built.
 
     Raises:
-        SetupError: A mark is missing or stands there twice.
+        SetupError: A mark is missing or occurs twice.
     """
     parts = re.split(r"^/\* cffi: (?:begin|end) \*/$", header, flags=re.MULTILINE)
     if len(parts) != 3:
@@ -51,7 +51,7 @@ def cffi_declarations(header: str) -> str:
 
 
 class build(_build):
-    """setuptools' ``build``, which is content with a package that has no extension. This one is not."""
+    """The ``build`` command of setuptools, which here requires the extension."""
 
     def finalize_options(self) -> None:
         super().finalize_options()
@@ -60,7 +60,7 @@ class build(_build):
 
 
 class build_ext(_build_ext):
-    """setuptools' ``build_ext``, which gets the sources of the core in place of the header."""
+    """The ``build_ext`` command of setuptools, which here replaces the header by the sources of the core."""
 
     def build_extension(self, ext: Extension) -> None:
         if ext.name == MODULE:
@@ -68,7 +68,7 @@ class build_ext(_build_ext):
         super().build_extension(ext)
 
     def _complete(self, ext: Extension) -> None:
-        sources = sorted(SOURCES.glob("*.c"))
+        sources = sorted(SOURCES.rglob("*.c"))
         if not sources:
             raise SetupError(f"{SOURCES}/ has no C files: no wheel without the C core")
         ffi = cffi.FFI()
@@ -78,7 +78,7 @@ class build_ext(_build_ext):
         generated.parent.mkdir(parents=True, exist_ok=True)
         ffi.emit_c_code(str(generated))
         ext.sources = [str(generated), *map(str, sources)]
-        ext.depends = [str(HEADER), *map(str, sorted(SOURCES.glob("*.h")))]
+        ext.depends = [str(HEADER), *map(str, sorted(SOURCES.rglob("*.h")))]
         ext.include_dirs = [str(HEADER.parent), str(SOURCES)]
         ext.define_macros = [("_GNU_SOURCE", None), ("Py_LIMITED_API", LIMITED_API)]
         ext.extra_compile_args = [*CFLAGS, *WARNINGS]

@@ -1,8 +1,7 @@
-"""drahealth: one verdict for each of a node's devices, with its evidence, for the kubelet and for people.
+"""drahealth: one health verdict with evidence for each device of a node, for the kubelet and operators.
 
-What a DRA driver embeds is :mod:`agent.api`, all of it reachable from here: ``agent.Monitor``. It is imported
-when it is first asked for: a command that looks at the node once needs none of it. ``__init__.pyi`` is what
-type checkers read.
+All names of the public API :mod:`agent.api` are available here, such as ``agent.Monitor``. The API is
+imported at first use, because most commands do not need it. Type checkers read ``__init__.pyi``.
 """
 
 import sys
@@ -15,7 +14,7 @@ __all__ = ["__version__"]
 
 
 def __getattr__(name: str) -> object:
-    # "from agent import daemon" asks here first: who wants a module wants none of what is embedded
+    # "from agent import module" calls this function first and must not import the API
     if not name.startswith("_") and not find_spec(f"{__name__}.{name}"):
         api = import_module("agent.api")
         if name in api.__all__:

@@ -1,7 +1,7 @@
-"""The process that ``drahealth`` is, and ``python -m agent``.
+"""Entry point of ``drahealth`` and ``python -m agent``.
 
-It leaves with the exit code of the command line, and nothing of the interpreter's own end comes after that:
-Ctrl-C could break into it, and a thread that hangs in a library hold it up for ever.
+The process exits with the exit code of the command line and skips the interpreter's cleanup: Ctrl-C could
+interrupt the cleanup, and a thread that hangs in a library could block it forever.
 """
 
 import os
@@ -13,9 +13,9 @@ INTERRUPTED: Final = 128 + signal.SIGINT
 
 
 def process() -> NoReturn:
-    """Runs the command line, and leaves with its exit code."""
+    """Run the command line and exit with its exit code."""
     try:
-        # loaded here: that is half the time of most commands, and Ctrl-C may come meanwhile
+        # imported inside the try: imports take half the time of most commands, and Ctrl-C may come meanwhile
         from agent.cli.main import main
         from agent.system.output import open_outputs
 
@@ -23,7 +23,7 @@ def process() -> NoReturn:
         code = main()
     except KeyboardInterrupt:
         code = INTERRUPTED
-    except Exception:  # before anybody could say so
+    except Exception:  # an error outside main's own handling
         traceback.print_exc()
         code = os.EX_SOFTWARE
     os._exit(code)

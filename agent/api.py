@@ -1,7 +1,7 @@
-"""The public API: what a DRA driver written in Python embeds. docs/embedding.md is its guide.
+"""Public API for DRA drivers written in Python; docs/embedding.md is its guide.
 
-Everything else below :mod:`agent` is ours to change. Names come as ``agent.Monitor`` and so on. Nothing here
-has state of its own, handles signals, configures logging or touches an event loop's policy.
+All other modules of :mod:`agent` may change at any time. The names are available as ``agent.Monitor`` and so
+on. Nothing here has state of its own, handles signals, configures logging or changes an event loop's policy.
 """
 
 from agent.config.config import Config, read_config
@@ -10,17 +10,14 @@ from agent.driver.taint_publisher import as_objects
 from agent.embed.checks import degraded, unhealthy, unknown
 from agent.embed.devices import Cpus, Device, Gpu, Hugepages, Memory, Pci
 from agent.embed.monitor import Monitor
-from agent.embed.plugin import PluginServer
-from agent.embed.prepare_worker import Driver
+from agent.embed.plugin import Driver, PluginServer
 from agent.errors import ConfigError, DrahealthError
 from agent.model.claim import Claim, ClaimConfig, ClaimDevice, ClaimRef, DeviceRef
 from agent.model.health import DeviceHealth, Finding, Health, Severity
 from agent.model.prepare import ErrorClass, Operation, PrepareVerdict, Scope
 from agent.model.report import Report
 from agent.model.taint import Effect, Taint, Taints
-from agent.prepare.claims import parse_claim
-from agent.prepare.decorator import classified
-from agent.prepare.doing import doing
+from agent.prepare.claims import Parameters, configs_for, decode_parameters, parse_claim
 from agent.prepare.errors import (
     BadConfig,
     DriverError,
@@ -28,11 +25,11 @@ from agent.prepare.errors import (
     PermanentError,
     PrepareError,
     TransientError,
+    doing,
 )
-from agent.prepare.parameters import Parameters, configs_for, decode_parameters
 from agent.prepare.patterns import Pattern
-from agent.prepare.wire import WireMode
-from agent.serve.dra_plugin.result import PreparedDevice
+from agent.prepare.runners import classified
+from agent.serve.dra_plugin.result import PreparedDevice, WireMode
 from agent.store.cdi import CdiDevice, CdiMount, CdiNode, remove_spec, write_spec
 
 __all__ = [

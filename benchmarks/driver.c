@@ -1,24 +1,24 @@
 /*
  * driver.c - runs one part of the core a given number of times, for tools that count.
  *
- *   driver pass    SYSFS CGROUPFS N   passes in which the clock stands still
+ *   driver pass    SYSFS CGROUPFS N   passes while the clock does not advance
  *   driver second  SYSFS CGROUPFS N   seconds of ten passes each, as an agent at 10 Hz has them
  *   driver still   SYSFS CGROUPFS N   minutes of them, after three in which nothing changed
  *   driver sweep   SYSFS CGROUPFS N   sweeps over all groups
- *   driver machine SYSFS PROCFS N     passes over the machine in which the clock stands still
+ *   driver machine SYSFS PROCFS N     passes over the machine while the clock does not advance
  *   driver minute  SYSFS PROCFS N     minutes of sixty such passes each
- *   driver uevent  X X N              device events that are of no interest, each heard by itself
- *   driver knobs   CGROUPFS PATH N    what one cgroup is set to, read as an audit does
- *   driver gpus    LIBRARY SCENARIO N passes over the GPUs of a fake NVML in which the clock stands still
+ *   driver uevent  X X N              device events of other subsystems, each received by itself
+ *   driver knobs   CGROUPFS PATH N    settings of one cgroup, read as an audit does
+ *   driver gpus    LIBRARY SCENARIO N passes over the GPUs of a fake NVML while the clock does not advance
  *   driver gpu_minute LIBRARY SCENARIO N   minutes of sixty such passes each
- *   driver encode  DEVICES X N        encodings of so many devices
+ *   driver encode  DEVICES X N        encodings of DEVICES devices
  *
- * Whoever counts instructions runs it with N and with 2N: the difference is N times the part, without the
- * start. Of its system calls a getppid() stands before the N and behind them, and nowhere else.
- * Prints what the C library's allocator was asked for by the core during the N.
+ * To count instructions, run it with N and with 2N: the difference is N times the part, without the start. In
+ * its system calls a getppid() marks the start and the end of the N, and occurs nowhere else. Prints the
+ * core's allocations during the N.
  *
- * The clock is the driver's own (linked with --wrap=clock_gettime), so that what the core does once
- * a second is done as often under a tool that slows everything down.
+ * The clock is the driver's own (linked with --wrap=clock_gettime), so that work done once a second is done
+ * as often under a tool that slows everything down.
  */
 #include <inttypes.h>
 #include <stdio.h>
@@ -30,7 +30,7 @@
 #include <unistd.h>
 
 #include "drahealth.h"
-#include "uevents.h"
+#include "uevent/uevents.h"
 
 #define NS DH_NS
 
@@ -77,7 +77,7 @@ _Noreturn static void fail(const char *what, int64_t code)
     exit(1);
 }
 
-/* What is counted begins, or begins anew. */
+/* Begin the counted part, or begin it again. */
 static void begin(void)
 {
     allocations = 0;
@@ -156,7 +156,7 @@ static void sweep(const char *sysfs, const char *cgroupfs, long n)
     dh_sampler_stop(s, 0);
 }
 
-/* With its paces as an agent has them: a second, ten, a minute. */
+/* Open a watch with the periods of an agent: a second, ten, a minute. */
 static struct dh_machine *machine_make(const char *sysfs, const char *procfs, int wake_fd)
 {
     struct dh_machine_options options = {
@@ -202,7 +202,7 @@ static void minute(const char *sysfs, const char *procfs, long n)
     machine_passes(sysfs, procfs, 60 * n, NS);
 }
 
-/* A pair of sockets stands for the kernel's: it names no sender, and the kernel's port is 0, too. */
+/* A socket pair stands for the kernel's socket: it names no sender, which counts as the kernel's port 0. */
 static void uevent(const char *x, const char *y, long n)
 {
     static const char text[] = "add@/devices/virtual/net/veth0\0ACTION=add\0"
@@ -216,12 +216,12 @@ static void uevent(const char *x, const char *y, long n)
         socketpair(AF_UNIX, SOCK_DGRAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, pair))
         fail("uevents", wake_fd);
     u->fd = pair[0];
-    dh_uevents_turn(u);
+    dh_uevents_run_once(u);
     begin();
     for (; n; n--) {
         if (send(pair[1], text, sizeof(text), 0) != sizeof(text))
             fail("send", n);
-        dh_uevents_turn(u);
+        dh_uevents_run_once(u);
     }
     end();
     dh_uevents_stop(u, 0);
@@ -246,7 +246,7 @@ static void knobs(const char *cgroupfs, const char *path, long n)
     dh_knobs_close(r);
 }
 
-/* Its threads are not started: the passes are ours. "-" is a sysfs in which no device counts PCIe errors. */
+/* Open a watch without threads. "-" is a sysfs in which no device counts PCIe errors. */
 static struct dh_gpu_watch *gpus_make(const char *library, const char *scenario, int wake_fd)
 {
     struct dh_gpus_options options = {
@@ -265,7 +265,7 @@ static struct dh_gpu_watch *gpus_make(const char *library, const char *scenario,
         err = dh_gpus_open(&options, library, "-", NULL, 0, wake_fd, &w);
     if (err)
         fail("GPU watch", err);
-    /* half a minute: all is found, and what is not there is no longer asked for */
+    /* half a minute: all is found, and missing values are not queried any more */
     for (int i = 0; i < 30; i++, now_ns += NS)
         if (dh_gpus_pass(w) <= 0)
             fail("first passes over GPUs", i);

@@ -1,4 +1,4 @@
-"""The agent as a process of its own, a sysfs of plain files for it to read, and ears for what it serves."""
+"""Agent as a process, a sysfs of plain files that it reads, and functions that wait for what it serves."""
 
 import os
 import queue
@@ -24,7 +24,7 @@ DRIVER: Final = "a.example.com"
 
 
 class PlainSysfs:
-    """A machine of two CPUs with thermal counters and 8 hugepages, as files."""
+    """Sysfs of a machine with two CPUs with thermal counters and 8 hugepages, as files."""
 
     POOL: Final = "hugepages/hugepages-2048kB"
 
@@ -42,7 +42,7 @@ class PlainSysfs:
     cpulist: Final = "devices/system/node/node0/cpulist"
 
     def counters(self) -> list[str]:
-        """The thermal-throttle counters of both CPUs."""
+        """Return the thermal-throttle counters of both CPUs."""
         return [
             f"devices/system/cpu/cpu{cpu}/thermal_throttle/{name}_throttle_count"
             for cpu in (0, 1)
@@ -50,17 +50,17 @@ class PlainSysfs:
         ]
 
     def write(self, path: str, text: str) -> None:
-        """A file appears with its whole text, as those of the kernel do."""
+        """Create a file with its whole text at once, as those of the kernel are."""
         with self._replacing(path) as new:
             new.write_text(f"{text}\n")
 
     def link(self, path: str, target: str) -> None:
-        """A file becomes a link to another."""
+        """Replace a file by a link."""
         with self._replacing(path) as new:
             new.symlink_to(target)
 
     def hang(self, path: str) -> Path:
-        """A file of which even the opening does not return. Returns another name of it."""
+        """Replace a file by a FIFO whose opening blocks. Return another name of it."""
         other = self.root / "hanging"
         with self._replacing(path) as new:
             os.mkfifo(new)
@@ -68,7 +68,7 @@ class PlainSysfs:
         return other
 
     def resize(self, pages: int) -> None:
-        """The pool has so many pages, 0 to 9; written in place, since the agent holds the files open."""
+        """Set the pages of the pool, 0 to 9; written in place, because the agent holds the files open."""
         for base in ("kernel/mm", "devices/system/node/node0"):
             with (self.root / base / self.POOL / "nr_hugepages").open("r+b", buffering=0) as file:
                 file.write(b"%d\n" % pages)
@@ -82,30 +82,30 @@ class PlainSysfs:
         new.rename(file)
 
 
-def said_of_threads(pid: int, file: str) -> dict[int, str]:
-    """What a file in ``/proc`` says of each thread of a process. Those that end meanwhile are not in it."""
-    found = {}
+def read_thread_files(pid: int, file: str) -> dict[int, str]:
+    """Return a file in ``/proc`` of each thread of a process, without threads that end meanwhile."""
+    texts = {}
     for task in Path(f"/proc/{pid}/task").iterdir():
         with suppress(OSError):
-            found[int(task.name)] = (task / file).read_text()
-    return found
+            texts[int(task.name)] = (task / file).read_text()
+    return texts
 
 
 def thread_names(pid: int) -> dict[int, str]:
-    """What the kernel calls each thread of a process."""
-    return {tid: name.rstrip("\n") for tid, name in said_of_threads(pid, "comm").items()}
+    """Return the name of each thread of a process in the kernel."""
+    return {tid: name.rstrip("\n") for tid, name in read_thread_files(pid, "comm").items()}
 
 
-def inside_fifos() -> set[int]:
-    """The threads of this process that wait for the other end of a FIFO, as the kernel says it."""
+def threads_in_fifos() -> set[int]:
+    """Return the threads of this process that wait for the other end of a FIFO, according to the kernel."""
     if not Path("/proc/self/wchan").exists():
-        pytest.skip("the kernel does not say where its threads wait")
-    places = said_of_threads(os.getpid(), "wchan")
-    return {tid for tid, place in places.items() if place == "wait_for_partner"}
+        pytest.skip("the kernel has no wait channels")
+    wait_channels = read_thread_files(os.getpid(), "wchan")
+    return {tid for tid, channel in wait_channels.items() if channel == "wait_for_partner"}
 
 
 class Agent:
-    """``python -m agent run`` with one driver. Leaving kills it if it still lives."""
+    """Process of ``python -m agent run`` with one driver; killed at the end of its context."""
 
     def __init__(
         self,
@@ -114,16 +114,17 @@ class Agent:
         config: str = "",
         environ: dict[str, str] | None = None,
         expect: str = "Healthy",
-        within: Sequence[str] = (),
+        wrapper: Sequence[str] = (),
     ) -> None:
-        """
+        """Start the agent.
+
         Args:
-            directory: For its sockets, its configuration and its log.
-            flags: Behind all others.
-            config: The text of its TOML file.
-            environ: More environment.
-            expect: What to wait for in its log.
-            within: A command that becomes what its arguments say, ``unshare -m``: namespaces of its own.
+            directory: Directory of its sockets, configuration and log.
+            flags: Flags after all others.
+            config: Text of its TOML file.
+            environ: Additional environment.
+            expect: Text to wait for in its log.
+            wrapper: Command that runs its arguments, ``unshare -m``: its own namespaces.
         """
         self.directory = directory
         self.log_file = directory / "log"
@@ -132,14 +133,14 @@ class Agent:
         self.environ = {k: v for k, v in os.environ.items() if not k.startswith(("NOTIFY_", "DRAHEALTH_"))}
         self.environ.pop("JOURNAL_STREAM", None)
         self.environ |= environ or {}
-        run = [sys.executable, "-m", "agent", "run", "--driver", DRIVER, "--table", "never", *flags]
-        self.command = [*within, *run]
+        program = [sys.executable, "-m", "agent", "run", "--driver", DRIVER, "--table", "never", *flags]
+        self.command = [*wrapper, *program]
         with self.log_file.open("wb") as log:
             self.process = subprocess.Popen(
                 self.command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=self.environ
             )
         try:
-            self.logs(expect)
+            self.wait_for_log(expect)
         except BaseException:
             self.process.kill()
             self.process.wait()
@@ -160,7 +161,7 @@ class Agent:
 
     @property
     def log(self) -> str:
-        """What it has written on both outputs."""
+        """Text that the agent has written on both outputs."""
         return self.log_file.read_text()
 
     @property
@@ -171,66 +172,68 @@ class Agent:
     def agent_socket(self) -> Path:
         return self.directory / "run" / "agent.sock"
 
-    def logs(self, words: str) -> None:
-        """Returns when it has written these words; fails if it ends without."""
+    def wait_for_log(self, text: str) -> None:
+        """Wait until the agent has logged the text; fail if it ends before."""
 
         def written() -> bool:
-            is_over = self.process.poll() is not None  # and has written all that it will
-            found = words in self.log
-            assert found or not is_over, f"ended: {self.log}"
-            return found
+            is_over = self.process.poll() is not None  # its log is complete
+            texts = text in self.log
+            assert texts or not is_over, f"ended: {self.log}"
+            return texts
 
-        eventually(written, f"{words!r} in the log")
+        eventually(written, f"{text!r} in the log")
 
     def kubelet(self, version: str = "v1") -> Watcher:
-        """Somebody who reads the driver's socket as a kubelet of that version does."""
+        """Read the driver's socket as a kubelet of that version does."""
         return watch_health(self.health_socket, version)
 
-    def onlooker(self) -> Watcher:
-        """Somebody who reads ``agent.sock``."""
+    def watch_reports(self) -> Watcher:
+        """Read the reports of ``agent.sock``."""
         return Watcher(
             self.agent_socket,
             "/drahealth.v1.Agent/Watch",
             message_class("drahealth.v1", "WatchRequest"),
-            message_class("drahealth.v1", "Picture"),
+            message_class("drahealth.v1", "Report"),
         )
 
-    def threads(self, which: str) -> list[int]:
-        """The ids of ``main``, the first thread; of the ``sampler``; or of ``others``: I/O and the log."""
+    def threads(self, kind: str) -> list[int]:
+        """Return the ids of ``main``, the first thread; of the ``sampler``; or of ``others``: I/O and the
+        log.
+        """
         names = thread_names(self.pid)
         samplers = [tid for tid, name in names.items() if name == "dh-sampler"]
         others = [tid for tid, name in names.items() if tid != self.pid and not name.startswith("dh-")]
-        return {"main": [self.pid], "sampler": samplers, "others": others}[which]
+        return {"main": [self.pid], "sampler": samplers, "others": others}[kind]
 
     def end(self, number: signal.Signals = signal.SIGTERM) -> int:
-        """Signals it and returns its exit code, once it has ended by itself."""
+        """Send a signal and return the exit code, once the agent has ended by itself."""
         self.process.send_signal(number)
-        return self.ended()
+        return self.wait_ended()
 
-    def ended(self) -> int:
-        """Its exit code, once it has ended by itself."""
+    def wait_ended(self) -> int:
+        """Return the exit code, once the agent has ended by itself."""
         return self.process.wait(PATIENCE_S)
 
 
 @pytest.fixture
 def short_tmp() -> Iterator[Path]:
-    """A directory whose path leaves room for a socket's."""
+    """Yield a directory whose path leaves room for a socket's."""
     with tempfile.TemporaryDirectory(prefix="dh-", dir="/tmp") as directory:
         yield Path(directory)
 
 
-def hear(watcher: Watcher, claim: Callable[[Any], bool], what: str) -> Any:
-    """The next message of which the claim is true."""
+def wait_for_message(watcher: Watcher, condition: Callable[[Any], bool], event: str) -> Any:
+    """Return the next message for which the condition holds."""
     deadline = time.monotonic() + PATIENCE_S
     while (left_s := deadline - time.monotonic()) > 0:
         message = watcher.next(left_s)
-        if claim(message):
+        if condition(message):
             return message
-    raise AssertionError(f"not within {PATIENCE_S} s: {what}")
+    raise AssertionError(f"not within {PATIENCE_S} s: {event}")
 
 
-def silent(watcher: Watcher, seconds: float) -> None:
-    """Returns once it has heard nothing for so long; what was on its way before may come."""
+def assert_silent(watcher: Watcher, seconds: float) -> None:
+    """Wait until no message has come for `seconds`; messages that are already on their way may come."""
     deadline = time.monotonic() + PATIENCE_S
     while time.monotonic() < deadline:
         try:
@@ -240,8 +243,8 @@ def silent(watcher: Watcher, seconds: float) -> None:
     raise AssertionError(f"never silent for {seconds} s")
 
 
-def farewell(watcher: Watcher) -> tuple[grpc.StatusCode, str]:
-    """How the stream ended."""
+def stream_end(watcher: Watcher) -> tuple[grpc.StatusCode, str]:
+    """Return status and text of the end of a stream."""
     try:
         while True:
             watcher.next(PATIENCE_S)
@@ -250,23 +253,23 @@ def farewell(watcher: Watcher) -> tuple[grpc.StatusCode, str]:
 
 
 def entry(message: Any, name: str) -> Any:
-    """A device in a health list, or None if it is not in it."""
+    """Return the entry of a device in a health list; None if it has none."""
     return next((one for one in message.devices if one.device.device_name == name), None)
 
 
-def hear_health(watcher: Watcher, name: str, health: int) -> Any:
-    """The next entry that says this of that device."""
+def wait_for_health(watcher: Watcher, name: str, health: int) -> Any:
+    """Return the next entry with that health of a device."""
 
-    def says(message: Any) -> bool:
-        found = entry(message, name)
-        return found is not None and found.health == health
+    def matches(message: Any) -> bool:
+        texts = entry(message, name)
+        return texts is not None and texts.health == health
 
-    return entry(hear(watcher, says, f"health {health} of {name}"), name)
+    return entry(wait_for_message(watcher, matches, f"health {health} of {name}"), name)
 
 
 @contextmanager
 def strace(tids: list[int], *arguments: str) -> Iterator[None]:
-    """Faults injected into the system calls of these threads, until the end."""
+    """Inject faults into the system calls of these threads, until the end of the context."""
     try:
         command = ["strace", "-q", "-o", "/dev/null", *(f"-p{tid}" for tid in tids), *arguments]
         tracer = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
@@ -274,7 +277,7 @@ def strace(tids: list[int], *arguments: str) -> Iterator[None]:
         pytest.skip("strace is not installed")
 
     def traced(tid: int) -> bool:
-        """It is, or is gone; or strace is."""
+        """Return whether the thread is traced or has ended."""
         status = Path(f"/proc/{tid}/status")
         return not status.exists() or f"TracerPid:\t{tracer.pid}\n" in status.read_text()
 
@@ -288,6 +291,6 @@ def strace(tids: list[int], *arguments: str) -> Iterator[None]:
         tracer.communicate()
 
 
-def say(text: str) -> None:
-    """A measured figure, for whoever reads the test's output; nothing is judged by it."""
+def print_figure(text: str) -> None:
+    """Print a measured figure in the test's output; no test evaluates it."""
     sys.stdout.write(f"{text}\n")

@@ -1,4 +1,4 @@
-"""Reports to show: a node with a bit of everything, made by hand."""
+"""Reports for tests of the output: a node with devices of every severity, and one with GPUs."""
 
 from agent.model.health import Blame, Cause, DeviceHealth, Health, NotApplicable, Note, Severity
 from agent.model.report import Report
@@ -13,12 +13,12 @@ HEALTH_OF = {Severity.UNHEALTHY: Health.UNHEALTHY, Severity.UNKNOWN: Health.UNKN
 
 
 def instant(ago_s: float = 0) -> Instant:
-    """A moment that many seconds before NOW_S."""
+    """Return the time `ago_s` before NOW_S."""
     return Instant(round((1000 - ago_s) * NS), NOW_S - ago_s)
 
 
 def cause(
-    code: str, severity: Severity, evidence: str = "1 of 2", advice: str = "look", ago_s: float = 12
+    code: str, severity: Severity, evidence: str = "1 of 2", advice: str = "check it", ago_s: float = 12
 ) -> Cause:
     return Cause(code, severity, Blame.CONFIGURATION, evidence, advice, instant(ago_s))
 
@@ -33,10 +33,10 @@ def device(
     since_s: float = 12,
     **attributes: str,
 ) -> DeviceHealth:
-    """A device with these causes, worst first, or with a severity and a message only."""
+    """Return a device with these causes, worst first, or with a severity and a message only."""
     if severity is None:
         severity = max((c.severity for c in causes), default=Severity.OK)
-    told = [f"{c.code}: {c.evidence}" for c in causes if c.severity > Severity.INFO]
+    findings = [f"{c.code}: {c.evidence}" for c in causes if c.severity > Severity.INFO]
     return DeviceHealth(
         driver=owner,
         pool=pool,
@@ -44,7 +44,7 @@ def device(
         kind=name.split("-")[0],
         health=HEALTH_OF.get(severity, Health.HEALTHY),
         severity=severity,
-        message="; ".join(told) if message is None else message,
+        message="; ".join(findings) if message is None else message,
         since=instant(since_s),
         verified=instant(1),
         timeout_s=30,
@@ -84,7 +84,7 @@ UNREADABLE = cause(
     "mem.hugepages.pool_shrunk.unreadable",
     Severity.UNKNOWN,
     "nr_hugepages: Input/output error",
-    "read the file by hand; an error there too is the kernel's, else restart the agent",
+    "read the file by hand: an error there too is the kernel's; otherwise restart the agent",
 )
 HUNG = cause("node.hung_task", Severity.DEGRADED, "blocked for minutes: dd", "reboot the node", ago_s=60)
 STOLEN = cause("cgroup.cpu.throttled_exclusive", Severity.DEGRADED, "throttled", "take the quota off")
@@ -112,9 +112,9 @@ BUSY = report(
     core=CoreStats(groups_dropped=2),
     groups=214,
 )
-"""One device of each severity, one with two causes, and something at each place of the foot."""
+"""One device of each severity, one with two causes, and an entry of each kind in the footer."""
 
-LOST = cause("gpu.lost", Severity.UNHEALTHY, "NVML answers 15, the GPU is lost", "reboot the node")
+LOST = cause("gpu.lost", Severity.UNHEALTHY, "NVML returned 15, the GPU is lost", "reboot the node")
 CONTAINED = cause("gpu.xid.94", Severity.UNHEALTHY, "1 time, row remap pending", "reset the GPU")
 FAULT = cause("gpu.xid.31", Severity.INFO, "1 time", "")
 GPU = {"product": "NVIDIA A100-SXM4-40GB", "driver": "570.86.15"}
@@ -160,4 +160,4 @@ GPUS = report(
         source("kmsg", vital=False),
     ),
 )
-"""Four GPUs: well; lost, with all its instances; with one instance that is not well; and not parted."""
+"""Four GPUs: healthy; lost with all instances; with one unhealthy instance; and without MIG."""

@@ -13,7 +13,7 @@ from wire.serving import eventually
 from agent.embed.monitor import Monitor
 from agent.model.claim import DeviceRef
 from agent.model.health import DeviceHealth, Health
-from agent.system.threads.loop_thread import IoThread
+from agent.system.threads.loop_thread import AsyncioThread
 
 DRIVER: Final = "demo.example.com"
 NODE: Final = "node-a"
@@ -25,14 +25,14 @@ def ref(name: str) -> DeviceRef:
 
 
 def health_of(monitor: Monitor, name: str) -> DeviceHealth:
-    """What the monitor says of a device; it must have said something."""
+    """Return the monitor's health of a device, which must be known."""
     found = monitor.health_of(ref(name))
-    assert found is not None, f"nothing is said of {name}"
+    assert found is not None, f"{name} is not in the report"
     return found
 
 
 def until(monitor: Monitor, name: str, health: Health, code: str = "") -> DeviceHealth:
-    """Waits until a device is said to be so, for that reason if one is given."""
+    """Wait until a device has this health, with this cause if one is given."""
 
     def is_so() -> bool:
         found = monitor.health_of(ref(name))
@@ -59,7 +59,7 @@ class Hosting:
         self._service = service
         self._codec = codec
         self._failures: list[BaseException] = []
-        self._thread = IoThread(self._run, on_failure=self._failures.append, name="driver")
+        self._thread = AsyncioThread(self._run, on_failure=self._failures.append, name="driver")
 
     async def _run(self, ready: Callable[[], None]) -> None:
         server = grpclib.server.Server([self._service], codec=self._codec)

@@ -1,4 +1,4 @@
-"""A node for ``drahealth explain``: the kubelet's files and sockets, drivers' files, saved objects."""
+"""A node for ``drahealth explain``: files and sockets of the kubelet, drivers' files, files of objects."""
 
 import json
 import socket
@@ -23,24 +23,24 @@ from wire.kubelet_apis import (
 from agent.cli.main import main
 from agent.prepare.ledger import PrepareLedger
 from agent.serve.kubelet import podresources, pods_api
-from agent.sources import kubelet_checkpoint, kubelet_health
+from agent.sources import kubelet_state
 from agent.store import prepares
 
 GROUP = {"apiGroup": "scheduling.k8s.io", "resource": "podgroups", "name": "workers", "uid": "g-1"}
 
 
 def results(*devices: str, request: str = "gpus") -> list[dict[str, str]]:
-    """A claim's allocation."""
+    """Return the results of a claim's allocation."""
     return [{"request": request, "driver": DRIVER, "pool": "node-1", "device": one} for one in devices]
 
 
 def reserved(*pods: str) -> list[dict[str, str]]:
-    """Reservations for pods, by their UIDs."""
+    """Return reservations for pods with these UIDs."""
     return [{"resource": "pods", "name": f"pod-{uid}", "uid": uid} for uid in pods]
 
 
 def claim_object(name: str, *devices: str, uid: str = "", reserved_for: Sequence[Any] = ()) -> dict[str, Any]:
-    """A ResourceClaim; one without devices is not allocated."""
+    """Return a ResourceClaim; without devices it is not allocated."""
     allocation = {"allocation": {"devices": {"results": results(*devices)}}} if devices else {}
     return {
         "apiVersion": "resource.k8s.io/v1",
@@ -51,7 +51,7 @@ def claim_object(name: str, *devices: str, uid: str = "", reserved_for: Sequence
 
 
 def pod_object(name: str, *claims: str, uid: str = "", group: str = "", owner: str = "") -> dict[str, Any]:
-    """A Pod whose only container uses these claims."""
+    """Return a Pod whose only container uses these claims."""
     owners = [{"apiVersion": "batch/v1", "kind": "Job", "name": owner, "uid": "j-1", "controller": True}]
     scheduling = {"schedulingGroup": {"podGroupName": group}} if group else {}
     return {
@@ -77,7 +77,7 @@ def pod_object(name: str, *claims: str, uid: str = "", group: str = "", owner: s
 
 @dataclass
 class Node:
-    """The places of a node, all below one directory."""
+    """Directories of a node, all below one directory."""
 
     root: Path
     capsys: pytest.CaptureFixture[str]
@@ -102,49 +102,49 @@ class Node:
         for directory in ("pod-resources", "pods-api", "plugins"):
             (self.kubelet / directory).mkdir(parents=True)
 
-    # --- what is there ---------------------------------------------------------------------------------
+    # --- content ---------------------------------------------------------------------------------------
 
     def prepared(self, *claims: dict[str, Any]) -> None:
-        """The kubelet's checkpoint."""
-        (self.kubelet / kubelet_checkpoint.NAME).write_bytes(checkpoint(claims))
+        """Write the kubelet's checkpoint."""
+        (self.kubelet / kubelet_state.CLAIMS_FILE).write_bytes(checkpoint(claims))
 
-    def believes(
-        self, health: str, *devices: str, message: str = "", heard: str = "2026-11-21T10:00:00Z"
+    def health_state(
+        self, health: str, *devices: str, message: str = "", updated: str = "2026-11-21T10:00:00Z"
     ) -> None:
-        """What the kubelet has written of devices."""
+        """Write the kubelet's health of devices."""
         found = {
             f"node-1/{name}": {
                 "PoolName": "node-1",
                 "DeviceName": name,
                 "Health": health,
-                "LastUpdated": heard,
+                "LastUpdated": updated,
                 "HealthCheckTimeout": 30_000_000_000,
                 "Message": message,
             }
             for name in devices
         }
-        (self.kubelet / kubelet_health.NAME).write_text(json.dumps({DRIVER: {"Devices": found}}))
+        (self.kubelet / kubelet_state.HEALTH_FILE).write_text(json.dumps({DRIVER: {"Devices": found}}))
 
     def runs(self, uid: str, *containers: str, running: bool = True) -> None:
-        """A pod's cgroups, which look like version 2; of a pod without containers its own alone."""
+        """Create the cgroups of a pod and its containers, in version 2."""
         pod = self.cgroups / "kubepods" / "burstable" / f"pod{uid}"
         for group in (pod, *(pod / one for one in containers)):
             group.mkdir(parents=True, exist_ok=True)
             (group / "cgroup.events").write_text(f"populated {running:d}\nfrozen 0\n")
 
-    def remembers(self, book: PrepareLedger, now_s: float, driver: str = DRIVER) -> None:
-        """What a driver that embeds drahealth has kept."""
-        prepares.save(self.kubelet / "plugins" / driver / "drahealth", driver, "1.2", book, now_s)
+    def driver_stores(self, ledger: PrepareLedger, now_s: float, driver: str = DRIVER) -> None:
+        """Write the ledger of a driver that embeds drahealth."""
+        prepares.save(self.kubelet / "plugins" / driver / "drahealth", driver, "1.2", ledger, now_s)
 
     def saved(self, name: str, *objects: dict[str, Any]) -> str:
-        """A file of objects."""
+        """Write a file of objects and return its path."""
         path = self.root / name
         path.write_text(json.dumps({"kind": "List", "items": objects}))
         return str(path)
 
     @contextmanager
     def sockets(self, listed: Callable[[], Any], pods: Callable[[], Any]) -> Iterator[None]:
-        """The kubelet serves podresources and the pods API."""
+        """Serve podresources and the pods API."""
         with (
             ListingApi(self.kubelet / podresources.SOCKET, podresources.LIST, listed),
             ListingApi(self.kubelet / pods_api.SOCKET, pods_api.LIST, pods),
@@ -154,33 +154,33 @@ class Node:
     # --- the command -----------------------------------------------------------------------------------
 
     @property
-    def places(self) -> list[str]:
-        places = {
+    def flags(self) -> list[str]:
+        paths = {
             "--kubelet-dir": self.kubelet,
             "--runtime-dir": self.run_dir,
             "--state-dir": self.state,
             "--cgroupfs-root": self.cgroups,
         }
-        return [word for flag, path in places.items() for word in (flag, str(path))]
+        return [word for flag, path in paths.items() for word in (flag, str(path))]
 
     def explain(self, *argv: str) -> tuple[int, str, str]:
-        """Exit code, output, complaints; of this node."""
-        return self.bare(*argv, *self.places)
+        """Run the command on this node; return exit code, output and errors."""
+        return self.bare(*argv, *self.flags)
 
     def bare(self, *argv: str) -> tuple[int, str, str]:
-        """The same without a word of where to look."""
+        """Run the command with these arguments alone; return exit code, output and errors."""
         code = main(["explain", *argv])
         return code, *self.capsys.readouterr()
 
     def document(self, *argv: str) -> tuple[int, Any]:
-        """Exit code and document; of this node."""
+        """Run the command on this node; return exit code and document."""
         code, out, err = self.explain(*argv, "-o", "json")
         assert err == ""
         return code, json.loads(out)
 
 
 def listing(*pods: tuple[str, str, Sequence[str]]) -> Callable[[], Any]:
-    """podresources: name of the pod, of its claim, and the devices of that."""
+    """Return an answer of podresources: pods by name, each with a claim and its devices."""
     return lambda: listed_pods(
         *(
             listed_pod(name, listed_container("main", listed_claim(claim, *devices)))
@@ -190,14 +190,14 @@ def listing(*pods: tuple[str, str, Sequence[str]]) -> Callable[[], Any]:
 
 
 def pods_answer(*pods: tuple[str, Sequence[str]]) -> Callable[[], Any]:
-    """The pods API: UIDs and the names of their claims; a pod is called ``pod-<uid>``."""
+    """Return an answer of the pods API: pods by UID, each with claims; their names are ``pod-<uid>``."""
     return lambda: message_class("v1alpha1", "ListPodsResponse")(
         pods=[pod(uid, claims=list(claims)) for uid, claims in pods]
     )
 
 
 def prepared_claim(name: str, *devices: str, pods: Sequence[str] = (), uid: str = "") -> dict[str, Any]:
-    """A claim in the checkpoint."""
+    """Return a claim of the checkpoint."""
     return claim(
         uid or f"c-{name}",
         name=name,
@@ -207,8 +207,8 @@ def prepared_claim(name: str, *devices: str, pods: Sequence[str] = (), uid: str 
 
 
 @contextmanager
-def deaf(*paths: Path) -> Iterator[None]:
-    """Sockets that take a connection and never answer."""
+def silent_servers(*paths: Path) -> Iterator[None]:
+    """Serve sockets that accept connections and never answer."""
     with ExitStack() as stack:
         for path in paths:
             path.parent.mkdir(parents=True, exist_ok=True)

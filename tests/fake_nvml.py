@@ -1,4 +1,4 @@
-"""The fake libnvidia-ml.so.1 as a test uses it: built, given a scenario, told what happens next.
+"""Fixture of the fake libnvidia-ml.so.1: builds it, gives it a scenario, and sends it commands.
 
 Owns the build (once per run, and one at a time) and the conversation with the control socket. What the
 library does and what its commands mean is in docs/fake-nvml.md.
@@ -30,7 +30,7 @@ import pynvml as n
 from fake_nvml import FakeNvml
 fake = FakeNvml(*map(Path, sys.argv[1:4]))
 n.nvmlLib = n.CDLL(str(fake.library))
-tell = fake.tell
+send = fake.send
 
 def same(a, b):
     return n.cast(a, n.c_void_p).value == n.cast(b, n.c_void_p).value
@@ -63,12 +63,12 @@ INIT: Final = (
 
 @cache
 def library(branch: int = 580) -> Path:
-    """The fake of that driver branch, up to date. Skips the test where nothing can be compiled."""
+    """Build and return the fake of a driver branch. Skips the test without a compiler."""
     for tool in ("make", "gcc"):
         if shutil.which(tool) is None:
             pytest.skip(f"building the fake NVML needs {tool}")
     target = f"build/fake/{branch}/libnvidia-ml.so.1"
-    with (NATIVE / "fake" / "fake.h").open() as lock:  # two test runs at once must not both link it
+    with (NATIVE / "fake" / "fake.h").open() as lock:  # parallel test runs must not link at the same time
         fcntl.flock(lock, fcntl.LOCK_EX)
         make = ["make", "-C", str(NATIVE), "-s", target]
         built = subprocess.run(make, capture_output=True, text=True, check=False)
@@ -78,12 +78,12 @@ def library(branch: int = 580) -> Path:
 
 @dataclass(frozen=True)
 class FakeNvml:
-    """One scenario: for any number of processes, one after the other.
+    """Fake NVML with one scenario, for any number of processes one after the other.
 
     Attributes:
-        library: What to load instead of the driver's library.
-        scenario: The file that ``FAKE_NVML`` names.
-        control: The socket at which the process that loaded the library listens from its first nvmlInit on.
+        library: Library to load instead of the driver's.
+        scenario: File for ``FAKE_NVML``.
+        control: Socket on which the process that loaded the library listens from its first nvmlInit on.
     """
 
     library: Path
@@ -92,17 +92,17 @@ class FakeNvml:
 
     @property
     def env(self) -> dict[str, str]:
-        """The environment of this process, and the scenario's name."""
+        """Return the environment of this process plus the scenario's name."""
         return os.environ | {"FAKE_NVML": str(self.scenario)}
 
-    def tell(self, *commands: str) -> str:
-        """Carry out commands in the process that plays the scenario; wait for it to listen.
+    def send(self, *commands: str) -> str:
+        """Send commands to the process that runs the scenario; waits until it listens.
 
         Returns:
-            What the last one was answered: "", or the number that it asked for.
+            The answer to the last command: "" or a number.
 
         Raises:
-            ValueError: A command was refused; the text says why.
+            ValueError: A command was refused; the text gives the reason.
         """
         answer = ""
         with self._connected() as connection, connection.makefile("rw") as stream:
@@ -114,8 +114,8 @@ class FakeNvml:
         return answer
 
     def calls(self, gpu: int, call: str) -> int:
-        """How often that GPU was asked so since the process began, calls that hang or fail included."""
-        return int(self.tell(f"gpu {gpu} calls {call}"))
+        """Return the number of calls on a GPU since the process began, hung and failed ones included."""
+        return int(self.send(f"gpu {gpu} calls {call}"))
 
     def _connected(self) -> socket.socket:
         deadline = time.monotonic() + PATIENCE_S
@@ -134,14 +134,14 @@ class FakeNvml:
 
 
 def fake_nvml(directory: Path, *lines: str, branch: int = 580) -> FakeNvml:
-    """A scenario of these lines in that directory, with a control socket; a profile line comes first."""
+    """Write a scenario with a control socket to a directory; a profile line comes first."""
     fake = FakeNvml(library(branch), directory / "scenario.txt", directory / "nvml.sock")
     fake.scenario.write_text("\n".join([*lines, f"socket {fake.control}", ""]))
     return fake
 
 
 def play(fake: FakeNvml, code: str, *, init: bool = True) -> Any:
-    """What ``answer`` is at the end of that code, in a process whose pynvml has the fake for its library."""
+    """Run code in a process whose pynvml uses the fake, and return the final value of ``answer``."""
     script = PREAMBLE + (INIT if init else "") + textwrap.dedent(code) + "\nprint(json.dumps(answer))"
     ran = subprocess.run(
         [sys.executable, "-c", script, str(fake.library), str(fake.scenario), str(fake.control)],

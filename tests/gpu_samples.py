@@ -1,4 +1,4 @@
-"""GPUs on paper: an H100 and a T4 that are well, and whatever a test changes of them."""
+"""Samples and views of a healthy H100 and T4, with changes by tests."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -49,7 +49,7 @@ NO_PAGES: Final = {
     GpuField.RETIRED_PENDING: ABSENT,
 }
 H100: Final[Mapping[GpuField, Reading]] = {**dict.fromkeys(GpuField, 0), **NOT_ZERO, **NO_PAGES}
-"""One that is idle and well."""
+"""Readings of an idle, healthy H100."""
 T4: Final[Mapping[GpuField, Reading]] = {
     **H100,
     **dict.fromkeys(NO_PAGES, 0),
@@ -65,11 +65,11 @@ T4: Final[Mapping[GpuField, Reading]] = {
     GpuField.PSTATE: 8,
     GpuField.ARCHITECTURE: 6,
 }
-"""The same, of a generation without NVLink, row remapping, fabric and recovery action."""
+"""Readings of a healthy T4, a GPU without NVLink, row remapping, fabric and recovery action."""
 
 
 def source_sample(state: SourceState = SourceState.OK, name: str = "nvml") -> SourceSample:
-    """How a source is doing."""
+    """Return a source sample."""
     return SourceSample(name, state, NOW_NS, NS, 0, "", passes=100, vital=False)
 
 
@@ -80,8 +80,8 @@ def gpu_sample(
     number: int = 0,
     **attributes: Any,
 ) -> GpuSample:
-    """One GPU that answers; ``changed`` of its readings, other ``attributes`` of the sample."""
-    well = GpuSample(
+    """Return the sample of a GPU that answers, with ``changed`` readings and other ``attributes``."""
+    healthy = GpuSample(
         index=number,
         uuid=f"GPU-{number:08x}",
         bus=f"0000:{number + 1}b:00.0",
@@ -96,24 +96,24 @@ def gpu_sample(
         link_errors=(0,) * LINKS,
         readings={**readings, **(changed or {})},
     )
-    return replace(well, **attributes)
+    return replace(healthy, **attributes)
 
 
 def pci_sample(number: int = 0, driver: str = "nvidia", model: str = "") -> PciSample:
-    """The function of a GPU on the bus."""
+    """Return the PCI function of a GPU."""
     bus = f"0000:{number + 1}b:00.0"
     return PciSample(bus, 0x10DE, 0x2330, driver, model, 16, 16, 0, 0, 0)
 
 
 def gpu_set(*gpus: GpuSample, state: SourceState = SourceState.OK, **attributes: Any) -> GpuSet:
-    """These GPUs, and a library that works."""
+    """Return a set of GPUs with a working library."""
     events = source_sample(name="nvml-events")
-    well = GpuSet(gpus, source_sample(state), events, generation=1, count=len(gpus), driver="570.86.15")
-    return replace(well, **attributes)
+    healthy = GpuSet(gpus, source_sample(state), events, generation=1, count=len(gpus), driver="570.86.15")
+    return replace(healthy, **attributes)
 
 
-def still(limits: GpuLimits, readings: Mapping[GpuField, Reading]) -> dict[GpuField, Growth]:
-    """Every counter has stood still for the whole of its window; one that is not there has not grown."""
+def flat_growth(limits: GpuLimits, readings: Mapping[GpuField, Reading]) -> dict[GpuField, Growth]:
+    """Return the growth of counters that did not change within their windows; absent ones stay absent."""
     counts = {field: readings.get(field, ABSENT) for field in windows(limits)}
     return {
         field: Growth(0, float(window_s)) if isinstance(counts[field], int) else Growth(counts[field], 0.0)
@@ -129,35 +129,35 @@ def gpu_view(
     readings: Mapping[GpuField, Reading] = H100,
     **attributes: Any,
 ) -> GpuView:
-    """What the rules are shown of gpu-0, one of eight.
+    """Return the view of gpu-0, one of eight GPUs.
 
     Args:
-        changed: Readings that are otherwise.
-        grown: Counters that have grown, by so much or as said.
-        limits: The configured ones.
-        readings: Those of a GPU that is well.
-        attributes: Of the view.
+        changed: Readings that differ from those of a healthy GPU.
+        grown: Growth of counters, as a number or a Growth.
+        limits: Limits from the configuration.
+        readings: Readings of a healthy GPU.
+        attributes: Further attributes of the view.
     """
     gpu = gpu_sample(changed, readings=readings)
-    growth = still(limits, gpu.readings)
+    growth = flat_growth(limits, gpu.readings)
     for field, by in (grown or {}).items():
         growth[field] = by if isinstance(by, Growth) else Growth(by, float(windows(limits)[field]))
     others = [gpu_sample(number=number) for number in range(1, 8)]
-    well = GpuView(
+    healthy = GpuView(
         gpu=gpu,
         name="gpu-0",
         start=GpuStart(links_up=ALL_UP, ecc=True, fabric_manager=True),
         gpus=gpu_set(gpu, *others),
-        host=GpuHost(bus_gpus=tuple(one.bus for one in (gpu, *others)), fabric_manager=True),
+        host=GpuHost(bus_gpus=tuple(each.bus for each in (gpu, *others)), fabric_manager=True),
         growth=growth,
         siblings_p50_ns=(400_000,) * 7,
         limits=limits,
         now_ns=NOW_NS,
     )
-    return well._replace(**attributes)
+    return healthy._replace(**attributes)
 
 
-def silent_view(age_s: float, call: str = "nvmlDeviceGetFieldValues", **attributes: Any) -> GpuView:
-    """A GPU whose call has been under way for so long."""
+def hanging_view(age_s: float, call: str = "nvmlDeviceGetFieldValues", **attributes: Any) -> GpuView:
+    """Return the view of a GPU whose NVML call has hung for ``age_s``."""
     gpu = gpu_sample(call=call, call_ns=NOW_NS - int(age_s * NS))
     return gpu_view(gpu=gpu, **attributes)

@@ -1,7 +1,6 @@
-"""A file whose reads do not end, and whose readers the kernel cannot end: FUSE, and nobody answers.
+"""File whose reads hang uninterruptibly, like calls into a hung GPU driver: a FUSE mount without a server.
 
-What a GPU driver that hangs does to whoever is inside it. Nothing is left behind: when the file is let go of,
-every read ends with an error.
+When it is released, every read fails, and nothing stays mounted.
 """
 
 import errno
@@ -32,14 +31,14 @@ BODIES: Final = {
 
 @contextmanager
 def hung_file(path: Path, let_go: Callable[[], bool]) -> Iterator[None]:
-    """The file at that path, which is there already, until the context ends.
+    """Make reads of an existing file hang until the context ends.
 
     Args:
-        path: What is mounted over; it is as it was afterwards.
-        let_go: Asked a few times a second; once it says so, reads fail with EIO.
+        path: File to mount over; it is unchanged afterwards.
+        let_go: Called a few times a second; once it returns True, reads fail with EIO.
 
     Raises:
-        OSError: there is no FUSE here, or nothing may be mounted.
+        OSError: FUSE is not available, or this user may not mount.
     """
     fuse = os.open("/dev/fuse", os.O_RDWR | os.O_CLOEXEC)
     options = f"fd={fuse},rootmode={MODE:o},user_id=0,group_id=0"
@@ -56,7 +55,7 @@ def hung_file(path: Path, let_go: Callable[[], bool]) -> Iterator[None]:
     finally:
         ended.set()
         server.join()
-        os.close(fuse)  # the kernel ends all that still waits
+        os.close(fuse)  # the kernel fails all pending reads
         subprocess.run(["umount", "-l", str(path)], check=True)
 
 

@@ -1,4 +1,4 @@
-"""Checkpoints of claims, made as the kubelet makes them but by nothing that the agent has."""
+"""Checkpoints of claims in the kubelet's format, built without code of the agent."""
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
@@ -8,7 +8,7 @@ DRIVER = "gpu.example.com"
 
 
 def crc32(data: bytes) -> int:
-    """The checksum of a checkpoint: CRC-32 of IEEE 802.3, bit by bit."""
+    """Return the checksum of a checkpoint: CRC-32 of IEEE 802.3, bit by bit."""
     crc = 0xFFFFFFFF
     for byte in data:
         crc ^= byte
@@ -24,7 +24,7 @@ def device(
     share: str | None = None,
     requests: Sequence[str] | None = ("gpus",),
 ) -> dict[str, Any]:
-    """A device of a driver, as it stands in a checkpoint."""
+    """Return a device entry of a checkpoint."""
     return {
         "PoolName": pool,
         "DeviceName": name,
@@ -42,7 +42,7 @@ def claim(
     pods: Iterable[str] | None = (),
     drivers: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """A claim, as it stands in a checkpoint; named after its UID unless it is said otherwise."""
+    """Return a claim entry of a checkpoint; its default name comes from its UID."""
     return {
         "ClaimUID": uid,
         "ClaimName": name or f"claim-{uid}",
@@ -53,12 +53,12 @@ def claim(
 
 
 def devices(*found: Mapping[str, Any]) -> dict[str, Any]:
-    """A claim's drivers, of which there is one, with these devices."""
+    """Return the driver state of a claim with one driver and these devices."""
     return {DRIVER: {"Devices": list(found)}}
 
 
 def checkpoint(claims: Sequence[Mapping[str, Any]] | None, **more: Any) -> bytes:
-    """The file, its sum right."""
+    """Return the file with a valid checksum."""
     data = {
         "kind": "DRACheckpoint",
         "apiVersion": "checkpoint.dra.kubelet.k8s.io/v1",
@@ -69,5 +69,5 @@ def checkpoint(claims: Sequence[Mapping[str, Any]] | None, **more: Any) -> bytes
 
 
 def sealed(text: str) -> bytes:
-    """A file with that text in it, and its sum."""
+    """Return a file with this text and a checksum."""
     return json.dumps({"Data": text, "Checksum": crc32(text.encode())}, separators=(",", ":")).encode()

@@ -1,4 +1,4 @@
-"""Lines of the kernel log about the host, as Linux 5.4 to 6.18 write them, and what each says."""
+"""Kernel-log lines about the host, as Linux 5.4 to 6.18 write them, with their parsed form."""
 
 from typing import Final
 
@@ -14,7 +14,7 @@ EDAC: Final = "EDAC MC0: 1 CE memory read error on CPU_SrcID#0_MC#0_Chan#1_DIMM#
 DIMM: Final = "mc0 CPU_SrcID#0_MC#0_Chan#1_DIMM#0"
 
 CASES: Final[list[tuple[str, HostLine]]] = [
-    # --- machine checks: bit 61 of the status says whether it was corrected
+    # --- machine checks: bit 61 of the status means uncorrected
     (MCE + "be00000000800400", HostLine(LogCode.MACHINE_CHECK, "cpu3", ("5", "be00000000800400"))),
     (MCE + "f200000000800400", HostLine(LogCode.MACHINE_CHECK, "cpu3", ("5", "f200000000800400"))),
     (MCE.replace("Check: 0", "Check Exception: 7") + "a000000000800400",
@@ -30,13 +30,13 @@ CASES: Final[list[tuple[str, HostLine]]] = [
      HostLine(LogCode.MACHINE_CHECK_CORRECTED, "cpu6", ("27", "d82000000002080b"))),
     (AMD + "-|-|MiscV|AddrV|-|-|SyndV|-|Deferred|-]: 0x9c2030000000011b",
      HostLine(LogCode.MACHINE_CHECK_CORRECTED, "cpu6", ("27", "9c2030000000011b"))),
-    # --- what firmware tells
+    # --- reports of firmware
     ("{1}[Hardware Error]: event severity: fatal", HostLine(LogCode.HARDWARE_ERROR, "", ("fatal",))),
     ("{12}[Hardware Error]: event severity: recoverable",
      HostLine(LogCode.HARDWARE_ERROR, "", ("recoverable",))),
     ("{2}[Hardware Error]: event severity: corrected",
      HostLine(LogCode.HARDWARE_ERROR_CORRECTED, "", ("corrected",))),
-    # --- CPUs that stand still
+    # --- locked-up CPUs
     ("watchdog: BUG: soft lockup - CPU#7 stuck for 26s! [kworker/u16:2:4812]",
      HostLine(LogCode.SOFT_LOCKUP, "cpu7", ("26", "kworker/u16:2:4812"))),
     ("watchdog: BUG: soft lockup - CPU#7 stuck for a while", HostLine(LogCode.SOFT_LOCKUP, "cpu7")),
@@ -145,13 +145,13 @@ SILENT: Final = [
     "mce: CPU0: Thermal monitoring enabled (TM1)",
     "mce: [Hardware Error]: PROCESSOR 0:50654 TIME 1700000000 SOCKET 0 APIC 0 microcode 2000065",
     "mce: [Hardware Error]: CPU 1234567: Machine Check: 0 Bank 5: be00000000800400",
-    "[Hardware Error]: event severity: fatal",  # of the boot before this one
+    "[Hardware Error]: event severity: fatal",  # of the previous boot
     "{1}[Hardware Error]: event severity: info",
     "{1}[Hardware Error]:  Error 0, type: corrected",
     "BERT: Error records from previous boot:",
     "rcu: \t4-....: (5249 ticks this GP) idle=51e4/1/0x4000000000000000 softirq=309/309 fqs=2563",
     "INFO: task dd:7 is blocked on a mutex likely owned by task python3:8.",
-    "INFO: task nobody blocked for more than 120 seconds.",
+    "INFO: task nobody blocked for more than 120 seconds.",  # verbatim
     "Memory cgroup out of memory: Killed process 1234 (python3) total-vm:31763532kB, anon-rss:13928044kB",
     "Out of memory: Killed process 5678 (node) total-vm:2345678kB, anon-rss:1234567kB",
     "oom-kill:constraint=CONSTRAINT_MEMCG,nodemask=(null),cpuset=/,mems_allowed=0",

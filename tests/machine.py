@@ -1,8 +1,8 @@
-"""What a test may change on the machine, and how it is put back.
+"""Changes that tests make on the machine, and their restoration.
 
-Hugepage pools, CPUs and the controllers of the root cgroup belong to everybody on the machine, so each
-context manager here holds one lock for as long as it has something changed, skips the test where it is not
-allowed to, and restores in any case. Nothing here judges: the tests say what they expect.
+Hugepage pools, CPUs and the controllers of the root cgroup are shared by the whole machine. Each context
+manager holds one lock while something is changed, skips the test without permission, and always restores. The
+module asserts nothing.
 """
 
 import fcntl
@@ -30,7 +30,7 @@ _holders: list[int] = []
 
 @contextmanager
 def machine_lock() -> Iterator[None]:
-    """Nobody else's test touches the machine meanwhile. May be taken again inside itself."""
+    """Hold the lock of the machine: no other test changes it meanwhile. Re-entrant."""
     if _holders:
         _holders.append(_holders[0])
         try:
@@ -177,7 +177,7 @@ _tree_numbers = itertools.count(1)
 
 
 def unified_root() -> Path | None:
-    """Where cgroup v2 is mounted: alone, or beside v1. None if it is not."""
+    """Return the mount point of cgroup v2, alone or with v1; None: not mounted."""
     for root in (CGROUPFS, CGROUPFS / "unified"):
         if (root / "cgroup.controllers").exists():
             return root

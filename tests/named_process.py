@@ -1,4 +1,4 @@
-"""A real process with a name of our choice."""
+"""Real process with a given name."""
 
 import subprocess
 from collections.abc import Iterator
@@ -8,7 +8,7 @@ from pathlib import Path
 
 @contextmanager
 def named_process(directory: Path, name: str) -> Iterator[subprocess.Popen[bytes]]:
-    """It runs, and is held by its standard input."""
+    """Run the process; it ends with its standard input."""
     program = directory / name
     program.write_bytes(Path("/bin/cat").resolve().read_bytes())
     program.chmod(0o700)

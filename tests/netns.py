@@ -1,8 +1,8 @@
-"""A network namespace of a test's own, and device events of its own making in it, through the real kernel.
+"""Network namespace of a test, with device events that the test injects through the real kernel.
 
-The kernel tells every network namespace of the initial user namespace of its devices. Whoever has
-CAP_SYS_ADMIN over one may also hand it an event, which then goes to all who listen there, and to nobody else
-(``uevent_net_rcv()`` in lib/kobject_uevent.c). Events of the machine's own arrive too.
+The kernel sends device events to every network namespace of the initial user namespace. A process with
+CAP_SYS_ADMIN over a namespace can also inject an event, which only the listeners in this namespace receive
+(``uevent_net_rcv()`` in lib/kobject_uevent.c). Events of the machine arrive too.
 """
 
 import ctypes
@@ -85,9 +85,9 @@ class Injector:
         self._socket.close()
 
     def inject(self, action: str, path: str = GPU, **variables: str) -> None:
-        """An event of the kernel's, which adds SEQNUM; of a GPU unless it is told otherwise.
+        """Inject an event through the kernel, which adds SEQNUM; by default an event of a GPU.
 
-        It is in the listeners' sockets when this returns.
+        The event is in the listeners' sockets when this returns.
         """
         body = _message(action, path, variables or GPU_VARIABLES)
         self._socket.send(HEADER.pack(HEADER.size + len(body), MIN_TYPE, REQUEST_ACK, 1, 0) + body)
@@ -96,6 +96,6 @@ class Injector:
             raise OSError(-error, os.strerror(-error))
 
     def spoof(self, action: str, path: str = GPU, **variables: str) -> None:
-        """The same words, said by user space to all who listen."""
+        """Send the same event from user space to all listeners."""
         body = _message(action, path, (variables or GPU_VARIABLES) | {"SEQNUM": "1"})
         self._socket.sendto(body, (0, KERNEL_GROUP))

@@ -1,4 +1,4 @@
-"""Parts of tests that look at a whole process, in one that nobody else has used."""
+"""Parts of tests that measure a whole process, run in a fresh process."""
 
 import subprocess
 import sys

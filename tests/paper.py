@@ -1,9 +1,9 @@
-"""A node on paper: tests write what its sources would read, let time pass, and hear what the core says."""
+"""Simulated node: tests set what its sources read, let time pass, and evaluate it with step()."""
 
 from collections.abc import Iterable
 from typing import Final
 
-from agent.engine.step import State, step
+from agent.engine.step import EngineState, step
 from agent.model.cpuset import CpuSet, parse_cpus
 from agent.model.health import DeviceHealth
 from agent.model.reading import Absence, Missing, Reading
@@ -33,28 +33,28 @@ MIB: Final = 1 << 20
 def node_sample(
     node: int = 0, cpus: CpuSet | Missing = 0b11, core: Reading = ABSENT, package: Reading = ABSENT
 ) -> NodeSample:
-    """One NUMA node: of a virtual machine, without thermal counters."""
+    """Return one NUMA node of a virtual machine, without thermal counters."""
     return NodeSample(node, cpus, core, package)
 
 
 def pool_sample(
     nr: Reading = 10, surplus: Reading = 0, *, size_kib: int = 2048, node: int | None = 0
 ) -> PoolSample:
-    """One hugepage pool, all of it free."""
+    """Return one hugepage pool with all pages free."""
     return PoolSample(size_kib, node, nr, nr, ABSENT, surplus, ABSENT)
 
 
 def hugetlb_sample(
     events: Reading = 0, *, size_kib: int = 2048, limit: Reading = NO_LIMIT, rsvd: Reading = NO_LIMIT
 ) -> HugetlbSample:
-    """One hugepage size of a cgroup."""
+    """Return one hugepage size of a cgroup."""
     return HugetlbSample(size_kib, limit, rsvd, events, ABSENT)
 
 
 def group_sample(
     ident: int, *hugetlb: HugetlbSample, pod: str = "pod-a", container: str = "container-a"
 ) -> GroupSample:
-    """One cgroup; of the pod itself if ``container`` is empty."""
+    """Return one cgroup; the pod's own if ``container`` is empty."""
     kind = GroupKind.CONTAINER if container else GroupKind.POD
     return GroupSample(
         id=ident,
@@ -77,15 +77,15 @@ def group_sample(
 
 
 def cpus_sample(online: CpuSet | Missing = 0b11) -> CpuSample:
-    """The CPU sets of a machine with two CPUs."""
+    """Return the CPU sets of a machine with two CPUs."""
     return CpuSample(0b11, online, 0)
 
 
 class PaperNode:
-    """What is read is in the attributes. Time passes in whole passes of all sources that beat."""
+    """Node with readings in its attributes. Time passes in whole passes of all sources that are not stuck."""
 
     def __init__(self, settings: Settings | None = None, *, period_ns: int = NS) -> None:
-        self.state = State(settings or Settings("node-a"))
+        self.state = EngineState(settings or Settings("node-a"))
         self.period_ns = period_ns
         self.now_ns = 1_000 * NS
         self.wall_s = 1_700_000_000.0
@@ -96,9 +96,9 @@ class PaperNode:
         self.pools: dict[tuple[int, int | None], PoolSample] = {}
         self.groups: list[GroupSample] = []
         self.states: dict[str, SourceState] = {"throttle": SourceState.ABSENT}
-        """Of sources that are not ok."""
+        """States of sources that are not OK."""
         self.stuck: set[str] = set()
-        """Sources that do not return."""
+        """Sources that hang."""
         self._beats = dict.fromkeys(SOURCES, (0, 0))
 
     @property
@@ -106,20 +106,20 @@ class PaperNode:
         return Instant(self.now_ns, self.wall_s)
 
     def pool(self, sample: PoolSample) -> None:
-        """Writes one pool."""
+        """Set one pool."""
         self.pools[sample.size_kib, sample.node] = sample
 
     def online(self, cpus: str) -> None:
-        """Writes the set of online CPUs."""
+        """Set the online CPUs."""
         self.cpus = cpus_sample(parse_cpus(cpus))
 
     def wait(self, seconds: float) -> None:
-        """Time in which nobody reads anything."""
+        """Let time pass without a pass of any source."""
         self.now_ns += int(seconds * NS)
         self.wall_s += seconds
 
     def read(self) -> None:
-        """One pass of every source that is not stuck, a period after the last."""
+        """Let every source that is not stuck finish a pass, a period after the last."""
         self.wait(self.period_ns / NS)
         self.passes += 1
         for name in SOURCES:
@@ -127,7 +127,7 @@ class PaperNode:
                 self._beats[name] = (self._beats[name][0] + 1, self.now_ns)
 
     def snapshot(self) -> Snapshot:
-        """What the sources have published."""
+        """Return the snapshot of the sources."""
         sources = [
             SourceSample(
                 name, self.states.get(name, SourceState.OK), beat_ns, self.period_ns, 0, "", passes=passes
@@ -145,36 +145,36 @@ class PaperNode:
         )
 
     def starting(self) -> Snapshot:
-        """What is published before the first pass is over."""
-        nobody = CpuSample(ABSENT, ABSENT, ABSENT)
+        """Return the snapshot before the end of the first pass."""
+        unread = CpuSample(ABSENT, ABSENT, ABSENT)
         state = SourceState.STARTING
         sources = [SourceSample(name, state, self.started_ns, self.period_ns, 0, "") for name in SOURCES]
-        return Snapshot(seq=1, cpus=nobody, sources=tuple(sources))
+        return Snapshot(seq=1, cpus=unread, sources=tuple(sources))
 
-    def look(self) -> Report:
-        """The core looks, at what has been read."""
+    def evaluate(self) -> Report:
+        """Evaluate the snapshot and return the report."""
         self.state, report = step(self.state, self.snapshot() if self.passes else self.starting(), self.now)
         return report
 
     def next(self, passes: int = 1) -> Report:
-        """Passes, and a look after each; what the last look says."""
+        """Run some passes with an evaluation after each; return the last report."""
         for _ in range(passes - 1):
             self.read()
-            self.look()
+            self.evaluate()
         self.read()
-        return self.look()
+        return self.evaluate()
 
 
 def device_of(report: Report, name: str) -> DeviceHealth:
-    """The verdict on one device."""
+    """Return the verdict on one device."""
     return next(device for device in report.devices if device.device == name)
 
 
 def codes(device: DeviceHealth) -> list[str]:
-    """The codes of its causes, worst first."""
+    """Return the codes of a device's causes, worst first."""
     return [cause.code for cause in device.causes]
 
 
 def without_times(devices: Iterable[DeviceHealth]) -> list[DeviceHealth]:
-    """The verdicts, all verified at the same moment."""
+    """Return the verdicts with the same time of verification."""
     return [device._replace(verified=Instant(0, 0.0)) for device in devices]

@@ -1,7 +1,6 @@
-"""A node with GPUs on paper: faults come by NVML and by the kernel log, time passes, the agent restarts.
+"""Simulated node with GPUs: faults from NVML and the kernel log, time, and restarts of the agent.
 
-The log's lines are counted as the native reader counts them, and between two looks the time passes that the
-core would let pass: a verdict that nobody is woken for is not seen.
+Log lines are counted as the native reader counts them, and evaluations run when the engine would run them.
 """
 
 import re
@@ -12,10 +11,10 @@ from typing import Any, Final
 from gpu_samples import ABSENT, H100, gpu_sample
 from paper import PaperNode, codes, device_of
 
-from agent.engine.step import begin
-from agent.health.gpu.faults.checkpoint import restore
-from agent.health.gpu.xid.patterns import PATTERNS
-from agent.health.kernel_log.pattern import compile_pattern
+from agent.engine.step import initial_state
+from agent.health.gpu.faults.checkpoint import restore_faults
+from agent.health.gpu.xid.lines import PATTERNS
+from agent.health.kernel_log.patterns import compile_pattern
 from agent.model.gpu import (
     WHOLE_GPU,
     EventCount,
@@ -48,7 +47,7 @@ RESET: Final = (
     GpuField.REMAP_PENDING,
     *(field for field in GpuField if re.fullmatch("ecc_(un)?correctable(_dram|_sram)?", field)),
 )
-"""What a reset sets back."""
+"""Readings that a reset clears."""
 _TABLE: Final = [
     (compile_pattern(pattern), [word != "%*" for word in re.findall("%[bdxwk*]", pattern)])
     for pattern in PATTERNS
@@ -56,20 +55,20 @@ _TABLE: Final = [
 
 
 class PaperLog:
-    """The kernel log of one boot, as the native reader counts it."""
+    """Kernel log of one boot, counted as the native reader does."""
 
     def __init__(self) -> None:
         self._lines: dict[tuple[int, tuple[str, ...]], LogLine] = {}
         self._seq = 0
 
     def write(self, text: str, now_ns: int, times: int = 1) -> None:
-        """Lines that say the same, at the same moment."""
+        """Write equal lines at one time."""
         for index, (pattern, counts) in enumerate(_TABLE):
             if found := pattern.match(text):
                 words = zip(found.groups(), counts, strict=True)
                 self._count((index, tuple(word for word, counted in words if counted)), text, now_ns, times)
                 return
-        raise ValueError(f"the reader looks for no such line: {text}")
+        raise ValueError(f"no pattern of the reader matches: {text}")
 
     def _count(self, key: tuple[int, tuple[str, ...]], text: str, now_ns: int, times: int) -> None:
         self._seq += times
@@ -78,16 +77,16 @@ class PaperLog:
         self._lines[key] = known._replace(times=known.times + times, last_us=us, text=text, seq=self._seq)
 
     def forget(self) -> None:
-        """Too many others came."""
+        """Drop all lines, as the reader does when too many others arrive."""
         self._lines.clear()
 
     def lines(self) -> tuple[LogLine, ...]:
-        """All of them, by the first of each."""
+        """Return all lines by their first time."""
         return tuple(sorted(self._lines.values(), key=lambda line: (line.first_us, line.seq)))
 
 
 class GpuNode(PaperNode):
-    """What NVML and the log say is changed by name; what the agent makes of it, it says at the next look."""
+    """Node whose NVML and log are changed by methods; the next evaluation shows the effect."""
 
     def __init__(
         self,
@@ -102,12 +101,13 @@ class GpuNode(PaperNode):
         self.settings = self.state.settings
         self.kmsg = PaperLog() if kmsg else None
         self.boot_id = FIRST_BOOT
-        self.state = begin(
-            self.settings, restore(decode(encode(self.kept)), self.boot_id, self.limits, self.now)
+        self.state = initial_state(
+            self.settings,
+            restore_faults(decode(encode(self.checkpoint)), self.boot_id, self.limits, self.now),
         )
         self.nvml = SourceSample("nvml", SourceState.OK, self.now_ns, 10 * NS, 0, "", passes=1, vital=False)
         self.library: dict[str, Any] = {"generation": 1, "driver": "570.86.15"}
-        """Of the set as a whole."""
+        """Attributes of the GPU set."""
         self.gpus: dict[int, GpuSample] = {
             number: gpu_sample(
                 readings=readings,
@@ -119,79 +119,81 @@ class GpuNode(PaperNode):
             )
             for number in range(gpus)
         }
-        """By number."""
+        """GPUs by number."""
         for number, instances in (migs or {}).items():
             self.partition(number, *instances)
-        self.hung: set[int] = set()
+        self.hanging: set[int] = set()
         self.host = GpuHost(fabric_manager=True)
         self.next()
 
     @property
     def limits(self) -> GpuLimits:
-        """How GPUs are judged."""
+        """Limits for GPUs."""
         return self.settings.gpu
 
     @property
-    def kept(self) -> Any:
-        """What the agent would find after a restart."""
-        return self.state.gpus.kept
+    def checkpoint(self) -> Any:
+        """State that the agent would restore after a restart."""
+        return self.state.gpus.checkpoint
 
-    # --- what happens to a GPU
+    # --- changes of a GPU
 
     def change(self, number: int, **attributes: Any) -> None:
-        """Its sample is otherwise from the next look on, without a pass."""
+        """Change a GPU's sample without a pass."""
         self.gpus[number] = replace(self.gpus[number], **attributes)
 
-    def answer(self, number: int, **readings: Reading) -> None:
-        """Some of its fields read otherwise."""
+    def set_readings(self, number: int, **readings: Reading) -> None:
+        """Change some readings of a GPU."""
         changed = {GpuField(name): value for name, value in readings.items()}
         self.change(number, readings={**self.gpus[number].readings, **changed})
 
     def partition(self, number: int, *instances: tuple[int, int]) -> None:
-        """It has these MIG instances."""
+        """Set the MIG instances of a GPU."""
         migs = tuple(MigSample(gi, ci, f"MIG-{number}-{gi}-{ci}") for gi, ci in instances)
         self.change(number, migs=migs)
-        self.answer(number, mig_mode=int(bool(migs)))
+        self.set_readings(number, mig_mode=int(bool(migs)))
 
     def lose(self, number: int, status: int = Status.LOST) -> None:
-        """Every call answers so, and nothing of it can be read."""
+        """Let every call on a GPU return ``status``, and make all readings unreadable."""
         dark = {
             field: GONE_DARK if isinstance(value, int) else value
             for field, value in self.gpus[number].readings.items()
         }
         self.change(number, status=status, readings=dark)
 
-    def find(self, number: int, readings: Mapping[GpuField, Reading] = H100) -> None:
-        """It answers again, through a fresh handle."""
+    def recover(self, number: int, readings: Mapping[GpuField, Reading] = H100) -> None:
+        """Let a lost GPU answer again, through a new handle."""
         self.change(number, status=0, readings=readings, handles=self.gpus[number].handles + 1)
 
     def reset(self, number: int) -> None:
-        """Somebody resets it: its driver asks for nothing more, and what was counted begins again."""
+        """Reset a GPU: no recovery action is requested, and its counters are cleared."""
         had = self.gpus[number].readings
-        self.answer(number, **{field: 0 for field in RESET if isinstance(had[field], int)})
+        self.set_readings(number, **{field: 0 for field in RESET if isinstance(had[field], int)})
 
     def hang(self, *numbers: int, call: str = "nvmlDeviceGetFieldValues") -> None:
-        """A call does not return."""
+        """Let a call on the GPUs hang."""
         for number in numbers:
-            self.hung.add(number)
+            self.hanging.add(number)
             self.change(number, call=call, call_ns=self.now_ns)
 
     def return_from_hang(self, *numbers: int) -> None:
-        """The call returns at last."""
+        """Let the hanging call on the GPUs return."""
         for number in numbers:
-            self.hung.discard(number)
+            self.hanging.discard(number)
             self.change(number, call="", call_ns=0)
 
     def reload(self) -> None:
-        """The driver is loaded anew."""
+        """Reload the driver."""
         self.library["generation"] += 1
         for number, gpu in self.gpus.items():
             self.change(number, handles=gpu.handles + 1)
 
-    # --- who tells of it
+    # --- reports of faults
 
-    def event(self, number: int, code: int, gi: int = WHOLE_GPU, ci: int = WHOLE_GPU, times: int = 1) -> None:
-        """NVML tells of an XID."""
+    def nvml_xid(
+        self, number: int, code: int, gi: int = WHOLE_GPU, ci: int = WHOLE_GPU, times: int = 1
+    ) -> None:
+        """Report an XID by NVML."""
         gpu = self.gpus[number]
         at = (code, gi, ci)
         known = {(xid.code, xid.gi, xid.ci): xid for xid in gpu.xids}
@@ -199,40 +201,40 @@ class GpuNode(PaperNode):
         known[at] = before._replace(times=before.times + times, last_ns=self.now_ns)
         self.change(number, xids=tuple(known.values()))
 
-    def tell(self, number: int, event: GpuEvent, times: int = 1) -> None:
-        """NVML tells of another event."""
+    def nvml_event(self, number: int, event: GpuEvent, times: int = 1) -> None:
+        """Report an event other than an XID by NVML."""
         events = dict(self.gpus[number].events)
         before = events.get(event, EventCount(0, 0, 0))
         events[event] = EventCount(before.times + times, self.now_ns, 0)
         self.change(number, events=events)
 
     def log(self, text: str, times: int = 1) -> None:
-        """The kernel writes a line."""
-        assert self.kmsg is not None, "a node that has no kernel log"
+        """Write a line to the kernel log."""
+        assert self.kmsg is not None, "the node has no kernel log"
         self.kmsg.write(text, self.now_ns, times)
 
-    def line(self, number: int, code: int, detail: str = "", instance: str = "", times: int = 1) -> None:
-        """The kernel writes of an XID."""
+    def log_xid(self, number: int, code: int, detail: str = "", instance: str = "", times: int = 1) -> None:
+        """Write the line of an XID to the kernel log."""
         bus = self.gpus[number].bus.removesuffix(".0")
         detail = detail or "pid=1234, name=python, something failed"
         self.log(f"NVRM: Xid (PCI:{bus}{instance}): {code}, {detail}", times)
 
     def xid(self, number: int, code: int, gi: int = WHOLE_GPU, ci: int = WHOLE_GPU, times: int = 1) -> None:
-        """Both tell of an XID, as they mostly do."""
-        self.event(number, code, gi, ci, times)
+        """Report an XID by NVML and by the kernel log, as usual."""
+        self.nvml_xid(number, code, gi, ci, times)
         if self.kmsg is not None:
-            self.line(number, code, times=times)
+            self.log_xid(number, code, times=times)
 
     # --- time
 
     def read(self) -> None:
-        """One pass of everything that is not stuck, a period after the last."""
+        """Finish a pass of all sources that do not hang, one period after the last."""
         super().read()
         self._pass_over_gpus()
 
     def _pass_over_gpus(self) -> None:
         for number, gpu in self.gpus.items():
-            if number not in self.hung and self.nvml.state is SourceState.OK:
+            if number not in self.hanging and self.nvml.state is SourceState.OK:
                 self.change(number, passes=gpu.passes + 1, beat_ns=self.now_ns)
         if (
             self.nvml.state is not SourceState.STARTING
@@ -241,9 +243,9 @@ class GpuNode(PaperNode):
             self.nvml = self.nvml._replace(beat_ns=self.now_ns, passes=self.nvml.passes + 1)
 
     def rest(self, seconds: float) -> Report:
-        """Time in which nothing is news: the core looks when it has said that it will, and to speak."""
+        """Let time pass without events: evaluations run when they are due, and for heartbeats."""
         end_ns = self.now_ns + int(seconds * NS)
-        report = self.look()
+        report = self.evaluate()
         while self.now_ns < end_ns:
             due_ns = self.state.due_ns or end_ns
             until_ns = min(end_ns, self.now_ns + HEARTBEAT_NS, max(due_ns, self.now_ns + 1))
@@ -252,12 +254,12 @@ class GpuNode(PaperNode):
                 self.read()
             self.wait((until_ns - self.now_ns) / NS)
             self.now_ns = until_ns
-            report = self.look()
+            report = self.evaluate()
         return report
 
-    def restart(self, *, away_s: float = 5.0, boot_id: str = "", looks: bool = True) -> Report | None:
-        """The agent ends, and begins again with what it had kept; after a boot if another one is named."""
-        kept = decode(encode(self.kept))
+    def restart(self, *, away_s: float = 5.0, boot_id: str = "", evaluate: bool = True) -> Report | None:
+        """Restart the agent with its checkpoint; after a reboot if ``boot_id`` is given."""
+        kept = decode(encode(self.checkpoint))
         self.wait(away_s)
         if boot_id:
             self._boot(boot_id)
@@ -265,13 +267,13 @@ class GpuNode(PaperNode):
             self.change(number, xids=(), events={}, handles=1, passes=0)
         self.library["generation"] = 1
         self.nvml = self.nvml._replace(beat_ns=self.now_ns, passes=1)
-        self.state = begin(self.settings, restore(kept, self.boot_id, self.limits, self.now))
-        return self.next() if looks else None
+        self.state = initial_state(self.settings, restore_faults(kept, self.boot_id, self.limits, self.now))
+        return self.next() if evaluate else None
 
     def _boot(self, boot_id: str) -> None:
         self.boot_id = boot_id
         self.now_ns = 30 * NS
-        self.hung.clear()
+        self.hanging.clear()
         if self.kmsg is not None:
             self.kmsg = PaperLog()
         for number in self.gpus:
@@ -280,10 +282,10 @@ class GpuNode(PaperNode):
         for name, (passes, _) in self._beats.items():
             self._beats[name] = (passes, self.now_ns)
 
-    # --- what is read, and what is said
+    # --- snapshots and verdicts
 
     def snapshot(self) -> Snapshot:
-        """What the sources have published."""
+        """Return the snapshot of all sources."""
         plain = super().snapshot()
         events = self.nvml._replace(name="nvml-events", period_ns=NS, beat_ns=self.now_ns)
         found = self.nvml.state not in (SourceState.STARTING, SourceState.ABSENT)
@@ -301,28 +303,28 @@ class GpuNode(PaperNode):
             sources=(*plain.sources, self.nvml, events, *([log.source] if log else [])),
         )
 
-    def now_says(self, name: str = "gpu-0") -> DeviceHealth:
-        """The verdict on a device, looked at now."""
-        return device_of(self.look(), name)
+    def verdict(self, name: str = "gpu-0") -> DeviceHealth:
+        """Evaluate the node and return the verdict on a device."""
+        return device_of(self.evaluate(), name)
 
     def health(self, name: str = "gpu-0") -> Health:
-        """Of a device, looked at now."""
-        return self.now_says(name).health
+        """Evaluate the node and return the health of a device."""
+        return self.verdict(name).health
 
     def codes(self, name: str = "gpu-0") -> list[str]:
-        """Of a device's causes, worst first, looked at now."""
-        return codes(self.now_says(name))
+        """Evaluate the node and return the codes of a device's causes, worst first."""
+        return codes(self.verdict(name))
 
     def cause(self, code: str, name: str = "gpu-0") -> Cause:
-        """One cause of a device, looked at now."""
-        return next(cause for cause in self.now_says(name).causes if cause.code == code)
+        """Evaluate the node and return one cause of a device."""
+        return next(cause for cause in self.verdict(name).causes if cause.code == code)
 
     def times(self, number: int, code: int) -> int:
-        """How often the agent has counted an XID of a GPU and its instances that is not over."""
-        self.look()
+        """Evaluate the node and return the count of an unresolved XID of a GPU and its instances."""
+        self.evaluate()
         faults = self.state.gpus.log.faults.items()
-        return sum(f.times for key, f in faults if key[:2] == (number, f"gpu.xid.{code}") and not f.healed)
+        return sum(f.times for key, f in faults if key[:2] == (number, f"gpu.xid.{code}") and not f.resolved)
 
 
 OLD_DRIVER: Final[Mapping[GpuField, Reading]] = {**H100, GpuField.RECOVERY_ACTION: ABSENT}
-"""An H100 whose driver tells no recovery action."""
+"""Readings of an H100 whose driver does not report a recovery action."""

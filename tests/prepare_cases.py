@@ -1,4 +1,4 @@
-"""What a driver may raise as it prepares a claim: real errors of real operations, and what each shows."""
+"""Sample exceptions of drivers during a prepare: real errors of real operations, with the expected code."""
 
 import asyncio
 import errno
@@ -26,8 +26,7 @@ from agent.model.health import Blame, Cause, DeviceHealth, Health, Severity
 from agent.model.prepare import ErrorClass, Operation, Scope
 from agent.model.time import Instant
 from agent.prepare.classify import Context
-from agent.prepare.doing import doing
-from agent.prepare.errors import BadConfig, DriverError, FailedDevice, PermanentError, TransientError
+from agent.prepare.errors import BadConfig, DriverError, FailedDevice, PermanentError, TransientError, doing
 
 DRIVER = "gpu.example.com"
 U, T, B, F, P = ErrorClass
@@ -51,13 +50,13 @@ WITH_PARAMETERS = claim_of("gpu-0", configs=(ClaimConfig("FromClaim", (), {"page
 def health_of(
     name: str, code: str = "", evidence: str = "facts", severity: Severity = Severity.UNHEALTHY
 ) -> DeviceHealth:
-    """What the health engine says of a device with one cause, or none."""
+    """Return the health of a device with one cause, or none."""
     severity = severity if code else Severity.OK
     wire = {Severity.UNHEALTHY: Health.UNHEALTHY, Severity.UNKNOWN: Health.UNKNOWN}.get(
         severity, Health.HEALTHY
     )
-    causes = (Cause(code, severity, Blame.HARDWARE, evidence, "mend it", ZERO),) if code else ()
-    message = f"{code}: {evidence}. Advice: mend it" if code else ""
+    causes = (Cause(code, severity, Blame.HARDWARE, evidence, "fix it", ZERO),) if code else ()
+    message = f"{code}: {evidence}. Advice: fix it" if code else ""
     return DeviceHealth("node1", name, "gpu", wire, severity, message, ZERO, ZERO, 30, causes, driver=DRIVER)
 
 
@@ -75,7 +74,7 @@ class Case(NamedTuple):
 
 
 def raised(act: Callable[[Path], object], path: Path) -> BaseException:
-    """What it raises: a test that gets none has no case."""
+    """Return the exception that a case raises."""
     try:
         act(path)
     except BaseException as error:
@@ -83,7 +82,7 @@ def raised(act: Callable[[Path], object], path: Path) -> BaseException:
     raise AssertionError("nothing was raised")
 
 
-def said(error: BaseException) -> Callable[[Path], object]:
+def raising(error: BaseException) -> Callable[[Path], object]:
     def act(_: Path) -> None:
         raise error
 
@@ -91,7 +90,7 @@ def said(error: BaseException) -> Callable[[Path], object]:
 
 
 def failing(number: int, operation: Operation | None, path: str = "") -> Callable[[Path], object]:
-    """The kernel's answer, as every system call gives it."""
+    """Return a function that raises an OSError like a failed system call."""
 
     def act(_: Path) -> None:
         error = OSError(number, os.strerror(number), path) if path else OSError(number, os.strerror(number))
@@ -104,7 +103,7 @@ def failing(number: int, operation: Operation | None, path: str = "") -> Callabl
 
 
 def no_name(_: Path) -> None:
-    """The resolver's answer to what is no address; nobody is asked."""
+    """Raise the resolver's error for an invalid address, without a query."""
     socket.getaddrinfo("no address", 443, flags=socket.AI_NUMERICHOST)
 
 
@@ -181,13 +180,13 @@ def slow_program(_: Path) -> None:
 
 
 def no_server(path: Path) -> None:
-    """grpcio's own error, from a call to a socket that nobody serves."""
+    """Raise grpcio's error of a call to a socket without a server."""
     with grpc.insecure_channel(f"unix:{path}/none.sock") as channel:
         channel.unary_unary("/a.B/C")(b"", timeout=5)
 
 
 def nvml(code: int) -> Callable[[Path], object]:
-    return said(pynvml.NVMLError(code))
+    return raising(pynvml.NVMLError(code))
 
 
 class ApiException(Exception):
@@ -220,23 +219,23 @@ HTTPStatusError.__module__ = "httpx"
 
 def api(status: int, reason: str = "") -> Callable[[Path], object]:
     body = json.dumps({"kind": "Status", "reason": reason, "message": "the words", "code": status})
-    return said(ApiException(status, "phrase", body if reason else None))
+    return raising(ApiException(status, "phrase", body if reason else None))
 
 
 def failed(code: str, name: str = "gpu-0") -> Callable[[Path], object]:
-    return said(FailedDevice(name, "broken", code=code))
+    return raising(FailedDevice(name, "broken", code=code))
 
 
 def passes(code: str) -> Callable[[Path], object]:
-    return said(TransientError("1 of 2", code=code))
+    return raising(TransientError("1 of 2", code=code))
 
 
 def users(code: str) -> Callable[[Path], object]:
-    return said(BadConfig("3 pages, limit 2", code=code))
+    return raising(BadConfig("3 pages, limit 2", code=code))
 
 
 def stays(code: str, scope: Scope = Scope.NODE) -> Callable[[Path], object]:
-    return said(PermanentError("no such thing here", code=code, scope=scope))
+    return raising(PermanentError("no such thing here", code=code, scope=scope))
 
 
 def bug(_: Path) -> None:
@@ -324,36 +323,36 @@ CASES = [
     Case("api.forbidden", P, api(403, "Forbidden")),
     Case("api.invalid", P, api(422, "Invalid")),
     Case("api.refused", U, api(400, "BadRequest")),
-    Case("http.unavailable", T, said(HTTPStatusError(Response(503)))),
-    Case("http.refused", U, said(HTTPStatusError(Response(403)))),
+    Case("http.unavailable", T, raising(HTTPStatusError(Response(503)))),
+    Case("http.refused", U, raising(HTTPStatusError(Response(403)))),
     Case("grpc.unavailable", T, no_server),
-    Case("grpc.failed", U, said(GRPCError(Status.INTERNAL, "no luck"))),
+    Case("grpc.failed", U, raising(GRPCError(Status.INTERNAL, "no luck"))),
     # The driver
-    *(Case(f"request.{field}", U, said(DriverError(f"{field}: is empty", code=f"request.{field}")))
+    *(Case(f"request.{field}", U, raising(DriverError(f"{field}: is empty", code=f"request.{field}")))
       for field in ("uid", "name", "namespace", "claims")),
     Case("kubelet.not_registered", T, passes("kubelet.not_registered")),
     Case("deadline", T, trio_timeout),
     Case("deadline", T, asyncio_timeout),
-    Case("deadline", T, said(GRPCError(Status.DEADLINE_EXCEEDED))),
+    Case("deadline", T, raising(GRPCError(Status.DEADLINE_EXCEEDED))),
     Case("lock.timeout", T, held_lock),
-    Case("driver.shutting_down", T, said(SystemExit(0))),
+    Case("driver.shutting_down", T, raising(SystemExit(0))),
     Case("driver.cancelled", T, asyncio_cancelled),
     Case("state.write", T, failing(errno.ENOSPC, Operation.STATE)),
     Case("state.write", P, failing(errno.EROFS, Operation.STATE)),
     Case("state.checkpoint_corrupt", P, while_(Operation.STATE, bad_json)),
     Case("state.version_newer", P, stays("state.version_newer", Scope.DRIVER)),
-    Case("backend.unreachable", U, said(AgentUnreachable("nobody serves /run/drahealth/agent.sock"))),
+    Case("backend.unreachable", U, raising(AgentUnreachable("no server at /run/drahealth/agent.sock"))),
     Case("os.enospc", T, failing(errno.ENOSPC, None)),
     Case("os.enoent", U, failing(errno.ENOENT, None)),
-    Case("text.too_many_files", T, said(RuntimeError("accept4: too many open files"))),
+    Case("text.too_many_files", T, raising(RuntimeError("accept4: too many open files"))),
     Case("driver.bug.value_error", U, bug),
     Case("driver.decode", U, bad_json),
-    Case("driver.exception.runtime_error", U, said(RuntimeError("no luck"))),
-    Case("driver.error", U, said(DriverError("no idea"))),
+    Case("driver.exception.runtime_error", U, raising(RuntimeError("no luck"))),
+    Case("driver.error", U, raising(DriverError("no idea"))),
     Case("driver.transient", T, passes("")),
     Case("driver.failed_device", F, failed("")),
     Case("driver.permanent", P, stays("")),
 ]  # fmt: skip
 
 SLOW = (no_server, slow_program, no_directory, held_lock)
-"""What takes more than a moment, or a directory of its own."""
+"""Cases that are slow or need a directory of their own."""

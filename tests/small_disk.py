@@ -1,4 +1,4 @@
-"""A file system that is soon full, and a program that runs on it."""
+"""Program that runs on a small file system."""
 
 import os
 import shutil
@@ -12,7 +12,7 @@ from patience import PATIENCE_S
 
 
 def run_on_small_disk(program: str, directory: Path) -> list[str]:
-    """Runs Python on a file system of 128 KiB of its own at the directory; returns the lines it printed."""
+    """Run Python with a 128 KiB file system mounted at the directory, and return its output lines."""
     mount = f"mount -t tmpfs -o size=128k none {directory}"
     unshare = shutil.which("unshare")
     if os.geteuid() != 0 or unshare is None:
@@ -29,7 +29,7 @@ def run_on_small_disk(program: str, directory: Path) -> list[str]:
         try:
             output, errors = process.communicate(timeout=5 * PATIENCE_S)
         except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGKILL)  # with all that it has started
+            os.killpg(process.pid, signal.SIGKILL)  # with all its children
             output, errors = process.communicate()
     assert process.returncode == 0, errors
     return output.splitlines()

@@ -1,4 +1,4 @@
-"""``drahealth audit`` on cgroups that the kernel keeps: v1's CPU time, memory and CPUs, v2's hugepages."""
+"""``drahealth audit`` on real cgroups: CPU time, memory and CPUs of v1, hugepages of v2."""
 
 import errno
 import json
@@ -12,14 +12,14 @@ from pathlib import Path
 from typing import Any, Final
 
 import pytest
-from audit_paper import CONTAINER, kubectl, running
-from enforce_pods import UID, claim, container, pod_object
+from allocatable_pods import UID, claim, container, pod_object
+from audit_samples import CONTAINER, running_status, write_pod_list
 from kubelet_files import DRIVER, checkpoint, device, devices
 from kubelet_files import claim as claim_prepared
 from machine import CGROUPFS, Kubepods, kubepods_tree, machine_lock
 
 from agent.allocatable.cgroups import container_path, parse_path, pod_path, qos_path
-from agent.allocatable.evaluate import Node, judge_pod
+from agent.allocatable.evaluate import AuditNode, evaluate_pod
 from agent.allocatable.facts import CgroupDriver, NodeFacts
 from agent.allocatable.pod import Pod, Qos
 from agent.allocatable.pod_object import parse_pod
@@ -28,7 +28,7 @@ from agent.model.cgroup import NO_LIMIT, CgroupKnobs
 from agent.model.cpuset import parse_cpus
 from agent.model.reading import Absence, Missing, is_absent
 from agent.native.cgroup_knobs import KnobReader
-from agent.sources.node_facts import pods_there, read_facts
+from agent.sources.node_facts import pod_uids_with_cgroups, read_facts
 
 MIB: Final = 1 << 20
 SIZES: Final = (2048, 1048576)
@@ -47,17 +47,17 @@ OBJECT: Final = pod_object(
     claims=[claim("cpus", "c1", "cpu=1500m memory=128Mi hugepages-2Mi=64Mi")],
     qosClass="Burstable",
     phase="Running",
-    containerStatuses=[running("c1")],
+    containerStatuses=[running_status("c1")],
 )
 OBJECT["spec"]["resourceClaims"] = [{"name": "x", "resourceClaimName": "cpus"}]
 LIMIT: Final = 100_000_000 + 128 * MIB
 KEPT: Final = LIMIT - LIMIT % 4096
-"""As v1 shows it again."""
+"""Return the value as v1 reads back."""
 
 
 @contextmanager
 def tree_of_a_pod(systemd: bool) -> Iterator[Kubepods]:
-    """All as a kubelet makes it, and systemd rounds quotas up."""
+    """Create the cgroups as a kubelet does; systemd rounds quotas up."""
     with kubepods_tree("cpu", "memory", "cpuset", hugetlb=True, systemd=systemd) as tree:
         tree.make("besteffort")
         pod = tree.make("burstable", UID)
@@ -90,21 +90,21 @@ def audit(tree: Kubepods, pods: Path, *more: str) -> tuple[int, Any]:
     return done.returncode, json.loads(done.stdout)
 
 
-def wrong_of(told: Any) -> list[tuple[str, str, str]]:
-    knobs = [*told["classes"], *(knob for pod in told["pods"] for knob in pod["knobs"])]
+def wrong_of(document: Any) -> list[tuple[str, str, str]]:
+    knobs = [*document["classes"], *(knob for pod in document["pods"] for knob in pod["knobs"])]
     fine = {Verdict.MATCH, Verdict.ROUNDED}
     return [(one["container"], one["file"], one["verdict"]) for one in knobs if one["verdict"] not in fine]
 
 
 @namings
-def test_a_pod_that_has_what_it_was_promised(tmp_path: Path, systemd: bool) -> None:
+def test_pod_with_its_expected_allocation_has_no_findings(tmp_path: Path, systemd: bool) -> None:
     with tree_of_a_pod(systemd) as tree:
-        code, told = audit(tree, kubectl(tmp_path / "pods.json", OBJECT))
-    assert wrong_of(told) == []
+        code, document = audit(tree, write_pod_list(tmp_path / "pods.json", OBJECT))
+    assert wrong_of(document) == []
     assert code == 0
-    assert told["cgroups"]["version"] == 1
-    assert told["cgroups"]["driver"] == ("systemd" if systemd else "cgroupfs")
-    assert told["summary"]["rounded"] == (4 if systemd else 2)  # memory in pages, quotas in 10 ms
+    assert document["cgroups"]["version"] == 1
+    assert document["cgroups"]["driver"] == ("systemd" if systemd else "cgroupfs")
+    assert document["summary"]["rounded"] == (4 if systemd else 2)  # memory in pages, quotas in 10 ms
 
 
 @namings
@@ -117,9 +117,9 @@ def test_every_wrong_value_is_found(tmp_path: Path, systemd: bool) -> None:
         (tree.roots[0] / at / "hugetlb.2MB.max").write_text("0")
         (tree.roots[0] / at / "hugetlb.1GB.rsvd.max").write_text("max")
         (CGROUPFS / "cpu" / tree.directory("burstable") / "cpu.shares").write_text("2")
-        code, told = audit(tree, kubectl(tmp_path / "pods.json", OBJECT))
+        code, document = audit(tree, write_pod_list(tmp_path / "pods.json", OBJECT))
     assert code == 1
-    assert sorted(wrong_of(told)) == [
+    assert sorted(wrong_of(document)) == [
         ("", "cpu.shares", "lower"),
         ("", "cpu.shares", "lower"),
         ("", "hugetlb.1GB.rsvd.limit_in_bytes", "parent-tighter"),
@@ -131,14 +131,14 @@ def test_every_wrong_value_is_found(tmp_path: Path, systemd: bool) -> None:
 
 
 @namings
-def test_the_core_reads_what_the_files_say(systemd: bool) -> None:
-    """The reader against one of its own kind in Python, file by file."""
+def test_core_reads_the_values_of_the_files(systemd: bool) -> None:
+    """Compares the reader with one in Python, file by file."""
     with tree_of_a_pod(systemd) as tree, KnobReader(CGROUPFS, SIZES) as reader:
         driver = CgroupDriver.SYSTEMD if systemd else CgroupDriver.CGROUPFS
         pod = pod_path(UID, Qos.BURSTABLE, driver, tree.cgroup_root)
         for path in (pod, container_path(pod, CONTAINER, "containerd", driver)):
             assert parse_path(path, tree.cgroup_root) is not None
-            knobs = reader.read(path, own_cpus=True)
+            knobs = reader.read(path, exclusive_cpus=True)
             assert knobs is not None
             assert knobs.controllers == {"cpu", "memory", "cpuset", "hugetlb"}
             assert knobs.weight == number(path, "cpu", "cpu.shares")
@@ -165,7 +165,7 @@ def cpus(path: str, file: str) -> int:
     return parse_cpus((CGROUPFS / "cpuset" / path.lstrip("/") / file).read_text())
 
 
-def test_a_fresh_cgroup_has_no_limits() -> None:
+def test_new_cgroup_has_no_limits() -> None:
     with kubepods_tree("cpu", "memory", hugetlb=True) as tree, KnobReader(CGROUPFS, SIZES) as reader:
         tree.make("burstable", UID)
         knobs = reader.read(pod_path(UID, Qos.BURSTABLE, CgroupDriver.CGROUPFS, tree.cgroup_root))
@@ -176,18 +176,18 @@ def test_a_fresh_cgroup_has_no_limits() -> None:
     assert "cpuset" not in (knobs.controllers or ())
 
 
-def test_the_naming_and_the_pods_are_known_by_what_is_there() -> None:
+def test_cgroup_driver_and_pods_are_detected() -> None:
     with kubepods_tree("cpu", systemd=True) as tree, KnobReader(CGROUPFS, ()) as reader:
         assert read_facts(reader, (), tree.cgroup_root, (), "") is None
         tree.make("burstable", UID)
         facts = read_facts(reader, (), tree.cgroup_root, (), "")
         assert facts == NodeFacts(version=1, driver=CgroupDriver.SYSTEMD)
-        assert pods_there(CGROUPFS, CgroupDriver.SYSTEMD, tree.cgroup_root) == {UID}
-        assert pods_there(CGROUPFS, CgroupDriver.CGROUPFS, tree.cgroup_root) == set()
+        assert pod_uids_with_cgroups(CGROUPFS, CgroupDriver.SYSTEMD, tree.cgroup_root) == {UID}
+        assert pod_uids_with_cgroups(CGROUPFS, CgroupDriver.CGROUPFS, tree.cgroup_root) == set()
 
 
-def test_a_driver_that_keeps_a_container_to_its_cpus_and_one_that_does_not(tmp_path: Path) -> None:
-    """The container's CPUs are set as an NRI plugin has the runtime set them."""
+def test_driver_that_pins_cpus_is_distinguished_from_one_that_does_not(tmp_path: Path) -> None:
+    """Sets the container's CPUs as an NRI plugin does through the runtime."""
     mine = json.loads(json.dumps(OBJECT))
     mine["spec"]["containers"][0]["resources"]["claims"] = [{"name": "x"}]
     (tmp_path / "devices.d").mkdir()
@@ -199,7 +199,7 @@ def test_a_driver_that_keeps_a_container_to_its_cpus_and_one_that_does_not(tmp_p
     )
     (tmp_path / "dra_manager_state").write_bytes(checkpoint([given]))
     (tmp_path / "cpu_manager_state").write_text('{"policyName":"none","defaultCpuSet":"","checksum":1}')
-    pods = kubectl(tmp_path / "pods.json", mine)
+    pods = write_pod_list(tmp_path / "pods.json", mine)
     places = ("--kubelet-dir", str(tmp_path), "--runtime-dir", str(tmp_path))
     with tree_of_a_pod(False) as tree:
         for level in ("", "burstable"):
@@ -218,7 +218,7 @@ def test_a_driver_that_keeps_a_container_to_its_cpus_and_one_that_does_not(tmp_p
 
 
 def hand_cpus_on(tree: Kubepods, *level: str) -> None:
-    """In v1 a new cgroup has no CPUs until somebody gives it some."""
+    """In v1 a new cgroup has no CPUs until they are written."""
     at = CGROUPFS / "cpuset" / tree.directory(*level)
     for parent in (at.parent, at):
         if not (parent / "cpuset.cpus").read_text().strip():
@@ -230,8 +230,8 @@ def parsed() -> Pod:
 
 
 @namings
-def test_a_container_that_goes_during_the_pass_is_gone_and_no_finding(systemd: bool) -> None:
-    """It is removed hierarchy by hierarchy, as the kernel is told to, after its pod was read."""
+def test_container_removed_during_audit_is_gone_without_finding(systemd: bool) -> None:
+    """Removes the container hierarchy by hierarchy after its pod was read."""
     driver = CgroupDriver.SYSTEMD if systemd else CgroupDriver.CGROUPFS
     facts = NodeFacts(version=1, driver=driver, hugepages_kib=SIZES)
     with tree_of_a_pod(systemd) as tree, KnobReader(CGROUPFS, SIZES) as reader:
@@ -239,19 +239,19 @@ def test_a_container_that_goes_during_the_pass_is_gone_and_no_finding(systemd: b
         left = [root / at for root in tree.roots]
 
         def read(path: str, own_cpus: bool) -> CgroupKnobs | None:
-            if path.strip("/") == str(at):  # at the first look of two hierarchies, at the second of all
+            if path.strip("/") == str(at):  # at the first read of two hierarchies, at the second of all
                 for _ in range(2):
                     left.pop().rmdir()
             return reader.read(path, own_cpus)
 
-        judged = judge_pod(parsed(), Node(facts, tree.cgroup_root), read, 2e9)
+        judged = evaluate_pod(parsed(), AuditNode(facts, tree.cgroup_root), read, 2e9)
     verdicts = {(one.group.container, one.verdict) for one in judged.compared}
     assert {verdict for name, verdict in verdicts if name == "c1"} == {Verdict.VANISHED}
     assert {verdict for name, verdict in verdicts if not name} <= {Verdict.MATCH, Verdict.ROUNDED}
 
 
-def test_containers_that_come_and_go_meanwhile_are_whole_gone_or_new() -> None:
-    """Whatever the moment: nothing is unreadable, and no value is one that nobody wrote."""
+def test_containers_that_come_and_go_are_complete_gone_or_new() -> None:
+    """At no moment is a value unreadable or different from the written ones."""
     with tree_of_a_pod(False) as tree, KnobReader(CGROUPFS, SIZES) as reader:
         at = tree.directory("burstable", UID, CONTAINER)
         done = threading.Event()
@@ -278,22 +278,22 @@ def test_containers_that_come_and_go_meanwhile_are_whole_gone_or_new() -> None:
     assert {page.max for knobs in found for page in knobs.pages} <= {64 * MIB, 0, NO_LIMIT} | absent
 
 
-def test_a_container_without_its_own_cgroup_in_a_hierarchy_is_not_limited_there(tmp_path: Path) -> None:
+def test_container_without_cgroup_in_a_hierarchy_is_unlimited_there(tmp_path: Path) -> None:
     with tree_of_a_pod(False) as tree:
         (CGROUPFS / "memory" / tree.directory("burstable", UID, CONTAINER)).rmdir()
-        code, told = audit(tree, kubectl(tmp_path / "pods.json", OBJECT))
+        code, document = audit(tree, write_pod_list(tmp_path / "pods.json", OBJECT))
     assert code == 1
-    assert wrong_of(told) == [("c1", "memory.limit_in_bytes", "missing")]
+    assert wrong_of(document) == [("c1", "memory.limit_in_bytes", "missing")]
 
 
-def test_where_pods_have_no_hugetlb_nobody_misses_what_he_did_not_ask_for(tmp_path: Path) -> None:
+def test_pods_without_hugetlb_controller_have_no_hugepage_findings(tmp_path: Path) -> None:
     plain = json.loads(json.dumps(OBJECT))
     del plain["status"]["nodeAllocatableResourceClaimStatuses"][0]["mapping"][2]
     with kubepods_tree("cpu", "memory", unified=False) as tree:
         tree.make("burstable", UID, CONTAINER)
-        _, told = audit(tree, kubectl(tmp_path / "pods.json", plain), "--all")
-        assert not [knob for knob in told["pods"][0]["knobs"] if knob["sizeKiB"]]
-        assert "hugepages: pods have no hugetlb controller, so nobody is kept from any" in told["notKnown"]
-        _, told = audit(tree, kubectl(tmp_path / "pods.json", OBJECT), "--all")
-    missing = [one["sizeKiB"] for one in told["pods"][0]["knobs"] if one["verdict"] == "missing"]
+        _, document = audit(tree, write_pod_list(tmp_path / "pods.json", plain), "--all")
+        assert not [knob for knob in document["pods"][0]["knobs"] if knob["sizeKiB"]]
+        assert "hugepages: pods have no hugetlb controller, so no limit applies" in document["notKnown"]
+        _, document = audit(tree, write_pod_list(tmp_path / "pods.json", OBJECT), "--all")
+    missing = [one["sizeKiB"] for one in document["pods"][0]["knobs"] if one["verdict"] == "missing"]
     assert missing == [2048] * 4

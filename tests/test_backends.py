@@ -1,4 +1,4 @@
-"""Two readers of the same GPUs: when they agree, when a value has moved, and that no difference is hidden."""
+"""Comparison of two readers of the same GPUs: native core and pynvml."""
 
 import json
 import os
@@ -12,27 +12,27 @@ import pytest
 from fake_nvml import BRANCHES, FakeNvml, fake_nvml
 
 from agent.cli.output.terminal import Style
-from agent.cli.scan.backends import within
 from agent.cli.scan.crosscheck import (
     MOVING,
-    Standing,
+    Agreement,
     check_document,
     compare,
+    compare_readings,
+    gpu_documents,
+    read_within,
     render_check,
-    render_twin,
-    stand,
-    twin_document,
+    render_gpus,
 )
 from agent.errors import ProbeError
 from agent.model.gpu import GpuField, GpuSample, GpuSet
 from agent.model.reading import Absence, Missing
 from agent.model.source import SourceSample, SourceState
-from agent.sources.nvml import Refusal
-from agent.sources.nvml_reference import HOW, TwinGpu
+from agent.sources.nvml import NvmlFailure
+from agent.sources.nvml_reference import READERS, ReferenceGpu
 
 REPOSITORY = Path(__file__).parent.parent
 ABSENT = Missing(Absence.ABSENT)
-REFUSED = Refusal(3, "not supported")
+REFUSED = NvmlFailure(3, "not supported")
 PLAIN = Style()
 
 
@@ -42,30 +42,30 @@ PLAIN = Style()
 @pytest.mark.parametrize(
     ("before", "pynvml", "after", "standing"),
     [
-        (5, 5, 5, Standing.AGREES),
-        (5, 6, 7, Standing.AGREES),
-        (7, 6, 5, Standing.AGREES),
-        (-5, -5, -5, Standing.AGREES),
-        (5, 4, 7, Standing.DIFFERS),
-        (5, 8, 7, Standing.DIFFERS),
-        (0, REFUSED, 0, Standing.DIFFERS),
-        (ABSENT, 0, ABSENT, Standing.DIFFERS),
-        (ABSENT, REFUSED, ABSENT, Standing.UNREAD),
-        (5, REFUSED, ABSENT, Standing.MOVED),
-        (ABSENT, REFUSED, 5, Standing.MOVED),
-        (ABSENT, 5, 5, Standing.AGREES),
-        (5, 6, ABSENT, Standing.DIFFERS),
+        (5, 5, 5, Agreement.AGREES),
+        (5, 6, 7, Agreement.AGREES),
+        (7, 6, 5, Agreement.AGREES),
+        (-5, -5, -5, Agreement.AGREES),
+        (5, 4, 7, Agreement.DIFFERS),
+        (5, 8, 7, Agreement.DIFFERS),
+        (0, REFUSED, 0, Agreement.DIFFERS),
+        (ABSENT, 0, ABSENT, Agreement.DIFFERS),
+        (ABSENT, REFUSED, ABSENT, Agreement.UNREAD),
+        (5, REFUSED, ABSENT, Agreement.MOVED),
+        (ABSENT, REFUSED, 5, Agreement.MOVED),
+        (ABSENT, 5, 5, Agreement.AGREES),
+        (5, 6, ABSENT, Agreement.DIFFERS),
     ],
 )
-def test_a_counter_agrees_if_it_lies_between_two_looks(before, pynvml, after, standing):
-    assert stand(GpuField.ECC_CORRECTABLE, before, pynvml, after) is standing
+def test_counter_between_two_reads_agrees(before, pynvml, after, standing):
+    assert compare_readings(GpuField.ECC_CORRECTABLE, before, pynvml, after) is standing
 
 
-@pytest.mark.parametrize("field", MOVING)
-def test_what_moves_by_itself_may_lie_outside(field):
-    assert stand(field, 40, 43, 41) is Standing.MOVED
-    assert stand(field, 40, 40, 41) is Standing.AGREES
-    assert stand(field, 40, REFUSED, 41) is Standing.DIFFERS
+@pytest.mark.parametrize("field", sorted(MOVING))
+def test_fluctuating_field_may_be_outside_of_both_reads(field):
+    assert compare_readings(field, 40, 43, 41) is Agreement.MOVED
+    assert compare_readings(field, 40, 40, 41) is Agreement.AGREES
+    assert compare_readings(field, 40, REFUSED, 41) is Agreement.DIFFERS
 
 
 # --- all GPUs ----------------------------------------------------------------------------------------------
@@ -80,7 +80,7 @@ def native(*gpus: GpuSample, state: SourceState = SourceState.OK, detail: str = 
 
 
 def gpu(index: int, **readings: int) -> GpuSample:
-    """A GPU of which only these fields can be read."""
+    """Return a GPU with only these fields readable."""
     return GpuSample(
         index=index,
         uuid=f"GPU-{index}",
@@ -95,24 +95,24 @@ def gpu(index: int, **readings: int) -> GpuSample:
     )
 
 
-def twin(index: int, uuid: str | None = None, **readings: int) -> TwinGpu:
+def reference_reader(index: int, uuid: str | None = None, **readings: int) -> ReferenceGpu:
     fields = {field: readings.get(field.value, REFUSED) for field in GpuField}
-    return TwinGpu(f"GPU-{index}" if uuid is None else uuid, f"0000:0{index}:00.0", fields)
+    return ReferenceGpu(f"GPU-{index}" if uuid is None else uuid, f"0000:0{index}:00.0", fields)
 
 
-def test_two_readers_that_agree_have_nothing_to_tell():
+def test_agreeing_readers_have_no_differences():
     seen = native(gpu(0, temp=40), gpu(1, temp=50))
-    check = compare(seen, [twin(0, temp=40), twin(1, temp=50)], seen)
+    check = compare(seen, [reference_reader(0, temp=40), reference_reader(1, temp=50)], seen)
     assert not check.differs
     assert render_check(check, PLAIN) == (
-        f"  backends  2 readings of native core and pynvml agree, 0 differ, 0 moved meanwhile, "
-        f"{2 * len(GpuField) - 2} neither can read\n"
+        f"  backends  2 readings of native core and pynvml agree, 0 differ, 0 changed in between, "
+        f"{2 * len(GpuField) - 2} cannot be read by either\n"
     )
 
 
-def test_a_difference_is_told_with_the_gpu_the_field_and_both_values():
+def test_difference_names_gpu_field_and_both_values():
     seen = native(gpu(0, ecc_correctable=5, temp=40))
-    check = compare(seen, [twin(0, ecc_correctable=7, temp=44)], seen)
+    check = compare(seen, [reference_reader(0, ecc_correctable=7, temp=44)], seen)
     assert check.differs
     assert render_check(check, PLAIN).splitlines()[1:] == [
         "  differs   GPU-0 ecc_correctable: native 5, pynvml 7",
@@ -129,36 +129,40 @@ def test_a_difference_is_told_with_the_gpu_the_field_and_both_values():
     }
 
 
-def test_the_second_look_counts_too():
-    check = compare(native(gpu(0, pcie_replay=1)), [twin(0, pcie_replay=2)], native(gpu(0, pcie_replay=2)))
+def test_value_from_the_second_read_is_accepted():
+    check = compare(
+        native(gpu(0, pcie_replay=1)), [reference_reader(0, pcie_replay=2)], native(gpu(0, pcie_replay=2))
+    )
     assert not check.differs
-    check = compare(native(gpu(0, pcie_replay=1)), [twin(0, pcie_replay=3)], native(gpu(0, pcie_replay=2)))
+    check = compare(
+        native(gpu(0, pcie_replay=1)), [reference_reader(0, pcie_replay=3)], native(gpu(0, pcie_replay=2))
+    )
     assert "native 1, then 2, pynvml 3" in render_check(check, PLAIN)
 
 
-def test_gpus_are_the_same_by_uuid_in_whatever_order():
+def test_gpus_are_matched_by_uuid_in_any_order():
     seen = native(gpu(0, temp=40), gpu(1, temp=50))
-    assert not compare(seen, [twin(1, temp=50), twin(0, temp=40)], seen).differs
+    assert not compare(seen, [reference_reader(1, temp=50), reference_reader(0, temp=40)], seen).differs
 
 
-def test_a_gpu_that_does_not_say_who_it_is_is_the_one_in_its_place():
+def test_gpu_without_uuid_is_matched_by_its_index():
     seen = native(gpu(0, temp=40), gpu(1))
-    check = compare(seen, [twin(0, temp=40), twin(1, uuid="")], seen)
+    check = compare(seen, [reference_reader(0, temp=40), reference_reader(1, uuid="")], seen)
     assert not check.differs
     assert {one.gpu for one in check.comparisons} == {"GPU-0", "GPU 1"}
 
 
-def test_a_gpu_that_only_one_of_them_sees_is_a_difference():
+def test_gpu_seen_by_one_reader_only_is_a_difference():
     seen = native(gpu(0, temp=40))
-    check = compare(seen, [twin(0, temp=40), twin(1, temp=50)], seen)
-    assert check.problems == ("GPU-1: the native core does not see it",)
+    check = compare(seen, [reference_reader(0, temp=40), reference_reader(1, temp=50)], seen)
+    assert check.problems == ("GPU-1: not found by the native core",)
     seen = native(gpu(0, temp=40), replace(gpu(1), uuid=""))
-    check = compare(seen, [twin(0, temp=40)], seen)
-    assert check.problems == ("GPU 1: pynvml does not see it",)
+    check = compare(seen, [reference_reader(0, temp=40)], seen)
+    assert check.problems == ("GPU 1: not found by pynvml",)
     assert check.differs
 
 
-def test_that_only_one_of_them_can_use_nvml_is_a_difference():
+def test_nvml_unusable_for_one_reader_is_a_difference():
     absent = native(state=SourceState.ABSENT, detail="no library")
     assert compare(absent, [], absent).problems == ("only pynvml can use NVML; native core: no library",)
     seen = native(gpu(0))
@@ -167,38 +171,38 @@ def test_that_only_one_of_them_can_use_nvml_is_a_difference():
     )
 
 
-def test_that_neither_can_use_nvml_is_agreement():
+def test_nvml_unusable_for_both_readers_is_agreement():
     absent = native(state=SourceState.ABSENT, detail="no library")
     check = compare(absent, "libnvidia-ml.so.1: cannot open", absent)
     assert not check.differs
     assert render_check(check, PLAIN) == "  backends  neither can use NVML: libnvidia-ml.so.1: cannot open\n"
 
 
-def test_what_pynvml_reads_is_a_table_with_a_column_for_each_gpu():
-    lines = render_twin([twin(0, temp=40), twin(1, temp=-5)], PLAIN).splitlines()
+def test_pynvml_table_has_a_column_for_each_gpu():
+    lines = render_gpus([reference_reader(0, temp=40), reference_reader(1, temp=-5)], PLAIN).splitlines()
     assert lines[:2] == ["  0  GPU-0  0000:00:00.0", "  1  GPU-1  0000:01:00.0"]
     assert [line.split() for line in lines if line.startswith("temp ")] == [["temp", "40", "-5"]]
     assert len(lines) == 3 + len(GpuField)
-    assert twin_document([twin(0, temp=40)])[0]["readings"]["margin"] == "not supported (3)"
+    assert gpu_documents([reference_reader(0, temp=40)])[0]["readings"]["margin"] == "not supported (3)"
 
 
-def test_the_twin_reads_every_field():
-    assert set(HOW) == set(GpuField)
+def test_reference_reader_reads_every_field():
+    assert set(READERS) == set(GpuField)
 
 
-def test_a_reading_that_hangs_is_left_behind():
+def test_hung_read_is_abandoned():
     release, acquired = os.pipe()
-    with pytest.raises(ProbeError, match=r"pynvml does not answer in 0.05 s"):
-        within(0.05, lambda: os.read(release, 1))
+    with pytest.raises(ProbeError, match=r"pynvml: no answer within 0.05 s"):
+        read_within(0.05, lambda: os.read(release, 1))
     os.write(acquired, b"x")
 
 
-def test_a_reading_that_fails_fails_here():
+def test_failed_read_raises_in_the_caller():
     def fail() -> None:
         raise ProbeError("no NVML")
 
     with pytest.raises(ProbeError, match="no NVML"):
-        within(10, fail)
+        read_within(10, fail)
 
 
 # --- the command, against the fake -------------------------------------------------------------------------
@@ -229,7 +233,7 @@ def scan(fake: FakeNvml, *args: str) -> tuple[int, Any]:
 CHECK = """
 import json, sys
 from pathlib import Path
-from agent.cli.scan.backends import cross_check
+from agent.cli.scan.crosscheck import cross_check
 from agent.cli.scan.crosscheck import check_document
 from agent.config.config import Config
 config = Config(
@@ -258,8 +262,8 @@ SICK_AMPERE = (
 
 @pytest.mark.parametrize("branch", BRANCHES)
 @pytest.mark.parametrize("profile", ["a100", "h100", "t4"])
-def test_the_native_core_reads_what_pynvml_reads(tmp_path, profile, branch):
-    """Of a healthy GPU and of one whose values nobody could read by chance."""
+def test_native_core_and_pynvml_read_the_same(tmp_path, profile, branch):
+    """Compare a healthy GPU, and one with distinct values in all fields."""
     sick = SICK if profile == "t4" else SICK_AMPERE
     fake = fake_nvml(tmp_path, f"profile {profile} gpus=2", *sick, branch=branch)
     put_aer(tmp_path / "sys", "0000:1b:00.0", fatal=4)
@@ -269,22 +273,22 @@ def test_the_native_core_reads_what_pynvml_reads(tmp_path, profile, branch):
     assert check["agrees"] > 60
 
 
-def test_where_a_gpu_hangs_pynvml_is_not_hung_too(tmp_path):
+def test_hung_gpu_is_not_read_with_pynvml(tmp_path):
     fake = fake_nvml(tmp_path, "profile h100 gpus=2", "gpu 1 hang nvmlDeviceGetFieldValues")
     check = check_of(fake, tmp_path)
-    assert check["note"] == "pynvml was not asked: GPU 1 does not answer nvmlDeviceGetFieldValues"
+    assert check["note"] == "pynvml was not called: GPU 1 does not answer nvmlDeviceGetFieldValues"
     assert check["problems"] == check["fields"] == []
 
 
-def test_a_lost_gpu_is_lost_to_both(tmp_path):
+def test_lost_gpu_is_lost_to_both_readers(tmp_path):
     _, document = scan(fake_nvml(tmp_path, "profile h100 gpus=2", "gpu 1 lost"), "--backend", "both")
     check = document["backends"]
     assert (check["differs"], check["problems"]) == (0, [])
     assert check["unread"] >= len(GpuField)
 
 
-def test_a_field_that_two_ways_of_nvml_tell_differently_ends_with_3(tmp_path):
-    """The native core asks by field id, pynvml by the function: here the driver answers only one of them."""
+def test_field_that_differs_between_readers_exits_3(tmp_path):
+    """The native core reads by field id, pynvml by function; here the driver answers only one of the two."""
     fake = fake_nvml(tmp_path, "profile h100", "gpu 0 fail nvmlDeviceGetRemappedRows 999")
     code, document = scan(fake, "--backend", "both")
     differing = [one["field"] for one in document["backends"]["fields"]]
@@ -301,13 +305,13 @@ def test_pynvml_alone_shows_readings_and_no_verdict(tmp_path):
     assert "devices" not in document
 
 
-def test_pynvml_without_nvml_is_no_knowledge(tmp_path):
+def test_pynvml_without_nvml_exits_as_unknown(tmp_path):
     command = [sys.executable, "-m", "agent", "scan", "--backend", "pynvml", "--nvml-library", "/none.so"]
     done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=False)
     assert done.returncode == 3
     assert done.stderr.startswith("drahealth: /none.so: cannot open shared object file")
 
 
-def test_an_ordinary_scan_asks_no_second_time(tmp_path):
+def test_scan_with_one_backend_reads_once(tmp_path):
     _, document = scan(fake_nvml(tmp_path, "profile h100"))
     assert "backends" not in document

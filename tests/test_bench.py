@@ -1,4 +1,4 @@
-"""The benchmark itself: statistics, parsers, baselines. How fast anything is, is not tested."""
+"""Benchmarks: statistics, parsers, baselines and budgets. Speed itself is not tested."""
 
 import subprocess
 import sys
@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 from patience import PATIENCE_S
 
-from agent.bench.baselines import GoodReader, PlainReader, flat, machine_files, machine_values, sweep_files
-from agent.bench.budgets import load, verdict, with_table
+from agent.bench.baselines import GoodReader, PlainReader, flatten, machine_files, machine_values, sweep_files
+from agent.bench.budgets import evaluate_budget, load, replace_table
 from agent.bench.counts import parse_callgrind
-from agent.bench.result import Row, Unequal, row_of
+from agent.bench.result import ResultMismatch, ResultRow, row_from_samples
 from agent.bench.suites.idle import threads
 from agent.bench.suites.poll import check_equal, open_sampler, read
 from agent.bench.timing import (
@@ -20,11 +20,11 @@ from agent.bench.timing import (
     Interval,
     Timed,
     interval,
+    outlier_share,
     paired_ratio,
     percentile,
     race,
-    spread,
-    wild,
+    relative_deviation,
 )
 from agent.bench.trees import group_names, machine_lock, real_tree, scratch, write_groups, write_sysfs
 from agent.native.sampler import Sampler, SamplerOptions
@@ -37,37 +37,37 @@ def timed(*medians: float) -> Timed:
 # --- statistics -------------------------------------------------------------------------------------------
 
 
-def test_a_ratio_is_paired_within_rounds() -> None:
-    """The second round was twice as slow for both: the ratio does not see it."""
+def test_paired_ratio_slow_round_has_no_effect() -> None:
+    """The second round is twice as slow for both contenders."""
     assert paired_ratio(timed(11, 22, 11), timed(10, 20, 10)) == Interval(1.1, 1.1, 1.1)
 
 
-def test_an_interval_holds_the_median_and_narrows_with_more_values() -> None:
+def test_interval_contains_median_and_narrows_with_more_values() -> None:
     few, many = interval(range(20)), interval([n / 50 for n in range(1000)])
     assert few.low < few.median == 9.5 < few.high
     assert many.high - many.low < few.high - few.low
 
 
-def test_an_interval_of_few_values_is_their_range() -> None:
+def test_interval_of_few_values_is_their_range() -> None:
     assert interval([3.0, 1.0, 2.0]) == Interval(1.0, 2.0, 3.0)
     assert interval([1.0]) == Interval(1.0, 1.0, 1.0)
 
 
-def test_a_percentile_needs_enough_values() -> None:
+def test_percentile_of_too_few_values_is_none() -> None:
     assert percentile(range(99), 0.99) is None
     assert percentile(range(100), 0.99) == 99
     assert percentile(range(1000), 0.99) == 990
 
 
-def test_a_value_gone_wild_is_told_of_the_tail_and_not_of_the_median() -> None:
+def test_outlier_affects_outlier_share_and_not_deviation() -> None:
     steady = [10.0, 10.1, 9.9, 10.0, 10.0, 10.2, 9.8]
-    assert spread(steady) == pytest.approx(0.01)
-    assert wild(steady) == 0
-    assert spread([*steady, 1000.0]) == pytest.approx(0.01)
-    assert wild([*steady, 1000.0]) == 1 / 8
+    assert relative_deviation(steady) == pytest.approx(0.01)
+    assert outlier_share(steady) == 0
+    assert relative_deviation([*steady, 1000.0]) == pytest.approx(0.01)
+    assert outlier_share([*steady, 1000.0]) == 1 / 8
 
 
-def test_a_race_gives_every_contender_every_round() -> None:
+def test_race_rotates_contenders_and_times_each_in_every_round() -> None:
     calls: list[str] = []
     run = race(
         [Contender("a", "", lambda: calls.append("a")), Contender("b", "", lambda: calls.append("b"))],
@@ -75,12 +75,12 @@ def test_a_race_gives_every_contender_every_round() -> None:
         limit_s=60.0,
         pause_s=1e-9,
     )
-    assert {key: len(one.blocks) for key, one in run.timed.items()} == {"a": 4, "b": 4}
+    assert {key: len(timing.blocks) for key, timing in run.timed.items()} == {"a": 4, "b": 4}
     assert len(run.reference) == 4 * BLOCK_SAMPLES
     assert calls[:8] == ["a", "b", "b", "a", "a", "b", "b", "a"], "the order rotates"
 
 
-# --- what is measured against ------------------------------------------------------------------------------
+# --- baselines and trees ------------------------------------------------------------------------------
 
 
 def fixture_sampler(root: Path) -> Sampler:
@@ -89,7 +89,7 @@ def fixture_sampler(root: Path) -> Sampler:
     return sampler
 
 
-def test_both_pythons_read_what_the_core_reads() -> None:
+def test_python_readers_return_the_values_of_the_core() -> None:
     with scratch() as root:
         write_sysfs(root)
         files = machine_files(root)
@@ -102,14 +102,14 @@ def test_both_pythons_read_what_the_core_reads() -> None:
         sampler.stop(PATIENCE_S)
 
 
-def test_unequal_results_are_named_and_nothing_is_timed() -> None:
-    with pytest.raises(Unequal, match=r"pass: 2048/0/nr: the core read 8, Python 7"):
+def test_check_equal_different_value_raises_and_names_it() -> None:
+    with pytest.raises(ResultMismatch, match=r"pass: 2048/0/nr: the core read 8, Python 7"):
         check_equal("pass", {("2048", "0", "nr"): 8}, {("2048", "0", "nr"): 7})
-    with pytest.raises(Unequal, match=r"pass: cpus/online: the core read 3, Python None"):
+    with pytest.raises(ResultMismatch, match=r"pass: cpus/online: the core read 3, Python None"):
         check_equal("pass", {("cpus", "online"): 3}, {})
 
 
-def test_every_group_of_a_tree_of_files_is_found_by_the_core() -> None:
+def test_core_finds_all_groups_of_a_file_tree() -> None:
     with scratch() as root:
         tree = write_groups(root, 10)
         sampler = open_sampler(tree)
@@ -118,7 +118,7 @@ def test_every_group_of_a_tree_of_files_is_found_by_the_core() -> None:
     assert found == set(tree.groups) == set(group_names(10))
 
 
-def test_real_cgroups_are_gone_afterwards() -> None:
+def test_real_tree_removes_its_cgroups() -> None:
     try:
         with real_tree(4) as tree:
             roots = [mount / tree.kubelet_root.strip("/") for mount in tree.hierarchies.values()]
@@ -128,18 +128,18 @@ def test_real_cgroups_are_gone_afterwards() -> None:
     assert not any(root.exists() for root in roots)
 
 
-def test_who_waits_for_the_machine_says_so() -> None:
+def test_machine_lock_held_by_another_process_prints_wait_message() -> None:
     program = "from agent.bench.trees import machine_lock\nwith machine_lock(): pass"
     with machine_lock():
-        waits = subprocess.Popen([sys.executable, "-c", program], stderr=subprocess.PIPE)
-        assert waits.stderr is not None
-        assert waits.stderr.readline().startswith(b"waiting for /tmp/drahealth-machine.lock")
-        assert waits.poll() is None
-    with waits:
-        assert waits.wait() == 0
+        waiter = subprocess.Popen([sys.executable, "-c", program], stderr=subprocess.PIPE)
+        assert waiter.stderr is not None
+        assert waiter.stderr.readline().startswith(b"waiting for /tmp/drahealth-machine.lock")
+        assert waiter.poll() is None
+    with waiter:
+        assert waiter.wait() == 0
 
 
-def test_own_instructions_of_an_object_are_told_from_those_of_its_callees() -> None:
+def test_parse_callgrind_separates_own_cost_from_callees() -> None:
     text = """\
 summary: 999
 ob=/tmp/driver
@@ -167,7 +167,7 @@ calls=1 0
     assert parse_callgrind(text, "/tmp/driver") == (135, 7)
 
 
-def test_every_thread_of_this_process_is_accounted() -> None:
+def test_threads_of_this_process_have_cpu_time() -> None:
     before = threads(int(Path("/proc/self").readlink().name))
     assert {thread.name for thread in before.values()} >= {"main"}
     assert all(thread.run_ns > 0 for thread in before.values() if thread.name == "main")
@@ -176,46 +176,48 @@ def test_every_thread_of_this_process_is_accounted() -> None:
 # --- budgets ----------------------------------------------------------------------------------------------
 
 
-def ratio_row(low: float, median: float, high: float) -> Row:
-    return Row("a.b", "", "s", (1.0,), Interval(1.0, 1.0, 1.0), None, 1.0, ratio=Interval(low, median, high))
+def ratio_row(low: float, median: float, high: float) -> ResultRow:
+    return ResultRow(
+        "a.b", "", "s", (1.0,), Interval(1.0, 1.0, 1.0), None, 1.0, ratio=Interval(low, median, high)
+    )
 
 
-def test_a_ratio_whose_interval_holds_the_budget_is_neither_met_nor_missed() -> None:
+def test_ratio_interval_around_budget_is_undecided() -> None:
     budgets = {"ratio": {"a.b": 1.10}}
-    assert verdict(ratio_row(1.05, 1.09, 1.2), budgets)[:3] == ("1.10x", True, "1.09x")
-    assert verdict(ratio_row(1.05, 1.12, 1.2), budgets)[:3] == ("1.10x", None, "1.12x")
-    assert verdict(ratio_row(1.11, 1.12, 1.2), budgets)[:3] == ("1.10x", False, "1.12x")
+    assert evaluate_budget(ratio_row(1.05, 1.09, 1.2), budgets)[:3] == ("1.10x", True, "1.09x")
+    assert evaluate_budget(ratio_row(1.05, 1.12, 1.2), budgets)[:3] == ("1.10x", None, "1.12x")
+    assert evaluate_budget(ratio_row(1.11, 1.12, 1.2), budgets)[:3] == ("1.10x", False, "1.12x")
 
 
-def test_a_goal_on_a_percentile_that_is_not_known_is_neither_met_nor_missed() -> None:
-    row = row_of("a.b", "", [1.0, 2.0], "s")
-    unknown = verdict(row, {"goal": {"a.b": {"p99": 3.0, "why": "so"}}})
-    assert unknown == ("p99 3.00 s", None, "too few to tell", "so")
-    over = verdict(row, {"goal": {"a.b": {"max": 1.5, "why": "so"}}})
+def test_goal_on_unknown_percentile_is_undecided() -> None:
+    row = row_from_samples("a.b", "", [1.0, 2.0], "s")
+    unknown = evaluate_budget(row, {"goal": {"a.b": {"p99": 3.0, "why": "so"}}})
+    assert unknown == ("p99 3.00 s", None, "too few samples", "so")
+    over = evaluate_budget(row, {"goal": {"a.b": {"max": 1.5, "why": "so"}}})
     assert over == ("max 1.50 s", False, "max 2.00 s", "so")
-    assert verdict(row, {}).text == ""
+    assert evaluate_budget(row, {}).text == ""
 
 
-def test_every_goal_of_this_tree_is_one_figure_and_says_why() -> None:
+def test_goals_have_one_statistic_and_a_reason() -> None:
     goals = load()["goal"]
     for key, goal in goals.items():
-        of = {*goal} - {"why"}
-        assert len(of) == 1, key
-        assert of < {"median", "p99", "max"}, key
+        statistics = {*goal} - {"why"}
+        assert len(statistics) == 1, key
+        assert statistics < {"median", "p99", "max"}, key
         assert goal["why"], key
 
 
-def test_a_table_is_replaced_where_it_stands_and_nothing_else_is_touched() -> None:
+def test_replace_table_changes_only_that_table() -> None:
     text = '# why\n[a]\nx = 1\n\n[b."c 1.2"]\ny = 2\nz = 3\n\n[d]\n# kept\nw = 4\n'
-    changed = with_table(text, 'b."c 1.2"', {"y": 5})
+    changed = replace_table(text, 'b."c 1.2"', {"y": 5})
     assert changed == '# why\n[a]\nx = 1\n\n[b."c 1.2"]\ny = 5\n\n[d]\n# kept\nw = 4\n'
-    assert tomllib.loads(with_table(text, 'b."c 2"', {"y": 5}))["b"] == {
+    assert tomllib.loads(replace_table(text, 'b."c 2"', {"y": 5}))["b"] == {
         "c 1.2": {"y": 2, "z": 3},
         "c 2": {"y": 5},
     }
 
 
-def test_each_file_of_a_sweep_is_compared_under_a_name_of_its_own() -> None:
+def test_sweep_files_have_distinct_keys() -> None:
     with scratch() as root:
         tree = write_groups(root, 4)
         sampler = open_sampler(tree)
@@ -223,4 +225,4 @@ def test_each_file_of_a_sweep_is_compared_under_a_name_of_its_own() -> None:
         sampler.stop(PATIENCE_S)
         values = PlainReader(files)()
         assert len(values) == len(files)
-        assert {key[2] for key in flat(values)} == {"cpu_periods", "cpu_throttled"}
+        assert {key[2] for key in flatten(values)} == {"cpu_periods", "cpu_throttled"}

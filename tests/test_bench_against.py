@@ -1,4 +1,4 @@
-"""``--against``: another revision beside this tree. Real repositories of a bench that is told what to say."""
+"""``--against``: comparison with another revision, in real repositories with a stub of the bench."""
 
 import importlib.util
 import shutil
@@ -12,10 +12,16 @@ import pytest
 from patience import PATIENCE_S
 from wire.serving import eventually
 
-from agent.bench import versus
-from agent.bench.against import QUICK_TURNS, Compared, Comparison, against, worktree
-from agent.bench.host import host
-from agent.bench.result import Unmeasured
+from agent.bench.against import (
+    QUICK_TURNS,
+    Comparison,
+    FigureComparison,
+    compare_revisions,
+    comparison_text,
+    worktree,
+)
+from agent.bench.report import read_host
+from agent.bench.result import MeasurementError
 
 ROOT: Final = Path(__file__).resolve().parents[1]
 STUB: Final = """\
@@ -37,13 +43,13 @@ try:
     while os.getppid() == parent:
         time.sleep(0.05)
 except KeyboardInterrupt:
-    pathlib.Path("{told}").touch()
+    pathlib.Path("{interrupted}").touch()
 """
-"""A bench that ends when it is told to, or with the one that measures it."""
+"""Bench that runs until it is interrupted or its parent ends."""
 
 
 class Repository:
-    """With a stub of a bench, in a commit and in the working tree."""
+    """Git repository with a stub of the bench, in a commit and in the working tree."""
 
     def __init__(self, root: Path) -> None:
         self.root = root / "repository"
@@ -55,7 +61,7 @@ class Repository:
         self.git("init", "--quiet", "--initial-branch", "main")
 
     def bench(self, name: str, value: float, suites: tuple[str, ...] = ("a",)) -> None:
-        """What the bench of the working tree finds from now on."""
+        """Write the stub of the working tree: its name, value and suites."""
         text = STUB.format(suites=set(suites), log=str(self.log), name=name, value=value)
         (self.root / "agent/bench/__main__.py").write_text(text)
 
@@ -85,9 +91,9 @@ def repository(tmp_path: Path) -> Repository:
     return made
 
 
-def test_both_are_measured_in_turns_each_in_its_own_tree(repository: Repository) -> None:
+def test_compare_revisions_alternates_runs_of_both_trees(repository: Repository) -> None:
     repository.bench("new", 2.0)
-    found = against(repository.root, "main", ["a"], turns=3)
+    found = compare_revisions(repository.root, "main", ["a"], turns=3)
     old, new = "old a True", "new a True"
     assert repository.turns() == [old, new, new, old] * 3
     (figure,) = found.figures
@@ -95,59 +101,65 @@ def test_both_are_measured_in_turns_each_in_its_own_tree(repository: Repository)
     assert (figure.ratio.median, figure.verdict) == (2.0, "more")
     assert found.before.startswith("main (")
     assert found.skipped == ("a.new: only in this tree", f"a.old: only in {found.before}")
-    assert repository.worktrees() == 1, "it is removed"
+    assert repository.worktrees() == 1, "the worktree is removed"
 
 
-def test_a_suite_that_the_revision_has_not_is_named_and_not_measured_again(repository: Repository) -> None:
+def test_suite_missing_in_revision_is_skipped_and_named(repository: Repository) -> None:
     repository.bench("new", 2.0, ("a", "b"))
-    found = against(repository.root, "main", ["a", "b"], turns=1)
+    found = compare_revisions(repository.root, "main", ["a", "b"], turns=1)
     assert f"suite b: not in {found.before}" in found.skipped
     assert not any("new b" in turn for turn in repository.turns())
 
 
-def test_a_revision_that_git_does_not_know_is_refused(repository: Repository) -> None:
-    with pytest.raises(Unmeasured, match=r"git rev-list in .*: fatal: bad revision 'nowhere'"):
-        against(repository.root, "nowhere", ["a"], turns=1)
+def test_unknown_revision_raises_git_error(repository: Repository) -> None:
+    with pytest.raises(MeasurementError, match=r"git rev-list in .*: fatal: bad revision 'nowhere'"):
+        compare_revisions(repository.root, "nowhere", ["a"], turns=1)
 
 
-def test_what_is_no_repository_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(Unmeasured, match="not a git repository"):
-        against(tmp_path, "HEAD", ["a"], turns=1)
+def test_directory_outside_git_raises(tmp_path: Path) -> None:
+    with pytest.raises(MeasurementError, match="not a git repository"):
+        compare_revisions(tmp_path, "HEAD", ["a"], turns=1)
 
 
-def test_a_revision_without_a_bench_is_refused_and_leaves_no_worktree(repository: Repository) -> None:
+def test_revision_without_bench_raises_and_leaves_no_worktree(repository: Repository) -> None:
     shutil.rmtree(repository.root / "agent/bench")
     repository.commit()
-    with pytest.raises(Unmeasured, match="has no python -m"), worktree(repository.root, "HEAD"):
-        raise AssertionError("there is nothing to measure")
+    with pytest.raises(MeasurementError, match="has no python -m"), worktree(repository.root, "HEAD"):
+        raise AssertionError("the revision has no bench")
     assert repository.worktrees() == 1
 
 
-def test_a_bench_that_fails_is_told_with_its_last_words(repository: Repository) -> None:
+def test_failed_run_raises_with_its_stderr(repository: Repository) -> None:
     (repository.root / "agent/bench/__main__.py").write_text("raise SystemExit('no such luck')")
-    with pytest.raises(Unmeasured, match="no such luck"):
-        against(repository.root, "main", ["a"], turns=1)
+    with pytest.raises(MeasurementError, match="no such luck"):
+        compare_revisions(repository.root, "main", ["a"], turns=1)
     assert repository.worktrees() == 1
 
 
-@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM])
-def test_an_interrupted_comparison_leaves_no_worktree(repository: Repository, how: signal.Signals) -> None:
-    """While the bench of the revision runs, which is told, too."""
-    told = repository.root.parent / "told"
+@pytest.mark.parametrize("signal_number", [signal.SIGINT, signal.SIGTERM])
+def test_interrupted_comparison_interrupts_run_and_removes_worktree(
+    repository: Repository, signal_number: signal.Signals
+) -> None:
+    """The signal arrives while the bench of the revision runs; it is interrupted, too."""
+    interrupted = repository.root.parent / "interrupted"
     running = repository.root.parent / "running"
-    (repository.root / "agent/bench/__main__.py").write_text(ENDLESS.format(running=running, told=told))
+    (repository.root / "agent/bench/__main__.py").write_text(
+        ENDLESS.format(running=running, interrupted=interrupted)
+    )
     repository.commit()
-    call = f"against(pathlib.Path({str(repository.root)!r}), 'HEAD', ['a'], 1)"
+    call = f"compare_revisions(pathlib.Path({str(repository.root)!r}), 'HEAD', ['a'], 1)"
     handled = "signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))"
-    program = f"import pathlib, signal, sys; from agent.bench.against import against; {handled}; {call}"
+    program = (
+        f"import pathlib, signal, sys; from agent.bench.against import compare_revisions; {handled}; {call}"
+    )
     with subprocess.Popen([sys.executable, "-c", program], stderr=subprocess.DEVNULL, cwd=ROOT) as process:
         try:
-            eventually(running.exists, "what is measured runs")
-            process.send_signal(how)
+            eventually(running.exists, "the measured bench runs")
+            process.send_signal(signal_number)
             assert process.wait(timeout=PATIENCE_S) in {143, -signal.SIGINT}
         finally:
             process.kill()
-    assert told.exists()
+    assert interrupted.exists()
     assert repository.worktrees() == 1
 
 
@@ -165,7 +177,7 @@ def encode_health(entries: Sequence[WireHealth]) -> list[bytes]:
 
 @pytest.fixture
 def checkout(tmp_path: Path) -> Path:
-    """A clone of this checkout with its core, and a branch ``slower``, which encodes five times."""
+    """Clone of this checkout with its core, and a branch ``slower``, which encodes five times."""
     for program in ("git", "gcc"):
         if shutil.which(program) is None:
             pytest.skip(f"{program} is not installed")
@@ -191,44 +203,47 @@ def checkout(tmp_path: Path) -> Path:
     return root
 
 
-def test_a_revision_that_is_slower_is_told_from_one_that_is_not(checkout: Path) -> None:
-    """Builds it, and measures both: what was changed takes less here, and what was not stays what it was."""
-    found = against(checkout, "slower", ["encode"], QUICK_TURNS)
-    changed = {one.key: one for one in found.figures if one.key.endswith(".core")}
+@pytest.mark.slow
+def test_slower_revision_gets_verdict_only_for_changed_rows(checkout: Path) -> None:
+    """Measure both revisions: the changed rows take less time in this tree, the others are equal."""
+    found = compare_revisions(checkout, "slower", ["encode"], QUICK_TURNS)
+    changed = {figure.key: figure for figure in found.figures if figure.key.endswith(".core")}
     assert {*changed} == {"encode.8.core", "encode.128.core", "encode.1000.core"}
-    assert {one.verdict for one in changed.values()} == {"less"}
-    same = [one for one in found.figures if one.key not in changed]
-    assert same
-    assert all(max(one.ratio.median, 1 / one.ratio.median) < 2 for one in same)
+    assert {figure.verdict for figure in changed.values()} == {"less"}
+    unchanged = [figure for figure in found.figures if figure.key not in changed]
+    assert unchanged
+    assert all(max(figure.ratio.median, 1 / figure.ratio.median) < 2 for figure in unchanged)
     assert not found.skipped
 
 
 # --- statistics -------------------------------------------------------------------------------------------
 
 
-def compared(*ratios: float) -> Compared:
-    return Compared("a.b", "s", (1.0,) * len(ratios), ratios)
+def compared(*ratios: float) -> FigureComparison:
+    return FigureComparison("a.b", "s", (1.0,) * len(ratios), ratios)
 
 
-def test_the_sign_test_asks_how_often_chance_would_differ_so() -> None:
-    assert compared(1.1, 1.1, 1.1, 1.1, 1.1, 1.1).p == pytest.approx(2 / 64)
-    assert compared(1.1, 1.1, 1.1, 1.1, 1.1, 0.9).p == pytest.approx(14 / 64)
-    assert compared(1.1, 0.9).p == 1.0
-    assert compared(1.0, 1.0).p == 1.0, "equal pairs have no sign"
+def test_p_value_is_that_of_the_sign_test() -> None:
+    assert compared(1.1, 1.1, 1.1, 1.1, 1.1, 1.1).p_value == pytest.approx(2 / 64)
+    assert compared(1.1, 1.1, 1.1, 1.1, 1.1, 0.9).p_value == pytest.approx(14 / 64)
+    assert compared(1.1, 0.9).p_value == 1.0
+    assert compared(1.0, 1.0).p_value == 1.0, "equal pairs have no sign"
 
 
-def test_a_verdict_needs_enough_pairs_of_one_sign_and_three_percent() -> None:
+def test_verdict_needs_significance_and_three_percent() -> None:
     assert compared(1.1, 1.1, 1.1, 1.1, 1.1, 1.1).verdict == "more"
     assert compared(0.5, 0.6, 0.7, 0.8, 0.9, 0.95).verdict == "less"
-    assert compared(1.1, 1.1, 1.1, 1.1, 1.1).verdict == "", "five of a sign happen once in sixteen times"
+    assert compared(1.1, 1.1, 1.1, 1.1, 1.1).verdict == "", (
+        "five equal signs occur by chance in 1 of 16 cases"
+    )
     assert compared(1.02, 1.02, 1.02, 1.02, 1.02, 1.02).verdict == ""
 
 
-def test_what_was_found_is_said_with_what_chance_would_do() -> None:
+def test_comparison_text_states_figures_and_expected_chance_count() -> None:
     found = Comparison(
         "main (5948652f)", 3, (compared(*(1.1,) * 6), compared(*(1.0,) * 6)), ("x: only in y",)
     )
-    lines = versus.text(host(), found).splitlines()
+    lines = comparison_text(read_host(), found).splitlines()
     assert lines[-1] == "x: only in y"
-    assert "6 of 6" in lines[-6]
-    assert lines[-3].startswith("1 of 2 figures differ")
+    assert "6 of 6" in lines[-5]
+    assert lines[-2].startswith("1 of 2 figures differ")

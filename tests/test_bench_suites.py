@@ -1,6 +1,6 @@
-"""Every suite of the benchmark in the smallest effort: its figures hang together, and what is wrong is named.
+"""All suites with the smallest effort: consistent figures, and errors that name the cause.
 
-How fast anything is, is not tested.
+Speed itself is not tested.
 """
 
 import re
@@ -16,24 +16,35 @@ from typing import Final
 import pytest
 from patience import PATIENCE_S
 
-from agent.bench.baselines import PlainReader, flat, sweep_files, sweep_values
+from agent.bench.baselines import PlainReader, flatten, sweep_files, sweep_values
 from agent.bench.effort import FULL, QUICK, Effort
-from agent.bench.fit import fit, words
-from agent.bench.gpu_baselines import Values
-from agent.bench.latency import batches, paired_rows
-from agent.bench.lower_bound import NoFloor, floor
 from agent.bench.main import SUITES
-from agent.bench.nvml import FakeNvml, NoLibrary, fake_nvml
-from agent.bench.processes import Silence, child
-from agent.bench.result import Outcome, Row, Unequal, Unmeasured, row_of
-from agent.bench.starts import command, start
-from agent.bench.suites import poll, poll_gpus, scale_consumers
-from agent.bench.suites.decide import changed, declarations, now_of
+from agent.bench.nvml import FakeNvml, FakeNvmlUnavailable, fake_nvml
+from agent.bench.processes import (
+    LowerBoundUnavailable,
+    ProcessError,
+    batches,
+    drahealth_program,
+    run_program,
+    start_lower_bound,
+    start_module,
+)
+from agent.bench.result import (
+    MeasurementError,
+    ResultMismatch,
+    ResultRow,
+    SuiteOutcome,
+    row_from_samples,
+    rows_from_latencies,
+)
+from agent.bench.suites import poll, poll_gpus
+from agent.bench.suites.decide import declarations, snapshot_time, without_lowest_cpu
 from agent.bench.suites.poll import open_sampler, read
-from agent.bench.suites.poll_gpus import check_calls, check_equal
+from agent.bench.suites.poll_gpus import GpuValues, check_calls, check_equal
+from agent.bench.suites.scale import describe_fit, fit, run_consumers
 from agent.bench.suites.trace import HOPS, hop_times
 from agent.bench.trees import scratch, write_groups
-from agent.engine.step import State, step
+from agent.engine.step import EngineState, step
 from agent.model.gpu import GpuField
 from agent.model.settings import Settings
 
@@ -66,7 +77,7 @@ EXPECTED: Final = {
 
 
 @pytest.mark.parametrize("name", SUITES)
-def test_every_suite_yields_rows_that_hang_together(name: str) -> None:
+def test_suite_yields_consistent_rows(name: str) -> None:
     outcome = SUITES[name](TINY)
     rows = [row for table in outcome.tables for row in table.rows]
     keys = [row.key for row in rows]
@@ -77,7 +88,7 @@ def test_every_suite_yields_rows_that_hang_together(name: str) -> None:
     assert all(table.title and (not table.reference or len(table.rows) > 1) for table in outcome.tables)
 
 
-def check_row(suite: str, row: Row) -> None:
+def check_row(suite: str, row: ResultRow) -> None:
     assert row.key.startswith(f"{suite}.")
     assert row.label
     assert row.values
@@ -87,13 +98,13 @@ def check_row(suite: str, row: Row) -> None:
     assert row.ratio is None or 0 < row.ratio.low <= row.ratio.high
 
 
-def test_the_quick_effort_is_the_smaller_one() -> None:
+def test_quick_effort_is_smaller_than_full() -> None:
     names = Effort.__slots__
     size = {name: lambda value: value if isinstance(value, int | float) else len(value) for name in names}
     assert all(size[name](getattr(QUICK, name)) <= size[name](getattr(FULL, name)) for name in names)
 
 
-# --- what must be equal -----------------------------------------------------------------------------------
+# --- equality of results -----------------------------------------------------------------------------------
 
 
 @contextmanager
@@ -101,18 +112,18 @@ def fake_gpus(number: int) -> Iterator[FakeNvml]:
     with scratch() as directory:
         try:
             fake = fake_nvml(directory, number)
-        except NoLibrary as why:
-            pytest.skip(str(why))
+        except FakeNvmlUnavailable as reason:
+            pytest.skip(str(reason))
         yield fake
 
 
-def test_a_suite_over_gpus_compares_every_value_of_every_gpu() -> None:
+def test_poll_gpus_compares_all_values_of_all_gpus() -> None:
     with fake_gpus(2):
-        outcome = Outcome()
+        outcome = SuiteOutcome()
         poll_gpus.run(TINY, outcome)
     table = outcome.tables[0]
     assert [row.key for row in table.rows] == [
-        f"poll.gpus2.warm.{who}" for who in ("core", "floor", "good", "plain")
+        f"poll.gpus2.warm.{contender}" for contender in ("core", "floor", "good", "plain")
     ]
     equal = re.match(r"(\d+) values equal in core, good and plain; (\d+) NVML calls", table.notes[0])
     assert equal is not None
@@ -120,56 +131,63 @@ def test_a_suite_over_gpus_compares_every_value_of_every_gpu() -> None:
     assert int(equal[2]) == 2 * 4, "fields, temperature, margin and reasons of each"
 
 
-def test_a_reader_of_gpus_that_reads_something_else_is_named() -> None:
-    core: Values = {(0, GpuField.TEMP): 33, (1, GpuField.REMAP_PENDING): 0}
+def test_check_equal_different_gpu_value_raises_and_names_it() -> None:
+    core: GpuValues = {(0, GpuField.TEMP): 33, (1, GpuField.REMAP_PENDING): 0}
     check_equal(core, dict(core), frozenset())
-    with pytest.raises(Unequal, match=r"gpu-1: remap_pending: the core read 0, pynvml 1"):
+    with pytest.raises(ResultMismatch, match=r"gpu-1: remap_pending: the core read 0, pynvml 1"):
         check_equal(core, core | {(1, GpuField.REMAP_PENDING): 1}, frozenset())
-    with pytest.raises(Unequal, match=r"gpu-0: temp: the core read 33, pynvml None"):
+    with pytest.raises(ResultMismatch, match=r"gpu-0: temp: the core read 33, pynvml None"):
         check_equal(core, {(1, GpuField.REMAP_PENDING): 0}, frozenset({GpuField.TEMP}))
 
 
-def test_a_floor_of_other_calls_is_none() -> None:
+def test_check_calls_different_number_raises() -> None:
     assert check_calls(8, 8) == 8
-    with pytest.raises(Unequal, match="the core makes 8 calls of NVML, the floor 7"):
+    with pytest.raises(ResultMismatch, match="the core makes 8 NVML calls, the lower bound 7"):
         check_calls(8, 7)
 
 
-def test_what_moves_by_itself_is_only_asked_to_be_there() -> None:
+def test_check_equal_varying_gpu_value_needs_only_exist() -> None:
     check_equal({(0, GpuField.TEMP): 33}, {(0, GpuField.TEMP): 35}, frozenset({GpuField.TEMP}))
 
 
-LATE_GPU: Final = """
+CHANGED_GPU_PROGRAM: Final = """
 import os, sys
 from pathlib import Path
-from agent.bench.gpu_baselines import GoodGpus, PlainGpus, fast_values, wanted_of
+from agent.bench.suites.poll_gpus import GoodGpuReader, PlainGpuReader, fast_values, read_set_of
 from agent.bench.nvml import FakeNvml
 from agent.bench.suites.poll_gpus import check_equal, read, watch
 from agent.sources.nvml import session
-library, scenario, control = map(Path, sys.argv[1:])
+library, scenario, socket = map(Path, sys.argv[1:])
 os.environ["FAKE_NVML"] = str(scenario)
 with watch(str(library)) as gpus, session(str(library)) as nvml:
-    seen = read(gpus).gpus
-    wanted = [wanted_of(gpu) for gpu in seen]
-    readers = [GoodGpus(nvml.binding, wanted), PlainGpus(nvml.binding, wanted)]
-    with FakeNvml(library, scenario, control).told() as director:
-        director.tell("gpu 1 set remap.pending=1")
+    gpus_read = read(gpus).gpus
+    read_sets = [read_set_of(gpu) for gpu in gpus_read]
+    readers = [GoodGpuReader(nvml.binding, read_sets), PlainGpuReader(nvml.binding, read_sets)]
+    with FakeNvml(library, scenario, socket).connect() as control:
+        control.send("gpu 1 set remap.pending=1")
     for reader in readers:
         try:
-            check_equal(fast_values(seen), reader(), frozenset())
+            check_equal(fast_values(gpus_read), reader(), frozenset())
         except Exception as error:
             print(f"{type(error).__name__}: {error}")
 """
 
 
-def test_a_gpu_that_changed_between_two_readers_is_noticed_by_both_pythons() -> None:
+def test_gpu_changed_between_readers_is_a_mismatch() -> None:
     with fake_gpus(2) as fake:
-        arguments = [sys.executable, "-c", LATE_GPU, str(fake.library), str(fake.scenario), str(fake.control)]
+        arguments = [
+            sys.executable,
+            "-c",
+            CHANGED_GPU_PROGRAM,
+            str(fake.library),
+            str(fake.scenario),
+            str(fake.control),
+        ]
         done = subprocess.run(arguments, capture_output=True, text=True, timeout=PATIENCE_S, check=True)
-    assert done.stdout.splitlines() == ["Unequal: gpu-1: remap_pending: the core read 0, pynvml 1"] * 2
+    assert done.stdout.splitlines() == ["ResultMismatch: gpu-1: remap_pending: the core read 0, pynvml 1"] * 2
 
 
-def test_a_cgroup_that_changed_between_two_readers_is_noticed() -> None:
+def test_cgroup_changed_between_readers_is_a_mismatch() -> None:
     with scratch() as root:
         tree = write_groups(root, 4)
         sampler = open_sampler(tree)
@@ -180,80 +198,82 @@ def test_a_cgroup_that_changed_between_two_readers_is_noticed() -> None:
         uid, container = tree.groups[1]
         stat = tree.path("v2", uid, container) / "cpu.stat"
         stat.write_text(stat.read_text().replace("nr_throttled 0", "nr_throttled 7"))
-        values = flat(plain())
-        with pytest.raises(Unequal, match=f"{container}/cpu_throttled: the core read 0, Python 7"):
+        values = flatten(plain())
+        with pytest.raises(ResultMismatch, match=f"{container}/cpu_throttled: the core read 0, Python 7"):
             poll.check_equal("sweep", sweep_values(snapshot, values), values)
 
 
-def test_a_change_of_one_cpu_shows_in_one_declared_device_and_in_no_other() -> None:
+def test_without_lowest_cpu_changes_one_declared_device() -> None:
     sampler = open_sampler(None)
-    alone = read(sampler)
+    base = read(sampler)
     sampler.stop(PATIENCE_S)
-    snapshot = replace(alone, declared=declarations(alone, 3))
-    now = now_of(snapshot)
-    state, before = step(State(Settings("bench")), snapshot, now)
-    _, after = step(state, changed(snapshot), now)
-    news = {
-        one.device
-        for one, other in zip(after.devices, before.devices, strict=True)
-        if one != other and one.driver
+    snapshot = replace(base, declared=declarations(base, 3))
+    now = snapshot_time(snapshot)
+    state, before = step(EngineState(Settings("bench")), snapshot, now)
+    _, after = step(state, without_lowest_cpu(snapshot), now)
+    changed_devices = {
+        device.device
+        for device, other in zip(after.devices, before.devices, strict=True)
+        if device != other and device.driver
     }
     one_cpu = snapshot.cpus.online in {1, 2}
-    assert news == ({"cpu-0", "cpu-1", "cpu-2"} if one_cpu else {"cpu-0"})
+    assert changed_devices == ({"cpu-0", "cpu-1", "cpu-2"} if one_cpu else {"cpu-0"})
 
 
 # --- consumers and audits ---------------------------------------------------------------------------------
 
 
-def test_the_whole_node_is_resolved_and_every_pod_audited() -> None:
-    outcome = Outcome()
-    scale_consumers.run(replace(TINY, pods=10, audited=4), outcome)
+def test_run_consumers_measures_explain_and_audit() -> None:
+    outcome = SuiteOutcome()
+    run_consumers(replace(TINY, pods=10, audited=4), outcome)
     found = {row.key: row for table in outcome.tables for row in table.rows}
     assert {"scale.explain.10", "scale.floor.10.rss", "scale.audit.4", "scale.audit.4.rss"} <= found.keys()
     assert all(table.notes[0].startswith("fit: ") for table in outcome.tables)
     assert found["scale.explain.10.rss"].max > found["scale.floor.10.rss"].max
 
 
-# --- what grows, and what takes turns ---------------------------------------------------------------------
+# --- fits and ratios ---------------------------------------------------------------------
 
 
-def grown(*points: tuple[float, float]) -> list[Row]:
-    return [replace(row_of(f"a.{x:g}", "", [y], "s"), x=x) for x, y in points]
+def rows_at(*points: tuple[float, float]) -> list[ResultRow]:
+    return [replace(row_from_samples(f"a.{x:g}", "", [y], "s"), x=x) for x, y in points]
 
 
-def test_a_line_is_found_again() -> None:
-    line = fit(grown((1, 12e-6), (8, 19e-6), (64, 75e-6)))
+def test_fit_recovers_slope_and_intercept() -> None:
+    line = fit(rows_at((1, 12e-6), (8, 19e-6), (64, 75e-6)))
     assert line.slope == pytest.approx(1e-6)
     assert line.intercept == pytest.approx(11e-6)
     assert line.r2 == pytest.approx(1.0)
-    assert words(line, "s", "device") == "fit: 11.0 us + 1.00 us per device, R2 1.000"
+    assert describe_fit(line, "s", "device") == "fit: 11.0 us + 1.00 us per device, R2 1.000"
 
 
-def test_two_points_prove_no_line() -> None:
-    assert words(fit(grown((0, 1e-3), (10, 0.0))), "s", "pod") == "fit: 1.00 ms - 100 us per pod"
+def test_fit_of_two_points_has_no_r2() -> None:
+    assert describe_fit(fit(rows_at((0, 1e-3), (10, 0.0))), "s", "pod") == "fit: 1.00 ms - 100 us per pod"
 
 
-def test_what_is_no_line_explains_less() -> None:
-    line = fit(grown((1, 1e-3), (2, 5e-3), (3, 1e-3)))
+def test_fit_of_scattered_points_has_low_r2() -> None:
+    line = fit(rows_at((1, 1e-3), (2, 5e-3), (3, 1e-3)))
     assert line.r2 == pytest.approx(0.0, abs=1e-9)
 
 
-def test_hops_are_all_of_the_way() -> None:
-    stamps = {key: 100 + 10 * place for place, (key, _) in enumerate(HOPS)}
+def test_hop_times_sum_to_the_total() -> None:
+    stamps = {key: 100 + 10 * index for index, (key, _) in enumerate(HOPS)}
     taken = hop_times(stamps, 40)
-    assert taken == {key: 60 if place == 0 else 10 for place, (key, _) in enumerate(HOPS)}
+    assert taken == {key: 60 if index == 0 else 10 for index, (key, _) in enumerate(HOPS)}
     assert sum(taken.values()) == stamps["client"] - 40
 
 
-def test_a_ratio_of_latencies_is_of_the_same_cause() -> None:
-    """The second cause was slow for both: the ratio does not see it."""
-    rows = paired_rows("a", {"agent": "A", "floor": "F"}, {"agent": [20, 200, 30], "floor": [10, 100, 15]})
+def test_latency_ratio_is_paired_by_cause() -> None:
+    """The second cause is slow for both contenders."""
+    rows = rows_from_latencies(
+        "a", {"agent": "A", "floor": "F"}, {"agent": [20, 200, 30], "floor": [10, 100, 15]}
+    )
     assert [row.key for row in rows] == ["a.agent", "a.floor"]
     assert rows[0].ratio is not None
     assert rows[0].ratio.low == rows[0].ratio.high == 2.0
 
 
-def test_batches_hold_every_number_once() -> None:
+def test_batches_contain_each_number_once() -> None:
     assert [*batches(7, 3)] == [range(3), range(3, 6), range(6, 7)]
     assert [*batches(0, 3)] == []
 
@@ -261,62 +281,62 @@ def test_batches_hold_every_number_once() -> None:
 # --- processes --------------------------------------------------------------------------------------------
 
 
-def test_a_crowd_says_when_the_last_of_it_has_a_message() -> None:
+def test_crowd_reports_when_its_last_subscriber_has_a_message() -> None:
     with scratch() as directory, socket.socket(socket.AF_UNIX) as listener:
         path = directory / "crowd.sock"
         listener.bind(str(path))
         listener.listen()
-        with child("agent.bench.crowd", path, "bare", 4) as crowd:
-            crowd.tell("2")
+        with start_module("agent.bench.crowd", path, "bare", 4) as crowd:
+            crowd.send_line("2")
             connections = [listener.accept()[0] for _ in range(2)]
             assert crowd.wait() == {"subscribers": 2}
             for data in (b"ab", b"cd"):
                 for connection in connections:
                     connection.sendall(data)
             assert crowd.wait().keys() == {"t_ns"}
-            crowd.tell("3")
+            crowd.send_line("3")
             connections.append(listener.accept()[0])
             assert crowd.wait() == {"subscribers": 3}
             connections[0].sendall(b"full")
-            with pytest.raises(Silence, match=r"no such line in 0\.2 s"):
+            with pytest.raises(ProcessError, match=r"no such line in 0\.2 s"):
                 crowd.wait(timeout_s=0.2)
             for connection in connections:
                 connection.close()
 
 
-def test_the_floor_tells_of_each_change_of_a_file(tmp_path: Path) -> None:
+def test_lower_bound_reports_a_change_of_a_file(tmp_path: Path) -> None:
     files = [tmp_path / "a", tmp_path / "b"]
     for file in files:
         file.touch()
     try:
-        with floor("inotify", *files) as beside:
+        with start_lower_bound("inotify", *files) as lower_bound:
             files[1].write_text("changed")
-            line = beside.wait()
-    except NoFloor as why:
-        pytest.skip(str(why))
+            line = lower_bound.wait()
+    except LowerBoundUnavailable as reason:
+        pytest.skip(str(reason))
     assert line["file"] == 1
     assert line["t_ns"] > 0
 
 
-def test_what_a_process_had_is_its_own_and_not_its_parents() -> None:
-    """This process has more than an interpreter that does nothing."""
-    small, large = start("pass"), start("area = bytearray(64 << 20)")
-    assert large.rss - small.rss > 60 << 20
-    assert small.rss < 32 << 20
+def test_peak_rss_excludes_the_parent_process() -> None:
+    """This process uses more memory than an empty interpreter."""
+    small, large = run_program("pass"), run_program("area = bytearray(64 << 20)")
+    assert large.peak_rss - small.peak_rss > 60 << 20
+    assert small.peak_rss < 32 << 20
 
 
-def test_a_program_that_fails_is_no_figure() -> None:
-    with pytest.raises(Unmeasured, match="exit 3"):
-        start("import sys; sys.exit(3)")
-    assert start("import sys; sys.exit(3)", exits=(3,)).took_ns > 0
+def test_failed_program_raises() -> None:
+    with pytest.raises(MeasurementError, match="exit 3"):
+        run_program("import sys; sys.exit(3)")
+    assert run_program("import sys; sys.exit(3)", exit_codes=(3,)).took_ns > 0
 
 
-def test_a_command_is_given_its_words_as_they_are() -> None:
-    assert "usage: drahealth checks" in start(command("checks", "--help")).output
+def test_drahealth_program_passes_its_arguments() -> None:
+    assert "usage: drahealth checks" in run_program(drahealth_program("checks", "--help")).output
 
 
-def test_nothing_that_a_suite_started_is_left() -> None:
-    with child("agent.bench.hitter") as hitter:
+def test_start_module_ends_its_process() -> None:
+    with start_module("agent.bench.hitter") as hitter:
         pid = hitter.pid
         assert Path(f"/proc/{pid}").exists()
     assert not Path(f"/proc/{pid}").exists()

@@ -44,7 +44,7 @@ def test_two_files_that_call_each_other_are_a_cycle() -> None:
     assert cycle_of(top_c=TOP, low_c=low) == ["low.c", "top.c"]
 
 
-def test_a_cycle_through_three_files_names_all_of_them() -> None:
+def test_cycle_through_three_files_names_all_files() -> None:
     low = LOW.replace("return a;", "return dh_mid(a);")
     mid = "int dh_mid(int a)\n{\n    return dh_top(a);\n}\n"
     assert cycle_of(top_c=TOP, low_c=low, mid_c=mid) == ["low.c", "mid.c", "top.c"]
@@ -58,23 +58,23 @@ def test_a_cycle_through_three_files_names_all_of_them() -> None:
     ],
     ids=["inline function", "macro"],
 )
-def test_a_call_through_a_header_counts_for_the_file_that_uses_it(header: str) -> None:
+def test_call_in_a_header_counts_for_the_including_file(header: str) -> None:
     low = LOW.replace("return a;", "return dh_inline(a);")
     assert cycle_of(top_c=TOP, low_c=low, low_h=header) == ["low.c", "top.c"]
     assert cycle_of(top_c=TOP, low_c=LOW, low_h=header) == []
 
 
-def test_a_static_function_of_the_same_name_is_another_function() -> None:
+def test_static_functions_of_one_name_are_distinct() -> None:
     low = LOW.replace("return a;", "return helper(a);") + "\nstatic int helper(int a)\n{\n    return a;\n}\n"
     assert cycle_of(top_c=TOP, low_c=low) == []
 
 
-def test_a_function_passed_as_a_pointer_is_not_called() -> None:
+def test_function_passed_as_a_pointer_is_no_call() -> None:
     low = LOW.replace("return a;", "return register_callback(dh_top, a);")
     assert cycle_of(top_c=TOP, low_c=low) == []
 
 
-def test_a_planted_cycle_in_the_core_is_found_and_named(tmp_path: Path) -> None:
+def test_planted_cycle_in_the_core_is_found(tmp_path: Path) -> None:
     sources = CHECKER["read_sources"](CHECKER["ROOT"])
     sources["core/seqlock.c"] += "\nvoid dh_planted(void)\n{\n    dh_sampler_pass(0);\n}\n"
     for name, text in sources.items():
@@ -86,7 +86,7 @@ def test_a_planted_cycle_in_the_core_is_found_and_named(tmp_path: Path) -> None:
     assert done.stdout.count("\n") == 1
 
 
-def test_the_core_has_no_call_cycle() -> None:
+def test_core_has_no_call_cycle() -> None:
     done = subprocess.run([sys.executable, CHECK], capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "")
     pairs = {

@@ -1,4 +1,4 @@
-"""CDI files: whole or not there, one name per device, and errors that say where they come from."""
+"""CDI files: atomic writes, one id per device, and marked errors."""
 
 import errno
 import json
@@ -27,7 +27,7 @@ def only_file(directory: Path) -> Path:
     return found
 
 
-def test_the_file_says_what_a_runtime_is_to_do(tmp_path: Path) -> None:
+def test_file_has_the_edits_of_each_device(tmp_path: Path) -> None:
     pages = CdiDevice(
         "pages",
         mounts=(CdiMount("hugetlbfs", "/dev/hugepages", ("pagesize=2M", "size=4M"), "hugetlbfs"),),
@@ -76,14 +76,14 @@ def test_the_file_says_what_a_runtime_is_to_do(tmp_path: Path) -> None:
 # --- names -------------------------------------------------------------------------------------------------
 
 
-def test_every_device_has_an_id_of_its_own_that_begins_with_the_claims(tmp_path: Path) -> None:
+def test_every_device_has_its_own_id_with_the_claim_uid(tmp_path: Path) -> None:
     ids = write_spec(tmp_path, KIND, UID, [GPU, CdiDevice("gpu-4", env={"GPU": "4"})])
     assert len(set(ids)) == 2
     for name, id_ in zip(["gpu-3", "gpu-4"], ids, strict=True):
         assert re.fullmatch(rf"{KIND}={UID}-{name}-[0-9a-f]{{8}}", id_)
 
 
-def test_a_name_never_means_something_else_later(tmp_path: Path) -> None:
+def test_name_changes_when_its_edits_change(tmp_path: Path) -> None:
     first = write_spec(tmp_path, KIND, UID, [CdiDevice("cpus", env={"CPUS": "0-1"})])
     remove_spec(tmp_path, KIND, UID)
     then = write_spec(tmp_path, KIND, UID, [CdiDevice("cpus", env={"CPUS": "2-3"})])
@@ -95,29 +95,29 @@ def test_a_name_never_means_something_else_later(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("make", "text"),
     [
-        (lambda: CdiDevice("", env={"A": "1"}), "'' is no CDI device name"),
-        (lambda: CdiDevice("a/b", env={"A": "1"}), "'a/b' is no CDI device name"),
-        (lambda: CdiDevice("gpu-", env={"A": "1"}), "'gpu-' is no CDI device name"),
+        (lambda: CdiDevice("", env={"A": "1"}), "'' is not a CDI device name"),
+        (lambda: CdiDevice("a/b", env={"A": "1"}), "'a/b' is not a CDI device name"),
+        (lambda: CdiDevice("gpu-", env={"A": "1"}), "'gpu-' is not a CDI device name"),
         (lambda: CdiDevice("gpu"), "CDI device gpu changes nothing in a container; runtimes refuse that"),
         (lambda: CdiDevice("gpu", annotations={"a": "b"}), "CDI device gpu changes nothing in a container"),
-        (lambda: CdiDevice("gpu", env={"A=B": "1"}), "'A=B' is no name of a variable"),
+        (lambda: CdiDevice("gpu", env={"A=B": "1"}), "'A=B' is not a variable name"),
         (
             lambda: CdiDevice("gpu", env={"A": "1\n2"}),
-            r"A='1\\n2' has characters that a variable must not have",
+            r"A='1\\n2' has characters that are not allowed in a variable",
         ),
-        (lambda: CdiDevice("gpu", mounts=(CdiMount("", "/x"),)), "the mount at '/x' does not say of what"),
-        (lambda: CdiDevice("gpu", mounts=(CdiMount("/x", "x"),)), "'x' is no absolute path"),
-        (lambda: CdiDevice("gpu", mounts=(CdiMount("/x", "/../x"),)), "'/../x' is no absolute path"),
-        (lambda: CdiDevice("gpu", nodes=(CdiNode("dev/null"),)), "'dev/null' is no absolute path"),
-        (lambda: CdiDevice("gpu", nodes=(CdiNode("/dev/a", "null"),)), "'null' is no absolute path"),
+        (lambda: CdiDevice("gpu", mounts=(CdiMount("", "/x"),)), "the mount at '/x' has no host path"),
+        (lambda: CdiDevice("gpu", mounts=(CdiMount("/x", "x"),)), "'x' is not an absolute path"),
+        (lambda: CdiDevice("gpu", mounts=(CdiMount("/x", "/../x"),)), "'/../x' is not an absolute path"),
+        (lambda: CdiDevice("gpu", nodes=(CdiNode("dev/null"),)), "'dev/null' is not an absolute path"),
+        (lambda: CdiDevice("gpu", nodes=(CdiNode("/dev/a", "null"),)), "'null' is not an absolute path"),
         (
             lambda: CdiDevice("gpu", nodes=(CdiNode("/dev/a", permissions="x"),)),
             "permissions 'x' are not some of",
         ),
-        (lambda: CdiDevice("gpu", env={"A": "1"}, annotations={"a b": ""}), "'a b' is no annotation's key"),
+        (lambda: CdiDevice("gpu", env={"A": "1"}, annotations={"a b": ""}), "'a b' is not an annotation key"),
     ],
 )
-def test_what_cdi_does_not_take_is_refused_when_it_is_made(make: Callable[[], CdiDevice], text: str) -> None:
+def test_invalid_device_is_refused_at_construction(make: Callable[[], CdiDevice], text: str) -> None:
     with pytest.raises(ValueError, match=re.escape(text).replace(re.escape(r"\\n"), re.escape(r"\n"))):
         make()
 
@@ -125,8 +125,8 @@ def test_what_cdi_does_not_take_is_refused_when_it_is_made(make: Callable[[], Cd
 @pytest.mark.parametrize(
     "kind", ["gpu", "example.com/", "/gpu", "example.com/gpu/x", "1.example/gpu", "a/b.c", "é/x"]
 )
-def test_kinds_that_cdi_does_not_know_are_refused(tmp_path: Path, kind: str) -> None:
-    with pytest.raises(ValueError, match="is no vendor/class of CDI"):
+def test_invalid_vendor_class_is_refused(tmp_path: Path, kind: str) -> None:
+    with pytest.raises(ValueError, match="is not a CDI vendor/class"):
         write_spec(tmp_path, kind, UID, [GPU])
     assert not list(tmp_path.iterdir())
 
@@ -136,15 +136,15 @@ def test_kinds_that_cdi_does_not_know_are_refused(tmp_path: Path, kind: str) -> 
         lambda uid: not re.fullmatch(r"[A-Za-z0-9]([-\w.]*[A-Za-z0-9])?", uid, re.ASCII)
     )
 )
-def test_no_uid_leads_out_of_the_directory(tmp_path_factory: pytest.TempPathFactory, uid: str) -> None:
-    with pytest.raises(ValueError, match="is no claim's UID"):
+def test_uid_cannot_escape_the_directory(tmp_path_factory: pytest.TempPathFactory, uid: str) -> None:
+    with pytest.raises(ValueError, match="is not a claim UID"):
         remove_spec(tmp_path_factory.getbasetemp(), KIND, uid)
 
 
-def test_a_file_without_devices_or_with_twins_is_refused(tmp_path: Path) -> None:
+def test_spec_without_devices_or_with_duplicates_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"no device for .*; runtimes refuse such a file"):
         write_spec(tmp_path, KIND, UID, [])
-    with pytest.raises(ValueError, match="2 devices are called gpu-3"):
+    with pytest.raises(ValueError, match="2 devices are named gpu-3"):
         write_spec(
             tmp_path, KIND, UID, [GPU, CdiDevice("gpu-3", env={"GPU": "3"}, nodes=(CdiNode("/dev/null"),))]
         )
@@ -154,7 +154,7 @@ def test_a_file_without_devices_or_with_twins_is_refused(tmp_path: Path) -> None
 # --- the file ----------------------------------------------------------------------------------------------
 
 
-def test_the_same_again_leaves_the_file_alone(tmp_path: Path) -> None:
+def test_unchanged_spec_is_not_rewritten(tmp_path: Path) -> None:
     ids = write_spec(tmp_path, KIND, UID, [GPU])
     before = only_file(tmp_path).stat()
     assert write_spec(tmp_path, KIND, UID, [GPU]) == ids
@@ -162,7 +162,7 @@ def test_the_same_again_leaves_the_file_alone(tmp_path: Path) -> None:
     assert (before.st_ino, before.st_mtime_ns) == (after.st_ino, after.st_mtime_ns)
 
 
-def test_what_a_reboot_took_is_written_again(tmp_path: Path) -> None:
+def test_spec_lost_by_reboot_is_written_again(tmp_path: Path) -> None:
     directory = tmp_path / "cdi"
     ids = write_spec(directory, KIND, UID, [GPU])
     only_file(directory).unlink()
@@ -172,7 +172,7 @@ def test_what_a_reboot_took_is_written_again(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("left", ["", '{"cdiVersion": "0.6', "directory"])
-def test_what_somebody_else_left_there_is_replaced_or_told_of(tmp_path: Path, left: str) -> None:
+def test_foreign_file_at_path_is_replaced_or_reported(tmp_path: Path, left: str) -> None:
     write_spec(tmp_path, KIND, UID, [GPU])
     file = only_file(tmp_path)
     good = file.read_bytes()
@@ -181,14 +181,14 @@ def test_what_somebody_else_left_there_is_replaced_or_told_of(tmp_path: Path, le
         file.mkdir()
         with pytest.raises(IsADirectoryError):
             write_spec(tmp_path, KIND, UID, [GPU])
-        assert only_file(tmp_path) == file  # and nothing half written beside it
+        assert only_file(tmp_path) == file  # and no partial file
     else:
         file.write_text(left)
         write_spec(tmp_path, KIND, UID, [GPU])
         assert file.read_bytes() == good
 
 
-def test_a_link_is_replaced_and_never_written_through(tmp_path: Path) -> None:
+def test_symbolic_link_is_replaced_and_not_followed(tmp_path: Path) -> None:
     (tmp_path / "cdi").mkdir()
     precious = tmp_path / "precious"
     precious.write_text("precious")
@@ -199,7 +199,7 @@ def test_a_link_is_replaced_and_never_written_through(tmp_path: Path) -> None:
     assert not link.is_symlink()
 
 
-def test_a_reader_never_sees_half_a_file(tmp_path: Path) -> None:
+def test_reader_never_sees_a_partial_file(tmp_path: Path) -> None:
     write_spec(tmp_path, KIND, UID, [GPU])
     file, stop, seen = only_file(tmp_path), threading.Event(), set()
 
@@ -221,7 +221,7 @@ def test_a_reader_never_sees_half_a_file(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == [file.name]
 
 
-def test_removing_what_is_not_there_is_fine(tmp_path: Path) -> None:
+def test_removal_of_absent_spec_succeeds(tmp_path: Path) -> None:
     write_spec(tmp_path, KIND, UID, [GPU])
     remove_spec(tmp_path, KIND, UID)
     assert not list(tmp_path.iterdir())
@@ -229,12 +229,12 @@ def test_removing_what_is_not_there_is_fine(tmp_path: Path) -> None:
     remove_spec(tmp_path / "never-was", KIND, UID)
 
 
-def test_a_directory_whose_parent_is_missing_is_not_made_up(tmp_path: Path) -> None:
+def test_directory_without_parent_is_not_created(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
         write_spec(tmp_path / "typo" / "cdi", KIND, UID, [GPU])
 
 
-# Fills a tmpfs of its own, in a mount namespace of its own, and says what a CDI file there came to.
+# Fills a tmpfs in its own mount namespace, and prints the result of writing a CDI file there.
 FULL = """
 import sys
 from pathlib import Path
@@ -255,7 +255,7 @@ except OSError as error:
 """
 
 
-def test_a_full_disk_leaves_nothing_half_written(tmp_path: Path) -> None:
+def test_full_disk_leaves_no_partial_file(tmp_path: Path) -> None:
     script = 'mount -t tmpfs -o size=64k none "$1" && exec "$2" -c "$3" "$1"'
     command = ["unshare", "-m", "sh", "-c", script, "sh", str(tmp_path), sys.executable, FULL]
     done = subprocess.run(command, capture_output=True, text=True, check=False)

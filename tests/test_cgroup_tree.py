@@ -1,4 +1,4 @@
-"""Which pods have cgroups: real ones of both versions and both namings, and what only looks like them."""
+"""Pods found in the cgroup tree: real cgroups of both versions and drivers, and trees of plain files."""
 
 import subprocess
 from collections.abc import Iterator
@@ -11,7 +11,7 @@ from machine import CGROUPFS, Kubepods, kubepods_tree
 from agent.model.claim_sources import LiveContainer, LivePod, Origin, Provenance, SourceAnswer
 from agent.model.reading import Absence
 from agent.model.time import Instant
-from agent.sources.cgroup_tree import read_tree
+from agent.sources.pod_cgroups import read_tree
 
 NOW = Instant(5_000_000_000, 1_700_000_000.0)
 POD = "5a3c1d2e-4b5a-6978-8796-a5b4c3d2e1f0"
@@ -21,7 +21,7 @@ ID, OTHER = "e" * 64, "f" * 64
 
 @contextmanager
 def process_in(group: Path) -> Iterator[None]:
-    """A process lives in a cgroup."""
+    """Run a process in a cgroup."""
     with ExitStack() as stack:
         process = stack.enter_context(subprocess.Popen(["sleep", "300"]))
         stack.callback(process.kill)
@@ -29,8 +29,8 @@ def process_in(group: Path) -> Iterator[None]:
         yield
 
 
-def looks_like(root: Path, group: str, events: str = "populated 0\nfrozen 0\n") -> Path:
-    """A cgroup of version 2, of plain files."""
+def make_plain_cgroup(root: Path, group: str, events: str = "populated 0\nfrozen 0\n") -> Path:
+    """Create a cgroup of version 2 from plain files."""
     path = root / group
     path.mkdir(parents=True, exist_ok=True)
     (path / "cgroup.events").write_text(events)
@@ -53,12 +53,12 @@ def tree(request: pytest.FixtureRequest) -> Iterator[Kubepods]:
 
 
 def seen(tree: Kubepods) -> tuple[LivePod, ...]:
-    told = read_tree(CGROUPFS, tree.cgroup_root, NOW)
-    assert told.is_whole
-    return told.items
+    answer = read_tree(CGROUPFS, tree.cgroup_root, NOW)
+    assert answer.is_complete
+    return answer.items
 
 
-def test_a_pod_runs_while_a_process_is_in_one_of_its_containers(tree: Kubepods) -> None:
+def test_pod_runs_while_a_container_has_a_process(tree: Kubepods) -> None:
     tree.make("besteffort", STATIC)
     group = tree.make("burstable", POD, ID)
     tree.make("burstable", POD, OTHER)
@@ -72,15 +72,15 @@ def test_a_pod_runs_while_a_process_is_in_one_of_its_containers(tree: Kubepods) 
     assert [pod.uid for pod in seen(tree)] == [STATIC]
 
 
-def test_processes_below_a_container_are_its_own(tree: Kubepods) -> None:
-    """With crun they are in one below it."""
+def test_processes_in_child_cgroups_count_for_the_container(tree: Kubepods) -> None:
+    """With crun the processes are in a child cgroup."""
     below = tree.make("", POD, ID) / "container"
     below.mkdir()
     with process_in(below):
         assert seen(tree) == (LivePod(POD, True, (LiveContainer(ID, True),)),)
 
 
-def test_the_names_of_systemd_are_understood() -> None:
+def test_systemd_cgroup_names_are_parsed() -> None:
     with kubepods_tree("memory", unified=False, systemd=True) as tree:
         with process_in(tree.make("burstable", POD, ID)):
             assert seen(tree) == (LivePod(POD, True, (LiveContainer(ID, True),)),)
@@ -88,27 +88,27 @@ def test_the_names_of_systemd_are_understood() -> None:
         assert [pod.uid for pod in seen(tree)] == [STATIC, POD]
 
 
-def test_another_kubelets_pods_are_not_ours(tree: Kubepods) -> None:
+def test_pods_of_another_kubelet_are_ignored(tree: Kubepods) -> None:
     tree.make("", POD, ID)
-    told = read_tree(CGROUPFS, f"{tree.cgroup_root}-other", NOW)
-    assert (told.absence, told.items) == (Absence.ABSENT, ())
+    answer = read_tree(CGROUPFS, f"{tree.cgroup_root}-other", NOW)
+    assert (answer.absence, answer.items) == (Absence.ABSENT, ())
 
 
-# --- what only looks like cgroups --------------------------------------------------------------------------
+# --- plain files --------------------------------------------------------------------------
 
 
-def test_who_said_it_and_when(tmp_path: Path) -> None:
-    looks_like(tmp_path, "kubepods")
+def test_answer_has_origin_and_time(tmp_path: Path) -> None:
+    make_plain_cgroup(tmp_path, "kubepods")
     assert read(tmp_path) == SourceAnswer(Provenance(Origin.CGROUPS, NOW))
 
 
-def test_where_no_kubelet_has_made_any_nobody_knows(tmp_path: Path) -> None:
-    told = read(tmp_path)
-    assert told.absence is Absence.ABSENT
-    assert told.why == f"{tmp_path}: no kubelet has made cgroups below /"
+def test_tree_without_kubelet_cgroups_is_absent(tmp_path: Path) -> None:
+    answer = read(tmp_path)
+    assert answer.absence is Absence.ABSENT
+    assert answer.reason == f"{tmp_path}: no kubelet has created cgroups below /"
 
 
-def test_what_is_neither_a_pod_nor_a_container_is_passed_over(tmp_path: Path) -> None:
+def test_other_cgroups_are_ignored(tmp_path: Path) -> None:
     pod = "kubepods.slice/kubepods-pod1.slice"
     for group in (
         f"{pod}/crio-{ID}.scope",
@@ -116,35 +116,35 @@ def test_what_is_neither_a_pod_nor_a_container_is_passed_over(tmp_path: Path) ->
         f"{pod}/x.service",
         "kubepods/x",
     ):
-        looks_like(tmp_path, group)
-    looks_like(tmp_path, pod)
+        make_plain_cgroup(tmp_path, group)
+    make_plain_cgroup(tmp_path, pod)
     assert read(tmp_path).items == (LivePod("1", False, (LiveContainer(ID, False),)),)
 
 
 @pytest.mark.parametrize("events", ["", "frozen 0\n"])
-def test_what_cannot_be_read_is_neither_running_nor_gone(tmp_path: Path, events: str) -> None:
-    looks_like(tmp_path, f"kubepods/pod{POD}", events)
+def test_unreadable_cgroup_has_unknown_state(tmp_path: Path, events: str) -> None:
+    make_plain_cgroup(tmp_path, f"kubepods/pod{POD}", events)
     assert read(tmp_path).items == (LivePod(POD, None),)
 
 
-def test_a_read_that_fails_likewise(tmp_path: Path) -> None:
+def test_failed_read_gives_unknown_state(tmp_path: Path) -> None:
     (tmp_path / f"kubepods/pod{POD}/cgroup.events").mkdir(parents=True)
     assert read(tmp_path).items == (LivePod(POD, None),)
 
 
-def test_a_tree_that_cannot_be_listed_is_not_an_empty_one(tmp_path: Path) -> None:
+def test_unlistable_tree_is_unreadable_and_not_empty(tmp_path: Path) -> None:
     loop = tmp_path / "kubepods"
     loop.symlink_to(loop)
-    told = read(tmp_path)
-    assert (told.absence, told.items) == (Absence.UNREADABLE, ())
-    assert told.why == f"{loop}: Too many levels of symbolic links"
+    answer = read(tmp_path)
+    assert (answer.absence, answer.items) == (Absence.UNREADABLE, ())
+    assert answer.reason == f"{loop}: Too many levels of symbolic links"
 
 
-def test_a_part_that_cannot_be_listed_leaves_the_rest_and_nobody_is_gone(tmp_path: Path) -> None:
-    looks_like(tmp_path, f"kubepods/pod{POD}")
+def test_unlistable_part_of_tree_marks_answer_incomplete(tmp_path: Path) -> None:
+    make_plain_cgroup(tmp_path, f"kubepods/pod{POD}")
     for qos in ("burstable", "besteffort"):
         (tmp_path / "kubepods" / qos).symlink_to(qos)
-    told = read(tmp_path)
-    assert told.items == (LivePod(POD, False),)
-    assert not told.is_whole
-    assert len(told.wrong) == 2
+    answer = read(tmp_path)
+    assert answer.items == (LivePod(POD, False),)
+    assert not answer.is_complete
+    assert len(answer.invalid) == 2

@@ -1,7 +1,6 @@
-"""Pods in real cgroups of version 1: throttled, killed, frozen and bound to CPUs by the kernel itself.
+"""Pods in real cgroups of version 1 that the kernel throttles, kills, freezes and pins to CPUs.
 
-What the kernel tells is apart from what is found by looking: where an eventfd is meant to be heard, the sweep
-is an hour away.
+In tests of kernel notifications the next sweep is an hour away.
 """
 
 import select
@@ -12,7 +11,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import pytest
-from agents import Agent, hear, short_tmp
+from agents import Agent, short_tmp, wait_for_message
 from machine import Kubepods, cpu_load, kubepods_tree, machine_lock, oom_kill
 from patience import PATIENCE_S
 from wire.google import Watcher
@@ -31,7 +30,7 @@ MIB: Final = 1 << 20
 LIMIT: Final = 16 * MIB
 HOUR_NS: Final = 3600 * NS
 PERIOD_US: Final = 10_000
-SETTLED: Final = 30  # passes, 50 ms apart or more: a new group is read whole until it is a second old
+SETTLED: Final = 30  # passes, at least 50 ms apart: a new group is read completely until it is a second old
 __all__ = ["short_tmp"]
 pytestmark = pytest.mark.usefixtures("locked")
 
@@ -44,7 +43,7 @@ def locked() -> Iterator[None]:
 
 @contextmanager
 def watched(tree: Kubepods, sweep_ns: int = HOUR_NS) -> Iterator[Sampler]:
-    """A sampler that is woken for what the rules read."""
+    """Sampler with the rules' wake conditions."""
     sampler = Sampler(
         SamplerOptions(
             kubelet_cgroup_root=tree.cgroup_root,
@@ -62,7 +61,7 @@ def watched(tree: Kubepods, sweep_ns: int = HOUR_NS) -> Iterator[Sampler]:
 
 
 def until(sampler: Sampler, claim: Callable[[Snapshot], bool], *, woken: bool = True) -> Snapshot:
-    """The first snapshot of which the claim is true; it comes with a wake, or is looked for without one."""
+    """Return the first snapshot for which the condition holds, after a wake or by polling."""
     poll = select.poll()
     poll.register(sampler.fileno(), select.POLLIN)
     deadline = time.monotonic() + PATIENCE_S
@@ -72,7 +71,7 @@ def until(sampler: Sampler, claim: Callable[[Snapshot], bool], *, woken: bool = 
             snapshot = sampler.read()
             if snapshot is not None and claim(snapshot):
                 return snapshot
-    raise AssertionError("the sampler never said so")
+    raise AssertionError("the condition never held")
 
 
 def group_of(snapshot: Snapshot, container: str = CONTAINER) -> GroupSample | None:
@@ -80,7 +79,7 @@ def group_of(snapshot: Snapshot, container: str = CONTAINER) -> GroupSample | No
 
 
 def says(container: str = CONTAINER, **members: Any) -> Callable[[Snapshot], bool]:
-    """Whether a group is there, and its readings are these."""
+    """Return a condition: the group exists and has these readings."""
 
     def claim(snapshot: Snapshot) -> bool:
         group = group_of(snapshot, container)
@@ -90,7 +89,7 @@ def says(container: str = CONTAINER, **members: Any) -> Callable[[Snapshot], boo
 
 
 def limited(tree: Kubepods, sampler: Sampler, container: str = CONTAINER) -> Path:
-    """A container with a limit of memory, or a pod, that is read no more before the sweep."""
+    """Create a container with a memory limit, or a pod, that is not read again before the sweep."""
     group = tree.make(QOS, POD, container)
     (group / "memory.limit_in_bytes").write_text(f"{LIMIT}\n")
     passes = until(sampler, says(container, mem_limit=LIMIT), woken=False).core.passes
@@ -98,7 +97,7 @@ def limited(tree: Kubepods, sampler: Sampler, container: str = CONTAINER) -> Pat
     return group
 
 
-def test_a_kill_is_heard_of_an_hour_before_the_sweep() -> None:
+def test_kill_is_noticed_long_before_the_sweep() -> None:
     with kubepods_tree("memory", unified=False) as tree, watched(tree) as sampler:
         group = limited(tree, sampler)
         assert until(sampler, says(), woken=False).core.unwatched == 0
@@ -109,7 +108,7 @@ def test_a_kill_is_heard_of_an_hour_before_the_sweep() -> None:
         assert found.mem_limit == 2 * LIMIT, "it is read with the kill, and else in an hour"
 
 
-def test_what_the_pod_has_too_little_of_kills_in_its_container() -> None:
+def test_pod_memory_limit_kills_are_counted_in_the_container() -> None:
     with kubepods_tree("memory", unified=False) as tree, watched(tree) as sampler:
         limited(tree, sampler, "")
         oom_kill(tree.make(QOS, POD, CONTAINER))
@@ -124,13 +123,13 @@ def test_every_kill_of_many_is_counted() -> None:
         until(sampler, says(mem_oom_kill=5), woken=False)
 
 
-def test_a_kill_wakes_the_core() -> None:
+def test_kill_wakes_the_core() -> None:
     with kubepods_tree("memory", unified=False) as tree, watched(tree) as sampler:
         oom_kill(limited(tree, sampler))
         until(sampler, says(mem_oom_kill=1))
 
 
-def test_a_group_that_is_removed_takes_its_descriptors_along_and_is_no_failure() -> None:
+def test_removed_group_removes_its_descendants_without_failure() -> None:
     before = descriptors()
     with kubepods_tree("memory", unified=False) as tree, watched(tree) as sampler:
         held = until(sampler, lambda _: True).core.descriptors
@@ -145,7 +144,7 @@ def test_a_group_that_is_removed_takes_its_descriptors_along_and_is_no_failure()
     assert descriptors() <= before
 
 
-def test_a_container_that_v1_freezes_is_seen_by_the_sweep() -> None:
+def test_container_frozen_by_v1_is_noticed_by_the_sweep() -> None:
     with kubepods_tree("freezer", unified=False) as tree, watched(tree, NS // 5) as sampler:
         group = tree.make(QOS, POD, CONTAINER)
         until(sampler, says(frozen=0), woken=False)
@@ -155,7 +154,7 @@ def test_a_container_that_v1_freezes_is_seen_by_the_sweep() -> None:
         until(sampler, says(frozen=0))
 
 
-def test_the_cpus_of_a_container_are_read_when_it_has_settled() -> None:
+def test_cpus_of_container_are_read_once_settled() -> None:
     with kubepods_tree("cpuset", unified=False) as tree, watched(tree) as sampler:
         group = tree.make(QOS, POD, CONTAINER)
         top = tree.roots[0]
@@ -165,7 +164,7 @@ def test_the_cpus_of_a_container_are_read_when_it_has_settled() -> None:
 
 
 def slow_down(tree: Kubepods) -> Path:
-    """A container that may use a tenth of a CPU: less than it gets of a busy machine."""
+    """Create a container limited to a tenth of a CPU, which is throttled even on a busy machine."""
     group = tree.make(QOS, POD, CONTAINER)
     (group / "cpu.cfs_period_us").write_text(f"{PERIOD_US}\n")
     (group / "cpu.cfs_quota_us").write_text(f"{PERIOD_US // 10}\n")
@@ -180,38 +179,40 @@ SWEEPS_NEVER: Final = '[stream]\nheartbeat = "500ms"\n[cgroups]\nsweep = "1h"\nr
 
 
 def noted(onlooker: Watcher, code: str) -> Any:
-    """The next note of this code."""
+    """Return the next note of this code."""
 
     def with_code(picture: Any) -> list[Any]:
         return [note for note in picture.notes if note.cause.code == code]
 
-    return with_code(hear(onlooker, lambda picture: bool(with_code(picture)), code))[0]
+    return with_code(wait_for_message(onlooker, lambda picture: bool(with_code(picture)), code))[0]
 
 
-def test_a_container_that_the_kernel_throttles_is_a_note(short_tmp: Path) -> None:
+def test_container_throttled_by_kernel_is_a_note(short_tmp: Path) -> None:
     with kubepods_tree("cpu", unified=False) as tree:
         flags = [*FAST, "--kubelet-cgroup-root", tree.cgroup_root]
-        with Agent(short_tmp, *flags, config=SWEEPS) as agent, agent.onlooker() as onlooker:
+        with Agent(short_tmp, *flags, config=SWEEPS) as agent, agent.watch_reports() as onlooker:
             with cpu_load(slow_down(tree)):
                 note = noted(onlooker, "cgroup.cpu.throttled")
             assert note.subject == f"pod {POD} container {CONTAINER}"
             assert note.cause.evidence == "throttled in more than 25 % of its CPU periods in 60 s"
 
 
-def test_a_kill_for_memory_is_a_note_although_nobody_sweeps(short_tmp: Path) -> None:
+def test_memory_kill_is_a_note_without_a_sweep(short_tmp: Path) -> None:
     with kubepods_tree("memory", unified=False) as tree:
         flags = [*FAST, "--kubelet-cgroup-root", tree.cgroup_root]
-        with Agent(short_tmp, *flags, config=SWEEPS_NEVER) as agent, agent.onlooker() as onlooker:
+        with Agent(short_tmp, *flags, config=SWEEPS_NEVER) as agent, agent.watch_reports() as onlooker:
             group = tree.make(QOS, POD, CONTAINER)
             (group / "memory.limit_in_bytes").write_text(f"{LIMIT}\n")
-            passes = hear(
+            passes = wait_for_message(
                 onlooker, lambda picture: picture.groups == 2, "a pod and its container"
             ).core.passes
-            hear(onlooker, lambda picture: picture.core.passes >= passes + SETTLED, "they have settled")
+            wait_for_message(
+                onlooker, lambda picture: picture.core.passes >= passes + SETTLED, "they have settled"
+            )
             oom_kill(group)
             note = noted(onlooker, "cgroup.memory.oom_kill")
             assert note.subject == f"pod {POD} container {CONTAINER}"
-            assert note.cause.evidence == "processes were killed for want of memory (limit 16 MiB)"
+            assert note.cause.evidence == "processes were killed: out of memory (limit 16 MiB)"
             tree.remove(QOS, POD)
-            gone = hear(onlooker, lambda picture: picture.groups == 0, "no group any more")
+            gone = wait_for_message(onlooker, lambda picture: picture.groups == 0, "no group any more")
             assert note.cause.code in [one.cause.code for one in gone.notes if one.subject == note.subject]

@@ -1,4 +1,4 @@
-"""ResourceClaims become what one driver prepares: its devices and parameters, whatever stands beside them."""
+"""ResourceClaims parsed into the claim that a driver prepares: devices and parameters."""
 
 import copy
 import json
@@ -10,9 +10,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.model.claim import Claim, ClaimConfig, ClaimDevice, ClaimRef
-from agent.prepare.claims import DEPTH_MAX, PARAMETERS_BYTES, parse_claim
+from agent.prepare.claims import (
+    DEPTH_MAX,
+    PARAMETERS_MAX_BYTES,
+    Parameters,
+    configs_for,
+    decode_parameters,
+    parse_claim,
+)
 from agent.prepare.errors import BadConfig, DriverError, TransientError
-from agent.prepare.parameters import Parameters, configs_for, decode_parameters
 
 DRIVER = "gpu.example.com"
 BRACES = len('{"text":""}')
@@ -69,19 +75,19 @@ def test_every_served_version_gives_the_same_claim(version: str) -> None:
     )
 
 
-def test_only_this_drivers_results_are_taken_in_their_order() -> None:
+def test_only_results_of_the_driver_are_kept_in_order() -> None:
     obj = claim_of([result("b", "gpu-3"), result("n", "nic-0", "nic.example.com"), result("a", "gpu-1")])
     assert [device.device for device in parse_claim(obj, DRIVER).devices] == ["gpu-3", "gpu-1"]
 
 
-def test_only_this_drivers_parameters_are_looked_at() -> None:
+def test_only_parameters_of_the_driver_are_kept() -> None:
     foreign = opaque("not even an object", driver="nic.example.com")
     newer = {"source": "FromClaim", "typed": {"what": "a kind of parameters that is not opaque"}}
     obj = claim_of([result("g", "gpu-3")], [foreign, newer, opaque({"kind": "K"})])
     assert [config.parameters for config in parse_claim(obj, DRIVER).configs] == [{"kind": "K"}]
 
 
-def test_what_the_claim_says_comes_after_what_its_class_says() -> None:
+def test_claim_parameters_come_after_class_parameters() -> None:
     configs = [
         opaque({"n": 1}, source="FromClaim"),
         opaque({"n": 2}, source="FromClass"),
@@ -91,7 +97,7 @@ def test_what_the_claim_says_comes_after_what_its_class_says() -> None:
     assert [config.parameters["n"] for config in claim.configs] == [2, 1, 3]
 
 
-def test_shares_alternatives_and_administration_are_kept() -> None:
+def test_shares_alternatives_and_admin_access_are_kept() -> None:
     more = {"shareID": "aaaa-bbbb", "consumedCapacity": {"memory": "10Gi", "cores": 4}, "adminAccess": True}
     (device,) = parse_claim(claim_of([result("g/small", "gpu-3", **more)]), DRIVER).devices
     assert device.request == "g/small"
@@ -100,7 +106,7 @@ def test_shares_alternatives_and_administration_are_kept() -> None:
     assert device.admin
 
 
-def test_fields_that_are_younger_than_us_do_no_harm() -> None:
+def test_unknown_fields_are_ignored() -> None:
     obj = claim_of(
         [result("g", "gpu-3", bindingConditions=["ready"], tolerations=[{"operator": "Exists"}], new=[1])]
     )
@@ -113,7 +119,7 @@ def test_fields_that_are_younger_than_us_do_no_harm() -> None:
     assert parse_claim(obj, DRIVER, REF).devices[0].device == "gpu-3"
 
 
-def test_nulls_are_as_good_as_nothing() -> None:
+def test_null_fields_count_as_missing() -> None:
     obj = claim_of([result("g", "gpu-3", shareID=None, adminAccess=None, consumedCapacity=None)])
     obj["status"]["allocation"]["devices"]["config"] = None
     assert parse_claim(obj, DRIVER).devices[0] == ClaimDevice("g", DRIVER, "node-1", "gpu-3")
@@ -123,14 +129,14 @@ def test_nulls_are_as_good_as_nothing() -> None:
 
 
 @pytest.mark.parametrize("status", [None, {}, {"allocation": None}, {"reservedFor": []}])
-def test_a_claim_without_an_allocation_may_get_one(status: Any) -> None:
+def test_claim_without_allocation_is_transient(status: Any) -> None:
     obj = claim_of([]) | {"status": status}
     error = refused(obj)
     assert isinstance(error, TransientError)
     assert error.code == "claim.unallocated"
 
 
-def test_a_claim_that_was_made_anew_is_not_the_one_asked_for() -> None:
+def test_recreated_claim_is_transient() -> None:
     error = refused(claim_of([result("g", "gpu-3")]), REF._replace(uid="another"))
     assert isinstance(error, TransientError)
     assert error.code == "claim.uid_mismatch"
@@ -138,48 +144,48 @@ def test_a_claim_that_was_made_anew_is_not_the_one_asked_for() -> None:
     assert REF.uid in error.summary
 
 
-def test_a_claim_of_another_name_is_no_answer() -> None:
+def test_claim_of_another_name_is_malformed() -> None:
     error = refused(claim_of([result("g", "gpu-3")]), REF._replace(name="serve"))
     assert error.code == "claim.malformed"
     assert error.summary == "metadata: is of team-a/train, not of team-a/serve"
 
 
 @pytest.mark.parametrize("results", [[], [result("n", "nic-0", "nic.example.com")]])
-def test_a_claim_of_other_drivers_alone_has_nothing_for_us(results: list[Any]) -> None:
+def test_claim_without_result_for_the_driver_is_transient(results: list[Any]) -> None:
     error = refused(claim_of(results))
     assert isinstance(error, TransientError)
     assert error.code == "claim.no_result_for_driver"
 
 
 MALFORMED: list[tuple[tuple[str | int, ...], Any, str]] = [
-    (("kind",), "List", "'List' of 'resource.k8s.io/v1' is no ResourceClaim of resource.k8s.io"),
-    (("apiVersion",), "apps/v1", "'ResourceClaim' of 'apps/v1' is no ResourceClaim of resource.k8s.io"),
-    (("apiVersion",), None, "'ResourceClaim' of None is no ResourceClaim of resource.k8s.io"),
-    (("metadata",), [], "metadata: is a list, no object"),
-    (("metadata", "uid"), "", "metadata.uid: '' is no name"),
-    (("metadata", "name"), 7, "metadata.name: 7 is no name"),
-    (("metadata", "namespace"), "a b", "metadata.namespace: 'a b' is no name"),
-    (("status",), "ready", "status: is text, no object"),
-    (("status", "allocation"), True, "status.allocation: is a truth value, no object"),
+    (("kind",), "List", "'List' of 'resource.k8s.io/v1' is not a ResourceClaim of resource.k8s.io"),
+    (("apiVersion",), "apps/v1", "'ResourceClaim' of 'apps/v1' is not a ResourceClaim of resource.k8s.io"),
+    (("apiVersion",), None, "'ResourceClaim' of None is not a ResourceClaim of resource.k8s.io"),
+    (("metadata",), [], "metadata: is a list, not an object"),
+    (("metadata", "uid"), "", "metadata.uid: '' is not a name"),
+    (("metadata", "name"), 7, "metadata.name: 7 is not a name"),
+    (("metadata", "namespace"), "a b", "metadata.namespace: 'a b' is not a name"),
+    (("status",), "ready", "status: is text, not an object"),
+    (("status", "allocation"), True, "status.allocation: is a truth value, not an object"),
     (
         ("status", "allocation", "devices", "results"),
         {},
-        "status.allocation.devices.results: is no list of objects",
+        "status.allocation.devices.results: is not a list of objects",
     ),
     (
         ("status", "allocation", "devices", "results"),
         ["g"],
-        "status.allocation.devices.results: is no list of objects",
+        "status.allocation.devices.results: is not a list of objects",
     ),
     (
         ("status", "allocation", "devices", "results", 0, "device"),
         "gpu\n3",
-        r"status.allocation.devices.results[0].device: 'gpu\n3' is no name",
+        r"status.allocation.devices.results[0].device: 'gpu\n3' is not a name",
     ),
     (
         ("status", "allocation", "devices", "results", 0, "pool"),
         "p" * 254,
-        f"status.allocation.devices.results[0].pool: '{'p' * 60}... is no name",
+        f"status.allocation.devices.results[0].pool: '{'p' * 60}... is not a name",
     ),
     (
         ("status", "allocation", "devices", "results", 0, "adminAccess"),
@@ -189,23 +195,23 @@ MALFORMED: list[tuple[tuple[str | int, ...], Any, str]] = [
     (
         ("status", "allocation", "devices", "config"),
         [{"source": "FromClaim", "requests": "g", "opaque": {"driver": DRIVER, "parameters": {}}}],
-        "status.allocation.devices.config[0].requests: is no list of names",
+        "status.allocation.devices.config[0].requests: is not a list of names",
     ),
     (
         ("status", "allocation", "devices", "config"),
         [{"source": "FromClaim", "requests": [1], "opaque": {"driver": DRIVER, "parameters": {}}}],
-        "status.allocation.devices.config[0].requests: is no list of names",
+        "status.allocation.devices.config[0].requests: is not a list of names",
     ),
     (
         ("status", "allocation", "devices", "config"),
         [{"opaque": {"driver": DRIVER, "parameters": {}}}],
-        "status.allocation.devices.config[0].source: None is no name",
+        "status.allocation.devices.config[0].source: None is not a name",
     ),
 ]
 
 
 @pytest.mark.parametrize(("place", "value", "text"), MALFORMED)
-def test_what_is_no_claim_is_named_and_may_be_right_next_time(
+def test_malformed_claim_is_transient_and_names_the_field(
     place: tuple[str | int, ...], value: Any, text: str
 ) -> None:
     obj = claim_of([result("g", "gpu-3")])
@@ -222,32 +228,35 @@ def test_what_is_no_claim_is_named_and_may_be_right_next_time(
 @pytest.mark.parametrize(
     ("parameters", "text"),
     [
-        (None, "is nothing, no object"),
-        ([1], "is a list, no object"),
-        ({"text": "x" * PARAMETERS_BYTES}, f"{PARAMETERS_BYTES + BRACES} bytes, limit {PARAMETERS_BYTES}"),
-        ({"when": object()}, "has values that JSON has not"),
+        (None, "is nothing, not an object"),
+        ([1], "is a list, not an object"),
+        (
+            {"text": "x" * PARAMETERS_MAX_BYTES},
+            f"{PARAMETERS_MAX_BYTES + BRACES} bytes, limit {PARAMETERS_MAX_BYTES}",
+        ),
+        ({"when": object()}, "has values that JSON cannot represent"),
     ],
 )
-def test_parameters_that_cannot_be_are_the_users(parameters: Any, text: str) -> None:
+def test_invalid_parameters_are_bad_config(parameters: Any, text: str) -> None:
     error = refused(claim_of([result("g", "gpu-3")], [opaque(parameters)]))
     assert isinstance(error, BadConfig)
     assert error.code == "config.decode"
     assert error.summary == f"status.allocation.devices.config[0].opaque.parameters: {text}"
 
 
-def test_parameters_of_exactly_the_limit_are_taken() -> None:
-    parameters = {"text": "x" * (PARAMETERS_BYTES - BRACES)}
+def test_parameters_of_the_size_limit_are_accepted() -> None:
+    parameters = {"text": "x" * (PARAMETERS_MAX_BYTES - BRACES)}
     claim = parse_claim(claim_of([result("g", "gpu-3")], [opaque(parameters)]), DRIVER)
     assert claim.configs[0].parameters == parameters
 
 
 @pytest.mark.parametrize("depth", [DEPTH_MAX + 1, 2000])
-def test_braces_within_braces_end_somewhere(depth: int) -> None:
+def test_deeply_nested_parameters_are_rejected(depth: int) -> None:
     parameters: dict[str, Any] = {}
     for _ in range(depth):
         parameters = {"a": parameters}
     error = refused(claim_of([result("g", "gpu-3")], [opaque(parameters)]))
-    assert error.summary.endswith(f"is nested more than {DEPTH_MAX} deep")
+    assert error.summary.endswith(f"is nested deeper than {DEPTH_MAX} levels")
 
 
 JSON = st.recursive(
@@ -258,22 +267,20 @@ PLACES = [place for place, _, _ in MALFORMED] + [("status", "allocation", "devic
 
 
 @given(st.sampled_from(PLACES), JSON)
-def test_whatever_stands_anywhere_is_a_claim_or_an_error_of_ours(
-    place: tuple[str | int, ...], value: Any
-) -> None:
+def test_any_object_gives_a_claim_or_a_driver_error(place: tuple[str | int, ...], value: Any) -> None:
     obj = copy.deepcopy(claim_of([result("g", "gpu-3")], [opaque({"kind": "K"})]))
     at: Any = obj
     for key in place[:-1]:
         at = at[key]
     at[place[-1]] = value
-    heard = ""
+    summary = ""
     try:
         claim = parse_claim(json.loads(json.dumps(obj)), DRIVER)
         assert claim.devices
         assert claim.fingerprint
     except DriverError as error:
-        heard = error.summary
-    assert not heard or heard.isprintable()  # one line
+        summary = error.summary
+    assert not summary or summary.isprintable()  # one line
 
 
 # --- parameters --------------------------------------------------------------------------------------------
@@ -296,13 +303,13 @@ KINDS = {"gpu.example.com/v1/GpuParameters": GpuParameters}
 
 
 def config(*requests: str, **fields: Any) -> ClaimConfig:
-    said = {"apiVersion": "gpu.example.com/v1", "kind": "GpuParameters", "mode": "whole", **fields}
+    given = {"apiVersion": "gpu.example.com/v1", "kind": "GpuParameters", "mode": "whole", **fields}
     return ClaimConfig(
-        "FromClaim", requests, {key: value for key, value in said.items() if value is not None}
+        "FromClaim", requests, {key: value for key, value in given.items() if value is not None}
     )
 
 
-def test_parameters_become_the_drivers_own_type() -> None:
+def test_parameters_are_decoded_into_the_drivers_type() -> None:
     assert decode_parameters(config(sharing={"ways": 4}), KINDS) == GpuParameters(
         mode="whole", sharing=Sharing(ways=4)
     )
@@ -315,12 +322,12 @@ def test_parameters_become_the_drivers_own_type() -> None:
         ({"apiVersion": ""}, "parameters have no apiVersion"),
         (
             {"kind": "GpuParameter"},
-            "'gpu.example.com/v1/GpuParameter' is none of the driver's kinds; "
+            "'gpu.example.com/v1/GpuParameter' is not one of the driver's kinds; "
             "did you mean 'gpu.example.com/v1/GpuParameters'?",
         ),
         (
             {"apiVersion": "other.example/v1", "kind": "Thing"},
-            "'other.example/v1/Thing' is none of the driver's kinds",
+            "'other.example/v1/Thing' is not one of the driver's kinds",
         ),
         ({"mode": None}, "GpuParameters: object missing required field `mode`"),
         ({"mode": 7}, "GpuParameters: expected `str`, got `int` - at `$.mode`"),
@@ -331,7 +338,7 @@ def test_parameters_become_the_drivers_own_type() -> None:
         ({"sharing": {"ways": "2"}}, "GpuParameters: expected `int`, got `str` - at `$.sharing.ways`"),
     ],
 )
-def test_what_is_not_understood_is_refused_and_named(fields: dict[str, Any], text: str) -> None:
+def test_unknown_parameters_are_rejected_by_name(fields: dict[str, Any], text: str) -> None:
     with pytest.raises(BadConfig) as caught:
         decode_parameters(config("g", **fields), KINDS)
     assert caught.value.code == "config.decode"
@@ -339,7 +346,7 @@ def test_what_is_not_understood_is_refused_and_named(fields: dict[str, Any], tex
     assert caught.value.summary == text
 
 
-def test_what_was_probably_meant_is_not_lost_behind_all_that_there_is() -> None:
+def test_suggestion_comes_before_the_list_of_kinds() -> None:
     kinds = {f"accelerators.example.com/v1alpha1/{word * 5}Parameters": GpuParameters for word in "ABCDE"}
     (*_, last) = kinds
     with pytest.raises(BadConfig) as caught:
@@ -348,15 +355,15 @@ def test_what_was_probably_meant_is_not_lost_behind_all_that_there_is() -> None:
         )
     assert caught.value.summary.endswith(f"did you mean '{last}'?")
     assert len(caught.value.summary) <= 200
-    assert caught.value.detail == f"They are {', '.join(kinds)}"
+    assert caught.value.detail == f"Known kinds: {', '.join(kinds)}"
 
 
-def test_nobody_forgets_to_refuse_unknown_fields() -> None:
+def test_parameter_types_reject_unknown_fields() -> None:
     assert msgspec.structs.fields(Sharing)
     assert Sharing.__struct_config__.forbid_unknown_fields
 
 
-def test_the_last_that_is_meant_for_a_request_outranks_the_others() -> None:
+def test_last_config_of_a_request_takes_precedence() -> None:
     everywhere, of_g, of_h, of_small = config(), config("g"), config("h"), config("g/small")
     claim = Claim(*REF, configs=(everywhere, of_g, of_h, of_small))
     assert configs_for(claim, "g") == (everywhere, of_g)

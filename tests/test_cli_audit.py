@@ -1,4 +1,4 @@
-"""``drahealth audit`` on cgroups of plain files: what it shows, its exit codes, and where pods come from."""
+"""``drahealth audit`` on cgroups of plain files: output, exit codes, and sources of pods."""
 
 import json
 import os
@@ -12,23 +12,23 @@ from typing import Any, Final, NamedTuple
 
 import pytest
 from agents import short_tmp
-from audit_paper import (
+from allocatable_pods import UID
+from audit_samples import (
     CONTAINER,
-    ITS_CONTAINER,
+    CONTAINER_KNOBS,
     Object,
-    kubectl,
-    slices,
+    kep_pod,
     sysfs_tree,
+    systemd_path,
     v2_tree,
-    walk,
     write_cgroup,
+    write_pod_list,
 )
-from enforce_pods import UID
 from kubelet_files import DRIVER, checkpoint, claim, device, devices
 from patience import PATIENCE_S
 from wire.kubelet_apis import ListingApi, message_class
 
-from agent.cli.audit.text import LISTED_MAX
+from agent.cli.audit.text import MAX_LISTED
 from agent.cli.main import main
 from agent.serve.kubelet.pods_api import LIST, SOCKET
 
@@ -37,7 +37,7 @@ OTHER: Final = "11111111-2222-4333-8444-555555555555"
 
 
 class Node(NamedTuple):
-    """A node of files."""
+    """Node that consists of files."""
 
     top: Path
     pods: Path
@@ -47,14 +47,14 @@ class Node(NamedTuple):
         return self.top / "cgroup"
 
     def args(self, *more: str, pods: bool = True) -> list[str]:
-        given = ["--pods", str(self.pods)] if pods else []
+        pods_flags = ["--pods", str(self.pods)] if pods else []
         roots = ["--cgroupfs-root", str(self.cgroups), "--sysfs-root", str(self.top / "sys")]
         roots += ["--kubelet-dir", str(self.top / "kubelet"), "--node-name", "n1"]
         roots += ["--runtime-dir", str(self.top / "run")]
-        return ["audit", *roots, *given, "--color", "never", *more]
+        return ["audit", *roots, *pods_flags, "--color", "never", *more]
 
     def write(self, *pods: Object) -> None:
-        kubectl(self.pods, *pods)
+        write_pod_list(self.pods, *pods)
 
 
 def node_of(top: Path, *pods: Object, burstable: int = 274) -> Node:
@@ -62,18 +62,18 @@ def node_of(top: Path, *pods: Object, burstable: int = 274) -> Node:
     v2_tree(top / "cgroup", pods, burstable)
     (top / "kubelet").mkdir()
     (top / "kubelet/cpu_manager_state").write_text('{"policyName":"none","defaultCpuSet":"","checksum":1}')
-    return Node(top, kubectl(top / "pods.json", *pods))
+    return Node(top, write_pod_list(top / "pods.json", *pods))
 
 
 @pytest.fixture
 def node(tmp_path: Path) -> Node:
-    return node_of(tmp_path, walk())
+    return node_of(tmp_path, kep_pod())
 
 
 def run(capsys: pytest.CaptureFixture[str], node: Node, *more: str, pods: bool = True) -> tuple[int, str]:
     code = main(node.args(*more, pods=pods))
-    told = capsys.readouterr()
-    return code, told.out + told.err
+    output = capsys.readouterr()
+    return code, output.out + output.err
 
 
 def document(capsys: pytest.CaptureFixture[str], node: Node, *more: str) -> tuple[int, Any]:
@@ -81,80 +81,80 @@ def document(capsys: pytest.CaptureFixture[str], node: Node, *more: str) -> tupl
     return code, json.loads(capsys.readouterr().out)
 
 
-# --- what it shows -----------------------------------------------------------------------------------------
+# --- output ------------------------------------------------------------------------------------------------
 
 
-def test_a_node_that_keeps_its_promises_takes_a_line_for_each_pod(capsys, node):
-    code, told = run(capsys, node)
+def test_node_without_findings_has_one_line_per_pod(capsys, node):
+    code, out = run(capsys, node)
     assert code == 0
-    head, *rest = told.splitlines()
+    head, *rest = out.splitlines()
     assert re.fullmatch(r"n1  cgroup v2, systemd  1 pod in a file, \d+s old", head)
     assert rest == [
         "",
-        "● default/p  Burstable  as promised, 16 knobs",
-        "● QoS classes  as promised",
+        "● default/p  Burstable  as expected, 16 knobs",
+        "● QoS classes  as expected",
         "",
-        "1 pod: 1 as promised",
+        "1 pod: 1 as expected",
     ]
 
 
-def test_of_many_that_are_as_promised_the_first_are_listed_and_the_others_counted(capsys, tmp_path):
-    uids = [f"11111111-2222-4333-8444-{number:012d}" for number in range(LISTED_MAX + 7)]
-    pods = [walk(f"p{number}", uid, f"{number:064x}") for number, uid in enumerate(uids)]
+def test_many_pods_without_findings_are_listed_up_to_a_limit(capsys, tmp_path):
+    uids = [f"11111111-2222-4333-8444-{number:012d}" for number in range(MAX_LISTED + 7)]
+    pods = [kep_pod(f"p{number}", uid, f"{number:064x}") for number, uid in enumerate(uids)]
     node = node_of(tmp_path, *pods, burstable=6900)
-    write_cgroup(node.cgroups, slices(uids[-1], f"{len(uids) - 1:064x}"), {"memory.max": "max"})
-    code, told = run(capsys, node)
+    write_cgroup(node.cgroups, systemd_path(uids[-1], f"{len(uids) - 1:064x}"), {"memory.max": "max"})
+    code, out = run(capsys, node)
     assert code == 1
-    assert told.splitlines()[2] == f"▲ default/p{len(uids) - 1}  Burstable  not as promised"
-    assert told.count("as promised, 16 knobs") == LISTED_MAX
-    assert "\n● 6 more  as promised\n" in told
-    assert f"{len(uids)} pods: 1 not as promised, {len(uids) - 1} as promised" in told
+    assert out.splitlines()[2] == f"▲ default/p{len(uids) - 1}  Burstable  not as expected"
+    assert out.count("as expected, 16 knobs") == MAX_LISTED
+    assert "\n● 6 more  as expected\n" in out
+    assert f"{len(uids)} pods: 1 not as expected, {len(uids) - 1} as expected" in out
 
 
-def test_what_is_not_as_promised_has_its_arithmetic_and_what_comes_of_it(capsys, node):
-    write_cgroup(node.cgroups, slices(UID, CONTAINER), {"cpu.max": "400000 100000"})
-    code, told = run(capsys, node)
+def test_finding_shows_arithmetic_and_consequence(capsys, node):
+    write_cgroup(node.cgroups, systemd_path(UID, CONTAINER), {"cpu.max": "400000 100000"})
+    code, out = run(capsys, node)
     assert code == 1
-    assert told.splitlines()[2:7] == [
-        "▲ default/p  Burstable  not as promised",
+    assert out.splitlines()[2:7] == [
+        "▲ default/p  Burstable  not as expected",
         "    CGROUP  KNOB       EXPECTED   ACTUAL     VERDICT",
         "    c1      cpu quota  900000 us  400000 us  lower",
         "      4000m (limit) + 5000m (claim p-cpus) = 9000m -> 900000 us of 100000;"
-        " 400000 us is as if the kubelet did not count claims",
-        "      → it is throttled before it has used what it was given",
+        " 400000 us is the value of a kubelet that does not count claims",
+        "      → it is throttled before it uses its allocation",
     ]
-    assert told.endswith("\n\n1 pod: 1 not as promised\n")
+    assert out.endswith("\n\n1 pod: 1 not as expected\n")
 
 
-def test_one_pod_is_shown_in_full(capsys, node):
-    code, told = run(capsys, node, "default/p")
+def test_named_pod_is_shown_in_full(capsys, node):
+    code, out = run(capsys, node, "default/p")
     assert code == 0
-    assert "    pod     memory limit                     9Gi         9Gi        match\n" in told
-    assert "      4Gi (c1) + 5Gi (claim p-cpus) = 9Gi -> 9663676416 bytes\n" in told
-    assert "QoS classes" not in told
+    assert "    pod     memory limit                     9Gi         9Gi        match\n" in out
+    assert "      4Gi (c1) + 5Gi (claim p-cpus) = 9Gi -> 9663676416 bytes\n" in out
+    assert "QoS classes" not in out
 
 
-@pytest.mark.parametrize("named", ["p", "default/p", UID])
-def test_a_pod_is_known_by_its_name_and_its_uid(capsys, node, named):
-    assert run(capsys, node, named)[0] == 0
+@pytest.mark.parametrize("name", ["p", "default/p", UID])
+def test_pod_is_found_by_name_and_by_uid(capsys, node, name):
+    assert run(capsys, node, name)[0] == 0
 
 
-def test_what_programs_get(capsys, node):
-    write_cgroup(node.cgroups, slices(), {"memory.max": "max"})
-    code, told = document(capsys, node)
+def test_json_has_every_field(capsys, node):
+    write_cgroup(node.cgroups, systemd_path(), {"memory.max": "max"})
+    code, found = document(capsys, node)
     assert code == 1
-    assert told["apiVersion"] == "drahealth/v1"
-    assert told["cgroups"] == {
+    assert found["apiVersion"] == "drahealth/v1"
+    assert found["cgroups"] == {
         "version": 2,
         "driver": "systemd",
         "pageBytes": 4096,
         "hugepageSizesKiB": [2048, 1048576],
         "countsClaims": True,
     }
-    assert told["source"]["origin"] == "pods-file"
-    assert told["unread"] == told["notKnown"] == []
-    assert told["summary"] == {"match": 25, "unlimited": 1}
-    (pod,) = told["pods"]
+    assert found["source"]["origin"] == "pods-file"
+    assert found["unread"] == found["notKnown"] == []
+    assert found["summary"] == {"match": 25, "unlimited": 1}
+    (pod,) = found["pods"]
     assert (pod["name"], pod["claims"]) == ("p", ["p-cpus"])
     (wrong,) = [knob for knob in pod["knobs"] if knob["verdict"] != "match"]
     assert wrong == {
@@ -169,148 +169,148 @@ def test_what_programs_get(capsys, node):
         "actual": "max",
         "verdict": "unlimited",
         "why": "unlimited, expected 9Gi: 4Gi (c1) + 5Gi (claim p-cpus) = 9Gi -> 9663676416 bytes",
-        "risk": "it can use memory that was given to others",
+        "risk": "it can use memory allocated to others",
     }
 
 
-def test_what_a_pod_says_cannot_move_the_cursor(capsys, node):
-    odd = walk()
+def test_pod_object_with_control_characters_is_cleaned(capsys, node):
+    odd = kep_pod()
     odd["spec"]["containers"][0]["resources"]["limits"] = {}
     odd["status"]["nodeAllocatableResourceClaimStatuses"][0]["resourceClaimName"] = "x\u009b"
     node.write(odd)
     assert "\u009b" not in run(capsys, node, "p")[1]
 
 
-def test_the_table_is_ascii_where_the_output_is(node):
-    write_cgroup(node.cgroups, slices(), {"memory.max": "max"})
+def test_table_is_ascii_on_an_ascii_output(node):
+    write_cgroup(node.cgroups, systemd_path(), {"memory.max": "max"})
     command = [sys.executable, "-m", "agent", *node.args()]
     environ = {**os.environ, "PYTHONIOENCODING": "ascii"}
     done = subprocess.run(command, capture_output=True, env=environ, check=False, timeout=PATIENCE_S)
     assert done.returncode == 1
-    assert b"! default/p  Burstable  not as promised\n" in done.stdout
+    assert b"! default/p  Burstable  not as expected\n" in done.stdout
     assert done.stdout.isascii()
     assert b"\\u" not in done.stdout
 
 
-# --- what could not be judged ------------------------------------------------------------------------------
+# --- what cannot be evaluated ------------------------------------------------------------------------------
 
 
-def test_a_container_that_has_just_started_is_quiet_and_told(capsys, node):
-    node.write(walk(started=datetime.now(UTC).isoformat()))
-    write_cgroup(node.cgroups, slices(UID, CONTAINER), {"memory.max": "max"})
-    code, told = run(capsys, node)
+def test_container_that_just_started_is_shown_as_quiet(capsys, node):
+    node.write(kep_pod(started=datetime.now(UTC).isoformat()))
+    write_cgroup(node.cgroups, systemd_path(UID, CONTAINER), {"memory.max": "max"})
+    code, out = run(capsys, node)
     assert code == 3
-    assert "unlimited  quiet" in told
-    assert "it changed less than 30 s ago" in told
+    assert "unlimited  quiet" in out
+    assert "it changed less than 30 s ago" in out
 
 
-def test_a_container_that_is_gone_is_told_once(capsys, node):
-    gone = walk(ident="dead" * 16)
-    node.write(gone)
-    code, told = run(capsys, node)
+def test_vanished_container_is_shown_once(capsys, node):
+    deleted = kep_pod(ident="dead" * 16)
+    node.write(deleted)
+    code, out = run(capsys, node)
     assert code == 3
-    assert told.count("vanished") == 1
-    assert "    c1      all                     vanished\n      the cgroup is gone\n" in told
+    assert out.count("vanished") == 1
+    assert "    c1      all                     vanished\n      the cgroup is gone\n" in out
 
 
-def test_a_finding_outweighs_what_could_not_be_judged(capsys, tmp_path):
-    node = node_of(tmp_path, walk(), walk("q", OTHER, "beef" * 16), burstable=547)
-    write_cgroup(node.cgroups, slices(OTHER, "beef" * 16), {"cpu.weight": "torn"})
-    write_cgroup(node.cgroups, slices(UID, CONTAINER), {"memory.max": 1 << 20})
+def test_finding_outweighs_unevaluated_knobs_in_the_exit_code(capsys, tmp_path):
+    node = node_of(tmp_path, kep_pod(), kep_pod("q", OTHER, "beef" * 16), burstable=547)
+    write_cgroup(node.cgroups, systemd_path(OTHER, "beef" * 16), {"cpu.weight": "torn"})
+    write_cgroup(node.cgroups, systemd_path(UID, CONTAINER), {"memory.max": 1 << 20})
     assert run(capsys, node)[0] == 1
 
 
-def test_a_knob_that_cannot_be_read_is_not_as_promised_and_says_why(capsys, node):
-    write_cgroup(node.cgroups, slices(), {"cpu.weight": "torn"})
-    code, told = run(capsys, node)
+def test_unreadable_knob_is_a_finding_with_its_reason(capsys, node):
+    write_cgroup(node.cgroups, systemd_path(), {"cpu.weight": "torn"})
+    code, out = run(capsys, node)
     assert code == 1
-    assert "cpu.weight cannot be read: unintelligible text" in told
+    assert "cpu.weight cannot be read: text cannot be parsed" in out
 
 
-def test_a_pod_none_of_whose_containers_runs_is_nothing_to_judge(capsys, node):
-    waiting = walk()
+def test_pod_without_running_containers_is_not_evaluated(capsys, node):
+    waiting = kep_pod()
     waiting["status"]["containerStatuses"] = []
     node.write(waiting)
     assert run(capsys, node)[0] == 0
-    code, told = run(capsys, node, "p")
+    code, out = run(capsys, node, "p")
     assert code == 3
-    assert "· default/p  Burstable  not running\n" in told
+    assert "· default/p  Burstable  not running\n" in out
 
 
-def test_a_pod_that_cannot_be_read_is_told_and_the_others_are_judged(capsys, node):
-    odd = walk("odd", OTHER)
+def test_invalid_pod_is_named_and_the_others_are_evaluated(capsys, node):
+    odd = kep_pod("odd", OTHER)
     odd["spec"]["containers"][0]["resources"]["limits"]["cpu"] = "much"
-    node.write(walk(), odd)
-    code, told = run(capsys, node)
+    node.write(kep_pod(), odd)
+    code, out = run(capsys, node)
     assert code == 3
-    assert "unread     pod 'odd': spec.containers[0].resources.limits.cpu: 'much' is no quantity" in told
-    assert "● default/p" in told
-    assert "QoS classes: not judged" in told  # it may be in their sum
+    assert "unread     pod 'odd': spec.containers[0].resources.limits.cpu: 'much' is not a quantity" in out
+    assert "● default/p" in out
+    assert "QoS classes: not audited" in out  # the pod may be part of their sum
 
 
-def test_an_id_that_is_no_name_of_a_cgroup_is_not_followed(capsys, node):
-    node.write(walk(ident="../../../kubepods.slice"))
-    code, told = run(capsys, node)
+def test_container_id_with_a_path_is_not_followed(capsys, node):
+    node.write(kep_pod(ident="../../../kubepods.slice"))
+    code, out = run(capsys, node)
     assert code == 3
-    assert "is no path of a cgroup" in told
+    assert "is not a cgroup path" in out
 
 
-def test_the_classes_are_judged_only_if_all_pods_are_known(capsys, tmp_path):
-    node = node_of(tmp_path, walk(), walk("q", OTHER, "beef" * 16), burstable=547)
-    assert "● QoS classes  as promised\n" in run(capsys, node)[1]
-    node.write(walk())
-    code, told = run(capsys, node)
+def test_qos_classes_are_evaluated_only_if_all_pods_are_known(capsys, tmp_path):
+    node = node_of(tmp_path, kep_pod(), kep_pod("q", OTHER, "beef" * 16), burstable=547)
+    assert "● QoS classes  as expected\n" in run(capsys, node)[1]
+    node.write(kep_pod())
+    code, out = run(capsys, node)
     assert code == 0
-    assert f"1 pods have cgroups and are not listed: {OTHER}" in told
-    assert "QoS classes: not judged, their weight is the sum over all pods" in told
+    assert f"1 pods have cgroups but are not listed: {OTHER}" in out
+    assert "QoS classes: not audited, their weight is the sum over all pods" in out
 
 
-def test_a_class_with_another_sum_is_found(capsys, node):
+def test_qos_class_with_a_wrong_weight_is_found(capsys, node):
     write_cgroup(node.cgroups, "kubepods.slice/kubepods-burstable.slice", {"cpu.weight": 79})
-    code, told = run(capsys, node)
+    code, out = run(capsys, node)
     assert code == 1
-    assert "▲ QoS classes  not as promised\n" in told
-    assert "    Burstable  cpu weight  274 or 477  79      lower\n" in told
+    assert "▲ QoS classes  not as expected\n" in out
+    assert "    Burstable  cpu weight  274 or 477  79      lower\n" in out
 
 
-def test_without_a_tree_of_the_kubelets_nothing_is_known(capsys, node):
-    code, told = run(capsys, node, "--kubelet-cgroup-root", "/elsewhere")
+def test_missing_kubelet_cgroups_exit_3(capsys, node):
+    code, out = run(capsys, node, "--kubelet-cgroup-root", "/elsewhere")
     assert code == 3
-    assert f"no kubelet has made cgroups in {node.cgroups} below /elsewhere" in told
+    assert f"no kubelet has created cgroups in {node.cgroups} below /elsewhere" in out
     code = main(["audit", "--pods", str(node.pods), "--cgroupfs-root", str(node.top / "sys")])
     assert code == 3
-    assert capsys.readouterr().err == f"drahealth: {node.top / 'sys'}: no cgroups are mounted here\n"
+    assert capsys.readouterr().err == f"drahealth: {node.top / 'sys'}: no cgroup hierarchy is mounted here\n"
 
 
-# --- what the flags say ------------------------------------------------------------------------------------
+# --- flags -------------------------------------------------------------------------------------------------
 
 
-def test_a_kubelet_before_1_37_is_not_expected_to_count_claims(capsys, node):
-    code, told = run(capsys, node, "--kubelet-version", "v1.36.2")
+def test_kubelet_before_1_37_does_not_count_claims(capsys, node):
+    code, out = run(capsys, node, "--kubelet-version", "v1.36.2")
     assert code == 1
-    assert "a kubelet that does not count claims" in told
-    assert "claim.not_counted" in told
+    assert "a kubelet that does not count claims" in out
+    assert "claim.not_counted" in out
 
 
-def test_all_pods_are_those_without_claims_too(capsys, tmp_path):
-    plain = walk("plain", OTHER, "beef" * 16)
+def test_all_includes_pods_without_claims(capsys, tmp_path):
+    plain = kep_pod("plain", OTHER, "beef" * 16)
     del plain["spec"]["resourceClaims"], plain["status"]["nodeAllocatableResourceClaimStatuses"]
-    node = node_of(tmp_path, walk(), plain, burstable=352)
-    write_cgroup(node.cgroups, slices(OTHER), {"cpu.weight": 79, "cpu.max": "400000 100000"})
+    node = node_of(tmp_path, kep_pod(), plain, burstable=352)
+    write_cgroup(node.cgroups, systemd_path(OTHER), {"cpu.weight": 79, "cpu.max": "400000 100000"})
     assert "plain" not in run(capsys, node)[1]
-    code, told = run(capsys, node, "--all")
+    code, out = run(capsys, node, "--all")
     assert code == 1
-    assert "▲ default/plain  Burstable  not as promised\n" in told  # its memory is 9Gi
+    assert "▲ default/plain  Burstable  not as expected\n" in out  # its memory is 9Gi
 
 
-def test_cpus_from_the_kubelet_lift_the_quota(capsys, tmp_path):
-    exact = walk()
+def test_exclusive_cpus_of_the_kubelet_lift_the_quota(capsys, tmp_path):
+    exact = kep_pod()
     exact["status"]["qosClass"] = "Guaranteed"
     node = node_of(tmp_path, exact)
     write_cgroup(node.cgroups, f"kubepods.slice/kubepods-pod{UID.replace('-', '_')}.slice", {})
     pod = node.cgroups / f"kubepods.slice/kubepods-pod{UID.replace('-', '_')}.slice"
     pod.rmdir()
-    (node.cgroups / slices()).rename(pod)
+    (node.cgroups / systemd_path()).rename(pod)
     lifted = {"cpu.max": "max 100000", "cpuset.cpus": "2-3", "cpuset.cpus.effective": "2-3"}
     write_cgroup(pod, f"cri-containerd-{CONTAINER}.scope", lifted)
     write_cgroup(pod, "", {"cpu.max": "max 100000"})
@@ -318,112 +318,116 @@ def test_cpus_from_the_kubelet_lift_the_quota(capsys, tmp_path):
     assert run(capsys, node, "p")[0] == 1
     state.write_text(json.dumps({"policyName": "static", "entries": {UID: {"c1": "2-3"}}, "checksum": 1}))
     assert run(capsys, node, "p")[0] == 0
-    state.unlink()  # nobody knows, so nobody is accused
-    code, told = run(capsys, node, "p")
+    state.unlink()  # not known, so no finding
+    code, out = run(capsys, node, "p")
     assert code == 3
-    assert "or the kubelet gave it CPUs of its own, which could not be looked up" in told
-    assert f"CPUs that the kubelet gave to single containers: {state}: No such file" in told
+    assert "the kubelet may have assigned exclusive CPUs, which could not be read" in out
+    assert f"exclusive CPUs of the kubelet: {state}: No such file" in out
 
 
-# --- CPUs that a driver gave -------------------------------------------------------------------------------
+# --- exclusive CPUs of drivers -----------------------------------------------------------------------------
 
 
 @pytest.fixture
 def driven(tmp_path: Path) -> Node:
-    """A node whose pod has CPUs 2-3 for itself from a driver, as promised."""
-    mine = walk()
-    mine["spec"]["containers"][0]["resources"]["claims"] = [{"name": "x"}]
-    node = node_of(tmp_path, mine)
+    """A node whose pod has exclusive CPUs 2-3 from a driver, as expected."""
+    pod = kep_pod()
+    pod["spec"]["containers"][0]["resources"]["claims"] = [{"name": "x"}]
+    node = node_of(tmp_path, pod)
     declared = node.top / "run/devices.d"
     declared.mkdir(parents=True)
     (declared / f"{DRIVER}.toml").write_text(
         'version = 1\n[[device]]\nname = "own-0"\nkind = "cpu"\ncpus = "2-3"\nexclusive = true\n'
     )
-    given = claim(
+    prepared = claim(
         "c", name="p-cpus", namespace="default", pods=[UID], drivers=devices(device("own-0", pool="n1"))
     )
-    (node.top / "kubelet/dra_manager_state").write_bytes(checkpoint([given]))
-    write_cgroup(node.cgroups, slices(UID, CONTAINER), {"cpuset.cpus": "2-3", "cpuset.cpus.effective": "2-3"})
+    (node.top / "kubelet/dra_manager_state").write_bytes(checkpoint([prepared]))
+    write_cgroup(
+        node.cgroups, systemd_path(UID, CONTAINER), {"cpuset.cpus": "2-3", "cpuset.cpus.effective": "2-3"}
+    )
     return node
 
 
-def test_cpus_from_a_driver_are_expected_of_the_container(capsys, driven):
-    code, told = run(capsys, driven, "p")
+def test_exclusive_cpus_of_a_driver_are_expected(capsys, driven):
+    code, out = run(capsys, driven, "p")
     assert code == 0
-    assert re.search(r"^    c1 +cpus +CPUs 2-3 +CPUs 2-3 +match$", told, re.MULTILINE)
-    assert "      CPUs 2-3 from a driver\n" in told
-    assert "not known" not in told
+    assert re.search(r"^    c1 +cpus +CPUs 2-3 +CPUs 2-3 +match$", out, re.MULTILINE)
+    assert "      CPUs 2-3 from a driver\n" in out
+    assert "not known" not in out
 
 
-def test_a_container_that_nobody_keeps_to_its_cpus_is_found(capsys, driven):
-    write_cgroup(driven.cgroups, slices(UID, CONTAINER), {"cpuset.cpus": "", "cpuset.cpus.effective": "0-7"})
-    code, told = run(capsys, driven)
+def test_container_on_other_cpus_is_found(capsys, driven):
+    write_cgroup(
+        driven.cgroups, systemd_path(UID, CONTAINER), {"cpuset.cpus": "", "cpuset.cpus.effective": "0-7"}
+    )
+    code, out = run(capsys, driven)
     assert code == 1
-    assert "    c1      cpus            CPUs 2-3  CPUs none  unlimited\n" in told
-    assert "    c1      effective cpus  CPUs 2-3  CPUs 0-7   higher\n" in told
-    assert "→ it may run on CPUs that were given to others" in told
+    assert "    c1      cpus            CPUs 2-3  CPUs none  unlimited\n" in out
+    assert "    c1      effective cpus  CPUs 2-3  CPUs 0-7   higher\n" in out
+    assert "→ it runs on CPUs allocated to others" in out
 
 
-def test_cpus_from_a_driver_under_a_quota_are_a_risk_and_no_finding(capsys, driven):
+def test_throttled_exclusive_cpus_are_a_risk(capsys, driven):
     stat = "usage_usec 1\nnr_periods 9\nnr_throttled 7"
-    write_cgroup(driven.cgroups, slices(UID, CONTAINER), {"cpu.stat": stat})
-    code, told = run(capsys, driven)
+    write_cgroup(driven.cgroups, systemd_path(UID, CONTAINER), {"cpu.stat": stat})
+    code, out = run(capsys, driven)
     assert code == 0
-    assert "● default/p" in told
-    assert "    cpus.exclusive_throttled  c1: CPUs 2-3 are its own, and it was throttled at " in told
+    assert "● default/p" in out
+    assert "    cpus.exclusive_throttled  c1: throttled at " in out
 
 
-def test_without_the_kubelets_note_nobody_knows_who_has_them(capsys, driven):
+def test_missing_checkpoint_makes_exclusive_cpus_unknown(capsys, driven):
     (driven.top / "kubelet/dra_manager_state").unlink()
-    code, told = run(capsys, driven)
+    code, out = run(capsys, driven)
     assert code == 0
-    assert "CPUs that drivers gave: " in told
-    assert "dra_manager_state: No such file or directory" in " ".join(told.split())
+    assert "exclusive CPUs of drivers: " in out
+    assert "dra_manager_state: No such file or directory" in " ".join(out.split())
 
 
-def test_a_declaration_that_is_wrong_is_told(capsys, driven):
+def test_invalid_declaration_is_named(capsys, driven):
     (driven.top / f"run/devices.d/{DRIVER}.toml").write_text("version = 7\n")
-    told = " ".join(run(capsys, driven)[1].split())
-    assert f"CPUs that drivers gave: {driven.top}/run/devices.d/{DRIVER}.toml: version 7" in told
+    out = " ".join(run(capsys, driven)[1].split())
+    assert f"exclusive CPUs of drivers: {driven.top}/run/devices.d/{DRIVER}.toml: version 7" in out
 
 
-# --- what is refused, and whose pods it is about -----------------------------------------------------------
+# --- refused arguments, and pods of several nodes -----------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    ("args", "words"),
+    ("args", "error"),
     [
-        (("nobody",), "no pod 'nobody' among 1 of this node"),
+        (("unknown",), "no pod 'unknown' among 1 of this node"),
         (("default/o",), "did you mean 'default/p'?"),
-        (("--kubelet-version", "new"), "--kubelet-version: 'new' is no version of a kubelet"),
+        (("--kubelet-version", "new"), "--kubelet-version: 'new' is not a version of a kubelet"),
         (("--pods", "/nonexistent"), "/nonexistent: No such file or directory"),
     ],
 )
-def test_what_means_nothing_is_refused(capsys, node, args, words):
-    code, told = run(capsys, node, *args)
+def test_invalid_argument_is_refused(capsys, node, args, error):
+    code, out = run(capsys, node, *args)
     assert code == 64
-    assert words in told
+    assert error in out
 
 
-def test_pods_of_other_nodes_are_passed_over(capsys, node):
-    node.write(walk(), walk("far", OTHER, "beef" * 16, node="n2"))
-    code, told = run(capsys, node, "--all")
+def test_pods_of_other_nodes_are_ignored(capsys, node):
+    node.write(kep_pod(), kep_pod("far", OTHER, "beef" * 16, node="n2"))
+    code, out = run(capsys, node, "--all")
     assert code == 0
-    assert "far" not in told
+    assert "far" not in out
 
 
-def test_pods_of_several_nodes_and_none_of_this_are_refused(capsys, node):
-    node.write(walk(node="n3"), walk("far", OTHER, node="n2"))
-    code, told = run(capsys, node)
+def test_pods_of_several_other_nodes_are_refused(capsys, node):
+    node.write(kep_pod(node="n3"), kep_pod("far", OTHER, node="n2"))
+    code, out = run(capsys, node)
     assert code == 64
-    assert "pods of 2 nodes, and none of 'n1'" in told
+    assert "pods of 2 nodes, but none of 'n1'" in out
 
 
-def test_where_all_pods_are_of_one_node_that_is_meant(capsys, node):
-    node.write(walk(node="worker-7.example.com"))
-    code, told = run(capsys, node)
+def test_pods_of_one_node_define_the_node(capsys, node):
+    node.write(kep_pod(node="worker-7.example.com"))
+    code, out = run(capsys, node)
     assert code == 0
-    assert told.startswith("worker-7.example.com  cgroup v2")
+    assert out.startswith("worker-7.example.com  cgroup v2")
 
 
 # --- from the kubelet --------------------------------------------------------------------------------------
@@ -431,8 +435,8 @@ def test_where_all_pods_are_of_one_node_that_is_meant(capsys, node):
 
 @pytest.fixture
 def served(short_tmp: Path) -> Iterator[Node]:
-    """A node whose kubelet tells of its pod, which has no claim but asks for CPU."""
-    node = node_of(short_tmp, walk())
+    """A node whose kubelet serves its pod, which has no claim but requests CPU."""
+    node = node_of(short_tmp, kep_pod())
     found = message_class("core", "Pod")()
     found.metadata.name, found.metadata.namespace, found.metadata.uid = "p", "default", UID
     found.status.phase, found.status.qosClass = "Running", "Burstable"
@@ -449,9 +453,11 @@ def served(short_tmp: Path) -> Iterator[Node]:
         yield node
 
 
-def test_the_kubelet_is_asked_where_no_file_is_given(served):
-    write_cgroup(served.cgroups, slices(), {"cpu.weight": 79, "cpu.max": "400000 100000"})
-    write_cgroup(served.cgroups, slices(UID, CONTAINER), {**ITS_CONTAINER, "cpu.max": "400000 100000"})
+def test_without_a_file_pods_come_from_the_kubelet(served):
+    write_cgroup(served.cgroups, systemd_path(), {"cpu.weight": 79, "cpu.max": "400000 100000"})
+    write_cgroup(
+        served.cgroups, systemd_path(UID, CONTAINER), {**CONTAINER_KNOBS, "cpu.max": "400000 100000"}
+    )
     write_cgroup(served.cgroups, "kubepods.slice/kubepods-burstable.slice", {"cpu.weight": 79})
     command = [sys.executable, "-m", "agent", *served.args("--all", pods=False)]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=PATIENCE_S)
@@ -459,19 +465,19 @@ def test_the_kubelet_is_asked_where_no_file_is_given(served):
     assert done.stdout.splitlines() == [
         "n1  cgroup v2, systemd  1 pod in the kubelet's pods API",
         "",
-        "● default/p  Burstable  as promised, 16 knobs",
-        "● QoS classes  as promised",
+        "● default/p  Burstable  as expected, 16 knobs",
+        "● QoS classes  as expected",
         "",
-        "1 pod: 1 as promised",
+        "1 pod: 1 as expected",
     ]
     assert done.returncode == 0
 
 
-def test_without_any_pods_it_says_what_nobody_can_know(capsys, node):
-    code, told = run(capsys, node, pods=False)
+def test_without_pods_the_alternative_is_shown(capsys, node):
+    code, out = run(capsys, node, pods=False)
     assert code == 3
-    assert f"no pods   {node.top}/kubelet/{SOCKET}: no such socket\n" in told.replace(
+    assert f"no pods   {node.top}/kubelet/{SOCKET}: no such socket\n" in out.replace(
         "no pods  ", "no pods   "
     )
-    assert "drahealth audit --pods FILE" in told
-    assert told.endswith("\nno pod could be judged\n")
+    assert "drahealth audit --pods FILE" in out
+    assert out.endswith("\nno pod could be audited\n")

@@ -1,17 +1,17 @@
-"""The JSON of ``-o json``: the shape that programs rely on."""
+"""Documents of ``-o json`` for reports and status."""
 
 import json
 
 from cli_reports import BUSY, GPUS, NOW_S, SHRUNK, UNREADABLE, device, report
 from test_cli_render import STATUS
 
-from agent.cli.output.document import process_documents, report_document, status_document
+from agent.cli.output.json import process_documents, report_document, status_document
 from agent.model.health import Health, Severity
-from agent.model.status import AgentStatus
+from agent.model.report import AgentStatus
 from agent.sources.processes import ProcessFacts
 
 
-def test_a_sick_device_carries_its_causes_with_advice():
+def test_unhealthy_device_has_its_causes_with_advice():
     (one,) = report_document(report(device("hugepages-2mi-node0", SHRUNK)))["devices"]
     assert one == {
         "driver": "",
@@ -38,16 +38,16 @@ def test_a_sick_device_carries_its_causes_with_advice():
     }
 
 
-def test_a_device_says_which_piece_of_hardware_it_is():
+def test_device_has_its_hardware_attributes():
     documents = {d["name"]: d for d in report_document(GPUS)["devices"]}
     assert documents["gpu-1"]["attributes"] == {
         "uuid": "GPU-00000001", "pciBusId": "0000:1c:00.0", "serial": "1650001",
         "product": "NVIDIA A100-SXM4-40GB", "driver": "570.86.15",
     }  # fmt: skip
-    assert len(documents) == 21, "what people are told once, programs are told of each"
+    assert len(documents) == 21, "the table folds MIG instances, JSON does not"
 
 
-def test_the_keys_of_the_document():
+def test_report_has_its_keys_in_order():
     document = report_document(BUSY)
     assert list(document) == [
         "apiVersion", "node", "at", "devices", "notes", "notApplicable", "notEvaluated", "sources", "cgroups"
@@ -57,7 +57,7 @@ def test_the_keys_of_the_document():
     assert document["at"] == "2026-11-21T10:04:04Z"
 
 
-def test_health_is_one_of_three_words_and_severity_tells_degraded():
+def test_health_has_three_values_and_severity_five():
     pairs = {(d["health"], d["severity"]) for d in report_document(BUSY)["devices"]}
     assert pairs == {
         ("Healthy", "ok"), ("Healthy", "degraded"), ("Unhealthy", "unhealthy"), ("Unknown", "unknown")
@@ -66,7 +66,7 @@ def test_health_is_one_of_three_words_and_severity_tells_degraded():
     assert {s.name.lower() for s in Severity} == {"ok", "info", "degraded", "unknown", "unhealthy"}
 
 
-def test_notes_and_rules_without_verdict_are_listed():
+def test_notes_and_rules_without_a_result_are_listed():
     document = report_document(BUSY)
     assert [(note["subject"][:8], note["code"], note["severity"]) for note in document["notes"]] == [
         ("pod 0f3c", "cgroup.hugetlb.max_hit", "info")
@@ -78,7 +78,7 @@ def test_notes_and_rules_without_verdict_are_listed():
     assert document["cgroups"] == {"watched": 214, "dropped": 2, "unwatched": 0}
 
 
-def test_a_source_says_when_it_was_last_read_on_the_wall_clock():
+def test_source_has_the_wall_time_of_its_last_read():
     failing = report_document(BUSY)["sources"][2]
     assert failing == {
         "name": "hugepages",
@@ -91,12 +91,12 @@ def test_a_source_says_when_it_was_last_read_on_the_wall_clock():
     }
 
 
-def test_a_source_that_never_finished_a_pass_has_no_time_and_not_1970():
+def test_source_never_read_has_no_time():
     never = BUSY.sources[0]._replace(beat_ns=0)
     assert report_document(report(sources=(never,)))["sources"][0]["lastRead"] is None
 
 
-def test_processes():
+def test_processes_have_every_field():
     facts = ProcessFacts("kubelet", 7, NOW_S - 60, 1.234, 88 << 20, 24)
     assert process_documents([facts]) == [
         {
@@ -110,7 +110,7 @@ def test_processes():
     ]
 
 
-def test_the_status():
+def test_status_has_every_field():
     document = status_document(STATUS)
     assert document["devices"] == {"unhealthy": 1, "ok": 2}
     assert document["lastReport"] == "2026-11-21T10:04:00Z"
@@ -119,7 +119,7 @@ def test_the_status():
     assert status_document(AgentStatus("0.1.0", 42, NOW_S, 0.1, 1, 4, 31))["lastReport"] is None
 
 
-def test_all_of_it_is_json_whatever_the_text():
+def test_any_text_is_valid_json():
     odd = device("a\ud800b", UNREADABLE, message="\x1b[31m\n")
     assert json.loads(json.dumps(report_document(report(odd))))["devices"][0]["message"] == "\x1b[31m\n"
     assert json.dumps(report_document(BUSY)).isascii()

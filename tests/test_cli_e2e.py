@@ -1,4 +1,4 @@
-"""The command line as people and systemd use it: real processes and sockets, a sysfs of plain files."""
+"""The command line with real processes and sockets, and a sysfs of plain files."""
 
 import itertools
 import json
@@ -27,7 +27,7 @@ TIME = r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ"
 
 
 class Node:
-    """A machine of two CPUs and 8 hugepages, as files, and an agent's runtime directory."""
+    """Machine of two CPUs and 8 hugepages, as files, and a runtime directory for an agent."""
 
     def __init__(self, directory: Path) -> None:
         self.runtime_dir = directory / "run"
@@ -59,7 +59,7 @@ class Node:
         file.write_text(text + "\n")
 
     def resize(self, pages: int) -> None:
-        """Sets the pool's pages, 0 to 9: in place and in one write, as nobody sees sysfs half written."""
+        """Set the pool's pages, 0 to 9, in place and in one write: sysfs is never seen half written."""
         for base in ("kernel/mm", "devices/system/node/node0"):
             file = self.sysfs / base / "hugepages/hugepages-2048kB/nr_hugepages"
             with file.open("r+b", buffering=0) as stream:
@@ -74,8 +74,8 @@ class Node:
         return str(self.runtime_dir / "drivers" / f"{DRIVER}.sock")
 
     def run_args(self) -> list[str]:
-        where = ["--runtime-dir", str(self.runtime_dir), *self.roots]
-        return [*AGENT, "run", "--driver", DRIVER, "--period", "20ms", *where]
+        flags = ["--runtime-dir", str(self.runtime_dir), *self.roots]
+        return [*AGENT, "run", "--driver", DRIVER, "--period", "20ms", *flags]
 
 
 @pytest.fixture
@@ -85,7 +85,7 @@ def node(tmp_path: Path) -> Node:
 
 @contextmanager
 def started(*command: str, stream: str = "stdout", **more: object) -> Iterator[subprocess.Popen[str]]:
-    """A process whose one stream is read, and that is gone afterwards."""
+    """Run a process with one stream to read, and kill it at the end."""
     pipes = {stream: subprocess.PIPE}
     with subprocess.Popen(command, text=True, bufsize=1, **pipes, **more) as process:  # type: ignore[call-overload]
         try:
@@ -94,12 +94,12 @@ def started(*command: str, stream: str = "stdout", **more: object) -> Iterator[s
             process.kill()
 
 
-def line_with(lines: Iterator[str], words: str) -> str:
-    """The next line that holds these words."""
+def line_with(lines: Iterator[str], text: str) -> str:
+    """Return the next line that contains `text`."""
     for line in lines:
-        if words in line:
+        if text in line:
             return line
-    raise AssertionError(f"ended without {words!r}")
+    raise AssertionError(f"ended without {text!r}")
 
 
 @pytest.fixture
@@ -119,7 +119,7 @@ def cli(*args: str, **more: object) -> subprocess.CompletedProcess[str]:
 # --- scan --------------------------------------------------------------------------------------------------
 
 
-def test_scan_says_how_the_node_is_without_an_agent(node):
+def test_scan_shows_the_node_without_an_agent(node):
     done = cli("scan", *node.roots)
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("worker-7  2 devices: 2 healthy\n")
@@ -128,7 +128,7 @@ def test_scan_says_how_the_node_is_without_an_agent(node):
     assert not node.runtime_dir.exists()
 
 
-def test_scan_for_programs_is_one_json_document_with_processes(node, agent):
+def test_scan_json_is_one_document_with_processes(node, agent):
     document = json.loads(cli("scan", "-o", "json", *node.roots).stdout)
     assert {d["name"]: d["health"] for d in document["devices"]} == {
         "cpu-node0": "Healthy", "hugepages-2mi-node0": "Healthy"
@@ -144,29 +144,29 @@ def test_scan_exits_with_2_when_a_pool_is_smaller_than_configured(node, tmp_path
     assert re.search(r"✖ hugepages-2mi-node0 +Unhealthy +mem.hugepages.pool_shrunk: .*\n +→ ", done.stdout)
 
 
-def test_scan_of_nothing_is_unknown_and_never_healthy(node, tmp_path):
+def test_scan_without_devices_exits_as_unknown(node, tmp_path):
     (tmp_path / "empty").mkdir()
     done = cli("scan", *node.roots, "--sysfs-root", str(tmp_path / "empty"))
     assert done.returncode == 3, done.stdout + done.stderr
-    assert "\n  nothing to judge: cpus absent" in done.stdout
+    assert "\n  no device found: cpus absent" in done.stdout
     assert "\n\n\n" not in done.stdout
 
 
-def test_scan_of_a_node_whose_reads_hang_names_the_sources_and_is_unknown(node):
+def test_scan_with_hanging_reads_names_the_sources(node):
     cpulist = node.sysfs / "devices/system/node/node0/cpulist"
     cpulist.unlink()
     os.mkfifo(cpulist)
     done = cli("scan", *node.roots)
     assert done.returncode == 3
-    assert re.search(r"a read hangs in the kernel: no word of .*cpus", done.stderr)
+    assert re.search(r"a read hangs in the kernel: no data from .*cpus", done.stderr)
 
 
-def test_ctrl_c_in_a_scan_is_130_and_quiet(node):
+def test_ctrl_c_in_a_scan_exits_130_without_a_message(node):
     cpulist = node.sysfs / "devices/system/node/node0/cpulist"
     cpulist.unlink()
     os.mkfifo(cpulist)
     with started(*AGENT, "scan", *node.roots, stream="stderr") as scan:
-        with cpulist.open("w"):  # returns when it reads, for which it would wait 5 s
+        with cpulist.open("w"):  # returns when the scan reads, which has a limit of 5 s
             scan.send_signal(signal.SIGINT)
             assert scan.stderr.read() == ""
         assert scan.wait() == 130
@@ -175,7 +175,7 @@ def test_ctrl_c_in_a_scan_is_130_and_quiet(node):
 # --- run ---------------------------------------------------------------------------------------------------
 
 
-def test_without_a_terminal_run_logs_transitions_and_ends_on_sigterm(node, agent):
+def test_run_without_a_terminal_logs_changes_until_sigterm(node, agent):
     node.resize(4)
     line = line_with(agent.stderr, "Unhealthy")
     assert re.match(rf"{TIME} error hugepages-2mi-node0 Unhealthy mem.hugepages.pool_shrunk: ", line)
@@ -186,7 +186,7 @@ def test_without_a_terminal_run_logs_transitions_and_ends_on_sigterm(node, agent
     assert not Path(node.agent_socket).exists()
 
 
-def test_for_the_journal_lines_carry_their_priority(node):
+def test_run_for_the_journal_logs_priorities(node):
     read, write = os.pipe()
     stat = os.fstat(write)
     environ = os.environ | {"JOURNAL_STREAM": f"{stat.st_dev}:{stat.st_ino}"}
@@ -198,37 +198,37 @@ def test_for_the_journal_lines_carry_their_priority(node):
             process.kill()
 
 
-def test_an_agent_that_is_refused_does_not_wait_for_whoever_reads_why(node, agent):
+def test_refused_agent_does_not_wait_for_the_log_reader(node, agent):
     with unread_pipe() as stderr:
         assert (
             subprocess.run(node.run_args(), stderr=stderr, timeout=PATIENCE_S, check=False).returncode == 75
         )
 
 
-def test_a_second_agent_on_the_directory_is_refused(node, agent):
+def test_second_agent_on_the_directory_is_refused(node, agent):
     done = subprocess.run(node.run_args(), capture_output=True, text=True, check=False)
     assert done.returncode == 75
     assert f"another agent (pid {agent.pid}) serves this directory" in done.stderr
 
 
 @pytest.mark.parametrize(
-    ("there", "words"),
+    ("name", "error"),
     [
-        ("", "is no directory; choose another with --runtime-dir"),
-        ("agent.lock", "is in the way, and is no file; remove it"),
-        ("agent.sock", "is in the way, and is no socket; remove it"),
-        ("drivers", "is no directory; choose another with --runtime-dir"),
+        ("", "is not a directory; choose another with --runtime-dir"),
+        ("agent.lock", "is not a regular file; remove it"),
+        ("agent.sock", "is not a socket; remove this file"),
+        ("drivers", "is not a directory; choose another with --runtime-dir"),
     ],
 )
-def test_what_is_in_its_way_is_refused_in_one_line_and_before_anything_else(node, there, words):
-    path = node.runtime_dir / there
+def test_wrong_file_type_in_the_runtime_directory_is_refused(node, name, error):
+    path = node.runtime_dir / name
     path.parent.mkdir(exist_ok=True)
     os.mkfifo(path)
     done = subprocess.run(node.run_args(), capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stderr) == (78, f"drahealth: {path}: {words}\n")
+    assert (done.returncode, done.stderr) == (78, f"drahealth: {path}: {error}\n")
 
 
-def test_on_a_terminal_run_shows_a_live_table_and_leaves_it_behind(node):
+def test_run_on_a_terminal_shows_a_live_table(node):
     with on_terminal(*node.run_args()) as (process, screen):
         screen.read_until(node.driver_socket)
         screen.read_until("2 devices: ")
@@ -240,12 +240,12 @@ def test_on_a_terminal_run_shows_a_live_table_and_leaves_it_behind(node):
         assert process.wait() == 0
 
 
-def test_on_a_full_disk_an_agent_runs_and_holds_its_directory_all_the_same(node, short_tmp):
+def test_agent_on_a_full_disk_runs_and_locks_its_directory(node, short_tmp):
     program = f"""
 import signal, subprocess
 disk = {str(short_tmp)!r}
 with open(f"{{disk}}/full", "wb", buffering=0) as full:
-    full.write(bytes(1 << 20))  # as much of it as there is room for
+    full.write(bytes(1 << 20))  # as much as fits
 command = {node.run_args()!r}
 command += ["--runtime-dir", f"{{disk}}/run", "--state-dir", f"{{disk}}/state"]
 with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as agent:
@@ -265,7 +265,7 @@ with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as agent:
 # --- watch -------------------------------------------------------------------------------------------------
 
 
-def test_watch_in_a_pipe_prints_a_line_per_change_and_69_when_the_agent_ends(node, agent):
+def test_watch_in_a_pipe_prints_changes_and_exits_69(node, agent):
     with started(*AGENT, "watch", "--runtime-dir", str(node.runtime_dir), stderr=subprocess.PIPE) as watch:
         assert re.fullmatch(rf"{TIME} cpu-node0 Healthy\n", next(watch.stdout))
         assert re.fullmatch(rf"{TIME} hugepages-2mi-node0 Healthy\n", next(watch.stdout))
@@ -277,7 +277,7 @@ def test_watch_in_a_pipe_prints_a_line_per_change_and_69_when_the_agent_ends(nod
         assert "agent shutting down" in watch.stderr.read()
 
 
-def test_watch_reads_a_drivers_socket_just_as_the_kubelet_does(node, agent):
+def test_watch_follows_a_driver_socket(node, agent):
     with started(*AGENT, "watch", node.driver_socket, "-o", "json") as watch:
         first = json.loads(next(watch.stdout))
         assert [d["name"] for d in first["devices"]] == ["cpu-node0", "hugepages-2mi-node0"]
@@ -290,14 +290,14 @@ def test_watch_reads_a_drivers_socket_just_as_the_kubelet_does(node, agent):
         assert watch.wait() == 130
 
 
-def test_watch_once_is_a_table_and_an_exit_code(node, agent):
+def test_watch_once_prints_a_table_and_exits(node, agent):
     done = cli("watch", "--once", node.agent_socket)
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.startswith("worker-7  2 devices: 2 healthy\n")
     assert cli("watch", "--once", "-o", "json", node.driver_socket).returncode == 0
 
 
-def test_watch_once_of_an_agent_that_says_nothing_is_69_and_not_a_hang(node, agent):
+def test_watch_once_of_a_stopped_agent_exits_69(node, agent):
     agent.send_signal(signal.SIGSTOP)
     done = cli("watch", "--once", node.agent_socket)
     assert done.returncode == 69
@@ -317,7 +317,7 @@ def test_watch_on_a_terminal_redraws_its_table(node, agent):
 # --- status ------------------------------------------------------------------------------------------------
 
 
-def test_status_tells_of_the_agent_and_its_devices(node, agent):
+def test_status_shows_the_agent_and_its_devices(node, agent):
     done = cli("status", "--runtime-dir", str(node.runtime_dir))
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.startswith("worker-7  2 devices: 2 healthy\n")
@@ -328,12 +328,12 @@ def test_status_tells_of_the_agent_and_its_devices(node, agent):
     assert document["devices"] == {"ok": 2}
 
 
-def test_status_finds_the_agent_through_the_environment(node, agent):
+def test_status_finds_the_agent_by_the_environment(node, agent):
     done = cli("status", env=os.environ | {"DRAHEALTH_RUNTIME_DIR": str(node.runtime_dir)})
     assert done.returncode == 0, done.stderr
 
 
-def test_status_of_a_frozen_agent_is_69_and_not_a_hang(node, agent):
+def test_status_of_a_stopped_agent_exits_69(node, agent):
     agent.send_signal(signal.SIGSTOP)
     done = cli("status", "--runtime-dir", str(node.runtime_dir))
     assert done.returncode == 69
@@ -344,7 +344,7 @@ def test_status_of_a_frozen_agent_is_69_and_not_a_hang(node, agent):
 
 
 @pytest.mark.parametrize("verb", ["status", "watch --once", "watch", "watch -o json"])
-def test_what_an_agent_tells_and_nobody_gets_is_74_in_one_line(node, agent, verb):
+def test_failed_output_of_a_client_exits_74_with_one_line(node, agent, verb):
     with open("/dev/full", "w") as full:
         command = [*AGENT, *verb.split(), "--runtime-dir", str(node.runtime_dir)]
         done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
@@ -352,7 +352,7 @@ def test_what_an_agent_tells_and_nobody_gets_is_74_in_one_line(node, agent, verb
     assert done.stderr == "drahealth: standard output: No space left on device\n"
 
 
-def test_watch_on_a_terminal_that_goes_away_is_74(node, agent):
+def test_watch_on_a_closed_terminal_exits_74(node, agent):
     screen, terminal = pty.openpty()
     command = [*AGENT, "watch", node.agent_socket]
     environ = os.environ | {"TERM": "xterm"}
@@ -365,7 +365,7 @@ def test_watch_on_a_terminal_that_goes_away_is_74(node, agent):
                 Screen(screen).read_until("2 healthy")
             finally:
                 os.close(screen)
-            pages = itertools.cycle((4, 5))  # it hears of its terminal when it has something to show
+            pages = itertools.cycle((4, 5))  # the loss of a terminal is noticed at the next drawing
             eventually(lambda: node.resize(next(pages)) or process.poll() is not None, "its end")
             assert process.stderr.read() == "drahealth: the terminal: Input/output error\n"
             assert process.wait() == 74
@@ -381,7 +381,7 @@ def full_disk() -> Iterator[int]:
 
 @contextmanager
 def unread_pipe() -> Iterator[int]:
-    """It takes not one byte more; who writes to it waits."""
+    """Yield the writing end of a full pipe: every write to it blocks."""
     read, write = os.pipe()
     with os.fdopen(os.open(f"/proc/self/fd/{write}", os.O_WRONLY | os.O_NONBLOCK), "wb", buffering=0) as same:
         while same.write(b"#"):
@@ -392,13 +392,13 @@ def unread_pipe() -> Iterator[int]:
 
 
 @pytest.mark.parametrize("log", [full_disk, unread_pipe])
-def test_an_agent_whose_log_nobody_takes_starts_and_serves_on_and_ends_on_sigterm(node, log):
-    where = ["--runtime-dir", str(node.runtime_dir)]
+def test_agent_with_a_failing_log_serves_until_sigterm(node, log):
+    flags = ["--runtime-dir", str(node.runtime_dir)]
     with log() as stderr, subprocess.Popen(node.run_args(), stderr=stderr) as agent:
         try:
-            eventually(lambda: cli("status", *where).returncode == 0, "an agent that has looked")
+            eventually(lambda: cli("status", *flags).returncode == 0, "an agent with a report")
             node.resize(4)
-            eventually(lambda: cli("status", *where).returncode == 2, "one that has looked again")
+            eventually(lambda: cli("status", *flags).returncode == 2, "an agent with a new report")
             agent.send_signal(signal.SIGTERM)
             assert agent.wait() == 0
         finally:
@@ -409,14 +409,14 @@ def test_an_agent_whose_log_nobody_takes_starts_and_serves_on_and_ends_on_sigter
 
 
 class Screen:
-    """The end of a pseudo-terminal that people look at."""
+    """Reading end of a pseudo-terminal."""
 
     def __init__(self, fd: int) -> None:
         self._fd = fd
         self._unread = ""
 
     def read_until(self, text: str) -> str:
-        """What is shown up to ``text``, colours left out."""
+        """Return what is shown up to `text`, without colours."""
         while text not in self._unread:
             assert select.select([self._fd], [], [], PATIENCE_S)[0], f"no {text!r}, but {self._unread!r}"
             data = os.read(self._fd, 65536).decode("utf-8", "replace")
@@ -427,7 +427,7 @@ class Screen:
 
 @contextmanager
 def on_terminal(*command: str) -> Iterator[tuple[subprocess.Popen[bytes], Screen]]:
-    """A process on a pseudo-terminal of its own, and what that shows."""
+    """Run a process on its own pseudo-terminal; yield the process and the screen."""
     screen, terminal = pty.openpty()
     environ = {k: v for k, v in os.environ.items() if k not in {"NO_COLOR", "FORCE_COLOR"}} | {
         "TERM": "xterm"

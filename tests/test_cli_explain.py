@@ -1,4 +1,4 @@
-"""``drahealth explain``: who is hurt, from whatever there is, and who says so."""
+"""``drahealth explain``: affected pods from any combination of sources, with the source of each fact."""
 
 import asyncio
 import json
@@ -14,32 +14,31 @@ from explain_node import (
     GROUP,
     Node,
     claim_object,
-    deaf,
     listing,
     pod_object,
     pods_answer,
     prepared_claim,
     reserved,
+    silent_servers,
 )
 from hung_file import hung_file
 from kubelet_files import DRIVER
-from prepare_paper import claim as driver_claim
-from prepare_paper import verdict
+from prepare_samples import claim as driver_claim
+from prepare_samples import verdict
 
+from agent.cli.explain.answer import SourcePaths
 from agent.cli.explain.facts import explain
-from agent.cli.explain.places import Places
 from agent.cli.explain.sources import gather
-from agent.cli.explain.text import render
-from agent.cli.explain.words import COSTS
+from agent.cli.explain.text import CONSEQUENCES, render
 from agent.cli.output.terminal import Style
 from agent.model.claim import DeviceRef
 from agent.model.claim_sources import Origin
 from agent.model.prepare import ErrorClass
 from agent.model.taint import Effect, Taint, Taints
-from agent.prepare import ledger as books
+from agent.prepare import ledger as ledgers
 from agent.prepare.ledger import PrepareLedger
 from agent.serve.kubelet import podresources, pods_api
-from agent.sources import kubelet_checkpoint, kubelet_health
+from agent.sources import kubelet_state
 from agent.store import taints
 
 __all__ = ["short_tmp"]
@@ -54,47 +53,47 @@ def node(short_tmp: Path, capsys: pytest.CaptureFixture[str]) -> Node:
 
 @pytest.fixture
 def train(node: Node) -> Node:
-    """One pod with two devices; the kubelet believes one of them sick."""
+    """One pod with two devices; the kubelet has one of them as Unhealthy."""
     node.prepared(prepared_claim("gpus", "gpu-0", "gpu-1", pods=["u-1"]))
-    node.believes("Unhealthy", "gpu-0", message="XID 79")
+    node.health_state("Unhealthy", "gpu-0", message="XID 79")
     return node
 
 
-def pods_of(document: dict) -> list[tuple[str | None, str | None, bool]]:
+def affected_pods(document: dict) -> list[tuple[str | None, str | None, bool]]:
     return [(one["pod"]["name"], one["pod"]["uid"], one["sure"]) for one in document["hurt"]]
 
 
 # --- from files alone --------------------------------------------------------------------------------------
 
 
-def test_a_claim_file_and_a_pod_file_are_enough(node: Node) -> None:
+def test_claim_and_pod_files_alone_explain_a_device(node: Node) -> None:
     claims = node.saved("c.json", claim_object("gpus", "gpu-0", reserved_for=reserved("u-1")))
     pods = node.saved("p.json", pod_object("pod-u-1", "gpus", uid="u-1", owner="train"))
     code, out, err = node.bare("gpu-0", "--claims", claims, "--pods", pods)
     assert (code, err) == (3, "")
     assert "? team-a/gpus  team-a/pod-u-1  main        Job train  pods-file, claims-file\n" in out
-    assert "Unknown: nobody judges it" in out
+    assert "Unknown: no source reports its health" in out
 
 
-def test_with_files_nothing_of_the_node_is_asked_but_what_is_named(train: Node) -> None:
+def test_files_of_objects_limit_node_sources_to_flags(train: Node) -> None:
     claims = train.saved("c.json", claim_object("gpus", "gpu-0", reserved_for=reserved("u-1")))
     code, out, _ = train.bare("gpu-0", "--claims", claims, "-o", "json")
     assert [one["source"] for one in json.loads(out)["sources"]] == ["claims-file"]
     code, out, _ = train.bare("gpu-0", "--claims", claims, "--kubelet-dir", str(train.kubelet), "-o", "json")
     assert code == 2
-    asked = [one["source"] for one in json.loads(out)["sources"]]
-    assert {"checkpoint", "health-state", "podresources", "pods-api", "claims-file"} <= set(asked)
-    assert "agent" not in asked
+    sources = [one["source"] for one in json.loads(out)["sources"]]
+    assert {"checkpoint", "health-state", "podresources", "pods-api", "claims-file"} <= set(sources)
+    assert "agent" not in sources
 
 
 @pytest.mark.parametrize("flag", ["--pods", "--claims"])
-def test_a_file_that_is_none_is_the_callers_mistake(node: Node, flag: str) -> None:
+def test_missing_file_of_objects_is_a_usage_error(node: Node, flag: str) -> None:
     code, out, err = node.bare("gpu-0", flag, str(node.root / "none.json"))
     assert (code, out) == (64, "")
     assert f"{node.root / 'none.json'}: No such file or directory" in err
 
 
-def test_a_mixed_reservation_names_pods_groups_and_others(node: Node) -> None:
+def test_mixed_reservations_are_all_named(node: Node) -> None:
     other = {"apiGroup": "example.com", "resource": "jobs", "name": "nightly", "uid": "x-1"}
     claims = node.saved(
         "c.json", claim_object("gpus", "gpu-0", reserved_for=[GROUP, *reserved("u-1"), other])
@@ -102,34 +101,34 @@ def test_a_mixed_reservation_names_pods_groups_and_others(node: Node) -> None:
     pods = node.saved("p.json", pod_object("worker", "gpus", uid="u-2", group="workers"))
     code, out, _ = node.bare("gpu-0", "--claims", claims, "--pods", pods)
     assert code == 3
-    assert "used by 0 pods, 2 others may, through 1 claim\n" in out
+    assert "used by 0 pods, 2 more may use it, through 1 claim\n" in out
     assert "pod group workers" in next(line for line in out.splitlines() if "team-a/worker" in line)
     assert "team-a/gpus is reserved for pod group workers (claims-file)" in out
     assert "team-a/gpus is reserved for jobs.example.com nightly (claims-file)" in out
 
 
-def test_reservations_behind_which_nobody_stands_are_named(node: Node) -> None:
+def test_reservations_without_a_pod_are_named_as_orphaned(node: Node) -> None:
     held = [GROUP, {**GROUP, "name": "gone"}, *reserved("u-1", "u-2")]
     claims = node.saved("c.json", claim_object("gpus", "gpu-0", reserved_for=held))
     pods = node.saved("p.json", pod_object("w", uid="u-9", group="workers"), pod_object("x", uid="u-1"))
     _, out, _ = node.bare("claim", "gpus", "--claims", claims, "--pods", pods)
-    assert "orphaned?     1 pod, pod group gone: none of the pods of --pods is behind that\n" in out
+    assert "orphaned?     1 pod, pod group gone: no pod in --pods matches\n" in out
     _, out, _ = node.bare("claim", "gpus", "--claims", claims, "--pods", pods, "-o", "json")
     assert [one["name"] for one in json.loads(out)["claims"][0]["orphans"]] == ["gone", "pod-u-2"]
     _, out, _ = node.bare("claim", "gpus", "--claims", claims)
     assert "orphaned" not in out  # the kubelet knows the pods of its own node
 
 
-def test_the_fields_that_no_release_has_are_told_and_change_nothing(node: Node) -> None:
+def test_unreleased_fields_are_shown_and_ignored(node: Node) -> None:
     claim = claim_object("gpus", "gpu-0")
     claim["spec"] = {"reservedFor": {"apiGroup": "batch", "resource": "jobs", "name": "train", "uid": "j"}}
     claim["status"]["allocation"]["reservedForAnyPod"] = True
     _, out, _ = node.bare("claim", "gpus", "--claims", node.saved("c.json", claim))
-    assert "reserved for  nobody (claims-file)\n" in out
-    assert "meant for     jobs train, any pod: no kubelet looks at that (claims-file)\n" in out
+    assert "reserved for  no consumer (claims-file)\n" in out
+    assert "meant for     jobs train, any pod: ignored by every kubelet (claims-file)\n" in out
 
 
-def test_the_uid_of_a_group_is_never_a_pods(node: Node) -> None:
+def test_pod_group_uid_does_not_match_a_pod(node: Node) -> None:
     claims = node.saved("c.json", claim_object("gpus", "gpu-0", reserved_for=[GROUP]))
     pods = node.saved("p.json", pod_object("stranger", uid="g-1"))
     _, out, _ = node.bare("claim", "team-a/gpus", "--claims", claims, "--pods", pods)
@@ -137,94 +136,95 @@ def test_the_uid_of_a_group_is_never_a_pods(node: Node) -> None:
     assert "reserved for  pod group workers (claims-file)" in out
 
 
-def test_more_reservations_than_there_may_be_are_counted(node: Node) -> None:
+def test_too_many_reservations_are_counted(node: Node) -> None:
     many = reserved(*(f"u-{number}" for number in range(300)))
     claims = node.saved("c.json", claim_object("gpus", "gpu-0", reserved_for=many))
     _, out, _ = node.bare("claim", "team-a/gpus", "--claims", claims)
-    assert "300 pods; 300 entries, more than the API server takes (claims-file)" in out
+    assert "300 pods; 300 entries, more than the API server accepts (claims-file)" in out
 
 
-def test_a_claim_that_is_not_allocated_says_so(node: Node) -> None:
+def test_claim_without_allocation_is_marked(node: Node) -> None:
     claims = node.saved("c.json", claim_object("gpus"))
     code, out, _ = node.bare("claim", "gpus", "--claims", claims)
     assert code == 3
-    assert "not allocated; nobody (claims-file)" in out
-    assert "no pod of it is known" in out
+    assert "not allocated; no consumer (claims-file)" in out
+    assert "no pod of the claim is known" in out
 
 
-def test_a_pod_that_names_no_claim_is_well_and_one_of_which_that_is_not_seen_is_unknown(node: Node) -> None:
+def test_pod_without_claims_is_ok_and_with_unknown_claim_unknown(node: Node) -> None:
     pods = node.saved("p.json", pod_object("plain"))
     code, out, _ = node.bare("pod", "team-a/plain", "--pods", pods)
     assert code == 0
-    assert "it names no claim\n" in out
+    assert "the pod refers to no claim\n" in out
     pods = node.saved("p.json", pod_object("waits", "gpus"))
     code, out, _ = node.bare("pod", "team-a/waits", "--pods", pods)
     assert code == 3
 
 
-# --- what is meant -----------------------------------------------------------------------------------------
+# --- names -----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    "word", ["gpu.example.com/node-1/gpu-0", "node-1/gpu-0", "gpu-0", "example.com/gpu=gpu-0"]
+    "name", ["gpu.example.com/node-1/gpu-0", "node-1/gpu-0", "gpu-0", "example.com/gpu=gpu-0"]
 )
-def test_a_device_may_be_named_in_four_ways(train: Node, word: str) -> None:
-    code, document = train.document(word)
+def test_device_is_found_by_each_of_its_four_names(train: Node, name: str) -> None:
+    code, document = train.document(name)
     assert code == 2
     assert [one["name"] for one in document["devices"]] == ["gpu-0"]
 
 
 @pytest.mark.parametrize(
-    ("argv", "words"),
+    ("argv", "error"),
     [
         (["gpu-00"], "no device 'gpu-00' is known; did you mean 'gpu-0'?"),
         (["pod", "team-a/x"], "no pod 'team-a/x' is known"),
         (["claim", "team-a/gpu"], "no claim 'team-a/gpu' is known; did you mean 'team-a/gpus'?"),
-        (["pod"], "which pod? drahealth explain pod NAMESPACE/NAME"),
-        (["pods", "a/b"], "'pods' is none of pod, claim; did you mean 'pod'?"),
-        (["a", "b", "c"], "3 words, one device, pod or claim at a time"),
+        (["pod"], "no pod is given: drahealth explain pod NAMESPACE/NAME"),
+        (["pods", "a/b"], "'pods' is not one of pod, claim; did you mean 'pod'?"),
+        (["a", "b", "c"], "3 arguments; give one device, pod or claim"),
     ],
 )
-def test_what_is_not_there_or_means_nothing_is_told_with_what_may_be_meant(
-    train: Node, argv: list[str], words: str
-) -> None:
+def test_unknown_name_is_refused_with_a_suggestion(train: Node, argv: list[str], error: str) -> None:
     code, out, err = train.explain(*argv)
     assert (code, out) == (64, "")
-    assert err.startswith(f"drahealth: {words}\n")
+    assert err.startswith(f"drahealth: {error}\n")
 
 
-def test_who_could_not_be_asked_is_named_where_nothing_was_found(train: Node) -> None:
+def test_unknown_name_lists_unavailable_sources(train: Node) -> None:
     _, _, err = train.explain("pod", "team-a/x")
     for socket in ("run/agent.sock", podresources.SOCKET, pods_api.SOCKET):
-        assert f"not to be had: {'agent' if 'agent' in socket else ''}" in err
+        assert f"not available: {'agent' if 'agent' in socket else ''}" in err
         assert socket in err
 
 
-def test_a_name_of_several_is_not_one_of_them(node: Node) -> None:
+def test_ambiguous_name_lists_all_matches(node: Node) -> None:
     node.prepared(prepared_claim("a", "gpu-0"))
     (node.run_dir / "drivers").mkdir(parents=True)
-    node.believes("Healthy", "gpu-0", "gpu-1")
-    other = json.loads((node.kubelet / kubelet_health.NAME).read_text())
+    node.health_state("Healthy", "gpu-0", "gpu-1")
+    other = json.loads((node.kubelet / kubelet_state.HEALTH_FILE).read_text())
     other["nic.example.com"] = {
         "Devices": {"n/gpu-0": {"PoolName": "n", "DeviceName": "gpu-0", "LastUpdated": ""}}
     }
     other["nic.example.com"]["Devices"]["n/gpu-0"]["LastUpdated"] = "2026-11-21T10:00:00Z"
-    (node.kubelet / kubelet_health.NAME).write_text(json.dumps(other))
+    (node.kubelet / kubelet_state.HEALTH_FILE).write_text(json.dumps(other))
     code, _, err = node.explain("gpu-0")
     assert code == 64
-    assert "'gpu-0' is 2 devices: gpu.example.com/node-1/gpu-0, nic.example.com/n/gpu-0; say which" in err
+    assert (
+        "'gpu-0' matches 2 devices: gpu.example.com/node-1/gpu-0, nic.example.com/n/gpu-0; use a full name"
+        in err
+    )
     assert node.explain("n/gpu-0")[0] == 3
 
 
 # --- from the node -----------------------------------------------------------------------------------------
 
 
-def test_the_pod_is_surely_hurt_where_the_kubelet_prepared_for_it(train: Node) -> None:
+def test_pod_with_prepared_claim_is_affected_for_sure(train: Node) -> None:
     with train.sockets(listing(("pod-u-1", "gpus", ["gpu-0", "gpu-1"])), pods_answer(("u-1", ["gpus"]))):
         code, document = train.document("gpu-0")
         _, out, _ = train.explain("gpu-0")
     assert code == 2
-    assert pods_of(document) == [("pod-u-1", "u-1", True)]
+    assert affected_pods(document) == [("pod-u-1", "u-1", True)]
     assert document["hurt"][0]["containers"] == [{"name": "main", "sure": True}]
     assert {one["source"] for one in document["hurt"][0]["toldBy"]} == {
         "checkpoint",
@@ -232,19 +232,19 @@ def test_the_pod_is_surely_hurt_where_the_kubelet_prepared_for_it(train: Node) -
         "pods-api",
     }
     assert "used by 1 pod, through 1 claim\n" in out
-    assert "Unhealthy: nobody else than the kubelet says so\n" in out
-    assert "believes Unhealthy: XID 79, heard" in out
+    assert "Unhealthy: only the kubelet has this health\n" in out
+    assert "kubelet  Unhealthy: XID 79, updated" in out
 
 
-def test_that_the_kubelet_believes_a_device_healthy_is_no_verdict(node: Node) -> None:
-    node.believes("Healthy", "gpu-0")
+def test_healthy_in_the_kubelet_alone_is_unknown(node: Node) -> None:
+    node.health_state("Healthy", "gpu-0")
     code, out, _ = node.explain("gpu-0")
     assert code == 3
-    assert "Unknown: nobody judges it\n" in out
-    assert "believes Healthy, heard" in out
+    assert "Unknown: no source reports its health\n" in out
+    assert "Healthy, updated" in out
 
 
-def test_each_edge_says_who_told_it_and_when(train: Node) -> None:
+def test_each_edge_has_its_source_and_time(train: Node) -> None:
     with train.sockets(listing(("pod-u-1", "gpus", ["gpu-0"])), pods_answer(("u-1", ["gpus"]))):
         _, document = train.document("claim", "team-a/gpus")
     (claim,) = document["claims"]
@@ -255,21 +255,21 @@ def test_each_edge_says_who_told_it_and_when(train: Node) -> None:
     assert {edge["source"] for edge in edges if edge["byName"]} == {"podresources", "pods-api"}
 
 
-def test_healthy_as_the_kubelet_once_wrote_is_no_knowledge_of_now(node: Node) -> None:
+def test_healthy_in_the_kubelet_of_a_used_device_is_unknown(node: Node) -> None:
     node.prepared(prepared_claim("gpus", "gpu-0", pods=["u-1"]))
-    node.believes("Healthy", "gpu-0")
+    node.health_state("Healthy", "gpu-0")
     code, out, _ = node.explain("gpu-0")
     assert code == 3
-    assert "believes Healthy, heard" in out
+    assert "Healthy, updated" in out
 
 
-def test_a_pod_shows_its_claims_devices_and_how_prepares_ended(train: Node) -> None:
+def test_pod_shows_its_claims_devices_and_prepares(train: Node) -> None:
     now_s = time.time()
     ref = driver_claim("gpus", "gpu-0")
-    book, _ = books.failed(
+    ledger, _ = ledgers.failed(
         PrepareLedger(), replace(ref, namespace="team-a", uid="c-gpus"), "", XID, now_s - 3600, "1.2"
     )
-    train.remembers(book, now_s)
+    train.driver_stores(ledger, now_s)
     with train.sockets(listing(), pods_answer(("u-1", ["gpus"]))):
         code, out, _ = train.explain("pod", "team-a/pod-u-1")
     assert code == 2
@@ -281,21 +281,21 @@ def test_a_pod_shows_its_claims_devices_and_how_prepares_ended(train: Node) -> N
     assert "; reboot" in out
 
 
-def test_a_device_that_a_driver_found_broken_is_told_with_its_claim(node: Node) -> None:
+def test_driver_fault_is_shown_with_its_claim(node: Node) -> None:
     now_s = time.time()
-    book, _ = books.failed(PrepareLedger(), driver_claim("gpus", "gpu-0"), "", XID, now_s - 300, "1.2")
-    node.remembers(book, now_s)
+    ledger, _ = ledgers.failed(PrepareLedger(), driver_claim("gpus", "gpu-0"), "", XID, now_s - 300, "1.2")
+    node.driver_stores(ledger, now_s)
     code, out, _ = node.explain("gpu-0")
     assert code == 3
     assert "found broken  gpu.xid.79: off the bus (5m ago, while preparing team/gpus)" in out
-    assert "nobody is known to use it" in out
+    assert "no known pod uses it" in out
 
 
-def test_a_taint_that_is_offered_is_told_and_so_is_that_there_is_none(train: Node) -> None:
-    keep = train.kubelet / "plugins" / DRIVER / "drahealth"
-    keep.mkdir(parents=True)
+def test_offered_taint_and_its_absence_are_shown(train: Node) -> None:
+    state = train.kubelet / "plugins" / DRIVER / "drahealth"
+    state.mkdir(parents=True)
     taint = Taint(f"{DRIVER}/gpu.xid.79", "", Effect.NO_EXECUTE, int(time.time()) - 60)
-    taints.save(keep / taints.FILE, Taints({DeviceRef(DRIVER, "node-1", "gpu-0"): (taint,)}))
+    taints.save(state / taints.FILE, Taints({DeviceRef(DRIVER, "node-1", "gpu-0"): (taint,)}))
     _, out, _ = train.explain("gpu-0")
     assert f"taint    {DRIVER}/gpu.xid.79=:NoExecute, offered for " in out
     _, out, _ = train.explain("gpu-1")
@@ -303,10 +303,10 @@ def test_a_taint_that_is_offered_is_told_and_so_is_that_there_is_none(train: Nod
     assert train.document("gpu-1")[1]["devices"][0]["taints"] == []
 
 
-def test_what_a_driver_holds_prepared_is_its_word_alone(node: Node) -> None:
+def test_claim_prepared_by_the_driver_alone_affects_no_pod(node: Node) -> None:
     now_s = time.time()
-    node.remembers(
-        books.succeeded(PrepareLedger(), driver_claim("gpus", "gpu-0"), "", now_s - 5, "1.2"), now_s
+    node.driver_stores(
+        ledgers.succeeded(PrepareLedger(), driver_claim("gpus", "gpu-0"), "", now_s - 5, "1.2"), now_s
     )
     _, document = node.document("gpu-0")
     (claim,) = document["claims"]
@@ -315,40 +315,40 @@ def test_what_a_driver_holds_prepared_is_its_word_alone(node: Node) -> None:
     assert document["hurt"] == []
 
 
-def test_a_name_and_a_uid_that_may_be_one_pod_stay_two_and_that_is_said(train: Node) -> None:
+def test_name_and_uid_of_maybe_one_pod_stay_two_pods(train: Node) -> None:
     with train.sockets(listing(("train-0", "gpus", ["gpu-0", "gpu-1"])), pods_answer()):
         _, document = train.document("gpu-0")
         _, out, _ = train.explain("pod", "team-a/train-0")
-    assert sorted(pods_of(document), key=str) == [("train-0", None, True), (None, "u-1", True)]
+    assert sorted(affected_pods(document), key=str) == [("train-0", None, True), (None, "u-1", True)]
     assert {one["uid"]: one["maybe"] for one in document["pods"]} == {
         None: [{"namespace": None, "name": None, "uid": "u-1"}],
         "u-1": [{"namespace": "team-a", "name": "train-0", "uid": None}],
     }
-    assert "team-a/train-0, whose UID nobody tells, and pod u-1, whose name nobody tells" in out
+    assert "team-a/train-0 (UID not known) and pod u-1 (name not known) share a claim" in out
 
 
-def test_of_many_that_may_be_the_same_not_every_pair_is_told(node: Node) -> None:
-    """A kubelet without the pods API tells names in one place and UIDs in another."""
+def test_many_maybe_same_pods_are_counted_not_paired(node: Node) -> None:
+    """A kubelet without the pods API has names in one source and UIDs in another."""
     numbers = range(100)
     node.prepared(prepared_claim("all", "switch", pods=[f"u-{n}" for n in numbers]))
-    node.believes("Unhealthy", "switch")
+    node.health_state("Unhealthy", "switch")
     with node.sockets(listing(*((f"pod-{n}", "all", ["switch"]) for n in numbers)), pods_answer()):
         _, out, _ = node.explain("switch")
         _, alone, _ = node.explain("pod", "pod-7")
-    (line,) = (line for line in out.splitlines() if "the same?" in line)
-    assert "100 pods, whose UID nobody tells, and 100 pods, whose name nobody tells, have a claim" in line
-    assert "team-a/pod-7, whose UID nobody tells, and 100 pods, whose name nobody tells" in alone
+    (line,) = (line for line in out.splitlines() if "same pod?" in line)
+    assert "100 pods (UID not known) and 100 pods (name not known) share a claim" in line
+    assert "team-a/pod-7 (UID not known) and 100 pods (name not known)" in alone
 
 
-def test_who_would_be_refused_after_a_reboot_is_a_risk(train: Node) -> None:
+def test_pod_that_a_new_sandbox_would_refuse_is_a_risk(train: Node) -> None:
     claims = train.saved("c.json", claim_object("gpus", "gpu-0", "gpu-1", reserved_for=reserved("u-2")))
     pods = train.saved("p.json", pod_object("pod-u-1", "gpus", uid="u-1"))
     _, out, _ = train.explain("gpu-0", "--claims", claims, "--pods", pods)
     assert "risk" in out
-    assert "team-a/pod-u-1 would be refused team-a/gpus if its sandbox were made again" in out
+    assert "team-a/pod-u-1 would be refused team-a/gpus if its sandbox were created again" in out
 
 
-def test_sources_that_differ_are_both_shown(train: Node) -> None:
+def test_conflicting_sources_are_both_shown(train: Node) -> None:
     claims = train.saved("c.json", claim_object("gpus", "gpu-0", "gpu-7", reserved_for=reserved("u-1")))
     code, out, _ = train.explain("claim", "team-a/gpus", "--claims", claims)
     assert code == 2
@@ -357,7 +357,7 @@ def test_sources_that_differ_are_both_shown(train: Node) -> None:
     assert "claims-file: node-1/gpu-0, node-1/gpu-7" in line
 
 
-def test_a_claim_made_anew_under_its_name_is_two_claims(train: Node) -> None:
+def test_recreated_claim_of_one_name_is_two_claims(train: Node) -> None:
     claims = train.saved("c.json", claim_object("gpus", "gpu-9", uid="c-new", reserved_for=reserved("u-1")))
     _, out, _ = train.explain("claim", "team-a/gpus", "--claims", claims)
     assert "claim team-a/gpus  uid c-gpus" in out
@@ -365,115 +365,115 @@ def test_a_claim_made_anew_under_its_name_is_two_claims(train: Node) -> None:
     assert "conflict" in out
 
 
-# --- what is missing ---------------------------------------------------------------------------------------
+# --- missing sources ---------------------------------------------------------------------------------------
 
 KUBELET = {
-    "checkpoint": kubelet_checkpoint.NAME,
-    "health-state": kubelet_health.NAME,
+    "checkpoint": kubelet_state.CLAIMS_FILE,
+    "health-state": kubelet_state.HEALTH_FILE,
     "podresources": podresources.SOCKET,
     "pods-api": pods_api.SOCKET,
 }
 
 
 @pytest.mark.parametrize("source", KUBELET)
-def test_without_any_one_source_the_others_still_answer(train: Node, source: str) -> None:
+def test_missing_source_costs_only_its_own_content(train: Node, source: str) -> None:
     with train.sockets(listing(("pod-u-1", "gpus", ["gpu-0"])), pods_answer(("u-1", ["gpus"]))):
         (train.kubelet / KUBELET[source]).unlink()
         code, document = train.document("gpu-0")
         _, out, _ = train.explain("gpu-0")
-    accounts = {one["source"]: one for one in document["sources"]}
-    assert accounts[source]["absence"] == "absent"
-    assert accounts[source]["costs"] == COSTS[source]
-    assert all(accounts[other]["absence"] is None for other in KUBELET if other != source)
-    assert pods_of(document)[0][2] is True
+    results = {one["source"]: one for one in document["sources"]}
+    assert results[source]["absence"] == "absent"
+    assert results[source]["costs"] == CONSEQUENCES[source]
+    assert all(results[other]["absence"] is None for other in KUBELET if other != source)
+    assert affected_pods(document)[0][2] is True
     assert code == (3 if source == "health-state" else 2)
-    assert f"{source}: {COSTS[source]} ({train.kubelet / KUBELET[source]}: " in out
+    assert f"{source}: {CONSEQUENCES[source]} ({train.kubelet / KUBELET[source]}: " in out
 
 
 @pytest.mark.parametrize("source", ["checkpoint", "health-state"])
-def test_a_file_that_is_broken_costs_what_it_would_have_said(train: Node, source: str) -> None:
+def test_corrupt_kubelet_file_costs_only_its_own_content(train: Node, source: str) -> None:
     (train.kubelet / KUBELET[source]).write_text("{")
     with train.sockets(listing(("pod-u-1", "gpus", ["gpu-0"])), pods_answer(("u-1", ["gpus"]))):
         _, document = train.document("gpu-0")
-    accounts = {one["source"]: one for one in document["sources"]}
-    assert accounts[source]["absence"] == "unreadable"
-    assert pods_of(document)
+    results = {one["source"]: one for one in document["sources"]}
+    assert results[source]["absence"] == "unreadable"
+    assert affected_pods(document)
 
 
-def test_a_drivers_file_that_is_broken_is_named(train: Node) -> None:
-    train.remembers(PrepareLedger(), time.time())
+def test_corrupt_driver_file_is_named(train: Node) -> None:
+    train.driver_stores(PrepareLedger(), time.time())
     (file,) = train.kubelet.glob("plugins/*/drahealth/prepares.json")
     file.write_text("{")
     _, out, _ = train.explain("gpu-0")
-    assert f"prepares: {COSTS['prepares']} ({file}: " in out
+    assert f"prepares: {CONSEQUENCES['prepares']} ({file}: " in out
 
 
-def test_a_directory_that_cannot_be_listed_is_not_an_empty_one(train: Node) -> None:
+def test_unlistable_directory_is_unreadable_not_empty(train: Node) -> None:
     plugins = train.kubelet / "plugins"
     plugins.rmdir()
     plugins.symlink_to(plugins)
     _, document = train.document("gpu-0")
-    accounts = {one["source"]: one for one in document["sources"]}
-    assert accounts["prepares"]["absence"] == accounts["taints"]["absence"] == "unreadable"
-    assert accounts["prepares"]["why"] == f"{plugins}: Too many levels of symbolic links"
+    results = {one["source"]: one for one in document["sources"]}
+    assert results["prepares"]["absence"] == results["taints"]["absence"] == "unreadable"
+    assert results["prepares"]["why"] == f"{plugins}: Too many levels of symbolic links"
 
 
-def test_whoever_never_answers_holds_nobody_up(train: Node) -> None:
-    """Those that hang are asked at the same time; their limits are two seconds each."""
+def test_silent_sockets_time_out_in_parallel(train: Node) -> None:
+    """Sources that hang are queried in parallel, with a limit of two seconds each."""
     hung = [
         train.run_dir / "agent.sock",
         train.run_dir / "drivers" / "gpu.example.com.sock",
         train.kubelet / podresources.SOCKET,
         train.kubelet / pods_api.SOCKET,
     ]
-    with deaf(*hung):
+    with silent_servers(*hung):
         code, document = train.document("gpu-0")
     assert code == 2
-    assert pods_of(document) == [(None, "u-1", True)]
+    assert affected_pods(document) == [(None, "u-1", True)]
     late = {one["place"] for one in document["sources"] if one["why"] and one["why"].endswith("within 2 s")}
     assert late == {str(path) for path in hung}
 
 
-def test_a_disk_that_hangs_holds_nobody_up(train: Node) -> None:
-    """It costs what stands on it, after five seconds; the rest is told."""
+def test_hung_file_times_out_alone(train: Node) -> None:
+    """The result lacks only the file, after five seconds."""
     released = threading.Event()
     with ExitStack() as stack:
         try:
-            stack.enter_context(hung_file(train.kubelet / kubelet_checkpoint.NAME, released.is_set))
+            stack.enter_context(hung_file(train.kubelet / kubelet_state.CLAIMS_FILE, released.is_set))
         except OSError as error:
             pytest.skip(f"no FUSE here: {error}")
         stack.callback(released.set)
         with train.sockets(listing(("pod-u-1", "gpus", ["gpu-0"])), pods_answer(("u-1", ["gpus"]))):
             code, document = train.document("gpu-0")
-    accounts = {one["source"]: one for one in document["sources"]}
+    results = {one["source"]: one for one in document["sources"]}
     assert code == 2
-    assert accounts["checkpoint"]["why"].endswith(": no answer within 5 s")
-    assert pods_of(document) == [("pod-u-1", "u-1", True)]
+    assert results["checkpoint"]["why"].endswith(": no answer within 5 s")
+    assert affected_pods(document) == [("pod-u-1", "u-1", True)]
 
 
-def test_a_node_on_which_nobody_says_anything_is_not_reachable(node: Node) -> None:
+def test_node_without_any_source_is_unreachable(node: Node) -> None:
     code, out, err = node.explain("gpu-0")
     assert (code, out) == (69, "")
-    assert err.startswith("drahealth: nobody says anything:\n")
+    assert err.startswith("drahealth: no source answered:\n")
     for source in (*KUBELET, "agent"):
         assert f"\n  {source}: " in err
 
 
-def test_every_source_has_words_for_what_is_lost_without_it() -> None:
-    asked = {str(one) for one in Origin} - {"driver", "pods-file"}
-    assert set(COSTS) == asked | {"agent", "driver socket", "prepares", "taints", "history"}
+def test_every_source_has_a_consequence_text() -> None:
+    origins = {str(one) for one in Origin} - {"driver", "pods-file"}
+    assert set(CONSEQUENCES) == origins | {"agent", "driver socket", "prepares", "taints", "history"}
 
 
-# --- many --------------------------------------------------------------------------------------------------
+# --- many pods ---------------------------------------------------------------------------------------------
 
 
-def test_a_hundred_pods_of_four_devices_and_one_for_all(node: Node) -> None:
+def test_shared_device_affects_all_hundred_pods(node: Node) -> None:
     numbers = range(100)
     own = [
         prepared_claim(f"own-{n}", *(f"gpu-{n}-{of}" for of in range(4)), pods=[f"u-{n}"]) for n in numbers
     ]
     node.prepared(*own, prepared_claim("all", "switch", pods=[f"u-{n}" for n in numbers]))
-    node.believes("Unhealthy", "switch", message="link down")
+    node.health_state("Unhealthy", "switch", message="link down")
     with node.sockets(
         listing(*((f"pod-u-{n}", "all", ["switch"]) for n in numbers)),
         pods_answer(*((f"u-{n}", [f"own-{n}", "all"]) for n in numbers)),
@@ -483,9 +483,9 @@ def test_a_hundred_pods_of_four_devices_and_one_for_all(node: Node) -> None:
         _, one = node.document("gpu-42-3")
         _, pod = node.document("pod", "team-a/pod-u-42")
     assert code == 2
-    assert sorted(pods_of(document)) == sorted((f"pod-u-{n}", f"u-{n}", True) for n in numbers)
+    assert sorted(affected_pods(document)) == sorted((f"pod-u-{n}", f"u-{n}", True) for n in numbers)
     assert out.count("• team-a/all") == 100
-    assert pods_of(one) == [("pod-u-42", "u-42", True)]
+    assert affected_pods(one) == [("pod-u-42", "u-42", True)]
     assert [len({d["name"] for d in claim["devices"]}) for claim in pod["claims"]] == [1, 4]
     assert pod["severity"] == "unhealthy"
 
@@ -493,14 +493,14 @@ def test_a_hundred_pods_of_four_devices_and_one_for_all(node: Node) -> None:
 # --- text --------------------------------------------------------------------------------------------------
 
 
-def test_what_a_peer_says_cannot_move_the_cursor(train: Node) -> None:
-    train.believes("Unhealthy", "gpu-0", message="\x1b[2J\nno")
+def test_message_with_control_characters_is_cleaned(train: Node) -> None:
+    train.health_state("Unhealthy", "gpu-0", message="\x1b[2J\nno")
     _, out, _ = train.explain("gpu-0")
     assert "\x1b" not in out
     assert "\ufffd[2J" in out
 
 
-def test_what_a_file_says_cannot_either(node: Node) -> None:
+def test_file_with_control_characters_is_cleaned(node: Node) -> None:
     odd = "u\x1b[2J"
     claims = node.saved("c.json", claim_object("gpus", "gpu-0\x07", uid=odd, reserved_for=reserved(odd)))
     pods = node.saved("p.json", pod_object("pod\x1b", "gpus", uid=odd, group="g\x1b", owner="j\x1b"))
@@ -511,33 +511,31 @@ def test_what_a_file_says_cannot_either(node: Node) -> None:
         assert "\x07" not in out
 
 
-def test_a_claim_that_was_not_made_yet_is_told_of_its_pod(node: Node) -> None:
+def test_claim_not_created_yet_is_shown_at_its_pod(node: Node) -> None:
     pod = pod_object("waits")
     pod["spec"]["resourceClaims"] = [{"name": "gpus", "resourceClaimTemplateName": "one-gpu"}]
     code, out, _ = node.bare("pod", "waits", "--pods", node.saved("p.json", pod))
     assert code == 3
-    assert "  its claim gpus was not made yet, or is not needed\n" in out
-    assert "no claim of it is known\n" in out
+    assert "  claim gpus is not created yet, or not needed\n" in out
+    assert "no claim of the pod is known\n" in out
 
 
-def test_the_output_is_ascii_where_the_terminal_is_and_fits_it(node: Node) -> None:
+def test_device_text_fits_an_ascii_terminal(node: Node) -> None:
     node.prepared(prepared_claim("gpus", "gpu-0", pods=["u-1"]))
-    node.believes("Unhealthy", "gpu-0", message="word " * 60)
-    told = asyncio.run(gather(Places(kubelet_dir=node.kubelet)))
-    text = render(explain("device", "gpu-0", told), Style(unicode=False, width=80))
+    node.health_state("Unhealthy", "gpu-0", message="word " * 60)
+    answers = asyncio.run(gather(SourcePaths(kubelet_dir=node.kubelet)))
+    text = render(explain("device", "gpu-0", answers), Style(unicode=False, width=80))
     assert text.isascii()
     described = [line for line in text.splitlines() if "word" in line]
     assert len(described) > 3
     assert max(map(len, described)) < 80
 
 
-@pytest.mark.parametrize("words", [("pod", "u-1"), ("claim", "gpus")])
-def test_no_line_about_a_pod_or_a_claim_is_wider_than_the_terminal(
-    node: Node, words: tuple[str, str]
-) -> None:
+@pytest.mark.parametrize("subject", [("pod", "u-1"), ("claim", "gpus")])
+def test_pod_and_claim_text_fits_the_terminal(node: Node, subject: tuple[str, str]) -> None:
     node.prepared(prepared_claim("gpus", "gpu-0", pods=["u-1"]))
     pods = node.saved("p.json", pod_object("train", "gpus", uid="u-1", owner="a-job-of-many-letters"))
-    told = asyncio.run(gather(Places(kubelet_dir=node.kubelet, pods=Path(pods))))
-    text = render(explain(*words, told), Style(width=70))
-    assert "told by checkpoint, pods-file" in " ".join(text.split())
+    answers = asyncio.run(gather(SourcePaths(kubelet_dir=node.kubelet, pods=Path(pods))))
+    text = render(explain(*subject, answers), Style(width=70))
+    assert "from checkpoint, pods-file" in " ".join(text.split())
     assert max(len(line) for line in text.split("\n  sources  ")[0].splitlines()) < 70

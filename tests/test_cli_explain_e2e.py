@@ -1,4 +1,4 @@
-"""``drahealth explain`` as a process, beside a real agent: a declared device falls ill, its pod is named."""
+"""``drahealth explain`` as a process with a real agent: an unhealthy declared device affects its pod."""
 
 import json
 import subprocess
@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from agents import DRIVER, HEALTHY, UNHEALTHY, Agent, PlainSysfs, hear_health, short_tmp
+from agents import DRIVER, HEALTHY, UNHEALTHY, Agent, PlainSysfs, short_tmp, wait_for_health
 from explain_node import Node as Kubelet
 from explain_node import claim_object, listing, pods_answer, reserved
 from kubelet_files import claim, device
@@ -33,18 +33,18 @@ numa = 0
 
 @pytest.fixture
 def node(short_tmp: Path, capsys: pytest.CaptureFixture[str]) -> Kubelet:
-    """A kubelet that prepared the device for a pod."""
+    """A kubelet that has prepared the device for a pod."""
     kubelet = Kubelet(short_tmp, capsys)
-    given = {
+    allocated = {
         DRIVER: {"Devices": [{**device(PAGES, pool=NODE), "CDIDeviceIDs": [f"{DRIVER}/device={PAGES}"]}]}
     }
-    kubelet.prepared(claim("c-pages", name="pages", pods=["u-1"], drivers=given))
+    kubelet.prepared(claim("c-pages", name="pages", pods=["u-1"], drivers=allocated))
     return kubelet
 
 
 @pytest.fixture
 def agent(node: Kubelet, short_tmp: Path) -> Any:
-    """The agent, and the driver's declaration."""
+    """An agent with the driver's declaration."""
     sysfs = PlainSysfs(short_tmp / "sys")
     declarations = node.run_dir / "devices.d"
     declarations.mkdir(parents=True)
@@ -54,39 +54,39 @@ def agent(node: Kubelet, short_tmp: Path) -> Any:
     with Agent(short_tmp, *flags) as running:
         running.sysfs = sysfs  # type: ignore[attr-defined]
         with running.kubelet() as kubelet:
-            hear_health(kubelet, PAGES, HEALTHY)
+            wait_for_health(kubelet, PAGES, HEALTHY)
         yield running
 
 
-def explain(node: Kubelet, *argv: str, places: Sequence[str] = ()) -> tuple[int, str]:
-    """Exit code and output of the command in a process of its own."""
-    run = [sys.executable, "-m", "agent", "explain", *argv, *(places or node.places)]
+def explain(node: Kubelet, *argv: str, flags: Sequence[str] = ()) -> tuple[int, str]:
+    """Run the command in a process; return exit code and output."""
+    run = [sys.executable, "-m", "agent", "explain", *argv, *(flags or node.flags)]
     done = subprocess.run(run, capture_output=True, text=True, timeout=4 * PATIENCE_S, check=False)
     assert done.stderr == ""
     return done.returncode, done.stdout
 
 
-def fall_ill(agent: Any) -> None:
-    """Somebody takes pages away, and the kubelet is told."""
+def shrink_pool(agent: Any) -> None:
+    """Remove pages, and wait until the kubelet gets Unhealthy."""
     with agent.kubelet() as kubelet:
-        hear_health(kubelet, PAGES, HEALTHY)
+        wait_for_health(kubelet, PAGES, HEALTHY)
         agent.sysfs.resize(3)
-        hear_health(kubelet, PAGES, UNHEALTHY)
+        wait_for_health(kubelet, PAGES, UNHEALTHY)
 
 
-def test_a_declared_device_that_falls_ill_names_its_pod(node: Kubelet, agent: Any) -> None:
+def test_unhealthy_declared_device_names_its_pod(node: Kubelet, agent: Any) -> None:
     name = f"{DRIVER}/{NODE}/{PAGES}"
     with node.sockets(listing(), pods_answer(("u-1", ["pages"]))):
         assert explain(node, name)[0] == 0
-        fall_ill(agent)
+        shrink_pool(agent)
         code, out = explain(node, name)
         by_cdi = explain(node, f"{DRIVER}/device={PAGES}", "-o", "json")
         pod_code, pod = explain(node, "pod", "team-a/pod-u-1")
     assert (code, pod_code) == (2, 2)
     assert out.startswith(f"✖ {name}  Unhealthy for ")
-    assert "says the agent\n    mem.hugepages.pool_shrunk: 3 pages of 2mi on node 0, 8 declared" in out
+    assert "from the agent\n    mem.hugepages.pool_shrunk: 3 pages of 2mi on node 0, 8 declared" in out
     assert "    → " in out
-    assert f"told  the same ({agent.health_socket})" in out
+    assert f"on socket  same health and message ({agent.health_socket})" in out
     assert "used by 1 pod, through 1 claim\n" in out
     assert "• team-a/pages  team-a/pod-u-1  main" in out
     assert "mem.hugepages.pool_shrunk" in pod
@@ -98,8 +98,8 @@ def test_a_declared_device_that_falls_ill_names_its_pod(node: Kubelet, agent: An
     assert found["told"]["message"] == found["verdict"]["message"]
 
 
-def test_what_the_kubelet_believes_stands_beside_what_it_is_told(node: Kubelet, agent: Any) -> None:
-    fall_ill(agent)
+def test_health_in_the_kubelet_is_shown_next_to_the_sent_one(node: Kubelet, agent: Any) -> None:
+    shrink_pool(agent)
     belief = {
         DRIVER: {
             "Devices": {
@@ -115,22 +115,22 @@ def test_what_the_kubelet_believes_stands_beside_what_it_is_told(node: Kubelet, 
     (node.kubelet / "dra_health_state").write_text(json.dumps(belief))
     code, out = explain(node, f"{NODE}/{PAGES}")
     assert code == 2
-    assert f"told     the same ({agent.health_socket})" in out
-    assert "kubelet  believes Healthy, heard" in out
-    assert "; it is Unhealthy\n" in out
+    assert f"on socket  same health and message ({agent.health_socket})" in out
+    assert "kubelet    Healthy, updated" in out
+    assert "; the device is Unhealthy\n" in out
 
 
-def test_a_device_of_the_host_has_a_verdict_and_nobody_who_uses_it(node: Kubelet, agent: Any) -> None:
+def test_host_device_has_health_and_no_pods(node: Kubelet, agent: Any) -> None:
     code, out = explain(node, "hugepages-2mi-node0", "--claims", node.saved("c.json"))
     assert code == 0
     assert out.startswith("● node-1/hugepages-2mi-node0  Healthy for ")
-    assert "nobody is known to use it\n" in out
+    assert "no known pod uses it\n" in out
 
 
-def test_a_driver_that_has_declared_nothing_is_told_of_the_hosts_own(node: Kubelet, agent: Any) -> None:
-    """Its socket serves them, so a claim of its device is a claim of the host's one of that name."""
-    given = {OTHER: {"Devices": [device("cpu-node0", pool=NODE)]}}
-    node.prepared(claim("c-cpu", name="cpus", pods=["u-2"], drivers=given))
+def test_driver_without_declaration_gets_host_device_health(node: Kubelet, agent: Any) -> None:
+    """The agent serves the host's devices on the driver's socket, so the claim is of a host device."""
+    allocated = {OTHER: {"Devices": [device("cpu-node0", pool=NODE)]}}
+    node.prepared(claim("c-cpu", name="cpus", pods=["u-2"], drivers=allocated))
     code, out = explain(node, "claim", "team-a/cpus", "-o", "json")
     (found,) = json.loads(out)["devices"]
     assert code == 0
@@ -139,64 +139,64 @@ def test_a_driver_that_has_declared_nothing_is_told_of_the_hosts_own(node: Kubel
     assert found["told"]["source"] == str(node.run_dir / "drivers" / f"{OTHER}.sock")
 
 
-def test_who_names_a_device_of_the_host_means_the_driver_that_uses_it(node: Kubelet, agent: Any) -> None:
-    given = {OTHER: {"Devices": [device("cpu-node0", pool=NODE)]}}
-    node.prepared(claim("c-cpu", name="cpus", pods=["u-2"], drivers=given))
-    for word in ("cpu-node0", f"{NODE}/cpu-node0", f"{OTHER}/{NODE}/cpu-node0"):
-        code, out = explain(node, word)
+def test_host_device_name_finds_the_driver_device_in_use(node: Kubelet, agent: Any) -> None:
+    allocated = {OTHER: {"Devices": [device("cpu-node0", pool=NODE)]}}
+    node.prepared(claim("c-cpu", name="cpus", pods=["u-2"], drivers=allocated))
+    for name in ("cpu-node0", f"{NODE}/cpu-node0", f"{OTHER}/{NODE}/cpu-node0"):
+        code, out = explain(node, name)
         assert code == 0
         assert out.startswith(f"● {OTHER}/{NODE}/cpu-node0  Healthy for ")
         assert "used by 1 pod, through 1 claim\n" in out
 
 
-def test_the_drivers_socket_is_enough_where_the_agents_own_is_not_there(node: Kubelet, agent: Any) -> None:
-    fall_ill(agent)
+def test_driver_socket_replaces_a_missing_agent_socket(node: Kubelet, agent: Any) -> None:
+    shrink_pool(agent)
     agent.agent_socket.unlink()
     code, out = explain(node, f"{DRIVER}/{NODE}/{PAGES}")
     assert code == 2
     assert (
-        f"says {agent.health_socket}\n    mem.hugepages.pool_shrunk: 3 pages of 2mi on node 0, 8 declared"
+        f"from {agent.health_socket}\n    mem.hugepages.pool_shrunk: 3 pages of 2mi on node 0, 8 declared"
         in out
     )
-    assert "without  agent: no evidence, no advice, since when" in out
+    assert "without  agent: no evidence, advice and times" in out
 
 
-def test_a_driver_that_embeds_is_asked_on_its_own_socket(node: Kubelet, agent: Any) -> None:
-    fall_ill(agent)
+def test_embedding_driver_is_read_on_its_own_socket(node: Kubelet, agent: Any) -> None:
+    shrink_pool(agent)
     plugin = node.kubelet / "plugins" / DRIVER
     (plugin / "drahealth").mkdir(parents=True)
     (plugin / "dra.sock").symlink_to(agent.health_socket)
     elsewhere = ["--runtime-dir", str(node.root / "none")]
-    code, out = explain(node, f"{NODE}/{PAGES}", *elsewhere, places=["--kubelet-dir", str(node.kubelet)])
+    code, out = explain(node, f"{NODE}/{PAGES}", *elsewhere, flags=["--kubelet-dir", str(node.kubelet)])
     assert code == 2
-    assert f"says {plugin / 'dra.sock'}\n" in out
+    assert f"from {plugin / 'dra.sock'}\n" in out
 
 
-def test_a_driver_that_is_none_of_ours_is_left_alone(node: Kubelet, agent: Any) -> None:
+def test_foreign_driver_socket_is_not_read(node: Kubelet, agent: Any) -> None:
     plugin = node.kubelet / "plugins" / DRIVER
     plugin.mkdir()
     (plugin / "dra.sock").symlink_to(agent.health_socket)
     elsewhere = ["--runtime-dir", str(node.root / "none")]
-    code, out = explain(node, f"{NODE}/{PAGES}", *elsewhere, places=["--kubelet-dir", str(node.kubelet)])
+    code, out = explain(node, f"{NODE}/{PAGES}", *elsewhere, flags=["--kubelet-dir", str(node.kubelet)])
     assert code == 3
     assert str(plugin / "dra.sock") not in out
 
 
-def test_claims_that_are_only_promised_may_hurt(node: Kubelet, agent: Any) -> None:
-    fall_ill(agent)
+def test_reserved_claim_may_affect_its_pod(node: Kubelet, agent: Any) -> None:
+    shrink_pool(agent)
     other = claim_object("later", reserved_for=reserved("u-9"))
     results = [{"request": "r", "driver": DRIVER, "pool": NODE, "device": PAGES}]
     other["status"]["allocation"] = {"devices": {"results": results}}
     code, out = explain(node, f"{NODE}/{PAGES}", "--claims", node.saved("c.json", other))
     assert code == 2
-    assert "used by 1 pod, 1 other may, through 2 claims\n" in out
+    assert "used by 1 pod, 1 more may use it, through 2 claims\n" in out
     assert "? team-a/later  team-a/pod-u-9" in out
 
 
-def test_a_claim_whose_devices_nobody_knows_makes_its_pod_unknown(node: Kubelet, agent: Any) -> None:
+def test_claim_with_unknown_devices_makes_its_pod_unknown(node: Kubelet, agent: Any) -> None:
     assert explain(node, "pod", "u-1")[0] == 0
-    given = {DRIVER: {"Devices": [device(PAGES, pool=NODE)]}}
-    mine = claim("c-pages", name="pages", pods=["u-1"], drivers=given)
+    allocated = {DRIVER: {"Devices": [device(PAGES, pool=NODE)]}}
+    mine = claim("c-pages", name="pages", pods=["u-1"], drivers=allocated)
     node.prepared(mine, claim("c-more", name="more", pods=["u-1"], drivers={OTHER: {"Devices": None}}))
     code, out = explain(node, "pod", "u-1")
     assert code == 3

@@ -1,4 +1,4 @@
-"""``drahealth explain``: what cgroups say of pods, and the notes about them, beside claims and devices."""
+"""``drahealth explain``: running pods from cgroups, and the agent's notes on pods and devices."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -6,15 +6,15 @@ from typing import Any
 
 import pytest
 from agents import short_tmp
-from claims_paper import device, heard, known_claim, known_pod, listed, listed_claim, prepared, use
+from claim_samples import device, known_claim, known_pod, listed, listed_claim, prepared, source_answers, use
 from cli_reports import HIT, STOLEN, cause, instant, report
-from cli_reports import device as judged
+from cli_reports import device as reported
 from explain_node import Node, pod_object, prepared_claim
 
+from agent.cli.explain.answer import NodeAnswers
 from agent.cli.explain.document import document
 from agent.cli.explain.facts import explain
 from agent.cli.explain.text import render
-from agent.cli.explain.words import Gathered
 from agent.cli.output.terminal import Style
 from agent.model.claim_sources import Container, LiveContainer, LivePod, SourceAnswers
 from agent.model.health import DeviceHealth, Note, Severity
@@ -29,29 +29,29 @@ def node(short_tmp: Path, capsys: pytest.CaptureFixture[str]) -> Node:
     """The kubelet has prepared one device for two pods."""
     node = Node(short_tmp, capsys)
     node.prepared(prepared_claim("gpus", "gpu-0", pods=["u-1", "u-2"]))
-    node.believes("Healthy", "gpu-0")
+    node.health_state("Healthy", "gpu-0")
     return node
 
 
-def line_of(out: str, word: str) -> str:
-    """The only line that has the word."""
-    (line,) = (line for line in out.splitlines() if word in line)
+def line_of(out: str, part: str) -> str:
+    """Return the only line that contains `part`."""
+    (line,) = (line for line in out.splitlines() if part in line)
     return line
 
 
 def source(found: Any) -> Any:
-    """What became of the source."""
+    """Return the result of the cgroups source."""
     return next(one for one in found["sources"] if one["source"] == "cgroups")
 
 
-# --- who is there ------------------------------------------------------------------------------------------
+# --- running pods ------------------------------------------------------------------------------------------
 
 
-def test_a_pod_without_a_cgroup_is_not_running(node: Node) -> None:
+def test_pod_without_a_cgroup_is_not_running(node: Node) -> None:
     node.runs("u-1", ID)
     _, out, _ = node.explain("claim", "team-a/gpus")
-    assert "processes of it run" in line_of(out, "pod u-1")
-    assert "no process of it runs" in line_of(out, "pod u-2")
+    assert "has running processes" in line_of(out, "pod u-1")
+    assert "has no running process" in line_of(out, "pod u-2")
     _, found = node.document("claim", "team-a/gpus")
     assert {one["uid"]: one["running"] for one in found["pods"]} == {"u-1": True, "u-2": False}
     assert found["pods"][0]["cgroups"] == [{"container": ID, "running": True}]
@@ -61,16 +61,16 @@ def test_a_pod_without_a_cgroup_is_not_running(node: Node) -> None:
     assert "pod u-1 (" not in out
 
 
-def test_without_cgroups_nobody_is_said_to_run_or_not_to(node: Node) -> None:
+def test_without_cgroups_running_is_unknown(node: Node) -> None:
     _, out, _ = node.explain("pod", "u-1")
     _, found = node.document("pod", "u-1")
     assert "process" not in line_of(out, "name not known")
     assert found["pods"][0]["running"] is None
     assert source(found)["absence"] == "absent"
-    assert f"cgroups: not known which pods and containers run ({node.cgroups}: no kubelet has made" in out
+    assert f"cgroups: running pods and containers not known ({node.cgroups}: no kubelet has" in out
 
 
-def test_of_cgroups_that_cannot_all_be_listed_nobody_is_gone(node: Node) -> None:
+def test_unlistable_cgroup_makes_running_unknown(node: Node) -> None:
     node.runs("u-1")
     loop = node.cgroups / "kubepods" / "besteffort"
     loop.symlink_to(loop)
@@ -79,7 +79,7 @@ def test_of_cgroups_that_cannot_all_be_listed_nobody_is_gone(node: Node) -> None
     assert source(found)["wrong"] == [f"{loop}: Too many levels of symbolic links"]
 
 
-def test_a_kubelet_below_a_prefix_is_found_there(node: Node) -> None:
+def test_kubelet_cgroup_root_is_respected(node: Node) -> None:
     node.runs("u-1")
     (node.cgroups / "kubelet").mkdir()
     (node.cgroups / "kubepods").rename(node.cgroups / "kubelet" / "kubepods")
@@ -88,36 +88,37 @@ def test_a_kubelet_below_a_prefix_is_found_there(node: Node) -> None:
     assert found["pods"][0]["running"] is True
 
 
-def test_with_files_cgroups_are_read_if_they_are_named(node: Node) -> None:
+def test_with_pods_file_cgroups_are_read_only_by_flag(node: Node) -> None:
     node.runs("u-1")
     pods = node.saved("p.json", pod_object("train", uid="u-1"))
     _, out, _ = node.bare("pod", "train", "--pods", pods)
     assert "process" not in out
     _, out, _ = node.bare("pod", "train", "--pods", pods, "--cgroupfs-root", str(node.cgroups))
-    assert "processes of it run" in line_of(out, "pod team-a/train")
+    assert "has running processes" in line_of(out, "pod team-a/train")
 
 
-# --- on paper ----------------------------------------------------------------------------------------------
+# --- without a node ----------------------------------------------------------------------------------------
 
 
 def shown(
-    kind: str, word: str, heard: SourceAnswers, *notes: Note, devices: tuple[DeviceHealth, ...] = ()
+    kind: str, name: str, consumers: SourceAnswers, *notes: Note, devices: tuple[DeviceHealth, ...] = ()
 ) -> tuple[str, Any]:
-    """Text and document of what was heard, and of what the agent notes and judges."""
-    explained = explain(kind, word, Gathered(instant(), report(*devices, notes=notes), heard=heard))
-    return render(explained, Style(width=200)), document(explained)
+    """Return text and document for the answers, with notes and devices in the agent's report."""
+    answers = NodeAnswers(instant(), report(*devices, notes=notes), consumers=consumers)
+    explanation = explain(kind, name, answers)
+    return render(explanation, Style(width=200)), document(explanation)
 
 
 def a_pod(ident: str = ID) -> SourceAnswers:
-    """A pod whose container runs, as the kubelet says, with one device; and the cgroups of that pod."""
-    return heard(
+    """Return a pod with one device whose container runs by the pods API, and the pod's cgroups."""
+    return source_answers(
         checkpoint=[prepared("c", use("gpu-0"), pods=["u-1"])],
         pods_api=[known_pod("u-1", "claim-c", containers=(Container("main", (), ident, running=True),))],
         live=[LivePod("u-1", True, (LiveContainer(ID, True), LiveContainer(SANDBOX, True)))],
     )
 
 
-def test_a_container_that_runs_as_the_kubelet_says_and_has_no_cgroup_is_a_conflict() -> None:
+def test_running_container_without_a_cgroup_is_a_conflict() -> None:
     out, found = shown("pod", "u-1", a_pod("a" * 64))
     (conflict,) = found["conflicts"]
     assert conflict["kind"] == "containers"
@@ -129,25 +130,25 @@ def test_a_container_that_runs_as_the_kubelet_says_and_has_no_cgroup_is_a_confli
     assert shown("pod", "u-1", a_pod())[1]["conflicts"] == []
 
 
-def test_a_conflict_about_others_is_not_shown() -> None:
-    other = heard(claims_file=[known_claim("c-1", name="gpus"), known_claim("c-2", name="gpus")])
+def test_conflict_of_other_claims_is_not_shown() -> None:
+    other = source_answers(claims_file=[known_claim("c-1", name="gpus"), known_claim("c-2", name="gpus")])
     both = replace(a_pod(), claims=other.claims)
     assert shown("pod", "u-1", both)[1]["conflicts"] == []
     assert len(shown("claim", "gpus", both)[1]["conflicts"]) == 1
 
 
-def test_a_note_that_names_a_device_stands_with_the_device() -> None:
+def test_note_that_names_a_device_is_shown_at_the_device() -> None:
     subject = f"pod u-1 container {ID}"
     about, other = Note(subject, STOLEN, (str(device()),)), Note(subject, HIT, (str(device("gpu-1")),))
     out, found = shown("device", "gpu-0", a_pod(), about, other)
-    line = "noted  team-a/pod-u-1 container main: cgroup.cpu.throttled_exclusive: throttled (12s ago)"
+    line = "note  team-a/pod-u-1 container main: cgroup.cpu.throttled_exclusive: throttled (12s ago)"
     assert line in out
     assert "max_hit" not in out
     (note,) = found["devices"][0]["notes"]
     assert (note["subject"], note["code"]) == (subject, "cgroup.cpu.throttled_exclusive")
 
 
-def test_notes_of_a_pod_say_which_container_they_are_about() -> None:
+def test_note_of_a_pod_names_its_container() -> None:
     notes = Note(f"pod u-1 container {ID}", HIT), Note("pod u-1", STOLEN), Note("pod u-11", STOLEN)
     out, found = shown("pod", "u-1", a_pod(), *notes)
     assert "  container main: cgroup.hugetlb.max_hit: 2MB limit of 64 MiB hit\n" in out
@@ -155,46 +156,46 @@ def test_notes_of_a_pod_say_which_container_they_are_about() -> None:
     assert len(found["pods"][0]["notes"]) == 2
 
 
-def test_a_note_about_a_pod_of_which_nobody_else_knows_names_its_uid() -> None:
+def test_note_of_an_unknown_pod_names_its_uid() -> None:
     out, _ = shown("device", "gpu-0", a_pod(), Note("pod u-7 container x", HIT, (str(device()),)))
-    assert "noted  pod u-7 container x: cgroup.hugetlb.max_hit" in out
+    assert "note  pod u-7 container x: cgroup.hugetlb.max_hit" in out
 
 
-def test_a_note_that_is_a_cause_of_its_device_is_told_once() -> None:
-    subject, what = "pod u-1 container main", "memory limit: 1Gi, expected 2Gi"
-    note = Note(subject, cause("cgroup.lower", Severity.DEGRADED, what), (str(device()),))
-    told = cause("cgroup.lower", Severity.DEGRADED, f"pod team-a/pod-u-1 container main: {what}; pod x: 7")
-    of_others = cause("cgroup.lower", Severity.DEGRADED, f"pod team-a/other container main: {what}")
-    for causes, times in (((told,), 1), ((of_others,), 2), ((), 1)):
-        gpu = judged("gpu-0", *causes, pool="node-1", owner="gpu.example.com")
+def test_note_that_is_a_cause_of_its_device_is_shown_once() -> None:
+    subject, finding = "pod u-1 container main", "memory limit: 1Gi, expected 2Gi"
+    note = Note(subject, cause("cgroup.lower", Severity.DEGRADED, finding), (str(device()),))
+    same = cause("cgroup.lower", Severity.DEGRADED, f"pod team-a/pod-u-1 container main: {finding}; pod x: 7")
+    of_others = cause("cgroup.lower", Severity.DEGRADED, f"pod team-a/other container main: {finding}")
+    for causes, times in (((same,), 1), ((of_others,), 2), ((), 1)):
+        gpu = reported("gpu-0", *causes, pool="node-1", owner="gpu.example.com")
         out, found = shown("device", "gpu-0", a_pod(), note, devices=(gpu,))
-        assert out.count(what) == times
+        assert out.count(finding) == times
         assert len(found["devices"][0]["notes"]) == 1
 
 
-def test_a_device_is_as_bad_as_it_is_since_that_began_whatever_else_came_later() -> None:
+def test_device_age_is_that_of_its_worst_cause() -> None:
     lost = cause("gpu.xid.79", Severity.UNHEALTHY, ago_s=50)
     lesser = cause("cgroup.lower", Severity.DEGRADED, ago_s=7)
-    gpu = judged("gpu-0", lost, lesser, pool="node-1", owner="gpu.example.com", since_s=7)
+    gpu = reported("gpu-0", lost, lesser, pool="node-1", owner="gpu.example.com", since_s=7)
     out, _ = shown("device", "gpu-0", a_pod(), devices=(gpu,))
     assert "  Unhealthy for 50s, " in out
 
 
-def test_a_pod_that_has_ended_uses_nothing_and_is_shown_with_its_end() -> None:
-    over = known_pod("u-2", "claim-c", phase="Failed")
-    told = heard(checkpoint=[prepared("c", use("gpu-0"), pods=["u-1", "u-2"])], pods_api=[over])
-    out, _ = shown("device", "gpu-0", told)
+def test_ended_pod_is_counted_separately() -> None:
+    ended = known_pod("u-2", "claim-c", phase="Failed")
+    answers = source_answers(checkpoint=[prepared("c", use("gpu-0"), pods=["u-1", "u-2"])], pods_api=[ended])
+    out, _ = shown("device", "gpu-0", answers)
     assert "used by 1 pod, 1 has ended, through 1 claim\n" in out
     assert "team-a/pod-u-2 (Failed)" in out
 
 
-def test_one_pod_that_goes_by_its_name_here_and_its_uid_there_may_be_one_or_two() -> None:
-    """As with every kubelet that does not serve its pods API."""
-    told = heard(
+def test_maybe_same_pods_give_a_range_of_users() -> None:
+    """This happens with every kubelet that does not serve its pods API."""
+    answers = source_answers(
         checkpoint=[prepared("c", use("gpu-0"), pods=["u-1", "u-2"])],
         podresources=[listed("train-0", listed_claim("claim-c", use("gpu-0")))],
     )
-    out, _ = shown("device", "gpu-0", told)
+    out, _ = shown("device", "gpu-0", answers)
     assert "used by 2 to 3 pods, through 1 claim\n" in out
     assert "some may be the same" in out
     out, _ = shown("device", "gpu-0", a_pod())

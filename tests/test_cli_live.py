@@ -1,4 +1,4 @@
-"""The live table, on a real pseudo-terminal: newest wins, and a stopped terminal holds nobody up."""
+"""The live table on a pseudo-terminal: the newest report wins, and a stopped terminal blocks no caller."""
 
 import fcntl
 import os
@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import pytest
 from cli_reports import BUSY, SHRUNK, THROTTLED, device, report
 
-from agent.cli.output.live import BELOW, ENTER, HOME, LEAVE, SOONEST_S, LiveTable, draw
+from agent.cli.output.live import BELOW, ENTER, HOME, LEAVE, MIN_PERIOD_S, LiveTable, draw
 from agent.cli.output.terminal import Style, can_redraw, style_of
 
 
@@ -25,14 +25,14 @@ class Terminal:
         self.seen = ""
 
     def read_until(self, text: str) -> str:
-        """What was written until ``text`` came; the test's own limit is the timeout."""
+        """Return what was written up to `text`; the limit of the test is the timeout."""
         while text not in self.seen:
             self.seen += os.read(self.master, 65536).decode("utf-8", "replace")
         before, _, self.seen = self.seen.partition(text)
         return before + text
 
     def table(self, style: Style | None = None) -> LiveTable:
-        """A live table on it, in the style given or its own."""
+        """Return a live table on the terminal, in `style` or the terminal's own."""
         return LiveTable(
             self.stream, lambda: style or style_of(self.stream, "never", {}), head=lambda _: "HEAD\n"
         )
@@ -46,7 +46,7 @@ def terminal() -> Iterator[Terminal]:
     terminal.stream.close()
 
 
-def test_a_table_is_drawn_redrawn_and_left_behind(terminal):
+def test_table_is_drawn_redrawn_and_printed_at_the_end(terminal):
     table = terminal.table()
     assert terminal.read_until("no report yet").startswith(f"{ENTER}{HOME}HEAD")
     table.show(report(device("cpu-node0")))
@@ -59,18 +59,18 @@ def test_a_table_is_drawn_redrawn_and_left_behind(terminal):
     assert "worker-7  1 device: 1 unhealthy" in terminal.read_until("warning: something")
 
 
-def test_a_burst_of_reports_shows_the_newest_and_few_others(terminal):
+def test_burst_of_reports_shows_the_newest_and_few_others(terminal):
     began_s = time.monotonic()
     table = terminal.table()
     for n in range(1000):
         table.show(report(*(device(f"gpu-{i}") for i in range(n % 3)), node=f"n{n}"))
     seen = terminal.read_until("n999  no devices")
     table.close()
-    assert seen.count(HOME) <= 1 + (time.monotonic() - began_s) / SOONEST_S
+    assert seen.count(HOME) <= 1 + (time.monotonic() - began_s) / MIN_PERIOD_S
 
 
-def test_a_terminal_that_is_stopped_holds_up_neither_reports_nor_the_end(terminal):
-    # Nobody reads the master: its buffer fills, and the drawing thread hangs in write(2).
+def test_stopped_terminal_blocks_neither_reports_nor_close(terminal):
+    # The master is not read: its buffer fills, and the drawing thread hangs in write(2).
     table = terminal.table(Style(colour=True))
     large = report(*(device(f"gpu-{i}", SHRUNK) for i in range(2000)))
     for _ in range(1000):
@@ -80,7 +80,7 @@ def test_a_terminal_that_is_stopped_holds_up_neither_reports_nor_the_end(termina
     terminal.read_until("gpu-1999")
 
 
-def test_a_terminal_that_goes_away_ends_the_drawing_only():
+def test_closed_terminal_ends_only_the_drawing():
     terminal = Terminal()
     table = terminal.table()
     terminal.read_until("no report yet")
@@ -90,7 +90,7 @@ def test_a_terminal_that_goes_away_ends_the_drawing_only():
     terminal.stream.close()
 
 
-def test_a_picture_fits_the_height_and_says_what_is_hidden():
+def test_frame_fits_the_height_and_counts_hidden_lines():
     text = "\n".join(f"line {n}" for n in range(50))
     drawn = draw(text, 20)
     assert drawn.count("\n") == 18
@@ -99,7 +99,7 @@ def test_a_picture_fits_the_height_and_says_what_is_hidden():
     assert "line 49" in draw(text, None)
 
 
-def test_the_log_stays_in_a_window_that_is_too_low_for_the_table():
+def test_log_stays_in_a_window_too_small_for_the_table():
     drawn = draw("\n".join(f"line {n}" for n in range(50)), 20, ["", "  warning: one", "  warning: two"])
     assert drawn.count("\n") == 18
     assert "… 35 more lines" in drawn
@@ -107,7 +107,7 @@ def test_the_log_stays_in_a_window_that_is_too_low_for_the_table():
     assert len(draw("table", 4, [f"warning {n}" for n in range(9)]).splitlines()) < 4
 
 
-def test_what_is_not_well_comes_first_where_not_all_can_be_seen(terminal):
+def test_worst_devices_come_first_in_a_small_window(terminal):
     healthy = [device(f"gpu-{n}") for n in range(40)]
     table = terminal.table()
     table.show(report(*healthy, device("gpu-40", THROTTLED), device("gpu-41", SHRUNK)))
@@ -120,7 +120,7 @@ def test_what_is_not_well_comes_first_where_not_all_can_be_seen(terminal):
     table.close()
 
 
-def test_only_a_terminal_that_can_move_its_cursor_is_redrawn(terminal, tmp_path):
+def test_only_a_capable_terminal_is_redrawn(terminal, tmp_path):
     assert can_redraw(terminal.stream, {"TERM": "xterm"})
     assert not can_redraw(terminal.stream, {"TERM": "dumb"})
     assert not can_redraw(terminal.stream, {})
@@ -128,7 +128,7 @@ def test_only_a_terminal_that_can_move_its_cursor_is_redrawn(terminal, tmp_path)
         assert not can_redraw(file, {"TERM": "xterm"})
 
 
-def test_the_style_follows_the_window(terminal):
+def test_style_follows_the_window_size(terminal):
     style = style_of(terminal.stream, "auto", {"TERM": "xterm"})
     assert (style.width, style.height, style.colour) == (100, 20, True)
     fcntl.ioctl(terminal.stream, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))

@@ -1,4 +1,4 @@
-"""The command itself: help, suggestions, and an exit code for each way in which it can end."""
+"""The command itself: help, suggestions, and the exit code of each error."""
 
 import os
 import re
@@ -12,7 +12,7 @@ from cli_reports import BUSY
 
 from agent import __version__
 from agent.cli.exits import EXIT_OF_ERROR, EXIT_OF_SEVERITY, INTERNAL, exit_of_severities
-from agent.cli.main import VERBS, build_parser, complain, main, verb_of
+from agent.cli.main import VERBS, build_parser, load_verb, main, report_error
 from agent.errors import (
     AgentUnreachable,
     Busy,
@@ -27,8 +27,8 @@ from agent.model.health import Severity
 REFERENCE = Path(__file__).parent.parent / "docs" / "configuration.md"
 
 
-def told(capsys: pytest.CaptureFixture[str], *argv: str) -> tuple[int, str]:
-    """Exit code and what was said on standard error."""
+def run(capsys: pytest.CaptureFixture[str], *argv: str) -> tuple[int, str]:
+    """Run the command; return exit code and standard error."""
     code = main(argv)
     out, err = capsys.readouterr()
     assert out == ""
@@ -47,11 +47,11 @@ def told(capsys: pytest.CaptureFixture[str], *argv: str) -> tuple[int, str]:
         ([Severity.DEGRADED, Severity.UNKNOWN, Severity.OK], 3),
     ],
 )
-def test_unhealthy_outranks_unknown_and_that_degraded(severities, code):
+def test_worst_severity_decides_the_exit_code(severities, code):
     assert exit_of_severities(severities) == code
 
 
-def test_no_device_is_no_knowledge_and_never_healthy():
+def test_no_device_exits_as_unknown():
     assert exit_of_severities([]) == 3
 
 
@@ -73,35 +73,35 @@ def test_every_severity_has_an_exit_code():
         (ProbeError("x"), 70),
     ],
 )
-def test_every_error_of_ours_has_an_exit_code_and_one_line(capsys, error, code):
-    assert complain(error) == code
+def test_every_error_class_has_an_exit_code_and_one_line(capsys, error, code):
+    assert report_error(error) == code
     assert capsys.readouterr().err == "drahealth: x\n"
 
 
-def test_an_error_from_a_nursery_is_the_error_inside(capsys):
-    assert complain(ExceptionGroup("nursery", [ExceptionGroup("inner", [ConfigError("x")])])) == 78
+def test_error_in_an_exception_group_is_unwrapped(capsys):
+    assert report_error(ExceptionGroup("nursery", [ExceptionGroup("inner", [ConfigError("x")])])) == 78
     assert capsys.readouterr().err == "drahealth: x\n"
 
 
-def test_ctrl_c_is_quiet(capsys):
-    assert complain(KeyboardInterrupt()) == 130
+def test_ctrl_c_prints_nothing(capsys):
+    assert report_error(KeyboardInterrupt()) == 130
     assert capsys.readouterr().err == ""
 
 
-def test_a_mistake_of_ours_shows_its_traceback(capsys):
+def test_unexpected_exception_shows_its_traceback(capsys):
     def fails() -> None:
-        raise ZeroDivisionError("ours")
+        raise ZeroDivisionError("bug")
 
     with pytest.raises(ZeroDivisionError) as caught:
         fails()
-    assert complain(caught.value) == INTERNAL == 70
+    assert report_error(caught.value) == INTERNAL == 70
     err = capsys.readouterr().err
     assert "in fails" in err
-    assert err.endswith("drahealth: this is a mistake in drahealth; please report it with the lines above\n")
+    assert err.endswith("drahealth: this is a bug in drahealth; please report it with the lines above\n")
 
 
-def test_two_errors_at_once_are_shown_in_full(capsys):
-    assert complain(ExceptionGroup("both", [ConfigError("x"), ValueError("y")])) == INTERNAL
+def test_group_of_two_errors_is_shown_in_full(capsys):
+    assert report_error(ExceptionGroup("both", [ConfigError("x"), ValueError("y")])) == INTERNAL
     assert "ConfigError: x" in capsys.readouterr().err
 
 
@@ -109,42 +109,42 @@ def test_two_errors_at_once_are_shown_in_full(capsys):
 
 
 @pytest.mark.parametrize(
-    ("argv", "words"),
+    ("argv", "error"),
     [
         (
             ["scna"],
-            "'scna' is none of run, scan, watch, status, explain, audit, prepares, history, classify, "
+            "'scna' is not one of run, scan, watch, status, explain, audit, prepares, history, classify, "
             "checks, conform; did you mean 'scan'?\ntry 'drahealth --help'",
         ),
         (
             ["zzz"],
-            "'zzz' is none of run, scan, watch, status, explain, audit, prepares, history, classify, "
+            "'zzz' is not one of run, scan, watch, status, explain, audit, prepares, history, classify, "
             "checks, conform\ntry 'drahealth --help'",
         ),
-        (["run", "--perid", "1s"], "'--perid' is no argument of run; did you mean '--period'?"),
-        (["run", "--driverr=x"], "'--driverr' is no argument of run; did you mean '--driver'?"),
-        (["watch", "--onse"], "'--onse' is no argument of watch; did you mean '--once'?"),
-        (["scan", "extra"], "'extra' is no argument of scan\ntry 'drahealth scan --help'"),
+        (["run", "--perid", "1s"], "'--perid' is not an argument of run; did you mean '--period'?"),
+        (["run", "--driverr=x"], "'--driverr' is not an argument of run; did you mean '--driver'?"),
+        (["watch", "--onse"], "'--onse' is not an argument of watch; did you mean '--once'?"),
+        (["scan", "extra"], "'extra' is not an argument of scan\ntry 'drahealth scan --help'"),
         (
             ["scan", "-o", "jsn"],
-            "'jsn' is none of table, json; did you mean 'json'?\ntry 'drahealth scan --help'",
+            "'jsn' is not one of table, json; did you mean 'json'?\ntry 'drahealth scan --help'",
         ),
-        (["run", "--peri", "1s"], "'--peri' is no argument of run; did you mean '--period'?"),
+        (["run", "--peri", "1s"], "'--peri' is not an argument of run; did you mean '--period'?"),
         ([], "the following arguments are required: VERB"),
         (["scan", "--config"], "argument --config: expected one argument"),
     ],
 )
-def test_a_mistyped_command_line_is_64_with_a_suggestion(capsys, argv, words):
-    code, err = told(capsys, *argv)
+def test_mistyped_command_line_exits_64_with_a_suggestion(capsys, argv, error):
+    code, err = run(capsys, *argv)
     assert code == 64
-    assert err.startswith(f"drahealth: {words}")
+    assert err.startswith(f"drahealth: {error}")
 
 
 @pytest.mark.parametrize(
-    ("argv", "code", "words"),
+    ("argv", "code", "error"),
     [
         (["run", "--period", "5ms"], 78, "--period: 5ms is below the limit of 10ms"),
-        (["run", "--driver", "A_b"], 78, "--driver: driver name 'A_b' is no DNS subdomain"),
+        (["run", "--driver", "A_b"], 78, "--driver: driver name 'A_b' is not a DNS subdomain"),
         (["scan", "--config", "/none.toml"], 78, "/none.toml: No such file or directory"),
         (["status", "--runtime-dir", "/none"], 69, "/none/agent.sock: no such socket; is the agent running?"),
         (["watch", "--runtime-dir", "/none"], 69, "/none/agent.sock: no such socket; is the agent running?"),
@@ -152,21 +152,21 @@ def test_a_mistyped_command_line_is_64_with_a_suggestion(capsys, argv, words):
         (["watch", "--once", "/none.sock"], 69, "/none.sock: no such socket; is the agent running?"),
     ],
 )
-def test_errors_of_the_verbs_reach_the_exit_code(capsys, argv, code, words):
-    assert told(capsys, *argv)[0] == code
-    assert told(capsys, *argv)[1].startswith(f"drahealth: {words}")
+def test_error_of_a_verb_decides_the_exit_code(capsys, argv, code, error):
+    assert run(capsys, *argv)[0] == code
+    assert run(capsys, *argv)[1].startswith(f"drahealth: {error}")
 
 
-def test_the_file_can_be_named_in_the_environment_and_a_flag_wins(capsys, monkeypatch):
+def test_config_flag_overrides_the_environment(capsys, monkeypatch):
     monkeypatch.setenv("DRAHEALTH_CONFIG", "/none.toml")
-    assert told(capsys, "status") == (78, "drahealth: /none.toml: No such file or directory\n")
-    assert told(capsys, "status", "--config", "/nor.toml") == (
+    assert run(capsys, "status") == (78, "drahealth: /none.toml: No such file or directory\n")
+    assert run(capsys, "status", "--config", "/nor.toml") == (
         78,
         "drahealth: /nor.toml: No such file or directory\n",
     )
 
 
-def test_the_version(capsys):
+def test_version_is_printed(capsys):
     assert main(["--version"]) == 0
     assert capsys.readouterr().out == f"drahealth {__version__}\n"
 
@@ -183,8 +183,8 @@ def test_help_starts_with_two_examples(capsys, argv):
     assert lines[3:5] == ["", next(line for line in lines if line.startswith("usage: drahealth"))]
 
 
-@pytest.mark.parametrize("verb", [verb_of(name) for name in VERBS], ids=VERBS)
-def test_the_examples_are_command_lines_that_parse(verb):
+@pytest.mark.parametrize("verb", [load_verb(name) for name in VERBS], ids=VERBS)
+def test_examples_in_help_can_be_parsed(verb):
     parser, _ = build_parser()
     for command, _ in verb.examples:
         program, *argv = shlex.split(command.partition(" |")[0])
@@ -192,19 +192,19 @@ def test_the_examples_are_command_lines_that_parse(verb):
         assert parser.parse_args(argv).verb == verb.name
 
 
-def test_every_flag_is_in_the_reference_with_the_verbs_that_take_it():
+def test_every_flag_is_in_the_reference_with_its_verbs():
     _, parsers = build_parser()
-    takers: dict[str, set[str]] = {}
+    verbs_of: dict[str, set[str]] = {}
     for name, parser in parsers.items():
         for flag in re.findall(r"--[a-z-]+", parser.format_usage().replace("[-o {", "[--output {")):
-            takers.setdefault(flag, set()).add(name)
+            verbs_of.setdefault(flag, set()).add(name)
     rows = {}
     for line in REFERENCE.read_text().splitlines():
         cells = [cell.strip() for cell in line.strip("|").split("|")]
         if flags := re.findall(r"`(--[a-z-]+)`", cells[0]):
             (verbs,) = (cell for cell in cells if re.fullmatch(r"all|(`[a-z]+`(, )?)+", cell))
             rows[flags[0]] = set(parsers) if verbs == "all" else set(re.findall(r"\w+", verbs))
-    assert rows == takers
+    assert rows == verbs_of
 
 
 def test_every_exit_code_is_in_the_reference():
@@ -215,7 +215,7 @@ def test_every_exit_code_is_in_the_reference():
 # --- as a process ------------------------------------------------------------------------------------------
 
 
-def test_help_and_a_mistake_cost_no_event_loop_and_no_grpc():
+def test_help_and_usage_errors_load_no_event_loop_and_no_grpc():
     heavy = {"trio", "asyncio", "grpclib", "betterproto", "psutil", "cffi", "agent.app.daemon", "agent.serve"}
     code = """
 import sys
@@ -229,17 +229,17 @@ print(*sys.modules, file=sys.stderr)
     assert heavy.isdisjoint(done.stderr.splitlines()[-1].split())
 
 
-def test_an_agent_has_nothing_of_what_is_embedded_and_no_betterproto():
-    """They are 7 MiB, which an agent that serves health alone would never use. Nor does it know words for who
-    uses what, before a kubelet is there that knows claims."""
+def test_agent_loads_no_embedding_code_and_no_betterproto():
+    """Embedding code takes 7 MiB, which an agent that only serves health never uses. The consumer model is
+    loaded only once a kubelet with claims exists."""
     heavy = {"agent.api", "agent.embed", "betterproto", "dateutil", "email", "google.protobuf", "psutil"}
-    heavy |= {"agent.model.claim_sources", "agent.model.uses", "agent.sources.kubelet_checkpoint"}
+    heavy |= {"agent.model.claim_sources", "agent.model.uses", "agent.sources.kubelet_state"}
     code = """
 import sys
 from agent.app import daemon
 from agent.serve.health.service import HealthService
-from agent.serve.grpc.codec import Codec, Unread
-Codec().decode(b"", Unread)
+from agent.serve.grpc.codec import Codec, UnreadRequest
+Codec().decode(b"", UnreadRequest)
 print(*sys.modules)
 import agent
 print(agent.Monitor.__module__)
@@ -251,7 +251,7 @@ print(agent.Monitor.__module__)
     assert module == "agent.embed.monitor"
 
 
-def test_a_reader_that_went_away_ends_it_quietly_with_141():
+def test_closed_pipe_exits_141_without_a_message():
     read, write = os.pipe()
     os.close(read)
     command = [sys.executable, "-m", "agent", "scan", "-o", "json"]

@@ -1,4 +1,4 @@
-"""Where what the commands say does not arrive: they say so in one line, and never exit as if it had."""
+"""Output that cannot be written: commands report it in one line and exit with an error code."""
 
 import fcntl
 import os
@@ -27,19 +27,19 @@ VERBS = [
     "checks",
     "conform --checks",
 ]
-"""Command lines that need no agent, and say something."""
+"""Command lines that need no agent and print something."""
 
 
 def shell(redirected: str, *command: str) -> subprocess.CompletedProcess[str]:
-    """The command with its descriptors as a shell redirects them, ``>&-``."""
+    """Run the command with redirections of a shell, such as ``>&-``."""
     script = f"{shlex.join(command)} {redirected}"
     return subprocess.run(
         ["sh", "-c", script], capture_output=True, text=True, check=False, timeout=PATIENCE_S
     )
 
 
-def own(directory: Path) -> list[str]:
-    """What keeps a command from what this machine has."""
+def isolated(directory: Path) -> list[str]:
+    """Return a prefix that keeps a command away from the files of this machine."""
     return ["env", *(f"DRAHEALTH_{name}_DIR={directory}" for name in ("STATE", "RUNTIME", "KUBELET"))]
 
 
@@ -48,15 +48,15 @@ def own(directory: Path) -> list[str]:
 
 @pytest.mark.parametrize("verb", VERBS)
 @pytest.mark.parametrize(
-    ("redirected", "why"), [(">/dev/full", "No space left on device"), (">&-", "Bad file descriptor")]
+    ("redirected", "reason"), [(">/dev/full", "No space left on device"), (">&-", "Bad file descriptor")]
 )
-def test_output_that_does_not_arrive_is_74_and_one_line(tmp_path, verb, redirected, why):
-    done = shell(redirected, *own(tmp_path), *AGENT, *verb.split())
+def test_failed_output_exits_74_with_one_line(tmp_path, verb, redirected, reason):
+    done = shell(redirected, *isolated(tmp_path), *AGENT, *verb.split())
     assert (done.returncode, done.stdout) == (74, "")
-    assert done.stderr == f"drahealth: standard output: {why}\n"
+    assert done.stderr == f"drahealth: standard output: {reason}\n"
 
 
-def test_of_an_output_that_is_cut_off_by_a_full_disk_it_is_said(tmp_path):
+def test_output_cut_off_by_a_full_disk_exits_74(tmp_path):
     program = """
 import subprocess, sys
 open("full", "wb").write(bytes(64 << 10))
@@ -72,8 +72,8 @@ print(0 < open("out", "rb").seek(0, 2) < 100_000)
     ]
 
 
-def test_a_reader_that_goes_away_in_the_middle_is_141_and_silence(tmp_path):
-    """More than a pipe holds is written, and a part of it read."""
+def test_pipe_closed_while_printing_exits_141_without_a_message(tmp_path):
+    """The command writes more than a pipe holds, and a part of it is read."""
     command = [*AGENT, "checks", "-o", "markdown"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         process.stdout.readline()
@@ -82,8 +82,8 @@ def test_a_reader_that_goes_away_in_the_middle_is_141_and_silence(tmp_path):
         assert process.wait() == 141
 
 
-def test_a_pipe_that_does_not_block_is_waited_for():
-    """Whoever has the other end of a terminal or a pipe may have made it so, and read slowly."""
+def test_non_blocking_pipe_is_waited_for():
+    """Another process that shares a pipe may have made it non-blocking, and may read slowly."""
     read, write = os.pipe()
     fcntl.fcntl(write, fcntl.F_SETPIPE_SZ, 4096)  # it is soon full
     os.set_blocking(write, False)
@@ -98,22 +98,22 @@ def test_a_pipe_that_does_not_block_is_waited_for():
 
 
 @pytest.mark.parametrize("redirected", ["2>/dev/full", "2>&-", ">&- 2>&-", ">/dev/full 2>&1"])
-def test_a_mistake_that_cannot_be_told_is_still_the_exit_code(redirected):
+def test_error_that_cannot_be_printed_keeps_its_exit_code(redirected):
     done = shell(redirected, *AGENT, "scna")
     assert (done.returncode, done.stdout, done.stderr) == (64, "", "")
 
 
-def test_who_talks_to_a_closed_standard_error_fails_and_who_is_silent_does_not(tmp_path):
-    silent = shell("2>&-", *own(tmp_path), *AGENT, "history")
+def test_closed_standard_error_fails_only_commands_that_use_it(tmp_path):
+    silent = shell("2>&-", *isolated(tmp_path), *AGENT, "history")
     assert (silent.returncode, silent.stderr) == (0, "")
     (tmp_path / "prepares.json").mkdir()
     file = str(tmp_path / "prepares.json")
-    assert shell("", *own(tmp_path), *AGENT, "prepares", "--file", file).returncode == 70
-    assert shell("2>&-", *own(tmp_path), *AGENT, "prepares", "--file", file).returncode == 74
+    assert shell("", *isolated(tmp_path), *AGENT, "prepares", "--file", file).returncode == 70
+    assert shell("2>&-", *isolated(tmp_path), *AGENT, "prepares", "--file", file).returncode == 74
 
 
 def test_no_file_gets_the_number_of_a_closed_descriptor(tmp_path):
-    """Else who prints would write into it."""
+    """Otherwise printed text would be written into the file."""
     program = """
 import os, sys
 from agent.system.output import open_outputs
@@ -125,11 +125,10 @@ assert os.open(sys.argv[1], os.O_RDWR | os.O_CREAT) > 2
     assert file.read_bytes() == b""
 
 
-def test_a_log_on_a_full_disk_costs_its_lines_and_stops_nobody():
+def test_log_on_a_full_disk_loses_lines_and_continues():
     program = """
 import logging, sys, warnings
-from agent.cli.output.log import LineFormatter, log_to
-from agent.cli.output.report_log import ReportLog
+from agent.cli.output.log import LineFormatter, ReportLog, log_to
 from agent.system.output import open_outputs
 open_outputs()
 log = ReportLog(sys.stderr, LineFormatter(journal=False))
@@ -143,12 +142,12 @@ print("lives", log.close())
         assert (done.returncode, done.stdout, done.stderr) == (0, "lives True\n", "")
 
 
-def test_a_line_of_a_library_that_cannot_be_written_stops_nobody():
+def test_library_log_line_that_cannot_be_written_is_dropped():
     program = """
 import logging
 from agent.system.output import open_outputs
 open_outputs()
-logging.getLogger("agent.somebody").warning("a line")
+logging.getLogger("agent.example").warning("a line")
 print("lives")
 """
     for redirected in ("2>/dev/full", "2>&-"):
@@ -160,13 +159,13 @@ print("lives")
 
 
 @pytest.mark.parametrize("arguments", ["--help", "--check bytes"])
-def test_the_bench_does_so_too(arguments):
+def test_bench_output_that_fails_exits_74(arguments):
     done = shell(">/dev/full", *BENCH, *arguments.split())
     assert done.returncode == 74
     assert done.stderr == "python -m agent.bench: standard output: No space left on device\n"
 
 
-def test_a_bench_whose_reader_went_away_is_141():
+def test_bench_with_a_closed_pipe_exits_141():
     read, write = os.pipe()
     os.close(read)
     done = subprocess.run([*BENCH, "--help"], stdout=write, stderr=subprocess.PIPE, text=True, check=False)

@@ -1,4 +1,4 @@
-"""``drahealth prepares``: what every driver remembers, worst first, and what can be said at all."""
+"""``drahealth prepares``: the last prepare of each claim, worst first, and the list of codes."""
 
 import json
 import os
@@ -8,15 +8,21 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
-from prepare_paper import DRIVER, NOW, claim, verdict
+from prepare_samples import DRIVER, NOW, claim, verdict
 
 from agent.cli.main import main
 from agent.cli.output.terminal import Style
-from agent.cli.prepares.codes import CLASSES, markdown, render_codes
-from agent.cli.prepares.text import claims_of, exit_of, render
+from agent.cli.prepares.text import (
+    CLASSES,
+    exit_of,
+    prepare_records,
+    render,
+    render_codes,
+    render_codes_markdown,
+)
 from agent.model.claim import ClaimRef
 from agent.model.prepare import ErrorClass
-from agent.prepare import ledger as books
+from agent.prepare import ledger as ledgers
 from agent.prepare.ledger import PrepareLedger
 from agent.prepare.taxonomy import TAXONOMY
 from agent.store.prepares import FILE, Prepares, save
@@ -31,24 +37,24 @@ PASSES = replace(
 )
 
 
-def book_of(*said: tuple[str, object], at: float = NOW) -> PrepareLedger:
-    """How the prepares of these claims ended; None: well."""
-    book = PrepareLedger()
-    for number, (name, one) in enumerate(said):
+def ledger_of(*results: tuple[str, object], at: float = NOW) -> PrepareLedger:
+    """Return a ledger with these claims, each with the verdict of its failure or None."""
+    ledger = PrepareLedger()
+    for number, (name, one) in enumerate(results):
         if one is None:
-            book = books.succeeded(book, claim(name), "", at + number, "1.2")
+            ledger = ledgers.succeeded(ledger, claim(name), "", at + number, "1.2")
         else:
-            book, _ = books.failed(book, claim(name), "", one, at + number, "1.2")
-    return book
+            ledger, _ = ledgers.failed(ledger, claim(name), "", one, at + number, "1.2")
+    return ledger
 
 
-MANY = book_of(("ok", None), ("passes", PASSES), ("broken", XID), ("gone", verdict()))
-MANY = books.unprepared(MANY, claim("gone").ref, NOW + 60)
+MANY = ledger_of(("ok", None), ("passes", PASSES), ("broken", XID), ("gone", verdict()))
+MANY = ledgers.unprepared(MANY, claim("gone").ref, NOW + 60)
 
 
 @dataclass
 class Node:
-    """The directories of a node."""
+    """Directories of a node."""
 
     root: Path
 
@@ -60,18 +66,18 @@ class Node:
     def state(self) -> Path:
         return self.root / "state"
 
-    def keep(self, book: PrepareLedger, driver: str = DRIVER, *, by_agent: bool = False) -> Path:
-        """Puts a driver's book where it belongs."""
+    def store(self, ledger: PrepareLedger, driver: str = DRIVER, *, by_agent: bool = False) -> Path:
+        """Write the ledger of a driver and return its path."""
         directory = (
             self.state / "drivers" / driver if by_agent else self.kubelet / "plugins" / driver / "drahealth"
         )
-        save(directory, driver, "1.2", book, NOW + 100)
+        save(directory, driver, "1.2", ledger, NOW + 100)
         return directory / FILE
 
     def run(self, capsys: pytest.CaptureFixture[str], *argv: str) -> tuple[int, str, str]:
-        """Exit code, output, complaints."""
-        places = ["--kubelet-dir", str(self.kubelet), "--state-dir", str(self.state)]
-        code = main(["prepares", *places, *argv])
+        """Run the command; return exit code, output and errors."""
+        roots = ["--kubelet-dir", str(self.kubelet), "--state-dir", str(self.state)]
+        code = main(["prepares", *roots, *argv])
         return code, *capsys.readouterr()
 
 
@@ -80,15 +86,15 @@ def node(tmp_path: Path) -> Node:
     return Node(tmp_path)
 
 
-def shown(book: PrepareLedger, **style: object) -> str:
-    found = [Prepares(DRIVER, "1.2", book)]
-    return render(claims_of(found), found, Style(**style), now_s=NOW + 100, whole=False)
+def shown(ledger: PrepareLedger, **style: object) -> str:
+    found = [Prepares(DRIVER, "1.2", ledger)]
+    return render(prepare_records(found), found, Style(**style), now_s=NOW + 100, whole=False)
 
 
 # --- the list ----------------------------------------------------------------------------------------------
 
 
-def test_those_that_fail_come_first_each_with_what_to_do():
+def test_failing_claims_come_first_with_advice():
     assert shown(MANY) == (
         "4 claims: 1 failing for good, 1 failing, 1 prepared, 1 over\n"
         "\n"
@@ -109,46 +115,49 @@ def test_those_that_fail_come_first_each_with_what_to_do():
     )
 
 
-def test_the_list_is_ascii_where_the_terminal_is_and_coloured_where_it_is_asked_for():
+def test_list_is_ascii_or_coloured_as_the_style_is():
     plain, painted = shown(MANY, unicode=False), shown(MANY, colour=True)
     assert plain.isascii()
     assert "\x1b[31mfailed-device\x1b[0m" in painted
     assert re.sub(r"\x1b\[[0-9;]*m", "", painted) == shown(MANY)
 
 
-def test_what_a_driver_says_cannot_move_the_cursor():
+def test_driver_text_with_control_characters_is_cleaned():
     odd = replace(XID, code="a.b", summary="\x1b[2J\nno", advice="\x07", evidence=("\x1b",))
-    assert "\x1b" not in shown(book_of(("x", odd)))
-    assert "\x07" not in shown(book_of(("x", odd)))
+    assert "\x1b" not in shown(ledger_of(("x", odd)))
+    assert "\x07" not in shown(ledger_of(("x", odd)))
 
 
-def test_a_line_fits_the_window():
+def test_lines_fit_the_terminal():
     long = replace(XID, summary="word " * 60, advice="more " * 60)
-    body = [line for line in shown(book_of(("x", long)), width=80).splitlines() if line.startswith("    ")]
+    body = [line for line in shown(ledger_of(("x", long)), width=80).splitlines() if line.startswith("    ")]
     assert len(body) > 6
     assert max(map(len, body)) < 80
 
 
 @pytest.mark.parametrize(
-    ("said", "code"),
+    ("results", "code"),
     [
         ([], 0),
         ([None, None], 0),
         ([None, PASSES], 1),
         ([verdict(ErrorClass.UNKNOWN, "driver.error")], 1),
-        *(([PASSES, verdict(kind, "a.b")], 2) for kind in sorted(books.STICKY)),
+        *(([PASSES, verdict(kind, "a.b")], 2) for kind in sorted(ledgers.CACHED_CLASSES)),
     ],
 )
-def test_the_worst_claim_is_the_exit_code(said, code):
-    book = book_of(*((str(number), one) for number, one in enumerate(said)))
-    assert exit_of(claims_of([Prepares(DRIVER, "", book)])) == code
+def test_worst_claim_decides_the_exit_code(results, code):
+    ledger = ledger_of(*((str(number), one) for number, one in enumerate(results)))
+    assert exit_of(prepare_records([Prepares(DRIVER, "", ledger)])) == code
 
 
-def test_a_claim_that_is_no_longer_there_fails_nobody():
-    book = books.unprepared(book_of(("a", XID)), claim("a").ref, NOW)
-    assert exit_of(claims_of([Prepares(DRIVER, "", book)])) == 0
+def test_unprepared_claim_does_not_fail_the_exit_code():
+    ledger = ledgers.unprepared(ledger_of(("a", XID)), claim("a").ref, NOW)
+    assert exit_of(prepare_records([Prepares(DRIVER, "", ledger)])) == 0
     assert (
-        claims_of([Prepares(DRIVER, "", books.unprepared(book_of(("a", None)), claim("a").ref, NOW))]) == ()
+        prepare_records(
+            [Prepares(DRIVER, "", ledgers.unprepared(ledger_of(("a", None)), claim("a").ref, NOW))]
+        )
+        == ()
     )
 
 
@@ -156,9 +165,9 @@ def test_a_claim_that_is_no_longer_there_fails_nobody():
 
 
 def test_every_driver_of_the_node_is_listed(node, capsys):
-    node.keep(book_of(("a", None)))
-    node.keep(book_of(("b", PASSES)), "cpu.example.com", by_agent=True)
-    elsewhere = node.keep(book_of(("c", None)), "net.example.com").rename(node.root / "c.json")
+    node.store(ledger_of(("a", None)))
+    node.store(ledger_of(("b", PASSES)), "cpu.example.com", by_agent=True)
+    elsewhere = node.store(ledger_of(("c", None)), "net.example.com").rename(node.root / "c.json")
     code, out, err = node.run(capsys, "--file", str(elsewhere), "-o", "json")
     assert (code, err) == (1, "")
     found = json.loads(out)
@@ -170,8 +179,8 @@ def test_every_driver_of_the_node_is_listed(node, capsys):
     ]
 
 
-def test_one_driver_can_be_asked_for(node, capsys):
-    node.keep(book_of(("a", None)))
+def test_driver_flag_selects_one_driver(node, capsys):
+    node.store(ledger_of(("a", None)))
     broken = node.kubelet / "plugins" / "cpu.example.com" / "drahealth"
     broken.mkdir(parents=True)
     (broken / FILE).write_text("{")
@@ -180,8 +189,8 @@ def test_one_driver_can_be_asked_for(node, capsys):
     assert "team/a" in out
 
 
-def test_programs_get_every_field(node, capsys):
-    node.keep(MANY)
+def test_json_has_every_field(node, capsys):
+    node.store(MANY)
     code, out, _ = node.run(capsys, "broken", "-o", "json")
     (one,) = json.loads(out)["claims"]
     assert code == 2
@@ -214,13 +223,13 @@ def test_programs_get_every_field(node, capsys):
             "last": "2026-09-21T14:13:22Z",
         },
     }
-    (told,) = json.loads(out)["foundBroken"]
-    assert (told["name"], told["code"], told["excused"]) == ("gpu-0", "gpu.xid.79", None)
+    (fault,) = json.loads(out)["foundBroken"]
+    assert (fault["name"], fault["code"], fault["excused"]) == ("gpu-0", "gpu.xid.79", None)
 
 
 @pytest.mark.parametrize("name", ["broken", "team/broken", "uid-broken"])
-def test_one_claim_is_shown_in_full(node, capsys, name):
-    node.keep(MANY)
+def test_named_claim_is_shown_in_full(node, capsys, name):
+    node.store(MANY)
     code, out, _ = node.run(capsys, name)
     assert code == 2
     assert "uid-broken" in out
@@ -228,8 +237,8 @@ def test_one_claim_is_shown_in_full(node, capsys, name):
     assert "team/passes" not in out
 
 
-def test_a_claim_that_nobody_knows_is_a_mistake_with_a_suggestion(node, capsys):
-    node.keep(MANY)
+def test_unknown_claim_is_refused_with_a_suggestion(node, capsys):
+    node.store(MANY)
     assert node.run(capsys, "team/brokn") == (
         64,
         "",
@@ -237,7 +246,7 @@ def test_a_claim_that_nobody_knows_is_a_mistake_with_a_suggestion(node, capsys):
     )
 
 
-def test_where_there_is_nothing_it_says_where_it_looked_and_what_to_do(node, capsys):
+def test_empty_list_names_the_searched_places(node, capsys):
     (node.kubelet / "plugins").mkdir(parents=True)
     drivers = node.state / "drivers"
     assert node.run(capsys) == (
@@ -245,23 +254,23 @@ def test_where_there_is_nothing_it_says_where_it_looked_and_what_to_do(node, cap
         "no prepare of a claim is known\n"
         "\n"
         f"  looked for  {node.kubelet}/plugins/*/drahealth/prepares.json\n"
-        f"              {drivers}/*/prepares.json ({drivers} is not there)\n"
-        "  written by  DRA drivers that embed drahealth, at every claim that they prepare on this node\n"
+        f"              {drivers}/*/prepares.json ({drivers} does not exist)\n"
+        "  written by  DRA drivers that embed drahealth, when they prepare a claim on this node\n"
         "  elsewhere   --kubelet-dir for another root of the kubelet, --file for one driver's file\n"
-        "  to try      drahealth classify --errno ENOSPC --doing cdi: what would be said of an error\n",
+        "  to try      drahealth classify --errno ENOSPC --doing cdi: how an error would be classified\n",
         "",
     )
 
 
-def test_a_driver_that_has_no_claim_was_heard_all_the_same(node, capsys):
-    node.keep(PrepareLedger())
+def test_driver_without_claims_is_listed_as_found(node, capsys):
+    node.store(PrepareLedger())
     code, out, err = node.run(capsys, "--driver", DRIVER)
     assert (code, err) == (0, "")
     assert f"  found       {DRIVER} 1.2: no claim\n" in out
 
 
-def test_programs_are_told_where_was_looked(node, capsys):
-    elsewhere = node.keep(MANY).rename(node.root / "c.json")
+def test_json_has_the_searched_places(node, capsys):
+    elsewhere = node.store(MANY).rename(node.root / "c.json")
     _, out, _ = node.run(capsys, "--file", str(elsewhere), "-o", "json")
     assert json.loads(out)["lookedFor"] == [
         f"{node.kubelet}/plugins/*/drahealth/prepares.json",
@@ -270,18 +279,18 @@ def test_programs_are_told_where_was_looked(node, capsys):
     ]
 
 
-def test_a_file_that_is_broken_is_named_left_alone_and_hides_no_other(node, capsys):
-    node.keep(book_of(("a", XID)))
-    broken = node.keep(PrepareLedger(), "cpu.example.com")
+def test_corrupt_file_is_named_and_hides_no_other(node, capsys):
+    node.store(ledger_of(("a", XID)))
+    broken = node.store(PrepareLedger(), "cpu.example.com")
     broken.write_text("nonsense")
     code, out, err = node.run(capsys)
     assert code == 70
-    assert err.startswith(f"drahealth: {broken}: is not understood: JSON is malformed")
+    assert err.startswith(f"drahealth: {broken}: cannot be parsed: JSON is malformed")
     assert "team/a" in out
     assert broken.read_text() == "nonsense"
 
 
-def test_a_file_that_was_named_must_be_there(node, capsys):
+def test_missing_file_of_the_flag_is_an_error(node, capsys):
     missing = str(node.root / "none.json")
     code, out, err = node.run(capsys, "--file", missing)
     assert (code, err) == (70, f"drahealth: {missing}: No such file or directory\n")
@@ -290,8 +299,8 @@ def test_a_file_that_was_named_must_be_there(node, capsys):
 
 @pytest.fixture
 def locked(node: Node) -> Iterator[Path]:
-    """Drivers' directories that this user may not look into, whoever runs the tests."""
-    node.keep(MANY)
+    """Directory of drivers that this user may not read, also if the tests run as root."""
+    node.store(MANY)
     plugins = node.kubelet / "plugins"
     plugins.chmod(0)
     before = os.geteuid()
@@ -302,19 +311,19 @@ def locked(node: Node) -> Iterator[Path]:
     plugins.chmod(0o700)
 
 
-def test_what_this_user_may_not_read_is_77_and_named(node, locked, capsys):
+def test_unreadable_directory_exits_77_and_is_named(node, locked, capsys):
     code, _, err = node.run(capsys)
     assert code == 77
     assert f"drahealth: {locked}: Permission denied\n" in err
 
 
-def test_the_list_has_no_page_of_markdown(node, capsys):
+def test_markdown_of_the_list_is_refused(node, capsys):
     code, _, err = node.run(capsys, "-o", "markdown")
     assert code == 64
-    assert "-o markdown is for --codes" in err
+    assert "-o markdown: only with --codes" in err
 
 
-def test_a_bad_configuration_is_78(node, capsys, monkeypatch):
+def test_invalid_configuration_exits_78(node, capsys, monkeypatch):
     monkeypatch.setenv("DRAHEALTH_PERIOD", "1ns")
     code, _, err = node.run(capsys)
     assert code == 78
@@ -324,30 +333,30 @@ def test_a_bad_configuration_is_78(node, capsys, monkeypatch):
 # --- the codes ---------------------------------------------------------------------------------------------
 
 
-def test_every_class_says_what_it_means():
+def test_every_class_has_a_meaning():
     assert set(CLASSES) == set(ErrorClass)
 
 
-def test_every_code_is_on_the_page_and_in_the_list_with_what_to_do():
-    page, listed = markdown(TAXONOMY), render_codes(TAXONOMY, Style())
+def test_every_code_is_on_the_page_and_in_the_list():
+    page, listed = render_codes_markdown(TAXONOMY), render_codes(TAXONOMY, Style())
     for row in TAXONOMY:
         assert f"| `{row.code}` |" in page
         assert f"  {row.code} " in listed
         assert f"→ {row.advice}" in listed
 
 
-def test_no_text_breaks_a_table_of_the_page():
-    rows = [line for line in markdown(TAXONOMY).splitlines() if line.startswith("| ")]
+def test_markdown_rows_have_the_same_number_of_cells():
+    rows = [line for line in render_codes_markdown(TAXONOMY).splitlines() if line.startswith("| ")]
     assert {len(re.findall(r"(?<!\\)\|", row)) for row in rows} == {6}
 
 
-def test_the_page_is_current():
-    assert PAGE.read_text() == markdown(TAXONOMY), (
+def test_prepare_errors_page_is_up_to_date():
+    assert PAGE.read_text() == render_codes_markdown(TAXONOMY), (
         "drahealth prepares --codes -o markdown > docs/prepare-errors.md"
     )
 
 
-def test_codes_are_found_by_their_beginning(capsys):
+def test_codes_are_found_by_their_first_parts(capsys):
     assert main(["prepares", "--codes", "cdi", "-o", "json"]) == 0
     codes = json.loads(capsys.readouterr().out)["codes"]
     assert {one["code"].partition(".")[0] for one in codes} == {"cdi"}
@@ -361,21 +370,21 @@ def test_codes_are_found_by_their_beginning(capsys):
     ("code", "family"),
     [("os.enoent", "os.*"), ("gpu.xid.79", "gpu.xid.*"), ("driver.bug.key_error", "driver.bug.*")],
 )
-def test_a_code_of_an_event_is_found_by_its_family(capsys, code, family):
+def test_code_of_an_event_is_found_by_its_family(capsys, code, family):
     assert main(["prepares", "--codes", code, "-o", "json"]) == 0
     assert {one["code"] for one in json.loads(capsys.readouterr().out)["codes"]} == {family}
 
 
-def test_a_beginning_of_no_code_is_a_mistake_with_a_suggestion(capsys):
+def test_unknown_code_is_refused_with_a_suggestion(capsys):
     assert main(["prepares", "--codes", "cdi.wirte"]) == 64
     err = capsys.readouterr().err
     assert "did you mean 'cdi.write'?" in err
-    assert "it may be one of 'drahealth checks', or the driver's own" in err
+    assert "it may be the code of a check (see 'drahealth checks'), or the driver's own" in err
 
 
-def test_a_claim_of_two_drivers_is_listed_for_each():
-    found = [Prepares(name, "", book_of(("a", None))) for name in (DRIVER, "net.example.com")]
-    assert [(one.driver, one.ref) for one in claims_of(found)] == [
+def test_claim_of_two_drivers_is_listed_for_each():
+    found = [Prepares(name, "", ledger_of(("a", None))) for name in (DRIVER, "net.example.com")]
+    assert [(one.driver, one.claim) for one in prepare_records(found)] == [
         (DRIVER, ClaimRef("team", "a", "uid-a")),
         ("net.example.com", ClaimRef("team", "a", "uid-a")),
     ]

@@ -1,4 +1,4 @@
-"""Process facts for ``scan``: which processes, and that those that vanish or hide are no error."""
+"""Process facts for ``scan``: selected processes; processes that vanish or hide are no error."""
 
 import os
 import time
@@ -8,7 +8,7 @@ import psutil
 import pytest
 from named_process import named_process
 
-from agent.sources.processes import read_processes, role_of
+from agent.sources.processes import process_role, read_processes
 
 
 @pytest.mark.parametrize(
@@ -25,18 +25,18 @@ from agent.sources.processes import read_processes, role_of
         ("python3", [], ""),
     ],
 )
-def test_who_is_of_interest(name, cmdline, role):
-    assert role_of(name, cmdline) == role
+def test_process_role_depends_on_name_and_command_line(name, cmdline, role):
+    assert process_role(name, cmdline) == role
 
 
 @pytest.fixture
 def kubelet(tmp_path):
-    """A process whose name is the kubelet's, held by its standard input."""
+    """A process named kubelet, which runs while its standard input is open."""
     with named_process(tmp_path, "kubelet") as process:
         yield process
 
 
-def test_a_process_is_found_with_its_facts(kubelet):
+def test_process_is_found_with_its_facts(kubelet):
     (facts,) = (p for p in read_processes(Path("/proc")) if p.pid == kubelet.pid)
     assert facts.name == "kubelet"
     assert facts.rss_bytes > 0
@@ -45,24 +45,24 @@ def test_a_process_is_found_with_its_facts(kubelet):
     assert abs(facts.since_s - time.time()) < 60
 
 
-def test_a_zombie_is_left_out(kubelet):
+def test_zombie_is_left_out(kubelet):
     kubelet.kill()
     os.waitid(os.P_PID, kubelet.pid, os.WEXITED | os.WNOWAIT)
     assert kubelet.pid not in [p.pid for p in read_processes(Path("/proc"))]
 
 
-def test_another_procfs_is_read_and_psutil_left_as_it_was(tmp_path):
+def test_other_procfs_is_read_without_changing_psutil(tmp_path):
     (tmp_path / "stat").write_text("btime 1\n")
     (tmp_path / "99999").mkdir()  # a process that vanished after its directory was listed
     assert read_processes(tmp_path) == []
     assert psutil.PROCFS_PATH == "/proc"
 
 
-def test_where_there_is_no_procfs_there_are_no_processes(tmp_path):
+def test_missing_procfs_has_no_processes(tmp_path):
     (tmp_path / "file").touch()
     for root in (tmp_path, tmp_path / "file", tmp_path / "none"):
         assert read_processes(root) == []
 
 
-def test_this_process_is_not_taken_for_an_agent():
+def test_own_process_is_not_listed_as_an_agent():
     assert os.getpid() not in [p.pid for p in read_processes(Path("/proc"))]

@@ -1,4 +1,4 @@
-"""The table: what people see, at any width, with and without colour, whatever a message contains."""
+"""The table of a report: any width, with and without colour, any text in messages."""
 
 import re
 from dataclasses import replace
@@ -27,15 +27,14 @@ from cli_reports import (
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.cli.output.fold import fold_names
-from agent.cli.output.table import render_report, render_status
+from agent.cli.output.report import render_report
 from agent.cli.output.terminal import Style, takes_colour
-from agent.cli.output.text import LOOKS, clean, format_age, format_bytes, format_count
+from agent.cli.output.text import BADGES, clean, format_age, format_bytes, format_count, format_ranges
+from agent.cli.status import render_status
 from agent.model.health import NotApplicable, Note, Severity
-from agent.model.report import Report
+from agent.model.report import AgentStatus, Report, Subscribers, Tally
 from agent.model.snapshot import CoreStats
 from agent.model.source import SourceState
-from agent.model.status import AgentStatus, Subscribers, Tally
 
 PLAIN = Style()
 ESCAPE = re.compile(r"\x1b\[[0-9;]*m")
@@ -45,7 +44,7 @@ def render(shown: Report, style: Style = PLAIN, now_s: float | None = NOW_S) -> 
     return render_report(shown, style, now_s=now_s)
 
 
-def test_one_line_per_device_with_health_ages_and_cause():
+def test_device_has_one_row_with_health_ages_and_cause():
     shown = render(report(device("cpu-node0", since_s=7200), device("hugepages-2mi-node0", SHRUNK)))
     assert shown == (
         "worker-7  2 devices: 1 unhealthy, 1 healthy\n"
@@ -59,24 +58,24 @@ def test_one_line_per_device_with_health_ages_and_cause():
     )
 
 
-def test_a_single_look_has_no_ages():
+def test_report_of_one_scan_has_no_ages():
     shown = render(report(device("cpu-node0")), now_s=None)
     assert "  NAME       HEALTH   MESSAGE\n● cpu-node0  Healthy\n" in shown
     assert "ago" not in render(BUSY, now_s=None)
 
 
-def test_every_severity_has_a_sign_and_a_word_of_its_own_colours_aside():
-    shown = [LOOKS[s] for s in Severity if s is not Severity.INFO]
-    assert set(LOOKS) == set(Severity)
+def test_every_severity_has_its_own_sign_and_word():
+    badges = [BADGES[s] for s in Severity if s is not Severity.INFO]
+    assert set(BADGES) == set(Severity)
     for field in ("sign", "ascii", "word", "colour"):
-        assert len({getattr(look, field) for look in shown}) == len(shown)
+        assert len({getattr(badge, field) for badge in badges}) == len(badges)
 
 
-def test_the_worst_comes_first_in_the_headline():
+def test_headline_starts_with_the_worst_severity():
     assert render(BUSY).startswith("worker-7  5 devices: 1 unhealthy, 1 unknown, 1 degraded, 2 healthy\n")
 
 
-def test_the_worst_comes_first_in_the_table_only_where_asked_for():
+def test_table_is_sorted_by_severity_only_on_request():
     names = [
         re.findall(r"^[●▲✖◌] (\S+)", render_report(BUSY, PLAIN, worst_first=w), re.M) for w in (False, True)
     ]
@@ -84,11 +83,11 @@ def test_the_worst_comes_first_in_the_table_only_where_asked_for():
     assert names[1] == [names[0][n] for n in (3, 2, 1, 0, 4)]
 
 
-def test_no_device_at_all_is_said():
+def test_headline_without_devices_states_it():
     assert render(report()).startswith("worker-7  no devices\n")
 
 
-def test_all_causes_are_shown_and_the_same_advice_once():
+def test_causes_are_all_shown_and_equal_advice_once():
     again = THROTTLED.__class__(
         "cpu.throttled.package", Severity.DEGRADED, THROTTLED.blame, "7 events", THROTTLED.advice, instant(3)
     )
@@ -98,19 +97,19 @@ def test_all_causes_are_shown_and_the_same_advice_once():
     assert shown.count(THROTTLED.advice) == 1
 
 
-def test_a_device_without_known_causes_shows_its_message():
+def test_device_without_causes_shows_its_message():
     one = device("gpu-0", severity=Severity.UNHEALTHY, message="fell off the bus")
     assert "fell off the bus" in render(report(one))
 
 
-def test_an_info_cause_leaves_a_device_healthy_but_is_shown():
+def test_info_cause_is_shown_at_a_healthy_device():
     shown = render(report(device("hugepages-2mi-node0", HIT)))
     assert re.search(
         r"● hugepages-2mi-node0 +Healthy.*· cgroup.hugetlb.max_hit: 2MB limit of 64 MiB hit", shown
     )
 
 
-def test_the_pool_is_named_only_where_it_is_not_the_nodes_own():
+def test_pool_is_shown_unless_it_is_the_nodes_own():
     mixed = report(device("gpu-0"), device("gpu-0", pool="other"))
     assert re.findall(r"● (\S+)", render(mixed)) == ["gpu-0", "other/gpu-0"]
     from_a_driver = report(device("gpu-0", pool="p"), device("gpu-1", pool="p"), node="")
@@ -118,7 +117,7 @@ def test_the_pool_is_named_only_where_it_is_not_the_nodes_own():
     assert re.findall(r"● (\S+)", render(from_a_driver)) == ["gpu-0", "gpu-1"]
 
 
-def test_declared_devices_stand_below_their_driver_under_their_own_names():
+def test_declared_devices_stand_below_their_driver():
     declared = [
         device("set-0", owner="cpu.example.com"),
         device("set-1", owner="cpu.example.com"),
@@ -136,40 +135,40 @@ def test_declared_devices_stand_below_their_driver_under_their_own_names():
     ]
 
 
-def test_declared_devices_that_are_not_below_their_driver_carry_its_name():
-    sick = device("set-0", THROTTLED, owner="cpu.example.com")
-    shown = render_report(report(device("cpu-node0"), sick), PLAIN, worst_first=True)
+def test_declared_devices_carry_the_driver_when_sorted_by_severity():
+    degraded = device("set-0", THROTTLED, owner="cpu.example.com")
+    shown = render_report(report(device("cpu-node0"), degraded), PLAIN, worst_first=True)
     assert re.findall(r"^[●▲✖◌] (\S+)", shown, re.MULTILINE) == ["cpu.example.com/set-0", "cpu-node0"]
 
 
-def test_a_gpu_that_its_driver_declares_is_counted_once_and_what_to_do_about_it_is_said_once():
+def test_declared_gpu_is_counted_once_with_one_advice():
     declared = device("h100-0", LOST, owner="gpu.example.com", product="NVIDIA A100-SXM4-40GB")
     shown = render(report(gpu(0, LOST), declared))
     assert "gpus  1 x NVIDIA A100-SXM4-40GB" in shown
-    assert shown.count("gpu.lost: NVML answers 15, the GPU is lost\n") == 2
+    assert shown.count("gpu.lost: NVML returned 15, the GPU is lost\n") == 2
     assert shown.count("→ reboot the node\n") == 1
 
 
-def test_the_same_check_with_other_evidence_says_again_what_to_do():
+def test_same_code_with_other_evidence_repeats_the_advice():
     less = replace(SHRUNK, evidence="3 pages, 4 at start")
     shown = render(report(device("hugepages-2mi-node0", SHRUNK), device("hugepages-2mi-node1", less)))
     assert shown.count(SHRUNK.advice) == 2
 
 
-def test_rules_of_other_devices_are_other_lines():
+def test_rules_of_different_devices_have_separate_lines():
     rules = [NotApplicable("gpu-0", "gpu.a", "needs 1 min"), NotApplicable("node", "node.b", "needs 1 min")]
     shown = render(report(not_evaluated=tuple(rules)))
     assert "needs 1 min: gpu.a on gpu-0\n" in shown
     assert "needs 1 min: node.b on node\n" in shown
 
 
-def test_rules_of_declared_devices_name_the_pool_only_where_it_is_not_the_nodes_own():
+def test_rules_of_declared_devices_show_only_foreign_pools():
     rules = [NotApplicable(f"cpu.example.com/{pool}/set-0", "cpu.numa", "none") for pool in ("worker-7", "p")]
     shown = render(report(not_applicable=tuple(rules)))
     assert "none: cpu.numa on cpu.example.com/set-0, cpu.example.com/p/set-0\n" in shown
 
 
-def test_rules_that_do_not_apply_are_collapsed_by_their_reason():
+def test_not_applicable_rules_are_grouped_by_reason():
     rules = [NotApplicable(f"cpu-node{n}", code, "no counters") for n in range(4) for code in ("a.b", "a.c")]
     assert "no counters: a.b, a.c on 4 devices\n" in render(report(not_applicable=tuple(rules)))
     assert "no counters: a.b on cpu-node0, cpu-node1\n" in render(report(not_applicable=(rules[0], rules[2])))
@@ -177,7 +176,7 @@ def test_rules_that_do_not_apply_are_collapsed_by_their_reason():
     assert "gpu-1 does not answer: 30 rules on gpu-1\n" in render(report(not_evaluated=silent))
 
 
-def test_sources_that_are_well_share_a_line_and_the_others_say_why():
+def test_working_sources_share_a_line_and_others_have_reasons():
     shown = render(BUSY)
     assert "  sources         cpus, throttle: ok\n" in shown
     assert (
@@ -187,16 +186,16 @@ def test_sources_that_are_well_share_a_line_and_the_others_say_why():
     assert "2 beyond cgroups.max-groups are not" in shown
 
 
-def test_a_stalled_source_says_since_when():
+def test_stalled_source_shows_its_last_read():
     stalled = report(device("cpu-node0"), sources=(source("cpus", SourceState.STALLED),))
     assert "cpus: stalled, last read 3s ago\n" in render(stalled)
 
 
-def test_notes_are_listed_with_their_age():
+def test_notes_have_an_age():
     assert "container 9b1d: cgroup.hugetlb.max_hit: 2MB limit of 64 MiB hit (3m ago)\n" in render(BUSY)
 
 
-def test_notes_stand_worst_first_with_their_severity_and_what_to_do():
+def test_notes_are_sorted_by_severity_and_have_advice():
     notes = (Note("pod 1", HIT), Note("node", HUNG), Note("pod 2", STOLEN), Note("pod 3", STOLEN))
     assert render(report(notes=notes)).partition("  NOTES\n")[2] == (
         "▲ node.hung_task: blocked for minutes: dd (60s ago)\n"
@@ -208,27 +207,29 @@ def test_notes_stand_worst_first_with_their_severity_and_what_to_do():
     )
 
 
-def test_a_note_names_the_devices_that_its_pod_uses():
+def test_note_names_the_devices_of_its_pod():
     stolen = Note("pod 1", STOLEN, ("cpu.example.com/worker-7/set-0", "cpu.example.com/p/set-0"))
     shown = render(report(notes=(stolen,)), now_s=None)
     assert "throttled (uses cpu.example.com/set-0, cpu.example.com/p/set-0)\n" in shown
 
 
-def test_the_id_of_a_container_is_as_short_as_crictl_takes_it():
+def test_container_id_is_cut_to_13_digits():
     stolen = device("cpuset-0", cause("a.b", Severity.DEGRADED, f"pod 1 container {'9b1d' * 16}: throttled"))
     shown = render(report(stolen, notes=(Note(f"pod 1 container {'9b1d' * 16}", HIT),)))
     assert "a.b: pod 1 container 9b1d9b1d9b1d9: throttled\n" in shown
     assert "· pod 1 container 9b1d9b1d9b1d9: cgroup.hugetlb.max_hit: " in shown
-    assert render(report(device("gpu-0", message="f" * 65))).endswith("f" * 65 + "\n"), "that is no id"
+    assert render(report(device("gpu-0", message="f" * 65))).endswith("f" * 65 + "\n"), (
+        "65 digits are no container ID"
+    )
 
 
-def test_gpus_with_their_instances_say_what_is_wrong_once_and_which_gpu_to_pull():
+def test_gpu_and_its_instances_show_a_shared_fault_once():
     assert render(GPUS, now_s=None) == (
         "worker-7  21 devices: 9 unhealthy, 12 healthy\n"
         "\n"
         "  NAME           HEALTH     MESSAGE\n"
         "● gpu-0          Healthy    and its 7 instances\n"
-        "✖ gpu-1          Unhealthy  gpu.lost: NVML answers 15, the GPU is lost\n"
+        "✖ gpu-1          Unhealthy  gpu.lost: NVML returned 15, the GPU is lost\n"
         "                            → reboot the node\n"
         "                            NVIDIA A100-SXM4-40GB, GPU-00000001, 0000:1c:00.0, serial 1650001\n"
         "                            and its 7 instances\n"
@@ -246,34 +247,34 @@ def test_gpus_with_their_instances_say_what_is_wrong_once_and_which_gpu_to_pull(
     )
 
 
-def test_an_instance_that_has_more_wrong_than_its_gpu_is_shown():
+def test_instance_with_more_causes_than_its_gpu_has_a_row():
     shown = render(report(gpu(0, LOST), instance(1, 0, LOST, CONTAINED), instance(2, 0, LOST)))
     assert re.findall(r"✖ (\S+)", shown) == ["gpu-0", "gpu-0-mig-1-0"]
     assert "and 1 of its 2 instances\n" in shown
 
 
-def test_an_instance_that_is_better_or_worse_than_its_gpu_is_shown():
+def test_instance_in_another_state_than_its_gpu_has_a_row():
     worse = render(report(gpu(0), instance(1, 0, UNREADABLE)))
     better = render(report(gpu(0, LOST), instance(1, 0)))
     assert "gpu-0-mig-1-0  Unknown" in worse
     assert "gpu-0-mig-1-0  Healthy" in better
 
 
-def test_an_instance_whose_gpu_is_in_another_pool_or_not_there_is_shown():
+def test_instance_without_its_gpu_in_the_pool_has_a_row():
     other = device("gpu-0", pool="other")
     assert "gpu-0-mig-1-0" in render(report(other, instance(1, 0)))
     assert "gpu-0-mig-1-0" in render(report(instance(1, 0)))
 
 
-def test_on_a_drivers_socket_instances_are_told_by_their_message():
-    one = {"severity": Severity.UNHEALTHY, "message": "gpu.lost: it is lost"}
-    shown = render(report(device("gpu-0", **one), device("gpu-0-mig-1-0", **one), node=""))
+def test_instances_on_a_driver_socket_are_folded_by_message():
+    lost = {"severity": Severity.UNHEALTHY, "message": "gpu.lost: it is lost"}
+    shown = render(report(device("gpu-0", **lost), device("gpu-0-mig-1-0", **lost), node=""))
     assert "gpu.lost: it is lost\n" in shown
     assert "and its instance\n" in shown
     assert "gpu-0-mig" not in shown
 
 
-def test_sixteen_sources_that_are_the_same_are_one_line_and_the_odd_one_another():
+def test_equal_sources_share_a_line_and_a_stalled_one_does_not():
     states = [SourceState.STALLED if n == 9 else SourceState.OK for n in range(16)]
     shown = render(report(gpu(0), sources=tuple(source(f"gpu-{n}", s) for n, s in enumerate(states))))
     assert "  sources  gpu-0 to gpu-8, gpu-10 to gpu-15: ok\n" in shown
@@ -293,11 +294,11 @@ def test_sixteen_sources_that_are_the_same_are_one_line_and_the_odd_one_another(
         (["cpus", "x1", "x2", "x3", "nvml"], "cpus, x1 to x3, nvml"),
     ],
 )
-def test_only_names_that_count_on_are_a_range(names, text):
-    assert fold_names(names) == text
+def test_only_consecutive_names_become_a_range(names, text):
+    assert format_ranges(names) == text
 
 
-def test_a_node_without_gpus_is_not_told_at_length_that_it_has_none():
+def test_absent_nvml_has_a_reason_only_without_devices():
     absent = [
         source(name, SourceState.ABSENT, 0, "no such library", vital=False)
         for name in ("nvml", "nvml-events")
@@ -308,43 +309,43 @@ def test_a_node_without_gpus_is_not_told_at_length_that_it_has_none():
     assert "nvml absent (no such library)" in render(report(sources=tuple(absent)))
 
 
-def test_a_library_that_was_named_by_its_path_is_missed():
+def test_absent_library_of_a_configured_path_has_a_reason():
     nvml = source("nvml", SourceState.ABSENT, 0, "/opt/libnvidia-ml.so.1: cannot open", vital=False)
     shown = render(report(device("cpu-node0"), sources=(source("cpus"), nvml)))
     assert "nvml: absent, /opt/libnvidia-ml.so.1: cannot open\n" in shown
 
 
-def test_where_no_device_events_arrive_the_reason_is_said():
-    deaf = source("uevents", SourceState.ABSENT, 0, "none in this network namespace", vital=False)
-    shown = render(report(device("cpu-node0"), sources=(source("cpus"), deaf)))
+def test_absent_uevents_have_a_reason():
+    absent = source("uevents", SourceState.ABSENT, 0, "none in this network namespace", vital=False)
+    shown = render(report(device("cpu-node0"), sources=(source("cpus"), absent)))
     assert "uevents: absent, none in this network namespace\n" in shown
 
 
-def test_what_to_do_about_what_several_devices_share_is_said_once():
+def test_shared_cause_of_several_devices_has_one_advice():
     shown = render(report(gpu(0, LOST), gpu(1, LOST), gpu(2), gpu(3, LOST)))
-    assert shown.count("gpu.lost: NVML answers 15, the GPU is lost\n") == 3
+    assert shown.count("gpu.lost: NVML returned 15, the GPU is lost\n") == 3
     assert shown.count("→ reboot the node\n") == 1
     assert shown.index("→ reboot the node") < shown.index("GPU-00000000") < shown.index("gpu-1")
 
 
-def test_what_is_not_judged_stands_last():
+def test_footer_ends_with_rules_without_a_result():
     titles = re.findall(r"^  (\w[\w ]*?)  +\S", render(BUSY).partition("NOTES")[2], re.MULTILINE)
     assert titles == ["sources", "cgroups", "not evaluated", "not applicable"]
 
 
 @pytest.mark.parametrize("width", range(40, 200, 7))
-def test_no_line_of_the_table_is_wider_than_the_terminal(width):
+def test_lines_fit_the_terminal(width):
     lines = render(BUSY, Style(width=width)).splitlines()[1:]
     assert max(len(line) for line in lines if line.startswith((" ", "●"))) <= max(width, 56)
 
 
-def test_without_a_terminal_nothing_is_wrapped():
+def test_lines_are_not_wrapped_without_a_terminal():
     text = " ".join(["word"] * 200)
     one = device("gpu-0", severity=Severity.UNHEALTHY, message=text)
     assert text in render(report(one))
 
 
-def test_a_narrow_terminal_has_the_message_below_its_device():
+def test_narrow_terminal_has_messages_below_devices():
     shown = render(report(device("hugepages-1gi-node0", UNREADABLE)), Style(width=70))
     assert "MESSAGE" not in shown
     assert "\n    mem.hugepages.pool_shrunk.unreadable: nr_hugepages:" in shown
@@ -352,32 +353,32 @@ def test_a_narrow_terminal_has_the_message_below_its_device():
 
 @pytest.mark.parametrize("shown", [BUSY, GPUS])
 @pytest.mark.parametrize("width", [None, 60, 120])
-def test_colours_change_nothing_but_the_colours(shown, width):
+def test_colours_change_no_text(shown, width):
     plain, painted = (render(shown, Style(width=width, colour=colour)) for colour in (False, True))
     assert "\x1b[31mUnhealthy\x1b[0m" in painted
     assert ESCAPE.sub("", painted) == plain
 
 
-def test_a_line_closes_the_colours_that_it_opens():
+def test_every_line_ends_its_colours():
     for line in render(BUSY, Style(width=60, colour=True)).splitlines():
         codes = ESCAPE.findall(line)
         assert codes[1::2] == ["\x1b[0m"] * (len(codes) // 2)
         assert len(codes) % 2 == 0
 
 
-def test_a_terminal_without_unicode_gets_ascii_signs():
+def test_table_without_unicode_is_ascii():
     assert (render(BUSY, Style(unicode=False)) + render(GPUS, Style(unicode=False))).isascii()
 
 
 @given(st.text(max_size=80), st.integers(20, 120))
-def test_no_text_from_outside_can_steer_the_terminal_or_add_lines(text, width):
+def test_text_with_control_characters_is_cleaned(text, width):
     one = device(text, severity=Severity.UNHEALTHY, message=text, pool=text, uuid=text, product=text)
     shown = render(report(one, node=text), Style())
     assert all(line.isprintable() for line in shown.split("\n"))
     assert render(report(one, node=text), Style(width=width)).replace("\n", "").isprintable()
 
 
-def test_clean_text_is_left_alone():
+def test_clean_changes_only_unprintable_characters():
     assert clean("pages: 500 → 512 …") == "pages: 500 → 512 …"
     assert clean("a\x1b[31mb\nc\u202e") == "a\ufffd[31mb\ufffdc\ufffd"
 
@@ -386,7 +387,7 @@ def test_clean_text_is_left_alone():
     ("seconds", "text"),
     [(-5, "0s"), (0.9, "0s"), (119, "119s"), (120, "2m"), (7199, "119m"), (7200, "2h"), (172_800, "2d")],
 )
-def test_ages_are_short_and_never_negative(seconds, text):
+def test_age_is_short_and_not_negative(seconds, text):
     assert format_age(seconds) == text
 
 
@@ -394,11 +395,11 @@ def test_ages_are_short_and_never_negative(seconds, text):
     ("size", "text"),
     [(0, "0 B"), (1023, "1023 B"), (1024, "1.0 KiB"), (35 << 20, "35.0 MiB"), (3 << 40, "3072.0 GiB")],
 )
-def test_sizes_have_a_binary_unit(size, text):
+def test_size_has_a_binary_unit(size, text):
     assert format_bytes(size) == text
 
 
-def test_counts_agree_with_their_noun():
+def test_count_agrees_with_its_noun():
     assert [format_count(n, "pass", "passes") for n in (0, 1, 2000)] == ["0 passes", "1 pass", "2,000 passes"]
 
 
@@ -425,12 +426,12 @@ STATUS = AgentStatus(
 )
 
 
-def test_the_status_says_what_the_agent_costs_and_whom_it_serves():
+def test_status_shows_usage_and_subscribers():
     assert render_status(STATUS, PLAIN, now_s=NOW_S) == (
         "worker-7  3 devices: 1 unhealthy, 2 healthy\n"
         "\n"
         "  agent        drahealth 0.1.0, pid 42, up 16m\n"
-        "  costs        1.50 s CPU (0.15 % of a core), 33.0 MiB, 4 threads, 31 descriptors\n"
+        "  usage        1.50 s CPU (0.15 % of a core), 33.0 MiB, 4 threads, 31 descriptors\n"
         "  core         1,000 passes, 3 wake-ups, 24,000 reads, 31 opens, 29 descriptors, 1 watch, "
         "48.0 KiB in the kernel\n"
         "  reports      12 published, the last 4s ago\n"
@@ -441,7 +442,7 @@ def test_the_status_says_what_the_agent_costs_and_whom_it_serves():
     )
 
 
-def test_an_agent_that_has_just_started_has_no_report_yet():
+def test_status_of_a_new_agent_has_no_report():
     fresh = AgentStatus("0.1.0", 42, NOW_S, 0.1, 1 << 20, 4, 31)
     assert "no devices\n" in render_status(fresh, PLAIN, now_s=NOW_S)
     assert "  reports  none yet\n" in render_status(fresh, PLAIN, now_s=NOW_S)
@@ -465,5 +466,5 @@ def test_an_agent_that_has_just_started_has_no_report_yet():
         ("never", {"FORCE_COLOR": "1"}, True, False),
     ],
 )
-def test_colour_is_for_terminals_unless_asked_for(choice, environ, is_terminal, expected):
+def test_colour_depends_on_flag_environment_and_terminal(choice, environ, is_terminal, expected):
     assert takes_colour(choice, environ, is_terminal=is_terminal) is expected

@@ -1,4 +1,4 @@
-"""The configuration: which value wins, what is refused, and that the refusal names culprit and number."""
+"""Configuration: precedence of values, and errors that name the origin, the value and the limit."""
 
 import os
 import re
@@ -92,7 +92,7 @@ age = "24h"
 [taints]
 evict = ["gpu.xid.79", "mem.*"]
 quiet = "2m"
-tell-unknown = false
+tell-unknown = false  # verbatim
 inform = false
 
 [[prepare.patterns]]
@@ -112,18 +112,18 @@ A_PATTERN = "[[prepare.patterns]]\nmatch = 'x'\ncode = 'a.b'\nclass = 'transient
 
 
 class Setup:
-    """A configuration file in a directory of its own."""
+    """Configuration file in a temporary directory."""
 
     def __init__(self, directory: Path) -> None:
         self.file = directory / "config.toml"
 
     def load(self, text: str = "", flags: dict[str, object] | None = None, **environ: str) -> Config:
-        """With this file, these flags and these variables, ``DRAHEALTH_`` left out of their names."""
+        """Load with this file, these flags and these variables, named without ``DRAHEALTH_``."""
         self.file.write_text(text)
         return load(flags or {}, {f"DRAHEALTH_{k}": v for k, v in environ.items()}, file=self.file)
 
     def refusal(self, text: str = "", flags: dict[str, object] | None = None, **environ: str) -> str:
-        """The words of its refusal, with ``FILE`` for the path of the file."""
+        """Return the error text, with ``FILE`` for the path of the file."""
         with pytest.raises(ConfigError) as caught:
             self.load(text, flags, **environ)
         return str(caught.value).replace(str(self.file), "FILE")
@@ -135,8 +135,8 @@ def setup(tmp_path: Path) -> Setup:
 
 
 @pytest.fixture
-def nobody():
-    """The test runs as a user without privileges, whoever runs the tests."""
+def unprivileged():
+    """Run the test as a user without privileges, even if root runs the tests."""
     before = os.geteuid()
     if before == 0:
         os.seteuid(65534)
@@ -151,14 +151,14 @@ def locked_directory(tmp_path):
     tmp_path.chmod(0o700)
 
 
-# --- which value wins --------------------------------------------------------------------------------------
+# --- precedence --------------------------------------------------------------------------------------
 
 
-def test_an_empty_file_leaves_the_defaults(setup):
+def test_empty_file_gives_the_defaults(setup):
     assert setup.load() == Config(node_name=os.uname().nodename.lower())
 
 
-def test_every_key_of_the_file_arrives(setup):
+def test_every_key_of_the_file_sets_its_field(setup):
     assert setup.load(EVERYTHING) == Config(
         node_name="worker-7",
         drivers=("gpu.example.com", "cpu.example.com"),
@@ -214,12 +214,12 @@ def test_every_key_of_the_file_arrives(setup):
         ),
         taint_evict=frozenset({"gpu.xid.79", "mem.*"}),
         taint_quiet_s=120,
-        taint_tell_unknown=False,
+        taint_unknown=False,
         taint_inform=False,
     )
 
 
-def test_the_file_above_has_every_key():
+def test_full_example_has_every_key():
     for setting in SETTINGS:
         table, _, name = setting.key.rpartition(".")
         assert re.search(
@@ -227,7 +227,7 @@ def test_the_file_above_has_every_key():
         )
 
 
-def test_a_flag_wins_over_the_environment_and_that_over_the_file(setup):
+def test_flag_wins_over_variable_and_variable_over_file(setup):
     text = '[agent]\nperiod = "3s"'
     assert setup.load(text).period_ns == 3 * 10**9
     assert setup.load(text, PERIOD="2s").period_ns == 2 * 10**9
@@ -235,7 +235,7 @@ def test_a_flag_wins_over_the_environment_and_that_over_the_file(setup):
 
 
 @pytest.mark.parametrize("setting", [s for s in SETTINGS if s.flag], ids=lambda s: s.flag)
-def test_every_flag_has_a_variable_that_does_the_same(setup, setting):
+def test_every_flag_has_an_equivalent_variable(setup, setting):
     values = {"--driver": "gpu.example.com", "--period": "20ms", "--node-name": "worker-8"}
     value = "1" if setting.switch else values.get(setting.flag, "/some/where")
     given = [value] if setting.many else True if setting.switch else value
@@ -245,15 +245,15 @@ def test_every_flag_has_a_variable_that_does_the_same(setup, setting):
 
 
 @pytest.mark.parametrize(("text", "on"), [("1", True), ("true", True), ("0", False), ("false", False)])
-def test_a_switch_is_a_word_in_its_variable(setup, text, on):
+def test_switch_variable_accepts_1_0_true_false(setup, text, on):
     assert setup.load(KMSG_ANY_FACILITY=text).kmsg_any_facility is on
 
 
-def test_a_variable_can_switch_off_what_the_file_switched_on(setup):
+def test_variable_can_switch_off_what_the_file_switched_on(setup):
     assert not setup.load("[roots]\nkmsg-any-facility = true", KMSG_ANY_FACILITY="0").kmsg_any_facility
 
 
-def test_several_drivers_fit_in_one_variable(setup):
+def test_variable_holds_several_drivers(setup):
     assert setup.load(DRIVER="a.example.com, b.example.com c").drivers == (
         "a.example.com",
         "b.example.com",
@@ -266,34 +266,34 @@ def test_drivers_given_as_flags_replace_those_of_the_file(setup):
     assert setup.load(text, {"--driver": ["b.example.com"]}).drivers == ("b.example.com",)
 
 
-def test_an_empty_variable_counts_as_unset(setup):
+def test_empty_variable_counts_as_unset(setup):
     assert setup.load(PERIOD="") == setup.load()
 
 
-def test_a_variable_that_is_none_of_ours_is_refused_with_a_suggestion(setup):
+def test_unknown_variable_is_refused_with_suggestion(setup):
     words = "DRAHEALTH_PERIODE: no such variable; did you mean 'PERIOD'?"
     assert setup.refusal(PERIODE="1s") == words
     assert setup.refusal(ZZZ="1") == "DRAHEALTH_ZZZ: no such variable"
     assert setup.load(ZZZ="", RUN_ARGS="--period 1s", CONFIG="/none") == setup.load()
 
 
-def test_a_relative_path_is_relative_to_the_working_directory(setup):
+def test_relative_path_is_resolved_from_working_directory(setup):
     assert setup.load(flags={"--sysfs-root": "fake/../sys"}).sysfs_root == Path.cwd() / "sys"
 
 
-def test_the_kubelets_cgroup_may_be_given_without_its_first_slash(setup):
+def test_kubelet_cgroup_root_may_lack_its_first_slash(setup):
     assert (
         setup.load(flags={"--kubelet-cgroup-root": "kubelet.slice/"}).kubelet_cgroup_root == "/kubelet.slice"
     )
     assert setup.load(flags={"--kubelet-cgroup-root": "/"}).kubelet_cgroup_root == "/"
 
 
-def test_a_library_without_a_slash_is_the_linkers_to_find(setup):
+def test_library_without_slash_is_left_to_the_dynamic_linker(setup):
     assert setup.load(flags={"--nvml-library": "libfake.so"}).nvml_library == "libfake.so"
     assert setup.load(flags={"--nvml-library": "./libfake.so"}).nvml_library == str(Path.cwd() / "libfake.so")
 
 
-def test_state_outlives_a_boot_unless_the_sockets_are_elsewhere(setup):
+def test_default_state_dir_persists_unless_runtime_dir_is_set(setup):
     assert Config(node_name="n").state_dir == Path("/var/lib/drahealth")
     assert Config(node_name="n", runtime_dir=Path("/tmp/x")).state_dir == Path("/tmp/x/state")
     assert setup.load(flags={"--runtime-dir": "/tmp/x"}).state_dir == Path("/tmp/x/state")
@@ -301,13 +301,13 @@ def test_state_outlives_a_boot_unless_the_sockets_are_elsewhere(setup):
     assert setup.load(flags=flags).state_dir == Path("/var/lib/drahealth")
 
 
-def test_a_longer_period_brings_a_slow_period_that_fits(setup):
+def test_longer_period_raises_default_slow_period(setup):
     assert setup.load('[agent]\nperiod = "1m"').gpu_slow_ns == 60 * 10**9
     assert setup.load('[agent]\nperiod = "2s"').gpu_slow_ns == 10 * 10**9
 
 
 @given(st.integers(3, 86399))
-def test_a_lease_alone_brings_a_heartbeat_that_fits(lease):
+def test_shorter_lease_lowers_default_heartbeat(lease):
     config = load({}, {}, file=_file_with(f'[stream]\nlease = "{lease}s"'))
     assert config.lease_s == lease
     assert config.heartbeat_s == min(10, lease / 3)
@@ -329,19 +329,19 @@ def _hypothesis_file(tmp_path_factory):
 # --- the file ----------------------------------------------------------------------------------------------
 
 
-def test_the_default_file_is_read_only_if_it_is_there(tmp_path):
+def test_absent_default_file_is_ignored(tmp_path):
     default = tmp_path / "config.toml"
     assert load({}, {}, default_file=default).period_ns == 10**9
     default.write_text('[agent]\nperiod = "2s"')
     assert load({}, {}, default_file=default).period_ns == 2 * 10**9
 
 
-def test_a_file_that_was_asked_for_must_be_there(tmp_path):
+def test_absent_requested_file_is_an_error(tmp_path):
     with pytest.raises(ConfigError, match=r"/none.toml: No such file or directory"):
         load({}, {}, file=tmp_path / "none.toml")
 
 
-def test_a_file_that_may_not_be_read_is_a_matter_of_permission_asked_for_or_not(locked_directory, nobody):
+def test_unreadable_file_is_permission_denied_requested_or_default(locked_directory, unprivileged):
     secret = locked_directory / "config.toml"
     for file in ({"file": secret}, {"default_file": secret}):
         with pytest.raises(PermissionDenied, match=r"config.toml: Permission denied"):
@@ -357,13 +357,13 @@ def test_a_file_that_may_not_be_read_is_a_matter_of_permission_asked_for_or_not(
         ("[agent]\nperiod = '''\n", "FILE:3: expected \"'''\""),
     ],
 )
-def test_what_is_no_toml_is_refused_with_its_line(setup, text, words):
+def test_invalid_toml_is_refused_with_line(setup, text, words):
     assert setup.refusal(text) == words
 
 
-def test_a_file_that_is_no_text_is_refused_with_the_byte(setup):
+def test_binary_file_is_refused_with_byte_offset(setup):
     setup.file.write_bytes(b"[agent]\n\xff")
-    with pytest.raises(ConfigError, match="byte 8 is no UTF-8"):
+    with pytest.raises(ConfigError, match="byte 8 is not UTF-8"):
         load({}, {}, file=setup.file)
 
 
@@ -378,35 +378,35 @@ def test_a_file_that_is_no_text_is_refused_with_the_byte(setup):
             "cgroups.heartbeat: no such setting; did you mean 'stream.heartbeat'?",
         ),
         ("[zzz]", "zzz: no such setting"),
-        ("agent = 1", "agent: 1 is no table; write [agent]"),
+        ("agent = 1", "agent: 1 is not a table; write [agent]"),
         (
             "[agent]\nperiod = 1",
-            "agent.period: 1 is no duration; write a number and its unit, such as 100ms or 1s",
+            "agent.period: 1 is not a duration; write a number and its unit, such as 100ms or 1s",
         ),
-        ("[agent]\ndrivers = [1]", "agent.drivers: [1] is no list of driver names"),
-        ('[agent]\ndrivers = "a,b"', "agent.drivers: 'a,b' is no list of driver names"),
-        ("[throttle]\nevents = true", "throttle.events: True is no whole number"),
-        ("[throttle]\nevents = 1.5", "throttle.events: 1.5 is no whole number"),
+        ("[agent]\ndrivers = [1]", "agent.drivers: [1] is not a list of driver names"),
+        ('[agent]\ndrivers = "a,b"', "agent.drivers: 'a,b' is not a list of driver names"),
+        ("[throttle]\nevents = true", "throttle.events: True is not a whole number"),
+        ("[throttle]\nevents = 1.5", "throttle.events: 1.5 is not a whole number"),
         ('[throttle]\nwindow = "1500ms"', "throttle.window: '1500ms' is not a whole number of seconds"),
-        ("[roots]\nsysfs = 1", "roots.sysfs: 1 is no text; put it in quotes"),
-        ('[roots]\nsysfs = ""', "roots.sysfs: '' is no path"),
-        ('[expect]\ncpus = "3-1"', "expect.cpus: CPU range '3-1' is empty or reaches beyond CPU 8191"),
-        ('[expect]\nhugepages = "512"', "expect.hugepages: '512' is no table of devices and their pages"),
-        ("[expect.hugepages]\nhugepages-2mi-node0 = '5'", "expect.hugepages: '5' is no whole number"),
-        ("[expect]\ngpus = '8'", "expect.gpus: '8' is no whole number"),
+        ("[roots]\nsysfs = 1", "roots.sysfs: 1 is not a string; put it in quotes"),
+        ('[roots]\nsysfs = ""', "roots.sysfs: '' is not a path"),
+        ('[expect]\ncpus = "3-1"', "expect.cpus: CPU range '3-1' is empty or exceeds CPU 8191"),
+        ('[expect]\nhugepages = "512"', "expect.hugepages: '512' is not a table of devices and their pages"),
+        ("[expect.hugepages]\nhugepages-2mi-node0 = '5'", "expect.hugepages: '5' is not a whole number"),
+        ("[expect]\ngpus = '8'", "expect.gpus: '8' is not a whole number"),
         ("[gpu]\nwatch = 'true'", "gpu.watch: 'true' is neither true nor false"),
         ("[gpu]\nwatch = 1", "gpu.watch: 1 is neither true nor false"),
         ("[gpu]\ndeadlin = '1s'", "gpu.deadlin: no such setting; did you mean 'deadline'?"),
-        ("[gpu]\nxids = [31]", "gpu.xids: [31] is no table of XIDs and what they mean"),
-        ("[gpu.xids]\nx31 = 'ignore'", "gpu.xids: 'x31' is no XID; write its number, such as 31"),
-        ("[gpu.xids]\n031 = 'ignore'", "gpu.xids: '031' is no XID; write its number, such as 31"),
+        ("[gpu]\nxids = [31]", "gpu.xids: [31] is not a table of XIDs and their overrides"),
+        ("[gpu.xids]\nx31 = 'ignore'", "gpu.xids: 'x31' is not an XID; write its number, such as 31"),
+        ("[gpu.xids]\n031 = 'ignore'", "gpu.xids: '031' is not an XID; write its number, such as 31"),
         (
             "[gpu.xids]\n31 = 'ignored'",
-            "gpu.xids: 31: 'ignored' is none of ignore, info, degraded, unhealthy",
+            "gpu.xids: 31: 'ignored' is not one of ignore, info, degraded, unhealthy",
         ),
-        ("[gpu.xids]\n31 = true", "gpu.xids: 31: True is none of ignore, info, degraded, unhealthy"),
-        ("[roots]\nnvml-library = ''", "roots.nvml-library: '' is no library"),
-        ("[taints]\nevict = 'gpu.xid.79'", "taints.evict: 'gpu.xid.79' is no list of codes"),
+        ("[gpu.xids]\n31 = true", "gpu.xids: 31: True is not one of ignore, info, degraded, unhealthy"),
+        ("[roots]\nnvml-library = ''", "roots.nvml-library: '' is not a library"),
+        ("[taints]\nevict = 'gpu.xid.79'", "taints.evict: 'gpu.xid.79' is not a list of codes"),
         (
             "[taints]\nevict = ['gpu *']",
             "taints.evict: 'gpu *' is neither a code, such as gpu.xid.79, nor a family, such as gpu.xid.*",
@@ -414,12 +414,13 @@ def test_a_file_that_is_no_text_is_refused_with_the_byte(setup):
         ("[taints]\ninform = 'no'", "taints.inform: 'no' is neither true nor false"),
         (
             "[prepare.patterns]\nmatch = 'x'",
-            "prepare.patterns: {'match': 'x'} is no list of patterns; begin each with [[prepare.patterns]]",
+            "prepare.patterns: {'match': 'x'} is not a list of patterns; "
+            "begin each with [[prepare.patterns]]",
         ),
-        ("[[prepare]]", "prepare: [{}] is no table; write [prepare]"),
+        ("[[prepare]]", "prepare: [{}] is not a table; write [prepare]"),
         (
             "[prepare]\npatterns = ['x']",
-            "prepare.patterns: pattern 1: 'x' is no table of match, code, class, summary",
+            "prepare.patterns: pattern 1: 'x' is not a table of match, code, class, summary",
         ),
         ("[[prepare.pattern]]", "prepare.pattern: no such setting; did you mean 'patterns'?"),
         (
@@ -429,11 +430,11 @@ def test_a_file_that_is_no_text_is_refused_with_the_byte(setup):
         (f"{A_PATTERN}[[prepare.patterns]]", "prepare.patterns: pattern 2: match is missing"),
         (
             "[[prepare.patterns]]\nmatch = 5\ncode = 'a.b'\nclass = 'transient'",
-            "prepare.patterns: pattern 1: match: 5 is no text; put it in quotes",
+            "prepare.patterns: pattern 1: match: 5 is not a string; put it in quotes",
         ),
         (
             A_PATTERN.replace("transient", "transiet"),
-            "prepare.patterns: pattern 1: class 'transiet' is none of "
+            "prepare.patterns: pattern 1: class 'transiet' is not one of "
             "unknown, transient, bad-config, failed-device, permanent; did you mean 'transient'?",
         ),
         (
@@ -442,14 +443,14 @@ def test_a_file_that_is_no_text_is_refused_with_the_byte(setup):
         ),
     ],
 )
-def test_what_is_not_understood_is_refused_by_name(setup, text, words):
+def test_unknown_or_invalid_setting_is_refused_by_name(setup, text, words):
     assert setup.refusal(text) == f"FILE: {words}"
 
 
-# --- for programs that embed -------------------------------------------------------------------------------
+# --- embedding programs -------------------------------------------------------------------------------
 
 
-def test_a_program_that_embeds_reads_one_file_and_no_environment(setup, monkeypatch):
+def test_embedding_program_reads_one_file_and_no_environment(setup, monkeypatch):
     monkeypatch.setenv("DRAHEALTH_PERIOD", "2s")
     monkeypatch.setenv("DRAHEALTH_OF_ANOTHER_PROGRAM", "1")
     setup.file.write_text(A_PATTERN)
@@ -458,13 +459,13 @@ def test_a_program_that_embeds_reads_one_file_and_no_environment(setup, monkeypa
     assert read_config(setup.file).period_ns == 10**9
 
 
-@pytest.mark.usefixtures("nobody")
-def test_a_program_that_embeds_needs_no_directory_of_sockets(monkeypatch):
+@pytest.mark.usefixtures("unprivileged")
+def test_embedding_program_needs_no_runtime_dir(monkeypatch):
     monkeypatch.delenv("XDG_RUNTIME_DIR", raising=False)
     assert read_config(Path(os.devnull)).node_name == os.uname().nodename.lower()
 
 
-def test_a_program_that_embeds_is_told_of_the_file_and_the_key(setup):
+def test_embedding_program_gets_errors_with_file_and_key(setup):
     setup.file.write_text(f"{A_PATTERN}clas = 'x'")
     with pytest.raises(agent.ConfigError) as caught:
         read_config(setup.file)
@@ -531,70 +532,73 @@ def test_a_program_that_embeds_is_told_of_the_file_and_the_key(setup):
         ),
         (
             "[expect.hugepages]\nhugepages-2048ki-node0 = 1",
-            "expect.hugepages: 'hugepages-2048ki-node0' is no hugepage device; write 'hugepages-2mi-node0'",
+            "expect.hugepages: 'hugepages-2048ki-node0' is not a hugepage device; "
+            "write 'hugepages-2mi-node0'",
         ),
         (
             "[expect.hugepages]\n2mi = 1",
-            "expect.hugepages: '2mi' is no hugepage device, such as hugepages-2mi-node0",
+            "expect.hugepages: '2mi' is not a hugepage device, such as hugepages-2mi-node0",
         ),
         (f'[roots]\nsysfs = "/{200 * "x"}"', f"roots.sysfs: '/{200 * 'x'}' is 201 bytes, limit 200"),
         ('[roots]\nkubelet-cgroup = "/a/../.."', "roots.kubelet-cgroup: '/a/../..' leaves the cgroup tree"),
     ],
 )
-def test_what_is_out_of_range_is_refused_with_the_number_and_the_limit(setup, text, words):
+def test_value_out_of_range_is_refused_with_value_and_limit(setup, text, words):
     assert setup.refusal(text) == f"FILE: {words}"
 
 
-def test_the_limits_themselves_are_allowed(setup):
+def test_limits_are_inclusive(setup):
     assert setup.load('[agent]\nperiod = "10ms"').period_ns == 10_000_000
     assert setup.load('[agent]\nperiod = "1h"').period_ns == 3600 * 10**9
     assert setup.load('[stream]\nlease = "30s"\nheartbeat = "10s"').heartbeat_s == 10
 
 
-def test_a_refusal_names_the_flag_or_the_variable_that_it_came_from(setup):
+def test_error_names_the_flag_or_variable_of_the_value(setup):
     assert setup.refusal(flags={"--period": "5ms"}) == "--period: 5ms is below the limit of 10ms"
     assert setup.refusal(PERIOD="5ms") == "DRAHEALTH_PERIOD: 5ms is below the limit of 10ms"
-    assert setup.refusal(PERIOD="fast").startswith("DRAHEALTH_PERIOD: 'fast' is no duration")
+    assert setup.refusal(PERIOD="fast").startswith("DRAHEALTH_PERIOD: 'fast' is not a duration")
     words = "DRAHEALTH_KMSG_ANY_FACILITY: 'yes' is neither true nor false"
     assert setup.refusal(KMSG_ANY_FACILITY="yes") == words
 
 
-def test_a_configuration_made_by_hand_is_checked_just_the_same():
+def test_directly_constructed_config_is_checked():
     with pytest.raises(ConfigError, match=r"^agent.period: 1ms is below the limit of 10ms$") as caught:
         Config(node_name="worker-7", period_ns=1_000_000)
     assert caught.value.key == "agent.period"
 
 
-def test_a_number_that_is_none_is_out_of_range():
+def test_nan_is_out_of_range():
     with pytest.raises(ConfigError, match=r"stream.heartbeat"):
         Config(node_name="worker-7", heartbeat_s=float("nan"))
 
 
 @pytest.mark.parametrize("name", ["gpu.example.com", "a", "a-b.c", 63 * "a"])
-def test_a_driver_is_a_dns_subdomain(setup, name):
+def test_driver_name_is_a_dns_subdomain(setup, name):
     assert setup.load(flags={"--driver": [name]}).drivers == (name,)
 
 
 @pytest.mark.parametrize("name", ["", "GPU", "a_b", "-a", "a-", "a..b", ".", "a/b", "..", "a\n"])
-def test_what_is_no_dns_subdomain_is_no_driver(setup, name):
-    assert setup.refusal(flags={"--driver": [name]}).startswith(f"--driver: driver name {name!r} is no DNS")
+def test_invalid_dns_subdomain_is_refused_as_driver_name(setup, name):
+    assert setup.refusal(flags={"--driver": [name]}).startswith(
+        f"--driver: driver name {name!r} is not a DNS"
+    )
 
 
-def test_a_driver_name_is_at_most_63_bytes(setup):
+def test_driver_name_has_at_most_63_bytes(setup):
     assert "is 64 bytes, limit 63" in setup.refusal(flags={"--driver": [64 * "a"]})
 
 
-def test_a_driver_named_twice_is_refused(setup):
+def test_duplicate_driver_is_refused(setup):
     assert setup.refusal(flags={"--driver": ["a", "b", "a"]}) == "--driver: driver 'a' is named 2 times"
 
 
 @pytest.mark.parametrize("name", ["worker-7", "worker-7.example.com", "rack-3/worker-7"])
-def test_a_node_name_can_name_a_pool(setup, name):
+def test_valid_pool_name_is_accepted_as_node_name(setup, name):
     assert setup.load(flags={"--node-name": name}).node_name == name
 
 
 @pytest.mark.parametrize("name", ["", "Worker", "a_b", "a//b", "/a", "a/"])
-def test_a_node_name_that_cannot_name_a_pool_is_refused(setup, name):
+def test_invalid_pool_name_is_refused_as_node_name(setup, name):
     assert setup.refusal(flags={"--node-name": name}).startswith(
         f"--node-name: {name!r} cannot name a DRA pool"
     )
@@ -603,32 +607,32 @@ def test_a_node_name_that_cannot_name_a_pool_is_refused(setup, name):
 # --- the runtime directory ---------------------------------------------------------------------------------
 
 
-def test_those_who_only_talk_to_an_agent_need_its_directory_and_no_valid_node_name():
+def test_client_needs_runtime_dir_but_no_valid_node_name():
     flags = {"--runtime-dir": "/run/here"}
     assert load_runtime_dir(flags, {"DRAHEALTH_NODE_NAME": "not_a_name"}) == Path("/run/here")
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
-def test_roots_directory_is_below_run():
+def test_runtime_dir_of_root_is_below_run():
     assert load_runtime_dir({}, {"XDG_RUNTIME_DIR": "/run/user/0"}) == Path("/run/drahealth")
 
 
-@pytest.mark.usefixtures("nobody")
-def test_a_users_directory_is_below_xdg_runtime_dir():
+@pytest.mark.usefixtures("unprivileged")
+def test_runtime_dir_of_user_is_below_xdg_runtime_dir():
     assert load_runtime_dir({}, {"XDG_RUNTIME_DIR": "/run/user/1"}) == Path("/run/user/1/drahealth")
 
 
-@pytest.mark.usefixtures("nobody")
-def test_a_user_without_a_directory_is_asked_for_one():
+@pytest.mark.usefixtures("unprivileged")
+def test_user_without_xdg_runtime_dir_must_set_runtime_dir():
     for needs_one in (load_runtime_dir, load):
         with pytest.raises(
-            ConfigError, match=r"no XDG_RUNTIME_DIR: say where the sockets are with --runtime-dir"
+            ConfigError, match=r"no XDG_RUNTIME_DIR: set the directory of the sockets with --runtime-dir"
         ):
             needs_one({}, {})
 
 
-@pytest.mark.usefixtures("nobody")
-def test_a_user_who_only_looks_needs_no_directory():
+@pytest.mark.usefixtures("unprivileged")
+def test_scan_by_user_needs_no_runtime_dir():
     assert load({}, {"DRAHEALTH_NODE_NAME": "n"}, serves=False).node_name == "n"
 
 
@@ -640,20 +644,20 @@ def test_a_user_who_only_looks_needs_no_directory():
     [("0s", 0), ("1ns", 1), ("10us", 10_000), ("100ms", 10**8), ("1.5s", 1_500_000_000), ("2m", 120 * 10**9),
      (" 1 h ", 3600 * 10**9)],
 )  # fmt: skip
-def test_durations_are_a_number_and_a_unit(text, ns):
+def test_duration_is_a_number_and_a_unit(text, ns):
     assert parse_duration(text) == ns
 
 
 @pytest.mark.parametrize(
     "text", ["", "1", "s", "-1s", "1e3s", "1 s s", "1m30s", "0x1s", "٣s", "inf s", 1, None, "1d"]
 )
-def test_everything_else_is_no_duration(text):
-    with pytest.raises(ValueError, match="is no duration"):
+def test_other_text_is_no_duration(text):
+    with pytest.raises(ValueError, match="is not a duration"):
         parse_duration(text)
 
 
 @given(st.integers(0, 10**18))
-def test_a_duration_that_is_written_reads_back(ns):
+def test_formatted_duration_parses_back(ns):
     text = format_duration(ns)
     if re.fullmatch(r"[0-9]{1,12}[a-z]+", text):  # longer numbers are refused
         assert parse_duration(text) == ns
@@ -663,7 +667,7 @@ def test_a_duration_that_is_written_reads_back(ns):
 
 
 @pytest.mark.parametrize("setting", SETTINGS, ids=lambda s: s.key)
-def test_the_reference_names_every_setting(setting):
+def test_reference_documents_every_setting(setting):
     table, _, name = setting.key.rpartition(".")
     text = REFERENCE.read_text()
     assert f"[{table}]" in text or f"[[{setting.key}]]" in text
@@ -674,16 +678,16 @@ def test_the_reference_names_every_setting(setting):
         assert f"`{setting.variable}`" in text
 
 
-def test_the_references_example_is_a_valid_file_that_changes_nothing(setup):
-    """It shows each key with its default; those that have none are commented out."""
+def test_reference_example_is_valid_and_equals_the_defaults(setup):
+    """It shows each key with its default; keys without a default are commented out."""
     assert setup.load(example()) == setup.load()
 
 
-def test_the_references_pattern_is_one_when_it_is_no_comment(setup):
+def test_reference_pattern_is_valid_when_uncommented(setup):
     _, commented = example().split("# [[prepare.patterns]]")
     text = "[[prepare.patterns]]" + re.sub(r"^# ", "", commented, flags=re.MULTILINE)
     (pattern,) = setup.load(text).prepare_patterns
-    assert pattern.takes("bank 3 is locked")
+    assert pattern.matches("bank 3 is locked")
     assert pattern.summary
 
 

@@ -1,9 +1,9 @@
-"""The judges of ``drahealth conform``, on paper: each verdict of each check, from values."""
+"""Checks of ``drahealth conform``: each verdict of each check, from records as values."""
 
 import struct
 
 import pytest
-from conform_paper import (
+from conform_records import (
     INFO,
     KUBELET_DIR,
     LATE,
@@ -11,27 +11,34 @@ from conform_paper import (
     SOCKET,
     UNIMPLEMENTED,
     WALL_S,
-    both,
+    both_versions,
     device,
-    ended,
-    heard,
-    introduced,
-    observed,
-    registered,
+    ended_stream,
+    health_list,
     registration,
-    silent,
+    session_record,
+    session_with_file,
+    session_with_registrations,
+    silent_stream,
     stream,
-    watches,
+    version_records,
 )
 from hypothesis import given
 from hypothesis import strategies as st
 from wire.google import message_class
 
-from agent.conform.choice import choose
-from agent.conform.observed import Introduction, Observed, Refusal, Reopening, Stopped, Stream, StreamEnd
+from agent.conform.kubelet.session import choose
+from agent.conform.observed import (
+    RefusalRecord,
+    RegistrationFile,
+    Reopening,
+    SessionRecord,
+    StoppedReader,
+    StreamEnd,
+    StreamRecord,
+)
 from agent.conform.reading import DEVICES_LIMIT, FIELDS_LIMIT, read_list
-from agent.conform.results import judge
-from agent.conform.table import CHECKS
+from agent.conform.table import CHECKS, run_checks
 from agent.conform.verdicts import SHOWN, listed, seconds
 from agent.errors import UsageError
 
@@ -41,253 +48,381 @@ LONG_PATH = "/" + "x" * 107
 CUT_IN_TWO = ("x" * 1020 + "é" + "x" * 10).encode()
 
 
-def told(**changes: object) -> Observed:
-    """A driver that tells this of one device, in each list."""
-    return observed(watches=both(*(heard(at_s, device(**changes)) for at_s in (0.01, 10, 20, 30))))
+def reporting(**changes: object) -> SessionRecord:
+    """Return the session of a driver that reports these values of one device in each list."""
+    return session_record(
+        versions=both_versions(*(health_list(at_s, device(**changes)) for at_s in (0.01, 10, 20, 30)))
+    )
 
 
-def telling(*messages: bytes, **changes: object) -> Observed:
-    """A driver that tells of one device with these messages, one after the other."""
-    lists = [heard(10.0 * number, device(message=text, **changes)) for number, text in enumerate(messages)]
-    return observed(watches=both(*lists))
+def with_messages(*messages: bytes, **changes: object) -> SessionRecord:
+    """Return the session of a driver that reports one device with one message after the other."""
+    lists = [
+        health_list(10.0 * number, device(message=text, **changes)) for number, text in enumerate(messages)
+    ]
+    return session_record(versions=both_versions(*lists))
 
 
-def at(*seconds: float, lease_s: int = 30, health: int = 1) -> Observed:
-    """A driver that tells of one device at these times."""
-    return observed(watches=both(*(heard(at_s, device(lease_s=lease_s, health=health)) for at_s in seconds)))
+def reporting_at(*seconds: float, lease_s: int = 30, health: int = 1) -> SessionRecord:
+    """Return the session of a driver that reports one device at these times."""
+    return session_record(
+        versions=both_versions(
+            *(health_list(at_s, device(lease_s=lease_s, health=health)) for at_s in seconds)
+        )
+    )
 
 
-def leaving(leaver: Stream, *streams: Stream) -> Observed:
-    return observed(leaver=leaver, watches=watches(streams or None, streams or None))
+def with_leaver(leaver: StreamRecord, *streams: StreamRecord) -> SessionRecord:
+    return session_record(leaver=leaver, versions=version_records(streams or None, streams or None))
 
 
-def unread(*lists: float, others: tuple[float, ...], ended: StreamEnd | None = None) -> Observed:
-    """A reader that stops at 1 s and reads again at 24 s, what it hears, and what the others do."""
-    mine = stream(*map(heard, lists), opened_s=0.5, ended=ended)
-    return observed(stopped=Stopped(mine, 1.0, 24.0), watches=both(*map(heard, others)))
+def with_stopped_reader(
+    *lists: float, others: tuple[float, ...], ended: StreamEnd | None = None
+) -> SessionRecord:
+    """Return a session whose reader stops at 1 s and resumes at 24 s, with its lists and those of the
+    others.
+    """
+    reader = stream(*map(health_list, lists), opened_s=0.5, ended=ended)
+    return session_record(
+        stopped=StoppedReader(reader, 1.0, 24.0), versions=both_versions(*map(health_list, others))
+    )
 
 
-def endpoint(**changes: object) -> Observed:
+def with_endpoint(**changes: object) -> SessionRecord:
     one = registration()
     assert one.endpoint is not None
-    return registered(one._replace(endpoint=one.endpoint._replace(**changes)))
+    return session_with_registrations(one._replace(endpoint=one.endpoint._replace(**changes)))
 
 
-def said(**changes: object) -> Observed:
-    """What it says of itself has these changes."""
-    return introduced(info=INFO._replace(**changes))
+def with_info(**changes: object) -> SessionRecord:
+    """Return the session of a driver whose answer to GetInfo has these changes."""
+    return session_with_file(info=INFO._replace(**changes))
 
 
-def named(file: str, **changes: object) -> Observed:
-    return introduced(path=f"{KUBELET_DIR}/plugins_registry/{file}", **changes)
+def with_file_name(file: str, **changes: object) -> SessionRecord:
+    return session_with_file(path=f"{KUBELET_DIR}/plugins_registry/{file}", **changes)
 
 
-OTHER = stream(heard(1.01, device("gpu-0")), opened_s=1.0, closed_s=6.0)
-LATER = stream(heard(3.2), opened_s=1.0, closed_s=3.3)
+OTHER = stream(health_list(1.01, device("gpu-0")), opened_s=1.0, closed_s=6.0)
+LATER = stream(health_list(3.2), opened_s=1.0, closed_s=3.3)
 SECOND = registration()._replace(
-    introduction=registration(
-        path=f"{KUBELET_DIR}/plugins_registry/gpu.example.com-uid-reg.sock"
-    ).introduction
+    file=registration(path=f"{KUBELET_DIR}/plugins_registry/gpu.example.com-uid-reg.sock").file
 )
 
-CASES: dict[str, list[tuple[Observed, str, str]]] = {
+CASES: dict[str, list[tuple[SessionRecord, str, str]]] = {
     "socket.path": [
-        (observed(socket=LONG_PATH, socket_size=108), "fail", "108 bytes, a socket's limit is 107"),
-        (observed(socket=""), "not run", "registration.get_info"),
+        (session_record(socket=LONG_PATH, socket_size=108), "fail", "108 bytes, a socket's limit is 107"),
+        (session_record(socket=""), "not run", "registration.get_info"),
     ],
     "health.v1": [
-        (observed(watches=watches([UNIMPLEMENTED])), "warn", "v1alpha1 is not"),
-        (observed(watches=watches([UNIMPLEMENTED], [UNIMPLEMENTED])), "fail", "and so is v1alpha1"),
-        (observed(watches=watches([silent()])), "not run", "health.first_list"),
-        (observed(watches=()), "not run", "takes no connection"),
+        (session_record(versions=version_records([UNIMPLEMENTED])), "warn", "v1alpha1 is not"),
+        (
+            session_record(versions=version_records([UNIMPLEMENTED], [UNIMPLEMENTED])),
+            "fail",
+            "and so is v1alpha1",
+        ),
+        (session_record(versions=version_records([silent_stream()])), "not run", "health.first_list"),
+        (session_record(versions=()), "not run", "takes no connection"),
     ],
     "health.v1alpha1": [
-        (observed(watches=watches(None, [UNIMPLEMENTED])), "fail", "v1 is not"),
-        (observed(watches=watches([UNIMPLEMENTED], [UNIMPLEMENTED])), "fail", "and so is v1"),
+        (session_record(versions=version_records(None, [UNIMPLEMENTED])), "fail", "v1 is not"),
+        (session_record(versions=version_records([UNIMPLEMENTED], [UNIMPLEMENTED])), "fail", "and so is v1"),
     ],
     "health.unavailable": [
         (
-            observed(watches=watches([ended("UNAVAILABLE", "not yet", at_s=0.1), stream(opened_s=5.1)])),
+            session_record(
+                versions=version_records(
+                    [ended_stream("UNAVAILABLE", "not yet", at_s=0.1), stream(opened_s=5.1)]
+                )
+            ),
             "warn",
             "v1: UNAVAILABLE: not yet; ready 9.9 s later",
         ),
-        (observed(watches=watches([ended("INTERNAL", "bug")] * 2)), "fail", "INTERNAL: bug; opened 2 times"),
-        (observed(watches=watches([UNIMPLEMENTED])), "pass", ""),
-        (observed(watches=watches([ended("", "a message of 5 bytes")._replace(goaway="x")])), "pass", ""),
+        (
+            session_record(versions=version_records([ended_stream("INTERNAL", "bug")] * 2)),
+            "fail",
+            "INTERNAL: bug; opened 2 times",
+        ),
+        (session_record(versions=version_records([UNIMPLEMENTED])), "pass", ""),
+        (
+            session_record(
+                versions=version_records([ended_stream("", "a message of 5 bytes")._replace(goaway="x")])
+            ),
+            "pass",
+            "",
+        ),
     ],
     "health.unknown_method": [
-        (observed(unknown=(LATE,)), "warn", "call: DEADLINE_EXCEEDED: no answer within 5 s"),
-        (observed(unknown=(OK,)), "warn", "call: OK"),
+        (session_record(unknown=(LATE,)), "warn", "call: DEADLINE_EXCEEDED: no answer within 5 s"),
+        (session_record(unknown=(OK,)), "warn", "call: OK"),
     ],
     "health.first_list": [
-        (observed(watches=watches([stream(heard(1.5), heard(11))])), "warn", "v1: after 1.5 s"),
-        (observed(watches=watches(None, [stream(heard(5.5))])), "fail", "v1alpha1: after 5.5 s"),
-        (observed(watches=watches([silent()])), "fail", "v1: none in 40 s"),
-        (observed(watches=watches(*[[UNIMPLEMENTED]] * 2)), "not run", "no stream stayed open"),
+        (
+            session_record(versions=version_records([stream(health_list(1.5), health_list(11))])),
+            "warn",
+            "v1: after 1.5 s",
+        ),
+        (
+            session_record(versions=version_records(None, [stream(health_list(5.5))])),
+            "fail",
+            "v1alpha1: after 5.5 s",
+        ),
+        (session_record(versions=version_records([silent_stream()])), "fail", "v1: none in 40 s"),
+        (
+            session_record(versions=version_records(*[[UNIMPLEMENTED]] * 2)),
+            "not run",
+            "no stream stayed open",
+        ),
     ],
     "health.whole": [
-        (observed(watches=both(heard(0.1, device()), heard(2.2))), "warn", "node-a/gpu-1: 2.1 s after"),
-        (observed(watches=both(heard(0.1, device()), heard(0.3))), "pass", "2 devices at once"),
+        (
+            session_record(versions=both_versions(health_list(0.1, device()), health_list(2.2))),
+            "warn",
+            "node-a/gpu-1: 2.1 s after",
+        ),
+        (
+            session_record(versions=both_versions(health_list(0.1, device()), health_list(0.3))),
+            "pass",
+            "2 devices at once",
+        ),
     ],
     "health.heartbeat": [
-        (at(0.1, 31), "fail", "node-a/gpu-0: 31 s without a word, its lease is 30 s"),
-        (at(0.1), "fail", "40 s without a word"),
-        (at(0.1, 9, 18, 27, 36, lease_s=0), "pass", "again after 9.0 s at most"),
-        (at(0.1, 20, 30), "warn", "20 s without a word"),
-        (at(0.1, lease_s=60), "not run", "--for 65s would do"),
-        (at(0.1, lease_s=86_400), "not run", "nobody waits so long"),
-        (at(0.1, health=0), "not run", "every device is Unknown"),
+        (reporting_at(0.1, 31), "fail", "node-a/gpu-0: 31 s without a report, its lease is 30 s"),
+        (reporting_at(0.1), "fail", "40 s without a report"),
+        (reporting_at(0.1, 9, 18, 27, 36, lease_s=0), "pass", "again after 9.0 s at most"),
+        (reporting_at(0.1, 20, 30), "warn", "20 s without a report"),
+        (reporting_at(0.1, lease_s=60), "not run", "--for 65s is long enough"),
+        (reporting_at(0.1, lease_s=86_400), "not run", "longer than the longest --for"),
+        (reporting_at(0.1, health=0), "not run", "every device is Unknown"),
         (
-            observed(
-                watches=both(heard(0.1, device(), device("gpu-1", lease_s=60)), *map(heard, (9, 18, 27)))
+            session_record(
+                versions=both_versions(
+                    health_list(0.1, device(), device("gpu-1", lease_s=60)), *map(health_list, (9, 18, 27))
+                )
             ),
             "pass",
             "",
         ),
     ],
     "health.lease": [
-        (told(lease_s=0), "pass", "0 is 30 s"),
-        (told(lease_s=-5), "warn", "node-a/gpu-0: -5 s"),
-        (told(lease_s=2), "warn", "2 s"),
-        (told(lease_s=3), "pass", "3 s"),
-        (told(lease_s=86_400), "pass", "86,400 s"),
-        (told(lease_s=86_401), "warn", "86,401 s"),
-        (told(lease_s=9_223_372_037), "fail", "more than 9,223,372,036 s"),
-        (observed(watches=both(heard(0.1)._replace(devices=()))), "not run", "no device"),
+        (reporting(lease_s=0), "pass", "0 is 30 s"),
+        (reporting(lease_s=-5), "warn", "node-a/gpu-0: -5 s"),
+        (reporting(lease_s=2), "warn", "2 s"),
+        (reporting(lease_s=3), "pass", "3 s"),
+        (reporting(lease_s=86_400), "pass", "86,400 s"),
+        (reporting(lease_s=86_401), "warn", "86,401 s"),
+        (reporting(lease_s=9_223_372_037), "fail", "more than 9,223,372,036 s"),
+        (
+            session_record(versions=both_versions(health_list(0.1)._replace(devices=()))),
+            "not run",
+            "no device",
+        ),
     ],
     "health.lease.stable": [
         (
-            observed(watches=both(heard(0.1, device(lease_s=30)), heard(9, device(lease_s=31)))),
+            session_record(
+                versions=both_versions(
+                    health_list(0.1, device(lease_s=30)), health_list(9, device(lease_s=31))
+                )
+            ),
             "warn",
             "node-a/gpu-0: 30 s, then 31 s",
         ),
-        (observed(watches=both(heard(0.1, device(lease_s=3)), heard(9, device(lease_s=4)))), "pass", ""),
+        (
+            session_record(
+                versions=both_versions(health_list(0.1, device(lease_s=3)), health_list(9, device(lease_s=4)))
+            ),
+            "pass",
+            "",
+        ),
     ],
     "health.text.stable": [
-        (telling(b"71 C", b"72 C"), "fail", "only numbers change, '71 C', then '72 C'"),
-        (telling(b"71 C", b"72 C", b"72 C", b"73 C"), "fail", "only numbers change"),
-        (telling(b"2 pages", b"1 pages", b"1 pages"), "warn", "a number changed once"),
-        (telling(b"a", b"b", b"c"), "warn", "another text in every list, 'a', then 'b'"),
-        (telling(b"a", b"b", b"b"), "pass", ""),
-        (observed(watches=both(heard(0.1, device()), heard(9, SICK._replace(message=b"x")))), "pass", ""),
+        (with_messages(b"71 C", b"72 C"), "fail", "only numbers change, '71 C', then '72 C'"),
+        (with_messages(b"71 C", b"72 C", b"72 C", b"73 C"), "fail", "only numbers change"),
+        (with_messages(b"2 pages", b"1 pages", b"1 pages"), "warn", "a number changed once"),
+        (with_messages(b"a", b"b", b"c"), "warn", "another text in every list, 'a', then 'b'"),
+        (with_messages(b"a", b"b", b"b"), "pass", ""),
+        (
+            session_record(
+                versions=both_versions(
+                    health_list(0.1, device()), health_list(9, SICK._replace(message=b"x"))
+                )
+            ),
+            "pass",
+            "",
+        ),
     ],
     "health.message.size": [
-        (told(message=b"x" * 1024), "pass", "1,024 bytes at most"),
-        (told(message=b"x" * 1025), "warn", "node-a/gpu-0: 1,025 bytes"),
-        (told(message=CUT_IN_TWO), "fail", "the cut at 1021 splits a character"),
+        (reporting(message=b"x" * 1024), "pass", "1,024 bytes at most"),
+        (reporting(message=b"x" * 1025), "warn", "node-a/gpu-0: 1,025 bytes"),
+        (reporting(message=CUT_IN_TWO), "fail", "the cut at 1021 splits a character"),
     ],
     "health.utf8": [
-        (told(message=b"\xff"), "fail", "node-a/gpu-0: its message is no UTF-8"),
-        (told(pool=b"\xff"), "fail", "\\xff/gpu-0: its pool is no UTF-8"),
-        (told(name=b"\xff"), "fail", "node-a/\\xff: its name is no UTF-8"),
+        (reporting(message=b"\xff"), "fail", "node-a/gpu-0: its message is not UTF-8"),
+        (reporting(pool=b"\xff"), "fail", "\\xff/gpu-0: its pool is not UTF-8"),
+        (reporting(name=b"\xff"), "fail", "node-a/\\xff: its name is not UTF-8"),
     ],
     "health.decode": [
         (
-            observed(watches=both(heard(0.1), heard(9)._replace(devices=(), broken="list: ends"))),
+            session_record(
+                versions=both_versions(
+                    health_list(0.1), health_list(9)._replace(devices=(), broken="list: ends")
+                )
+            ),
             "fail",
             "list 2 of 88 bytes: list: ends",
         ),
     ],
     "health.size": [
-        (observed(watches=both(heard(0.1, size=1 << 20))), "pass", "1,048,576 bytes"),
-        (observed(watches=both(heard(0.1, size=(1 << 20) + 1))), "warn", "1,048,577 bytes"),
+        (session_record(versions=both_versions(health_list(0.1, size=1 << 20))), "pass", "1,048,576 bytes"),
         (
-            observed(watches=watches([Stream(0, (), StreamEnd(1, "", "", too_large=5_000_000), 1)])),
+            session_record(versions=both_versions(health_list(0.1, size=(1 << 20) + 1))),
+            "warn",
+            "1,048,577 bytes",
+        ),
+        (
+            session_record(
+                versions=version_records([StreamRecord(0, (), StreamEnd(1, "", "", too_large=5_000_000), 1)])
+            ),
             "fail",
             "v1: 5,000,000 bytes, the kubelet reads 4,194,304",
         ),
-        (observed(watches=both(heard(0.1, cut=True))), "warn", "more than 2 devices"),
+        (session_record(versions=both_versions(health_list(0.1, cut=True))), "warn", "more than 2 devices"),
     ],
     "health.rate": [
-        (observed(watches=both(*map(heard, range(801)))), "warn", "801 lists in 40 s"),
+        (session_record(versions=both_versions(*map(health_list, range(801)))), "warn", "801 lists in 40 s"),
         (
-            observed(watches=both(heard(0.1), ended=StreamEnd(9, "", "", flooded=True))),
+            session_record(
+                versions=both_versions(health_list(0.1), ended=StreamEnd(9, "", "", flooded=True))
+            ),
             "fail",
             "1 list in 40 s",
         ),
     ],
     "health.duplicates": [
-        (observed(watches=both(heard(0.1, device(), device()))), "warn", "node-a/gpu-0: twice, alike"),
-        (observed(watches=both(heard(0.1, device(), SICK))), "fail", "node-a/gpu-0: twice, and not alike"),
+        (
+            session_record(versions=both_versions(health_list(0.1, device(), device()))),
+            "warn",
+            "node-a/gpu-0: twice, alike",
+        ),
+        (
+            session_record(versions=both_versions(health_list(0.1, device(), SICK))),
+            "fail",
+            "node-a/gpu-0: twice, and not alike",
+        ),
     ],
     "health.names": [
-        (told(identified=False, pool=b"", name=b""), "fail", "an entry without a device"),
-        (told(pool=b""), "fail", "(empty)/gpu-0: an empty pool"),
-        (told(name=b""), "fail", "node-a/(empty): an empty name"),
-        (told(name=b"GPU_0"), "warn", "node-a/GPU_0: the name is no DNS label"),
-        (told(name=b"x" * 64), "warn", "the name is no DNS label"),
-        (told(pool=b"rack 1"), "warn", "rack 1/gpu-0: the pool is no path"),
-        (told(pool=b"rack-1.example.com/node-a"), "pass", "1 device"),
+        (reporting(has_identifier=False, pool=b"", name=b""), "fail", "an entry without a device"),
+        (reporting(pool=b""), "fail", "(empty)/gpu-0: an empty pool"),
+        (reporting(name=b""), "fail", "node-a/(empty): an empty name"),
+        (reporting(name=b"GPU_0"), "warn", "node-a/GPU_0: the name is not a DNS label"),
+        (reporting(name=b"x" * 64), "warn", "the name is not a DNS label"),
+        (reporting(pool=b"rack 1"), "warn", "rack 1/gpu-0: the pool is not a path"),
+        (reporting(pool=b"rack-1.example.com/node-a"), "pass", "1 device"),
     ],
-    "health.enum": [(told(health=3), "warn", "node-a/gpu-0: 3"), (told(health=-1), "warn", "-1")],
+    "health.enum": [(reporting(health=3), "warn", "node-a/gpu-0: 3"), (reporting(health=-1), "warn", "-1")],
     "health.time": [
-        (told(updated_s=0), "warn", "node-a/gpu-0: 0, which is no time"),
-        (told(updated_s=int(WALL_S * 1000)), "warn", "which is not in seconds"),
-        (told(updated_s=int(WALL_S) + 3600), "warn", "ahead"),
-        (told(updated_s=1), "pass", ""),
+        (reporting(updated_s=0), "warn", "node-a/gpu-0: 0, which is not a time"),
+        (reporting(updated_s=int(WALL_S * 1000)), "warn", "which is not in seconds"),
+        (reporting(updated_s=int(WALL_S) + 3600), "warn", "ahead"),
+        (reporting(updated_s=1), "pass", ""),
     ],
     "health.ends": [
-        (observed(watches=watches([ended("OK", "", heard(0.1))])), "fail", "v1: OK, after 3.0 s"),
         (
-            observed(watches=watches(None, [ended("INTERNAL", "x" * 9999, heard(0.1))])),
+            session_record(versions=version_records([ended_stream("OK", "", health_list(0.1))])),
+            "fail",
+            "v1: OK, after 3.0 s",
+        ),
+        (
+            session_record(
+                versions=version_records(None, [ended_stream("INTERNAL", "x" * 9999, health_list(0.1))])
+            ),
             "fail",
             "v1alpha1: INTERNAL: xxx",
         ),
         (
-            observed(watches=both(heard(0.1), ended=StreamEnd(9, "", "", flooded=True))),
+            session_record(
+                versions=both_versions(health_list(0.1), ended=StreamEnd(9, "", "", flooded=True))
+            ),
             "not run",
-            "something else ended them",
+            "something else ended the streams",
         ),
     ],
     "health.goaway": [
         (
-            observed(watches=both(goaway="NO_ERROR max_age")),
+            session_record(versions=both_versions(goaway="NO_ERROR max_age")),
             "warn",
             "GOAWAY: NO_ERROR max_age, on a connection",
         ),
         (
-            observed(watches=both(heard(0.1), ended=StreamEnd(9, "", ""), goaway="NO_ERROR max_age")),
+            session_record(
+                versions=both_versions(
+                    health_list(0.1), ended=StreamEnd(9, "", ""), goaway="NO_ERROR max_age"
+                )
+            ),
             "fail",
             "its stream ended",
         ),
     ],
     "health.versions_agree": [
-        (observed(watches=watches(None, [stream(heard(0.1, device()))])), "fail", "node-a/gpu-1: v1 only"),
         (
-            observed(watches=watches(None, [stream(heard(0.1, SICK, device("gpu-1")))])),
+            session_record(versions=version_records(None, [stream(health_list(0.1, device()))])),
+            "fail",
+            "node-a/gpu-1: v1 only",
+        ),
+        (
+            session_record(versions=version_records(None, [stream(health_list(0.1, SICK, device("gpu-1")))])),
             "fail",
             "node-a/gpu-0: health 1 for v1, 2 for v1alpha1",
         ),
         (
-            observed(watches=watches(None, [stream(heard(0.1, device(message=b"x"), device("gpu-1")))])),
+            session_record(
+                versions=version_records(
+                    None, [stream(health_list(0.1, device(message=b"x"), device("gpu-1")))]
+                )
+            ),
             "warn",
             "one message for v1, another for v1alpha1",
         ),
-        (observed(watches=watches([stream(heard(0.1, device()), heard(39.5, SICK))])), "fail", "gpu-1"),
         (
-            observed(watches=watches([stream(heard(0.1), heard(39.5, SICK, device("gpu-1")))])),
+            session_record(
+                versions=version_records([stream(health_list(0.1, device()), health_list(39.5, SICK))])
+            ),
+            "fail",
+            "gpu-1",
+        ),
+        (
+            session_record(
+                versions=version_records([stream(health_list(0.1), health_list(39.5, SICK, device("gpu-1")))])
+            ),
             "pass",
             "2 devices alike",
         ),
-        (observed(watches=watches([UNIMPLEMENTED])), "not run", "no list was heard of v1"),
+        (session_record(versions=version_records([UNIMPLEMENTED])), "not run", "no list was received of v1"),
     ],
     "health.reconnect": [
         (
-            observed(reopenings=(Reopening("cancel", OTHER),)),
+            session_record(reopenings=(Reopening("cancel", OTHER),)),
             "fail",
             "after a cancel: node-a/gpu-1 missing after 5.0 s",
         ),
-        (observed(reopenings=(Reopening("close", LATER),)), "warn", "on a new connection: whole after 2.2 s"),
         (
-            observed(reopenings=(Reopening("close", ended("INTERNAL", "again")._replace(opened_s=1.0)),)),
+            session_record(reopenings=(Reopening("close", LATER),)),
+            "warn",
+            "on a new connection: complete after 2.2 s",
+        ),
+        (
+            session_record(
+                reopenings=(Reopening("close", ended_stream("INTERNAL", "again")._replace(opened_s=1.0)),)
+            ),
             "fail",
             "node-a/gpu-0; node-a/gpu-1 missing after 2.0 s, ended: INTERNAL: again",
         ),
-        (observed(reopenings=()), "not run", "health.first_list"),
-        # what nobody believes in any more need not be told
+        (session_record(reopenings=()), "not run", "health.first_list"),
+        # a device whose lease has ended need not be reported
         (
-            observed(
-                watches=both(heard(0.1, device("gpu-0"), device("gone", lease_s=3))),
+            session_record(
+                versions=both_versions(health_list(0.1, device("gpu-0"), device("gone", lease_s=3))),
                 reopenings=(Reopening("close", OTHER),),
             ),
             "pass",
@@ -296,146 +431,179 @@ CASES: dict[str, list[tuple[Observed, str, str]]] = {
     ],
     "health.two_kubelets": [
         (
-            leaving(stream(heard(0.2, device()), opened_s=0.1, closed_s=18)),
+            with_leaver(stream(health_list(0.2, device()), opened_s=0.1, closed_s=18)),
             "fail",
             "node-a/gpu-1: the first only",
         ),
         (
-            leaving(stream(heard(0.2, SICK, device("gpu-1")), opened_s=0.1, closed_s=18)),
+            with_leaver(stream(health_list(0.2, SICK, device("gpu-1")), opened_s=0.1, closed_s=18)),
             "fail",
             "node-a/gpu-0: health 1 for the first, 2 for the second",
         ),
-        (leaving(silent(18)._replace(opened_s=0.1)), "fail", "the second one heard nothing in 18 s"),
-        (leaving(silent(0.5)._replace(opened_s=0.1)), "not run", "too short"),
         (
-            leaving(stream(opened_s=0.1, closed_s=18), ended("OK", "", *map(heard, (0.1, 9)), at_s=18.1)),
+            with_leaver(silent_stream(18)._replace(opened_s=0.1)),
             "fail",
-            "the first one's stream ended 100 ms after another left",
+            "the second stream received nothing in 18 s",
         ),
+        (with_leaver(silent_stream(0.5)._replace(opened_s=0.1)), "not run", "too short"),
         (
-            leaving(stream(opened_s=0.1, closed_s=18), ended("OK", "", heard(0.01), at_s=0.2)),
-            "fail",
-            "the first one's stream ended 100 ms after another came",
-        ),
-        (
-            leaving(stream(opened_s=0.1, closed_s=18), ended("OK", "", heard(0.01), at_s=30)),
-            "not run",
-            "streams end by themselves",
-        ),
-        (
-            leaving(ended("INTERNAL", "one at a time")._replace(opened_s=0.1)),
-            "fail",
-            "the second one's stream ended: INTERNAL: one at a time",
-        ),
-        (
-            leaving(
-                stream(heard(0.2, device(lease_s=3)), opened_s=0.1, closed_s=9),
-                stream(*(heard(at_s, device(lease_s=3)) for at_s in (0.1, 2, 4, 6, 8))),
+            with_leaver(
+                stream(opened_s=0.1, closed_s=18),
+                ended_stream("OK", "", *map(health_list, (0.1, 9)), at_s=18.1),
             ),
             "fail",
-            "the first one heard nothing in the 31 s since the second left",
+            "the first stream ended 100 ms after another closed",
         ),
-        (observed(leaver=None), "not run", "no two streams"),
+        (
+            with_leaver(
+                stream(opened_s=0.1, closed_s=18), ended_stream("OK", "", health_list(0.01), at_s=0.2)
+            ),
+            "fail",
+            "the first stream ended 100 ms after another opened",
+        ),
+        (
+            with_leaver(
+                stream(opened_s=0.1, closed_s=18), ended_stream("OK", "", health_list(0.01), at_s=30)
+            ),
+            "not run",
+            "the server ends streams",
+        ),
+        (
+            with_leaver(ended_stream("INTERNAL", "one at a time")._replace(opened_s=0.1)),
+            "fail",
+            "the second stream ended: INTERNAL: one at a time",
+        ),
+        (
+            with_leaver(
+                stream(health_list(0.2, device(lease_s=3)), opened_s=0.1, closed_s=9),
+                stream(*(health_list(at_s, device(lease_s=3)) for at_s in (0.1, 2, 4, 6, 8))),
+            ),
+            "fail",
+            "the first stream received nothing in the 31 s since the second closed",
+        ),
+        (session_record(leaver=None), "not run", "no two streams"),
     ],
     "health.stopped_reader": [
         (
-            unread(0.6, 24.5, others=(0.1, 0.5, 1, 1.5, 24.1, 24.6)),
+            with_stopped_reader(0.6, 24.5, others=(0.1, 0.5, 1, 1.5, 24.1, 24.6)),
             "fail",
-            "nothing for 23 s, and at once when",
+            "nothing for 23 s, until this one",
         ),
-        (unread(0.6, 24.1, others=(0.1, 24.1)), "not run", "--for 120s may do"),
-        (unread(0.6, others=(0.1, 10, 20, 30)), "fail", "nothing when it read again, the others 1 list"),
+        (with_stopped_reader(0.6, 24.1, others=(0.1, 24.1)), "not run", "try --for 120s"),
         (
-            observed(
-                stopped=Stopped(stream(heard(0.6), heard(30, SICK, device("gpu-1")), opened_s=0.5), 1, 24)
+            with_stopped_reader(0.6, others=(0.1, 10, 20, 30)),
+            "fail",
+            "nothing when it read again, the others 1 list",
+        ),
+        (
+            session_record(
+                stopped=StoppedReader(
+                    stream(health_list(0.6), health_list(30, SICK, device("gpu-1")), opened_s=0.5), 1, 24
+                )
             ),
             "fail",
             "node-a/gpu-0: health 1 for the others, 2 for this one",
         ),
         (
-            unread(0.6, others=(0.1, 10), ended=StreamEnd(9, "ABORTED", "slow")),
+            with_stopped_reader(0.6, others=(0.1, 10), ended=StreamEnd(9, "ABORTED", "slow")),
             "warn",
             "was ended, ABORTED: slow",
         ),
-        (observed(stopped=None), "not run", "no two streams"),
+        (session_record(stopped=None), "not run", "no two streams"),
     ],
     "registration.socket": [
-        (registered(), "fail", "none of this driver"),
-        (named("gpu.example.com-reg.sock", is_socket=False), "fail", "is no socket"),
-        (named(".gpu.example.com-reg.sock"), "fail", "begins with a dot"),
-        (named(f"{'x' * 90}-reg.sock"), "fail", "a socket's limit is 107"),
-        (named("plugin.sock"), "warn", "plugin.sock: others are named gpu.example.com-reg.sock"),
-        (named("gpu.example.com-5c0a1b2c-reg.sock"), "pass", ""),
-        (named("dra-AAAAAAAAAAAAAAAAAAAAAA-reg.sock"), "pass", ""),
-        (observed(directory=None), "not run", "--plugin-dir"),
+        (session_with_registrations(), "fail", "no socket of this driver"),
+        (with_file_name("gpu.example.com-reg.sock", is_socket=False), "fail", "is not a socket"),
+        (with_file_name(".gpu.example.com-reg.sock"), "fail", "begins with a dot"),
+        (with_file_name(f"{'x' * 90}-reg.sock"), "fail", "a socket's limit is 107"),
+        (with_file_name("plugin.sock"), "warn", "plugin.sock: the usual name is gpu.example.com-reg.sock"),
+        (with_file_name("gpu.example.com-5c0a1b2c-reg.sock"), "pass", ""),
+        (with_file_name("dra-AAAAAAAAAAAAAAAAAAAAAA-reg.sock"), "pass", ""),
+        (session_record(directory=None), "not run", "--plugin-dir"),
     ],
     "registration.get_info": [
-        (introduced(answer=OK._replace(took_s=0.6)), "warn", "answered after 600 ms"),
-        (introduced(answer=OK._replace(took_s=1.1)), "fail", "answered after 1.1 s"),
-        (introduced(answer=LATE, info=None), "fail", "DEADLINE_EXCEEDED: no answer within 5 s, after 5.0 s"),
-        (introduced(answer=None, info=None), "not run", "no socket to ask"),
+        (session_with_file(answer=OK._replace(took_s=0.6)), "warn", "answered after 600 ms"),
+        (session_with_file(answer=OK._replace(took_s=1.1)), "fail", "answered after 1.1 s"),
+        (
+            session_with_file(answer=LATE, info=None),
+            "fail",
+            "DEADLINE_EXCEEDED: no answer within 5 s, after 5.0 s",
+        ),
+        (session_with_file(answer=None, info=None), "not run", "no socket to call"),
     ],
     "registration.type": [
-        (said(type="DevicePlugin"), "fail", "'DevicePlugin'"),
-        (introduced(info=None), "not run", "nobody has answered"),
+        (with_info(type="DevicePlugin"), "fail", "'DevicePlugin'"),
+        (session_with_file(info=None), "not run", "no socket has answered"),
     ],
     "registration.name": [
-        (said(name="Gpu.example.com"), "warn", "'Gpu.example.com' is not in lower case"),
-        (said(name="gpu_0.example.com"), "fail", "no DNS subdomain"),
-        (said(name=""), "fail", "no DNS subdomain"),
-        (said(name=f"{'x' * 60}.com"), "fail", "64 bytes, limit 63"),
-        (said(name="gpu"), "warn", "'gpu' has no domain"),
+        (with_info(name="Gpu.example.com"), "warn", "'Gpu.example.com' is not in lower case"),
+        (with_info(name="gpu_0.example.com"), "fail", "not a DNS subdomain"),
+        (with_info(name=""), "fail", "not a DNS subdomain"),
+        (with_info(name=f"{'x' * 60}.com"), "fail", "64 bytes, limit 63"),
+        (with_info(name="gpu"), "warn", "'gpu' has no domain"),
     ],
     "registration.endpoint": [
-        (endpoint(absolute=False, path="dra.sock"), "fail", "'dra.sock' is no absolute path"),
-        (endpoint(size=108), "fail", "108 bytes, a socket's limit is 107"),
-        (endpoint(inside=False), "fail", f"is not below {KUBELET_DIR}"),
-        (endpoint(error="Connection refused"), "fail", f"{SOCKET}: Connection refused"),
-        (endpoint(path="/var/lib/kubelet/a.sock"), "warn", "not the socket that was listened to"),
+        (with_endpoint(absolute=False, path="dra.sock"), "fail", "'dra.sock' is not an absolute path"),
+        (with_endpoint(size=108), "fail", "108 bytes, a socket's limit is 107"),
+        (with_endpoint(inside=False), "fail", f"is not below {KUBELET_DIR}"),
+        (with_endpoint(error="Connection refused"), "fail", f"{SOCKET}: Connection refused"),
+        (with_endpoint(path="/var/lib/kubelet/a.sock"), "warn", "not the socket that was tested"),
     ],
     "registration.versions": [
-        (said(versions=()), "fail", "no DRAPlugin service: nothing"),
-        (said(versions=("v1.DRAResourceHealth",)), "fail", "no DRAPlugin service: v1.DRAResourceHealth"),
-        (said(versions=("v1beta1.DRAPlugin", "v1.DRAPlugin")), "warn", "v1beta1.DRAPlugin is the first"),
-        (said(versions=("v1beta1.DRAPlugin",)), "warn", "v1beta1.DRAPlugin is the first"),
-        (said(versions=("v1.DRAPlugin", "1.0.0")), "warn", "unknown to kubelets: 1.0.0"),
+        (with_info(versions=()), "fail", "no DRAPlugin service: nothing"),
+        (with_info(versions=("v1.DRAResourceHealth",)), "fail", "no DRAPlugin service: v1.DRAResourceHealth"),
+        (with_info(versions=("v1beta1.DRAPlugin", "v1.DRAPlugin")), "warn", "v1beta1.DRAPlugin is the first"),
+        (with_info(versions=("v1beta1.DRAPlugin",)), "warn", "v1beta1.DRAPlugin is the first"),
+        (with_info(versions=("v1.DRAPlugin", "1.0.0")), "warn", "unknown to kubelets: 1.0.0"),
     ],
     "registration.health": [
-        (said(versions=("v1.DRAPlugin",)), "fail", "served, and not advertised"),
-        (said(versions=("v1.DRAPlugin", "v1alpha1.DRAResourceHealth")), "warn", "alone is advertised"),
+        (with_info(versions=("v1.DRAPlugin",)), "fail", "served, and not advertised"),
+        (with_info(versions=("v1.DRAPlugin", "v1alpha1.DRAResourceHealth")), "warn", "alone is advertised"),
         (
-            observed(watches=watches([UNIMPLEMENTED])),
+            session_record(versions=version_records([UNIMPLEMENTED])),
             "fail",
             "v1.DRAResourceHealth: advertised, and UNIMPLEMENTED",
         ),
         (
-            said(versions=("v1.DRAPlugin",))._replace(watches=watches([UNIMPLEMENTED], [UNIMPLEMENTED])),
+            with_info(versions=("v1.DRAPlugin",))._replace(
+                versions=version_records([UNIMPLEMENTED], [UNIMPLEMENTED])
+            ),
             "warn",
             "none is advertised",
         ),
-        (observed(watches=watches([silent()], [silent()])), "not run", "no health service has answered"),
+        (
+            session_record(versions=version_records([silent_stream()], [silent_stream()])),
+            "not run",
+            "no health service has answered",
+        ),
     ],
     "registration.prepare": [
         (
-            registered(registration(prepared=(("v1.DRAPlugin", LATE),))),
+            session_with_registrations(registration(prepared=(("v1.DRAPlugin", LATE),))),
             "fail",
             "v1.DRAPlugin: DEADLINE_EXCEEDED",
         ),
-        (registered(registration(prepared=())), "not run", "no endpoint"),
+        (session_with_registrations(registration(prepared=())), "not run", "no endpoint"),
     ],
-    "registration.notify": [(registered(registration(notified=LATE)), "fail", "DEADLINE_EXCEEDED")],
+    "registration.notify": [
+        (session_with_registrations(registration(notified=LATE)), "fail", "DEADLINE_EXCEEDED")
+    ],
     "registration.again": [
         (
-            registered(registration(again=registration(INFO._replace(endpoint="/x")).introduction)),
+            session_with_registrations(registration(again=registration(INFO._replace(endpoint="/x")).file)),
             "fail",
             "DRAPlugin gpu.example.com /x",
         ),
-        (registered(registration(again=Introduction("", True, 0, LATE, None))), "fail", "DEADLINE_EXCEEDED"),
+        (
+            session_with_registrations(registration(again=RegistrationFile("", True, 0, LATE, None))),
+            "fail",
+            "DEADLINE_EXCEEDED",
+        ),
     ],
     "registration.several": [
-        (registered(registration(), SECOND), "fail", f"all name {SOCKET}"),
+        (session_with_registrations(registration(), SECOND), "fail", f"all name {SOCKET}"),
         (
-            registered(
+            session_with_registrations(
                 registration(), SECOND._replace(endpoint=registration().endpoint._replace(path="/other.sock"))
             ),
             "warn",
@@ -443,55 +611,63 @@ CASES: dict[str, list[tuple[Observed, str, str]]] = {
         ),
     ],
     "registration.refused": [
-        (registered(registration(refused=Refusal(LATE, OK, OK))), "pass", "it can be registered afterwards"),
         (
-            registered(registration(refused=Refusal(OK, LATE, OK))),
-            "fail",
-            "GetInfo after it: DEADLINE_EXCEEDED",
+            session_with_registrations(registration(refused=RefusalRecord(LATE, OK, OK))),
+            "pass",
+            "it can be registered afterwards",
         ),
-        (registered(registration(refused=Refusal(OK, OK, LATE))), "fail", "registering after it: DEADLINE"),
-        (observed(), "not run", "--refuse"),
+        (
+            session_with_registrations(registration(refused=RefusalRecord(OK, LATE, OK))),
+            "fail",
+            "GetInfo after the refusal: DEADLINE_EXCEEDED",
+        ),
+        (
+            session_with_registrations(registration(refused=RefusalRecord(OK, OK, LATE))),
+            "fail",
+            "registration after the refusal: DEADLINE",
+        ),
+        (session_record(), "not run", "--refuse"),
     ],
 }
 
 
 @pytest.mark.parametrize(
-    ("code", "seen", "verdict", "words"),
+    ("code", "session", "verdict", "text"),
     [
         pytest.param(code, *case, id=f"{code}-{number}")
         for code, cases in CASES.items()
         for number, case in enumerate(cases)
     ],
 )
-def test_a_check_says_what_it_saw(code, seen, verdict, words):
-    (result,) = [one for one in judge(seen) if one.check.code == code]
-    assert (result.verdict, words in result.saw) == (verdict, True), result.saw
+def test_check_returns_verdict_and_observation(code, session, verdict, text):
+    (result,) = [one for one in run_checks(session) if one.check.code == code]
+    assert (result.verdict, text in result.observation) == (verdict, True), result.observation
 
 
-def test_a_good_driver_passes_everything_that_is_run():
-    assert {result.check.code: result.verdict for result in judge(observed())} == {
+def test_good_driver_passes_all_checks_that_run():
+    assert {result.check.code: result.verdict for result in run_checks(session_record())} == {
         check.code: "not run" if check.code == "registration.refused" else "pass" for check in CHECKS
     }
 
 
-def test_every_check_is_tried_with_what_it_must_not_pass():
+def test_every_check_has_a_case_that_warns_or_fails():
     assert list(CASES) == [check.code for check in CHECKS]
     for code, cases in CASES.items():
         assert {verdict for _, verdict, _ in cases} & {"warn", "fail"}, code
 
 
-def test_where_nothing_was_seen_nothing_passes():
-    nothing = observed(
-        socket="", watches=(), leaver=None, stopped=None, reopenings=(), unknown=(), directory=None
+def test_empty_session_passes_no_check():
+    nothing = session_record(
+        socket="", versions=(), leaver=None, stopped=None, reopenings=(), unknown=(), directory=None
     )
-    assert {result.verdict for result in judge(nothing)} == {"not run"}
+    assert {result.verdict for result in run_checks(nothing)} == {"not run"}
 
 
-def test_every_check_says_everything():
+def test_every_check_has_unique_code_and_all_texts():
     assert len({check.code for check in CHECKS}) == len(CHECKS)
     for check in CHECKS:
-        assert all((check.title, check.looks, check.why, check.advice))
-        assert [text.endswith(".") for text in (check.title, check.looks, check.why, check.advice)] == [
+        assert all((check.title, check.method, check.why, check.advice))
+        assert [text.endswith(".") for text in (check.title, check.method, check.why, check.advice)] == [
             False,
             True,
             True,
@@ -499,29 +675,36 @@ def test_every_check_says_everything():
         ]
 
 
-def test_the_other_version_is_blamed_only_where_the_first_is_well():
-    lists = [heard(at_s, device(message=b"\xff")) for at_s in (0.1, 10)]
-    results = {one.check.code: one for one in judge(observed(watches=watches(None, [stream(*lists)])))}
-    assert results["health.utf8"].saw == "v1alpha1: node-a/gpu-0: its message is no UTF-8"
+def test_other_version_is_evaluated_if_main_version_is_good():
+    lists = [health_list(at_s, device(message=b"\xff")) for at_s in (0.1, 10)]
+    results = {
+        one.check.code: one
+        for one in run_checks(session_record(versions=version_records(None, [stream(*lists)])))
+    }
+    assert results["health.utf8"].observation == "v1alpha1: node-a/gpu-0: its message is not UTF-8"
 
 
-def test_culprits_are_named_up_to_a_few_and_counted():
+def test_listed_names_the_first_texts_and_counts_the_rest():
     assert listed(["a", "a", "b"]) == "a; b"
     assert listed(map(str, range(SHOWN + 2))) == "0; 1; 2; and 2 more"
 
 
-def test_several_registration_sockets_are_told_apart():
+def test_observation_names_file_if_there_are_several_registrations():
     slow = registration(notified=LATE)
-    (result,) = [one for one in judge(registered(slow, SECOND)) if one.check.code == "registration.notify"]
-    assert result.saw.startswith("gpu.example.com-reg.sock: DEADLINE_EXCEEDED")
+    (result,) = [
+        one
+        for one in run_checks(session_with_registrations(slow, SECOND))
+        if one.check.code == "registration.notify"
+    ]
+    assert result.observation.startswith("gpu.example.com-reg.sock: DEADLINE_EXCEEDED")
 
 
 @pytest.mark.parametrize(
-    ("value", "words"),
+    ("value", "text"),
     [(0.0012, "1 ms"), (0.9996, "1.0 s"), (9.94, "9.9 s"), (9.96, "10 s"), (1234.5, "1,234 s")],
 )
-def test_a_duration_has_the_digits_that_matter(value, words):
-    assert seconds(value) == words
+def test_seconds_formats_duration_with_significant_digits(value, text):
+    assert seconds(value) == text
 
 
 # --- reading ------------------------------------------------------------------------------------------------
@@ -537,7 +720,7 @@ ENTRY = st.builds(
 
 
 @given(st.lists(ENTRY, max_size=5))
-def test_what_google_writes_is_read_as_it_was_meant(devices):
+def test_read_list_returns_what_google_protobuf_wrote(devices):
     message = message_class("v1", "NodeWatchResourcesResponse")()
     for one in devices:
         message.devices.add(
@@ -553,48 +736,48 @@ def test_what_google_writes_is_read_as_it_was_meant(devices):
 
 
 @given(st.binary(max_size=64) | st.binary(max_size=32).map(lambda data: b"\x0a" + varint(len(data)) + data))
-def test_whatever_comes_is_broken_or_google_reads_as_many_devices(data):
+def test_read_list_accepts_only_what_google_protobuf_accepts(data):
     read = read_list(data, 1.0, {})
     texts = [text for one in read.devices for text in (one.pool, one.name, one.message)]
     if not read.broken and all(text.isascii() for text in texts):
-        theirs = message_class("v1", "NodeWatchResourcesResponse").FromString(data)
-        assert len(theirs.devices) == len(read.devices)
+        google = message_class("v1", "NodeWatchResourcesResponse").FromString(data)
+        assert len(google.devices) == len(read.devices)
 
 
 @pytest.mark.parametrize(
-    ("data", "words"),
+    ("data", "text"),
     [
         (b"\x0a", "list: ends in the middle of a number"),
         (b"\x0a\x05ab", "list: field 1 ends 3 bytes after the last of 4"),
         (b"\x08\x01", "list: field 1 has wire type 0, should be 2"),
         (b"\x0b", "list: field 1 has wire type 3, should be 2"),
-        (b"\x13", "list: field 2 has wire type 3, which no message has"),
-        (b"\x00", "list: field number 0 is none of protobuf's"),
+        (b"\x13", "list: field 2 has wire type 3, which is not valid"),
+        (b"\x00", "list: field number 0 is not valid"),
         (b"\x0a\x02\x12\x00", "device 0: field 2 has wire type 2, should be 0"),
         (b"\x0a\x04\x0a\x02\x08\x00", "device 0: identifier: field 1 has wire type 0, should be 2"),
         (b"\xff" * 11, "list: a number of more than 10 bytes"),
     ],
 )
-def test_what_is_no_list_is_broken_and_it_is_said_where(data, words):
-    assert read_list(data, 1.0, {}).broken == words
+def test_read_list_invalid_bytes_is_broken_with_place(data, text):
+    assert read_list(data, 1.0, {}).broken == text
 
 
-def test_an_entry_without_a_device_and_one_with_odd_bytes_are_seen():
+def test_read_list_keeps_entries_without_device_or_utf8():
     read = read_list(b"\x0a\x00" + b"\x0a\x05\x0a\x03\x0a\x01\xff", 1.0, {})
-    assert [(one.identified, one.pool, one.name) for one in read.devices] == [
+    assert [(one.has_identifier, one.pool, one.name) for one in read.devices] == [
         (False, b"", b""),
         (True, b"\xff", b""),
     ]
 
 
-def test_what_is_told_again_is_one_object():
+def test_read_list_equal_entries_share_one_object():
     known: dict[bytes, object] = {}
     entry = b"\x0a\x02\x10\x01"
     (one,), (other,) = (read_list(entry, at_s, known).devices for at_s in (1.0, 2.0))
     assert one is other
 
 
-def test_of_a_list_without_end_a_part_is_read():
+def test_read_list_above_limits_is_cut():
     many = read_list(b"\x0a\x00" * (DEVICES_LIMIT + 1), 1.0, {})
     assert (len(many.devices), many.cut, many.broken) == (DEVICES_LIMIT, True, "")
     unknown = read_list(b"\x78\x00" * (FIELDS_LIMIT + 1), 1.0, {})
@@ -614,43 +797,43 @@ def varint(value: int) -> bytes:
 # --- which driver -------------------------------------------------------------------------------------------
 
 
-def plugin(name: str, kind: str = "DRAPlugin", endpoint: str = "", file: str = "") -> Introduction:
-    """What somebody says of himself in the directory of everybody."""
+def plugin(name: str, kind: str = "DRAPlugin", endpoint: str = "", file: str = "") -> RegistrationFile:
+    """Return the registration file of a plugin."""
     path = f"/registry/{file or f'{name}-reg.sock'}"
-    return Introduction(path, True, 1, OK, INFO._replace(type=kind, name=name, endpoint=endpoint))
+    return RegistrationFile(path, True, 1, OK, INFO._replace(type=kind, name=name, endpoint=endpoint))
 
 
-def mute(file: str) -> Introduction:
-    return Introduction(f"/registry/{file}", True, 1, LATE, None)
+def silent_file(file: str) -> RegistrationFile:
+    return RegistrationFile(f"/registry/{file}", True, 1, LATE, None)
 
 
 GPU, NIC, DISK = plugin("gpu.example.com"), plugin("nic.example.com"), plugin("disk.example.com", "CSIPlugin")
 
 
-def chosen(*found: Introduction, socket: str = "", driver: str = "") -> list[str]:
+def chosen(*found: RegistrationFile, socket: str = "", driver: str = "") -> list[str]:
     return [one.path.removeprefix("/registry/") for one in choose(found, socket, driver, "/registry")]
 
 
-def test_the_only_driver_of_devices_is_meant():
-    assert chosen(DISK, GPU, mute("disk.example.com-reg.sock")) == ["gpu.example.com-reg.sock"]
+def test_choose_returns_the_only_dra_driver():
+    assert chosen(DISK, GPU, silent_file("disk.example.com-reg.sock")) == ["gpu.example.com-reg.sock"]
 
 
-def test_a_socket_that_is_named_like_the_driver_and_mute_is_the_drivers():
-    assert chosen(GPU, mute(".gpu.example.com-old-reg.sock")) == [
+def test_choose_includes_silent_socket_named_like_the_driver():
+    assert chosen(GPU, silent_file(".gpu.example.com-old-reg.sock")) == [
         "gpu.example.com-reg.sock",
         ".gpu.example.com-old-reg.sock",
     ]
 
 
-def test_of_several_one_is_chosen_by_name_or_by_its_endpoint():
+def test_choose_selects_driver_by_name_or_endpoint():
     assert chosen(GPU, NIC, driver="nic.example.com") == ["nic.example.com-reg.sock"]
-    there = plugin("there.example.com", endpoint="/there.sock")
-    assert chosen(GPU, there, socket="/there.sock") == ["there.example.com-reg.sock"]
+    other = plugin("other.example.com", endpoint="/other.sock")
+    assert chosen(GPU, other, socket="/other.sock") == ["other.example.com-reg.sock"]
 
 
-def test_where_nobody_is_a_driver_of_devices_all_are_meant():
-    files = [mute(name)._replace(is_socket=False, answer=None) for name in ("notes.txt", "file.sock")]
-    assert chosen(DISK, mute("x-reg.sock"), mute("no-suffix"), *files) == [
+def test_choose_without_dra_driver_returns_all_sockets():
+    files = [silent_file(name)._replace(is_socket=False, answer=None) for name in ("notes.txt", "file.sock")]
+    assert chosen(DISK, silent_file("x-reg.sock"), silent_file("no-suffix"), *files) == [
         "disk.example.com-reg.sock",
         "x-reg.sock",
         "no-suffix",
@@ -658,7 +841,7 @@ def test_where_nobody_is_a_driver_of_devices_all_are_meant():
     ]
 
 
-def test_several_are_a_question_and_an_unknown_one_a_mistake():
+def test_choose_several_or_unknown_drivers_raises_usage_error():
     with pytest.raises(UsageError, match=r"--driver: 'gpu\.example\.com', 'nic\.example\.com'"):
         chosen(GPU, NIC)
     with pytest.raises(

@@ -1,4 +1,4 @@
-"""From the kubelet's own files and sockets to whom a sick device hurts: a hundred pods with four devices."""
+"""Consumer map from a kubelet's files and sockets: 100 pods with four devices each and a shared one."""
 
 import asyncio
 import json
@@ -27,7 +27,7 @@ from agent.model.consumers import ConsumerMap, ContainerUse
 from agent.model.reading import Absence
 from agent.model.time import Instant
 from agent.serve.kubelet import podresources, pods_api
-from agent.sources import kube_objects, kubelet_checkpoint
+from agent.sources import kube_objects, kubelet_state
 
 PODS = range(100)
 DEVICES = range(4)
@@ -35,18 +35,20 @@ SHARED = "shared"
 NOW = Instant(5_000_000_000, 1_700_000_000.0)
 
 
-def gpu(number: int, of: int) -> str:
-    return f"gpu-{number}-{of}"
+def gpu(number: int, part: int) -> str:
+    return f"gpu-{number}-{part}"
 
 
 def write_files(directory: Path) -> None:
-    """The kubelet's checkpoint, and the claims as somebody saved them: each pod one of its own, all one."""
+    """Write the checkpoint and the saved claims: one claim for each pod, and one that all pods share."""
     claims = [
         claim(
             f"c-{number}",
             name=f"claim-{number}",
             pods=[f"u-{number}"],
-            drivers={DRIVER: {"Devices": [device(gpu(number, of), requests=[f"r-{of}"]) for of in DEVICES]}},
+            drivers={
+                DRIVER: {"Devices": [device(gpu(number, part), requests=[f"r-{part}"]) for part in DEVICES]}
+            },
         )
         for number in PODS
     ]
@@ -58,7 +60,7 @@ def write_files(directory: Path) -> None:
             drivers={DRIVER: {"Devices": [device("switch")]}},
         )
     )
-    (directory / kubelet_checkpoint.NAME).write_bytes(checkpoint(claims))
+    (directory / kubelet_state.CLAIMS_FILE).write_bytes(checkpoint(claims))
     results = [{"request": "gpus", "driver": DRIVER, "pool": "node-1", "device": "switch"}]
     group = {"apiGroup": "scheduling.k8s.io", "resource": "podgroups", "name": "workers", "uid": "g"}
     reserved = [{"resource": "pods", "name": f"pod-u-{number}", "uid": f"u-{number}"} for number in PODS[1:]]
@@ -78,7 +80,7 @@ def podresources_answer() -> Any:
                 f"pod-u-{number}",
                 listed_container(
                     "main",
-                    listed_claim(f"claim-{number}", *(gpu(number, of) for of in DEVICES)),
+                    listed_claim(f"claim-{number}", *(gpu(number, part) for part in DEVICES)),
                     listed_claim(SHARED, "switch"),
                 ),
             )
@@ -93,20 +95,20 @@ def pods_answer() -> Any:
     )
 
 
-def ask(directory: Path) -> ConsumerMap:
-    """All that can be asked on a node."""
+def map_of_node(directory: Path) -> ConsumerMap:
+    """Return the map from the files and sockets in the directory."""
 
-    async def asked() -> tuple[SourceAnswer[Any], SourceAnswer[Any]]:
+    async def query_sockets() -> tuple[SourceAnswer[Any], SourceAnswer[Any]]:
         return (
             await podresources.list_podresources(directory / "kubelet.sock", lambda: NOW),
             await pods_api.list_pods(directory / "pods-api.sock", lambda: NOW),
         )
 
-    listing, pods = asyncio.run(asked())
+    listing, pods = asyncio.run(query_sockets())
     claims = kube_objects.read_objects(directory / "claims.json", kube_objects.CLAIM, NOW)
     return consumer_map(
         SourceAnswers(
-            prepared=(kubelet_checkpoint.read_checkpoint(directory / kubelet_checkpoint.NAME, NOW),),
+            prepared=(kubelet_state.read_checkpoint(directory / kubelet_state.CLAIMS_FILE, NOW),),
             listed=(listing,),
             pods=(pods_from(pods),),
             claims=(claims_from(claims),),
@@ -121,45 +123,45 @@ def known(tmp_path: Path) -> ConsumerMap:
         ListingApi(tmp_path / "kubelet.sock", podresources.LIST, podresources_answer),
         ListingApi(tmp_path / "pods-api.sock", pods_api.LIST, pods_answer),
     ):
-        return ask(tmp_path)
+        return map_of_node(tmp_path)
 
 
-def test_each_device_hurts_its_pod_and_the_shared_one_all(known: ConsumerMap) -> None:
+def test_own_device_affects_one_pod_and_shared_device_all(known: ConsumerMap) -> None:
     assert (len(known.claims), len(known.pods), len(known.devices)) == (101, 100, 401)
-    assert (known.conflicts, known.gaps) == ((), ())
+    assert (known.conflicts, known.missing_sources) == ((), ())
     for number in PODS:
-        for of in DEVICES:
-            (one,) = affected(known, DeviceRef(DRIVER, "node-1", gpu(number, of)))
+        for part in DEVICES:
+            (one,) = affected(known, DeviceRef(DRIVER, "node-1", gpu(number, part)))
             assert (one.pod.ref, one.sure) == (PodRef("team-a", f"pod-u-{number}", f"u-{number}"), True)
             assert one.claim == ClaimRef("team-a", f"claim-{number}", f"c-{number}")
             assert one.containers == (ContainerUse("main", sure=True),)
-    everybody = affected(known, DeviceRef(DRIVER, "node-1", "switch"))
-    assert len(everybody) == 100
-    assert all(one.sure for one in everybody)
+    affected_pods = affected(known, DeviceRef(DRIVER, "node-1", "switch"))
+    assert len(affected_pods) == 100
+    assert all(one.sure for one in affected_pods)
 
 
-def test_every_edge_says_who_told_it_and_when(known: ConsumerMap) -> None:
+def test_every_edge_has_its_origin_and_time(known: ConsumerMap) -> None:
     (one,) = affected(known, DeviceRef(DRIVER, "node-1", gpu(7, 0)))
-    told = {edge.witness.origin: edge.witness for edge in one.edges}
-    assert set(told) == {Origin.CHECKPOINT, Origin.PODRESOURCES, Origin.PODS_API}
-    assert all(witness.read == NOW for witness in told.values())
-    assert told[Origin.CHECKPOINT].written_s is not None
-    assert told[Origin.PODS_API].written_s is None
+    provenances = {edge.provenance.origin: edge.provenance for edge in one.edges}
+    assert set(provenances) == {Origin.CHECKPOINT, Origin.PODRESOURCES, Origin.PODS_API}
+    assert all(provenance.read == NOW for provenance in provenances.values())
+    assert provenances[Origin.CHECKPOINT].written_s is not None
+    assert provenances[Origin.PODS_API].written_s is None
 
 
-def test_the_one_without_a_reservation_of_its_own_is_a_risk(known: ConsumerMap) -> None:
+def test_only_the_pod_without_a_reservation_would_be_refused(known: ConsumerMap) -> None:
     (risk,) = refusals(known)
     assert (risk.pod.uid, risk.claim.name, risk.kubelets) == ("u-0", SHARED, Kubelets.ALL)
 
 
-def test_a_node_without_sockets_still_tells_by_uid_and_says_what_it_lacks(tmp_path: Path) -> None:
+def test_node_without_sockets_gives_uids_and_missing_sources(tmp_path: Path) -> None:
     write_files(tmp_path)
-    known = ask(tmp_path)
-    assert [(gap.witness.origin, gap.absence) for gap in known.gaps] == [
+    known = map_of_node(tmp_path)
+    assert [(gap.provenance.origin, gap.absence) for gap in known.missing_sources] == [
         (Origin.PODRESOURCES, Absence.ABSENT),
         (Origin.PODS_API, Absence.ABSENT),
     ]
     (one,) = affected(known, DeviceRef(DRIVER, "node-1", gpu(0, 0)))
     assert (one.pod.ref, one.sure, one.containers) == (PodRef(uid="u-0"), True, ())
-    (named,) = pods_named(known, "team-a", "pod-u-1")  # by its reservation
+    (named,) = pods_named(known, "team-a", "pod-u-1")  # named by its reservation
     assert named.ref.uid == "u-1"

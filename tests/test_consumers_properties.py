@@ -1,13 +1,13 @@
-"""The map against any words: no edge invented, none lost, and the order in which they came does not matter.
+"""Properties of the consumer map for random answers of its sources.
 
-What the map should hold is worked out here once more, by pairs and without it.
+facts_of_answers() computes the expected content of the map independently, as a set of tuples.
 """
 
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
-from claims_paper import (
+from claim_samples import (
     NAMESPACE,
     at,
     for_group,
@@ -39,7 +39,7 @@ from agent.model.consumers import ConsumerEdge, ConsumerMap, ContainerEdge, Devi
 
 T = TypeVar("T")
 
-# few of each, so that they meet; names and UIDs apart, so that they clash
+# few values, so that objects collide; names and UIDs are independent, so that they conflict
 UIDS = st.sampled_from(["c-1", "c-2", "c-3"])
 CLAIMS = st.sampled_from(["gpus", "nics"])
 PODS = st.sampled_from(["p-1", "p-2", "p-3"])
@@ -51,7 +51,7 @@ USES = st.lists(
 RESERVED = st.lists(
     st.one_of(
         st.builds(for_pod, PODS, NAMES),
-        st.builds(for_group, GROUPS, PODS),  # a group with a pod's UID, too
+        st.builds(for_group, GROUPS, PODS),  # also groups with a pod's UID
         st.builds(for_job, NAMES, PODS),
     ),
     max_size=4,
@@ -59,8 +59,8 @@ RESERVED = st.lists(
 
 
 @st.composite
-def tells(draw: st.DrawFn, origins: Sequence[Origin], item: Any) -> tuple[SourceAnswer[Any], ...]:
-    """Some sources of one kind."""
+def source_answers_of(draw: st.DrawFn, origins: Sequence[Origin], item: Any) -> tuple[SourceAnswer[Any], ...]:
+    """Draw up to two answers of sources of one kind."""
     return tuple(
         SourceAnswer(
             Provenance(draw(st.sampled_from(origins)), at(second), draw(st.sampled_from([None, 3.0]))),
@@ -96,130 +96,131 @@ KNOWN_CLAIM = st.builds(
     USES,
     RESERVED,
 )
-HEARD = st.builds(
+ANSWERS = st.builds(
     SourceAnswers,
-    prepared=tells([Origin.CHECKPOINT, Origin.DRIVER], PREPARED),
-    listed=tells([Origin.PODRESOURCES], LISTED),
-    pods=tells([Origin.PODS_API, Origin.PODS_FILE], KNOWN_POD),
-    claims=tells([Origin.CLAIMS_FILE], KNOWN_CLAIM),
-    live=tells([Origin.CGROUPS], st.builds(LivePod, PODS, st.sampled_from([True, False, None]))),
+    prepared=source_answers_of([Origin.CHECKPOINT, Origin.DRIVER], PREPARED),
+    listed=source_answers_of([Origin.PODRESOURCES], LISTED),
+    pods=source_answers_of([Origin.PODS_API, Origin.PODS_FILE], KNOWN_POD),
+    claims=source_answers_of([Origin.CLAIMS_FILE], KNOWN_CLAIM),
+    live=source_answers_of([Origin.CGROUPS], st.builds(LivePod, PODS, st.sampled_from([True, False, None]))),
 )
 
-Saying = tuple[object, ...]
+Fact = tuple[object, ...]
 
 
-def said(heard: SourceAnswers) -> tuple[set[Saying], set[Saying], set[Saying]]:
-    """What was said: claims and devices, claims and consumers, claims and containers. Each claim by what it
-    was called by: a UID if there was one."""
-    devices: set[Saying] = set()
-    consumers: set[Saying] = set()
-    containers: set[Saying] = set()
-    for told in heard.prepared:
-        for claim in told.items:
-            devices |= {(claim.ref.uid, one, told.witness) for one in claim.devices}
-            consumers |= {(claim.ref.uid, "pod", uid, told.witness) for uid in claim.pods}
-    for told in heard.claims:
-        for claim in told.items:
-            devices |= {(claim.ref.uid, one, told.witness) for one in claim.devices}
-            consumers |= {(claim.ref.uid, one.kind, one.uid, told.witness) for one in claim.reserved}
-    for told in heard.listed:
-        for pod in told.items:
+def facts_of_answers(answers: SourceAnswers) -> tuple[set[Fact], set[Fact], set[Fact]]:
+    """Return the pairs of claims with devices, consumers and containers in the answers.
+
+    A claim is its UID if the answer has one, otherwise its name."""
+    devices: set[Fact] = set()
+    consumers: set[Fact] = set()
+    containers: set[Fact] = set()
+    for answer in answers.prepared:
+        for claim in answer.items:
+            devices |= {(claim.ref.uid, one, answer.provenance) for one in claim.devices}
+            consumers |= {(claim.ref.uid, "pod", uid, answer.provenance) for uid in claim.pods}
+    for answer in answers.claims:
+        for claim in answer.items:
+            devices |= {(claim.ref.uid, one, answer.provenance) for one in claim.devices}
+            consumers |= {(claim.ref.uid, one.kind, one.uid, answer.provenance) for one in claim.reserved}
+    for answer in answers.listed:
+        for pod in answer.items:
             for container in pod.containers:
                 for one in container.claims:
-                    devices |= {(one.name, each, told.witness) for each in one.devices}
-                    consumers.add((one.name, "pod", pod.name, told.witness))
-                    containers.add((one.name, pod.name, container.name, None, told.witness))
-    for told in heard.pods:
-        for pod in told.items:
-            consumers |= {(one.claim, "pod", pod.ref.uid, told.witness) for one in pod.claims}
-            containers |= {(one.claim, pod.ref.uid, "main", (), told.witness) for one in pod.claims}
+                    devices |= {(one.name, each, answer.provenance) for each in one.devices}
+                    consumers.add((one.name, "pod", pod.name, answer.provenance))
+                    containers.add((one.name, pod.name, container.name, None, answer.provenance))
+    for answer in answers.pods:
+        for pod in answer.items:
+            consumers |= {(one.claim, "pod", pod.ref.uid, answer.provenance) for one in pod.claims}
+            containers |= {(one.claim, pod.ref.uid, "main", (), answer.provenance) for one in pod.claims}
     return devices, consumers, containers
 
 
-def shown(known: ConsumerMap) -> tuple[set[Saying], set[Saying], set[Saying]]:
-    """The same of a map; what was said by name is put back to names."""
-    devices: set[Saying] = set()
-    consumers: set[Saying] = set()
-    containers: set[Saying] = set()
+def facts_of_map(known: ConsumerMap) -> tuple[set[Fact], set[Fact], set[Fact]]:
+    """Return the same pairs of a map; an edge that was matched by name has the name."""
+    devices: set[Fact] = set()
+    consumers: set[Fact] = set()
+    containers: set[Fact] = set()
     for claim in known.claims.values():
         for edge in claim.devices:
-            devices.add((_called(edge), edge.use, edge.witness))
+            devices.add((_ref_text(edge), edge.use, edge.provenance))
         for edge in claim.consumers:
             who = edge.consumer.name if edge.relation is Relation.LISTED else edge.consumer.uid
-            consumers.add((_called(edge), edge.consumer.kind, who, edge.witness))
+            consumers.add((_ref_text(edge), edge.consumer.kind, who, edge.provenance))
         for edge in claim.containers:
             pod = edge.pod.name if edge.requests is None else edge.pod.uid
-            containers.add((_called(edge), pod, edge.container, edge.requests, edge.witness))
+            containers.add((_ref_text(edge), pod, edge.container, edge.requests, edge.provenance))
     return devices, consumers, containers
 
 
-def _called(edge: DeviceEdge | ConsumerEdge | ContainerEdge) -> str:
+def _ref_text(edge: DeviceEdge | ConsumerEdge | ContainerEdge) -> str:
     return edge.claim.name if edge.by_name else edge.claim.uid
 
 
-@given(HEARD)
-def test_no_edge_is_invented_and_none_is_lost(heard: SourceAnswers) -> None:
-    assert shown(consumer_map(heard)) == said(heard)
+@given(ANSWERS)
+def test_map_has_exactly_the_edges_of_the_answers(answers: SourceAnswers) -> None:
+    assert facts_of_map(consumer_map(answers)) == facts_of_answers(answers)
 
 
-@given(HEARD)
-def test_a_name_becomes_a_uid_only_where_somebody_said_that_they_belong_together(
-    heard: SourceAnswers,
+@given(ANSWERS)
+def test_name_gets_a_uid_only_if_a_source_has_both(
+    answers: SourceAnswers,
 ) -> None:
-    claims = {one.ref for told in (*heard.prepared, *heard.claims) for one in told.items}
-    pods = {one.ref for told in heard.pods for one in told.items}
+    claims = {one.ref for answer in (*answers.prepared, *answers.claims) for one in answer.items}
+    pods = {one.ref for answer in answers.pods for one in answer.items}
     pods |= {
         PodRef(NAMESPACE, one.name, one.uid)
-        for told in heard.claims
-        for claim in told.items
+        for answer in answers.claims
+        for claim in answer.items
         for one in claim.reserved
         if one.kind is ConsumerKind.POD
     }
-    known = consumer_map(heard)
+    known = consumer_map(answers)
     assert all(ref in claims or not ref.uid for ref in known.claims)
     assert all(ref in pods or not (ref.uid and ref.name) for ref in known.pods)
 
 
-@given(HEARD, st.randoms(use_true_random=False))
-def test_the_order_of_what_was_said_does_not_matter(heard: SourceAnswers, dice: Any) -> None:
-    def mixed(items: Sequence[T]) -> tuple[T, ...]:
-        return tuple(dice.sample(items, len(items)))
+@given(ANSWERS, st.randoms(use_true_random=False))
+def test_order_of_answers_and_items_does_not_matter(answers: SourceAnswers, random: Any) -> None:
+    def shuffle(items: Sequence[T]) -> tuple[T, ...]:
+        return tuple(random.sample(items, len(items)))
 
-    other = SourceAnswers(
+    shuffled = SourceAnswers(
         *(
-            mixed([replace(told, items=mixed(told.items)) for told in kind])
-            for kind in (heard.prepared, heard.listed, heard.pods, heard.claims, heard.live)
+            shuffle([replace(answer, items=shuffle(answer.items)) for answer in kind])
+            for kind in (answers.prepared, answers.listed, answers.pods, answers.claims, answers.live)
         )
     )
-    one, another = consumer_map(heard), consumer_map(other)
-    assert one == another
-    assert [*one.claims] == [*another.claims]
-    assert [*one.pods] == [*another.pods]
-    assert refusals(one) == refusals(another)
+    one, other_map = consumer_map(answers), consumer_map(shuffled)
+    assert one == other_map
+    assert [*one.claims] == [*other_map.claims]
+    assert [*one.pods] == [*other_map.pods]
+    assert refusals(one) == refusals(other_map)
 
 
-@given(HEARD)
-def test_said_twice_is_said_once(heard: SourceAnswers) -> None:
+@given(ANSWERS)
+def test_repeated_answers_give_the_same_map(answers: SourceAnswers) -> None:
     twice = SourceAnswers(
-        heard.prepared * 2, heard.listed * 2, heard.pods * 2, heard.claims * 2, heard.live * 2
+        answers.prepared * 2, answers.listed * 2, answers.pods * 2, answers.claims * 2, answers.live * 2
     )
-    assert consumer_map(twice) == consumer_map(heard)
+    assert consumer_map(twice) == consumer_map(answers)
 
 
-@given(HEARD)
-def test_whom_a_device_surely_hurts_somebody_here_has_prepared_it_for(heard: SourceAnswers) -> None:
-    known = consumer_map(heard)
-    uids = {uid for told in heard.prepared for claim in told.items for uid in claim.pods}
-    names = {pod.name for told in heard.listed for pod in told.items}
+@given(ANSWERS)
+def test_surely_affected_pod_has_a_prepared_or_listed_claim(answers: SourceAnswers) -> None:
+    known = consumer_map(answers)
+    uids = {uid for answer in answers.prepared for claim in answer.items for uid in claim.pods}
+    names = {pod.name for answer in answers.listed for pod in answer.items}
     for device in known.devices:
         for one in affected(known, device):
             assert not one.sure or one.pod.ref.uid in uids or one.pod.ref.name in names
             assert one.claim in known.devices[device]
 
 
-@given(HEARD)
-def test_the_map_leads_from_everywhere_to_everywhere(heard: SourceAnswers) -> None:
-    known = consumer_map(heard)
+@given(ANSWERS)
+def test_indexes_of_the_map_are_consistent(answers: SourceAnswers) -> None:
+    known = consumer_map(answers)
     for claim in known.claims.values():
         for edge in claim.devices:
             assert claim.ref in known.devices[edge.use.device]
@@ -239,7 +240,7 @@ def test_the_map_leads_from_everywhere_to_everywhere(heard: SourceAnswers) -> No
         assert known.claims.keys() & conflict.claims or known.pods.keys() & conflict.pods
 
 
-def test_five_thousand_pods_and_ten_thousand_claims_make_a_map() -> None:
+def test_map_of_5000_pods_and_10000_claims_is_complete() -> None:
     pods = [known_pod(f"p-{n}", f"claim-c-{2 * n}", f"claim-c-{2 * n + 1}") for n in range(5000)]
     claims = [prepared(f"c-{n}", use(f"gpu-{n}"), pods=[f"p-{n // 2}"]) for n in range(10_000)]
     listing = [

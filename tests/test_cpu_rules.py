@@ -1,4 +1,4 @@
-"""The rules of CPUs: at which number each changes its mind, what it cannot tell, and what resets do to it."""
+"""CPU rules: limits, missing readings, resets."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -9,15 +9,15 @@ from paper import ABSENT, EIO, ENODEV, node_sample
 
 from agent.health.host.cpu.rules import CPU_RULES, DECLARED_CPU_RULES
 from agent.health.host.cpu.state import (
-    CpuPast,
+    CpuState,
     CpuView,
     ExpectedCpus,
-    remember_cpus,
+    next_cpu_state,
     view_cpus,
     view_declared_cpus,
 )
 from agent.health.kernel_log.parse import parse
-from agent.health.kernel_log.values import LogCode, LogFact, LogPast
+from agent.health.kernel_log.values import LogCode, LogFact, LogState
 from agent.health.rules import OK, Growth, RuleNotApplicable, RuleNotEvaluated, RuleResult, Unreadable
 from agent.model.cpuset import parse_cpus
 from agent.model.declared import Declared, DeclaredCpus, DeclaredFile
@@ -46,7 +46,7 @@ def core_sample(
     cap_khz: Reading = ABSENT,
     checks: Reading = ABSENT,
 ) -> CoreSample:
-    """One CPU, of a machine that tells nothing of it."""
+    """Return the sample of one CPU of which nothing can be read."""
     return CoreSample(cpu, core, ABSENT, max_khz, cap_khz, checks)
 
 
@@ -55,13 +55,13 @@ def capped(cpu: int, cap_khz: Reading, max_khz: Reading = 3_500_000) -> CoreSamp
 
 
 def counting(*checks: Reading) -> tuple[CoreSample, ...]:
-    """CPUs from 0 on, and what each counts."""
+    """Return CPUs from 0 on with these counts of machine checks."""
     return tuple(core_sample(cpu, checks=count) for cpu, count in enumerate(checks))
 
 
 @dataclass
 class PaperCpus:
-    """What is read of CPUs is in the attributes; each look remembers it."""
+    """Simulated CPUs: attributes hold the readings, and each view updates the state."""
 
     settings: Settings = field(default_factory=lambda: Settings("node-a"))
     cpus: CpuSample = field(default_factory=lambda: cpu_sets("0-3"))
@@ -73,17 +73,22 @@ class PaperCpus:
     log: SourceState | None = SourceState.OK
     facts: Mapping[tuple[LogCode, str], LogFact] = field(default_factory=dict)
     now_s: float = 1_000 * DAY
-    past: CpuPast = field(default_factory=CpuPast)
+    past: CpuState = field(default_factory=CpuState)
 
     @property
     def now(self) -> Instant:
         return Instant(int(self.now_s * NS), self.now_s)
 
-    def tell(self, code: LogCode, place: str, times: int = 1, *, first_s: float | None = None) -> None:
-        """The log has lines of one kind, the newest written just now; the first now, too, or when it was."""
-        known = self.facts.get((code, place))
+    def write_lines(
+        self, code: LogCode, location: str, times: int = 1, *, first_s: float | None = None
+    ) -> None:
+        """Add lines of one kind to the log, the newest now; the first now too, or at ``first_s``."""
+        known = self.facts.get((code, location))
         first = known.first if known else self.now if first_s is None else Instant(int(first_s * NS), first_s)
-        self.facts = {**self.facts, (code, place): LogFact(code, place, times, first, self.now, "a line")}
+        self.facts = {
+            **self.facts,
+            (code, location): LogFact(code, location, times, first, self.now, "a line"),
+        }
 
     def declare(self, cpus: str, *, numa: int | None = None, isolated: bool = False) -> None:
         what = DeclaredCpus(parse_cpus(cpus), numa, exclusive=False, isolated=isolated)
@@ -103,18 +108,18 @@ class PaperCpus:
             declared=(DeclaredFile("cpu.example", (self.declared,)),) if self.declared else (),
         )
 
-    def look(self, after_s: float = 0) -> CpuView:
-        """The view of node 0, or of what is declared."""
+    def view(self, after_s: float = 0) -> CpuView:
+        """Return the view of node 0, or of the declared device."""
         self.now_s += after_s
         snapshot = self.snapshot()
-        self.past = remember_cpus(self.past, LogPast(self.facts), snapshot, self.settings, self.now)
+        self.past = next_cpu_state(self.past, LogState(self.facts), snapshot, self.settings, self.now)
         if self.declared is None:
             return view_cpus(self.past, snapshot, self.settings, 0)
         return view_declared_cpus(self.past, snapshot, self.settings, self.declared)
 
-    def ask(self, code: str, after_s: float = 0) -> RuleResult:
-        """What a rule says of it."""
-        return ROWS[code].judge(self.look(after_s))
+    def result(self, code: str, after_s: float = 0) -> RuleResult:
+        """Return the result of a rule."""
+        return ROWS[code].evaluate(self.view(after_s))
 
 
 def cpu_sets(online: str, present: str = "0-3", isolated: str = "") -> CpuSample:
@@ -125,9 +130,9 @@ def bad(code: str, evidence: str) -> Finding:
     return Finding(code, ROWS[code].severity, evidence)
 
 
-# --- by a view ----------------------------------------------------------------------------------------------
+# --- by a view --------------------------------------------------------------------------------------------
 
-VIEW: Final = PaperCpus().look()._replace(throttled_core=Growth(0, 60.0), throttled_package=Growth(0, 60.0))
+VIEW: Final = PaperCpus().view()._replace(throttled_core=Growth(0, 60.0), throttled_package=Growth(0, 60.0))
 
 
 def core(events: Reading, span_s: float = 60.0) -> CpuView:
@@ -141,9 +146,9 @@ def package(events: Reading, span_s: float = 60.0) -> CpuView:
 CASES: Final[list[tuple[str, CpuView, RuleResult]]] = [
     ("cpu.offline", VIEW, OK),
     ("cpu.offline", VIEW._replace(online=0b11111), OK),
-    ("cpu.offline", VIEW._replace(expected=ExpectedCpus(0, "configured"), online=0b1), OK),
+    ("cpu.offline", VIEW._replace(expected_online=ExpectedCpus(0, "configured"), online=0b1), OK),
     ("cpu.offline", VIEW._replace(online=0b1101), bad("cpu.offline", "CPU 1 offline, online at start: 0-3")),
-    ("cpu.offline", VIEW._replace(online=0b0001, expected=ExpectedCpus(0b1111, "configured")),
+    ("cpu.offline", VIEW._replace(online=0b0001, expected_online=ExpectedCpus(0b1111, "configured")),
      bad("cpu.offline", "CPUs 1-3 offline, configured: 0-3")),
     ("cpu.offline", VIEW._replace(online=EIO), Unreadable("cpu/online", EIO)),
     ("cpu.offline", VIEW._replace(online=ABSENT), Unreadable("cpu/online", ABSENT)),
@@ -169,45 +174,45 @@ CASES: Final[list[tuple[str, CpuView, RuleResult]]] = [
      bad("cpu.missing", "CPUs 1-3 do not exist, declared: 0-3")),
     ("cpu.missing", VIEW._replace(present=EIO), Unreadable("cpu/present", EIO)),
     ("cpu.isolation", VIEW, OK),
-    ("cpu.isolation", VIEW._replace(apart=ExpectedCpus(0b11, "declared"), isolated=0b111), OK),
-    ("cpu.isolation", VIEW._replace(apart=ExpectedCpus(0b11, "declared"), isolated=0b10),
+    ("cpu.isolation", VIEW._replace(expected_isolated=ExpectedCpus(0b11, "declared"), isolated=0b111), OK),
+    ("cpu.isolation", VIEW._replace(expected_isolated=ExpectedCpus(0b11, "declared"), isolated=0b10),
      bad("cpu.isolation", "CPU 0 not isolated, declared: 0-1")),
     ("cpu.isolation", VIEW._replace(isolated=EIO), Unreadable("cpu/isolated", EIO)),
     ("cpu.isolation", VIEW._replace(isolated=ABSENT),
-     RuleNotApplicable("the kernel does not tell which CPUs are isolated")),
+     RuleNotApplicable("the kernel does not report which CPUs are isolated")),
     ("cpu.smt", VIEW._replace(smt=1, smt_start=1), OK),
     ("cpu.smt", VIEW._replace(smt=0, smt_start=1), bad("cpu.smt", "SMT off, on at start")),
     ("cpu.smt", VIEW._replace(smt=1, smt_start=0), bad("cpu.smt", "SMT on, off at start")),
     ("cpu.smt", VIEW._replace(smt=EIO, smt_start=1), Unreadable("smt/active", EIO)),
-    ("cpu.smt", VIEW, RuleNotApplicable("the kernel does not tell of SMT")),
+    ("cpu.smt", VIEW, RuleNotApplicable("the kernel does not report the state of SMT")),
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize(("code", "view", "answer"), CASES)
-def test_a_view_has_this_answer(code: str, view: CpuView, answer: RuleResult) -> None:
-    assert ROWS[code].judge(view) == answer
+def test_view_has_result(code: str, view: CpuView, answer: RuleResult) -> None:
+    assert ROWS[code].evaluate(view) == answer
 
 
 @pytest.mark.parametrize("code", [code for code, rule in ROWS.items() if rule.counter])
-def test_every_rate_is_shown_without_history_and_every_one_without_counters(code: str) -> None:
+def test_every_rate_has_cases_without_window_and_counters(code: str) -> None:
     kinds = {type(answer) for named, _, answer in CASES if named == code}
     assert kinds >= {RuleNotEvaluated, RuleNotApplicable, Unreadable}
 
 
 @pytest.mark.parametrize("events", [10, 11, 500])
-def test_the_evidence_of_a_rate_does_not_move_with_the_rate(events: int) -> None:
-    judge = ROWS["cpu.throttled.core"].judge
+def test_evidence_of_a_rate_is_constant_above_the_limit(events: int) -> None:
+    judge = ROWS["cpu.throttled.core"].evaluate
     assert len({judge(core(n)) for n in (10, events)}) == 1
 
 
-# --- which CPUs there are -----------------------------------------------------------------------------------
+# --- which CPUs there are ---------------------------------------------------------------------------------
 
 
-def test_a_virtual_machine_has_nothing_to_be_said_of() -> None:
+def test_virtual_machine_has_no_cpu_findings() -> None:
     paper = PaperCpus()
-    paper.look()
-    view = paper.look(60)
-    answers = {rule.code: rule.judge(view) for rule in CPU_RULES}
+    paper.view()
+    view = paper.view(60)
+    answers = {rule.code: rule.evaluate(view) for rule in CPU_RULES}
     assert not [answer for answer in answers.values() if not isinstance(answer, RuleNotApplicable | None)]
     assert {code for code, answer in answers.items() if answer is OK} == {
         "cpu.offline", "cpu.isolation", "cpu.machine_check", "cpu.machine_check.corrected",
@@ -215,20 +220,20 @@ def test_a_virtual_machine_has_nothing_to_be_said_of() -> None:
     }  # fmt: skip
 
 
-def test_declared_cpus_must_be_online_whatever_was_at_start() -> None:
+def test_declared_cpus_must_be_online_regardless_of_the_start() -> None:
     paper = PaperCpus(cpus=cpu_sets("0-1"))
     paper.declare("1-2")
-    assert paper.ask("cpu.offline") == bad("cpu.offline", "CPU 2 offline, declared: 1-2")
+    assert paper.result("cpu.offline") == bad("cpu.offline", "CPU 2 offline, declared: 1-2")
 
 
-def test_a_declared_cpu_that_does_not_exist_is_not_offline_or_open_to_all_as_well() -> None:
+def test_nonexistent_declared_cpu_has_one_finding() -> None:
     paper = PaperCpus(cpus=cpu_sets("0-3", isolated="2-3"))
     paper.declare("2-5", isolated=True)
-    assert paper.ask("cpu.isolation") is OK
-    assert paper.ask("cpu.missing") == bad("cpu.missing", "CPUs 4-5 do not exist, declared: 2-5")
-    assert paper.ask("cpu.offline") is OK
+    assert paper.result("cpu.isolation") is OK
+    assert paper.result("cpu.missing") == bad("cpu.missing", "CPUs 4-5 do not exist, declared: 2-5")
+    assert paper.result("cpu.offline") is OK
     paper.cpus = paper.cpus._replace(present=EIO)
-    assert paper.ask("cpu.offline") == bad("cpu.offline", "CPUs 4-5 offline, declared: 2-5")
+    assert paper.result("cpu.offline") == bad("cpu.offline", "CPUs 4-5 offline, declared: 2-5")
 
 
 @pytest.mark.parametrize(
@@ -242,60 +247,60 @@ def test_a_declared_cpu_that_does_not_exist_is_not_offline_or_open_to_all_as_wel
         (4, Unreadable("node4/cpulist", EIO)),
     ],
 )
-def test_declared_cpus_are_on_the_node_that_is_declared(numa: int | None, answer: RuleResult) -> None:
+def test_declared_cpus_on_another_numa_node_are_found(numa: int | None, answer: RuleResult) -> None:
     paper = PaperCpus(
         nodes=(node_sample(0, 0b0011), node_sample(1, 0b1100), node_sample(2, 0), node_sample(4, EIO))
     )
     paper.declare({1: "2-3", 4: "8"}.get(numa or 0, "1-2"), numa=numa)
-    assert paper.ask("cpu.numa") == answer
+    assert paper.result("cpu.numa") == answer
 
 
-def test_where_no_node_could_be_listed_nobody_knows_where_a_cpu_is() -> None:
+def test_cpu_numa_without_node_lists_is_unreadable() -> None:
     paper = PaperCpus(nodes=())
     paper.declare("0", numa=0)
-    assert paper.ask("cpu.numa") == Unreadable("node0/cpulist", Missing(Absence.ABSENT))
+    assert paper.result("cpu.numa") == Unreadable("node0/cpulist", Missing(Absence.ABSENT))
 
 
-def test_a_cpu_that_was_never_online_is_on_no_node_and_not_on_a_wrong_one() -> None:
+def test_cpu_never_online_is_not_on_a_wrong_node() -> None:
     paper = PaperCpus(nodes=(node_sample(0, 0b0011), node_sample(1, 0b0100)))
     paper.declare("2-3", numa=1)
-    assert paper.ask("cpu.numa") is OK
+    assert paper.result("cpu.numa") is OK
 
 
-def test_what_was_isolated_at_start_must_stay_so() -> None:
+def test_cpu_isolated_at_start_must_stay_isolated() -> None:
     paper = PaperCpus(cpus=cpu_sets("0-3", isolated="1-2"))
-    assert paper.ask("cpu.isolation") is OK
+    assert paper.result("cpu.isolation") is OK
     paper.cpus = cpu_sets("0-3", isolated="2-3")
-    assert paper.ask("cpu.isolation") == bad("cpu.isolation", "CPU 1 not isolated, isolated at start: 1-2")
+    assert paper.result("cpu.isolation") == bad("cpu.isolation", "CPU 1 not isolated, isolated at start: 1-2")
 
 
-def test_isolation_concerns_only_the_device_that_has_the_cpu() -> None:
+def test_isolation_affects_only_the_device_with_the_cpu() -> None:
     paper = PaperCpus(
         cpus=cpu_sets("0-3", isolated="3"), nodes=(node_sample(0, 0b0011), node_sample(1, 0b1100))
     )
-    paper.look()
+    paper.view()
     paper.cpus = cpu_sets("0-3")
-    assert paper.ask("cpu.isolation") is OK
+    assert paper.result("cpu.isolation") is OK
 
 
-def test_a_declaration_of_isolation_counts_from_the_first_look() -> None:
+def test_declared_isolation_counts_from_the_first_evaluation() -> None:
     paper = PaperCpus()
     paper.declare("1-2", isolated=True)
-    assert paper.ask("cpu.isolation") == bad("cpu.isolation", "CPUs 1-2 not isolated, declared: 1-2")
+    assert paper.result("cpu.isolation") == bad("cpu.isolation", "CPUs 1-2 not isolated, declared: 1-2")
     paper.declare("1-2")
-    assert paper.ask("cpu.isolation") is OK
+    assert paper.result("cpu.isolation") is OK
 
 
-def test_smt_is_compared_with_the_first_that_could_be_read() -> None:
+def test_smt_is_compared_with_its_first_reading() -> None:
     paper = PaperCpus(smt=EIO)
-    paper.look()
+    paper.view()
     paper.smt = 1
-    assert paper.ask("cpu.smt") is OK
+    assert paper.result("cpu.smt") is OK
     paper.smt = 0
-    assert paper.ask("cpu.smt") == bad("cpu.smt", "SMT off, on at start")
+    assert paper.result("cpu.smt") == bad("cpu.smt", "SMT off, on at start")
 
 
-# --- shared cores -------------------------------------------------------------------------------------------
+# --- shared cores -----------------------------------------------------------------------------------------
 
 PAIRS: Final = tuple(core_sample(cpu, core=cpu % 2) for cpu in range(4))  # 0 with 2, 1 with 3
 
@@ -310,80 +315,80 @@ PAIRS: Final = tuple(core_sample(cpu, core=cpu % 2) for cpu in range(4))  # 0 wi
         ("0-1", bad("cpu.shared_core", "CPUs 2-3 share cores with 0-1")),
     ],
 )
-def test_whole_cores_are_shared_with_nobody(cpus: str, answer: RuleResult) -> None:
+def test_whole_cores_are_not_shared(cpus: str, answer: RuleResult) -> None:
     paper = PaperCpus(cores=PAIRS)
     paper.declare(cpus)
-    assert paper.ask("cpu.shared_core") == answer
+    assert paper.result("cpu.shared_core") == answer
 
 
-def test_nobody_runs_on_a_sibling_that_is_offline() -> None:
+def test_offline_sibling_does_not_share_a_core() -> None:
     paper = PaperCpus(cores=PAIRS, cpus=cpu_sets("0-1"))
     paper.declare("0-1")
-    assert paper.ask("cpu.shared_core") is OK
+    assert paper.result("cpu.shared_core") is OK
     paper.cpus = cpu_sets("1-3")
-    assert paper.ask("cpu.shared_core") == bad("cpu.shared_core", "CPU 3 shares a core with 1")
+    assert paper.result("cpu.shared_core") == bad("cpu.shared_core", "CPU 3 shares a core with 1")
 
 
-def test_siblings_share_though_nobody_can_read_who_is_online() -> None:
+def test_siblings_share_a_core_if_online_is_unreadable() -> None:
     paper = PaperCpus(cores=PAIRS)
     paper.declare("0")
-    paper.look()
+    paper.view()
     paper.cpus = paper.cpus._replace(online=EIO)
-    assert paper.ask("cpu.shared_core") == bad("cpu.shared_core", "CPU 2 shares a core with 0")
+    assert paper.result("cpu.shared_core") == bad("cpu.shared_core", "CPU 2 shares a core with 0")
 
 
-def test_cores_that_cannot_be_told_are_not_whole() -> None:
+def test_unknown_cores_are_not_applicable() -> None:
     paper = PaperCpus(cores=(core_sample(0), core_sample(1, core=EIO), core_sample(2, core=2)))
     paper.declare("0")
-    reason = "the kernel does not tell which CPUs share cores"
-    assert paper.ask("cpu.shared_core") == RuleNotApplicable(reason)
+    reason = "the kernel does not report which CPUs share cores"
+    assert paper.result("cpu.shared_core") == RuleNotApplicable(reason)
     paper.declare("1-2")
-    assert paper.ask("cpu.shared_core") == Unreadable("cpu1/topology/core_cpus_list", EIO)
+    assert paper.result("cpu.shared_core") == Unreadable("cpu1/topology/core_cpus_list", EIO)
 
 
-# --- heat ---------------------------------------------------------------------------------------------------
+# --- heat -------------------------------------------------------------------------------------------------
 
 
 def heat(*counts: tuple[Reading, Reading]) -> tuple[ThrottleSample, ...]:
     return tuple(ThrottleSample(cpu, *count) for cpu, count in enumerate(counts))
 
 
-def test_declared_cpus_answer_for_their_own_heat_alone() -> None:
+def test_declared_cpus_count_only_their_own_throttling() -> None:
     paper = PaperCpus(throttle=heat((0, 0), (0, 0), (0, 0)))
     paper.declare("1-2")
-    paper.look()
+    paper.view()
     paper.throttle = heat((100, 100), (5, 9), (4, 9))
-    view = paper.look(50)
+    view = paper.view(50)
     assert (view.throttled_core, view.throttled_package) == (Growth(9, 50.0), Growth(9, 50.0))
     paper.throttle = heat((100, 100), (5, 9), (5, 9))
     evidence = "at least 10 core thermal-throttle events in 60 s"
-    assert paper.ask("cpu.throttled.core", 1) == bad("cpu.throttled.core", evidence)
-    assert paper.look().throttled_package.events == 9, "all CPUs count the same events of a package"
+    assert paper.result("cpu.throttled.core", 1) == bad("cpu.throttled.core", evidence)
+    assert paper.view().throttled_package.events == 9, "all CPUs count the same events of a package"
 
 
-def test_one_pass_of_the_counters_is_one_point_however_often_somebody_looks() -> None:
+def test_repeated_evaluation_of_a_reading_adds_one_point() -> None:
     paper = PaperCpus(throttle=heat((0, 0)))
     paper.declare("0")
-    assert paper.look().throttled_core == paper.look().throttled_core == Growth(0, 0.0)
-    (watched,) = paper.past.watched.values()
-    assert len(watched.throttled.core.history) == 1
+    assert paper.view().throttled_core == paper.view().throttled_core == Growth(0, 0.0)
+    (watched,) = paper.past.declared_throttle.values()
+    assert len(watched.throttled.core.window) == 1
 
 
-def test_a_device_declared_anew_of_other_cpus_begins_anew() -> None:
+def test_device_redeclared_with_other_cpus_restarts_its_window() -> None:
     paper = PaperCpus(throttle=heat((0, 0), (500, 500)))
     paper.declare("0")
-    paper.look()
+    paper.view()
     paper.declare("1")
-    assert paper.ask("cpu.throttled.core", 60) == RuleNotEvaluated("needs 60 s of history")
+    assert paper.result("cpu.throttled.core", 60) == RuleNotEvaluated("needs 60 s of history")
 
 
-def test_a_declaration_that_is_gone_is_forgotten() -> None:
+def test_removed_declaration_drops_its_counters() -> None:
     paper = PaperCpus(throttle=heat((0, 0)))
     paper.declare("0")
-    paper.look()
+    paper.view()
     paper.declared = None
-    paper.look()
-    assert not paper.past.watched
+    paper.view()
+    assert not paper.past.declared_throttle
 
 
 @pytest.mark.parametrize(
@@ -395,53 +400,55 @@ def test_a_declaration_that_is_gone_is_forgotten() -> None:
         (((0, 0), (ABSENT, 0)), RuleNotEvaluated("needs 60 s of history")),
     ],
 )
-def test_counters_that_are_missing_are_no_zeros(
+def test_missing_throttle_counters_are_not_zero(
     counts: tuple[tuple[Reading, Reading], ...], answer: RuleResult
 ) -> None:
     paper = PaperCpus(throttle=heat(*counts))
     paper.declare("0-1")
-    assert paper.ask("cpu.throttled.core") == answer
+    assert paper.result("cpu.throttled.core") == answer
 
 
-# --- caps ---------------------------------------------------------------------------------------------------
+# --- caps -------------------------------------------------------------------------------------------------
 
 
-def test_a_cap_that_falls_is_told_with_what_it_was() -> None:
+def test_lowered_cap_is_reported_with_its_start_value() -> None:
     paper = PaperCpus(cores=tuple(capped(cpu, 3_500_000) for cpu in range(4)))
-    assert paper.ask("cpu.capped") is OK
+    assert paper.result("cpu.capped") is OK
     paper.cores = tuple(capped(cpu, 3_499_999 if cpu else 3_500_000) for cpu in range(4))
-    assert paper.ask("cpu.capped") == bad("cpu.capped", "CPUs 1-3 capped at 3.499999 GHz, 3.5 GHz at start")
+    assert paper.result("cpu.capped") == bad(
+        "cpu.capped", "CPUs 1-3 capped at 3.499999 GHz, 3.5 GHz at start"
+    )
     paper.cores = tuple(capped(cpu, 2_100_000) for cpu in range(4))
-    assert paper.ask("cpu.capped") == bad("cpu.capped", "CPUs 0-3 capped at 2.1 GHz, 3.5 GHz at start")
+    assert paper.result("cpu.capped") == bad("cpu.capped", "CPUs 0-3 capped at 2.1 GHz, 3.5 GHz at start")
     paper.cores = tuple(capped(cpu, 3_500_000) for cpu in range(4))
-    assert paper.ask("cpu.capped") is OK
+    assert paper.result("cpu.capped") is OK
 
 
-def test_a_cap_of_before_the_start_is_only_a_word() -> None:
+def test_cap_from_before_the_start_is_info() -> None:
     paper = PaperCpus(cores=(capped(0, 2_000_000), capped(1, 3_500_000)))
     evidence = "CPU 0 capped at 2 GHz, 3.5 GHz possible"
-    assert paper.ask("cpu.capped") == Finding("cpu.capped", Severity.INFO, evidence)
+    assert paper.result("cpu.capped") == Finding("cpu.capped", Severity.INFO, evidence)
     paper.cores = (capped(0, 2_200_000), capped(1, 3_500_000))
     evidence = "CPU 0 capped at 2.2 GHz, 3.5 GHz possible"
-    assert paper.ask("cpu.capped") == Finding("cpu.capped", Severity.INFO, evidence)
+    assert paper.result("cpu.capped") == Finding("cpu.capped", Severity.INFO, evidence)
 
 
-def test_what_fell_is_told_before_what_was_low() -> None:
+def test_lowered_cap_is_reported_before_an_old_cap() -> None:
     paper = PaperCpus(cores=(capped(0, 2_000_000), capped(1, 3_500_000)))
-    paper.look()
+    paper.view()
     paper.cores = (capped(0, 2_000_000), capped(1, 3_000_000))
-    assert paper.ask("cpu.capped") == bad("cpu.capped", "CPU 1 capped at 3 GHz, 3.5 GHz at start")
+    assert paper.result("cpu.capped") == bad("cpu.capped", "CPU 1 capped at 3 GHz, 3.5 GHz at start")
 
 
-def test_many_kinds_of_caps_are_told_in_few_words() -> None:
+def test_many_caps_are_summarized() -> None:
     paper = PaperCpus(
         cores=tuple(capped(cpu, 3_000_000) for cpu in range(8)),
         nodes=(node_sample(0, 0xFF),),
         cpus=cpu_sets("0-7", "0-7"),
     )
-    paper.look()
+    paper.view()
     paper.cores = tuple(capped(cpu, 1_000_000 + cpu * 100_000) for cpu in range(8))
-    answer = paper.ask("cpu.capped")
+    answer = paper.result("cpu.capped")
     assert isinstance(answer, Finding)
     assert answer.evidence == (
         "CPU 0 capped at 1 GHz, 3 GHz at start; CPU 1 capped at 1.1 GHz, 3 GHz at start; "
@@ -449,42 +456,42 @@ def test_many_kinds_of_caps_are_told_in_few_words() -> None:
     )
 
 
-def test_a_cpu_that_is_offline_is_not_slow() -> None:
+def test_offline_cpu_is_not_capped() -> None:
     paper = PaperCpus(cores=(capped(0, 3_500_000), capped(1, 3_500_000)))
-    paper.look()
+    paper.view()
     paper.cores = (capped(0, 3_500_000), capped(1, 1_000_000))
     paper.cpus = cpu_sets("0,2-3")
-    assert paper.ask("cpu.capped") is OK
+    assert paper.result("cpu.capped") is OK
 
 
-def test_a_cap_of_another_node_is_not_told() -> None:
+def test_cap_on_another_numa_node_is_not_reported() -> None:
     paper = PaperCpus(cores=(capped(0, 3_500_000), capped(3, 3_500_000)), nodes=(node_sample(0, 0b11),))
-    paper.look()
+    paper.view()
     paper.cores = (capped(0, 3_500_000), capped(3, 1_000_000))
-    assert paper.ask("cpu.capped") is OK
+    assert paper.result("cpu.capped") is OK
 
 
 @pytest.mark.parametrize("gone", [NO_FILE, ENODEV])
-def test_without_a_driver_nobody_caps(gone: Missing) -> None:
+def test_unloaded_cpufreq_driver_is_no_cap(gone: Missing) -> None:
     paper = PaperCpus(cores=(capped(0, 3_500_000),))
-    paper.look()
+    paper.view()
     paper.cores = (capped(0, gone, gone),)
-    assert paper.ask("cpu.capped") == RuleNotApplicable("no frequency scaling")
+    assert paper.result("cpu.capped") == RuleNotApplicable("no frequency scaling")
 
 
-def test_a_cap_that_can_no_longer_be_read_is_unknown_unless_another_fell() -> None:
+def test_unreadable_cap_is_unknown_unless_another_was_lowered() -> None:
     paper = PaperCpus(cores=(capped(0, 3_500_000), capped(1, 3_500_000)))
-    paper.look()
+    paper.view()
     paper.cores = (capped(0, EIO), capped(1, 3_500_000))
-    assert paper.ask("cpu.capped") == Unreadable("cpu0/cpufreq/scaling_max_freq", EIO)
+    assert paper.result("cpu.capped") == Unreadable("cpu0/cpufreq/scaling_max_freq", EIO)
     paper.cores = (capped(0, EIO), capped(1, 1_000_000))
-    assert paper.ask("cpu.capped") == bad("cpu.capped", "CPU 1 capped at 1 GHz, 3.5 GHz at start")
+    assert paper.result("cpu.capped") == bad("cpu.capped", "CPU 1 capped at 1 GHz, 3.5 GHz at start")
     paper.cpus = cpu_sets("1-3")
     paper.cores = (capped(0, EIO), capped(1, 3_500_000))
-    assert paper.ask("cpu.capped") is OK, "nobody asks for the cap of a CPU that is offline"
+    assert paper.result("cpu.capped") is OK, "the cap of an offline CPU is not read"
 
 
-# --- machine checks -----------------------------------------------------------------------------------------
+# --- machine checks ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -495,58 +502,60 @@ def test_a_cap_that_can_no_longer_be_read_is_unknown_unless_another_fell() -> No
         ((0, 7, 9, 0), bad("cpu.machine_check", "uncorrected machine check on CPUs 1-2 since boot")),
         ((0, 0, 0, 0, 5), OK),  # of another node
         ((EIO, EIO), Unreadable("MCE of /proc/interrupts", EIO)),
-        ((0, EIO), OK),  # it is offline, and has no column
-        ((ABSENT, ABSENT), OK),  # and the log says nothing
+        ((0, EIO), OK),  # an offline CPU has no column
+        ((ABSENT, ABSENT), OK),  # without log lines
     ],
 )
-def test_one_exception_since_boot_is_enough(counts: tuple[Reading, ...], answer: RuleResult) -> None:
-    assert PaperCpus(cores=counting(*counts)).ask("cpu.machine_check") == answer
+def test_one_machine_check_since_boot_is_a_finding(counts: tuple[Reading, ...], answer: RuleResult) -> None:
+    assert PaperCpus(cores=counting(*counts)).result("cpu.machine_check") == answer
 
 
-def test_a_machine_check_stands_until_the_next_boot() -> None:
+def test_machine_check_is_held_until_the_next_boot() -> None:
     paper = PaperCpus(cores=counting(0, 1))
     found = bad("cpu.machine_check", "uncorrected machine check on CPU 1 since boot")
-    assert paper.ask("cpu.machine_check") == found
+    assert paper.result("cpu.machine_check") == found
     for lost in (EIO, ABSENT, 0):
         paper.cores = counting(0, lost)
-        assert paper.ask("cpu.machine_check", DAY) == found
+        assert paper.result("cpu.machine_check", DAY) == found
     paper.nodes = (node_sample(cpus=EIO),)
-    assert paper.ask("cpu.machine_check") == found, "the node had that CPU when somebody could read it"
+    assert paper.result("cpu.machine_check") == found, "the node had that CPU when it was last readable"
 
 
-def test_what_count_and_log_both_tell_is_told_once() -> None:
+def test_machine_check_in_count_and_log_is_one_finding() -> None:
     paper = PaperCpus(cores=counting(0, 1))
-    paper.tell(LogCode.MACHINE_CHECK, "cpu1")
-    assert paper.ask("cpu.machine_check") == bad(
+    paper.write_lines(LogCode.MACHINE_CHECK, "cpu1")
+    assert paper.result("cpu.machine_check") == bad(
         "cpu.machine_check", "uncorrected machine check on CPU 1 since boot"
     )
-    paper.tell(LogCode.MACHINE_CHECK, "cpu3")
-    assert paper.ask("cpu.machine_check") == bad(
+    paper.write_lines(LogCode.MACHINE_CHECK, "cpu3")
+    assert paper.result("cpu.machine_check") == bad(
         "cpu.machine_check", "uncorrected machine check on CPUs 1,3 since boot"
     )
 
 
-def test_a_log_that_was_read_is_believed_when_it_no_longer_can_be() -> None:
+def test_machine_check_line_counts_after_the_log_becomes_unreadable() -> None:
     paper = PaperCpus()
-    paper.tell(LogCode.MACHINE_CHECK, "cpu0")
-    paper.look()
+    paper.write_lines(LogCode.MACHINE_CHECK, "cpu0")
+    paper.view()
     paper.log = SourceState.FAILING
-    assert isinstance(paper.ask("cpu.machine_check"), Finding)
+    assert isinstance(paper.result("cpu.machine_check"), Finding)
 
 
-@pytest.mark.parametrize("place", ["", "cpu", "cpu4", "cpu8192", "cpu99999999999", "cpu1x", "mc0", "cpu-1"])
-def test_a_line_of_no_cpu_of_ours_is_nobodys(place: str) -> None:
+@pytest.mark.parametrize(
+    "location", ["", "cpu", "cpu4", "cpu8192", "cpu99999999999", "cpu1x", "mc0", "cpu-1"]
+)
+def test_line_about_an_unknown_cpu_is_ignored(location: str) -> None:
     paper = PaperCpus()
     for code in LogCode:
-        paper.tell(code, place, 1000)
-    view = paper.look()
-    assert [rule.code for rule in CPU_RULES if isinstance(rule.judge(view), Finding)] == []
+        paper.write_lines(code, location, 1000)
+    view = paper.view()
+    assert [rule.code for rule in CPU_RULES if isinstance(rule.evaluate(view), Finding)] == []
 
 
-def test_corrected_ones_are_no_uncorrected_ones() -> None:
+def test_corrected_machine_checks_are_not_uncorrected() -> None:
     paper = PaperCpus()
-    paper.tell(LogCode.MACHINE_CHECK_CORRECTED, "cpu0", 1000)
-    assert paper.ask("cpu.machine_check") is OK
+    paper.write_lines(LogCode.MACHINE_CHECK_CORRECTED, "cpu0", 1000)
+    assert paper.result("cpu.machine_check") is OK
 
 
 OFTEN: Final = "cpu.machine_check.corrected"
@@ -554,90 +563,90 @@ ENOUGH: Final = bad(OFTEN, "at least 24 corrected machine checks on CPU 2 in 1 d
 
 
 @pytest.mark.parametrize(("times", "answer"), [(1, OK), (23, OK), (24, ENOUGH), (10_000, ENOUGH)])
-def test_corrected_machine_checks_are_too_many_from_the_limit_on(times: int, answer: RuleResult) -> None:
+def test_corrected_machine_checks_count_from_the_limit(times: int, answer: RuleResult) -> None:
     paper = PaperCpus()
-    paper.tell(LogCode.MACHINE_CHECK_CORRECTED, "cpu2", times)
-    assert paper.ask(OFTEN) == answer
+    paper.write_lines(LogCode.MACHINE_CHECK_CORRECTED, "cpu2", times)
+    assert paper.result(OFTEN) == answer
 
 
-def test_the_limits_are_the_configurations() -> None:
+def test_limits_follow_the_configuration() -> None:
     limits = HostLimits(correctable_errors=3, correctable_window_s=5400)
     paper = PaperCpus(Settings("node-a", host=limits))
-    paper.tell(LogCode.MACHINE_CHECK_CORRECTED, "cpu2", 2)
-    assert paper.ask(OFTEN) is OK
-    paper.tell(LogCode.MACHINE_CHECK_CORRECTED, "cpu2", 3)
-    assert paper.ask(OFTEN) == bad(OFTEN, "at least 3 corrected machine checks on CPU 2 in 90 min")
+    paper.write_lines(LogCode.MACHINE_CHECK_CORRECTED, "cpu2", 2)
+    assert paper.result(OFTEN) is OK
+    paper.write_lines(LogCode.MACHINE_CHECK_CORRECTED, "cpu2", 3)
+    assert paper.result(OFTEN) == bad(OFTEN, "at least 3 corrected machine checks on CPU 2 in 90 min")
 
 
-def test_corrected_ones_of_several_cpus_do_not_add_up() -> None:
+def test_corrected_machine_checks_of_several_cpus_do_not_add_up() -> None:
     paper = PaperCpus()
     for cpu in range(4):
-        paper.tell(LogCode.MACHINE_CHECK_CORRECTED, f"cpu{cpu}", 23)
-    assert paper.ask(OFTEN) is OK
+        paper.write_lines(LogCode.MACHINE_CHECK_CORRECTED, f"cpu{cpu}", 23)
+    assert paper.result(OFTEN) is OK
 
 
-def test_corrected_ones_leave_the_window() -> None:
+def test_corrected_machine_checks_leave_the_window() -> None:
     paper = PaperCpus()
-    paper.tell(LogCode.MACHINE_CHECK_CORRECTED, "cpu2", 24)
-    paper.look()
-    assert paper.ask(OFTEN, DAY - 1) == ENOUGH
-    assert paper.ask(OFTEN, 1) is OK
-    paper.tell(LogCode.MACHINE_CHECK_CORRECTED, "cpu2", 47)
-    assert paper.ask(OFTEN) is OK
-    paper.tell(LogCode.MACHINE_CHECK_CORRECTED, "cpu2", 48)
-    assert paper.ask(OFTEN) == ENOUGH
+    paper.write_lines(LogCode.MACHINE_CHECK_CORRECTED, "cpu2", 24)
+    paper.view()
+    assert paper.result(OFTEN, DAY - 1) == ENOUGH
+    assert paper.result(OFTEN, 1) is OK
+    paper.write_lines(LogCode.MACHINE_CHECK_CORRECTED, "cpu2", 47)
+    assert paper.result(OFTEN) is OK
+    paper.write_lines(LogCode.MACHINE_CHECK_CORRECTED, "cpu2", 48)
+    assert paper.result(OFTEN) == ENOUGH
 
 
-def test_a_burst_of_corrected_ones_after_a_pause_counts_for_the_whole_window() -> None:
+def test_burst_of_corrected_checks_after_a_pause_counts() -> None:
     paper = PaperCpus()
-    paper.tell(LogCode.MACHINE_CHECK_CORRECTED, "cpu2", 24)
-    assert paper.ask(OFTEN) == ENOUGH
-    paper.look(20 * 3600)
-    paper.tell(LogCode.MACHINE_CHECK_CORRECTED, "cpu2", 48)
-    assert paper.ask(OFTEN, 1) == ENOUGH
-    assert paper.ask(OFTEN, DAY - 10) == ENOUGH
-    assert paper.ask(OFTEN, 10) is OK
+    paper.write_lines(LogCode.MACHINE_CHECK_CORRECTED, "cpu2", 24)
+    assert paper.result(OFTEN) == ENOUGH
+    paper.view(20 * 3600)
+    paper.write_lines(LogCode.MACHINE_CHECK_CORRECTED, "cpu2", 48)
+    assert paper.result(OFTEN, 1) == ENOUGH
+    assert paper.result(OFTEN, DAY - 10) == ENOUGH
+    assert paper.result(OFTEN, 10) is OK
 
 
-def test_a_slow_drip_of_corrected_ones_never_adds_up() -> None:
+def test_slow_corrected_machine_checks_never_reach_the_limit() -> None:
     paper = PaperCpus()
     for number in range(200):
-        paper.tell(LogCode.MACHINE_CHECK_CORRECTED, "cpu2", number + 1)
-        assert paper.ask(OFTEN, 2 * 3600) is OK
+        paper.write_lines(LogCode.MACHINE_CHECK_CORRECTED, "cpu2", number + 1)
+        assert paper.result(OFTEN, 2 * 3600) is OK
     for day in range(10):
-        paper.tell(LogCode.MACHINE_CHECK_CORRECTED, "cpu2", 200 + 23 * (day + 1))
-        assert paper.ask(OFTEN, DAY) is OK
+        paper.write_lines(LogCode.MACHINE_CHECK_CORRECTED, "cpu2", 200 + 23 * (day + 1))
+        assert paper.result(OFTEN, DAY) is OK
 
 
-def test_the_history_of_a_cpu_that_is_corrected_every_second_is_bounded() -> None:
+def test_window_of_frequent_corrected_checks_is_bounded() -> None:
     paper = PaperCpus(Settings("node-a", host=HostLimits(correctable_window_s=600)))
     for number in range(1800):
-        paper.tell(LogCode.MACHINE_CHECK_CORRECTED, "cpu2", number + 1)
-        paper.look(1)
-    assert len(paper.past.told.corrected[2]) < 30
+        paper.write_lines(LogCode.MACHINE_CHECK_CORRECTED, "cpu2", number + 1)
+        paper.view(1)
+    assert len(paper.past.log_facts.corrected[2]) < 30
 
 
-def test_old_lines_whose_times_nobody_knows_are_not_held_against_a_cpu() -> None:
+def test_old_lines_without_times_do_not_count_for_a_cpu() -> None:
     paper = PaperCpus()
-    paper.tell(LogCode.MACHINE_CHECK_CORRECTED, "cpu2", 5_000, first_s=paper.now_s - DAY)
-    assert paper.ask(OFTEN) is OK
-    paper.tell(LogCode.MACHINE_CHECK_CORRECTED, "cpu2", 5_024)
-    assert paper.ask(OFTEN, 1) == ENOUGH
+    paper.write_lines(LogCode.MACHINE_CHECK_CORRECTED, "cpu2", 5_000, first_s=paper.now_s - DAY)
+    assert paper.result(OFTEN) is OK
+    paper.write_lines(LogCode.MACHINE_CHECK_CORRECTED, "cpu2", 5_024)
+    assert paper.result(OFTEN, 1) == ENOUGH
     paper = PaperCpus()
-    paper.tell(LogCode.MACHINE_CHECK_CORRECTED, "cpu2", 24, first_s=paper.now_s - DAY + 1)
-    assert paper.ask(OFTEN) == ENOUGH
+    paper.write_lines(LogCode.MACHINE_CHECK_CORRECTED, "cpu2", 24, first_s=paper.now_s - DAY + 1)
+    assert paper.result(OFTEN) == ENOUGH
 
 
-def test_a_count_that_began_anew_is_no_growth() -> None:
+def test_restarted_line_count_is_no_growth() -> None:
     paper = PaperCpus()
-    paper.tell(LogCode.MACHINE_CHECK_CORRECTED, "cpu2", 5_000, first_s=paper.now_s - 2 * DAY)
-    paper.look()
+    paper.write_lines(LogCode.MACHINE_CHECK_CORRECTED, "cpu2", 5_000, first_s=paper.now_s - 2 * DAY)
+    paper.view()
     paper.facts = {}
-    paper.tell(LogCode.MACHINE_CHECK_CORRECTED, "cpu2", 20)
-    assert paper.ask(OFTEN, 60) is OK
+    paper.write_lines(LogCode.MACHINE_CHECK_CORRECTED, "cpu2", 20)
+    assert paper.result(OFTEN, 60) is OK
 
 
-# --- lockups ------------------------------------------------------------------------------------------------
+# --- lockups ----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -647,23 +656,23 @@ def test_a_count_that_began_anew_is_no_growth() -> None:
         (LogCode.SOFT_LOCKUP, "cpu.lockup.soft", "soft lockup on CPU 3"),
     ],
 )
-def test_a_lockup_is_told_until_ten_minutes_after_its_last_line(
+def test_lockup_is_reported_for_ten_minutes_after_its_last_line(
     log_code: LogCode, code: str, evidence: str
 ) -> None:
     paper = PaperCpus()
-    paper.tell(log_code, "cpu3")
-    assert paper.ask(code) == bad(code, evidence)
+    paper.write_lines(log_code, "cpu3")
+    assert paper.result(code) == bad(code, evidence)
     paper.now_s += 9 * MINUTE
-    paper.tell(log_code, "cpu3", 30)
-    assert paper.ask(code) == bad(code, evidence)
-    assert paper.ask(code, 10 * MINUTE - 1) == bad(code, evidence)
-    assert paper.ask(code, 1) is OK
+    paper.write_lines(log_code, "cpu3", 30)
+    assert paper.result(code) == bad(code, evidence)
+    assert paper.result(code, 10 * MINUTE - 1) == bad(code, evidence)
+    assert paper.result(code, 1) is OK
     other = "cpu.lockup.soft" if code.endswith("hard") else "cpu.lockup.hard"
-    paper.tell(log_code, "cpu0")
-    assert paper.ask(other) is OK
+    paper.write_lines(log_code, "cpu0")
+    assert paper.result(other) is OK
 
 
-# --- what nobody can tell -----------------------------------------------------------------------------------
+# --- what cannot be determined ----------------------------------------------------------------------------
 
 
 UNHEARD: Final[list[tuple[SourceState | None, RuleResult]]] = [
@@ -676,30 +685,28 @@ UNHEARD: Final[list[tuple[SourceState | None, RuleResult]]] = [
 
 @pytest.mark.parametrize(("log", "answer"), UNHEARD)
 @pytest.mark.parametrize("code", ["cpu.machine_check", OFTEN, "cpu.lockup.hard", "cpu.lockup.soft"])
-def test_silence_of_a_log_that_nobody_reads_is_no_good_news(
-    code: str, log: SourceState | None, answer: RuleResult
-) -> None:
-    assert PaperCpus(log=log).ask(code) == answer
+def test_unread_log_does_not_prove_health(code: str, log: SourceState | None, answer: RuleResult) -> None:
+    assert PaperCpus(log=log).result(code) == answer
 
 
-def test_counts_alone_can_tell_that_there_was_no_machine_check() -> None:
-    assert PaperCpus(log=None, cores=counting(0, 0)).ask("cpu.machine_check") is OK
+def test_counts_alone_prove_that_there_was_no_machine_check() -> None:
+    assert PaperCpus(log=None, cores=counting(0, 0)).result("cpu.machine_check") is OK
 
 
-def test_a_node_whose_machine_nobody_reads_is_judged_by_the_rest() -> None:
+def test_node_without_machine_sample_is_evaluated_by_the_rest() -> None:
     paper = PaperCpus()
     snapshot = replace(paper.snapshot(), machine=None)
-    past = remember_cpus(CpuPast(), LogPast(), snapshot, paper.settings, paper.now)
+    past = next_cpu_state(CpuState(), LogState(), snapshot, paper.settings, paper.now)
     view = view_cpus(past, snapshot, paper.settings, 0)
-    judged = {rule.code: rule.judge(view) for rule in CPU_RULES if rule.source == "cores"}
-    assert judged.pop("cpu.machine_check") is OK, "the log says so"
+    judged = {rule.code: rule.evaluate(view) for rule in CPU_RULES if rule.source == "cores"}
+    assert judged.pop("cpu.machine_check") is OK, "by the log"
     assert {type(answer) for answer in judged.values()} == {RuleNotApplicable}
 
 
-# --- the rows -----------------------------------------------------------------------------------------------
+# --- the rows ---------------------------------------------------------------------------------------------
 
 
-def test_a_declared_device_has_every_rule_of_a_node_but_one() -> None:
+def test_declared_cpus_have_every_node_rule_but_smt() -> None:
     assert {rule.code for rule in CPU_RULES} - {rule.code for rule in DECLARED_CPU_RULES} == {"cpu.smt"}
     only = {rule.code for rule in DECLARED_CPU_RULES} - {rule.code for rule in CPU_RULES}
     assert only == {"cpu.missing", "cpu.numa", "cpu.shared_core"}
@@ -711,12 +718,12 @@ def test_every_row_is_complete(code: str) -> None:
     assert all([row.threshold, row.why, row.advice, row.try_it])
     assert row.source in {"cpus", "throttle", "cores", "kmsg"}
     assert bool(row.reads) == (row.source in {"cpus", "throttle"}), "the others wake by themselves"
-    assert row.judge.__doc__
-    assert "Source:" in row.judge.__doc__
+    assert row.evaluate.__doc__
+    assert "Source:" in row.evaluate.__doc__
 
 
 @pytest.mark.parametrize(
-    ("code", "told"),
+    ("code", "log_code"),
     [
         ("cpu.machine_check", LogCode.MACHINE_CHECK),
         (OFTEN, LogCode.MACHINE_CHECK_CORRECTED),
@@ -724,18 +731,18 @@ def test_every_row_is_complete(code: str) -> None:
         ("cpu.lockup.soft", LogCode.SOFT_LOCKUP),
     ],
 )
-def test_the_line_to_try_it_with_is_one_that_is_heard(code: str, told: LogCode) -> None:
+def test_try_it_line_matches_its_pattern(code: str, log_code: LogCode) -> None:
     line = parse(ROWS[code].try_it.partition(">")[2].partition("'")[0])
     assert line is not None
-    assert (line.code, line.place) == (told, "cpu1")
+    assert (line.code, line.location) == (log_code, "cpu1")
 
 
-def test_a_look_at_256_cpus_in_which_nothing_changed_makes_nothing_anew() -> None:
+def test_unchanged_256_cpus_reuse_their_facts() -> None:
     paper = PaperCpus(cores=tuple(core_sample(cpu, core=cpu % 128, checks=0) for cpu in range(256)))
-    paper.tell(LogCode.MACHINE_CHECK_CORRECTED, "cpu0")
-    paper.look()
+    paper.write_lines(LogCode.MACHINE_CHECK_CORRECTED, "cpu0")
+    paper.view()
     before = paper.past
     paper.cores = tuple(core_sample(cpu, core=cpu % 128, checks=0) for cpu in range(256))
-    paper.look(1)
+    paper.view(1)
     assert paper.past.cores is before.cores
-    assert paper.past.told is before.told
+    assert paper.past.log_facts is before.log_facts

@@ -1,4 +1,4 @@
-"""What drivers declare: the format, key by key, and which files are believed."""
+"""Declarations of drivers: the format, key by key, and the checks of files."""
 
 import os
 from pathlib import Path
@@ -18,8 +18,8 @@ from agent.model.declared import (
     DeclaredGpu,
     DeclaredHugepages,
     DeclaredMemory,
+    DeclaredPart,
     DeclaredPci,
-    What,
 )
 from agent.sources.declared import ERROR_CHARS, FILE_BYTES, FILES_MAX, check_owner, read_declarations
 from agent.sources.declared_file import DEVICES_MAX, LINE_BYTES, parse_declaration
@@ -34,7 +34,7 @@ def parsed(text: str) -> tuple[Declared, ...]:
 
 
 def device(keys: str) -> Declared:
-    """The only device of a file, with these keys beside its name."""
+    """Parse the only device of a file with these keys and a name."""
     [found] = parsed(f'version = 1\n[[device]]\nname = "d-0"\n{keys}\n')
     return found
 
@@ -46,7 +46,7 @@ def error_of(text: str) -> str:
 
 
 def error_in(keys: str) -> str:
-    """What is said of the only device of a file."""
+    """Return the error for the only device of a file."""
     with pytest.raises(ConfigError) as raised:
         device(keys)
     who, _, error = str(raised.value).partition(": ")
@@ -56,7 +56,7 @@ def error_in(keys: str) -> str:
 
 # --- the format --------------------------------------------------------------------------------------------
 
-KINDS: Final[list[tuple[str, What]]] = [
+KINDS: Final[list[tuple[str, DeclaredPart]]] = [
     ('kind = "cpu"\ncpus = "8-15"', DeclaredCpus(0xFF00, None, False, False)),
     (
         'kind = "cpu"\ncpus = "0,8191"\nnuma = 1023\nexclusive = true\nisolated = true',
@@ -80,20 +80,20 @@ KINDS: Final[list[tuple[str, What]]] = [
 
 
 @pytest.mark.parametrize(("keys", "what"), KINDS)
-def test_each_kind_of_device_is_read_as_it_is_written(keys: str, what: What) -> None:
+def test_each_kind_of_device_is_parsed(keys: str, what: DeclaredPart) -> None:
     assert device(keys) == Declared(DRIVER, NODE, "d-0", what, 0)
 
 
-def test_a_device_can_have_a_lease_of_its_own() -> None:
+def test_device_has_its_own_lease() -> None:
     assert device('kind = "memory"\nnuma = 0\nlease = "90s"').lease_s == 90
 
 
-def test_a_driver_can_name_its_pool() -> None:
+def test_file_has_its_own_pool() -> None:
     [found] = parsed('version = 1\npool = "rack-1/node-7"\n[[device]]\nname = "m"\nkind = "memory"\nnuma = 0')
     assert found.subject == f"{DRIVER}/rack-1/node-7/m"
 
 
-def test_a_device_can_have_a_pool_of_its_own() -> None:
+def test_device_has_its_own_pool() -> None:
     [one, other] = parsed(
         'version = 1\npool = "rack-1"\n[[device]]\nname = "m"\nkind = "memory"\nnuma = 0\npool = "rack-2"\n'
         '[[device]]\nname = "n"\nkind = "memory"\nnuma = 0'
@@ -101,13 +101,13 @@ def test_a_device_can_have_a_pool_of_its_own() -> None:
     assert (one.pool, other.pool) == ("rack-2", "rack-1")
 
 
-def test_a_driver_may_declare_nothing() -> None:
+def test_empty_declaration_is_valid() -> None:
     assert parsed("version = 1") == ()
 
 
-def test_the_example_in_the_documentation_is_one_of_every_kind() -> None:
+def test_documented_example_has_every_kind() -> None:
     example = PAGE.read_text().split("```toml\n")[1].split("```")[0]
-    whats = {type(one.what) for one in parsed(example)}
+    whats = {type(one.part) for one in parsed(example)}
     assert whats == {DeclaredCpus, DeclaredGpu, DeclaredHugepages, DeclaredMemory, DeclaredPci}
 
 
@@ -117,7 +117,7 @@ def memories(count: int) -> str:
     )
 
 
-def test_a_file_has_room_for_so_many_devices_and_no_more() -> None:
+def test_file_with_too_many_devices_is_refused() -> None:
     assert len(parsed(memories(DEVICES_MAX))) == DEVICES_MAX
     assert error_of(memories(DEVICES_MAX + 1)) == f"{DEVICES_MAX + 1} devices, limit {DEVICES_MAX}"
 
@@ -125,14 +125,14 @@ def test_a_file_has_room_for_so_many_devices_and_no_more() -> None:
 FILES: Final = [
     ("", "has no 'version'"),
     ("version = 2", "version 2; this agent reads version 1"),
-    ("version = true", "version: True is no whole number"),
+    ("version = true", "version: True is not a whole number"),
     ("version = 1\ndevices = []", "'devices': no such key; did you mean 'device'?"),
     ("version = 1\ndevice = 3", "device: no list of tables; write [[device]] above each"),
     ("version = 1\ndevice = [3]", "device: no list of tables; write [[device]] above each"),
-    ("version = 1\npool = 7", "pool: 7 is no text; put it in quotes"),
+    ("version = 1\npool = 7", "pool: 7 is not a string; put it in quotes"),
     ("version = 1\nversion = 1\n", "no TOML: Cannot overwrite a value (at line 2, column 12)"),
     ("version = 1\n[[device]]\n", "device 1: has no 'name'"),
-    ("version = 1\n[[device]]\nname = 'M'", "device 1: name: 'M' is no DNS label, such as gpu-3"),
+    ("version = 1\n[[device]]\nname = 'M'", "device 1: name: 'M' is not a DNS label, such as gpu-3"),
     (
         f"version = 1\n[[device]]\nname = '{'m' * 64}'",
         f"device 1: name: '{'m' * 64}' is 64 bytes, limit 63",
@@ -145,7 +145,7 @@ FILES: Final = [
 
 
 @pytest.mark.parametrize(("text", "error"), FILES)
-def test_a_file_that_is_wrong_is_refused_with_the_place(text: str, error: str) -> None:
+def test_invalid_file_is_refused_with_line(text: str, error: str) -> None:
     assert error_of(text) == error
 
 
@@ -153,27 +153,27 @@ GPU: Final = 'kind = "gpu"\npci = "0000:3b:00.0"\n'
 PAGES: Final = 'kind = "hugepages"\nnuma = 0\n'
 DEVICES: Final = [
     ("", "has no 'kind'"),
-    ('kind = "fpga"', "kind: 'fpga' is none of cpu, gpu, hugepages, memory, pci"),
+    ('kind = "fpga"', "kind: 'fpga' is not one of cpu, gpu, hugepages, memory, pci"),
     ('kind = "cpu"', "has no 'cpus'"),
     ('kind = "cpu"\ncpus = "8-15"\nnuna = 1', "'nuna': no such key of kind 'cpu'; did you mean 'numa'?"),
     ('kind = "memory"\nnuma = 0\ncpus = "1"', "'cpus': no such key of kind 'memory'"),
     ('kind = "cpu"\ncpus = ""', "cpus: '' names no CPU"),
-    ('kind = "cpu"\ncpus = "8-8192"', "cpus: CPU range '8-8192' is empty or reaches beyond CPU 8191"),
+    ('kind = "cpu"\ncpus = "8-8192"', "cpus: CPU range '8-8192' is empty or exceeds CPU 8191"),
     ('kind = "cpu"\ncpus = "8"\nnuma = 1024', "numa: 1024 is over the limit of 1023"),
     ('kind = "cpu"\ncpus = "8"\nexclusive = 1', "exclusive: 1 is neither true nor false"),
-    ('kind = "gpu"', "neither 'pci' nor 'uuid' says which GPU"),
+    ('kind = "gpu"', "neither 'pci' nor 'uuid' is given; one must name the GPU"),
     (GPU + "gi = 1", "only one of 'gi' and 'ci': an instance is named by both"),
     (GPU + "gi = 256\nci = 0", "gi: 256 is over the limit of 255"),
-    (GPU + 'uuid = "1f0c"', "uuid: '1f0c' is no UUID of NVIDIA's, such as GPU-... or MIG-..."),
-    ('kind = "gpu"\npci = "3b:00.0"', "pci: '3b:00.0' is no PCI address, such as 0000:3b:00.0"),
+    (GPU + 'uuid = "1f0c"', "uuid: '1f0c' is not an NVIDIA UUID, such as GPU-... or MIG-..."),
+    ('kind = "gpu"\npci = "3b:00.0"', "pci: '3b:00.0' is not a PCI address, such as 0000:3b:00.0"),
     (PAGES + 'size = "2M"\npages = 1',
-     "size: '2M' is no size; write a number and Ki, Mi, Gi, Ti or Pi, such as 2Mi"),
-    (PAGES + 'size = "3Mi"\npages = 1', "size: '3Mi' is no page size: 3072 KiB is no power of two"),
+     "size: '2M' is not a size; write a number and Ki, Mi, Gi, Ti or Pi, such as 2Mi"),
+    (PAGES + 'size = "3Mi"\npages = 1', "size: '3Mi' is not a page size: 3072 KiB is not a power of two"),
     (PAGES + 'size = "2Mi"\npages = 0', "pages: 0 is below the limit of 1"),
     (PAGES + 'size = "2Mi"', "has no 'pages'"),
     ('kind = "memory"', "has no 'numa'"),
     ('kind = "pci"\naddress = "0000:3b:00.0"\ndriver = "a/b"',
-     "driver: 'a/b' is no driver of the kernel, such as nvme"),
+     "driver: 'a/b' is not a kernel driver, such as nvme"),
     (GPU + 'lease = "2s"', "lease: 2s is below the limit of 3s"),
     (GPU + 'lease = "24h"', "lease: 24h is over the limit of 86399s"),
     (GPU + 'lease = "3.5s"', "lease: '3.5s' is not a whole number of seconds"),
@@ -181,7 +181,7 @@ DEVICES: Final = [
 
 
 @pytest.mark.parametrize(("keys", "error"), DEVICES)
-def test_a_device_that_is_wrong_is_refused_with_its_key_and_the_number(keys: str, error: str) -> None:
+def test_invalid_device_is_refused_with_key_and_value(keys: str, error: str) -> None:
     assert error_in(keys) == error
 
 
@@ -192,7 +192,7 @@ SCRAPS: Final = [
 
 
 @given(st.lists(st.sampled_from(SCRAPS)).map(lambda scraps: "".join(scraps).encode("latin-1")) | st.binary())
-def test_any_bytes_are_devices_or_an_error(data: bytes) -> None:
+def test_random_bytes_give_devices_or_config_error(data: bytes) -> None:
     try:
         found = parse_declaration(data, DRIVER, NODE)
     except ConfigError:
@@ -229,7 +229,7 @@ def names(declarations: Declarations) -> dict[str, list[str]]:
 
 
 def refused(directory: Path, path: Path) -> str:
-    """Why the only file is; it costs none of the devices that it declared before."""
+    """Return the error of the only file, and check that its previous devices stay."""
     before = (DeclaredFile(DRIVER, parsed(ONE)),)
     [file] = read(directory, before)
     assert file.devices == before[0].devices
@@ -237,36 +237,36 @@ def refused(directory: Path, path: Path) -> str:
     return file.error.removeprefix(f"{path}: ")
 
 
-def test_each_driver_has_a_file(directory: Path) -> None:
+def test_each_driver_has_its_own_file(directory: Path) -> None:
     write(directory, TWO, "z.example.com")
     write(directory, ONE, "a.example.com")
     assert names(read(directory)) == {"a.example.com": ["m-0"], "z.example.com": ["m-1"]}
 
 
-def test_two_drivers_may_declare_the_same_part_of_the_machine(directory: Path) -> None:
+def test_two_drivers_may_declare_the_same_hardware(directory: Path) -> None:
     for driver in ("a.example.com", "z.example.com"):
         write(directory, ONE, driver)
     assert [file.error for file in read(directory)] == ["", ""]
 
 
-def test_no_directory_is_no_declarations(tmp_path: Path) -> None:
+def test_absent_directory_has_no_declarations(tmp_path: Path) -> None:
     assert read(tmp_path / "devices.d", (DeclaredFile(DRIVER, parsed(ONE)),)) == ()
 
 
-def test_a_directory_that_cannot_be_read_is_not_an_empty_one(tmp_path: Path) -> None:
+def test_unreadable_directory_is_an_error_and_not_empty(tmp_path: Path) -> None:
     (tmp_path / "devices.d").touch()
     with pytest.raises(ProbeError, match=r"devices\.d: Not a directory"):
         read(tmp_path / "devices.d")
 
 
-def test_a_file_that_is_gone_declares_nothing(directory: Path) -> None:
+def test_removed_file_declares_nothing(directory: Path) -> None:
     path = write(directory)
     before = read(directory)
     path.unlink()
     assert read(directory, before) == ()
 
 
-def test_a_file_that_becomes_wrong_keeps_its_devices_until_it_is_right(directory: Path) -> None:
+def test_file_that_becomes_invalid_keeps_devices_until_fixed(directory: Path) -> None:
     path = write(directory)
     before = read(directory)
     path.write_text("version = 2")
@@ -277,52 +277,52 @@ def test_a_file_that_becomes_wrong_keeps_its_devices_until_it_is_right(directory
     assert read(directory, (wrong,)) == (DeclaredFile(DRIVER, parsed(TWO)),)
 
 
-def test_what_an_editor_leaves_behind_is_no_file(directory: Path) -> None:
+def test_editor_backup_files_are_ignored(directory: Path) -> None:
     for name in (f".{DRIVER}.toml.swp", f".{DRIVER}.toml", f"{DRIVER}.toml~", f"{DRIVER}.toml.new", ".toml"):
         (directory / name).write_text("no TOML at all")
     assert read(directory) == ()
 
 
-def test_a_name_that_no_driver_has_is_told(directory: Path) -> None:
+def test_file_with_invalid_driver_name_is_reported(directory: Path) -> None:
     write(directory, driver="My GPUs")
     [file] = read(directory)
     assert file.devices == ()
-    assert file.error.endswith("driver name 'My GPUs' is no DNS subdomain, such as gpu.example.com")
+    assert file.error.endswith("driver name 'My GPUs' is not a DNS subdomain, such as gpu.example.com")
 
 
-def test_a_name_of_strange_bytes_can_be_printed(directory: Path) -> None:
+def test_file_name_of_arbitrary_bytes_is_printable(directory: Path) -> None:
     with open(os.fsencode(directory) + b"/\xff.toml", "w"):
         pass
     [file] = read(directory)
     assert file.error.isascii()
 
 
-def test_a_link_is_not_followed(directory: Path, tmp_path: Path) -> None:
+def test_symbolic_link_is_refused(directory: Path, tmp_path: Path) -> None:
     path = directory / f"{DRIVER}.toml"
     path.symlink_to(write(tmp_path))
     assert refused(directory, path) == "is a symbolic link"
 
 
-def test_a_pipe_holds_nobody_up(directory: Path) -> None:
+def test_fifo_does_not_block(directory: Path) -> None:
     path = directory / f"{DRIVER}.toml"
     os.mkfifo(path, 0o644)
-    assert refused(directory, path) == "is no regular file"
+    assert refused(directory, path) == "is not a regular file"
 
 
-def test_a_directory_is_no_file(directory: Path) -> None:
+def test_directory_instead_of_file_is_refused(directory: Path) -> None:
     path = directory / f"{DRIVER}.toml"
     path.mkdir(0o755)
-    assert refused(directory, path) == "is no regular file"
+    assert refused(directory, path) == "is not a regular file"
 
 
 @pytest.mark.parametrize("mode", [0o664, 0o646])
-def test_a_file_that_others_may_write_is_refused(directory: Path, mode: int) -> None:
+def test_file_writable_by_others_is_refused(directory: Path, mode: int) -> None:
     path = write(directory)
     path.chmod(mode)
-    assert refused(directory, path) == f"others may write to it: mode {mode:04o}, at most 0644"
+    assert refused(directory, path) == f"group or others can write to it: mode {mode:04o}, at most 0644"
 
 
-def test_a_file_of_another_user_is_refused(directory: Path) -> None:
+def test_file_of_another_user_is_refused(directory: Path) -> None:
     path = write(directory)
     try:
         os.chown(path, 65534, -1)
@@ -331,14 +331,14 @@ def test_a_file_of_another_user_is_refused(directory: Path) -> None:
     assert refused(directory, path) == "belongs to user 65534; must be 0"
 
 
-def test_an_agent_that_is_not_root_believes_root_and_itself(directory: Path) -> None:
+def test_unprivileged_agent_accepts_files_of_root_and_itself(directory: Path) -> None:
     found = write(directory).stat()
     check_owner(found, {0, found.st_uid})
     with pytest.raises(ConfigError, match="must be 1000 or 1001"):
         check_owner(found, {1001, 1000})
 
 
-def test_a_file_may_be_so_big_and_no_bigger(directory: Path) -> None:
+def test_file_at_size_limit_is_read_and_above_refused(directory: Path) -> None:
     lines, rest = divmod(FILE_BYTES - len(ONE), 64)
     path = write(directory, ONE + ("#" * 63 + "\n") * lines + "#" * rest)
     assert names(read(directory)) == {DRIVER: ["m-0"]}
@@ -347,20 +347,20 @@ def test_a_file_may_be_so_big_and_no_bigger(directory: Path) -> None:
     assert refused(directory, path) == f"over {FILE_BYTES} bytes, the limit"
 
 
-def test_an_error_is_short_whatever_it_quotes(directory: Path) -> None:
+def test_error_text_is_cut_to_limit(directory: Path) -> None:
     write(directory, f'version = 1\npool = "{"x" * 100_000}"')
     assert len(read(directory)[0].error) <= ERROR_CHARS
 
 
 @pytest.fixture
 def full(directory: Path) -> Declarations:
-    """As many drivers as there may be."""
+    """Return the largest number of drivers."""
     for number in range(FILES_MAX):
         write(directory, driver=f"d{number:02}.example.com")
     return read(directory)
 
 
-def test_one_file_too_many_is_refused_and_not_one_that_was_there(directory: Path, full: Declarations) -> None:
+def test_new_file_above_file_limit_is_refused_and_old_ones_stay(directory: Path, full: Declarations) -> None:
     path = write(directory, driver="a.example.com")
     write(directory, driver="b.example.com")
     newest, *rest = read(directory, full)
@@ -371,7 +371,7 @@ def test_one_file_too_many_is_refused_and_not_one_that_was_there(directory: Path
     assert read(directory, (newest, *rest)) == (newest, *rest), "having been refused gives it no place"
 
 
-def test_all_drivers_together_have_room_for_so_many_devices(directory: Path) -> None:
+def test_device_limit_applies_to_all_drivers_together(directory: Path) -> None:
     write(directory, memories(DEVICES_MAX - 1), "a.example.com")
     path = write(directory, ONE, "b.example.com")
     before = read(directory)
@@ -383,7 +383,7 @@ def test_all_drivers_together_have_room_for_so_many_devices(directory: Path) -> 
     assert grown == DeclaredFile("b.example.com", before[1].devices, error)
 
 
-def test_a_driver_that_grows_pushes_nobody_out(directory: Path) -> None:
+def test_growing_driver_removes_no_devices_of_others(directory: Path) -> None:
     write(directory, ONE, "a.example.com")
     write(directory, memories(DEVICES_MAX - 1), "z.example.com")
     before = read(directory)
@@ -391,7 +391,7 @@ def test_a_driver_that_grows_pushes_nobody_out(directory: Path) -> None:
     assert names(read(directory, before)) == names(before)
 
 
-def test_room_that_a_driver_leaves_is_anothers(directory: Path) -> None:
+def test_room_freed_by_one_driver_is_available_to_others(directory: Path) -> None:
     path = write(directory, memories(DEVICES_MAX), "a.example.com")
     before = read(directory)
     path.unlink()
@@ -399,6 +399,6 @@ def test_room_that_a_driver_leaves_is_anothers(directory: Path) -> None:
     assert [file.error for file in read(directory, before)] == [""]
 
 
-def test_a_line_that_would_take_the_parser_an_hour_is_refused_at_once() -> None:
+def test_long_line_is_refused_before_parsing() -> None:
     key = ".".join("a" * 10_000)
     assert error_of(f"version = 1\n{key} = 1\n") == f"line 2 is {len(key) + 4} bytes, limit {LINE_BYTES}"

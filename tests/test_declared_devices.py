@@ -1,4 +1,4 @@
-"""What is said of the devices that drivers declare: the host's verdicts, of parts of it."""
+"""Verdicts on the devices that drivers declare, from the rules for parts of the host."""
 
 from dataclasses import replace
 from typing import Any, Final
@@ -9,8 +9,8 @@ from paper import PaperNode, codes, group_sample, pool_sample
 from paper_gpus import GpuNode
 
 from agent.devices.inventory import gpu_device
-from agent.health.declared.gpus import DeclaredGpuView, mismatch
-from agent.health.declared.state import GONE_KEPT
+from agent.health.declared.gpus import DeclaredGpuView, gpu_mismatch
+from agent.health.declared.state import REMOVED_MAX
 from agent.health.rules import OK
 from agent.model.cpuset import parse_cpus
 from agent.model.declared import (
@@ -19,8 +19,8 @@ from agent.model.declared import (
     DeclaredFile,
     DeclaredGpu,
     DeclaredHugepages,
+    DeclaredPart,
     DeclaredPci,
-    What,
 )
 from agent.model.faults import KnownGpu
 from agent.model.gpu import Status
@@ -37,8 +37,8 @@ GPU_0: Final = "0000:1b:00.0"
 CPUS: Final = DeclaredCpus(parse_cpus("1"), 0, exclusive=True, isolated=False)
 
 
-def declared(name: str, what: What, driver: str = DRIVER, lease_s: int = 0) -> Declared:
-    return Declared(driver, "node-a", name, what, lease_s)
+def declared(name: str, part: DeclaredPart, driver: str = DRIVER, lease_s: int = 0) -> Declared:
+    return Declared(driver, "node-a", name, part, lease_s)
 
 
 def gpu(pci: str = "", uuid: str = "", gi: int = -1, ci: int = -1) -> DeclaredGpu:
@@ -46,17 +46,17 @@ def gpu(pci: str = "", uuid: str = "", gi: int = -1, ci: int = -1) -> DeclaredGp
 
 
 class Declaring:
-    """Makes a node on paper one whose drivers declare devices."""
+    """Mixin for a simulated node whose drivers declare devices."""
 
     files: tuple[DeclaredFile, ...] = ()
     bus: SourceSample | None = None
     functions: tuple[PciSample, ...] | None = None
 
     def declare(self, *devices: Declared, error: str = "") -> None:
-        """All that is declared from now on."""
+        """Set all declared devices."""
         drivers = sorted({device.driver for device in devices}) or [DRIVER] * bool(error)
         self.files = tuple(
-            DeclaredFile(driver, tuple(one for one in devices if one.driver == driver), error)
+            DeclaredFile(driver, tuple(device for device in devices if device.driver == driver), error)
             for driver in drivers
         )
 
@@ -67,68 +67,71 @@ class Declaring:
 
 
 class Node(Declaring, PaperNode):
-    """A node of two CPUs."""
+    """Simulated node with two CPUs and declared devices."""
 
 
 class NodeWithGpus(Declaring, GpuNode):
-    """A node of GPUs."""
+    """Simulated node with GPUs and declared devices."""
 
 
-def one(report: Report, name: str, driver: str = DRIVER) -> DeviceHealth:
+def declared_verdict(report: Report, name: str, driver: str = DRIVER) -> DeviceHealth:
     return next(device for device in report.devices if (device.driver, device.device) == (driver, name))
 
 
 # --- parts of the host -------------------------------------------------------------------------------------
 
 
-def test_a_declared_cpu_that_goes_offline_makes_its_device_unhealthy_and_no_other() -> None:
+def test_offline_declared_cpu_makes_only_its_device_unhealthy() -> None:
     node = Node()
     node.declare(declared("cpuset-0", CPUS._replace(cpus=1)), declared("cpuset-1", CPUS))
     node.next()
     node.online("0")
     report = node.next()
-    assert one(report, "cpuset-0").health is Health.HEALTHY
-    device = one(report, "cpuset-1")
+    assert declared_verdict(report, "cpuset-0").health is Health.HEALTHY
+    device = declared_verdict(report, "cpuset-1")
     assert device.health is Health.UNHEALTHY
     assert "CPU 1 offline" in device.message
     assert "declared" in device.message
 
 
-def test_what_does_not_exist_is_unhealthy_and_says_so() -> None:
+def test_declared_part_that_does_not_exist_is_unhealthy() -> None:
     node = Node()
     pages = DeclaredHugepages(2048, 512, 3)
     node.declare(declared("cpuset-9", CPUS._replace(cpus=parse_cpus("8-15"))), declared("huge-3", pages))
     report = node.next()
     for name, words in (("cpuset-9", "8-15"), ("huge-3", "no pool of 2mi pages on node 3")):
-        assert one(report, name).health is Health.UNHEALTHY
-        assert words in one(report, name).message
+        assert declared_verdict(report, name).health is Health.UNHEALTHY
+        assert words in declared_verdict(report, name).message
 
 
-def test_pages_that_are_declared_and_there_are_healthy_until_the_pool_shrinks() -> None:
+def test_declared_hugepages_are_healthy_until_pool_shrinks() -> None:
     node = Node()
     node.pool(pool_sample(10))
     node.declare(declared("huge-0", DeclaredHugepages(2048, 10, 0)))
-    assert one(node.next(), "huge-0").health is Health.HEALTHY
+    assert declared_verdict(node.next(), "huge-0").health is Health.HEALTHY
     node.pool(pool_sample(9))
-    assert codes(one(node.next(), "huge-0")) == ["mem.hugepages.pool_shrunk"]
+    assert codes(declared_verdict(node.next(), "huge-0")) == ["mem.hugepages.pool_shrunk"]
 
 
-def test_a_declared_device_is_unknown_when_its_source_stands_still() -> None:
+def test_declared_device_is_unknown_while_source_is_stalled() -> None:
     node = Node()
     node.declare(declared("cpuset-1", CPUS))
     node.next()
     node.stuck.add("cpus")
-    assert one(node.next(10), "cpuset-1").health is Health.UNKNOWN
+    assert declared_verdict(node.next(10), "cpuset-1").health is Health.UNKNOWN
 
 
-def test_a_driver_may_ask_for_a_longer_lease_and_never_gets_a_shorter_one() -> None:
+def test_driver_can_lengthen_lease_but_not_shorten_it() -> None:
     node = Node()
     node.declare(declared("long", CPUS, lease_s=120), declared("short", CPUS, lease_s=1))
     report = node.next()
-    assert (one(report, "long").timeout_s, one(report, "short").timeout_s) == (120, 30)
+    assert (declared_verdict(report, "long").timeout_s, declared_verdict(report, "short").timeout_s) == (
+        120,
+        30,
+    )
 
 
-def test_throttling_of_exclusive_cpus_is_a_cause_of_the_device_that_they_are() -> None:
+def test_throttling_of_exclusive_cpus_is_cause_of_their_device() -> None:
     node = Node()
     node.declare(declared("cpuset-1", CPUS))
     still = group_sample(7)._replace(cpus=CPUS.cpus, cpu_periods=100, cpu_throttled=0)
@@ -137,32 +140,32 @@ def test_throttling_of_exclusive_cpus_is_a_cause_of_the_device_that_they_are() -
     for throttled in (5, 10, 15, 20):
         node.groups = [still._replace(cpu_periods=100 + throttled, cpu_throttled=throttled)]
         report = node.next(2)
-    device = one(report, "cpuset-1")
+    device = declared_verdict(report, "cpuset-1")
     assert codes(device) == ["cgroup.cpu.throttled_exclusive"]
     assert device.severity is Severity.DEGRADED
     assert "container container-a" in device.message
     assert all(note.devices == (f"{DRIVER}/node-a/cpuset-1",) for note in report.notes)
 
 
-def test_a_function_that_nobody_has_looked_for_is_not_told_of_and_then_unknown() -> None:
+def test_unread_pci_function_is_unreported_then_unknown() -> None:
     node = Node()
     node.declare(declared("nic-0", DeclaredPci(GPU_0, "")))
     node.bus = SourceSample("pci", SourceState.STARTING, node.now_ns, 60 * NS, 0, "", vital=False)
     assert not [device for device in node.next().devices if device.driver]
     node.next()
-    device = one(node.next(), "nic-0")
+    device = declared_verdict(node.next(), "nic-0")
     assert (device.health, codes(device)) == (Health.UNKNOWN, ["declared.unseen"])
     node.bus = node.bus._replace(state=SourceState.OK, passes=1, beat_ns=node.now_ns)
     node.functions = (pci_sample(),)
-    assert one(node.next(), "nic-0").health is Health.HEALTHY
+    assert declared_verdict(node.next(), "nic-0").health is Health.HEALTHY
     node.bus = node.bus._replace(state=SourceState.STARTING)  # for another that was declared since
-    assert one(node.next(), "nic-0").health is Health.HEALTHY
+    assert declared_verdict(node.next(), "nic-0").health is Health.HEALTHY
 
 
-# --- who declares what -------------------------------------------------------------------------------------
+# --- declarations of drivers --------------------------------------------------------------------------------
 
 
-def test_a_driver_is_told_of_the_host_until_it_declares_and_of_its_own_from_then_on() -> None:
+def test_driver_gets_host_devices_until_it_declares_its_own() -> None:
     node = Node()
     report = node.next()
     assert [device.device for device in devices_for(report, DRIVER)] == ["cpu-node0"]
@@ -176,53 +179,53 @@ def test_a_driver_is_told_of_the_host_until_it_declares_and_of_its_own_from_then
     assert list(devices_for(report, DRIVER)) == []
 
 
-def test_what_is_declared_no_more_is_unknown_for_ten_minutes_and_then_gone() -> None:
+def test_removed_device_is_unknown_for_ten_minutes_then_absent() -> None:
     node = Node()
     node.declare(declared("cpuset-1", CPUS))
     node.next()
     node.declare()
-    device = one(node.next(), "cpuset-1")
+    device = declared_verdict(node.next(), "cpuset-1")
     assert (device.health, codes(device)) == (Health.UNKNOWN, ["declared.gone"])
-    assert one(node.next(590), "cpuset-1").since == device.since
+    assert declared_verdict(node.next(590), "cpuset-1").since == device.since
     assert not [device for device in node.next(20).devices if device.driver]
-    assert not [subject for subject, _ in node.state.tracks if subject.startswith(DRIVER)]
+    assert not [subject for subject, _ in node.state.conditions if subject.startswith(DRIVER)]
 
 
-def test_what_is_declared_again_is_judged_again() -> None:
+def test_redeclared_device_is_evaluated_again() -> None:
     node = Node()
     for present in (True, False, True):
         node.declare(*[declared("cpuset-1", CPUS)] * present)
         report = node.next()
-    assert one(report, "cpuset-1").health is Health.HEALTHY
-    assert not node.state.declared.gone
+    assert declared_verdict(report, "cpuset-1").health is Health.HEALTHY
+    assert not node.state.declared.removed
 
 
-def test_a_name_that_is_another_device_now_keeps_nothing_of_the_one_before() -> None:
+def test_reused_name_keeps_no_state_of_previous_device() -> None:
     node = Node()
     node.declare(declared("cpuset-1", CPUS._replace(cpus=parse_cpus("1"))))
     node.next()
     node.online("0")
-    assert one(node.next(), "cpuset-1").health is Health.UNHEALTHY
+    assert declared_verdict(node.next(), "cpuset-1").health is Health.UNHEALTHY
     node.declare(declared("cpuset-1", CPUS._replace(cpus=parse_cpus("0"))))
-    device = one(node.next(), "cpuset-1")
+    device = declared_verdict(node.next(), "cpuset-1")
     assert (device.health, device.causes) == (Health.HEALTHY, ())
     node.declare(declared("cpuset-1", CPUS._replace(cpus=parse_cpus("1"))))
-    assert one(node.next(), "cpuset-1").since == node.now
+    assert declared_verdict(node.next(), "cpuset-1").since == node.now
 
 
-def test_a_declaration_that_says_the_same_again_takes_back_no_fault() -> None:
+def test_unchanged_declaration_keeps_faults() -> None:
     node = Node()
     node.declare(declared("cpuset-1", CPUS))
     node.next()
     node.online("0")
-    before = one(node.next(), "cpuset-1")
+    before = declared_verdict(node.next(), "cpuset-1")
     node.declare(declared("cpuset-1", CPUS, lease_s=60))
-    assert one(node.next(), "cpuset-1").causes == before.causes
+    assert declared_verdict(node.next(), "cpuset-1").causes == before.causes
 
 
 @pytest.mark.parametrize("before", [CPUS, DeclaredPci("0000:3b:00.0", ""), None])
-def test_a_name_that_is_another_function_now_is_unknown_until_somebody_has_looked(
-    before: What | None,
+def test_changed_pci_function_is_unknown_until_read(
+    before: DeclaredPart | None,
 ) -> None:
     node = Node()
     node.functions = (pci_sample(),)
@@ -235,13 +238,13 @@ def test_a_name_that_is_another_function_now_is_unknown_until_somebody_has_looke
     node.declare(declared("dev-0", DeclaredPci(GPU_0, "")))
     node.bus, node.functions = node.bus._replace(state=SourceState.STARTING), None
     for _ in range(3):
-        assert codes(one(node.next(), "dev-0")) == ["declared.unseen"]
+        assert codes(declared_verdict(node.next(), "dev-0")) == ["declared.unseen"]
     node.bus = node.bus._replace(state=SourceState.OK, passes=2, beat_ns=node.now_ns)
     node.functions = (pci_sample(),)
-    assert one(node.next(), "dev-0").health is Health.HEALTHY
+    assert declared_verdict(node.next(), "dev-0").health is Health.HEALTHY
 
 
-def test_a_driver_that_names_its_devices_anew_each_time_fills_no_memory() -> None:
+def test_changing_device_names_do_not_grow_state() -> None:
     node = Node()
     for number in range(5):
         node.declare(*(declared(f"cpuset-{number}-{part}", CPUS) for part in range(1000)))
@@ -249,15 +252,15 @@ def test_a_driver_that_names_its_devices_anew_each_time_fills_no_memory() -> Non
     node.declare()
     report = node.next()
     gone = [device.device for device in report.devices if device.driver]
-    assert len(gone) == GONE_KEPT
+    assert len(gone) == REMOVED_MAX
     assert "cpuset-4-0" in gone
     assert "cpuset-0-0" not in gone
 
 
-def test_the_same_name_in_two_pools_is_two_devices() -> None:
+def test_same_name_in_two_pools_is_two_devices() -> None:
     node = Node()
     here = declared("cpuset-0", CPUS._replace(cpus=0b01))
-    node.declare(here, here._replace(pool="other", what=CPUS))
+    node.declare(here, here._replace(pool="other", part=CPUS))
     node.next()
     node.online("0")
     report = node.next()
@@ -265,11 +268,11 @@ def test_the_same_name_in_two_pools_is_two_devices() -> None:
     assert healths == {"node-a": Health.HEALTHY, "other": Health.UNHEALTHY}
 
 
-def test_a_file_that_is_wrong_is_a_note_and_what_it_declared_before_is_judged_on() -> None:
+def test_invalid_file_is_a_note_and_old_declaration_stays() -> None:
     node = Node()
     node.declare(declared("cpuset-1", CPUS), error="devices.d/a.example.com.toml: device 2: no name")
     report = node.next()
-    assert one(report, "cpuset-1").health is Health.HEALTHY
+    assert declared_verdict(report, "cpuset-1").health is Health.HEALTHY
     (note,) = report.notes
     assert note.subject == f"driver {DRIVER}"
     assert note.cause.code == "declared.file"
@@ -285,27 +288,27 @@ def uuid_of(node: GpuNode, number: int) -> str:
 
 
 @pytest.mark.parametrize("by", ["pci", "uuid", "both"])
-def test_a_declared_gpu_is_what_the_hosts_is_by_whatever_name(by: str) -> None:
+def test_declared_gpu_has_health_of_host_gpu(by: str) -> None:
     node = NodeWithGpus()
     names: dict[str, Any] = {"pci": GPU_0, "uuid": uuid_of(node, 0)}
     node.declare(declared("mine", gpu(**(names if by == "both" else {by: names[by]}))))
-    assert one(node.next(), "mine").health is Health.HEALTHY
+    assert declared_verdict(node.next(), "mine").health is Health.HEALTHY
     node.gpus[0] = replace(node.gpus[0], status=Status.LOST)
     report = node.next()
-    mine, host = one(report, "mine"), one(report, "gpu-0", "")
+    mine, host = declared_verdict(report, "mine"), declared_verdict(report, "gpu-0", "")
     assert mine.health is Health.UNHEALTHY
     assert (mine.message, mine.causes, mine.attributes) == (host.message, host.causes, host.attributes)
 
 
-def test_a_gpu_that_nobody_has_is_unhealthy_and_says_which() -> None:
+def test_unknown_declared_gpu_is_unhealthy_and_named() -> None:
     node = NodeWithGpus()
     node.declare(declared("mine", gpu(uuid="GPU-none")))
-    device = one(node.next(), "mine")
+    device = declared_verdict(node.next(), "mine")
     assert (device.health, codes(device)) == (Health.UNHEALTHY, ["gpu.not_found"])
-    assert "no GPU-none among the 2 GPUs" in device.message
+    assert "GPU-none is not among the 2 GPUs" in device.message
 
 
-def test_a_gpu_in_anothers_slot_is_unhealthy_and_says_both() -> None:
+def test_gpu_in_wrong_slot_is_unhealthy_and_both_are_named() -> None:
     node = NodeWithGpus()
     node.declare(
         declared("moved", gpu("0000:2b:00.0", uuid_of(node, 0))), declared("other", gpu(GPU_0, "GPU-none"))
@@ -315,20 +318,22 @@ def test_a_gpu_in_anothers_slot_is_unhealthy_and_says_both() -> None:
         ("moved", f"{uuid_of(node, 0)} is at {GPU_0}, declared at 0000:2b:00.0"),
         ("other", f"{GPU_0} is {uuid_of(node, 0)}, declared as GPU-none"),
     ):
-        device = one(report, name)
+        device = declared_verdict(report, name)
         assert (device.health, codes(device)) == (Health.UNHEALTHY, ["gpu.mismatch"])
         assert words in device.message
 
 
-def test_a_gpu_whose_address_nobody_knows_is_at_no_other() -> None:
+def test_gpu_with_unknown_address_has_no_mismatch() -> None:
     known = KnownGpu(0, "GPU-1", "", "H100")
     what = gpu(pci=GPU_0, uuid="GPU-1")
-    assert mismatch(DeclaredGpuView(what, known, gpu_device(0), gpu_set())) is OK
-    elsewhere = mismatch(DeclaredGpuView(what, known._replace(bus="0000:ff:00.0"), gpu_device(0), gpu_set()))
+    assert gpu_mismatch(DeclaredGpuView(what, known, gpu_device(0), gpu_set())) is OK
+    elsewhere = gpu_mismatch(
+        DeclaredGpuView(what, known._replace(bus="0000:ff:00.0"), gpu_device(0), gpu_set())
+    )
     assert isinstance(elsewhere, Finding)
 
 
-def test_an_instance_is_found_and_one_that_is_not_there_is_unhealthy() -> None:
+def test_absent_declared_instance_is_unhealthy() -> None:
     node = NodeWithGpus(1, migs={0: [(1, 0), (2, 0)]})
     mig = node.gpus[0].migs[1]
     node.declare(
@@ -337,46 +342,46 @@ def test_an_instance_is_found_and_one_that_is_not_there_is_unhealthy() -> None:
         declared("none", gpu(GPU_0, gi=5, ci=0)),
     )
     report = node.next()
-    assert [one(report, name).health for name in ("by-uuid", "by-number", "none")] == [
+    assert [declared_verdict(report, name).health for name in ("by-uuid", "by-number", "none")] == [
         Health.HEALTHY,
         Health.HEALTHY,
         Health.UNHEALTHY,
     ]
-    assert dict(one(report, "by-uuid").attributes)["uuid"] == mig.uuid
-    assert "has no instance 5/0" in one(report, "none").message
+    assert dict(declared_verdict(report, "by-uuid").attributes)["uuid"] == mig.uuid
+    assert "has no instance 5/0" in declared_verdict(report, "none").message
 
 
-def test_a_gpu_is_not_told_of_while_nvml_is_being_asked() -> None:
+def test_declared_gpu_is_not_reported_while_nvml_opens() -> None:
     node = NodeWithGpus(0)
     opening = SourceSample("nvml", SourceState.STARTING, node.now_ns, 10 * NS, 0, "", vital=False)
     node.nvml = opening
     node.declare(declared("mine", gpu(GPU_0)))
     assert not [device for device in node.next().devices if device.driver]
-    device = one(node.next(3), "mine")
+    device = declared_verdict(node.next(3), "mine")
     assert (device.health, codes(device)) == (Health.UNKNOWN, ["declared.unseen"])
 
 
-def test_without_nvml_a_declared_gpu_is_unknown_and_not_missing() -> None:
+def test_declared_gpu_without_nvml_is_unknown_not_missing() -> None:
     node = NodeWithGpus(0)
     node.nvml = SourceSample(
         "nvml", SourceState.ABSENT, node.now_ns, 10**10, 0, "no library", passes=1, vital=False
     )
     node.declare(declared("mine", gpu(GPU_0)))
-    device = one(node.next(), "mine")
+    device = declared_verdict(node.next(), "mine")
     assert (device.health, codes(device)) == (Health.UNKNOWN, ["gpu.not_found"])
-    assert f"{GPU_0} cannot be looked for" in device.message
-    assert "whether nvidia-smi answers" in device.message, "comparing declarations would not help"
+    assert f"{GPU_0} cannot be checked" in device.message
+    assert "run nvidia-smi" in device.message, "comparing declarations would not help"
 
 
-def test_a_gpu_that_nobody_watches_is_unknown() -> None:
+def test_declared_gpu_without_monitoring_is_unknown() -> None:
     node = Node()
     node.declare(declared("mine", gpu(GPU_0)))
-    device = one(node.next(), "mine")
+    device = declared_verdict(node.next(), "mine")
     assert (device.health, codes(device)) == (Health.UNKNOWN, ["gpu.unwatched"])
 
 
-def test_absent_cpus_of_a_group_attribute_it_to_nobody() -> None:
+def test_absent_cpus_of_group_attribute_it_to_no_device() -> None:
     node = Node()
     node.declare(declared("cpuset-1", CPUS))
     node.groups = [group_sample(7)._replace(cpus=ABSENT)]
-    assert one(node.next(2), "cpuset-1").health is Health.HEALTHY
+    assert declared_verdict(node.next(2), "cpuset-1").health is Health.HEALTHY

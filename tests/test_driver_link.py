@@ -1,4 +1,4 @@
-"""A driver beside a real agent: what it says over its socket, and who hears what of it then."""
+"""Driver with a real agent: its calls over the socket, and their effects."""
 
 import fcntl
 import signal
@@ -15,9 +15,9 @@ from agents import (
     UNKNOWN,
     Agent,
     PlainSysfs,
-    hear,
-    hear_health,
     short_tmp,  # noqa: F401  # a fixture
+    wait_for_health,
+    wait_for_message,
 )
 from patience import PATIENCE_S
 from wire.google import Watcher, message_class, names
@@ -26,30 +26,35 @@ from wire.serving import eventually
 CONFIG = '[stream]\nlease = "3s"\n[taints]\nquiet = "0s"\n'
 
 
-def m(kind: str, /, **fields: Any) -> Any:
-    """A message of the driver's."""
+def message(kind: str, /, **fields: Any) -> Any:
+    """Return a message of the driver link."""
     return message_class("drahealth.v1.DriverLink", kind)(**fields)
 
 
 def pages(name: str, count: int, **fields: Any) -> Any:
-    """A device of so many hugepages."""
-    return m("DeclaredDevice", name=name, hugepages=m("HugepagesPart", size="2Mi", pages=count), **fields)
+    """Return a declared device of hugepages."""
+    return message(
+        "DeclaredDevice", name=name, hugepages=message("HugepagesPart", size="2Mi", pages=count), **fields
+    )
 
 
 def claim(name: str, *devices: str, fingerprint: str = "") -> Any:
-    """A claim of these devices."""
-    given = [m("ClaimedDevice", request="r", pool="node-1", device=device) for device in devices]
-    return m(
+    """Return a claim of these devices."""
+    given = [message("ClaimedDevice", request="r", pool="node-1", device=device) for device in devices]
+    return message(
         "PrepareClaim", namespace="ns", name=name, uid=f"uid-{name}", devices=given, fingerprint=fingerprint
     )
 
 
 def errno(number: int, operation: int = 0, text: str = "") -> Any:
-    return m("Evidence", errno=m("Errno", number=number, operation=operation, text=text))
+    return message("Evidence", errno=message("Errno", number=number, operation=operation, text=text))
 
 
-def word(error_class: int, summary: str, **fields: Any) -> Any:
-    return m("Evidence", word=m("DriverWord", error_class=error_class, summary=summary, **fields))
+def driver_error(error_class: int, summary: str, **fields: Any) -> Any:
+    return message(
+        "Evidence",
+        driver_error=message("DriverReportedError", error_class=error_class, summary=summary, **fields),
+    )
 
 
 BAD_CONFIG, FAILED_DEVICE = 2, 3
@@ -57,13 +62,13 @@ CDI = 2
 
 
 class Driver:
-    """A driver on the other end of the socket, in Google's words."""
+    """Driver at the other end of the socket, with Google's gRPC and protobuf."""
 
     def __init__(self, agent: Agent) -> None:
         self.agent = agent
 
     def __call__(self, method: str, request: Any, reply: str) -> Any:
-        """One call, on a connection of its own."""
+        """Make a call on its own connection."""
         with grpc.insecure_channel(
             f"unix:{self.agent.health_socket}", [("grpc.use_local_subchannel_pool", 1)]
         ) as channel:
@@ -75,25 +80,29 @@ class Driver:
             return call(request, timeout=PATIENCE_S)
 
     def declare(self, *devices: Any) -> Any:
-        return self("SyncDevices", m("SyncDevicesRequest", devices=devices), "SyncDevicesReply")
+        return self("SyncDevices", message("SyncDevicesRequest", devices=devices), "SyncDevicesReply")
 
     def check(self, *claims: Any) -> Sequence[Any]:
-        return self("CheckClaims", m("CheckClaimsRequest", claims=claims), "CheckClaimsReply").answers
+        return self("CheckClaims", message("CheckClaimsRequest", claims=claims), "CheckClaimsReply").answers
 
-    def classify(self, *evidence: Any, of: Any = None) -> Any:
-        return self("Classify", m("ClassifyRequest", claim=of, evidence=evidence), "ClassifyReply").verdict
+    def classify(self, *evidence: Any, of_claim: Any = None) -> Any:
+        return self(
+            "Classify", message("ClassifyRequest", claim=of_claim, evidence=evidence), "ClassifyReply"
+        ).verdict
 
     def report(self, *outcomes: Any, step: int = 1) -> Sequence[Any]:
-        request = m("ReportPrepareRequest", step=step, outcomes=outcomes)
+        request = message("ReportPrepareRequest", step=step, outcomes=outcomes)
         return self("ReportPrepare", request, "ReportPrepareReply").answers
 
-    def failed(self, of: Any, *evidence: Any, step: int = 1) -> Any:
-        """The answer to one claim that could not be prepared."""
-        [answer] = self.report(m("PrepareOutcome", claim=of, failed=True, evidence=evidence), step=step)
+    def failed(self, of_claim: Any, *evidence: Any, step: int = 1) -> Any:
+        """Report the failure of one claim and return its answer."""
+        [answer] = self.report(
+            message("PrepareOutcome", claim=of_claim, failed=True, evidence=evidence), step=step
+        )
         return answer
 
-    def went_well(self, of: Any, step: int = 1) -> Any:
-        [answer] = self.report(m("PrepareOutcome", claim=of), step=step)
+    def succeeded(self, of_claim: Any, step: int = 1) -> Any:
+        [answer] = self.report(message("PrepareOutcome", claim=of_claim), step=step)
         return answer
 
     def taints(self) -> Watcher:
@@ -131,79 +140,77 @@ def driver(agent: Agent) -> Driver:
     return Driver(agent)
 
 
-def test_what_is_declared_is_what_the_kubelet_hears_from_then_on(agent: Agent, driver: Driver) -> None:
+def test_declared_devices_replace_host_devices_for_the_kubelet(agent: Agent, driver: Driver) -> None:
     with agent.kubelet() as kubelet:
         assert "cpu-node0" in names(kubelet.next())
         reply = driver.declare(pages("huge-0", 4), pages("huge-1", 4, pool="rack-1"))
-        assert (reply.devices, reply.judged) == (2, True)
+        assert (reply.devices, reply.evaluated) == (2, True)
     with agent.kubelet() as kubelet:
         first = kubelet.next()
-        assert [(one.device.pool_name, one.device.device_name, one.health) for one in first.devices] == [
+        assert [
+            (first.device.pool_name, first.device.device_name, first.health) for first in first.devices
+        ] == [
             ("node-1", "huge-0", HEALTHY),
             ("rack-1", "huge-1", HEALTHY),
         ]
 
 
-def test_a_declared_device_is_judged_by_what_it_is_made_of(
-    agent: Agent, driver: Driver, sysfs: PlainSysfs
-) -> None:
+def test_declared_device_is_evaluated_by_its_parts(agent: Agent, driver: Driver, sysfs: PlainSysfs) -> None:
     driver.declare(pages("huge-0", 8))
     with agent.kubelet() as kubelet:
-        hear_health(kubelet, "huge-0", HEALTHY)
+        wait_for_health(kubelet, "huge-0", HEALTHY)
         sysfs.resize(6)
-        said = hear_health(kubelet, "huge-0", UNHEALTHY)
-    assert said.message.startswith("mem.hugepages.pool_shrunk: 6 pages of 2mi on node 0, 8 declared")
+        verdict = wait_for_health(kubelet, "huge-0", UNHEALTHY)
+    assert verdict.message.startswith("mem.hugepages.pool_shrunk: 6 pages of 2mi on node 0, 8 declared")
 
 
-def test_declarations_outlive_the_agent(agent: Agent, driver: Driver, short_tmp: Path) -> None:  # noqa: F811
+def test_declarations_outlive_the_agent_process(agent: Agent, driver: Driver, short_tmp: Path) -> None:  # noqa: F811
     driver.declare(pages("huge-0", 4))
     agent.end(signal.SIGKILL)
-    with start(short_tmp) as again, again.kubelet() as kubelet:
+    with start(short_tmp) as restarted, restarted.kubelet() as kubelet:
         assert names(kubelet.next()) == ["huge-0"]
 
 
-def test_a_device_that_is_taken_back_is_waited_for_no_longer(agent: Agent, driver: Driver) -> None:
-    """It is Unknown for a while, and told as such; the answer is about those that the driver has."""
+def test_sync_does_not_wait_for_removed_devices(agent: Agent, driver: Driver) -> None:
+    """A removed device is reported as Unknown for a while; the answer is about the remaining devices."""
     driver.declare(pages("huge-0", 4), pages("huge-1", 4))
     for rest in ([pages("huge-1", 4)], []):
         reply = driver.declare(*rest)
-        assert (reply.devices, reply.judged) == (len(rest), True)
+        assert (reply.devices, reply.evaluated) == (len(rest), True)
         with agent.kubelet() as kubelet:
-            assert {one.device.device_name: one.health for one in kubelet.next().devices} == {
+            assert {first.device.device_name: first.health for first in kubelet.next().devices} == {
                 "huge-0": UNKNOWN,
                 "huge-1": HEALTHY if rest else UNKNOWN,
             }
 
 
-def test_a_driver_that_has_no_devices_is_told_of_none_also_after_a_restart(
+def test_driver_without_devices_has_none_after_a_restart(
     agent: Agent,
     driver: Driver,
     short_tmp: Path,  # noqa: F811
 ) -> None:
-    assert driver.declare().judged
+    assert driver.declare().evaluated
     with agent.kubelet() as kubelet:
         driver.declare(pages("huge-0", 4))
-        assert names(kubelet.next()) == ["huge-0"]  # the first list: of nothing there is none
+        assert names(kubelet.next()) == ["huge-0"]  # the first list: an empty list is not sent
     driver.declare()
     agent.end(signal.SIGKILL)
-    with start(short_tmp) as again, again.kubelet() as kubelet:
-        Driver(again).declare(pages("huge-1", 4))
+    with start(short_tmp) as restarted, restarted.kubelet() as kubelet:
+        Driver(restarted).declare(pages("huge-1", 4))
         assert names(kubelet.next()) == ["huge-1"]
 
 
-def test_a_declaration_that_is_wrong_is_refused_by_name_and_costs_nothing(
-    agent: Agent, driver: Driver
-) -> None:
+def test_invalid_declaration_is_refused_and_changes_nothing(agent: Agent, driver: Driver) -> None:
     driver.declare(pages("huge-0", 4))
     with pytest.raises(grpc.RpcError) as caught:
         driver.declare(pages("huge-0", 4), pages("Huge-1", 4))
     assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
-    assert "'Huge-1' is no DNS label" in caught.value.details()
+    assert "'Huge-1' is not a DNS label" in caught.value.details()
     with agent.kubelet() as kubelet:
         assert names(kubelet.next()) == ["huge-0"]
 
 
-def test_a_file_that_the_operator_wrote_is_not_replaced(agent: Agent, driver: Driver) -> None:
+def test_declaration_file_of_the_operator_is_not_replaced(agent: Agent, driver: Driver) -> None:
     file = agent.directory / "run" / "devices.d" / f"{DRIVER}.toml"
     eventually(file.parent.is_dir, "the directory")
     file.write_text("version = 1\n")
@@ -213,101 +220,110 @@ def test_a_file_that_the_operator_wrote_is_not_replaced(agent: Agent, driver: Dr
     assert caught.value.details().startswith(f"{file}: not written by drahealth")
 
 
-def test_an_error_is_classified_by_its_numbers_and_nothing_follows(agent: Agent, driver: Driver) -> None:
+def test_classify_returns_verdict_and_has_no_effect(agent: Agent, driver: Driver) -> None:
     driver.declare(pages("huge-0", 4))
-    said = driver.classify(errno(28, CDI, "write /var/run/cdi/x.json: no space left on device"))
-    assert (said.error_class, said.code) == (1, "cdi.write")
-    assert said.text.startswith("[class=transient code=cdi.write")
-    said = driver.classify(word(FAILED_DEVICE, "it is dead", device="huge-0"), of=claim("a", "huge-0"))
-    assert said.error_class == FAILED_DEVICE
+    verdict = driver.classify(errno(28, CDI, "write /var/run/cdi/x.json: no space left on device"))
+    assert (verdict.error_class, verdict.code) == (1, "cdi.write")
+    assert verdict.text.startswith("[class=transient code=cdi.write")
+    verdict = driver.classify(
+        driver_error(FAILED_DEVICE, "it is dead", device="huge-0"), of_claim=claim("a", "huge-0")
+    )
+    assert verdict.error_class == FAILED_DEVICE
     assert driver.check(claim("a", "huge-0"))[0].verdict.code == ""
     with agent.kubelet() as kubelet:
-        assert [one.health for one in kubelet.next().devices] == [HEALTHY]
+        assert [first.health for first in kubelet.next().devices] == [HEALTHY]
 
 
-def test_a_device_that_a_prepare_found_broken_is_unhealthy_and_tainted_when_the_answer_comes(
-    agent: Agent, driver: Driver
-) -> None:
+def test_failed_device_is_unhealthy_and_tainted_before_the_answer(agent: Agent, driver: Driver) -> None:
     driver.declare(pages("huge-0", 4), pages("huge-1", 4))
     with driver.taints() as taints:
-        hear(taints, lambda one: [list(each.taints) for each in one.devices] == [[], []], "no taints")
+        wait_for_message(
+            taints, lambda first: [list(device.taints) for device in first.devices] == [[], []], "no taints"
+        )
         answer = driver.failed(
-            claim("a", "huge-0"), word(FAILED_DEVICE, "no page can be had", device="huge-0", code="huge.dead")
+            claim("a", "huge-0"),
+            driver_error(FAILED_DEVICE, "no page can be had", device="huge-0", code="huge.dead"),
         )
         assert answer.uid == "uid-a"
         assert answer.verdict.code == "huge.dead"
-        assert [one.device for one in answer.verdict.devices] == ["huge-0"]
+        assert [first.device for first in answer.verdict.devices] == ["huge-0"]
         with agent.kubelet() as kubelet:
-            [dead, well] = kubelet.next().devices
-            assert (dead.health, well.health) == (UNHEALTHY, HEALTHY)
-            assert "huge.dead: no page can be had" in dead.message
-        told = hear(taints, lambda one: one.devices[0].taints, "a taint")
-        [taint] = told.devices[0].taints
+            [broken, healthy] = kubelet.next().devices
+            assert (broken.health, healthy.health) == (UNHEALTHY, HEALTHY)
+            assert "huge.dead: no page can be had" in broken.message
+        changed = wait_for_message(taints, lambda first: first.devices[0].taints, "a taint")
+        [taint] = changed.devices[0].taints
         assert (taint.effect, taint.key.split("/")[0]) == (2, DRIVER)
         assert taint.time_added_s > 0
-        assert not told.devices[1].taints
-        assert driver.went_well(claim("a", "huge-0")).verdict.code == ""
-        hear(taints, lambda one: not one.devices[0].taints, "the taint is gone")
+        assert not changed.devices[1].taints
+        assert driver.succeeded(claim("a", "huge-0")).verdict.code == ""
+        wait_for_message(taints, lambda first: not first.devices[0].taints, "the taint is gone")
 
 
-def test_what_a_prepare_found_outlives_the_agent(agent: Agent, driver: Driver, short_tmp: Path) -> None:  # noqa: F811
+def test_driver_fault_outlives_the_agent_process(agent: Agent, driver: Driver, short_tmp: Path) -> None:  # noqa: F811
     driver.declare(pages("huge-0", 4))
-    driver.failed(claim("a", "huge-0"), word(FAILED_DEVICE, "it is dead", device="huge-0"))
+    driver.failed(claim("a", "huge-0"), driver_error(FAILED_DEVICE, "it is dead", device="huge-0"))
     agent.end(signal.SIGKILL)
-    with start(short_tmp) as again, again.kubelet() as kubelet:
+    with start(short_tmp) as restarted, restarted.kubelet() as kubelet:
         assert kubelet.next().devices[0].health == UNHEALTHY
-        assert Driver(again).check(claim("a", "huge-0"))[0].verdict.error_class == FAILED_DEVICE
+        assert Driver(restarted).check(claim("a", "huge-0"))[0].verdict.error_class == FAILED_DEVICE
 
 
-def test_a_claim_that_can_never_be_had_is_refused_without_trying_until_it_changes(driver: Driver) -> None:
-    asked = claim("a", fingerprint="1")
-    said = driver.failed(asked, word(BAD_CONFIG, "mode 'x' is none of a, b")).verdict
-    [answer] = driver.check(asked)
-    assert answer.verdict.text == said.text
+def test_bad_config_claim_is_refused_until_its_fingerprint_changes(driver: Driver) -> None:
+    bad_claim = claim("a", fingerprint="1")
+    verdict = driver.failed(bad_claim, driver_error(BAD_CONFIG, "mode 'x' is none of a, b")).verdict
+    [answer] = driver.check(bad_claim)
+    assert answer.verdict.text == verdict.text
     assert answer.verdict.count == 1
     assert driver.check(claim("a", fingerprint="2"))[0].verdict.code == ""
 
 
-def test_an_unhealthy_device_is_known_against_its_claims(
-    agent: Agent, driver: Driver, sysfs: PlainSysfs
-) -> None:
+def test_check_refuses_claims_of_an_unhealthy_device(agent: Agent, driver: Driver, sysfs: PlainSysfs) -> None:
     driver.declare(pages("huge-0", 8))
     with agent.kubelet() as kubelet:
         sysfs.resize(6)
-        hear_health(kubelet, "huge-0", UNHEALTHY)
-    well, sick = driver.check(claim("a"), claim("b", "huge-0"))
-    assert well.verdict.code == ""
-    assert (sick.verdict.error_class, sick.verdict.code) == (FAILED_DEVICE, "mem.hugepages.pool_shrunk")
-
-
-def test_claims_of_one_call_that_failed_name_one_another(driver: Driver) -> None:
-    one, other = driver.report(
-        m("PrepareOutcome", claim=claim("a"), failed=True, evidence=[word(BAD_CONFIG, "no such mode")]),
-        m("PrepareOutcome", claim=claim("b"), failed=True, evidence=[errno(28, CDI)]),
+        wait_for_health(kubelet, "huge-0", UNHEALTHY)
+    healthy, unhealthy = driver.check(claim("a"), claim("b", "huge-0"))
+    assert healthy.verdict.code == ""
+    assert (unhealthy.verdict.error_class, unhealthy.verdict.code) == (
+        FAILED_DEVICE,
+        "mem.hugepages.pool_shrunk",
     )
-    assert "ns/b (transient cdi.write)" in one.verdict.text
-    assert "ns/a (bad-config config.invalid)" in other.verdict.text
 
 
-def test_an_unprepare_of_a_broken_device_is_to_succeed(driver: Driver) -> None:
+def test_failed_claims_of_one_call_name_each_other(driver: Driver) -> None:
+    first, second = driver.report(
+        message(
+            "PrepareOutcome",
+            claim=claim("a"),
+            failed=True,
+            evidence=[driver_error(BAD_CONFIG, "no such mode")],
+        ),
+        message("PrepareOutcome", claim=claim("b"), failed=True, evidence=[errno(28, CDI)]),
+    )
+    assert "ns/b (transient cdi.write)" in first.verdict.text
+    assert "ns/a (bad-config config.invalid)" in second.verdict.text
+
+
+def test_failed_unprepare_of_a_broken_device_has_no_verdict(driver: Driver) -> None:
     driver.declare(pages("huge-0", 4))
-    driver.failed(claim("a", "huge-0"), word(FAILED_DEVICE, "it is dead", device="huge-0"))
+    driver.failed(claim("a", "huge-0"), driver_error(FAILED_DEVICE, "it is dead", device="huge-0"))
     unprepare = 2
     assert driver.failed(claim("a"), errno(5), step=unprepare).verdict.code == ""
     assert driver.failed(claim("b"), errno(5), step=unprepare).verdict.code != ""
 
 
-def test_people_see_what_a_driver_reported(agent: Agent, driver: Driver) -> None:
-    driver.failed(claim("a"), word(BAD_CONFIG, "no such mode"))
+def test_prepares_file_contains_reported_failure(agent: Agent, driver: Driver) -> None:
+    driver.failed(claim("a"), driver_error(BAD_CONFIG, "no such mode"))
     file = agent.directory / "run" / "state" / "drivers" / DRIVER / "prepares.json"
     assert "no such mode" in file.read_text()
 
 
-def test_the_agent_ends_though_a_links_disk_hangs(agent: Agent, driver: Driver) -> None:
+def test_agent_ends_although_the_disk_of_a_driver_hangs(agent: Agent, driver: Driver) -> None:
     state = agent.directory / "run" / "state" / "drivers" / DRIVER
     state.mkdir(parents=True)
     with (state / "prepares.json.new").open("wb") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)  # whoever writes there waits
-        driver.failed(claim("a"), word(BAD_CONFIG, "no such mode"))
+        fcntl.flock(file, fcntl.LOCK_EX)  # blocks the writer
+        driver.failed(claim("a"), driver_error(BAD_CONFIG, "no such mode"))
         assert agent.end() == 0
-    assert f"what writes the prepares of {DRIVER} hangs and is left behind" in agent.log
+    assert f"shutdown: ledger writer of {DRIVER} did not stop in time; abandoning its thread" in agent.log

@@ -1,4 +1,4 @@
-"""A driver's own checks: what they may answer, who is looked at when, and that nobody waits for who hangs."""
+"""A driver's own checks: valid answers, scheduling, and hung calls that delay no other."""
 
 import functools
 import logging
@@ -11,29 +11,29 @@ import pytest
 import trio
 from patience import PATIENCE_S
 
-from agent.embed.check_scheduler import PLACES, CheckScheduler
+from agent.driver.driver_source import DriverSource, EmptySource
+from agent.embed.check_scheduler import MAX_THREADS, CheckScheduler
 from agent.embed.checks import (
     EVIDENCE_BYTES,
     Check,
-    Function,
+    CheckFunction,
+    default_name,
     degraded,
-    name_of,
-    read_answer,
-    read_error,
+    result_of_answer,
+    result_of_error,
     unhealthy,
     unknown,
 )
 from agent.embed.devices import Device
-from agent.embed.source import BareSource, DriverSource
 from agent.errors import ConfigError
-from agent.model.check import CheckSample
+from agent.model.declared import CheckSample
 from agent.model.health import Finding, Severity
 
 DRIVER: Final = "demo.example.com"
 BAD: Final = unhealthy("demo.bad", "1 of 2")
 
 
-def check_of(function: Function = lambda _: None, **changes: Any) -> Check:
+def check_of(function: CheckFunction = lambda _: None, **changes: Any) -> Check:
     """A check that is fast, but for the changes."""
     given: dict[str, Any] = {
         "name": "link",
@@ -51,8 +51,8 @@ def check_of(function: Function = lambda _: None, **changes: Any) -> Check:
 
 
 @pytest.mark.parametrize("answer", [None, True])
-def test_none_and_true_are_well(answer: object) -> None:
-    assert read_answer(answer) == (None, "", None)
+def test_none_and_true_mean_no_fault(answer: object) -> None:
+    assert result_of_answer(answer) == (None, "", None)
 
 
 @pytest.mark.parametrize(
@@ -63,21 +63,21 @@ def test_none_and_true_are_well(answer: object) -> None:
         (unknown, Severity.UNKNOWN),
     ],
 )
-def test_a_finding_is_what_it_says(make: Callable[..., Finding], severity: Severity) -> None:
+def test_finding_is_returned_unchanged(make: Callable[..., Finding], severity: Severity) -> None:
     finding = make("demo.link_down", "0 of 4 lanes", "reseat the card")
     assert finding == Finding("demo.link_down", severity, "0 of 4 lanes", "reseat the card")
-    assert read_answer(finding) == (finding, "", None)
+    assert result_of_answer(finding) == (finding, "", None)
 
 
 class Silent:
-    """Whose repr would raise."""
+    """Object whose repr raises."""
 
     def __repr__(self) -> str:
         raise ValueError
 
 
 @pytest.mark.parametrize(
-    ("answer", "said"),
+    ("answer", "text"),
     [
         (False, "answered False, which is neither None, True nor a finding"),
         ("ok", "answered a str, which is neither None, True nor a finding"),
@@ -89,24 +89,24 @@ class Silent:
         ),
         (
             Finding("demo", Severity.UNHEALTHY, "x"),
-            "ValueError: code 'demo' is no dotted code, such as fpga.bank_locked",
+            "ValueError: code 'demo' is not a dotted code, such as fpga.bank_locked",
         ),
     ],
 )
-def test_anything_else_is_no_look(answer: object, said: str) -> None:
-    seen = read_answer(answer)
-    assert (seen.finding, seen.unread) == (None, said)
+def test_any_other_answer_is_no_result(answer: object, text: str) -> None:
+    seen = result_of_answer(answer)
+    assert (seen.finding, seen.unread) == (None, text)
 
 
-def test_a_coroutine_that_nobody_awaited_is_no_look() -> None:
+def test_unawaited_coroutine_is_no_result() -> None:
     async def late(_: Device) -> None:
         return None
 
-    assert read_answer(late(Device("d-0"))).unread.startswith("answered a coroutine")
+    assert result_of_answer(late(Device("d-0"))).unread.startswith("answered a coroutine")
 
 
 @pytest.mark.parametrize(
-    ("error", "said"),
+    ("error", "text"),
     [
         (OSError(5, "Input/output error"), "OSError: [Errno 5] Input/output error"),
         (ValueError(), "ValueError"),
@@ -118,31 +118,31 @@ def test_a_coroutine_that_nobody_awaited_is_no_look() -> None:
         ),
     ],
 )
-def test_an_exception_is_told_the_same_each_time(error: BaseException, said: str) -> None:
-    assert read_error(error) == (None, said, error)
+def test_exception_gives_a_stable_text(error: BaseException, text: str) -> None:
+    assert result_of_error(error) == (None, text, error)
 
 
-def test_an_exception_that_cannot_be_told_is_told_by_its_type() -> None:
+def test_exception_without_text_is_named_by_its_type() -> None:
     class Broken(Exception):
         def __str__(self) -> str:
             raise ValueError
 
-    assert read_error(Broken()).unread == "Broken"
-    assert len(read_error(ValueError("x" * 10_000)).unread) <= 200
+    assert result_of_error(Broken()).unread == "Broken"
+    assert len(result_of_error(ValueError("x" * 10_000)).unread) <= 200
 
 
 @pytest.mark.parametrize(
     ("code", "evidence", "text"),
     [
-        ("Demo.Bad", "x", "code 'Demo.Bad' is no dotted code, such as fpga.bank_locked"),
-        ("demo", "x", "code 'demo' is no dotted code"),
+        ("Demo.Bad", "x", "code 'Demo.Bad' is not a dotted code, such as fpga.bank_locked"),
+        ("demo", "x", "code 'demo' is not a dotted code"),
         ("demo." + "x" * 100, "x", "code is 105 bytes, limit 100"),
-        ("demo.bad", "", "demo.bad: no evidence"),
+        ("demo.bad", "", "demo.bad: evidence is empty"),
         ("demo.bad", "two\nlines", "is more than one line"),
         ("demo.bad", "x" * (EVIDENCE_BYTES + 1), f"evidence is {EVIDENCE_BYTES + 1} bytes"),
     ],
 )
-def test_a_finding_that_cannot_be_told_is_refused(code: str, evidence: str, text: str) -> None:
+def test_invalid_finding_is_rejected(code: str, evidence: str, text: str) -> None:
     with pytest.raises(ValueError, match=text.replace("[", r"\[")):
         unhealthy(code, evidence)
 
@@ -150,34 +150,34 @@ def test_a_finding_that_cannot_be_told_is_refused(code: str, evidence: str, text
 @pytest.mark.parametrize(
     ("changes", "text"),
     [
-        ({"name": "Link"}, "check 'Link': the name is no DNS label of at most 63 bytes"),
-        ({"name": "<lambda>"}, "check '<lambda>': the name is no DNS label"),
+        ({"name": "Link"}, "check 'Link': the name is not a DNS label of at most 63 bytes"),
+        ({"name": "<lambda>"}, "check '<lambda>': the name is not a DNS label"),
         ({"every_s": 0.05}, "check 'link': every: 50ms is below the limit of 100ms"),
         ({"every_s": 3601}, "check 'link': every: 3601s is over the limit of 1h"),
         ({"every_s": float("nan")}, "check 'link': every: "),
-        ({"every_s": "1s"}, "check 'link': every: '1s' is no number of seconds"),
+        ({"every_s": "1s"}, "check 'link': every: '1s' is not a number of seconds"),
         ({"timeout_s": 0}, "check 'link': timeout: 0s is below the limit of 10ms"),
         ({"timeout_s": 4000}, "check 'link': timeout: 4000s is over the limit of 1h"),
         ({"raise_after": 0}, "check 'link': raise_after: 0 is below the limit of 1"),
         ({"clear_after": 1001}, "check 'link': clear_after: 1001 is over the limit of 1000"),
-        ({"clear_after": True}, "check 'link': clear_after: True is no whole number"),
-        ({"devices": ()}, r"check 'link': devices: \(\) is no pattern of device names"),
-        ({"function": 3}, "check 'link': 3 cannot be called"),
+        ({"clear_after": True}, "check 'link': clear_after: True is not a whole number"),
+        ({"devices": ()}, r"check 'link': devices: \(\) is not a pattern of device names"),
+        ({"function": 3}, "check 'link': 3 is not callable"),
     ],
 )
-def test_a_check_is_refused_with_the_limit(changes: dict[str, Any], text: str) -> None:
+def test_invalid_check_is_rejected_with_the_limit(changes: dict[str, Any], text: str) -> None:
     with pytest.raises(ConfigError, match=text):
         check_of(**changes)
 
 
-def test_a_check_is_called_after_its_function() -> None:
+def test_check_is_named_after_its_function() -> None:
     def _link_up(_: Device) -> None: ...
 
-    assert name_of(_link_up) == "link-up"
-    assert name_of(functools.partial(functools.partial(_link_up))) == "link-up"
+    assert default_name(_link_up) == "link-up"
+    assert default_name(functools.partial(functools.partial(_link_up))) == "link-up"
 
 
-def test_which_checks_are_async() -> None:
+def test_async_functions_are_detected() -> None:
     async def plain_async(_: Device) -> None: ...
 
     class Object:
@@ -200,13 +200,13 @@ class Looking:
         self.rounds = rounds
 
     def checks(self) -> dict[str, CheckSample]:
-        """By name of the device; of one check."""
+        """Samples of one check, by device name."""
         snapshot = self.source.read()
         assert snapshot is not None
         return {one.subject.rpartition("/")[2]: one for one in snapshot.checks}
 
     async def until(self, claim: Callable[[dict[str, CheckSample]], object]) -> dict[str, CheckSample]:
-        """The samples when it has come true; each look at them is one that the core was woken for."""
+        """Wait until the samples satisfy a condition; they are read once per wake of the core."""
         with trio.fail_after(PATIENCE_S):
             while not claim(found := self.checks()):
                 await trio.lowlevel.wait_readable(self.source.fileno())
@@ -218,7 +218,7 @@ class Looking:
 async def looking(
     *checks: Check, devices: Sequence[str] = ("d-0",), jitter: float = 1.0
 ) -> AsyncIterator[Looking]:
-    host, source = BareSource(), DriverSource(DRIVER)
+    host, source = EmptySource(), DriverSource(DRIVER)
     source.open(host)
     rounds = CheckScheduler(DRIVER, "node-a", source, jitter=lambda: jitter)
     rounds.add(*map(Device, devices))
@@ -234,13 +234,13 @@ async def looking(
 
 @pytest.fixture
 def gate() -> Iterator[threading.Event]:
-    """What checks that hang wait for; opened at the end, so that no thread stays."""
+    """Return the event that hung checks wait for; set at the end, so that no thread stays."""
     made = threading.Event()
     yield made
     made.set()
 
 
-async def test_before_its_first_look_a_check_has_no_passes(gate: threading.Event) -> None:
+async def test_check_has_no_passes_before_its_first_result(gate: threading.Event) -> None:
     async with looking(check_of(lambda _: gate.wait())) as found:
         sample = found.checks()["d-0"]
         assert (sample.check, sample.subject) == ("link", f"{DRIVER}/node-a/d-0")
@@ -250,7 +250,7 @@ async def test_before_its_first_look_a_check_has_no_passes(gate: threading.Event
         gate.set()
 
 
-async def test_plain_checks_run_in_other_threads_and_async_ones_here() -> None:
+async def test_plain_checks_run_in_threads_and_async_checks_in_the_loop() -> None:
     seen: dict[str, tuple[Device, threading.Thread]] = {}
 
     def plain(device: Device) -> None:
@@ -267,7 +267,7 @@ async def test_plain_checks_run_in_other_threads_and_async_ones_here() -> None:
     assert seen["plain"][1] is not threading.current_thread()
 
 
-async def test_a_finding_comes_and_goes() -> None:
+async def test_finding_appears_and_disappears() -> None:
     answers: list[object] = [None, BAD, True]
 
     def check(_: Device) -> Any:
@@ -303,7 +303,7 @@ async def raise_in_nursery(_: Device) -> None:
 
 
 @pytest.mark.parametrize(
-    ("check", "said"),
+    ("check", "text"),
     [
         (raise_error, "OSError: [Errno 5] Input/output error"),
         (exit_all, "SystemExit: 1"),
@@ -312,17 +312,17 @@ async def raise_in_nursery(_: Device) -> None:
         (raise_in_nursery, "SystemExit: 1"),
     ],
 )
-async def test_a_check_that_raises_has_not_looked_and_ends_nobody(check: Function, said: str) -> None:
+async def test_raising_check_has_no_result_and_harms_no_other(check: CheckFunction, text: str) -> None:
     async with looking(check_of(check)) as found:
         seen = await found.until(lambda checks: checks["d-0"].passes >= 1)
         found.rounds.recheck()
         again = await found.until(lambda checks: checks["d-0"].passes >= 2)
     assert seen["d-0"].finding is None
-    assert seen["d-0"].unread.startswith(said)
+    assert seen["d-0"].unread.startswith(text)
     assert again["d-0"].unread == seen["d-0"].unread
 
 
-async def test_a_check_that_hangs_is_not_called_again_and_its_silence_counts(gate: threading.Event) -> None:
+async def test_hung_check_is_not_called_again_but_its_periods_count(gate: threading.Event) -> None:
     calls: list[Device] = []
 
     def hang(device: Device) -> None:
@@ -338,8 +338,8 @@ async def test_a_check_that_hangs_is_not_called_again_and_its_silence_counts(gat
         assert len(calls) > 1
 
 
-async def test_a_device_that_hangs_delays_no_other(gate: threading.Event) -> None:
-    hung = [f"hung-{number}" for number in range(PLACES + 4)]
+async def test_hung_device_delays_no_other(gate: threading.Event) -> None:
+    hung = [f"hung-{number}" for number in range(MAX_THREADS + 4)]
     hangs = check_of(lambda _: gate.wait(), every_s=3600, timeout_s=0.2, devices=("hung-*",))
     other = check_of(name="other", every_s=3600, devices=("d-0",))
     async with looking(hangs, other, devices=[*hung, "d-0"]) as found:
@@ -348,7 +348,7 @@ async def test_a_device_that_hangs_delays_no_other(gate: threading.Event) -> Non
     assert {one.unread for one in seen.values()} == {"no answer within 0.2 s"}
 
 
-async def test_no_more_than_so_many_plain_checks_run_at_once() -> None:
+async def test_plain_checks_run_up_to_the_thread_limit() -> None:
     lock, running, most = threading.Lock(), 0, 0
     full = threading.Event()
 
@@ -357,27 +357,27 @@ async def test_no_more_than_so_many_plain_checks_run_at_once() -> None:
         with lock:
             running += 1
             most = max(most, running)
-            if running == PLACES:
+            if running == MAX_THREADS:
                 full.set()
         full.wait(PATIENCE_S)
         with lock:
             running -= 1
 
-    devices = [f"d-{number}" for number in range(3 * PLACES)]
+    devices = [f"d-{number}" for number in range(3 * MAX_THREADS)]
     async with looking(check_of(check, every_s=3600, timeout_s=60), devices=devices) as found:
         await found.until(lambda checks: all(one.passes for one in checks.values()))
-    assert most == PLACES
+    assert most == MAX_THREADS
 
 
-async def test_who_finds_no_thread_for_a_whole_period_has_not_looked(gate: threading.Event) -> None:
-    devices = [f"d-{number}" for number in range(PLACES + 1)]
+async def test_check_without_a_thread_for_a_period_has_no_result(gate: threading.Event) -> None:
+    devices = [f"d-{number}" for number in range(MAX_THREADS + 1)]
     async with looking(check_of(lambda _: gate.wait(), timeout_s=60), devices=devices) as found:
         seen = await found.until(lambda checks: any(one.unread for one in checks.values()))
         gate.set()
     assert {one.unread for one in seen.values()} == {"", "no thread within 0.1 s: 16 checks are running"}
 
 
-async def test_an_async_check_that_hangs_is_cancelled_at_its_deadline() -> None:
+async def test_hung_async_check_is_cancelled_at_its_deadline() -> None:
     cancelled = trio.Event()
 
     async def hang(_: Device) -> None:
@@ -393,7 +393,7 @@ async def test_an_async_check_that_hangs_is_cancelled_at_its_deadline() -> None:
     assert seen["d-0"].unread == "no answer within 0.05 s"
 
 
-async def test_an_async_check_that_will_not_be_cancelled_delays_nobody() -> None:
+async def test_uncancellable_async_check_delays_no_other() -> None:
     release = trio.Event()
     calls = 0
 
@@ -416,7 +416,7 @@ async def test_an_async_check_that_will_not_be_cancelled_delays_nobody() -> None
     assert seen["d-1"].unread == ""
 
 
-async def test_each_look_that_is_counted_wakes_the_core_and_no_other() -> None:
+async def test_only_counted_results_wake_the_core() -> None:
     calls, begun = 0, trio.Event()
 
     async def check(_: Device) -> Finding:
@@ -440,7 +440,7 @@ async def test_each_look_that_is_counted_wakes_the_core_and_no_other() -> None:
         assert nothing.cancelled_caught
 
 
-async def test_a_check_that_is_asked_for_is_done_now_and_told() -> None:
+async def test_requested_check_runs_now_and_wakes_the_core() -> None:
     calls: list[str] = []
 
     def check(device: Device) -> None:
@@ -456,7 +456,7 @@ async def test_a_check_that_is_asked_for_is_done_now_and_told() -> None:
     assert sorted(calls) == ["d-0", "d-0", "d-1", "d-1"]
 
 
-async def test_patterns_choose_devices_those_too_that_are_added_later() -> None:
+async def test_patterns_also_match_devices_added_later() -> None:
     async with looking(check_of(devices=("gpu-*", "nic-0")), devices=["gpu-0", "disk-0"]) as found:
         assert set(found.checks()) == {"gpu-0"}
         found.rounds.add(Device("gpu-1"), Device("nic-0"), Device("nic-1"))
@@ -464,7 +464,7 @@ async def test_patterns_choose_devices_those_too_that_are_added_later() -> None:
         await found.until(lambda checks: all(one.passes for one in checks.values()))
 
 
-async def test_a_device_that_is_removed_is_looked_at_no_more() -> None:
+async def test_removed_device_is_not_checked_any_more() -> None:
     async with looking(check_of(lambda _: BAD), devices=["d-0", "d-1"]) as found:
         await found.until(lambda checks: all(one.passes for one in checks.values()))
         found.rounds.remove("d-0")
@@ -474,7 +474,7 @@ async def test_a_device_that_is_removed_is_looked_at_no_more() -> None:
         await found.until(lambda checks: checks["d-0"].passes)
 
 
-async def test_a_device_that_comes_back_while_its_call_hangs_is_not_called_twice(
+async def test_readded_device_is_not_called_twice_while_its_call_hangs(
     gate: threading.Event,
 ) -> None:
     calls: list[Device] = []
@@ -491,21 +491,21 @@ async def test_a_device_that_comes_back_while_its_call_hangs_is_not_called_twice
         assert len(calls) == 1
 
 
-async def test_devices_and_checks_are_refused_that_are_there() -> None:
+async def test_duplicate_devices_and_checks_are_rejected() -> None:
     async with looking(check_of()) as found:
-        with pytest.raises(ConfigError, match="device 'd-0' is there already"):
+        with pytest.raises(ConfigError, match="device 'd-0' exists already"):
             found.rounds.add(Device("d-1"), Device("d-0"))
-        with pytest.raises(ConfigError, match="device 'd-1' is there already"):
+        with pytest.raises(ConfigError, match="device 'd-1' exists already"):
             found.rounds.add(Device("d-1"), Device("d-1"))
         assert set(found.rounds.declared) == {"d-0"}
-        with pytest.raises(ConfigError, match="device 'd-2' is not there"):
+        with pytest.raises(ConfigError, match="device 'd-2' does not exist"):
             found.rounds.remove("d-0", "d-2")
         assert set(found.rounds.declared) == {"d-0"}
-        with pytest.raises(ConfigError, match="check 'link': there is one of that name"):
+        with pytest.raises(ConfigError, match="check 'link': the name is taken"):
             found.rounds.check(check_of())
 
 
-async def test_a_check_that_cannot_look_is_logged_once_per_change(caplog: pytest.LogCaptureFixture) -> None:
+async def test_missing_result_is_logged_once_per_change(caplog: pytest.LogCaptureFixture) -> None:
     broken = True
 
     def check(_: Device) -> None:
@@ -519,16 +519,16 @@ async def test_a_check_that_cannot_look_is_logged_once_per_change(caplog: pytest
             await found.until(lambda checks: not checks["d-0"].unread)
     text = "check link of d-0"
     assert [(one.levelname, one.getMessage()) for one in caplog.records] == [
-        ("WARNING", f"{text}: OSError: [Errno 5] Input/output error"),
-        ("DEBUG", text),
-        ("INFO", f"{text}: answers again"),
+        ("WARNING", f"{text}: no result: OSError: [Errno 5] Input/output error"),
+        ("DEBUG", f"{text}: no result"),
+        ("INFO", f"{text}: has a result again"),
     ]
     assert caplog.records[1].exc_info is not None
 
 
-async def test_what_hangs_at_the_end_is_named(gate: threading.Event) -> None:
+async def test_hung_calls_are_named_at_shutdown(gate: threading.Event) -> None:
     async with looking(check_of(lambda _: gate.wait(), timeout_s=0.05)) as found:
         await found.until(lambda checks: checks["d-0"].unread)
-    assert found.rounds.unfinished(0) == ["check link of d-0"]
+    assert found.rounds.hung_calls(0) == ["check link of d-0"]
     gate.set()
-    assert found.rounds.unfinished(PATIENCE_S) == []
+    assert found.rounds.hung_calls(PATIENCE_S) == []

@@ -4,7 +4,7 @@ from typing import Any, Final
 
 import pytest
 
-from agent.embed.devices import Cpus, Device, Gpu, Hugepages, Memory, Part, Pci
+from agent.embed.devices import Cpus, Device, DevicePart, Gpu, Hugepages, Memory, Pci
 from agent.errors import ConfigError
 from agent.model.declared import (
     Declared,
@@ -13,15 +13,15 @@ from agent.model.declared import (
     DeclaredHugepages,
     DeclaredMemory,
     DeclaredOther,
+    DeclaredPart,
     DeclaredPci,
-    What,
 )
 from agent.sources.declared_file import KINDS, parse_declaration
 
 DRIVER: Final = "demo.example.com"
 UUID: Final = "GPU-3d5cf3a6-0000-4c2e-9f8b-0123456789ab"
 
-PARTS: Final[list[tuple[Part | None, str, What]]] = [
+PARTS: Final[list[tuple[DevicePart | None, str, DeclaredPart]]] = [
     (None, "", DeclaredOther()),
     (Cpus("0-3"), 'kind = "cpu"\ncpus = "0-3"', DeclaredCpus(0xF, None, False, False)),
     (
@@ -51,7 +51,7 @@ PARTS: Final[list[tuple[Part | None, str, What]]] = [
 
 
 @pytest.mark.parametrize(("part", "keys", "what"), PARTS)
-def test_a_part_is_what_a_file_says_with_the_same_keys(part: Part | None, keys: str, what: What) -> None:
+def test_part_has_the_keys_of_a_file(part: DevicePart | None, keys: str, what: DeclaredPart) -> None:
     found = Device("d-0", part, lease_s=60).declare(DRIVER, "node-7")
     assert found == Declared(DRIVER, "node-7", "d-0", what, 60)
     if part is not None:
@@ -59,21 +59,21 @@ def test_a_part_is_what_a_file_says_with_the_same_keys(part: Part | None, keys: 
         assert parse_declaration(text.encode(), DRIVER, "node-7") == (found,)
 
 
-def test_every_kind_of_a_file_can_be_said() -> None:
-    said = {type(what) for _, _, what in PARTS}
-    assert said >= {DeclaredCpus, DeclaredGpu, DeclaredHugepages, DeclaredMemory, DeclaredPci}
-    assert len(said - {DeclaredOther}) == len(KINDS)
+def test_every_kind_of_a_file_has_a_part() -> None:
+    kinds = {type(what) for _, _, what in PARTS}
+    assert kinds >= {DeclaredCpus, DeclaredGpu, DeclaredHugepages, DeclaredMemory, DeclaredPci}
+    assert len(kinds - {DeclaredOther}) == len(KINDS)
 
 
-def test_a_device_has_the_pool_that_it_names_or_the_nodes() -> None:
+def test_device_has_its_own_pool_or_the_nodes() -> None:
     assert Device("d-0").declare(DRIVER, "node-7").pool == "node-7"
     assert Device("d-0", pool="rack-1/shelf-2").declare(DRIVER, "node-7").pool == "rack-1/shelf-2"
 
 
 WRONG: Final[list[tuple[dict[str, Any], str]]] = [
-    ({"name": "GPU_0"}, "device 'GPU_0': name: 'GPU_0' is no DNS label, such as gpu-3"),
-    ({"name": ""}, "device '': name: '' is no DNS label, such as gpu-3"),
-    ({"name": 3}, "device '3': name: 3 is no text; put it in quotes"),
+    ({"name": "GPU_0"}, "device 'GPU_0': name: 'GPU_0' is not a DNS label, such as gpu-3"),
+    ({"name": ""}, "device '': name: '' is not a DNS label, such as gpu-3"),
+    ({"name": 3}, "device '3': name: 3 is not a string; put it in quotes"),
     ({"name": "x" * 64}, f"device {'x' * 63!r}: name: {'x' * 64!r} is 64 bytes, limit 63"),
     (
         {"pool": "Rack 1"},
@@ -84,23 +84,26 @@ WRONG: Final[list[tuple[dict[str, Any], str]]] = [
     ({"part": Cpus("")}, "device 'd-0': has no 'cpus'"),
     ({"part": Cpus("3-1")}, "device 'd-0': cpus: "),
     ({"part": Cpus("0", numa=5000)}, "device 'd-0': numa: 5000 is over the limit of 1023"),
-    ({"part": Hugepages("3Mi", 4)}, "device 'd-0': size: '3Mi' is no page size: 3072 KiB is no power of two"),
+    (
+        {"part": Hugepages("3Mi", 4)},
+        "device 'd-0': size: '3Mi' is not a page size: 3072 KiB is not a power of two",
+    ),
     ({"part": Hugepages("2Mi", 0)}, "device 'd-0': pages: 0 is below the limit of 1"),
-    ({"part": Memory("much")}, "device 'd-0': size: 'much' is no size; "),
-    ({"part": Gpu()}, "device 'd-0': neither 'pci' nor 'uuid' says which GPU"),
+    ({"part": Memory("much")}, "device 'd-0': size: 'much' is not a size; "),
+    ({"part": Gpu()}, "device 'd-0': neither 'pci' nor 'uuid' is given; one must name the GPU"),
     ({"part": Gpu(uuid=UUID, gi=1)}, "device 'd-0': only one of 'gi' and 'ci'"),
     ({"part": Pci("nowhere")}, "device 'd-0': address: "),
-    ({"part": "0-3"}, "device 'd-0': part: '0-3' is none of Cpus, Hugepages, Memory, Gpu, Pci"),
+    ({"part": "0-3"}, "device 'd-0': part: '0-3' is not one of Cpus, Hugepages, Memory, Gpu, Pci"),
 ]
 
 
 @pytest.mark.parametrize(("wrong", "text"), WRONG)
-def test_an_error_names_the_device_the_key_and_the_limit(wrong: dict[str, Any], text: str) -> None:
+def test_error_names_device_key_and_limit(wrong: dict[str, Any], text: str) -> None:
     with pytest.raises(ConfigError) as raised:
         Device(**{"name": "d-0", **wrong})
     assert str(raised.value).startswith(text)
 
 
-def test_a_file_without_a_kind_is_refused_all_the_same() -> None:
+def test_file_without_a_kind_is_rejected() -> None:
     with pytest.raises(ConfigError, match=r"device 1 \(d-0\): has no 'kind'"):
         parse_declaration(b'version = 1\n[[device]]\nname = "d-0"\n', DRIVER, "node-7")

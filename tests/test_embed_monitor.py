@@ -45,7 +45,7 @@ def monitor_of(**changes: Any) -> Monitor:
 
 @pytest.fixture
 def gate() -> Iterator[threading.Event]:
-    """What checks that hang wait for; opened at the end, so that no thread stays."""
+    """Return the event that hung checks wait for; set at the end, so that no thread stays."""
     made = threading.Event()
     yield made
     made.set()
@@ -59,7 +59,7 @@ def fault(name: str) -> DriverFault:
 # --- what it says ------------------------------------------------------------------------------------------
 
 
-def test_a_driver_without_devices_has_a_report_and_nothing_in_it() -> None:
+def test_driver_without_devices_has_an_empty_report() -> None:
     with monitor_of() as monitor:
         assert monitor.wait_ready(PATIENCE_S)
         assert monitor.is_up
@@ -68,7 +68,7 @@ def test_a_driver_without_devices_has_a_report_and_nothing_in_it() -> None:
     assert (report.devices, report.declaring, report.node) == ((), (DRIVER,), NODE)
 
 
-def test_a_device_is_as_its_checks_say() -> None:
+def test_checks_determine_the_health_of_a_device() -> None:
     answer: list[Finding | None] = [None]
     monitor = monitor_of()
     monitor.add(Device("d-0"))
@@ -90,7 +90,7 @@ def test_a_device_is_as_its_checks_say() -> None:
         until(monitor, "d-0", Health.HEALTHY)
 
 
-def test_a_fault_is_believed_after_so_many_looks_in_a_row_and_no_fewer() -> None:
+def test_fault_is_reported_after_raise_after_results_in_a_row() -> None:
     answers: list[Finding | None] = [None, BAD, BAD, None, BAD, BAD, BAD]
     sixth, release = threading.Event(), threading.Event()
     monitor = monitor_of()
@@ -111,7 +111,7 @@ def test_a_fault_is_believed_after_so_many_looks_in_a_row_and_no_fewer() -> None
         until(monitor, "d-0", Health.UNHEALTHY, "demo.bad")
 
 
-def test_a_check_that_hangs_makes_its_device_unknown_and_no_other(gate: threading.Event) -> None:
+def test_hung_check_makes_only_its_device_unknown(gate: threading.Event) -> None:
     monitor = monitor_of()
     monitor.add(Device("d-0"), Device("d-1"))
 
@@ -127,7 +127,7 @@ def test_a_check_that_hangs_makes_its_device_unknown_and_no_other(gate: threadin
         until(monitor, "d-0", Health.HEALTHY)
 
 
-def test_a_check_that_raises_anything_ends_nobody() -> None:
+def test_raising_check_ends_no_thread() -> None:
     monitor = monitor_of()
     monitor.add(Device("d-0"), Device("d-1"), Device("d-2"))
 
@@ -158,14 +158,14 @@ def test_a_check_that_raises_anything_ends_nobody() -> None:
     assert async_one.causes[0].evidence == "KeyboardInterrupt"
 
 
-def test_who_is_looked_at_by_nobody_is_unknown() -> None:
+def test_device_without_checks_is_unknown() -> None:
     monitor = monitor_of()
     monitor.add(Device("d-0"))
     with monitor:
         until(monitor, "d-0", Health.UNKNOWN, "declared.unchecked")
 
 
-def test_devices_come_and_go_while_it_runs() -> None:
+def test_devices_can_be_added_and_removed_at_run_time() -> None:
     with monitor_of() as monitor:
         assert monitor.wait_ready(PATIENCE_S)
         monitor.check(every=0.1, timeout=5, name="well")(lambda _: None)
@@ -178,7 +178,7 @@ def test_devices_come_and_go_while_it_runs() -> None:
         )
 
 
-def test_a_check_of_the_drivers_is_the_function_that_it_was() -> None:
+def test_check_decorator_returns_the_function() -> None:
     monitor = monitor_of()
 
     @monitor.check(every=1, timeout=1)
@@ -193,17 +193,17 @@ def test_a_check_of_the_drivers_is_the_function_that_it_was() -> None:
 @pytest.mark.parametrize(
     ("make", "text"),
     [
-        (lambda: Monitor("Not A Driver"), "driver name 'Not A Driver' is no DNS subdomain"),
-        (lambda: monitor_of().check(every=0.01, timeout=1)(lambda _: None), "no DNS label"),
+        (lambda: Monitor("Not A Driver"), "driver name 'Not A Driver' is not a DNS subdomain"),
+        (lambda: monitor_of().check(every=0.01, timeout=1)(lambda _: None), "not a DNS label"),
         (
             lambda: monitor_of().check(every=0.01, timeout=1, name="x")(print),
             "check 'x': every: 10ms is below",
         ),
         (lambda: monitor_of().recheck("x"), "check 'x': no such check"),
-        (lambda: monitor_of().remove("x"), "device 'x' is not there"),
+        (lambda: monitor_of().remove("x"), "device 'x' does not exist"),
     ],
 )
-def test_what_cannot_be_is_refused_at_once(make: Callable[[], object], text: str) -> None:
+def test_invalid_arguments_are_rejected_at_once(make: Callable[[], object], text: str) -> None:
     with pytest.raises(ConfigError, match=text):
         make()
 
@@ -211,12 +211,12 @@ def test_what_cannot_be_is_refused_at_once(make: Callable[[], object], text: str
 # --- for prepare handlers ----------------------------------------------------------------------------------
 
 
-def test_a_prepare_is_stopped_by_a_device_that_is_broken_and_by_no_other() -> None:
+def test_require_healthy_raises_only_for_unhealthy_devices() -> None:
     monitor = monitor_of()
     monitor.add(Device("bad"), Device("well"), Device("unseen"))
     monitor.check(every=0.1, timeout=5, devices="bad", raise_after=1, name="bad")(lambda _: BAD)
     monitor.check(every=0.1, timeout=5, devices="well", name="well")(lambda _: None)
-    monitor.require_healthy("bad")  # nobody has looked
+    monitor.require_healthy("bad")  # not evaluated yet
     with monitor:
         until(monitor, "bad", Health.UNHEALTHY)
         until(monitor, "well", Health.HEALTHY)
@@ -228,51 +228,51 @@ def test_a_prepare_is_stopped_by_a_device_that_is_broken_and_by_no_other() -> No
             monitor.require_healthy(other)
 
 
-def test_a_device_that_a_prepare_found_broken_is_unhealthy_when_that_has_been_waited_for() -> None:
+def test_device_of_a_failed_prepare_is_unhealthy_after_the_wait() -> None:
     monitor = monitor_of()
     monitor.add(Device("d-0"))
     monitor.check(every=0.1, timeout=5, name="well")(lambda _: None)
     with monitor:
         until(monitor, "d-0", Health.HEALTHY)
-        monitor.tell([fault("d-0")])
+        monitor.report_faults([fault("d-0")])
         assert monitor.wait_delivered([fault("d-0")], PATIENCE_S)
-        told = health_of(monitor, "d-0")
-        assert (told.health, codes(told)) == (Health.UNHEALTHY, ["demo.dead"])
-        assert told.causes[0].blame is Blame.DRIVER
+        reported = health_of(monitor, "d-0")
+        assert (reported.health, codes(reported)) == (Health.UNHEALTHY, ["demo.dead"])
+        assert reported.causes[0].blame is Blame.DRIVER
         [taint] = monitor.taints.devices[ref("d-0")]
         assert (taint.key, taint.effect) == (f"{DRIVER}/demo.dead", Effect.NO_SCHEDULE)
 
 
-def test_only_a_prepare_can_tell_that_what_a_prepare_found_is_over() -> None:
+def test_require_healthy_ignores_driver_reported_faults() -> None:
     monitor = monitor_of()
     monitor.add(Device("d-0"))
     monitor.check(every=0.1, timeout=5, name="well")(lambda _: None)
     with monitor:
-        monitor.tell([fault("d-0")])
+        monitor.report_faults([fault("d-0")])
         until(monitor, "d-0", Health.UNHEALTHY, "demo.dead")
         monitor.require_healthy("d-0")
 
 
-def test_nobody_waits_for_what_will_not_be_said(gate: threading.Event) -> None:
+def test_wait_delivered_ignores_undeclared_devices(gate: threading.Event) -> None:
     with monitor_of() as monitor:
         assert monitor.wait_ready(PATIENCE_S)
-        assert monitor.wait_delivered([fault("elsewhere")], PATIENCE_S), "nobody declares it"
+        assert monitor.wait_delivered([fault("elsewhere")], PATIENCE_S), "the device is undeclared"
         monitor.add(Device("d-0"))
-        assert not monitor.wait_delivered([fault("d-0")], 0.0), "nobody told of it"
+        assert not monitor.wait_delivered([fault("d-0")], 0.0), "the fault was not reported"
     assert not monitor.wait_delivered([fault("d-0")], PATIENCE_S), "the core has ended"
 
 
-def test_taints_are_offered_to_whoever_publishes_them() -> None:
-    heard: list[Taints] = []
+def test_taints_are_passed_to_the_callback() -> None:
+    published: list[Taints] = []
     monitor = monitor_of()
     monitor.add(Device("d-0"))
     monitor.check(every=0.1, timeout=5, raise_after=1, name="bad")(lambda _: BAD)
     assert monitor.taints == Taints()
-    monitor.on_taints(heard.append)
+    monitor.on_taints(published.append)
     with monitor:
-        eventually(lambda: bool(heard and heard[-1].devices.get(ref("d-0"))), "a taint of d-0")
+        eventually(lambda: bool(published and published[-1].devices.get(ref("d-0"))), "a taint of d-0")
         with pytest.raises(RuntimeError, match="before start"):
-            monitor.on_taints(heard.append)
+            monitor.on_taints(published.append)
 
 
 # --- the host's own sources --------------------------------------------------------------------------------
@@ -285,7 +285,7 @@ def sysfs(short_tmp: Path) -> PlainSysfs:
 
 @pytest.fixture
 def hardware(short_tmp: Path, sysfs: PlainSysfs) -> dict[str, Any]:
-    """What a monitor needs for a machine of plain files."""
+    """Return the configuration for a machine of plain files."""
     (short_tmp / "cgroup").mkdir()
     (short_tmp / "kmsg").touch()
     config = Config(
@@ -300,7 +300,7 @@ def hardware(short_tmp: Path, sysfs: PlainSysfs) -> dict[str, Any]:
     return {"config": config, "hardware": True, "state_dir": short_tmp / "state"}
 
 
-def test_a_part_of_the_host_is_judged_by_the_hosts_rules(sysfs: PlainSysfs, hardware: Any) -> None:
+def test_hardware_of_a_device_is_evaluated_by_host_rules(sysfs: PlainSysfs, hardware: Any) -> None:
     monitor = monitor_of(**hardware)
     monitor.add(Device("pages", Hugepages("2Mi", pages=8)))
     with monitor:
@@ -316,7 +316,7 @@ def test_a_part_of_the_host_is_judged_by_the_hosts_rules(sysfs: PlainSysfs, hard
     assert [thread.name for thread in threading.enumerate() if thread.name == "dh-core"] == []
 
 
-def test_without_hardware_no_part_of_the_host_is_known() -> None:
+def test_without_hardware_the_host_is_unknown() -> None:
     monitor = monitor_of()
     monitor.add(Device("pages", Hugepages("2Mi", pages=8)))
     before = thread_names(os.getpid())
@@ -337,7 +337,7 @@ class BrokenClock:
 
     def __call__(self) -> Instant:
         if self.broken:
-            raise OSError(5, "the clock stands still")
+            raise OSError(5, "the clock has failed")
         return Instant(time.monotonic_ns(), time.time())
 
 
@@ -345,7 +345,7 @@ def failed(monitor: Monitor) -> None:
     eventually(lambda: monitor.failure is not None, "the core fails")
 
 
-def test_a_core_that_fails_makes_every_device_unknown_and_ends_nobody() -> None:
+def test_failed_core_makes_every_device_unknown() -> None:
     errors: list[tuple[BaseException, str]] = []
     clock = BrokenClock()
     monitor = monitor_of(
@@ -366,12 +366,12 @@ def test_a_core_that_fails_makes_every_device_unknown_and_ends_nobody() -> None:
         until(monitor, "d-2", Health.UNKNOWN, "agent.failed")
         assert not monitor.is_up
         assert not monitor.wait_ready(0)
-        eventually(lambda: bool(errors), "the driver is told")
+        eventually(lambda: bool(errors), "on_error is called")
     assert isinstance(monitor.failure, OSError)
     assert errors == [(monitor.failure, "dh-core")]
 
 
-def test_a_core_that_fails_before_it_looked_says_so_too() -> None:
+def test_core_that_fails_before_the_first_report_is_reported() -> None:
     monitor = monitor_of(clock=BrokenClock(broken=True))
     monitor.add(Device("d-0"))
     with monitor:
@@ -380,7 +380,7 @@ def test_a_core_that_fails_before_it_looked_says_so_too() -> None:
         assert not monitor.wait_delivered([fault("d-0")], PATIENCE_S)
 
 
-def test_sources_that_cannot_be_opened_are_a_failure_and_no_exception(hardware: Any) -> None:
+def test_unopenable_sources_are_a_failure_without_exception(hardware: Any) -> None:
     monitor = monitor_of(**hardware)
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (0, limits[1]))
@@ -393,14 +393,14 @@ def test_sources_that_cannot_be_opened_are_a_failure_and_no_exception(hardware: 
     assert monitor.stop(PATIENCE_S)
 
 
-def test_who_is_told_of_the_failure_may_fail_too(caplog: pytest.LogCaptureFixture) -> None:
+def test_exception_of_on_error_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     def raises(error: BaseException) -> None:
         raise SystemExit(1)
 
     with monitor_of(clock=BrokenClock(broken=True), on_error=raises) as monitor:
         failed(monitor)
         eventually(
-            lambda: any("was to be told" in one.getMessage() for one in caplog.records), "it is logged"
+            lambda: any("on_error raised" in one.getMessage() for one in caplog.records), "it is logged"
         )
 
 
@@ -408,7 +408,7 @@ def test_who_is_told_of_the_failure_may_fail_too(caplog: pytest.LogCaptureFixtur
 
 
 def process_state() -> dict[str, object]:
-    """What belongs to the process, and not to us."""
+    """Return process state that a monitor must not change."""
     root = logging.getLogger()
     return {
         "signals": {number: signal.getsignal(number) for number in signal.valid_signals()},
@@ -429,7 +429,7 @@ def wakeup_fd() -> int:
     return number
 
 
-def test_nothing_of_the_process_is_changed(hardware: Any) -> None:
+def test_process_state_is_unchanged(hardware: Any) -> None:
     before = process_state()
     with monitor_of(**hardware) as monitor:
         assert monitor.wait_ready(PATIENCE_S)
@@ -438,7 +438,7 @@ def test_nothing_of_the_process_is_changed(hardware: Any) -> None:
     assert process_state() == before
 
 
-def test_two_monitors_know_nothing_of_each_other(hardware: Any) -> None:
+def test_two_monitors_are_independent(hardware: Any) -> None:
     one, other = (
         monitor_of(**hardware),
         Monitor("other.example.com", config=CONFIG, hardware=False, state_dir=None),
@@ -455,7 +455,7 @@ def test_two_monitors_know_nothing_of_each_other(hardware: Any) -> None:
         assert other.is_up
 
 
-def test_an_asyncio_program_that_blocks_its_own_loop_is_no_hindrance() -> None:
+def test_blocked_asyncio_loop_does_not_delay_verdicts() -> None:
     async def program() -> bool:
         monitor = monitor_of()
         monitor.add(Device("d-0"))
@@ -467,7 +467,7 @@ def test_an_asyncio_program_that_blocks_its_own_loop_is_no_hindrance() -> None:
     assert asyncio.run(program()) is False
 
 
-async def test_a_trio_program_that_blocks_its_own_loop_is_no_hindrance() -> None:
+async def test_blocked_trio_loop_does_not_delay_verdicts() -> None:
     monitor = monitor_of()
     monitor.add(Device("d-0"))
     monitor.check(every=0.1, timeout=5, raise_after=2, name="bad")(lambda _: BAD)
@@ -476,7 +476,7 @@ async def test_a_trio_program_that_blocks_its_own_loop_is_no_hindrance() -> None
     assert not monitor.is_up
 
 
-async def test_a_program_that_is_cancelled_still_ends_it() -> None:
+async def test_cancelled_program_still_stops_the_monitor() -> None:
     monitor = monitor_of()
     with trio.CancelScope() as scope:
         async with monitor:
@@ -492,30 +492,28 @@ def core_threads() -> list[threading.Thread]:
 # --- the end -----------------------------------------------------------------------------------------------
 
 
-def test_the_end_is_for_good() -> None:
+def test_stopped_monitor_cannot_be_started_again() -> None:
     monitor = monitor_of()
     monitor.start()
     assert monitor.wait_ready(PATIENCE_S)
     assert monitor.stop(PATIENCE_S)
     assert monitor.stop(PATIENCE_S)
     assert not core_threads()
-    with pytest.raises(RuntimeError, match="started once"):
+    with pytest.raises(RuntimeError, match="started only once"):
         monitor.start()
     monitor.add(Device("d-0"))
     monitor.recheck()
-    monitor.tell([fault("d-0")])
+    monitor.report_faults([fault("d-0")])
 
 
-def test_one_that_never_started_ends_and_starts_no_more() -> None:
+def test_stop_before_start_is_final() -> None:
     monitor = monitor_of()
     assert monitor.stop(PATIENCE_S)
-    with pytest.raises(RuntimeError, match="started once"):
+    with pytest.raises(RuntimeError, match="started only once"):
         monitor.start()
 
 
-def test_a_check_that_hangs_is_left_behind_and_told_of(
-    gate: threading.Event, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_hung_check_is_abandoned_and_logged(gate: threading.Event, caplog: pytest.LogCaptureFixture) -> None:
     monitor = monitor_of()
     monitor.add(Device("d-0"))
     monitor.check(every=0.1, timeout=0.1, raise_after=1, name="hangs")(lambda _: gate.wait())
@@ -523,10 +521,10 @@ def test_a_check_that_hangs_is_left_behind_and_told_of(
         until(monitor, "d-0", Health.UNKNOWN, "check.hangs.unreadable")
         assert not monitor.stop()
     assert not core_threads()
-    assert "check hangs of d-0 hangs and is left behind" in caplog.messages
+    assert "shutdown: check hangs of d-0 did not stop in time; abandoning its thread" in caplog.messages
 
 
-def test_a_core_that_hangs_is_not_up_and_is_left_behind(
+def test_hung_core_is_not_up_and_is_abandoned(
     gate: threading.Event, caplog: pytest.LogCaptureFixture
 ) -> None:
     monitor = monitor_of(config=Config(node_name=NODE, heartbeat_s=0.5, lease_s=3))
@@ -542,14 +540,14 @@ def test_a_core_that_hangs_is_not_up_and_is_left_behind(
     until(monitor, "d-0", Health.HEALTHY)
     assert monitor.is_up
     blocks.set()
-    eventually(lambda: not monitor.is_up, "nothing was said for longer than a lease")
+    eventually(lambda: not monitor.is_up, "the report is older than a lease")
     assert not monitor.stop(0.1)
-    assert "the core hangs and is left behind" in caplog.messages
+    assert "shutdown: health core did not stop in time; abandoning its thread" in caplog.messages
     gate.set()
     eventually(lambda: not core_threads(), "it ends when it can")
 
 
-def test_who_reads_along_begins_with_the_newest() -> None:
+def test_subscriber_starts_with_the_newest_report() -> None:
     with monitor_of(config=Config(node_name=NODE)) as monitor:
         assert monitor.wait_ready(PATIENCE_S)
         latest = monitor.subscribe()
@@ -561,7 +559,7 @@ def test_who_reads_along_begins_with_the_newest() -> None:
     assert monitor.subscribe().peek() == (1, monitor.report)
 
 
-def test_a_check_may_not_end_what_it_runs_in() -> None:
+def test_stop_in_the_core_thread_is_rejected() -> None:
     raised: list[BaseException] = []
     monitor = monitor_of()
     monitor.add(Device("d-0"))
@@ -575,10 +573,10 @@ def test_a_check_may_not_end_what_it_runs_in() -> None:
 
     with monitor:
         until(monitor, "d-0", Health.HEALTHY)
-    assert str(raised[0]) == "the core cannot be stopped from within"
+    assert str(raised[0]) == "stop() cannot be called in the core thread"
 
 
-def test_descriptors_are_given_back(hardware: Any) -> None:
+def test_stop_closes_all_descriptors(hardware: Any) -> None:
     before = descriptors()
     for _ in range(2):
         with monitor_of(**hardware) as monitor:
@@ -586,7 +584,7 @@ def test_descriptors_are_given_back(hardware: Any) -> None:
     assert descriptors() <= before
 
 
-def test_it_keeps_what_outlives_it_beside_the_driver() -> None:
+def test_state_is_saved_in_the_drivers_directory() -> None:
     assert default_state_dir(KUBELET_DIR, DRIVER) == Path(
         "/var/lib/kubelet/plugins/demo.example.com/drahealth"
     )

@@ -23,7 +23,7 @@ import trio.testing
 from embedding import DRIVER, NODE, until
 from patience import PATIENCE_S
 from wire.google import names, watch_health
-from wire.plugin import DRA, SHORT_S, Kubelet, claim, encoded
+from wire.plugin import DRA, SHORT_S, Kubelet, claim, encode_field
 from wire.raw import DATA, END_STREAM, RawClient, frame, message, request_headers
 from wire.serving import device, eventually, report
 
@@ -37,18 +37,18 @@ from agent.errors import ConfigError
 from agent.model.claim import Claim, ClaimDevice, ClaimRef
 from agent.model.health import Health
 from agent.model.report import Report
-from agent.prepare.decorator import classified
 from agent.prepare.errors import BadConfig, FailedDevice, TransientError
+from agent.prepare.runners import classified
 from agent.serve.dra_plugin.result import PreparedDevice
 from agent.serve.dra_plugin.serialize_lock import FILE
 from agent.system.threads.latest import Latest
 
 KUBELETS = ThreadPoolExecutor(max_workers=4, thread_name_prefix="kubelet")
-"""For a kubelet beside a driver that owns the test's own thread."""
+"""Threads of kubelets, for drivers that need the test's own thread."""
 
 
 def claim_of(asked: ClaimRef) -> Claim:
-    """As the API server has it: one device for each."""
+    """Return a claim of the API server with one device."""
     return Claim(*asked, devices=(ClaimDevice("r", DRIVER, NODE, "gpu-0"),))
 
 
@@ -154,7 +154,7 @@ def kubelet(server: PluginServer) -> Iterator[Kubelet]:
 # --- what a kubelet sees ------------------------------------------------------------------------------------
 
 
-def test_a_claim_is_fetched_prepared_and_unprepared(driver: Driver, kubelet: Kubelet) -> None:
+def test_claim_is_fetched_prepared_and_unprepared(driver: Driver, kubelet: Kubelet) -> None:
     (device,) = kubelet.prepare(claim("a"))["uid-a"].devices
     assert (device.pool_name, device.device_name) == (NODE, "gpu-0")
     assert list(device.cdi_device_ids) == ["example.com/gpu=uid-a"]
@@ -163,7 +163,7 @@ def test_a_claim_is_fetched_prepared_and_unprepared(driver: Driver, kubelet: Kub
     assert (driver.prepared, driver.unprepared) == (["a"], ["a", "never-seen"])
 
 
-def test_health_and_prepares_share_one_connection_each_under_the_same_names(
+def test_health_and_prepares_use_the_same_device_names(
     monitor: Monitor, server: PluginServer, kubelet: Kubelet
 ) -> None:
     until(monitor, "gpu-0", Health.HEALTHY)
@@ -178,7 +178,7 @@ def test_health_and_prepares_share_one_connection_each_under_the_same_names(
             assert entry.health == 1
 
 
-def test_each_failure_is_judged_and_remembered(monitor: Monitor, driver: Driver, kubelet: Kubelet) -> None:
+def test_each_failure_is_classified_and_recorded(monitor: Monitor, driver: Driver, kubelet: Kubelet) -> None:
     driver.behaviour = {
         "bad": raising(BadConfig("no such mode")),
         "bug": raising(KeyError("mode")),
@@ -198,16 +198,14 @@ def test_each_failure_is_judged_and_remembered(monitor: Monitor, driver: Driver,
     }
 
 
-def test_what_can_never_be_is_answered_without_asking_the_driver_again(
-    driver: Driver, kubelet: Kubelet
-) -> None:
+def test_cached_failure_is_answered_without_calling_the_driver(driver: Driver, kubelet: Kubelet) -> None:
     driver.behaviour["bad"] = raising(BadConfig("no such mode"))
     first, second = (kubelet.prepare(claim("bad"))["uid-bad"].error for _ in range(2))
     assert first == second
     assert driver.prepared == ["bad"]
 
 
-def test_what_passes_is_tried_again_within_the_call(driver: Driver, kubelet: Kubelet) -> None:
+def test_transient_failure_is_retried_within_the_call(driver: Driver, kubelet: Kubelet) -> None:
     left = [TransientError("is busy"), TransientError("is still busy")]
 
     def behave() -> None:
@@ -219,41 +217,39 @@ def test_what_passes_is_tried_again_within_the_call(driver: Driver, kubelet: Kub
     assert driver.prepared == ["a", "a", "a"]
 
 
-def test_a_failed_device_is_unhealthy_on_the_stream_before_the_kubelet_has_the_error(
+def test_failed_device_is_unhealthy_before_the_kubelet_gets_the_error(
     monitor: Monitor, driver: Driver, server: PluginServer
 ) -> None:
-    """On one connection, as the kubelet has it, the order of the frames is that of the telling."""
+    """On one connection the order of frames is the order of delivery."""
     until(monitor, "gpu-0", Health.HEALTHY)
     driver.behaviour["a"] = raising(FailedDevice("gpu-0", "it smokes"))
-    request = encoded(1, encoded(1, b"ns") + encoded(2, b"uid-a") + encoded(3, b"a"))
+    request = encode_field(1, encode_field(1, b"ns") + encode_field(2, b"uid-a") + encode_field(3, b"a"))
     with RawClient(server.paths.service) as client:
         client.call(1)
         client.next_of(DATA, 1)
         client.headers(3, request_headers(f"/{DRA}.v1.DRAPlugin/NodePrepareResources"))
         client.send(frame(DATA, END_STREAM, 3, message(request)))
-        told = []
-        while not told or told[-1][0] != 3:
+        frames = []
+        while not frames or frames[-1][0] != 3:
             found = client.next_frame()
             assert found is not None
             if found[0] == DATA:
-                told.append((found[2], b"it smokes" in found[3]))
-    assert (1, True) in told
-    assert told[-1] == (3, True)
+                frames.append((found[2], b"it smokes" in found[3]))
+    assert (1, True) in frames
+    assert frames[-1] == (3, True)
 
 
-def test_a_dead_device_never_keeps_a_pod_from_ending(
-    monitor: Monitor, driver: Driver, kubelet: Kubelet
-) -> None:
+def test_dead_device_does_not_block_the_unprepare(monitor: Monitor, driver: Driver, kubelet: Kubelet) -> None:
     kubelet.prepare(claim("a"))
     driver.behaviour["a"] = raising(FailedDevice("gpu-0", "it smokes"))
     assert kubelet.unprepare(claim("a"))["uid-a"].error == ""
     driver.behaviour["b"] = raising(TransientError("is busy"))
     kubelet.prepare(claim("c"))
     driver.behaviour["c"] = raising(OSError("no idea"))
-    assert kubelet.unprepare(claim("b"))["uid-b"].error != "", "of it nobody knows a dead device"
+    assert kubelet.unprepare(claim("b"))["uid-b"].error != "", "the ledger has no dead device of it"
 
 
-def test_a_handler_that_judges_itself_is_believed(monitor: Monitor, kubelet_dir: Path) -> None:
+def test_verdict_of_the_handler_is_kept(monitor: Monitor, kubelet_dir: Path) -> None:
     class Judging(Driver):
         @classified(monitor)
         def prepare(self, of: Claim) -> Sequence[PreparedDevice]:
@@ -275,11 +271,11 @@ def test_a_handler_that_judges_itself_is_believed(monitor: Monitor, kubelet_dir:
     ("answer", "words"),
     [
         (None, "code=driver.bug.answer"),
-        ([PreparedDevice((), NODE, "gpu-7")], f"{NODE}/gpu-7: is no device of the claim"),
+        ([PreparedDevice((), NODE, "gpu-7")], f"{NODE}/gpu-7: is not a device of the claim"),
         ([PreparedDevice((), NODE, "gpu-0", ("gpu-0",))], "'gpu-0' is not <vendor>/<class>=<name>"),
     ],
 )
-def test_a_wrong_answer_is_the_drivers_bug(
+def test_invalid_answer_is_a_driver_bug(
     monitor: Monitor, kubelet_dir: Path, answer: object, words: str
 ) -> None:
     class Wrong(Driver):
@@ -292,10 +288,12 @@ def test_a_wrong_answer_is_the_drivers_bug(
     assert words in error
 
 
-def test_what_the_claims_raise_is_judged_too(monitor: Monitor, driver: Driver, kubelet_dir: Path) -> None:
+def test_exceptions_of_the_claims_function_are_classified(
+    monitor: Monitor, driver: Driver, kubelet_dir: Path
+) -> None:
     def fetch(asked: ClaimRef) -> Claim:
         if asked.name == "refused":
-            raise TransientError("asked too much", code="api.429", retry_after_s=3600)
+            raise TransientError("rate limit", code="api.429", retry_after_s=3600)
         if asked.name == "other":
             return claim_of(asked._replace(uid="another"))
         return "no claim"  # type: ignore[return-value]
@@ -308,9 +306,7 @@ def test_what_the_claims_raise_is_judged_too(monitor: Monitor, driver: Driver, k
     assert driver.prepared == []
 
 
-def test_a_claim_that_cannot_be_fetched_for_a_moment_is_fetched_again(
-    monitor: Monitor, driver: Driver, kubelet_dir: Path
-) -> None:
+def test_transient_fetch_failure_is_retried(monitor: Monitor, driver: Driver, kubelet_dir: Path) -> None:
     left = [TransientError("conflict", code="api.conflict"), TransientError("timeout", code="api.timeout")]
 
     def fetch(asked: ClaimRef) -> Claim:
@@ -337,9 +333,7 @@ def test_no_handler_ends_the_server(
 # --- turns --------------------------------------------------------------------------------------------------
 
 
-def test_the_driver_is_called_for_one_claim_at_a_time(
-    monitor: Monitor, driver: Driver, kubelet: Kubelet
-) -> None:
+def test_driver_is_called_for_one_claim_at_a_time(monitor: Monitor, driver: Driver, kubelet: Kubelet) -> None:
     inside = threading.Semaphore(1)
 
     def behave() -> None:
@@ -353,7 +347,7 @@ def test_the_driver_is_called_for_one_claim_at_a_time(
         assert {one.error for one in call(*map(claim, names)).values()} == {""}
 
 
-def test_a_claim_that_waits_for_a_release_does_not_hold_it_up(driver: Driver, kubelet: Kubelet) -> None:
+def test_claim_waiting_for_a_retry_releases_the_lock(driver: Driver, kubelet: Kubelet) -> None:
     holders = ["b"]
 
     def overlap() -> None:
@@ -361,16 +355,14 @@ def test_a_claim_that_waits_for_a_release_does_not_hold_it_up(driver: Driver, ku
             raise TransientError(f"is still held by {holders}", code="cpu.overlap")
 
     driver.behaviour = {"a": overlap, "b": holders.clear}
-    waiting = kubelet.prepare_soon(claim("a"))
+    waiting = kubelet.prepare_async(claim("a"))
     eventually(lambda: len(driver.prepared) > 1, "it is tried again")
     assert not waiting.done()
     assert kubelet.unprepare(claim("b"))["uid-b"].error == ""
     assert waiting.result().claims["uid-a"].error == ""
 
 
-def test_a_claim_that_cannot_be_fetched_holds_up_no_other(
-    monitor: Monitor, driver: Driver, kubelet_dir: Path
-) -> None:
+def test_unfetchable_claim_delays_no_other(monitor: Monitor, driver: Driver, kubelet_dir: Path) -> None:
     release = threading.Event()
 
     def fetch(asked: ClaimRef) -> Claim:
@@ -379,23 +371,21 @@ def test_a_claim_that_cannot_be_fetched_holds_up_no_other(
         return claim_of(asked)
 
     with serving(monitor, driver, kubelet_dir, fetch) as kubelet:
-        slow = kubelet.prepare_soon(claim("slow"))
+        slow = kubelet.prepare_async(claim("slow"))
         assert kubelet.prepare(claim("a"))["uid-a"].error == ""
         release.set()
         assert slow.result().claims["uid-slow"].error == ""
 
 
-def test_whose_turn_does_not_come_is_told_so_and_nobody_remembers_it(
-    monitor: Monitor, driver: Driver, kubelet: Kubelet
-) -> None:
+def test_lock_timeout_is_an_unrecorded_error(monitor: Monitor, driver: Driver, kubelet: Kubelet) -> None:
     release = threading.Event()
     driver.behaviour["slow"] = release.wait
-    slow = kubelet.prepare_soon(claim("slow"))
+    slow = kubelet.prepare_async(claim("slow"))
     eventually(lambda: driver.prepared == ["slow"], "it has begun")
     for call in (kubelet.prepare, kubelet.unprepare):
         error = call(claim("next"), timeout_s=SHORT_S)["uid-next"].error
         assert "class=transient code=deadline" in error
-        assert "what came before it was not done in time" in error
+        assert "earlier calls of the driver were not done in time" in error
     assert monitor.tracker.outcomes() == ()
     assert (driver.prepared, driver.unprepared) == (["slow"], [])
     release.set()
@@ -403,7 +393,7 @@ def test_whose_turn_does_not_come_is_told_so_and_nobody_remembers_it(
     assert kubelet.prepare(claim("next"))["uid-next"].error == ""
 
 
-def test_another_instance_has_the_turn_and_then_lets_it_go(
+def test_lock_of_another_instance_times_out_until_released(
     monitor: Monitor, driver: Driver, server: PluginServer, kubelet: Kubelet
 ) -> None:
     with (server.paths.plugin_dir / FILE).open("w") as other:
@@ -411,12 +401,12 @@ def test_another_instance_has_the_turn_and_then_lets_it_go(
         error = kubelet.prepare(claim("a"), timeout_s=SHORT_S)["uid-a"].error
         assert "class=transient code=lock.timeout" in error
         assert (driver.prepared, monitor.tracker.outcomes()) == ([], ())
-        waiting = kubelet.prepare_soon(claim("a"))
+        waiting = kubelet.prepare_async(claim("a"))
         fcntl.flock(other, fcntl.LOCK_UN)
         assert waiting.result().claims["uid-a"].error == ""
 
 
-def test_a_lock_file_that_cannot_be_made_fails_the_claim_and_nobody_remembers_it(
+def test_uncreatable_lock_file_is_an_unrecorded_error(
     monitor: Monitor, driver: Driver, server: PluginServer, kubelet: Kubelet
 ) -> None:
     (server.paths.plugin_dir / FILE).mkdir()
@@ -467,7 +457,7 @@ def whole_life(socket: Path) -> tuple[str, str, str, list[str]]:
 WHOLE_LIFE = ("", "[class=bad-config", "", ["gpu-0"])
 
 
-def test_an_asyncio_drivers_functions_run_in_its_own_loop(kubelet_dir: Path) -> None:
+def test_asyncio_functions_run_in_the_drivers_loop(kubelet_dir: Path) -> None:
     driver = AsyncDriver(lambda: asyncio.sleep(0))
 
     async def main() -> None:
@@ -481,7 +471,7 @@ def test_an_asyncio_drivers_functions_run_in_its_own_loop(kubelet_dir: Path) -> 
     assert driver.threads == {threading.get_ident()}
 
 
-async def test_a_trio_drivers_functions_run_in_its_own_loop(kubelet_dir: Path) -> None:
+async def test_trio_functions_run_in_the_drivers_loop(kubelet_dir: Path) -> None:
     driver = AsyncDriver(trio.lowlevel.checkpoint)
     monitor = new_monitor(kubelet_dir)
     server = PluginServer(monitor, driver, claims=driver.claims, kubelet_dir=kubelet_dir)
@@ -490,7 +480,7 @@ async def test_a_trio_drivers_functions_run_in_its_own_loop(kubelet_dir: Path) -
     assert driver.threads == {threading.get_ident()}
 
 
-def test_async_functions_without_a_loop_get_one_of_their_own(kubelet_dir: Path) -> None:
+def test_async_functions_without_a_loop_get_a_new_one(kubelet_dir: Path) -> None:
     driver = AsyncDriver(lambda: asyncio.sleep(0))
     with (
         new_monitor(kubelet_dir) as monitor,
@@ -500,7 +490,7 @@ def test_async_functions_without_a_loop_get_one_of_their_own(kubelet_dir: Path) 
     assert threading.get_ident() not in driver.threads
 
 
-def test_plain_functions_run_in_threads_of_ours_whatever_the_host(kubelet_dir: Path, driver: Driver) -> None:
+def test_plain_functions_run_in_claim_threads_in_any_program(kubelet_dir: Path, driver: Driver) -> None:
     driver.behaviour["bad"] = raising(BadConfig("no such mode"))
 
     async def main() -> None:
@@ -513,9 +503,7 @@ def test_plain_functions_run_in_threads_of_ours_whatever_the_host(kubelet_dir: P
     assert driver.threads == {"dh-prepare"}
 
 
-async def test_a_trio_driver_that_is_cancelled_takes_leave_of_the_kubelet(
-    kubelet_dir: Path, driver: Driver
-) -> None:
+async def test_cancelled_trio_driver_unregisters(kubelet_dir: Path, driver: Driver) -> None:
     monitor = new_monitor(kubelet_dir)
     server = PluginServer(monitor, driver, claims=claim_of, kubelet_dir=kubelet_dir)
     with trio.CancelScope() as scope:
@@ -527,7 +515,7 @@ async def test_a_trio_driver_that_is_cancelled_takes_leave_of_the_kubelet(
     assert not server.paths.service.exists()
 
 
-def test_health_flows_and_the_kubelet_is_answered_while_an_asyncio_driver_blocks_its_own_loop(
+def test_blocked_asyncio_loop_delays_neither_health_nor_answers(
     kubelet_dir: Path,
 ) -> None:
     release = threading.Event()
@@ -542,7 +530,7 @@ def test_health_flows_and_the_kubelet_is_answered_while_an_asyncio_driver_blocks
     def life(socket: Path) -> None:
         with Kubelet(socket) as kubelet, watch_health(socket) as watcher:
             watcher.next()
-            call = kubelet.prepare_soon(claim("a"))
+            call = kubelet.prepare_async(claim("a"))
             for _ in range(3):
                 watcher.next()  # a check of every 100 ms goes on, and so do its verdicts
             assert "code=deadline" in kubelet.prepare(claim("a"), timeout_s=SHORT_S)["uid-a"].error
@@ -568,7 +556,7 @@ def test_health_flows_and_the_kubelet_is_answered_while_an_asyncio_driver_blocks
     asyncio.run(main())
 
 
-def test_a_driver_whose_loop_has_ended_is_unavailable(kubelet_dir: Path, monitor: Monitor) -> None:
+def test_driver_with_an_ended_loop_is_unavailable(kubelet_dir: Path, monitor: Monitor) -> None:
     driver = AsyncDriver(lambda: asyncio.sleep(0))
     server = PluginServer(monitor, driver, claims=driver.claims, kubelet_dir=kubelet_dir)
 
@@ -584,7 +572,7 @@ def test_a_driver_whose_loop_has_ended_is_unavailable(kubelet_dir: Path, monitor
         assert server.stop(PATIENCE_S)
 
 
-def test_a_loop_that_ends_in_the_middle_of_a_prepare_is_a_passing_failure() -> None:
+def test_loop_end_during_a_prepare_is_transient() -> None:
     begun = threading.Event()
 
     async def never() -> None:
@@ -603,7 +591,7 @@ def test_a_loop_that_ends_in_the_middle_of_a_prepare_is_a_passing_failure() -> N
     assert error.code == "driver.cancelled"
 
 
-def test_a_loop_that_is_closed_over_a_prepare_and_cancels_nothing_is_a_passing_failure_too() -> None:
+def test_loop_close_during_a_prepare_is_transient() -> None:
     begun = threading.Event()
 
     async def never() -> None:
@@ -627,9 +615,7 @@ def test_a_loop_that_is_closed_over_a_prepare_and_cancels_nothing_is_a_passing_f
 # --- the end, and failure -----------------------------------------------------------------------------------
 
 
-def test_who_stops_it_while_it_starts_leaves_nothing_that_serves(
-    monitor: Monitor, driver: Driver, kubelet_dir: Path
-) -> None:
+def test_stop_during_start_leaves_no_server(monitor: Monitor, driver: Driver, kubelet_dir: Path) -> None:
     for number in range(20):
         server = PluginServer(monitor, driver, claims=claim_of, kubelet_dir=kubelet_dir)
         starting = KUBELETS.submit(server.start)
@@ -642,15 +628,15 @@ def test_who_stops_it_while_it_starts_leaves_nothing_that_serves(
         assert not server.paths.registration.exists()
 
 
-async def test_to_enter_it_again_is_refused_and_ends_nothing(server: PluginServer) -> None:
-    with pytest.raises(RuntimeError, match="is started already"):
+async def test_second_enter_is_rejected_and_ends_nothing(server: PluginServer) -> None:
+    with pytest.raises(RuntimeError, match="the plugin server runs already"):
         async with server:
             pass
     with Kubelet(server.paths.service) as kubelet:
         assert kubelet.prepare(claim("a"))["uid-a"].error == ""
 
 
-async def test_a_trio_program_whose_threads_all_hang_still_ends_it(kubelet_dir: Path, driver: Driver) -> None:
+async def test_trio_program_with_hung_threads_can_stop_the_server(kubelet_dir: Path, driver: Driver) -> None:
     release = threading.Event()
     limiter = trio.to_thread.current_default_thread_limiter()
     with trio.fail_after(PATIENCE_S):
@@ -668,9 +654,7 @@ async def test_a_trio_program_whose_threads_all_hang_still_ends_it(kubelet_dir: 
     assert not server.paths.service.exists()
 
 
-def test_an_asyncio_program_that_is_cancelled_again_and_again_still_ends_it_first(
-    kubelet_dir: Path, driver: Driver
-) -> None:
+def test_repeatedly_cancelled_asyncio_program_stops_the_server(kubelet_dir: Path, driver: Driver) -> None:
     async def main(monitor: Monitor) -> None:
         server = PluginServer(monitor, driver, claims=claim_of, kubelet_dir=kubelet_dir)
         up = asyncio.Event()
@@ -695,38 +679,36 @@ def test_an_asyncio_program_that_is_cancelled_again_and_again_still_ends_it_firs
         asyncio.run(main(monitor))
 
 
-def test_it_starts_and_stops_any_number_of_times(server: PluginServer, driver: Driver) -> None:
+def test_server_starts_and_stops_repeatedly(server: PluginServer, driver: Driver) -> None:
     for _ in range(3):
         assert server.stop(PATIENCE_S)
         assert server.stop()
         assert not server.paths.registration.exists()
         server.start()
-        with pytest.raises(RuntimeError, match="is started already"):
+        with pytest.raises(RuntimeError, match="the plugin server runs already"):
             server.start()
         with Kubelet(server.paths.service) as kubelet:
             assert kubelet.prepare(claim("a"))["uid-a"].error == ""
 
 
-def test_what_is_under_way_is_finished_first(server: PluginServer, driver: Driver, kubelet: Kubelet) -> None:
+def test_running_calls_finish_before_the_stop(server: PluginServer, driver: Driver, kubelet: Kubelet) -> None:
     release = threading.Event()
     driver.behaviour["a"] = release.wait
-    call = kubelet.prepare_soon(claim("a"))
+    call = kubelet.prepare_async(claim("a"))
     eventually(lambda: driver.prepared == ["a"], "it has begun")
     stopping = KUBELETS.submit(server.stop, 10)
-    eventually(lambda: not server.paths.registration.exists(), "the kubelet is told first")
+    eventually(lambda: not server.paths.registration.exists(), "the registration is removed first")
     release.set()
     assert call.result().claims["uid-a"].error == ""
     assert stopping.result()
 
 
-def test_a_claim_whose_turn_comes_after_the_end_is_not_begun(
-    server: PluginServer, driver: Driver, kubelet: Kubelet
-) -> None:
+def test_claim_after_the_stop_does_not_begin(server: PluginServer, driver: Driver, kubelet: Kubelet) -> None:
     release = threading.Event()
     driver.behaviour["slow"] = release.wait
-    slow = kubelet.prepare_soon(claim("slow"))
+    slow = kubelet.prepare_async(claim("slow"))
     eventually(lambda: driver.prepared == ["slow"], "it has begun")
-    late = kubelet.prepare_soon(claim("late"))
+    late = kubelet.prepare_async(claim("late"))
     eventually(lambda: threads("dh-prepare") == 2, "it is under way")
     stopping = KUBELETS.submit(server.stop, 10)
     eventually(lambda: not server.paths.registration.exists(), "the end has begun")
@@ -738,7 +720,7 @@ def test_a_claim_whose_turn_comes_after_the_end_is_not_begun(
 
 
 @pytest.mark.parametrize("run", [asyncio.run, lambda coroutine: trio.run(lambda: coroutine)])
-def test_a_loop_cannot_stop_what_needs_it_to_end_and_has_aclose_for_that(
+def test_stop_in_the_drivers_loop_is_rejected_in_favor_of_aclose(
     kubelet_dir: Path, run: Callable[[Any], None]
 ) -> None:
     driver = Driver()
@@ -761,10 +743,10 @@ def test_a_loop_cannot_stop_what_needs_it_to_end_and_has_aclose_for_that(
     run(main())
 
 
-def test_what_is_remembered_is_where_the_kubelets_directory_is(
+def test_state_is_saved_below_the_kubelets_directory(
     kubelet_dir: Path, driver: Driver, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Which is said once: to the monitor."""
+    """The kubelet's directory is given once, to the monitor."""
     driver.behaviour["a"] = raising(BadConfig("no such mode"))
     with (
         Monitor(DRIVER, hardware=False, kubelet_dir=kubelet_dir) as monitor,
@@ -778,7 +760,7 @@ def test_what_is_remembered_is_where_the_kubelets_directory_is(
     assert found["name"] == "a"
 
 
-def test_a_driver_that_hangs_is_left_behind_and_is_not_called_again(
+def test_hung_driver_is_abandoned_and_not_called_again(
     server: PluginServer, driver: Driver, kubelet: Kubelet
 ) -> None:
     release = threading.Event()
@@ -788,7 +770,7 @@ def test_a_driver_that_hangs_is_left_behind_and_is_not_called_again(
         raise TransientError("is busy")
 
     driver.behaviour["a"] = behave
-    call = kubelet.prepare_soon(claim("a"))
+    call = kubelet.prepare_async(claim("a"))
     eventually(lambda: driver.prepared == ["a"], "it has begun")
     assert server.stop(2)
     assert call.exception().code() is grpc.StatusCode.UNAVAILABLE
@@ -797,23 +779,23 @@ def test_a_driver_that_hangs_is_left_behind_and_is_not_called_again(
     assert driver.prepared == ["a"]
 
 
-class Telling(Monitor):
-    """A monitor whose reports can be told from outside."""
+class ManualMonitor(Monitor):
+    """Monitor whose reports a test publishes."""
 
     def subscribe(self) -> Latest[Report]:
         self.latest = super().subscribe()
         return self.latest
 
 
-def test_a_server_that_fails_says_so_and_ends_nothing_else(driver: Driver, kubelet_dir: Path) -> None:
+def test_failed_server_calls_on_error_and_ends_nothing_else(driver: Driver, kubelet_dir: Path) -> None:
     failures: list[BaseException] = []
-    with Telling(DRIVER, hardware=False, state_dir=None) as monitor:
+    with ManualMonitor(DRIVER, hardware=False, state_dir=None) as monitor:
         server = PluginServer(
             monitor, driver, claims=claim_of, kubelet_dir=kubelet_dir, on_error=failures.append
         )
         server.start()
-        monitor.latest.publish(report([device("gpu-0"), device("gpu-0")]))  # which no kubelet can be told
-        eventually(lambda: bool(failures), "the driver is told")
+        monitor.latest.publish(report([device("gpu-0"), device("gpu-0")]))  # a report that cannot be encoded
+        eventually(lambda: bool(failures), "on_error is called")
         assert failures == [server.failure]
         assert "twice" in str(server.failure)
         assert not server.paths.registration.exists()
@@ -824,9 +806,7 @@ def test_a_server_that_fails_says_so_and_ends_nothing_else(driver: Driver, kubel
             assert kubelet.prepare(claim("a"))["uid-a"].error == ""
 
 
-def test_what_cannot_be_served_is_raised_and_leaves_nothing(
-    monitor: Monitor, driver: Driver, tmp_path: Path
-) -> None:
+def test_start_error_is_raised_and_leaves_nothing(monitor: Monitor, driver: Driver, tmp_path: Path) -> None:
     before = ours()
     with pytest.raises(ConfigError, match="no such directory; is it the one that the kubelet watches"):
         PluginServer(monitor, driver, claims=claim_of, kubelet_dir=Path(tempfile.mkdtemp(dir="/tmp"))).start()
@@ -835,24 +815,22 @@ def test_what_cannot_be_served_is_raised_and_leaves_nothing(
     eventually(lambda: ours() <= before, "no thread is left")
 
 
-def test_the_registration_status_reaches_the_driver(
-    monitor: Monitor, driver: Driver, kubelet_dir: Path
-) -> None:
-    said: list[tuple[bool, str]] = []
+def test_registration_status_reaches_the_driver(monitor: Monitor, driver: Driver, kubelet_dir: Path) -> None:
+    statuses: list[tuple[bool, str]] = []
     server = PluginServer(
         monitor,
         driver,
         claims=claim_of,
         kubelet_dir=kubelet_dir,
-        on_status=lambda registered, error: said.append((registered, error)),
+        on_status=lambda registered, error: statuses.append((registered, error)),
     )
     with server, Kubelet(server.paths.registration) as kubelet:
         kubelet.notify(False, "name is taken")
         kubelet.notify(True)
-    assert said == [(False, "name is taken"), (True, "")]
+    assert statuses == [(False, "name is taken"), (True, "")]
 
 
-def test_nothing_of_the_process_is_changed(monitor: Monitor, driver: Driver, kubelet_dir: Path) -> None:
+def test_process_state_is_unchanged(monitor: Monitor, driver: Driver, kubelet_dir: Path) -> None:
     def state() -> tuple[object, ...]:
         signals = tuple(signal.getsignal(number) for number in signal.valid_signals())
         logging_ = (
@@ -869,9 +847,9 @@ def test_nothing_of_the_process_is_changed(monitor: Monitor, driver: Driver, kub
     assert state() == before
 
 
-def test_a_server_whose_monitor_was_never_started_is_refused(kubelet_dir: Path, driver: Driver) -> None:
-    """It would register, and say of every device that nobody knows."""
+def test_server_with_an_unstarted_monitor_is_rejected(kubelet_dir: Path, driver: Driver) -> None:
+    """The server would register, with every device Unknown."""
     server = PluginServer(new_monitor(kubelet_dir), driver, claims=claim_of)
-    with pytest.raises(RuntimeError, match="start the monitor first"):
+    with pytest.raises(RuntimeError, match="the monitor does not run; start it first"):
         server.start()
     assert not server.paths.registration.exists()

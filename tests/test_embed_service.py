@@ -5,7 +5,7 @@ from pathlib import Path
 
 import grpc
 import pytest
-from agents import HEALTHY, UNHEALTHY, UNKNOWN, farewell, short_tmp
+from agents import HEALTHY, UNHEALTHY, UNKNOWN, short_tmp, stream_end
 from embedding import DRIVER, Hosting, until
 from patience import PATIENCE_S
 from test_embed_monitor import BAD, BrokenClock, failed, fault, hardware, monitor_of, sysfs
@@ -21,7 +21,7 @@ __all__ = ["hardware", "short_tmp", "sysfs"]
 
 @pytest.fixture
 def monitor() -> Iterator[Monitor]:
-    """One that runs, with a device that is well."""
+    """Return a running monitor with a healthy device."""
     made = monitor_of()
     made.add(Device("d-0"))
     made.check(every=0.1, timeout=5, devices="d-*", name="well")(lambda _: None)
@@ -37,7 +37,7 @@ def hosting(monitor: Monitor, short_tmp: Path) -> Iterator[Hosting]:
 
 
 def hear(watcher: Watcher, name: str, health: int, code: str = "") -> None:
-    """Reads on until a device is said to be so, for that reason."""
+    """Read the stream until a device has this health and cause."""
     while True:
         for entry in watcher.next().devices:
             if entry.device.device_name == name and entry.health == health and entry.message.startswith(code):
@@ -45,7 +45,7 @@ def hear(watcher: Watcher, name: str, health: int, code: str = "") -> None:
 
 
 @pytest.mark.parametrize("version", ["v1", "v1alpha1"])
-def test_the_full_list_comes_first_then_changes(monitor: Monitor, hosting: Hosting, version: str) -> None:
+def test_full_list_comes_first_then_changes(monitor: Monitor, hosting: Hosting, version: str) -> None:
     answer: list[Finding | None] = [None]
     monitor.check(every=0.1, timeout=5, devices="x-0", raise_after=1, clear_after=1, name="x")(
         lambda _: answer[0]
@@ -65,20 +65,20 @@ def test_the_full_list_comes_first_then_changes(monitor: Monitor, hosting: Hosti
         hear(kubelet, "x-0", UNKNOWN, "declared.gone")
 
 
-def test_what_is_verified_again_is_sent_again(hosting: Hosting) -> None:
+def test_devices_verified_again_are_sent_again(hosting: Hosting) -> None:
     with watch_health(hosting.path) as kubelet:
         first, second = kubelet.next(), kubelet.next()
         assert names(second) == ["d-0"]
         assert second.devices[0].last_updated_time >= first.devices[0].last_updated_time
 
 
-def test_the_services_to_register_are_those_that_are_served(monitor: Monitor) -> None:
+def test_supported_services_are_the_served_ones(monitor: Monitor) -> None:
     assert monitor.supported_services == ("v1.DRAResourceHealth", "v1alpha1.DRAResourceHealth")
     served = {path.split("/")[1] for path in monitor.health_service().__mapping__()}
     assert served == set(monitor.supported_services)
 
 
-def test_the_hosts_own_devices_are_not_the_drivers(hardware: dict[str, object], short_tmp: Path) -> None:
+def test_host_devices_are_not_on_the_drivers_stream(hardware: dict[str, object], short_tmp: Path) -> None:
     with monitor_of(**hardware) as monitor:
         assert monitor.wait_ready(PATIENCE_S)
         assert monitor.report is not None
@@ -87,12 +87,12 @@ def test_the_hosts_own_devices_are_not_the_drivers(hardware: dict[str, object], 
             Hosting(short_tmp / "dra.sock", monitor.health_service(), monitor.codec) as hosting,
             watch_health(hosting.path) as kubelet,
         ):
-            kubelet.opened()
+            kubelet.wait_opened()
             monitor.add(Device("d-0"))
             assert names(kubelet.next()) == ["d-0"]
 
 
-def test_a_core_that_fails_is_unknown_on_the_stream_at_once(short_tmp: Path) -> None:
+def test_failed_core_is_unknown_on_the_stream_at_once(short_tmp: Path) -> None:
     clock = BrokenClock()
     monitor = monitor_of(clock=clock)
     monitor.add(Device("d-0"))
@@ -108,27 +108,27 @@ def test_a_core_that_fails_is_unknown_on_the_stream_at_once(short_tmp: Path) -> 
         hear(kubelet, "d-0", UNKNOWN, "agent.failed: OSError")
 
 
-def test_streams_end_when_the_monitor_does_and_no_more_begin(monitor: Monitor, hosting: Hosting) -> None:
+def test_streams_end_with_the_monitor_and_no_more_begin(monitor: Monitor, hosting: Hosting) -> None:
     with watch_health(hosting.path) as one, watch_health(hosting.path, "v1alpha1") as other:
         for kubelet in (one, other):
             assert names(kubelet.next()) == ["d-0"]
         assert monitor.stop(PATIENCE_S)
         gone = (grpc.StatusCode.UNAVAILABLE, "health monitor stopped")
-        assert (farewell(one), farewell(other)) == (gone, gone)
+        assert (stream_end(one), stream_end(other)) == (gone, gone)
         with watch_health(hosting.path) as late:
-            assert farewell(late) == gone
+            assert stream_end(late) == gone
 
 
-def test_a_service_of_a_monitor_that_has_ended_begins_no_stream(monitor: Monitor, short_tmp: Path) -> None:
+def test_service_of_a_stopped_monitor_begins_no_stream(monitor: Monitor, short_tmp: Path) -> None:
     monitor.stop()
     with (
         Hosting(short_tmp / "dra.sock", monitor.health_service(), monitor.codec) as hosting,
         watch_health(hosting.path) as kubelet,
     ):
-        assert farewell(kubelet) == (grpc.StatusCode.UNAVAILABLE, "health monitor stopped")
+        assert stream_end(kubelet) == (grpc.StatusCode.UNAVAILABLE, "health monitor stopped")
 
 
-def test_two_servers_in_two_loops_have_a_service_each(
+def test_two_servers_in_two_loops_have_separate_services(
     monitor: Monitor, hosting: Hosting, short_tmp: Path
 ) -> None:
     service = monitor.health_service()
@@ -142,20 +142,18 @@ def test_two_servers_in_two_loops_have_a_service_each(
     eventually(lambda: service.streams == 0, "the stream has ended")
 
 
-def test_a_device_that_a_prepare_found_broken_is_on_the_stream_before_the_prepare_ends(
-    monitor: Monitor, hosting: Hosting
-) -> None:
+def test_failed_device_is_on_the_stream_before_the_prepare_ends(monitor: Monitor, hosting: Hosting) -> None:
     with watch_health(hosting.path) as kubelet:
         assert names(kubelet.next()) == ["d-0"]
-        monitor.tell([fault("d-0")])
+        monitor.report_faults([fault("d-0")])
         assert monitor.wait_delivered([fault("d-0")], PATIENCE_S)
         hear(kubelet, "d-0", UNHEALTHY, "demo.dead: it does not answer")
 
 
-def test_a_stream_that_nobody_reads_any_more_holds_up_nothing(monitor: Monitor, hosting: Hosting) -> None:
+def test_unread_stream_delays_nothing(monitor: Monitor, hosting: Hosting) -> None:
     for _ in range(3):
         with watch_health(hosting.path) as kubelet:
             assert names(kubelet.next()) == ["d-0"]
     assert monitor.driver == DRIVER
-    monitor.tell([fault("d-0")])
+    monitor.report_faults([fault("d-0")])
     assert monitor.wait_delivered([fault("d-0")], PATIENCE_S)

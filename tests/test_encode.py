@@ -1,4 +1,4 @@
-"""The C encoder writes what Google's protobuf writes, and what betterproto writes, byte for byte."""
+"""The C encoder writes the same bytes as Google's protobuf and as betterproto."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from grpc_tools import protoc
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.native.encode import WireHealth, encode_health
@@ -30,7 +30,7 @@ def version(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture(scope="module")
 def google(version: str, tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """Google's class for NodeWatchResourcesResponse, in a pool of its own: packages named v1 are many."""
+    """Return Google's class for NodeWatchResourcesResponse in a separate pool: many packages are named v1."""
     out = tmp_path_factory.mktemp("descriptors") / "set"
     source = f"dra_health/{version}/dra_health_{version}.proto"
     assert protoc.main(["protoc", f"-I{PROTO}", f"--descriptor_set_out={out}", source]) == 0
@@ -61,7 +61,7 @@ def google_encoder(response: Any) -> Encoder:
 
 
 def decode(response: Any, messages: Sequence[bytes]) -> list[WireHealth]:
-    """What a client that keeps appending has in the end."""
+    """Return the list of a client that appends all messages."""
     return [
         WireHealth(
             d.device.pool_name,
@@ -97,7 +97,7 @@ def betterproto_encoder(api: Any) -> Encoder:
 
 
 def texts(min_size: int = 0) -> st.SearchStrategy[str]:
-    """Any text that is Unicode, and long ones around the lengths at which a length takes one byte more."""
+    """Return a strategy of Unicode texts, with long ones where the length needs one more byte."""
     edges = st.sampled_from([126, 127, 128, 129, 16382, 16383, 16384]).map("x".__mul__)
     return st.text(st.characters(exclude_categories=["Cs"]), min_size=min_size, max_size=80) | edges
 
@@ -121,21 +121,18 @@ def device(name: str = "gpu-0", message: str = "") -> WireHealth:
 
 
 @given(entries=st.lists(wire_healths(), max_size=8))
-@settings(deadline=None)
-def test_c_writes_the_bytes_of_googles_protobuf(google: Any, entries: list[WireHealth]) -> None:
+def test_bytes_equal_googles_protobuf(google: Any, entries: list[WireHealth]) -> None:
     assert b"".join(encode_health(entries)) == google_encoder(google)(entries)
 
 
 @given(entries=st.lists(wire_healths(names_min=1, health=st.sampled_from([0, 1, 2])), max_size=8))
-@settings(deadline=None)
-def test_c_writes_the_bytes_of_betterproto(version: str, entries: list[WireHealth]) -> None:
-    """With names and known states only: betterproto drops an empty device, and a status it does not know."""
+def test_bytes_equal_betterproto(version: str, entries: list[WireHealth]) -> None:
+    """Names and known states only: betterproto drops empty devices and unknown states."""
     assert b"".join(encode_health(entries)) == betterproto_encoder(VERSIONS[version])(entries)
 
 
 @given(entries=st.lists(wire_healths(), min_size=1, max_size=8), data=st.data())
-@settings(deadline=None)
-def test_a_list_cut_at_any_limit_is_the_same_list(
+def test_list_split_at_any_limit_is_the_same_list(
     google: Any, entries: list[WireHealth], data: st.DataObject
 ) -> None:
     sizes = [len(encode_health([entry])[0]) for entry in entries]
@@ -147,13 +144,13 @@ def test_a_list_cut_at_any_limit_is_the_same_list(
         assert len(messages) == 1
 
 
-def test_messages_are_as_full_as_can_be() -> None:
+def test_messages_are_as_full_as_possible() -> None:
     size = len(encode_health([device()])[0])
     messages = encode_health([device()] * 10, limit=4 * size + size - 1)
     assert [len(message) // size for message in messages] == [4, 4, 2]
 
 
-def test_a_thousand_devices_with_long_messages_stay_below_a_mebibyte(google: Any) -> None:
+def test_thousand_devices_stay_below_a_mebibyte_per_message(google: Any) -> None:
     entries = [device(f"gpu-{n}", "m" * 1024 * 2) for n in range(1000)]
     messages = encode_health(entries)
     assert len(messages) == 2
@@ -165,14 +162,14 @@ def test_no_devices_make_no_message() -> None:
     assert encode_health([]) == []
 
 
-def test_messages_are_bytes_of_their_own() -> None:
+def test_messages_are_independent_bytes() -> None:
     first, second = encode_health([device("gpu-0"), device("gpu-1")], limit=40)
     assert type(first) is bytes
     assert b"gpu-0" in first
     assert b"gpu-1" in second
 
 
-def test_an_entry_longer_than_a_message_is_refused_with_its_sizes() -> None:
+def test_entry_longer_than_a_message_is_refused_with_sizes() -> None:
     entry = device("gpu-7", "é" * 100)
     size = len(encode_health([entry])[0])
     assert len(encode_health([device(), entry], limit=size)) == 2
@@ -183,7 +180,7 @@ def test_an_entry_longer_than_a_message_is_refused_with_its_sizes() -> None:
 
 
 @pytest.mark.parametrize("field", ["pool", "device", "message"])
-def test_a_lone_surrogate_is_refused_with_the_device(field: str) -> None:
+def test_lone_surrogate_is_refused_with_the_device(field: str) -> None:
     entry = WireHealth(**{**device("gpu-7")._asdict(), field: "ab\ud800"})
     with pytest.raises(ValueError, match=r"lone surrogate '\\ud800' at character 2") as refused:
         encode_health([device(), entry])
@@ -201,7 +198,7 @@ def test_a_lone_surrogate_is_refused_with_the_device(field: str) -> None:
         ("timeout_s", -FOREVER - 2),
     ],
 )
-def test_a_number_too_large_for_its_field_is_refused_with_the_device(field: str, value: int) -> None:
+def test_number_too_large_is_refused_with_the_device(field: str, value: int) -> None:
     entry = WireHealth(**{**device("gpu-7")._asdict(), field: value})
     with pytest.raises(ValueError, match=r"^device 'gpu-7' of pool 'node-a': ") as refused:
         encode_health([device(), entry])

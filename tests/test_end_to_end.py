@@ -1,6 +1,6 @@
-"""The whole agent on the real kernel, as a kubelet's client and the command line see it.
+"""Whole agent on the real kernel, as a kubelet's client and the command line see it.
 
-What is asserted is what arrives, and in which order; how long it took is said, and judged by nobody here.
+The tests check what arrives, in which order. They print how long it took, but do not check that.
 """
 
 import os
@@ -10,7 +10,16 @@ from pathlib import Path
 from typing import Any, Final
 
 import pytest
-from agents import HEALTHY, UNHEALTHY, Agent, entry, hear, hear_health, say, short_tmp
+from agents import (
+    HEALTHY,
+    UNHEALTHY,
+    Agent,
+    entry,
+    print_figure,
+    short_tmp,
+    wait_for_health,
+    wait_for_message,
+)
 from machine import hotplug, hugepages, hugetlb_hit, kubepods_tree, unified_root
 from wire.google import Watcher, names
 
@@ -29,23 +38,25 @@ def two_nodes() -> None:
         pytest.skip("more than one NUMA node: on which of them pages go is the kernel's choice")
 
 
-def took(what: str, since_ns: int) -> None:
-    say(f"{what}: {(time.monotonic_ns() - since_ns) / 1e6:.1f} ms until the client knows")
+def print_delay(event: str, since_ns: int) -> None:
+    print_figure(f"{event}: {(time.monotonic_ns() - since_ns) / 1e6:.1f} ms until the client knows")
 
 
-def noted(watcher: Watcher, container: str, code: str = "cgroup.hugetlb.max_hit") -> Any:
-    """The next picture with a note of this code on this container, and the note."""
+def wait_for_note(watcher: Watcher, container: str, code: str = "cgroup.hugetlb.max_hit") -> Any:
+    """Return the next report with a note of this code on this container, and the note."""
 
-    def about(picture: Any) -> list[Any]:
-        return [n for n in picture.notes if n.cause.code == code and n.subject.endswith(container)]
+    def notes_on_container(report: Any) -> list[Any]:
+        return [name for name in report.notes if name.cause.code == code and name.subject.endswith(container)]
 
-    picture = hear(watcher, lambda one: bool(about(one)), f"a note on {container}")
-    return picture, about(picture)[0]
+    report = wait_for_message(
+        watcher, lambda report: bool(notes_on_container(report)), f"a note on {container}"
+    )
+    return report, notes_on_container(report)[0]
 
 
 @pytest.mark.usefixtures("two_nodes")
 @pytest.mark.parametrize("version", ["v1", "v1alpha1"])
-def test_a_real_pool_that_shrinks_and_comes_back(short_tmp: Path, version: str) -> None:
+def test_real_pool_that_shrinks_is_unhealthy_until_restored(short_tmp: Path, version: str) -> None:
     with (
         hugepages(2048, 4) as pool,
         Agent(short_tmp, *FAST, *NOTHING) as agent,
@@ -57,112 +68,112 @@ def test_a_real_pool_that_shrinks_and_comes_back(short_tmp: Path, version: str) 
 
         since_ns = time.monotonic_ns()
         pool.resize(3)
-        sick = hear_health(kubelet, POOL, UNHEALTHY)
-        took("pool shrunk", since_ns)
-        assert sick.message.startswith("mem.hugepages.pool_shrunk: 3 pages of 2mi, 4 at start. Advice: ")
+        unhealthy = wait_for_health(kubelet, POOL, UNHEALTHY)
+        print_delay("pool shrunk", since_ns)
+        assert unhealthy.message.startswith("mem.hugepages.pool_shrunk: 3 pages of 2mi, 4 at start. Advice: ")
 
         since_ns = time.monotonic_ns()
         pool.resize(4)
-        assert hear_health(kubelet, POOL, HEALTHY).message == ""
-        took("pool restored, after three clean passes", since_ns)
+        assert wait_for_health(kubelet, POOL, HEALTHY).message == ""
+        print_delay("pool restored, after three clean passes", since_ns)
 
 
-def test_a_real_cpu_that_goes_offline_and_comes_back(short_tmp: Path) -> None:
+def test_real_cpu_that_goes_offline_is_unhealthy_until_online(short_tmp: Path) -> None:
     with hotplug(1) as cpu, Agent(short_tmp, *FAST, *NOTHING) as agent, agent.kubelet() as kubelet:
         first = kubelet.next()
-        name = next(n for n in names(first) if cpu_in(n, 1))
+        name = next(name for name in names(first) if cpu_in(name, 1))
 
         since_ns = time.monotonic_ns()
         cpu.set_online(False)
-        sick = hear_health(kubelet, name, UNHEALTHY)
-        took("cpu1 offline", since_ns)
-        assert sick.message.startswith("cpu.offline: CPU 1 offline, online at start: ")
+        unhealthy = wait_for_health(kubelet, name, UNHEALTHY)
+        print_delay("cpu1 offline", since_ns)
+        assert unhealthy.message.startswith("cpu.offline: CPU 1 offline, online at start: ")
 
         cpu.set_online(True)
-        assert hear_health(kubelet, name, HEALTHY).message == ""
+        assert wait_for_health(kubelet, name, HEALTHY).message == ""
 
 
 def cpu_in(device: str, cpu: int) -> bool:
-    """Whether the CPU is of the device's NUMA node."""
+    """Return whether the CPU belongs to the device's NUMA node."""
     node = device.removeprefix("cpu-")
     return device.startswith("cpu-") and Path(f"/sys/devices/system/cpu/cpu{cpu}/{node}").exists()
 
 
-def test_a_real_limit_that_is_hit_is_a_note_for_people_and_none_for_the_kubelet(short_tmp: Path) -> None:
+def test_real_limit_hit_is_a_note_and_not_sent_to_the_kubelet(short_tmp: Path) -> None:
     with hugepages(2048, 4), kubepods_tree(hugetlb=True) as tree:
         flags = [*FAST, "--kubelet-cgroup-root", tree.cgroup_root]
         with (
             Agent(short_tmp, *flags, config=STREAM) as agent,
             agent.kubelet() as kubelet,
-            agent.onlooker() as onlooker,
+            agent.watch_reports() as watcher,
         ):
             container = "c" * 64
             group = tree.make("burstable", POD, container)
             (group / "hugetlb.2MB.max").write_text("4M\n")
-            hear(onlooker, lambda picture: picture.groups == 2, "a pod and its container")
+            wait_for_message(watcher, lambda report: report.groups == 2, "a pod and its container")
 
             at_ns = hugetlb_hit(group, 3).at_ns
-            picture, note = noted(onlooker, container)
-            took("limit hit, with the death of the process", at_ns)
+            report, note = wait_for_note(watcher, container)
+            print_delay("limit hit, with the death of the process", at_ns)
             assert note.subject == f"pod {POD} container {container}"
             assert note.cause.evidence == "2mi pages hit the limit (limit 4 MiB)"
-            assert {device.causes[0].code for device in picture.devices if device.causes} == set()
+            assert {device.causes[0].code for device in report.devices if device.causes} == set()
 
-            # the kubelet hears heartbeats, and nothing of that
+            # the kubelet receives heartbeats without that note
             for _ in range(3):
                 for device in kubelet.next().devices:
                     assert (device.health, device.message) == (HEALTHY, "")
 
             tree.remove("burstable", POD)
-            gone = hear(onlooker, lambda one: one.groups == 0, "no group any more")
-            assert [device.health for device in gone.devices] == [HEALTHY] * len(gone.devices)
+            empty = wait_for_message(watcher, lambda report: report.groups == 0, "no groups")
+            assert [device.health for device in empty.devices] == [HEALTHY] * len(empty.devices)
             assert agent.end() == 0
             assert "Traceback" not in agent.log
 
 
 @pytest.fixture
 def thousand() -> Iterator[Any]:
-    """A tree for a thousand groups, which need no controller."""
+    """Yield a tree for a thousand groups, which need no controller."""
     if unified_root() is None:
         pytest.skip("no cgroup v2 here")
     with kubepods_tree() as tree:
         yield tree
 
 
-def test_a_thousand_real_groups_at_once_disturb_no_verdict(short_tmp: Path, thousand: Any) -> None:
+def test_thousand_real_groups_change_no_verdict(short_tmp: Path, thousand: Any) -> None:
     flags = [*FAST, "--kubelet-cgroup-root", thousand.cgroup_root]
     with (
         Agent(short_tmp, *flags, config=STREAM) as agent,
         agent.kubelet() as kubelet,
-        agent.onlooker() as onlooker,
+        agent.watch_reports() as watcher,
     ):
         since_ns = time.monotonic_ns()
         for pod in range(100):
             uid = f"{pod:08x}-0000-0000-0000-000000000000"
             for container in range(9):
                 thousand.make("besteffort", uid, f"{pod:032x}{container:032x}")
-        hear(onlooker, lambda picture: picture.groups == 1000, "a thousand groups")
-        took("a thousand groups, from the first", since_ns)
+        wait_for_message(watcher, lambda report: report.groups == 1000, "a thousand groups")
+        print_delay("a thousand groups, from the first", since_ns)
         thousand.remove("besteffort")
-        gone = hear(onlooker, lambda picture: picture.groups == 0, "no group any more")
-        assert gone.core.groups_dropped == 0
-        assert {device.health for device in gone.devices} == {HEALTHY}
+        empty = wait_for_message(watcher, lambda report: report.groups == 0, "no groups")
+        assert empty.core.groups_dropped == 0
+        assert {device.health for device in empty.devices} == {HEALTHY}
         while kubelet.pending():
             assert {device.health for device in kubelet.next().devices} <= {HEALTHY}
         assert agent.process.poll() is None
 
 
-def test_a_kubepods_tree_may_come_and_go_and_come_again(short_tmp: Path, thousand: Any) -> None:
+def test_kubepods_tree_may_be_created_and_removed_repeatedly(short_tmp: Path, thousand: Any) -> None:
     flags = [*FAST, "--kubelet-cgroup-root", thousand.cgroup_root]
-    with Agent(short_tmp, *flags, config=STREAM) as agent, agent.onlooker() as onlooker:
+    with Agent(short_tmp, *flags, config=STREAM) as agent, agent.watch_reports() as watcher:
         for _ in range(2):
             thousand.make("", POD, "d" * 64)
-            hear(onlooker, lambda picture: picture.groups == 2, "a pod and its container")
+            wait_for_message(watcher, lambda report: report.groups == 2, "a pod and its container")
             thousand.remove()
-            hear(onlooker, lambda picture: picture.groups == 0, "no group any more")
+            wait_for_message(watcher, lambda report: report.groups == 0, "no groups")
 
 
-def test_a_configured_pool_is_missed_from_the_first_list_on(short_tmp: Path) -> None:
+def test_missing_configured_pool_is_unhealthy_in_the_first_list(short_tmp: Path) -> None:
     config = '[expect.hugepages]\n"hugepages-2mi-node0" = 1000000\n'
     with (
         Agent(short_tmp, *FAST, *NOTHING, config=config, expect="Unhealthy") as agent,

@@ -1,8 +1,8 @@
-"""The fake kubelet against a plugin of gRPC's own library: registration, connection, streams, prepare, lives.
+"""The fake kubelet against a plugin on grpcio: registration, connection, health streams, prepare, restarts.
 
-Cases of upstream's tests are named where they are covered: kubelet ``cm/dra/plugin/*_test.go`` and
-``cm/dra/manager_test.go``. Left out are TestPrepareResources' pod groups and extended resources, and
-TestGRPCConnUsableAfterIdle: the half hour until a connection is idle is gRPC's.
+A test that covers cases of upstream's tests names them: kubelet ``cm/dra/plugin/*_test.go`` and
+``cm/dra/manager_test.go``. Not covered are TestPrepareResources' pod groups and extended resources, and
+TestGRPCConnUsableAfterIdle, because gRPC decides about the half hour until a connection is idle.
 """
 
 import socket
@@ -37,7 +37,7 @@ from kubelet.history import (
     UnprepareFailed,
 )
 from kubelet.plugins import Plugins
-from kubelet.sample import HEALTHY, SERVICES, UNHEALTHY, SamplePlugin, one_device, sleeps
+from kubelet.sample import HEALTHY, SERVICES, UNHEALTHY, SamplePlugin, one_device, sleeping
 from kubelet.versions import VERSIONS, plugin_service
 from patience import PATIENCE_S
 
@@ -58,7 +58,7 @@ def kubelet(short_tmp: Path) -> Iterator[FakeKubelet]:
 
 @pytest.fixture
 def sample(kubelet: FakeKubelet) -> Iterator[SamplePlugin]:
-    """Not begun."""
+    """A plugin that has not been started."""
     plugin = SamplePlugin(kubelet.root, DRIVER)
     yield plugin
     plugin.stop()
@@ -66,7 +66,7 @@ def sample(kubelet: FakeKubelet) -> Iterator[SamplePlugin]:
 
 @pytest.fixture
 def plugin(kubelet: FakeKubelet, sample: SamplePlugin) -> SamplePlugin:
-    """Registered, with an open health stream."""
+    """A registered plugin with an open health stream."""
     sample.serve()
     sample.register()
     kubelet.wait_registered(DRIVER)
@@ -74,65 +74,65 @@ def plugin(kubelet: FakeKubelet, sample: SamplePlugin) -> SamplePlugin:
     return sample
 
 
-def a_pod(kubelet: FakeKubelet, *claims: str, uid: str = "pod", driver: str = DRIVER) -> Pod:
-    """A pod with these claims, one device each, which its one container uses."""
+def add_pod(kubelet: FakeKubelet, *claims: str, uid: str = "pod", driver: str = DRIVER) -> Pod:
+    """Adds claims with one device each and returns a pod whose container uses them."""
     for name in claims:
         device = ("gpu", driver, "node-a", name)
         kubelet.add_claim(allocated_claim(name, f"uid-{name}", device, pods=["pod", "other", uid]))
     return Pod(uid, {f"my-{name}": name for name in claims}, {"main": tuple(f"my-{name}" for name in claims)})
 
 
-def fails(kubelet: FakeKubelet, pod: Pod) -> str:
-    """The error of preparing it now."""
+def prepare_error(kubelet: FakeKubelet, pod: Pod) -> str:
+    """Prepares the pod and returns the error."""
     with pytest.raises(ValueError, match=r".") as caught:
         kubelet.prepare_pod(pod)
     return str(caught.value)
 
 
-def refusal(kubelet: FakeKubelet) -> str:
-    """The first registration that fails."""
+def registration_error(kubelet: FakeKubelet) -> str:
+    """Waits for the first failed registration and returns its error."""
     return kubelet.wait_for(lambda: kubelet.history.of(RegistrationFailed), "a failed registration")[0].error
 
 
 # --- registration ---------------------------------------------------------------------------------------
 
 
-def test_a_plugin_is_asked_taken_told_and_connected(kubelet: FakeKubelet, plugin: SamplePlugin) -> None:
-    assert plugin.asked == [DRIVER]
+def test_plugin_registers_in_four_steps(kubelet: FakeKubelet, plugin: SamplePlugin) -> None:
+    assert plugin.get_info_calls == [DRIVER]
     assert plugin.statuses == [(True, "")]
     assert kubelet.history.of(Registered) == [Registered(DRIVER, str(plugin.service), SERVICES)]
     assert kubelet.plugins[0].service == "v1.DRAPlugin"
 
 
-def test_a_plugin_that_was_there_first_is_found(short_tmp: Path) -> None:
+def test_plugin_older_than_the_kubelet_is_found(short_tmp: Path) -> None:
     with SamplePlugin(short_tmp, DRIVER), FakeKubelet(short_tmp, pace=FAST) as kubelet:
         kubelet.wait_registered(DRIVER)
 
 
-def test_a_socket_in_a_new_directory_is_found(kubelet: FakeKubelet, sample: SamplePlugin) -> None:
+def test_socket_in_a_new_directory_is_found(kubelet: FakeKubelet, sample: SamplePlugin) -> None:
     sample.registration = sample.registration.parent / "deep" / "down" / "reg.sock"
     sample.serve()
     sample.register()
     kubelet.wait_registered(DRIVER)
 
 
-def test_one_socket_for_everything(kubelet: FakeKubelet) -> None:
+def test_plugin_may_serve_all_on_one_socket(kubelet: FakeKubelet) -> None:
     with SamplePlugin(kubelet.root, DRIVER, one_socket=True) as sample:
         assert kubelet.wait_registered(DRIVER)[0].endpoint == str(sample.registration)
 
 
-def test_names_with_a_dot_and_files_are_ignored(kubelet: FakeKubelet, sample: SamplePlugin) -> None:
+def test_hidden_names_and_regular_files_are_ignored(kubelet: FakeKubelet, sample: SamplePlugin) -> None:
     registry = sample.registration.parent
     (registry / "file-reg.sock").write_text("")
     hidden = SamplePlugin(kubelet.root, "hidden.example.com")
     hidden.registration = registry / ".hidden-reg.sock"
     with hidden, sample:
         kubelet.wait_registered(DRIVER)
-    assert hidden.asked == []
+    assert hidden.get_info_calls == []
     assert kubelet.history.of(RegistrationFailed) == []
 
 
-def test_a_removed_socket_deregisters_and_ends_the_connection(
+def test_removed_socket_deregisters_and_ends_the_connection(
     kubelet: FakeKubelet, plugin: SamplePlugin
 ) -> None:
     """TestHandleWatchResourcesStream/ContextCanceled"""
@@ -145,7 +145,7 @@ def test_a_removed_socket_deregisters_and_ends_the_connection(
     assert not kubelet.history.of(StreamEnded)[0].logged
 
 
-def test_a_socket_that_is_made_again_is_another_plugin(kubelet: FakeKubelet, plugin: SamplePlugin) -> None:
+def test_recreated_socket_is_another_plugin(kubelet: FakeKubelet, plugin: SamplePlugin) -> None:
     plugin.unregister()
     plugin.register()
     kubelet.wait_for(lambda: len(kubelet.history.of(Registered)) == 2, "another registration")
@@ -158,29 +158,29 @@ def test_a_socket_that_is_made_again_is_another_plugin(kubelet: FakeKubelet, plu
     ]
 
 
-def test_a_socket_that_is_moved_away_is_not_noticed(kubelet: FakeKubelet, plugin: SamplePlugin) -> None:
+def test_renamed_socket_is_not_noticed(kubelet: FakeKubelet, plugin: SamplePlugin) -> None:
     plugin.registration.rename(kubelet.root / "elsewhere")
     second = SamplePlugin(kubelet.root, "b.example.com")
     with second:
-        kubelet.wait_registered("b.example.com")  # so the watcher has looked
+        kubelet.wait_registered("b.example.com")  # so the watcher has run
     assert kubelet.history.of(Deregistered)[:1] != [Deregistered(DRIVER, str(plugin.service))]
     assert kubelet.wait_registered(DRIVER)
 
 
-def test_getinfo_has_its_deadline_and_is_tried_again(short_tmp: Path) -> None:
+def test_getinfo_has_a_deadline_and_is_retried(short_tmp: Path) -> None:
     """e2e: registration after GetInfo failure"""
     with FakeKubelet(short_tmp, pace=replace(FAST, get_info_s=0.2)) as kubelet:
         sample = SamplePlugin(short_tmp, DRIVER)
-        sample.get_info = sleeps(0.5)
+        sample.get_info = sleeping(0.5)
         with sample:
-            assert "using RPC GetInfo" in refusal(kubelet)
-            assert "code = DeadlineExceeded" in refusal(kubelet)
-            sample.get_info = sleeps(0)
+            assert "using RPC GetInfo" in registration_error(kubelet)
+            assert "code = DeadlineExceeded" in registration_error(kubelet)
+            sample.get_info = sleeping(0)
             kubelet.wait_registered(DRIVER)
         assert sample.statuses == [(True, "")]
 
 
-def test_a_plugin_that_cannot_be_told_is_deregistered_and_tried_again(
+def test_plugin_whose_notify_fails_is_deregistered_and_retried(
     kubelet: FakeKubelet, sample: SamplePlugin
 ) -> None:
     """e2e: registration after Notify failure"""
@@ -191,7 +191,7 @@ def test_a_plugin_that_cannot_be_told_is_deregistered_and_tried_again(
 
     sample.notify = refuse
     with sample:
-        assert "failed to send registration status" in refusal(kubelet)
+        assert "failed to send registration status" in registration_error(kubelet)
         kubelet.wait_registered(DRIVER)
     assert [type(one) for one in kubelet.history if isinstance(one, (Deregistered, Registered))][:2] == [
         Deregistered,
@@ -200,7 +200,7 @@ def test_a_plugin_that_cannot_be_told_is_deregistered_and_tried_again(
 
 
 @pytest.mark.parametrize(
-    ("change", "words"),
+    ("change", "text"),
     [
         pytest.param({"services": []}, "empty list of supported gRPC services", id="no-services-provided"),
         pytest.param(
@@ -212,33 +212,31 @@ def test_a_plugin_that_cannot_be_told_is_deregistered_and_tried_again(
         pytest.param({"kind": "CSIPlugin"}, "no handler registered for plugin type: CSIPlugin", id="kind"),
     ],
 )
-def test_a_plugin_that_cannot_be_used_is_told_why(
-    kubelet: FakeKubelet, sample: SamplePlugin, change: dict[str, Any], words: str
+def test_unusable_plugin_is_notified_of_the_reason(
+    kubelet: FakeKubelet, sample: SamplePlugin, change: dict[str, Any], text: str
 ) -> None:
     """TestRegistrationHandler, its cases that fail"""
     for name, value in change.items():
         setattr(sample, name, value)
     with sample:
-        assert words in refusal(kubelet)
-        assert words in sample.statuses[0].error
+        assert text in registration_error(kubelet)
+        assert text in sample.statuses[0].error
         assert not sample.statuses[0].registered
 
 
-def test_the_same_endpoint_twice_is_refused_and_the_first_stays(
-    kubelet: FakeKubelet, plugin: SamplePlugin
-) -> None:
+def test_second_registration_of_an_endpoint_is_refused(kubelet: FakeKubelet, plugin: SamplePlugin) -> None:
     again = SamplePlugin(kubelet.root, DRIVER, instance="-2")
     again.endpoint = plugin.endpoint
     with again:
-        assert f"endpoint {plugin.endpoint} already registered" in refusal(kubelet)
+        assert f"endpoint {plugin.endpoint} already registered" in registration_error(kubelet)
         assert not again.statuses[0].registered
     assert kubelet.wait_registered(DRIVER)
 
 
-def test_a_socket_behind_which_nobody_is_backs_off(short_tmp: Path) -> None:
+def test_socket_without_a_server_is_retried_with_backoff(short_tmp: Path) -> None:
     with FakeKubelet(short_tmp, pace=replace(FAST, dial_s=0.05)) as kubelet:
-        with socket.socket(socket.AF_UNIX) as dead:
-            dead.bind(str(short_tmp / "plugins_registry" / "reg.sock"))
+        with socket.socket(socket.AF_UNIX) as unserved:
+            unserved.bind(str(short_tmp / "plugins_registry" / "reg.sock"))
         failed = kubelet.history
         kubelet.wait_for(lambda: len(failed.of(RegistrationFailed)) == 6, "six failures")
         assert {"dial failed" in one.error for one in failed.of(RegistrationFailed)} == {True}
@@ -247,17 +245,17 @@ def test_a_socket_behind_which_nobody_is_backs_off(short_tmp: Path) -> None:
             assert times[number + 1] - times[number] >= wait_s
 
 
-# --- who is who: the manager of plugins without a wire --------------------------------------------------
+# --- the plugin manager without gRPC --------------------------------------------------------------------
 
 
 @pytest.fixture
 def plugins(short_tmp: Path) -> Iterator[Plugins]:
-    made = Plugins(short_tmp, Calls(), FAST, History(), lambda plugin: None, distrusts=False)
+    made = Plugins(short_tmp, Calls(), FAST, History(), lambda plugin: None, validates_input=False)
     yield made
     made.end()
 
 
-def test_another_endpoint_of_a_driver_is_preferred_until_it_is_gone(plugins: Plugins) -> None:
+def test_the_newest_endpoint_of_a_driver_is_used(plugins: Plugins) -> None:
     """TestAddSameName"""
     plugins.register(DRIVER, "/old.sock", SERVICES)
     old = plugins.get(DRIVER)
@@ -270,7 +268,7 @@ def test_another_endpoint_of_a_driver_is_preferred_until_it_is_gone(plugins: Plu
     assert plugins.get(DRIVER) is new
 
 
-def test_a_deregistered_plugin_is_gone(plugins: Plugins) -> None:
+def test_deregistered_plugin_is_removed(plugins: Plugins) -> None:
     """TestDelete"""
     plugins.register(DRIVER, "/dra.sock", SERVICES)
     plugins.deregister(DRIVER, "/dra.sock")
@@ -288,7 +286,7 @@ def test_a_deregistered_plugin_is_gone(plugins: Plugins) -> None:
         pytest.param(["v1beta1.DRAPlugin", "v1.DRAPlugin"], "v1beta1.DRAPlugin", id="oldest_first"),
     ],
 )
-def test_the_plugins_own_order_decides_of_the_plugin_service(services: list[str], expected: str) -> None:
+def test_plugin_service_follows_the_advertised_order(services: list[str], expected: str) -> None:
     """TestRegistrationHandler"""
     assert plugin_service(services) == expected
 
@@ -305,14 +303,14 @@ def test_the_plugins_own_order_decides_of_the_plugin_service(services: list[str]
         ),
     ],
 )
-def test_health_v1_is_preferred_whatever_the_order(services: list[str], expected: str | None) -> None:
+def test_health_v1_is_preferred_in_any_order(services: list[str], expected: str | None) -> None:
     """TestPickHealthService"""
     assert VERSIONS["1.37"].health_service(services) == expected
     assert VERSIONS["1.36"].health_service(services) == "v1alpha1.DRAResourceHealth"
 
 
 @pytest.mark.parametrize(
-    ("driver", "endpoint", "words"),
+    ("driver", "endpoint", "text"),
     [
         pytest.param("", "/k/plugins/x.sock", "Required value", id="empty-driver"),
         pytest.param("../evil", "/k/plugins/x.sock", "invalid DRA driver name", id="driver-with-slash"),
@@ -325,42 +323,42 @@ def test_health_v1_is_preferred_whatever_the_order(services: list[str], expected
         pytest.param(DRIVER, "/k/../etc/x", "is not inside", id="endpoint-dotdot-escapes-rootDir"),
     ],
 )
-def test_kubelets_to_come_refuse_untrusted_input(driver: str, endpoint: str, words: str) -> None:
+def test_later_kubelets_refuse_untrusted_input(driver: str, endpoint: str, text: str) -> None:
     """TestRegisterPluginRejectsUntrustedInput"""
-    plugins = Plugins(Path("/k"), Calls(), FAST, History(), lambda plugin: None, distrusts=True)
-    for take in (plugins.validate, plugins.register):
-        with pytest.raises(ValueError, match=words):
-            take(driver, endpoint, SERVICES)
+    plugins = Plugins(Path("/k"), Calls(), FAST, History(), lambda plugin: None, validates_input=True)
+    for method in (plugins.validate, plugins.register):
+        with pytest.raises(ValueError, match=text):
+            method(driver, endpoint, SERVICES)
 
 
 @pytest.mark.parametrize(
     "endpoint",
     ["/k/plugins/a/dra.sock", "/k/plugins_registry/a.sock", "/k/plugins/./a/../dra.sock", "/k/" + "a" * 104],
 )
-def test_kubelets_to_come_take_what_is_inside_their_directory(endpoint: str) -> None:
+def test_later_kubelets_accept_sockets_in_their_directory(endpoint: str) -> None:
     """TestRegisterPluginAcceptsEndpointInsideRootDir"""
-    plugins = Plugins(Path("/k"), Calls(), FAST, History(), lambda plugin: None, distrusts=True)
+    plugins = Plugins(Path("/k"), Calls(), FAST, History(), lambda plugin: None, validates_input=True)
     plugins.validate(DRIVER, endpoint, SERVICES)
 
 
 # --- the connection -------------------------------------------------------------------------------------
 
 
-def test_one_connection_carries_health_prepare_and_unprepare(
+def test_one_connection_carries_health_prepare_and_unprepare_calls(
     kubelet: FakeKubelet, plugin: SamplePlugin
 ) -> None:
     """TestGRPCConnIsReused"""
-    pod = a_pod(kubelet, "gpu-0")
+    pod = add_pod(kubelet, "gpu-0")
     for _ in range(3):
         kubelet.prepare_pod(pod)
         kubelet.unprepare_pod(pod)
-    plugin.say({"name": "gpu-0", "health": HEALTHY})
+    plugin.send_health({"name": "gpu-0", "health": HEALTHY})
     kubelet.wait_health(DRIVER, "node-a", "gpu-0", "Healthy")
     assert plugin.connections() == 1
     assert kubelet.history.of(Connected) == [Connected(DRIVER, str(plugin.service))]
 
 
-def test_slices_are_wiped_at_the_start_and_when_a_driver_stays_away(
+def test_slices_are_wiped_at_start_and_after_a_long_disconnect(
     kubelet: FakeKubelet, plugin: SamplePlugin
 ) -> None:
     """TestConnectionHandling/wipe-on-disconnect"""
@@ -373,7 +371,7 @@ def test_slices_are_wiped_at_the_start_and_when_a_driver_stays_away(
     assert kubelet.history.of(Deregistered) == []
 
 
-def test_nothing_is_wiped_when_a_driver_comes_back_in_time(short_tmp: Path) -> None:
+def test_slices_are_not_wiped_after_a_short_disconnect(short_tmp: Path) -> None:
     """TestConnectionHandling/no-wipe-on-reconnect"""
     with (
         FakeKubelet(short_tmp, pace=replace(FAST, wipe_s=30)) as kubelet,
@@ -386,13 +384,13 @@ def test_nothing_is_wiped_when_a_driver_comes_back_in_time(short_tmp: Path) -> N
         one.serve()
         kubelet.wait_for(lambda: len(kubelet.history.of(Connected)) == 2, "another connection")
         assert kubelet.history.of(SlicesWiped) == [SlicesWiped("")]
-        assert kubelet.prepare_pod(a_pod(kubelet, "gpu-0")) is None
+        assert kubelet.prepare_pod(add_pod(kubelet, "gpu-0")) is None
 
 
-def test_a_message_over_4_mib_ends_the_stream(kubelet: FakeKubelet, plugin: SamplePlugin) -> None:
-    plugin.say({"name": "gpu-0", "health": HEALTHY})
+def test_message_over_4_mib_ends_the_stream(kubelet: FakeKubelet, plugin: SamplePlugin) -> None:
+    plugin.send_health({"name": "gpu-0", "health": HEALTHY})
     kubelet.wait_health(DRIVER, "node-a", "gpu-0", "Healthy")
-    plugin.say({"name": "x" * (4 << 20), "health": HEALTHY})
+    plugin.send_health({"name": "x" * (4 << 20), "health": HEALTHY})
     ended = kubelet.wait_for(lambda: kubelet.history.of(StreamEnded), "the stream's end")[0]
     assert (ended.code, ended.logged) == (grpc.StatusCode.RESOURCE_EXHAUSTED, True)
     assert kubelet.health(DRIVER, "node-a", "gpu-0").health == "Unknown"
@@ -401,9 +399,11 @@ def test_a_message_over_4_mib_ends_the_stream(kubelet: FakeKubelet, plugin: Samp
 # --- health streams -------------------------------------------------------------------------------------
 
 
-def test_a_health_list_reaches_the_cache(kubelet: FakeKubelet, plugin: SamplePlugin) -> None:
+def test_health_list_reaches_the_cache(kubelet: FakeKubelet, plugin: SamplePlugin) -> None:
     """TestPlugin_WatchResources"""
-    plugin.say({"name": "gpu-0", "health": UNHEALTHY, "message": "hot", "health_check_timeout_seconds": 20})
+    plugin.send_health(
+        {"name": "gpu-0", "health": UNHEALTHY, "message": "hot", "health_check_timeout_seconds": 20}
+    )
     found = kubelet.wait_health(DRIVER, "node-a", "gpu-0", "Unhealthy")
     assert (found.message, found.lease_ns) == ("hot", 20_000_000_000)
     kubelet.clock.advance(21)
@@ -418,11 +418,11 @@ def test_a_health_list_reaches_the_cache(kubelet: FakeKubelet, plugin: SamplePlu
         pytest.param(grpc.StatusCode.UNAVAILABLE, True, id="unavailable"),
     ],
 )
-def test_a_stream_that_ends_is_cleared_and_opened_again(
+def test_ended_stream_clears_health_and_is_reopened(
     kubelet: FakeKubelet, plugin: SamplePlugin, code: grpc.StatusCode | None, logged: bool
 ) -> None:
     """TestHandleWatchResourcesStream"""
-    plugin.say({"name": "gpu-0", "health": HEALTHY})
+    plugin.send_health({"name": "gpu-0", "health": HEALTHY})
     kubelet.wait_health(DRIVER, "node-a", "gpu-0", "Healthy")
     plugin.end_streams(code, "enough")
     kubelet.wait_for(lambda: len(kubelet.history.of(StreamOpened)) == 2, "another stream")
@@ -434,7 +434,7 @@ def test_a_stream_that_ends_is_cleared_and_opened_again(
     assert plugin.connections() == 1
 
 
-def test_where_nobody_can_be_reached_no_stream_is_opened_and_nothing_cleared(
+def test_unreachable_plugin_opens_no_stream_and_clears_nothing(
     kubelet: FakeKubelet, plugin: SamplePlugin
 ) -> None:
     plugin.registration.rename(kubelet.root / "kept")
@@ -444,9 +444,7 @@ def test_where_nobody_can_be_reached_no_stream_is_opened_and_nothing_cleared(
 
 
 @pytest.mark.parametrize("version", ["1.34", "1.35", "1.36"])
-def test_up_to_1_36_every_plugin_is_called_and_unimplemented_is_tried_for_ever(
-    short_tmp: Path, version: str
-) -> None:
+def test_kubelet_1_36_retries_unimplemented_health_forever(short_tmp: Path, version: str) -> None:
     with FakeKubelet(short_tmp, version=version, pace=FAST, health=True) as kubelet:
         sample = SamplePlugin(short_tmp, DRIVER)
         sample.services = ["v1.DRAPlugin"]
@@ -458,39 +456,39 @@ def test_up_to_1_36_every_plugin_is_called_and_unimplemented_is_tried_for_ever(
 
 
 @pytest.mark.parametrize(("version", "count"), [("1.34", 0), ("1.35", 0), ("1.36", 1), ("1.37", 1)])
-def test_the_gate_is_on_from_1_36(short_tmp: Path, version: str, count: int) -> None:
+def test_feature_gate_is_enabled_from_1_36(short_tmp: Path, version: str, count: int) -> None:
     with (
         FakeKubelet(short_tmp, version=version, pace=FAST) as kubelet,
         SamplePlugin(short_tmp, DRIVER) as one,
     ):
-        pod = a_pod(kubelet, "gpu-0")
+        pod = add_pod(kubelet, "gpu-0")
         kubelet.wait_registered(DRIVER)
         kubelet.run_pod(pod)
         assert len(kubelet.wait_running(pod).resources) == count
         kubelet.wait_for(lambda: len(one.opened) == count, "streams")
 
 
-def test_1_37_calls_v1(short_tmp: Path) -> None:
+def test_kubelet_1_37_calls_v1(short_tmp: Path) -> None:
     with FakeKubelet(short_tmp, version="1.37", pace=FAST) as kubelet, SamplePlugin(short_tmp, DRIVER) as one:
         kubelet.wait_for(lambda: one.opened, "a stream")
-        one.say({"name": "gpu-0", "health": HEALTHY})
+        one.send_health({"name": "gpu-0", "health": HEALTHY})
         kubelet.wait_health(DRIVER, "node-a", "gpu-0", "Healthy")
         assert one.opened == ["v1"]
 
 
-def test_1_37_opens_no_stream_that_is_not_advertised(short_tmp: Path) -> None:
+def test_kubelet_1_37_opens_only_advertised_streams(short_tmp: Path) -> None:
     """TestHealthStreamRequiresAdvertisedService"""
     with FakeKubelet(short_tmp, version="1.37", pace=FAST) as kubelet:
         sample = SamplePlugin(short_tmp, DRIVER)
         sample.services = ["v1.DRAPlugin"]
         with sample:
             kubelet.wait_registered(DRIVER)
-            kubelet.prepare_pod(a_pod(kubelet, "gpu-0"))
+            kubelet.prepare_pod(add_pod(kubelet, "gpu-0"))
         assert sample.opened == []
         assert kubelet.history.of(StreamOpened) == []
 
 
-def test_1_37_takes_unimplemented_for_an_answer_until_the_plugin_registers_again(short_tmp: Path) -> None:
+def test_kubelet_1_37_stops_at_unimplemented_until_reregistration(short_tmp: Path) -> None:
     """TestUnimplementedHealthStreamIsNotRetried, TestHealthStreamUnimplemented"""
     pace = replace(FAST, stream_retry_s=0.01)
     with FakeKubelet(short_tmp, version="1.37", pace=pace) as kubelet:
@@ -498,9 +496,9 @@ def test_1_37_takes_unimplemented_for_an_answer_until_the_plugin_registers_again
         sample.health_status = grpc.StatusCode.UNIMPLEMENTED
         with sample:
             kubelet.wait_for(lambda: kubelet.history.of(StreamEnded), "the stream's end")
-            for _ in range(20):  # calls on the same connection, during which it could be tried again
-                kubelet.prepare_pod(a_pod(kubelet, "gpu-0"))
-                kubelet.unprepare_pod(a_pod(kubelet, "gpu-0"))
+            for _ in range(20):  # time for a retry, with calls on the same connection
+                kubelet.prepare_pod(add_pod(kubelet, "gpu-0"))
+                kubelet.unprepare_pod(add_pod(kubelet, "gpu-0"))
             assert sample.opened == ["v1"]
             sample.health_status = None
             sample.unregister()
@@ -508,7 +506,7 @@ def test_1_37_takes_unimplemented_for_an_answer_until_the_plugin_registers_again
             kubelet.wait_for(lambda: len(sample.opened) == 2, "another stream")
 
 
-def test_1_37_tries_unavailable_again(short_tmp: Path) -> None:
+def test_kubelet_1_37_retries_unavailable(short_tmp: Path) -> None:
     with FakeKubelet(short_tmp, version="1.37", pace=FAST) as kubelet:
         sample = SamplePlugin(short_tmp, DRIVER)
         sample.health_status = grpc.StatusCode.UNAVAILABLE
@@ -516,28 +514,28 @@ def test_1_37_tries_unavailable_again(short_tmp: Path) -> None:
             kubelet.wait_for(lambda: len(sample.opened) == 2, "two streams")
 
 
-def test_the_end_of_an_old_instance_clears_what_the_new_one_said(
+def test_end_of_old_instance_clears_health_from_the_new_one(
     kubelet: FakeKubelet, plugin: SamplePlugin
 ) -> None:
     with SamplePlugin(kubelet.root, DRIVER, instance="-2") as second:
         kubelet.wait_registered(DRIVER, count=2)
         kubelet.wait_for(lambda: second.opened, "the second stream")
-        second.say({"name": "gpu-0", "health": HEALTHY})
+        second.send_health({"name": "gpu-0", "health": HEALTHY})
         kubelet.wait_health(DRIVER, "node-a", "gpu-0", "Healthy")
         plugin.unregister()
-        kubelet.wait_for(lambda: kubelet.history.of(Cleared), "cleared")
+        kubelet.wait_for(lambda: kubelet.history.of(Cleared), "the cleared health")
         assert kubelet.health(DRIVER, "node-a", "gpu-0").health == "Unknown"
 
 
 # --- prepare --------------------------------------------------------------------------------------------
 
 
-def test_all_claims_of_a_driver_are_one_call(kubelet: FakeKubelet, plugin: SamplePlugin) -> None:
+def test_all_claims_of_a_driver_are_prepared_in_one_call(kubelet: FakeKubelet, plugin: SamplePlugin) -> None:
     """TestPrepareResources"""
-    kubelet.prepare_pod(a_pod(kubelet, "gpu-0", "gpu-1"))
-    asked = (("default", "gpu-0", "uid-gpu-0"), ("default", "gpu-1", "uid-gpu-1"))
+    kubelet.prepare_pod(add_pod(kubelet, "gpu-0", "gpu-1"))
+    expected_claims = (("default", "gpu-0", "uid-gpu-0"), ("default", "gpu-1", "uid-gpu-1"))
     assert [(call.service, call.method, call.claims) for call in plugin.calls] == [
-        ("v1.DRAPlugin", PREPARE, asked)
+        ("v1.DRAPlugin", PREPARE, expected_claims)
     ]
     info = kubelet.claim_info("gpu-0")
     assert info is not None
@@ -546,14 +544,14 @@ def test_all_claims_of_a_driver_are_one_call(kubelet: FakeKubelet, plugin: Sampl
 
 
 @pytest.mark.parametrize("service", ["v1beta1.DRAPlugin", "v1.DRAPlugin"])
-def test_both_versions_of_the_plugin_service(short_tmp: Path, service: str) -> None:
+def test_both_versions_of_the_plugin_service_work(short_tmp: Path, service: str) -> None:
     """TestGRPCMethods/{v1beta1,v1}"""
     with FakeKubelet(short_tmp, pace=FAST) as kubelet:
         sample = SamplePlugin(short_tmp, DRIVER)
         sample.services = [service]
         with sample:
             kubelet.wait_registered(DRIVER)
-            pod = a_pod(kubelet, "gpu-0")
+            pod = add_pod(kubelet, "gpu-0")
             kubelet.prepare_pod(pod)
             kubelet.unprepare_pod(pod)
         assert [(call.service, call.method) for call in sample.calls] == [
@@ -562,17 +560,17 @@ def test_both_versions_of_the_plugin_service(short_tmp: Path, service: str) -> N
         ]
 
 
-def test_a_share_is_noted(kubelet: FakeKubelet, plugin: SamplePlugin) -> None:
+def test_share_id_is_recorded(kubelet: FakeKubelet, plugin: SamplePlugin) -> None:
     """TestPrepareResources/share_id"""
     plugin.prepare = lambda claim: [{"pool_name": "p", "device_name": "d", "share_id": "one"}]
-    kubelet.prepare_pod(a_pod(kubelet, "gpu-0"))
+    kubelet.prepare_pod(add_pod(kubelet, "gpu-0"))
     info = kubelet.claim_info("gpu-0")
     assert info is not None
     assert info.drivers == {DRIVER: [PreparedDevice("p", "d", (), (), "one")]}
 
 
 def unknown_uid(response: Any) -> None:
-    response.claims["uid-nobody"].error = ""
+    response.claims["uid-unknown"].error = ""
 
 
 def empty(response: Any) -> None:
@@ -580,7 +578,7 @@ def empty(response: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("told", "words"),
+    ("error_texts", "text"),
     [
         pytest.param(
             {"prepare": lambda claim: "no pages"}, f"{PREPARE} failed for ResourceClaim gpu-0: no pages"
@@ -595,21 +593,21 @@ def empty(response: Any) -> None:
         ),
     ],
 )
-def test_what_a_driver_answers_wrongly(
-    kubelet: FakeKubelet, plugin: SamplePlugin, told: dict[str, Any], words: str | None
+def test_invalid_answers_of_a_driver_fail_the_prepare(
+    kubelet: FakeKubelet, plugin: SamplePlugin, error_texts: dict[str, Any], text: str | None
 ) -> None:
     """TestPrepareResources"""
-    for name, value in told.items():
+    for name, value in error_texts.items():
         setattr(plugin, name, value)
-    error = fails(kubelet, a_pod(kubelet, "gpu-0"))
-    if words is None:  # whichever is looked at first: Go's order of a map
-        unknown = f"{PREPARE} returned result for unknown claim UID uid-nobody"
+    error = prepare_error(kubelet, add_pod(kubelet, "gpu-0"))
+    if text is None:  # either text: Go iterates over a map in random order
+        unknown = f"{PREPARE} returned result for unknown claim UID uid-unknown"
         assert error in (unknown, f"{PREPARE} skipped -1 ResourceClaims")
     else:
-        assert error == words
+        assert error == text
 
 
-def test_a_service_that_is_advertised_and_not_served(kubelet: FakeKubelet, sample: SamplePlugin) -> None:
+def test_advertised_service_that_is_not_served(kubelet: FakeKubelet, sample: SamplePlugin) -> None:
     """TestGRPCMethods/mismatch"""
     sample.services = ["v1.DRAPlugin"]
     server = grpc.server(ThreadPoolExecutor(1))
@@ -619,67 +617,65 @@ def test_a_service_that_is_advertised_and_not_served(kubelet: FakeKubelet, sampl
     try:
         sample.register()
         kubelet.wait_registered(DRIVER)
-        error = fails(kubelet, a_pod(kubelet, "gpu-0"))
+        error = prepare_error(kubelet, add_pod(kubelet, "gpu-0"))
         assert error.startswith(f"{PREPARE}: rpc error: code = Unimplemented")
     finally:
         server.stop(0).wait()
 
 
-def test_a_call_has_its_deadline(short_tmp: Path) -> None:
+def test_call_has_the_kubelets_deadline(short_tmp: Path) -> None:
     """TestGRPCWithTimeoutEnforced, TestPrepareResources/should_timeout"""
     with (
         FakeKubelet(short_tmp, pace=replace(FAST, call_s=0.2)) as kubelet,
         SamplePlugin(short_tmp, DRIVER) as one,
     ):
         kubelet.wait_registered(DRIVER)
-        one.prepare = sleeps(0.6)
-        error = fails(kubelet, a_pod(kubelet, "gpu-0"))
+        one.prepare = sleeping(0.6)
+        error = prepare_error(kubelet, add_pod(kubelet, "gpu-0"))
         assert error == f"{PREPARE}: rpc error: code = DeadlineExceeded desc = context deadline exceeded"
         assert kubelet.history.of(Called)[0].took_s >= 0.2
 
 
-def test_what_fails_before_the_driver_is_called(kubelet: FakeKubelet, plugin: SamplePlugin) -> None:
+def test_prepare_can_fail_before_the_driver_is_called(kubelet: FakeKubelet, plugin: SamplePlugin) -> None:
     """TestPrepareResources: claim missing, not allocated, not reserved, unknown driver"""
     missing = Pod("pod", {"c": "nowhere"})
-    assert fails(kubelet, missing).startswith("fetch ResourceClaim nowhere: ")
-    kubelet.add_claim(allocated_claim("c", "uid-c", ("gpu", DRIVER, "p", "d"), pods=["somebody"]))
-    assert "is not allowed to use ResourceClaim c (uid-c)" in fails(kubelet, Pod("pod", {"c": "c"}))
+    assert prepare_error(kubelet, missing).startswith("fetch ResourceClaim nowhere: ")
+    kubelet.add_claim(allocated_claim("c", "uid-c", ("gpu", DRIVER, "p", "d"), pods=["another-pod"]))
+    assert "is not allowed to use ResourceClaim c (uid-c)" in prepare_error(kubelet, Pod("pod", {"c": "c"}))
     bare = allocated_claim("d", "uid-d", pods=["pod"])
     del bare["status"]["allocation"]
     kubelet.add_claim(bare)
-    assert fails(kubelet, Pod("pod", {"c": "d"})) == "ResourceClaim d: not allocated"
-    strange = a_pod(kubelet, "e", driver="strange.example.com")
-    assert fails(kubelet, strange) == "DRA driver strange.example.com is not registered"
+    assert prepare_error(kubelet, Pod("pod", {"c": "d"})) == "ResourceClaim d: not allocated"
+    unregistered = add_pod(kubelet, "e", driver="unregistered.example.com")
+    assert prepare_error(kubelet, unregistered) == "DRA driver unregistered.example.com is not registered"
     assert plugin.calls == []
     assert kubelet.claim_info("e") is None
 
 
-def test_a_name_that_another_claim_had_before(kubelet: FakeKubelet, plugin: SamplePlugin) -> None:
+def test_prepare_of_a_recreated_claim_with_the_same_name(kubelet: FakeKubelet, plugin: SamplePlugin) -> None:
     """TestPrepareResources/UID_mismatch"""
-    kubelet.prepare_pod(a_pod(kubelet, "gpu-0"))
+    kubelet.prepare_pod(add_pod(kubelet, "gpu-0"))
     kubelet.add_claim(allocated_claim("gpu-0", "uid-new", ("gpu", DRIVER, "p", "d"), pods=["pod"]))
-    assert fails(kubelet, Pod("pod", {"c": "gpu-0"})) == (
+    assert prepare_error(kubelet, Pod("pod", {"c": "gpu-0"})) == (
         "old ResourceClaim with same name gpu-0 and different UID uid-gpu-0 still exists"
         " (previous pod force-deleted?!)"
     )
 
 
-def test_a_prepared_claim_is_not_prepared_again(kubelet: FakeKubelet, plugin: SamplePlugin) -> None:
+def test_prepared_claim_is_not_prepared_again(kubelet: FakeKubelet, plugin: SamplePlugin) -> None:
     """TestPrepareResources/already_prepared, TestPrepareResourcesWithPreparedAndNewClaim"""
-    kubelet.prepare_pod(a_pod(kubelet, "gpu-0"))
-    kubelet.prepare_pod(a_pod(kubelet, "gpu-0", "gpu-1"))
+    kubelet.prepare_pod(add_pod(kubelet, "gpu-0"))
+    kubelet.prepare_pod(add_pod(kubelet, "gpu-0", "gpu-1"))
     assert [[claim[1] for claim in call.claims] for call in plugin.calls] == [["gpu-0"], ["gpu-1"]]
 
 
-def test_a_retry_appends_what_was_returned_before_the_error(
-    kubelet: FakeKubelet, plugin: SamplePlugin
-) -> None:
+def test_retry_appends_devices_returned_before_the_error(kubelet: FakeKubelet, plugin: SamplePlugin) -> None:
     plugin.amend = lambda response: response.claims["uid-gpu-1"].MergeFrom(
         type(response.claims["uid-gpu-1"])(error="later")
     )
-    pod = a_pod(kubelet, "gpu-0", "gpu-1")
+    pod = add_pod(kubelet, "gpu-0", "gpu-1")
     while not (kubelet.claim_info("gpu-0") and kubelet.claim_info("gpu-0").drivers[DRIVER]):  # type: ignore[union-attr]
-        fails(kubelet, pod)  # until the order was such that the good one came first
+        prepare_error(kubelet, pod)  # until the claim that succeeds was first
     plugin.amend = lambda response: None
     kubelet.prepare_pod(pod)
     info = kubelet.claim_info("gpu-0")
@@ -688,17 +684,15 @@ def test_a_retry_appends_what_was_returned_before_the_error(
     assert len(set(info.drivers[DRIVER])) == 1
 
 
-def test_of_two_failing_claims_one_at_random_is_told(kubelet: FakeKubelet, plugin: SamplePlugin) -> None:
+def test_one_of_two_failing_claims_is_shown_at_random(kubelet: FakeKubelet, plugin: SamplePlugin) -> None:
     plugin.prepare = lambda claim: f"{claim.name} is bad"
-    pod = a_pod(kubelet, "gpu-0", "gpu-1")
-    assert {fails(kubelet, pod) for _ in range(20)} == {
+    pod = add_pod(kubelet, "gpu-0", "gpu-1")
+    assert {prepare_error(kubelet, pod) for _ in range(20)} == {
         f"{PREPARE} failed for ResourceClaim gpu-{number}: gpu-{number} is bad" for number in (0, 1)
     }
 
 
-def test_of_two_drivers_the_second_is_not_called_after_an_error(
-    kubelet: FakeKubelet, plugin: SamplePlugin
-) -> None:
+def test_second_driver_is_not_called_after_an_error(kubelet: FakeKubelet, plugin: SamplePlugin) -> None:
     with SamplePlugin(kubelet.root, "b.example.com") as other:
         kubelet.wait_registered("b.example.com")
         both = allocated_claim(
@@ -707,22 +701,22 @@ def test_of_two_drivers_the_second_is_not_called_after_an_error(
         kubelet.add_claim(both)
         plugin.prepare = other.prepare = lambda claim: "no"
         for _ in range(10):
-            fails(kubelet, Pod("pod", {"c": "c"}))
+            prepare_error(kubelet, Pod("pod", {"c": "c"}))
         assert len(plugin.calls) + len(other.calls) == 10
         assert plugin.calls
         assert other.calls
 
 
-def test_pods_are_prepared_at_the_same_time(kubelet: FakeKubelet, plugin: SamplePlugin) -> None:
+def test_pods_are_prepared_in_parallel(kubelet: FakeKubelet, plugin: SamplePlugin) -> None:
     """TestParallelPrepareUnprepare"""
-    together = threading.Barrier(2, timeout=PATIENCE_S)
+    barrier = threading.Barrier(2, timeout=PATIENCE_S)
 
-    def meet(claim: Any) -> Any:
-        together.wait()
+    def wait_for_both(claim: Any) -> Any:
+        barrier.wait()
         return one_device(claim)
 
-    plugin.prepare = meet
-    pods = [a_pod(kubelet, f"gpu-{number}", uid=f"pod-{number}") for number in range(2)]
+    plugin.prepare = wait_for_both
+    pods = [add_pod(kubelet, f"gpu-{number}", uid=f"pod-{number}") for number in range(2)]
     for pod in pods:
         kubelet.run_pod(pod)
     for pod in pods:
@@ -732,9 +726,9 @@ def test_pods_are_prepared_at_the_same_time(kubelet: FakeKubelet, plugin: Sample
 # --- unprepare ------------------------------------------------------------------------------------------
 
 
-def test_a_claim_is_unprepared_with_its_last_pod(kubelet: FakeKubelet, plugin: SamplePlugin) -> None:
+def test_claim_is_unprepared_with_its_last_pod(kubelet: FakeKubelet, plugin: SamplePlugin) -> None:
     """TestUnprepareResources"""
-    first, second = a_pod(kubelet, "gpu-0"), a_pod(kubelet, "gpu-0", uid="other")
+    first, second = add_pod(kubelet, "gpu-0"), add_pod(kubelet, "gpu-0", uid="other")
     for pod in (first, second):
         kubelet.run_pod(pod)
         kubelet.wait_running(pod)
@@ -747,11 +741,9 @@ def test_a_claim_is_unprepared_with_its_last_pod(kubelet: FakeKubelet, plugin: S
     assert kubelet.claim_info("gpu-0") is None
 
 
-def test_a_failed_unprepare_keeps_the_pod_until_it_succeeds(
-    kubelet: FakeKubelet, plugin: SamplePlugin
-) -> None:
+def test_failed_unprepare_keeps_the_pod_until_it_succeeds(kubelet: FakeKubelet, plugin: SamplePlugin) -> None:
     """e2e: unprepare fails then succeeds"""
-    pod = a_pod(kubelet, "gpu-0")
+    pod = add_pod(kubelet, "gpu-0")
     kubelet.run_pod(pod)
     kubelet.wait_running(pod)
     plugin.unprepare = lambda claim: "busy"
@@ -764,20 +756,18 @@ def test_a_failed_unprepare_keeps_the_pod_until_it_succeeds(
     kubelet.wait_gone(pod)
 
 
-def test_a_claim_that_was_never_prepared_needs_no_unprepare(
-    kubelet: FakeKubelet, plugin: SamplePlugin
-) -> None:
-    kubelet.unprepare_pod(a_pod(kubelet, "gpu-0"))
+def test_claim_never_prepared_is_not_unprepared(kubelet: FakeKubelet, plugin: SamplePlugin) -> None:
+    kubelet.unprepare_pod(add_pod(kubelet, "gpu-0"))
     assert plugin.calls == []
 
 
 # --- pods -----------------------------------------------------------------------------------------------
 
 
-def test_a_failing_pod_gets_one_event_that_counts(kubelet: FakeKubelet, plugin: SamplePlugin) -> None:
+def test_failing_pod_gets_one_event_with_a_count(kubelet: FakeKubelet, plugin: SamplePlugin) -> None:
     """e2e: prepare fails then succeeds"""
     plugin.prepare = lambda claim: "no pages"
-    pod = a_pod(kubelet, "gpu-0")
+    pod = add_pod(kubelet, "gpu-0")
     kubelet.run_pod(pod)
     kubelet.wait_for(lambda: len(kubelet.history.of(EventWritten)) == 2, "two attempts")
     event = kubelet.events_of(pod)[0]
@@ -791,12 +781,12 @@ def test_a_failing_pod_gets_one_event_that_counts(kubelet: FakeKubelet, plugin: 
     assert len(kubelet.events) == 1
 
 
-def test_anything_that_happens_to_a_pod_tries_again(short_tmp: Path) -> None:
+def test_every_pod_event_retries_the_prepare(short_tmp: Path) -> None:
     patient = replace(FAST, resync_s=(600, 900))
     with FakeKubelet(short_tmp, pace=patient) as kubelet, SamplePlugin(short_tmp, DRIVER) as one:
         kubelet.wait_registered(DRIVER)
         one.prepare = lambda claim: "no"
-        pod = a_pod(kubelet, "gpu-0")
+        pod = add_pod(kubelet, "gpu-0")
         kubelet.run_pod(pod)
         kubelet.wait_for(lambda: kubelet.events, "an event")
         one.prepare = one_device
@@ -804,9 +794,9 @@ def test_anything_that_happens_to_a_pod_tries_again(short_tmp: Path) -> None:
         kubelet.wait_running(pod)
 
 
-def test_a_pods_status_follows_the_health_of_its_devices(kubelet: FakeKubelet, plugin: SamplePlugin) -> None:
+def test_pod_status_follows_the_health_of_its_devices(kubelet: FakeKubelet, plugin: SamplePlugin) -> None:
     """e2e: Resource Health, Healthy -> Unhealthy -> Healthy"""
-    pod = a_pod(kubelet, "gpu-0")
+    pod = add_pod(kubelet, "gpu-0")
     kubelet.run_pod(pod)
     kubelet.wait_running(pod)
 
@@ -815,18 +805,18 @@ def test_a_pods_status_follows_the_health_of_its_devices(kubelet: FakeKubelet, p
         return lambda: kubelet.pod_status(pod).resources == {"main": expected}
 
     for number, health, message in ((1, "Healthy", ""), (2, "Unhealthy", "hot"), (1, "Healthy", "")):
-        plugin.say({"name": "gpu-0", "health": number, "message": message})
+        plugin.send_health({"name": "gpu-0", "health": number, "message": message})
         kubelet.wait_for(shows(health, message), f"{health} in the status")
 
 
-def test_a_lease_that_runs_out_is_shown_at_the_next_look_and_not_before(short_tmp: Path) -> None:
+def test_expired_lease_is_shown_only_at_the_next_resync(short_tmp: Path) -> None:
     patient = replace(FAST, resync_s=(600, 900))
     with FakeKubelet(short_tmp, pace=patient) as kubelet, SamplePlugin(short_tmp, DRIVER) as one:
         kubelet.wait_for(lambda: one.opened, "a stream")
-        one.say({"name": "gpu-0", "health": HEALTHY, "health_check_timeout_seconds": 20})
+        one.send_health({"name": "gpu-0", "health": HEALTHY, "health_check_timeout_seconds": 20})
         kubelet.wait_health(DRIVER, "node-a", "gpu-0", "Healthy")
         kubelet.wait_registered(DRIVER)
-        pod = a_pod(kubelet, "gpu-0")
+        pod = add_pod(kubelet, "gpu-0")
         kubelet.run_pod(pod)
         kubelet.wait_running(pod)
 
@@ -835,45 +825,45 @@ def test_a_lease_that_runs_out_is_shown_at_the_next_look_and_not_before(short_tm
 
         kubelet.clock.advance(21)
         assert (kubelet.health(DRIVER, "node-a", "gpu-0").health, shown()) == ("Unknown", "Healthy")
-        one.say({"name": "gpu-0", "health": HEALTHY, "health_check_timeout_seconds": 20})
+        one.send_health({"name": "gpu-0", "health": HEALTHY, "health_check_timeout_seconds": 20})
         kubelet.wait_health(DRIVER, "node-a", "gpu-0", "Healthy")
         kubelet.clock.advance(21)
         kubelet.sync_pod(pod)
         kubelet.wait_for(lambda: shown() == "Unknown", "Unknown in the status")
 
 
-# --- its lives ------------------------------------------------------------------------------------------
+# --- stop and start of the kubelet ----------------------------------------------------------------------
 
 
-def say_unhealthy(kubelet: FakeKubelet, plugin: SamplePlugin) -> None:
-    plugin.say({"name": "gpu-0", "health": UNHEALTHY, "message": "hot"})
+def send_unhealthy(kubelet: FakeKubelet, plugin: SamplePlugin) -> None:
+    plugin.send_health({"name": "gpu-0", "health": UNHEALTHY, "message": "hot"})
     kubelet.wait_health(DRIVER, "node-a", "gpu-0", "Unhealthy")
 
 
-def test_an_orderly_end_clears_what_was_known(kubelet: FakeKubelet, plugin: SamplePlugin) -> None:
-    say_unhealthy(kubelet, plugin)
+def test_graceful_stop_clears_the_cache(kubelet: FakeKubelet, plugin: SamplePlugin) -> None:
+    send_unhealthy(kubelet, plugin)
     kubelet.stop()
     assert (kubelet.root / "dra_health_state").read_text() == "{}"
     kubelet.start()
     assert kubelet.health(DRIVER, "node-a", "gpu-0").health == "Unknown"
 
 
-def test_after_a_crash_the_old_is_loaded_and_the_same_again_is_no_change(
+def test_cache_after_a_crash_makes_the_same_list_no_change(
     kubelet: FakeKubelet, plugin: SamplePlugin
 ) -> None:
-    say_unhealthy(kubelet, plugin)
+    send_unhealthy(kubelet, plugin)
     kubelet.stop(graceful=False)
     kubelet.clock.advance(31)
     seen = len(kubelet.history)
     kubelet.start()
     assert kubelet.health(DRIVER, "node-a", "gpu-0").health == "Unknown"
     kubelet.wait_for(lambda: len(plugin.opened) == 2, "another stream")
-    say_unhealthy(kubelet, plugin)
+    send_unhealthy(kubelet, plugin)
     assert len(kubelet.history.of(Message, since=seen)) == 1
     assert kubelet.history.of(Changed, since=seen) == []
 
 
-def test_a_plugin_is_registered_again_by_the_next_life(kubelet: FakeKubelet, plugin: SamplePlugin) -> None:
+def test_restarted_kubelet_registers_the_plugin_again(kubelet: FakeKubelet, plugin: SamplePlugin) -> None:
     """e2e: registration after kubelet restart"""
     kubelet.restart()
     kubelet.wait_registered(DRIVER)
@@ -882,10 +872,10 @@ def test_a_plugin_is_registered_again_by_the_next_life(kubelet: FakeKubelet, plu
     assert kubelet.history.of(Deregistered) == []
 
 
-def test_a_running_pod_is_not_prepared_again_and_a_second_one_of_its_claim_is(
+def test_second_pod_of_a_claim_is_prepared_the_first_not_again(
     kubelet: FakeKubelet, plugin: SamplePlugin
 ) -> None:
-    first, second = a_pod(kubelet, "gpu-0"), a_pod(kubelet, "gpu-0", uid="other")
+    first, second = add_pod(kubelet, "gpu-0"), add_pod(kubelet, "gpu-0", uid="other")
     kubelet.run_pod(first)
     kubelet.wait_running(first)
     kubelet.restart(graceful=False)
@@ -902,44 +892,40 @@ def test_a_running_pod_is_not_prepared_again_and_a_second_one_of_its_claim_is(
     )
 
 
-def test_a_pod_that_was_made_while_it_was_down_is_prepared(
-    kubelet: FakeKubelet, plugin: SamplePlugin
-) -> None:
+def test_pod_created_while_kubelet_was_down_is_prepared(kubelet: FakeKubelet, plugin: SamplePlugin) -> None:
     """e2e: pod created while kubelet is down"""
     kubelet.stop()
-    pod = a_pod(kubelet, "gpu-0")
+    pod = add_pod(kubelet, "gpu-0")
     kubelet.run_pod(pod)
     kubelet.start()
     kubelet.wait_running(pod)
 
 
-def test_a_pod_that_was_deleted_while_it_was_down_is_unprepared(
-    kubelet: FakeKubelet, plugin: SamplePlugin
-) -> None:
+def test_pod_deleted_while_kubelet_was_down_is_unprepared(kubelet: FakeKubelet, plugin: SamplePlugin) -> None:
     """e2e: unprepare for deleted pods, no prepare for a deleted pod"""
-    pod = a_pod(kubelet, "gpu-0")
+    pod = add_pod(kubelet, "gpu-0")
     kubelet.run_pod(pod)
     kubelet.wait_running(pod)
     kubelet.stop()
     kubelet.delete_pod(pod)
     kubelet.start()
     kubelet.wait_for(lambda: plugin.calls[-1].method == UNPREPARE, "unprepare")
-    kubelet.wait_for(lambda: kubelet.claim_info("gpu-0") is None, "the claim forgotten")
+    kubelet.wait_for(lambda: kubelet.claim_info("gpu-0") is None, "the claim's state to be removed")
     assert [call.method for call in plugin.calls] == [PREPARE, UNPREPARE]
 
 
-def test_a_call_under_way_ends_with_the_kubelet_and_is_made_again(
+def test_pending_call_ends_with_the_kubelet_and_is_repeated(
     kubelet: FakeKubelet, plugin: SamplePlugin
 ) -> None:
     """e2e: retry after kubelet restart"""
-    go_on = threading.Event()
-    plugin.prepare = lambda claim: go_on.wait(PATIENCE_S) and one_device(claim)  # type: ignore[return-value,assignment]
-    pod = a_pod(kubelet, "gpu-0")
+    proceed = threading.Event()
+    plugin.prepare = lambda claim: proceed.wait(PATIENCE_S) and one_device(claim)  # type: ignore[return-value,assignment]
+    pod = add_pod(kubelet, "gpu-0")
     kubelet.run_pod(pod)
     kubelet.wait_for(lambda: plugin.calls, "a call")
     kubelet.stop(graceful=False)
     assert "code = Canceled" in kubelet.history.of(Called)[0].error
     assert kubelet.events == []
-    go_on.set()
+    proceed.set()
     kubelet.start()
     kubelet.wait_running(pod)

@@ -1,4 +1,4 @@
-"""Events as client-go counts, combines and withholds them, in the fake kubelet."""
+"""How the fake kubelet counts, combines and rate-limits events, as client-go does."""
 
 from typing import Final
 
@@ -10,81 +10,81 @@ from kubelet.pace import NS
 REASON: Final = "FailedPrepareDynamicResources"
 
 
-class Book:
-    """A recorder, its store, and a clock that stands still until it is put forward."""
+class RecorderSetup:
+    """A recorder, its store and a manual clock."""
 
     def __init__(self) -> None:
-        self.at_ns = 0
-        self.store = EventStore(lambda: self.at_ns, History())
-        self.recorder = Recorder(self.store, lambda: self.at_ns)
+        self.now_ns = 0
+        self.store = EventStore(lambda: self.now_ns, History())
+        self.recorder = Recorder(self.store, lambda: self.now_ns)
 
     def warn(self, message: str, pod: str = "pod") -> None:
         self.recorder.warn(pod, REASON, message)
 
     def advance(self, seconds: float) -> None:
-        self.at_ns += int(seconds * NS)
+        self.now_ns += int(seconds * NS)
 
     @property
-    def texts(self) -> dict[str, int]:
+    def counts(self) -> dict[str, int]:
         return {event.message: event.count for event in self.store.all()}
 
 
 @pytest.fixture
-def book() -> Book:
-    return Book()
+def events() -> RecorderSetup:
+    return RecorderSetup()
 
 
-def test_the_same_text_is_one_event_that_counts(book: Book) -> None:
+def test_repeated_text_is_one_event_with_a_count(events: RecorderSetup) -> None:
     for _ in range(20):
-        book.warn("no pages")
-    assert book.texts == {"no pages": 20}
+        events.warn("no pages")
+    assert events.counts == {"no pages": 20}
 
 
-def test_the_tenth_text_within_ten_minutes_is_combined_and_so_are_all_that_follow(book: Book) -> None:
+def test_texts_from_the_tenth_in_ten_minutes_on_are_combined(events: RecorderSetup) -> None:
     for number in range(12):
-        book.warn(f"attempt {number}")
-    assert len(book.texts) == 10
-    assert book.texts["attempt 8"] == 1
-    assert book.texts["(combined from similar events): attempt 11"] == 3
+        events.warn(f"attempt {number}")
+    assert len(events.counts) == 10
+    assert events.counts["attempt 8"] == 1
+    assert events.counts["(combined from similar events): attempt 11"] == 3
 
 
-def test_after_ten_quiet_minutes_texts_are_told_apart_again(book: Book) -> None:
+def test_texts_are_separate_again_after_ten_quiet_minutes(events: RecorderSetup) -> None:
     for number in range(12):
-        book.warn(f"attempt {number}")
-    book.advance(601)
-    book.warn("attempt 12")
-    assert book.texts["attempt 12"] == 1
+        events.warn(f"attempt {number}")
+    events.advance(601)
+    events.warn("attempt 12")
+    assert events.counts["attempt 12"] == 1
 
 
-def test_the_twenty_sixth_event_of_a_pod_is_withheld_and_counted(book: Book) -> None:
+def test_26th_event_of_a_pod_is_dropped_and_counted(events: RecorderSetup) -> None:
     for _ in range(BURST + 5):
-        book.warn("no pages")
-    assert book.texts == {"no pages": BURST}
-    book.advance(299)
-    book.warn("no pages")
-    assert book.texts == {"no pages": BURST}
-    book.advance(1)
-    book.warn("no pages")
-    assert book.texts == {"no pages": BURST + 7}
+        events.warn("no pages")
+    assert events.counts == {"no pages": BURST}
+    events.advance(299)
+    events.warn("no pages")
+    assert events.counts == {"no pages": BURST}
+    events.advance(1)
+    events.warn("no pages")
+    assert events.counts == {"no pages": BURST + 7}
 
 
-def test_pods_are_withheld_one_by_one(book: Book) -> None:
+def test_events_are_limited_per_pod(events: RecorderSetup) -> None:
     for _ in range(BURST + 5):
-        book.warn("no pages")
-    book.warn("no device", pod="other")
-    assert book.texts == {"no pages": BURST, "no device": 1}
+        events.warn("no pages")
+    events.warn("no device", pod="other")
+    assert events.counts == {"no pages": BURST, "no device": 1}
 
 
-def test_an_event_is_gone_an_hour_after_it_was_last_written(book: Book) -> None:
-    book.warn("no pages")
-    book.advance(3600)
-    assert book.texts == {"no pages": 1}
-    book.advance(1)
-    assert book.texts == {}
+def test_event_expires_an_hour_after_its_last_write(events: RecorderSetup) -> None:
+    events.warn("no pages")
+    events.advance(3600)
+    assert events.counts == {"no pages": 1}
+    events.advance(1)
+    assert events.counts == {}
 
 
-def test_a_kubelet_that_starts_anew_counts_from_one(book: Book) -> None:
-    book.warn("no pages")
-    book.recorder = Recorder(book.store, lambda: book.at_ns)
-    book.warn("no pages")
-    assert [event.count for event in book.store.all()] == [1, 1]
+def test_restarted_kubelet_counts_from_one(events: RecorderSetup) -> None:
+    events.warn("no pages")
+    events.recorder = Recorder(events.store, lambda: events.now_ns)
+    events.warn("no pages")
+    assert [event.count for event in events.store.all()] == [1, 1]

@@ -1,7 +1,7 @@
-"""What the fake kubelet makes of health lists, by the cases of upstream's own tests.
+"""How the fake kubelet processes health lists, by the cases of upstream's own tests.
 
-Each is named by upstream's test and case: kubelet ``cm/dra/{healthinfo,manager}_test.go``. TestWithLock and
-TestWithRLock are of Go's locks and have no counterpart. Cases that upstream lacks have none of its names.
+Tests name upstream's test and case: kubelet ``cm/dra/{healthinfo,manager}_test.go``. TestWithLock and
+TestWithRLock test Go's locks and are not covered. Cases that upstream lacks have no such name.
 """
 
 import json
@@ -26,27 +26,27 @@ HEALTHY: Final = DeviceHealth("pool", "gpu-0", "Healthy", lease_ns=30 * NS)
 UNHEALTHY: Final = DeviceHealth("pool", "gpu-0", "Unhealthy", lease_ns=30 * NS)
 
 
-class Hands:
-    """A clock that stands still until it is put forward."""
+class ManualClock:
+    """A clock that a test advances."""
 
     def __init__(self) -> None:
-        self.at_ns = 1_700_000_000 * NS
+        self.now_ns = 1_700_000_000 * NS
 
     def __call__(self) -> int:
-        return self.at_ns
+        return self.now_ns
 
     def advance(self, seconds: float) -> None:
-        self.at_ns += int(seconds * NS)
+        self.now_ns += int(seconds * NS)
 
 
 @pytest.fixture
-def hands() -> Hands:
-    return Hands()
+def clock() -> ManualClock:
+    return ManualClock()
 
 
 @pytest.fixture
-def cache(tmp_path: Path, hands: Hands) -> HealthCache:
-    return HealthCache(tmp_path / "dra_health_state", hands)
+def cache(tmp_path: Path, clock: ManualClock) -> HealthCache:
+    return HealthCache(tmp_path / "dra_health_state", clock)
 
 
 def health(cache: HealthCache, device: str = "gpu-0", *, driver: str = DRIVER, pool: str = "pool") -> str:
@@ -54,13 +54,13 @@ def health(cache: HealthCache, device: str = "gpu-0", *, driver: str = DRIVER, p
 
 
 def entry(name: str = "gpu-0", **fields: Any) -> Any:
-    """One of a health list on the wire."""
+    """Returns an entry of a health list."""
     return message_class("v1", "DeviceHealth")(
         device={"pool_name": "pool", "device_name": name}, **{"health": 1} | fields
     )
 
 
-def said(changed: list[DeviceHealth]) -> list[tuple[str, str]]:
+def health_of(changed: list[DeviceHealth]) -> list[tuple[str, str]]:
     return [(device.device, device.health) for device in changed]
 
 
@@ -77,25 +77,23 @@ def said(changed: list[DeviceHealth]) -> list[tuple[str, str]]:
         pytest.param("[]", id="no_object"),
     ],
 )
-def test_a_cache_begins_empty_whatever_is_wrong_with_its_file(
-    tmp_path: Path, hands: Hands, text: str | None
-) -> None:
+def test_cache_with_a_corrupt_file_starts_empty(tmp_path: Path, clock: ManualClock, text: str | None) -> None:
     file = tmp_path / "state"
     if text is not None:
         file.write_text(text)
-    assert health(HealthCache(file, hands)) == "Unknown"
+    assert health(HealthCache(file, clock)) == "Unknown"
 
 
-def test_a_device_is_believed_until_its_lease_is_over(cache: HealthCache, hands: Hands) -> None:
+def test_health_is_valid_until_the_lease_expires(cache: HealthCache, clock: ManualClock) -> None:
     """TestGetHealthInfo"""
     assert health(cache) == "Unknown"
     cache.update(DRIVER, [HEALTHY])
     assert health(cache) == "Healthy"
-    hands.advance(31)
+    clock.advance(31)
     assert health(cache) == "Unknown"
 
 
-ROBUST: Final[Mapping[str, tuple[str, float, dict[str, str], str]]] = {
+LOOKUPS: Final[Mapping[str, tuple[str, float, dict[str, str], str]]] = {
     "device_exists_and_is_healthy": ("Healthy", 0, {}, "Healthy"),
     "device_exists_and_is_unhealthy": ("Unhealthy", 0, {}, "Unhealthy"),
     "device_exists_but_timed_out": ("Healthy", 31, {}, "Unknown"),
@@ -108,40 +106,45 @@ ROBUST: Final[Mapping[str, tuple[str, float, dict[str, str], str]]] = {
 
 
 @pytest.mark.parametrize(
-    ("held", "later_s", "asked", "expected"),
-    [pytest.param(*case, id=f"TestGetHealthInfoRobust/{name}") for name, case in ROBUST.items()],
+    ("stored", "elapsed_s", "query", "expected"),
+    [pytest.param(*case, id=f"TestGetHealthInfoRobust/{name}") for name, case in LOOKUPS.items()],
 )
-def test_what_is_believed_of_a_device(
-    cache: HealthCache, hands: Hands, held: str, later_s: float, asked: dict[str, str], expected: str
+def test_get_returns_the_valid_health_of_a_device(
+    cache: HealthCache,
+    clock: ManualClock,
+    stored: str,
+    elapsed_s: float,
+    query: dict[str, str],
+    expected: str,
 ) -> None:
-    cache.update(DRIVER, [DeviceHealth("pool", "gpu-0", held, lease_ns=30 * NS)])
-    hands.advance(later_s)
-    assert health(cache, **asked) == expected
+    cache.update(DRIVER, [DeviceHealth("pool", "gpu-0", stored, lease_ns=30 * NS)])
+    clock.advance(elapsed_s)
+    assert health(cache, **query) == expected
 
 
-def test_devices_are_told_apart(cache: HealthCache) -> None:
+def test_devices_are_distinguished_by_driver_pool_and_name(cache: HealthCache) -> None:
     """TestGetHealthInfoRobust/{empty_cache,multiple_devices}"""
     assert health(cache) == "Unknown"
     cache.update(DRIVER, [HEALTHY, DeviceHealth("pool", "gpu-1", "Unhealthy")])
     assert (health(cache), health(cache, "gpu-1")) == ("Healthy", "Unhealthy")
 
 
-def test_what_counts_as_a_change(cache: HealthCache, hands: Hands, tmp_path: Path) -> None:
+def test_update_returns_the_changed_devices(cache: HealthCache, clock: ManualClock, tmp_path: Path) -> None:
     """TestUpdateHealthInfo, its six steps in one cache"""
-    assert said(cache.update(DRIVER, [HEALTHY])) == [("gpu-0", "Healthy")]
+    assert health_of(cache.update(DRIVER, [HEALTHY])) == [("gpu-0", "Healthy")]
     assert cache.update(DRIVER, [HEALTHY]) == []
-    assert said(cache.update(DRIVER, [UNHEALTHY])) == [("gpu-0", "Unhealthy")]
-    hands.advance(60)
+    assert health_of(cache.update(DRIVER, [UNHEALTHY])) == [("gpu-0", "Unhealthy")]
+    clock.advance(60)
     second = DeviceHealth("pool", "gpu-1", "Healthy", lease_ns=30 * NS)
-    assert said(cache.update(DRIVER, [second])) == [("gpu-1", "Healthy"), ("gpu-0", "Unknown")]
-    again = HealthCache(tmp_path / "dra_health_state", hands)
+    assert health_of(cache.update(DRIVER, [second])) == [("gpu-1", "Healthy"), ("gpu-0", "Unknown")]
+    again = HealthCache(tmp_path / "dra_health_state", clock)
     assert (health(again, "gpu-1"), health(again)) == ("Healthy", "Unknown")
     cache.update(DRIVER, [DeviceHealth("pool", "gpu-2", "Unhealthy", lease_ns=30 * NS)])
-    hands.advance(31)
-    assert ("gpu-2", "Unknown") in said(cache.update(DRIVER, []))
+    clock.advance(31)
+    assert ("gpu-2", "Unknown") in health_of(cache.update(DRIVER, []))
 
 
-def test_a_cleared_driver_is_forgotten_and_the_others_are_not(cache: HealthCache) -> None:
+def test_clear_forgets_only_one_driver(cache: HealthCache) -> None:
     """TestClearDriver"""
     cache.update(DRIVER, [HEALTHY])
     cache.update("b.example.com", [HEALTHY])
@@ -149,51 +152,53 @@ def test_a_cleared_driver_is_forgotten_and_the_others_are_not(cache: HealthCache
     assert (health(cache), health(cache, driver="b.example.com")) == ("Unknown", "Healthy")
 
 
-def test_a_heartbeat_renews_the_lease_and_changes_nothing(cache: HealthCache, hands: Hands) -> None:
+def test_heartbeat_renews_the_lease_without_a_change(cache: HealthCache, clock: ManualClock) -> None:
     cache.update(DRIVER, [HEALTHY])
     for _ in range(5):
-        hands.advance(25)
+        clock.advance(25)
         assert cache.update(DRIVER, [HEALTHY]) == []
         assert health(cache) == "Healthy"
     assert cache.saves == 1
 
 
-def test_a_late_heartbeat_brings_the_device_back_and_tells_nobody(cache: HealthCache, hands: Hands) -> None:
+def test_late_heartbeat_restores_the_device_without_a_change(cache: HealthCache, clock: ManualClock) -> None:
     cache.update(DRIVER, [HEALTHY])
-    hands.advance(45)
+    clock.advance(45)
     assert health(cache) == "Unknown"
     assert cache.update(DRIVER, [HEALTHY]) == []
     assert health(cache) == "Healthy"
 
 
 @pytest.mark.parametrize("field", ["health", "message", "lease_ns"])
-def test_each_of_three_fields_makes_a_change(cache: HealthCache, field: str) -> None:
+def test_health_message_and_lease_each_make_a_change(cache: HealthCache, field: str) -> None:
     cache.update(DRIVER, [HEALTHY])
     other = {"health": "Unhealthy", "message": "hot", "lease_ns": 31 * NS}[field]
     fields = {"health": "Healthy", "message": "", "lease_ns": 30 * NS} | {field: other}
     assert len(cache.update(DRIVER, [DeviceHealth("pool", "gpu-0", **fields)])) == 1  # type: ignore[arg-type]
 
 
-def test_what_a_list_leaves_out_stays_until_its_own_lease_is_over(cache: HealthCache, hands: Hands) -> None:
+def test_device_missing_in_a_list_stays_until_its_lease_expires(
+    cache: HealthCache, clock: ManualClock
+) -> None:
     other = DeviceHealth("pool", "gpu-1", "Healthy", lease_ns=100 * NS, message="fine")
     cache.update(DRIVER, [HEALTHY, other])
-    hands.advance(90)
+    clock.advance(90)
     cache.update(DRIVER, [HEALTHY])
     assert (health(cache), health(cache, "gpu-1")) == ("Healthy", "Healthy")
-    hands.advance(20)
-    assert said(cache.update(DRIVER, [HEALTHY])) == [("gpu-1", "Unknown")]
+    clock.advance(20)
+    assert health_of(cache.update(DRIVER, [HEALTHY])) == [("gpu-1", "Unknown")]
     assert cache.get(DRIVER, "pool", "gpu-1").message == ""
     assert cache.update(DRIVER, [HEALTHY]) == []
 
 
-def test_contradicting_entries_of_one_list_are_changes_every_time(cache: HealthCache) -> None:
+def test_contradicting_entries_in_one_list_are_always_changes(cache: HealthCache) -> None:
     for _ in range(3):
-        assert said(cache.update(DRIVER, [HEALTHY, UNHEALTHY]))[-1] == ("gpu-0", "Unhealthy")
+        assert health_of(cache.update(DRIVER, [HEALTHY, UNHEALTHY]))[-1] == ("gpu-0", "Unhealthy")
         assert health(cache) == "Unhealthy"
     assert cache.saves == 3
 
 
-def test_the_file_is_what_the_kubelet_writes(cache: HealthCache, tmp_path: Path) -> None:
+def test_cache_file_has_the_kubelets_format(cache: HealthCache, tmp_path: Path) -> None:
     cache.update(DRIVER, [HEALTHY])
     assert json.loads((tmp_path / "dra_health_state").read_text()) == {
         DRIVER: {
@@ -211,14 +216,14 @@ def test_the_file_is_what_the_kubelet_writes(cache: HealthCache, tmp_path: Path)
     }
 
 
-def test_a_message_cut_within_a_character_is_another_one_after_a_restart(
-    cache: HealthCache, hands: Hands, tmp_path: Path
+def test_message_cut_within_a_character_differs_after_a_restart(
+    cache: HealthCache, clock: ManualClock, tmp_path: Path
 ) -> None:
     cut = cut_message(700 * "\u00e9")
     device = DeviceHealth("pool", "gpu-0", "Unhealthy", lease_ns=30 * NS, message=cut)
     cache.update(DRIVER, [device])
     assert cache.update(DRIVER, [device]) == []
-    again = HealthCache(tmp_path / "dra_health_state", hands)
+    again = HealthCache(tmp_path / "dra_health_state", clock)
     assert len(again.update(DRIVER, [device])) == 1
 
 
@@ -235,18 +240,18 @@ def test_a_message_cut_within_a_character_is_another_one_after_a_restart(
         pytest.param(5000, 1024, id="TestTruncateHealthMessage/very_long"),
     ],
 )
-def test_a_message_is_cut_at_1024_bytes(length: int, expected: int) -> None:
+def test_message_is_cut_at_1024_bytes(length: int, expected: int) -> None:
     cut = cut_message("x" * length)
     assert len(cut) == expected
     assert cut == ("x" * length if length <= 1024 else "x" * 1021 + "...")
 
 
-def test_the_beginning_of_a_cut_message_stays() -> None:
+def test_cut_message_keeps_its_beginning() -> None:
     """TestTruncateHealthMessage/meaningful"""
     assert cut_message("gpu.xid.79: " + 1100 * "y").startswith("gpu.xid.79: yyy")
 
 
-def test_a_message_is_cut_between_any_two_bytes() -> None:
+def test_message_is_cut_between_any_two_bytes() -> None:
     cut = cut_message("x" + 700 * "\u00e9")
     assert cut.encode(errors="surrogateescape") == b"x" + 510 * b"\xc3\xa9" + b"..."
     assert cut_message(700 * "\u00e9").encode(errors="surrogateescape") == 510 * b"\xc3\xa9" + b"\xc3..."
@@ -261,7 +266,7 @@ def test_a_message_is_cut_between_any_two_bytes() -> None:
         pytest.param(99, "Unknown", id="TestToDeviceHealthStatus/unexpected"),
     ],
 )
-def test_a_number_that_nobody_knows_is_unknown(number: int, expected: str) -> None:
+def test_undefined_health_number_is_unknown(number: int, expected: str) -> None:
     assert read_device(entry(health=number), NOW).health == expected
 
 
@@ -274,21 +279,21 @@ def test_a_number_that_nobody_knows_is_unknown(number: int, expected: str) -> No
         pytest.param(86_400, 86_400, id="a_day"),
     ],
 )
-def test_a_lease_of_nothing_or_less_is_30_s(seconds: int, expected_s: int) -> None:
+def test_lease_of_zero_or_less_is_30_s(seconds: int, expected_s: int) -> None:
     assert read_device(entry(health_check_timeout_seconds=seconds), NOW).lease_ns == expected_s * NS
 
 
-def test_a_lease_of_300_years_is_over_at_once(cache: HealthCache) -> None:
+def test_lease_of_300_years_overflows_and_is_expired(cache: HealthCache) -> None:
     cache.update(DRIVER, [read_device(entry(health_check_timeout_seconds=10_000_000_000), NOW)])
     assert health(cache) == "Unknown"
 
 
-def test_the_time_that_the_plugin_names_does_not_matter(cache: HealthCache, hands: Hands) -> None:
+def test_time_from_the_plugin_is_ignored(cache: HealthCache, clock: ManualClock) -> None:
     cache.update(DRIVER, [read_device(entry(last_updated_time=1), NOW)])
-    assert cache.get(DRIVER, "pool", "gpu-0").updated_ns == hands()
+    assert cache.get(DRIVER, "pool", "gpu-0").updated_ns == clock()
 
 
-def test_names_that_are_missing_are_accepted_and_match_nothing(cache: HealthCache) -> None:
+def test_missing_names_are_accepted_and_match_no_device(cache: HealthCache) -> None:
     nameless = message_class("v1", "DeviceHealth")(health=2)
     cache.update(DRIVER, [read_device(nameless, NOW)])
     assert [device.key for device in cache.devices(DRIVER)] == ["/"]
@@ -297,20 +302,20 @@ def test_names_that_are_missing_are_accepted_and_match_nothing(cache: HealthCach
 @pytest.mark.parametrize(
     ("version", "lease_s", "message"), [("1.34", 30, ""), ("1.35", 7, ""), ("1.36", 7, "hot")]
 )
-def test_older_kubelets_do_not_know_the_younger_fields(version: str, lease_s: int, message: str) -> None:
+def test_older_kubelets_ignore_newer_fields(version: str, lease_s: int, message: str) -> None:
     device = read_device(entry(health_check_timeout_seconds=7, message="hot"), VERSIONS[version])
     assert (device.lease_ns, device.message) == (lease_s * NS, message)
 
 
-# --- to the pods ----------------------------------------------------------------------------------------
+# --- notification of pods -------------------------------------------------------------------------------
 
 
-class Managed:
-    """A manager of health, with claims whose devices were returned by the driver."""
+class HealthManagerSetup:
+    """A health manager with claims whose devices the driver returned."""
 
-    def __init__(self, directory: Path, hands: Hands) -> None:
+    def __init__(self, directory: Path, clock: ManualClock) -> None:
         self.history = History()
-        self.cache = HealthCache(directory / "health", hands)
+        self.cache = HealthCache(directory / "health", clock)
         self.claims = ClaimInfos(directory / "claims")
         self.manager = HealthManager(self.cache, self.claims, NOW, self.history)
 
@@ -319,8 +324,8 @@ class Managed:
         with self.claims.locked() as infos:
             infos["default", name] = ClaimInfo("default", name, f"uid-{name}", set(pods), drivers)
 
-    def take(self, *entries: Any) -> None:
-        self.manager.take(DRIVER, message_class("v1", "NodeWatchResourcesResponse")(devices=entries))
+    def update(self, *entries: Any) -> None:
+        self.manager.update(DRIVER, message_class("v1", "NodeWatchResourcesResponse")(devices=entries))
 
     @property
     def notified(self) -> list[set[str]]:
@@ -328,73 +333,73 @@ class Managed:
 
 
 @pytest.fixture
-def managed(tmp_path: Path, hands: Hands) -> Managed:
-    return Managed(tmp_path, hands)
+def setup(tmp_path: Path, clock: ManualClock) -> HealthManagerSetup:
+    return HealthManagerSetup(tmp_path, clock)
 
 
-def test_a_change_of_an_allocated_device_is_told_to_its_pod(managed: Managed) -> None:
+def test_change_of_an_allocated_device_notifies_its_pod(setup: HealthManagerSetup) -> None:
     """TestHandleWatchResourcesStream/HealthChangeForAllocatedDevice"""
-    managed.claim("c", "pod")
-    managed.take(entry(health=2))
-    assert managed.notified == [{"pod"}]
-    assert managed.manager.updates.get_nowait() == {"pod"}
+    setup.claim("c", "pod")
+    setup.update(entry(health=2))
+    assert setup.notified == [{"pod"}]
+    assert setup.manager.updates.get_nowait() == {"pod"}
 
 
-def test_a_change_of_a_device_that_nobody_uses_is_told_to_nobody(managed: Managed) -> None:
+def test_change_of_an_unused_device_notifies_no_pod(setup: HealthManagerSetup) -> None:
     """TestHandleWatchResourcesStream/NonAllocatedDeviceChange"""
-    managed.claim("c", "pod", device="gpu-1")
-    managed.take(entry(health=2))
-    assert managed.notified == []
-    assert [one.health for one in managed.history.of(Changed)] == ["Unhealthy"]
+    setup.claim("c", "pod", device="gpu-1")
+    setup.update(entry(health=2))
+    assert setup.notified == []
+    assert [one.health for one in setup.history.of(Changed)] == ["Unhealthy"]
 
 
-def test_the_same_once_more_is_told_to_nobody(managed: Managed) -> None:
+def test_repeated_list_notifies_no_pod(setup: HealthManagerSetup) -> None:
     """TestHandleWatchResourcesStream/NoActualStateChange"""
-    managed.claim("c", "pod")
+    setup.claim("c", "pod")
     for _ in range(3):
-        managed.take(entry(health=2))
-    assert managed.notified == [{"pod"}]
+        setup.update(entry(health=2))
+    assert setup.notified == [{"pod"}]
 
 
-def test_the_share_of_a_device_does_not_matter(managed: Managed) -> None:
+def test_share_of_a_device_is_ignored(setup: HealthManagerSetup) -> None:
     """TestHandleWatchResourcesStream/HealthChangeForDeviceWithShareID"""
-    managed.claim("c", "pod", share_id="one")
-    managed.claim("d", "other", share_id="two")
-    managed.take(entry(health=2))
-    assert managed.notified == [{"pod", "other"}]
+    setup.claim("c", "pod", share_id="one")
+    setup.claim("d", "other", share_id="two")
+    setup.update(entry(health=2))
+    assert setup.notified == [{"pod", "other"}]
 
 
-def test_all_pods_of_a_shared_claim_are_told_at_once(managed: Managed) -> None:
+def test_change_notifies_all_pods_of_a_shared_claim_together(setup: HealthManagerSetup) -> None:
     """TestHandleWatchResourcesStream/HealthChangeForMultiplePodsWithSharedDevice"""
-    managed.claim("c", "pod", "other")
-    managed.take(entry(health=2))
-    assert managed.notified == [{"pod", "other"}]
+    setup.claim("c", "pod", "other")
+    setup.update(entry(health=2))
+    assert setup.notified == [{"pod", "other"}]
 
 
-def test_the_end_of_a_stream_clears_and_tells_no_pod(managed: Managed) -> None:
-    managed.claim("c", "pod")
-    managed.take(entry(health=2))
-    managed.manager.forget(DRIVER)
-    assert health(managed.cache) == "Unknown"
-    assert managed.history.of(Cleared) == [Cleared(DRIVER)]
-    assert len(managed.notified) == 1
+def test_end_of_a_stream_clears_and_notifies_no_pod(setup: HealthManagerSetup) -> None:
+    setup.claim("c", "pod")
+    setup.update(entry(health=2))
+    setup.manager.clear(DRIVER)
+    assert health(setup.cache) == "Unknown"
+    assert setup.history.of(Cleared) == [Cleared(DRIVER)]
+    assert len(setup.notified) == 1
 
 
-def test_the_hundred_and_first_notification_is_lost(managed: Managed) -> None:
-    managed.claim("c", "pod")
+def test_101st_queued_notification_is_lost(setup: HealthManagerSetup) -> None:
+    setup.claim("c", "pod")
     for number in range(NOTIFICATIONS + 1):
-        managed.take(entry(message=f"{number}"))
-    assert len(managed.notified) == NOTIFICATIONS
-    assert managed.history.of(NotificationDropped) == [NotificationDropped(frozenset({"pod"}))]
+        setup.update(entry(message=f"{number}"))
+    assert len(setup.notified) == NOTIFICATIONS
+    assert setup.history.of(NotificationDropped) == [NotificationDropped(frozenset({"pod"}))]
 
 
-def test_a_device_that_runs_out_is_told_with_the_next_list(managed: Managed, hands: Hands) -> None:
-    managed.claim("c", "pod")
-    managed.take(entry())
-    hands.advance(31)
-    assert len(managed.notified) == 1
-    managed.take(entry("gpu-1"))
-    assert managed.notified == [{"pod"}, {"pod"}]
+def test_expired_device_is_a_change_of_the_next_list(setup: HealthManagerSetup, clock: ManualClock) -> None:
+    setup.claim("c", "pod")
+    setup.update(entry())
+    clock.advance(31)
+    assert len(setup.notified) == 1
+    setup.update(entry("gpu-1"))
+    assert setup.notified == [{"pod"}, {"pod"}]
 
 
 # --- in a pod's status ----------------------------------------------------------------------------------
@@ -405,9 +410,7 @@ def claim_of(*devices: PreparedDevice) -> ClaimInfo:
 
 
 @pytest.mark.parametrize("share_id", ["", "one"], ids=["direct", "ShareID"])
-def test_a_container_shows_what_it_uses_by_the_pods_name_of_the_claim(
-    cache: HealthCache, share_id: str
-) -> None:
+def test_container_status_names_the_claim_as_in_the_pod(cache: HealthCache, share_id: str) -> None:
     """TestUpdateAllocatedResourcesStatus/{direct,renamed,ShareID}; templates are left out"""
     cache.update(DRIVER, [UNHEALTHY])
     info = claim_of(PreparedDevice("pool", "gpu-0", ("gpu",), ("example.com/gpu=0",), share_id))
@@ -424,14 +427,14 @@ def test_a_container_shows_what_it_uses_by_the_pods_name_of_the_claim(
         pytest.param("mine", True, id="empty_request"),
     ],
 )
-def test_a_subrequest_shows_what_its_request_got(cache: HealthCache, use: str, shown: bool) -> None:
+def test_subrequest_shows_the_devices_of_its_request(cache: HealthCache, use: str, shown: bool) -> None:
     """TestUpdateAllocatedResourcesStatus_Subrequest"""
     info = claim_of(PreparedDevice("pool", "gpu-0", ("gpu",), ()))
     found = allocated_resources([use], {"mine": info}, cache, messages=True)
     assert list(found) == ([f"claim:{use}"] if shown else [])
 
 
-def test_of_devices_with_one_first_cdi_id_only_the_first_is_shown(cache: HealthCache) -> None:
+def test_only_the_first_device_with_a_cdi_id_is_shown(cache: HealthCache) -> None:
     cache.update(DRIVER, [HEALTHY, DeviceHealth("pool", "gpu-1", "Unhealthy")])
     shared = ("example.com/claim=c",)
     info = claim_of(
@@ -442,7 +445,7 @@ def test_of_devices_with_one_first_cdi_id_only_the_first_is_shown(cache: HealthC
 
 
 @pytest.mark.parametrize(
-    ("held", "messages", "ids", "expected"),
+    ("stored", "messages", "ids", "expected"),
     [
         pytest.param(("Healthy", "ok"), True, ("x/y=0",), ("x/y=0", "Healthy", "ok"), id="message_on"),
         pytest.param(("Healthy", "ok"), False, ("x/y=0",), ("x/y=0", "Healthy", ""), id="message_off"),
@@ -456,21 +459,21 @@ def test_of_devices_with_one_first_cdi_id_only_the_first_is_shown(cache: HealthC
         ),
     ],
 )
-def test_what_is_shown_of_a_device(
-    held: tuple[str, str], messages: bool, ids: tuple[str, ...], expected: tuple[str, str, str]
+def test_pod_status_shows_the_health_of_a_device(
+    stored: tuple[str, str], messages: bool, ids: tuple[str, ...], expected: tuple[str, str, str]
 ) -> None:
     """TestBuildResourceHealth, TestToResourceHealthStatus"""
     device, known = (
         PreparedDevice("pool", "gpu-0", (), ids),
-        DeviceHealth("pool", "gpu-0", held[0], message=held[1]),
+        DeviceHealth("pool", "gpu-0", stored[0], message=stored[1]),
     )
     assert resource_health(DRIVER, device, known, messages) == expected
 
 
-# --- what is noted of claims ----------------------------------------------------------------------------
+# --- the stored state of claims -------------------------------------------------------------------------
 
 
-def test_a_claim_survives_the_kubelet_and_its_prepared_flag_does_not(tmp_path: Path) -> None:
+def test_restart_keeps_a_claim_without_its_prepared_flag(tmp_path: Path) -> None:
     claims = ClaimInfos(tmp_path / "claims")
     info = claim_of(PreparedDevice("pool", "gpu-0", ("gpu",), ("example.com/gpu=0",), "share"))
     info.prepared = True
@@ -482,7 +485,7 @@ def test_a_claim_survives_the_kubelet_and_its_prepared_flag_does_not(tmp_path: P
     assert (kept.pods, kept.drivers, kept.prepared) == (info.pods, info.drivers, False)
 
 
-def test_a_new_claim_has_every_driver_of_its_allocation() -> None:
+def test_new_claim_has_every_driver_of_its_allocation() -> None:
     devices = [
         ("a", DRIVER, "pool", "gpu-0"),
         ("b", "b.example.com", "pool", "nic-0"),

@@ -1,4 +1,4 @@
-"""The fake NVML, asked by pynvml: what it answers when nothing happens, and which events it delivers."""
+"""The fake NVML through pynvml: readings of healthy GPUs, and delivery of events."""
 
 import re
 import subprocess
@@ -13,7 +13,7 @@ HEADER = NATIVE / "src" / "gpu" / "nvml.h"
 WHOLE_GPU = 0xFFFFFFFF
 
 
-def test_a_healthy_h100_reads_as_one(tmp_path: Path) -> None:
+def test_healthy_h100_has_expected_readings(tmp_path: Path) -> None:
     answer = play(
         fake_nvml(tmp_path),
         """
@@ -85,7 +85,7 @@ def test_a_healthy_h100_reads_as_one(tmp_path: Path) -> None:
     }
 
 
-def test_a_t4_has_retired_pages_and_none_of_what_came_later(tmp_path: Path) -> None:
+def test_t4_has_retired_pages_and_no_newer_fields(tmp_path: Path) -> None:
     answer = play(
         fake_nvml(tmp_path, "profile t4 gpus=2", "gpu 1 set retired.dbe=2 retired.pending=1"),
         """
@@ -110,7 +110,7 @@ def test_a_t4_has_retired_pages_and_none_of_what_came_later(tmp_path: Path) -> N
     ]
 
 
-def test_a_buffer_that_is_too_small_is_refused_and_not_overrun(tmp_path: Path) -> None:
+def test_buffer_too_small_is_refused_and_not_overrun(tmp_path: Path) -> None:
     answer = play(
         fake_nvml(tmp_path, "gpu 0 set processes=3"),
         """
@@ -126,7 +126,7 @@ def test_a_buffer_that_is_too_small_is_refused_and_not_overrun(tmp_path: Path) -
     assert answer == [7, "x" * 40, 0, 40, 7, 3, 0]
 
 
-def test_a_structure_of_an_unknown_version_is_refused(tmp_path: Path) -> None:
+def test_structure_of_unknown_version_is_refused(tmp_path: Path) -> None:
     code = """
         answer = []
         for name, structure in (("GpuFabricInfoV", n.c_nvmlGpuFabricInfo_v3_t()),
@@ -138,10 +138,15 @@ def test_a_structure_of_an_unknown_version_is_refused(tmp_path: Path) -> None:
         """
     mismatch = pynvml.NVML_ERROR_ARGUMENT_VERSION_MISMATCH
     assert play(fake_nvml(tmp_path), code) == [0, mismatch, 0, mismatch]
-    assert play(fake_nvml(tmp_path, branch=570), code) == [mismatch, mismatch, 0, mismatch]  # 3 came with 580
+    assert play(fake_nvml(tmp_path, branch=570), code) == [
+        mismatch,
+        mismatch,
+        0,
+        mismatch,
+    ]  # 3: since 580
 
 
-def test_without_a_session_nothing_answers(tmp_path: Path) -> None:
+def test_calls_without_a_session_are_refused(tmp_path: Path) -> None:
     code = """
         answer = [refused(n.nvmlDeviceGetCount), refused(n.nvmlShutdown)]
         n.nvmlInit()
@@ -157,7 +162,7 @@ def test_without_a_session_nothing_answers(tmp_path: Path) -> None:
 # --- field values --------------------------------------------------------------------------------------
 
 
-def test_a_quantity_that_is_added_to_counts_in_its_lifelong_sum_too(tmp_path: Path) -> None:
+def test_added_quantity_counts_in_its_lifetime_sum(tmp_path: Path) -> None:
     answer = play(
         fake_nvml(
             tmp_path,
@@ -165,7 +170,7 @@ def test_a_quantity_that_is_added_to_counts_in_its_lifelong_sum_too(tmp_path: Pa
         ),
         """
         answer = [fields(gpus[0], 4, 6, 12, 23)]
-        tell("gpu 0 reset")
+        send("gpu 0 reset")
         answer.append(fields(gpus[0], 4, 6, 12, 23))
         """,
     )
@@ -180,7 +185,7 @@ def test_without_ecc_there_are_no_counters(tmp_path: Path) -> None:
     assert answer == [0, "error 3", 3]
 
 
-def test_a_link_field_asks_for_its_link_or_for_all(tmp_path: Path) -> None:
+def test_link_field_reads_one_link_or_all(tmp_path: Path) -> None:
     answer = play(
         fake_nvml(tmp_path, "gpu 0 set nvlink.4.state=0 nvlink.4.replay=7 nvlink.5.replay=1"),
         "answer = fields(gpus[0], (165, 4), (165, 5), (161, 4), (161, 0xFFFFFFFF), (165, 18), 91)",
@@ -188,32 +193,32 @@ def test_a_link_field_asks_for_its_link_or_for_all(tmp_path: Path) -> None:
     assert answer == [0, 1, 7, 8, "error 2", 18]
 
 
-def test_one_field_fails_and_the_others_answer(tmp_path: Path) -> None:
+def test_failed_field_leaves_the_others_readable(tmp_path: Path) -> None:
     answer = play(
         fake_nvml(tmp_path, "gpu 0 fail field 144 999", "gpu 0 set remap.uncorrectable=3"),
         """
         answer = [fields(gpus[0], 143, 144, 145, 9999)]
-        tell("gpu 0 fail field 144 0")
+        send("gpu 0 fail field 144 0")
         answer.append(fields(gpus[0], 144))
         """,
     )
     assert answer == [[3, "error 999", 0, "error 3"], [0]]
 
 
-def test_one_link_fails_and_the_others_answer(tmp_path: Path) -> None:
+def test_failed_link_leaves_the_others_readable(tmp_path: Path) -> None:
     answer = play(
         fake_nvml(tmp_path, "gpu 0 fail link 4 999"),
         """
         answer = [fields(gpus[0], (165, 3), (165, 4), (161, 0xFFFFFFFF))]
         answer += [n.nvmlDeviceGetNvLinkState(gpus[0], 3), refused(n.nvmlDeviceGetNvLinkState, gpus[0], 4)]
-        tell("gpu 0 fail link 4 0")
+        send("gpu 0 fail link 4 0")
         answer.append(n.nvmlDeviceGetNvLinkState(gpus[0], 4))
         """,
     )
     assert answer == [[1, "error 999", "error 999"], 1, 999, 1]
 
 
-def test_a_margin_is_a_signed_number(tmp_path: Path) -> None:
+def test_margin_is_signed(tmp_path: Path) -> None:
     code = """
         value = n.nvmlDeviceGetFieldValues(gpus[0], [193])[0]
         answer = [value.valueType == n.NVML_VALUE_TYPE_SIGNED_INT, value.value.siVal]
@@ -225,7 +230,7 @@ def test_a_margin_is_a_signed_number(tmp_path: Path) -> None:
     ("branch", "answers"),
     [(535, ["error 3", "error 3"]), (570, [0, "error 3"]), (575, [5, "error 3"]), (580, [0, 5])],
 )
-def test_throttle_times_moved_with_the_branch(tmp_path: Path, branch: int, answers: list[object]) -> None:
+def test_throttle_time_ids_depend_on_the_branch(tmp_path: Path, branch: int, answers: list[object]) -> None:
     fake = fake_nvml(tmp_path, "gpu 0 set throttle.sw_thermal=5 power.smoothing=0", branch=branch)
     assert play(fake, "answer = fields(gpus[0], 251, 269)") == answers
 
@@ -233,7 +238,7 @@ def test_throttle_times_moved_with_the_branch(tmp_path: Path, branch: int, answe
 # --- branches ------------------------------------------------------------------------------------------
 
 
-def test_what_an_old_branch_lacks_is_not_there(tmp_path: Path) -> None:
+def test_old_branch_lacks_newer_functions(tmp_path: Path) -> None:
     answer = play(
         fake_nvml(tmp_path, "gpu 0 set recovery_action=1", branch=535),
         """
@@ -251,7 +256,7 @@ def test_what_an_old_branch_lacks_is_not_there(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("branch", BRANCHES)
-def test_the_library_has_the_drivers_soname_and_no_other_names(branch: int) -> None:
+def test_library_exports_only_nvml_names_under_its_soname(branch: int) -> None:
     shown = subprocess.check_output(["readelf", "-dW", "--dyn-syms", library(branch)], text=True)
     assert "soname: [libnvidia-ml.so.1]" in shown
     exported = re.findall(r"FUNC +GLOBAL +DEFAULT +\d+ (\w+)", shown)
@@ -263,13 +268,13 @@ def test_the_library_has_the_drivers_soname_and_no_other_names(branch: int) -> N
 # --- events --------------------------------------------------------------------------------------------
 
 
-def test_an_event_reaches_only_who_registered_before(tmp_path: Path) -> None:
+def test_event_reaches_only_earlier_registrations(tmp_path: Path) -> None:
     answer = play(
         fake_nvml(tmp_path, "profile h100 gpus=2", "gpu 1 xid 48"),
         """
         late = n.nvmlEventSetCreate()
         early = watch(gpus[1])
-        tell("gpu 1 xid 31", "gpu 0 xid 13", "gpu 1 xid 48 gi=1 ci=0", "gpu 1 event 0x8000 data=1")
+        send("gpu 1 xid 31", "gpu 0 xid 13", "gpu 1 xid 48 gi=1 ci=0", "gpu 1 event 0x8000 data=1")
         n.nvmlDeviceRegisterEvents(gpus[1], n.nvmlEventTypeXidCriticalError, late)
         answer = [event(early) for _ in range(3)] + [refused(event, early, 0), refused(event, late, 20)]
         """,
@@ -278,7 +283,7 @@ def test_an_event_reaches_only_who_registered_before(tmp_path: Path) -> None:
     assert answer == [[1, 8, 31, *whole], [1, 8, 48, 1, 0], [1, 0x8000, 1, *whole], 10, 10]
 
 
-def test_a_wait_is_woken_by_the_timeline(tmp_path: Path) -> None:
+def test_wait_is_woken_by_the_timeline(tmp_path: Path) -> None:
     answer = play(
         fake_nvml(tmp_path, "at 300ms gpu 0 xid 79", "at 100ms gpu 0 xid 45"),
         "events = watch(gpus[0])\nanswer = [event(events)[2], event(events)[2]]",
@@ -286,26 +291,26 @@ def test_a_wait_is_woken_by_the_timeline(tmp_path: Path) -> None:
     assert answer == [45, 79]
 
 
-def test_a_wait_answers_what_the_scenario_says_and_then_works_again(tmp_path: Path) -> None:
+def test_wait_returns_the_scenarios_code_then_recovers(tmp_path: Path) -> None:
     answer = play(
         fake_nvml(tmp_path),
         """
         events = watch(gpus[0])
-        threading.Timer(0.1, tell, ["wait 999"]).start()
+        threading.Timer(0.1, send, ["wait 999"]).start()
         answer = [refused(event, events)]
-        tell("wait 0", "gpu 0 xid 31")
+        send("wait 0", "gpu 0 xid 31")
         answer.append(event(events)[2])
         """,
     )
     assert answer == [999, 31]
 
 
-def test_a_storm_delivers_all_of_its_events(tmp_path: Path) -> None:
+def test_storm_delivers_all_of_its_events(tmp_path: Path) -> None:
     answer = play(
         fake_nvml(tmp_path),
         """
         events, seen = watch(gpus[0]), 0
-        tell("storm gpu 0 xid 31 rate=10000 for=200ms")
+        send("storm gpu 0 xid 31 rate=10000 for=200ms")
         while refused(event, events, 200) == 0:
             seen += 1
         answer = seen

@@ -1,4 +1,4 @@
-"""The fake NVML, asked by pynvml: loss, hangs, failures, resets, another driver, other partitions."""
+"""The fake NVML through pynvml: loss, hangs, failures, resets, driver reloads, repartitioning."""
 
 from pathlib import Path
 
@@ -8,26 +8,26 @@ from fake_nvml import fake_nvml, play
 pytest.importorskip("pynvml", reason="nvidia-ml-py is not installed")
 
 
-def test_a_lost_gpu_still_counts_and_answers_15_to_every_call(tmp_path: Path) -> None:
+def test_lost_gpu_is_counted_and_every_call_returns_15(tmp_path: Path) -> None:
     answer = play(
         fake_nvml(tmp_path, "profile h100 gpus=3"),
         """
         events, uuid = watch(*gpus), n.nvmlDeviceGetUUID(gpus[1])
-        tell("gpu 1 lost")
+        send("gpu 1 lost")
         e = n.nvmlEventSetWait_v2(events, 60_000)
         calls = [(n.nvmlDeviceGetUUID, gpus[1]), (n.nvmlDeviceGetIndex, gpus[1]),
                  (n.nvmlDeviceGetFieldValues, gpus[1], [4]), (n.nvmlDeviceGetHandleByIndex, 1),
                  (n.nvmlDeviceGetHandleByUUID, uuid), (n.nvmlDeviceGetPciInfo_v3, gpus[1])]
         answer = [n.nvmlDeviceGetCount(), e.eventType, {refused(*c) for c in calls} == {15},
                   n.nvmlDeviceGetUUID(gpus[0]) != n.nvmlDeviceGetUUID(gpus[2])]
-        tell("gpu 1 back")
+        send("gpu 1 back")
         answer.append(n.nvmlDeviceGetUUID(gpus[1]) == uuid)
         """,
     )
     assert answer == [3, 0x4000, True, True, True]
 
 
-def test_a_hang_blocks_its_call_on_its_gpu_until_released(tmp_path: Path) -> None:
+def test_hang_blocks_its_call_on_its_gpu_until_released(tmp_path: Path) -> None:
     fake = fake_nvml(tmp_path, "profile h100 gpus=2", "gpu 1 hang nvmlDeviceGetFieldValues")
     answer = play(
         fake,
@@ -35,22 +35,22 @@ def test_a_hang_blocks_its_call_on_its_gpu_until_released(tmp_path: Path) -> Non
         done = []
         thread = threading.Thread(target=lambda: done.append(fields(gpus[1], 4)))
         thread.start()
-        while tell("gpu 1 hung") == "0":
+        while send("gpu 1 hung") == "0":
             time.sleep(0.001)
         answer = [fields(gpus[0], 4), n.nvmlDeviceGetTemperature(gpus[1], 0), list(done)]
-        tell("gpu 1 release")
+        send("gpu 1 release")
         thread.join()
-        answer += [done, tell("gpu 1 hung")]
+        answer += [done, send("gpu 1 hung")]
         """,
     )
     assert answer == [[0], 33, [], [[0]], "0"]
 
 
-def test_a_hang_that_holds_the_drivers_lock_blocks_every_gpu(tmp_path: Path) -> None:
+def test_hang_with_the_drivers_lock_blocks_every_gpu(tmp_path: Path) -> None:
     answer = play(
         fake_nvml(tmp_path, "profile h100 gpus=2"),
         """
-        tell("gpu 1 hang nvmlDeviceGetTemperature lock")
+        send("gpu 1 hang nvmlDeviceGetTemperature lock")
         done = []
         def ask(gpu):
             done.append([gpu, n.nvmlDeviceGetTemperature(gpus[gpu], 0)])
@@ -58,10 +58,10 @@ def test_a_hang_that_holds_the_drivers_lock_blocks_every_gpu(tmp_path: Path) -> 
         for gpu in (1, 0):
             threads.append(threading.Thread(target=ask, args=[gpu]))
             threads[-1].start()
-            while tell(f"gpu {gpu} hung") == "0":
+            while send(f"gpu {gpu} hung") == "0":
                 time.sleep(0.001)
         answer = [list(done)]
-        tell("gpu 1 release")
+        send("gpu 1 release")
         for thread in threads:
             thread.join()
         answer.append(sorted(done))
@@ -70,11 +70,11 @@ def test_a_hang_that_holds_the_drivers_lock_blocks_every_gpu(tmp_path: Path) -> 
     assert answer == [[], [[0, 33], [1, 33]]]
 
 
-def test_a_hang_with_a_time_ends_by_itself(tmp_path: Path) -> None:
+def test_hang_with_a_duration_ends_by_itself(tmp_path: Path) -> None:
     answer = play(
         fake_nvml(tmp_path),
         """
-        tell("gpu 0 hang all 300ms")
+        send("gpu 0 hang all 300ms")
         began = time.monotonic()
         answer = [n.nvmlDeviceGetTemperature(gpus[0], 0), time.monotonic() - began >= 0.25]
         """,
@@ -82,16 +82,16 @@ def test_a_hang_with_a_time_ends_by_itself(tmp_path: Path) -> None:
     assert answer == [33, True]
 
 
-def test_a_slow_gpu_answers_after_its_time_and_delays_no_other(tmp_path: Path) -> None:
+def test_slow_gpu_answers_late_and_delays_no_other(tmp_path: Path) -> None:
     answer = play(
         fake_nvml(tmp_path, "profile h100 gpus=2"),
         """
-        tell("gpu 0 slow 10s")
+        send("gpu 0 slow 10s")
         threading.Thread(target=n.nvmlDeviceGetTemperature, args=[gpus[0], 0], daemon=True).start()
         while fake.calls(0, "nvmlDeviceGetTemperature") == 0:
             time.sleep(0.001)
         answer = [n.nvmlDeviceGetTemperature(gpus[1], 0)]
-        tell("gpu 0 slow 50ms")
+        send("gpu 0 slow 50ms")
         began = time.monotonic()
         answer += [n.nvmlDeviceGetPowerUsage(gpus[0]), time.monotonic() - began >= 0.05]
         """,
@@ -99,14 +99,14 @@ def test_a_slow_gpu_answers_after_its_time_and_delays_no_other(tmp_path: Path) -
     assert answer == [33, 71000, True]
 
 
-def test_a_call_that_fails_answers_as_usual_again_with_0(tmp_path: Path) -> None:
+def test_failed_call_recovers_after_code_0(tmp_path: Path) -> None:
     answer = play(
         fake_nvml(tmp_path),
         """
         answer = []
         for command in ("fail nvmlDeviceGetTemperature 999", "fail all 16", "fail all 0",
                         "fail nvmlDeviceGetTemperature 0"):
-            tell("gpu 0 " + command)
+            send("gpu 0 " + command)
             answer.append([refused(n.nvmlDeviceGetTemperature, gpus[0], 0),
                            refused(n.nvmlDeviceGetUUID, gpus[0])])
         """,
@@ -114,7 +114,7 @@ def test_a_call_that_fails_answers_as_usual_again_with_0(tmp_path: Path) -> None
     assert answer == [[999, 0], [999, 16], [999, 0], [0, 0]]
 
 
-def test_a_reset_clears_what_a_real_one_clears(tmp_path: Path) -> None:
+def test_reset_clears_the_same_as_a_real_reset(tmp_path: Path) -> None:
     fake = fake_nvml(
         tmp_path,
         "gpu 0 set recovery_action=1 remap.pending=1 remap.uncorrectable=1 nvlink.3.replay=4 pcie.replay=9",
@@ -123,14 +123,14 @@ def test_a_reset_clears_what_a_real_one_clears(tmp_path: Path) -> None:
     assert play(fake, "answer = fields(gpus[0], 230, 144, 143, (161, 3), 94)") == [0, 0, 1, 0, 0]
 
 
-def test_a_replaced_gpu_is_another_one_in_the_same_slot(tmp_path: Path) -> None:
+def test_replaced_gpu_is_another_gpu_in_the_same_slot(tmp_path: Path) -> None:
     answer = play(
         fake_nvml(tmp_path, "gpu 0 set remap.failure=1"),
         """
         def who():
             return [n.nvmlDeviceGetUUID(gpus[0]), n.nvmlDeviceGetSerial(gpus[0])]
         before = who()
-        tell("gpu 0 replace")
+        send("gpu 0 replace")
         answer = [before[0] != who()[0], before[1] != who()[1], n.nvmlDeviceGetPciInfo_v3(gpus[0]).busId,
                   fields(gpus[0], 145)]
         """,
@@ -142,13 +142,13 @@ def test_a_replaced_gpu_is_another_one_in_the_same_slot(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("code", [9, 18], ids=["driver not loaded", "version mismatch"])
-def test_init_answers_what_the_scenario_says(tmp_path: Path, code: int) -> None:
+def test_init_returns_the_scenarios_code(tmp_path: Path, code: int) -> None:
     fake = fake_nvml(tmp_path, f"init {code}")
     answer = play(
         fake,
         """
         answer = [refused(n.nvmlInit)]
-        tell("init 0")
+        send("init 0")
         answer += [refused(n.nvmlInit), n.nvmlDeviceGetCount()]
         """,
         init=False,
@@ -156,20 +156,20 @@ def test_init_answers_what_the_scenario_says(tmp_path: Path, code: int) -> None:
     assert answer == [code, 0, 1]
 
 
-def test_a_count_fails_from_now_on_or_once(tmp_path: Path) -> None:
+def test_count_fails_once_or_until_changed(tmp_path: Path) -> None:
     answer = play(
         fake_nvml(tmp_path, "profile h100 gpus=2"),
         """
         answer = []
         for command in ("count 999", "count 0", "count 999 once"):
-            tell(command)
+            send(command)
             answer += [refused(n.nvmlDeviceGetCount), refused(n.nvmlDeviceGetCount)]
         """,
     )
     assert answer == [999, 999, 0, 0, 999, 0]
 
 
-def test_init_hangs_for_its_time(tmp_path: Path) -> None:
+def test_init_hangs_for_its_duration(tmp_path: Path) -> None:
     answer = play(
         fake_nvml(tmp_path, "init hang 200ms"),
         "began = time.monotonic()\nn.nvmlInit()\nanswer = time.monotonic() - began >= 0.2",
@@ -178,12 +178,12 @@ def test_init_hangs_for_its_time(tmp_path: Path) -> None:
     assert answer is True
 
 
-def test_after_a_reload_only_a_new_session_answers(tmp_path: Path) -> None:
+def test_after_a_reload_only_a_new_session_works(tmp_path: Path) -> None:
     answer = play(
         fake_nvml(tmp_path, "profile h100 gpus=8"),
         """
         events = watch(gpus[0])
-        threading.Timer(0.1, tell, ["reload driver=575.57.08 gpus=7"]).start()
+        threading.Timer(0.1, send, ["reload driver=575.57.08 gpus=7"]).start()
         answer = [refused(event, events), refused(n.nvmlDeviceGetUUID, gpus[0])]
         answer.append(refused(n.nvmlDeviceGetCount))
         n.nvmlInit()
@@ -201,7 +201,7 @@ def test_after_a_reload_only_a_new_session_answers(tmp_path: Path) -> None:
 # --- MIG -----------------------------------------------------------------------------------------------
 
 
-def test_mig_instances_are_devices_below_their_gpu(tmp_path: Path) -> None:
+def test_mig_instances_are_devices_of_their_gpu(tmp_path: Path) -> None:
     answer = play(
         fake_nvml(tmp_path, "profile a100 gpus=2", "gpu 1 mig 3g.20gb 2g.10gb 1g.5gb 1g.5gb"),
         """
@@ -232,15 +232,15 @@ def test_mig_instances_are_devices_below_their_gpu(tmp_path: Path) -> None:
     ]
 
 
-def test_repartitioning_is_an_event_and_voids_the_handles_of_before(tmp_path: Path) -> None:
+def test_repartitioning_is_an_event_and_voids_old_handles(tmp_path: Path) -> None:
     answer = play(
         fake_nvml(tmp_path, "gpu 0 mig 7g.80gb"),
         """
         events, old = watch(gpus[0]), n.nvmlDeviceGetMigDeviceHandleByIndex(gpus[0], 0)
-        tell("gpu 0 mig 3g.40gb 4g.40gb")
+        send("gpu 0 mig 3g.40gb 4g.40gb")
         answer = [event(events)[1], refused(n.nvmlDeviceGetUUID, old),
                   n.nvmlDeviceGetGpuInstanceId(n.nvmlDeviceGetMigDeviceHandleByIndex(gpus[0], 1))]
-        tell("gpu 0 mig off")
+        send("gpu 0 mig off")
         answer.append(n.nvmlDeviceGetMigMode(gpus[0]))
         answer.append(refused(n.nvmlDeviceGetMigDeviceHandleByIndex, gpus[0], 0))
         """,

@@ -1,4 +1,4 @@
-"""The language of the fake NVML: strict, documented, and safe to speak while everything runs."""
+"""The scenario language of the fake NVML: strict, documented, and safe to use at any time."""
 
 import os
 import re
@@ -39,7 +39,7 @@ DOCS = NATIVE.parent / "docs" / "fake-nvml.md"
         (["storm gpu 0 xid 31 rate=0 for=1s"], "1: a storm's rate is at least 1 per second, not: '0'"),
     ],
 )
-def test_an_error_in_a_scenario_is_named_and_init_fails(tmp_path: Path, lines: list[str], error: str) -> None:
+def test_scenario_error_is_named_and_init_fails(tmp_path: Path, lines: list[str], error: str) -> None:
     fake = FakeNvml(library(), tmp_path / "scenario.txt", tmp_path / "nvml.sock")
     fake.scenario.write_text("\n".join([*lines, ""]))
     script = f"import ctypes; print(ctypes.CDLL({str(fake.library)!r}).nvmlInit_v2())"
@@ -61,19 +61,19 @@ print(n.nvmlDeviceGetCount(), n.nvmlDeviceGetName(n.nvmlDeviceGetHandleByIndex(0
     assert ran.stdout == "1 NVIDIA H100 80GB HBM3\n"
 
 
-def test_the_socket_refuses_with_the_reason_and_goes_on(tmp_path: Path) -> None:
+def test_socket_refuses_a_bad_command_and_continues(tmp_path: Path) -> None:
     answer = play(
         fake_nvml(tmp_path),
         """
         answer = []
         for command in ("gpu 0 set tempreature=91", "profile t4"):
             try:
-                tell(command)
+                send(command)
             except ValueError as error:
                 answer.append(str(error))
-        tell("gpu 0 set temperature=91", "gpu 0 set temperature=+1")
+        send("gpu 0 set temperature=91", "gpu 0 set temperature=+1")
         answer.append(n.nvmlDeviceGetTemperature(gpus[0], 0))
-        tell("gpu 0 set temperature=none")
+        send("gpu 0 set temperature=none")
         answer.append(refused(n.nvmlDeviceGetTemperature, gpus[0], 0))
         """,
     )
@@ -85,7 +85,7 @@ def test_the_socket_refuses_with_the_reason_and_goes_on(tmp_path: Path) -> None:
     ]
 
 
-def test_a_dead_processes_socket_is_taken_over_and_a_living_ones_is_not(tmp_path: Path) -> None:
+def test_only_a_dead_process_socket_is_taken_over(tmp_path: Path) -> None:
     fake = fake_nvml(tmp_path)
     assert play(fake, "answer = 0") == 0
     assert fake.control.is_socket()
@@ -99,12 +99,12 @@ def test_a_dead_processes_socket_is_taken_over_and_a_living_ones_is_not(tmp_path
 
 
 def names(macro: str) -> list[str]:
-    """The names in a scenario of one of the tables of quantities in fake.h."""
+    """Return the scenario names of one of the tables of quantities in fake.h."""
     table = FAKE_H.read_text().split(f"#define {macro}(X)")[1].split("\n\n")[0]
     return re.findall(r'X\(\w+, "([\w.]+)"', table)
 
 
-def test_everything_a_scenario_can_say_is_documented() -> None:
+def test_every_scenario_command_is_documented() -> None:
     docs, command = DOCS.read_text(), (NATIVE / "fake" / "command.c").read_text()
     profiles = re.findall(r'\.name = "(\w+)"', (NATIVE / "fake" / "profiles.c").read_text())
     quantities = names("FAKE_QUANTITIES") + [f"nvlink.L.{name}" for name in names("FAKE_LINK_QUANTITIES")]
@@ -121,11 +121,11 @@ def test_every_documented_quantity_can_be_set(tmp_path: Path) -> None:
     documented = re.findall(r"^\| `([\w.]+)` \|", section, re.MULTILINE)
     assert len(documented) > 80
     commands = [f"gpu 0 set {name.replace('.L.', '.0.')}=1" for name in documented]
-    assert play(fake_nvml(tmp_path), f"answer = tell(*{commands!r})") == ""
+    assert play(fake_nvml(tmp_path), f"answer = send(*{commands!r})") == ""
 
 
 @pytest.mark.parametrize("sanitizer", ["thread", "address,undefined"])
-def test_everything_at_once_is_clean_under_the_sanitizers(tmp_path: Path, sanitizer: str) -> None:
+def test_stress_test_is_clean_under_the_sanitizers(tmp_path: Path, sanitizer: str) -> None:
     fake = fake_nvml(tmp_path, "profile h100 gpus=4", "storm gpu 2 xid 31 rate=20000 for=1s")
     sources = [*(NATIVE / "fake").glob("*.c"), NATIVE / "fake" / "tests" / "hammer.c"]
     flags = ["-std=c11", "-g", "-O1", "-pthread", "-D_GNU_SOURCE", f"-I{NATIVE / 'src'}"]
@@ -134,7 +134,7 @@ def test_everything_at_once_is_clean_under_the_sanitizers(tmp_path: Path, saniti
     if build.returncode != 0 and b"cannot find" in build.stderr:
         pytest.skip(f"the {sanitizer} sanitizer is not installed")
     assert build.returncode == 0, build.stderr
-    # ThreadSanitizer of GCC 12 gives up where the kernel randomizes more address bits than it knows.
+    # ThreadSanitizer of GCC 12 fails if the kernel randomizes more address bits than it expects.
     command = ["setarch", "-R", tmp_path / "hammer", fake.control]
     ran = subprocess.run(command, env=fake.env, capture_output=True, text=True, check=False)
     assert (ran.returncode, ran.stderr) == (0, "")

@@ -1,4 +1,4 @@
-"""The fault memory's file: what is kept comes back whole, and what is broken is set aside and told of."""
+"""State file of GPU faults: round trip, corrupt files, and disks that refuse writes."""
 
 import errno
 import json
@@ -17,7 +17,7 @@ from small_disk import run_on_small_disk
 from agent.model.faults import Cure, FaultMemory, KeptFault, KnownGpu
 from agent.model.gpu import WHOLE_GPU
 from agent.model.health import Blame, Severity
-from agent.store.faults import SIZE_MAX, CorruptFile, Loaded, WriteError, decode, encode, load, save
+from agent.store.faults import SIZE_MAX, CorruptFile, WriteError, decode, encode, load, save
 
 GPU = KnownGpu(3, "GPU-3fa1", "0000:3b:00.0", "NVIDIA H100 80GB HBM3")
 FAULT = KeptFault(
@@ -53,15 +53,15 @@ def write(path: Path, data: bytes) -> None:
 
 
 def changed(**fault: object) -> bytes:
-    """The file with these values in its first fault."""
+    """Return the file with changed values in its first fault."""
     document = json.loads(encode(MEMORY))
     document["faults"][0] |= fault
     return json.dumps(document).encode()
 
 
-def test_what_is_kept_comes_back(path):
+def test_saved_faults_are_loaded(path):
     save(path, MEMORY)
-    assert load(path) == Loaded(MEMORY, "")
+    assert load(path) == (MEMORY, "")
 
 
 texts = st.text(st.characters(codec="utf-8"), max_size=20)
@@ -103,43 +103,43 @@ faults = st.lists(
 
 
 @given(gpus, faults)
-def test_whatever_can_be_remembered_comes_back(gpus, faults):
+def test_any_fault_memory_survives_a_round_trip(gpus, faults):
     memory = FaultMemory(tuple(gpus), tuple(faults))
     assert decode(encode(memory)) == memory
 
 
-def test_the_first_start_has_no_memory_and_no_problem(path):
-    assert load(path) == Loaded(FaultMemory(), "")
+def test_first_start_has_no_faults_and_no_problem(path):
+    assert load(path) == (FaultMemory(), "")
     assert not path.parent.exists()
 
 
-def test_nobody_else_may_read_it(path):
+def test_file_is_private(path):
     save(path, MEMORY)
     assert path.stat().st_mode & 0o777 == 0o600
     assert path.parent.stat().st_mode & 0o777 == 0o700
 
 
-def test_what_a_killed_agent_left_half_written_is_no_hindrance(path):
+def test_partial_file_of_killed_agent_is_overwritten(path):
     write(path.with_name("gpu-faults.json.new"), b"{")
     path.with_name("gpu-faults.json.new").chmod(0o666)
     save(path, MEMORY)
-    assert load(path).memory == MEMORY
+    assert load(path)[0] == MEMORY
     assert path.stat().st_mode & 0o777 == 0o600
     assert os.listdir(path.parent) == ["gpu-faults.json"]
 
 
-# --- files that cannot be used -----------------------------------------------------------------------------
+# --- unusable files -----------------------------------------------------------------------------
 
 
-def test_a_file_that_ends_early_is_never_half_believed():
+def test_truncated_file_is_never_accepted():
     whole = encode(MEMORY).rstrip()
     for size in range(len(whole)):
-        with pytest.raises(CorruptFile, match="is not understood: "):
+        with pytest.raises(CorruptFile, match="cannot be parsed: "):
             decode(whole[:size])
 
 
 @given(st.binary(max_size=200))
-def test_no_bytes_whatever_break_the_reader(data):
+def test_random_bytes_give_memory_or_corrupt_file(data):
     with pytest.raises(CorruptFile):
         decode(data)
 
@@ -147,73 +147,73 @@ def test_no_bytes_whatever_break_the_reader(data):
 @pytest.mark.parametrize(
     ("data", "reason"),
     [
-        (b"", "is not understood: input data was truncated"),
-        (b"[]", "is not understood: expected `object`, got `array`"),
-        (b"{}", "is not understood: object missing required field `version`"),
-        (b'{"version": 0, "gpus": [], "faults": []}', "is of version 0, which never was"),
-        (b'{"version": 1, "gpus": []}', "is not understood: object missing required field `faults`"),
+        (b"", "cannot be parsed: input data was truncated"),
+        (b"[]", "cannot be parsed: expected `object`, got `array`"),
+        (b"{}", "cannot be parsed: object missing required field `version`"),
+        (b'{"version": 0, "gpus": [], "faults": []}', "is of unknown version 0"),
+        (b'{"version": 1, "gpus": []}', "cannot be parsed: object missing required field `faults`"),
         (
             b'{"version": 1, "gpus": [], "faults": [], "more": 1}',
-            "is not understood: object contains unknown field `more`",
+            "cannot be parsed: object contains unknown field `more`",
         ),
         (
             changed(severity=5),
-            "is not understood: expected `int` <= 4 - at `$.faults[0].severity`",
+            "cannot be parsed: expected `int` <= 4 - at `$.faults[0].severity`",
         ),
-        (changed(gi=-1), "is not understood: expected `int` >= 0 - at `$.faults[0].gi`"),
-        (changed(ci=2**32), "is not understood: expected `int` <= 4294967295 - at `$.faults[0].ci`"),
-        (changed(cure="prayer"), "is not understood: invalid enum value 'prayer' - at `$.faults[0].cure`"),
-        (changed(times="2"), "is not understood: expected `int`, got `str` - at `$.faults[0].times`"),
-        (changed(evidence=None), "is not understood: expected `str`, got `null` - at `$.faults[0].evidence`"),
+        (changed(gi=-1), "cannot be parsed: expected `int` >= 0 - at `$.faults[0].gi`"),
+        (changed(ci=2**32), "cannot be parsed: expected `int` <= 4294967295 - at `$.faults[0].ci`"),
+        (changed(cure="prayer"), "cannot be parsed: invalid enum value 'prayer' - at `$.faults[0].cure`"),
+        (changed(times="2"), "cannot be parsed: expected `int`, got `str` - at `$.faults[0].times`"),
+        (changed(evidence=None), "cannot be parsed: expected `str`, got `null` - at `$.faults[0].evidence`"),
         (encode(FaultMemory((GPU, GPU))), "has 2 GPUs of number 3"),
-        (b"\xff\xfe{}", "is not understood: "),
+        (b"\xff\xfe{}", "cannot be parsed: "),
         (b" " * (SIZE_MAX + 1), "is 1048577 bytes, limit 1048576"),
     ],
 )
-def test_a_file_that_means_nothing_is_set_aside_with_the_reason(path, data, reason):
+def test_corrupt_file_is_set_aside_with_reason(path, data, reason):
     write(path, data)
-    loaded = load(path)
-    assert loaded.memory == FaultMemory()
-    assert loaded.problem.startswith(f"{path}: {reason}")
-    assert loaded.problem.endswith("; set aside as gpu-faults.json.corrupt-1")
+    memory, problem = load(path)
+    assert memory == FaultMemory()
+    assert problem.startswith(f"{path}: {reason}")
+    assert problem.endswith("; set aside as gpu-faults.json.corrupt-1")
     assert path.with_name("gpu-faults.json.corrupt-1").read_bytes() == data
-    assert load(path) == Loaded(FaultMemory(), "")
+    assert load(path) == (FaultMemory(), "")
 
 
-def test_a_file_of_a_later_agent_is_kept_for_it(path):
+def test_file_of_later_version_is_set_aside_as_newer(path):
     write(path, b'{"version": 2, "devices": {}}')
     words = f"{path}: is of version 2, this agent reads 1; set aside as gpu-faults.json.newer-1"
-    assert load(path) == Loaded(FaultMemory(), words)
+    assert load(path) == (FaultMemory(), words)
 
 
 @pytest.mark.parametrize("make", [os.mkdir, os.mkfifo], ids=["directory", "fifo"])
-def test_what_is_no_file_is_set_aside_too(path, make):
+def test_directory_or_fifo_at_path_is_set_aside(path, make):
     path.parent.mkdir()
     make(path)
-    assert load(path).problem.endswith("; set aside as gpu-faults.json.corrupt-1")
+    assert load(path)[1].endswith("; set aside as gpu-faults.json.corrupt-1")
     save(path, MEMORY)
-    assert load(path).memory == MEMORY
+    assert load(path)[0] == MEMORY
 
 
-def test_five_broken_files_are_kept_and_the_oldest_makes_room(path):
+def test_five_corrupt_files_are_kept_and_the_oldest_is_replaced(path):
     for number in range(1, 6):
         write(path, b"broken %d" % number)
-        assert load(path).problem.endswith(f"corrupt-{number}")
+        assert load(path)[1].endswith(f"corrupt-{number}")
         os.utime(
             path.with_name(f"gpu-faults.json.corrupt-{number}"), (0, (number - 3) % 5)
         )  # the 3rd is oldest
     write(path, b"broken 6")
-    assert load(path).problem.endswith("corrupt-3")
+    assert load(path)[1].endswith("corrupt-3")
     assert path.with_name("gpu-faults.json.corrupt-3").read_bytes() == b"broken 6"
     assert len(os.listdir(path.parent)) == 5
 
 
-# --- places that cannot be written -------------------------------------------------------------------------
+# --- unwritable places -------------------------------------------------------------------------
 
 
 @pytest.fixture
 def locked(path: Path):
-    """The file in a directory that this user may not look into, whoever runs the tests."""
+    """Path in a directory that this user may not access, even if root runs the tests."""
     save(path, MEMORY)
     path.parent.chmod(0)
     before = os.geteuid()
@@ -222,34 +222,34 @@ def locked(path: Path):
     yield path
     os.seteuid(before)
     path.parent.chmod(0o700)
-    assert load(path) == Loaded(MEMORY, "")
+    assert load(path) == (MEMORY, "")
 
 
-def test_a_directory_that_may_not_be_written_is_named_and_the_old_file_stays(locked):
-    with pytest.raises(WriteError, match=r"could not be kept: Permission denied") as caught:
+def test_unwritable_directory_is_named_and_old_file_stays(locked):
+    with pytest.raises(WriteError, match=r"could not be written: Permission denied") as caught:
         save(locked, FaultMemory())
     assert (caught.value.path, caught.value.errno) == (locked, errno.EACCES)
     assert caught.value.size == len(encode(FaultMemory()))
 
 
-def test_a_file_that_may_not_be_read_stays_where_it_is(locked):
+def test_unreadable_file_stays_in_place(locked):
     words = f"{locked}: Permission denied; could not be set aside: Permission denied"
-    assert load(locked) == Loaded(FaultMemory(), words)
+    assert load(locked) == (FaultMemory(), words)
 
 
-def test_a_directory_that_is_none_is_named(tmp_path):
+def test_file_in_place_of_directory_is_named(tmp_path):
     (tmp_path / "state").write_text("")
-    with pytest.raises(WriteError, match="could not be kept: ") as caught:
+    with pytest.raises(WriteError, match="could not be written: ") as caught:
         save(tmp_path / "state" / "gpu-faults.json", MEMORY)
     assert caught.value.errno in {errno.ENOTDIR, errno.EEXIST}
 
 
-def test_more_than_a_file_may_hold_is_refused_before_the_disk_is_touched(path):
+def test_oversized_memory_is_refused_before_writing(path):
     save(path, MEMORY)
     long = FAULT._replace(texts=("x" * SIZE_MAX,))
-    with pytest.raises(WriteError, match=r"10[0-9]{5} bytes could not be kept: the limit is 1048576"):
+    with pytest.raises(WriteError, match=r"10[0-9]{5} bytes could not be written: the limit is 1048576"):
         save(path, FaultMemory(faults=(long,)))
-    assert load(path) == Loaded(MEMORY, "")
+    assert load(path) == (MEMORY, "")
 
 
 FULL_DISK = """
@@ -279,11 +279,11 @@ assert load(path) == (MEMORY, "")
 """
 
 
-def test_a_full_disk_and_a_read_only_one_are_named_and_the_old_file_stays(tmp_path):
+def test_full_and_read_only_disks_are_named_and_old_file_stays(tmp_path):
     program = FULL_DISK.format(tests=str(Path(__file__).parent), directory=str(tmp_path))
     full, read_only = run_on_small_disk(program, tmp_path)
-    assert full.endswith("bytes could not be kept: No space left on device")
-    assert read_only.endswith("bytes could not be kept: Read-only file system")
+    assert full.endswith("bytes could not be written: No space left on device")
+    assert read_only.endswith("bytes could not be written: Read-only file system")
 
 
 SAVER = """
@@ -303,15 +303,15 @@ while True:
 
 
 @pytest.mark.parametrize("delay_ms", [0, 1, 3, 7, 13])
-def test_an_agent_killed_while_it_saves_leaves_one_memory_or_the_other(path, delay_ms):
+def test_agent_killed_during_save_leaves_a_complete_file(path, delay_ms):
     program = SAVER.format(tests=str(Path(__file__).parent), path=str(path))
     command = [sys.executable, "-c", program]
     with subprocess.Popen(command, cwd=Path(__file__).parent.parent, stdout=subprocess.PIPE) as saver:
         assert saver.stdout.readline() == b"saving\n"
-        time.sleep(delay_ms / 1000)  # where in a save it is hit: no assertion hangs on it
+        time.sleep(delay_ms / 1000)  # kills at any point of a save
         saver.send_signal(signal.SIGKILL)
-    loaded = load(path)
-    assert loaded.problem == ""
-    assert loaded.memory in (MEMORY, FaultMemory(faults=(FAULT._replace(texts=("x" * 50_000,)),)))
+    memory, problem = load(path)
+    assert problem == ""
+    assert memory in (MEMORY, FaultMemory(faults=(FAULT._replace(texts=("x" * 50_000,)),)))
     save(path, MEMORY)
-    assert load(path) == Loaded(MEMORY, "")
+    assert load(path) == (MEMORY, "")

@@ -1,9 +1,9 @@
-"""A GPU that hangs, is lost, wants something or slows down: from which number on, and in which words."""
+"""Rules for GPUs that hang, are lost, need a recovery action or slow down: limits and texts."""
 
 from typing import Any, Final
 
 import pytest
-from gpu_samples import ABSENT, EIO, LIMITS, NOW_NS, gpu_sample, gpu_set, gpu_view, silent_view
+from gpu_samples import ABSENT, EIO, LIMITS, NOW_NS, gpu_sample, gpu_set, gpu_view, hanging_view
 
 from agent.health.gpu.answers import next_step_ns
 from agent.health.gpu.catalog import gpu_rules
@@ -23,7 +23,7 @@ SLOW: Final = "gpu.probe.slow"
 
 
 def silence(text: str, severity: Severity = Severity.UNKNOWN) -> Finding:
-    return Finding(SILENT, severity, f"nvmlDeviceGetFieldValues not answered for more than {text}")
+    return Finding(SILENT, severity, f"nvmlDeviceGetFieldValues has not returned for more than {text}")
 
 
 def status(code: int, **attributes: Any) -> GpuView:
@@ -38,36 +38,36 @@ OPENING: Final = gpu_view(
     gpu=None, gpus=gpu_set(state=SourceState.STARTING, call="nvmlInit_v2", call_ns=NOW_NS - 7 * NS)
 )
 PROBE_BAD: Final = Finding(
-    SLOW, Severity.DEGRADED, "readings take at least 50 ms, and 10 times what others' take"
+    SLOW, Severity.DEGRADED, "readings take at least 50 ms, and 10 times as long as others"
 )
 CASES: Final[list[tuple[str, GpuView, RuleResult]]] = [
     # --- gpu.recovery_action
     (ACTION, gpu_view(), OK),
     (ACTION, gpu_view({GpuField.RECOVERY_ACTION: 1}),
-     Finding(ACTION, Severity.UNHEALTHY, "the driver asks for: gpu reset",
+     Finding(ACTION, Severity.UNHEALTHY, "the driver requests: gpu reset",
              "drain the GPU and reset it (nvidia-smi --gpu-reset)")),
     (ACTION, gpu_view({GpuField.RECOVERY_ACTION: 2}),
-     Finding(ACTION, Severity.UNHEALTHY, "the driver asks for: node reboot", "drain and reboot the node")),
+     Finding(ACTION, Severity.UNHEALTHY, "the driver requests: node reboot", "drain and reboot the node")),
     (ACTION, gpu_view({GpuField.RECOVERY_ACTION: EIO}), Unreadable("recovery_action", EIO)),
     (ACTION, gpu_view({GpuField.RECOVERY_ACTION: ABSENT}),
-     RuleNotApplicable("drivers before 565 and older GPUs do not tell")),
+     RuleNotApplicable("drivers before 565 and older GPUs do not report it")),
     # --- gpu.not_answering
     (SILENT, gpu_view(), OK),
-    (SILENT, silent_view(4.999), OK),
-    (SILENT, silent_view(5), silence("5 s")),
-    (SILENT, silent_view(9.999), silence("5 s")),
-    (SILENT, silent_view(10), silence("10 s")),
-    (SILENT, silent_view(59.999), silence("30 s")),
-    (SILENT, silent_view(60), silence("1 min", Severity.UNHEALTHY)),
-    (SILENT, silent_view(299), silence("2 min", Severity.UNHEALTHY)),
-    (SILENT, silent_view(3600), silence("1 h", Severity.UNHEALTHY)),
-    (SILENT, silent_view(90_000), silence("1 d", Severity.UNHEALTHY)),
-    (SILENT, silent_view(7, limits=GpuLimits(deadline_s=8)), OK),
-    (SILENT, silent_view(9, limits=GpuLimits(deadline_s=8)), silence("8 s")),
-    (SILENT, silent_view(11, limits=GpuLimits(deadline_s=8)), silence("10 s")),
-    (SILENT, silent_view(0.5, limits=GpuLimits(deadline_s=0.25)), silence("0.25 s")),
-    (SILENT, silent_view(45, limits=GpuLimits(dead_s=45)), silence("30 s", Severity.UNHEALTHY)),
-    (SILENT, OPENING, Finding(SILENT, Severity.UNKNOWN, "nvmlInit_v2 not answered for more than 5 s")),
+    (SILENT, hanging_view(4.999), OK),
+    (SILENT, hanging_view(5), silence("5 s")),
+    (SILENT, hanging_view(9.999), silence("5 s")),
+    (SILENT, hanging_view(10), silence("10 s")),
+    (SILENT, hanging_view(59.999), silence("30 s")),
+    (SILENT, hanging_view(60), silence("1 min", Severity.UNHEALTHY)),
+    (SILENT, hanging_view(299), silence("2 min", Severity.UNHEALTHY)),
+    (SILENT, hanging_view(3600), silence("1 h", Severity.UNHEALTHY)),
+    (SILENT, hanging_view(90_000), silence("1 d", Severity.UNHEALTHY)),
+    (SILENT, hanging_view(7, limits=GpuLimits(deadline_s=8)), OK),
+    (SILENT, hanging_view(9, limits=GpuLimits(deadline_s=8)), silence("8 s")),
+    (SILENT, hanging_view(11, limits=GpuLimits(deadline_s=8)), silence("10 s")),
+    (SILENT, hanging_view(0.5, limits=GpuLimits(deadline_s=0.25)), silence("0.25 s")),
+    (SILENT, hanging_view(45, limits=GpuLimits(dead_s=45)), silence("30 s", Severity.UNHEALTHY)),
+    (SILENT, OPENING, Finding(SILENT, Severity.UNKNOWN, "nvmlInit_v2 has not returned for more than 5 s")),
     # the library's thread looks at the count now and then: no affair of a GPU that answers
     (SILENT, gpu_view(gpus=gpu_set(call="nvmlInit_v2", call_ns=NOW_NS - 7 * NS)), OK),
     # --- gpu.lost, gpu.reset_required, gpu.failing
@@ -75,23 +75,24 @@ CASES: Final[list[tuple[str, GpuView, RuleResult]]] = [
     ("gpu.lost", gpu_view(gpu=None), OK),
     ("gpu.lost", status(Status.RESET_REQUIRED), OK),
     ("gpu.lost", status(Status.LOST),
-     Finding("gpu.lost", Severity.UNHEALTHY, "NVML answers GPU_IS_LOST (15)")),
-    ("gpu.lost", status(Status.UNINITIALIZED), RuleNotEvaluated("NVML answers UNINITIALIZED (1)")),
+     Finding("gpu.lost", Severity.UNHEALTHY, "NVML returned GPU_IS_LOST (15)")),
+    ("gpu.lost", status(Status.UNINITIALIZED), RuleNotEvaluated("NVML returned UNINITIALIZED (1)")),
     ("gpu.reset_required", gpu_view(), OK),
     ("gpu.reset_required", gpu_view(gpu=None), OK),
     ("gpu.reset_required", status(Status.LOST), OK),
     ("gpu.reset_required", status(Status.RESET_REQUIRED),
-     Finding("gpu.reset_required", Severity.UNHEALTHY, "NVML answers RESET_REQUIRED (16)")),
+     Finding("gpu.reset_required", Severity.UNHEALTHY, "NVML returned RESET_REQUIRED (16)")),
     ("gpu.failing", gpu_view(), OK),
     ("gpu.failing", gpu_view(gpu=None), OK),
     *[("gpu.failing", status(code), OK)
       for code in (Status.LOST, Status.RESET_REQUIRED, Status.GPU_NOT_FOUND)],
     ("gpu.failing", status(Status.UNKNOWN),
-     Finding("gpu.failing", Severity.UNKNOWN, "NVML answers UNKNOWN (999)")),
-    ("gpu.failing", status(77), Finding("gpu.failing", Severity.UNKNOWN, "NVML answers code 77")),
+     Finding("gpu.failing", Severity.UNKNOWN, "NVML returned UNKNOWN (999)")),
+    ("gpu.failing", status(77), Finding("gpu.failing", Severity.UNKNOWN, "NVML returned code 77")),
     ("gpu.failing", status(Status.DRIVER_NOT_LOADED),
-     Finding("gpu.failing", Severity.UNKNOWN, "NVML answers DRIVER_NOT_LOADED (9)")),
-    ("gpu.failing", status(9, gpus=gpu_set(err=9, state=SourceState.FAILING)), OK),  # gpu.driver.init tells
+     Finding("gpu.failing", Severity.UNKNOWN, "NVML returned DRIVER_NOT_LOADED (9)")),
+    # gpu.driver.init reports it
+    ("gpu.failing", status(9, gpus=gpu_set(err=9, state=SourceState.FAILING)), OK),
     # --- gpu.probe.slow
     (SLOW, gpu_view(), OK),
     (SLOW, probe(50 * MS, 5 * MS, 5 * MS), PROBE_BAD),
@@ -106,25 +107,25 @@ CASES: Final[list[tuple[str, GpuView, RuleResult]]] = [
 
 
 @pytest.mark.parametrize(("code", "view", "answer"), CASES)
-def test_a_view_has_this_answer(code: str, view: GpuView, answer: RuleResult) -> None:
-    assert ROWS[code].judge(view) == answer
+def test_rule_returns_expected_result_for_view(code: str, view: GpuView, answer: RuleResult) -> None:
+    assert ROWS[code].evaluate(view) == answer
 
 
-def test_the_drivers_own_demand_comes_first() -> None:
+def test_recovery_action_is_the_first_rule() -> None:
     assert gpu_rules(LIMITS)[0].code == ACTION
 
 
-def test_an_action_that_a_newer_driver_has_invented_is_not_none() -> None:
-    answer = ROWS[ACTION].judge(gpu_view({GpuField.RECOVERY_ACTION: 12}))
+def test_unknown_recovery_action_is_unhealthy() -> None:
+    answer = ROWS[ACTION].evaluate(gpu_view({GpuField.RECOVERY_ACTION: 12}))
     assert isinstance(answer, Finding)
     assert answer.severity is Severity.UNHEALTHY
     assert "12" in answer.advice
 
 
 @pytest.mark.parametrize("limits", [LIMITS, GpuLimits(deadline_s=2, dead_s=45), GpuLimits(deadline_s=7)])
-def test_the_answer_to_silence_changes_exactly_at_its_next_step(limits: GpuLimits) -> None:
-    view = silent_view(0, limits=limits)
-    judge = ROWS[SILENT].judge
+def test_not_answering_result_changes_exactly_at_next_step(limits: GpuLimits) -> None:
+    view = hanging_view(0, limits=limits)
+    judge = ROWS[SILENT].evaluate
     steps = 0
     while (step_ns := next_step_ns(view)) is not None:
         assert step_ns > view.now_ns
@@ -136,12 +137,12 @@ def test_the_answer_to_silence_changes_exactly_at_its_next_step(limits: GpuLimit
     assert judge(view._replace(now_ns=10**18)) == judge(view)
 
 
-def test_a_gpu_that_waits_for_nothing_has_no_next_step() -> None:
+def test_gpu_without_open_call_has_no_next_step() -> None:
     assert next_step_ns(gpu_view()) is None
 
 
-def test_the_older_of_two_calls_tells_how_long_a_gpu_is_silent() -> None:
+def test_older_of_two_calls_decides_waiting_time() -> None:
     gpu = gpu_sample(status=9, call="nvmlDeviceGetHandleByUUID", call_ns=NOW_NS - 6 * NS)
     gpus = gpu_set(gpu, call="nvmlInit_v2", call_ns=NOW_NS - 61 * NS)
-    answer = ROWS[SILENT].judge(gpu_view(gpu=gpu, gpus=gpus))
-    assert answer == Finding(SILENT, Severity.UNHEALTHY, "nvmlInit_v2 not answered for more than 1 min")
+    answer = ROWS[SILENT].evaluate(gpu_view(gpu=gpu, gpus=gpus))
+    assert answer == Finding(SILENT, Severity.UNHEALTHY, "nvmlInit_v2 has not returned for more than 1 min")

@@ -1,4 +1,4 @@
-"""The library, the count of GPUs, settings and stuck processes: what is told, and what is left to others."""
+"""Rules for the library, missing GPUs, settings and stuck processes."""
 
 from typing import Any, Final
 
@@ -30,7 +30,7 @@ STARTING: Final = gpu_view(gpu=None, gpus=gpu_set(state=SourceState.STARTING))
 NO_LIBRARY: Final = gpu_view(gpu=None, gpus=gpu_set(state=SourceState.ABSENT))
 
 
-def broken(err: int) -> GpuView:
+def failing_library(err: int) -> GpuView:
     return gpu_view(gpu=None, gpus=gpu_set(state=SourceState.FAILING, err=err))
 
 
@@ -38,80 +38,83 @@ def stuck(*processes: tuple[int, str]) -> GpuView:
     return gpu_view(host=GpuHost(stuck=tuple(StuckProcess(pid, name) for pid, name in processes)))
 
 
-def unusable(text: str, advice: str = "") -> Finding:
+def init_finding(text: str, advice: str = "") -> Finding:
     return Finding(INIT, Severity.UNKNOWN, f"NVML cannot be used: {text}", advice)
 
 
-def gone(text: str) -> Finding:
+def missing_finding(text: str) -> Finding:
     return Finding(MISSING, Severity.UNHEALTHY, text)
 
 
-def taken(driver: str, gpu: GpuSample | None = GONE, **attributes: Any) -> GpuView:
-    """A GPU that NVML no longer counts and that is on the bus, bound to this driver."""
+def unbound_view(driver: str, gpu: GpuSample | None = GONE, **attributes: Any) -> GpuView:
+    """Return the view of a GPU that NVML no longer lists, bound to this driver on the bus."""
     return gpu_view(gpu=gpu, **{"gpus": SEVEN, "pci": pci_sample(driver=driver), **attributes})
 
 
-def given(text: str, advice: str) -> Finding:
+def unbound_finding(text: str, advice: str) -> Finding:
     return Finding(UNBOUND, Severity.UNHEALTHY, text, advice)
 
 
 BIND: Final = "echo 0000:1b:00.0 > /sys/bus/pci/drivers/nvidia/bind"
-INSTALL: Final = "install the driver's libnvidia-ml.so.1, or name it (--nvml-library)"
-LOAD: Final = "load the kernel module (modprobe nvidia); if that fails, the kernel log says why"
+INSTALL: Final = "install the driver's libnvidia-ml.so.1, or set its path (--nvml-library)"
+LOAD: Final = "load the kernel module (modprobe nvidia); if that fails, read the kernel log"
 CASES: Final[list[tuple[str, GpuView, RuleResult]]] = [
     # --- gpu.driver.init, gpu.driver.mismatch
     (INIT, gpu_view(), OK),
-    (INIT, broken(18), OK),
-    (INIT, broken(-4100), OK),  # the core's own word of a library that works: more GPUs than are watched
-    (INIT, broken(9), unusable("DRIVER_NOT_LOADED (9)", LOAD)),
-    (INIT, broken(13), unusable("FUNCTION_NOT_FOUND (13)")),
-    (INIT, broken(999), unusable("UNKNOWN (999)")),
-    (INIT, NO_LIBRARY, unusable("LIBRARY_NOT_FOUND (12)", INSTALL)),
+    (INIT, failing_library(18), OK),
+    # a code of the native core, not of NVML: more GPUs than it monitors
+    (INIT, failing_library(-4100), OK),
+    (INIT, failing_library(9), init_finding("DRIVER_NOT_LOADED (9)", LOAD)),
+    (INIT, failing_library(13), init_finding("FUNCTION_NOT_FOUND (13)")),
+    (INIT, failing_library(999), init_finding("UNKNOWN (999)")),
+    (INIT, NO_LIBRARY, init_finding("LIBRARY_NOT_FOUND (12)", INSTALL)),
     (INIT, STARTING, RuleNotEvaluated("NVML is being opened")),
     (MISMATCH, gpu_view(), OK),
-    (MISMATCH, broken(9), OK),
+    (MISMATCH, failing_library(9), OK),
     (MISMATCH, NO_LIBRARY, OK),
     (MISMATCH, STARTING, RuleNotEvaluated("NVML is being opened")),
-    (MISMATCH, broken(18),
-     Finding(MISMATCH, Severity.UNKNOWN, "library and kernel module are of different driver versions")),
+    (MISMATCH, failing_library(18),
+     Finding(MISMATCH, Severity.UNKNOWN, "library and kernel module have different driver versions")),
     # --- gpu.unbound
-    (UNBOUND, taken("nvidia"), OK),
-    (UNBOUND, taken("", gpu_sample()), OK),  # whoever is counted has a driver, whatever the bus says
-    (UNBOUND, taken("", gpu_sample(status=15)), OK),
-    (UNBOUND, gpu_view(gpu=GONE, gpus=SEVEN), RuleNotEvaluated("nobody has seen it on the PCI bus")),
-    (UNBOUND, taken(""), given("no driver is bound to 0000:1b:00.0", BIND)),
-    (UNBOUND, taken("", pci=pci_sample(driver="", model="GH100 [H100 SXM5 80GB]")),
-     given("no driver is bound to 0000:1b:00.0 (GH100 [H100 SXM5 80GB])", BIND)),
-    (UNBOUND, taken("", None), given("no driver is bound to 0000:1b:00.0", BIND)),  # known from another day
-    (UNBOUND, taken("nouveau"),
-     given("nouveau is bound to 0000:1b:00.0, not nvidia",
-           f"unless that is wanted: echo 0000:1b:00.0 > /sys/bus/pci/drivers/nouveau/unbind; {BIND}")),
-    (UNBOUND, taken("vfio-pci"),
-     given("0000:1b:00.0 is given to a virtual machine: vfio-pci is bound to it",
-           f"unless that is wanted: echo 0000:1b:00.0 > /sys/bus/pci/drivers/vfio-pci/unbind; {BIND}")),
-    (UNBOUND, taken("", gpus=gpu_set(state=SourceState.FAILING, err=9)), RuleNotEvaluated("NVML cannot be used")),
-    (UNBOUND, taken("vfio-pci", gpus=gpu_set(state=SourceState.FAILING, err=9)),
-     given("0000:1b:00.0 is given to a virtual machine: vfio-pci is bound to it",
-           f"unless that is wanted: echo 0000:1b:00.0 > /sys/bus/pci/drivers/vfio-pci/unbind; {BIND}")),
+    (UNBOUND, unbound_view("nvidia"), OK),
+    (UNBOUND, unbound_view("", gpu_sample()), OK),  # a listed GPU has a driver, whatever the bus reports
+    (UNBOUND, unbound_view("", gpu_sample(status=15)), OK),
+    (UNBOUND, gpu_view(gpu=GONE, gpus=SEVEN), RuleNotEvaluated("not found on the PCI bus")),
+    (UNBOUND, unbound_view(""), unbound_finding("no driver is bound to 0000:1b:00.0", BIND)),
+    (UNBOUND, unbound_view("", pci=pci_sample(driver="", model="GH100 [H100 SXM5 80GB]")),
+     unbound_finding("no driver is bound to 0000:1b:00.0 (GH100 [H100 SXM5 80GB])", BIND)),
+    (UNBOUND, unbound_view("", None),
+     unbound_finding("no driver is bound to 0000:1b:00.0", BIND)),  # known from the checkpoint
+    (UNBOUND, unbound_view("nouveau"),
+     unbound_finding("nouveau is bound to 0000:1b:00.0, not nvidia",
+           f"unless this is intended: echo 0000:1b:00.0 > /sys/bus/pci/drivers/nouveau/unbind; {BIND}")),
+    (UNBOUND, unbound_view("vfio-pci"),
+     unbound_finding("0000:1b:00.0 is assigned to a virtual machine: vfio-pci is bound to it",
+           f"unless this is intended: echo 0000:1b:00.0 > /sys/bus/pci/drivers/vfio-pci/unbind; {BIND}")),
+    (UNBOUND, unbound_view("", gpus=gpu_set(state=SourceState.FAILING, err=9)),
+     RuleNotEvaluated("NVML cannot be used")),
+    (UNBOUND, unbound_view("vfio-pci", gpus=gpu_set(state=SourceState.FAILING, err=9)),
+     unbound_finding("0000:1b:00.0 is assigned to a virtual machine: vfio-pci is bound to it",
+           f"unless this is intended: echo 0000:1b:00.0 > /sys/bus/pci/drivers/vfio-pci/unbind; {BIND}")),
     # --- gpu.missing
     (MISSING, gpu_view(), OK),
     (MISSING, gpu_view(gpu=gpu_sample(status=15)), OK),  # a lost GPU still counts
-    (MISSING, gpu_view(gpu=None, gpus=SEVEN), gone("not among the 7 GPUs that NVML counts")),
+    (MISSING, gpu_view(gpu=None, gpus=SEVEN), missing_finding("not among the 7 GPUs of NVML")),
     (MISSING, gpu_view(gpu=None, gpus=SEVEN, limits=GpuLimits(expect=8)),
-     gone("not among the 7 GPUs that NVML counts; 8 expected by configuration")),
+     missing_finding("not among the 7 GPUs of NVML; 8 expected by configuration")),
     (MISSING, gpu_view(gpu=GONE, gpus=SEVEN),
-     gone("not among the 7 GPUs that NVML counts; 0000:1b:00.0 is still on the PCI bus")),
+     missing_finding("not among the 7 GPUs of NVML; 0000:1b:00.0 is still on the PCI bus")),
     (MISSING, gpu_view(gpu=GONE, gpus=SEVEN, host=GpuHost(bus_gpus=("0000:2b:00.0",))),
-     gone("not among the 7 GPUs that NVML counts; 0000:1b:00.0 is gone from the PCI bus")),
-    (MISSING, taken("vfio-pci", host=GpuHost(bus_gpus=("0000:2b:00.0",))),
-     gone("not among the 7 GPUs that NVML counts; 0000:1b:00.0 is still on the PCI bus")),
+     missing_finding("not among the 7 GPUs of NVML; 0000:1b:00.0 is no longer on the PCI bus")),
+    (MISSING, unbound_view("vfio-pci", host=GpuHost(bus_gpus=("0000:2b:00.0",))),
+     missing_finding("not among the 7 GPUs of NVML; 0000:1b:00.0 is still on the PCI bus")),
     (MISSING, gpu_view(gpu=GONE, gpus=SEVEN, host=GpuHost(bus_gpus=EIO)),
-     gone("not among the 7 GPUs that NVML counts")),
+     missing_finding("not among the 7 GPUs of NVML")),
     (MISSING, STARTING, RuleNotEvaluated("NVML is being opened")),
     (MISSING, NO_LIBRARY, RuleNotEvaluated("NVML cannot be used")),
-    (MISSING, broken(9), RuleNotEvaluated("NVML cannot be used")),
+    (MISSING, failing_library(9), RuleNotEvaluated("NVML cannot be used")),
     (MISSING, gpu_view(gpu=None, gpus=gpu_set(*EIGHT[1:], call="nvmlDeviceGetCount_v2", call_ns=NOW_NS)),
-     RuleNotEvaluated("NVML is being asked for its GPUs")),
+     RuleNotEvaluated("NVML is still listing its GPUs")),
     # --- gpu.driver.reloaded
     (RELOADED, gpu_view(), OK),
     (RELOADED, NO_LIBRARY._replace(gpus=gpu_set(generation=0)), OK),
@@ -130,34 +133,34 @@ CASES: Final[list[tuple[str, GpuView, RuleResult]]] = [
     (DEAF, gpu_view(log_read=True), OK),
     (DEAF, gpu_view(log_read=False, gpu=gpu_sample(event_mask=int(GpuEvent.XID))), OK),
     (DEAF, gpu_view(log_read=False, gpu=gpu_sample(event_mask=int(GpuEvent.DOUBLE_BIT_ECC))),
-     Finding(DEAF, Severity.DEGRADED, "neither NVML's events nor the kernel log tell of its XIDs")),
+     Finding(DEAF, Severity.DEGRADED, "neither NVML's events nor the kernel log report its XIDs")),
     (DEAF, gpu_view(log_read=False, gpu=None), RuleNotEvaluated("needs the GPU")),
     # --- gpu.driver.stuck_process
     (STUCK, stuck(), OK),
     (
         STUCK,
         gpu_view(host=GpuHost(stuck=ABSENT)),
-        RuleNotApplicable("the agent may not look into other processes (CAP_SYS_PTRACE)"),
+        RuleNotApplicable("the agent may not inspect other processes (CAP_SYS_PTRACE)"),
     ),
-    (STUCK, stuck((12, "python")), Finding(STUCK, Severity.DEGRADED, "held in the driver: python (12)")),
+    (STUCK, stuck((12, "python")), Finding(STUCK, Severity.DEGRADED, "stuck in the driver: python (12)")),
     (STUCK, stuck(*((pid, "rank") for pid in (1, 2, 3, 4))),
-     Finding(STUCK, Severity.DEGRADED, "held in the driver: rank (1), rank (2), rank (3), rank (4)")),
+     Finding(STUCK, Severity.DEGRADED, "stuck in the driver: rank (1), rank (2), rank (3), rank (4)")),
     (STUCK, stuck(*((pid, "rank") for pid in range(1, 9))),
      Finding(STUCK, Severity.DEGRADED,
-             "held in the driver: rank (1), rank (2), rank (3), rank (4) and 4 more")),
+             "stuck in the driver: rank (1), rank (2), rank (3), rank (4) and 4 more")),
     (STUCK, gpu_view(gpu=None, host=GpuHost(stuck=(StuckProcess(5, "nvidia-smi"),))),
-     Finding(STUCK, Severity.DEGRADED, "held in the driver: nvidia-smi (5)")),
+     Finding(STUCK, Severity.DEGRADED, "stuck in the driver: nvidia-smi (5)")),
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize(("code", "view", "answer"), CASES)
-def test_a_view_has_this_answer(code: str, view: GpuView, answer: RuleResult) -> None:
-    assert ROWS[code].judge(view) == answer
+def test_rule_returns_expected_result_for_view(code: str, view: GpuView, answer: RuleResult) -> None:
+    assert ROWS[code].evaluate(view) == answer
 
 
 @pytest.mark.parametrize("err", [1, 9, 12, 13, 18, 999])
-def test_a_library_that_is_of_no_use_has_exactly_one_cause(err: int) -> None:
+def test_unusable_library_is_exactly_one_cause(err: int) -> None:
     view = gpu_view(gpu=gpu_sample(status=err), gpus=gpu_set(err=err, state=SourceState.FAILING))
-    answers = (rule.judge(view) for rule in gpu_rules(LIMITS) if rule.blind)
+    answers = (rule.evaluate(view) for rule in gpu_rules(LIMITS) if rule.valid_when_stalled)
     found = [answer.code for answer in answers if isinstance(answer, Finding)]
     assert found == [MISMATCH if err == 18 else INIT]

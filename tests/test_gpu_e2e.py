@@ -1,4 +1,4 @@
-"""What no row of the table of scenarios says: streams that end during a hang, and the real kernel log."""
+"""End-to-end tests outside the scenario table: streams that end during a hang, and the real kernel log."""
 
 import os
 import time
@@ -7,11 +7,11 @@ from pathlib import Path
 
 import grpc
 import pytest
-from agents import farewell, hear_health, say, short_tmp
+from agents import print_figure, short_tmp, stream_end, wait_for_health
 from machine import machine_lock
 from scenarios.row import INFO, Row
 from scenarios.stage import Stage
-from scenarios.steps import looked, xid_line
+from scenarios.steps import passes_done, xid_line
 
 DEVICE = Path("/dev/kmsg")
 GOODBYE = (grpc.StatusCode.UNAVAILABLE, "agent shutting down")
@@ -40,20 +40,20 @@ def stages(short_tmp: Path) -> Iterator[Stages]:
 
 
 @pytest.mark.parametrize("lock", ["", " lock"], ids=["one GPU", "the whole driver"])
-def test_asked_to_end_during_a_hang_it_ends_every_stream_cleanly(stages: Stages, lock: str) -> None:
+def test_sigterm_during_hang_ends_every_stream_cleanly(stages: Stages, lock: str) -> None:
     stage = stages(Row("a hang", (), gpus=2, settings=HANGING))
     agent = stage.agent
-    with agent.kubelet() as kubelet, agent.kubelet("v1alpha1") as older, agent.onlooker() as onlooker:
+    with agent.kubelet() as kubelet, agent.kubelet("v1alpha1") as older, agent.watch_reports() as onlooker:
         onlooker.next()
-        stage.machine.fake.tell(f"gpu 0 hang nvmlDeviceGetFieldValues{lock}")
+        stage.machine.fake.send(f"gpu 0 hang nvmlDeviceGetFieldValues{lock}")
         for watcher in (kubelet, older):
-            hear_health(watcher, "gpu-0", UNKNOWN)
+            wait_for_health(watcher, "gpu-0", UNKNOWN)
         begun_s = time.monotonic()
-        assert agent.end() == 0  # although nobody releases what hangs
+        assert agent.end() == 0  # although the call still hangs
         took_s = time.monotonic() - begun_s
-        assert [farewell(watcher) for watcher in (kubelet, older, onlooker)] == [GOODBYE] * 3
-    say(f"SIGTERM during a hang: {took_s:.2f} s")
-    assert "a GPU's thread hangs and is left behind" in agent.log
+        assert [stream_end(watcher) for watcher in (kubelet, older, onlooker)] == [GOODBYE] * 3
+    print_figure(f"SIGTERM during a hang: {took_s:.2f} s")
+    assert "GPU thread did not stop in time" in agent.log
     assert "Traceback" not in agent.log
     assert not agent.health_socket.exists()
 
@@ -67,12 +67,12 @@ def log_line(code: int) -> None:
         pytest.skip(f"may not write {DEVICE}: {error.strerror}")
 
 
-def test_a_line_in_the_real_kernel_log_is_heard_by_those_who_believe_any_facility(stages: Stages) -> None:
+def test_real_kernel_log_line_is_read_if_any_facility_is_accepted(stages: Stages) -> None:
     code = 400 + os.getpid() % 500  # that no table has; the log still holds those of runs before
     with machine_lock():
         believing = stages(Row("", (), gpus=16, flags=("--kmsg", str(DEVICE), "--kmsg-any-facility")))
         sober = stages(Row("", (), gpus=16, flags=("--kmsg", str(DEVICE))))
         log_line(code)
-        believing.ears.know(["gpu-15"], INFO, f"gpu.xid.{code}: ")
-    sober.perform(looked(5, "gpu-15"))
-    sober.ears.never("gpu.xid.")
+        believing.clients.know(["gpu-15"], INFO, f"gpu.xid.{code}: ")
+    sober.perform(passes_done(5, "gpu-15"))
+    sober.clients.never("gpu.xid.")

@@ -1,4 +1,4 @@
-"""Faults that somebody told of once: who is hit, what is one fault, and what a flood costs."""
+"""Latched faults: affected devices, correlation of reports, and bounds in a flood."""
 
 from typing import Final
 
@@ -6,7 +6,7 @@ import pytest
 from gpu_samples import H100
 from paper_gpus import OLD_DRIVER, GpuNode
 
-from agent.health.gpu.faults.correlate import FAULTS_MAX, HELD_MAX
+from agent.health.gpu.faults.correlate import FAULTS_MAX, WAITING_MAX
 from agent.model.gpu import WHOLE_GPU, GpuEvent
 from agent.model.health import Health, Severity, XidOverride
 from agent.model.time import NS
@@ -19,16 +19,16 @@ def partitioned(**options: object) -> GpuNode:
     return GpuNode(2, migs={0: [(1, 0), (2, 0), (2, 1)]}, **options)  # type: ignore[arg-type]
 
 
-# --- what a code means --------------------------------------------------------------------------------------
+# --- decisions on codes -------------------------------------------------------------------------------------
 
 
-def test_45_after_48_is_seen_and_lowers_nothing() -> None:
+def test_xid_45_after_48_is_info_and_keeps_severity() -> None:
     node = GpuNode()
     node.xid(0, 48)
-    before = node.now_says()
+    before = node.verdict()
     node.wait(2)
     node.xid(0, 45)
-    after = node.now_says()
+    after = node.verdict()
     assert (before.health, after.health) == (Health.UNHEALTHY, Health.UNHEALTHY)
     assert after.message == before.message
     assert [(cause.code, cause.severity) for cause in after.causes] == [
@@ -38,7 +38,7 @@ def test_45_after_48_is_seen_and_lowers_nothing() -> None:
 
 
 @pytest.mark.parametrize("code", [13, 31, 43, 45])
-def test_what_a_workload_did_is_seen_and_never_makes_a_gpu_unhealthy(code: int) -> None:
+def test_workload_fault_is_info_and_gpu_stays_healthy(code: int) -> None:
     node = GpuNode()
     for _ in range(20):
         node.xid(0, code)
@@ -47,25 +47,25 @@ def test_what_a_workload_did_is_seen_and_never_makes_a_gpu_unhealthy(code: int) 
         node.rest(100)
 
 
-def test_154_follows_the_recovery_action_that_can_be_read() -> None:
+def test_xid_154_follows_readable_recovery_action() -> None:
     node = GpuNode()
-    node.answer(0, recovery_action=1)
-    node.line(0, 154, "GPU recovery action changed from 0x0 (None) to 0x1 (GPU Reset Required)")
+    node.set_readings(0, recovery_action=1)
+    node.log_xid(0, 154, "GPU recovery action changed from 0x0 (None) to 0x1 (GPU Reset Required)")
     assert node.cause("gpu.xid.154").severity is Severity.INFO
     assert node.codes()[0] == "gpu.recovery_action"
 
 
-def test_154_is_the_recovery_action_where_none_can_be_read() -> None:
+def test_xid_154_replaces_unreadable_recovery_action() -> None:
     node = GpuNode(readings=OLD_DRIVER)
-    node.line(0, 154, "GPU recovery action changed from 0x0 (None) to 0x1 (GPU Reset Required)")
+    node.log_xid(0, 154, "GPU recovery action changed from 0x0 (None) to 0x1 (GPU Reset Required)")
     assert node.health() is Health.UNHEALTHY
     node.wait(30)
-    node.line(0, 154, "GPU recovery action changed from 0x1 (GPU Reset Required) to 0x0 (None)")
+    node.log_xid(0, 154, "GPU recovery action changed from 0x1 (GPU Reset Required) to 0x0 (None)")
     assert node.rest(90).devices[1].device == "gpu-0"
     assert node.health() is Health.HEALTHY
 
 
-def test_162_ends_163_but_not_the_next_one() -> None:
+def test_xid_162_ends_163_but_not_the_next_163() -> None:
     node = GpuNode()
     node.xid(0, 163)
     assert node.cause("gpu.xid.163").severity is Severity.DEGRADED
@@ -78,15 +78,15 @@ def test_162_ends_163_but_not_the_next_one() -> None:
     assert node.cause("gpu.xid.163").severity is Severity.DEGRADED
 
 
-def test_163_that_came_after_162_is_not_ended_by_it_though_both_are_read_at_once() -> None:
+def test_xid_163_after_162_in_same_read_is_not_ended() -> None:
     node = GpuNode()
-    node.line(0, 162)
+    node.log_xid(0, 162)
     node.wait(1)
-    node.line(0, 163)
+    node.log_xid(0, 163)
     assert node.cause("gpu.xid.163").severity is Severity.DEGRADED
 
 
-def test_the_operators_word_counts() -> None:
+def test_configured_severity_overrides_xid() -> None:
     xids = ((13, XidOverride.UNHEALTHY), (48, XidOverride.IGNORE))
     node = GpuNode(xids=xids)
     node.xid(0, 48)
@@ -95,7 +95,7 @@ def test_the_operators_word_counts() -> None:
     assert (node.codes(), node.health()) == (["gpu.xid.13"], Health.UNHEALTHY)
 
 
-def test_what_comes_back_within_a_day_is_told_as_suspect_though_it_had_been_forgotten() -> None:
+def test_expired_xid_that_recurs_within_a_day_is_suspect() -> None:
     node = GpuNode()
     node.xid(0, 80)
     assert node.cause("gpu.xid.80").severity is Severity.INFO
@@ -105,7 +105,7 @@ def test_what_comes_back_within_a_day_is_told_as_suspect_though_it_had_been_forg
     assert node.cause("gpu.xid.80").severity is Severity.DEGRADED
 
 
-def test_what_comes_back_after_two_days_is_news_again() -> None:
+def test_xid_that_recurs_after_two_days_is_a_first_one() -> None:
     node = GpuNode()
     node.xid(0, 80)
     node.rest(700)
@@ -115,23 +115,23 @@ def test_what_comes_back_after_two_days_is_news_again() -> None:
     assert node.cause("gpu.xid.80").severity is Severity.INFO
 
 
-def test_another_place_on_the_chip_is_no_suspicion() -> None:
+def test_xid_13_at_different_locations_is_not_suspect() -> None:
     node = GpuNode()
     for gpc in (0, 3):
         detail = f"Graphics SM Warp Exception on (GPC {gpc}, TPC 2, SM 0): Illegal Instruction"
-        node.line(0, 13, f"pid=12, name=python, {detail}")
+        node.log_xid(0, 13, f"pid=12, name=python, {detail}")
         assert node.cause("gpu.xid.13").severity is Severity.INFO
         node.rest(3600)
 
 
-def test_an_event_of_nvml_is_a_fault_of_its_gpu_alone() -> None:
+def test_nvml_event_is_a_fault_of_its_gpu_only() -> None:
     node = GpuNode()
-    node.tell(1, GpuEvent.FATAL_POISON)
+    node.nvml_event(1, GpuEvent.FATAL_POISON)
     assert (node.health("gpu-1"), node.codes("gpu-1")) == (Health.UNHEALTHY, ["gpu.poison.fatal"])
     assert node.codes("gpu-0") == []
 
 
-def test_an_sxid_is_the_fabrics_and_so_every_linked_gpus() -> None:
+def test_sxid_is_a_cause_of_every_linked_gpu() -> None:
     node = GpuNode(3)
     node.change(2, links=0)
     node.log("nvidia-nvswitch3: SXid (PCI:0000:c1:00.0): 20034, Fatal, Link 30 LTSSM Fault Up")
@@ -139,7 +139,7 @@ def test_an_sxid_is_the_fabrics_and_so_every_linked_gpus() -> None:
     assert node.codes("gpu-2") == []
 
 
-def test_a_line_about_a_gpu_that_nobody_has_counted_yet_waits_for_it() -> None:
+def test_log_line_waits_until_its_gpu_is_known() -> None:
     node = GpuNode(1)
     node.log("NVRM: Xid (PCI:0000:fb:00): 79, pid=1, GPU has fallen off the bus.")
     node.rest(20)
@@ -149,15 +149,15 @@ def test_a_line_about_a_gpu_that_nobody_has_counted_yet_waits_for_it() -> None:
     assert node.times(1, 79) == 1
 
 
-# --- what is one fault --------------------------------------------------------------------------------------
+# --- correlation of reports ---------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("between_s", [0.0, 0.5, 4.9])
 @pytest.mark.parametrize("nvml_first", [True, False])
-def test_what_nvml_and_the_log_tell_within_a_moment_is_one_fault(nvml_first: bool, between_s: float) -> None:
+def test_nvml_and_log_reports_close_together_are_one_fault(nvml_first: bool, between_s: float) -> None:
     node = GpuNode()
-    tellers = [lambda: node.event(0, 48), lambda: node.line(0, 48)]
-    first, second = tellers if nvml_first else tellers[::-1]
+    reporters = [lambda: node.nvml_xid(0, 48), lambda: node.log_xid(0, 48)]
+    first, second = reporters if nvml_first else reporters[::-1]
     first()
     assert node.times(0, 48) == 1
     node.wait(between_s)
@@ -167,18 +167,18 @@ def test_what_nvml_and_the_log_tell_within_a_moment_is_one_fault(nvml_first: boo
 
 
 @pytest.mark.parametrize("nvml_first", [True, False])
-def test_what_they_tell_ten_seconds_apart_are_two_occurrences(nvml_first: bool) -> None:
+def test_reports_ten_seconds_apart_are_two_occurrences(nvml_first: bool) -> None:
     node = GpuNode()
-    tellers = [lambda: node.event(0, 48), lambda: node.line(0, 48)]
-    first, second = tellers if nvml_first else tellers[::-1]
+    reporters = [lambda: node.nvml_xid(0, 48), lambda: node.log_xid(0, 48)]
+    first, second = reporters if nvml_first else reporters[::-1]
     first()
-    node.look()
+    node.evaluate()
     node.wait(10)
     second()
     assert node.times(0, 48) == 2
 
 
-def test_each_time_is_counted_once() -> None:
+def test_each_occurrence_is_counted_once() -> None:
     node = GpuNode()
     for times in range(1, 6):
         node.xid(0, 94)
@@ -188,10 +188,10 @@ def test_each_time_is_counted_once() -> None:
     assert node.times(0, 94) == 15
 
 
-def test_a_gpu_that_fell_off_the_bus_is_told_of_in_two_lines_and_an_event_and_is_one_fault() -> None:
+def test_gpu_loss_with_event_xid_and_companion_line_is_one_fault() -> None:
     node = GpuNode()
     node.log("NVRM: GPU at PCI:0000:1b:00: GPU has fallen off the bus.")
-    node.look()
+    node.evaluate()
     node.xid(0, 79)
     assert node.times(0, 79) == 1
     node.wait(30)
@@ -199,34 +199,34 @@ def test_a_gpu_that_fell_off_the_bus_is_told_of_in_two_lines_and_an_event_and_is
     assert node.times(0, 79) == 2
 
 
-def test_a_log_whose_clock_is_a_minute_off_is_still_joined() -> None:
+def test_log_with_clock_off_by_a_minute_is_correlated() -> None:
     for drift_s in (-60, 60):
         node = GpuNode()
-        node.event(0, 48)
+        node.nvml_xid(0, 48)
         now_ns, node.now_ns = node.now_ns, node.now_ns + drift_s * NS
-        node.line(0, 48)
+        node.log_xid(0, 48)
         node.now_ns = now_ns
         assert node.times(0, 48) == 1
         assert node.state.gpus.log.faults
 
 
-def test_an_xid_that_nvmls_table_forgot_and_meets_again_is_news() -> None:
+def test_xid_that_left_nvml_table_and_recurs_is_counted() -> None:
     node = GpuNode(kmsg=False)
     for _ in range(3):
-        node.event(0, 48)
+        node.nvml_xid(0, 48)
     assert node.times(0, 48) == 3
     node.change(0, xids=())
     node.wait(30)
-    node.event(0, 48)
+    node.nvml_xid(0, 48)
     assert node.times(0, 48) == 4
 
 
-# --- who is hit ---------------------------------------------------------------------------------------------
+# --- affected devices ---------------------------------------------------------------------------------------
 
 
-def test_a_fault_of_the_whole_gpu_hits_it_and_every_instance() -> None:
+def test_fault_of_whole_gpu_affects_every_instance() -> None:
     node = partitioned()
-    node.event(0, 48)
+    node.nvml_xid(0, 48)
     for name in ("gpu-0", *INSTANCES):
         assert (node.health(name), node.codes(name)) == (Health.UNHEALTHY, [XID_48]), name
     assert node.health("gpu-1") is Health.HEALTHY
@@ -236,9 +236,7 @@ def test_a_fault_of_the_whole_gpu_hits_it_and_every_instance() -> None:
     ("gi", "ci", "hit"),
     [(1, 0, INSTANCES[:1]), (2, 1, INSTANCES[2:]), (2, WHOLE_GPU, INSTANCES[1:])],
 )
-def test_a_fault_that_names_its_instance_hits_that_and_the_gpu_gets_word_of_it(
-    gi: int, ci: int, hit: tuple[str, ...]
-) -> None:
+def test_fault_of_instance_is_info_on_its_gpu(gi: int, ci: int, hit: tuple[str, ...]) -> None:
     node = partitioned()
     node.xid(0, 48, gi, ci)
     unhealthy = [name for name in INSTANCES if node.health(name) is Health.UNHEALTHY]
@@ -253,23 +251,23 @@ def test_a_fault_that_names_its_instance_hits_that_and_the_gpu_gets_word_of_it(
 @pytest.mark.parametrize(
     ("instance", "hit"), [(" GPU-I:01 GPU-CI:00", INSTANCES[:1]), (" GPU-I:02", INSTANCES[1:])]
 )
-def test_a_line_may_name_the_instance_itself(instance: str, hit: tuple[str, ...]) -> None:
+def test_log_line_with_instance_affects_that_instance(instance: str, hit: tuple[str, ...]) -> None:
     node = partitioned()
-    node.line(0, 48, instance=instance)
+    node.log_xid(0, 48, instance=instance)
     assert [name for name in INSTANCES if node.health(name) is Health.UNHEALTHY] == list(hit)
 
 
 @pytest.mark.parametrize(("gi", "ci"), [(9, 0), (9, WHOLE_GPU), (1, 3)])
-def test_a_fault_that_names_an_instance_which_is_not_there_is_the_gpus(gi: int, ci: int) -> None:
+def test_fault_of_absent_instance_belongs_to_gpu(gi: int, ci: int) -> None:
     for node in (GpuNode(), partitioned()):
-        node.event(0, 48, gi, ci)
-        devices = [device.device for device in node.look().devices if device.device.startswith("gpu-0")]
+        node.nvml_xid(0, 48, gi, ci)
+        devices = [device.device for device in node.evaluate().devices if device.device.startswith("gpu-0")]
         assert all((node.health(name), node.codes(name)) == (Health.UNHEALTHY, [XID_48]) for name in devices)
         assert node.cause(XID_48).evidence.startswith(f"instance {gi}")
         assert node.health("gpu-1") is Health.HEALTHY
 
 
-def test_partitioning_anew_moves_a_fault_to_the_gpu_and_does_not_end_it() -> None:
+def test_repartition_moves_fault_to_gpu_and_keeps_it() -> None:
     node = partitioned(readings=OLD_DRIVER)
     node.xid(0, 48, 1, 0)
     node.rest(5)
@@ -282,33 +280,33 @@ def test_partitioning_anew_moves_a_fault_to_the_gpu_and_does_not_end_it() -> Non
     assert (node.health(), node.codes()) == (Health.UNHEALTHY, [XID_48])
 
 
-def test_a_line_without_instance_waits_a_second_for_nvml_to_name_it() -> None:
+def test_line_without_instance_waits_one_second_for_nvml() -> None:
     node = partitioned()
-    node.line(0, 48)
+    node.log_xid(0, 48)
     assert [node.codes(name) for name in ("gpu-0", *INSTANCES)] == [[], [], [], []]
     node.wait(0.5)
-    node.event(0, 48, 1, 0)
+    node.nvml_xid(0, 48, 1, 0)
     assert node.codes(INSTANCES[0]) == [XID_48]
     node.rest(5)
     assert (node.health(), node.codes(INSTANCES[1])) == (Health.HEALTHY, [])
     assert node.times(0, 48) == 1
 
 
-def test_when_nvml_names_nobody_the_line_is_about_the_whole_gpu() -> None:
+def test_line_without_nvml_report_affects_whole_gpu() -> None:
     node = partitioned()
-    node.line(0, 48)
-    node.look()
+    node.log_xid(0, 48)
+    node.evaluate()
     node.rest(1.1)
     assert [node.health(name) for name in ("gpu-0", *INSTANCES)] == [Health.UNHEALTHY] * 4
 
 
-def test_nvml_that_names_the_instance_late_takes_the_guess_back() -> None:
+def test_late_nvml_report_moves_log_fault_to_instance() -> None:
     node = partitioned()
-    node.line(0, 46)
-    node.look()
+    node.log_xid(0, 46)
+    node.evaluate()
     node.rest(2)
     assert node.health(INSTANCES[1]) is Health.UNHEALTHY
-    node.event(0, 46, 1, 0)
+    node.nvml_xid(0, 46, 1, 0)
     assert node.times(0, 46) == 1
     node.rest(80)
     assert [node.health(name) for name in INSTANCES] == [
@@ -318,34 +316,34 @@ def test_nvml_that_names_the_instance_late_takes_the_guess_back() -> None:
     ]
 
 
-def test_a_guess_that_is_older_than_what_nvml_names_stands() -> None:
+def test_older_log_fault_stays_when_nvml_names_instance() -> None:
     node = partitioned()
-    node.line(0, 46)
+    node.log_xid(0, 46)
     node.rest(60)
-    node.line(0, 46)
+    node.log_xid(0, 46)
     node.rest(2)
-    node.event(0, 46, 1, 0)
+    node.nvml_xid(0, 46, 1, 0)
     node.rest(80)
     assert [node.health(name) for name in INSTANCES] == [Health.UNHEALTHY] * 3
 
 
-def test_on_a_whole_gpu_no_line_waits() -> None:
+def test_line_of_unpartitioned_gpu_does_not_wait() -> None:
     node = GpuNode()
-    node.line(0, 48)
+    node.log_xid(0, 48)
     assert node.codes() == [XID_48]
 
 
-def test_of_the_same_code_the_whole_gpus_fault_hides_behind_no_instances_word() -> None:
+def test_fault_of_gpu_outranks_info_of_its_instance() -> None:
     node = partitioned(readings=OLD_DRIVER)
-    node.event(0, 94, 1, 0)
+    node.nvml_xid(0, 94, 1, 0)
     assert node.cause("gpu.xid.94", INSTANCES[0]).severity is Severity.DEGRADED
     for _ in range(2):
         node.rest(100)
-        node.event(0, 94)
+        node.nvml_xid(0, 94)
     assert [node.health(name) for name in INSTANCES] == [Health.UNHEALTHY] * 3
 
 
-# --- what a later line of the same code takes back: nothing -------------------------------------------------
+# --- later lines of the same code keep the fault ------------------------------------------------------------
 
 RESETTING: Final = "RLW_REMAP Nonfatal XC0 i0 Link 13 (0x00000004 0x00000040 0x00000001 0x00000000)"
 HARDWARE: Final = "NVLink: fatal error detected on link 14(0x0, 0x0, 0x10000, 0x0, 0x0, 0x0, 0x0)"
@@ -359,86 +357,86 @@ SWITCH: Final = "nvidia-nvswitch{}: SXid (PCI:0000:c1:00.0): {}, {}, Link {} som
         (74, HARDWARE, "NVLink: fatal error detected on link {}(0x1, 0x0, 0x0, 0x0, 0x0, 0x0, 0x0)"),
     ],
 )
-def test_benign_lines_of_other_links_take_back_nothing(code: int, grave: str, benign: str) -> None:
+def test_benign_line_of_other_link_keeps_fault(code: int, grave: str, benign: str) -> None:
     node = GpuNode(readings=OLD_DRIVER)
-    node.line(0, code, grave)
-    before = node.now_says()
+    node.log_xid(0, code, grave)
+    before = node.verdict()
     for link in range(10):
-        node.line(0, code, benign.format(link))
+        node.log_xid(0, code, benign.format(link))
         node.rest(1)
-        assert node.now_says().message == before.message
+        assert node.verdict().message == before.message
     node.rest(1000)
-    assert node.now_says().message == before.message
+    assert node.verdict().message == before.message
     node.restart()
-    assert node.now_says().message == before.message
+    assert node.verdict().message == before.message
 
 
-def test_a_switch_that_corrects_an_error_takes_back_no_other_switchs_fault() -> None:
+def test_nonfatal_line_of_other_switch_keeps_fault() -> None:
     node = GpuNode()
     node.log(SWITCH.format(3, 12020, "Fatal", 30))
-    before = node.now_says()
+    before = node.verdict()
     for link in range(10):
         node.log(SWITCH.format(2, 12020, "Non-fatal", link))
         node.rest(1)
     node.rest(1000)
-    assert (node.now_says().message, node.health()) == (before.message, Health.UNHEALTHY)
+    assert (node.verdict().message, node.health()) == (before.message, Health.UNHEALTHY)
 
 
-def test_the_words_of_a_fabrics_fault_do_not_move_from_link_to_link() -> None:
+def test_evidence_of_fabric_fault_keeps_its_first_link() -> None:
     node = GpuNode()
     node.log(SWITCH.format(3, 20034, "Fatal", 30))
-    before = node.now_says()
+    before = node.verdict()
     for link in range(10):
         node.log(SWITCH.format(3, 20034, "Fatal", link))
         node.rest(1)
-        assert node.now_says().message == before.message
+        assert node.verdict().message == before.message
 
 
 # --- floods -------------------------------------------------------------------------------------------------
 
 
-def test_a_flood_of_one_fault_is_one_entry_and_its_words_do_not_move() -> None:
+def test_flood_of_one_fault_is_one_entry_with_stable_evidence() -> None:
     node = GpuNode()
     node.xid(0, 48)
-    first = node.now_says()
+    first = node.verdict()
     for _ in range(10):
         node.xid(0, 48, times=10_000)
         node.wait(0.1)
-        assert node.now_says().causes == first.causes
+        assert node.verdict().causes == first.causes
     assert node.times(0, 48) == 100_001
     assert len(node.state.gpus.log.faults) == 1
-    assert len(node.kept.faults) == 1
+    assert len(node.checkpoint.faults) == 1
 
 
-def test_a_thousand_different_lines_leave_the_log_bounded_and_the_worst_in_it() -> None:
+def test_fault_log_is_bounded_and_keeps_worst_fault() -> None:
     node = partitioned()
     node.xid(0, 79)
     for code in range(1000, 2000):
-        node.line(0, code)
-        node.line(1, code)
+        node.log_xid(0, code)
+        node.log_xid(1, code)
         if code % 100 == 0:
-            node.look()
+            node.evaluate()
     node.rest(3)
     log = node.state.gpus.log
     for number in (0, 1):
         assert sum(key.number == number for key in log.faults) <= FAULTS_MAX
-    assert len(log.held) <= HELD_MAX
+    assert len(log.waiting) <= WAITING_MAX
     assert all(len(fault.texts) <= 4 and len(fault.pids) <= 16 for fault in log.faults.values())
-    assert len(node.now_says().message.encode()) <= 1024
+    assert len(node.verdict().message.encode()) <= 1024
 
 
-def test_what_is_only_a_word_goes_first() -> None:
+def test_info_faults_are_dropped_first() -> None:
     node = GpuNode()
     node.xid(0, 79)
     node.wait(60)
     for code in range(1, 2 * FAULTS_MAX):
         if code not in (43, 45):
             node.xid(0, code)
-    node.look()
+    node.evaluate()
     assert XID_79 in node.codes()
 
 
-def test_what_switches_have_corrected_goes_before_what_they_have_not() -> None:
+def test_nonfatal_sxids_are_dropped_before_fatal_ones() -> None:
     node = GpuNode()
     node.log(SWITCH.format(3, 12020, "Fatal", 30))
     node.rest(60)
@@ -448,19 +446,19 @@ def test_what_switches_have_corrected_goes_before_what_they_have_not() -> None:
     assert "gpu.fabric.sxid.12020" in node.codes()
 
 
-def test_lines_that_the_reader_has_forgotten_are_forgotten_here_too() -> None:
+def test_lines_dropped_by_reader_are_no_longer_counted() -> None:
     node = GpuNode()
     for code in range(1000, 1500):
-        node.line(0, code)
-    node.look()
-    assert len(node.state.gpus.log.lines_read) == 500
+        node.log_xid(0, code)
+    node.evaluate()
+    assert len(node.state.gpus.log.lines_counted) == 500
     assert node.kmsg is not None
     node.kmsg.forget()
-    node.line(0, 48)
-    node.look()
-    assert len(node.state.gpus.log.lines_read) == 1
+    node.log_xid(0, 48)
+    node.evaluate()
+    assert len(node.state.gpus.log.lines_counted) == 1
 
 
-def test_readings_of_the_paper_gpu_are_those_of_one_that_is_well() -> None:
+def test_simulated_gpu_has_healthy_readings() -> None:
     node = GpuNode(3, readings=H100)
     assert [(node.health(f"gpu-{n}"), node.codes(f"gpu-{n}")) for n in range(3)] == [(Health.HEALTHY, [])] * 3

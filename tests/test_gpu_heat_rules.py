@@ -1,4 +1,4 @@
-"""Temperatures against the GPU's own limits, and clocks held down: by time where it is kept, else by bits."""
+"""Rules for temperatures and reduced clocks: by time counters, else by clock reasons."""
 
 from typing import Final
 
@@ -51,7 +51,7 @@ def bad(code: str, text: str) -> Finding:
 
 NONE: Final = Growth(ABSENT, 0.0)
 BROKEN: Final = Growth(EIO, 0.0)
-NO_REASONS: Final = RuleNotApplicable("the driver gives no reasons for low clocks")
+NO_REASONS: Final = RuleNotApplicable("the driver reports no reasons for reduced clocks")
 CASES: Final[list[tuple[str, GpuView, RuleResult]]] = [
     # --- gpu.thermal.over_limit
     (HOT, heat(33), OK),
@@ -59,50 +59,54 @@ CASES: Final[list[tuple[str, GpuView, RuleResult]]] = [
     (HOT, heat(89), bad(HOT, "at or above the slowdown limit of 89 C")),
     (HOT, heat(120), bad(HOT, "at or above the slowdown limit of 89 C")),
     (HOT, heat(33, margin=1), OK),
-    (HOT, heat(33, margin=0), bad(HOT, "no margin left to the temperature at which clocks are cut")),
-    (HOT, heat(33, margin=-7), bad(HOT, "no margin left to the temperature at which clocks are cut")),
-    (HOT, heat(99, limit=ABSENT, margin=3), OK),  # newer GPUs tell the margin only
+    (HOT, heat(33, margin=0), bad(HOT, "no margin left to the temperature at which clocks are reduced")),
+    (HOT, heat(33, margin=-7), bad(HOT, "no margin left to the temperature at which clocks are reduced")),
+    (HOT, heat(99, limit=ABSENT, margin=3), OK),  # newer GPUs report only the margin
     (HOT, heat(92, limit=93, margin=ABSENT), OK),
     (HOT, heat(93, limit=93, margin=ABSENT), bad(HOT, "at or above the slowdown limit of 93 C")),
     (HOT, heat(89, margin=EIO), bad(HOT, "at or above the slowdown limit of 89 C")),
     (HOT, heat(33, margin=EIO), Unreadable("margin", EIO)),
     (HOT, heat(EIO), Unreadable("temp", EIO)),
-    (HOT, heat(99, limit=ABSENT, margin=ABSENT), RuleNotApplicable("the GPU tells no temperature with a limit")),
-    (HOT, heat(ABSENT, margin=ABSENT), RuleNotApplicable("the GPU tells no temperature with a limit")),
+    (HOT, heat(99, limit=ABSENT, margin=ABSENT),
+     RuleNotApplicable("the GPU reports no temperature with a limit")),
+    (HOT, heat(ABSENT, margin=ABSENT), RuleNotApplicable("the GPU reports no temperature with a limit")),
     # --- gpu.thermal.memory
     (MEMORY, memory(94), OK),
     (MEMORY, memory(95), bad(MEMORY, "at or above the memory's limit of 95 C")),
     (MEMORY, memory(EIO), Unreadable("mem_temp", EIO)),
-    (MEMORY, memory(ABSENT), RuleNotApplicable("the GPU tells no memory temperature")),
-    (MEMORY, memory(94, ABSENT), RuleNotApplicable("the GPU tells no limit of its memory temperature")),
+    (MEMORY, memory(ABSENT), RuleNotApplicable("the GPU reports no memory temperature")),
+    (MEMORY, memory(94, ABSENT), RuleNotApplicable("the GPU reports no limit for its memory temperature")),
     # --- gpu.thermal.slowdown
     (SLOWED, slowed(), OK),
     (SLOWED, slowed(TENTH - 1, TENTH - 1), OK),
-    (SLOWED, slowed(TENTH), bad(SLOWED, "clocks cut by the hardware for heat for at least 10 % of 1 min")),
-    (SLOWED, slowed(0, TENTH), bad(SLOWED, "clocks cut by the driver for heat for at least 10 % of 1 min")),
+    (SLOWED, slowed(TENTH),
+     bad(SLOWED, "clocks reduced by the hardware because of heat for at least 10 % of 1 min")),
+    (SLOWED, slowed(0, TENTH),
+     bad(SLOWED, "clocks reduced by the driver because of heat for at least 10 % of 1 min")),
     (SLOWED, slowed(0, 0, 0x60), OK),  # time is kept: the bits of the moment do not count
     (SLOWED, slowed(Growth(0, 59.0)), RuleNotEvaluated("needs 1 min of history")),
     (SLOWED, slowed(Growth(TENTH, 7.0)),
-     bad(SLOWED, "clocks cut by the hardware for heat for at least 10 % of 1 min")),
+     bad(SLOWED, "clocks reduced by the hardware because of heat for at least 10 % of 1 min")),
     (SLOWED, slowed(BROKEN, 0), Unreadable("slowed_hw_thermal", EIO)),
     (SLOWED, slowed(NONE, NONE, 0x1), OK),
-    (SLOWED, slowed(NONE, NONE, 0x40), bad(SLOWED, "clocks are cut by the hardware for heat")),
-    (SLOWED, slowed(NONE, NONE, 0x20), bad(SLOWED, "clocks are cut by the driver for heat")),
+    (SLOWED, slowed(NONE, NONE, 0x40), bad(SLOWED, "clocks are reduced by the hardware because of heat")),
+    (SLOWED, slowed(NONE, NONE, 0x20), bad(SLOWED, "clocks are reduced by the driver because of heat")),
     (SLOWED, slowed(NONE, NONE, EIO), Unreadable("clock_reasons", EIO)),
     (SLOWED, slowed(NONE, NONE, ABSENT), NO_REASONS),
     (SLOWED, slowed(0, NONE, ABSENT), OK),  # one of the two is enough to judge by
     # --- gpu.power.brake
     (BRAKE, braked(TENTH - 1), OK),
-    (BRAKE, braked(TENTH), bad(BRAKE, "clocks cut by the external power brake for at least 10 % of 1 min")),
+    (BRAKE, braked(TENTH),
+     bad(BRAKE, "clocks reduced by the external power brake for at least 10 % of 1 min")),
     (BRAKE, braked(0, 0x80), OK),
     (BRAKE, braked(Growth(0, 1.0)), RuleNotEvaluated("needs 1 min of history")),
     (BRAKE, braked(BROKEN), Unreadable("slowed_hw_brake", EIO)),
     (BRAKE, braked(NONE, 0x40), OK),
-    (BRAKE, braked(NONE, 0x80), bad(BRAKE, "clocks are cut by the external power brake")),
+    (BRAKE, braked(NONE, 0x80), bad(BRAKE, "clocks are reduced by the external power brake")),
     (BRAKE, braked(NONE, ABSENT), NO_REASONS),
     # --- gpu.power.slowdown
     (POWER, reasons(0x4), OK),  # the driver's own power cap is how GPUs work
-    (POWER, reasons(0x8), bad(POWER, "clocks are cut by the hardware, not for heat")),
+    (POWER, reasons(0x8), bad(POWER, "clocks are reduced by the hardware, not because of heat")),
     (POWER, reasons(0x48), OK),
     (POWER, reasons(0x88), OK),
     (POWER, reasons(EIO), Unreadable("clock_reasons", EIO)),
@@ -111,16 +115,16 @@ CASES: Final[list[tuple[str, GpuView, RuleResult]]] = [
 
 
 @pytest.mark.parametrize(("code", "view", "answer"), CASES)
-def test_a_view_has_this_answer(code: str, view: GpuView, answer: RuleResult) -> None:
-    assert ROWS[code].judge(view) == answer
+def test_rule_returns_expected_result_for_view(code: str, view: GpuView, answer: RuleResult) -> None:
+    assert ROWS[code].evaluate(view) == answer
 
 
 @pytest.mark.parametrize("code", [HOT, MEMORY, SLOWED, BRAKE, POWER])
-def test_heat_is_told_after_several_passes_and_for_a_while(code: str) -> None:
+def test_heat_needs_several_passes_and_is_held(code: str) -> None:
     assert ROWS[code].raise_after >= 3
     assert ROWS[code].probation_ns == HOLD_NS
 
 
-def test_a_t4_is_judged_by_its_temperature_and_its_bits() -> None:
+def test_t4_is_evaluated_by_temperature_and_clock_reasons() -> None:
     hot = gpu_view({GpuField.TEMP: 93}, readings=T4)
-    assert isinstance(ROWS[HOT].judge(hot), Finding)
+    assert isinstance(ROWS[HOT].evaluate(hot), Finding)

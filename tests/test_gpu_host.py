@@ -1,4 +1,4 @@
-"""What the machine says of its GPUs without NVML: trees of sysfs and procfs, and this machine's own."""
+"""Facts about GPUs without NVML: from trees of plain files, and from this machine."""
 
 import errno
 import os
@@ -11,14 +11,14 @@ from named_process import named_process
 
 from agent.model.gpu import StuckProcess
 from agent.model.reading import Absence, Missing
-from agent.sources.gpu_host import LOOKS, GpuHostReader, PciBus, read_boot_id, read_bus, read_processes
+from agent.sources.gpu_host import STUCK_READS, GpuHostReader, PciBus, read_boot_id, read_bus, read_processes
 
 DRIVER = "[<0>] os_acquire_rwlock_write+0x3c/0x50 [nvidia]\n[<0>] do_syscall_64+0x5c/0xf0\n"
 DISK = "[<0>] io_schedule+0x46/0x70\n[<0>] ext4_file_read_iter+0x5a/0x150 [ext4]\n"
 
 
 class Machine:
-    """A tree of sysfs and one of procfs, with a kernel's first two processes."""
+    """Trees of sysfs and procfs with the first two processes."""
 
     def __init__(self, root: Path) -> None:
         self.sysfs, self.procfs = root / "sys", root / "proc"
@@ -47,7 +47,7 @@ class Machine:
         files: tuple[str, ...] = (),
         started: int = 7,
     ) -> Path:
-        """As /proc shows it; without a stack, that is not for this user to read."""
+        """Add a process to procfs; without a stack it is unreadable for this user."""
         process = self.procfs / str(pid)
         (process / "fd").mkdir(parents=True, exist_ok=True)
         (process / "comm").write_text(f"{name[:15]}\n")
@@ -72,7 +72,7 @@ def machine(tmp_path: Path) -> Machine:
 # --- the PCI bus -------------------------------------------------------------------------------------------
 
 
-def test_gpus_are_in_the_order_of_the_bus(machine):
+def test_gpus_are_in_bus_order(machine):
     for bus in ("0000:e1:00.0", "10000:01:00.0", "0000:1b:00.0"):
         machine.device(bus, "0x030200")
     machine.device("0000:03:00.0", "0x030000")
@@ -84,28 +84,30 @@ def test_gpus_are_in_the_order_of_the_bus(machine):
     )
 
 
-def test_what_is_no_gpu_of_the_drivers_is_not_counted(machine):
+def test_devices_other_than_gpus_are_not_counted(machine):
     machine.device("0000:01:00.0", "0x030000", vendor="0x1a03")  # the board's own display
     machine.device("0000:02:00.1", "0x040300")  # a GPU's audio
     machine.device("0000:03:00.0", "0x068000")  # an NVSwitch
     machine.device("0000:04:00.0", "0x030200", driver="vfio-pci")
     virtual = machine.device("0000:05:00.4", "0x030200")
     (virtual / "physfn").symlink_to("../0000:05:00.0")
-    machine.device("0000:06:00.0", "0x030200", driver="")  # nobody drives it, and so it is missing in NVML
+    machine.device(
+        "0000:06:00.0", "0x030200", driver=""
+    )  # without a driver, so NVML should list it but does not
     assert read_bus(machine.sysfs) == PciBus(("0000:06:00.0",), nvswitches=1)
 
 
-def test_a_device_that_goes_away_meanwhile_is_none(machine):
+def test_device_removed_during_read_is_skipped(machine):
     (machine.sysfs / "bus/pci/devices/0000:01:00.0").symlink_to("../gone")
     machine.device("0000:02:00.0", "0x030200")
     assert read_bus(machine.sysfs) == PciBus(("0000:02:00.0",), nvswitches=0)
 
 
-def test_a_machine_without_a_bus_has_no_answer_and_not_no_gpus(tmp_path):
+def test_machine_without_bus_is_missing_and_not_without_gpus(tmp_path):
     assert read_bus(tmp_path) == Missing(Absence.ABSENT, errno.ENOENT)
 
 
-def test_a_bus_that_cannot_be_read_is_unreadable(tmp_path):
+def test_unreadable_bus_is_missing(tmp_path):
     (tmp_path / "bus").write_text("")
     assert read_bus(tmp_path) == Missing(Absence.UNREADABLE, errno.ENOTDIR)
 
@@ -113,75 +115,75 @@ def test_a_bus_that_cannot_be_read_is_unreadable(tmp_path):
 # --- the fabric manager ------------------------------------------------------------------------------------
 
 
-def test_a_fabric_manager_runs(machine):
+def test_running_fabric_manager_is_found(machine):
     machine.process(900, "nv-fabricmanager")  # a name that the kernel cuts
     assert machine.reader().read().fabric_manager is True
 
 
-def test_nvswitches_without_a_fabric_manager(machine):
+def test_nvswitches_without_fabric_manager_are_reported(machine):
     machine.device("0000:03:00.0", "0x068000")
     machine.process(900, "nv-hostengine")
     assert machine.reader().read().fabric_manager is False
 
 
-def test_without_nvswitches_no_fabric_manager_is_missed(machine):
+def test_machine_without_nvswitches_needs_no_fabric_manager(machine):
     assert machine.reader().read().fabric_manager == Missing(Absence.ABSENT)
 
 
-def test_a_bus_that_nobody_can_read_does_not_say_that_no_manager_is_needed(machine, tmp_path):
+def test_unreadable_bus_leaves_need_of_fabric_manager_unknown(machine, tmp_path):
     (tmp_path / "file").write_text("")
     reader = GpuHostReader(tmp_path / "file", machine.procfs)
     assert reader.read().fabric_manager == Missing(Absence.UNREADABLE, errno.ENOTDIR)
 
 
-def test_a_container_that_sees_only_its_own_processes_knows_nothing(machine):
+def test_container_with_own_pid_namespace_knows_no_processes(machine):
     machine.device("0000:03:00.0", "0x068000")
     (machine.procfs / "2/comm").write_text("sleep\n")
     assert machine.reader().read().fabric_manager == Missing(Absence.ABSENT)
 
 
-# --- processes that are stuck ------------------------------------------------------------------------------
+# --- stuck processes ------------------------------------------------------------------------------
 
 
-def stuck_in(machine: Machine, looks: int = LOOKS) -> tuple[StuckProcess, ...]:
+def stuck_in(machine: Machine, reads: int = STUCK_READS) -> tuple[StuckProcess, ...]:
     reader = machine.reader()
-    return [reader.read() for _ in range(looks)][-1].stuck
+    return [reader.read() for _ in range(reads)][-1].stuck
 
 
-def test_a_process_that_sleeps_in_the_driver_is_stuck_at_the_third_look(machine):
+def test_process_asleep_in_driver_is_stuck_at_third_read(machine):
     machine.process(4711, "python3", "D", DRIVER)
     assert stuck_in(machine, 2) == ()
     assert stuck_in(machine, 3) == (StuckProcess(4711, "python3"),)
 
 
-def test_a_process_that_waits_for_a_disk_is_not(machine):
+def test_process_waiting_for_disk_is_not_stuck(machine):
     machine.process(4711, "python3", "D", DISK, files=("/dev/nvidia0",))
     assert stuck_in(machine) == ()
 
 
-def test_one_that_uses_the_gpu_and_sleeps_as_usual_is_not(machine):
+def test_process_in_normal_sleep_with_open_gpu_is_not_stuck(machine):
     machine.process(4711, "python3", "S", DRIVER, files=("/dev/nvidia0",))
     assert stuck_in(machine) == ()
 
 
-def test_where_stacks_are_secret_an_open_gpu_tells(machine):
+def test_open_gpu_device_counts_where_stacks_are_unreadable(machine):
     machine.process(4711, "python3", "D", files=("/dev/null", "/dev/nvidia-uvm"))
     machine.process(4712, "python3", "D", files=("/dev/null", "socket:[1234]"))
     assert stuck_in(machine) == (StuckProcess(4711, "python3"),)
 
 
-def test_one_that_nobody_may_look_into_is_not_accused(machine):
+def test_process_that_cannot_be_inspected_is_not_stuck(machine):
     (machine.process(4711, "python3", "D") / "fd").rmdir()
     assert stuck_in(machine) == ()
 
 
-def test_where_no_process_may_be_looked_into_nobody_knows(machine):
+def test_stuck_processes_are_missing_without_any_permission(machine):
     machine.process(4711, "python3", "D")
     (machine.procfs / "1/fd").rmdir()
     assert stuck_in(machine) == Missing(Absence.ABSENT, errno.EPERM)
 
 
-def test_one_that_wakes_up_in_between_is_counted_from_the_beginning(machine):
+def test_process_that_wakes_is_counted_from_zero(machine):
     reader = machine.reader()
     for state in ("D", "D", "R", "D", "D"):
         machine.process(4711, "python3", state, DRIVER)
@@ -189,7 +191,7 @@ def test_one_that_wakes_up_in_between_is_counted_from_the_beginning(machine):
     assert reader.read().stuck == (StuckProcess(4711, "python3"),)
 
 
-def test_a_pid_that_is_used_again_is_another_process(machine):
+def test_reused_pid_is_counted_as_another_process(machine):
     reader = machine.reader()
     for started in (1, 100_000, 200_000, 200_000):
         machine.process(4711, "python3", "D", DRIVER, started=started)
@@ -198,39 +200,39 @@ def test_a_pid_that_is_used_again_is_another_process(machine):
     assert reader.read().stuck == (StuckProcess(4711, "python3"),)
 
 
-def test_processes_that_cannot_be_listed_are_missing(tmp_path):
+def test_unlistable_processes_are_missing(tmp_path):
     assert read_processes(tmp_path) == Missing(Absence.ABSENT, errno.ENOENT)
 
 
 # --- this machine ------------------------------------------------------------------------------------------
 
 
-def test_the_boot_id_is_the_kernels():
+def test_boot_id_is_read_from_kernel():
     assert read_boot_id(Path("/proc")) == Path("/proc/sys/kernel/random/boot_id").read_text().strip()
 
 
-def test_a_kernel_that_has_no_boot_id_has_an_empty_one(tmp_path):
+def test_absent_boot_id_is_empty(tmp_path):
     assert read_boot_id(tmp_path) == ""
 
 
 @pytest.fixture
 def fabric_manager(tmp_path):
-    """A process whose name is the fabric manager's, held by its standard input."""
+    """Start a process with the fabric manager's name."""
     with named_process(tmp_path, "nv-fabricmanager") as process:
         yield process
 
 
 @pytest.mark.usefixtures("fabric_manager")
-def test_a_fabric_manager_of_this_machine_is_seen():
+def test_fabric_manager_on_this_machine_is_found():
     processes = read_processes(Path("/proc"))
     if isinstance(processes, Missing):
         pytest.skip("this container sees only its own processes")
     assert processes.fabric_manager
 
 
-def test_this_machine_can_be_looked_at_again_and_again():
+def test_this_machine_can_be_read_repeatedly():
     reader = GpuHostReader(Path("/sys"), Path("/proc"))
-    for _ in range(LOOKS + 1):
+    for _ in range(STUCK_READS + 1):
         host = reader.read()
     assert host.boot_id
     assert os.getpid() not in {process.pid for process in host.stuck}

@@ -1,4 +1,4 @@
-"""What each GPU is, as NVML tells it: through pynvml and the fake, each time in a process of its own."""
+"""Inventory of GPUs through pynvml and the fake NVML, each test in a process of its own."""
 
 import json
 import shutil
@@ -11,13 +11,12 @@ import pytest
 from fake_nvml import FakeNvml, fake_nvml
 from patience import PATIENCE_S
 
-from agent.sources.gpu_inventory import parse_profile
-from agent.sources.nvml import normal_bus
+from agent.sources.nvml import normal_bus, parse_profile
 
 READ = """
 import json, sys
 from pathlib import Path
-from agent.sources.gpu_inventory import read_inventory
+from agent.sources.nvml import read_inventory
 gpus = read_inventory(sys.argv[1], Path(sys.argv[2]))
 print(json.dumps([gpu._asdict() for gpu in gpus]))
 """
@@ -36,8 +35,8 @@ def inventory(fake: FakeNvml, sysfs: Path) -> list[dict[str, Any]]:
     return json.loads(done.stdout)
 
 
-def refusal(fake: FakeNvml, library: str) -> str:
-    """The last line of what a process says that could not read."""
+def read_failure(fake: FakeNvml, library: str) -> str:
+    """Return the last error line of a process that cannot read the inventory."""
     return run(READ, fake, library, "/sys").stderr.strip().rpartition("\n")[2]
 
 
@@ -47,7 +46,7 @@ def put_node(sysfs: Path, bus: str, text: str) -> None:
     (device / "numa_node").write_text(text)
 
 
-def test_a_gpu_is_known_by_all_that_it_says_of_itself(tmp_path):
+def test_inventory_row_has_all_attributes_of_a_gpu(tmp_path):
     put_node(tmp_path, "0000:1b:00.0", "1\n")
     assert inventory(fake_nvml(tmp_path, "profile h100"), tmp_path) == [
         {
@@ -65,13 +64,13 @@ def test_a_gpu_is_known_by_all_that_it_says_of_itself(tmp_path):
 
 
 @pytest.mark.parametrize("text", ["-1\n", "many\n", ""])
-def test_a_place_that_the_firmware_did_not_tell_is_none(tmp_path, text):
+def test_numa_node_unknown_to_firmware_is_none(tmp_path, text):
     put_node(tmp_path, "0000:1b:00.0", text)
     (gpu,) = inventory(fake_nvml(tmp_path, "profile h100"), tmp_path)
     assert gpu["numa_node"] is None
 
 
-def test_an_instance_has_its_profile(tmp_path):
+def test_mig_instance_has_its_profile(tmp_path):
     fake = fake_nvml(tmp_path, "profile a100 gpus=2", "gpu 1 mig 3g.20gb 1g.5gb")
     whole, parted = inventory(fake, tmp_path)
     assert whole["profiles"] == []
@@ -79,49 +78,49 @@ def test_an_instance_has_its_profile(tmp_path):
     assert all(uuid.startswith("MIG-") for uuid, _ in parted["profiles"])
 
 
-def test_a_lost_gpu_leaves_its_own_fields_empty_and_no_others(tmp_path):
+def test_lost_gpu_has_empty_fields_and_others_keep_theirs(tmp_path):
     lost, good = inventory(fake_nvml(tmp_path, "profile h100 gpus=2", "gpu 0 lost"), tmp_path)
     assert {value for key, value in lost.items() if key not in {"driver", "numa_node", "profiles"}} == {""}
     assert good["serial"] == "1650009000001"
 
 
-def test_what_one_gpu_refuses_is_empty(tmp_path):
+def test_unsupported_attribute_is_empty(tmp_path):
     fake = fake_nvml(tmp_path, "profile h100 gpus=2", "gpu 1 fail nvmlDeviceGetSerial 3")
     assert [gpu["serial"] for gpu in inventory(fake, tmp_path)] == ["1650009000000", ""]
 
 
 @pytest.mark.parametrize("branch", [535, 570, 575])
-def test_older_drivers_tell_it_too(tmp_path, branch):
+def test_older_driver_functions_are_used_as_fallback(tmp_path, branch):
     (gpu,) = inventory(fake_nvml(tmp_path, "profile t4", branch=branch), tmp_path)
     assert (gpu["architecture"], gpu["driver"].partition(".")[0]) == ("Turing", str(branch))
 
 
-# --- what goes wrong ---------------------------------------------------------------------------------------
+# --- failures ---------------------------------------------------------------------------------------
 
 
-def test_a_library_that_is_not_there_is_named(tmp_path):
+def test_absent_library_is_named_in_error(tmp_path):
     words = "agent.errors.ProbeError: /none/libnvidia-ml.so.1: cannot open shared object file: "
-    assert refusal(fake_nvml(tmp_path), "/none/libnvidia-ml.so.1").startswith(words)
+    assert read_failure(fake_nvml(tmp_path), "/none/libnvidia-ml.so.1").startswith(words)
 
 
 @pytest.mark.parametrize(
     ("code", "name"), [(9, "driver not loaded"), (18, "lib rm version mismatch"), (999, "unknown")]
 )
-def test_an_nvml_that_does_not_start_is_named_with_its_code(tmp_path, code, name):
+def test_failed_nvml_init_is_reported_with_code(tmp_path, code, name):
     fake = fake_nvml(tmp_path, f"init {code}")
     words = f"agent.errors.ProbeError: {fake.library}: nvmlInit: {name} ({code})"
-    assert refusal(fake, str(fake.library)) == words
+    assert read_failure(fake, str(fake.library)) == words
 
 
-def test_a_library_that_has_not_nvmls_functions_is_no_nvml(tmp_path):
-    assert "nvmlInit: function not found (13)" in refusal(fake_nvml(tmp_path), "libc.so.6")
+def test_library_without_nvml_functions_is_refused(tmp_path):
+    assert "nvmlInit: function not found (13)" in read_failure(fake_nvml(tmp_path), "libc.so.6")
 
 
 HANG = """
 import sys, threading
 from pathlib import Path
 from agent.errors import ProbeError
-from agent.sources.gpu_inventory import read_inventory
+from agent.sources.nvml import read_inventory
 threading.Thread(target=read_inventory, args=(sys.argv[1], Path("/sys")), daemon=True).start()
 sys.stdin.readline()
 try:
@@ -131,7 +130,7 @@ except ProbeError as error:
 """
 
 
-def test_while_one_reading_hangs_the_next_fails_at_once(tmp_path):
+def test_second_session_fails_while_the_first_hangs(tmp_path):
     fake = fake_nvml(tmp_path, "profile h100", "gpu 0 hang nvmlDeviceGetSerial")
     with subprocess.Popen(
         [sys.executable, "-c", HANG, str(fake.library)],
@@ -147,7 +146,7 @@ def test_while_one_reading_hangs_the_next_fails_at_once(tmp_path):
     assert out == f"{fake.library}: an earlier call of NVML has not returned\n"
 
 
-# --- what is left behind -----------------------------------------------------------------------------------
+# --- sessions and libraries ---------------------------------------------------------------------------
 
 
 PLAIN_NVML = """
@@ -160,17 +159,17 @@ import sys
 from pathlib import Path
 from agent.sources.nvml import session
 library, newer = map(Path, sys.argv[1:])
-assert "pynvml" not in sys.modules, "pynvml was imported before anybody asked for a GPU"
+assert "pynvml" not in sys.modules, "pynvml was imported before the first session"
 with session(str(library)) as nvml:
-    print(nvml.ask("nvmlDeviceGetCount"))
+    print(nvml.call("nvmlDeviceGetCount"))
 newer.rename(library)
 with session(str(library)) as nvml:
-    print(nvml.ask("nvmlDeviceGetCount"))
+    print(nvml.call("nvmlDeviceGetCount"))
 """
 
 
-def test_a_library_that_was_replaced_is_not_read_from_memory(tmp_path):
-    """As a driver is installed while the agent runs. (The fake stays loaded, to keep its machine.)"""
+def test_replaced_library_is_loaded_again(tmp_path):
+    """Replaces the library, as a driver upgrade does. (The fake stays loaded, to keep its machine.)"""
     if shutil.which("gcc") is None:
         pytest.skip("building a library needs gcc")
     for count in ("1", "2"):
@@ -194,12 +193,12 @@ def test_a_library_that_was_replaced_is_not_read_from_memory(tmp_path):
         ("", ""),
     ],
 )
-def test_a_profile_is_read_from_the_instances_name(name, profile):
+def test_profile_is_parsed_from_instance_name(name, profile):
     assert parse_profile(name) == profile
 
 
 @pytest.mark.parametrize(
-    ("told", "bus"),
+    ("nvml_text", "bus"),
     [
         ("00000000:3B:00.0", "0000:3b:00.0"),
         ("0000:3b:00.0", "0000:3b:00.0"),
@@ -208,5 +207,5 @@ def test_a_profile_is_read_from_the_instances_name(name, profile):
         ("nonsense", ""),
     ],
 )
-def test_a_bus_address_is_written_as_the_kernel_writes_it(told, bus):
-    assert normal_bus(told) == bus
+def test_bus_address_is_converted_to_kernel_form(nvml_text, bus):
+    assert normal_bus(nvml_text) == bus

@@ -1,4 +1,4 @@
-"""PCIe, NVLink and the fabric: what is down, slow or noisy, and what is none of it though it looks so."""
+"""Rules for PCIe, NVLink and the fabric: links that are down, slow or noisy, and harmless states."""
 
 from typing import Final
 
@@ -6,9 +6,8 @@ import pytest
 from gpu_samples import ABSENT, ALL_UP, EIO, LIMITS, T4, gpu_sample, gpu_view
 
 from agent.health.gpu.catalog import gpu_rules
-from agent.health.gpu.common import Budget
 from agent.health.gpu.nvlink import BUDGETS
-from agent.health.gpu.view import GpuStart, GpuView
+from agent.health.gpu.view import Budget, GpuStart, GpuView
 from agent.health.rules import OK, Growth, RuleNotApplicable, RuleNotEvaluated, RuleResult, Unreadable
 from agent.model.gpu import GpuField, GpuHost
 from agent.model.health import Finding, Severity
@@ -31,11 +30,11 @@ BROKEN: Final = Growth(EIO, 0.0)
 Cases = list[tuple[str, GpuView, RuleResult]]
 STRANGER: Final = GpuStart()
 """Nothing has been seen up or running."""
-NO_LINK: Final = RuleNotApplicable("the driver tells no PCIe link: a virtual machine, or an integrated GPU")
+NO_LINK: Final = RuleNotApplicable("the driver reports no PCIe link: a virtual machine, or an integrated GPU")
 NO_AER: Final = RuleNotApplicable("no PCIe error counters: the kernel or the platform has no AER")
-NO_FABRIC: Final = RuleNotApplicable("the GPU belongs to no fabric, or the driver does not tell")
+NO_FABRIC: Final = RuleNotApplicable("the GPU has no fabric, or the driver does not report it")
 NO_HEALTH: Final = RuleNotApplicable(
-    "the driver tells nothing of the fabric's health (before 550), or the GPU belongs to none"
+    "the driver does not report the fabric's health (before 550), or the GPU has no fabric"
 )
 
 
@@ -142,7 +141,7 @@ CASES: Final[Cases] = [
     (DOWN, links(0b1001, before=0b1111), broken(DOWN, "NVLinks 1-2 down, up before: 0-3")),
     (DOWN, links(0b0011, before=0b0011), OK),  # links 2 and 3 were never up
     (DOWN, links(0, mig=1), RuleNotApplicable("a GPU in MIG mode uses no NVLinks")),
-    (DOWN, links(0, before=0), RuleNotApplicable("no NVLink has been up")),
+    (DOWN, links(0, before=0), RuleNotApplicable("no NVLink was up")),
     (DOWN, links(EIO), Unreadable("links_up", EIO)),
     (DOWN, links(ABSENT), RuleNotApplicable("the GPU has no NVLinks")),
     # --- gpu.nvlink.errors, gpu.nvlink.recovery_failed
@@ -165,13 +164,14 @@ CASES: Final[Cases] = [
     (GIVEN_UP, gpu_view(), OK),
     (GIVEN_UP, grown(GpuField.LINK_RECOVERY_FAILED, 1),
      bad(GIVEN_UP, "NVLink recoveries that failed: at least 1 in 10 min")),
-    (GIVEN_UP, grown(GpuField.LINK_RECOVERY_FAILED, Growth(0, 9.0)), RuleNotEvaluated("needs 10 min of history")),
+    (GIVEN_UP, grown(GpuField.LINK_RECOVERY_FAILED, Growth(0, 9.0)),
+     RuleNotEvaluated("needs 10 min of history")),
     (GIVEN_UP, grown(GpuField.LINK_RECOVERY_FAILED, BROKEN), Unreadable("link_recovery_failed", EIO)),
     (GIVEN_UP, gpu_view(readings=T4), RuleNotApplicable("the driver counts no such errors")),
     # --- gpu.fabric.state, gpu.fabric.status
     (STATE, fabric(3), OK),
-    (STATE, fabric(2), broken(STATE, "registration with the fabric does not end")),
-    (STATE, fabric(2, manager=ABSENT), broken(STATE, "registration with the fabric does not end")),
+    (STATE, fabric(2), broken(STATE, "registration with the fabric does not finish")),
+    (STATE, fabric(2, manager=ABSENT), broken(STATE, "registration with the fabric does not finish")),
     (STATE, fabric(1), broken(STATE, "registration with the fabric does not begin")),
     (STATE, fabric(1, manager=False), broken(STATE, "registration with the fabric does not begin")),
     (STATE, fabric(1, manager=ABSENT, start=RAN),
@@ -195,41 +195,44 @@ CASES: Final[Cases] = [
     (HEALTH, mask(0x19A), broken(HEALTH, "a route is unhealthy")),
     (HEALTH, mask(0x16A), bad(HEALTH, "recovering from an access timeout")),
     (HEALTH, mask(0x5AA), broken(HEALTH, "too few NVLinks")),
-    (HEALTH, mask(0xBAA), broken(HEALTH, "a wrong configuration of a newer kind")),
-    (HEALTH, mask(0x4A9), broken(HEALTH, "bandwidth is degraded, in no partition")),
-    (HEALTH, mask(0x1AA, 2), broken(HEALTH, "its summary is: unhealthy")),
-    (HEALTH, mask(0x1AA, 3), bad(HEALTH, "its summary is: limited capacity")),
-    (HEALTH, mask(0, 2), broken(HEALTH, "its summary is: unhealthy")),
+    (HEALTH, mask(0xBAA), broken(HEALTH, "incorrect configuration of an unknown kind")),
+    (HEALTH, mask(0x4A9), broken(HEALTH, "bandwidth is degraded, not in a partition")),
+    (HEALTH, mask(0x1AA, 2), broken(HEALTH, "summary: unhealthy")),
+    (HEALTH, mask(0x1AA, 3), bad(HEALTH, "summary: limited capacity")),
+    (HEALTH, mask(0, 2), broken(HEALTH, "summary: unhealthy")),
     (HEALTH, mask(0, 0), NO_HEALTH),
     (HEALTH, mask(ABSENT, ABSENT), NO_HEALTH),
     (HEALTH, mask(EIO), Unreadable("fabric_health", EIO)),
     (HEALTH, mask(0x1AA, EIO), Unreadable("fabric_summary", EIO)),
     # --- gpu.fabric.manager
     (MANAGER, managed(True), OK),
-    (MANAGER, managed(False), bad(MANAGER, "nv-fabricmanager does not run, and the machine has NVSwitches")),
-    (MANAGER, managed(False, before=True), bad(MANAGER, "nv-fabricmanager ran and does not any more")),
-    (MANAGER, managed(ABSENT, before=True), bad(MANAGER, "nv-fabricmanager ran and does not any more")),
-    (MANAGER, managed(ABSENT), RuleNotApplicable("no NVSwitches on the PCI bus, or processes cannot be seen")),
+    (MANAGER, managed(False),
+     bad(MANAGER, "nv-fabricmanager is not running, and the machine has NVSwitches")),
+    (MANAGER, managed(False, before=True), bad(MANAGER, "nv-fabricmanager was running, and is not any more")),
+    (MANAGER, managed(ABSENT, before=True),
+     bad(MANAGER, "nv-fabricmanager was running, and is not any more")),
+    (MANAGER, managed(ABSENT),
+     RuleNotApplicable("no NVSwitches on the PCI bus, or processes cannot be listed")),
     (MANAGER, managed(EIO, before=True), Unreadable("processes", EIO)),
     (MANAGER, managed(False)._replace(gpu=None),
-     bad(MANAGER, "nv-fabricmanager does not run, and the machine has NVSwitches")),
+     bad(MANAGER, "nv-fabricmanager is not running, and the machine has NVSwitches")),
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize(("code", "view", "answer"), CASES)
-def test_a_view_has_this_answer(code: str, view: GpuView, answer: RuleResult) -> None:
-    assert ROWS[code].judge(view) == answer
+def test_rule_returns_expected_result_for_view(code: str, view: GpuView, answer: RuleResult) -> None:
+    assert ROWS[code].evaluate(view) == answer
 
 
 @pytest.mark.parametrize("budget", BUDGETS, ids=lambda budget: budget.field)
-def test_each_kind_of_nvlink_error_has_a_budget_of_its_own(budget: Budget) -> None:
-    judge = ROWS[ERRORS].judge
+def test_each_nvlink_error_kind_has_its_own_budget(budget: Budget) -> None:
+    judge = ROWS[ERRORS].evaluate
     assert judge(grown(budget.field, budget.events - 1)) is OK
     assert judge(grown(budget.field, budget.events)) == bad(ERRORS, budget.text)
 
 
-def test_three_loud_links_are_named_and_four_are_not() -> None:
-    judge = ROWS[ERRORS].judge
+def test_up_to_three_worst_links_are_listed() -> None:
+    judge = ROWS[ERRORS].evaluate
     text = "NVLink replays: at least 1 in 10 min"
     named = bad(ERRORS, f"{text}; since the driver was loaded, most on NVLink 0-2")
     assert judge(noisy({GpuField.LINK_REPLAY: 1}, (9, 9, 9, 0))) == named

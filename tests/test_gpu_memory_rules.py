@@ -1,4 +1,4 @@
-"""ECC, row remapping, page retirement: each number from both sides, and what missing ones mean."""
+"""Rules for ECC, row remapping and page retirement: each limit from both sides, and missing readings."""
 
 from typing import Final
 
@@ -91,15 +91,15 @@ CASES: Final[list[tuple[str, GpuView, RuleResult]]] = [
     (OFF, mode(1, 0), off("ECC will be off after the next reset")),
     (OFF, mode(0, 1), off("ECC is off until the next reset")),
     (OFF, mode(0, 0), off("ECC is off")),
-    (OFF, mode(0, 0, at_start=True), off("ECC is off, it was on at start")),
+    (OFF, mode(0, 0, at_start=True), off("ECC is off, but was on at start")),
     (OFF, mode(EIO, 1), Unreadable("ecc_mode", EIO)),
     (OFF, mode(ABSENT, ABSENT), RuleNotApplicable("the GPU has no ECC")),
     # --- gpu.ecc.sram_threshold
     (SRAM, gpu_view(), OK),
     (SRAM, gpu_view({GpuField.SRAM_THRESHOLD: 1}),
-     Finding(SRAM, Severity.UNHEALTHY, "uncorrectable SRAM errors are over the vendor's limit")),
+     Finding(SRAM, Severity.UNHEALTHY, "uncorrectable SRAM errors exceed the vendor's limit")),
     (SRAM, gpu_view({GpuField.SRAM_THRESHOLD: EIO}), Unreadable("sram_threshold", EIO)),
-    (SRAM, gpu_view(readings=T4), RuleNotApplicable("the driver or the GPU has no SRAM threshold")),
+    (SRAM, gpu_view(readings=T4), RuleNotApplicable("driver or GPU have no SRAM threshold")),
     # --- gpu.remap.*
     ("gpu.remap.failure", gpu_view(), OK),
     ("gpu.remap.failure", gpu_view({GpuField.REMAP_FAILURE: 1}),
@@ -129,11 +129,11 @@ CASES: Final[list[tuple[str, GpuView, RuleResult]]] = [
 
 
 @pytest.mark.parametrize(("code", "view", "answer"), CASES)
-def test_a_view_has_this_answer(code: str, view: GpuView, answer: RuleResult) -> None:
-    assert ROWS[code].judge(view) == answer
+def test_rule_returns_expected_result_for_view(code: str, view: GpuView, answer: RuleResult) -> None:
+    assert ROWS[code].evaluate(view) == answer
 
 
-def test_the_configured_budget_is_in_the_rows_text() -> None:
+def test_configured_budget_is_in_threshold_text() -> None:
     row = next(rule for rule in gpu_rules(FEW) if rule.code == RATE)
     assert row.threshold.startswith("correctable memory errors: at least 5 in 1 min")
     assert row.window_s == 60

@@ -1,4 +1,4 @@
-"""All rules of GPUs together: each can be made to raise, none guesses, and what they see wakes the core."""
+"""All rules for GPUs: each can be triggered, handles missing readings, and wakes the engine."""
 
 import re
 from collections.abc import Mapping
@@ -13,23 +13,29 @@ from gpu_samples import (
     H100,
     LIMITS,
     T4,
+    flat_growth,
     gpu_sample,
     gpu_set,
     gpu_view,
+    hanging_view,
     pci_sample,
-    silent_view,
-    still,
 )
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.health.catalog import Rule
 from agent.health.gpu.catalog import gpu_rules, gpu_wakes, windows
-from agent.health.gpu.common import foremost, nvml_name
-from agent.health.gpu.view import GpuStart, GpuView
+from agent.health.gpu.view import GpuStart, GpuView, nvml_name, worst_result
 from agent.health.host.catalog import ALL_RULES
-from agent.health.rules import OK, Growth, RuleNotApplicable, RuleNotEvaluated, Unreadable
-from agent.health.words import at_least, duration
+from agent.health.rules import (
+    OK,
+    Growth,
+    Rule,
+    RuleNotApplicable,
+    RuleNotEvaluated,
+    Unreadable,
+    at_least,
+    duration,
+)
 from agent.model.gpu import GpuField, GpuHost, StuckProcess
 from agent.model.health import Blame, Finding, Severity
 from agent.model.reading import Reading
@@ -62,7 +68,7 @@ def library(err: int) -> GpuView:
 
 TRIGGERS: Final[Mapping[str, GpuView]] = {
     "gpu.recovery_action": read(recovery_action=1),
-    "gpu.not_answering": silent_view(7),
+    "gpu.not_answering": hanging_view(7),
     "gpu.lost": status(15),
     "gpu.reset_required": status(16),
     "gpu.failing": status(999),
@@ -102,10 +108,10 @@ TRIGGERS: Final[Mapping[str, GpuView]] = {
     "gpu.power.brake": grown(slowed_hw_brake=6 * NS),
     "gpu.power.slowdown": read(clock_reasons=8),
 }
-"""What makes each rule raise, at the severity that its row has."""
+"""Views that raise each rule, with the severity of its row."""
 
 by_code = pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.code)
-judges_readings = pytest.mark.parametrize(
+by_reading_rule = pytest.mark.parametrize(
     "rule", [rule for rule in RULES if rule.gpu_reads], ids=lambda rule: rule.code
 )
 
@@ -113,14 +119,14 @@ judges_readings = pytest.mark.parametrize(
 # --- the rows -----------------------------------------------------------------------------------------------
 
 
-def test_every_row_has_a_trigger_and_every_trigger_a_row() -> None:
+def test_every_rule_has_a_trigger_and_every_trigger_a_rule() -> None:
     assert list(TRIGGERS) == [rule.code for rule in RULES]
     assert not ROWS.keys() & {rule.code for rule in ALL_RULES}
 
 
 @by_code
-def test_a_trigger_raises_its_rule_as_the_row_says(rule: Rule) -> None:
-    answer = rule.judge(TRIGGERS[rule.code])
+def test_trigger_raises_rule_with_severity_of_its_row(rule: Rule) -> None:
+    answer = rule.evaluate(TRIGGERS[rule.code])
     assert isinstance(answer, Finding)
     assert (answer.code, answer.severity) == (rule.code, rule.severity)
     assert answer.evidence
@@ -132,25 +138,25 @@ def test_every_row_is_complete(rule: Rule) -> None:
     assert rule.blame in Blame
     assert rule.source in {"gpu", "nvml", "host", "pci"}
     assert all([rule.threshold, rule.why, rule.advice, rule.try_it])
-    assert rule.judge.__doc__
-    assert "Source:" in rule.judge.__doc__
+    assert rule.evaluate.__doc__
+    assert "Source:" in rule.evaluate.__doc__
     assert rule.counter == bool(rule.window_s)
-    assert rule.gpu_reads or rule.blind or rule.code == "gpu.probe.slow"
+    assert rule.gpu_reads or rule.valid_when_stalled or rule.code == "gpu.probe.slow"
 
 
 @by_code
-def test_a_gpu_that_was_unhealthy_is_watched_before_it_is_believed(rule: Rule) -> None:
+def test_unhealthy_rules_have_a_probation(rule: Rule) -> None:
     if rule.severity is Severity.UNHEALTHY:
         assert rule.probation_ns == int(LIMITS.probation_s * NS)
 
 
 @pytest.mark.parametrize("readings", [H100, T4], ids=["h100", "t4"])
-def test_a_gpu_that_is_well_raises_nothing(readings: Mapping[GpuField, Reading]) -> None:
+def test_healthy_gpu_has_no_finding(readings: Mapping[GpuField, Reading]) -> None:
     view = gpu_view(readings=readings)
-    assert [answer for rule in RULES if isinstance(answer := rule.judge(view), Finding | Unreadable)] == []
+    assert [answer for rule in RULES if isinstance(answer := rule.evaluate(view), Finding | Unreadable)] == []
 
 
-def test_the_texts_have_the_configured_numbers() -> None:
+def test_row_texts_contain_configured_limits() -> None:
     rows = {
         rule.code: rule for rule in gpu_rules(GpuLimits(deadline_s=7, dead_s=90, probation_s=11, expect=3))
     }
@@ -159,7 +165,7 @@ def test_the_texts_have_the_configured_numbers() -> None:
     assert rows["gpu.lost"].probation_ns == 11 * NS
 
 
-def test_the_rows_of_the_same_limits_are_made_once() -> None:
+def test_rules_of_equal_limits_are_created_once() -> None:
     assert gpu_rules(GpuLimits()) is RULES
     assert windows(GpuLimits()) is windows(LIMITS)
 
@@ -167,35 +173,35 @@ def test_the_rows_of_the_same_limits_are_made_once() -> None:
 # --- missing data -------------------------------------------------------------------------------------------
 
 
-@judges_readings
-def test_what_was_never_there_makes_a_rule_inapplicable(rule: Rule) -> None:
+@by_reading_rule
+def test_absent_reading_makes_rule_not_applicable(rule: Rule) -> None:
     view = gpu_view({wake.field: ABSENT for wake in rule.gpu_reads})
-    assert isinstance(rule.judge(view), RuleNotApplicable)
+    assert isinstance(rule.evaluate(view), RuleNotApplicable)
 
 
-@judges_readings
-def test_what_cannot_be_read_any_more_is_neither_good_nor_bad(rule: Rule) -> None:
+@by_reading_rule
+def test_unreadable_reading_is_neither_ok_nor_finding(rule: Rule) -> None:
     view = gpu_view({wake.field: EIO for wake in rule.gpu_reads})
-    answer = rule.judge(view)
+    answer = rule.evaluate(view)
     assert isinstance(answer, Unreadable)
-    assert answer.what in {wake.field for wake in rule.gpu_reads}
-    assert answer.why == EIO
+    assert answer.name in {wake.field for wake in rule.gpu_reads}
+    assert answer.reading == EIO
 
 
 @by_code
-def test_a_gpu_that_has_never_been_seen_is_judged_by_what_needs_no_answer(rule: Rule) -> None:
+def test_unread_gpu_is_evaluated_by_rules_that_need_no_answer(rule: Rule) -> None:
     view = gpu_view(gpu=None, growth={})
-    answer = rule.judge(view)
-    if rule.blind:
+    answer = rule.evaluate(view)
+    if rule.valid_when_stalled:
         assert isinstance(answer, Finding) == (rule.code == "gpu.missing")
     else:
         assert isinstance(answer, RuleNotApplicable | RuleNotEvaluated)
 
 
 @pytest.mark.parametrize("rule", [rule for rule in RULES if rule.counter], ids=lambda rule: rule.code)
-def test_a_counter_without_history_is_not_called_quiet(rule: Rule) -> None:
+def test_counter_without_history_is_not_evaluated(rule: Rule) -> None:
     growth = {field: Growth(0, 0.0) for field in windows(LIMITS)}
-    assert isinstance(rule.judge(gpu_view(growth=growth)), RuleNotEvaluated)
+    assert isinstance(rule.evaluate(gpu_view(growth=growth)), RuleNotEvaluated)
 
 
 # --- every view ---------------------------------------------------------------------------------------------
@@ -209,8 +215,8 @@ answers = Finding | Unreadable | RuleNotEvaluated | RuleNotApplicable | None
 
 def view_of(values: Mapping[GpuField, Reading], by: int, code: int, links: int) -> GpuView:
     growth = {
-        field: still_one._replace(events=by) if isinstance(still_one.events, int) else still_one
-        for field, still_one in still(LIMITS, values).items()
+        field: unchanged._replace(events=by) if isinstance(unchanged.events, int) else unchanged
+        for field, unchanged in flat_growth(LIMITS, values).items()
     }
     return gpu_view(readings=values, growth=growth, start=GpuStart(links, True, bool(links % 2)))._replace(
         gpu=gpu_sample(readings=values, status=code)
@@ -227,9 +233,9 @@ views = st.builds(
 
 
 @given(views)
-def test_every_rule_has_an_answer_to_every_view(view: GpuView) -> None:
+def test_every_rule_returns_a_result_for_every_view(view: GpuView) -> None:
     for rule in RULES:
-        answer = rule.judge(view)
+        answer = rule.evaluate(view)
         assert isinstance(answer, answers)
         if isinstance(answer, Finding):
             assert answer.code == rule.code
@@ -241,31 +247,31 @@ UNWATCHED: Final = sorted(set(GpuField) - {wake.field for wake in gpu_wakes(LIMI
 
 
 @given(views, st.sampled_from(UNWATCHED), readings)
-def test_a_reading_that_wakes_nobody_changes_no_answer(
+def test_reading_that_does_not_wake_engine_changes_no_result(
     view: GpuView, field: GpuField, value: Reading
 ) -> None:
     assert view.gpu
     other = view._replace(gpu=replace(view.gpu, readings={**view.gpu.readings, field: value}))
-    assert [rule.judge(other) for rule in RULES] == [rule.judge(view) for rule in RULES]
+    assert [rule.evaluate(other) for rule in RULES] == [rule.evaluate(view) for rule in RULES]
 
 
 @pytest.mark.parametrize("rule", [rule for rule in RULES if rule.counter], ids=lambda rule: rule.code)
-def test_the_evidence_of_a_rate_does_not_move_with_the_rate(rule: Rule) -> None:
+def test_evidence_of_rate_is_independent_of_rate(rule: Rule) -> None:
     field = next(wake.field for wake in rule.gpu_reads if wake.mode is GpuWakeMode.RISE)
-    found = {rule.judge(gpu_view(grown={field: by})) for by in (10**12, 10**12 + 1, 10**13)}
+    found = {rule.evaluate(gpu_view(grown={field: by})) for by in (10**12, 10**12 + 1, 10**13)}
     assert len(found) == 1
 
 
-# --- what wakes the core ------------------------------------------------------------------------------------
+# --- wakes of the engine ------------------------------------------------------------------------------------
 
 
-def test_the_core_is_woken_once_per_field_and_for_every_field_that_is_judged() -> None:
+def test_each_evaluated_field_has_exactly_one_wake() -> None:
     fields = [wake.field for wake in gpu_wakes(LIMITS)]
     assert len(fields) == len(set(fields))
     assert set(fields) == {wake.field for rule in RULES for wake in rule.gpu_reads}
 
 
-def test_what_moves_all_the_time_wakes_only_at_its_limit() -> None:
+def test_varying_readings_wake_only_at_their_limit() -> None:
     modes = {wake.field: wake.mode for wake in gpu_wakes(LIMITS)}
     assert modes[GpuField.TEMP] is modes[GpuField.MEM_TEMP] is GpuWakeMode.OVER
     assert modes[GpuField.MARGIN] is modes[GpuField.UTILIZATION] is GpuWakeMode.BELOW
@@ -274,36 +280,36 @@ def test_what_moves_all_the_time_wakes_only_at_its_limit() -> None:
     assert not {GpuField.ECC_CORRECTABLE_LIFE, GpuField.SLOWED_SW_POWER} & modes.keys()
 
 
-def test_rules_that_look_at_different_bits_are_woken_for_all_of_them() -> None:
+def test_bit_wakes_of_several_rules_are_merged() -> None:
     wake = next(wake for wake in gpu_wakes(LIMITS) if wake.field is GpuField.CLOCK_REASONS)
     assert wake == GpuWake(GpuField.CLOCK_REASONS, GpuWakeMode.BITS, 0xE8)
 
 
-def test_counters_wake_when_the_configured_budget_is_used_up() -> None:
+def test_counter_wakes_at_configured_budget() -> None:
     limits = GpuLimits(correctable_errors=7, correctable_window_s=30)
     wake = next(wake for wake in gpu_wakes(limits) if wake.field is GpuField.ECC_CORRECTABLE)
     assert wake == GpuWake(GpuField.ECC_CORRECTABLE, GpuWakeMode.RISE, 7, 30 * NS)
     assert windows(limits)[GpuField.ECC_CORRECTABLE] == 30
 
 
-# --- words --------------------------------------------------------------------------------------------------
+# --- texts --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     ("seconds", "text"),
     [(0.25, "0.25 s"), (60, "1 min"), (90, "90 s"), (3600, "1 h"), (5400, "90 min"), (86400, "1 d")],
 )
-def test_a_duration_is_told_in_the_largest_unit_that_keeps_it_whole(seconds: float, text: str) -> None:
+def test_duration_uses_largest_unit_with_whole_number(seconds: float, text: str) -> None:
     assert duration(seconds) == text
 
 
 @pytest.mark.parametrize(("code", "text"), [(15, "GPU_IS_LOST (15)"), (77, "code 77")])
-def test_a_return_code_has_nvmls_name(code: int, text: str) -> None:
+def test_return_code_has_nvml_name(code: int, text: str) -> None:
     assert nvml_name(code) == text
 
 
 @given(st.lists(st.integers(1, 10**9), min_size=2))
-def test_the_text_of_a_growing_count_changes_seldom(counts: list[int]) -> None:
+def test_text_of_growing_count_changes_rarely(counts: list[int]) -> None:
     counts.sort()
     texts = [at_least(count) for count in counts]
     assert all(before == after for before, after in pairwise(texts) if len(before) == len(after) > 1)
@@ -311,11 +317,11 @@ def test_the_text_of_a_growing_count_changes_seldom(counts: list[int]) -> None:
     assert len(set(texts)) <= 9 + 9
 
 
-def test_of_several_answers_the_bad_one_counts_and_then_what_is_not_known() -> None:
+def test_worst_result_prefers_findings_then_unknown_results() -> None:
     bad, blind = Finding("x", Severity.INFO), Unreadable("x", EIO)
     young, none = RuleNotEvaluated("x"), RuleNotApplicable("x")
-    assert foremost(none, OK, young, blind, bad) is bad
-    assert foremost(none, OK, young, blind) is blind
-    assert foremost(none, OK, young) is young
-    assert foremost(none, OK) is OK
-    assert foremost(none, none) is none
+    assert worst_result(none, OK, young, blind, bad) is bad
+    assert worst_result(none, OK, young, blind) is blind
+    assert worst_result(none, OK, young) is young
+    assert worst_result(none, OK) is OK
+    assert worst_result(none, none) is none

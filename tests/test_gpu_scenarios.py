@@ -1,4 +1,4 @@
-"""Every row of the table of scenarios, several at a time: the real agent, its sockets, and a fake NVML."""
+"""Every row of the scenario table, several at a time: the real agent, its sockets, and a fake NVML."""
 
 import tempfile
 from collections.abc import Iterator, Mapping
@@ -11,20 +11,20 @@ from scenarios.stage import play
 from scenarios.table import TABLE
 
 STAGES = 6
-"""Most of a row is waiting."""
-Shows = Mapping[str, "Future[str]"]
+"""Number of rows played at a time; a row mostly waits."""
+Plays = Mapping[str, "Future[str]"]
 
 
 @pytest.fixture(scope="module")
-def shows(request: pytest.FixtureRequest) -> Iterator[Shows]:
-    """The rows that were asked for, each on its way."""
-    asked = [
+def plays(request: pytest.FixtureRequest) -> Iterator[Plays]:
+    """Start playing the selected rows, and return their results by name."""
+    selected = [
         item.callspec.params["row"]
         for item in request.session.items
         if isinstance(item, pytest.Function) and item.originalname == test_gpu_scenario.__name__
     ]
     with ThreadPoolExecutor(STAGES) as stages:
-        yield {row.name: stages.submit(_play, row) for row in asked}
+        yield {row.name: stages.submit(_play, row) for row in selected}
         stages.shutdown(cancel_futures=True)
 
 
@@ -33,11 +33,13 @@ def _play(row: Row) -> str:
         return play(row, Path(directory))
 
 
-def test_every_row_has_a_name_of_its_own() -> None:
+def test_scenario_names_are_unique() -> None:
     assert len({row.name for row in TABLE}) == len(TABLE)
 
 
-@pytest.mark.parametrize("row", TABLE, ids=str)
-def test_gpu_scenario(shows: Shows, row: Row) -> None:
-    if failure := shows[row.name].result():
+@pytest.mark.parametrize(
+    "row", [pytest.param(row, marks=[pytest.mark.slow] if row.limit_s else []) for row in TABLE], ids=str
+)
+def test_gpu_scenario(plays: Plays, row: Row) -> None:
+    if failure := plays[row.name].result():
         pytest.fail(failure, pytrace=False)

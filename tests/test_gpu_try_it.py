@@ -1,4 +1,4 @@
-"""What the catalogue says of how to try a check is what the fake NVML understands."""
+"""Commands in the catalog for trying a rule are valid commands of the fake NVML."""
 
 import json
 import re
@@ -25,15 +25,15 @@ BY_HAND: Final = {
     "gpu.pcie.aer.nonfatal",
     "gpu.pcie.aer.correctable",
 }
-"""What NVML has no part in, or not alone."""
+"""Rules that do not depend on NVML alone."""
 
 
-def test_every_check_of_something_that_nvml_reads_can_be_tried_on_the_fake() -> None:
+def test_every_nvml_rule_has_a_command_for_the_fake() -> None:
     assert {code for code, text in LINES.items() if not COMMAND.search(text)} == BY_HAND
 
 
 @pytest.mark.parametrize("profile", ["h100", "t4"])
-def test_the_fake_carries_out_every_line(profile: str, tmp_path: Path) -> None:
+def test_fake_nvml_accepts_every_command(profile: str, tmp_path: Path) -> None:
     lines = [text for text in LINES.values() if text.startswith(T4) == (profile == "t4")]
     commands = [command.strip() for text in lines for command in COMMAND.findall(text)]
     assert commands
@@ -43,7 +43,7 @@ def test_the_fake_carries_out_every_line(profile: str, tmp_path: Path) -> None:
         answer = []
         for command in json.loads({json.dumps(json.dumps(commands))}):
             try:
-                tell(command)
+                send(command)
             except ValueError as error:
                 answer.append(str(error))
         """,

@@ -1,6 +1,6 @@
-"""What the agent may cost, in figures that do not jitter: what ``python -m agent.bench --check`` holds it to.
+"""Guards of the exact costs of the agent, as in ``python -m agent.bench --check``.
 
-That each guard bites is the claim of ``test_regressions.py``.
+``test_regressions.py`` checks that guards detect planted mistakes.
 """
 
 import select
@@ -14,8 +14,8 @@ from patience import PATIENCE_S
 
 from agent.bench import counts
 from agent.bench.budgets import FILE
-from agent.bench.guards import KINDS, RACES, Bench, Guard, GuardResult, bench, guards
-from agent.bench.result import Unmeasured
+from agent.bench.guards import KINDS, RATIO_GROUPS, Guard, GuardContext, GuardResult, guard_context, guards
+from agent.bench.result import MeasurementError
 from agent.bench.trees import scratch, write_sysfs
 from agent.health.host.catalog import wakes
 from agent.model.time import NS
@@ -26,50 +26,52 @@ BUDGETS: Final[dict[str, Any]] = tomllib.loads((ROOT / FILE).read_text())
 
 
 @pytest.fixture(scope="module")
-def on() -> Iterator[Bench]:
-    with bench(ROOT, BUDGETS) as made:
-        yield made
+def context() -> Iterator[GuardContext]:
+    with guard_context(ROOT, BUDGETS) as context:
+        yield context
 
 
 @pytest.mark.parametrize("guard", guards(), ids=str)
-def test_the_budget_is_held(on: Bench, guard: Guard) -> None:
-    found = guard.hold(on)
-    if found.met is None:
-        pytest.skip(f"{guard}: {found.value}")
-    assert found.met, f"{found.value}; budget {found.budget}"
+def test_guard_meets_its_budget(context: GuardContext, guard: Guard) -> None:
+    result = guard.check(context)
+    if result.met is None:
+        pytest.skip(f"{guard}: {result.value}")
+    assert result.met, f"{result.value}; budget {result.budget}"
 
 
-def test_every_exact_budget_is_of_a_guard() -> None:
-    """One that is misspelt, or of work that nobody does any more, would hold for ever."""
+def test_each_exact_budget_has_a_guard() -> None:
+    """A misspelt or obsolete budget would never be checked."""
     for kind in KINDS.keys() - {"instructions", "ratio"}:
         assert set(BUDGETS[kind]) == set(KINDS[kind].names)
     names = set(KINDS["instructions"].names)
     for baselines in BUDGETS["instructions"].values():
         assert set(baselines) == names | {f"{name}_calls" for name in names}
-    assert RACES.keys() <= BUDGETS["ratio"].keys()
+    assert RATIO_GROUPS.keys() <= BUDGETS["ratio"].keys()
 
 
-def test_a_guard_without_a_budget_is_no_guard_that_holds(tmp_path: Path) -> None:
-    with pytest.raises(Unmeasured, match=r"benchmarks/budgets\.toml: \[bytes\] has no health_8_devices"):
-        Guard("bytes", "health_8_devices").hold(Bench(ROOT, {}, tmp_path))
+def test_guard_without_budget_raises(tmp_path: Path) -> None:
+    with pytest.raises(
+        MeasurementError, match=r"benchmarks/budgets\.toml: \[bytes\] has no health_8_devices"
+    ):
+        Guard("bytes", "health_8_devices").check(GuardContext(ROOT, {}, tmp_path))
 
 
-def test_a_count_that_fell_is_a_miss(tmp_path: Path) -> None:
-    on = Bench(ROOT, {"bytes": {"health_8_devices": 377}}, tmp_path)
-    assert Guard("bytes", "health_8_devices").hold(on) == GuardResult("376", "377", met=False)
+def test_count_below_budget_is_a_miss(tmp_path: Path) -> None:
+    context = GuardContext(ROOT, {"bytes": {"health_8_devices": 377}}, tmp_path)
+    assert Guard("bytes", "health_8_devices").check(context) == GuardResult("376", "377", met=False)
 
 
-def test_what_cannot_be_measured_is_neither_held_nor_missed(
+def test_guard_with_missing_tool_is_neither_met_nor_missed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("CC", "no-such-compiler")
     assert counts.compiler() == "no-such-compiler"
-    found = Guard("allocations", "pass").hold(Bench(ROOT, BUDGETS, tmp_path))
-    assert found == GuardResult("no-such-compiler is not installed", "", None)
+    result = Guard("allocations", "pass").check(GuardContext(ROOT, BUDGETS, tmp_path))
+    assert result == GuardResult("no-such-compiler is not installed", "", None)
 
 
-def test_a_change_does_wake_python() -> None:
-    """So that the silence of quiet passes is not that of a broken descriptor."""
+def test_changed_file_wakes_python() -> None:
+    """A broken descriptor would also pass the guard of quiet passes."""
     with scratch() as root:
         write_sysfs(root / "sys")
         options = SamplerOptions(

@@ -1,4 +1,4 @@
-"""The history's file: real SQLite on real disks, and what others do to it."""
+"""History file: real SQLite on real disks, concurrent readers, damage and full disks."""
 
 import os
 import signal
@@ -13,16 +13,16 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from claims_paper import at
+from claim_samples import at
 from small_disk import run_on_small_disk
-from uses_paper import GOOD, LOST, SLOW, a_use
+from usage_samples import GOOD, LOST, SLOW, device_usage
 
 from agent.errors import Busy
 from agent.model.claim_sources import Origin, PodRef
 from agent.model.use_limits import Limits
 from agent.model.uses import DeviceUsage, Ending, Kept, UsageEnd
 from agent.store.files import CorruptFile
-from agent.store.history import History, NotRecorded, read
+from agent.store.history import HistoryError, HistoryFile, read
 
 HERE = Path(__file__).parent
 
@@ -33,16 +33,16 @@ def path(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def history(path: Path) -> History:
-    return History(path, Limits())
+def history(path: Path) -> HistoryFile:
+    return HistoryFile(path, Limits())
 
 
-def kept(history: History, *uses: DeviceUsage, merged: tuple[str, ...] = (), second: int = 5) -> None:
+def kept(history: HistoryFile, *uses: DeviceUsage, merged: tuple[str, ...] = (), second: int = 5) -> None:
     history.write(uses, merged, at(second).wall_s, by_age=False)
 
 
 def as_read(use: DeviceUsage) -> DeviceUsage:
-    """What the file cannot know: the monotonic clock of another life."""
+    """Return the use as the file has it, without the monotonic clock of the agent that wrote it."""
     return replace(use, began=replace(use.began, mono_ns=0), resumed=True)
 
 
@@ -50,24 +50,24 @@ def names(path: Path) -> list[str]:
     return sorted(one.name for one in path.parent.iterdir())
 
 
-# --- what is kept ------------------------------------------------------------------------------------------
+# --- content ------------------------------------------------------------------------------------------
 
 
-def test_everything_of_a_use_is_read_as_it_was_written(history: History, path: Path) -> None:
-    running = a_use(
+def test_use_survives_a_round_trip_with_all_fields(history: HistoryFile, path: Path) -> None:
+    running = device_usage(
         1,
-        goes_on=True,
+        active=True,
         pod=PodRef("", "", "p-1"),
         maybe=("team-a/train-0", "team-a/train-1"),
         state=LOST,
         worst=LOST,
-        told_by=(Origin.CHECKPOINT, Origin.DRIVER),
+        sources=(Origin.CHECKPOINT, Origin.DRIVER),
         requests=("big", "small"),
         containers=(),
         owner="",
         before=True,
     )
-    ended = a_use(2, state=SLOW, worst=LOST)
+    ended = device_usage(2, state=SLOW, worst=LOST)
     kept(history, running, ended)
     found = read(path)
     assert found.running == (as_read(running),)
@@ -75,38 +75,36 @@ def test_everything_of_a_use_is_read_as_it_was_written(history: History, path: P
     assert found.left_s == at(5).wall_s
 
 
-def test_the_newest_of_a_use_counts_and_when_it_ends_it_no_longer_runs(history: History, path: Path) -> None:
-    kept(history, a_use(1, goes_on=True), a_use(2, goes_on=True))
-    kept(history, a_use(1, goes_on=True, state=LOST, worst=LOST))
-    assert [(one.id, one.state) for one in read(path).running] == [("life-2", GOOD), ("life-1", LOST)]
-    kept(history, a_use(1))
-    assert [one.id for one in read(path).running] == ["life-2"]
-    assert [one.id for one in read(path).ended] == ["life-1"]
+def test_newest_write_of_a_use_counts_and_its_end_moves_it(history: HistoryFile, path: Path) -> None:
+    kept(history, device_usage(1, active=True), device_usage(2, active=True))
+    kept(history, device_usage(1, active=True, state=LOST, worst=LOST))
+    assert [(one.id, one.state) for one in read(path).running] == [("run-2", GOOD), ("run-1", LOST)]
+    kept(history, device_usage(1))
+    assert [one.id for one in read(path).running] == ["run-2"]
+    assert [one.id for one in read(path).ended] == ["run-1"]
 
 
-def test_what_was_written_twice_is_there_once(history: History, path: Path) -> None:
+def test_repeated_write_of_a_use_is_one_row(history: HistoryFile, path: Path) -> None:
     for _ in range(2):
-        kept(history, a_use(1), a_use(2, goes_on=True))
+        kept(history, device_usage(1), device_usage(2, active=True))
     assert [len(part) for part in read(path)[:2]] == [1, 1]
 
 
-def test_what_turned_out_to_be_another_is_gone(history: History, path: Path) -> None:
-    kept(history, a_use(1, goes_on=True), a_use(2, goes_on=True))
-    kept(history, merged=("life-1",))
-    assert [one.id for one in read(path).running] == ["life-2"]
+def test_merged_use_is_deleted(history: HistoryFile, path: Path) -> None:
+    kept(history, device_usage(1, active=True), device_usage(2, active=True))
+    kept(history, merged=("run-1",))
+    assert [one.id for one in read(path).running] == ["run-2"]
 
 
-def test_rows_are_in_the_order_in_which_they_came_whatever_the_clock_said(
-    history: History, path: Path
-) -> None:
+def test_rows_are_in_order_of_writes_whatever_the_clock(history: HistoryFile, path: Path) -> None:
     for number, noticed_s in enumerate((900.0, 1.0, 500.0)):
         ended = UsageEnd(Ending.RELEASED, noticed_s, noticed_s, 1.0)
-        kept(history, a_use(number, ended=ended))
-    assert [one.id for one in read(path).ended] == ["life-2", "life-1", "life-0"]
+        kept(history, device_usage(number, ended=ended))
+    assert [one.id for one in read(path).ended] == ["run-2", "run-1", "run-0"]
 
 
-def test_a_text_without_end_is_cut_and_one_that_is_no_unicode_is_kept(history: History, path: Path) -> None:
-    kept(history, a_use(state=LOST._replace(evidence="x" * 10_000), owner="Job \udc80"))
+def test_long_text_is_cut_and_invalid_unicode_is_replaced(history: HistoryFile, path: Path) -> None:
+    kept(history, device_usage(state=LOST._replace(evidence="x" * 10_000), owner="Job \udc80"))
     (found,) = read(path).ended
     assert len(found.state.evidence) == 512
     assert found.owner == "Job ?"
@@ -115,75 +113,75 @@ def test_a_text_without_end_is_cut_and_one_that_is_no_unicode_is_kept(history: H
 # --- limits ------------------------------------------------------------------------------------------------
 
 
-def test_of_too_many_the_oldest_go(path: Path) -> None:
-    history = History(path, Limits(rows=3))
+def test_rows_above_limit_delete_the_oldest(path: Path) -> None:
+    history = HistoryFile(path, Limits(rows=3))
     for number in range(5):
-        kept(history, a_use(number), a_use(100 + number, goes_on=True))
-    assert [one.id for one in read(path).ended] == ["life-4", "life-3", "life-2"]
+        kept(history, device_usage(number), device_usage(100 + number, active=True))
+    assert [one.id for one in read(path).ended] == ["run-4", "run-3", "run-2"]
     assert len(read(path).running) == 5
 
 
-def test_those_of_long_ago_go_if_the_clock_can_be_trusted(path: Path) -> None:
-    history = History(path, Limits(age_s=60))
+def test_old_rows_are_deleted_if_the_clock_is_reliable(path: Path) -> None:
+    history = HistoryFile(path, Limits(age_s=60))
     old, new = (UsageEnd(Ending.RELEASED, second, second, 1.0) for second in (100.0, 170.0))
-    history.write((a_use(1, ended=old), a_use(2, ended=new)), (), 200.0, by_age=False)
+    history.write((device_usage(1, ended=old), device_usage(2, ended=new)), (), 200.0, by_age=False)
     assert len(read(path).ended) == 2
     history.write((), (), 200.0, by_age=True)
-    assert [one.id for one in read(path).ended] == ["life-2"]
+    assert [one.id for one in read(path).ended] == ["run-2"]
 
 
-def test_the_file_has_an_end_and_the_oldest_make_room(path: Path) -> None:
-    history = History(path, Limits(size=256 << 10))
+def test_file_size_is_limited_and_oldest_rows_make_room(path: Path) -> None:
+    history = HistoryFile(path, Limits(size=256 << 10))
     large = LOST._replace(evidence="\N{WARNING SIGN}" * 1000)
     for number in range(0, 400, 4):
-        kept(history, *(a_use(number + more, state=large) for more in range(4)))
+        kept(history, *(device_usage(number + more, state=large) for more in range(4)))
     assert path.stat().st_size <= 256 << 10
     found = [one.id for one in read(path).ended]
-    assert found == [f"life-{number}" for number in range(399, 399 - len(found), -1)]
+    assert found == [f"run-{number}" for number in range(399, 399 - len(found), -1)]
     assert 50 < len(found) < 400
 
 
-def test_more_than_fits_at_once_is_written_all_the_same(path: Path) -> None:
-    history = History(path, Limits(rows=100, size=20 << 20))
+def test_write_larger_than_the_free_room_succeeds(path: Path) -> None:
+    history = HistoryFile(path, Limits(rows=100, size=20 << 20))
     large = LOST._replace(evidence="\N{WARNING SIGN}" * 1000)
-    kept(history, *(a_use(number, state=large, worst=large) for number in range(8000)))
-    assert [one.id for one in read(path).ended] == [f"life-{number}" for number in range(7999, 7899, -1)]
+    kept(history, *(device_usage(number, state=large, worst=large) for number in range(8000)))
+    assert [one.id for one in read(path).ended] == [f"run-{number}" for number in range(7999, 7899, -1)]
 
 
-def test_nobody_else_may_read_it(history: History, path: Path) -> None:
-    kept(history, a_use())
+def test_file_is_private(history: HistoryFile, path: Path) -> None:
+    kept(history, device_usage())
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
     path.chmod(0o644)
-    kept(history, a_use())
+    kept(history, device_usage())
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
 
 
 # --- after another agent -----------------------------------------------------------------------------------
 
 
-def test_the_next_agent_finds_what_was_left(history: History, path: Path) -> None:
+def test_next_agent_finds_the_last_content(history: HistoryFile, path: Path) -> None:
     failed = UsageEnd(Ending.FAILED, 1.0, 2.0, 3.0)
-    running, over = a_use(1, goes_on=True), a_use(2, ended=failed)
-    kept(history, running, over, a_use(3))
-    found = History(path, Limits()).news()
+    running, over = device_usage(1, active=True), device_usage(2, ended=failed)
+    kept(history, running, over, device_usage(3))
+    found = HistoryFile(path, Limits()).changed_file()
     assert found == Kept((as_read(running),), (as_read(over),), at(5).wall_s)
 
 
-def test_a_file_is_news_once_and_again_when_it_is_another(history: History, path: Path) -> None:
-    assert history.news() is None
-    kept(history, a_use(goes_on=True))
-    assert history.news() is None
+def test_file_content_is_returned_once_and_again_after_replacement(history: HistoryFile, path: Path) -> None:
+    assert history.changed_file() is None
+    kept(history, device_usage(active=True))
+    assert history.changed_file() is None
     path.unlink()
-    assert history.news() == Kept()
-    assert history.news() is None
-    kept(History(path, Limits()), a_use(2, goes_on=True))
-    found = history.news()
+    assert history.changed_file() == Kept()
+    assert history.changed_file() is None
+    kept(HistoryFile(path, Limits()), device_usage(2, active=True))
+    found = history.changed_file()
     assert found is not None
-    assert [one.id for one in found.running] == ["life-2"]
+    assert [one.id for one in found.running] == ["run-2"]
 
 
-# --- files that cannot be used -----------------------------------------------------------------------------
+# --- unusable files -----------------------------------------------------------------------------
 
 
 def scribbled(path: Path) -> None:
@@ -191,26 +189,26 @@ def scribbled(path: Path) -> None:
 
 
 def damaged(path: Path) -> None:
-    """Pages of a real one are overwritten."""
-    kept(History(path, Limits()), *(a_use(number) for number in range(200)))
+    """Overwrite pages of a valid file."""
+    kept(HistoryFile(path, Limits()), *(device_usage(number) for number in range(200)))
     with open(path, "r+b") as file:
         file.seek(4096)
         file.write(os.urandom(60_000))
 
 
-def of_somebody_else(path: Path) -> None:
+def of_another_application(path: Path) -> None:
     with closing(sqlite3.connect(path)) as db:
         db.execute("CREATE TABLE running (x)")
 
 
 def with_strange_rows(path: Path) -> None:
-    kept(History(path, Limits()), a_use(goes_on=True))
+    kept(HistoryFile(path, Limits()), device_usage(active=True))
     with closing(sqlite3.connect(path)) as db, db:
         db.execute("UPDATE running SET state_health = 'well'")
 
 
 def without_a_column(path: Path) -> None:
-    kept(History(path, Limits()), a_use(goes_on=True))
+    kept(HistoryFile(path, Limits()), device_usage(active=True))
     with closing(sqlite3.connect(path)) as db, db:
         db.execute("ALTER TABLE running DROP COLUMN owner")
 
@@ -218,68 +216,66 @@ def without_a_column(path: Path) -> None:
 @pytest.mark.parametrize(
     ("make", "reason", "kind"),
     [
-        (scribbled, "is not understood: file is not a database", "corrupt"),
+        (scribbled, "cannot be parsed: file is not a database", "corrupt"),
         (damaged, "", "corrupt"),
-        (of_somebody_else, "is no history of drahealth", "foreign"),
-        (with_strange_rows, "is not understood: 'well' is not a valid Health", "corrupt"),
-        (without_a_column, "is not understood: No item with that key", "corrupt"),
-        (os.mkdir, "is no regular file", "corrupt"),
-        (os.mkfifo, "is no regular file", "corrupt"),
-        (lambda path: path.symlink_to("/dev/null"), "is no regular file", "corrupt"),
+        (of_another_application, "is not a history of drahealth", "foreign"),
+        (with_strange_rows, "cannot be parsed: 'well' is not a valid Health", "corrupt"),
+        (without_a_column, "cannot be parsed: No item with that key", "corrupt"),
+        (os.mkdir, "is not a regular file", "corrupt"),
+        (os.mkfifo, "is not a regular file", "corrupt"),
+        (lambda path: path.symlink_to("/dev/null"), "is not a regular file", "corrupt"),
     ],
 )
-def test_what_cannot_be_used_is_set_aside_under_both_names_and_made_anew(path, make, reason, kind) -> None:
+def test_unusable_file_is_set_aside_and_created_again(path, make, reason, kind) -> None:
     path.parent.mkdir()
     make(path)
-    history = History(path, Limits())
-    with pytest.raises(NotRecorded) as caught:
-        history.news()
+    history = HistoryFile(path, Limits())
+    with pytest.raises(HistoryError) as caught:
+        history.changed_file()
     aside = path.with_name(f"history.sqlite.{kind}-1")
     assert str(caught.value).startswith(f"{path}: {reason}")
     assert str(caught.value).endswith(f"; set aside as {aside}")
     assert os.path.lexists(aside)
-    assert history.news() is None
-    kept(history, a_use(1, goes_on=True))
-    assert [one.id for one in read(path).running] == ["life-1"]
+    assert history.changed_file() is None
+    kept(history, device_usage(1, active=True))
+    assert [one.id for one in read(path).running] == ["run-1"]
 
 
-def test_what_is_damaged_while_the_agent_runs_is_noticed_by_the_next_write(
-    history: History, path: Path
-) -> None:
-    kept(history, *(a_use(number, goes_on=True) for number in range(50)))
+def test_damage_while_running_is_noticed_by_next_write(history: HistoryFile, path: Path) -> None:
+    kept(history, *(device_usage(number, active=True) for number in range(50)))
     inode = path.stat().st_ino
     path.write_bytes(b"no database at all, " * 500)
     assert path.stat().st_ino == inode
-    with pytest.raises(NotRecorded, match="set aside"):
-        kept(history, a_use(1))
-    assert history.news() == Kept()
+    with pytest.raises(HistoryError, match="set aside"):
+        kept(history, device_usage(1))
+    assert history.changed_file() == Kept()
 
 
-def test_the_journal_of_a_file_goes_with_it(history: History, path: Path) -> None:
-    """In the place of the next file's it would be put into that."""
+def test_journal_is_set_aside_with_its_file(history: HistoryFile, path: Path) -> None:
+    """SQLite would apply a leftover journal to the next file."""
     path.mkdir(parents=True)
     path.with_name("history.sqlite-journal").write_bytes(b"its pages")
-    with pytest.raises(NotRecorded):
-        history.news()
+    with pytest.raises(HistoryError):
+        history.changed_file()
     assert names(path) == ["history.sqlite.corrupt-1", "history.sqlite.corrupt-1-journal"]
 
 
-def test_an_empty_file_is_a_new_one(history: History, path: Path) -> None:
+def test_empty_file_is_treated_as_new(history: HistoryFile, path: Path) -> None:
     path.parent.mkdir()
     path.touch()
-    assert history.news() == Kept()
-    kept(history, a_use())
+    assert history.changed_file() == Kept()
+    kept(history, device_usage())
     assert len(read(path).ended) == 1
 
 
-def test_what_a_later_version_wrote_is_left_as_it_is(history: History, path: Path) -> None:
-    kept(history, a_use())
+def test_file_of_later_version_is_left_unchanged(history: HistoryFile, path: Path) -> None:
+    kept(history, device_usage())
     with closing(sqlite3.connect(path)) as db:
         db.execute("PRAGMA user_version = 2")
     before = path.read_bytes()
-    later = History(path, Limits())
-    for attempt in (later.news, lambda: kept(later, a_use(2))):
-        with pytest.raises(NotRecorded, match=r"is of version 2, this agent reads 1; it is left as it is"):
+    later = HistoryFile(path, Limits())
+    for attempt in (later.changed_file, lambda: kept(later, device_usage(2))):
+        with pytest.raises(HistoryError, match=r"is of version 2, this agent reads 1; it is left unchanged"):
             attempt()
     assert path.read_bytes() == before
     assert names(path) == ["history.sqlite"]
@@ -287,26 +283,25 @@ def test_what_a_later_version_wrote_is_left_as_it_is(history: History, path: Pat
         read(path)
 
 
-def test_a_directory_that_cannot_be_made_is_no_loss(history: History, path: Path) -> None:
+def test_unusable_directory_raises_and_loses_nothing(history: HistoryFile, path: Path) -> None:
     path.parent.write_text("in the way")
-    with pytest.raises(NotRecorded, match=str(path)):
-        kept(history, a_use())
+    with pytest.raises(HistoryError, match=str(path)):
+        kept(history, device_usage())
     path.parent.unlink()
-    kept(history, a_use())
+    kept(history, device_usage())
     assert len(read(path).ended) == 1
 
 
 # --- readers -----------------------------------------------------------------------------------------------
 
 
-def test_reading_leaves_nothing_behind_and_needs_no_right_to_write(history: History, path: Path) -> None:
-    kept(history, a_use())
+def test_read_leaves_no_file_and_needs_no_write_permission(history: HistoryFile, path: Path) -> None:
+    kept(history, device_usage())
     path.chmod(0o444)
     path.parent.chmod(0o555)
     before = os.geteuid()
     if before == 0:
-        os.chmod(path.parent.parent, 0o755)
-        for parent in path.parents[2:4]:
+        for parent in path.parents[1:-2]:
             os.chmod(parent, 0o755)
         os.seteuid(65534)
     try:
@@ -317,35 +312,35 @@ def test_reading_leaves_nothing_behind_and_needs_no_right_to_write(history: Hist
     assert names(path) == ["history.sqlite"]
 
 
-def test_a_database_in_wal_mode_is_put_back_to_what_everybody_can_read(history: History, path: Path) -> None:
-    kept(history, a_use())
+def test_database_in_wal_mode_is_converted_back(history: HistoryFile, path: Path) -> None:
+    kept(history, device_usage())
     with closing(sqlite3.connect(path)) as db:
         db.execute("PRAGMA journal_mode = WAL")
-    kept(history, a_use(2))
+    kept(history, device_usage(2))
     assert names(path) == ["history.sqlite"]
     assert len(read(path).ended) == 2
 
 
 @contextmanager
 def reading(path: Path) -> Iterator[None]:
-    """Somebody is in the middle of reading."""
+    """Hold a read transaction open."""
     with closing(sqlite3.connect(path, isolation_level=None)) as db:
         db.execute("BEGIN")
         db.execute("SELECT * FROM ended").fetchone()
         yield
 
 
-def test_a_reader_that_does_not_end_delays_the_writer_and_loses_nothing(path: Path) -> None:
-    history = History(path, Limits(), wait_s=0.05)
-    kept(history, a_use(1))
-    with reading(path), pytest.raises(NotRecorded, match="database is locked"):
-        kept(history, a_use(2))
-    kept(history, a_use(2))
-    assert [one.id for one in read(path).ended] == ["life-2", "life-1"]
+def test_endless_reader_delays_the_writer_and_loses_nothing(path: Path) -> None:
+    history = HistoryFile(path, Limits(), wait_s=0.05)
+    kept(history, device_usage(1))
+    with reading(path), pytest.raises(HistoryError, match="database is locked"):
+        kept(history, device_usage(2))
+    kept(history, device_usage(2))
+    assert [one.id for one in read(path).ended] == ["run-2", "run-1"]
 
 
-def test_a_writer_that_does_not_end_is_told_of(history: History, path: Path) -> None:
-    kept(history, a_use(1))
+def test_endless_writer_is_reported_as_busy(history: HistoryFile, path: Path) -> None:
+    kept(history, device_usage(1))
     with closing(sqlite3.connect(path, isolation_level=None)) as db:
         db.execute("BEGIN EXCLUSIVE")
         with pytest.raises(Busy, match=r"the agent is writing, for over 0\.05 s"):
@@ -354,23 +349,23 @@ def test_a_writer_that_does_not_end_is_told_of(history: History, path: Path) -> 
 
 WRITER = """
 import sys, time
-from uses_paper import a_use
+from usage_samples import device_usage
 from pathlib import Path
 from agent.model.use_limits import Limits
-from agent.store.history import History
-history = History(Path(sys.argv[1]), Limits(rows=50))
+from agent.store.history import HistoryFile
+history = HistoryFile(Path(sys.argv[1]), Limits(rows=50))
 print("ready", flush=True)
 number = 0
 while True:
     number += 2
-    history.write((a_use(number), a_use(number + 1)), (), float(number), by_age=False)
+    history.write((device_usage(number), device_usage(number + 1)), (), float(number), by_age=False)
     time.sleep(0.005)
 """
 
 
 @contextmanager
 def writer(path: Path) -> Iterator["subprocess.Popen[bytes]"]:
-    """A process that writes two uses at a time, one after the other."""
+    """Run a process that writes two uses per transaction."""
     env = {**os.environ, "PYTHONPATH": f"{HERE}:{HERE.parent}"}
     with subprocess.Popen(
         [sys.executable, "-c", WRITER, str(path)], env=env, stdout=subprocess.PIPE
@@ -383,13 +378,13 @@ def writer(path: Path) -> Iterator["subprocess.Popen[bytes]"]:
             process.kill()
 
 
-def test_who_reads_while_another_process_writes_sees_whole_transactions(path: Path) -> None:
+def test_reader_during_writes_sees_complete_transactions(path: Path) -> None:
     with writer(path):
         seen = set()
         while len(seen) < 20:
             if path.exists() and path.stat().st_size:
                 found = read(path)
-                ids = [int(one.id.removeprefix("life-")) for one in found.ended]
+                ids = [int(one.id.removeprefix("run-")) for one in found.ended]
                 assert len(ids) % 2 == 0
                 assert ids == sorted(ids, reverse=True)
                 assert not ids or found.left_s in {ids[1], ids[1] - 2}
@@ -397,16 +392,16 @@ def test_who_reads_while_another_process_writes_sees_whole_transactions(path: Pa
 
 
 @pytest.mark.parametrize("pause_s", [0.0, 0.003, 0.011, 0.023, 0.05])
-def test_a_writer_that_is_killed_leaves_whole_transactions(path: Path, pause_s: float) -> None:
-    """Whenever that is; the next one, and every reader, goes on with what is there."""
+def test_killed_writer_leaves_complete_transactions(path: Path, pause_s: float) -> None:
+    """The next writer and every reader continue with the content after a kill at any time."""
     with writer(path) as process:
         threading.Event().wait(pause_s)
         process.send_signal(signal.SIGKILL)
-    history = History(path, Limits())
-    assert history.news() is not None or not path.exists()
-    kept(history, a_use(1_000_000), a_use(1_000_001))
+    history = HistoryFile(path, Limits())
+    assert history.changed_file() is not None or not path.exists()
+    kept(history, device_usage(1_000_000), device_usage(1_000_001))
     ids = [one.id for one in read(path).ended]
-    assert ids[:2] == ["life-1000001", "life-1000000"]
+    assert ids[:2] == ["run-1000001", "run-1000000"]
     assert len(ids) % 2 == 0
     assert names(path) == ["history.sqlite"]
 
@@ -422,41 +417,41 @@ os.kill(os.getpid(), 9)
 
 
 @pytest.fixture
-def hot(history: History, path: Path) -> Path:
-    """Somebody was killed in a transaction, part of which is in the file."""
-    kept(history, *(a_use(number) for number in range(500)))
+def hot(history: HistoryFile, path: Path) -> Path:
+    """Leave the file of a process killed in a transaction that is partly written."""
+    kept(history, *(device_usage(number) for number in range(500)))
     subprocess.run([sys.executable, "-c", HOT, str(path)], check=False)
     assert path.with_name("history.sqlite-journal").stat().st_size
     return path
 
 
-def test_half_a_transaction_is_taken_back_by_the_first_who_reads(hot: Path) -> None:
+def test_interrupted_transaction_is_rolled_back_by_first_reader(hot: Path) -> None:
     found = read(hot)
     assert {one.owner for one in found.ended} == {"Job train"}
     assert names(hot) == ["history.sqlite"]
 
 
-def test_half_a_transaction_is_taken_back_by_the_next_agent(hot: Path) -> None:
-    history = History(hot, Limits())
-    assert history.news() is not None
-    kept(history, a_use(1000))
+def test_interrupted_transaction_is_rolled_back_by_next_agent(hot: Path) -> None:
+    history = HistoryFile(hot, Limits())
+    assert history.changed_file() is not None
+    kept(history, device_usage(1000))
     assert {one.owner for one in read(hot).ended} == {"Job train"}
 
 
 # --- a full disk -------------------------------------------------------------------------------------------
 
 
-def test_a_full_disk_takes_nothing_and_loses_nothing(tmp_path: Path) -> None:
+def test_full_disk_refuses_the_write_and_loses_nothing(tmp_path: Path) -> None:
     program = f"""
 import sys, os
 sys.path.insert(0, {str(HERE)!r})
 from pathlib import Path
-from uses_paper import a_use
+from usage_samples import device_usage
 from agent.model.use_limits import Limits
-from agent.store.history import History, NotRecorded, read
+from agent.store.history import HistoryError, HistoryFile, read
 path = Path({str(tmp_path)!r}, "history.sqlite")
-history = History(path, Limits())
-history.write((a_use(1, goes_on=True),), (), 1.0, by_age=False)
+history = HistoryFile(path, Limits())
+history.write((device_usage(1, active=True),), (), 1.0, by_age=False)
 ballast = open({str(tmp_path / "ballast")!r}, "wb", buffering=0)
 try:
     while True:
@@ -464,16 +459,16 @@ try:
 except OSError:
     pass
 try:
-    history.write(tuple(a_use(number) for number in range(100)), (), 2.0, by_age=False)
-except NotRecorded as error:
+    history.write(tuple(device_usage(number) for number in range(100)), (), 2.0, by_age=False)
+except HistoryError as error:
     print(error)
 print(len(read(path).running), len(read(path).ended))
 os.truncate({str(tmp_path / "ballast")!r}, 0)
-history.write(tuple(a_use(number) for number in range(100)), (), 2.0, by_age=False)
+history.write(tuple(device_usage(number) for number in range(100)), (), 2.0, by_age=False)
 print(len(read(path).running), len(read(path).ended))
 """
-    said, full, after = run_on_small_disk(program, tmp_path)
-    assert said.startswith(f"{tmp_path}/history.sqlite: ")
-    assert "full" in said or "disk I/O error" in said
+    error, full, after = run_on_small_disk(program, tmp_path)
+    assert error.startswith(f"{tmp_path}/history.sqlite: ")
+    assert "full" in error or "disk I/O error" in error
     assert full == "1 0"
     assert after == "0 100"

@@ -18,11 +18,11 @@ import pytest
 from hostdev_driver.api import ApiError, ApiServer
 from hostdev_driver.claims import ClaimApi
 from hostdev_driver.slices import DEVICES_MAX, Publisher, devices_of
-from hostdev_paper import DRIVER, NODE, REF, claim_object, host_of, paper
+from hostdev_samples import DRIVER, NODE, REF, claim_object, host_of, paper
 
 import agent
 from agent.prepare.classify import Context, classify
-from agent.prepare.doing import done_by
+from agent.prepare.errors import operation_of
 
 __all__ = ["paper"]
 
@@ -36,7 +36,7 @@ class FakeApi:
 
     objects: dict[str, dict[str, Any]] = field(default_factory=dict)
     refuse: Mapping[str, tuple[int, str]] = field(default_factory=dict)
-    """By method: status and reason of the next answers."""
+    """Status and reason of the next answers, by method."""
     calls: list[tuple[str, str, str]] = field(default_factory=list)
     """Method, path and token of each."""
     url: str = ""
@@ -120,7 +120,7 @@ def serving(fake: FakeApi, certificate: Path | None) -> Iterator[FakeApi]:
 
 @pytest.fixture(scope="session")
 def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Of a server at 127.0.0.1, signed by itself."""
+    """Return a self-signed certificate of a server at 127.0.0.1."""
     openssl = shutil.which("openssl")
     if openssl is None:
         pytest.skip("no openssl to make a certificate with")
@@ -143,7 +143,7 @@ def fake(certificate: Path) -> Iterator[FakeApi]:
 CLAIM_PATH = "/apis/resource.k8s.io/v1/namespaces/team-a/resourceclaims/train"
 
 
-def test_a_claim_is_asked_for_by_name_with_the_token_of_the_moment(tmp_path: Path, fake: FakeApi) -> None:
+def test_claim_is_requested_by_name_with_the_current_token(tmp_path: Path, fake: FakeApi) -> None:
     fake.objects[CLAIM_PATH] = claim_object()
     token = tmp_path / "token"
     claims = ClaimApi(ApiServer(fake.url, fake.ca, token), DRIVER)
@@ -153,7 +153,7 @@ def test_a_claim_is_asked_for_by_name_with_the_token_of_the_moment(tmp_path: Pat
     assert fake.calls == [("GET", CLAIM_PATH, "Bearer first"), ("GET", CLAIM_PATH, "Bearer second")]
 
 
-def test_a_claim_that_is_gone_or_another_is_waited_for(fake: FakeApi) -> None:
+def test_missing_or_recreated_claim_is_transient(fake: FakeApi) -> None:
     claims = ClaimApi(ApiServer(fake.url, fake.ca), DRIVER)
     with pytest.raises(agent.TransientError) as caught:
         claims(REF)
@@ -175,7 +175,7 @@ def test_a_claim_that_is_gone_or_another_is_waited_for(fake: FakeApi) -> None:
         (503, "ServiceUnavailable", "api.5xx", agent.ErrorClass.TRANSIENT),
     ],
 )
-def test_a_refusal_keeps_its_status_and_reason_and_is_judged_by_them(
+def test_refusal_is_classified_by_status_and_reason(
     fake: FakeApi, status: int, reason: str, code: str, error_class: agent.ErrorClass
 ) -> None:
     fake.refuse = {"GET": (status, reason)}
@@ -188,29 +188,29 @@ def test_a_refusal_keeps_its_status_and_reason_and_is_judged_by_them(
     assert verdict.summary == f"API server: {status} {reason}: {reason} it is"
 
 
-def test_an_api_server_that_nobody_vouches_for_is_not_believed(fake: FakeApi) -> None:
+def test_untrusted_api_server_is_rejected(fake: FakeApi) -> None:
     with pytest.raises(ssl.SSLCertVerificationError) as caught:
         ClaimApi(ApiServer(fake.url), DRIVER)(REF)
-    mark = done_by(caught.value)
+    mark = operation_of(caught.value)
     assert mark is not None
     assert mark.operation is agent.Operation.API
     assert not fake.calls
 
 
-def test_an_api_server_that_is_away_is_an_error_of_the_api(fake: FakeApi) -> None:
+def test_unreachable_api_server_is_an_api_error(fake: FakeApi) -> None:
     with serving(FakeApi(), None) as gone:
         url = gone.url
     with pytest.raises(ConnectionRefusedError) as caught:
         ApiServer(url).call("GET", "/api")
-    mark = done_by(caught.value)
+    mark = operation_of(caught.value)
     assert mark is not None
     assert mark.operation is agent.Operation.API
     assert caught.value.errno == errno.ECONNREFUSED
 
 
 @pytest.mark.parametrize("url", ["", "10.0.0.1:6443", "ftp://host", "https://"])
-def test_what_is_no_url_is_the_operators(url: str) -> None:
-    with pytest.raises(agent.ConfigError, match="is no URL of an API server"):
+def test_invalid_url_is_an_operator_error(url: str) -> None:
+    with pytest.raises(agent.ConfigError, match="is not a URL of an API server"):
         ApiServer(url)
 
 
@@ -226,7 +226,7 @@ def taints_of(**devices: agent.Taint) -> agent.Taints:
 XID = agent.Taint(f"{DRIVER}/xid", "79", agent.Effect.NO_SCHEDULE, 1_700_000_000)
 
 
-def test_a_slice_says_what_a_claim_can_choose_by(fake: FakeApi, paper: Path) -> None:
+def test_slice_has_the_attributes_for_selectors(fake: FakeApi, paper: Path) -> None:
     Publisher(ApiServer(fake.url, fake.ca), DRIVER, host_of(paper)).publish(taints_of(gpu_3=XID))
     (name,) = fake.slices()
     one = fake.slices()[name]
@@ -254,10 +254,10 @@ def test_a_slice_says_what_a_claim_can_choose_by(fake: FakeApi, paper: Path) -> 
     assert not any("taints" in device for name, device in devices.items() if name != "gpu-3")
 
 
-def test_what_is_as_it_should_be_is_left_alone_and_what_is_not_is_mended(fake: FakeApi, paper: Path) -> None:
+def test_unchanged_slices_stay_and_changed_ones_are_replaced(fake: FakeApi, paper: Path) -> None:
     publisher = Publisher(ApiServer(fake.url, fake.ca), DRIVER, host_of(paper))
     publisher.refresh()
-    assert not fake.calls  # nothing was published yet: what of, nobody has said
+    assert not fake.calls  # no devices were published yet
     publisher.publish(agent.Taints())
     assert fake.writes() == ["POST"]
     publisher.refresh()
@@ -271,7 +271,7 @@ def test_what_is_as_it_should_be_is_left_alone_and_what_is_not_is_mended(fake: F
     assert any("taints" in device for device in one["spec"]["devices"])
 
 
-def test_taints_need_no_new_generation_and_other_devices_do(fake: FakeApi, paper: Path) -> None:
+def test_only_device_changes_need_a_new_generation(fake: FakeApi, paper: Path) -> None:
     api = ApiServer(fake.url, fake.ca)
 
     def generation() -> int:
@@ -285,7 +285,7 @@ def test_taints_need_no_new_generation_and_other_devices_do(fake: FakeApi, paper
     assert generation() == 2
 
 
-def test_no_slice_has_more_devices_than_a_tainted_one_may(fake: FakeApi, paper: Path) -> None:
+def test_slices_stay_within_the_limit_for_tainted_devices(fake: FakeApi, paper: Path) -> None:
     api = ApiServer(fake.url, fake.ca)
     other = {"metadata": {"name": "of-another"}, "spec": {"driver": "gpu.example.com", "nodeName": NODE}}
     fake.objects["/apis/resource.k8s.io/v1/resourceslices/of-another"] = other
@@ -304,9 +304,7 @@ def test_no_slice_has_more_devices_than_a_tainted_one_may(fake: FakeApi, paper: 
 
 
 @pytest.mark.parametrize("method", ["GET", "POST"])
-def test_what_could_not_be_published_is_raised_so_that_it_is_tried_again(
-    fake: FakeApi, paper: Path, method: str
-) -> None:
+def test_publish_error_is_raised_for_the_retry(fake: FakeApi, paper: Path, method: str) -> None:
     publisher = Publisher(ApiServer(fake.url, fake.ca), DRIVER, host_of(paper))
     fake.refuse = {method: (409, "Conflict")}
     with pytest.raises(ApiError):
@@ -317,6 +315,6 @@ def test_what_could_not_be_published_is_raised_so_that_it_is_tried_again(
     assert len(fake.slices()) == 1
 
 
-def test_devices_of_another_driver_taint_nothing_of_ours(paper: Path) -> None:
+def test_taints_of_other_drivers_are_ignored(paper: Path) -> None:
     taints = agent.Taints({agent.DeviceRef("gpu.example.com", NODE, "gpu-3"): (XID,)})
     assert not any("taints" in device for device in devices_of(host_of(paper), taints, DRIVER))

@@ -1,4 +1,4 @@
-"""Which devices a node has, and their names: DNS labels that are the same after every restart."""
+"""Devices of a node and their names: DNS labels that stay the same over restarts."""
 
 import re
 
@@ -10,6 +10,7 @@ from paper import EIO, PaperNode, node_sample, pool_sample
 from agent.devices.inventory import (
     Device,
     Kind,
+    canonical_pool_name,
     cpu_device,
     declared_device,
     device_pools,
@@ -20,7 +21,6 @@ from agent.devices.inventory import (
     parse_pool_name,
     pool_device,
     size_name,
-    spell_pool_name,
 )
 from agent.model.declared import Declared, DeclaredOther, DeclaredPci
 
@@ -35,11 +35,11 @@ def names(
     ("kib", "name"),
     [(64, "64ki"), (1000, "1000ki"), (2048, "2mi"), (32768, "32mi"), (1 << 20, "1gi"), (1 << 34, "16ti")],
 )
-def test_sizes_are_named_as_kubernetes_names_them(kib: int, name: str) -> None:
+def test_size_name_follows_kubernetes(kib: int, name: str) -> None:
     assert size_name(kib) == name
 
 
-def test_every_numa_node_has_its_cpus_and_its_pools() -> None:
+def test_every_numa_node_has_a_cpu_device_and_its_pools() -> None:
     node = PaperNode()
     node.nodes = {0: node_sample(0, 0b01), 1: node_sample(1, 0b10)}
     for number in (0, 1):
@@ -53,40 +53,40 @@ def test_every_numa_node_has_its_cpus_and_its_pools() -> None:
     ]  # fmt: skip
 
 
-def test_a_numa_node_of_memory_alone_has_no_cpus_to_judge() -> None:
+def test_numa_node_without_cpus_has_no_cpu_device() -> None:
     node = PaperNode()
     node.nodes = {0: node_sample(0), 1: node_sample(1, 0), 2: node_sample(2, EIO)}
     assert names(node) == ["cpu-node0", "cpu-node2"]
 
 
-def test_nodes_are_in_the_order_of_their_numbers() -> None:
+def test_devices_are_ordered_by_numa_node_number() -> None:
     node = PaperNode()
     node.nodes = {n: node_sample(n) for n in (10, 9, 0)}
     assert names(node) == ["cpu-node0", "cpu-node9", "cpu-node10"]
 
 
-def test_a_kernel_without_numa_has_its_pools_on_node_0() -> None:
+def test_pools_of_a_kernel_without_numa_are_on_node_0() -> None:
     node = PaperNode()
     node.pool(pool_sample(7, node=None))
     assert names(node) == ["cpu-node0", "hugepages-2mi-node0"]
     assert [pool.nr for pool in device_pools(node.snapshot()).values()] == [7]
 
 
-def test_the_machines_pool_is_not_told_twice() -> None:
+def test_machine_wide_pool_is_left_out_if_node_pools_exist() -> None:
     node = PaperNode()
     node.pool(pool_sample(20, node=None))
     node.pool(pool_sample(5, node=0))
     assert [pool.nr for pool in device_pools(node.snapshot()).values()] == [5]
 
 
-def test_what_was_once_seen_stays() -> None:
+def test_known_device_stays_though_its_source_lost_it() -> None:
     node = PaperNode()
     node.pool(pool_sample())
     known = devices_of(node.snapshot(), (), {})
     assert devices_of(PaperNode().snapshot(), known, {}) == known
 
 
-def test_a_pool_that_the_configuration_expects_is_a_device_though_the_machine_has_none() -> None:
+def test_expected_pool_that_the_machine_lacks_is_a_device() -> None:
     assert names(PaperNode(), {"hugepages-1gi-node1": 4}) == ["cpu-node0", "hugepages-1gi-node1"]
 
 
@@ -96,25 +96,25 @@ def test_a_pool_that_the_configuration_expects_is_a_device_though_the_machine_ha
      "hugepages-2Mi-node0", "hugepages-2mi-node00", "hugepages-٢mi-node0", "xhugepages-2mi-node0",
      "hugepages-2mi-node0\n", "hugepages-02mi-node0"],
 )  # fmt: skip
-def test_what_names_no_pool_in_our_spelling_is_none(name: str) -> None:
+def test_name_not_in_canonical_spelling_is_no_pool(name: str) -> None:
     assert parse_pool_name(name) is None
 
 
-def test_a_pool_in_another_spelling_is_recognized() -> None:
-    assert spell_pool_name("hugepages-2048ki-node0") == "hugepages-2mi-node0"
-    assert spell_pool_name("hugepages-2Mi-node00") == "hugepages-2mi-node0"
+def test_pool_name_in_another_spelling_becomes_canonical() -> None:
+    assert canonical_pool_name("hugepages-2048ki-node0") == "hugepages-2mi-node0"
+    assert canonical_pool_name("hugepages-2Mi-node00") == "hugepages-2mi-node0"
     for name in ("hugepages-0mi-node0", "cpu-node0", "hugepages-2-node0"):
-        assert spell_pool_name(name) is None
+        assert canonical_pool_name(name) is None
 
 
 @given(st.integers(1, 1 << 40), st.integers(0, 63))
-def test_a_pools_name_is_a_dns_label_and_leads_back_to_the_pool(size_kib: int, node: int) -> None:
+def test_pool_name_is_a_dns_label_and_parses_back(size_kib: int, node: int) -> None:
     device = pool_device(size_kib, node)
     assert re.fullmatch(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?", device.name)
     assert parse_pool_name(device.name) == device
 
 
-def test_the_kinds_are_those_of_the_devices() -> None:
+def test_every_kind_has_a_device() -> None:
     host = [cpu_device(0), memory_device(0), pool_device(2048, 0), gpu_device(0), mig_device(0, 1, 0)]
     nic = declared_device(Declared("nic.example.com", "node-a", "nic-0", DeclaredPci("0000:5e:00.0", ""), 0))
     other = declared_device(Declared("a.example.com", "node-a", "dev-0", DeclaredOther(), 0))

@@ -1,4 +1,4 @@
-"""From the kernel's own log, and from floods of records, to facts: the reader, and what remembers for it."""
+"""Facts from the real kernel log and from floods of records: the reader and the latch behind it."""
 
 import os
 import select
@@ -17,10 +17,10 @@ from machine import kubepods_tree, machine_lock
 from own_process import in_own_process, resident
 from patience import PATIENCE_S
 
-from agent.health.gpu.xid.patterns import PATTERNS
-from agent.health.kernel_log.latch import KEPT, remember_log
+from agent.health.gpu.xid.lines import PATTERNS
+from agent.health.kernel_log.latch import MAX_FACTS, next_log_state
 from agent.health.kernel_log.patterns import HOST_PATTERNS
-from agent.health.kernel_log.values import LogCode, LogPast
+from agent.health.kernel_log.values import LogCode, LogState
 from agent.model.log import LogSample
 from agent.model.source import SourceState
 from agent.model.time import Instant
@@ -31,25 +31,25 @@ MIB: Final = 1 << 20
 
 
 class Listener:
-    """The reader with all patterns of the agent, and what is remembered of what it read."""
+    """Reader with all patterns of the agent, and the latch of its facts."""
 
     def __init__(self, path: Path, *, any_facility: bool = False) -> None:
         self.fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self.kmsg = Kmsg(path, (*PATTERNS, *HOST_PATTERNS), self.fd, any_facility)
         self.kmsg.start()
-        self.past = LogPast()
+        self.past = LogState()
 
-    def look(self) -> LogSample:
+    def read_once(self) -> LogSample:
         sample = self.kmsg.read()
         assert sample is not None
-        self.past = remember_log(self.past, sample, Instant(time.monotonic_ns(), time.time()))
+        self.past = next_log_state(self.past, sample, Instant(time.monotonic_ns(), time.time()))
         return sample
 
     def until(self, code: LogCode, place: str, times: int = 1) -> None:
-        """Looks whenever it is woken, until a fact is known so often."""
+        """Read after each wake, until a fact has the given count."""
         deadline = time.monotonic() + PATIENCE_S
         while True:
-            self.look()
+            self.read_once()
             fact = self.past.facts.get((code, place))
             if fact is not None and fact.times >= times:
                 return
@@ -60,7 +60,7 @@ class Listener:
 
 @contextmanager
 def listener(path: Path, *, any_facility: bool = False) -> Iterator[Listener]:
-    """A listener, ended afterwards."""
+    """Yield a reader, and stop it afterwards."""
     one = Listener(path, any_facility=any_facility)
     try:
         yield one
@@ -74,7 +74,7 @@ def listener(path: Path, *, any_facility: bool = False) -> Iterator[Listener]:
 
 @pytest.fixture
 def nonce() -> str:
-    """A cgroup that nobody else has."""
+    """Return a cgroup of this test alone."""
     try:
         os.close(os.open(DEVICE, os.O_RDWR | os.O_CLOEXEC))
     except OSError as error:
@@ -83,7 +83,7 @@ def nonce() -> str:
 
 
 def write(text: str) -> None:
-    """A record of ours, below what a console shows. A descriptor of its own: each is limited in its rate."""
+    """Write a record below the console's level, through a new descriptor: writes are rate-limited."""
     fd = os.open(DEVICE, os.O_WRONLY | os.O_CLOEXEC)
     try:
         os.write(fd, f"<15>{text}\n".encode())
@@ -109,21 +109,21 @@ def test_lines_of_the_real_log_become_facts(nonce: str) -> None:
         assert fact.first == before.first <= fact.last
 
 
-def test_what_user_space_wrote_is_no_fact(nonce: str) -> None:
+def test_user_space_line_is_no_fact(nonce: str) -> None:
     with listener(DEVICE) as kernel, listener(DEVICE, any_facility=True) as anyone:
-        while kernel.look().source.state is SourceState.STARTING:
+        while kernel.read_once().source.state is SourceState.STARTING:
             select.select([kernel.fd], [], [], PATIENCE_S)
         write(oom(nonce))
         anyone.until(LogCode.OOM_KILL, nonce)
-        passes = kernel.look().source.passes
+        passes = kernel.read_once().source.passes
         deadline = time.monotonic() + PATIENCE_S
-        while kernel.look().source.passes < passes + 2:  # each record makes it look
+        while kernel.read_once().source.passes < passes + 2:  # each record causes a pass
             assert time.monotonic() < deadline
             write(oom(nonce))
         assert (LogCode.OOM_KILL, nonce) not in kernel.past.facts
 
 
-# Joins the cgroup, then touches more memory than it may have.
+# Joins the cgroup, then touches more memory than its limit.
 _EAT: Final = """
 import os, sys
 with open(sys.argv[1], "w") as f:
@@ -132,14 +132,14 @@ eaten = [b"x" * (1 << 20) for _ in range(256)]
 """
 
 
-def test_a_real_kill_for_memory_is_a_fact_about_its_cgroup(nonce: str) -> None:
-    """Written by the kernel itself, in a cgroup v1 with 16 MiB."""
+def test_real_oom_kill_is_a_fact_about_its_cgroup(nonce: str) -> None:
+    """The kernel itself writes the lines, after an OOM kill in a cgroup v1 with 16 MiB."""
     with machine_lock(), kubepods_tree("memory", unified=False) as tree:
         cgroup = tree.make("", "0f3c")
         (cgroup / "memory.limit_in_bytes").write_text(f"{16 * MIB}\n")
         place = "/" + str(tree.directory("", "0f3c"))
         with listener(DEVICE) as one:
-            one.look()
+            one.read_once()
             eat = [sys.executable, "-c", _EAT, str(cgroup / "cgroup.procs")]
             assert subprocess.run(eat, check=False, timeout=PATIENCE_S).returncode == -signal.SIGKILL
             one.until(LogCode.OOM_KILL, place)
@@ -174,7 +174,7 @@ def checked(cpu: int) -> str:
     return f"mce: [Hardware Error]: CPU {cpu}: Machine Check: 0 Bank 5: be00000000800400"
 
 
-def test_a_flood_of_one_fault_is_one_fact_and_hides_no_other(fifo: Path) -> None:
+def test_flood_of_one_fault_is_one_fact_and_hides_no_other(fifo: Path) -> None:
     in_own_process(flood_of_one_fault, fifo)
 
 
@@ -188,7 +188,7 @@ def flood_of_one_fault(path: str) -> None:
                     for seq in range(start, start + CHUNK)
                 ]
                 f.write("".join(record(start + i, text) for i, text in enumerate(lines)))
-                one.look()
+                one.read_once()
                 if start == 10 * CHUNK:
                     before = resident()
         one.until(LogCode.EDAC_CORRECTED, "mc0 DIMM_A1", FLOOD - 10)
@@ -199,12 +199,12 @@ def flood_of_one_fault(path: str) -> None:
     }
 
 
-def test_a_flood_of_faults_leaves_the_newest_and_what_was_known(fifo: Path) -> None:
+def test_flood_of_faults_keeps_the_newest_and_the_known(fifo: Path) -> None:
     in_own_process(flood_of_faults, fifo)
 
 
 def flood_of_faults(path: str) -> None:
-    """100,000 cgroups run out of memory: far more than the reader has room for, and the facts."""
+    """100,000 cgroups run out of memory: far more than fit into the reader and the facts."""
     with listener(Path(path)) as one:
         with Path(path).open("w") as f:
             f.write("".join(record(cpu, checked(cpu)) for cpu in range(10)))
@@ -212,22 +212,22 @@ def flood_of_faults(path: str) -> None:
             one.until(LogCode.MACHINE_CHECK, "cpu9")
             for start in range(10, FLOOD, CHUNK):
                 f.write("".join(record(seq, oom(f"/pod{seq}")) for seq in range(start, start + CHUNK)))
-                one.look()
+                one.read_once()
                 if start == 10 + 10 * CHUNK:
                     before = resident()
         last = start + CHUNK
         one.until(LogCode.OOM_KILL, f"/pod{last - 1}")
         assert resident() - before < 2 * MIB
-    assert {fact.place for fact in one.past.of(LogCode.OOM_KILL)} == {
-        f"/pod{n}" for n in range(last - KEPT, last)
+    assert {fact.location for fact in one.past.select(LogCode.OOM_KILL)} == {
+        f"/pod{n}" for n in range(last - MAX_FACTS, last)
     }
-    assert len(one.past.of(LogCode.MACHINE_CHECK)) == 10
+    assert len(one.past.select(LogCode.MACHINE_CHECK)) == 10
 
 
-def test_every_line_that_is_known_becomes_a_fact_on_its_way_through_the_reader(fifo: Path) -> None:
+def test_every_known_line_becomes_a_fact(fifo: Path) -> None:
     with listener(fifo) as one, fifo.open("w") as f:
         for seq, (text, line) in enumerate(CASES):
-            before = one.past.facts.get((line.code, line.place))
+            before = one.past.facts.get((line.code, line.location))
             f.write(record(seq, text))
             f.flush()
-            one.until(line.code, line.place, before.times + 1 if before else 1)
+            one.until(line.code, line.location, before.times + 1 if before else 1)

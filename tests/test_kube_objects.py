@@ -1,4 +1,5 @@
-"""Objects in files, in every form that kubectl writes; what is none of them is refused with the way out."""
+"""Kubernetes objects in files, in every form that kubectl writes; other content is refused with the right
+command."""
 
 import json
 import os
@@ -12,7 +13,7 @@ import pytest
 from agent.errors import PermissionDenied, UsageError
 from agent.model.claim_sources import Origin
 from agent.model.time import Instant
-from agent.sources.kube_objects import CLAIM, POD, objects_of, parse_objects, read_file, read_objects
+from agent.sources.kube_objects import CLAIM, POD, parse_file, parse_objects, read_file, read_objects
 
 NOW = Instant(5_000_000_000, 1_700_000_000.0)
 
@@ -43,26 +44,26 @@ def names(document: object, kind: str = POD) -> list[Any]:
     ],
     ids=["kubectl get", "kubectl get --raw", "jq"],
 )
-def test_lists_give_the_objects_of_the_kind_in_their_order(document: object) -> None:
+def test_list_gives_objects_of_the_kind_in_order(document: object) -> None:
     assert names(document) == ["a", "b"]
 
 
-def test_a_single_object_is_a_list_of_one() -> None:
+def test_single_object_is_a_list_of_one() -> None:
     assert names(pod("a")) == ["a"]
     assert names(CLAIM_OBJECT, CLAIM) == ["c"]
 
 
-def test_an_empty_list_is_nobody_and_no_mistake() -> None:
+def test_empty_list_is_valid() -> None:
     assert names({"kind": "List", "items": []}) == []
     assert names({"kind": "PodList", "items": None}) == []
 
 
-def test_the_same_kind_of_another_group_is_another_kind() -> None:
+def test_same_kind_of_another_group_is_ignored() -> None:
     other = {**CLAIM_OBJECT, "apiVersion": "example.com/v1"}
     assert parse_objects(json.dumps(other).encode(), CLAIM) == ((), {"ResourceClaim of example.com/v1": 1})
 
 
-def test_a_byte_order_mark_is_no_mistake() -> None:
+def test_byte_order_mark_is_ignored() -> None:
     assert parse_objects(b"\xef\xbb\xbf" + json.dumps(pod("a")).encode(), POD)[0] == (pod("a"),)
 
 
@@ -82,7 +83,7 @@ def refused(path: Path, kind: str = POD) -> str:
     ],
     ids=["kubectl get", "kubectl get --raw", "documents", "yq"],
 )
-def test_yaml_gives_what_json_gives(text: str) -> None:
+def test_yaml_and_json_give_the_same_objects(text: str) -> None:
     found, _ = parse_objects(text.encode(), POD)
     assert [one["metadata"] for one in found] == [{"name": "a"}, {"name": "b"}]
 
@@ -91,16 +92,14 @@ def test_yaml_gives_what_json_gives(text: str) -> None:
     ("kind", "command"),
     [(POD, "kubectl get pods -A -o json"), (CLAIM, "kubectl get resourceclaims -A -o json")],
 )
-def test_what_is_no_yaml_is_refused_with_its_place_and_the_command(
-    kind: str, command: str, tmp_path: Path
-) -> None:
+def test_invalid_yaml_is_refused_with_position_and_command(kind: str, command: str, tmp_path: Path) -> None:
     path = tmp_path / "pods.yaml"
     path.write_text("kind: List\nitems: [\n")
     place = "line 3, column 1: while parsing a flow node, did not find expected node content"
     assert refused(path, kind) == f"{path}: {place}; write it with: {command}"
 
 
-def test_yaml_is_read_by_what_only_yaml_needs() -> None:
+def test_yaml_parser_is_imported_only_for_yaml() -> None:
     program = (
         "import sys\n"
         "from agent.sources.kube_objects import parse_objects\n"
@@ -114,42 +113,42 @@ def test_yaml_is_read_by_what_only_yaml_needs() -> None:
 @pytest.mark.parametrize(
     "text", ["", "   ", "---", "7", '{"kind":', "[7]", '{"kind":"List","items":{}}', "[" * 100_000]
 )
-def test_what_is_no_list_of_objects_is_refused_by_name(text: str, tmp_path: Path) -> None:
+def test_other_json_is_refused_by_name(text: str, tmp_path: Path) -> None:
     path = tmp_path / "pods.json"
     path.write_text(text)
     assert refused(path).startswith(f"{path}: ")
 
 
-def test_a_file_of_other_things_is_a_mistake_and_says_what_it_holds(tmp_path: Path) -> None:
+def test_file_of_other_kinds_is_refused_with_their_counts(tmp_path: Path) -> None:
     path = tmp_path / "pods.json"
     path.write_text(json.dumps([SERVICE, CLAIM_OBJECT, SERVICE]))
     assert f"{path}: no Pod, but 1 ResourceClaim, 2 Service; " in refused(path)
 
 
-def test_a_file_that_is_not_there_is_the_callers_mistake(tmp_path: Path) -> None:
+def test_absent_file_is_a_usage_error(tmp_path: Path) -> None:
     assert refused(tmp_path / "none.json") == f"{tmp_path / 'none.json'}: No such file or directory"
 
 
-def test_the_objects_are_as_old_as_their_file(tmp_path: Path) -> None:
+def test_objects_have_the_modification_time_of_their_file(tmp_path: Path) -> None:
     path = tmp_path / "claims.json"
     path.write_text(json.dumps(CLAIM_OBJECT))
     os.utime(path, (1_600_000_000, 1_600_000_000))
-    told = read_objects(path, CLAIM, NOW)
-    assert told.witness == (Origin.CLAIMS_FILE, NOW, 1_600_000_000.0)
-    assert told.items == (CLAIM_OBJECT,)
+    answer = read_objects(path, CLAIM, NOW)
+    assert answer.provenance == (Origin.CLAIMS_FILE, NOW, 1_600_000_000.0)
+    assert answer.items == (CLAIM_OBJECT,)
 
 
-def test_a_file_is_read_before_anybody_tries_to_understand_it(tmp_path: Path) -> None:
-    """So that a time limit for a disk is none for what stands in the file."""
+def test_file_is_read_completely_before_parsing(tmp_path: Path) -> None:
+    """So a time limit of the disk does not include parsing."""
     path = tmp_path / "pods.yaml"
     path.write_text("items: [")
     file = read_file(path)
     path.unlink()
     with pytest.raises(UsageError, match="line 2, column 1: "):
-        objects_of(path, file, POD, NOW)
+        parse_file(path, file, POD, NOW)
 
 
-def test_a_file_that_may_not_be_read_is_nobodys_mistake(tmp_path: Path) -> None:
+def test_unreadable_file_is_a_permission_error(tmp_path: Path) -> None:
     directory = tmp_path / "roots"
     directory.mkdir()
     (directory / "pods.json").write_text("{}")

@@ -1,4 +1,4 @@
-"""The kubelet's checkpoint of claims is read as the kubelet reads it; a torn one is never half believed."""
+"""Kubelet's checkpoint of claims: read as the kubelet reads it; an incomplete file is never accepted."""
 
 import json
 import os
@@ -9,24 +9,24 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from kubelet_files import DRIVER, checkpoint, claim, crc32, device, devices, sealed
-from kubernetes_wrote import CHECKPOINT, EMPTY_CHECKPOINT
+from kubernetes_samples import CHECKPOINT, EMPTY_CHECKPOINT
 
 from agent.model.claim import ClaimRef, DeviceRef
 from agent.model.claim_sources import DeviceUse, Origin, PreparedClaim
 from agent.model.reading import Absence
 from agent.model.time import Instant
-from agent.sources.kubelet_checkpoint import (
+from agent.sources.kubelet_state import (
     ATTEMPTS,
-    FILE_BYTES,
-    PAUSE_S,
-    Torn,
+    CLAIMS_MAX_BYTES,
+    RETRY_PAUSE_S,
+    TornCheckpoint,
     parse_checkpoint,
     read_checkpoint,
 )
 
 NOW = Instant(5_000_000_000, 1_700_000_000.0)
 
-# kubelet cm/dra/state/checkpointer_test.go, 1.37.1: what stands in the file, and the sum that it must have
+# kubelet cm/dra/state/checkpointer_test.go, 1.37.1: content of the file, and its checksum
 _UID = "067798be-454e-4be4-9047-1aa06aea63f7"
 _POD = "139cdb46-f989-4f17-9561-ca10cfb509a6"
 _TEST_DRIVER = "test-driver.cdi.k8s.io"
@@ -95,11 +95,11 @@ def refused(data: bytes) -> str:
     return str(caught.value)
 
 
-# --- what the kubelet writes -------------------------------------------------------------------------------
+# --- valid checkpoints -------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", UPSTREAM)
-def test_upstreams_own_cases_have_upstreams_sums_and_are_read(name: str) -> None:
+def test_upstream_test_cases_have_valid_checksums_and_parse(name: str) -> None:
     claims, more, checksum = UPSTREAM[name]
     data = checkpoint(claims, **more)
     assert json.loads(data)["Checksum"] == checksum
@@ -112,7 +112,7 @@ def test_upstreams_own_cases_have_upstreams_sums_and_are_read(name: str) -> None
     ]
 
 
-def test_what_the_kubelets_own_code_wrote_is_read_whole() -> None:
+def test_checkpoint_written_by_kubelet_code_parses_completely() -> None:
     train, none = parse_checkpoint(CHECKPOINT.encode())
     assert train == PreparedClaim(
         ref=ClaimRef("team-a", "train", "u-1"),
@@ -126,7 +126,7 @@ def test_what_the_kubelets_own_code_wrote_is_read_whole() -> None:
     assert parse_checkpoint(EMPTY_CHECKPOINT.encode()) == ()
 
 
-def test_the_sum_is_of_the_text_and_not_of_how_it_is_escaped() -> None:
+def test_checksum_covers_the_text_and_not_its_escaping() -> None:
     envelope = json.loads(CHECKPOINT)
     assert crc32(envelope["Data"].encode()) == envelope["Checksum"]
     assert parse_checkpoint(json.dumps(envelope, ensure_ascii=True).encode()) == parse_checkpoint(
@@ -134,34 +134,34 @@ def test_the_sum_is_of_the_text_and_not_of_how_it_is_escaped() -> None:
     )
 
 
-def test_a_claim_before_its_prepare_has_a_driver_without_devices() -> None:
+def test_claim_before_prepare_has_waiting_driver() -> None:
     found = only(checkpoint([claim("u", pods=["p"], drivers={DRIVER: {"Devices": None}})]))
     assert (found.devices, found.pods, found.waiting) == ((), ("p",), (DRIVER,))
 
 
 @pytest.mark.parametrize("operations", [["*"], ["NodePrepareResources", "NodeUnprepareResources"]])
-def test_a_driver_that_is_not_called_is_not_waited_for(operations: list[str]) -> None:
+def test_skipped_driver_is_not_waiting(operations: list[str]) -> None:
     state = {DRIVER: {"Devices": None, "skipNodeOperations": operations}}
     found = only(checkpoint([claim("u", drivers=state)]))
     assert (found.waiting, found.skipped) == ((), (DRIVER,))
 
 
-def test_a_driver_whose_unprepare_alone_is_skipped_is_called() -> None:
+def test_driver_with_skipped_unprepare_only_is_called() -> None:
     state = {DRIVER: {"Devices": None, "skipNodeOperations": ["NodeUnprepareResources", "Later"]}}
     assert only(checkpoint([claim("u", drivers=state)])).waiting == (DRIVER,)
 
 
-def test_devices_that_a_repeated_prepare_listed_twice_are_one() -> None:
+def test_devices_listed_twice_by_repeated_prepare_are_merged() -> None:
     found = only(checkpoint([claim("u", drivers=devices(device(), device("gpu-1"), device()))]))
     assert found.devices == (use("gpu-0", "gpus"), use("gpu-1", "gpus"))
 
 
-def test_two_shares_of_one_device_are_two() -> None:
+def test_two_shares_of_one_device_are_distinct() -> None:
     found = only(checkpoint([claim("u", drivers=devices(device(share="s-1"), device(share="s-2")))]))
     assert found.devices == (use("gpu-0", "gpus", share="s-1"), use("gpu-0", "gpus", share="s-2"))
 
 
-def test_a_claim_that_stands_there_twice_loses_nothing() -> None:
+def test_duplicate_claim_entries_are_merged() -> None:
     first = claim("u", name="c", pods=["p-2"], drivers=devices(device()))
     second = claim("u", name="c", pods=["p-1"], drivers={**devices(device("gpu-1")), "nic": {}})
     found = only(checkpoint([first, second]))
@@ -169,35 +169,35 @@ def test_a_claim_that_stands_there_twice_loses_nothing() -> None:
     assert found.devices == (use("gpu-0", "gpus"), use("gpu-1", "gpus"))
 
 
-def test_two_claims_of_one_name_stay_two() -> None:
+def test_two_claims_of_one_name_stay_distinct() -> None:
     found = parse_checkpoint(checkpoint([claim("u-1", name="c"), claim("u-2", name="c")]))
     assert [one.ref.uid for one in found] == ["u-1", "u-2"]
 
 
-def test_fields_and_versions_that_are_younger_are_passed_over() -> None:
+def test_unknown_fields_and_versions_are_ignored() -> None:
     one = claim("u", drivers={DRIVER: {"Devices": [{**device(), "Binding": {"a": 1}}], "Lease": 3}})
     data = checkpoint([{**one, "Phase": "new"}], apiVersion="checkpoint.dra.kubelet.k8s.io/v7", Extra=[])
     assert only(data).devices == (use("gpu-0", "gpus"),)
 
 
-# --- what it does not write --------------------------------------------------------------------------------
+# --- invalid checkpoints --------------------------------------------------------------------------------
 
 
 @given(st.integers(0, len(CHECKPOINT.encode()) - 1))
-def test_a_file_that_ends_early_is_torn_wherever_it_ends(size: int) -> None:
-    with pytest.raises(Torn):
+def test_truncated_file_is_torn_at_any_length(size: int) -> None:
+    with pytest.raises(TornCheckpoint):
         parse_checkpoint(CHECKPOINT.encode()[:size])
 
 
-def test_a_wrong_sum_is_torn_and_both_are_named() -> None:
+def test_wrong_checksum_is_torn_and_both_values_are_named() -> None:
     data = checkpoint([claim("u")])
     right = json.loads(data)["Checksum"]
     wrong = json.dumps({**json.loads(data), "Checksum": right + 1}).encode()
-    with pytest.raises(Torn, match=f"its sum is {right}, it says {right + 1}"):
+    with pytest.raises(TornCheckpoint, match=f"checksum is {right}, expected {right + 1}"):
         parse_checkpoint(wrong)
 
 
-def test_a_checkpoint_of_something_else_is_refused_by_name() -> None:
+def test_other_checkpoint_kind_is_refused_by_name() -> None:
     assert refused(sealed('{"kind":"CPUCheckpoint"}')) == "is a 'CPUCheckpoint', no DRACheckpoint"
 
 
@@ -210,36 +210,36 @@ def test_other_json_is_refused(data: bytes) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "{", '{"kind":"DRACheckpoint","ClaimInfoStateList":[{"ClaimUID":1}]}'])
-def test_a_right_sum_over_what_nobody_understands_is_no_tear(text: str) -> None:
+def test_valid_checksum_over_unknown_format_is_not_torn(text: str) -> None:
     with pytest.raises(ValueError, match="Data: ") as caught:
         parse_checkpoint(sealed(text))
-    assert not isinstance(caught.value, Torn)
+    assert not isinstance(caught.value, TornCheckpoint)
 
 
 # --- the file ----------------------------------------------------------------------------------------------
 
 
 def no_pause(seconds: float) -> None:
-    raise AssertionError(f"nobody had to wait {seconds} s")
+    raise AssertionError(f"unexpected pause of {seconds} s")
 
 
-def test_the_file_tells_when_it_was_written(tmp_path: Path) -> None:
+def test_answer_has_modification_time_of_file(tmp_path: Path) -> None:
     path = tmp_path / "dra_manager_state"
     path.write_bytes(checkpoint([claim("u")]))
     os.utime(path, (1_600_000_000, 1_600_000_000))
-    told = read_checkpoint(path, NOW, no_pause)
-    assert told.witness == (Origin.CHECKPOINT, NOW, 1_600_000_000.0)
-    assert [one.ref.uid for one in told.items] == ["u"]
-    assert told.is_whole
+    answer = read_checkpoint(path, NOW, no_pause)
+    assert answer.provenance == (Origin.CHECKPOINT, NOW, 1_600_000_000.0)
+    assert [one.ref.uid for one in answer.items] == ["u"]
+    assert answer.is_complete
 
 
-def test_no_file_is_a_kubelet_without_claims_and_not_one_that_has_none(tmp_path: Path) -> None:
-    told = read_checkpoint(tmp_path / "dra_manager_state", NOW, no_pause)
-    assert (told.absence, told.items) == (Absence.ABSENT, ())
-    assert "dra_manager_state: No such file" in told.why
+def test_absent_file_is_absent_and_not_empty(tmp_path: Path) -> None:
+    answer = read_checkpoint(tmp_path / "dra_manager_state", NOW, no_pause)
+    assert (answer.absence, answer.items) == (Absence.ABSENT, ())
+    assert "dra_manager_state: No such file" in answer.reason
 
 
-def test_a_torn_file_that_is_replaced_meanwhile_is_read(tmp_path: Path) -> None:
+def test_torn_file_replaced_during_retry_is_read(tmp_path: Path) -> None:
     path = tmp_path / "state"
     whole = checkpoint([claim("u", pods=["p"])])
     path.write_bytes(whole[:-9])
@@ -251,38 +251,38 @@ def test_a_torn_file_that_is_replaced_meanwhile_is_read(tmp_path: Path) -> None:
         new.write_bytes(whole)
         new.rename(path)
 
-    told = read_checkpoint(path, NOW, replaced)
-    assert [one.pods for one in told.items] == [("p",)]
-    assert pauses == [PAUSE_S]
+    answer = read_checkpoint(path, NOW, replaced)
+    assert [one.pods for one in answer.items] == [("p",)]
+    assert pauses == [RETRY_PAUSE_S]
 
 
-def test_a_file_that_stays_torn_is_unreadable_and_not_empty(tmp_path: Path) -> None:
+def test_file_that_stays_torn_is_unreadable_and_not_empty(tmp_path: Path) -> None:
     path = tmp_path / "state"
     path.write_bytes(checkpoint([claim("u")])[:-9])
     pauses: list[float] = []
-    told = read_checkpoint(path, NOW, pauses.append)
-    assert told.absence is Absence.UNREADABLE
-    assert told.why.startswith(f"{path}: is no JSON: ")
-    assert told.why.endswith(f", {ATTEMPTS} times")
+    answer = read_checkpoint(path, NOW, pauses.append)
+    assert answer.absence is Absence.UNREADABLE
+    assert answer.reason.startswith(f"{path}: is not JSON: ")
+    assert answer.reason.endswith(f", {ATTEMPTS} times")
     assert len(pauses) == ATTEMPTS - 1
 
 
-def test_what_no_further_attempt_mends_is_not_tried_again(tmp_path: Path) -> None:
+def test_permanent_error_is_not_retried(tmp_path: Path) -> None:
     path = tmp_path / "state"
     path.write_bytes(sealed('{"kind":"CPUCheckpoint"}'))
-    assert "CPUCheckpoint" in read_checkpoint(path, NOW, no_pause).why
+    assert "CPUCheckpoint" in read_checkpoint(path, NOW, no_pause).reason
 
 
-def test_neither_a_pipe_nor_a_directory_nor_too_much_stops_us(tmp_path: Path) -> None:
+def test_fifo_directory_or_large_file_is_unreadable(tmp_path: Path) -> None:
     pipe, huge = tmp_path / "pipe", tmp_path / "huge"
     os.mkfifo(pipe)
     with huge.open("wb") as file:
-        file.truncate(FILE_BYTES + 1)
+        file.truncate(CLAIMS_MAX_BYTES + 1)
     for path, why in (
-        (pipe, "is no regular file"),
+        (pipe, "is not a regular file"),
         (tmp_path, "Is a directory"),
-        (huge, f"is {FILE_BYTES + 1} bytes, limit {FILE_BYTES}"),
+        (huge, f"is {CLAIMS_MAX_BYTES + 1} bytes, limit {CLAIMS_MAX_BYTES}"),
     ):
-        told = read_checkpoint(path, NOW, no_pause)
-        assert told.absence is Absence.UNREADABLE
-        assert why in told.why
+        answer = read_checkpoint(path, NOW, no_pause)
+        assert answer.absence is Absence.UNREADABLE
+        assert why in answer.reason

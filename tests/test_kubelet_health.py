@@ -1,22 +1,22 @@
-"""What the kubelet wrote down of devices' health is read, and told from what it believes now."""
+"""Kubelet's file of device health, and when an entry has lapsed."""
 
 import json
 from pathlib import Path
 from typing import Any
 
 import pytest
-from kubernetes_wrote import HEALTH_STATE
+from kubernetes_samples import HEALTH_STATE
 
 from agent.model.claim import DeviceRef
 from agent.model.claim_sources import Belief, Origin
 from agent.model.health import Health
 from agent.model.reading import Absence
 from agent.model.time import Instant
-from agent.sources.kubelet_health import LEASE_S, parse_health_state, read_health_state
+from agent.sources.kubelet_state import DEFAULT_LEASE_S, parse_health_state, read_health_state
 
 NOW = Instant(5_000_000_000, 1_700_000_000.0)
-HEARD = "2023-11-14T22:13:20Z"
-HEARD_S = 1_700_000_000.0
+UPDATED = "2023-11-14T22:13:20Z"
+UPDATED_S = 1_700_000_000.0
 
 
 def entry(**changes: Any) -> dict[str, Any]:
@@ -24,7 +24,7 @@ def entry(**changes: Any) -> dict[str, Any]:
         "PoolName": "node-1",
         "DeviceName": "gpu-0",
         "Health": "Healthy",
-        "LastUpdated": HEARD,
+        "LastUpdated": UPDATED,
         "HealthCheckTimeout": 0,
         "Message": "",
         **changes,
@@ -38,7 +38,7 @@ def parsed(**changes: Any) -> Belief:
     return belief
 
 
-def test_what_the_kubelets_own_code_wrote_is_read_whole() -> None:
+def test_file_written_by_kubelet_code_parses_completely() -> None:
     beliefs, wrong = parse_health_state(HEALTH_STATE.encode())
 
     def ref(number: int) -> DeviceRef:
@@ -47,13 +47,13 @@ def test_what_the_kubelets_own_code_wrote_is_read_whole() -> None:
     assert wrong == ()
     assert beliefs == (
         Belief(ref(0), Health.HEALTHY, "", 1_700_000_000.123456, 45.0),
-        Belief(ref(1), Health.UNHEALTHY, "XID 79 <bus>", 1_700_000_000.0, LEASE_S),
-        Belief(ref(2), Health.UNKNOWN, "", -62_135_596_800.0, LEASE_S),  # Go's zero time
+        Belief(ref(1), Health.UNHEALTHY, "XID 79 <bus>", 1_700_000_000.0, DEFAULT_LEASE_S),
+        Belief(ref(2), Health.UNKNOWN, "", -62_135_596_800.0, DEFAULT_LEASE_S),  # Go's zero time
     )
 
 
 @pytest.mark.parametrize("health", ["", "unhealthy", "Sick"])
-def test_a_word_that_is_none_of_the_kubelets_is_unknown(health: str) -> None:
+def test_unknown_health_value_is_unknown(health: str) -> None:
     assert parsed(Health=health).health is Health.UNKNOWN
 
 
@@ -69,35 +69,35 @@ def test_a_word_that_is_none_of_the_kubelets_is_unknown(health: str) -> None:
         (-1, 0.0, True),  # more seconds than Go's nanoseconds can count, asked for by a driver
     ],
 )
-def test_an_entry_lapses_by_the_kubelets_own_rule(timeout_ns: int, age_s: float, lapsed: bool) -> None:
-    assert parsed(HealthCheckTimeout=timeout_ns).has_lapsed(HEARD_S + age_s) is lapsed
+def test_entry_lapses_by_the_kubelets_rule(timeout_ns: int, age_s: float, lapsed: bool) -> None:
+    assert parsed(HealthCheckTimeout=timeout_ns).has_lapsed(UPDATED_S + age_s) is lapsed
 
 
-def test_an_entry_without_a_time_is_wrong_and_the_others_stay() -> None:
+def test_entry_without_time_is_invalid_and_others_stay() -> None:
     state = {"d": {"Devices": {"node-1/gpu-0": entry(LastUpdated="soon"), "node-1/gpu-1": entry()}}}
     beliefs, wrong = parse_health_state(json.dumps(state).encode())
     assert len(beliefs) == 1
-    assert wrong == ("d 'node-1/gpu-0': LastUpdated 'soon' is no time",)
+    assert wrong == ("d 'node-1/gpu-0': LastUpdated 'soon' is not a time",)
 
 
 @pytest.mark.parametrize("text", ["null", "{}", '{"d":{"Devices":null}}', '{"d":{},"e":{"New":1}}'])
-def test_a_kubelet_that_knows_of_nothing_says_so(text: str) -> None:
+def test_empty_file_has_no_devices(text: str) -> None:
     assert parse_health_state(text.encode()) == ((), ())
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"d":7}', '{"d":{"Devices":[]}}'])
-def test_what_no_kubelet_writes_is_unreadable_and_not_empty(text: str, tmp_path: Path) -> None:
+def test_invalid_file_is_unreadable_and_not_empty(text: str, tmp_path: Path) -> None:
     path = tmp_path / "dra_health_state"
     path.write_text(text)
-    told = read_health_state(path, NOW)
-    assert told.absence is Absence.UNREADABLE
-    assert told.why.startswith(f"{path}: is not understood: ")
+    answer = read_health_state(path, NOW)
+    assert answer.absence is Absence.UNREADABLE
+    assert answer.reason.startswith(f"{path}: cannot be parsed: ")
 
 
-def test_the_file_says_when_it_was_written_and_none_says_that(tmp_path: Path) -> None:
+def test_answer_has_modification_time_of_file(tmp_path: Path) -> None:
     path = tmp_path / "dra_health_state"
     assert read_health_state(path, NOW).absence is Absence.ABSENT
     path.write_text(HEALTH_STATE)
-    told = read_health_state(path, NOW)
-    assert told.witness == (Origin.HEALTH_STATE, NOW, path.stat().st_mtime)
-    assert len(told.items) == 3
+    answer = read_health_state(path, NOW)
+    assert answer.provenance == (Origin.HEALTH_STATE, NOW, path.stat().st_mtime)
+    assert len(answer.items) == 3

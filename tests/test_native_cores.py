@@ -1,4 +1,4 @@
-"""The machine's watch on the real kernel's CPUs: topology, machine checks, a CPU that goes and comes back."""
+"""The machine watch on the real kernel's CPUs: topology, machine checks, a CPU that goes offline."""
 
 import os
 from collections.abc import Iterator
@@ -28,9 +28,9 @@ def watch() -> Iterator[Machine]:
         os.close(wake)
 
 
-def looked(machine: Machine) -> MachineSample:
-    """What a pass after a poke read."""
-    os.eventfd_write(machine.pokeno(), 1)
+def rescanned(machine: Machine) -> MachineSample:
+    """Return the sample of a pass after a rescan request."""
+    os.eventfd_write(machine.rescan_fileno(), 1)
     machine.run_pass()
     sample = machine.read()
     assert sample is not None
@@ -39,7 +39,7 @@ def looked(machine: Machine) -> MachineSample:
 
 
 def cpu_list(text: str) -> list[int]:
-    """``0-2,8`` as numbers."""
+    """Return the numbers of a list like ``0-2,8``."""
     ends = [part.partition("-") for part in text.strip().split(",")]
     return [cpu for first, _, last in ends for cpu in range(int(first), int(last or first) + 1)]
 
@@ -49,7 +49,7 @@ def number(path: Path) -> Reading:
 
 
 def machine_checks() -> dict[int, int]:
-    """Row MCE, by CPU; empty if there is none."""
+    """Return row MCE by CPU; an empty mapping without the row."""
     header, *rows = Path("/proc/interrupts").read_text().splitlines()
     cpus = [int(name.removeprefix("CPU")) for name in header.split()]
     for label, *counts in map(str.split, rows):
@@ -70,20 +70,20 @@ def core_on_disk(cpu: int, checks: Reading) -> CoreSample:
     )
 
 
-def test_every_online_cpu_is_what_its_files_say() -> None:
+def test_online_cpus_match_their_files() -> None:
     with watch() as machine:
-        seen = looked(machine)
+        seen = rescanned(machine)
     checks = machine_checks()
     online = cpu_list((CPUS / "online").read_text())
     assert seen.cores == tuple(core_on_disk(cpu, checks.get(cpu, ABSENT)) for cpu in online)
     assert seen.smt_active == number(CPUS / "smt/active")
 
 
-def test_a_cpu_that_goes_offline_keeps_its_place() -> None:
+def test_cpu_going_offline_keeps_its_place() -> None:
     with hotplug(1) as cpu, watch() as machine:
-        before = looked(machine).cores
+        before = rescanned(machine).cores
         cpu.set_online(False)
         assert not (CPUS / "cpu1/topology").exists()
-        assert looked(machine).cores == before
+        assert rescanned(machine).cores == before
         cpu.set_online(True)
-        assert looked(machine).cores == before
+        assert rescanned(machine).cores == before

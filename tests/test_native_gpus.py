@@ -1,4 +1,4 @@
-"""The GPU watch through cffi: the fake NVML's quantities arrive as samples, whatever the driver's age."""
+"""The GPU watch through cffi: the fake NVML's quantities arrive as samples for every driver branch."""
 
 import os
 import select
@@ -23,7 +23,7 @@ from agent.native.gpus import Gpus, GpusOptions
 from tests.fake_nvml import FakeNvml, fake_nvml
 
 MS: Final = NS // 1000
-QUICK: Final = GpusOptions(  # but whoever is only slow is not taken for hung
+QUICK: Final = GpusOptions(  # deadlines long enough that a slow thread does not count as hung
     period_ns=20 * MS, slow_ns=60 * MS, deadline_ns=60 * NS, open_deadline_ns=60 * NS, retry_ns=100 * MS
 )
 
@@ -76,7 +76,7 @@ SET: Final = {
     "nvlink.1.recovery": (GpuField.LINK_RECOVERY, 42),
     "nvlink.2.crc_flit": (GpuField.LINK_CRC, 43),
 }
-"""A quantity of the fake, the field that it is read as, and the value that it becomes."""
+"""Quantity of the fake, the field that reads it, and the expected value."""
 SUMS: Final = {
     GpuField.ECC_UNCORRECTABLE: 43,
     GpuField.ECC_CORRECTABLE: 47,
@@ -106,7 +106,7 @@ LACKING: Final = {
 
 
 class Watched:
-    """A fake, and a watch on it."""
+    """Fake NVML with a watch on it."""
 
     def __init__(self, fake: FakeNvml, options: GpusOptions, sysfs: Path) -> None:
         self.fake = fake
@@ -123,7 +123,7 @@ class Watched:
         return now
 
     def until(self, happened: Callable[[GpuSet], bool]) -> GpuSet:
-        """Wait for a state of affairs, and return it."""
+        """Wait for a sample that fulfils the condition, and return it."""
         deadline = time.monotonic() + PATIENCE_S
         while not happened(now := self.read()):
             assert time.monotonic() < deadline, now
@@ -143,12 +143,12 @@ Watch = Callable[..., Watched]
 
 @pytest.fixture
 def watch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Watch]:
-    """Start a watch on GPUs that play these lines."""
+    """Start a watch on the GPUs of a scenario."""
     begun: list[Watched] = []
 
     def begin(*lines: str, branch: int = 580, options: GpusOptions = QUICK) -> Watched:
         fake = fake_nvml(tmp_path, *lines, branch=branch)
-        # it remembers its scenario for as long as its file is loaded, and is never unloaded
+        # the library keeps its scenario while its file is loaded, and is never unloaded
         fake = replace(fake, library=Path(shutil.copy(fake.library, tmp_path / "libnvidia-ml.so.1")))
         monkeypatch.setenv("FAKE_NVML", str(fake.scenario))
         begun.append(Watched(fake, options, tmp_path / "sys"))
@@ -162,12 +162,12 @@ def watch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Watch]:
 
 
 def is_read(gpus: int) -> Callable[[GpuSet], bool]:
-    """So many GPUs have been read whole, what the first look found out included."""
+    """Return a condition: so many GPUs have been read completely, slow fields included."""
     return lambda now: len(now.gpus) == gpus and all(gpu.slow_passes > 2 for gpu in now.gpus)
 
 
 @pytest.mark.parametrize("branch", [535, 570, 575, 580])
-def test_every_quantity_arrives_as_the_field_that_it_is(watch: Watch, branch: int) -> None:
+def test_every_quantity_arrives_in_its_field(watch: Watch, branch: int) -> None:
     values = {name: want for name, (_, want) in SET.items()} | {"nvlink.3.state": 0}
     lines = [f"gpu 1 set {name}={value}" for name, value in values.items()]
     watched = watch("profile h100 gpus=2", *lines, branch=branch)
@@ -183,7 +183,7 @@ def test_every_quantity_arrives_as_the_field_that_it_is(watch: Watch, branch: in
     assert second.link_errors[:4] == (0, 83, 43, 0)
 
 
-def test_a_gpu_says_who_it_is(watch: Watch) -> None:
+def test_gpu_has_its_identity(watch: Watch) -> None:
     watched = watch("profile a100 gpus=2")
     now = watched.until(is_read(2))
     assert [gpu.index for gpu in now.gpus] == [0, 1]
@@ -197,10 +197,10 @@ def test_a_gpu_says_who_it_is(watch: Watch) -> None:
     assert now.gpus[0].event_mask & GpuEvent.XID
 
 
-def test_partitions_and_events_name_their_instances(watch: Watch) -> None:
+def test_mig_devices_and_events_name_their_instances(watch: Watch) -> None:
     watched = watch("profile h100 gpus=1")
     watched.until(lambda now: any(gpu.event_mask for gpu in now.gpus))
-    watched.fake.tell("gpu 0 mig 3g.40gb 1g.10gb", "gpu 0 xid 94 gi=1 ci=0", "gpu 0 xid 79", "gpu 0 xid 79")
+    watched.fake.send("gpu 0 mig 3g.40gb 1g.10gb", "gpu 0 xid 94 gi=1 ci=0", "gpu 0 xid 79", "gpu 0 xid 79")
     (gpu,) = watched.until(lambda now: len(now.gpus[0].migs) == 2 and len(now.gpus[0].xids) == 2).gpus
     gpu = watched.until(lambda now: now.gpus[0].xids[1].times == 2).gpus[0]
     assert [(mig.gi, mig.ci) for mig in gpu.migs] == [(1, 0), (7, 0)]
@@ -214,22 +214,22 @@ def test_partitions_and_events_name_their_instances(watch: Watch) -> None:
     assert GpuEvent.UNAVAILABLE not in gpu.events
 
 
-def test_xids_that_had_to_make_room_are_told_by_the_source_of_events(watch: Watch) -> None:
+def test_dropped_xids_are_reported_by_the_event_source(watch: Watch) -> None:
     room = 48
     watched = watch("profile h100 gpus=1")
     watched.until(lambda now: any(gpu.event_mask for gpu in now.gpus))
-    watched.fake.tell(*(f"gpu 0 xid {code}" for code in range(1, room + 1)))
+    watched.fake.send(*(f"gpu 0 xid {code}" for code in range(1, room + 1)))
     now = watched.until(lambda now: len(now.gpus[0].xids) == room)
     assert (now.events.state, now.events.detail) == (SourceState.OK, "")
-    watched.fake.tell(*(f"gpu 0 xid {code}" for code in range(room + 1, room + 3)))
+    watched.fake.send(*(f"gpu 0 xid {code}" for code in range(room + 1, room + 3)))
     now = watched.until(lambda now: now.gpus[0].xids_forgotten == 2)
-    assert (now.events.state, now.events.detail) == (SourceState.OK, "2 XIDs were forgotten for want of room")
+    assert (now.events.state, now.events.detail) == (SourceState.OK, "2 XIDs were dropped for lack of room")
 
 
-def test_a_lost_gpu_is_unreadable_and_nothing_of_it_is_zero(watch: Watch) -> None:
+def test_lost_gpu_is_unreadable_and_never_zero(watch: Watch) -> None:
     watched = watch("profile h100 gpus=2")
     before = watched.until(is_read(2)).gpus[1]
-    watched.fake.tell("gpu 1 lost")
+    watched.fake.send("gpu 1 lost")
     good, lost = watched.until(lambda now: now.gpus[1].status == Status.LOST).gpus
     assert good.status == Status.OK
     for field, reading in before.readings.items():
@@ -237,27 +237,27 @@ def test_a_lost_gpu_is_unreadable_and_nothing_of_it_is_zero(watch: Watch) -> Non
         if not isinstance(reading, Missing):
             assert lost[field] == Missing(Absence.UNREADABLE), field
     assert (lost.uuid, lost.bus, lost.handles) == (before.uuid, before.bus, 1)
-    watched.fake.tell("gpu 1 back")
+    watched.fake.send("gpu 1 back")
     assert watched.until(lambda now: now.gpus[1].status == Status.OK).gpus[1].handles == 2
 
 
-def test_a_call_that_hangs_is_named(watch: Watch) -> None:
+def test_hung_call_is_named(watch: Watch) -> None:
     watched = watch("profile h100 gpus=2", options=replace(QUICK, deadline_ns=100 * MS))
     watched.until(is_read(2))
-    watched.fake.tell("gpu 0 hang nvmlDeviceGetTemperature")
-    watched.until(lambda _: watched.fake.tell("gpu 0 hung") == "1")
+    watched.fake.send("gpu 0 hang nvmlDeviceGetTemperature")
+    watched.until(lambda _: watched.fake.send("gpu 0 hung") == "1")
     call_ns = watched.read().gpus[0].call_ns
     watched.until(lambda _: time.monotonic_ns() - call_ns >= 100 * MS)
     hung, other = watched.until(lambda now: now.gpus[0].overdue > 0).gpus
     assert (hung.call, hung.call_ns) == ("nvmlDeviceGetTemperature", call_ns)
     passes = other.passes
     watched.until(lambda now: now.gpus[1].passes > passes + 5)
-    assert not watched.gpus.stop(0.5)  # and not for as long as the call takes
-    assert watched.gpus.stop(0.5)  # there is nothing left to stop
-    watched.fake.tell("gpu 0 release")
+    assert not watched.gpus.stop(0.5)  # returns before the call does
+    assert watched.gpus.stop(0.5)  # nothing left to stop
+    watched.fake.send("gpu 0 release")
 
 
-def test_only_what_a_rule_can_see_wakes(watch: Watch) -> None:
+def test_only_fields_with_a_wake_wake_the_reader(watch: Watch) -> None:
     pending = GpuWake(GpuField.REMAP_PENDING)
     hot = GpuWake(GpuField.MARGIN, GpuWakeMode.BELOW, threshold=-2)
     watched = watch("profile h100 gpus=1", options=replace(QUICK, wakes=[pending, hot]))
@@ -270,7 +270,7 @@ def test_only_what_a_rule_can_see_wakes(watch: Watch) -> None:
     passes_on()
     while watched.woken():
         pass
-    watched.fake.tell("gpu 0 set temperature=60 ecc.dram.correctable.volatile=9 temperature.margin=-2")
+    watched.fake.send("gpu 0 set temperature=60 ecc.dram.correctable.volatile=9 temperature.margin=-2")
     deadline = time.monotonic() + PATIENCE_S
     while watched.read().gpus[0][GpuField.MARGIN] != -2:
         assert time.monotonic() < deadline
@@ -279,12 +279,12 @@ def test_only_what_a_rule_can_see_wakes(watch: Watch) -> None:
         assert time.monotonic() < deadline
     assert not watched.woken()
     for change in ("temperature.margin=-3", "temperature.margin=5", "remap.pending=1"):
-        watched.fake.tell(f"gpu 0 set {change}")
+        watched.fake.send(f"gpu 0 set {change}")
         assert select.select([watched.fd], [], [], PATIENCE_S)[0], change
         assert watched.woken()
 
 
-def test_no_library_is_absent_and_not_failing(watch: Watch, tmp_path: Path) -> None:
+def test_missing_library_is_absent_not_failing(watch: Watch, tmp_path: Path) -> None:
     fd = os.eventfd(0, os.EFD_NONBLOCK)
     gpus = Gpus(replace(QUICK, library=str(tmp_path / "none.so")), fd)
     gpus.start()
@@ -300,29 +300,29 @@ def test_no_library_is_absent_and_not_failing(watch: Watch, tmp_path: Path) -> N
     os.close(fd)
 
 
-def test_why_the_library_cannot_be_used_is_told(watch: Watch) -> None:
+def test_unusable_library_is_reported_with_its_cause(watch: Watch) -> None:
     watched = watch("profile h100 gpus=1", "init 18")
     now = watched.until(lambda now: now.nvml.state is SourceState.FAILING)
     assert now.err == Status.MISMATCH
     assert now.nvml.detail == status_text(Status.MISMATCH) == "driver and library are of different versions"
-    watched.fake.tell("init 0")
+    watched.fake.send("init 0")
     assert watched.until(is_read(1)).nvml.detail == ""
 
 
-def test_a_section_whose_bytes_are_the_same_is_not_decoded_again(watch: Watch) -> None:
+def test_section_with_unchanged_bytes_is_not_decoded_again(watch: Watch) -> None:
     watched = watch("profile h100 gpus=1")
     first = watched.until(is_read(1)).gpus[0]
     second = watched.until(lambda now: now.gpus[0].passes > first.passes).gpus[0]
     assert second.readings is first.readings
     assert second.xids is first.xids
-    watched.fake.tell("gpu 0 set temperature=99")
+    watched.fake.send("gpu 0 set temperature=99")
     third = watched.until(lambda now: now.gpus[0][GpuField.TEMP] == 99).gpus[0]
     assert third.readings is not first.readings
     assert third.link_errors is first.link_errors
 
 
-def test_a_sample_starts_before_its_first_pass() -> None:
-    """Bytes of a record that its thread has not written yet."""
+def test_sample_before_its_first_pass_is_starting() -> None:
+    """A record that its thread has not written yet decodes as starting."""
     from agent.native._core import ffi, lib
 
     head = ffi.new("struct dh_gpus *", {"gpus": 1, "state": lib.DH_STATE_STARTING})
@@ -344,7 +344,7 @@ def test_a_sample_starts_before_its_first_pass() -> None:
         (replace(QUICK, sysfs_root=Path("/" + "x" * 200)), "201, limit 200"),
     ],
 )
-def test_an_option_out_of_range_is_named(options: GpusOptions, says: str) -> None:
+def test_option_out_of_range_is_named(options: GpusOptions, says: str) -> None:
     fd = os.eventfd(0)
     with pytest.raises(ConfigError, match=says):
         Gpus(options, fd)

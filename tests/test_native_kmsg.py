@@ -1,7 +1,7 @@
-"""The kernel log's thread: on the real /dev/kmsg where it may be written to, on FIFOs and files of records.
+"""The kernel log's thread: on the real /dev/kmsg if it is writable, on FIFOs and on files of records.
 
-The real log is everybody's: each test writes lines with a word of its own, and what wipes the log or changes
-how it may be written to is done under the machine's lock.
+All processes share the real log: each test writes lines with a unique marker, and tests that wipe the log or
+change its write permission hold the machine's lock.
 """
 
 import json
@@ -26,9 +26,9 @@ from own_process import in_own_process, resident
 from patience import PATIENCE_S
 from wire.serving import descriptors
 
-from agent.health.gpu.xid.patterns import PATTERNS
-from agent.health.host.node.log_rules import LOG_RULES
-from agent.health.kernel_log.pattern import compile_pattern
+from agent.health.gpu.xid.lines import PATTERNS
+from agent.health.host.node.rules import LOG_RULES
+from agent.health.kernel_log.patterns import compile_pattern
 from agent.model.log import LogSample
 from agent.model.source import SourceState
 from agent.native.kmsg import Kmsg, match
@@ -39,7 +39,7 @@ XID = "NVRM: Xid (PCI:%b): %d, %*"
 
 
 class Reader:
-    """A started :class:`Kmsg` with an eventfd of its own."""
+    """Started :class:`Kmsg` with an eventfd."""
 
     def __init__(self, path: Path, *patterns: str, any_facility: bool = False) -> None:
         self.fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
@@ -52,7 +52,7 @@ class Reader:
         return sample
 
     def until(self, what: Callable[[LogSample], bool]) -> LogSample:
-        """The first sample that is ``what``. Woken by the eventfd alone."""
+        """Return the first sample that fulfils the condition; waits on the eventfd only."""
         deadline = time.monotonic() + PATIENCE_S
         while not what(sample := self.read()):
             assert time.monotonic() < deadline, sample
@@ -63,7 +63,7 @@ class Reader:
 
 @contextmanager
 def reader(path: Path, *patterns: str, any_facility: bool = False) -> Iterator[Reader]:
-    """A reader, ended afterwards."""
+    """Yield a reader, and stop it afterwards."""
     one = Reader(path, *patterns, any_facility=any_facility)
     try:
         yield one
@@ -99,7 +99,7 @@ def add(log: Path, *records: str) -> None:
         f.write("".join(records))
 
 
-def test_lines_are_counted_by_what_they_say(log: Path) -> None:
+def test_lines_are_counted_by_their_key(log: Path) -> None:
     add(
         log,
         record(0, "Linux version 6.18"),
@@ -117,7 +117,7 @@ def test_lines_are_counted_by_what_they_say(log: Path) -> None:
         assert (sample.lost, sample.source.failures, sample.source.detail) == (0, 0, "")
 
 
-def test_an_unchanged_line_is_not_decoded_again(log: Path) -> None:
+def test_unchanged_line_is_not_decoded_again(log: Path) -> None:
     add(log, record(0, "lost a"), record(1, "lost b"))
     with reader(log, "lost %w") as one:
         before = one.until(lambda s: times(s) == [1, 1])
@@ -134,7 +134,7 @@ def test_lost_records_are_counted_and_a_late_start_loses_none(log: Path) -> None
         assert sample.source.detail == "4 records were overwritten before they were read"
 
 
-def test_how_to_see_that_records_are_lost_is_told_right(log: Path) -> None:
+def test_lost_records_text_is_correct(log: Path) -> None:
     (rule,) = LOG_RULES
     (written,) = re.findall(r"printf '(.*)' > ", rule.try_it)
     log.write_text(written.replace(r"\n", "\n"))
@@ -142,7 +142,7 @@ def test_how_to_see_that_records_are_lost_is_told_right(log: Path) -> None:
         assert one.until(lambda s: times(s) == [1]).lost == 7
 
 
-def test_a_log_that_comes_is_found(tmp_path: Path) -> None:
+def test_log_that_appears_later_is_found(tmp_path: Path) -> None:
     path = tmp_path / "late"
     with reader(path, "lost %w") as one:
         absent = one.until(lambda s: s.source.state is SourceState.ABSENT).source
@@ -154,14 +154,14 @@ def test_a_log_that_comes_is_found(tmp_path: Path) -> None:
         assert found.source.detail == ""
 
 
-def test_what_is_no_log_is_told(log: Path) -> None:
+def test_file_that_is_no_log_is_reported(log: Path) -> None:
     add(log, "[    0.000000] Linux version 6.18\n")
     with reader(log, "lost %w") as one:
         failing = one.until(lambda s: s.source.state is SourceState.FAILING).source
-        assert failing.detail == f"{log}: unintelligible text"
+        assert failing.detail == f"{log}: text cannot be parsed"
 
 
-AS_NOBODY = """
+AS_OTHER_USER = """
 import os, select, sys
 from pathlib import Path
 from agent.native.kmsg import Kmsg
@@ -176,11 +176,11 @@ assert kmsg.stop(60)
 """
 
 
-def read_as_nobody(path: Path) -> str:
+def read_as_other_user(path: Path) -> str:
     if os.geteuid() != 0:
-        pytest.skip("only root can become somebody else")
+        pytest.skip("only root can change the user")
     done = subprocess.run(
-        [sys.executable, "-c", AS_NOBODY, str(path)],
+        [sys.executable, "-c", AS_OTHER_USER, str(path)],
         capture_output=True,
         text=True,
         timeout=PATIENCE_S,
@@ -189,16 +189,16 @@ def read_as_nobody(path: Path) -> str:
     return done.stdout.strip()
 
 
-def test_a_log_that_may_not_be_read_fails() -> None:
-    with tempfile.NamedTemporaryFile(dir="/tmp") as secret:  # pytest's own directories nobody may enter
-        assert read_as_nobody(Path(secret.name)) == f"failing 0 1 {secret.name}: Permission denied"
+def test_log_without_permission_fails() -> None:
+    with tempfile.NamedTemporaryFile(dir="/tmp") as secret:  # other users may not enter pytest's directories
+        assert read_as_other_user(Path(secret.name)) == f"failing 0 1 {secret.name}: Permission denied"
 
 
-def test_the_real_log_is_not_for_everybody() -> None:
+def test_real_log_needs_a_permission() -> None:
     restricted = Path("/proc/sys/kernel/dmesg_restrict")
     if not DEVICE.exists() or not restricted.exists() or restricted.read_text() != "1\n":
-        pytest.skip("everybody may read the kernel log here")
-    assert read_as_nobody(DEVICE) == "failing 0 1 /dev/kmsg: Operation not permitted"
+        pytest.skip("every user may read the kernel log here")
+    assert read_as_other_user(DEVICE) == "failing 0 1 /dev/kmsg: Operation not permitted"
 
 
 # --- a FIFO of records --------------------------------------------------------------------------------------
@@ -212,7 +212,7 @@ def fifo(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize(("kinds", "entries"), [(1, 1), (100_000, 512)])
-def test_a_flood_takes_no_memory(fifo: Path, kinds: int, entries: int) -> None:
+def test_flood_of_lines_takes_no_memory(fifo: Path, kinds: int, entries: int) -> None:
     in_own_process(flood_of_kinds, fifo, kinds, entries)
 
 
@@ -229,18 +229,20 @@ def flood_of_kinds(path: str, of: str, left: str) -> None:
         sample = one.until(lambda s: newest(s) == flood - 1)
         assert len(sample.lines) == entries
         evicted = kinds - entries
-        assert sample.source.detail == (f"{evicted} kinds of lines found no more room" if evicted else "")
+        assert sample.source.detail == (
+            f"{evicted} kinds of lines were dropped for lack of room" if evicted else ""
+        )
         assert sum(times(sample)) == flood - evicted
         assert sample.lost == 0
         assert resident() - before < 2 << 20
 
 
-def test_it_can_be_stopped_in_a_flood(fifo: Path) -> None:
+def test_reader_stops_during_a_flood(fifo: Path) -> None:
     lines = "".join(record(i, "lost a") for i in range(1000))
     over = threading.Event()
 
     def flood() -> None:
-        fd = os.open(fifo, os.O_RDWR | os.O_NONBLOCK)  # has a reader always, and does not wait for it
+        fd = os.open(fifo, os.O_RDWR | os.O_NONBLOCK)  # always has a reader
         while not over.is_set():
             try:
                 os.write(fd, lines.encode())
@@ -260,7 +262,7 @@ def test_it_can_be_stopped_in_a_flood(fifo: Path) -> None:
         os.close(one.fd)
 
 
-def test_user_space_does_not_speak_for_the_kernel(fifo: Path) -> None:
+def test_user_space_messages_are_ignored(fifo: Path) -> None:
     with reader(fifo, "lost %w") as one, fifo.open("w") as f:
         f.write(record(0, "lost user", priority=8 + 3) + record(1, "lost kernel", priority=3))
         f.flush()
@@ -272,7 +274,7 @@ def test_user_space_does_not_speak_for_the_kernel(fifo: Path) -> None:
 
 
 def write(text: str) -> None:
-    """A record of ours, below what a console shows. A descriptor of its own: each is limited in its rate."""
+    """Write a record below the console's level, through a new descriptor: writes are rate-limited."""
     fd = os.open(DEVICE, os.O_WRONLY | os.O_CLOEXEC)
     try:
         os.write(fd, f"<15>{text}\n".encode())
@@ -282,7 +284,7 @@ def write(text: str) -> None:
 
 @pytest.fixture
 def nonce(request: pytest.FixtureRequest) -> str:
-    """A word that nobody else writes to the log."""
+    """Return a unique marker for lines of this test."""
     try:
         os.close(os.open(DEVICE, os.O_RDWR | os.O_CLOEXEC))
     except OSError as error:
@@ -290,10 +292,10 @@ def nonce(request: pytest.FixtureRequest) -> str:
     return f"drahealth-{os.getpid()}-{time.monotonic_ns()}"
 
 
-def test_a_record_of_the_real_log_arrives(nonce: str) -> None:
+def test_record_of_the_real_log_arrives(nonce: str) -> None:
     write(f"{nonce} before: 1")
     with reader(DEVICE, f"{nonce} %w %d", any_facility=True) as one:
-        assert times(one.until(lambda s: bool(s.lines))) == [1]  # written before it was opened
+        assert times(one.until(lambda s: bool(s.lines))) == [1]  # written before the reader opened the log
         for number in (2, 2, 3):
             write(f"{nonce} after: {number}, with\ttab and \\")
         sample = one.until(lambda s: sum(times(s)) == 4)
@@ -302,14 +304,14 @@ def test_a_record_of_the_real_log_arrives(nonce: str) -> None:
         assert sample.lines[1].first_us <= sample.lines[1].last_us <= sample.lines[2].first_us
 
 
-def test_what_user_space_writes_to_the_real_log_is_not_believed(nonce: str) -> None:
+def test_user_space_record_of_the_real_log_is_ignored(nonce: str) -> None:
     with reader(DEVICE, f"{nonce} %*") as kernel, reader(DEVICE, f"{nonce} %*", any_facility=True) as anyone:
         kernel.until(lambda s: s.source.state is SourceState.OK)
         write(f"{nonce} Xid 79")
         anyone.until(lambda s: bool(s.lines))
         passes = kernel.read().source.passes
         deadline = time.monotonic() + PATIENCE_S
-        while kernel.read().source.passes < passes + 2:  # each record makes it look
+        while kernel.read().source.passes < passes + 2:  # each record causes a pass
             assert time.monotonic() < deadline
             write(f"{nonce} Xid 79")
         assert kernel.read().lines == ()
@@ -335,12 +337,12 @@ assert kmsg.stop(60)
 """
 
 
-RECORDS = 6000  # of 900 bytes, 5 MiB: the largest log that a distribution's kernel has is 1 MiB
+RECORDS = 6000  # of 900 bytes, 5 MiB in all; the largest log of a distribution's kernel is 1 MiB
 
 
 @contextmanager
 def unlimited_rate() -> Iterator[None]:
-    """User space may write to the log as fast as it can; afterwards as before."""
+    """Lift the rate limit of user space writes to the log for the duration of the context."""
     with machine_lock():
         before = RATE_LIMIT.read_text()
         try:
@@ -355,7 +357,7 @@ def unlimited_rate() -> Iterator[None]:
 
 @contextmanager
 def overrun_child(nonce: str) -> Iterator[subprocess.Popen[str]]:
-    """A process that reads the log, and reports at the first line and at the last."""
+    """Start a process that reads the log, and reports the first line and the last."""
     with subprocess.Popen([sys.executable, "-c", OVERRUN, nonce], stdout=subprocess.PIPE, text=True) as child:
         try:
             yield child
@@ -363,8 +365,8 @@ def overrun_child(nonce: str) -> Iterator[subprocess.Popen[str]]:
             child.kill()
 
 
-def test_what_the_log_overwrote_is_counted_and_reading_goes_on(nonce: str) -> None:
-    """The reader is stopped by a signal while the log goes round more than once."""
+def test_overwritten_records_are_counted_and_reading_continues(nonce: str) -> None:
+    """A signal stops the reader while the log is overwritten more than once."""
     with unlimited_rate(), overrun_child(nonce) as child:
         assert child.stdout is not None
         write(f"{nonce} first")
@@ -386,7 +388,7 @@ def test_what_the_log_overwrote_is_counted_and_reading_goes_on(nonce: str) -> No
 # --- the thread ---------------------------------------------------------------------------------------------
 
 
-def test_nothing_is_read_before_the_start_nor_left_after_the_end(log: Path) -> None:
+def test_nothing_is_read_before_start_or_left_after_stop(log: Path) -> None:
     before = descriptors()
     fd = os.eventfd(0)
     kmsg = Kmsg(log, ["lost %w"], fd, False)
@@ -398,7 +400,7 @@ def test_nothing_is_read_before_the_start_nor_left_after_the_end(log: Path) -> N
     assert starting.source.name == "kmsg"
     assert begun_ns <= starting.source.beat_ns <= time.monotonic_ns()
     assert kmsg.stop(PATIENCE_S)
-    assert kmsg.stop(PATIENCE_S)  # again: nothing to do
+    assert kmsg.stop(PATIENCE_S)  # a second stop has nothing to do
     os.close(fd)
     assert descriptors() <= before
 
@@ -406,19 +408,19 @@ def test_nothing_is_read_before_the_start_nor_left_after_the_end(log: Path) -> N
 @pytest.mark.parametrize(
     ("pattern", "why"),
     [
-        ("Xid %q", "pattern 'Xid %q': not understood from character 4 on"),
-        ("%*%d", "pattern '%*%d': not understood from character 2 on"),
-        ("", "pattern '': not understood from character 0 on"),
-        ("Grüße %d", "pattern 'Grüße %d': not ASCII, as all of the kernel log is"),
-        ("a\0b", "pattern 'a\\x00b': not ASCII, as all of the kernel log is"),
+        ("Xid %q", "pattern 'Xid %q': syntax error at character 4"),
+        ("%*%d", "pattern '%*%d': syntax error at character 2"),
+        ("", "pattern '': syntax error at character 0"),
+        ("Grüße %d", "pattern 'Grüße %d': not ASCII; the kernel log is ASCII only"),
+        ("a\0b", "pattern 'a\\x00b': not ASCII; the kernel log is ASCII only"),
     ],
 )
-def test_what_is_no_pattern_is_refused_by_name(log: Path, pattern: str, why: str) -> None:
+def test_invalid_pattern_is_refused_by_name(log: Path, pattern: str, why: str) -> None:
     with pytest.raises(ValueError, match=f"^{re.escape(why)}$"):
         Kmsg(log, [XID, pattern], 0, False)
 
 
-def test_more_patterns_than_there_is_room_for_are_refused(log: Path) -> None:
+def test_too_many_patterns_are_refused(log: Path) -> None:
     with pytest.raises(ValueError, match="129 patterns, limit 128"):
         Kmsg(log, [XID] * 129, 0, False)
 
@@ -434,10 +436,10 @@ TOKENS = ["%b", "%d", "%x", "%w", "a", ",", " ", "0x", ":"]
 
 
 @given(st.sampled_from(PATTERNS), st.lists(st.sampled_from(PIECES), max_size=16).map("".join))
-def test_c_and_python_agree_on_what_a_line_says(pattern: str, text: str) -> None:
-    twin = compile_pattern(pattern).match(text)
+def test_c_and_python_extract_the_same_key(pattern: str, text: str) -> None:
+    reference = compile_pattern(pattern).match(text)
     fields = pattern.split("%")[1:]
-    expected = twin and tuple(g for g, f in zip(twin.groups(), fields, strict=True) if f[0] != "*")
+    expected = reference and tuple(g for g, f in zip(reference.groups(), fields, strict=True) if f[0] != "*")
     assert match(pattern, text) == expected
 
 
@@ -445,8 +447,8 @@ def test_c_and_python_agree_on_what_a_line_says(pattern: str, text: str) -> None
     st.lists(st.sampled_from(["%b", "%d", "%x", "%w", "a", ",", " ", "0x", ":"]), min_size=1, max_size=8),
     st.data(),
 )
-def test_they_agree_on_patterns_that_nobody_uses(tokens: list[str], data: st.DataObject) -> None:
+def test_c_and_python_agree_on_random_patterns(tokens: list[str], data: st.DataObject) -> None:
     examples = {"%b": "0000:3b:00.0", "%d": "42", "%x": "0x2a", "%w": "word"}
     line = "".join(data.draw(st.sampled_from([examples.get(t, t), t, "", "0"])) for t in tokens)
-    twin = compile_pattern("".join(tokens)).match(line)
-    assert match("".join(tokens), line) == (twin and twin.groups())
+    reference = compile_pattern("".join(tokens)).match(line)
+    assert match("".join(tokens), line) == (reference and reference.groups())

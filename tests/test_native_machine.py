@@ -1,4 +1,4 @@
-"""The thread that watches what seldom changes in a machine: on trees of files, on the real /sys, and on an
+"""The thread that watches machine state that changes rarely: on trees of files, on the real /sys, and on an
 overlay that gives the real /sys memory controllers.
 """
 
@@ -29,7 +29,7 @@ NODES = Path("/sys/devices/system/node")
 
 
 class Watch:
-    """A :class:`Machine` with an eventfd of its own."""
+    """:class:`Machine` with an eventfd."""
 
     def __init__(self, sysfs_root: Path, procfs_root: Path, *times_ns: int) -> None:
         self.fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
@@ -41,15 +41,15 @@ class Watch:
         return sample
 
     def next(self) -> MachineSample:
-        """What a pass in this thread publishes."""
+        """Run a pass in this thread, and return its publication."""
         self.machine.run_pass()
         return self.read()
 
     def poke(self) -> None:
-        os.eventfd_write(self.machine.pokeno(), 1)
+        os.eventfd_write(self.machine.rescan_fileno(), 1)
 
     def until(self, what: Callable[[MachineSample], bool]) -> MachineSample:
-        """The first sample that is ``what``. Woken by the eventfd alone."""
+        """Return the first sample that fulfils the condition; waits on the eventfd only."""
         deadline = time.monotonic() + PATIENCE_S
         while not what(sample := self.read()):
             assert time.monotonic() < deadline, sample
@@ -60,7 +60,7 @@ class Watch:
 
 @contextmanager
 def watch(sysfs_root: Path, procfs_root: Path, *times_ns: int) -> Iterator[Watch]:
-    """A watch that is not started, ended afterwards."""
+    """Yield a watch that is not started, and stop it afterwards."""
     one = Watch(sysfs_root, procfs_root, *times_ns)
     try:
         yield one
@@ -81,7 +81,7 @@ def write(root: Path, files: dict[str, str]) -> None:
 
 
 def controller(number: int, *, correctable: int = 0, modules: int = 2) -> dict[str, str]:
-    """The files of a memory controller; its first module has its correctable errors."""
+    """Write the files of a memory controller; its first module has its correctable errors."""
     top = f"devices/system/edac/mc/mc{number}"
     files = {f"{top}/mc_name": "i10nm\n", f"{top}/ce_count": f"{correctable}\n", f"{top}/ue_count": "0\n"}
     for i in range(modules):
@@ -95,7 +95,7 @@ def controller(number: int, *, correctable: int = 0, modules: int = 2) -> dict[s
 
 
 def node(number: int, *, total_kib: int = 32_000_000, blocks: int = 4, offline: int = 0) -> dict[str, str]:
-    """The files of a NUMA node."""
+    """Write the files of a NUMA node."""
     top = f"devices/system/node/node{number}"
     states = {f"{top}/memory{i}/state": "offline\n" if i < offline else "online\n" for i in range(blocks)}
     meminfo = f"Node {number} MemTotal:       {total_kib} kB\n"
@@ -118,7 +118,7 @@ def procfs(tmp_path: Path) -> Path:
     return root
 
 
-def test_modules_stand_behind_their_controller(sysfs: Path, procfs: Path) -> None:
+def test_modules_are_sorted_after_their_controller(sysfs: Path, procfs: Path) -> None:
     with watch(sysfs, procfs) as one:
         sample = one.next()
     places = [(dimm.controller, dimm.dimm) for dimm in sample.dimms]
@@ -130,7 +130,7 @@ def test_modules_stand_behind_their_controller(sysfs: Path, procfs: Path) -> Non
     assert source(sample, "edac").state is SourceState.OK
 
 
-def test_memory_is_told_by_node(sysfs: Path, procfs: Path) -> None:
+def test_memory_is_reported_by_node(sysfs: Path, procfs: Path) -> None:
     with watch(sysfs, procfs) as one:
         sample = one.next()
     assert sample.numa == ((0, 32_000_000, 2, 4, 0), (1, 32_000_000, 2, 4, 1))
@@ -139,7 +139,7 @@ def test_memory_is_told_by_node(sysfs: Path, procfs: Path) -> None:
     assert sample.smt_active == ABSENT
 
 
-def test_no_source_of_the_machine_is_vital(sysfs: Path, procfs: Path) -> None:
+def test_no_machine_source_is_vital(sysfs: Path, procfs: Path) -> None:
     with watch(sysfs, procfs, NS, 2 * NS, 3 * NS) as one:
         sources = one.next().sources
     assert [one.name for one in sources] == ["edac", "memory", "cores", "pressure"]
@@ -147,21 +147,21 @@ def test_no_source_of_the_machine_is_vital(sysfs: Path, procfs: Path) -> None:
     assert [(one.vital, one.limit_ns, one.passes) for one in sources] == [(False, 0, 1)] * 4
 
 
-def test_before_start_there_is_nothing_and_then_all_is_starting(tmp_path: Path, procfs: Path) -> None:
+def test_read_before_start_is_none_then_all_starting(tmp_path: Path, procfs: Path) -> None:
     counts = tmp_path / "sys/devices/system/edac/mc/mc0/ce_count"
     counts.parent.mkdir(parents=True)
-    os.mkfifo(counts)  # the first pass hangs in it
+    os.mkfifo(counts)  # the first pass hangs in the FIFO
     with watch(tmp_path / "sys", procfs, 3600 * NS, 3600 * NS, 3600 * NS) as one:
         assert one.machine.read() is None
         one.machine.start()
         assert {it.state for it in one.read().sources} == {SourceState.STARTING}
-        with pytest.raises(ProbeError, match="its own thread runs"):
+        with pytest.raises(ProbeError, match="its thread runs already"):
             one.machine.run_pass()
         counts.write_text("3\n")
         assert one.until(lambda s: bool(s.dimms)).dimms[0].controller == 0
 
 
-def test_what_goes_is_unreadable_and_not_zero(sysfs: Path, procfs: Path) -> None:
+def test_removed_file_is_unreadable_not_zero(sysfs: Path, procfs: Path) -> None:
     with watch(sysfs, procfs) as one:
         one.next()
         for file in (sysfs / "devices/system/edac/mc/mc0").glob("*_count"):
@@ -174,14 +174,14 @@ def test_what_goes_is_unreadable_and_not_zero(sysfs: Path, procfs: Path) -> None
     assert edac.failures == 2
 
 
-def test_a_root_that_does_not_exist_is_why_it_is_absent(tmp_path: Path, procfs: Path) -> None:
+def test_missing_root_is_the_detail_of_an_absent_source(tmp_path: Path, procfs: Path) -> None:
     root = tmp_path / "nowhere"
     with watch(root, procfs) as one:
         edac = source(one.next(), "edac")
     assert (edac.state, edac.detail) == (SourceState.ABSENT, f"sysfs root {root}: No such file or directory")
 
 
-def test_what_did_not_change_is_not_decoded_again(sysfs: Path, procfs: Path) -> None:
+def test_unchanged_tables_are_not_decoded_again(sysfs: Path, procfs: Path) -> None:
     with watch(sysfs, procfs) as one:
         before = one.next()
         write(sysfs, controller(2, correctable=1))
@@ -193,7 +193,7 @@ def test_what_did_not_change_is_not_decoded_again(sysfs: Path, procfs: Path) -> 
     assert changed == [False] * 3 + [True, True, False] + [False] * 3  # the controller and its first module
 
 
-def test_a_big_machine_is_read_whole(tmp_path: Path, procfs: Path) -> None:
+def test_big_machine_is_read_completely(tmp_path: Path, procfs: Path) -> None:
     root = tmp_path / "sys"
     for i in range(24):
         write(root, controller(i, correctable=i, modules=8))
@@ -203,7 +203,7 @@ def test_a_big_machine_is_read_whole(tmp_path: Path, procfs: Path) -> None:
     assert [dimm.correctable for dimm in sample.dimms if dimm.dimm is None] == list(range(24))
 
 
-def test_the_thread_wakes_for_what_a_rule_can_see(sysfs: Path, procfs: Path) -> None:
+def test_thread_wakes_for_fields_with_a_wake(sysfs: Path, procfs: Path) -> None:
     with watch(sysfs, procfs, NS // 100, NS // 100, NS // 100) as one:
         one.machine.start()
         one.until(lambda s: source(s, "pressure").passes > 0)
@@ -213,7 +213,7 @@ def test_the_thread_wakes_for_what_a_rule_can_see(sysfs: Path, procfs: Path) -> 
         one.until(lambda s: s.numa[1].poisoned == 3)
 
 
-def test_a_poke_is_a_pass_at_once(sysfs: Path, procfs: Path) -> None:
+def test_rescan_request_causes_a_pass_at_once(sysfs: Path, procfs: Path) -> None:
     with watch(sysfs, procfs, 3600 * NS, 3600 * NS, 3600 * NS) as one:
         one.machine.start()
         one.until(lambda s: source(s, "pressure").passes == 1)
@@ -223,12 +223,12 @@ def test_a_poke_is_a_pass_at_once(sysfs: Path, procfs: Path) -> None:
 
 
 @pytest.mark.parametrize("times_ns", [(NS // 100 - 1, NS, NS), (2 * NS, NS, NS), (NS, 2 * NS, NS)])
-def test_times_that_make_no_sense_are_the_operators_mistake(times_ns: tuple[int, int, int]) -> None:
+def test_invalid_periods_are_config_errors(times_ns: tuple[int, int, int]) -> None:
     with pytest.raises(ConfigError, match="machine: periods"):
         Watch(Path("/sys"), Path("/proc"), *times_ns)
 
 
-def test_a_root_that_is_too_long_is_named_with_its_length() -> None:
+def test_root_too_long_is_named_with_its_length() -> None:
     with pytest.raises(ConfigError, match=re.escape(f"root '/{'x' * 200}' is 201 bytes, limit 200")):
         Watch(Path("/sys"), Path("/" + "x" * 200))
 
@@ -236,7 +236,7 @@ def test_a_root_that_is_too_long_is_named_with_its_length() -> None:
 # --- the real machine ---------------------------------------------------------------------------------------
 
 
-def test_of_the_real_machine() -> None:
+def test_real_machine_is_read() -> None:
     with watch(Path("/sys"), Path("/proc")) as one:
         sample = one.next()
     if not NODES.exists():
@@ -268,7 +268,7 @@ print(json.dumps([[list(dimm) for dimm in sample.dimms], len(sample.numa)]))
 """
 
 
-def test_controllers_on_an_overlay_of_the_real_sysfs(tmp_path: Path) -> None:
+def test_controllers_in_an_overlay_of_the_real_sysfs(tmp_path: Path) -> None:
     write(tmp_path, controller(0, correctable=7, modules=1))
     mount = 'mount -t overlay -o "lowerdir=$1:/sys" overlay /sys'
     apart = ["unshare", "-m", "sh", "-c"]

@@ -1,4 +1,4 @@
-"""The machine's watch on the real kernel's pressure: totals, triggers, and the wake when one fires."""
+"""The machine watch on the real kernel's pressure files: totals, triggers, and their wakes."""
 
 import os
 import select
@@ -26,7 +26,7 @@ pytestmark = pytest.mark.skipif(not PRESSURE.exists(), reason="this kernel has n
 
 @contextmanager
 def watch(*, started: bool) -> Iterator[tuple[Machine, int]]:
-    """A watch whose passes are an hour apart, and the descriptor that it wakes by."""
+    """Yield a watch with passes an hour apart, and its eventfd."""
     wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
     machine = Machine(Path("/sys"), Path("/proc"), wake, HOUR, HOUR, HOUR)
     try:
@@ -55,12 +55,12 @@ def read(machine: Machine) -> MachineSample:
 
 
 def totals(name: str) -> list[int]:
-    """What the kernel says: some, full [us]."""
+    """Return the kernel's totals: some, full [us]."""
     return [int(line.rpartition("total=")[2]) for line in (PRESSURE / name).read_text().splitlines()]
 
 
 def own_trigger(name: str) -> int:
-    """One of the test itself, as the watch asks for."""
+    """Open a trigger as the watch does."""
     try:
         fd = os.open(PRESSURE / name, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError as e:
@@ -73,12 +73,12 @@ def own_trigger(name: str) -> int:
     return fd
 
 
-def test_totals_are_those_of_the_kernel() -> None:
-    judged = {"cpu": 0, "memory": 1, "io": 1}  # some, or full
-    before = [totals(name)[line] for name, line in judged.items()]
+def test_pressure_totals_equal_the_kernels() -> None:
+    line_of = {"cpu": 0, "memory": 1, "io": 1}  # some, or full
+    before = [totals(name)[line] for name, line in line_of.items()]
     with watch(started=False) as (machine, _):
         sample = read(machine)
-    after = [totals(name)[line] for name, line in judged.items()]
+    after = [totals(name)[line] for name, line in line_of.items()]
     seen = [sample.pressure.cpu_some, sample.pressure.memory_full, sample.pressure.io_full]
     for low, total, high in zip(before, seen, after, strict=True):
         assert isinstance(total, int)
@@ -88,7 +88,7 @@ def test_totals_are_those_of_the_kernel() -> None:
 
 
 def test_real_memory_pressure_wakes_between_passes(tmp_path: Path) -> None:
-    """As soon as the kernel tells anybody; and no pass of the watch is due for an hour."""
+    """The watch wakes when a trigger of the test fires too; no pass of the watch is due for an hour."""
     with watch(started=True) as (machine, wake):
         first = read(machine).pressure
         own = own_trigger("memory")
@@ -99,10 +99,10 @@ def test_real_memory_pressure_wakes_between_passes(tmp_path: Path) -> None:
                 fired = is_readable(own, select.POLLPRI, 20)
                 waited_us, took_s = totals("memory")[1] - was, time.monotonic() - begun
                 if not fired:
-                    assert waited_us < took_s / TRIGGER_WINDOW_S * TRIGGER_US, "the kernel should have told"
+                    assert waited_us < took_s / TRIGGER_WINDOW_S * TRIGGER_US, "no notification"
                     pytest.skip(f"all waited for memory for {waited_us} us in {took_s:.0f} s: too little")
                 while read(machine).pressure.memory_full < first.memory_full + TRIGGER_US:  # type: ignore[operator]
-                    # storage may be waited for sooner, and wakes too
+                    # the storage trigger may fire earlier, and wakes too
                     assert is_readable(wake, select.POLLIN, PATIENCE_S), "our own fired, the watch's did not"
                     os.eventfd_read(wake)
         finally:

@@ -1,4 +1,4 @@
-"""Copies of what a thread of the core publishes: the memory that they take, and what is decoded anew."""
+"""Copies of publications: their memory, and which records are decoded again."""
 
 import mmap
 import os
@@ -9,16 +9,16 @@ from typing import Any
 import pytest
 from agent.native._core import ffi
 
-from agent.native.publication import Copied, Publication, Same, StampedTable
+from agent.native.publication import CachedDecoder, CopiedBytes, Publication, StampedRecordTable
 
 MIB = 1 << 20
-KEPT = 1 << 63 | 1 << 62  # of an entry in pagemap: in memory, or swapped out
+RESIDENT = 1 << 63 | 1 << 62  # bits of a pagemap entry: in memory, or swapped out
 STAMP = struct.Struct("=Q")
 RECORD = struct.Struct("=QQ")
 
 
 class Published:
-    """Publications of so many bytes, one after the other."""
+    """Publications of the given sizes, one after the other."""
 
     def __init__(self, sizes: list[int], most: int) -> None:
         self._sizes = iter(sizes)
@@ -34,13 +34,13 @@ class Published:
         return self._publication.read()
 
     def kept(self) -> int:
-        """Bytes that the kernel keeps for the buffer, swapped or not; the process' would be everybody's."""
+        """Return the bytes that the kernel keeps for the buffer alone, swapped out or not."""
         with open("/proc/self/pagemap", "rb", buffering=0) as pagemap:
             entries = os.pread(
                 pagemap.fileno(), self._most // mmap.PAGESIZE * 8, self._start // mmap.PAGESIZE * 8
             )
         assert len(entries) == self._most // mmap.PAGESIZE * 8
-        return sum(entry & KEPT != 0 for entry in memoryview(entries).cast("Q")) * mmap.PAGESIZE
+        return sum(entry & RESIDENT != 0 for entry in memoryview(entries).cast("Q")) * mmap.PAGESIZE
 
     def _copy(self, buffer: Any, room: int) -> int:
         self._start = int(ffi.cast("uintptr_t", buffer))
@@ -51,7 +51,7 @@ class Published:
 
 
 @pytest.mark.parametrize("sizes", [[64, 1], [64, 40, 25, 16, 10, 6, 4]], ids=("at-once", "little-by-little"))
-def test_what_is_no_longer_there_takes_no_memory(sizes: list[int]) -> None:
+def test_shrunk_publication_releases_memory(sizes: list[int]) -> None:
     with closing(Published([size * MIB for size in sizes], 64 * MIB)) as published:
         assert published.read() == published.kept() == 64 * MIB
         for size in sizes[1:]:
@@ -59,18 +59,18 @@ def test_what_is_no_longer_there_takes_no_memory(sizes: list[int]) -> None:
         assert published.kept() < 2 * sizes[-1] * MIB
 
 
-def test_what_is_there_keeps_its_memory() -> None:
+def test_large_publication_keeps_its_memory() -> None:
     with closing(Published([64 * MIB, 40 * MIB, 33 * MIB], 64 * MIB)) as published:
         for _ in range(3):
             published.read()
-        assert published.kept() == 64 * MIB  # the kernel would have to clear it for every look
+        assert published.kept() == 64 * MIB  # released memory would have to be cleared for every read
 
 
-def copied(*records: tuple[int, int], since: int = 0) -> Copied:
-    """A head of 16 bytes, the stamps of all records, and those that are newer: a stamp and a number."""
+def copied(*records: tuple[int, int], since: int = 0) -> CopiedBytes:
+    """Return a copy: a head of 16 bytes, all stamps, and the newer records of a stamp and a number."""
     stamps = b"".join(STAMP.pack(stamp) for stamp, _ in records)
     newer = b"".join(RECORD.pack(*one) for one in records if one[0] > since)
-    copy: Copied = ffi.buffer(ffi.from_buffer(bytes(16) + stamps + newer))
+    copy: CopiedBytes = ffi.buffer(ffi.from_buffer(bytes(16) + stamps + newer))
     return copy
 
 
@@ -78,8 +78,8 @@ def decode(raw: tuple[int, int]) -> list[int] | None:
     return list(raw[1:]) if raw[1] else None
 
 
-def test_a_record_of_the_same_stamp_keeps_its_sample_wherever_it_stands() -> None:
-    table = StampedTable(RECORD, decode)
+def test_record_with_the_same_stamp_keeps_its_sample() -> None:
+    table = StampedRecordTable(RECORD, decode)
     first = table.samples(copied((1, 10), (2, 20), (3, 0)), 16, 3)
     assert first == ([10], [20])
     assert table.newest == 3
@@ -92,12 +92,12 @@ def test_a_record_of_the_same_stamp_keeps_its_sample_wherever_it_stands() -> Non
     assert table.samples(copied(), 16, 0) == ()
     assert table.newest == 5, "what was copied is not asked for again when it is gone"
     with pytest.raises(KeyError):
-        table.samples(copied((1, 10), since=5), 16, 1)  # and a copy that lacks something is no copy
+        table.samples(copied((1, 10), since=5), 16, 1)  # a copy that lacks a record is invalid
 
 
-def test_what_was_made_of_equal_bytes_outlives_their_copy() -> None:
+def test_value_of_equal_bytes_outlives_their_copy() -> None:
     copy = bytearray(b"one")
-    decoder = Same(lambda data: [data[:]])
+    decoder = CachedDecoder(lambda data: [data[:]])
     first = decoder(ffi.buffer(ffi.from_buffer(copy)))
     copy[:] = b"two"
     second = decoder(ffi.buffer(ffi.from_buffer(copy)))

@@ -1,4 +1,4 @@
-"""The sampler on the real kernel, and what Python makes of its records."""
+"""The sampler on the real kernel, and the decoding of its records."""
 
 import mmap
 import os
@@ -15,7 +15,7 @@ from pathlib import Path
 from shutil import rmtree
 
 import pytest
-from agents import inside_fifos
+from agents import threads_in_fifos
 from machine import Kubepods, hotplug, hugepages, hugetlb_hit, kubepods_tree
 from patience import PATIENCE_S
 from wire.serving import eventually
@@ -33,7 +33,7 @@ POD = "11111111-2222-3333-4444-555555555555"
 CONTAINER = "0123456789abcdef" * 4
 UNINTELLIGIBLE = -4097
 WAKES = tuple(Wake(f) for f in (Field.CPU_ONLINE, Field.POOL_NR, Field.GROUP_SET, Field.GROUP_HT_EVENTS))
-NO_PODS = f"/drahealth-test-{os.getpid()}"  # a root of our own, so that no other's pods are seen
+NO_PODS = f"/drahealth-test-{os.getpid()}"  # a private root, so that no other pods are seen
 FAST = SamplerOptions(kubelet_cgroup_root=NO_PODS, period_ns=NS // 20, sweep_ns=NS // 5, wakes=WAKES)
 
 
@@ -48,14 +48,14 @@ def opened(options: SamplerOptions) -> Iterator[Sampler]:
 
 @contextmanager
 def started(options: SamplerOptions) -> Iterator[tuple[Sampler, Snapshot]]:
-    """A sampler whose thread runs, and its first snapshot."""
+    """Yield a sampler with a running thread, and its first snapshot."""
     with opened(options) as sampler:
         sampler.start()
         yield sampler, until(sampler, lambda _: True)
 
 
 def until(sampler: Sampler, is_there: Callable[[Snapshot], bool], *, woken: bool = True) -> Snapshot:
-    """The first snapshot like that. It comes with a wake; or without one, and is looked for."""
+    """Return the first snapshot that fulfils the condition, after a wake or, without one, by polling."""
     poll = select.poll()
     poll.register(sampler.fileno(), select.POLLIN)
     deadline = time.monotonic() + PATIENCE_S
@@ -65,7 +65,7 @@ def until(sampler: Sampler, is_there: Callable[[Snapshot], bool], *, woken: bool
             snapshot = sampler.read()
             if snapshot is not None and is_there(snapshot):
                 return snapshot
-    pytest.fail("the sampler never said so" if woken else "the sampler never saw it")
+    pytest.fail("the sampler never woke the reader" if woken else "the sampler never read it")
 
 
 def is_woken(sampler: Sampler) -> bool:
@@ -91,7 +91,7 @@ def group_of(snapshot: Snapshot, container: str = "", pod: str = POD) -> GroupSa
 # --- hugepages and CPUs ---------------------------------------------------------------------------------
 
 
-def test_the_next_pass_sees_a_pool_that_shrank_and_one_that_is_whole_again() -> None:
+def test_next_pass_sees_a_pool_shrink_and_recover() -> None:
     with hugepages(MIB2, 8) as pool, opened(FAST) as sampler:
         sampler.run_pass()
         assert pool_of(read(sampler), MIB2, None).nr == 8
@@ -106,13 +106,13 @@ def test_the_next_pass_sees_a_pool_that_shrank_and_one_that_is_whole_again() -> 
             assert sum(nr for nr in on_nodes if isinstance(nr, int)) == pages
 
 
-def test_the_thread_wakes_when_a_pool_shrinks() -> None:
+def test_thread_wakes_when_a_pool_shrinks() -> None:
     with hugepages(MIB2, 8) as pool, started(FAST) as (sampler, first):
         pool.resize(7)
         assert until(sampler, lambda s: pool_of(s, MIB2, None).nr == 7).seq > first.seq
 
 
-def test_an_offline_cpu_wakes_and_stays_with_its_node() -> None:
+def test_offline_cpu_wakes_and_stays_with_its_node() -> None:
     with hotplug(1) as cpu, started(FAST) as (sampler, first):
         assert isinstance(first.cpus.online, int)
         assert first.cpus.online & 0b10
@@ -124,17 +124,17 @@ def test_an_offline_cpu_wakes_and_stays_with_its_node() -> None:
         assert all(source.state is not SourceState.FAILING for source in seen.sources)
 
 
-def test_a_poke_is_a_pass_at_once() -> None:
+def test_rescan_request_causes_a_pass_at_once() -> None:
     never = replace(FAST, period_ns=3600 * NS, sweep_ns=3600 * NS, resync_ns=3600 * NS)
     with hotplug(1) as cpu, started(never) as (sampler, first):
         assert isinstance(first.cpus.online, int)
         for online, expected in ((False, first.cpus.online & ~0b10), (True, first.cpus.online)):
             cpu.set_online(online)
-            os.eventfd_write(sampler.pokeno(), 1)
+            os.eventfd_write(sampler.rescan_fileno(), 1)
             until(sampler, lambda s, expected=expected: s.cpus.online == expected)  # type: ignore[misc]
 
 
-def test_usage_moves_and_nobody_is_woken() -> None:
+def test_pool_usage_change_wakes_no_reader() -> None:
     with hugepages(MIB2, 4), started(replace(FAST, period_ns=NS // 100)) as (sampler, first):
         free = pool_of(first, MIB2, None).free
         size = MIB2 * 1024
@@ -150,7 +150,7 @@ def test_usage_moves_and_nobody_is_woken() -> None:
 
 
 @pytest.mark.parametrize("systemd", [False, True], ids=["cgroupfs", "systemd"])
-def test_a_hit_hugetlb_limit_wakes_with_its_evidence(systemd: bool) -> None:
+def test_hugetlb_limit_hit_wakes_with_its_evidence(systemd: bool) -> None:
     with hugepages(MIB2, 16), kubepods_tree(hugetlb=True, systemd=systemd) as tree:
         options = replace(FAST, kubelet_cgroup_root=tree.cgroup_root, sweep_ns=60 * NS)
         with started(options) as (sampler, first):
@@ -167,13 +167,13 @@ def test_a_hit_hugetlb_limit_wakes_with_its_evidence(systemd: bool) -> None:
             assert group_of(hit).hugetlb[0].max == 2**64 - 1
             tree.remove("burstable", POD, CONTAINER)
             until(sampler, lambda s: len(s.groups) == 1)
-            # the pod may change once more with its container; then it is decoded no more
+            # the pod may change once more with its container
             eventually(lambda: group_of(read(sampler)) is group_of(read(sampler)), "a sample that is kept")
             tree.remove("burstable", POD)
             assert until(sampler, lambda s: not s.groups).core.unwatched == 0
 
 
-def test_a_controller_that_is_switched_off_and_on_is_heard_again() -> None:
+def test_controller_disabled_and_enabled_is_watched_again() -> None:
     with hugepages(MIB2, 16), kubepods_tree(hugetlb=True) as tree:
         pod = tree.make("burstable", POD)
         options = replace(FAST, kubelet_cgroup_root=tree.cgroup_root, resync_ns=NS // 2)
@@ -192,7 +192,7 @@ def test_a_controller_that_is_switched_off_and_on_is_heard_again() -> None:
             until(sampler, lambda s: group_of(s).hugetlb[0].events_max == 1)
 
 
-def test_a_container_of_the_same_name_is_another_one() -> None:
+def test_container_recreated_under_its_name_gets_a_new_id() -> None:
     with kubepods_tree() as tree:
         tree.make("", POD, CONTAINER)
         with started(replace(FAST, kubelet_cgroup_root=tree.cgroup_root)) as (sampler, first):
@@ -207,7 +207,7 @@ _SPIN = "import time\nend = time.process_time() + 0.05\nwhile time.process_time(
 
 
 def run_inside(cgroups: list[Path], code: str, *args: str) -> None:
-    """Run Python with the process in all of these cgroups."""
+    """Run Python code in a process that is in all of these cgroups."""
     join = "import os, sys\nfor p in sys.argv.pop(1).split(':'): open(p, 'w').write(str(os.getpid()))\n"
     procs = ":".join(str(cgroup / "cgroup.procs") for cgroup in cgroups)
     subprocess.run([sys.executable, "-c", join + code, procs, *args], check=True, timeout=PATIENCE_S)
@@ -217,7 +217,7 @@ def keyed(path: Path) -> dict[str, int]:
     return {key: int(value) for key, value in (line.split() for line in path.read_text().splitlines())}
 
 
-def test_v1_counters_are_those_of_the_files(tmp_path: Path) -> None:
+def test_v1_counters_equal_the_files(tmp_path: Path) -> None:
     with kubepods_tree("memory", "cpu", unified=False) as tree:
         tree.make("besteffort", POD, CONTAINER)
         memory, cpu = (root / tree.directory("besteffort", POD, CONTAINER) for root in tree.roots)
@@ -230,7 +230,7 @@ def test_v1_counters_are_those_of_the_files(tmp_path: Path) -> None:
             run_inside([memory], _FILL, str(tmp_path / "file"))
             run_inside([cpu], _SPIN)
             stat: dict[str, int] = {}
-            while stat != keyed(cpu / "cpu.stat"):  # the last period is counted when the process has ended
+            while stat != keyed(cpu / "cpu.stat"):  # the last period counts when the process has ended
                 stat = keyed(cpu / "cpu.stat")
                 assert sampler.run_sweep() == 2
             group = group_of(read(sampler), CONTAINER)
@@ -246,7 +246,7 @@ def make_many(tree: Kubepods, pods: int, containers: int) -> None:
             tree.make("burstable", f"{pod:08}-2222-3333-4444-555555555555", f"{container:064}")
 
 
-def test_a_thousand_groups_appear_and_vanish() -> None:
+def test_thousand_groups_appear_and_vanish() -> None:
     with kubepods_tree() as tree:
         tree.make("burstable")
         with started(replace(FAST, kubelet_cgroup_root=tree.cgroup_root)) as (sampler, _):
@@ -254,11 +254,11 @@ def test_a_thousand_groups_appear_and_vanish() -> None:
             there = until(sampler, lambda s: len(s.groups) == 1000)
             assert len({group.id for group in there.groups}) == 1000
             assert there.core.groups_dropped == 0
-            assert there.core.descriptors < 40  # none is held for a group
+            assert there.core.descriptors < 40  # no descriptor stays open for a group
             tree.remove("burstable")
             gone = until(sampler, lambda s: not s.groups)
             assert gone.core.watches < there.core.watches - 500
-            assert gone.sources[-1].failures == 0  # to vanish is normal
+            assert gone.sources[-1].failures == 0  # removal is no failure
             assert gone.sources[-1].state is SourceState.OK
 
 
@@ -280,7 +280,7 @@ def pods_on_disk(root: Path, number: int) -> None:
 
 @pytest.fixture
 def fixture(tmp_path: Path) -> SamplerOptions:
-    """A small machine of files: one CPU, one pool of 2 MiB pages, three pods."""
+    """Write a small machine: one CPU, one pool of 2 MiB pages, three pods."""
     cpu, pool = tmp_path / "sys/devices/system/cpu", tmp_path / "sys/kernel/mm/hugepages/hugepages-2048kB"
     for directory in (cpu, pool, tmp_path / "cg"):
         directory.mkdir(parents=True)
@@ -294,10 +294,10 @@ def pod_uid(number: int) -> str:
     return f"{number:08}-2222-3333-4444-555555555555"
 
 
-def test_before_the_first_pass_there_is_no_snapshot(fixture: SamplerOptions) -> None:
+def test_snapshot_before_the_first_pass_is_none(fixture: SamplerOptions) -> None:
     with opened(fixture) as sampler:
         assert sampler.read() is None
-        sampler.clear()  # and nothing to clear, which is no reason to wait
+        sampler.clear()  # returns at once with nothing to clear
         sampler.run_pass()
         assert is_woken(sampler)
         sampler.clear()
@@ -305,7 +305,7 @@ def test_before_the_first_pass_there_is_no_snapshot(fixture: SamplerOptions) -> 
         assert read(sampler).seq == 1
 
 
-def test_unreadable_is_not_zero_and_absent_is_neither(fixture: SamplerOptions) -> None:
+def test_unreadable_differs_from_zero_and_absent(fixture: SamplerOptions) -> None:
     with opened(fixture) as sampler:
         sampler.run_pass()
         pool = pool_of(read(sampler), MIB2, None)
@@ -320,12 +320,12 @@ def test_unreadable_is_not_zero_and_absent_is_neither(fixture: SamplerOptions) -
         assert pool_of(snapshot, MIB2, None).nr == Missing(Absence.UNREADABLE, UNINTELLIGIBLE)
         assert snapshot.cpus.online == Missing(Absence.UNREADABLE, UNINTELLIGIBLE)
         states = {source.name: (source.state, source.detail) for source in snapshot.sources}
-        assert states["cpus"] == (SourceState.FAILING, "cpu/online: unintelligible text")
-        assert states["hugepages"] == (SourceState.FAILING, "nr_hugepages: unintelligible text")
+        assert states["cpus"] == (SourceState.FAILING, "cpu/online: text cannot be parsed")
+        assert states["hugepages"] == (SourceState.FAILING, "nr_hugepages: text cannot be parsed")
         assert states["throttle"] == (SourceState.ABSENT, "")
 
 
-def test_unreadable_from_the_start_is_not_absent(fixture: SamplerOptions) -> None:
+def test_file_unreadable_from_the_start_is_not_absent(fixture: SamplerOptions) -> None:
     pool = fixture.sysfs_root / "kernel/mm/hugepages/hugepages-2048kB"
     (pool / "free_hugepages").symlink_to("/proc/self/mem")
     cpulist = fixture.sysfs_root / "devices/system/node/node0/cpulist"
@@ -339,7 +339,7 @@ def test_unreadable_from_the_start_is_not_absent(fixture: SamplerOptions) -> Non
         assert snapshot.nodes[0].cpus == Missing(Absence.UNREADABLE, UNINTELLIGIBLE)
         states = {source.name: (source.state, source.detail) for source in snapshot.sources}
         assert states["hugepages"] == (SourceState.FAILING, "free_hugepages: Input/output error")
-        assert states["cpus"] == (SourceState.FAILING, "cpulist: unintelligible text")
+        assert states["cpus"] == (SourceState.FAILING, "cpulist: text cannot be parsed")
         cpulist.write_text("0\n")
         sampler.run_pass()
         assert read(sampler).nodes[0].cpus == 1
@@ -352,7 +352,7 @@ def test_unreadable_from_the_start_is_not_absent(fixture: SamplerOptions) -> Non
         (True, SourceState.FAILING, "Not a directory"),
     ],
 )
-def test_a_source_without_its_root_says_why(
+def test_source_without_its_root_names_the_cause(
     tmp_path: Path, is_file: bool, state: SourceState, why: str
 ) -> None:
     root = tmp_path / "root"
@@ -367,13 +367,13 @@ def test_a_source_without_its_root_says_why(
     }  # fmt: skip
 
 
-def test_a_group_that_cannot_be_read_says_why(fixture: SamplerOptions) -> None:
+def test_unreadable_group_names_the_cause(fixture: SamplerOptions) -> None:
     with opened(fixture) as sampler:
         sampler.run_pass()
         assert group_of(read(sampler), pod=pod_uid(1)).cpu_periods == 0
         stat = fixture.cgroupfs_root / f"kubepods/pod{pod_uid(1)}/cpu.stat"
         stat.unlink()
-        stat.symlink_to("/proc/self/mem")  # opens, and its first page cannot be read
+        stat.symlink_to("/proc/self/mem")  # opens, but its first page cannot be read
         sampler.run_sweep()
         sampler.run_pass()
         snapshot = read(sampler)
@@ -386,7 +386,7 @@ def test_a_group_that_cannot_be_read_says_why(fixture: SamplerOptions) -> None:
         assert snapshot.sources[-1].detail == "cpu.stat nr_periods: Input/output error"
 
 
-def test_each_cpu_tells_its_own_throttling(fixture: SamplerOptions) -> None:
+def test_throttling_is_reported_per_cpu(fixture: SamplerOptions) -> None:
     cpus = fixture.sysfs_root / "devices/system/cpu"
     (cpus / "online").write_text("0-2\n")
     for cpu in (0, 2):
@@ -400,11 +400,11 @@ def test_each_cpu_tells_its_own_throttling(fixture: SamplerOptions) -> None:
     with opened(replace(fixture, period_ns=NS)) as sampler:
         sampler.run_pass()
         assert read(sampler).throttle == (ThrottleSample(0, 0, absent), ThrottleSample(2, 0, 0))
-        assert len(read(sampler).pools) == 1  # what stands behind them is found
+        assert len(read(sampler).pools) == 1  # the records behind them are in place
         assert len(read(sampler).groups) == 3
 
 
-def test_an_unchanged_group_keeps_its_sample(fixture: SamplerOptions) -> None:
+def test_unchanged_group_keeps_its_sample(fixture: SamplerOptions) -> None:
     with opened(fixture) as sampler:
         sampler.run_pass()
         before = read(sampler)
@@ -417,7 +417,7 @@ def test_an_unchanged_group_keeps_its_sample(fixture: SamplerOptions) -> None:
         assert group_of(before, pod=pod_uid(1)).cpu_periods == 0  # a snapshot is a copy
 
 
-def test_what_did_not_change_is_the_very_same_table(fixture: SamplerOptions) -> None:
+def test_unchanged_table_is_the_same_object(fixture: SamplerOptions) -> None:
     with opened(fixture) as sampler:
         sampler.run_pass()
         first = read(sampler)
@@ -431,7 +431,7 @@ def test_what_did_not_change_is_the_very_same_table(fixture: SamplerOptions) -> 
         assert quiet.cpus is first.cpus
 
 
-def test_one_change_among_seven_hundred_groups_is_one_new_sample(fixture: SamplerOptions) -> None:
+def test_one_change_among_700_groups_is_one_new_sample(fixture: SamplerOptions) -> None:
     more = fixture.cgroupfs_root / "more"
     more.mkdir()
     pods_on_disk(more, 700)
@@ -445,7 +445,7 @@ def test_one_change_among_seven_hundred_groups_is_one_new_sample(fixture: Sample
         assert [group.pod_uid for group in new] == [pod_uid(333)]
 
 
-def test_a_node_of_many_groups_is_copied_whole_every_time(fixture: SamplerOptions) -> None:
+def test_many_groups_are_copied_completely_every_time(fixture: SamplerOptions) -> None:
     (fixture.cgroupfs_root / "more").mkdir()
     pods_on_disk(fixture.cgroupfs_root / "more", 700)  # about 600 KiB of records
     with opened(replace(fixture, kubelet_cgroup_root="/more")) as sampler:
@@ -453,10 +453,10 @@ def test_a_node_of_many_groups_is_copied_whole_every_time(fixture: SamplerOption
         groups = read(sampler).groups
         assert {group.pod_uid for group in groups} == {pod_uid(i) for i in range(700)}
         assert all(now is was for now, was in zip(read(sampler).groups, groups, strict=True))
-        assert len({id(group.hugetlb) for group in groups}) == 1  # which say the same
+        assert len({id(group.hugetlb) for group in groups}) == 1  # with equal values
 
 
-def test_groups_that_are_gone_take_no_memory(fixture: SamplerOptions) -> None:
+def test_removed_groups_take_no_memory(fixture: SamplerOptions) -> None:
     more = fixture.cgroupfs_root / "more"
     more.mkdir()
     pods_on_disk(more, 700)
@@ -474,7 +474,7 @@ def test_groups_that_are_gone_take_no_memory(fixture: SamplerOptions) -> None:
         tracemalloc.stop()
 
 
-def test_a_full_table_is_counted(fixture: SamplerOptions) -> None:
+def test_full_table_counts_dropped_groups(fixture: SamplerOptions) -> None:
     with opened(replace(fixture, group_max=2)) as sampler:
         sampler.run_pass()
         snapshot = read(sampler)
@@ -493,20 +493,20 @@ def test_a_full_table_is_counted(fixture: SamplerOptions) -> None:
         ({"sysfs_root": Path("/" + "é" * 100)}, "is 201 bytes, limit 200"),
     ],
 )
-def test_a_bad_option_is_named_with_its_number(change: dict[str, object], culprit: str) -> None:
+def test_invalid_option_is_named_with_its_value(change: dict[str, object], culprit: str) -> None:
     with pytest.raises(ConfigError, match=culprit):
         Sampler(replace(SamplerOptions(), **change))  # type: ignore[arg-type]
 
 
-def test_a_thread_that_runs_shares_its_passes_with_nobody(fixture: SamplerOptions) -> None:
+def test_pass_is_refused_while_the_thread_runs(fixture: SamplerOptions) -> None:
     with started(fixture) as (sampler, _):
-        with pytest.raises(ProbeError, match="its own thread runs"):
+        with pytest.raises(ProbeError, match="its thread runs already"):
             sampler.run_pass()
         with pytest.raises(ProbeError, match="sampler thread"):
             sampler.start()
 
 
-def test_a_first_pass_that_never_ends_can_be_told(fixture: SamplerOptions) -> None:
+def test_first_pass_that_never_ends_is_visible(fixture: SamplerOptions) -> None:
     fifo = fixture.sysfs_root / "devices/system/cpu/online"
     fifo.unlink()
     os.mkfifo(fifo)
@@ -520,23 +520,23 @@ def test_a_first_pass_that_never_ends_can_be_told(fixture: SamplerOptions) -> No
         for source in snapshot.sources:
             assert (source.state, source.passes, source.failures) == (SourceState.STARTING, 0, 0)
             assert begun <= source.beat_ns <= time.monotonic_ns()
-        writer = os.open(fifo, os.O_WRONLY)  # sleeps until the thread is inside
+        writer = os.open(fifo, os.O_WRONLY)  # blocks until the thread has opened it
         fifo.rename(fifo.with_name("aside"))
-        os.close(writer)  # and now it ends
+        os.close(writer)  # now the thread ends
         assert until(sampler, lambda s: s.core.passes == 1).sources[1].state is SourceState.ABSENT
 
 
-def test_a_source_that_never_returns_is_left_behind(fixture: SamplerOptions) -> None:
+def test_source_that_never_returns_is_abandoned(fixture: SamplerOptions) -> None:
     fifo = fixture.sysfs_root / "devices/system/cpu/online"
     fifo.unlink()
-    os.mkfifo(fifo)  # without a writer, open(2) of it sleeps
-    sampler, before = Sampler(fixture), inside_fifos()
+    os.mkfifo(fifo)  # open(2) blocks without a writer
+    sampler, before = Sampler(fixture), threads_in_fifos()
     sampler.start()
-    eventually(lambda: inside_fifos() > before, "its thread is inside")
-    [thread] = inside_fifos() - before
+    eventually(lambda: threads_in_fifos() > before, "its thread is inside")
+    [thread] = threads_in_fifos() - before
     assert not sampler.stop(0.05)
-    assert sampler.stop(0.05)  # there is nothing more to stop
-    writer = os.open(fifo, os.O_WRONLY)  # sleeps until the thread is inside
+    assert sampler.stop(0.05)  # nothing more to stop
+    writer = os.open(fifo, os.O_WRONLY)  # blocks until the thread has opened it
     fifo.rename(fifo.with_name("aside"))
-    os.close(writer)  # and now it may end
+    os.close(writer)  # now the thread may end
     eventually(lambda: str(thread) not in os.listdir("/proc/self/task"), "it ends")

@@ -1,6 +1,6 @@
 """The listener to device events, on events of the real kernel in a network namespace of the test's own.
 
-What the machine does meanwhile is heard as well: tests count what it seldom has to tell of, PCI devices.
+Events of the real machine arrive too: the tests count PCI devices, whose events are rare.
 """
 
 import json
@@ -20,13 +20,13 @@ from netns import Injector, netns, run_in_user_namespace
 from patience import PATIENCE_S
 
 from agent.errors import ProbeError
+from agent.model.log import Subsystem, UeventSample
 from agent.model.source import SourceState
-from agent.model.uevent import Subsystem, UeventSample
 from agent.native.uevents import Uevents, watch_directory
 
 
 class Listener:
-    """A started :class:`Uevents` with eventfds of its own."""
+    """Started :class:`Uevents` with eventfds."""
 
     def __init__(self) -> None:
         self.fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
@@ -40,7 +40,7 @@ class Listener:
         return sample
 
     def until(self, what: Callable[[UeventSample], bool]) -> UeventSample:
-        """The first sample that is ``what``. Woken by the eventfd alone."""
+        """Return the first sample that fulfils the condition; waits on the eventfd only."""
         deadline = time.monotonic() + PATIENCE_S
         while not what(sample := self.read()):
             assert time.monotonic() < deadline, sample
@@ -54,7 +54,7 @@ class Listener:
 
 @contextmanager
 def listener() -> Iterator[Listener]:
-    """A listener that listens, ended afterwards."""
+    """Yield a listener with an open socket, and stop it afterwards."""
     one = Listener()
     try:
         one.until(lambda s: s.source.state is not SourceState.STARTING)
@@ -67,20 +67,20 @@ def listener() -> Iterator[Listener]:
 
 @pytest.fixture
 def injector() -> Iterator[Injector]:
-    """Events for the network namespace that the test is in until its end."""
+    """Yield an injector of events for the test's network namespace."""
     with netns(), Injector() as injector:
         yield injector
 
 
 def has_changed(subsystem: Subsystem, times: int = 1) -> Callable[[UeventSample], bool]:
-    """Whether so many events of a subsystem were heard, or more."""
+    """Return a condition: at least so many events of a subsystem were counted."""
     return lambda sample: sample.changes[subsystem] >= times
 
 
-# --- what is heard ------------------------------------------------------------------------------------------
+# --- events -------------------------------------------------------------------------------------------------
 
 
-def test_a_gpu_that_comes_changes_and_goes_is_told(injector: Injector) -> None:
+def test_gpu_added_changed_and_removed_is_counted(injector: Injector) -> None:
     with listener() as one:
         assert one.read().source.state is SourceState.OK
         for times, action in enumerate(("add", "bind", "change", "unbind", "remove"), 1):
@@ -91,13 +91,13 @@ def test_a_gpu_that_comes_changes_and_goes_is_told(injector: Injector) -> None:
 
 
 @pytest.mark.parametrize("subsystem", Subsystem)
-def test_the_models_words_are_the_kernels(injector: Injector, subsystem: Subsystem) -> None:
+def test_subsystem_names_are_the_kernels(injector: Injector, subsystem: Subsystem) -> None:
     with listener() as one:
         injector.inject("change", "/devices/x", SUBSYSTEM=subsystem.value)
         one.until(has_changed(subsystem))
 
 
-def test_what_the_machine_itself_tells_is_heard_and_makes_others_look(injector: Injector) -> None:
+def test_real_machine_events_arrive_and_request_rescans(injector: Injector) -> None:
     trigger = Path("/sys/devices/system/cpu/cpu1/uevent")
     if not os.access(trigger, os.W_OK):
         pytest.skip(f"may not write {trigger}")
@@ -107,28 +107,28 @@ def test_what_the_machine_itself_tells_is_heard_and_makes_others_look(injector: 
         assert one.poked()
 
 
-def test_a_cpu_that_goes_offline_is_told(injector: Injector) -> None:
+def test_cpu_going_offline_is_counted(injector: Injector) -> None:
     with hotplug(1) as cpu, listener() as one:
         cpu.set_online(False)
-        heard = one.until(has_changed(Subsystem.CPU)).changes[Subsystem.CPU]
+        counted = one.until(has_changed(Subsystem.CPU)).changes[Subsystem.CPU]
         cpu.set_online(True)
-        one.until(has_changed(Subsystem.CPU, heard + 1))
+        one.until(has_changed(Subsystem.CPU, counted + 1))
         assert one.poked()
 
 
 # --- what is not --------------------------------------------------------------------------------------------
 
 
-def test_who_is_not_the_kernel_is_not_believed(injector: Injector) -> None:
+def test_messages_of_other_senders_are_ignored(injector: Injector) -> None:
     with listener() as one:
         injector.spoof("remove")
-        injector.inject("add")  # wakes, the other does not
+        injector.inject("add")  # wakes the reader, unlike the other
         sample = one.until(has_changed(Subsystem.PCI))
         assert sample.changes[Subsystem.PCI] == 1
-        assert sample.source.detail == "1 messages were not the kernel's"
+        assert sample.source.detail == "1 messages came from other senders than the kernel"
 
 
-def test_network_devices_in_masses_are_no_news(injector: Injector) -> None:
+def test_many_network_device_events_wake_no_reader(injector: Injector) -> None:
     with listener() as one:
         for _ in range(1000):
             injector.inject("add", "/devices/virtual/net/veth1", SUBSYSTEM="net")
@@ -137,8 +137,8 @@ def test_network_devices_in_masses_are_no_news(injector: Injector) -> None:
         assert (sample.changes[Subsystem.PCI], sample.source.detail) == (1, "")
 
 
-def test_a_flood_is_heard_to_its_last_event_or_a_loss_is_told(injector: Injector) -> None:
-    flood = 5000  # there is room for them where the receive buffer may be made as large as it should be
+def test_flood_is_counted_completely_or_as_a_loss(injector: Injector) -> None:
+    flood = 5000  # they fit if the receive buffer may be enlarged
     with listener() as one:
         for number in range(flood):
             injector.inject("change", f"/devices/flood{number}", SUBSYSTEM="pci")
@@ -146,9 +146,9 @@ def test_a_flood_is_heard_to_its_last_event_or_a_loss_is_told(injector: Injector
         assert (sample.changes[Subsystem.PCI] == flood) is (sample.source.detail == "")
 
 
-def test_what_the_kernel_had_to_throw_away_is_told_and_it_goes_on(injector: Injector) -> None:
-    flood = 30_000  # of 830 bytes each in the kernel: the room for them is 16 MiB at most
-    child = [sys.executable, "-c", HELD_UP]
+def test_events_dropped_by_the_kernel_are_reported(injector: Injector) -> None:
+    flood = 30_000  # of 830 bytes each in the kernel: the buffer holds at most 16 MiB
+    child = [sys.executable, "-c", STOPPED_READER]
     with subprocess.Popen(child, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as held:
         assert held.stdin is not None
         assert held.stdout is not None
@@ -160,8 +160,8 @@ def test_what_the_kernel_had_to_throw_away_is_told_and_it_goes_on(injector: Inje
                 injector.inject("change")
             held.send_signal(signal.SIGCONT)
             detail, changes, losses, poked = json.loads(held.stdout.readline())
-            assert detail == f"{losses} times the kernel had to throw events away"
-            assert flood > changes > losses > 0  # where nothing happened, somebody has to look all the same
+            assert detail == f"{losses} times the kernel dropped events"
+            assert flood > changes > losses > 0  # a loss also counts for subsystems without events
             assert poked
             injector.inject("remove")
             assert held.stdout.readline() == f"{changes + 1}\n"
@@ -171,10 +171,10 @@ def test_what_the_kernel_had_to_throw_away_is_told_and_it_goes_on(injector: Inje
             held.kill()
 
 
-HELD_UP = """
+STOPPED_READER = """
 import json, os, select, sys
 from agent.model.source import SourceState
-from agent.model.uevent import Subsystem
+from agent.model.log import Subsystem
 from agent.native.uevents import Uevents
 fd, poke = os.eventfd(0), os.eventfd(0, os.EFD_NONBLOCK)
 uevents = Uevents(fd, [poke])
@@ -197,15 +197,15 @@ assert uevents.stop(60)
 """
 
 
-def test_a_user_namespaces_network_is_deaf_and_says_so() -> None:
-    said = run_in_user_namespace(sys.executable, "-c", DEAF)
-    assert said == (
-        "absent 0 the kernel sends no device events into this network namespace (a user namespace's); "
-        "looked at by time instead\n"
+def test_user_namespace_network_is_silent_and_reported() -> None:
+    printed = run_in_user_namespace(sys.executable, "-c", SILENT)
+    assert printed == (
+        "absent 0 the kernel sends no device events to this network namespace (of a user namespace); "
+        "devices are polled instead\n"
     )
 
 
-DEAF = """
+SILENT = """
 import os, select
 from agent.native.uevents import Uevents
 fd = os.eventfd(0)
@@ -221,7 +221,7 @@ assert uevents.stop(60)
 # --- its life -----------------------------------------------------------------------------------------------
 
 
-def test_before_the_start_there_is_nothing_to_read_and_it_can_be_stopped() -> None:
+def test_listener_before_start_reads_none_and_stops() -> None:
     fd = os.eventfd(0)
     uevents = Uevents(fd)
     os.close(fd)
@@ -230,12 +230,12 @@ def test_before_the_start_there_is_nothing_to_read_and_it_can_be_stopped() -> No
     assert uevents.stop(0)
 
 
-def test_it_starts_once() -> None:
-    with listener() as one, pytest.raises(ProbeError, match="device events' thread: Device or resource busy"):
+def test_listener_starts_once() -> None:
+    with listener() as one, pytest.raises(ProbeError, match="device event thread: Device or resource busy"):
         one.uevents.start()
 
 
-def test_what_is_no_descriptor_is_refused() -> None:
+def test_invalid_descriptor_is_refused() -> None:
     with pytest.raises(ProbeError, match="device events: Bad file descriptor"):
         Uevents(-1)
 
@@ -263,7 +263,7 @@ def move_file_out(path: Path) -> None:
     (path / "old").rename(path.parent / "gone")
 
 
-def let_nobody_read(path: Path) -> None:
+def forbid_reading(path: Path) -> None:
     (path / "old").chmod(0)
 
 
@@ -277,7 +277,7 @@ def move_all(path: Path) -> None:
 
 
 CHANGES = [
-    change_file, make_file, replace_file, remove_file, move_file_out, let_nobody_read, remove_all, move_all,
+    change_file, make_file, replace_file, remove_file, move_file_out, forbid_reading, remove_all, move_all,
 ]  # fmt: skip
 
 
@@ -291,7 +291,7 @@ def directory(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("change", CHANGES, ids=lambda change: change.__name__)
-def test_a_change_in_a_directory_is_told(directory: Path, change: Callable[[Path], None]) -> None:
+def test_directory_change_is_notified(directory: Path, change: Callable[[Path], None]) -> None:
     fd = watch_directory(directory)
     try:
         assert not select.select([fd], [], [], 0)[0]
@@ -305,7 +305,7 @@ def test_a_change_in_a_directory_is_told(directory: Path, change: Callable[[Path
         os.close(fd)
 
 
-def test_a_file_that_is_being_written_or_read_is_not(directory: Path) -> None:
+def test_file_being_written_or_read_is_not_notified(directory: Path) -> None:
     fd = watch_directory(directory)
     try:
         (directory / "old").read_text()
@@ -318,7 +318,7 @@ def test_a_file_that_is_being_written_or_read_is_not(directory: Path) -> None:
         os.close(fd)
 
 
-def test_what_is_no_directory_is_not_watched(directory: Path) -> None:
+def test_path_that_is_no_directory_is_refused(directory: Path) -> None:
     with pytest.raises(ProbeError, match="old: Not a directory"):
         watch_directory(directory / "old")
     with pytest.raises(ProbeError, match="none: No such file or directory"):

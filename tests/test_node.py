@@ -1,4 +1,4 @@
-"""All sources as one: what they are together before anybody has looked, and how they end. On plain files."""
+"""All sources of a node together: their first snapshot and their shutdown. On plain files."""
 
 import os
 from collections.abc import Iterator
@@ -6,17 +6,16 @@ from pathlib import Path
 
 import pytest
 import trio
-from agents import PlainSysfs, inside_fifos
+from agents import PlainSysfs, threads_in_fifos
 from patience import PATIENCE_S
 from wire.serving import eventually
 
 from agent.config.config import Config
-from agent.engine.step import begin, step
+from agent.engine.step import initial_state, step
 from agent.model.source import SourceState
 from agent.model.time import NS
-from agent.node.node_source import Node
-from agent.node.open import open_node, settings_of
-from agent.system.clock import read_clocks
+from agent.node.node_source import NodeSource, open_node, settings_of
+from agent.system.timing import read_clocks
 
 DECLARED = "devices.d"
 HANGING = (
@@ -47,35 +46,35 @@ def config(tmp_path: Path, sysfs: PlainSysfs) -> Config:
     )
 
 
-def opened(config: Config) -> Node:
+def opened(config: Config) -> NodeSource:
     return open_node(config, settings_of(config), NS, declares=True)
 
 
 @pytest.fixture
-def node(config: Config) -> Iterator[Node]:
+def node(config: Config) -> Iterator[NodeSource]:
     node = opened(config)
     node.start()
     yield node
     node.stop(1)
 
 
-def states(node: Node) -> dict[str, SourceState]:
+def states(node: NodeSource) -> dict[str, SourceState]:
     snapshot = node.read()
     return {source.name: source.state for source in snapshot.sources} if snapshot else {}
 
 
-def starting(node: Node) -> set[str]:
+def starting(node: NodeSource) -> set[str]:
     return {name for name, state in states(node).items() if state is SourceState.STARTING}
 
 
-def test_before_it_is_known_what_is_declared_nothing_is_said(node: Node, config: Config) -> None:
+def test_snapshot_before_first_directory_read_has_no_declarations(node: NodeSource, config: Config) -> None:
     eventually(lambda: starting(node) == {DECLARED}, "all others have looked")
     snapshot = node.read()
     assert snapshot is not None
-    assert step(begin(settings_of(config)), snapshot, read_clocks())[1].starting
+    assert step(initial_state(settings_of(config)), snapshot, read_clocks())[1].starting
 
 
-async def test_that_nobody_declares_anything_is_known_when_the_directory_was_read(node: Node) -> None:
+async def test_snapshot_after_read_of_empty_directory_has_zero_declarations(node: NodeSource) -> None:
     async with trio.open_nursery() as nursery:
         nursery.start_soon(node.watch)
         with trio.fail_after(PATIENCE_S):
@@ -86,7 +85,7 @@ async def test_that_nobody_declares_anything_is_known_when_the_directory_was_rea
     assert states(node)[DECLARED] is SourceState.OK
 
 
-def test_a_single_look_does_not_ask_what_is_declared(config: Config) -> None:
+def test_single_scan_does_not_read_declarations(config: Config) -> None:
     node = open_node(config, settings_of(config), NS, declares=False)
     node.start()
     eventually(lambda: states(node) != {} and not starting(node), "all have looked")
@@ -94,13 +93,13 @@ def test_a_single_look_does_not_ask_what_is_declared(config: Config) -> None:
     assert node.stop(PATIENCE_S) == []
 
 
-def test_the_end_waits_for_nobody_who_hangs_and_names_them_all(sysfs: PlainSysfs, config: Config) -> None:
-    node, before = opened(config), inside_fifos()
+def test_stop_with_hung_threads_returns_in_time_and_names_each(sysfs: PlainSysfs, config: Config) -> None:
+    node, before = opened(config), threads_in_fifos()
     hung = [sysfs.hang(path).rename(sysfs.root / path.replace("/", "-")) for path in HANGING]
     node.start()
-    node.look_at_host()
-    eventually(lambda: len(inside_fifos() - before) == len(hung), "all are inside")
+    node.start_host_read()
+    eventually(lambda: len(threads_in_fifos() - before) == len(hung), "all are inside")
     left = node.stop(2)
     for fifo in hung:
-        os.close(os.open(fifo, os.O_RDWR | os.O_NONBLOCK))  # lets them go
-    assert left == ["the machine's watch", "the sampler", "the look at GPUs' processes"]
+        os.close(os.open(fifo, os.O_RDWR | os.O_NONBLOCK))  # releases the hung readers
+    assert left == ["machine thread", "sampler thread", "read of GPU processes"]

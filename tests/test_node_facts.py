@@ -1,24 +1,24 @@
-"""What is found out about a node before its cgroups are judged, and what its kubelet has written of CPUs."""
+"""Facts of a node for the audit of cgroups, and exclusive CPUs of the kubelet."""
 
 import json
 from pathlib import Path
 
 import pytest
-from audit_paper import sysfs_tree, v2_tree, walk, write_cgroup
-from enforce_pods import UID
+from allocatable_pods import UID
+from audit_samples import kep_pod, sysfs_tree, v2_tree, write_cgroup
 
 from agent.allocatable.facts import CgroupDriver
 from agent.allocatable.pod_object import parse_pod
 from agent.errors import ProbeError
 from agent.model.reading import Absence, Missing, is_absent
 from agent.native.cgroup_knobs import KnobReader
-from agent.sources.cpu_manager import parse_exclusive, read_exclusive
-from agent.sources.node_facts import counts_claims, pods_there, read_facts, read_sizes
+from agent.sources.kubelet_state import parse_exclusive, read_exclusive
+from agent.sources.node_facts import counts_claims, pod_uids_with_cgroups, read_facts, read_sizes
 
 OTHER = "11111111-2222-4333-8444-555555555555"
 
 
-def test_sizes_of_hugepages_are_those_of_the_kernel(tmp_path: Path) -> None:
+def test_hugepage_sizes_are_those_of_the_kernel(tmp_path: Path) -> None:
     assert read_sizes(tmp_path) == ()
     assert read_sizes(sysfs_tree(tmp_path)) == (2048, 1048576)
     (tmp_path / "kernel/mm/hugepages/hugepages-64kB").mkdir()
@@ -26,7 +26,7 @@ def test_sizes_of_hugepages_are_those_of_the_kernel(tmp_path: Path) -> None:
     assert read_sizes(tmp_path) == (64, 2048, 1048576)
 
 
-def test_sizes_that_cannot_be_listed_are_not_none(tmp_path: Path) -> None:
+def test_unlistable_hugepage_sizes_are_an_error(tmp_path: Path) -> None:
     (tmp_path / "kernel/mm").mkdir(parents=True)
     (tmp_path / "kernel/mm/hugepages").write_text("")
     with pytest.raises(ProbeError, match="hugepages: Not a directory"):
@@ -51,43 +51,43 @@ def test_kubelets_count_claims_from_1_37_on(version: str, counts: bool) -> None:
 
 
 @pytest.mark.parametrize("version", ["1", "v", "1.x", "latest", "1.37\n", "x1.37", "1.37 (beta)"])
-def test_what_is_no_version_is_refused(version: str) -> None:
-    with pytest.raises(ValueError, match="is no version of a kubelet"):
+def test_invalid_kubelet_version_is_refused(version: str) -> None:
+    with pytest.raises(ValueError, match="is not a version of a kubelet"):
         counts_claims(version)
 
 
-def test_of_two_namings_that_is_in_use_which_has_the_pods(tmp_path: Path) -> None:
-    pods = [parse_pod(walk())]
-    v2_tree(tmp_path, [walk()], 274)
+def test_cgroup_driver_with_more_pods_is_chosen(tmp_path: Path) -> None:
+    pods = [parse_pod(kep_pod())]
+    v2_tree(tmp_path, [kep_pod()], 274)
     write_cgroup(tmp_path, f"kubepods/burstable/pod{OTHER}", {})
     with KnobReader(tmp_path, ()) as reader:
         facts = read_facts(reader, (), "/", pods, "")
         assert facts is not None
         assert facts.driver is CgroupDriver.SYSTEMD
-        others = [parse_pod(walk("q", OTHER))]
+        others = [parse_pod(kep_pod("q", OTHER))]
         facts = read_facts(reader, (), "/", others, "")
         assert facts is not None
         assert facts.driver is CgroupDriver.CGROUPFS
-    assert pods_there(tmp_path, CgroupDriver.SYSTEMD, "/") == {UID}
-    assert pods_there(tmp_path, CgroupDriver.CGROUPFS, "/") == {OTHER}
+    assert pod_uids_with_cgroups(tmp_path, CgroupDriver.SYSTEMD, "/") == {UID}
+    assert pod_uids_with_cgroups(tmp_path, CgroupDriver.CGROUPFS, "/") == {OTHER}
 
 
-# --- the reader's own errors -------------------------------------------------------------------------------
+# --- errors of the reader -------------------------------------------------------------------------------
 
 
-def test_a_place_without_cgroups_is_named(tmp_path: Path) -> None:
-    with pytest.raises(ProbeError, match=f"{tmp_path}: no cgroups are mounted here"):
+def test_node_without_kubelet_cgroups_has_no_facts(tmp_path: Path) -> None:
+    with pytest.raises(ProbeError, match=f"{tmp_path}: no cgroup hierarchy is mounted here"):
         KnobReader(tmp_path, ())
     with pytest.raises(ProbeError, match="Not a directory"):
         KnobReader(Path("/dev/null"), ())
 
 
-def test_more_sizes_than_there_are_are_refused(tmp_path: Path) -> None:
+def test_too_many_hugepage_sizes_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ProbeError, match="7 sizes of hugepages, limit 6"):
         KnobReader(tmp_path, range(1, 8))
 
 
-def test_absent_and_unreadable_are_told_apart(tmp_path: Path) -> None:
+def test_absent_and_unreadable_cgroups_differ(tmp_path: Path) -> None:
     write_cgroup(tmp_path, "", {"cgroup.controllers": ""})
     write_cgroup(tmp_path, "a", {"cpu.weight": "torn", "cpu.max": "max 100000"})
     with KnobReader(tmp_path, (2048,)) as reader:
@@ -96,11 +96,11 @@ def test_absent_and_unreadable_are_told_apart(tmp_path: Path) -> None:
     assert knobs.weight == Missing(Absence.UNREADABLE, -4097)
     assert is_absent(knobs.memory)
     assert is_absent(knobs.pages[0].max)
-    assert knobs.controllers is None  # nobody could look
+    assert knobs.controllers is None  # not readable
     assert knobs.quota_us == 2**64 - 1
 
 
-def test_a_reader_may_be_closed_twice_and_reads_nothing_then(tmp_path: Path) -> None:
+def test_closed_reader_can_be_closed_again_and_reads_nothing(tmp_path: Path) -> None:
     write_cgroup(tmp_path, "", {"cgroup.controllers": ""})
     reader = KnobReader(tmp_path, ())
     reader.close()
@@ -109,10 +109,10 @@ def test_a_reader_may_be_closed_twice_and_reads_nothing_then(tmp_path: Path) -> 
         reader.read("/")
 
 
-# --- CPUs that the kubelet gave away -----------------------------------------------------------------------
+# --- exclusive CPUs of the kubelet -----------------------------------------------------------------------
 
 
-def test_cpus_of_single_containers_are_read_whatever_the_version(tmp_path: Path) -> None:
+def test_exclusive_cpus_are_parsed_from_every_version(tmp_path: Path) -> None:
     path = tmp_path / "cpu_manager_state"
     entries = {UID: {"c1": "2-3", "c2": ""}}
     for more in ({}, {"podEntries": {}}, {"data": "{}", "dataChecksum": 7}):
@@ -134,13 +134,13 @@ def test_cpus_of_single_containers_are_read_whatever_the_version(tmp_path: Path)
         b"[" * 100_000,
     ],
 )
-def test_a_checkpoint_that_makes_no_sense_gives_nobody_cpus(tmp_path: Path, data: bytes) -> None:
+def test_invalid_cpu_checkpoint_is_refused(tmp_path: Path, data: bytes) -> None:
     path = tmp_path / "cpu_manager_state"
     path.write_bytes(data)
     with pytest.raises(ProbeError, match=str(path)):
         read_exclusive(path)
 
 
-def test_no_checkpoint_is_not_one_without_entries(tmp_path: Path) -> None:
+def test_absent_cpu_checkpoint_is_an_error_and_not_empty(tmp_path: Path) -> None:
     with pytest.raises(ProbeError, match="No such file"):
         read_exclusive(tmp_path / "cpu_manager_state")

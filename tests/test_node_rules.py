@@ -1,4 +1,4 @@
-"""What is told of a node as a whole: from which line or number on, for how long, and what only elsewhere."""
+"""Node rules: from which line or number on, for how long, and which findings belong to other subjects."""
 
 import re
 from collections.abc import Iterable
@@ -8,10 +8,10 @@ import pytest
 from paper import ABSENT, EIO, cpus_sample
 
 from agent.health.host.node.rules import NODE_RULES
-from agent.health.host.node.state import NodePast, NodeView, remember_node, view_node
-from agent.health.kernel_log.latch import remember_log
+from agent.health.host.node.state import NodeState, NodeView, next_node_state, view_node
+from agent.health.kernel_log.latch import next_log_state
 from agent.health.kernel_log.patterns import HOST_PATTERNS
-from agent.health.kernel_log.values import LogPast
+from agent.health.kernel_log.values import LogState
 from agent.health.rules import OK, RuleNotApplicable, RuleNotEvaluated, RuleResult, Unreadable
 from agent.model.health import Finding, Severity
 from agent.model.log import LogLine, LogSample
@@ -39,7 +39,7 @@ LOGGED: Final = "mce: [Hardware Error]: Machine check events logged"
 
 
 class Node:
-    """A node on paper: a log that is written, pressure that is felt, and time that passes."""
+    """Simulated node with a log, pressure and time."""
 
     def __init__(self, limits: HostLimits | None = None) -> None:
         self.settings = Settings("node-a", host=limits or HostLimits())
@@ -49,18 +49,20 @@ class Node:
         self.lost = 0
         self.waited: dict[str, Reading] = {"cpu_some": 0, "memory_full": 0, "io_full": 0}
         self.machine = True
-        self.log = LogPast()
-        self.past = NodePast()
-        self.look()
+        self.log = LogState()
+        self.past = NodeState()
+        self.view()
 
     def write(self, text: str, times: int = 1) -> None:
-        """Some lines, now."""
+        """Add lines to the log now."""
         us = int(self.now_s * 1e6)
         known = self.lines.get(text, LogLine(0, 0, us, us, text, text, 1))
         self.lines[text] = known._replace(times=known.times + times, last_us=us)
 
     def wait(self, seconds: float, **share: float) -> None:
-        """Time passes, looked at every ten seconds; ``share`` of it tasks wait for something."""
+        """Let time pass with an evaluation every ten seconds; tasks wait for a resource during ``share`` of
+        it.
+        """
         end_s = self.now_s + seconds
         while self.now_s < end_s:
             step_s = min(10.0, end_s - self.now_s)
@@ -69,7 +71,7 @@ class Node:
                 before = self.waited[name]
                 assert isinstance(before, int)
                 self.waited[name] = before + round(step_s * part * 1e6)
-            self.look()
+            self.view()
 
     @property
     def now(self) -> Instant:
@@ -91,37 +93,37 @@ class Node:
     def _source(self, name: str, state: SourceState) -> SourceSample:
         return SourceSample(name, state, int(self.now_s * NS), 10 * NS, 0, "")
 
-    def look(self) -> NodeView:
+    def view(self) -> NodeView:
         snapshot = self.snapshot()
-        self.log = remember_log(self.log, snapshot.log, self.now)
-        self.past = remember_node(self.past, self.log, snapshot, self.settings, self.now)
+        self.log = next_log_state(self.log, snapshot.log, self.now)
+        self.past = next_node_state(self.past, self.log, snapshot, self.settings, self.now)
         return view_node(self.past, self.log, snapshot, self.settings, self.now)
 
     def answer(self, code: str) -> RuleResult:
-        return RULES[code].judge(self.look())
+        return RULES[code].evaluate(self.view())
 
-    def told(self) -> dict[str, str]:
-        """What is found now, by code."""
-        view = self.look()
-        answers = (rule.judge(view) for rule in NODE_RULES)
+    def findings(self) -> dict[str, str]:
+        """Return the evidence of the findings, by code."""
+        view = self.view()
+        answers = (rule.evaluate(view) for rule in NODE_RULES)
         return {answer.code: answer.evidence for answer in answers if isinstance(answer, Finding)}
 
 
-def telling(*lines: str) -> dict[str, str]:
-    """What is told of a node when these lines come."""
+def findings_of_lines(*lines: str) -> dict[str, str]:
+    """Return the findings after these lines."""
     node = Node()
     for text in lines:
         node.write(text)
-    return node.told()
+    return node.findings()
 
 
 # --- lines ------------------------------------------------------------------------------------------------
 
 
-def test_a_healthy_node_has_nothing_to_tell() -> None:
+def test_healthy_node_has_no_findings() -> None:
     node = Node()
     node.wait(120)
-    assert [rule.judge(node.look()) for rule in NODE_RULES] == [OK] * len(NODE_RULES)
+    assert [rule.evaluate(node.view()) for rule in NODE_RULES] == [OK] * len(NODE_RULES)
 
 
 CASES: Final[list[tuple[Iterable[str], dict[str, str]]]] = [
@@ -148,12 +150,12 @@ CASES: Final[list[tuple[Iterable[str], dict[str, str]]]] = [
      {"node.pci": "0000:00:01.0: Slot(3): Link Down, 0000:04:00.0: uncorrected error; "
                   "2 lines of the kernel log"}),
     ([CORRECTED.format(1)], {}),
-    ([LOGGED], {"node.machine_check": "errors of a part that is not named; 1 line of the kernel log"}),
+    ([LOGGED], {"node.machine_check": "corrected errors of an unnamed part; 1 line of the kernel log"}),
     ([FIRMWARE.format("corrected")],
-     {"node.machine_check": "errors of a part that is not named; 1 line of the kernel log"}),
+     {"node.machine_check": "corrected errors of an unnamed part; 1 line of the kernel log"}),
     ([FIRMWARE.format("recoverable")],
-     {"node.machine_check": "an uncorrected error of a part that is not named; 1 line of the kernel log"}),
-    # --- what has a device of its own is told there
+     {"node.machine_check": "an uncorrected error of an unnamed part; 1 line of the kernel log"}),
+    # --- lines about devices with rules of their own
     (["watchdog: BUG: soft lockup - CPU#3 stuck for 26s! [cat:7]"], {}),
     (["mce: [Hardware Error]: CPU 3: Machine Check: 0 Bank 5: be00000000800400", LOGGED], {}),
     (["EDAC MC0: 1 CE memory read error on DIMM_A1 (channel:1)", LOGGED, FIRMWARE.format("corrected")], {}),
@@ -163,9 +165,9 @@ CASES: Final[list[tuple[Iterable[str], dict[str, str]]]] = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("lines", "told"), CASES, ids=range(len(CASES)))
-def test_a_line_is_told(lines: Iterable[str], told: dict[str, str]) -> None:
-    assert telling(*lines) == told
+@pytest.mark.parametrize(("lines", "findings"), CASES, ids=range(len(CASES)))
+def test_lines_have_findings(lines: Iterable[str], findings: dict[str, str]) -> None:
+    assert findings_of_lines(*lines) == findings
 
 
 SHORT: Final = {
@@ -185,7 +187,7 @@ LONG: Final = {
     ("code", "text", "held_s"),
     [*((*item, 600) for item in SHORT.items()), *((*item, DAY_S) for item in LONG.items())],
 )
-def test_it_is_told_for_a_while_after_the_last_line(code: str, text: str, held_s: int) -> None:
+def test_finding_is_held_after_its_last_line(code: str, text: str, held_s: int) -> None:
     node = Node()
     node.write(text)
     node.now_s += held_s - 1
@@ -196,15 +198,17 @@ def test_it_is_told_for_a_while_after_the_last_line(code: str, text: str, held_s
     assert node.answer(code) is OK
 
 
-def test_what_stays_the_same_is_told_in_the_same_words() -> None:
+def test_evidence_is_constant_while_facts_are() -> None:
     node = Node()
     node.write(TIMEOUT, 10)
-    before = node.told()
+    before = node.findings()
     node.write(TIMEOUT, 80)
-    assert node.told() == before == {"node.nvme": "nvme0: I/O timeout; at least 10 lines of the kernel log"}
+    assert (
+        node.findings() == before == {"node.nvme": "nvme0: I/O timeout; at least 10 lines of the kernel log"}
+    )
 
 
-def test_an_uncorrected_error_is_worse_than_one_that_was_corrected() -> None:
+def test_uncorrected_error_is_worse_than_a_corrected_one() -> None:
     node = Node()
     node.write(FIRMWARE.format("corrected"))
     corrected = node.answer("node.machine_check")
@@ -215,40 +219,40 @@ def test_an_uncorrected_error_is_worse_than_one_that_was_corrected() -> None:
     assert (corrected.severity, uncorrected.severity) == (Severity.INFO, Severity.DEGRADED)
 
 
-def test_an_error_of_another_time_explains_nothing() -> None:
+def test_error_at_another_time_does_not_name_the_part() -> None:
     node = Node()
     node.write("EDAC MC0: 1 CE memory read error on DIMM_A1 (channel:1)")
     node.wait(11)
     node.write(LOGGED)
-    assert list(node.told()) == ["node.machine_check"]
+    assert list(node.findings()) == ["node.machine_check"]
 
 
-def test_a_part_that_is_named_a_moment_later_explains_it() -> None:
+def test_part_named_shortly_after_explains_the_error() -> None:
     node = Node()
     node.write(LOGGED)
     node.wait(9)
     node.write("EDAC MC0: 1 CE memory read error on DIMM_A1 (channel:1)")
-    assert node.told() == {}
+    assert node.findings() == {}
 
 
-def test_what_was_explained_stays_so_for_as_long_as_it_would_be_told() -> None:
+def test_explained_error_stays_explained() -> None:
     node = Node()
     node.write("EDAC MC0: 1 CE memory read error on DIMM_A1 (channel:1)")
     node.now_s += 9
     node.write(LOGGED)
-    node.now_s += DAY_S - 1  # the part's line is no longer of this day, the other still is
-    assert node.told() == {}
+    node.now_s += DAY_S - 1  # the line that names the part is older than a day, the other is not
+    assert node.findings() == {}
 
 
-def test_parts_that_go_on_to_make_errors_still_explain_the_first() -> None:
+def test_part_with_later_errors_explains_the_first() -> None:
     node = Node()
     edac = "EDAC MC0: 1 CE memory read error on DIMM_A1 (channel:1)"
     node.write(LOGGED)
     node.write(edac)
-    node.look()
+    node.view()
     node.wait(60)
     node.write(edac)
-    assert node.told() == {}
+    assert node.findings() == {}
 
 
 KMSG_CODES: Final = [rule.code for rule in NODE_RULES if rule.source == "kmsg"]
@@ -263,44 +267,44 @@ KMSG_CODES: Final = [rule.code for rule in NODE_RULES if rule.source == "kmsg"]
         (SourceState.STARTING, RuleNotEvaluated("the kernel log is still being read")),
     ],
 )
-def test_a_log_that_is_not_read_is_no_silent_one(state: SourceState | None, answer: RuleResult) -> None:
+def test_unread_log_has_result(state: SourceState | None, answer: RuleResult) -> None:
     node = Node()
     node.log_state = state
     assert [node.answer(code) for code in KMSG_CODES] == [answer] * len(KMSG_CODES)
 
 
-def test_what_was_told_is_known_though_the_log_cannot_be_read_any_more() -> None:
+def test_facts_survive_an_unreadable_log() -> None:
     node = Node()
     node.write(TIMEOUT)
-    node.look()
+    node.view()
     node.log_state = SourceState.FAILING
-    assert list(node.told()) == ["node.nvme"]
+    assert list(node.findings()) == ["node.nvme"]
 
 
-# --- what nobody read ---------------------------------------------------------------------------------------
+# --- lost records ---------------------------------------------------------------------------------------
 
 
-def test_records_that_nobody_read_are_told_for_a_day_after_the_last() -> None:
+def test_lost_records_are_reported_for_a_day() -> None:
     node = Node()
     node.lost = 1
-    evidence = "1 record of the kernel log, overwritten before the agent could read"
+    evidence = "1 record of the kernel log overwritten before the agent read them"
     assert node.answer("node.log.lost") == Finding("node.log.lost", Severity.INFO, evidence)
     node.now_s += DAY_S - 1
     node.lost = 40
-    evidence = "at least 10 records of the kernel log, overwritten before the agent could read"
-    assert node.told() == {"node.log.lost": evidence}
-    node.log_state = SourceState.FAILING  # is no proof that they were read after all
+    evidence = "at least 10 records of the kernel log overwritten before the agent read them"
+    assert node.findings() == {"node.log.lost": evidence}
+    node.log_state = SourceState.FAILING  # does not prove that the records were read
     node.now_s += DAY_S - 1
-    assert node.told() == {"node.log.lost": evidence}
+    assert node.findings() == {"node.log.lost": evidence}
     node.log_state = SourceState.OK
     node.now_s += 1
     assert node.answer("node.log.lost") is OK
 
 
-# --- errors that were corrected, a rate ---------------------------------------------------------------------
+# --- rate of corrected errors ---------------------------------------------------------------------
 
 
-def test_corrected_errors_are_told_when_there_are_too_many_in_an_hour() -> None:
+def test_corrected_pci_errors_above_the_hourly_limit_are_found() -> None:
     node = Node()
     node.write(CORRECTED.format(1), 60)
     node.wait(600)
@@ -313,7 +317,7 @@ def test_corrected_errors_are_told_when_there_are_too_many_in_an_hour() -> None:
     assert node.answer("node.pci.corrected") is OK
 
 
-def test_corrected_errors_in_a_slow_drip_are_no_rate() -> None:
+def test_slow_corrected_pci_errors_are_no_rate() -> None:
     node = Node()
     for _ in range(150):
         node.write(CORRECTED.format(1))
@@ -321,25 +325,25 @@ def test_corrected_errors_in_a_slow_drip_are_no_rate() -> None:
     assert node.answer("node.pci.corrected") is OK
 
 
-def test_corrected_errors_of_before_are_no_rate() -> None:
+def test_corrected_pci_errors_before_the_start_are_no_rate() -> None:
     node = Node()
-    node.log, node.past = LogPast(), NodePast()
+    node.log, node.past = LogState(), NodeState()
     node.write(CORRECTED.format(1), 5000)
     assert node.answer("node.pci.corrected") == RuleNotEvaluated("needs 1 h of history")
 
 
-def test_corrected_errors_that_are_read_piece_by_piece_at_the_start_are_no_rate() -> None:
+def test_corrected_pci_errors_read_at_the_start_are_no_rate() -> None:
     node = Node()
-    node.log, node.past, node.log_state = LogPast(), NodePast(), SourceState.STARTING
+    node.log, node.past, node.log_state = LogState(), NodeState(), SourceState.STARTING
     node.write(CORRECTED.format(1))
     node.wait(10)
     node.write(CORRECTED.format(1), 5000)
     node.wait(10)
     node.log_state = SourceState.OK
-    assert node.told() == {}
+    assert node.findings() == {}
 
 
-# --- pressure -----------------------------------------------------------------------------------------------
+# --- pressure ---------------------------------------------------------------------------------------------
 
 PRESSURE: Final = [
     ("memory", "memory_full", 0.10, "all tasks waited for memory for at least 10 % of 1 min"),
@@ -349,19 +353,19 @@ PRESSURE: Final = [
 
 
 @pytest.mark.parametrize(("resource", "field", "share", "evidence"), PRESSURE)
-def test_pressure_is_told_from_its_limit_on(resource: str, field: str, share: float, evidence: str) -> None:
+def test_pressure_is_found_from_its_limit(resource: str, field: str, share: float, evidence: str) -> None:
     code = f"node.pressure.{resource}"
     node = Node()
     node.wait(120, **{field: share - 0.01})
     assert node.answer(code) is OK
     node.wait(120, **{field: share})
-    assert node.told() == {code: evidence}
+    assert node.findings() == {code: evidence}
     node.wait(60)
     assert node.answer(code) is OK
 
 
 @pytest.mark.parametrize("resource", ["memory", "io", "cpu"])
-def test_pressure_needs_its_window(resource: str) -> None:
+def test_pressure_needs_a_full_window(resource: str) -> None:
     node = Node()
     assert node.answer(f"node.pressure.{resource}") == RuleNotEvaluated("needs 1 min of history")
     node.wait(50)
@@ -370,13 +374,13 @@ def test_pressure_needs_its_window(resource: str) -> None:
     assert node.answer(f"node.pressure.{resource}") is OK
 
 
-def test_pressure_that_is_enough_for_the_window_need_not_wait_for_its_end() -> None:
+def test_pressure_above_the_limit_is_raised_before_the_window_ends() -> None:
     node = Node()
     node.wait(10, memory_full=0.6)
-    assert list(node.told()) == ["node.pressure.memory"]
+    assert list(node.findings()) == ["node.pressure.memory"]
 
 
-def test_pressure_after_quiet_hours_counts_as_much_as_any() -> None:
+def test_pressure_after_idle_hours_counts_in_full() -> None:
     node = Node()
     node.wait(7200)
     node.wait(10, memory_full=0.59)
@@ -384,36 +388,36 @@ def test_pressure_after_quiet_hours_counts_as_much_as_any() -> None:
     node = Node()
     node.wait(7200)
     node.wait(10, memory_full=0.6)
-    assert list(node.told()) == ["node.pressure.memory"]
+    assert list(node.findings()) == ["node.pressure.memory"]
 
 
-def test_pressure_that_is_read_less_than_once_in_a_window_is_pressure() -> None:
+def test_pressure_with_rare_readings_is_found() -> None:
     node = Node()
     for _ in range(3):
         node.now_s += 100
         node.waited["memory_full"] = int(node.now_s * 0.2e6)
-        node.look()
-    assert list(node.told()) == ["node.pressure.memory"]
+        node.view()
+    assert list(node.findings()) == ["node.pressure.memory"]
 
 
-def test_of_what_was_waited_over_the_windows_begin_the_part_in_it_counts() -> None:
+def test_wait_across_the_window_start_counts_in_proportion() -> None:
     node = Node(HostLimits(pressure_window_s=25))
     node.wait(10, memory_full=0.5)
     node.wait(20)
-    assert list(node.told()) == ["node.pressure.memory"], "half of 5 s is 10 % of 25 s"
+    assert list(node.findings()) == ["node.pressure.memory"], "half of 5 s is 10 % of 25 s"
     node.wait(10)
     assert node.answer("node.pressure.memory") is OK
 
 
-def test_the_limits_are_the_configured_ones() -> None:
+def test_pressure_limits_follow_the_configuration() -> None:
     node = Node(HostLimits(pressure_percent=50, pressure_window_s=10))
     node.wait(60, io_full=0.49)
     assert node.answer("node.pressure.io") is OK
     node.wait(20, io_full=0.5)
-    assert node.told() == {"node.pressure.io": "all tasks waited for disks for at least 50 % of 10 s"}
+    assert node.findings() == {"node.pressure.io": "all tasks waited for disks for at least 50 % of 10 s"}
 
 
-def test_time_in_which_nobody_looked_is_no_rate() -> None:
+def test_time_without_readings_is_no_pressure() -> None:
     node = Node()
     node.wait(60)
     node.now_s += 3600
@@ -421,7 +425,7 @@ def test_time_in_which_nobody_looked_is_no_rate() -> None:
     assert node.answer("node.pressure.memory") == RuleNotEvaluated("needs 1 min of history")
 
 
-def test_a_total_that_falls_is_no_pressure() -> None:
+def test_fallen_total_is_no_pressure() -> None:
     node = Node()
     node.wait(60, memory_full=0.05)
     node.waited["memory_full"] = 0
@@ -430,7 +434,7 @@ def test_a_total_that_falls_is_no_pressure() -> None:
 
 
 @pytest.mark.parametrize("resource", ["memory", "io", "cpu"])
-def test_pressure_that_nobody_measures_is_not_none(resource: str) -> None:
+def test_absent_pressure_is_not_applicable(resource: str) -> None:
     node = Node()
     node.waited = dict.fromkeys(node.waited, ABSENT)
     reason = "no /proc/pressure: the kernel has no PSI, or it is not enabled"
@@ -440,30 +444,30 @@ def test_pressure_that_nobody_measures_is_not_none(resource: str) -> None:
 
 
 @pytest.mark.parametrize("resource", ["memory", "io", "cpu"])
-def test_pressure_that_cannot_be_read_is_unknown(resource: str) -> None:
+def test_unreadable_pressure_is_unknown(resource: str) -> None:
     node = Node()
     node.wait(60)
     node.waited = dict.fromkeys(node.waited, EIO)
     assert node.answer(f"node.pressure.{resource}") == Unreadable(f"/proc/pressure/{resource}", EIO)
 
 
-# --- the rows -----------------------------------------------------------------------------------------------
+# --- the rows ---------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("code", [code for code in KMSG_CODES if code != "node.log.lost"])
-def test_the_line_that_a_row_says_to_try_raises_it(code: str) -> None:
+def test_try_it_line_of_a_row_raises_its_code(code: str) -> None:
     written = re.search(r"echo '<[0-7]>(.*?)' > /dev/kmsg", RULES[code].try_it)
     assert written is not None
     assert any(match(pattern, written[1]) is not None for pattern in HOST_PATTERNS)
     node = Node()
     node.write(written[1], 100)
-    assert code in node.told()
+    assert code in node.findings()
 
 
-def test_looks_change_nothing_in_place() -> None:
+def test_evaluations_change_nothing_in_place() -> None:
     node = Node()
     node.wait(60, memory_full=0.5)
     before = node.past
-    stalls, corrected = dict(before.stalls), before.corrected
+    stalls, corrected = dict(before.wait_totals), before.corrected
     node.wait(60, memory_full=0.5)
-    assert (before.stalls, before.corrected) == (stalls, corrected)
+    assert (before.wait_totals, before.corrected) == (stalls, corrected)

@@ -1,4 +1,4 @@
-"""agent.serve.notify against a real datagram socket that asks who is speaking, as systemd does."""
+"""agent.serve.notify with a real datagram socket that checks the sender, as systemd does."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from agent.serve.notify import STATUS_MAX_BYTES, Notifier
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-# A notifier speaks for as long as its process lives, so it has no end of its own.
+# A notifier is used until its process ends, so it has no close().
 pytestmark = pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning")
 
 UCRED = struct.Struct("iII")  # pid, uid, gid
 
 
 class Manager:
-    """The receiving end: datagrams, with the kernel's word on the sender."""
+    """Service manager: receives datagrams with the sender's credentials."""
 
     def __init__(self, address: str) -> None:
         self.address = address
@@ -34,15 +34,15 @@ class Manager:
         self.socket.bind("\0" + address[1:] if address.startswith("@") else address)
         self.socket.settimeout(PATIENCE_S)
 
-    def heard(self) -> bytes:
-        """The next message; it must come from this very process."""
+    def next_message(self) -> bytes:
+        """Return the next message, which must come from this process."""
         data, ancillary, _, _ = self.socket.recvmsg(8192, socket.CMSG_SPACE(UCRED.size))
         ((level, kind, credentials),) = ancillary
         assert (level, kind) == (socket.SOL_SOCKET, socket.SCM_CREDENTIALS)
         assert UCRED.unpack(credentials) == (os.getpid(), os.getuid(), os.getgid())
         return data
 
-    def heard_nothing(self) -> bool:
+    def has_no_message(self) -> bool:
         self.socket.setblocking(False)
         try:
             self.socket.recv(1)
@@ -65,12 +65,12 @@ def notifier(manager: Manager) -> Notifier:
     return Notifier.from_environ({"NOTIFY_SOCKET": manager.address})
 
 
-def test_each_message_arrives_as_systemd_spells_it(manager: Manager, notifier: Notifier) -> None:
+def test_messages_arrive_in_the_form_of_systemd(manager: Manager, notifier: Notifier) -> None:
     notifier.ready()
     notifier.status("8 devices healthy")
     notifier.watchdog()
     notifier.stopping()
-    assert [manager.heard() for _ in range(4)] == [
+    assert [manager.next_message() for _ in range(4)] == [
         b"READY=1",
         b"STATUS=8 devices healthy",
         b"WATCHDOG=1",
@@ -88,14 +88,14 @@ def test_each_message_arrives_as_systemd_spells_it(manager: Manager, notifier: N
         ("\udc80", b"?"),
     ],
 )
-def test_a_status_is_one_line_of_valid_text(
+def test_status_is_one_line_of_valid_text(
     manager: Manager, notifier: Notifier, text: str, line: bytes
 ) -> None:
     notifier.status(text)
-    assert manager.heard() == b"STATUS=" + line
+    assert manager.next_message() == b"STATUS=" + line
 
 
-def test_the_environment_is_emptied_for_children() -> None:
+def test_from_environ_removes_variables_for_children() -> None:
     program = """
 import os, subprocess, sys
 from agent.serve.notify import Notifier
@@ -104,7 +104,7 @@ assert notifier.watchdog_s == 30.0, notifier.watchdog_s
 subprocess.run(["env"], check=True)
 """
     environ = {
-        "NOTIFY_SOCKET": "@nobody",
+        "NOTIFY_SOCKET": "@missing",
         "WATCHDOG_USEC": "30000000",
         "KEPT": "1",
         "PATH": os.environ["PATH"],
@@ -122,48 +122,46 @@ subprocess.run(["env"], check=True)
     [
         ({"WATCHDOG_USEC": "30000000"}, 30.0),
         ({"WATCHDOG_USEC": "500000", "WATCHDOG_PID": str(os.getpid())}, 0.5),
-        ({"WATCHDOG_USEC": "500000", "WATCHDOG_PID": str(os.getppid())}, None),  # somebody else's
+        ({"WATCHDOG_USEC": "500000", "WATCHDOG_PID": str(os.getppid())}, None),  # of another process
         ({"WATCHDOG_USEC": "0"}, None),
         ({"WATCHDOG_USEC": "soon"}, None),
         ({}, None),
     ],
 )
-def test_the_watchdog_is_honoured_only_where_it_is_ours(
-    environ: dict[str, str], watchdog_s: float | None
-) -> None:
-    notifier = Notifier.from_environ({"NOTIFY_SOCKET": "@nobody", **environ})
+def test_watchdog_counts_only_for_this_process(environ: dict[str, str], watchdog_s: float | None) -> None:
+    notifier = Notifier.from_environ({"NOTIFY_SOCKET": "@missing", **environ})
     assert notifier.watchdog_s == watchdog_s
 
 
 @pytest.mark.parametrize("environ", [{}, {"NOTIFY_SOCKET": ""}, {"NOTIFY_SOCKET": "vsock:2:1234"}])
-def test_without_a_manager_nothing_watches_and_nothing_raises(environ: dict[str, str]) -> None:
+def test_notifier_without_manager_does_nothing(environ: dict[str, str]) -> None:
     notifier = Notifier.from_environ({**environ, "WATCHDOG_USEC": "1000000"})
     notifier.ready()
     assert notifier.watchdog_s is None
 
 
-def test_a_manager_that_went_away_is_found_again(manager: Manager, notifier: Notifier) -> None:
+def test_restarted_manager_gets_messages_again(manager: Manager, notifier: Notifier) -> None:
     manager.socket.close()
     if not manager.address.startswith("@"):
         Path(manager.address).unlink()
-    notifier.status("heard by nobody")
-    reborn = Manager(manager.address)
-    notifier.status("heard again")
-    assert reborn.heard() == b"STATUS=heard again"
-    reborn.socket.close()
+    notifier.status("lost")
+    restarted = Manager(manager.address)
+    notifier.status("received again")
+    assert restarted.next_message() == b"STATUS=received again"
+    restarted.socket.close()
 
 
-def test_a_manager_that_does_not_read_blocks_nobody(manager: Manager, notifier: Notifier) -> None:
-    room = int(Path("/proc/sys/net/unix/max_dgram_qlen").read_text()) + 1
-    for _ in range(room + 10):
+def test_manager_that_does_not_read_does_not_block_the_notifier(manager: Manager, notifier: Notifier) -> None:
+    capacity = int(Path("/proc/sys/net/unix/max_dgram_qlen").read_text()) + 1
+    for _ in range(capacity + 10):
         notifier.watchdog()
-    assert [manager.heard() for _ in range(room)] == [b"WATCHDOG=1"] * room
-    assert manager.heard_nothing(), "the socket was never full"
-    notifier.stopping()  # room again
+    assert [manager.next_message() for _ in range(capacity)] == [b"WATCHDOG=1"] * capacity
+    assert manager.has_no_message(), "the socket was never full"
+    notifier.stopping()  # the socket has room again
     manager.socket.settimeout(PATIENCE_S)
-    assert manager.heard() == b"STOPPING=1"
+    assert manager.next_message() == b"STOPPING=1"
 
 
 @pytest.mark.parametrize("address", ["/" + "x" * 200, "/nul\0inside"])
-def test_an_impossible_address_does_not_raise(address: str) -> None:
+def test_impossible_address_does_not_raise(address: str) -> None:
     Notifier(address).ready()

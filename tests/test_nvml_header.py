@@ -13,7 +13,7 @@ from fake_nvml import NATIVE, library
 
 pynvml = pytest.importorskip("pynvml", reason="nvidia-ml-py is not installed")
 
-HEADER = NATIVE / "src" / "nvml.h"
+HEADER = NATIVE / "src" / "gpu" / "nvml.h"
 STRUCTURES = {
     "nvmlEventData_t": "c_nvmlEventData_t",
     "nvmlPciInfo_t": "nvmlPciInfo_t",
@@ -37,15 +37,15 @@ NOT_IN_PYNVML = {
 
 
 def compiled(directory: Path, body: str) -> list[str]:
-    """What a C program with that main() prints."""
-    library()  # skips where there is no compiler
+    """Compile and run a C program with the given main(), and return its output."""
+    library()  # skips without a compiler
     source, program = directory / "facts.c", directory / "facts"
     source.write_text(f'#include "nvml.h"\n#include <stdio.h>\nint main(void) {{ {body} return 0; }}\n')
     subprocess.run(["gcc", "-std=c11", f"-I{HEADER.parent}", source, "-o", program], check=True)
     return subprocess.run([program], capture_output=True, text=True, check=True).stdout.splitlines()
 
 
-def test_every_structure_has_pynvmls_size_and_offsets(tmp_path: Path) -> None:
+def test_structures_have_pynvmls_sizes_and_offsets(tmp_path: Path) -> None:
     wanted, body = [], ""
     for ours, theirs in STRUCTURES.items():
         structure = getattr(pynvml, theirs)
@@ -57,12 +57,12 @@ def test_every_structure_has_pynvmls_size_and_offsets(tmp_path: Path) -> None:
     assert compiled(tmp_path, body) == wanted
 
 
-def test_no_structure_goes_unchecked() -> None:
+def test_every_structure_is_checked() -> None:
     declared = re.findall(r"typedef (?:struct|union) \w+ {[^}]*} (\w+);", HEADER.read_text())
     assert set(declared) == set(STRUCTURES)
 
 
-def test_every_constant_is_pynvmls(tmp_path: Path) -> None:
+def test_constants_equal_pynvmls(tmp_path: Path) -> None:
     text = HEADER.read_text()
     names = re.findall(r"\b(NVML_\w+) = \d", text)
     names += re.findall(r"^#define (\w+) (?!\\)\S", text, re.MULTILINE)
@@ -74,7 +74,7 @@ def test_every_constant_is_pynvmls(tmp_path: Path) -> None:
     assert ours == {name: getattr(pynvml, name) for name in known}
 
 
-def test_every_function_is_one_that_pynvml_calls() -> None:
+def test_every_function_exists_in_pynvml() -> None:
     ours = re.findall(r"X\([^,]+, (nvml\w+),", HEADER.read_text())
     asked = set(re.findall(r'_nvmlGetFunctionPointer\("(\w+)"\)', Path(pynvml.__file__).read_text()))
-    assert set(ours) - asked == {"nvmlInit_v2"}  # it begins with nvmlInitWithFlags
+    assert set(ours) - asked == {"nvmlInit_v2"}  # pynvml calls nvmlInitWithFlags instead

@@ -1,4 +1,4 @@
-"""What is shipped: one abi3 wheel with the C core in it, pinned requirements, a sound import graph."""
+"""Packaging: one abi3 wheel with the C core, pinned requirements, import contracts."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def pyproject() -> dict[str, Any]:
 
 
 def copy_tree(to: Path) -> Path:
-    """The sources, without anything that was built in place."""
+    """Directory with the sources, without files built in place."""
     for name in SHIPPED:
         source = REPOSITORY / name
         if source.is_dir():
@@ -63,17 +63,17 @@ def wheel(dist: Path) -> Path:
     return wheel
 
 
-def test_one_wheel_for_python_3_11_and_later(wheel: Path) -> None:
+def test_wheel_is_for_python_3_11_and_later(wheel: Path) -> None:
     assert re.fullmatch(r"drahealth-[\d.]+-cp311-abi3-linux_\w+\.whl", wheel.name)
 
 
-def test_the_wheel_has_every_module_the_core_and_nothing_else(wheel: Path) -> None:
+def test_wheel_has_exactly_the_modules_and_the_core(wheel: Path) -> None:
     names = {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
     modules = {str(path.relative_to(REPOSITORY)) for path in (REPOSITORY / "agent").rglob("*.py")}
     assert names == modules | {CORE, "agent/__init__.pyi", "agent/py.typed"}
 
 
-def test_the_core_of_the_wheel_can_be_imported(wheel: Path, tmp_path: Path) -> None:
+def test_core_of_the_wheel_can_be_imported(wheel: Path, tmp_path: Path) -> None:
     zipfile.ZipFile(wheel).extractall(tmp_path)
     program = "import agent.native._core as core; print(core.__file__, core.lib.DH_VERSION)"
     command = [sys.executable, "-c", program]
@@ -84,7 +84,7 @@ def test_the_core_of_the_wheel_can_be_imported(wheel: Path, tmp_path: Path) -> N
     assert printed.split() == [str(tmp_path / CORE), version]
 
 
-def test_the_core_shows_nothing_but_its_entry_point(wheel: Path, tmp_path: Path) -> None:
+def test_core_exports_only_its_entry_point(wheel: Path, tmp_path: Path) -> None:
     if shutil.which("nm") is None:
         pytest.skip("nm is not installed")
     core = zipfile.ZipFile(wheel).extract(CORE, tmp_path)
@@ -93,7 +93,7 @@ def test_the_core_shows_nothing_but_its_entry_point(wheel: Path, tmp_path: Path)
     assert {line.split()[-1] for line in symbols} - {"_init", "_fini"} == {"PyInit__core"}
 
 
-def test_the_source_distribution_has_what_the_build_reads(dist: Path) -> None:
+def test_source_distribution_has_all_files_of_the_build(dist: Path) -> None:
     (archive,) = dist.glob("*.tar.gz")
     with tarfile.open(archive) as tar:
         names = {name.partition("/")[2] for name in tar.getnames()}
@@ -115,14 +115,14 @@ def without(text: str, pattern: str) -> str:
 @pytest.mark.parametrize(
     ("file", "pattern", "complaint"),
     [
-        # not declared: setuptools alone would make a pure wheel, content with itself
+        # not declared: setuptools alone would build a pure wheel without an error
         ("pyproject.toml", r"^ext-modules = [^\n]*$", "declares no extension agent.native._core"),
         # declared, but not handed to cffi: setuptools alone would link an empty module
         ("pyproject.toml", r"^build_ext = [^\n]*$", "unknown file type '.h'"),
         ("native/include/drahealth.h", r"^/\* cffi: end \*/$", "1 lines are a cffi mark, expected 2"),
     ],
 )
-def test_no_wheel_without_the_core(tmp_path: Path, file: str, pattern: str, complaint: str) -> None:
+def test_build_without_the_core_fails(tmp_path: Path, file: str, pattern: str, complaint: str) -> None:
     tree = copy_tree(tmp_path)
     (tree / file).write_text(without((tree / file).read_text(), pattern))
     done = build(tree, "--wheel")
@@ -131,7 +131,7 @@ def test_no_wheel_without_the_core(tmp_path: Path, file: str, pattern: str, comp
     assert not list(tree.glob("dist/*.whl"))
 
 
-def test_no_wheel_without_c_files(tmp_path: Path) -> None:
+def test_build_without_c_files_fails(tmp_path: Path) -> None:
     tree = copy_tree(tmp_path)
     shutil.rmtree(tree / "native" / "src")
     done = build(tree, "--wheel")
@@ -143,18 +143,18 @@ def test_no_wheel_without_c_files(tmp_path: Path) -> None:
 
 
 def lines(name: str) -> list[str]:
-    """The lines of a file in requirements/, continued ones joined, comments gone."""
+    """Return the lines of a file in requirements/, with continued lines joined and without comments."""
     text = (REPOSITORY / "requirements" / name).read_text().replace("\\\n", " ")
     return [line for line in (line.partition("#")[0].strip() for line in text.splitlines()) if line]
 
 
 def wanted(name: str) -> set[str]:
-    """The requirements of an .in file, as a text that can be compared."""
+    """Return the requirements of an .in file as comparable texts."""
     return {str(Requirement(line)) for line in lines(name) if not line.startswith("-")}
 
 
 def pinned(name: str) -> dict[str, str]:
-    """Version by name in a .txt file, each with hashes and nothing else on its line."""
+    """Return the versions by name in a .txt file; assert that each line has only hashes in addition."""
     versions: dict[str, str] = {}
     for line in lines(name):
         requirement, *hashes = line.split(" --hash=")
@@ -167,26 +167,26 @@ def pinned(name: str) -> dict[str, str]:
     return versions
 
 
-def test_the_runtime_requirements_are_those_of_the_distribution() -> None:
+def test_runtime_requirements_match_the_distribution() -> None:
     declared = {str(Requirement(line)) for line in pyproject()["project"]["dependencies"]}
     backend = {str(Requirement(line)) for line in pyproject()["build-system"]["requires"]}
     assert wanted("run.in") == declared | backend
 
 
 @pytest.mark.parametrize("name", ["run", "dev"])
-def test_the_pins_satisfy_what_is_asked_for(name: str) -> None:
+def test_pins_satisfy_the_requirements(name: str) -> None:
     pins = pinned(f"{name}.txt")
     for requirement in map(Requirement, wanted(f"{name}.in")):
         assert requirement.specifier.contains(pins[canonicalize_name(requirement.name)], prereleases=True)
 
 
-def test_tests_run_with_what_is_run() -> None:
+def test_tests_use_the_runtime_pins() -> None:
     run, dev = pinned("run.txt"), pinned("dev.txt")
     assert run.items() <= dev.items()
 
 
 @pytest.mark.parametrize("name", ["run.txt", "dev.txt"])
-def test_the_pins_name_no_index(name: str) -> None:
+def test_pins_name_no_index(name: str) -> None:
     assert "://" not in (REPOSITORY / "requirements" / name).read_text()
 
 
@@ -194,7 +194,7 @@ def test_the_pins_name_no_index(name: str) -> None:
 
 
 def imported(path: Path) -> set[str]:
-    """Modules that a file imports, "from a import b" as both a and a.b."""
+    """Return the modules that a file imports, "from a import b" as both a and a.b."""
     names: set[str] = set()
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
@@ -205,7 +205,7 @@ def imported(path: Path) -> set[str]:
 
 
 def test_only_agent_native_imports_the_core() -> None:
-    """A contract that import-linter cannot hold: it sees Python files only."""
+    """import-linter cannot check this contract: it reads Python files only."""
     importers = {
         path for path in (REPOSITORY / "agent").rglob("*.py") if "agent.native._core" in imported(path)
     }
@@ -213,8 +213,8 @@ def test_only_agent_native_imports_the_core() -> None:
     assert {path.parent for path in importers} == {REPOSITORY / "agent" / "native"}
 
 
-def test_the_contracts_know_every_package() -> None:
-    """A package that nobody put into a layer would be free to import anything."""
+def test_import_contracts_cover_every_package() -> None:
+    """A package in no layer could import any other."""
     (layers,) = [
         contract["layers"]
         for contract in pyproject()["tool"]["importlinter"]["contracts"]
@@ -224,19 +224,19 @@ def test_the_contracts_know_every_package() -> None:
     assert placed == packages()
 
 
-@pytest.mark.parametrize("speaker", ["agent.native", "agent.sources", "agent.serve"])
-def test_what_only_one_package_may_speak_is_forbidden_to_every_other(speaker: str) -> None:
-    """Hardware, NVML through pynvml, gRPC: a package that a contract forgets could do all of it."""
+@pytest.mark.parametrize("package", ["agent.native", "agent.sources", "agent.serve"])
+def test_exclusive_import_is_forbidden_to_all_other_packages(package: str) -> None:
+    """Hardware, pynvml, gRPC: a package that a contract omits could import them."""
     (contract,) = [
         contract
         for contract in pyproject()["tool"]["importlinter"]["contracts"]
-        if contract["name"].startswith(f"only {speaker} ")
+        if contract["name"].startswith(f"only {package} ")
     ]
-    assert set(contract["source_modules"]) == packages() - {speaker, "agent.__main__"}
+    assert set(contract["source_modules"]) == packages() - {package, "agent.__main__"}
 
 
 def packages() -> set[str]:
-    """All modules and packages just below agent."""
+    """Return all modules and packages directly below agent."""
     children = (REPOSITORY / "agent").iterdir()
     return {
         f"agent.{path.stem}"

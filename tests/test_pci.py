@@ -1,4 +1,4 @@
-"""PCI functions: trees of plain files, this machine's own bus, and a bus that an overlay adds to /sys."""
+"""PCI functions: from trees of plain files, this machine's bus, and an overlay on /sys."""
 
 import os
 import subprocess
@@ -14,7 +14,7 @@ from patience import PATIENCE_S
 from agent.model.pci import PciSample
 from agent.model.reading import Absence, Missing
 from agent.sources import pci
-from agent.sources.pci import SYSFS, UNINTELLIGIBLE, parse_address, parse_total, read_pci
+from agent.sources.pci import SYSFS, UNPARSABLE, parse_address, parse_total, read_pci
 
 ABSENT: Final = Missing(Absence.ABSENT, 2)
 GPU: Final = "0000:3b:00.0"
@@ -26,7 +26,7 @@ AER: Final = {
 
 
 class Bus:
-    """A sysfs with the devices of a bus, each below the bridge that it is plugged into."""
+    """Sysfs tree with PCI devices, each below its bridge."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -35,7 +35,7 @@ class Bus:
     def plug(
         self, address: str = GPU, *, driver: str = "nvidia", port: str = "0000:3a:00.0", **files: str
     ) -> Path:
-        """An H100, of which these files are otherwise; those that are empty are not there."""
+        """Add an H100 with changed files; an empty value removes the file."""
         device = self.root / "devices/pci0000:3a" / port / address
         device.mkdir(parents=True)
         whole = {"vendor": "0x10de", "device": "0x2330", "class": "0x030200"}
@@ -68,14 +68,14 @@ def bus(tmp_path: Path) -> Bus:
     return Bus(tmp_path)
 
 
-# --- which there are ---------------------------------------------------------------------------------------
+# --- list of functions -------------------------------------------------------------------------------
 
 
 def addresses(samples: tuple[PciSample, ...]) -> list[str]:
     return [sample.address for sample in samples]
 
 
-def test_gpus_are_found_and_others_are_asked_for(bus: Bus) -> None:
+def test_gpus_and_declared_functions_are_found(bus: Bus) -> None:
     bus.plug("10000:01:00.0")
     bus.plug(GPU)
     bus.plug("0000:3b:00.1", **{"class": "0x040300"})  # its audio
@@ -86,35 +86,35 @@ def test_gpus_are_found_and_others_are_asked_for(bus: Bus) -> None:
     assert addresses(bus.read("0000:5e:00.1", "0000:99:00.0", GPU)) == [GPU, "0000:5e:00.1", "10000:01:00.0"]
 
 
-def test_a_gpu_that_a_virtual_machine_has_is_on_the_bus(bus: Bus) -> None:
+def test_gpu_passed_to_virtual_machine_is_on_the_bus(bus: Bus) -> None:
     bus.plug(driver="vfio-pci")
     assert bus.only().driver == "vfio-pci"
 
 
-def test_a_virtual_function_is_there_if_somebody_declares_it(bus: Bus) -> None:
+def test_virtual_function_is_found_if_declared(bus: Bus) -> None:
     (bus.plug("0000:3b:00.4") / "physfn").symlink_to(f"../{GPU}")
     assert bus.read() == ()
     assert addresses(bus.read("0000:3b:00.4")) == ["0000:3b:00.4"]
 
 
-def test_a_function_that_went_away_meanwhile_is_not_there(bus: Bus) -> None:
+def test_function_removed_during_read_is_skipped(bus: Bus) -> None:
     (bus.root / "bus/pci/devices" / GPU).symlink_to("../gone")
     assert bus.read(GPU) == ()
 
 
-def test_a_machine_without_a_bus_is_not_one_with_an_empty_bus(tmp_path: Path) -> None:
+def test_machine_without_bus_is_missing_and_not_empty(tmp_path: Path) -> None:
     assert read_pci(tmp_path, []) == ABSENT
 
 
-def test_a_bus_that_cannot_be_read_is_unreadable(tmp_path: Path) -> None:
+def test_unreadable_bus_is_missing(tmp_path: Path) -> None:
     (tmp_path / "bus").touch()
     assert read_pci(tmp_path, []) == Missing(Absence.UNREADABLE, 20)
 
 
-# --- what is read of each ----------------------------------------------------------------------------------
+# --- fields of a function ----------------------------------------------------------------------------------
 
 
-def test_everything_of_a_function_is_read(bus: Bus) -> None:
+def test_all_fields_of_a_function_are_read(bus: Bus) -> None:
     bus.plug()
     assert bus.only() == PciSample(
         address=GPU, vendor=0x10DE, device=0x2330, driver="nvidia", model="", width=16, width_max=16,
@@ -122,7 +122,7 @@ def test_everything_of_a_function_is_read(bus: Bus) -> None:
     )  # fmt: skip
 
 
-def test_what_is_not_there_is_absent_and_not_zero(bus: Bus) -> None:
+def test_absent_attribute_is_missing_and_not_zero(bus: Bus) -> None:
     bus.plug(driver="", device="", current_link_width="", max_link_width="", **dict.fromkeys(AER, ""))
     found = bus.only()
     assert (found.driver, found.device) == ("", -1)
@@ -130,7 +130,7 @@ def test_what_is_not_there_is_absent_and_not_zero(bus: Bus) -> None:
     assert counts == (ABSENT,) * 5
 
 
-def test_a_function_on_a_root_bus_has_no_port(bus: Bus) -> None:
+def test_function_on_root_bus_has_no_port(bus: Bus) -> None:
     bus.plug(port="")
     assert bus.only().port == ""
 
@@ -141,18 +141,18 @@ def test_a_function_on_a_root_bus_has_no_port(bus: Bus) -> None:
         ("1", 1),
         ("32", 32),
         ("0", Missing(Absence.ABSENT)),  # a virtual function
-        ("63", UNINTELLIGIBLE),  # nobody answers
-        ("255", UNINTELLIGIBLE),
-        ("x16", UNINTELLIGIBLE),
-        ("\xff", UNINTELLIGIBLE),
+        ("63", UNPARSABLE),  # a removed device
+        ("255", UNPARSABLE),
+        ("x16", UNPARSABLE),
+        ("\xff", UNPARSABLE),
     ],
 )
-def test_a_width_is_one_that_a_link_can_have(bus: Bus, text: str, lanes: int | Missing) -> None:
+def test_only_valid_link_widths_are_accepted(bus: Bus, text: str, lanes: int | Missing) -> None:
     (bus.plug() / "current_link_width").write_bytes(text.encode("latin-1") + b"\n")
     assert bus.only().width == lanes
 
 
-def test_an_attribute_that_is_no_file_is_unreadable(bus: Bus) -> None:
+def test_attribute_that_is_no_file_is_unreadable(bus: Bus) -> None:
     (bus.plug(aer_dev_fatal="") / "aer_dev_fatal").mkdir()
     assert bus.only().aer_fatal == Missing(Absence.UNREADABLE, 21)
 
@@ -161,14 +161,14 @@ def test_an_attribute_that_is_no_file_is_unreadable(bus: Bus) -> None:
     ("text", "total"),
     [
         ("RxErr 3\nTOTAL_ERR_COR 7\n", 7),
-        ("RxErr 3\n", UNINTELLIGIBLE),
-        ("TOTAL_ERR_COR", UNINTELLIGIBLE),
-        ("TOTAL_ERR_COR -1\n", UNINTELLIGIBLE),
-        ("TOTAL_ERR_CORE 7\n", UNINTELLIGIBLE),
-        ("", UNINTELLIGIBLE),
+        ("RxErr 3\n", UNPARSABLE),
+        ("TOTAL_ERR_COR", UNPARSABLE),
+        ("TOTAL_ERR_COR -1\n", UNPARSABLE),
+        ("TOTAL_ERR_CORE 7\n", UNPARSABLE),
+        ("", UNPARSABLE),
     ],
 )
-def test_a_total_is_one_line_of_its_file(text: str, total: int | Missing) -> None:
+def test_aer_total_is_read_from_its_line(text: str, total: int | Missing) -> None:
     assert parse_total(text, "TOTAL_ERR_COR") == total
 
 
@@ -176,15 +176,15 @@ def test_a_total_is_one_line_of_its_file(text: str, total: int | Missing) -> Non
     ("text", "address"),
     [("0000:3b:00.0", GPU), ("00000000:3B:00.0", GPU), ("10000:e1:1f.7", "10000:e1:1f.7")],
 )
-def test_an_address_has_one_spelling(text: str, address: str) -> None:
+def test_address_is_normalized_to_one_spelling(text: str, address: str) -> None:
     assert parse_address(text) == address
 
 
 @given(
     st.sampled_from(["3b:00.0", "0000:3b:00.8", "0000:3b:20.0", "0000:3b:00", "PCI:0000:3b:00.0"]) | st.text()
 )
-def test_what_is_no_address_is_refused(text: str) -> None:
-    with pytest.raises(ValueError, match="is no PCI address"):
+def test_invalid_address_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="is not a PCI address"):
         parse_address(text)
 
 
@@ -198,16 +198,16 @@ def _functions_of_this_machine() -> list[str]:
     return found
 
 
-def test_libudev_and_the_listing_find_the_same_functions_here() -> None:
+def test_libudev_and_sysfs_list_the_same_functions_here() -> None:
     wanted = _functions_of_this_machine()[::2]
-    found = pci._ask_udev(wanted)
+    found = pci._list_by_udev(wanted)
     if pci._udev() is None:
         pytest.skip("no libudev here")
     assert found.keys() >= set(wanted)
-    assert found.keys() == pci._list(SYSFS / "bus/pci/devices", wanted).keys()
+    assert found.keys() == pci._list_by_sysfs(SYSFS / "bus/pci/devices", wanted).keys()
 
 
-def test_every_function_of_this_machine_can_be_read() -> None:
+def test_every_function_of_this_machine_is_readable() -> None:
     wanted = _functions_of_this_machine()
     found = read_pci(SYSFS, wanted)
     assert isinstance(found, tuple)
@@ -223,13 +223,13 @@ BOTH: Final = """
 from pathlib import Path
 from agent.sources import pci
 sysfs = Path("/sys")
-print(pci._ask_udev([]).keys() == pci._list(sysfs / "bus/pci/devices", []).keys())
+print(pci._list_by_udev([]).keys() == pci._list_by_sysfs(sysfs / "bus/pci/devices", []).keys())
 print(*(f"{one.address} {one.driver} {one.width} {one.port}" for one in pci.read_pci(sysfs, [])))
 """
 
 
 @pytest.mark.parametrize("trusts", [True, False], ids=["libudev answers", "libudev takes it for no sysfs"])
-def test_a_gpu_that_an_overlay_adds_to_sys_is_found(bus: Bus, tmp_path: Path, *, trusts: bool) -> None:
+def test_gpu_added_to_sysfs_by_overlay_is_found(bus: Bus, tmp_path: Path, *, trusts: bool) -> None:
     if read_pci(SYSFS, []):
         pytest.skip("this machine has GPUs of its own, or no PCI bus")
     bus.plug()
@@ -246,8 +246,8 @@ def test_a_gpu_that_an_overlay_adds_to_sys_is_found(bus: Bus, tmp_path: Path, *,
     assert (ran.stdout, ran.stderr) == (f"{trusts}\n{GPU} nvidia 16 0000:3a:00.0\n", "")
 
 
-def test_inside_a_driver_no_library_is_looked_for(tmp_path: Path) -> None:
-    """To find libudev takes a child process, which a driver that waits for its own would find."""
+def test_embedding_driver_does_not_search_for_libudev(tmp_path: Path) -> None:
+    """Finding libudev starts a child process, which a driver that waits for its children would reap."""
     program = (
         "import sys; from pathlib import Path; from agent.sources.pci import read_pci; "
         "read_pci(Path('/sys'), ['0000:00:00.0'], udev=False); print('pyudev' in sys.modules)"

@@ -21,15 +21,22 @@ def test_called(n): pytest.skip(["no GPU here", "needs root"][n - 1])
 
 def test_passed(): pass
 """
+MODULE = """
+import pytest
+
+pytest.skip("no cgroups", allow_module_level=True)
+"""
 
 
-@pytest.fixture
-def last_line(tmp_path: Path) -> str:
+@pytest.fixture(params=["0", "2"], ids=["one-process", "two-workers"])
+def last_line(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     """Of a real run of the tests above."""
     (tmp_path / "test_inner.py").write_text(TESTS)
+    (tmp_path / "test_module.py").write_text(MODULE)
     (tmp_path / "pytest.ini").write_text("[pytest]\n")
     (tmp_path / "before").write_text("fuzzing: no clang\n")
-    command = [sys.executable, "-m", "pytest", "-p", "plugin_skips", "-p", "no:cacheprovider", str(tmp_path)]
+    options = ["-p", "plugin_skips", "-p", "no:cacheprovider"]
+    command = [sys.executable, "-m", "pytest", *options, "-n", request.param, str(tmp_path)]
     environ = os.environ | {
         "PYTHONPATH": str(Path(__file__).parent),
         "SKIPPED_BEFORE": str(tmp_path / "before"),
@@ -39,12 +46,15 @@ def last_line(tmp_path: Path) -> str:
 
 
 def test_skips_of_all_steps_stand_in_the_last_line(last_line: str) -> None:
-    assert last_line == "skipped: fuzzing: no clang; 2 tests: needs root; 1 test: no GPU here"
+    assert (
+        last_line
+        == "skipped: fuzzing: no clang; 2 tests: needs root; 1 test: no GPU here; 1 test: no cgroups"
+    )
 
 
-def test_a_run_that_skipped_nothing_says_so() -> None:
+def test_summary_without_skips_names_none() -> None:
     assert skip_line([], []) == "skipped: nothing"
 
 
-def test_a_reason_of_several_lines_is_one_line() -> None:
+def test_reason_of_several_lines_becomes_one_line() -> None:
     assert skip_line([], ["no\n  way"]) == "skipped: 1 test: no way"

@@ -1,4 +1,4 @@
-"""Who has a cgroup is there; who has none is not there only if all cgroups are known."""
+"""Pods found in a snapshot's cgroups. An absent pod is known to be gone only if the answer is complete."""
 
 from dataclasses import replace
 
@@ -22,8 +22,8 @@ def seen(*groups: GroupSample, state: SourceState = SourceState.OK, dropped: int
     )
 
 
-def test_a_pod_has_its_containers_and_each_says_whether_it_runs() -> None:
-    told = live_pods(
+def test_pod_lists_its_containers_with_running_state() -> None:
+    answer = live_pods(
         seen(
             group_sample(1, pod="p-2", container=""),
             group_sample(2, pod="p-1", container="b")._replace(populated=0),
@@ -32,22 +32,22 @@ def test_a_pod_has_its_containers_and_each_says_whether_it_runs() -> None:
         ),
         NOW,
     )
-    assert told.witness == Provenance(Origin.CGROUPS, NOW)
-    assert told.is_whole
-    assert told.items == (
+    assert answer.provenance == Provenance(Origin.CGROUPS, NOW)
+    assert answer.is_complete
+    assert answer.items == (
         LivePod("p-1", True, (LiveContainer("a", True), LiveContainer("b", False))),
         LivePod("p-2", True),
     )
 
 
-def test_what_cannot_be_read_is_neither_running_nor_gone() -> None:
-    told = live_pods(seen(group_sample(1, container="")._replace(populated=ABSENT)), NOW)
-    assert told.items == (LivePod("pod-a", None),)
+def test_unreadable_cgroup_has_unknown_state() -> None:
+    answer = live_pods(seen(group_sample(1, container="")._replace(populated=ABSENT)), NOW)
+    assert answer.items == (LivePod("pod-a", None),)
 
 
-def test_a_container_whose_pod_was_not_seen_still_has_one() -> None:
-    told = live_pods(seen(group_sample(1, container="a")), NOW)
-    assert told.items == (LivePod("pod-a", None, (LiveContainer("a", True),)),)
+def test_container_without_pod_cgroup_still_has_a_pod() -> None:
+    answer = live_pods(seen(group_sample(1, container="a")), NOW)
+    assert answer.items == (LivePod("pod-a", None, (LiveContainer("a", True),)),)
 
 
 @pytest.mark.parametrize(
@@ -58,18 +58,21 @@ def test_a_container_whose_pod_was_not_seen_still_has_one() -> None:
         (SourceState.STALLED, Absence.UNREADABLE),
     ],
 )
-def test_a_source_that_has_not_looked_says_nothing(state: SourceState, absence: Absence) -> None:
-    told = live_pods(seen(group_sample(1), state=state), NOW)
-    assert (told.absence, told.items) == (absence, ())
-    assert told.why
+def test_starting_source_is_unreadable(state: SourceState, absence: Absence) -> None:
+    answer = live_pods(seen(group_sample(1), state=state), NOW)
+    assert (answer.absence, answer.items) == (absence, ())
+    assert answer.reason
 
 
-def test_a_snapshot_without_the_source_says_so() -> None:
-    told = live_pods(replace(seen(), sources=()), NOW)
-    assert (told.absence, told.why) == (Absence.ABSENT, "nobody reads cgroups")
+def test_snapshot_without_the_source_is_absent() -> None:
+    answer = live_pods(replace(seen(), sources=()), NOW)
+    assert (answer.absence, answer.reason) == (Absence.ABSENT, "cgroups are not watched")
 
 
-def test_those_that_were_not_seen_are_counted_so_that_nobody_is_taken_for_gone() -> None:
-    told = live_pods(seen(group_sample(1), state=SourceState.FAILING, dropped=7), NOW)
-    assert not told.is_whole
-    assert told.wrong == ("some cgroups cannot be read: in words", "7 cgroups find no room in the table")
+def test_dropped_cgroups_mark_answer_incomplete() -> None:
+    answer = live_pods(seen(group_sample(1), state=SourceState.FAILING, dropped=7), NOW)
+    assert not answer.is_complete
+    assert answer.invalid == (
+        "some cgroups cannot be read: in words",
+        "7 cgroups exceed the limit cgroups.max-groups",
+    )

@@ -1,16 +1,24 @@
-"""The agent as a process: whom a device that falls ill hurts, and what an audit finds, as a kubelet hears it.
-
-Cgroups are the kernel's.
-"""
+"""Pods and the agent as a process: affected pods in the log, and audit findings in device health. Real
+cgroups."""
 
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
 import pytest
-from agents import DRIVER, HEALTHY, UNHEALTHY, Agent, PlainSysfs, entry, hear, hear_health, short_tmp
-from audit_paper import CONTAINER
-from enforce_pods import UID
+from agents import (
+    DRIVER,
+    HEALTHY,
+    UNHEALTHY,
+    Agent,
+    PlainSysfs,
+    entry,
+    short_tmp,
+    wait_for_health,
+    wait_for_message,
+)
+from allocatable_pods import UID
+from audit_samples import CONTAINER
 from explain_node import Node as Kubelet
 from kubelet_files import claim, device
 from machine import Kubepods, kubepods_tree
@@ -37,7 +45,7 @@ FAST: Final = '[pods]\nperiod = "1s"\naudit = "10s"\n'
 
 
 def its_pod() -> bytes:
-    """A pod with the claim, whose container may have eight pages."""
+    """Return a pod with the claim and a container limited to eight pages."""
     found = message_class("core", "Pod")()
     found.metadata.name, found.metadata.namespace, found.metadata.uid = "train-0", "ml", UID
     found.metadata.ownerReferences.add(
@@ -58,7 +66,7 @@ def its_pod() -> bytes:
 
 @pytest.fixture
 def tree() -> Iterator[Kubepods]:
-    """Cgroups of the pod, as the kubelet makes them; of hugepages they let it have what it was promised."""
+    """Create the pod's cgroups as the kubelet does, with the claimed hugepages."""
     with kubepods_tree("cpu", "memory", hugetlb=True) as made:
         for name in (("burstable", UID, ""), ("burstable", UID, CONTAINER)):
             directory = made.make(*name)
@@ -69,7 +77,7 @@ def tree() -> Iterator[Kubepods]:
 
 @pytest.fixture
 def kubelet(short_tmp: Path, capsys: pytest.CaptureFixture[str]) -> Iterator[Kubelet]:
-    """A kubelet that prepared the device for the pod."""
+    """Write the state of a kubelet that prepared the device for the pod."""
     made = Kubelet(short_tmp, capsys)
     given = {DRIVER: {"Devices": [device(PAGES, pool=NODE)]}}
     made.prepared(claim("c-1", name="pages", namespace="ml", pods=[UID], drivers=given))
@@ -92,35 +100,37 @@ def agent(kubelet: Kubelet, tree: Kubepods, short_tmp: Path) -> Iterator[Any]:
         yield running
 
 
-def test_a_device_that_falls_ill_names_its_pod_in_the_log(agent: Any) -> None:
+def test_unhealthy_device_logs_its_pod(agent: Any) -> None:
     with agent.kubelet() as listener:
-        hear_health(listener, PAGES, HEALTHY)
+        wait_for_health(listener, PAGES, HEALTHY)
         agent.sysfs.resize(3)
-        hear_health(listener, PAGES, UNHEALTHY)
+        wait_for_health(listener, PAGES, UNHEALTHY)
     who = "ml/train-0 (Job train, claim ml/pages: container main)"
-    agent.logs(f"{DRIVER}/{NODE}/{PAGES} is Unhealthy (mem.hugepages.pool_shrunk): hurts {who}")
+    agent.wait_for_log(f"{DRIVER}/{NODE}/{PAGES} is Unhealthy (mem.hugepages.pool_shrunk): affects {who}")
     agent.sysfs.resize(8)
-    agent.logs(f"{DRIVER}/{NODE}/{PAGES} is Healthy again; used by {who}")
+    agent.wait_for_log(f"{DRIVER}/{NODE}/{PAGES} is Healthy again; used by {who}")
     assert agent.log.count("is Unhealthy") == 1
 
 
-def test_a_promise_that_is_not_kept_is_told_of_the_device_and_so_is_its_end(
-    agent: Any, tree: Kubepods
-) -> None:
-    """Somebody lowers the container's limit of hugepages, and writes it back."""
+def test_audit_finding_appears_in_device_health_and_clears(agent: Any, tree: Kubepods) -> None:
+    """Lower the container's hugepage limit, and restore it."""
     limit = tree.roots[0] / tree.directory("burstable", UID, CONTAINER) / "hugetlb.2MB.max"
     with agent.kubelet() as listener:
-        hear_health(listener, PAGES, HEALTHY)
+        wait_for_health(listener, PAGES, HEALTHY)
         limit.write_text(f"{4 * MIB}")
         words = "cgroup.lower: "
-        told = hear(listener, lambda m: entry(m, PAGES) and words in entry(m, PAGES).message, words)
-        assert entry(told, PAGES).health == HEALTHY
-        assert "pod ml/train-0 container main" in entry(told, PAGES).message
+        received = wait_for_message(
+            listener, lambda m: entry(m, PAGES) and words in entry(m, PAGES).message, words
+        )
+        assert entry(received, PAGES).health == HEALTHY
+        assert "pod ml/train-0 container main" in entry(received, PAGES).message
         limit.write_text(f"{16 * MIB}")
-        hear(listener, lambda m: entry(m, PAGES) and not entry(m, PAGES).message, "all is well again")
+        wait_for_message(
+            listener, lambda m: entry(m, PAGES) and not entry(m, PAGES).message, "all is well again"
+        )
 
 
-def test_the_agent_ends_in_time_though_the_kubelet_answers_nobody(agent: Any) -> None:
+def test_agent_stops_in_time_while_kubelet_does_not_answer(agent: Any) -> None:
     with agent.kubelet() as listener:
-        hear_health(listener, PAGES, HEALTHY)
+        wait_for_health(listener, PAGES, HEALTHY)
     assert agent.end() == 0

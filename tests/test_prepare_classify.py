@@ -1,4 +1,4 @@
-"""How evidence is weighed: the rules that protect users, one by one."""
+"""Classification of prepares: the ranking of evidence, rule by rule."""
 
 import errno
 import os
@@ -31,7 +31,7 @@ from prepare_cases import (
     while_,
 )
 
-from agent.health.message import message
+from agent.health.verdict import message
 from agent.model.health import Health, Severity
 from agent.model.prepare import ErrorClass, Operation, PrepareVerdict, Remediation, Scope
 from agent.model.taint import Effect
@@ -40,9 +40,8 @@ from agent.prepare.classify import (
     Context,
     classify,
     classify_evidence,
-    judge_devices,
+    classify_unhealthy_devices,
 )
-from agent.prepare.doing import doing
 from agent.prepare.errors import (
     BadConfig,
     DriverError,
@@ -50,10 +49,11 @@ from agent.prepare.errors import (
     PermanentError,
     PrepareError,
     TransientError,
+    doing,
 )
 from agent.prepare.evidence import Errno, HealthEngineEvidence, HttpStatus, NvmlCode, Text
-from agent.prepare.exceptions import CHAIN_MAX, failures
-from agent.prepare.message import text
+from agent.prepare.extract import CHAIN_MAX, evidence_chains
+from agent.prepare.message import kubelet_text
 from agent.prepare.normalize import SUMMARY_CHARS
 from agent.prepare.patterns import read_patterns
 
@@ -83,35 +83,37 @@ def chained(error: BaseException, cause: BaseException) -> BaseException:
         OSError(errno.ENOSPC, "full", "/etc/cdi/a.json"),
     ],
 )
-def test_an_unhealthy_device_is_the_reason_whatever_the_exception_was(error: Exception) -> None:
+def test_unhealthy_device_is_the_cause_whatever_the_exception(error: Exception) -> None:
     verdict = classify(error, holding(TWO, XID))
     assert (verdict.error_class, verdict.code) == (F, "gpu.xid.79")
     assert verdict.devices == (ref("gpu-0"),)
     assert verdict.evidence[0] == "health engine: gpu.example.com/node1/gpu-0 Unhealthy, gpu.xid.79"
-    assert len(verdict.evidence) == 2  # the exception is told, too
+    assert len(verdict.evidence) == 2  # the exception is evidence, too
 
 
-def test_the_prepare_error_says_what_the_health_message_says() -> None:
+def test_prepare_error_has_the_text_of_the_health_message() -> None:
     verdict = classify(RuntimeError("no"), holding(ONE, XID))
     assert message(XID.causes) == f"{verdict.code}: {verdict.summary}. Advice: {verdict.advice}"
-    assert verdict == replace(judge_devices(holding(ONE, XID)) or verdict, evidence=verdict.evidence)
+    assert verdict == replace(
+        classify_unhealthy_devices(holding(ONE, XID)) or verdict, evidence=verdict.evidence
+    )
 
 
-def test_a_failed_device_is_unhealthy_and_offered_to_be_tainted() -> None:
-    verdict = judge_devices(holding(ONE, XID))
+def test_failed_device_is_unhealthy_with_a_taint() -> None:
+    verdict = classify_unhealthy_devices(holding(ONE, XID))
     assert verdict is not None
     assert (verdict.health, verdict.scope) == (Health.UNHEALTHY, Scope.DEVICE)
     assert verdict.taint == Remediation(Effect.NO_SCHEDULE, "79")
-    other = judge_devices(holding(ONE, health_of("gpu-0", "gpu.fabric.sxid.20034")))
+    other = classify_unhealthy_devices(holding(ONE, health_of("gpu-0", "gpu.fabric.sxid.20034")))
     assert other is not None
     assert other.taint == Remediation(Effect.NO_SCHEDULE, "20034")
     assert verdict.requests == ("r-gpu-0",)
 
 
-def test_a_driver_that_names_the_device_the_engine_holds_says_the_same_as_the_engine() -> None:
+def test_driver_report_of_an_unhealthy_device_gives_the_engine_cause() -> None:
     verdict = classify(FailedDevice("gpu-0", "no answer", code="fw.stuck"), holding(ONE, XID))
     assert (verdict.code, verdict.summary) == ("gpu.xid.79", "GPU has fallen off the bus")
-    assert "driver says failed-device, fw.stuck" in verdict.evidence
+    assert "driver reports failed-device, fw.stuck" in verdict.evidence
     both = replace(ONE, devices=(*ONE.devices, ONE.devices[0]._replace(request="b")))
     named = FailedDevice("gpu-0", "no answer", requests=["b"])
     assert classify(named, holding(both, XID)).requests == ("b",)
@@ -126,7 +128,7 @@ def test_a_driver_that_names_the_device_the_engine_holds_says_the_same_as_the_en
         (raised(failing(errno.EROFS, Operation.CDI), NOWHERE), "cdi.write"),
     ],
 )
-def test_proof_of_something_else_stays_and_the_device_is_told_of(error: BaseException, code: str) -> None:
+def test_stronger_evidence_stays_and_the_device_is_mentioned(error: BaseException, code: str) -> None:
     verdict = classify(error, holding(ONE, XID))
     assert verdict.code == code
     assert verdict.error_class in {B, P}
@@ -134,38 +136,38 @@ def test_proof_of_something_else_stays_and_the_device_is_told_of(error: BaseExce
     assert "health engine: gpu.example.com/node1/gpu-0 Unhealthy, gpu.xid.79" in verdict.evidence
 
 
-def test_what_only_looks_like_the_user_s_is_no_proof() -> None:
+def test_weak_evidence_of_bad_config_is_no_proof() -> None:
     assert classify(raised(unknown_value, NOWHERE), holding(WITH_PARAMETERS, XID)).error_class is F
 
 
 @pytest.mark.parametrize("severity", [Severity.DEGRADED, Severity.UNKNOWN, Severity.INFO])
-def test_a_device_that_is_not_unhealthy_makes_no_failure_a_device_s(severity: Severity) -> None:
+def test_healthy_device_is_never_the_cause(severity: Severity) -> None:
     context = holding(ONE, health_of("gpu-0", "cpu.throttled.core", severity=severity))
     assert classify(RuntimeError("no"), context).error_class is U
-    assert judge_devices(context) is None
+    assert classify_unhealthy_devices(context) is None
 
 
-def test_another_claim_s_device_is_nobody_s_reason_here() -> None:
+def test_device_of_another_claim_is_never_the_cause() -> None:
     context = Context(ONE, {ref("gpu-7"): health_of("gpu-7", "gpu.lost")})
     assert classify(RuntimeError("no"), context).error_class is U
 
 
-def test_an_unhealthy_device_without_a_cause_is_one_all_the_same() -> None:
-    verdict = judge_devices(holding(ONE, health_of("gpu-0")._replace(health=Health.UNHEALTHY)))
+def test_unhealthy_device_without_cause_counts() -> None:
+    verdict = classify_unhealthy_devices(holding(ONE, health_of("gpu-0")._replace(health=Health.UNHEALTHY)))
     assert verdict is not None
     assert (verdict.error_class, verdict.code) == (F, "device.unhealthy")
 
 
-def test_several_unhealthy_devices_are_all_named_in_the_order_of_their_names() -> None:
+def test_unhealthy_devices_are_named_in_sorted_order() -> None:
     lost = health_of("gpu-1", "gpu.lost", "no answer")
-    verdict = judge_devices(holding(claim_of("gpu-1", "gpu-0", "gpu-2"), lost, XID))
+    verdict = classify_unhealthy_devices(holding(claim_of("gpu-1", "gpu-0", "gpu-2"), lost, XID))
     assert verdict is not None
     assert (verdict.code, verdict.devices) == ("gpu.xid.79", (ref("gpu-0"), ref("gpu-1")))
     assert verdict.detail == "gpu.example.com/node1/gpu-1: gpu.lost: no answer"
 
 
 @pytest.mark.parametrize("name", ["gpu-0", "gpu-1", "gpu-2"])
-def test_of_several_unhealthy_devices_the_one_that_the_driver_names_is_blamed_and_the_others_named(
+def test_unhealthy_device_named_by_the_driver_is_blamed_first(
     name: str,
 ) -> None:
     claim, engine = claim_of("gpu-0", "gpu-1", "gpu-2"), {"gpu-0": "gpu.lost", "gpu-1": "gpu.xid.79"}
@@ -173,45 +175,45 @@ def test_of_several_unhealthy_devices_the_one_that_the_driver_names_is_blamed_an
     verdict = classify(FailedDevice(name, "no answer", code="fw.stuck"), holding(claim, *known))
     assert (verdict.code, verdict.devices) == (engine.get(name, "fw.stuck"), (ref(name),))
     assert verdict.requests == (f"r-{name}",)
-    others = [f"{ref(one)} is Unhealthy, too: {engine[one]}" for one in engine if one != name]
+    others = [f"{ref(one)} is also Unhealthy: {engine[one]}" for one in engine if one != name]
     assert verdict.detail == "; ".join(others)
 
 
-def test_what_a_driver_found_is_said_in_the_same_bytes_when_the_engine_holds_it_by_its_word() -> None:
+def test_driver_fault_gives_the_same_text_before_and_after_the_engine() -> None:
     error = FailedDevice("gpu-1", "no answer", code="fw.stuck", detail="3 tries")
     first = classify(error, holding(TWO, XID, health_of("gpu-1")))
     again = classify(error, holding(TWO, XID, health_of("gpu-1", "fw.stuck", first.summary)))
-    assert text(again) == text(first)
-    assert "3 tries; gpu.example.com/node1/gpu-0 is Unhealthy, too: gpu.xid.79." in text(first)
+    assert kubelet_text(again) == kubelet_text(first)
+    assert "3 tries; gpu.example.com/node1/gpu-0 is also Unhealthy: gpu.xid.79." in kubelet_text(first)
 
 
-def test_what_a_driver_found_of_several_devices_at_once_stays_the_same_bytes_too() -> None:
+def test_faults_of_several_devices_give_a_stable_text() -> None:
     errors = [FailedDevice(name, "no answer", code="fw.stuck", detail="d") for name in ("gpu-1", "gpu-0")]
     first = classify(ExceptionGroup("", errors), holding(TWO))
     held = [health_of(name, "fw.stuck", first.summary) for name in ("gpu-0", "gpu-1")]
-    assert text(classify(ExceptionGroup("", errors), holding(TWO, *held))) == text(first)
+    assert kubelet_text(classify(ExceptionGroup("", errors), holding(TWO, *held))) == kubelet_text(first)
 
 
-def test_a_detail_of_the_driver_s_is_none_of_what_the_engine_found_instead() -> None:
+def test_driver_detail_is_not_mixed_with_the_engine_cause() -> None:
     error = FailedDevice("gpu-0", "no answer", code="fw.stuck", detail="3 tries")
     assert classify(error, holding(ONE, XID)).detail == ""
 
 
-def test_the_worst_cause_counts_in_whatever_order_they_come() -> None:
+def test_worst_cause_counts_in_any_order() -> None:
     stalled = health_of("gpu-0", "source.stalled", severity=Severity.UNKNOWN)
-    verdict = judge_devices(holding(ONE, XID._replace(causes=stalled.causes + XID.causes)))
+    verdict = classify_unhealthy_devices(holding(ONE, XID._replace(causes=stalled.causes + XID.causes)))
     assert verdict is not None
     assert verdict.code == "gpu.xid.79"
 
 
-def test_what_an_engine_last_said_before_it_went_down_is_no_reason() -> None:
-    assert judge_devices(holding(ONE, XID, engine_up=False)) is None
+def test_last_state_of_a_stopped_engine_is_ignored() -> None:
+    assert classify_unhealthy_devices(holding(ONE, XID, engine_up=False)) is None
     assert classify(RuntimeError("no"), holding(ONE, XID, engine_up=False)).error_class is U
-    told = HealthEngineEvidence(ref("gpu-0"), Health.UNHEALTHY, "gpu.lost")
-    assert classify_evidence([told], Context(ONE, engine_up=False)).error_class is F
+    evidence = HealthEngineEvidence(ref("gpu-0"), Health.UNHEALTHY, "gpu.lost")
+    assert classify_evidence([evidence], Context(ONE, engine_up=False)).error_class is F
 
 
-def test_a_device_of_two_requests_is_one_device_and_both_requests_fail() -> None:
+def test_device_of_two_requests_fails_both_requests() -> None:
     twice = replace(ONE, devices=(*ONE.devices, ONE.devices[0]._replace(request="admin", admin=True)))
     for verdict in (
         classify(raised(nvml(15), NOWHERE), Context(twice)),
@@ -222,13 +224,13 @@ def test_a_device_of_two_requests_is_one_device_and_both_requests_fail() -> None
         assert verdict.requests == ("admin", "r-gpu-0")
 
 
-def test_an_operator_who_calls_a_program_s_xid_unhealthy_is_followed() -> None:
-    verdict = judge_devices(holding(ONE, health_of("gpu-0", "gpu.xid.31")))
+def test_operator_may_make_a_program_xid_unhealthy() -> None:
+    verdict = classify_unhealthy_devices(holding(ONE, health_of("gpu-0", "gpu.xid.31")))
     assert verdict is not None
     assert verdict.error_class is F
 
 
-def test_an_engine_that_is_down_blocks_and_blames_nothing() -> None:
+def test_stopped_engine_blames_no_device() -> None:
     verdict = classify(RuntimeError("no"), Context(ONE, engine_up=False))
     assert (verdict.error_class, verdict.health) == (U, None)
     assert verdict.evidence == ("exception RuntimeError", "health engine is down")
@@ -240,7 +242,7 @@ def test_an_engine_that_is_down_blocks_and_blames_nothing() -> None:
 @pytest.mark.parametrize(
     "name", ["gpu-1", "node1/gpu-1", "gpu.example.com/node1/gpu-1", ref("gpu-1"), TWO.devices[1]]
 )
-def test_a_driver_that_finds_a_device_broken_is_believed_though_the_engine_holds_it_healthy(
+def test_driver_report_overrides_a_healthy_engine_state(
     name: object,
 ) -> None:
     error = FailedDevice(name, "no answer in 3 tries", code="fw.stuck")  # type: ignore[arg-type]
@@ -249,59 +251,59 @@ def test_a_driver_that_finds_a_device_broken_is_believed_though_the_engine_holds
     assert (verdict.health, verdict.requests, verdict.confidence) == (Health.UNHEALTHY, ("r-gpu-1",), 1.0)
 
 
-def test_two_broken_devices_keep_their_own_words() -> None:
+def test_two_broken_devices_keep_their_own_texts() -> None:
     verdict = classify(FailedDevice("gpu-1", "no answer", code="fw.stuck"), holding(TWO, XID))
     assert (verdict.code, verdict.devices) == ("fw.stuck", (ref("gpu-1"),))
-    assert verdict.detail == "gpu.example.com/node1/gpu-0 is Unhealthy, too: gpu.xid.79"
+    assert verdict.detail == "gpu.example.com/node1/gpu-0 is also Unhealthy: gpu.xid.79"
 
 
-def test_a_device_that_the_claim_has_not_is_not_guessed_at() -> None:
+def test_device_outside_the_claim_is_not_blamed() -> None:
     verdict = classify(FailedDevice("gpu-9", "broken"), Context(ONE))
     assert (verdict.error_class, verdict.health, verdict.taint) == (U, None, None)
-    assert "no device of the claim is called 'gpu-9'" in verdict.evidence
+    assert "the claim has no device 'gpu-9'" in verdict.evidence
 
 
-def test_a_device_of_the_driver_s_beside_the_claim_is_believed_and_another_driver_s_is_not() -> None:
+def test_device_ref_counts_for_this_driver_only() -> None:
     parent = ref("gpu-0")
     assert classify(FailedDevice(parent, "broken"), Context(claim_of("mig-1"))).devices == (parent,)
     assert classify(FailedDevice(parent, "broken"), Context(claim_of())).devices == (parent,)
     others = parent._replace(driver="net.example.com")
     verdict = classify(FailedDevice(others, "broken"), Context(ONE))
     assert (verdict.error_class, verdict.health) == (U, None)
-    assert "net.example.com/node1/gpu-0 is another driver's" in verdict.evidence
+    assert "net.example.com/node1/gpu-0 belongs to another driver" in verdict.evidence
 
 
-def test_a_name_that_two_pools_have_blames_neither() -> None:
+def test_device_name_in_two_pools_blames_neither() -> None:
     other = replace(ONE, devices=(*ONE.devices, ONE.devices[0]._replace(pool="node2")))
     assert classify(FailedDevice("gpu-0", "broken"), Context(other)).health is None
     assert classify(FailedDevice("node2/gpu-0", "broken"), Context(other)).devices[0].pool == "node2"
 
 
-def test_a_program_s_xid_is_no_failure_of_the_device_even_if_the_driver_says_so() -> None:
+def test_program_xid_is_never_a_device_failure() -> None:
     verdict = classify(FailedDevice("gpu-0", "XID 31", code="gpu.xid.31"), Context(ONE))
     assert (verdict.error_class, verdict.code, verdict.health, verdict.taint) == (T, "gpu.xid.31", None, None)
 
 
-def test_a_driver_s_code_that_is_none_is_replaced_and_told_of() -> None:
+def test_invalid_driver_code_is_replaced_and_noted() -> None:
     verdict = classify(BadConfig("no", code="Bad Code"), Context(ONE))
     assert verdict.code == "config.invalid"
-    assert "its code 'Bad Code' is no dotted code" in verdict.evidence
+    assert "code 'Bad Code' is not a dotted code" in verdict.evidence
 
 
-def test_a_driver_s_words_are_kept_numbers_and_all() -> None:
+def test_driver_texts_are_not_normalized() -> None:
     error = BadConfig("asked for 10s at 0xdeadbeef", detail="d", requests=["b", "a"], retry_after_s=7)
     verdict = classify(error, Context(TWO))
     assert (verdict.summary, verdict.detail) == ("asked for 10s at 0xdeadbeef", "d")
     assert (verdict.requests, verdict.retry_after_s) == (("a", "b"), 7)
 
 
-def test_what_was_judged_before_is_not_judged_again() -> None:
+def test_earlier_verdict_is_kept() -> None:
     first = classify(BadConfig("3 of 2"), Context(ONE))
-    error = PrepareError(first, text(first))
+    error = PrepareError(first, kubelet_text(first))
     assert classify(error, holding(ONE, XID)) is first
     assert classify(chained(RuntimeError("wrapped"), error), Context(ONE)) is first
     first = classify(TransientError("busy"), Context(ONE))
-    assert classify(PrepareError(first, text(first)), holding(ONE, XID)) is first
+    assert classify(PrepareError(first, kubelet_text(first)), holding(ONE, XID)) is first
 
 
 # --- what lasts needs proof --------------------------------------------------------------------------------
@@ -310,13 +312,13 @@ def test_what_was_judged_before_is_not_judged_again() -> None:
 @pytest.mark.parametrize(
     "error", [ValueError("a"), KeyError("a"), TypeError("a"), IndexError(), AttributeError("a")]
 )
-def test_an_error_of_the_language_is_a_bug_of_the_driver_and_nobody_else_s(error: Exception) -> None:
+def test_python_error_is_a_driver_bug(error: Exception) -> None:
     verdict = classify(error, Context(WITH_PARAMETERS))
     assert (verdict.error_class, verdict.scope, verdict.sticky_s) == (U, Scope.DRIVER, 0)
     assert verdict.code.startswith("driver.bug.")
 
 
-def test_a_wrong_value_is_the_user_s_only_while_parameters_are_read() -> None:
+def test_wrong_value_is_bad_config_only_in_parameters() -> None:
     error = ValueError("pages: 3, limit 2")
     assert classify(error, Context(ONE)).error_class is U
     assert classify(error, Context(ONE, operation=Operation.DEVICE)).error_class is U
@@ -326,7 +328,7 @@ def test_a_wrong_value_is_the_user_s_only_while_parameters_are_read() -> None:
     assert (verdict.error_class, verdict.summary) == (B, "parameters: pages: 3, limit 2")
 
 
-def test_a_refused_value_is_not_the_user_s_who_wrote_none() -> None:
+def test_rejected_value_is_no_bad_config_without_parameters() -> None:
     error = raised(unknown_value, NOWHERE)
     assert classify(error, Context(WITH_PARAMETERS)).error_class is B
     assert classify(error, Context(ONE)).error_class is U
@@ -334,7 +336,7 @@ def test_a_refused_value_is_not_the_user_s_who_wrote_none() -> None:
 
 
 @pytest.mark.parametrize("operation", [None, *Operation])
-def test_no_number_of_the_kernel_s_breaks_a_device_or_blames_the_user(operation: Operation | None) -> None:
+def test_errno_is_never_a_failed_device_or_bad_config(operation: Operation | None) -> None:
     lasting = set()
     for number in errno.errorcode:
         verdict = classify_evidence([Errno(number, operation)], Context(ONE))
@@ -345,58 +347,58 @@ def test_no_number_of_the_kernel_s_breaks_a_device_or_blames_the_user(operation:
     assert lasting == ({errno.EROFS, errno.EACCES, errno.EPERM} if writes else set())
 
 
-def test_a_cdi_file_that_cannot_be_written_is_no_unhealthy_device() -> None:
+def test_unwritable_cdi_file_does_not_make_a_device_unhealthy() -> None:
     for number in (errno.EROFS, errno.ENOSPC):
         verdict = classify(OSError(number, "no", "/etc/cdi/a.json"), holding(ONE, health_of("gpu-0")))
         assert (verdict.code, verdict.health, verdict.taint) == ("cdi.write", None, None)
 
 
-def test_a_lost_gpu_of_several_is_not_guessed_at_but_named_if_the_driver_says_which() -> None:
+def test_lost_gpu_of_several_is_blamed_only_if_named() -> None:
     error = raised(nvml(15), NOWHERE)
     verdict = classify(error, Context(TWO))
     assert (verdict.error_class, verdict.health) == (T, None)
-    assert "nothing says which of 2 devices it is" in verdict.evidence
+    assert "the evidence does not name which of 2 devices failed" in verdict.evidence
     with pytest.raises(type(error)), doing(Operation.DEVICE, "gpu-1"):
         raise error
     verdict = classify(error, Context(TWO))
     assert (verdict.error_class, verdict.devices) == (F, (ref("gpu-1"),))
 
 
-def test_a_lost_gpu_that_is_not_the_claim_s_breaks_none_of_the_claim_s() -> None:
+def test_lost_gpu_outside_the_claim_blames_no_device() -> None:
     for name, error_class in (("gpu-7", T), ("/dev/nvidia0", F), ("gpu-0", F)):
         error = raised(nvml(15), NOWHERE)
         with pytest.raises(type(error)), doing(Operation.DEVICE, name):
             raise error
         verdict = classify(error, Context(ONE))
         assert (verdict.error_class, verdict.devices) == (error_class, (ref("gpu-0"),))
-        assert ("'gpu-7' is no device of the claim" in verdict.evidence) == (name == "gpu-7")
+        assert ("'gpu-7' is not a device of the claim" in verdict.evidence) == (name == "gpu-7")
 
 
 @given(st.text(max_size=400))
-def test_no_text_of_an_unknown_exception_shows_what_lasts(said: str) -> None:
-    assert classify(RuntimeError(said), Context(WITH_PARAMETERS)).error_class in {U, T}
-    assert classify_evidence([Text(said)], Context(WITH_PARAMETERS)).error_class in {U, T}
+def test_text_of_an_unknown_exception_is_never_lasting(text: str) -> None:
+    assert classify(RuntimeError(text), Context(WITH_PARAMETERS)).error_class in {U, T}
+    assert classify_evidence([Text(text)], Context(WITH_PARAMETERS)).error_class in {U, T}
 
 
 @pytest.mark.parametrize(
     "case", [case for case in CASES if case.error_class not in LASTING], ids=lambda case: case.code
 )
-def test_what_passes_or_is_unknown_follows_nothing_for_the_device(case, tmp_path: Path) -> None:
+def test_transient_or_unknown_failure_leaves_the_device_health(case, tmp_path: Path) -> None:
     verdict = classify(raised(case.act, tmp_path), Context(case.claim))
     assert verdict.health is not Health.UNHEALTHY
     assert verdict.sticky_s == 0
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.code} {case.error_class}")
-def test_repetition_changes_nothing(case, tmp_path: Path) -> None:
+def test_repetition_does_not_change_the_class(case, tmp_path: Path) -> None:
     context = Context(case.claim)
     first = classify(raised(case.act, tmp_path), context)
     again = classify(raised(case.act, tmp_path), context)
-    assert (first, text(first)) == (again, text(again))
+    assert (first, kubelet_text(first)) == (again, kubelet_text(again))
 
 
-def test_a_demoted_device_is_demoted_by_the_engine_alone() -> None:
-    """The same exception, before and after the device recovered."""
+def test_only_the_engine_makes_a_device_unhealthy_in_place() -> None:
+    """Classify the same exception before and after the device recovered."""
     error = RuntimeError("no")
     assert classify(error, holding(ONE, XID)).error_class is F
     assert classify(error, holding(ONE, health_of("gpu-0"))).error_class is U
@@ -423,19 +425,19 @@ def test_a_demoted_device_is_demoted_by_the_engine_alone() -> None:
         ),
     ],
 )
-def test_of_one_failure_the_weightiest_evidence_decides(error: BaseException, code: str) -> None:
+def test_strongest_evidence_of_a_failure_decides(error: BaseException, code: str) -> None:
     assert classify(error, Context(ONE)).code == code
 
 
-def test_a_missing_cache_is_not_why_the_driver_failed_afterwards() -> None:
+def test_handled_exception_is_not_the_cause() -> None:
     error = RuntimeError("no luck")
     error.__context__ = FileNotFoundError(errno.ENOENT, "no")
     verdict = classify(error, Context(ONE))
     assert (verdict.code, verdict.error_class) == ("driver.exception.runtime_error", U)
-    assert verdict.evidence == ("exception RuntimeError", "errno ENOENT before")
+    assert verdict.evidence == ("exception RuntimeError", "errno ENOENT, handled before")
 
 
-def test_what_was_handled_shows_nothing_that_lasts() -> None:
+def test_handled_exception_is_never_lasting() -> None:
     error = RuntimeError("no luck")
     error.__context__ = BadConfig("x")
     assert classify(error, Context(ONE)).error_class is U
@@ -459,7 +461,7 @@ ORDER = [
 
 
 @pytest.mark.parametrize("start", range(len(ORDER)))
-def test_of_several_failures_the_worst_is_told(start: int) -> None:
+def test_worst_of_several_failures_is_reported(start: int) -> None:
     worst = classify(ORDER[start], Context(ONE))
     group = ExceptionGroup("", ORDER[start:])
     assert classify(group, Context(ONE)).code == worst.code
@@ -467,46 +469,46 @@ def test_of_several_failures_the_worst_is_told(start: int) -> None:
 
 
 @given(st.permutations([*ORDER, OSError(errno.EIO, "a"), TimeoutError(), RuntimeError("b")]))
-def test_the_order_in_which_children_failed_changes_no_byte(errors: list[Exception]) -> None:
+def test_order_of_child_failures_does_not_change_the_text(errors: list[Exception]) -> None:
     expected = classify(ExceptionGroup("", sorted(errors, key=repr)), Context(TWO))
     verdict = classify(ExceptionGroup("", errors), Context(TWO))
-    assert (verdict, text(verdict)) == (expected, text(expected))
+    assert (verdict, kubelet_text(verdict)) == (expected, kubelet_text(expected))
 
 
-def test_two_children_that_found_the_same_of_two_devices_name_both() -> None:
+def test_same_fault_of_two_devices_names_both() -> None:
     errors = [FailedDevice(name, "broken", code="fw.stuck") for name in ("gpu-1", "gpu-0")]
     verdict = classify(ExceptionGroup("", errors), Context(TWO))
     assert verdict.devices == (ref("gpu-0"), ref("gpu-1"))
     assert verdict.requests == ("r-gpu-0", "r-gpu-1")
 
 
-def test_two_children_that_found_something_else_of_each_device_name_both() -> None:
+def test_different_faults_of_two_devices_name_both() -> None:
     errors = [FailedDevice("gpu-1", "no", code="fw.a"), FailedDevice("gpu-0", "no", code="fw.b")]
     verdict = classify(ExceptionGroup("", errors), Context(TWO))
     assert (verdict.code, verdict.devices) == ("fw.a", (ref("gpu-1"),))
-    assert verdict.detail == f"{ref('gpu-0')} is broken, too: fw.b"
+    assert verdict.detail == f"{ref('gpu-0')} is also broken: fw.b"
     more = [FailedDevice("gpu-0", "no", code="fw.c"), *errors]
     assert classify(ExceptionGroup("", more), Context(TWO)).detail == verdict.detail
     verdict = classify(ExceptionGroup("", [errors[0], RuntimeError("no")]), holding(TWO, XID))
-    assert (verdict.code, verdict.detail) == ("fw.a", f"{ref('gpu-0')} is Unhealthy, too: gpu.xid.79")
+    assert (verdict.code, verdict.detail) == ("fw.a", f"{ref('gpu-0')} is also Unhealthy: gpu.xid.79")
 
 
-def test_of_two_failures_of_a_class_the_one_that_is_better_shown_is_told() -> None:
+def test_stronger_failure_of_a_class_is_reported() -> None:
     errors = [raised(while_(Operation.CONFIG, bad_json), NOWHERE), BadConfig("3 of 2", code="fpga.banks")]
     assert classify(BaseExceptionGroup("", errors), Context(ONE)).code == "fpga.banks"
 
 
-def test_how_far_a_lasting_failure_reaches_is_the_driver_s_to_say() -> None:
+def test_driver_sets_the_scope_of_a_permanent_failure() -> None:
     assert classify(PermanentError("no"), Context(ONE)).scope is Scope.NODE
     assert classify(PermanentError("no", scope=Scope.DRIVER), Context(ONE)).scope is Scope.DRIVER
 
 
-def test_two_children_of_which_one_names_no_request_fail_all_that_they_can() -> None:
+def test_failure_without_requests_fails_all_requests() -> None:
     errors = [FailedDevice("gpu-0", "no", requests=["r-gpu-0"]), FailedDevice("gpu-1", "no")]
     assert classify(ExceptionGroup("", errors), Context(TWO)).requests == ("r-gpu-0", "r-gpu-1")
 
 
-async def test_a_nursery_s_failures_are_judged_one_by_one() -> None:
+async def test_members_of_a_group_are_classified_one_by_one() -> None:
     async def fail(error: Exception) -> None:
         raise error
 
@@ -520,7 +522,7 @@ async def test_a_nursery_s_failures_are_judged_one_by_one() -> None:
     assert classify(caught.value, Context(ONE)).summary == "3 of 2"
 
 
-def test_evidence_may_be_given_without_an_exception() -> None:
+def test_evidence_can_be_given_without_an_exception() -> None:
     engine = HealthEngineEvidence(ref("gpu-0"), Health.UNHEALTHY, "gpu.lost", "no answer")
     assert classify_evidence([NvmlCode(19), engine], Context(ONE)).code == "gpu.lost"
     assert classify_evidence([engine], Context(ONE)).code == "gpu.lost"
@@ -531,54 +533,54 @@ def test_evidence_may_be_given_without_an_exception() -> None:
     assert classify_evidence([], Context(ONE)).error_class is U
 
 
-def test_the_reason_of_the_api_server_says_more_than_its_number() -> None:
+def test_api_server_reason_overrides_the_status_number() -> None:
     answer = HttpStatus(403, "Timeout", kubernetes=True)
     assert classify_evidence([answer], Context(ONE)).code == "api.timeout"
 
 
-def test_an_error_of_nvml_whose_code_is_no_number_is_none_of_nvml_s() -> None:
+def test_nvml_error_without_a_number_is_an_unknown_exception() -> None:
     class NVMLError(Exception):
         value = "lost"
 
     assert classify(NVMLError(), Context(ONE)).code == "driver.exception.nvml_error"
 
 
-def test_what_was_handled_before_comes_to_an_end() -> None:
+def test_chain_of_handled_exceptions_is_bounded() -> None:
     error, other = RuntimeError("a"), RuntimeError("b")
     error.__context__, other.__context__ = other, error
     assert classify(error, Context(ONE)).evidence == (
         "exception RuntimeError",
-        "exception RuntimeError before",
+        "exception RuntimeError, handled before",
     )
     first = error
     for _ in range(1000):
         error.__context__ = error = RuntimeError("c")
-    assert len(failures(first)[0]) <= CHAIN_MAX + 1
+    assert len(evidence_chains(first)[0]) <= CHAIN_MAX + 1
 
 
 # --- what a verdict holds ----------------------------------------------------------------------------------
 
 
-def test_a_verdict_names_claim_requests_and_devices() -> None:
+def test_verdict_names_claim_requests_and_devices() -> None:
     verdict = classify(BadConfig("3 of 2"), Context(claim_of("b", "a")))
     assert verdict.claim == ONE.ref
     assert verdict.devices == (ref("a"), ref("b"))  # those that were to be prepared
     assert verdict.requests == ("r-a", "r-b")
 
 
-def test_a_claim_without_devices_is_judged_too() -> None:
+def test_claim_without_devices_is_classified() -> None:
     verdict = classify(raised(nvml(15), NOWHERE), Context(claim_of()))
     assert (verdict.error_class, verdict.devices, verdict.requests) == (T, (), ())
 
 
-def test_a_failure_that_says_nothing_says_what_its_code_means() -> None:
-    assert classify(TransientError(""), Context(ONE)).summary == "the driver says that it passes"
+def test_failure_without_text_has_the_summary_of_its_row() -> None:
+    assert classify(TransientError(""), Context(ONE)).summary == "the driver reported a temporary failure"
 
 
 @given(
     st.text(max_size=3000), st.text(max_size=3000), st.sampled_from([TransientError, BadConfig, RuntimeError])
 )
-def test_a_summary_is_one_short_line(summary: str, detail: str, kind: type[Exception]) -> None:
+def test_summary_is_one_short_line(summary: str, detail: str, kind: type[Exception]) -> None:
     error = kind(summary) if kind is RuntimeError else kind(summary, detail=detail)  # type: ignore[call-arg]
     verdict = classify(error, Context(ONE))
     assert 0 < len(verdict.summary) <= SUMMARY_CHARS
@@ -587,9 +589,9 @@ def test_a_summary_is_one_short_line(summary: str, detail: str, kind: type[Excep
     assert len(verdict.evidence) <= EVIDENCE_MAX
 
 
-def test_what_an_unknown_exception_says_is_the_same_each_time() -> None:
+def test_text_of_an_unknown_exception_is_stable() -> None:
     class Bank:
-        """Told with its address."""
+        """Object whose text has its address."""
 
     def fail() -> PrepareVerdict:
         number = random.randrange(10**6, 10**7)
@@ -598,7 +600,7 @@ def test_what_an_unknown_exception_says_is_the_same_each_time() -> None:
 
     first, second = fail(), fail()
     assert first == second
-    assert text(first) == text(second)
+    assert kubelet_text(first) == kubelet_text(second)
 
 
 EACH = """
@@ -607,30 +609,30 @@ from pathlib import Path
 sys.path.insert(0, sys.argv[1])
 from prepare_cases import CASES, SLOW, TWO, Context, health_of, holding, raised
 from agent.prepare.classify import classify
-from agent.prepare.message import texts
+from agent.prepare.message import kubelet_texts
 errors = [raised(case.act, Path("/nonexistent")) for case in CASES if case.act not in SLOW]
 for context in (Context(TWO), holding(TWO, health_of("gpu-1", "gpu.lost"), health_of("gpu-0", "fw.stuck"))):
     verdicts = [classify(error, context) for error in (*errors, BaseExceptionGroup("", errors))]
-    print(*texts(verdicts), *(verdict.evidence for verdict in verdicts), sep="\\n")
+    print(*kubelet_texts(verdicts), *(verdict.evidence for verdict in verdicts), sep="\\n")
 """
 
 
-def test_no_byte_depends_on_how_a_process_orders_its_sets() -> None:
-    said = {
+def test_text_does_not_depend_on_hash_order() -> None:
+    outputs = {
         subprocess.run(
             [sys.executable, "-c", EACH, Path(__file__).parent],
             capture_output=True, text=True, check=True, env=os.environ | {"PYTHONHASHSEED": seed},
         ).stdout
         for seed in ("0", "1", "4711")
     }  # fmt: skip
-    assert len(said) == 1
-    assert "class=failed-device code=fw.stuck" in said.pop()
+    assert len(outputs) == 1
+    assert "class=failed-device code=fw.stuck" in outputs.pop()
 
 
-def test_what_somebody_wrote_in_the_place_of_the_c_library_is_the_same_each_time() -> None:
+def test_foreign_strerror_text_is_normalized() -> None:
     error = OSError(errno.EBUSY, "held by pid 4711", "/dev/nvidia0")
-    said = "EBUSY (held by pid <number>) while using the device: /dev/nvidia0"
-    assert classify(error, Context(ONE)).summary == said
+    summary = "EBUSY (held by pid <number>) while using the device: /dev/nvidia0"
+    assert classify(error, Context(ONE)).summary == summary
     error = OSError(errno.ENOSPC, "full", "/etc/cdi/tmpk3j2h1x8")
     assert classify(error, Context(ONE)).summary == "ENOSPC (full) while writing a CDI file: /etc/cdi/<name>"
     answer = HttpStatus(503, "down since 10:04:04")
@@ -638,7 +640,7 @@ def test_what_somebody_wrote_in_the_place_of_the_c_library_is_the_same_each_time
 
 
 @given(st.lists(st.sampled_from([*CASES]), min_size=1, max_size=4))
-def test_whatever_fails_at_once_one_of_it_is_told(cases: list[Case]) -> None:
+def test_any_group_of_failures_reports_one_of_them(cases: list[Case]) -> None:
     errors = [raised(case.act, NOWHERE) for case in cases if case.act not in SLOW]
     codes = {classify(error, Context(TWO)).code for error in errors}
     assert not errors or classify(BaseExceptionGroup("", errors), Context(TWO)).code in codes
@@ -652,7 +654,7 @@ from pathlib import Path
 from agent.model.claim import Claim
 from agent.model.prepare import Operation
 from agent.prepare.classify import Context, classify
-from agent.prepare.doing import doing
+from agent.prepare.errors import doing
 try:
     with doing(Operation.CDI):
         Path(sys.argv[1], "gpu.json").write_bytes(b"x" * 1_000_000)
@@ -663,10 +665,10 @@ except OSError as error:
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "output"),
     [("size=64k", "cdi.write transient ENOSPC"), ("ro", "cdi.write permanent EROFS")],
 )
-def test_a_real_filesystem_that_is_full_or_read_only(tmp_path: Path, options: str, said: str) -> None:
+def test_full_or_read_only_filesystem_is_classified(tmp_path: Path, options: str, output: str) -> None:
     mount = f'mount -t tmpfs -o {options} none "$0" && exec "$1" -c "$2" "$0"'
     done = subprocess.run(
         ["unshare", "-m", "sh", "-c", mount, tmp_path, sys.executable, WRITE],
@@ -674,20 +676,20 @@ def test_a_real_filesystem_that_is_full_or_read_only(tmp_path: Path, options: st
     )  # fmt: skip
     if "unshare" in done.stderr or "mount:" in done.stderr:
         pytest.skip(f"no private mounts here: {done.stderr.strip()}")
-    assert (done.stdout.strip(), done.stderr) == (said, "")
+    assert (done.stdout.strip(), done.stderr) == (output, "")
 
 
 # --- what shows nothing leaves the word to the operator ----------------------------------------------------
 
 
 @pytest.mark.parametrize("nvml", [999, 17])
-def test_a_code_of_nvml_that_shows_nothing_is_no_fact(nvml: int) -> None:
+def test_unknown_nvml_code_is_no_fact(nvml: int) -> None:
     patterns = read_patterns([{"match": "fan", "code": "gpu.fan", "class": "failed-device"}])
     verdict = classify_evidence([NvmlCode(nvml), Text("the fan is stuck")], Context(ONE, patterns=patterns))
     assert (verdict.code, verdict.error_class) == ("gpu.fan", ErrorClass.FAILED_DEVICE)
 
 
-def test_an_answer_of_http_that_shows_nothing_leaves_the_word_to_a_pattern() -> None:
+def test_unclassified_http_status_leaves_the_decision_to_a_pattern() -> None:
     patterns = read_patterns([{"match": "no quota", "code": "fpga.quota", "class": "bad-config"}])
     verdict = classify_evidence([HttpStatus(418, message="no quota left")], Context(ONE, patterns=patterns))
     assert (verdict.code, verdict.error_class) == ("fpga.quota", ErrorClass.BAD_CONFIG)

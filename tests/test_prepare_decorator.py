@@ -7,26 +7,26 @@ from dataclasses import dataclass
 
 import pytest
 import trio
-from prepare_paper import PaperEngine, claim
+from prepare_samples import FakeEngine, claim
 
 from agent.driver.prepare_tracker import PrepareTracker
 from agent.model.claim import Claim, ClaimRef
 from agent.model.prepare import ErrorClass
-from agent.prepare.decorator import classified
 from agent.prepare.errors import BadConfig, PrepareError
 from agent.prepare.patterns import Pattern
+from agent.prepare.runners import classified
 
 A = claim("a")
-DESK = PrepareTracker("gpu.example.com", None, PaperEngine())
+TRACKER = PrepareTracker("gpu.example.com", None, FakeEngine())
 
 
 @pytest.fixture
-def desk() -> PrepareTracker:
-    return PrepareTracker("gpu.example.com", None, PaperEngine())
+def tracker() -> PrepareTracker:
+    return PrepareTracker("gpu.example.com", None, FakeEngine())
 
 
-def test_a_function_stays_what_it_is():
-    @classified(DESK)
+def test_decorated_function_keeps_its_metadata():
+    @classified(TRACKER)
     def prepare(claim: Claim, *, dry: bool = False) -> list[str]:
         """Prepares."""
         return [claim.name, str(dry)]
@@ -39,8 +39,8 @@ def test_a_function_stays_what_it_is():
     )
 
 
-def test_an_async_function_stays_one():
-    @classified(DESK)
+def test_decorated_async_function_stays_async():
+    @classified(TRACKER)
     async def prepare(claim: Claim) -> str:
         return claim.name
 
@@ -56,13 +56,13 @@ class Monitor:
     tracker: PrepareTracker
 
 
-def test_a_method_prepares_and_a_monitor_has_the_desk(desk):
+def test_method_can_be_decorated_with_a_monitor(tracker):
     class Driver:
-        @classified(Monitor(desk))
+        @classified(Monitor(tracker))
         def prepare(self, claim: Claim) -> str:
             raise BadConfig("no")
 
-        @classified(Monitor(desk))
+        @classified(Monitor(tracker))
         async def prepare_async(self, claim: Claim) -> str:
             raise BadConfig("no")
 
@@ -70,7 +70,7 @@ def test_a_method_prepares_and_a_monitor_has_the_desk(desk):
         Driver().prepare(A)
     with pytest.raises(PrepareError):
         asyncio.run(Driver().prepare_async(claim=claim("b")))
-    assert {outcome.claim for outcome in desk.outcomes()} == {A.ref, claim("b").ref}
+    assert {outcome.claim for outcome in tracker.outcomes()} == {A.ref, claim("b").ref}
 
 
 @dataclass
@@ -80,18 +80,18 @@ class Request:
     uid: str
 
 
-def test_the_claim_can_be_made_of_what_the_handler_is_given(desk):
-    @classified(desk, claim=lambda request, **_: Claim(request.namespace, request.name, request.uid))
+def test_claim_function_gets_the_handler_arguments(tracker):
+    @classified(tracker, claim=lambda request, **_: Claim(request.namespace, request.name, request.uid))
     def prepare(request: Request, *, reason: str) -> None:
         raise BadConfig(reason)
 
     with pytest.raises(PrepareError, match="why not"):
         prepare(Request("team", "x", "u1"), reason="why not")
-    assert desk.outcomes()[0].claim == ClaimRef("team", "x", "u1")
+    assert tracker.outcomes()[0].claim == ClaimRef("team", "x", "u1")
 
 
 @pytest.mark.parametrize(
-    ("given", "words"),
+    ("given", "error_text"),
     [
         (
             Request("team", "x", "u1"),
@@ -101,20 +101,20 @@ def test_the_claim_can_be_made_of_what_the_handler_is_given(desk):
         ("x", "was given no claim, not an agent.Claim"),
     ],
 )
-def test_what_is_no_claim_is_a_mistake_that_is_named(given, words):
-    @classified(DESK)
+def test_handler_without_a_claim_argument_raises_type_error(given, error_text):
+    @classified(TRACKER)
     def prepare(request: object) -> None:
         pytest.fail("called without a claim")
 
-    with pytest.raises(TypeError, match=re.escape(words)) as caught:
+    with pytest.raises(TypeError, match=re.escape(error_text)) as caught:
         prepare(given)
     assert "prepare()" in str(caught.value)
 
 
-def test_patterns_of_a_handler_are_looked_at(desk):
+def test_handler_patterns_are_used(tracker):
     locked = Pattern(re.compile("bank .* is locked"), "fpga.bank_locked", ErrorClass.PERMANENT)
 
-    @classified(desk, patterns=[locked])
+    @classified(tracker, patterns=[locked])
     def prepare(claim: Claim) -> None:
         raise RuntimeError("bank 3 is locked")
 
@@ -122,28 +122,28 @@ def test_patterns_of_a_handler_are_looked_at(desk):
         prepare(A)
 
 
-def test_a_plain_handler_whose_result_must_be_awaited_is_no_success(desk):
+def test_plain_handler_with_awaitable_result_fails(tracker):
     async def prepare(claim: Claim) -> None:
-        pytest.fail("nobody awaits it")
+        pytest.fail("awaited")
 
-    @classified(desk)
+    @classified(tracker)
     def plain(claim: Claim) -> object:
         return prepare(claim)
 
-    with pytest.raises(PrepareError, match="an async one must be an async def"):
+    with pytest.raises(PrepareError, match="make it an async def"):
         plain(A)
-    assert desk.outcomes()[0].verdict.error_class is ErrorClass.UNKNOWN
+    assert tracker.outcomes()[0].verdict.error_class is ErrorClass.UNKNOWN
 
 
-def test_a_handler_that_is_decorated_twice_is_judged_once(desk):
-    other = PrepareTracker("gpu.example.com", None, PaperEngine())
+def test_twice_decorated_handler_is_classified_once(tracker):
+    other = PrepareTracker("gpu.example.com", None, FakeEngine())
 
     @classified(other)
-    @classified(desk)
+    @classified(tracker)
     def prepare(claim: Claim) -> None:
         raise BadConfig("no")
 
     with pytest.raises(PrepareError):
         prepare(A)
-    assert len(desk.outcomes()) == 1
+    assert len(tracker.outcomes()) == 1
     assert other.outcomes() == ()

@@ -10,7 +10,7 @@ from prepare_cases import ONE, TWO
 
 from agent.model.prepare import ErrorClass
 from agent.prepare.classify import Context, classify
-from agent.prepare.normalize import MASKS, SUMMARY_CHARS, TEXT_CHARS, clean, mask, shorten
+from agent.prepare.normalize import MASKS, SUMMARY_CHARS, TEXT_CHARS, normalize, sanitize, shorten
 from agent.prepare.patterns import (
     CHOICES_MAX,
     OPEN_REPEATS_MAX,
@@ -62,13 +62,13 @@ MASKED = [
 
 
 @pytest.mark.parametrize(("text", "masked"), MASKED)
-def test_what_differs_each_time_is_masked(text: str, masked: str) -> None:
-    assert mask(text) == masked
+def test_variable_text_is_masked(text: str, masked: str) -> None:
+    assert normalize(text) == masked
 
 
-def test_every_mask_has_a_text() -> None:
-    assert {one.match for one in MASKS} == {
-        one.match for one in MASKS for text, _ in MASKED if one.match.search(text)
+def test_every_mask_has_a_sample() -> None:
+    assert {one.pattern for one in MASKS} == {
+        one.pattern for one in MASKS for text, _ in MASKED if one.pattern.search(text)
     }
 
 
@@ -87,32 +87,32 @@ def test_every_mask_has_a_text() -> None:
         "line 1 column 14 (char 13)",
     ],
 )
-def test_facts_are_not_masked(text: str) -> None:
-    assert mask(text) == text
+def test_stable_facts_are_not_masked(text: str) -> None:
+    assert normalize(text) == text
 
 
 @given(ANY)
-def test_a_masked_text_is_one_printable_line_and_stays_as_it_is(text: str) -> None:
-    done = mask(text)
+def test_normalized_text_is_one_printable_line_and_idempotent(text: str) -> None:
+    done = normalize(text)
     assert done.isprintable()
     assert done == done.strip()
     done.encode()
 
 
 @given(ANY)
-def test_cleaning_twice_is_cleaning_once(text: str) -> None:
-    assert clean(clean(text)) == clean(text)
+def test_sanitize_is_idempotent(text: str) -> None:
+    assert sanitize(sanitize(text)) == sanitize(text)
 
 
-def test_control_characters_and_half_letters_are_gone() -> None:
-    assert clean("a\r\n\tb\x00c\x1b[31m\u2028d\udc80\u202e") == "a b c [31m d?"
+def test_control_characters_and_surrogates_are_removed() -> None:
+    assert sanitize("a\r\n\tb\x00c\x1b[31m\u2028d\udc80\u202e") == "a b c [31m d?"
 
 
-def test_a_text_as_long_as_a_file_costs_no_more_than_its_beginning() -> None:
-    assert len(mask("a b " * 10_000_000)) <= TEXT_CHARS
+def test_only_the_beginning_of_a_long_text_is_read() -> None:
+    assert len(normalize("a b " * 10_000_000)) <= TEXT_CHARS
 
 
-def test_what_is_short_is_not_shortened() -> None:
+def test_short_text_is_not_shortened() -> None:
     assert shorten("x" * SUMMARY_CHARS) == "x" * SUMMARY_CHARS
     assert shorten("x" * (SUMMARY_CHARS + 1)) == "x" * (SUMMARY_CHARS - 3) + "..."
 
@@ -136,20 +136,20 @@ def test_what_is_short_is_not_shortened() -> None:
         ("context canceled", "text.cancelled"),
     ],
 )
-def test_a_text_that_nothing_else_explains_is_read(text: str, code: str) -> None:
+def test_text_is_matched_if_nothing_else_is_known(text: str, code: str) -> None:
     verdict = classify(RuntimeError(text), Context(ONE))
     assert (verdict.code, verdict.error_class) == (code, ErrorClass.TRANSIENT)
     assert verdict.confidence < 0.5
 
 
-def test_our_patterns_name_no_class_that_lasts() -> None:
+def test_built_in_patterns_are_all_transient() -> None:
     assert {pattern.error_class for pattern in PATTERNS} == {ErrorClass.TRANSIENT}
 
 
-def test_every_pattern_of_ours_would_be_taken_from_a_configuration() -> None:
+def test_every_built_in_pattern_is_valid_configuration() -> None:
     for pattern in PATTERNS:
         assert len(pattern.match.pattern) <= PATTERN_CHARS
-        assert not pattern.takes("")
+        assert not pattern.matches("")
 
 
 # --- patterns of the configuration -------------------------------------------------------------------------
@@ -157,7 +157,7 @@ def test_every_pattern_of_ours_would_be_taken_from_a_configuration() -> None:
 LOCKED = {"match": r"bank \d+ is locked", "code": "fpga.bank_locked", "class": "transient"}
 
 
-def test_a_pattern_of_the_operator_s_is_read() -> None:
+def test_configured_pattern_is_parsed() -> None:
     (pattern,) = read_patterns([{**LOCKED, "summary": "a bank is locked"}])
     assert pattern == Pattern(
         re.compile(LOCKED["match"]), "fpga.bank_locked", ErrorClass.TRANSIENT, "a bank is locked", 0.5
@@ -165,20 +165,20 @@ def test_a_pattern_of_the_operator_s_is_read() -> None:
 
 
 @pytest.mark.parametrize("error_class", ErrorClass)
-def test_the_operator_vouches_for_any_class(error_class: ErrorClass) -> None:
+def test_configured_pattern_may_name_any_class(error_class: ErrorClass) -> None:
     patterns = read_patterns([{**LOCKED, "class": str(error_class)}])
     verdict = classify(RuntimeError("bank 3 is locked"), Context(ONE, patterns=patterns))
     assert (verdict.error_class, verdict.code, verdict.confidence) == (error_class, "fpga.bank_locked", 0.5)
     assert verdict.devices == (ONE.devices[0].ref,)
 
 
-def test_a_pattern_blames_no_device_that_nobody_named() -> None:
+def test_pattern_blames_only_a_single_device() -> None:
     patterns = read_patterns([{**LOCKED, "class": "failed-device"}])
     verdict = classify(RuntimeError("bank 3 is locked"), Context(TWO, patterns=patterns))
     assert (verdict.error_class, verdict.health) == (ErrorClass.TRANSIENT, None)
 
 
-def test_the_operator_s_come_before_ours() -> None:
+def test_configured_patterns_come_before_built_in_ones() -> None:
     patterns = read_patterns([{"match": "deadline", "code": "fpga.slow", "class": "unknown"}])
     assert classify(RuntimeError("deadline exceeded"), Context(ONE, patterns=patterns)).code == "fpga.slow"
 
@@ -186,26 +186,26 @@ def test_the_operator_s_come_before_ours() -> None:
 @pytest.mark.parametrize(
     ("value", "error"),
     [
-        ("text", "'text' is no list of patterns; begin each with [[prepare.patterns]]"),
+        ("text", "'text' is not a list of patterns; begin each with [[prepare.patterns]]"),
         ({"match": "a"},
-         "{'match': 'a'} is no list of patterns; begin each with [[prepare.patterns]]"),
-        (["a"], "pattern 1: 'a' is no table of match, code, class, summary"),
+         "{'match': 'a'} is not a list of patterns; begin each with [[prepare.patterns]]"),
+        (["a"], "pattern 1: 'a' is not a table of match, code, class, summary"),
         ([LOCKED, {**LOCKED, "clas": "x"}], "pattern 2: unknown key 'clas'; did you mean 'class'?"),
         ([{"match": "a", "code": "b"}], "pattern 1: class is missing"),
-        ([{**LOCKED, "match": 3}], "pattern 1: match: 3 is no text; put it in quotes"),
+        ([{**LOCKED, "match": 3}], "pattern 1: match: 3 is not a string; put it in quotes"),
         ([{**LOCKED, "code": " "}], "pattern 1: code is empty"),
-        ([{**LOCKED, "code": "Bank Locked"}], "pattern 1: code 'Bank Locked' is no dotted code, such as "
+        ([{**LOCKED, "code": "Bank Locked"}], "pattern 1: code 'Bank Locked' is not a dotted code, such as "
          "fpga.bank_locked"),
-        ([{**LOCKED, "class": "transent"}], "pattern 1: class 'transent' is none of unknown, transient, "
+        ([{**LOCKED, "class": "transent"}], "pattern 1: class 'transent' is not one of unknown, transient, "
          "bad-config, failed-device, permanent; did you mean 'transient'?"),
         ([{**LOCKED, "match": "(a"}],
          "pattern 1: match '(a': missing ), unterminated subpattern at position 0"),
-        ([{**LOCKED, "match": "a*"}], "pattern 1: match 'a*' takes every text"),
+        ([{**LOCKED, "match": "a*"}], "pattern 1: match 'a*' matches every text"),
         ([{**LOCKED, "match": "x" * 257}], "pattern 1: match is 257 characters, limit 256"),
         ([LOCKED] * 65, "65 patterns, limit 64"),
     ],
 )  # fmt: skip
-def test_a_pattern_that_is_wrong_is_refused_by_its_number(value: object, error: str) -> None:
+def test_invalid_pattern_is_rejected_with_its_number(value: object, error: str) -> None:
     with pytest.raises((ValueError, TypeError), match=f"^{re.escape(error)}$"):
         read_patterns(value)
     assert PATTERNS_MAX == 64
@@ -223,7 +223,7 @@ def test_a_pattern_that_is_wrong_is_refused_by_its_number(value: object, error: 
         (r"(a|b)(a|c)(a|d)(a|e)(a|f)", "has 5 choices within groups, limit 4"),
     ],
 )
-def test_a_pattern_whose_search_explodes_is_refused(match: str, reason: str) -> None:
+def test_pattern_with_exponential_search_is_rejected(match: str, reason: str) -> None:
     with pytest.raises(ValueError, match=re.escape(reason)):
         read_patterns([{**LOCKED, "match": match}])
 
@@ -239,21 +239,21 @@ def test_a_pattern_whose_search_explodes_is_refused(match: str, reason: str) -> 
         r"(abc)+",
     ],
 )
-def test_a_pattern_whose_search_ends_is_taken(match: str) -> None:
+def test_pattern_with_bounded_search_is_accepted(match: str) -> None:
     assert read_patterns([{**LOCKED, "match": match}])[0].match.pattern == match
     assert (OPEN_REPEATS_MAX, CHOICES_MAX) == (2, 4)
 
 
-def test_the_worst_pattern_that_is_taken_ends() -> None:
-    """On a text made for it. Unlimited, the search would outlast the test run."""
+def test_worst_accepted_pattern_ends_in_time() -> None:
+    """The text is made for the pattern: without limits the search would outlast the test run."""
     (pattern,) = read_patterns([{**LOCKED, "match": "a*a*b"}])
-    assert not pattern.takes("a" * 1_000_000)
+    assert not pattern.matches("a" * 1_000_000)
 
 
 def test_only_the_beginning_of_a_text_is_searched() -> None:
     (pattern,) = read_patterns([LOCKED])
-    assert pattern.takes(" " * (SEARCH_CHARS - 20) + "bank 3 is locked")
-    assert not pattern.takes(" " * SEARCH_CHARS + "bank 3 is locked")
+    assert pattern.matches(" " * (SEARCH_CHARS - 20) + "bank 3 is locked")
+    assert not pattern.matches(" " * SEARCH_CHARS + "bank 3 is locked")
 
 
 ENTRIES = st.recursive(
@@ -265,6 +265,6 @@ ENTRIES = st.recursive(
 
 
 @given(ENTRIES)
-def test_whatever_a_configuration_holds_is_taken_or_refused(value: object) -> None:
+def test_any_configuration_value_is_accepted_or_rejected(value: object) -> None:
     with suppress(ValueError, TypeError):
         assert len(read_patterns(value)) == len(value)  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""The file of prepares: what is remembered comes back, two instances share it, and no disk breaks it."""
+"""State file of prepares: round trip, two instances, and disks that refuse writes."""
 
 import errno
 import json
@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from prepare_paper import DRIVER, NOW, claim, ref, verdict
+from prepare_samples import DRIVER, NOW, claim, ref, verdict
 from small_disk import run_on_small_disk
 
 from agent.model.claim import ClaimRef, DeviceRef
@@ -34,7 +34,7 @@ FULL, _ = books.failed(
 
 
 def one(name: str, at: float = NOW) -> PrepareLedger:
-    """A book of one claim that was prepared."""
+    """Return a ledger with one prepared claim."""
     return books.succeeded(PrepareLedger(), claim(name), "healthy", at, "1")
 
 
@@ -73,9 +73,9 @@ verdicts = st.builds(
 @st.composite
 def kept_claims(draw) -> LedgerEntry:
     which = draw(claims)
-    said = draw(st.none() | verdicts)
-    said = said and replace(said, claim=which)
-    outcome = Outcome(which, draw(texts), draw(texts), draw(devices), draw(times), said)
+    verdict = draw(st.none() | verdicts)
+    verdict = verdict and replace(verdict, claim=which)
+    outcome = Outcome(which, draw(texts), draw(texts), draw(devices), draw(times), verdict)
     return LedgerEntry(outcome, draw(texts), draw(times))
 
 
@@ -100,48 +100,48 @@ faults = st.builds(
     texts,
     texts,
 )
-def test_whatever_can_be_remembered_comes_back(kept, told, driver, version):
-    book = PrepareLedger({one.outcome.claim.uid: one for one in kept}, DriverFaults(tuple(told), 100))
+def test_any_ledger_survives_a_round_trip(entries, reported, driver, version):
+    book = PrepareLedger({one.outcome.claim.uid: one for one in entries}, DriverFaults(tuple(reported), 100))
     found = decode(encode(Prepares(driver, version, book)))
     assert found == Prepares(driver, version, book)
 
 
-def test_what_is_kept_comes_back_from_the_disk(tmp_path):
+def test_saved_ledger_is_loaded(tmp_path):
     assert keep(tmp_path / "state") == FULL
     assert load(tmp_path / "state", DRIVER) == (FULL, "")
     assert decode((tmp_path / "state" / FILE).read_bytes()) == Prepares(DRIVER, "1", FULL)
 
 
-def test_the_first_start_remembers_nothing_and_makes_nothing(tmp_path):
+def test_first_start_has_empty_ledger_and_creates_nothing(tmp_path):
     assert load(tmp_path / "state", DRIVER) == (PrepareLedger(), "")
     assert not (tmp_path / "state").exists()
 
 
-def test_nobody_else_may_read_it(tmp_path):
+def test_file_is_private(tmp_path):
     keep(tmp_path / "state")
     assert (tmp_path / "state").stat().st_mode & 0o777 == 0o700
     assert {path.stat().st_mode & 0o777 for path in (tmp_path / "state").iterdir()} == {0o600}
 
 
-def test_a_text_that_utf_8_cannot_hold_does_not_keep_the_rest_from_being_kept(tmp_path):
+def test_text_invalid_in_utf_8_does_not_prevent_the_save(tmp_path):
     odd = replace(STUCK, summary="bank \ud800", claim=ClaimRef("team", "x", "uid-a"))
     book, _ = books.failed(PrepareLedger(), claim("a"), "", odd, NOW)
     assert keep(tmp_path, book).claims["uid-a"].outcome.verdict.summary == "bank \ud800"
     assert load(tmp_path, DRIVER)[0].claims["uid-a"].outcome.verdict.summary == "bank ?"
 
 
-def test_of_more_than_a_file_may_hold_the_oldest_claims_are_left_out():
+def test_oversized_ledger_drops_its_oldest_claims():
     long = replace(verdict(), detail="x" * 2000, evidence=("y" * 2000,) * 4)
     book = PrepareLedger()
     for number in range(600):
         book, _ = books.failed(book, claim(f"{number:03}"), "", long, NOW + number)
     data = encode(Prepares(DRIVER, "1", book))
-    left = decode(data).book.claims
+    left = decode(data).ledger.claims
     assert SIZE_MAX // 2 < len(data) <= SIZE_MAX
     assert set(left) == {f"uid-{number:03}" for number in range(600 - len(left), 600)}
 
 
-# --- files that cannot be used -----------------------------------------------------------------------------
+# --- unusable files -----------------------------------------------------------------------------
 
 
 def changed(**top: object) -> bytes:
@@ -157,37 +157,37 @@ def with_first(key: str, **fields: object) -> bytes:
 @pytest.mark.parametrize(
     ("data", "reason"),
     [
-        (b"", "is not understood: input data was truncated"),
-        (b"[]", "is not understood: expected `object`, got `array`"),
-        (b'{"version": 1}', "is not understood: object missing required field `driver`"),
-        (changed(more=1), "is not understood: object contains unknown field `more`"),
-        (changed(version=0), "is of version 0, which never was"),
+        (b"", "cannot be parsed: input data was truncated"),
+        (b"[]", "cannot be parsed: expected `object`, got `array`"),
+        (b'{"version": 1}', "cannot be parsed: object missing required field `driver`"),
+        (changed(more=1), "cannot be parsed: object contains unknown field `more`"),
+        (changed(version=0), "is of unknown version 0"),
         (changed(driver="cpu.example.com"), "is of driver 'cpu.example.com', not of 'gpu.example.com'"),
-        (changed(next_number=1), "has 1 told faults of numbers [1], next 1"),
+        (changed(next_number=1), "has 1 driver faults of numbers [1], next 1"),
         (
             changed(outcomes=[json.loads(encode(Prepares(DRIVER, "1", FULL)))["outcomes"][0]] * 2),
             "has 2 outcomes of 1 claims",
         ),
         (
             with_first("told", number=0),
-            "is not understood: expected `int` >= 1 - at `$.told[0].number`",
+            "cannot be parsed: expected `int` >= 1 - at `$.told[0].number`",  # verbatim
         ),
         (
             with_first("outcomes", at_wall_s=-1),
-            "is not understood: expected `float` >= 0.0 - at `$.outcomes[0].at_wall_s`",
+            "cannot be parsed: expected `float` >= 0.0 - at `$.outcomes[0].at_wall_s`",
         ),
         (
             with_first("outcomes", at_wall_s=1e308),
-            "is not understood: expected `float` <= 253402300799.0 - at `$.outcomes[0].at_wall_s`",
+            "cannot be parsed: expected `float` <= 253402300799.0 - at `$.outcomes[0].at_wall_s`",
         ),
         (
             with_first("outcomes", verdict={"error_class": "prayer"}),
-            "is not understood: invalid enum value 'prayer' - at `$.outcomes[0].verdict.error_class`",
+            "cannot be parsed: invalid enum value 'prayer' - at `$.outcomes[0].verdict.error_class`",
         ),
         (b" " * (SIZE_MAX + 1), "is 4194305 bytes, limit 4194304"),
     ],
 )
-def test_a_file_that_means_nothing_is_set_aside_with_the_reason(tmp_path, data, reason):
+def test_corrupt_file_is_set_aside_with_reason(tmp_path, data, reason):
     path = tmp_path / FILE
     path.write_bytes(data)
     book, problem = load(tmp_path, DRIVER)
@@ -197,25 +197,25 @@ def test_a_file_that_means_nothing_is_set_aside_with_the_reason(tmp_path, data, 
     assert (tmp_path / "prepares.json.corrupt-1").read_bytes() == data
 
 
-def test_a_file_of_a_later_version_is_kept_for_it(tmp_path):
+def test_file_of_later_version_is_set_aside_as_newer(tmp_path):
     (tmp_path / FILE).write_bytes(changed(version=2))
     assert load(tmp_path, DRIVER)[1].endswith("; set aside as prepares.json.newer-1")
 
 
-def test_a_file_that_ends_early_is_never_half_believed():
+def test_truncated_file_is_never_accepted():
     whole = encode(Prepares(DRIVER, "1", FULL)).rstrip()
     for size in range(len(whole)):
-        with pytest.raises(CorruptFile, match="is not understood: "):
+        with pytest.raises(CorruptFile, match="cannot be parsed: "):
             decode(whole[:size])
 
 
 @given(st.binary(max_size=200))
-def test_no_bytes_whatever_break_the_reader(data):
+def test_random_bytes_give_ledger_or_corrupt_file(data):
     with pytest.raises(CorruptFile):
         decode(data)
 
 
-def test_what_was_broken_is_set_aside_when_the_next_book_is_kept(tmp_path):
+def test_corrupt_file_is_set_aside_by_next_save(tmp_path):
     (tmp_path / FILE).write_bytes(b"{")
     book, problem = save(tmp_path, DRIVER, "1", FULL, NOW)
     assert (book, load(tmp_path, DRIVER)) == (FULL, (FULL, ""))
@@ -225,7 +225,7 @@ def test_what_was_broken_is_set_aside_when_the_next_book_is_kept(tmp_path):
 # --- two instances -----------------------------------------------------------------------------------------
 
 
-def test_what_the_other_instance_remembers_is_not_lost(tmp_path):
+def test_entries_of_another_instance_are_merged(tmp_path):
     keep(tmp_path, one("a"))
     assert set(keep(tmp_path, one("b")).claims) == {"uid-a", "uid-b"}
     assert set(load(tmp_path, DRIVER)[0].claims) == {"uid-a", "uid-b"}
@@ -235,20 +235,20 @@ SAVER = """
 import sys
 from pathlib import Path
 sys.path.insert(0, {tests!r})
-from prepare_paper import DRIVER, NOW, verdict
+from prepare_samples import DRIVER, NOW, verdict
 from agent.model.prepare import ErrorClass
 from agent.prepare import ledger as books
 from agent.prepare.ledger import PrepareLedger
 from agent.store.prepares import save
-from prepare_paper import claim
+from prepare_samples import claim
 name, directory, times = sys.argv[1], Path(sys.argv[2]), int(sys.argv[3])
 book = PrepareLedger()
 print("saving", flush=True)
 number = 0
 while number < times or not times:
-    said = verdict(ErrorClass.FAILED_DEVICE, f"fpga.{{name}}{{number % 20}}")
+    failure = verdict(ErrorClass.FAILED_DEVICE, f"fpga.{{name}}{{number % 20}}")
     mine = claim(f"{{name}}{{number % 20}}", f"dev-{{name}}{{number % 20}}")
-    book, _ = books.failed(book, mine, "", said, NOW + number, "1")
+    book, _ = books.failed(book, mine, "", failure, NOW + number, "1")
     book, _ = save(directory, DRIVER, "1", book, NOW + number)
     number += 1
 """
@@ -260,22 +260,22 @@ def saver(name: str, directory: Path, times: int) -> subprocess.Popen[str]:
     return subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
 
 
-def test_two_processes_that_write_at_once_lose_nothing_and_share_no_number(tmp_path):
+def test_concurrent_saves_lose_nothing_and_share_no_fault_number(tmp_path):
     with saver("x", tmp_path, 20) as first, saver("y", tmp_path, 20) as second:
         assert (first.wait(), second.wait()) == (0, 0)
     book, problem = load(tmp_path, DRIVER)
     assert problem == ""
     assert set(book.claims) == {f"uid-{name}{number}" for name in "xy" for number in range(20)}
-    assert len(book.told.faults) == 40
-    assert len({fault.number for fault in book.told.faults}) == 40
+    assert len(book.driver_faults.faults) == 40
+    assert len({fault.number for fault in book.driver_faults.faults}) == 40
 
 
 @pytest.mark.parametrize("delay_ms", [0, 1, 3, 7])
-def test_an_instance_that_is_killed_while_it_writes_leaves_a_whole_file_and_no_lock(tmp_path, delay_ms):
+def test_instance_killed_during_save_leaves_complete_file_and_no_lock(tmp_path, delay_ms):
     keep(tmp_path)
     with saver("x", tmp_path, 0) as writer:
         assert writer.stdout.readline() == "saving\n"
-        time.sleep(delay_ms / 1000)  # where in a write it is hit: no assertion hangs on it
+        time.sleep(delay_ms / 1000)  # kills at any point of a write
         writer.send_signal(signal.SIGKILL)
     book, problem = load(tmp_path, DRIVER)
     assert problem == ""
@@ -284,12 +284,12 @@ def test_an_instance_that_is_killed_while_it_writes_leaves_a_whole_file_and_no_l
     assert sorted(os.listdir(tmp_path)) == [FILE, "prepares.lock"]
 
 
-# --- places that cannot be written -------------------------------------------------------------------------
+# --- unwritable places -------------------------------------------------------------------------
 
 
 @pytest.fixture
 def locked(tmp_path: Path):
-    """A directory that this user may not look into, whoever runs the tests."""
+    """Directory that this user may not access, even if root runs the tests."""
     directory = tmp_path / "state"
     keep(directory)
     directory.chmod(0)
@@ -302,15 +302,15 @@ def locked(tmp_path: Path):
     assert load(directory, DRIVER) == (FULL, "")
 
 
-def test_a_directory_that_may_not_be_written_is_named_and_the_file_stays(locked):
-    with pytest.raises(WriteError, match="could not be kept: Permission denied") as caught:
+def test_unwritable_directory_is_named_and_file_stays(locked):
+    with pytest.raises(WriteError, match="could not be written: Permission denied") as caught:
         keep(locked, one("c"))
     assert (caught.value.path, caught.value.errno) == (locked / FILE, errno.EACCES)
 
 
-def test_a_directory_that_is_none_is_named(tmp_path):
+def test_file_in_place_of_directory_is_named(tmp_path):
     (tmp_path / "state").write_text("")
-    with pytest.raises(WriteError, match="could not be kept: "):
+    with pytest.raises(WriteError, match="could not be written: "):
         keep(tmp_path / "state")
 
 
@@ -346,15 +346,15 @@ assert load(directory, DRIVER) == (FULL, "")
 """
 
 
-def test_a_full_disk_and_a_read_only_one_are_named_and_the_file_stays(tmp_path):
+def test_full_and_read_only_disks_are_named_and_file_stays(tmp_path):
     program = FULL_DISK.format(tests=str(Path(__file__).parent), directory=str(tmp_path))
     full, read_only = run_on_small_disk(program, tmp_path)
-    assert full.endswith("could not be kept: No space left on device")
-    assert read_only.endswith("could not be kept: Read-only file system")
+    assert full.endswith("could not be written: No space left on device")
+    assert read_only.endswith("could not be written: Read-only file system")
 
 
-def test_numbers_of_told_faults_go_on_over_restarts(tmp_path):
+def test_fault_numbers_continue_over_restarts(tmp_path):
     keep(tmp_path)
     book, _ = load(tmp_path, DRIVER)
     book, _ = books.failed(book, claim("c", "gpu-7"), "", replace(STUCK, devices=(ref("gpu-7"),)), NOW, "1")
-    assert [fault.number for fault in book.told.faults] == [1, 2]
+    assert [fault.number for fault in book.driver_faults.faults] == [1, 2]

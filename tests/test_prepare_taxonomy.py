@@ -12,12 +12,12 @@ from agent.prepare import codes
 from agent.prepare.classify import Context, classify
 from agent.prepare.errors import BadConfig, DriverError, FailedDevice, PermanentError, TransientError
 from agent.prepare.patterns import PATTERNS
-from agent.prepare.scoring import NO_FAILURE
+from agent.prepare.scoring import PROGRAM_XIDS
 from agent.prepare.taxonomy import DEFAULTS, FAMILY, TAXONOMY, Retry, is_code, row_of
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.code} {case.error_class}")
-def test_what_a_driver_raises_reaches_its_row(case: Case, tmp_path: Path) -> None:
+def test_exception_of_a_driver_reaches_its_row(case: Case, tmp_path: Path) -> None:
     verdict = classify(raised(case.act, tmp_path), Context(case.claim))
     row = row_of(case.code, case.error_class)
     assert (verdict.code, verdict.error_class) == (case.code, case.error_class)
@@ -26,7 +26,7 @@ def test_what_a_driver_raises_reaches_its_row(case: Case, tmp_path: Path) -> Non
     assert (verdict.taint is None) == (row.taint is None)
 
 
-def test_every_row_but_the_engines_own_is_reached() -> None:
+def test_every_row_except_the_engines_is_reached() -> None:
     reached = {(row.code, row.error_class) for case in CASES for row in [row_of(case.code, case.error_class)]}
     unreached = {(row.code, row.error_class) for row in TAXONOMY} - reached
     assert unreached == {
@@ -34,14 +34,14 @@ def test_every_row_but_the_engines_own_is_reached() -> None:
     }  # needs an engine: test_prepare_classify
 
 
-def test_each_code_stands_once_per_class_and_each_class_has_its_last_row() -> None:
+def test_code_is_unique_per_class_and_each_class_has_a_default() -> None:
     keys = [(row.code, row.error_class) for row in TAXONOMY]
     assert len(keys) == len(set(keys))
     assert set(DEFAULTS) == set(ErrorClass)
 
 
 @pytest.mark.parametrize("row", TAXONOMY, ids=lambda row: f"{row.code} {row.error_class}")
-def test_a_row_says_what_to_do(row) -> None:
+def test_every_row_has_advice(row) -> None:
     assert is_code(row.code.removesuffix(FAMILY))
     assert row.why
     assert row.advice
@@ -49,7 +49,7 @@ def test_a_row_says_what_to_do(row) -> None:
 
 
 @pytest.mark.parametrize("row", TAXONOMY, ids=lambda row: f"{row.code} {row.error_class}")
-def test_only_a_failed_device_is_unhealthy(row) -> None:
+def test_only_failed_device_rows_are_unhealthy(row) -> None:
     assert (row.health is Health.UNHEALTHY) == (row.error_class is ErrorClass.FAILED_DEVICE)
     assert (row.scope is Scope.DEVICE and row.taint is not None) == (
         row.error_class is ErrorClass.FAILED_DEVICE
@@ -59,7 +59,7 @@ def test_only_a_failed_device_is_unhealthy(row) -> None:
 
 
 @pytest.mark.parametrize("row", TAXONOMY, ids=lambda row: f"{row.code} {row.error_class}")
-def test_only_what_lasts_is_answered_without_trying(row) -> None:
+def test_only_lasting_classes_are_cached(row) -> None:
     lasts = {
         ErrorClass.BAD_CONFIG: 600,
         ErrorClass.PERMANENT: 60,
@@ -69,7 +69,7 @@ def test_only_what_lasts_is_answered_without_trying(row) -> None:
     assert (row.retry is Retry.NEVER) == (row.error_class is ErrorClass.BAD_CONFIG)
 
 
-def test_the_rows_of_the_drivers_own_words_are_those_of_their_exceptions() -> None:
+def test_default_rows_match_the_driver_exceptions() -> None:
     words = {
         ErrorClass.UNKNOWN: DriverError,
         ErrorClass.TRANSIENT: TransientError,
@@ -82,19 +82,19 @@ def test_the_rows_of_the_drivers_own_words_are_those_of_their_exceptions() -> No
     }
 
 
-def test_a_family_has_its_members_and_a_member_of_its_own_comes_first() -> None:
+def test_exact_code_comes_before_its_family() -> None:
     assert row_of("gpu.xid.79", ErrorClass.FAILED_DEVICE).code == "gpu.xid.*"
     assert row_of("gpu.xid.31", ErrorClass.TRANSIENT).code == "gpu.xid.31"
     assert row_of("fpga.bank_locked", ErrorClass.TRANSIENT) is DEFAULTS[ErrorClass.TRANSIENT]
 
 
-def test_xids_of_programs_have_their_rows() -> None:
-    for code in NO_FAILURE:
+def test_program_xids_have_rows() -> None:
+    for code in PROGRAM_XIDS:
         row = row_of(code, ErrorClass.TRANSIENT)
         assert (row.code, row.health, row.taint) == (code, None, None)
 
 
-def test_every_meaning_has_a_row_of_its_own() -> None:
+def test_every_code_of_the_tables_has_a_row() -> None:
     meanings = {
         *(meaning for table in codes.ERRNOS.values() for meaning in table.values()),
         *codes.NVML.values(),
@@ -107,17 +107,17 @@ def test_every_meaning_has_a_row_of_its_own() -> None:
     assert {meaning for meaning in meanings if row_of(*meaning) is DEFAULTS[meaning[1]]} == set()
 
 
-def test_every_operation_has_its_table() -> None:
+def test_every_operation_has_a_table() -> None:
     assert set(codes.ERRNOS) == set(Operation)
 
 
 @pytest.mark.parametrize("text", ["gpu.xid.79", "deadline", "api.5xx", "a-b.c_d"])
-def test_such_is_a_code(text: str) -> None:
+def test_valid_code_is_accepted(text: str) -> None:
     assert is_code(text)
 
 
 @pytest.mark.parametrize(
     "text", ["", "Gpu.Lost", "gpu..lost", ".gpu", "gpu.", "gpu lost", "gpu.lost\n", "ä.b", "a" * 101]
 )
-def test_such_is_no_code(text: str) -> None:
+def test_invalid_code_is_rejected(text: str) -> None:
     assert not is_code(text)

@@ -1,4 +1,4 @@
-"""The checked-in messages are what ``proto/`` says, and ``proto/`` is the kubelet's contract."""
+"""Checked-in messages match ``proto/``, and ``proto/`` matches the kubelet's contract."""
 
 from pathlib import Path
 from typing import Any
@@ -39,24 +39,24 @@ def fields(message: Descriptor) -> dict[str, tuple[int, str]]:
     return {field.name: (field.number, TYPES[field.type]) for field in message.fields}
 
 
-def test_the_checked_in_code_is_what_the_compiler_makes_of_our_files(tmp_path: Path) -> None:
+def test_checked_in_code_equals_generated_code(tmp_path: Path) -> None:
     generate.generate(tmp_path / "gen")
     assert generate.stale(generate.tree(tmp_path / "gen"), generate.tree(generate.GEN)) == []
 
 
-def test_a_changed_missing_or_surplus_file_counts_as_stale() -> None:
+def test_stale_returns_changed_missing_and_surplus_files() -> None:
     fresh = {"same": b"1", "changed": b"1", "missing": b"1"}
     checked_in = {"same": b"1", "changed": b"2", "surplus": b"1"}
     assert generate.stale(fresh, checked_in) == ["changed", "missing", "surplus"]
 
 
 def test_every_proto_file_is_generated() -> None:
-    found = {str(path.relative_to(generate.PROTO)) for path in generate.PROTO.rglob("*.proto")}
-    assert found == set(generate.APIS.values()) == set(FILES.values())
+    files = {str(path.relative_to(generate.PROTO)) for path in generate.PROTO.rglob("*.proto")}
+    assert files == set(generate.APIS.values()) == set(FILES.values())
 
 
 @pytest.mark.parametrize("version", ["v1", "v1alpha1"])
-def test_the_health_api_is_the_kubelets(version: str) -> None:
+def test_health_api_equals_that_of_the_kubelet(version: str) -> None:
     file = described()[version]
     assert file.package == version
     assert fields(file.message_types_by_name["NodeWatchResourcesRequest"]) == {}
@@ -72,7 +72,7 @@ def test_the_health_api_is_the_kubelets(version: str) -> None:
     assert (method.client_streaming, method.server_streaming) == (False, True)
 
 
-def test_the_generated_servers_have_the_kubelets_method_paths() -> None:
+def test_generated_health_servers_have_the_kubelets_paths() -> None:
     assert list(v1.DraResourceHealthBase().__mapping__()) == ["/v1.DRAResourceHealth/NodeWatchResources"]
     assert list(v1alpha1.DraResourceHealthBase().__mapping__()) == [
         "/v1alpha1.DRAResourceHealth/NodeWatchResources"
@@ -80,7 +80,7 @@ def test_the_generated_servers_have_the_kubelets_method_paths() -> None:
 
 
 @pytest.mark.parametrize("version", ["v1", "v1beta1"])
-def test_the_plugin_api_is_the_kubelets(version: str) -> None:
+def test_plugin_api_equals_that_of_the_kubelet(version: str) -> None:
     file = described()[f"{DRA}.{version}"]
     messages = file.message_types_by_name
     assert fields(messages["Claim"]) == {
@@ -116,7 +116,7 @@ def test_the_plugin_api_is_the_kubelets(version: str) -> None:
     assert [method.name for method in methods] == ["NodePrepareResources", "NodeUnprepareResources"]
 
 
-def test_the_registration_api_is_the_kubelets() -> None:
+def test_registration_api_equals_that_of_the_kubelet() -> None:
     file = described()["pluginregistration"]
     messages = file.message_types_by_name
     assert fields(messages["PluginInfo"]) == {
@@ -131,7 +131,7 @@ def test_the_registration_api_is_the_kubelets() -> None:
         "error": (2, "string"),
     }
     methods = file.services_by_name["Registration"].methods
-    assert [(one.name, one.input_type.name, one.output_type.name) for one in methods] == [
+    assert [(method.name, method.input_type.name, method.output_type.name) for method in methods] == [
         ("GetInfo", "InfoRequest", "PluginInfo"),
         ("NotifyRegistrationStatus", "RegistrationStatus", "RegistrationStatusResponse"),
     ]
@@ -148,5 +148,5 @@ def test_the_registration_api_is_the_kubelets() -> None:
         ),
     ],
 )
-def test_the_generated_plugin_servers_have_the_kubelets_method_paths(served: Any, paths: list[str]) -> None:
+def test_generated_plugin_servers_have_the_kubelets_paths(served: Any, paths: list[str]) -> None:
     assert list(served.__mapping__()) == paths

@@ -1,7 +1,7 @@
-"""``--check`` finds what makes the agent dearer: copies of this tree, each with one mistake in it.
+"""``--check`` detects mistakes that raise the cost of the agent: copies of this tree with one mistake each.
 
-Each is a line that somebody might write. The check runs on the changed sources as it does in any checkout,
-and is asked only for the guards that ought to notice.
+Each mistake is a plausible line of code. The check runs on the changed sources as in any checkout, with only
+the guards that must miss.
 """
 
 import os
@@ -20,19 +20,19 @@ from agent.bench.counts import compiler
 
 ROOT: Final = Path(__file__).resolve().parents[1]
 COPIED: Final = ("agent", "benchmarks", "native", "pyproject.toml", "setup_build.py")
-LEFT: Final = shutil.ignore_patterns("__pycache__", "build", "tests", "fuzz")
+IGNORED: Final = shutil.ignore_patterns("__pycache__", "build", "tests", "fuzz")
 
 
 class Mistake(NamedTuple):
-    """One place of a file, and what stands there instead."""
+    """Replacement of a text in a file that plants a mistake."""
 
     file: str
-    place: str
-    instead: str
+    old_text: str
+    new_text: str
     missed: tuple[str, ...]
-    """Guards that must notice."""
+    """Guards that must miss."""
     is_built: bool = False
-    """Whether the module itself must be built of the changed sources: the guards run it live."""
+    """Whether the extension module must be rebuilt, because the guards run it."""
 
 
 MISTAKES: Final = {
@@ -42,25 +42,25 @@ MISTAKES: Final = {
         '        close(openat(s->sysfs_fd, ".", O_RDONLY));\n        n = pread(f->fd,',
         ("system_calls.pass", "instructions.pass"),
     ),
-    "every byte is parsed, changed or not": Mistake(
+    "unchanged bytes are parsed": Mistake(
         "native/src/core/files.c",
         "if (f->seen && !f->err && (uint32_t)n == f->len && !memcmp(buf, f->last, f->len))",
         "if (f->err)",
         ("instructions.pass",),
     ),
-    "every answer of a GPU is taken, changed or not": Mistake(
+    "unchanged results of a GPU are stored": Mistake(
         "native/src/gpu/gpu_batch.c",
-        "            return false;\n    return true;\n}\n\nstatic void keep(",
-        "            return false;\n    return false;\n}\n\nstatic void keep(",
+        "            return false;\n    return true;\n}\n\nstatic void remember_results(",
+        "            return false;\n    return false;\n}\n\nstatic void remember_results(",
         ("instructions.pass_8_gpus",),
     ),
-    "a look at the clock per answer of a GPU": Mistake(
+    "a clock read per result of a GPU": Mistake(
         "native/src/gpu/gpu_batch.c",
         "        s->batch[i].valueType = NO_TYPE;\n",
         "        s->batch[i].valueType = NO_TYPE;\n        s->batch[i].timestamp = (long long)dh_now_ns();\n",
         ("instructions.pass_8_gpus",),
     ),
-    "what stands still is swept as often as what moves": Mistake(
+    "unchanged groups are swept as often as changing ones": Mistake(
         "native/src/cgroup/cgroups.c",
         "#define WHOLE_SWEEPS 6\n",
         "#define WHOLE_SWEEPS 1\n",
@@ -80,43 +80,45 @@ MISTAKES: Final = {
         ("system_calls.pass", "wakeups.quiet_passes"),
         is_built=True,
     ),
-    "Python looks every second": Mistake(
+    "an evaluation every second": Mistake(
         "agent/engine/loop.py",
-        "        until_ns = self._owed_ns()\n",
-        "        until_ns = min(self._owed_ns(), self._clock().mono_ns + NS)\n",
+        "        until_ns = self._next_publish_ns()\n",
+        "        until_ns = min(self._next_publish_ns(), self._clock().mono_ns + NS)\n",
         ("wakeups.quiet_minute",),
     ),
-    "a look that keeps something": Mistake(
+    "an evaluation that retains memory": Mistake(
         "agent/engine/step.py",
-        "    settings = state.settings\n    began = ",
+        "    settings = state.settings\n    started = ",
         "    step.__annotations__[str(len(step.__annotations__))] = object()\n"
-        "    settings = state.settings\n    began = ",
+        "    settings = state.settings\n    started = ",
         ("allocations.quiet_look",),
     ),
 }
 
 
 @pytest.mark.parametrize("mistake", MISTAKES.values(), ids=MISTAKES)
-def test_a_mistake_that_makes_the_agent_dearer_is_found_and_named(mistake: Mistake, tmp_path: Path) -> None:
+def test_check_reports_planted_mistake(mistake: Mistake, tmp_path: Path) -> None:
     for tool in (compiler(), "strace", "valgrind"):
         if shutil.which(tool) is None:
             pytest.skip(f"{tool} is not installed")
-    make(tmp_path, mistake)
-    done = check(tmp_path, mistake.missed)
-    assert done.returncode == 1, done.stdout + done.stderr
-    assert done.stdout.splitlines()[-1].endswith(f"{len(mistake.missed)} missed: {', '.join(mistake.missed)}")
+    copy_with_mistake(tmp_path, mistake)
+    completed = check(tmp_path, mistake.missed)
+    assert completed.returncode == 1, completed.stdout + completed.stderr
+    assert completed.stdout.splitlines()[-1].endswith(
+        f"{len(mistake.missed)} missed: {', '.join(mistake.missed)}"
+    )
 
 
-def make(tree: Path, mistake: Mistake) -> None:
-    """A copy of this checkout with the mistake in it."""
+def copy_with_mistake(tree: Path, mistake: Mistake) -> None:
+    """Copy this checkout and plant the mistake."""
     for name in COPIED:
         if (ROOT / name).is_dir():
-            shutil.copytree(ROOT / name, tree / name, ignore=LEFT)
+            shutil.copytree(ROOT / name, tree / name, ignore=IGNORED)
         else:
             shutil.copy2(ROOT / name, tree)
     text = (tree / mistake.file).read_text()
-    assert text.count(mistake.place) == 1, f"{mistake.file} has changed: make the mistake elsewhere"
-    (tree / mistake.file).write_text(text.replace(mistake.place, mistake.instead))
+    assert text.count(mistake.old_text) == 1, f"{mistake.file} has changed: update the planted mistake"
+    (tree / mistake.file).write_text(text.replace(mistake.old_text, mistake.new_text))
     if mistake.is_built:
         subprocess.run([sys.executable, *BUILD], cwd=tree, check=True, capture_output=True)
 

@@ -1,4 +1,4 @@
-"""For whom a claim is reserved, in all shapes, and which pods a kubelet would refuse it."""
+"""Reservations of claims in all forms, and pods that the kubelet would refuse a claim."""
 
 from typing import Any
 
@@ -11,10 +11,10 @@ from agent.devices.consumers.reservations import (
     RESERVED_MAX,
     Kubelets,
     by_kind,
+    known_consumers,
     parse_reservations,
     refusal,
     refusal_of_uid,
-    standing,
     unmatched,
 )
 from agent.model.claim import ClaimRef
@@ -41,10 +41,10 @@ NAMED = PodClaim("gpus", "train")
 MADE = PodClaim("gpus", "train", template=True)
 
 
-# --- shapes ------------------------------------------------------------------------------------------------
+# --- forms -------------------------------------------------------------------------------------------------
 
 
-def test_each_entry_is_what_its_group_and_resource_say() -> None:
+def test_entry_kind_follows_from_api_group_and_resource() -> None:
     found = by_kind(reserved(pod_entry(), GROUP, JOB).reserved)
     assert found.pods == (Reservation(ConsumerKind.POD, "", "pods", "train-0", "p-0"),)
     assert found.groups == (
@@ -56,19 +56,19 @@ def test_each_entry_is_what_its_group_and_resource_say() -> None:
 @pytest.mark.parametrize(
     "entry",
     [
-        {**pod_entry(), "apiGroup": "metrics.k8s.io"},  # pods, but not those
+        {**pod_entry(), "apiGroup": "metrics.k8s.io"},  # pods of another API group
         {**GROUP, "apiGroup": "scheduling.volcano.sh"},
         {**GROUP, "apiGroup": ""},
-        {"uid": "p-0"},  # of which the API server would say that it lacks a resource
+        {"uid": "p-0"},  # the API server refuses an entry without a resource
         {},
     ],
 )
-def test_what_only_looks_like_a_pod_or_a_group_is_opaque(entry: dict[str, str]) -> None:
+def test_entry_of_another_group_or_resource_is_other(entry: dict[str, str]) -> None:
     (one,) = reserved(entry).reserved
     assert one.kind is ConsumerKind.OTHER
 
 
-def test_more_than_the_api_server_takes_are_all_read() -> None:
+def test_entries_above_the_api_servers_limit_are_all_parsed() -> None:
     claim = reserved(*map(pod_entry, range(RESERVED_MAX)))
     assert not by_kind(claim.reserved).is_over
     more = by_kind(reserved(*map(pod_entry, range(1000)), GROUP).reserved)
@@ -77,20 +77,23 @@ def test_more_than_the_api_server_takes_are_all_read() -> None:
 
 
 @pytest.mark.parametrize("value", [None, []])
-def test_nobody_is_nobody(value: Any) -> None:
+def test_missing_or_empty_list_has_no_reservations(value: Any) -> None:
     assert parse_reservations(value, "here") == ()
 
 
 @pytest.mark.parametrize(
     ("entries", "place"),
-    [([7], r"here\[0\]: is a number, no object"), ([{}, {"uid": 7}], r"here\[1\].uid: is a number, no text")],
+    [
+        ([7], r"here\[0\]: is a number, not an object"),
+        ([{}, {"uid": 7}], r"here\[1\].uid: is a number, no text"),
+    ],
 )
-def test_what_is_no_reference_is_refused_with_its_place(entries: Any, place: str) -> None:
+def test_invalid_entry_is_refused_with_its_path(entries: Any, place: str) -> None:
     with pytest.raises(ValueError, match=place):
         parse_reservations(entries, "here")
 
 
-def test_the_fields_of_kep_5194_are_read_and_prove_nothing() -> None:
+def test_fields_of_kep_5194_are_parsed_and_prevent_no_refusal() -> None:
     claim = parse_claim_object(
         {
             "metadata": {"namespace": "team-a", "name": "train", "uid": "c"},
@@ -100,7 +103,7 @@ def test_the_fields_of_kep_5194_are_read_and_prove_nothing() -> None:
     )
     assert claim.meant_for == claim.reserved == parse_reservations(JOB, "")
     assert claim.any_pod
-    found = refusal(pod(), NAMED, claim)  # no release has them
+    found = refusal(pod(), NAMED, claim)  # no Kubernetes release has these fields
     assert found is not None
     assert found.kubelets is Kubelets.ALL
 
@@ -108,72 +111,72 @@ def test_the_fields_of_kep_5194_are_read_and_prove_nothing() -> None:
 # --- orphans -----------------------------------------------------------------------------------------------
 
 
-def test_those_behind_whom_nobody_stands_are_named() -> None:
+def test_reservations_without_a_pod_or_group_are_unmatched() -> None:
     claim = reserved(pod_entry(0), pod_entry(1), GROUP, {**GROUP, "name": "gone"}, JOB)
-    orphans = unmatched(claim, standing([pod(0), pod(7, group="workers")]))
+    orphans = unmatched(claim, known_consumers([pod(0), pod(7, group="workers")]))
     assert [one.name for one in orphans] == ["train-1", "gone"]
 
 
-def test_a_group_of_another_namespace_stands_behind_nothing() -> None:
-    stranger = KnownPod(PodRef("team-b", "x", "p-0"), group="workers")
-    orphans = unmatched(reserved(GROUP, pod_entry()), standing([stranger]))
+def test_pod_of_another_namespace_matches_no_reservation() -> None:
+    other_namespace = KnownPod(PodRef("team-b", "x", "p-0"), group="workers")
+    orphans = unmatched(reserved(GROUP, pod_entry()), known_consumers([other_namespace]))
     assert [one.name for one in orphans] == ["workers", "train-0"]
 
 
-def test_a_mirror_pod_stands_behind_its_own_reservation() -> None:
-    """Whoever reserves for it knows the object of the API server, and not the hash that the kubelet has."""
+def test_mirror_pod_matches_the_reservation_for_its_uid() -> None:
+    """The scheduler reserves for the API server's object; the kubelet knows the pod by its config hash."""
     mirror = KnownPod(PodRef("team-a", "train-0", "0badcafe"), mirror_uid="p-0")
-    assert unmatched(reserved(pod_entry(0)), standing([mirror])) == ()
+    assert unmatched(reserved(pod_entry(0)), known_consumers([mirror])) == ()
 
 
-def test_a_groups_uid_that_a_pod_has_makes_no_member_of_it() -> None:
+def test_reservation_for_a_group_with_a_pods_uid_is_unmatched() -> None:
     claim = reserved({**GROUP, "uid": "p-0"})
-    assert [one.name for one in unmatched(claim, standing([pod(0)]))] == ["workers"]
+    assert [one.name for one in unmatched(claim, known_consumers([pod(0)]))] == ["workers"]
 
 
-# --- whom the kubelet would refuse -------------------------------------------------------------------------
+# --- refusals of the kubelet -------------------------------------------------------------------------------
 
 
-def test_a_pod_that_is_listed_gets_its_claim() -> None:
+def test_pod_with_a_reservation_is_not_refused() -> None:
     assert refusal(pod(), NAMED, reserved(pod_entry(1), pod_entry(0))) is None
 
 
-def test_a_reservation_that_is_gone_is_a_risk_with_every_kubelet() -> None:
+def test_pod_without_a_reservation_is_refused_by_all_kubelets() -> None:
     found = refusal(pod(), NAMED, reserved(pod_entry(1), pod_entry(2), JOB))
     assert found is not None
     assert found.kubelets is Kubelets.ALL
-    assert found.why == "the claim is not reserved for it, but for 2 pods and 1 other"
-    nobody = refusal(pod(), NAMED, reserved())
-    assert nobody is not None
-    assert nobody.why.endswith("but for nobody")
+    assert found.why == "the claim is not reserved for the pod, but for 2 pods and 1 other"
+    unreserved = refusal(pod(), NAMED, reserved())
+    assert unreserved is not None
+    assert unreserved.why.endswith("but for no consumer")
 
 
-def test_a_reservation_for_the_pods_group_is_a_risk_with_kubelets_that_know_no_groups() -> None:
+def test_group_reservation_is_refused_by_kubelets_without_groups() -> None:
     found = refusal(pod(group="workers"), NAMED, reserved(GROUP))
     assert found is not None
     assert found.kubelets is Kubelets.WITHOUT_GROUPS
 
 
-def test_a_mixed_list_that_has_the_pod_itself_is_no_risk() -> None:
+def test_pod_reserved_itself_and_by_group_is_not_refused() -> None:
     assert refusal(pod(group="workers"), NAMED, reserved(GROUP, pod_entry())) is None
 
 
-def test_another_group_is_no_help() -> None:
+def test_reservation_for_another_group_does_not_count() -> None:
     found = refusal(pod(group="others"), NAMED, reserved(GROUP))
     assert found is not None
     assert found.kubelets is Kubelets.ALL
 
 
-def test_a_kubelet_looks_at_the_uid_and_not_at_what_has_it() -> None:
-    assert refusal(pod(), NAMED, reserved({"uid": "p-0"})) is None  # as in kubelet manager_test.go
+def test_kubelet_matches_the_uid_of_any_kind_of_entry() -> None:
+    assert refusal(pod(), NAMED, reserved({"uid": "p-0"})) is None  # same case as in kubelet manager_test.go
 
 
-def test_a_claim_that_was_made_for_the_pod_must_be_its_own() -> None:
+def test_claim_from_a_template_must_be_owned_by_the_pod() -> None:
     claim = reserved(pod_entry())
     mine = KnownClaim(REF, True, reserved=claim.reserved, owner=Owner("v1", "Pod", "train-0", "p-0", True))
     old = KnownClaim(REF, True, reserved=claim.reserved, owner=Owner("v1", "Pod", "train-0", "p-old", True))
     assert refusal(pod(), MADE, mine) is None
-    assert refusal(pod(), NAMED, old) is None  # it is not made from a template
+    assert refusal(pod(), NAMED, old) is None  # not made from a template
     for other in (old, claim):
         found = refusal(pod(), MADE, other)
         assert found is not None
@@ -189,29 +192,27 @@ def test_a_claim_that_was_made_for_the_pod_must_be_its_own() -> None:
         (Owner("scheduling.k8s.io/v1alpha2", "Workload", "workers", "g", True), Kubelets.ALL),
     ],
 )
-def test_a_claim_that_was_made_for_the_pods_group_needs_a_kubelet_that_knows_groups(
-    owner: Owner, kubelets: Kubelets
-) -> None:
+def test_claim_owned_by_the_pod_group_needs_kubelet_with_groups(owner: Owner, kubelets: Kubelets) -> None:
     claim = KnownClaim(REF, True, reserved=reserved(pod_entry()).reserved, owner=owner)
     found = refusal(pod(group="workers"), MADE, claim)
     assert found is not None
     assert found.kubelets is kubelets
 
 
-def test_a_claim_that_lost_its_allocation_is_refused() -> None:
+def test_claim_without_allocation_is_refused() -> None:
     found = refusal(pod(), NAMED, KnownClaim(REF, reserved=reserved(pod_entry()).reserved))
     assert found is not None
     assert found.why == "the claim is not allocated"
 
 
 @pytest.mark.parametrize("phase", ["Succeeded", "Failed"])
-def test_a_pod_that_has_ended_is_not_refused_anything(phase: str) -> None:
+def test_ended_pod_is_not_refused(phase: str) -> None:
     assert refusal(pod(phase=phase), NAMED, reserved()) is None
 
 
-def test_of_a_pod_without_an_object_only_what_is_certain_is_said() -> None:
+def test_pod_without_an_object_is_refused_only_if_certain() -> None:
     assert refusal_of_uid("p-0", reserved(pod_entry())) is None
-    assert refusal_of_uid("p-0", reserved(pod_entry(1), GROUP)) is None  # it may be of the group
+    assert refusal_of_uid("p-0", reserved(pod_entry(1), GROUP)) is None  # the pod may belong to the group
     found = refusal_of_uid("p-0", reserved(pod_entry(1)))
     assert found is not None
     assert (found.pod, found.kubelets) == (PodRef(uid="p-0"), Kubelets.ALL)
@@ -231,7 +232,7 @@ ENTRIES = st.lists(
 
 
 def kubelet_accepts(entries: list[dict[str, str]], uid: str, group: str, *, gate: bool) -> bool:
-    """What IsReservedForPod comes to."""
+    """Return the result of the kubelet's IsReservedForPod."""
     for entry in entries:
         if entry["uid"] == uid:
             return True
@@ -242,9 +243,7 @@ def kubelet_accepts(entries: list[dict[str, str]], uid: str, group: str, *, gate
 
 
 @given(ENTRIES, st.sampled_from(["", "workers"]))
-def test_whom_we_call_refused_the_kubelet_refuses_and_nobody_else(
-    entries: list[dict[str, str]], group: str
-) -> None:
+def test_refusals_equal_those_of_the_kubelet(entries: list[dict[str, str]], group: str) -> None:
     found = refusal(pod(group=group), NAMED, reserved(*entries))
     kubelets = None if found is None else found.kubelets
     old = kubelet_accepts(entries, "p-0", group, gate=False)
@@ -255,7 +254,7 @@ def test_whom_we_call_refused_the_kubelet_refuses_and_nobody_else(
 
 
 @given(ENTRIES)
-def test_every_entry_is_of_one_kind_and_none_is_lost(entries: list[dict[str, str]]) -> None:
+def test_every_entry_has_exactly_one_kind(entries: list[dict[str, str]]) -> None:
     claim = reserved(*entries)
     kinds = by_kind(claim.reserved)
     assert sorted(one for of in kinds for one in of) == sorted(claim.reserved)

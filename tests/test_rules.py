@@ -1,15 +1,15 @@
-"""The catalogue of the host's rules as a whole. What they say is tested by theme."""
+"""Catalogue of the host's rules as a whole; the rules are tested by theme."""
 
 from dataclasses import replace
 from typing import Final
 
 import pytest
 
-from agent.health.catalog import Rule, unreadable_of
 from agent.health.host.catalog import ALL_RULES, wakes
 from agent.health.host.cgroup.rules import GROUP_RULES
 from agent.health.host.cpu.rules import CPU_RULES
 from agent.health.host.hugepages.rules import POOL_RULES
+from agent.health.rules import Rule, unreadable_row
 from agent.model.health import Blame, Severity
 from agent.model.time import NS
 from agent.model.wake import Field, Wake
@@ -32,23 +32,23 @@ def test_every_row_is_complete(rule: Rule) -> None:
     assert all([rule.threshold, rule.why, rule.advice])
     assert rule.raise_after >= 1
     assert rule.clear_after >= 1
-    assert rule.judge.__doc__
-    assert "Source:" in rule.judge.__doc__
+    assert rule.evaluate.__doc__
+    assert "Source:" in rule.evaluate.__doc__
 
 
 @pytest.mark.parametrize("rule", ALL_RULES, ids=lambda rule: rule.code)
-def test_what_cannot_be_read_is_nobodys_fault_but_ours(rule: Rule) -> None:
-    row = unreadable_of(replace(rule, raise_after=5, probation_ns=NS))
+def test_unreadable_row_blames_the_agent(rule: Rule) -> None:
+    row = unreadable_row(replace(rule, raise_after=5, probation_ns=NS))
     assert (row.code, row.severity, row.blame) == (f"{rule.code}.unreadable", Severity.UNKNOWN, Blame.AGENT)
     assert (row.raise_after, row.probation_ns, row.source) == (1, 0, rule.source)
     assert row.advice
 
 
-def test_each_kind_of_subject_has_rules() -> None:
+def test_every_kind_of_subject_has_rules() -> None:
     assert all([CPU_RULES, POOL_RULES, GROUP_RULES])
 
 
-def test_the_core_is_woken_for_exactly_what_the_rules_read() -> None:
+def test_wakes_match_the_fields_that_rules_read() -> None:
     found = wakes(10, 60)
     fields = [wake.field for wake in found]
     read = {f.field if isinstance(f, Wake) else f for rule in ALL_RULES for f in rule.reads}
@@ -56,7 +56,7 @@ def test_the_core_is_woken_for_exactly_what_the_rules_read() -> None:
     assert Field.POOL_FREE not in fields, "it moves all the time"
 
 
-def test_counters_wake_from_the_threshold_of_their_rule_on() -> None:
+def test_counters_wake_from_the_threshold_of_their_rule() -> None:
     found = {wake.field: wake for wake in wakes(7, 30)}
     assert found[Field.NODE_THROTTLE_CORE] == Wake(Field.NODE_THROTTLE_CORE, 7, 30 * NS)
     assert found[Field.NODE_THROTTLE_PACKAGE] == Wake(Field.NODE_THROTTLE_PACKAGE, 7, 30 * NS)

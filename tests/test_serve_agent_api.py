@@ -1,4 +1,4 @@
-"""``drahealth.v1.Agent`` on ``agent.sock``: whole pictures, and the agent's own state."""
+"""``drahealth.v1.Agent`` on ``agent.sock``: complete reports, and the state of the agent."""
 
 import os
 import select
@@ -14,7 +14,7 @@ import pytest
 from patience import PATIENCE_S
 from wire.google import Watcher, message_class, watch_health
 from wire.raw import DATA, V1, WINDOW_UPDATE, RawClient, frame
-from wire.serving import DRIVER, Serving, at, device, eventually, report, sick
+from wire.serving import DRIVER, Serving, at, device, eventually, report, unhealthy
 
 from agent.model.health import Severity
 from agent.model.report import Report
@@ -22,9 +22,9 @@ from agent.model.snapshot import CoreStats
 from agent.model.source import SourceSample, SourceState
 
 WATCH = "/drahealth.v1.Agent/Watch"
-PICTURE = message_class("drahealth.v1", "Picture")
+REPORT = message_class("drahealth.v1", "Report")
 WINDOW = (1 << 31) - 1
-"""The largest there is: whoever reads slowly holds up no server."""
+"""Largest possible window, so that a slow reader does not delay the server."""
 
 
 @pytest.fixture
@@ -34,61 +34,61 @@ def serving(tmp_path: Path) -> Iterator[Serving]:
 
 
 def watch(serving: Serving) -> Watcher:
-    return Watcher(serving.agent, WATCH, message_class("drahealth.v1", "WatchRequest"), PICTURE)
+    return Watcher(serving.agent, WATCH, message_class("drahealth.v1", "WatchRequest"), REPORT)
 
 
 def status(serving: Serving) -> Any:
     reply = message_class("drahealth.v1", "StatusReply")
     with grpc.insecure_channel(f"unix:{serving.agent}") as channel:
-        ask = channel.unary_unary("/drahealth.v1.Agent/Status", response_deserializer=reply.FromString)
-        return ask(b"", timeout=PATIENCE_S)
+        call = channel.unary_unary("/drahealth.v1.Agent/Status", response_deserializer=reply.FromString)
+        return call(b"", timeout=PATIENCE_S)
 
 
-def full() -> Report:
+def full_report() -> Report:
     source = SourceSample("cpus", SourceState.FAILING, 5, 10**9, 2, "online: EIO", 7)
     degraded = device("b", severity=Severity.DEGRADED, message="cpu.throttled: 12 events")
     return replace(
-        report([device("a"), degraded, sick("c"), sick("d")], second=4),
+        report([device("a"), degraded, unhealthy("c"), unhealthy("d")], second=4),
         sources=(source,),
         core=CoreStats(passes=11, kernel_bytes=4096),
         groups=3,
     )
 
 
-def test_every_picture_is_whole(serving: Serving) -> None:
+def test_every_report_is_complete(serving: Serving) -> None:
     with watch(serving) as watcher:
-        watcher.opened()
+        watcher.wait_opened()
         for second in (1, 2):
             serving.latest.publish(report([device("a"), device("b", verified=second)], second=second))
-            picture = watcher.next()
-            assert [one.name for one in picture.devices] == ["a", "b"]
-            assert picture.at.mono_ns == at(second).mono_ns
+            message = watcher.next()
+            assert [entry.name for entry in message.devices] == ["a", "b"]
+            assert message.at.mono_ns == at(second).mono_ns
 
 
-def test_a_late_watcher_gets_the_newest_at_once(serving: Serving) -> None:
+def test_late_watcher_gets_newest_report_at_once(serving: Serving) -> None:
     for second in (1, 2, 3):
         serving.latest.publish(report([device("a")], second=second))
     with watch(serving) as watcher:
         assert watcher.next().at.mono_ns == at(3).mono_ns
 
 
-def test_watchers_see_the_same_and_the_last(serving: Serving) -> None:
+def test_all_watchers_get_complete_reports_and_the_last(serving: Serving) -> None:
     watchers = [watch(serving) for _ in range(8)]
     try:
-        for one in watchers:
-            one.opened()
+        for watcher in watchers:
+            watcher.wait_opened()
         for second in range(1, 51):
             serving.latest.publish(report([device(f"d{n}") for n in range(20)], second=second))
-        for one in watchers:
-            while (picture := one.next()).at.mono_ns != at(50).mono_ns:
-                assert len(picture.devices) == 20
+        for watcher in watchers:
+            while (message := watcher.next()).at.mono_ns != at(50).mono_ns:
+                assert len(message.devices) == 20
     finally:
-        for one in watchers:
-            one.__exit__(None, None, None)
+        for watcher in watchers:
+            watcher.__exit__(None, None, None)
 
 
-def test_a_picture_in_the_making_holds_up_no_kubelet(serving: Serving) -> None:
-    """What comes first is told by the kernel, whose epoll keeps the order, however late it is asked."""
+def test_encoding_a_report_delays_no_kubelet_stream(serving: Serving) -> None:
+    """The order of arrival is that of the kernel's epoll, which does not depend on when the test reads it."""
     with (
         RawClient(serving.agent, window=WINDOW) as watcher,
         RawClient(serving.health, window=WINDOW) as kubelet,
@@ -101,11 +101,11 @@ def test_a_picture_in_the_making_holds_up_no_kubelet(serving: Serving) -> None:
             ready.register(client.sock, select.EPOLLIN | select.EPOLLET)
 
         def first(second: int) -> int:
-            """The descriptor of whoever hears of that second before the other."""
-            status(serving)  # once it has answered, the server is through with whatever it sent before
+            """Return the descriptor of the client that receives that second's report first."""
+            status(serving)  # after its answer, the server has sent everything before
             while ready.poll(0):
                 pass
-            # as many as make a picture that takes far longer than the list
+            # enough devices that the report takes far longer than the list
             serving.publish(*(device(f"d{n}", verified=second) for n in range(3000)))
             for client in (watcher, kubelet):
                 assert select.select([client.sock], [], [], PATIENCE_S)[0]
@@ -118,27 +118,31 @@ def test_a_picture_in_the_making_holds_up_no_kubelet(serving: Serving) -> None:
 
 
 def whole_message(client: RawClient) -> bytes:
-    """The next one, of as many frames as it takes."""
+    """Return the next message, of any number of frames."""
     _, data = client.next_of(DATA, 1)
     while len(data) < 5 + int.from_bytes(data[1:5], "big"):
         data += client.next_of(DATA, 1)[1]
     return data[5:]
 
 
-def test_the_status_counts_the_streams_of_each_socket(serving: Serving) -> None:
+def test_status_counts_streams_of_each_socket(serving: Serving) -> None:
     def counts() -> dict[str, int]:
-        return {one.socket: one.streams for one in status(serving).subscribers}
+        return {entry.socket: entry.streams for entry in status(serving).subscribers}
 
     health = f"drivers/{DRIVER}.sock"
     assert counts() == {health: 0, "agent.sock": 0}
-    with watch(serving) as one, watch_health(serving.health) as two, watch_health(serving.health) as three:
-        for watcher in (one, two, three):
-            watcher.opened()
+    with (
+        watch(serving) as first_watcher,
+        watch_health(serving.health) as second_watcher,
+        watch_health(serving.health) as third_watcher,
+    ):
+        for watcher in (first_watcher, second_watcher, third_watcher):
+            watcher.wait_opened()
         assert counts() == {health: 2, "agent.sock": 1}
-    eventually(lambda: counts() == {health: 0, "agent.sock": 0}, "all have left")
+    eventually(lambda: counts() == {health: 0, "agent.sock": 0}, "all streams have ended")
 
 
-def test_the_status_is_that_of_the_process(serving: Serving) -> None:
+def test_status_has_values_of_the_process(serving: Serving) -> None:
     process = psutil.Process()
     reply = status(serving)
     assert (reply.version, reply.pid) == ("9.9.9", os.getpid())
@@ -149,25 +153,25 @@ def test_the_status_is_that_of_the_process(serving: Serving) -> None:
     assert reply.descriptors >= 5
 
 
-def test_before_the_first_report_the_status_knows_no_devices(serving: Serving) -> None:
+def test_status_before_first_report_has_no_devices(serving: Serving) -> None:
     reply = status(serving)
     assert (reply.node, reply.publications, len(reply.tallies)) == ("", 0, 0)
 
 
-def test_the_status_sums_up_the_newest_report(serving: Serving) -> None:
+def test_status_summarizes_newest_report(serving: Serving) -> None:
     serving.latest.publish(report())
-    serving.latest.publish(full())
+    serving.latest.publish(full_report())
     reply = status(serving)
     assert (reply.node, reply.publications, reply.at.mono_ns) == ("node-a", 2, at(4).mono_ns)
-    tallies = [(one.severity, one.devices) for one in reply.tallies]
+    tallies = [(tally.severity, tally.devices) for tally in reply.tallies]
     assert tallies == [(int(Severity.UNHEALTHY), 2), (int(Severity.DEGRADED), 1), (int(Severity.OK), 1)]
     assert (reply.sources[0].detail, reply.sources[0].failures) == ("online: EIO", 2)
     assert (reply.core.passes, reply.core.kernel_bytes, reply.groups) == (11, 4096, 3)
 
 
-def test_shutting_down_is_said_in_words(serving: Serving) -> None:
+def test_shutdown_ends_stream_with_reason(serving: Serving) -> None:
     with watch(serving) as watcher:
-        watcher.opened()
+        watcher.wait_opened()
         assert serving.thread.stop(PATIENCE_S)
         with pytest.raises(grpc.RpcError) as raised:
             watcher.next()

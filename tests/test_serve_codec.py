@@ -1,4 +1,4 @@
-"""What betterproto would let through, the codec refuses, and says where."""
+"""The codec rejects input that betterproto alone would accept, and its error names the place."""
 
 import pytest
 from grpclib.const import Status
@@ -8,45 +8,44 @@ from hypothesis import strategies as st
 from wire.google import message_class
 from wire.plugin import DRA
 
-from agent.serve.grpc.codec import Codec, Unread
+from agent.serve.grpc.codec import FIELDS_PER_ENTRY, Codec, UnreadRequest
 from agent.serve.grpc.gen.agent.drahealth import v1 as agent_v1
 from agent.serve.grpc.gen.dra_v1.k8s.io.kubelet.pkg.apis.dra import v1 as dra_v1
 from agent.serve.grpc.gen.dra_v1beta1.k8s.io.kubelet.pkg.apis.dra import v1beta1 as dra_v1beta1
 from agent.serve.grpc.gen.health_v1 import v1
 from agent.serve.grpc.gen.registration_v1 import pluginregistration
-from agent.serve.grpc.wire.messages import FIELDS_PER_ENTRY
 
 RESPONSE = v1.NodeWatchResourcesResponse
 
 
 def entry(field: bytes) -> bytes:
-    """A list of one device that consists of one raw field."""
+    """Return a list of one device that consists of one raw field."""
     return b"\x0a" + bytes([len(field)]) + field
 
 
-def test_bytes_go_out_as_they_are() -> None:
+def test_bytes_are_sent_unchanged() -> None:
     assert Codec().encode(b"anything", RESPONSE) == b"anything"
 
 
-def test_of_a_request_that_nobody_reads_it_is_checked_that_it_is_one() -> None:
-    assert Codec().decode(b"\x7a\x01x", Unread) == b"\x7a\x01x"
+def test_unread_request_is_checked_for_well_formedness() -> None:
+    assert Codec().decode(b"\x7a\x01x", UnreadRequest) == b"\x7a\x01x"
     with pytest.raises(
         GRPCError, match="the request field 15: ends 1 bytes after the message's 2"
     ) as refused:
-        Codec().decode(b"\x7a\x01", Unread)
+        Codec().decode(b"\x7a\x01", UnreadRequest)
     assert refused.value.status is Status.INTERNAL
 
 
-def test_a_message_goes_out_encoded() -> None:
+def test_message_is_encoded() -> None:
     message = RESPONSE([v1.DeviceHealth(message="x")])
     assert Codec().encode(message, RESPONSE) == bytes(message)
 
 
-def test_nothing_is_the_empty_message() -> None:
+def test_empty_data_are_the_empty_message() -> None:
     assert Codec().decode(b"", RESPONSE) == RESPONSE()
 
 
-def test_fields_that_we_do_not_know_are_skipped() -> None:
+def test_unknown_fields_are_skipped() -> None:
     unknown = b"\x7a\x01x" + b"\x78\x05" + b"\x79" + bytes(8) + b"\x7d" + bytes(4)
     assert Codec().decode(entry(unknown + b"\x2a\x01m"), RESPONSE).devices[0].message == "m"
 
@@ -61,18 +60,18 @@ def test_fields_that_we_do_not_know_are_skipped() -> None:
         (entry(b"\x10" + b"\xff" * 10 + b"\x01"), "devices.health: a number of more than 10 bytes"),
         (entry(b"\x10\x80"), "devices.health: ends in the middle of a number"),
         (entry(b"\x0a\x03\x0a\x05p"), "devices.device.pool_name: ends 4 bytes after the message's 3"),
-        (b"\x0b", "NodeWatchResourcesResponse.devices: wire type 3 is none of protobuf's"),
-        (b"\x7f", "NodeWatchResourcesResponse field 15: wire type 7 is none of protobuf's"),
+        (b"\x0b", "NodeWatchResourcesResponse.devices: wire type 3 is not valid"),
+        (b"\x7f", "NodeWatchResourcesResponse field 15: wire type 7 is not valid"),
         (b"\x79\x00", "NodeWatchResourcesResponse field 15: ends 7 bytes after the message's 2"),
-        (b"\x00\x00", "NodeWatchResourcesResponse: field number 0 is none of protobuf's"),
+        (b"\x00\x00", "NodeWatchResourcesResponse: field number 0 is not valid"),
         (
             b"\x80\x80\x80\x80\x10\x00",
-            "NodeWatchResourcesResponse: field number 536870912 is none of protobuf's",
+            "NodeWatchResourcesResponse: field number 536870912 is not valid",
         ),
         (b"\xff", "NodeWatchResourcesResponse: ends in the middle of a number"),
     ],
 )
-def test_what_is_no_such_message_is_refused_with_its_place(data: bytes, text: str) -> None:
+def test_invalid_message_is_refused_with_place(data: bytes, text: str) -> None:
     with pytest.raises(GRPCError) as raised:
         Codec().decode(data, RESPONSE)
     assert raised.value.status is Status.INTERNAL
@@ -80,11 +79,11 @@ def test_what_is_no_such_message_is_refused_with_its_place(data: bytes, text: st
 
 
 @pytest.mark.parametrize(
-    "kind",
+    "message_type",
     [
         RESPONSE,
         agent_v1.WatchRequest,
-        agent_v1.Picture,
+        agent_v1.Report,
         agent_v1.StatusRequest,
         agent_v1.StatusReply,
         *(module.NodePrepareResourcesRequest for module in (dra_v1, dra_v1beta1)),
@@ -96,13 +95,13 @@ def test_what_is_no_such_message_is_refused_with_its_place(data: bytes, text: st
         pluginregistration.RegistrationStatus,
     ],
 )
-def test_every_message_that_we_read_can_be_checked(kind: type) -> None:
+def test_every_message_type_that_we_read_can_be_checked(message_type: type) -> None:
     with pytest.raises(GRPCError):
-        Codec().decode(b"\xff", kind)
+        Codec().decode(b"\xff", message_type)
 
 
 def answers(*fields: bytes) -> bytes:
-    """A map of one entry that consists of these raw fields."""
+    """Return a map of one entry that consists of these raw fields."""
     entry_bytes = b"".join(fields)
     return b"\x0a" + bytes([len(entry_bytes)]) + entry_bytes
 
@@ -121,7 +120,7 @@ def answers(*fields: bytes) -> bytes:
         (b"\x08\x05", "claims: wire type 0, should be 2"),
     ],
 )
-def test_a_map_is_checked_down_to_its_values(data: bytes, text: str) -> None:
+def test_map_is_checked_with_its_values(data: bytes, text: str) -> None:
     with pytest.raises(GRPCError) as raised:
         Codec().decode(data, dra_v1.NodePrepareResourcesResponse)
     assert raised.value.message == f"NodePrepareResourcesResponse.{text}"
@@ -139,16 +138,16 @@ def test_a_map_is_checked_down_to_its_values(data: bytes, text: str) -> None:
         answers(b"\x0a\x01u", b"\x12\x03\x12\x01a") + answers(b"\x0a\x01v", b"\x12\x03\x12\x01b"),
     ],
 )
-def test_a_map_is_read_as_google_reads_it(data: bytes) -> None:
-    """Of a key that is there twice the last counts; what is left out is empty."""
+def test_map_is_decoded_as_by_google_protobuf(data: bytes) -> None:
+    """The last entry of a repeated key counts, and a missing value is empty."""
     ours = Codec().decode(data, dra_v1.NodePrepareResourcesResponse)
     google = message_class(f"{DRA}.v1", "NodePrepareResourcesResponse").FromString(data)
-    assert {uid: one.error for uid, one in ours.claims.items()} == {
-        uid: one.error for uid, one in google.claims.items()
+    assert {uid: item.error for uid, item in ours.claims.items()} == {
+        uid: item.error for uid, item in google.claims.items()
     }
 
 
-def test_more_entries_than_the_limit_are_refused_before_they_are_read() -> None:
+def test_entries_above_the_limit_are_refused_unread() -> None:
     codec = Codec(entries=3)
     assert len(codec.decode(entry(b"\x2a\x01m") * 3, RESPONSE).devices) == 3
     with pytest.raises(GRPCError) as raised:
@@ -157,27 +156,27 @@ def test_more_entries_than_the_limit_are_refused_before_they_are_read() -> None:
     assert raised.value.message == "NodeWatchResourcesResponse.devices: more than 3 entries"
 
 
-def test_betterproto_never_sees_fields_that_we_do_not_know() -> None:
+def test_betterproto_gets_no_unknown_fields() -> None:
     unknown = b"\x7a\x01x\x78\x05"
     read = Codec().decode(unknown + entry(unknown + b"\x2a\x01m" + unknown) + unknown, RESPONSE)
     assert (read.devices[0].message, read._unknown_fields, read.devices[0]._unknown_fields) == ("m", b"", b"")
 
 
 @pytest.mark.parametrize("field", [b"\x78\x05", b"\x2a\x00"])
-def test_more_fields_than_the_limit_are_refused_known_or_not(field: bytes) -> None:
-    codec, most = Codec(entries=4), 4 * FIELDS_PER_ENTRY
-    assert len(codec.decode(entry(field * (most - 1)), RESPONSE).devices) == 1
+def test_fields_above_the_limit_are_refused_known_or_not(field: bytes) -> None:
+    codec, maximum = Codec(entries=4), 4 * FIELDS_PER_ENTRY
+    assert len(codec.decode(entry(field * (maximum - 1)), RESPONSE).devices) == 1
     with pytest.raises(GRPCError) as raised:
-        codec.decode(entry(field * most), RESPONSE)
+        codec.decode(entry(field * maximum), RESPONSE)
     assert raised.value.status is Status.RESOURCE_EXHAUSTED
-    assert raised.value.message == f"NodeWatchResourcesResponse.devices: more than {most} fields in all"
+    assert raised.value.message == f"NodeWatchResourcesResponse.devices: more than {maximum} fields in all"
 
 
 @given(st.binary(max_size=40))
-def test_any_bytes_are_a_message_or_an_error_and_google_takes_what_we_take(data: bytes) -> None:
+def test_decoded_bytes_are_accepted_by_google_protobuf(data: bytes) -> None:
     try:
-        taken = Codec().decode(data, RESPONSE)
+        decoded = Codec().decode(data, RESPONSE)
     except GRPCError:
         return
     google = message_class("v1", "NodeWatchResourcesResponse").FromString(data)
-    assert [one.message for one in taken.devices] == [one.message for one in google.devices]
+    assert [item.message for item in decoded.devices] == [item.message for item in google.devices]

@@ -1,4 +1,6 @@
-"""What a driver's socket tells before its driver declares devices and from then on, as a kubelet sees it."""
+"""Devices that a driver's socket sends before and after the driver declares devices, as a kubelet sees
+them.
+"""
 
 import os
 import signal
@@ -32,52 +34,55 @@ def kubelet(serving: Serving) -> Iterator[Watcher]:
         yield watcher
 
 
-def own(name: str, driver: str = DRIVER, **changes: Any) -> DeviceHealth:
+def declared(name: str, driver: str = DRIVER, **changes: Any) -> DeviceHealth:
     return device(name, driver=driver, **changes)
 
 
 def publish(serving: Serving, *devices: DeviceHealth, declaring: tuple[str, ...] = (DRIVER,)) -> None:
-    """A report of the host's device and of these, at the newest moment of all."""
+    """Publish a report of the host's device and of these, verified at the newest time of all."""
     newest = max([device.verified for device in devices], key=lambda at: at.mono_ns)
     hosts = device(HOSTS)._replace(verified=newest)
     serving.latest.publish(replace(report([hosts, *devices]), declaring=declaring))
 
 
-def test_who_begins_to_declare_is_told_of_its_own_on_the_same_stream_and_of_the_host_no_more(
-    serving: Serving, kubelet: Watcher
-) -> None:
+def test_stream_switches_from_host_to_declared_devices(serving: Serving, kubelet: Watcher) -> None:
     serving.publish(device(HOSTS))
     assert names(kubelet.next()) == [HOSTS]
     for second in (2, 3):
-        publish(serving, own("set-0", verified=second))
+        publish(serving, declared("set-0", verified=second))
         assert names(kubelet.next()) == ["set-0"]
 
 
-def test_a_declared_device_of_the_same_name_as_the_hosts_is_told_at_once(
-    serving: Serving, kubelet: Watcher
-) -> None:
+def test_declared_device_named_like_host_device_is_sent_at_once(serving: Serving, kubelet: Watcher) -> None:
     serving.publish(device(HOSTS))
-    assert [one.health for one in kubelet.next().devices] == [1]
-    publish(serving, own(HOSTS, health=Health.UNHEALTHY, message="cpu.offline: CPU 1"))
-    assert [one.health for one in kubelet.next().devices] == [2]
+    assert [entry.health for entry in kubelet.next().devices] == [1]
+    publish(serving, declared(HOSTS, health=Health.UNHEALTHY, message="cpu.offline: CPU 1"))
+    assert [entry.health for entry in kubelet.next().devices] == [2]
 
 
-def test_each_socket_tells_of_its_own_driver_and_one_that_declares_nothing_of_the_host(
-    serving: Serving, kubelet: Watcher
-) -> None:
+def test_each_socket_sends_devices_of_its_driver_or_of_the_host(serving: Serving, kubelet: Watcher) -> None:
     [path] = serving.others
     with watch_health(path) as other:
-        publish(serving, own("set-0"))
+        publish(serving, declared("set-0"))
         assert names(kubelet.next()) == ["set-0"]
         assert names(other.next()) == [HOSTS]
-        publish(serving, own("set-0", verified=2), own("set-0", OTHER, verified=2), declaring=(DRIVER, OTHER))
+        publish(
+            serving,
+            declared("set-0", verified=2),
+            declared("set-0", OTHER, verified=2),
+            declaring=(DRIVER, OTHER),
+        )
         assert names(other.next()) == ["set-0"]
 
 
-def test_the_same_name_in_two_pools_is_two_devices_to_the_kubelet(serving: Serving, kubelet: Watcher) -> None:
-    publish(serving, own("set-0", pool="a"), own("set-0", pool="b", health=Health.UNHEALTHY, message="m"))
-    told = [(one.device.pool_name, one.health) for one in kubelet.next().devices]
-    assert told == [("a", 1), ("b", 2)]
+def test_same_name_in_two_pools_is_sent_as_two_devices(serving: Serving, kubelet: Watcher) -> None:
+    publish(
+        serving,
+        declared("set-0", pool="a"),
+        declared("set-0", pool="b", health=Health.UNHEALTHY, message="m"),
+    )
+    received = [(entry.device.pool_name, entry.health) for entry in kubelet.next().devices]
+    assert received == [("a", 1), ("b", 2)]
 
 
 READER = """
@@ -91,7 +96,7 @@ with watch_health(sys.argv[1]) as watcher:
 
 @contextmanager
 def reader(path: Path) -> Iterator["subprocess.Popen[str]"]:
-    """A client in a process of its own."""
+    """Start a client in another process."""
     process = subprocess.Popen(
         [sys.executable, "-c", READER, str(path)],
         stdout=subprocess.PIPE,
@@ -105,26 +110,28 @@ def reader(path: Path) -> Iterator["subprocess.Popen[str]"]:
         process.communicate()
 
 
-def heavy(number: int, driver: str) -> list[DeviceHealth]:
-    """About 60 kB; the last says their number."""
-    devices = [own(f"set-{n}", driver, verified=number, message="x" * 200) for n in range(250)]
-    return [*devices, own("last", driver, verified=number, message=f"{number}")]
+def large_list(number: int, driver: str) -> list[DeviceHealth]:
+    """Return devices of about 60 kB; the message of the last has the number."""
+    devices = [declared(f"set-{n}", driver, verified=number, message="x" * 200) for n in range(250)]
+    return [*devices, declared("last", driver, verified=number, message=f"{number}")]
 
 
-def test_a_stopped_reader_of_one_socket_holds_up_no_reader_of_another(serving: Serving) -> None:
+def test_stopped_reader_of_one_socket_delays_no_other_socket(serving: Serving) -> None:
     total = 200
     with reader(serving.others[0]) as slow, watch_health(serving.health) as fast:
         assert slow.stdout
-        publish(serving, *heavy(1, DRIVER), *heavy(1, OTHER), declaring=(DRIVER, OTHER))
+        publish(serving, *large_list(1, DRIVER), *large_list(1, OTHER), declaring=(DRIVER, OTHER))
         assert slow.stdout.readline() == "1\n"
         slow.send_signal(signal.SIGSTOP)
         for number in range(2, total + 1):
-            publish(serving, *heavy(number, DRIVER), *heavy(number, OTHER), declaring=(DRIVER, OTHER))
+            publish(
+                serving, *large_list(number, DRIVER), *large_list(number, OTHER), declaring=(DRIVER, OTHER)
+            )
             while fast.next().devices[-1].message != f"{number}":
                 pass
         slow.send_signal(signal.SIGCONT)
-        told: list[int] = []
-        while not told or told[-1] < total:
-            told.append(int(slow.stdout.readline()))
-    assert told == sorted(told)
-    assert len(told) < total / 2, "it was owed the newest, not the history"
+        received: list[int] = []
+        while not received or received[-1] < total:
+            received.append(int(slow.stdout.readline()))
+    assert received == sorted(received)
+    assert len(received) < total / 2, "the slow reader skips lists"

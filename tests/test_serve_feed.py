@@ -1,47 +1,49 @@
-"""What a subscriber is owed: everything that is news to it, and nothing that would renew an old verdict."""
+"""Pending devices of a subscriber: all that changed or were read again, and none whose old verdict would be
+renewed.
+"""
 
 from collections.abc import Sequence
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from wire.serving import at, device, sick
+from wire.serving import at, device, unhealthy
 
 from agent.model.health import DeviceHealth, Health, Severity
 from agent.serve.health.feed import Feed
 
 
 class Encoder:
-    """Stands in for the core's: one message per list, naming devices and leases; counts its work."""
+    """Encoder that makes one message per list with devices and leases, and counts its calls."""
 
     def __init__(self) -> None:
         self.calls = 0
 
     def __call__(self, devices: Sequence[DeviceHealth], extra_s: int) -> list[bytes]:
         self.calls += 1
-        return [(",".join(one.device for one in devices) + "+" * extra_s).encode()]
+        return [(",".join(entry.device for entry in devices) + "+" * extra_s).encode()]
 
 
-def test_before_the_first_report_nobody_is_owed_anything() -> None:
+def test_feed_before_first_report_has_nothing_pending() -> None:
     feed = Feed(Encoder())
     assert (feed.number, feed.pending_for(0)) == (0, ())
 
 
-def test_a_new_subscriber_gets_the_full_list() -> None:
+def test_new_subscriber_gets_full_list() -> None:
     feed = Feed(Encoder())
     feed.publish([device("a"), device("b")])
     feed.publish([device("a"), device("b", verified=2)])
     assert feed.pending_for(0) == (b"a,b",)
 
 
-def test_a_device_that_was_not_verified_again_is_not_sent_again() -> None:
+def test_device_without_new_reading_is_not_pending() -> None:
     feed = Feed(Encoder())
     number = feed.publish([device("a"), device("b")])
     feed.publish([device("a"), device("b", verified=2)])
     assert feed.pending_for(number) == (b"b",)
 
 
-def test_if_nothing_was_verified_nothing_is_sent() -> None:
+def test_report_without_new_readings_is_not_pending() -> None:
     encoder = Encoder()
     feed = Feed(encoder)
     number = feed.publish([device("a"), device("b")])
@@ -53,20 +55,20 @@ def test_if_nothing_was_verified_nothing_is_sent() -> None:
 @pytest.mark.parametrize(
     "changed",
     [
-        sick("a"),
+        unhealthy("a"),
         device("a", severity=Severity.DEGRADED, message="cpu.throttled: 12 events"),
         device("a", timeout_s=31),
     ],
     ids=["health", "message", "timeout"],
 )
-def test_a_changed_verdict_is_sent_though_nothing_was_verified(changed: DeviceHealth) -> None:
+def test_changed_verdict_without_reading_is_pending(changed: DeviceHealth) -> None:
     feed = Feed(Encoder())
     number = feed.publish([device("a"), device("b")])
     feed.publish([changed, device("b")])
     assert feed.pending_for(number) == (b"a",)
 
 
-def test_unknown_is_sent_every_time_for_it_needs_no_reading() -> None:
+def test_unknown_device_is_pending_in_every_report() -> None:
     feed = Feed(Encoder())
     unknown = device("a", health=Health.UNKNOWN, severity=Severity.UNKNOWN, message="cpu.unreadable: EIO")
     for _ in range(3):
@@ -75,14 +77,14 @@ def test_unknown_is_sent_every_time_for_it_needs_no_reading() -> None:
     assert feed.pending_for(number - 1) == (b"a",)
 
 
-def test_what_the_kubelet_does_not_see_is_no_news() -> None:
+def test_change_invisible_to_kubelet_is_not_pending() -> None:
     feed = Feed(Encoder())
     number = feed.publish([device("a")])
     feed.publish([device("a", since=at(9), kind="other")])
     assert feed.pending_for(number) == ()
 
 
-def test_a_device_that_comes_back_is_news() -> None:
+def test_returning_device_is_pending() -> None:
     feed = Feed(Encoder())
     feed.publish([device("a"), device("b")])
     number = feed.publish([device("b")])
@@ -90,7 +92,7 @@ def test_a_device_that_comes_back_is_news() -> None:
     assert feed.pending_for(number) == (b"a",)
 
 
-def test_subscribers_that_are_equally_far_cost_one_encoding() -> None:
+def test_subscribers_at_same_number_share_one_encoding() -> None:
     encoder = Encoder()
     feed = Feed(encoder)
     number = feed.publish([device("a")])
@@ -101,13 +103,13 @@ def test_subscribers_that_are_equally_far_cost_one_encoding() -> None:
     assert encoder.calls == 2
 
 
-def test_longer_leases_are_another_list_of_the_same_devices() -> None:
+def test_longer_leases_are_encoded_separately() -> None:
     feed = Feed(Encoder())
     feed.publish([device("a")])
     assert [feed.pending_for(0, extra) for extra in (0, 1, 0)] == [(b"a",), (b"a+",), (b"a",)]
 
 
-def test_a_list_never_outlives_its_publication() -> None:
+def test_encoded_list_is_dropped_at_next_publication() -> None:
     feed = Feed(Encoder())
     feed.publish([device("a")])
     assert feed.pending_for(0) == (b"a",)
@@ -115,15 +117,15 @@ def test_a_list_never_outlives_its_publication() -> None:
     assert feed.pending_for(0) == (b"b",)
 
 
-def test_a_device_named_twice_is_our_mistake_and_is_named() -> None:
+def test_publish_duplicate_device_raises_and_keeps_feed() -> None:
     feed = Feed(Encoder())
     feed.publish([device("a")])
     with pytest.raises(ValueError, match="'a' of pool 'node-a' twice"):
-        feed.publish([device("a"), device("b"), sick("a")])
+        feed.publish([device("a"), device("b"), unhealthy("a")])
     assert (feed.number, feed.pending_for(0)) == (1, (b"a",))
 
 
-def test_the_same_name_in_two_pools_is_two_devices() -> None:
+def test_same_name_in_two_pools_is_two_devices() -> None:
     feed = Feed(Encoder())
     feed.publish([device("a"), device("a")._replace(pool="other")])
     assert feed.pending_for(0) == (b"a,a",)
@@ -137,14 +139,14 @@ VERDICTS = st.builds(
     st.sampled_from(Health),
     st.sampled_from(["", "x"]),
 )
-REPORTS = st.lists(VERDICTS, max_size=3, unique_by=lambda one: one.device)
+REPORTS = st.lists(VERDICTS, max_size=3, unique_by=lambda entry: entry.device)
 
 
 @given(st.lists(st.tuples(REPORTS, st.booleans()), max_size=12))
-def test_however_many_publications_are_skipped_no_device_is_lost(
-    days: list[tuple[list[DeviceHealth], bool]],
+def test_skipped_publications_lose_no_device(
+    reports: list[tuple[list[DeviceHealth], bool]],
 ) -> None:
-    """A subscriber that got any subset of the lists believes of every device what the last report says."""
+    """A subscriber with any subset of the lists knows every device of the last report."""
     sent: list[DeviceHealth] = []
 
     def encode(devices: Sequence[DeviceHealth], extra_s: int) -> list[bytes]:
@@ -152,13 +154,13 @@ def test_however_many_publications_are_skipped_no_device_is_lost(
         return [b"list"]
 
     feed = Feed(encode)
-    believed: dict[str, DeviceHealth] = {}
-    got = 0
-    for devices, reads in [*days, ([device("a")], True)]:
+    known: dict[str, DeviceHealth] = {}
+    number_read = 0
+    for devices, reads in [*reports, ([device("a")], True)]:
         number = feed.publish(devices)
         if not reads:
             continue
-        if feed.pending_for(got):
-            believed |= {one.device: one for one in sent}
-        got = number
-        assert [believed[one.device] for one in devices] == devices
+        if feed.pending_for(number_read):
+            known |= {entry.device: entry for entry in sent}
+        number_read = number
+        assert [known[entry.device] for entry in devices] == devices

@@ -1,4 +1,4 @@
-"""What a hostile, broken or stuck peer can do to the servers: nothing that anybody else would notice."""
+"""Hardened servers against hostile, broken or stuck peers: other clients notice nothing."""
 
 import asyncio
 import contextlib
@@ -59,13 +59,13 @@ def serving(tmp_path: Path) -> Iterator[Serving]:
 
 
 def listed(client: RawClient, stream: int = 1) -> list[str]:
-    """The names in the stream's next list; for lists that fit into one frame."""
+    """Return the device names of the stream's next list, which must fit into one frame."""
     _, data = client.next_of(DATA, stream)
     return names(message_class("v1", "NodeWatchResourcesResponse").FromString(data[5:]))
 
 
 def read_to_the_end(client: RawClient) -> None:
-    """Returns when the server has closed the connection."""
+    """Wait until the server has closed the connection."""
     with contextlib.suppress(ConnectionError):
         while client.next_frame() is not None:
             pass
@@ -80,7 +80,7 @@ def still_serves(serving: Serving) -> bool:
 
 
 @pytest.mark.parametrize("kind", [0x42, PRIORITY_UPDATE, 0xFF])
-def test_a_frame_of_unknown_type_is_ignored(serving: Serving, kind: int) -> None:
+def test_frame_of_unknown_type_is_ignored(serving: Serving, kind: int) -> None:
     with RawClient(serving.health) as client:
         client.send(frame(kind, 0xFF, 0, b"\0\0\0\1u=1"))
         client.call()
@@ -102,7 +102,7 @@ def test_a_frame_of_unknown_type_is_ignored(serving: Serving, kind: int) -> None
         (b"grpc-previous-rpc-attempts", b"\xff"),
     ],
 )
-def test_headers_that_we_do_not_read_may_say_anything(serving: Serving, header: tuple[bytes, bytes]) -> None:
+def test_unread_headers_may_have_any_value(serving: Serving, header: tuple[bytes, bytes]) -> None:
     with RawClient(serving.health) as client:
         client.headers(1, [*request_headers(), header])
         client.send(frame(DATA, END_STREAM, 1, message()))
@@ -110,7 +110,7 @@ def test_headers_that_we_do_not_read_may_say_anything(serving: Serving, header: 
 
 
 @pytest.mark.parametrize("authority", [b"localhost", b"%2Frun%2Fa.sock", b"", None])
-def test_any_authority_is_taken(serving: Serving, authority: bytes | None) -> None:
+def test_any_authority_is_accepted(serving: Serving, authority: bytes | None) -> None:
     headers = [header for header in request_headers() if header[0] != b":authority"]
     with RawClient(serving.health) as client:
         client.headers(1, headers if authority is None else [*headers, (b":authority", authority)])
@@ -121,7 +121,7 @@ def test_any_authority_is_taken(serving: Serving, authority: bytes | None) -> No
 @pytest.mark.parametrize(
     "path", ["/v1.DRAResourceHealth/Other", "/v2.DRAResourceHealth/NodeWatchResources", "*"]
 )
-def test_another_method_is_unimplemented(serving: Serving, path: str) -> None:
+def test_unknown_method_is_unimplemented(serving: Serving, path: str) -> None:
     with RawClient(serving.health) as client:
         client.call(path=path)
         trailers = client.next_headers()
@@ -129,7 +129,7 @@ def test_another_method_is_unimplemented(serving: Serving, path: str) -> None:
 
 
 @pytest.mark.parametrize("missing", [b":method", b":path"])
-def test_a_request_that_cannot_be_answered_is_reset(
+def test_request_without_method_or_path_is_reset(
     serving: Serving, missing: bytes, caplog: pytest.LogCaptureFixture
 ) -> None:
     with RawClient(serving.health) as client:
@@ -140,7 +140,7 @@ def test_a_request_that_cannot_be_answered_is_reset(
 
 
 @pytest.mark.parametrize("timeout", [b"soon", b"-1S", b"", b"123456789S", b"9" * 400 + b"H"])
-def test_a_timeout_that_is_none_is_refused(serving: Serving, timeout: bytes) -> None:
+def test_invalid_timeout_is_refused(serving: Serving, timeout: bytes) -> None:
     with RawClient(serving.health) as client:
         client.headers(1, [*request_headers(), (b"grpc-timeout", timeout)])
         trailers = client.next_headers()
@@ -148,7 +148,7 @@ def test_a_timeout_that_is_none_is_refused(serving: Serving, timeout: bytes) -> 
 
 
 @pytest.mark.parametrize("timeout", [b"1n", b"0S", b"999u"])
-def test_a_deadline_that_is_over_at_once_is_one_all_the_same(
+def test_deadline_below_a_millisecond_is_deadline_exceeded(
     serving: Serving, timeout: bytes, caplog: pytest.LogCaptureFixture
 ) -> None:
     with RawClient(serving.health) as client:
@@ -158,7 +158,7 @@ def test_a_deadline_that_is_over_at_once_is_one_all_the_same(
     assert [record for record in caplog.records if record.exc_info] == []
 
 
-def test_a_deadline_is_kept(serving: Serving) -> None:
+def test_deadline_is_kept(serving: Serving) -> None:
     with RawClient(serving.health) as client:
         client.headers(1, [*request_headers(), (b"grpc-timeout", b"1S")])
         client.send(frame(DATA, END_STREAM, 1, message()))
@@ -169,7 +169,7 @@ def test_a_deadline_is_kept(serving: Serving) -> None:
 # --- requests
 
 
-def test_the_end_of_the_stream_without_a_body_is_the_empty_request(serving: Serving) -> None:
+def test_end_of_stream_without_body_is_the_empty_request(serving: Serving) -> None:
     with RawClient(serving.health) as client:
         client.headers(1, request_headers(), flags=END_HEADERS | END_STREAM)
         assert listed(client) == ["cpu-node0"]
@@ -178,14 +178,14 @@ def test_the_end_of_the_stream_without_a_body_is_the_empty_request(serving: Serv
         assert listed(client, 3) == ["cpu-node0"]
 
 
-def test_a_client_that_never_ends_its_side_is_served(serving: Serving) -> None:
+def test_client_that_never_ends_its_side_is_served(serving: Serving) -> None:
     with RawClient(serving.health) as client:
         client.headers(1, request_headers())
         client.send(frame(DATA, 0, 1, message()))
         assert listed(client) == ["cpu-node0"]
 
 
-def test_a_compressed_request_is_unimplemented(serving: Serving) -> None:
+def test_compressed_request_is_unimplemented(serving: Serving) -> None:
     with RawClient(serving.health) as client:
         client.headers(1, [*request_headers(), (b"grpc-encoding", b"gzip")])
         client.send(frame(DATA, END_STREAM, 1, message(b"\x1f\x8b", compressed=1)))
@@ -194,14 +194,14 @@ def test_a_compressed_request_is_unimplemented(serving: Serving) -> None:
         assert "compressed messages are not supported" in trailers["grpc-message"]
 
 
-def test_a_client_that_could_compress_but_does_not_is_served(serving: Serving) -> None:
+def test_uncompressed_request_with_grpc_encoding_is_served(serving: Serving) -> None:
     with RawClient(serving.health) as client:
         client.headers(1, [*request_headers(), (b"grpc-encoding", b"gzip")])
         client.send(frame(DATA, END_STREAM, 1, message()))
         assert listed(client) == ["cpu-node0"]
 
 
-def test_a_request_above_the_limit_is_refused_with_the_numbers(serving: Serving) -> None:
+def test_request_above_the_limit_is_refused_with_the_numbers(serving: Serving) -> None:
     with RawClient(serving.health) as client:
         client.headers(1, request_headers())
         client.send(frame(DATA, 0, 1, struct.pack(">BI", 0, 200 << 20)))
@@ -210,7 +210,7 @@ def test_a_request_above_the_limit_is_refused_with_the_numbers(serving: Serving)
         assert trailers["grpc-message"] == "message is 209715200 bytes, limit 65536; refused unread"
 
 
-def test_a_request_at_the_limit_is_read(serving: Serving) -> None:
+def test_request_at_the_limit_is_read(serving: Serving) -> None:
     unknown_field = b"\x7a" + b"\xfc\xff\x03" + bytes(REQUEST_LIMIT - 4)
     assert len(unknown_field) == REQUEST_LIMIT
     body = message(unknown_field)
@@ -218,24 +218,24 @@ def test_a_request_at_the_limit_is_read(serving: Serving) -> None:
         client.headers(1, request_headers())
         for start in range(0, 60_000, 15_000):
             client.send(frame(DATA, 0, 1, body[start : start + 15_000]))
-        client.next_of(WINDOW_UPDATE, 1)  # what was sent has been read
+        client.next_of(WINDOW_UPDATE, 1)  # the bytes so far have been read
         client.send(frame(DATA, END_STREAM, 1, body[60_000:]))
         assert listed(client) == ["cpu-node0"]
 
 
-def test_requests_that_are_begun_and_never_ended_hold_no_more_than_their_share(serving: Serving) -> None:
-    """Each of a hundred streams of 128 connections may have begun one; a list is to be had all the same."""
-    begun = struct.pack(">BI", 0, REQUEST_LIMIT)
-    most = REQUESTS_LIMIT // REQUEST_LIMIT
+def test_unfinished_requests_are_limited_in_memory(serving: Serving) -> None:
+    """Each of a hundred streams of 128 connections may have begun a request; lists are still served."""
+    header = struct.pack(">BI", 0, REQUEST_LIMIT)
+    maximum = REQUESTS_LIMIT // REQUEST_LIMIT
     with RawClient(serving.health) as client:
-        streams = range(1, 2 * most + 3, 2)
+        streams = range(1, 2 * maximum + 3, 2)
         for stream in streams:
             client.headers(stream, request_headers())
-            client.send(frame(DATA, 0, stream, begun))
+            client.send(frame(DATA, 0, stream, header))
         trailers = client.next_headers(streams[-1])
         assert trailers["grpc-status"] == "8"
         assert trailers["grpc-message"] == (
-            "message is 65536 bytes, and 4194304 bytes of others are held, limit 4194304; refused unread"
+            "message is 65536 bytes, and other requests hold 4194304 bytes, limit 4194304; refused unread"
         )
         assert still_serves(serving)
         client.send(frame(RST_STREAM, 0, 1, struct.pack(">I", CANCEL)))
@@ -246,15 +246,15 @@ def test_requests_that_are_begun_and_never_ended_hold_no_more_than_their_share(s
         assert listed(client, streams[-1] + 4) == ["cpu-node0"]
 
 
-def test_no_peer_may_send_more_than_64_kib_unread(serving: Serving) -> None:
-    """The whole connection's window is 64 KiB - 1, and what breaks it ends the connection."""
+def test_peer_that_exceeds_the_window_is_disconnected(serving: Serving) -> None:
+    """The whole connection's window is 64 KiB - 1; exceeding it ends the connection."""
     with RawClient(serving.health) as client:
         first = client.next_frame()
         assert first is not None
         settings = dict(struct.iter_unpack(">HI", first[3]))
         assert settings.get(INITIAL_WINDOW_SIZE, 65_535) == 65_535
         client.headers(1, request_headers())
-        client.send(frame(DATA, 0, 1, message()))  # the handler reads this, and nothing after it
+        client.send(frame(DATA, 0, 1, message()))  # the handler reads only this
         assert listed(client) == ["cpu-node0"]
         client.send(frame(DATA, 0, 1, bytes(16_000)) * 5)
         read_to_the_end(client)
@@ -262,7 +262,7 @@ def test_no_peer_may_send_more_than_64_kib_unread(serving: Serving) -> None:
 
 
 @pytest.mark.parametrize("part", [b"\0", b"\0\0\0\0", b"\0\0\0\0\5ab", b"\0\0\0\0\5"])
-def test_a_request_that_ends_in_the_middle_is_an_error(serving: Serving, part: bytes) -> None:
+def test_truncated_request_is_an_error(serving: Serving, part: bytes) -> None:
     with RawClient(serving.health) as client:
         client.headers(1, request_headers())
         client.send(frame(DATA, END_STREAM, 1, part))
@@ -271,7 +271,7 @@ def test_a_request_that_ends_in_the_middle_is_an_error(serving: Serving, part: b
         assert trailers["grpc-message"] == "stream ended in the middle of a message"
 
 
-def test_a_request_that_is_no_protobuf_is_an_error(serving: Serving) -> None:
+def test_request_that_is_not_protobuf_is_an_error(serving: Serving) -> None:
     with RawClient(serving.health) as client:
         client.headers(1, request_headers())
         client.send(frame(DATA, END_STREAM, 1, message(b"\xff")))
@@ -297,7 +297,7 @@ def test_a_request_that_is_no_protobuf_is_an_error(serving: Serving) -> None:
     ],
     ids=["http1", "zeros", "idle-stream", "bad-hpack", "bad-settings", "huge-frame", "zero-window", "goaway"],
 )
-def test_garbage_ends_its_own_connection_and_no_other(serving: Serving, garbage: bytes) -> None:
+def test_garbage_ends_only_its_own_connection(serving: Serving, garbage: bytes) -> None:
     with RawClient(serving.health) as bystander:
         bystander.call()
         assert listed(bystander) == ["cpu-node0"]
@@ -311,22 +311,20 @@ def test_garbage_ends_its_own_connection_and_no_other(serving: Serving, garbage:
         assert listed(bystander) == ["cpu-node0"]
 
 
-def test_h2_keeps_what_it_received_where_we_look_for_it() -> None:
-    """A private part of it: overlong frames are refused by what is read there."""
+def test_h2_buffers_received_bytes_where_hardened_reads_them() -> None:
+    """Overlong frames are refused by this private buffer of h2."""
     connection = H2Connection(H2Configuration(client_side=False))
     connection.initiate_connection()
     connection.receive_data(PREFACE + b"\xff\xff\xff\0")
     assert connection.incoming_buffer._data == b"\xff\xff\xff\0"
 
 
-def test_a_client_that_leaks_connections_is_not_given_more_than_its_share(
-    serving: Serving, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_leaked_connections_are_limited(serving: Serving, caplog: pytest.LogCaptureFixture) -> None:
     with contextlib.ExitStack() as stack:
         leaked = []
         for _ in range(CONNECTION_LIMIT):
             leaked.append(stack.enter_context(RawClient(serving.health)))
-            leaked[-1].next_frame()  # it has been accepted; the queue holds fewer than the limit
+            leaked[-1].next_frame()  # accepted; the queue holds fewer than the limit
         leaked[-1].call()
         assert listed(leaked[-1]) == ["cpu-node0"]
         assert connections(serving.health) == CONNECTION_LIMIT
@@ -337,31 +335,31 @@ def test_a_client_that_leaks_connections_is_not_given_more_than_its_share(
                 with contextlib.suppress(ConnectionResetError):
                     while sock.recv(65_536):
                         pass
-        eventually(lambda: connections(serving.health) == CONNECTION_LIMIT, "what was refused is closed")
-        (told,) = [record.getMessage() for record in caplog.records]
-        assert told.startswith(f"{serving.health}: {CONNECTION_LIMIT} connections are open, 1 more closed")
+        eventually(lambda: connections(serving.health) == CONNECTION_LIMIT, "refused connections are closed")
+        (logged,) = [record.getMessage() for record in caplog.records]
+        assert logged.startswith(
+            f"{serving.health}: limit of {CONNECTION_LIMIT} connections reached; closed 1 new"
+        )
         serving.publish(device(verified=2))
         assert listed(leaked[-1]) == ["cpu-node0"]
         leaked[0].sock.close()
-        eventually(lambda: connections(serving.health) == CONNECTION_LIMIT - 1, "one has left")
+        eventually(lambda: connections(serving.health) == CONNECTION_LIMIT - 1, "one connection has ended")
         assert still_serves(serving)
 
 
-def test_a_request_that_is_reset_as_it_comes_holds_nothing(serving: Serving) -> None:
-    """What it has sent is given back to the connection, whose window four of these would have filled."""
+def test_request_that_is_reset_at_once_releases_its_window(serving: Serving) -> None:
+    """Four such requests would fill the connection's window."""
     with RawClient(serving.health) as client:
         for stream in range(1, 81, 2):
-            begun = client.encoded(stream, request_headers()) + frame(DATA, 0, stream, bytes(16_000))
-            client.send(begun + frame(RST_STREAM, 0, stream, struct.pack(">I", CANCEL)))
-            if stream % 6 == 5:  # half the window is told as free at once
+            header = client.encoded(stream, request_headers()) + frame(DATA, 0, stream, bytes(16_000))
+            client.send(header + frame(RST_STREAM, 0, stream, struct.pack(">I", CANCEL)))
+            if stream % 6 == 5:  # half of the window is released at once
                 client.next_of(WINDOW_UPDATE, 0)
         client.call(81)
         assert listed(client, 81) == ["cpu-node0"]
 
 
-def test_a_client_that_leaks_requests_is_not_given_more_than_its_share(
-    serving: Serving, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_leaked_requests_are_limited(serving: Serving, caplog: pytest.LogCaptureFixture) -> None:
     with contextlib.ExitStack() as stack:
         clients = [stack.enter_context(RawClient(serving.health)) for _ in range(REQUEST_COUNT_LIMIT // 64)]
         for client in clients:
@@ -370,35 +368,41 @@ def test_a_client_that_leaks_requests_is_not_given_more_than_its_share(
                 assert listed(client, stream) == ["cpu-node0"]
         more = itertools.count(129, 2)
         assert not any(is_served(clients[0], next(more)) for _ in range(20))
-        (told,) = [record.getMessage() for record in caplog.records]
-        assert told.startswith(f"{serving.health}: {REQUEST_COUNT_LIMIT} requests are open, 1 more refused")
+        (logged,) = [record.getMessage() for record in caplog.records]
+        assert logged.startswith(
+            f"{serving.health}: limit of {REQUEST_COUNT_LIMIT} requests reached; refused 1 new"
+        )
         serving.publish(device(verified=2))
         assert listed(clients[-1], 127) == ["cpu-node0"]
         clients[0].send(frame(RST_STREAM, 0, 1, struct.pack(">I", CANCEL)))
-        eventually(lambda: is_served(clients[0], next(more)), "there is room for one")
-        gone = next(more)
-        begun = clients[0].encoded(gone, request_headers()) + frame(DATA, END_STREAM, gone, message())
-        clients[0].send(begun + frame(RST_STREAM, 0, gone, struct.pack(">I", CANCEL)))  # before it is refused
+        eventually(lambda: is_served(clients[0], next(more)), "one request is accepted")
+        reset_stream = next(more)
+        header = clients[0].encoded(reset_stream, request_headers()) + frame(
+            DATA, END_STREAM, reset_stream, message()
+        )
+        clients[0].send(
+            header + frame(RST_STREAM, 0, reset_stream, struct.pack(">I", CANCEL))
+        )  # before the server refuses it
         assert not is_served(clients[0], next(more))
     with RawClient(serving.health) as client:
         streams = itertools.count(1, 2)
         for _ in range(64):
-            eventually(lambda: is_served(client, next(streams)), "the others have left")
+            eventually(lambda: is_served(client, next(streams)), "the other clients have ended")
 
 
 def is_served(client: RawClient, stream: int) -> bool:
-    """Whether the server answers a request, and does not refuse it as one too many."""
+    """Return whether the server answers a request, and does not refuse it as one too many."""
     client.call(stream)
-    while (found := client.next_frame()) is not None:
-        if found[2] == stream and found[0] == RST_STREAM:
-            assert struct.unpack(">I", found[3]) == (ENHANCE_YOUR_CALM,)
-        if found[2] == stream:
-            return found[0] != RST_STREAM
+    while (received := client.next_frame()) is not None:
+        if received[2] == stream and received[0] == RST_STREAM:
+            assert struct.unpack(">I", received[3]) == (ENHANCE_YOUR_CALM,)
+        if received[2] == stream:
+            return received[0] != RST_STREAM
     raise EOFError("the connection ended")
 
 
-def test_random_frames_end_nothing_but_their_own_connection(serving: Serving) -> None:
-    chance = random.Random(4680)
+def test_random_frames_end_only_their_own_connection(serving: Serving) -> None:
+    rng = random.Random(4680)
     with RawClient(serving.health) as bystander:
         bystander.call()
         listed(bystander)
@@ -407,19 +411,17 @@ def test_random_frames_end_nothing_but_their_own_connection(serving: Serving) ->
                 sock.connect(str(serving.health))
                 sock.sendall(PREFACE + frame(SETTINGS, 0, 0))
                 for _ in range(5):
-                    payload = chance.randbytes(chance.randrange(40))
+                    payload = rng.randbytes(rng.randrange(40))
                     try:
-                        sock.sendall(
-                            frame(chance.randrange(12), chance.randrange(256), chance.randrange(4), payload)
-                        )
-                    except OSError:  # it has been cut off already
+                        sock.sendall(frame(rng.randrange(12), rng.randrange(256), rng.randrange(4), payload))
+                    except OSError:  # already disconnected
                         break
         serving.publish(device(verified=2))
         assert listed(bystander) == ["cpu-node0"]
 
 
-def test_a_list_larger_than_the_window_goes_on_when_there_is_room(serving: Serving) -> None:
-    """Some of it at once, and not a byte more than the client takes; the rest when it has made room."""
+def test_list_above_the_window_continues_when_there_is_room(serving: Serving) -> None:
+    """The server sends exactly what the window allows, and the rest when the client has made room."""
     with RawClient(serving.health, window=300) as client:
         client.call()
         _, first = client.next_of(DATA, 1)
@@ -427,9 +429,9 @@ def test_a_list_larger_than_the_window_goes_on_when_there_is_room(serving: Servi
         _, data = client.next_of(DATA, 1)
         assert len(data) == 300 - len(first)
         client.send(frame(PING, 0, 0, bytes(8)))
-        found = client.next_frame()
-        assert found is not None
-        assert found[0] == PING, "nothing more has come before the answer"
+        received = client.next_frame()
+        assert received is not None
+        assert received[0] == PING, "no data come before the answer"
         client.send(frame(WINDOW_UPDATE, 0, 1, struct.pack(">I", 1 << 16)))
         while len(data) < 5 + int.from_bytes(data[1:5], "big"):
             data += client.next_of(DATA, 1)[1]
@@ -438,24 +440,24 @@ def test_a_list_larger_than_the_window_goes_on_when_there_is_room(serving: Servi
         assert listed(client) == ["cpu-node0"]
 
 
-def test_a_stream_that_is_reset_does_not_end_its_neighbours(serving: Serving) -> None:
+def test_reset_stream_does_not_end_other_streams(serving: Serving) -> None:
     with RawClient(serving.health) as client:
         for stream in (1, 3):
             client.call(stream)
             assert listed(client, stream) == ["cpu-node0"]
         client.send(frame(RST_STREAM, 0, 1, struct.pack(">I", CANCEL)))
         client.send(frame(PING, 0, 0, bytes(8)))
-        client.next_of(PING, 0)  # it has been read
+        client.next_of(PING, 0)  # the reset has been read
         for second in range(2, 5):
             serving.publish(device(verified=second))
-            while (found := client.next_frame()) is not None and found[0] != DATA:
+            while (received := client.next_frame()) is not None and received[0] != DATA:
                 pass
-            assert found is not None
-            assert found[2] == 3
+            assert received is not None
+            assert received[2] == 3
 
 
-def stuck(path: Path) -> RawClient:
-    """A client that takes any amount and reads nothing: its server's write buffer stays full."""
+def stuck_client(path: Path) -> RawClient:
+    """Return a client with large windows that reads nothing, so that its server's write buffer stays full."""
     client = RawClient(path, window=(1 << 31) - 1)
     client.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
     client.send(frame(WINDOW_UPDATE, 0, 0, struct.pack(">I", (1 << 31) - 1 - 65_535)))
@@ -464,20 +466,20 @@ def stuck(path: Path) -> RawClient:
     return client
 
 
-def many(verified: int) -> list:
+def many_devices(verified: int) -> list:
     return [device(f"gpu-{n}", verified=verified, message="x" * 900) for n in range(400)]
 
 
-def test_a_peer_that_reads_nothing_cannot_keep_its_connection_from_closing(serving: Serving) -> None:
-    with stuck(serving.health) as client:
+def test_stuck_peer_does_not_keep_its_connection_open(serving: Serving) -> None:
+    with stuck_client(serving.health) as client:
         for second in range(4):
-            serving.publish(*many(second))
+            serving.publish(*many_devices(second))
         assert connections(serving.health) == 1
         client.send(frame(GOAWAY, 0, 0, bytes(8)))
         eventually(lambda: connections(serving.health) == 0, "the server's end is closed")
 
 
-def test_a_peer_that_pings_and_reads_nothing_is_cut_off(serving: Serving) -> None:
+def test_peer_that_pings_without_reading_is_disconnected(serving: Serving) -> None:
     def flood(client: RawClient) -> None:
         while True:
             client.send(frame(PING, 0, 0, bytes(8)) * 4096)
@@ -486,28 +488,32 @@ def test_a_peer_that_pings_and_reads_nothing_is_cut_off(serving: Serving) -> Non
         flood(client)
 
 
-def test_a_peer_that_reads_nothing_cannot_keep_the_servers_from_stopping(tmp_path: Path) -> None:
+def test_stuck_peers_do_not_delay_shutdown(tmp_path: Path) -> None:
     with Serving(tmp_path) as serving:
-        serving.publish(*many(0))
-        with stuck(serving.health), stuck(serving.health), watch_health(serving.health) as healthy:
+        serving.publish(*many_devices(0))
+        with (
+            stuck_client(serving.health),
+            stuck_client(serving.health),
+            watch_health(serving.health) as healthy,
+        ):
             for second in range(1, 4):
-                serving.publish(*many(second))
+                serving.publish(*many_devices(second))
             healthy.next()
             assert serving.thread.stop(PATIENCE_S)
     assert not serving.health.exists()
 
 
-def test_an_idle_connection_is_told_goaway_and_closed_when_the_servers_stop(tmp_path: Path) -> None:
-    """On Python 3.12 and later the loop's own server waits for such connections for ever."""
+def test_idle_connection_gets_goaway_at_shutdown(tmp_path: Path) -> None:
+    """From Python 3.12 on, the loop's own server would wait for such connections."""
     with Serving(tmp_path) as serving, RawClient(serving.health) as idle:
-        while (found := idle.next_frame()) is not None and found[:2] != (SETTINGS, ACK):
-            pass  # the server knows us
+        while (received := idle.next_frame()) is not None and received[:2] != (SETTINGS, ACK):
+            pass  # the server has accepted the connection
         assert serving.thread.stop(PATIENCE_S)
         idle.next_of(GOAWAY, 0)
         assert idle.next_frame() is None
 
 
-def test_streams_are_told_before_the_connection_is(tmp_path: Path) -> None:
+def test_streams_end_before_goaway_at_shutdown(tmp_path: Path) -> None:
     with Serving(tmp_path) as serving, RawClient(serving.health) as client:
         client.call()
         client.next_headers()
@@ -517,15 +523,15 @@ def test_streams_are_told_before_the_connection_is(tmp_path: Path) -> None:
         client.next_of(GOAWAY, 0)
 
 
-def test_a_request_that_comes_while_the_server_stops_is_refused_as_safe_to_repeat(tmp_path: Path) -> None:
+def test_request_during_shutdown_is_refused_as_safe_to_retry(tmp_path: Path) -> None:
     async def main() -> bytes:
         listener = UnixListener(tmp_path / "a.sock")
-        server = Server([HealthService(HealthPublisher(Latest(), encode_devices, ["a"]).of("a"))])
+        server = Server([HealthService(HealthPublisher(Latest(), encode_devices, ["a"]).subscribers_of("a"))])
         await server.listen(listener.sock)
         client = await asyncio.to_thread(RawClient, tmp_path / "a.sock")
         await asyncio.to_thread(client.next_frame)
-        for one in server.connections:
-            one.requests.refuse(GRPCError(Status.UNAVAILABLE, "over"))
+        for connection in server.connections:
+            connection.requests.refuse(GRPCError(Status.UNAVAILABLE, "over"))
         client.call()
         _, payload = await asyncio.to_thread(client.next_of, RST_STREAM, 1)
         client.sock.close()
@@ -537,7 +543,7 @@ def test_a_request_that_comes_while_the_server_stops_is_refused_as_safe_to_repea
     assert asyncio.run(main()) == struct.pack(">I", REFUSED_STREAM)
 
 
-def test_servers_run_in_somebody_elses_loop_and_end_with_their_task(tmp_path: Path) -> None:
+def test_servers_run_in_any_loop_and_end_with_their_task(tmp_path: Path) -> None:
     serving = Serving(tmp_path)
 
     async def main() -> None:

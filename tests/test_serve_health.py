@@ -1,4 +1,4 @@
-"""The health stream as a kubelet sees it: Google's gRPC and protobuf, over the unix socket."""
+"""Health stream as a kubelet sees it: Google's gRPC and protobuf, over the unix socket."""
 
 import os
 import signal
@@ -12,7 +12,7 @@ import grpc
 import pytest
 from patience import PATIENCE_S
 from wire.google import Watcher, message_class, names, watch_health
-from wire.serving import DRIVER, Serving, at, connections, device, eventually, sick
+from wire.serving import DRIVER, Serving, at, connections, device, eventually, unhealthy
 
 from agent.model.health import Health, Severity
 
@@ -32,7 +32,7 @@ def kubelet(serving: Serving, request: pytest.FixtureRequest) -> Iterator[Watche
 
 
 def facts(response: Any) -> list[tuple[str, str, int, int, int, str]]:
-    """Everything that a list says, in the order of the fields."""
+    """Return all values of a list, in the order of the fields."""
     return [
         (
             entry.device.pool_name,
@@ -47,21 +47,21 @@ def facts(response: Any) -> list[tuple[str, str, int, int, int, str]]:
 
 
 def streams(serving: Serving) -> int:
-    """How many streams the driver's socket has, as the agent's own status says it."""
+    """Return the number of streams of the driver's socket, from the agent's status."""
     request, reply = (message_class("drahealth.v1", name) for name in ("StatusRequest", "StatusReply"))
     with grpc.insecure_channel(f"unix:{serving.agent}") as channel:
-        ask = channel.unary_unary(
+        call = channel.unary_unary(
             "/drahealth.v1.Agent/Status",
             request_serializer=request.SerializeToString,
             response_deserializer=reply.FromString,
         )
-        subscribers = ask(request(), timeout=PATIENCE_S).subscribers
-    return int(next(one.streams for one in subscribers if DRIVER in one.socket))
+        subscribers = call(request(), timeout=PATIENCE_S).subscribers
+    return int(next(entry.streams for entry in subscribers if DRIVER in entry.socket))
 
 
-def test_the_first_list_is_full_and_says_everything(serving: Serving, kubelet: Watcher) -> None:
+def test_first_list_has_all_devices_and_fields(serving: Serving, kubelet: Watcher) -> None:
     unknown = device("c", health=Health.UNKNOWN, severity=Severity.UNKNOWN, message="cpu.unreadable: EIO")
-    serving.publish(device("a"), sick("b", "cpu.offline: größer", verified=2), unknown)
+    serving.publish(device("a"), unhealthy("b", "cpu.offline: größer", verified=2), unknown)
     assert facts(kubelet.next()) == [
         ("node-a", "a", 1, int(at(1).wall_s), 30, ""),
         ("node-a", "b", 2, int(at(2).wall_s), 30, "cpu.offline: größer"),
@@ -69,13 +69,13 @@ def test_the_first_list_is_full_and_says_everything(serving: Serving, kubelet: W
     ]
 
 
-def test_a_stream_is_open_before_there_is_anything_to_say(serving: Serving, kubelet: Watcher) -> None:
-    kubelet.opened()
+def test_stream_opens_before_the_first_report(serving: Serving, kubelet: Watcher) -> None:
+    kubelet.wait_opened()
     serving.publish(device("a"))
     assert names(kubelet.next()) == ["a"]
 
 
-def test_who_comes_later_gets_the_full_list_at_once(serving: Serving) -> None:
+def test_later_stream_gets_full_list_at_once(serving: Serving) -> None:
     serving.publish(device("a"), device("b"))
     with watch_health(serving.health) as first:
         assert names(first.next()) == ["a", "b"]
@@ -89,26 +89,26 @@ def leases(response: Any) -> list[int]:
     return [entry.health_check_timeout_seconds for entry in response.devices]
 
 
-def test_the_stream_after_one_that_ended_has_other_leases(serving: Serving) -> None:
-    """To a kubelet that crashed and kept its file, its first list is a change."""
+def test_leases_differ_from_those_of_the_stream_before(serving: Serving) -> None:
+    """For a kubelet that crashed and kept its file, the first list is a change."""
     serving.publish(device("a"), device("b"))
     for stream, lease in enumerate([30, 32, 30]):
         with watch_health(serving.health) as kubelet:
             assert leases(kubelet.next()) == [lease, lease]
             serving.publish(device("a", verified=stream + 2), device("b"))
             assert leases(kubelet.next()) == [lease], "no second change in the same stream"
-        eventually(lambda: streams(serving) == 0, "it has left")
+        eventually(lambda: streams(serving) == 0, "the stream has ended")
 
 
-def test_who_looks_in_meanwhile_does_not_spoil_the_change(serving: Serving) -> None:
+def test_short_streams_do_not_prevent_different_leases(serving: Serving) -> None:
     serving.publish(device("a"))
     with watch_health(serving.health) as kubelet:
         before = leases(kubelet.next())
         for _ in range(2):
             with watch_health(serving.health) as visitor:
                 visitor.next()
-            eventually(lambda: streams(serving) == 1, "the visitor has left")
-    eventually(lambda: streams(serving) == 0, "the kubelet has left")
+            eventually(lambda: streams(serving) == 1, "the visitor's stream has ended")
+    eventually(lambda: streams(serving) == 0, "the kubelet's stream has ended")
     with watch_health(serving.health) as kubelet:
         assert leases(kubelet.next()) != before
 
@@ -118,21 +118,21 @@ def test_no_lease_is_longer_than_a_day(serving: Serving, kubelet: Watcher) -> No
     assert leases(kubelet.next()) == [86_400]
 
 
-def test_a_change_is_sent(serving: Serving, kubelet: Watcher) -> None:
+def test_changed_device_is_sent(serving: Serving, kubelet: Watcher) -> None:
     serving.publish(device("a"), device("b"))
     kubelet.next()
-    serving.publish(device("a"), sick("b"))
+    serving.publish(device("a"), unhealthy("b"))
     assert facts(kubelet.next()) == [("node-a", "b", 2, int(at(1).wall_s), 30, "cpu.offline: CPU 1")]
 
 
-def test_a_heartbeat_has_only_what_was_verified_again(serving: Serving, kubelet: Watcher) -> None:
+def test_heartbeat_has_only_devices_that_were_read_again(serving: Serving, kubelet: Watcher) -> None:
     serving.publish(device("a"), device("b"), device("c"))
     kubelet.next()
     serving.publish(device("a", verified=2), device("b"), device("c", verified=2))
     assert names(kubelet.next()) == ["a", "c"]
 
 
-def test_a_report_without_news_sends_nothing(serving: Serving, kubelet: Watcher) -> None:
+def test_report_without_changes_sends_nothing(serving: Serving, kubelet: Watcher) -> None:
     serving.publish(device("a"))
     kubelet.next()
     serving.publish(device("a"))
@@ -141,14 +141,14 @@ def test_a_report_without_news_sends_nothing(serving: Serving, kubelet: Watcher)
     assert kubelet.pending() == 0
 
 
-def test_an_empty_report_keeps_the_stream_open(serving: Serving, kubelet: Watcher) -> None:
+def test_empty_report_keeps_the_stream_open(serving: Serving, kubelet: Watcher) -> None:
     serving.publish()
-    kubelet.opened()
+    kubelet.wait_opened()
     serving.publish(device("a"))
     assert names(kubelet.next()) == ["a"]
 
 
-def test_shutting_down_is_said_in_words(serving: Serving, kubelet: Watcher) -> None:
+def test_shutdown_ends_stream_with_reason(serving: Serving, kubelet: Watcher) -> None:
     serving.publish(device("a"))
     kubelet.next()
     assert serving.thread.stop(PATIENCE_S)
@@ -160,36 +160,34 @@ def test_shutting_down_is_said_in_words(serving: Serving, kubelet: Watcher) -> N
     )
 
 
-def test_a_stream_without_a_report_is_told_too(serving: Serving, kubelet: Watcher) -> None:
-    kubelet.opened()
+def test_shutdown_before_first_report_ends_stream_with_reason(serving: Serving, kubelet: Watcher) -> None:
+    kubelet.wait_opened()
     assert serving.thread.stop(PATIENCE_S)
     with pytest.raises(grpc.RpcError) as raised:
         kubelet.next()
     assert raised.value.details() == "agent shutting down"
 
 
-def test_a_list_over_1_mib_comes_in_parts_below_the_kubelets_limit(
-    serving: Serving, kubelet: Watcher
-) -> None:
-    everything = [device(f"gpu-{n}", message="x" * 1024) for n in range(4000)]
-    serving.publish(*everything)
+def test_list_above_1_mib_is_sent_in_parts(serving: Serving, kubelet: Watcher) -> None:
+    devices = [device(f"gpu-{n}", message="x" * 1024) for n in range(4000)]
+    serving.publish(*devices)
     parts = []
-    while sum(len(part.devices) for part in parts) < len(everything):
+    while sum(len(part.devices) for part in parts) < len(devices):
         parts.append(kubelet.next())
-    assert [name for part in parts for name in names(part)] == [one.device for one in everything]
+    assert [name for part in parts for name in names(part)] == [entry.device for entry in devices]
     assert all(part.ByteSize() <= 1 << 20 for part in parts)
     assert len(parts) > 1
-    serving.publish(*everything[:-1], sick("gpu-3999"))
+    serving.publish(*devices[:-1], unhealthy("gpu-3999"))
     assert names(kubelet.next()) == ["gpu-3999"]
 
 
-def test_a_report_that_cannot_be_told_is_handed_to_the_owner(tmp_path: Path) -> None:
+def test_invalid_report_is_passed_to_the_owner(tmp_path: Path) -> None:
     serving = Serving(tmp_path)
     serving.thread.start()
     with watch_health(serving.health) as kubelet:
-        kubelet.opened()
+        kubelet.wait_opened()
         serving.publish(device("a"), device("a"))
-        eventually(lambda: bool(serving.failures), "the owner is told")
+        eventually(lambda: bool(serving.failures), "the owner has the error")
         with pytest.raises(grpc.RpcError) as raised:
             kubelet.next()
     assert "names device 'a' of pool 'node-a' twice" in str(serving.failures[0])
@@ -199,32 +197,32 @@ def test_a_report_that_cannot_be_told_is_handed_to_the_owner(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("shared", [False, True], ids=["64-connections", "one-connection"])
-def test_64_subscribers_see_the_same(serving: Serving, shared: bool) -> None:
+def test_64_subscribers_get_the_same_lists(serving: Serving, shared: bool) -> None:
     serving.publish(device("a"), device("b"))
     watchers = [watch_health(serving.health, "v1" if n % 2 else "v1alpha1", shared=shared) for n in range(64)]
     try:
-        assert {tuple(names(one.next())) for one in watchers} == {("a", "b")}
+        assert {tuple(names(watcher.next())) for watcher in watchers} == {("a", "b")}
         assert streams(serving) == 64
         for second in range(2, 12):
             serving.publish(device("a"), device("b", verified=second))
         last = int(at(11).wall_s)
-        for one in watchers:
-            while facts(heard := one.next())[0][3] < last:
-                assert names(heard) == ["b"]
+        for watcher in watchers:
+            while facts(received := watcher.next())[0][3] < last:
+                assert names(received) == ["b"]
     finally:
-        for one in watchers:
-            one.__exit__(None, None, None)
-    eventually(lambda: streams(serving) == 0, "all have left")
+        for watcher in watchers:
+            watcher.__exit__(None, None, None)
+    eventually(lambda: streams(serving) == 0, "all streams have ended")
 
 
-def test_100_reconnects_leave_nothing_behind(serving: Serving) -> None:
+def test_100_reconnects_leave_no_stream_or_descriptor(serving: Serving) -> None:
     serving.publish(device("a"))
     with watch_health(serving.health) as bystander:
         bystander.next()
         for _ in range(100):
             with watch_health(serving.health) as watcher:
                 assert names(watcher.next()) == ["a"]
-        eventually(lambda: streams(serving) == 1, "all have left")
+        eventually(lambda: streams(serving) == 1, "all streams have ended")
         eventually(lambda: connections(serving.health) == 1, "all their descriptors are closed")
         serving.publish(device("a", verified=2))
         assert names(bystander.next()) == ["a"]
@@ -252,7 +250,7 @@ with RawClient(sys.argv[1]) as client:
 
 @pytest.fixture
 def reader(serving: Serving) -> Iterator["subprocess.Popen[str]"]:
-    """A client in a process of its own, which has read the first list."""
+    """Start a client in another process, which has read the first list."""
     serving.publish(device("a", message=f"{0:08d}"))
     process = subprocess.Popen(
         [sys.executable, "-c", READER, str(serving.health)],
@@ -267,13 +265,13 @@ def reader(serving: Serving) -> Iterator["subprocess.Popen[str]"]:
         process.kill()
 
 
-def heavy(number: int) -> list[Any]:
-    """About 60 kB of devices; the last bytes of the list say its number."""
+def large_list(number: int) -> list[Any]:
+    """Return about 60 kB of devices; the last bytes of the list contain its number."""
     devices = [device(f"gpu-{n}", verified=number, message="x" * 200) for n in range(250)]
     return [*devices, device("last", verified=number, message=f"{number:08d}")]
 
 
-def test_a_stopped_reader_holds_up_nobody_and_finds_the_newest_when_it_goes_on(
+def test_stopped_reader_delays_no_stream_and_resumes_with_newest(
     serving: Serving, reader: "subprocess.Popen[str]"
 ) -> None:
     total = 400
@@ -281,7 +279,7 @@ def test_a_stopped_reader_holds_up_nobody_and_finds_the_newest_when_it_goes_on(
     with watch_health(serving.health) as healthy:
         healthy.next()
         for number in range(1, total + 1):
-            serving.publish(*heavy(number))
+            serving.publish(*large_list(number))
             while healthy.next().devices[-1].message != f"{number:08d}":
                 pass
     reader.send_signal(signal.SIGCONT)
@@ -290,38 +288,40 @@ def test_a_stopped_reader_holds_up_nobody_and_finds_the_newest_when_it_goes_on(
     while not read or read[-1] < total:
         read.append(int(reader.stdout.readline()))
     assert read == sorted(read)
-    assert len(read) < total / 2, "it was owed the newest, not the history"
+    assert len(read) < total / 2, "the reader skips lists"
 
 
-def test_a_killed_reader_leaves_nothing_behind(serving: Serving, reader: "subprocess.Popen[str]") -> None:
+def test_killed_reader_leaves_no_stream_or_descriptor(
+    serving: Serving, reader: "subprocess.Popen[str]"
+) -> None:
     with watch_health(serving.health) as healthy:
         healthy.next()
         assert streams(serving) == 2
         assert connections(serving.health) == 2
         reader.kill()
         reader.wait()
-        eventually(lambda: streams(serving) == 1, "its stream is gone")
+        eventually(lambda: streams(serving) == 1, "its stream has ended")
         eventually(lambda: connections(serving.health) == 1, "its descriptor is closed")
         serving.publish(device("a", verified=2))
         assert names(healthy.next()) == ["a"]
 
 
-def test_a_reader_killed_while_it_is_stopped_and_owed_a_lot_leaves_nothing_behind(
+def test_reader_killed_while_stopped_leaves_no_stream(
     serving: Serving, reader: "subprocess.Popen[str]"
 ) -> None:
     reader.send_signal(signal.SIGSTOP)
     for number in range(1, 50):
-        serving.publish(*heavy(number))
+        serving.publish(*large_list(number))
     reader.kill()
     reader.wait()
-    eventually(lambda: streams(serving) == 0, "its stream is gone")
+    eventually(lambda: streams(serving) == 0, "its stream has ended")
 
 
-def test_no_stream_starves_the_others(serving: Serving) -> None:
-    """A publisher that never rests, and readers that take all they can: the status still answers."""
+def test_busy_stream_does_not_starve_other_calls(serving: Serving) -> None:
+    """The status answers while a publisher never rests and readers take all they can."""
     with watch_health(serving.health) as greedy:
         for number in range(1, 300):
-            serving.publish(*heavy(number))
+            serving.publish(*large_list(number))
             if number % 100 == 0:
                 assert streams(serving) == 1
         while greedy.next().devices[-1].message != f"{299:08d}":

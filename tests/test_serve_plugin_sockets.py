@@ -1,4 +1,4 @@
-"""A driver's two sockets: where they are, in which order they come and go, and that they come back."""
+"""A driver's two sockets: their paths, the order of their creation and removal, and their restoration."""
 
 import hashlib
 import os
@@ -8,6 +8,7 @@ import stat
 import tempfile
 from base64 import urlsafe_b64encode
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import grpc
@@ -22,7 +23,7 @@ from wire.serving import device, eventually, report
 
 from agent.errors import Busy, ConfigError, PermissionDenied
 from agent.model.sockets import PATH_LIMIT
-from agent.serve.dra_plugin.paths import plugin_paths
+from agent.serve.dra_plugin.sockets import plugin_paths
 from agent.serve.sockets import UnixListener
 
 KUBELET_DIR = Path("/var/lib/kubelet")
@@ -32,13 +33,13 @@ UID = "0f3c2a9e-8d41-4f0b-9c55-1e2d3c4b5a69"
 # --- names --------------------------------------------------------------------------------------------------
 
 
-def test_the_sockets_have_the_names_that_all_drivers_use() -> None:
+def test_plugin_paths_have_the_usual_names() -> None:
     paths = plugin_paths("gpu.example.com", kubelet_dir=KUBELET_DIR)
     assert str(paths.service) == "/var/lib/kubelet/plugins/gpu.example.com/dra.sock"
     assert str(paths.registration) == "/var/lib/kubelet/plugins_registry/gpu.example.com-reg.sock"
 
 
-def test_the_pods_uid_keeps_two_instances_apart() -> None:
+def test_plugin_paths_contain_pod_uid() -> None:
     paths = plugin_paths("a.example", kubelet_dir=KUBELET_DIR, pod_uid=UID)
     assert str(paths.service) == f"/var/lib/kubelet/plugins/a.example/dra-{UID}.sock"
     assert str(paths.registration) == f"/var/lib/kubelet/plugins_registry/a.example-{UID}-reg.sock"
@@ -52,63 +53,63 @@ def test_the_pods_uid_keeps_two_instances_apart() -> None:
         ("d" * 63, "{uid8}.sock", "dra-{both16}-reg.sock"),
     ],
 )
-def test_what_is_too_long_is_hashed_as_all_drivers_do(driver: str, service: str, registration: str) -> None:
+def test_too_long_names_are_hashed_in_the_usual_way(driver: str, service: str, registration: str) -> None:
     def hashed(text: str, size: int) -> str:
         return urlsafe_b64encode(hashlib.sha256(text.encode()).digest()[:size]).decode().rstrip("=")
 
     paths = plugin_paths(driver, kubelet_dir=KUBELET_DIR, pod_uid=UID)
-    words = {"driver": driver, "uid": UID, "uid8": hashed(UID, 8), "both16": hashed(f"{driver}\0{UID}", 16)}
-    assert paths.service.name == service.format(**words)
-    assert paths.registration.name == registration.format(**words)
+    values = {"driver": driver, "uid": UID, "uid8": hashed(UID, 8), "both16": hashed(f"{driver}\0{UID}", 16)}
+    assert paths.service.name == service.format(**values)
+    assert paths.registration.name == registration.format(**values)
 
 
 LABELS = st.text("abcdefghijklmnopqrstuvwxyz0123456789", min_size=1, max_size=63)
 
 
 @given(LABELS, st.integers(1, 17), st.text("0123456789abcdef", max_size=36))
-def test_a_socket_that_is_named_can_be_bound(driver: str, depth: int, pod_uid: str) -> None:
-    """With a kubelet's directory that is a little longer than usual, too."""
+def test_plugin_paths_fit_into_the_socket_limit(driver: str, depth: int, pod_uid: str) -> None:
+    """Also with a kubelet directory that is a little longer than usual."""
     paths = plugin_paths(driver, kubelet_dir=Path("/" + "k" * depth), pod_uid=pod_uid)
     for path in (paths.service, paths.registration):
         assert len(os.fsencode(path)) <= PATH_LIMIT
-        assert not path.name.startswith("."), "the kubelet passes over such"
+        assert not path.name.startswith("."), "the kubelet ignores such files"
 
 
-def test_where_no_name_fits_the_arithmetic_is_told() -> None:
+def test_too_long_directory_error_has_the_arithmetic() -> None:
     with pytest.raises(ConfigError) as raised:
         plugin_paths("a.example", kubelet_dir=Path("/" + "k" * 90))
     assert str(raised.value).endswith("is 118 bytes, a socket's limit is 107; --plugin-dir uses 110 of them")
 
 
 @pytest.mark.parametrize("name", ["", "GPU.example.com", "a..b", "../a", "a/b", "a\n", "a" * 64])
-def test_what_is_no_drivers_name_is_refused(name: str) -> None:
+def test_invalid_driver_name_is_refused(name: str) -> None:
     with pytest.raises(ConfigError, match="driver name"):
         plugin_paths(name, kubelet_dir=KUBELET_DIR)
 
 
 @pytest.mark.parametrize("uid", ["../x", "a/b", "a\n", ".", "-a", "u" * 64])
-def test_what_is_no_uid_is_refused(uid: str) -> None:
+def test_invalid_pod_uid_is_refused(uid: str) -> None:
     with pytest.raises(ConfigError, match="pod uid"):
         plugin_paths("a.example", kubelet_dir=KUBELET_DIR, pod_uid=uid)
 
 
 @pytest.mark.parametrize("plugin_dir", ["/run/a", "/var/lib/kubelet/../a", "/var/lib/kubelet-2/a"])
-def test_a_socket_outside_of_the_kubelets_directory_is_refused(plugin_dir: str) -> None:
-    """The kubelet will refuse it, after it has cleaned the path."""
-    with pytest.raises(ConfigError, match="is not below /var/lib/kubelet, where the kubelet wants"):
+def test_socket_outside_of_kubelet_directory_is_refused(plugin_dir: str) -> None:
+    """The kubelet refuses it after it has cleaned the path."""
+    with pytest.raises(ConfigError, match="is not below /var/lib/kubelet, where the kubelet expects"):
         plugin_paths("a.example", kubelet_dir=KUBELET_DIR, plugin_dir=Path(plugin_dir))
 
 
-def test_a_path_is_clean_before_the_kubelet_hears_of_it() -> None:
-    odd = Path("/var/lib/kubelet/x/../plugins//a")
-    assert str(plugin_paths("a", kubelet_dir=KUBELET_DIR, plugin_dir=odd).service) == (
+def test_plugin_paths_are_cleaned_and_absolute() -> None:
+    unclean = Path("/var/lib/kubelet/x/../plugins//a")
+    assert str(plugin_paths("a", kubelet_dir=KUBELET_DIR, plugin_dir=unclean).service) == (
         "/var/lib/kubelet/plugins/a/dra.sock"
     )
     with pytest.raises(ConfigError, match="is relative; --registry-dir takes an absolute path"):
         plugin_paths("a", kubelet_dir=KUBELET_DIR, registry_dir=Path("registry"))
 
 
-# --- coming and going ---------------------------------------------------------------------------------------
+# --- start and end ------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -130,7 +131,7 @@ def inode(path: Path) -> int | None:
         return None
 
 
-def test_the_directory_is_made_and_the_service_answers_when_the_registration_appears(
+def test_service_answers_when_registration_socket_appears(
     serving: Serving,
 ) -> None:
     assert stat.S_IMODE(serving.paths.plugin_dir.stat().st_mode) == 0o750 & ~umask()
@@ -141,12 +142,12 @@ def test_the_directory_is_made_and_the_service_answers_when_the_registration_app
 
 
 def umask() -> int:
-    found = os.umask(0)
-    os.umask(found)
-    return found
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
 
 
-def test_without_a_registry_nothing_is_left_behind(kubelet_dir: Path) -> None:
+def test_missing_registry_fails_without_leftovers(kubelet_dir: Path) -> None:
     serving = Serving(kubelet_dir)
     serving.paths.registry_dir.rmdir()
     with pytest.raises(ConfigError) as raised:
@@ -158,25 +159,25 @@ def test_without_a_registry_nothing_is_left_behind(kubelet_dir: Path) -> None:
     assert list(serving.paths.plugin_dir.iterdir()) == []
 
 
-def test_a_registration_that_cannot_be_made_takes_the_service_back(kubelet_dir: Path) -> None:
+def test_failed_registration_socket_removes_service_socket(kubelet_dir: Path) -> None:
     serving = Serving(kubelet_dir)
-    serving.paths.registration.write_text("in the way")
-    with pytest.raises(ConfigError, match="is in the way, and is no socket"):
+    serving.paths.registration.write_text("other file")
+    with pytest.raises(ConfigError, match="is not a socket; remove this file"):
         serving.thread.start()
     assert not serving.paths.service.exists()
 
 
-def test_sockets_of_a_driver_that_died_are_replaced(kubelet_dir: Path) -> None:
+def test_stale_sockets_of_former_driver_are_replaced(kubelet_dir: Path) -> None:
     serving = Serving(kubelet_dir)
     serving.paths.plugin_dir.mkdir(parents=True)
     for path in (serving.paths.service, serving.paths.registration):
-        with socket.socket(socket.AF_UNIX) as dead:
-            dead.bind(str(path))
+        with socket.socket(socket.AF_UNIX) as stale:
+            stale.bind(str(path))
     with serving, Kubelet(serving.paths.registration) as kubelet:
         assert kubelet.get_info().name == DRIVER
 
 
-def test_a_second_driver_without_a_uid_of_its_own_is_refused(serving: Serving, kubelet_dir: Path) -> None:
+def test_second_instance_without_own_uid_is_refused(serving: Serving, kubelet_dir: Path) -> None:
     second = Serving(kubelet_dir)
     with pytest.raises(Busy, match="another process serves this socket"):
         second.thread.start()
@@ -184,21 +185,21 @@ def test_a_second_driver_without_a_uid_of_its_own_is_refused(serving: Serving, k
         assert kubelet.get_info().name == DRIVER
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to become somebody without permission")
-def test_a_directory_that_may_not_be_made_is_a_matter_of_permission(kubelet_dir: Path) -> None:
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to become a user without permission")
+def test_unwritable_directory_raises_permission_denied(kubelet_dir: Path) -> None:
     kubelet_dir.chmod(0o755)
     serving = Serving(kubelet_dir)
     os.seteuid(65_534)
     try:
         with pytest.raises(
-            PermissionDenied, match="may not make this directory; choose another with --plugin-dir"
+            PermissionDenied, match="may not create this directory; choose another with --plugin-dir"
         ):
             serving.thread.start()
     finally:
         os.seteuid(0)
 
 
-def test_at_the_end_the_registration_goes_first_and_nothing_stays(kubelet_dir: Path) -> None:
+def test_shutdown_ends_streams_and_removes_all_files(kubelet_dir: Path) -> None:
     with Serving(kubelet_dir) as serving, watch_health(serving.paths.service) as watcher:
         serving.latest.publish(report([device("a")]))
         watcher.next()
@@ -213,38 +214,45 @@ def test_at_the_end_the_registration_goes_first_and_nothing_stays(kubelet_dir: P
     assert [path.name for path in serving.paths.plugin_dir.iterdir()] == []
 
 
-# --- coming back --------------------------------------------------------------------------------------------
+# --- restoring ----------------------------------------------------------------------------------------------
 
 
-def test_a_registration_socket_that_is_removed_comes_back(serving: Serving) -> None:
+def test_removed_registration_socket_is_created_again(serving: Serving) -> None:
     before = inode(serving.paths.registration)
     serving.paths.registration.unlink()
-    eventually(lambda: inode(serving.paths.registration) not in {None, before}, "it is made again")
+    eventually(lambda: inode(serving.paths.registration) not in {None, before}, "the socket is created again")
     with Kubelet(serving.paths.registration) as kubelet:
         assert kubelet.get_info().name == DRIVER
 
 
-def test_a_service_socket_that_is_removed_comes_back_and_no_stream_is_cut(serving: Serving) -> None:
+def test_removed_service_socket_returns_and_streams_continue(serving: Serving) -> None:
     with watch_health(serving.paths.service) as watcher:
         serving.latest.publish(report([device("a")]))
         assert names(watcher.next()) == ["a"]
         serving.paths.service.unlink()
-        eventually(serving.paths.service.exists, "it is made again")
+        eventually(serving.paths.service.exists, "the socket is created again")
         with Kubelet(serving.paths.service) as kubelet:
             assert kubelet.prepare(claim("a"))["uid-a"].error == ""
         serving.latest.publish(report([device("a", verified=2)]))
         assert names(watcher.next()) == ["a"]
 
 
-def test_a_kubelets_directory_that_is_wiped_and_made_anew_has_the_driver_again(
-    serving: Serving, kubelet_dir: Path
-) -> None:
+def remove_tree(directory: Path) -> bool:
+    """Remove a directory; return whether the driver created no file in it meanwhile."""
+    try:
+        shutil.rmtree(directory)
+    except OSError:
+        return False
+    return True
+
+
+def test_driver_returns_after_kubelet_directory_is_recreated(serving: Serving, kubelet_dir: Path) -> None:
     for directory in ("plugins", "plugins_registry"):
-        shutil.rmtree(kubelet_dir / directory)
-    eventually(serving.paths.service.exists, "the service needs nobody else's directory")
+        eventually(partial(remove_tree, kubelet_dir / directory), f"{directory} is removed")
+    eventually(serving.paths.service.exists, "the service socket is created again")
     assert not serving.paths.registration.exists()
     serving.paths.registry_dir.mkdir()
-    eventually(serving.paths.registration.exists, "the kubelet's directory is there again")
+    eventually(serving.paths.registration.exists, "the registration socket is created again")
     with (
         Kubelet(serving.paths.registration) as registry,
         Kubelet(Path(registry.get_info().endpoint)) as kubelet,
@@ -252,12 +260,10 @@ def test_a_kubelets_directory_that_is_wiped_and_made_anew_has_the_driver_again(
         assert kubelet.prepare(claim("a"))["uid-a"].error == ""
 
 
-def test_a_socket_that_somebody_else_serves_now_is_left_alone(
-    serving: Serving, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_socket_of_another_server_is_kept(serving: Serving, caplog: pytest.LogCaptureFixture) -> None:
     serving.paths.registration.unlink()
-    theirs = UnixListener(serving.paths.registration)
-    eventually(lambda: "another process serves this socket" in caplog.text, "it is told")
-    assert theirs.is_there()
-    theirs.close()
-    eventually(serving.paths.registration.exists, "it is made when it can be")
+    other = UnixListener(serving.paths.registration)
+    eventually(lambda: "another process serves this socket" in caplog.text, "the error is logged")
+    assert other.is_intact()
+    other.close()
+    eventually(serving.paths.registration.exists, "the socket is created when possible")

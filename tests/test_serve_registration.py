@@ -1,4 +1,4 @@
-"""What the kubelet asks a driver before it uses it, and what it tells it."""
+"""Registration of a driver: the kubelet's calls and their answers."""
 
 import asyncio
 import logging
@@ -10,35 +10,35 @@ import pytest
 from patience import PATIENCE_S
 from wire.plugin import REGISTRATION, Kubelet
 
-from agent.serve.dra_plugin.registration import SUPPORTED, Registration
+from agent.serve.dra_plugin.server import SUPPORTED, RegistrationService
 from agent.serve.grpc.server import Server
 from agent.serve.sockets import UnixListener
-from agent.system.threads.loop_thread import IoThread
+from agent.system.threads.loop_thread import AsyncioThread
 
 DRIVER = "gpu.example.com"
 ENDPOINT = "/var/lib/kubelet/plugins/gpu.example.com/dra.sock"
 
 
 class Registrar:
-    """A registration socket of its own, and what it was told."""
+    """Server of a registration socket that records the results."""
 
     def __init__(self, path: Path) -> None:
         self.statuses: list[tuple[bool, str]] = []
         self.raises: Exception | None = None
         self._listener = UnixListener(path)
-        self._thread = IoThread(self._run, on_failure=lambda error: None)
+        self._thread = AsyncioThread(self._run, on_failure=lambda error: None)
         self._thread.start()
 
     def stop(self) -> None:
         assert self._thread.stop(PATIENCE_S)
 
-    def _take(self, registered: bool, error: str) -> None:
+    def _record(self, registered: bool, error: str) -> None:
         self.statuses.append((registered, error))
         if self.raises is not None:
             raise self.raises
 
     async def _run(self, ready: Callable[[], None]) -> None:
-        server = Server([Registration(DRIVER, ENDPOINT, self._take)])
+        server = Server([RegistrationService(DRIVER, ENDPOINT, self._record)])
         await server.listen(self._listener.sock)
         ready()
         try:
@@ -61,7 +61,7 @@ def kubelet(registrar: Registrar, tmp_path: Path) -> Iterator[Kubelet]:
         yield kubelet
 
 
-def test_the_newest_services_are_named_first(kubelet: Kubelet) -> None:
+def test_get_info_lists_newest_services_first(kubelet: Kubelet) -> None:
     info = kubelet.get_info()
     assert (info.type, info.name, info.endpoint) == ("DRAPlugin", DRIVER, ENDPOINT)
     assert list(info.supported_versions) == [
@@ -73,28 +73,28 @@ def test_the_newest_services_are_named_first(kubelet: Kubelet) -> None:
     assert tuple(info.supported_versions) == SUPPORTED
 
 
-def test_it_may_be_asked_any_number_of_times(kubelet: Kubelet) -> None:
+def test_get_info_returns_the_same_answer_every_time(kubelet: Kubelet) -> None:
     assert {kubelet.get_info().SerializeToString() for _ in range(10)} == {
         kubelet.get_info().SerializeToString()
     }
 
 
-def test_a_registration_that_failed_is_told_in_the_kubelets_words(
+def test_failed_registration_reports_error_of_the_kubelet(
     registrar: Registrar, kubelet: Kubelet, caplog: pytest.LogCaptureFixture
 ) -> None:
-    caplog.set_level(logging.INFO, "agent.serve.dra_plugin.registration")
+    caplog.set_level(logging.INFO, "agent.serve.dra_plugin.server")
     kubelet.notify(False, "name is taken")
     kubelet.notify(True)
     assert registrar.statuses == [(False, "name is taken"), (True, "")]
     assert [(record.levelname, record.getMessage()) for record in caplog.records] == [
-        ("WARNING", f"{DRIVER}: the kubelet did not register the driver: name is taken"),
-        ("INFO", f"{DRIVER}: registered with the kubelet"),
+        ("WARNING", f"driver {DRIVER}: registration failed: name is taken; the kubelet will retry"),
+        ("INFO", f"driver {DRIVER}: registered with the kubelet"),
     ]
-    assert kubelet.get_info().name == DRIVER, "the kubelet comes again by itself"
+    assert kubelet.get_info().name == DRIVER, "the kubelet retries by itself"
 
 
 @pytest.mark.parametrize("kind", [ValueError, SystemExit, KeyboardInterrupt])
-def test_a_driver_that_stumbles_over_the_news_is_registered_all_the_same(
+def test_exception_in_callback_does_not_fail_registration(
     registrar: Registrar, kubelet: Kubelet, kind: type[BaseException], caplog: pytest.LogCaptureFixture
 ) -> None:
     registrar.raises = kind("the driver's own")
@@ -113,7 +113,7 @@ def test_a_driver_that_stumbles_over_the_news_is_registered_all_the_same(
         (b"\x0a\x01x", "RegistrationStatus.plugin_registered: wire type 2, should be 0"),
     ],
 )
-def test_bytes_that_are_no_status_are_refused_with_their_place(
+def test_invalid_status_is_refused_with_place(
     registrar: Registrar, kubelet: Kubelet, data: bytes, text: str
 ) -> None:
     with pytest.raises(grpc.RpcError) as raised:
@@ -122,6 +122,6 @@ def test_bytes_that_are_no_status_are_refused_with_their_place(
     assert registrar.statuses == []
 
 
-def test_fields_of_a_newer_kubelet_are_kept_out_of_the_way(registrar: Registrar, kubelet: Kubelet) -> None:
+def test_unknown_fields_of_a_newer_kubelet_are_ignored(registrar: Registrar, kubelet: Kubelet) -> None:
     kubelet.raw(f"{REGISTRATION}/NotifyRegistrationStatus", b"\x7a\x01x\x08\x01\x78\x05")
     assert registrar.statuses == [(True, "")]

@@ -1,4 +1,4 @@
-"""Sockets with the right mode, in place of stale ones, and never in place of living ones."""
+"""Unix sockets: their mode, stale sockets that are replaced, and served sockets that are kept."""
 
 import os
 import socket
@@ -24,13 +24,13 @@ def umask(request: pytest.FixtureRequest) -> Iterator[int]:
 
 
 @pytest.mark.parametrize("umask", [0o000, 0o022, 0o077, 0o777], indirect=True, ids=oct)
-def test_the_mode_is_0660_whatever_the_umask(tmp_path: Path, umask: int) -> None:
+def test_socket_mode_is_0660_with_any_umask(tmp_path: Path, umask: int) -> None:
     listener = UnixListener(tmp_path / "a.sock")
     assert stat.S_IMODE((tmp_path / "a.sock").lstat().st_mode) == 0o660
     listener.close()
 
 
-def test_who_connects_before_anybody_serves_waits(tmp_path: Path) -> None:
+def test_client_that_connects_before_accept_waits(tmp_path: Path) -> None:
     listener = UnixListener(tmp_path / "a.sock")
     with socket.socket(socket.AF_UNIX) as client:
         client.connect(str(tmp_path / "a.sock"))
@@ -38,16 +38,16 @@ def test_who_connects_before_anybody_serves_waits(tmp_path: Path) -> None:
     listener.close()
 
 
-def test_a_stale_socket_is_replaced(tmp_path: Path) -> None:
-    with socket.socket(socket.AF_UNIX) as dead:
-        dead.bind(str(tmp_path / "a.sock"))
+def test_stale_socket_is_replaced(tmp_path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as stale:
+        stale.bind(str(tmp_path / "a.sock"))
     listener = UnixListener(tmp_path / "a.sock")
     with socket.socket(socket.AF_UNIX) as client:
         client.connect(str(tmp_path / "a.sock"))
     listener.close()
 
 
-def test_a_socket_that_somebody_serves_is_left_alone(tmp_path: Path) -> None:
+def test_served_socket_raises_busy(tmp_path: Path) -> None:
     first = UnixListener(tmp_path / "a.sock")
     with pytest.raises(Busy, match=r"a\.sock: another process serves this socket"):
         UnixListener(tmp_path / "a.sock")
@@ -56,7 +56,7 @@ def test_a_socket_that_somebody_serves_is_left_alone(tmp_path: Path) -> None:
     first.close()
 
 
-def test_a_living_socket_whose_queue_is_full_is_left_alone(tmp_path: Path) -> None:
+def test_served_socket_with_full_queue_raises_busy(tmp_path: Path) -> None:
     with socket.socket(socket.AF_UNIX) as busy, socket.socket(socket.AF_UNIX) as waiting:
         busy.bind(str(tmp_path / "a.sock"))
         busy.listen(0)
@@ -66,7 +66,7 @@ def test_a_living_socket_whose_queue_is_full_is_left_alone(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("kind", ["file", "directory", "link"])
-def test_what_is_no_socket_is_left_alone(tmp_path: Path, kind: str) -> None:
+def test_other_file_in_place_of_socket_is_refused_and_kept(tmp_path: Path, kind: str) -> None:
     path = tmp_path / "a.sock"
     if kind == "file":
         path.write_text("precious")
@@ -74,33 +74,33 @@ def test_what_is_no_socket_is_left_alone(tmp_path: Path, kind: str) -> None:
         path.mkdir()
     else:
         path.symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(ConfigError, match="is in the way, and is no socket"):
+    with pytest.raises(ConfigError, match="is not a socket; remove this file"):
         UnixListener(path)
     assert os.path.lexists(path)
 
 
-def test_closing_removes_the_file(tmp_path: Path) -> None:
+def test_close_removes_the_file(tmp_path: Path) -> None:
     listener = UnixListener(tmp_path / "a.sock")
     listener.close()
     assert not (tmp_path / "a.sock").exists()
     listener.close()
 
 
-def test_closing_leaves_somebody_elses_file_alone(tmp_path: Path) -> None:
+def test_close_keeps_file_of_another_listener(tmp_path: Path) -> None:
     ours = UnixListener(tmp_path / "a.sock")
     (tmp_path / "a.sock").unlink()
-    theirs = UnixListener(tmp_path / "a.sock")
+    other = UnixListener(tmp_path / "a.sock")
     ours.close()
     assert (tmp_path / "a.sock").exists()
-    theirs.close()
+    other.close()
 
 
-def test_a_directory_that_is_missing_is_named(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"none/a\.sock: cannot make this socket \(No such file"):
+def test_missing_directory_is_named_in_error(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"none/a\.sock: cannot create this socket \(No such file"):
         UnixListener(tmp_path / "none" / "a.sock")
 
 
-def test_a_path_that_is_too_long_is_refused_with_the_arithmetic() -> None:
+def test_too_long_path_error_has_the_arithmetic() -> None:
     base = Path("/" + "r" * 91)
     check_length(base / ("s" * (PATH_LIMIT - 93)), base=base, flag="--runtime-dir")
     with pytest.raises(ConfigError) as raised:
@@ -108,23 +108,23 @@ def test_a_path_that_is_too_long_is_refused_with_the_arithmetic() -> None:
     assert str(raised.value) == "socket path is 113 bytes, limit 107; --runtime-dir uses 92 of them"
 
 
-def test_the_length_is_counted_in_bytes() -> None:
+def test_path_length_is_counted_in_bytes() -> None:
     with pytest.raises(ConfigError, match="socket path is 111 bytes"):
         check_length(Path("/" + "ä" * 55), base=Path("/"), flag="--runtime-dir")
 
 
-def test_the_longest_path_works() -> None:
+def test_path_of_maximum_length_works() -> None:
     with tempfile.TemporaryDirectory(dir="/tmp") as directory:
         path = Path(directory) / ("s" * (PATH_LIMIT - len(directory) - 1))
         assert len(os.fsencode(path)) == PATH_LIMIT
         UnixListener(path).close()
 
 
-def test_a_file_in_the_place_of_the_directory_is_named(tmp_path: Path) -> None:
+def test_file_in_place_of_directory_is_named_in_error(tmp_path: Path) -> None:
     (tmp_path / "run").touch()
     for path, why in (
-        (tmp_path / "run", "is no directory; choose another with --runtime-dir"),
-        (tmp_path / "run" / "below", r"cannot make this directory \(Not a directory\)"),
+        (tmp_path / "run", "is not a directory; choose another with --runtime-dir"),
+        (tmp_path / "run" / "below", r"cannot create this directory \(Not a directory\)"),
     ):
         with pytest.raises(ConfigError, match=f"^{path}: {why}$"):
             make_directory(path, flag="--runtime-dir")
@@ -134,50 +134,50 @@ def servers(runtime_dir: Path, *drivers: str) -> Servers:
     return Servers(Latest(), runtime_dir=runtime_dir, drivers=drivers, version="1")
 
 
-def test_every_driver_has_a_socket_and_the_agent_has_one(tmp_path: Path) -> None:
-    made = servers(tmp_path / "run", "gpu.example.com", "cpu.example.com")
+def test_each_driver_and_the_agent_have_a_socket(tmp_path: Path) -> None:
+    created = servers(tmp_path / "run", "gpu.example.com", "cpu.example.com")
     names = ["drivers/gpu.example.com.sock", "drivers/cpu.example.com.sock", "agent.sock"]
-    assert [str(path.relative_to(tmp_path / "run")) for path in made.paths] == names
-    assert all(stat.S_ISSOCK(path.lstat().st_mode) for path in made.paths)
-    made.close()
-    assert not any(path.exists() for path in made.paths)
+    assert [str(path.relative_to(tmp_path / "run")) for path in created.paths] == names
+    assert all(stat.S_ISSOCK(path.lstat().st_mode) for path in created.paths)
+    created.close()
+    assert not any(path.exists() for path in created.paths)
 
 
 @pytest.mark.parametrize("name", ["a", "gpu.example.com", "0-0.a", "a" * 63])
-def test_a_dns_subdomain_is_a_drivers_name(tmp_path: Path, name: str) -> None:
+def test_dns_subdomain_is_a_valid_driver_name(tmp_path: Path, name: str) -> None:
     servers(Path(tempfile.mkdtemp(dir="/tmp")), name).close()
 
 
 @pytest.mark.parametrize(
     "name", ["", "GPU.example.com", "a..b", ".a", "a.", "-a", "a-", "a/b", "../a", "a\n", "ä"]
 )
-def test_what_is_no_dns_subdomain_is_refused(tmp_path: Path, name: str) -> None:
+def test_invalid_driver_name_is_refused(tmp_path: Path, name: str) -> None:
     with pytest.raises(ConfigError) as raised:
         servers(tmp_path, name)
-    assert str(raised.value).startswith(f"driver name {name!r} is no DNS subdomain")
+    assert str(raised.value).startswith(f"driver name {name!r} is not a DNS subdomain")
 
 
-def test_a_drivers_name_that_is_too_long_is_refused_with_the_numbers(tmp_path: Path) -> None:
+def test_too_long_driver_name_error_has_the_numbers(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="is 64 bytes, limit 63"):
         servers(tmp_path, "a" * 64)
 
 
-def test_a_driver_given_twice_is_refused(tmp_path: Path) -> None:
+def test_driver_given_twice_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"driver 'a\.b' is named 2 times"):
         servers(tmp_path, "a.b", "c.d", "a.b")
 
 
-def test_if_one_socket_cannot_be_made_none_is(tmp_path: Path) -> None:
+def test_failure_of_one_socket_removes_all_sockets(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="socket path is"):
         servers(tmp_path / ("r" * 60), "a", "b" * 63)
     assert list(tmp_path.iterdir()) == []
-    (tmp_path / "agent.sock").write_text("in the way")
-    with pytest.raises(ConfigError, match="is in the way"):
+    (tmp_path / "agent.sock").write_text("other file")
+    with pytest.raises(ConfigError, match="is not a socket"):
         servers(tmp_path, "a")
     assert list((tmp_path / "drivers").iterdir()) == []
 
 
-def test_a_second_agent_on_the_same_directory_is_refused(tmp_path: Path) -> None:
+def test_second_agent_on_same_directory_is_refused(tmp_path: Path) -> None:
     first = servers(tmp_path, "a")
     with pytest.raises(Busy, match="another process serves this socket"):
         servers(tmp_path, "b")
@@ -186,39 +186,46 @@ def test_a_second_agent_on_the_same_directory_is_refused(tmp_path: Path) -> None
     first.close()
 
 
-def test_sockets_of_drivers_that_are_gone_are_removed_and_nothing_else_is(tmp_path: Path) -> None:
+def test_only_stale_sockets_of_former_drivers_are_removed(tmp_path: Path) -> None:
     drivers = tmp_path / "drivers"
     drivers.mkdir()
     for name in ("gone.sock", "stays.sock", "foreign.sock", "other.socket"):
-        with socket.socket(socket.AF_UNIX) as dead:
-            dead.bind(str(drivers / name))
+        with socket.socket(socket.AF_UNIX) as stale:
+            stale.bind(str(drivers / name))
     if os.geteuid() == 0:
         os.chown(drivers / "foreign.sock", 65_534, 65_534)
-    else:  # only root can give something away
+    else:  # only root can change the owner
         (drivers / "foreign.sock").unlink()
         (drivers / "foreign.sock").touch()
     (drivers / "file.sock").touch()
     (drivers / "link.sock").symlink_to(drivers / "other.socket")
-    with socket.socket(socket.AF_UNIX) as living:
-        living.bind(str(drivers / "living.sock"))
-        living.listen()
-        made = servers(tmp_path, "stays")
-        left = {path.name for path in drivers.iterdir()}
-        assert left == {"stays.sock", "foreign.sock", "other.socket", "file.sock", "link.sock", "living.sock"}
+    with socket.socket(socket.AF_UNIX) as served:
+        served.bind(str(drivers / "living.sock"))
+        served.listen()
+        created = servers(tmp_path, "stays")
+        remaining = {path.name for path in drivers.iterdir()}
+        assert remaining == {
+            "stays.sock",
+            "foreign.sock",
+            "other.socket",
+            "file.sock",
+            "link.sock",
+            "living.sock",
+        }
         with socket.socket(socket.AF_UNIX) as client:
             client.connect(str(drivers / "stays.sock"))
-        made.close()
+        created.close()
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to become somebody without permission")
-def test_a_directory_that_we_may_not_write_is_a_matter_of_permission() -> None:
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to become a user without permission")
+def test_unwritable_directory_raises_permission_denied() -> None:
     with tempfile.TemporaryDirectory(dir="/tmp") as directory:
         Path(directory).chmod(0o755)
         os.seteuid(65_534)
         try:
-            with pytest.raises(PermissionDenied, match="may not make this socket"):
+            with pytest.raises(PermissionDenied, match="may not create this socket"):
                 UnixListener(Path(directory) / "a.sock")
-            with pytest.raises(PermissionDenied, match="may not make this directory"):
+            with pytest.raises(PermissionDenied, match="may not create this directory"):
                 servers(Path(directory), "a")
         finally:
             os.seteuid(0)

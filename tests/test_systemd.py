@@ -1,7 +1,7 @@
-"""deploy/drahealth.service: what systemd says of it, and what it does under a real one.
+"""deploy/drahealth.service: its text for systemd-analyze, and its work under a real systemd.
 
-One boot of this machine's own systemd as PID 1 of a container (systemd-nspawn, the host's /usr, an empty /etc
-and /run) serves all tests of the second kind: a probe unit notes what happened, step by step, in a file each.
+One boot of this machine's own systemd as PID 1 of a container (systemd-nspawn, the host's /usr, an empty
+/etc and /run) serves all tests of the second kind: a probe unit records each step in a file.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ CAP_SYSLOG = 1 << 34
 
 @pytest.fixture
 def installed(tmp_path: Path) -> Path:
-    """The unit, with a command that exists on this machine: systemd-analyze looks for it."""
+    """Return the unit with a command that exists on this machine, which systemd-analyze checks."""
     if shutil.which("systemd-analyze") is None:
         pytest.skip("systemd-analyze is not installed")
     unit = tmp_path / UNIT.name
@@ -48,14 +48,14 @@ def installed(tmp_path: Path) -> Path:
 
 
 def analyze(*arguments: str | Path) -> str:
-    """What systemd-analyze prints; it exits with 1 if it has something to object."""
-    done = subprocess.run(["systemd-analyze", *arguments], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout + done.stderr
+    """Return the output of systemd-analyze; it exits with 1 if it has an objection."""
+    completed = subprocess.run(["systemd-analyze", *arguments], capture_output=True, text=True, check=False)
+    assert completed.returncode == 0, completed.stdout + completed.stderr
+    return completed.stdout + completed.stderr
 
 
-def test_systemd_understands_every_line(installed: Path) -> None:
-    """But for two that came with systemd 254, and without which it is content."""
+def test_unit_is_valid_for_systemd(installed: Path) -> None:
+    """Older versions do not know two keys of systemd 254."""
     unknown = re.compile(r".*: Unknown key .*'(RestartSteps|RestartMaxDelaySec)' in section .*, ignoring\.")
     complaints = analyze("verify", "--man=no", installed).splitlines()
     version = int(analyze("--version").split()[1])
@@ -64,41 +64,41 @@ def test_systemd_understands_every_line(installed: Path) -> None:
 
 
 def setting(name: str) -> str:
-    """The value of the unit's one line with that name."""
+    """Return the value of a setting of the unit."""
     (value,) = re.findall(rf"^{name}=(.*)$", UNIT.read_text(), re.MULTILINE)
     return str(value)
 
 
-def test_what_a_new_start_cannot_mend_is_not_started_again_and_all_else_is_for_ever() -> None:
+def test_unit_restarts_always_except_after_permanent_errors() -> None:
     codes = dict(EXIT_OF_ERROR)
-    hopeless = {codes[error] for error in (UsageError, PermissionDenied, ConfigError)}
-    assert {int(code) for code in setting("RestartPreventExitStatus").split()} == hopeless
-    assert codes[Busy] not in hopeless
+    permanent = {codes[error] for error in (UsageError, PermissionDenied, ConfigError)}
+    assert {int(code) for code in setting("RestartPreventExitStatus").split()} == permanent
+    assert codes[Busy] not in permanent
     assert (setting("Restart"), setting("StartLimitIntervalSec")) == ("on-failure", "0")
 
 
-def test_there_are_descriptors_for_the_full_sockets_of_many_drivers() -> None:
+def test_descriptor_limit_allows_full_sockets_of_many_drivers() -> None:
     assert int(setting("LimitNOFILE")) >= 16 * CONNECTION_LIMIT + 1024
 
 
-def test_a_line_that_systemd_does_not_understand_is_noticed(installed: Path) -> None:
+def test_invalid_line_in_the_unit_is_found(installed: Path) -> None:
     installed.write_text(installed.read_text().replace("WatchdogSec=30", "WatchdogSeconds=30"))
     assert "WatchdogSeconds" in analyze("verify", "--man=no", installed)
 
 
-def test_the_sandbox_is_tight(installed: Path) -> None:
+def test_sandbox_is_below_the_exposure_threshold(installed: Path) -> None:
     printed = analyze("security", "--offline=true", "--threshold=30", "--no-pager", installed)
     assert "Overall exposure level" in printed
 
 
-def test_of_sockets_only_our_own_and_the_kernels_can_be_had() -> None:
+def test_sandbox_allows_unix_and_netlink_sockets_only() -> None:
     assert setting("RestrictAddressFamilies").split() == ["AF_UNIX", "AF_NETLINK"]
 
 
-def test_who_says_ready_can_be_told_to_stop(tmp_path: Path) -> None:
-    """systemd may stop a unit the moment it is up; death by SIGTERM would be a failure and leave sockets.
+def test_sigterm_handler_is_installed_before_ready(tmp_path: Path) -> None:
+    """systemd may stop a unit as soon as it is up; death by SIGTERM would be a failure and leave sockets.
 
-    The window is too short to be hit at will, so the system calls are asked for their order.
+    The window is too short to hit on purpose, so the order of the system calls is checked.
     """
     tracer = ["strace", "-f", "-qq", "-e", "trace=sendto,rt_sigaction", "-o", str(tmp_path / "trace")]
     if shutil.which("strace") is None or subprocess.run([*tracer, "true"], check=False).returncode != 0:
@@ -129,8 +129,8 @@ def test_who_says_ready_can_be_told_to_stop(tmp_path: Path) -> None:
 
 # --- the unit at work ---------------------------------------------------------------------------------------
 
-# Run by the container's systemd in this order. Each waits for what it asks about; the boot as a whole has a
-# time limit. `changed` waits until a property of the unit is no longer what it was.
+# Run by the container's systemd in this order. Each waits for its condition; the boot as a whole has a time
+# limit. `changed` waits until a property of the unit has another value.
 PROBE = r"""#!/bin/bash
 cd /results
 show() { systemctl show drahealth -p "$1" --value; }
@@ -166,7 +166,7 @@ systemctl stop drahealth
 facts 3-stopped
 find /run/drahealth -type s -o -name '*.toml' >3-left
 
-# What somebody else holds is tried again until it is free.
+# A locked runtime directory is retried until it is free.
 printf '[Service]\nRestartSec=0\n' >/etc/systemd/system/drahealth.service.d/soon.conf
 systemctl daemon-reload
 mkdir -p /run/drahealth
@@ -179,14 +179,14 @@ until [ "$(show ActiveState)" = active ]; do sleep 0.05; done
 facts 4-free
 systemctl stop drahealth
 
-# Bad configuration is not tried again.
+# Bad configuration is not retried.
 printf '[Service]\nEnvironment=DRAHEALTH_PERIOD=1ms\n' >/etc/systemd/system/drahealth.service.d/soon.conf
 systemctl daemon-reload
 systemctl start drahealth
 facts 5-misconfigured
 
 if [ -e /opt/test/can-hang ]; then
-# A thread that not even SIGKILL ends, as in a GPU driver that hangs.
+# A thread that SIGKILL does not end, as in a GPU driver that hangs.
 hung() { cat /proc/"$1"/task/*/wchan | grep -q request_wait_answer; }
 printf '[Service]\nEnvironment=DRAHEALTH_KMSG=/opt/hung\nTimeoutStopSec=1\n' \
     >/etc/systemd/system/drahealth.service.d/soon.conf
@@ -199,10 +199,10 @@ facts 6-stuck
 printf '[Service]\nTimeoutStopSec=1\n' >/etc/systemd/system/drahealth.service.d/soon.conf
 systemctl daemon-reload
 systemctl start drahealth
-facts 6-beside
+facts 6-second
 cat "/proc/$pid/status" >6-remains
 systemctl stop drahealth
-touch let-go
+touch released
 while [ -e "/proc/$pid" ]; do sleep 0.05; done
 fi
 
@@ -235,7 +235,7 @@ def why_no_container() -> str | None:
 
 
 def has_kmsg() -> bool:
-    """Whether the machine has a kernel log to show the container; systemd-nspawn makes none."""
+    """Return whether the machine has a kernel log for the container; systemd-nspawn makes none."""
     return os.access("/dev/kmsg", os.R_OK)
 
 
@@ -246,7 +246,7 @@ def write_program(path: Path, text: str) -> None:
 
 
 def left_behind() -> set[Path]:
-    """The two groups that systemd-nspawn --keep-unit makes beside its own process, and theirs."""
+    """Return the two groups that systemd-nspawn --keep-unit makes next to its process, and their children."""
     hybrid = ["/sys/fs/cgroup/systemd", "/sys/fs/cgroup/unified"]
     unified = Path("/sys/fs/cgroup/cgroup.controllers").exists()
     groups = [
@@ -257,7 +257,7 @@ def left_behind() -> set[Path]:
 
 @pytest.fixture(scope="module")
 def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The directory of the probe's notes, after the container is gone."""
+    """Return the directory of the probe's records, after the container has ended."""
     if reason := why_no_container():
         pytest.skip(reason)
     base = tmp_path_factory.mktemp("nspawn")
@@ -293,8 +293,8 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
         *([] if shared else [f"--bind-ro={sys.base_prefix}:/opt/python"]),
     ]  # fmt: skip
     with ExitStack() as stack:
-        with suppress(OSError):  # the probe then leaves that step out
-            stack.enter_context(hung_file(hanging, (results / "let-go").exists))
+        with suppress(OSError):  # the probe then skips that step
+            stack.enter_context(hung_file(hanging, (results / "released").exists))
             (base / "opt" / "can-hang").touch()
         container = subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
@@ -307,9 +307,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
         finally:
             for group in sorted(left_behind() - before, reverse=True):  # children first
                 group.rmdir()
-    failed = re.search(
-        r"^Failed to .*", console, re.MULTILINE
-    )  # systemd-nspawn's own words; systemd has none here
+    failed = re.search(r"^Failed to .*", console, re.MULTILINE)  # a message of systemd-nspawn, not of systemd
     if failed and not any(results.iterdir()):
         pytest.skip(f"systemd-nspawn cannot boot here: {failed[0]}")
     journal = results / "journal"
@@ -323,11 +321,11 @@ def facts(results: Path, step: str) -> dict[str, str]:
 
 
 def fields(text: str) -> dict[str, str]:
-    """/proc/PID/status by name."""
+    """Return the fields of /proc/PID/status by name."""
     return {name: value.strip() for name, _, value in (line.partition(":") for line in text.splitlines())}
 
 
-def test_the_service_is_up_when_it_says_so(results: Path) -> None:
+def test_service_is_active_with_its_limits(results: Path) -> None:
     started = facts(results, "1-started")
     assert (started["ActiveState"], started["SubState"], started["NRestarts"]) == ("active", "running", "0")
     assert started["WatchdogUSec"] == "30s"
@@ -335,11 +333,11 @@ def test_the_service_is_up_when_it_says_so(results: Path) -> None:
     assert started["LimitNOFILE"] == "4096"
 
 
-def test_systemctl_status_shows_what_the_agent_knows(results: Path) -> None:
+def test_systemctl_status_shows_device_summary(results: Path) -> None:
     assert re.match(r"\d+ devices?: ", facts(results, "1-started")["StatusText"])
 
 
-def test_the_sockets_are_there_when_the_service_is_up(results: Path) -> None:
+def test_sockets_exist_when_the_service_is_up(results: Path) -> None:
     assert (results / "1-sockets").read_text().splitlines() == [
         "750 root /run/drahealth",
         "660 root /run/drahealth/agent.sock",
@@ -347,13 +345,13 @@ def test_the_sockets_are_there_when_the_service_is_up(results: Path) -> None:
     ]
 
 
-def test_the_agent_answers_inside_the_sandbox(results: Path) -> None:
-    # 0 to 3: how this machine's devices are is not the question
+def test_agent_answers_in_the_sandbox(results: Path) -> None:
+    # 0 to 3: the health of this machine's devices does not matter
     assert int((results / "1-status-rc").read_text()) <= 3, (results / "1-status-err").read_text()
     assert json.loads((results / "1-status").read_text())["node"] == "probed"
 
 
-def test_root_without_its_powers_but_to_read_the_kernel_log(results: Path) -> None:
+def test_process_has_only_the_capability_to_read_the_kernel_log(results: Path) -> None:
     process = fields((results / "1-process").read_text())
     assert {int(process[name], 16) for name in ("CapPrm", "CapEff", "CapBnd")} == {CAP_SYSLOG}
     assert process["NoNewPrivs"] == "1"
@@ -365,8 +363,8 @@ def sources(results: Path) -> dict[str, str]:
     return {source["name"]: source["state"] for source in report["sources"]}
 
 
-def test_gpus_are_watched_inside_the_sandbox(results: Path) -> None:
-    """By the C core, and by pynvml, of which only the inventory has the VBIOS."""
+def test_gpus_are_read_in_the_sandbox(results: Path) -> None:
+    """By the C core, and by pynvml: only its inventory has the VBIOS."""
     report = json.loads((results / "1-report").read_text())
     (gpu,) = (device for device in report["devices"] if device["kind"] == "gpu")
     assert gpu["health"] == "Healthy"
@@ -375,59 +373,59 @@ def test_gpus_are_watched_inside_the_sandbox(results: Path) -> None:
     assert {sources(results)[name] for name in ("nvml", "gpu-0")} == {"ok"}
 
 
-def test_the_kernel_log_is_read_inside_the_sandbox(results: Path) -> None:
+def test_kernel_log_is_read_in_the_sandbox(results: Path) -> None:
     if not has_kmsg():
         pytest.skip("this machine has no /dev/kmsg to read")
     assert sources(results)["kmsg"] == "ok"
 
 
-def test_device_events_are_heard_inside_the_sandbox(results: Path) -> None:
+def test_device_events_are_received_in_the_sandbox(results: Path) -> None:
     assert sources(results)["uevents"] == "ok"
 
 
-def test_of_devices_only_the_gpus_and_the_kernel_log_are_open(results: Path) -> None:
+def test_only_gpus_and_kernel_log_devices_are_allowed(results: Path) -> None:
     allowed = (results / "1-devices").read_text().split("\n")
     assert {"char-195 rw", "char-nvidia-caps r", "/dev/kmsg r"} <= set(allowed)
     assert setting("DevicePolicy") == "closed"
 
 
-def test_what_is_known_of_gpus_is_kept_for_root_alone(results: Path) -> None:
+def test_gpu_fault_checkpoint_is_readable_by_root_only(results: Path) -> None:
     assert (results / "1-state").read_text().splitlines() == [
         "drwx------ 0 ", "-rw------- 0 gpu-faults.json"
     ]  # fmt: skip
 
 
-def test_a_frozen_agent_is_replaced(results: Path) -> None:
+def test_frozen_agent_is_restarted_by_the_watchdog(results: Path) -> None:
     restarted = facts(results, "2-restarted")
     assert (restarted["ActiveState"], restarted["NRestarts"]) == ("active", "1")
     assert "Watchdog timeout" in (results / "journal").read_text()
 
 
-def test_the_service_stops_when_told_and_leaves_what_is_not_its_own(results: Path) -> None:
+def test_service_stops_cleanly_and_keeps_declarations(results: Path) -> None:
     stopped = facts(results, "3-stopped")
     assert (stopped["ActiveState"], stopped["Result"]) == ("inactive", "success")
     assert (stopped["ExecMainCode"], stopped["ExecMainStatus"]) == ("1", "0")  # CLD_EXITED
     assert (results / "3-left").read_text() == "/run/drahealth/devices.d/a.example.com.toml\n"
 
 
-def test_what_somebody_else_holds_is_tried_again_until_it_is_free(results: Path) -> None:
+def test_locked_runtime_directory_is_retried_until_free(results: Path) -> None:
     free = facts(results, "4-free")
     assert free["ActiveState"] == "active"
     assert int(free["NRestarts"]) >= 7
     assert "status=75/TEMPFAIL" in (results / "journal").read_text()
 
 
-def test_bad_configuration_is_not_tried_again(results: Path) -> None:
+def test_bad_configuration_is_not_retried(results: Path) -> None:
     failed = facts(results, "5-misconfigured")
     assert (failed["ActiveState"], failed["Result"], failed["NRestarts"]) == ("failed", "exit-code", "0")
     assert failed["ExecMainStatus"] == "78"
 
 
-def test_what_the_kernel_cannot_end_stops_the_service_and_hinders_no_new_start(results: Path) -> None:
+def test_unkillable_thread_does_not_prevent_stop_and_new_start(results: Path) -> None:
     if not (results / "6-stuck").exists():
         pytest.skip("a file that hangs needs FUSE, and the right to mount it")
-    stuck, beside = facts(results, "6-stuck"), facts(results, "6-beside")
+    stuck, second = facts(results, "6-stuck"), facts(results, "6-second")
     assert (stuck["ActiveState"], stuck["Result"]) == ("failed", "timeout")
     assert "still around after final SIGKILL" in (results / "journal").read_text()
-    assert (beside["ActiveState"], beside["SubState"]) == ("active", "running")
+    assert (second["ActiveState"], second["SubState"]) == ("active", "running")
     assert fields((results / "6-remains").read_text())["State"] == "Z (zombie)"

@@ -1,4 +1,4 @@
-"""Taints on their way to a driver: how often it is called, with what, and what happens when it fails."""
+"""Taint publisher: when the driver's callback is called, with which taints, and what follows a failure."""
 
 import logging
 import threading
@@ -14,11 +14,11 @@ from patience import PATIENCE_S
 from trio.testing import MockClock
 
 from agent.driver.taint_publisher import (
-    BETWEEN_S,
     CALL_S,
     DEBOUNCE_S,
+    MIN_INTERVAL_S,
     RETRY_MAX_S,
-    Callback,
+    TaintCallback,
     TaintPublisher,
     as_objects,
 )
@@ -36,7 +36,7 @@ GPU: Final = DeviceRef(DRIVER, "node-1", "gpu-0")
 BOOT_S: Final = 1_790_000_000
 NEVER: Final = Instant(0, 0.0)
 XID: Final = Taint(f"{DRIVER}/xid", "79", Effect.NO_SCHEDULE, BOOT_S)
-XID_OF_BEFORE: Final = XID._replace(added_wall_s=BOOT_S - 86_400)
+OLD_XID: Final = XID._replace(added_wall_s=BOOT_S - 86_400)
 
 
 def clock() -> Instant:
@@ -44,7 +44,7 @@ def clock() -> Instant:
 
 
 def report(*codes: str, starting: bool = False) -> Report:
-    """Of one device that is Unhealthy by these."""
+    """Return a report of one device that is Unhealthy with these codes."""
     causes = tuple(Cause(code, Severity.UNHEALTHY, Blame.HARDWARE, "", "", NEVER) for code in codes)
     worst = Severity.UNHEALTHY if codes else Severity.OK
     device = DeviceHealth(
@@ -54,7 +54,7 @@ def report(*codes: str, starting: bool = False) -> Report:
 
 
 def publisher(
-    callback: Callback | None, *, path: Path | None = None, jitter: Callable[[], float] = lambda: 1.0
+    callback: TaintCallback | None, *, path: Path | None = None, jitter: Callable[[], float] = lambda: 1.0
 ) -> TaintPublisher:
     return TaintPublisher(callback, driver=DRIVER, path=path, clock=clock, jitter=jitter)
 
@@ -72,7 +72,7 @@ def keys(taints: Taints) -> list[str]:
 
 
 class Driver:
-    """A driver's callback: what it was called with and when, and what it does."""
+    """Driver whose callback records its calls and plays given results."""
 
     def __init__(self, *answers: Callable[[], Awaitable[object]]) -> None:
         self.calls: list[tuple[float, list[str]]] = []
@@ -91,83 +91,83 @@ def failing(text: str) -> Callable[[], Awaitable[object]]:
     return answer
 
 
-async def until(claim: Callable[[], object]) -> None:
-    """Lets the clock jump until it is true; threads take no part in the clock."""
-    while not claim():  # noqa: ASYNC110
+async def until(condition: Callable[[], object]) -> None:
+    """Let the clock jump until a condition is true; threads do not follow the clock."""
+    while not condition():  # noqa: ASYNC110
         await trio.sleep(1)
 
 
-# --- when it is called -------------------------------------------------------------------------------------
+# --- calls ------------------------------------------------------------------------------------------------
 
 
-async def test_the_first_call_comes_though_nothing_is_tainted(autojump_clock: MockClock) -> None:
+async def test_first_call_comes_without_any_taint(autojump_clock: MockClock) -> None:
     driver = Driver()
     async with running(publisher(driver.publish)) as one:
-        one.take(report(), clock())
+        one.update(report(), clock())
         await trio.sleep(1000)
     assert driver.calls == [(DEBOUNCE_S, [])]
 
 
-async def test_nobody_is_called_before_there_is_a_picture(autojump_clock: MockClock) -> None:
+async def test_no_call_comes_before_a_complete_report(autojump_clock: MockClock) -> None:
     driver = Driver()
     async with running(publisher(driver.publish)) as one:
-        one.take(report("gpu.xid.79", starting=True), clock())
+        one.update(report("gpu.xid.79", starting=True), clock())
         await trio.sleep(1000)
     assert driver.calls == []
 
 
-async def test_what_changes_together_is_published_together(autojump_clock: MockClock) -> None:
+async def test_concurrent_changes_are_published_together(autojump_clock: MockClock) -> None:
     driver = Driver()
     async with running(publisher(driver.publish)) as one:
         for codes in (["a"], ["a", "b"], ["a", "b", "c"]):
-            one.take(report(*codes), clock())
+            one.update(report(*codes), clock())
             await trio.sleep(DEBOUNCE_S / 4)
         await trio.sleep(1000)
     assert driver.calls == [(DEBOUNCE_S, ["a", "b", "c"])]
 
 
-async def test_calls_are_five_seconds_apart_and_the_last_one_has_the_last_word(
+async def test_calls_are_5_s_apart_and_the_last_has_the_newest_taints(
     autojump_clock: MockClock,
 ) -> None:
     driver = Driver()
     async with running(publisher(driver.publish)) as one:
         for number in range(100):
-            one.take(report(*(f"c{seen:02}" for seen in range(number % 10 + 1))), clock())
+            one.update(report(*(f"c{seen:02}" for seen in range(number % 10 + 1))), clock())
             await trio.sleep(0.25)
         await trio.sleep(1000)
     times = [at for at, _ in driver.calls]
     assert times[0] == DEBOUNCE_S
-    assert all(later - sooner >= BETWEEN_S for sooner, later in pairwise(times))
+    assert all(later - sooner >= MIN_INTERVAL_S for sooner, later in pairwise(times))
     assert driver.calls[1][1] == [f"c{number:02}" for number in range(10)]
     # all go after their quiet time but the last report's
     assert driver.calls[-1][1] == [f"c{number:02}" for number in range(10)]
     assert keys(one.taints) == driver.calls[-1][1]
 
 
-async def test_who_was_told_is_not_told_again(autojump_clock: MockClock) -> None:
+async def test_unchanged_taints_are_not_published_again(autojump_clock: MockClock) -> None:
     driver = Driver()
     async with running(publisher(driver.publish)) as one:
         for _ in range(100):
-            one.take(report("gpu.xid.79"), clock())
+            one.update(report("gpu.xid.79"), clock())
             await trio.sleep(10)
     assert driver.calls == [(DEBOUNCE_S, ["xid"])]
 
 
-async def test_a_quiet_time_ends_though_nothing_is_reported(autojump_clock: MockClock) -> None:
+async def test_quiet_time_ends_without_a_report(autojump_clock: MockClock) -> None:
     driver = Driver()
     async with running(publisher(driver.publish)) as one:
-        one.take(report("gpu.xid.79"), clock())
+        one.update(report("gpu.xid.79"), clock())
         await trio.sleep(10)
-        one.take(report(), clock())
+        one.update(report(), clock())
         await trio.sleep(1000)
     assert driver.calls == [(DEBOUNCE_S, ["xid"]), (70 + DEBOUNCE_S, [])]
 
 
-async def test_without_a_callback_they_are_there_to_be_looked_at(autojump_clock: MockClock) -> None:
+async def test_taints_can_be_read_without_a_callback(autojump_clock: MockClock) -> None:
     async with running(publisher(None)) as one:
-        one.take(report("gpu.xid.79"), clock())
+        one.update(report("gpu.xid.79"), clock())
         assert one.taints == Taints({GPU: (XID,)})
-        one.take(report(), clock())
+        one.update(report(), clock())
         await trio.sleep(61)
         assert one.taints == Taints({GPU: ()})
 
@@ -175,34 +175,34 @@ async def test_without_a_callback_they_are_there_to_be_looked_at(autojump_clock:
 # --- who is called -----------------------------------------------------------------------------------------
 
 
-async def test_a_plain_function_is_called_in_a_thread(autojump_clock: MockClock) -> None:
+async def test_plain_callback_is_called_in_a_thread(autojump_clock: MockClock) -> None:
     calls: list[tuple[threading.Thread, Taints]] = []
     async with running(publisher(lambda taints: calls.append((threading.current_thread(), taints)))) as one:
-        one.take(report("gpu.xid.79"), clock())
+        one.update(report("gpu.xid.79"), clock())
         await until(lambda: calls)
     [(thread, taints)] = calls
     assert thread is not threading.current_thread()
     assert taints == one.taints
 
 
-async def test_what_a_plain_function_leaves_to_be_awaited_is_awaited(autojump_clock: MockClock) -> None:
+async def test_awaitable_of_a_plain_callback_is_awaited(autojump_clock: MockClock) -> None:
     driver = Driver()
     async with running(publisher(lambda taints: driver.publish(taints))) as one:
-        one.take(report("gpu.xid.79"), clock())
+        one.update(report("gpu.xid.79"), clock())
         await until(lambda: driver.calls)
 
 
-# --- when it fails -----------------------------------------------------------------------------------------
+# --- failures ---------------------------------------------------------------------------------------------
 
 
-async def test_who_fails_is_asked_again_ever_later_with_the_newest(
+async def test_failed_callback_is_retried_with_backoff_and_newest_taints(
     autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
 ) -> None:
     driver = Driver(*[failing("no API server")] * 9)
     async with running(publisher(driver.publish)) as one:
-        one.take(report("a"), clock())
+        one.update(report("a"), clock())
         await trio.sleep(30)
-        one.take(report("a", "b"), clock())
+        one.update(report("a", "b"), clock())
         await trio.sleep(1000)
     times = [at for at, _ in driver.calls]
     pauses = [later - sooner - DEBOUNCE_S for sooner, later in pairwise(times)]
@@ -211,58 +211,59 @@ async def test_who_fails_is_asked_again_ever_later_with_the_newest(
     assert [record.levelno for record in caplog.records if record.name == "agent.driver.taint_publisher"] == [
         logging.WARNING  # once, since it is always the same
     ]
-    assert "driver gpu.example.com did not take its taints, and is asked again: RuntimeError: no API" in (
+    assert "driver gpu.example.com: publishing taints failed: RuntimeError: no API server; retrying" in (
         caplog.text
     )
 
 
-async def test_the_first_failure_after_a_success_is_a_first_one(autojump_clock: MockClock) -> None:
+async def test_success_resets_the_backoff_and_the_log(autojump_clock: MockClock) -> None:
     fail = failing("no")
     driver = Driver(fail, fail, fail, trio.lowlevel.checkpoint, fail)
     async with running(publisher(driver.publish)) as one:
-        one.take(report(), clock())
+        one.update(report(), clock())
         await trio.sleep(100)
-        one.take(report("a"), clock())
+        one.update(report("a"), clock())
         await trio.sleep(100)
     assert [at for at, _ in driver.calls] == [1, 3, 6, 11, 101, 103]
 
 
-async def test_another_failure_is_told_of(
+async def test_different_failure_is_logged_again(
     autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, "agent.driver.taint_publisher")
     driver = Driver(failing("one"), failing("two"), failing("two"), failing("one"))
     async with running(publisher(driver.publish)) as one:
-        one.take(report(), clock())
+        one.update(report(), clock())
         await trio.sleep(1000)
-    assert [record.getMessage().rpartition(": ")[2] for record in caplog.records] == [
-        "one", "two", "one", "driver gpu.example.com takes its taints again",
+    assert [record.getMessage().rpartition("failed: ")[2] for record in caplog.records] == [
+        "RuntimeError: one; retrying", "RuntimeError: two; retrying", "RuntimeError: one; retrying",
+        "driver gpu.example.com: publishing taints works again",
     ]  # fmt: skip
 
 
-async def test_no_jitter_makes_a_call_sooner_than_what_goes_together(autojump_clock: MockClock) -> None:
+async def test_retry_never_comes_before_the_debounce_time(autojump_clock: MockClock) -> None:
     driver = Driver(*[failing("no")] * 3)
     async with running(publisher(driver.publish, jitter=lambda: 0.0)) as one:
-        one.take(report(), clock())
+        one.update(report(), clock())
         await trio.sleep(1000)
     assert [at for at, _ in driver.calls] == [1, 2, 3, 4]
 
 
-async def test_who_failed_is_asked_again_though_all_is_as_it_had_taken_it(
+async def test_failed_callback_is_retried_even_if_taints_are_as_before(
     autojump_clock: MockClock,
 ) -> None:
     driver = Driver(trio.lowlevel.checkpoint, *[failing("half done")] * 6)
     async with running(publisher(driver.publish)) as one:
-        one.take(report(), clock())
+        one.update(report(), clock())
         await trio.sleep(10)
-        one.take(report("a"), clock())
-        one.take(report(), clock())
+        one.update(report("a"), clock())
+        one.update(report(), clock())
         await trio.sleep(1000)
     assert [named for _, named in driver.calls] == [[], *[["a"]] * 6, []]
 
 
 @pytest.mark.parametrize("error", [SystemExit(3), KeyboardInterrupt(), ValueError("no")])
-async def test_nothing_that_a_plain_callback_raises_ends_us(
+async def test_no_exception_of_a_plain_callback_ends_the_publisher(
     error: BaseException, autojump_clock: MockClock
 ) -> None:
     errors = [error]
@@ -274,26 +275,26 @@ async def test_nothing_that_a_plain_callback_raises_ends_us(
         taken.append(taints)
 
     async with running(publisher(callback)) as one:
-        one.take(report("gpu.xid.79"), clock())
+        one.update(report("gpu.xid.79"), clock())
         await until(lambda: taken)
     assert taken == [Taints({GPU: (XID,)})]
 
 
-async def test_an_async_callback_that_hangs_is_cancelled_and_asked_again(
+async def test_hung_async_callback_is_cancelled_and_retried(
     autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
 ) -> None:
     driver = Driver(trio.sleep_forever)
     async with running(publisher(driver.publish)) as one:
-        one.take(report("a"), clock())
+        one.update(report("a"), clock())
         await trio.sleep(10)
-        one.take(report("a", "b"), clock())
+        one.update(report("a", "b"), clock())
         await trio.sleep(1000)
     again_s = DEBOUNCE_S + CALL_S + 1 + DEBOUNCE_S
     assert driver.calls == [(DEBOUNCE_S, ["a"]), (again_s, ["a", "b"])]
-    assert "is asked again: TimeoutError: no answer within 60 s" in caplog.text
+    assert "publishing taints failed: TimeoutError: no answer within 60 s; retrying" in caplog.text
 
 
-async def test_a_plain_callback_that_hangs_is_told_of_and_not_called_a_second_time(
+async def test_hung_plain_callback_is_logged_and_not_called_twice(
     autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
 ) -> None:
     go_on = threading.Event()
@@ -305,14 +306,14 @@ async def test_a_plain_callback_that_hangs_is_told_of_and_not_called_a_second_ti
 
     async with running(publisher(callback)) as one:
         try:
-            one.take(report("a"), clock())
+            one.update(report("a"), clock())
             await until(lambda: caplog.records and calls)  # the clock does not wait for a thread to begin
             for number in range(5):
-                one.take(report("a", f"b{number}"), clock())
+                one.update(report("a", f"b{number}"), clock())
                 await trio.sleep(1000)
             assert calls == [["a"]]
             assert [record.getMessage() for record in caplog.records] == [
-                "driver gpu.example.com has not taken its taints within 60 s; waiting for it"
+                "driver gpu.example.com: publishing taints takes longer than 60 s; waiting"
             ]
             assert keys(one.taints) == ["a", "b4"]
         finally:
@@ -321,7 +322,7 @@ async def test_a_plain_callback_that_hangs_is_told_of_and_not_called_a_second_ti
     assert calls[1] == ["a", "b4"]
 
 
-async def test_a_plain_callback_that_hangs_holds_up_no_end(autojump_clock: MockClock) -> None:
+async def test_hung_plain_callback_does_not_delay_the_shutdown(autojump_clock: MockClock) -> None:
     called, go_on, returned = (threading.Event() for _ in range(3))
 
     def callback(taints: Taints) -> None:
@@ -331,14 +332,14 @@ async def test_a_plain_callback_that_hangs_holds_up_no_end(autojump_clock: MockC
 
     try:
         async with running(publisher(callback)) as one:
-            one.take(report("a"), clock())
+            one.update(report("a"), clock())
             await until(called.is_set)
         assert not returned.is_set()
     finally:
         go_on.set()
 
 
-# --- over a restart ----------------------------------------------------------------------------------------
+# --- restarts ---------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -346,72 +347,70 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "state" / "taints.json"
 
 
-async def test_what_is_published_is_kept(path: Path, autojump_clock: MockClock) -> None:
+async def test_published_taints_are_saved(path: Path, autojump_clock: MockClock) -> None:
     async with running(publisher(None, path=path)) as one:
-        one.take(report("gpu.xid.79"), clock())
-        await until(lambda: load(path).taints == Taints({GPU: (XID,)}))
-        one.take(report(), clock())
-        await until(lambda: load(path).taints == Taints())
+        one.update(report("gpu.xid.79"), clock())
+        await until(lambda: load(path)[0] == Taints({GPU: (XID,)}))
+        one.update(report(), clock())
+        await until(lambda: load(path)[0] == Taints())
 
 
-async def test_a_restart_keeps_when_taints_were_added(path: Path, autojump_clock: MockClock) -> None:
-    save(path, Taints({GPU: (XID_OF_BEFORE,)}))
+async def test_restart_keeps_time_added(path: Path, autojump_clock: MockClock) -> None:
+    save(path, Taints({GPU: (OLD_XID,)}))
     taken: list[Taints] = []
 
     async def callback(taints: Taints) -> None:
         taken.append(taints)
 
     async with running(publisher(callback, path=path)) as one:
-        assert one.taints == Taints({GPU: (XID_OF_BEFORE,)})
-        one.take(report("gpu.xid.79"), clock())
+        assert one.taints == Taints({GPU: (OLD_XID,)})
+        one.update(report("gpu.xid.79"), clock())
         await trio.sleep(1000)
-    assert taken == [Taints({GPU: (XID_OF_BEFORE,)})]
+    assert taken == [Taints({GPU: (OLD_XID,)})]
 
 
-async def test_taints_of_an_earlier_life_whose_cause_is_gone_go(
-    path: Path, autojump_clock: MockClock
-) -> None:
-    save(path, Taints({GPU: (XID_OF_BEFORE,)}))
+async def test_saved_taints_without_a_cause_are_removed(path: Path, autojump_clock: MockClock) -> None:
+    save(path, Taints({GPU: (OLD_XID,)}))
     driver = Driver()
     async with running(publisher(driver.publish, path=path)) as one:
-        one.take(report(), clock())
+        one.update(report(), clock())
         await trio.sleep(1000)
     assert driver.calls == [(DEBOUNCE_S, ["xid"]), (60 + DEBOUNCE_S, [])]
 
 
-async def test_a_disk_that_does_not_take_it_is_told_of_once_and_asked_again(
+async def test_write_error_is_logged_once_and_retried(
     path: Path, autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
 ) -> None:
     driver = Driver()
     async with running(publisher(driver.publish, path=path)) as one:
-        path.parent.write_text("in the way")
+        path.parent.write_text("a file")
         for codes in (["a"], ["a", "b"]) * 5:
-            one.take(report(*codes), clock())
+            one.update(report(*codes), clock())
             await trio.sleep(100)
         await until(lambda: caplog.records)
-        assert driver.calls, "nor does it hold up the driver"
+        assert driver.calls, "the driver is not delayed"
         path.parent.unlink()
-        await until(lambda: load(path).taints == one.taints)
+        await until(lambda: load(path)[0] == one.taints)
     assert len(caplog.records) == 1
     assert f"{path}: " in caplog.text
 
 
-def test_a_file_that_cannot_be_used_is_told_of(path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_corrupt_file_is_logged(path: Path, caplog: pytest.LogCaptureFixture) -> None:
     path.parent.mkdir()
     path.write_text("{")
     assert publisher(None, path=path).taints == Taints()
-    assert "set aside as taints.json.corrupt-1; taints count as published anew" in caplog.text
+    assert "set aside as taints.json.corrupt-1; the timeAdded of all taints starts again" in caplog.text
 
 
 # --- values ------------------------------------------------------------------------------------------------
 
 
-def test_a_driver_whose_name_begins_no_label_is_refused() -> None:
-    with pytest.raises(ConfigError, match="driver: 'GPU' is no DNS subdomain"):
+def test_driver_name_without_a_valid_key_prefix_is_rejected() -> None:
+    with pytest.raises(ConfigError, match="driver: 'GPU' is not a DNS subdomain"):
         TaintPublisher(None, driver="GPU", clock=clock)
 
 
-def test_taints_are_written_as_a_resource_slice_has_them() -> None:
+def test_as_objects_has_the_format_of_a_resource_slice() -> None:
     assert as_objects((XID, XID._replace(value="", effect=Effect.NONE))) == [
         {
             "key": "gpu.example.com/xid",

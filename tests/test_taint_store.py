@@ -1,4 +1,4 @@
-"""The taints' file: what is kept comes back whole, and what is broken is set aside and told of."""
+"""State file of taints: round trip, invalid files, and write errors."""
 
 import json
 from pathlib import Path
@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from agent.model.claim import DeviceRef
 from agent.model.taint import Effect, Taint, Taints
-from agent.store.taints import CorruptFile, Loaded, WriteError, decode, encode, load, save
+from agent.store.taints import CorruptFile, WriteError, decode, encode, load, save
 
 GPU: Final = DeviceRef("gpu.example.com", "node-1", "gpu-0")
 XID: Final = Taint("gpu.example.com/xid", "79", Effect.NO_SCHEDULE, 1_790_000_000)
@@ -31,7 +31,7 @@ def path(tmp_path: Path) -> Path:
 
 
 def changed(**values: object) -> bytes:
-    """The file with these values in its first taint."""
+    """Return the file with changed values in its first taint."""
     document = json.loads(encode(TAINTS))
     document["devices"][0]["taints"][0] |= values
     return json.dumps(document).encode()
@@ -50,7 +50,7 @@ def none(document: dict[str, Any]) -> None:
 
 
 @given(st.lists(taints, min_size=1, max_size=20, unique_by=lambda one: (one.key, one.value)))
-def test_what_is_kept_comes_back_whole(some: list[Taint]) -> None:
+def test_saved_taints_survive_a_round_trip(some: list[Taint]) -> None:
     kept = Taints({GPU: tuple(some), GPU._replace(device="gpu-1"): (XID,)})
     assert decode(encode(kept)) == kept
 
@@ -59,13 +59,13 @@ def test_devices_without_taints_are_left_out() -> None:
     assert decode(encode(Taints({GPU: ()}))) == Taints()
 
 
-def test_the_first_start_has_none_and_no_problem(path: Path) -> None:
-    assert load(path) == Loaded(Taints(), "")
+def test_first_start_has_no_taints_and_no_problem(path: Path) -> None:
+    assert load(path) == (Taints(), "")
 
 
-def test_what_was_saved_is_loaded_and_nobody_else_may_read_it(path: Path) -> None:
+def test_saved_taints_are_loaded_from_a_private_file(path: Path) -> None:
     save(path, TAINTS)
-    assert load(path) == Loaded(TAINTS, "")
+    assert load(path) == (TAINTS, "")
     assert path.stat().st_mode & 0o777 == 0o600
 
 
@@ -78,10 +78,10 @@ def test_what_was_saved_is_loaded_and_nobody_else_may_read_it(path: Path) -> Non
         (changed(added_wall_s=1.5), "expected `int`, got `float`"),
         (changed(until=3), "contains unknown field `until`"),
         (b'{"version": 2}', "is of version 2, this agent reads 1"),
-        (b"", "is not understood"),
+        (b"", "cannot be parsed"),
     ],
 )
-def test_a_file_that_breaks_a_rule_is_refused_with_the_place(data: bytes, reason: str) -> None:
+def test_invalid_file_is_refused_with_place(data: bytes, reason: str) -> None:
     with pytest.raises(CorruptFile) as raised:
         decode(data)
     assert reason in str(raised.value)
@@ -95,7 +95,7 @@ def test_a_file_that_breaks_a_rule_is_refused_with_the_place(data: bytes, reason
         (none, "expected `array` of length >= 1"),
     ],
 )
-def test_a_file_that_contradicts_itself_is_refused(change: Any, reason: str) -> None:
+def test_inconsistent_file_is_refused(change: Any, reason: str) -> None:
     document = json.loads(encode(TAINTS))
     change(document)
     with pytest.raises(CorruptFile) as raised:
@@ -103,17 +103,17 @@ def test_a_file_that_contradicts_itself_is_refused(change: Any, reason: str) -> 
     assert reason in str(raised.value)
 
 
-def test_a_file_that_cannot_be_used_is_set_aside_and_told_of(path: Path) -> None:
+def test_corrupt_file_is_set_aside_and_reported(path: Path) -> None:
     path.parent.mkdir()
     path.write_bytes(b"{")
     taints, problem = load(path)
     assert taints == Taints()
-    assert problem.startswith(f"{path}: is not understood: ")
+    assert problem.startswith(f"{path}: cannot be parsed: ")
     assert problem.endswith("set aside as taints.json.corrupt-1")
     assert path.with_name("taints.json.corrupt-1").read_bytes() == b"{"
 
 
-def test_what_cannot_be_kept_is_told_with_the_path(path: Path) -> None:
+def test_write_error_names_the_path(path: Path) -> None:
     path.parent.write_text("in the way")
-    with pytest.raises(WriteError, match=f"{path}: .* bytes could not be kept: "):
+    with pytest.raises(WriteError, match=f"{path}: .* bytes could not be written: "):
         save(path, TAINTS)

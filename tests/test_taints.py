@@ -1,4 +1,4 @@
-"""Which taints follow from what is said of devices: spelling, quiet times, restarts, limits."""
+"""Taints of devices: keys and values, quiet times, restarts, limits, policies."""
 
 import hashlib
 import re
@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.cli.checks.rows import groups
-from agent.devices.taint_keys import MORE, RESERVED, UNMONITORED, Spot, spot_of
-from agent.devices.taints import GONE, TaintPast, TaintPolicy, decide, domain_of, restore
+from agent.devices.taint_keys import MORE, RESERVED, UNMONITORED, TaintId, taint_id
+from agent.devices.taints import GONE, TaintPolicy, TaintState, decide_taints, domain_of, restore_taints
 from agent.errors import ConfigError
 from agent.health.declared import devices as declared
 from agent.health.gpu.xid.table import XIDS
@@ -40,7 +40,7 @@ BOOT_S: Final = 1_790_000_000
 DEFAULT: Final = TaintPolicy()
 PAGE: Final = Path(__file__).parent.parent / "docs" / "taints.md"
 LABEL: Final = re.compile(r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?")
-"""As Kubernetes checks names and values of labels."""
+"""Names and values of labels that Kubernetes accepts."""
 
 Causes = Sequence[tuple[str, Severity]]
 
@@ -49,8 +49,8 @@ def at(seconds: float) -> Instant:
     return Instant(int(seconds * NS), BOOT_S + seconds)
 
 
-def sick(causes: Causes, *, name: str = GPU.device, driver: str = DRIVER) -> DeviceHealth:
-    """A device with these causes, worst first."""
+def device_with(causes: Causes, *, name: str = GPU.device, driver: str = DRIVER) -> DeviceHealth:
+    """Return a device with these causes, worst first."""
     found = [Cause(code, severity, Blame.HARDWARE, "", "", at(0)) for code, severity in causes]
     worst = max((severity for _, severity in causes), default=Severity.OK)
     return DeviceHealth(
@@ -66,40 +66,40 @@ def bad(*codes: str) -> Causes:
     return [(code, Severity.UNHEALTHY) for code in codes]
 
 
-WELL: Final[Causes] = []
+NO_CAUSES: Final[Causes] = []
 XID: Final = bad("gpu.xid.79")
 UNKNOWN: Final[Causes] = [("gpu.not_answering", Severity.UNKNOWN)]
 
 
-class Life:
-    """Decisions one after the other, about one device."""
+class TaintTimeline:
+    """Sequence of taint decisions about one device."""
 
-    def __init__(self, policy: TaintPolicy = DEFAULT, past: TaintPast | None = None) -> None:
+    def __init__(self, policy: TaintPolicy = DEFAULT, state: TaintState | None = None) -> None:
         self.policy = policy
-        self.past = past or TaintPast()
+        self.state = state or TaintState()
 
-    def see(self, seconds: float, *causes: Causes) -> tuple[Taint, ...]:
-        """What is published of the device; it is gone when no causes are given, not even none."""
-        return self.take(seconds, report(*(sick(one) for one in causes)))
+    def decide(self, seconds: float, *causes: Causes) -> tuple[Taint, ...]:
+        """Decide with a list of causes, or without the device if there is none; return its taints."""
+        return self.apply(seconds, report(*(device_with(one) for one in causes)))
 
-    def take(self, seconds: float, said: Report) -> tuple[Taint, ...]:
-        self.past = decide(self.past, said, DRIVER, self.policy, at(seconds))
-        return self.past.taints.devices.get(GPU, ())
+    def apply(self, seconds: float, current_report: Report) -> tuple[Taint, ...]:
+        self.state = decide_taints(self.state, current_report, DRIVER, self.policy, at(seconds))
+        return self.state.taints.devices.get(GPU, ())
 
-    def restarted(self, policy: TaintPolicy | None = None) -> "Life":
+    def restarted(self, policy: TaintPolicy | None = None) -> "TaintTimeline":
         policy = policy or self.policy
-        return Life(policy, restore(self.past.kept, DRIVER, policy))
+        return TaintTimeline(policy, restore_taints(self.state.kept, DRIVER, policy))
 
 
 def taint(name: str, value: str = "", effect: Effect = Effect.NO_SCHEDULE, *, added: int = 0) -> Taint:
     return Taint(f"{DRIVER}/{name}", value, effect, BOOT_S + added)
 
 
-# --- which taint a cause makes -----------------------------------------------------------------------------
+# --- causes and their taints -------------------------------------------------------------------------------
 
 
-class Made(NamedTuple):
-    """A taint without its domain and time."""
+class ExpectedTaint(NamedTuple):
+    """Taint without its domain and time."""
 
     name: str
     value: str
@@ -109,267 +109,286 @@ class Made(NamedTuple):
 NO_SCHEDULE, NO_EXECUTE, NONE = Effect.NO_SCHEDULE, Effect.NO_EXECUTE, Effect.NONE
 EVICTING: Final = TaintPolicy(evict=frozenset({"gpu.lost", "gpu.xid.*"}))
 SILENT: Final = TaintPolicy(inform=False)
-MADE: Final[list[tuple[TaintPolicy, str, Severity, Made | None]]] = [
-    (DEFAULT, "gpu.xid.79", Severity.UNHEALTHY, Made("xid", "79", NO_SCHEDULE)),
-    (DEFAULT, "gpu.fabric.sxid.20034", Severity.UNHEALTHY, Made("sxid", "20034", NO_SCHEDULE)),
-    (DEFAULT, "gpu.lost", Severity.UNHEALTHY, Made("gpu-lost", "", NO_SCHEDULE)),
-    (DEFAULT, "gpu.ecc.uncorrectable", Severity.UNHEALTHY, Made("gpu.ecc.uncorrectable", "", NO_SCHEDULE)),
-    (DEFAULT, "gpu.ecc.correctable_rate", Severity.DEGRADED, Made("gpu.ecc.correctable_rate", "", NONE)),
-    (DEFAULT, "gpu.xid.63", Severity.DEGRADED, Made("xid", "63", NONE)),
+TAINT_CASES: Final[list[tuple[TaintPolicy, str, Severity, ExpectedTaint | None]]] = [
+    (DEFAULT, "gpu.xid.79", Severity.UNHEALTHY, ExpectedTaint("xid", "79", NO_SCHEDULE)),
+    (DEFAULT, "gpu.fabric.sxid.20034", Severity.UNHEALTHY, ExpectedTaint("sxid", "20034", NO_SCHEDULE)),
+    (DEFAULT, "gpu.lost", Severity.UNHEALTHY, ExpectedTaint("gpu-lost", "", NO_SCHEDULE)),
+    (
+        DEFAULT,
+        "gpu.ecc.uncorrectable",
+        Severity.UNHEALTHY,
+        ExpectedTaint("gpu.ecc.uncorrectable", "", NO_SCHEDULE),
+    ),
+    (
+        DEFAULT,
+        "gpu.ecc.correctable_rate",
+        Severity.DEGRADED,
+        ExpectedTaint("gpu.ecc.correctable_rate", "", NONE),
+    ),
+    (DEFAULT, "gpu.xid.63", Severity.DEGRADED, ExpectedTaint("xid", "63", NONE)),
     (DEFAULT, "gpu.xid.31", Severity.INFO, None),
     (DEFAULT, "gpu.not_answering", Severity.UNKNOWN, None),
-    (DEFAULT, "fpga.bank_locked", Severity.UNHEALTHY, Made("fpga.bank_locked", "", NO_SCHEDULE)),
-    (EVICTING, "gpu.xid.79", Severity.UNHEALTHY, Made("xid", "79", NO_EXECUTE)),
-    (EVICTING, "gpu.lost", Severity.UNHEALTHY, Made("gpu-lost", "", NO_EXECUTE)),
-    (EVICTING, "gpu.xid.63", Severity.DEGRADED, Made("xid", "63", NONE)),
-    (EVICTING, "gpu.xidious", Severity.UNHEALTHY, Made("gpu.xidious", "", NO_SCHEDULE)),
-    (EVICTING, "gpu.lost.again", Severity.UNHEALTHY, Made("gpu.lost.again", "", NO_SCHEDULE)),
+    (DEFAULT, "fpga.bank_locked", Severity.UNHEALTHY, ExpectedTaint("fpga.bank_locked", "", NO_SCHEDULE)),
+    (EVICTING, "gpu.xid.79", Severity.UNHEALTHY, ExpectedTaint("xid", "79", NO_EXECUTE)),
+    (EVICTING, "gpu.lost", Severity.UNHEALTHY, ExpectedTaint("gpu-lost", "", NO_EXECUTE)),
+    (EVICTING, "gpu.xid.63", Severity.DEGRADED, ExpectedTaint("xid", "63", NONE)),
+    (EVICTING, "gpu.xidious", Severity.UNHEALTHY, ExpectedTaint("gpu.xidious", "", NO_SCHEDULE)),
+    (EVICTING, "gpu.lost.again", Severity.UNHEALTHY, ExpectedTaint("gpu.lost.again", "", NO_SCHEDULE)),
     (SILENT, "gpu.xid.63", Severity.DEGRADED, None),
-    (SILENT, "gpu.xid.79", Severity.UNHEALTHY, Made("xid", "79", NO_SCHEDULE)),
+    (SILENT, "gpu.xid.79", Severity.UNHEALTHY, ExpectedTaint("xid", "79", NO_SCHEDULE)),
 ]
 
 
-@pytest.mark.parametrize(("policy", "code", "severity", "made"), MADE)
-def test_each_cause_makes_its_taint(
-    policy: TaintPolicy, code: str, severity: Severity, made: Made | None
+@pytest.mark.parametrize(("policy", "code", "severity", "expected_taint"), TAINT_CASES)
+def test_cause_gives_its_taint(
+    policy: TaintPolicy, code: str, severity: Severity, expected_taint: ExpectedTaint | None
 ) -> None:
-    expected = (taint(made.name, made.value, made.effect),) if made else ()
-    assert Life(policy).see(0, [(code, severity)]) == expected
+    expected = (
+        (taint(expected_taint.name, expected_taint.value, expected_taint.effect),) if expected_taint else ()
+    )
+    assert TaintTimeline(policy).decide(0, [(code, severity)]) == expected
 
 
-def test_two_xids_are_two_taints() -> None:
-    assert Life().see(0, bad("gpu.xid.79", "gpu.xid.48")) == (taint("xid", "48"), taint("xid", "79"))
+def test_two_xids_give_two_taints() -> None:
+    assert TaintTimeline().decide(0, bad("gpu.xid.79", "gpu.xid.48")) == (
+        taint("xid", "48"),
+        taint("xid", "79"),
+    )
 
 
-def test_a_lesser_cause_of_the_same_name_does_not_weaken_a_taint() -> None:
+def test_taint_of_two_causes_has_the_stronger_effect() -> None:
     causes = [("gpu.xid.48", Severity.DEGRADED), *bad("gpu.xid.48"), ("gpu.xid.48", Severity.DEGRADED)]
-    assert Life().see(0, causes) == (taint("xid", "48"),)
+    assert TaintTimeline().decide(0, causes) == (taint("xid", "48"),)
 
 
-def test_a_domain_of_ones_own_begins_every_key() -> None:
-    life = Life(TaintPolicy(domain="health.example.com"))
-    assert [one.key for one in life.see(0, XID)] == ["health.example.com/xid"]
+def test_configured_domain_is_the_prefix_of_every_key() -> None:
+    timeline = TaintTimeline(TaintPolicy(domain="health.example.com"))
+    assert [one.key for one in timeline.decide(0, XID)] == ["health.example.com/xid"]
 
 
-def test_only_the_drivers_own_devices_are_tainted() -> None:
-    others = sick(XID, driver="other.example.com"), sick(XID, driver="")
-    life = Life()
-    life.take(0, report(*others, sick(WELL)))
-    assert life.past.taints == Taints({GPU: ()})
+def test_devices_of_other_drivers_get_no_taints() -> None:
+    others = device_with(XID, driver="other.example.com"), device_with(XID, driver="")
+    timeline = TaintTimeline()
+    timeline.apply(0, report(*others, device_with(NO_CAUSES)))
+    assert timeline.state.taints == Taints({GPU: ()})
 
 
-def test_a_driver_that_declares_nothing_has_the_hosts_own_devices() -> None:
-    said = report(sick(XID, driver=""), sick(XID, driver="other.example.com", name="x"), declaring=())
-    life = Life()
-    assert life.take(0, said) == (taint("xid", "79"),)
-    assert list(life.past.taints.devices) == [GPU]
+def test_driver_without_declaration_gets_taints_of_host_devices() -> None:
+    current_report = report(
+        device_with(XID, driver=""), device_with(XID, driver="other.example.com", name="x"), declaring=()
+    )
+    timeline = TaintTimeline()
+    assert timeline.apply(0, current_report) == (taint("xid", "79"),)
+    assert list(timeline.state.taints.devices) == [GPU]
 
 
-def test_every_device_is_named_though_it_has_no_taint() -> None:
-    life = Life()
-    life.take(0, report(sick(WELL), sick(WELL, name="gpu-1")))
-    assert life.past.taints.devices == {GPU: (), GPU._replace(device="gpu-1"): ()}
+def test_device_without_taints_is_listed() -> None:
+    timeline = TaintTimeline()
+    timeline.apply(0, report(device_with(NO_CAUSES), device_with(NO_CAUSES, name="gpu-1")))
+    assert timeline.state.taints.devices == {GPU: (), GPU._replace(device="gpu-1"): ()}
 
 
-def test_any_taint_halves_the_slices_of_its_pool() -> None:
-    life = Life()
-    life.see(0, WELL)
-    assert life.past.taints.slice_limit(POOL) == SLICE_DEVICES_MAX
-    life.see(1, [("gpu.ecc.off", Severity.DEGRADED)])
-    assert life.past.taints.slice_limit(POOL) == TAINTED_SLICE_DEVICES_MAX
-    assert life.past.taints.slice_limit("another") == SLICE_DEVICES_MAX
+def test_any_taint_in_a_pool_lowers_its_slice_limit() -> None:
+    timeline = TaintTimeline()
+    timeline.decide(0, NO_CAUSES)
+    assert timeline.state.taints.slice_limit(POOL) == SLICE_DEVICES_MAX
+    timeline.decide(1, [("gpu.ecc.off", Severity.DEGRADED)])
+    assert timeline.state.taints.slice_limit(POOL) == TAINTED_SLICE_DEVICES_MAX
+    assert timeline.state.taints.slice_limit("another") == SLICE_DEVICES_MAX
 
 
 # --- quiet times -------------------------------------------------------------------------------------------
 
 
-def test_a_taint_goes_when_its_cause_was_gone_for_the_quiet_time() -> None:
-    life = Life()
-    life.see(0, XID)
-    life.see(10, WELL)
-    assert life.past.due_ns == 70 * NS
-    assert life.see(69.999, WELL) == (taint("xid", "79"),)
-    assert life.see(70, WELL) == ()
-    assert life.past == TaintPast(Taints({GPU: ()}))
+def test_taint_is_removed_after_the_quiet_time_without_its_cause() -> None:
+    timeline = TaintTimeline()
+    timeline.decide(0, XID)
+    timeline.decide(10, NO_CAUSES)
+    assert timeline.state.due_ns == 70 * NS
+    assert timeline.decide(69.999, NO_CAUSES) == (taint("xid", "79"),)
+    assert timeline.decide(70, NO_CAUSES) == ()
+    assert timeline.state == TaintState(Taints({GPU: ()}))
 
 
-def test_a_cause_that_comes_back_in_time_never_left() -> None:
-    life = Life()
-    first = life.see(0, XID)
-    life.see(10, WELL)
-    assert life.see(69, XID) == first
-    life.see(80, WELL)
-    assert life.see(139, WELL) == first
-    assert life.see(140, WELL) == ()
-    assert life.see(141, XID) == (taint("xid", "79", added=141),)
+def test_cause_back_within_the_quiet_time_keeps_the_taint() -> None:
+    timeline = TaintTimeline()
+    first = timeline.decide(0, XID)
+    timeline.decide(10, NO_CAUSES)
+    assert timeline.decide(69, XID) == first
+    timeline.decide(80, NO_CAUSES)
+    assert timeline.decide(139, NO_CAUSES) == first
+    assert timeline.decide(140, NO_CAUSES) == ()
+    assert timeline.decide(141, XID) == (taint("xid", "79", added=141),)
 
 
-def test_a_taint_grows_worse_at_once_and_better_after_the_quiet_time() -> None:
-    life = Life()
+def test_effect_rises_at_once_and_falls_after_the_quiet_time() -> None:
+    timeline = TaintTimeline()
     mild = [("gpu.nvlink.down", Severity.DEGRADED)]
-    assert life.see(0, mild) == (taint("gpu.nvlink.down", effect=NONE),)
-    worse = life.see(5, bad("gpu.nvlink.down"))
+    assert timeline.decide(0, mild) == (taint("gpu.nvlink.down", effect=NONE),)
+    worse = timeline.decide(5, bad("gpu.nvlink.down"))
     assert worse == (taint("gpu.nvlink.down", added=5),)
-    assert life.see(10, mild) == worse
-    assert life.see(69, mild) == worse
-    assert life.see(70, mild) == (taint("gpu.nvlink.down", effect=NONE, added=70),)
+    assert timeline.decide(10, mild) == worse
+    assert timeline.decide(69, mild) == worse
+    assert timeline.decide(70, mild) == (taint("gpu.nvlink.down", effect=NONE, added=70),)
 
 
-def test_while_nobody_can_look_no_taint_goes() -> None:
-    life = Life(TaintPolicy(tell_unknown=False))
-    first = life.see(0, XID)
-    assert life.see(10, UNKNOWN) == first
-    assert life.see(100_000, UNKNOWN) == first
-    assert life.see(100_010, WELL) == first
-    assert life.see(100_070, WELL) == ()
+def test_unknown_device_keeps_its_taints() -> None:
+    timeline = TaintTimeline(TaintPolicy(report_unknown=False))
+    first = timeline.decide(0, XID)
+    assert timeline.decide(10, UNKNOWN) == first
+    assert timeline.decide(100_000, UNKNOWN) == first
+    assert timeline.decide(100_010, NO_CAUSES) == first
+    assert timeline.decide(100_070, NO_CAUSES) == ()
 
 
-def test_while_nobody_can_look_evictions_stop_after_the_quiet_time() -> None:
-    life = Life(TaintPolicy(evict=frozenset({"gpu.lost"}), tell_unknown=False))
-    first = life.see(0, bad("gpu.lost"))
+def test_unknown_device_stops_evicting_after_the_quiet_time() -> None:
+    timeline = TaintTimeline(TaintPolicy(evict=frozenset({"gpu.lost"}), report_unknown=False))
+    first = timeline.decide(0, bad("gpu.lost"))
     assert first == (taint("gpu-lost", effect=NO_EXECUTE),)
-    assert life.see(10, UNKNOWN) == first
-    assert life.see(70, UNKNOWN) == (taint("gpu-lost", added=70),)
+    assert timeline.decide(10, UNKNOWN) == first
+    assert timeline.decide(70, UNKNOWN) == (taint("gpu-lost", added=70),)
 
 
-def test_a_cause_that_is_still_held_while_nobody_can_look_goes_on_evicting() -> None:
-    life = Life(EVICTING)
-    first = life.see(0, XID)
+def test_latched_cause_of_a_stalled_source_keeps_evicting() -> None:
+    timeline = TaintTimeline(EVICTING)
+    first = timeline.decide(0, XID)
     unread = [*XID, ("source.stalled", Severity.UNKNOWN)]
-    assert life.see(1000, unread) == first
+    assert timeline.decide(1000, unread) == first
 
 
-def test_a_wall_clock_that_steps_moves_no_quiet_time() -> None:
-    life = Life()
-    life.see(0, XID)
+def test_wall_clock_step_does_not_change_the_quiet_time() -> None:
+    timeline = TaintTimeline()
+    timeline.decide(0, XID)
     for mono_s, wall_s in ((10, 0), (69, 2_000_000_000)):
-        life.past = decide(life.past, report(sick(WELL)), DRIVER, DEFAULT, Instant(mono_s * NS, wall_s))
-        assert life.past.taints.devices[GPU] == (taint("xid", "79"),)
+        timeline.state = decide_taints(
+            timeline.state, report(device_with(NO_CAUSES)), DRIVER, DEFAULT, Instant(mono_s * NS, wall_s)
+        )
+        assert timeline.state.taints.devices[GPU] == (taint("xid", "79"),)
 
 
 @given(st.lists(st.tuples(st.floats(0, 59.9), st.booleans(), st.booleans()), max_size=30))
-def test_what_flaps_within_the_quiet_time_is_published_once(
+def test_cause_flapping_within_the_quiet_time_changes_nothing(
     steps: list[tuple[float, bool, bool]],
 ) -> None:
-    life = Life()
-    first, seconds = life.see(0, XID), 0.0
+    timeline = TaintTimeline()
+    first, seconds = timeline.decide(0, XID), 0.0
     for pause_s, mild, unknown in steps:
         partly: Causes = [("gpu.xid.79", Severity.DEGRADED)] if mild else []
-        life.see(seconds, [*partly, *(UNKNOWN if unknown else [])])
-        assert life.see(seconds + pause_s, WELL) == first
+        timeline.decide(seconds, [*partly, *(UNKNOWN if unknown else [])])
+        assert timeline.decide(seconds + pause_s, NO_CAUSES) == first
         seconds += 60
-        assert life.see(seconds - 0.05, XID) == first
+        assert timeline.decide(seconds - 0.05, XID) == first
 
 
-# --- Unknown, starting, gone -------------------------------------------------------------------------------
+# --- unknown, starting, removed-----------------------------------------------------------------------------
 
 
-def test_a_device_is_unmonitored_after_a_minute_of_unknown() -> None:
-    life = Life()
-    assert life.see(0, UNKNOWN) == ()
-    assert life.past.due_ns == 60 * NS
-    assert life.see(59.9, UNKNOWN) == ()
-    assert life.see(60, UNKNOWN) == (taint("unmonitored", effect=NONE, added=60),)
-    assert life.past.due_ns is None
-    life.see(100, WELL)
-    assert life.see(160, WELL) == ()
+def test_device_unknown_for_a_minute_is_unmonitored() -> None:
+    timeline = TaintTimeline()
+    assert timeline.decide(0, UNKNOWN) == ()
+    assert timeline.state.due_ns == 60 * NS
+    assert timeline.decide(59.9, UNKNOWN) == ()
+    assert timeline.decide(60, UNKNOWN) == (taint("unmonitored", effect=NONE, added=60),)
+    assert timeline.state.due_ns is None
+    timeline.decide(100, NO_CAUSES)
+    assert timeline.decide(160, NO_CAUSES) == ()
 
 
-def test_a_minute_of_unknown_is_one_without_a_break() -> None:
-    life = Life()
-    life.see(0, UNKNOWN)
-    life.see(50, WELL)
-    life.see(51, UNKNOWN)
-    assert life.see(110, UNKNOWN) == ()
+def test_unmonitored_needs_a_minute_without_interruption() -> None:
+    timeline = TaintTimeline()
+    timeline.decide(0, UNKNOWN)
+    timeline.decide(50, NO_CAUSES)
+    timeline.decide(51, UNKNOWN)
+    assert timeline.decide(110, UNKNOWN) == ()
 
 
-@pytest.mark.parametrize("policy", [TaintPolicy(tell_unknown=False), SILENT])
-def test_nobody_who_does_not_want_it_is_told_of_unmonitored_devices(policy: TaintPolicy) -> None:
-    life = Life(policy)
-    life.see(0, UNKNOWN)
-    assert (life.see(1000, UNKNOWN), life.past.due_ns) == ((), None)
+@pytest.mark.parametrize("policy", [TaintPolicy(report_unknown=False), SILENT])
+def test_unmonitored_taint_can_be_disabled(policy: TaintPolicy) -> None:
+    timeline = TaintTimeline(policy)
+    timeline.decide(0, UNKNOWN)
+    assert (timeline.decide(1000, UNKNOWN), timeline.state.due_ns) == ((), None)
 
 
-def test_a_report_that_is_starting_changes_nothing() -> None:
-    life = Life()
-    life.see(0, XID)
-    before = life.past
-    life.take(100, report(sick(UNKNOWN), starting=True))
-    assert life.past is before
+def test_report_of_a_starting_agent_changes_nothing() -> None:
+    timeline = TaintTimeline()
+    timeline.decide(0, XID)
+    before = timeline.state
+    timeline.apply(100, report(device_with(UNKNOWN), starting=True))
+    assert timeline.state is before
 
 
 @pytest.mark.parametrize("gone", [(), ([(GONE, Severity.UNKNOWN)],)])
-def test_a_device_that_is_gone_loses_its_taints(gone: Sequence[Causes]) -> None:
-    life = Life()
-    life.see(0, XID)
-    life.see(1, *gone)
-    life.see(60, *gone)
-    assert GPU in life.past.taints.devices, "it may be back in a moment"
-    life.see(61, *gone)
-    assert life.past == TaintPast()
+def test_removed_device_loses_its_taints_after_a_minute(gone: Sequence[Causes]) -> None:
+    timeline = TaintTimeline()
+    timeline.decide(0, XID)
+    timeline.decide(1, *gone)
+    timeline.decide(60, *gone)
+    assert GPU in timeline.state.taints.devices, "the device may come back within a minute"
+    timeline.decide(61, *gone)
+    assert timeline.state == TaintState()
 
 
-def test_the_code_of_gone_devices_is_that_of_the_rule() -> None:
-    assert declared.GONE.code == GONE
+def test_code_of_removed_devices_is_that_of_the_rule() -> None:
+    assert declared.REMOVED.code == GONE
 
 
 # --- restarts ----------------------------------------------------------------------------------------------
 
 
-def test_a_restart_keeps_when_a_taint_was_added() -> None:
-    life = Life()
-    first = life.see(0, XID)
-    again = life.restarted()
-    assert again.past.taints == Taints({GPU: first})
-    assert again.see(500, UNKNOWN) == first
-    assert again.see(510, XID) == first
+def test_restart_keeps_the_time_a_taint_was_added() -> None:
+    timeline = TaintTimeline()
+    first = timeline.decide(0, XID)
+    restarted = timeline.restarted()
+    assert restarted.state.taints == Taints({GPU: first})
+    assert restarted.decide(500, UNKNOWN) == first
+    assert restarted.decide(510, XID) == first
 
 
-def test_after_a_restart_a_cause_has_the_quiet_time_to_be_found_again() -> None:
-    life = Life()
-    first = life.see(0, XID)
-    again = life.restarted()
-    assert again.see(500, WELL) == first
-    assert again.see(559, WELL) == first
-    assert again.see(560, WELL) == ()
+def test_taint_without_cause_after_a_restart_stays_the_quiet_time() -> None:
+    timeline = TaintTimeline()
+    first = timeline.decide(0, XID)
+    restarted = timeline.restarted()
+    assert restarted.decide(500, NO_CAUSES) == first
+    assert restarted.decide(559, NO_CAUSES) == first
+    assert restarted.decide(560, NO_CAUSES) == ()
 
 
-def test_a_device_that_is_seen_late_after_a_restart_keeps_its_taints() -> None:
-    life = Life()
-    first = life.see(0, XID)
-    again = life.restarted()
-    again.see(500)
-    assert again.see(503, XID) == first
+def test_device_found_late_after_a_restart_keeps_its_taints() -> None:
+    timeline = TaintTimeline()
+    first = timeline.decide(0, XID)
+    restarted = timeline.restarted()
+    restarted.decide(500)
+    assert restarted.decide(503, XID) == first
 
 
-def test_what_the_policy_no_longer_allows_does_not_outlive_a_restart() -> None:
-    life = Life()
-    life.see(0, [*XID, ("gpu.ecc.off", Severity.DEGRADED)])
-    assert life.restarted(SILENT).past.taints == Taints({GPU: (taint("xid", "79"),)})
-    assert life.restarted(TaintPolicy(domain="other.example.com")).past == TaintPast()
+def test_restart_drops_taints_the_new_policy_does_not_allow() -> None:
+    timeline = TaintTimeline()
+    timeline.decide(0, [*XID, ("gpu.ecc.off", Severity.DEGRADED)])
+    assert timeline.restarted(SILENT).state.taints == Taints({GPU: (taint("xid", "79"),)})
+    assert timeline.restarted(TaintPolicy(domain="other.example.com")).state == TaintState()
 
-    life = Life()
-    life.see(0, UNKNOWN)
-    life.see(60, UNKNOWN)
-    assert life.restarted().past.taints.devices
-    assert life.restarted(TaintPolicy(tell_unknown=False)).past == TaintPast()
+    timeline = TaintTimeline()
+    timeline.decide(0, UNKNOWN)
+    timeline.decide(60, UNKNOWN)
+    assert timeline.restarted().state.taints.devices
+    assert timeline.restarted(TaintPolicy(report_unknown=False)).state == TaintState()
 
 
-def test_what_was_kept_of_another_drivers_device_is_left_out() -> None:
+def test_stored_taints_of_another_driver_are_ignored() -> None:
     other = DeviceRef("other.example.com", POOL, "gpu-0")
-    assert restore(Taints({other: (taint("xid", "79"),)}), DRIVER, DEFAULT) == TaintPast()
+    assert restore_taints(Taints({other: (taint("xid", "79"),)}), DRIVER, DEFAULT) == TaintState()
 
 
-def test_one_that_found_no_room_keeps_when_it_was_added_over_a_restart() -> None:
-    life = Life()
-    life.see(0, bad(*CODES[:17]))
-    again = life.restarted()
-    again.see(10, bad(CODES[16]))
-    assert taint(CODES[16]) in again.see(70, bad(CODES[16]))
+def test_unpublished_taint_keeps_its_time_over_a_restart() -> None:
+    timeline = TaintTimeline()
+    timeline.decide(0, bad(*CODES[:17]))
+    restarted = timeline.restarted()
+    restarted.decide(10, bad(CODES[16]))
+    assert taint(CODES[16]) in restarted.decide(70, bad(CODES[16]))
 
 
-def test_a_taint_is_never_added_in_the_future() -> None:
-    assert Life().see(0.9, XID) == (taint("xid", "79", added=0),)
+def test_time_added_is_rounded_down() -> None:
+    assert TaintTimeline().decide(0.9, XID) == (taint("xid", "79", added=0),)
 
 
 # --- limits ------------------------------------------------------------------------------------------------
@@ -377,45 +396,45 @@ def test_a_taint_is_never_added_in_the_future() -> None:
 CODES: Final = [f"fpga.part_{number:02}" for number in range(20)]
 
 
-def test_sixteen_causes_are_sixteen_taints() -> None:
-    taints = Life().see(0, bad(*CODES[:16]))
+def test_sixteen_causes_give_sixteen_taints() -> None:
+    taints = TaintTimeline().decide(0, bad(*CODES[:16]))
     assert [one.key for one in taints] == [f"{DRIVER}/{code}" for code in CODES[:16]]
 
 
-def test_of_more_the_worst_fifteen_are_told_and_that_there_are_more() -> None:
-    life = Life()
+def test_more_than_16_causes_give_the_worst_15_and_more_causes() -> None:
+    timeline = TaintTimeline()
     causes = [*((code, Severity.DEGRADED) for code in CODES[:16]), *bad("gpu.xid.79")]
     expected = [taint("xid", "79"), *(taint(code, effect=NONE) for code in CODES[:14])]
-    assert life.see(0, causes) == (*expected, taint(MORE, effect=NONE))
-    assert life.restarted().see(10, causes) == life.past.taints.devices[GPU]
+    assert timeline.decide(0, causes) == (*expected, taint(MORE, effect=NONE))
+    assert timeline.restarted().decide(10, causes) == timeline.state.taints.devices[GPU]
 
 
-def test_one_that_found_room_keeps_it_among_its_equals() -> None:
-    life = Life()
-    first = life.see(0, bad(*CODES[1:17]))
-    after = life.see(1, bad(*CODES[:17]))
+def test_published_taint_stays_before_new_ones_of_equal_effect() -> None:
+    timeline = TaintTimeline()
+    first = timeline.decide(0, bad(*CODES[1:17]))
+    after = timeline.decide(1, bad(*CODES[:17]))
     assert after == (*first[:15], taint(MORE, effect=NONE, added=1))
 
 
-def test_a_count_that_flaps_about_sixteen_is_published_once() -> None:
-    life = Life()
-    first = life.see(0, bad(*CODES[:17]))
+def test_count_flapping_around_16_changes_nothing() -> None:
+    timeline = TaintTimeline()
+    first = timeline.decide(0, bad(*CODES[:17]))
     for seconds in range(10, 1000, 50):
-        assert life.see(seconds, bad(*CODES[:16])) == first
-        assert life.see(seconds + 25, bad(*CODES[:17])) == first
+        assert timeline.decide(seconds, bad(*CODES[:16])) == first
+        assert timeline.decide(seconds + 25, bad(*CODES[:17])) == first
 
 
-def test_where_none_may_be_told_of_the_worst_sixteen_are_published() -> None:
-    taints = Life(SILENT).see(0, bad(*CODES))
+def test_without_informing_taints_the_worst_16_are_published() -> None:
+    taints = TaintTimeline(SILENT).decide(0, bad(*CODES))
     assert [one.key for one in taints] == [f"{DRIVER}/{code}" for code in CODES[:16]]
 
 
-# --- what labels may hold ----------------------------------------------------------------------------------
+# --- valid labels ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("code", ["a" * 63, "Fpga.Bank_7-x", "gpu.xid.1234567890"])
-def test_a_code_that_is_a_labels_name_is_the_name(code: str) -> None:
-    assert spot_of(code, DRIVER) == Spot(f"{DRIVER}/{code}")
+def test_code_that_is_a_valid_label_name_is_the_key(code: str) -> None:
+    assert taint_id(code, DRIVER) == TaintId(f"{DRIVER}/{code}")
 
 
 @pytest.mark.parametrize(
@@ -431,30 +450,30 @@ def test_a_code_that_is_a_labels_name_is_the_name(code: str) -> None:
         ("gpu.xid.\u0663", "gpu.xid-"),
     ],
 )
-def test_a_code_that_is_none_or_means_something_else_ends_in_its_hash(code: str, head: str) -> None:
+def test_invalid_or_reserved_code_gets_a_hash_in_its_key(code: str, head: str) -> None:
     digest = hashlib.sha256(code.encode()).hexdigest()[:8]
-    assert spot_of(code, DRIVER) == Spot(f"{DRIVER}/{head}{digest}")
+    assert taint_id(code, DRIVER) == TaintId(f"{DRIVER}/{head}{digest}")
 
 
 @given(st.text())
-def test_every_code_makes_a_valid_label(code: str) -> None:
+def test_every_code_gives_a_valid_label(code: str) -> None:
     for text in (code, f"gpu.xid.{code}", f"x{code}x"):
-        key, value = spot_of(text, DRIVER)
+        key, value = taint_id(text, DRIVER)
         domain, _, name = key.partition("/")
         assert domain == DRIVER
         assert LABEL.fullmatch(name)
         assert value == "" or LABEL.fullmatch(value)
 
 
-def test_every_code_that_we_have_is_a_taint_of_its_own() -> None:
+def test_every_finding_code_has_its_own_taint() -> None:
     checks = [check for group in groups(GpuLimits()) for check in group.checks]
     codes = {check.code for check in checks} | {f"{check.code}.unreadable" for check in checks}
     codes |= {row.code.replace("*", "x") for row in TAXONOMY} | {f"gpu.xid.{number}" for number in XIDS}
-    spots = {spot_of(code, DRIVER) for code in codes}
-    assert len(spots) == len(codes)
-    for spot in spots:
-        assert LABEL.fullmatch(spot.key.removeprefix(f"{DRIVER}/"))
-        assert spot.value == "" or LABEL.fullmatch(spot.value)
+    taint_ids = {taint_id(code, DRIVER) for code in codes}
+    assert len(taint_ids) == len(codes)
+    for one_id in taint_ids:
+        assert LABEL.fullmatch(one_id.key.removeprefix(f"{DRIVER}/"))
+        assert one_id.value == "" or LABEL.fullmatch(one_id.value)
 
 
 codes = st.one_of(st.sampled_from(CODES), st.text(max_size=70), st.integers(0, 999).map("gpu.xid.{}".format))
@@ -464,74 +483,74 @@ policies = st.builds(
     TaintPolicy,
     evict=st.frozensets(st.sampled_from(["gpu.xid.*", *CODES])),
     quiet_s=st.sampled_from([0, 1, 60]),
-    tell_unknown=st.booleans(),
+    report_unknown=st.booleans(),
     inform=st.booleans(),
 )
 
 
 @given(policies, st.lists(st.tuples(st.floats(0.01, 100), causes_lists), max_size=8))
-def test_there_are_never_more_than_sixteen_nor_two_of_a_name(
-    policy: TaintPolicy, looks: list[tuple[float, Causes]]
+def test_taints_of_a_device_are_at_most_16_and_distinct(
+    policy: TaintPolicy, reports: list[tuple[float, Causes]]
 ) -> None:
-    life, seconds = Life(policy), 0.0
-    for pause_s, causes in looks:
+    timeline, seconds = TaintTimeline(policy), 0.0
+    for pause_s, causes in reports:
         seconds += pause_s
-        taints = life.see(seconds, causes)
+        taints = timeline.decide(seconds, causes)
         assert len(taints) <= TAINTS_MAX
         assert len({(one.key, one.value) for one in taints}) == len(taints)
         assert policy.inform or all(one.effect is not NONE for one in taints)
-        assert life.restarted().past.taints.devices.get(GPU, ()) == taints
-        due_ns = life.past.due_ns
+        assert timeline.restarted().state.taints.devices.get(GPU, ()) == taints
+        due_ns = timeline.state.due_ns
         assert due_ns is None or due_ns > at(seconds).mono_ns
-        assert life.see(seconds, causes) == taints
+        assert timeline.decide(seconds, causes) == taints
 
 
 # --- policies ----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    ("wrong", "text"),
+    ("invalid", "text"),
     [
-        ({"evict": "gpu.lost"}, "evict: 'gpu.lost' is no frozenset of codes"),
+        ({"evict": "gpu.lost"}, "evict: 'gpu.lost' is not a frozenset of codes"),
         ({"evict": frozenset({"*"})}, "evict: '*' is neither a code, such as gpu.xid.79, nor a family"),
         ({"evict": frozenset({"gpu.xid*"})}, "evict: 'gpu.xid*' is neither"),
         ({"evict": frozenset({"gpu.xid.79 "})}, "evict: 'gpu.xid.79 ' is neither"),
         ({"evict": frozenset({79})}, "evict: 79 is neither"),
-        ({"quiet_s": -1}, "quiet_s: -1 s is not within 0 and 86400 s"),
-        ({"quiet_s": 86_401}, "quiet_s: 86401 s is not within"),
-        ({"quiet_s": float("nan")}, "quiet_s: nan s is not within"),
-        ({"quiet_s": "60"}, "quiet_s: '60' s is not within"),
-        ({"domain": "Example.com"}, "domain: 'Example.com' is no DNS subdomain, such as gpu.example.com"),
-        ({"domain": "example.com/"}, "domain: 'example.com/' is no DNS subdomain"),
+        ({"quiet_s": -1}, "quiet_s: -1 s is not between 0 and 86400 s"),
+        ({"quiet_s": 86_401}, "quiet_s: 86401 s is not between"),
+        ({"quiet_s": float("nan")}, "quiet_s: nan s is not between"),
+        ({"quiet_s": "60"}, "quiet_s: '60' s is not between"),
+        ({"domain": "Example.com"}, "domain: 'Example.com' is not a DNS subdomain, such as gpu.example.com"),
+        ({"domain": "example.com/"}, "domain: 'example.com/' is not a DNS subdomain"),
         ({"domain": "a" * 254}, "is 254 characters, limit 253"),
     ],
 )
-def test_a_wrong_policy_is_refused_by_name(wrong: dict[str, object], text: str) -> None:
+def test_invalid_policy_is_refused_with_the_field(invalid: dict[str, object], text: str) -> None:
     with pytest.raises(ConfigError) as raised:
-        TaintPolicy(**wrong)  # type: ignore[arg-type]  # what a caller without a type checker gives
+        TaintPolicy(**invalid)  # type: ignore[arg-type]  # from a caller without a type checker
     assert text in str(raised.value)
 
 
-def test_a_driver_whose_name_begins_no_label_needs_a_domain() -> None:
-    with pytest.raises(ConfigError, match="driver: 'My Driver' is no DNS subdomain"):
+def test_driver_name_that_is_no_dns_subdomain_needs_a_domain() -> None:
+    with pytest.raises(ConfigError, match="driver: 'My Driver' is not a DNS subdomain"):
         domain_of("My Driver", DEFAULT)
     assert domain_of("My Driver", TaintPolicy(domain="a" * 253)) == "a" * 253
 
 
-def test_the_page_tells_of_every_setting_and_its_default() -> None:
-    said = {"evict": "none", "domain": "the driver's name"}
+def test_page_has_every_setting_with_its_default() -> None:
+    defaults = {"evict": "none", "domain": "the driver's name"}
     for one in fields(TaintPolicy):
-        assert f"| `{one.name}` | {said.get(one.name, f'`{one.default}`')} |" in PAGE.read_text()
+        assert f"| `{one.name}` | {defaults.get(one.name, f'`{one.default}`')} |" in PAGE.read_text()
 
 
-def test_the_page_tells_of_every_key_that_is_no_code() -> None:
+def test_page_has_every_reserved_key_and_effect() -> None:
     for name in (*RESERVED, Effect.NONE, Effect.NO_SCHEDULE, Effect.NO_EXECUTE):
         assert f"`{name}`" in PAGE.read_text()
 
 
-def test_a_device_that_its_driver_cannot_hand_out_is_kept_free_where_the_driver_asks_for_that() -> None:
-    """No hugepages of that size: nothing is wrong with the device, and no claim of it can be prepared."""
-    for keep_away, made in ((True, (taint("mem.hugepages.size_unsupported"),)), (False, ())):
-        device = sick([("mem.hugepages.size_unsupported", Severity.UNKNOWN)])
-        cause = replace(device.causes[0], told=True, keep_away=keep_away)
-        assert Life().take(0, report(device._replace(causes=(cause,)))) == made
+def test_keep_away_cause_of_a_driver_gives_a_taint() -> None:
+    """Without hugepages of that size the device works, but no claim for it can be prepared."""
+    for keep_away, expected_taint in ((True, (taint("mem.hugepages.size_unsupported"),)), (False, ())):
+        device = device_with([("mem.hugepages.size_unsupported", Severity.UNKNOWN)])
+        cause = replace(device.causes[0], driver_reported=True, keep_away=keep_away)
+        assert TaintTimeline().apply(0, report(device._replace(causes=(cause,)))) == expected_taint

@@ -1,4 +1,4 @@
-"""Lines of the kernel log: every shape that drivers write, and every text that they do not."""
+"""Kernel log lines: every form that drivers write, and arbitrary texts."""
 
 from typing import Final
 
@@ -8,23 +8,22 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.health.gpu.xid.lines import (
+    PATTERNS,
     InitFailedLine,
-    Line,
     LinkSetupLine,
     LostLine,
     MismatchLine,
-    Place,
+    ParsedLine,
     SxidLine,
-    Unparsed,
+    UnparsedLine,
     XidLine,
+    XidLocation,
     normal_bus,
     parse,
 )
-from agent.health.gpu.xid.nvlink4 import LinkFault
-from agent.health.gpu.xid.nvlink5 import Nvlink5Status
-from agent.health.gpu.xid.patterns import PATTERNS
-from agent.health.gpu.xid.recovery import RecoveryAction
-from agent.health.kernel_log.pattern import compile_pattern
+from agent.health.gpu.xid.nvlink import LinkRegisters, Nvlink5Status
+from agent.health.gpu.xid.values import RecoveryAction
+from agent.health.kernel_log.patterns import compile_pattern
 from agent.native.kmsg import match
 
 BUS: Final = "0000:3b:00.0"
@@ -53,7 +52,7 @@ SX: Final = "nvidia-nvswitch3: SXid (PCI:0000:c1:00.0): "
 RX: Final = "knvlinkDiscoverPostRxDetLinks_GH100: Getting peer0's postRxDetLinkMask failed!"
 MASK: Final = "knvlinkUpdatePostRxDetectLinkMask_IMPL: Failed to update Rx Detect Link mask!"
 
-CASES: Final[list[tuple[str, Line]]] = [
+CASES: Final[list[tuple[str, ParsedLine]]] = [
     # --- an XID, with and without the process
     (XID + "79, " + GONE, XidLine(BUS, 79, detail=GONE)),
     (XID + "79, pid='<unknown>', name=<unknown>, " + GONE, XidLine(BUS, 79, detail=GONE)),
@@ -75,14 +74,14 @@ CASES: Final[list[tuple[str, Line]]] = [
     # --- what decides some of them
     (XID + "45, pid=7, name=a, " + ECHO, XidLine(BUS, 45, pid=7, process="a", detail=ECHO, root=149)),
     (XID + "13, pid=7, name=a, " + WARP,
-     XidLine(BUS, 13, pid=7, process="a", detail=WARP, place=Place(7, 2))),
+     XidLine(BUS, 13, pid=7, process="a", detail=WARP, location=XidLocation(7, 2))),
     (XID + "13, pid=7, name=a, " + ESR, XidLine(BUS, 13, pid=7, process="a", detail=ESR)),
     (XID + "154, " + TO_RESET, XidLine(BUS, 154, detail=TO_RESET, action=RecoveryAction.GPU_RESET)),
     (XID + "154, " + TO_NONE, XidLine(BUS, 154, detail=TO_NONE, action=RecoveryAction.NONE)),
     (XID + "154, " + TO_NEWER, XidLine(BUS, 154, detail=TO_NEWER, action=RecoveryAction(31))),
     (XID + "154, in other words", XidLine(BUS, 154, detail="in other words")),
     (XID + "74, pid='<unknown>', name=<unknown>, " + LINK,
-     XidLine(BUS, 74, detail=LINK, nvlink4=LinkFault(14, (0, 0, 0x10000, 0, 0, 0, 0)))),
+     XidLine(BUS, 74, detail=LINK, nvlink4=LinkRegisters(14, (0, 0, 0x10000, 0, 0, 0, 0)))),
     (XID + "74, NVLink: fatal error detected on link 2",
      XidLine(BUS, 74, detail="NVLink: fatal error detected on link 2")),
     (XID + "149, " + DOWN,
@@ -145,27 +144,27 @@ SILENT: Final = [
 
 
 @pytest.mark.parametrize(("text", "line"), CASES, ids=range(len(CASES)))
-def test_a_line_says_what_it_says(text: str, line: Line) -> None:
+def test_line_is_parsed_as_expected(text: str, line: ParsedLine) -> None:
     assert parse(text) == line
 
 
 @pytest.mark.parametrize("text", SILENT)
-def test_a_line_that_says_nothing_is_a_value_too(text: str) -> None:
-    assert isinstance(parse(text), Unparsed)
+def test_unknown_line_is_unparsed(text: str) -> None:
+    assert isinstance(parse(text), UnparsedLine)
 
 
 def kind_of(text: str) -> tuple[int, tuple[str, ...]] | None:
-    """What the native reader makes of a line: the first pattern that takes it, and the key."""
+    """Return the key of a line in the native reader: the first pattern that matches, and its values."""
     keys = ((index, match(pattern, text)) for index, pattern in enumerate(PATTERNS))
     return next(((index, key) for index, key in keys if key is not None), None)
 
 
 @pytest.mark.parametrize(("text", "_"), CASES, ids=range(len(CASES)))
-def test_the_reader_takes_every_line_that_is_understood(text: str, _: Line) -> None:
+def test_reader_matches_every_parsed_line(text: str, _: ParsedLine) -> None:
     assert kind_of(text) is not None
 
 
-def test_the_reader_has_room_for_the_table() -> None:
+def test_pattern_table_fits_reader_limits() -> None:
     assert len(PATTERNS) <= lib.DH_PATTERN_MAX
     assert len(set(PATTERNS)) == len(PATTERNS)
 
@@ -181,7 +180,7 @@ def test_the_reader_has_room_for_the_table() -> None:
         (MISMATCH, NAMED_MISMATCH),
     ],
 )
-def test_a_flood_of_one_fault_is_one_entry(first: str, second: str) -> None:
+def test_repeated_lines_of_one_fault_are_one_entry(first: str, second: str) -> None:
     assert kind_of(first) == kind_of(second)
 
 
@@ -200,7 +199,7 @@ def test_a_flood_of_one_fault_is_one_entry(first: str, second: str) -> None:
         (SX + "20034, Fatal, x", SX + "20034, Non-fatal, x"),
     ],
 )
-def test_what_decides_keeps_lines_apart(first: str, second: str) -> None:
+def test_lines_with_different_deciding_values_are_separate(first: str, second: str) -> None:
     assert kind_of(first) != kind_of(second)
 
 
@@ -213,7 +212,7 @@ TEXTS: Final = st.text(max_size=200) | st.builds(
 
 
 @given(TEXTS)
-def test_whatever_a_line_holds_it_becomes_a_value(text: str) -> None:
+def test_any_line_is_parsed_without_exception(text: str) -> None:
     line = parse(text)
     if isinstance(line, XidLine):
         assert normal_bus(line.bus) == line.bus
@@ -221,8 +220,8 @@ def test_whatever_a_line_holds_it_becomes_a_value(text: str) -> None:
 
 
 @given(TEXTS)
-def test_the_expressions_take_what_the_reader_takes(text: str) -> None:
-    """The interpreter in C and its twin here agree on every line, and on its key."""
+def test_regular_expressions_match_like_the_reader(text: str) -> None:
+    """The interpreter in C and its Python counterpart agree on every line, and on its key."""
     text = text.encode("ascii", "backslashreplace").decode()
     for pattern in PATTERNS:
         found = compile_pattern(pattern).match(text)
@@ -248,11 +247,11 @@ def test_the_expressions_take_what_the_reader_takes(text: str) -> None:
         ("0000:3b", "0000:3b"),
     ],
 )
-def test_a_pci_address_has_one_spelling(text: str, bus: str) -> None:
+def test_pci_address_is_normalised(text: str, bus: str) -> None:
     assert normal_bus(text) == bus
 
 
-def test_a_recovery_action_that_nobody_knows_is_not_none() -> None:
+def test_unknown_recovery_action_is_not_none() -> None:
     action = RecoveryAction(31)
     assert action != RecoveryAction.NONE
     assert action.text == "action 31"
@@ -262,6 +261,6 @@ def test_a_recovery_action_that_nobody_knows_is_not_none() -> None:
         RecoveryAction("reset")
 
 
-def test_every_recovery_action_but_none_has_advice() -> None:
+def test_every_recovery_action_except_none_has_advice() -> None:
     assert [action for action in RecoveryAction if not action.advice] == [RecoveryAction.NONE]
     assert RecoveryAction.DRAIN_AND_RESET.text == "drain and reset"

@@ -1,10 +1,10 @@
-"""NVLink 4 and older: which bits of XID 74 are benign, which echo another fault, which are a fault."""
+"""NVLink 4 and older: bits of XID 74 that are benign, consequences of another fault, or hardware faults."""
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.health.gpu.xid.nvlink4 import BENIGN, SYMPATHETIC, Bits, grade
+from agent.health.gpu.xid.nvlink import BENIGN_BITS, SYMPATHETIC_BITS, RegisterGrade, grade_registers
 
 
 def one(register: int, bit: int) -> list[int]:
@@ -12,13 +12,13 @@ def one(register: int, bit: int) -> list[int]:
 
 
 @pytest.mark.parametrize(("register", "bit"), [(0, 0), (0, 23), (0, 30), (4, 20), (4, 23), (4, 26), (4, 29)])
-def test_bits_that_may_be_ignored_are_benign(register: int, bit: int) -> None:
-    assert grade(one(register, bit)) is Bits.BENIGN
+def test_ignorable_bits_are_benign(register: int, bit: int) -> None:
+    assert grade_registers(one(register, bit)) is RegisterGrade.BENIGN
 
 
 @pytest.mark.parametrize(("register", "bit"), [(0, 1), (0, 20), (3, 16), (3, 17)])
-def test_bits_that_echo_another_fault_are_sympathetic(register: int, bit: int) -> None:
-    assert grade(one(register, bit)) is Bits.SYMPATHETIC
+def test_bits_of_consequential_faults_are_sympathetic(register: int, bit: int) -> None:
+    assert grade_registers(one(register, bit)) is RegisterGrade.SYMPATHETIC
 
 
 @pytest.mark.parametrize(
@@ -30,26 +30,26 @@ def test_bits_that_echo_another_fault_are_sympathetic(register: int, bit: int) -
         *((4, bit) for bit in (18, 19, 21, 22, 24, 25, 27, 28)),
     ],
 )
-def test_bits_that_the_catalogue_calls_hardware_are_hardware(register: int, bit: int) -> None:
-    assert grade(one(register, bit)) is Bits.HARDWARE
+def test_hardware_bits_of_catalog_are_hardware(register: int, bit: int) -> None:
+    assert grade_registers(one(register, bit)) is RegisterGrade.HARDWARE
 
 
 @given(st.lists(st.integers(0, 2**32 - 1), max_size=8))
-def test_a_bit_that_nobody_explains_is_hardware(registers: list[int]) -> None:
+def test_unexplained_bit_is_hardware(registers: list[int]) -> None:
     explained = all(
-        not value & ~(BENIGN.get(index, 0) | SYMPATHETIC.get(index, 0))
+        not value & ~(BENIGN_BITS.get(index, 0) | SYMPATHETIC_BITS.get(index, 0))
         for index, value in enumerate(registers)
     )
-    assert (grade(registers) is Bits.HARDWARE) == (not explained)
+    assert (grade_registers(registers) is RegisterGrade.HARDWARE) == (not explained)
 
 
-def test_no_bit_explains_nothing() -> None:
-    assert grade([0] * 7) is Bits.NONE
-    assert grade([]) is Bits.NONE
+def test_no_bits_are_graded_none() -> None:
+    assert grade_registers([0] * 7) is RegisterGrade.NONE
+    assert grade_registers([]) is RegisterGrade.NONE
 
 
-def test_the_worst_bit_counts_wherever_it_is() -> None:
-    assert grade([1 << 0, 0, 0, 1 << 16, 0]) is Bits.SYMPATHETIC
-    assert grade([1 << 1, 0, 0, 0, 1 << 20]) is Bits.SYMPATHETIC
-    assert grade([1 << 1, 0, 1 << 13, 0, 0]) is Bits.HARDWARE
-    assert grade([1 << 0 | 1 << 4, 0, 0, 0, 0]) is Bits.HARDWARE
+def test_worst_bit_counts_in_any_register() -> None:
+    assert grade_registers([1 << 0, 0, 0, 1 << 16, 0]) is RegisterGrade.SYMPATHETIC
+    assert grade_registers([1 << 1, 0, 0, 0, 1 << 20]) is RegisterGrade.SYMPATHETIC
+    assert grade_registers([1 << 1, 0, 1 << 13, 0, 0]) is RegisterGrade.HARDWARE
+    assert grade_registers([1 << 0 | 1 << 4, 0, 0, 0, 0]) is RegisterGrade.HARDWARE

@@ -1,4 +1,4 @@
-"""What each XID means for its device: every row in every state of the driver, each condition at its edge."""
+"""Decisions on XIDs: every row in every state of the driver, and each condition at its limit."""
 
 from typing import Final
 
@@ -6,13 +6,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.health.gpu.xid.conditions import REPEATS, RULINGS, STORM
-from agent.health.gpu.xid.facts import Decision, XidFacts, XidFault, announced
+from agent.health.gpu.xid.conditions import (
+    CONDITION_FUNCTIONS,
+    REPEATS,
+    STORM,
+    FaultDecision,
+    XidFacts,
+    XidFault,
+    announced_action,
+)
 from agent.health.gpu.xid.lines import XidLine, parse
-from agent.health.gpu.xid.recovery import RecoveryAction
 from agent.health.gpu.xid.rules import decide
 from agent.health.gpu.xid.table import XIDS, row_of
-from agent.health.gpu.xid.words import Advice, Condition, Mark
+from agent.health.gpu.xid.values import Mark, RecoveryAction, XidAdvice, XidCondition
 from agent.model.faults import Cure
 from agent.model.health import Blame, Severity, XidOverride
 
@@ -36,7 +42,7 @@ BLIND: Final = XidFacts(has_action=True)
 """Field 230 is there, and cannot be read now."""
 
 SEEN_ONCE: Final = {
-    # one fault, of which NVML alone told: the driver asks for nothing, for a reset, is OLD, is BLIND
+    # one fault that only NVML reported: the driver requests nothing, a reset, is OLD, is BLIND
     **dict.fromkeys((38, 44, 68), "IDII"),
     **dict.fromkeys((157, 161, 163, 164, 165), "DDDD"),
     63: "DDDD",
@@ -51,7 +57,7 @@ SEEN_ONCE: Final = {
 BY_MARK: Final = {Mark.ALWAYS: "UUUU", Mark.CONDITIONAL: "IDDD", Mark.NEVER: "IIII"}
 
 
-def judge(
+def decide_for(
     code: int,
     facts: XidFacts = CALM,
     *texts: str,
@@ -59,8 +65,8 @@ def judge(
     bursts: int = 1,
     pids: frozenset[int] = frozenset(),
     followers: frozenset[int] = frozenset(),
-) -> Decision:
-    """One XID; ``texts`` are the details of its lines in the kernel log."""
+) -> FaultDecision:
+    """Return the decision on one XID; ``texts`` are the details of its kernel log lines."""
     return decide(row_of(code), XidFault(times, bursts, lines(code, *texts), pids, followers), facts)
 
 
@@ -70,21 +76,21 @@ def lines(code: int, *texts: str) -> tuple[XidLine, ...]:
 
 
 @pytest.mark.parametrize("code", XIDS)
-def test_every_row_is_decided_as_its_rule_says(code: int) -> None:
+def test_every_row_has_expected_severities(code: int) -> None:
     row = row_of(code)
     letters = SEEN_ONCE.get(code) or BY_MARK[row.mark]
-    found = [judge(code, facts).severity for facts in (CALM, ASKED, OLD, BLIND)]
+    found = [decide_for(code, facts).severity for facts in (CALM, ASKED, OLD, BLIND)]
     assert found == [LETTERS[letter] for letter in letters]
 
 
-def test_every_condition_has_its_ruling_and_its_row() -> None:
-    assert set(RULINGS) == set(Condition)
-    assert {row.condition for row in XIDS.values()} | {Condition.UNLISTED} == set(Condition)
+def test_every_condition_has_a_function_and_a_row() -> None:
+    assert set(CONDITION_FUNCTIONS) == set(XidCondition)
+    assert {row.condition for row in XIDS.values()} | {XidCondition.UNLISTED} == set(XidCondition)
 
 
 @pytest.mark.parametrize("code", [0, 174, 999])
-def test_a_code_without_a_row_is_a_warning_unless_the_driver_asks_for_nothing(code: int) -> None:
-    found = [judge(code, facts).severity for facts in (CALM, ASKED, OLD, BLIND)]
+def test_unlisted_code_is_degraded_unless_action_is_none(code: int) -> None:
+    found = [decide_for(code, facts).severity for facts in (CALM, ASKED, OLD, BLIND)]
     assert found == [INFO, DEGRADED, DEGRADED, DEGRADED]
 
 
@@ -121,7 +127,7 @@ FAULTS: Final = st.tuples(
 
 
 @given(FAULTS, FACTS, st.none() | st.sampled_from(XidOverride))
-def test_a_decision_is_whole_whatever_the_facts(
+def test_decision_is_complete_for_any_facts(
     seen: tuple[int, list[str], int, int], facts: XidFacts, override: XidOverride | None
 ) -> None:
     code, texts, times, bursts = seen
@@ -135,17 +141,17 @@ def test_a_decision_is_whole_whatever_the_facts(
         assert found.severity in (INFO, DEGRADED, UNHEALTHY)
         assert found.severity is UNHEALTHY or row.mark is not Mark.ALWAYS
         assert found.severity is not UNHEALTHY or row.mark is not Mark.NEVER
-        assert found.severity is not UNHEALTHY or row.condition is not Condition.RETIRED
+        assert found.severity is not UNHEALTHY or row.condition is not XidCondition.RETIRED
 
 
 @given(st.integers(1, 175), FACTS, st.integers(STORM, 10_000))
-def test_the_evidence_of_a_flood_does_not_move(code: int, facts: XidFacts, times: int) -> None:
-    assert judge(code, facts, times=times) == judge(code, facts, times=times + 1)
+def test_evidence_is_independent_of_number_of_occurrences(code: int, facts: XidFacts, times: int) -> None:
+    assert decide_for(code, facts, times=times) == decide_for(code, facts, times=times + 1)
 
 
 @pytest.mark.parametrize("override", XidOverride)
 @pytest.mark.parametrize("code", [31, 45, 79, 57, 999])
-def test_what_the_operator_says_wins_and_is_named(code: int, override: XidOverride) -> None:
+def test_configured_severity_wins_and_is_named(code: int, override: XidOverride) -> None:
     wanted = {"ignore": Severity.OK, "info": INFO, "degraded": DEGRADED, "unhealthy": UNHEALTHY}
     found = decide(row_of(code), XidFault(bursts=9), ASKED, override)
     assert found.severity is wanted[override]
@@ -155,32 +161,32 @@ def test_what_the_operator_says_wins_and_is_named(code: int, override: XidOverri
 # --- the recovery action
 
 
-def test_a_retired_code_alone_never_makes_a_device_unhealthy() -> None:
-    assert judge(57, ASKED).severity is DEGRADED
-    assert "gpu reset" in judge(57, ASKED).evidence
+def test_retired_code_alone_is_never_unhealthy() -> None:
+    assert decide_for(57, ASKED).severity is DEGRADED
+    assert "gpu reset" in decide_for(57, ASKED).evidence
 
 
-def test_advice_is_what_the_driver_asks_for() -> None:
-    found = judge(142, CALM._replace(action=RecoveryAction.NODE_REBOOT))
+def test_advice_is_that_of_requested_action() -> None:
+    found = decide_for(142, CALM._replace(action=RecoveryAction.NODE_REBOOT))
     assert found.advice == RecoveryAction.NODE_REBOOT.advice
 
 
-def test_an_action_of_a_newer_driver_is_an_action() -> None:
-    assert judge(142, CALM._replace(action=RecoveryAction(31))).severity is UNHEALTHY
+def test_action_of_newer_driver_counts_as_requested() -> None:
+    assert decide_for(142, CALM._replace(action=RecoveryAction(31))).severity is UNHEALTHY
 
 
-def test_what_xid_154_announced_stands_in_for_a_field_that_cannot_be_read() -> None:
-    assert judge(142, BLIND._replace(announced=RecoveryAction.GPU_RESET)).severity is UNHEALTHY
-    assert judge(142, BLIND._replace(announced=RecoveryAction.NONE)).severity is INFO
+def test_announced_action_replaces_unreadable_field() -> None:
+    assert decide_for(142, BLIND._replace(announced=RecoveryAction.GPU_RESET)).severity is UNHEALTHY
+    assert decide_for(142, BLIND._replace(announced=RecoveryAction.NONE)).severity is INFO
 
 
-def test_a_field_that_can_be_read_outranks_what_was_announced() -> None:
-    assert judge(142, CALM._replace(announced=RecoveryAction.GPU_RESET)).severity is INFO
+def test_readable_field_outranks_announced_action() -> None:
+    assert decide_for(142, CALM._replace(announced=RecoveryAction.GPU_RESET)).severity is INFO
 
 
-def test_unreadable_is_not_none() -> None:
-    assert judge(142, BLIND).severity > judge(142, CALM).severity
-    assert judge(109, OLD).severity is UNHEALTHY  # a driver without the field is taken at its worst
+def test_unreadable_action_is_not_none() -> None:
+    assert decide_for(142, BLIND).severity > decide_for(142, CALM).severity
+    assert decide_for(109, OLD).severity is UNHEALTHY  # a driver without the field is taken at its worst
 
 
 # --- XID 154
@@ -189,150 +195,150 @@ TO_REBOOT: Final = "GPU recovery action changed from 0x0 (None) to 0x2 (Node Reb
 TO_NONE: Final = "GPU recovery action changed from 0x2 (Node Reboot Required) to 0x0 (None)"
 
 
-def test_154_is_what_its_text_says() -> None:
-    found = judge(154, OLD, TO_REBOOT)
+def test_xid_154_has_severity_of_its_action() -> None:
+    found = decide_for(154, OLD, TO_REBOOT)
     assert found.severity is UNHEALTHY
     assert found.advice == RecoveryAction.NODE_REBOOT.advice
     assert found.cure is Cure.ACTION
 
 
-def test_154_none_clears_the_one_before_it_and_not_the_one_after() -> None:
-    assert judge(154, OLD, TO_REBOOT, TO_NONE).severity is INFO
-    assert judge(154, OLD, TO_NONE, TO_REBOOT).severity is UNHEALTHY
-    assert announced(lines(154, TO_REBOOT, TO_NONE)) is RecoveryAction.NONE
-    assert announced(()) is None
+def test_xid_154_none_clears_earlier_action_only() -> None:
+    assert decide_for(154, OLD, TO_REBOOT, TO_NONE).severity is INFO
+    assert decide_for(154, OLD, TO_NONE, TO_REBOOT).severity is UNHEALTHY
+    assert announced_action(lines(154, TO_REBOOT, TO_NONE)) is RecoveryAction.NONE
+    assert announced_action(()) is None
 
 
-def test_154_only_adds_evidence_where_the_field_can_be_read() -> None:
+def test_xid_154_is_info_while_field_is_readable() -> None:
     for facts in (CALM, ASKED):
-        found = judge(154, facts, TO_REBOOT)
+        found = decide_for(154, facts, TO_REBOOT)
         assert found.severity is INFO
         assert facts.action is not None
         assert facts.action.text in found.evidence
 
 
-def test_154_in_words_that_nobody_knows_is_not_silent() -> None:
-    assert judge(154, OLD, "something else").severity is DEGRADED
+def test_xid_154_with_unknown_text_is_degraded() -> None:
+    assert decide_for(154, OLD, "something else").severity is DEGRADED
 
 
 # --- followers
 
 
 @pytest.mark.parametrize("facts", [CALM, ASKED, OLD, BLIND, CALM._replace(has_root=True)])
-def test_45_is_only_ever_an_echo(facts: XidFacts) -> None:
-    assert judge(45, facts, times=672, bursts=40).severity is INFO
+def test_xid_45_is_always_info(facts: XidFacts) -> None:
+    assert decide_for(45, facts, times=672, bursts=40).severity is INFO
 
 
-def test_45_names_its_root() -> None:
+def test_xid_45_names_its_root() -> None:
     text = "pid=1, name=a, Ch 1 caused by previous Xid 149"
-    assert judge(45, CALM, text).evidence.endswith("after XID 149")
+    assert decide_for(45, CALM, text).evidence.endswith("after XID 149")
 
 
-def test_the_details_of_48_follow_it() -> None:
+def test_xids_171_and_172_follow_48() -> None:
     root = ASKED._replace(has_root=True)
-    assert judge(171, root).severity is INFO
-    assert judge(172, root).severity is INFO
-    assert judge(171, root._replace(remap_pending=True)).severity is UNHEALTHY
-    assert judge(171, CALM._replace(remap_failed=True)).severity is UNHEALTHY
-    assert judge(172, root._replace(sram_threshold=True)).severity is UNHEALTHY
-    assert judge(172, CALM).severity is DEGRADED  # alone it is a memory error still
+    assert decide_for(171, root).severity is INFO
+    assert decide_for(172, root).severity is INFO
+    assert decide_for(171, root._replace(remap_pending=True)).severity is UNHEALTHY
+    assert decide_for(171, CALM._replace(remap_failed=True)).severity is UNHEALTHY
+    assert decide_for(172, root._replace(sram_threshold=True)).severity is UNHEALTHY
+    assert decide_for(172, CALM).severity is DEGRADED  # alone it is a memory error still
 
 
-def test_power_smoothing_that_works_again_is_no_longer_a_warning() -> None:
-    assert judge(163).severity is DEGRADED
-    assert judge(163, followers=frozenset({162})).severity is INFO
-    assert judge(163, followers=frozenset({164})).severity is DEGRADED
+def test_xid_162_ends_163() -> None:
+    assert decide_for(163).severity is DEGRADED
+    assert decide_for(163, followers=frozenset({162})).severity is INFO
+    assert decide_for(163, followers=frozenset({164})).severity is DEGRADED
 
 
-# --- a program's faults that may be the hardware's
+# --- program faults that hardware may cause
 
 PLACE: Final = "pid=1, name=a, Graphics SM Warp Exception on (GPC {}, TPC {}, SM 0): Out Of Range Address"
 ESR: Final = "pid=1, name=a, Graphics Exception: ESR 0x57c730=0xc04000b 0x57c734=0x24"
 
 
-def test_13_is_suspect_if_the_same_place_reports_each_time() -> None:
-    found = judge(13, CALM, PLACE.format(7, 2), ESR, PLACE.format(7, 2), bursts=REPEATS)
-    assert (found.severity, found.blame, found.advice) == (DEGRADED, Blame.HARDWARE, Advice.DIAGNOSE)
+def test_xid_13_is_suspect_at_same_location() -> None:
+    found = decide_for(13, CALM, PLACE.format(7, 2), ESR, PLACE.format(7, 2), bursts=REPEATS)
+    assert (found.severity, found.blame, found.advice) == (DEGRADED, Blame.HARDWARE, XidAdvice.DIAGNOSE)
     assert "GPC 7, TPC 2" in found.evidence
     assert found.cure is Cure.RESET  # not forgotten in ten minutes
 
 
-def test_13_in_one_burst_in_different_places_or_in_none_is_the_programs() -> None:
+def test_xid_13_otherwise_blames_program() -> None:
     here, there = PLACE.format(7, 2), PLACE.format(7, 3)
     for found in (
-        judge(13, CALM, here, here, bursts=REPEATS - 1),
-        judge(13, CALM, here, there, bursts=REPEATS),
-        judge(13, CALM, ESR, bursts=REPEATS),
-        judge(13, CALM, bursts=REPEATS),
+        decide_for(13, CALM, here, here, bursts=REPEATS - 1),
+        decide_for(13, CALM, here, there, bursts=REPEATS),
+        decide_for(13, CALM, ESR, bursts=REPEATS),
+        decide_for(13, CALM, bursts=REPEATS),
     ):
         assert (found.severity, found.blame, found.cure) == (INFO, Blame.WORKLOAD, Cure.EXPIRES)
 
 
-def test_31_is_suspect_only_across_processes_and_occasions() -> None:
+def test_xid_31_is_suspect_only_for_several_processes_and_bursts() -> None:
     one, two = frozenset({7}), frozenset({7, 8})
-    assert judge(31, CALM, bursts=REPEATS, pids=two).severity is DEGRADED
-    assert judge(31, CALM, bursts=REPEATS, pids=one).severity is INFO
-    assert judge(31, CALM, bursts=REPEATS - 1, pids=two).severity is INFO
-    assert judge(31, CALM, bursts=REPEATS).severity is INFO  # nobody knows which processes
+    assert decide_for(31, CALM, bursts=REPEATS, pids=two).severity is DEGRADED
+    assert decide_for(31, CALM, bursts=REPEATS, pids=one).severity is INFO
+    assert decide_for(31, CALM, bursts=REPEATS - 1, pids=two).severity is INFO
+    assert decide_for(31, CALM, bursts=REPEATS).severity is INFO  # the processes are not known
 
 
-def test_32_is_suspect_only_if_it_repeats_while_the_link_replays() -> None:
+def test_xid_32_is_suspect_only_if_repeated_with_replays() -> None:
     replays = CALM._replace(replays_growing=True)
-    assert judge(32, replays, bursts=REPEATS).severity is DEGRADED
-    assert judge(32, replays, bursts=REPEATS - 1).severity is INFO
-    assert judge(32, CALM, bursts=REPEATS).severity is INFO
+    assert decide_for(32, replays, bursts=REPEATS).severity is DEGRADED
+    assert decide_for(32, replays, bursts=REPEATS - 1).severity is INFO
+    assert decide_for(32, CALM, bursts=REPEATS).severity is INFO
 
 
-def test_80_is_suspect_on_repeat() -> None:
-    assert judge(80, bursts=REPEATS - 1).severity is INFO
-    assert judge(80, bursts=REPEATS).severity is DEGRADED
+def test_xid_80_is_suspect_if_repeated() -> None:
+    assert decide_for(80, bursts=REPEATS - 1).severity is INFO
+    assert decide_for(80, bursts=REPEATS).severity is DEGRADED
 
 
-def test_no_number_of_plain_programs_faults_is_more_than_a_word() -> None:
-    assert judge(43, ASKED, times=10_000, bursts=50).severity is INFO
+def test_repeated_plain_program_faults_stay_info() -> None:
+    assert decide_for(43, ASKED, times=10_000, bursts=50).severity is INFO
 
 
 # --- memory
 
 
-def test_63_needs_a_pending_replacement_and_a_driver_that_asks() -> None:
+def test_xid_63_needs_pending_remap_and_requested_action() -> None:
     for facts, severity in ((ASKED, UNHEALTHY), (CALM, DEGRADED), (OLD, DEGRADED)):
-        assert judge(63, facts._replace(remap_pending=True)).severity is severity
-        assert judge(63, facts._replace(page_pending=True)).severity is severity
+        assert decide_for(63, facts._replace(remap_pending=True)).severity is severity
+        assert decide_for(63, facts._replace(page_pending=True)).severity is severity
 
 
-def test_64_is_beyond_repair_if_rows_can_no_longer_be_replaced() -> None:
-    assert judge(64).cure is Cure.RESET
-    found = judge(64, CALM._replace(remap_failed=True))
-    assert (found.severity, found.advice, found.cure) == (UNHEALTHY, Advice.REPLACE, Cure.REPLACE)
+def test_xid_64_needs_replacement_if_remapping_failed() -> None:
+    assert decide_for(64).cure is Cure.RESET
+    found = decide_for(64, CALM._replace(remap_failed=True))
+    assert (found.severity, found.advice, found.cure) == (UNHEALTHY, XidAdvice.REPLACE, Cure.REPLACE)
 
 
-def test_94_is_bad_if_a_row_waits_or_the_driver_asks_or_it_comes_again_and_again() -> None:
-    assert judge(94, CALM).severity is DEGRADED
-    assert judge(94, CALM._replace(remap_pending=True)).severity is UNHEALTHY
-    assert judge(94, ASKED).severity is UNHEALTHY
-    assert judge(94, CALM, bursts=REPEATS).severity is UNHEALTHY
-    assert judge(94, CALM, times=STORM).severity is UNHEALTHY
-    assert judge(94, CALM, times=STORM - 1).severity is DEGRADED
+def test_xid_94_is_unhealthy_if_pending_requested_or_repeated() -> None:
+    assert decide_for(94, CALM).severity is DEGRADED
+    assert decide_for(94, CALM._replace(remap_pending=True)).severity is UNHEALTHY
+    assert decide_for(94, ASKED).severity is UNHEALTHY
+    assert decide_for(94, CALM, bursts=REPEATS).severity is UNHEALTHY
+    assert decide_for(94, CALM, times=STORM).severity is UNHEALTHY
+    assert decide_for(94, CALM, times=STORM - 1).severity is DEGRADED
 
 
-def test_156_is_bad_until_its_reset_is_known_to_be_done() -> None:
-    assert judge(156, CALM).severity is INFO
-    assert judge(156, CALM._replace(remap_pending=True)).severity is UNHEALTHY
-    assert judge(156, BLIND).severity is UNHEALTHY
-    assert judge(156, BLIND).cure is Cure.NOTHING_PENDING
+def test_xid_156_is_unhealthy_until_reset() -> None:
+    assert decide_for(156, CALM).severity is INFO
+    assert decide_for(156, CALM._replace(remap_pending=True)).severity is UNHEALTHY
+    assert decide_for(156, BLIND).severity is UNHEALTHY
+    assert decide_for(156, BLIND).cure is Cure.NOTHING_PENDING
 
 
-def test_168_advises_ecc_where_it_is_off() -> None:
-    assert judge(168, CALM).advice == Advice.ENABLE_ECC
-    assert judge(168, CALM._replace(ecc_on=True)).advice == Advice.FOLLOW_ACTION
-    assert judge(168, ASKED).advice == RecoveryAction.GPU_RESET.advice
+def test_xid_168_advises_ecc_if_off() -> None:
+    assert decide_for(168, CALM).advice == XidAdvice.ENABLE_ECC
+    assert decide_for(168, CALM._replace(ecc_on=True)).advice == XidAdvice.FOLLOW_ACTION
+    assert decide_for(168, ASKED).advice == RecoveryAction.GPU_RESET.advice
 
 
-def test_a_gpu_that_is_lost_again_is_suspect() -> None:
-    assert judge(79).advice == Advice.REBOOT
-    assert judge(79, bursts=REPEATS).advice == Advice.CHECK_SEATING
-    assert judge(79, bursts=REPEATS).cure is Cure.REBOOT
+def test_repeated_gpu_loss_is_suspect() -> None:
+    assert decide_for(79).advice == XidAdvice.REBOOT
+    assert decide_for(79, bursts=REPEATS).advice == XidAdvice.CHECK_SEATING
+    assert decide_for(79, bursts=REPEATS).cure is Cure.REBOOT
 
 
 # --- links
@@ -340,30 +346,30 @@ def test_a_gpu_that_is_lost_again_is_suspect() -> None:
 REGISTERS: Final = "NVLink: fatal error detected on link 14({}, 0x0, 0x0, 0x0, 0x0, 0x0, 0x0)"
 
 
-def test_74_is_judged_by_its_registers() -> None:
-    assert judge(74, CALM, REGISTERS.format("0x10")).severity is UNHEALTHY
-    assert judge(74, CALM, REGISTERS.format("0x1")).severity is INFO
-    assert judge(74, CALM, REGISTERS.format("0x0")).severity is DEGRADED  # explains nothing
-    assert judge(74, CALM, REGISTERS.format("0x1"), REGISTERS.format("0x10")).severity is UNHEALTHY
-    assert "registers 0x10 0x0" in judge(74, CALM, REGISTERS.format("0x10")).evidence
+def test_xid_74_is_decided_by_registers() -> None:
+    assert decide_for(74, CALM, REGISTERS.format("0x10")).severity is UNHEALTHY
+    assert decide_for(74, CALM, REGISTERS.format("0x1")).severity is INFO
+    assert decide_for(74, CALM, REGISTERS.format("0x0")).severity is DEGRADED  # explains nothing
+    assert decide_for(74, CALM, REGISTERS.format("0x1"), REGISTERS.format("0x10")).severity is UNHEALTHY
+    assert "registers 0x10 0x0" in decide_for(74, CALM, REGISTERS.format("0x10")).evidence
 
 
-def test_74_as_an_echo_is_benign_beside_its_root_alone() -> None:
+def test_sympathetic_xid_74_is_benign_only_with_root() -> None:
     echo = REGISTERS.format("0x2")
-    assert judge(74, CALM, echo).severity is UNHEALTHY
-    assert judge(74, CALM._replace(has_root=True), echo).severity is INFO
+    assert decide_for(74, CALM, echo).severity is UNHEALTHY
+    assert decide_for(74, CALM._replace(has_root=True), echo).severity is INFO
 
 
-def test_74_is_bad_while_links_are_down_whatever_the_bits() -> None:
-    assert judge(74, CALM._replace(links_down=True), REGISTERS.format("0x1")).severity is UNHEALTHY
-    assert judge(74, CALM._replace(links_down=True)).severity is UNHEALTHY
+def test_xid_74_is_unhealthy_while_links_are_down() -> None:
+    assert decide_for(74, CALM._replace(links_down=True), REGISTERS.format("0x1")).severity is UNHEALTHY
+    assert decide_for(74, CALM._replace(links_down=True)).severity is UNHEALTHY
 
 
-def test_155_is_over_when_the_links_are_back() -> None:
-    assert judge(155, CALM._replace(links_down=True)).severity is UNHEALTHY
-    assert judge(155, CALM._replace(links_down=True)).cure is Cure.LINKS_UP
-    assert judge(155, CALM).severity is INFO
-    assert judge(155, CALM._replace(links_down=None)).severity is DEGRADED
+def test_xid_155_is_info_when_links_are_up() -> None:
+    assert decide_for(155, CALM._replace(links_down=True)).severity is UNHEALTHY
+    assert decide_for(155, CALM._replace(links_down=True)).cure is Cure.LINKS_UP
+    assert decide_for(155, CALM).severity is INFO
+    assert decide_for(155, CALM._replace(links_down=None)).severity is DEGRADED
 
 
 def words(unit: str, word: str, intr_info: int, status: int) -> str:
@@ -389,26 +395,26 @@ def words(unit: str, word: str, intr_info: int, status: int) -> str:
         (149, words("NETIR_BER_EVENT", "Nonfatal", 0x13, 0x1), INFO),
         (149, words("NETIR_LINK_EVT", "Fatal", 0x026001C6, 0x0), UNHEALTHY),  # benign row, fatal word
         (149, words("NETIR_NEW", "Nonfatal", 0x7F, 0x0), UNHEALTHY),
-        (149, "in words that nobody knows", UNHEALTHY),
+        (149, "in an unknown form", UNHEALTHY),
         (150, words("MSE_WATCHDOG", "Nonfatal", 0x0, 0x0), UNHEALTHY),
     ],
 )
-def test_nvlink_5_is_judged_by_its_words(code: int, text: str, severity: Severity) -> None:
-    assert judge(code, CALM, text).severity is severity
+def test_nvlink5_line_has_expected_severity(code: int, text: str, severity: Severity) -> None:
+    assert decide_for(code, CALM, text).severity is severity
 
 
-def test_a_row_that_follows_154_does() -> None:
+def test_row_that_follows_154_uses_its_action() -> None:
     text = words("RLW_REMAP", "Nonfatal", 0x4, 0x1)
-    assert judge(145, CALM, text).severity is INFO
-    assert judge(145, ASKED, text).severity is UNHEALTHY
-    assert judge(145, BLIND, text).severity is DEGRADED
-    assert judge(145, BLIND._replace(announced=RecoveryAction.NODE_REBOOT), text).severity is UNHEALTHY
-    assert judge(145, OLD, text).severity is INFO  # no 154 came with it
+    assert decide_for(145, CALM, text).severity is INFO
+    assert decide_for(145, ASKED, text).severity is UNHEALTHY
+    assert decide_for(145, BLIND, text).severity is DEGRADED
+    assert decide_for(145, BLIND._replace(announced=RecoveryAction.NODE_REBOOT), text).severity is UNHEALTHY
+    assert decide_for(145, OLD, text).severity is INFO  # no 154 came with it
 
 
-def test_of_several_nvlink_errors_the_worst_counts() -> None:
+def test_worst_of_several_nvlink_errors_counts() -> None:
     benign, reset = words("SAW_MVB", "Nonfatal", 0x1, 0x8), words("SAW_MVB", "Nonfatal", 0x1, 0x2)
     for texts in ((benign, reset), (reset, benign)):
-        found = judge(144, CALM, *texts)
+        found = decide_for(144, CALM, *texts)
         assert found.severity is UNHEALTHY
         assert "0x2" in found.evidence

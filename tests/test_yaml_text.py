@@ -1,4 +1,4 @@
-"""YAML is read as the JSON that it stands for; what kubectl would not write is refused with its place."""
+"""YAML with JSON's types; constructs that kubectl does not write are refused with their position."""
 
 import json
 import math
@@ -45,7 +45,7 @@ def parsed(text: str) -> Any:
     return document
 
 
-def test_a_pod_as_kubectl_writes_it() -> None:
+def test_pod_written_by_kubectl_is_parsed() -> None:
     assert parsed(POD) == {
         "apiVersion": "v1",
         "kind": "Pod",
@@ -71,7 +71,7 @@ def test_a_pod_as_kubectl_writes_it() -> None:
 
 
 class Quoting(yaml.SafeDumper):
-    """Writes all text in quotes: what it leaves without would be another's grammar."""
+    """Dumper that quotes all texts: PyYAML would leave others plain than JSON's types need."""
 
     def ignore_aliases(self, data: Any) -> bool:
         return True
@@ -89,7 +89,7 @@ DOCUMENTS = st.recursive(
 
 
 @given(DOCUMENTS)
-def test_whatever_json_can_say_is_read_back(document: Any) -> None:
+def test_json_values_written_as_yaml_are_read_back(document: Any) -> None:
     assert parsed(yaml.dump(document, Dumper=Quoting)) == document
 
 
@@ -100,13 +100,13 @@ WORDS = (
 
 
 @pytest.mark.parametrize("word", WORDS.split())
-def test_a_plain_word_that_json_has_not_is_text(word: str) -> None:
+def test_plain_scalar_unknown_to_json_is_text(word: str) -> None:
     assert parsed(f"a: {word}") == {"a": word}
     assert parsed(f"{word}: 1") == {word: 1}
 
 
 @given(st.binary() | st.text(alphabet="-:?[]{}&*!|>'\"%@#,\n\t a0~<", max_size=40).map(str.encode))
-def test_whatever_the_bytes_they_are_documents_or_an_error_with_its_place(data: bytes) -> None:
+def test_random_bytes_give_documents_or_error_with_position(data: bytes) -> None:
     error = ""
     try:
         parse_yaml(data)
@@ -127,78 +127,78 @@ def test_whatever_the_bytes_they_are_documents_or_an_error_with_its_place(data: 
         ("1.5e3", 1500.0),
     ],
 )
-def test_a_plain_word_that_json_has_is_its_value(word: str, value: object) -> None:
+def test_plain_scalar_known_to_json_has_its_value(word: str, value: object) -> None:
     assert parsed(f"a: {word}") == {"a": value}
 
 
-def test_a_large_number_is_exact_or_nothing() -> None:
+def test_large_number_is_exact_or_refused() -> None:
     assert parsed(f"a: {'9' * 30}") == {"a": 10**30 - 1}
     assert math.isfinite(parsed("a: 1e308")["a"])
 
 
-def test_documents_come_in_their_order_and_empty_ones_are_none() -> None:
+def test_documents_keep_order_and_empty_ones_are_none() -> None:
     assert parse_yaml(b"a: 1\n---\n# nothing\n---\n- 2\n...\n") == ({"a": 1}, None, [2])
     assert parse_yaml(b"# nothing\n") == ()
 
 
-def test_an_alias_is_what_it_stands_for() -> None:
-    """So scripts write what is twice in an object that they dump."""
+def test_alias_is_the_same_object_as_its_anchor() -> None:
+    """PyYAML dumps repeated objects with anchors and aliases."""
     document = {"a": (twice := [{"b": 1}, "c"]), "d": twice}
     assert "*id001" in (text := yaml.safe_dump(document))
     assert parsed(text) == document
     assert parsed("a: &x 1\nb: [*x, &x 2, *x]") == {"a": 1, "b": [1, 2, 2]}
 
 
-def test_aliases_stand_for_so_much_and_no_more() -> None:
+def test_alias_expansion_is_limited() -> None:
     twenty = "x: &x [" + "0, " * 19 + "]\n"
     assert len(parsed(f"{twenty}y: [" + "*x, " * (SHARED_MAX // 20) + "]")["y"]) == SHARED_MAX // 20
-    with pytest.raises(ValueError, match=r"^line 2, column .*more than 1,000,000 values in all$"):
+    with pytest.raises(ValueError, match=r"^line 2, column .*more than 1,000,000 values$"):
         parsed(f"{twenty}y: [" + "*x, " * (SHARED_MAX // 20 + 1) + "]")
 
 
 def doubling(times: int) -> str:
-    """A list of two, of which each following line has twice as many."""
+    """Return lists whose size doubles with each line."""
     lines = (f"n{n}: &n{n} [*n{n - 1}, *n{n - 1}]\n" for n in range(1, times))
     return "n0: &n0 [x, x]\n" + "".join(lines)
 
 
 def chain(deep: int) -> str:
-    """A list in a list, and so on: each is named by the next."""
+    """Return nested lists, each an alias of the previous one."""
     return "- &n0 []\n" + "".join(f"- &n{n} [*n{n - 1}]\n" for n in range(1, deep))
 
 
 @pytest.mark.parametrize(
     ("text", "why"),
     [
-        (doubling(40), "line 18, column 18: kubectl writes no aliases that stand for more than 1,000,000"),
-        (chain(200), "line 100, column 9: kubectl writes no lists and maps more than 100 deep"),
-        ("a: &a [*a]", "line 1, column 8: kubectl writes no alias but of a value that ends before it, *a"),
-        ("a: &a 1\nb: &a [*a]", "line 2, column 8: kubectl writes no alias but of a value that ends before"),
-        ("a: *b", "line 1, column 4: kubectl writes no alias but of a value that ends before it, *b"),
-        ("a: &a 1\n---\nb: *a", "line 3, column 4: kubectl writes no alias but of a value that ends before"),
+        (doubling(40), "line 18, column 18: kubectl writes no aliases that add more than 1,000,000"),
+        (chain(200), "line 100, column 9: kubectl writes no lists and maps nested more than 100 deep"),
+        ("a: &a [*a]", "line 1, column 8: kubectl writes no alias without a complete value before it, *a"),
+        ("a: &a 1\nb: &a [*a]", "line 2, column 8: kubectl writes no alias without a complete value before"),
+        ("a: *b", "line 1, column 4: kubectl writes no alias without a complete value before it, *b"),
+        ("a: &a 1\n---\nb: *a", "line 3, column 4: kubectl writes no alias without a complete value before"),
         ("a: &a {b: 1}\nc:\n  <<: *a", "line 3, column 3: kubectl writes no merge, <<: *a"),
         ("a: 1\nb: !!python/object:os.system x", "line 2, column 4: kubectl writes no tag, tag:yaml"),
         ("- !x {}", "line 1, column 3: kubectl writes no tag, !x"),
-        ("a: 1\nb:\n  c: 1\n  c: 2", "line 4, column 3: kubectl writes no key twice, 'c'"),
-        ("? [a]\n: 1", "line 1, column 3: kubectl writes no key that is no text"),
-        ("a: 1e999", "line 1, column 4: kubectl writes no number beyond all range, 1e999"),
-        (f"a: {'9' * 5000}", "line 1, column 4: kubectl writes no number beyond all range, 9999"),
-        ("[" * 100_000, "line 1, column 101: kubectl writes no lists and maps more than 100 deep"),
-        ("- " * 100_000, "line 1, column 201: kubectl writes no lists and maps more than 100 deep"),
+        ("a: 1\nb:\n  c: 1\n  c: 2", "line 4, column 3: kubectl writes no duplicate key, 'c'"),
+        ("? [a]\n: 1", "line 1, column 3: kubectl writes no key that is not a string"),
+        ("a: 1e999", "line 1, column 4: kubectl writes no number out of range, 1e999"),
+        (f"a: {'9' * 5000}", "line 1, column 4: kubectl writes no number out of range, 9999"),
+        ("[" * 100_000, "line 1, column 101: kubectl writes no lists and maps nested more than 100 deep"),
+        ("- " * 100_000, "line 1, column 201: kubectl writes no lists and maps nested more than 100 deep"),
         ("a:\n\t- b", "line 2, column 1: while scanning for the next token"),
         ("a: 1\nb: c: d", "line 2, column 5: mapping values are not allowed"),
         ("a: 1\nb: \x00", "line 2, column 4: control characters are not allowed"),
     ],
 )  # fmt: skip
-def test_what_kubectl_does_not_write_is_refused_with_its_place(text: str, why: str) -> None:
+def test_constructs_that_kubectl_does_not_write_are_refused(text: str, why: str) -> None:
     with pytest.raises(ValueError, match=f"^{re.escape(why)}"):
         parse_yaml(text.encode())
 
 
-def test_what_is_no_utf_8_is_refused_with_its_place() -> None:
+def test_invalid_utf_8_is_refused_with_position() -> None:
     with pytest.raises(ValueError, match=r"^line 2, column 4: "):
         parse_yaml(b"a: 1\nb: \xff\n")
 
 
-def test_a_document_is_as_deep_as_it_may_be() -> None:
+def test_document_at_depth_limit_is_parsed() -> None:
     assert json.dumps(parsed("[" * DEPTH_MAX + "]" * DEPTH_MAX)) == "[" * DEPTH_MAX + "]" * DEPTH_MAX

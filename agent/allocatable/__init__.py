@@ -1,1 +1,1 @@
-"""What the cgroups of a pod that has claims should say, and how what they say compares. Pure."""
+"""Expected allocation of a pod's cgroups, and its comparison with the actual values. Pure."""

@@ -1,9 +1,10 @@
-"""Where the cgroups of a pod are, and whose a cgroup is: path arithmetic, no file is looked at.
+"""Paths of the cgroups of pods, and owners of paths. Path arithmetic only, without file access.
 
-Paths begin with a slash, which is where cgroups are mounted: ``/sys/fs/cgroup`` in v2, the directory of a
-controller in v1. The kubelet's own prefix (its ``--cgroup-root``, our ``--kubelet-cgroup-root``) is ``root``.
+Paths are relative to the cgroup mount, with a leading slash: ``/sys/fs/cgroup`` in v2, a controller's
+directory in v1. ``root`` is the kubelet's prefix: its ``--cgroup-root``, the agent's
+``--kubelet-cgroup-root``.
 
-Source: kubelet v1.37.1, pkg/kubelet/cm; containerd and CRI-O for what a container's is called.
+Source: kubelet v1.37.1, pkg/kubelet/cm; containerd and CRI-O for names of container cgroups.
 """
 
 import re
@@ -15,49 +16,49 @@ from agent.allocatable.pod import Qos
 
 
 class Level(StrEnum):
-    """What a cgroup stands for."""
+    """Level of a cgroup in the kubepods tree."""
 
     QOS = "qos"
-    """All pods of a class. Those of Guaranteed are in kubepods itself, with the other two classes."""
+    """A QoS class with its pods. Guaranteed pods are in kubepods itself, next to the other two classes."""
     POD = "pod"
     CONTAINER = "container"
 
 
-class Place(NamedTuple):
-    """Whose a cgroup is."""
+class CgroupOwner(NamedTuple):
+    """Owner of a cgroup: a QoS class, a pod or a container."""
 
     level: Level
     qos: Qos
     pod_uid: str = ""
-    """As the kubelet knows it: :attr:`agent.allocatable.pod.Pod.cgroup_uid`."""
+    """The kubelet's UID of the pod: :attr:`agent.allocatable.pod.Pod.cgroup_uid`."""
     container_id: str = ""
 
 
 _SCOPES: Final = {"containerd": "cri-containerd", "cri-o": "crio", "docker": "docker"}
-"""What a runtime puts before the id, by its name in ``containerID``."""
+"""Prefix of the container id in the cgroup's name, by the runtime's name in ``containerID``."""
 _POD: Final = re.compile(r"pod([0-9A-Za-z.-]+)")
 _CONTAINER: Final = re.compile(r"(?:(?P<by>[a-z-]+)-)?(?P<id>[0-9A-Za-z]{4,64})")
 _NOT_CONTAINERS: Final = ("crio-conmon-", "libpod-conmon-")
-"""Beside a pod's containers CRI-O has processes of its own."""
+"""Prefixes of cgroups of CRI-O's own processes inside a pod's cgroup."""
 
 
 def qos_path(qos: Qos, driver: CgroupDriver, root: str = "/") -> str:
-    """The cgroup below which a class's pods are."""
+    """Return the path of a QoS class, which holds the cgroups of its pods."""
     return _path([*_parts(root), *_class_parts(qos)], driver)
 
 
 def pod_path(uid: str, qos: Qos, driver: CgroupDriver, root: str = "/") -> str:
-    """A pod's cgroup. ``uid`` is the kubelet's; of a static pod that is a hash, see :mod:`pod_object`."""
+    """Return the path of a pod's cgroup. ``uid``: the kubelet's UID, a hash for a static pod."""
     return _path([*_parts(root), *_class_parts(qos), f"pod{uid}"], driver)
 
 
 def container_path(pod: str, container_id: str, runtime: str, driver: CgroupDriver) -> str:
-    """A container's cgroup, where its limits are; with crun its processes may be in one below.
+    """Return the path of the container cgroup with the limits; crun may run processes one level below.
 
     Args:
-        pod: Path of its pod's.
-        container_id: As the pod's status has it, after ``://``.
-        runtime: What the status has before it: ``containerd``, ``cri-o``.
+        pod: Path of the pod's cgroup.
+        container_id: Id from the pod's status, the part after ``://``.
+        runtime: Runtime from the pod's status, the part before ``://``: ``containerd``, ``cri-o``.
     """
     scope = _SCOPES.get(runtime, runtime)
     if driver is CgroupDriver.SYSTEMD:
@@ -65,30 +66,30 @@ def container_path(pod: str, container_id: str, runtime: str, driver: CgroupDriv
     return f"{pod}/{scope}-{container_id}" if runtime == "cri-o" else f"{pod}/{container_id}"
 
 
-def parse_path(path: str, root: str = "/") -> Place | None:
-    """Whose a cgroup is; None: nobody's below kubepods.
+def parse_path(path: str, root: str = "/") -> CgroupOwner | None:
+    """Return the owner of a cgroup; None: it is not below kubepods.
 
-    What is below a container's cgroup is the container's. A pod's sandbox looks like a container, too: only
-    the pod's object knows which ids are.
+    A cgroup below a container's belongs to the container. A pod's sandbox has the form of a container: only
+    the pod's object lists the ids of containers.
     """
     for driver in CgroupDriver:
         for qos in (Qos.BURSTABLE, Qos.BEST_EFFORT, Qos.GUARANTEED):
             top = qos_path(qos, driver, root)
             if path == top:
-                return Place(Level.QOS, qos)
+                return CgroupOwner(Level.QOS, qos)
             if path.startswith(f"{top}/"):
                 return _below(path[len(top) + 1 :].split("/"), top.rpartition("/")[2], qos, driver)
     return None
 
 
-def _below(parts: list[str], top: str, qos: Qos, driver: CgroupDriver) -> Place | None:
+def _below(parts: list[str], top: str, qos: Qos, driver: CgroupDriver) -> CgroupOwner | None:
     uid = _pod_uid(parts[0], top, driver)
     if uid is None:
         return None
     if len(parts) == 1:
-        return Place(Level.POD, qos, uid)
+        return CgroupOwner(Level.POD, qos, uid)
     ident = _container_id(parts[1], driver)
-    return None if ident is None else Place(Level.CONTAINER, qos, uid, ident)
+    return None if ident is None else CgroupOwner(Level.CONTAINER, qos, uid, ident)
 
 
 def _pod_uid(name: str, top: str, driver: CgroupDriver) -> str | None:
@@ -98,7 +99,7 @@ def _pod_uid(name: str, top: str, driver: CgroupDriver) -> str | None:
             return None
         name = name[len(prefix) : -len(".slice")].replace("_", "-")
     match = _POD.fullmatch(name)
-    return match[1] if match and "pod" not in match[1] else None  # the kubelet takes the word for reserved
+    return match[1] if match and "pod" not in match[1] else None  # the kubelet reserves the prefix "pod"
 
 
 def _container_id(name: str, driver: CgroupDriver) -> str | None:
@@ -120,7 +121,7 @@ def _class_parts(qos: Qos) -> list[str]:
 
 
 def _path(parts: list[str], driver: CgroupDriver) -> str:
-    """The parts as directories. systemd repeats all those above in each name, with dashes between them."""
+    """Join the parts to a path. With systemd each name repeats the names above it, joined by dashes."""
     if driver is CgroupDriver.CGROUPFS:
         return "/" + "/".join(parts)
     escaped = [part.replace("-", "_") for part in parts]

@@ -1,52 +1,114 @@
-"""What cgroups say against what they should say: a verdict for each knob, with its reason and its risk.
+"""Comparison of actual with expected cgroup values: a verdict for each knob, with reason and risk.
 
-Nothing is judged that was not read, or that nobody knows what it should be; both are said. A wrong value soon
-after a start or a resize is QUIET: whoever writes it may not be done.
+A knob that was not read, or whose expected value is unknown, is UNKNOWN. A wrong value shortly after a start
+or a resize is QUIET: kubelet and runtime may still be writing.
 """
 
 import errno
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Final
+from fractions import Fraction
+from typing import Final, NamedTuple
 
 from agent.allocatable.cgroups import Level
 from agent.allocatable.expected import ExpectedGroup, GroupRef
 from agent.allocatable.knobs import Knob, KnobId, file_of, limit_of, value_text
 from agent.allocatable.pod import Pod
-from agent.allocatable.tightness import tightness
 from agent.allocatable.values import Expected, Option
-from agent.allocatable.verdicts import CONCERNS, RISKS, Actual, Compared, Verdict
+from agent.allocatable.verdicts import DRIFT, RISKS, Actual, KnobComparison, Verdict
 from agent.model.cgroup import NO_LIMIT
 from agent.model.cpuset import format_cpus
 from agent.model.reading import NEVER_READ, Absence, Missing
 
+_SHARED: Final = (Knob.QUOTA, Knob.MEMORY, Knob.PAGES, Knob.RESERVED)
+"""Knobs of containers that the pod's limit bounds."""
+
+
+def tighter_limits(
+    pod: ExpectedGroup, groups: Sequence[ExpectedGroup], actual: Mapping[GroupRef, Actual]
+) -> Mapping[KnobId, str]:
+    """Return a description by knob where the pod has an unexpectedly tighter limit than its containers.
+
+    A pod's expected limit can be below the sum of its containers: a shared claim counts once.
+    """
+    tight = {}
+    mine_are = (Level.CONTAINER, pod.group.pod_uid)
+    containers = [one for one in groups if (one.group.level, one.group.pod_uid) == mine_are]
+    for knob in (one.knob for one in pod.knobs if one.knob.knob in _SHARED):
+        mine = _amount(pod, knob, actual)
+        theirs = [pair for one in containers if (pair := _amount(one, knob, actual))]
+        if mine is None or not theirs:
+            continue
+        for words, of in (("one of its containers has", max), ("its containers together have", _sum)):
+            most = of([pair.read for pair in theirs])
+            if mine.read < most and mine.meant >= of([Fraction(pair.meant) for pair in theirs]):
+                tight[knob] = f"{words} {value_text(knob.knob, int(most))}"
+                break
+    return tight
+
+
+class _Pair(NamedTuple):
+    meant: int
+    read: Fraction
+
+
+def _amount(group: ExpectedGroup, knob: KnobId, actual: Mapping[GroupRef, Actual]) -> _Pair | None:
+    """Return the expected and actual amount of a knob; None: one of them is unknown."""
+    read = actual.get(group.group)
+    expected = next((one for one in group.knobs if one.knob == knob), None)
+    if read is None or read.vanished or expected is None or not expected.accepted:
+        return None
+    value, meant = read.values.get(knob), expected.accepted[0].value
+    if not isinstance(value, int):
+        return None
+    if value in {option.value for option in expected.accepted}:
+        return _Pair(
+            meant, Fraction(meant)
+        )  # containers are rounded one by one, so their sum can exceed the pod
+    return _Pair(meant, limit_of(value) * _share(expected, read, value))
+
+
+def _share(expected: Expected, read: Actual, value: int) -> Fraction:
+    """Return the factor that scales a value from the actual to the expected period."""
+    period = read.values.get(KnobId(Knob.PERIOD))
+    if not expected.over_us or not isinstance(period, int) or not period or limit_of(value) == NO_LIMIT:
+        return Fraction(1)
+    return Fraction(expected.over_us, period)
+
+
+def _sum(amounts: Iterable[Fraction]) -> Fraction:
+    return min(sum(amounts, Fraction(0)), Fraction(NO_LIMIT))
+
+
 _GONE: Final = frozenset({errno.ENOENT, errno.ENODEV})
-"""What the kernel answers for a cgroup that was removed meanwhile."""
+"""Errors for a cgroup that was removed meanwhile."""
 _CPU_SETS: Final = frozenset({Knob.CPUS, Knob.EFFECTIVE})
 
 
 def compare(
     expected: Sequence[ExpectedGroup], actual: Mapping[GroupRef, Actual], version: int
-) -> tuple[Compared, ...]:
-    """Each knob of each group, in the order of what is expected.
+) -> tuple[KnobComparison, ...]:
+    """Compare each knob of each group, in the order of ``expected``.
 
     Args:
-        expected: Of a pod and its containers, or of classes.
-        actual: What was read. A group that is not there was not read.
-        version: Of cgroups, 1 or 2; for the names of files.
+        expected: Expected values of a pod and its containers, or of QoS classes.
+        actual: Actual values by group; a missing group was not read.
+        version: cgroup version, 1 or 2, which decides the file names.
     """
     found = []
     for group in expected:
         read = actual.get(group.group)
-        tight = tightness(group, expected, actual) if group.group.level is Level.POD else {}
+        tight = tighter_limits(group, expected, actual) if group.group.level is Level.POD else {}
         for knob in group.knobs:
             compared = _compared(group.group, knob, read, version)
-            found.append(_quieted(_or_tight(compared, tight.get(knob.knob, "")), group, read))
+            found.append(
+                _quiet_after_change(_with_tighter_pod(compared, tight.get(knob.knob, "")), group, read)
+            )
     return tuple(found)
 
 
 def changed_s(pod: Pod, now_wall_s: float, container: str = "") -> float | None:
-    """Since a container, or any of the pod's, was last started or the pod was resized [s]; None: not said."""
+    """Return the time since the last start of a container or since a resize [s]; None: unknown."""
     times = [one.started_wall_s for one in pod.containers if container in {"", one.name}]
     times += [pod.resize.since_wall_s] if pod.resize else []
     known = [now_wall_s - when for when in times if when is not None]
@@ -56,44 +118,44 @@ def changed_s(pod: Pod, now_wall_s: float, container: str = "") -> float | None:
 # --- one knob ----------------------------------------------------------------------------------------------
 
 
-def _compared(group: GroupRef, expected: Expected, read: Actual | None, version: int) -> Compared:
+def _compared(group: GroupRef, expected: Expected, read: Actual | None, version: int) -> KnobComparison:
     reading = read.values.get(expected.knob) if read else None
 
-    def judged(verdict: Verdict, why: str) -> Compared:
+    def result(verdict: Verdict, why: str) -> KnobComparison:
         risk = RISKS.get(verdict, {}).get(expected.knob.knob, "")
         value = NEVER_READ if reading is None else reading
-        return Compared(group, expected, value, verdict, why, risk)
+        return KnobComparison(group, expected, value, verdict, why, risk)
 
     if read is not None and read.vanished:
-        return judged(Verdict.VANISHED, "the cgroup is gone")
+        return result(Verdict.VANISHED, "the cgroup is gone")
     if read is None or reading is None:
-        return judged(Verdict.UNKNOWN, "nobody has read it")
+        return result(Verdict.UNKNOWN, "not read")
     if isinstance(reading, Missing):
-        return judged(*_missing(expected, reading, read, version))
+        return result(*_missing(expected, reading, read, version))
     if not expected.accepted:
-        return judged(Verdict.UNKNOWN, f"what it should be is not known: {expected.unknown}")
+        return result(Verdict.UNKNOWN, f"the expected value is unknown: {expected.unknown}")
     if expected.knob.knob in _CPU_SETS:
-        return judged(*_cpus(expected, reading, version))
-    return judged(*_number(_rescaled(expected, read), reading))
+        return result(*_cpus(expected, reading, version))
+    return result(*_number(_rescaled(expected, read), reading))
 
 
 def _missing(expected: Expected, reading: Missing, read: Actual, version: int) -> tuple[Verdict, str]:
     file = file_of(expected.knob, version)
     if reading.errno in _GONE and reading.absence is Absence.UNREADABLE:
-        return Verdict.VANISHED, f"{file.name} is gone, and the cgroup with it"
+        return Verdict.VANISHED, f"{file.name} and its cgroup are gone"
     if expected.accepted and expected.accepted[0].value == NO_LIMIT:
-        return Verdict.NOT_MISSED, f"there is no {file.name}, and nothing to limit"
+        return Verdict.NOT_MISSED, f"there is no {file.name}, and no limit is expected"
     if read.controllers is not None and file.controller not in read.controllers:
         return Verdict.MISSING, f"the controller {file.controller} is not enabled"
     if reading.absence is Absence.UNREADABLE:
         return Verdict.MISSING, f"{file.name} cannot be read: {reading}"
     if expected.knob.knob is Knob.RESERVED:
-        return Verdict.NOT_MISSED, f"there is no {file.name} before Linux 5.7"
+        return Verdict.NOT_MISSED, f"{file.name} does not exist before Linux 5.7"
     return Verdict.MISSING, f"there is no {file.name}"
 
 
 def _rescaled(expected: Expected, read: Actual) -> Expected:
-    """As it is expected over the period that there is, which is another knob's verdict."""
+    """Scale an expected quota to the actual period. The period has a verdict of its own."""
     period = read.values.get(KnobId(Knob.PERIOD))
     if not expected.over_us or not isinstance(period, int) or period == expected.over_us:
         return expected
@@ -104,7 +166,7 @@ def _rescaled(expected: Expected, read: Actual) -> Expected:
     return replace(
         expected,
         accepted=tuple(map(scaled, expected.accepted)),
-        arithmetic=f"{expected.arithmetic}, here of {period}",
+        arithmetic=f"{expected.arithmetic}, scaled to a period of {period}",
         explains=tuple(map(scaled, expected.explains)),
     )
 
@@ -122,7 +184,7 @@ def _number(expected: Expected, value: int) -> tuple[Verdict, str]:
 
 
 def _direction(expected: Expected, value: int) -> Verdict:
-    """Between two values that are accepted, the first decides."""
+    """Return the direction of a wrong value. Between two accepted values, the first one decides."""
     values = [option.value for option in expected.accepted]
     if values[0] == NO_LIMIT:
         return Verdict.LIMITED
@@ -135,15 +197,15 @@ def _direction(expected: Expected, value: int) -> Verdict:
 
 def _cpus(expected: Expected, value: int, version: int) -> tuple[Verdict, str]:
     wanted = expected.accepted[0].value
-    lacking, beyond = wanted & ~value, value & ~wanted
+    missing, extra = wanted & ~value, value & ~wanted
     why = _why(expected, value)
     if not value and version == 2 and expected.knob.knob is Knob.CPUS:
-        return Verdict.UNLIMITED, f"{why}; with none it may run wherever the cgroup above may"
-    if lacking:
-        why += f", without {format_cpus(lacking)}"
-    if beyond:
-        why += f", and besides {format_cpus(beyond)}"
-    return (Verdict.LOWER if lacking else Verdict.HIGHER if beyond else Verdict.MATCH), why
+        return Verdict.UNLIMITED, f"{why}; an empty set inherits the CPUs of the parent cgroup"
+    if missing:
+        why += f", missing {format_cpus(missing)}"
+    if extra:
+        why += f", extra {format_cpus(extra)}"
+    return (Verdict.LOWER if missing else Verdict.HIGHER if extra else Verdict.MATCH), why
 
 
 def _why(expected: Expected, value: int) -> str:
@@ -152,16 +214,16 @@ def _why(expected: Expected, value: int) -> str:
 
 
 def expected_text(expected: Expected) -> str:
-    """The values to accept, for people; what rounding makes of them is left out."""
+    """Format the accepted values for display, without rounded ones."""
     texts = [value_text(expected.knob.knob, one.value) for one in expected.accepted if not one.rounded]
     return " or ".join(dict.fromkeys(texts)) or "unknown"
 
 
-# --- what else is known of it ------------------------------------------------------------------------------
+# --- adjustments of a verdict ------------------------------------------------------------------------------
 
 
-def _or_tight(compared: Compared, tight: str) -> Compared:
-    """What is right in itself can still be too little; what is wrong has one reason more."""
+def _with_tighter_pod(compared: KnobComparison, tight: str) -> KnobComparison:
+    """Add a tighter limit of the pod: a right value becomes PARENT_TIGHTER, a wrong one gets the reason."""
     if not tight:
         return compared
     why = f"{compared.why}; {tight}"
@@ -171,10 +233,12 @@ def _or_tight(compared: Compared, tight: str) -> Compared:
     return compared._replace(verdict=Verdict.PARENT_TIGHTER, why=why, risk=risk)
 
 
-def _quieted(compared: Compared, group: ExpectedGroup, read: Actual | None) -> Compared:
-    """A clock that was set back does not make it quiet for long."""
+def _quiet_after_change(
+    compared: KnobComparison, group: ExpectedGroup, read: Actual | None
+) -> KnobComparison:
+    """Make a wrong value QUIET shortly after a change; a clock step does not extend this."""
     since = read.changed_s if read else None
-    if since is None or abs(since) >= group.quiet_s or compared.verdict not in CONCERNS:
+    if since is None or abs(since) >= group.quiet_s or compared.verdict not in DRIFT:
         return compared
     why = f"{compared.why}; it changed less than {group.quiet_s} s ago"
     return compared._replace(verdict=Verdict.QUIET, why=why, risk="")

@@ -1,83 +1,115 @@
-"""Pods and classes, each as a whole: where its cgroups are, and what is said of them once they were read.
+"""Audit of a pod or the QoS classes: paths of the cgroups, expected and actual values, verdicts.
 
-Pure: ``read`` is the caller's, and gives what a cgroup says. What is wrong at the first look is looked at
-again, because a container may be on its way out, and one hierarchy of v1 is removed after the other.
+Pure: the caller passes ``read``, which reads a cgroup. A cgroup with a wrong value is read a second time,
+since its container may be ending, and the v1 hierarchies are removed one after another.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, NamedTuple
 
-from agent.allocatable.actual import actual_of
-from agent.allocatable.cgroups import Level, Place, container_path, parse_path, pod_path, qos_path
+from agent.allocatable.cgroups import CgroupOwner, Level, container_path, parse_path, pod_path, qos_path
 from agent.allocatable.compare import changed_s, compare
 from agent.allocatable.expected import ExpectedGroup, GroupRef, expect_pod, expect_qos
 from agent.allocatable.facts import Exclusive, NodeFacts
-from agent.allocatable.knobs import Knob
-from agent.allocatable.pod import CPU, Container, Pod, Qos
+from agent.allocatable.knobs import Knob, KnobId, page_name
+from agent.allocatable.pod import CPU, Pod, PodContainer, Qos
 from agent.allocatable.risks import Risk, risks_of
-from agent.allocatable.verdicts import CONCERNS, Actual, Compared, Verdict
+from agent.allocatable.verdicts import DRIFT, Actual, KnobComparison, Verdict
 from agent.errors import ProbeError
 from agent.model.cgroup import CgroupKnobs
-from agent.model.reading import Missing
+from agent.model.pods import PodFinding, Resource
+from agent.model.reading import Missing, Reading
 
-Read = Callable[[str, bool], CgroupKnobs | None]
-"""By the path of a cgroup below the mounts, and whether it has CPUs of its own; None: it is not there."""
+GONE: Final = Actual(vanished=True)
 
-UNJUDGED: Final = frozenset({Verdict.UNKNOWN, Verdict.VANISHED, Verdict.QUIET})
-"""Verdicts by which nothing is said of the promise."""
+
+def actual_of(knobs: CgroupKnobs | None, changed_s: float | None) -> Actual:
+    """Return the actual values of one cgroup.
+
+    Args:
+        knobs: Settings of the cgroup; None: a second read did not find it either.
+        changed_s: Time since its last start or resize [s]; None: long ago or unknown.
+    """
+    if knobs is None:
+        return GONE
+    values: dict[KnobId, Reading] = {
+        KnobId(Knob.WEIGHT): knobs.weight,
+        KnobId(Knob.QUOTA): knobs.quota_us,
+        KnobId(Knob.PERIOD): knobs.period_us,
+        KnobId(Knob.MEMORY): knobs.memory,
+        KnobId(Knob.CPUS): knobs.cpus,
+        KnobId(Knob.EFFECTIVE): knobs.effective,
+        **_pages(knobs),
+    }
+    return Actual(values, knobs.controllers, changed_s=changed_s)
+
+
+def _pages(knobs: CgroupKnobs) -> Mapping[KnobId, Reading]:
+    found: dict[KnobId, Reading] = {}
+    for page in knobs.pages:
+        found[KnobId(Knob.PAGES, page.size_kib)] = page.max
+        found[KnobId(Knob.RESERVED, page.size_kib)] = page.rsvd_max
+    return found
+
+
+ReadCgroup = Callable[[str, bool], CgroupKnobs | None]
+"""Reads the cgroup at a path below the mounts, with cpusets if the flag is set; None: it does not exist."""
+
+INCONCLUSIVE: Final = frozenset({Verdict.UNKNOWN, Verdict.VANISHED, Verdict.QUIET})
+"""Verdicts without a result of the comparison."""
 _PAGES: Final = frozenset({Knob.PAGES, Knob.RESERVED})
 
 
-class Node(NamedTuple):
-    """Where to look, and what is known of it."""
+class AuditNode(NamedTuple):
+    """The audited node: its facts and the root of its pod cgroups."""
 
     facts: NodeFacts
     root: str = "/"
     """The kubelet's ``--cgroup-root``."""
     has_hugetlb: bool = True
-    """Whether pods can have limits of hugepages at all: the controller is there for kubepods."""
+    """Whether pods can have hugepage limits: kubepods has the hugetlb controller."""
 
 
 @dataclass(frozen=True, slots=True)
-class JudgedPod:
-    """One pod."""
+class PodAudit:
+    """Audit of one pod."""
 
     pod: Pod
-    compared: tuple[Compared, ...]
-    """Of the pod's cgroup and those of containers that run; empty if none does."""
+    compared: tuple[KnobComparison, ...]
+    """Knobs of the pod and of its running containers; empty: no container runs."""
     risks: tuple[Risk, ...]
     idle: tuple[str, ...]
-    """Containers that do not run, so that there is nothing of theirs to compare."""
+    """Containers that do not run and have no cgroup to compare."""
 
 
-def judge_pod(
+def evaluate_pod(
     pod: Pod,
-    node: Node,
-    read: Read,
+    node: AuditNode,
+    read: ReadCgroup,
     now_wall_s: float,
     exclusive: Sequence[Exclusive] = (),
     *,
     all_known: bool = True,
-) -> JudgedPod:
-    """All of one pod.
+) -> PodAudit:
+    """Audit one pod.
 
     Args:
-        pod: An active one.
-        node: Where it runs.
+        pod: An active pod.
+        node: The pod's node.
         read: Reads a cgroup.
-        now_wall_s: When that is [s since 1970].
-        exclusive: CPUs that its containers have for themselves.
-        all_known: All that the kubelet gave are among them.
+        now_wall_s: Time of the audit [s since 1970].
+        exclusive: Exclusive CPUs of the pod's containers.
+        all_known: Whether ``exclusive`` has all CPUs that the kubelet assigned.
 
     Raises:
-        ProbeError: The pod's UID, or a container's id, is no name of a cgroup.
+        ProbeError: The pod's UID or a container's id is not valid in a cgroup name.
     """
     idle = tuple(one.name for one in pod.containers if not _runs(one))
     if len(idle) == len(pod.containers):
-        return JudgedPod(pod, (), (), idle)
+        return PodAudit(pod, (), (), idle)
     groups = [
-        _limited(one, node)
+        _without_page_limits(one, node)
         for one in expect_pod(pod, node.facts, exclusive)
         if one.group.container not in idle
     ]
@@ -85,72 +117,74 @@ def judge_pod(
     owners = {one.container for one in exclusive}
     throttled: dict[str, int] = {}
 
-    def look(group: GroupRef) -> Actual:
+    def read_actual(group: GroupRef) -> Actual:
         knobs = read(at[group], group.container in owners)
         if knobs and group.container and not isinstance(knobs.throttled, Missing):
             throttled[group.container] = knobs.throttled
         return actual_of(knobs, changed_s(pod, now_wall_s, group.container))
 
-    compared = _compared(groups, look, node)
+    compared = _compared(groups, read_actual, node)
     if not all_known:
-        compared = tuple(_unless_exclusive(one, pod) for one in compared)
-    return JudgedPod(pod, compared, risks_of(pod, node.facts, exclusive, throttled), idle)
+        compared = tuple(_unknown_if_exclusive(one, pod) for one in compared)
+    return PodAudit(pod, compared, risks_of(pod, node.facts, exclusive, throttled), idle)
 
 
-def judge_classes(pods: Sequence[Pod], node: Node, read: Read, now_wall_s: float) -> tuple[Compared, ...]:
-    """The cgroups of the classes Burstable and BestEffort.
+def evaluate_classes(
+    pods: Sequence[Pod], node: AuditNode, read: ReadCgroup, now_wall_s: float
+) -> tuple[KnobComparison, ...]:
+    """Audit the cgroups of the QoS classes Burstable and BestEffort.
 
     Args:
-        pods: All of the node.
-        node: Theirs.
+        pods: All pods of the node.
+        node: The pods' node.
         read: Reads a cgroup.
-        now_wall_s: When that is.
+        now_wall_s: Time of the audit [s since 1970].
     """
     ages = [changed_s(pod, now_wall_s) for pod in pods if pod.qos is Qos.BURSTABLE]
     since = min((age for age in ages if age is not None), default=None)
 
-    def look(group: GroupRef) -> Actual:
+    def read_actual(group: GroupRef) -> Actual:
         return actual_of(read(qos_path(group.qos, node.facts.driver, node.root), False), since)
 
-    groups = [_limited(one, node) for one in expect_qos(pods, node.facts)]
-    return _compared(groups, look, node)
+    groups = [_without_page_limits(one, node) for one in expect_qos(pods, node.facts)]
+    return _compared(groups, read_actual, node)
 
 
 def _compared(
-    groups: Sequence[ExpectedGroup], look: Callable[[GroupRef], Actual], node: Node
-) -> tuple[Compared, ...]:
-    actual = {one.group: look(one.group) for one in groups}
+    groups: Sequence[ExpectedGroup], read_actual: Callable[[GroupRef], Actual], node: AuditNode
+) -> tuple[KnobComparison, ...]:
+    actual = {one.group: read_actual(one.group) for one in groups}
     compared = compare(groups, actual, node.facts.version)
-    if not any(one.verdict in CONCERNS for one in compared):
+    if not any(one.verdict in DRIFT for one in compared):
         return compared
-    wrong: Iterable[GroupRef] = {one.group for one in compared if one.verdict in CONCERNS}
-    again: Mapping[GroupRef, Actual] = {group: look(group) for group in wrong}
+    wrong: Iterable[GroupRef] = {one.group for one in compared if one.verdict in DRIFT}
+    again: Mapping[GroupRef, Actual] = {group: read_actual(group) for group in wrong}
     return compare(groups, {**actual, **again}, node.facts.version)
 
 
-# --- where it is -------------------------------------------------------------------------------------------
+# --- paths -------------------------------------------------------------------------------------------------
 
 
-def _runs(container: Container) -> bool:
+def _runs(container: PodContainer) -> bool:
     return bool(container.id) and container.started_wall_s is not None
 
 
-def _path(group: GroupRef, pod: Pod, node: Node) -> str:
+def _path(group: GroupRef, pod: Pod, node: AuditNode) -> str:
     path = pod_path(pod.cgroup_uid, pod.qos, node.facts.driver, node.root)
     ident = ""
     if group.level is Level.CONTAINER:
         container = next(one for one in pod.containers if one.name == group.container)
         path, ident = container_path(path, container.id, container.runtime, node.facts.driver), container.id
-    if parse_path(path, node.root) != Place(group.level, pod.qos, pod.cgroup_uid, ident):
-        raise ProbeError(f"pod {pod}: {path[:256]!a} is no path of a cgroup")
+    if parse_path(path, node.root) != CgroupOwner(group.level, pod.qos, pod.cgroup_uid, ident):
+        raise ProbeError(f"pod {pod}: {path[:256]!a} is not a cgroup path")
     return path
 
 
-# --- what the node has not, or nobody knows ----------------------------------------------------------------
+# --- missing controllers, unknown CPUs ---------------------------------------------------------------------
 
 
-def _limited(group: ExpectedGroup, node: Node) -> ExpectedGroup:
-    """Without the limits that keep a pod from hugepages: where nobody can be limited, they are not missed."""
+def _without_page_limits(group: ExpectedGroup, node: AuditNode) -> ExpectedGroup:
+    """Drop expected hugepage limits of zero if no pod can have hugepage limits."""
     if node.has_hugetlb:
         return group
     knobs = tuple(one for one in group.knobs if one.knob.knob not in _PAGES or not _is_nothing(one.accepted))
@@ -161,15 +195,49 @@ def _is_nothing(accepted: Sequence[tuple[int, str, bool]]) -> bool:
     return bool(accepted) and accepted[0][0] == 0
 
 
-def _unless_exclusive(compared: Compared, pod: Pod) -> Compared:
-    """Where it is not known who has CPUs of its own from the kubelet, a lifted quota may be right."""
+def _unknown_if_exclusive(compared: KnobComparison, pod: Pod) -> KnobComparison:
+    """Make a missing quota UNKNOWN if the kubelet may have assigned exclusive CPUs, which lift the quota."""
     is_lifted = compared.verdict is Verdict.UNLIMITED and compared.knob.knob is Knob.QUOTA
     if not is_lifted or pod.qos is not Qos.GUARANTEED or not _could_be_exclusive(pod):
         return compared
-    why = f"{compared.why}; or the kubelet gave it CPUs of its own, which could not be looked up"
+    why = f"{compared.why}; the kubelet may have assigned exclusive CPUs, which could not be read"
     return compared._replace(verdict=Verdict.UNKNOWN, why=why, risk="")
 
 
 def _could_be_exclusive(pod: Pod) -> bool:
     limits = [pod.level_limits.get(CPU), *(one.limits.get(CPU) for one in pod.containers)]
     return any(limit and limit.milli % 1000 == 0 for limit in limits)
+
+
+RESOURCE_OF: Final = {
+    Knob.WEIGHT: Resource.CPU,
+    Knob.QUOTA: Resource.CPU,
+    Knob.PERIOD: Resource.CPU,
+    Knob.CPUS: Resource.CPU,
+    Knob.EFFECTIVE: Resource.CPU,
+    Knob.MEMORY: Resource.MEMORY,
+    Knob.PAGES: Resource.HUGEPAGES,
+    Knob.RESERVED: Resource.HUGEPAGES,
+}
+"""Resource that each knob controls."""
+_OF_CPUS: Final = ("claim.starved", "cpus.")
+"""Prefixes of the codes of risks that concern CPUs only."""
+
+
+def findings_of(judged: PodAudit) -> Iterator[PodFinding]:
+    """Yield the wrong knobs of a pod, then its risks. Matching and inconclusive knobs are left out."""
+    uid = judged.pod.cgroup_uid
+    for one in judged.compared:
+        if one.verdict in DRIFT:
+            what, size_kib = one.knob
+            code, who = f"cgroup.{one.verdict}", one.group.container
+            yield PodFinding(uid, who, code, _evidence(one), "", RESOURCE_OF[what], size_kib)
+    for risk in judged.risks:
+        resource = Resource.CPU if risk.code.startswith(_OF_CPUS) else None
+        yield PodFinding(uid, risk.container, risk.code, risk.what, risk.advice, resource)
+
+
+def _evidence(compared: KnobComparison) -> str:
+    knob = compared.knob
+    size = f"{page_name(knob.size_kib)} " if knob.size_kib else ""
+    return f"{size}{knob.knob}: {compared.why}"

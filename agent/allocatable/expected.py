@@ -1,7 +1,7 @@
-"""What the cgroups of pods should say: of each cgroup every knob, with the arithmetic.
+"""Expected allocation of the cgroups of pods: the value of each knob with its arithmetic.
 
-Where KEP-5517's text and the code that was released differ, both are accepted; the code's value comes first.
-Swap, memory QoS (memory.min, low and high) and OOM scores are not here.
+If KEP-5517's text and the released code differ, both values are accepted, the code's first. Swap, memory QoS
+(memory.min, low and high) and OOM scores are not compared.
 
 Source: kubelet v1.37.1, pkg/kubelet/cm (ResourceConfigForPod, QoS classes) and pkg/kubelet/kuberuntime
 (generateLinuxContainerResources).
@@ -14,16 +14,16 @@ from typing import Final, NamedTuple
 from agent.allocatable.cgroups import Level
 from agent.allocatable.facts import Exclusive, NodeFacts
 from agent.allocatable.knobs import Knob, KnobId, bytes_text
-from agent.allocatable.pod import CPU, HUGEPAGES, MEMORY, Container, Pod, Qos, Unsaid
+from agent.allocatable.pod import CPU, HUGEPAGES, MEMORY, Pod, PodContainer, Qos, UnknownAmount
 from agent.allocatable.quantity import MILLI, ZERO, Quantity, parse_quantity
 from agent.allocatable.sums import (
     Amount,
     Sum,
-    added,
+    add_amounts,
     container_limit,
     container_pages,
     container_request,
-    limited,
+    is_limited,
     pod_limits,
     pod_requests,
 )
@@ -31,51 +31,51 @@ from agent.allocatable.values import (
     Expected,
     Option,
     RequestSums,
-    asked,
     cpu_quota,
     cpu_weight,
     least_weight,
     memory_limit,
     page_limits,
+    request_sums,
     unknown,
 )
 from agent.model.cgroup import NO_LIMIT
 from agent.model.cpuset import format_cpus
 
 QUIET_S: Final = 30
-"""Runtimes, drivers and systemd write one after another when a container starts or is resized."""
+"""Time after a start or resize in which runtimes, drivers and systemd may still write [s]."""
 QOS_QUIET_S: Final = 90
-"""The kubelet looks after its classes once a minute."""
+"""Time after a change of a QoS class, which the kubelet updates once a minute [s]."""
 
 
 class GroupRef(NamedTuple):
-    """Which cgroup."""
+    """Identity of a cgroup."""
 
     level: Level
     qos: Qos
     pod_uid: str = ""
-    """As the cgroup is named."""
+    """Pod UID as in the cgroup's name."""
     container: str = ""
-    """Its name in the pod."""
+    """Name of the container in its pod; empty: the pod's cgroup."""
 
 
 @dataclass(frozen=True, slots=True)
 class ExpectedGroup:
-    """What one cgroup should say."""
+    """Expected values of one cgroup."""
 
     group: GroupRef
     knobs: tuple[Expected, ...]
     quiet_s: int = QUIET_S
-    """For how long after a change it may say something else."""
+    """Time after a change during which another value is QUIET [s]."""
 
 
 def expect_pod(pod: Pod, facts: NodeFacts, exclusive: Sequence[Exclusive] = ()) -> tuple[ExpectedGroup, ...]:
-    """What a pod's cgroup and those of its containers should say, the pod's first.
+    """Return the expected values of a pod's cgroup and of its containers' cgroups, the pod's first.
 
     Args:
-        pod: An active one.
-        facts: Of its node.
-        exclusive: CPUs that its containers have for themselves, as far as somebody knows.
+        pod: An active pod.
+        facts: Facts of the pod's node.
+        exclusive: Known exclusive CPUs of the pod's containers.
     """
     group = GroupRef(Level.POD, pod.qos, pod.cgroup_uid)
     groups = [ExpectedGroup(group, tuple(_pod_knobs(pod, facts, exclusive)))]
@@ -87,20 +87,20 @@ def expect_pod(pod: Pod, facts: NodeFacts, exclusive: Sequence[Exclusive] = ()) 
 
 
 def expect_qos(pods: Iterable[Pod], facts: NodeFacts) -> tuple[ExpectedGroup, ...]:
-    """What the cgroups of the classes Burstable and BestEffort should say.
+    """Return the expected values of the QoS classes Burstable and BestEffort.
 
     Args:
-        pods: All of the node. Those that are over do not count.
-        facts: Of the node.
+        pods: All pods of the node; ended pods are ignored.
+        facts: Facts of the node.
     """
     burstable = [pod for pod in pods if pod.active and pod.qos is Qos.BURSTABLE]
-    wanted = asked(lambda claims: _summed(burstable, claims), facts)
+    wanted = request_sums(lambda claims: _summed(burstable, claims), facts)
     weights = (
         (Qos.BURSTABLE, cpu_weight(wanted, facts)),
-        (Qos.BEST_EFFORT, least_weight("always the least", facts)),
+        (Qos.BEST_EFFORT, least_weight("always the minimum", facts)),
     )
     pages = tuple(
-        Expected(KnobId(knob, size), (Option(NO_LIMIT),), "a class has no limit of hugepages")
+        Expected(KnobId(knob, size), (Option(NO_LIMIT),), "QoS classes have no hugepage limit")
         for size in facts.hugepages_kib
         for knob in (Knob.PAGES, Knob.RESERVED)
     )
@@ -110,12 +110,12 @@ def expect_qos(pods: Iterable[Pod], facts: NodeFacts) -> tuple[ExpectedGroup, ..
 
 
 def _summed(pods: Sequence[Pod], claims: bool) -> Amount:
-    """CPU that all of them ask for. The kubelet rounds each up before it adds them."""
+    """Sum the CPU requests of pods. The kubelet rounds each up before the addition."""
     total = ZERO
     for pod in pods:
         amount = pod_requests(pod, CPU, claims=claims)
-        if isinstance(amount, Unsaid):
-            return Unsaid(f"pod {pod}: {amount.why}")
+        if isinstance(amount, UnknownAmount):
+            return UnknownAmount(f"pod {pod}: {amount.why}")
         total += Quantity(amount.total.milli * MILLI) if amount else ZERO
     many = "1 pod" if len(pods) == 1 else f"{len(pods)} pods"
     return Sum(total, f"{total.milli}m ({many})")
@@ -127,7 +127,7 @@ def _summed(pods: Sequence[Pod], claims: bool) -> Amount:
 def _pod_knobs(pod: Pod, facts: NodeFacts, exclusive: Sequence[Exclusive]) -> Iterable[Expected]:
     yield _pod_weight(pod, facts)
     by_kubelet = [one.container for one in exclusive if one.by_kubelet]
-    lifted = f"{by_kubelet[0]} has CPUs of its own from the kubelet" if by_kubelet else ""
+    lifted = f"{by_kubelet[0]} has exclusive CPUs from the kubelet" if by_kubelet else ""
     yield from cpu_quota(_pod_limit(pod, CPU, facts), facts, lifted, _no_limit(pod, CPU))
     yield memory_limit(_pod_limit(pod, MEMORY, facts), facts, _no_limit(pod, MEMORY))
     for size in facts.hugepages_kib:
@@ -135,13 +135,13 @@ def _pod_knobs(pod: Pod, facts: NodeFacts, exclusive: Sequence[Exclusive]) -> It
 
 
 def _pod_weight(pod: Pod, facts: NodeFacts) -> Expected:
-    wanted = asked(lambda claims: pod_requests(pod, CPU, claims=claims), facts)
+    wanted = request_sums(lambda claims: pod_requests(pod, CPU, claims=claims), facts)
     if pod.qos is not Qos.BEST_EFFORT:
         return cpu_weight(wanted, facts)
     least = least_weight("BestEffort: the least", facts)
-    if not isinstance(wanted.amount, Sum) or not wanted.amount.total:
+    if not isinstance(wanted.counted, Sum) or not wanted.counted.total:
         return least
-    return _or_by_text(least, cpu_weight(wanted, facts), wanted.amount.text)
+    return _or_by_text(least, cpu_weight(wanted, facts), wanted.counted.text)
 
 
 def _or_by_text(expected: Expected, by_text: Expected, why: str) -> Expected:
@@ -154,9 +154,9 @@ def _or_by_text(expected: Expected, by_text: Expected, why: str) -> Expected:
 
 
 def _pod_limit(pod: Pod, resource: str, facts: NodeFacts) -> RequestSums:
-    if pod.qos is Qos.BEST_EFFORT or (pod.qos is Qos.BURSTABLE and not limited(pod, resource)):
+    if pod.qos is Qos.BEST_EFFORT or (pod.qos is Qos.BURSTABLE and not is_limited(pod, resource)):
         return RequestSums(None, None)
-    return asked(lambda claims: pod_limits(pod, resource, claims=claims), facts)
+    return request_sums(lambda claims: pod_limits(pod, resource, claims=claims), facts)
 
 
 def _no_limit(pod: Pod, resource: str) -> str:
@@ -168,27 +168,29 @@ def _no_limit(pod: Pod, resource: str) -> str:
 
 def _pod_pages(pod: Pod, size_kib: int, facts: NodeFacts) -> RequestSums:
     names = _page_resources(pod, size_kib)
-    return asked(lambda claims: added(pod_requests(pod, name, claims=claims) for name in names), facts)
+    return request_sums(
+        lambda claims: add_amounts(pod_requests(pod, name, claims=claims) for name in names), facts
+    )
 
 
 # --- a container -------------------------------------------------------------------------------------------
 
 
 def _container_knobs(
-    pod: Pod, container: Container, facts: NodeFacts, exclusive: Sequence[Exclusive]
+    pod: Pod, container: PodContainer, facts: NodeFacts, exclusive: Sequence[Exclusive]
 ) -> Iterable[Expected]:
     yield _container_weight(pod, container, facts)
-    lifted = "it has CPUs of its own from the kubelet" if any(one.by_kubelet for one in exclusive) else ""
+    lifted = "it has exclusive CPUs from the kubelet" if any(one.by_kubelet for one in exclusive) else ""
     yield from cpu_quota(_container_limit(pod, container, CPU, facts), facts, lifted, "no limit")
     yield memory_limit(_container_limit(pod, container, MEMORY, facts), facts, "no limit")
     for size in facts.hugepages_kib:
         yield from page_limits(size, _container_pages(pod, container, size, facts))
     if exclusive:
-        yield from _own_cpus(exclusive)
+        yield from _exclusive_cpus(exclusive)
 
 
-def _own_cpus(exclusive: Sequence[Exclusive]) -> Iterable[Expected]:
-    """If kubelet and driver gave it different ones, it has those of who wrote last."""
+def _exclusive_cpus(exclusive: Sequence[Exclusive]) -> Iterable[Expected]:
+    """Yield the expected cpuset; unknown if kubelet and driver assigned different CPUs."""
     texts = [f"{format_cpus(cpus)} from {'the kubelet' if own else 'a driver'}" for _, cpus, own in exclusive]
     text = f"CPUs {' and '.join(texts)}"
     for knob in (KnobId(Knob.CPUS), KnobId(Knob.EFFECTIVE)):
@@ -198,36 +200,40 @@ def _own_cpus(exclusive: Sequence[Exclusive]) -> Iterable[Expected]:
             yield Expected(knob, (Option(exclusive[0].cpus),), text)
 
 
-def _container_weight(pod: Pod, container: Container, facts: NodeFacts) -> Expected:
-    """Claims do not count; but text and code differ where only the pod as a whole has a limit."""
+def _container_weight(pod: Pod, container: PodContainer, facts: NodeFacts) -> Expected:
+    """Return the weight from the container's request without claims.
+
+    KEP text and code differ if only the pod has a limit.
+    """
     amount = container_request(pod, container)
     expected = cpu_weight(RequestSums(amount, amount), facts, runtimes=True)
     if CPU in container.requests or container.limits.get(CPU) or not isinstance(amount, Sum):
         return expected
     least = least_weight("", facts, runtimes=True)
-    return _or_by_text(expected, least, "it asks for nothing itself, so the least")
+    return _or_by_text(expected, least, "no request of its own, so the minimum")
 
 
-def _container_limit(pod: Pod, container: Container, resource: str, facts: NodeFacts) -> RequestSums:
-    return asked(lambda claims: container_limit(pod, container, resource, claims=claims), facts)
+def _container_limit(pod: Pod, container: PodContainer, resource: str, facts: NodeFacts) -> RequestSums:
+    return request_sums(lambda claims: container_limit(pod, container, resource, claims=claims), facts)
 
 
-def _container_pages(pod: Pod, container: Container, size_kib: int, facts: NodeFacts) -> RequestSums:
+def _container_pages(pod: Pod, container: PodContainer, size_kib: int, facts: NodeFacts) -> RequestSums:
     names = _page_resources(pod, size_kib)
-    return asked(
-        lambda claims: added(container_pages(pod, container, name, claims=claims) for name in names), facts
+    return request_sums(
+        lambda claims: add_amounts(container_pages(pod, container, name, claims=claims) for name in names),
+        facts,
     )
 
 
-# --- hugepages' names --------------------------------------------------------------------------------------
+# --- names of hugepage resources ---------------------------------------------------------------------------
 
 
 def _page_resources(pod: Pod, size_kib: int) -> tuple[str, ...]:
-    """The names by which a pod asks for pages of a size, which may end in ``2Mi``, ``2048Ki`` or bytes."""
+    """Return the resource names under which a pod requests a page size: ``2Mi``, ``2048Ki`` or bytes."""
     resources = [pod.overhead, pod.level_requests, pod.level_limits]
     for container in pod.containers:
         resources += [container.requests, container.limits]
-    for grant in () if isinstance(pod.grants, Unsaid) else pod.grants:
+    for grant in () if isinstance(pod.grants, UnknownAmount) else pod.grants:
         resources += [grant.mapping, grant.per_pod, grant.per_container]
     names = {name for amounts in resources for name in amounts if name.startswith(HUGEPAGES)}
     found = sorted(name for name in names if _page_bytes(name) == size_kib * 1024)
@@ -238,4 +244,4 @@ def _page_bytes(resource: str) -> int:
     try:
         return parse_quantity(resource.removeprefix(HUGEPAGES)).value
     except ValueError:
-        return 0  # the kubelet passes over such names
+        return 0  # the kubelet ignores such names

@@ -1,17 +1,18 @@
-"""What must be known of a node to say what its cgroups should hold."""
+"""Facts of a node that its expected cgroup values depend on."""
 
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final, NamedTuple
 
-from agent.allocatable.arithmetic import PERIOD_US
 from agent.model.cpuset import CpuSet
 
 PAGE_BYTES: Final = 4096
+PERIOD_US: Final = 100_000
+"""The kubelet's default CFS period; cpuCFSQuotaPeriod and its gate change it."""
 
 
 class CgroupDriver(StrEnum):
-    """Who makes the cgroups of pods; kubelet and runtime agree on it."""
+    """cgroup driver of kubelet and runtime."""
 
     CGROUPFS = "cgroupfs"
     SYSTEMD = "systemd"
@@ -19,28 +20,29 @@ class CgroupDriver(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class NodeFacts:
-    """A node and its kubelet."""
+    """Facts of a node and its kubelet."""
 
     version: int = 2
-    """Of cgroups: 1 or 2."""
+    """cgroup version: 1 or 2."""
     driver: CgroupDriver = CgroupDriver.SYSTEMD
     page_bytes: int = PAGE_BYTES
     hugepages_kib: tuple[int, ...] = ()
-    """Page sizes that the kernel has, whether or not it has pages of them.
+    """Hugepage sizes that the kernel supports.
     Source: ``/sys/kernel/mm/hugepages``."""
     period_us: int = PERIOD_US
     """Kubelet's ``cpuCFSQuotaPeriod``."""
     enforces_quota: bool = True
     """Kubelet's ``cpuCFSQuota``."""
     counts_claims: bool = True
-    """The kubelet adds what claims give: from 1.37 on, behind the gate DRANodeAllocatableResources, which is
-    off by default. If it does not, cgroups without it are right, and the claims' promises not kept."""
+    """Whether the kubelet adds the resources of claims: from 1.37 on, with the gate
+    DRANodeAllocatableResources, which is off by default. If it does not, expected values exclude claims."""
 
 
 class Exclusive(NamedTuple):
-    """CPUs that one container has for itself."""
+    """Exclusive CPUs of one container."""
 
     container: str
     cpus: CpuSet
     by_kubelet: bool
-    """Its CPU manager gave them, so it lifts the quota. What a driver gives the kubelet does not see."""
+    """Whether the kubelet's CPU manager assigned them and lifts the quota. The kubelet does not see CPUs that
+    a driver assigns."""

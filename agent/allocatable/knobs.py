@@ -1,4 +1,4 @@
-"""The files of a cgroup that hold a promise: their names in v1 and v2, and how their values are told."""
+"""Knobs of a cgroup that hold an allocation: file names in v1 and v2, and formats of values."""
 
 from enum import StrEnum
 from typing import Final, NamedTuple
@@ -7,11 +7,12 @@ from agent.model.cgroup import NO_LIMIT
 from agent.model.cpuset import format_cpus
 
 UNLIMITED_FROM: Final = 2**62
-"""This is the kubelet's "no limit" of hugepages; v1 shows "no limit" of memory as nearly twice as much."""
+"""Values from here on mean no limit: the kubelet's value for hugepages; v1 uses about twice as much for
+memory."""
 
 
 class Knob(StrEnum):
-    """What is set on a cgroup."""
+    """Setting of a cgroup."""
 
     WEIGHT = "cpu weight"
     """``cpu.weight``; in v1, ``cpu.shares``."""
@@ -25,15 +26,15 @@ class Knob(StrEnum):
 
 
 class KnobId(NamedTuple):
-    """One file, or half of one: v2 has quota and period in ``cpu.max``."""
+    """One setting: a file, or half of one, since v2 has quota and period in ``cpu.max``."""
 
     knob: Knob
     size_kib: int = 0
-    """Of the hugepages, else 0."""
+    """Hugepage size [KiB]; 0 for other knobs."""
 
 
 class KnobFile(NamedTuple):
-    """Where a knob is read."""
+    """File of a knob."""
 
     controller: str
     name: str
@@ -52,18 +53,18 @@ _FILES: Final[dict[Knob, tuple[str, str, str]]] = {  # controller, name in v1, n
 
 
 def file_of(knob: KnobId, version: int) -> KnobFile:
-    """The file of a knob in cgroup v1 or v2."""
+    """Return the file of a knob in cgroup v1 or v2."""
     controller, *names = _FILES[knob.knob]
     return KnobFile(controller, names[version - 1].format(page_name(knob.size_kib)))
 
 
 def limit_of(value: int) -> int:
-    """A limit as read, NO_LIMIT if it is none."""
+    """Return a limit as read, or NO_LIMIT if the value means no limit."""
     return NO_LIMIT if value >= UNLIMITED_FROM else value
 
 
 def page_name(size_kib: int) -> str:
-    """A page size as the kernel names hugetlb files: ``64KB``, ``2MB``, ``1GB``."""
+    """Format a page size as in the kernel's hugetlb file names: ``64KB``, ``2MB``, ``1GB``."""
     for factor, unit in ((1 << 20, "GB"), (1 << 10, "MB")):
         if size_kib >= factor:
             return f"{size_kib // factor}{unit}"
@@ -71,7 +72,7 @@ def page_name(size_kib: int) -> str:
 
 
 def bytes_text(value: int) -> str:
-    """Bytes as Kubernetes writes them, where they are whole: ``384Mi``, ``1000000000``."""
+    """Format bytes as a Kubernetes quantity, with a binary suffix if exact: ``384Mi``, ``1000000000``."""
     for factor, unit in ((1 << 30, "Gi"), (1 << 20, "Mi"), (1 << 10, "Ki")):
         if value >= factor and value % factor == 0:
             return f"{value // factor}{unit}"
@@ -79,7 +80,7 @@ def bytes_text(value: int) -> str:
 
 
 def value_text(knob: Knob, value: int) -> str:
-    """A knob's value for people, with its unit."""
+    """Format a knob's value with its unit."""
     if knob in {Knob.CPUS, Knob.EFFECTIVE}:
         return f"CPUs {format_cpus(value)}"
     if value == NO_LIMIT:

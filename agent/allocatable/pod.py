@@ -1,6 +1,6 @@
-"""A pod as far as its cgroups follow from it: frozen values, and its QoS class.
+"""The part of a pod that determines its cgroups, and the QoS class.
 
-What the pod's object does not say is :class:`Unsaid`, with the reason. It is never zero.
+An amount that the pod's object does not contain is an :class:`UnknownAmount` with the reason, never zero.
 """
 
 from collections.abc import Mapping
@@ -13,15 +13,15 @@ from agent.allocatable.quantity import ZERO, Quantity
 CPU: Final = "cpu"
 MEMORY: Final = "memory"
 HUGEPAGES: Final = "hugepages-"
-"""What the names of hugepages' resources begin with; their size follows."""
+"""Prefix of the names of hugepage resources; the page size follows."""
 
 Resources = Mapping[str, Quantity]
-"""Amounts by resource, of those that cgroups know: cpu, memory, hugepages-<size>."""
+"""Amounts by resource: cpu, memory, hugepages-<size>."""
 
 
 @dataclass(frozen=True, slots=True)
-class Unsaid:
-    """An amount that nobody knows, and why."""
+class UnknownAmount:
+    """An amount that is unknown, with the reason."""
 
     why: str
 
@@ -35,70 +35,70 @@ class Qos(StrEnum):
 
 
 class Role(StrEnum):
-    """When a container runs."""
+    """Role of a container, which decides when it runs."""
 
     APP = "app"
     INIT = "init"
-    """Before the others, one after another."""
+    """Runs before the app containers, one init container after another."""
     SIDECAR = "sidecar"
-    """An init container with ``restartPolicy: Always``: from its turn on, beside all others."""
+    """Init container with ``restartPolicy: Always``: runs from its turn on, in parallel with all others."""
 
 
-class ContainerClaim(NamedTuple):
-    """A claim that a container names."""
+class PodContainerClaim(NamedTuple):
+    """Reference of a container to a claim of its pod."""
 
     name: str
-    """Within the pod."""
+    """Name of the claim in the pod's spec."""
     request: str
-    """Of the claim; empty: all."""
+    """Request of the claim; empty: all."""
 
 
 @dataclass(frozen=True, slots=True)
-class Container:
-    """One container."""
+class PodContainer:
+    """A container of a pod with its resources."""
 
     name: str
     role: Role
     requests: Resources
     limits: Resources
-    claims: tuple[ContainerClaim, ...] = ()
+    claims: tuple[PodContainerClaim, ...] = ()
     id: str = ""
-    """The runtime's; empty: it was not started yet."""
+    """Id at the runtime; empty: not started yet."""
     runtime: str = ""
-    """``containerd``, ``cri-o``; empty with the id."""
+    """Runtime: ``containerd``, ``cri-o``; empty if ``id`` is."""
     started_wall_s: float | None = None
-    """When it was last started; None: it does not run."""
+    """Last start [s since 1970]; None: the container does not run."""
     allocated: Resources | None = None
-    """Requests that the kubelet has granted it, where the status says so."""
+    """Requests that the kubelet has granted, from the status; None: unknown."""
 
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """What a claim adds to the pod's node-allocatable resources (KEP-5517).
+    """Resources that a claim adds to the pod (KEP-5517).
 
     Source: ``status.nodeAllocatableResourceClaimStatuses[]``.
     """
 
     claim: str
-    """The ResourceClaim's name."""
+    """Name of the ResourceClaim."""
     containers: tuple[str, ...]
-    """That refer to it."""
+    """Containers that refer to the claim."""
     mapping: Resources
-    """What its devices are; shared by the containers."""
+    """Resources that the devices provide, shared by the containers."""
     per_pod: Resources
-    """What they need besides, once..."""
+    """Overhead of the devices per pod."""
     per_container: Resources
-    """...and for each container."""
+    """Overhead of the devices per container."""
 
     def to_pod(self, resource: str) -> Quantity | None:
-        """What the pod is charged; None: the claim does not name the resource."""
+        """Return the amount charged to the pod; None: the claim does not have the resource."""
         if resource not in {*self.mapping, *self.per_pod, *self.per_container}:
             return None
         each = self.per_container.get(resource, ZERO) * len(self.containers)
         return self.mapping.get(resource, ZERO) + self.per_pod.get(resource, ZERO) + each
 
     def to_container(self, name: str, resource: str) -> Quantity | None:
-        """What one container may use more; None: the claim is not its, or names no such."""
+        """Return the amount added to one container; None: not its claim, or not in the claim."""
         if name not in self.containers or self.to_pod(resource) is None:
             return None
         each = self.per_container.get(resource, ZERO)
@@ -106,10 +106,10 @@ class Grant:
 
 
 class Resize(NamedTuple):
-    """A change of resources in place that is not done."""
+    """An in-place resize that is not finished."""
 
     pending: bool
-    """The kubelet has not granted it, so the cgroups stay as they were; else it is at work on it."""
+    """Whether the kubelet has yet to grant the resize; the cgroups are unchanged. False: in progress."""
     reason: str
     """``Deferred``, ``Infeasible``, ``Error``; may be empty."""
     since_wall_s: float | None
@@ -117,41 +117,41 @@ class Resize(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Pod:
-    """One pod."""
+    """A pod with everything that determines its cgroups."""
 
     namespace: str
     name: str
     uid: str
-    """Of its object. A static pod's is that of its mirror."""
+    """UID of the object; for a static pod that of the mirror pod."""
     cgroup_uid: str
-    """That its cgroup is named by."""
-    stated_qos: Qos | None
-    """As the status says; the kubelet goes by it. None: it does not."""
-    containers: tuple[Container, ...]
-    """Init containers and sidecars in their order, then the others."""
+    """UID in the name of the pod's cgroup."""
+    reported_qos: Qos | None
+    """QoS class from the status, which the kubelet uses; None: the status has none."""
+    containers: tuple[PodContainer, ...]
+    """Init containers and sidecars in their order, then app containers."""
     overhead: Resources
     level_requests: Resources
-    """Of the pod as a whole (``spec.resources``)."""
+    """Pod-level requests (``spec.resources``)."""
     level_limits: Resources
     claims: tuple[str, ...]
-    """Names of the ResourceClaims that it refers to; of those not made yet, the name within the pod."""
-    grants: tuple[Grant, ...] | Unsaid
+    """Names of the pod's ResourceClaims; for a claim not created yet, its name in the pod's spec."""
+    grants: tuple[Grant, ...] | UnknownAmount
     phase: str = ""
     resize: Resize | None = None
 
     @property
     def qos(self) -> Qos:
-        """The class that the kubelet goes by: once stated, it does not change."""
-        return self.stated_qos or computed_qos(self)
+        """QoS class that the kubelet uses; once in the status, it does not change."""
+        return self.reported_qos or computed_qos(self)
 
     @property
     def active(self) -> bool:
-        """Whether it counts among the pods of the node."""
+        """Whether the pod has not ended."""
         return self.phase not in {"Succeeded", "Failed"}
 
     @property
     def has_level(self) -> bool:
-        """Whether anything is asked for the pod as a whole."""
+        """Whether the pod has pod-level requests or limits."""
         return bool(self.level_requests or self.level_limits)
 
     def __str__(self) -> str:
@@ -159,7 +159,7 @@ class Pod:
 
 
 def computed_qos(pod: Pod) -> Qos:
-    """The class that requests and limits make. Claims have no say in it.
+    """Compute the QoS class from requests and limits. Claims do not count.
 
     Source: kubelet v1.37.1, pkg/apis/core/v1/helper/qos.
     """
@@ -172,9 +172,9 @@ def computed_qos(pod: Pod) -> Qos:
 
 
 def _qos_of(requests: Resources, limits: Resources) -> Qos:
-    """Both resources must be asked for, and alike: one that is missing counts as zero."""
-    asked = [(requests.get(name, ZERO), limits.get(name, ZERO)) for name in (CPU, MEMORY)]
-    if not any(request or limit for request, limit in asked):
+    """Compute the QoS class: Guaranteed needs equal CPU and memory requests and limits; missing is zero."""
+    pairs = [(requests.get(name, ZERO), limits.get(name, ZERO)) for name in (CPU, MEMORY)]
+    if not any(request or limit for request, limit in pairs):
         return Qos.BEST_EFFORT
-    alike = all(request == limit and request for request, limit in asked)
-    return Qos.GUARANTEED if alike else Qos.BURSTABLE
+    equal = all(request == limit and request for request, limit in pairs)
+    return Qos.GUARANTEED if equal else Qos.BURSTABLE

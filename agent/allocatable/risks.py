@@ -1,41 +1,41 @@
-"""What can go wrong although every cgroup says what it should: it follows from how pods ask.
+"""Risks of a pod whose cgroups are all correct. They follow from requests, limits and claims.
 
-Nothing of this is a mistake of kubelet or runtime. Who wrote the pod, the claim or the driver can mend it.
+Kubelet and runtime are not at fault: the author of the pod, claim or driver can remove the risk.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final, NamedTuple
 
 from agent.allocatable.facts import Exclusive, NodeFacts
-from agent.allocatable.pod import CPU, MEMORY, Container, Pod, Qos, Unsaid
+from agent.allocatable.pod import CPU, MEMORY, Pod, PodContainer, Qos, UnknownAmount
 from agent.allocatable.quantity import ZERO, Quantity
 from agent.allocatable.sums import Sum, amount_text, container_limit, container_request
 from agent.model.cpuset import cpus_of, format_cpus
 
 
 class Risk(NamedTuple):
-    """Something that can go wrong."""
+    """One risk of a pod or container."""
 
     code: str
     pod: str
     """``<namespace>/<name>``."""
     container: str
-    """Empty: it is the whole pod's."""
+    """Container name; empty: the risk concerns the pod."""
     what: str
-    """The numbers, on one line."""
+    """Description with the numbers, on one line."""
     advice: str
 
 
 ADVICE: Final[Mapping[str, str]] = {
     "claim.best_effort": "give one of its containers a small request, so that the pod is Burstable",
     "claim.not_counted": "enable the gate DRANodeAllocatableResources of kubelets from 1.37 on",
-    "claim.over_pod_level": "raise spec.resources by what the claims give, which is part of it",
-    "claim.shared_mapping": "give each pod a claim of its own; the scheduler should have refused the second",
-    "claim.starved": "give the container a request of CPU: within its pod, claims do not count",
-    "cpus.exclusive_quota": "leave the container's CPU limit out, or raise it to the CPUs that it has",
-    "cpus.exclusive_throttled": "leave the container's CPU limit out: its CPUs bound it well enough",
+    "claim.over_pod_level": "raise spec.resources by the resources of the claims, which it includes",
+    "claim.shared_mapping": "give each pod its own claim; the scheduler should have refused the second pod",
+    "claim.starved": "give the container a CPU request: within a pod, claims do not count for the weight",
+    "cpus.exclusive_quota": "remove the container's CPU limit, or raise it to the number of its CPUs",
+    "cpus.exclusive_throttled": "remove the container's CPU limit: its cpuset limits it already",
 }
-"""What to do, by code."""
+"""Advice by code."""
 
 
 def risks_of(
@@ -44,19 +44,19 @@ def risks_of(
     exclusive: Sequence[Exclusive] = (),
     throttled: Mapping[str, int] | None = None,
 ) -> tuple[Risk, ...]:
-    """The risks of one pod.
+    """Return the risks of one pod.
 
     Args:
         pod: The pod.
-        facts: Of its node.
-        exclusive: CPUs that its containers have for themselves, as far as somebody knows.
-        throttled: By container, how often it was throttled (``cpu.stat``, nr_throttled), where that was read.
+        facts: Facts of the pod's node.
+        exclusive: Known exclusive CPUs of the pod's containers.
+        throttled: Throttled periods (``cpu.stat``, nr_throttled) by container, if read.
     """
-    given = () if isinstance(pod.grants, Unsaid) else pod.grants
+    given = () if isinstance(pod.grants, UnknownAmount) else pod.grants
     found = [
         Risk(code, str(pod), container, what, ADVICE[code])
-        for code, judge in _OF_PODS.items()
-        for container, what in (judge(pod, facts) if given else ())
+        for code, find in _OF_PODS.items()
+        for container, what in (find(pod, facts) if given else ())
     ]
     counts = throttled or {}
     lifted = {one.container for one in exclusive if one.by_kubelet}
@@ -68,13 +68,13 @@ def risks_of(
 
 
 def shared_mappings(pods: Iterable[Pod]) -> tuple[Risk, ...]:
-    """Claims whose devices are counted as resources of several pods of a node; a risk for each such pod.
+    """Return a risk for each pod whose claim counts as resources of several pods of the node.
 
-    Overhead may be shared, and each pod is charged.
+    Overhead can be shared; each pod is charged for it.
     """
     users: dict[tuple[str, str], list[Pod]] = {}
     for pod in pods:
-        for grant in () if isinstance(pod.grants, Unsaid) or not pod.active else pod.grants:
+        for grant in () if isinstance(pod.grants, UnknownAmount) or not pod.active else pod.grants:
             if grant.mapping:
                 users.setdefault((pod.namespace, grant.claim), []).append(pod)
     code = "claim.shared_mapping"
@@ -90,28 +90,29 @@ def _names(pods: Sequence[Pod]) -> str:
     return ", ".join(sorted(str(pod) for pod in pods))
 
 
-# --- of pods: pairs of a container's name, or none, and what is the matter ---------------------------------
+# --- risks of pods -----------------------------------------------------------------------------------------
 
-Found = Iterable[tuple[str, str]]
+RiskDetails = Iterable[tuple[str, str]]
+"""(container name or empty, description)."""
 
 
-def _best_effort(pod: Pod, facts: NodeFacts) -> Found:
+def _best_effort(pod: Pod, facts: NodeFacts) -> RiskDetails:
     amounts = [f"{amount_text(one, given)} of {one}" for one, given in _given(pod).items() if given]
     if pod.qos is Qos.BEST_EFFORT and amounts and facts.counts_claims:
-        yield (
-            "",
-            f"BestEffort: its claims give {' and '.join(amounts)}, and its cgroup the least CPU and no limit",
-        )
+        text = f"claims give {' and '.join(amounts)}; its cgroup has the lowest CPU weight, no limit"
+        yield "", f"BestEffort: {text}"
 
 
-def _not_counted(pod: Pod, facts: NodeFacts) -> Found:
+def _not_counted(pod: Pod, facts: NodeFacts) -> RiskDetails:
     if not facts.counts_claims:
-        claims = [] if isinstance(pod.grants, Unsaid) else sorted({grant.claim for grant in pod.grants})
-        yield "", f"the kubelet does not count what is given by {', '.join(claims)}"
+        claims = (
+            [] if isinstance(pod.grants, UnknownAmount) else sorted({grant.claim for grant in pod.grants})
+        )
+        yield "", f"the kubelet does not count the resources of claims {', '.join(claims)}"
 
 
-def _over_pod_level(pod: Pod, _: NodeFacts) -> Found:
-    """What is asked for the pod as a whole takes in the claims: less than these, it takes away from them."""
+def _over_pod_level(pod: Pod, _: NodeFacts) -> RiskDetails:
+    """Find pod-level requests and limits below the resources of the claims, which they include."""
     for resource, given in _given(pod).items():
         for kind, level in (("request", pod.level_requests), ("limit", pod.level_limits)):
             if resource in level and level[resource] < given:
@@ -119,20 +120,20 @@ def _over_pod_level(pod: Pod, _: NodeFacts) -> Found:
                 yield "", f"{resource}: the pod level {kind} is {amounts[0]}, its claims give {amounts[1]}"
 
 
-def _starved(pod: Pod, facts: NodeFacts) -> Found:
-    """Without a request a container has the least weight, however much its claims give the pod."""
-    if isinstance(pod.grants, Unsaid) or len(pod.containers) < 2 or not facts.counts_claims:
+def _starved(pod: Pod, facts: NodeFacts) -> RiskDetails:
+    """Find containers without a CPU request: they have the lowest weight whatever their claims give."""
+    if isinstance(pod.grants, UnknownAmount) or len(pod.containers) < 2 or not facts.counts_claims:
         return
     for container in pod.containers:
         given = sum((one.to_container(container.name, CPU) or ZERO for one in pod.grants), ZERO)
         if given and container_request(pod, container) is None:
             yield (
                 container.name,
-                f"shares 2 among the pod's containers; its claims give {given.milli}m of CPU",
+                f"its cgroup has 2 shares, the minimum; its claims give {given.milli}m of CPU",
             )
 
 
-_OF_PODS: Final[Mapping[str, Callable[[Pod, NodeFacts], Found]]] = {
+_OF_PODS: Final[Mapping[str, Callable[[Pod, NodeFacts], RiskDetails]]] = {
     "claim.best_effort": _best_effort,
     "claim.not_counted": _not_counted,
     "claim.over_pod_level": _over_pod_level,
@@ -141,22 +142,24 @@ _OF_PODS: Final[Mapping[str, Callable[[Pod, NodeFacts], Found]]] = {
 
 
 def _given(pod: Pod) -> Mapping[str, Quantity]:
-    """What all claims of a pod give it of CPU and memory."""
-    grants = () if isinstance(pod.grants, Unsaid) else pod.grants
+    """Sum the CPU and memory of all claims of a pod."""
+    grants = () if isinstance(pod.grants, UnknownAmount) else pod.grants
     return {one: sum((grant.to_pod(one) or ZERO for grant in grants), ZERO) for one in (CPU, MEMORY)}
 
 
-# --- of containers with CPUs that a driver gave ------------------------------------------------------------
+# --- risks of containers with CPUs from a driver -----------------------------------------------------------
 
 
-def _exclusive(pod: Pod, container: Container, own: Exclusive, facts: NodeFacts, throttled: int) -> Found:
-    """The kubelet sees nothing of such CPUs, so it does not lift the quota as it does for its own."""
+def _exclusive(
+    pod: Pod, container: PodContainer, own: Exclusive, facts: NodeFacts, throttled: int
+) -> RiskDetails:
+    """Find quotas on CPUs from a driver. The kubelet does not see these CPUs and does not lift the quota."""
     cpus = format_cpus(own.cpus)
     limit = container_limit(pod, container, CPU, claims=facts.counts_claims)
     if not isinstance(limit, Sum) or not facts.enforces_quota:
         return
     milli = 1000 * len(list(cpus_of(own.cpus)))
     if limit.total.milli < milli:
-        yield "cpus.exclusive_quota", f"CPUs {cpus} are its own, {milli}m; its quota is {limit.text}"
+        yield "cpus.exclusive_quota", f"exclusive CPUs {cpus} are {milli}m; the quota is {limit.text}"
     if throttled:
-        yield "cpus.exclusive_throttled", f"CPUs {cpus} are its own, and it was throttled at {limit.text}"
+        yield "cpus.exclusive_throttled", f"throttled at {limit.text} on exclusive CPUs {cpus}"

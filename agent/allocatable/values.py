@@ -1,72 +1,114 @@
-"""What one knob should say, once it is known what was asked for: the values to accept, and the arithmetic.
+"""Expected value of one knob for given amounts: accepted values and arithmetic.
 
-Where kubelet and runtimes round, or differ by version, several values are accepted, each with a word on whose
-it is. Who asks for what is in :mod:`agent.allocatable.expected`.
+If kubelet and runtimes round, or differ by version, several values are accepted, each with a note on its
+origin. :mod:`agent.allocatable.expected` selects the amounts. Conversions are integers, truncated as
+upstream's.
+
+Source: kubelet v1.37.1, pkg/kubelet/cm (shares, quota, linear weight); github.com/opencontainers/cgroups
+v0.0.7 (quadratic weight, systemd's round-up); kernel, mm/page_counter.c and mm/hugetlb_cgroup.c (pages).
 """
 
+import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
-from agent.allocatable.arithmetic import (
-    MIN_SHARES,
-    linear_weight,
-    quadratic_weight,
-    quota_of,
-    shares_of,
-    systemd_quota,
-    whole_pages,
-)
 from agent.allocatable.facts import CgroupDriver, NodeFacts
 from agent.allocatable.knobs import Knob, KnobId, bytes_text, page_name
-from agent.allocatable.pod import Unsaid
+from agent.allocatable.pod import UnknownAmount
 from agent.allocatable.quantity import ZERO, Quantity
 from agent.allocatable.sums import Amount
 from agent.model.cgroup import NO_LIMIT
 
+MIN_SHARES: Final = 2
+MAX_SHARES: Final = 262_144
+MIN_QUOTA_US: Final = 1000
+_STEP_US: Final = 10_000
+"""Granularity of a systemd quota, which is a percentage of a CPU: 10 ms of each second."""
+_SECOND_US: Final = 1_000_000
+
+
+def shares_of(milli: int) -> int:
+    """Convert millicores to ``cpu.shares``."""
+    return max(MIN_SHARES, min(milli * 1024 // 1000, MAX_SHARES))
+
+
+def linear_weight(shares: int) -> int:
+    """Convert shares to ``cpu.weight`` as the kubelet and older OCI runtimes do."""
+    return 1 + (max(MIN_SHARES, min(shares, MAX_SHARES)) - 2) * 9999 // 262_142
+
+
+def quadratic_weight(shares: int) -> int:
+    """Convert shares to ``cpu.weight`` as runc 1.3.2 and crun 1.23 do: 1024 shares are the default of 100."""
+    if shares <= MIN_SHARES:
+        return 1
+    if shares >= MAX_SHARES:
+        return 10_000
+    exponent = math.log2(shares)
+    # The order of evaluation decides whether 1024 shares are 100 or 101.
+    return math.ceil(math.pow(10, (exponent * exponent + 125 * exponent) / 612.0 - 7.0 / 34.0))
+
+
+def quota_of(milli: int, period_us: int) -> int:
+    """Convert millicores to a CFS quota [us]; 0: no quota, the file stays unchanged."""
+    return max(milli * period_us // 1000, MIN_QUOTA_US) if milli else 0
+
+
+def systemd_quota(quota_us: int, period_us: int) -> int:
+    """Round a quota up as systemd does, to the next 10 ms of each second."""
+    per_second = quota_us * _SECOND_US // period_us
+    if per_second % _STEP_US == 0:
+        return quota_us
+    return (per_second // _STEP_US + 1) * _STEP_US * period_us // _SECOND_US
+
+
+def whole_pages(limit_bytes: int, page_bytes: int) -> int:
+    """Round a limit down to whole pages, as the kernel does."""
+    return limit_bytes - limit_bytes % page_bytes
+
 
 class Option(NamedTuple):
-    """A value that a file may have."""
+    """An accepted value of a knob."""
 
     value: int
     note: str = ""
-    """Whose it is, where there are others; or why it is as it is."""
+    """Origin or reason of the value; empty: the only value."""
     rounded: bool = False
-    """It is what becomes of the first when that is written."""
+    """Whether it is the rounded form of the first value."""
 
 
 @dataclass(frozen=True, slots=True)
 class Expected:
-    """What one knob should say."""
+    """Expected value of one knob."""
 
     knob: KnobId
     accepted: tuple[Option, ...]
-    """The first is what the kubelet's code comes to. Empty: nobody knows."""
+    """Accepted values; the first is that of the kubelet's code. Empty: unknown."""
     arithmetic: str
     unknown: str = ""
-    """Why nobody knows."""
+    """Reason why the value is unknown."""
     explains: tuple[Option, ...] = ()
-    """Values that are wrong, but whose reason is known."""
+    """Wrong values with a known reason."""
     over_us: int = 0
-    """Of a quota: the period that it is counted over; else 0."""
+    """Period of a quota [us]; 0 for other knobs."""
 
 
 class RequestSums(NamedTuple):
-    """What was asked for."""
+    """Requested amount, with and without claims."""
 
-    amount: Amount
-    """As the kubelet at hand adds it..."""
+    counted: Amount
+    """Sum as this node's kubelet computes it."""
     uncounted: Amount
-    """...and as one does that does not count claims."""
+    """Sum of a kubelet that does not count claims."""
 
 
-def asked(add: Callable[[bool], Amount], facts: NodeFacts) -> RequestSums:
-    """Both sums. ``add`` is told whether claims count."""
+def request_sums(add: Callable[[bool], Amount], facts: NodeFacts) -> RequestSums:
+    """Compute both sums. ``add`` gets whether claims count."""
     return RequestSums(add(facts.counts_claims), add(False))
 
 
 def unknown(knob: KnobId, why: str) -> Expected:
-    """Nobody can say."""
+    """Return an expected value that is unknown."""
     return Expected(knob, (), "", why)
 
 
@@ -74,23 +116,23 @@ def unknown(knob: KnobId, why: str) -> Expected:
 
 
 def cpu_weight(wanted: RequestSums, facts: NodeFacts, *, runtimes: bool = False) -> Expected:
-    """``cpu.weight``, in v1 ``cpu.shares``. ``runtimes``: the runtime writes it, not the kubelet."""
-    if isinstance(wanted.amount, Unsaid):
-        return unknown(KnobId(Knob.WEIGHT), wanted.amount.why)
-    expected = _weight(wanted.amount, facts, runtimes)
-    if isinstance(wanted.uncounted, Unsaid):
+    """Return the expected CPU weight (v2) or shares (v1). ``runtimes``: the runtime writes it."""
+    if isinstance(wanted.counted, UnknownAmount):
+        return unknown(KnobId(Knob.WEIGHT), wanted.counted.why)
+    expected = _weight(wanted.counted, facts, runtimes)
+    if isinstance(wanted.uncounted, UnknownAmount):
         return expected
     return _explained(expected, _weight(wanted.uncounted, facts, runtimes).accepted)
 
 
 def least_weight(why: str, facts: NodeFacts, *, runtimes: bool = False) -> Expected:
-    """The weight of who asks for nothing, or whose class gets nothing."""
+    """Return the expected minimum weight, with its reason."""
     return _weighted(MIN_SHARES, why, facts, runtimes)
 
 
 def _weight(amount: Amount, facts: NodeFacts, runtimes: bool) -> Expected:
-    if amount is None or isinstance(amount, Unsaid):
-        return least_weight("nothing asked for", facts, runtimes=runtimes)
+    if amount is None or isinstance(amount, UnknownAmount):
+        return least_weight("no request", facts, runtimes=runtimes)
     return _weighted(shares_of(amount.total.milli), amount.text, facts, runtimes)
 
 
@@ -99,30 +141,30 @@ def _weighted(shares: int, text: str, facts: NodeFacts, runtimes: bool) -> Expec
     if facts.version == 1:
         return Expected(KnobId(Knob.WEIGHT), (Option(shares),), arithmetic)
     formulas = [(linear_weight(shares), "linear"), (quadratic_weight(shares), "quadratic")]
-    if runtimes:  # the newer ones are quadratic
+    if runtimes:  # newer runtimes use the quadratic formula
         formulas.reverse()
     if formulas[0][0] == formulas[1][0]:
         formulas = [(formulas[0][0], "")]
     options = tuple(Option(weight, formula) for weight, formula in formulas)
-    told = " or ".join(f"{weight} ({formula})" if formula else str(weight) for weight, formula in formulas)
-    return Expected(KnobId(Knob.WEIGHT), options, f"{arithmetic} -> weight {told}")
+    weights = " or ".join(f"{weight} ({formula})" if formula else str(weight) for weight, formula in formulas)
+    return Expected(KnobId(Knob.WEIGHT), options, f"{arithmetic} -> weight {weights}")
 
 
 def cpu_quota(wanted: RequestSums, facts: NodeFacts, lifted: str, without: str) -> Iterable[Expected]:
-    """Quota; and the period, if there is a quota.
+    """Yield the expected quota and, if there is one, the expected period.
 
     Args:
-        wanted: The limit.
-        facts: Of the node.
-        lifted: Why there is no quota whatever the limit; empty: there may be one.
-        without: What to say if there is no limit.
+        wanted: CPU limit.
+        facts: Facts of the node.
+        lifted: Reason why there is no quota despite the limit; empty: none.
+        without: Text if there is no limit.
     """
-    knob, amount = KnobId(Knob.QUOTA), wanted.amount
+    knob, amount = KnobId(Knob.QUOTA), wanted.counted
     if not facts.enforces_quota:
-        lifted = "the kubelet enforces no quota"
+        lifted = "the kubelet sets no quotas"
     if lifted:
         yield Expected(knob, (Option(NO_LIMIT),), f"no limit: {lifted}")
-    elif isinstance(amount, Unsaid):
+    elif isinstance(amount, UnknownAmount):
         yield unknown(knob, amount.why)
     elif amount is None or not amount.total:
         yield Expected(knob, (Option(NO_LIMIT),), without)
@@ -146,9 +188,9 @@ def _quotas(amount: Quantity, facts: NodeFacts) -> tuple[Option, ...]:
 
 
 def memory_limit(wanted: RequestSums, facts: NodeFacts, without: str) -> Expected:
-    """The limit of memory. ``without`` is said if there is none."""
-    knob, amount = KnobId(Knob.MEMORY), wanted.amount
-    if isinstance(amount, Unsaid):
+    """Return the expected memory limit. ``without``: text if there is no limit."""
+    knob, amount = KnobId(Knob.MEMORY), wanted.counted
+    if isinstance(amount, UnknownAmount):
         return unknown(knob, amount.why)
     if amount is None or not amount.total:
         return Expected(knob, (Option(NO_LIMIT),), without)
@@ -158,15 +200,15 @@ def memory_limit(wanted: RequestSums, facts: NodeFacts, without: str) -> Expecte
 
 
 def page_limits(size_kib: int, wanted: RequestSums) -> Iterable[Expected]:
-    """The limits of hugepages of one size, and of reservations of them: without being asked for, none."""
-    amount = wanted.amount
+    """Yield the expected limits of hugepages of one size and of their reservations; 0 without a request."""
+    amount = wanted.counted
     for kind in (Knob.PAGES, Knob.RESERVED):
         knob = KnobId(kind, size_kib)
-        if isinstance(amount, Unsaid):
+        if isinstance(amount, UnknownAmount):
             yield unknown(knob, amount.why)
             continue
         options = _paged(amount.total if amount else ZERO, size_kib * 1024)
-        text = amount.text if amount else f"no pages of {page_name(size_kib)} asked for"
+        text = amount.text if amount else f"no pages of {page_name(size_kib)} requested"
         expected = Expected(knob, options, f"{text} -> {options[0].value} bytes")
         if wanted.uncounted is None:
             yield _explained(expected, (Option(0),))
@@ -180,19 +222,19 @@ def _paged(amount: Quantity, page_bytes: int) -> tuple[Option, ...]:
     exact, kept = amount.value, whole_pages(amount.value, page_bytes)
     if exact == kept:
         return (Option(exact),)
-    return (Option(exact), Option(kept, f"in whole pages of {bytes_text(page_bytes)}", rounded=True))
+    return (Option(exact), Option(kept, f"whole pages of {bytes_text(page_bytes)}", rounded=True))
 
 
-# --- what explains a wrong value ---------------------------------------------------------------------------
+# --- known reasons of wrong values -------------------------------------------------------------------------
 
 
 def _options(amount: Amount, options: Callable[[Quantity], tuple[Option, ...]]) -> tuple[Option, ...]:
-    return () if amount is None or isinstance(amount, Unsaid) else options(amount.total)
+    return () if amount is None or isinstance(amount, UnknownAmount) else options(amount.total)
 
 
 def _explained(expected: Expected, uncounted: Iterable[Option]) -> Expected:
-    """With the values that a kubelet writes that does not count claims."""
+    """Add the values of a kubelet that does not count claims, as explanations."""
     right = {option.value for option in expected.accepted}
-    why = "as if the kubelet did not count claims"
+    why = "the value of a kubelet that does not count claims"
     explains = tuple(Option(one.value, why) for one in uncounted if one.value not in right)
     return replace(expected, explains=explains) if explains else expected

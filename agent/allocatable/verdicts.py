@@ -1,4 +1,4 @@
-"""What is read of cgroups, and what is said of it: verdicts, and what comes of each."""
+"""Actual values of cgroups, verdicts of the comparison, and the consequence of each verdict."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -13,45 +13,45 @@ from agent.model.reading import Reading
 
 @dataclass(frozen=True, slots=True)
 class Actual:
-    """What one cgroup says."""
+    """Actual values of one cgroup."""
 
     values: Mapping[KnobId, Reading] = field(default_factory=dict)
-    """Limits in bytes and microseconds, NO_LIMIT if there is none; sets of CPUs as such, bit by bit."""
+    """Limits [bytes, us], NO_LIMIT if there is none; CPU sets as bit sets."""
     controllers: frozenset[str] | None = None
-    """Those that are enabled for it; None: nobody has looked."""
+    """Enabled controllers; None: not read."""
     vanished: bool = False
-    """It was gone, and still was when it was read again."""
+    """Whether the cgroup was gone in two reads."""
     changed_s: float | None = None
-    """Since its container, or one of its pod, was started or resized [s]; None: long ago, or nobody knows."""
+    """Time since the last start or resize of its container or pod [s]; None: long ago or unknown."""
 
 
 class Verdict(StrEnum):
-    """How one knob compares."""
+    """Result of the comparison of one knob."""
 
     MATCH = "match"
     ROUNDED = "rounded"
-    """It is what becomes of the right value when it is written."""
+    """The rounded form of the expected value."""
     LOWER = "lower"
     HIGHER = "higher"
     UNLIMITED = "unlimited"
-    """...where it should be limited."""
+    """No limit although one is expected."""
     LIMITED = "limited"
-    """...where it should not."""
+    """A limit although none is expected."""
     PARENT_TIGHTER = "parent-tighter"
-    """The pod has less than its containers."""
+    """The pod's limit is tighter than those of its containers."""
     MISSING = "missing"
-    """The controller or the file is not there, or cannot be read."""
+    """The controller or the file is missing, or cannot be read."""
     NOT_MISSED = "not-missed"
-    """The file is not there, as on older kernels, and nothing depends on it."""
+    """The file does not exist, as on older kernels, and no limit is expected."""
     VANISHED = "vanished"
     """The cgroup is gone: its container or pod has ended."""
     QUIET = "quiet"
-    """It is wrong, but too soon to tell."""
+    """The value is wrong shortly after a change and may still be written."""
     UNKNOWN = "unknown"
-    """Nobody knows what it should be, or nobody has read it."""
+    """The expected or the actual value is unknown."""
 
 
-CONCERNS: Final = frozenset(
+DRIFT: Final = frozenset(
     {
         Verdict.LOWER,
         Verdict.HIGHER,
@@ -61,27 +61,27 @@ CONCERNS: Final = frozenset(
         Verdict.MISSING,
     }
 )
-"""Verdicts by which a promise is not kept."""
+"""Verdicts of a difference from the expected allocation."""
 
 _LESS: Final = {
-    Knob.WEIGHT: "when the node is busy it gets less CPU time than it was given",
-    Knob.QUOTA: "it is throttled before it has used what it was given",
-    Knob.PERIOD: "it is throttled more often, each time more briefly",
-    Knob.MEMORY: "its processes are killed before they have used what they were given",
-    Knob.PAGES: "touching pages that it was given ends in SIGBUS",
-    Knob.RESERVED: "mapping pages that it was given fails with ENOMEM",
-    Knob.CPUS: "it is kept from CPUs that it was given",
-    Knob.EFFECTIVE: "it cannot run on CPUs that it was given",
+    Knob.WEIGHT: "on a busy node it gets less CPU time than allocated",
+    Knob.QUOTA: "it is throttled before it uses its allocation",
+    Knob.PERIOD: "it is throttled more often, for shorter times",
+    Knob.MEMORY: "its processes are OOM-killed before they use their allocation",
+    Knob.PAGES: "access to allocated pages ends in SIGBUS",
+    Knob.RESERVED: "mapping allocated pages fails with ENOMEM",
+    Knob.CPUS: "it is excluded from allocated CPUs",
+    Knob.EFFECTIVE: "it cannot run on allocated CPUs",
 }
 _MORE: Final = {
-    Knob.WEIGHT: "when the node is busy it takes CPU time from others",
-    Knob.QUOTA: "it can use CPU time that was given to others",
-    Knob.PERIOD: "it is throttled less often, each time for longer",
-    Knob.MEMORY: "it can use memory that was given to others",
-    Knob.PAGES: "it can use pages that were given to others",
-    Knob.RESERVED: "it can reserve pages that were given to others",
-    Knob.CPUS: "it may run on CPUs that were given to others",
-    Knob.EFFECTIVE: "it runs on CPUs that were given to others",
+    Knob.WEIGHT: "on a busy node it takes CPU time from others",
+    Knob.QUOTA: "it can use CPU time allocated to others",
+    Knob.PERIOD: "it is throttled less often, for longer times",
+    Knob.MEMORY: "it can use memory allocated to others",
+    Knob.PAGES: "it can use pages allocated to others",
+    Knob.RESERVED: "it can reserve pages allocated to others",
+    Knob.CPUS: "it may run on CPUs allocated to others",
+    Knob.EFFECTIVE: "it runs on CPUs allocated to others",
 }
 RISKS: Final[Mapping[Verdict, Mapping[Knob, str]]] = {
     Verdict.LOWER: _LESS,
@@ -89,29 +89,29 @@ RISKS: Final[Mapping[Verdict, Mapping[Knob, str]]] = {
     Verdict.HIGHER: _MORE,
     Verdict.UNLIMITED: _MORE,
     Verdict.PARENT_TIGHTER: {
-        Knob.QUOTA: "the pod is throttled before its containers have used what they were given",
-        Knob.MEMORY: "the pod runs out of memory before its containers have used what they were given",
-        Knob.PAGES: "the pod runs out of pages before its containers have used what they were given",
-        Knob.RESERVED: "the pod cannot reserve the pages that its containers were given",
+        Knob.QUOTA: "the pod is throttled before its containers use their allocation",
+        Knob.MEMORY: "the pod runs out of memory before its containers use their allocation",
+        Knob.PAGES: "the pod runs out of pages before its containers use their allocation",
+        Knob.RESERVED: "the pod cannot reserve the pages allocated to its containers",
     },
-    Verdict.MISSING: dict.fromkeys(Knob, "nothing keeps it to what it was given, or gives it that"),
+    Verdict.MISSING: dict.fromkeys(Knob, "the allocation has no effect"),
 }
-"""What comes of it, by verdict and knob."""
+"""Consequence by verdict and knob."""
 
 
-class Compared(NamedTuple):
-    """The verdict on one knob."""
+class KnobComparison(NamedTuple):
+    """Verdict on one knob."""
 
     group: GroupRef
     expected: Expected
     actual: Reading
     verdict: Verdict
     why: str
-    """The numbers that were compared, and how the expected one came about. Stable while they are."""
+    """Compared numbers and the arithmetic of the expected one. It changes only when they change."""
     risk: str
-    """What comes of it; empty if nothing does."""
+    """Consequence; empty: none."""
 
     @property
     def knob(self) -> KnobId:
-        """Which knob."""
+        """Identity of the knob."""
         return self.expected.knob

@@ -1,1 +1,1 @@
-"""The agent's two programs: the daemon of ``drahealth run`` and the single scan of ``drahealth scan``."""
+"""Programs of the agent: the daemon of ``drahealth run`` and the single scan of ``drahealth scan``."""

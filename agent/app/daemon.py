@@ -1,11 +1,13 @@
-"""The composition root: builds every part, owns the nursery, the signals and the order of the end.
+"""Daemon of ``drahealth run``: builds all parts, runs the core loop and owns signals and the order of
+shutdown.
 
     sampler thread (C) --eventfd--> Trio: step() --Latest--> asyncio thread: sockets
              linked drivers --------^          +--> on_report: a table or a log, with a thread of its own
 
-The Trio thread decides and never blocks; it steps aside when somebody has to tell what it decided.
-It is woken by the sampler, by a dwell time that ends, and by the heartbeat, and by nothing else. An exception
-here or in the asyncio thread ends the process with its traceback: half an agent would tell the kubelet lies.
+The Trio thread decides and never blocks; it yields to the sending threads after each report. Wakes come from
+the sampler, from drivers, from the end of a dwell time and from the heartbeat. An exception in the Trio or in
+the asyncio thread ends the process with its traceback: half an agent would report wrong health to the
+kubelet.
 """
 
 import fcntl
@@ -18,7 +20,7 @@ import stat
 import sys
 import threading
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -26,39 +28,40 @@ from typing import TYPE_CHECKING, Final
 import trio
 
 from agent.config.config import Config
-from agent.driver.links import LinkedSource, Links
+from agent.driver.driver_source import DriverSource
 from agent.driver.report_hub import ReportHub
-from agent.engine.loop import EngineLoop, Timing
-from agent.engine.step import begin
+from agent.driver.sessions import DriverSessions
+from agent.engine.loop import EngineLoop, LoopTiming
+from agent.engine.step import initial_state
 from agent.errors import Busy, ConfigError, PermissionDenied
-from agent.health.gpu.faults.checkpoint import restore
+from agent.health.gpu.faults.checkpoint import restore_faults
 from agent.model.health import Health
 from agent.model.report import Report
 from agent.model.source import SourceState
 from agent.model.time import NS
 from agent.model.use_limits import Limits
-from agent.node.open import NODE_STOP_S, open_node, settings_of
-from agent.node.pods.history_recorder import Recorder
+from agent.node.node_source import NODE_STOP_S, open_node, settings_of
+from agent.node.pods.history_recorder import HistoryRecorder
 from agent.node.pods.tracker import PodTracker
 from agent.serve.notify import Notifier
 from agent.serve.servers import Servers
 from agent.serve.sockets import make_directory
 from agent.sources.gpu_host import read_boot_id
 from agent.store import faults
-from agent.store.fault_checkpoint import FaultCheckpointWriter
-from agent.system.clock import read_clocks
-from agent.system.threads.loop_thread import IoThread
+from agent.store.faults import FaultCheckpointWriter
+from agent.system.threads.loop_thread import AsyncioThread
+from agent.system.timing import read_clocks
 from agent.version import VERSION
 
 if TYPE_CHECKING:
-    from agent.driver.link import DriverSession
+    from agent.driver.session import DriverSession
 
-SWITCH_INTERVAL_S: Final = 0.0005  # a busy thread delays the core by one of these; Python's default is 5 ms
-ASIDE_S: Final = 0.001
-END_S: Final = 1.7  # from SIGTERM to exit it is less than 2 s, whatever hangs
+SWITCH_INTERVAL_S: Final = 0.0005  # a busy thread delays the core by this; Python's default is 5 ms
+YIELD_S: Final = 0.001
+STOP_S: Final = 1.7  # the process exits less than 2 s after SIGTERM, even if a thread hangs
 IO_STOP_S: Final = 0.9
-LEAST_S: Final = 0.05  # what each part has to end, even if one before it hangs and took all the time
-IO_STUCK_NS: Final = 2 * NS  # it takes a report in microseconds, and in milliseconds on a busy machine
+MIN_STOP_S: Final = 0.05  # shortest time that each part has to stop, even after a hung one
+IO_STUCK_NS: Final = 2 * NS  # normally the I/O thread reads a report within microseconds
 
 log = logging.getLogger(__name__)
 
@@ -66,140 +69,152 @@ log = logging.getLogger(__name__)
 def run(config: Config, on_report: Callable[[Report], None] | None = None) -> None:
     """Serve until SIGTERM or SIGINT.
 
-    Threads that hang are left behind, and the log names them. A process should leave with :func:`os._exit`:
-    the end of a library that a thread is still inside can hang as well.
+    Hung threads are abandoned and logged. The process should end with :func:`os._exit`: the cleanup of a
+    library that a thread is still inside may hang, too.
 
     Args:
-        config: What to read and to serve.
-        on_report: Called with every published report, in the thread that decides: it must return at once.
+        config: Configuration of the agent.
+        on_report: Called with every published report in the core thread; must not block.
 
     Raises:
-        Busy: another agent holds the runtime directory, or a socket.
-        ConfigError: a directory, socket or root cannot be used.
-        PermissionDenied: the runtime directory may not be written.
+        Busy: Another agent holds the runtime directory, or a socket.
+        ConfigError: A directory, socket or root cannot be used.
+        PermissionDenied: The runtime directory is not writable.
     """
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     with _directory_lock(config.runtime_dir):
-        _serve(config, on_report)
+        Daemon(config, on_report).serve()
 
 
-def _serve(config: Config, on_report: Callable[[Report], None] | None) -> None:
-    notifier = Notifier.from_environ(os.environ)
-    board = ReportHub()
-    latest = board.subscribe()
+class Daemon:
+    """All parts of the agent, with their start and their shutdown."""
 
-    def link(driver: str, state_dir: Path) -> "DriverSession":
-        from agent.driver.link import DriverSession  # 2 MiB that an agent without linked drivers does without
+    def __init__(self, config: Config, on_report: Callable[[Report], None] | None) -> None:
+        """Open all parts without starting a thread. Raises as :func:`run`."""
+        self._config = config
+        self._on_report = on_report
+        self._notifier = Notifier.from_environ(os.environ)
+        self._hub = ReportHub()
+        self._latest = self._hub.subscribe()
+        self._unread_since_ns = 0  # publication of the oldest report that the I/O thread has not read
+        self._source = DriverSource()
+        self._sessions = DriverSessions(config.drivers, config.state_dir, self._hub, self._open_session)
+        self._servers = Servers(
+            self._latest,
+            runtime_dir=config.runtime_dir,
+            drivers=config.drivers,
+            version=VERSION,
+            open_handler=self._sessions.open,
+        )
+        limits = Limits(config.history_rows, config.history_age_s)
+        self._recorder = HistoryRecorder(config.state_dir, limits=limits, drivers=config.drivers)
+        record = self._recorder.take if config.history_rows else None
+        self._pods = PodTracker(config, clock=read_clocks, record=record)
+        settings = settings_of(config)
+        try:
+            self._node = open_node(config, settings, config.period_ns, declares=True, pods=self._pods)
+        except BaseException:
+            self._servers.close()
+            raise
+        self._source.open(self._node)
+
+        # from here on nothing can refuse to start
+        log.info("drahealth %s on %s, sockets in %s", VERSION, config.node_name, config.runtime_dir)
+        self._sessions.restore()
+        path = config.state_dir / faults.FILE
+        saved, problem = faults.load(path)
+        if problem:
+            log.warning("%s", problem)
+        self._checkpoint = FaultCheckpointWriter(path, saved)
+        boot_id = read_boot_id(config.procfs_root)
+        self._core = EngineLoop(
+            source=self._source,
+            state=initial_state(settings, restore_faults(saved, boot_id, settings.gpu, read_clocks())),
+            timing=LoopTiming(config.heartbeat_s, config.coalesce_ns, self._notifier.watchdog_s),
+            clock=read_clocks,
+            publish=self._publish,
+            save_faults=self._checkpoint.update,
+            notify_watchdog=self._notify_watchdog,
+            jitter=random.random,
+        )
+        self._io_failure = _Failure()
+        self._io = AsyncioThread(self._servers.run, on_failure=self._io_failure.set)
+
+    def serve(self) -> None:
+        """Start all threads and run the core loop until a signal; then stop all parts."""
+        try:
+            self._io.start()
+            self._node.start()
+            self._notifier.status("first pass over the node has not finished")
+            gc.freeze()  # a full collection over 50,000 permanent objects would delay a verdict by 12 ms
+            trio.run(self._run_core)
+        finally:
+            self._stop()
+
+    async def _run_core(self) -> None:
+        failure = self._io_failure
+        failure.bind(trio.lowlevel.current_trio_token())
+        tasks = (self._core.run, self._node.watch, self._checkpoint.run, self._sessions.run, failure.wait)
+        with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
+            self._notifier.ready()  # after the receiver: from now on the service manager may send SIGTERM
+            async with trio.open_nursery() as nursery:
+                for task in tasks:
+                    nursery.start_soon(task)
+                async for number in signals:
+                    log.info("%s: shutting down", signal.Signals(number).name)
+                    nursery.cancel_scope.cancel()
+                    break
+
+    def _stop(self) -> None:
+        end_s = time.monotonic() + STOP_S
+        self._notifier.stopping()
+        try:
+            if not self._io.stop(IO_STOP_S):
+                log.warning("shutdown: the I/O thread did not stop within %g s", IO_STOP_S)
+        finally:
+            self._source.close()
+            hung = list(self._node.stop(NODE_STOP_S))
+            hung += self._sessions.close(end_s)
+            if not self._checkpoint.close(max(0.0, end_s - time.monotonic())):  # gets all remaining time
+                hung.append("fault checkpoint writer")
+            if not self._recorder.close(max(MIN_STOP_S, end_s - time.monotonic())):
+                hung.append("history recorder")
+            for part in hung:
+                log.warning("shutdown: %s did not stop in time; abandoning its thread", part)
+
+    def _open_session(self, driver: str, state_dir: Path) -> "DriverSession":
+        from agent.driver.session import DriverSession  # 2 MiB that an agent without linked drivers saves
 
         return DriverSession(
             driver,
-            config,
-            board,
+            self._config,
+            self._hub,
             state_dir=state_dir,
-            declarations=lambda: node.declarations,
-            tell=source.tell,
+            declarations=lambda: self._node.declarations,
+            on_faults=self._source.set_faults,
             clock=read_clocks,
         )
 
-    links = Links(config.drivers, config.state_dir, board, link)
-    servers = Servers(
-        latest, runtime_dir=config.runtime_dir, drivers=config.drivers, version=VERSION, link=links.open
-    )
-    settings = settings_of(config)
-    limits = Limits(config.history_rows, config.history_age_s)
-    recorder = Recorder(config.state_dir, limits=limits, drivers=config.drivers)
-    pods = PodTracker(config, clock=read_clocks, record=recorder.take if config.history_rows else None)
-    try:
-        node = open_node(config, settings, config.period_ns, declares=True, pods=pods)
-    except BaseException:
-        servers.close()
-        raise
-    source = LinkedSource(node)
+    def _publish(self, report: Report) -> None:
+        """Pass a report on: taints of linked drivers first, then the sockets, then all else."""
+        if self._latest.is_delivered():
+            self._unread_since_ns = report.at.mono_ns
+        self._sessions.update_taints(report, report.at)
+        self._hub.publish(report)
+        yield_to_senders()
+        self._pods.take(report)
+        if self._on_report:
+            self._on_report(report)
+        self._notifier.status(status_line(report))
 
-    # nobody refuses to run any more
-    log.info("drahealth %s on %s, sockets in %s", VERSION, config.node_name, config.runtime_dir)
-    links.restore()
-    path = config.state_dir / faults.FILE
-    kept, problem = faults.load(path)
-    if problem:
-        log.warning("%s", problem)
-    keeper = FaultCheckpointWriter(path, kept)
-    boot_id = read_boot_id(config.procfs_root)
-
-    waiting_since_ns = 0  # when the oldest report was published that the I/O thread has not taken
-
-    def publish(report: Report) -> None:
-        nonlocal waiting_since_ns
-        if latest.is_taken():
-            waiting_since_ns = report.at.mono_ns
-        links.take(report, report.at)
-        step_aside()
-        pods.take(report)
-        if on_report:
-            on_report(report)
-        notifier.status(status_line(report))
-
-    def alive() -> None:
-        """Feeds the watchdog, unless the I/O thread is stuck: what is decided would reach nobody."""
-        if latest.is_taken() or time.monotonic_ns() - waiting_since_ns < IO_STUCK_NS:
-            notifier.watchdog()
-
-    core = EngineLoop(
-        source=source,
-        state=begin(settings, restore(kept, boot_id, settings.gpu, read_clocks())),
-        timing=Timing(config.heartbeat_s, config.coalesce_ns, notifier.watchdog_s),
-        clock=read_clocks,
-        publish=publish,
-        remember=keeper.update,
-        alive=alive,
-        jitter=random.random,
-    )
-    failed = _Failure()
-    io = IoThread(servers.run, on_failure=failed.set)
-    try:
-        io.start()
-        node.start()
-        notifier.status("no pass over the node yet")
-        gc.freeze()  # 50,000 objects that stay; to walk them would hold up a verdict by 12 ms now and then
-        trio.run(_main, core, (node.watch, keeper.run, links.run), failed, notifier.ready)
-    finally:
-        end_s = time.monotonic() + END_S
-        notifier.stopping()
-        try:
-            if not io.stop(IO_STOP_S):
-                log.warning("the I/O thread did not end within %g s", IO_STOP_S)
-        finally:
-            source.close()
-            left = list(node.stop(NODE_STOP_S))
-            left += links.close(end_s)
-            if not keeper.close(max(0.0, end_s - time.monotonic())):  # a slow disk may have what time is left
-                left.append("what writes the fault memory")
-            if not recorder.close(max(LEAST_S, end_s - time.monotonic())):
-                left.append("what records who used the devices")
-            for part in left:
-                log.warning("%s hangs and is left behind", part)
-
-
-async def _main(
-    core: EngineLoop,
-    beside: tuple[Callable[[], Awaitable[None]], ...],
-    failed: "_Failure",
-    ready: Callable[[], None],
-) -> None:
-    failed.bind(trio.lowlevel.current_trio_token())
-    with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
-        ready()  # not earlier: who says so can be told to stop
-        async with trio.open_nursery() as nursery:
-            for task in (core.run, *beside, failed.wait):
-                nursery.start_soon(task)
-            async for number in signals:
-                log.info("%s: shutting down", signal.Signals(number).name)
-                nursery.cancel_scope.cancel()
-                break
+    def _notify_watchdog(self) -> None:
+        """Notify the watchdog, unless the I/O thread is stuck: then no client gets the reports."""
+        if self._latest.is_delivered() or time.monotonic_ns() - self._unread_since_ns < IO_STUCK_NS:
+            self._notifier.watchdog()
 
 
 class _Failure:
-    """An exception of the asyncio thread, on its way to the Trio thread."""
+    """Exception of the asyncio thread, passed to the Trio thread."""
 
     def __init__(self) -> None:
         self._error: BaseException | None = None
@@ -208,36 +223,36 @@ class _Failure:
         self._event: trio.Event | None = None
 
     def bind(self, token: trio.lowlevel.TrioToken) -> None:
-        """From the Trio thread, before :meth:`wait`."""
+        """Bind to the Trio loop, before :meth:`wait`. Core thread only."""
         with self._lock:
             self._token, self._event = token, trio.Event()
             if self._error is not None:
                 self._event.set()
 
     def set(self, error: BaseException) -> None:
-        """From any other thread."""
+        """Set the exception. Thread-safe."""
         with self._lock:
             self._error = error
             if self._token is not None and self._event is not None:
-                with suppress(trio.RunFinishedError):  # we end already
+                with suppress(trio.RunFinishedError):  # the agent ends already
                     self._token.run_sync_soon(self._event.set)
 
     async def wait(self) -> None:
-        """Raises the exception when there is one."""
+        """Wait for the exception and raise it. Core thread only."""
         assert self._event is not None, "bind() comes first"
         await self._event.wait()
         assert self._error is not None
         raise self._error
 
 
-def step_aside() -> None:
-    """Python, and a CPU, are for those who tell of a report: what else the Trio thread has to do can wait."""
-    time.sleep(ASIDE_S)
+def yield_to_senders() -> None:
+    """Sleep, so that the I/O thread sends the report before the core thread does less urgent work."""
+    time.sleep(YIELD_S)
 
 
 @contextmanager
 def _directory_lock(runtime_dir: Path) -> Iterator[None]:
-    """One agent per runtime directory; the kernel lets go of the lock when the process ends."""
+    """Lock the runtime directory for one agent; the kernel releases the lock when the process ends."""
     path = runtime_dir / "agent.lock"
     make_directory(runtime_dir, flag="--runtime-dir")
     try:
@@ -248,7 +263,7 @@ def _directory_lock(runtime_dir: Path) -> Iterator[None]:
         raise ConfigError(f"{path}: {error.strerror}") from error
     if not stat.S_ISREG(os.fstat(fd).st_mode):
         os.close(fd)
-        raise ConfigError(f"{path}: is in the way, and is no file; remove it")
+        raise ConfigError(f"{path}: is not a regular file; remove it")
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -256,7 +271,7 @@ def _directory_lock(runtime_dir: Path) -> Iterator[None]:
         os.close(fd)
         raise Busy(f"{runtime_dir}: another agent (pid {holder}) serves this directory") from None
     try:
-        with suppress(OSError):  # a full disk: who comes second is not told who was first
+        with suppress(OSError):  # on a full disk a second agent cannot name the first one
             os.ftruncate(fd, 0)
             os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
         yield
@@ -265,7 +280,7 @@ def _directory_lock(runtime_dir: Path) -> Iterator[None]:
 
 
 def status_line(report: Report) -> str:
-    """One line for the service manager: ``4 devices: 3 healthy, 1 unhealthy``."""
+    """Return the status line for the service manager: ``4 devices: 3 healthy, 1 unhealthy``."""
     counts = {health: sum(device.health is health for device in report.devices) for health in Health}
     parts = [
         f"{counts[health]} {health.name.lower()}"

@@ -1,4 +1,4 @@
-"""One look at the node, without a daemon: what ``drahealth scan`` shows."""
+"""A single scan of the node without a daemon, for ``drahealth scan``."""
 
 import select
 import threading
@@ -6,14 +6,13 @@ import time
 from typing import Final
 
 from agent.config.config import Config
-from agent.engine.step import begin, step
+from agent.engine.step import initial_state, step
 from agent.errors import ProbeError
 from agent.model.report import Report
 from agent.model.source import SourceState
 from agent.model.time import NS
-from agent.node.node_source import Node
-from agent.node.open import NODE_STOP_S, open_node, settings_of
-from agent.system.clock import read_clocks
+from agent.node.node_source import NODE_STOP_S, NodeSource, open_node, settings_of
+from agent.system.timing import read_clocks
 
 GAP_NS: Final = NS // 4
 LIMIT_S: Final = 5.0
@@ -21,23 +20,25 @@ UNREAD: Final = (SourceState.STARTING, SourceState.STALLED)
 
 
 def scan_once(config: Config) -> Report:
-    """Two passes 250 ms apart. A GPU that does not answer in time is in the report, and Unknown; its thread
-    may be left behind, see :func:`agent.app.daemon.run`.
+    """Return the report after two passes 250 ms apart. Blocks up to 5 s.
+
+    A GPU that does not answer in time is Unknown in the report; its thread may be abandoned, see
+    :func:`agent.app.daemon.run`.
 
     Raises:
-        ProbeError: the sampler did not finish two passes in 5 s; a read hangs in the kernel. Names the
-            sources that wait for it.
+        ProbeError: The sampler did not finish two passes in 5 s because a read hangs in the kernel; names the
+            sources that wait for the read.
     """
     node = open_node(config, settings_of(config), GAP_NS, declares=False)
     try:
         node.start()
-        return _look(config, node, node.look_at_host())
+        return _scan(config, node, node.start_host_read())
     finally:
         node.stop(NODE_STOP_S)
 
 
-def _look(config: Config, node: Node, host: threading.Thread) -> Report:
-    state, report = begin(settings_of(config)), None
+def _scan(config: Config, node: NodeSource, host: threading.Thread) -> Report:
+    state, report = initial_state(settings_of(config)), None
     deadline = time.monotonic() + LIMIT_S
     while time.monotonic() < deadline:
         select.select([node], [], [], GAP_NS / NS / 5)
@@ -46,20 +47,20 @@ def _look(config: Config, node: Node, host: threading.Thread) -> Report:
         if snapshot is None:
             continue
         state, report = step(state, snapshot, read_clocks())
-        is_host_seen = not host.is_alive()
-        if not report.starting and report.core.passes >= 2 and not _waits(report) and is_host_seen:
+        is_host_read = not host.is_alive()
+        if not report.starting and report.core.passes >= 2 and not _awaits_gpu(report) and is_host_read:
             return report
     if report is not None and report.core.passes >= 2:
         return report
     waiting = [source.name for source in report.sources if source.state in UNREAD] if report else []
     raise ProbeError(
         f"two passes were not finished in {LIMIT_S:g} s, a read hangs in the kernel: "
-        f"no word of {', '.join(waiting) or 'any source'}"
+        f"no data from {', '.join(waiting) or 'any source'}"
     )
 
 
-def _waits(report: Report) -> bool:
-    """Whether a GPU that answers has still to be looked at for the second time."""
+def _awaits_gpu(report: Report) -> bool:
+    """Return whether an answering GPU still needs its second pass."""
     return any(
         source.passes < 2 and source.state in (SourceState.OK, SourceState.STARTING)
         for source in report.sources

@@ -1,6 +1,6 @@
-"""``python -m agent.bench``: what the agent costs, beside what the same work costs otherwise.
+"""``python -m agent.bench``: benchmarks of the agent, compared with alternatives that do the same work.
 
-Each suite runs one real workload of one layer, and beside it, interleaved in the same run, the floor (bare
-system calls, no parsing) and what a user would take instead. Results are compared before speeds are.
-Nothing here is imported by the agent.
+Each suite runs one real workload of one layer. In the same run, interleaved, it measures the lower bound
+(bare system calls, no parsing) and the tools that a user would take instead. A suite checks that all
+contenders return equal results before it times them. The agent imports nothing from this package.
 """

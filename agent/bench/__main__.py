@@ -1,14 +1,14 @@
-"""``python -m agent.bench``."""
+"""Entry point of ``python -m agent.bench``."""
 
 import signal
 import sys
 
-if __name__ == "__main__":  # a process that a suite starts for itself imports this, and only what it measures
+if __name__ == "__main__":  # multiprocessing children import this module and must load nothing else
     try:
         from agent.bench.main import main
         from agent.system.output import open_outputs
 
         open_outputs()
         sys.exit(main())
-    except KeyboardInterrupt:  # while it was loaded
+    except KeyboardInterrupt:  # during imports
         sys.exit(128 + signal.SIGINT)

@@ -1,8 +1,9 @@
-"""``--against REF``: this tree and another revision of it, measured in turns. It reports, and gates nothing.
+"""``--against REF``: comparison of this tree with another revision. The result is a report and gates nothing.
 
-The revision is checked out beside, with a core of its own, and measured by the bench that it had; rows of
-the same name are compared. Each turn is a process, in the order A B B A, so that a drift of the machine meets
-both alike. A pair is an A and the B beside it; the sign test asks how often one of them was the slower.
+The revision is checked out into a temporary worktree, its C core is built, and its own benchmarks run. Rows
+with the same key are compared. Each run is a process; runs alternate in the order A B B A, so that drift of
+the machine affects both revisions alike. A pair is an A and the adjacent B; a sign test over all pairs
+decides whether the difference is significant.
 """
 
 import contextlib
@@ -19,50 +20,51 @@ from typing import Final, NamedTuple
 
 from agent.bench import pyperf
 from agent.bench.pyperf import Figure
-from agent.bench.result import Unit, Unmeasured
+from agent.bench.report import HostFacts, aligned, host_facts, markdown_table, wrapped
+from agent.bench.result import MeasurementError, Unit, format_value
 from agent.bench.timing import Interval, interval
 
 FULL_TURNS: Final = 5
-QUICK_TURNS: Final = 3  # six pairs: with fewer not even all of one sign would show anything
-SHOWS_FROM: Final = 0.03
-"""A smaller difference may come from where the linker put the code."""
+QUICK_TURNS: Final = 3  # six pairs: with fewer, even pairs of equal sign are not significant
+MIN_CHANGE: Final = 0.03
+"""Smallest relative change that counts; less may come from the code layout that the linker chose."""
 P_MAX: Final = 0.05
-END_S: Final = 20.0
+STOP_TIMEOUT_S: Final = 20.0
 UNKNOWN_SUITE: Final = 2  # argparse's exit status
 BUILD: Final = ("-c", "import setuptools; setuptools.setup()", "--quiet", "build_ext", "--inplace")
 
 
 Medians = Mapping[str, tuple[Unit, tuple[float, ...]]]
-"""Of each figure, one of each turn."""
+"""Unit and median of each run, by row key."""
 
 
-class Compared(NamedTuple):
-    """One figure, before and after."""
+class FigureComparison(NamedTuple):
+    """Medians of one figure in both revisions."""
 
     key: str
     unit: Unit
     before: tuple[float, ...]
-    """The median of each turn; those of the same place are a pair."""
+    """Median of each run; values with the same index in ``after`` form a pair."""
     after: tuple[float, ...]
 
     @property
     def medians(self) -> tuple[float, float]:
-        """Before and after, over all turns."""
+        """Medians over all runs, before and after."""
         return statistics.median(self.before), statistics.median(self.after)
 
     @property
     def pairs(self) -> tuple[float, ...]:
-        """After to before, of each pair."""
+        """Ratio after / before of each pair."""
         return tuple(after / before for before, after in zip(self.before, self.after, strict=True))
 
     @property
     def ratio(self) -> Interval:
-        """Of the pairs."""
+        """Median ratio of the pairs with its confidence interval."""
         return interval(self.pairs)
 
     @property
-    def p(self) -> float:
-        """That so many pairs would differ the same way by chance, if nothing had changed: two-sided."""
+    def p_value(self) -> float:
+        """Two-sided p-value of the sign test over the pairs."""
         signs = [pair > 1 for pair in self.pairs if pair != 1]
         fewer = min(sum(signs), len(signs) - sum(signs))
         tail: float = sum(math.comb(len(signs), k) for k in range(fewer + 1)) / 2 ** len(signs)
@@ -70,32 +72,32 @@ class Compared(NamedTuple):
 
     @property
     def verdict(self) -> str:
-        """``less`` or ``more``; empty if no difference shows."""
+        """``less`` or ``more``; empty if the difference is not significant."""
         change = self.ratio.median - 1
-        if self.p > P_MAX or abs(change) < SHOWS_FROM:
+        if self.p_value > P_MAX or abs(change) < MIN_CHANGE:
             return ""
         return "more" if change > 0 else "less"
 
 
 class Comparison(NamedTuple):
-    """Two revisions."""
+    """Result of comparing two revisions."""
 
     before: str
-    """What the revision was called, and what it is: ``main (5948652)``."""
+    """Name and commit of the other revision: ``main (5948652)``."""
     turns: int
-    """Of A B B A: there are twice as many pairs."""
-    figures: tuple[Compared, ...]
+    """Number of A B B A sequences; each has two pairs."""
+    figures: tuple[FigureComparison, ...]
     skipped: tuple[str, ...]
-    """What only one of the two has."""
+    """Suites and figures that only one of the two revisions has."""
 
 
-def against(root: Path, ref: str, suites: Sequence[str], turns: int) -> Comparison:
-    """Measure both, one suite after the other.
+def compare_revisions(root: Path, ref: str, suites: Sequence[str], turns: int) -> Comparison:
+    """Measure both revisions, suite by suite.
 
     Raises:
-        Unmeasured: No such revision, it does not build, or the two have nothing in common.
+        MeasurementError: The revision does not exist or does not build, or no figure is in both.
     """
-    figures: list[Compared] = []
+    figures: list[FigureComparison] = []
     skipped: list[str] = []
     with worktree(root, ref) as (other, name):
         _build(other, name)
@@ -106,23 +108,23 @@ def against(root: Path, ref: str, suites: Sequence[str], turns: int) -> Comparis
                 skipped.append(f"suite {suite}: not in {name}")
                 continue
             figures += (
-                Compared(key, unit, medians, after[key][1])
+                FigureComparison(key, unit, medians, after[key][1])
                 for key, (unit, medians) in before.items()
                 if key in after
             )
             only = (f"{key}: only in this tree" for key in after if key not in before)
             skipped += [*only, *(f"{key}: only in {name}" for key in before if key not in after)]
     if not figures:
-        raise Unmeasured(f"--against {ref}: nothing to compare; {'; '.join(skipped) or 'no figure'}")
+        raise MeasurementError(f"--against {ref}: nothing to compare; {'; '.join(skipped) or 'no figure'}")
     return Comparison(name, turns, tuple(figures), tuple(skipped))
 
 
 @contextlib.contextmanager
 def worktree(root: Path, ref: str) -> Iterator[tuple[Path, str]]:
-    """Another revision's files, in a directory that is gone afterwards, and what to call it.
+    """Check out another revision into a temporary worktree; yield its path and its name.
 
     Raises:
-        Unmeasured: There is no such revision, or it has no bench.
+        MeasurementError: The revision does not exist, or it has no benchmarks.
     """
     commit = _git(root, "rev-list", "--max-count=1", "--end-of-options", ref, "--")
     name = ref if commit.startswith(ref) else f"{ref} ({commit[:8]})"
@@ -131,10 +133,10 @@ def worktree(root: Path, ref: str) -> Iterator[tuple[Path, str]]:
         try:
             _git(root, "worktree", "add", "--quiet", "--detach", str(tree), commit)
             if not (tree / "agent/bench/__main__.py").exists():
-                raise Unmeasured(f"--against {name}: that revision has no python -m agent.bench")
+                raise MeasurementError(f"--against {name}: that revision has no python -m agent.bench")
             yield tree, name
         finally:
-            with contextlib.suppress(Unmeasured):
+            with contextlib.suppress(MeasurementError):
                 _git(root, "worktree", "remove", "--force", str(tree))
 
 
@@ -142,9 +144,9 @@ def _git(root: Path, *arguments: str) -> str:
     try:
         done = subprocess.run(["git", *arguments], cwd=root, capture_output=True, text=True, check=False)
     except FileNotFoundError:
-        raise Unmeasured("--against: git is not installed") from None
+        raise MeasurementError("--against: git is not installed") from None
     if done.returncode:
-        raise Unmeasured(f"--against: git {arguments[0]} in {root}: {done.stderr.strip()}")
+        raise MeasurementError(f"--against: git {arguments[0]} in {root}: {done.stderr.strip()}")
     return done.stdout.strip()
 
 
@@ -152,20 +154,20 @@ def _build(tree: Path, name: str) -> None:
     print(f"building the core of {name} ...", file=sys.stderr, flush=True)
     done = subprocess.run([sys.executable, *BUILD], cwd=tree, capture_output=True, text=True, check=False)
     if done.returncode:
-        raise Unmeasured(f"--against {name}: its core does not build: {done.stderr[-2000:]}")
+        raise MeasurementError(f"--against {name}: its core does not build: {done.stderr[-2000:]}")
 
 
 def _measure(before: Path, after: Path, suite: str, turns: int) -> tuple[Medians, Medians]:
-    found: dict[Path, list[Mapping[str, Figure]]] = {before: [], after: []}
+    runs: dict[Path, list[Mapping[str, Figure]]] = {before: [], after: []}
     for tree in (before, after, after, before) * turns:
-        found[tree].append(_turn(tree, suite))
-        if not found[before][0]:
+        runs[tree].append(_run_once(tree, suite))
+        if not runs[before][0]:
             break
-    return _together(found[before]), _together(found[after])
+    return _medians_by_figure(runs[before]), _medians_by_figure(runs[after])
 
 
-def _together(turns: Sequence[Mapping[str, Figure]]) -> Medians:
-    """Of each figure that every turn has."""
+def _medians_by_figure(turns: Sequence[Mapping[str, Figure]]) -> Medians:
+    """Collect the medians of the figures that every run has."""
     if not turns:
         return {}
     return {
@@ -175,12 +177,12 @@ def _together(turns: Sequence[Mapping[str, Figure]]) -> Medians:
     }
 
 
-def _turn(tree: Path, suite: str) -> Mapping[str, Figure]:
-    """One quick run in a process of its own; empty if that tree has no such suite."""
+def _run_once(tree: Path, suite: str) -> Mapping[str, Figure]:
+    """Run one suite of ``tree`` once, with --quick, in a process; empty if the tree has no such suite."""
     command = [sys.executable, "-m", "agent.bench", "--quick", "--json", "--suite", suite]
     environment = os.environ | {"PYTHONPATH": str(tree)}
     pipe = subprocess.PIPE
-    # in a session of its own: Ctrl-C is ours to pass on, once, so that it can end what it started
+    # in its own session: this process forwards Ctrl-C once, so that the child can stop its children
     with subprocess.Popen(
         command, cwd=tree, env=environment, stdout=pipe, stderr=pipe, text=True, start_new_session=True
     ) as child:
@@ -189,11 +191,59 @@ def _turn(tree: Path, suite: str) -> Mapping[str, Figure]:
         except BaseException:
             child.send_signal(signal.SIGINT)
             with contextlib.suppress(subprocess.TimeoutExpired):
-                child.communicate(timeout=END_S)
+                child.communicate(timeout=STOP_TIMEOUT_S)
             child.kill()
             raise
     if child.returncode == UNKNOWN_SUITE:
         return {}
     if child.returncode:
-        raise Unmeasured(f"{suite} in {tree}: exit {child.returncode}: {err[-2000:]}")
+        raise MeasurementError(f"{suite} in {tree}: exit {child.returncode}: {err[-2000:]}")
     return pyperf.read(out)
+
+
+COMPARISON_HEADINGS: Final = ("", "before", "this tree", "change", "95 % interval", "more in", "p", "")
+
+
+def comparison_text(host: HostFacts, comparison: Comparison) -> str:
+    """Return the comparison as aligned text."""
+    lines = [line for fact in (*host_facts(host), comparison_title(comparison)) for line in wrapped(fact, "")]
+    lines += ["", *aligned([COMPARISON_HEADINGS, *map(_comparison_cells, comparison.figures)]), ""]
+    lines += [line for remark in _comparison_remarks(comparison) for line in wrapped(remark, "")]
+    return "\n".join(lines) + "\n"
+
+
+def comparison_markdown(host: HostFacts, comparison: Comparison) -> str:
+    """Return the comparison as Markdown."""
+    lines = [f"- {line}" for line in (*host_facts(host), comparison_title(comparison))]
+    lines += ["", *markdown_table([COMPARISON_HEADINGS, *map(_comparison_cells, comparison.figures)])]
+    lines += ["", *(f"- {remark}" for remark in _comparison_remarks(comparison))]
+    return "\n".join(lines) + "\n"
+
+
+def comparison_title(comparison: Comparison) -> str:
+    """Return a line that names the revision and the method."""
+    return f"before: {comparison.before}; {2 * comparison.turns} pairs of quick runs, in the order A B B A"
+
+
+def _comparison_cells(figure: FigureComparison) -> tuple[str, ...]:
+    before, after = figure.medians
+    low, middle, high = figure.ratio
+    return (
+        figure.key,
+        format_value(before, figure.unit),
+        format_value(after, figure.unit),
+        f"{middle - 1:+.1%}",
+        f"[{low - 1:+.1%}, {high - 1:+.1%}]",
+        f"{sum(pair > 1 for pair in figure.pairs)} of {len(figure.pairs)}",
+        f"{figure.p_value:.3f}",
+        figure.verdict,
+    )
+
+
+def _comparison_remarks(comparison: Comparison) -> Iterator[str]:
+    differ = [figure for figure in comparison.figures if figure.verdict]
+    yield (
+        f"{len(differ)} of {len(comparison.figures)} figures differ (at least {MIN_CHANGE:.0%}; sign test, "
+        f"p <= {P_MAX:g}); about {P_MAX * len(comparison.figures):.1f} would differ by chance"
+    )
+    yield from comparison.skipped

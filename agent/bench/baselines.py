@@ -1,7 +1,8 @@
-"""The same reading in Python: good (kept descriptors) and plain (open, read, parse each time); and psutil.
+"""Python readers of the files that the C core polls, and psutil, as alternatives to compare with.
 
-The good one is what a careful author writes: descriptors opened once, ``os.pread``, ``int()``. Both return
-what they read, so that it can be compared with the core's before anything is timed.
+GoodReader is what a careful author writes: descriptors opened once, ``os.pread``, ``int()``. PlainReader
+opens, reads and parses each file each time. Both return the values, which suites compare with the core's
+before they time anything.
 """
 
 import os
@@ -17,16 +18,16 @@ from agent.model.snapshot import GroupSample, Snapshot
 
 Parse = Callable[[bytes], object]
 Key = tuple[str, ...]
-"""``("2048", "0", "nr")``; of a group ``(uid, container, "mem_failcnt")``, or a size behind."""
+"""``("2048", "0", "nr")``; for a cgroup ``(uid, container, "mem_failcnt")``, then a page size if any."""
 File = tuple[Key, Path, Parse]
-"""What it is called in the result, where it is, and how its text is read."""
+"""Key of the value, path of the file, and parser of its text."""
 Values = dict[Key, object]
 
 POOL_FILES: Final = {"nr": "nr_hugepages", "surplus": "surplus_hugepages"}
 
 
 class GoodReader:
-    """Descriptors opened once and read from the start each time."""
+    """Reader that keeps its descriptors open and reads each file from the start."""
 
     def __init__(self, files: Sequence[File]) -> None:
         self._open: list[tuple[Key, int, Parse]] = []
@@ -41,13 +42,13 @@ class GoodReader:
         return {key: parse(os.pread(fd, 4096, 0)) for key, fd, parse in self._open}
 
     def close(self) -> None:
-        """Let go of the descriptors."""
+        """Close the descriptors."""
         for _, fd, _ in self._open:
             os.close(fd)
 
 
 class PlainReader:
-    """Opens each file each time, as most scripts do."""
+    """Reader that opens each file each time, as most scripts do."""
 
     def __init__(self, files: Sequence[File]) -> None:
         self._files = files
@@ -60,13 +61,13 @@ class PlainReader:
         return values
 
 
-def cpu_list(text: bytes) -> object:
-    """A CPU list such as ``0-3,8``."""
+def parse_cpu_list(text: bytes) -> object:
+    """Parse a CPU list such as ``0-3,8``."""
     return parse_cpus(text.decode())
 
 
-def keyed(wanted: Mapping[bytes, str]) -> Parse:
-    """A parser of ``key value`` lines that returns the wanted ones."""
+def key_value_parser(wanted: Mapping[bytes, str]) -> Parse:
+    """Return a parser of ``key value`` lines that keeps the keys in ``wanted`` and renames them."""
 
     def parse(text: bytes) -> object:
         found = {}
@@ -83,8 +84,8 @@ def keyed(wanted: Mapping[bytes, str]) -> Parse:
 
 
 def machine_files(sysfs: Path) -> list[File]:
-    """What a quiet pass reads: which CPUs are online, and how large the hugepage pools of NUMA nodes are."""
-    files: list[File] = [(("cpus", "online"), sysfs / "devices/system/cpu/online", cpu_list)]
+    """Return the files of a quiet pass: online CPUs, and sizes of the hugepage pools of NUMA nodes."""
+    files: list[File] = [(("cpus", "online"), sysfs / "devices/system/cpu/online", parse_cpu_list)]
     for pool in sorted(sysfs.glob("devices/system/node/node[0-9]*/hugepages/hugepages-*kB")):
         size = pool.name.removeprefix("hugepages-").removesuffix("kB")
         node = pool.parents[1].name.removeprefix("node")
@@ -93,7 +94,7 @@ def machine_files(sysfs: Path) -> list[File]:
 
 
 def machine_values(snapshot: Snapshot) -> Values:
-    """The same, as the core read it."""
+    """Return the same values as the core read them."""
     values: Values = {("cpus", "online"): snapshot.cpus.online}
     for pool in snapshot.pools:
         if pool.node is not None:
@@ -103,7 +104,7 @@ def machine_values(snapshot: Snapshot) -> Values:
 
 
 def psutil_machine() -> int:
-    """What psutil has of this: how many CPUs there are. It knows nothing of hugepages, nor which CPUs."""
+    """Read what psutil offers of this: the number of CPUs. psutil knows neither hugepages nor CPU lists."""
     psutil.cpu_times(percpu=True)
     psutil.virtual_memory()
     return psutil.cpu_count() or 0
@@ -113,21 +114,21 @@ def psutil_machine() -> int:
 
 CPU_STAT: Final = {b"nr_periods": "cpu_periods", b"nr_throttled": "cpu_throttled"}
 
-# Counters of which the kernel never notifies: what a sweep reads.
+# Counters that the kernel never notifies of; a sweep reads them.
 SWEPT: Final[Mapping[str, Mapping[str, tuple[str, Parse]]]] = {
     "memory": {
         "memory.failcnt": ("mem_failcnt", int),
-        "memory.oom_control": ("", keyed({b"oom_kill": "mem_oom_kill"})),
+        "memory.oom_control": ("", key_value_parser({b"oom_kill": "mem_oom_kill"})),
     },
-    "cpu": {"cpu.stat": ("", keyed(CPU_STAT))},
-    "v2": {"cpu.stat": ("", keyed(CPU_STAT))},
+    "cpu": {"cpu.stat": ("", key_value_parser(CPU_STAT))},
+    "v2": {"cpu.stat": ("", key_value_parser(CPU_STAT))},
     "hugetlb": {},
 }
 SWEPT_SIZE: Final = {"hugetlb": {"hugetlb.{}.failcnt": "events_max"}}
 
 
 def cgroup_size(size_kib: int) -> str:
-    """A page size as the files of the hugetlb controller spell it."""
+    """Format a page size as in the file names of the hugetlb controller."""
     for unit, kib in (("GB", 1 << 20), ("MB", 1 << 10)):
         if size_kib >= kib:
             return f"{size_kib // kib}{unit}"
@@ -135,7 +136,7 @@ def cgroup_size(size_kib: int) -> str:
 
 
 def sweep_files(tree: Tree, snapshot: Snapshot) -> list[File]:
-    """What a sweep reads of every group. Of page sizes that the machine has no pages of, nothing."""
+    """Return the files that a sweep reads, without page sizes of which the machine has no pages."""
     sizes = [pool.size_kib for pool in snapshot.pools if pool.node is None and (pool.nr or pool.overcommit)]
     v1_cpu = "cpu" in tree.hierarchies
     files: list[File] = []
@@ -154,8 +155,8 @@ def sweep_files(tree: Tree, snapshot: Snapshot) -> list[File]:
     return [file for file in files if file[1].exists()]
 
 
-def flat(values: Values) -> Values:
-    """What a reader returned, with the values of files that have several under names of their own."""
+def flatten(values: Values) -> Values:
+    """Flatten a reader's result: give each value of a file with several values its own key."""
     out: Values = {}
     for key, value in values.items():
         if isinstance(value, dict):
@@ -166,7 +167,7 @@ def flat(values: Values) -> Values:
 
 
 def sweep_values(snapshot: Snapshot, wanted: Values) -> Values:
-    """The values named in ``wanted``, as the core read them; None for a group that it does not have."""
+    """Return the values named in ``wanted`` as the core read them; None for a group that the core lacks."""
     groups = {(group.pod_uid, group.container): group for group in snapshot.groups}
     return {key: _group_value(groups.get((key[0], key[1])), *key[2:]) for key in wanted}
 
@@ -174,4 +175,6 @@ def sweep_values(snapshot: Snapshot, wanted: Values) -> Values:
 def _group_value(group: GroupSample | None, member: str, size_kib: str = "") -> object:
     if group is None or not size_kib:
         return getattr(group, member, None)
-    return next((getattr(one, member) for one in group.hugetlb if one.size_kib == int(size_kib)), None)
+    return next(
+        (getattr(counter, member) for counter in group.hugetlb if counter.size_kib == int(size_kib)), None
+    )

@@ -1,6 +1,7 @@
-"""``benchmarks/budgets.toml``: ratios and exact counts to hold the agent to, and goals that are only printed.
+"""Budgets of ``benchmarks/budgets.toml``: ratios and exact counts that are gated, and goals that are printed.
 
-Absolute times are never gated: they are the machine's. Read from the checkout; an installed package has none.
+Absolute times depend on the machine and are never gated. The file is in the checkout only; an installed
+package has no budgets.
 """
 
 import re
@@ -10,14 +11,14 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import agent
-from agent.bench.result import Row, Unit, quantity
+from agent.bench.result import ResultRow, Unit, format_value
 from agent.bench.timing import Interval
 
 FILE: Final = "benchmarks/budgets.toml"
-RATIO_WHY: Final = "to the bare system calls that it cannot do without"
+RATIO_REASON: Final = "ratio to the bare system calls that the work needs"
 
 
-_FIGURES: Final[Mapping[str, Callable[[Row], float | None]]] = {
+_FIGURES: Final[Mapping[str, Callable[[ResultRow], float | None]]] = {
     "median": lambda row: row.median.median,
     "p99": lambda row: row.p99,
     "max": lambda row: row.max,
@@ -25,82 +26,87 @@ _FIGURES: Final[Mapping[str, Callable[[Row], float | None]]] = {
 
 
 class Goal(NamedTuple):
-    """The most that one figure of a row should be."""
+    """Upper limit of one statistic of a row."""
 
-    of: str
+    statistic: str
     """``median``, ``p99`` or ``max``."""
     limit: float
-    """In the row's unit."""
-    why: str
-    """Why it is so much."""
+    """Limit in the unit of the row."""
+    reason: str
+    """Reason for this limit."""
 
-    def words(self, value: float, unit: Unit) -> str:
-        """A value of its kind: ``p99 1.20 ms``, and of a median ``1.20 ms``."""
-        return f"{'' if self.of == 'median' else self.of + ' '}{quantity(value, unit)}"
+    def describe(self, value: float, unit: Unit) -> str:
+        """Format a value of this statistic: ``p99 1.20 ms``; for a median ``1.20 ms``."""
+        return f"{'' if self.statistic == 'median' else self.statistic + ' '}{format_value(value, unit)}"
 
 
-class Verdict(NamedTuple):
-    """How a row stands to its budget."""
+class BudgetVerdict(NamedTuple):
+    """Result of comparing a row with its budget."""
 
     text: str
-    """The budget in words, ``1.10x`` or ``p99 1.20 ms``, which is at most that; empty if there is none."""
+    """Upper limit as text, ``1.10x`` or ``p99 1.20 ms``; empty without a budget."""
     met: bool | None
-    """None: there is no budget, or the figure is not sure enough to tell."""
-    found: str = ""
-    """What is held to it, in the same words."""
-    why: str = ""
-    """Why it is so much."""
+    """Whether the row is within its budget; None without a budget or if the samples do not decide."""
+    measured: str = ""
+    """Measured figure, in the same form as ``text``."""
+    reason: str = ""
+    """Reason for the budget."""
 
 
 def checkout() -> Path | None:
-    """The source tree that this package is imported from, if it is one."""
+    """Return the source tree that this package is imported from; None for an installed package."""
     root = Path(agent.__file__).resolve().parents[1]
     return root if (root / FILE).exists() else None
 
 
 def load(root: Path | None = None) -> Mapping[str, Any]:
-    """The tables of a checkout, or of the one that this is; empty outside of any."""
+    """Load the budgets of ``root`` or of the current checkout; empty outside a checkout."""
     root = root or checkout()
     return tomllib.loads((root / FILE).read_text()) if root else {}
 
 
-def verdict(row: Row, budgets: Mapping[str, Any]) -> Verdict:
-    """Hold a row to its ratio, else to its goal.
+def evaluate_budget(row: ResultRow, budgets: Mapping[str, Any]) -> BudgetVerdict:
+    """Compare a row with its ratio budget, or else with its goal.
 
-    A ratio is met if it is not above, and missed if its whole confidence interval is.
+    A ratio is met if its median is within the limit, and missed if its whole confidence interval is above.
     """
     ratio = budgets.get("ratio", {}).get(row.key)
     if ratio is not None and row.ratio:
-        return Verdict(f"{ratio:.2f}x", _met(row.ratio, ratio), f"{row.ratio.median:.2f}x", RATIO_WHY)
-    goal = goal_of(row, budgets)
+        return BudgetVerdict(
+            f"{ratio:.2f}x", _is_ratio_met(row.ratio, ratio), f"{row.ratio.median:.2f}x", RATIO_REASON
+        )
+    goal = find_goal(row, budgets)
     if goal is None:
-        return Verdict("", None)
-    value = _FIGURES[goal.of](row)
-    found = "too few to tell" if value is None else goal.words(value, row.unit)
-    return Verdict(
-        goal.words(goal.limit, row.unit), None if value is None else value <= goal.limit, found, goal.why
+        return BudgetVerdict("", None)
+    value = _FIGURES[goal.statistic](row)
+    measured = "too few samples" if value is None else goal.describe(value, row.unit)
+    return BudgetVerdict(
+        goal.describe(goal.limit, row.unit),
+        None if value is None else value <= goal.limit,
+        measured,
+        goal.reason,
     )
 
 
-def goal_of(row: Row, budgets: Mapping[str, Any]) -> Goal | None:
-    """The goal of a row, if it has one."""
-    found = budgets.get("goal", {}).get(row.key)
-    return (
-        next((Goal(of, found[of], found["why"]) for of in _FIGURES if of in found), None) if found else None
-    )
+def find_goal(row: ResultRow, budgets: Mapping[str, Any]) -> Goal | None:
+    """Return the goal of a row, or None."""
+    goal = budgets.get("goal", {}).get(row.key)
+    if not goal:
+        return None
+    return next((Goal(name, goal[name], goal["why"]) for name in _FIGURES if name in goal), None)
 
 
-def _met(found: Interval, limit: float) -> bool | None:
-    if found.median <= limit:
+def _is_ratio_met(measured: Interval, limit: float) -> bool | None:
+    if measured.median <= limit:
         return True
-    return False if found.low > limit else None
+    return False if measured.low > limit else None
 
 
-def with_table(text: str, name: str, values: Mapping[str, float]) -> str:
-    """The file's text with the table ``name`` replaced, or added at its end."""
+def replace_table(text: str, name: str, values: Mapping[str, float]) -> str:
+    """Return ``text`` (TOML) with the table ``name`` replaced, or appended."""
     body = "".join(f"{key} = {value}\n" for key, value in values.items())
     table = f"[{name}]\n{body}"
-    found = re.search(rf"^\[{re.escape(name)}\]\n(?:(?!\[|\n).*\n)*", text, re.M)
-    if found:
-        return text[: found.start()] + table + text[found.end() :]
+    match = re.search(rf"^\[{re.escape(name)}\]\n(?:(?!\[|\n).*\n)*", text, re.M)
+    if match:
+        return text[: match.start()] + table + text[match.end() :]
     return text.rstrip("\n") + "\n\n" + table

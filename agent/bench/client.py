@@ -1,8 +1,8 @@
-"""``python -m agent.bench.client SOCKET METHOD MARKER``: a subscriber in a process of its own.
+"""``python -m agent.bench.client SOCKET METHOD MARKER``: a gRPC subscriber in a separate process.
 
-Prints a line of JSON when it starts (which library it is) and one for each message: when it came
-(CLOCK_MONOTONIC, taken before the bytes are looked at), its size, and what MARKER matched in it. With grpcio
-where there is one, since that is what a kubelet's client is closest to; else with our own.
+It prints a line of JSON at start (the name of its gRPC library) and one for each message: arrival time
+(CLOCK_MONOTONIC, taken before the bytes are parsed), size, and the matches of the regular expression MARKER.
+It uses grpcio if installed, which behaves most like a kubelet's client; otherwise the agent's own client.
 """
 
 import asyncio
@@ -16,43 +16,44 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any, Final
 
-LOOK_S: Final = 0.001
+CONNECT_POLL_S: Final = 0.001
 
 
 def main(socket: str, method: str, marker: str) -> None:
-    """Until killed, or the stream ends."""
+    """Subscribe and print messages until killed or until the stream ends."""
     pattern = re.compile(marker.encode(), re.DOTALL)
     grpc = importlib.import_module("grpc") if importlib.util.find_spec("grpc") else None
-    _say(client=f"grpcio {grpc.__version__}" if grpc else "grpclib, which decodes each message first")
-    while not Path(socket).exists():  # who fails to connect once tries again only a second later
-        time.sleep(LOOK_S)
+    _print_json(client=f"grpcio {grpc.__version__}" if grpc else "grpclib, which decodes each message first")
+    while not Path(socket).exists():  # after a failed attempt, grpcio waits a second
+        time.sleep(CONNECT_POLL_S)
     if grpc:
-        _grpcio(grpc, socket, method, pattern)
+        _follow_grpcio(grpc, socket, method, pattern)
     else:
-        follow = importlib.import_module("agent.serve.agent_api.client").follow  # takes longer than grpcio
-        asyncio.run(_ours(follow(Path(socket)), pattern))
+        # imported here: slower to load than grpcio
+        follow = importlib.import_module("agent.serve.agent_api.client").follow
+        asyncio.run(_follow_agent_client(follow(Path(socket)), pattern))
 
 
-def _say(**words: object) -> None:
-    print(json.dumps(words), flush=True)
+def _print_json(**fields: object) -> None:
+    print(json.dumps(fields), flush=True)
 
 
-def _found(pattern: re.Pattern[bytes], data: bytes) -> list[str]:
+def _matches(pattern: re.Pattern[bytes], data: bytes) -> list[str]:
     return [match.decode() for match in pattern.findall(data)]
 
 
-def _grpcio(grpc: Any, socket: str, method: str, pattern: re.Pattern[bytes]) -> None:
+def _follow_grpcio(grpc: Any, socket: str, method: str, pattern: re.Pattern[bytes]) -> None:
     channel = grpc.insecure_channel(f"unix:{socket}")
     for data in channel.unary_stream(method)(b"", wait_for_ready=True):
         t_ns = time.monotonic_ns()
-        _say(t_ns=t_ns, size=len(data), found=_found(pattern, data))
+        _print_json(t_ns=t_ns, size=len(data), found=_matches(pattern, data))
 
 
-async def _ours(reports: AsyncIterator[object], pattern: re.Pattern[bytes]) -> None:
+async def _follow_agent_client(reports: AsyncIterator[object], pattern: re.Pattern[bytes]) -> None:
     async for report in reports:
         t_ns = time.monotonic_ns()
         text = repr(report).encode()
-        _say(t_ns=t_ns, size=len(text), found=_found(pattern, text))
+        _print_json(t_ns=t_ns, size=len(text), found=_matches(pattern, text))
 
 
 if __name__ == "__main__":

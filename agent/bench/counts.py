@@ -1,10 +1,10 @@
-"""Counts that do not jitter: system calls by strace, instructions by callgrind, allocations.
+"""Exact counts: system calls by strace, instructions by callgrind, allocations.
 
-All are of ``benchmarks/driver.c``, linked with the core as it stands in the checkout, on trees of files that
-look alike everywhere. It is run with N and with 2N, and what the second run has more is divided by N.
+All counts are those of ``benchmarks/driver.c``, linked with the C core of the checkout, on file trees that
+are equal on every machine. For instructions the driver runs N and 2N times; the difference is divided by N.
 
-Instructions are those of the core's own code: the C library picks its string functions by the processor, and
-would make the count differ between machines. Calls into it, and into NVML, are counted beside them.
+Instructions are those of the core's own code, because the C library selects its string functions by processor
+and would make the count differ between machines. Calls into the C library and NVML are counted separately.
 """
 
 import collections
@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Final
 
 from agent.bench.nvml import FakeNvml, fake_nvml
-from agent.bench.result import Unmeasured
+from agent.bench.result import MeasurementError
 from agent.bench.trees import scratch, write_groups, write_knobs, write_machine, write_sysfs
 
 GROUPS: Final = 100
@@ -29,8 +29,8 @@ GPUS: Final = 8
 DEVICES: Final = 128
 POD: Final = "pod"
 WRAPPED: Final = ("clock_gettime", "malloc", "calloc", "realloc")
-MARK: Final = "getppid"
-"""The system call before and after the work."""
+MARKER_CALL: Final = "getppid"
+"""System call that the driver makes before and after the workload."""
 REPEATS: Final = {
     "pass": 100,
     "second": 10,
@@ -46,13 +46,13 @@ REPEATS: Final = {
 }
 
 
-class Uncountable(Unmeasured):
-    """A tool failed, or what it said is not understood."""
+class CountError(MeasurementError):
+    """A tool failed or its output is not understood."""
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
-    """One part of the core, on one tree."""
+class Workload:
+    """One part of the core, run on one file tree."""
 
     name: str
     mode: str
@@ -60,35 +60,35 @@ class Work:
     controllers: int = 0
 
 
-WORKS: Final = (
-    Work("pass", "pass"),
-    Work("second", "second"),
-    Work(f"second_{GROUPS}_groups", "second", GROUPS),
-    Work(f"still_{GROUPS}_groups", "still", GROUPS),
-    Work(f"sweep_{GROUPS}_groups", "sweep", GROUPS),
-    Work("machine", "machine"),
-    Work(f"machine_{CONTROLLERS}_controllers", "machine", controllers=CONTROLLERS),
-    Work(f"minute_{CONTROLLERS}_controllers", "minute", controllers=CONTROLLERS),
-    Work("uevent_of_no_interest", "uevent"),
-    Work("knobs", "knobs"),
-    Work(f"pass_{GPUS}_gpus", "gpus"),
-    Work(f"minute_{GPUS}_gpus", "gpu_minute"),
-    Work(f"encode_{DEVICES}_devices", "encode"),
+WORKLOADS: Final = (
+    Workload("pass", "pass"),
+    Workload("second", "second"),
+    Workload(f"second_{GROUPS}_groups", "second", GROUPS),
+    Workload(f"still_{GROUPS}_groups", "still", GROUPS),
+    Workload(f"sweep_{GROUPS}_groups", "sweep", GROUPS),
+    Workload("machine", "machine"),
+    Workload(f"machine_{CONTROLLERS}_controllers", "machine", controllers=CONTROLLERS),
+    Workload(f"minute_{CONTROLLERS}_controllers", "minute", controllers=CONTROLLERS),
+    Workload("uevent_of_no_interest", "uevent"),
+    Workload("knobs", "knobs"),
+    Workload(f"pass_{GPUS}_gpus", "gpus"),
+    Workload(f"minute_{GPUS}_gpus", "gpu_minute"),
+    Workload(f"encode_{DEVICES}_devices", "encode"),
 )
 
 
 @dataclass(frozen=True, slots=True)
-class Driver:
-    """A built driver, and where its trees are."""
+class DriverProgram:
+    """Built driver and the directory of its file trees."""
 
     program: Path
     trees: Path
     nvml: FakeNvml
 
-    def command(self, work: Work, times: int) -> list[str]:
-        """Does the work ``times`` times."""
-        machine = self.trees / f"machine{work.controllers}"
-        on: dict[str, tuple[object, object]] = {
+    def command(self, workload: Workload, times: int) -> list[str]:
+        """Return the command that runs the workload ``times`` times."""
+        machine = self.trees / f"machine{workload.controllers}"
+        roots_by_mode: dict[str, tuple[object, object]] = {
             "machine": (machine / "sys", machine / "proc"),
             "minute": (machine / "sys", machine / "proc"),
             "uevent": ("-", "-"),
@@ -97,96 +97,98 @@ class Driver:
             "gpu_minute": (self.nvml.library, self.nvml.scenario),
             "encode": (DEVICES, "-"),
         }
-        roots = on.get(work.mode, (self.trees / "sys", self.trees / f"cgroup{work.groups}"))
-        return [str(self.program), work.mode, *map(str, roots), str(times)]
+        roots = roots_by_mode.get(
+            workload.mode, (self.trees / "sys", self.trees / f"cgroup{workload.groups}")
+        )
+        return [str(self.program), workload.mode, *map(str, roots), str(times)]
 
 
 def compiler() -> str:
-    """The C compiler that builds the driver: ``CC``, or gcc."""
+    """Return the C compiler that builds the driver: ``$CC``, or gcc."""
     return os.environ.get("CC", "gcc")
 
 
 def compiler_id() -> str:
-    """Its name, version and target, the key of its baselines."""
-    banner = _output([compiler(), "--version"]).splitlines()[0]
+    """Return name, version and target of the compiler: the key of its baselines."""
+    banner = _run([compiler(), "--version"]).splitlines()[0]
     kind = "clang" if "clang" in banner else "gcc"
     version = re.search(r"(\d+\.\d+\.\d+)", banner)
     return f"{kind} {version[1] if version else banner} {platform.machine()}"
 
 
-def build(root: Path, where: Path) -> Driver:
-    """Compile the driver with the flags that the shipped core is built with, and make its trees and GPUs.
+def build(root: Path, directory: Path) -> DriverProgram:
+    """Compile the driver with the flags of the shipped core, and write its file trees and GPU scenario.
 
     Args:
-        root: The checkout.
-        where: An empty directory that outlives the driver.
+        root: Checkout.
+        directory: Empty directory that exists as long as the driver is used.
     """
     flags = runpy.run_path(str(root / "setup_build.py"))["CFLAGS"]
-    program = where / "driver"
+    program = directory / "driver"
     flags += [f"-I{root / 'native/include'}", f"-I{root / 'native/src'}", "-D_GNU_SOURCE"]
-    objects = where / "objects"
+    objects = directory / "objects"
     objects.mkdir()
 
     def compiled(source: Path) -> str:
-        made = str(objects / f"{source.stem}.o")
-        _output([compiler(), *flags, "-c", str(source), "-o", made])
-        return made
+        compiled_objects = str(objects / f"{source.stem}.o")
+        _run([compiler(), *flags, "-c", str(source), "-o", compiled_objects])
+        return compiled_objects
 
     sources = [root / "benchmarks/driver.c", *sorted((root / "native/src").rglob("*.c"))]
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        made = list(pool.map(compiled, sources))
+        compiled_objects = list(pool.map(compiled, sources))
     wraps = [f"-Wl,--wrap={name}" for name in WRAPPED]
-    _output([compiler(), *flags, *made, *wraps, "-o", str(program)])
-    write_sysfs(where / "sys")
-    write_knobs(where / "knobs", POD)
-    for groups in {work.groups for work in WORKS}:
-        write_groups(where / f"cgroup{groups}", groups)
-    for controllers in {work.controllers for work in WORKS}:
-        write_machine(where / f"machine{controllers}", controllers)
-    return Driver(program, where, fake_nvml(where, GPUS))
+    _run([compiler(), *flags, *compiled_objects, *wraps, "-o", str(program)])
+    write_sysfs(directory / "sys")
+    write_knobs(directory / "knobs", POD)
+    for groups in {workload.groups for workload in WORKLOADS}:
+        write_groups(directory / f"cgroup{groups}", groups)
+    for controllers in {workload.controllers for workload in WORKLOADS}:
+        write_machine(directory / f"machine{controllers}", controllers)
+    return DriverProgram(program, directory, fake_nvml(directory, GPUS))
 
 
-def system_calls(driver: Driver, work: Work) -> dict[str, float]:
-    """By name, for doing the work once; as strace saw them of the driver's thread, not of the fake NVML's."""
-    log, times = driver.trees / "strace.log", REPEATS[work.mode]
-    _output(["strace", "-qq", "-o", str(log), *driver.command(work, times)])
+def system_calls(driver: DriverProgram, workload: Workload) -> dict[str, float]:
+    """Count the system calls of the driver's thread for one run of the workload, by name."""
+    log, times = driver.trees / "strace.log", REPEATS[workload.mode]
+    _run(["strace", "-qq", "-o", str(log), *driver.command(workload, times)])
     names = re.findall(r"^(\w+)\(", log.read_text(errors="replace"), re.M)
-    *_, first, last = (at for at, name in enumerate(names) if name == MARK)
-    found = collections.Counter(names[first + 1 : last])
-    return {name: found[name] / times for name in sorted(found)}
+    *_, first, last = (index for index, name in enumerate(names) if name == MARKER_CALL)
+    result = collections.Counter(names[first + 1 : last])
+    return {name: result[name] / times for name in sorted(result)}
 
 
-def allocations(driver: Driver, work: Work) -> int:
-    """That the core asked for while it did the work many times."""
-    said = _output(driver.command(work, REPEATS[work.mode]))
-    return int(said.removeprefix("allocations "))
+def allocations(driver: DriverProgram, workload: Workload) -> int:
+    """Count the core's allocations in many runs of the workload."""
+    output = _run(driver.command(workload, REPEATS[workload.mode]))
+    return int(output.removeprefix("allocations "))
 
 
-def instructions(driver: Driver, work: Work) -> tuple[float, float]:
-    """Instructions of the core's own code for doing the work once, and calls from it into libraries."""
-    once = REPEATS[work.mode]
-    few, many = (_callgrind(driver, work, times) for times in (once, 2 * once))
+def instructions(driver: DriverProgram, workload: Workload) -> tuple[float, float]:
+    """Count the core's own instructions and its calls into libraries for one run of the workload."""
+    once = REPEATS[workload.mode]
+    few, many = (_callgrind(driver, workload, times) for times in (once, 2 * once))
     return (many[0] - few[0]) / once, (many[1] - few[1]) / once
 
 
 def record(root: Path) -> tuple[str, Mapping[str, float]]:
-    """The name of this compiler's table of baselines, and what is to stand in it."""
-    with scratch() as where:
-        driver = build(root, where)
+    """Measure the baselines of this compiler; return the name of their table and its values."""
+    with scratch() as directory:
+        driver = build(root, directory)
         return f'instructions."{compiler_id()}"', baselines(driver)
 
 
-def baselines(driver: Driver) -> dict[str, float]:
-    """Instructions, and calls into libraries, by work."""
-    found: dict[str, float] = {}
-    for work in WORKS:
-        own, calls = instructions(driver, work)
-        found[work.name] = round(own)
-        found[f"{work.name}_calls"] = calls
-    return found
+def baselines(driver: DriverProgram) -> dict[str, float]:
+    """Count instructions and calls into libraries of all workloads."""
+    result: dict[str, float] = {}
+    for workload in WORKLOADS:
+        own, calls = instructions(driver, workload)
+        result[workload.name] = round(own)
+        result[f"{workload.name}_calls"] = calls
+    return result
 
 
-def _callgrind(driver: Driver, work: Work, times: int) -> tuple[int, int]:
+def _callgrind(driver: DriverProgram, workload: Workload, times: int) -> tuple[int, int]:
     out = driver.trees / "callgrind.out"
     valgrind = [
         "valgrind",
@@ -195,14 +197,14 @@ def _callgrind(driver: Driver, work: Work, times: int) -> tuple[int, int]:
         f"--callgrind-out-file={out}",
         "--compress-strings=no",
     ]
-    _output([*valgrind, "--compress-pos=no", *driver.command(work, times)])
+    _run([*valgrind, "--compress-pos=no", *driver.command(workload, times)])
     return parse_callgrind(out.read_text(), str(driver.program))
 
 
 def parse_callgrind(text: str, program: str) -> tuple[int, int]:
-    """Own instructions of an object, and calls out of it, from callgrind's output without compression.
+    """Sum an object's own instructions and its calls to other objects in callgrind's uncompressed output.
 
-    A line after ``calls=`` is the cost inside the callee, and not the caller's own.
+    A line after ``calls=`` is the cost inside the callee; the caller's own cost excludes it.
     """
     own = calls = 0
     inside = outward = skip = False
@@ -224,11 +226,11 @@ def parse_callgrind(text: str, program: str) -> tuple[int, int]:
     return own, calls
 
 
-def _output(command: Sequence[str]) -> str:
+def _run(command: Sequence[str]) -> str:
     try:
         done = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False)
     except FileNotFoundError:
-        raise Uncountable(f"{command[0]} is not installed") from None
+        raise CountError(f"{command[0]} is not installed") from None
     if done.returncode:
-        raise Uncountable(f"{' '.join(command[:3])} ...: exit {done.returncode}: {done.stderr[-1000:]}")
+        raise CountError(f"{' '.join(command[:3])} ...: exit {done.returncode}: {done.stderr[-1000:]}")
     return done.stdout

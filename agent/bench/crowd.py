@@ -1,110 +1,216 @@
-"""``python -m agent.bench.crowd SOCKET KIND WHAT``: many subscribers in one process, each with a connection.
+"""``python -m agent.bench.crowd SOCKET KIND ARGUMENT``: many subscribers in one process, one connection each.
 
-For each line on standard input, a number, there are as many, and it says so in a line of JSON when each has
-got its first message. From then on a line for each round: when the last of them had got its next message
-(CLOCK_MONOTONIC, ns). Three kinds: ``grpcio METHOD``, a thread for each; ``frames METHOD``, one thread that
-reads HTTP/2 frames from all of them; ``bare SIZE``, the same thread, and sockets of which each has a message
-when it has read so many bytes: the floor.
+Each line on standard input is a number of subscribers. The process connects as many, and prints a line of
+JSON when each has received its first message. It then prints a line for each round: the time at which the
+last subscriber received its next message (CLOCK_MONOTONIC, ns). Kinds: ``grpcio METHOD``, a thread per
+subscriber; ``frames METHOD``, one thread that reads the HTTP/2 frames of all subscribers; ``bare SIZE``, one
+thread that reads bare sockets, where SIZE bytes are a message: the lower bound.
+
+MessageCounter understands just enough of HTTP/2 (RFC 9113) and HPACK (RFC 7541) to subscribe and to count
+messages. It decodes no message and costs next to nothing, so that the server's cost dominates a measurement.
 """
 
 import importlib
 import json
 import selectors
 import socket
+import struct
 import sys
 import threading
 import time
 from collections.abc import Callable
 from typing import Final
 
-from agent.bench.frames import Messages, subscription
+PREFACE: Final = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+STREAM: Final = 1
+WINDOW: Final = 1 << 24
+"""Flow control window of stream and connection; renewed when half of it is used."""
+INITIAL_WINDOW: Final = (1 << 16) - 1  # of a connection; RFC 9113 has no setting for it
+HEAD: Final = 9
+"""Length of a frame header."""
+MESSAGE_HEAD: Final = 5
+"""Length of the gRPC message prefix: compression flag and message length."""
+
+DATA, HEADERS, RST_STREAM, SETTINGS, PING, GOAWAY, WINDOW_UPDATE = 0, 1, 3, 4, 6, 7, 8
+ACK = END_STREAM = 1
+END_HEADERS: Final = 4
+PADDED: Final = 8
+INITIAL_WINDOW_SIZE: Final = 4
+
+
+class StreamEnded(Exception):
+    """The server ended the stream; the text names the frame."""
+
+
+class MessageCounter:
+    """Counter of the messages of one stream, fed with the bytes of its connection."""
+
+    def __init__(self) -> None:
+        self._bytes = bytearray()
+        self._data = bytearray()
+        self._read = 0
+
+    def receive(self, data: bytes) -> tuple[int, bytes]:
+        """Return the number of messages that ``data`` completed, and the bytes to send in reply.
+
+        Raises:
+            StreamEnded: The server sends no more messages.
+        """
+        self._bytes += data
+        reply = b""
+        while len(self._bytes) >= HEAD:
+            end = HEAD + int.from_bytes(self._bytes[:3], "big")
+            if len(self._bytes) < end:
+                break
+            reply += self._frame(self._bytes[3], self._bytes[4], bytes(self._bytes[HEAD:end]))
+            del self._bytes[:end]
+        return self._count_complete(), reply
+
+    def _frame(self, kind: int, flags: int, payload: bytes) -> bytes:
+        if kind in {RST_STREAM, GOAWAY} or (kind in {DATA, HEADERS} and flags & END_STREAM):
+            raise StreamEnded(f"a frame of type {kind} ends the stream: {payload!r}")
+        if kind in {SETTINGS, PING} and not flags & ACK:
+            return frame(kind, ACK, 0, payload if kind == PING else b"")
+        if kind != DATA:
+            return b""
+        self._data += payload[1 : len(payload) - payload[0]] if flags & PADDED else payload
+        self._read += len(payload)
+        if self._read < WINDOW // 2:
+            return b""
+        credit, self._read = struct.pack(">I", self._read), 0
+        return frame(WINDOW_UPDATE, 0, 0, credit) + frame(WINDOW_UPDATE, 0, STREAM, credit)
+
+    def _count_complete(self) -> int:
+        count = 0
+        while len(self._data) >= MESSAGE_HEAD:
+            end = MESSAGE_HEAD + int.from_bytes(self._data[1:MESSAGE_HEAD], "big")
+            if len(self._data) < end:
+                break
+            del self._data[:end]
+            count += 1
+        return count
+
+
+def subscription(method: str) -> bytes:
+    """Return the first bytes of a client: HTTP/2 preface, windows, and a call with an empty message."""
+    headers = {
+        ":method": "POST",
+        ":scheme": "http",
+        ":path": method,
+        ":authority": "localhost",
+        "te": "trailers",
+        "content-type": "application/grpc",
+    }
+    block = b"".join(b"\0" + _header_string(name) + _header_string(value) for name, value in headers.items())
+    return (
+        PREFACE
+        + frame(SETTINGS, 0, 0, struct.pack(">HI", INITIAL_WINDOW_SIZE, WINDOW))
+        + frame(WINDOW_UPDATE, 0, 0, struct.pack(">I", WINDOW - INITIAL_WINDOW))
+        + frame(HEADERS, END_HEADERS, STREAM, block)
+        + frame(DATA, END_STREAM, STREAM, bytes(MESSAGE_HEAD))
+    )
+
+
+def frame(kind: int, flags: int, stream: int, payload: bytes) -> bytes:
+    """Encode one HTTP/2 frame."""
+    return struct.pack(">I", len(payload))[1:] + struct.pack(">BBI", kind, flags, stream) + payload
+
+
+def _header_string(text: str) -> bytes:
+    """Encode an HPACK string literal without Huffman coding, shorter than 127 bytes (one length byte)."""
+    data = text.encode()
+    assert len(data) < 0x7F, text
+    return bytes([len(data)]) + data
+
 
 Receive = Callable[[bytes], tuple[int, bytes]]
-"""Messages that are whole with these bytes, and what is to be sent in answer."""
+"""Maps received bytes to the number of completed messages and the bytes to send in reply."""
 
 
-class Rounds:
-    """Counts messages until everybody has one."""
+class DeliveryRounds:
+    """Counter of messages until each subscriber has received one. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._size = 0
         self._left = 0
-        self._done: Callable[[int], None] = _say_time
+        self._done: Callable[[int], None] = _print_time
 
     def begin(self, size: int) -> None:
-        """So many subscribers; those that have come since wait for their first message now."""
+        """Expect the first message of each new subscriber; ``size`` is the new number of subscribers."""
         with self._lock:
             self._left, self._size = size - self._size, size
-            self._done = lambda _: _say(subscribers=size)
+            self._done = lambda _: _print_json(subscribers=size)
 
-    def got(self) -> None:
-        """A subscriber has a message, now."""
+    def received(self) -> None:
+        """Record that a subscriber received a message now."""
         t_ns = time.monotonic_ns()
         with self._lock:
             self._left -= 1
             if self._left == 0:
                 self._done(t_ns)
-                self._done, self._left = _say_time, self._size
+                self._done, self._left = _print_time, self._size
 
 
-def _say(**words: object) -> None:
-    print(json.dumps(words), flush=True)
+def _print_json(**fields: object) -> None:
+    print(json.dumps(fields), flush=True)
 
 
-def _say_time(t_ns: int) -> None:
-    _say(t_ns=t_ns)
+def _print_time(t_ns: int) -> None:
+    _print_json(t_ns=t_ns)
 
 
-def grpcio(path: str, method: str, rounds: Rounds) -> Callable[[], None]:
-    """What adds a subscriber: a channel, and a thread that reads from it."""
+def grpcio_adder(path: str, method: str, rounds: DeliveryRounds) -> Callable[[], None]:
+    """Return a function that adds a grpcio subscriber: a channel, and a thread that reads from it."""
     grpc = importlib.import_module("grpc")
     options = [("grpc.use_local_subchannel_pool", 1)]  # else all channels share one connection
 
     def follow() -> None:
         channel = grpc.insecure_channel(f"unix:{path}", options)
         for _ in channel.unary_stream(method)(b"", wait_for_ready=True):
-            rounds.got()
+            rounds.received()
 
     return lambda: threading.Thread(target=follow, daemon=True).start()
 
 
-def frames(path: str, method: str, rounds: Rounds) -> Callable[[], None]:
-    """What adds a subscriber that knows of HTTP/2 what it needs."""
-    asks = subscription(method)
+def frames_adder(path: str, method: str, rounds: DeliveryRounds) -> Callable[[], None]:
+    """Return a function that adds a subscriber which only reads HTTP/2 frames."""
+    request = subscription(method)
 
     def begin(connection: socket.socket) -> Receive:
-        connection.sendall(asks)
-        return Messages().receive
+        connection.sendall(request)
+        return MessageCounter().receive
 
-    return _polled(path, begin, rounds)
+    return _polled_adder(path, begin, rounds)
 
 
-def bare(path: str, size: str, rounds: Rounds) -> Callable[[], None]:
-    """What adds a socket. To be connected counts as the first message."""
+def bare_adder(path: str, size: str, rounds: DeliveryRounds) -> Callable[[], None]:
+    """Return a function that adds a bare socket. Its connection counts as the first message."""
 
     def begin(_: socket.socket) -> Receive:
-        rounds.got()
-        return Bytes(int(size)).receive
+        rounds.received()
+        return ByteCounter(int(size)).receive
 
-    return _polled(path, begin, rounds)
+    return _polled_adder(path, begin, rounds)
 
 
-class Bytes:
-    """So many of them are a message."""
+class ByteCounter:
+    """Counter of messages of a fixed size."""
 
     def __init__(self, size: int) -> None:
         self._size = size
         self._read = 0
 
     def receive(self, data: bytes) -> tuple[int, bytes]:
-        """See :data:`Receive`."""
-        number, self._read = divmod(self._read + len(data), self._size)
-        return number, b""
+        """Implement :data:`Receive`."""
+        count, self._read = divmod(self._read + len(data), self._size)
+        return count, b""
 
 
-def _polled(path: str, begin: Callable[[socket.socket], Receive], rounds: Rounds) -> Callable[[], None]:
-    """What adds a connection; one thread reads from all of them."""
+def _polled_adder(
+    path: str, begin: Callable[[socket.socket], Receive], rounds: DeliveryRounds
+) -> Callable[[], None]:
+    """Return a function that adds a connection; one thread reads from all connections."""
     selector = selectors.EpollSelector()
 
     def read() -> None:
@@ -114,12 +220,12 @@ def _polled(path: str, begin: Callable[[socket.socket], Receive], rounds: Rounds
                 assert isinstance(connection, socket.socket)
                 data = connection.recv(1 << 16)
                 if not data:
-                    raise ConnectionError(f"{path}: hung up")
-                number, answer = key.data(data)
-                for _ in range(number):
-                    rounds.got()
-                if answer:
-                    connection.sendall(answer)
+                    raise ConnectionError(f"{path}: server closed the connection")
+                count, reply = key.data(data)
+                for _ in range(count):
+                    rounds.received()
+                if reply:
+                    connection.sendall(reply)
 
     def add() -> None:
         connection = socket.socket(socket.AF_UNIX)
@@ -130,19 +236,19 @@ def _polled(path: str, begin: Callable[[socket.socket], Receive], rounds: Rounds
     return add
 
 
-KINDS: Final = {"grpcio": grpcio, "frames": frames, "bare": bare}
+ADDERS: Final = {"grpcio": grpcio_adder, "frames": frames_adder, "bare": bare_adder}
 
 
-def main(path: str, kind: str, what: str) -> None:
-    """Until standard input ends."""
-    rounds = Rounds()
-    add = KINDS[kind](path, what, rounds)
-    there = 0
+def main(path: str, kind: str, argument: str) -> None:
+    """Connect subscribers and print times until standard input ends."""
+    rounds = DeliveryRounds()
+    add = ADDERS[kind](path, argument, rounds)
+    connected = 0
     for line in sys.stdin:
         rounds.begin(int(line))
-        for _ in range(there, int(line)):
+        for _ in range(connected, int(line)):
             add()
-        there = int(line)
+        connected = int(line)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""How long to measure."""
+"""Numbers of rounds, sizes and durations of a full and of a quick run."""
 
 from dataclasses import dataclass
 from typing import Final
@@ -6,43 +6,43 @@ from typing import Final
 
 @dataclass(frozen=True, slots=True)
 class Effort:
-    """Numbers of rounds and seconds; ``--quick`` is the smaller of two."""
+    """Rounds, sizes and durations of one run of the suites."""
 
     warm_rounds: int
     warm_limit_s: float
-    """Of one workload, whatever the rounds; slow contenders then have fewer of them."""
+    """Time limit of one workload; slow contenders complete fewer rounds."""
     cold_rounds: int
-    """Each costs a pause per contender."""
+    """Rounds with a pause before each call, per contender."""
     cold_baselines: bool
-    """Time the Python baselines after pauses too."""
+    """Whether the Python baselines are also timed after pauses."""
     groups: tuple[int, ...]
-    """Cgroups that are polled; the largest number is that of the curves."""
+    """Numbers of cgroups that are polled."""
     gpus: tuple[int, ...]
-    """GPUs of the fake NVML that are polled."""
+    """Numbers of GPUs of the fake NVML that are polled."""
     betterproto_devices: int
-    """The longest list that it encodes: the longest of all takes it 150 ms."""
+    """Longest list that betterproto encodes; 1,000 devices take 150 ms."""
     causes: int
-    """Changes made to time each kind of detection..."""
+    """Changes made to time each kind of detection, except cgroup events."""
     events: int
-    """...but those of cgroups: of 100 there is a p99."""
+    """Cgroup events caused to time their detection; a p99 needs 100."""
     hotplugs: int
-    """The same of CPUs: each stops the machine for a moment. 0: that, and the kernel log, is left out."""
+    """CPU hotplug events; each briefly stops the machine. 0 skips hotplug and kernel log."""
     detect_periods_ms: tuple[int, ...]
     publications: int
-    """To each number of subscribers."""
+    """Publications to each number of subscribers."""
     starts: int
-    """Of each process whose start is timed."""
+    """Starts of each process whose start is timed."""
     imports: bool
-    """Look at each module that a start imports; that takes twice as long as the start."""
+    """Whether the imports of a start are timed by module; that takes twice as long as the start."""
     idle_s: float
     settle_s: float
-    """From the first message to the begin of the idle measurement."""
+    """Time from the first message to the start of the idle measurement."""
     strace_s: float
-    """For how long system calls are counted after it; 0: not at all."""
+    """Duration of the system call count after the idle measurement; 0 skips the count."""
     sizes: tuple[int, ...]
     """Numbers of devices at which growth is measured."""
     pods: int
-    """Of the node whose consumers are resolved; 0: none are, and nothing is audited."""
+    """Pods of the node whose consumers are resolved; 0 skips consumers and audits."""
     audited: int
     """Pods of the node that is audited."""
 
@@ -63,7 +63,7 @@ FULL: Final = Effort(
     starts=10,
     imports=True,
     idle_s=60.0,
-    settle_s=130.0,  # what is new is read often, for two minutes
+    settle_s=130.0,  # the sampler reads new cgroups more often for two minutes
     strace_s=5.0,
     sizes=(1, 8, 64, 128, 256, 512, 1000),
     pods=5000,
@@ -92,4 +92,4 @@ QUICK: Final = Effort(
     audited=0,
 )
 PAUSE_S: Final = 0.1
-"""Between two passes at 10 Hz."""
+"""Pause between two passes at 10 Hz."""

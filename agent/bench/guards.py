@@ -1,94 +1,94 @@
-"""What ``--check`` holds the agent to: the figures of ``benchmarks/budgets.toml`` that do not jitter.
+"""``--check``: compares the exact figures of the agent with the budgets of ``benchmarks/budgets.toml``.
 
-Counts are those of the budget to the last one: a count that fell is a miss too, so that its budget is
-lowered and it cannot rise again unseen. Instructions may differ by half a percent, and a ratio of times may
-exceed its budget by a twentieth. Absolute times are not here: they are the machine's.
+Counts must equal their budgets. A count below its budget is a miss too, so that the budget is lowered and the
+count cannot rise again unnoticed. Instructions may differ by 0.5 %, and a ratio of times may exceed its
+budget by 5 %. Absolute times depend on the machine and have no guards.
 """
 
 import contextlib
 import shutil
+import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from agent.bench import counts
-from agent.bench import idle_counts as quiet
+from agent.bench import budgets, counts, idle_counts
 from agent.bench.budgets import FILE
-from agent.bench.counts import Driver
-from agent.bench.result import Unmeasured
-from agent.bench.suites.encode import entries_of
+from agent.bench.counts import DriverProgram
+from agent.bench.result import MeasurementError
+from agent.bench.suites.encode import health_entries
 from agent.bench.suites.poll import open_sampler
 from agent.bench.timing import Contender, Interval, paired_ratio, race
-from agent.bench.trees import scratch, some_tree
+from agent.bench.trees import real_or_file_tree, scratch
 from agent.native.encode import encode_health
 
-WITHIN: Final = 0.005
-"""Of a baseline of instructions."""
-SLACK: Final = 0.05
-"""Over a budget of a ratio."""
-TRIES: Final = 4  # of a ratio that exceeds it: a neighbour was busy in one of them
+INSTRUCTION_TOLERANCE: Final = 0.005
+"""Relative tolerance of instruction counts."""
+RATIO_TOLERANCE: Final = 0.05
+"""Relative tolerance of ratios, upwards."""
+RATIO_TRIES: Final = 4  # attempts per ratio: other processes may disturb some of them
 ROUNDS: Final = 60
 LIMIT_S: Final = 2.5
-WORKS: Final = {work.name: work for work in counts.WORKS}
-QUIET_LOOK: Final = "quiet_look"
-QUIET: Final[Mapping[str, Callable[[], int]]] = {
-    "quiet_passes": quiet.sampler_wakes,
-    "quiet_minute": quiet.core_looks,
+WORKLOADS_BY_NAME: Final = {workload.name: workload for workload in counts.WORKLOADS}
+QUIET_EVALUATION: Final = "quiet_look"
+WAKEUP_COUNTERS: Final[Mapping[str, Callable[[], int]]] = {
+    "quiet_passes": idle_counts.count_sampler_wakes,
+    "quiet_minute": idle_counts.count_evaluations,
 }
-LISTS: Final = {f"health_{devices}_devices": devices for devices in (8, 128, 1000)}
-RACES: Final = {
+MESSAGE_DEVICES: Final = {f"health_{devices}_devices": devices for devices in (8, 128, 1000)}
+RATIO_GROUPS: Final = {
     "poll.pass.warm.core": 0,
     "poll.groups100.warm.core": 100,
     "poll.groups1000.warm.core": 1000,
 }
-"""Groups that are swept, by the key of the row. Those in situ would take minutes of pauses."""
+"""Number of cgroups that are swept, by row key. Rows in situ have no guard: their pauses take minutes."""
 
 
 class GuardResult(NamedTuple):
-    """How a guard stands."""
+    """Outcome of one guard."""
 
     value: str
-    """Why it could not be measured here, if ``met`` is None."""
+    """Measured figure, or the reason why there is none if ``met`` is None."""
     budget: str
     met: bool | None
 
 
-class Bench:
-    """What guards share: a checkout, its budgets, and the driver, built when it is first needed."""
+class GuardContext:
+    """Context of guards: a checkout, its budgets, and the driver, built on first use."""
 
-    def __init__(self, root: Path, budgets: Mapping[str, Any], where: Path) -> None:
+    def __init__(self, root: Path, budgets: Mapping[str, Any], directory: Path) -> None:
         self._root = root
         self._budgets = budgets
-        self._where = where
+        self._directory = directory
 
     @cached_property
-    def driver(self) -> Driver:
-        """Linked with this checkout's core."""
-        return counts.build(self._root, self._where)
+    def driver(self) -> DriverProgram:
+        """Driver program linked with the checkout's core."""
+        return counts.build(self._root, self._directory)
 
     def budget(self, kind: str, name: str) -> Any:
-        """Raises Unmeasured if there is none."""
+        """Return the budget of a guard. Raises MeasurementError if the file has none."""
         try:
             return self._budgets[kind][name]
         except KeyError:
-            raise Unmeasured(f"{FILE}: [{kind}] has no {name}") from None
+            raise MeasurementError(f"{FILE}: [{kind}] has no {name}") from None
 
     def baselines(self) -> Mapping[str, float]:
-        """Instructions as this compiler makes them; empty if nobody recorded them."""
-        found: Mapping[str, float] = self._budgets.get("instructions", {}).get(counts.compiler_id(), {})
-        return found
+        """Return the instruction baselines of this compiler; empty if none are recorded."""
+        measured: Mapping[str, float] = self._budgets.get("instructions", {}).get(counts.compiler_id(), {})
+        return measured
 
 
 @contextlib.contextmanager
-def bench(root: Path, budgets: Mapping[str, Any]) -> Iterator[Bench]:
-    """For the guards of one checkout."""
-    with scratch() as where:
-        yield Bench(root, budgets, where)
+def guard_context(root: Path, budgets: Mapping[str, Any]) -> Iterator[GuardContext]:
+    """Provide the context for the guards of one checkout."""
+    with scratch() as directory:
+        yield GuardContext(root, budgets, directory)
 
 
 class Guard(NamedTuple):
-    """One figure that is held to a budget."""
+    """One figure with a budget."""
 
     kind: str
     name: str
@@ -96,86 +96,99 @@ class Guard(NamedTuple):
     def __str__(self) -> str:
         return f"{self.kind}.{self.name}"
 
-    def hold(self, on: Bench) -> GuardResult:
-        """Measure it, and judge.
+    def check(self, context: GuardContext) -> GuardResult:
+        """Measure the figure and compare it with its budget.
 
         Raises:
-            Unmeasured: A tool that is installed failed, or there is no budget.
+            MeasurementError: An installed tool failed, or the figure has no budget.
         """
         tools = [counts.compiler() if tool == "cc" else tool for tool in KINDS[self.kind].tools]
         missing = [tool for tool in tools if shutil.which(tool) is None]
         if missing:
             return GuardResult(f"{missing[0]} is not installed", "", None)
-        return KINDS[self.kind].hold(on, self.name)
+        return KINDS[self.kind].check(context, self.name)
 
 
-class Kind(NamedTuple):
-    """How figures of one table of the budgets are measured."""
+class GuardKind(NamedTuple):
+    """Measurement of the figures of one budget table."""
 
     tools: tuple[str, ...]
-    """Programs without which they cannot be; ``cc`` is the compiler."""
+    """Programs that the measurement needs; ``cc`` is the C compiler."""
     names: Sequence[str]
-    hold: Callable[[Bench, str], GuardResult]
+    check: Callable[[GuardContext, str], GuardResult]
 
 
-def _system_calls(on: Bench, name: str) -> GuardResult:
-    found, budget = counts.system_calls(on.driver, WORKS[name]), on.budget("system_calls", name)
-    return GuardResult(_listed(found), _listed(budget), found == budget)
+def _system_calls(context: GuardContext, name: str) -> GuardResult:
+    measured, budget = (
+        counts.system_calls(context.driver, WORKLOADS_BY_NAME[name]),
+        context.budget("system_calls", name),
+    )
+    return GuardResult(_format_calls(measured), _format_calls(budget), measured == budget)
 
 
-def _listed(calls: Mapping[str, float]) -> str:
+def _format_calls(calls: Mapping[str, float]) -> str:
     return ", ".join(f"{name} {number:g}" for name, number in calls.items()) or "none"
 
 
-def _instructions(on: Bench, name: str) -> GuardResult:
-    own, calls = counts.instructions(on.driver, WORKS[name])
-    value = _counted(own, calls)
-    baselines = on.baselines()
+def _instructions(context: GuardContext, name: str) -> GuardResult:
+    own, calls = counts.instructions(context.driver, WORKLOADS_BY_NAME[name])
+    value = _format_instructions(own, calls)
+    baselines = context.baselines()
     if not baselines:
         return GuardResult(f"{value}: no baseline for {counts.compiler_id()}; --record keeps them", "", None)
     if name not in baselines:
-        raise Unmeasured(f'{FILE}: [instructions."{counts.compiler_id()}"] has no {name}; --record keeps it')
+        raise MeasurementError(
+            f'{FILE}: [instructions."{counts.compiler_id()}"] has no {name}; --record keeps it'
+        )
     budget, budget_calls = baselines[name], baselines[f"{name}_calls"]
-    met = abs(own - budget) <= WITHIN * budget and calls == budget_calls
-    return GuardResult(value, _counted(budget, budget_calls), met)
+    met = abs(own - budget) <= INSTRUCTION_TOLERANCE * budget and calls == budget_calls
+    return GuardResult(value, _format_instructions(budget, budget_calls), met)
 
 
-def _counted(own: float, calls: float) -> str:
+def _format_instructions(own: float, calls: float) -> str:
     return f"{own:,.0f} in the core, {calls:,g} calls into libraries"
 
 
-def _allocations(on: Bench, name: str) -> GuardResult:
-    kept = quiet.blocks_kept() if name == QUIET_LOOK else counts.allocations(on.driver, WORKS[name])
-    return _exact(kept, on.budget("allocations", name))
+def _allocations(context: GuardContext, name: str) -> GuardResult:
+    blocks = (
+        idle_counts.count_retained_blocks()
+        if name == QUIET_EVALUATION
+        else counts.allocations(context.driver, WORKLOADS_BY_NAME[name])
+    )
+    return _exact_result(blocks, context.budget("allocations", name))
 
 
-def _wakeups(on: Bench, name: str) -> GuardResult:
-    return _exact(QUIET[name](), on.budget("wakeups", name))
+def _wakeups(context: GuardContext, name: str) -> GuardResult:
+    return _exact_result(WAKEUP_COUNTERS[name](), context.budget("wakeups", name))
 
 
-def _bytes(on: Bench, name: str) -> GuardResult:
-    found = sum(len(message) for message in encode_health(entries_of(LISTS[name])))
-    return _exact(found, on.budget("bytes", name))
+def _bytes(context: GuardContext, name: str) -> GuardResult:
+    measured = sum(len(message) for message in encode_health(health_entries(MESSAGE_DEVICES[name])))
+    return _exact_result(measured, context.budget("bytes", name))
 
 
-def _exact(found: float, budget: float) -> GuardResult:
-    return GuardResult(f"{found:,g}", f"{budget:,g}", found == budget)
+def _exact_result(measured: float, budget: float) -> GuardResult:
+    return GuardResult(f"{measured:,g}", f"{budget:,g}", measured == budget)
 
 
-def _ratio(on: Bench, name: str) -> GuardResult:
-    budget = float(on.budget("ratio", name))
-    found = _core_to_floor(RACES[name])
-    for _ in range(TRIES - 1):
-        if found.median <= budget * (1 + SLACK):
+def _ratio(context: GuardContext, name: str) -> GuardResult:
+    budget = float(context.budget("ratio", name))
+    measured = _ratio_to_lower_bound(RATIO_GROUPS[name])
+    for _ in range(RATIO_TRIES - 1):
+        if measured.median <= budget * (1 + RATIO_TOLERANCE):
             break
-        found = min(found, _core_to_floor(RACES[name]), key=lambda one: one.median)
-    value = f"{found.median:.2f}x the floor [{found.low:.2f}, {found.high:.2f}]"
-    return GuardResult(value, f"{budget:.2f}x, or {SLACK:.0%} over", found.median <= budget * (1 + SLACK))
+        measured = min(measured, _ratio_to_lower_bound(RATIO_GROUPS[name]), key=lambda ratio: ratio.median)
+    value = f"{measured.median:.2f}x the lower bound [{measured.low:.2f}, {measured.high:.2f}]"
+    return GuardResult(
+        value,
+        f"{budget:.2f}x, or {RATIO_TOLERANCE:.0%} over",
+        measured.median <= budget * (1 + RATIO_TOLERANCE),
+    )
 
 
-def _core_to_floor(groups: int) -> Interval:
+def _ratio_to_lower_bound(groups: int) -> Interval:
     with contextlib.ExitStack() as stack:
-        tree = stack.enter_context(some_tree(groups))[0] if groups else None
+        tree = stack.enter_context(real_or_file_tree(groups))[0] if groups else None
         sampler = open_sampler(tree)
         stack.callback(sampler.stop, 1.0)
 
@@ -186,33 +199,67 @@ def _core_to_floor(groups: int) -> Interval:
 
         contenders = [
             Contender("core", "", core),
-            Contender("floor", "", lambda: sampler.run_floor(sweep=groups > 0)),
+            Contender("floor", "", lambda: sampler.run_lower_bound(sweep=groups > 0)),
         ]
         timed = race(contenders, rounds=ROUNDS, limit_s=LIMIT_S).timed
         return paired_ratio(timed["core"], timed["floor"])
 
 
-BUILDS: Final = ("cc", "gcc", "make")
-"""What the driver and its fake NVML are built with."""
-KINDS: Final[Mapping[str, Kind]] = {
-    "bytes": Kind((), tuple(LISTS), _bytes),
-    "allocations": Kind(BUILDS, (*WORKS, QUIET_LOOK), _allocations),
-    "system_calls": Kind((*BUILDS, "strace"), tuple(WORKS), _system_calls),
-    "instructions": Kind((*BUILDS, "valgrind"), tuple(WORKS), _instructions),
-    "wakeups": Kind((), tuple(QUIET), _wakeups),
-    "ratio": Kind((), tuple(RACES), _ratio),
+BUILD_TOOLS: Final = ("cc", "gcc", "make")
+"""Tools that build the driver and its fake NVML."""
+KINDS: Final[Mapping[str, GuardKind]] = {
+    "bytes": GuardKind((), tuple(MESSAGE_DEVICES), _bytes),
+    "allocations": GuardKind(BUILD_TOOLS, (*WORKLOADS_BY_NAME, QUIET_EVALUATION), _allocations),
+    "system_calls": GuardKind((*BUILD_TOOLS, "strace"), tuple(WORKLOADS_BY_NAME), _system_calls),
+    "instructions": GuardKind((*BUILD_TOOLS, "valgrind"), tuple(WORKLOADS_BY_NAME), _instructions),
+    "wakeups": GuardKind((), tuple(WAKEUP_COUNTERS), _wakeups),
+    "ratio": GuardKind((), tuple(RATIO_GROUPS), _ratio),
 }
-"""In the order in which they are checked: what is quick comes first."""
+"""Kinds in the order in which they are checked: quick ones first."""
 
 
-def guards(wanted: Sequence[str] = ()) -> tuple[Guard, ...]:
-    """All of them, or those that are named, by table or each: ``system_calls``, ``bytes.health_8_devices``.
+def guards(names: Sequence[str] = ()) -> tuple[Guard, ...]:
+    """Return all guards, or the named tables and guards: ``system_calls``, ``bytes.health_8_devices``.
 
     Raises:
-        LookupError: A name is of none.
+        LookupError: A name matches no guard.
     """
-    every = tuple(Guard(kind, name) for kind in KINDS for name in KINDS[kind].names)
-    for name in wanted:
-        if name not in KINDS and name not in map(str, every):
+    all_guards = tuple(Guard(kind, name) for kind in KINDS for name in KINDS[kind].names)
+    for name in names:
+        if name not in KINDS and name not in map(str, all_guards):
             raise LookupError(f"no guard {name!r}; there are {', '.join(KINDS)}, and TABLE.NAME of each")
-    return tuple(one for one in every if not wanted or one.kind in wanted or str(one) in wanted)
+    return tuple(guard for guard in all_guards if not names or guard.kind in names or str(guard) in names)
+
+
+WIDTH: Final = 100
+VERDICTS: Final = {True: "ok", False: "MISS", None: "--"}
+
+
+def run_check(root: Path, guards: Sequence[Guard]) -> bool:
+    """Compare a checkout with its budgets; print each guard as soon as its result is known.
+
+    Returns:
+        Whether no guard was missed. A guard that cannot be measured on this machine is printed, but not
+        missed.
+
+    Raises:
+        MeasurementError: A tool failed, or a budget is missing.
+    """
+    missed, unmeasured = [], 0
+    with guard_context(root, budgets.load(root)) as context:
+        for guard in guards:
+            result = guard.check(context)
+            missed += [str(guard)] if result.met is False else []
+            unmeasured += result.met is None
+            print(format_guard(guard, result), flush=True)
+    summary = f"{len(guards)} guards: {len(guards) - len(missed) - unmeasured} hold, {len(missed)} missed"
+    summary += f", {unmeasured} not measured" if unmeasured else ""
+    print(f"\n{summary}{': ' if missed else ''}{', '.join(missed)}")
+    return not missed
+
+
+def format_guard(guard: Guard, result: GuardResult) -> str:
+    """Format a result: ``ok    bytes.health_8_devices    376``; with the budget if the figure differs."""
+    budget = f"; budget {result.budget}" if result.budget and result.budget != result.value else ""
+    text = f"{VERDICTS[result.met]:4}  {guard!s:36}  {result.value}{budget}"
+    return textwrap.fill(text, WIDTH, subsequent_indent=" " * 8)

@@ -1,8 +1,8 @@
-"""``python -m agent.bench.hitter``: a workload that runs into its hugepage limit when told to.
+"""``python -m agent.bench.hitter``: a workload that hits the hugepage limit of a cgroup.
 
-For each line on standard input, the path of a cgroup, it moves there, asks for one 2 MiB page, which the
-cgroup must refuse, and prints a line of JSON: the time just before it asked (CLOCK_MONOTONIC, ns), and
-whether it was refused.
+Each line on standard input is the path of a cgroup. The process joins the cgroup, requests one 2 MiB page,
+which the cgroup must refuse, and prints a line of JSON: the time just before the request (CLOCK_MONOTONIC,
+ns), and whether the request was refused.
 """
 
 import json
@@ -17,7 +17,7 @@ PAGE = 2 << 20
 
 
 def main() -> None:
-    """Until standard input ends."""
+    """Hit the limit of each cgroup until standard input ends."""
     flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | MAP_HUGETLB | MAP_HUGE_2MB
     for line in sys.stdin:
         with open(os.path.join(line.rstrip("\n"), "cgroup.procs"), "w") as procs:

@@ -1,7 +1,7 @@
-"""How often Python wakes, and what it keeps, while nothing changes: exact counts, by clocks of their own.
+"""Exact counts of Python wakeups and of retained memory while nothing changes.
 
-The C core's passes are real, at its shortest period, so that a minute of an agent at 10 Hz is over in six
-seconds. The decision core's minutes pass on a clock that jumps.
+The C core makes real passes at its shortest period, so that one minute of an agent at 10 Hz takes six
+seconds. The engine loop runs on a mock clock.
 """
 
 import contextlib
@@ -18,11 +18,11 @@ from typing import Final
 import trio
 from trio.testing import MockClock
 
-from agent.bench.result import Unmeasured
+from agent.bench.result import MeasurementError
 from agent.bench.trees import scratch, write_groups, write_sysfs
 from agent.config.config import Config
-from agent.engine.loop import EngineLoop, Timing
-from agent.engine.step import State, step
+from agent.engine.loop import EngineLoop, LoopTiming
+from agent.engine.step import EngineState, step
 from agent.health.host.catalog import wakes
 from agent.model.settings import Settings
 from agent.model.snapshot import Snapshot
@@ -32,73 +32,73 @@ from agent.native.sampler import Sampler, SamplerOptions
 GROUPS: Final = 10
 PERIOD_NS: Final = NS // 100
 PASSES: Final = 600
-"""A minute of them at 10 Hz."""
-STILL_S: Final = 10.0
-LOOKS: Final = 100
+"""Passes of one minute at 10 Hz."""
+STALL_S: Final = 10.0
+EVALUATIONS: Final = 100
 COUNTS: Final = 5
-SETTLED_S: Final = 65  # it knows by then that all is well, and no heartbeat is due just now
+WARM_UP_S: Final = 65  # all devices are healthy by then, and no heartbeat is due
 
 
-class StandsStill(Unmeasured):
-    """The sampler makes no passes, or wakes nobody at its first: its silence says nothing."""
+class SamplerStalled(MeasurementError):
+    """The sampler makes no passes, or its first pass does not wake the reader: the count is meaningless."""
 
 
-def sampler_wakes(passes: int = PASSES) -> int:
-    """How often a live sampler wakes its reader in so many passes over files that do not change.
+def count_sampler_wakes(passes: int = PASSES) -> int:
+    """Count how often a live sampler wakes its reader in ``passes`` passes over unchanged files.
 
-    It sweeps its groups, and reads everything anew, many times within.
+    These passes include many cgroup sweeps and full resyncs.
     """
     with _sampler() as sampler:
         sampler.start()
-        if not _readable(sampler, STILL_S):
-            raise StandsStill(f"sampler: its first publication woke nobody in {STILL_S:g} s")
+        if not _readable(sampler, STALL_S):
+            raise SamplerStalled(f"sampler: no wakeup for its first publication in {STALL_S:g} s")
         sampler.clear()
-        first, woken = _read(sampler).core.passes, 0
-        made, deadline = 0, time.monotonic() + STILL_S
+        first, wakes_seen = _read_snapshot(sampler).core.passes, 0
+        made, deadline = 0, time.monotonic() + STALL_S
         while made < passes:
-            before, made = made, _read(sampler).core.passes - first
+            before, made = made, _read_snapshot(sampler).core.passes - first
             if made > before:
-                deadline = time.monotonic() + STILL_S
+                deadline = time.monotonic() + STALL_S
             elif time.monotonic() > deadline:
-                raise StandsStill(f"sampler: {made} passes of {passes}, then none in {STILL_S:g} s")
+                raise SamplerStalled(f"sampler: {made} passes of {passes}, then none in {STALL_S:g} s")
             if _readable(sampler, 0.05):
-                woken += 1
+                wakes_seen += 1
                 sampler.clear()
-        return woken
+        return wakes_seen
 
 
-def core_looks() -> int:
-    """How often the decision core looks in a quiet minute, with the timing that an agent has by default."""
-    quiet = _Quiet()
+def count_evaluations() -> int:
+    """Count the evaluations of the engine loop in a quiet minute, with the default timing of an agent."""
+    source = _IdleSource()
     try:
-        return trio.run(_quiet_minute, quiet, clock=MockClock(autojump_threshold=0))
+        return trio.run(_count_minute, source, clock=MockClock(autojump_threshold=0))
     finally:
-        os.close(quiet.fileno())
+        os.close(source.fileno())
 
 
-def blocks_kept() -> float:
-    """Blocks of Python's allocator that each of many quiet looks keeps.
+def count_retained_blocks() -> float:
+    """Return how many blocks of Python's allocator each quiet evaluation retains.
 
-    The median of several counts: what was there before may be freed in any one of them.
+    The result is the median of several counts, because unrelated blocks may be freed during one of them.
     """
     with _sampler() as sampler:
         sampler.run_pass()
-        now = Instant(max(source.beat_ns for source in _read(sampler).sources), 1.7e9)
-        state = State(Settings("bench"))
+        now = Instant(max(source.beat_ns for source in _read_snapshot(sampler).sources), 1.7e9)
+        state = EngineState(Settings("bench"))
 
-        def looks() -> None:
+        def evaluate_repeatedly() -> None:
             nonlocal state
-            for _ in range(LOOKS):
-                state, _ = step(state, _read(sampler), now)
+            for _ in range(EVALUATIONS):
+                state, _ = step(state, _read_snapshot(sampler), now)
             gc.collect()
 
-        def kept() -> int:
+        def count_growth() -> int:
             before = sys.getallocatedblocks()
-            looks()
-            return sys.getallocatedblocks() - before - 1  # `before` is one itself
+            evaluate_repeatedly()
+            return sys.getallocatedblocks() - before - 1  # `before` itself is a block
 
-        looks()
-        return median(kept() for _ in range(COUNTS)) / LOOKS
+        evaluate_repeatedly()
+        return median(count_growth() for _ in range(COUNTS)) / EVALUATIONS
 
 
 @contextlib.contextmanager
@@ -121,9 +121,9 @@ def _sampler() -> Iterator[Sampler]:
             sampler.stop(1.0)
 
 
-def _read(sampler: Sampler) -> Snapshot:
+def _read_snapshot(sampler: Sampler) -> Snapshot:
     snapshot = sampler.read()
-    assert snapshot is not None, "it has been started, or has made a pass"
+    assert snapshot is not None, "the sampler was started or made a pass"
     return snapshot
 
 
@@ -131,24 +131,24 @@ def _readable(sampler: Sampler, within_s: float) -> bool:
     return bool(select.select([sampler], [], [], within_s)[0])
 
 
-class _Quiet:
-    """A source that wakes nobody: what it read first, beating by the clock that jumps."""
+class _IdleSource:
+    """Source that never wakes its reader: a fixed snapshot with heartbeats of the mock clock."""
 
     def __init__(self) -> None:
         with _sampler() as sampler:
             sampler.run_pass()
-            self._snapshot = _read(sampler)
+            self._snapshot = _read_snapshot(sampler)
         self._fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        self.looks = 0
+        self.reads = 0
 
     def fileno(self) -> int:
         return self._fd
 
     def clear(self) -> None:
-        """There is never a wake to take note of."""
+        """Do nothing: this source never wakes its reader."""
 
     def read(self) -> Snapshot:
-        self.looks += 1
+        self.reads += 1
         beat_ns = _clock().mono_ns
         sources = tuple(source._replace(beat_ns=beat_ns) for source in self._snapshot.sources)
         return replace(self._snapshot, sources=sources)
@@ -158,26 +158,26 @@ def _clock() -> Instant:
     return Instant(int(trio.current_time() * NS), 1.7e9 + trio.current_time())
 
 
-async def _quiet_minute(quiet: _Quiet) -> int:
+async def _count_minute(source: _IdleSource) -> int:
     config = Config(node_name="bench")
-    core = EngineLoop(
-        source=quiet,
-        state=State(Settings("bench")),
-        timing=Timing(config.heartbeat_s, config.coalesce_ns, watchdog_s=None),
+    loop = EngineLoop(
+        source=source,
+        state=EngineState(Settings("bench")),
+        timing=LoopTiming(config.heartbeat_s, config.coalesce_ns, watchdog_s=None),
         clock=_clock,
-        publish=_nothing,
-        remember=_nothing,
-        alive=lambda: None,
+        publish=_discard,
+        save_faults=_discard,
+        notify_watchdog=lambda: None,
         jitter=lambda: 0.0,
     )
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(core.run)
-        await trio.sleep(SETTLED_S)
-        before = quiet.looks
+        nursery.start_soon(loop.run)
+        await trio.sleep(WARM_UP_S)
+        before = source.reads
         await trio.sleep(60)
         nursery.cancel_scope.cancel()
-    return quiet.looks - before
+    return source.reads - before
 
 
-def _nothing(_: object) -> None:
-    """Nobody listens."""
+def _discard(_: object) -> None:
+    """Ignore the argument."""

@@ -1,6 +1,6 @@
-"""The fake NVML of the checkout, for benchmarks: its build, and the conversation with who plays it.
+"""The fake NVML of the checkout, for benchmarks: its build, its scenarios and its control socket.
 
-What it plays and understands is in docs/fake-nvml.md.
+docs/fake-nvml.md describes scenarios and commands.
 """
 
 import contextlib
@@ -15,40 +15,40 @@ from pathlib import Path
 from typing import Final
 
 from agent.bench.budgets import checkout
-from agent.bench.result import Unmeasured
+from agent.bench.result import MeasurementError
 
 TARGET: Final = "build/fake/580/libnvidia-ml.so.1"
 WAIT_S: Final = 60.0
 
 
-class NoLibrary(Exception):
-    """There is none to be had; the text says why."""
+class FakeNvmlUnavailable(Exception):
+    """The fake NVML is not available; the text states the reason."""
 
 
 def fake_library() -> Path:
-    """The fake, of driver branch 580; built if it is not.
+    """Return the fake NVML of driver branch 580, built if needed.
 
     Raises:
-        NoLibrary: This is no checkout, or there is nothing to build with.
+        FakeNvmlUnavailable: This is no checkout, or make or gcc is missing.
     """
     root = checkout()
     if root is None:
-        raise NoLibrary("the fake NVML is in the checkout only")
+        raise FakeNvmlUnavailable("the fake NVML is in the checkout only")
     native = root / "native"
     if not all(map(shutil.which, ("make", "gcc"))):
-        raise NoLibrary("building the fake NVML needs make and gcc")
-    with (native / "fake/fake.h").open() as lock:  # the tests build it too
+        raise FakeNvmlUnavailable("building the fake NVML needs make and gcc")
+    with (native / "fake/fake.h").open() as lock:  # tests build the same file
         fcntl.flock(lock, fcntl.LOCK_EX)
         make = ["make", "-C", str(native), "-s", TARGET]
         built = subprocess.run(make, capture_output=True, text=True, check=False)
     if built.returncode:
-        raise Unmeasured(f"the fake NVML cannot be built: {built.stderr[-1000:]}")
+        raise MeasurementError(f"the fake NVML cannot be built: {built.stderr[-1000:]}")
     return native / TARGET
 
 
 @dataclass(frozen=True, slots=True)
 class FakeNvml:
-    """One scenario, for one process."""
+    """One scenario of the fake NVML, for one process."""
 
     library: Path
     scenario: Path
@@ -56,12 +56,12 @@ class FakeNvml:
 
     @property
     def environment(self) -> Mapping[str, str]:
-        """What the process that plays it has to have."""
+        """Environment of the process that loads the library."""
         return {"FAKE_NVML": str(self.scenario)}
 
     @contextlib.contextmanager
-    def told(self) -> Iterator["Director"]:
-        """A connection to the process that plays it, until the end of the block."""
+    def connect(self) -> Iterator["FakeNvmlControl"]:
+        """Connect to the control socket of the process that loaded the library. Blocks up to WAIT_S."""
         deadline = time.monotonic() + WAIT_S
         with socket.socket(socket.AF_UNIX) as connection:
             connection.settimeout(WAIT_S)
@@ -71,34 +71,36 @@ class FakeNvml:
                     break
                 except (FileNotFoundError, ConnectionRefusedError):
                     if time.monotonic() > deadline:
-                        raise Unmeasured(f"{self.control}: nobody plays the fake NVML's scenario") from None
+                        raise MeasurementError(
+                            f"{self.control}: no process has loaded the fake NVML"
+                        ) from None
                     time.sleep(0.01)
-            yield Director(connection)
+            yield FakeNvmlControl(connection)
 
 
-class Director:
-    """Tells a fake what happens next."""
+class FakeNvmlControl:
+    """Client of the control socket of a fake NVML."""
 
     def __init__(self, connection: socket.socket) -> None:
         self._connection = connection
         self._stream = connection.makefile("r")
 
-    def tell(self, command: str) -> int:
-        """Carry out a command. Returns the time just before it was sent (CLOCK_MONOTONIC, ns).
+    def send(self, command: str) -> int:
+        """Run a command. Returns the time just before it was sent (CLOCK_MONOTONIC, ns).
 
         Raises:
-            Unmeasured: It was refused.
+            MeasurementError: The fake NVML refused the command.
         """
         start_ns = time.monotonic_ns()
         self._connection.sendall(f"{command}\n".encode())
-        answer = self._stream.readline().rstrip("\n")
-        if not answer.startswith("ok"):
-            raise Unmeasured(f"the fake NVML: {command}: {answer or 'it went away'}")
+        reply = self._stream.readline().rstrip("\n")
+        if not reply.startswith("ok"):
+            raise MeasurementError(f"the fake NVML: {command}: {reply or 'connection closed'}")
         return start_ns
 
 
 def fake_nvml(directory: Path, gpus: int) -> FakeNvml:
-    """A scenario of so many healthy H100s. Raises as :func:`fake_library`."""
+    """Write a scenario of ``gpus`` healthy H100s. Raises like :func:`fake_library`."""
     fake = FakeNvml(fake_library(), directory / "scenario", directory / "nvml.sock")
     fake.scenario.write_text(f"profile h100 gpus={gpus}\nsocket {fake.control}\n")
     return fake

@@ -1,7 +1,7 @@
-"""A node with thousands of pods and claims, as files: what the kubelet has written, and what kubectl saves.
+"""Files of a node with thousands of pods and claims: the kubelet's checkpoint and lists saved by kubectl.
 
-Everything hangs together: each claim is allocated to, reserved for and prepared for one pod, which names it.
-So nothing that is found out about them is a conflict or a risk.
+The files are consistent: each claim is allocated, reserved and prepared for one pod, which references it. So
+the agent reports neither conflicts nor risks for them.
 """
 
 import json
@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from agent.sources import kubelet_checkpoint
+from agent.sources import kubelet_state
 
 DRIVER: Final = "gpu.example.com"
 POOL: Final = "node-1"
@@ -18,52 +18,54 @@ NAMESPACE: Final = "bench"
 
 
 class NodeFiles(NamedTuple):
-    """Where everything was written."""
+    """Paths of the written files."""
 
     kubelet_dir: Path
-    """With the checkpoint in it, and nobody who answers."""
+    """Kubelet directory with the checkpoint and without sockets."""
     pods: Path
     claims: Path
 
 
-def write_node(directory: Path, pods: int, claims: int) -> NodeFiles:
-    """Writes the checkpoint, ``pods.json`` and ``claims.json`` of a node.
+def write_node_files(directory: Path, pods: int, claims: int) -> NodeFiles:
+    """Write the checkpoint, ``pods.json`` and ``claims.json`` of a node.
 
     Args:
-        directory: Is there; becomes the kubelet's, too.
-        pods: How many: pod ``n`` is ``bench/pod-<n>``...
-        claims: ...and claim ``n`` is ``bench/claim-<n>``, with the device ``gpu-<n>`` for pod ``n % pods``.
+        directory: Existing directory; also the kubelet directory.
+        pods: Number of pods; pod ``n`` is ``bench/pod-<n>``.
+        claims: Number of claims; claim ``n`` is ``bench/claim-<n>``, device ``gpu-<n>`` for pod ``n % pods``.
     """
-    of_pods: list[list[int]] = [[] for _ in range(pods)]
+    claims_by_pod: list[list[int]] = [[] for _ in range(pods)]
     for number in range(claims):
-        of_pods[number % pods].append(number)
+        claims_by_pod[number % pods].append(number)
     infos = [_info(number, number % pods) for number in range(claims)]
     data = {
-        "kind": kubelet_checkpoint.KIND,
+        "kind": kubelet_state.KIND,
         "apiVersion": "checkpoint.dra.kubelet.k8s.io/v1",
         "ClaimInfoStateList": infos,
     }
     text = json.dumps(data, separators=(",", ":"))
     checkpoint = {"Data": text, "Checksum": zlib.crc32(text.encode())}
-    (directory / kubelet_checkpoint.NAME).write_text(json.dumps(checkpoint))
+    (directory / kubelet_state.CLAIMS_FILE).write_text(json.dumps(checkpoint))
     files = NodeFiles(directory, directory / "pods.json", directory / "claims.json")
-    _write_list(files.pods, [_pod(number, named) for number, named in enumerate(of_pods)])
+    _write_list(files.pods, [_pod(number, claims) for number, claims in enumerate(claims_by_pod)])
     _write_list(files.claims, [_claim(number, number % pods) for number in range(claims)])
     return files
 
 
 def pod_uid(number: int) -> str:
-    """Of the pod of that number."""
+    """Return the UID of pod ``number``."""
     return f"{number:08x}-0000-4000-8000-00000000beac"
 
 
 def claim_uid(number: int) -> str:
-    """Of the claim of that number."""
+    """Return the UID of claim ``number``."""
     return f"{number:08x}-0000-4000-8000-000000000c1a"
 
 
 def _write_list(path: Path, items: Sequence[dict[str, Any]]) -> None:
-    path.write_text(json.dumps({"apiVersion": "v1", "kind": "List", "items": items}, indent=4))  # as kubectl
+    path.write_text(
+        json.dumps({"apiVersion": "v1", "kind": "List", "items": items}, indent=4)
+    )  # kubectl's format
 
 
 def _info(number: int, pod: int) -> dict[str, Any]:

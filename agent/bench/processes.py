@@ -1,60 +1,67 @@
-"""A real agent in a process of its own, and others in theirs that print lines of JSON."""
+"""Processes that suites start: a real agent, children that print lines of JSON, programs run to their end.
+
+measure_latency() measures the time from a cause to the message that reports the cause, with a subscriber.
+"""
 
 import contextlib
 import json
 import os
 import queue
+import random
 import re
+import shutil
 import signal
 import subprocess
 import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import IO, Any, Final
+from typing import IO, Any, Final, NamedTuple
 
-from agent.bench.result import Unmeasured
+from agent.bench.budgets import checkout
+from agent.bench.result import MeasurementError
+from agent.bench.trees import scratch
 
 DRIVER: Final = "bench.drahealth.example"
 HEALTH_METHOD: Final = "/v1.DRAResourceHealth/NodeWatchResources"
 AGENT_METHOD: Final = "/drahealth.v1.Agent/Watch"
-WAIT_S: Final = 60.0  # a start takes a second, or twenty beside a busy neighbour
+WAIT_S: Final = 60.0  # a start takes 1 s, or 20 s on a busy machine
 
-Line = dict[str, Any]
+JsonLine = dict[str, Any]
 
 
-class Silence(Unmeasured):
-    """A process did not say what it should in time."""
+class ProcessError(MeasurementError):
+    """A process ended or did not print the expected line in time."""
 
 
 @contextlib.contextmanager
-def agent(
+def start_agent(
     runtime_dir: Path, flags: Sequence[str], config: str = "", environment: Mapping[str, str] | None = None
 ) -> Iterator[int]:
-    """``python -m agent run`` until the end of the block. Yields its pid.
+    """Run ``python -m agent run`` within the block. Yields its PID.
 
     Args:
-        runtime_dir: For its sockets, its configuration and its log.
-        flags: Behind all others.
-        config: The text of its TOML file: whatever the machine's own agent is configured to, this one is not.
-        environment: More of it.
+        runtime_dir: Directory of its sockets, configuration and log.
+        flags: Further flags, after all others.
+        config: Text of its TOML file, so that the configuration of the machine's own agent has no effect.
+        environment: Further environment variables.
     """
     log, file = runtime_dir / "agent.log", runtime_dir / "config.toml"
     file.write_text(config)
     command = [sys.executable, "-m", "agent", "run", "--table", "never", "--config", str(file)]
     command += ["--driver", DRIVER, "--runtime-dir", str(runtime_dir / "run"), *flags]
-    own = {
+    variables = {
         name: value for name, value in os.environ.items() if not name.startswith(("DRAHEALTH_", "NOTIFY_"))
     }
-    own |= environment or {}
-    with log.open("wb") as stderr, subprocess.Popen(command, stderr=stderr, env=own) as process:
+    variables |= environment or {}
+    with log.open("wb") as stderr, subprocess.Popen(command, stderr=stderr, env=variables) as process:
         try:
             yield process.pid
-        except Silence as silence:
-            said = log.read_text(errors="replace")[-2000:]
-            raise Silence(f"{silence}; the agent (exit {process.poll()}) said:\n{said}") from None
+        except ProcessError as error:
+            stderr_tail = log.read_text(errors="replace")[-2000:]
+            raise ProcessError(f"{error}; the agent (exit {process.poll()}) logged:\n{stderr_tail}") from None
         finally:
             process.send_signal(signal.SIGTERM)
             with contextlib.suppress(subprocess.TimeoutExpired):
@@ -62,31 +69,31 @@ def agent(
             process.kill()
 
 
-def health_socket(runtime_dir: Path) -> Path:
-    """The driver's socket of an agent that was started with this directory."""
+def driver_socket(runtime_dir: Path) -> Path:
+    """Return the path of the driver's socket of an agent started with ``runtime_dir``."""
     return runtime_dir / "run" / "drivers" / f"{DRIVER}.sock"
 
 
 def agent_socket(runtime_dir: Path) -> Path:
-    """The agent's own."""
+    """Return the path of agent.sock of an agent started with ``runtime_dir``."""
     return runtime_dir / "run" / "agent.sock"
 
 
-def rss(pid: int) -> int:
-    """Resident memory of a process [bytes]."""
+def resident_bytes(pid: int) -> int:
+    """Return the resident memory of a process [bytes]."""
     found = re.search(r"^VmRSS:\s+(\d+) kB$", Path(f"/proc/{pid}/status").read_text(), re.M)
     if found is None:
-        raise Silence(f"process {pid} has ended")
+        raise ProcessError(f"process {pid} has ended")
     return int(found[1]) * 1024
 
 
 class Child:
-    """A process that is told lines, and says lines of JSON."""
+    """Process that reads lines and prints lines of JSON."""
 
     def __init__(self, process: "subprocess.Popen[str]", errors: IO[str]) -> None:
         self._process = process
         self._errors = errors
-        self._lines: queue.Queue[Line] = queue.Queue()
+        self._lines: queue.Queue[JsonLine] = queue.Queue()
         threading.Thread(target=self._read, daemon=True).start()
 
     @property
@@ -98,49 +105,51 @@ class Child:
         for line in self._process.stdout:
             self._lines.put(json.loads(line))
 
-    def tell(self, line: str) -> None:
-        """Give it a line to read."""
+    def send_line(self, line: str) -> None:
+        """Write a line to standard input of the process."""
         assert self._process.stdin is not None
         self._process.stdin.write(f"{line}\n")
         self._process.stdin.flush()
 
-    def wait(self, wanted: Callable[[Line], bool] = lambda _: True, timeout_s: float = WAIT_S) -> Line:
-        """The first line from now on that is wanted.
+    def wait(
+        self, matches: Callable[[JsonLine], bool] = lambda _: True, timeout_s: float = WAIT_S
+    ) -> JsonLine:
+        """Return the next line that ``matches`` accepts; drop the lines before.
 
         Raises:
-            Silence: There was none in time.
+            ProcessError: No line matched in time.
         """
         deadline = time.monotonic() + timeout_s
         while True:
             try:
                 line = self._lines.get(timeout=max(0.001, deadline - time.monotonic()))
             except queue.Empty:
-                raise Silence(f"{self}: no such line in {timeout_s:g} s{self._complaint()}") from None
-            if wanted(line):
+                raise ProcessError(f"{self}: no such line in {timeout_s:g} s{self._stderr_tail()}") from None
+            if matches(line):
                 return line
 
     def __str__(self) -> str:
-        """What was started, and how it ended if it has."""
+        """Describe the command and its exit status."""
         command = self._process.args
-        words = command if isinstance(command, list) else [command]
-        return f"{' '.join(map(str, words[-3:]))} (exit {self._process.poll()})"
+        arguments = command if isinstance(command, list) else [command]
+        return f"{' '.join(map(str, arguments[-3:]))} (exit {self._process.poll()})"
 
-    def _complaint(self) -> str:
+    def _stderr_tail(self) -> str:
         self._errors.seek(0)
-        said = self._errors.read()[-2000:].strip()
-        return f"; it said:\n{said}" if said else ""
+        stderr_tail = self._errors.read()[-2000:].strip()
+        return f"; standard error:\n{stderr_tail}" if stderr_tail else ""
 
-    def seen(self) -> int:
-        """Lines that have come and nobody has waited for; they are forgotten."""
-        number = 0
+    def discard_lines(self) -> int:
+        """Drop all lines that have arrived; return their number."""
+        count = 0
         with contextlib.suppress(queue.Empty):
             while self._lines.get_nowait():
-                number += 1
-        return number
+                count += 1
+        return count
 
 
 class Subscriber(Child):
-    """What ``agent.bench.client`` prints, message by message."""
+    """Process of ``agent.bench.client``, which prints a line for each message."""
 
     def __init__(self, process: "subprocess.Popen[str]", errors: IO[str]) -> None:
         super().__init__(process, errors)
@@ -148,25 +157,129 @@ class Subscriber(Child):
 
 
 @contextlib.contextmanager
-def running(command: Sequence[str], kind: type[Child] = Child) -> Iterator[Any]:
-    """A process until the end of the block, as a ``kind`` of child."""
+def start_child(command: Sequence[str], child_type: type[Child] = Child) -> Iterator[Any]:
+    """Run a command within the block; yield it as ``child_type``."""
     pipe = subprocess.PIPE
     with (
         tempfile.TemporaryFile("w+", errors="replace") as errors,
         subprocess.Popen(list(command), stdin=pipe, stdout=pipe, stderr=errors, text=True) as process,
     ):
         try:
-            yield kind(process, errors)
+            yield child_type(process, errors)
         finally:
             process.kill()
 
 
-def child(module: str, *arguments: object) -> contextlib.AbstractContextManager[Child]:
-    """A module of ours in a process until the end of the block."""
-    return running([sys.executable, "-m", module, *map(str, arguments)])
+def start_module(module: str, *arguments: object) -> contextlib.AbstractContextManager[Child]:
+    """Run a module with ``python -m`` within the block."""
+    return start_child([sys.executable, "-m", module, *map(str, arguments)])
 
 
-def subscriber(socket: Path, method: str, marker: str) -> contextlib.AbstractContextManager[Subscriber]:
-    """A subscriber until the end of the block; see ``agent.bench.client``."""
+def start_subscriber(socket: Path, method: str, marker: str) -> contextlib.AbstractContextManager[Subscriber]:
+    """Run a subscriber within the block; see ``agent.bench.client``."""
     command = [sys.executable, "-m", "agent.bench.client", str(socket), method, marker]
-    return running(command, Subscriber)
+    return start_child(command, Subscriber)
+
+
+# The rusage of a child includes the memory of its parent at the fork; VmHWM in /proc/self/status does not.
+_PRINT_STATUS: Final = (
+    "import atexit; atexit.register(lambda: print('\\n' + open('/proc/self/status').read()))"
+)
+_PEAK: Final = re.compile(r"^VmHWM:\s+(\d+) kB$", re.M)
+_MAIN: Final = "import sys; sys.argv[1:] = {}; from agent.cli.main import main; sys.exit(main())"
+
+
+class ProcessRun(NamedTuple):
+    """Duration, memory and output of one process."""
+
+    took_ns: int
+    peak_rss: int
+    """Peak of the resident memory [bytes]."""
+    output: str
+
+
+def drahealth_program(*arguments: object) -> str:
+    """Return a Python program that runs ``drahealth`` with these arguments and exits normally."""
+    return _MAIN.format([str(argument) for argument in arguments])
+
+
+def run_program(code: str, exit_codes: Container[int] = (0,)) -> ProcessRun:
+    """Run a Python program to its end.
+
+    Raises:
+        MeasurementError: The exit status is not in ``exit_codes``.
+    """
+    start_ns = time.monotonic_ns()
+    done = subprocess.run(
+        [sys.executable, "-c", f"{_PRINT_STATUS}\n{code}"], capture_output=True, text=True, check=False
+    )
+    took_ns = time.monotonic_ns() - start_ns
+    peak = _PEAK.search(done.stdout)
+    if done.returncode not in exit_codes or peak is None:
+        raise MeasurementError(f"{code}: exit {done.returncode}: {done.stderr[-1000:]}")
+    return ProcessRun(took_ns, int(peak[1]) * 1024, done.stdout)
+
+
+SOURCE: Final = "benchmarks/lower_bound.c"
+
+
+class LowerBoundUnavailable(Exception):
+    """The lower bound cannot be measured on this machine; the text states the reason."""
+
+
+@contextlib.contextmanager
+def start_lower_bound(*arguments: object) -> Iterator[Child]:
+    """Compile ``benchmarks/lower_bound.c`` and run it with these arguments within the block.
+
+    Raises:
+        LowerBoundUnavailable: This is no checkout, or gcc is missing.
+    """
+    root = checkout()
+    if root is None:
+        raise LowerBoundUnavailable("the lower bounds in C are in the checkout only")
+    if shutil.which("gcc") is None:
+        raise LowerBoundUnavailable("the lower bounds in C need gcc")
+    with scratch() as directory:
+        program = _compile_lower_bound(root, directory)
+        with start_child([str(program), *map(str, arguments)]) as child:
+            child.wait(lambda line: "ready" in line)
+            yield child
+
+
+def _compile_lower_bound(root: Path, directory: Path) -> Path:
+    program = directory / "lower_bound"
+    command = ["gcc", "-std=c11", "-O2", "-D_GNU_SOURCE", str(root / SOURCE), "-o", str(program)]
+    built = subprocess.run(command, capture_output=True, text=True, check=False)
+    if built.returncode:
+        raise MeasurementError(f"{SOURCE}: {built.stderr[-1000:]}")
+    return program
+
+
+COALESCE_S: Final = 0.1  # the agent combines changes within this time; causes are further apart
+
+
+def pause() -> None:
+    """Sleep until the agent sends the next change at once; randomised, to cover all phases of a period."""
+    time.sleep(COALESCE_S * (1.2 + random.random()))
+
+
+class Latency(NamedTuple):
+    """Time of a cause, and time until the message that reports it arrived."""
+
+    start_ns: int
+    took_ns: int
+
+
+def measure_latency(
+    client: Subscriber, cause: Callable[[], int], matches: Callable[[JsonLine], bool]
+) -> Latency:
+    """Run ``cause``, which returns its start time [ns], and wait for a line that ``matches``."""
+    pause()
+    client.discard_lines()
+    start_ns = cause()
+    return Latency(start_ns, int(client.wait(matches)["t_ns"]) - start_ns)
+
+
+def batches(count: int, size: int) -> Iterable[range]:
+    """Split ``range(count)`` into ranges of at most ``size``."""
+    return (range(first, min(first + size, count)) for first in range(0, count, size))

@@ -1,8 +1,8 @@
-"""``python -m agent.bench.publisher DIRECTORY DEVICES``: the agent's servers without what is behind them.
+"""``python -m agent.bench.publisher DIRECTORY DEVICES``: the agent's gRPC servers without sources and engine.
 
-For each line on standard input it says something new, and prints when it began (CLOCK_MONOTONIC, ns):
-``publish``: a report, to whoever subscribes to the driver's socket, through the thread and the sockets of the
-agent. ``bare``: bytes of the same number, one send(2) to each connection on ``bare.sock``; the floor.
+For each line on standard input it publishes, and prints the start time (CLOCK_MONOTONIC, ns). ``publish``
+sends a new report to the subscribers of the driver's socket, through the agent's I/O thread. ``bare`` sends
+the same number of bytes, one send(2) to each connection of ``bare.sock``: the lower bound.
 """
 
 import json
@@ -20,14 +20,14 @@ from agent.model.report import Report
 from agent.model.time import NS, Instant
 from agent.serve.servers import Servers, encode_devices
 from agent.system.threads.latest import Latest
-from agent.system.threads.loop_thread import IoThread
+from agent.system.threads.loop_thread import AsyncioThread
 from agent.version import VERSION
 
 WALL_S: Final = 1.7e9
 
 
-class Bare:
-    """A socket that says to everybody what it is told to."""
+class BareServer:
+    """Socket server that sends the same bytes to all connections."""
 
     def __init__(self, path: Path) -> None:
         self._connections: list[socket.socket] = []
@@ -40,41 +40,41 @@ class Bare:
         while True:
             self._connections.append(self._listener.accept()[0])
 
-    def say(self, data: bytes) -> None:
-        """To everybody who is connected."""
+    def send(self, data: bytes) -> None:
+        """Send ``data`` to all connections."""
         for connection in self._connections:
             connection.sendall(data)
 
 
 def main(directory: Path, devices: int) -> None:
-    """Until standard input ends."""
+    """Publish once per line until standard input ends."""
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     latest = Latest[Report]()
     servers = Servers(latest, runtime_dir=directory, drivers=[DRIVER], version=VERSION)
-    io = IoThread(servers.run, on_failure=lambda error: print(f"publisher: {error}", file=sys.stderr))
+    io = AsyncioThread(servers.run, on_failure=lambda error: print(f"publisher: {error}", file=sys.stderr))
     io.start()
-    bare = Bare(directory / "bare.sock")
+    bare = BareServer(directory / "bare.sock")
     data = b"".join(encode_devices(report(devices, 0).devices))
     latest.publish(report(devices, 0))
-    _say(ready=True, size=len(data))
+    _print_json(ready=True, size=len(data))
     for number, line in enumerate(sys.stdin, 1):
-        news = report(devices, number)
+        new_report = report(devices, number)
         t_ns = time.monotonic_ns()
         if line == "publish\n":
-            latest.publish(news)
+            latest.publish(new_report)
         else:
-            bare.say(data)
-        _say(t_ns=t_ns)
+            bare.send(data)
+        _print_json(t_ns=t_ns)
     io.stop()
 
 
 def report(devices: int, number: int) -> Report:
-    """So many devices; each was read again since the last number."""
+    """Return a report of ``devices`` devices whose timestamps grow with ``number``."""
     at = Instant(number * NS, WALL_S + number)
     healths = tuple(
         DeviceHealth(
             pool="node-a.example.com",
-            device=f"gpu-{one}",
+            device=f"gpu-{index}",
             kind="gpu",
             health=Health.HEALTHY,
             severity=Severity.OK,
@@ -83,13 +83,13 @@ def report(devices: int, number: int) -> Report:
             verified=at,
             timeout_s=30,
         )
-        for one in range(devices)
+        for index in range(devices)
     )
     return Report(node="node-a.example.com", at=at, devices=healths)
 
 
-def _say(**words: object) -> None:
-    print(json.dumps(words), flush=True)
+def _print_json(**fields: object) -> None:
+    print(json.dumps(fields), flush=True)
 
 
 if __name__ == "__main__":

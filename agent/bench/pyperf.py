@@ -1,8 +1,8 @@
-"""The figures as a pyperf benchmark suite, so that ``pyperf compare_to`` and its like can read them.
+"""Conversion of figures to and from a pyperf benchmark suite, for ``pyperf compare_to`` and similar tools.
 
-Format: https://pyperf.readthedocs.io/en/latest/api.html, version 1.0. pyperf knows seconds, bytes and
-integers; a percentage of a core becomes seconds of CPU per second. It refuses a value of zero, so counts that
-are zero are not in the suite.
+Format: https://pyperf.readthedocs.io/en/latest/api.html, version 1.0. pyperf has the units second, byte and
+integer; a percentage of a core becomes seconds of CPU per second. pyperf refuses zero, so counts of zero are
+left out.
 """
 
 import datetime
@@ -12,23 +12,23 @@ import statistics
 from collections.abc import Iterator, Mapping
 from typing import Any, Final, NamedTuple
 
-from agent.bench.host import Host
-from agent.bench.result import Outcome, Row, Unit
+from agent.bench.report import HostFacts
+from agent.bench.result import ResultRow, SuiteOutcome, Unit
 
 UNITS: Final[Mapping[Unit, str]] = {"s": "second", "%": "second", "B": "byte", "1": "integer"}
 FORMAT: Final = "1.0"
-_UNITS: Final[Mapping[str, Unit]] = {"second": "s", "byte": "B", "integer": "1"}
+_UNITS_BY_NAME: Final[Mapping[str, Unit]] = {"second": "s", "byte": "B", "integer": "1"}
 
 
 class Figure(NamedTuple):
-    """A row as it is read back."""
+    """Unit and median of one row of a suite."""
 
     unit: Unit
     median: float
 
 
-def suite(host: Host, outcomes: Mapping[str, Outcome]) -> str:
-    """One JSON document."""
+def suite(host: HostFacts, outcomes: Mapping[str, SuiteOutcome]) -> str:
+    """Encode all rows as one JSON document."""
     rows = [row for outcome in outcomes.values() for table in outcome.tables for row in table.rows]
     metadata = {
         "cpu_model_name": host.cpu,
@@ -46,17 +46,17 @@ def suite(host: Host, outcomes: Mapping[str, Outcome]) -> str:
 
 
 def read(document: str) -> dict[str, Figure]:
-    """The figures of a suite, by name."""
+    """Read the figures of a JSON document, by row key."""
     return {
-        one["metadata"]["name"]: Figure(
-            _UNITS[one["metadata"]["unit"]],
-            statistics.median(value for run in one["runs"] for value in run["values"]),
+        benchmark["metadata"]["name"]: Figure(
+            _UNITS_BY_NAME[benchmark["metadata"]["unit"]],
+            statistics.median(value for run in benchmark["runs"] for value in run["values"]),
         )
-        for one in json.loads(document)["benchmarks"]
+        for benchmark in json.loads(document)["benchmarks"]
     }
 
 
-def _benchmarks(rows: list[Row]) -> Iterator[dict[str, Any]]:
+def _benchmarks(rows: list[ResultRow]) -> Iterator[dict[str, Any]]:
     date = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M:%S")
     for row in rows:
         if row.max <= 0:

@@ -1,65 +1,146 @@
-"""The tables, for people: aligned text for a terminal of 100 columns, or Markdown.
+"""Report of a run: facts of the host, then tables as aligned text of 100 columns or as Markdown.
 
-Judges nothing but how stable the run was; what a figure is held to says ``budgets.py``.
+The report rates the stability of the run; ``budgets.py`` evaluates figures.
 """
 
+import datetime
+import importlib.util
 import itertools
+import os
+import platform
+import re
 import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from agent.bench.budgets import Verdict, verdict
-from agent.bench.host import Host
-from agent.bench.result import Outcome, Row, Table, bounds, digits, quantity, short
-from agent.bench.timing import spread, wild
+from agent.bench.budgets import BudgetVerdict, checkout, evaluate_budget
+from agent.bench.result import (
+    ResultRow,
+    SuiteOutcome,
+    Table,
+    format_digits,
+    format_interval,
+    format_value,
+    short_labels,
+)
+from agent.bench.timing import outlier_share, relative_deviation
+from agent.version import VERSION
+
+
+class HostFacts(NamedTuple):
+    """Facts of the machine and the build, for the header of a report."""
+
+    date: str
+    """Start of the run, UTC."""
+    version: str
+    cpu: str
+    cpus: int
+    governor: str
+    kernel: str
+    python: str
+    compiler: str
+    flags: str
+    load: str
+    """Load average over 1 minute at the start of the run."""
+
+
+def read_host() -> HostFacts:
+    """Read the facts of this machine."""
+    return HostFacts(
+        date=f"{datetime.datetime.now(datetime.UTC):%Y-%m-%d %H:%M} UTC",
+        version=VERSION,
+        cpu=_cpu_model(),
+        cpus=os.cpu_count() or 0,
+        governor=_read("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor") or "unknown",
+        kernel=platform.release(),
+        python=platform.python_version(),
+        compiler=core_compiler(),
+        flags=_flags(),
+        load=f"{os.getloadavg()[0]:.2f}",
+    )
+
+
+def core_compiler() -> str:
+    """Return the compiler that built the core, from the comment section of the module."""
+    spec = importlib.util.find_spec("agent.native._core")
+    data = Path(spec.origin).read_bytes() if spec and spec.origin else b""
+    signature = re.search(rb"GCC: \([^)]*\) ([\d.]+)|clang version ([\d.]+)", data)
+    if signature is None:
+        return "unknown compiler"
+    return f"gcc {signature[1].decode()}" if signature[1] else f"clang {signature[2].decode()}"
+
+
+def _flags() -> str:
+    root = checkout()
+    group_tables = (
+        re.search(r"^CFLAGS\b.*?\[(.*?)\]", (root / "setup_build.py").read_text(), re.M) if root else None
+    )
+    return (
+        group_tables[1].replace('"', "").replace(",", "")
+        if group_tables
+        else "flags unknown outside a checkout"
+    )
+
+
+def _cpu_model() -> str:
+    group_tables = re.search(r"^model name\s*: (.*)$", _read("/proc/cpuinfo"), re.M)
+    return group_tables[1] if group_tables else platform.machine()
+
+
+def _read(path: str) -> str:
+    try:
+        return Path(path).read_text().strip()
+    except OSError:
+        return ""
+
 
 WIDTH: Final = 100
 HEADINGS: Final = ("95 % interval", "p99", "max", "ratio", "memory", "budget", "")
 STABLE: Final = ((0.02, "good"), (0.05, "fair"))
-WILD_MAX: Final = 0.01
-"""So many samples gone wild make a 99th percentile."""
+MAX_OUTLIER_SHARE: Final = 0.01
+"""Share of outliers above which they determine the 99th percentile."""
 VERDICTS: Final[Mapping[bool | None, str]] = {True: "ok", False: "OVER", None: "unsure"}
-OURS: Final = "core"
-FLOOR: Final = "floor"
+CORE_KEY: Final = "core"
+LOWER_BOUND_KEY: Final = "floor"
 LEGEND: Final = (
-    "ratio: the median of the ratios within each round, in which all took their turn",
-    "memory: what Python's allocator had to find at once for one call",
-    "budget: the most that the ratio, or the figure on this machine, should be",
+    "ratio: median of the ratios within each round, in which all contenders take turns",
+    "memory: peak memory of one call in Python's allocator",
+    "budget: upper limit of the ratio, or of the figure on this machine",
 )
 
 
-class Section(NamedTuple):
-    """Tables of one suite that stand together."""
+class ReportSection(NamedTuple):
+    """Neighbouring tables of one suite with a common heading."""
 
     title: str
-    """Empty: they have nothing in common."""
+    """Common heading; empty for a table without one."""
     tables: tuple[Table, ...]
     common: tuple[str, ...]
-    """Remarks that are true of all of them, to be made once."""
+    """Remarks that apply to all tables, printed once."""
 
 
-def sections(tables: Sequence[Table]) -> Iterator[Section]:
-    """The tables in their order."""
-    for title, neighbours in itertools.groupby(tables, lambda table: table.section):
-        found = tuple(neighbours)
-        yield Section(title, found, _common(found) if title else ())
+def sections(tables: Sequence[Table]) -> Iterator[ReportSection]:
+    """Group tables by section, in order."""
+    for title, group in itertools.groupby(tables, lambda table: table.section):
+        group_tables = tuple(group)
+        yield ReportSection(title, group_tables, _common_remarks(group_tables) if title else ())
 
 
-def _common(tables: Sequence[Table]) -> tuple[str, ...]:
-    """What is said below each of them; of a contender, below each in which it takes part."""
+def _common_remarks(tables: Sequence[Table]) -> tuple[str, ...]:
+    """Return the remarks of all tables; a remark on a contender must be in each table with the contender."""
     remarks = dict.fromkeys(remark for table in tables for remark in _remarks(table))
     labels = {row.label for table in tables for row in table.rows}
 
-    def holds(remark: str, table: Table) -> bool:
-        is_absent = remark in labels and _name(remark) not in map(_name, _labels(table))
+    def applies(remark: str, table: Table) -> bool:
+        is_absent = remark in labels and _short_label(remark) not in map(_short_label, _labels(table))
         return is_absent or remark in _remarks(table)
 
-    return tuple(remark for remark in remarks if all(holds(remark, table) for table in tables))
+    return tuple(remark for remark in remarks if all(applies(remark, table) for table in tables))
 
 
-def facts(host: Host) -> tuple[str, str]:
-    """What was measured, and on what."""
+def host_facts(host: HostFacts) -> tuple[str, str]:
+    """Return header lines: version and build, and machine."""
     return (
         f"drahealth bench {host.version}, {host.date}; core: {host.compiler} {host.flags}",
         f"{host.cpu}, {host.cpus} CPUs, governor {host.governor}, load {host.load}; kernel {host.kernel}, "
@@ -67,27 +148,33 @@ def facts(host: Host) -> tuple[str, str]:
     )
 
 
-def header(host: Host, outcomes: Iterable[Outcome]) -> tuple[str, ...]:
-    """The facts, and how far the figures can be believed."""
-    return (*facts(host), *stability([ns for outcome in outcomes for ns in outcome.reference_ns]))
+def header(host: HostFacts, outcomes: Iterable[SuiteOutcome]) -> tuple[str, ...]:
+    """Return the facts of the host and the stability of the run."""
+    return (*host_facts(host), *stability([ns for outcome in outcomes for ns in outcome.reference_ns]))
 
 
 def stability(reference_ns: Sequence[float]) -> tuple[str, ...]:
-    """How much a fixed computation, timed between the blocks as they are, varied; and what that means."""
+    """Rate the stability of a run by the variation of a fixed computation timed between the blocks."""
     if not reference_ns:
-        return ("stability: not known; nothing was timed in a loop",)
-    off, far = spread(reference_ns), wild(reference_ns)
-    word = next((word for limit, word in STABLE if off <= limit), "POOR: believe the ratios, not the times")
-    tails = "p99 and max are the machine's" if far > WILD_MAX else "p99 is ours, max may be the machine's"
+        return ("stability: unknown; no suite timed a loop",)
+    deviation, outliers = relative_deviation(reference_ns), outlier_share(reference_ns)
+    rating = next(
+        (rating for limit, rating in STABLE if deviation <= limit), "POOR: only ratios are reliable"
+    )
+    tails = (
+        "p99 and max are noise of the machine"
+        if outliers > MAX_OUTLIER_SHARE
+        else "p99 is reliable, max may be noise of the machine"
+    )
     return (
-        f"stability of medians: {word} (half of {len(reference_ns):,} samples of a fixed computation "
-        f"were {off:.1%} off their median, or more)",
-        f"stability of tails: {tails} ({far:.1%} of them took twice that, or more)",
+        f"stability of medians: {rating} (median absolute deviation of {len(reference_ns):,} samples of "
+        f"a fixed computation: {deviation:.1%})",
+        f"stability of tails: {tails} ({outliers:.1%} of these samples took at least twice the median)",
     )
 
 
-def text(host: Host, outcomes: Mapping[str, Outcome], budgets: Mapping[str, Any]) -> str:
-    """All suites as aligned text; what it comes to at the end, where a terminal stands then."""
+def text(host: HostFacts, outcomes: Mapping[str, SuiteOutcome], budgets: Mapping[str, Any]) -> str:
+    """Return all suites as aligned text, with the summary at the end."""
     lines = [line for fact in header(host, outcomes.values()) for line in wrapped(fact, "")]
     for name, outcome in outcomes.items():
         for section in sections(outcome.tables):
@@ -97,8 +184,12 @@ def text(host: Host, outcomes: Mapping[str, Outcome], budgets: Mapping[str, Any]
             for table in section.tables:
                 lines += [""] if section.title else ["", *wrapped(f"{name}: {table.title}", "")]
                 lines += aligned(_grid(table, budgets))
-                lines += [line for remark in _own(table, section) for line in wrapped(remark, "    ")]
-        lines += [line for why in _skipped(outcome) for line in ("", *wrapped(f"not measured: {why}", ""))]
+                lines += [
+                    line for remark in _table_remarks(table, section) for line in wrapped(remark, "    ")
+                ]
+        lines += [
+            line for reason in _skipped(outcome) for line in ("", *wrapped(f"not measured: {reason}", ""))
+        ]
     lines += ["", *LEGEND, ""]
     if len(grid := summary_grid(outcomes, budgets)) > 1:
         lines += [*aligned([row[:-1] for row in grid]), ""]
@@ -106,11 +197,14 @@ def text(host: Host, outcomes: Mapping[str, Outcome], budgets: Mapping[str, Any]
 
 
 def markdown(
-    host: Host, outcomes: Mapping[str, Outcome], budgets: Mapping[str, Any], plot: Path | None = None
+    host: HostFacts,
+    outcomes: Mapping[str, SuiteOutcome],
+    budgets: Mapping[str, Any],
+    plot: Path | None = None,
 ) -> str:
-    """The same as a page of Markdown. It begins with what it comes to, and ends with the plot beside it."""
-    lines = ["# Performance", "", "`make bench-doc` measures again, and writes this page anew.", ""]
-    lines += [*_list(header(host, outcomes.values())), "", "## What it comes to", ""]
+    """Return all suites as a page of Markdown, with the summary first and a link to the plot last."""
+    lines = ["# Performance", "", "Generated by `make bench-doc`.", ""]
+    lines += [*_list(header(host, outcomes.values())), "", "## Summary", ""]
     lines += [summary(outcomes, budgets), ""]
     if len(grid := summary_grid(outcomes, budgets)) > 1:
         lines += [*markdown_table(grid), ""]
@@ -123,11 +217,11 @@ def markdown(
             for table in section.tables:
                 lines += [""] if section.title else ["", f"### {table.title}", ""]
                 lines += markdown_table(_grid(table, budgets))
-                own = [*_own(table, section)]
-                lines += ["", *_list(own)] if own else []
-        lines += [line for why in _skipped(outcome) for line in ("", f"Not measured: {why}")]
+                remarks = [*_table_remarks(table, section)]
+                lines += ["", *_list(remarks)] if remarks else []
+        lines += [line for reason in _skipped(outcome) for line in ("", f"Not measured: {reason}")]
     if plot:
-        lines += ["", "## Distributions and curves", "", f"![All that has a shape]({plot.name})"]
+        lines += ["", "## Distributions and curves", "", f"![Distributions and curves]({plot.name})"]
     return "\n".join(lines) + "\n"
 
 
@@ -136,44 +230,46 @@ def _list(points: Iterable[str]) -> Iterator[str]:
 
 
 def markdown_table(rows: Sequence[Sequence[str]]) -> Iterator[str]:
-    """The first row as headings; all columns but the first to the right."""
+    """Format rows as a Markdown table: the first row is the heading; all but the first column align right."""
     heading, *others = (f"| {' | '.join(row)} |" for row in rows)
     yield heading
     yield "|---" + "|---:" * (len(rows[0]) - 1) + "|"
     yield from others
 
 
-def summary(outcomes: Mapping[str, Outcome], budgets: Mapping[str, Any]) -> str:
-    """How many budgets were met, and which were not."""
-    stands = {row.key: held.met for row, held in _held(outcomes, budgets)}
-    over = [key for key, met in stands.items() if met is False]
-    unsure = [key for key, met in stands.items() if met is None]
-    said = f"budgets: {len(stands) - len(over) - len(unsure)} met, {len(over)} over"
-    said += f": {', '.join(over)}" if over else ""
-    return said + (f"; {len(unsure)} unsure: {', '.join(unsure)}" if unsure else "")
+def summary(outcomes: Mapping[str, SuiteOutcome], budgets: Mapping[str, Any]) -> str:
+    """Return one line: number of budgets met, and keys of those exceeded or undecided."""
+    met_by_key = {row.key: verdict.met for row, verdict in _budget_verdicts(outcomes, budgets)}
+    over = [key for key, met in met_by_key.items() if met is False]
+    unsure = [key for key, met in met_by_key.items() if met is None]
+    summary_text = f"budgets: {len(met_by_key) - len(over) - len(unsure)} met, {len(over)} over"
+    summary_text += f": {', '.join(over)}" if over else ""
+    return summary_text + (f"; {len(unsure)} unsure: {', '.join(unsure)}" if unsure else "")
 
 
-def summary_grid(outcomes: Mapping[str, Outcome], budgets: Mapping[str, Any]) -> list[tuple[str, ...]]:
-    """A line for each figure that has a budget; why it is so much stands last."""
+def summary_grid(outcomes: Mapping[str, SuiteOutcome], budgets: Mapping[str, Any]) -> list[tuple[str, ...]]:
+    """Return a grid of all figures with budgets; the reason for the budget is the last column."""
     rows = [
-        (row.key, held.text, held.found, VERDICTS[held.met], held.why)
-        for row, held in _held(outcomes, budgets)
+        (row.key, verdict.text, verdict.measured, VERDICTS[verdict.met], verdict.reason)
+        for row, verdict in _budget_verdicts(outcomes, budgets)
     ]
-    return [("", "budget", "measured", "", "because"), *rows]
+    return [("", "budget", "measured", "", "reason"), *rows]
 
 
-def _held(outcomes: Mapping[str, Outcome], budgets: Mapping[str, Any]) -> Iterator[tuple[Row, Verdict]]:
+def _budget_verdicts(
+    outcomes: Mapping[str, SuiteOutcome], budgets: Mapping[str, Any]
+) -> Iterator[tuple[ResultRow, BudgetVerdict]]:
     rows = (row for outcome in outcomes.values() for table in outcome.tables for row in table.rows)
-    return ((row, held) for row in rows if (held := verdict(row, budgets)).text)
+    return ((row, verdict) for row in rows if (verdict := evaluate_budget(row, budgets)).text)
 
 
-def _skipped(outcome: Outcome) -> Iterable[str]:
+def _skipped(outcome: SuiteOutcome) -> Iterable[str]:
     return dict.fromkeys(outcome.skipped)
 
 
 def _grid(table: Table, budgets: Mapping[str, Any]) -> list[tuple[str, ...]]:
-    """Headings and rows; a column in which nothing stands is left out."""
-    names = short(_labels(table))
+    """Return headings and rows of a table, without empty columns."""
+    names = short_labels(_labels(table))
     cells = ((name, *_cells(row, budgets)) for name, row in zip(names, table.rows, strict=True))
     first = "median" if any(len(row.values) > 1 for row in table.rows) else "figure"
     grid = [(table.title if table.section else "", first, *HEADINGS), *cells]
@@ -181,16 +277,16 @@ def _grid(table: Table, budgets: Mapping[str, Any]) -> list[tuple[str, ...]]:
     return [tuple(cell for cell, is_used in zip(row, used, strict=True) if is_used) for row in grid]
 
 
-def _cells(row: Row, budgets: Mapping[str, Any]) -> tuple[str, ...]:
-    single = len(row.values) == 1
-    budget = verdict(row, budgets)
+def _cells(row: ResultRow, budgets: Mapping[str, Any]) -> tuple[str, ...]:
+    is_single = len(row.values) == 1
+    budget = evaluate_budget(row, budgets)
     return (
-        quantity(row.median.median, row.unit),
-        "" if single else bounds(row.median, row.unit),
-        "" if row.p99 is None else quantity(row.p99, row.unit),
-        "" if single else quantity(row.max, row.unit),
-        f"{digits(row.ratio.median, 's')}x" if row.ratio else "",
-        "" if row.memory is None else quantity(row.memory, "B"),
+        format_value(row.median.median, row.unit),
+        "" if is_single else format_interval(row.median, row.unit),
+        "" if row.p99 is None else format_value(row.p99, row.unit),
+        "" if is_single else format_value(row.max, row.unit),
+        f"{format_digits(row.ratio.median, 's')}x" if row.ratio else "",
+        "" if row.memory is None else format_value(row.memory, "B"),
         budget.text,
         VERDICTS[budget.met] if budget.text else "",
     )
@@ -200,56 +296,57 @@ def _labels(table: Table) -> list[str]:
     return [row.label for row in table.rows]
 
 
-def _own(table: Table, section: Section) -> Iterator[str]:
-    """Below a table: how much less ours takes than the others, and what was not said above."""
+def _table_remarks(table: Table, section: ReportSection) -> Iterator[str]:
+    """Return the remarks below a table: the comparison, and remarks not common to the section."""
     if compared := comparison(table):
         yield compared
     yield from (remark for remark in _remarks(table) if remark not in section.common)
 
 
 def _remarks(table: Table) -> list[str]:
-    """What the ratios are to, what each contender is, and the notes."""
+    """Return the reference of ratios, the descriptions of contenders, and the notes."""
     labels = _labels(table)
-    kinds = [
+    descriptions = [
         label
-        for label, name in zip(labels, short(labels), strict=True)
+        for label, name in zip(labels, short_labels(labels), strict=True)
         if label not in {name, table.reference}
     ]
-    return [*([f"ratio to {table.reference}"] if table.reference else []), *kinds, *table.notes]
+    return [*([f"ratio to {table.reference}"] if table.reference else []), *descriptions, *table.notes]
 
 
 def comparison(table: Table) -> str:
-    """``core: 4.1x less than good Python, 5.2x less than psutil 7.2.2``; empty if there is no race of ours.
+    """Return ``core: 4.1x less than good Python, 5.2x less than psutil 7.2.2``; empty without a core row.
 
-    The floor is left out: nobody can use it instead.
+    The lower bound is left out, because it is no alternative.
     """
-    kinds = {row.key.rpartition(".")[2]: row for row in table.rows}
-    ours = kinds.pop(OURS, None)
-    kinds.pop(FLOOR, None)
-    if ours is None or not table.reference or not kinds:
+    rows_by_key = {row.key.rpartition(".")[2]: row for row in table.rows}
+    core = rows_by_key.pop(CORE_KEY, None)
+    rows_by_key.pop(LOWER_BOUND_KEY, None)
+    if core is None or not table.reference or not rows_by_key:
         return ""
-    stated = (
-        f"{times(_to_reference(row) / _to_reference(ours))} than {_name(row.label)}" for row in kinds.values()
+    factors = (
+        f"{format_factor(_to_reference(row) / _to_reference(core))} than {_short_label(row.label)}"
+        for row in rows_by_key.values()
     )
-    return f"{_name(ours.label)}: {', '.join(stated)}"
+    return f"{_short_label(core.label)}: {', '.join(factors)}"
 
 
-def _name(label: str) -> str:
-    return short([label])[0]
+def _short_label(label: str) -> str:
+    return short_labels([label])[0]
 
 
-def _to_reference(row: Row) -> float:
+def _to_reference(row: ResultRow) -> float:
     return row.ratio.median if row.ratio else 1.0
 
 
-def times(factor: float) -> str:
-    """``13x less``, ``1.4x more``: how ours stands to something that takes ``factor`` times as much."""
+def format_factor(factor: float) -> str:
+    """Format how the core compares with a contender that takes ``factor`` times as much: ``13x less``."""
     big = max(factor, 1 / factor)
     return f"{big:.{0 if big >= 10 else 1}f}x {'less' if factor >= 1 else 'more'}"
 
 
 def aligned(rows: Sequence[Sequence[str]]) -> Iterator[str]:
-    """The first column to the left, the others to the right."""
+    """Align rows: the first column left, all others right."""
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     for first, *rest in rows:
         cells = "  ".join(cell.rjust(width) for cell, width in zip(rest, widths[1:], strict=True))
@@ -257,5 +354,5 @@ def aligned(rows: Sequence[Sequence[str]]) -> Iterator[str]:
 
 
 def wrapped(line: str, indent: str) -> list[str]:
-    """In so many lines as it takes; all but the first are indented by two more."""
+    """Wrap a line; indent continuation lines by two more."""
     return textwrap.wrap(line, WIDTH, initial_indent=indent, subsequent_indent=indent + "  ")

@@ -1,4 +1,4 @@
-"""What a suite hands over: figures with their unit, ready to be printed, stored and held to budgets."""
+"""Results of a suite: rows with units, tables of rows, and the formatting of figures."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -12,123 +12,140 @@ _SECONDS: Final = ((1.0, "s"), (1e-3, "ms"), (1e-6, "us"), (1e-9, "ns"))
 _BYTES: Final = ((1 << 20, "MiB"), (1 << 10, "KiB"), (1, "B"))
 
 
-class Unmeasured(Exception):
-    """Something went wrong that makes every figure worthless; the text says what."""
+class MeasurementError(Exception):
+    """A measurement failed and its figures are invalid; the text states the cause."""
 
 
-class Unequal(Unmeasured):
-    """Two ways to do the same did not do the same; nothing is timed then."""
+class ResultMismatch(MeasurementError):
+    """Contenders of one workload returned different results; nothing is timed."""
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class ResultRow:
     """One figure of one contender."""
 
     key: str
-    """Stable: suite, workload and contender, ``poll.pass.warm.core``."""
+    """Stable key of suite, workload and contender: ``poll.pass.warm.core``."""
     label: str
-    """``psutil 7.2.2: CPU count and times, not these files``: a name, and what it does and leaves out."""
+    """Name and description: ``psutil 7.2.2: CPU count and times, not these files``."""
     unit: Unit
     values: tuple[float, ...]
-    """Every sample, in ``unit``."""
+    """All samples, in ``unit``."""
     median: Interval
     p99: float | None
     max: float
     loops: int = 1
-    """Calls behind each sample, which is their mean."""
+    """Number of calls whose mean is one sample."""
     ratio: Interval | None = None
-    """To the table's reference, paired."""
+    """Paired ratio to the reference of the table."""
     x: float | None = None
-    """What the figure is a function of, such as the number of devices: rows that have it are a curve."""
+    """Independent variable, such as the number of devices; rows with ``x`` form a curve."""
     memory: int | None = None
-    """Python's allocator had to find so many bytes at once for one call."""
+    """Peak of the bytes that Python's allocator held for one call."""
 
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """One workload."""
+    """Rows of one workload."""
 
     title: str
-    rows: tuple[Row, ...]
+    rows: tuple[ResultRow, ...]
     reference: str = ""
-    """Label of what the ratios are to; empty if there are none."""
+    """Label of the row that ratios refer to; empty without ratios."""
     notes: tuple[str, ...] = ()
-    """What the figures include, leave out, or are bounded by; and what equality was checked."""
+    """Remarks: what the figures include or exclude, their bounds, and the checked equality."""
     section: str = ""
-    """What it has in common with its neighbours, which stand under this heading with it."""
+    """Heading shared with the neighbouring tables; empty without one."""
     grows_with: str = ""
-    """What the ``x`` of its rows counts: ``devices``; empty if there are no curves."""
+    """Meaning of the rows' ``x``: ``devices``; empty without curves."""
 
     @property
     def full_title(self) -> str:
-        """With its section."""
+        """Title with the section."""
         return f"{self.section}; {self.title}" if self.section else self.title
 
 
 @dataclass(slots=True)
-class Outcome:
-    """What one suite found."""
+class SuiteOutcome:
+    """Results of one suite."""
 
     tables: list[Table] = field(default_factory=list)
     skipped: list[str] = field(default_factory=list)
-    """What was not measured on this machine, and why."""
+    """Measurements skipped on this machine, with reasons."""
     reference_ns: list[float] = field(default_factory=list)
     """Samples of the reference computation, for the stability of the run."""
 
-    def take(self, other: "Outcome") -> None:
-        """Adds what a part of the suite found."""
+    def merge(self, other: "SuiteOutcome") -> None:
+        """Add the results of a part of the suite."""
         self.tables += other.tables
         self.skipped += other.skipped
         self.reference_ns += other.reference_ns
 
 
-def short(labels: Sequence[str]) -> list[str]:
-    """Labels without what each does and leaves out, unless they could not be told apart then."""
+def short_labels(labels: Sequence[str]) -> list[str]:
+    """Return the names of labels without descriptions; the full labels if the names are ambiguous."""
     names = [label.partition(": ")[0] for label in labels]
     return names if len(set(names)) == len(set(labels)) else list(labels)
 
 
-def row_of(key: str, label: str, values: Sequence[float], unit: Unit) -> Row:
-    """A row of plain values, each a sample of its own."""
-    return Row(key, label, unit, tuple(values), interval(values), percentile(values, 0.99), max(values))
+def row_from_samples(key: str, label: str, values: Sequence[float], unit: Unit) -> ResultRow:
+    """Return a row of independent samples."""
+    return ResultRow(key, label, unit, tuple(values), interval(values), percentile(values, 0.99), max(values))
 
 
-def _timed_row(key: str, label: str, timed: Timed, to: Timed | None) -> Row:
+def _timed_row(key: str, label: str, timed: Timed, reference_timed: Timed | None) -> ResultRow:
     samples = tuple(sample / NS_PER_S for sample in timed.samples)
-    middle = interval([median / NS_PER_S for median in timed.medians()])
-    return Row(
+    median = interval([median / NS_PER_S for median in timed.medians()])
+    return ResultRow(
         key,
         label,
         "s",
         samples,
-        middle,
+        median,
         percentile(samples, 0.99),
         max(samples),
         timed.loops,
-        ratio=paired_ratio(timed, to) if to else None,
+        ratio=paired_ratio(timed, reference_timed) if reference_timed else None,
         memory=timed.memory,
     )
 
 
-def rows_of(prefix: str, labels: dict[str, str], run: Race, reference: str) -> tuple[Row, ...]:
-    """The rows of a race; ratios are to the contender ``reference``."""
-    to = run.timed[reference]
+def rows_from_race(
+    prefix: str, labels: dict[str, str], race_result: Race, reference: str
+) -> tuple[ResultRow, ...]:
+    """Return the rows of a race, with ratios to the contender ``reference``."""
+    reference_timed = race_result.timed[reference]
     return tuple(
-        _timed_row(f"{prefix}.{key}", labels[key], timed, None if key == reference else to)
-        for key, timed in run.timed.items()
+        _timed_row(f"{prefix}.{key}", labels[key], timed, None if key == reference else reference_timed)
+        for key, timed in race_result.timed.items()
     )
 
 
-def scale(value: float, unit: Unit) -> tuple[float, str]:
-    """What to divide a figure of this size by for people, and the name of what it is then counted in."""
+def seconds(latencies_ns: Sequence[int]) -> list[float]:
+    """Convert nanoseconds to seconds."""
+    return [latency / NS_PER_S for latency in latencies_ns]
+
+
+def rows_from_latencies(
+    key: str, labels: dict[str, str], latencies_ns: dict[str, Sequence[int]]
+) -> tuple[ResultRow, ...]:
+    """Return rows of latencies of the same causes, with ratios to the lower bound (``floor``) by cause."""
+    timed = {
+        name: Timed(tuple((float(value),) for value in values), 1) for name, values in latencies_ns.items()
+    }
+    return rows_from_race(key, labels, Race(timed, ()), "floor")
+
+
+def unit_scale(value: float, unit: Unit) -> tuple[float, str]:
+    """Return the divisor and the unit name in which a figure of this size is printed."""
     if unit in {"%", "1"}:
         return 1.0, unit.replace("1", "")
     steps = _SECONDS if unit == "s" else _BYTES
     return next((step for step in steps if value >= step[0]), steps[-1])
 
 
-def digits(value: float, unit: Unit) -> str:
-    """A scaled figure: three digits, a count in full."""
+def format_digits(value: float, unit: Unit) -> str:
+    """Format a scaled figure with three digits; a count in full."""
     if unit == "%":
         return f"{value:.2f}"
     if unit == "1":
@@ -138,13 +155,13 @@ def digits(value: float, unit: Unit) -> str:
     return f"{value:.{0 if value >= 100 else 1 if value >= 10 else 2}f}"
 
 
-def quantity(value: float, unit: Unit) -> str:
-    """A figure for people: ``14.7 us``, ``38.2 MiB``, ``0.12 %``."""
-    size, name = scale(value, unit)
-    return f"{digits(value / size, unit)} {name}".rstrip()
+def format_value(value: float, unit: Unit) -> str:
+    """Format a figure with its unit: ``14.7 us``, ``38.2 MiB``, ``0.12 %``."""
+    size, name = unit_scale(value, unit)
+    return f"{format_digits(value / size, unit)} {name}".rstrip()
 
 
-def bounds(of: Interval, unit: Unit) -> str:
-    """An interval, ``[14.6, 14.9]``, in what its median is counted in."""
-    size, _ = scale(of.median, unit)
-    return f"[{digits(of.low / size, unit)}, {digits(of.high / size, unit)}]"
+def format_interval(value: Interval, unit: Unit) -> str:
+    """Format an interval in the unit of its median: ``[14.6, 14.9]``."""
+    size, _ = unit_scale(value.median, unit)
+    return f"[{format_digits(value.low / size, unit)}, {format_digits(value.high / size, unit)}]"

@@ -1,8 +1,8 @@
-"""Interleaved timing, and the statistics of it. Knows nothing of what is timed.
+"""Interleaved timing of contenders, and its statistics.
 
-Contenders take turns in small blocks, in an order that rotates, so that a busy neighbour or a clock that
-changes its frequency meets all of them alike. A ratio is the median of the ratios within each round: paired,
-it holds still where absolute times do not.
+Contenders run in small blocks, in a rotating order, so that a busy neighbour or a change of the clock
+frequency affects all of them alike. A ratio is the median of the ratios within each round; pairing keeps it
+stable where absolute times vary.
 """
 
 import statistics
@@ -13,9 +13,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
-SAMPLE_NS: Final = 20_000  # a sample is at least this long: reading the clock twice costs 0.1 us
+SAMPLE_NS: Final = 20_000  # minimum length of a sample; reading the clock twice takes 0.1 us
 BLOCK_SAMPLES: Final = 5
-BLOCK_NS: Final = 5_000_000  # a slower call has blocks of a single sample
+BLOCK_NS: Final = 5_000_000  # slower calls have blocks of one sample
 ROUNDS_MIN: Final = 3
 REFERENCE_LOOPS: Final = 4
 _REFERENCE: Final = bytes(range(256)) * 64
@@ -23,28 +23,28 @@ _REFERENCE: Final = bytes(range(256)) * 64
 
 @dataclass(frozen=True, slots=True)
 class Contender:
-    """One way to do the work."""
+    """One implementation of a workload."""
 
     key: str
-    """Stable, for budgets and JSON: ``core``."""
+    """Stable key for budgets and JSON: ``core``."""
     label: str
-    """For people; says what it is and what it leaves out."""
+    """Printed name and description."""
     call: Callable[[], object]
 
 
 @dataclass(frozen=True, slots=True)
 class Timed:
-    """What was measured of one contender [ns per call]."""
+    """Samples of one contender [ns per call]."""
 
     blocks: tuple[tuple[float, ...], ...]
-    """By round; a sample is the mean of ``loops`` calls."""
+    """Samples by round; a sample is the mean of ``loops`` calls."""
     loops: int
     memory: int | None = None
-    """Bytes that Python's allocator had to find at once for one call; C's own are not seen."""
+    """Peak of the bytes that Python's allocator held for one call; C allocations are excluded."""
 
     @property
     def samples(self) -> tuple[float, ...]:
-        """All samples, in the order they were taken."""
+        """All samples in order."""
         return tuple(sample for block in self.blocks for sample in block)
 
     def medians(self) -> list[float]:
@@ -54,11 +54,11 @@ class Timed:
 
 @dataclass(frozen=True, slots=True)
 class Race:
-    """All contenders of one workload."""
+    """Samples of all contenders of one workload."""
 
     timed: dict[str, Timed]
     reference: tuple[float, ...]
-    """Samples of a fixed computation, a block in each round [ns]: what they vary by is the machine."""
+    """Samples of a fixed computation, a block in each round [ns]; their variation is that of the machine."""
 
 
 class Interval(NamedTuple):
@@ -70,33 +70,35 @@ class Interval(NamedTuple):
 
 
 def race(contenders: Sequence[Contender], *, rounds: int, limit_s: float, pause_s: float = 0.0) -> Race:
-    """Let the contenders take turns.
+    """Time the contenders in turns.
 
     Args:
-        contenders: At least one; each call does the whole work once.
+        contenders: At least one; each call runs the workload once.
         rounds: Blocks of each contender.
-        limit_s: No new round after this time, but there are three at least.
-        pause_s: 0: warm, calls back to back, and the first of each block does not count. Else each sample is
-            one single call after a sleep of this length, as an agent between two ticks has it.
+        limit_s: No new round begins after this time, but at least three rounds are run.
+        pause_s: 0 for warm calls back to back, where the first call of each block is not timed. Otherwise
+        each
+            sample is a single call after a sleep of this length, as in an agent between two ticks.
     """
-    pace = {one.key: _Pace(1, 1) if pause_s else _pace(one.call) for one in contenders}
-    blocks: dict[str, list[tuple[float, ...]]] = {one.key: [] for one in contenders}
+    pace = {contender.key: _Pace(1, 1) if pause_s else _pace(contender.call) for contender in contenders}
+    blocks: dict[str, list[tuple[float, ...]]] = {contender.key: [] for contender in contenders}
     reference: list[float] = []
-    made = 0
+    rounds_done = 0
     deadline = time.monotonic() + limit_s
-    while made < ROUNDS_MIN or (made < rounds and time.monotonic() < deadline):
-        for place in range(len(contenders)):
-            one = contenders[(place + made) % len(contenders)]
-            loops, samples = pace[one.key]
+    while rounds_done < ROUNDS_MIN or (rounds_done < rounds and time.monotonic() < deadline):
+        for offset in range(len(contenders)):
+            contender = contenders[(offset + rounds_done) % len(contenders)]
+            loops, samples = pace[contender.key]
             if pause_s:
                 time.sleep(pause_s)
             elif samples > 1:
-                one.call()
-            blocks[one.key].append(tuple(_sample(one.call, loops) for _ in range(samples)))
+                contender.call()
+            blocks[contender.key].append(tuple(_sample(contender.call, loops) for _ in range(samples)))
         reference += (_sample(_reference, REFERENCE_LOOPS) for _ in range(BLOCK_SAMPLES))
-        made += 1
+        rounds_done += 1
     timed = {
-        one.key: Timed(tuple(blocks[one.key]), pace[one.key].loops, _memory(one.call)) for one in contenders
+        contender.key: Timed(tuple(blocks[contender.key]), pace[contender.key].loops, _memory(contender.call))
+        for contender in contenders
     }
     return Race(timed, tuple(reference))
 
@@ -108,8 +110,10 @@ class _Pace(NamedTuple):
 
 def _pace(call: Callable[[], object]) -> _Pace:
     call()
-    once = max(1.0, min(_sample(call, 1) for _ in range(2)))
-    return _Pace(max(1, round(SAMPLE_NS / once)), max(1, min(BLOCK_SAMPLES, int(BLOCK_NS / once))))
+    duration_ns = max(1.0, min(_sample(call, 1) for _ in range(2)))
+    return _Pace(
+        max(1, round(SAMPLE_NS / duration_ns)), max(1, min(BLOCK_SAMPLES, int(BLOCK_NS / duration_ns)))
+    )
 
 
 def _sample(call: Callable[[], object], loops: int) -> float:
@@ -120,7 +124,7 @@ def _sample(call: Callable[[], object], loops: int) -> float:
 
 
 def _memory(call: Callable[[], object]) -> int:
-    """Of one call more, after all timing: being traced makes it several times slower."""
+    """Measure the memory peak of one call, after all timing: tracing makes the call several times slower."""
     tracemalloc.start()
     try:
         call()
@@ -137,36 +141,36 @@ def _reference() -> None:
 
 
 def interval(values: Sequence[float]) -> Interval:
-    """The median and its 95 % confidence interval by order statistics: no assumption on the distribution.
+    """Return the median and its 95 % confidence interval by order statistics, for any distribution.
 
-    With fewer than six values there is no such interval, and the extremes stand for it.
+    With fewer than six values the interval is their range.
     """
     ordered = sorted(values)
     n = len(ordered)
-    reach = 0.98 * n**0.5  # 1.96 standard deviations of a binomial with p = 1/2
-    low, high = max(0, int(n / 2 - reach)), min(n - 1, int(n / 2 + reach))
+    half_width = 0.98 * n**0.5  # 1.96 standard deviations of a binomial with p = 1/2
+    low, high = max(0, int(n / 2 - half_width)), min(n - 1, int(n / 2 + half_width))
     return Interval(ordered[low], statistics.median(ordered), ordered[high])
 
 
-def paired_ratio(of: Timed, to: Timed) -> Interval:
-    """How many times as long ``of`` takes, from the ratios within each round."""
-    return interval([a / b for a, b in zip(of.medians(), to.medians(), strict=True)])
+def paired_ratio(timed: Timed, reference: Timed) -> Interval:
+    """Return the ratio of two contenders from the ratios within each round."""
+    return interval([a / b for a, b in zip(timed.medians(), reference.medians(), strict=True)])
 
 
 def percentile(values: Sequence[float], share: float) -> float | None:
-    """The value that this share of the values does not exceed; None if there are too few to tell."""
+    """Return the value that ``share`` of the values do not exceed; None with too few values."""
     if len(values) * (1 - share) < 1:
         return None
     return sorted(values)[min(len(values) - 1, int(len(values) * share))]
 
 
-def spread(values: Sequence[float]) -> float:
-    """Half of the values are off their median by this share of it, or more, however wild they are."""
-    middle = statistics.median(values)
-    return statistics.median(abs(value - middle) for value in values) / middle
+def relative_deviation(values: Sequence[float]) -> float:
+    """Return the median absolute deviation relative to the median."""
+    median = statistics.median(values)
+    return statistics.median(abs(value - median) for value in values) / median
 
 
-def wild(values: Sequence[float]) -> float:
-    """The share of values that are twice the median at least."""
-    middle = statistics.median(values)
-    return sum(value >= 2 * middle for value in values) / len(values)
+def outlier_share(values: Sequence[float]) -> float:
+    """Return the share of values that are at least twice the median."""
+    median = statistics.median(values)
+    return sum(value >= 2 * median for value in values) / len(values)

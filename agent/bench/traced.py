@@ -1,15 +1,15 @@
-"""``python -m agent.bench.traced SETTINGS``: an agent that says when each hop of a change was.
+"""``python -m agent.bench.traced SETTINGS``: an agent that prints the time of each hop of a change.
 
-The agent's own parts, put together as ``agent.app.daemon`` does, with the clock read between them; what has
-no part in a change on its way is left out. SETTINGS are flags of ``drahealth run`` as a JSON object. It
-prints a line of JSON for each message that it encodes: CLOCK_MONOTONIC [ns] when
+It assembles the agent's components as ``agent.app.daemon`` does and reads the clock between them. Components
+that a change does not pass are left out. SETTINGS are flags of ``drahealth run`` as a JSON object. For each
+message that it encodes it prints a line of JSON with times (CLOCK_MONOTONIC, ns):
 
-    rung        the C core wrote to its eventfd, if that was what woke
+    rung        the C core wrote to its eventfd, if the eventfd woke the reader
     woken       the Trio thread ran
     read        the snapshot was copied and decoded
-    decided     step() was done, and the picture was another
-    taken       the asyncio thread began to encode it
-    encoded     its bytes were there; what follows is the socket, and the client
+    decided     step() returned a changed report
+    taken       the asyncio thread began to encode the report
+    encoded     the message was encoded; the socket and the client follow
 """
 
 import asyncio
@@ -22,39 +22,38 @@ from collections.abc import Mapping, Sequence
 
 import trio
 
-from agent.app.daemon import SWITCH_INTERVAL_S, step_aside
+from agent.app.daemon import SWITCH_INTERVAL_S, yield_to_senders
 from agent.config.config import Config, load
-from agent.engine.loop import EngineLoop, Timing
-from agent.engine.step import begin
+from agent.engine.loop import EngineLoop, LoopTiming
+from agent.engine.step import initial_state
 from agent.model.health import DeviceHealth
 from agent.model.report import Report
 from agent.model.snapshot import Snapshot
 from agent.native.sampler import Sampler
-from agent.node.node_source import Node
-from agent.node.open import NODE_STOP_S, open_sampler, settings_of
+from agent.node.node_source import NODE_STOP_S, NodeSource, open_sampler, settings_of
 from agent.serve.servers import Servers, encode_devices
-from agent.system.clock import read_clocks
 from agent.system.threads.latest import Latest
-from agent.system.threads.loop_thread import IoThread
+from agent.system.threads.loop_thread import AsyncioThread
+from agent.system.timing import read_clocks
 from agent.version import VERSION
 
 
-class Traced:
-    """The node as the core's source, the way out of it, and when each was passed."""
+class TracedSource:
+    """Source and publisher of the engine loop that record the time of each hop."""
 
     def __init__(self, config: Config, sampler: Sampler) -> None:
         settings = settings_of(config)
         self._sampler = sampler
-        self.node = Node(config, sampler, settings.gpu, config.period_ns, declares=False)
+        self.node = NodeSource(config, sampler, settings.gpu, config.period_ns, declares=False)
         self.latest = Latest[Report]()
         self._stamps: dict[str, int] = {}
-        self._under_way: dict[str, int] = {}
+        self._published_stamps: dict[str, int] = {}
 
     def fileno(self) -> int:
         return self._sampler.fileno()
 
     def clear(self) -> None:
-        self._stamps = {"woken": time.monotonic_ns(), "rung": self._sampler.rung_ns()}
+        self._stamps = {"woken": time.monotonic_ns(), "rung": self._sampler.notified_ns()}
         self._sampler.clear()
 
     def read(self) -> Snapshot | None:
@@ -63,63 +62,63 @@ class Traced:
         return snapshot
 
     def publish(self, report: Report) -> None:
-        """From the core to the asyncio thread."""
-        self._under_way = self._stamps | {"decided": time.monotonic_ns()}
+        """Pass a report from the engine loop to the asyncio thread."""
+        self._published_stamps = self._stamps | {"decided": time.monotonic_ns()}
         self.latest.publish(report)
-        step_aside()
+        yield_to_senders()
 
     def encode(self, devices: Sequence[DeviceHealth], extra_s: int) -> list[bytes]:
-        """The message, and a line that tells of it when it is sent. In the asyncio thread."""
-        stamps = self._under_way | {"taken": time.monotonic_ns()}
+        """Encode the message, and print its times once it is sent. I/O thread only."""
+        stamps = self._published_stamps | {"taken": time.monotonic_ns()}
         messages = encode_devices(devices, extra_s)
         stamps["encoded"] = time.monotonic_ns()
-        asyncio.get_running_loop().call_soon(_say, stamps)
+        asyncio.get_running_loop().call_soon(_print_stamps, stamps)
         return messages
 
 
-def _say(stamps: Mapping[str, int]) -> None:
+def _print_stamps(stamps: Mapping[str, int]) -> None:
     print(json.dumps(stamps), flush=True)
 
 
-async def _until_told(core: EngineLoop, node: Node) -> None:
+async def _run_until_sigterm(loop: EngineLoop, node: NodeSource) -> None:
     with trio.open_signal_receiver(signal.SIGTERM) as signals:
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(core.run)
+            nursery.start_soon(loop.run)
             nursery.start_soon(node.watch)
             async for _ in signals:
                 nursery.cancel_scope.cancel()
 
 
 def main(flags: Mapping[str, str | list[str]]) -> None:
-    """Until SIGTERM."""
+    """Run the traced agent until SIGTERM."""
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     config = load(flags, {})
-    traced = Traced(config, open_sampler(config, config.period_ns))
-    core = EngineLoop(
-        source=traced,
-        state=begin(settings_of(config)),
-        timing=Timing(config.heartbeat_s, config.coalesce_ns, None),
+    source = TracedSource(config, open_sampler(config, config.period_ns))
+    loop = EngineLoop(
+        source=source,
+        state=initial_state(settings_of(config)),
+        timing=LoopTiming(config.heartbeat_s, config.coalesce_ns, None),
         clock=read_clocks,
-        publish=traced.publish,
-        remember=lambda _: None,
-        alive=lambda: None,
+        publish=source.publish,
+        save_faults=lambda _: None,
+        notify_watchdog=lambda: None,
         jitter=random.random,
     )
     servers = Servers(
-        traced.latest,
+        source.latest,
         runtime_dir=config.runtime_dir,
         drivers=config.drivers,
         version=VERSION,
-        encode=traced.encode,
+        encode=source.encode,
     )
-    io = IoThread(servers.run, on_failure=lambda error: print(f"traced: {error}", file=sys.stderr))
+    io = AsyncioThread(servers.run, on_failure=lambda error: print(f"traced: {error}", file=sys.stderr))
     io.start()
-    traced.node.start()
+    source.node.start()
     try:
-        trio.run(_until_told, core, traced.node)
+        trio.run(_run_until_sigterm, loop, source.node)
     finally:
         io.stop()
-        traced.node.stop(NODE_STOP_S)
+        source.node.stop(NODE_STOP_S)
 
 
 if __name__ == "__main__":

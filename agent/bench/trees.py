@@ -1,7 +1,7 @@
-"""Trees to measure on: real cgroups of their own, or files on tmpfs that look like them.
+"""Cgroup and sysfs trees for benchmarks: real cgroups, or files on tmpfs with the same layout.
 
-Everything made here is removed again, whatever happens. A tree of real cgroups stands under a directory that
-no kubelet knows; the agent is pointed at it with ``--kubelet-cgroup-root``.
+All trees are removed at the end of their block. Real cgroups are made below a directory that no kubelet uses;
+suites start the agent with ``--kubelet-cgroup-root``.
 """
 
 import contextlib
@@ -16,58 +16,58 @@ from pathlib import Path
 from typing import Final
 
 CGROUPFS: Final = Path("/sys/fs/cgroup")
-LOCK: Final = Path("/tmp/drahealth-machine.lock")  # the tests hold it too while they change the machine
+LOCK: Final = Path("/tmp/drahealth-machine.lock")  # tests hold the same lock while they change the machine
 CONTROLLERS: Final = ("memory", "cpu", "hugetlb")
 V1_HIERARCHIES: Final = ("memory", "cpu", "hugetlb")
 
 
 @dataclass(frozen=True, slots=True)
 class Tree:
-    """Cgroups as a kubelet would have made them."""
+    """Cgroups in the layout of a kubelet."""
 
     cgroupfs: Path
-    """The root that the sampler is given."""
+    """Cgroupfs root of the sampler."""
     kubelet_root: str
     backend: str
-    """``real cgroups (v1 memory, cpu; v2)`` or ``files on tmpfs``: a figure without it means nothing."""
+    """``real cgroups (v1 memory, cpu; v2)`` or ``files on tmpfs``; printed with each figure."""
     hierarchies: Mapping[str, Path]
-    """Mounts in which the groups are, by v1 controller; ``v2`` for the unified one."""
+    """Mount points of the hierarchies, by v1 controller; ``v2`` for the unified hierarchy."""
     groups: tuple[tuple[str, str], ...]
-    """Pod uid and container id (empty for a pod), with :meth:`path` to each."""
+    """Pod UID and container ID of each group; the container ID of a pod is empty."""
 
     def path(self, hierarchy: str, uid: str, container: str) -> Path:
-        """The directory of one group in one of :attr:`hierarchies`."""
-        return self.hierarchies[hierarchy] / relative(self.kubelet_root, uid, container)
+        """Return the directory of a group in one of :attr:`hierarchies`."""
+        return self.hierarchies[hierarchy] / group_path(self.kubelet_root, uid, container)
 
 
-def relative(kubelet_root: str, uid: str, container: str) -> Path:
-    """Where the kubelet's cgroupfs driver puts a burstable pod, and its container."""
+def group_path(kubelet_root: str, uid: str, container: str) -> Path:
+    """Return the path that the kubelet's cgroupfs driver uses for a burstable pod or its container."""
     return Path(kubelet_root.strip("/"), "kubepods", "burstable", f"pod{uid}", container)
 
 
 def group_names(number: int, containers: int = 1) -> tuple[tuple[str, str], ...]:
-    """``number`` groups: pods, each with so many containers."""
+    """Return the UIDs and container IDs of ``number`` groups: pods with ``containers`` containers each."""
     names: list[tuple[str, str]] = []
     for pod in range(-(-number // (containers + 1))):
         uid = f"{pod:08x}-beac-4000-8000-000000000000"
         names.append((uid, ""))
-        names += ((uid, f"{pod:032x}{one:032x}") for one in range(containers))
+        names += ((uid, f"{pod:032x}{index:032x}") for index in range(containers))
     return tuple(names[:number])
 
 
 @contextlib.contextmanager
 def machine_lock() -> Iterator[None]:
-    """Nobody else's benchmark or test changes what belongs to the whole machine meanwhile.
+    """Exclude other benchmarks and tests that change machine-wide state. Blocks until the lock is free.
 
     Raises:
-        OSError: The lock is somebody else's and not for us to take.
+        OSError: This process may not open the lock file.
     """
     fd = os.open(LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
     try:
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            print(f"waiting for {LOCK}: a test or a benchmark has it ...", file=sys.stderr, flush=True)
+            print(f"waiting for {LOCK}: held by a test or benchmark ...", file=sys.stderr, flush=True)
             fcntl.flock(fd, fcntl.LOCK_EX)
         yield
     finally:
@@ -76,25 +76,25 @@ def machine_lock() -> Iterator[None]:
 
 @contextlib.contextmanager
 def real_tree(number: int, containers: int = 1) -> Iterator[Tree]:
-    """Real cgroups in every hierarchy that the agent reads.
+    """Make real cgroups in each hierarchy that the agent reads.
 
     Raises:
-        OSError: This process may not make cgroups here.
+        OSError: This process may not make cgroups.
     """
     hierarchies = _hierarchies()
     if not hierarchies:
-        raise OSError(f"{CGROUPFS}: no cgroup hierarchy that holds memory, cpu or hugetlb")
+        raise OSError(f"{CGROUPFS}: no cgroup hierarchy has memory, cpu or hugetlb")
     names = ", ".join(["v1 " + name for name in hierarchies if name != "v2"] + ["v2"] * ("v2" in hierarchies))
     root = f"/drahealth-bench-{os.getpid()}"
     tree = Tree(CGROUPFS, root, f"real cgroups ({names})", hierarchies, group_names(number, containers))
     with machine_lock(), contextlib.ExitStack() as undo:
         for name, mount in hierarchies.items():
             if name == "v2":
-                _enable(mount, undo)
+                _enable_root_controllers(mount, undo)
             undo.callback(_remove, mount / root.strip("/"))
             (mount / root.strip("/")).mkdir()
             for uid, container in tree.groups:
-                _make(mount, relative(root, uid, container), v2=name == "v2")
+                _make(mount, group_path(root, uid, container), v2=name == "v2")
         yield tree
 
 
@@ -108,34 +108,34 @@ def _hierarchies() -> dict[str, Path]:
 
 
 def _make(mount: Path, group: Path, *, v2: bool) -> None:
-    """Make a group and what is above it; in v2, give it the controllers that the mount has to give."""
-    at = mount
+    """Make a group and its parents; in v2, enable the available controllers on the way."""
+    path = mount
     for part in group.parts:
-        if v2 and at != mount:
-            _give(at)
-        at /= part
-        if not at.exists():
-            at.mkdir()
+        if v2 and path != mount:
+            _enable_controllers(path)
+        path /= part
+        if not path.exists():
+            path.mkdir()
 
 
-def _give(group: Path) -> None:
+def _enable_controllers(group: Path) -> None:
     offered = set((group / "cgroup.controllers").read_text().split())
-    given = set((group / "cgroup.subtree_control").read_text().split())
-    for name in (offered & set(CONTROLLERS)) - given:
+    enabled = set((group / "cgroup.subtree_control").read_text().split())
+    for name in (offered & set(CONTROLLERS)) - enabled:
         (group / "cgroup.subtree_control").write_text(f"+{name}")
 
 
-def _enable(mount: Path, undo: contextlib.ExitStack) -> None:
-    """Let the root of v2 give its controllers on, and take back afterwards what it did not give before."""
+def _enable_root_controllers(mount: Path, undo: contextlib.ExitStack) -> None:
+    """Enable the controllers in the v2 root; ``undo`` disables those that were disabled before."""
     control = mount / "cgroup.subtree_control"
     offered = set((mount / "cgroup.controllers").read_text().split())
     for name in (offered & set(CONTROLLERS)) - set(control.read_text().split()):
         control.write_text(f"+{name}")
-        undo.callback(_take_back, control, name)
+        undo.callback(_disable_controller, control, name)
 
 
-def _take_back(control: Path, name: str) -> None:
-    with contextlib.suppress(OSError):  # somebody else has begun to use it: then it is theirs
+def _disable_controller(control: Path, name: str) -> None:
+    with contextlib.suppress(OSError):  # another process uses the controller now
         control.write_text(f"-{name}")
 
 
@@ -146,13 +146,15 @@ def _remove(root: Path) -> None:
 
 @contextlib.contextmanager
 def scratch() -> Iterator[Path]:
-    """A directory on tmpfs where there is one, removed afterwards."""
+    """Make a temporary directory, on tmpfs if available, and remove it afterwards."""
     shm = Path("/dev/shm")
-    made = Path(tempfile.mkdtemp(prefix="drahealth-bench-", dir=shm if os.access(shm, os.W_OK) else None))
+    directory = Path(
+        tempfile.mkdtemp(prefix="drahealth-bench-", dir=shm if os.access(shm, os.W_OK) else None)
+    )
     try:
-        yield made
+        yield directory
     finally:
-        shutil.rmtree(made)
+        shutil.rmtree(directory)
 
 
 V2_FILES: Final = {
@@ -190,7 +192,7 @@ def _write(directory: Path, files: Mapping[str, str]) -> None:
 
 
 def write_sysfs(root: Path) -> None:
-    """Eight CPUs on one NUMA node, and one pool of eight 2 MiB pages."""
+    """Write a sysfs with eight CPUs on one NUMA node and a pool of eight 2 MiB pages."""
     _write(root / "devices/system/cpu", CPU_FILES)
     _write(root / "devices/system/node/node0", {"cpulist": CPU_FILES["online"]})
     _write(root / "devices/system/node/node0/hugepages/hugepages-2048kB", POOL_FILES)
@@ -198,11 +200,11 @@ def write_sysfs(root: Path) -> None:
 
 
 def write_machine(root: Path, controllers: int) -> None:
-    """What seldom changes in the machine of :func:`write_sysfs`: ``sys`` and ``proc`` below ``root``.
+    """Write the rarely changing files of the machine of :func:`write_sysfs`: ``sys`` and ``proc``.
 
     Args:
-        root: A directory.
-        controllers: Of memory, with a module each; none as in a virtual machine.
+        root: Parent directory of both.
+        controllers: Number of memory controllers with one module each; 0 as in a virtual machine.
     """
     devices = root / "sys/devices/system"
     _write(devices / "cpu", CPU_FILES)
@@ -221,7 +223,7 @@ def write_machine(root: Path, controllers: int) -> None:
 
 
 def write_groups(root: Path, number: int) -> Tree:
-    """Files that look like ``number`` groups of a cgroup v2 mount at ``root``."""
+    """Write files that look like ``number`` groups of a cgroup v2 mount at ``root``."""
     tree = Tree(root, "/", "files on tmpfs (looks like v2)", {"v2": root}, group_names(number))
     _write(root, {"cgroup.controllers": "cpu memory hugetlb\n"})
     for uid, container in tree.groups:
@@ -230,20 +232,20 @@ def write_groups(root: Path, number: int) -> Tree:
 
 
 def write_knobs(root: Path, name: str) -> None:
-    """A cgroup v2 mount of files at ``root``, with one cgroup and what its pod's promise is read from."""
+    """Write a cgroup v2 mount of files at ``root`` with one cgroup and the limits that an audit reads."""
     limits = {"cpu.weight": "59\n", "cpu.max": "150000 100000\n", "memory.max": "536870912\n"}
     _write(root, {"cgroup.controllers": "cpu memory hugetlb\n"})
     _write(root / name, {**limits, "hugetlb.2MB.max": "0\n", "hugetlb.2MB.rsvd.max": "0\n"})
 
 
 @contextlib.contextmanager
-def some_tree(number: int) -> Iterator[tuple[Tree, str]]:
-    """Real cgroups where this process may make them, else files; and why they are not real, or nothing."""
+def real_or_file_tree(number: int) -> Iterator[tuple[Tree, str]]:
+    """Yield a tree of real cgroups, or of files if this process may not make cgroups; and the reason."""
     with contextlib.ExitStack() as stack:
         try:
             tree = stack.enter_context(real_tree(number))
-            why = ""
+            reason = ""
         except OSError as error:
-            why = f"no real cgroups: {error}"
+            reason = f"no real cgroups: {error}"
             tree = write_groups(stack.enter_context(scratch()), number)
-        yield tree, why
+        yield tree, reason

@@ -1,5 +1,5 @@
-"""The command line: one file per verb. Data goes to standard output, talk to standard error.
+"""The command line: one module or package per verb. Data goes to standard output, messages to standard error.
 
-Nothing here is imported by the rest of the agent. The verbs import the daemon and the gRPC client when they
-run, so that ``drahealth --help`` costs an interpreter and argparse.
+The rest of the agent imports nothing from here. Verbs import the daemon and the gRPC client when they run, so
+that ``drahealth --help`` loads little more than argparse.
 """

@@ -1,11 +1,13 @@
-"""Exit codes: one table for what was found, one for what went wrong.
+"""Exit codes: one table for severities, one for errors.
 
-0 to 3 are the codes of Nagios and its kin, so that ``drahealth scan`` is a check as it stands. 64 to 78 are
-those of sysexits.h, 128 and above those of a shell for signals.
+0 to 3 are the codes of Nagios plugins, so that ``drahealth scan`` can be used as one. 64 to 78 are those of
+sysexits.h, 128 and above those of a shell for signals.
 """
 
+from __future__ import annotations
+
 from collections.abc import Iterable
-from typing import Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from agent.errors import (
     AgentUnreachable,
@@ -18,6 +20,9 @@ from agent.errors import (
     UsageError,
 )
 from agent.model.health import Severity
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 EXIT_OF_SEVERITY: Final = {
     Severity.OK: 0,
@@ -42,9 +47,17 @@ EXIT_OF_ERROR: Final[tuple[tuple[type[BaseException], int], ...]] = (
     (DrahealthError, INTERNAL),
     (KeyboardInterrupt, 130),
 )
-"""The first row that fits decides. What fits none is a mistake of ours: INTERNAL, with its traceback."""
+"""Exit code of the first class that matches. Any other exception is a bug: INTERNAL, with its traceback."""
+
+
+class UnreadablePath(NamedTuple):
+    """File or directory that could not be read, with the exit code for it."""
+
+    path: Path
+    reason: str
+    exit_code: int
 
 
 def exit_of_severities(severities: Iterable[Severity]) -> int:
-    """The worst one decides. None at all is no knowledge, hence unknown, never healthy."""
+    """Return the exit code of the worst severity; without any device that is unknown, never healthy."""
     return EXIT_OF_SEVERITY[max(severities, default=Severity.UNKNOWN)]

@@ -1,4 +1,4 @@
-"""The command ``drahealth``: builds the parser from the verbs, and turns errors into exit codes."""
+"""The command ``drahealth``: builds the parser from the verbs, and maps errors to exit codes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Final, NoReturn
 from agent.cli.exits import EXIT_OF_ERROR, INTERNAL
 from agent.cli.verb import Verb
 from agent.errors import ReaderGone, UsageError, root_of, suggestion
-from agent.system.output import say_last
+from agent.system.output import print_last_error
 from agent.version import VERSION
 
 VERBS: Final = {
@@ -29,49 +29,48 @@ VERBS: Final = {
     "checks": "checks.command",
     "conform": "conform.command",
 }
-"""Modules of this package by verb, each with its ``VERB``. A command line loads only the module of its
-verb."""
+"""Modules of this package by verb, each with a ``VERB``. A command loads only the module of its verb."""
 
-DESCRIPTION: Final = "Tells the truth about a node's devices: one verdict each, with its evidence."
+DESCRIPTION: Final = "Monitors the health of a Kubernetes node's devices, with evidence for each verdict."
 EXAMPLES: Final = (
-    ("drahealth scan", "look at this node once"),
+    ("drahealth scan", "check this node once"),
     ("drahealth run --driver gpu.example.com", "run the agent for a DRA driver"),
 )
-MISTAKE: Final = "drahealth: this is a mistake in drahealth; please report it with the lines above"
+BUG: Final = "drahealth: this is a bug in drahealth; please report it with the lines above"
 
 
-class Parser(argparse.ArgumentParser):
-    """argparse with examples first, suggestions, and errors that are raised: exit code 2 means unhealthy."""
+class CommandParser(argparse.ArgumentParser):
+    """Parser that prints examples first, suggests names, and raises errors: exit code 2 means unhealthy."""
 
     examples: tuple[tuple[str, str], ...] = ()
 
     def format_help(self) -> str:
         width = max((len(command) for command, _ in self.examples), default=0)
-        lines = [f"  {command:{width}}  {what}\n" for command, what in self.examples]
+        lines = [f"  {command:{width}}  {purpose}\n" for command, purpose in self.examples]
         return f"examples:\n{''.join(lines)}\n{super().format_help()}"
 
     def error(self, message: str) -> NoReturn:
-        # argparse has suggestions of its own from 3.14 on; this is for the ones before.
+        # argparse suggests names itself from Python 3.14 on.
         if found := re.search(r"invalid choice: '([^']*)' \(choose from (.*)\)", message):
             known = re.findall(r"[\w-]+", found[2])
-            message = f"{found[1]!r} is none of {', '.join(known)}{suggestion(found[1], known)}"
+            message = f"{found[1]!r} is not one of {', '.join(known)}{suggestion(found[1], known)}"
         raise UsageError(f"{message}\ntry '{self.prog} --help'")
 
 
-def verb_of(name: str) -> Verb:
-    """One of :data:`VERBS`."""
+def load_verb(name: str) -> Verb:
+    """Import and return one of :data:`VERBS`."""
     verb: Verb = import_module(f"agent.cli.{VERBS[name]}").VERB
     return verb
 
 
-def build_parser(names: Iterable[str] = VERBS) -> tuple[Parser, dict[str, Parser]]:
-    """The parser of the command, and those of its verbs, or of some."""
-    parser = Parser(prog="drahealth", description=DESCRIPTION, allow_abbrev=False)
+def build_parser(names: Iterable[str] = VERBS) -> tuple[CommandParser, dict[str, CommandParser]]:
+    """Return the parser of the command, and the parsers of the verbs `names`."""
+    parser = CommandParser(prog="drahealth", description=DESCRIPTION, allow_abbrev=False)
     parser.examples = EXAMPLES
     parser.add_argument("--version", action="version", version=f"drahealth {VERSION}")
     verbs = parser.add_subparsers(dest="verb", metavar="VERB", required=True)
-    parsers: dict[str, Parser] = {}
-    for verb in map(verb_of, names):
+    parsers: dict[str, CommandParser] = {}
+    for verb in map(load_verb, names):
         sub = verbs.add_parser(verb.name, help=verb.summary, description=verb.description, allow_abbrev=False)
         sub.examples = verb.examples
         verb.add_arguments(sub)
@@ -80,24 +79,24 @@ def build_parser(names: Iterable[str] = VERBS) -> tuple[Parser, dict[str, Parser
 
 
 def parse(argv: Sequence[str]) -> tuple[Verb, argparse.Namespace]:
-    """The verb and its arguments.
+    """Return the verb and its arguments.
 
     Raises:
-        UsageError: names what is not understood and, if something is near, what was probably meant.
+        UsageError: An argument is not valid; the text suggests a similar one.
     """
-    named = [word for word in argv[:1] if word in VERBS]
-    parser, parsers = build_parser(named or VERBS)
+    first = [word for word in argv[:1] if word in VERBS]
+    parser, parsers = build_parser(first or VERBS)
     args, unknown = parser.parse_known_args(argv)
     sub = parsers[args.verb]
     if unknown:
         word = next((w for w in unknown if w.startswith("-")), unknown[0]).partition("=")[0]
         flags = re.findall(r"--[a-z-]+", sub.format_usage())
-        sub.error(f"{word!r} is no argument of {args.verb}{suggestion(word, flags)}")
-    return verb_of(args.verb), args
+        sub.error(f"{word!r} is not an argument of {args.verb}{suggestion(word, flags)}")
+    return load_verb(args.verb), args
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs the command line; returns its exit code."""
+    """Run the command line and return its exit code."""
     try:
         try:
             verb, args = parse(sys.argv[1:] if argv is None else argv)
@@ -106,17 +105,17 @@ def main(argv: Sequence[str] | None = None) -> int:
             code = done.code if isinstance(done.code, int) else 0
         sys.stdout.flush()
     except BaseException as error:
-        return complain(error)
+        return report_error(error)
     return code
 
 
-def complain(error: BaseException, say: Callable[[str], None] = say_last) -> int:
-    """Says what went wrong, on standard error if not elsewhere, and returns the exit code for it."""
-    culprit = root_of(error)
+def report_error(error: BaseException, write: Callable[[str], None] = print_last_error) -> int:
+    """Print the error, by default on standard error, and return its exit code."""
+    root = root_of(error)
     for kind, code in EXIT_OF_ERROR:
-        if isinstance(culprit, kind):
-            if isinstance(culprit, Exception) and not isinstance(culprit, ReaderGone):
-                say(f"drahealth: {culprit}")
+        if isinstance(root, kind):
+            if isinstance(root, Exception) and not isinstance(root, ReaderGone):
+                write(f"drahealth: {root}")
             return code
-    say("".join(traceback.format_exception(error)) + MISTAKE)
+    write("".join(traceback.format_exception(error)) + BUG)
     return INTERNAL

@@ -1,4 +1,4 @@
-"""``drahealth run``: the agent. In the foreground of a terminal with a live table, elsewhere with a log."""
+"""``drahealth run``: runs the agent, with a live table on a terminal, elsewhere with a log."""
 
 from __future__ import annotations
 
@@ -7,10 +7,9 @@ import shlex
 import sys
 from typing import TYPE_CHECKING
 
-from agent.cli.main import complain
+from agent.cli.main import report_error
 from agent.cli.output.live import LogLines, live_table
-from agent.cli.output.log import LineFormatter, is_journal, log_to
-from agent.cli.output.report_log import ReportLog
+from agent.cli.output.log import LineFormatter, ReportLog, is_journal, log_to
 from agent.cli.output.terminal import can_redraw, program
 from agent.cli.output.text import clean
 from agent.cli.verb import Verb, add_colour, add_settings, config_file_of, flags_of
@@ -40,7 +39,7 @@ def main(args: Namespace) -> int:
     from agent.app import daemon
 
     if args.table == "always" or (args.table == "auto" and can_redraw(sys.stdout, os.environ)):
-        table = live_table(args.color, head=lambda style: how_to_read(config, program(), style))
+        table = live_table(args.color, head=lambda style: socket_help(config, program(), style))
         log_to(LogLines(table))
         try:
             daemon.run(config, on_report=table.show)
@@ -52,19 +51,21 @@ def main(args: Namespace) -> int:
     log_to(report_log.backlog)
     try:
         daemon.run(config, on_report=report_log.show)
-    except BaseException as error:  # an agent that fails does not wait for whoever reads why
-        return complain(error, say=lambda text: report_log.backlog.say(lines.last_words(text)))
+    except BaseException as error:  # through the backlog: a failing agent does not wait for the log's reader
+        return report_error(error, write=lambda text: report_log.backlog.write(lines.format_failure(text)))
     finally:
         report_log.close()
     return 0
 
 
-def how_to_read(config: Config, command: str, style: Style) -> str:
-    """The sockets, each with a command that reads it."""
+def socket_help(config: Config, command: str, style: Style) -> str:
+    """Return the sockets, each with a command that follows it."""
     from agent.serve.servers import socket_names
 
     sockets = [config.runtime_dir / name for name in socket_names(config.drivers)]
-    lines = [style.paint(f"drahealth {VERSION}, pid {os.getpid()}; Ctrl-C ends it. To read along:", "dim")]
+    lines = [
+        style.paint(f"drahealth {VERSION}, pid {os.getpid()}; press Ctrl-C to stop. To follow it:", "dim")
+    ]
     lines += [f"  {command} watch {shlex.quote(clean(str(socket)))}" for socket in sockets]
     if config.drivers:
         lines += _grpcurl(sockets[0])
@@ -72,7 +73,7 @@ def how_to_read(config: Config, command: str, style: Style) -> str:
 
 
 def _grpcurl(socket: Path) -> list[str]:
-    """The same with a client that is not ours; run where the repository is, for the proto file."""
+    """Return a grpcurl command for a driver's socket; it needs the proto file in the repository."""
     return [
         "  grpcurl -plaintext -unix -proto proto/dra_health/v1/dra_health_v1.proto \\",
         f"    {shlex.quote(clean(str(socket)))} v1.DRAResourceHealth/NodeWatchResources",
@@ -83,13 +84,13 @@ VERB = Verb(
     name="run",
     summary="run the agent",
     description=(
-        "Watches the node's devices and serves their health: agent.sock for this command line, and for each "
-        "--driver a socket with the kubelet's own health API, for that driver to forward. Runs until SIGTERM "
-        "or Ctrl-C."
+        "Monitors the node's devices and serves their health: on agent.sock for this command line, and for "
+        "each --driver on a socket with the kubelet's DRA health API, which that driver forwards to the "
+        "kubelet. Runs until SIGTERM or Ctrl-C."
     ),
     examples=(
-        ("drahealth run", "for people and scripts: agent.sock only"),
-        ("drahealth run --driver gpu.example.com", "and a health socket for that DRA driver"),
+        ("drahealth run", "serve agent.sock only, for operators and scripts"),
+        ("drahealth run --driver gpu.example.com", "also serve a health socket for that DRA driver"),
     ),
     add_arguments=add_arguments,
     main=main,

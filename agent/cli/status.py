@@ -1,4 +1,4 @@
-"""``drahealth status``: how the agent itself is, and in one line how its devices are."""
+"""``drahealth status``: the state of the running agent, and its devices in one line."""
 
 from __future__ import annotations
 
@@ -6,16 +6,22 @@ import json
 import os
 import sys
 import time
+from collections import Counter
 from typing import TYPE_CHECKING
 
 from agent.cli.exits import exit_of_severities
-from agent.cli.output.document import status_document
-from agent.cli.output.table import render_status
+from agent.cli.output.json import status_document
+from agent.cli.output.report import cgroup_entry, headline, source_entries
+from agent.cli.output.table import Entry, format_entries
 from agent.cli.output.terminal import style_of
+from agent.cli.output.text import clean, format_age, format_bytes, format_count
 from agent.cli.verb import Verb, add_output, add_settings, agent_socket_of
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
+
+    from agent.cli.output.terminal import Style
+    from agent.model.report import AgentStatus
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -29,7 +35,7 @@ def main(args: Namespace) -> int:
 
     from agent.serve.agent_api import client
 
-    status = asyncio.run(client.status(socket))
+    status = asyncio.run(client.fetch_status(socket))
     if args.output == "json":
         print(json.dumps(status_document(status), indent=2))
     else:
@@ -37,16 +43,55 @@ def main(args: Namespace) -> int:
     return exit_of_severities(tally.severity for tally in status.tallies)
 
 
+def render_status(status: AgentStatus, style: Style, *, now_s: float) -> str:
+    """Return the state of the agent as text: its resource usage, subscribers, sources and cgroups."""
+    counts = Counter({tally.severity: tally.devices for tally in status.tallies})
+    uptime_s = max(now_s - status.started_wall_s, 1e-9)
+    core = status.core
+    usage = [
+        f"{status.cpu_s:.2f} s CPU ({100 * status.cpu_s / uptime_s:.2f} % of a core)",
+        format_bytes(status.rss_bytes),
+        format_count(status.threads, "thread"),
+        format_count(status.descriptors, "descriptor"),
+    ]
+    core_usage = [
+        format_count(core.passes, "pass", "passes"),
+        format_count(core.wakes, "wake-up"),
+        format_count(core.reads, "read"),
+        format_count(core.opens, "open"),
+        format_count(core.descriptors, "descriptor"),
+        format_count(core.watches, "watch", "watches"),
+        f"{format_bytes(core.kernel_bytes)} in the kernel",
+    ]
+    reports = "none yet"
+    if status.at:
+        reports = f"{status.publications:,} published, the last {format_age(now_s - status.at.wall_s)} ago"
+    entries = [
+        Entry("agent", f"drahealth {clean(status.version)}, pid {status.pid}, up {format_age(uptime_s)}"),
+        Entry("usage", ", ".join(usage)),
+        Entry("core", ", ".join(core_usage)),
+        Entry("reports", reports),
+        *(
+            Entry("subscribers", f"{clean(subscriber.socket)}: {format_count(subscriber.streams, 'stream')}")
+            for subscriber in status.subscribers
+        ),
+        *source_entries(status.sources, status.at, now_s),
+        cgroup_entry(status.groups, core),
+    ]
+    return "\n".join([headline(status.node, counts, style), "", *format_entries(entries, style)]) + "\n"
+
+
 VERB = Verb(
     name="status",
-    summary="what the running agent costs, whom it serves, how its devices are",
+    summary="show the resource usage, subscribers and sources of the running agent",
     description=(
-        "Asks the running agent. Exits with 0 if all its devices are healthy, 1 if the worst is degraded, 2 "
-        "if it is unhealthy, 3 if it is unknown or there is no report yet, and 69 if no agent answers."
+        "Shows the state of the running agent. Exits with 0 if all its devices are healthy, 1 if the worst "
+        "is degraded, 2 if it is unhealthy, 3 if it is unknown or there is no report yet, and 69 if no agent "
+        "answers."
     ),
     examples=(
         ("drahealth status", "the agent of this node"),
-        ("drahealth status -o json | jq .rssBytes", "one number of it"),
+        ("drahealth status -o json | jq .rssBytes", "the memory that the agent uses"),
     ),
     add_arguments=add_arguments,
     main=main,

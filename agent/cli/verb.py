@@ -1,4 +1,4 @@
-"""What a verb is, and the flags that several of them share."""
+"""The type of a verb, and the flags that several verbs share."""
 
 from __future__ import annotations
 
@@ -21,23 +21,23 @@ class Verb(NamedTuple):
     summary: str
     description: str
     examples: tuple[tuple[str, str], ...]
-    """Command line and what it is for; ``--help`` starts with them."""
+    """Command lines, each with its purpose; ``--help`` starts with them."""
     add_arguments: Callable[[ArgumentParser], None]
     main: Callable[[Namespace], int]
-    """Runs it; returns the exit code."""
+    """Runs the verb and returns the exit code."""
 
 
 def add_settings(parser: ArgumentParser, *flags: str) -> None:
-    """``--config`` and these flags of :data:`agent.config.config.SETTINGS`, or all that have one."""
+    """Add ``--config`` and `flags`, which :data:`agent.config.config.SETTINGS` defines; without any, all."""
     group = parser.add_argument_group(
-        "configuration", f"Each flag can also be given as DRAHEALTH_<FLAG>, or in {DEFAULT_FILE}."
+        "configuration", f"Each flag can also be set by a variable DRAHEALTH_<FLAG>, or in {DEFAULT_FILE}."
     )
     add_config(group)
     for setting in SETTINGS:
         if not setting.flag or (flags and setting.flag not in flags):
             continue
         if setting.switch:
-            # no default: a switch that was not given leaves the word to the environment and the file
+            # no default: without the switch the environment and the file decide
             group.add_argument(
                 setting.flag, dest=setting.flag, action="store_const", const=True, help=setting.help
             )
@@ -52,36 +52,38 @@ def add_settings(parser: ArgumentParser, *flags: str) -> None:
 
 
 def add_config(parser: _ActionsContainer) -> None:
-    """``--config`` alone."""
+    """Add ``--config``."""
     parser.add_argument(
-        "--config", metavar="FILE", help=f"read this file (default: {DEFAULT_FILE}, if it exists)"
+        "--config", metavar="FILE", help=f"configuration file (default: {DEFAULT_FILE}, if it exists)"
     )
 
 
 def add_output(parser: ArgumentParser) -> None:
-    """``-o`` and ``--color``."""
-    parser.add_argument("-o", "--output", choices=("table", "json"), default="table", help="(default: table)")
+    """Add ``-o`` and ``--color``."""
+    parser.add_argument(
+        "-o", "--output", choices=("table", "json"), default="table", help="output format (default: table)"
+    )
     add_colour(parser)
 
 
 def add_colour(parser: ArgumentParser) -> None:
-    """``--color``."""
+    """Add ``--color``."""
     parser.add_argument(
-        "--color", choices=COLOURS, default="auto", help="colour the table (default: auto, on a terminal)"
+        "--color", choices=COLOURS, default="auto", help="use colours (default: auto, on a terminal only)"
     )
 
 
 def flags_of(args: Namespace) -> dict[str, object]:
-    """The settings that the command line gave, as :func:`agent.config.config.load` wants them."""
+    """Return the settings on the command line, as :func:`agent.config.config.load` takes them."""
     return {name: value for name, value in vars(args).items() if name.startswith("--") and value is not None}
 
 
 def config_file_of(args: Namespace) -> Path | None:
-    """The configuration file that was asked for."""
-    named = args.config if args.config is not None else os.environ.get(CONFIG_VARIABLE)
-    return Path(named) if named else None
+    """Return the configuration file from ``--config`` or the environment; None if neither names one."""
+    path = args.config if args.config is not None else os.environ.get(CONFIG_VARIABLE)
+    return Path(path) if path else None
 
 
 def agent_socket_of(args: Namespace) -> Path:
-    """The socket of the agent that has this configuration."""
+    """Return the socket of the agent that runs with this configuration."""
     return load_runtime_dir(flags_of(args), os.environ, file=config_file_of(args)) / "agent.sock"

@@ -1,7 +1,7 @@
 """``drahealth watch``: follows a running agent, or any DRA driver's health socket.
 
-On a terminal a table that stays current; otherwise one line per change, or with ``-o json`` one document per
-report. It does not reconnect: when the agent goes away, that is the news.
+Prints a live table on a terminal, otherwise one line per change, or with ``-o json`` one document per report.
+Does not reconnect: the end of the agent is itself a result.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from typing import TYPE_CHECKING, Final
 
 from agent.cli.exits import exit_of_severities
 from agent.cli.output.changes import changes
-from agent.cli.output.document import report_document
+from agent.cli.output.json import report_document
 from agent.cli.output.live import live_table
-from agent.cli.output.table import render_report
+from agent.cli.output.report import render_report
 from agent.cli.output.terminal import can_redraw, style_of
 from agent.cli.output.text import clean
 from agent.cli.verb import Verb, add_output, add_settings, agent_socket_of
 from agent.errors import AgentUnreachable
 
 ONCE_S: Final = 10.0
-"""How long ``--once`` waits for a report [s]."""
+"""Limit of ``--once`` for the first report [s]."""
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
@@ -40,7 +40,7 @@ def add_arguments(parser: ArgumentParser) -> None:
         nargs="?",
         help="a driver's health socket (default: the agent's agent.sock)",
     )
-    parser.add_argument("--once", action="store_true", help="print the first report and exit as scan does")
+    parser.add_argument("--once", action="store_true", help="print the first report, and exit as scan does")
     add_output(parser)
     add_settings(parser, "--runtime-dir")
 
@@ -55,7 +55,7 @@ def main(args: Namespace) -> int:
         asyncio.run(_table(socket, args.color))
     else:
         asyncio.run(_lines(socket, args.output))
-    raise AgentUnreachable(f"{socket}: the agent went away")
+    raise AgentUnreachable(f"{socket}: the agent closed the stream")
 
 
 async def _once(socket: Path, args: Namespace) -> int:
@@ -65,11 +65,11 @@ async def _once(socket: Path, args: Namespace) -> int:
 
     try:
         async with asyncio.timeout(ONCE_S):
-            report = await anext(client.follow(socket), None)
+            report = await anext(client.watch_reports(socket), None)
     except TimeoutError:
         raise AgentUnreachable(f"{socket}: no report within {ONCE_S:g} s") from None
     if report is None:
-        raise AgentUnreachable(f"{socket}: the agent went away before it said anything")
+        raise AgentUnreachable(f"{socket}: the agent closed the stream before the first report")
     if args.output == "json":
         print(json.dumps(report_document(report), indent=2))
     else:
@@ -82,11 +82,11 @@ async def _table(socket: Path, colour: str) -> None:
     from agent.serve.agent_api import client
 
     def head(style: Style) -> str:
-        return style.paint(f"{clean(str(socket))}, Ctrl-C ends", "dim") + "\n"
+        return style.paint(f"{clean(str(socket))}, press Ctrl-C to stop", "dim") + "\n"
 
     table = live_table(colour, head=head)
     try:
-        async for report in client.follow(socket):
+        async for report in client.watch_reports(socket):
             table.show(report)
             if table.lost:
                 raise table.lost
@@ -98,7 +98,7 @@ async def _lines(socket: Path, output: str) -> None:
     from agent.serve.agent_api import client
 
     before: Report | None = None
-    async for report in client.follow(socket):
+    async for report in client.watch_reports(socket):
         if output == "json":
             print(json.dumps(report_document(report)), flush=True)
         else:
@@ -111,12 +111,12 @@ VERB = Verb(
     name="watch",
     summary="follow the running agent, or any DRA driver's health socket",
     description=(
-        "Follows a socket until it ends. On a terminal: a table that stays current; otherwise one line per "
-        "change. Exits with 69 when the agent goes away."
+        "Follows a socket until the agent or driver closes it. Prints a live table on a terminal, otherwise "
+        "one line per change. Exits with 69 when the stream ends."
     ),
     examples=(
         ("drahealth watch", "the agent of this node"),
-        ("drahealth watch /run/drahealth/drivers/gpu.example.com.sock", "what the kubelet is told"),
+        ("drahealth watch /run/drahealth/drivers/gpu.example.com.sock", "what the kubelet receives"),
     ),
     add_arguments=add_arguments,
     main=main,

@@ -1,13 +1,12 @@
 """Configuration: one frozen value, read strictly from flags, environment and one TOML file.
 
-``SETTINGS`` is the whole of it: each row names a setting's place in the file, its field, its limits and, if
-it has one, its flag; the command line, the environment (``DRAHEALTH_`` and the flag's name) and the reference
-in docs/configuration.md follow from the rows. Flags win over the environment, the environment over the file,
-the file over the defaults. What is not understood is refused with its name, and what is out of range with the
-number and the limit: an agent with a misread configuration would tell the kubelet lies.
+Each row of ``SETTINGS`` names a setting's key in the file, its field, its limits and its flag, if any; the
+command line, the environment (``DRAHEALTH_`` and the flag's name) and the reference in docs/configuration.md
+follow from the rows. Flags win over the environment, the environment over the file, the file over the
+defaults. An unknown key or a value out of range is an error: an agent with a misread configuration would
+report wrong health to the kubelet.
 
-How single values are read and checked is in agent.config.values; what a setting does is nobody's business
-here, and the defaults of the roots are the kernel's and the kubelet's.
+agent.config.values reads and checks single values. Defaults of the roots are the kernel's and the kubelet's.
 """
 
 import os
@@ -22,7 +21,7 @@ import msgspec
 from agent.config.values import (
     HOUR,
     MS,
-    SWITCH_WORDS,
+    SWITCH_VALUES,
     S,
     check_drivers,
     check_library,
@@ -46,7 +45,7 @@ from agent.config.values import (
     read_whole_seconds,
     read_xids,
     seconds_within,
-    split_words,
+    split_values,
     unless_zero,
 )
 from agent.errors import ConfigError, PermissionDenied, suggestion
@@ -60,85 +59,85 @@ DEFAULT_FILE: Final = Path("/etc/drahealth/config.toml")
 RUNTIME_DIR: Final = Path("/run/drahealth")
 STATE_DIR: Final = Path("/var/lib/drahealth")
 KUBELET_DIR: Final = Path("/var/lib/kubelet")
-"""The kubelet's own, unless it was started with another --root-dir."""
+"""Directory of a kubelet that was started without --root-dir."""
 CHECKPOINT: Final = "dra_manager_state"
+"""Kubelet's checkpoint of prepared claims, relative to the kubelet's directory."""
 PODS_API: Final = "pods-api/pods-api.sock"
-"""The kubelet's record of claims, and its pods API, in its directory: known to those, too, who only look
-whether there is one."""
+"""Socket of the kubelet's pods API, relative to the kubelet's directory."""
 DRIVERS: Final = "drivers"
-"""What is each driver's, below the runtime directory (its socket) and the state directory (its memory)."""
+"""Subdirectory of the runtime directory (sockets of drivers) and of the state directory (their state)."""
 PREFIX: Final = "DRAHEALTH_"
 CONFIG_VARIABLE: Final = "DRAHEALTH_CONFIG"
-"""The file, for the command line."""
+"""Variable with the path of the configuration file."""
 SERVICE_LINK: Final = re.compile(r"DRAHEALTH_(\w+_)?(SERVICE_(HOST|PORT)|PORT)(_|$)")
 FOREIGN_VARIABLES: Final = frozenset({CONFIG_VARIABLE, "DRAHEALTH_RUN_ARGS"})
-"""Not ours to read: the command line's, and what the systemd unit puts behind ``drahealth run``."""
+"""Variables that are no settings: read by the command line and by the systemd unit."""
 
 
 LEASE_MAX_S: Final = 86_399
-"""A day, less the second that is added to a lease now and then to make a message differ from the last."""
+"""One day, less the second that is sometimes added to a lease so that two messages differ."""
 WEEK_S: Final = 7 * 86_400
 YEAR_S: Final = 365 * 86_400
 GROUPS_MAX: Final = 16_384
-"""Many times what a node can run. The native core takes more, the unit's memory limit does not."""
+"""Many times what a node can run; more would exceed the systemd unit's memory limit."""
 GPUS_MAX: Final = 32
-"""What the native core watches at most."""
+"""Largest number of GPUs that the native core watches."""
 
 
 class Setting(NamedTuple):
-    """One thing an operator can set."""
+    """Setting that an operator can change."""
 
     key: str
-    """Its place in the file: ``agent.period`` is ``period`` in ``[agent]``."""
+    """Key in the file: ``agent.period`` is ``period`` in ``[agent]``."""
     field: str
-    """Of Config."""
+    """Name of the field of :class:`Config`."""
     read: Callable[[object], object]
-    """The value of file, environment or flag to the field's; ValueError or TypeError if it is none."""
+    """Converts the value in the file, variable or flag to the field's; raises ValueError or TypeError."""
     check: Callable[[Any], None] = lambda _: None
-    """Raises ValueError, with the number and the limit, if the field may not hold the value."""
+    """Raises ValueError with the value and the limit if the value is out of range."""
     flag: str = ""
-    """Without a flag it can be set in the file only."""
+    """Command-line flag; a setting without one can be set in the file only."""
     metavar: str = ""
     help: str = ""
     many: bool = False
-    """The flag may be given again, and its variable hold several values; all of them count."""
+    """Whether the flag may be repeated and the variable may hold several values."""
     switch: bool = False
-    """The flag takes no value and means true; its variable says 1, 0, true or false."""
+    """Whether the flag takes no value and means true; the variable is 1, 0, true or false."""
 
     @property
     def variable(self) -> str:
-        """Its environment variable."""
+        """Name of the environment variable."""
         return PREFIX + self.flag.removeprefix("--").replace("-", "_").upper()
 
 
 def _read_patterns(value: object) -> tuple["Pattern", ...]:
-    from agent.prepare.patterns import read_patterns  # 4 ms that only who has patterns should pay
+    from agent.prepare.patterns import read_patterns  # 4 ms, only if configured
 
     return read_patterns(value)
 
 
 def _read_evict(value: object) -> frozenset[str]:
-    from agent.devices.taints import TaintPolicy  # likewise
+    from agent.devices.taints import TaintPolicy  # imported only if configured
 
     try:
         return TaintPolicy(evict=frozenset(read_drivers(value))).evict
     except ConfigError as error:
         raise ValueError(error.text) from None
     except TypeError:
-        raise TypeError(f"{value!r} is no list of codes") from None
+        raise TypeError(f"{value!r} is not a list of codes") from None
 
 
 SETTINGS: Final = (
     Setting("agent.drivers", "drivers", read_drivers, check_drivers, "--driver", "NAME",
             "serve the kubelet's health API for this DRA driver; may be given again", many=True),
-    Setting("agent.node.node_source-name", "node_name", read_text, check_node_name, "--node-name", "NAME",
+    Setting("agent.node-name", "node_name", read_text, check_node_name, "--node-name", "NAME",
             "the DRA pool of the node's devices (default: the host name)"),
     Setting("agent.period", "period_ns", parse_duration, duration_within(10 * MS, HOUR), "--period", "TIME",
-            "how often the node is looked at, 10ms to 1h (default: 1s)"),
+            "how often the node is checked, 10ms to 1h (default: 1s)"),
     Setting("agent.runtime-dir", "runtime_dir", read_path, flag="--runtime-dir", metavar="DIR",
             help="directory of the sockets (default: /run/drahealth; not root: $XDG_RUNTIME_DIR/drahealth)"),
     Setting("agent.state-dir", "state_dir", read_path, flag="--state-dir", metavar="DIR",
-            help="directory of what outlives the agent (default: /var/lib/drahealth, or state/ in another "
+            help="directory of state kept over restarts (default: /var/lib/drahealth, or state/ in another "
             "--runtime-dir)"),
     Setting("roots.sysfs", "sysfs_root", read_path, check_root, "--sysfs-root", "DIR",
             "where sysfs is mounted (default: /sys)"),
@@ -153,7 +152,7 @@ SETTINGS: Final = (
     Setting("roots.kmsg", "kmsg", read_path, check_root, "--kmsg", "FILE",
             "the kernel log (default: /dev/kmsg)"),
     Setting("roots.kmsg-any-facility", "kmsg_any_facility", read_switch, flag="--kmsg-any-facility",
-            help="believe what processes wrote into the kernel log, too: for tests", switch=True),
+            help="also accept kernel log lines written by processes: for tests", switch=True),
     Setting("stream.lease", "lease_s", read_whole_seconds, seconds_within(3, LEASE_MAX_S)),
     Setting("stream.heartbeat", "heartbeat_s", lambda v: parse_duration(v) / S, seconds_within(0.1, 60)),
     Setting("stream.coalesce", "coalesce_ns", parse_duration, duration_within(0, 10 * S)),
@@ -190,106 +189,106 @@ SETTINGS: Final = (
     Setting("prepare.patterns", "prepare_patterns", _read_patterns),
     Setting("taints.evict", "taint_evict", _read_evict),
     Setting("taints.quiet", "taint_quiet_s", read_whole_seconds, seconds_within(0, 86400)),
-    Setting("taints.tell-unknown", "taint_tell_unknown", read_switch),
+    Setting("taints.tell-unknown", "taint_unknown", read_switch),
     Setting("taints.inform", "taint_inform", read_switch),
 )  # fmt: skip
 
 
 class Config(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything the agent is told. Checked when it is made, wherever the values come from.
+    """Configuration of the agent, validated when it is created.
 
     Raises:
-        ConfigError: A field is out of its limits; ``key`` names it.
+        ConfigError: A field is out of its limits; ``key`` names the setting.
     """
 
     node_name: str
-    """The pool of the node's own devices."""
+    """DRA pool of the node's own devices."""
     period_ns: int = S
-    """Between two passes over the node's global files [ns]."""
+    """Interval between two reads of the node's global files [ns]."""
     sweep_ns: int = 10 * S
-    """Every cgroup's silent counters are read once in this time [ns]."""
+    """Interval between two reads of each cgroup's counters that send no notification [ns]."""
     resync_ns: int = 300 * S
-    """Everything, what the kernel would notify of too, is read once in this time [ns]."""
+    """Interval between two reads of all files, those with notifications included [ns]."""
     group_max: int = 4096
-    """Cgroups of pods and containers that are watched at most."""
+    """Largest number of watched cgroups of pods and containers."""
     sysfs_root: Path = Path("/sys")
     procfs_root: Path = Path("/proc")
     cgroupfs_root: Path = Path("/sys/fs/cgroup")
     kubelet_cgroup_root: str = "/"
     """The kubelet's --cgroup-root, relative to ``cgroupfs_root``."""
     nvml_library: str = "libnvidia-ml.so.1"
-    """A name for the dynamic linker, or a path."""
+    """NVML library: a name for the dynamic linker, or a path."""
     kmsg: Path = Path("/dev/kmsg")
     kmsg_any_facility: bool = False
-    """What processes wrote into the kernel log counts as the kernel's own."""
+    """Whether kernel log lines written by processes count as the kernel's own."""
     runtime_dir: Path = RUNTIME_DIR
     state_dir: Path = Path()
-    """Of what outlives the agent. Unless given: :data:`STATE_DIR`, or ``state`` in a runtime directory other
-    than :data:`RUNTIME_DIR`, so that a second agent does not take the memory of the node's own."""
+    """Directory of state kept over restarts. Default: :data:`STATE_DIR`, or ``state`` in a runtime directory
+    other than :data:`RUNTIME_DIR`, so that a second agent does not use the state of the node's own."""
     drivers: tuple[str, ...] = ()
     heartbeat_s: float = 10
-    """Devices that were verified again are sent again this often [s]."""
+    """Interval at which the health of verified devices is sent again [s]."""
     lease_s: int = 30
-    """How long the kubelet may believe a message [s]; the kubelet's own default."""
+    """Time for which the kubelet accepts a health message [s]; default: the kubelet's own."""
     coalesce_ns: int = 100 * MS
-    """Changes that follow one within this time are sent together [ns]."""
+    """Debounce: changes within this time after the first are sent together [ns]."""
     kubelet_dir: Path = KUBELET_DIR
     pods_period_ns: int = 60 * S
-    """Everybody is asked who uses which device once in this time, whether or not something changed [ns]."""
+    """Interval at which all sources are asked which pods use which devices, even without a change [ns]."""
     pods_audit_ns: int = 300 * S
-    """Cgroups of pods with claims are compared with what they should say once in this time [ns]; 0: never."""
+    """Interval between two audits of the cgroups of pods with claims [ns]; 0: never."""
     expect_cpus: CpuSet | None = None
-    """CPUs that must be online; None: those that are when the agent starts."""
+    """CPUs that must be online; None: the CPUs that are online when the agent starts."""
     expect_pools: dict[str, int] = msgspec.field(default_factory=dict)
-    """Device to pages that its pool must hold; a pool not named: as many as when the agent starts."""
+    """Expected pages of each hugepage device; a pool not named: the pages it has when the agent starts."""
     throttle_events: int = 10
-    """Thermal-throttle events of a NUMA node within ``throttle_window_s`` that are too many."""
+    """Limit of thermal-throttle events of a NUMA node within ``throttle_window_s``."""
     throttle_window_s: int = 60
     throttled_percent: int = 25
-    """A container that was throttled in more of its CPU periods within ``throttled_window_s`` is slow [%]."""
+    """Share of CPU periods within ``throttled_window_s`` above which a throttled container is slow [%]."""
     throttled_window_s: int = 60
     correctable_errors: int = 24
-    """Correctable errors of a memory module or a CPU within ``correctable_window_s`` that are too many."""
+    """Limit of correctable errors of a memory module or CPU within ``correctable_window_s``."""
     correctable_window_s: int = 86_400
     pressure_percent: int = 10
-    """The node stalls when all its tasks waited for so much of ``pressure_window_s`` [%]."""
+    """Share of ``pressure_window_s`` in which all tasks waited, above which the node is stalled [%]."""
     pressure_window_s: int = 60
     expect_gpus: int | None = None
-    """GPUs that there must be; None: as many as when the agent starts."""
+    """Expected number of GPUs; None: the number when the agent starts."""
     gpu_watch: bool = True
-    """Whether GPUs are looked for at all."""
+    """Whether GPUs are watched."""
     gpu_slow_ns: int = 10 * S
-    """What seldom changes is read of a GPU once in this time [ns]; at least a period."""
+    """Interval between two reads of GPU fields that seldom change [ns]; at least ``period_ns``."""
     gpu_deadline_ns: int = 5 * S
-    """A call of NVML that takes longer is not answered: the GPU is Unknown [ns]."""
+    """Deadline of an NVML call, after which the GPU is Unknown [ns]."""
     gpu_dead_ns: int = 60 * S
-    """A GPU that has not answered for so long is Unhealthy [ns]; more than the deadline."""
+    """Time without an answer after which a GPU is Unhealthy [ns]; longer than the deadline."""
     gpu_probation_ns: int = 60 * S
-    """A GPU that has recovered is held Unhealthy for so long without a new fault [ns]."""
+    """Time without a new fault for which a recovered GPU stays Unhealthy [ns]."""
     gpu_correctable_errors: int = 1000
-    """Correctable memory errors of a GPU within ``gpu_correctable_window_s`` that are too many."""
+    """Limit of correctable memory errors of a GPU within ``gpu_correctable_window_s``."""
     gpu_correctable_window_s: int = 3600
     gpu_xids: dict[int, XidOverride] = msgspec.field(default_factory=dict)
-    """XIDs that the operator judges otherwise."""
+    """XIDs whose classification the operator overrides."""
     history_rows: int = 10_000
-    """Ended uses of devices that are kept; 0: none, and nothing is written."""
+    """Number of ended device uses that are kept; 0: no history is written."""
     history_age_s: int = 30 * 86_400
-    """And for so long [s]."""
+    """Age up to which ended device uses are kept [s]."""
     prepare_patterns: tuple["Pattern", ...] = ()
-    """Texts of prepare errors that the operator knows; looked at before those that are built in."""
+    """Patterns of prepare errors set by the operator; matched before the built-in patterns."""
     taint_evict: frozenset[str] = frozenset()
-    """Codes and families of them that evict pods (``NoExecute``)."""
+    """Codes and code families whose taints evict pods (``NoExecute``)."""
     taint_quiet_s: int = 60
-    """How long a cause must be gone before its taint goes [s]."""
-    taint_tell_unknown: bool = True
-    """Devices that are Unknown are tainted ``unmonitored``, effect ``None``."""
+    """Time for which a cause must be absent before its taint is removed [s]."""
+    taint_unknown: bool = True
+    """Whether Unknown devices are tainted ``unmonitored``, effect ``None``."""
     taint_inform: bool = True
-    """Taints of effect ``None`` are called for."""
+    """Whether taints of effect ``None`` are published."""
 
     def __post_init__(self) -> None:
         if self.state_dir == Path():
-            ours = STATE_DIR if self.runtime_dir == RUNTIME_DIR else self.runtime_dir / "state"
-            msgspec.structs.force_setattr(self, "state_dir", ours)
+            default = STATE_DIR if self.runtime_dir == RUNTIME_DIR else self.runtime_dir / "state"
+            msgspec.structs.force_setattr(self, "state_dir", default)
         for setting in SETTINGS:
             value = getattr(self, setting.field)
             if value is not None:
@@ -308,7 +307,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
             raise ConfigError(f"{dead} is not over the deadline of {deadline}", key="gpu.dead")
 
 
-# --- loading: which value wins, and whose it was ----------------------------------------------------------
+# --- loading: which value wins, and its origin ----------------------------------------------------------
 
 
 def load(
@@ -319,17 +318,17 @@ def load(
     default_file: Path = DEFAULT_FILE,
     serves: bool = True,
 ) -> Config:
-    """The configuration of this process.
+    """Load the configuration of this process.
 
     Args:
-        flags: What the command line gave: flag, e.g. ``--period``, to value.
-        environ: The environment; a variable that is empty counts as unset.
-        file: The file that was asked for, which must exist; otherwise ``default_file``, which need not.
-        serves: Sockets will be made, so there must be a directory for them.
+        flags: Values of the command line by flag, e.g. ``--period``.
+        environ: The environment; an empty variable counts as unset.
+        file: File given by the operator, which must exist; None: ``default_file``, which need not exist.
+        serves: Whether the caller serves sockets and needs a directory for them.
 
     Raises:
-        ConfigError: names the flag, variable or file and key, and what is wrong with the value.
-        PermissionDenied: The file may not be read.
+        ConfigError: The text names the flag, variable or file and key, and what is wrong with the value.
+        PermissionDenied: This user may not read the file.
     """
     given = _gather(flags, environ, file, default_file)
     fields = {field: value for field, (value, _) in given.items()}
@@ -349,12 +348,11 @@ def load(
 
 
 def read_config(file: Path) -> Config:
-    """The configuration of one file and nothing else: for a program that embeds, whose flags and environment
-    are its own.
+    """Load the configuration from one file only, for an embedding driver with flags and variables of its own.
 
     Raises:
-        ConfigError: names the file, the key, and what is wrong with the value.
-        PermissionDenied: The file may not be read.
+        ConfigError: The text names the file, the key, and what is wrong with the value.
+        PermissionDenied: This user may not read the file.
     """
     return load({}, {}, file=file, serves=False)
 
@@ -366,9 +364,9 @@ def load_runtime_dir(
     file: Path | None = None,
     default_file: Path = DEFAULT_FILE,
 ) -> Path:
-    """Where an agent with this configuration has its sockets: for those who only talk to it.
+    """Return the runtime directory of an agent with this configuration, for commands that connect to it.
 
-    Args and errors are those of :func:`load`; the limits of other settings are not looked at.
+    Arguments and errors are those of :func:`load`; the limits of other settings are not checked.
     """
     given = _gather(flags, environ, file, default_file)
     return given["runtime_dir"][0] if "runtime_dir" in given else _default_runtime_dir(environ)
@@ -379,13 +377,13 @@ def _default_runtime_dir(environ: Mapping[str, str]) -> Path:
         return RUNTIME_DIR
     if xdg := environ.get("XDG_RUNTIME_DIR"):
         return Path(xdg, "drahealth")
-    raise ConfigError("not root and no XDG_RUNTIME_DIR: say where the sockets are with --runtime-dir")
+    raise ConfigError("not root and no XDG_RUNTIME_DIR: set the directory of the sockets with --runtime-dir")
 
 
 def _gather(
     flags: Mapping[str, object], environ: Mapping[str, str], file: Path | None, default_file: Path
 ) -> dict[str, tuple[Any, str]]:
-    """Field to the value that wins, and the words for where it came from."""
+    """Return the winning value of each given field, with its origin as text."""
     given: dict[str, tuple[Any, str]] = {}
 
     def take(setting: Setting, value: object, origin: str) -> None:
@@ -396,32 +394,32 @@ def _gather(
 
     _check_variables(environ)
     path = file or default_file
-    for setting, value in _settings_of(_read(path, must_exist=file is not None), path):
+    for setting, value in _known_settings(_read(path, must_exist=file is not None), path):
         take(setting, value, f"{path}: {setting.key}")
     for setting in SETTINGS:
         if not setting.flag:
             continue
         if value := environ.get(setting.variable):
-            take(setting, _of_variable(setting, value), setting.variable)
+            take(setting, _value_of_variable(setting, value), setting.variable)
         if setting.flag in flags:
             take(setting, flags[setting.flag], setting.flag)
     return given
 
 
-def _of_variable(setting: Setting, text: str) -> object:
-    """A variable's text as the file or the flag would have it."""
+def _value_of_variable(setting: Setting, text: str) -> object:
+    """Convert the text of a variable to the value that the file or the flag would give."""
     if setting.switch:
-        return SWITCH_WORDS.get(text, text)
-    return split_words(text) if setting.many else text
+        return SWITCH_VALUES.get(text, text)
+    return split_values(text) if setting.many else text
 
 
 def _check_variables(environ: Mapping[str, str]) -> None:
     known = {setting.variable for setting in SETTINGS if setting.flag} | FOREIGN_VARIABLES
     for name, value in environ.items():
-        # a Service named drahealth puts its address into the environment of every pod beside it
+        # a Service named drahealth adds its address to the environment of every pod in its namespace
         if name.startswith(PREFIX) and value and name not in known and not SERVICE_LINK.match(name):
-            hint = suggestion(name.removeprefix(PREFIX), [one.removeprefix(PREFIX) for one in known])
-            raise ConfigError(f"{name}: no such variable{hint}")
+            names = [variable.removeprefix(PREFIX) for variable in known]
+            raise ConfigError(f"{name}: no such variable{suggestion(name.removeprefix(PREFIX), names)}")
 
 
 def _read(path: Path, *, must_exist: bool) -> dict[str, Any]:
@@ -436,22 +434,24 @@ def _read(path: Path, *, must_exist: bool) -> dict[str, Any]:
     except OSError as error:
         raise ConfigError(f"{path}: {error.strerror}") from None
     except UnicodeDecodeError as error:
-        raise ConfigError(f"{path}: byte {error.start} is no UTF-8") from None
+        raise ConfigError(f"{path}: byte {error.start} is not UTF-8") from None
     try:
         return tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
-        # tomllib says "what (at line 2, column 5)", or "what (at end of document)"
-        what, _, where = str(error).rpartition(" (at ")
+        # tomllib: "<problem> (at line 2, column 5)", or "<problem> (at end of document)"
+        problem, _, where = str(error).rpartition(" (at ")
         found = re.match(r"line (\d+)", where)
         line = found[1] if found else str(text.count("\n") + 1)
-        raise ConfigError(f"{path}:{line}: {what[:1].lower()}{what[1:]}") from None
+        raise ConfigError(f"{path}:{line}: {problem[:1].lower()}{problem[1:]}") from None
 
 
-def _settings_of(table: Mapping[str, Any], path: Path, prefix: str = "") -> Iterator[tuple[Setting, object]]:
-    """The settings a parsed file holds, each with its value.
+def _known_settings(
+    table: Mapping[str, Any], path: Path, prefix: str = ""
+) -> Iterator[tuple[Setting, object]]:
+    """Yield the settings of a parsed file, each with its value.
 
     Raises:
-        ConfigError: A key is no setting's.
+        ConfigError: A key is unknown.
     """
     below = [s for s in SETTINGS if s.key.startswith(prefix)]
     known = {s.key[len(prefix) :].partition(".")[0] for s in below}
@@ -464,6 +464,6 @@ def _settings_of(table: Mapping[str, Any], path: Path, prefix: str = "") -> Iter
             hint = f"; did you mean {elsewhere!r}?" if elsewhere else suggestion(name, known)
             raise ConfigError(f"{path}: {key}: no such setting{hint}")
         elif not isinstance(value, Mapping):
-            raise ConfigError(f"{path}: {key}: {value!r} is no table; write [{key}]")
+            raise ConfigError(f"{path}: {key}: {value!r} is not a table; write [{key}]")
         else:
-            yield from _settings_of(value, path, f"{key}.")
+            yield from _known_settings(value, path, f"{key}.")

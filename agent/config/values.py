@@ -1,7 +1,6 @@
-"""Single values of the configuration: how each kind is read from text or TOML, and what it may hold.
+"""Readers and checks of single configuration values.
 
-Readers and checks raise ValueError or TypeError with the value and, where there is one, the limit; who gave
-the value is added by agent.config.config. Nothing here touches the node.
+Both raise ValueError or TypeError with the value and its limit, if any; agent.config.config adds the origin.
 """
 
 import os
@@ -14,7 +13,7 @@ from typing import Any, Final
 
 import msgspec
 
-from agent.devices.inventory import parse_pool_name, spell_pool_name
+from agent.devices.inventory import canonical_pool_name, parse_pool_name
 from agent.model.cpuset import CpuSet, parse_cpus
 from agent.model.health import XidOverride
 
@@ -23,36 +22,37 @@ S: Final = 1000 * MS
 HOUR: Final = 3600 * S
 UNITS: Final = {"h": HOUR, "m": 60 * S, "s": S, "ms": MS, "us": 1000, "ns": 1}
 
-ROOT_BYTES: Final = 200  # what the native core reserves for a root
-LIBRARY_BYTES: Final = 4000  # the same for the library
-XID_MAX: Final = 999  # NVML's word for a code that it does not know; real ones are far below
-SWITCH_WORDS: Final = {"1": True, "true": True, "0": False, "false": False}
-"""What a variable may say of a switch."""
+ROOT_BYTES: Final = 200  # size of a root in the native core's options
+LIBRARY_BYTES: Final = 4000  # size of the library's name there
+XID_MAX: Final = 999  # NVML's code for an unknown XID; real codes are far below
+SWITCH_VALUES: Final = {"1": True, "true": True, "0": False, "false": False}
+"""Values that a switch's variable may have."""
 _LABELS: Final = r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*"
 
-# --- reading: a value as TOML, a flag or the environment has it, to what the field holds ------------------
+# --- readers: value in TOML, flag or variable to the field's value -----------------------------------------
 
 
 def parse_duration(value: object) -> int:
-    """A duration such as ``"100ms"`` or ``"1.5s"`` in nanoseconds.
+    """Parse a duration such as ``"100ms"`` or ``"1.5s"`` into nanoseconds.
 
     Raises:
-        ValueError: It is no text of one number and one unit (ns, us, ms, s, m, h).
+        ValueError: The text is not one number and one unit (ns, us, ms, s, m, h).
     """
     found = re.fullmatch(r"([0-9]{1,12}(?:\.[0-9]{1,9})?) *(ns|us|ms|s|m|h)", str(value).strip())
     if found is None:
-        raise ValueError(f"{value!r} is no duration; write a number and its unit, such as 100ms or 1s")
+        raise ValueError(f"{value!r} is not a duration; write a number and its unit, such as 100ms or 1s")
     return int(Decimal(found[1]) * UNITS[found[2]])
 
 
 def format_duration(ns: float) -> str:
-    """A duration [ns] with the largest unit that keeps it a whole number: ``10ms``, ``90s``, ``1h``."""
+    """Format a duration [ns] with the largest unit that keeps it a whole number: ``10ms``, ``90s``,
+    ``1h``."""
     unit = next((u for u, size in UNITS.items() if ns >= size and ns % size == 0), "ns")
     return f"{ns / UNITS[unit]:.0f}{unit}" if ns else "0s"
 
 
 def read_whole_seconds(value: object) -> int:
-    """A duration that is a whole number of seconds [s]."""
+    """Read a duration that is a whole number of seconds [s]."""
     seconds, rest = divmod(parse_duration(value), S)
     if rest:
         raise ValueError(f"{value!r} is not a whole number of seconds")
@@ -60,96 +60,96 @@ def read_whole_seconds(value: object) -> int:
 
 
 def read_text(value: object) -> str:
-    """Text, and nothing else: a number in a file was meant to be something else."""
+    """Read a text. Raises TypeError for any other type: an unquoted number in a file is likely a mistake."""
     if not isinstance(value, str):
-        raise TypeError(f"{value!r} is no text; put it in quotes")
+        raise TypeError(f"{value!r} is not a string; put it in quotes")
     return value
 
 
 def read_count(value: object) -> int:
-    """A whole number; true is none."""
+    """Read a whole number; a boolean is an error."""
     try:
         return msgspec.convert(value, int)
     except msgspec.ValidationError:
-        raise TypeError(f"{value!r} is no whole number") from None
+        raise TypeError(f"{value!r} is not a whole number") from None
 
 
 def read_path(value: object) -> Path:
-    """A path, made absolute from the working directory."""
+    """Read a path and make it absolute from the working directory."""
     if not (text := read_text(value)) or "\0" in text:
-        raise ValueError(f"{text!r} is no path")
+        raise ValueError(f"{text!r} is not a path")
     return Path(os.path.abspath(text))  # resolve() would follow links, absolute() keep ".."
 
 
 def read_switch(value: object) -> bool:
-    """True or false; 1 and "yes" are neither."""
+    """Read a boolean; 1 and "yes" are errors."""
     if not isinstance(value, bool):
         raise TypeError(f"{value!r} is neither true nor false")
     return value
 
 
 def read_library(value: object) -> str:
-    """A library: a bare name is the dynamic linker's to find, with a slash in it it is a path."""
+    """Read a library: a bare name for the dynamic linker, or a path if it contains a slash."""
     text = read_text(value)
     if not text or "\0" in text:
-        raise ValueError(f"{text!r} is no library")
+        raise ValueError(f"{text!r} is not a library")
     return os.path.abspath(text) if "/" in text else text
 
 
 def read_cgroup_root(value: object) -> str:
-    """A cgroup as a path from the root of the tree, its first slash given or not."""
+    """Read a cgroup as a path from the root of the tree; the first slash is optional."""
     parts = read_text(value).strip("/").split("/")
     if ".." in parts or "\0" in read_text(value):
         raise ValueError(f"{value!r} leaves the cgroup tree")
     return "/" + "/".join(part for part in parts if part not in {"", "."})
 
 
-def split_words(text: str) -> list[str]:
-    """The words of a variable that holds several, with commas or blanks between them."""
+def split_values(text: str) -> list[str]:
+    """Split a variable that holds several values, separated by commas or blanks."""
     return re.split(r"[,\s]+", text.strip())
 
 
 def read_drivers(value: object) -> tuple[str, ...]:
-    """A list of names."""
+    """Read a list of driver names."""
     try:
         return msgspec.convert(value, tuple[str, ...])
     except msgspec.ValidationError:
-        raise TypeError(f"{value!r} is no list of driver names") from None
+        raise TypeError(f"{value!r} is not a list of driver names") from None
 
 
 def read_cpus(value: object) -> CpuSet:
-    """A set of CPUs in the kernel's list format."""
+    """Read a set of CPUs in the kernel's list format."""
     return parse_cpus(read_text(value))
 
 
 def read_pools(value: object) -> dict[str, int]:
-    """A table of device names and pages."""
+    """Read a table of hugepage devices and their pages."""
     if not isinstance(value, Mapping):
-        raise TypeError(f"{value!r} is no table of devices and their pages")
+        raise TypeError(f"{value!r} is not a table of devices and their pages")
     return {str(name): read_count(pages) for name, pages in value.items()}
 
 
 def read_xids(value: object) -> dict[int, XidOverride]:
-    """A table of XID codes and what to make of them."""
+    """Read a table of XID codes and their overrides."""
     if not isinstance(value, Mapping):
-        raise TypeError(f"{value!r} is no table of XIDs and what they mean")
-    return {_read_xid(code): _read_override(code, word) for code, word in value.items()}
+        raise TypeError(f"{value!r} is not a table of XIDs and their overrides")
+    return {_read_xid(code): _read_override(code, text) for code, text in value.items()}
 
 
 def _read_xid(code: str) -> int:
-    if not re.fullmatch(r"[1-9][0-9]{0,8}", code):  # one spelling each: "031" would be a second 31
-        raise ValueError(f"{code!r} is no XID; write its number, such as 31")
+    if not re.fullmatch(r"[1-9][0-9]{0,8}", code):  # one spelling per code: "031" would be a second 31
+        raise ValueError(f"{code!r} is not an XID; write its number, such as 31")
     return int(code)
 
 
-def _read_override(code: str, word: object) -> XidOverride:
+def _read_override(code: str, text: object) -> XidOverride:
     try:
-        return XidOverride(read_text(word))
+        return XidOverride(read_text(text))
     except (ValueError, TypeError):
-        raise ValueError(f"{code}: {word!r} is none of {', '.join(XidOverride)}") from None
+        raise ValueError(f"{code}: {text!r} is not one of {', '.join(XidOverride)}") from None
 
 
-# --- checking: what a field may hold, however it came there ------------------------------------------------
+# --- checks: limits of a field, whatever the origin of its value -------------------------------------------
 
 
 def _check_range(show: Callable[[Any], str], low: float, high: float, value: Any) -> None:
@@ -160,39 +160,39 @@ def _check_range(show: Callable[[Any], str], low: float, high: float, value: Any
 
 
 def duration_within(low_ns: int, high_ns: int) -> Callable[[Any], None]:
-    """A check of durations [ns]; both limits are allowed."""
+    """Return a check of durations [ns]; both limits are allowed."""
     return partial(_check_range, format_duration, low_ns, high_ns)
 
 
 def seconds_within(low_s: float, high_s: float) -> Callable[[Any], None]:
-    """A check of durations [s]; both limits are allowed."""
+    """Return a check of durations [s]; both limits are allowed."""
     return partial(_check_range, lambda s: format_duration(s * S), low_s, high_s)
 
 
 def number_within(low: int, high: int) -> Callable[[Any], None]:
-    """A check of plain numbers; both limits are allowed."""
+    """Return a check of plain numbers; both limits are allowed."""
     return partial(_check_range, str, low, high)
 
 
 def unless_zero(check: Callable[[Any], None]) -> Callable[[Any], None]:
-    """The same check, but for 0, which stands for never."""
+    """Return a check that also accepts 0, which means never."""
     return lambda value: check(value) if value else None
 
 
 def check_driver(name: str) -> None:
-    """A DRA driver's name: a DNS subdomain of at most 63 bytes.
+    """Check the name of a DRA driver: a DNS subdomain of at most 63 bytes.
 
     Raises:
-        ValueError: naming the name and what is wrong with it.
+        ValueError: The text has the name and what is wrong with it.
     """
     if len(name) > 63:
         raise ValueError(f"driver name {name!r} is {len(name)} bytes, limit 63")
     if not re.fullmatch(_LABELS, name):
-        raise ValueError(f"driver name {name!r} is no DNS subdomain, such as gpu.example.com")
+        raise ValueError(f"driver name {name!r} is not a DNS subdomain, such as gpu.example.com")
 
 
 def check_drivers(names: tuple[str, ...]) -> None:
-    """Names of drivers, each once."""
+    """Check names of drivers; each may occur once."""
     for name in names:
         check_driver(name)
         if names.count(name) > 1:
@@ -200,7 +200,7 @@ def check_drivers(names: tuple[str, ...]) -> None:
 
 
 def check_node_name(name: str) -> None:
-    """The name of a DRA pool: DNS subdomains with slashes between them, 253 bytes in all."""
+    """Check the name of a DRA pool: DNS subdomains separated by slashes, 253 bytes in all."""
     if len(name) > 253:
         raise ValueError(f"{name!r} is {len(name)} bytes, limit 253")
     if not all(re.fullmatch(_LABELS, part) for part in name.split("/")):
@@ -209,18 +209,18 @@ def check_node_name(name: str) -> None:
 
 
 def check_root(path: Path | str) -> None:
-    """A root that fits into the native core's record."""
+    """Check that a root fits into the native core's options."""
     if (size := len(os.fsencode(path))) > ROOT_BYTES:
         raise ValueError(f"{str(path)!r} is {size} bytes, limit {ROOT_BYTES}")
 
 
 def check_pools(pools: dict[str, int]) -> None:
-    """Names as the inventory makes them, and as many pages as a machine could have."""
+    """Check names and page counts of hugepage devices."""
     for name, pages in pools.items():
         if parse_pool_name(name) is None:
-            if spelled := spell_pool_name(name):
-                raise ValueError(f"{name!r} is no hugepage device; write {spelled!r}")
-            raise ValueError(f"{name!r} is no hugepage device, such as hugepages-2mi-node0")
+            if spelled := canonical_pool_name(name):
+                raise ValueError(f"{name!r} is not a hugepage device; write {spelled!r}")
+            raise ValueError(f"{name!r} is not a hugepage device, such as hugepages-2mi-node0")
         try:
             number_within(0, 2**40)(pages)
         except ValueError as error:
@@ -228,12 +228,12 @@ def check_pools(pools: dict[str, int]) -> None:
 
 
 def check_library(name: str) -> None:
-    """A name that the dynamic linker takes."""
+    """Check that a library's name fits into the native core's options."""
     if (size := len(os.fsencode(name))) > LIBRARY_BYTES:
         raise ValueError(f"{name[:40]!r}... is {size} bytes, limit {LIBRARY_BYTES}")
 
 
 def check_xids(xids: dict[int, XidOverride]) -> None:
-    """Codes that can come."""
+    """Check that XID codes are in range."""
     for code in xids:
         number_within(1, XID_MAX)(code)

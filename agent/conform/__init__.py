@@ -1,4 +1,5 @@
-"""What is said of a DRA driver to which somebody played the kubelet: observations in, a result per check out.
+"""Tests of a DRA driver against the kubelet's contract: the record of a session goes in, a result per check
+comes out.
 
-Pure: no clock, no I/O. ``agent.conform.kubelet.session`` makes the observations; ``table.py`` has the checks.
+Pure: no clock, no I/O. ``agent.conform.kubelet.session`` makes the record; ``table.py`` has the checks.
 """

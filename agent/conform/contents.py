@@ -1,4 +1,4 @@
-"""Checks of what is in the lists: bytes, names, texts, numbers."""
+"""Checks of the lists: their bytes, names, texts, numbers and leases."""
 
 from __future__ import annotations
 
@@ -7,20 +7,47 @@ from collections.abc import Iterator
 from itertools import pairwise
 from typing import Final
 
-from agent.conform.observed import Device, HealthList, Key, Observed, Stream
-from agent.conform.stream_queries import entries, lists_of, name_of, over_streams, tellings
-from agent.conform.verdicts import Judgement, count, failed, passed, spell, warned, worst
+from agent.conform.observed import MOST_S, DeviceEntry, HealthList, RawDeviceKey, SessionRecord, StreamRecord
+from agent.conform.stream_queries import (
+    DEFAULT_LEASE_S,
+    OVERFLOW_S,
+    consecutive_reports,
+    distinct_entries,
+    evaluate_streams,
+    lease_of,
+    list_count,
+    name_of,
+    reports_by_device,
+)
+from agent.conform.verdicts import (
+    CheckOutcome,
+    CheckVerdict,
+    count,
+    escape_bytes,
+    failed,
+    not_run,
+    passed,
+    seconds,
+    warned,
+    worst,
+)
 
 MESSAGE_LIMIT: Final = 1024
-"""The kubelet's [bytes]; of a longer one it keeps..."""
+"""Longest message that the kubelet keeps whole [bytes]."""
 MESSAGE_KEPT: Final = 1021
-"""...so many, and adds three dots."""
+"""Length to which the kubelet cuts a longer message, before it adds three dots [bytes]."""
 LIST_LIMIT: Final = 4 << 20
-"""The largest message that grpc-go reads unless it is told otherwise [bytes]."""
+"""Largest message that grpc-go reads by default [bytes]."""
 LIST_LARGE: Final = 1 << 20
 FUTURE_S: Final = 60
 MILLISECONDS: Final = 100_000_000_000
-"""In seconds the year 5138, in milliseconds 1973."""
+"""Limit between seconds and milliseconds: in seconds the year 5138, in milliseconds 1973."""
+SHORT_LEASE_S: Final = 2
+LONG_LEASE_S: Final = 86_400
+MARGIN_S: Final = 5
+"""Time to record beyond a lease [s]."""
+EXPIRING: Final = (1, 2)
+"""Healths that a lease ends, Healthy and Unhealthy; Unknown stays Unknown."""
 
 _LABEL: Final = rb"[a-z0-9](?:[-a-z0-9]{0,61}[a-z0-9])?"
 LABEL: Final = re.compile(_LABEL)
@@ -29,59 +56,61 @@ POOL: Final = re.compile(_LABEL + rb"(?:[./]" + _LABEL + rb")*")
 POOL_LIMIT: Final = 253
 
 
-def stable_text(seen: Observed) -> Judgement:
-    """Each message is compared with the one before, where the health is the same."""
+# --- texts and bytes ----------------------------------------------------------------------------------------
 
-    def moving(stream: Stream) -> Iterator[Judgement]:
-        for key, told in tellings(stream).items():
+
+def stable_text(session: SessionRecord) -> CheckOutcome:
+    """Compares each message with the one before, where the health is the same."""
+
+    def changing(stream: StreamRecord) -> Iterator[CheckOutcome]:
+        for key, reports in reports_by_device(stream).items():
             pairs = [
                 (before.message, after.message)
-                for (_, before), (_, after) in pairwise(told)
+                for (_, before), (_, after) in pairwise(reports)
                 if before.health == after.health
             ]
             changes = [(before, after) for before, after in pairs if before != after]
-            numbers = [pair for pair in changes if _words(pair[0]) == _words(pair[1])]
+            numbers = [pair for pair in changes if _without_numbers(pair[0]) == _without_numbers(pair[1])]
             if len(numbers) > 1 or (numbers and len(numbers) == len(pairs)):
-                yield failed(f"{name_of(key)}: only numbers change, {_shown(*numbers[0])}")
+                yield failed(f"{name_of(key)}: only numbers change, {_pair(*numbers[0])}")
             elif numbers:
-                yield warned(f"{name_of(key)}: a number changed once, {_shown(*numbers[0])}")
+                yield warned(f"{name_of(key)}: a number changed once, {_pair(*numbers[0])}")
             elif len(changes) > 1 and len(changes) == len(pairs):
-                yield warned(f"{name_of(key)}: another text in every list, {_shown(*changes[0])}")
+                yield warned(f"{name_of(key)}: another text in every list, {_pair(*changes[0])}")
 
-    return over_streams(seen, moving, passed("no text changed while the health stayed"))
+    return evaluate_streams(session, changing, passed("no text changed while the health stayed"))
 
 
-def _words(message: bytes) -> bytes:
-    """The message without its numbers."""
+def _without_numbers(message: bytes) -> bytes:
     return re.sub(rb"[0-9]+", b"0", message)
 
 
-def _shown(before: bytes, after: bytes) -> str:
-    return f"{spell(before)!r}, then {spell(after)!r}"
+def _pair(before: bytes, after: bytes) -> str:
+    return f"{escape_bytes(before)!r}, then {escape_bytes(after)!r}"
 
 
-def message_size(seen: Observed) -> Judgement:
-    """Each message is measured, and cut as the kubelet does."""
+def message_size(session: SessionRecord) -> CheckOutcome:
+    """Measures each message, and cuts it as the kubelet does."""
 
-    def long(stream: Stream) -> Iterator[Judgement]:
+    def long(stream: StreamRecord) -> Iterator[CheckOutcome]:
         for key, message in _messages(stream):
             if len(message) <= MESSAGE_LIMIT:
                 continue
-            said = f"{name_of(key)}: {len(message):,} bytes"
-            if _is_text(message) and not _is_text(message[:MESSAGE_KEPT]):
-                yield failed(f"{said}, and the cut at {MESSAGE_KEPT} splits a character")
+            size = f"{name_of(key)}: {len(message):,} bytes"
+            if _is_utf8(message) and not _is_utf8(message[:MESSAGE_KEPT]):
+                yield failed(f"{size}, and the cut at {MESSAGE_KEPT} splits a character")
             else:
-                yield warned(said)
+                yield warned(size)
 
-    longest = max((len(text) for stream in seen.main.streams for _, text in _messages(stream)), default=0)
-    return over_streams(seen, long, passed(f"{count(longest, 'byte')} at most"))
-
-
-def _messages(stream: Stream) -> Iterator[tuple[Key, bytes]]:
-    yield from dict.fromkeys((device.key, device.message) for device in entries(stream))
+    longest = max((len(text) for stream in session.main.streams for _, text in _messages(stream)), default=0)
+    return evaluate_streams(session, long, passed(f"{count(longest, 'byte')} at most"))
 
 
-def _is_text(data: bytes) -> bool:
+def _messages(stream: StreamRecord) -> Iterator[tuple[RawDeviceKey, bytes]]:
+    yield from dict.fromkeys((device.key, device.message) for device in distinct_entries(stream))
+
+
+def _is_utf8(data: bytes) -> bool:
     try:
         data.decode()
     except UnicodeDecodeError:
@@ -89,65 +118,68 @@ def _is_text(data: bytes) -> bool:
     return True
 
 
-def utf8(seen: Observed) -> Judgement:
-    """Every string is decoded."""
+def utf8(session: SessionRecord) -> CheckOutcome:
+    """Decodes every string."""
 
-    def broken(stream: Stream) -> Iterator[Judgement]:
-        for device in entries(stream):
-            parts = {"pool": device.pool, "name": device.name, "message": device.message}
-            for what, data in parts.items():
-                if not _is_text(data):
-                    yield failed(f"{name_of(device.key)}: its {what} is no UTF-8")
+    def broken(stream: StreamRecord) -> Iterator[CheckOutcome]:
+        for device in distinct_entries(stream):
+            fields = {"pool": device.pool, "name": device.name, "message": device.message}
+            for field, data in fields.items():
+                if not _is_utf8(data):
+                    yield failed(f"{name_of(device.key)}: its {field} is not UTF-8")
 
-    return over_streams(seen, broken, passed("every string"))
-
-
-def decode(seen: Observed) -> Judgement:
-    """Every list is read as the protobuf message that it should be."""
-
-    def broken(stream: Stream) -> Iterator[Judgement]:
-        for number, one in enumerate(stream.lists, 1):
-            if one.broken:
-                yield failed(f"list {number} of {one.size:,} bytes: {one.broken}")
-
-    return over_streams(seen, broken, passed(count(lists_of(seen.main), "list")))
+    return evaluate_streams(session, broken, passed("every string"))
 
 
-def size(seen: Observed) -> Judgement:
-    """Every list is measured. One above 4 MiB is not read."""
+def decode(session: SessionRecord) -> CheckOutcome:
+    """Decodes every list as a protobuf message."""
+
+    def broken(stream: StreamRecord) -> Iterator[CheckOutcome]:
+        for number, item in enumerate(stream.lists, 1):
+            if item.broken:
+                yield failed(f"list {number} of {item.size:,} bytes: {item.broken}")
+
+    return evaluate_streams(session, broken, passed(count(list_count(session.main), "list")))
+
+
+def size(session: SessionRecord) -> CheckOutcome:
+    """Measures every list. A list above 4 MiB is not read."""
     refused = [
-        failed(f"{watch.version}: {stream.ended.too_large:,} bytes, the kubelet reads {LIST_LIMIT:,}")
-        for watch in seen.watches
-        for stream in watch.streams
+        failed(f"{version.version}: {stream.ended.too_large:,} bytes, the kubelet reads {LIST_LIMIT:,}")
+        for version in session.versions
+        for stream in version.streams
         if stream.ended and stream.ended.too_large
     ]
     if refused:
         return worst(refused, refused[0])
 
-    def large(stream: Stream) -> Iterator[Judgement]:
-        for one in stream.lists:
-            if one.size > LIST_LARGE:
-                yield warned(f"{one.size:,} bytes")
-            elif one.cut:
-                yield warned(f"more than {len(one.devices):,} devices in a list; the rest was not looked at")
+    def large(stream: StreamRecord) -> Iterator[CheckOutcome]:
+        for item in stream.lists:
+            if item.size > LIST_LARGE:
+                yield warned(f"{item.size:,} bytes")
+            elif item.cut:
+                yield warned(f"more than {len(item.devices):,} devices in a list; the others were not read")
 
-    largest = max((one.size for stream in seen.main.streams for one in stream.lists), default=0)
-    return over_streams(seen, large, passed(f"{count(largest, 'byte')} at most"))
-
-
-def duplicates(seen: Observed) -> Judgement:
-    """A device is looked for that is told twice in one list."""
-
-    def twice(stream: Stream) -> Iterator[Judgement]:
-        for one in stream.lists:
-            yield from _twice(one)
-
-    return over_streams(seen, twice, passed("each device once in a list"))
+    largest = max((item.size for stream in session.main.streams for item in stream.lists), default=0)
+    return evaluate_streams(session, large, passed(f"{count(largest, 'byte')} at most"))
 
 
-def _twice(one: HealthList) -> Iterator[Judgement]:
-    first: dict[Key, Device] = {}
-    for device in one.devices:
+# --- devices ------------------------------------------------------------------------------------------------
+
+
+def duplicates(session: SessionRecord) -> CheckOutcome:
+    """Searches each list for devices that appear twice."""
+
+    def twice(stream: StreamRecord) -> Iterator[CheckOutcome]:
+        for item in stream.lists:
+            yield from _twice(item)
+
+    return evaluate_streams(session, twice, passed("each device once in a list"))
+
+
+def _twice(item: HealthList) -> Iterator[CheckOutcome]:
+    first: dict[RawDeviceKey, DeviceEntry] = {}
+    for device in item.devices:
         if device.key not in first:
             first[device.key] = device
         elif _verdict(first[device.key]) == _verdict(device):
@@ -156,55 +188,132 @@ def _twice(one: HealthList) -> Iterator[Judgement]:
             yield failed(f"{name_of(device.key)}: twice, and not alike")
 
 
-def _verdict(device: Device) -> tuple[int, bytes, int]:
-    """What the kubelet compares."""
+def _verdict(device: DeviceEntry) -> tuple[int, bytes, int]:
+    """Return the values that the kubelet compares."""
     return device.health, device.message, device.lease_s
 
 
-def names(seen: Observed) -> Judgement:
-    """Pool and name of every device are read."""
+def check_device_names(session: SessionRecord) -> CheckOutcome:
+    """Reads pool and name of every device."""
 
-    def odd(stream: Stream) -> Iterator[Judgement]:
-        for device in entries(stream):
-            if not device.identified:
+    def invalid(stream: StreamRecord) -> Iterator[CheckOutcome]:
+        for device in distinct_entries(stream):
+            if not device.has_identifier:
                 yield failed("an entry without a device")
             elif not (device.pool and device.name):
                 yield failed(f"{name_of(device.key)}: an empty {'name' if device.pool else 'pool'}")
-            elif _is_text(device.name) and not LABEL.fullmatch(device.name):
-                yield warned(f"{name_of(device.key)}: the name is no DNS label")
-            elif _is_text(device.pool) and not (
+            elif _is_utf8(device.name) and not LABEL.fullmatch(device.name):
+                yield warned(f"{name_of(device.key)}: the name is not a DNS label")
+            elif _is_utf8(device.pool) and not (
                 POOL.fullmatch(device.pool) and len(device.pool) <= POOL_LIMIT
             ):
-                yield warned(f"{name_of(device.key)}: the pool is no path of DNS subdomains")
+                yield warned(f"{name_of(device.key)}: the pool is not a path of DNS subdomains")
 
-    known = {key for stream in seen.main.streams for key in tellings(stream)}
-    return over_streams(seen, odd, passed(count(len(known), "device")))
+    known = {key for stream in session.main.streams for key in reports_by_device(stream)}
+    return evaluate_streams(session, invalid, passed(count(len(known), "device")))
 
 
-def enum(seen: Observed) -> Judgement:
-    """The health of every device is read: 0 is Unknown, 1 Healthy, 2 Unhealthy."""
+def enum(session: SessionRecord) -> CheckOutcome:
+    """Reads the health of every device: 0 is Unknown, 1 Healthy, 2 Unhealthy."""
 
-    def strange(stream: Stream) -> Iterator[Judgement]:
-        for device in entries(stream):
+    def invalid(stream: StreamRecord) -> Iterator[CheckOutcome]:
+        for device in distinct_entries(stream):
             if device.health not in (0, 1, 2):
                 yield warned(f"{name_of(device.key)}: {device.health}")
 
-    return over_streams(seen, strange, passed("0, 1 or 2"))
+    return evaluate_streams(session, invalid, passed("0, 1 or 2"))
 
 
-def time(seen: Observed) -> Judgement:
-    """Each last_updated_time is compared with the clock of this machine."""
+def time(session: SessionRecord) -> CheckOutcome:
+    """Compares each last_updated_time with the clock of this machine."""
 
-    def strange(stream: Stream) -> Iterator[Judgement]:
-        for one in stream.lists:
-            now_s = seen.began_wall_s + one.at_s
-            for device in one.devices:
-                said = f"{name_of(device.key)}: {device.updated_s}"
+    def invalid(stream: StreamRecord) -> Iterator[CheckOutcome]:
+        for item in stream.lists:
+            now_s = session.began_wall_s + item.at_s
+            for device in item.devices:
+                value = f"{name_of(device.key)}: {device.updated_s}"
                 if device.updated_s <= 0:
-                    yield warned(f"{said}, which is no time")
+                    yield warned(f"{value}, which is not a time")
                 elif device.updated_s > MILLISECONDS:
-                    yield warned(f"{said}, which is not in seconds")
+                    yield warned(f"{value}, which is not in seconds")
                 elif device.updated_s > now_s + FUTURE_S:
-                    yield warned(f"{said}, {device.updated_s - now_s:,.0f} s ahead")
+                    yield warned(f"{value}, {device.updated_s - now_s:,.0f} s ahead")
 
-    return over_streams(seen, strange, passed("seconds since 1970, none ahead"))
+    return evaluate_streams(session, invalid, passed("seconds since 1970, none ahead"))
+
+
+# --- leases -------------------------------------------------------------------------------------------------
+
+
+def heartbeat(session: SessionRecord) -> CheckOutcome:
+    """Compares the time between two reports on a device, and since the last, with its lease."""
+    kept: list[float] = []
+    waiting: list[float] = []
+
+    def gaps(stream: StreamRecord) -> Iterator[CheckOutcome]:
+        for key, reports in reports_by_device(stream).items():
+            ends = [*(at_s for at_s, _ in reports[1:]), stream.closed_s]
+            for (at_s, device), end_s in zip(reports, ends, strict=True):
+                if device.health not in EXPIRING or device.lease_s > OVERFLOW_S:
+                    continue
+                lease_s, gap_s = lease_of(device), end_s - at_s
+                text = f"{name_of(key)}: {seconds(gap_s)} without a report, its lease is {lease_s:,.0f} s"
+                if gap_s > lease_s:
+                    yield failed(text)
+                elif len(reports) == 1:
+                    waiting.append(lease_s)
+                elif gap_s > lease_s / 2:
+                    yield warned(text)
+                else:
+                    kept.append(gap_s)
+
+    outcome = evaluate_streams(session, gaps, passed(""))
+    if outcome.verdict is not CheckVerdict.PASS:
+        return outcome
+    if not kept:
+        return not_run(_too_short(waiting) if waiting else "every device is Unknown, which no lease ends")
+    some = f"; {_too_short(waiting)}" if waiting else ""
+    return passed(f"again after {seconds(max(kept))} at most{some}")
+
+
+def _too_short(leases: list[float]) -> str:
+    required_s = max(leases) + MARGIN_S
+    text = f"reported once, with leases of up to {max(leases):,.0f} s"
+    if required_s <= MOST_S:
+        return f"{text}: --for {required_s:.0f}s is long enough"
+    return f"{text}: longer than the longest --for"
+
+
+def lease(session: SessionRecord) -> CheckOutcome:
+    """Reads each health_check_timeout_seconds."""
+
+    def unusual(stream: StreamRecord) -> Iterator[CheckOutcome]:
+        leases = dict.fromkeys((device.key, device.lease_s) for device in distinct_entries(stream))
+        for key, lease_s in leases:
+            text = f"{name_of(key)}: {lease_s:,} s"
+            if lease_s > OVERFLOW_S:
+                yield failed(f"{text}, more than {OVERFLOW_S:,} s")
+            elif lease_s > LONG_LEASE_S or lease_s < 0 or 0 < lease_s <= SHORT_LEASE_S:
+                yield warned(text)
+
+    reported = {device.lease_s for stream in session.main.streams for device in distinct_entries(stream)}
+    if not reported:
+        return not_run("no device was reported")
+    shortest, longest = min(reported), max(reported)
+    text = f"{shortest:,} s" if len(reported) == 1 else f"{shortest:,} to {longest:,} s"
+    return evaluate_streams(
+        session, unusual, passed(text if shortest else f"{text}; 0 is {DEFAULT_LEASE_S} s")
+    )
+
+
+def stable_lease(session: SessionRecord) -> CheckOutcome:
+    """Compares each lease with that of the list before. A lease that changes after a gap longer than itself
+    is correct: the kubelet must notice a change then."""
+
+    def changed(stream: StreamRecord) -> Iterator[CheckOutcome]:
+        for key, (before_s, before), (at_s, after) in consecutive_reports(stream):
+            if before.lease_s != after.lease_s and at_s - before_s <= lease_of(before):
+                yield warned(f"{name_of(key)}: {before.lease_s:,} s, then {after.lease_s:,} s")
+
+    lists = count(list_count(session.main), "list")
+    return evaluate_streams(session, changed, passed(f"the same in {lists}"))

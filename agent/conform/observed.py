@@ -1,6 +1,6 @@
-"""What was seen of a driver: values, as they were sent, believed of nobody and judged by nobody.
+"""Records of a session with a driver: values as the driver sent them, neither trusted nor evaluated.
 
-Times are seconds since the kubelet's part began, on the monotonic clock, unless a name says ``wall``.
+Times are seconds on the monotonic clock since the session began, unless a name contains ``wall``.
 """
 
 from __future__ import annotations
@@ -12,113 +12,113 @@ V1ALPHA1: Final = "v1alpha1"
 
 LEAST_S: Final = 2
 MOST_S: Final = 600
-"""How long can be listened [s]."""
+"""Longest duration of a session [s]."""
 
-Key = tuple[bytes, bytes]
-"""Pool and name of a device, as they were sent."""
+RawDeviceKey = tuple[bytes, bytes]
+"""Pool and name of a device as the driver sent them."""
 
 
-class Device(NamedTuple):
-    """One entry of a health list."""
+class DeviceEntry(NamedTuple):
+    """Entry of a health list."""
 
-    identified: bool
-    """Whether it names a device at all."""
+    has_identifier: bool
+    """Whether the entry has a device identifier."""
     pool: bytes
     name: bytes
     health: int
     updated_s: int
-    """Unix time, or whatever it is."""
+    """Value of last_updated_time, which should be Unix time."""
     lease_s: int
     message: bytes
 
     @property
-    def key(self) -> Key:
+    def key(self) -> RawDeviceKey:
         return (self.pool, self.name)
 
 
 class HealthList(NamedTuple):
-    """One message of a health stream."""
+    """Message of a health stream."""
 
     at_s: float
     size: int
-    """In bytes."""
-    devices: tuple[Device, ...]
-    """None, if it is broken."""
+    """Size in bytes."""
+    devices: tuple[DeviceEntry, ...]
+    """Entries of the list; none if the list is broken."""
     broken: str = ""
-    """Why its bytes are no such message."""
+    """Reason why the bytes are not such a message."""
     cut: bool = False
-    """It has more entries than were read."""
+    """Whether the list has more entries than were read."""
 
 
 class StreamEnd(NamedTuple):
-    """How a stream ended, or a call."""
+    """End of a stream."""
 
     at_s: float
     status: str
-    """The gRPC status by name; empty: there was none, as where the connection is lost."""
+    """Name of the gRPC status; empty: none was received, as after a lost connection."""
     text: str
     too_large: int = 0
-    """Size of a message above the kubelet's limit, for which our side ended it [bytes]."""
+    """Size of a message above the kubelet's limit, because of which our side ended the stream [bytes]."""
     flooded: bool = False
-    """Our side ended it: more was sent than is remembered."""
+    """Whether our side ended the stream because the server sent more than is recorded."""
 
 
-class Stream(NamedTuple):
-    """One health stream."""
+class StreamRecord(NamedTuple):
+    """Health stream."""
 
     opened_s: float
     lists: tuple[HealthList, ...]
     ended: StreamEnd | None
-    """None: it was open until our side closed it."""
+    """End of the stream by the server; None: it was open until our side closed it."""
     closed_s: float
-    """When our side stopped listening, or it ended."""
+    """Time at which our side closed the stream, or at which it ended."""
     goaway: str = ""
-    """What the server's GOAWAY said on its connection; empty: it sent none."""
+    """Code and text of the server's GOAWAY on the connection; empty: none."""
 
 
-class Watch(NamedTuple):
-    """One version of the service, for as long as was listened; opened again 5 s after it ended."""
+class VersionRecord(NamedTuple):
+    """Streams of one version of the service; after each end the next is opened 5 s later."""
 
     version: str
-    streams: tuple[Stream, ...]
+    streams: tuple[StreamRecord, ...]
 
     @property
     def unimplemented(self) -> bool:
-        """Whether the service is said not to be there."""
+        """Whether a stream ended as UNIMPLEMENTED before its first list."""
         return any(
             not stream.lists and stream.ended is not None and stream.ended.status == "UNIMPLEMENTED"
             for stream in self.streams
         )
 
     @property
-    def told(self) -> bool:
-        """Whether it sent a list at all."""
+    def has_lists(self) -> bool:
+        """Whether any list was received."""
         return any(stream.lists for stream in self.streams)
 
 
-class Stopped(NamedTuple):
-    """A reader that stops to read, and reads again."""
+class StoppedReader(NamedTuple):
+    """Stream of a reader that stops reading and resumes."""
 
-    stream: Stream
+    stream: StreamRecord
     stopped_s: float
     resumed_s: float
 
 
 class Reopening(NamedTuple):
-    """A stream that was opened after one was let go of."""
+    """Stream that was opened after another was closed."""
 
     after: str
-    """``cancel``: on the same connection; ``close``: on a new one."""
-    stream: Stream
+    """Way the other was closed: ``cancel``, on the same connection; ``close``, with its connection."""
+    stream: StreamRecord
 
 
-class Answer(NamedTuple):
-    """How one call ended."""
+class UnaryResult(NamedTuple):
+    """Result of a unary call."""
 
-    what: str
+    method: str
     took_s: float
     status: str
-    """As in :class:`Ended`."""
+    """Name of the gRPC status, as in :class:`StreamEnd`."""
     text: str = ""
 
     @property
@@ -126,8 +126,8 @@ class Answer(NamedTuple):
         return self.status == "OK"
 
 
-class Info(NamedTuple):
-    """What a plugin says of itself."""
+class PluginInfo(NamedTuple):
+    """Answer of a plugin to GetInfo."""
 
     type: str
     name: str
@@ -135,97 +135,99 @@ class Info(NamedTuple):
     versions: tuple[str, ...]
 
 
-class Introduction(NamedTuple):
-    """A file where registration sockets belong, and what whoever serves it said of itself."""
+class RegistrationFile(NamedTuple):
+    """File in the directory of registration sockets, and the answer of its server."""
 
     path: str
     is_socket: bool
     made_ns: int
-    """Its ctime."""
-    answer: Answer | None
-    """None: nobody was asked, because it is no socket, or no path can be that long."""
-    info: Info | None
+    """Status change time (ctime) of the file."""
+    answer: UnaryResult | None
+    """Result of GetInfo; None: not called, because the file is not a socket or its path is too long."""
+    info: PluginInfo | None
 
 
-class Endpoint(NamedTuple):
-    """The service socket that a plugin names."""
+class PluginEndpoint(NamedTuple):
+    """Service socket that a plugin names."""
 
     path: str
     size: int
-    """In bytes."""
+    """Length of the path in bytes."""
     absolute: bool
     inside: bool
-    """Of the kubelet's directory, after both were cleaned."""
+    """Whether the path is in the kubelet's directory, after both were cleaned."""
     error: str
-    """Why it takes no connection; empty: it does."""
+    """Reason why a connection fails; empty: it succeeds."""
 
 
-class Refusal(NamedTuple):
-    """What followed on telling a driver that it was not registered."""
+class RefusalRecord(NamedTuple):
+    """Results of the calls after a failed registration was reported to the driver."""
 
-    told: Answer
-    info: Answer
-    notified: Answer
-
-
-class Registration(NamedTuple):
-    """One registration socket of the driver, and how registering went."""
-
-    introduction: Introduction
-    endpoint: Endpoint | None = None
-    notified: Answer | None = None
-    again: Introduction | None = None
-    prepared: tuple[tuple[str, Answer], ...] = ()
-    """By the version that is advertised."""
-    refused: Refusal | None = None
+    notified_refused: UnaryResult
+    info: UnaryResult
+    notified: UnaryResult
 
 
-class Directory(NamedTuple):
-    """Where registration sockets were looked for, and those that concern the driver."""
+class RegistrationRecord(NamedTuple):
+    """Registration socket of the driver, and the results of registering it."""
+
+    file: RegistrationFile
+    endpoint: PluginEndpoint | None = None
+    notified: UnaryResult | None = None
+    again: RegistrationFile | None = None
+    prepared: tuple[tuple[str, UnaryResult], ...] = ()
+    """Results of NodePrepareResources by advertised version."""
+    refused: RefusalRecord | None = None
+
+
+class RegistryRecord(NamedTuple):
+    """Directory of registration sockets, and the sockets that belong to the driver."""
 
     path: str
     kubelet_dir: str
-    registrations: tuple[Registration, ...]
+    registrations: tuple[RegistrationRecord, ...]
 
 
-class Observed(NamedTuple):
-    """All that was seen."""
+class SessionRecord(NamedTuple):
+    """Everything that a session recorded."""
 
     socket: str
-    """The service socket, absolute; empty: there is none to speak to."""
+    """Absolute path of the service socket; empty: none is known."""
     socket_size: int
     window_s: float
-    """How long was listened; 0: there was nobody to listen to."""
+    """Duration of the session; 0: no socket accepted a connection."""
     began_wall_s: float
-    watches: tuple[Watch, ...] = ()
-    """Of v1 and v1alpha1; none where the socket could not be spoken to."""
-    leaver: Stream | None = None
-    """Of a second kubelet, which leaves while the first one stays."""
-    stopped: Stopped | None = None
+    versions: tuple[VersionRecord, ...] = ()
+    """Records of v1 and v1alpha1; none if the socket accepts no connection."""
+    leaver: StreamRecord | None = None
+    """Stream of a second kubelet, which leaves while the first remains."""
+    stopped: StoppedReader | None = None
     reopenings: tuple[Reopening, ...] = ()
-    unknown: tuple[Answer, ...] = ()
-    """Calls of what does not exist."""
-    directory: Directory | None = None
-    """None: nobody asked for it."""
+    unknown: tuple[UnaryResult, ...] = ()
+    """Results of calls to methods that do not exist."""
+    directory: RegistryRecord | None = None
+    """Registration; None: not part of the session."""
 
-    def watch(self, version: str) -> Watch:
-        """The watch of that version; one without streams if there is none."""
-        return next((one for one in self.watches if one.version == version), Watch(version, ()))
-
-    @property
-    def main(self) -> Watch:
-        """What a kubelet of 1.37 would hear: v1, unless only v1alpha1 has anything to say."""
-        first, second = self.watch(V1), self.watch(V1ALPHA1)
-        return second if second.told and not first.told else first
+    def version(self, version: str) -> VersionRecord:
+        """Return the record of a version; a record without streams if there is none."""
+        return next(
+            (record for record in self.versions if record.version == version), VersionRecord(version, ())
+        )
 
     @property
-    def streams(self) -> tuple[Stream, ...]:
-        """Every health stream of every connection."""
-        apart = [self.leaver, self.stopped.stream if self.stopped else None]
-        watched = [stream for watch in self.watches for stream in watch.streams]
-        return (*watched, *filter(None, apart), *(one.stream for one in self.reopenings))
+    def main(self) -> VersionRecord:
+        """Version that kubelet 1.37 uses: v1, unless only v1alpha1 sent lists."""
+        first, second = self.version(V1), self.version(V1ALPHA1)
+        return second if second.has_lists and not first.has_lists else first
 
     @property
-    def other(self) -> Watch:
-        """The watch that is not the main one."""
-        return self.watch(V1 if self.main.version == V1ALPHA1 else V1ALPHA1)
+    def streams(self) -> tuple[StreamRecord, ...]:
+        """All health streams of all connections."""
+        visitors = [self.leaver, self.stopped.stream if self.stopped else None]
+        watched = [stream for version in self.versions for stream in version.streams]
+        return (*watched, *filter(None, visitors), *(reopening.stream for reopening in self.reopenings))
+
+    @property
+    def other(self) -> VersionRecord:
+        """Version that is not the main one."""
+        return self.version(V1 if self.main.version == V1ALPHA1 else V1ALPHA1)

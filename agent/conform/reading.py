@@ -1,7 +1,9 @@
-"""Reads a health list from its bytes, strictly, and keeps what others would refuse or repair.
+"""Independent reader of health lists: strict about protobuf, tolerant of values that other readers refuse
+or repair.
 
-A string that is no UTF-8, an entry without a device, a health that nobody knows: such is to be seen. Broken
-is only what is no protobuf message, or has a known field in another type.
+Independent of agent.serve.grpc.wire, so that a mistake there cannot hide a driver's. A string that is not
+UTF-8, an entry without a device or an unknown health is a finding for a check, so this reader keeps them. A
+list is broken only if it is not a protobuf message, or if a known field has another type.
 """
 
 from __future__ import annotations
@@ -10,13 +12,13 @@ from collections.abc import Iterator, Mapping
 from itertools import count
 from typing import Final
 
-from agent.conform.observed import Device, HealthList
+from agent.conform.observed import DeviceEntry, HealthList
 from agent.model.wire import FIXED, LAST_FIELD, LENGTH, VARINT, varint
 
 DEVICES_LIMIT: Final = 16_384
-"""Entries of one list that are read: a hundred times what a node's largest pools hold."""
+"""Maximum of entries that are read of a list: a hundred times a node's largest pools."""
 FIELDS_LIMIT: Final = 16 * DEVICES_LIMIT
-"""Fields of one list that are read, those in its entries included: twice what as many devices need."""
+"""Maximum of fields that are read of a list and its entries: twice what that many devices need."""
 
 DEVICES: Final = 1
 IDENTIFIER, HEALTH, UPDATED, LEASE, MESSAGE = 1, 2, 3, 4, 5
@@ -28,19 +30,19 @@ _IDENTIFIER: Final = {POOL: LENGTH, NAME: LENGTH}
 
 
 class _Cut(Exception):
-    """There is more than is read."""
+    """The list has more entries or fields than are read."""
 
 
-def read_list(data: bytes, at_s: float, known: dict[bytes, Device]) -> HealthList:
-    """The list in ``data``.
+def read_list(data: bytes, at_s: float, known: dict[bytes, DeviceEntry]) -> HealthList:
+    """Read a health list.
 
     Args:
-        data: The message.
-        at_s: When it came.
-        known: Entries that were read before, by their bytes; gets the new ones, so that the same entry is one
-            object however often it is told.
+        data: Encoded message.
+        at_s: Time of its receipt.
+        known: Entries that were read before, by their bytes. Receives the new entries, so that equal
+            entries share one object.
     """
-    devices: list[Device] = []
+    devices: list[DeviceEntry] = []
     fields = count(1)
     try:
         for _, value in _fields(data, _LIST, "list", fields):
@@ -57,68 +59,68 @@ def read_list(data: bytes, at_s: float, known: dict[bytes, Device]) -> HealthLis
     return HealthList(at_s, len(data), tuple(devices))
 
 
-def _device(data: bytes, where: str, fields: Iterator[int]) -> Device:
-    """Of a field that is there twice the last one counts, as in protobuf; identifiers are merged."""
-    said: dict[int, int | bytes] = {}
-    named: dict[int, int | bytes] = {}
+def _device(data: bytes, where: str, fields: Iterator[int]) -> DeviceEntry:
+    """Read an entry. Of repeated fields the last counts, as in protobuf; identifiers are merged."""
+    values: dict[int, int | bytes] = {}
+    identifier: dict[int, int | bytes] = {}
     for number, value in _fields(data, _DEVICE, where, fields):
-        said[number] = value
+        values[number] = value
         if number == IDENTIFIER:
-            named |= dict(_fields(_bytes(value), _IDENTIFIER, f"{where}: identifier", fields))
-    return Device(
-        identified=IDENTIFIER in said,
-        pool=_bytes(named.get(POOL, b"")),
-        name=_bytes(named.get(NAME, b"")),
-        health=_signed(said.get(HEALTH, 0), 32),
-        updated_s=_signed(said.get(UPDATED, 0), 64),
-        lease_s=_signed(said.get(LEASE, 0), 64),
-        message=_bytes(said.get(MESSAGE, b"")),
+            identifier |= dict(_fields(_bytes(value), _IDENTIFIER, f"{where}: identifier", fields))
+    return DeviceEntry(
+        has_identifier=IDENTIFIER in values,
+        pool=_bytes(identifier.get(POOL, b"")),
+        name=_bytes(identifier.get(NAME, b"")),
+        health=_signed(values.get(HEALTH, 0), 32),
+        updated_s=_signed(values.get(UPDATED, 0), 64),
+        lease_s=_signed(values.get(LEASE, 0), 64),
+        message=_bytes(values.get(MESSAGE, b"")),
     )
 
 
 def _fields(
     data: bytes, types: Mapping[int, int], where: str, fields: Iterator[int]
 ) -> Iterator[tuple[int, int | bytes]]:
-    """Number and value of each field that ``types`` has; the others are passed over.
+    """Yield number and value of each field that `types` has; skip the others.
 
-    Raises ValueError, naming the place, for what is no message or has one of them in another type; _Cut when
-    ``fields`` is past its limit.
+    Raises ValueError with the place if the data are not a message or a field has another type, and _Cut if
+    `fields` is beyond its limit.
     """
-    at = 0
-    while at < len(data):
+    offset = 0
+    while offset < len(data):
         if next(fields) > FIELDS_LIMIT:
             raise _Cut
-        tag, at = varint(data, at, where)
-        number, kind = tag >> 3, tag & 7
+        tag, offset = varint(data, offset, where)
+        number, wire_type = tag >> 3, tag & 7
         if not 0 < number <= LAST_FIELD:
-            raise ValueError(f"{where}: field number {number} is none of protobuf's")
-        if kind != types.get(number, kind):
-            raise ValueError(f"{where}: field {number} has wire type {kind}, should be {types[number]}")
+            raise ValueError(f"{where}: field number {number} is not valid")
+        if wire_type != types.get(number, wire_type):
+            raise ValueError(f"{where}: field {number} has wire type {wire_type}, should be {types[number]}")
         value: int | bytes = b""
-        if kind == VARINT:
-            value, at = varint(data, at, where)
-        elif kind == LENGTH:
-            size, at = varint(data, at, where)
-            value, at = data[at : at + size], at + size
-        elif kind in FIXED:
-            at += FIXED[kind]
+        if wire_type == VARINT:
+            value, offset = varint(data, offset, where)
+        elif wire_type == LENGTH:
+            size, offset = varint(data, offset, where)
+            value, offset = data[offset : offset + size], offset + size
+        elif wire_type in FIXED:
+            offset += FIXED[wire_type]
         else:
-            raise ValueError(f"{where}: field {number} has wire type {kind}, which no message has")
-        if at > len(data):
+            raise ValueError(f"{where}: field {number} has wire type {wire_type}, which is not valid")
+        if offset > len(data):
             raise ValueError(
-                f"{where}: field {number} ends {at - len(data)} bytes after the last of {len(data)}"
+                f"{where}: field {number} ends {offset - len(data)} bytes after the last of {len(data)}"
             )
         if number in types:
             yield number, value
 
 
 def _bytes(value: int | bytes) -> bytes:
-    assert isinstance(value, bytes)  # the field's wire type was looked at
+    assert isinstance(value, bytes)  # the field's wire type was checked
     return value
 
 
 def _signed(value: int | bytes, bits: int) -> int:
-    """The number that its low bits are, as protobuf takes them."""
+    """Return the signed number of the low bits, as protobuf does."""
     assert isinstance(value, int)
     low = value & ((1 << bits) - 1)
     return low - (1 << bits) if low >> (bits - 1) else low

@@ -1,4 +1,4 @@
-"""Checks of registration: what the kubelet's plugin watcher finds, asks and is told."""
+"""Checks of registration: what the kubelet's plugin watcher finds, requests and reports."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ import re
 from collections.abc import Callable, Iterator
 from typing import Final
 
-from agent.conform.observed import V1, V1ALPHA1, Answer, Info, Observed, Registration
+from agent.conform.observed import V1, V1ALPHA1, PluginInfo, RegistrationRecord, SessionRecord, UnaryResult
 from agent.conform.verdicts import (
-    Judgement,
-    Verdict,
+    CheckOutcome,
+    CheckVerdict,
     count,
+    describe_status,
     failed,
     listed,
     not_run,
     passed,
-    said,
     seconds,
     shorten,
     warned,
@@ -25,9 +25,9 @@ from agent.model.sockets import PATH_LIMIT
 
 PLUGIN_TYPE: Final = "DRAPlugin"
 PLUGIN_SERVICES: Final = ("v1.DRAPlugin", "v1beta1.DRAPlugin")
-"""The newest first."""
+"""DRA plugin services that kubelets know, the newest first."""
 HEALTH_SERVICES: Final = {V1: "v1.DRAResourceHealth", V1ALPHA1: "v1alpha1.DRAResourceHealth"}
-"""By version, in the order of the kubelet's preference."""
+"""Health services by version, in the order of the kubelet's preference."""
 KNOWN: Final = (*PLUGIN_SERVICES, *HEALTH_SERVICES.values())
 GET_INFO_S: Final = 1.0
 SLOW_S: Final = 0.5
@@ -40,49 +40,55 @@ SUBDOMAIN: Final = re.compile(rf"{_LABEL}(?:\.{_LABEL})*")
 HASHED: Final = re.compile(r"dra-[-_A-Za-z0-9]{22}-reg\.sock")
 
 
-def _all(seen: Observed) -> tuple[Registration, ...]:
-    return seen.directory.registrations if seen.directory else ()
+def _registrations(session: SessionRecord) -> tuple[RegistrationRecord, ...]:
+    return session.directory.registrations if session.directory else ()
 
 
-def _named(registration: Registration) -> str:
-    """The file, for texts."""
-    return shorten(registration.introduction.path.rpartition("/")[2], 100)
+def _file_name(registration: RegistrationRecord) -> str:
+    """Return the name of the registration file, for observations."""
+    return shorten(registration.file.path.rpartition("/")[2], 100)
 
 
-def _over(seen: Observed, judge: Callable[[Registration], Iterator[Judgement]], well: str) -> Judgement:
-    """What is found at each socket, with its name where there are several."""
-    everybody = _all(seen)
+def _evaluate_files(
+    session: SessionRecord, evaluate: Callable[[RegistrationRecord], Iterator[CheckOutcome]], good: str
+) -> CheckOutcome:
+    """Evaluate each registration file; with several files, each observation begins with the file's name."""
+    registrations = _registrations(session)
     found = [
-        one._replace(saw=f"{_named(registration)}: {one.saw}") if len(everybody) > 1 else one
-        for registration in everybody
-        for one in judge(registration)
+        outcome._replace(observation=f"{_file_name(registration)}: {outcome.observation}")
+        if len(registrations) > 1
+        else outcome
+        for registration in registrations
+        for outcome in evaluate(registration)
     ]
-    return worst(found, passed(well))
+    return worst(found, passed(good))
 
 
-def _infos(seen: Observed) -> list[Info]:
-    return [one.introduction.info for one in _all(seen) if one.introduction.info]
+def _infos(session: SessionRecord) -> list[PluginInfo]:
+    return [registration.file.info for registration in _registrations(session) if registration.file.info]
 
 
-def socket(seen: Observed) -> Judgement:
-    """Name, kind and path's length of each file of the driver's are read."""
-    assert seen.directory is not None
-    if not seen.directory.registrations:
-        return failed(f"{seen.directory.path}: none of this driver")
+def socket(session: SessionRecord) -> CheckOutcome:
+    """Reads name, type and path length of each registration file of the driver."""
+    assert session.directory is not None
+    if not session.directory.registrations:
+        return failed(f"{session.directory.path}: no socket of this driver")
 
-    def odd(one: Registration) -> Iterator[Judgement]:
-        path, name = one.introduction.path, one.introduction.path.rpartition("/")[2]
+    def invalid(registration: RegistrationRecord) -> Iterator[CheckOutcome]:
+        path, name = registration.file.path, registration.file.path.rpartition("/")[2]
         size = len(path.encode(errors="surrogateescape"))
-        if not one.introduction.is_socket:
-            yield failed(f"{shorten(name)} is no socket")
+        if not registration.file.is_socket:
+            yield failed(f"{shorten(name)} is not a socket")
         elif name.startswith("."):
             yield failed(f"{shorten(name)} begins with a dot")
         elif size > PATH_LIMIT:
             yield failed(f"{shorten(name)}: its path is {size} bytes, a socket's limit is {PATH_LIMIT}")
-        elif (info := one.introduction.info) and not _is_conventional(name, info.name):
-            yield warned(f"{shorten(name)}: others are named {shorten(info.name)}-reg.sock")
+        elif (info := registration.file.info) and not _is_conventional(name, info.name):
+            yield warned(f"{shorten(name)}: the usual name is {shorten(info.name)}-reg.sock")
 
-    return _over(seen, odd, listed(_named(one) for one in _all(seen)))
+    return _evaluate_files(
+        session, invalid, listed(_file_name(registration) for registration in _registrations(session))
+    )
 
 
 def _is_conventional(name: str, driver: str) -> bool:
@@ -90,121 +96,131 @@ def _is_conventional(name: str, driver: str) -> bool:
     return own or HASHED.fullmatch(name) is not None
 
 
-def get_info(seen: Observed) -> Judgement:
-    """GetInfo is called on each socket, and its time measured."""
+def get_info(session: SessionRecord) -> CheckOutcome:
+    """Calls GetInfo on each socket, and measures its time."""
 
-    def slow(one: Registration) -> Iterator[Judgement]:
-        answer = one.introduction.answer
+    def slow(registration: RegistrationRecord) -> Iterator[CheckOutcome]:
+        answer = registration.file.answer
         if answer is None:
             return
         if not answer.ok:
-            yield failed(_how(answer))
+            yield failed(_describe_call(answer))
         elif answer.took_s > SLOW_S:
-            judge = failed if answer.took_s > GET_INFO_S else warned
-            yield judge(f"answered after {seconds(answer.took_s)}")
+            outcome = failed if answer.took_s > GET_INFO_S else warned
+            yield outcome(f"answered after {seconds(answer.took_s)}")
 
-    answers = [one.introduction.answer for one in _all(seen) if one.introduction.answer]
+    answers = [
+        registration.file.answer for registration in _registrations(session) if registration.file.answer
+    ]
     if not answers:
-        return not_run("there is no socket to ask")
-    return _over(seen, slow, f"answered after {seconds(max(one.took_s for one in answers))}")
+        return not_run("there is no socket to call")
+    return _evaluate_files(
+        session, slow, f"answered after {seconds(max(answer.took_s for answer in answers))}"
+    )
 
 
-def _how(answer: Answer) -> str:
-    """How a call failed."""
-    return f"{said(answer.status, answer.text)}, after {seconds(answer.took_s)}"
+def _describe_call(answer: UnaryResult) -> str:
+    """Describe a failed call."""
+    return f"{describe_status(answer.status, answer.text)}, after {seconds(answer.took_s)}"
 
 
-def kind(seen: Observed) -> Judgement:
-    """The type in the answer is read."""
-    found = [failed(f"{shorten(info.type)!r}") for info in _infos(seen) if info.type != PLUGIN_TYPE]
+def plugin_type(session: SessionRecord) -> CheckOutcome:
+    """Reads the type in the answer."""
+    found = [failed(f"{shorten(info.type)!r}") for info in _infos(session) if info.type != PLUGIN_TYPE]
     return worst(found, passed(PLUGIN_TYPE))
 
 
-def name(seen: Observed) -> Judgement:
-    """The driver's name in the answer is read."""
+def name(session: SessionRecord) -> CheckOutcome:
+    """Reads the driver's name in the answer."""
     found = []
-    for info in _infos(seen):
+    for info in _infos(session):
         size = len(info.name.encode())
         if size > NAME_LIMIT:
             found.append(failed(f"{shorten(info.name)!r}: {size} bytes, limit {NAME_LIMIT}"))
         elif not SUBDOMAIN.fullmatch(info.name.lower()):
-            found.append(failed(f"{shorten(info.name)!r} is no DNS subdomain"))
+            found.append(failed(f"{shorten(info.name)!r} is not a DNS subdomain"))
         elif info.name != info.name.lower():
             found.append(warned(f"{info.name!r} is not in lower case"))
         elif "." not in info.name:
             found.append(warned(f"{info.name!r} has no domain"))
-    return worst(found, passed(listed(info.name for info in _infos(seen))))
+    return worst(found, passed(listed(info.name for info in _infos(session))))
 
 
-def endpoint(seen: Observed) -> Judgement:
-    """The endpoint in the answer is read, and connected to."""
+def endpoint(session: SessionRecord) -> CheckOutcome:
+    """Reads the endpoint in the answer, and connects to it."""
 
-    def odd(one: Registration) -> Iterator[Judgement]:
-        at = one.endpoint
-        if at is None or seen.directory is None:
+    def invalid(registration: RegistrationRecord) -> Iterator[CheckOutcome]:
+        endpoint = registration.endpoint
+        if endpoint is None or session.directory is None:
             return
-        path = shorten(at.path, PATH_SHOWN)
-        if not at.absolute:
-            yield failed(f"{path!r} is no absolute path")
-        elif at.size > PATH_LIMIT:
-            yield failed(f"{path}: {at.size:,} bytes, a socket's limit is {PATH_LIMIT}")
-        elif not at.inside:
-            yield failed(f"{path}: is not below {seen.directory.kubelet_dir}; see --kubelet-dir")
-        elif at.error:
-            yield failed(f"{path}: {at.error}")
+        path = shorten(endpoint.path, PATH_SHOWN)
+        if not endpoint.absolute:
+            yield failed(f"{path!r} is not an absolute path")
+        elif endpoint.size > PATH_LIMIT:
+            yield failed(f"{path}: {endpoint.size:,} bytes, a socket's limit is {PATH_LIMIT}")
+        elif not endpoint.inside:
+            yield failed(f"{path}: is not below {session.directory.kubelet_dir}; see --kubelet-dir")
+        elif endpoint.error:
+            yield failed(f"{path}: {endpoint.error}")
 
-    paths = [one.endpoint.path for one in _all(seen) if one.endpoint]
-    judged = _over(seen, odd, listed(shorten(path, PATH_SHOWN) for path in paths))
-    if judged.verdict is Verdict.PASS and seen.socket not in paths:
-        return warned(f"{judged.saw}: not the socket that was listened to")
-    return judged
+    paths = [registration.endpoint.path for registration in _registrations(session) if registration.endpoint]
+    outcome = _evaluate_files(session, invalid, listed(shorten(path, PATH_SHOWN) for path in paths))
+    if outcome.verdict is CheckVerdict.PASS and session.socket not in paths:
+        return warned(f"{outcome.observation}: not the socket that was tested")
+    return outcome
 
 
-def versions(seen: Observed) -> Judgement:
-    """The services in the answer are read, in their order."""
+def versions(session: SessionRecord) -> CheckOutcome:
+    """Reads the services in the answer, in their order."""
     found = []
-    for info in _infos(seen):
-        plugin = [one for one in info.versions if one in PLUGIN_SERVICES]
-        all_of_it = _services(info) or "nothing"
+    for info in _infos(session):
+        plugin = [service for service in info.versions if service in PLUGIN_SERVICES]
+        advertised = _services(info) or "nothing"
         if not plugin:
-            found.append(failed(f"no DRAPlugin service: {all_of_it}"))
+            found.append(failed(f"no DRAPlugin service: {advertised}"))
         elif plugin[0] != PLUGIN_SERVICES[0]:
-            found.append(warned(f"{plugin[0]} is the first of the DRAPlugin services: {all_of_it}"))
-        elif strange := [one for one in info.versions if one not in KNOWN]:
-            found.append(warned(f"unknown to kubelets: {listed(map(shorten, strange))}"))
-    return worst(found, passed(listed(map(_services, _infos(seen)))))
+            found.append(warned(f"{plugin[0]} is the first of the DRAPlugin services: {advertised}"))
+        elif unknown := [service for service in info.versions if service not in KNOWN]:
+            found.append(warned(f"unknown to kubelets: {listed(map(shorten, unknown))}"))
+    return worst(found, passed(listed(map(_services, _infos(session)))))
 
 
-def _services(info: Info) -> str:
+def _services(info: PluginInfo) -> str:
     return shorten(", ".join(info.versions), SERVICES_SHOWN)
 
 
-def health(seen: Observed) -> Judgement:
-    """The health services in the answer are compared with those that were heard."""
-    served = [service for version, service in HEALTH_SERVICES.items() if seen.watch(version).told]
-    missing = [service for version, service in HEALTH_SERVICES.items() if seen.watch(version).unimplemented]
+def health(session: SessionRecord) -> CheckOutcome:
+    """Compares the health services in the answer with those that sent lists."""
+    served = [service for version, service in HEALTH_SERVICES.items() if session.version(version).has_lists]
+    missing = [
+        service for version, service in HEALTH_SERVICES.items() if session.version(version).unimplemented
+    ]
     found = []
-    for info in _infos(seen):
-        told = [service for service in HEALTH_SERVICES.values() if service in info.versions]
-        if empty := [service for service in told if service in missing]:
-            found.append(failed(f"{', '.join(empty)}: advertised, and UNIMPLEMENTED"))
-        elif not told:
+    for info in _infos(session):
+        advertised = [service for service in HEALTH_SERVICES.values() if service in info.versions]
+        if unserved := [service for service in advertised if service in missing]:
+            found.append(failed(f"{', '.join(unserved)}: advertised, and UNIMPLEMENTED"))
+        elif not advertised:
             found.append(
                 failed(f"{', '.join(served)}: served, and not advertised")
                 if served
                 else warned("none is advertised")
             )
-        elif told[0] != HEALTH_SERVICES[V1]:
-            found.append(warned(f"{told[0]} alone is advertised"))
+        elif advertised[0] != HEALTH_SERVICES[V1]:
+            found.append(warned(f"{advertised[0]} alone is advertised"))
     if not served and not missing:
         return worst(found, not_run("no health service has answered: see health.unavailable"))
     return worst(found, passed("as it is served"))
 
 
-def prepare(seen: Observed) -> Judgement:
-    """NodePrepareResources is called without claims, in each version that is advertised."""
-    calls = [(version, answer) for one in _all(seen) for version, answer in one.prepared]
-    found = [failed(f"{version}: {_how(answer)}") for version, answer in calls if not answer.ok]
+def prepare(session: SessionRecord) -> CheckOutcome:
+    """Calls NodePrepareResources without claims, in each advertised version."""
+    calls = [
+        (version, answer)
+        for registration in _registrations(session)
+        for version, answer in registration.prepared
+    ]
+    found = [failed(f"{version}: {_describe_call(answer)}") for version, answer in calls if not answer.ok]
     if not calls:
         return not_run("no endpoint that advertises a DRAPlugin service takes a connection")
     return worst(
@@ -212,64 +228,67 @@ def prepare(seen: Observed) -> Judgement:
     )
 
 
-def notify(seen: Observed) -> Judgement:
-    """NotifyRegistrationStatus is called: it is registered."""
+def notify(session: SessionRecord) -> CheckOutcome:
+    """Calls NotifyRegistrationStatus: the driver is registered."""
 
-    def wrong(one: Registration) -> Iterator[Judgement]:
-        if one.notified is not None and not one.notified.ok:
-            yield failed(_how(one.notified))
+    def wrong(registration: RegistrationRecord) -> Iterator[CheckOutcome]:
+        if registration.notified is not None and not registration.notified.ok:
+            yield failed(_describe_call(registration.notified))
 
-    slowest_s = max((one.notified.took_s for one in _all(seen) if one.notified), default=0.0)
-    return _over(seen, wrong, f"answered after {seconds(slowest_s)}")
+    slowest_s = max(
+        (registration.notified.took_s for registration in _registrations(session) if registration.notified),
+        default=0.0,
+    )
+    return _evaluate_files(session, wrong, f"answered after {seconds(slowest_s)}")
 
 
-def again(seen: Observed) -> Judgement:
-    """GetInfo is called once more, on a new connection."""
+def again(session: SessionRecord) -> CheckOutcome:
+    """Calls GetInfo once more, on a new connection."""
 
-    def other(one: Registration) -> Iterator[Judgement]:
-        before, now = one.introduction.info, one.again
+    def other(registration: RegistrationRecord) -> Iterator[CheckOutcome]:
+        before, now = registration.file.info, registration.again
         if before is None or now is None or now.answer is None:
             return
         if not now.answer.ok:
-            yield failed(_how(now.answer))
+            yield failed(_describe_call(now.answer))
         elif now.info != before:
-            yield failed(f"{_introduced(now.info)}; before: {_introduced(before)}")
+            yield failed(f"{_describe_info(now.info)}; before: {_describe_info(before)}")
 
-    return _over(seen, other, "the same answer")
-
-
-def _introduced(info: Info | None) -> str:
-    words = [info.type, info.name, info.endpoint, *info.versions] if info else ["nothing"]
-    return shorten(" ".join(words), SERVICES_SHOWN)
+    return _evaluate_files(session, other, "the same answer")
 
 
-def several(seen: Observed) -> Judgement:
-    """The endpoints are compared that the driver's sockets name."""
+def _describe_info(info: PluginInfo | None) -> str:
+    fields = [info.type, info.name, info.endpoint, *info.versions] if info else ["nothing"]
+    return shorten(" ".join(fields), SERVICES_SHOWN)
+
+
+def several(session: SessionRecord) -> CheckOutcome:
+    """Compares the endpoints that the driver's sockets name."""
     by_endpoint: dict[str, list[str]] = {}
-    for one in _all(seen):
-        if one.endpoint:
-            by_endpoint.setdefault(one.endpoint.path, []).append(_named(one))
+    for registration in _registrations(session):
+        if registration.endpoint:
+            by_endpoint.setdefault(registration.endpoint.path, []).append(_file_name(registration))
     for path, files in by_endpoint.items():
         if len(files) > 1:
             return failed(f"{listed(files)} all name {shorten(path, PATH_SHOWN)}")
     if len(by_endpoint) > 1:
         return warned(
-            f"{count(len(by_endpoint), 'endpoint')}, as in a rolling update: all are heard up to 1.37.1"
+            f"{count(len(by_endpoint), 'endpoint')}, as in a rolling update: kubelets up to 1.37.1 use all"
         )
     return passed(f"{count(len(by_endpoint), 'endpoint')}")
 
 
-def refused(seen: Observed) -> Judgement:
-    """With --refuse: NotifyRegistrationStatus with an error, then GetInfo, then it is registered."""
+def refused(session: SessionRecord) -> CheckOutcome:
+    """Calls NotifyRegistrationStatus with an error, GetInfo, then reports success; only with --refuse."""
 
-    def gone(one: Registration) -> Iterator[Judgement]:
-        if one.refused is None:
+    def ended(registration: RegistrationRecord) -> Iterator[CheckOutcome]:
+        if registration.refused is None:
             return
-        if not one.refused.info.ok:
-            yield failed(f"GetInfo after it: {_how(one.refused.info)}")
-        elif not one.refused.notified.ok:
-            yield failed(f"registering after it: {_how(one.refused.notified)}")
+        if not registration.refused.info.ok:
+            yield failed(f"GetInfo after the refusal: {_describe_call(registration.refused.info)}")
+        elif not registration.refused.notified.ok:
+            yield failed(f"registration after the refusal: {_describe_call(registration.refused.notified)}")
 
-    if not any(one.refused for one in _all(seen)):
-        return not_run("only with --refuse: some drivers end then")
-    return _over(seen, gone, "it can be registered afterwards")
+    if not any(registration.refused for registration in _registrations(session)):
+        return not_run("only with --refuse: some drivers exit then")
+    return _evaluate_files(session, ended, "it can be registered afterwards")

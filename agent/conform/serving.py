@@ -1,21 +1,31 @@
-"""Checks of the service itself: which versions there are, how soon they speak, and how they end."""
+"""Checks of the health service: its versions, the delay of its lists, and the end of its streams."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from typing import Final
 
-from agent.conform.observed import V1, V1ALPHA1, Observed, Stream, Watch
+from agent.conform.observed import V1, V1ALPHA1, SessionRecord, StreamRecord, VersionRecord
 from agent.conform.stream_queries import (
     differences,
-    is_ours,
+    ended_by_us,
+    evaluate_streams,
     known_at,
-    lists_of,
+    list_count,
     name_of,
-    over_streams,
-    tellings,
+    reports_by_device,
 )
-from agent.conform.verdicts import Judgement, count, failed, not_run, passed, said, seconds, warned, worst
+from agent.conform.verdicts import (
+    CheckOutcome,
+    count,
+    describe_status,
+    failed,
+    not_run,
+    passed,
+    seconds,
+    warned,
+    worst,
+)
 from agent.model.sockets import PATH_LIMIT
 
 SOON_S: Final = 1.0
@@ -23,145 +33,150 @@ LATE_S: Final = 5.0
 LISTS_PER_S: Final = 20
 
 
-def socket_path(seen: Observed) -> Judgement:
-    """The length of the service socket's absolute path is read."""
-    size = f"{seen.socket}: {count(seen.socket_size, 'byte')}"
-    if seen.socket_size > PATH_LIMIT:
+def socket_path(session: SessionRecord) -> CheckOutcome:
+    """Measures the absolute path of the service socket."""
+    size = f"{session.socket}: {count(session.socket_size, 'byte')}"
+    if session.socket_size > PATH_LIMIT:
         return failed(f"{size}, a socket's limit is {PATH_LIMIT}")
     return passed(size)
 
 
-def serves_v1(seen: Observed) -> Judgement:
-    """/v1.DRAResourceHealth/NodeWatchResources is opened."""
-    return _serves(seen.watch(V1), seen.watch(V1ALPHA1), warned)
+def serves_v1(session: SessionRecord) -> CheckOutcome:
+    """Opens /v1.DRAResourceHealth/NodeWatchResources."""
+    return _serves(session.version(V1), session.version(V1ALPHA1), warned)
 
 
-def serves_v1alpha1(seen: Observed) -> Judgement:
-    """/v1alpha1.DRAResourceHealth/NodeWatchResources is opened."""
-    return _serves(seen.watch(V1ALPHA1), seen.watch(V1), failed)
+def serves_v1alpha1(session: SessionRecord) -> CheckOutcome:
+    """Opens /v1alpha1.DRAResourceHealth/NodeWatchResources."""
+    return _serves(session.version(V1ALPHA1), session.version(V1), failed)
 
 
-def _serves(watch: Watch, other: Watch, missing: Callable[[str], Judgement]) -> Judgement:
-    if watch.told:
-        return passed(f"{count(lists_of(watch), 'list')} heard")
-    if not watch.unimplemented:
+def _serves(
+    version: VersionRecord, other: VersionRecord, missing: Callable[[str], CheckOutcome]
+) -> CheckOutcome:
+    if version.has_lists:
+        return passed(f"{count(list_count(version), 'list')} received")
+    if not version.unimplemented:
         return not_run("neither a list nor UNIMPLEMENTED: see health.unavailable and health.first_list")
     if other.unimplemented:
         return failed(f"UNIMPLEMENTED, and so is {other.version}")
     return missing(f"UNIMPLEMENTED; {other.version} is not")
 
 
-def unavailable(seen: Observed) -> Judgement:
-    """Each version is opened; where that ends without a list, again 5 s later, as the kubelet does."""
+def unavailable(session: SessionRecord) -> CheckOutcome:
+    """Opens each version; if the stream ends without a list, again 5 s later, as the kubelet does."""
     found = []
-    for watch in seen.watches:
-        refused = next((one.ended for one in watch.streams if _is_refused(one)), None)
+    for version in session.versions:
+        refused = next((stream.ended for stream in version.streams if _is_refused(stream)), None)
         if refused is None:
             continue
-        how = f"{watch.version}: {said(refused.status, refused.text)}"
-        first = next((one for stream in watch.streams for one in stream.lists), None)
+        status = f"{version.version}: {describe_status(refused.status, refused.text)}"
+        first = next((item for stream in version.streams for item in stream.lists), None)
         if first is not None:
-            found.append(warned(f"{how}; ready {seconds(first.at_s - refused.at_s)} later"))
+            found.append(warned(f"{status}; ready {seconds(first.at_s - refused.at_s)} later"))
         else:
-            found.append(failed(f"{how}; opened {count(len(watch.streams), 'time')}, never ready"))
-    return worst(found, passed("no stream was turned away"))
+            found.append(failed(f"{status}; opened {count(len(version.streams), 'time')}, never ready"))
+    return worst(found, passed("no stream was refused"))
 
 
-def _is_refused(stream: Stream) -> bool:
-    """Whether it ended before it said anything; not because there is none, and not by our side."""
+def _is_refused(stream: StreamRecord) -> bool:
+    """Return whether a stream ended before its first list, but not as UNIMPLEMENTED and not by our side."""
     end = stream.ended
     if end is None or stream.lists:
         return False
-    return not (end.status == "UNIMPLEMENTED" or stream.goaway or is_ours(end))
+    return not (end.status == "UNIMPLEMENTED" or stream.goaway or ended_by_us(end))
 
 
-def unknown_method(seen: Observed) -> Judgement:
-    """A method that the health service does not have is called, and a service that nobody has."""
+def unknown_method(session: SessionRecord) -> CheckOutcome:
+    """Calls a method that the health service does not have, and a service that does not exist."""
     found = [
-        warned(f"{answer.what}: {said(answer.status, answer.text)}")
-        for answer in seen.unknown
-        if answer.status != "UNIMPLEMENTED"
+        warned(f"{result.method}: {describe_status(result.status, result.text)}")
+        for result in session.unknown
+        if result.status != "UNIMPLEMENTED"
     ]
     return worst(found, passed("UNIMPLEMENTED"))
 
 
-def first_list(seen: Observed) -> Judgement:
-    """The time from opening a stream to its first list is measured."""
+def first_list(session: SessionRecord) -> CheckOutcome:
+    """Measures the time from opening a stream to its first list."""
     found = []
-    for watch in seen.watches:
-        told = next((one for one in watch.streams if one.lists), None)
-        silent = next((one for one in watch.streams if one.ended is None), None)
-        if told is not None:
-            took_s = told.lists[0].at_s - told.opened_s
-            judge = failed if took_s > LATE_S else warned if took_s > SOON_S else passed
-            found.append(judge(f"{watch.version}: after {seconds(took_s)}"))
-        elif silent is not None:
-            found.append(failed(f"{watch.version}: none in {seconds(silent.closed_s - silent.opened_s)}"))
+    for version in session.versions:
+        with_lists = next((stream for stream in version.streams if stream.lists), None)
+        without_end = next((stream for stream in version.streams if stream.ended is None), None)
+        if with_lists is not None:
+            delay_s = with_lists.lists[0].at_s - with_lists.opened_s
+            outcome = failed if delay_s > LATE_S else warned if delay_s > SOON_S else passed
+            found.append(outcome(f"{version.version}: after {seconds(delay_s)}"))
+        elif without_end is not None:
+            waited_s = without_end.closed_s - without_end.opened_s
+            found.append(failed(f"{version.version}: none in {seconds(waited_s)}"))
     return worst(found, not_run("no stream stayed open: see health.unavailable and health.size"))
 
 
-def whole(seen: Observed) -> Judgement:
-    """Devices are looked for that are told of for the first time over 1 s after the first list."""
+def whole(session: SessionRecord) -> CheckOutcome:
+    """Searches for devices that first appear more than 1 s after the first list."""
 
-    def late(stream: Stream) -> Iterator[Judgement]:
+    def late(stream: StreamRecord) -> Iterator[CheckOutcome]:
         began_s = stream.lists[0].at_s
-        for key, told in tellings(stream).items():
-            after_s = told[0][0] - began_s
-            if after_s > SOON_S:
-                yield warned(f"{name_of(key)}: {seconds(after_s)} after the first list")
+        for key, reports in reports_by_device(stream).items():
+            delay_s = reports[0][0] - began_s
+            if delay_s > SOON_S:
+                yield warned(f"{name_of(key)}: {seconds(delay_s)} after the first list")
 
-    known = known_at(seen.main.streams, seen.window_s)
-    return over_streams(seen, late, passed(f"{count(len(known), 'device')} at once"))
+    known = known_at(session.main.streams, session.window_s)
+    return evaluate_streams(session, late, passed(f"{count(len(known), 'device')} at once"))
 
 
-def ends(seen: Observed) -> Judgement:
-    """It is waited for streams to end by themselves once they have told something."""
-    told = [(watch, one) for watch in seen.watches for one in watch.streams if one.lists]
+def ends(session: SessionRecord) -> CheckOutcome:
+    """Waits for the server to end a stream after its first list."""
+    with_lists = [
+        (version, stream) for version in session.versions for stream in version.streams if stream.lists
+    ]
     found = [
         failed(
-            f"{watch.version}: {said(one.ended.status, one.ended.text)}, "
-            f"after {seconds(one.ended.at_s - one.opened_s)}"
+            f"{version.version}: {describe_status(stream.ended.status, stream.ended.text)}, "
+            f"after {seconds(stream.ended.at_s - stream.opened_s)}"
         )
-        for watch, one in told
-        if one.ended and not one.goaway and not is_ours(one.ended)
+        for version, stream in with_lists
+        if stream.ended and not stream.goaway and not ended_by_us(stream.ended)
     ]
-    if found or any(one.ended is None for _, one in told):
-        longest_s = max(one.closed_s - one.opened_s for _, one in told)
+    if found or any(stream.ended is None for _, stream in with_lists):
+        longest_s = max(stream.closed_s - stream.opened_s for _, stream in with_lists)
         return worst(found, passed(f"open for {seconds(longest_s)}"))
-    return not_run("something else ended them: see health.goaway, health.size and health.rate")
+    return not_run("something else ended the streams: see health.goaway, health.size and health.rate")
 
 
-def goaway(seen: Observed) -> Judgement:
-    """HTTP/2 GOAWAY is looked for on every connection with a stream, and whether that ended the stream."""
-    found = [
-        (failed if one.ended else warned)(
-            f"{said('GOAWAY', one.goaway)}, on a connection of {seconds(one.closed_s - one.opened_s)}; "
-            f"{'its stream ended' if one.ended else 'its stream went on'}"
-        )
-        for one in seen.streams
-        if one.goaway
-    ]
-    return worst(found, passed(f"none on {count(len(seen.streams), 'stream')}"))
+def goaway(session: SessionRecord) -> CheckOutcome:
+    """Searches for HTTP/2 GOAWAY on every connection with a stream, and for streams that it ended."""
+    found = []
+    for stream in session.streams:
+        if stream.goaway:
+            lasted = seconds(stream.closed_s - stream.opened_s)
+            outcome = failed if stream.ended else warned
+            effect = "its stream ended" if stream.ended else "its stream continued"
+            status = describe_status("GOAWAY", stream.goaway)
+            found.append(outcome(f"{status}, on a connection of {lasted}; {effect}"))
+    return worst(found, passed(f"none on {count(len(session.streams), 'stream')}"))
 
 
-def rate(seen: Observed) -> Judgement:
-    """The lists of a stream are counted."""
+def rate(session: SessionRecord) -> CheckOutcome:
+    """Counts the lists of each stream."""
 
-    def fast(stream: Stream) -> Iterator[Judgement]:
+    def fast(stream: StreamRecord) -> Iterator[CheckOutcome]:
         lasted_s = max(stream.closed_s - stream.opened_s, SOON_S)
         number = f"{count(len(stream.lists), 'list')} in {seconds(lasted_s)}"
         if stream.ended and stream.ended.flooded:
-            yield failed(f"{number}, more than are remembered here")
+            yield failed(f"{number}, more than drahealth records")
         elif len(stream.lists) / lasted_s > LISTS_PER_S:
             yield warned(number)
 
-    lists = count(lists_of(seen.main), "list")
-    return over_streams(seen, fast, passed(f"{lists} in {seconds(seen.window_s)}"))
+    lists = count(list_count(session.main), "list")
+    return evaluate_streams(session, fast, passed(f"{lists} in {seconds(session.window_s)}"))
 
 
-def versions_agree(seen: Observed) -> Judgement:
-    """What v1 and v1alpha1 have told of each device when the listening ends is compared."""
-    one, other = seen.watch(V1).streams, seen.watch(V1ALPHA1).streams
-    end_s = min(one[-1].closed_s, other[-1].closed_s)
-    known = count(len(known_at(one, end_s)), "device")
-    return worst(differences(one, other, end_s, V1, V1ALPHA1), passed(f"{known} alike"))
+def versions_agree(session: SessionRecord) -> CheckOutcome:
+    """Compares the last reports of v1 and v1alpha1 on each device."""
+    first, second = session.version(V1).streams, session.version(V1ALPHA1).streams
+    end_s = min(first[-1].closed_s, second[-1].closed_s)
+    known = count(len(known_at(first, end_s)), "device")
+    return worst(differences(first, second, end_s, V1, V1ALPHA1), passed(f"{known} alike"))

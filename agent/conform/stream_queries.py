@@ -1,4 +1,4 @@
-"""What was told, and when: the questions that several checks ask of streams."""
+"""Queries over the recorded streams that several checks share."""
 
 from __future__ import annotations
 
@@ -6,127 +6,147 @@ from collections.abc import Callable, Iterable, Iterator
 from itertools import pairwise
 from typing import Final
 
-from agent.conform.observed import Device, Key, Observed, Stream, StreamEnd, Watch
-from agent.conform.verdicts import Judgement, failed, spell, warned, worst
+from agent.conform.observed import (
+    DeviceEntry,
+    RawDeviceKey,
+    SessionRecord,
+    StreamEnd,
+    StreamRecord,
+    VersionRecord,
+)
+from agent.conform.verdicts import CheckOutcome, escape_bytes, failed, warned, worst
 
 DEFAULT_LEASE_S: Final = 30
-"""The kubelet's, for a device whose lease is 0 or negative [s]."""
+"""Lease that the kubelet gives a device whose lease is 0 or negative [s]."""
 OVERFLOW_S: Final = 9_223_372_036
-"""The longest lease that the kubelet's nanoseconds hold [s]."""
-JUST_S: Final = 1.0
-"""What changed so shortly before need not be known to everybody yet [s]."""
+"""Longest lease that the kubelet's nanoseconds hold [s]."""
+PROPAGATION_S: Final = 1.0
+"""Time that a change may take to reach every stream [s]."""
 
 NAMES_LIMIT: Final = 60
-"""Of a pool, and of a name, as it is shown [characters]."""
+"""Length at which a pool and a name are cut for display [characters]."""
 
-Telling = tuple[float, Device]
-"""When a device was told, and what."""
+TimedEntry = tuple[float, DeviceEntry]
+"""Time of a report on a device, and its entry."""
 
 
-def name_of(key: Key) -> str:
-    """A device as ``pool/name``."""
-    pool, name = (spell(part, NAMES_LIMIT) or "(empty)" for part in key)
+def name_of(key: RawDeviceKey) -> str:
+    """Format a device as ``pool/name``."""
+    pool, name = (escape_bytes(part, NAMES_LIMIT) or "(empty)" for part in key)
     return f"{pool}/{name}"
 
 
-def lease_of(device: Device) -> float:
-    """How long the kubelet believes it [s]; one that overflows has ended at once."""
+def lease_of(device: DeviceEntry) -> float:
+    """Return how long the kubelet believes an entry [s]; a lease that overflows has ended at once."""
     if device.lease_s > OVERFLOW_S:
         return 0.0
     return device.lease_s if device.lease_s > 0 else DEFAULT_LEASE_S
 
 
-def tellings(stream: Stream) -> dict[Key, list[Telling]]:
-    """Each device's, in order; of several in one list the last, as the kubelet takes it."""
-    found: dict[Key, list[Telling]] = {}
-    for one in stream.lists:
-        for key, device in {device.key: device for device in one.devices}.items():
-            found.setdefault(key, []).append((one.at_s, device))
+def reports_by_device(stream: StreamRecord) -> dict[RawDeviceKey, list[TimedEntry]]:
+    """Return the reports on each device in order; of several entries in one list the last counts."""
+    found: dict[RawDeviceKey, list[TimedEntry]] = {}
+    for item in stream.lists:
+        for key, device in {device.key: device for device in item.devices}.items():
+            found.setdefault(key, []).append((item.at_s, device))
     return found
 
 
-def steps(stream: Stream) -> Iterator[tuple[Key, Telling, Telling]]:
-    """Every two tellings of a device that follow each other."""
-    for key, told in tellings(stream).items():
-        for before, after in pairwise(told):
+def consecutive_reports(stream: StreamRecord) -> Iterator[tuple[RawDeviceKey, TimedEntry, TimedEntry]]:
+    """Yield each pair of consecutive reports on a device."""
+    for key, reports in reports_by_device(stream).items():
+        for before, after in pairwise(reports):
             yield key, before, after
 
 
-def entries(stream: Stream) -> Iterator[Device]:
-    """All that was told, each thing once, in the order of its first time."""
-    yield from dict.fromkeys(device for one in stream.lists for device in one.devices)
+def distinct_entries(stream: StreamRecord) -> Iterator[DeviceEntry]:
+    """Yield each different entry once, in the order of its first report."""
+    yield from dict.fromkeys(device for item in stream.lists for device in item.devices)
 
 
-def known_at(streams: Iterable[Stream], at_s: float) -> dict[Key, Telling]:
-    """The last word on each device, up to then."""
-    known: dict[Key, Telling] = {}
+def known_at(streams: Iterable[StreamRecord], at_s: float) -> dict[RawDeviceKey, TimedEntry]:
+    """Return the last report on each device up to a time."""
+    known: dict[RawDeviceKey, TimedEntry] = {}
     for stream in streams:
-        for one in stream.lists:
-            if one.at_s <= at_s:
-                known |= {device.key: (one.at_s, device) for device in one.devices}
+        for item in stream.lists:
+            if item.at_s <= at_s:
+                known |= {device.key: (item.at_s, device) for device in item.devices}
     return known
 
 
-def lists_of(watch: Watch) -> int:
-    """How many lists were heard."""
-    return sum(len(stream.lists) for stream in watch.streams)
+def list_count(version: VersionRecord) -> int:
+    """Return the number of lists received in all streams of a version."""
+    return sum(len(stream.lists) for stream in version.streams)
 
 
-def is_ours(end: StreamEnd) -> bool:
-    """Whether our side ended it."""
+def ended_by_us(end: StreamEnd) -> bool:
+    """Return whether our side ended the stream."""
     return bool(end.too_large or end.flooded)
 
 
-def over_streams(
-    seen: Observed, judge: Callable[[Stream], Iterable[Judgement]], otherwise: Judgement
-) -> Judgement:
-    """What is found in the streams of the version that 1.37 hears; if that is nothing, in the other's."""
-    found = [one for stream in seen.main.streams if stream.lists for one in judge(stream)]
+def evaluate_streams(
+    session: SessionRecord,
+    evaluate: Callable[[StreamRecord], Iterable[CheckOutcome]],
+    otherwise: CheckOutcome,
+) -> CheckOutcome:
+    """Evaluate the streams of the version that kubelet 1.37 uses; without findings, those of the other."""
+    found = [outcome for stream in session.main.streams if stream.lists for outcome in evaluate(stream)]
     if found:
         return worst(found, otherwise)
-    other = seen.other
-    found = [one for stream in other.streams if stream.lists for one in judge(stream)]
-    return worst((one._replace(saw=f"{other.version}: {one.saw}") for one in found), otherwise)
+    second = session.other
+    found = [outcome for stream in second.streams if stream.lists for outcome in evaluate(stream)]
+    return worst(
+        (outcome._replace(observation=f"{second.version}: {outcome.observation}") for outcome in found),
+        otherwise,
+    )
 
 
 def differences(
-    one: Iterable[Stream], other: Iterable[Stream], at_s: float, its: str, theirs: str
-) -> Iterator[Judgement]:
-    """What two were told differently up to then; without what changed just before.
+    first: Iterable[StreamRecord],
+    second: Iterable[StreamRecord],
+    at_s: float,
+    first_name: str,
+    second_name: str,
+) -> Iterator[CheckOutcome]:
+    """Yield how the reports of two groups of streams differ, without devices that changed just before.
 
     Args:
-        one: The streams of the first.
-        other: Those of the second.
-        at_s: The moment.
-        its: What the first is called.
-        theirs: What the second is called.
+        first: First group of streams.
+        second: Second group of streams.
+        at_s: Time up to which reports count.
+        first_name: Name of the first group in observations.
+        second_name: Name of the second group.
     """
-    one, other = list(one), list(other)
-    known, known_too = known_at(one, at_s), known_at(other, at_s)
-    just = changed_since(one, at_s - JUST_S, at_s) | changed_since(other, at_s - JUST_S, at_s)
-    for key in sorted((known.keys() | known_too.keys()) - just):
-        if key not in known or key not in known_too:
-            yield failed(f"{name_of(key)}: {its if key in known else theirs} only")
+    first, second = list(first), list(second)
+    known_first, known_second = known_at(first, at_s), known_at(second, at_s)
+    since_s = at_s - PROPAGATION_S
+    recent = changed_since(first, since_s, at_s) | changed_since(second, since_s, at_s)
+    for key in sorted((known_first.keys() | known_second.keys()) - recent):
+        if key not in known_first or key not in known_second:
+            yield failed(f"{name_of(key)}: {first_name if key in known_first else second_name} only")
             continue
-        mine, yours = known[key][1], known_too[key][1]
-        if mine.health != yours.health:
-            yield failed(f"{name_of(key)}: health {mine.health} for {its}, {yours.health} for {theirs}")
-        elif mine.message != yours.message:
-            yield warned(f"{name_of(key)}: one message for {its}, another for {theirs}")
+        entry, other = known_first[key][1], known_second[key][1]
+        if entry.health != other.health:
+            yield failed(
+                f"{name_of(key)}: health {entry.health} for {first_name}, {other.health} for {second_name}"
+            )
+        elif entry.message != other.message:
+            yield warned(f"{name_of(key)}: one message for {first_name}, another for {second_name}")
 
 
-def changed_since(streams: Iterable[Stream], since_s: float, at_s: float) -> set[Key]:
-    """The devices of which something new was said after ``since_s``, up to ``at_s``. That a stream begins is
-    nothing new.
+def changed_since(streams: Iterable[StreamRecord], since_s: float, at_s: float) -> set[RawDeviceKey]:
+    """Return the devices whose verdict changed after `since_s`, up to `at_s`.
+
+    The first list of a stream is not a change.
     """
-    said: dict[Key, tuple[int, bytes]] = {}
-    changed: set[Key] = set()
+    last: dict[RawDeviceKey, tuple[int, bytes]] = {}
+    changed: set[RawDeviceKey] = set()
     for stream in streams:
-        for number, one in enumerate(stream.lists):
-            for device in one.devices:
-                words = (device.health, device.message)
-                is_new = said.get(device.key, words if number == 0 else None) != words
-                if is_new and since_s < one.at_s <= at_s:
+        for index, item in enumerate(stream.lists):
+            for device in item.devices:
+                verdict = (device.health, device.message)
+                is_new = last.get(device.key, verdict if index == 0 else None) != verdict
+                if is_new and since_s < item.at_s <= at_s:
                     changed.add(device.key)
-                said[device.key] = words
+                last[device.key] = verdict
     return changed

@@ -1,6 +1,6 @@
-"""The checks: for each its code, what the kubelet does that makes it matter, and what to do.
+"""Table of the checks: code, property of a good driver, effect on the kubelet, advice.
 
-Numbers such as 1.36 are releases of the kubelet; without one, all from 1.34 to 1.37 are meant.
+Numbers such as 1.36 are releases of the kubelet; a text without a release applies to 1.34 to 1.37.
 """
 
 from __future__ import annotations
@@ -8,365 +8,433 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final, NamedTuple
 
-from agent.conform import contents, kubelets, leases, needs, registering, serving
-from agent.conform.observed import Observed
-from agent.conform.verdicts import Judgement
+from agent.conform import contents, kubelets, registering, serving
+from agent.conform.observed import V1, V1ALPHA1, SessionRecord
+from agent.conform.verdicts import CheckOutcome, CheckVerdict, not_run
+
+# --- prerequisites ------------------------------------------------------------------------------------------
 
 
-class Check(NamedTuple):
-    """One row."""
+def need_socket(session: SessionRecord) -> str:
+    """Return why no service socket is known; empty: one is known."""
+    return "" if session.socket else "no service socket is known: see registration.get_info"
+
+
+def need_connection(session: SessionRecord) -> str:
+    """Return why the service socket accepted no connection; empty: it accepted one."""
+    return need_socket(session) or ("" if session.versions else "the service socket takes no connection")
+
+
+def need_list(session: SessionRecord) -> str:
+    """Return why no health list of any version was received; empty: one was."""
+    return need_connection(session) or ("" if session.main.has_lists else "no list was received")
+
+
+def need_both_versions(session: SessionRecord) -> str:
+    """Return which versions sent no health list; empty: both did."""
+    silent = [version for version in (V1, V1ALPHA1) if not session.version(version).has_lists]
+    missing = f"no list was received of {' and '.join(silent)}" if silent else ""
+    return need_connection(session) or missing
+
+
+def need_directory(session: SessionRecord) -> str:
+    """Return why no directory of registration sockets was searched; empty: one was."""
+    return "" if session.directory else "registration is tested with --plugin-dir only"
+
+
+def need_info(session: SessionRecord) -> str:
+    """Return why no driver answered GetInfo; empty: one did."""
+    if session.directory and any(record.file.info for record in session.directory.registrations):
+        return ""
+    return need_directory(session) or "no socket has answered GetInfo"
+
+
+def need_info_and_connection(session: SessionRecord) -> str:
+    """Return why GetInfo or the connection to the service socket failed; empty: both succeeded."""
+    return need_info(session) or need_connection(session)
+
+
+# --- checks -------------------------------------------------------------------------------------------------
+
+
+class ConformCheck(NamedTuple):
+    """Check of the table."""
 
     code: str
     title: str
-    """What holds of a good driver."""
+    """Property of a good driver."""
     why: str
-    """What a kubelet does if it does not hold."""
+    """Effect on a kubelet if the driver lacks the property."""
     advice: str
-    judge: Callable[[Observed], Judgement]
-    need: Callable[[Observed], str]
-    """What is missing to judge, in words; empty: nothing."""
+    evaluate: Callable[[SessionRecord], CheckOutcome]
+    find_missing: Callable[[SessionRecord], str]
+    """Returns what is missing to evaluate the check; empty: nothing."""
 
     @property
-    def looks(self) -> str:
-        """What is looked at, in the words of its judge."""
-        return " ".join((self.judge.__doc__ or "").split())
+    def method(self) -> str:
+        """Description of how it is checked, from the docstring of `evaluate`."""
+        return " ".join((self.evaluate.__doc__ or "").split())
+
+
+class CheckResult(NamedTuple):
+    """Check with its verdict and observation."""
+
+    check: ConformCheck
+    verdict: CheckVerdict
+    observation: str
+
+
+def run_checks(session: SessionRecord) -> tuple[CheckResult, ...]:
+    """Return one result for each check, in the order of the table."""
+    results = []
+    for check in CHECKS:
+        missing = check.find_missing(session)
+        outcome = not_run(missing) if missing else check.evaluate(session)
+        results.append(CheckResult(check, outcome.verdict, outcome.observation))
+    return tuple(results)
 
 
 CHECKS: Final = (
-    Check(
+    ConformCheck(
         "socket.path",
         "the path of the service socket is at most 107 bytes",
-        "The kernel takes no longer path for a unix socket: the kubelet could never connect.",
-        "shorten the directory, or hash what makes the name long",
+        "The kernel accepts no longer path for a unix socket: the kubelet can never connect.",
+        "shorten the directory, or replace the long part of the name by a hash",
         serving.socket_path,
-        needs.socket,
+        need_socket,
     ),
-    Check(
+    ConformCheck(
         "health.v1",
-        "the health service is there in v1",
-        "Kubelets from 1.37 call v1 if it is advertised. Else they call v1alpha1, which is to go in 1.40.",
-        "serve v1.DRAResourceHealth, too: the messages are the same bytes",
+        "v1 of the health service exists",
+        "Kubelets from 1.37 call v1 if it is advertised. Else they call v1alpha1, which will be removed in "
+        "1.40.",
+        "also serve v1.DRAResourceHealth: the messages are the same bytes",
         serving.serves_v1,
-        needs.connected,
+        need_connection,
     ),
-    Check(
+    ConformCheck(
         "health.v1alpha1",
-        "the health service is there in v1alpha1",
-        "Kubelets 1.34 to 1.36 call only this one. They hear nothing, ask again every 5 s for ever, and "
+        "v1alpha1 of the health service exists",
+        "Kubelets 1.34 to 1.36 call only v1alpha1. They receive nothing, retry every 5 s without end, and "
         "log an error each time.",
-        "serve v1alpha1.DRAResourceHealth, too: the messages are the same bytes",
+        "also serve v1alpha1.DRAResourceHealth: the messages are the same bytes",
         serving.serves_v1alpha1,
-        needs.connected,
+        need_connection,
     ),
-    Check(
+    ConformCheck(
         "health.unavailable",
         "a stream can be opened at once",
         "The kubelet opens the stream again 5 s after any end but UNIMPLEMENTED, with which 1.37 gives up. "
         "Meanwhile every device is Unknown.",
-        "serve before the registration socket is there; UNAVAILABLE while it is not ready, never "
+        "serve before the registration socket exists; answer UNAVAILABLE while not ready, never "
         "UNIMPLEMENTED",
         serving.unavailable,
-        needs.connected,
+        need_connection,
     ),
-    Check(
+    ConformCheck(
         "health.unknown_method",
-        "what does not exist is UNIMPLEMENTED",
-        "Kubelet 1.37 stops asking for a health service on this status alone; any other is retried every 5 "
-        "s.",
-        "let the gRPC library answer what it does not know",
+        "a method that does not exist is UNIMPLEMENTED",
+        "Kubelet 1.37 stops calling a health service on this status alone; it retries on any other every "
+        "5 s.",
+        "let the gRPC library answer unknown methods",
         serving.unknown_method,
-        needs.connected,
+        need_connection,
     ),
-    Check(
+    ConformCheck(
         "health.first_list",
         "the first list comes within 1 s",
-        "The kubelet knows of no device until then: pods that start show Unknown.",
-        "send what is known as soon as the stream is open, Unknown for what is not",
+        "The kubelet knows no device until then: pods that start show Unknown.",
+        "send all devices as soon as the stream is open, Unknown for those without a verdict",
         serving.first_list,
-        needs.connected,
+        need_connection,
     ),
-    Check(
+    ConformCheck(
         "health.whole",
-        "all devices are told of within 1 s of the first list",
-        "A device that was never told of is Unknown in the pod's status, as if it were not watched. 1.37 "
-        "remembers 16,384 devices of a driver, and ignores what else it is told of.",
-        "begin each stream with every device there is",
+        "all devices are reported within 1 s of the first list",
+        "A device that was never reported is Unknown in the pod's status, as if it had no health. 1.37 "
+        "remembers 16,384 devices of a driver, and ignores all others.",
+        "begin each stream with all devices",
         serving.whole,
-        needs.heard,
+        need_list,
     ),
-    Check(
+    ConformCheck(
         "health.heartbeat",
-        "each device is told of again before its lease ends, best at a third of it",
-        "A lease counts from receipt. Once it ends the device reads Unknown. Pods are told at their next "
-        "sync, or when a list leaves the device out; by a late list that says the same as before, never.",
-        "send every device again at a third of its lease, as long as it is really looked at",
-        leases.heartbeat,
-        needs.heard,
+        "each device is reported again before its lease ends, best at a third of the lease",
+        "A lease counts from receipt. Once it ends the device is Unknown. Pods show that at their next "
+        "sync, or when a list leaves the device out; never after a late list with the same verdict.",
+        "send every device again at a third of its lease, as long as it is really checked",
+        contents.heartbeat,
+        need_list,
     ),
-    Check(
+    ConformCheck(
         "health.lease",
         "leases are 0, or 3 s to a day",
-        "0 is the kubelet's 30 s, and so is a negative one. The kubelet counts nanoseconds in 64 bits: above "
-        "9,223,372,036 s they overflow, and of a lease below zero the device is Unknown for ever. 1.34 "
+        "0 or less means the kubelet's default of 30 s. The kubelet counts nanoseconds in 64 bits: above "
+        "9,223,372,036 s they overflow to a lease below zero, and the device is Unknown for good. 1.34 "
         "ignores leases: 30 s.",
-        "three times the heartbeat, at least 30 s",
-        leases.lease,
-        needs.heard,
+        "use three times the heartbeat, at least 30 s",
+        contents.lease,
+        need_list,
     ),
-    Check(
+    ConformCheck(
         "health.lease.stable",
-        "a device's lease stays as it is",
+        "a device's lease does not change",
         "From 1.35 on, a lease that differs is a change: the state file is written and every pod with the "
         "device is synced, at each list.",
         "send the same lease each time",
-        leases.stable_lease,
-        needs.heard,
+        contents.stable_lease,
+        need_list,
     ),
-    Check(
+    ConformCheck(
         "health.text.stable",
         "a message changes with the health, not by itself",
         "From 1.36 on, a message that differs is a change: the state file is written and every pod with the"
         " device is synced, at each list.",
         "keep temperatures, counts and ages out of the message",
         contents.stable_text,
-        needs.heard,
+        need_list,
     ),
-    Check(
+    ConformCheck(
         "health.message.size",
         "a message is at most 1,024 bytes",
-        "The kubelet (1.36 on) keeps the first 1,021 bytes and adds three dots. Of a character that is cut "
-        "in two each byte becomes three, U+FFFD; that is too long, and the API server refuses the pod's "
-        "whole status.",
-        "cut it yourself, between two characters",
+        "The kubelet (1.36 on) keeps the first 1,021 bytes and adds three dots. If the cut splits a "
+        "character, "
+        "each of its bytes becomes three, U+FFFD: the message is too long, and the API server refuses the "
+        "pod's whole status.",
+        "cut longer messages between two characters",
         contents.message_size,
-        needs.heard,
+        need_list,
     ),
-    Check(
+    ConformCheck(
         "health.utf8",
         "every string is UTF-8",
-        "grpc-go cannot decode the list: the stream ends, the health of all the driver's devices is "
-        "forgotten, and so again every 5 s.",
-        "replace what is no UTF-8 before it is sent",
+        "grpc-go cannot decode the list: the stream ends, the kubelet forgets the health of all "
+        "the driver's devices, and again every 5 s.",
+        "replace bytes that are not UTF-8 before sending",
         contents.utf8,
-        needs.heard,
+        need_list,
     ),
-    Check(
+    ConformCheck(
         "health.decode",
         "every list is a NodeWatchResourcesResponse",
-        "The kubelet cannot decode it: the stream ends, the health of all the driver's devices is "
-        "forgotten, and so again every 5 s.",
+        "The kubelet cannot decode it: the stream ends, the kubelet forgets the health of all "
+        "the driver's devices, and again every 5 s.",
         "use the kubelet's proto files",
         contents.decode,
-        needs.heard,
+        need_list,
     ),
-    Check(
+    ConformCheck(
         "health.size",
         "a list is at most 1 MiB",
-        "The kubelet reads no message above 4 MiB: the stream ends with RESOURCE_EXHAUSTED, the health of "
-        "all devices is forgotten, and so again every 5 s.",
-        "split it: a list may have some of the devices, the others keep what was said of them",
+        "The kubelet reads no message above 4 MiB: the stream ends with RESOURCE_EXHAUSTED, and the kubelet "
+        "forgets the "
+        "health of all devices, and again every 5 s.",
+        "split it: a list may have some of the devices, the others keep their last verdict",
         contents.size,
-        needs.connected,
+        need_connection,
     ),
-    Check(
+    ConformCheck(
         "health.rate",
         "there are at most 20 lists in a second",
-        "The kubelet compares each list with all it knows, and writes its state file for each that changes "
-        "something. Its queue for pods holds 100 such lists; what does not fit in is lost.",
-        "gather what changes within 100 ms, and send it together",
+        "The kubelet compares each list with all devices it knows, and writes its state file for each "
+        "change. "
+        "Its queue for pods holds 100 such lists; more are lost.",
+        "collect the changes of 100 ms, and send them together",
         serving.rate,
-        needs.heard,
+        need_list,
     ),
-    Check(
+    ConformCheck(
         "health.duplicates",
         "a list has each device once",
-        "The last one counts, but each that differs from the one before is a change: state file and pod "
-        "syncs at every list.",
-        "one entry for each pool and name",
+        "The last entry counts, but each entry that differs from the one before is a change: the state file "
+        "is written and pods are synced at every list.",
+        "send one entry for each pool and name",
         contents.duplicates,
-        needs.heard,
+        need_list,
     ),
-    Check(
+    ConformCheck(
         "health.names",
         "each entry has a pool and a device as the ResourceSlice names them",
-        "The kubelet checks nothing: an entry whose names are not exactly those that prepare returned is "
-        "about no device.",
+        "The kubelet does not check names: an entry whose names are not exactly those that prepare returned "
+        "matches no device.",
         "take the names from the same table as the ResourceSlice",
-        contents.names,
-        needs.heard,
+        contents.check_device_names,
+        need_list,
     ),
-    Check(
+    ConformCheck(
         "health.enum",
         "the health is 0, 1 or 2",
-        "The kubelet takes any other number for Unknown.",
+        "The kubelet treats any other number as Unknown.",
         "send 0 (Unknown), 1 (Healthy) or 2 (Unhealthy)",
         contents.enum,
-        needs.heard,
+        need_list,
     ),
-    Check(
+    ConformCheck(
         "health.time",
         "last_updated_time is Unix time in seconds",
-        "The kubelet puts its own time there; people and other readers of the stream take it as it is.",
-        "send the time of the last look, in whole seconds",
+        "The kubelet replaces it by its own time; operators and other readers of the stream use it "
+        "unchanged.",
+        "send the time of the last check, in whole seconds",
         contents.time,
-        needs.heard,
+        need_list,
     ),
-    Check(
+    ConformCheck(
         "health.ends",
         "a stream stays open",
-        "Whatever the status, OK too: the kubelet forgets the health of all the driver's devices, and asks "
-        "again 5 s later. Pods are not told.",
-        "return from the handler only when the kubelet has gone",
+        "After any status, also OK, the kubelet forgets the health of all the driver's devices, and retries "
+        "5 s later. Pods are not updated.",
+        "return from the handler only when the kubelet has disconnected",
         serving.ends,
-        needs.heard,
+        need_list,
     ),
-    Check(
+    ConformCheck(
         "health.goaway",
         "the server closes no connection by itself",
-        "grpc-go connects anew, and keeps the open stream until the server's grace is over. With it goes the "
-        "health of all devices, at each of the server's turns.",
-        "no MaxConnectionAge and no MaxConnectionIdle on this server",
+        "grpc-go opens a new connection, and keeps the open stream until the server's grace period ends. "
+        "Then "
+        "the kubelet forgets the health of all devices, at every GOAWAY.",
+        "set no MaxConnectionAge and no MaxConnectionIdle on this server",
         serving.goaway,
-        needs.connected,
+        need_connection,
     ),
-    Check(
+    ConformCheck(
         "health.versions_agree",
-        "v1 and v1alpha1 tell the same",
-        "Which one is heard depends on the kubelet's release alone.",
+        "v1 and v1alpha1 report the same",
+        "Only the kubelet's release decides which version it uses.",
         "serve both from one implementation",
         serving.versions_agree,
-        needs.both,
+        need_both_versions,
     ),
-    Check(
+    ConformCheck(
         "health.reconnect",
-        "a stream that is opened again begins with everything",
-        "The kubelet has forgotten all it knew when the stream before ended, and opens the next on the same"
-        " connection or, after a restart, on a new one.",
-        "keep what was sent for each stream, not for the process",
+        "a stream that is opened again begins with all devices",
+        "The kubelet forgot all devices when the stream before ended, and opens the next on the same "
+        "connection or, after a restart, on a new one.",
+        "remember what was sent for each stream, not for the process",
         kubelets.reconnect,
-        needs.heard,
+        need_list,
     ),
-    Check(
+    ConformCheck(
         "health.two_kubelets",
-        "two kubelets hear the same, and one that leaves takes nothing with it",
-        "A kubelet that restarts connects before the old connection is noticed to be dead.",
-        "give each stream its own state; end one by its own context alone",
+        "two kubelets receive the same, and the end of one does not affect the other",
+        "A kubelet that restarts connects before the driver notices the end of the old connection.",
+        "give each stream its own state and its own context",
         kubelets.two_kubelets,
-        needs.heard,
+        need_list,
     ),
-    Check(
+    ConformCheck(
         "health.stopped_reader",
-        "a reader that stops delays nobody, and hears the newest when it reads again",
-        "A kubelet under load reads late: what is queued for it is old, and whoever waits for it tells "
-        "nobody.",
-        "for each stream keep the newest list only, and send it from a task of its own",
+        "a reader that stops does not delay other streams, and receives the newest list when it resumes",
+        "A kubelet under load reads late: queued lists are old, and a driver that waits for it delays all "
+        "other streams.",
+        "keep only the newest list for each stream, and send it in its own task",
         kubelets.stopped_reader,
-        needs.heard,
+        need_list,
     ),
-    Check(
+    ConformCheck(
         "registration.socket",
         "the registration socket can be found",
-        "The kubelet looks at every socket below plugins_registry whose name does not begin with a dot; "
-        "everything else it passes over.",
+        "The kubelet uses every socket below plugins_registry whose name does not begin with a dot, and "
+        "ignores all other files.",
         "name it <driver>-reg.sock, or <driver>-<pod uid>-reg.sock for rolling updates",
         registering.socket,
-        needs.directory,
+        need_directory,
     ),
-    Check(
+    ConformCheck(
         "registration.get_info",
         "GetInfo is answered within 1 s",
-        "The kubelet gives up after 1 s, and tries again with growing pauses: the driver is not registered "
+        "The kubelet gives up after 1 s, and retries with growing pauses: the driver is not registered "
         "meanwhile.",
         "answer from memory",
         registering.get_info,
-        needs.directory,
+        need_directory,
     ),
-    Check(
+    ConformCheck(
         "registration.type",
         "the type is DRAPlugin",
-        "The kubelet takes the plugin for what it says it is, CSIPlugin and DevicePlugin too, and refuses a "
-        "type without a handler.",
+        "The kubelet handles a plugin by this type, also as CSIPlugin or DevicePlugin, and refuses a type "
+        "without a handler.",
         "send DRAPlugin",
-        registering.kind,
-        needs.introduced,
+        registering.plugin_type,
+        need_info,
     ),
-    Check(
+    ConformCheck(
         "registration.name",
         "the driver's name is a DNS subdomain of at most 63 bytes",
-        "Kubelets after 1.37 refuse others; the API server takes no ResourceSlice of such a driver. Both "
-        "take upper case, as it is: GPU.example.com is another driver than gpu.example.com.",
-        "a domain of yours in lower case, such as gpu.example.com",
+        "Kubelets after 1.37 refuse other names; the API server refuses a ResourceSlice of such a driver. "
+        "Both distinguish upper and lower case: GPU.example.com is another driver than gpu.example.com.",
+        "use your own domain in lower case, such as gpu.example.com",
         registering.name,
-        needs.introduced,
+        need_info,
     ),
-    Check(
+    ConformCheck(
         "registration.endpoint",
         "the endpoint is an absolute path in the kubelet's directory, and takes connections",
         "The kubelet connects as soon as it has registered the plugin. Kubelets after 1.37 refuse paths "
         "that are relative, too long, or outside of their directory.",
-        "serve <kubelet's directory>/plugins/<driver>/dra.sock before the registration socket is there",
+        "serve <kubelet's directory>/plugins/<driver>/dra.sock before the registration socket exists",
         registering.endpoint,
-        needs.introduced,
+        need_info,
     ),
-    Check(
+    ConformCheck(
         "registration.versions",
-        "v1.DRAPlugin comes first, and nothing is advertised that kubelets do not know",
-        "The kubelet takes the first of the plugin's list that it knows, and refuses a list without any.",
-        "v1.DRAPlugin, v1beta1.DRAPlugin, v1.DRAResourceHealth, v1alpha1.DRAResourceHealth",
+        "v1.DRAPlugin comes first, and all advertised services are known to kubelets",
+        "The kubelet uses the first service of the list that it knows, and refuses a list without any.",
+        "advertise v1.DRAPlugin, v1beta1.DRAPlugin, v1.DRAResourceHealth, v1alpha1.DRAResourceHealth",
         registering.versions,
-        needs.introduced,
+        need_info,
     ),
-    Check(
+    ConformCheck(
         "registration.health",
-        "health is advertised as it is served",
-        "Kubelets from 1.37 open the stream only if it was advertised, and after UNIMPLEMENTED no more "
-        "until the plugin registers anew. Older ones ask in any case.",
+        "the advertised health services are those that are served",
+        "Kubelets from 1.37 open the stream only if it was advertised, and after UNIMPLEMENTED not until "
+        "the plugin registers again. Older kubelets open it in any case.",
         "advertise both health services, and serve both",
         registering.health,
-        needs.introduced_and_connected,
+        need_info_and_connection,
     ),
-    Check(
+    ConformCheck(
         "registration.prepare",
-        "each DRAPlugin version that is advertised answers",
-        "The kubelet calls the one it took from the list; if it is not there, no pod with a claim starts.",
-        "serve what is advertised, both at the endpoint that is named",
+        "each advertised DRAPlugin version answers",
+        "The kubelet calls the version that it chose from the list; without it no pod with a claim starts.",
+        "serve all advertised versions at the endpoint",
         registering.prepare,
-        needs.introduced,
+        need_info,
     ),
-    Check(
+    ConformCheck(
         "registration.notify",
         "NotifyRegistrationStatus is answered within 5 s",
-        "If it fails, the kubelet takes the registration back and begins again.",
-        "take note, and answer at once",
+        "If it fails, the kubelet undoes the registration and starts again.",
+        "record the status, and answer at once",
         registering.notify,
-        needs.introduced,
+        need_info,
     ),
-    Check(
+    ConformCheck(
         "registration.again",
         "a kubelet that restarts gets the same answer",
-        "It finds the socket that is there, and registers the plugin from scratch.",
-        "answer every GetInfo alike, for as long as the process lives",
+        "A kubelet that restarts finds the existing socket, and registers the plugin again.",
+        "answer every GetInfo alike while the process runs",
         registering.again,
-        needs.introduced,
+        need_info,
     ),
-    Check(
+    ConformCheck(
         "registration.several",
-        "no two registration sockets name one endpoint",
+        "no two registration sockets name the same endpoint",
         "The same driver with the same endpoint twice is an error. Two endpoints are a rolling update: "
-        "prepare goes to the newest that is connected; up to 1.37.1 both are heard, into one memory, which "
-        "is cleared when either ends.",
-        "remove the socket of an instance that is gone; during an update only the newer one should tell "
-        "health",
+        "prepare goes to the newest that is connected; kubelets up to 1.37.1 merge the health of both, and "
+        "forget it when either stream ends.",
+        "remove the socket of an instance that has ended; during an update only the newer instance should "
+        "send health",
         registering.several,
-        needs.introduced,
+        need_info,
     ),
-    Check(
+    ConformCheck(
         "registration.refused",
-        "a driver that was refused once can be registered later",
-        "Whatever fails on the kubelet's side is told so, and tried again: the reason may pass.",
-        "take note, log it, and stay",
+        "a driver that was refused can be registered later",
+        "The kubelet reports each of its own failures this way, and tries again.",
+        "log the error, and keep serving",
         registering.refused,
-        needs.introduced,
+        need_info,
     ),
 )
-"""In the order in which a kubelet would meet them."""
+"""All checks, in the order in which a kubelet depends on them."""

@@ -1,4 +1,4 @@
-"""What a check says: a verdict and what it saw; and how several of these are put together."""
+"""Outcome of a check, a verdict with its observation, and how several outcomes are combined and worded."""
 
 from __future__ import annotations
 
@@ -7,90 +7,90 @@ from enum import StrEnum
 from typing import Final, NamedTuple
 
 SHOWN: Final = 3
-"""Culprits that are named; the others are counted."""
+"""Number of culprits that an observation names; the others are counted."""
 NAME_LIMIT: Final = 80
 TEXT_LIMIT: Final = 200
 
 
-class Verdict(StrEnum):
-    """How a check ended, the worse the later."""
+class CheckVerdict(StrEnum):
+    """Verdict of a check; the worse the later."""
 
     PASS = "pass"
     NOT_RUN = "not run"
-    """Nothing was seen that it could judge. Never as good as a pass."""
+    """The session recorded nothing that the check could evaluate. Never as good as a pass."""
     WARN = "warn"
     FAIL = "fail"
 
 
-RANK: Final = {verdict: rank for rank, verdict in enumerate(Verdict)}
+RANK: Final = {verdict: rank for rank, verdict in enumerate(CheckVerdict)}
 
 
-class Judgement(NamedTuple):
-    """What a check says."""
+class CheckOutcome(NamedTuple):
+    """Verdict and observation of a check."""
 
-    verdict: Verdict
-    saw: str
-    """With its numbers; of a check that was not run, why."""
-
-
-def passed(saw: str) -> Judgement:
-    """All is well."""
-    return Judgement(Verdict.PASS, saw)
+    verdict: CheckVerdict
+    observation: str
+    """Observation with its numbers; if the check was not run, the reason."""
 
 
-def warned(saw: str) -> Judgement:
-    """Some kubelets, or people, are led astray."""
-    return Judgement(Verdict.WARN, saw)
+def passed(observation: str) -> CheckOutcome:
+    """Return the outcome of a driver that meets the check."""
+    return CheckOutcome(CheckVerdict.PASS, observation)
 
 
-def failed(saw: str) -> Judgement:
-    """Health or registration is lost."""
-    return Judgement(Verdict.FAIL, saw)
+def warned(observation: str) -> CheckOutcome:
+    """Return the outcome of a driver that misleads some kubelets, or operators."""
+    return CheckOutcome(CheckVerdict.WARN, observation)
 
 
-def not_run(why: str) -> Judgement:
-    """Nothing can be said."""
-    return Judgement(Verdict.NOT_RUN, why)
+def failed(observation: str) -> CheckOutcome:
+    """Return the outcome of a driver whose health or registration is lost."""
+    return CheckOutcome(CheckVerdict.FAIL, observation)
 
 
-def worst(found: Iterable[Judgement], otherwise: Judgement) -> Judgement:
-    """The worst of what was found, with the first few that are as bad; ``otherwise`` if that is nothing."""
+def not_run(reason: str) -> CheckOutcome:
+    """Return the outcome of a check that had nothing to evaluate."""
+    return CheckOutcome(CheckVerdict.NOT_RUN, reason)
+
+
+def worst(found: Iterable[CheckOutcome], otherwise: CheckOutcome) -> CheckOutcome:
+    """Return the worst outcome with the first observations of that verdict; `otherwise` if there is none."""
     found = list(found)
     if not found:
         return otherwise
-    verdict = max((one.verdict for one in found), key=RANK.__getitem__)
-    return Judgement(verdict, listed(one.saw for one in found if one.verdict is verdict))
+    verdict = max((outcome.verdict for outcome in found), key=RANK.__getitem__)
+    return CheckOutcome(verdict, listed(item.observation for item in found if item.verdict is verdict))
 
 
 def listed(texts: Iterable[str]) -> str:
-    """The first few, each once, and how many more there are."""
+    """Join the first few texts, each once, and add how many more there are."""
     different = list(dict.fromkeys(texts))
     more = len(different) - SHOWN
     return "; ".join([*different[:SHOWN], *([f"and {more:,} more"] if more > 0 else [])])
 
 
 def shorten(text: str, limit: int = NAME_LIMIT) -> str:
-    """At most so many characters of it."""
+    """Cut a text to `limit` characters."""
     return text if len(text) <= limit else f"{text[: limit - 3]}..."
 
 
-def spell(data: bytes, limit: int = NAME_LIMIT) -> str:
-    """Bytes as text; those that are none are spelled out."""
+def escape_bytes(data: bytes, limit: int = NAME_LIMIT) -> str:
+    """Decode bytes for display; bytes that are not UTF-8 become escapes."""
     return shorten(data.decode(errors="backslashreplace"), limit)
 
 
-def said(status: str, text: str) -> str:
-    """A gRPC status and its text; where there was none, only what happened."""
+def describe_status(status: str, text: str) -> str:
+    """Return a gRPC status with its text; without a status, the text alone."""
     return shorten(f"{status or 'no status'}: {text}" if text else status or "no status", TEXT_LIMIT)
 
 
 def seconds(value: float) -> str:
-    """A duration with as many digits as matter: ``12 ms``, ``1.3 s``, ``40 s``."""
+    """Format a duration with as many digits as matter: ``12 ms``, ``1.3 s``, ``40 s``."""
     if value < 0.9995:
         return f"{value * 1000:.0f} ms"
     return f"{value:.1f} s" if value < 9.95 else f"{value:,.0f} s"
 
 
-def count(number: int, one: str) -> str:
-    """``1 list``, ``2 lists``."""
-    return f"{number:,} {one if number == 1 else one + 's'}"
+def count(number: int, noun: str) -> str:
+    """Format a number with its noun: ``1 list``, ``2 lists``."""
+    return f"{number:,} {noun if number == 1 else noun + 's'}"

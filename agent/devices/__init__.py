@@ -1,1 +1,1 @@
-"""What the node has to give: devices and their names. Pure."""
+"""Devices of the node: inventory, names, taints. Pure."""

@@ -1,8 +1,8 @@
-"""Which taints a driver should publish of its devices, from what is said of their health. Pure.
+"""Taints that a driver publishes for its devices, derived from their health. Pure.
 
-A taint comes with its cause, which has been debounced by then, and leaves when the cause has been gone for a
-quiet time: what flaps is published once. While nobody can look at a device nothing leaves it, but evictions
-stop. How taints are published is agent.driver.taint_publisher's; that pods are evicted, Kubernetes'.
+A taint appears with its debounced cause, and disappears when the cause has been gone for the quiet time, so
+that a flapping cause is published once. While a device is Unknown its taints stay, but evictions end.
+agent.driver.taint_publisher publishes the taints; Kubernetes evicts pods.
 
 Sources: KEP-5055; the keys are those of NVIDIA's driver where it has one.
 """
@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
-from agent.devices.taint_keys import MORE, UNMONITORED, Spot, check_domain, spot_of
+from agent.devices.taint_keys import MORE, UNMONITORED, TaintId, check_domain, taint_id
 from agent.errors import ConfigError
 from agent.model.claim import DeviceRef
 from agent.model.health import Cause, DeviceHealth, Health, Severity
@@ -22,10 +22,11 @@ from agent.model.taint import TAINTS_MAX, Effect, Taint, Taints
 from agent.model.time import NS, Instant
 
 UNKNOWN_NS: Final = 60 * NS
-"""A restart of the agent makes every device Unknown for a moment, and must not taint a fleet."""
+"""Time for which a device must be Unknown before it is tainted [ns]. A restart of the agent makes all devices
+Unknown for a moment, which must not taint a fleet."""
 QUIET_MAX_S: Final = 86_400
 GONE: Final = "declared.gone"
-"""Cause of a device that its driver no longer has."""
+"""Code of the cause of a device that its driver no longer declares."""
 
 _EVICTED: Final = re.compile(r"[^\s*]+(\.\*)?")
 _RANK: Final = {Effect.NONE: 0, Effect.NO_SCHEDULE: 1, Effect.NO_EXECUTE: 2}
@@ -33,170 +34,173 @@ _RANK: Final = {Effect.NONE: 0, Effect.NO_SCHEDULE: 1, Effect.NO_EXECUTE: 2}
 
 @dataclass(frozen=True, slots=True)
 class TaintPolicy:
-    """What an operator decides about taints.
+    """Operator's policy for taints.
 
     Raises:
-        ConfigError: a value is not what it may be; with the field, the value and the limit.
+        ConfigError: A value is invalid; the text has the field, the value and the limit.
     """
 
     evict: frozenset[str] = frozenset()
-    """Codes, ``gpu.xid.79``, or families of them, ``gpu.xid.*``, that evict the pods of a device which they
-    make Unhealthy (``NoExecute``). None, unless somebody says so."""
+    """Codes, ``gpu.xid.79``, or families, ``gpu.xid.*``, that evict the pods of a device which they make
+    Unhealthy (``NoExecute``). Empty by default."""
     quiet_s: float = 60
-    """How long a cause must be gone before its taint goes [s]."""
+    """Time for which a cause must be gone before its taint is removed [s]."""
     domain: str = ""
-    """What keys begin with; empty: the driver's name."""
-    tell_unknown: bool = True
-    """Taint devices ``unmonitored`` that are Unknown for a minute; effect ``None``."""
+    """Domain of the keys; empty: the driver's name."""
+    report_unknown: bool = True
+    """Whether devices that are Unknown for a minute get the taint ``unmonitored`` with effect ``None``."""
     inform: bool = True
-    """Publish taints of effect ``None``: of degraded and of unmonitored devices. API servers before 1.35
-    refuse a ResourceSlice that has one."""
+    """Whether taints of effect ``None`` are published, for degraded and unmonitored devices. API servers
+    before 1.35 refuse a ResourceSlice with such a taint."""
 
     def __post_init__(self) -> None:
         evict: object = self.evict
         if not isinstance(evict, frozenset):
-            raise ConfigError(f"{evict!r} is no frozenset of codes", key="evict")
+            raise ConfigError(f"{evict!r} is not a frozenset of codes", key="evict")
         for one in evict:
             if not (isinstance(one, str) and _EVICTED.fullmatch(one)):
                 text = f"{one!r} is neither a code, such as gpu.xid.79, nor a family, such as gpu.xid.*"
                 raise ConfigError(text, key="evict")
         quiet: object = self.quiet_s
         if not isinstance(quiet, int | float) or not 0 <= quiet <= QUIET_MAX_S:
-            raise ConfigError(f"{quiet!r} s is not within 0 and {QUIET_MAX_S} s", key="quiet_s")
+            raise ConfigError(f"{quiet!r} s is not between 0 and {QUIET_MAX_S} s", key="quiet_s")
         if self.domain:
             check_domain(self.domain, "domain")
 
     def evicts(self, code: str) -> bool:
-        """Whether pods are to leave a device that this makes Unhealthy."""
+        """Return whether a cause that makes a device Unhealthy evicts its pods."""
         families = (one[:-1] for one in self.evict if one.endswith(".*"))
         return code in self.evict or any(code.startswith(family) for family in families)
 
 
-class Held(NamedTuple):
-    """A taint through time."""
+class PublishedTaint(NamedTuple):
+    """A published taint and the time since which it is no longer required."""
 
     taint: Taint
-    gone_ns: int | None = None
-    """Since when nothing calls for it, or only for a weaker effect [ns]; None: it is called for."""
+    cleared_ns: int | None = None
+    """Monotonic time since which no cause requires the taint, or only a weaker effect [ns]; None:
+    required."""
 
     @property
-    def spot(self) -> Spot:
-        """Which it is."""
-        return Spot(self.taint.key, self.taint.value)
+    def identity(self) -> TaintId:
+        """Key and value of the taint."""
+        return TaintId(self.taint.key, self.taint.value)
 
 
 @dataclass(frozen=True, slots=True)
-class TaintPast:
-    """What is published, and what has to be known to go on from there."""
+class TaintState:
+    """Published taints with the state that the next decision needs."""
 
     taints: Taints = field(default_factory=Taints)
-    held: Mapping[DeviceRef, tuple[Held, ...]] = field(default_factory=dict)
-    """Of each device that has any, also those that find no room among its sixteen."""
+    published: Mapping[DeviceRef, tuple[PublishedTaint, ...]] = field(default_factory=dict)
+    """Taints by device, including those beyond the limit of sixteen."""
     unknown_ns: Mapping[DeviceRef, int] = field(default_factory=dict)
-    """Since when each device that is Unknown is so [ns]."""
+    """Monotonic time since which each Unknown device is Unknown [ns]."""
     due_ns: int | None = None
-    """When to decide again though nothing was reported; None: no time is running."""
+    """Monotonic time of the next decision without a new report [ns]; None: none is due."""
 
     @property
     def kept(self) -> Taints:
-        """What the next life is to know: when each taint was published first."""
-        return Taints({ref: tuple(one.taint for one in held) for ref, held in self.held.items()})
+        """Taints to store for the next start, with the time of their first publication."""
+        return Taints({ref: tuple(one.taint for one in held) for ref, held in self.published.items()})
 
 
-def restore(kept: Taints, driver: str, policy: TaintPolicy) -> TaintPast:
-    """Goes on from what an earlier life kept; what this policy would never publish is left out.
+def restore_taints(kept: Taints, driver: str, policy: TaintPolicy) -> TaintState:
+    """Restore the state from stored taints, without those that the policy never publishes.
 
     Raises:
-        ConfigError: as :func:`domain_of`.
+        ConfigError: See :func:`domain_of`.
     """
     domain = domain_of(driver, policy)
     held = {}
     for ref, taints in kept.devices.items():
-        own = [Held(taint) for taint in taints if _is_ours(taint, domain, policy)]
+        own = [PublishedTaint(taint) for taint in taints if _is_ours(taint, domain, policy)]
         if own and ref.driver == driver:
             held[ref] = tuple(sorted(own, key=_worst_first))
-    return TaintPast(Taints({ref: _published(own, domain) for ref, own in held.items()}), held)
+    return TaintState(Taints({ref: _published(own, domain) for ref, own in held.items()}), held)
 
 
-def decide(past: TaintPast, report: Report, driver: str, policy: TaintPolicy, now: Instant) -> TaintPast:
-    """What is to be published now.
+def decide_taints(
+    past: TaintState, report: Report, driver: str, policy: TaintPolicy, now: Instant
+) -> TaintState:
+    """Decide which taints to publish now.
 
     Args:
-        past: As the last call returned it, or :func:`restore`.
-        report: The newest; one that is still starting changes nothing.
-        driver: Whose devices: those that it declared, or the host's own if it declares none.
-        policy: The same in every call.
-        now: The time of this decision; durations are measured on its first clock.
+        past: Result of the last call or of :func:`restore_taints`.
+        report: The newest report; one that is still starting changes nothing.
+        driver: Driver whose declared devices are decided; host devices if it declares none.
+        policy: The policy, the same in every call.
+        now: Time of the decision; durations use the monotonic clock.
 
     Raises:
-        ConfigError: as :func:`domain_of`.
+        ConfigError: See :func:`domain_of`.
     """
-    terms = _Terms(domain_of(driver, policy), policy, now)
+    context = _Decision(domain_of(driver, policy), policy, now)
     if report.starting:
         return past
     found = {DeviceRef(driver, one.pool, one.device): one for one in devices_of(report, driver)}
     unknown = [ref for ref, device in found.items() if device.health is Health.UNKNOWN]
     unknown_ns = {ref: past.unknown_ns.get(ref, now.mono_ns) for ref in unknown}
     held = {}
-    for ref in {**found, **past.held}:
+    for ref in {**found, **past.published}:
         causes = found[ref].causes if ref in found else ()
-        calls = _calls(causes, unknown_ns.get(ref), terms)
-        if after := _advance(past.held.get(ref, ()), calls, terms, blind=ref in unknown_ns):
+        required = _required(causes, unknown_ns.get(ref), context)
+        if after := _advance(past.published.get(ref, ()), required, context, blind=ref in unknown_ns):
             held[ref] = after
-    devices = {ref: _published(held.get(ref, ()), terms.domain) for ref in {**found, **held}}
+    devices = {ref: _published(held.get(ref, ()), context.domain) for ref in {**found, **held}}
     taints = past.taints if devices == past.taints.devices else Taints(devices)
-    due = [*_ends_of_quiet(held, terms), *_ends_of_patience(unknown_ns, terms)]
-    return TaintPast(taints, held, unknown_ns, min(due, default=None))
+    due = [*_quiet_deadlines(held, context), *_unknown_deadlines(unknown_ns, context)]
+    return TaintState(taints, held, unknown_ns, min(due, default=None))
 
 
 def domain_of(driver: str, policy: TaintPolicy) -> str:
-    """What the keys of a driver's taints begin with.
+    """Return the domain of the keys of a driver's taints.
 
     Raises:
-        ConfigError: it is no DNS subdomain of at most 253 characters.
+        ConfigError: The domain is not a DNS subdomain of at most 253 characters.
     """
     if not policy.domain:
         check_domain(driver, "driver")
     return policy.domain or driver
 
 
-# --- what is called for ------------------------------------------------------------------------------------
+# --- required taints ---------------------------------------------------------------------------------------
 
 
-class _Terms(NamedTuple):
-    """What all devices have in common in one decision."""
+class _Decision(NamedTuple):
+    """Values that all devices share in one decision."""
 
     domain: str
     policy: TaintPolicy
     now: Instant
 
     @property
-    def tells_unknown(self) -> bool:
-        return self.policy.tell_unknown and self.policy.inform
+    def reports_unknown(self) -> bool:
+        return self.policy.report_unknown and self.policy.inform
 
     def quiet_until(self, gone_ns: int) -> int:
         return gone_ns + round(self.policy.quiet_s * NS)
 
 
 def devices_of(report: Report, driver: str) -> Iterator[DeviceHealth]:
-    """As the driver's health stream tells them, without those that it no longer has."""
-    whose = driver if driver in report.declaring else ""
+    """Yield the devices on a driver's health stream, without those that it no longer declares."""
+    owner = driver if driver in report.declaring else ""
     for device in report.devices:
-        if device.driver == whose and all(cause.code != GONE for cause in device.causes):
+        if device.driver == owner and all(cause.code != GONE for cause in device.causes):
             yield device
 
 
-def _calls(causes: Iterable[Cause], unknown_ns: int | None, terms: _Terms) -> dict[Spot, Effect]:
-    """The effects that are called for; the strongest, where several causes share a taint."""
-    calls: dict[Spot, Effect] = {}
+def _required(causes: Iterable[Cause], unknown_ns: int | None, context: _Decision) -> dict[TaintId, Effect]:
+    """Return the required effects; the strongest one if several causes share a taint."""
+    required: dict[TaintId, Effect] = {}
     for cause in causes:
-        effect = _effect_of(cause, terms.policy)
+        effect = _effect_of(cause, context.policy)
         if effect is not None:
-            spot = spot_of(cause.code, terms.domain)
-            calls[spot] = max(effect, calls.get(spot, effect), key=_RANK.__getitem__)
-    if unknown_ns is not None and terms.tells_unknown and terms.now.mono_ns >= unknown_ns + UNKNOWN_NS:
-        calls[Spot(f"{terms.domain}/{UNMONITORED}")] = Effect.NONE
-    return calls
+            identity = taint_id(cause.code, context.domain)
+            required[identity] = max(effect, required.get(identity, effect), key=_RANK.__getitem__)
+    if unknown_ns is not None and context.reports_unknown and context.now.mono_ns >= unknown_ns + UNKNOWN_NS:
+        required[TaintId(f"{context.domain}/{UNMONITORED}")] = Effect.NONE
+    return required
 
 
 def _effect_of(cause: Cause, policy: TaintPolicy) -> Effect | None:
@@ -207,86 +211,89 @@ def _effect_of(cause: Cause, policy: TaintPolicy) -> Effect | None:
     return Effect.NONE if cause.severity is Severity.DEGRADED and policy.inform else None
 
 
-# --- what is held ------------------------------------------------------------------------------------------
+# --- published taints --------------------------------------------------------------------------------------
 
 
 def _advance(
-    before: Sequence[Held], calls: Mapping[Spot, Effect], terms: _Terms, *, blind: bool
-) -> tuple[Held, ...]:
-    """One device's taints, worst first, with the word that there are more if they are too many.
+    before: Sequence[PublishedTaint], required: Mapping[TaintId, Effect], context: _Decision, *, blind: bool
+) -> tuple[PublishedTaint, ...]:
+    """Return one device's next taints, worst first, with ``more-causes`` if there are too many.
 
     Args:
-        blind: The device is Unknown.
+        blind: Whether the device is Unknown.
     """
-    if not before and not calls:
+    if not before and not required:
         return ()
-    more = Spot(f"{terms.domain}/{MORE}")
-    causes = _stepped([one for one in before if one.spot != more], calls, terms, blind=blind)
-    told = {more: Effect.NONE} if len(causes) > TAINTS_MAX and terms.policy.inform else {}
-    mores = _stepped([one for one in before if one.spot == more], told, terms, blind=False)
+    more = TaintId(f"{context.domain}/{MORE}")
+    causes = _step_all([one for one in before if one.identity != more], required, context, blind=blind)
+    overflow = {more: Effect.NONE} if len(causes) > TAINTS_MAX and context.policy.inform else {}
+    mores = _step_all([one for one in before if one.identity == more], overflow, context, blind=False)
     return tuple(sorted([*causes, *mores], key=_worst_first))
 
 
-def _stepped(
-    before: Iterable[Held], calls: Mapping[Spot, Effect], terms: _Terms, *, blind: bool
-) -> list[Held]:
-    new = dict(calls)
+def _step_all(
+    before: Iterable[PublishedTaint], required: Mapping[TaintId, Effect], context: _Decision, *, blind: bool
+) -> list[PublishedTaint]:
+    new = dict(required)
     after = []
     for one in before:
-        called = new.pop(one.spot, None)
-        if called is None and blind:  # nobody has seen that it is over, nor that anybody must leave
+        called = new.pop(one.identity, None)
+        if called is None and blind:  # the cause may persist, but an Unknown device evicts no pods
             called = min(one.taint.effect, Effect.NO_SCHEDULE, key=_RANK.__getitem__)
-        if (stepped := _step(one, called, terms)) is not None:
+        if (stepped := _step(one, called, context)) is not None:
             after.append(stepped)
-    return [*after, *(_begin(spot, effect, terms.now) for spot, effect in new.items())]
+    return [*after, *(_begin(identity, effect, context.now) for identity, effect in new.items())]
 
 
-def _step(one: Held, called: Effect | None, terms: _Terms) -> Held | None:
-    """A taint grows worse at once; it goes, or becomes a weaker one, after the quiet time."""
+def _step(one: PublishedTaint, called: Effect | None, context: _Decision) -> PublishedTaint | None:
+    """Return the next state of a taint: it is strengthened at once, weakened or removed after the quiet
+    time."""
     effect = one.taint.effect
     if called is effect:
-        return Held(one.taint)
+        return PublishedTaint(one.taint)
     if called is None or _RANK[called] < _RANK[effect]:
-        gone_ns = terms.now.mono_ns if one.gone_ns is None else one.gone_ns
-        if terms.now.mono_ns < terms.quiet_until(gone_ns):
-            return Held(one.taint, gone_ns)
-    return None if called is None else _begin(one.spot, called, terms.now)
+        gone_ns = context.now.mono_ns if one.cleared_ns is None else one.cleared_ns
+        if context.now.mono_ns < context.quiet_until(gone_ns):
+            return PublishedTaint(one.taint, gone_ns)
+    return None if called is None else _begin(one.identity, called, context.now)
 
 
-def _begin(spot: Spot, effect: Effect, now: Instant) -> Held:
-    return Held(Taint(spot.key, spot.value, effect, max(0, math.floor(now.wall_s))))
+def _begin(identity: TaintId, effect: Effect, now: Instant) -> PublishedTaint:
+    return PublishedTaint(Taint(identity.key, identity.value, effect, max(0, math.floor(now.wall_s))))
 
 
-def _published(held: Sequence[Held], domain: str) -> tuple[Taint, ...]:
-    """At most sixteen; where one says that there are more, fifteen and that one."""
-    more = [one.taint for one in held if one.spot == Spot(f"{domain}/{MORE}")]
+def _published(held: Sequence[PublishedTaint], domain: str) -> tuple[Taint, ...]:
+    """Return at most sixteen taints; with ``more-causes``, fifteen others."""
+    more = [one.taint for one in held if one.identity == TaintId(f"{domain}/{MORE}")]
     causes = [one.taint for one in held if one.taint not in more]
     return (*causes[: TAINTS_MAX - len(more)], *more)
 
 
-def _worst_first(one: Held) -> tuple[object, ...]:
-    """Then the oldest: one that has found room keeps it among its equals."""
+def _worst_first(one: PublishedTaint) -> tuple[object, ...]:
+    """Return a sort key: worst effect first, then the oldest, so that equal taints keep their place."""
     taint = one.taint
     return (-_RANK[taint.effect], taint.added_wall_s, taint.key, taint.value)
 
 
 def _is_ours(taint: Taint, domain: str, policy: TaintPolicy) -> bool:
     prefix, _, name = taint.key.partition("/")
-    told = policy.inform or taint.effect is not Effect.NONE
-    return prefix == domain and told and (policy.tell_unknown or name != UNMONITORED)
+    allowed = policy.inform or taint.effect is not Effect.NONE
+    return prefix == domain and allowed and (policy.report_unknown or name != UNMONITORED)
 
 
-# --- when to decide again ----------------------------------------------------------------------------------
+# --- time of the next decision -----------------------------------------------------------------------------
 
 
-def _ends_of_quiet(held: Mapping[DeviceRef, tuple[Held, ...]], terms: _Terms) -> Iterator[int]:
+def _quiet_deadlines(
+    held: Mapping[DeviceRef, tuple[PublishedTaint, ...]], context: _Decision
+) -> Iterator[int]:
     for taints in held.values():
         for one in taints:
-            if one.gone_ns is not None:
-                yield terms.quiet_until(one.gone_ns)
+            if one.cleared_ns is not None:
+                yield context.quiet_until(one.cleared_ns)
 
 
-def _ends_of_patience(unknown_ns: Mapping[DeviceRef, int], terms: _Terms) -> Iterator[int]:
+def _unknown_deadlines(unknown_ns: Mapping[DeviceRef, int], context: _Decision) -> Iterator[int]:
     for since_ns in unknown_ns.values():
-        if terms.tells_unknown and terms.now.mono_ns < since_ns + UNKNOWN_NS:
+        if context.reports_unknown and context.now.mono_ns < since_ns + UNKNOWN_NS:
             yield since_ns + UNKNOWN_NS

@@ -1,1 +1,1 @@
-"""What an agent keeps and tells for one DRA driver, whether it runs inside that driver or beside it."""
+"""Parts that serve one DRA driver, whether the agent runs inside that driver or next to it."""

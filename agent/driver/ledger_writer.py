@@ -1,7 +1,7 @@
-"""The newest book of a driver's prepares, on its way to the disk, without letting the disk delay a prepare.
+"""Background writer of the prepare ledger, so that a slow disk does not delay a prepare.
 
-A failure is written at once, and whoever tells of it waits for that, but not for long; the rest is written
-within a second. A disk that is full or gone is told of once, and asked again.
+A failure is written at once, and its caller waits a bounded time for the disk; all else is written within a
+second. A write error is logged once, and the write is retried.
 """
 
 import logging
@@ -11,20 +11,20 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final, TypeVar
 
-from agent.prepare import ledger as books
-from agent.prepare.driver_faults import due_wall_s
+from agent.prepare import ledger as ledgers
+from agent.prepare.driver_faults import next_expiry_wall_s
 from agent.prepare.ledger import PrepareLedger
 from agent.store import prepares
 from agent.store.files import WriteError
 
 WRITE_S: Final = 1.5
-"""How long anybody waits for the disk [s]."""
+"""Longest time that a caller waits for the disk [s]."""
 DEBOUNCE_S: Final = 0.5
-"""What can wait is written after this time, together with what else comes [s]."""
+"""Delay of changes that are not urgent, so that several are written together [s]."""
 RETRY_S: Final = 60.0
-"""A disk that does not take it is asked again after this time, or when there is more to write [s]."""
-LOOK_S: Final = 10.0
-"""The wall clock may be set at any time, so nobody sleeps longer than this for one of its times [s]."""
+"""Delay after a failed write, unless the ledger changes [s]."""
+CLOCK_CHECK_S: Final = 10.0
+"""Longest sleep until a wall-clock time, because the wall clock may be set meanwhile [s]."""
 
 log = logging.getLogger(__name__)
 
@@ -32,9 +32,10 @@ T = TypeVar("T")
 
 
 class LedgerWriter:
-    """Keeps a book. From any thread.
+    """Background writer of the prepare ledger. Thread-safe.
 
-    A thread of its own is there only while something is to be written, or a told fault waits for its end.
+    The writer thread exists only while there are unsaved changes or a driver-reported fault has yet to
+    expire.
     """
 
     def __init__(
@@ -43,176 +44,186 @@ class LedgerWriter:
         directory: Path | None,
         version: str,
         clock: Callable[[], float],
-        news: Callable[[], None],
+        on_faults_changed: Callable[[], None],
     ) -> None:
-        """
+        """Create a writer with an empty ledger.
+
         Args:
-            driver: Whose book it is.
-            directory: Of its file; made when there is something to be kept. None: nothing is kept.
-            version: Of the driver.
-            clock: Seconds since 1970.
-            news: Called, in whatever thread, when told faults may be others than before.
+            driver: Name of the driver.
+            directory: Directory of the file, created at the first write; None: the ledger is not saved.
+            version: Version of the driver.
+            clock: Returns the seconds since 1970.
+            on_faults_changed: Called in any thread when driver-reported faults may have changed.
         """
         self._driver = driver
         self._directory = directory
         self._version = version
         self._clock = clock
-        self._news = news
-        self._changed = threading.Condition()  # guards the rest; nobody is waited for while it is held
-        self._book = PrepareLedger()
-        self._revision = 0  # of the book...
-        self._tried = 0  # ...the one that was or could not be written...
-        self._saved = 0  # ...and the one that was
-        self._due = 0.0  # when to write it, by our own watch
+        self._on_faults_changed = on_faults_changed
+        self._changed = threading.Condition()  # guards all below; never held during a write
+        self._ledger = PrepareLedger()
+        self._revision = 0  # of the ledger...
+        self._tried = 0  # ...the last one whose write ended...
+        self._saved = 0  # ...and the last one on disk
+        self._due = 0.0  # monotonic time of the next write
         self._thread: threading.Thread | None = None
-        self._stuck = False
+        self._disk_hangs = False
         self._closed = False
         self._errno: int | None = None
 
     @property
-    def book(self) -> PrepareLedger:
-        """The newest."""
-        return self._book
+    def ledger(self) -> PrepareLedger:
+        """Newest ledger."""
+        return self._ledger
 
     def restore(self) -> None:
-        """Reads what was remembered. Nobody waits for a disk for ever: what comes late is news."""
+        """Load the saved ledger. Blocks up to 1.5 s; a ledger that arrives later is merged and reported."""
         directory = self._directory
         if directory is None:
-            log.info("%s: how prepares end is forgotten when the driver ends", self._driver)
+            log.info(
+                "driver %s: prepare results are kept in memory only and are lost on restart", self._driver
+            )
             return
         done = threading.Event()
         late = threading.Event()
 
         def read() -> None:
-            book, problem = prepares.load(directory, self._driver)
+            saved, problem = prepares.load(directory, self._driver)
             if problem:
                 log.warning("%s", problem)
             with self._changed:
-                self._book = books.merge(self._book, book, self._clock())
-                self._start()  # a fault that was told in an earlier life has its end, too
+                self._ledger = ledgers.merge(self._ledger, saved, self._clock())
+                self._ensure_thread()  # faults of the last run expire, too
             done.set()
             if late.is_set():
-                self._news()
+                self._on_faults_changed()
 
-        threading.Thread(target=read, name="dh-desk", daemon=True).start()
+        threading.Thread(target=read, name="dh-ledger", daemon=True).start()
         if not done.wait(WRITE_S):
             late.set()
-            log.warning("%s: not read within %g s; goes on without what was remembered", directory, WRITE_S)
+            log.warning("%s: no answer within %g s; starting without saved prepares", directory, WRITE_S)
 
-    def change(
-        self, note: Callable[[PrepareLedger, float], tuple[PrepareLedger, T]], *, urgent: bool = False
+    def update(
+        self, change: Callable[[PrepareLedger, float], tuple[PrepareLedger, T]], *, urgent: bool = False
     ) -> T:
-        """Writes something into the book.
+        """Change the ledger and schedule a write.
 
         Args:
-            note: Given the book and the time, says what it is from now on, and what to return.
-            urgent: Return when it is on the disk, or when that takes too long.
+            change: Gets the ledger and the time; returns the new ledger and the result of this call.
+            urgent: Block until the ledger is on disk, up to 1.5 s.
         """
         with self._changed:
             is_clean = self._saved == self._revision
-            self._book, result = note(self._book, self._clock())
+            self._ledger, result = change(self._ledger, self._clock())
             self._revision += 1
             revision = self._revision
             due = time.monotonic() + (0 if urgent else DEBOUNCE_S)
             self._due = due if is_clean else min(self._due, due)
-            if self._start() and urgent and self._directory and not self._stuck:
-                self._stuck = not self._changed.wait_for(lambda: self._tried >= revision, WRITE_S)
-                if self._stuck:
-                    log.warning("%s: not written within %g s; nobody waits for it", self._directory, WRITE_S)
+            if self._ensure_thread() and urgent and self._directory and not self._disk_hangs:
+                self._disk_hangs = not self._changed.wait_for(lambda: self._tried >= revision, WRITE_S)
+                if self._disk_hangs:
+                    log.warning(
+                        "%s: write not finished within %g s; prepares no longer wait for the disk",
+                        self._directory,
+                        WRITE_S,
+                    )
         return result
 
     def close(self, timeout_s: float) -> bool:
-        """Writes what is not yet written. False if it is not kept in the end."""
+        """Write unsaved changes. Returns whether all are on disk in time."""
         with self._changed:
             self._closed = True
             if self._directory is None:
                 self._changed.notify_all()
                 return True
-            revision = self._revision  # what comes later has a try of its own, and is not waited for
-            self._start()
+            revision = self._revision  # later changes get a write of their own, without a wait
+            self._ensure_thread()
             self._changed.wait_for(lambda: self._tried >= revision, timeout_s)
             return self._saved >= revision
 
-    # --- the thread ----------------------------------------------------------------------------------------
+    # --- writer thread -------------------------------------------------------------------------------------
 
-    def _start(self) -> bool:
-        """Sees to it that somebody writes; under the lock."""
+    def _ensure_thread(self) -> bool:
+        """Start the writer thread if there is work for it; returns whether it runs. With the lock."""
         self._changed.notify_all()
         if self._thread is None and self._wait_s() is not None:
-            self._thread = threading.Thread(target=self._run, name="dh-desk", daemon=True)
+            self._thread = threading.Thread(target=self._run, name="dh-ledger", daemon=True)
             try:
                 self._thread.start()
-            except RuntimeError as error:  # the machine has no thread left
+            except RuntimeError as error:  # the process may not start another thread
                 self._thread = None
-                log.warning("%s: %s", self._directory or self._driver, error)
+                log.warning("%s: cannot save prepares: %s", self._directory or self._driver, error)
         return self._thread is not None
 
     def _wait_s(self) -> float | None:
-        """For how long there is nothing to do; None: for ever. Under the lock."""
+        """Return the time until the thread has work; None: there is none. With the lock."""
         write_s = self._write_s()
-        due = None if self._closed else due_wall_s(self._book.told)
-        age_s = None if due is None else min(max(0.0, due - self._clock()), LOOK_S)
-        return min((one for one in (write_s, age_s) if one is not None), default=None)
+        due = None if self._closed else next_expiry_wall_s(self._ledger.driver_faults)
+        expiry_s = None if due is None else min(max(0.0, due - self._clock()), CLOCK_CHECK_S)
+        return min((wait_s for wait_s in (write_s, expiry_s) if wait_s is not None), default=None)
 
     def _write_s(self) -> float | None:
         if self._directory is None or self._saved == self._revision:
             return None
         if self._closed:
-            return 0.0 if self._tried < self._revision else None  # one try, the last
+            return 0.0 if self._tried < self._revision else None  # one last try
         return max(0.0, self._due - time.monotonic())
 
     def _run(self) -> None:
         try:
-            while self._has_work():
-                self._age()
+            while self._wait_for_work():
+                self._expire_faults()
                 self._write()
         finally:
             with self._changed:
                 if self._thread is threading.current_thread():
                     self._thread = None
 
-    def _has_work(self) -> bool:
+    def _wait_for_work(self) -> bool:
         with self._changed:
             while wait_s := self._wait_s():
                 self._changed.wait(wait_s)
             if wait_s is None:
-                self._thread = None  # at once: whoever has more to write starts another
+                self._thread = None  # under this lock, so that the next change starts another thread
             return wait_s is not None
 
-    def _age(self) -> None:
-        """Excuses those whose time is over."""
+    def _expire_faults(self) -> None:
+        """Expire driver-reported faults that are older than their limit."""
         with self._changed:
-            before, self._book = self._book, books.age(self._book, self._clock())
-            if is_news := self._book is not before:
+            before, self._ledger = self._ledger, ledgers.expire(self._ledger, self._clock())
+            has_changed = self._ledger is not before
+            if has_changed:
                 self._due = time.monotonic()
                 self._revision += 1
-        if is_news:
-            self._news()
+        if has_changed:
+            self._on_faults_changed()
 
     def _write(self) -> None:
         with self._changed:
-            book, revision = self._book, self._revision
+            ledger, revision = self._ledger, self._revision
             if self._directory is None or self._write_s() != 0.0:
                 return
         try:
-            kept, problem = prepares.save(self._directory, self._driver, self._version, book, self._clock())
+            saved, problem = prepares.save(
+                self._directory, self._driver, self._version, ledger, self._clock()
+            )
         except WriteError as error:
-            self._missed(error, revision)
+            self._write_failed(error, revision)
             return
         if problem:
             log.warning("%s", problem)
         with self._changed:
-            self._book = books.merge(self._book, kept, self._clock())
+            self._ledger = ledgers.merge(self._ledger, saved, self._clock())
             self._tried = self._saved = revision
-            self._stuck, self._errno = False, None
+            self._disk_hangs, self._errno = False, None
             self._changed.notify_all()
-        self._news()
+        self._on_faults_changed()
 
-    def _missed(self, error: WriteError, revision: int) -> None:
+    def _write_failed(self, error: WriteError, revision: int) -> None:
         with self._changed:
             self._tried, self._due = revision, time.monotonic() + RETRY_S
-            self._stuck = False
-            is_told, self._errno = error.errno == self._errno, error.errno
+            self._disk_hangs = False
+            is_logged, self._errno = error.errno == self._errno, error.errno
             self._changed.notify_all()
-        if not is_told:
-            log.warning("%s; how prepares end is forgotten when the driver ends", error)
+        if not is_logged:
+            log.warning("%s; prepare results are kept in memory only and are lost on restart", error)

@@ -1,8 +1,8 @@
-"""The desk: judges what a driver's prepares raise, remembers it, and sees that everybody agrees on it.
+"""Tracker of a driver's prepares: classifies and records failures, and reports broken devices.
 
-Owns the order for a device that a driver finds broken: it is on the disk, then Unhealthy on the stream, then
-offered to be tainted, then the driver's caller hears of it. Neither a hung disk nor a dead engine holds a
-prepare up for longer than three seconds. What is remembered and what follows is agent.prepare's.
+Owns the order for a device that a driver finds broken: saved on disk, then Unhealthy on the health streams,
+then tainted; only then does the prepare return. Neither a hung disk nor a stopped engine delays a prepare by
+more than 3 s. Ledger and classification are agent.prepare's.
 """
 
 import logging
@@ -16,67 +16,68 @@ from agent.driver.ledger_writer import LedgerWriter
 from agent.model.claim import Claim, ClaimDevice, ClaimRef, DeviceRef
 from agent.model.health import DeviceHealth, Health
 from agent.model.prepare import DriverFault, ErrorClass, Outcome, PrepareVerdict
-from agent.prepare import ledger as books
-from agent.prepare.classify import Context, classify, classify_evidence, judge_devices
+from agent.prepare import ledger as ledgers
+from agent.prepare.classify import Context, classify, classify_evidence, classify_unhealthy_devices
 from agent.prepare.driver_faults import without_faults
 from agent.prepare.errors import PrepareError
 from agent.prepare.evidence import Evidence
 from agent.prepare.ledger import PrepareLedger
-from agent.prepare.message import text
+from agent.prepare.message import kubelet_text
 from agent.prepare.patterns import Pattern
-from agent.system import jitter as dice
+from agent.system.timing import random_fraction
 
-Shown = BaseException | Sequence[Evidence]
-"""What shows of what kind a failure is: the exception, or what was made of it, the outermost first."""
+FailureEvidence = BaseException | Sequence[Evidence]
+"""Evidence of a failure: the exception, or pieces of evidence, the outermost first."""
 
-TELL_S: Final = 1.5
-"""How long a failed prepare waits until everybody knows of a broken device [s]."""
+DELIVERY_S: Final = 1.5
+"""Longest time that a failed prepare waits until the health of a broken device is delivered [s]."""
 
 log = logging.getLogger(__name__)
 
 
-class Engine(Protocol):
-    """What knows how the devices are."""
+class HealthEngine(Protocol):
+    """Health of the devices, as the tracker reads it."""
 
     @property
     def is_up(self) -> bool:
-        """Whether it looks at devices and is heard."""
+        """Whether the engine evaluates devices and its reports are delivered."""
 
     def health_of(self, device: DeviceRef) -> DeviceHealth | None:
-        """What it says of a device now; None: nothing."""
+        """Return a device's health; None: unknown device."""
 
-    def tell(self, faults: Sequence[DriverFault]) -> None:
-        """All devices that the driver found broken; from any thread, returns at once."""
+    def report_faults(self, faults: Sequence[DriverFault]) -> None:
+        """Replace all driver-reported faults. Thread-safe. Never blocks."""
 
     def wait_delivered(self, faults: Sequence[DriverFault], timeout_s: float) -> bool:
-        """Blocks until these devices are Unhealthy for everybody who asks; False if that takes longer."""
+        """Block until all readers have the health that follows from these faults; False: not in time."""
 
 
 class PrepareTracker:
-    """Where the prepares of a driver are judged and remembered. From any thread."""
+    """Classification and ledger of one driver's prepares. Thread-safe."""
 
     def __init__(
         self,
         driver: str,
         directory: Path | None,
-        engine: Engine,
+        engine: HealthEngine,
         *,
         version: str = "",
         patterns: Sequence[Pattern] = (),
         clock: Callable[[], float] = time.time,
         monotonic: Callable[[], float] = time.monotonic,
-        jitter: Callable[[], float] = dice.random_fraction,
+        jitter: Callable[[], float] = random_fraction,
     ) -> None:
-        """
+        """Load the saved ledger. Blocks up to 1.5 s.
+
         Args:
-            driver: Its name.
-            directory: Of the file; made when there is something to be kept. None: nothing is kept.
-            engine: Told at once what is remembered; asked when something fails, not before.
-            version: Of the driver: what one version could never do, the next may.
-            patterns: Of the texts of failures, looked at before our own.
-            clock: Seconds since 1970.
-            monotonic: Seconds that pass.
-            jitter: A number from 0 to 1.
+            driver: Name of the driver.
+            directory: Directory of the ledger's file, created at the first write; None: not saved.
+            engine: Gets the restored faults at once; its health is read when a prepare fails, not before.
+            version: Version of the driver: a new version retries what the old one could never do.
+            patterns: Patterns for error texts, tried before the built-in ones.
+            clock: Returns the seconds since 1970.
+            monotonic: Returns a monotonic time [s].
+            jitter: Returns a random number from 0 to 1.
         """
         self.monotonic = monotonic
         self.jitter = jitter
@@ -86,84 +87,83 @@ class PrepareTracker:
         self._version = version
         self._patterns = tuple(patterns)
         self._clock = clock
-        self._telling = threading.Lock()
-        self._heard: tuple[DriverFault, ...] = ()
-        self._scribe = LedgerWriter(driver, directory, version, clock, self._tell)
-        self._scribe.restore()
-        self._tell()
+        self._reporting = threading.Lock()
+        self._reported: tuple[DriverFault, ...] = ()
+        self._writer = LedgerWriter(driver, directory, version, clock, self._report_faults)
+        self._writer.restore()
+        self._report_faults()
 
     def close(self, timeout_s: float) -> bool:
-        """Writes what is not yet written. False if it is not kept in the end, or not in time."""
-        return self._scribe.close(timeout_s)
+        """Save the ledger. Returns whether it is on disk in time."""
+        return self._writer.close(timeout_s)
 
-    # --- a prepare -----------------------------------------------------------------------------------------
+    # --- prepares ------------------------------------------------------------------------------------------
 
     def cached_failure(self, claim: Claim) -> PrepareError | None:
-        """The answer, if the same question had one that still holds. Takes microseconds."""
-        verdict = books.cached_failure(
-            self._scribe.book, claim, lambda: self._generation(claim), self._clock(), self._version
+        """Return the cached failure of the same request, if there is one. Takes microseconds."""
+        verdict = ledgers.cached_failure(
+            self._writer.ledger, claim, lambda: self._health_fingerprint(claim), self._clock(), self._version
         )
-        return PrepareError(verdict, text(verdict)) if verdict else None
+        return PrepareError(verdict, kubelet_text(verdict)) if verdict else None
 
     def known_blocker(self, claim: Claim) -> PrepareVerdict | None:
-        """Why a claim need not be tried; None: nothing is known against it. Takes microseconds.
+        """Return why preparing a claim would fail; None: no cause is known. Takes microseconds.
 
-        The answer of a while ago, or a device that is Unhealthy; then it is remembered as a try that failed.
-        What an earlier prepare found of a device stops nobody: whether that is over only a prepare can tell.
+        The cause is a cached failure or an Unhealthy device, which is recorded as a failed prepare. A
+        driver-reported fault is no blocker: only a prepare can show whether it has passed.
         """
-        if answer := self.cached_failure(claim):
-            return answer.verdict
-        told = self.told()
-        known = {device.ref: self._said(device.ref) for device in claim.devices}
-        health = {ref: without_faults(told, found) for ref, found in known.items() if found is not None}
-        verdict = judge_devices(Context(claim, health, engine_up=self._engine.is_up))
+        if cached := self.cached_failure(claim):
+            return cached.verdict
+        faults = self.driver_faults()
+        known = {device.ref: self._engine_health(device.ref) for device in claim.devices}
+        health = {ref: without_faults(faults, found) for ref, found in known.items() if found is not None}
+        verdict = classify_unhealthy_devices(Context(claim, health, engine_up=self._engine.is_up))
         if verdict is None:
             return None
-        generation = self._generation(claim)
+        fingerprint = self._health_fingerprint(claim)
 
-        def note(book: PrepareLedger, now_wall_s: float) -> tuple[PrepareLedger, PrepareVerdict]:
-            return books.failed(
-                book, claim, generation, verdict, now_wall_s, self._version, frozenset(verdict.devices)
-            )
+        def record(ledger: PrepareLedger, now_wall_s: float) -> tuple[PrepareLedger, PrepareVerdict]:
+            unhealthy = frozenset(verdict.devices)
+            return ledgers.failed(ledger, claim, fingerprint, verdict, now_wall_s, self._version, unhealthy)
 
-        return self._scribe.change(note)
+        return self._writer.update(record)
 
-    def judge(self, claim: Claim, shown: Shown, patterns: Sequence[Pattern] = ()) -> PrepareVerdict:
-        """Of what kind a failure is, by what shows it and by what is known of the claim's devices."""
-        known = {device.ref: self._known(device.ref) for device in claim.devices}
+    def classify(
+        self, claim: Claim, evidence: FailureEvidence, patterns: Sequence[Pattern] = ()
+    ) -> PrepareVerdict:
+        """Classify a failure by its evidence and the health of the claim's devices."""
+        known = {device.ref: self._health(device.ref) for device in claim.devices}
         health = {ref: found for ref, found in known.items() if found is not None}
         context = Context(claim, health, engine_up=self._engine.is_up, patterns=(*patterns, *self._patterns))
-        return (
-            classify(shown, context)
-            if isinstance(shown, BaseException)
-            else classify_evidence(shown, context)
-        )
+        if isinstance(evidence, BaseException):
+            return classify(evidence, context)
+        return classify_evidence(evidence, context)
 
     def failed(
         self, claim: Claim, verdict: PrepareVerdict, error: BaseException | None = None
     ) -> PrepareVerdict:
-        """Has it remembered and told; blocks for three seconds at most, so call it in a thread.
+        """Record a failure and wait until its health is delivered. Blocks up to 3 s.
 
         Args:
-            error: Of which nobody may know what it is: then the log has where it came from, once.
+            error: Exception of an unknown failure: its traceback is logged, once.
 
         Returns:
-            The verdict, with how often it was so and since when.
+            The verdict with its count and its first time.
         """
-        verdict = self.note_failed(claim, verdict, error)
+        verdict = self.record_failure(claim, verdict, error)
         self.wait_delivered([verdict])
         return verdict
 
-    def note_failed(
+    def record_failure(
         self, claim: Claim, verdict: PrepareVerdict, error: BaseException | None = None
     ) -> PrepareVerdict:
-        """As :meth:`failed`, for one of several: :meth:`wait_heard` of all of them comes next."""
-        generation, held = self._generation(claim), self._held(claim)
+        """Record a failure like :meth:`failed`, without the wait: :meth:`wait_delivered` follows for all."""
+        fingerprint, unhealthy = self._health_fingerprint(claim), self._unhealthy_devices(claim)
 
-        def note(book: PrepareLedger, now_wall_s: float) -> tuple[PrepareLedger, PrepareVerdict]:
-            return books.failed(book, claim, generation, verdict, now_wall_s, self._version, held)
+        def record(ledger: PrepareLedger, now_wall_s: float) -> tuple[PrepareLedger, PrepareVerdict]:
+            return ledgers.failed(ledger, claim, fingerprint, verdict, now_wall_s, self._version, unhealthy)
 
-        verdict = self._remember(note)
+        verdict = self._save_failure(record)
         level = logging.INFO
         if verdict.error_class is ErrorClass.UNKNOWN:
             level = logging.WARNING
@@ -171,107 +171,120 @@ class PrepareTracker:
             level if verdict.count == 1 else logging.DEBUG,
             "claim %s could not be prepared: %s",
             claim.ref,
-            text(verdict),
+            kubelet_text(verdict),
             exc_info=error if level == logging.WARNING else None,
         )
         return verdict
 
     def succeeded(self, claim: Claim) -> None:
-        """The claim is prepared, and so its devices work. Returns at once."""
-        generation = self._generation(claim)
-        self._scribe.change(
-            lambda book, now: (books.succeeded(book, claim, generation, now, self._version), None)
+        """Record a successful prepare, which clears faults of the claim's devices. Never blocks."""
+        fingerprint = self._health_fingerprint(claim)
+        self._writer.update(
+            lambda ledger, now: (ledgers.succeeded(ledger, claim, fingerprint, now, self._version), None)
         )
-        self._tell()
+        self._report_faults()
 
-    # --- an unprepare --------------------------------------------------------------------------------------
+    # --- unprepares ----------------------------------------------------------------------------------------
 
     def unprepare_failed(
-        self, ref: ClaimRef, shown: Shown, devices: Sequence[ClaimDevice] = ()
+        self, ref: ClaimRef, evidence: FailureEvidence, devices: Sequence[ClaimDevice] = ()
     ) -> PrepareVerdict | None:
-        """What to say of a claim that could not be unprepared; blocks as :meth:`failed` does.
+        """Record a failed unprepare and return its verdict. Blocks up to 3 s.
 
         Args:
-            devices: The claim's; those that it was prepared with count, if they are remembered.
+            devices: The claim's devices, used if the ledger has none for the claim.
 
         Returns:
-            None: let it succeed. Nothing is left to be undone on a device that is broken, and the pod would
-            never end.
+            None: let the unprepare succeed. A broken device leaves nothing to undo, and the pod would never
+            terminate.
         """
-        known = tuple(ClaimDevice("", *device) for device in books.devices_of(self._scribe.book, ref))
+        known = tuple(ClaimDevice("", *device) for device in ledgers.devices_of(self._writer.ledger, ref))
         claim = Claim(*ref, devices=known or tuple(devices))
-        verdict = self.judge(claim, shown)
-        held = self._held(claim)
-        let_go = verdict.error_class is ErrorClass.FAILED_DEVICE or bool(held)
+        verdict = self.classify(claim, evidence)
+        unhealthy = self._unhealthy_devices(claim)
+        force_release = verdict.error_class is ErrorClass.FAILED_DEVICE or bool(unhealthy)
 
-        def note(book: PrepareLedger, now_wall_s: float) -> tuple[PrepareLedger, PrepareVerdict]:
-            book, counted = books.unprepare_failed(book, claim, verdict, now_wall_s, self._version, held)
-            return (books.unprepared(book, ref, now_wall_s) if let_go else book), counted
+        def record(ledger: PrepareLedger, now_wall_s: float) -> tuple[PrepareLedger, PrepareVerdict]:
+            ledger, counted = ledgers.unprepare_failed(
+                ledger, claim, verdict, now_wall_s, self._version, unhealthy
+            )
+            return (ledgers.unprepared(ledger, ref, now_wall_s) if force_release else ledger), counted
 
-        verdict = self._remember(note)
+        verdict = self._save_failure(record)
         self.wait_delivered([verdict])
         log.warning(
             "claim %s could not be unprepared%s: %s",
             ref,
-            ", and is let go: a device of it is broken" if let_go else "",
-            text(verdict),
+            " and is released all the same, because a device is broken" if force_release else "",
+            kubelet_text(verdict),
         )
-        return None if let_go else verdict
+        return None if force_release else verdict
 
     def unprepared(self, ref: ClaimRef) -> None:
-        """The claim is not prepared any more. Returns at once."""
-        self._scribe.change(lambda book, now: (books.unprepared(book, ref, now), None))
+        """Record a successful unprepare. Never blocks."""
+        self._writer.update(lambda ledger, now: (ledgers.unprepared(ledger, ref, now), None))
 
-    # --- what is known -------------------------------------------------------------------------------------
+    # --- state ---------------------------------------------------------------------------------------------
 
     def outcomes(self) -> tuple[Outcome, ...]:
-        """How the last prepare of each claim ended, the newest first."""
-        kept = sorted(self._scribe.book.claims.values(), key=lambda one: one.at_wall_s, reverse=True)
-        return tuple(one.outcome for one in kept)
+        """Return the outcome of each claim's last prepare, the newest first."""
+        entries = sorted(
+            self._writer.ledger.claims.values(), key=lambda entry: entry.changed_wall_s, reverse=True
+        )
+        return tuple(entry.outcome for entry in entries)
 
-    def told(self) -> tuple[DriverFault, ...]:
-        """Devices that the driver found broken, those too that are excused by now."""
-        return books.age(self._scribe.book, self._clock()).told.faults
+    def driver_faults(self) -> tuple[DriverFault, ...]:
+        """Return all driver-reported faults, with those that have expired recently."""
+        return ledgers.expire(self._writer.ledger, self._clock()).driver_faults.faults
 
-    def _known(self, device: DeviceRef) -> DeviceHealth | None:
-        """What is known of a device; what the driver told of it once and takes back proves nothing."""
-        health = self._said(device)
-        return health and without_faults((one for one in self.told() if one.excused_wall_s), health)
+    def _health(self, device: DeviceRef) -> DeviceHealth | None:
+        """Return a device's health without expired driver-reported faults."""
+        health = self._engine_health(device)
+        expired = (fault for fault in self.driver_faults() if fault.expired_wall_s)
+        return health and without_faults(expired, health)
 
-    def _said(self, device: DeviceRef) -> DeviceHealth | None:
-        """What the engine says of a device; what it said before it went down is no longer known."""
+    def _engine_health(self, device: DeviceRef) -> DeviceHealth | None:
+        """Return the engine's health of a device; None while the engine is down: its last state is stale."""
         return self._engine.health_of(device) if self._engine.is_up else None
 
-    def _held(self, claim: Claim) -> frozenset[DeviceRef]:
-        known = ((device.ref, self._known(device.ref)) for device in claim.devices)
+    def _unhealthy_devices(self, claim: Claim) -> frozenset[DeviceRef]:
+        known = ((device.ref, self._health(device.ref)) for device in claim.devices)
         return frozenset(ref for ref, found in known if found and found.health is Health.UNHEALTHY)
 
-    def _generation(self, claim: Claim) -> str:
-        told = self._scribe.book.told.faults
-        known = (self._said(device.ref) for device in claim.devices)
-        return books.generation_of(health and without_faults(told, health) for health in known)
+    def _health_fingerprint(self, claim: Claim) -> str:
+        faults = self._writer.ledger.driver_faults.faults
+        known = (self._engine_health(device.ref) for device in claim.devices)
+        return ledgers.health_fingerprint(health and without_faults(faults, health) for health in known)
 
-    # --- telling -------------------------------------------------------------------------------------------
+    # --- delivery ------------------------------------------------------------------------------------------
 
     def wait_delivered(self, verdicts: Sequence[PrepareVerdict]) -> None:
-        """Returns when everybody who must knows of the devices that are broken, or time is over."""
+        """Block until all readers have the health of the broken devices, up to 1.5 s."""
         broken = {(device, verdict.code) for verdict in verdicts for device in verdict.devices}
-        faults = [one for one in self.told() if not one.excused_wall_s and (one.device, one.code) in broken]
-        if faults and self._engine.is_up and not self._engine.wait_delivered(faults, TELL_S):
-            log.warning("%s: not everybody heard of it within %g s", faults[0].subject, TELL_S)
+        faults = [
+            fault
+            for fault in self.driver_faults()
+            if not fault.expired_wall_s and (fault.device, fault.code) in broken
+        ]
+        if faults and self._engine.is_up and not self._engine.wait_delivered(faults, DELIVERY_S):
+            log.warning(
+                "device %s: health not delivered to all streams within %g s; the prepare goes on",
+                faults[0].subject,
+                DELIVERY_S,
+            )
 
-    def _remember(
-        self, note: Callable[[PrepareLedger, float], tuple[PrepareLedger, PrepareVerdict]]
+    def _save_failure(
+        self, record: Callable[[PrepareLedger, float], tuple[PrepareLedger, PrepareVerdict]]
     ) -> PrepareVerdict:
-        """A failure, on the disk if that takes it in time, and on its way to the engine."""
-        verdict = self._scribe.change(note, urgent=True)
-        self._tell()
+        """Record a failure, wait a bounded time for the disk, and report the faults to the engine."""
+        verdict = self._writer.update(record, urgent=True)
+        self._report_faults()
         return verdict
 
-    def _tell(self) -> None:
-        """The engine hears what is new. One at a time, so that the newest is the last that it hears."""
-        with self._telling:
-            told = self.told()
-            if told != self._heard:
-                self._heard = told
-                self._engine.tell(told)
+    def _report_faults(self) -> None:
+        """Report changed faults to the engine, one caller at a time, so that the newest report comes last."""
+        with self._reporting:
+            faults = self.driver_faults()
+            if faults != self._reported:
+                self._reported = faults
+                self._engine.report_faults(faults)

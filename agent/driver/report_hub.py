@@ -1,4 +1,4 @@
-"""What was said last, for everybody who asks: streams, prepare handlers, the driver. From any thread."""
+"""Hub of the newest report, for health streams, prepare handlers and drivers. Thread-safe."""
 
 import threading
 import time
@@ -12,81 +12,84 @@ from agent.system.threads.latest import Latest
 
 
 class ReportHub:
-    """The newest report. Who asks for it waits for nobody."""
+    """Holder of the newest report, with its subscribers. Reads never block. Thread-safe."""
 
     def __init__(self) -> None:
-        self._news = threading.Condition()
+        self._changed = threading.Condition()
         self._report: Report | None = None
         self._health: tuple[Report | None, Mapping[DeviceRef, DeviceHealth]] = (None, {})
-        """By device, and of which report: made when somebody asks for a device."""
-        self._readers: list[Latest[Report]] = []
+        """Index by device and the report it was built from; built at the first query of a device."""
+        self._subscribers: list[Latest[Report]] = []
 
     @property
     def report(self) -> Report | None:
-        """None: nobody has looked yet."""
+        """Newest report; None: the first evaluation has not finished."""
         return self._report
 
     def health_of(self, device: DeviceRef) -> DeviceHealth | None:
-        """What the newest report says of a device; None: nothing."""
-        report, (of, health) = self._report, self._health
-        if report is not None and report is not of:
+        """Return a device's health in the newest report; None: the report does not have the device."""
+        report, (indexed, health) = self._report, self._health
+        if report is not None and report is not indexed:
             health = {DeviceRef(*known.key): known for known in report.devices}
             self._health = report, health
         return health.get(device)
 
     def publish(self, report: Report) -> None:
-        """A newer report, for all who read along."""
-        with self._news:
+        """Replace the report and pass it to all subscribers."""
+        with self._changed:
             self._report = report
-            for latest in self._readers:
-                latest.publish(report)
-            self._news.notify_all()
+            for subscriber in self._subscribers:
+                subscriber.publish(report)
+            self._changed.notify_all()
 
     def notify(self) -> None:
-        """Something else has changed that somebody may wait for."""
-        with self._news:
-            self._news.notify_all()
+        """Wake callers of :meth:`wait_until` whose condition depends on more than the report."""
+        with self._changed:
+            self._changed.notify_all()
 
     def subscribe(self) -> Latest[Report]:
-        """All reports from now on, the newest first."""
+        """Return a cell that gets the newest report and every later one."""
         latest: Latest[Report] = Latest()
-        with self._news:
+        with self._changed:
             if self._report is not None:
                 latest.publish(self._report)
-            self._readers.append(latest)
+            self._subscribers.append(latest)
         return latest
 
     def unsubscribe(self, latest: Latest[Report]) -> None:
-        """No more of them; for one that gets none, nothing changes."""
-        with self._news:
-            if latest in self._readers:
-                self._readers.remove(latest)
+        """Stop publishing to a cell; an unknown cell is ignored."""
+        with self._changed:
+            if latest in self._subscribers:
+                self._subscribers.remove(latest)
 
-    def wait_until(self, claim: Callable[[], bool], timeout_s: float) -> bool:
-        """Blocks until something comes true that a report or a nudge can bring about; whether it did."""
-        with self._news:
-            return self._news.wait_for(claim, timeout_s)
+    def wait_until(self, condition: Callable[[], bool], timeout_s: float) -> bool:
+        """Block until a report or :meth:`notify` makes a condition true; returns whether it is true."""
+        with self._changed:
+            return self._changed.wait_for(condition, timeout_s)
 
     def wait_delivered(
-        self, told: Iterable[DriverFault], timeout_s: float, is_over: Callable[[], bool] = lambda: False
+        self,
+        faults: Iterable[DriverFault],
+        timeout_s: float,
+        has_stopped: Callable[[], bool] = lambda: False,
     ) -> bool:
-        """Blocks until a report says it of these devices, and all who follow have taken it; whether they did.
+        """Block until a report has these faults and every subscriber has taken it; returns whether so.
 
         Args:
-            told: Those that are excused are not waited for.
-            is_over: No report will come any more.
+            faults: Driver-reported faults; expired ones are ignored.
+            has_stopped: Returns whether no further report will come.
         """
         end_s = time.monotonic() + timeout_s
-        awaited = [fault for fault in told if not fault.excused_wall_s]
+        awaited = [fault for fault in faults if not fault.expired_wall_s]
 
-        def is_said() -> bool:
+        def is_reported() -> bool:
             found = [(self.health_of(fault.device), fault.health) for fault in awaited]
             return all(known and known.health in {health, Health.UNHEALTHY} for known, health in found)
 
-        self.wait_until(lambda: is_said() or is_over(), timeout_s)
-        return is_said() and self._wait_taken(end_s)
+        self.wait_until(lambda: is_reported() or has_stopped(), timeout_s)
+        return is_reported() and self._wait_delivered(end_s)
 
-    def _wait_taken(self, end_s: float) -> bool:
-        with self._news:
-            readers = list(self._readers)
-        return all(latest.wait_taken(max(0.0, end_s - time.monotonic())) for latest in readers)
+    def _wait_delivered(self, end_s: float) -> bool:
+        with self._changed:
+            subscribers = list(self._subscribers)
+        return all(latest.wait_delivered(max(0.0, end_s - time.monotonic())) for latest in subscribers)

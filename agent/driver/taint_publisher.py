@@ -1,7 +1,8 @@
-"""Gets a driver's taints to the driver: the newest, not too often, and again until they were taken.
+"""Publisher of a driver's taints: passes the newest taints to the driver, rate-limited, until they are
+published.
 
-What they are agent.devices.taints decides. Nothing here talks to Kubernetes: the driver's callback does, and
-may fail or hang as long as the API server is away; that delays no verdict.
+agent.devices.taints decides the taints. Nothing here calls Kubernetes: the driver's callback does. A callback
+that fails or hangs while the API server is away delays no verdict.
 """
 
 import inspect
@@ -14,68 +15,68 @@ from typing import Final, NamedTuple
 import trio
 
 from agent.config.config import Config
-from agent.devices.taints import TaintPolicy, decide, domain_of, restore
+from agent.devices.taints import TaintPolicy, decide_taints, domain_of, restore_taints
 from agent.model.report import Report
 from agent.model.taint import Taint, Taints
 from agent.model.time import NS, Instant, rfc3339
 from agent.store.taints import WriteError, load, save
-from agent.system import jitter as dice
+from agent.system.timing import random_fraction
 
 DEBOUNCE_S: Final = 1.0
-"""What changes together is published together [s]."""
-BETWEEN_S: Final = 5.0
-"""From the end of a call that went well to the next [s]."""
+"""Delay after a change, so that several changes are published together [s]."""
+MIN_INTERVAL_S: Final = 5.0
+"""Shortest time from a successful call to the next call [s]."""
 CALL_S: Final = 60.0
-"""How long a call may take [s]."""
+"""Longest duration of a call [s]."""
 RETRY_S: Final = 1.0
-"""Pause after a call that failed, at its longest; twice as long after each further one... [s]"""
+"""Upper bound of the pause after a failed call, doubled after each further one [s]."""
 RETRY_MAX_S: Final = 60.0
-"""...up to this."""
-KEEP_AGAIN_S: Final = 60.0
-"""After a disk did not take the file [s]."""
+"""Upper bound of all pauses [s]."""
+SAVE_RETRY_S: Final = 60.0
+"""Delay after a failed write of the file [s]."""
 
-Callback = Callable[[Taints], object]
-"""A plain function is called in a thread of its own; an async function in our Trio, and cancelled at its
-deadline. They are taken when it returns; when it raises, it is called again."""
+TaintCallback = Callable[[Taints], object]
+"""Function of the driver that publishes taints. A plain function is called in a thread of its own; an async
+one in the core's Trio loop, and cancelled at its deadline. When it raises, it is called again."""
 
 log = logging.getLogger(__name__)
 
 
 def policy_of(config: Config) -> TaintPolicy:
-    """What the operator's configuration says about taints."""
+    """Return the taint policy of a configuration."""
     return TaintPolicy(
         evict=config.taint_evict,
         quiet_s=config.taint_quiet_s,
-        tell_unknown=config.taint_tell_unknown,
+        report_unknown=config.taint_unknown,
         inform=config.taint_inform,
     )
 
 
 class TaintPublisher:
-    """The newest taints, and their way to the driver and to the disk."""
+    """Newest taints of one driver, passed to its callback and saved on disk."""
 
     def __init__(
         self,
-        callback: Callback | None,
+        callback: TaintCallback | None,
         *,
         driver: str,
         policy: TaintPolicy | None = None,
         path: Path | None = None,
         clock: Callable[[], Instant],
-        jitter: Callable[[], float] = dice.random_fraction,
+        jitter: Callable[[], float] = random_fraction,
     ) -> None:
-        """Reads the file, which can take as long as a disk takes.
+        """Load the saved taints. Blocks while a disk hangs.
 
         Args:
-            callback: Takes the taints; None: nobody does, they are only to be looked at.
-            driver: Whose devices.
-            policy: What the operator decided; None: nothing.
-            path: Of the file that keeps when taints were published first; None: not kept.
-            clock: Now, on both clocks.
-            jitter: A number from 0 to 1.
+            callback: Publishes the taints; None: they can only be read.
+            driver: Name of the driver.
+            policy: Policy of the operator; None: the default.
+            path: File that keeps the time since which each taint is published; None: not saved.
+            clock: Returns the time on both clocks.
+            jitter: Returns a random number from 0 to 1.
 
         Raises:
-            ConfigError: the driver's name can begin no taint's key, and the policy says no domain.
+            ConfigError: The driver's name is no valid prefix of a taint key, and the policy has no domain.
         """
         self._callback = callback
         self._driver = driver
@@ -84,150 +85,154 @@ class TaintPublisher:
         self._clock = clock
         self._jitter = jitter
         domain_of(driver, self._policy)
-        kept, problem = load(path) if path is not None else (Taints(), "")
+        saved, problem = load(path) if path is not None else (Taints(), "")
         if problem:
-            log.warning("%s; taints count as published anew", problem)
-        self._past = restore(kept, driver, self._policy)
-        self._saved = kept
+            log.warning("%s; the timeAdded of all taints starts again", problem)
+        self._decided = restore_taints(saved, driver, self._policy)
+        self._saved = saved
         self._report: Report | None = None
-        """The newest that was a picture."""
+        """Newest complete report."""
         self._reported = trio.Event()
         self._changed = trio.Event()
-        self._unkept = trio.Event()
-        self._limiter = trio.CapacityLimiter(1)  # a callback that hangs takes nobody else's thread
+        self._unsaved = trio.Event()
+        self._limiter = trio.CapacityLimiter(1)  # a hung callback keeps only its own thread
 
     @property
     def taints(self) -> Taints:
-        """As they are now; before the first report as an earlier life left them. From any thread."""
-        return self._past.taints
+        """Current taints; before the first report those of the last run. Thread-safe."""
+        return self._decided.taints
 
-    def take(self, report: Report, now: Instant) -> None:
-        """From the Trio thread; returns at once. A report that is starting counts for nothing."""
+    def update(self, report: Report, now: Instant) -> None:
+        """Decide the taints for a new report; incomplete reports are ignored. Core thread only. Never
+        blocks."""
         if report.starting:
             return
         first = self._report is None
-        before, self._report = self._past, report
-        self._past = decide(before, report, self._driver, self._policy, now)
+        before, self._report = self._decided, report
+        self._decided = decide_taints(before, report, self._driver, self._policy, now)
         self._reported.set()
-        if first or self._past.taints != before.taints:
+        if first or self._decided.taints != before.taints:
             self._changed.set()
-        if self._past.kept != self._saved:
-            self._unkept.set()
+        if self._decided.kept != self._saved:
+            self._unsaved.set()
 
     async def run(self) -> None:
-        """Publishes and keeps until cancelled. The first call comes with the first report that is a picture,
-        also if nothing is tainted: taints that an earlier life left must go.
+        """Publish and save taints until cancelled.
+
+        The first call comes with the first complete report, even without taints: taints of the last run
+        must be removed.
         """
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(self._decide_in_time)
+            nursery.start_soon(self._update_when_due)
             if self._callback is not None:
                 nursery.start_soon(self._publish, self._callback)
             if self._path is not None:
-                nursery.start_soon(self._keep, self._path)
+                nursery.start_soon(self._save, self._path)
 
-    async def _decide_in_time(self) -> None:
-        """Quiet times end though nobody reports anything."""
+    async def _update_when_due(self) -> None:
+        """Decide again when a quiet time ends without a new report."""
         while True:
             self._reported = trio.Event()
-            with trio.move_on_after(self._left_s()) as scope:
+            with trio.move_on_after(self._time_left_s()) as scope:
                 await self._reported.wait()
             if scope.cancelled_caught and self._report is not None:
-                self.take(self._report, self._clock())
+                self.update(self._report, self._clock())
 
-    def _left_s(self) -> float:
-        due_ns = self._past.due_ns
+    def _time_left_s(self) -> float:
+        due_ns = self._decided.due_ns
         return float("inf") if due_ns is None else max(0.01, (due_ns - self._clock().mono_ns) / NS)
 
-    # --- to the driver -------------------------------------------------------------------------------------
+    # --- driver --------------------------------------------------------------------------------------------
 
-    async def _publish(self, callback: Callback) -> None:
-        told, pause_s = "", RETRY_S
+    async def _publish(self, callback: TaintCallback) -> None:
+        logged, pause_s = "", RETRY_S
         while True:
             await self._changed.wait()
             await trio.sleep(DEBOUNCE_S)
             self._changed = trio.Event()
             error = await self._call(callback, self.taints)
             if error is None:
-                if told:
-                    log.info("driver %s takes its taints again", self._driver)
-                told, pause_s = "", RETRY_S
-                await trio.sleep(BETWEEN_S)
+                if logged:
+                    log.info("driver %s: publishing taints works again", self._driver)
+                logged, pause_s = "", RETRY_S
+                await trio.sleep(MIN_INTERVAL_S)
                 continue
             text = traceback.format_exception_only(error)[-1].strip()
-            if text != told:
-                words = "driver %s did not take its taints, and is asked again: %s"
-                log.warning(words, self._driver, text, exc_info=error)
-            told = text
-            self._changed.set()  # even if all is as it was: nobody knows what became of them
+            if text != logged:
+                log.warning(
+                    "driver %s: publishing taints failed: %s; retrying", self._driver, text, exc_info=error
+                )
+            logged = text
+            self._changed.set()  # even if nothing changed: the failed call may have done a part
             await trio.sleep(self._jitter() * pause_s)
             pause_s = min(2 * pause_s, RETRY_MAX_S)
 
-    async def _call(self, callback: Callback, taints: Taints) -> BaseException | None:
-        """What went wrong. A thread that hangs is waited for: there is never a second one."""
+    async def _call(self, callback: TaintCallback, taints: Taints) -> BaseException | None:
+        """Call the callback; returns its error. A hung thread is waited for: there is never a second one."""
         if inspect.iscoroutinefunction(callback):
-            answer = _ask(callback, taints)
+            result = _call_safely(callback, taints)
         else:
             async with trio.open_nursery() as nursery:
-                nursery.start_soon(self._tell_of_hanging)
-                answer = await trio.to_thread.run_sync(
-                    _ask, callback, taints, abandon_on_cancel=True, limiter=self._limiter
+                nursery.start_soon(self._log_hang)
+                result = await trio.to_thread.run_sync(
+                    _call_safely, callback, taints, abandon_on_cancel=True, limiter=self._limiter
                 )
                 nursery.cancel_scope.cancel()
-        return answer.error if answer.rest is None else await _awaited(answer.rest)
+        return result.error if result.awaitable is None else await _await_safely(result.awaitable)
 
-    async def _tell_of_hanging(self) -> None:
+    async def _log_hang(self) -> None:
         await trio.sleep(CALL_S)
-        log.warning("driver %s has not taken its taints within %g s; waiting for it", self._driver, CALL_S)
+        log.warning("driver %s: publishing taints takes longer than %g s; waiting", self._driver, CALL_S)
 
-    # --- to the disk ---------------------------------------------------------------------------------------
+    # --- disk ----------------------------------------------------------------------------------------------
 
-    async def _keep(self, path: Path) -> None:
-        """A write that hangs is waited for; there is never more than one."""
-        told: int | None = None
+    async def _save(self, path: Path) -> None:
+        """Save taints until cancelled. A hung write is waited for: there is never a second one."""
+        logged_errno: int | None = None
         while True:
-            await self._unkept.wait()
-            self._unkept = trio.Event()
-            kept = self._past.kept
+            await self._unsaved.wait()
+            self._unsaved = trio.Event()
+            saved = self._decided.kept
             try:
-                await trio.to_thread.run_sync(save, path, kept, abandon_on_cancel=True)
+                await trio.to_thread.run_sync(save, path, saved, abandon_on_cancel=True)
             except WriteError as error:
-                if error.errno != told:
-                    log.warning("%s; taints count as published anew when the driver starts again", error)
-                told = error.errno
-                await trio.sleep(KEEP_AGAIN_S)
-                self._unkept.set()
+                if error.errno != logged_errno:
+                    log.warning("%s; after a restart the timeAdded of new taints starts again", error)
+                logged_errno = error.errno
+                await trio.sleep(SAVE_RETRY_S)
+                self._unsaved.set()
             else:
-                self._saved, told = kept, None
+                self._saved, logged_errno = saved, None
 
 
-class _Answer(NamedTuple):
-    """Of a function of the driver's."""
+class _CallResult(NamedTuple):
+    """Result of a call of the driver's function."""
 
     error: BaseException | None = None
-    rest: Awaitable[object] | None = None
-    """What it left to be awaited."""
+    awaitable: Awaitable[object] | None = None
+    """Awaitable that the function returned, if any."""
 
 
-def _ask(callback: Callback, taints: Taints) -> _Answer:
-    """Nothing that the driver's code raises may end us."""
+def _call_safely(callback: TaintCallback, taints: Taints) -> _CallResult:
+    """Call the driver's function; whatever it raises is returned."""
     try:
         result = callback(taints)
     except BaseException as error:
-        return _Answer(error)
-    return _Answer(rest=result) if inspect.isawaitable(result) else _Answer()
+        return _CallResult(error)
+    return _CallResult(awaitable=result) if inspect.isawaitable(result) else _CallResult()
 
 
-async def _awaited(rest: Awaitable[object]) -> BaseException | None:
+async def _await_safely(awaitable: Awaitable[object]) -> BaseException | None:
     try:
         with trio.move_on_after(CALL_S) as scope:
-            await rest
+            await awaitable
     except (Exception, SystemExit) as error:
         return error
     return TimeoutError(f"no answer within {CALL_S:g} s") if scope.cancelled_caught else None
 
 
 def as_objects(taints: Iterable[Taint]) -> list[dict[str, str]]:
-    """One device's taints as its entry in a ResourceSlice has them: ``spec.devices[].taints``."""
+    """Return a device's taints in the format of a ResourceSlice: ``spec.devices[].taints``."""
     return [
         {
             "key": taint.key,

@@ -1,1 +1,1 @@
-"""drahealth inside a DRA driver: the monitor, its checks, and a plugin server for those without one."""
+"""drahealth inside a DRA driver: the monitor, the driver's own checks, and a DRA plugin server."""

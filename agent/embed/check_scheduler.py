@@ -1,8 +1,8 @@
-"""The rounds of a driver's checks over its devices: a task for each check of each device.
+"""Scheduler of a driver's checks: one task for each check of each device.
 
-So a device that hangs delays nobody but itself. While a call hangs there is no second one, and each period
-counts as a look in which nobody could look. Which devices and checks there are any thread may say; the tasks
-are the core thread's.
+So a device that hangs delays only its own checks. While a call hangs there is no second call, and every
+period counts as a run without a result. Devices and checks may be added from any thread; the tasks run in the
+core thread.
 """
 
 import inspect
@@ -17,21 +17,20 @@ from typing import Final
 
 import trio
 
-from agent.embed.checks import Check, Seen, read_answer, read_error
+from agent.driver.driver_source import CheckKey, DriverSource
+from agent.embed.checks import Check, CheckCallResult, result_of_answer, result_of_error
 from agent.embed.devices import Device
-from agent.embed.source import CheckKey, DriverSource
 from agent.errors import ConfigError, suggestion
-from agent.model.check import CheckSample
-from agent.model.declared import Declared
+from agent.model.declared import CheckSample, Declared
 from agent.model.time import NS
-from agent.system import jitter as dice
+from agent.system.timing import random_fraction
 
-PLACES: Final = 16
-"""Plain checks that run at once; one that hangs gives its place back at its deadline."""
+MAX_THREADS: Final = 16
+"""Most plain checks that run at once; a hung one frees its slot at its deadline."""
 DEVICES_MAX: Final = 4096
-"""As many as a file in devices.d can declare."""
-PHASE_MIN: Final = 0.5
-"""What a check waits at least for its second look, of its period: more is chance, and spreads the load."""
+"""Most devices of a driver, as in a file in devices.d."""
+MIN_FIRST_PERIOD: Final = 0.5
+"""Shortest first period of a check, as a share of its period; the rest is random and spreads the load."""
 
 log = logging.getLogger(__name__)
 
@@ -46,11 +45,11 @@ class ScheduledCheck:
 
     @property
     def key(self) -> CheckKey:
-        """What its samples are known by."""
+        """Key of the samples."""
         return self.declared.subject, self.check.name
 
     def sample(self) -> CheckSample:
-        """What is said of it until its first look is over."""
+        """Return the sample that is valid until the first call has returned."""
         check = self.check
         return CheckSample(
             check.name,
@@ -59,7 +58,7 @@ class ScheduledCheck:
             unread="",
             passes=0,
             beat_ns=time.monotonic_ns(),
-            # nobody stands still who is within a deadline
+            # a check within its deadline is not stalled
             period_ns=int(max(check.every_s, check.timeout_s) * NS),
             raise_after=check.raise_after,
             clear_after=check.clear_after,
@@ -70,21 +69,22 @@ class ScheduledCheck:
 
 
 class CheckScheduler:
-    """A driver's devices and checks, and what the checks find."""
+    """Devices and checks of one driver, with the tasks that run the checks."""
 
     def __init__(
         self,
         driver: str,
         node: str,
         source: DriverSource,
-        jitter: Callable[[], float] = dice.random_fraction,
+        jitter: Callable[[], float] = random_fraction,
     ) -> None:
-        """
+        """Create a scheduler without devices and checks.
+
         Args:
-            driver: Whose devices they are.
-            node: The pool of devices that name none.
-            source: Is told the devices, and what the checks find.
-            jitter: A number from 0 to 1.
+            driver: Name of the driver.
+            node: Pool of devices that name none.
+            source: Gets the devices and the samples of the checks.
+            jitter: Returns a random number from 0 to 1.
         """
         self._driver = driver
         self._node = node
@@ -94,197 +94,204 @@ class CheckScheduler:
         self._declared: dict[str, Declared] = {}
         self._devices: dict[str, Device] = {}
         self._checks: dict[str, Check] = {}
-        self._watches: dict[CheckKey, ScheduledCheck] = {}
+        self._scheduled: dict[CheckKey, ScheduledCheck] = {}
         self._token: trio.lowlevel.TrioToken | None = None
-        # of the core thread alone:
+        # core thread only:
         self._changed = trio.Event()
         self._tasks: dict[ScheduledCheck, trio.CancelScope] = {}
-        self._asked: dict[ScheduledCheck, trio.Event] = {}
-        self._calls: dict[tuple[Check, Device], _Call] = {}
-        self._places = trio.CapacityLimiter(PLACES)
+        self._requests: dict[ScheduledCheck, trio.Event] = {}
+        self._calls: dict[tuple[Check, Device], _CheckCall] = {}
+        self._slots = trio.CapacityLimiter(MAX_THREADS)
         self._unlimited = trio.CapacityLimiter(math.inf)
 
-    # --- from any thread -----------------------------------------------------------------------------------
+    # --- thread-safe ---------------------------------------------------------------------------------------
 
     def add(self, *devices: Device) -> None:
-        """More devices: all of them, or none. Raises ConfigError."""
+        """Add devices, all of them or none. Raises ConfigError."""
         with self._lock:
             known = dict(self._devices)
             for device in devices:
                 if not isinstance(device, Device):
-                    raise ConfigError(f"{device!r} is no Device")
+                    raise ConfigError(f"{device!r} is not a Device")
                 if device.name in known:
-                    raise ConfigError(f"device {device.name!r} is there already")
+                    raise ConfigError(f"device {device.name!r} exists already")
                 known[device.name] = device
             if len(known) > DEVICES_MAX:
                 raise ConfigError(f"{len(known)} devices, limit {DEVICES_MAX}")
             new = {device.name: device.declare(self._driver, self._node) for device in devices}
             self._devices, self._declared = known, self._declared | new
-            self._arrange(begun=self._watches_of(devices, self._checks.values()))
+            self._update_schedule(begun=self._schedule(devices, self._checks.values()))
 
     def remove(self, *names: str) -> None:
-        """Some devices are there no longer: all of them, or none. Raises ConfigError."""
+        """Remove devices, all of them or none. Raises ConfigError."""
         with self._lock:
             known = dict(self._devices)
             for name in names:
                 if name not in known:
-                    raise ConfigError(f"device {name!r} is not there{suggestion(str(name), known)}")
+                    raise ConfigError(f"device {name!r} does not exist{suggestion(str(name), known)}")
                 del known[name]
             self._devices = known
             self._declared = {name: declared for name, declared in self._declared.items() if name in known}
-            self._arrange(ended=[one for one in self._watches.values() if one.device.name not in known])
+            ended = [check for check in self._scheduled.values() if check.device.name not in known]
+            self._update_schedule(ended=ended)
 
     def check(self, check: Check) -> None:
-        """One more check. Raises ConfigError."""
+        """Add a check. Raises ConfigError."""
         with self._lock:
             if check.name in self._checks:
-                raise ConfigError(f"check {check.name!r}: there is one of that name; say another, name=")
+                raise ConfigError(f"check {check.name!r}: the name is taken; set another one with name=")
             self._checks[check.name] = check
-            self._arrange(begun=self._watches_of(self._devices.values(), [check]))
+            self._update_schedule(begun=self._schedule(self._devices.values(), [check]))
 
     def recheck(self, name: str = "") -> None:
-        """One check is due now, of all its devices; or all are. Raises ConfigError."""
+        """Run one check now for all its devices; an empty name runs all checks. Raises ConfigError."""
         with self._lock:
             if name and name not in self._checks:
                 raise ConfigError(f"check {name!r}: no such check{suggestion(name, self._checks)}")
-            self._post(lambda: self._ask(name))
+            self._run_in_core(lambda: self._request(name))
 
     @property
     def declared(self) -> Mapping[str, Declared]:
-        """The devices by name, as the decision core knows them. Never changed in place."""
+        """Devices by name, as the engine has them. Never changed in place."""
         return self._declared
 
-    def unfinished(self, timeout_s: float) -> Sequence[str]:
-        """The calls that do not return within that time, in words. After :meth:`run`."""
+    def hung_calls(self, timeout_s: float) -> Sequence[str]:
+        """Return the names of calls that do not return within the timeout. Called after :meth:`run`."""
         end_s = time.monotonic() + timeout_s
         calls = list(self._calls.values())
-        return [str(call) for call in calls if not call.over.wait(max(0.0, end_s - time.monotonic()))]
+        return [str(call) for call in calls if not call.returned.wait(max(0.0, end_s - time.monotonic()))]
 
-    def _watches_of(self, devices: Iterable[Device], checks: Iterable[Check]) -> list[ScheduledCheck]:
+    def _schedule(self, devices: Iterable[Device], checks: Iterable[Check]) -> list[ScheduledCheck]:
         checks = list(checks)
         return [
             ScheduledCheck(check, device, self._declared[device.name])
             for device in devices
             for check in checks
-            if check.concerns(device)
+            if check.applies_to(device)
         ]
 
-    def _arrange(self, begun: Sequence[ScheduledCheck] = (), ended: Sequence[ScheduledCheck] = ()) -> None:
-        """Who is there, and who is looked at by whom from now on. With the lock."""
-        for watch in ended:
-            del self._watches[watch.key]
-        self._watches.update({watch.key: watch for watch in begun})
-        self._source.declare(
-            self._declared.values(), [watch.sample() for watch in begun], [watch.key for watch in ended]
-        )
-        self._post(lambda: self._changed.set())
+    def _update_schedule(
+        self, begun: Sequence[ScheduledCheck] = (), ended: Sequence[ScheduledCheck] = ()
+    ) -> None:
+        """Add and remove scheduled checks, and pass the devices to the source. With the lock."""
+        for scheduled in ended:
+            del self._scheduled[scheduled.key]
+        self._scheduled.update({scheduled.key: scheduled for scheduled in begun})
+        samples = [scheduled.sample() for scheduled in begun]
+        self._source.declare(self._declared.values(), samples, [scheduled.key for scheduled in ended])
+        self._run_in_core(lambda: self._changed.set())
 
-    def _post(self, act: Callable[[], None]) -> None:
-        """Does something in the core thread, if it runs; before it runs there is nothing to be done."""
+    def _run_in_core(self, act: Callable[[], None]) -> None:
+        """Call a function in the core thread, if it runs; before that there are no tasks to change."""
         if self._token is not None:
             with suppress(trio.RunFinishedError):
                 self._token.run_sync_soon(act)
 
-    # --- in the core thread --------------------------------------------------------------------------------
+    # --- core thread only ----------------------------------------------------------------------------------
 
     async def run(self) -> None:
-        """Looks until cancelled."""
+        """Run all scheduled checks until cancelled."""
         async with trio.open_nursery() as nursery:
             self._token = trio.lowlevel.current_trio_token()
             while True:
                 self._changed = trio.Event()
-                self._assign(nursery)
+                self._update_tasks(nursery)
                 await self._changed.wait()
 
-    def _assign(self, nursery: trio.Nursery) -> None:
-        """A task for each check of each device that is there, and for no other."""
+    def _update_tasks(self, nursery: trio.Nursery) -> None:
+        """Start the tasks of new scheduled checks and cancel those of removed ones."""
         with self._lock:
-            watches = set(self._watches.values())
-        for watch in self._tasks.keys() - watches:
-            self._tasks.pop(watch).cancel()
-        for watch in watches - self._tasks.keys():
-            self._tasks[watch] = scope = trio.CancelScope()
-            nursery.start_soon(self._follow, watch, scope, nursery)
+            scheduled = set(self._scheduled.values())
+        for removed in self._tasks.keys() - scheduled:
+            self._tasks.pop(removed).cancel()
+        for added in scheduled - self._tasks.keys():
+            self._tasks[added] = scope = trio.CancelScope()
+            nursery.start_soon(self._run_periodically, added, scope, nursery)
 
-    def _ask(self, name: str) -> None:
-        for watch, asked in self._asked.items():
-            if name in ("", watch.check.name):
-                asked.set()
+    def _request(self, name: str) -> None:
+        for scheduled, requested in self._requests.items():
+            if name in ("", scheduled.check.name):
+                requested.set()
 
     @contextmanager
-    def _hearing(self, watch: ScheduledCheck) -> Iterator[None]:
-        """Until the end its task can be asked to look."""
+    def _accepting_requests(self, scheduled: ScheduledCheck) -> Iterator[None]:
+        """Drop the check's request event at the end of its task."""
         try:
             yield
         finally:
-            self._asked.pop(watch, None)
+            self._requests.pop(scheduled, None)
 
-    async def _follow(self, watch: ScheduledCheck, scope: trio.CancelScope, nursery: trio.Nursery) -> None:
-        """One check of one device, until it is cancelled."""
-        check, sample, alike, wanted = watch.check, watch.sample(), 0, True
-        rest_s = check.every_s * (PHASE_MIN + (1 - PHASE_MIN) * self._jitter())
+    async def _run_periodically(
+        self, scheduled: ScheduledCheck, scope: trio.CancelScope, nursery: trio.Nursery
+    ) -> None:
+        """Run one check of one device until cancelled."""
+        check, sample, same_results, is_requested = scheduled.check, scheduled.sample(), 0, True
+        period_s = check.every_s * (MIN_FIRST_PERIOD + (1 - MIN_FIRST_PERIOD) * self._jitter())
         due_s = trio.current_time()
-        with scope, self._hearing(watch):
+        with scope, self._accepting_requests(scheduled):
             while True:
-                self._asked[watch] = asked = trio.Event()
-                seen = await self._look(watch, nursery)
-                is_news = not sample.passes or (seen.finding, seen.unread) != (sample.finding, sample.unread)
-                alike = 1 if is_news else alike + 1
-                _tell(watch, sample, seen)
+                self._requests[scheduled] = requested = trio.Event()
+                result = await self._call_check(scheduled, nursery)
+                before = sample.finding, sample.unread
+                has_changed = not sample.passes or (result.finding, result.unread) != before
+                same_results = 1 if has_changed else same_results + 1
+                _log_change(scheduled, sample, result)
                 sample = sample._replace(
-                    finding=seen.finding,
-                    unread=seen.unread,
+                    finding=result.finding,
+                    unread=result.unread,
                     passes=sample.passes + 1,
                     beat_ns=time.monotonic_ns(),
                 )
-                # as long as it is counted the core sees each look; later ones it finds when it looks
-                wake = wanted or alike <= max(check.raise_after, check.clear_after)
-                self._note(watch, sample, wake=wake)
-                due_s, rest_s = _next(due_s + rest_s, check.every_s), check.every_s
+                # while results still count the core must see each one; later ones can wait for its heartbeat
+                wake = is_requested or same_results <= max(check.raise_after, check.clear_after)
+                self._add_sample(scheduled, sample, wake=wake)
+                due_s, period_s = _next_due_s(due_s + period_s, check.every_s), check.every_s
                 with trio.move_on_at(due_s):
-                    await asked.wait()
-                wanted = asked.is_set()
+                    await requested.wait()
+                is_requested = requested.is_set()
                 due_s = min(due_s, trio.current_time())
 
-    def _note(self, watch: ScheduledCheck, sample: CheckSample, *, wake: bool) -> None:
-        with self._lock:  # what is another device by now must not be said to be as this one was
-            if self._watches.get(watch.key) is watch:
-                self._source.note(sample, wake=wake)
+    def _add_sample(self, scheduled: ScheduledCheck, sample: CheckSample, *, wake: bool) -> None:
+        with self._lock:  # drop samples of a device that was replaced under the same name
+            if self._scheduled.get(scheduled.key) is scheduled:
+                self._source.add_sample(sample, wake=wake)
 
-    async def _look(self, watch: ScheduledCheck, nursery: trio.Nursery) -> Seen:
-        """One look: what the check answers, or why it does not."""
-        check, asked = watch.check, (watch.check, watch.device)
-        silent = Seen(unread=f"no answer within {check.timeout_s:g} s")
-        before = self._calls.get(asked)
-        if before is not None and not before.over.is_set():
-            return silent
-        call = _Call(check, watch.device, self._unlimited)
+    async def _call_check(self, scheduled: ScheduledCheck, nursery: trio.Nursery) -> CheckCallResult:
+        """Call the check once; returns its result, or why there is none."""
+        check, key = scheduled.check, (scheduled.check, scheduled.device)
+        no_answer = CheckCallResult(unread=f"no answer within {check.timeout_s:g} s")
+        last = self._calls.get(key)
+        if last is not None and not last.returned.is_set():
+            return no_answer
+        call = _CheckCall(check, scheduled.device, self._unlimited)
         if not check.is_async:
             with trio.move_on_after(check.every_s) as waiting:
-                await self._places.acquire_on_behalf_of(call)
+                await self._slots.acquire_on_behalf_of(call)
             if waiting.cancelled_caught:
-                return Seen(unread=f"no thread within {check.every_s:g} s: {PLACES} checks are running")
+                return CheckCallResult(
+                    unread=f"no thread within {check.every_s:g} s: {MAX_THREADS} checks are running"
+                )
         try:
-            self._calls[asked] = call
+            self._calls[key] = call
             nursery.start_soon(call.run)
             with trio.move_on_after(check.timeout_s):
                 await call.ended.wait()
         finally:
             call.scope.cancel()
             if not check.is_async:
-                self._places.release_on_behalf_of(call)
-            if call.over.is_set():
-                self._calls.pop(asked, None)
-        return call.seen or silent
+                self._slots.release_on_behalf_of(call)
+            if call.returned.is_set():
+                self._calls.pop(key, None)
+        return call.result or no_answer
 
 
-class _Call:
+class _CheckCall:
     """One call of a check."""
 
     def __init__(self, check: Check, device: Device, limiter: trio.CapacityLimiter) -> None:
-        self.over = threading.Event()
-        """It has returned, or was never made."""
-        self.seen: Seen | None = None
+        self.returned = threading.Event()
+        """Set when the function has returned, or was never called."""
+        self.result: CheckCallResult | None = None
         self.ended = trio.Event()
         self.scope = trio.CancelScope()
         self._check = check
@@ -296,66 +303,66 @@ class _Call:
         return f"check {self._check.name} of {self._device.name}"
 
     async def run(self) -> None:
-        """Asks. Whatever the check does, nothing is raised but what cancels us."""
+        """Call the check. Raises nothing but a cancellation of its own scope."""
         try:
             with self.scope:
                 if self._check.is_async:
-                    self.seen = await self._ask()
+                    self.result = await self._call_async()
                 else:
-                    self.seen = await trio.to_thread.run_sync(
-                        self._ask_in_thread,
+                    self.result = await trio.to_thread.run_sync(
+                        self._call_plain,
                         thread_name="dh-check",
                         abandon_on_cancel=True,
                         limiter=self._limiter,
                     )
         finally:
             if not self._begun:
-                self.over.set()
+                self.returned.set()
             self.ended.set()
 
-    async def _ask(self) -> Seen:
+    async def _call_async(self) -> CheckCallResult:
         self._begun = True
         try:
             answer = self._check.function(self._device)
             if inspect.isawaitable(answer):
                 answer = await answer
-            return read_answer(answer)
-        except BaseException as error:  # SystemExit, too: the driver lives on
+            return result_of_answer(answer)
+        except BaseException as error:  # a SystemExit of a check must not end the driver
             if (cancelled := _cancellation(error)) is not None:
                 raise cancelled from None
-            return read_error(error)
+            return result_of_error(error)
         finally:
-            self.over.set()
+            self.returned.set()
 
-    def _ask_in_thread(self) -> Seen:
+    def _call_plain(self) -> CheckCallResult:
         self._begun = True
         try:
-            return read_answer(self._check.function(self._device))
-        except BaseException as error:  # likewise
-            return read_error(error)
+            return result_of_answer(self._check.function(self._device))
+        except BaseException as error:  # a SystemExit of a check must not end the driver
+            return result_of_error(error)
         finally:
-            self.over.set()
+            self.returned.set()
 
 
-def _next(due_s: float, every_s: float) -> float:
-    """When it is due after ``due_s``, or then; looks that were missed are not made up for."""
+def _next_due_s(due_s: float, every_s: float) -> float:
+    """Return the first time of the period at or after ``due_s`` that is not past; missed runs are skipped."""
     late_s = trio.current_time() - due_s
     return due_s if late_s < 0 else due_s + every_s * (late_s // every_s + 1)
 
 
 def _cancellation(error: BaseException) -> BaseException | None:
-    """What of an exception is Trio's."""
+    """Return the part of an exception that is Trio's cancellation."""
     if isinstance(error, BaseExceptionGroup):
         return error.subgroup(trio.Cancelled)
     return error if isinstance(error, trio.Cancelled) else None
 
 
-def _tell(watch: ScheduledCheck, before: CheckSample, seen: Seen) -> None:
-    """Once per change, why nobody could look."""
-    if seen.unread == before.unread:
+def _log_change(scheduled: ScheduledCheck, before: CheckSample, result: CheckCallResult) -> None:
+    """Log once per change why a check has no result."""
+    if result.unread == before.unread:
         return
-    if seen.unread:
-        log.warning("%s: %s", watch, seen.unread)
-        log.debug("%s", watch, exc_info=seen.error)
+    if result.unread:
+        log.warning("%s: no result: %s", scheduled, result.unread)
+        log.debug("%s: no result", scheduled, exc_info=result.error)
     else:
-        log.info("%s: answers again", watch)
+        log.info("%s: has a result again", scheduled)

@@ -1,43 +1,51 @@
-"""What a monitor opens in its core thread, and closes when that has ended: sources, memory, taints, the core.
+"""Components of a monitor that live in its core thread: sources, fault checkpoint, taints and the engine
+loop.
 
-Opening can take as long as a disk takes; nobody but the core waits for it.
+Opening may block on a disk; only the core thread waits for it. After a failure of the core every device is
+reported Unknown (:func:`failed_report`).
 """
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
 from agent.config.config import Config
+from agent.devices.inventory import declared_device
 from agent.devices.taints import TaintPolicy
-from agent.driver.taint_publisher import Callback, TaintPublisher
-from agent.embed.source import BareSource, DriverSource
-from agent.engine.loop import EngineLoop, Timing
-from agent.engine.step import begin
-from agent.health.gpu.faults.checkpoint import Restored, restore
+from agent.driver.driver_source import DriverSource, EmptySource
+from agent.driver.taint_publisher import TaintCallback, TaintPublisher
+from agent.engine.loop import EngineLoop, LoopTiming
+from agent.engine.step import initial_state
+from agent.health.gpu.faults.checkpoint import RestoredFaults, restore_faults
+from agent.health.rules import CatalogRow
+from agent.health.verdict import message
+from agent.model.declared import Declared
 from agent.model.faults import FaultMemory
+from agent.model.health import Blame, Cause, DeviceHealth, Health, Severity
 from agent.model.report import Report
 from agent.model.settings import Settings
 from agent.model.taint import Taints
 from agent.model.time import Instant
-from agent.node.node_source import Node
-from agent.node.open import NODE_STOP_S, open_node, settings_of
+from agent.node.node_source import NODE_STOP_S, NodeSource, open_node, settings_of
 from agent.sources.gpu_host import read_boot_id
 from agent.store import faults
 from agent.store import taints as taint_store
-from agent.store.fault_checkpoint import FaultCheckpointWriter
-from agent.system import jitter as dice
-from agent.system.threads.trio_thread import Task
+from agent.store.faults import FaultCheckpointWriter
+from agent.system.threads.loop_thread import Task
+from agent.system.timing import random_fraction
 
-STOP_LEAST_S: Final = 0.05
-"""What a part has to end, even if one before it hangs and took all the time [s]."""
+MIN_STOP_S: Final = 0.05
+"""Shortest time that each part has to stop, even if an earlier part used up the whole timeout [s]."""
 
 log = logging.getLogger(__name__)
 
 
 class Components:
-    """All that is open. Of the core thread, but for :attr:`taints`, and :meth:`close` when it has ended."""
+    """Open components of a monitor. Core thread only, except :attr:`taints`, and :meth:`close` after its
+    end."""
 
     def __init__(
         self,
@@ -51,16 +59,17 @@ class Components:
         clock: Callable[[], Instant],
         publish: Callable[[Report], None],
     ) -> None:
-        """
+        """Create components that are not open.
+
         Args:
-            driver: Whose devices.
-            config: What to read.
-            source: What the driver says; goes on top of the host's sources.
-            hardware: The host is watched, too.
-            directory: Of what outlives the process; None: nothing does.
-            policy: Of taints.
-            clock: Now, on both clocks.
-            publish: Takes each report, when its taints have been offered.
+            driver: Name of the driver.
+            config: Configuration of the monitor.
+            source: Source with the driver's reports; the host's source is opened below it.
+            hardware: Whether the host is monitored, too.
+            directory: Directory of saved state; None: no state is saved.
+            policy: Policy of the taints.
+            clock: Returns the time on both clocks.
+            publish: Called with each report after its taints were decided.
         """
         self._driver = driver
         self._config = config
@@ -71,37 +80,37 @@ class Components:
         self._clock = clock
         self._publish = publish
         self._publisher: TaintPublisher | None = None
-        self._node: Node | None = None
-        self._bare: BareSource | None = None
-        self._keeper: FaultCheckpointWriter | None = None
+        self._node: NodeSource | None = None
+        self._empty: EmptySource | None = None
+        self._checkpoint: FaultCheckpointWriter | None = None
 
     @property
     def taints(self) -> Taints:
-        """As they are now; none before all is open."""
+        """Current taints; none before :meth:`open`."""
         return self._publisher.taints if self._publisher else Taints()
 
-    def open(self, callback: Callback | None) -> Sequence[Task]:
-        """Opens everything, and starts what has threads of its own. Returns the tasks of the core thread.
+    def open(self, callback: TaintCallback | None) -> Sequence[Task]:
+        """Open all components and start their threads. Returns the tasks of the core thread.
 
         Args:
-            callback: Takes the taints.
+            callback: Publishes the taints.
 
         Raises:
-            ConfigError: a root is too long.
-            ProbeError: the kernel refused descriptors or memory.
+            ConfigError: A root path is too long.
+            ProbeError: The kernel refused descriptors or memory.
         """
         settings = settings_of(self._config)
-        tasks, restored, remember = self._open_memory(settings)
+        tasks, restored, save_faults = self._open_checkpoint(settings)
         if self._hardware:
-            # a driver that waits for its children must not find one of ours
+            # udev=False: looking for libudev starts a process, which a driver that reaps children would find
             node = open_node(self._config, settings, self._config.period_ns, declares=False, udev=False)
             self._node = node
             self._source.open(node, node.declare)
             node.start()
             tasks.append(node.watch)
         else:
-            self._bare = BareSource()
-            self._source.open(self._bare)
+            self._empty = EmptySource()
+            self._source.open(self._empty)
         publisher = self._publisher = TaintPublisher(
             callback,
             driver=self._driver,
@@ -111,55 +120,120 @@ class Components:
         )
         core = EngineLoop(
             source=self._source,
-            state=begin(settings, restored),
-            timing=Timing(self._config.heartbeat_s, self._config.coalesce_ns, watchdog_s=None),
+            state=initial_state(settings, restored),
+            timing=LoopTiming(self._config.heartbeat_s, self._config.coalesce_ns, watchdog_s=None),
             clock=self._clock,
-            publish=lambda report: self._offer(report, publisher),
-            remember=remember,
-            alive=_nobody_asks,
-            jitter=dice.random_fraction,
+            publish=lambda report: self._publish_with_taints(report, publisher),
+            save_faults=save_faults,
+            notify_watchdog=_no_watchdog,
+            jitter=random_fraction,
         )
         return [core.run, publisher.run, *tasks]
 
     def close(self, end_s: float) -> list[str]:
-        """Ends everything by that time of the monotonic clock. Returns what hangs, in words."""
+        """Stop all components by a time of the monotonic clock. Returns the names of hung ones."""
 
         def left_s() -> float:
-            return max(STOP_LEAST_S, end_s - time.monotonic())
+            return max(MIN_STOP_S, end_s - time.monotonic())
 
         self._source.close()
-        left: list[str] = []
+        hung: list[str] = []
         if self._node is not None:
-            left += self._node.stop(min(NODE_STOP_S, left_s()))
-        if self._bare is not None:
-            self._bare.close()
-        if self._keeper is not None and not self._keeper.close(left_s()):
-            left.append("what writes the fault memory")
-        return left
+            hung += self._node.stop(min(NODE_STOP_S, left_s()))
+        if self._empty is not None:
+            self._empty.close()
+        if self._checkpoint is not None and not self._checkpoint.close(left_s()):
+            hung.append("fault checkpoint writer")
+        return hung
 
-    def _open_memory(
+    def _open_checkpoint(
         self, settings: Settings
-    ) -> tuple[list[Task], Restored | None, Callable[[FaultMemory], None]]:
-        """What is remembered of GPUs, and who is to remember it from now on."""
+    ) -> tuple[list[Task], RestoredFaults | None, Callable[[FaultMemory], None]]:
+        """Load the fault checkpoint; returns its task, the restored state and the function that saves it."""
         if not self._hardware or self._directory is None:
-            return [], None, _forget
+            return [], None, _discard
         path = self._directory / faults.FILE
-        kept, problem = faults.load(path)
+        saved, problem = faults.load(path)
         if problem:
             log.warning("%s", problem)
-        keeper = self._keeper = FaultCheckpointWriter(path, kept)
-        restored = restore(kept, read_boot_id(self._config.procfs_root), settings.gpu, self._clock())
-        return [keeper.run], restored, keeper.update
+        checkpoint = self._checkpoint = FaultCheckpointWriter(path, saved)
+        restored = restore_faults(saved, read_boot_id(self._config.procfs_root), settings.gpu, self._clock())
+        return [checkpoint.run], restored, checkpoint.update
 
-    def _offer(self, report: Report, publisher: TaintPublisher) -> None:
-        """The taints first: whoever sees the report may rely on their being offered."""
-        publisher.take(report, report.at)
+    def _publish_with_taints(self, report: Report, publisher: TaintPublisher) -> None:
+        """Decide taints before the report is published: its readers rely on them."""
+        publisher.update(report, report.at)
         self._publish(report)
 
 
-def _forget(memory: FaultMemory) -> None:
-    """There is nowhere to keep it."""
+def _discard(memory: FaultMemory) -> None:
+    """Discard the fault memory: the monitor has no state directory."""
 
 
-def _nobody_asks() -> None:
-    """No watchdog waits for a sign of life."""
+def _no_watchdog() -> None:
+    """Do nothing: an embedded monitor has no watchdog."""
+
+
+FAILED: Final = CatalogRow(
+    code="agent.failed",
+    severity=Severity.UNKNOWN,
+    blame=Blame.AGENT,
+    source="any",
+    threshold="an exception in the health core",
+    why="the driver's devices are not evaluated any more",
+    advice="restart the driver; its log has the traceback",
+    try_it="let the clock of a monitor raise an exception",
+)
+
+
+def failed_report(
+    last: Report | None,
+    declared: Iterable[Declared],
+    error: BaseException,
+    node: str,
+    lease_s: int,
+    now: Instant,
+) -> Report:
+    """Return a report in which every device is Unknown: those of the last report and those declared since.
+
+    Args:
+        last: Last report of the core; None: there was none.
+        error: Exception that ended the core. The report names only its type, because its text may vary.
+        node: Name of the node.
+        lease_s: Lease of devices that were in no report [s].
+        now: Time of the failure.
+    """
+    cause = Cause(FAILED.code, FAILED.severity, FAILED.blame, type(error).__name__, FAILED.advice, now)
+    known = {health.key: health for health in last.devices} if last else {}
+    for device in declared:
+        key = (device.driver, device.pool, device.name)
+        known.setdefault(key, _unreported(device, lease_s, now))
+    devices = tuple(_unknown(health, cause) for health in known.values())
+    drivers = tuple(sorted({*(last.declaring if last else ()), *(device.driver for device in declared)}))
+    return replace(last or Report(node, now), at=now, devices=devices, declaring=drivers, starting=False)
+
+
+def _unknown(device: DeviceHealth, cause: Cause) -> DeviceHealth:
+    return device._replace(
+        health=Health.UNKNOWN,
+        severity=Severity.UNKNOWN,
+        message=message([cause]),
+        causes=(cause,),
+        since=cause.since,
+    )
+
+
+def _unreported(declared: Declared, lease_s: int, now: Instant) -> DeviceHealth:
+    """Return a device that was in no report yet."""
+    return DeviceHealth(
+        driver=declared.driver,
+        pool=declared.pool,
+        device=declared.name,
+        kind=declared_device(declared).kind,
+        health=Health.UNKNOWN,
+        severity=Severity.UNKNOWN,
+        message="",
+        since=now,
+        verified=now,
+        timeout_s=declared.lease_s or lease_s,
+    )

@@ -1,6 +1,6 @@
-"""A driver's devices as its author writes them: a name, and which part of the machine it is.
+"""A driver's devices as its author writes them: a name and the hardware behind it.
 
-The format is that of a file in devices.d, read by the very same table; only the spelling is Python's.
+The keys are those of a file in devices.d, parsed by the same code; only the notation is Python's.
 """
 
 from collections.abc import Mapping
@@ -14,24 +14,24 @@ from agent.sources.declared_file import parse_device
 
 @dataclass(frozen=True, slots=True)
 class Cpus:
-    """Some CPUs."""
+    """A set of CPUs."""
 
     cpus: str
-    """In the kernel's list format, ``0-3,8``."""
+    """CPUs in the kernel's list format, ``0-3,8``."""
     numa: int | None = None
-    """The NUMA node that they must be on."""
+    """NUMA node that all CPUs must belong to; None: any."""
     exclusive: bool = False
-    """Nobody but the claim's holder runs on them: its containers must not be throttled."""
+    """Whether only the claim's containers run on these CPUs; they must not be throttled."""
     isolated: bool = False
-    """They must be in the kernel's isolated set."""
+    """Whether the CPUs must be in the kernel's isolated set."""
 
 
 @dataclass(frozen=True, slots=True)
 class Hugepages:
-    """Some pages of one NUMA node's pool."""
+    """Hugepages of one NUMA node's pool."""
 
     size: str
-    """Of a page, as Kubernetes writes it: ``2Mi``."""
+    """Page size as a Kubernetes quantity, ``2Mi``."""
     pages: int
     numa: int = 0
 
@@ -41,20 +41,20 @@ class Memory:
     """Memory of one NUMA node."""
 
     size: str = ""
-    """As Kubernetes writes it, ``64Gi``; empty: not said."""
+    """Size as a Kubernetes quantity, ``64Gi``; empty: unspecified."""
     numa: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """A GPU, or an instance of one; named by one of address and UUID at least."""
+    """A GPU or a MIG instance, identified by its PCI address, its UUID or both."""
 
     pci: str = ""
-    """``0000:3b:00.0``."""
+    """PCI address, ``0000:3b:00.0``."""
     uuid: str = ""
-    """``GPU-...`` of a GPU, ``MIG-...`` of an instance."""
+    """UUID, ``GPU-...`` for a GPU, ``MIG-...`` for a MIG instance."""
     gi: int | None = None
-    """GPU instance; and the compute instance, both or none."""
+    """GPU instance ID; given together with the compute instance ID ``ci``."""
     ci: int | None = None
 
 
@@ -64,10 +64,10 @@ class Pci:
 
     address: str
     driver: str = ""
-    """The kernel's driver that must be bound to it; empty: any, or none."""
+    """Kernel driver that must be bound to the function; empty: any or none."""
 
 
-Part = Cpus | Hugepages | Memory | Gpu | Pci
+DevicePart = Cpus | Hugepages | Memory | Gpu | Pci
 _KINDS: Final[Mapping[type, str]] = {
     Cpus: "cpu",
     Hugepages: "hugepages",
@@ -79,37 +79,38 @@ _KINDS: Final[Mapping[type, str]] = {
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """One device of the driver. Checked when it is made; whether there is such a part, its health says.
+    """One device of the driver. Validated when it is created; missing hardware shows in its health.
 
     Raises:
-        ConfigError: names the device, the key, and the value with its limit.
+        ConfigError: A value is invalid; names the device, the key, the value and its limit.
     """
 
     name: str
-    """As in the driver's ResourceSlice: a DNS label."""
-    part: Part | None = None
-    """None: what only the driver knows; its health is what the driver's own checks find."""
+    """Name in the driver's ResourceSlice: a DNS label."""
+    part: DevicePart | None = None
+    """Hardware of the device; None: only the driver's own checks determine its health."""
     pool: str = ""
-    """As in the ResourceSlice; empty: the node's name."""
+    """Pool in the ResourceSlice; empty: the node's name."""
     lease_s: int = 0
-    """How long the kubelet may believe a verdict [s]; 0: as of all."""
+    """Time that a verdict is valid for the kubelet [s]; 0: the configured lease."""
 
     def __post_init__(self) -> None:
         self.declare("any", "any")
 
     def declare(self, driver: str, node: str) -> Declared:
-        """The device as the decision core knows it; ``node`` is its pool if it names none."""
+        """Return the device as the engine has it; ``node`` is the default pool."""
         row: dict[str, object] = {"name": self.name}
         if self.lease_s:
             row["lease"] = f"{self.lease_s}s"
         if self.part is not None:
             if type(self.part) not in _KINDS:
                 kinds = ", ".join(kind.__name__ for kind in _KINDS)
-                raise ConfigError(f"device {self.name!r}: part: {self.part!r} is none of {kinds}")
+                raise ConfigError(f"device {self.name!r}: part: {self.part!r} is not one of {kinds}")
             row |= _row_of(self.part)
         return parse_device(row, driver, self.pool or node)
 
 
-def _row_of(part: Part) -> Mapping[str, object]:
-    said = {field.name: getattr(part, field.name) for field in fields(part)}
-    return {"kind": _KINDS[type(part)]} | {key: one for key, one in said.items() if one not in (None, "")}
+def _row_of(part: DevicePart) -> Mapping[str, object]:
+    values = {field.name: getattr(part, field.name) for field in fields(part)}
+    given = {key: value for key, value in values.items() if value not in (None, "")}
+    return {"kind": _KINDS[type(part)]} | given

@@ -1,8 +1,9 @@
-"""The monitor: drahealth inside a DRA driver, whatever kind of program that is.
+"""Monitor: drahealth inside a DRA driver, for asyncio, Trio and plain programs.
 
-The core decides in a thread of its own, ``dh-core``, so a driver that blocks its own loop delays no verdict.
-A failure in here never ends the driver: it surfaces from the monitor, and every device is Unknown at once.
-Nothing of the process is changed: no signal handlers, no logging configuration, no event-loop policy.
+The health core runs in a thread of its own, ``dh-core``, so a driver that blocks its own loop delays no
+verdict. A failure of the monitor never ends the driver: the monitor reports it, and every device is Unknown
+at once. The monitor changes nothing of the process: no signal handlers, no logging configuration, no
+event-loop policy.
 """
 
 import logging
@@ -18,17 +19,15 @@ from typing import Final, Self, TypeVar
 from agent.config.config import KUBELET_DIR, Config
 from agent.config.values import check_driver
 from agent.devices.taints import TaintPolicy, domain_of
+from agent.driver.driver_source import DriverSource
 from agent.driver.prepare_tracker import PrepareTracker
 from agent.driver.report_hub import ReportHub
-from agent.driver.taint_publisher import Callback, policy_of
+from agent.driver.taint_publisher import TaintCallback, policy_of
 from agent.embed.callback_runner import CallbackRunner
 from agent.embed.check_scheduler import CheckScheduler
-from agent.embed.checks import Check, Function, name_of, patterns_of
-from agent.embed.components import STOP_LEAST_S, Components
+from agent.embed.checks import Check, CheckFunction, default_name, patterns_of
+from agent.embed.components import MIN_STOP_S, Components, failed_report
 from agent.embed.devices import Device
-from agent.embed.failed import failed_report
-from agent.embed.service import STOPPED, SUPPORTED_SERVICES, codec, open_service
-from agent.embed.source import DriverSource
 from agent.errors import ConfigError
 from agent.model.claim import ClaimDevice, DeviceRef
 from agent.model.health import DeviceHealth, Health, Severity
@@ -39,40 +38,42 @@ from agent.model.time import NS, Instant
 from agent.prepare.errors import FailedDevice
 from agent.prepare.patterns import Pattern
 from agent.serve.grpc.codec import Codec
-from agent.serve.health.embedded_service import EmbeddedHealth
-from agent.system.clock import read_clocks
+from agent.serve.health.embedded_service import SERVICES, EmbeddedCodec, EmbeddedHealth
+from agent.serve.servers import encode_devices
 from agent.system.threads.latest import Latest
-from agent.system.threads.trio_thread import TrioThread
+from agent.system.threads.loop_thread import TrioThread
+from agent.system.timing import read_clocks
 
+STOPPED: Final = "health monitor stopped"
+"""Message of the status UNAVAILABLE that clients get when the monitor stops."""
 STOP_S: Final = 2.0
-"""What all threads have to end, unless somebody says otherwise [s]."""
+"""Default timeout for stopping all threads [s]."""
 CHECKS_STOP_S: Final = 0.2
-"""What checks that still run have of that, when all else has ended [s]."""
+"""Part of the timeout for running checks, after all else has stopped [s]."""
 
 log = logging.getLogger(__name__)
-F = TypeVar("F", bound=Function)
+F = TypeVar("F", bound=CheckFunction)
 
 
 class Default(Enum):
-    """Stands for the directory that follows from the kubelet's and the driver's name."""
+    """Marker for the directory that follows from the kubelet's directory and the driver's name."""
 
     DEFAULT = "default"
 
 
-DEFAULT: Final = Default.DEFAULT
+DEFAULT_DIRECTORY: Final = Default.DEFAULT
 
 
 def default_state_dir(kubelet_dir: Path, driver: str) -> Path:
-    """Where a driver's monitor keeps what outlives it: in the driver's own directory."""
+    """Return the state directory of a driver's monitor: below the driver's plugin directory."""
     return kubelet_dir / "plugins" / driver / "drahealth"
 
 
 class Monitor:
-    """The health of one driver's devices.
+    """Health monitor of one driver's devices. Thread-safe.
 
-    Every method may be called from any thread. It is started once, and after the process has forked, if it
-    does: threads do not survive a fork. There may be several in one process. ``with`` and ``async with`` (of
-    asyncio and of Trio) start and stop it.
+    A monitor is started once, and after any fork, because threads do not survive a fork. A process may have
+    several. ``with`` and ``async with`` (asyncio and Trio) start and stop a monitor.
     """
 
     def __init__(
@@ -83,30 +84,31 @@ class Monitor:
         config: Config | None = None,
         hardware: bool = True,
         kubelet_dir: Path = KUBELET_DIR,
-        state_dir: Path | Default | None = DEFAULT,
+        state_dir: Path | Default | None = DEFAULT_DIRECTORY,
         patterns: Sequence[Pattern] = (),
         policy: TaintPolicy | None = None,
         on_error: Callable[[BaseException], None] | None = None,
         clock: Callable[[], Instant] = read_clocks,
     ) -> None:
-        """
+        """Create a monitor and load its saved ledger. Blocks up to 1.5 s.
+
         Args:
-            driver: Its name, as it registers with the kubelet.
-            version: Of the driver: what one version refused for good, another tries.
-            config: The node's name, the limits; None: defaults, and the host's name as the node's.
-            hardware: The host is watched, too: CPUs, memory, hugepages, GPUs, the kernel log. Without it no
-                thread of C's is started, and only the driver's checks and its failed prepares count.
-            kubelet_dir: The kubelet's directory, by the path that the kubelet itself has for it.
-            state_dir: Of what outlives the process; None: nothing does. Unless said otherwise it is where
-                ``drahealth prepares`` finds it: ``plugins/<driver>/drahealth`` in the kubelet's.
-            patterns: Of the texts of prepare errors, beside those that are known.
-            policy: Which taints are offered; None: as the configuration says.
-            on_error: Called once if the monitor fails, with :attr:`failure`; in the core's thread, from which
-                nobody can stop it.
-            clock: Now, on both clocks; whatever else it gives than the machine's is for tests.
+            driver: Name of the driver, as it registers with the kubelet.
+            version: Version of the driver; a new version retries cached failures of the old one.
+            config: Node name and limits; None: defaults, with the host name as the node name.
+            hardware: Whether to monitor the host, too: CPUs, memory, hugepages, GPUs, the kernel log. Without
+                it no C thread is started, and only the driver's checks and failed prepares count.
+            kubelet_dir: The kubelet's directory, as the kubelet itself names it.
+            state_dir: Directory of saved state; None: no state is saved. The default is where
+                ``drahealth prepares`` finds it: ``plugins/<driver>/drahealth`` below the kubelet's directory.
+            patterns: Patterns for prepare error texts, in addition to the built-in ones.
+            policy: Policy of the taints; None: the configured one.
+            on_error: Called once with :attr:`failure` if the monitor fails; in the core thread, which cannot
+                stop the monitor.
+            clock: Returns the time on both clocks; another clock than the machine's is for tests.
 
         Raises:
-            ConfigError: a name or a setting cannot be used.
+            ConfigError: A name or a setting is invalid.
         """
         try:
             check_driver(driver)
@@ -114,19 +116,19 @@ class Monitor:
             raise ConfigError(str(error)) from None
         _check_type("config", config, Config)
         _check_type("kubelet_dir", kubelet_dir, Path)
-        _check_type("state_dir", None if state_dir is DEFAULT else state_dir, Path)
+        _check_type("state_dir", None if state_dir is DEFAULT_DIRECTORY else state_dir, Path)
         config = config or Config(node_name=os.uname().nodename.lower())
         policy = policy or policy_of(config)
         domain_of(driver, policy)
-        directory = default_state_dir(kubelet_dir, driver) if state_dir is DEFAULT else state_dir
+        directory = default_state_dir(kubelet_dir, driver) if state_dir is DEFAULT_DIRECTORY else state_dir
         self._driver = driver
         self._kubelet_dir = kubelet_dir
         self._config = config
         self._on_error = on_error
-        self._board = ReportHub()
+        self._hub = ReportHub()
         self._source = DriverSource(driver)
-        self._rounds = CheckScheduler(driver, self._config.node_name, self._source)
-        self._parts = Components(
+        self._scheduler = CheckScheduler(driver, self._config.node_name, self._source)
+        self._components = Components(
             driver,
             self._config,
             self._source,
@@ -134,10 +136,10 @@ class Monitor:
             directory=directory,
             policy=policy,
             clock=clock,
-            publish=self._board.publish,
+            publish=self._hub.publish,
         )
         self._thread = TrioThread(
-            lambda: [*self._parts.open(self._callback), self._rounds.run],
+            lambda: [*self._components.open(self._callback), self._scheduler.run],
             on_failure=self._fail,
             name="dh-core",
         )
@@ -147,8 +149,8 @@ class Monitor:
         self._stopped: bool | None = None
         self._failure: BaseException | None = None
         self._services: list[EmbeddedHealth] = []
-        self._callback: Callback | None = None
-        self._desk = PrepareTracker(
+        self._callback: TaintCallback | None = None
+        self._tracker = PrepareTracker(
             driver,
             directory,
             self,
@@ -156,16 +158,16 @@ class Monitor:
             patterns=(*patterns, *self._config.prepare_patterns),
         )
 
-    # --- who it is -----------------------------------------------------------------------------------------
+    # --- identity ----------------------------------------------------------------------------------------
 
     @property
     def driver(self) -> str:
-        """The driver's name."""
+        """Name of the driver."""
         return self._driver
 
     @property
     def node(self) -> str:
-        """The node's name: the pool of devices that name none."""
+        """Name of the node, the pool of devices that name none."""
         return self._config.node_name
 
     @property
@@ -175,27 +177,27 @@ class Monitor:
 
     @property
     def tracker(self) -> PrepareTracker:
-        """What judges and remembers failed prepares."""
-        return self._desk
+        """Tracker that classifies and records prepares."""
+        return self._tracker
 
     # --- devices and checks --------------------------------------------------------------------------------
 
     def add(self, *devices: Device) -> None:
-        """More devices, at any time: all of them, or none.
+        """Add devices, all of them or none; may be called at any time.
 
         Raises:
-            ConfigError: one is there already, or there are too many.
+            ConfigError: A device exists already, or there are too many.
         """
-        self._rounds.add(*devices)
-        self._repeat_failure()
+        self._scheduler.add(*devices)
+        self._report_failure()
 
     def remove(self, *names: str) -> None:
-        """Devices that the driver has no longer. They are Unknown for ten minutes, then nothing is said.
+        """Remove devices. They are Unknown for ten minutes, then no report has them.
 
         Raises:
-            ConfigError: there is no such device.
+            ConfigError: A device does not exist.
         """
-        self._rounds.remove(*names)
+        self._scheduler.remove(*names)
 
     def check(
         self,
@@ -207,29 +209,29 @@ class Monitor:
         clear_after: int = 3,
         name: str = "",
     ) -> Callable[[F], F]:
-        """Decorates a check of the driver's own devices; it stays the function that it is.
+        """Decorate a check of the driver's own devices; returns the function unchanged.
 
-        It is called with a :class:`Device`, in a worker thread if it is a plain function, in the core's Trio
-        loop if it is async; that must not block. None or True: all is well. What is wrong it says by what
-        :func:`agent.unhealthy`, :func:`agent.degraded` or :func:`agent.unknown` make. Anything else, an
-        exception and silence mean that nobody could look: the device is Unknown.
+        The function gets a :class:`Device`. A plain function is called in a worker thread, an async one in
+        the core's Trio loop, which it must not block. None or True: no fault. A fault is the result of
+        :func:`agent.unhealthy`, :func:`agent.degraded` or :func:`agent.unknown`. Any other answer, an
+        exception and a timeout mean that the check has no result: the device is Unknown.
 
         Args:
-            every: From look to look [s], 0.1 to 3600.
-            timeout: How long it may take [s], 0.01 to 3600; the next call waits until this one returns.
-            devices: One or more patterns of names, as a shell's; devices that are added later count, too.
-            raise_after: Bad looks in a row until it is believed, 1 to 1000.
-            clear_after: Good ones in a row until it is over, likewise.
+            every: Period [s], 0.1 to 3600.
+            timeout: Longest duration of a call [s], 0.01 to 3600; the next call waits for its return.
+            devices: One or more shell patterns of device names; they also match devices added later.
+            raise_after: Failing calls in a row before a fault is reported, 1 to 1000.
+            clear_after: Passing calls in a row before a fault is cleared, 1 to 1000.
             name: A DNS label; empty: the function's name.
 
         Raises:
-            ConfigError: names the check, what is wrong, and the limit.
+            ConfigError: A setting is invalid; names the check, the setting and the limit.
         """
 
         def decorate(function: F) -> F:
-            self._rounds.check(
+            self._scheduler.check(
                 Check(
-                    name=name or name_of(function),
+                    name=name or default_name(function),
                     function=function,
                     every_s=every,
                     timeout_s=timeout,
@@ -243,50 +245,51 @@ class Monitor:
         return decorate
 
     def recheck(self, name: str = "") -> None:
-        """A check is done now, of all its devices; without a name all are. Raises ConfigError."""
-        self._rounds.recheck(name)
+        """Run a check now for all its devices; an empty name runs all checks. Raises ConfigError."""
+        self._scheduler.recheck(name)
 
-    # --- what is known: nobody waits -----------------------------------------------------------------------
+    # --- state: never blocks --------------------------------------------------------------------------------
 
     @property
     def report(self) -> Report | None:
-        """The newest picture; None: somebody has still to look for the first time."""
-        return self._board.report
+        """Newest report; None: the first evaluation has not finished."""
+        return self._hub.report
 
     @property
     def is_started(self) -> bool:
-        """Whether it was started; it may have been stopped since."""
+        """Whether the monitor was started; it may have been stopped since."""
         return self._started
 
     @property
     def failure(self) -> BaseException | None:
-        """Why the core has ended unasked; None: it has not."""
+        """Exception that ended the health core; None: there was none."""
         return self._failure
 
     @property
     def is_up(self) -> bool:
-        """Whether what is said now is what is known now: the core runs, and has spoken within a lease."""
+        """Whether the core runs and the newest report is younger than a lease."""
         report = self.report
         if report is None or self._failure is not None or not self._thread.is_alive:
             return False
         return time.monotonic_ns() - report.at.mono_ns <= self._config.lease_s * NS
 
     def health_of(self, device: DeviceRef) -> DeviceHealth | None:
-        """What the newest report says of a device; None: nothing."""
-        return self._board.health_of(device)
+        """Return a device's health in the newest report; None: unknown device."""
+        return self._hub.health_of(device)
 
     def require_healthy(self, device: DeviceRef | ClaimDevice | str) -> None:
-        """For prepare handlers: nothing, unless the device is known to be broken.
+        """Raise FailedDevice if a device is known to be broken. For prepare handlers.
 
         Args:
-            device: A name alone is that of a device that was added.
+            device: The device; a name alone stands for an added device.
 
         Raises:
-            FailedDevice: It is Unhealthy; with the code and the evidence of that. Not knowing stops nobody;
-                nor does what an earlier prepare found: whether that is over only a prepare can tell.
+            FailedDevice: The device is Unhealthy; with code and evidence of the cause. Unknown health does
+            not
+                count, nor do faults of an earlier prepare: only the next prepare shows whether they passed.
         """
         if isinstance(device, str):
-            declared = self._rounds.declared.get(device)
+            declared = self._scheduler.declared.get(device)
             pool = declared.pool if declared else self.node
             device = DeviceRef(self._driver, pool, device)
         ref = device.ref if isinstance(device, ClaimDevice) else device
@@ -294,38 +297,41 @@ class Monitor:
         if found is None or found.health is not Health.UNHEALTHY:
             return
         for cause in found.causes:
-            if cause.severity is Severity.UNHEALTHY and not cause.told:
+            if cause.severity is Severity.UNHEALTHY and not cause.driver_reported:
                 raise FailedDevice(ref, cause.evidence, code=cause.code)
 
     def wait_ready(self, timeout_s: float) -> bool:
-        """Blocks until there is a report. False: there was none in time, or the monitor failed."""
-        self._board.wait_until(lambda: self.report is not None or self._is_over(), timeout_s)
+        """Block until there is a report. False: there was none in time, or the monitor failed."""
+        self._hub.wait_until(lambda: self.report is not None or self._has_stopped(), timeout_s)
         return self.report is not None and self._failure is None
 
-    # --- what a prepare found ------------------------------------------------------------------------------
+    # --- engine of the tracker -----------------------------------------------------------------------------
 
-    def tell(self, told: Sequence[DriverFault]) -> None:
-        """All devices that the driver found broken while preparing. For the desk."""
-        self._source.tell(told)
+    def report_faults(self, faults: Sequence[DriverFault]) -> None:
+        """Replace all driver-reported faults. For the tracker."""
+        self._source.set_faults(self._driver, faults)
 
-    def wait_delivered(self, told: Sequence[DriverFault], timeout_s: float) -> bool:
-        """Blocks until a report says it of these devices, taints are offered, and streams have taken it.
+    def wait_delivered(self, faults: Sequence[DriverFault], timeout_s: float) -> bool:
+        """Block until a report has these faults, taints are decided and the streams have taken the report.
 
-        For the desk.
+        For the tracker.
 
         Returns:
-            Whether that is so. A device that nobody declares is not waited for: nothing is said of it.
+            Whether all was delivered in time. Undeclared devices are ignored: no report has them.
         """
-        ours = {DeviceRef(one.driver, one.pool, one.name) for one in self._rounds.declared.values()}
-        awaited = [fault for fault in told if fault.device in ours]
-        return self._board.wait_delivered(awaited, timeout_s, self._is_over)
+        declared = {
+            DeviceRef(device.driver, device.pool, device.name) for device in self._scheduler.declared.values()
+        }
+        awaited = [fault for fault in faults if fault.device in declared]
+        return self._hub.wait_delivered(awaited, timeout_s, self._has_stopped)
 
     # --- taints --------------------------------------------------------------------------------------------
 
-    def on_taints(self, callback: Callback) -> Callback:
-        """Who publishes the taints; may decorate it. Called when they change, and again until it returns.
+    def on_taints(self, callback: TaintCallback) -> TaintCallback:
+        """Set the function that publishes taints; works as a decorator. Called before :meth:`start`.
 
-        Plain, and called in a worker thread, or async, and called in the core's Trio loop. Before the start.
+        The function is called when taints change, and again until it returns without an exception: a plain
+        one in a worker thread, an async one in the core's Trio loop.
         """
         with self._lock:
             if self._started:
@@ -335,27 +341,31 @@ class Monitor:
 
     @property
     def taints(self) -> Taints:
-        """The taints that the devices should have now."""
-        return self._parts.taints
+        """Taints that the devices should have now."""
+        return self._components.taints
 
     # --- streams -------------------------------------------------------------------------------------------
 
     @property
     def supported_services(self) -> tuple[str, ...]:
-        """What the driver's registration adds to its ``supported_versions``; the newest first."""
-        return SUPPORTED_SERVICES
+        """Services that the driver adds to the ``supported_versions`` of its registration, newest first."""
+        return SERVICES
 
     @property
     def codec(self) -> Codec:
-        """The codec of a server that serves :meth:`health_service`."""
-        return codec()
+        """Codec for a :class:`grpclib.server.Server` that serves :meth:`health_service`.
+
+        It passes encoded health lists through; messages of the driver's own services are encoded by their
+        library, Google's protobuf or betterproto.
+        """
+        return EmbeddedCodec()
 
     def health_service(self) -> EmbeddedHealth:
-        """The kubelet's health API, v1 and v1alpha1, for a grpclib server of the driver's; a new one.
+        """Return a new service of the kubelet's health API, v1 and v1alpha1, for the driver's grpclib server.
 
-        It runs in the loop of that server, with :attr:`codec`. When the monitor stops, its streams end.
+        The service runs in the loop of that server, with :attr:`codec`. Its streams end with the monitor.
         """
-        service = open_service(self.subscribe(), self._driver)
+        service = EmbeddedHealth(self.subscribe(), encode_devices, self._driver)
         with self._lock:
             self._services.append(service)
             stopped = self._stopped is not None
@@ -364,53 +374,53 @@ class Monitor:
         return service
 
     def subscribe(self) -> Latest[Report]:
-        """Every report from now on, beginning with the newest that there is; for one loop to follow."""
-        return self._board.subscribe()
+        """Return a cell with the newest report and every later one, for the tasks of one loop."""
+        return self._hub.subscribe()
 
     def unsubscribe(self, latest: Latest[Report]) -> None:
-        """Ends what :meth:`subscribe` gave."""
-        self._board.unsubscribe(latest)
+        """Stop publishing to a cell of :meth:`subscribe`."""
+        self._hub.unsubscribe(latest)
 
-    # --- life ----------------------------------------------------------------------------------------------
+    # --- life cycle ----------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Begins to watch, and returns at once. What goes wrong is in :attr:`failure`.
+        """Start the monitor. Never blocks; a later failure is in :attr:`failure`.
 
         Raises:
-            RuntimeError: it was started before.
+            RuntimeError: The monitor was started before.
         """
         with self._lock:
             if self._started or self._stopped is not None:
-                raise RuntimeError("a monitor is started once; make another")
+                raise RuntimeError("a monitor can be started only once; create another one")
             self._started = True
         try:
             self._thread.start()
-        except RuntimeError as error:  # the system gives us no thread
+        except RuntimeError as error:  # the process may not start another thread
             self._fail(error)
 
     def stop(self, timeout_s: float = STOP_S) -> bool:
-        """Ends all threads and streams, in about that long. Again, it does nothing.
+        """Stop all threads and streams. Blocks up to about ``timeout_s``; a second call has no effect.
 
         Returns:
-            Whether all have ended; what hangs is left behind, and told of in the log.
+            Whether all have ended; hung threads are abandoned and logged.
 
         Raises:
-            RuntimeError: an async check called it: who runs in the core cannot wait for its end.
+            RuntimeError: The caller runs in the core thread, as an async check does.
         """
-        if self._thread.is_ours:
-            raise RuntimeError("the core cannot be stopped from within")
+        if self._thread.is_current:
+            raise RuntimeError("stop() cannot be called in the core thread")
         with self._stopping:
             if self._stopped is None:
                 self._stopped = False
-                left = self._end(time.monotonic() + timeout_s)
-                for part in left:
-                    log.warning("%s hangs and is left behind", part)
-                self._stopped = not left
+                hung = self._stop_parts(time.monotonic() + timeout_s)
+                for part in hung:
+                    log.warning("shutdown: %s did not stop in time; abandoning its thread", part)
+                self._stopped = not hung
             return self._stopped
 
     async def aclose(self, timeout_s: float = STOP_S) -> bool:
-        """As :meth:`stop`, for a task of any loop, asyncio's or Trio's; cancelled or not."""
-        return await CallbackRunner().finish(lambda: self.stop(timeout_s))
+        """Like :meth:`stop`, for a task of asyncio or Trio, even a cancelled one."""
+        return await CallbackRunner().run_blocking(lambda: self.stop(timeout_s))
 
     def __enter__(self) -> Self:
         self.start()
@@ -422,7 +432,7 @@ class Monitor:
         self.stop()
 
     async def __aenter__(self) -> Self:
-        self.start()  # waits for nothing
+        self.start()  # does not block the loop
         return self
 
     async def __aexit__(
@@ -430,56 +440,56 @@ class Monitor:
     ) -> None:
         await self.aclose()
 
-    # --- when it fails, in the core thread ---------------------------------------------------------------
+    # --- failure: core thread only ---------------------------------------------------------------------
 
     def _fail(self, error: BaseException) -> None:
-        log.error("driver %s: the health core failed; its devices are Unknown", self._driver, exc_info=error)
+        log.error("driver %s: health core failed; all devices are Unknown", self._driver, exc_info=error)
         self._failure = error
-        self._repeat_failure()
+        self._report_failure()
         if self._on_error is not None:
             try:
                 self._on_error(error)
             except BaseException:
-                log.exception("driver %s: what was to be told that its health core failed", self._driver)
+                log.exception("driver %s: on_error raised", self._driver)
 
-    def _repeat_failure(self) -> None:
-        """Says of every device that nobody looks any more, if that is so."""
+    def _report_failure(self) -> None:
+        """Report every device Unknown, if the core has failed."""
         if self._failure is None:
             return
-        with self._lock:  # a device that is added meanwhile is in the last of them
-            declared, lease_s = self._rounds.declared.values(), self._config.lease_s
-            self._board.publish(
+        with self._lock:  # of concurrent callers the last one has all added devices
+            declared, lease_s = self._scheduler.declared.values(), self._config.lease_s
+            self._hub.publish(
                 failed_report(self.report, declared, self._failure, self.node, lease_s, read_clocks())
             )
 
-    def _is_over(self) -> bool:
+    def _has_stopped(self) -> bool:
         return self._failure is not None or self._stopped is not None
 
-    # --- the end -------------------------------------------------------------------------------------------
+    # --- stop ----------------------------------------------------------------------------------------------
 
-    def _end(self, end_s: float) -> Sequence[str]:
-        """Ends every part. Returns those that hang, in words."""
+    def _stop_parts(self, end_s: float) -> Sequence[str]:
+        """Stop all parts. Returns the names of hung ones."""
 
         def left_s(most_s: float = float("inf")) -> float:
-            return min(most_s, max(STOP_LEAST_S, end_s - time.monotonic()))
+            return min(most_s, max(MIN_STOP_S, end_s - time.monotonic()))
 
         with self._lock:
             services = list(self._services)
         for service in services:
             service.end(STOPPED)
-        self._board.notify()
-        left: list[str] = []
+        self._hub.notify()
+        hung: list[str] = []
         if self._thread.stop(left_s()):
-            left += self._parts.close(end_s)
-            left += self._rounds.unfinished(left_s(CHECKS_STOP_S))
+            hung += self._components.close(end_s)
+            hung += self._scheduler.hung_calls(left_s(CHECKS_STOP_S))
         else:
-            left.append("the core")  # it may still be reading: nothing is taken from under it
-        if not self._desk.close(left_s()):
-            left.append("what writes the outcomes of prepares")
-        return left
+            hung.append("health core")  # it may still read: its components stay open
+        if not self._tracker.close(left_s()):
+            hung.append("ledger writer")
+        return hung
 
 
 def _check_type(name: str, value: object, kind: type) -> None:
-    """A text where a path is meant would be noticed in some thread, much later."""
+    """Check a type at once: a str for a path would fail later, in some thread."""
     if value is not None and not isinstance(value, kind):
-        raise ConfigError(f"{name}: {value!r} is no {kind.__name__}")
+        raise ConfigError(f"{name}: {value!r} is not a {kind.__name__}")

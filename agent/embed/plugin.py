@@ -1,64 +1,217 @@
-"""A whole DRA plugin for a driver written in Python: what the kubelet calls, and who answers.
+"""DRA plugin server for a driver written in Python, and the worker that runs the driver's functions.
 
-The driver prepares claims. This serves the kubelet beside it, in a thread of its own, so that a driver that
-blocks for half a minute keeps neither its health from flowing nor the kubelet from an answer.
+The driver prepares claims. The server answers the kubelet in a thread of its own, so a driver that blocks for
+half a minute delays neither health reports nor answers.
 """
 
 import asyncio
+import inspect
 import logging
 import threading
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import TracebackType
-from typing import Final, Self
+from typing import Final, Protocol, Self
 
-from agent.embed.callback_runner import CallbackRunner
+from agent.driver.prepare_tracker import PrepareTracker
+from agent.embed.callback_runner import LOOP_ENDED, CallbackRunner
 from agent.embed.monitor import Monitor
-from agent.embed.prepare_worker import Driver, PrepareWorker
-from agent.model.claim import Claim, ClaimRef
+from agent.model.claim import Claim, ClaimDevice, ClaimRef
+from agent.model.prepare import PrepareVerdict
 from agent.model.report import Report
-from agent.prepare.wire import WireMode
-from agent.serve.dra_plugin.paths import plugin_paths
-from agent.serve.dra_plugin.registration import OnStatus
+from agent.prepare.errors import DriverError, PrepareError, TransientError
+from agent.prepare.message import kubelet_text
+from agent.prepare.runners import run_plain
+from agent.prepare.steps import attempt
+from agent.serve.dra_plugin.in_flight import RunKind
+from agent.serve.dra_plugin.result import PreparedDevice, WireMode, check_prepared
 from agent.serve.dra_plugin.serialize_lock import SerializeLock
-from agent.serve.dra_plugin.server import Plugin
+from agent.serve.dra_plugin.server import SHUTTING_DOWN, InstanceServer, OnStatus
+from agent.serve.dra_plugin.sockets import plugin_paths
 from agent.system.threads.latest import Latest
-from agent.system.threads.loop_thread import IoThread
+from agent.system.threads.loop_thread import AsyncioThread
+from agent.system.threads.with_timeout import call_in_thread
+
+
+class Driver(Protocol):
+    """Functions of a driver, each plain, or async in the loop that starts the server."""
+
+    def prepare(self, claim: Claim) -> Sequence[PreparedDevice] | Awaitable[Sequence[PreparedDevice]]:
+        """Prepare the claim's devices. Idempotent: a second call returns the same answer."""
+
+    def unprepare(self, ref: ClaimRef) -> Awaitable[None] | None:
+        """Undo a prepare; does nothing for a claim that is not prepared."""
+
+
+class PrepareWorker:
+    """Worker that prepares and unprepares claims, each in a thread of its own, which a hung driver keeps."""
+
+    def __init__(
+        self,
+        monitor: Monitor,
+        driver: Driver,
+        claims: Callable[[ClaimRef], Claim | Awaitable[Claim]],
+        serial: SerializeLock | None,
+    ) -> None:
+        self.stopping = False
+        """Whether the server stops, so that no call may begin."""
+        self.callbacks = CallbackRunner()
+        """Runner of the driver's functions."""
+        self._monitor = monitor
+        self._driver = driver
+        self._claims = claims
+        self._serial = serial
+        self._needs_loop = any(map(inspect.iscoroutinefunction, (driver.prepare, driver.unprepare, claims)))
+
+    def start(self, callbacks: CallbackRunner) -> None:
+        """Start to accept calls, with a runner of the driver's functions."""
+        self.callbacks = callbacks
+        self.stopping = False
+
+    async def run(self, kind: RunKind, ref: ClaimRef, until_s: float) -> tuple[PreparedDevice, ...]:
+        """Prepare or unprepare a claim. Raises PrepareError.
+
+        Args:
+            until_s: Latest time of :func:`time.monotonic` to wait for the serialize lock.
+        """
+        work = self._prepare if kind is RunKind.PREPARE else self._unprepare
+        return await call_in_thread(lambda: work(ref, until_s), name=f"dh-{kind}")
+
+    def classify(self, ref: ClaimRef, error: Exception) -> PrepareVerdict:
+        """Classify a failure outside the driver's functions."""
+        return self._monitor.tracker.classify(Claim(*ref), error)
+
+    def unavailable_reason(self) -> str:
+        """Return why no claim can be prepared now; empty: claims can be prepared."""
+        if self.stopping:
+            return SHUTTING_DOWN
+        if self._needs_loop and self.callbacks.has_ended:
+            return LOOP_ENDED
+        return ""
+
+    def _prepare(self, ref: ClaimRef, until_s: float) -> tuple[PreparedDevice, ...]:
+        tracker = self._monitor.tracker
+        began = tracker.monotonic()
+        claim = run_plain(
+            attempt(_FetchTracker(tracker), self._recorded_claim(ref), began_s=began),
+            lambda: self._fetch(ref),
+        )
+        return run_plain(attempt(tracker, claim, began_s=began), lambda: self._call_prepare(claim, until_s))
+
+    def _recorded_claim(self, ref: ClaimRef) -> Claim:
+        """Return the claim with the devices of its last prepare, before it is fetched."""
+        outcomes = self._monitor.tracker.outcomes()
+        last = next((outcome for outcome in outcomes if outcome.claim.uid == ref.uid), None)
+        return Claim(
+            *ref, devices=tuple(ClaimDevice("", *device) for device in (last.devices if last else ()))
+        )
+
+    def _fetch(self, ref: ClaimRef) -> Claim:
+        self._check_stopping(ref)
+        claim = self.callbacks.call(self._claims, ref)
+        if not isinstance(claim, Claim):
+            raise DriverError(
+                f"claims returned {type(claim).__name__}, not a Claim", code="driver.bug.answer"
+            )
+        if claim.ref != ref:
+            raise TransientError(
+                f"claims returned {claim.ref} of uid {claim.uid}, not {ref} of uid {ref.uid}",
+                code="claim.uid_mismatch",
+            )
+        return claim
+
+    def _call_prepare(self, claim: Claim, until_s: float) -> tuple[PreparedDevice, ...]:
+        with self._turn(claim.ref, until_s):
+            answer = self.callbacks.call(self._driver.prepare, claim)
+        return check_prepared(claim, answer)
+
+    def _unprepare(self, ref: ClaimRef, until_s: float) -> tuple[PreparedDevice, ...]:
+        tracker, failure = self._monitor.tracker, None
+        with self._turn(ref, until_s):
+            try:
+                self.callbacks.call(self._driver.unprepare, ref)
+            except Exception as error:
+                failure = error
+        if failure is None:
+            tracker.unprepared(ref)
+        elif (verdict := tracker.unprepare_failed(ref, failure)) is not None:
+            raise PrepareError(verdict, kubelet_text(verdict)) from failure
+        return ()
+
+    @contextmanager
+    def _turn(self, ref: ClaimRef, until_s: float) -> Iterator[None]:
+        """Hold the serialize lock for a call of the driver. Raises PrepareError if it cannot be taken."""
+        with ExitStack() as turn:
+            if self._serial is not None:
+                try:
+                    turn.enter_context(self._serial.hold(until_s))
+                except (TransientError, OSError) as error:
+                    raise self._not_called(ref, error) from error
+            self._check_stopping(ref)
+            yield
+
+    def _check_stopping(self, ref: ClaimRef) -> None:
+        """Raise PrepareError if the server stops: no call and no retry may begin."""
+        if self.stopping:
+            raise self._not_called(ref, TransientError(SHUTTING_DOWN, code="driver.shutting_down"))
+
+    def _not_called(self, ref: ClaimRef, error: Exception) -> PrepareError:
+        """Return the error of a call that did not begin; it is neither retried nor recorded."""
+        verdict = self.classify(ref, error)
+        return PrepareError(verdict, kubelet_text(verdict))
+
+
+class _FetchTracker:
+    """Tracker during the fetch of a claim, which is not yet a successful prepare."""
+
+    def __init__(self, tracker: PrepareTracker) -> None:
+        self.classify = tracker.classify
+        self.failed = tracker.failed
+        self.monotonic = tracker.monotonic
+        self.jitter = tracker.jitter
+
+    def cached_failure(self, claim: Claim) -> None:
+        """Return no cached failure: the claim may have changed."""
+
+    def succeeded(self, claim: Claim) -> None:
+        """Record nothing: the claim is not prepared yet."""
+
 
 START_S: Final = 5.0
 STOP_S: Final = 5.0
 END_S: Final = 1.5
-"""Of the time to stop, what is kept for ending streams and connections [s]."""
+"""Part of the stop timeout for ending streams and connections [s]."""
 
 log = logging.getLogger(__name__)
 
 
 class PluginServer:
-    """Serves a driver to the kubelet: DRAPlugin v1 and v1beta1, health v1 and v1alpha1, registration.
+    """DRA plugin server of a driver: DRAPlugin v1 and v1beta1, health v1 and v1alpha1, registration.
 
-    Each claim is worked on in a thread of its own, which a driver that hangs may keep. Started within a
-    running loop (asyncio's or Trio's) it runs the driver's async functions in that loop; without one, in the
-    claim's thread. ``async with`` starts and ends it within a loop, ``with`` elsewhere.
+    Each claim has a thread of its own, which a hung driver keeps. Started within a running loop (asyncio or
+    Trio), the server runs the driver's async functions in that loop; without one, in the claim's thread.
+    ``async with`` starts and stops it within a loop, ``with`` elsewhere.
 
-    It never ends the driver's process. If its own thread fails, :attr:`failure` has the exception,
-    ``on_error`` is called with it, and the sockets are gone: the kubelet knows.
+    The server never ends the driver's process. If its thread fails, :attr:`failure` has the exception,
+    ``on_error`` is called and the sockets are removed, so the kubelet notices.
 
     Args:
-        monitor: Where health comes from, and where failures are judged and remembered. Started by the driver.
-        driver: Prepares and unprepares.
-        claims: Gets the claim that the kubelet names, plain or async: from the API server, as a rule. Several
-            may be asked for at once. What it raises is judged like what ``prepare`` raises.
-        kubelet_dir: The kubelet's directory, by the path that the kubelet itself has for it; None: the
-            monitor's.
-        plugin_dir: For the driver's socket; None: ``plugins/<driver>`` in the kubelet's directory.
-        registry_dir: That the kubelet watches; None: ``plugins_registry`` in the kubelet's directory.
-        pod_uid: Of the driver's pod, if a new instance starts before the old one ends.
-        wire: Whether an error's class is sent as a number, too.
-        serialize: One call of ``prepare`` or ``unprepare`` after the other, across the driver's instances; a
-            claim that waits for its next try lets the others by. False: all at once.
-        on_status: Told how each registration ended: whether it is registered, and the kubelet's words if not.
-            Must return at once.
-        on_error: Called when the server has failed, from a thread of ours.
+        monitor: Monitor that reports health and classifies failures. The driver starts it.
+        driver: Prepares and unprepares claims.
+        claims: Returns the claim that the kubelet names, usually from the API server; plain or async. Calls
+            may run concurrently. Its exceptions are classified like those of ``prepare``.
+        kubelet_dir: The kubelet's directory, as the kubelet itself names it; None: the monitor's.
+        plugin_dir: Directory of the driver's socket; None: ``plugins/<driver>`` in the kubelet's directory.
+        registry_dir: Directory that the kubelet watches; None: ``plugins_registry`` in the kubelet's.
+        pod_uid: UID of the driver's pod, if a new instance starts before the old one ends.
+        wire: Whether the class of an error is also sent as a number.
+        serialize: Whether calls of ``prepare`` and ``unprepare`` run one after the other, across all
+        instances
+            of the driver; a claim that waits for a retry does not block the others.
+        on_status: Called after each registration: whether it succeeded, and the kubelet's error. Must not
+            block.
+        on_error: Called in a thread of the server when the server has failed.
     """
 
     def __init__(
@@ -76,7 +229,7 @@ class PluginServer:
         on_status: OnStatus | None = None,
         on_error: Callable[[BaseException], None] | None = None,
     ) -> None:
-        """Raises ConfigError: a socket cannot be where it should (see :func:`plugin_paths`)."""
+        """Raises ConfigError if a socket path is invalid (see :func:`plugin_paths`)."""
         self.paths = plugin_paths(
             monitor.driver,
             kubelet_dir=kubelet_dir or monitor.kubelet_dir,
@@ -84,11 +237,11 @@ class PluginServer:
             registry_dir=registry_dir,
             pod_uid=pod_uid,
         )
-        """Where its sockets are."""
+        """Paths of the server's sockets."""
         self.failure: BaseException | None = None
-        """What ended it; None: nothing has."""
+        """Exception that ended the server; None: there was none."""
         self._monitor = monitor
-        self._work = PrepareWorker(
+        self._worker = PrepareWorker(
             monitor, driver, claims, SerializeLock(self.paths.plugin_dir) if serialize else None
         )
         self._pod_uid = pod_uid
@@ -97,43 +250,42 @@ class PluginServer:
         self._on_error = on_error
         self._lock = threading.Lock()
         self._latest: Latest[Report] | None = None
-        self._plugin: Plugin | None = None
-        self._thread: IoThread | None = None
+        self._plugin: InstanceServer | None = None
+        self._thread: AsyncioThread | None = None
 
     def start(self, timeout_s: float = START_S) -> None:
-        """Serves from now on; returns when the kubelet can find the driver. Blocks meanwhile.
+        """Start the server and block until the kubelet can find the driver.
 
-        Once it was stopped, it can be started again.
+        A stopped server can be started again.
 
         Raises:
-            Busy: another instance serves one of the sockets; see ``pod_uid``.
-            ConfigError: a directory or socket cannot be used.
-            PermissionDenied: we may not make one.
-            RuntimeError: it is started already, or was stopped meanwhile; or the monitor was not started.
-            TimeoutError: it took longer than ``timeout_s``.
+            Busy: Another instance serves one of the sockets; see ``pod_uid``.
+            ConfigError: A directory or socket cannot be used.
+            PermissionDenied: A directory or socket cannot be created.
+            RuntimeError: The server runs already or was stopped meanwhile, or the monitor was not started.
+            TimeoutError: The server was not ready within ``timeout_s``.
         """
         self._start(CallbackRunner(), timeout_s)
 
     def stop(self, timeout_s: float = STOP_S) -> bool:
-        """Takes leave of the kubelet, finishes what is under way, and ends. Blocks meanwhile.
+        """Unregister, finish running calls and stop. Blocks up to ``timeout_s``.
 
-        What does not end in time is left behind: a hung prepare keeps its thread, and nobody waits for it. A
-        second call does nothing.
+        Threads that do not end in time, such as a hung prepare, are abandoned. A second call has no effect.
 
         Returns:
             Whether everything has ended.
 
         Raises:
-            RuntimeError: the loop calls it that the server was started in, and that the driver's functions
-                need to finish; see :meth:`aclose`.
+            RuntimeError: The caller runs in the driver's loop, which the driver's functions need to finish;
+                see :meth:`aclose`.
         """
-        if self._thread is not None and self._work.host.is_here:
+        if self._thread is not None and self._worker.callbacks.is_current:
             raise RuntimeError("stop() would block the driver's own loop: use 'await server.aclose()'")
         return self._stop(timeout_s)
 
     async def aclose(self, timeout_s: float = STOP_S) -> bool:
-        """As :meth:`stop`, for a task of any loop, asyncio's or Trio's; cancelled or not."""
-        return await CallbackRunner().finish(lambda: self._stop(timeout_s))
+        """Like :meth:`stop`, for a task of asyncio or Trio, even a cancelled one."""
+        return await CallbackRunner().run_blocking(lambda: self._stop(timeout_s))
 
     def _stop(self, timeout_s: float = STOP_S) -> bool:
         with self._lock:
@@ -141,19 +293,21 @@ class PluginServer:
             self._thread = self._plugin = self._latest = None
         if thread is None or plugin is None:
             return True
-        self._work.stopping = True
+        self._worker.stopping = True
         plugin.finish_s = max(0.0, timeout_s - END_S)
         ended = True
         try:
             ended = thread.stop(timeout_s)
-        except Exception:  # of a thread that has ended, and of a server that is of no use any more
-            log.exception("%s: the server failed while it ended", self._monitor.driver)
+        except Exception:  # the thread has ended all the same
+            log.exception("%s: plugin server failed during shutdown", self._monitor.driver)
         finally:
             if latest is not None:
                 self._monitor.unsubscribe(latest)
         if not ended:
             log.warning(
-                "%s: the server did not end within %g s, and is left behind", self._monitor.driver, timeout_s
+                "%s: plugin server did not stop within %g s; abandoning its thread",
+                self._monitor.driver,
+                timeout_s,
             )
         return ended
 
@@ -167,10 +321,10 @@ class PluginServer:
         self.stop()
 
     async def __aenter__(self) -> Self:
-        host = CallbackRunner()
+        callbacks = CallbackRunner()
         try:
-            await host.finish(lambda: self._start(host, START_S))
-        except asyncio.CancelledError:  # it has started meanwhile; what fails to start leaves nothing
+            await callbacks.run_blocking(lambda: self._start(callbacks, START_S))
+        except asyncio.CancelledError:  # the server has started meanwhile
             await self.aclose()
             raise
         return self
@@ -180,25 +334,25 @@ class PluginServer:
     ) -> None:
         await self.aclose()
 
-    def _start(self, host: CallbackRunner, timeout_s: float) -> None:
+    def _start(self, callbacks: CallbackRunner, timeout_s: float) -> None:
         with self._lock:
             if self._thread is not None:
-                raise RuntimeError(f"{self._monitor.driver}: is started already")
+                raise RuntimeError(f"{self._monitor.driver}: the plugin server runs already")
             if not self._monitor.is_started:
-                raise RuntimeError(f"{self._monitor.driver}: nobody would look: start the monitor first")
+                raise RuntimeError(f"{self._monitor.driver}: the monitor does not run; start it first")
             self.failure = None
-            self._work.begin(host)
+            self._worker.start(callbacks)
             self._latest = self._monitor.subscribe()
-            self._plugin = Plugin(
+            self._plugin = InstanceServer(
                 self._latest,
-                self._work,
+                self._worker,
                 driver=self._monitor.driver,
                 paths=self.paths,
                 pod_uid=self._pod_uid,
                 wire=self._wire,
                 on_status=self._on_status,
             )
-            self._thread = IoThread(self._plugin.run, on_failure=self._fail)
+            self._thread = AsyncioThread(self._plugin.run, on_failure=self._fail)
             thread = self._thread
         try:
             thread.start(timeout_s)
@@ -207,10 +361,10 @@ class PluginServer:
             raise
 
     def _fail(self, error: BaseException) -> None:
-        """In the thread that failed, when nothing is served any more."""
+        """Handle a failure, in the failed thread, after the sockets were removed."""
         self.failure = error
         log.error(
-            "%s: serving has ended, and the driver with it for the kubelet",
+            "%s: plugin server failed; the kubelet can no longer reach the driver",
             self._monitor.driver,
             exc_info=error,
         )

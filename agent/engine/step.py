@@ -1,193 +1,222 @@
-"""The whole core in one function: a state and a snapshot in, the next state and a report out.
+"""The whole engine in one function: :func:`step` turns a state and a snapshot into the next state and a
+report.
 
-Read this first. Nothing here reads a clock, a file or a socket, and nothing is changed in place, so any day
-of a node can be replayed from recorded snapshots. What each part decides stands in one place each:
+Read this first. The function is pure: it reads no clock, file or socket and changes nothing in place, so
+recorded snapshots replay to identical reports. Each decision has one home:
 
-    health/host/         what is wrong with CPUs, memory, hugepages, pods and their cgroups, and the node
-    health/gpu/          what is wrong with GPUs, by what can be read of them
-    health/faults/       what is wrong with GPUs by what was told once, XIDs above all
-    health/klog/         what the kernel log says of the host
-    health/declared/     all of that for what drivers declare as their devices, and what they know themselves
-    health/stalls.py     who has not looked
-    health/machine.py    since when, and until when
-    health/verdict.py    what is said of a device, and how
+    health/host/              rules for CPUs, memory, hugepages, PCI functions, cgroups, pods and the node
+    health/gpu/               rules for GPUs, by what NVML reports
+    health/gpu/faults/        GPU faults by events: XIDs and their recovery
+    health/kernel_log/        facts that lines of the kernel log state about the host
+    health/declared/          devices that drivers declare, their own checks and the faults they report
+    health/stalls.py          stalled sources
+    health/state_machine.py   when a finding becomes a cause, and when a cause clears
+    health/verdict.py         health, message and lease of a device
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
 from agent.devices.inventory import Device
-from agent.health.declared.checks import check_sources, tracked_as
+from agent.health.declared.checks import check_sources, checks_subject
 from agent.health.declared.devices import declared_notes, declared_verdicts
-from agent.health.declared.driver_faults import DriverFaultState, remember_told, with_told
-from agent.health.declared.state import DeclaredPast, redeclared, remember_declared
-from agent.health.declared.verdict_cache import Settled
+from agent.health.declared.driver_faults import DriverFaultState, update_driver_faults, with_driver_faults
+from agent.health.declared.state import DeclaredState, redeclared, update_declared
+from agent.health.declared.verdict_cache import VerdictCache
 from agent.health.evaluation import CachedOk, Conditions, Evaluation, Subject
-from agent.health.gpu.devices import START_NS, gpu_verdicts
-from agent.health.gpu.faults.checkpoint import Restored
-from agent.health.gpu.state import GpuLook, GpuState, look_at_gpus
-from agent.health.gpu.views import gpu_devices, gpu_sources
-from agent.health.host.cgroup.view import view_groups
-from agent.health.host.pod.attribution import judge_pods
-from agent.health.host.pod.state import PodsPast, remember_pods
-from agent.health.host.state import HostRuleState, is_starting, remember
-from agent.health.host.verdicts import host_verdicts, judge_host, node_notes
+from agent.health.gpu.faults.checkpoint import RestoredFaults
+from agent.health.gpu.rule_state import gpu_devices, gpu_sources
+from agent.health.gpu.state import GpuEvaluation, GpuState, evaluate_gpus
+from agent.health.gpu.verdicts import START_NS, gpu_verdicts
+from agent.health.host.cgroup.state import view_groups
+from agent.health.host.pod.attribution import evaluate_pods
+from agent.health.host.pod.state import PodAuditState, next_pods_state
+from agent.health.host.state import HostRuleState, is_starting, next_host_state
+from agent.health.host.verdicts import evaluate_host, host_verdicts, node_notes
 from agent.health.stalls import Stall, find_stalls, stall_limit_ns, with_stall
 from agent.health.verdict import PreviousVerdicts
 from agent.model.health import DeviceHealth
 from agent.model.report import Report
 from agent.model.settings import Settings
 from agent.model.snapshot import Snapshot
-from agent.model.source import SourceState
+from agent.model.source import SourceSample, SourceState
 from agent.model.time import NS, Instant
 
 STALL_RETRY_NS: Final = NS
 
 
 @dataclass(frozen=True, slots=True)
-class State:
-    """Everything the core knows between two looks."""
+class EngineState:
+    """Everything the engine carries from one evaluation to the next."""
 
     settings: Settings
-    memory: HostRuleState = field(default_factory=HostRuleState)
+    host: HostRuleState = field(default_factory=HostRuleState)
     gpus: GpuState = field(default_factory=GpuState)
-    declared: DeclaredPast = field(default_factory=DeclaredPast)
-    settled: Settled = field(default_factory=Settled)
-    """Spares work and changes nothing: without it, each declared device is judged."""
-    quiet: Mapping[Subject, CachedOk] = field(default_factory=dict)
-    """Likewise: without it, so is each of the host's own."""
-    told: DriverFaultState = field(default_factory=dict)
-    pods: PodsPast = field(default_factory=PodsPast)
-    tracks: Conditions = field(default_factory=dict)
+    declared: DeclaredState = field(default_factory=DeclaredState)
+    verdict_cache: VerdictCache = field(default_factory=VerdictCache)
+    """Cached verdicts on declared devices: saves work, does not change results."""
+    ok_cache: Mapping[Subject, CachedOk] = field(default_factory=dict)
+    """Cached results of subjects without findings: saves work, does not change results."""
+    driver_faults: DriverFaultState = field(default_factory=dict)
+    pods: PodAuditState = field(default_factory=PodAuditState)
+    conditions: Conditions = field(default_factory=dict)
     stalled: Mapping[str, Stall] = field(default_factory=dict)
-    """Sources that stand still, or did so until a moment ago."""
+    """Sources that are stalled or have only just resumed."""
     devices: Mapping[str, DeviceHealth] = field(default_factory=dict)
-    """The last verdicts, by subject."""
-    began: Instant | None = None
-    """When the first look was."""
-    looked: Instant | None = None
-    """When this state was made."""
-    nudge_s: int = 0
-    """Added to every lease [s]; see :func:`_nudge`."""
+    """Verdicts of the last evaluation, by subject."""
+    started: Instant | None = None
+    """Time of the first evaluation."""
+    evaluated: Instant | None = None
+    """Time of the evaluation that produced this state."""
+    lease_salt_s: int = 0
+    """Number added to every lease [s]; see :func:`_lease_salt`."""
     due_ns: int | None = None
-    """Look again at this time even if nothing wakes us: a dwell time ends."""
+    """Time of the next evaluation if no source wakes the engine earlier, for example the end of a dwell
+    time."""
 
 
-def begin(settings: Settings, restored: Restored | None = None) -> State:
-    """The state of a start; with what an earlier one remembered."""
+def initial_state(settings: Settings, restored: RestoredFaults | None = None) -> EngineState:
+    """Return the state at the agent's start, with the GPU faults restored from the checkpoint if there is
+    one."""
     if restored is None:
-        return State(settings)
-    gpus = GpuState(restored.gpus, restored.faults, restored.watched)
-    return State(settings, gpus=gpus, tracks=restored.tracks)
+        return EngineState(settings)
+    gpus = GpuState(restored.gpus, restored.faults, restored.recovery_signs)
+    return EngineState(settings, gpus=gpus, conditions=restored.conditions)
 
 
-def step(state: State, snapshot: Snapshot, now: Instant) -> tuple[State, Report]:
-    """One look at the node.
+def step(state: EngineState, snapshot: Snapshot, now: Instant) -> tuple[EngineState, Report]:
+    """Evaluate the node once.
 
     Args:
-        state: As the last call returned it, or that of :func:`begin`.
-        snapshot: The newest whole publication of the sources.
-        now: The time of this look; the snapshot is not newer.
+        state: Return value of the last call, or of :func:`initial_state`.
+        snapshot: Newest complete snapshot of all sources.
+        now: Time of this evaluation, not before the snapshot's.
 
     Returns:
-        The next state, and the whole outward picture. As long as it says that it is starting, it is none
-        yet: somebody has still to look for the first time.
+        The next state and the report. A report with ``starting`` set is incomplete and must not be published:
+        a source has yet to finish its first pass.
     """
+    # 1. Update what the rules compare with: values at start, counter windows, facts of the kernel log
     settings = state.settings
-    began = state.began or now
-    memory = remember(state.memory, snapshot, settings, now)
-    declared = remember_declared(state.declared, snapshot.declared, now)
-    gpus = look_at_gpus(state.gpus, snapshot, settings.gpu, now)
-    seen = (
+    started = state.started or now
+    host = next_host_state(state.host, snapshot, settings, now)
+    declared = update_declared(state.declared, snapshot.declared, now)
+    gpus = evaluate_gpus(state.gpus, snapshot, settings.gpu, now)
+
+    # 2. Mark the sources that are stalled
+    read = (
         *snapshot.sources,
-        *gpu_sources(gpus.state.memory, snapshot.gpus, settings.gpu),
+        *gpu_sources(gpus.state.rule_state, snapshot.gpus, settings.gpu),
         *check_sources(snapshot.checks),
     )
-    stalled = find_stalls(state.stalled, seen, now)
-    sources = {source.name: source for source in seen}
+    stalled = find_stalls(state.stalled, read, now)
+    sources = {source.name: source for source in read}
     sources |= {name: with_stall(sources[name], stalled) for name in stalled}
-    pods = remember_pods(state.pods, snapshot.pods, sources, now)
-    look = Evaluation(settings, _tracks(state, gpus, declared), sources, now, state.quiet)
-    standing = [source for source in sources.values() if source.state is SourceState.STALLED]
-    # a source that returns wakes nobody
-    look.due_ns.extend(now.mono_ns + max(source.period_ns, STALL_RETRY_NS) for source in standing)
-    starting = [source for source in sources.values() if source.state is SourceState.STARTING]
-    look.due_ns.extend(source.beat_ns + stall_limit_ns(source) + 1 for source in starting if source.vital)
-    late = now.mono_ns - began.mono_ns >= START_NS
-    if not late and any(not source.vital for source in starting):
-        look.due_ns.append(began.mono_ns + START_NS)
-    before = PreviousVerdicts(began, state.looked, state.devices, stalled, _lease_salt(state, now))
-    if not is_starting(snapshot):
-        judge_host(look, memory, snapshot)
-    own = dict(host_verdicts(look, before, memory))
-    own.update(gpu_verdicts(look, before, gpus, snapshot))
-    found, settled = declared_verdicts(look, before, declared, memory, gpus, snapshot, own, state.settled)
-    told = remember_told(look, state.told, snapshot.told, found)
-    found.update(with_told(look, before, told, declared.known, found))
-    hosts = sorted(own, key=Device.sort_key)  # which come before those that drivers declare
-    known = {**{device.subject: device for device in hosts}, **declared.known}
-    devices = {device.subject: own[device] for device in hosts} | found
-    views = view_groups(memory.groups, snapshot, settings, now)
-    of_pods, hurt = judge_pods(look, before, pods, views, known, devices, declared.declaring)
-    devices.update(hurt)
-    notes = (*node_notes(look, memory, snapshot), *of_pods, *declared_notes(declared))
+    pods = next_pods_state(state.pods, snapshot.pods, sources, now)
 
+    # 3. Run the rules and derive verdicts: the host's devices and GPUs, declared devices, driver-reported
+    # faults
+    evaluation = Evaluation(
+        settings, _previous_conditions(state, gpus, declared), sources, now, state.ok_cache
+    )
+    starting = [source for source in sources.values() if source.state is SourceState.STARTING]
+    is_late = now.mono_ns - started.mono_ns >= START_NS
+    _schedule_source_checks(evaluation, starting, started, is_late=is_late)
+    previous = PreviousVerdicts(started, state.evaluated, state.devices, stalled, _lease_salt(state, now))
+    if not is_starting(snapshot):
+        evaluate_host(evaluation, host, snapshot)
+    own = dict(host_verdicts(evaluation, previous, host))
+    own.update(gpu_verdicts(evaluation, previous, gpus, snapshot))
+    found, verdict_cache = declared_verdicts(
+        evaluation, previous, declared, host, gpus, snapshot, own, state.verdict_cache
+    )
+    driver_faults = update_driver_faults(evaluation, state.driver_faults, snapshot.driver_faults, found)
+    found.update(with_driver_faults(evaluation, previous, driver_faults, declared.known, found))
+
+    # 4. Evaluate cgroups and pods, and add their causes to the devices they use
+    own_devices = sorted(own, key=Device.sort_key)  # reported before declared devices
+    known = {**{device.subject: device for device in own_devices}, **declared.known}
+    devices = {device.subject: own[device] for device in own_devices} | found
+    groups = view_groups(host.groups, snapshot, settings, now)
+    pod_notes, affected = evaluate_pods(
+        evaluation, previous, pods, groups, known, devices, declared.declaring
+    )
+    devices.update(affected)
+    notes = (*node_notes(evaluation, host, snapshot), *pod_notes, *declared_notes(declared))
+
+    # 5. Return the report and the next state
     report = Report(
         node=settings.node,
         at=now,
         devices=tuple(devices.values()),
         notes=notes,
         declaring=declared.declaring,
-        not_applicable=tuple(look.not_applicable),
-        not_evaluated=tuple(look.not_evaluated),
+        not_applicable=tuple(evaluation.not_applicable),
+        not_evaluated=tuple(evaluation.not_evaluated),
         sources=tuple(sources.values()),
         core=snapshot.core,
         groups=len(snapshot.groups),
-        starting=any(source.vital or not late for source in starting),
+        starting=any(source.vital or not is_late for source in starting),
     )
     if gpus.due_ns is not None:
-        look.due_ns.append(max(gpus.due_ns, now.mono_ns + STALL_RETRY_NS // 10))
-    state = State(
+        evaluation.due_ns.append(max(gpus.due_ns, now.mono_ns + STALL_RETRY_NS // 10))
+    state = EngineState(
         settings,
-        memory=memory,
+        host=host,
         gpus=gpus.state,
         declared=declared,
-        settled=settled,
-        quiet=look.quiet,
-        told=told,
+        verdict_cache=verdict_cache,
+        ok_cache=evaluation.still_ok,
+        driver_faults=driver_faults,
         pods=pods,
-        tracks=look.tracks,
+        conditions=evaluation.conditions,
         stalled=stalled,
         devices=devices,
-        began=began,
-        looked=now,
-        nudge_s=before.nudge_s,
-        due_ns=min(look.due_ns, default=None),
+        started=started,
+        evaluated=now,
+        lease_salt_s=previous.lease_salt_s,
+        due_ns=min(evaluation.due_ns, default=None),
     )
     return state, report
 
 
-def _lease_salt(state: State, now: Instant) -> int:
-    """A second more or less of lease after a look that came too late.
+def _schedule_source_checks(
+    evaluation: Evaluation, starting: Sequence[SourceSample], started: Instant, *, is_late: bool
+) -> None:
+    """Schedule the evaluations that detect that a source resumed or stalled: neither wakes the engine."""
+    now_ns = evaluation.now.mono_ns
+    for source in evaluation.sources.values():
+        if source.state is SourceState.STALLED:
+            evaluation.due_ns.append(now_ns + max(source.period_ns, STALL_RETRY_NS))
+    for source in starting:
+        if source.vital:
+            evaluation.due_ns.append(source.beat_ns + stall_limit_ns(source) + 1)
+        elif not is_late:
+            evaluation.due_ns.append(started.mono_ns + START_NS)
 
-    The kubelet lets a lease run out silently, and a message that is identical to the last refreshes it
-    without telling the pods. So what is said after a gap differs in one number that nobody minds.
+
+def _lease_salt(state: EngineState, now: Instant) -> int:
+    """Return the number of seconds to add to every lease: 0 or 1, toggled after a gap that leases did not
+    outlive.
+
+    The kubelet lets a lease expire silently, and refreshes it without updating the pods if the next message
+    is identical to the last. So the first report after a gap must differ in a number that has no effect.
     """
-    gap_ns = now.mono_ns - state.looked.mono_ns if state.looked else 0
-    if gap_ns <= state.settings.lease_s * NS:  # no device's lease is shorter
-        return state.nudge_s
+    gap_ns = now.mono_ns - state.evaluated.mono_ns if state.evaluated else 0
+    if gap_ns <= state.settings.lease_s * NS:  # no device has a shorter lease
+        return state.lease_salt_s
     lease_s = max((device.timeout_s for device in state.devices.values()), default=0)
-    return 1 - state.nudge_s if gap_ns > lease_s * NS else state.nudge_s
+    return 1 - state.lease_salt_s if gap_ns > lease_s * NS else state.lease_salt_s
 
 
-def _tracks(state: State, gpus: GpuLook, declared: DeclaredPast) -> Conditions:
-    """Those of before, but of GPUs that have others in their places, and of names that are other devices'."""
+def _previous_conditions(state: EngineState, gpus: GpuEvaluation, declared: DeclaredState) -> Conditions:
+    """Return the last evaluation's conditions without those of replaced GPUs and redeclared devices."""
     names = redeclared(state.declared.devices, declared.devices)
-    names |= {tracked_as(name) for name in names}
+    names |= {checks_subject(name) for name in names}
     if gpus.replaced:
-        known = gpu_devices(state.gpus.memory)
+        known = gpu_devices(state.gpus.rule_state)
         names |= {device.name for device in known if device.gpu in gpus.replaced}
     if not names:
-        return state.tracks
-    return {key: track for key, track in state.tracks.items() if key[0] not in names}
+        return state.conditions
+    return {key: condition for key, condition in state.conditions.items() if key[0] not in names}

@@ -1,1 +1,1 @@
-"""What is wrong, and since when: rules, their catalogue, and the state machine. Pure."""
+"""Rules, conditions and verdicts: what is wrong with a device, and since when. Pure."""

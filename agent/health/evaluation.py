@@ -1,216 +1,259 @@
-"""One look in the making: what the rules answer moves the tracks, and the held tracks become causes."""
+"""One evaluation of the rules: rule results advance conditions, and held conditions become causes."""
 
 from collections.abc import Callable, Iterable, Mapping, Set
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from agent.health import state_machine as machine
-from agent.health.catalog import Row, Rule, unreadable_of
-from agent.health.rules import OK, RuleNotApplicable, RuleNotEvaluated, RuleResult, Unreadable
-from agent.health.state_machine import Condition, Phase, advance, worst_first
+from agent.health.rules import (
+    OK,
+    CatalogRow,
+    Rule,
+    RuleNotApplicable,
+    RuleNotEvaluated,
+    RuleResult,
+    Unreadable,
+    unreadable_row,
+)
+from agent.health.state_machine import Condition, Phase, advance, due_ns, worst_first
 from agent.model.health import Cause, Finding, NotApplicable, Severity
 from agent.model.settings import Settings
 from agent.model.source import SourceSample, SourceState
 from agent.model.time import NS, Instant
 
 Subject = str
-"""A device's name, or ``group:<id>``."""
+"""Name of a device, or ``group:<id>`` for a cgroup."""
 Conditions = Mapping[tuple[Subject, str], Condition]
-"""By subject and code."""
+"""Conditions by subject and code."""
 
 
 class CachedOk(NamedTuple):
-    """A subject of which no rule found anything, and what judging it left behind."""
+    """Results of the rules of a subject without findings, reused while its view stays equal."""
 
     view: object
     not_applicable: tuple[NotApplicable, ...]
     not_evaluated: tuple[NotApplicable, ...]
     due_in_ns: tuple[int, ...]
-    """When to look again, from each look on."""
+    """Delays from each evaluation to the next one that the rules need."""
     sources: Set[str]
-    """Those that there were: a rule whose source nobody reads is not judged."""
+    """Names of the sources at that time: a rule without its source does not run."""
+
+
+@dataclass(slots=True)
+class SubjectConditions:
+    """Conditions of one subject during an evaluation."""
+
+    previous_codes: list[str] = field(default_factory=list)
+    """Codes that had a condition before this evaluation."""
+    current: dict[str, Condition] = field(default_factory=dict)
+    """Conditions after this evaluation, by code."""
+    is_changing: bool = False
+    """Whether the same results in the next evaluation would change a condition."""
+    has_finding: bool = False
+    """Whether a rule returned a finding, even if no condition came of it because its source is stalled."""
 
 
 @dataclass(slots=True)
 class Evaluation:
-    """Filled while the devices are judged, then read."""
+    """Results of one evaluation: rules fill it, then verdicts are derived from it."""
 
     settings: Settings
-    before: Conditions
+    previous: Conditions
+    """Conditions of the last evaluation."""
     sources: Mapping[str, SourceSample]
     now: Instant
-    known: Mapping[Subject, CachedOk] = field(default_factory=dict)
-    """What was quiet in the last look..."""
-    quiet: dict[Subject, CachedOk] = field(default_factory=dict)
-    """...and in this one."""
-    tracks: dict[tuple[Subject, str], Condition] = field(default_factory=dict)
+    cached: Mapping[Subject, CachedOk] = field(default_factory=dict)
+    """Cached results of the last evaluation."""
+    still_ok: dict[Subject, CachedOk] = field(default_factory=dict)
+    """Results of this evaluation that the next one may reuse."""
+    conditions: dict[tuple[Subject, str], Condition] = field(default_factory=dict)
+    """Conditions after this evaluation."""
     not_applicable: list[NotApplicable] = field(default_factory=list)
     not_evaluated: list[NotApplicable] = field(default_factory=list)
     due_ns: list[int] = field(default_factory=list)
-    _codes: dict[Subject, list[str]] = field(default_factory=dict)
-    """Those that were tracked before this look..."""
-    _tracks: dict[Subject, dict[str, Condition]] = field(default_factory=dict)
-    """...and what became of them and of others: most subjects have none, and cost nothing."""
-    _moving: set[Subject] = field(default_factory=set)
-    """Those with a track that another look would move, though it were the same look."""
-    _accused: set[Subject] = field(default_factory=set)
-    """Those of which a rule found something, though its source stood still and nothing came of it."""
+    """Times at which the next evaluation is needed even if no source wakes the engine."""
+    _subjects: dict[Subject, SubjectConditions] = field(default_factory=dict)
+    """Records of subjects with conditions or findings. Most subjects have neither, and no record."""
 
     def __post_init__(self) -> None:
-        for subject, code in self.before:
-            self._codes.setdefault(subject, []).append(code)
+        for subject, code in self.previous:
+            self._record(subject).previous_codes.append(code)
 
-    def judge(
-        self, subject: Subject, rule: Rule, answer: RuleResult, source: SourceSample | None = None
+    def _record(self, subject: Subject) -> SubjectConditions:
+        record = self._subjects.get(subject)
+        if record is None:
+            record = self._subjects[subject] = SubjectConditions()
+        return record
+
+    def apply_result(
+        self, subject: Subject, rule: Rule, result: RuleResult, source: SourceSample | None = None
     ) -> None:
-        """Move the tracks of one rule and of its unreadability by one answer.
+        """Update the condition of a rule, and that of its unreadable readings, by one result.
 
         Args:
-            source: Whose pass was looked at; None: that of the rule's own source.
+            source: Source whose pass the rule evaluated; None: the rule's own source.
         """
-        if isinstance(answer, RuleNotApplicable):
-            self.not_applicable.append(NotApplicable(subject, rule.code, answer.reason))
+        if isinstance(result, RuleNotApplicable):
+            self.not_applicable.append(NotApplicable(subject, rule.code, result.reason))
             return
-        if rule.counter:  # a rate is judged by looks that are not too far apart
+        if rule.counter:  # a rate needs readings that are not too far apart
             window_s = rule.window_s or self.settings.throttle_window_s
             self.due_ns.append(self.now.mono_ns + window_s * NS // 2)
-        if isinstance(answer, RuleNotEvaluated):
-            self.not_evaluated.append(NotApplicable(subject, rule.code, answer.reason))
-        quiet = answer is OK or isinstance(answer, RuleNotEvaluated)
-        if not quiet:
-            self._accused.add(subject)
-        if not quiet or subject in self._codes:
-            self._judged(subject, rule, answer, source or self.sources[rule.source])
+        if isinstance(result, RuleNotEvaluated):
+            self.not_evaluated.append(NotApplicable(subject, rule.code, result.reason))
+        if result is OK or isinstance(result, RuleNotEvaluated):
+            record = self._subjects.get(subject)
+            if record is None or not record.previous_codes:
+                return
+        else:
+            self._record(subject).has_finding = True
+        self._update_conditions(subject, rule, result, source or self.sources[rule.source])
 
-    def judge_all(self, subject: Subject, rules: Iterable[Rule], view: object) -> None:
-        """Move the tracks of each rule by what it says to a view, but of those whose source nobody reads."""
+    def run_rules(self, subject: Subject, rules: Iterable[Rule], view: object) -> None:
+        """Evaluate a view by each rule whose source is read, and apply the results."""
         for rule in rules:
             if rule.source in self.sources:
-                self.judge(subject, rule, rule.judge(view))
+                self.apply_result(subject, rule, rule.evaluate(view))
 
-    def judge_view(self, subject: Subject, rules: Iterable[Rule], view: object) -> None:
-        """The same of a subject that always has these rules, and is remembered while it is quiet.
+    def run_cached_rules(self, subject: Subject, rules: Iterable[Rule], view: object) -> None:
+        """Do as :meth:`run_rules`, but reuse the last results if they were without findings for an equal
+        view.
 
-        Rules are functions of their view: what they found nothing in they find nothing in again.
+        The rules are functions of their view, and a subject must have the same rules in every evaluation.
         """
-        known, was_tracked = self.known.get(subject), subject in self._codes
-        if known and not was_tracked and known.view == view and known.sources == self.sources.keys():
-            self.not_applicable += known.not_applicable
-            self.not_evaluated += known.not_evaluated
-            self.due_ns += [self.now.mono_ns + in_ns for in_ns in known.due_in_ns]
-            self.quiet[subject] = known
+        cached, record = self.cached.get(subject), self._subjects.get(subject)
+        had_conditions = record is not None and bool(record.previous_codes)
+        if cached and not had_conditions and cached.view == view and cached.sources == self.sources.keys():
+            self.not_applicable += cached.not_applicable
+            self.not_evaluated += cached.not_evaluated
+            self.due_ns += [self.now.mono_ns + in_ns for in_ns in cached.due_in_ns]
+            self.still_ok[subject] = cached
             return
-        not_applicable, not_evaluated, due_ns = self.extent()
-        self.judge_all(subject, rules, view)
-        if not was_tracked and subject not in self._accused:
-            self.quiet[subject] = CachedOk(
+        not_applicable, not_evaluated, due = self.mark()
+        self.run_rules(subject, rules, view)
+        record = self._subjects.get(subject)
+        if not had_conditions and (record is None or not record.has_finding):
+            self.still_ok[subject] = CachedOk(
                 view,
                 tuple(self.not_applicable[not_applicable:]),
                 tuple(self.not_evaluated[not_evaluated:]),
-                tuple(at_ns - self.now.mono_ns for at_ns in self.due_ns[due_ns:]),
+                tuple(at_ns - self.now.mono_ns for at_ns in self.due_ns[due:]),
                 frozenset(self.sources),
             )
 
-    def _judged(self, subject: Subject, rule: Rule, answer: RuleResult, source: SourceSample) -> None:
-        unreadable = unreadable_of(rule)
-        if isinstance(answer, Unreadable):
-            finding = Finding(unreadable.code, Severity.UNKNOWN, f"{answer.what}: {answer.why}")
-            self.track(subject, unreadable, finding, source)
-            self.track(subject, rule, None, source, seen=False)
+    def _update_conditions(
+        self, subject: Subject, rule: Rule, result: RuleResult, source: SourceSample
+    ) -> None:
+        unreadable = unreadable_row(rule)
+        if isinstance(result, Unreadable):
+            finding = Finding(unreadable.code, Severity.UNKNOWN, f"{result.name}: {result.reading}")
+            self.update_condition(subject, unreadable, finding, source)
+            self.update_condition(subject, rule, None, source, seen=False)
             return
-        self.track(subject, unreadable, None, source)
-        if isinstance(answer, RuleNotEvaluated):
-            self.track(subject, rule, None, source, seen=False)
+        self.update_condition(subject, unreadable, None, source)
+        if isinstance(result, RuleNotEvaluated):
+            self.update_condition(subject, rule, None, source, seen=False)
         else:
-            assert not isinstance(answer, RuleNotApplicable), "it has nothing to be tracked"
-            self.track(subject, rule, answer, source, blind=rule.blind)
+            assert not isinstance(result, RuleNotApplicable), "apply_result() returned before"
+            self.update_condition(subject, rule, result, source, valid_when_stalled=rule.valid_when_stalled)
 
-    def track(
+    def update_condition(
         self,
         subject: Subject,
-        row: Row,
+        row: CatalogRow,
         finding: Finding | None,
         source: SourceSample,
         *,
         seen: bool = True,
-        blind: bool = False,
+        valid_when_stalled: bool = False,
         since: Instant | None = None,
     ) -> None:
-        """Move one track by one finding; None if the look was good.
+        """Advance the condition of a row by a finding; None: the subject is good.
 
         Args:
-            seen: False if nobody could look.
-            blind: It is known though the source stands still.
-            since: When it began, if that is known better than by when it was looked at.
+            seen: False if the rule could not be evaluated.
+            valid_when_stalled: Whether the finding counts although the source is stalled.
+            since: Time when the fault began, if that is known better than by the evaluation's time.
         """
-        seen = seen and (blind or source.state is not SourceState.STALLED)
-        before = self.before.get((subject, row.code))
-        track = advance(before, finding, row, source.passes, self.now, seen=seen)
-        if track is None:
+        seen = seen and (valid_when_stalled or source.state is not SourceState.STALLED)
+        previous = self.previous.get((subject, row.code))
+        condition = advance(previous, finding, row, source.passes, self.now, seen=seen)
+        if condition is None:
             return
         if since is not None and finding is not None:
-            track = track._replace(since=since)
-        self.tracks[subject, row.code] = track
-        self._tracks.setdefault(subject, {})[row.code] = track
-        if not seen or finding is None or track.phase is not Phase.RAISED:
-            self._moving.add(subject)
-        if not seen:  # time alone moves nothing that nobody can see
+            condition = condition._replace(since=since)
+        self.conditions[subject, row.code] = condition
+        record = self._record(subject)
+        record.current[row.code] = condition
+        if not seen or finding is None or condition.phase is not Phase.RAISED:
+            record.is_changing = True
+        if not seen:  # time alone does not change a condition that cannot be evaluated
             return
-        due = machine.due_ns(track, row, source.period_ns, self.now.mono_ns)
+        due = due_ns(condition, row, source.period_ns, self.now.mono_ns)
         if due is not None:
             self.due_ns.append(due)
 
-    def extent(self) -> tuple[int, int, int]:
-        """How much was said so far: rules not applicable, rules not evaluated, times to look again."""
+    def mark(self) -> tuple[int, int, int]:
+        """Return the lengths of ``not_applicable``, ``not_evaluated`` and ``due_ns``."""
         return len(self.not_applicable), len(self.not_evaluated), len(self.due_ns)
 
-    def raised(self, subject: Subject) -> tuple[str, ...] | None:
-        """The codes of what is wrong with a subject, and stays so while the same is found; None: it moves."""
-        return None if subject in self._moving else tuple(self._tracks.get(subject, ()))
+    def stable_codes(self, subject: Subject) -> tuple[str, ...] | None:
+        """Return the codes of a subject's conditions; None if the same results would change one of them."""
+        record = self._subjects.get(subject)
+        if record is None:
+            return ()
+        return None if record.is_changing else tuple(record.current)
 
-    def again(self, subject: Subject, code: str, passes: int) -> None:
-        """The same was found once more of what was raised, in a pass of its source."""
-        track = self.before[subject, code]._replace(seen_pass=passes)
-        self.tracks[subject, code] = track
-        self._tracks.setdefault(subject, {})[code] = track
+    def repeat_finding(self, subject: Subject, code: str, passes: int) -> None:
+        """Keep a raised condition because a pass of its source returned the same finding again."""
+        condition = self.previous[subject, code]._replace(last_pass=passes)
+        self.conditions[subject, code] = condition
+        self._record(subject).current[code] = condition
 
-    def codes_of(self, subject: Subject) -> list[str]:
-        """The codes that were tracked before this look."""
-        return self._codes.get(subject, [])
+    def previous_codes(self, subject: Subject) -> list[str]:
+        """Return the codes that had a condition before this evaluation."""
+        record = self._subjects.get(subject)
+        return record.previous_codes if record else []
 
-    def causes(self, subject: Subject, row_of: Callable[[str], Row], parent: Subject = "") -> list[Cause]:
-        """The held causes of a subject, worst first.
+    def causes(
+        self, subject: Subject, row_of: Callable[[str], CatalogRow], parent: Subject = ""
+    ) -> list[Cause]:
+        """Return the causes of a subject, worst first.
 
         Args:
-            row_of: The row of a code.
-            parent: What is wrong with this one is wrong with the subject, too, if it is more than a word;
-                of the same code the worse counts.
+            row_of: Function that returns the row of a code.
+            parent: Subject whose causes above ``info`` count for this one too; of the same code the more
+                severe counts.
         """
-        found = dict(self._tracks.get(subject, {}))
-        for code, track in self._tracks.get(parent, {}).items():
-            own = found.get(code)
-            worse = own is None or not own.held or own.finding.severity < track.finding.severity
-            if track.held and worse and track.finding.severity > Severity.INFO:
-                found[code] = track
+        own, of_parent = self._subjects.get(subject), self._subjects.get(parent)
+        found = dict(own.current) if own else {}
+        for code, condition in of_parent.current.items() if of_parent else ():
+            own_condition = found.get(code)
+            is_worse = (
+                own_condition is None
+                or not own_condition.held
+                or own_condition.finding.severity < condition.finding.severity
+            )
+            if condition.held and is_worse and condition.finding.severity > Severity.INFO:
+                found[code] = condition
         if not found:
             return []
-        held = [(row_of(code), track) for code, track in worst_first(found.items())]
-        held.sort(key=lambda item: (-item[1].finding.severity, not item[0].leads))
-        return [_cause(row, track) for row, track in held]
+        held = [(row_of(code), condition) for code, condition in worst_first(found.items())]
+        held.sort(key=lambda item: (-item[1].finding.severity, not item[0].listed_first))
+        return [_cause(row, condition) for row, condition in held]
 
 
-def row_among(rules: Iterable[Rule], code: str) -> Row:
-    """The row of a code that one of the rules raised."""
-    return next(row for rule in rules for row in (rule, unreadable_of(rule)) if row.code == code)
+def row_with_code(rules: Iterable[Rule], code: str) -> CatalogRow:
+    """Return the row of a code: a rule's own row, or that of its unreadable readings."""
+    return next(row for rule in rules for row in (rule, unreadable_row(rule)) if row.code == code)
 
 
-def _cause(row: Row, track: Condition) -> Cause:
-    finding = track.finding
+def _cause(row: CatalogRow, condition: Condition) -> Cause:
+    finding = condition.finding
     return Cause(
         row.code,
         finding.severity,
         finding.blame or row.blame,
         finding.evidence,
         finding.advice or row.advice,
-        track.since,
+        condition.since,
     )

@@ -1,67 +1,177 @@
-"""What a rule may answer, what it is shown of counters, and the answers that many rules give alike.
+"""Rules: their rows in the catalogue, their results, and results that many rules share.
 
-A rule is a function of a view. A view holds everything that its kind of subject may be judged by, and
-nothing else: the samples of now, what was there at start, and how far counters have grown. Rules read no
-clock and no file, and a reading that is missing is a value to them like any other.
+A rule is a function of a view. A view holds all that its kind of subject is evaluated by: current samples,
+values at start, and the growth of counters. Rules read no clock and no file; a missing reading is a value
+too. What a rule reads also decides for which changes the native sampler wakes the engine.
+
+The rows are defined next to their rule functions, in agent.health.host, agent.health.gpu and
+agent.health.declared.
 """
 
-from typing import Final, NamedTuple
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, Final, NamedTuple
 
-from agent.health.words import duration
-from agent.model.health import Finding
+from agent.model.health import Blame, Cause, Finding, Severity
 from agent.model.reading import Missing, Reading, is_absent
+from agent.model.time import NS, Instant
+from agent.model.wake import Field, GpuWake, Wake
+
+
+def duration(seconds: float) -> str:
+    """Format a duration in the largest unit that keeps it a whole number: ``90 s``, ``2 min``, ``1 h``."""
+    for factor, unit in ((86_400, "d"), (3_600, "h"), (60, "min")):
+        if seconds >= factor and seconds % factor == 0:
+            return f"{seconds / factor:g} {unit}"
+    return f"{seconds:g} s"
+
+
+def at_least(count: int) -> str:
+    """Format a growing count so that the text rarely changes: exact below ten, then rounded down to a power
+    of ten.
+    """
+    return str(count) if count < 10 else f"at least {10 ** (len(str(count)) - 1)}"
 
 
 class RuleNotApplicable(NamedTuple):
-    """The machine gives this rule nothing to judge."""
+    """Result of a rule that has nothing to evaluate on this machine."""
 
     reason: str
 
 
 class RuleNotEvaluated(NamedTuple):
-    """The rule needs more history than there is yet."""
+    """Result of a rule that cannot be evaluated yet, for example because a window is still short."""
 
     reason: str
 
 
 class Unreadable(NamedTuple):
-    """What the rule judges was readable and no longer is."""
+    """Result of a rule whose reading was available before and can no longer be read."""
 
-    what: str
-    why: Missing
+    name: str
+    reading: Missing
 
 
 OK: Final = None
 RuleResult = Finding | RuleNotApplicable | RuleNotEvaluated | Unreadable | None
-"""What a rule says. None: it looked, and all is well."""
+"""Result of a rule. None (``OK``): evaluated, and no finding."""
 
 
 class Growth(NamedTuple):
-    """How far a counter has grown over a sliding window."""
+    """Growth of a counter over a sliding window."""
 
     events: Reading
-    """In the last ``window_s``, or since ``span_s`` if that is less."""
+    """Growth within the window, or within ``span_s`` if that is shorter."""
     span_s: float
-    """How much of the window has been watched [s]."""
+    """Part of the window in which the counter was read [s]."""
 
 
-def lacking(what: str, reading: Missing, reason: str) -> RuleResult:
-    """What a rule says without its reading. Never there: ``reason``. There once: ``what`` cannot be read."""
-    return RuleNotApplicable(reason) if is_absent(reading) else Unreadable(what, reading)
+def missing_result(name: str, reading: Missing, reason: str) -> RuleResult:
+    """Return the result for a missing reading: not applicable for ``reason`` if it never existed, else
+    unreadable.
+    """
+    return RuleNotApplicable(reason) if is_absent(reading) else Unreadable(name, reading)
 
 
-def over_limit(
+def counter_result(
     grown: Growth, limit: int, window_s: int, found: Finding, *, counter: str, reason: str
 ) -> RuleResult:
-    """What a rule says that has one counter and nothing else.
+    """Return the result of a rule that compares one counter with a limit.
 
     Args:
-        limit: Events within the window that are too many: then it is ``found``.
-        counter: What it is read from.
-        reason: Why there may be none.
+        limit: Smallest number of events within the window for which the result is ``found``.
+        counter: Name of the file or counter that is read.
+        reason: Reason for which a machine may not have the counter.
     """
     if isinstance(grown.events, Missing):
-        return lacking(counter, grown.events, reason)
+        return missing_result(counter, grown.events, reason)
     if grown.events >= limit:
         return found
     return RuleNotEvaluated(f"needs {duration(window_s)} of history") if grown.span_s < window_s else OK
+
+
+CLEAN_PASSES: Final = 3
+"""Number of clean passes of the source after which a cause clears, if they span CLEAN_MIN_NS."""
+CLEAN_MIN_NS: Final = NS
+"""Shortest time without a bad pass after which a cause clears; prevents flapping with fast passes."""
+CLEAN_NS: Final = 10 * NS
+"""Time without a bad pass after which a cause clears with fewer passes. One clean pass never suffices."""
+
+STALLED: Final = "source.stalled"
+STALLED_ADVICE: Final = (
+    "a read hangs in the kernel: see /proc/<pid>/task/*/stack of the agent, then restart it"
+)
+UNREADABLE_ADVICE: Final = (
+    "read the file by hand: an error there too is the kernel's; otherwise restart the agent"
+)
+GPU_UNREADABLE_ADVICE: Final = (
+    "run nvidia-smi -q: an error there too is the NVIDIA driver's; otherwise restart the agent"
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CatalogRow:
+    """Row of the catalogue: one possible cause, its meaning, and how long it takes to raise and to clear."""
+
+    code: str
+    severity: Severity
+    blame: Blame
+    source: str
+    """Source whose passes count as evaluations; ``gpu`` stands for the source of the evaluated GPU."""
+    threshold: str
+    """Limit with its unit, as text for operators."""
+    why: str
+    advice: str
+    try_it: str = ""
+    """Instructions to provoke the cause."""
+    raise_after: int = 1
+    """Bad passes in a row before the cause is raised; 1 for explicit facts."""
+    raise_ns: int = 0
+    """Shortest time of bad passes before the cause is raised [ns]."""
+    clear_after: int = CLEAN_PASSES
+    clear_ns: int = CLEAN_NS
+    """Time of good passes after which the cause clears even with fewer than ``clear_after`` of them [ns]."""
+    probation_ns: int = 0
+    """Time for which a cleared cause is still held [ns]."""
+    listed_first: bool = False
+    """Whether the cause is listed before others of the same severity."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rule(CatalogRow):
+    """Row with a function that evaluates it from readings."""
+
+    reads: tuple[Field | Wake, ...] = ()
+    """Fields of the sampler. A field wakes the engine when it changes or, for a ``counter``, when it grew by
+    the configured number of throttle events; a Wake defines its own condition.
+    """
+    gpu_reads: tuple[GpuWake, ...] = ()
+    """Readings of a GPU, and the changes that wake the engine."""
+    evaluate: Callable[[Any], RuleResult]
+    """Function that evaluates a view of the rule's kind of subject."""
+    counter: bool = False
+    """Whether the rule evaluates the growth of counters over a window."""
+    window_s: int = 0
+    """Window of a counter [s]; 0: the configured window of throttle events."""
+    valid_when_stalled: bool = False
+    """Whether findings count although the source is stalled, for example that a GPU does not answer."""
+
+
+@cache
+def unreadable_row(rule: Rule) -> CatalogRow:
+    """Return the row of the cause "what this rule reads can no longer be read"."""
+    return CatalogRow(
+        code=f"{rule.code}.unreadable",
+        severity=Severity.UNKNOWN,
+        blame=Blame.AGENT,
+        source=rule.source,
+        threshold="it could be read before",
+        why=rule.why,
+        advice=GPU_UNREADABLE_ADVICE if rule.gpu_reads else UNREADABLE_ADVICE,
+    )
+
+
+def cause_from_row(row: CatalogRow, evidence: str, since: Instant) -> Cause:
+    """Return a cause without a condition: raised and cleared at once."""
+    return Cause(row.code, row.severity, row.blame, evidence, row.advice, since)

@@ -1,53 +1,54 @@
-"""Sources that stand still: nobody has looked, whatever was known before."""
+"""Stalled sources: a source without a recent pass, whose last readings no longer count."""
 
 from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple
 
-from agent.health.catalog import CLEAN_PASSES, STALLED, STALLED_ADVICE
+from agent.health.rules import CLEAN_PASSES, STALLED, STALLED_ADVICE
 from agent.model.health import Blame, Cause, Severity
 from agent.model.source import SourceSample, SourceState
 from agent.model.time import NS, Instant
 
 STALL_PERIODS: Final = 3
-STALL_MIN_NS: Final = 2 * NS  # a busy machine delays a 10 ms sampler by more than three periods
+STALL_MIN_NS: Final = 2 * NS  # on a busy machine a 10 ms sampler can be late by more than three periods
 
 
 class Stall(NamedTuple):
-    """A source that stands still."""
+    """Stalled source."""
 
     since: Instant
     passes: int
-    """How many it had finished when it last stood still."""
+    """Number of passes that it had finished when it was last stalled."""
 
 
 def stall_limit_ns(source: SourceSample) -> int:
-    """How old a source's last pass may be [ns]."""
+    """Return the maximum age of a source's last pass [ns]."""
     return source.limit_ns or max(STALL_PERIODS * source.period_ns, STALL_MIN_NS)
 
 
-def stands_still(source: SourceSample, now: Instant) -> bool:
-    """Whether the source's last pass is too long ago, whatever it said then."""
+def is_stalled(source: SourceSample, now: Instant) -> bool:
+    """Return whether the source's last pass is older than its limit."""
     return now.mono_ns - source.beat_ns > stall_limit_ns(source)
 
 
 def find_stalls(
-    before_them: Mapping[str, Stall], sources: Sequence[SourceSample], now: Instant
+    previous: Mapping[str, Stall], sources: Sequence[SourceSample], now: Instant
 ) -> dict[str, Stall]:
-    """The sources that stand still. One that goes on must finish some passes before it is believed."""
+    """Return the stalled sources, by name. A source that resumes must finish ``CLEAN_PASSES`` passes
+    first."""
     found: dict[str, Stall] = {}
     for source in sources:
-        before = before_them.get(source.name)
+        stall = previous.get(source.name)
         if source.state is SourceState.ABSENT:
             continue
-        if stands_still(source, now):
-            found[source.name] = Stall(before.since if before else now, source.passes)
-        elif before and source.passes < before.passes + CLEAN_PASSES:
-            found[source.name] = before
+        if is_stalled(source, now):
+            found[source.name] = Stall(stall.since if stall else now, source.passes)
+        elif stall and source.passes < stall.passes + CLEAN_PASSES:
+            found[source.name] = stall
     return found
 
 
 def with_stall(source: SourceSample, stalled: Mapping[str, Stall]) -> SourceSample:
-    """The source as it is to be shown."""
+    """Return the source in the state STALLED if it is one of ``stalled``."""
     if source.name not in stalled:
         return source
     detail = f"no pass for more than {stall_limit_ns(source) / NS:g} s"
@@ -55,7 +56,7 @@ def with_stall(source: SourceSample, stalled: Mapping[str, Stall]) -> SourceSamp
 
 
 def stall_cause(source: SourceSample, stalled: Mapping[str, Stall], now: Instant) -> Cause:
-    """Why a device is Unknown whose source stands still."""
+    """Return the cause that makes a device Unknown because its source is stalled."""
     evidence = f"{source.name}: {source.detail}"
     since = stalled[source.name].since if source.name in stalled else now
     return Cause(STALLED, Severity.UNKNOWN, Blame.AGENT, evidence, STALLED_ADVICE, since)

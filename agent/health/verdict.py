@@ -1,10 +1,10 @@
-"""From causes to a verdict: what is said of a device, since when, and for how long that may be believed."""
+"""Verdicts: health, message, time of the last change and lease of a device, from its causes."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Final
 
 from agent.devices.inventory import Device
-from agent.health import message
 from agent.health.evaluation import Evaluation
 from agent.health.stalls import Stall
 from agent.health.state_machine import HEALTH
@@ -12,26 +12,50 @@ from agent.model.health import Cause, DeviceHealth, Health, Severity
 from agent.model.source import SourceSample
 from agent.model.time import NS, Instant, at_mono
 
+LIMIT: Final = 1024
+"""Maximum size [bytes]. The kubelet truncates longer messages, even within a character (KEP-4680)."""
+_CUT: Final = "..."
+
+
+def truncated(text: str, limit: int = LIMIT) -> str:
+    """Return ``text`` as valid UTF-8 of at most ``limit`` bytes; a truncated text ends in ``...``."""
+    data = text.encode("utf-8", "replace")
+    if len(data) <= limit:
+        return data.decode()
+    return data[: limit - len(_CUT)].decode("utf-8", "ignore") + _CUT
+
+
+def message(causes: Sequence[Cause]) -> str:
+    """Return the message for the kubelet: codes and evidence, worst first, then the advice on the worst.
+
+    Causes of severity ``info`` are left out. The message changes only when the facts do.
+    """
+    reported = [cause for cause in causes if cause.severity > Severity.INFO]
+    if not reported:
+        return ""
+    facts = "; ".join(f"{cause.code}: {cause.evidence}" for cause in reported)
+    return truncated(f"{facts}. Advice: {reported[0].advice}" if reported[0].advice else facts)
+
 
 @dataclass(frozen=True, slots=True)
 class PreviousVerdicts:
-    """What was said last, and what all verdicts of a look have in common."""
+    """Verdicts of the last evaluation, and what all verdicts of this one share."""
 
-    began: Instant
-    """When the first look was."""
-    looked: Instant | None = None
-    """When the last look was."""
+    started: Instant
+    """Time of the first evaluation."""
+    evaluated: Instant | None = None
+    """Time of the last evaluation."""
     devices: Mapping[str, DeviceHealth] = field(default_factory=dict)
-    """The last verdicts, by subject."""
+    """Verdicts of the last evaluation, by subject."""
     stalled: Mapping[str, Stall] = field(default_factory=dict)
-    """Sources that stand still, or did so until a moment ago."""
-    nudge_s: int = 0
-    """Added to every lease [s]."""
+    """Sources that are stalled or have only just resumed."""
+    lease_salt_s: int = 0
+    """Number added to every lease [s]."""
 
 
 def verdict(
-    look: Evaluation,
-    before: PreviousVerdicts,
+    evaluation: Evaluation,
+    previous: PreviousVerdicts,
     device: Device,
     severity: Severity,
     causes: Sequence[Cause],
@@ -39,95 +63,110 @@ def verdict(
     timeout_s: int,
     attributes: tuple[tuple[str, str], ...] = (),
 ) -> DeviceHealth:
-    """What is said of a device.
+    """Return the verdict on a device.
 
     Args:
-        severity: Its worst cause's, unless something outranks that.
-        causes: Worst first.
-        timeout_s: The lease, before the nudge.
+        severity: Severity of its worst cause, or a higher one.
+        causes: Causes, worst first.
+        timeout_s: Lease without the salt.
     """
-    said = before.devices.get(device.subject)
-    if said and not causes and _is_well(said, device, severity, attributes):
-        return said.again(verified, timeout_s + before.nudge_s)
-    health, text = HEALTH[severity], message.message(causes)
+    last = previous.devices.get(device.subject)
+    if last and not causes and _is_unchanged_ok(last, device, severity, attributes):
+        return last.again(verified, timeout_s + previous.lease_salt_s)
+    health, text = HEALTH[severity], message(causes)
     return DeviceHealth(
         driver=device.driver,
-        pool=device.pool or look.settings.node,
+        pool=device.pool or evaluation.settings.node,
         device=device.name,
         kind=device.kind,
         health=health,
         severity=severity,
         message=text,
-        since=_since(before, said, (health, severity, text), causes, look.now),
+        since=_since(previous, last, (health, severity, text), causes, evaluation.now),
         verified=verified,
-        timeout_s=timeout_s + before.nudge_s,
+        timeout_s=timeout_s + previous.lease_salt_s,
         causes=tuple(causes),
         attributes=attributes,
     )
 
 
-def _is_well(
-    said: DeviceHealth, device: Device, severity: Severity, attributes: tuple[tuple[str, str], ...]
+def _is_unchanged_ok(
+    last: DeviceHealth, device: Device, severity: Severity, attributes: tuple[tuple[str, str], ...]
 ) -> bool:
-    """Whether a device was as it is now, and there was nothing to say of it."""
+    """Return whether a device without causes is as it was in its last verdict, which had none either."""
     return (
-        not said.causes
-        and said.severity is severity
-        and said.kind == device.kind
-        and said.attributes == attributes
+        not last.causes
+        and last.severity is severity
+        and last.kind == device.kind
+        and last.attributes == attributes
     )
 
 
 def with_causes(
-    look: Evaluation, before: PreviousVerdicts, device: Device, found: DeviceHealth, causes: Iterable[Cause]
+    evaluation: Evaluation,
+    previous: PreviousVerdicts,
+    device: Device,
+    found: DeviceHealth,
+    causes: Iterable[Cause],
 ) -> DeviceHealth:
-    """A verdict with more causes than it had.
+    """Return a verdict with other causes.
 
     Args:
         found: The verdict.
-        causes: All of them, its own too; of those that are as severe, the first are told first.
+        causes: All causes, including those of ``found``; causes of equal severity stay in this order.
     """
     worst_first = sorted(causes, key=lambda cause: -cause.severity)
     severity = max([found.severity, *(cause.severity for cause in worst_first)])
-    lease_s = found.timeout_s - before.nudge_s
-    return verdict(look, before, device, severity, worst_first, found.verified, lease_s, found.attributes)
+    lease_s = found.timeout_s - previous.lease_salt_s
+    return verdict(
+        evaluation, previous, device, severity, worst_first, found.verified, lease_s, found.attributes
+    )
 
 
-def with_lesser(
-    look: Evaluation, before: PreviousVerdicts, device: Device, found: DeviceHealth, causes: Iterable[Cause]
+def with_minor_causes(
+    evaluation: Evaluation,
+    previous: PreviousVerdicts,
+    device: Device,
+    found: DeviceHealth,
+    causes: Iterable[Cause],
 ) -> DeviceHealth:
-    """A verdict with more causes, which leave the device usable: what says that it is not goes before them.
+    """Return a verdict with additional causes that leave the device usable; they follow Unknown and Unhealthy
+    ones.
 
     Args:
         found: The verdict.
-        causes: Those that come to its own, degraded at most.
+        causes: Additional causes, at most ``degraded``.
     """
     more = tuple(causes)
     ranked = sorted([*found.causes, *more], key=lambda cause: -min(cause.severity, Severity.UNKNOWN))
     severity = max([found.severity, *(cause.severity for cause in more)])
-    lease_s = found.timeout_s - before.nudge_s
-    return verdict(look, before, device, severity, ranked, found.verified, lease_s, found.attributes)
+    lease_s = found.timeout_s - previous.lease_salt_s
+    return verdict(evaluation, previous, device, severity, ranked, found.verified, lease_s, found.attributes)
 
 
 def _since(
-    before: PreviousVerdicts,
+    previous: PreviousVerdicts,
     last: DeviceHealth | None,
-    said: tuple[Health, Severity, str],
+    shown: tuple[Health, Severity, str],
     causes: Iterable[Cause],
     now: Instant,
 ) -> Instant:
-    """When what is said of a device began: with its newest cause, if that came since the last look."""
-    if last is not None and (last.health, last.severity, last.message) == said:
+    """Return when the shown verdict began: with its newest cause if that came since the last evaluation, else
+    now.
+    """
+    if last is not None and (last.health, last.severity, last.message) == shown:
         return last.since
     newest = max((cause.since for cause in causes if cause.severity > Severity.INFO), default=now)
-    return newest if before.looked is None or newest > before.looked else now
+    return newest if previous.evaluated is None or newest > previous.evaluated else now
 
 
-def verified_by(sources: Iterable[SourceSample], now: Instant) -> Instant:
-    """When the last of the device's sources was read to its end, on both clocks."""
+def verified_at(sources: Iterable[SourceSample], now: Instant) -> Instant:
+    """Return when the least recently read of the device's sources finished its last pass, on both clocks."""
     return at_mono(min((source.beat_ns for source in sources), default=now.mono_ns), now)
 
 
-def lease_of(look: Evaluation, sources: Iterable[SourceSample]) -> int:
-    """At least three periods of the slowest source: a lease must outlive the next verification [s]."""
-    return max(look.settings.lease_s, *(-(-3 * source.period_ns // NS) for source in sources), 0)
+def lease_seconds(evaluation: Evaluation, sources: Iterable[SourceSample]) -> int:
+    """Return the lease: at least three periods of the slowest source, so that it outlives the next
+    verification [s].
+    """
+    return max(evaluation.settings.lease_s, *(-(-3 * source.period_ns // NS) for source in sources), 0)

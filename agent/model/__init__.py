@@ -1,4 +1,4 @@
-"""The vocabulary: frozen values and enums that every other package speaks.
+"""Values and enums that all packages share: frozen, without clocks, files or sockets.
 
-Imports nothing of ours. Nothing here reads a clock, a file or a socket.
+This package imports no other package of the agent.
 """

@@ -1,4 +1,4 @@
-"""What one cgroup is set to, as it was read on demand. What it should be set to is for agent.allocatable."""
+"""Settings of one cgroup, read on demand. The expected settings are computed by agent.allocatable."""
 
 from dataclasses import dataclass
 from typing import Final
@@ -6,36 +6,36 @@ from typing import Final
 from agent.model.reading import Reading
 
 NO_LIMIT: Final = 2**64 - 1
-"""What "max" and -1 are read as."""
+"""Value of a limit that reads ``max`` (v2) or -1 (v1)."""
 
 
 @dataclass(frozen=True, slots=True)
 class PageKnobs:
-    """Limits of hugepages of one size [bytes]. No limit reads as ``NO_LIMIT`` here and below."""
+    """Hugepage limits of one page size [bytes]; ``NO_LIMIT`` if there is none."""
 
     size_kib: int
     max: Reading
     rsvd_max: Reading
-    """Of reservations."""
+    """Limit of reservations [bytes]."""
 
 
 @dataclass(frozen=True, slots=True)
 class CgroupKnobs:
-    """One cgroup at one moment."""
+    """Settings of one cgroup at one moment. Limits are ``NO_LIMIT`` if there is none."""
 
     controllers: frozenset[str] | None
-    """Those of ``cpu``, ``memory``, ``hugetlb`` and ``cpuset`` that are enabled, as far as some file of
-    theirs was read; None: not known."""
+    """Enabled controllers among ``cpu``, ``memory``, ``hugetlb`` and ``cpuset``, if one of their files was
+    read; None: unknown."""
     weight: Reading
     """``cpu.weight``; in v1, ``cpu.shares``."""
     quota_us: Reading
     period_us: Reading
     throttled: Reading
-    """Periods in which it was throttled, since it was made. This and the sets are read only if asked for."""
+    """Throttled CPU periods since the cgroup was created. Read on request only, as are the CPU sets."""
     memory: Reading
-    """Limit [bytes]."""
+    """Memory limit [bytes]."""
     cpus: Reading
-    """``cpuset.cpus``, a set: bit ``n`` is CPU ``n``. Empty in v2: as the cgroup above."""
+    """``cpuset.cpus`` as a bit set: bit ``n`` is CPU ``n``. Empty in v2: inherited from the parent."""
     effective: Reading
-    """CPUs that it can run on, likewise."""
+    """Effective CPUs of the cpuset, as a bit set."""
     pages: tuple[PageKnobs, ...]

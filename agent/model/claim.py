@@ -1,4 +1,4 @@
-"""A ResourceClaim as a driver prepares it: what the scheduler allocated, and what the user asked for."""
+"""A ResourceClaim as a driver prepares it: the allocation and the user's parameters."""
 
 import hashlib
 import json
@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 
 class ClaimRef(NamedTuple):
-    """Which claim: all that the kubelet sends."""
+    """Identity of a ResourceClaim, as the kubelet sends it."""
 
     namespace: str
     name: str
@@ -19,7 +19,7 @@ class ClaimRef(NamedTuple):
 
 
 class DeviceRef(NamedTuple):
-    """Which device, by the names of its ResourceSlice."""
+    """Identity of a device: driver, pool and name of its ResourceSlice."""
 
     driver: str
     pool: str
@@ -30,56 +30,59 @@ class DeviceRef(NamedTuple):
 
 
 class ClaimDevice(NamedTuple):
-    """One device that a claim was given. Source: ``status.allocation.devices.results[]``."""
+    """One allocated device of a claim. Source: ``status.allocation.devices.results[]``."""
 
     request: str
-    """Of the claim; ``<request>/<subrequest>`` where the claim named alternatives."""
+    """Request of the claim; ``<request>/<subrequest>`` if the claim lists alternatives."""
     driver: str
     pool: str
     device: str
     share_id: str = ""
-    """Of a device that several claims consume a part of."""
+    """Share of a device that several claims consume; empty: the whole device."""
     admin: bool = False
-    """For administration: it may be in use."""
+    """Whether this is admin access: other claims may use the device at the same time."""
     consumed: tuple[tuple[str, str], ...] = ()
-    """Capacity that the claim was given of it, by name, as Kubernetes writes quantities."""
+    """Capacity that the claim consumes, as (name, Kubernetes quantity)."""
 
     @property
     def ref(self) -> DeviceRef:
-        """Which device."""
+        """Identity of the device."""
         return DeviceRef(self.driver, self.pool, self.device)
 
 
 class ClaimConfig(NamedTuple):
-    """Parameters for a driver. Source: ``status.allocation.devices.config[]``, the opaque ones."""
+    """Opaque parameters for a driver. Source: ``status.allocation.devices.config[]``."""
 
     source: str
-    """``FromClass`` or ``FromClaim``; what the claim says comes after what its class says."""
+    """``FromClass`` or ``FromClaim``. Entries from the class precede those from the claim."""
     requests: tuple[str, ...]
-    """Those that it is meant for; empty: all."""
+    """Requests that the parameters apply to; empty: all."""
     parameters: Mapping[str, object]
-    """As the user wrote them: nobody has looked into them yet."""
+    """Parameters as the user wrote them, not validated."""
 
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """A claim with its allocation, as far as it is one driver's."""
+    """A claim with the part of its allocation that belongs to one driver."""
 
     namespace: str
     name: str
     uid: str
     devices: tuple[ClaimDevice, ...] = ()
-    """Of this driver alone, in the order of the allocation."""
+    """Devices of this driver, in the order of the allocation."""
     configs: tuple[ClaimConfig, ...] = ()
-    """Likewise; the later outranks the earlier."""
+    """Parameters for this driver; later entries override earlier ones."""
 
     @property
     def ref(self) -> ClaimRef:
-        """Which claim."""
+        """Identity of the claim."""
         return ClaimRef(self.namespace, self.name, self.uid)
 
     @property
     def fingerprint(self) -> str:
-        """Of allocation and parameters: what was said of a claim holds as long as this is the same."""
-        said = [self.devices, [(one.source, one.requests, one.parameters) for one in self.configs]]
-        return hashlib.sha256(json.dumps(said, sort_keys=True, default=repr).encode()).hexdigest()[:16]
+        """Hash of allocation and parameters: results for a claim stay valid while it is unchanged."""
+        content = [
+            self.devices,
+            [(config.source, config.requests, config.parameters) for config in self.configs],
+        ]
+        return hashlib.sha256(json.dumps(content, sort_keys=True, default=repr).encode()).hexdigest()[:16]

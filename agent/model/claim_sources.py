@@ -1,7 +1,7 @@
-"""What each source of the node says of claims, pods and devices, and of when that is.
+"""Answers of the node's sources about claims, pods and devices, each with its origin and time.
 
-Words only: the sources fill them in, and what a source does not say is empty, never filled in from another.
-What follows from all of them together is in agent.model.consumers.
+Every value holds what one source knows; a field that the source does not know is empty. The map that joins
+all answers is in agent.model.consumers.
 """
 
 from dataclasses import dataclass
@@ -19,11 +19,11 @@ SCHEDULING_GROUP: Final = "scheduling.k8s.io"
 """The API group of PodGroups."""
 
 
-# --- who said it -------------------------------------------------------------------------------------------
+# --- sources and their answers -----------------------------------------------------------------------------
 
 
 class Origin(StrEnum):
-    """Who knows something of claims and pods."""
+    """Source of information about claims and pods."""
 
     CHECKPOINT = "checkpoint"
     """The kubelet's ``dra_manager_state``."""
@@ -32,94 +32,94 @@ class Origin(StrEnum):
     PODS_API = "pods-api"
     """The kubelet's pods API."""
     DRIVER = "driver"
-    """A driver's own prepare calls."""
+    """Prepare calls of a driver."""
     CGROUPS = "cgroups"
     """The cgroup tree below kubepods."""
     HEALTH_STATE = "health-state"
     """The kubelet's ``dra_health_state``."""
     PODS_FILE = "pods-file"
-    """Pod objects that somebody wrote into a file."""
+    """Pod objects in a file that the operator names."""
     CLAIMS_FILE = "claims-file"
-    """ResourceClaim objects likewise."""
+    """ResourceClaim objects in a file that the operator names."""
 
 
 class Provenance(NamedTuple):
-    """Who said it, and when."""
+    """Origin and time of an answer."""
 
     origin: Origin
     read: Instant
-    """When it was read or answered."""
+    """When the agent read the file or got the answer."""
     written_s: float | None = None
-    """When the file was written [s since 1970]; None: it was said when it was asked for."""
+    """When the file was written [s since 1970]; None: the source answered at the time of the request."""
 
 
-@dataclass(frozen=True)  # with slots, Told[X](...) is a TypeError in Python 3.11
+@dataclass(frozen=True)  # with slots, SourceAnswer[X](...) is a TypeError in Python 3.11
 class SourceAnswer(Generic[T]):
-    """All that one source said at one moment, or why it said nothing."""
+    """Complete answer of one source at one moment, or the reason why there is none."""
 
-    witness: Provenance
+    provenance: Provenance
     items: tuple[T, ...] = ()
     absence: Absence | None = None
-    """Absent: the node does not have the source. Unreadable: it has, and it could not be used."""
-    why: str = ""
-    """Why there is nothing."""
-    wrong: tuple[str, ...] = ()
-    """Parts that could not be used, each with its place; the rest is in ``items``."""
+    """ABSENT: the node does not have the source. UNREADABLE: the source exists and could not be read."""
+    reason: str = ""
+    """Why there is no answer."""
+    invalid: tuple[str, ...] = ()
+    """Parts of the answer that could not be parsed, each with its place; the rest is in ``items``."""
 
     @property
-    def is_whole(self) -> bool:
-        """Whether all is there that the source has to say: who is not among the items is not there."""
-        return self.absence is None and not self.wrong
+    def is_complete(self) -> bool:
+        """Whether ``items`` is everything that the source has: an item that is missing does not exist."""
+        return self.absence is None and not self.invalid
 
 
-# --- what the sources say ----------------------------------------------------------------------------------
+# --- contents of the answers -------------------------------------------------------------------------------
 
 
 class PodRef(NamedTuple):
-    """Which pod, as far as that is known."""
+    """Identity of a pod; parts that are unknown are empty."""
 
     namespace: str = ""
     name: str = ""
     uid: str = ""
-    """As the kubelet has it: of a static pod, the hash of its configuration."""
+    """UID as the kubelet uses it; for a static pod the hash of its configuration."""
 
     def __str__(self) -> str:
         return f"{self.namespace}/{self.name}" if self.name else f"pod {self.uid}"
 
 
 class DeviceUse(NamedTuple):
-    """A device that a claim was given."""
+    """Use of a device by a claim."""
 
     device: DeviceRef
     requests: tuple[str, ...] = ()
-    """Those of the claim that it is for, without the names of alternatives; empty: not said."""
+    """Requests of the claim that the device serves, without subrequests; empty: unknown."""
     share_id: str = ""
-    """Of a device that several claims consume a part of."""
+    """Share of a device that several claims consume; empty: the whole device."""
 
 
 @dataclass(frozen=True, slots=True)
 class PreparedClaim:
-    """A claim that was prepared on this node, or is about to be."""
+    """A claim that is prepared on this node, or is being prepared."""
 
     ref: ClaimRef
     devices: tuple[DeviceUse, ...] = ()
     pods: tuple[str, ...] = ()
-    """UIDs of the pods that it was prepared for; a driver knows none."""
+    """UIDs of the pods that the claim is prepared for; empty in a driver's answer."""
     waiting: tuple[str, ...] = ()
-    """Drivers of the claim that have named no device: not prepared yet, if not skipped."""
+    """Drivers of the claim without a device so far: not prepared yet, unless in ``skipped``."""
     skipped: tuple[str, ...] = ()
-    """Drivers that the kubelet does not call, so that it does not learn of their devices."""
+    """Drivers that the kubelet does not call; it does not learn their devices."""
     cdi: tuple[tuple[str, DeviceRef], ...] = ()
-    """CDI ids, each with its device: under the first of a device's a pod's status has it."""
+    """CDI ids and their devices. The pod's status lists a device under its first id."""
 
 
 class ListedClaim(NamedTuple):
-    """A claim that a container uses."""
+    """A claim of a container in podresources."""
 
     namespace: str
     name: str
     devices: tuple[DeviceUse, ...] = ()
-    """All of the claim, whichever of its requests the container names."""
+    """All devices of the claim, whichever of its requests the container names."""
 
 
 class ListedContainer(NamedTuple):
@@ -138,36 +138,36 @@ class ListedPod(NamedTuple):
 
 
 class Owner(NamedTuple):
-    """What an object belongs to. Source: ``metadata.ownerReferences[]``."""
+    """Owner of an object. Source: ``metadata.ownerReferences[]``."""
 
     api_version: str
     kind: str
     name: str
     uid: str
     controller: bool = False
-    """Whether it manages the object: at most one does."""
+    """Whether the owner is the managing controller; at most one is."""
 
     def __str__(self) -> str:
         return f"{self.kind} {self.name}"
 
 
 class PodClaim(NamedTuple):
-    """A claim of a pod, by the pod's own name for it."""
+    """An entry of a pod's ``spec.resourceClaims``."""
 
     name: str
     claim: str
-    """Name of the ResourceClaim; empty: it was not made yet, or is not needed."""
+    """Name of the ResourceClaim; empty: not created yet, or not needed."""
     template: bool = False
-    """It was made for the pod or its pod group, and belongs to that."""
+    """Whether the claim was created from a template and is owned by the pod or its pod group."""
 
 
 class ContainerClaim(NamedTuple):
-    """A claim that a container names."""
+    """A reference of a container to a claim of its pod."""
 
     name: str
-    """The pod's own name of it."""
+    """Name of the entry in the pod's ``spec.resourceClaims``."""
     request: str = ""
-    """Of the claim; empty: all."""
+    """Request of the claim that the container uses; empty: all."""
 
 
 class Container(NamedTuple):
@@ -176,87 +176,87 @@ class Container(NamedTuple):
     name: str
     claims: tuple[ContainerClaim, ...] = ()
     id: str = ""
-    """At the container runtime; empty: it has none yet, or nobody says."""
+    """Id at the container runtime; empty: none yet, or unknown."""
     running: bool = False
-    """The status says that it runs."""
+    """Whether the pod's status reports the container as running."""
 
 
 @dataclass(frozen=True, slots=True)
 class KnownPod:
-    """A pod object, as far as it says who uses what."""
+    """The part of a pod object that concerns claims and devices."""
 
     ref: PodRef
     node: str = ""
     phase: str = ""
-    """``Pending``, ``Running``, ``Succeeded``, ``Failed``, ``Unknown``; empty: not said."""
+    """``Pending``, ``Running``, ``Succeeded``, ``Failed``, ``Unknown``; empty: unknown."""
     owners: tuple[Owner, ...] = ()
     group: str = ""
-    """Name of its PodGroup; empty: it has none."""
+    """Name of the pod's PodGroup; empty: none."""
     claims: tuple[PodClaim, ...] = ()
     containers: tuple[Container, ...] = ()
-    """Those that start first come first."""
+    """Containers in the order in which they start."""
     mirror_uid: str = ""
-    """Of a static pod: the UID of the object that stands for it in the API server."""
+    """UID of the mirror pod in the API server, for a static pod."""
 
     @property
     def controller(self) -> Owner | None:
-        """What manages it: a ReplicaSet, a Job, ...; None: nothing does."""
+        """Managing controller, such as a ReplicaSet or a Job; None: there is none."""
         return next((owner for owner in self.owners if owner.controller), None)
 
     @property
     def has_ended(self) -> bool:
-        """Whether nothing of it will run again."""
+        """Whether no container of the pod will run again."""
         return self.phase in {"Succeeded", "Failed"}
 
 
 class ConsumerKind(StrEnum):
-    """What can hold a claim."""
+    """Kind of object that a claim can be reserved for."""
 
     POD = "pod"
     POD_GROUP = "pod group"
     OTHER = "other"
-    """Anything else: known by what its entry says, and by nothing more."""
+    """Any other kind, known only from its entry in ``reservedFor``."""
 
 
 class Reservation(NamedTuple):
-    """One for whom a claim is reserved. Source: ``status.reservedFor[]``."""
+    """A consumer that a claim is reserved for. Source: ``status.reservedFor[]``."""
 
     kind: ConsumerKind
     api_group: str
     resource: str
-    """``pods``, ``podgroups``, ...; empty: not said."""
+    """``pods``, ``podgroups``, ...; empty: unknown."""
     name: str
     uid: str
 
 
 @dataclass(frozen=True, slots=True)
 class KnownClaim:
-    """A ResourceClaim object, as far as it says who uses what."""
+    """The part of a ResourceClaim object that concerns devices and consumers."""
 
     ref: ClaimRef
     allocated: bool = False
     devices: tuple[DeviceUse, ...] = ()
-    """Of all drivers, in the order of the allocation."""
+    """Devices of all drivers, in the order of the allocation."""
     reserved: tuple[Reservation, ...] = ()
-    """In its order: cluster-wide, so it does not say who runs here."""
+    """Consumers in the object's order, cluster-wide: it does not show which of them run on this node."""
     owner: Owner | None = None
-    """Its controller: the pod or pod group that it was made for."""
+    """Controller of the claim: the pod or pod group that it was created for."""
     meant_for: tuple[Reservation, ...] = ()
-    """``spec.reservedFor`` of KEP-5194, which no release has."""
+    """``spec.reservedFor`` of KEP-5194; no Kubernetes release has it."""
     any_pod: bool = False
-    """``status.allocation.reservedForAnyPod`` likewise."""
+    """``status.allocation.reservedForAnyPod`` of KEP-5194; no Kubernetes release has it."""
 
 
 class LiveContainer(NamedTuple):
-    """A container's cgroup."""
+    """Cgroup of a container."""
 
     id: str
     running: bool | None
-    """Whether it has processes; None: it cannot be read."""
+    """Whether the cgroup has processes; None: it cannot be read."""
 
 
 class LivePod(NamedTuple):
-    """A pod's cgroup, and those in it."""
+    """Cgroup of a pod and of its containers."""
 
     uid: str
     running: bool | None
@@ -264,27 +264,27 @@ class LivePod(NamedTuple):
 
 
 class Belief(NamedTuple):
-    """What the kubelet last wrote of a device's health."""
+    """A device's health as the kubelet last wrote it to ``dra_health_state``."""
 
     device: DeviceRef
     health: Health
     message: str
-    heard_s: float
-    """When it had heard so last, as it wrote [s since 1970]; what changes nothing is not written."""
+    updated_s: float
+    """Time of the entry [s since 1970]; the kubelet writes changes only."""
     lease_s: float
-    """How long it believes what it heard [s]; negative: never."""
+    """Lease: how long the kubelet uses the health [s]; negative: never."""
 
     def has_lapsed(self, now_s: float) -> bool:
-        """Whether a kubelet that begins now and knows nothing but the file takes it for Unknown.
+        """Return whether a kubelet that starts now, with this file alone, treats the device as Unknown.
 
-        One that has run on has heard heartbeats since, or has not: the file cannot say.
+        A kubelet that kept running may have received heartbeats since; the file does not show them.
         """
-        return now_s - self.heard_s > self.lease_s
+        return now_s - self.updated_s > self.lease_s
 
 
 @dataclass(frozen=True, slots=True)
 class SourceAnswers:
-    """All that the sources said; of each kind any number of sources, in any order."""
+    """Answers of all sources, by kind of answer; any number of sources each, in any order."""
 
     prepared: tuple[SourceAnswer[PreparedClaim], ...] = ()
     listed: tuple[SourceAnswer[ListedPod], ...] = ()

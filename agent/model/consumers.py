@@ -1,6 +1,6 @@
-"""Who uses a device: claims, their devices and their consumers, each edge with the source that says so.
+"""Map of claims, their devices and their consumers; each edge names the source that reported it.
 
-Words only. What the sources say is in agent.model.claim_sources; agent.devices makes one map of it.
+The answers of the sources are in agent.model.claim_sources; agent.devices.consumers joins them into one map.
 """
 
 from collections.abc import Mapping
@@ -23,116 +23,116 @@ from agent.model.reading import Absence
 
 
 class Relation(StrEnum):
-    """What joins a claim and a device, or a claim and its consumer. Ordered by how much it proves."""
+    """Relation between a claim and a device or consumer, the strongest proof first."""
 
     PREPARED = "prepared"
-    """The driver gave the device; the kubelet asked for it on behalf of the pod."""
+    """The driver prepared the device for the claim, at the kubelet's request for the pod."""
     LISTED = "listed"
-    """The kubelet tells so in podresources."""
+    """The kubelet lists it in podresources."""
     ALLOCATED = "allocated"
-    """The scheduler gave the device to the claim: on some node, prepared or not."""
+    """The scheduler allocated the device to the claim: on any node, prepared or not."""
     RESERVED = "reserved"
-    """The claim may be used by it: on some node, now or later."""
+    """The claim is reserved for the consumer: on any node, now or later."""
     NAMED = "named"
-    """The pod names the claim."""
+    """The pod's spec names the claim."""
 
 
 class Consumer(NamedTuple):
-    """Who holds a claim."""
+    """Consumer of a claim."""
 
     kind: ConsumerKind
     namespace: str = ""
     name: str = ""
     uid: str = ""
     resource: str = ""
-    """Of anything but a pod: what it is, ``podgroups.scheduling.k8s.io``."""
+    """Resource of a consumer that is not a pod: ``podgroups.scheduling.k8s.io``."""
 
     @property
     def pod(self) -> PodRef | None:
-        """Which pod; None: it is none."""
+        """Identity of the pod; None: the consumer is not a pod."""
         return PodRef(self.namespace, self.name, self.uid) if self.kind is ConsumerKind.POD else None
 
 
 class DeviceEdge(NamedTuple):
-    """A claim has a device."""
+    """Edge between a claim and a device."""
 
     claim: ClaimRef
     use: DeviceUse
     relation: Relation
-    witness: Provenance
+    provenance: Provenance
     by_name: bool = False
-    """The witness told no UID: the claim is the only one of that name that is known."""
+    """Whether the source gives no UID, and the claim was found by its name, which only it has."""
 
 
 class ConsumerEdge(NamedTuple):
-    """A claim has a consumer."""
+    """Edge between a claim and a consumer."""
 
     claim: ClaimRef
     consumer: Consumer
     relation: Relation
-    witness: Provenance
+    provenance: Provenance
     by_name: bool = False
-    """The witness left out the UID of one of them, or of both."""
+    """Whether the source gives no UID for the claim, the consumer or both."""
 
 
 class ContainerEdge(NamedTuple):
-    """A container uses a claim."""
+    """Edge between a claim and a container."""
 
     claim: ClaimRef
     pod: PodRef
     container: str
     requests: tuple[str, ...] | None
-    """Those of the claim that it names; empty: all; None: not said."""
-    witness: Provenance
+    """Requests of the claim that the container uses; empty: all; None: unknown."""
+    provenance: Provenance
     by_name: bool = False
 
 
 class ConflictKind(StrEnum):
-    """What sources do not agree on."""
+    """Fact on which sources disagree."""
 
     CLAIM_UIDS = "claim-uids"
-    """Two claims of one name: it was deleted and made anew, and somebody has not noticed yet."""
+    """Two claims have one name: the claim was deleted and created again, and a source is not up to date."""
     CLAIM_NAMES = "claim-names"
     POD_UIDS = "pod-uids"
     POD_NAMES = "pod-names"
     DEVICES = "devices"
-    """Which devices of a driver a claim has."""
+    """Sources list different devices of one driver for a claim."""
     NOT_NAMED = "not-named"
-    """A claim was prepared for a pod that does not name it."""
+    """A claim is prepared for a pod whose spec does not name it."""
     CONTAINERS = "containers"
-    """A pod's status has a container run that has no cgroup."""
+    """A container runs by its pod's status and has no cgroup."""
 
 
 class Assertion(NamedTuple):
-    """What one side of a conflict says."""
+    """Statement of one source in a conflict."""
 
-    witness: Provenance
+    provenance: Provenance
     text: str
 
 
 class Conflict(NamedTuple):
-    """Sources that say different things; nobody here decides who is right."""
+    """Contradiction between sources. The agent reports all sides and does not decide."""
 
     kind: ConflictKind
     subject: str
     assertions: tuple[Assertion, ...]
     claims: tuple[ClaimRef, ...] = ()
-    """Those that it is about, under every name that they have here..."""
+    """Claims that the conflict concerns, under every name that they have."""
     pods: tuple[PodRef, ...] = ()
-    """...and the pods."""
+    """Pods that the conflict concerns."""
 
 
 class MissingSource(NamedTuple):
-    """Something that nobody could say."""
+    """A source that gave no answer."""
 
-    witness: Provenance
+    provenance: Provenance
     absence: Absence
     why: str
 
 
 @dataclass(frozen=True, slots=True)
 class ClaimView:
-    """A claim and all that was said of it."""
+    """A claim with everything that sources report about it."""
 
     ref: ClaimRef
     devices: tuple[DeviceEdge, ...] = ()
@@ -141,67 +141,67 @@ class ClaimView:
     objects: tuple[tuple[KnownClaim, Provenance], ...] = ()
     waiting: tuple[str, ...] = ()
     skipped: tuple[str, ...] = ()
-    """As of :class:`PreparedClaim`."""
+    """Drivers that the kubelet does not call; see :class:`PreparedClaim`."""
 
 
 @dataclass(frozen=True, slots=True)
 class PodView:
-    """A pod and what was said of it."""
+    """A pod with everything that sources report about it."""
 
     ref: PodRef
     objects: tuple[tuple[KnownPod, Provenance], ...] = ()
-    """Best informed first: those that the kubelet told before those that stand in files."""
+    """Objects of the pod, the best source first: from the kubelet before from files."""
     claims: tuple[ClaimRef, ...] = ()
     running: bool | None = None
-    """Whether it has processes; None: nobody says."""
+    """Whether the pod has processes; None: unknown."""
     live: tuple[LiveContainer, ...] = ()
 
     @property
     def known(self) -> KnownPod | None:
-        """The best object that there is of it."""
+        """Object of the pod from the best source; None: there is none."""
         return self.objects[0][0] if self.objects else None
 
     @property
     def has_ended(self) -> bool:
-        """Whether its object says that nothing of it will run again."""
+        """Whether the pod's object has a final phase."""
         return self.known is not None and self.known.has_ended
 
 
 @dataclass(frozen=True, slots=True)
 class ConsumerMap:
-    """Who uses what on this node. Claims by UID: a name is given again within seconds."""
+    """Claims, pods and devices of this node. Claims are keyed by UID, since names can be reused."""
 
     claims: Mapping[ClaimRef, ClaimView] = field(default_factory=dict)
-    """One without a UID is known by its name alone."""
+    """Claims by identity; a claim without a UID is known by name alone."""
     pods: Mapping[PodRef, PodView] = field(default_factory=dict)
     devices: Mapping[DeviceRef, tuple[ClaimRef, ...]] = field(default_factory=dict)
-    """The claims of each device."""
+    """Claims of each device."""
     groups: Mapping[tuple[str, str], tuple[PodRef, ...]] = field(default_factory=dict)
-    """The pods of each pod group, by namespace and name."""
+    """Pods of each pod group, by (namespace, name)."""
     conflicts: tuple[Conflict, ...] = ()
-    gaps: tuple[MissingSource, ...] = ()
-    whole: frozenset[Origin] = frozenset()
-    """Who said all that there is to say: what these do not tell of is not there."""
+    missing_sources: tuple[MissingSource, ...] = ()
+    complete: frozenset[Origin] = frozenset()
+    """Sources whose answer is complete: what they do not list does not exist."""
 
 
 class ContainerUse(NamedTuple):
-    """A container and a device."""
+    """Use of a device by a container."""
 
     name: str
     sure: bool
-    """False: it uses the device's claim, and nobody says which requests of it."""
+    """Whether the use is certain. False: the container uses the claim, but its requests are unknown."""
 
 
 @dataclass(frozen=True, slots=True)
 class Affected:
-    """A pod that a sick device hurts, or may."""
+    """A pod that an unhealthy device affects, or may affect."""
 
     pod: PodView
     claim: ClaimRef
     sure: bool
-    """The claim was prepared for the pod here, with that device. Else it may: it is reserved for it, say."""
+    """Whether the claim is prepared for the pod on this node. False: for example, only reserved."""
     containers: tuple[ContainerUse, ...]
     group: str = ""
-    """Name of the pod group through which it has the claim; empty: it has it itself."""
+    """Pod group through which the pod uses the claim; empty: the pod itself is the consumer."""
     edges: tuple[DeviceEdge | ConsumerEdge | ContainerEdge, ...] = ()
-    """Who says so."""
+    """Edges that prove it, with their sources."""

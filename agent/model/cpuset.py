@@ -1,13 +1,13 @@
-"""Sets of CPUs as integers: bit ``n`` is CPU ``n``. Printed as the kernel prints them."""
+"""Sets of CPUs as integers, and the kernel's list format of them."""
 
 from collections.abc import Iterator
 
 CpuSet = int
-"""Bit ``n`` set means CPU ``n`` is in the set. Immutable, hashable, ``&`` and ``|`` work."""
+"""Set of CPUs: bit ``n`` is CPU ``n``. ``&``, ``|`` and ``~`` combine sets."""
 
 
 def cpus_of(cpus: CpuSet) -> Iterator[int]:
-    """The CPU numbers of a set, ascending."""
+    """Yield the CPU numbers of a set in ascending order."""
     while cpus:
         low = cpus & -cpus
         yield low.bit_length() - 1
@@ -15,7 +15,7 @@ def cpus_of(cpus: CpuSet) -> Iterator[int]:
 
 
 def format_cpus(cpus: CpuSet) -> str:
-    """The kernel's list format: ``0-3,8``; the empty set is ``none``."""
+    """Format a set in the kernel's list format: ``0-3,8``; the empty set is ``none``."""
     if not cpus:
         return "none"
     parts: list[str] = []
@@ -31,18 +31,18 @@ def format_cpus(cpus: CpuSet) -> str:
 
 
 def parse_cpus(text: str) -> CpuSet:
-    """The inverse of :func:`format_cpus`: ``"0-3,8"`` to a set. Empty text is the empty set.
+    """Parse the kernel's list format, ``0-3,8``. Empty text is the empty set.
 
     Raises:
-        ValueError: naming the part that is no CPU number or range.
+        ValueError: A part is not a CPU number or range; the text names it.
     """
     cpus = 0
     for part in filter(None, (p.strip() for p in text.split(","))):
         low, dash, high = part.partition("-")
         if not low.isdecimal() or (dash and not high.isdecimal()):
-            raise ValueError(f"{part!r} is no CPU number or range")
+            raise ValueError(f"{part!r} is not a CPU number or range")
         first, last = int(low), int(high) if dash else int(low)
         if last < first or last >= 8192:
-            raise ValueError(f"CPU range {part!r} is empty or reaches beyond CPU 8191")
+            raise ValueError(f"CPU range {part!r} is empty or exceeds CPU 8191")
         cpus |= ((1 << (last - first + 1)) - 1) << first
     return cpus

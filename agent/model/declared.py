@@ -1,24 +1,25 @@
-"""Devices as their drivers declare them: a driver's own name for a part of the machine."""
+"""Devices that drivers declare, each a name for a part of the machine, and results of drivers' checks."""
 
 from typing import NamedTuple
 
 from agent.model.cpuset import CpuSet
+from agent.model.health import Finding
 
 
 class DeclaredCpus(NamedTuple):
-    """Some CPUs."""
+    """Declared set of CPUs."""
 
     cpus: CpuSet
     numa: int | None
-    """The NUMA node they are said to be on; None: not said."""
+    """NUMA node of the CPUs; None: not declared."""
     exclusive: bool
-    """Nobody but the claim's holder runs on them: its containers must not be throttled."""
+    """Whether only the claim's containers run on the CPUs; these must not be throttled."""
     isolated: bool
-    """They are said to be in the kernel's isolated set."""
+    """Whether the CPUs are declared to be in the kernel's isolated set."""
 
 
 class DeclaredHugepages(NamedTuple):
-    """Some pages of one pool."""
+    """Declared pages of one hugepage pool."""
 
     size_kib: int
     pages: int
@@ -26,67 +27,91 @@ class DeclaredHugepages(NamedTuple):
 
 
 class DeclaredMemory(NamedTuple):
-    """Memory of one NUMA node."""
+    """Declared memory of one NUMA node."""
 
     size: int
-    """Bytes; 0: not said."""
+    """Size [bytes]; 0: not declared."""
     numa: int
 
 
 class DeclaredGpu(NamedTuple):
-    """A GPU, or an instance of one."""
+    """Declared GPU or MIG instance."""
 
     pci: str
-    """``0000:3b:00.0``; empty: not said. One of this and the next is said."""
+    """PCI address, ``0000:3b:00.0``. Either this or ``uuid`` is set."""
     uuid: str
-    """Of the GPU, ``GPU-...``, or of the instance, ``MIG-...``."""
+    """UUID of the GPU, ``GPU-...``, or of the instance, ``MIG-...``."""
     gi: int
-    """GPU instance, else -1; so the compute instance."""
+    """GPU instance; -1: the whole GPU."""
     ci: int
+    """Compute instance; -1: the whole GPU."""
 
 
 class DeclaredPci(NamedTuple):
-    """Any other PCI function."""
+    """Declared PCI function other than a GPU."""
 
     address: str
     driver: str
-    """That must be bound to it; empty: any, or none."""
+    """Kernel driver that must be bound; empty: any or none."""
 
 
 class DeclaredOther(NamedTuple):
-    """What only its driver knows: judged by the driver's own checks, and by how its prepares end."""
+    """Declared device that only its driver knows: the driver's checks and prepares give its health."""
 
 
-What = DeclaredCpus | DeclaredHugepages | DeclaredMemory | DeclaredGpu | DeclaredPci | DeclaredOther
+DeclaredPart = DeclaredCpus | DeclaredHugepages | DeclaredMemory | DeclaredGpu | DeclaredPci | DeclaredOther
 
 
 class Declared(NamedTuple):
-    """One device of a driver."""
+    """One declared device of a driver."""
 
     driver: str
     pool: str
-    """The node's name, unless the driver says another."""
+    """Pool; the node's name unless the driver sets another."""
     name: str
-    what: What
+    part: DeclaredPart
     lease_s: int
-    """How long the kubelet may believe a verdict [s]; 0: as of all."""
+    """Lease: how long the kubelet may use a verdict [s]; 0: the configured default."""
 
     @property
     def subject(self) -> str:
-        """What it is tracked by; no name of a device of the host's own has a slash."""
+        """Key of the device in the engine's state. Names of host devices have no slash, so keys are
+        unique."""
         return f"{self.driver}/{self.pool}/{self.name}"
 
 
 class DeclaredFile(NamedTuple):
-    """What one driver's file says, or why it cannot be believed."""
+    """Declarations of one driver's file, or why the file is invalid."""
 
     driver: str
     devices: tuple[Declared, ...]
-    """Of a file that is wrong: those that it declared when it was last right. None, and nothing is wrong: the
-    driver has none, and nothing of the host's own is told in its name."""
+    """Declared devices; of an invalid file, those of its last valid version. A valid file without devices
+    means that the driver has none, and host devices are not reported on its socket either."""
     error: str = ""
-    """What is wrong with the file, its path first; empty if nothing is."""
+    """Error in the file, its path first; empty: the file is valid."""
 
 
 Declarations = tuple[DeclaredFile, ...]
-"""By driver, each once."""
+"""Declarations of all drivers, each driver once."""
+
+
+class CheckSample(NamedTuple):
+    """Last result of one check of one device."""
+
+    check: str
+    """Name of the check: a DNS label."""
+    subject: str
+    """The device, ``<driver>/<pool>/<name>``."""
+    finding: Finding | None
+    """Fault that the check found; None: no fault, or the check could not run (``unread``)."""
+    unread: str
+    """Why there is no result: the check timed out or raised. Empty: there is one."""
+    passes: int
+    """Finished runs of the check; 0: the first one still runs."""
+    beat_ns: int
+    """CLOCK_MONOTONIC when the last run finished, or when the first one started [ns]."""
+    period_ns: int
+    raise_after: int
+    """Consecutive failing runs before the fault is raised."""
+    clear_after: int
+    """Consecutive passing runs before the fault is cleared."""

@@ -1,4 +1,4 @@
-"""What is remembered of GPUs when the agent is not running: faults that only something outside can mend."""
+"""GPU faults that outlive the agent: those that only a recovery outside the agent ends."""
 
 from dataclasses import dataclass
 from enum import StrEnum
@@ -9,81 +9,82 @@ from agent.model.health import Blame
 
 
 class Cure(StrEnum):
-    """What ends a latched fault. All but REPLACE are ended by a reboot, LINKS_UP to RESET by a reset."""
+    """Event that ends a latched fault. A reboot ends all but REPLACE; a GPU reset ends LINKS_UP to RESET."""
 
     EXPIRES = "expires"
-    """Time: it is told for ten minutes."""
+    """Time: the fault is reported for ten minutes."""
     LINKS_UP = "links-up"
-    """Every NVLink that was up before is up again."""
+    """All NVLinks that were up before are up again."""
     ACTION = "action"
-    """The driver asks for no recovery, no row waits for its replacement; both for long enough."""
+    """The driver requests no recovery action and no row remap is pending, both for long enough."""
     NOTHING_PENDING = "nothing-pending"
-    """The reset that the driver waits for was done."""
+    """The reset that the driver requested was done."""
     RESET = "reset"
     """The GPU was reset."""
     REBOOT = "reboot"
-    """The node was booted anew."""
+    """The node was rebooted."""
     REPLACE = "replace"
-    """Another GPU in its place."""
+    """Another GPU is in the slot."""
 
 
 class KnownGpu(NamedTuple):
-    """A GPU that this node had."""
+    """A GPU that this node has or had."""
 
     number: int
-    """Of its name, ``gpu-<number>``."""
+    """Number of the device name, ``gpu-<number>``."""
     uuid: str
     bus: str
     name: str
     migs: tuple[MigSample, ...] = ()
-    """Its instances, when it was seen last."""
+    """MIG instances when the GPU was last seen."""
 
 
 class KeptFault(NamedTuple):
     """A latched fault of one GPU, or of the fabric."""
 
     uuid: str
-    """Of the GPU; empty: of the fabric."""
+    """UUID of the GPU; empty: the fabric."""
     code: str
-    """Of the cause, ``gpu.xid.79``."""
+    """Code of the cause, ``gpu.xid.79``."""
     gi: int
-    """WHOLE_GPU if it names no instance; so ``ci``."""
+    """GPU instance; WHOLE_GPU if the fault names none."""
     ci: int
+    """Compute instance; WHOLE_GPU if the fault names none."""
     times: int
     first_wall_s: float
     last_wall_s: float
     log_us: int
-    """Lines of the kernel log of the same boot up to this time are counted already [us]."""
+    """Kernel-log time of this boot up to which lines are already counted [us]."""
     boot_id: str
     cure: Cure
     healed: bool
-    """It is over, and kept so that the log's old lines do not raise it again."""
+    """Whether the fault is resolved. It is kept so that old lines of the log do not raise it again."""
     evidence: str
     advice: str
     severity: int
-    """Of :class:`agent.model.health.Severity`."""
+    """Value of :class:`agent.model.health.Severity`."""
     texts: tuple[str, ...] = ()
-    """Lines of the log that told of it, the newest last; a few."""
+    """Newest kernel-log lines that reported the fault, the newest last."""
     pids: tuple[int, ...] = ()
-    """Processes that the lines named; a few."""
+    """Newest processes that these lines named."""
     bursts_wall_s: tuple[float, ...] = ()
-    """When each burst of the day before ``last_wall_s`` began."""
+    """Start of each burst in the day before ``last_wall_s``."""
     earlier_boots: int = 0
-    """In how many boots before ``boot_id`` it came, too."""
+    """Number of earlier boots in which the fault occurred."""
     healed_wall_s: float = 0.0
-    """Since when it is over, if it is."""
+    """When the fault was resolved [s since 1970]; 0: it is not."""
     blame: Blame = Blame.HARDWARE
     before_us: bool = False
-    """It came while no agent was there: nobody saw what happened since."""
+    """Whether the fault occurred while no agent ran, so that a later recovery may have been missed."""
     action: int = 0
-    """Recovery action that the driver asked for last."""
+    """Recovery action that the driver last requested."""
     counters: tuple[int, ...] = ()
-    """Counters that a reset sets back, as they were read last; -1 if one is not there."""
+    """Last readings of the counters that a reset clears; -1: not available."""
 
 
 @dataclass(frozen=True, slots=True)
 class FaultMemory:
-    """All that is kept. The default is an agent's first start."""
+    """All persistent GPU state. The default is that of an agent's first start."""
 
     gpus: tuple[KnownGpu, ...] = ()
     faults: tuple[KeptFault, ...] = ()

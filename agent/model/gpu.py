@@ -1,4 +1,4 @@
-"""What was read of GPUs: the samples of the NVML watch, as its threads saw them."""
+"""Samples of GPUs, read by the native core through NVML."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -9,11 +9,11 @@ from agent.model.reading import NEVER_READ, Missing, Reading
 from agent.model.source import SourceSample
 
 WHOLE_GPU: Final = 0xFFFFFFFF
-"""GPU and compute instance of a fault that names none."""
+"""GPU instance and compute instance of a fault that concerns the whole GPU."""
 
 
 class Status:
-    """What a GPU, or the library, answers as a whole: NVML's return codes that mean something here."""
+    """NVML return codes that the rules use. Source: ``nvmlReturn_t``."""
 
     OK: Final = 0
     UNINITIALIZED: Final = 1
@@ -32,39 +32,39 @@ class Status:
 
 
 class GpuField(StrEnum):
-    """What is read of a GPU. The values are the native core's names; its header gives the sources."""
+    """Readings of a GPU. The values are the native core's names; ``drahealth.h`` lists the NVML sources."""
 
     RECOVERY_ACTION = "recovery_action"
     ECC_UNCORRECTABLE = "ecc_uncorrectable"
-    """Count since the driver was loaded, all memories of the GPU; so is the next."""
+    """Uncorrectable ECC errors of all memories since the driver was loaded."""
     ECC_CORRECTABLE = "ecc_correctable"
     REMAP_CORRECTABLE = "remap_correctable"
-    """Rows that were replaced for correctable errors."""
+    """Rows remapped because of correctable errors."""
     REMAP_UNCORRECTABLE = "remap_uncorrectable"
     REMAP_PENDING = "remap_pending"
     REMAP_FAILURE = "remap_failure"
     RETIRED_SBE = "retired_sbe"
-    """Pages retired before Ampere: for single-bit errors, for double-bit errors."""
+    """Pages retired because of single-bit errors (GPUs before Ampere)."""
     RETIRED_DBE = "retired_dbe"
     RETIRED_PENDING = "retired_pending"
     PCIE_REPLAY = "pcie_replay"
     MEM_TEMP = "mem_temp"
-    """Degrees Celsius, as all temperatures."""
+    """Memory temperature [C]; all temperatures are in degrees Celsius."""
     SLOWED_SW_POWER = "slowed_sw_power"
-    """Nanoseconds for which clocks were held down, as the next three; accumulated."""
+    """Accumulated time of clock throttling by cause [ns]; also the three readings below."""
     SLOWED_SW_THERMAL = "slowed_sw_thermal"
     SLOWED_HW_THERMAL = "slowed_hw_thermal"
     SLOWED_HW_BRAKE = "slowed_hw_brake"
     TEMP = "temp"
     MARGIN = "margin"
-    """Degrees to the limit; negative is beyond it."""
+    """Margin to the thermal limit [C]; negative: above the limit."""
     CLOCK_REASONS = "clock_reasons"
     LINKS_UP = "links_up"
-    """Bit set of NVLinks that are active."""
+    """Active NVLinks, as a bit set."""
     ECC_MODE = "ecc_mode"
     ECC_MODE_PENDING = "ecc_mode_pending"
     ECC_UNCORRECTABLE_LIFE = "ecc_uncorrectable_life"
-    """Over the GPU's life."""
+    """Uncorrectable ECC errors over the GPU's lifetime."""
     ECC_CORRECTABLE_LIFE = "ecc_correctable_life"
     ECC_UNCORRECTABLE_DRAM = "ecc_uncorrectable_dram"
     ECC_UNCORRECTABLE_SRAM = "ecc_uncorrectable_sram"
@@ -76,7 +76,7 @@ class GpuField(StrEnum):
     ECC_CORRECTABLE_SRAM_LIFE = "ecc_correctable_sram_life"
     SRAM_THRESHOLD = "sram_threshold"
     LINK_REPLAY = "link_replay"
-    """Errors summed over the GPU's NVLinks, as the next six."""
+    """Error count summed over the GPU's NVLinks; also the six readings below."""
     LINK_RECOVERY = "link_recovery"
     LINK_CRC = "link_crc"
     LINK_RECEIVE_ERRORS = "link_receive_errors"
@@ -91,11 +91,11 @@ class GpuField(StrEnum):
     PCIE_GEN = "pcie_gen"
     PSTATE = "pstate"
     UTILIZATION = "utilization"
-    """Percent of the time in which the GPU was busy."""
+    """GPU utilization [%]."""
     PERSISTENCE = "persistence"
     MIG_MODE = "mig_mode"
     AER_CORRECTABLE = "aer_correctable"
-    """PCIe errors since boot, from sysfs."""
+    """Correctable PCIe errors since boot, from sysfs."""
     AER_NONFATAL = "aer_nonfatal"
     AER_FATAL = "aer_fatal"
     TEMP_SHUTDOWN = "temp_shutdown"
@@ -108,7 +108,7 @@ class GpuField(StrEnum):
 
 
 class GpuEvent(IntFlag):
-    """NVML's event types that are counted."""
+    """NVML event types that the core counts."""
 
     SINGLE_BIT_ECC = 0x1
     DOUBLE_BIT_ECC = 0x2
@@ -132,22 +132,23 @@ class MigSample(NamedTuple):
 
 
 class EventCount(NamedTuple):
-    """Events of one type since the watch began."""
+    """Count of one event type since monitoring started."""
 
     times: int
     last_ns: int
-    """CLOCK_MONOTONIC of the last."""
+    """CLOCK_MONOTONIC of the last event [ns]."""
     data: int
-    """Of the last."""
+    """Event data of the last event."""
 
 
 class XidCount(NamedTuple):
-    """One XID of one GPU, as NVML's events told it."""
+    """Count of one XID of one GPU, from NVML events."""
 
     code: int
     gi: int
-    """WHOLE_GPU if the fault names no instance; so ``ci``."""
+    """GPU instance; WHOLE_GPU if the XID names none."""
     ci: int
+    """Compute instance; WHOLE_GPU if the XID names none."""
     times: int
     first_ns: int
     last_ns: int
@@ -155,77 +156,77 @@ class XidCount(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class GpuSample:
-    """One GPU."""
+    """Readings and events of one GPU."""
 
     index: int
-    """Its place among the GPUs since start; it keeps it when NVML counts anew."""
+    """Index among the GPUs seen since start; it stays when NVML renumbers."""
     uuid: str
-    """Empty if it never answered; so are the next three."""
+    """UUID; empty, like bus, name and serial, if the GPU never answered."""
     bus: str
     """PCI address, ``0000:3b:00.0``."""
     name: str
     serial: str
     status: int
-    """NVML's return code of the last pass as a whole; see :class:`Status`."""
+    """NVML return code of the last pass; see :class:`Status`."""
     passes: int
     beat_ns: int
     """CLOCK_MONOTONIC at the end of the last pass."""
     period_ns: int
     call: str = ""
-    """The call of NVML that is under way; empty if none."""
+    """NVML call in progress; empty: none."""
     call_ns: int = 0
-    """Since when."""
+    """CLOCK_MONOTONIC when that call started [ns]."""
     slow_passes: int = 0
     handles: int = 1
-    """How often a handle was had: it grows when a lost GPU is found again, and when the driver came anew."""
+    """Number of NVML handles so far: it grows when a lost GPU returns and when the driver is reloaded."""
     overdue: int = 0
     failures: int = 0
     probe_p50_ns: int = 0
-    """Median time of the last 15 readings of its fields; 0: none was answered [ns]."""
+    """Median duration of the last 15 field readings [ns]; 0: none succeeded."""
     readings: Mapping[GpuField, Reading] = field(default_factory=dict)
-    """Every field; a field that is not there counts as never read."""
+    """Readings by field; a missing key means never read."""
     links: int = 0
-    """NVLinks that it has."""
+    """Number of NVLinks."""
     link_errors: tuple[int, ...] = ()
-    """Errors of each link since the driver was loaded."""
+    """Errors per NVLink since the driver was loaded."""
     migs: tuple[MigSample, ...] = ()
     events: Mapping[GpuEvent, EventCount] = field(default_factory=dict)
     event_mask: int = 0
-    """Event types that it is registered for."""
+    """Registered event types, as a bit set."""
     xids: tuple[XidCount, ...] = ()
     xids_forgotten: int = 0
-    """Entries that made room for others: those not heard of for longest. The events' source tells of them."""
+    """XID entries dropped for lack of room, the least recent first; ``nvml-events`` reports the number."""
 
-    def __getitem__(self, which: GpuField) -> Reading:
-        return self.readings.get(which, NEVER_READ)
+    def __getitem__(self, name: GpuField) -> Reading:
+        return self.readings.get(name, NEVER_READ)
 
 
 @dataclass(frozen=True, slots=True)
 class GpuSet:
-    """All GPUs and the library they are read through."""
+    """All GPUs and the state of the NVML library."""
 
     gpus: tuple[GpuSample, ...]
     nvml: SourceSample
-    """The library: ABSENT means that there is none; ``detail`` says why it cannot be used."""
+    """State of the library: ABSENT if there is none; ``detail`` gives the reason if it cannot be used."""
     events: SourceSample
-    """The event waiter; ABSENT where NVML has no events."""
+    """State of the event thread; ABSENT if NVML has no events."""
     err: int = 0
-    """NVML's return code behind ``nvml.detail``, 0 if all is well."""
+    """NVML return code behind ``nvml.detail``; 0: no error."""
     generation: int = 0
-    """How often the library was initialised: it grows when the driver was loaded anew."""
+    """Number of initialisations of the library; it grows when the driver is reloaded."""
     count: int = 0
-    """GPUs that NVML counted last."""
+    """Number of GPUs that NVML last reported."""
     driver: str = ""
-    """Version, ``570.86.15``."""
+    """Driver version, ``570.86.15``."""
     library: str = ""
-    """Version of NVML."""
+    """NVML version."""
     call: str = ""
-    """What the library is asked for now; empty if nothing."""
+    """NVML call in progress; empty: none."""
     call_ns: int = 0
 
 
 class GpuAttributes(NamedTuple):
-    """What a GPU is, from the inventory; empty or None where nobody could tell."""
+    """Static attributes of a GPU from the inventory; empty or None if unknown."""
 
     uuid: str
     bus: str
@@ -236,11 +237,11 @@ class GpuAttributes(NamedTuple):
     architecture: str = ""
     numa_node: int | None = None
     profiles: tuple[tuple[str, str], ...] = ()
-    """MIG instances: UUID and profile, ``1g.10gb``."""
+    """MIG instances as (UUID, profile such as ``1g.10gb``)."""
 
 
 class StuckProcess(NamedTuple):
-    """A process that the kernel holds inside the GPU driver."""
+    """A process in uninterruptible sleep inside the GPU driver."""
 
     pid: int
     name: str
@@ -248,14 +249,14 @@ class StuckProcess(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class GpuHost:
-    """What the host knows of its GPUs beside NVML; read rarely. Source: psutil, sysfs."""
+    """Information about GPUs that does not come from NVML, read rarely. Source: psutil, sysfs."""
 
     inventory: tuple[GpuAttributes, ...] = ()
     bus_gpus: tuple[str, ...] | Missing = NEVER_READ
-    """PCI addresses of NVIDIA GPUs, in order. Source: /sys/bus/pci/devices/*/{vendor,class}."""
+    """PCI addresses of NVIDIA GPUs, sorted. Source: /sys/bus/pci/devices/*/{vendor,class}."""
     fabric_manager: bool | Missing = NEVER_READ
     """Whether nv-fabricmanager runs."""
     stuck: tuple[StuckProcess, ...] | Missing = ()
-    """Processes in uninterruptible sleep in the driver, seen so in several looks; Missing where the agent may
-    not look into other processes."""
+    """Processes in uninterruptible sleep in the driver in several consecutive reads; Missing if the agent
+    lacks the permission to inspect other processes."""
     boot_id: str = ""

@@ -1,4 +1,4 @@
-"""The words of a verdict: severities, findings, causes, and what is said of a device."""
+"""Verdicts and their parts: severities, findings, causes, and the health of a device."""
 
 from dataclasses import dataclass
 from enum import IntEnum, StrEnum
@@ -6,11 +6,11 @@ from typing import Final, NamedTuple
 
 from agent.model.time import Instant
 
-_new: Final = tuple.__new__  # what a NamedTuple calls itself with takes each field by its name, in Python
+_new: Final = tuple.__new__  # a NamedTuple's own __new__ parses keywords in Python, which costs time
 
 
 class Severity(IntEnum):
-    """How bad a finding is. Ordered: the greater one leads, and never hides behind a lesser.
+    """Severity of a finding. Ordered: the greater one determines the verdict.
 
     A proven fault outranks a lack of knowledge, and a lack of knowledge outranks a fault that
     leaves the device usable.
@@ -18,15 +18,15 @@ class Severity(IntEnum):
 
     OK = 0
     INFO = 1
-    """Worth knowing; never on the kubelet's wire."""
+    """Information for operators; never sent to the kubelet."""
     DEGRADED = 2
-    """Works, but not as it should: HEALTHY on the wire, with a message."""
+    """The device works with limitations: HEALTHY for the kubelet, with a message."""
     UNKNOWN = 3
     UNHEALTHY = 4
 
 
 class Health(IntEnum):
-    """The wire's three states; the numbers are the DRA health API's (KEP-4680)."""
+    """Health as the kubelet receives it; the numbers are those of the DRA health API (KEP-4680)."""
 
     UNKNOWN = 0
     HEALTHY = 1
@@ -34,18 +34,18 @@ class Health(IntEnum):
 
 
 class Blame(StrEnum):
-    """Who can mend it."""
+    """Area in which a fault must be fixed."""
 
     HARDWARE = "hardware"
     DRIVER = "driver"
     WORKLOAD = "workload"
     CONFIGURATION = "configuration"
     AGENT = "agent"
-    """The agent itself or what it reads from: nothing is known to be wrong with the device."""
+    """The agent or one of its sources; the device itself has no known fault."""
 
 
 class XidOverride(StrEnum):
-    """What an operator may make of an XID, whatever its row in the table says."""
+    """Severity that an operator sets for an XID instead of the one in the table."""
 
     IGNORE = "ignore"
     INFO = "info"
@@ -54,22 +54,22 @@ class XidOverride(StrEnum):
 
 
 class Finding(NamedTuple):
-    """A rule's answer about one subject in one snapshot."""
+    """Fault that a rule finds in one subject of one snapshot."""
 
     code: str
-    """Stable dotted code, e.g. ``mem.hugepages.pool_shrunk``."""
+    """Stable dotted code, ``mem.hugepages.pool_shrunk``."""
     severity: Severity
     evidence: str = ""
-    """One line with the numbers that were compared. Stable while the facts are."""
+    """One line with the compared numbers. It changes only when the facts change."""
     advice: str = ""
-    """What to do, where it depends on what was found; else the rule's own advice counts."""
+    """What to do about it; empty: the rule's advice applies."""
     blame: Blame | None = None
-    """Likewise."""
+    """Area to blame; None: the rule's blame applies."""
 
 
 @dataclass(frozen=True, slots=True)
 class Cause:
-    """A finding that has held: why a device is not simply Healthy."""
+    """A raised finding: a reason why a device is not simply Healthy."""
 
     code: str
     severity: Severity
@@ -77,14 +77,14 @@ class Cause:
     evidence: str
     advice: str
     since: Instant
-    told: bool = False
-    """By its driver, of a prepare that failed, and by nobody else: it proves nothing beyond that."""
+    driver_reported: bool = False
+    """Whether only the device's driver reported it, after a failed prepare."""
     keep_away: bool = False
-    """Whoever says so asks for a taint, though nothing is known to be wrong with the device."""
+    """Whether the reporter requests a taint although no fault of the device is known."""
 
 
 class DeviceHealth(NamedTuple):
-    """The verdict on one device, ready to be sent. A tuple: in each look, all of them are made anew."""
+    """Verdict on one device, ready to be sent. A tuple, since each evaluation creates all of them."""
 
     pool: str
     device: str
@@ -92,47 +92,47 @@ class DeviceHealth(NamedTuple):
     health: Health
     severity: Severity
     message: str
-    """At most 1,024 bytes of UTF-8, worst cause first, code first, no moving numbers."""
+    """At most 1,024 bytes of UTF-8: worst cause first, each with its code first, no changing numbers."""
     since: Instant
-    """When health, severity or message last changed."""
+    """Time of the last change of health, severity or message."""
     verified: Instant
-    """When its sources were last read to the end; a report alone does not move it."""
+    """Time at which the device's sources last finished a pass. Sending a report does not change it."""
     timeout_s: int
-    """The lease: how long the kubelet may believe this [s]."""
+    """Lease: how long the kubelet may use this verdict [s]."""
     causes: tuple[Cause, ...] = ()
-    """Worst first."""
+    """Causes, worst first."""
     attributes: tuple[tuple[str, str], ...] = ()
-    """What the device is, by name: ``uuid``, ``pciBusId``, ``product``, ... What nobody knows is left out."""
+    """Attributes as (name, value): ``uuid``, ``pciBusId``, ``product``, ...; unknown ones are left out."""
     driver: str = ""
-    """The driver that declared it; empty: it is the host's own."""
+    """Driver that declared the device; empty: a host device."""
 
     @property
     def key(self) -> tuple[str, str, str]:
-        """Driver, pool and name: no two devices of a report have the same."""
+        """Driver, pool and name; unique within a report."""
         return (self.driver, self.pool, self.device)
 
     def again(self, verified: Instant, timeout_s: int) -> "DeviceHealth":
-        """The same, verified anew."""
+        """Return the same verdict with a new verification time and lease."""
         pool, name, kind, health, severity, text, since, _, _, causes, attrs, driver = self
-        said = (pool, name, kind, health, severity, text, since, verified, timeout_s, causes, attrs, driver)
-        return _new(DeviceHealth, said)
+        fields = (pool, name, kind, health, severity, text, since, verified, timeout_s, causes, attrs, driver)
+        return _new(DeviceHealth, fields)
 
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """A cause that belongs to no device: a pod's cgroup, the node. Never on the wire."""
+    """Cause that concerns a pod or the node instead of a device. Never sent to the kubelet."""
 
     subject: str
-    """What it is about: ``node``, or ``pod 0f3c... (team-a/train-0) container main``. The pod's name is there
-    if it is known; a container's may be its id."""
+    """Subject: ``node``, or ``pod 0f3c... (team-a/train-0) container main``. The pod's name is present if
+    known; a container is given by name or id."""
     cause: Cause
     devices: tuple[str, ...] = ()
-    """Devices that the pod uses: ``<driver>/<pool>/<name>``, the host's own by their names alone."""
+    """Devices that the pod uses: ``<driver>/<pool>/<name>``, host devices by name."""
 
 
 @dataclass(frozen=True, slots=True)
 class NotApplicable:
-    """A rule that this machine gives nothing to judge."""
+    """A rule that does not apply to this machine, with the reason."""
 
     device: str
     code: str

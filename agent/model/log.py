@@ -1,35 +1,60 @@
-"""What was read of the kernel log: the lines that somebody asked for, counted."""
+"""Messages of the kernel: log lines that match a pattern, and device events, counted."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import NamedTuple
 
 from agent.model.source import SourceSample
 
 
 class LogLine(NamedTuple):
-    """Lines that say the same: one pattern matched them, and all its fields were equal."""
+    """Equal kernel-log lines: the same pattern with the same fields."""
 
     pattern: int
     """Index of the pattern."""
     times: int
     first_us: int
-    """When the first was written, by the log's own clock: near CLOCK_MONOTONIC, not equal to it [us]."""
+    """Time of the first line by the kernel log's clock [us]; close to CLOCK_MONOTONIC, not equal to it."""
     last_us: int
     first_text: str
-    """Cut at 511 bytes; ``\\xNN`` stands for what is not printable ASCII, and for a backslash."""
+    """First line, cut at 511 bytes; ``\\xNN`` replaces backslashes and bytes that are not printable ASCII."""
     text: str
-    """The last one's."""
+    """Last line, in the same form."""
     seq: int
-    """The last one's number in the log."""
+    """Sequence number of the last line in the log."""
 
 
 @dataclass(frozen=True, slots=True)
 class LogSample:
-    """The kernel log since boot, or as far back as the kernel had it. Source: ``/dev/kmsg``."""
+    """Kernel log since boot, as far as the kernel still has it. Source: ``/dev/kmsg``."""
 
     lines: tuple[LogLine, ...]
-    """In the order of their first."""
+    """Lines in the order of their first occurrence."""
     source: SourceSample
-    """STARTING until everything that the log held was read once; the lines may be some of them till then."""
+    """State of the reader. STARTING, with incomplete ``lines``, until the existing log is read once."""
     lost: int = 0
-    """Records that were overwritten before they could be read, or too long to be."""
+    """Records that were overwritten before they were read, or too long to read."""
+
+
+class Subsystem(StrEnum):
+    """Kernel subsystem whose events are counted. The values are the kernel's names."""
+
+    CPU = "cpu"
+    MEMORY = "memory"
+    """Memory blocks."""
+    NODE = "node"
+    """NUMA nodes."""
+    PCI = "pci"
+    EDAC = "edac"
+    MACHINECHECK = "machinecheck"
+
+
+@dataclass(frozen=True, slots=True)
+class UeventSample:
+    """Device events since start. Source: NETLINK_KOBJECT_UEVENT, messages of the kernel only."""
+
+    source: SourceSample
+    """State of the listener. ABSENT if the kernel sends no events; sources then read periodically."""
+    changes: Mapping[Subsystem, int]
+    """Events per subsystem, plus one for each loss: a reader of the subsystem reads again when it grows."""

@@ -1,4 +1,4 @@
-"""What was read of the machine that changes seldom: memory, what its controllers count, cores, pressure."""
+"""Samples that are read rarely: memory, memory controllers, cores, pressure."""
 
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -8,78 +8,79 @@ from agent.model.source import SourceSample
 
 
 class DimmSample(NamedTuple):
-    """Errors of one memory module, or of a controller. Source: ``/sys/devices/system/edac/mc``."""
+    """Error counts of one memory module or controller. Source: ``/sys/devices/system/edac/mc``."""
 
     controller: int
-    """N of ``mc<N>``."""
+    """Number N of ``mc<N>``."""
     dimm: int | None
-    """N of its ``dimm<N>`` or ``rank<N>``; None: the controller itself, whose counts include its modules'."""
+    """Number N of ``dimm<N>`` or ``rank<N>``; None: the controller, whose counts include its modules."""
     label: str
-    """``CPU_SrcID#0_MC#0_Chan#0_DIMM#0``; of a controller its name. Empty if the firmware names none."""
+    """Label, ``CPU_SrcID#0_MC#0_Chan#0_DIMM#0``, or the controller's name; empty if the firmware has none."""
     location: str
-    """``channel 0 slot 1``; of a controller empty."""
+    """Location, ``channel 0 slot 1``; empty for a controller."""
     correctable: Reading
-    """Errors since the EDAC driver was loaded, or since somebody reset the counters; so the next."""
+    """Correctable errors since the EDAC driver was loaded or the counters were reset."""
     uncorrectable: Reading
 
 
 class NumaSample(NamedTuple):
-    """The memory of one NUMA node. Source: ``/sys/devices/system/node/node<N>``."""
+    """Memory of one NUMA node. Source: ``/sys/devices/system/node/node<N>``."""
 
     node: int
     total_kib: Reading
-    """``MemTotal`` of its meminfo."""
+    """``MemTotal`` of the node's meminfo [KiB]."""
     poisoned: Reading
     """Pages with hardware errors since boot: ``memory_failure/total``. Absent before Linux 6.4."""
     blocks: Reading
-    """Memory blocks that it has."""
+    """Number of memory blocks."""
     blocks_offline: Reading
 
 
 class CoreSample(NamedTuple):
-    """What one CPU is. Source: ``/sys/devices/system/cpu/cpu<N>``, ``/proc/interrupts``."""
+    """Topology, frequency and machine checks of one CPU. Source: ``/sys/devices/system/cpu/cpu<N>``,
+    ``/proc/interrupts``."""
 
     cpu: int
     core: Reading
-    """The lowest number among the CPUs that share its core; kept while it is offline."""
+    """Lowest number of the CPUs that share the core; kept while the CPU is offline."""
     package: Reading
-    """``physical_package_id``; likewise."""
+    """``physical_package_id``; kept while the CPU is offline."""
     max_khz: Reading
-    """What it can: ``cpufreq/cpuinfo_max_freq``."""
+    """Highest supported frequency: ``cpufreq/cpuinfo_max_freq`` [kHz]."""
     cap_khz: Reading
-    """What it may: ``cpufreq/scaling_max_freq``."""
+    """Highest allowed frequency: ``cpufreq/scaling_max_freq`` [kHz]."""
     machine_checks: Reading
     """Machine-check exceptions since boot: row ``MCE`` of ``/proc/interrupts``."""
 
 
 class PressureSample(NamedTuple):
-    """How long tasks have waited since boot [us]. Source: ``/proc/pressure``."""
+    """Total stall time of tasks since boot [us]. Source: ``/proc/pressure``."""
 
     cpu_some: Reading
-    """Some waited; of the next two, all did."""
+    """Time in which some task waited; memory and I/O count time in which all tasks waited."""
     memory_full: Reading
     io_full: Reading
 
 
 @dataclass(frozen=True, slots=True)
 class MachineSample:
-    """Everything that is read slowly. Parts of it are of different passes."""
+    """All slow readings of the machine. Parts can come from different passes."""
 
     dimms: tuple[DimmSample, ...]
-    """By controller, the controller itself first."""
+    """Memory modules by controller, the controller first."""
     numa: tuple[NumaSample, ...]
     cores: tuple[CoreSample, ...]
-    """By CPU; those that were ever online."""
+    """CPUs that were ever online, by number."""
     pressure: PressureSample
     nodes_online: int | Missing
-    """Bit set of NUMA nodes: ``/sys/devices/system/node/online``."""
+    """Online NUMA nodes as a bit set: ``/sys/devices/system/node/online``."""
     nodes_memory: int | Missing
-    """Those that have memory: ``has_memory``."""
+    """NUMA nodes with memory as a bit set: ``has_memory``."""
     corrupted_kib: Reading
-    """``HardwareCorrupted`` of ``/proc/meminfo``: pages that the kernel took out of use."""
+    """``HardwareCorrupted`` of ``/proc/meminfo``: memory that the kernel took out of use [KiB]."""
     surplus_failed: Reading
-    """``htlb_buddy_alloc_fail`` of ``/proc/vmstat``: hugepages that were looked for and not found."""
+    """``htlb_buddy_alloc_fail`` of ``/proc/vmstat``: failed hugepage allocations."""
     smt_active: Reading
     """``/sys/devices/system/cpu/smt/active``: 0 or 1."""
     sources: tuple[SourceSample, ...]
-    """``edac``, ``memory``, ``cores``, ``pressure``; none is vital."""
+    """Sources ``edac``, ``memory``, ``cores`` and ``pressure``; none is vital."""

@@ -1,4 +1,4 @@
-"""Single values of Kubernetes' objects, checked for their kind and nothing else."""
+"""Typed access to single values of Kubernetes objects decoded from JSON or YAML."""
 
 from collections.abc import Mapping
 from typing import Final, Never
@@ -14,27 +14,27 @@ _KINDS: Final[Mapping[type, str]] = {
 
 
 def mapping(parent: Object, key: str, place: str = "") -> Object:
-    """The object under a key; an empty one if there is none. Raises ValueError."""
+    """Return the object under a key, or an empty one. Raises ValueError for another type."""
     value = parent.get(key)
     if value is None:
         return {}
     if not isinstance(value, Mapping):
-        refuse(f"{place}.{key}".lstrip("."), f"is {kind_of(value)}, no object")
+        refuse(f"{place}.{key}".lstrip("."), f"is {kind_of(value)}, not an object")
     return value
 
 
 def objects(parent: Object, key: str, place: str) -> list[Object]:
-    """The objects in the list under a key; none if there is no list. Raises ValueError."""
+    """Return the list of objects under a key, or an empty one. Raises ValueError for another type."""
     value = parent.get(key)
     if value is None:
         return []
     if not isinstance(value, list) or not all(isinstance(one, Mapping) for one in value):
-        refuse(f"{place}.{key}", "is no list of objects")
+        refuse(f"{place}.{key}", "is not a list of objects")
     return value
 
 
 def text(parent: Object, key: str, place: str) -> str:
-    """The text under a key; empty if there is none. Raises ValueError."""
+    """Return the text under a key, or an empty one. Raises ValueError for another type."""
     value = parent.get(key)
     if value is None:
         return ""
@@ -44,7 +44,7 @@ def text(parent: Object, key: str, place: str) -> str:
 
 
 def needed(parent: Object, key: str, place: str) -> str:
-    """The text under a key. Raises ValueError if there is none."""
+    """Return the text under a key. Raises ValueError if there is none."""
     value = text(parent, key, place)
     if not value:
         refuse(f"{place}.{key}", "is not there")
@@ -52,16 +52,16 @@ def needed(parent: Object, key: str, place: str) -> str:
 
 
 def kind_of(value: object) -> str:
-    """What a value of JSON is, in words."""
+    """Describe the type of a JSON value in words."""
     return _KINDS.get(type(value), "a number" if isinstance(value, int | float) else "an object")
 
 
 def short(value: object) -> str:
-    """A value for an error's text."""
+    """Format a value for an error message, at most 64 characters."""
     text = ascii(value) if isinstance(value, str | int | float | None) else kind_of(value)
     return text if len(text) <= 64 else f"{text[:61]}..."
 
 
 def refuse(place: str, what: str) -> Never:
-    """Raises ValueError, the place first."""
+    """Raise ValueError with the place first."""
     raise ValueError(f"{place}: {what}")

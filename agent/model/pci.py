@@ -1,31 +1,32 @@
-"""What was read of PCI devices: GPUs, and those that drivers declare."""
+"""Samples of PCI functions: GPUs, and those that drivers declare."""
 
 from typing import Final, NamedTuple
 
 from agent.model.reading import Reading
 
 GIVEN_AWAY: Final = "vfio-pci"
-"""The driver of functions that belong to a virtual machine; NVML does not count such GPUs."""
+"""Kernel driver of functions passed through to a virtual machine; NVML does not list such GPUs."""
 
 
 class PciSample(NamedTuple):
-    """One function on the bus. Source: ``/sys/bus/pci/devices/<address>``."""
+    """One PCI function. Source: ``/sys/bus/pci/devices/<address>``."""
 
     address: str
-    """``0000:3b:00.0``."""
+    """PCI address, ``0000:3b:00.0``."""
     vendor: int
-    """PCI id; so ``device``; -1 if it cannot be read."""
+    """PCI vendor id; -1 if it cannot be read."""
     device: int
+    """PCI device id; -1 if it cannot be read."""
     driver: str
-    """The driver that is bound; empty if none is."""
+    """Bound kernel driver; empty: none."""
     model: str
-    """What the hardware database calls it; empty if there is none."""
+    """Model name from the hardware database; empty: unknown."""
     width: Reading
-    """Lanes of its link now, and at most."""
+    """Current number of lanes of the PCIe link."""
     width_max: Reading
     aer_nonfatal: Reading
-    """Errors since boot; ``aer_dev_*``'s totals. Absent without AER."""
+    """Non-fatal errors since boot, the total of ``aer_dev_nonfatal``. Absent without AER."""
     aer_fatal: Reading
     aer_correctable: Reading
     port: str = ""
-    """The bridge above it, by whose address the kernel tells of its link; empty on a root bus."""
+    """Address of the bridge above, under which the kernel logs link events; empty on a root bus."""

@@ -1,7 +1,7 @@
-"""What is known of pods that use devices: who has which, and what their cgroups do not say as they should.
+"""Pods that use devices, and the findings of the cgroup audit about them.
 
-Words only: agent.node.pods.tracker finds it out, with what agent.allocatable.findings makes of an audit; the
-rules of agent.health.host.pod.rules judge it.
+agent.node.pods.tracker collects the values, with what agent.allocatable.evaluate makes of an audit; the
+rules of agent.health.host.pod.attribution judge it.
 """
 
 from collections.abc import Mapping
@@ -14,7 +14,7 @@ from agent.model.source import SourceSample
 
 
 class Resource(StrEnum):
-    """What of a node a pod is given."""
+    """Node resource that a pod is allocated."""
 
     CPU = "cpu"
     MEMORY = "memory"
@@ -22,31 +22,31 @@ class Resource(StrEnum):
 
 
 class PodFinding(NamedTuple):
-    """One thing that an audit found in a pod: a promise that is not kept, or a risk."""
+    """One audit finding about a pod: a cgroup that differs from its expected allocation, or a risk."""
 
     pod_uid: str
-    """As its cgroup has it: of a static pod, the hash of its configuration."""
+    """Pod UID as in the cgroup's name; for a static pod the hash of its configuration."""
     container: str
-    """Name; empty: it is the pod's."""
+    """Container name; empty: the finding concerns the pod."""
     code: str
-    """``cgroup.<verdict>`` of agent.allocatable.verdicts, or that of a risk."""
+    """Code: ``cgroup.<verdict>`` of agent.allocatable.verdicts, or the code of a risk."""
     evidence: str
-    """One line with the numbers that were compared. Stable while they are."""
+    """One line with the compared numbers. It changes only when they change."""
     advice: str = ""
-    """Empty: the rule's own counts."""
+    """What to do; empty: the rule's advice applies."""
     resource: Resource | None = None
-    """What it is about; None: more than one."""
+    """Resource that the finding concerns; None: several."""
     size_kib: int = 0
-    """Of the hugepages, else 0."""
+    """Hugepage size [KiB]; 0 for other resources."""
 
 
 @dataclass(frozen=True, slots=True)
 class PodsSample:
-    """The newest that is known."""
+    """Newest known use of devices by pods."""
 
     source: SourceSample
     uses: Mapping[str, tuple[DeviceRef, ...]] = field(default_factory=dict)
-    """By the pod's UID, as its cgroup has it: the devices that were prepared for it on this node."""
+    """Devices prepared on this node, by the pod's UID as in the cgroup's name."""
     names: Mapping[str, str] = field(default_factory=dict)
-    """``<namespace>/<name>`` by UID, of those whose name somebody told."""
+    """``<namespace>/<name>`` by UID, for pods whose name is known."""
     findings: tuple[PodFinding, ...] = ()

@@ -1,4 +1,4 @@
-"""The words of a failed prepare: of what kind it is, what shows that, and what follows."""
+"""Verdict on a failed prepare: class, evidence and consequences."""
 
 from dataclasses import dataclass
 from enum import StrEnum
@@ -10,22 +10,22 @@ from agent.model.taint import Effect
 
 
 class ErrorClass(StrEnum):
-    """What kind of failure it is: whether waiting helps, and who can mend it."""
+    """Class of a prepare error: whether a retry can help, and what must change."""
 
     UNKNOWN = "unknown"
-    """Nothing shows what it is. Handled like transient."""
+    """No evidence shows the cause. Handled like transient."""
     TRANSIENT = "transient"
-    """Trying again can help."""
+    """A retry can succeed."""
     BAD_CONFIG = "bad-config"
-    """What the user asked for can never be had: the claim must change."""
+    """The claim cannot be satisfied as the user wrote it: the claim must change."""
     FAILED_DEVICE = "failed-device"
-    """A device of the claim is broken: it is Unhealthy, and offered to be tainted."""
+    """A device of the claim is faulty: it becomes Unhealthy and gets a taint."""
     PERMANENT = "permanent"
-    """Neither: the node or the driver must change."""
+    """Retries fail until the node or the driver changes."""
 
 
 class Scope(StrEnum):
-    """How far it reaches."""
+    """Scope of a failure."""
 
     CLAIM = "claim"
     DEVICE = "device"
@@ -34,26 +34,26 @@ class Scope(StrEnum):
 
 
 class Operation(StrEnum):
-    """What a driver was doing when it failed: the same errno means something else in each."""
+    """Operation during which a driver failed; the meaning of an errno depends on it."""
 
     DEVICE = "device"
-    """Opening, reading or setting up the device itself."""
+    """Opening, reading or configuring the device."""
     CDI = "cdi"
     """Writing a CDI file."""
     STATE = "state"
-    """Its own checkpoint."""
+    """Reading or writing the driver's checkpoint."""
     CONFIG = "config"
-    """Reading what the user asked for: a ValueError in here is the user's."""
+    """Reading the claim's parameters: a ValueError here is an error in the claim."""
     API = "api"
-    """Asking the API server."""
+    """Calling the API server."""
     LOCK = "lock"
-    """Waiting for its own lock."""
+    """Waiting for the driver's lock."""
     CGROUP = "cgroup"
-    """Writing a cgroup's file."""
+    """Writing a cgroup file."""
 
 
 class Remediation(NamedTuple):
-    """The taint that is offered for a device: its key is made of the code."""
+    """Taint for a device; its key is derived from the code."""
 
     effect: Effect
     value: str = ""
@@ -61,7 +61,7 @@ class Remediation(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class PrepareVerdict:
-    """What is said of one claim that could not be prepared."""
+    """Verdict on one claim whose prepare failed."""
 
     error_class: ErrorClass
     code: str
@@ -69,64 +69,64 @@ class PrepareVerdict:
     scope: Scope
     claim: ClaimRef
     summary: str
-    """One line of at most 200 characters, with the numbers that were compared. Stable while the facts are."""
+    """One line of at most 200 characters with the compared numbers. It changes only when the facts change."""
     requests: tuple[str, ...] = ()
-    """Of the claim, those that failed."""
+    """Requests of the claim that failed."""
     devices: tuple[DeviceRef, ...] = ()
-    """Those to blame; with a class that blames no device, those that were to be prepared."""
+    """Devices to blame; for a class that blames no device, the devices to be prepared."""
     detail: str = ""
-    """More, likewise stable."""
+    """Further text. It changes only when the facts change."""
     evidence: tuple[str, ...] = ()
-    """What showed it, the strongest first: ``errno ENOSPC while cdi``, ``NVML 15 (GPU_IS_LOST)``."""
+    """Evidence, the strongest first: ``errno ENOSPC while cdi``, ``NVML 15 (GPU_IS_LOST)``."""
     confidence: float = 0.0
-    """From 0, a guess, to 1, proof."""
+    """Confidence from 0 (guess) to 1 (proof)."""
     advice: str = ""
     retry_after_s: float | None = None
-    """When trying again can help at the earliest; None: nobody knows, or it cannot."""
+    """Earliest useful retry [s]; None: unknown, or a retry cannot help."""
     sticky_s: int = 0
-    """For how long the same question may get the same answer without trying [s]."""
+    """How long this verdict may answer the same prepare without a new attempt [s]."""
     health: Health | None = None
-    """What follows for the devices; None: nothing."""
+    """Health that the devices get; None: no change."""
     taint: Remediation | None = None
     first_wall_s: float = 0.0
     last_wall_s: float = 0.0
     count: int = 1
-    """How often it was so, one after the other."""
+    """Number of consecutive failures with this verdict."""
 
 
 class Outcome(NamedTuple):
-    """How the last prepare of a claim ended."""
+    """Result of a claim's last prepare."""
 
     claim: ClaimRef
     fingerprint: str
-    """Of the claim's allocation and parameters."""
+    """Hash of the claim's allocation and parameters."""
     generation: str
-    """Of what was known of its devices then."""
+    """Hash of the known health of the claim's devices at that time."""
     devices: tuple[DeviceRef, ...]
     at_wall_s: float
     verdict: PrepareVerdict | None
-    """None: it was prepared."""
+    """Verdict of the failure; None: the prepare succeeded."""
 
 
 class DriverFault(NamedTuple):
-    """A device that its driver found broken, or could not hand out, while preparing a claim."""
+    """Fault of a device that its driver reported while preparing a claim."""
 
     number: int
-    """Unique in the driver's records, growing."""
+    """Increasing number, unique within the driver's ledger."""
     device: DeviceRef
     code: str
     evidence: str
     advice: str
-    told_wall_s: float
+    reported_wall_s: float
     claim: ClaimRef
-    excused_wall_s: float = 0.0
-    """Since when the driver prepares the device again, or the time limit is over; 0: not yet."""
+    expired_wall_s: float = 0.0
+    """When the driver prepared the device again or the time limit passed [s since 1970]; 0: not yet."""
     health: Health = Health.UNHEALTHY
-    """UNKNOWN: the driver or the node is at fault, and nobody can tell how the device is."""
+    """Health of the device. UNKNOWN: the driver or the node is at fault, the device's state is unknown."""
     keep_away: bool = True
-    """It is offered to be tainted."""
+    """Whether the device gets a taint."""
 
     @property
     def subject(self) -> str:
-        """What the device is tracked by."""
+        """Key of the device in the engine's state."""
         return str(self.device)

@@ -1,4 +1,4 @@
-"""A value that may be missing, and why."""
+"""Readings: numbers that can be missing, with the reason."""
 
 import os
 from dataclasses import dataclass
@@ -6,45 +6,45 @@ from enum import StrEnum
 from typing import Final
 
 OWN_ERRORS: Final = {
-    -4097: "unintelligible text",  # DH_EPARSE
-    -4099: "more than there is room for",  # DH_EFULL
+    -4097: "text cannot be parsed",  # DH_EPARSE
+    -4099: "more data than the buffer holds",  # DH_EFULL
 }
-"""The native core's own codes of a read that failed."""
+"""Texts of the native core's own error codes."""
 
 
 def error_text(code: int) -> str:
-    """Why a read failed, in words: by errno, or by a code of the native core's own."""
+    """Describe a failed read: an errno (positive) or a code of the native core (negative)."""
     return os.strerror(code) if code > 0 else OWN_ERRORS.get(code, f"code {code}")
 
 
 class Absence(StrEnum):
-    """Why a value is not there."""
+    """Why a reading is missing."""
 
     ABSENT = "absent"
-    """The machine does not have it: the file was not there at start."""
+    """The machine does not have it: the file did not exist at start."""
     UNREADABLE = "unreadable"
-    """It was read before and cannot be read now."""
+    """It was readable before and cannot be read now."""
 
 
 @dataclass(frozen=True, slots=True)
 class Missing:
-    """A reading that is not there. Never 0, never Healthy, never Unhealthy."""
+    """A missing reading with its reason. It is never treated as 0, Healthy or Unhealthy."""
 
     absence: Absence
     errno: int = 0
-    """errno of the failed read, 0 if unknown; negative codes are the native core's own."""
+    """errno of the failed read; 0: unknown; negative: a code of the native core."""
 
     def __str__(self) -> str:
         return error_text(self.errno) if self.errno else str(self.absence)
 
 
 Reading = int | Missing
-"""A number or the reason why there is none."""
+"""A number, or the reason why it is missing."""
 
 NEVER_READ: Final = Missing(Absence.ABSENT)
-"""Nobody has read it yet, or there is nothing to read."""
+"""Reading that was never read, or that does not exist."""
 
 
 def is_absent(reading: Reading) -> bool:
-    """Whether it was never there to be read."""
+    """Return whether the machine does not have the reading."""
     return isinstance(reading, Missing) and reading.absence is Absence.ABSENT

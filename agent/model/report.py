@@ -1,8 +1,9 @@
-"""The whole outward picture at one moment: what every subscriber, command and log is told."""
+"""Report of the node, complete at one moment, and status of the agent's process."""
 
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
-from agent.model.health import DeviceHealth, NotApplicable, Note
+from agent.model.health import DeviceHealth, NotApplicable, Note, Severity
 from agent.model.snapshot import CoreStats
 from agent.model.source import SourceSample
 from agent.model.time import Instant
@@ -10,21 +11,66 @@ from agent.model.time import Instant
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """Everything the agent says about the node. Whole each time; the newest wins."""
+    """Complete state of the node. Each report replaces the one before."""
 
     node: str
     at: Instant
     devices: tuple[DeviceHealth, ...] = ()
-    """CPUs, GPUs each with its MIG instances, memory, hugepages by size, then those that drivers declare."""
+    """CPUs, GPUs with their MIG instances, memory, hugepages by size, then declared devices."""
     notes: tuple[Note, ...] = ()
     not_applicable: tuple[NotApplicable, ...] = ()
     not_evaluated: tuple[NotApplicable, ...] = ()
-    """Rules that need more history than there is yet."""
+    """Rules that still need more history."""
     sources: tuple[SourceSample, ...] = ()
     core: CoreStats = field(default_factory=CoreStats)
     groups: int = 0
-    """Cgroups of pods and containers that are watched."""
+    """Number of watched cgroups of pods and containers."""
     declaring: tuple[str, ...] = ()
-    """Drivers that have declared devices since the agent started: each is told of its own alone."""
+    """Drivers that have declared devices since the agent started; their sockets report only these devices."""
     starting: bool = False
-    """Somebody has still to look for the first time, and may be in time: it is no picture yet."""
+    """Whether a source has yet to finish its first pass, within its time limit: the report is incomplete."""
+
+
+class Subscribers(NamedTuple):
+    """Number of streams on one socket."""
+
+    socket: str
+    """Path of the socket below the runtime directory."""
+    streams: int
+
+
+class Tally(NamedTuple):
+    """Number of devices with one severity."""
+
+    severity: Severity
+    devices: int
+
+
+@dataclass(frozen=True, slots=True)
+class AgentStatus:
+    """The agent's process and its newest report at one moment."""
+
+    version: str
+    pid: int
+    started_wall_s: float
+    """When the process started [s since 1970]."""
+    cpu_s: float
+    """User and system time of the process since its start [s]."""
+    rss_bytes: int
+    threads: int
+    descriptors: int
+    """Open file descriptors."""
+    node: str = ""
+    """Node name. Empty before the first report, as are all fields below except ``subscribers``."""
+    at: Instant | None = None
+    """Time of the newest report."""
+    publications: int = 0
+    """Number of reports so far."""
+    tallies: tuple[Tally, ...] = ()
+    """Devices by severity, worst first, without zero counts."""
+    sources: tuple[SourceSample, ...] = ()
+    core: CoreStats = field(default_factory=CoreStats)
+    groups: int = 0
+    """Number of watched cgroups of pods and containers."""
+    subscribers: tuple[Subscribers, ...] = ()
+    """Streams of every socket, including sockets without one."""

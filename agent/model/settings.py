@@ -1,4 +1,4 @@
-"""What the decision core is told once: limits, expectations, names."""
+"""Settings of the decision core: limits, expectations, names."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -9,35 +9,35 @@ from agent.model.health import XidOverride
 
 @dataclass(frozen=True, slots=True)
 class GpuLimits:
-    """How GPUs are judged."""
+    """Limits of the GPU rules."""
 
     deadline_s: float = 5
-    """A call of NVML that takes longer is not answered: the GPU is Unknown."""
+    """Deadline of an NVML call [s]; after it the GPU is Unknown."""
     dead_s: float = 60
-    """One that has not been answered for so long makes the GPU Unhealthy."""
+    """Age of an unanswered NVML call that makes the GPU Unhealthy [s]."""
     probation_s: float = 60
-    """A GPU that has recovered is held Unhealthy for so long without a new fault."""
+    """How long a recovered GPU stays Unhealthy without a new fault [s]."""
     correctable_errors: int = 1000
     """Correctable memory errors within ``correctable_window_s`` that make a GPU degraded."""
     correctable_window_s: int = 3600
     expect: int | None = None
-    """How many GPUs there must be; None: as many as there were at start."""
+    """Expected number of GPUs; None: the number at start."""
     xids: tuple[tuple[int, XidOverride], ...] = ()
-    """XIDs that the operator judges otherwise."""
+    """Severities that the operator sets for single XIDs."""
 
 
 @dataclass(frozen=True, slots=True)
 class HostLimits:
-    """How memory, CPUs, PCI devices and cgroups are judged."""
+    """Limits of the rules for memory, CPUs, PCI devices and cgroups."""
 
     correctable_errors: int = 24
-    """Correctable errors of a memory module, or of a CPU, within the window that are too many."""
+    """Correctable errors of a memory module or CPU within the window that make it degraded."""
     correctable_window_s: int = 86_400
     throttled_percent: int = 25
-    """A container that was throttled in more of its CPU periods than this is slow [%]."""
+    """Share of throttled CPU periods above which a container is reported [%]."""
     throttled_window_s: int = 60
     pressure_percent: int = 10
-    """The node stalls when all its tasks waited for so much of the time [%]."""
+    """Share of time in which all tasks waited above which the node is reported [%]."""
     pressure_window_s: int = 60
 
 
@@ -48,15 +48,14 @@ class Settings:
     node: str
     """Node name; also the pool of its devices."""
     drivers: tuple[str, ...] = ()
-    """Those that are told of the host's own devices until they declare some: by their name and pool they
-    mean these."""
+    """Drivers whose sockets report the host devices until the driver declares devices of its own."""
     lease_s: int = 30
-    """How long the kubelet may believe a verdict [s]."""
+    """Default lease: how long the kubelet may use a verdict [s]."""
     throttle_events: int = 10
     throttle_window_s: int = 60
     expect_cpus: CpuSet | None = None
-    """CPUs that must be online; None: those that were at start."""
+    """CPUs that must be online; None: those online at start."""
     expect_pools: Mapping[str, int] = field(default_factory=dict)
-    """Device name to pages; a pool not named here is held to its size at start."""
+    """Expected pages by device name; other pools are compared with their size at start."""
     host: HostLimits = field(default_factory=HostLimits)
     gpu: GpuLimits = field(default_factory=GpuLimits)

@@ -1,12 +1,11 @@
-"""What was read: the samples of one pass over the node, as the sources saw them."""
+"""Snapshot: the samples of all sources at one moment."""
 
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import NamedTuple
 
-from agent.model.check import CheckSample
 from agent.model.cpuset import CpuSet
-from agent.model.declared import Declarations
+from agent.model.declared import CheckSample, Declarations
 from agent.model.gpu import GpuHost, GpuSet
 from agent.model.log import LogSample
 from agent.model.machine import MachineSample
@@ -18,7 +17,7 @@ from agent.model.source import SourceSample
 
 
 class GroupKind(StrEnum):
-    """What a cgroup below kubepods stands for."""
+    """Kind of a cgroup below kubepods."""
 
     POD = "pod"
     CONTAINER = "container"
@@ -37,12 +36,13 @@ class NodeSample(NamedTuple):
 
     node: int
     cpus: CpuSet | Missing
-    """CPUs that belong to the node, the ones now offline included."""
+    """CPUs of the node, including those that are offline."""
     throttle_core: Reading
-    """Core thermal-throttle events of the node's CPUs since the agent started, summed. A count
-    that resets while a CPU is offline does not make this fall."""
+    """Sum of core thermal-throttle events of the node's CPUs since the agent started. It does not fall when
+    the kernel resets a count while a CPU is offline."""
     throttle_package: Reading
-    """The same for the package; the largest of the node's CPUs, since all of them see it."""
+    """Package thermal-throttle events since the agent started: the maximum over the node's CPUs, since each
+    CPU counts the same events."""
 
 
 class ThrottleSample(NamedTuple):
@@ -58,34 +58,34 @@ class PoolSample(NamedTuple):
 
     size_kib: int
     node: int | None
-    """NUMA node; None for the pool of the whole machine."""
+    """NUMA node; None: the machine-wide pool."""
     nr: Reading
     free: Reading
     reserved: Reading
-    """Machine-wide pools only."""
+    """Reserved pages; machine-wide pools only."""
     surplus: Reading
     overcommit: Reading
-    """Machine-wide pools only."""
+    """Limit of surplus pages; machine-wide pools only."""
 
 
 class HugetlbSample(NamedTuple):
-    """One hugepage size in one cgroup [bytes; events: count]."""
+    """Limits [bytes] and events of one hugepage size in one cgroup."""
 
     size_kib: int
     max: Reading
-    """``cgroup.NO_LIMIT``: there is none."""
+    """Limit; ``cgroup.NO_LIMIT`` if there is none."""
     rsvd_max: Reading
     events_max: Reading
-    """How often an allocation hit the limit, since the cgroup was made."""
+    """Allocations that hit the limit since the cgroup was created."""
     rsvd_failed: Reading
-    """cgroup v1: how often a reservation hit its limit. v2 counts those among ``events_max``."""
+    """Reservations that hit their limit (cgroup v1); v2 counts them in ``events_max``."""
 
 
 class GroupSample(NamedTuple):
-    """One cgroup of a pod or of a container. Counters count since the cgroup was made."""
+    """One cgroup of a pod or container. Counters count from the cgroup's creation."""
 
     id: int
-    """Unique while the agent runs; never reused."""
+    """Id, unique while the agent runs and never reused."""
     kind: GroupKind
     pod_uid: str
     container: str
@@ -100,19 +100,19 @@ class GroupSample(NamedTuple):
     cpu_periods: Reading
     cpu_throttled: Reading
     mem_limit: Reading
-    """``cgroup.NO_LIMIT``: there is none [bytes]."""
+    """Memory limit [bytes]; ``cgroup.NO_LIMIT`` if there is none."""
     cpus: CpuSet | Missing
-    """CPUs it may use: ``cpuset.cpus.effective``."""
+    """Effective CPUs: ``cpuset.cpus.effective``."""
     hugetlb: tuple[HugetlbSample, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class CoreStats:
-    """What the native core says of its own cost."""
+    """Cost counters of the native core."""
 
     passes: int = 0
     wakes: int = 0
-    """How often it woke Python."""
+    """Number of times the core woke Python."""
     reads: int = 0
     opens: int = 0
     descriptors: int = 0
@@ -120,40 +120,40 @@ class CoreStats:
     kernel_bytes: int = 0
     """Estimated kernel memory held by descriptors and watches."""
     groups_dropped: int = 0
-    """Cgroups that find no room in the table now."""
+    """Cgroups that currently do not fit into the table."""
     overflows: int = 0
-    """Times the kernel's inotify queue overflowed and everything was read again."""
+    """Overflows of the kernel's inotify queue; after each, all files are read again."""
     unwatched: int = 0
-    """Watches that the kernel refused; what they would have told is found by the sweep."""
+    """Watches that the kernel refused; the sweep reads these files instead."""
 
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """The samples of one pass: everything that a rule may look at."""
+    """All samples that the rules read."""
 
     seq: int
-    """Number of the publication; grows with every visible change."""
+    """Number of the publication; it grows with every visible change."""
     cpus: CpuSample
     nodes: tuple[NodeSample, ...] = ()
     throttle: tuple[ThrottleSample, ...] = ()
-    """By CPU; those that have such counters."""
+    """CPUs with thermal-throttle counters, by number."""
     pools: tuple[PoolSample, ...] = ()
     groups: tuple[GroupSample, ...] = ()
     sources: tuple[SourceSample, ...] = ()
     core: CoreStats = field(default_factory=CoreStats)
     gpus: GpuSet | None = None
-    """None: nobody looks for GPUs."""
+    """GPUs; None: GPU monitoring is off."""
     host: GpuHost = field(default_factory=GpuHost)
     log: LogSample | None = None
-    """The kernel log; None: nobody reads it."""
+    """Kernel log; None: it is not read."""
     machine: MachineSample | None = None
-    """None: nobody reads it."""
+    """Slow readings of the machine; None: they are not read."""
     pci: tuple[PciSample, ...] | Missing | None = None
-    """GPUs and declared functions that are on the bus, by address; None: nobody has looked yet."""
+    """GPUs and declared functions on the PCI bus, by address; None: not read yet."""
     declared: Declarations = ()
     checks: tuple[CheckSample, ...] = ()
-    """A driver's own checks of its devices, when we are part of it; one per check and device."""
-    told: tuple[DriverFault, ...] = ()
-    """Devices that a driver found broken while it prepared claims."""
+    """Results of an embedding driver's own checks, one per check and device."""
+    driver_faults: tuple[DriverFault, ...] = ()
+    """Device faults that drivers reported while preparing claims."""
     pods: PodsSample | None = None
-    """Who uses the devices; None: nobody looks."""
+    """Use of devices by pods; None: it is not tracked."""

@@ -1,6 +1,6 @@
-"""What the kernel asks of a unix socket's path, whoever makes the socket, and whoever judges one."""
+"""Limit of the kernel for paths of unix sockets."""
 
 from typing import Final
 
 PATH_LIMIT: Final = 107
-"""sizeof(sockaddr_un.sun_path) less the terminating NUL [bytes]."""
+"""Longest path: sizeof(sockaddr_un.sun_path) without the terminating NUL [bytes]."""

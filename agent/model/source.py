@@ -1,39 +1,39 @@
-"""How the sources are doing: each reads one thing, and says how that went."""
+"""State of the sources, each of which reads one part of the node."""
 
 from enum import StrEnum
 from typing import NamedTuple
 
 
 class SourceState(StrEnum):
-    """What a source could do in its last pass."""
+    """State of a source after its last pass."""
 
     OK = "ok"
     ABSENT = "absent"
     """The machine does not have what the source reads."""
     FAILING = "failing"
-    """At least one thing that is there cannot be read."""
+    """At least one existing file or interface cannot be read."""
     STARTING = "starting"
-    """Its first pass has not been published: nobody has looked yet."""
+    """The first pass is not finished."""
     STALLED = "stalled"
-    """The source has not finished a pass for too long; only the core's clock can tell."""
+    """No pass finished for too long. Only the core loop, which has a clock, sets this state."""
 
 
 class SourceSample(NamedTuple):
-    """How one source is doing."""
+    """State of one source."""
 
     name: str
     state: SourceState
     beat_ns: int
-    """CLOCK_MONOTONIC of its last finished pass, before the first that of its start [ns]."""
+    """CLOCK_MONOTONIC of the last finished pass, or of the start [ns]."""
     period_ns: int
-    """How often it is read [ns]."""
+    """Time between two passes [ns]."""
     failures: int
     detail: str
-    """The last failure in words, or why it is absent; empty if there was none."""
+    """Last failure, or why the source is absent; empty: no failure."""
     passes: int = 0
     """Finished passes since start."""
     vital: bool = True
-    """Whether the agent is of use without it. One that is not may stand still and nobody restarts the agent
-    for it: a GPU's driver hangs, the rest is watched. What its silence means a rule of its own says."""
+    """Whether the watchdog restarts the agent when the source stalls. False, for example, for NVML: a restart
+    would hang in the same driver, and rules of its own report the stall."""
     limit_ns: int = 0
-    """It stands still when its last pass is older than this; 0: as many periods as for all [ns]."""
+    """Age of the last pass at which the source is stalled [ns]; 0: the default number of periods."""

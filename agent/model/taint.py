@@ -1,4 +1,4 @@
-"""Taints: what a driver publishes of a sick device, so that the scheduler keeps away (KEP-5055)."""
+"""Device taints, which a driver publishes so that the scheduler avoids an unhealthy device (KEP-5055)."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -8,49 +8,49 @@ from typing import Final, NamedTuple
 from agent.model.claim import DeviceRef
 
 TAINTS_MAX: Final = 16
-"""Per device; the API server refuses more."""
+"""Limit of taints per device; the API server refuses more."""
 SLICE_DEVICES_MAX: Final = 128
-"""Devices in one ResourceSlice, if none of them is tainted..."""
+"""Limit of devices in a ResourceSlice without taints."""
 TAINTED_SLICE_DEVICES_MAX: Final = 64
-"""...and if one is."""
+"""Limit of devices in a ResourceSlice with at least one taint."""
 
 
 class Effect(StrEnum):
-    """What a taint does. Spelled as the API does."""
+    """Effect of a taint, spelled as in the Kubernetes API."""
 
     NONE = "None"
-    """Tells, and does nothing."""
+    """Informs only."""
     NO_SCHEDULE = "NoSchedule"
     NO_EXECUTE = "NoExecute"
-    """Pods that use the device are evicted, unless they tolerate it."""
+    """Kubernetes evicts pods that use the device and do not tolerate the taint."""
 
 
 class Taint(NamedTuple):
-    """One reason to keep away from a device."""
+    """One taint of a device."""
 
     key: str
-    """A label's name, ``<driver>/<cause>``."""
+    """Key in the form of a label name, ``<driver>/<cause>``."""
     value: str
-    """A label's value; may be empty."""
+    """Value in the form of a label value; may be empty."""
     effect: Effect
     added_wall_s: int
-    """When it was first published [s since 1970]: tolerations count from there, so it never moves while the
-    rest is the same."""
+    """Time of first publication [s since 1970]. Tolerations count from it, so it stays while the rest of the
+    taint is unchanged."""
 
     @property
     def identity(self) -> tuple[str, str, Effect]:
-        """All but when."""
+        """Key, value and effect: the taint without its time."""
         return (self.key, self.value, self.effect)
 
 
 @dataclass(frozen=True, slots=True)
 class Taints:
-    """The taints of a driver's devices, whole each time; the newest wins."""
+    """Taints of all devices of a driver. Each value replaces the one before."""
 
     devices: Mapping[DeviceRef, tuple[Taint, ...]] = field(default_factory=dict)
-    """Every device of the driver, most with none; at most :data:`TAINTS_MAX` each, the worst first."""
+    """Taints of every device of the driver, worst first, at most :data:`TAINTS_MAX` each."""
 
     def slice_limit(self, pool: str) -> int:
-        """How many devices a ResourceSlice of the pool may hold: any taint in a slice halves it."""
+        """Return the limit of devices in a ResourceSlice of the pool; one taint in the slice halves it."""
         tainted = any(taints for device, taints in self.devices.items() if device.pool == pool)
         return TAINTED_SLICE_DEVICES_MAX if tainted else SLICE_DEVICES_MAX

@@ -1,4 +1,4 @@
-"""A moment, on both clocks. The caller reads them; nothing in the core does."""
+"""Moments on the monotonic and the wall clock. The decision core gets them from its caller."""
 
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -9,10 +9,10 @@ NS: Final = 1_000_000_000
 
 @dataclass(frozen=True, slots=True, order=True)
 class Instant:
-    """One moment on two clocks. Ordered by the first.
+    """One moment on two clocks, ordered by the monotonic one.
 
-    Durations, dwell times and leases are measured on ``mono_ns`` only, so that a stepped wall
-    clock changes no verdict. ``wall_s`` is for people.
+    Durations, dwell times and leases are measured on ``mono_ns`` only, so that a step of the wall
+    clock does not change a verdict. ``wall_s`` is for display.
     """
 
     mono_ns: int
@@ -22,11 +22,11 @@ class Instant:
 
 
 def at_mono(mono_ns: int, now: Instant) -> Instant:
-    """A moment of the monotonic clock on both clocks; never later than now."""
+    """Return the moment at a monotonic time, at most ``now``, on both clocks."""
     mono_ns = min(mono_ns, now.mono_ns)
     return Instant(mono_ns, now.wall_s - (now.mono_ns - mono_ns) / NS)
 
 
 def rfc3339(wall_s: float) -> str:
-    """A wall time as RFC 3339 in UTC, to the second: ``2026-11-21T10:04:04Z``."""
+    """Format a wall time as RFC 3339 in UTC, to the second: ``2026-11-21T10:04:04Z``."""
     return datetime.fromtimestamp(wall_s, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

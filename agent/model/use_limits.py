@@ -1,20 +1,20 @@
-"""How many uses of devices are followed and kept.
+"""Limits of the history of device usage.
 
-Apart from what a use is: an agent whose node knows no claims is told this, and never has one.
+Separate from agent.model.uses, so that an agent on a node without claims does not load that module.
 """
 
 from typing import Final, NamedTuple
 
 RUNNING_MAX: Final = 20_000
-"""Uses that are followed at the same time: many times what a node can run."""
+"""Limit of usages tracked at the same time: many times what a node can run."""
 
 
 class Limits(NamedTuple):
-    """How much of what has ended is kept."""
+    """Limits of the stored usages that have ended."""
 
     rows: int = 10_000
-    """Uses; 0: nothing is kept, nor written."""
+    """Number of usages; 0: nothing is stored."""
     age_s: int = 30 * 86_400
-    """Since they ended [s]."""
+    """Age since the end of the usage [s]."""
     size: int = 64 << 20
-    """Of the file, whatever the rows: the most that they can be take half of it [bytes]."""
+    """Size of the file [bytes]; the default number of rows takes at most half of it."""

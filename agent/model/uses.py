@@ -1,7 +1,6 @@
-"""A use: a device of a claim of a pod on this node, from when it was seen to begin until it ended.
+"""Device usage: one device of one claim of one pod on this node, from its begin to its end.
 
-Words only. What follows from one look to the next is in agent.devices.consumers.usage, where it is kept in
-agent.store.history.
+agent.devices.consumers.usage tracks usages over time; agent.store.history stores them.
 """
 
 from dataclasses import dataclass
@@ -15,86 +14,86 @@ from agent.model.time import Instant
 
 
 class DeviceState(NamedTuple):
-    """How a device was at one moment."""
+    """State of a device at one moment."""
 
     health: Health
     severity: Severity
     code: str = ""
-    """Of the cause that led; empty: there was none."""
+    """Code of the worst cause; empty: there is none."""
     evidence: str = ""
-    """One line with the numbers that were compared."""
+    """One line with the compared numbers."""
     since_s: float = 0.0
-    """Since when that was so [s since 1970]; 0: nobody says."""
+    """Begin of this state [s since 1970]; 0: unknown."""
 
 
 NOT_KNOWN: Final = DeviceState(Health.UNKNOWN, Severity.UNKNOWN, "", "not known to the agent")
-"""Of a device that no report has: nobody looks at it, so nobody knows."""
+"""State of a device that is in no report."""
 
 
 class Ending(StrEnum):
-    """How a use ended."""
+    """How a usage ended."""
 
     RELEASED = "released"
-    """Those who told of it no longer do: the claim is not prepared for the pod any more."""
+    """The claim is no longer prepared for the pod: its sources no longer list it."""
     SUCCEEDED = "succeeded"
-    """The pod has."""
+    """The pod succeeded."""
     FAILED = "failed"
-    """Likewise."""
+    """The pod failed."""
     REPLACED = "replaced"
-    """There is another claim of the same name in its place."""
+    """A new claim has the same name."""
     AWAY = "away"
-    """Somehow, while the agent was away."""
+    """The usage ended while the agent did not run."""
 
 
 class UsageEnd(NamedTuple):
-    """That a use is over."""
+    """End of a usage."""
 
     ending: Ending
     seen_s: float
-    """When it was last seen [s since 1970]: it ended between this and..."""
+    """When the usage was last seen [s since 1970]. It ended between this and ``noticed_s``."""
     noticed_s: float
-    """...that."""
+    """When the end was noticed [s since 1970]."""
     lasted_s: float
-    """From when it was first seen [s]; by the clock that nobody sets, unless the agent was away meanwhile."""
+    """Duration since the usage was first seen [s], by the monotonic clock unless the agent restarted."""
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceUsage:
-    """One pod's use of one device through one claim."""
+    """Use of one device by one pod through one claim."""
 
     id: str
-    """Like no other's, whichever agent saw it."""
+    """Id, unique over all runs of the agent."""
     pod: PodRef
     claim: ClaimRef
     device: DeviceRef
     began: Instant
-    """When it was first seen."""
+    """When the usage was first seen."""
     before: bool
-    """It was there when somebody looked for the first time: it began then, or before."""
+    """Whether the usage existed at the first read, so that it may have begun earlier than ``began``."""
     state: DeviceState
-    """The newest; of one that has ended, the last."""
+    """Newest state of the device; the last one if the usage has ended."""
     worst: DeviceState
-    """The worst meanwhile; of several that are equally bad, the first."""
-    told_by: tuple[Origin, ...]
-    """Who must be heard before it can be said that it is over."""
+    """Worst state during the usage; the first of several equal ones."""
+    sources: tuple[Origin, ...]
+    """Sources that reported the usage; all must answer before it can end."""
     requests: tuple[str, ...] = ()
     containers: tuple[str, ...] = ()
-    """All that anybody has named; empty: nobody has."""
+    """All containers that any source named; empty: none."""
     owner: str = ""
-    """The pod's controller, ``Job train``."""
+    """Controller of the pod, ``Job train``."""
     maybe: tuple[str, ...] = ()
-    """While nobody has told the name of the pod: those that it may have, ``<namespace>/<name>``."""
+    """Possible names of the pod, ``<namespace>/<name>``, while no source gives its name."""
     resumed: bool = False
-    """An earlier agent saw it begin: ``began.mono_ns`` means nothing."""
+    """Whether an earlier run of the agent saw the begin, so that ``began.mono_ns`` is invalid."""
     ended: UsageEnd | None = None
-    """None: it goes on."""
+    """End of the usage; None: it continues."""
 
 
 class Kept(NamedTuple):
-    """What an earlier agent has left."""
+    """Usages that an earlier run of the agent stored."""
 
     running: tuple[DeviceUsage, ...] = ()
     over: tuple[DeviceUsage, ...] = ()
-    """Those that ended while somebody still told of them: they do not begin again."""
+    """Ended usages that a source still listed; they do not begin again."""
     left_s: float = 0.0
-    """When it last wrote [s since 1970]."""
+    """Time of the last write [s since 1970]."""

@@ -1,4 +1,4 @@
-"""Which readings wake the core, and from which growth on: data that the rules give to the sources."""
+"""Wake conditions: which changes of readings wake the core loop. The rules define them for the sources."""
 
 from enum import Enum, auto
 from typing import NamedTuple
@@ -7,7 +7,7 @@ from agent.model.gpu import GpuField
 
 
 class Field(Enum):
-    """What the sampler reads and a rule may look at. The names are the native core's."""
+    """Reading of the sampler. The names are the native core's."""
 
     CPU_ONLINE = auto()
     CPU_ISOLATED = auto()
@@ -35,7 +35,7 @@ class Field(Enum):
 
 
 class Wake(NamedTuple):
-    """Wake the core when ``field`` changes or, with a threshold, has grown by it within the window.
+    """Wake condition: ``field`` changes or, with a threshold, grows by it within the window.
 
     A field that becomes readable or unreadable always counts as changed.
     """
@@ -46,22 +46,22 @@ class Wake(NamedTuple):
 
 
 class GpuWakeMode(Enum):
-    """When a reading of a GPU wakes the core. The names are the native core's."""
+    """How a GPU reading wakes the core. The names are the native core's."""
 
     CHANGE = auto()
     """Any change."""
     RISE = auto()
-    """It has grown by ``threshold`` within the window."""
+    """The reading grew by ``threshold`` within the window."""
     OVER = auto()
-    """It reached the reading of field ``limit``, or came back below it."""
+    """The reading reached that of field ``limit``, or fell below it again."""
     BELOW = auto()
-    """It fell below ``threshold``, or came back."""
+    """The reading fell below ``threshold``, or returned."""
     BITS = auto()
     """One of the bits of ``threshold`` changed."""
 
 
 class GpuWake(NamedTuple):
-    """Wake the core for a reading of a GPU. One that becomes readable or unreadable always does."""
+    """Wake condition of a GPU reading. Becoming readable or unreadable always wakes the core."""
 
     field: GpuField
     mode: GpuWakeMode = GpuWakeMode.CHANGE

@@ -1,7 +1,4 @@
-"""Protobuf's wire: what everybody needs who reads a message field by field.
-
-Who reads, which fields there are, and what becomes of them, is theirs. Source: protobuf.dev, Encoding.
-"""
+"""Constants and varints of the protobuf wire format. Source: protobuf.dev, Encoding."""
 
 from typing import Final
 
@@ -10,15 +7,15 @@ FIXED64: Final = 1
 LENGTH: Final = 2
 FIXED32: Final = 5
 FIXED: Final = {FIXED64: 8, FIXED32: 4}
-"""Bytes of a value, by wire type."""
+"""Size of a fixed-width value by wire type [bytes]."""
 LAST_FIELD: Final = (1 << 29) - 1
 
 
 def varint(data: bytes, at: int, where: str) -> tuple[int, int]:
-    """The number that begins there, as it stands in the bytes, and where it ends.
+    """Decode the varint at offset ``at``; return the number and the offset after it.
 
     Raises:
-        ValueError: There is none; ``where`` first.
+        ValueError: The bytes hold no varint; the text begins with ``where``.
     """
     value = 0
     for shift in range(0, 70, 7):

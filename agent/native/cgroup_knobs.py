@@ -1,4 +1,4 @@
-"""Reads what single cgroups are set to, on demand and on the caller's thread. Compares it with nothing."""
+"""Read the settings of single cgroups, on demand and on the caller's thread."""
 
 import errno
 import os
@@ -22,22 +22,22 @@ _CONTROLLERS: Final = {
 
 
 class KnobReader:
-    """The hierarchies that are mounted, open to read cgroups in them. Closed by :meth:`close` or ``with``.
+    """Reader of cgroup settings in the mounted hierarchies. Closed by :meth:`close` or ``with``.
 
     Args:
         cgroupfs_root: ``/sys/fs/cgroup``, or a tree like it: v2, v1, or both.
-        sizes_kib: Sizes of hugepages whose limits are read, at most 6.
+        sizes_kib: Hugepage sizes whose limits are read, at most 6.
 
     Raises:
-        ProbeError: Nothing is mounted there, or it cannot be opened.
-        PermissionDenied: This user may not.
+        ProbeError: No hierarchy is mounted, or one cannot be opened.
+        PermissionDenied: The user may not open them.
     """
 
     def __init__(self, cgroupfs_root: Path, sizes_kib: Sequence[int]) -> None:
         out = ffi.new("struct dh_knob_reader **")
         code = lib.dh_knobs_open(os.fsencode(cgroupfs_root), list(sizes_kib), len(sizes_kib), out)
         if code == -errno.ENOENT:
-            raise ProbeError(f"{cgroupfs_root}: no cgroups are mounted here")
+            raise ProbeError(f"{cgroupfs_root}: no cgroup hierarchy is mounted here")
         if code == -errno.EINVAL:
             raise ProbeError(f"{len(sizes_kib)} sizes of hugepages, limit {lib.DH_HP_MAX}")
         if code:
@@ -49,30 +49,30 @@ class KnobReader:
 
     @property
     def version(self) -> int:
-        """Of the cgroups that limit CPU time: 1 or 2."""
+        """Version of the cgroups that limit CPU time: 1 or 2."""
         return int(lib.dh_knobs_version(self._reader))
 
-    def read(self, path: str, own_cpus: bool = False) -> CgroupKnobs | None:
-        """What a cgroup is set to; None: there is none, or it went away, and at a second look as well.
+    def read(self, path: str, exclusive_cpus: bool = False) -> CgroupKnobs | None:
+        """Return the settings of a cgroup; None if it does not exist, or was removed during two attempts.
 
         Args:
-            path: Below the mounts.
-            own_cpus: Read what matters to a container with CPUs of its own, too: these, and how often it was
-                throttled. The kernel has to add up all CPUs for that.
+            path: Path below the mounts.
+            exclusive_cpus: Also read the CPU sets and the throttling count, which matter for containers with
+                exclusive CPUs only; the kernel adds up all CPUs for the count.
 
         Raises:
-            ProbeError: It is there, and cannot be opened.
-            PermissionDenied: This user may not.
+            ProbeError: The cgroup exists and cannot be opened.
+            PermissionDenied: The user may not open it.
         """
-        code = lib.dh_knobs_read(self._reader, os.fsencode(path), own_cpus, self._record)
+        code = lib.dh_knobs_read(self._reader, os.fsencode(path), exclusive_cpus, self._record)
         if code == -errno.ENOENT:
             return None
         if code:
             raise _failed(path, code)
-        return _knobs(self._record, own_cpus)
+        return _knobs(self._record, exclusive_cpus)
 
     def close(self) -> None:
-        """Closes the hierarchies. May be called again; nothing can be read any more."""
+        """Close the hierarchies. May be called again; later reads fail."""
         reader, self._reader = self._reader, None
         if reader is not None:
             ffi.release(reader)
@@ -86,9 +86,9 @@ class KnobReader:
         self.close()
 
 
-def _failed(what: str, code: int) -> PermissionDenied | ProbeError:
+def _failed(subject: str, code: int) -> PermissionDenied | ProbeError:
     kind = PermissionDenied if -code in {errno.EACCES, errno.EPERM} else ProbeError
-    return kind(f"{what}: {error_text(-code if -code < 4096 else code)}")
+    return kind(f"{subject}: {error_text(-code if -code < 4096 else code)}")
 
 
 def _knobs(record: Any, own_cpus: bool) -> CgroupKnobs:

@@ -1,9 +1,8 @@
-"""The health list as protobuf bytes, made by the C core.
+"""Encode health lists as protobuf bytes with the C core.
 
-Owns the packing of entries into the core's records and the cutting of a long list into messages. What a
-device's health is, and who is sent which devices, is decided elsewhere.
+Owns the packing of entries into the core's records and the splitting of a long list into messages.
 
-betterproto takes 10 to 36 ms to build and encode 128 devices, this less than 0.1 ms, of which C takes 2 us.
+For 128 devices betterproto takes 10 to 36 ms, this module less than 0.1 ms, of which C takes 2 us.
 """
 
 import errno
@@ -19,7 +18,7 @@ _new_uncleared: Final = ffi.new_allocator(should_clear_after_alloc=False)
 
 
 class WireHealth(NamedTuple):
-    """One device as the stream states it: ``DeviceHealth`` of KEP-4680, v1 and v1alpha1 alike."""
+    """Device in a health stream: ``DeviceHealth`` of KEP-4680, the same in v1 and v1alpha1."""
 
     pool: str
     device: str
@@ -28,7 +27,7 @@ class WireHealth(NamedTuple):
     last_updated_s: int
     """Seconds since 1970."""
     timeout_s: int
-    """How long the kubelet may believe it [s]; 0 is the kubelet's default."""
+    """Time after which the kubelet considers the health unknown [s]; 0 is the kubelet's default."""
     message: str
 
 
@@ -36,16 +35,16 @@ def encode_health(entries: Sequence[WireHealth], *, limit: int = 1 << 20) -> lis
     """Encode devices as ``NodeWatchResourcesResponse`` messages.
 
     Args:
-        entries: In the order in which they are sent. None make no message.
-        limit: Most bytes of one message. A longer list is cut between devices, which is legal: a device
-            that is not in a message keeps what was said of it.
+        entries: Devices in the order in which they are sent. No entries make no message.
+        limit: Largest size of one message [bytes]. A longer list is split between devices, which the protocol
+            allows: a device that is missing in a message keeps its health.
 
     Returns:
-        The messages, each as full as can be; together they hold every entry once.
+        The messages, each as full as possible; together they hold every entry once.
 
     Raises:
-        ValueError: naming the device of which a text is no Unicode (a lone surrogate), a number does not
-            fit its field (int32 for ``health``, int64), or which alone is longer than ``limit``.
+        ValueError: names a device with a text that is no Unicode (a lone surrogate), with a number that does
+            not fit its field (int32 for ``health``, else int64), or that alone exceeds ``limit``.
     """
     records = bytearray(_RECORD.size * len(entries))
     texts: list[bytes] = []
@@ -83,7 +82,7 @@ def _encode(entries: Sequence[WireHealth], records: bytearray, text: bytes, limi
         if used == -errno.ENOSPC:
             raise ValueError(f"{_name(entries[done])}: {_sizes(entries[done])}, limit {limit}")
         if used < 0:
-            raise RuntimeError(f"dh_health_encode() refused our own record {done}: {used}")
+            raise RuntimeError(f"dh_health_encode() rejected record {done}: code {used}")
         messages.append(bytes(ffi.buffer(out, used)))
         done += taken[0]
     return messages

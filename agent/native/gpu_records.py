@@ -1,7 +1,7 @@
-"""Bytes of the GPU watch's records to samples of the model, in one step and with nothing shared.
+"""Decode the records of the GPU watch into samples of the model, which share no memory with the core.
 
-A pass over a GPU changes a beat and a temperature. So a record is taken apart in sections, and a section
-whose bytes are those of the last time keeps what was made of it.
+A pass over a GPU usually changes only a heartbeat and a temperature. So a record is decoded in sections, and
+a section with unchanged bytes keeps its decoded value.
 """
 
 import errno
@@ -23,17 +23,17 @@ from agent.model.gpu import (
 from agent.model.reading import Absence, Missing, Reading
 from agent.model.source import SourceSample, SourceState
 from agent.native._core import ffi, lib
-from agent.native.publication import Copied
+from agent.native.publication import CopiedBytes
 from agent.native.records import SOURCE_STATES
 
 _FIELD_NUM: Final = lib.DH_GPU_FIELD_NUM
 _WORDS: Final = lib.DH_GPU_WORDS
 _ERRNO_CODE: Final = 4096
-"""A code from here on is an errno: the field is read from a file."""
+"""Code of a field that is read from a file: this plus an errno."""
 _HEAD_SIZE: Final = ffi.sizeof("struct dh_gpus")
 _GPU_SIZE: Final = ffi.sizeof("struct dh_gpu")
 
-_LIFE: Final = struct.Struct("=IIiI10Q")
+_STATUS: Final = struct.Struct("=IIiI10Q")
 _READINGS: Final = struct.Struct(f"={2 * _WORDS}Q{_FIELD_NUM}Q{_FIELD_NUM}H")
 _LINKS: Final = struct.Struct(f"={lib.DH_LINK_MAX}Q")
 _IDENTITY: Final = struct.Struct("=48s24s96s32s")
@@ -62,7 +62,7 @@ _CALLS: Final = tuple(ffi.string(lib.dh_nvml_call_name(call)).decode() for call 
 
 
 def status_text(code: int) -> str:
-    """NVML's return code in words: ``driver not loaded``."""
+    """Return the text of a return code of NVML: ``driver not loaded``."""
     return _STATUS_TEXTS.get(code, f"NVML error {code}")
 
 
@@ -78,7 +78,7 @@ _FIELDS: Final = _fields()
 
 
 class _Section(NamedTuple):
-    """Where a part of struct dh_gpu stands, and what it becomes."""
+    """Part of struct dh_gpu, and the function that decodes it."""
 
     start: int
     end: int
@@ -143,7 +143,7 @@ def _texts(data: bytes) -> tuple[str, ...]:
 
 
 _SECTIONS: Final = {
-    "life": _section("index", "valid", _LIFE.unpack),
+    "status": _section("index", "valid", _STATUS.unpack),
     "readings": _section("valid", "links", _readings),
     "link_errors": _section("link_errors", "uuid", _LINKS.unpack),
     "identity": _section("uuid", "migs", _texts),
@@ -154,13 +154,13 @@ _SECTIONS: Final = {
 
 
 class GpuDecoder:
-    """Turns copies of the watch's records into samples."""
+    """Decoder of copies of the GPU watch's records into samples."""
 
     def __init__(self) -> None:
         self._known: dict[tuple[int, str], tuple[bytes, Any]] = {}
 
-    def gpu_set(self, data: Copied) -> GpuSet:
-        """One copy, as ``dh_gpus_read()`` made it."""
+    def gpu_set(self, data: CopiedBytes) -> GpuSet:
+        """Decode one copy made by ``dh_gpus_read()``."""
         head = ffi.from_buffer("struct dh_gpus *", data, require_writable=False)
         ends = range(_HEAD_SIZE, len(data), _GPU_SIZE)
         gpus = tuple(self._gpu(data[at : at + _GPU_SIZE], slot) for slot, at in enumerate(ends))
@@ -169,21 +169,21 @@ class GpuDecoder:
             nvml=SourceSample(
                 name="nvml",
                 state=SOURCE_STATES[head.state],
-                beat_ns=head.beat_ns,
+                beat_ns=head.heartbeat_ns,
                 period_ns=head.period_ns,
                 failures=head.failures,
-                detail=_why(head),
+                detail=_failure(head),
                 passes=head.passes,
-                vital=False,  # a driver that hangs is its GPUs' matter: what is beside them is watched
+                vital=False,  # a driver that hangs affects its GPUs only
             ),
             events=SourceSample(
                 name="nvml-events",
-                # without a library that works there is nothing to wait for
+                # without a working library there are no events
                 state=SOURCE_STATES[head.wait_state] if head.state == lib.DH_STATE_OK else SourceState.ABSENT,
-                beat_ns=head.wait_beat_ns,
+                beat_ns=head.wait_heartbeat_ns,
                 period_ns=head.wait_period_ns,
                 failures=head.wait_failures,
-                detail=_not_heard(head, gpus) if head.state == lib.DH_STATE_OK else "",
+                detail=_event_failures(head, gpus) if head.state == lib.DH_STATE_OK else "",
                 passes=head.wait_passes,
                 vital=False,
             ),
@@ -206,25 +206,25 @@ class GpuDecoder:
 
     def _gpu(self, data: bytes, slot: int) -> GpuSample:
         record = ffi.from_buffer("struct dh_gpu *", data, require_writable=False)
-        life = self._part(data, slot, "life")
+        status = self._part(data, slot, "status")
         uuid, bus, name, serial = self._part(data, slot, "identity")
         return GpuSample(
-            index=life[0],
+            index=status[0],
             uuid=uuid,
             bus=bus,
             name=name,
             serial=serial,
-            status=life[2],
-            call=_CALLS[life[3]],
-            call_ns=life[4],
-            passes=life[5],
-            beat_ns=life[6],
-            period_ns=life[7],
-            slow_passes=life[8],
-            failures=life[9],
-            overdue=life[10],
-            probe_p50_ns=life[11],
-            handles=life[12],
+            status=status[2],
+            call=_CALLS[status[3]],
+            call_ns=status[4],
+            passes=status[5],
+            beat_ns=status[6],
+            period_ns=status[7],
+            slow_passes=status[8],
+            failures=status[9],
+            overdue=status[10],
+            probe_p50_ns=status[11],
+            handles=status[12],
             readings=self._part(data, slot, "readings"),
             links=record.links,
             link_errors=self._part(data, slot, "link_errors"),
@@ -236,17 +236,17 @@ class GpuDecoder:
         )
 
 
-def _not_heard(head: Any, gpus: Sequence[GpuSample]) -> str:
-    """The event waiter's last failure, and what it had no room for; empty if nothing."""
+def _event_failures(head: Any, gpus: Sequence[GpuSample]) -> str:
+    """Return the text of the event waiter's last failure and of dropped XIDs; empty without any."""
     forgotten = sum(gpu.xids_forgotten for gpu in gpus)
     parts = [
         (head.wait_err, status_text(head.wait_err)),
-        (forgotten, f"{forgotten} XIDs were forgotten for want of room"),
+        (forgotten, f"{forgotten} XIDs were dropped for lack of room"),
     ]
     return ", ".join(text for count, text in parts if count)
 
 
-def _why(head: Any) -> str:
+def _failure(head: Any) -> str:
     if head.state == lib.DH_STATE_STARTING or not head.err:
         return ""
-    return _text(ffi.buffer(head.why)[:]) or status_text(head.err)
+    return _text(ffi.buffer(head.err_text)[:]) or status_text(head.err)

@@ -1,7 +1,7 @@
-"""The GPU watch: NVML's threads, opened, started, read and stopped.
+"""Open, start, read and stop the GPU watch: the threads that call NVML.
 
-Owns the threads, and how their records become samples. Decides nothing about what is read. A process that
-could not stop it (:meth:`Gpus.stop`) has threads in the driver and should end with :func:`os._exit`.
+Owns the threads and the decoding of their records; evaluates nothing. A process that could not stop them
+(:meth:`Gpus.stop`) has threads in the driver and should end with :func:`os._exit`.
 """
 
 import errno
@@ -17,37 +17,37 @@ from agent.model.time import NS
 from agent.model.wake import GpuWake
 from agent.native._core import ffi, lib
 from agent.native.gpu_records import GpuDecoder
-from agent.native.publication import Publication, Same
+from agent.native.publication import CachedDecoder, Publication
 
 _FIELDS: Final = {field: getattr(lib, f"DH_GPU_{field.name}") for field in GpuField}
 
 
 @dataclass(frozen=True, slots=True)
 class GpusOptions:
-    """What a watch reads, and how often."""
+    """Options of a GPU watch: library, periods, deadlines and wakes."""
 
     library: str = "libnvidia-ml.so.1"
-    """Name or path of NVML; that there is none is no error."""
+    """Name or path of NVML; a missing library is no error."""
     sysfs_root: Path = Path("/sys")
     period_ns: int = NS
-    """Of a pass over a GPU: 10 ms to 1 h."""
+    """Time between two passes over a GPU [ns]: 10 ms to 1 h."""
     slow_ns: int = 10 * NS
-    """Of what changes rarely, or costs much to ask; at least a period."""
+    """Time between two reads of values that change rarely or are expensive [ns]; at least a period."""
     deadline_ns: int = 5 * NS
-    """A call that takes longer is overdue: 10 ms to 10 min."""
+    """Duration after which a call is overdue [ns]: 10 ms to 10 min."""
     open_deadline_ns: int = 30 * NS
-    """The same for what initialises the driver."""
+    """Duration after which a call that initialises the driver is overdue [ns]."""
     retry_ns: int = 10 * NS
-    """Between two looks at the library, the driver's version and the count of GPUs: 100 ms to 1 h."""
+    """Time between two checks of the library, driver version and number of GPUs [ns]: 100 ms to 1 h."""
     wakes: Sequence[GpuWake] = ()
 
 
 class Gpus:
-    """The watch over all GPUs.
+    """Watch over all GPUs.
 
     Args:
-        options: See there.
-        wake_fd: An eventfd that is written to when something that a rule can see has changed. Borrowed
+        options: Library, periods and wakes.
+        wake_fd: An eventfd that is written to when a value that a rule evaluates has changed. Borrowed
             for the call, and never written to once :meth:`stop` has returned.
 
     Raises:
@@ -78,12 +78,12 @@ class Gpus:
         self._publication = Publication(
             lambda buffer, size: lib.dh_gpus_read(self._watch, buffer, size),
             lib.dh_gpus_size(self._watch),
-            Same(GpuDecoder().gpu_set),
+            CachedDecoder(GpuDecoder().gpu_set),
             wake_fd,
         )
 
     def start(self) -> None:
-        """Start the threads. Never waits for NVML.
+        """Start the threads. Does not wait for NVML.
 
         Raises:
             ProbeError: the kernel refused a thread.
@@ -93,28 +93,32 @@ class Gpus:
             raise ProbeError(f"GPU watch: {os.strerror(-code)}")
 
     def read(self) -> GpuSet | None:
-        """The newest whole record of each GPU, or None before :meth:`start`. Never waits for NVML.
+        """Return the newest complete record of each GPU, or None before :meth:`start`. Never waits for NVML.
 
-        If a writer is held up in the middle of a copy, what was read before, and a wake to read again.
+        While a writer is preempted in the middle of a copy, returns the records of the last read and wakes
+        the reader again.
         """
         return self._publication.read()
 
     def run_pass(self) -> int:
-        """One pass over all GPUs on this thread, instead of :meth:`start`; how many calls. For benchmarks."""
-        return self._alone(lib.dh_gpus_pass)
+        """Run one pass over all GPUs on this thread, instead of :meth:`start`. Return the number of calls.
 
-    def run_floor(self) -> int:
-        """The bare NVML calls of a quiet pass; how many were answered."""
-        return self._alone(lib.dh_gpus_floor)
+        For benchmarks.
+        """
+        return self._run_here(lib.dh_gpus_pass)
 
-    def _alone(self, work: Callable[[Any], int]) -> int:
-        number = int(work(self._watch))
+    def run_lower_bound(self) -> int:
+        """Make the bare NVML calls of the last pass. Return how many succeeded. For benchmarks."""
+        return self._run_here(lib.dh_gpus_lower_bound)
+
+    def _run_here(self, function: Callable[[Any], int]) -> int:
+        number = int(function(self._watch))
         if number < 0:
-            raise ProbeError("GPU watch: its own threads run")
+            raise ProbeError("GPU watch: its threads run already")
         return number
 
     def stop(self, timeout_s: float) -> bool:
-        """End the threads, in at most that long. False if one hangs in a call: it is left behind."""
+        """End the threads; False if one hangs in a call and is abandoned. Blocks up to ``timeout_s``."""
         watch, self._watch = self._watch, ffi.NULL
         return watch == ffi.NULL or int(lib.dh_gpus_stop(watch, int(timeout_s * NS))) == 0
 
@@ -124,22 +128,23 @@ def _wake(wake: GpuWake) -> dict[str, int]:
         "field": _FIELDS[wake.field],
         "mode": getattr(lib, f"DH_GPU_WAKE_{wake.mode.name}"),
         "limit": 0 if wake.limit is None else _FIELDS[wake.limit],
-        "threshold": wake.threshold & (1 << 64) - 1,  # a margin's may be negative
+        "threshold": wake.threshold & (1 << 64) - 1,  # a margin may be negative
         "window_ns": wake.window_ns,
     }
 
 
-def _s(ns: int) -> str:
+def _seconds(ns: int) -> str:
     return f"{ns / NS:g} s"
 
 
 def _open_error(code: int, options: GpusOptions) -> Exception:
     if code == -errno.EINVAL:
         return ConfigError(
-            f"GPU watch: period {_s(options.period_ns)} or slow period {_s(options.slow_ns)} is not in "
-            f"10 ms to 1 h, deadline {_s(options.deadline_ns)} or {_s(options.open_deadline_ns)} not in "
-            f"10 ms to 10 min, retry {_s(options.retry_ns)} not in 100 ms to 1 h, "
-            f"or one of {len(options.wakes)} wakes makes no sense"
+            f"GPU watch: period {_seconds(options.period_ns)} or slow period {_seconds(options.slow_ns)} "
+            f"is not in 10 ms to 1 h, deadline {_seconds(options.deadline_ns)} or "
+            f"{_seconds(options.open_deadline_ns)} not in 10 ms to 10 min, "
+            f"retry {_seconds(options.retry_ns)} not in 100 ms to 1 h, "
+            f"or one of {len(options.wakes)} wakes is invalid"
         )
     if code == -errno.ENAMETOOLONG:
         library, sysfs = len(os.fsencode(options.library)), len(os.fsencode(options.sysfs_root))

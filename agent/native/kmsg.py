@@ -1,6 +1,6 @@
-"""The kernel log's thread: opened, started, read and stopped.
+"""Open, start, read and stop the thread that reads the kernel log.
 
-Owns the thread. What lines are looked for is the caller's table, and what they mean its business.
+Owns the thread. The caller supplies the patterns of lines and interprets the matches.
 """
 
 import os
@@ -14,7 +14,7 @@ from agent.model.log import LogLine, LogSample
 from agent.model.reading import error_text
 from agent.model.time import NS
 from agent.native._core import ffi, lib
-from agent.native.publication import Copied, Publication, Same, Table
+from agent.native.publication import CachedDecoder, CopiedBytes, Publication, RecordTable
 from agent.native.records import escaped, source
 
 _HEAD_SIZE: Final = ffi.sizeof("struct dh_log")
@@ -26,10 +26,9 @@ if _LINE.size != ffi.sizeof("struct dh_log_line"):
 
 
 def match(pattern: str, text: str) -> tuple[str, ...] | None:
-    """What the core takes for the key of a line: the fields of ``pattern`` in ``text``, but ``%*``.
+    """Return the key of a line, the fields of ``pattern`` except ``%*``, or None if it does not match.
 
-    None if the line does not match. The last field is cut, or missing, where all of them and one byte behind
-    each take more than 256 bytes.
+    The last field is cut or missing if all fields, with one byte after each, exceed 256 bytes.
     """
     key = ffi.new("char[]", _KEY_CAP)
     line = text.encode("ascii", "backslashreplace")
@@ -40,18 +39,18 @@ def match(pattern: str, text: str) -> tuple[str, ...] | None:
 
 
 class Kmsg:
-    """One reader of the kernel log.
+    """Reader of the kernel log.
 
     Args:
         path: ``/dev/kmsg``, or a file or FIFO of such records.
-        patterns: Tried in order; the first that matches a line counts. The native core's header has their
-            language: literal text, and ``%b %d %x %w %k %*``.
-        wake_fd: An eventfd, to stay open until :meth:`stop`. Becomes readable when there is something new.
-        any_facility: Also what user space wrote. For tests: anybody who may write there can then make
-            faults up.
+        patterns: Tried in order; the first match counts. drahealth.h documents their syntax: literal text and
+            ``%b %d %x %w %k %*``.
+        wake_fd: An eventfd, to stay open until :meth:`stop`. Becomes readable when entries have changed.
+        any_facility: Also read messages from user space. For tests: any process that may write to the log
+            can then forge faults.
 
     Raises:
-        ValueError: naming the pattern that is none, and where; or there are more than 128.
+        ValueError: names an invalid pattern and the position of the error; or there are more than 128.
         ProbeError: the kernel refused descriptors or memory.
     """
 
@@ -73,61 +72,61 @@ class Kmsg:
             raise ProbeError(f"{path}: {os.strerror(-code) if -code < 4096 else f'code {code}'}")
         self._path = path
         self._kmsg = out[0]
-        self._lines = Table(_LINE, _line, lambda line: (line.first_us, line.seq))
+        self._lines = RecordTable(_LINE, _line, lambda line: (line.first_us, line.seq))
         self._publication = Publication(
             lambda buffer, size: lib.dh_kmsg_read(self._kmsg, buffer, size),
             lib.dh_kmsg_size(self._kmsg),
-            Same(self._sample),
+            CachedDecoder(self._sample),
             wake_fd,
         )
 
     def start(self) -> None:
-        """Start the thread. It begins with the oldest record that the kernel has."""
+        """Start the thread. It begins with the oldest record that the kernel holds."""
         code = lib.dh_kmsg_start(self._kmsg)
         if code:
             raise ProbeError(f"kernel log thread: {os.strerror(-code)}")
 
     def read(self) -> LogSample | None:
-        """The newest whole publication, or None before :meth:`start`.
+        """Return the newest complete publication, or None before :meth:`start`.
 
-        Until all that the log held has been read once, its source is starting. If the writer is held up in
-        the middle of a copy, the last that was whole, and a wake to read again.
+        Until the end of the log was reached once, its source is starting. While the writer is preempted in
+        the middle of a copy, returns the publication before and wakes the reader again.
         """
         return self._publication.read()
 
     def stop(self, timeout_s: float) -> bool:
-        """End the thread. False if it hangs in the kernel: then it is left behind, and harmless."""
+        """End the thread; False if it hangs in the kernel and is abandoned. Blocks up to ``timeout_s``."""
         kmsg, self._kmsg = self._kmsg, ffi.NULL
         return kmsg == ffi.NULL or int(lib.dh_kmsg_stop(kmsg, int(timeout_s * NS))) == 0
 
-    def _sample(self, data: Copied) -> LogSample:
+    def _sample(self, data: CopiedBytes) -> LogSample:
         head = ffi.from_buffer("struct dh_log *", data)
-        detail = f"{self._path}: {error_text(head.err)}" if head.err else _lack(head)
+        detail = f"{self._path}: {error_text(head.err)}" if head.err else _losses(head)
         return LogSample(
             lines=self._lines.samples(data, _HEAD_SIZE, len(data)),
-            # a container has none, and NVML tells most of what it would
+            # a container may have no kernel log; NVML reports most of its faults too
             source=source(head, "kmsg", detail, vital=False),
             lost=head.lost,
         )
 
 
-def _lack(head: Any) -> str:
-    """What was not read; empty if nothing."""
+def _losses(head: Any) -> str:
+    """Return the text of lost records; empty without any."""
     parts = [
         (head.lost, "records were overwritten before they were read"),
-        (head.evicted, "kinds of lines found no more room"),
+        (head.evicted, "kinds of lines were dropped for lack of room"),
     ]
-    return ", ".join(f"{count} {what}" for count, what in parts if count)
+    return ", ".join(f"{count} {text}" for count, text in parts if count)
 
 
 def _checked(pattern: str) -> bytes:
-    """The core's form of a pattern, if it is one."""
+    """Return a pattern as bytes for the core, after checking it."""
     if not pattern.isascii() or "\0" in pattern:
-        raise ValueError(f"pattern {pattern!r}: not ASCII, as all of the kernel log is")
+        raise ValueError(f"pattern {pattern!r}: not ASCII; the kernel log is ASCII only")
     raw = pattern.encode()
-    wrong = lib.dh_pattern_check(raw)
-    if wrong:
-        raise ValueError(f"pattern {pattern!r}: not understood from character {wrong - 1} on")
+    error = lib.dh_pattern_check(raw)
+    if error:
+        raise ValueError(f"pattern {pattern!r}: syntax error at character {error - 1}")
     return raw
 
 

@@ -1,6 +1,6 @@
-"""The thread that watches what seldom changes in a machine: opened, started, read and stopped; its records.
+"""Open, start, read and stop the thread that watches machine state that changes rarely; decode its records.
 
-Owns the thread. Does not decide anything about what it reads.
+Owns the thread; evaluates nothing that it reads.
 """
 
 import errno
@@ -16,7 +16,7 @@ from agent.model.reading import Reading
 from agent.model.source import SourceSample
 from agent.model.time import NS
 from agent.native._core import ffi, lib
-from agent.native.publication import Copied, Publication, Same, Table
+from agent.native.publication import CachedDecoder, CopiedBytes, Publication, RecordTable
 from agent.native.records import escaped, failure_text, reading, source
 
 _HEAD_SIZE: Final = ffi.sizeof("struct dh_machine_head")
@@ -41,21 +41,22 @@ S = TypeVar("S")
 
 
 def field_name(field: int) -> str:
-    """The kernel's name of what a field of the machine's records is read from."""
+    """Return the kernel's name of the file or row that a field is read from."""
     name = lib.dh_machine_field_name(field)
     return f"field {field}" if name == ffi.NULL else ffi.string(name).decode()
 
 
 class Machine:
-    """One watch over the machine.
+    """Watch over machine state that changes rarely.
 
     Args:
         sysfs_root: ``/sys``, or a tree like it.
-        procfs_root: ``/proc``, likewise.
-        wake_fd: An eventfd, to stay open until :meth:`stop`. Becomes readable when there is something new.
-        period_ns: How often memory controllers are asked: 10 ms to 1 h.
-        slow_ns: How often memory and pressure are; at least a period.
-        rare_ns: How often what is dear to read; at least ``slow_ns``.
+        procfs_root: ``/proc``, or a tree like it.
+        wake_fd: An eventfd, to stay open until :meth:`stop`. Becomes readable when a value that a rule
+            evaluates has changed.
+        period_ns: Time between two reads of memory controllers: 10 ms to 1 h.
+        slow_ns: Time between two reads of memory and pressure; at least a period.
+        rare_ns: Time between two reads of expensive files; at least ``slow_ns``.
 
     Raises:
         ConfigError: a time is out of range, or a root too long.
@@ -97,7 +98,7 @@ class Machine:
         self._publication = Publication(
             lambda buffer, size: lib.dh_machine_read(self._machine, buffer, size),
             lib.dh_machine_size(self._machine),
-            Same(Decoder(named).sample),
+            CachedDecoder(MachineDecoder(named).sample),
             wake_fd,
         )
 
@@ -107,46 +108,46 @@ class Machine:
         if code:
             raise ProbeError(f"machine thread: {os.strerror(-code)}")
 
-    def pokeno(self) -> int:
-        """The descriptor that others write to when CPUs, memory or NUMA nodes have changed."""
-        return int(lib.dh_machine_pokefd(self._machine))
+    def rescan_fileno(self) -> int:
+        """Return the eventfd for other threads to write to when CPUs, memory or NUMA nodes have changed."""
+        return int(lib.dh_machine_rescan_fd(self._machine))
 
     def read(self) -> MachineSample | None:
-        """The newest whole publication, or None before :meth:`start`.
+        """Return the newest complete publication, or None before :meth:`start`.
 
-        A source whose first pass has not ended is starting. If the writer is held up in the middle of a
-        copy, the last that was whole, and a wake to read again.
+        A source whose first pass has not ended is starting. While the writer is preempted in the middle of
+        a copy, returns the publication before and wakes the reader again.
         """
         return self._publication.read()
 
     def run_pass(self) -> None:
-        """One pass on this thread, instead of :meth:`start`. For benchmarks and tests."""
+        """Run one pass on this thread, instead of :meth:`start`. For benchmarks and tests."""
         if lib.dh_machine_pass(self._machine):
-            raise ProbeError("machine: its own thread runs")
+            raise ProbeError("machine: its thread runs already")
 
     def stop(self, timeout_s: float) -> bool:
-        """End the thread. False if it hangs in the kernel: then it is left behind, and harmless."""
+        """End the thread; False if it hangs in the kernel and is abandoned. Blocks up to ``timeout_s``."""
         machine, self._machine = self._machine, ffi.NULL
         return machine == ffi.NULL or int(lib.dh_machine_stop(machine, int(timeout_s * NS))) == 0
 
 
-class Decoder:
-    """Turns copies of the core's tables into samples. Equal bytes keep their sample."""
+class MachineDecoder:
+    """Decoder of copies of the machine watch's tables into samples. Equal bytes keep their sample."""
 
     def __init__(self, roots: Mapping[int, Path]) -> None:
-        """``roots`` has the path of each field that is one."""
+        """Make a decoder. ``roots``: path of each field that stands for a root."""
         self._roots = roots
-        self._dimms = Table(_DIMM, _dimm, _dimm_key)
-        self._numa = Table(_NUMA, _numa, lambda numa: (numa.node,))
-        self._cores = Table(_CORE, _core, lambda core: (core.cpu,))
+        self._dimms = RecordTable(_DIMM, _dimm, _dimm_key)
+        self._numa = RecordTable(_NUMA, _numa, lambda numa: (numa.node,))
+        self._cores = RecordTable(_CORE, _core, lambda core: (core.cpu,))
 
-    def sample(self, data: Copied) -> MachineSample:
-        """One copy, as ``dh_machine_read()`` made it."""
+    def sample(self, data: CopiedBytes) -> MachineSample:
+        """Decode one copy made by ``dh_machine_read()``."""
         head = ffi.from_buffer("struct dh_machine_head *", data)
         numa_at = _HEAD_SIZE + head.dimms * _DIMM.size
         cores_at = numa_at + head.numas * _NUMA.size
 
-        def one(value: int, field: int) -> Reading:
+        def head_reading(value: int, field: int) -> Reading:
             return reading(value, field, head.valid, head.seen, head.err)
 
         return MachineSample(
@@ -154,22 +155,24 @@ class Decoder:
             numa=self._numa.samples(data, numa_at, cores_at),
             cores=self._cores.samples(data, cores_at, len(data)),
             pressure=PressureSample(
-                cpu_some=one(head.psi_cpu_some_us, lib.DH_PSI_CPU),
-                memory_full=one(head.psi_memory_full_us, lib.DH_PSI_MEMORY),
-                io_full=one(head.psi_io_full_us, lib.DH_PSI_IO),
+                cpu_some=head_reading(head.psi_cpu_some_us, lib.DH_PSI_CPU),
+                memory_full=head_reading(head.psi_memory_full_us, lib.DH_PSI_MEMORY),
+                io_full=head_reading(head.psi_io_full_us, lib.DH_PSI_IO),
             ),
-            nodes_online=one(head.nodes_online, lib.DH_NODES_ONLINE),
-            nodes_memory=one(head.nodes_memory, lib.DH_NODES_MEMORY),
-            corrupted_kib=one(head.corrupted_kib, lib.DH_MEM_CORRUPTED),
-            surplus_failed=one(head.surplus_failed, lib.DH_SURPLUS_FAILED),
-            smt_active=one(head.smt_active, lib.DH_SMT_ACTIVE),
+            nodes_online=head_reading(head.nodes_online, lib.DH_NODES_ONLINE),
+            nodes_memory=head_reading(head.nodes_memory, lib.DH_NODES_MEMORY),
+            corrupted_kib=head_reading(head.corrupted_kib, lib.DH_MEM_CORRUPTED),
+            surplus_failed=head_reading(head.surplus_failed, lib.DH_SURPLUS_FAILED),
+            smt_active=head_reading(head.smt_active, lib.DH_SMT_ACTIVE),
             sources=tuple(self._source(head.source[i], name) for i, name in _SOURCE_NAMES.items()),
         )
 
     def _source(self, record: Any, name: str) -> SourceSample:
         field, err = record.err_field, record.err
         detail = failure_text(field_name(field), self._roots.get(field), err) if err else ""
-        return source(record, name, detail, vital=False)  # without these a machine is watched in all else
+        return source(
+            record, name, detail, vital=False
+        )  # without these sources everything else is still watched
 
 
 def _dimm(raw: tuple[Any, ...]) -> DimmSample:
@@ -201,7 +204,7 @@ def _numa(raw: tuple[Any, ...]) -> NumaSample:
 
 def _core(raw: tuple[Any, ...]) -> CoreSample:
     valid, seen, cpu, err, *values = raw
-    # the members stand in the order of their fields
+    # members and fields have the same order
     return CoreSample(
         cpu, *(reading(value, lib.DH_CORE_CORE + i, valid, seen, err) for i, value in enumerate(values))
     )

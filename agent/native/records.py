@@ -1,4 +1,4 @@
-"""Bytes of the core's records to samples of the model, in one step and with nothing shared."""
+"""Decode the records of the sampler into samples of the model, which share no memory with the core."""
 
 import errno
 import struct
@@ -23,7 +23,7 @@ from agent.model.snapshot import (
 )
 from agent.model.source import SourceSample, SourceState
 from agent.native._core import ffi, lib
-from agent.native.publication import Copied, StampedTable, Table
+from agent.native.publication import CopiedBytes, RecordTable, StampedRecordTable
 
 _CPU_BYTES: Final = lib.DH_CPU_WORDS * 8
 _GROUP_CPU_BYTES: Final = lib.DH_GROUP_CPU_WORDS * 8
@@ -40,7 +40,7 @@ _HUGETLB_WORDS: Final = ffi.sizeof("struct dh_hugetlb") // 8
 _GROUP: Final = struct.Struct(
     f"=3QIIIi{lib.DH_UID_LEN}s{lib.DH_NAME_LEN}s10Q{_GROUP_CPU_BYTES}s{lib.DH_HP_MAX * _HUGETLB_WORDS}Q"
 )
-_HUGETLB_AT: Final = 20  # where the members of hugetlb[] begin in a record that _GROUP unpacked
+_HUGETLB_INDEX: Final = 20  # of the first hugetlb[] member in a record that _GROUP unpacked
 
 _LAYOUTS: Final = {
     "source": _SOURCE,
@@ -70,13 +70,13 @@ _KINDS: Final = {lib.DH_GROUP_POD: GroupKind.POD, lib.DH_GROUP_CONTAINER: GroupK
 
 
 def field_name(field: int) -> str:
-    """The kernel's name of what a field of the core is read from."""
+    """Return the kernel's name of the file or key that a field is read from."""
     name = lib.dh_field_name(field)
     return f"field {field}" if name == ffi.NULL else ffi.string(name).decode()
 
 
 def failure_text(name: str, root: Path | None, err: int) -> str:
-    """A failed read in words: ``nr_hugepages: Input/output error``, ``sysfs root /x: Not a directory``."""
+    """Return the text of a failed read: ``nr_hugepages: I/O error``, ``sysfs root /x: Not a directory``."""
     return f"{name} {root}: {error_text(err)}" if root else f"{name}: {error_text(err)}"
 
 
@@ -85,12 +85,12 @@ def _missing(seen: int, err: int, field: int) -> Missing:
 
 
 def reading(value: int, field: int, valid: int, seen: int, err: int) -> Reading:
-    """A member of a record, or why it has none; ``err`` says why one that is there could not be read."""
+    """Return a member of a record, or why it is missing. ``err``: why an existing member cannot be read."""
     return value if valid >> field & 1 else _missing(seen, err, field)
 
 
 def escaped(padded: bytes) -> str:
-    """Text that the core has made printable ASCII, filled up with zeros."""
+    """Decode zero-padded text that the core has made printable ASCII."""
     return padded.rstrip(b"\0").decode("ascii")
 
 
@@ -98,29 +98,29 @@ def _text(padded: bytes) -> str:
     return padded.rstrip(b"\0").decode("ascii", "replace")
 
 
-class Decoder:
-    """Turns copies of the core's tables into snapshots.
+class SnapshotDecoder:
+    """Decoder of copies of the sampler's tables into snapshots.
 
-    What has the bytes of the last time keeps its sample: with a thousand groups, and a change in one, one is
+    Records with unchanged bytes keep their samples: after a change in one of a thousand groups, one group is
     decoded.
     """
 
     def __init__(self, roots: Mapping[int, Path]) -> None:
-        """``roots`` has the path of each field that is one."""
+        """Make a decoder. ``roots``: path of each field that stands for a root."""
         self._roots = roots
-        self._cpus = Table(_CPUS, _cpus)
-        self._nodes = Table(_NODE, _node, lambda node: (node.node,))
-        self._throttle = Table(_THROTTLE, _throttle)
-        self._pools = Table(_POOL, _pool, _pool_key)
-        self._groups = StampedTable(_GROUP, _group)
+        self._cpus = RecordTable(_CPUS, _cpus)
+        self._nodes = RecordTable(_NODE, _node, lambda node: (node.node,))
+        self._throttle = RecordTable(_THROTTLE, _throttle)
+        self._pools = RecordTable(_POOL, _pool, _pool_key)
+        self._groups = StampedRecordTable(_GROUP, _group)
 
     @property
     def since(self) -> int:
-        """What ``dh_sampler_read()`` is to be asked with for the next copy."""
+        """Stamp to pass to ``dh_sampler_read()`` for the next copy."""
         return self._groups.newest
 
-    def snapshot(self, data: Copied) -> Snapshot:
-        """One copy, as ``dh_sampler_read()`` made it."""
+    def snapshot(self, data: CopiedBytes) -> Snapshot:
+        """Decode one copy made by ``dh_sampler_read()``."""
         _, _, nodes, pools, groups, dropped, seq, _, *counts, _, _, _, throttles = _HEAD.unpack_from(data)
         passes, reads, opens, descriptors, watches, kernel_bytes, unwatched, overflows = counts
         throttle_at = _HEAD_SIZE + nodes * _NODE.size
@@ -158,10 +158,10 @@ class Decoder:
 def _cpus(raw: tuple[Any, ...]) -> CpuSample:
     valid, seen, err, _, *sets = raw
 
-    def one(words: bytes, field: int) -> CpuSet | Missing:
+    def cpu_set(words: bytes, field: int) -> CpuSet | Missing:
         return int.from_bytes(words, "little") if valid >> field & 1 else _missing(seen, err, field)
 
-    return CpuSample._make(map(one, sets, _CPU_FIELDS))
+    return CpuSample._make(map(cpu_set, sets, _CPU_FIELDS))
 
 
 def _node(raw: tuple[Any, ...]) -> NodeSample:
@@ -201,16 +201,16 @@ def _group(raw: tuple[Any, ...]) -> GroupSample | None:
     _stamp, valid, seen, ident, kind, sizes, err, uid, name, *values = raw
     if not ident:
         return None
-    # the members stand in the order of their fields
+    # members and fields have the same order
     readings = [reading(values[i], lib.DH_GROUP_POPULATED + i, valid, seen, err) for i in range(9)]
     limit = reading(values[9], lib.DH_GROUP_MEM_LIMIT, valid, seen, err)
     has_cpus = valid >> lib.DH_GROUP_CPUS & 1
     cpus = int.from_bytes(values[10], "little") if has_cpus else _missing(seen, err, lib.DH_GROUP_CPUS)
-    hugetlb = _hugetlbs(raw[_HUGETLB_AT : _HUGETLB_AT + _HUGETLB_WORDS * sizes], err)
+    hugetlb = _hugetlbs(raw[_HUGETLB_INDEX : _HUGETLB_INDEX + _HUGETLB_WORDS * sizes], err)
     return GroupSample._make((ident, _KINDS[kind], _text(uid), _text(name), *readings, limit, cpus, hugetlb))
 
 
-@lru_cache(64)  # most groups use no pages: they share these
+@lru_cache(64)  # most groups use no hugepages and share one value
 def _hugetlbs(raw: tuple[int, ...], err: int) -> tuple[HugetlbSample, ...]:
     starts = range(0, len(raw), _HUGETLB_WORDS)
     return tuple(_hugetlb(raw[at : at + _HUGETLB_WORDS], err) for at in starts)
@@ -232,11 +232,11 @@ def _pool_key(pool: PoolSample) -> tuple[int, int]:
 
 
 def source(record: Any, name: str, detail: str, *, vital: bool) -> SourceSample:
-    """How a source is doing, by a record that has its members."""
+    """Return the state of a source from a record that has the members of ``struct dh_source``."""
     return SourceSample(
         name=name,
         state=SOURCE_STATES[record.state],
-        beat_ns=record.beat_ns,
+        beat_ns=record.heartbeat_ns,
         period_ns=record.period_ns,
         failures=record.failures,
         detail=detail,

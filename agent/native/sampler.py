@@ -1,6 +1,6 @@
-"""The sampler thread: opened, started, read and stopped.
+"""Open, start, read and stop the sampler thread of the core.
 
-Owns the thread and its descriptors. Does not decide anything about what it reads.
+Owns the thread and its descriptors; evaluates nothing that it reads.
 """
 
 import errno
@@ -16,31 +16,31 @@ from agent.model.time import NS
 from agent.model.wake import Field, Wake
 from agent.native._core import ffi, lib
 from agent.native.publication import Publication
-from agent.native.records import Decoder
+from agent.native.records import SnapshotDecoder
 
 _FIELDS: Final = {field: getattr(lib, f"DH_{field.name}") for field in Field}
 
 
 @dataclass(frozen=True, slots=True)
 class SamplerOptions:
-    """What a sampler reads, and how often."""
+    """Options of a sampler: roots, periods and wakes."""
 
     sysfs_root: Path = Path("/sys")
     cgroupfs_root: Path = Path("/sys/fs/cgroup")
     kubelet_cgroup_root: str = "/"
     period_ns: int = NS
-    """Of a pass: 10 ms to 1 h."""
+    """Time between two passes [ns]: 10 ms to 1 h."""
     sweep_ns: int = 10 * NS
-    """Every cgroup's silent counters are read once in this time, those that stand still once in six times it;
-    at least a period."""
+    """Time in which the counters without notification of every cgroup are read once [ns]; at least a period.
+    Counters that do not change are read once in six times it."""
     resync_ns: int = 300 * NS
-    """Everything is read once in this time, whether or not the kernel notified."""
+    """Time in which everything is read once, whether or not the kernel notified [ns]."""
     group_max: int = 4096
     wakes: Sequence[Wake] = ()
 
 
 class Sampler:
-    """One sampler of the native core.
+    """Sampler of the native core.
 
     Raises:
         ConfigError: an option is out of range, or a root too long.
@@ -86,7 +86,7 @@ class Sampler:
             raise _open_error(code, options)
         self._sampler = out[0]
         self._fd: int = lib.dh_sampler_eventfd(self._sampler)
-        decoder = Decoder({lib.DH_SYSFS: options.sysfs_root, lib.DH_CGROUPFS: options.cgroupfs_root})
+        decoder = SnapshotDecoder({lib.DH_SYSFS: options.sysfs_root, lib.DH_CGROUPFS: options.cgroupfs_root})
         self._publication = Publication(
             lambda buffer, size: lib.dh_sampler_read(self._sampler, decoder.since, buffer, size),
             lib.dh_sampler_size(self._sampler),
@@ -101,47 +101,47 @@ class Sampler:
             raise ProbeError(f"sampler thread: {os.strerror(-code)}")
 
     def fileno(self) -> int:
-        """The descriptor that becomes readable when something that a rule can see has changed."""
+        """Return the descriptor that becomes readable when a value that a rule evaluates has changed."""
         return self._fd
 
-    def pokeno(self) -> int:
-        """The descriptor that others write to when CPUs, memory or NUMA nodes have changed."""
-        return int(lib.dh_sampler_pokefd(self._sampler))
+    def rescan_fileno(self) -> int:
+        """Return the eventfd for other threads to write to when CPUs, memory or NUMA nodes have changed."""
+        return int(lib.dh_sampler_rescan_fd(self._sampler))
 
-    def rung_ns(self) -> int:
-        """When it last woke the reader (CLOCK_MONOTONIC); 0 before it did. For benchmarks."""
-        return int(lib.dh_sampler_rung_ns(self._sampler))
+    def notified_ns(self) -> int:
+        """Return when the sampler last woke the reader [ns, CLOCK_MONOTONIC], or 0. For benchmarks."""
+        return int(lib.dh_sampler_notified_ns(self._sampler))
 
     def clear(self) -> None:
-        """Take note of the wake, before :meth:`read`. Never blocks."""
+        """Clear the wake; to be called before :meth:`read`. Never blocks."""
         try:
             os.read(self._fd, 8)
         except BlockingIOError:
             return
 
     def read(self) -> Snapshot | None:
-        """The newest whole publication, or None before :meth:`start`.
+        """Return the newest complete publication, or None before :meth:`start`.
 
-        Until the first pass has ended it has no passes, and every source is starting. If the writer is
-        held up in the middle of a copy, the last that was whole, and a wake to read again.
+        Until the first pass has ended it has no passes, and every source is starting. While the writer is
+        preempted in the middle of a copy, returns the publication before and wakes the reader again.
         """
         return self._publication.read()
 
     def run_pass(self) -> None:
-        """One pass on this thread, instead of :meth:`start`. For benchmarks and tests."""
+        """Run one pass on this thread, instead of :meth:`start`. For benchmarks and tests."""
         if lib.dh_sampler_pass(self._sampler):
-            raise ProbeError("sampler: its own thread runs")
+            raise ProbeError("sampler: its thread runs already")
 
     def run_sweep(self) -> int:
-        """Read every cgroup's silent counters now, on this thread. Returns how many cgroups."""
+        """Sweep now, on this thread, over the counters without notification. Return the number of cgroups."""
         return int(lib.dh_sampler_sweep(self._sampler))
 
-    def run_floor(self, *, sweep: bool) -> int:
-        """The bare system calls of a pass, or of a pass and a sweep. Returns how many reads."""
-        return int(lib.dh_sampler_floor(self._sampler, int(sweep)))
+    def run_lower_bound(self, *, sweep: bool) -> int:
+        """Make the bare system calls of a pass, or of a pass and a sweep. Return the number of reads."""
+        return int(lib.dh_sampler_lower_bound(self._sampler, int(sweep)))
 
     def stop(self, timeout_s: float) -> bool:
-        """End the thread. False if it hangs in the kernel: then it is left behind, and harmless."""
+        """End the thread; False if it hangs in the kernel and is abandoned. Blocks up to ``timeout_s``."""
         sampler, self._sampler = self._sampler, ffi.NULL
         return sampler == ffi.NULL or int(lib.dh_sampler_stop(sampler, int(timeout_s * NS))) == 0
 

@@ -1,1 +1,1 @@
-"""Producers of snapshots: the native core, watchers of the host, of declarations and of pods."""
+"""Producers of snapshots: the native core, and watchers of the host, of declarations and of pods."""

@@ -1,8 +1,7 @@
-"""Follows what drivers declare, while the agent runs.
+"""Watcher of the directory in which drivers declare devices.
 
-The directory is watched by inotify, and read in a thread when something in it was made, replaced or removed:
-a minute in which nobody declares anything wakes nobody. Who declares something else all the time is read
-less often. What counts as a file is in agent.sources.declared.
+The directory is watched with inotify and read in a thread after a change, so an unchanged directory causes no
+work. A driver that changes its declaration all the time is read less often.
 """
 
 import logging
@@ -24,154 +23,150 @@ from agent.native.uevents import watch_directory
 from agent.sources.declared import DIRECTORY, read_declarations
 
 DEBOUNCE_S: Final = 0.1
-"""Files that are written together are read together [s]."""
+"""Debounce: changes within this time are read together [s]."""
 MAX_DUTY_CYCLE: Final = 4
-"""After a reading that took long it rests so many times as long: a fifth of a core at most."""
-BLIND_S: Final = 10.0
-"""How often the directory is read where it cannot be watched [s]."""
+"""Pause after a read, in multiples of its duration: at most a fifth of a core is used."""
+POLL_S: Final = 10.0
+"""Interval of reads where the directory cannot be watched [s]."""
 
 log = logging.getLogger(__name__)
 
-_Place = tuple[int, int]
-"""Device and inode of a directory: another one can be made in its place."""
+_DirectoryId = tuple[int, int]
+"""Device and inode of a directory, which change when it is replaced."""
 
 
-class _Watched(NamedTuple):
+class _WatchedDirectory(NamedTuple):
     descriptor: int
-    place: _Place
+    id: _DirectoryId
 
 
-class _Look(NamedTuple):
-    """What one reading of the directory found."""
+class _ReadResult(NamedTuple):
+    """Result of one read of the directory."""
 
-    place: _Place | None
-    """Where it was read; None: there is no directory."""
+    id: _DirectoryId | None
+    """Directory that was read; None: there is no directory."""
     declarations: Declarations | None
-    """None: it cannot be read..."""
-    unread: str
-    """...and why."""
+    """Declarations that were read; None: the directory cannot be read."""
+    error: str
+    """Reason why the directory cannot be read."""
 
 
 class DeclarationWatcher:
-    """The newest of what is declared."""
+    """Watcher that holds the newest declarations of all drivers."""
 
     def __init__(self, runtime_dir: Path, node: str, watch: Callable[[Path], int] = watch_directory) -> None:
-        """
+        """Create the watcher.
+
         Args:
-            runtime_dir: The agent's; the directory of declarations is made in it.
-            node: The pool of devices whose file names none.
-            watch: Makes the inotify descriptor of a directory, or raises ProbeError.
+            runtime_dir: Runtime directory of the agent; the directory of declarations is created in it.
+            node: Default pool of devices.
+            watch: Opens the inotify descriptor of a directory, or raises ProbeError.
         """
         self._directory = runtime_dir / DIRECTORY
         self._node = node
         self._watch = watch
         self._declarations: Declarations = ()
-        self._trouble = ""
-        self._unread = ""
+        self._watch_problem = ""
+        self._read_error = ""
         self._passes = 0
         self._failures = 0
 
     @property
     def declarations(self) -> Declarations:
-        """What was read last."""
+        """Declarations of the last read."""
         return self._declarations
 
     @property
     def source(self) -> SourceSample:
-        """How reading the directory is going: until it was read once, nobody knows what is declared.
-
-        It always beats: what nobody changes is not read again, and is known all the same.
-        """
-        state = SourceState.FAILING if self._unread else SourceState.OK
+        """State of the source. Its heartbeat is always current: an unchanged directory needs no read."""
+        state = SourceState.FAILING if self._read_error else SourceState.OK
         return SourceSample(
             DIRECTORY,
             state if self._passes else SourceState.STARTING,
             time.monotonic_ns(),
-            int(BLIND_S * NS),
+            int(POLL_S * NS),
             self._failures,
-            self._unread or self._trouble,
+            self._read_error or self._watch_problem,
             passes=self._passes,
-            vital=False,  # what was declared last is judged on
+            vital=False,  # the rules go on with the last declarations
         )
 
     async def run(self, wake: Callable[[], None]) -> None:
-        """Follows until cancelled, and calls ``wake`` when something else is declared."""
+        """Watch until cancelled, and call `wake` when the declarations have changed."""
         while True:
-            # if it hangs at the end, so what: the descriptor ends with the process
-            watched = await trio.to_thread.run_sync(self._open, abandon_on_cancel=True)
+            # a hanging call may be abandoned: the descriptor is closed with the process
+            watched = await trio.to_thread.run_sync(self._try_watch, abandon_on_cancel=True)
             if watched is None:
                 await self._read(wake)
-                await trio.sleep(BLIND_S)
+                await trio.sleep(POLL_S)
                 continue
             try:
                 await self._follow(watched, wake)
             finally:
                 os.close(watched.descriptor)
 
-    async def _follow(self, watched: _Watched, wake: Callable[[], None]) -> None:
-        """Until another directory is in its place, or none."""
-        place: _Place | None = watched.place
-        while place == watched.place:
+    async def _follow(self, watched: _WatchedDirectory, wake: Callable[[], None]) -> None:
+        """Read after each change until the directory is replaced or removed."""
+        current: _DirectoryId | None = watched.id
+        while current == watched.id:
             began_s = trio.current_time()
-            place = await self._read(wake)
+            current = await self._read(wake)
             rest_until_s = trio.current_time() + MAX_DUTY_CYCLE * (trio.current_time() - began_s)
-            if place == watched.place:
+            if current == watched.id:
                 await trio.lowlevel.wait_readable(watched.descriptor)
             await trio.sleep_until(max(trio.current_time() + DEBOUNCE_S, rest_until_s))
             _drain(watched.descriptor)
 
-    async def _read(self, wake: Callable[[], None]) -> _Place | None:
-        """Takes what is declared now. Returns where it was read."""
+    async def _read(self, wake: Callable[[], None]) -> _DirectoryId | None:
+        """Read and keep the declarations. Returns the id of the directory that was read."""
         read = partial(read_declarations, self._directory, self._declarations, self._node)
-        look = await trio.to_thread.run_sync(partial(self._look, read), abandon_on_cancel=True)
-        is_news = not self._passes
-        if look.declarations is not None and look.declarations != self._declarations:
-            self._declarations, is_news = look.declarations, True
+        result = await trio.to_thread.run_sync(partial(self._read_now, read), abandon_on_cancel=True)
+        is_changed = not self._passes
+        if result.declarations is not None and result.declarations != self._declarations:
+            self._declarations, is_changed = result.declarations, True
         self._passes += 1
-        self._unread = look.unread
-        self._failures += bool(look.unread)
-        if is_news:
+        self._read_error = result.error
+        self._failures += bool(result.error)
+        if is_changed:
             wake()
-        return look.place
+        return result.id
 
     # --- in a thread ---------------------------------------------------------------------------------------
 
-    def _open(self) -> _Watched | None:
-        """The directory, made if it is not there; None if it cannot be watched."""
+    def _try_watch(self) -> _WatchedDirectory | None:
+        """Create and watch the directory. Returns None, after a log line, if it cannot be watched."""
         try:
-            watched = self._made()
+            watched = self._create_and_watch()
         except (OSError, ProbeError) as error:
-            why = str(error) if isinstance(error, ProbeError) else f"{self._directory}: {error.strerror}"
-            told, self._trouble = self._trouble, f"{why}; looked at every {BLIND_S:g} s instead"
-            if told != self._trouble:
-                log.warning("%s", self._trouble)
+            reason = str(error) if isinstance(error, ProbeError) else f"{self._directory}: {error.strerror}"
+            logged, self._watch_problem = self._watch_problem, f"{reason}; read every {POLL_S:g} s instead"
+            if logged != self._watch_problem:
+                log.warning("%s", self._watch_problem)
             return None
-        self._trouble = ""
+        self._watch_problem = ""
         return watched
 
-    def _made(self) -> _Watched:
+    def _create_and_watch(self) -> _WatchedDirectory:
         with suppress(FileExistsError):
             self._directory.mkdir(mode=0o755)
-        if self._directory.is_symlink():  # that it leads elsewhere from now on, inotify tells nobody
+        if self._directory.is_symlink():  # inotify does not report a changed target
             raise ProbeError(f"{self._directory}: is a symbolic link")
-        place = _place_of(self._directory)  # first: of two directories the older one, which is found out
-        return _Watched(self._watch(self._directory), place)
+        found = _directory_id(self._directory)  # before the watch: a directory replaced in between is noticed
+        return _WatchedDirectory(self._watch(self._directory), found)
 
-    def _look(self, read: Callable[[], Declarations]) -> _Look:
-        """What is declared now. What is wrong with a file is in it, for the notes to tell."""
+    def _read_now(self, read: Callable[[], Declarations]) -> _ReadResult:
+        """Read the directory. The error of a single file is part of its declaration."""
         try:
-            place = _place_of(self._directory)
+            directory = _directory_id(self._directory)
         except OSError:
-            place = None
-        found, unread = None, ""
+            directory = None
         try:
-            found = read()
+            return _ReadResult(directory, read(), "")
         except ProbeError as error:
-            unread = str(error)
-        return _Look(place, found, unread)
+            return _ReadResult(directory, None, str(error))
 
 
-def _place_of(directory: Path) -> _Place:
+def _directory_id(directory: Path) -> _DirectoryId:
     found = directory.stat()
     return found.st_dev, found.st_ino
 

@@ -1,10 +1,10 @@
-"""What the host says of its GPUs and PCI devices, asked now and then: the bus, processes, inventory.
+"""Watcher of facts about GPUs and PCI devices: PCI bus, processes in the GPU driver, GPU inventory.
 
-Each is read in a thread that may be left behind: it can hang where the driver does, and then nothing waits
-for it but its own next reading. What was read last is kept. Nothing here judges it.
+Each is read periodically in a thread of its own that may be abandoned: a read can hang with the driver, and
+then only its own next read waits. The last result is kept.
 
-A device that comes, goes or changes its driver is news of the kernel: then the bus and the inventory are read
-again at once. Where the kernel tells nobody, the bus is looked at more often instead.
+A kernel event about an added, removed or rebound PCI device triggers a read of bus and inventory. Without
+kernel events the bus is read more often instead.
 """
 
 import logging
@@ -21,50 +21,50 @@ import trio
 from agent.errors import ProbeError
 from agent.model.declared import Declarations, DeclaredGpu, DeclaredPci
 from agent.model.gpu import GpuAttributes, GpuHost, GpuSet
+from agent.model.log import Subsystem, UeventSample
 from agent.model.pci import PciSample
 from agent.model.reading import Absence, Missing
 from agent.model.source import SourceSample, SourceState
 from agent.model.time import NS
-from agent.model.uevent import Subsystem, UeventSample
 from agent.sources.gpu_host import GpuHostReader, PciBus, read_bus
-from agent.sources.gpu_inventory import read_inventory
+from agent.sources.nvml import read_inventory
 from agent.sources.pci import read_pci
 
-IDLE: Final = 10
-"""How much more rarely a host without GPUs is asked whether one is on its bus; one that NVML counts is known
-at once."""
-DEAF_S: Final = 10.0
-"""How often the bus is looked at where the kernel sends no events [s]."""
+IDLE_FACTOR: Final = 10
+"""Factor by which a host without GPUs is read less often; a GPU that NVML counts triggers a read at once."""
+NO_EVENTS_POLL_S: Final = 10.0
+"""Interval of bus reads without kernel events [s]."""
 DEBOUNCE_S: Final = 0.1
-"""A device that is plugged in sends a dozen events: they are answered together [s]..."""
-UNREST_S: Final = 5.0
-"""...and one that comes and goes all the time is followed no faster than this [s]."""
-CLEAN_LOOKS: Final = 3
-"""When something came or went, so many looks follow each other soon: as many good ones end a fault."""
-SOON_S: Final = 1.0
-LOOK: Final = "the look at GPUs' processes"
-INVENTORY: Final = "the inventory of GPUs"
-BUS: Final = "the look at the PCI bus"
-_NOTHING: Final = GpuHost()
-"""Of a host that nobody has looked at yet."""
+"""Debounce: a device that is plugged in sends a dozen events, which trigger one read [s]."""
+DEBOUNCE_MAX_S: Final = 5.0
+"""Longest debounce, for a device that appears and disappears all the time [s]."""
+RECHECKS: Final = 3
+"""Number of bus reads in quick succession after a change: as many good reads clear a fault."""
+RECHECK_S: Final = 1.0
+"""Interval of these reads [s]."""
+HOST_READ: Final = "read of GPU processes"
+INVENTORY_READ: Final = "read of the GPU inventory"
+BUS_READ: Final = "read of the PCI bus"
+_UNREAD_HOST: Final = GpuHost()
+"""Facts before the first read."""
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 
-class _Bus(NamedTuple):
-    """A look at the PCI bus."""
+class _BusReading(NamedTuple):
+    """Result of one read of the PCI bus."""
 
     functions: tuple[PciSample, ...] | Missing | None = None
     gpus: tuple[str, ...] | Missing = ()
-    asked: frozenset[str] = frozenset()
-    """The addresses that were looked for."""
+    requested: frozenset[str] = frozenset()
+    """Declared addresses that the read included."""
     beat_ns: int = 0
     passes: int = 0
 
 
 class HostWatcher:
-    """The newest of what the host said."""
+    """Watcher that holds the newest facts of the host."""
 
     def __init__(
         self,
@@ -76,47 +76,49 @@ class HostWatcher:
         gpus: bool = True,
         udev: bool = True,
     ) -> None:
-        """
+        """Create the watcher.
+
         Args:
-            library: NVML's, a name or a path.
-            sysfs_root: Where sysfs is mounted.
-            procfs_root: Where procfs is mounted.
-            every_s: How often a host with GPUs is asked, and what failed is tried again [s].
-            gpus: GPUs are looked for, and not what drivers declare alone.
-            udev: libudev may be asked, which starts a process to find it.
+            library: NVML library, a name or a path.
+            sysfs_root: Mount point of sysfs.
+            procfs_root: Mount point of procfs.
+            every_s: Interval of reads on a host with GPUs, and of retries [s].
+            gpus: Whether to watch GPUs in addition to declared devices.
+            udev: Whether to use libudev, which starts a process to find the library.
         """
         self._every_s = every_s
-        self._looks_for_gpus = gpus
-        self._asks_udev = udev
+        self._watches_gpus = gpus
+        self._uses_udev = udev
         self._library = library
         self._sysfs_root = sysfs_root
         self._reader = GpuHostReader(sysfs_root, procfs_root)
-        self._host = _NOTHING
+        self._host = _UNREAD_HOST
         self._gpus: GpuSet | None = None
         self._declared: Declarations = ()
-        self._wanted: frozenset[str] = frozenset()
-        self._hears = False
-        self._bus = _Bus(beat_ns=time.monotonic_ns())
-        self._seen: object = (_identity(None), 0, self._wanted, self._hears)
-        self._news = trio.Event()
-        self._others = trio.Event()
-        self._under_way: dict[str, threading.Event] = {}
-        self._told: dict[str, str] = {}
+        self._declared_addresses: frozenset[str] = frozenset()
+        self._has_uevents = False
+        self._bus = _BusReading(beat_ns=time.monotonic_ns())
+        self._trigger: object = (_inventory_key(None), 0, self._declared_addresses, self._has_uevents)
+        self._changed = trio.Event()
+        self._wake_readers = trio.Event()
+        self._running_reads: dict[str, threading.Event] = {}
+        self._logged: dict[str, str] = {}
 
     @property
     def host(self) -> GpuHost:
-        """What was read last."""
+        """Newest facts about the host's GPUs."""
         return self._host
 
     @property
     def pci(self) -> tuple[PciSample, ...] | Missing | None:
-        """The bus as it was read last; None: not yet, or not for all that is declared now."""
-        return self._bus.functions if self._wanted <= self._bus.asked else None
+        """Functions of the last bus read; None: not read yet, or read without a device that is declared
+        now."""
+        return self._bus.functions if self._declared_addresses <= self._bus.requested else None
 
     @property
     def source(self) -> SourceSample | None:
-        """How reading the bus is going, as ``pci``; None: nothing on it is watched."""
-        if not self._bus_matters():
+        """State of the source ``pci``; None: no device on the bus is watched."""
+        if not self._watches_bus():
             return None
         bus = self._bus
         state, detail = SourceState.OK, ""
@@ -126,35 +128,39 @@ class HostWatcher:
             absent = self.pci.absence is Absence.ABSENT
             state = SourceState.ABSENT if absent else SourceState.FAILING
             detail = f"bus/pci/devices: {self.pci}"
-        period_ns = int(self._bus_pace_s() * NS)
+        period_ns = int(self._bus_period_s() * NS)
         return SourceSample("pci", state, bus.beat_ns, period_ns, 0, detail, passes=bus.passes, vital=False)
 
     def note(
         self, gpus: GpuSet | None, uevents: UeventSample | None = None, declared: Declarations = ()
     ) -> None:
-        """What is known now. Other GPUs, instances, drivers or declared devices are asked about at once."""
-        mattered = self._bus_matters()
+        """Take the newest inputs. A change of GPUs, instances, drivers or declared devices triggers a
+        read."""
+        watched = self._watches_bus()
         self._gpus = gpus
         if declared is not self._declared:
-            self._declared, self._wanted = declared, _addresses(declared)
-        self._hears = uevents is not None and uevents.source.state in (SourceState.OK, SourceState.STARTING)
-        if self._bus_matters() != mattered:
-            self._begin_bus()
-        moves = uevents.changes[Subsystem.PCI] if uevents else 0
-        seen = (_identity(gpus), moves, self._wanted, self._hears)
-        if seen != self._seen:
-            self._seen = seen
-            self._news.set()
+            self._declared, self._declared_addresses = declared, _declared_pci_addresses(declared)
+        self._has_uevents = uevents is not None and uevents.source.state in (
+            SourceState.OK,
+            SourceState.STARTING,
+        )
+        if self._watches_bus() != watched:
+            self._reset_bus()
+        changes = uevents.changes[Subsystem.PCI] if uevents else 0
+        trigger = (_inventory_key(gpus), changes, self._declared_addresses, self._has_uevents)
+        if trigger != self._trigger:
+            self._trigger = trigger
+            self._changed.set()
 
-    def look(self) -> threading.Thread:
-        """Looks once, without the inventory, in a thread of its own: for those who have no loop."""
+    def start_single_read(self) -> threading.Thread:
+        """Read once, without the inventory, in a thread of its own, for callers without an event loop."""
 
         def read() -> None:
-            if self._looks_for_gpus:
-                found = self._attempt(LOOK, self._look)
+            if self._watches_gpus:
+                found = self._run_read(HOST_READ, self._read_host)
                 self._host = found or self._host
-            if self._bus_matters():
-                bus = self._attempt(BUS, partial(self._read_bus, self._wanted))
+            if self._watches_bus():
+                bus = self._run_read(BUS_READ, partial(self._read_bus, self._declared_addresses))
                 self._bus = bus or self._bus
 
         thread = threading.Thread(target=read, name="host", daemon=True)
@@ -162,85 +168,86 @@ class HostWatcher:
         return thread
 
     async def run(self, wake: Callable[[], None]) -> None:
-        """Asks until cancelled, and calls ``wake`` when something is new."""
+        """Read until cancelled, and call `wake` when a fact has changed."""
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(self._gather_news)
+            nursery.start_soon(self._debounce_changes)
             nursery.start_soon(self._watch_bus, wake)
-            if self._looks_for_gpus:
+            if self._watches_gpus:
                 nursery.start_soon(self._watch_host, wake)
                 nursery.start_soon(self._watch_inventory, wake)
 
-    def unfinished(self, timeout_s: float) -> Sequence[str]:
-        """The readings that do not return within that time, in words. After :meth:`run`."""
+    def unfinished_reads(self, timeout_s: float) -> Sequence[str]:
+        """Return the names of the reads that do not return within `timeout_s`, after :meth:`run`."""
         end_s = time.monotonic() + timeout_s
-        under_way = list(self._under_way.items())
-        return [name for name, done in under_way if not done.wait(max(0.0, end_s - time.monotonic()))]
+        running = list(self._running_reads.items())
+        return [name for name, done in running if not done.wait(max(0.0, end_s - time.monotonic()))]
 
-    async def _gather_news(self) -> None:
-        """Passes news on: the first after a moment, a stream of them less and less often."""
-        pause_s, last_s = DEBOUNCE_S, -UNREST_S
+    async def _debounce_changes(self) -> None:
+        """Wake the readers after a change: soon after the first, with growing pauses during a stream of
+        changes."""
+        pause_s, last_s = DEBOUNCE_S, -DEBOUNCE_MAX_S
         while True:
-            await self._news.wait()
-            calm = trio.current_time() - last_s > UNREST_S
-            pause_s = DEBOUNCE_S if calm else min(2 * pause_s, UNREST_S)
+            await self._changed.wait()
+            is_first = trio.current_time() - last_s > DEBOUNCE_MAX_S
+            pause_s = DEBOUNCE_S if is_first else min(2 * pause_s, DEBOUNCE_MAX_S)
             await trio.sleep(pause_s)
             last_s = trio.current_time()
-            self._news = trio.Event()
-            self._others.set()
-            self._others = trio.Event()
+            self._changed = trio.Event()
+            self._wake_readers.set()
+            self._wake_readers = trio.Event()
 
     async def _watch_host(self, wake: Callable[[], None]) -> None:
         while True:
-            others, had_gpus = self._others, self._has_gpus()
-            host = await self._in_thread(LOOK, self._look)
+            woken, had_gpus = self._wake_readers, self._has_gpus()
+            host = await self._in_thread(HOST_READ, self._read_host)
             if host is not None:
                 self._set(replace(host, inventory=self._host.inventory), wake)
             if self._has_gpus():
                 if not had_gpus:
-                    self._begin_bus()
-                    self._news.set()
+                    self._reset_bus()
+                    self._changed.set()
                 await trio.sleep(self._every_s)
             else:
-                await _wait(others, IDLE * self._every_s)
+                await _wait(woken, IDLE_FACTOR * self._every_s)
 
     async def _watch_bus(self, wake: Callable[[], None]) -> None:
-        more = 0  # looks that follow soon
+        rechecks = 0
         while True:
-            others = self._others
-            if self._bus_matters():
-                bus = await self._in_thread(BUS, partial(self._read_bus, self._wanted))
+            woken = self._wake_readers
+            if self._watches_bus():
+                bus = await self._in_thread(BUS_READ, partial(self._read_bus, self._declared_addresses))
                 if bus is not None:
-                    is_news = self.pci is None or bus.functions != self._bus.functions
-                    is_awaited = more > 0  # good news is that it is good once more
-                    came_or_went = _bound(bus.functions) != _bound(self._bus.functions)
-                    more = CLEAN_LOOKS - 1 if came_or_went else max(0, more - 1)
+                    is_new = self.pci is None or bus.functions != self._bus.functions
+                    is_recheck = rechecks > 0  # rules count an unchanged good read as well
+                    has_moved = _bus_topology(bus.functions) != _bus_topology(self._bus.functions)
+                    rechecks = RECHECKS - 1 if has_moved else max(0, rechecks - 1)
                     self._bus = bus
                     if self._has_gpus():
                         self._set(replace(self._host, bus_gpus=bus.gpus), wake)
-                    if is_news or is_awaited:
+                    if is_new or is_recheck:
                         wake()
-            await _wait(others, SOON_S if more else self._bus_pace_s())
+            await _wait(woken, RECHECK_S if rechecks else self._bus_period_s())
 
-    def _read_bus(self, wanted: frozenset[str]) -> _Bus:
+    def _read_bus(self, addresses: frozenset[str]) -> _BusReading:
         bus = read_bus(self._sysfs_root)
-        functions = read_pci(self._sysfs_root, wanted, udev=self._asks_udev)
+        functions = read_pci(self._sysfs_root, addresses, udev=self._uses_udev)
         gpus = bus if isinstance(bus, Missing) else bus.gpus
-        return _Bus(functions, gpus, wanted, time.monotonic_ns(), self._bus.passes + 1)
+        return _BusReading(functions, gpus, addresses, time.monotonic_ns(), self._bus.passes + 1)
 
-    def _begin_bus(self) -> None:
-        """It matters from now on: who has not read it yet is late from now on."""
-        self._bus = _Bus(beat_ns=time.monotonic_ns(), passes=self._bus.passes)
+    def _reset_bus(self) -> None:
+        """Discard the last bus read, and count the stall limit from now on."""
+        self._bus = _BusReading(beat_ns=time.monotonic_ns(), passes=self._bus.passes)
 
-    def _bus_matters(self) -> bool:
-        return bool(self._wanted) or self._has_gpus()
+    def _watches_bus(self) -> bool:
+        return bool(self._declared_addresses) or self._has_gpus()
 
-    def _bus_pace_s(self) -> float:
-        if not self._bus_matters():
+    def _bus_period_s(self) -> float:
+        if not self._watches_bus():
             return float("inf")
-        return self._every_s if self._hears else min(DEAF_S, self._every_s)
+        return self._every_s if self._has_uevents else min(NO_EVENTS_POLL_S, self._every_s)
 
-    def _look(self) -> GpuHost | None:
-        """The host now. None if it has no GPU and never had: its processes are of no interest then."""
+    def _read_host(self) -> GpuHost | None:
+        """Read the host. Returns None without reading processes if it has no GPU and never had one."""
         if not self._has_gpus():
             bus = read_bus(self._sysfs_root)
             if not isinstance(bus, PciBus) or not bus.gpus:
@@ -248,37 +255,37 @@ class HostWatcher:
         return self._reader.read()
 
     def _has_gpus(self) -> bool:
-        return self._host != _NOTHING or bool(self._gpus and self._gpus.gpus)
+        return self._host != _UNREAD_HOST or bool(self._gpus and self._gpus.gpus)
 
     async def _watch_inventory(self, wake: Callable[[], None]) -> None:
         while True:
-            others, gpus = self._others, self._gpus
+            woken, gpus = self._wake_readers, self._gpus
             found = None
-            # where one call hangs, another would only hang beside it
+            # while one NVML call hangs, another would hang as well
             if gpus and gpus.gpus and not any(gpu.call and gpu.overdue for gpu in gpus.gpus):
                 read = partial(read_inventory, self._library, self._sysfs_root)
-                found = await self._in_thread(INVENTORY, read)
+                found = await self._in_thread(INVENTORY_READ, read)
             if found is not None:
-                self._set(replace(self._host, inventory=_renewed(self._host.inventory, found)), wake)
-            is_owed = found is None and bool(gpus and gpus.gpus)
-            await _wait(others, self._every_s if is_owed else float("inf"))
+                self._set(replace(self._host, inventory=_merge_inventory(self._host.inventory, found)), wake)
+            has_failed = found is None and bool(gpus and gpus.gpus)
+            await _wait(woken, self._every_s if has_failed else float("inf"))
 
     async def _in_thread(self, name: str, read: Callable[[], T]) -> T | None:
-        return await trio.to_thread.run_sync(partial(self._attempt, name, read), abandon_on_cancel=True)
+        return await trio.to_thread.run_sync(partial(self._run_read, name, read), abandon_on_cancel=True)
 
-    def _attempt(self, name: str, read: Callable[[], T]) -> T | None:
-        """What a reading says, or None if it fails; why, that is told when it is news."""
-        done = self._under_way[name] = threading.Event()
+    def _run_read(self, name: str, read: Callable[[], T]) -> T | None:
+        """Run a read. Returns None if it fails, and logs the reason unless it is the last one logged."""
+        done = self._running_reads[name] = threading.Event()
         try:
             found = read()
         except (ProbeError, OSError) as error:
-            if self._told.get(name) != str(error):
-                log.warning("%s", error)
-            self._told[name] = str(error)
+            if self._logged.get(name) != str(error):
+                log.warning("%s: failed: %s; the last result is kept", name, error)
+            self._logged[name] = str(error)
             return None
         finally:
             done.set()
-        self._told.pop(name, None)
+        self._logged.pop(name, None)
         return found
 
     def _set(self, host: GpuHost, wake: Callable[[], None]) -> None:
@@ -292,36 +299,39 @@ async def _wait(event: trio.Event, seconds: float) -> None:
         await event.wait()
 
 
-def _bound(functions: tuple[PciSample, ...] | Missing | None) -> object:
-    """Who is there, bound to which driver, by how many lanes; counters move all the time."""
+def _bus_topology(functions: tuple[PciSample, ...] | Missing | None) -> object:
+    """Return addresses, drivers and link widths, without the counters, which change all the time."""
     if not isinstance(functions, tuple):
         return functions
     return [(function.address, function.driver, function.width) for function in functions]
 
 
-def _identity(gpus: GpuSet | None) -> tuple[object, ...]:
-    """What the inventory depends on."""
+def _inventory_key(gpus: GpuSet | None) -> tuple[object, ...]:
+    """Return what the inventory depends on."""
     if gpus is None or not gpus.gpus:
         return ()
     return (gpus.generation, *((gpu.uuid, gpu.handles, gpu.migs) for gpu in gpus.gpus))
 
 
-def _addresses(declared: Declarations) -> frozenset[str]:
-    """Where declared devices are on the bus."""
+def _declared_pci_addresses(declared: Declarations) -> frozenset[str]:
+    """Return the PCI addresses of declared devices."""
     found = set()
     for file in declared:
         for device in file.devices:
-            match device.what:
+            match device.part:
                 case DeclaredPci(address=address) | DeclaredGpu(pci=address) if address:
                     found.add(address)
     return frozenset(found)
 
 
-def _renewed(before: Sequence[GpuAttributes], now: Sequence[GpuAttributes]) -> tuple[GpuAttributes, ...]:
-    """What is known now and, of GPUs that do not answer, what was: a lost one is sent back by its serial.
+def _merge_inventory(
+    before: Sequence[GpuAttributes], now: Sequence[GpuAttributes]
+) -> tuple[GpuAttributes, ...]:
+    """Return the new rows, and the old rows of GPUs that do not answer: a lost GPU is replaced by its serial
+    number.
 
-    A row ends when another part is in its place.
+    An old row is dropped when another GPU is at its address.
     """
     known = [gpu for gpu in now if gpu.uuid]
-    taken = {gpu.uuid for gpu in known} | {gpu.bus for gpu in known}
-    return (*known, *(gpu for gpu in before if not {gpu.uuid, gpu.bus} & taken))
+    present = {gpu.uuid for gpu in known} | {gpu.bus for gpu in known}
+    return (*known, *(gpu for gpu in before if not {gpu.uuid, gpu.bus} & present))

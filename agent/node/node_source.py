@@ -1,7 +1,7 @@
-"""All sources of the node as one: what wakes the core, and what it reads then.
+"""All sources of the node combined: one eventfd that wakes the core, and one snapshot that it reads then.
 
-The C threads, and what watches the host, the drivers' declarations and the pods, write to one eventfd.
-Nothing here judges what it passes on.
+The C threads and the watchers of host, declarations and pods write to that eventfd. Nothing here imports what
+serves, so that ``drahealth scan`` does not load it.
 """
 
 import os
@@ -15,63 +15,64 @@ import trio
 
 from agent.config.config import Config
 from agent.health.gpu.catalog import gpu_wakes
-from agent.health.gpu.xid.patterns import PATTERNS
+from agent.health.gpu.xid.lines import PATTERNS
+from agent.health.host.catalog import wakes
 from agent.health.kernel_log.patterns import HOST_PATTERNS
 from agent.model.declared import Declarations
 from agent.model.pods import PodsSample
-from agent.model.settings import GpuLimits
+from agent.model.settings import GpuLimits, HostLimits, Settings
 from agent.model.snapshot import Snapshot
 from agent.model.time import NS
 from agent.native.gpus import Gpus, GpusOptions
 from agent.native.kmsg import Kmsg
 from agent.native.machine import Machine
-from agent.native.sampler import Sampler
+from agent.native.sampler import Sampler, SamplerOptions
 from agent.native.uevents import Uevents
 from agent.node.declaration_watcher import DeclarationWatcher
 from agent.node.host_watcher import HostWatcher
 
-HOST_PACE: Final = 6
-"""The host is asked so much more rarely than what seldom changes of a GPU."""
-MACHINE_NS: Final = NS
-"""Memory controllers are asked so often, and at each pass of the sampler if those are rarer..."""
+HOST_PERIOD_FACTOR: Final = 6
+"""Interval of host reads, in multiples of ``gpu.slow-period``."""
+MEMORY_ERRORS_NS: Final = NS
+"""Interval of memory controller reads; at least the sampler's period [ns]."""
 SLOW_NS: Final = 5 * NS
-"""...memory, pressure so often: read again before every heartbeat, so that none of them goes without..."""
+"""Interval of memory and pressure reads: shorter than a heartbeat, so that each heartbeat has new values
+[ns]."""
 RARE_NS: Final = 60 * NS
-"""...and what is dear to read so often."""
-STOP_LEAST_S: Final = 0.05
-"""What a thread has to end, even if one before it hangs and took all the time [s]."""
+"""Interval of expensive reads [ns]."""
+STOP_MIN_S: Final = 0.05
+"""Shortest time for a thread to stop, even if the one before it hung and used up the timeout [s]."""
 
 
-class Pods(Protocol):
-    """Follows the pods that use devices, in threads of its own."""
+class PodsSource(Protocol):
+    """Source of the pods that use devices, with threads of its own."""
 
     @property
     def sample(self) -> PodsSample | None:
-        """The newest; None: nothing is known yet, and nobody need wait for it."""
+        """Newest sample; None: not known yet, and the core need not wait for it."""
 
     def note(self, snapshot: Snapshot) -> None:
-        """What was read last; returns at once."""
+        """Take the newest snapshot. Never blocks."""
 
     def start(self, wake: Callable[[], None]) -> None:
-        """Begins, and calls ``wake`` when something else is known."""
+        """Start the threads, which call `wake` when the sample has changed."""
 
     def stop(self, timeout_s: float) -> bool:
-        """Ends. False: it hangs, and is left behind."""
+        """Stop the threads. Returns False if one hangs and is abandoned."""
 
 
-class Node:
-    """The sampler, the machine's slow part, the GPUs' threads, the kernel log and the device events, what
-    drivers declare, what the host says now and then, and who uses the devices.
+class NodeSource:
+    """All sources of a node: C threads for sampler, machine, GPUs, kernel log and uevents, and the watchers.
 
     Args:
-        declares: Drivers may declare devices, in a directory below the runtime directory; else only
-            :meth:`declare` says any.
-        udev: libudev may be asked, which starts a process to find it.
-        pods: Who uses the devices; None: nobody asks.
+        declares: Whether drivers declare devices in the runtime directory; else only the caller of
+            :meth:`declare` does.
+        udev: Whether libudev is used, which starts a process to find the library.
+        pods: Source of pods that use devices; None: pods are not watched.
 
     Raises:
-        ConfigError: an option is out of range, or a root too long.
-        ProbeError: the kernel refused descriptors or memory.
+        ConfigError: An option is out of range, or a root is too long.
+        ProbeError: The kernel refused descriptors or memory.
     """
 
     def __init__(
@@ -83,7 +84,7 @@ class Node:
         *,
         declares: bool,
         udev: bool = True,
-        pods: Pods | None = None,
+        pods: PodsSource | None = None,
     ) -> None:
         self._sampler = sampler
         self._pods = pods
@@ -91,7 +92,7 @@ class Node:
         self._kmsg: Kmsg | None = None
         self._machine: Machine | None = None
         self._uevents: Uevents | None = None
-        every_s = HOST_PACE * config.gpu_slow_ns / NS
+        every_s = HOST_PERIOD_FACTOR * config.gpu_slow_ns / NS
         self._host = HostWatcher(
             config.nvml_library,
             config.sysfs_root,
@@ -101,23 +102,24 @@ class Node:
             udev=udev,
         )
         self._declared = DeclarationWatcher(config.runtime_dir, config.node_name) if declares else None
-        self._said: Declarations = ()
+        self._declared_by_caller: Declarations = ()
         wake = sampler.fileno()
         try:
             if config.gpu_watch:
                 self._gpus = Gpus(_gpu_options(config, limits, period_ns), wake)
             patterns = (*PATTERNS, *HOST_PATTERNS)
             self._kmsg = Kmsg(config.kmsg, patterns, wake, config.kmsg_any_facility)
-            fast_ns = max(MACHINE_NS, period_ns)
+            fast_ns = max(MEMORY_ERRORS_NS, period_ns)
             paces = (fast_ns, max(SLOW_NS, fast_ns), max(RARE_NS, fast_ns))
             self._machine = Machine(config.sysfs_root, config.procfs_root, wake, *paces)
-            self._uevents = Uevents(wake, [sampler.pokeno(), self._machine.pokeno()])
+            self._uevents = Uevents(wake, [sampler.rescan_fileno(), self._machine.rescan_fileno()])
         except BaseException:
             self.stop(0)
             raise
 
     def start(self) -> None:
-        """Start every thread. The listener comes first: what was before, the others have still to read."""
+        """Start every thread. The uevent listener is first, so that no event after the others' first read is
+        lost."""
         for part in (self._uevents, self._sampler, self._machine, self._gpus, self._kmsg):
             if part is not None:
                 part.start()
@@ -125,15 +127,15 @@ class Node:
             self._pods.start(self._wake)
 
     def fileno(self) -> int:
-        """The descriptor that becomes readable when something that a rule can see has changed."""
+        """Return the descriptor that becomes readable when a value that rules use has changed."""
         return self._sampler.fileno()
 
     def clear(self) -> None:
-        """Take note of the wake, before :meth:`read`."""
+        """Clear the wake-up, before :meth:`read`."""
         self._sampler.clear()
 
     def read(self) -> Snapshot | None:
-        """The newest of everything, or None before :meth:`start`."""
+        """Return the newest snapshot, or None before :meth:`start`."""
         snapshot = self._sampler.read()
         if snapshot is None:
             return None
@@ -172,41 +174,42 @@ class Node:
 
     @property
     def declarations(self) -> Declarations:
-        """What drivers declare, as it was read or said last. From any thread."""
-        return self._declared.declarations if self._declared else self._said
+        """Newest declarations of drivers. Thread-safe."""
+        return self._declared.declarations if self._declared else self._declared_by_caller
 
     def declare(self, declarations: Declarations) -> None:
-        """What is declared, where it is not read from files: by whoever opened this. From any thread."""
-        self._said = declarations
+        """Set the declarations, if they are not read from files. Thread-safe."""
+        self._declared_by_caller = declarations
 
     async def watch(self) -> None:
-        """Asks the host about its devices, and follows what drivers declare. Until cancelled."""
+        """Run the watchers of host and declarations until cancelled."""
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._host.run, self._wake)
             if self._declared is not None:
                 nursery.start_soon(self._declared.run, self._wake)
 
-    def look_at_host(self) -> threading.Thread:
-        """Asks once, in a thread that is done when it ends."""
-        return self._host.look()
+    def start_host_read(self) -> threading.Thread:
+        """Start one read of the host in a thread, and return the thread."""
+        return self._host.start_single_read()
 
     def stop(self, timeout_s: float) -> Sequence[str]:
-        """End every thread, in about that long. Returns those that hang and are left behind, in words."""
+        """Stop every thread within about `timeout_s`. Returns the names of threads that hang and are
+        abandoned."""
         end_s = time.monotonic() + timeout_s
 
         def left_s() -> float:
-            return max(STOP_LEAST_S, end_s - time.monotonic())
+            return max(STOP_MIN_S, end_s - time.monotonic())
 
         parts = [
-            ("what follows the pods", self._pods),
-            ("a GPU's thread", self._gpus),
-            ("the kernel log's reader", self._kmsg),
-            ("the listener to device events", self._uevents),
-            ("the machine's watch", self._machine),
-            ("the sampler", self._sampler),
+            ("pod tracker", self._pods),
+            ("GPU thread", self._gpus),
+            ("kernel log reader", self._kmsg),
+            ("uevent listener", self._uevents),
+            ("machine thread", self._machine),
+            ("sampler thread", self._sampler),
         ]
         hanging = [name for name, part in parts if part is not None and not part.stop(left_s())]
-        return [*hanging, *self._host.unfinished(left_s())]
+        return [*hanging, *self._host.unfinished_reads(left_s())]
 
     def _wake(self) -> None:
         os.eventfd_write(self._sampler.fileno(), 1)
@@ -221,3 +224,73 @@ def _gpu_options(config: Config, limits: GpuLimits, period_ns: int) -> GpusOptio
         deadline_ns=int(limits.deadline_s * NS),
         wakes=gpu_wakes(limits),
     )
+
+
+NODE_STOP_S: Final = 0.6
+"""Time for the sources to stop [s]."""
+
+
+def settings_of(config: Config) -> Settings:
+    """Return the part of the configuration that the engine uses."""
+    return Settings(
+        node=config.node_name,
+        drivers=config.drivers,
+        lease_s=config.lease_s,
+        throttle_events=config.throttle_events,
+        throttle_window_s=config.throttle_window_s,
+        expect_cpus=config.expect_cpus,
+        expect_pools=config.expect_pools,
+        host=HostLimits(
+            correctable_errors=config.correctable_errors,
+            correctable_window_s=config.correctable_window_s,
+            throttled_percent=config.throttled_percent,
+            throttled_window_s=config.throttled_window_s,
+            pressure_percent=config.pressure_percent,
+            pressure_window_s=config.pressure_window_s,
+        ),
+        gpu=GpuLimits(
+            deadline_s=config.gpu_deadline_ns / NS,
+            dead_s=config.gpu_dead_ns / NS,
+            probation_s=config.gpu_probation_ns / NS,
+            correctable_errors=config.gpu_correctable_errors,
+            correctable_window_s=config.gpu_correctable_window_s,
+            expect=config.expect_gpus,
+            xids=tuple(sorted(config.gpu_xids.items())),
+        ),
+    )
+
+
+def open_sampler(config: Config, period_ns: int) -> Sampler:
+    """Create a sampler of the configured roots, not started.
+
+    Raises:
+        ConfigError: A root is too long.
+        ProbeError: The kernel refused descriptors or memory.
+    """
+    return Sampler(
+        SamplerOptions(
+            sysfs_root=config.sysfs_root,
+            cgroupfs_root=config.cgroupfs_root,
+            kubelet_cgroup_root=config.kubelet_cgroup_root,
+            period_ns=period_ns,
+            sweep_ns=config.sweep_ns,
+            resync_ns=config.resync_ns,
+            group_max=config.group_max,
+            wakes=wakes(config.throttle_events, config.throttle_window_s),
+        )
+    )
+
+
+def open_node(
+    config: Config,
+    settings: Settings,
+    period_ns: int,
+    *,
+    declares: bool,
+    udev: bool = True,
+    pods: PodsSource | None = None,
+) -> NodeSource:
+    """Create all sources of the configuration, not started. Arguments and errors are those of
+    :class:`NodeSource`."""
+    sampler = open_sampler(config, period_ns)
+    return NodeSource(config, sampler, settings.gpu, period_ns, declares=declares, udev=udev, pods=pods)

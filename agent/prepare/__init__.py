@@ -1,1 +1,1 @@
-"""What kind of failure it is when a claim cannot be prepared, and how that is said."""
+"""Classification of failed prepares, and the texts that the kubelet gets."""

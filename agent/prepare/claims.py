@@ -1,45 +1,48 @@
-"""ResourceClaims as the API server writes them, to the claim that a driver prepares.
+"""ResourceClaims of the API server, parsed into the claim that a driver prepares, with its opaque parameters.
 
-What concerns others is passed over: results and parameters of other drivers, who reserved the claim and how,
-fields that are younger than this file. What the driver relies on is checked, and named if it is wrong. What
-the parameters say is for agent.prepare.parameters to read.
+The parser ignores results and parameters of other drivers, reservations and unknown fields. Every field that
+the driver relies on is checked; an error names its path. Parameters are decoded strictly into the driver's
+types: an unknown version or a misspelled field is an error of the user, never ignored.
 """
 
 import json
 from collections.abc import Mapping
-from typing import Final
+from typing import Final, TypeVar
 
+import msgspec
+
+from agent.errors import suggestion
 from agent.model.claim import Claim, ClaimConfig, ClaimDevice, ClaimRef
 from agent.model.objects import Object, kind_of, mapping, objects, refuse, short
 from agent.prepare.errors import BadConfig, TransientError
 
-GROUP: Final = "resource.k8s.io/"
-"""Allocations are alike in v1beta1, v1beta2 and v1 of it."""
-PARAMETERS_BYTES: Final = 10 * 1024
-"""What the API server takes of opaque parameters."""
+API_GROUP: Final = "resource.k8s.io/"
+"""API group of claims; v1beta1, v1beta2 and v1 have the same allocation format."""
+PARAMETERS_MAX_BYTES: Final = 10 * 1024
+"""The API server's limit for opaque parameters."""
 DEPTH_MAX: Final = 64
-"""Braces within braces. The API server has no limit, but who walks through them has."""
+"""Most levels of nesting. The API server has no limit, but a recursive reader does."""
 NAME_BYTES: Final = 253
-"""The longest of Kubernetes' names."""
+"""Longest name in Kubernetes."""
 
 
 def parse_claim(obj: Mapping[str, object], driver: str, ref: ClaimRef | None = None) -> Claim:
-    """The claim, as far as it is one driver's.
+    """Parse the part of a claim that concerns one driver.
 
     Args:
         obj: A ResourceClaim, as ``kubectl get resourceclaim -o json`` shows it.
-        driver: Whose results and parameters are wanted.
-        ref: What the kubelet asked for; None: whatever claim it is.
+        driver: Name of the driver.
+        ref: Claim that the kubelet requested; None: any claim.
 
     Returns:
-        With the devices in the order of the allocation, and the parameters of the class before those of the
-        claim, which outrank them.
+        The claim with its devices in the order of the allocation. Parameters of the class come before those
+        of the claim, which take precedence.
 
     Raises:
         TransientError: ``claim.unallocated``, ``claim.uid_mismatch``, ``claim.no_result_for_driver``: the
-            claim has changed, or is about to. ``claim.malformed``, with the place: this is no ResourceClaim,
-            and reading it again may give one.
-        BadConfig: ``config.decode``: parameters that are no object, or larger than the API server takes.
+            claim has changed or is about to change. ``claim.malformed``, with the path: the object is not a
+            ResourceClaim; reading it again may help.
+        BadConfig: ``config.decode``: the parameters are not an object, or exceed the API server's limit.
 
     Source:
         ``metadata``, ``status.allocation.devices.results[]`` and ``.config[]`` of resource.k8s.io.
@@ -51,41 +54,43 @@ def parse_claim(obj: Mapping[str, object], driver: str, ref: ClaimRef | None = N
 
 
 def _parse(obj: Object, driver: str, ref: ClaimRef | None) -> Claim:
-    """The same; raises ValueError, with the place, where it is no ResourceClaim."""
+    """Parse a claim. Raises ValueError with the path if the object is not a ResourceClaim."""
     _check_kind(obj)
     found = _ref(obj)
     if ref is not None:
         _check_ref(found, ref)
     allocation = mapping(mapping(obj, "status", ""), "allocation", "status")
     if not allocation:
-        raise TransientError("the claim is not allocated", code="claim.unallocated")
-    place = "status.allocation.devices"
+        raise TransientError("the claim has no allocation", code="claim.unallocated")
+    path = "status.allocation.devices"
     devices = mapping(allocation, "devices", "status.allocation")
-    mine = [
-        _device(result, f"{place}.results[{number}]")
-        for number, result in enumerate(objects(devices, "results", place))
-        if _is(result.get("driver"), driver)
+    allocated = [
+        _device(result, f"{path}.results[{number}]")
+        for number, result in enumerate(objects(devices, "results", path))
+        if _is_driver(result.get("driver"), driver)
     ]
-    if not mine:
+    if not allocated:
         raise TransientError(
-            f"no device of {driver} is allocated to the claim", code="claim.no_result_for_driver"
+            f"the claim has no allocated device of {driver}", code="claim.no_result_for_driver"
         )
-    configs = [
-        _config(config, opaque, f"{place}.config[{number}]")
-        for number, config in enumerate(objects(devices, "config", place))
-        if _is((opaque := mapping(config, "opaque", f"{place}.config[{number}]")).get("driver"), driver)
-    ]
-    configs.sort(key=lambda config: config.source != "FromClass")  # stable: the order of each stays
-    return Claim(*found, devices=tuple(mine), configs=tuple(configs))
+    configs = []
+    for number, config in enumerate(objects(devices, "config", path)):
+        opaque = mapping(config, "opaque", f"{path}.config[{number}]")
+        if _is_driver(opaque.get("driver"), driver):
+            configs.append(_config(config, opaque, f"{path}.config[{number}]"))
+    configs.sort(
+        key=lambda config: config.source != "FromClass"
+    )  # a stable sort: the order within a source stays
+    return Claim(*found, devices=tuple(allocated), configs=tuple(configs))
 
 
-# --- which claim -------------------------------------------------------------------------------------------
+# --- identity ----------------------------------------------------------------------------------------------
 
 
 def _check_kind(obj: Object) -> None:
     version, kind = obj.get("apiVersion"), obj.get("kind")
-    if not isinstance(version, str) or not version.startswith(GROUP) or kind != "ResourceClaim":
-        raise ValueError(f"{short(kind)} of {short(version)} is no ResourceClaim of {GROUP[:-1]}")
+    if not isinstance(version, str) or not version.startswith(API_GROUP) or kind != "ResourceClaim":
+        raise ValueError(f"{short(kind)} of {short(version)} is not a ResourceClaim of {API_GROUP[:-1]}")
 
 
 def _ref(obj: Object) -> ClaimRef:
@@ -98,55 +103,55 @@ def _check_ref(found: ClaimRef, wanted: ClaimRef) -> None:
         refuse("metadata", f"is of {found}, not of {wanted}")
     if found.uid != wanted.uid:
         raise TransientError(
-            f"the claim of this name has UID {found.uid}, not {wanted.uid}: it was deleted and made anew",
+            f"the claim of this name has UID {found.uid}, not {wanted.uid}: it was deleted and created again",
             code="claim.uid_mismatch",
         )
 
 
-# --- what it was given, and what was asked for -------------------------------------------------------------
+# --- devices and parameters -------------------------------------------------------------------------------
 
 
-def _device(result: Object, place: str) -> ClaimDevice:
-    consumed = mapping(result, "consumedCapacity", place)
+def _device(result: Object, path: str) -> ClaimDevice:
+    consumed = mapping(result, "consumedCapacity", path)
     return ClaimDevice(
-        request=_name(result, "request", place),
-        driver=_name(result, "driver", place),
-        pool=_name(result, "pool", place),
-        device=_name(result, "device", place),
-        share_id=_name(result, "shareID", place) if result.get("shareID") is not None else "",
-        admin=_switch(result, "adminAccess", place),
+        request=_name(result, "request", path),
+        driver=_name(result, "driver", path),
+        pool=_name(result, "pool", path),
+        device=_name(result, "device", path),
+        share_id=_name(result, "shareID", path) if result.get("shareID") is not None else "",
+        admin=_boolean(result, "adminAccess", path),
         consumed=tuple(sorted((key, str(amount)) for key, amount in consumed.items())),
     )
 
 
-def _config(config: Object, opaque: Object, place: str) -> ClaimConfig:
+def _config(config: Object, opaque: Object, path: str) -> ClaimConfig:
     requests = config.get("requests")
     if requests is None:
         requests = []
     if not isinstance(requests, list) or not all(_is_name(request) for request in requests):
-        refuse(f"{place}.requests", "is no list of names")
-    source = _name(config, "source", place)
+        refuse(f"{path}.requests", "is not a list of names")
+    source = _name(config, "source", path)
     return ClaimConfig(
-        source, tuple(requests), _parameters(opaque.get("parameters"), f"{place}.opaque.parameters")
+        source, tuple(requests), _parameters(opaque.get("parameters"), f"{path}.opaque.parameters")
     )
 
 
-def _parameters(value: object, place: str) -> Object:
+def _parameters(value: object, path: str) -> Object:
     if not isinstance(value, Mapping):
-        raise BadConfig(f"{place}: is {kind_of(value)}, no object", code="config.decode")
-    if not _is_flatter(value, DEPTH_MAX):
-        raise BadConfig(f"{place}: is nested more than {DEPTH_MAX} deep", code="config.decode")
+        raise BadConfig(f"{path}: is {kind_of(value)}, not an object", code="config.decode")
+    if not _fits_depth(value, DEPTH_MAX):
+        raise BadConfig(f"{path}: is nested deeper than {DEPTH_MAX} levels", code="config.decode")
     try:
         text = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
-    except (TypeError, ValueError):  # not from JSON: a date of YAML, a key that is no text
-        raise BadConfig(f"{place}: has values that JSON has not", code="config.decode") from None
+    except (TypeError, ValueError):  # not from JSON: a YAML date, a key that is not a string
+        raise BadConfig(f"{path}: has values that JSON cannot represent", code="config.decode") from None
     size = len(text.encode(errors="surrogatepass"))
-    if size > PARAMETERS_BYTES:
-        raise BadConfig(f"{place}: {size} bytes, limit {PARAMETERS_BYTES}", code="config.decode")
+    if size > PARAMETERS_MAX_BYTES:
+        raise BadConfig(f"{path}: {size} bytes, limit {PARAMETERS_MAX_BYTES}", code="config.decode")
     return value
 
 
-def _is_flatter(value: object, depth: int) -> bool:
+def _fits_depth(value: object, depth: int) -> bool:
     level = [value]
     for _ in range(depth):
         level = [child for parent in level for child in _children(parent)]
@@ -162,15 +167,15 @@ def _children(value: object) -> list[object]:
 # --- single values -----------------------------------------------------------------------------------------
 
 
-def _name(parent: Object, key: str, place: str) -> str:
+def _name(parent: Object, key: str, path: str) -> str:
     value = parent.get(key)
     if not _is_name(value):
-        refuse(f"{place}.{key}", f"{short(value)} is no name")
+        refuse(f"{path}.{key}", f"{short(value)} is not a name")
     return str(value)
 
 
 def _is_name(value: object) -> bool:
-    """One word. Looser than the API server, which may one day allow more than it does."""
+    """Return whether a value can be a name; looser than the API server, whose rules may change."""
     return (
         isinstance(value, str)
         and 0 < len(value) <= NAME_BYTES
@@ -180,12 +185,69 @@ def _is_name(value: object) -> bool:
     )
 
 
-def _switch(parent: Object, key: str, place: str) -> bool:
+def _boolean(parent: Object, key: str, path: str) -> bool:
     value = parent.get(key)
     if value is not None and not isinstance(value, bool):
-        refuse(f"{place}.{key}", f"{short(value)} is neither true nor false")
+        refuse(f"{path}.{key}", f"{short(value)} is neither true nor false")
     return value is True
 
 
-def _is(value: object, driver: str) -> bool:
-    return isinstance(value, str) and value == driver
+def _is_driver(value: object, name: str) -> bool:
+    return isinstance(value, str) and value == name
+
+
+class Parameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Base class of a driver's parameter types and of the objects within them.
+
+    A field without a default is required. A ``__post_init__`` that raises ValueError rejects values that the
+    types alone allow.
+    """
+
+
+P = TypeVar("P", bound=Parameters)
+
+
+def decode_parameters(config: ClaimConfig, kinds: Mapping[str, type[P]]) -> P:
+    """Decode a claim's parameters into one of the driver's types.
+
+    Args:
+        config: One configuration of a claim.
+        kinds: Types by ``<apiVersion>/<kind>``, e.g. ``gpu.example.com/v1/GpuParameters``.
+
+    Raises:
+        BadConfig: ``config.decode``, with the kind and the wrong field.
+    """
+    version, kind = (config.parameters.get(key) for key in ("apiVersion", "kind"))
+    for key, value in (("apiVersion", version), ("kind", kind)):
+        if not isinstance(value, str) or not value:
+            raise _undecodable(config, f"parameters have no {key}")
+    name = f"{version}/{kind}"
+    if name not in kinds:
+        summary = f"{name[:128]!a} is not one of the driver's kinds{suggestion(name[:128], kinds)}"
+        raise _undecodable(config, summary, f"Known kinds: {', '.join(sorted(kinds))}")
+    fields = {key: value for key, value in config.parameters.items() if key not in {"apiVersion", "kind"}}
+    try:
+        return msgspec.convert(fields, kinds[name])
+    except msgspec.ValidationError as error:
+        raise _undecodable(config, f"{kind}: {_one_line(str(error))}") from None
+
+
+def configs_for(claim: Claim, request: str) -> tuple[ClaimConfig, ...]:
+    """Return the configurations of a request; the last one takes precedence.
+
+    Args:
+        claim: The claim with its parameters.
+        request: Name of a request as a device of the claim has it. ``<request>/<subrequest>`` has the
+            configurations of both names.
+    """
+    names = {request, request.partition("/")[0]}
+    return tuple(config for config in claim.configs if not config.requests or names & set(config.requests))
+
+
+def _undecodable(config: ClaimConfig, summary: str, detail: str = "") -> BadConfig:
+    return BadConfig(summary, code="config.decode", detail=detail, requests=config.requests)
+
+
+def _one_line(text: str) -> str:
+    """Return a message that quotes the user's input as one printable line."""
+    return text[:1].lower() + "".join(char if char.isprintable() else "?" for char in text[1:])

@@ -1,129 +1,128 @@
-"""What kind of failure it is that a claim could not be prepared: all evidence, weighed in one ranking.
+"""Classification of failed prepares: ranks all evidence and builds the verdict.
 
-Owns the ranking and what becomes of the winner. What a piece of evidence shows of itself is
-agent.prepare.scoring, what follows from a code agent.prepare.taxonomy, how it is put for the kubelet
-agent.prepare.message.
+Scores of single pieces come from agent.prepare.scoring, consequences of a code from agent.prepare.taxonomy,
+the kubelet's text from agent.prepare.message.
 
-Of one failure's evidence the weightiest decides; among equals the outermost exception. Then the health
-engine: a device of the claim that it holds Unhealthy is the reason, unless something else is shown. One that
-is down knows nothing now, and what it last said shows nothing. Of several failures at once the worst is told.
-How often something came is not looked at: it shows nothing.
+Within one failure the evidence with the greatest weight decides; among equals the outermost exception. An
+Unhealthy device of the claim is then the cause unless the evidence proves another one. While the health
+engine is down its last state does not count. Of several failures at once the worst is reported. Repetition
+does not change a class.
 """
 
 from collections.abc import Sequence
 from typing import Final
 
-from agent.devices.taint_keys import spot_of
+from agent.devices.taint_keys import taint_id
 from agent.model.claim import DeviceRef
 from agent.model.health import DeviceHealth, Health
 from agent.model.prepare import ErrorClass, PrepareVerdict
 from agent.prepare.evidence import Evidence, HealthEngineEvidence, Text
-from agent.prepare.exceptions import failures
-from agent.prepare.judgement import Context, EvidenceScore, Weight
-from agent.prepare.normalize import clean, shorten
-from agent.prepare.scoring import judge
+from agent.prepare.extract import evidence_chains
+from agent.prepare.normalize import sanitize, shorten
+from agent.prepare.scoring import Context, EvidenceScore, Weight, score
 from agent.prepare.taxonomy import row_of
 
-__all__ = ["Context", "classify", "classify_evidence", "device_verdict", "judge_devices"]
+__all__ = ["Context", "classify", "classify_evidence", "classify_unhealthy_devices", "health_engine_evidence"]
 
 EVIDENCE_MAX: Final = 8
 DETAIL_CHARS: Final = 600
 WORST_FIRST: Final = (
-    ErrorClass.FAILED_DEVICE,  # or the next claim would be given the device
+    ErrorClass.FAILED_DEVICE,  # else the scheduler gives the device to the next claim
     ErrorClass.BAD_CONFIG,
     ErrorClass.PERMANENT,
-    ErrorClass.UNKNOWN,  # trying twice may do harm; what passes is tried again within the call
+    ErrorClass.UNKNOWN,  # a retry may do harm; transient failures are retried within the call
     ErrorClass.TRANSIENT,
 )
-"""Which of several failures at once is told."""
+"""Order in which one of several failures at once is reported."""
 
 
 def classify(error: BaseException, context: Context) -> PrepareVerdict:
-    """What kind of failure an exception is."""
-    chains = failures(error, context.operation)
-    found = [_one_failure(chain, context) for chain in chains]
-    held = _held([piece for chain in chains for piece in chain], context)
-    return _verdict(_with_others(_worst(found), found, held), context)
+    """Classify an exception."""
+    chains = evidence_chains(error, context.operation)
+    scores = [_score_failure(chain, context) for chain in chains]
+    unhealthy = _unhealthy_devices([piece for chain in chains for piece in chain], context)
+    return _verdict(_with_other_devices(_worst_failure(scores), scores, unhealthy), context)
 
 
 def classify_evidence(evidence: Sequence[Evidence], context: Context) -> PrepareVerdict:
-    """What kind of failure it is that all this is evidence of, the outermost first."""
-    found = _one_failure(evidence or (Text(""),), context)
-    return _verdict(_with_others(found, [found], _held(evidence, context)), context)
+    """Classify one failure by its evidence, the outermost first."""
+    worst = _score_failure(evidence or (Text(""),), context)
+    return _verdict(_with_other_devices(worst, [worst], _unhealthy_devices(evidence, context)), context)
 
 
-def judge_devices(context: Context) -> PrepareVerdict | None:
-    """What there is to say of a claim if the health engine holds a device of it Unhealthy; else None."""
-    held = _held((), context)
-    return _verdict(_engines(held), context) if held else None
+def classify_unhealthy_devices(context: Context) -> PrepareVerdict | None:
+    """Return the verdict of a claim that has an Unhealthy device; None: it has none."""
+    unhealthy = _unhealthy_devices((), context)
+    return _verdict(_score_unhealthy(unhealthy), context) if unhealthy else None
 
 
 # --- the ranking -------------------------------------------------------------------------------------------
 
 
-def _one_failure(evidence: Sequence[Evidence], context: Context) -> EvidenceScore:
-    held = _held(evidence, context)
-    judged = [judge(piece, context) for piece in evidence if piece not in held]
-    if not judged:
-        return _engines(held)
-    best = max(judged, key=lambda one: one.weight)  # the first of equals: the outermost
-    said = _once(best.said + tuple(word for one in judged for word in one.said))
-    known = tuple(str(one) for one in held)
-    if held and _outranked(best, held):
-        return _in_engines_words(best, held)._replace(said=_once(known + said))
-    return best._replace(said=_once(said + known))
+def _score_failure(evidence: Sequence[Evidence], context: Context) -> EvidenceScore:
+    unhealthy = _unhealthy_devices(evidence, context)
+    scores = [score(piece, context) for piece in evidence if piece not in unhealthy]
+    if not scores:
+        return _score_unhealthy(unhealthy)
+    best = max(scores, key=lambda score: score.weight)  # the first of equals: the outermost
+    lines = _unique(best.evidence + tuple(line for one in scores for line in one.evidence))
+    engine_evidence = tuple(str(device) for device in unhealthy)
+    if unhealthy and _health_engine_decides(best, unhealthy):
+        best = _health_engine_score(best, unhealthy)
+        return best._replace(evidence=_unique(engine_evidence + lines))
+    return best._replace(evidence=_unique(lines + engine_evidence))
 
 
-def _in_engines_words(best: EvidenceScore, held: Sequence[HealthEngineEvidence]) -> EvidenceScore:
-    """The same whether the health engine knew it before, or by the driver's own word of a while ago."""
+def _health_engine_score(best: EvidenceScore, unhealthy: Sequence[HealthEngineEvidence]) -> EvidenceScore:
+    """Return the health engine's score for a failure that its Unhealthy devices explain."""
     named = best.devices if best.error_class is ErrorClass.FAILED_DEVICE else ()
-    engines = _engines([one for one in held if one.device in named] or held)
+    engines = _score_unhealthy([one for one in unhealthy if one.device in named] or unhealthy)
     detail = engines.detail or (best.detail if best.code == engines.code else "")
     return engines._replace(detail=detail, requests=best.requests or engines.requests)
 
 
-def _outranked(best: EvidenceScore, held: Sequence[HealthEngineEvidence]) -> bool:
-    """A device that the health engine holds Unhealthy is the reason: nothing shows another one."""
-    if best.before is not None:
+def _health_engine_decides(best: EvidenceScore, unhealthy: Sequence[HealthEngineEvidence]) -> bool:
+    """Return whether the Unhealthy devices are the cause: no stronger evidence shows another one."""
+    if best.verdict is not None:
         return False
     if best.error_class is ErrorClass.FAILED_DEVICE:
-        return set(best.devices) <= {one.device for one in held}  # what the engine says of them, so do we
+        return set(best.devices) <= {one.device for one in unhealthy}  # the engine's cause counts for them
     return best.weight < Weight.FACT or best.error_class not in {ErrorClass.BAD_CONFIG, ErrorClass.PERMANENT}
 
 
-def _worst(found: Sequence[EvidenceScore]) -> EvidenceScore:
-    """Of several failures the one to tell; the same one, in whatever order they came."""
+def _worst_failure(found: Sequence[EvidenceScore]) -> EvidenceScore:
+    """Return the failure to report; the choice does not depend on their order."""
     ranked = sorted(found, key=_rank)
     worst = ranked[0]
     same = [one for one in ranked if (one.error_class, one.code) == (worst.error_class, worst.code)]
     all_named = all(one.requests for one in same)
     return worst._replace(
-        said=_once(tuple(word for one in ranked for word in one.said)),
+        evidence=_unique(tuple(line for one in ranked for line in one.evidence)),
         devices=tuple(sorted({device for one in same for device in one.devices})),
         requests=tuple(sorted({request for one in same for request in one.requests})) if all_named else (),
     )
 
 
-def _with_others(
-    worst: EvidenceScore, found: Sequence[EvidenceScore], held: Sequence[HealthEngineEvidence]
+def _with_other_devices(
+    worst: EvidenceScore, found: Sequence[EvidenceScore], unhealthy: Sequence[HealthEngineEvidence]
 ) -> EvidenceScore:
-    """What is told, with the claim's other broken devices, if a device is to blame."""
+    """Return the score with the claim's other broken devices as detail, if a device is to blame."""
     if worst.error_class is not ErrorClass.FAILED_DEVICE:
         return worst
     others = {
-        device: f"{device} is broken, too: {one.code}"
+        device: f"{device} is also broken: {one.code}"
         for one in sorted(found, key=_rank, reverse=True)
         if one.error_class is ErrorClass.FAILED_DEVICE
         for device in one.devices
     }
-    others |= {one.device: f"{one.device} is Unhealthy, too: {one.code}" for one in held}
+    others |= {one.device: f"{one.device} is also Unhealthy: {one.code}" for one in unhealthy}
     more = [others[device] for device in sorted(others) if device not in worst.devices]
     return worst._replace(detail="; ".join([worst.detail, *more] if worst.detail else more))
 
 
 def _rank(one: EvidenceScore) -> tuple[object, ...]:
-    """The worst class first, then the weightiest; words and numbers, so that no two have the same rank."""
-    told = (
+    """Return the sort key: worst class, greatest weight, then all texts, so that ties are impossible."""
+    texts = (
         one.code,
         one.summary,
         one.detail,
@@ -132,45 +131,46 @@ def _rank(one: EvidenceScore) -> tuple[object, ...]:
         one.retry_after_s or 0.0,
         str(one.scope),
     )
-    return (WORST_FIRST.index(one.error_class), -one.weight, *told)
+    return (WORST_FIRST.index(one.error_class), -one.weight, *texts)
 
 
-def _once(said: tuple[str, ...]) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(said))[:EVIDENCE_MAX]
+def _unique(lines: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(lines))[:EVIDENCE_MAX]
 
 
 # --- the health engine -------------------------------------------------------------------------------------
 
 
-def _held(evidence: Sequence[Evidence], context: Context) -> tuple[HealthEngineEvidence, ...]:
-    """The claim's devices that the health engine holds Unhealthy, in the order of their names."""
+def _unhealthy_devices(evidence: Sequence[Evidence], context: Context) -> tuple[HealthEngineEvidence, ...]:
+    """Return the claim's Unhealthy devices, sorted by name."""
     refs = {device.ref for device in context.claim.devices}
     known = {piece.device: piece for piece in evidence if isinstance(piece, HealthEngineEvidence)}
     if context.engine_up:
-        known |= {ref: device_verdict(ref, context.health[ref]) for ref in refs & context.health.keys()}
+        reported = refs & context.health.keys()
+        known |= {ref: health_engine_evidence(ref, context.health[ref]) for ref in reported}
     return tuple(known[ref] for ref in sorted(known) if known[ref].health is Health.UNHEALTHY)
 
 
-def device_verdict(ref: DeviceRef, health: DeviceHealth) -> HealthEngineEvidence:
-    """What the health engine holds of a device, by its worst cause."""
+def health_engine_evidence(ref: DeviceRef, health: DeviceHealth) -> HealthEngineEvidence:
+    """Return a device's state as evidence, with its worst cause."""
     if not health.causes:
         return HealthEngineEvidence(ref, health.health, "device.unhealthy", health.message)
     worst = max(health.causes, key=lambda cause: cause.severity)  # the first of equals
     return HealthEngineEvidence(ref, health.health, worst.code, worst.evidence, worst.advice)
 
 
-def _engines(held: Sequence[HealthEngineEvidence]) -> EvidenceScore:
-    """In the words of the health message: both say the same."""
-    first, *rest = held
+def _score_unhealthy(unhealthy: Sequence[HealthEngineEvidence]) -> EvidenceScore:
+    """Score Unhealthy devices with the text of their health message."""
+    first, *rest = unhealthy
     return EvidenceScore(
-        Weight.WORD,
+        Weight.DRIVER,
         first.code or "device.unhealthy",
         ErrorClass.FAILED_DEVICE,
-        clean(first.text) or "the device is Unhealthy",
+        sanitize(first.text) or "the device is Unhealthy",
         1.0,
-        said=tuple(str(one) for one in held),
-        detail="; ".join(f"{one.device}: {one.code}: {clean(one.text)}" for one in rest),
-        devices=tuple(one.device for one in held),
+        evidence=tuple(str(one) for one in unhealthy),
+        detail="; ".join(f"{one.device}: {one.code}: {sanitize(one.text)}" for one in rest),
+        devices=tuple(one.device for one in unhealthy),
         advice=first.advice,
     )
 
@@ -178,28 +178,28 @@ def _engines(held: Sequence[HealthEngineEvidence]) -> EvidenceScore:
 # --- the verdict -------------------------------------------------------------------------------------------
 
 
-def _verdict(judged: EvidenceScore, context: Context) -> PrepareVerdict:
-    if judged.before is not None:
-        return judged.before
-    claim, row = context.claim, row_of(judged.code, judged.error_class)
-    blamed = judged.error_class is ErrorClass.FAILED_DEVICE
-    devices = judged.devices if blamed else tuple(device.ref for device in claim.devices)
-    requests = judged.requests or tuple(device.request for device in claim.devices if device.ref in devices)
-    said = judged.said if context.engine_up else (*judged.said, "health engine is down")
+def _verdict(decisive: EvidenceScore, context: Context) -> PrepareVerdict:
+    if decisive.verdict is not None:
+        return decisive.verdict
+    claim, row = context.claim, row_of(decisive.code, decisive.error_class)
+    is_device_failure = decisive.error_class is ErrorClass.FAILED_DEVICE
+    devices = decisive.devices if is_device_failure else tuple(device.ref for device in claim.devices)
+    requests = decisive.requests or tuple(device.request for device in claim.devices if device.ref in devices)
+    evidence = decisive.evidence if context.engine_up else (*decisive.evidence, "health engine is down")
     return PrepareVerdict(
-        error_class=judged.error_class,
-        code=judged.code,
-        scope=judged.scope or row.scope,
+        error_class=decisive.error_class,
+        code=decisive.code,
+        scope=decisive.scope or row.scope,
         claim=claim.ref,
-        summary=shorten(judged.summary or row.why),
+        summary=shorten(decisive.summary or row.why),
         requests=tuple(sorted(set(requests))),
         devices=tuple(sorted(set(devices))),
-        detail=shorten(judged.detail, DETAIL_CHARS),
-        evidence=said,
-        confidence=judged.confidence,
-        advice=judged.advice or row.advice,
-        retry_after_s=judged.retry_after_s,
+        detail=shorten(decisive.detail, DETAIL_CHARS),
+        evidence=evidence,
+        confidence=decisive.confidence,
+        advice=decisive.advice or row.advice,
+        retry_after_s=decisive.retry_after_s,
         sticky_s=row.sticky_s,
         health=row.health,
-        taint=row.taint and row.taint._replace(value=spot_of(judged.code, domain="").value),
+        taint=row.taint and row.taint._replace(value=taint_id(decisive.code, domain="").value),
     )

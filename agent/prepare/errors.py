@@ -1,25 +1,30 @@
-"""What a driver raises to say itself of what kind a failure is.
+"""Exceptions and marks with which a driver describes its failures.
 
-Any other exception is judged by what it is (:mod:`agent.prepare.classify`).
+A driver raises a :class:`DriverError` to name the class of a failure itself. Any other exception is
+classified by its type and its numbers (:mod:`agent.prepare.classify`). The same errno means something else in
+each operation, so :class:`doing` marks an exception with the operation; the innermost mark counts. The mark
+is an attribute of the exception, so nothing has to be stored elsewhere.
 """
 
 from collections.abc import Sequence
+from contextlib import suppress
+from types import TracebackType
+from typing import Final, NamedTuple
 
 from agent.model.claim import ClaimDevice, DeviceRef
-from agent.model.prepare import PrepareVerdict, Scope
+from agent.model.prepare import Operation, PrepareVerdict, Scope
 
 
 class DriverError(Exception):
-    """A failure whose kind the driver knows.
+    """A failure that the driver describes itself.
 
     Args:
-        summary: One line for people, with the numbers that were compared. No times, addresses or counters:
-            the same facts must give the same text, or Kubernetes' events are throttled.
-        code: Stable dotted code in the driver's own words, e.g. ``fpga.bank_locked``; what is none counts as
-            not said.
-        detail: More, likewise stable.
-        requests: Of the claim, those that failed; none: all.
-        retry_after_s: When trying again can help at the earliest.
+        summary: One line for operators, with the numbers that were compared. No times, addresses or counters:
+            the same facts must give the same text, or Kubernetes throttles the events.
+        code: Stable dotted code of the driver, e.g. ``fpga.bank_locked``; an invalid code is ignored.
+        detail: Further text, equally stable.
+        requests: Failed requests of the claim; none: all.
+        retry_after_s: Earliest time at which a retry can help [s].
     """
 
     default_code = "driver.error"
@@ -42,7 +47,7 @@ class DriverError(Exception):
 
 
 class TransientError(DriverError):
-    """Trying again can help; it is tried again within the same call, then by the kubelet.
+    """A failure that a retry can solve; it is retried within the same call, then by the kubelet.
 
     Args: those of :class:`DriverError`.
     """
@@ -51,7 +56,7 @@ class TransientError(DriverError):
 
 
 class BadConfig(DriverError):
-    """What the user asked for can never be had.
+    """A request of the user that can never be satisfied.
 
     Args: those of :class:`DriverError`.
     """
@@ -60,13 +65,13 @@ class BadConfig(DriverError):
 
 
 class FailedDevice(DriverError):
-    """A device of the claim is broken.
+    """A broken device of the claim.
 
-    It is believed for this claim whatever the health engine says; the device becomes Unhealthy.
+    The report counts for this claim whatever the health engine found; the device becomes Unhealthy.
 
     Args:
-        device: Which; a name alone is looked up among the claim's devices. What the claim does not have is
-            not believed: nothing shows then of what kind the failure is.
+        device: The broken device; a name alone is looked up among the claim's devices. If the claim does not
+            have the device, the failure is of class unknown.
         summary: This and the rest are those of :class:`DriverError`.
     """
 
@@ -87,11 +92,11 @@ class FailedDevice(DriverError):
 
 
 class PermanentError(DriverError):
-    """Neither the claim nor a device is at fault: the node or the driver must change.
+    """A failure of the node or the driver, which must change; neither the claim nor a device is at fault.
 
     Args:
         summary: This and the rest are those of :class:`DriverError`.
-        scope: How much else fails alike: with ``NODE`` or ``DRIVER`` other claims, too.
+        scope: Reach of the failure: with ``NODE`` or ``DRIVER`` other claims fail, too.
     """
 
     default_code = "driver.permanent"
@@ -110,9 +115,55 @@ class PermanentError(DriverError):
 
 
 class PrepareError(Exception):
-    """A claim that could not be prepared, judged. Its text is what the kubelet is told."""
+    """A failed prepare with its verdict. Its text is the error that the kubelet gets."""
 
     def __init__(self, verdict: PrepareVerdict, text: str) -> None:
         super().__init__(text)
         self.verdict = verdict
         self.text = text
+
+
+_ATTRIBUTE: Final = "_drahealth_doing"
+
+
+class OperationMark(NamedTuple):
+    """Operation during which an exception came, and its object."""
+
+    operation: Operation
+    path: str = ""
+    """File or device name; empty: unknown."""
+
+
+class doing:
+    """Context manager that marks a passing exception with the operation::
+
+        with doing(Operation.CDI, path):
+            path.write_text(spec)
+
+    Args:
+        path: Object of the operation: a file, or with ``Operation.DEVICE`` the name of a device of the claim.
+
+    Raises:
+        ValueError: The operation is unknown.
+    """
+
+    # Not a contextlib.contextmanager: that assigns to the exception, and a frozen exception refuses it.
+
+    def __init__(self, operation: Operation, path: object = "") -> None:
+        self._doing = OperationMark(Operation(operation), str(path))
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is not None and operation_of(error) is None:
+            with suppress(Exception):  # an exception without attributes stays unmarked
+                setattr(error, _ATTRIBUTE, self._doing)
+
+
+def operation_of(error: BaseException) -> OperationMark | None:
+    """Return the mark of an exception; None: it has none."""
+    mark = getattr(error, _ATTRIBUTE, None)
+    return mark if isinstance(mark, OperationMark) else None

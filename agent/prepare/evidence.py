@@ -1,7 +1,6 @@
-"""What can show of what kind a failure is: values with a short, stable form for people.
+"""Kinds of evidence for the class of a failure: values with a short, stable text.
 
-Owns the kinds of evidence. Where they come from is agent.prepare.exceptions; what they mean,
-agent.prepare.codes and agent.prepare.classify.
+agent.prepare.extract finds evidence, agent.prepare.codes and agent.prepare.scoring classify it.
 """
 
 import errno
@@ -46,48 +45,48 @@ NVML_NAMES: Final[Mapping[int, str]] = {
     30: "RESET_TYPE_NOT_SUPPORTED",
     999: "UNKNOWN",
 }
-"""Of native/src/gpu/nvml.h."""
+"""Return codes of NVML, as in native/src/gpu/nvml.h."""
 
 GRPC_NAMES: Final = (
     "OK", "CANCELLED", "UNKNOWN", "INVALID_ARGUMENT", "DEADLINE_EXCEEDED", "NOT_FOUND", "ALREADY_EXISTS",
     "PERMISSION_DENIED", "RESOURCE_EXHAUSTED", "FAILED_PRECONDITION", "ABORTED", "OUT_OF_RANGE",
     "UNIMPLEMENTED", "INTERNAL", "UNAVAILABLE", "DATA_LOSS", "UNAUTHENTICATED",
 )  # fmt: skip
-"""By number."""
+"""gRPC status names, indexed by number."""
 
 
-def _while(operation: Operation | None) -> str:
-    return f" while {operation}" if operation else ""
+def _during(operation: Operation | None) -> str:
+    return f" during {operation}" if operation else ""
 
 
 class Errno(NamedTuple):
-    """The kernel's answer to a system call."""
+    """Error number of a system call."""
 
     number: int
     operation: Operation | None = None
     path: str = ""
     text: str = ""
-    """What the C library calls it."""
+    """Text of the C library for the number."""
 
     @property
     def name(self) -> str:
-        """``ENOSPC``; a number that nobody knows as it is."""
+        """Name of the number, such as ``ENOSPC``; an unknown number as digits."""
         return errno.errorcode.get(self.number, str(self.number))
 
     def __str__(self) -> str:
-        return f"errno {self.name}{_while(self.operation)}"
+        return f"errno {self.name}{_during(self.operation)}"
 
 
 class NvmlCode(NamedTuple):
-    """What NVML returned."""
+    """Return code of NVML."""
 
     code: int
     device: str = ""
-    """Which of the claim's devices was asked about; empty: not said."""
+    """Device of the claim that the call was about; empty: unknown."""
 
     @property
     def name(self) -> str:
-        """NVML's own name without its prefix."""
+        """NVML's name of the code, without its prefix."""
         return NVML_NAMES.get(self.code, "unknown code")
 
     def __str__(self) -> str:
@@ -95,14 +94,14 @@ class NvmlCode(NamedTuple):
 
 
 class GrpcStatus(NamedTuple):
-    """How a call of another service ended."""
+    """gRPC status of a call to another service."""
 
     code: int
     message: str = ""
 
     @property
     def name(self) -> str:
-        """gRPC's own name."""
+        """gRPC's name of the status."""
         return GRPC_NAMES[self.code] if 0 <= self.code < len(GRPC_NAMES) else "unknown code"
 
     def __str__(self) -> str:
@@ -110,71 +109,71 @@ class GrpcStatus(NamedTuple):
 
 
 class HttpStatus(NamedTuple):
-    """What an HTTP server answered."""
+    """HTTP status of a server's answer."""
 
     status: int
     reason: str = ""
-    """Of the API server's Status, ``Conflict``; else the phrase of the status line."""
+    """Reason of the API server's Status, such as ``Conflict``; else the phrase of the status line."""
     message: str = ""
     kubernetes: bool = False
-    """The API server is known to have said it; else it may have been any."""
+    """Whether the API server is known to have answered; else any server may have."""
 
     def __str__(self) -> str:
         return f"{'API' if self.kubernetes else 'HTTP'} {self.status} {self.reason}".rstrip()
 
 
 class DecodeError(NamedTuple):
-    """Something could not be decoded, or is not what it should be."""
+    """Input that could not be decoded, or that a type check rejected."""
 
     by: str
-    """The exception's name."""
+    """Name of the exception."""
     text: str
     operation: Operation | None = None
-    refused: bool = False
-    """It could be read, and a check of types refused it: few check anything but parameters that way."""
+    rejected: bool = False
+    """Whether a type check rejected decodable input: drivers mostly check parameters that way."""
 
     def __str__(self) -> str:
-        return f"{self.by}{_while(self.operation)}"
+        return f"{self.by}{_during(self.operation)}"
 
 
 class WrongValue(NamedTuple):
-    """One of the language's own errors about a value came while parameters were read."""
+    """A ValueError, LookupError or TypeError of Python while parameters were read."""
 
     by: str
     text: str
 
     def __str__(self) -> str:
-        return f"{self.by}{_while(Operation.CONFIG)}"
+        return f"{self.by}{_during(Operation.CONFIG)}"
 
 
-class Unconnected(NamedTuple):
-    """A connection could not be made, and no number of the kernel's says why: no address, no trust."""
+class NoConnection(NamedTuple):
+    """A failed connection without an errno: an unknown address, or a TLS error."""
 
     by: str
     text: str
     operation: Operation | None = None
 
     def __str__(self) -> str:
-        return f"{self.by}{_while(self.operation)}"
+        return f"{self.by}{_during(self.operation)}"
 
 
 class UnreadableCdiFile(NamedTuple):
-    """A CDI file that cannot be understood."""
+    """A CDI file that cannot be parsed."""
 
     path: str
     text: str
 
     def __str__(self) -> str:
-        return f"CDI file {self.path} not understood" if self.path else "CDI file not understood"
+        return f"CDI file {self.path} cannot be parsed" if self.path else "CDI file cannot be parsed"
 
 
 class HealthEngineEvidence(NamedTuple):
-    """What the health engine holds of a device."""
+    """Health engine's state of a device."""
 
     device: DeviceRef
     health: Health
     code: str = ""
-    """Of its worst cause."""
+    """Code of the device's worst cause."""
     text: str = ""
     advice: str = ""
 
@@ -182,30 +181,30 @@ class HealthEngineEvidence(NamedTuple):
         return f"health engine: {self.device} {self.health.name.capitalize()}{self.code and f', {self.code}'}"
 
 
-class TimedOut(NamedTuple):
-    """Something was not done in time."""
+class Timeout(NamedTuple):
+    """A timeout."""
 
     by: str
     operation: Operation | None = None
     text: str = ""
 
     def __str__(self) -> str:
-        return f"{self.by}{_while(self.operation)}"
+        return f"{self.by}{_during(self.operation)}"
 
 
-class ClaimResult(NamedTuple):
-    """It was given up from outside."""
+class Interrupted(NamedTuple):
+    """A call that was cancelled or ended from outside."""
 
     by: str
-    leaving: bool = False
-    """The whole process is ending."""
+    process_exit: bool = False
+    """Whether the whole process is ending."""
 
     def __str__(self) -> str:
         return self.by
 
 
-class NoBackend(NamedTuple):
-    """The health backend was asked, and does not answer."""
+class BackendUnreachable(NamedTuple):
+    """A health backend that does not answer."""
 
     text: str = ""
 
@@ -218,7 +217,7 @@ class Raised(NamedTuple):
 
     name: str
     bug: bool
-    """It is one of the language's own for mistakes in programs, as it is: no subclass that somebody named."""
+    """Whether the type is one of Python's own for programming errors; subclasses do not count."""
     text: str = ""
 
     def __str__(self) -> str:
@@ -226,16 +225,16 @@ class Raised(NamedTuple):
 
 
 class Text(NamedTuple):
-    """A text, and nothing else."""
+    """An error text without any type or number."""
 
     text: str
 
     def __str__(self) -> str:
-        return "a text"
+        return "error text"
 
 
 class DriverReportedError(NamedTuple):
-    """What the driver itself says: an agent.prepare.errors.DriverError."""
+    """A class that the driver reported with an agent.prepare.errors.DriverError."""
 
     error_class: ErrorClass
     code: str
@@ -247,25 +246,25 @@ class DriverReportedError(NamedTuple):
     scope: Scope | None = None
 
     def __str__(self) -> str:
-        return f"driver says {self.error_class}, {self.code}"
+        return f"driver reports {self.error_class}, {self.code}"
 
 
-class Judged(NamedTuple):
-    """It was judged before."""
+class ClassifiedBefore(NamedTuple):
+    """A failure that was classified before."""
 
     verdict: PrepareVerdict
 
     def __str__(self) -> str:
-        return f"judged {self.verdict.error_class}, {self.verdict.code}"
+        return f"classified before as {self.verdict.error_class}, {self.verdict.code}"
 
 
-class Handled(NamedTuple):
-    """What was being dealt with when the exception came: perhaps its reason, perhaps not."""
+class HandledBefore(NamedTuple):
+    """An exception that was being handled when the failure came; it may or may not be the cause."""
 
     evidence: "Evidence"
 
     def __str__(self) -> str:
-        return f"{self.evidence} before"
+        return f"{self.evidence}, handled before"
 
 
 Evidence = (
@@ -275,15 +274,15 @@ Evidence = (
     | HttpStatus
     | DecodeError
     | WrongValue
-    | Unconnected
+    | NoConnection
     | UnreadableCdiFile
     | HealthEngineEvidence
-    | TimedOut
-    | ClaimResult
-    | NoBackend
+    | Timeout
+    | Interrupted
+    | BackendUnreachable
     | Raised
     | Text
     | DriverReportedError
-    | Judged
-    | Handled
+    | ClassifiedBefore
+    | HandledBefore
 )

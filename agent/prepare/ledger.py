@@ -1,10 +1,10 @@
-"""What a driver remembers of its prepares: how each claim's last one ended, and devices found broken. Pure.
+"""Ledger of a driver's prepares: each claim's last outcome, and devices that the driver found broken.
 
-Owns when an answer may be given again without trying. Nothing here is changed in place. Times are the wall
-clock's, handed in, because what is remembered outlives the process; what is dated into the future is from
-before the clock was set back, and over.
+Owns when a failure may be answered from the cache. Pure: every function returns a new ledger. Times are wall
+clock, because the ledger outlives the process; a time in the future means that the clock was set back, and
+counts as expired.
 
-Repetition never makes a failure worse: a verdict comes from its evidence, and only its count grows.
+Repetition never makes a failure worse: the verdict follows from its evidence, only its count grows.
 """
 
 from collections.abc import Callable, Collection, Iterable, Mapping
@@ -20,163 +20,176 @@ from agent.prepare import driver_faults as faults
 from agent.prepare.driver_faults import DriverFaults
 
 CLAIMS_MAX: Final = 1024
-"""Many times the claims of a node; the oldest goes."""
-OVER_KEPT_S: Final = 86_400.0
-"""For how long a claim is remembered that is no longer there [s]."""
-TOLD_STICKY_S: Final = 60
-"""Of a failure that shows in nothing but the driver's word. The kubelet comes again after 60 to 90 s, and
-then the driver is asked again: nobody else could say that the device works [s]."""
-STICKY: Final = frozenset({ErrorClass.BAD_CONFIG, ErrorClass.FAILED_DEVICE, ErrorClass.PERMANENT})
-"""What may be answered without trying; of anything else a new try is the remedy."""
+"""Most claims in a ledger, many times those of a node; the oldest is dropped."""
+UNPREPARED_KEPT_S: Final = 86_400.0
+"""Time that the ledger keeps a claim after its unprepare [s]."""
+DRIVER_FAULT_CACHE_S: Final = 60
+"""Time that a failure is cached which only the driver's report shows [s]. The kubelet retries after
+60 to 90 s; then the driver is called again, because nothing else can show that the device works."""
+CACHED_CLASSES: Final = frozenset({ErrorClass.BAD_CONFIG, ErrorClass.FAILED_DEVICE, ErrorClass.PERMANENT})
+"""Classes that may be answered from the cache; all others need a new try."""
 
 TEXT_MAX: Final = 2000
-"""Characters of each text of a verdict that are remembered..."""
+"""Most characters of each text of a verdict."""
 TEXTS_MAX: Final = 16
-"""...and pieces of evidence."""
-GENERATION_MAX: Final = 120
+"""Most lines of evidence of a verdict."""
+HEALTH_FINGERPRINT_MAX: Final = 120
 
 UNPREPARING: Final = "while unpreparing"
-"""The first evidence of a verdict that is about an unprepare."""
+"""First line of evidence in the verdict of a failed unprepare."""
 
 
 class LedgerEntry(NamedTuple):
-    """What is remembered of one claim."""
+    """Outcome of one claim's last prepare."""
 
     outcome: Outcome
     version: str
-    """Of the driver that it happened to."""
-    over_wall_s: float = 0.0
-    """Since when the claim is unprepared; 0: it is not."""
+    """Version of the driver that prepared the claim."""
+    unprepared_wall_s: float = 0.0
+    """Time of the unprepare; 0: the claim is still prepared."""
 
     @property
-    def at_wall_s(self) -> float:
-        """When something happened to it last."""
-        return max(self.outcome.at_wall_s, self.over_wall_s)
+    def changed_wall_s(self) -> float:
+        """Time of the claim's last prepare or unprepare."""
+        return max(self.outcome.at_wall_s, self.unprepared_wall_s)
 
 
 @dataclass(frozen=True, slots=True)
 class PrepareLedger:
-    """All that is remembered. The default is a driver's first start."""
+    """All claims and driver-reported faults of one driver. The default is the ledger of a first start."""
 
     claims: Mapping[str, LedgerEntry] = field(default_factory=dict)
-    """By the claim's uid; at most :data:`CLAIMS_MAX`."""
-    told: DriverFaults = DriverFaults()  # noqa: RUF009  # a tuple
+    """Entries by the claim's UID; at most :data:`CLAIMS_MAX`."""
+    driver_faults: DriverFaults = DriverFaults()  # noqa: RUF009  # a tuple
 
 
-# --- asking ------------------------------------------------------------------------------------------------
+# --- queries -----------------------------------------------------------------------------------------------
 
 
 def cached_failure(
-    book: PrepareLedger, claim: Claim, generation: str | Callable[[], str], now_wall_s: float, version: str
+    ledger: PrepareLedger,
+    claim: Claim,
+    health_fingerprint: str | Callable[[], str],
+    now_wall_s: float,
+    version: str,
 ) -> PrepareVerdict | None:
-    """The answer to the same question of a while ago, if it still holds.
+    """Return the verdict of the claim's last prepare if it still answers the same request.
 
-    The same question is: the same claim with the same allocation and parameters, to the same version of the
-    driver and, where a device is to blame, with the same known of the devices.
+    The request is the same if the claim has the same allocation and parameters, the driver has the same
+    version and, where a device is to blame, the state of the devices has not changed.
 
     Args:
-        generation: Of the claim's devices, see :func:`generation_of`; a function is called if it matters.
+        health_fingerprint: State of the claim's devices, see :func:`health_fingerprint`, or a function that
+            returns it and is called only if it matters.
     """
-    kept = book.claims.get(claim.uid)
-    if kept is None or (verdict := kept.outcome.verdict) is None or verdict.error_class not in STICKY:
+    entry = ledger.claims.get(claim.uid)
+    if entry is None or (verdict := entry.outcome.verdict) is None:
         return None
-    if not 0 <= now_wall_s - verdict.last_wall_s < verdict.sticky_s or kept.version != version:
+    if verdict.error_class not in CACHED_CLASSES:
         return None
-    if kept.outcome.fingerprint != claim.fingerprint:
+    if not 0 <= now_wall_s - verdict.last_wall_s < verdict.sticky_s or entry.version != version:
+        return None
+    if entry.outcome.fingerprint != claim.fingerprint:
         return None
     if verdict.error_class is ErrorClass.FAILED_DEVICE:
-        now = generation if isinstance(generation, str) else generation()
-        return verdict if kept.outcome.generation == _generation(book, claim, now) else None
+        health = health_fingerprint if isinstance(health_fingerprint, str) else health_fingerprint()
+        return verdict if entry.outcome.generation == _generation(ledger, claim, health) else None
     return verdict
 
 
-def generation_of(devices: Iterable[DeviceHealth | None]) -> str:
-    """A short text of what is known of devices: the same while the facts are, over restarts too.
+def health_fingerprint(devices: Iterable[DeviceHealth | None]) -> str:
+    """Return a short text that is the same while the devices' state is, also after a restart.
 
     Args:
-        devices: In the order of the claim, apart from what the driver told of them; None: nobody knows.
+        devices: In the order of the claim, without driver-reported faults; None: unknown to the engine.
     """
-    text = " ".join(map(_known, devices))
-    return text if len(text) <= GENERATION_MAX else sha256(text.encode("utf-8", "replace")).hexdigest()[:16]
+    text = " ".join(map(_device_fingerprint, devices))
+    if len(text) <= HEALTH_FINGERPRINT_MAX:
+        return text
+    return sha256(text.encode("utf-8", "replace")).hexdigest()[:16]
 
 
-def _known(device: DeviceHealth | None) -> str:
+def _device_fingerprint(device: DeviceHealth | None) -> str:
     if device is None:
         return "?"
     codes = {cause.code for cause in device.causes if cause.severity > Severity.INFO}
     return ":".join([device.health.name.lower(), *sorted(codes)])
 
 
-def _generation(book: PrepareLedger, claim: Claim, known: str) -> str:
-    """With what the driver told of the devices: excused, they are no longer what they were."""
-    live = {(fault.device, fault.code) for fault in book.told.faults if not fault.excused_wall_s}
-    told = sorted(code for device, code in live if device in _refs(claim))
-    return " told:".join([known, *told])
+def _generation(ledger: PrepareLedger, claim: Claim, health: str) -> str:
+    """Return the health fingerprint with the active driver-reported faults of the claim's devices."""
+    active = {(fault.device, fault.code) for fault in ledger.driver_faults.faults if not fault.expired_wall_s}
+    codes = sorted(code for device, code in active if device in _refs(claim))
+    # this separator is in the ledgers on disk
+    return " told:".join([health, *codes])  # verbatim
 
 
-def devices_of(book: PrepareLedger, claim: ClaimRef) -> tuple[DeviceRef, ...]:
-    """The devices that a claim had when it was prepared last."""
-    kept = book.claims.get(claim.uid)
-    return kept.outcome.devices if kept else ()
+def devices_of(ledger: PrepareLedger, claim: ClaimRef) -> tuple[DeviceRef, ...]:
+    """Return the devices that a claim had at its last prepare."""
+    entry = ledger.claims.get(claim.uid)
+    return entry.outcome.devices if entry else ()
 
 
-# --- what happens to a claim -------------------------------------------------------------------------------
+# --- events of a claim -------------------------------------------------------------------------------------
 
 
 def succeeded(
-    book: PrepareLedger, claim: Claim, generation: str, now_wall_s: float, version: str = ""
+    ledger: PrepareLedger, claim: Claim, health_fingerprint: str, now_wall_s: float, version: str = ""
 ) -> PrepareLedger:
-    """A claim was prepared: faults that were told of its devices are excused."""
+    """Record a successful prepare; driver-reported faults of the claim's devices are cleared."""
     devices = _refs(claim)
-    outcome = Outcome(claim.ref, claim.fingerprint, generation, devices, now_wall_s, None)
-    book = replace(book, told=faults.excuse(book.told, devices, now_wall_s))
-    return _with(book, LedgerEntry(outcome, version), now_wall_s)
+    outcome = Outcome(claim.ref, claim.fingerprint, health_fingerprint, devices, now_wall_s, None)
+    ledger = replace(ledger, driver_faults=faults.clear(ledger.driver_faults, devices, now_wall_s))
+    return _with_entry(ledger, LedgerEntry(outcome, version), now_wall_s)
 
 
 def failed(
-    book: PrepareLedger,
+    ledger: PrepareLedger,
     claim: Claim,
-    generation: str,
+    health_fingerprint: str,
     verdict: PrepareVerdict,
     now_wall_s: float,
     version: str = "",
-    held: Collection[DeviceRef] = (),
+    unhealthy: Collection[DeviceRef] = (),
 ) -> tuple[PrepareLedger, PrepareVerdict]:
-    """A claim could not be prepared. Returns the verdict, too: how often it was so by now, and since when.
+    """Record a failed prepare. Returns the verdict with its count and its first time.
 
     Args:
-        generation: Of its devices, see :func:`generation_of`.
-        held: Devices that are Unhealthy already; of others that are to blame, a fault is told.
+        health_fingerprint: State of the claim's devices, see :func:`health_fingerprint`.
+        unhealthy: Devices that are Unhealthy already: no fault is recorded for them.
     """
     verdict = _bounded(verdict)
-    book = replace(book, told=faults.tell(book.told, claim.ref, verdict, now_wall_s, held))
-    verdict = _counted(book, claim, verdict, now_wall_s)
-    known = _generation(book, claim, generation)
-    outcome = Outcome(claim.ref, claim.fingerprint, known, _refs(claim), now_wall_s, verdict)
-    return _with(book, LedgerEntry(outcome, version), now_wall_s), verdict
+    known = faults.record(ledger.driver_faults, claim.ref, verdict, now_wall_s, unhealthy)
+    ledger = replace(ledger, driver_faults=known)
+    verdict = _with_count(ledger, claim, verdict, now_wall_s)
+    generation = _generation(ledger, claim, health_fingerprint)
+    outcome = Outcome(claim.ref, claim.fingerprint, generation, _refs(claim), now_wall_s, verdict)
+    return _with_entry(ledger, LedgerEntry(outcome, version), now_wall_s), verdict
 
 
-def unprepared(book: PrepareLedger, claim: ClaimRef, now_wall_s: float) -> PrepareLedger:
-    """A claim is no longer prepared. How it failed, if it did, is remembered for a day."""
-    kept = book.claims.get(claim.uid)
-    return _with(book, kept._replace(over_wall_s=now_wall_s), now_wall_s) if kept else book
+def unprepared(ledger: PrepareLedger, claim: ClaimRef, now_wall_s: float) -> PrepareLedger:
+    """Record an unprepare. The outcome of the last prepare is kept for :data:`UNPREPARED_KEPT_S`."""
+    entry = ledger.claims.get(claim.uid)
+    if entry is None:
+        return ledger
+    return _with_entry(ledger, entry._replace(unprepared_wall_s=now_wall_s), now_wall_s)
 
 
 def unprepare_failed(
-    book: PrepareLedger,
+    ledger: PrepareLedger,
     claim: Claim,
     verdict: PrepareVerdict,
     now_wall_s: float,
     version: str = "",
-    held: Collection[DeviceRef] = (),
+    unhealthy: Collection[DeviceRef] = (),
 ) -> tuple[PrepareLedger, PrepareVerdict]:
-    """A claim could not be unprepared. Nothing follows from that for its next prepare.
+    """Record a failed unprepare, which never answers a later prepare.
 
     Args:
-        claim: As it was when it was prepared: its devices are known from then.
+        claim: The claim with the devices of its prepare.
     """
     verdict = replace(verdict, evidence=(UNPREPARING, *verdict.evidence), sticky_s=0)
-    return failed(book, claim, "", verdict, now_wall_s, version, held)
+    return failed(ledger, claim, "", verdict, now_wall_s, version, unhealthy)
 
 
 def _refs(claim: Claim) -> tuple[DeviceRef, ...]:
@@ -193,15 +206,17 @@ def _bounded(verdict: PrepareVerdict) -> PrepareVerdict:
     )
 
 
-def _counted(book: PrepareLedger, claim: Claim, verdict: PrepareVerdict, now_wall_s: float) -> PrepareVerdict:
-    kept = book.claims.get(claim.uid)
-    before = kept.outcome.verdict if kept else None
+def _with_count(
+    ledger: PrepareLedger, claim: Claim, verdict: PrepareVerdict, now_wall_s: float
+) -> PrepareVerdict:
+    entry = ledger.claims.get(claim.uid)
+    before = entry.outcome.verdict if entry else None
     first_wall_s, count = now_wall_s, 1
-    if kept and before and kept.outcome.fingerprint == claim.fingerprint and _is_same(before, verdict):
+    if entry and before and entry.outcome.fingerprint == claim.fingerprint and _is_same(before, verdict):
         first_wall_s, count = before.first_wall_s, before.count + 1
-    sticky_s = verdict.sticky_s
-    if verdict.devices and all(faults.is_told(book.told, one, verdict.code) for one in verdict.devices):
-        sticky_s = min(sticky_s, TOLD_STICKY_S)
+    sticky_s, known = verdict.sticky_s, ledger.driver_faults
+    if verdict.devices and all(faults.is_active(known, device, verdict.code) for device in verdict.devices):
+        sticky_s = min(sticky_s, DRIVER_FAULT_CACHE_S)
     return replace(verdict, first_wall_s=first_wall_s, last_wall_s=now_wall_s, count=count, sticky_s=sticky_s)
 
 
@@ -209,44 +224,48 @@ def _is_same(before: PrepareVerdict, verdict: PrepareVerdict) -> bool:
     return (before.error_class, before.code) == (verdict.error_class, verdict.code)
 
 
-# --- time, and two instances -------------------------------------------------------------------------------
+# --- expiry and merging ------------------------------------------------------------------------------------
 
 
-def age(book: PrepareLedger, now_wall_s: float) -> PrepareLedger:
-    """The book without what is over by now, and with those excused whose time is over."""
-    told = faults.age(book.told, now_wall_s)
-    claims = {uid: kept for uid, kept in book.claims.items() if not _is_over(kept, now_wall_s)}
-    if told == book.told and len(claims) == len(book.claims):
-        return book
-    return PrepareLedger(claims, told)
+def expire(ledger: PrepareLedger, now_wall_s: float) -> PrepareLedger:
+    """Return the ledger without expired claims, with driver-reported faults past their limit expired."""
+    known = faults.expire(ledger.driver_faults, now_wall_s)
+    claims = {uid: entry for uid, entry in ledger.claims.items() if not _is_expired(entry, now_wall_s)}
+    if known == ledger.driver_faults and len(claims) == len(ledger.claims):
+        return ledger
+    return PrepareLedger(claims, known)
 
 
-def _is_over(kept: LedgerEntry, now_wall_s: float) -> bool:
-    return bool(kept.over_wall_s) and abs(now_wall_s - kept.over_wall_s) >= OVER_KEPT_S
+def _is_expired(entry: LedgerEntry, now_wall_s: float) -> bool:
+    return bool(entry.unprepared_wall_s) and abs(now_wall_s - entry.unprepared_wall_s) >= UNPREPARED_KEPT_S
 
 
 def merge(mine: PrepareLedger, theirs: PrepareLedger, now_wall_s: float) -> PrepareLedger:
-    """Both as one, the newest of each claim: two instances of a driver share a file in a rolling update."""
+    """Merge two ledgers, with the newest entry of each claim.
+
+    During a rolling update two instances of a driver share one file.
+    """
     claims = dict(theirs.claims)
-    for uid, kept in mine.claims.items():
+    for uid, entry in mine.claims.items():
         other = claims.get(uid)
-        if other is None or _rank(kept, now_wall_s) >= _rank(other, now_wall_s):
-            claims[uid] = kept
-    return age(PrepareLedger(_newest(claims, now_wall_s), faults.merge(mine.told, theirs.told)), now_wall_s)
+        if other is None or _recency(entry, now_wall_s) >= _recency(other, now_wall_s):
+            claims[uid] = entry
+    known = faults.merge(mine.driver_faults, theirs.driver_faults)
+    return expire(PrepareLedger(_newest(claims, now_wall_s), known), now_wall_s)
 
 
-def _with(book: PrepareLedger, kept: LedgerEntry, now_wall_s: float) -> PrepareLedger:
-    claims = {**book.claims, kept.outcome.claim.uid: kept}
-    return age(replace(book, claims=_newest(claims, now_wall_s)), now_wall_s)
+def _with_entry(ledger: PrepareLedger, entry: LedgerEntry, now_wall_s: float) -> PrepareLedger:
+    claims = {**ledger.claims, entry.outcome.claim.uid: entry}
+    return expire(replace(ledger, claims=_newest(claims, now_wall_s)), now_wall_s)
 
 
 def _newest(claims: Mapping[str, LedgerEntry], now_wall_s: float) -> Mapping[str, LedgerEntry]:
     if len(claims) <= CLAIMS_MAX:
         return claims
-    ranked = sorted(claims.items(), key=lambda item: _rank(item[1], now_wall_s), reverse=True)
+    ranked = sorted(claims.items(), key=lambda item: _recency(item[1], now_wall_s), reverse=True)
     return dict(ranked[:CLAIMS_MAX])
 
 
-def _rank(kept: LedgerEntry, now_wall_s: float) -> float:
-    """The greater the newer. What is dated into the future is from before the clock was set back."""
-    return kept.at_wall_s if kept.at_wall_s <= now_wall_s else -inf
+def _recency(entry: LedgerEntry, now_wall_s: float) -> float:
+    """Return a number that is greater for newer entries; a time in the future counts as the oldest."""
+    return entry.changed_wall_s if entry.changed_wall_s <= now_wall_s else -inf

@@ -1,84 +1,83 @@
-"""What the kubelet is told of a claim that was not prepared: one line, the same bytes for the same facts.
+"""Text for the kubelet about a claim that was not prepared: one line, the same bytes for the same facts.
 
-The kubelet shows one claim of one driver, whichever it comes upon first. So the text of each names all that
-failed in the call. Class, code, devices and the others come through however long the rest is; the detail goes
-first.
+The kubelet shows the error of one claim, whichever it meets first. So each text names all claims that failed
+in the call. Class, code, devices and the other claims always fit; the detail is cut first.
 """
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
-from agent.health.message import LIMIT, cut
+from agent.health.verdict import LIMIT, truncated
 from agent.model.prepare import ErrorClass, PrepareVerdict
-from agent.prepare.normalize import clean
+from agent.prepare.normalize import sanitize
 from agent.prepare.taxonomy import Retry, row_of
 
 CODE_BYTES: Final = 80
 DEVICES_BYTES: Final = 260
 REQUESTS_BYTES: Final = 80
 OTHERS_BYTES: Final = 320
-"""With all these, the words between them and what follows, 100 bytes are left for the summary."""
+"""Together with the fixed words these limits leave 100 bytes for the summary."""
 OTHER_BYTES: Final = 200
-"""Of one of the others: a claim's name alone can have 317..."""
+"""Limit for one other claim, whose name alone can have 317 bytes."""
 END_BYTES: Final = 40
-"""...of which its last ones stay."""
+"""Last bytes that are kept of such a name."""
 
-MENDED: Final = "the node or its driver must be mended"
+NODE_OR_DRIVER: Final = "the node or its driver must be fixed"
 FOLLOWS: Final[Mapping[ErrorClass, str]] = {
-    ErrorClass.UNKNOWN: "it is tried again",
-    ErrorClass.TRANSIENT: "it is tried again",
+    ErrorClass.UNKNOWN: "the kubelet retries",
+    ErrorClass.TRANSIENT: "the kubelet retries",
     ErrorClass.BAD_CONFIG: "the claim must change",
     ErrorClass.FAILED_DEVICE: "the device is Unhealthy, its taint is offered",
-    ErrorClass.PERMANENT: MENDED,
+    ErrorClass.PERMANENT: NODE_OR_DRIVER,
 }
 
 
-def text(verdict: PrepareVerdict, others: Sequence[PrepareVerdict] = ()) -> str:
-    """At most 1,024 bytes of UTF-8.
+def kubelet_text(verdict: PrepareVerdict, others: Sequence[PrepareVerdict] = ()) -> str:
+    """Return the error text for the kubelet, at most 1,024 bytes of UTF-8.
 
     Args:
-        others: What else failed in the same call; the claim's own verdict among them does not matter.
+        others: Verdicts of the same call; the claim's own verdict among them is ignored.
     """
     return _text(verdict, sorted({_other(other) for other in others if other.claim != verdict.claim}))
 
 
-def texts(verdicts: Sequence[PrepareVerdict]) -> list[str]:
-    """The text of each of all that failed in one call, as :func:`text` says it, without n times n work."""
-    others = [_other(verdict) for verdict in verdicts]
-    times = Counter(others)
-    told = sorted(times)
-    place = {other: at for at, other in enumerate(told)}
+def kubelet_texts(verdicts: Sequence[PrepareVerdict]) -> list[str]:
+    """Return the :func:`kubelet_text` of each claim that failed in one call, in linear time."""
+    own_entries = [_other(verdict) for verdict in verdicts]
+    counts = Counter(own_entries)
+    entries = sorted(counts)
+    index = {entry: at for at, entry in enumerate(entries)}
     lines = []
-    for verdict, own in zip(verdicts, others, strict=True):
-        at = place[own]
-        lines.append(_text(verdict, told if times[own] > 1 else [*told[:at], *told[at + 1 :]]))
+    for verdict, own in zip(verdicts, own_entries, strict=True):
+        at = index[own]
+        lines.append(_text(verdict, entries if counts[own] > 1 else [*entries[:at], *entries[at + 1 :]]))
     return lines
 
 
-def _text(verdict: PrepareVerdict, told: Sequence[str]) -> str:
+def _text(verdict: PrepareVerdict, others: Sequence[str]) -> str:
     retry = row_of(verdict.code, verdict.error_class).retry
     head = " ".join([
         f"class={verdict.error_class}",
-        f"code={cut(_word(verdict.code), CODE_BYTES)}",
+        f"code={truncated(_word(verdict.code), CODE_BYTES)}",
         *_field("device", map(str, verdict.devices), DEVICES_BYTES),
         *_field("request", verdict.requests, REQUESTS_BYTES),
         f"retry={retry}",
     ])  # fmt: skip
-    tail = f" Other failing claims in this call: {_listed(told, ', ', OTHERS_BYTES)}." if told else ""
-    follows = f"; {MENDED if retry is Retry.AFTER_FIX else FOLLOWS[verdict.error_class]}."
+    tail = f" Other failing claims in this call: {_listed(others, ', ', OTHERS_BYTES)}." if others else ""
+    follows = f"; {NODE_OR_DRIVER if retry is Retry.AFTER_FIX else FOLLOWS[verdict.error_class]}."
     room = LIMIT - _size(f"[{head}] ") - _size(follows) - _size(tail)
-    summary = cut(_open_ended(clean(verdict.summary)) or "no reason given", room)
+    summary = truncated(_open_ended(sanitize(verdict.summary)) or "no reason given", room)
     room -= _size(summary) + 1
-    detail = clean(verdict.detail)
+    detail = sanitize(verdict.detail)
     if detail and detail[-1] not in ".!?":
         detail += "."
-    detail = f" {cut(detail, room)}" if detail and room >= 16 else ""
+    detail = f" {truncated(detail, room)}" if detail and room >= 16 else ""
     return f"[{head}] {summary}{follows}{detail}{tail}"
 
 
 def _open_ended(summary: str) -> str:
-    """Without the stop at its end, for it goes on; one that was cut still says so."""
+    """Return the summary without its final stop; a cut summary keeps its dots."""
     bare = summary.rstrip(".;, ")
     return f"{bare}..." if bare and summary.endswith("...") else bare
 
@@ -89,8 +88,8 @@ def _field(name: str, values: Iterable[str], limit: int) -> list[str]:
 
 
 def _other(verdict: PrepareVerdict) -> str:
-    """A claim, its class and code, and the device to blame."""
-    words = [str(verdict.error_class), cut(_word(verdict.code), CODE_BYTES)]
+    """Return the entry for another failed claim: its name, class, code and the broken device."""
+    words = [str(verdict.error_class), truncated(_word(verdict.code), CODE_BYTES)]
     if verdict.error_class is ErrorClass.FAILED_DEVICE:
         words += _field("device", map(str, verdict.devices), OTHER_BYTES // 2)
     about = f" ({' '.join(words)})"
@@ -98,15 +97,15 @@ def _other(verdict: PrepareVerdict) -> str:
 
 
 def _inside(name: str, limit: int) -> str:
-    """Without its middle, if it is too long: names that are generated differ in what they end in."""
+    """Return the name without its middle if it is too long: generated names differ in their last part."""
     data = name.encode()
     if len(data) <= limit:
         return name
-    return cut(name, limit - END_BYTES) + data[-END_BYTES:].decode("utf-8", "ignore")
+    return truncated(name, limit - END_BYTES) + data[-END_BYTES:].decode("utf-8", "ignore")
 
 
 def _listed(words: Sequence[str], separator: str, limit: int) -> str:
-    """As many as fit, and how many more there are; at least one, cut if need be."""
+    """Join as many entries as fit, with the number of the rest; at least one entry, cut if necessary."""
     if len(words) <= limit and _size(line := separator.join(words)) <= limit:
         return line
     count = 1
@@ -116,7 +115,7 @@ def _listed(words: Sequence[str], separator: str, limit: int) -> str:
     if _size(line) <= limit:
         return line
     more = line[len(words[0]) :]
-    return cut(words[0], limit - _size(more)) + more
+    return truncated(words[0], limit - _size(more)) + more
 
 
 def _line(words: Sequence[str], separator: str, count: int) -> str:
@@ -125,8 +124,8 @@ def _line(words: Sequence[str], separator: str, count: int) -> str:
 
 
 def _word(value: str) -> str:
-    """Without what would end the value, or the brackets: a driver may write anything."""
-    return clean(value).translate(_PLAIN) or "-"
+    """Return a value without characters that end the value or the brackets."""
+    return sanitize(value).translate(_PLAIN) or "-"
 
 
 _PLAIN: Final = str.maketrans({" ": "_", "[": "(", "]": ")", ",": "_", "=": "_"})

@@ -1,25 +1,32 @@
-"""Runs the steps of a prepare for callers of three kinds: plain ones, asyncio's and Trio's.
+"""Runners of a prepare's steps for plain callers, asyncio and Trio, and the ``@classified`` decorator.
 
-The only part of this package that waits. Nothing is decided here.
+The runners are the only part of this package that waits; they decide nothing. The decorator finds the claim
+among a handler's arguments and runs the steps (:mod:`agent.prepare.steps`) around the handler, which stays a
+plain function, or an async one of asyncio or Trio.
 """
 
 import asyncio
+import functools
+import inspect
 import sys
 import threading
 import time
-from collections.abc import Awaitable, Callable, Generator
+from collections.abc import Awaitable, Callable, Generator, Iterable, Sequence
 from contextlib import suppress
-from typing import Any, TypeVar
+from typing import Any, ParamSpec, Protocol, TypeVar, cast, runtime_checkable
 
-from agent.prepare.steps import Call, Pause, Step
+from agent.model.claim import Claim, ClaimRef
+from agent.prepare.patterns import Pattern
+from agent.prepare.steps import Call, Pause, PrepareService, Step, attempt
 
+P = ParamSpec("P")
 T = TypeVar("T")
 
 Steps = Generator[Step, Any, T]
 
 
 def run_plain(steps: Steps[T], handler: Callable[[], object]) -> T:
-    """Blocks its thread: in the handler, between two tries, and while a failure is told."""
+    """Run the steps in the calling thread, which blocks until the last step has ended."""
     try:
         step = next(steps)
         while True:
@@ -41,16 +48,16 @@ def run_plain(steps: Steps[T], handler: Callable[[], object]) -> T:
 
 
 async def run_asyncio(steps: Steps[T], handler: Callable[[], Awaitable[object]]) -> T:
-    """In a task of asyncio's."""
+    """Run the steps in an asyncio task."""
     return await _run(steps, handler, asyncio.sleep, _in_thread)
 
 
 async def run_trio(steps: Steps[T], handler: Callable[[], Awaitable[object]]) -> T:
-    """In a task of Trio's."""
+    """Run the steps in a Trio task."""
     import trio
 
     async def in_thread(function: Callable[[], object]) -> object:
-        # a place of its own: those of the host may all be taken by handlers that hang
+        # a limiter of its own: hung handlers may hold all tokens of the default one
         limiter = trio.CapacityLimiter(1)
         return await trio.to_thread.run_sync(function, abandon_on_cancel=True, limiter=limiter)
 
@@ -58,7 +65,7 @@ async def run_trio(steps: Steps[T], handler: Callable[[], Awaitable[object]]) ->
 
 
 async def run_async(steps: Steps[T], handler: Callable[[], Awaitable[object]]) -> T:
-    """In the loop that it is called in, asyncio's or Trio's."""
+    """Run the steps in the running loop, asyncio's or Trio's."""
     return await (run_trio(steps, handler) if _in_trio() else run_asyncio(steps, handler))
 
 
@@ -88,20 +95,20 @@ async def _run(
 
 
 def _in_trio() -> bool:
-    """Whether the caller is a task of Trio's. Either loop can run inside the other."""
+    """Return whether the caller is a Trio task. Either loop can run inside the other."""
     if "trio" not in sys.modules:
         return False
     import trio
 
     try:
         task = asyncio.current_task()
-    except RuntimeError:  # no loop of asyncio's runs here
+    except RuntimeError:  # no asyncio loop runs in this thread
         task = None
     return task is None and trio.lowlevel.in_trio_task()
 
 
 async def _in_thread(function: Callable[[], object]) -> object:
-    """Calls it in a thread of its own: those of the loop may all be taken by handlers that hang."""
+    """Call a function in a new thread: hung handlers may hold all threads of the loop's executor."""
     loop = asyncio.get_running_loop()
     done: asyncio.Future[object] = loop.create_future()
 
@@ -119,8 +126,96 @@ async def _in_thread(function: Callable[[], object]) -> object:
             result = function()
         except BaseException as error:
             failure = error
-        with suppress(RuntimeError):  # the loop is closed: nobody waits any more
+        with suppress(RuntimeError):  # the loop is closed: there is no waiter left
             loop.call_soon_threadsafe(settle, result, failure)
 
     threading.Thread(target=work, name="dh-prepare", daemon=True).start()
     return await done
+
+
+@runtime_checkable
+class HasPrepareTracker(Protocol):
+    """Owner of a prepare tracker, such as a monitor."""
+
+    @property
+    def tracker(self) -> PrepareService:
+        """Tracker of the driver's prepares."""
+
+
+def classified(
+    tracker_or_monitor: PrepareService | HasPrepareTracker,
+    *,
+    claim: Callable[..., Claim] | None = None,
+    patterns: Sequence[Pattern] = (),
+) -> Callable[[Callable[P, T]], Callable[P, T]]:
+    """Decorate a prepare handler of one claim: a function or a method, plain or async.
+
+    Exceptions of the handler are classified. A transient failure is retried within the call, so the handler
+    must be idempotent, as the kubelet requires anyway. A lasting failure is cached and answers the same
+    request again. A plain handler blocks its thread, also during the pause between two tries.
+
+    Args:
+        tracker_or_monitor: Where prepares are recorded.
+        claim: Returns the claim from the handler's arguments; None: the first argument that is an
+            :class:`agent.Claim`.
+        patterns: Patterns for the handler's error texts, in addition to those of the monitor.
+
+    Raises:
+        PrepareError: Raised by the decorated handler: the verdict and the text for the kubelet.
+        TypeError: Raised by the decorated handler: no argument is a claim.
+    """
+
+    def decorate(function: Callable[P, T]) -> Callable[P, T]:
+        def steps(*args: P.args, **kwargs: P.kwargs) -> Steps[Any]:
+            prepared = claim(*args, **kwargs) if claim else _find_claim(function, (*args, *kwargs.values()))
+            tracker: PrepareService = (
+                tracker_or_monitor.tracker
+                if isinstance(tracker_or_monitor, HasPrepareTracker)
+                else tracker_or_monitor
+            )
+            return attempt(tracker, prepared, patterns)
+
+        if inspect.iscoroutinefunction(function):
+
+            @functools.wraps(function)
+            async def prepare_async(*args: P.args, **kwargs: P.kwargs) -> Any:
+                return await run_async(steps(*args, **kwargs), functools.partial(function, *args, **kwargs))
+
+            return cast(Callable[P, T], prepare_async)
+
+        @functools.wraps(function)
+        def prepare(*args: P.args, **kwargs: P.kwargs) -> T:
+            return cast(T, run_plain(steps(*args, **kwargs), lambda: _plain(function(*args, **kwargs))))
+
+        return prepare
+
+    return decorate
+
+
+def _find_claim(function: Callable[..., object], arguments: Iterable[object]) -> Claim:
+    """Return the claim among the arguments.
+
+    Raises:
+        TypeError: There is none; names an argument that resembles a claim.
+    """
+    given = tuple(arguments)
+    for argument in given:
+        if isinstance(argument, Claim):
+            return argument
+    name = getattr(function, "__qualname__", repr(function))
+    similar = next((one for one in given if all(hasattr(one, key) for key in ClaimRef._fields)), None)
+    found = f"a {type(similar).__qualname__}" if similar is not None else "no claim"
+    raise TypeError(f"{name}() was given {found}, not an agent.Claim; classified(claim=...) can make one")
+
+
+def _plain(result: T) -> T:
+    """Return the result of a plain handler.
+
+    Raises:
+        TypeError: The result is an awaitable, so its outcome is not known yet.
+    """
+    if not inspect.isawaitable(result):
+        return result
+    if inspect.iscoroutine(result):
+        result.close()
+    raise TypeError(f"the handler returned a {type(result).__qualname__}; make it an async def")

@@ -1,109 +1,174 @@
-"""What each kind of evidence shows of itself: a code, a class, a summary, and how much that weighs.
+"""Scores of single pieces of evidence: a code, a class, a summary and a weight.
 
-Owns one function per kind and the table of them. How they are weighed against one another, and against the
-health engine, is agent.prepare.classify.
+Owns one scoring function per kind of evidence. agent.prepare.classify compares the scores of one failure, and
+compares them with the health engine.
 """
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final
+from dataclasses import dataclass, field
+from enum import IntEnum
+from typing import Any, Final, NamedTuple
 
-from agent.model.claim import DeviceRef
-from agent.model.prepare import ErrorClass, Operation
+from agent.model.claim import Claim, DeviceRef
+from agent.model.health import DeviceHealth
+from agent.model.prepare import ErrorClass, Operation, PrepareVerdict, Scope
 from agent.prepare import codes
 from agent.prepare.evidence import (
-    ClaimResult,
+    BackendUnreachable,
+    ClassifiedBefore,
     DecodeError,
     DriverReportedError,
     Errno,
     Evidence,
     GrpcStatus,
-    Handled,
+    HandledBefore,
     HealthEngineEvidence,
     HttpStatus,
-    Judged,
-    NoBackend,
+    Interrupted,
+    NoConnection,
     NvmlCode,
     Raised,
     Text,
-    TimedOut,
-    Unconnected,
+    Timeout,
     UnreadableCdiFile,
     WrongValue,
 )
-from agent.prepare.judgement import Context, EvidenceScore, Weight
-from agent.prepare.normalize import clean, mask, shorten
-from agent.prepare.patterns import PATTERNS
+from agent.prepare.normalize import normalize, sanitize, shorten
+from agent.prepare.patterns import PATTERNS, Pattern
 from agent.prepare.taxonomy import DEFAULTS, is_code
 
-NO_FAILURE: Final = frozenset(f"gpu.xid.{code}" for code in (13, 31, 43, 45, 68))
-"""XIDs of programs: whoever reports them as a device's failure is wrong, unless the health engine agrees."""
 
-DOES: Final[Mapping[Operation, str]] = {
+class Weight(IntEnum):
+    """Strength of a piece of evidence; the strongest decides."""
+
+    TYPE = 0
+    """The type of an exception alone."""
+    CODE = 1
+    """A number that does not determine a class."""
+    TEXT = 2
+    LOOSE = 3
+    """A number or type that determines a class whatever the operation was."""
+    FACT = 4
+    """A number together with the operation that failed."""
+    DRIVER = 5
+    """The driver reported the class itself."""
+    CLASSIFIED = 6
+    """The failure was classified before."""
+
+
+@dataclass(frozen=True, slots=True)
+class Context:
+    """Facts about a failed prepare that are not part of the exception."""
+
+    claim: Claim
+    health: Mapping[DeviceRef, DeviceHealth] = field(default_factory=dict)
+    """The health engine's state of the claim's devices; devices unknown to it are left out."""
+    operation: Operation | None = None
+    """Operation that failed, if neither a mark nor a path shows it."""
+    engine_up: bool = True
+    """Whether the health engine runs."""
+    patterns: tuple[Pattern, ...] = ()
+    """Patterns of the configuration; they are tried before the built-in ones."""
+
+
+class EvidenceScore(NamedTuple):
+    """Score of one piece of evidence."""
+
+    weight: Weight
+    code: str
+    error_class: ErrorClass
+    summary: str
+    confidence: float
+    evidence: tuple[str, ...] = ()
+    """Evidence lines for the verdict; empty: ``str()`` of the evidence."""
+    notes: tuple[str, ...] = ()
+    """Remarks on the evidence, for the verdict."""
+    detail: str = ""
+    requests: tuple[str, ...] = ()
+    devices: tuple[DeviceRef, ...] = ()
+    """Devices that caused the failure."""
+    retry_after_s: float | None = None
+    scope: Scope | None = None
+    advice: str = ""
+    verdict: PrepareVerdict | None = None
+    """Verdict of an earlier classification, if there was one."""
+
+
+PROGRAM_XIDS: Final = frozenset(f"gpu.xid.{code}" for code in (13, 31, 43, 45, 68))
+"""Codes of XIDs that programs cause: not a device failure unless the health engine reports one, too."""
+
+OPERATION_TEXTS: Final[Mapping[Operation, str]] = {
     Operation.DEVICE: "using the device",
     Operation.CDI: "writing a CDI file",
-    Operation.STATE: "keeping the driver's state",
+    Operation.STATE: "saving the driver's state",
     Operation.CONFIG: "reading the parameters",
-    Operation.API: "asking the API server",
+    Operation.API: "calling the API server",
     Operation.LOCK: "waiting for a lock",
     Operation.CGROUP: "writing a cgroup",
 }
 
 
-def judge(piece: Evidence, context: Context) -> EvidenceScore:
-    """What a piece of evidence shows of itself, and what it is told as."""
-    judged = _JUDGES[type(piece)](piece, context)
-    return judged._replace(said=(judged.said or (shorten(clean(str(piece))),)) + judged.notes)
+def score(piece: Evidence, context: Context) -> EvidenceScore:
+    """Score one piece of evidence by itself, with its lines for the verdict."""
+    scored = _SCORERS[type(piece)](piece, context)
+    return scored._replace(evidence=(scored.evidence or (shorten(sanitize(str(piece))),)) + scored.notes)
 
 
 def _errno(piece: Errno, context: Context) -> EvidenceScore:
     operation = piece.operation or context.operation
     code, error_class = codes.meaning_of_errno(piece.number, operation)
-    text = f" ({mask(piece.text)})" if piece.text else ""  # the C library's, unless a driver wrote its own
-    does = f" while {DOES[operation]}" if operation else ""
-    summary = f"{piece.name}{text}{does}{piece.path and f': {mask(piece.path)}'}"
+    text = f" ({normalize(piece.text)})" if piece.text else ""  # libc's text, or the driver's own
+    action = f" while {OPERATION_TEXTS[operation]}" if operation else ""
+    summary = f"{piece.name}{text}{action}{piece.path and f': {normalize(piece.path)}'}"
     if code.startswith("os."):
-        shown = error_class is not ErrorClass.UNKNOWN
-        weight, confidence = (Weight.LOOSE, 0.7) if shown else (Weight.CODE, 0.1)
-        return _by_text(EvidenceScore(weight, code, error_class, summary, confidence), piece.text, context)
+        is_classified = error_class is not ErrorClass.UNKNOWN
+        weight, confidence = (Weight.LOOSE, 0.7) if is_classified else (Weight.CODE, 0.1)
+        return _match_patterns(
+            EvidenceScore(weight, code, error_class, summary, confidence), piece.text, context
+        )
     return EvidenceScore(Weight.FACT, code, error_class, summary, 0.9)
 
 
 def _nvml(piece: NvmlCode, context: Context) -> EvidenceScore:
     code, error_class = codes.meaning_of_nvml(piece.code)
-    shows = error_class is not ErrorClass.UNKNOWN
-    weight, confidence = (Weight.FACT, 0.9) if shows else (Weight.CODE, 0.1)
-    judged = EvidenceScore(weight, code, error_class, f"NVML: {piece.name} ({piece.code})", confidence)
+    is_classified = error_class is not ErrorClass.UNKNOWN
+    weight, confidence = (Weight.FACT, 0.9) if is_classified else (Weight.CODE, 0.1)
+    scored = EvidenceScore(weight, code, error_class, f"NVML: {piece.name} ({piece.code})", confidence)
     if error_class is not ErrorClass.FAILED_DEVICE:
-        return judged
-    named = _named(piece.device, context)
-    if named or not piece.device or piece.device.startswith("/"):  # a path may be anybody's
-        return _blaming(judged, named, context)
-    note = f"{clean(piece.device)[:80]!r} is no device of the claim"
-    return judged._replace(error_class=ErrorClass.TRANSIENT, notes=(note,), confidence=0.5)
+        return scored
+    named = _devices_named(piece.device, context)
+    if named or not piece.device or piece.device.startswith("/"):  # a path names no device
+        return _blame_device(scored, named, context)
+    note = f"{sanitize(piece.device)[:80]!r} is not a device of the claim"
+    return scored._replace(error_class=ErrorClass.TRANSIENT, notes=(note,), confidence=0.5)
 
 
 def _grpc(piece: GrpcStatus, context: Context) -> EvidenceScore:
     code, error_class = codes.meaning_of_grpc(piece.code)
-    summary = f"gRPC: {piece.name}{piece.message and f': {mask(piece.message)}'}"
+    summary = f"gRPC: {piece.name}{piece.message and f': {normalize(piece.message)}'}"
     weight, confidence = (Weight.CODE, 0.1) if error_class is ErrorClass.UNKNOWN else (Weight.LOOSE, 0.7)
-    return _by_text(EvidenceScore(weight, code, error_class, summary, confidence), piece.message, context)
+    return _match_patterns(
+        EvidenceScore(weight, code, error_class, summary, confidence), piece.message, context
+    )
 
 
 def _http(piece: HttpStatus, context: Context) -> EvidenceScore:
     code, error_class = codes.meaning_of_http(piece.status, piece.reason, piece.kubernetes)
-    who = "API server" if piece.kubernetes else "HTTP"
-    summary = f"{who}: {piece.status} {mask(piece.reason)}".rstrip()
+    server = "API server" if piece.kubernetes else "HTTP"
+    summary = f"{server}: {piece.status} {normalize(piece.reason)}".rstrip()
     if piece.message:
-        summary += f": {mask(piece.message)}"
+        summary += f": {normalize(piece.message)}"
     if error_class is ErrorClass.UNKNOWN:
-        return _by_text(EvidenceScore(Weight.CODE, code, error_class, summary, 0.1), piece.message, context)
+        return _match_patterns(
+            EvidenceScore(Weight.CODE, code, error_class, summary, 0.1), piece.message, context
+        )
     weight, confidence = (Weight.FACT, 0.9) if piece.kubernetes else (Weight.LOOSE, 0.6)
     return EvidenceScore(weight, code, error_class, summary, confidence)
 
 
-def _undecoded(piece: DecodeError, context: Context) -> EvidenceScore:
-    summary = f"{piece.by}: {clean(piece.text)}"
+def _decode_error(piece: DecodeError, context: Context) -> EvidenceScore:
+    summary = f"{piece.by}: {sanitize(piece.text)}"
     operation = piece.operation or context.operation
     if operation is Operation.CONFIG:
         return EvidenceScore(
@@ -111,179 +176,181 @@ def _undecoded(piece: DecodeError, context: Context) -> EvidenceScore:
         )
     if operation is Operation.STATE:
         return EvidenceScore(Weight.FACT, "state.checkpoint_corrupt", ErrorClass.PERMANENT, summary, 0.9)
-    if piece.refused and operation is None and context.claim.configs:
+    if piece.rejected and operation is None and context.claim.configs:
         return EvidenceScore(
             Weight.LOOSE, "config.decode", ErrorClass.BAD_CONFIG, f"parameters: {summary}", 0.6
         )
     return EvidenceScore(
-        Weight.CODE, "driver.decode", ErrorClass.UNKNOWN, f"{piece.by}: {mask(piece.text)}", 0.1
+        Weight.CODE, "driver.decode", ErrorClass.UNKNOWN, f"{piece.by}: {normalize(piece.text)}", 0.1
     )
 
 
 def _wrong_value(piece: WrongValue, _: Context) -> EvidenceScore:
-    summary = f"parameters: {clean(piece.text) or piece.by}"
+    summary = f"parameters: {sanitize(piece.text) or piece.by}"
     return EvidenceScore(Weight.FACT, "config.invalid", ErrorClass.BAD_CONFIG, summary, 0.8)
 
 
-def _unconnected(piece: Unconnected, context: Context) -> EvidenceScore:
-    asks = (piece.operation or context.operation) is Operation.API
-    weight, code = (Weight.FACT, "api.unreachable") if asks else (Weight.LOOSE, "os.unconnected")
-    summary = f"no connection: {piece.by}{piece.text and f': {mask(piece.text)}'}"
+def _no_connection(piece: NoConnection, context: Context) -> EvidenceScore:
+    is_api = (piece.operation or context.operation) is Operation.API
+    weight, code = (Weight.FACT, "api.unreachable") if is_api else (Weight.LOOSE, "os.unconnected")
+    summary = f"no connection: {piece.by}{piece.text and f': {normalize(piece.text)}'}"
     return EvidenceScore(weight, code, ErrorClass.TRANSIENT, summary, 0.7)
 
 
 def _cdi_file(piece: UnreadableCdiFile, _: Context) -> EvidenceScore:
-    where = f" {mask(piece.path)}" if piece.path else ""
-    summary = f"CDI file{where} cannot be understood: {mask(piece.text)}"
+    where = f" {normalize(piece.path)}" if piece.path else ""
+    summary = f"CDI file{where} cannot be parsed: {normalize(piece.text)}"
     return EvidenceScore(Weight.FACT, "cdi.malformed", ErrorClass.TRANSIENT, summary, 0.8)
 
 
-def _device(piece: HealthEngineEvidence, _: Context) -> EvidenceScore:
-    """One that is not Unhealthy: no failure is a device's for that."""
+def _health_engine(piece: HealthEngineEvidence, _: Context) -> EvidenceScore:
+    """Score a device that is not Unhealthy: its state does not explain a failure."""
     text = f"{piece.device} is {piece.health.name.capitalize()}"
     return EvidenceScore(Weight.TYPE, "driver.error", ErrorClass.UNKNOWN, text, 0.0)
 
 
-def _timed_out(piece: TimedOut, context: Context) -> EvidenceScore:
+def _timed_out(piece: Timeout, context: Context) -> EvidenceScore:
     operation = piece.operation or context.operation
     code = codes.TIMEOUTS.get(operation, "deadline") if operation else "deadline"
-    does = f" while {DOES[operation]}" if operation else ""
-    text = f": {mask(piece.text)}" if piece.text else ""
+    action = f" while {OPERATION_TEXTS[operation]}" if operation else ""
+    text = f": {normalize(piece.text)}" if piece.text else ""
     weight = Weight.FACT if operation else Weight.LOOSE
-    return EvidenceScore(weight, code, ErrorClass.TRANSIENT, f"not done in time{does}{text}", 0.7)
+    return EvidenceScore(weight, code, ErrorClass.TRANSIENT, f"timed out{action}{text}", 0.7)
 
 
-def _ended(piece: ClaimResult, _: Context) -> EvidenceScore:
-    code = "driver.shutting_down" if piece.leaving else "driver.cancelled"
-    return EvidenceScore(
-        Weight.LOOSE, code, ErrorClass.TRANSIENT, f"given up before its end: {piece.by}", 0.7
-    )
+def _interrupted(piece: Interrupted, _: Context) -> EvidenceScore:
+    code = "driver.shutting_down" if piece.process_exit else "driver.cancelled"
+    return EvidenceScore(Weight.LOOSE, code, ErrorClass.TRANSIENT, f"interrupted: {piece.by}", 0.7)
 
 
-def _no_backend(piece: NoBackend, _: Context) -> EvidenceScore:
-    summary = f"health backend: {mask(piece.text)}"
+def _no_backend(piece: BackendUnreachable, _: Context) -> EvidenceScore:
+    summary = f"health backend: {normalize(piece.text)}"
     return EvidenceScore(Weight.LOOSE, "backend.unreachable", ErrorClass.UNKNOWN, summary, 0.5)
 
 
 def _raised(piece: Raised, context: Context) -> EvidenceScore:
     code = f"driver.{'bug' if piece.bug else 'exception'}.{_snake(piece.name)}"
-    text = mask(piece.text)
-    summary = f"{clean(piece.name)}{text and f': {text}'}"
-    return _by_text(EvidenceScore(Weight.TYPE, code, ErrorClass.UNKNOWN, summary, 0.0), piece.text, context)
+    text = normalize(piece.text)
+    summary = f"{sanitize(piece.name)}{text and f': {text}'}"
+    return _match_patterns(
+        EvidenceScore(Weight.TYPE, code, ErrorClass.UNKNOWN, summary, 0.0), piece.text, context
+    )
 
 
 def _text(piece: Text, context: Context) -> EvidenceScore:
-    judged = EvidenceScore(Weight.TYPE, "driver.error", ErrorClass.UNKNOWN, mask(piece.text), 0.0)
-    return _by_text(judged, piece.text, context)
+    scored = EvidenceScore(Weight.TYPE, "driver.error", ErrorClass.UNKNOWN, normalize(piece.text), 0.0)
+    return _match_patterns(scored, piece.text, context)
 
 
-def _word(piece: DriverReportedError, context: Context) -> EvidenceScore:
-    judged = EvidenceScore(
-        Weight.WORD,
+def _driver_reported(piece: DriverReportedError, context: Context) -> EvidenceScore:
+    scored = EvidenceScore(
+        Weight.DRIVER,
         piece.code,
         piece.error_class,
-        clean(piece.summary),
+        sanitize(piece.summary),
         1.0,
-        detail=clean(piece.detail),
-        requests=tuple(map(clean, piece.requests)),
+        detail=sanitize(piece.detail),
+        requests=tuple(map(sanitize, piece.requests)),
         retry_after_s=piece.retry_after_s,
         scope=piece.scope,
     )
     if not is_code(piece.code):
-        note = f"its code {clean(piece.code)[:40]!r} is no dotted code"
-        judged = judged._replace(code=DEFAULTS[piece.error_class].code, notes=(note,))
+        note = f"code {sanitize(piece.code)[:40]!r} is not a dotted code"
+        scored = scored._replace(code=DEFAULTS[piece.error_class].code, notes=(note,))
     if piece.error_class is ErrorClass.UNKNOWN:
-        return judged._replace(weight=Weight.LOOSE)  # it does not say what a number may show
+        return scored._replace(weight=Weight.LOOSE)  # a number with an operation may show the class
     if piece.error_class is not ErrorClass.FAILED_DEVICE:
-        return judged
-    if piece.code in NO_FAILURE:
-        return judged._replace(error_class=ErrorClass.TRANSIENT, notes=("which is a program's fault",))
+        return scored
+    if piece.code in PROGRAM_XIDS:
+        return scored._replace(
+            error_class=ErrorClass.TRANSIENT, notes=("this XID is a program's fault, not the GPU's",)
+        )
     if isinstance(piece.device, DeviceRef):
         drivers = {device.driver for device in context.claim.devices}
         if not drivers or piece.device.driver in drivers:
-            return judged._replace(devices=(piece.device,))
-        note = f"{clean(str(piece.device))[:160]} is another driver's"
-    elif named := _named(piece.device or "", context):
-        return _blaming(judged, named, context)
+            return scored._replace(devices=(piece.device,))
+        note = f"{sanitize(str(piece.device))[:160]} belongs to another driver"
+    elif named := _devices_named(piece.device or "", context):
+        return _blame_device(scored, named, context)
     else:
-        note = f"no device of the claim is called {clean(piece.device or '')[:80]!r}"
-    return judged._replace(weight=Weight.LOOSE, error_class=ErrorClass.UNKNOWN, notes=(note,), confidence=0.5)
+        note = f"the claim has no device {sanitize(piece.device or '')[:80]!r}"
+    return scored._replace(weight=Weight.LOOSE, error_class=ErrorClass.UNKNOWN, notes=(note,), confidence=0.5)
 
 
-def _judged(piece: Judged, _: Context) -> EvidenceScore:
-    was = piece.verdict
+def _classified_before(piece: ClassifiedBefore, _: Context) -> EvidenceScore:
+    verdict = piece.verdict
     return EvidenceScore(
-        Weight.VERDICT,
-        was.code,
-        was.error_class,
-        was.summary,
-        was.confidence,
-        said=was.evidence,
-        requests=was.requests,
-        devices=was.devices,
-        before=was,
+        Weight.CLASSIFIED,
+        verdict.code,
+        verdict.error_class,
+        verdict.summary,
+        verdict.confidence,
+        evidence=verdict.evidence,
+        requests=verdict.requests,
+        devices=verdict.devices,
+        verdict=verdict,
     )
 
 
-def _handled(piece: Handled, context: Context) -> EvidenceScore:
-    """It counts only if it passes: that a cache was missing shows nothing of what came then."""
-    judged = judge(piece.evidence, context)
-    if judged.error_class is ErrorClass.TRANSIENT and judged.weight < Weight.WORD:
-        return judged._replace(weight=min(judged.weight, Weight.LOOSE), said=(str(piece),))
-    return judged._replace(
-        weight=Weight.TYPE, error_class=ErrorClass.UNKNOWN, code="driver.error", said=(str(piece),),
-        confidence=0.0, devices=(), before=None,
+def _handled(piece: HandledBefore, context: Context) -> EvidenceScore:
+    """Score an exception that was being handled when the failure came; it counts only if transient."""
+    scored = score(piece.evidence, context)
+    if scored.error_class is ErrorClass.TRANSIENT and scored.weight < Weight.DRIVER:
+        return scored._replace(weight=min(scored.weight, Weight.LOOSE), evidence=(str(piece),))
+    return scored._replace(
+        weight=Weight.TYPE, error_class=ErrorClass.UNKNOWN, code="driver.error", evidence=(str(piece),),
+        confidence=0.0, devices=(), verdict=None,
     )  # fmt: skip
 
 
-_JUDGES: Final[Mapping[type, Callable[[Any, Context], EvidenceScore]]] = {
+_SCORERS: Final[Mapping[type, Callable[[Any, Context], EvidenceScore]]] = {
     Errno: _errno,
     NvmlCode: _nvml,
     GrpcStatus: _grpc,
     HttpStatus: _http,
-    DecodeError: _undecoded,
+    DecodeError: _decode_error,
     WrongValue: _wrong_value,
-    Unconnected: _unconnected,
+    NoConnection: _no_connection,
     UnreadableCdiFile: _cdi_file,
-    HealthEngineEvidence: _device,
-    TimedOut: _timed_out,
-    ClaimResult: _ended,
-    NoBackend: _no_backend,
+    HealthEngineEvidence: _health_engine,
+    Timeout: _timed_out,
+    Interrupted: _interrupted,
+    BackendUnreachable: _no_backend,
     Raised: _raised,
     Text: _text,
-    DriverReportedError: _word,
-    Judged: _judged,
-    Handled: _handled,
+    DriverReportedError: _driver_reported,
+    ClassifiedBefore: _classified_before,
+    HandledBefore: _handled,
 }
 
 
-def _by_text(judged: EvidenceScore, text: str, context: Context) -> EvidenceScore:
-    """The same, or what a pattern makes of the text if nothing else shows anything."""
-    if judged.weight >= Weight.TEXT:
-        return judged
-    text = clean(text)
-    found = next((one for one in (*context.patterns, *PATTERNS) if one.takes(text)), None)
+def _match_patterns(scored: EvidenceScore, text: str, context: Context) -> EvidenceScore:
+    """Return the score, or that of the first pattern that matches the text if the score is weaker."""
+    if scored.weight >= Weight.TEXT:
+        return scored
+    text = sanitize(text)
+    found = next((pattern for pattern in (*context.patterns, *PATTERNS) if pattern.matches(text)), None)
     if found is None:
-        return judged
-    judged = judged._replace(
+        return scored
+    scored = scored._replace(
         weight=Weight.TEXT, code=found.code, error_class=found.error_class, confidence=found.confidence,
-        summary=clean(found.summary) or judged.summary,
+        summary=sanitize(found.summary) or scored.summary,
     )  # fmt: skip
-    return _blaming(judged, (), context) if found.error_class is ErrorClass.FAILED_DEVICE else judged
+    return _blame_device(scored, (), context) if found.error_class is ErrorClass.FAILED_DEVICE else scored
 
 
-def _blaming(judged: EvidenceScore, named: Sequence[DeviceRef], context: Context) -> EvidenceScore:
-    """A device of the claim is broken: the one that is named, or the only one; else nobody knows which."""
+def _blame_device(scored: EvidenceScore, named: Sequence[DeviceRef], context: Context) -> EvidenceScore:
+    """Blame the named device, or the claim's only one; with several candidates the failure is transient."""
     devices = named or sorted({device.ref for device in context.claim.devices})
     if len(devices) == 1:
-        return judged._replace(devices=tuple(devices))
-    note = f"nothing says which of {len(devices)} devices it is"
-    confidence = min(judged.confidence, 0.5)
-    return judged._replace(error_class=ErrorClass.TRANSIENT, notes=(note,), confidence=confidence)
+        return scored._replace(devices=tuple(devices))
+    note = f"the evidence does not name which of {len(devices)} devices failed"
+    confidence = min(scored.confidence, 0.5)
+    return scored._replace(error_class=ErrorClass.TRANSIENT, notes=(note,), confidence=confidence)
 
 
-def _named(name: str, context: Context) -> tuple[DeviceRef, ...]:
-    """The claim's devices of that name."""
+def _devices_named(name: str, context: Context) -> tuple[DeviceRef, ...]:
+    """Return the claim's devices with this name."""
     refs = sorted({device.ref for device in context.claim.devices})
     return tuple(ref for ref in refs if name in {ref.device, f"{ref.pool}/{ref.device}", str(ref)})
 
@@ -292,6 +359,6 @@ _HUMP: Final = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
 
 
 def _snake(name: str) -> str:
-    """``ValueError`` as a part of a code: ``value_error``."""
+    """Return a class name as part of a code: ``ValueError`` gives ``value_error``."""
     words = re.sub(r"[^a-z0-9]+", "_", _HUMP.sub("_", name).lower()).strip("_")
     return words[:48].rstrip("_") or "nameless"

@@ -1,96 +1,127 @@
-"""One prepare of one claim, step by step: whether to try, what a failure is, whether to try again. Pure.
+"""Steps of one prepare of one claim: cached answer, call of the handler, classification, retry. Pure.
 
-A generator says what is to be done next; whoever runs it (:mod:`agent.prepare.runners`) does it, with or
-without an event loop. Cancellation and Ctrl-C are no failures of a claim: they pass through, and nobody
-remembers them.
+:func:`attempt` is a generator that yields the next step; a runner (:mod:`agent.prepare.runners`) carries it
+out, with or without an event loop. Cancellation and Ctrl-C are not failures of a claim: they pass through and
+are not recorded.
+
+A transient failure is retried within the same call: the kubelet waits 45 s for an answer and retries after 60
+to 90 s. A driver that used up the 45 s itself would miss the deadline of its own answer.
 """
 
 from collections.abc import Callable, Generator, Sequence
 from functools import partial
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple, Protocol
 
 from agent.model.claim import Claim
 from agent.model.prepare import ErrorClass, PrepareVerdict
 from agent.prepare.errors import PrepareError
-from agent.prepare.message import text
+from agent.prepare.message import kubelet_text
 from agent.prepare.patterns import Pattern
-from agent.prepare.retry import pause_s
+
+FIRST_PAUSE_S: Final = 0.1
+"""Upper bound of the first pause, doubled for each further pause [s]."""
+MAX_PAUSE_S: Final = 5.0
+"""Upper bound of all pauses [s]."""
+MIN_PAUSE_S: Final = 0.01
+"""Shortest pause, whatever the jitter is [s]."""
+RETRY_WINDOW_S: Final = 30.0
+"""Longest time from the call to its last try [s]; the rest of the 45 s is for that try."""
+
+
+def retry_pause_s(
+    attempt: int, spent_s: float, jitter: float, retry_after_s: float | None = None
+) -> float | None:
+    """Return the pause before the next try; None: no more tries.
+
+    Args:
+        attempt: Number of failed tries less one: 0 after the first.
+        spent_s: Time since the call began.
+        jitter: A new random number from 0 to 1. Full jitter spreads the retries of a cluster's drivers that
+            failed at the same time.
+        retry_after_s: Earliest time at which the failure says that a retry can help. Beyond the retry window
+            there is no further try.
+    """
+    bound = min(MAX_PAUSE_S, FIRST_PAUSE_S * 2 ** min(attempt, 16))
+    pause = max(MIN_PAUSE_S, bound * jitter, retry_after_s or 0.0)
+    return pause if spent_s + pause <= RETRY_WINDOW_S else None
 
 
 class Call(NamedTuple):
-    """Call the handler; send what it returns, throw what it raises."""
+    """Step: call the handler; send its result or throw its exception."""
 
 
 class Pause(NamedTuple):
-    """Wait, without blocking anybody's loop."""
+    """Step: wait without blocking an event loop."""
 
     seconds: float
 
 
-class Work(NamedTuple):
-    """Call this where it may block for some seconds, and send what it returns."""
+class RunInThread(NamedTuple):
+    """Step: call a function that may block for some seconds; send its result."""
 
     function: Callable[[], PrepareVerdict]
 
 
-Step = Call | Pause | Work
+Step = Call | Pause | RunInThread
 
 
 class PrepareService(Protocol):
-    """What a prepare needs to know and to have remembered: :class:`agent.driver.prepare_tracker.Desk`."""
+    """Classification and ledger of prepares; :class:`agent.driver.prepare_tracker.PrepareTracker` is one."""
 
     def cached_failure(self, claim: Claim) -> PrepareError | None:
-        """The answer, if the same question had one that still holds. Microseconds."""
+        """Return the cached failure of the same request, if there is one. Takes microseconds."""
 
-    def judge(self, claim: Claim, error: BaseException, patterns: Sequence[Pattern] = ()) -> PrepareVerdict:
-        """Of what kind a failure is. Blocks nobody."""
+    def classify(
+        self, claim: Claim, error: BaseException, patterns: Sequence[Pattern] = ()
+    ) -> PrepareVerdict:
+        """Classify a failure. Never blocks."""
 
     def failed(
         self, claim: Claim, verdict: PrepareVerdict, error: BaseException | None = None
     ) -> PrepareVerdict:
-        """Has it remembered, and told to whom it concerns. May block for some seconds."""
+        """Record a failure and wait until its health is delivered. Blocks up to 3 s."""
 
     def succeeded(self, claim: Claim) -> None:
-        """The claim is prepared. Blocks nobody."""
+        """Record that the claim is prepared. Never blocks."""
 
     def monotonic(self) -> float:
-        """Time that passes [s]."""
+        """Return a monotonic time [s]."""
 
     def jitter(self) -> float:
-        """A throw of the dice, from 0 to 1."""
+        """Return a random number from 0 to 1."""
 
 
 def attempt(
-    desk: PrepareService, claim: Claim, patterns: Sequence[Pattern] = (), *, began_s: float | None = None
+    tracker: PrepareService, claim: Claim, patterns: Sequence[Pattern] = (), *, began_s: float | None = None
 ) -> Generator[Step, Any, Any]:
-    """Prepares a claim; returns what the handler returned.
+    """Prepare a claim; returns what the handler returned.
 
     Args:
-        patterns: Of the texts of failures, beside the desk's own.
-        began_s: When the call began, if time was spent on it before, as the desk's clock has it.
+        patterns: Patterns for error texts, tried before those of the tracker.
+        began_s: When the call began, by the tracker's clock, if time was spent on it before; None: now.
 
     Raises:
-        PrepareError: It could not be prepared; judged, remembered, and told to whom it concerns.
+        PrepareError: The claim could not be prepared; the failure is classified, recorded and delivered.
     """
-    if known := desk.cached_failure(claim):
+    if known := tracker.cached_failure(claim):
         raise known
-    began, tries = desk.monotonic() if began_s is None else began_s, 0
+    began, tries = tracker.monotonic() if began_s is None else began_s, 0
     while True:
         try:
             result = yield Call()
-        except PrepareError:  # judged by whoever raised it
+        except PrepareError:  # classified already
             raise
         except Exception as error:
-            verdict = desk.judge(claim, error, patterns)
-            spent = desk.monotonic() - began
+            verdict = tracker.classify(claim, error, patterns)
+            spent = tracker.monotonic() - began
             pause = None
             if verdict.error_class is ErrorClass.TRANSIENT:
-                pause = pause_s(tries, spent, desk.jitter(), verdict.retry_after_s)
+                pause = retry_pause_s(tries, spent, tracker.jitter(), verdict.retry_after_s)
             if pause is None:
-                verdict = yield Work(partial(desk.failed, claim, verdict, error))
-                raise PrepareError(verdict, text(verdict)) from error
+                verdict = yield RunInThread(partial(tracker.failed, claim, verdict, error))
+                raise PrepareError(verdict, kubelet_text(verdict)) from error
         else:
-            desk.succeeded(claim)
+            tracker.succeeded(claim)
             return result
         tries += 1
         yield Pause(pause)

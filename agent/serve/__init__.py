@@ -1,4 +1,5 @@
-"""What the agent tells the world, and how: the health stream, its own API, sockets and notifications.
+"""Everything that the agent serves: the health stream, its own API, the driver link, sockets and
+notifications.
 
-Nothing here judges a device or reads hardware; reports come in whole and go out as they are.
+Nothing here evaluates a device or reads hardware; reports are served as they are.
 """

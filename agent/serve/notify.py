@@ -1,7 +1,7 @@
-"""What a service tells the service manager: ready, status, still alive, stopping (sd_notify(3)).
+"""Messages of a service to its service manager: ready, status, watchdog, stopping (sd_notify(3)).
 
-The protocol only. When each is true is the daemon's to decide. Nothing here blocks, and nothing raises: a
-manager that does not listen must not take the agent down.
+The protocol only; the daemon decides when to send what. Nothing here blocks, and nothing raises: a manager
+that does not listen must not stop the agent.
 """
 
 from __future__ import annotations
@@ -18,14 +18,15 @@ STATUS_MAX_BYTES: Final = 2048  # systemd drops a datagram of more than 4,096 by
 
 
 class Notifier:
-    """The way to one service manager, or to none; any thread may use it."""
+    """Connection to one service manager, or to none. Thread-safe. Never blocks."""
 
     def __init__(self, address: str | None, watchdog_s: float | None = None) -> None:
-        """
+        """Create the connection.
+
         Args:
-            address: ``NOTIFY_SOCKET``: a path, or ``@name`` for an abstract socket. None: nobody listens.
-            watchdog_s: The manager kills the service when ``watchdog()`` was silent for this long; feed it at
-                least twice as often. None: it does not watch.
+            address: ``NOTIFY_SOCKET``: a path, or ``@name`` for an abstract socket. None: no manager.
+            watchdog_s: The manager kills the service after this time without ``watchdog()``; call it at
+                least twice as often. None: no watchdog.
         """
         self.watchdog_s: Final = watchdog_s
         self._socket: socket.socket | None = None
@@ -36,9 +37,9 @@ class Notifier:
 
     @classmethod
     def from_environ(cls, environ: MutableMapping[str, str]) -> Notifier:
-        """Read and **remove** what the manager set, so that no child of ours can speak for us.
+        """Read and **remove** what the manager set, so that no child process can notify in our name.
 
-        A socket of another kind (``vsock:``) and a watchdog meant for another process are as none at all.
+        A socket of another kind (``vsock:``) and a watchdog for another process are ignored.
         """
         address = environ.pop("NOTIFY_SOCKET", "")
         limit_us = environ.pop("WATCHDOG_USEC", "")
@@ -49,20 +50,20 @@ class Notifier:
         return cls(address, int(limit_us) / 1e6 if watched else None)
 
     def ready(self) -> None:
-        """Start-up is finished: units ordered after ours may start."""
+        """Report that start-up is finished: units ordered after ours may start."""
         self._send(b"READY=1")
 
     def status(self, text: str) -> None:
-        """One line for ``systemctl status``."""
+        """Report one line for ``systemctl status``."""
         line = " ".join(text.split()).encode("utf-8", "replace")[:STATUS_MAX_BYTES]
         self._send(b"STATUS=" + line.decode("utf-8", "ignore").encode())
 
     def watchdog(self) -> None:
-        """Alive. Only to be said by whoever would notice if the agent was not."""
+        """Report that the agent works. For a caller that would notice if it did not."""
         self._send(b"WATCHDOG=1")
 
     def stopping(self) -> None:
-        """Shutdown has begun."""
+        """Report that shutdown has begun."""
         self._send(b"STOPPING=1")
 
     def _send(self, message: bytes) -> None:

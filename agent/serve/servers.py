@@ -1,7 +1,7 @@
-"""Everything that the agent serves, put together: which socket, which service, and one end for all.
+"""All sockets of the agent with their services, and a common end.
 
-In the runtime directory: ``drivers/<driver>.sock``, each the kubelet's own health API in both
-versions and what the driver says to the agent, and ``agent.sock``, the agent's API for the command line.
+In the runtime directory: ``drivers/<driver>.sock``, each with the kubelet's own health API in both versions
+and the driver link, and ``agent.sock``, the agent's API for the command line.
 """
 
 import asyncio
@@ -14,30 +14,30 @@ from agent.config.config import DRIVERS
 from agent.config.values import check_drivers
 from agent.errors import ConfigError
 from agent.model.health import DeviceHealth
-from agent.model.report import Report
-from agent.model.status import Subscribers
+from agent.model.report import Report, Subscribers
 from agent.native.encode import WireHealth, encode_health
 from agent.serve.agent_api.service import AgentService
-from agent.serve.driver_link.service import DriverLinkService, Link, LinkStream
+from agent.serve.driver_link.service import DriverLinkService, DriverLinkStream
+from agent.serve.driver_link.types import DriverLinkHandler
 from agent.serve.grpc.server import Server
-from agent.serve.health.feed import Encode
+from agent.serve.health.feed import EncodeDevices
 from agent.serve.health.service import HealthPublisher, HealthService
 from agent.serve.sockets import UnixListener, check_length, make_directory, remove_leftovers
 from agent.system.threads.latest import Latest
 
 SHUTTING_DOWN: Final = "agent shutting down"
-"""What clients read when the agent ends; the status is UNAVAILABLE."""
+"""Text for clients when the agent ends; the status is UNAVAILABLE."""
 
 AGENT_SOCKET: Final = "agent.sock"
 
 
 LEASE_LIMIT_S: Final = 86_400
-"""The longest lease that is sent [s]. The kubelet counts in 64-bit nanoseconds, and a longer one than those
-can hold would be over at once, for good."""
+"""Longest lease that is sent [s]. The kubelet counts in 64-bit nanoseconds; a lease that overflows would
+end at once."""
 
 
 def encode_devices(devices: Sequence[DeviceHealth], extra_s: int = 0) -> list[bytes]:
-    """The list as the kubelet reads it, in messages of at most 1 MiB; encoded by the native core.
+    """Return the list as the kubelet reads it, in messages of at most 1 MiB; encoded by the native core.
 
     Each lease is ``extra_s`` longer than the device's, and :data:`LEASE_LIMIT_S` at most.
     """
@@ -57,10 +57,10 @@ def encode_devices(devices: Sequence[DeviceHealth], extra_s: int = 0) -> list[by
 
 
 def socket_names(drivers: Sequence[str]) -> tuple[str, ...]:
-    """The sockets below the runtime directory: one per driver in the order given, and the agent's.
+    """Return the sockets below the runtime directory: one per driver in the given order, and the agent's.
 
     Raises:
-        ConfigError: a name is no driver's, or is given twice.
+        ConfigError: A name is not a driver name, or is given twice.
     """
     try:
         check_drivers(tuple(drivers))
@@ -70,7 +70,7 @@ def socket_names(drivers: Sequence[str]) -> tuple[str, ...]:
 
 
 class Servers:
-    """The sockets, bound, and what is served on them once :meth:`run` runs in some loop."""
+    """Bound sockets, and their services once :meth:`run` runs in a loop."""
 
     def __init__(
         self,
@@ -79,25 +79,25 @@ class Servers:
         runtime_dir: Path,
         drivers: Sequence[str],
         version: str,
-        encode: Encode = encode_devices,
-        link: Callable[[str], Link] | None = None,
+        encode: EncodeDevices = encode_devices,
+        open_handler: Callable[[str], DriverLinkHandler] | None = None,
     ) -> None:
-        """Makes the directories that are missing (0750) and all sockets, or none.
+        """Create the directories that are missing (0750) and all sockets, or none.
 
-        Removes the sockets that an earlier agent left to drivers that are not named any more. Whoever
-        calls this holds the runtime directory's lock. ``link`` opens a driver's link when the driver first
-        calls, in a thread; without it the drivers' sockets serve health alone.
+        Removes the sockets that an earlier agent left for drivers that are no longer configured. The caller
+        holds the runtime directory's lock. ``open_handler`` returns the handler of a driver's calls; it is
+        called in a thread when the driver first calls. Without it the drivers' sockets serve health alone.
 
         Raises:
-            Busy: somebody serves one of the sockets.
-            ConfigError: a name is no driver's, or a socket's path is too long, or taken by no socket.
-            PermissionDenied: we may not make a directory or a socket.
+            Busy: Another process serves one of the sockets.
+            ConfigError: A name is not a driver name, or a socket's path is too long, or is not a socket.
+            PermissionDenied: A directory or a socket may not be created.
         """
         self._latest = latest
         self._drivers = tuple(drivers)
         self._version = version
         self._encode = encode
-        self._link = link
+        self._open_handler = open_handler
         self._listeners: dict[str, UnixListener] = {}
         names = socket_names(drivers)
         for name in names:
@@ -113,38 +113,39 @@ class Servers:
 
     @property
     def paths(self) -> tuple[Path, ...]:
-        """Where the sockets are: one per driver in the order given, and the agent's."""
+        """Paths of the sockets: one per driver in the given order, and the agent's."""
         return tuple(listener.path for listener in self._listeners.values())
 
     def close(self) -> None:
-        """Removes the sockets. :meth:`run` has done so when it ends; needed only if it never ran."""
+        """Remove the sockets. :meth:`run` does so at its end; needed only if it never ran."""
         for listener in self._listeners.values():
             listener.close()
 
     async def run(self, ready: Callable[[], None]) -> None:
-        """Serves in the running loop until cancelled, then tells every client and removes the sockets.
+        """Serve in the running loop until cancelled; then end every client's streams and remove the
+        sockets.
 
-        ``ready`` is called when all of them are served. The end takes less than a second, whatever
-        the clients do.
+        ``ready`` is called when all sockets are served. The end takes less than a second, whatever the
+        clients do.
 
         Raises:
-            ValueError: a report that cannot be told (see :class:`~agent.serve.health.service.Publications`).
+            ValueError: A report is not valid (see :class:`~agent.serve.health.service.HealthPublisher`).
         """
-        publications = HealthPublisher(self._latest, self._encode, self._drivers)
+        publisher = HealthPublisher(self._latest, self._encode, self._drivers)
         services: dict[str, HealthService | AgentService] = {}
 
         def subscribers() -> tuple[Subscribers, ...]:
             return tuple(Subscribers(name, service.streams) for name, service in services.items())
 
         for driver, name in zip(self._drivers, self._listeners, strict=False):
-            services[name] = HealthService(publications.of(driver))
+            services[name] = HealthService(publisher.subscribers_of(driver))
         services[AGENT_SOCKET] = AgentService(self._latest, version=self._version, subscribers=subscribers)
         links: dict[str, DriverLinkService] = {}
-        if self._link is not None:
+        if self._open_handler is not None:
             for driver, name in zip(self._drivers, self._listeners, strict=False):
-                links[name] = DriverLinkService(driver, partial(self._link, driver))
+                links[name] = DriverLinkService(driver, partial(self._open_handler, driver))
         servers = {
-            name: Server([service, links[name]], stream_class=LinkStream)
+            name: Server([service, links[name]], stream_class=DriverLinkStream)
             if name in links
             else Server([service])
             for name, service in services.items()
@@ -153,7 +154,7 @@ class Servers:
             for name, server in servers.items():
                 await server.listen(self._listeners[name].sock)
             ready()
-            await publications.run()
+            await publisher.run()
         finally:
             await asyncio.gather(*(server.stop(SHUTTING_DOWN) for server in servers.values()))
             await asyncio.gather(*(link.close() for link in links.values()))

@@ -1,4 +1,4 @@
-"""Unix sockets: made with the right mode, removed when stale, and never taken from somebody alive."""
+"""Unix sockets: created with the right mode, removed when stale, and never taken from a running server."""
 
 import errno
 import os
@@ -16,26 +16,26 @@ MODE: Final = 0o660
 
 BACKLOG: Final = 100
 
-GONE: Final = "no such socket"
-UNSERVED: Final = "nobody serves this socket"
+NO_SOCKET: Final = "no such socket"
+NO_SERVER: Final = "no process serves this socket"
 
 
 class UnixListener:
-    """A listening unix socket and its file.
+    """Listening unix socket and its file.
 
     Attributes:
-        sock: The socket. Whoever serves it may close it; :meth:`close` removes the file.
+        sock: The socket. Its server may close it; :meth:`close` removes the file.
     """
 
     def __init__(self, path: Path) -> None:
-        """Binds and listens; clients that come before anybody serves the socket wait.
+        """Bind and listen; clients that connect before the socket is served wait.
 
         The directory must exist.
 
         Raises:
-            Busy: somebody serves a socket there.
-            ConfigError: the path is taken by something that is no socket, or too long.
-            PermissionDenied: we may not make a file there.
+            Busy: Another process serves a socket there.
+            ConfigError: The path is taken by a file that is not a socket, or too long.
+            PermissionDenied: The file may not be created.
         """
         self.path = path
         self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -50,51 +50,53 @@ class UnixListener:
             self.sock.listen(BACKLOG)
         except PermissionError as error:
             self.sock.close()
-            raise PermissionDenied(f"{path}: may not make this socket ({error.strerror})") from error
+            raise PermissionDenied(f"{path}: may not create this socket ({error.strerror})") from error
         except OSError as error:
             self.sock.close()
-            raise ConfigError(f"{path}: cannot make this socket ({error.strerror})") from error
+            raise ConfigError(f"{path}: cannot create this socket ({error.strerror})") from error
         except (Busy, ConfigError):
             self.sock.close()
             raise
 
-    def is_there(self) -> bool:
-        """Whether the file is still the one that we made. Raises OSError if nobody can tell."""
+    def is_intact(self) -> bool:
+        """Return whether the file is still ours. Raises OSError if it cannot be determined."""
         return _identity(self.path) == self._identity
 
     def remove(self) -> None:
-        """Removes the file if it is still the one that we made. Who is connected stays so."""
-        if self.is_there():
+        """Remove the file if it is still ours. Connections continue."""
+        if self.is_intact():
             self.path.unlink(missing_ok=True)
 
     def close(self) -> None:
-        """Closes the socket, and removes the file likewise."""
+        """Close the socket, and remove the file if it is still ours."""
         self.sock.close()
         self.remove()
 
 
 def make_directory(path: Path, *, flag: str) -> None:
-    """Makes a directory for sockets (0750) and those above it, unless they are there.
+    """Create a directory for sockets (0750) and its parents, unless they exist.
 
     Raises:
-        ConfigError: it cannot be made.
-        PermissionDenied: we may not make it; ``flag`` is what chooses another.
+        ConfigError: It cannot be created.
+        PermissionDenied: It may not be created; ``flag`` chooses another.
     """
     try:
         path.mkdir(mode=0o750, parents=True, exist_ok=True)
     except PermissionError as error:
-        raise PermissionDenied(f"{path}: may not make this directory; choose another with {flag}") from error
+        raise PermissionDenied(
+            f"{path}: may not create this directory; choose another with {flag}"
+        ) from error
     except FileExistsError as error:
-        raise ConfigError(f"{path}: is no directory; choose another with {flag}") from error
+        raise ConfigError(f"{path}: is not a directory; choose another with {flag}") from error
     except OSError as error:
-        raise ConfigError(f"{path}: cannot make this directory ({error.strerror})") from error
+        raise ConfigError(f"{path}: cannot create this directory ({error.strerror})") from error
 
 
 def check_length(path: Path, *, base: Path, flag: str) -> None:
-    """Refuses a path that no unix socket can have.
+    """Refuse a path that is too long for a unix socket.
 
     Raises:
-        ConfigError: with the arithmetic.
+        ConfigError: With the arithmetic.
     """
     size = len(os.fsencode(path))
     if size > PATH_LIMIT:
@@ -103,21 +105,21 @@ def check_length(path: Path, *, base: Path, flag: str) -> None:
 
 
 def why_no_connection(path: Path | str, error: OSError) -> str:
-    """Why connecting to a socket failed, in words, without the path."""
+    """Return the reason why connecting to a socket failed, without the path."""
     size = len(os.fsencode(path))
     if size > PATH_LIMIT:
         return f"is {size} bytes, a socket's limit is {PATH_LIMIT}"
     if isinstance(error, FileNotFoundError):
-        return GONE
+        return NO_SOCKET
     if isinstance(error, ConnectionRefusedError):
-        return UNSERVED if Path(path).is_socket() else "is no socket"
+        return NO_SERVER if Path(path).is_socket() else "is not a socket"
     return error.strerror or str(error)
 
 
 def remove_leftovers(directory: Path, *, keep: Collection[Path]) -> None:
-    """Removes our own sockets (``*.sock``) that nobody serves, e.g. of a driver that is no longer configured.
+    """Remove our own sockets (``*.sock``) without a server, e.g. of a driver that is no longer configured.
 
-    What is somebody else's stays, and so does what cannot be removed: it is in nobody's way.
+    Sockets of other users, and those that cannot be removed, stay: they do no harm.
     """
     for path in directory.glob("*.sock"):
         with suppress(OSError, Busy, ConfigError):
@@ -127,20 +129,20 @@ def remove_leftovers(directory: Path, *, keep: Collection[Path]) -> None:
 
 def _identity(path: Path) -> tuple[int, int] | None:
     try:
-        found = path.lstat()
+        status = path.lstat()
     except FileNotFoundError:
         return None
-    return found.st_dev, found.st_ino
+    return status.st_dev, status.st_ino
 
 
 def _remove_stale(path: Path) -> None:
-    """Removes a socket on which nobody accepts. Nothing there is fine."""
+    """Remove a socket without a server, if there is one."""
     try:
-        found = path.lstat()
+        status = path.lstat()
     except FileNotFoundError:
         return
-    if not stat.S_ISSOCK(found.st_mode):
-        raise ConfigError(f"{path}: is in the way, and is no socket; remove it")
+    if not stat.S_ISSOCK(status.st_mode):
+        raise ConfigError(f"{path}: is not a socket; remove this file")
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK) as probe:
         code = probe.connect_ex(os.fspath(path))
     if code == errno.ECONNREFUSED:

@@ -1,1 +1,1 @@
-"""What is slow or third-party to read: one file per source. The fast sources are in the native core."""
+"""Readers of slow or third-party sources. Fast sources are in the native core."""

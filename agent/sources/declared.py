@@ -1,7 +1,7 @@
-"""The directory in which drivers declare their devices: who may write there, and what counts as a file.
+"""Reader of the directory in which drivers declare their devices, with checks of ownership and size.
 
-A file is read as a whole or not at all, and one that is wrong costs no device: what it declared when it was
-last right stays, with what is wrong beside it. What a file says is in agent.sources.declared_file.
+An invalid file removes no device: the devices of its last valid version stay, together with the error.
+agent.sources.declared_file parses the files.
 """
 
 import errno
@@ -17,21 +17,21 @@ from agent.model.declared import Declarations, Declared, DeclaredFile
 from agent.sources.declared_file import DEVICES_MAX, parse_declaration
 
 DIRECTORY: Final = "devices.d"
-"""In the runtime directory."""
+"""Directory name in the runtime directory."""
 SUFFIX: Final = ".toml"
 FILE_BYTES: Final = 1 << 20
 FILES_MAX: Final = 64
 ERROR_CHARS: Final = 1000
-"""A value that is quoted in an error can be as long as the file."""
+"""Length to which errors are cut: a quoted value can be as long as the file."""
 
 
 def read_declarations(directory: Path, before: Declarations, node: str) -> Declarations:
-    """What all drivers declare now; none if there is no such directory.
+    """Read the declarations of all drivers; none if the directory is absent.
 
     Args:
         directory: ``devices.d`` of the runtime directory.
-        before: What this returned last: of a file that is wrong its devices stay.
-        node: The pool of devices whose file names none.
+        before: Result of the last call, whose devices stay if a file has become invalid.
+        node: Default pool of devices.
 
     Raises:
         ProbeError: The directory cannot be read.
@@ -42,9 +42,9 @@ def read_declarations(directory: Path, before: Declarations, node: str) -> Decla
         return ()
     except OSError as error:
         raise ProbeError(f"{directory}: {error.strerror}") from None
-    there = {_driver_of(name) for name in names}
-    known = {file.driver: file.devices for file in before if file.driver in there}
-    names.sort(key=lambda name: (not known.get(_driver_of(name)), name))  # the newest is one too many
+    present = {_driver_of(name) for name in names}
+    known = {file.driver: file.devices for file in before if file.driver in present}
+    names.sort(key=lambda name: (not known.get(_driver_of(name)), name))  # the newest file exceeds the limit
     files: dict[str, DeclaredFile] = {}
     for name in names[:FILES_MAX]:
         driver = _driver_of(name)
@@ -58,7 +58,7 @@ def read_declarations(directory: Path, before: Declarations, node: str) -> Decla
 
 
 def _declared(path: Path, driver: str, before: tuple[Declared, ...], node: str) -> DeclaredFile | None:
-    """What one file says; None if it is gone."""
+    """Read one file; None if it is gone."""
     try:
         return DeclaredFile(driver, _read(path, driver, node))
     except FileNotFoundError:
@@ -68,9 +68,9 @@ def _declared(path: Path, driver: str, before: tuple[Declared, ...], node: str) 
 
 
 def _with_room(file: DeclaredFile, known: Mapping[str, tuple[Declared, ...]], path: Path) -> DeclaredFile:
-    """The file, unless all drivers together would declare too many: then what this one declared before stays.
+    """Return the file, or its previous devices with an error if all drivers together exceed the limit.
 
-    One that grows pushes nobody out.
+    So a growing file never removes devices of other drivers.
     """
     others = sum(len(devices) for driver, devices in known.items() if driver != file.driver)
     if others + len(file.devices) <= DEVICES_MAX:
@@ -84,7 +84,7 @@ def _driver_of(name: str) -> str:
 
 
 def _printable(name: str) -> str:
-    """A name of a file can hold any bytes."""
+    """Escape a file name, which can hold any bytes."""
     return name.encode("ascii", "backslashreplace").decode()
 
 
@@ -94,13 +94,13 @@ def _read(path: Path, driver: str, node: str) -> tuple[Declared, ...]:
     except ValueError as error:
         raise ConfigError(str(error)) from None
     try:
-        # neither a link to elsewhere nor a pipe that nobody writes to
+        # neither a symbolic link nor a FIFO without a writer
         fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except FileNotFoundError:
         raise
     except OSError as error:
-        what = "is a symbolic link" if error.errno == errno.ELOOP else str(error.strerror)
-        raise ConfigError(what) from None
+        reason = "is a symbolic link" if error.errno == errno.ELOOP else str(error.strerror)
+        raise ConfigError(reason) from None
     try:
         check_owner(os.fstat(fd), {0, os.geteuid()})
         with open(fd, "rb", closefd=False) as file:
@@ -115,16 +115,16 @@ def _read(path: Path, driver: str, node: str) -> tuple[Declared, ...]:
 
 
 def check_owner(found: os.stat_result, allowed: Iterable[int]) -> None:
-    """Nobody but its owner can write the file, and that is one of those who are allowed to declare devices.
+    """Check that only the file's owner can write it, and that the owner is allowed to declare devices.
 
     Raises:
-        ConfigError: says what is wrong, and what would be right.
+        ConfigError: The text has the problem and the requirement.
     """
     if not stat.S_ISREG(found.st_mode):
-        raise ConfigError("is no regular file")
+        raise ConfigError("is not a regular file")
     if found.st_uid not in allowed:
         users = " or ".join(map(str, sorted(allowed)))
         raise ConfigError(f"belongs to user {found.st_uid}; must be {users}")
     if found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
         mode = stat.S_IMODE(found.st_mode)
-        raise ConfigError(f"others may write to it: mode {mode:04o}, at most 0644")
+        raise ConfigError(f"group or others can write to it: mode {mode:04o}, at most 0644")

@@ -1,8 +1,8 @@
-"""What one driver's declaration says: the bytes of a TOML file to devices, or why they are none.
+"""Parser of one driver's declaration: a TOML file to devices.
 
-``KINDS`` is the whole format: a row per key of each kind of device. What is not understood is refused, as in
-the configuration: whoever guesses here judges a device that nobody has. Whether what is declared exists is
-for the rules to say. docs/declared-devices.md has the format for those who write it.
+``KINDS`` is the whole format: a row per key of each kind of device. An unknown key is an error, as in the
+configuration. Whether a declared device exists is decided by the rules. docs/declared-devices.md describes
+the format.
 """
 
 import re
@@ -30,13 +30,13 @@ from agent.model.declared import (
     DeclaredHugepages,
     DeclaredMemory,
     DeclaredOther,
+    DeclaredPart,
     DeclaredPci,
-    What,
 )
 from agent.sources.pci import parse_address
 
 LINE_BYTES: Final = 4096
-"""tomllib takes a time that grows with the square of a dotted key: for 1 MiB the better part of an hour."""
+"""Limit of a line: tomllib's time grows with the square of a dotted key's length, to an hour for 1 MiB."""
 VERSION: Final = 1
 DEVICES_MAX: Final = 4096
 NAME_BYTES: Final = 63
@@ -52,12 +52,12 @@ _UUID: Final = re.compile(r"(?:GPU|MIG)-[-/0-9A-Za-z]{1,91}")
 _KERNEL_DRIVER: Final = re.compile(r"[-.+\w]{1,63}", re.ASCII)
 
 
-class Key(NamedTuple):
-    """One key of a device's table."""
+class DeclarationKey(NamedTuple):
+    """Key of a device's table."""
 
     name: str
     read: Callable[[object], Any]
-    """ValueError or TypeError, with the value and the limit, if it cannot be that."""
+    """Converts the value; raises ValueError or TypeError with the value and the limit."""
     needed: bool = False
 
 
@@ -74,17 +74,17 @@ def _within(low: int, high: int) -> Callable[[object], int]:
 
 
 def _size(value: object) -> int:
-    """Bytes, as Kubernetes writes them."""
+    """Read a size in Kubernetes' notation [bytes]."""
     found = _SIZE.fullmatch(read_text(value))
     if found is None:
-        raise ValueError(f"{value!r} is no size; write a number and Ki, Mi, Gi, Ti or Pi, such as 2Mi")
+        raise ValueError(f"{value!r} is not a size; write a number and Ki, Mi, Gi, Ti or Pi, such as 2Mi")
     return int(found[1]) * _UNITS[found[2]]
 
 
 def _page_size(value: object) -> int:
     size_kib = _size(value) // 1024
     if size_kib & (size_kib - 1):
-        raise ValueError(f"{value!r} is no page size: {size_kib} KiB is no power of two")
+        raise ValueError(f"{value!r} is not a page size: {size_kib} KiB is not a power of two")
     return size_kib
 
 
@@ -95,11 +95,11 @@ def _cpus(value: object) -> CpuSet:
     return cpus
 
 
-def _matching(pattern: re.Pattern[str], what: str) -> Callable[[object], str]:
+def _text_matching(pattern: re.Pattern[str], kind: str) -> Callable[[object], str]:
     def read(value: object) -> str:
         text = read_text(value)
         if not pattern.fullmatch(text):
-            raise ValueError(f"{text!r} is no {what}")
+            raise ValueError(f"{text!r} is not {kind}")
         return text
 
     return read
@@ -109,7 +109,7 @@ def _name(value: object) -> str:
     name = read_text(value)
     if len(name) > NAME_BYTES:
         raise ValueError(f"{name!r} is {len(name.encode())} bytes, limit {NAME_BYTES}")
-    return _matching(_LABEL, "DNS label, such as gpu-3")(name)
+    return _text_matching(_LABEL, "a DNS label, such as gpu-3")(name)
 
 
 def _lease_s(value: object) -> int:
@@ -130,70 +130,72 @@ def _address(value: object) -> str:
 
 # --- the format --------------------------------------------------------------------------------------------
 
-_NUMA: Final = Key("numa", _within(0, NUMA_MAX))
-_UUID_KEY: Final = Key("uuid", _matching(_UUID, "UUID of NVIDIA's, such as GPU-... or MIG-..."))
-_DRIVER: Final = Key("driver", _matching(_KERNEL_DRIVER, "driver of the kernel, such as nvme"))
+_NUMA: Final = DeclarationKey("numa", _within(0, NUMA_MAX))
+_UUID_KEY: Final = DeclarationKey("uuid", _text_matching(_UUID, "an NVIDIA UUID, such as GPU-... or MIG-..."))
+_DRIVER: Final = DeclarationKey("driver", _text_matching(_KERNEL_DRIVER, "a kernel driver, such as nvme"))
 
-_NAME: Final = Key("name", _name, needed=True)
-_LEASE: Final = Key("lease", _lease_s)
-_POOL: Final = Key("pool", _pool)
+_NAME: Final = DeclarationKey("name", _name, needed=True)
+_LEASE: Final = DeclarationKey("lease", _lease_s)
+_POOL: Final = DeclarationKey("pool", _pool)
 
-COMMON: Final = (_NAME, Key("kind", read_text, needed=True), _LEASE, _POOL)
-KINDS: Final[Mapping[str, tuple[Key, ...]]] = {
+COMMON: Final = (_NAME, DeclarationKey("kind", read_text, needed=True), _LEASE, _POOL)
+KINDS: Final[Mapping[str, tuple[DeclarationKey, ...]]] = {
     "cpu": (
-        Key("cpus", _cpus, needed=True),
+        DeclarationKey("cpus", _cpus, needed=True),
         _NUMA,
-        Key("exclusive", read_switch),
-        Key("isolated", read_switch),
+        DeclarationKey("exclusive", read_switch),
+        DeclarationKey("isolated", read_switch),
     ),
     "gpu": (
-        Key("pci", _address),
+        DeclarationKey("pci", _address),
         _UUID_KEY,
-        Key("gi", _within(0, INSTANCE_MAX)),
-        Key("ci", _within(0, INSTANCE_MAX)),
+        DeclarationKey("gi", _within(0, INSTANCE_MAX)),
+        DeclarationKey("ci", _within(0, INSTANCE_MAX)),
     ),
     "hugepages": (
-        Key("size", _page_size, needed=True),
-        Key("pages", _within(1, PAGES_MAX), needed=True),
+        DeclarationKey("size", _page_size, needed=True),
+        DeclarationKey("pages", _within(1, PAGES_MAX), needed=True),
         _NUMA._replace(needed=True),
     ),
-    "memory": (Key("size", _size), _NUMA._replace(needed=True)),
-    "pci": (Key("address", _address, needed=True), _DRIVER),
+    "memory": (DeclarationKey("size", _size), _NUMA._replace(needed=True)),
+    "pci": (DeclarationKey("address", _address, needed=True), _DRIVER),
 }
 
 
-def _what(kind: str, of: Mapping[str, Any]) -> What:
-    """The device of a kind, from the values of its keys."""
+def _device_of_kind(kind: str, values: Mapping[str, Any]) -> DeclaredPart:
+    """Create the device of `kind` from the values of its keys."""
     match kind:
         case "cpu":
-            flags = of.get("exclusive", False), of.get("isolated", False)
-            return DeclaredCpus(of["cpus"], of.get("numa"), *flags)
+            flags = values.get("exclusive", False), values.get("isolated", False)
+            return DeclaredCpus(values["cpus"], values.get("numa"), *flags)
         case "hugepages":
-            return DeclaredHugepages(of["size"], of["pages"], of["numa"])
+            return DeclaredHugepages(values["size"], values["pages"], values["numa"])
         case "memory":
-            return DeclaredMemory(of.get("size", 0), of["numa"])
+            return DeclaredMemory(values.get("size", 0), values["numa"])
         case "pci":
-            return DeclaredPci(of["address"], of.get("driver", ""))
-    if not {"pci", "uuid"} & of.keys():
-        raise ConfigError("neither 'pci' nor 'uuid' says which GPU")
-    if ("gi" in of) != ("ci" in of):
+            return DeclaredPci(values["address"], values.get("driver", ""))
+    if not {"pci", "uuid"} & values.keys():
+        raise ConfigError("neither 'pci' nor 'uuid' is given; one must name the GPU")
+    if ("gi" in values) != ("ci" in values):
         raise ConfigError("only one of 'gi' and 'ci': an instance is named by both")
-    return DeclaredGpu(of.get("pci", ""), of.get("uuid", ""), of.get("gi", -1), of.get("ci", -1))
+    return DeclaredGpu(
+        values.get("pci", ""), values.get("uuid", ""), values.get("gi", -1), values.get("ci", -1)
+    )
 
 
 # --- one device --------------------------------------------------------------------------------------------
 
 
 def parse_device(row: Mapping[str, object], driver: str, pool: str) -> Declared:
-    """One device, by the keys that a file would have for it.
+    """Parse one device with the keys of a file.
 
     Args:
-        row: Key to value. Without a ``kind`` it is what only its driver knows; in a file that is refused.
-        driver: Whose device it is.
-        pool: Its pool.
+        row: Values by key. Without ``kind`` only the driver knows the device; in a file that is an error.
+        driver: Driver of the device.
+        pool: Pool of the device.
 
     Raises:
-        ConfigError: names the device, the key, and the value with its limit.
+        ConfigError: The text names the device, the key, and the value with its limit.
     """
     try:
         _value({_POOL.name: pool}, _POOL)
@@ -208,30 +210,30 @@ def parse_device(row: Mapping[str, object], driver: str, pool: str) -> Declared:
 def _device(row: Mapping[str, Any], driver: str, pool: str) -> Declared:
     name, kind, lease_s, own_pool = (_value(row, key) for key in COMMON)
     if kind not in KINDS:
-        raise ConfigError(f"kind: {kind!r} is none of {', '.join(KINDS)}")
+        raise ConfigError(f"kind: {kind!r} is not one of {', '.join(KINDS)}")
     keys = KINDS[kind]
-    _check_keys(row, [key.name for key in (*COMMON, *keys)], of=f" of kind {kind!r}")
+    _check_keys(row, [key.name for key in (*COMMON, *keys)], scope=f" of kind {kind!r}")
     values = {key.name: value for key in keys if (value := _value(row, key)) is not None}
-    return Declared(driver, own_pool or pool, name, _what(kind, values), lease_s or 0)
+    return Declared(driver, own_pool or pool, name, _device_of_kind(kind, values), lease_s or 0)
 
 
 # --- the file ----------------------------------------------------------------------------------------------
 
 
 def parse_declaration(data: bytes, driver: str, node: str) -> tuple[Declared, ...]:
-    """The devices of one file, in its order.
+    """Parse the devices of one file, in its order.
 
     Args:
         data: The whole file.
-        driver: Whose file it is.
-        node: The pool of devices whose file names none.
+        driver: Driver of the file.
+        node: Default pool of devices.
 
     Raises:
-        ConfigError: names the device, the key, and the value with its limit. Not the file.
+        ConfigError: The text names the device, the key, and the value with its limit, but not the file.
     """
     table = _table(data)
     _check_keys(table, ("version", "pool", "device"))
-    version = _value(table, Key("version", read_count, needed=True))
+    version = _value(table, DeclarationKey("version", read_count, needed=True))
     if version != VERSION:
         raise ConfigError(f"version {version}; this agent reads version {VERSION}")
     pool = _value(table, _POOL) or node
@@ -245,7 +247,7 @@ def parse_declaration(data: bytes, driver: str, node: str) -> tuple[Declared, ..
         try:
             devices.append(_device(row, driver, pool))
         except ConfigError as error:
-            raise ConfigError(f"{who(number, row.get('name'))}: {error}") from None
+            raise ConfigError(f"{device_label(number, row.get('name'))}: {error}") from None
     _check_names([device.name for device in devices])
     return tuple(devices)
 
@@ -255,17 +257,17 @@ def _check_names(names: Sequence[str]) -> None:
     for number, name in enumerate(names, start=1):
         other = numbers.setdefault(name, number)
         if other != number:
-            raise ConfigError(f"{who(number, name)}: device {other} has the same name")
+            raise ConfigError(f"{device_label(number, name)}: device {other} has the same name")
 
 
-def who(number: int, name: object) -> str:
-    """A device in an error: by its place in the file, from 1, and by its name if it is one."""
+def device_label(number: int, name: object) -> str:
+    """Return a device's label in errors: its number in the file, from 1, and its name if valid."""
     is_name = isinstance(name, str) and len(name) <= NAME_BYTES and _LABEL.fullmatch(name)
     return f"device {number} ({name})" if is_name else f"device {number}"
 
 
-def _value(table: Mapping[str, Any], key: Key) -> Any:
-    """What a table says under a key; None if nothing."""
+def _value(table: Mapping[str, Any], key: DeclarationKey) -> Any:
+    """Return the value of a key; None if the table does not have it."""
     if key.name not in table:
         if key.needed:
             raise ConfigError(f"has no {key.name!r}")
@@ -276,10 +278,10 @@ def _value(table: Mapping[str, Any], key: Key) -> Any:
         raise ConfigError(f"{key.name}: {error}") from None
 
 
-def _check_keys(table: Mapping[str, Any], known: Collection[str], of: str = "") -> None:
+def _check_keys(table: Mapping[str, Any], known: Collection[str], scope: str = "") -> None:
     for name in table:
         if name not in known:
-            raise ConfigError(f"{name!r}: no such key{of}{suggestion(name[:NAME_BYTES], known)}")
+            raise ConfigError(f"{name!r}: no such key{scope}{suggestion(name[:NAME_BYTES], known)}")
 
 
 def _table(data: bytes) -> dict[str, Any]:
@@ -289,8 +291,8 @@ def _table(data: bytes) -> dict[str, Any]:
     try:
         return tomllib.loads(data.decode())
     except UnicodeDecodeError as error:
-        raise ConfigError(f"byte {error.start} is no UTF-8") from None
-    except ValueError as error:  # of an integer that is too long it is not tomllib's own
+        raise ConfigError(f"byte {error.start} is not UTF-8") from None
+    except ValueError as error:  # a too long integer raises a plain ValueError
         raise ConfigError(f"no TOML: {error}") from None
     except RecursionError:
-        raise ConfigError("no TOML: brackets within brackets without end") from None
+        raise ConfigError("no TOML: nested too deeply") from None

@@ -1,7 +1,7 @@
-"""What the machine says of its GPUs without NVML: PCI bus, fabric manager, processes held in the driver.
+"""Facts about GPUs that need no NVML: PCI bus, fabric manager, processes stuck in the driver.
 
-Facts, read rarely, for rules to judge. What cannot be read is Missing, never "no". Reading processes can hang
-where the driver does: call it from a thread that can be left behind.
+An unreadable fact is Missing, never "no". Reading processes can hang with the driver: call it from a thread
+that can be abandoned.
 """
 
 import errno
@@ -13,60 +13,63 @@ from typing import Final, NamedTuple
 from agent.model.gpu import GpuHost, StuckProcess
 from agent.model.pci import GIVEN_AWAY
 from agent.model.reading import Absence, Missing
-from agent.sources.procfs import procfs
+from agent.sources.processes import procfs
 
 NVIDIA: Final = 0x10DE
 DISPLAY: Final = frozenset({0x0300, 0x0302})
 """PCI classes of GPUs: VGA controller, 3D controller."""
 NVSWITCH: Final = 0x0680
-"""PCI class of other bridges. Of NVIDIA's: an NVSwitch."""
-FABRIC_MANAGER: Final = "nv-fabricmanager"[:15]  # the kernel keeps no more of a name
-LOOKS: Final = 3
-"""A process in uninterruptible sleep in so many looks in a row is stuck: one that waits for a disk is not."""
+"""PCI class of other bridges; an NVIDIA device of this class is an NVSwitch."""
+FABRIC_MANAGER: Final = "nv-fabricmanager"[:15]  # the kernel cuts process names
+STUCK_READS: Final = 3
+"""Consecutive reads in uninterruptible sleep from which a process is stuck, and not just waiting for a
+disk."""
 
 
 class PciBus(NamedTuple):
     """NVIDIA's devices on the PCI bus."""
 
     gpus: tuple[str, ...]
-    """Addresses in order, which is NVML's."""
+    """Addresses in NVML's order."""
     nvswitches: int
 
 
-class Waiting(NamedTuple):
-    """A process in uninterruptible sleep in the driver. A pid that is used again starts at another time."""
+class SleepingProcess(NamedTuple):
+    """Process in uninterruptible sleep in the driver. The start time distinguishes a reused pid."""
 
     process: StuckProcess
     started_s: float
 
 
-class Processes(NamedTuple):
-    """What the process list said."""
+class ProcessScan(NamedTuple):
+    """Result of one scan of the process list."""
 
     fabric_manager: bool
-    waiting: frozenset[Waiting]
+    sleeping: frozenset[SleepingProcess]
 
 
 class GpuHostReader:
-    """Looks at the host again and again; remembers how long processes have been waiting."""
+    """Reader of the host that counts for how many reads each process has been asleep in the driver."""
 
     def __init__(self, sysfs_root: Path, procfs_root: Path) -> None:
         self._sysfs_root = sysfs_root
         self._procfs_root = procfs_root
-        self._looks: dict[Waiting, int] = {}
+        self._reads_asleep: dict[SleepingProcess, int] = {}
 
     def read(self) -> GpuHost:
-        """The host now, without the inventory.
+        """Read the host, without the inventory.
 
-        ``fabric_manager`` is False only where it is needed and does not run: on a machine without NVSwitches,
-        or where only this container's processes are seen, it is absent, unless it runs all the same.
+        ``fabric_manager`` is False only where it is required and does not run. On a machine without
+        NVSwitches, or where only this container's processes are visible, it is Missing unless it runs.
         """
         bus = read_bus(self._sysfs_root)
         processes = read_processes(self._procfs_root)
         if isinstance(processes, Missing):
-            self._looks = {}
+            self._reads_asleep = {}
         else:
-            self._looks = {one: self._looks.get(one, 0) + 1 for one in processes.waiting}
+            self._reads_asleep = {
+                process: self._reads_asleep.get(process, 0) + 1 for process in processes.sleeping
+            }
         return GpuHost(
             bus_gpus=bus if isinstance(bus, Missing) else bus.gpus,
             fabric_manager=_fabric_manager(bus, processes),
@@ -75,13 +78,15 @@ class GpuHostReader:
         )
 
     def _stuck(self) -> tuple[StuckProcess, ...] | Missing:
-        if not may_look_into_processes(self._procfs_root):
+        if not can_inspect_processes(self._procfs_root):
             return Missing(Absence.ABSENT, errno.EPERM)
-        return tuple(sorted(one.process for one, looks in self._looks.items() if looks >= LOOKS))
+        return tuple(
+            sorted(asleep.process for asleep, reads in self._reads_asleep.items() if reads >= STUCK_READS)
+        )
 
 
-def may_look_into_processes(procfs_root: Path) -> bool:
-    """Whether this process may ask what another one sleeps in; the first process stands for all of them."""
+def can_inspect_processes(procfs_root: Path) -> bool:
+    """Return whether this process may read where process 1 sleeps; the same holds for all other processes."""
     init = procfs_root / "1"
     for read in (lambda: (init / "stack").read_bytes(), lambda: os.listdir(init / "fd")):
         try:
@@ -92,7 +97,7 @@ def may_look_into_processes(procfs_root: Path) -> bool:
     return False
 
 
-def _fabric_manager(bus: PciBus | Missing, processes: Processes | Missing) -> bool | Missing:
+def _fabric_manager(bus: PciBus | Missing, processes: ProcessScan | Missing) -> bool | Missing:
     if isinstance(processes, Missing):
         return processes
     if processes.fabric_manager:
@@ -106,7 +111,7 @@ def _fabric_manager(bus: PciBus | Missing, processes: Processes | Missing) -> bo
 
 
 def read_bus(sysfs_root: Path) -> PciBus | Missing:
-    """NVIDIA's GPUs and NVSwitches; virtual functions and devices given to a virtual machine do not count.
+    """Read NVIDIA's GPUs and NVSwitches, without virtual functions and devices passed to a virtual machine.
 
     Source: /sys/bus/pci/devices/*/{vendor,class,driver,physfn}.
     """
@@ -115,16 +120,16 @@ def read_bus(sysfs_root: Path) -> PciBus | Missing:
     try:
         for address in os.listdir(devices):
             kind = _class_of_nvidia(devices / address)
-            if kind in DISPLAY and not _is_given_away(devices / address):
+            if kind in DISPLAY and not _is_passed_through(devices / address):
                 gpus.append(address)
             nvswitches += kind == NVSWITCH
     except OSError as error:
         return missing_for(error)
-    return PciBus(tuple(sorted(gpus, key=in_bus_order)), nvswitches)
+    return PciBus(tuple(sorted(gpus, key=bus_sort_key)), nvswitches)
 
 
 def _class_of_nvidia(device: Path) -> int:
-    """Class and subclass; 0 of another vendor's device, and of one that went away meanwhile."""
+    """Return class and subclass of an NVIDIA device; 0 for another vendor's device, or one just removed."""
     try:
         if int((device / "vendor").read_text(), 16) != NVIDIA:
             return 0
@@ -137,17 +142,17 @@ def _class_of_nvidia(device: Path) -> int:
         raise
 
 
-def _is_given_away(device: Path) -> bool:
+def _is_passed_through(device: Path) -> bool:
     if (device / "physfn").is_symlink():
         return True
     try:
         return os.path.basename(os.readlink(device / "driver")) == GIVEN_AWAY
-    except FileNotFoundError:  # no driver at all
+    except FileNotFoundError:  # no driver is bound
         return False
 
 
-def in_bus_order(address: str) -> tuple[int, str]:
-    """A key to sort addresses by: domains can have more than four digits."""
+def bus_sort_key(address: str) -> tuple[int, str]:
+    """Return the sort key of an address: domains can have more than four digits."""
     domain, _, rest = address.partition(":")
     return int(domain, 16), rest
 
@@ -155,43 +160,44 @@ def in_bus_order(address: str) -> tuple[int, str]:
 # --- the processes -----------------------------------------------------------------------------------------
 
 
-def read_processes(procfs_root: Path) -> Processes | Missing:
-    """Whether the fabric manager runs, and who waits in the driver; Missing in a container of its own."""
+def read_processes(procfs_root: Path) -> ProcessScan | Missing:
+    """Scan for the fabric manager and for processes asleep in the driver; Missing in a container's own pid
+    namespace."""
     try:
-        # Process 2 is the kernel's own where all processes are seen: only there does absence mean anything.
+        # kthreadd has pid 2 only where all processes are visible; elsewhere absence means nothing
         if (procfs_root / "2/comm").read_text() != "kthreadd\n":
             return Missing(Absence.ABSENT)
         with procfs(procfs_root):
-            return _look_at_all(procfs_root)
+            return _scan_processes(procfs_root)
     except OSError as error:
         return missing_for(error)
 
 
-def _look_at_all(procfs_root: Path) -> Processes:
-    import psutil  # here, and not above: see agent.sources.procfs
+def _scan_processes(procfs_root: Path) -> ProcessScan:
+    import psutil  # late import: see agent.sources.processes
 
-    fabric_manager, waiting = False, set()
+    fabric_manager, sleeping = False, set()
     for process in psutil.process_iter():
         try:
             with process.oneshot():
                 if process.status() == psutil.STATUS_DISK_SLEEP:
-                    # not name(): it reads the command line, for which a stuck process can let us wait
+                    # not name(): it reads the command line, which blocks for a stuck process
                     name = (procfs_root / str(process.pid) / "comm").read_text().rstrip("\n")
                     if is_in_driver(procfs_root / str(process.pid)):
-                        waiting.add(Waiting(StuckProcess(process.pid, name), process.create_time()))
+                        sleeping.add(SleepingProcess(StuckProcess(process.pid, name), process.create_time()))
                 else:
                     name = process.name()
                 fabric_manager |= name.startswith(FABRIC_MANAGER)
         except (psutil.Error, FileNotFoundError, ProcessLookupError):  # ended meanwhile
             continue
-    return Processes(fabric_manager, frozenset(waiting))
+    return ProcessScan(fabric_manager, frozenset(sleeping))
 
 
 def is_in_driver(process: Path) -> bool:
-    """Whether a sleeping process sleeps in NVIDIA's driver.
+    """Return whether a sleeping process sleeps in NVIDIA's driver.
 
-    The kernel's stack names the module. It is root's to read; everybody else takes a process that has one of
-    the driver's devices open for one that waits there. What may not be read at all is not accused.
+    The kernel stack names the module, but only root can read it. Without it, an open device of the driver
+    counts. Without permission for either, the result is False.
     """
     try:
         return "[nvidia" in (process / "stack").read_text()
@@ -212,7 +218,7 @@ def _open_files(process: Path) -> Iterator[str]:
 
 
 def read_boot_id(procfs_root: Path) -> str:
-    """Another one after each boot; empty if it cannot be read."""
+    """Read the boot id, which differs after each boot; empty if unreadable."""
     try:
         return (procfs_root / "sys/kernel/random/boot_id").read_text().strip()
     except (OSError, UnicodeDecodeError):
@@ -220,6 +226,6 @@ def read_boot_id(procfs_root: Path) -> str:
 
 
 def missing_for(error: OSError) -> Missing:
-    """Why a reading is not there."""
+    """Convert an OSError to Missing."""
     absence = Absence.ABSENT if isinstance(error, FileNotFoundError) else Absence.UNREADABLE
     return Missing(absence, error.errno or 0)

@@ -1,8 +1,7 @@
-"""Objects in a file, as kubectl wrote them: a List, one object, or what the API server's list looks like raw;
-as JSON or as YAML, there of several documents, too.
+"""Reader of Kubernetes objects in a file, as kubectl writes them, in JSON or YAML.
 
-The reader of YAML is imported when there is some. What the objects say is in
-agent.devices.consumers.kube_objects.
+A file holds a List, one object, or a raw list of the API server; YAML may have several documents.
+agent.devices.consumers.kube_objects interprets the objects.
 """
 
 from collections import Counter
@@ -16,10 +15,10 @@ from agent.errors import PermissionDenied, UsageError
 from agent.model.claim_sources import Origin, Provenance, SourceAnswer
 from agent.model.objects import Object
 from agent.model.time import Instant
-from agent.system.read_file import ReadError, WholeFile, read_bounded
+from agent.system.files import FileContent, ReadError, read_bounded
 
 FILE_BYTES: Final = 256 << 20
-"""5,000 pods with all that servers and controllers note in them are about 100 MiB."""
+"""Size limit: 5,000 complete pod objects are about 100 MiB."""
 POD: Final = "Pod"
 CLAIM: Final = "ResourceClaim"
 _ORIGINS: Final = {POD: Origin.PODS_FILE, CLAIM: Origin.CLAIMS_FILE}
@@ -28,16 +27,16 @@ _COMMANDS: Final = {POD: "kubectl get pods -A -o json", CLAIM: "kubectl get reso
 
 
 def read_objects(path: Path, kind: str, now: Instant) -> SourceAnswer[Object]:
-    """The objects of one kind in a file: :func:`read_file`, then :func:`objects_of`."""
-    return objects_of(path, read_file(path), kind, now)
+    """Read and parse the objects of one kind in a file."""
+    return parse_file(path, read_file(path), kind, now)
 
 
-def read_file(path: Path) -> WholeFile:
-    """All that is in the file. Blocks on the disk alone.
+def read_file(path: Path) -> FileContent:
+    """Read the whole file. Blocks on the disk.
 
     Raises:
-        UsageError: There is no such file, or none that can be read.
-        PermissionDenied: It may not be read.
+        UsageError: The file is absent or unreadable.
+        PermissionDenied: This user may not read the file.
     """
     try:
         return read_bounded(path, FILE_BYTES)
@@ -45,17 +44,17 @@ def read_file(path: Path) -> WholeFile:
         raise (PermissionDenied if error.is_forbidden else UsageError)(str(error)) from None
 
 
-def objects_of(path: Path, file: WholeFile, kind: str, now: Instant) -> SourceAnswer[Object]:
-    """The objects of one kind; others are passed over. Of YAML, 1,000 pods take a second.
+def parse_file(path: Path, file: FileContent, kind: str, now: Instant) -> SourceAnswer[Object]:
+    """Parse the objects of one kind and ignore others. 1,000 pods in YAML take a second.
 
     Args:
-        path: Where it was read.
-        file: What was there. It is taken to be as old as it is.
+        path: Path of the file.
+        file: Content of the file; its modification time becomes the age of the objects.
         kind: :data:`POD` or :data:`CLAIM`.
-        now: When it was read.
+        now: Time of the read.
 
     Raises:
-        UsageError: It is neither JSON nor YAML, or holds other things but none of these.
+        UsageError: The file is neither JSON nor YAML, or holds only objects of other kinds.
     """
     try:
         found, others = parse_objects(file.data, kind)
@@ -68,59 +67,59 @@ def objects_of(path: Path, file: WholeFile, kind: str, now: Instant) -> SourceAn
 
 
 def parse_objects(data: bytes, kind: str) -> tuple[tuple[Object, ...], Mapping[str, int]]:
-    """The objects of that kind, and how many there are of others.
+    """Parse the objects of `kind`, and count those of other kinds.
 
     Raises:
-        ValueError: It is neither JSON nor YAML, or what it holds are no objects.
+        ValueError: The data is neither JSON nor YAML, or holds no objects.
     """
     found: list[Object] = []
     others: Counter[str] = Counter()
     for document in _documents(data.removeprefix(b"\xef\xbb\xbf")):
-        for obj, said in _items(document):
-            if said == kind:
+        for obj, obj_kind in _items(document):
+            if obj_kind == kind:
                 found.append(obj)
             else:
-                others[said[:64] or "without a kind"] += 1
+                others[obj_kind[:64] or "without a kind"] += 1
     return tuple(found), others
 
 
 def _documents(text: bytes) -> Sequence[object]:
-    """One of JSON, those of YAML that are not empty. YAML may begin as JSON does, but not kubectl's."""
+    """Parse the JSON document, or the non-empty YAML documents. kubectl's YAML never begins as JSON does."""
     if text.lstrip()[:1] not in {b"{", b"["}:
         from agent.sources.yaml_text import parse_yaml
 
-        if documents := [one for one in parse_yaml(text) if one is not None]:
+        if documents := [document for document in parse_yaml(text) if document is not None]:
             return documents
         raise ValueError("is empty")
     try:
         return [msgspec.json.decode(text)]
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise ValueError(f"is no JSON: {error}") from None
+        raise ValueError(f"is not JSON: {error}") from None
     except RecursionError:
-        raise ValueError("is no JSON: brackets within brackets without end") from None
+        raise ValueError("is not JSON: nested too deeply") from None
 
 
 def _items(document: object) -> Iterable[tuple[Object, str]]:
-    """The objects, each with its kind. In a raw list that stands in the list's own."""
+    """Yield the objects, each with its kind. Objects of a raw list take the kind from the list."""
     items: object = document
-    of = ""
+    default = ""
     if isinstance(document, dict):
-        said = str(document.get("kind"))
-        if not said.endswith("List"):
+        kind = str(document.get("kind"))
+        if not kind.endswith("List"):
             items = [document]
         else:
-            items, of = document.get("items"), said.removesuffix("List")
+            items, default = document.get("items"), kind.removesuffix("List")
             items = [] if items is None else items
-    if not isinstance(items, list) or not all(isinstance(one, dict) for one in items):
+    if not isinstance(items, list) or not all(isinstance(item, dict) for item in items):
         raise ValueError("holds no list of objects")
-    for one in items:
-        yield one, _kind(one, of)
+    for item in items:
+        yield item, _kind(item, default)
 
 
-def _kind(obj: Object, of: str) -> str:
-    """What an object is; one of another API group that has the same name is not it."""
-    said, version = obj.get("kind", of), obj.get("apiVersion")
-    kind = said if isinstance(said, str) else ""
+def _kind(obj: Object, default: str) -> str:
+    """Return the kind of an object; a kind of another API group gets its version as a suffix."""
+    kind, version = obj.get("kind", default), obj.get("apiVersion")
+    kind = kind if isinstance(kind, str) else ""
     group = _GROUPS.get(kind)
     if group is None or version is None or str(version).startswith(group):
         return kind

@@ -1,7 +1,6 @@
-"""What must be known of this node to say what its cgroups should hold, by what is there.
+"""Facts of this node from which the expected content of cgroups follows.
 
-The kubelet's configuration is not read: its period of quotas, and whether it enforces them, are taken to be
-the defaults.
+The kubelet's configuration is not read: the quota period and its enforcement are assumed to be the defaults.
 """
 
 import os
@@ -15,7 +14,7 @@ from agent.allocatable.facts import CgroupDriver, NodeFacts
 from agent.allocatable.pod import Pod, Qos
 from agent.errors import PermissionDenied, ProbeError
 from agent.native.cgroup_knobs import KnobReader
-from agent.sources.cgroup_tree import class_directories
+from agent.sources.pod_cgroups import class_directories
 
 _SIZE: Final = re.compile(r"hugepages-([1-9][0-9]{0,15})kB", re.ASCII)
 _VERSION: Final = re.compile(r"v?([0-9]{1,4})\.([0-9]{1,4})(?:[.+-].*)?", re.ASCII)
@@ -23,11 +22,11 @@ _COUNTS_FROM: Final = (1, 37)
 
 
 def read_sizes(sysfs_root: Path) -> tuple[int, ...]:
-    """Sizes of hugepages that the kernel has [KiB], ascending.
+    """Read the sizes of hugepages that the kernel supports [KiB], ascending.
 
     Raises:
-        ProbeError: They cannot be listed.
-        PermissionDenied: This user may not.
+        ProbeError: The sizes cannot be listed.
+        PermissionDenied: This user may not list them.
     """
     top = sysfs_root / "kernel/mm/hugepages"
     try:
@@ -35,28 +34,30 @@ def read_sizes(sysfs_root: Path) -> tuple[int, ...]:
     except FileNotFoundError:
         return ()  # a kernel without hugepages
     except OSError as error:
-        raise _unlisted(top, error) from None
+        raise _list_error(top, error) from None
     return tuple(sorted(int(match[1]) for match in map(_SIZE.fullmatch, names) if match))
 
 
 def read_facts(
     reader: KnobReader, sizes_kib: tuple[int, ...], root: str, pods: Iterable[Pod], kubelet_version: str
 ) -> NodeFacts | None:
-    """The node; None: no kubelet has made cgroups below the root.
+    """Read the facts of the node; None: no kubelet has created cgroups below the root.
 
     Args:
-        reader: Of its cgroups.
-        sizes_kib: As of :func:`read_sizes`.
+        reader: Reader of cgroup files.
+        sizes_kib: Result of :func:`read_sizes`.
         root: The kubelet's ``--cgroup-root``.
-        pods: Of the node. If there are trees of both namings, that is in use which has more of them.
-        kubelet_version: ``1.37.1``; empty: not known, and taken to count what claims give.
+        pods: Pods of the node. If both cgroup drivers have a tree, the one with more pods is in use.
+        kubelet_version: Such as ``1.37.1``; empty: unknown, assumed to count claims.
 
     Raises:
-        ValueError: That is no version.
-        ProbeError: A cgroup is there and cannot be opened.
-        PermissionDenied: This user may not.
+        ValueError: ``kubelet_version`` is not a version.
+        ProbeError: A cgroup exists and cannot be opened.
+        PermissionDenied: This user may not open it.
     """
-    drivers = [one for one in CgroupDriver if reader.read(qos_path(Qos.GUARANTEED, one, root)) is not None]
+    drivers = [
+        driver for driver in CgroupDriver if reader.read(qos_path(Qos.GUARANTEED, driver, root)) is not None
+    ]
     if not drivers:
         return None
 
@@ -74,43 +75,43 @@ def read_facts(
 
 
 def counts_claims(kubelet_version: str) -> bool:
-    """Whether a kubelet of that version can add what claims give to the cgroups of pods.
+    """Return whether a kubelet of that version can add claimed resources to the cgroups of pods.
 
     Raises:
-        ValueError: That is no version.
+        ValueError: The text is not a version.
     """
     if not kubelet_version:
         return True
     match = _VERSION.fullmatch(kubelet_version)
     if match is None:
-        raise ValueError(f"{kubelet_version[:64]!r} is no version of a kubelet, such as 1.37 or v1.36.2")
+        raise ValueError(f"{kubelet_version[:64]!r} is not a version of a kubelet, such as 1.37 or v1.36.2")
     return (int(match[1]), int(match[2])) >= _COUNTS_FROM
 
 
-def pods_there(cgroupfs_root: Path, driver: CgroupDriver, root: str) -> frozenset[str]:
-    """UIDs of the pods that have cgroups, as the kubelet has them.
+def pod_uids_with_cgroups(cgroupfs_root: Path, driver: CgroupDriver, root: str) -> frozenset[str]:
+    """Return the UIDs of pods that have cgroups, as the kubelet has them.
 
     Raises:
-        ProbeError: A directory that is there cannot be listed.
-        PermissionDenied: This user may not.
+        ProbeError: An existing directory cannot be listed.
+        PermissionDenied: This user may not list it.
     """
-    return frozenset(_pods_there(cgroupfs_root, driver, root))
+    return frozenset(_iter_pod_uids(cgroupfs_root, driver, root))
 
 
-def _pods_there(cgroupfs_root: Path, driver: CgroupDriver, root: str) -> Iterator[str]:
+def _iter_pod_uids(cgroupfs_root: Path, driver: CgroupDriver, root: str) -> Iterator[str]:
     for directory, path in class_directories(cgroupfs_root, (driver,), root):
         try:
             names = os.listdir(directory)
         except (FileNotFoundError, NotADirectoryError):
             continue
         except OSError as error:
-            raise _unlisted(directory, error) from None
+            raise _list_error(directory, error) from None
         for name in names:
-            place = parse_path(f"{path}/{name}", root)
-            if place is not None and place.level is Level.POD:
-                yield place.pod_uid
+            cgroup = parse_path(f"{path}/{name}", root)
+            if cgroup is not None and cgroup.level is Level.POD:
+                yield cgroup.pod_uid
 
 
-def _unlisted(path: Path | str, error: OSError) -> ProbeError | PermissionDenied:
+def _list_error(path: Path | str, error: OSError) -> ProbeError | PermissionDenied:
     kind = PermissionDenied if isinstance(error, PermissionError) else ProbeError
     return kind(f"{path}: {error.strerror}")

@@ -1,8 +1,8 @@
-"""The slow reading of a GPU: every field once more, through pynvml, by ways that the native core does not go.
+"""Reference reader of GPU fields through pynvml, for the comparison with the native core in ``scan
+--backend``.
 
-For ``scan --backend``: two readers that share no code and agree are right. Where NVML has a function of its
-own for what the native core asks by field id, the function is asked, and the id only if there is none.
-Numbers and layouts are pynvml's. One table says how. Does not watch, cache or judge.
+It shares no code with the native core. Where NVML has a function for a field that the native core reads by
+field id, the function is called, and the field id is only the fallback. Numbers and layouts are pynvml's.
 """
 
 from collections.abc import Callable, Mapping
@@ -11,122 +11,123 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from agent.model.gpu import GpuField, Status
-from agent.sources.nvml import Nvml, Refusal, session
+from agent.sources.nvml import Nvml, NvmlFailure, session
 
 UNSUPPORTED: Final = frozenset({2, Status.NOT_SUPPORTED, Status.FUNCTION_NOT_FOUND, 25})
-"""Codes of a question that this driver or GPU does not know: invalid argument and argument version mismatch
-are what older drivers answer to newer structures and field ids."""
+"""Codes for what a driver or GPU does not support. Older drivers return invalid argument (2) and argument
+version mismatch (25) for newer structures and field ids."""
 MEMBERS: Final = ("dVal", "uiVal", "ulVal", "ullVal", "sllVal", "siVal", "usVal")
-"""Of a field's value, by nvmlValueType_t."""
+"""Members of a field's value, by nvmlValueType_t."""
 TIMES_575: Final = 269 - 251
-"""How far the ids of the times spent slowed down were from today's in branch 575; earlier ones had none."""
+"""Offset of the slowdown times' field ids in branch 575; earlier branches have none."""
 FABRICS: Final = ("c_nvmlGpuFabricInfo_v3_t", "c_nvmlGpuFabricInfo_v2_t")
 
-Answer = int | Refusal
+FieldValue = int | NvmlFailure
 
 
-class TwinGpu(NamedTuple):
-    """One GPU as pynvml reads it."""
+class ReferenceGpu(NamedTuple):
+    """GPU as read through pynvml."""
 
     uuid: str
-    """Empty if it does not say."""
+    """UUID; empty if NVML fails."""
     bus: str
-    readings: Mapping[GpuField, Answer]
-    """Every field of :class:`GpuField`."""
+    readings: Mapping[GpuField, FieldValue]
+    """Value or failure of every :class:`GpuField`."""
 
 
-def read_twin(library: str, sysfs_root: Path) -> list[TwinGpu]:
-    """Every field of every GPU that NVML counts, in its order. May hang in the driver.
+def read_reference(library: str, sysfs_root: Path) -> list[ReferenceGpu]:
+    """Read every field of every GPU that NVML counts, in its order. May hang in the driver.
 
     Raises:
-        ProbeError: There is no library, or it cannot be initialised, or does not count.
+        ProbeError: NVML cannot be loaded, initialised or count GPUs.
     """
     with session(library) as nvml:
-        version = nvml.ask("nvmlSystemGetDriverVersion")
+        version = nvml.call("nvmlSystemGetDriverVersion")
         major = int(version.partition(".")[0]) if isinstance(version, str) else 0
         return [_read_gpu(nvml, handle, major, sysfs_root) for handle in nvml.handles()]
 
 
-def _read_gpu(nvml: Nvml, handle: Any, major: int, sysfs_root: Path) -> TwinGpu:
-    if isinstance(handle, Refusal):
-        return TwinGpu("", "", dict.fromkeys(GpuField, handle))
+def _read_gpu(nvml: Nvml, handle: Any, major: int, sysfs_root: Path) -> ReferenceGpu:
+    if isinstance(handle, NvmlFailure):
+        return ReferenceGpu("", "", dict.fromkeys(GpuField, handle))
     bus = nvml.bus_of(handle)
-    gpu = _Gpu(nvml, handle, major, sysfs_root / "bus/pci/devices" / bus)
-    uuid = nvml.ask("nvmlDeviceGetUUID", handle)
-    readings = {field: how(gpu) for field, how in HOW.items()}
-    return TwinGpu("" if isinstance(uuid, Refusal) else uuid, bus, readings)
+    gpu = _GpuHandle(nvml, handle, major, sysfs_root / "bus/pci/devices" / bus)
+    uuid = nvml.call("nvmlDeviceGetUUID", handle)
+    readings = {field: read(gpu) for field, read in READERS.items()}
+    return ReferenceGpu("" if isinstance(uuid, NvmlFailure) else uuid, bus, readings)
 
 
 @dataclass(frozen=True, slots=True)
-class _Gpu:
+class _GpuHandle:
     nvml: Nvml
     handle: Any
     driver: int
-    """Branch."""
+    """Branch of the driver."""
     sysfs: Path
 
-    def ask(self, function: str, *args: object) -> Any:
-        return self.nvml.ask(function, self.handle, *args)
+    def call(self, function: str, *args: object) -> Any:
+        return self.nvml.call(function, self.handle, *args)
 
-    def field(self, number: int, scope: int = 0) -> Answer:
-        values = self.ask("nvmlDeviceGetFieldValues", [(number, scope)])
-        if isinstance(values, Refusal):
+    def field(self, number: int, scope: int = 0) -> FieldValue:
+        values = self.call("nvmlDeviceGetFieldValues", [(number, scope)])
+        if isinstance(values, NvmlFailure):
             return values
         if values[0].nvmlReturn:
-            return self.nvml.refusal(values[0].nvmlReturn)
+            return self.nvml.error_of(values[0].nvmlReturn)
         if not 0 <= values[0].valueType < len(MEMBERS):
-            return self.nvml.refusal(Status.UNKNOWN)
+            return self.nvml.error_of(Status.UNKNOWN)
         return int(getattr(values[0].value, MEMBERS[values[0].valueType]))
 
     def constant(self, name: str) -> int:
         return int(getattr(self.nvml.binding, name))
 
 
-How = Callable[[_Gpu], Answer]
+FieldReader = Callable[[_GpuHandle], FieldValue]
 
 
-# --- ways to ask -------------------------------------------------------------------------------------------
+# --- readers of one field ----------------------------------------------------------------------------------
 
 
-def _function(name: str, *constants: str, part: int | str | None = None) -> How:
-    """One of pynvml's functions; ``part`` is the place or the name of the value in what it answers."""
+def _function(name: str, *constants: str, part: int | str | None = None) -> FieldReader:
+    """Return a reader that calls a pynvml function; `part` is the index or member of the value in the
+    result."""
 
-    def how(gpu: _Gpu) -> Answer:
-        answer = gpu.ask(name, *map(gpu.constant, constants))
-        if isinstance(answer, Refusal):
+    def read(gpu: _GpuHandle) -> FieldValue:
+        answer = gpu.call(name, *map(gpu.constant, constants))
+        if isinstance(answer, NvmlFailure):
             return answer
         if isinstance(part, str):
             return int(getattr(answer, part))
         return int(answer if part is None else answer[part])
 
-    return how
+    return read
 
 
-def _id(name: str) -> How:
-    """nvmlDeviceGetFieldValues, one field at a time."""
+def _id(name: str) -> FieldReader:
+    """Return a reader that calls nvmlDeviceGetFieldValues for one field."""
     return lambda gpu: gpu.field(gpu.constant(f"NVML_FI_DEV_{name}"))
 
 
-def _first(*ways: How) -> How:
-    """The answer of the first way that this driver knows."""
+def _first(*readers: FieldReader) -> FieldReader:
+    """Return a reader that uses the first of `readers` that the driver supports."""
 
-    def how(gpu: _Gpu) -> Answer:
-        answer = ways[0](gpu)
-        for way in ways[1:]:
-            if not isinstance(answer, Refusal) or answer.code not in UNSUPPORTED:
+    def read(gpu: _GpuHandle) -> FieldValue:
+        answer = readers[0](gpu)
+        for reader in readers[1:]:
+            if not isinstance(answer, NvmlFailure) or answer.code not in UNSUPPORTED:
                 break
-            answer = way(gpu)
+            answer = reader(gpu)
         return answer
 
-    return how
+    return read
 
 
-def _ecc(kind: str, life: str) -> How:
-    """All memories of the GPU."""
+def _ecc(kind: str, life: str) -> FieldReader:
+    """Return a reader of the errors of all memories of a GPU."""
     return _function("nvmlDeviceGetTotalEccErrors", f"NVML_MEMORY_ERROR_TYPE_{kind}", f"NVML_{life}_ECC")
 
 
-def _ecc_of(memory: str, kind: str, life: str) -> How:
+def _ecc_of(memory: str, kind: str, life: str) -> FieldReader:
     return _function(
         "nvmlDeviceGetMemoryErrorCounter",
         f"NVML_MEMORY_ERROR_TYPE_{kind}",
@@ -135,116 +136,122 @@ def _ecc_of(memory: str, kind: str, life: str) -> How:
     )
 
 
-def _remapped(part: int) -> How:
+def _remapped(part: int) -> FieldReader:
     return _function("nvmlDeviceGetRemappedRows", part=part)
 
 
-def _retired(cause: str) -> How:
-    def how(gpu: _Gpu) -> Answer:
-        pages = gpu.ask("nvmlDeviceGetRetiredPages", gpu.constant(f"NVML_PAGE_RETIREMENT_CAUSE_{cause}"))
-        return pages if isinstance(pages, Refusal) else len(pages)
+def _retired(cause: str) -> FieldReader:
+    def read(gpu: _GpuHandle) -> FieldValue:
+        pages = gpu.call("nvmlDeviceGetRetiredPages", gpu.constant(f"NVML_PAGE_RETIREMENT_CAUSE_{cause}"))
+        return pages if isinstance(pages, NvmlFailure) else len(pages)
 
-    return how
+    return read
 
 
-def _slowed(reason: str) -> How:
-    """Time with clocks held down: ids that moved from branch to branch."""
+def _slowed(reason: str) -> FieldReader:
+    """Return a reader of the time with reduced clocks, whose field ids differ between branches."""
 
-    def how(gpu: _Gpu) -> Answer:
+    def read(gpu: _GpuHandle) -> FieldValue:
         number = gpu.constant(f"NVML_FI_DEV_CLOCKS_EVENT_REASON_{reason}")
         if gpu.driver >= 580:
             return gpu.field(number)
-        return gpu.field(number - TIMES_575) if gpu.driver == 575 else gpu.nvml.refusal(Status.NOT_SUPPORTED)
+        return gpu.field(number - TIMES_575) if gpu.driver == 575 else gpu.nvml.error_of(Status.NOT_SUPPORTED)
 
-    return how
+    return read
 
 
-def _threshold(name: str) -> How:
+def _threshold(name: str) -> FieldReader:
     return _function("nvmlDeviceGetTemperatureThreshold", f"NVML_TEMPERATURE_THRESHOLD_{name}")
 
 
-def _sram_threshold(gpu: _Gpu) -> Answer:
+def _sram_threshold(gpu: _GpuHandle) -> FieldValue:
     status = gpu.nvml.binding.c_nvmlEccSramErrorStatus_v1_t()
-    refused = gpu.ask("nvmlDeviceGetSramEccErrorStatus", gpu.nvml.binding.byref(status))
-    return refused if isinstance(refused, Refusal) else int(status.bThresholdExceeded != 0)
+    failure = gpu.call("nvmlDeviceGetSramEccErrorStatus", gpu.nvml.binding.byref(status))
+    return failure if isinstance(failure, NvmlFailure) else int(status.bThresholdExceeded != 0)
 
 
-def _fabric(member: str) -> How:
-    """Of the newest structure that the driver knows; a member that it does not have is not supported."""
+def _fabric(member: str) -> FieldReader:
+    """Return a reader of the newest structure that the driver supports; a missing member is not supported."""
 
-    def how(gpu: _Gpu) -> Answer:
+    def read(gpu: _GpuHandle) -> FieldValue:
         binding = gpu.nvml.binding
         for name in FABRICS:
             info = getattr(binding, name)()
-            refused = gpu.ask("nvmlDeviceGetGpuFabricInfoV", binding.byref(info))
-            if not isinstance(refused, Refusal) or refused.code not in UNSUPPORTED - {Status.NOT_SUPPORTED}:
+            failure = gpu.call("nvmlDeviceGetGpuFabricInfoV", binding.byref(info))
+            if not isinstance(failure, NvmlFailure) or failure.code not in UNSUPPORTED - {
+                Status.NOT_SUPPORTED
+            }:
                 break
         else:
             info = binding.c_nvmlGpuFabricInfo_t()
-            refused = gpu.ask("nvmlDeviceGetGpuFabricInfo", binding.byref(info))
-        if isinstance(refused, Refusal):
-            return refused
-        return int(getattr(info, member)) if hasattr(info, member) else gpu.nvml.refusal(Status.NOT_SUPPORTED)
+            failure = gpu.call("nvmlDeviceGetGpuFabricInfo", binding.byref(info))
+        if isinstance(failure, NvmlFailure):
+            return failure
+        return (
+            int(getattr(info, member)) if hasattr(info, member) else gpu.nvml.error_of(Status.NOT_SUPPORTED)
+        )
 
-    return how
+    return read
 
 
-def _links(gpu: _Gpu) -> Mapping[int, int] | Refusal:
-    """State of each NVLink that answers."""
+def _links(gpu: _GpuHandle) -> Mapping[int, int] | NvmlFailure:
+    """Read the state of each NVLink that answers."""
     number = gpu.constant("NVML_FI_DEV_NVLINK_GET_STATE")
     states: dict[int, int] = {}
-    refused = gpu.nvml.refusal(Status.NOT_SUPPORTED)
+    failure = gpu.nvml.error_of(Status.NOT_SUPPORTED)
     for link in range(gpu.constant("NVML_NVLINK_MAX_LINKS")):
         state = gpu.field(number, link)
-        if isinstance(state, Refusal) and state.code in UNSUPPORTED:
-            state = gpu.ask("nvmlDeviceGetNvLinkState", link)
-        if not isinstance(state, Refusal):
+        if isinstance(state, NvmlFailure) and state.code in UNSUPPORTED:
+            state = gpu.call("nvmlDeviceGetNvLinkState", link)
+        if not isinstance(state, NvmlFailure):
             states[link] = state
         elif state.code not in UNSUPPORTED:
-            refused = state
-    return states or refused
+            failure = state
+    return states or failure
 
 
-def _links_up(gpu: _Gpu) -> Answer:
+def _links_up(gpu: _GpuHandle) -> FieldValue:
     links = _links(gpu)
-    return links if isinstance(links, Refusal) else sum(1 << link for link, state in links.items() if state)
+    return (
+        links if isinstance(links, NvmlFailure) else sum(1 << link for link, state in links.items() if state)
+    )
 
 
-def _link_errors(number: str, counter: str = "") -> How:
-    """The sum over all NVLinks, by field id or, where there is one, by nvmlDeviceGetNvLinkErrorCounter."""
+def _link_errors(number: str, counter: str = "") -> FieldReader:
+    """Return a reader of the sum over all NVLinks, by field id or nvmlDeviceGetNvLinkErrorCounter."""
 
-    def of_link(gpu: _Gpu, link: int) -> Answer:
+    def of_link(gpu: _GpuHandle, link: int) -> FieldValue:
         answer = gpu.field(gpu.constant(f"NVML_FI_DEV_NVLINK_{number}"), link)
-        if counter and isinstance(answer, Refusal) and answer.code in UNSUPPORTED:
-            answer = gpu.ask("nvmlDeviceGetNvLinkErrorCounter", link, gpu.constant(counter))
+        if counter and isinstance(answer, NvmlFailure) and answer.code in UNSUPPORTED:
+            answer = gpu.call("nvmlDeviceGetNvLinkErrorCounter", link, gpu.constant(counter))
         return answer
 
-    def how(gpu: _Gpu) -> Answer:
+    def read(gpu: _GpuHandle) -> FieldValue:
         links = _links(gpu)
-        if isinstance(links, Refusal):
+        if isinstance(links, NvmlFailure):
             return links
         answers = [of_link(gpu, link) for link in links]
-        refusals = [answer for answer in answers if isinstance(answer, Refusal)]
-        return refusals[0] if refusals else sum(answer for answer in answers if isinstance(answer, int))
+        failures = [answer for answer in answers if isinstance(answer, NvmlFailure)]
+        return failures[0] if failures else sum(answer for answer in answers if isinstance(answer, int))
 
-    return how
+    return read
 
 
-def _aer(file: str, key: str) -> How:
-    """The kernel's count, from sysfs. A refusal has errno for its code, as the native core's has."""
+def _aer(file: str, key: str) -> FieldReader:
+    """Return a reader of the kernel's count in sysfs. The failure's code is errno, as in the native core."""
 
-    def how(gpu: _Gpu) -> Answer:
+    def read(gpu: _GpuHandle) -> FieldValue:
         try:
             lines = (gpu.sysfs / file).read_text().splitlines()
         except OSError as error:
-            return Refusal(error.errno or 0, error.strerror or "unreadable")
+            return NvmlFailure(error.errno or 0, error.strerror or "unreadable")
         found = [line.split()[1] for line in lines if line.startswith(f"{key} ")]
-        return int(found[0]) if found else Refusal(0, f"no {key}")
+        return int(found[0]) if found else NvmlFailure(0, f"no {key}")
 
-    return how
+    return read
 
 
-HOW: Final[Mapping[GpuField, How]] = {
+READERS: Final[Mapping[GpuField, FieldReader]] = {
     GpuField.RECOVERY_ACTION: _id("GET_GPU_RECOVERY_ACTION"),
     GpuField.ECC_UNCORRECTABLE: _first(_ecc("UNCORRECTED", "VOLATILE"), _id("ECC_DBE_VOL_TOTAL")),
     GpuField.ECC_CORRECTABLE: _first(_ecc("CORRECTED", "VOLATILE"), _id("ECC_SBE_VOL_TOTAL")),

@@ -1,10 +1,8 @@
-"""PCI functions as sysfs shows them: NVIDIA's GPUs, and those that drivers declare.
+"""PCI functions from sysfs: NVIDIA's GPUs, and functions that drivers declare.
 
-libudev says which there are and what the hardware database calls them; without it, and where sysfs is not the
-machine's own, a listing of the bus does. Read rarely, and in a thread that can be left behind: the width of a
-link is asked of the device itself, which must be woken for that, and may hang.
-
-Which GPUs are there for NVML to count is in agent.sources.gpu_host.
+libudev lists them with the model name of the hardware database. Without libudev, or with another sysfs root,
+the bus is listed from sysfs. Call this from a thread that can be abandoned: reading a link's width wakes the
+device and may hang. agent.sources.gpu_host counts the GPUs that NVML should see.
 """
 
 import errno
@@ -17,55 +15,60 @@ from typing import Any, Final
 
 from agent.model.pci import PciSample
 from agent.model.reading import Absence, Missing, Reading
-from agent.sources.gpu_host import DISPLAY, NVIDIA, in_bus_order, missing_for
+from agent.sources.gpu_host import DISPLAY, NVIDIA, bus_sort_key, missing_for
 
 SYSFS: Final = Path("/sys")
-"""Where libudev looks, and nowhere else."""
+"""Root that libudev reads."""
 WIDTHS: Final = frozenset({1, 2, 4, 8, 12, 16, 32})
-"""Lanes that a link can have. A device that is gone says 63, one that does not know 255."""
-UNINTELLIGIBLE: Final = Missing(Absence.UNREADABLE, -1)
+"""Valid link widths. A removed device reports 63, a device that does not know reports 255."""
+UNPARSABLE: Final = Missing(Absence.UNREADABLE, -1)
 _ADDRESS: Final = re.compile(r"([0-9a-f]{4,8}):([0-9a-f]{2}:[01][0-9a-f]\.[0-7])")
 
 
 def parse_address(text: str) -> str:
-    """A PCI address as the kernel writes it: ``0000:3b:00.0`` for ``00000000:3B:00.0``.
+    """Convert a PCI address to the kernel's form: ``00000000:3B:00.0`` becomes ``0000:3b:00.0``.
 
     Raises:
-        ValueError: It is none; the domain is part of it.
+        ValueError: The text is not a PCI address with a domain.
     """
     found = _ADDRESS.fullmatch(text.lower())
     if found is None:
-        raise ValueError(f"{text!r} is no PCI address, such as 0000:3b:00.0")
+        raise ValueError(f"{text!r} is not a PCI address, such as 0000:3b:00.0")
     return f"{int(found[1], 16):04x}:{found[2]}"
 
 
 def read_pci(
-    sysfs_root: Path, wanted: Collection[str], *, udev: bool = True
+    sysfs_root: Path, declared: Collection[str], *, udev: bool = True
 ) -> tuple[PciSample, ...] | Missing:
-    """NVIDIA's GPUs, those given to a virtual machine among them but no virtual functions, and the functions
-    with ``wanted`` addresses; those that are on the bus, in its order. May hang.
+    """Read NVIDIA's GPUs and the `declared` functions that are on the bus, in its order. May hang.
+
+    GPUs passed to a virtual machine are included, virtual functions are not.
 
     Args:
-        udev: libudev is asked, which knows the models' names. To find it takes a process, once.
+        sysfs_root: Mount point of sysfs.
+        declared: Addresses of declared functions.
+        udev: Whether to use libudev for model names; finding the library starts a process, once.
 
     Source: /sys/bus/pci/devices/*.
     """
     bus = sysfs_root / "bus/pci/devices"
     try:
-        # an empty answer is doubted: libudev skips what it takes for no sysfs, as in some containers
-        names = (_ask_udev(wanted) if udev and sysfs_root == SYSFS else {}) or _list(bus, wanted)
+        # libudev may list nothing in a container, so an empty answer is checked against sysfs
+        names = (_list_by_udev(declared) if udev and sysfs_root == SYSFS else {}) or _list_by_sysfs(
+            bus, declared
+        )
     except OSError as error:
         return missing_for(error)
     samples = (_sample(bus / address, model) for address, model in names.items())
-    return tuple(sorted(filter(None, samples), key=lambda sample: in_bus_order(sample.address)))
+    return tuple(sorted(filter(None, samples), key=lambda sample: bus_sort_key(sample.address)))
 
 
-# --- which there are: address to model ---------------------------------------------------------------------
+# --- list of functions: address to model -------------------------------------------------------------------
 
 
-@cache  # finding the library starts a process: once
+@cache  # finding the library starts a process
 def _udev() -> Any:
-    """A context of libudev, or None. Imported when there is something to look for: it costs 0.8 MiB."""
+    """Return a context of libudev, or None. The import is late: it takes 0.8 MiB."""
     try:
         import pyudev
 
@@ -74,42 +77,42 @@ def _udev() -> Any:
         return None
 
 
-def _ask_udev(wanted: Collection[str]) -> dict[str, str]:
+def _list_by_udev(declared: Collection[str]) -> dict[str, str]:
     if (context := _udev()) is None:
         return {}
     by_vendor = context.list_devices(subsystem="pci").match_attribute("vendor", f"{NVIDIA:#06x}")
-    by_name = context.list_devices(subsystem="pci").match_sys_name("")  # nobody, or any of these
-    for address in wanted:
+    by_name = context.list_devices(subsystem="pci").match_sys_name("")  # matches nothing by itself
+    for address in declared:
         by_name.match_sys_name(address)
     try:
         found = [device for device in by_vendor if _is_gpu(Path(device.sys_path))]
         found += by_name
-        return {one.sys_name: one.properties.get("ID_MODEL_FROM_DATABASE", "") for one in found}
-    except (LookupError, OSError, UnicodeError):  # one went away meanwhile, or is called what nobody can read
+        return {device.sys_name: device.properties.get("ID_MODEL_FROM_DATABASE", "") for device in found}
+    except (LookupError, OSError, UnicodeError):  # removed meanwhile, or an undecodable name
         return {}
 
 
-def _list(bus: Path, wanted: Collection[str]) -> dict[str, str]:
-    """Likewise, by name only."""
+def _list_by_sysfs(bus: Path, declared: Collection[str]) -> dict[str, str]:
+    """List the functions by sysfs, without model names."""
     return {
         address: ""
         for address in os.listdir(bus)
-        if address in wanted or (_number(bus / address / "vendor") == NVIDIA and _is_gpu(bus / address))
+        if address in declared or (_number(bus / address / "vendor") == NVIDIA and _is_gpu(bus / address))
     }
 
 
 def _is_gpu(device: Path) -> bool:
-    """Of a device of NVIDIA's."""
+    """Return whether a device of NVIDIA is a GPU."""
     pci_class = _number(device / "class")
     is_display = isinstance(pci_class, int) and pci_class >> 8 in DISPLAY
     return is_display and not (device / "physfn").is_symlink()
 
 
-# --- what is read of each ----------------------------------------------------------------------------------
+# --- fields of a function ----------------------------------------------------------------------------------
 
 
 def _sample(device: Path, model: str) -> PciSample | None:
-    """None: it is gone."""
+    """Read a function; None if it was removed."""
     vendor = _number(device / "vendor")
     if isinstance(vendor, Missing) and not device.is_dir():
         return None
@@ -149,7 +152,7 @@ def _text(path: Path) -> str | Missing:
         with path.open("rb") as file:
             return file.read(4096).decode("ascii")
     except UnicodeDecodeError:
-        return UNINTELLIGIBLE
+        return UNPARSABLE
     except OSError as error:
         gone = error.errno == errno.ENODEV
         return Missing(Absence.ABSENT, errno.ENODEV) if gone else missing_for(error)
@@ -162,14 +165,14 @@ def _number(path: Path) -> Reading:
     try:
         return int(text, 0)
     except ValueError:
-        return UNINTELLIGIBLE
+        return UNPARSABLE
 
 
 def _lanes(path: Path) -> Reading:
-    """A link's width. A virtual function has no lanes of its own, and says 0."""
+    """Read a link's width; Missing for a virtual function, which reports 0."""
     lanes = _number(path)
     if isinstance(lanes, int) and lanes not in WIDTHS:
-        return UNINTELLIGIBLE if lanes else Missing(Absence.ABSENT)
+        return UNPARSABLE if lanes else Missing(Absence.ABSENT)
     return lanes
 
 
@@ -179,9 +182,9 @@ def _total(path: Path, name: str) -> Reading:
 
 
 def parse_total(text: str, name: str) -> Reading:
-    """One total of an ``aer_dev_*`` file, which counts every kind of error in a line of its own."""
+    """Return one total of an ``aer_dev_*`` file, which has a line per kind of error."""
     for line in text.splitlines():
-        word, _, count = line.partition(" ")
-        if word == name and count.isdecimal():
+        key, _, count = line.partition(" ")
+        if key == name and count.isdecimal():
             return int(count)
-    return UNINTELLIGIBLE
+    return UNPARSABLE

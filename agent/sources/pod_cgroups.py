@@ -1,11 +1,17 @@
-"""Which pods and containers there are, by their cgroups: names of nobody, but who is there is surely there.
+"""Pods and containers that have cgroups: from a snapshot of the native core, or by a walk through the tree.
 
-From what the native core has read already. A pod has the UID that the kubelet has for it: a static pod
-that of its configuration.
+Cgroups give UIDs and container ids, but no names. A static pod has the UID of its configuration, as in the
+kubelet.
 """
 
+import os
+from collections.abc import Iterable, Iterator
+from pathlib import Path
 from typing import Final
 
+from agent.allocatable.cgroups import Level, parse_path, qos_path
+from agent.allocatable.facts import CgroupDriver
+from agent.allocatable.pod import Qos
 from agent.model.claim_sources import LiveContainer, LivePod, Origin, Provenance, SourceAnswer
 from agent.model.reading import Absence, Missing, Reading
 from agent.model.snapshot import GroupKind, Snapshot
@@ -16,18 +22,20 @@ SOURCE: Final = "cgroups"
 
 
 def live_pods(snapshot: Snapshot, now: Instant) -> SourceAnswer[LivePod]:
-    """The pods that have a cgroup, or why nobody knows.
+    """Return the pods that have a cgroup in a snapshot.
 
     Args:
-        snapshot: Of the native core.
-        now: When that was taken.
+        snapshot: Snapshot of the native core.
+        now: Time of the snapshot.
     """
-    witness = Provenance(Origin.CGROUPS, now)
-    source = next((one for one in snapshot.sources if one.name == SOURCE), None)
+    provenance = Provenance(Origin.CGROUPS, now)
+    source = next((sample for sample in snapshot.sources if sample.name == SOURCE), None)
     if source is None or source.state is SourceState.ABSENT:
-        return SourceAnswer(witness, (), Absence.ABSENT, source.detail if source else "nobody reads cgroups")
+        return SourceAnswer(
+            provenance, (), Absence.ABSENT, source.detail if source else "cgroups are not watched"
+        )
     if source.state in {SourceState.STARTING, SourceState.STALLED}:
-        return SourceAnswer(witness, (), Absence.UNREADABLE, f"the source of cgroups is {source.state}")
+        return SourceAnswer(provenance, (), Absence.UNREADABLE, f"the source of cgroups is {source.state}")
     running: dict[str, bool | None] = {}
     containers: dict[str, list[LiveContainer]] = {}
     for group in snapshot.groups:
@@ -37,16 +45,135 @@ def live_pods(snapshot: Snapshot, now: Instant) -> SourceAnswer[LivePod]:
             found = LiveContainer(group.container, _is_running(group.populated))
             containers.setdefault(group.pod_uid, []).append(found)
     pods = tuple(
-        LivePod(uid, running.get(uid), tuple(sorted(containers.get(uid, ()), key=lambda one: one.id)))
+        LivePod(
+            uid, running.get(uid), tuple(sorted(containers.get(uid, ()), key=lambda container: container.id))
+        )
         for uid in sorted({*running, *containers})
     )
-    wrong = []
+    problems = []
     if source.state is SourceState.FAILING:
-        wrong.append(f"some cgroups cannot be read: {source.detail}")
+        problems.append(f"some cgroups cannot be read: {source.detail}")
     if snapshot.core.groups_dropped:
-        wrong.append(f"{snapshot.core.groups_dropped} cgroups find no room in the table")
-    return SourceAnswer(witness, pods, wrong=tuple(wrong))
+        problems.append(f"{snapshot.core.groups_dropped} cgroups exceed the limit cgroups.max-groups")
+    return SourceAnswer(provenance, pods, invalid=tuple(problems))
 
 
 def _is_running(populated: Reading) -> bool | None:
     return None if isinstance(populated, Missing) else populated > 0
+
+
+_MOUNTS: Final = ("", "unified", "memory", "cpu", "cpu,cpuacct", "pids", "hugetlb")
+"""Mounts of the cgroup tree below the root: v2, hybrid, and v1 controllers."""
+PROBLEMS_MAX: Final = 4
+_EVENTS_BYTES: Final = 256
+
+
+def read_tree(cgroupfs_root: Path, kubelet_cgroup_root: str, now: Instant) -> SourceAnswer[LivePod]:
+    """Return the pods that have a cgroup, by one walk through the tree. Blocks on the kernel.
+
+    Args:
+        cgroupfs_root: Mount point of the cgroup tree.
+        kubelet_cgroup_root: The kubelet's ``--cgroup-root``.
+        now: Current time.
+    """
+    walk = _TreeWalk(kubelet_cgroup_root)
+    has_class = False
+    for directory, path in class_directories(cgroupfs_root, CgroupDriver, kubelet_cgroup_root):
+        has_class |= walk.add_class(directory, path)
+    provenance = Provenance(Origin.CGROUPS, now)
+    if not has_class and walk.problems:
+        return SourceAnswer(provenance, (), Absence.UNREADABLE, walk.problems[0])
+    if not has_class:
+        reason = f"{cgroupfs_root}: no kubelet has created cgroups below {kubelet_cgroup_root}"
+        return SourceAnswer(provenance, (), Absence.ABSENT, reason)
+    return SourceAnswer(provenance, tuple(walk.pods()), invalid=_limited(walk.problems))
+
+
+def class_directories(
+    cgroupfs_root: Path, drivers: Iterable[CgroupDriver], kubelet_cgroup_root: str
+) -> Iterator[tuple[str, str]]:
+    """Yield possible directories of the QoS classes' cgroups, each with its path in its hierarchy."""
+    paths = [qos_path(qos, driver, kubelet_cgroup_root) for driver in drivers for qos in Qos]
+    for mount in _MOUNTS:
+        for path in paths:
+            yield f"{cgroupfs_root / mount / path.lstrip('/')}", path
+
+
+class _TreeWalk:
+    """Cgroups found so far; a cgroup in several hierarchies counts once."""
+
+    def __init__(self, kubelet_cgroup_root: str) -> None:
+        self._root = kubelet_cgroup_root
+        self._running: dict[str, dict[str, bool | None]] = {}
+        """Whether a cgroup has processes, by pod UID and container id; the pod itself has the empty id."""
+        self.problems: list[str] = []
+
+    def add_class(self, directory: str, path: str) -> bool:
+        """Add the pods of a QoS class. Returns False if the class has no directory."""
+        names = self._list_children(directory)
+        for name in names or ():
+            pod = self._add_cgroup(f"{directory}/{name}", f"{path}/{name}", Level.POD)
+            for container in (self._list_children(f"{directory}/{name}") or ()) if pod else ():
+                self._add_cgroup(
+                    f"{directory}/{name}/{container}", f"{path}/{name}/{container}", Level.CONTAINER
+                )
+        return names is not None
+
+    def _add_cgroup(self, directory: str, path: str, level: Level) -> bool:
+        """Add a cgroup if it is one of `level`. Returns whether it is."""
+        cgroup = parse_path(path, self._root)
+        if cgroup is None or cgroup.level is not level:
+            return False
+        found = self._running.setdefault(cgroup.pod_uid, {})
+        found[cgroup.container_id] = found.get(cgroup.container_id) or self._is_running(directory)
+        return True
+
+    def pods(self) -> Iterator[LivePod]:
+        """Yield the pods found, in order of UIDs."""
+        for uid, found in sorted(self._running.items()):
+            containers = (LiveContainer(*item) for item in sorted(found.items()) if item[0])
+            yield LivePod(uid, found[""], tuple(containers))
+
+    def _list_children(self, directory: str) -> list[str] | None:
+        """List the child cgroups of a directory; None: absent or just removed."""
+        try:
+            with os.scandir(directory) as entries:
+                return [entry.name for entry in entries if entry.is_dir(follow_symlinks=False)]
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        except OSError as error:
+            self.problems.append(f"{directory}: {error.strerror}")
+            return None
+
+    def _is_running(self, directory: str) -> bool | None:
+        """Return whether a cgroup or one of its descendants has processes; None: unreadable."""
+        try:
+            events = _read_start(f"{directory}/cgroup.events")
+        except FileNotFoundError:
+            return self._has_processes(directory)  # version 1
+        except OSError:
+            return None
+        return None if b"populated " not in events else b"populated 1" in events
+
+    def _has_processes(self, directory: str) -> bool | None:
+        try:
+            if _read_start(f"{directory}/cgroup.procs"):
+                return True
+        except OSError:
+            return None
+        return any(
+            self._has_processes(f"{directory}/{name}") for name in self._list_children(directory) or ()
+        )
+
+
+def _read_start(path: str) -> bytes:
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        return os.read(fd, _EVENTS_BYTES)
+    finally:
+        os.close(fd)
+
+
+def _limited(problems: list[str]) -> tuple[str, ...]:
+    more = [f"{len(problems) - PROBLEMS_MAX} more cannot be listed"] if len(problems) > PROBLEMS_MAX else []
+    return (*problems[:PROBLEMS_MAX], *more)

@@ -1,62 +1,83 @@
-"""Facts about the processes that a node's health hangs on, through psutil. Cold path: for ``scan`` only.
+"""Processes of kubelet, container runtimes and agents, through psutil. For ``scan`` only; no rule uses them.
 
-Facts, no judgement: no rule reads them. A process that ends while it is looked at, or that this user may not
-look at, is normal and left out.
+psutil is imported late: it takes 0.6 MiB, and :func:`procfs` is also used by an agent without GPUs.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
-import psutil
+if TYPE_CHECKING:
+    import psutil
 
-from agent.sources.procfs import procfs
+
+@contextmanager
+def procfs(root: Path) -> Iterator[None]:
+    """Make psutil read below `root` in this context, and restore its module variable afterwards."""
+    import psutil
+
+    before = psutil.PROCFS_PATH
+    if before == str(root):
+        yield
+        return
+    psutil.PROCFS_PATH = str(root)
+    psutil.process_iter.cache_clear()  # a pid names another process there
+    try:
+        yield
+    finally:
+        psutil.PROCFS_PATH = before
+        psutil.process_iter.cache_clear()
+
 
 NAMES: Final = frozenset({"kubelet", "containerd", "crio", "dockerd"})
 AGENT: Final = "drahealth"
 
 
 class ProcessFacts(NamedTuple):
-    """One process at one moment."""
+    """State of one process."""
 
     name: str
-    """``kubelet``, ``containerd``, ``crio``, ``dockerd``, or ``drahealth`` for an agent that runs."""
+    """``kubelet``, ``containerd``, ``crio``, ``dockerd``, or ``drahealth`` for a running agent."""
     pid: int
     since_s: float
-    """When it started [s since 1970]."""
+    """Start time [s since 1970]."""
     cpu_s: float
-    """User and system time since then [s]."""
+    """User and system CPU time [s]."""
     rss_bytes: int
     threads: int
 
 
-def role_of(name: str, cmdline: list[str]) -> str:
-    """What a process is to a node; empty for all the others.
+def process_role(name: str, cmdline: list[str]) -> str:
+    """Return the role of a process on the node; empty for all others.
 
-    An agent is an interpreter of some name, so it is known by its arguments: ``drahealth run`` or
+    An agent runs in an interpreter, so it is recognized by its arguments: ``drahealth run`` or
     ``python -m agent run``.
     """
     if name in NAMES:
         return name
-    words = [Path(word).name for word in cmdline[:5]]
-    for called in ((AGENT, "run"), ("-m", "agent", "run")):
-        if any(tuple(words[i : i + len(called)]) == called for i in range(3)):
+    args = [Path(arg).name for arg in cmdline[:5]]
+    for command in ((AGENT, "run"), ("-m", "agent", "run")):
+        if any(tuple(args[i : i + len(command)]) == command for i in range(3)):
             return AGENT
     return ""
 
 
 def read_processes(procfs_root: Path) -> list[ProcessFacts]:
-    """The processes of :data:`NAMES` and the agents that run, by name and pid; none where no procfs is."""
+    """Read the processes of :data:`NAMES` and running agents, by name and pid; none without a procfs."""
+    import psutil
+
     facts: list[ProcessFacts] = []
     with procfs(procfs_root):
-        for process in _listed():
+        for process in _list_processes():
             try:
                 with process.oneshot():
                     if process.status() == psutil.STATUS_ZOMBIE:
                         continue
                     name = process.name()
-                    # Only an interpreter or an entry script can be an agent: spare the others a read.
+                    # only an interpreter or entry script can be an agent: no need to read other command lines
                     may_be_agent = name.startswith(("python", AGENT))
-                    role = role_of(name, process.cmdline() if may_be_agent else [])
+                    role = process_role(name, process.cmdline() if may_be_agent else [])
                     if role:
                         cpu = process.cpu_times()
                         facts.append(
@@ -69,13 +90,15 @@ def read_processes(procfs_root: Path) -> list[ProcessFacts]:
                                 threads=process.num_threads(),
                             )
                         )
-            except psutil.Error:  # vanished, or not ours to look at
+            except psutil.Error:  # ended meanwhile, or no permission
                 continue
     return sorted(facts)
 
 
-def _listed() -> list[psutil.Process]:
+def _list_processes() -> list["psutil.Process"]:
+    import psutil
+
     try:
         return list(psutil.process_iter())
-    except (OSError, IndexError):  # no such directory; in one without processes psutil looks for the first
+    except (OSError, IndexError):  # no procfs; psutil fails on a directory without processes
         return []

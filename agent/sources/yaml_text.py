@@ -1,9 +1,8 @@
-"""YAML as kubectl writes it: the documents of a text, as the same objects would be in JSON.
+"""Parser of YAML as kubectl writes it, with JSON's types.
 
-PyYAML takes the text apart; what the parts mean is said here. A plain word is what it is in JSON, else it is
-text: ``on``, ``012``, ``1:20`` and a date stay what they are, whichever YAML somebody quoted them for.
-Aliases are written by scripts that dump such objects again; as they let a small text unfold into a large one,
-there is a limit. What nobody writes of such objects is refused: a tag, a merge, and the same key twice.
+PyYAML produces the events. A plain scalar is what it is in JSON, else text: ``on``, ``012``, ``1:20`` and
+dates stay text. Aliases are allowed, because scripts that dump objects again write them, but limited, because
+a small file could expand to a huge one. Tags, merges and duplicate keys are errors.
 """
 
 import re
@@ -16,130 +15,129 @@ import msgspec
 import yaml
 
 DEPTH_MAX: Final = 100
-"""A pod is 12 deep."""
+"""Largest depth of nested lists and maps; a pod has 12."""
 SHARED_MAX: Final = 1_000_000
-"""Values that a text may have by aliases, beyond those that it spells out: as many as 5,000 pods have."""
-_LOADER: Final[Any] = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # libyaml, where PyYAML was built with it
-_WORDS: Final = {"": None, "~": None, "null": None, "true": True, "false": False}
+"""Largest number of values that aliases may add: as many as 5,000 pods have."""
+_LOADER: Final[Any] = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # libyaml, if PyYAML was built with it
+_CONSTANTS: Final = {"": None, "~": None, "null": None, "true": True, "false": False}
 _NUMBER: Final = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][-+]?[0-9]+)?")
 
 
 @dataclass(slots=True)
-class _Reading:
-    """What is left of a text, and what of it may be meant by an alias."""
+class _ParseState:
+    """Remaining events of a text, and the values that aliases can refer to."""
 
     events: Iterator[Any]
     anchors: dict[str, object] = field(default_factory=dict)
-    """Values of this document that are complete."""
+    """Complete values of this document, by anchor."""
     shared: int = 0
-    """Values of which there are more by aliases."""
+    """Number of values that aliases have added."""
 
 
 def parse_yaml(data: bytes) -> tuple[object, ...]:
-    """The documents; an empty one is None. What aliases stand for is one object in several places.
+    """Parse the documents; an empty one is None. An alias refers to the same object as its anchor.
 
     Raises:
-        ValueError: It is no YAML, or none that is written of such objects; with line and column.
+        ValueError: The text is not YAML, or has a construct that kubectl does not
+            write; with line and column.
     """
-    reading = _Reading(iter(yaml.parse(data, Loader=_LOADER)))
+    state = _ParseState(iter(yaml.parse(data, Loader=_LOADER)))
     try:
-        return tuple(
-            _document(reading) for event in reading.events if isinstance(event, yaml.DocumentStartEvent)
-        )
+        return tuple(_document(state) for event in state.events if isinstance(event, yaml.DocumentStartEvent))
     except yaml.MarkedYAMLError as error:
-        what = ", ".join(filter(None, (error.context, error.problem)))
-        raise ValueError(f"{_place(error.problem_mark)}: {what}") from None
+        problem = ", ".join(filter(None, (error.context, error.problem)))
+        raise ValueError(f"{_position(error.problem_mark)}: {problem}") from None
     except yaml.reader.ReaderError as error:
         before = data[: error.position].split(b"\n")
         raise ValueError(f"line {len(before)}, column {len(before[-1]) + 1}: {error.reason}") from None
 
 
-def _document(reading: _Reading) -> object:
-    reading.anchors.clear()
-    return _value(next(reading.events), reading, 0)
+def _document(state: _ParseState) -> object:
+    state.anchors.clear()
+    return _value(next(state.events), state, 0)
 
 
-def _value(event: Any, reading: _Reading, depth: int) -> object:
-    """The value that begins with an event, of those inside so many others."""
+def _value(event: Any, state: _ParseState, depth: int) -> object:
+    """Parse the value that begins with `event`, at `depth` enclosing lists and maps."""
     if isinstance(event, yaml.AliasEvent):
-        return _again(event, reading, depth)
+        return _alias_value(event, state, depth)
     if event.tag is not None:
         _refuse(event, f"tag, {event.tag[:64]}")
     if event.anchor is not None:
-        reading.anchors.pop(event.anchor, None)  # one inside of it means this, which is not complete
+        state.anchors.pop(event.anchor, None)  # an alias inside the value would refer to itself
     found: object
     if isinstance(event, yaml.ScalarEvent):
-        found = _word(event) if event.implicit[0] else event.value
+        found = _plain_scalar(event) if event.implicit[0] else event.value
     elif depth == DEPTH_MAX:
-        _refuse(event, f"lists and maps more than {DEPTH_MAX} deep")
+        _refuse(event, f"lists and maps nested more than {DEPTH_MAX} deep")
     elif isinstance(event, yaml.SequenceStartEvent):
-        found = _list(reading, depth + 1)
+        found = _list(state, depth + 1)
     else:
-        found = _map(reading, depth + 1)
+        found = _map(state, depth + 1)
     if event.anchor is not None:
-        reading.anchors[event.anchor] = found
+        state.anchors[event.anchor] = found
     return found
 
 
-def _again(event: Any, reading: _Reading, depth: int) -> object:
-    """The value that an alias stands for."""
-    if event.anchor not in reading.anchors:
-        _refuse(event, f"alias but of a value that ends before it, *{str(event.anchor)[:64]}")
-    found = reading.anchors[event.anchor]
+def _alias_value(event: Any, state: _ParseState, depth: int) -> object:
+    """Return the value that an alias refers to."""
+    if event.anchor not in state.anchors:
+        _refuse(event, f"alias without a complete value before it, *{str(event.anchor)[:64]}")
+    found = state.anchors[event.anchor]
     values, height = _extent(found)
     if depth + height > DEPTH_MAX:
-        _refuse(event, f"lists and maps more than {DEPTH_MAX} deep")
-    reading.shared += values
-    if reading.shared > SHARED_MAX:
-        _refuse(event, f"aliases that stand for more than {SHARED_MAX:,} values in all")
+        _refuse(event, f"lists and maps nested more than {DEPTH_MAX} deep")
+    state.shared += values
+    if state.shared > SHARED_MAX:
+        _refuse(event, f"aliases that add more than {SHARED_MAX:,} values")
     return found
 
 
 def _extent(value: object) -> tuple[int, int]:
-    """How many values it is with those inside, and how many lists and maps deep."""
+    """Return the number of values in `value`, itself included, and the depth of its lists and maps."""
     if not isinstance(value, list | dict):
         return 1, 0
-    inner = [_extent(one) for one in (value.values() if isinstance(value, dict) else value)]
+    inner = [_extent(item) for item in (value.values() if isinstance(value, dict) else value)]
     return 1 + sum(values for values, _ in inner), 1 + max((height for _, height in inner), default=0)
 
 
-def _list(reading: _Reading, depth: int) -> list[object]:
+def _list(state: _ParseState, depth: int) -> list[object]:
     found = []
-    while not isinstance(event := next(reading.events), yaml.SequenceEndEvent):
-        found.append(_value(event, reading, depth))
+    while not isinstance(event := next(state.events), yaml.SequenceEndEvent):
+        found.append(_value(event, state, depth))
     return found
 
 
-def _map(reading: _Reading, depth: int) -> dict[str, object]:
+def _map(state: _ParseState, depth: int) -> dict[str, object]:
     found: dict[str, object] = {}
-    while not isinstance(event := next(reading.events), yaml.MappingEndEvent):
+    while not isinstance(event := next(state.events), yaml.MappingEndEvent):
         if not isinstance(event, yaml.ScalarEvent):
-            _refuse(event, "key that is no text")
+            _refuse(event, "key that is not a string")
         if event.value in found:
-            _refuse(event, f"key twice, {event.value[:64]!r}")
-        value = next(reading.events)
+            _refuse(event, f"duplicate key, {event.value[:64]!r}")
+        value = next(state.events)
         if event.value == "<<" and isinstance(value, yaml.AliasEvent):
             _refuse(event, f"merge, <<: *{str(value.anchor)[:64]}")
-        found[intern(event.value)] = _value(value, reading, depth)  # each key is there once per pod
+        found[intern(event.value)] = _value(value, state, depth)  # the same keys repeat in each pod
     return found
 
 
-def _word(event: Any) -> object:
-    """What stands there without quotes."""
+def _plain_scalar(event: Any) -> object:
+    """Convert a scalar without quotes."""
     text = event.value
-    if text in _WORDS:
-        return _WORDS[text]
+    if text in _CONSTANTS:
+        return _CONSTANTS[text]
     if not _NUMBER.fullmatch(text):
         return text
     try:
         return msgspec.json.decode(text)
-    except msgspec.ValidationError:  # JSON has words for such numbers, nobody has a value
-        _refuse(event, f"number beyond all range, {text[:64]}")
+    except msgspec.ValidationError:  # valid JSON, but out of the range of a float
+        _refuse(event, f"number out of range, {text[:64]}")
 
 
-def _refuse(event: Any, what: str) -> NoReturn:
-    raise ValueError(f"{_place(event.start_mark)}: kubectl writes no {what}")
+def _refuse(event: Any, construct: str) -> NoReturn:
+    raise ValueError(f"{_position(event.start_mark)}: kubectl writes no {construct}")
 
 
-def _place(mark: Any) -> str:
-    return f"line {mark.line + 1}, column {mark.column + 1}" if mark else "somewhere"
+def _position(mark: Any) -> str:
+    return f"line {mark.line + 1}, column {mark.column + 1}" if mark else "unknown position"

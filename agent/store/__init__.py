@@ -1,1 +1,1 @@
-"""What the agent keeps on disk. Files that it cannot use are set aside, never deleted and never trusted."""
+"""Files that the agent keeps on disk. A file that it cannot use is set aside, not deleted."""

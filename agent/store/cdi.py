@@ -1,10 +1,9 @@
-"""CDI files: what a container runtime is to put into the containers that use a prepared device.
+"""CDI files: the changes that a container runtime makes to containers that use a prepared device.
 
-A file per claim, whole or not there, and in it a device per device of the claim: the kubelet shows a device's
-health under its first CDI id, so no two may share one. A name ends in a digest of what it stands for:
-runtimes remember what a name meant, so it never means something else later.
+Each claim has one file, written atomically, with one CDI device per device of the claim: the kubelet shows a
+device's health under its first CDI id, so no two devices may share an id. A name ends in a digest of the
+device's edits, because runtimes cache the meaning of a name.
 
-Who is given what is the driver's to say; containers' cgroups are the runtime's.
 Format: https://github.com/cncf-tags/container-device-interface/blob/main/SPEC.md
 """
 
@@ -19,11 +18,11 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from agent.model.prepare import Operation
-from agent.prepare.doing import doing
-from agent.store.files import put
+from agent.prepare.errors import doing
+from agent.store.files import write_and_rename
 
 VERSION: Final = "0.6.0"
-"""The oldest that has annotations: a runtime refuses files of versions that are younger than itself."""
+"""Oldest version with annotations; a runtime refuses files of versions newer than it supports."""
 DIGEST_CHARS: Final = 8
 PERMISSIONS: Final = "rwm"
 
@@ -35,52 +34,52 @@ _ANNOTATION: Final = re.compile(r"(?:[a-z0-9][-a-z0-9.]*/)?[A-Za-z0-9](?:[-\w.]{
 
 
 class CdiMount(NamedTuple):
-    """A mount in the container."""
+    """Mount in a container."""
 
     host_path: str
-    """What is mounted; of a file system that has no device, its name."""
+    """Source of the mount; of a file system without a device, the name of the file system."""
     container_path: str
     options: tuple[str, ...] = ()
     type: str = ""
-    """File system; empty: a bind mount."""
+    """File system type; empty: a bind mount."""
 
 
 class CdiNode(NamedTuple):
-    """A device node in the container, made like the host's."""
+    """Device node in a container, created like the host's."""
 
     path: str
     host_path: str = ""
-    """Where it is on the host; empty: at the same path."""
+    """Path on the host; empty: the same path."""
     permissions: str = "rw"
-    """Of the device cgroup: some of r, w and m."""
+    """Permissions in the device cgroup: some of r, w and m."""
 
 
 @dataclass(frozen=True, slots=True)
 class CdiDevice:
-    """One device of a claim, as its containers see it. It must change something in them.
+    """Device of a claim as its containers see it; it must have at least one edit.
 
     Raises:
-        ValueError: with the name or value that CDI does not take.
+        ValueError: The text has the name or value that CDI does not allow.
     """
 
     name: str
-    """The driver's name for it; the file adds what makes it unique."""
+    """Name in the driver; the file adds a suffix that makes it unique."""
     env: Mapping[str, str] = field(default_factory=dict)
     mounts: tuple[CdiMount, ...] = ()
     nodes: tuple[CdiNode, ...] = ()
     annotations: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        _check(self.name, _NAME, "CDI device name")
+        _check(self.name, _NAME, "a CDI device name")
         if not (self.env or self.mounts or self.nodes):
             raise ValueError(f"CDI device {self.name} changes nothing in a container; runtimes refuse that")
         for variable, value in self.env.items():
-            _check(variable, _VARIABLE, "name of a variable")
+            _check(variable, _VARIABLE, "a variable name")
             if not value.isprintable():
-                raise ValueError(f"{variable}={value!r} has characters that a variable must not have")
+                raise ValueError(f"{variable}={value!r} has characters that are not allowed in a variable")
         for mount in self.mounts:
             if not mount.host_path:
-                raise ValueError(f"the mount at {mount.container_path!r} does not say of what")
+                raise ValueError(f"the mount at {mount.container_path!r} has no host path")
             _check_path(mount.container_path)
         for node in self.nodes:
             for path in (node.path, node.host_path or node.path):
@@ -90,11 +89,11 @@ class CdiDevice:
                     f"{node.path}: permissions {node.permissions!r} are not some of {PERMISSIONS}"
                 )
         for key in self.annotations:
-            _check(key, _ANNOTATION, "annotation's key")
+            _check(key, _ANNOTATION, "an annotation key")
 
     @property
     def edits(self) -> dict[str, object]:
-        """What is changed in a container, as the file says it."""
+        """Container edits in the format of the file."""
         edits: dict[str, object] = {}
         if self.env:
             edits["env"] = [f"{variable}={value}" for variable, value in self.env.items()]
@@ -108,29 +107,29 @@ class CdiDevice:
 def write_spec(
     directory: Path, vendor_class: str, claim_uid: str, devices: Sequence[CdiDevice]
 ) -> tuple[str, ...]:
-    """Writes what the containers of a claim get. Done again it changes nothing, unless the file was lost.
+    """Write the CDI file of a claim. Idempotent.
 
     Args:
-        directory: ``/var/run/cdi``; made if only it is missing. It is lost with a reboot, so write at each
-            prepare.
-        vendor_class: ``<vendor>/<class>``, the vendor a domain of yours: ``example.com/gpu``.
-        claim_uid: Of the claim.
-        devices: At least one, each name once.
+        directory: ``/var/run/cdi``; created if its parent exists. Write at each prepare:
+            a reboot clears it.
+        vendor_class: ``<vendor>/<class>``; the vendor is a domain of yours: ``example.com/gpu``.
+        claim_uid: UID of the claim.
+        devices: At least one device, each name once.
 
     Returns:
-        The CDI ids, one per device, in their order.
+        The CDI ids of the devices, in their order.
 
     Raises:
-        OSError: It could not be written; the file is what it was before. Marked as :attr:`Operation.CDI`.
-        ValueError: CDI does not take the names.
+        OSError: The write failed and the file is unchanged. Marked as :attr:`Operation.CDI`.
+        ValueError: CDI does not allow the names.
     """
     path = _path(directory, vendor_class, claim_uid)
     if not devices:
         raise ValueError(f"no device for {path}; runtimes refuse such a file")
     for name, count in Counter(device.name for device in devices).items():
         if count > 1:
-            raise ValueError(f"{path}: {count} devices are called {name}")
-    names = [_unique(claim_uid, device) for device in devices]
+            raise ValueError(f"{path}: {count} devices are named {name}")
+    names = [_unique_name(claim_uid, device) for device in devices]
     document = {
         "cdiVersion": VERSION,
         "kind": vendor_class,
@@ -144,11 +143,11 @@ def write_spec(
 
 
 def remove_spec(directory: Path, vendor_class: str, claim_uid: str) -> None:
-    """Removes a claim's file. One that is not there is no error.
+    """Remove the CDI file of a claim. A missing file is no error.
 
     Raises:
-        OSError: It could not be removed. Marked as :attr:`Operation.CDI`.
-        ValueError: CDI does not take the names.
+        OSError: The removal failed. Marked as :attr:`Operation.CDI`.
+        ValueError: CDI does not allow the names.
     """
     path = _path(directory, vendor_class, claim_uid)
     with doing(Operation.CDI, path):
@@ -159,14 +158,14 @@ def remove_spec(directory: Path, vendor_class: str, claim_uid: str) -> None:
 
 
 def _path(directory: Path, vendor_class: str, claim_uid: str) -> Path:
-    _check(vendor_class, _CLASS, "vendor/class of CDI")
-    _check(claim_uid, _UID, "claim's UID")
+    _check(vendor_class, _CLASS, "a CDI vendor/class")
+    _check(claim_uid, _UID, "a claim UID")
     return directory / f"{vendor_class.replace('/', '-')}_{claim_uid}.json"
 
 
-def _unique(claim_uid: str, device: CdiDevice) -> str:
-    said = json.dumps([device.edits, dict(device.annotations)], sort_keys=True)
-    return f"{claim_uid}-{device.name}-{hashlib.sha256(said.encode()).hexdigest()[:DIGEST_CHARS]}"
+def _unique_name(claim_uid: str, device: CdiDevice) -> str:
+    edits = json.dumps([device.edits, dict(device.annotations)], sort_keys=True)
+    return f"{claim_uid}-{device.name}-{hashlib.sha256(edits.encode()).hexdigest()[:DIGEST_CHARS]}"
 
 
 def _device(name: str, device: CdiDevice) -> dict[str, object]:
@@ -188,21 +187,21 @@ def _mount(mount: CdiMount) -> dict[str, object]:
     return found | ({"type": mount.type} if mount.type else {})
 
 
-def _check(text: str, pattern: re.Pattern[str], what: str) -> None:
+def _check(text: str, pattern: re.Pattern[str], kind: str) -> None:
     if not pattern.fullmatch(text):
-        raise ValueError(f"{text!r} is no {what}")
+        raise ValueError(f"{text!r} is not {kind}")
 
 
 def _check_path(path: str) -> None:
     if not path.startswith("/") or ".." in path.split("/") or not path.isprintable():
-        raise ValueError(f"{path!r} is no absolute path")
+        raise ValueError(f"{path!r} is not an absolute path")
 
 
 # --- the file ----------------------------------------------------------------------------------------------
 
 
 def _read(path: Path) -> bytes | None:
-    """What is there; None if nothing, or nothing that can be read."""
+    """Return the content of the file; None if it cannot be read."""
     try:
         with open(path, "rb", opener=_open_to_read) as file:
             return file.read()
@@ -215,6 +214,8 @@ def _open_to_read(path: str, flags: int) -> int:
 
 
 def _replace(path: Path, data: bytes) -> None:
-    """Runtimes look at names that end in .json alone: they see the old file or the new one."""
+    """Replace the file atomically: runtimes read only names that end in .json."""
     path.parent.mkdir(mode=0o755, exist_ok=True)
-    put(path, data, new=path.with_name(f".{path.name}.new"), mode=0o644)  # a runtime may not be root
+    write_and_rename(
+        path, data, new=path.with_name(f".{path.name}.new"), mode=0o644
+    )  # a runtime may not be root

@@ -1,26 +1,30 @@
-"""The fault memory's file: JSON, replaced as a whole (:mod:`agent.store.files`).
+"""State file of GPU faults, and the writer that keeps it up to date without delaying a verdict.
 
-What is remembered, and what follows from it, is agent.health's.
+JSON, replaced as a whole (:mod:`agent.store.files`). A change of a fault is written at once, new counts once
+a
+minute: a flood of events must not cause a thousand writes.
 """
 
+import logging
+import threading
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Final
 
 import msgspec
+import trio
 
 from agent.model.faults import FaultMemory, KeptFault, KnownGpu
 from agent.model.gpu import WHOLE_GPU
 from agent.model.health import Severity
 from agent.store import files
-from agent.store.files import CorruptFile, WriteError, decode_json, encode_json, record
+from agent.store.files import CorruptFile, WriteError, decode_json, encode_json, struct_of
 
 __all__ = [
     "FILE",
     "SIZE_MAX",
     "VERSION",
-    "Loaded",
-    "WriteError",
     "CorruptFile",
+    "WriteError",
     "decode",
     "encode",
     "load",
@@ -30,21 +34,18 @@ __all__ = [
 FILE: Final = "gpu-faults.json"
 VERSION: Final = 1
 SIZE_MAX: Final = 1 << 20
-"""Hundreds of times what the faults of 32 GPUs take [bytes]."""
+"""Size limit: hundreds of times the faults of 32 GPUs [bytes]."""
+DEBOUNCE_S: Final = 0.2
+"""Debounce: changes within this time are written together [s]."""
+COUNTS_S: Final = 60.0
+"""Interval at which mere counts are written, and at which a failed write is retried [s]."""
 
-
-class Loaded(NamedTuple):
-    """What was found."""
-
-    memory: FaultMemory
-    problem: str
-    """Why there is less than was kept, with the file; empty if all is well."""
-
+log = logging.getLogger(__name__)
 
 _NATURAL: Final = msgspec.Meta(ge=0)
 _INSTANCE: Final = msgspec.Meta(ge=0, le=WHOLE_GPU)
-_GPU: Final = record(KnownGpu, number=_NATURAL)
-_FAULT: Final = record(
+_GPU: Final = struct_of(KnownGpu, number=_NATURAL)
+_FAULT: Final = struct_of(
     KeptFault,
     gi=_INSTANCE,
     ci=_INSTANCE,
@@ -54,28 +55,24 @@ _FAULT: Final = record(
 )
 
 
-class _File(msgspec.Struct, forbid_unknown_fields=True):
+class _FaultsFile(msgspec.Struct, forbid_unknown_fields=True):
     version: int
     gpus: list[_GPU]  # type: ignore[valid-type]  # made at run time from the model's
     faults: list[_FAULT]  # type: ignore[valid-type]
 
 
-def load(path: Path) -> Loaded:
-    """The memory, or an empty one: at the first start, and with a problem if the file cannot be used.
-
-    See :func:`agent.store.files.load` for what becomes of such a file. Raises nothing: an agent without a
-    memory is better than none.
-    """
-    return Loaded(*files.load(path, SIZE_MAX, decode, FaultMemory()))
+def load(path: Path) -> tuple[FaultMemory, str]:
+    """Load the faults and a problem, as :func:`agent.store.files.load`. Raises nothing."""
+    return files.load(path, SIZE_MAX, decode, FaultMemory())
 
 
 def decode(data: bytes) -> FaultMemory:
-    """The memory that a file holds.
+    """Decode the faults of a file.
 
     Raises:
-        Unusable: with the reason, and where in the file it is.
+        CorruptFile: The text has the reason and the place in the file.
     """
-    file = decode_json(data, _File, VERSION)
+    file = decode_json(data, _FaultsFile, VERSION)
     memory = FaultMemory(
         gpus=tuple(KnownGpu(*msgspec.structs.astuple(gpu)) for gpu in file.gpus),
         faults=tuple(KeptFault(*msgspec.structs.astuple(fault)) for fault in file.faults),
@@ -88,7 +85,7 @@ def decode(data: bytes) -> FaultMemory:
 
 
 def encode(memory: FaultMemory) -> bytes:
-    """The file's text."""
+    """Encode the file."""
     return encode_json(
         {
             "version": VERSION,
@@ -99,10 +96,77 @@ def encode(memory: FaultMemory) -> bytes:
 
 
 def save(path: Path, memory: FaultMemory) -> None:
-    """Replaces the file by the memory; on the disk when this returns, which can take as long as a disk takes.
+    """Replace the file. Blocks on the disk. Raises WriteError, see :func:`agent.store.files.replace_file`."""
+    files.replace_file(path, encode(memory), SIZE_MAX)
 
-    Raises:
-        NotKept: The directory or the disk does not take it, with the path, the size and errno; or it is
-            larger than a file may be.
-    """
-    files.replace(path, encode(memory), SIZE_MAX)
+
+class FaultCheckpointWriter:
+    """Background writer of the faults' state file."""
+
+    def __init__(self, path: Path, saved: FaultMemory) -> None:
+        """Create the writer.
+
+        Args:
+            path: The file; its directory is created by the first write.
+            saved: Content of the file.
+        """
+        self._path = path
+        self._saved = saved
+        self._newest = saved
+        self._changed = trio.Event()
+        self._urgent = trio.Event()
+        self._writing = threading.Lock()
+        self._logged_errno: int | None = None
+
+    def update(self, memory: FaultMemory) -> None:
+        """Set the faults to be written. Core thread only. Never blocks."""
+        self._newest = memory
+        self._changed.set()
+        if _urgent_part(memory) != _urgent_part(self._saved):
+            self._urgent.set()
+
+    async def run(self) -> None:
+        """Write changes until cancelled. At most one write runs; one that hangs delays the next."""
+        while True:
+            await self._changed.wait()
+            with trio.move_on_after(COUNTS_S):
+                await self._urgent.wait()
+            await trio.sleep(DEBOUNCE_S)
+            self._changed, self._urgent = trio.Event(), trio.Event()
+            if not await trio.to_thread.run_sync(self._write, abandon_on_cancel=True):
+                await trio.sleep(COUNTS_S)
+                self._changed.set()
+                self._urgent.set()
+
+    def close(self, timeout_s: float) -> bool:
+        """Write pending changes. Returns False if the disk takes longer than `timeout_s`."""
+        thread = threading.Thread(target=self._write, name="dh-faults", daemon=True)
+        thread.start()
+        thread.join(timeout_s)
+        return not thread.is_alive()
+
+    def _write(self) -> bool:
+        """Write in a thread. An abandoned write of an earlier thread may still hold the lock."""
+        with self._writing:
+            memory = self._newest
+            if memory == self._saved:
+                return True
+            try:
+                save(self._path, memory)
+            except WriteError as error:
+                if error.errno != self._logged_errno:
+                    log.warning(
+                        "%s; GPU faults are kept in memory only and are lost on restart (--state-dir)", error
+                    )
+                self._logged_errno = error.errno
+                return False
+            self._saved = memory
+            self._logged_errno = None
+            return True
+
+
+def _urgent_part(memory: FaultMemory) -> object:
+    """Return the part of the faults whose change is written at once: everything but counts and times."""
+    return memory.gpus, [
+        fault._replace(times=0, last_wall_s=0, log_us=0, texts=(), counters=()) for fault in memory.faults
+    ]

@@ -1,7 +1,6 @@
-"""A file that is kept whole: read within limits, replaced as a whole, and set aside when it cannot be used.
+"""State files: read within limits, replaced atomically, and set aside when they cannot be used.
 
-It is always either the old one or the new one, whoever is killed and whatever the disk does. What stands in
-it, and what follows from it, is the business of those who keep it.
+A crash at any moment leaves either the old file or the new one.
 """
 
 import fcntl
@@ -15,30 +14,29 @@ from typing import Annotated, Final, TypeVar, get_type_hints
 import msgspec
 
 from agent.errors import DrahealthError
-from agent.system.flock import is_file, unlock
-from agent.system.read_file import ReadError, read_bounded
+from agent.system.files import ReadError, is_open_file, read_bounded, unlock
 
 ASIDE_MAX: Final = 5
-"""Files of one kind that are set aside; the oldest makes room."""
+"""Largest number of files of one kind that are set aside; the oldest is overwritten."""
 WALL_MAX_S: Final = 253_402_300_799
-"""The end of the year 9999, the last that people, programs and Kubernetes can be told [s since 1970]."""
+"""End of the year 9999, the last that common time formats can represent [s since 1970]."""
 
 T = TypeVar("T")
 
 
 class WriteError(DrahealthError):
-    """It could not be written; the file is what it was before."""
+    """Failed write of a state file; the file is unchanged."""
 
     def __init__(self, path: Path, size: int, errno: int, reason: str) -> None:
-        super().__init__(f"{path}: {size} bytes could not be kept: {reason}")
+        super().__init__(f"{path}: {size} bytes could not be written: {reason}")
         self.path = path
         self.size = size
         self.errno = errno
-        """Of the system call that failed; 0 if none did."""
+        """Error number of the failed system call; 0 if no system call failed."""
 
 
 class CorruptFile(Exception):
-    """Why a file cannot be used, and the word that it is set aside with."""
+    """Reason why a file cannot be used; ``kind`` becomes part of the name under which it is set aside."""
 
     def __init__(self, reason: str, kind: str = "corrupt") -> None:
         super().__init__(reason)
@@ -49,11 +47,11 @@ class CorruptFile(Exception):
 
 
 def load(path: Path, size_max: int, decode: Callable[[bytes], T], empty: T) -> tuple[T, str]:
-    """What is kept, and why there is less than was kept, with the file; empty if all is well.
+    """Load a state file. Returns the decoded value and a problem with the path, or `empty` and the problem.
 
     A file that cannot be used is renamed ``<name>.corrupt-1`` to ``-5``, or ``.newer-1`` if a later version
-    wrote it, so that the next save does not destroy it. Raises nothing: to start without it is better than
-    not to start.
+    wrote it, so that the next save does not destroy it. Raises nothing: a start without state is better than
+    no start. The problem is empty if the file is fine or absent.
     """
     try:
         return decode(read_bounded(path, size_max).data), ""
@@ -64,13 +62,14 @@ def load(path: Path, size_max: int, decode: Callable[[bytes], T], empty: T) -> t
     except CorruptFile as error:
         unusable = error
     try:
-        fate = f"set aside as {set_aside(path, unusable.kind)}"
+        outcome = f"set aside as {set_aside(path, unusable.kind)}"
     except OSError as error:
-        fate = f"could not be set aside: {error.strerror}"
-    return empty, f"{path}: {unusable}; {fate}"
+        outcome = f"could not be set aside: {error.strerror}"
+    return empty, f"{path}: {unusable}; {outcome}"
 
 
 def set_aside(path: Path, kind: str) -> str:
+    """Rename an unusable file and return its new name. Raises OSError."""
     names = [path.with_name(f"{path.name}.{kind}-{number}") for number in range(1, ASIDE_MAX + 1)]
     free = next((name for name in names if not os.path.lexists(name)), None)
     target = free or min(names, key=lambda name: name.lstat().st_mtime_ns)
@@ -83,63 +82,60 @@ class _Head(msgspec.Struct):
 
 
 def decode_json(data: bytes, kind: type[T], version: int) -> T:
-    """The JSON of a file as a value of ``kind``, strictly; its ``version`` is looked at before the rest.
+    """Decode the JSON of a file strictly into `kind`; the file's ``version`` is checked first.
 
     Raises:
-        Unusable: with the reason, and where in the file it is.
+        CorruptFile: The text has the reason and the place in the file.
     """
     try:
         found = msgspec.json.decode(data, type=_Head).version
         if found > version:
             raise CorruptFile(f"is of version {found}, this agent reads {version}", "newer")
         if found != version:
-            raise CorruptFile(f"is of version {found}, which never was")
+            raise CorruptFile(f"is of unknown version {found}")
         return msgspec.json.decode(data, type=kind)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         text = str(error)
         text = text if text.startswith("JSON") else f"{text[:1].lower()}{text[1:]}"
-        raise CorruptFile(f"is not understood: {text}") from None
+        raise CorruptFile(f"cannot be parsed: {text}") from None
 
 
-def record(of: type, **limits: object) -> type[msgspec.Struct]:
-    """A named tuple of the model as an object of the file, every key given and no other."""
+def struct_of(model: type, **limits: object) -> type[msgspec.Struct]:
+    """Return the struct for a named tuple of the model: a JSON object with exactly the tuple's fields."""
     fields = [
         (name, Annotated[hint, limits[name]] if name in limits else hint)
-        for name, hint in get_type_hints(of).items()
+        for name, hint in get_type_hints(model).items()
     ]
-    return msgspec.defstruct(of.__name__, fields, forbid_unknown_fields=True)
+    return msgspec.defstruct(model.__name__, fields, forbid_unknown_fields=True)
 
 
 # --- writing -----------------------------------------------------------------------------------------------
 
 
 def encode_json(document: object) -> bytes:
-    """The file's text, indented: people look into it, too."""
+    """Encode a document as indented JSON, readable for operators."""
     return msgspec.json.format(msgspec.json.encode(document), indent=1) + b"\n"
 
 
-def replace(path: Path, data: bytes, size_max: int) -> None:
-    """Puts these bytes in the place of the file; on the disk when this returns, which can take as long as a
-    disk takes.
+def replace_file(path: Path, data: bytes, size_max: int) -> None:
+    """Replace the file by `data` atomically and durably. Blocks on the disk.
 
     Raises:
-        NotKept: The directory or the disk does not take it, with the path, the size and errno; or it is
-            larger than a file may be.
+        WriteError: The directory or the disk refuses it, with the path, the size and errno; or `data` is
+            larger than `size_max`.
     """
     if len(data) > size_max:
         raise WriteError(path, len(data), 0, f"the limit is {size_max}")
     try:
         make_directory(path.parent)
-        put(path, data, new=path.with_name(path.name + ".new"), mode=0o600)
+        write_and_rename(path, data, new=path.with_name(path.name + ".new"), mode=0o600)
         _sync_directory(path.parent)
     except OSError as error:
         raise WriteError(path, len(data), error.errno or 0, error.strerror or str(error)) from None
 
 
 def make_directory(directory: Path, mode: int = 0o700) -> None:
-    """Makes a directory, and those above it, unless they are there. None of them is everybody's to write in,
-    whatever the umask. Raises OSError.
-    """
+    """Create a directory and its missing parents, none of them world-writable. Raises OSError."""
     try:
         directory.mkdir(mode, exist_ok=True)
     except FileNotFoundError:
@@ -147,18 +143,16 @@ def make_directory(directory: Path, mode: int = 0o700) -> None:
         directory.mkdir(mode, exist_ok=True)
 
 
-def put(path: Path, data: bytes, *, new: Path, mode: int) -> None:
-    """Writes the bytes to ``new``, and gives that the name ``path`` when they are on the disk.
-
-    Whoever else is at it is waited for: two would write into the same file.
+def write_and_rename(path: Path, data: bytes, *, new: Path, mode: int) -> None:
+    """Write `data` to `new`, sync it and rename it to `path`. Waits for another writer of `new`.
 
     Raises:
-        OSError: There is nothing at ``new``, and at ``path`` what was there before.
+        OSError: `path` is unchanged and `new` is removed.
     """
-    with _alone(new) as fd:
+    with _locked_file(new) as fd:
         try:
-            os.ftruncate(fd, 0)  # one that a killed agent left...
-            os.fchmod(fd, mode)  # ...may have been anybody's
+            os.ftruncate(fd, 0)  # a file left by a killed agent...
+            os.fchmod(fd, mode)  # ...may have any mode
             with open(fd, "wb", closefd=False) as file:
                 file.write(data)
             os.fsync(fd)
@@ -170,13 +164,14 @@ def put(path: Path, data: bytes, *, new: Path, mode: int) -> None:
 
 
 @contextmanager
-def _alone(path: Path) -> Iterator[int]:
-    """The file, made if it is not there, for nobody else to write. The kernel lets go of it for the dead."""
+def _locked_file(path: Path) -> Iterator[int]:
+    """Open the file, creating it if needed, under an exclusive lock. The kernel unlocks it for a killed
+    process."""
     while True:
         fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         try:
             fcntl.flock(fd, fcntl.LOCK_EX)
-            if is_file(fd, path):  # else whoever had it before has finished it
+            if is_open_file(fd, path):  # else the previous holder has renamed it
                 yield fd
                 return
         finally:
@@ -184,7 +179,7 @@ def _alone(path: Path) -> Iterator[int]:
 
 
 def _sync_directory(directory: Path) -> None:
-    """The rename itself is on the disk only when the directory is."""
+    """Sync a directory: a rename is durable only once its directory is synced."""
     fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(fd)

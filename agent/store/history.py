@@ -1,12 +1,12 @@
-"""The history's file: which pod used which device, and how that was when it ended. SQLite, bounded.
+"""History of device uses: which pod used which device, and its health when the use ended. Bounded SQLite
+file.
 
-What a use is, and when it ends, is agent.devices.consumers.usage's. The file is opened for each write and
-closed again: nothing is held of one that an operator moves away, and no memory between two changes.
+The file is opened for each write and closed again, so an operator can move it away, and no memory is held
+between two changes. agent.devices.consumers.usage decides when a use begins and ends.
 
-Its journal is a file that goes when a transaction is done (``DELETE``), and no write-ahead log: whoever reads
-such a log writes its index, which another user and a read-only file system cannot, and no network file system
-has. Reader and writer wait for one another instead, which at a write a minute nobody notices. ``EXTRA`` puts
-the end of each transaction on the disk, so that a power failure leaves the newest, and leaves it whole.
+The journal mode is ``DELETE`` and not a write-ahead log: a reader of such a log must write its index, which
+another user and a read-only file system cannot, and network file systems do not support it. Reader and writer
+lock each other out instead, which is short at one write a minute. ``EXTRA`` makes each transaction durable.
 """
 
 import os
@@ -22,47 +22,59 @@ from agent.errors import Busy, DrahealthError
 from agent.model.use_limits import RUNNING_MAX, Limits
 from agent.model.uses import DeviceUsage, Ending, Kept
 from agent.store.files import CorruptFile, make_directory, set_aside
-from agent.store.history_db import NEWER, check, connected, create, left, make, number, uses, words
-from agent.store.history_rows import INSERT_ENDED, INSERT_RUNNING, row_of
+from agent.store.history_db import (
+    INSERT_ENDED,
+    INSERT_RUNNING,
+    NEWER,
+    check_version,
+    connection,
+    create_empty_file,
+    create_tables,
+    describe,
+    last_write_s,
+    pragma_number,
+    row_of,
+    select_uses,
+)
 
 WRITE_WAIT_S: Final = 5.0
-"""For a reader to end [s]."""
+"""Time that the writer waits for a reader [s]."""
 READ_WAIT_S: Final = 2.0
-"""For the writer likewise [s]."""
+"""Time that a reader waits for the writer [s]."""
 FULL: Final = 0.9
-"""Of the pages that there may be: from here on the oldest go, before SQLite takes no more at all."""
+"""Share of the page limit from which the oldest rows are deleted, before SQLite refuses a write."""
 BATCH: Final = 500
-"""Uses that are written at once: a tenth of the file has room for them."""
+"""Uses per transaction: a tenth of the file has room for them."""
 
 
-class NotRecorded(DrahealthError):
-    """The file could not be used; it is as it was before, or it was set aside."""
+class HistoryError(DrahealthError):
+    """History file that could not be used; it is unchanged, or it was set aside."""
 
     def __init__(self, path: Path, reason: str) -> None:
         super().__init__(f"{path}: {reason}")
 
 
-class Record(NamedTuple):
-    """All that the file has."""
+class HistoryContent(NamedTuple):
+    """Content of the history file."""
 
     running: tuple[DeviceUsage, ...]
-    """Those that were seen to begin last come first."""
+    """Current uses, newest first."""
     ended: tuple[DeviceUsage, ...]
-    """Those that ended last come first."""
+    """Ended uses, newest end first."""
     left_s: float
-    """When the agent last wrote [s since 1970]."""
+    """Time of the agent's last write [s since 1970]."""
 
 
-def read(path: Path, *, wait_s: float = READ_WAIT_S) -> Record:
-    """All that the file has; needs no agent, and writes nothing.
+def read(path: Path, *, wait_s: float = READ_WAIT_S) -> HistoryContent:
+    """Read the whole file. Needs no running agent.
 
     Raises:
-        OSError: It is not there, or may not be read.
-        Unusable: It is no history, or of a later version.
-        Busy: The agent has been writing for too long.
+        OSError: The file is absent, or this user may not read it.
+        CorruptFile: The file is not a history, or of a later version.
+        Busy: The agent holds the write lock for longer than `wait_s`.
     """
-    if not _size(path):  # an agent is about to make it
-        return Record((), (), 0.0)
+    if not _size(path):  # an agent is about to create it
+        return HistoryContent((), (), 0.0)
     try:
         return _read(path, "ro", wait_s)
     except sqlite3.OperationalError as error:
@@ -70,89 +82,94 @@ def read(path: Path, *, wait_s: float = READ_WAIT_S) -> Record:
         if code & 0xFF == sqlite3.SQLITE_BUSY:
             raise Busy(f"{path}: the agent is writing, for over {wait_s:g} s") from None
         if code != sqlite3.SQLITE_READONLY_ROLLBACK:
-            raise CorruptFile(words(error)) from None
+            raise CorruptFile(describe(error)) from None
     try:
-        return _read(path, "rw", wait_s)  # an agent was killed in a transaction, and half of it is taken back
+        return _read(path, "rw", wait_s)  # rolls back the transaction of a killed agent
     except sqlite3.OperationalError as error:
-        raise CorruptFile(f"an agent was killed while it wrote, and to undo that: {words(error)}") from None
+        raise CorruptFile(
+            f"the interrupted write of a killed agent cannot be rolled back: {describe(error)}"
+        ) from None
 
 
 def _size(path: Path) -> int:
-    """Of a file that may be read. SQLite tells no errno, and a FIFO would block it."""
+    """Return the size of a readable regular file. SQLite reports no errno, and a FIFO would block it."""
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     try:
         found = os.fstat(fd)
     finally:
         os.close(fd)
     if not stat.S_ISREG(found.st_mode):
-        raise CorruptFile("is no regular file")
+        raise CorruptFile("is not a regular file")
     return found.st_size
 
 
-def _read(path: Path, mode: str, wait_s: float) -> Record:
-    with connected(path, mode, wait_s) as db:
-        db.execute("BEGIN")  # all of it as of one moment
-        check(db)
-        running = uses(db, "SELECT * FROM running ORDER BY number DESC")
-        return Record(running, uses(db, "SELECT * FROM ended ORDER BY number DESC"), left(db))
+def _read(path: Path, mode: str, wait_s: float) -> HistoryContent:
+    with connection(path, mode, wait_s) as db:
+        db.execute("BEGIN")  # one consistent snapshot
+        check_version(db)
+        running = select_uses(db, "SELECT * FROM running ORDER BY number DESC")
+        return HistoryContent(
+            running, select_uses(db, "SELECT * FROM ended ORDER BY number DESC"), last_write_s(db)
+        )
 
 
-class History:
-    """The file, for its only writer. A call takes as long as a disk takes."""
+class HistoryFile:
+    """History file, for its only writer. Calls block on the disk."""
 
     def __init__(self, path: Path, limits: Limits, *, wait_s: float = WRITE_WAIT_S) -> None:
         self._path = path
         self._limits = limits
         self._wait_s = wait_s
-        self._place: tuple[int, int] | None = None
-        """Device and inode of the file that was written last; None: there is none."""
+        self._known_id: tuple[int, int] | None = None
+        """Device and inode of the file after the last read or write; None: there is no file."""
 
-    def news(self) -> Kept | None:
-        """What is in the file, if it is another one than was written last; None: it is the same.
+    def changed_file(self) -> Kept | None:
+        """Return the content of the file if it is not the file of the last write; None: it is the same file.
 
         Raises:
-            NotRecorded: It cannot be used: damaged or somebody else's, and then it was set aside; or a later
-                version of the agent wrote it, and it is left as it is.
+            HistoryError: The file is damaged or no history, and was set aside; or a later version of the
+                agent wrote it, and it is left unchanged.
         """
-        place = self._where()
-        if place == self._place:
+        file_id = self._file_id()
+        if file_id == self._known_id:
             return None
-        self._place = None
-        if place is None:
+        self._known_id = None
+        if file_id is None:
             return Kept()
         with self._open() as db:
             (found,) = db.execute("PRAGMA quick_check(1)").fetchone()
             if found != "ok":
                 raise CorruptFile(f"is damaged: {found}")
             over = "SELECT * FROM ended WHERE ending IN (?, ?) ORDER BY number DESC LIMIT ?"
-            kept = Kept(
-                running=uses(db, "SELECT * FROM running ORDER BY number"),
-                over=uses(db, over, Ending.SUCCEEDED, Ending.FAILED, RUNNING_MAX),
-                left_s=left(db),
+            content = Kept(
+                running=select_uses(db, "SELECT * FROM running ORDER BY number"),
+                over=select_uses(db, over, Ending.SUCCEEDED, Ending.FAILED, RUNNING_MAX),
+                left_s=last_write_s(db),
             )
-        self._place = self._where()
-        return kept
+        self._known_id = self._file_id()
+        return content
 
     def write(
         self, changed: Collection[DeviceUsage], merged: Iterable[str], left_s: float, *, by_age: bool
     ) -> None:
-        """Keeps these uses as they are now, and makes room. Each of them as a whole, or not at all; written
-        again, they are the same.
+        """Insert or update uses, and delete old ones. Idempotent; each batch is written completely or not at
+        all.
 
         Args:
-            merged: Ids of those that are no more.
-            left_s: Now [s since 1970].
-            by_age: The wall clock can be trusted: those that ended too long ago go.
+            changed: Uses to insert or update.
+            merged: Ids of uses to delete, because they became part of others.
+            left_s: Time of this write [s since 1970].
+            by_age: Whether the wall clock is reliable, so that uses beyond the age limit are deleted.
 
         Raises:
-            NotRecorded: The disk does not take it, or as of :meth:`news`.
+            HistoryError: The disk refuses the write, or as in :meth:`changed_file`.
         """
         rows = iter(changed)
         with self._open() as db:
             while batch := tuple(islice(rows, BATCH)):
                 with _transaction(db):
                     self._make_room(db)
-                    _keep(db, batch)
+                    _insert_uses(db, batch)
             with _transaction(db):
                 db.executemany("DELETE FROM running WHERE id = ?", ((id_,) for id_ in merged))
                 db.execute("UPDATE agent SET left_s = ?", (left_s,))
@@ -160,73 +177,76 @@ class History:
                 db.execute(f"DELETE FROM ended WHERE number <= {newest} - ?", (self._limits.rows,))
                 if by_age:
                     db.execute("DELETE FROM ended WHERE noticed_s < ?", (left_s - self._limits.age_s,))
-        self._place = self._where()
+        self._known_id = self._file_id()
 
     def _make_room(self, db: sqlite3.Connection) -> None:
-        """The oldest go, a tenth at a time, until there is some."""
-        pages = FULL * number(db, "max_page_count")
+        """Delete the oldest ended uses, a tenth at a time, until there is room."""
+        pages = FULL * pragma_number(db, "max_page_count")
         newest, oldest = "(SELECT max(number) FROM ended)", "(SELECT min(number) FROM ended)"
         tenth = f"DELETE FROM ended WHERE number <= {oldest} + ({newest} - {oldest}) / 10"
-        while number(db, "page_count") - number(db, "freelist_count") > pages:
+        while pragma_number(db, "page_count") - pragma_number(db, "freelist_count") > pages:
             if not db.execute(tenth).rowcount:
                 break
 
     @contextmanager
     def _open(self) -> Iterator[sqlite3.Connection]:
-        """The file, made if there is none."""
+        """Open the file, creating it if needed."""
         try:
             make_directory(self._path.parent)
-            make(self._path)
-            with connected(self._path, "rw", self._wait_s) as db:
+            create_empty_file(self._path)
+            with connection(self._path, "rw", self._wait_s) as db:
                 db.execute("PRAGMA journal_mode = DELETE")
                 db.execute("PRAGMA synchronous = EXTRA")
                 db.execute("PRAGMA temp_store = MEMORY")
-                pages = self._limits.size // number(db, "page_size")
+                pages = self._limits.size // pragma_number(db, "page_size")
                 db.execute(f"PRAGMA max_page_count = {pages}")
-                if not number(db, "schema_version"):
-                    create(db)
-                check(db)
+                if not pragma_number(db, "schema_version"):
+                    create_tables(db)
+                check_version(db)
                 yield db
         except CorruptFile as error:
-            raise NotRecorded(self._path, f"{error}; {self._fate(error)}") from None
+            raise HistoryError(self._path, f"{error}; {self._handle_corrupt(error)}") from None
         except OSError as error:
-            raise NotRecorded(self._path, error.strerror or str(error)) from None
+            raise HistoryError(self._path, error.strerror or str(error)) from None
         except sqlite3.Error as error:
-            raise NotRecorded(self._path, words(error)) from None
+            raise HistoryError(self._path, describe(error)) from None
 
-    def _fate(self, error: CorruptFile) -> str:
-        """What becomes of a file that cannot be used. Its journal goes with it: SQLite would put what is in
-        that into the next file of the name."""
+    def _handle_corrupt(self, error: CorruptFile) -> str:
+        """Set an unusable file aside with its journal, which SQLite would apply to the next file of that
+        name.
+
+        Returns a text for the error message.
+        """
         if error.kind == NEWER:
-            return "it is left as it is, and nothing is recorded"
+            return "it is left unchanged, and nothing is recorded"
         journal = self._path.with_name(f"{self._path.name}-journal")
         try:
             name = set_aside(self._path, error.kind)
             with suppress(FileNotFoundError):
                 journal.rename(self._path.with_name(f"{name}-journal"))
-        except OSError as refused:
-            return f"could not be set aside: {refused.strerror}"
+        except OSError as failure:
+            return f"could not be set aside: {failure.strerror}"
         return f"set aside as {self._path.with_name(name)}"
 
-    def _where(self) -> tuple[int, int] | None:
+    def _file_id(self) -> tuple[int, int] | None:
         try:
             found = os.lstat(self._path)
         except (FileNotFoundError, NotADirectoryError):
             return None
         except OSError as error:
-            raise NotRecorded(self._path, error.strerror or str(error)) from None
+            raise HistoryError(self._path, error.strerror or str(error)) from None
         return found.st_dev, found.st_ino
 
 
 @contextmanager
 def _transaction(db: sqlite3.Connection) -> Iterator[None]:
-    """All of it, or nothing: what is not committed goes when the file is closed."""
+    """Run a transaction: without the commit, closing the file rolls it back."""
     db.execute("BEGIN IMMEDIATE")
     yield
     db.execute("COMMIT")
 
 
-def _keep(db: sqlite3.Connection, batch: Collection[DeviceUsage]) -> None:
+def _insert_uses(db: sqlite3.Connection, batch: Collection[DeviceUsage]) -> None:
     db.executemany(INSERT_RUNNING, (row_of(use) for use in batch if not use.ended))
     db.executemany(INSERT_ENDED, (row_of(use) for use in batch if use.ended))
     db.executemany("DELETE FROM running WHERE id = ?", ((use.id,) for use in batch if use.ended))

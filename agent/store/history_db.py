@@ -1,36 +1,143 @@
-"""The history's file as SQLite sees it: made, opened, and looked at whether it is one.
-
-What stands in it, and when it is written, is agent.store.history's.
-"""
+"""SQLite side of the history file: schema, connection, version check, and rows to and from device uses."""
 
 import os
 import sqlite3
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
-from agent.model.uses import DeviceUsage
+from agent.model.claim import ClaimRef, DeviceRef
+from agent.model.claim_sources import Origin, PodRef
+from agent.model.health import Health, Severity
+from agent.model.time import Instant
+from agent.model.uses import DeviceState, DeviceUsage, Ending, UsageEnd
 from agent.store.files import CorruptFile
-from agent.store.history_rows import SCHEMA, use_of
+
+TEXT_MAX: Final = 512
+"""Length to which texts are cut, so that the size of a row is bounded [characters]."""
+
+_STATE: Final = ("health", "severity", "code", "evidence", "since_s")
+_COMMON: Final = (
+    "id TEXT NOT NULL UNIQUE",
+    *(f"pod_{name} TEXT NOT NULL" for name in PodRef._fields),
+    *(f"claim_{name} TEXT NOT NULL" for name in ClaimRef._fields),
+    *(f"device_{name} TEXT NOT NULL" for name in DeviceRef._fields),
+    "began_s REAL NOT NULL",
+    "before INTEGER NOT NULL",
+    *(f"{prefix}_{name} NOT NULL" for prefix in ("state", "worst") for name in _STATE),
+    *(f"{name} TEXT NOT NULL" for name in ("told_by", "requests", "containers", "owner", "maybe")),
+)
+_ENDED: Final = (
+    "ending TEXT NOT NULL",
+    "seen_s REAL NOT NULL",
+    "noticed_s REAL NOT NULL",
+    "lasted_s REAL NOT NULL",
+)
+
+SCHEMA: Final = (
+    "CREATE TABLE agent (left_s REAL NOT NULL)",
+    "INSERT INTO agent VALUES (0)",
+    f"CREATE TABLE running (number INTEGER PRIMARY KEY, {', '.join(_COMMON)})",
+    f"CREATE TABLE ended (number INTEGER PRIMARY KEY, {', '.join((*_COMMON, *_ENDED))})",
+)
+"""Schema of version 1. Rows are ordered by number and not by time, because the wall clock can be set."""
+
+
+def _insert(table: str, columns: Iterable[str]) -> str:
+    """Return the statement that inserts a row, or updates the row with the same id."""
+    names = [column.partition(" ")[0] for column in columns]
+    values = ", ".join("?" * len(names))
+    newest = ", ".join(f"{name} = excluded.{name}" for name in names)
+    return (
+        f"INSERT INTO {table} ({', '.join(names)}) VALUES ({values}) ON CONFLICT (id) DO UPDATE SET {newest}"
+    )
+
+
+INSERT_RUNNING: Final = _insert("running", _COMMON)
+INSERT_ENDED: Final = _insert("ended", (*_COMMON, *_ENDED))
+
+
+def row_of(use: DeviceUsage) -> tuple[object, ...]:
+    """Return the values for :data:`INSERT_RUNNING`, or for :data:`INSERT_ENDED` if the use has ended."""
+    values = (
+        use.id,
+        *use.pod,
+        *use.claim,
+        *use.device,
+        use.began.wall_s,
+        use.before,
+        *use.state,
+        *use.worst,
+        " ".join(use.sources),
+        " ".join(use.requests),
+        " ".join(use.containers),
+        use.owner,
+        " ".join(use.maybe),
+        *(use.ended or ()),
+    )
+    return tuple(_text(value) if isinstance(value, str) else value for value in values)
+
+
+def _text(text: str) -> str:
+    return text[:TEXT_MAX].encode(errors="replace").decode()  # SQLite refuses half of a surrogate pair
+
+
+def use_of(row: sqlite3.Row) -> DeviceUsage:
+    """Convert a row of either table to a use.
+
+    Raises:
+        ValueError, TypeError: The agent writes no such row.
+    """
+    sources = tuple(map(Origin, row["told_by"].split()))
+    if not sources:
+        raise ValueError("names no source")
+    return DeviceUsage(
+        id=row["id"],
+        pod=PodRef(*(row[f"pod_{name}"] for name in PodRef._fields)),
+        claim=ClaimRef(*(row[f"claim_{name}"] for name in ClaimRef._fields)),
+        device=DeviceRef(*(row[f"device_{name}"] for name in DeviceRef._fields)),
+        began=Instant(0, float(row["began_s"])),
+        before=bool(row["before"]),
+        state=_state(row, "state"),
+        worst=_state(row, "worst"),
+        sources=sources,
+        requests=tuple(row["requests"].split()),
+        containers=tuple(row["containers"].split()),
+        owner=row["owner"],
+        maybe=tuple(row["maybe"].split()),
+        resumed=True,
+        ended=_ended(row) if "ending" in row.keys() else None,  # noqa: SIM118  # a row is not a mapping
+    )
+
+
+def _state(row: sqlite3.Row, prefix: str) -> DeviceState:
+    health, severity, code, evidence, since_s = (row[f"{prefix}_{name}"] for name in _STATE)
+    return DeviceState(Health(health), Severity(severity), code, evidence, float(since_s))
+
+
+def _ended(row: sqlite3.Row) -> UsageEnd:
+    times = (float(row[name]) for name in ("seen_s", "noticed_s", "lasted_s"))
+    return UsageEnd(Ending(row["ending"]), *times)
+
 
 VERSION: Final = 1
 APPLICATION: Final = 0x64726168
-"""SQLite's field for whose a file is; reads ``drah``."""
+"""SQLite application id of the file; reads ``drah``."""
 NEWER: Final = "newer"
 FOREIGN: Final = "foreign"
 
 _DAMAGED: Final = frozenset({sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_ERROR})
-"""The last is of a table or a column that is not there."""
+"""Error codes of a damaged file; SQLITE_ERROR is that of a missing table or column."""
 
 
-def make(path: Path) -> None:
-    """An empty file that is nobody else's, unless there is one.
+def create_empty_file(path: Path) -> None:
+    """Create an empty private file, or make an existing file private.
 
     Raises:
-        OSError: It cannot be made.
-        Unusable: What is there is no file.
+        OSError: The file cannot be created.
+        CorruptFile: The path is not a regular file.
     """
     flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     try:
@@ -38,22 +145,23 @@ def make(path: Path) -> None:
     except FileExistsError:
         mode = os.lstat(path).st_mode
         if not stat.S_ISREG(mode):
-            raise CorruptFile("is no regular file") from None
+            raise CorruptFile("is not a regular file") from None
         if stat.S_IMODE(mode) & 0o077:
             os.chmod(path, 0o600)
 
 
 @contextmanager
-def connected(path: Path, mode: str, wait_s: float) -> Iterator[sqlite3.Connection]:
-    """An open file, without a word of what is in it.
+def connection(path: Path, mode: str, wait_s: float) -> Iterator[sqlite3.Connection]:
+    """Open a connection without a check of the version.
 
     Args:
-        mode: ``ro`` or ``rw``; neither makes a file.
-        wait_s: How long somebody else may have it locked [s].
+        path: The file.
+        mode: ``ro`` or ``rw``; neither creates a file.
+        wait_s: Time to wait for another process's lock [s].
 
     Raises:
-        Unusable: It is damaged.
-        sqlite3.Error: Anything else.
+        CorruptFile: The file is damaged.
+        sqlite3.Error: Any other failure.
     """
     uri = f"{Path(os.path.abspath(path)).as_uri()}?mode={mode}"
     db = sqlite3.connect(uri, uri=True, timeout=wait_s, isolation_level=None)
@@ -63,16 +171,16 @@ def connected(path: Path, mode: str, wait_s: float) -> Iterator[sqlite3.Connecti
         yield db
     except sqlite3.Error as error:
         if error.sqlite_errorcode & 0xFF in _DAMAGED:
-            raise CorruptFile(f"is not understood: {error}") from None
+            raise CorruptFile(f"cannot be parsed: {error}") from None
         raise
     finally:
         db.close()
 
 
-def create(db: sqlite3.Connection) -> None:
-    """The tables, unless there is something; all or none, so that whoever is killed leaves an empty file."""
+def create_tables(db: sqlite3.Connection) -> None:
+    """Create the tables in an empty file, in one transaction: a killed agent leaves the file empty."""
     db.execute("BEGIN IMMEDIATE")
-    if not number(db, "application_id") and not number(db, "schema_version"):
+    if not pragma_number(db, "application_id") and not pragma_number(db, "schema_version"):
         for statement in SCHEMA:
             db.execute(statement)
         db.execute(f"PRAGMA application_id = {APPLICATION}")
@@ -80,36 +188,36 @@ def create(db: sqlite3.Connection) -> None:
     db.execute("COMMIT")
 
 
-def check(db: sqlite3.Connection) -> None:
-    """Raises Unusable unless the file is a history, and one that we understand."""
-    if number(db, "application_id") != APPLICATION:
-        raise CorruptFile("is no history of drahealth", FOREIGN)
-    version = number(db, "user_version")
+def check_version(db: sqlite3.Connection) -> None:
+    """Raise CorruptFile unless the file is a history of this version."""
+    if pragma_number(db, "application_id") != APPLICATION:
+        raise CorruptFile("is not a history of drahealth", FOREIGN)
+    version = pragma_number(db, "user_version")
     if version > VERSION:
         raise CorruptFile(f"is of version {version}, this agent reads {VERSION}", NEWER)
     if version != VERSION:
-        raise CorruptFile(f"is of version {version}, which never was")
+        raise CorruptFile(f"is of unknown version {version}")
 
 
-def number(db: sqlite3.Connection, pragma: str) -> int:
-    """What a pragma says that says a number."""
+def pragma_number(db: sqlite3.Connection, pragma: str) -> int:
+    """Return the value of a numeric pragma."""
     return int(db.execute(f"PRAGMA {pragma}").fetchone()[0])
 
 
-def left(db: sqlite3.Connection) -> float:
-    """When the agent last wrote [s since 1970]; 0: never."""
+def last_write_s(db: sqlite3.Connection) -> float:
+    """Return the time of the agent's last write [s since 1970]; 0: never."""
     (left_s,) = db.execute("SELECT max(left_s) FROM agent").fetchone()
     return float(left_s or 0)
 
 
-def uses(db: sqlite3.Connection, query: str, *values: object) -> tuple[DeviceUsage, ...]:
-    """The uses that a query finds; Unusable if there is one that nobody writes so."""
+def select_uses(db: sqlite3.Connection, query: str, *values: object) -> tuple[DeviceUsage, ...]:
+    """Return the uses that a query selects. Raises CorruptFile if a row cannot be converted."""
     try:
         return tuple(use_of(row) for row in db.execute(query, values))
     except (ValueError, TypeError, IndexError) as error:
-        raise CorruptFile(f"is not understood: {error}") from None
+        raise CorruptFile(f"cannot be parsed: {error}") from None
 
 
-def words(error: sqlite3.Error) -> str:
-    """What SQLite says, and its name for that."""
+def describe(error: sqlite3.Error) -> str:
+    """Return SQLite's message and error name."""
     return f"{error} ({error.sqlite_errorname})"

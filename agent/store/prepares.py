@@ -1,7 +1,7 @@
-"""The file of a driver's prepares: how the last one of each claim ended, and which devices it found broken.
+"""State file of a driver's prepares: the last outcome of each claim, and the faults that the driver reported.
 
-Two instances of a driver have the same file while one takes the other's place: each reads, merges and
-replaces it under a lock. What is remembered, and for how long, is agent.prepare.ledger's.
+Two instances of a driver share the file during a rolling update: each reads, merges and replaces it under a
+lock. agent.prepare.ledger decides what is kept, and for how long.
 """
 
 import fcntl
@@ -13,6 +13,7 @@ from typing import Annotated, Any, Final, Literal, NamedTuple
 
 import msgspec
 from msgspec import Meta
+from msgspec.structs import asdict, astuple
 
 from agent.model.claim import ClaimRef, DeviceRef
 from agent.model.health import Health
@@ -22,40 +23,40 @@ from agent.prepare.driver_faults import DriverFaults
 from agent.prepare.ledger import LedgerEntry, PrepareLedger, merge
 from agent.store import files
 from agent.store.files import WALL_MAX_S, CorruptFile, WriteError
-from agent.system.flock import unlock
+from agent.system.files import unlock
 
 FILE: Final = "prepares.json"
 LOCK: Final = "prepares.lock"
 VERSION: Final = 1
 SIZE_MAX: Final = 4 << 20
-"""A thousand claims of eight devices each; of more, the oldest are left out [bytes]."""
+"""Size limit: a thousand claims of eight devices each [bytes]."""
 
 
 class Prepares(NamedTuple):
-    """What a file holds."""
+    """Content of a file."""
 
     driver: str
     version: str
-    """Of the driver that wrote it last."""
-    book: PrepareLedger
+    """Version of the driver that wrote the file."""
+    ledger: PrepareLedger
 
 
-# --- reading -----------------------------------------------------------------------------------------------
+# --- format; ``rename`` has the keys in the file whose fields have other names ----------------------------
 
 
-class _Claim(msgspec.Struct, forbid_unknown_fields=True):
+class _ClaimRow(msgspec.Struct, forbid_unknown_fields=True):
     namespace: str
     name: str
     uid: str
 
 
-class _Device(msgspec.Struct, forbid_unknown_fields=True):
+class _DeviceRow(msgspec.Struct, forbid_unknown_fields=True):
     driver: str
     pool: str
     device: str
 
 
-class _Taint(msgspec.Struct, forbid_unknown_fields=True):
+class _TaintRow(msgspec.Struct, forbid_unknown_fields=True):
     effect: Effect
     value: str
 
@@ -64,13 +65,13 @@ _Natural = Annotated[int, Meta(ge=0)]
 _Time = Annotated[float, Meta(ge=0, le=WALL_MAX_S)]
 
 
-class _Verdict(msgspec.Struct, forbid_unknown_fields=True):
+class _VerdictRow(msgspec.Struct, forbid_unknown_fields=True):
     error_class: ErrorClass
     code: str
     scope: Scope
     summary: str
     requests: tuple[str, ...]
-    devices: tuple[_Device, ...]
+    devices: tuple[_DeviceRow, ...]
     detail: str
     evidence: tuple[str, ...]
     confidence: float
@@ -78,106 +79,105 @@ class _Verdict(msgspec.Struct, forbid_unknown_fields=True):
     retry_after_s: float | None
     sticky_s: _Natural
     health: Health | None
-    taint: _Taint | None
+    taint: _TaintRow | None
     first_wall_s: _Time
     last_wall_s: _Time
     count: Annotated[int, Meta(ge=1)]
 
 
-class _Outcome(msgspec.Struct, forbid_unknown_fields=True):
-    claim: _Claim
+class _EntryRow(msgspec.Struct, forbid_unknown_fields=True, rename={"unprepared_wall_s": "over_wall_s"}):
+    claim: _ClaimRow
     fingerprint: str
     generation: str
-    devices: tuple[_Device, ...]
+    devices: tuple[_DeviceRow, ...]
     at_wall_s: _Time
+    verdict: _VerdictRow | None
     version: str
-    over_wall_s: _Time
-    verdict: _Verdict | None
+    unprepared_wall_s: _Time
 
 
-class _Told(msgspec.Struct, forbid_unknown_fields=True):
+class _FaultRow(
+    msgspec.Struct,
+    forbid_unknown_fields=True,
+    rename={"reported_wall_s": "told_wall_s", "expired_wall_s": "excused_wall_s"},
+):
     number: Annotated[int, Meta(ge=1)]
-    device: _Device
+    device: _DeviceRow
     code: str
     evidence: str
     advice: str
-    told_wall_s: _Time
-    claim: _Claim
-    excused_wall_s: _Time
+    reported_wall_s: _Time
+    claim: _ClaimRow
+    expired_wall_s: _Time
     health: Literal[0, 2]  # UNKNOWN, UNHEALTHY
     keep_away: bool
 
 
-class _File(msgspec.Struct, forbid_unknown_fields=True):
+class _PreparesFile(
+    msgspec.Struct, forbid_unknown_fields=True, rename={"entries": "outcomes", "faults": "told"}
+):
     version: int
     driver: str
     driver_version: str
     next_number: Annotated[int, Meta(ge=1)]
-    outcomes: list[_Outcome]
-    told: list[_Told]
+    entries: list[_EntryRow]
+    faults: list[_FaultRow]
+
+
+# --- reading -----------------------------------------------------------------------------------------------
 
 
 def decode(data: bytes) -> Prepares:
-    """What a file holds.
+    """Decode a file.
 
     Raises:
-        Unusable: with the reason, and where in the file it is.
+        CorruptFile: The text has the reason and the place in the file.
     """
-    file = files.decode_json(data, _File, VERSION)
-    claims = {one.claim.uid: _kept(one) for one in file.outcomes}
-    if len(claims) < len(file.outcomes):
-        raise CorruptFile(f"has {len(file.outcomes)} outcomes of {len(claims)} claims")
-    told = tuple(_fault(one) for one in file.told)
-    numbers = {fault.number for fault in told}
-    if len(numbers) < len(told) or any(number >= file.next_number for number in numbers):
+    file = files.decode_json(data, _PreparesFile, VERSION)
+    claims = {found.claim.uid: _to_entry(found) for found in file.entries}
+    if len(claims) < len(file.entries):
+        raise CorruptFile(f"has {len(file.entries)} outcomes of {len(claims)} claims")
+    faults = tuple(map(_to_fault, file.faults))
+    numbers = {fault.number for fault in faults}
+    if len(numbers) < len(faults) or any(number >= file.next_number for number in numbers):
         raise CorruptFile(
-            f"has {len(told)} told faults of numbers {sorted(numbers)}, next {file.next_number}"
+            f"has {len(faults)} driver faults of numbers {sorted(numbers)}, next {file.next_number}"
         )
-    return Prepares(
-        file.driver, file.driver_version, PrepareLedger(claims, DriverFaults(told, file.next_number))
-    )
+    ledger = PrepareLedger(claims, DriverFaults(faults, file.next_number))
+    return Prepares(file.driver, file.driver_version, ledger)
 
 
-def _kept(one: _Outcome) -> LedgerEntry:
-    claim = _ref(one.claim)
-    verdict = _verdict(one.verdict, claim) if one.verdict else None
-    outcome = Outcome(claim, one.fingerprint, one.generation, _devices(one.devices), one.at_wall_s, verdict)
-    return LedgerEntry(outcome, one.version, one.over_wall_s)
+def _to_entry(found: _EntryRow) -> LedgerEntry:
+    claim = ClaimRef(*astuple(found.claim))
+    verdict = _to_verdict(found.verdict, claim) if found.verdict else None
+    devices = _to_devices(found.devices)
+    outcome = Outcome(claim, found.fingerprint, found.generation, devices, found.at_wall_s, verdict)
+    return LedgerEntry(outcome, found.version, found.unprepared_wall_s)
 
 
-def _verdict(one: _Verdict, claim: ClaimRef) -> PrepareVerdict:
-    given = msgspec.structs.asdict(one)
-    taint = Remediation(one.taint.effect, one.taint.value) if one.taint else None
-    return PrepareVerdict(**{**given, "claim": claim, "devices": _devices(one.devices), "taint": taint})
+def _to_verdict(found: _VerdictRow, claim: ClaimRef) -> PrepareVerdict:
+    taint = Remediation(*astuple(found.taint)) if found.taint else None
+    values = asdict(found) | {"claim": claim, "devices": _to_devices(found.devices), "taint": taint}
+    return PrepareVerdict(**values)
 
 
-def _fault(one: _Told) -> DriverFault:
-    given = msgspec.structs.asdict(one)
-    given |= {"device": _device(one.device), "claim": _ref(one.claim), "health": Health(one.health)}
-    return DriverFault(**given)
+def _to_fault(found: _FaultRow) -> DriverFault:
+    device, claim = DeviceRef(*astuple(found.device)), ClaimRef(*astuple(found.claim))
+    return DriverFault(**asdict(found) | {"device": device, "claim": claim, "health": Health(found.health)})
 
 
-def _ref(one: _Claim) -> ClaimRef:
-    return ClaimRef(one.namespace, one.name, one.uid)
-
-
-def _device(one: _Device) -> DeviceRef:
-    return DeviceRef(one.driver, one.pool, one.device)
-
-
-def _devices(some: Iterable[_Device]) -> tuple[DeviceRef, ...]:
-    return tuple(map(_device, some))
+def _to_devices(found: Iterable[_DeviceRow]) -> tuple[DeviceRef, ...]:
+    return tuple(DeviceRef(*astuple(device)) for device in found)
 
 
 def load(directory: Path, driver: str) -> tuple[PrepareLedger, str]:
-    """What a driver remembers, or an empty book: at the first start, and with a problem if the file cannot be
-    used, see :func:`agent.store.files.load`."""
+    """Load the ledger of `driver` and a problem, as :func:`agent.store.files.load`. Raises nothing."""
 
     def of_driver(data: bytes) -> PrepareLedger:
         found = decode(data)
         if found.driver != driver:
             raise CorruptFile(f"is of driver {found.driver!r}, not of {driver!r}")
-        return found.book
+        return found.ledger
 
     return files.load(directory / FILE, SIZE_MAX, of_driver, PrepareLedger())
 
@@ -186,99 +186,99 @@ def load(directory: Path, driver: str) -> tuple[PrepareLedger, str]:
 
 
 def encode(prepares: Prepares) -> bytes:
-    """The file's text, without the oldest outcomes if all of them are more than a file may hold."""
-    book = prepares.book
-    kept = sorted(book.claims.values(), key=lambda one: one.at_wall_s, reverse=True)
+    """Encode a file, without the oldest outcomes if it would exceed the size limit."""
+    ledger = prepares.ledger
+    newest_first = sorted(ledger.claims.values(), key=lambda entry: entry.changed_wall_s, reverse=True)
+    entries = list(map(_from_entry, newest_first))
+    faults = list(map(_from_fault, ledger.driver_faults.faults))
     while True:
-        data = _encode(
-            {
-                "version": VERSION,
-                "driver": prepares.driver,
-                "driver_version": prepares.version,
-                "next_number": book.told.next_number,
-                "outcomes": [_outcome_document(one) for one in kept],
-                "told": [_told_document(fault) for fault in book.told.faults],
-            }
+        file = _PreparesFile(
+            VERSION, prepares.driver, prepares.version, ledger.driver_faults.next_number, entries, faults
         )
-        if len(data) <= SIZE_MAX or not kept:
+        data = _encode(file)
+        if len(data) <= SIZE_MAX or not entries:
             return data
-        kept = kept[: len(kept) * SIZE_MAX // len(data) * 9 // 10]
+        entries = entries[: len(entries) * SIZE_MAX // len(data) * 9 // 10]
 
 
-def _outcome_document(kept: LedgerEntry) -> dict[str, Any]:
-    outcome = kept.outcome
-    verdict = outcome.verdict
-    return {
-        **outcome._asdict(),
-        "claim": outcome.claim._asdict(),
-        "devices": [device._asdict() for device in outcome.devices],
-        "version": kept.version,
-        "over_wall_s": kept.over_wall_s,
-        "verdict": verdict and _verdict_document(verdict),
-    }
+def _from_entry(entry: LedgerEntry) -> _EntryRow:
+    outcome = entry.outcome
+    return _EntryRow(
+        claim=_ClaimRow(*outcome.claim),
+        fingerprint=outcome.fingerprint,
+        generation=outcome.generation,
+        devices=_from_devices(outcome.devices),
+        at_wall_s=outcome.at_wall_s,
+        verdict=_from_verdict(outcome.verdict) if outcome.verdict else None,
+        version=entry.version,
+        unprepared_wall_s=entry.unprepared_wall_s,
+    )
 
 
-def _verdict_document(verdict: PrepareVerdict) -> dict[str, Any]:
-    document = {name: getattr(verdict, name) for name in _Verdict.__struct_fields__}
-    document["devices"] = [device._asdict() for device in verdict.devices]
-    document["taint"] = verdict.taint and verdict.taint._asdict()
-    return document
+def _from_verdict(verdict: PrepareVerdict) -> _VerdictRow:
+    values = {name: getattr(verdict, name) for name in _VerdictRow.__struct_fields__}
+    taint = verdict.taint and _TaintRow(*verdict.taint)
+    return _VerdictRow(**values | {"devices": _from_devices(verdict.devices), "taint": taint})
 
 
-def _told_document(fault: DriverFault) -> dict[str, Any]:
-    return {**fault._asdict(), "device": fault.device._asdict(), "claim": fault.claim._asdict()}
+def _from_fault(fault: DriverFault) -> _FaultRow:
+    return _FaultRow(
+        **fault._asdict() | {"device": _DeviceRow(*fault.device), "claim": _ClaimRow(*fault.claim)}
+    )
 
 
-def _encode(document: dict[str, Any]) -> bytes:
-    """A driver's texts may have come from anywhere; only if UTF-8 cannot hold one is each looked at."""
+def _from_devices(devices: Iterable[DeviceRef]) -> tuple[_DeviceRow, ...]:
+    return tuple(_DeviceRow(*device) for device in devices)
+
+
+def _encode(file: _PreparesFile) -> bytes:
+    """Encode a file. Surrogates in a driver's texts are replaced if UTF-8 refuses them."""
     try:
-        return files.encode_json(document)
+        return files.encode_json(file)
     except UnicodeEncodeError:
-        return files.encode_json(_clean(document))
+        return files.encode_json(_encodable(msgspec.to_builtins(file)))
 
 
-def _clean(value: Any) -> Any:
-    """The same with texts that UTF-8 can hold."""
+def _encodable(value: Any) -> Any:
+    """Return a copy of a document whose texts UTF-8 can encode."""
     match value:
         case str():
             return str(value).encode("utf-8", "replace").decode()
         case dict():
-            return {key: _clean(one) for key, one in value.items()}
+            return {key: _encodable(item) for key, item in value.items()}
         case list() | tuple():
-            return [_clean(one) for one in value]
+            return [_encodable(item) for item in value]
         case _:
             return value
 
 
 def save(
-    directory: Path, driver: str, version: str, book: PrepareLedger, now_wall_s: float
+    directory: Path, driver: str, version: str, ledger: PrepareLedger, now_wall_s: float
 ) -> tuple[PrepareLedger, str]:
-    """Merges what is remembered into the file; on the disk when this returns.
-
-    Takes as long as a disk takes, and waits for another instance that is at it.
+    """Merge a ledger into the file. Blocks on the disk and on another instance that holds the lock.
 
     Returns:
-        What the file holds now, and why what it held was not usable, if it was not.
+        The merged ledger, and the problem of the previous file, if it was unusable.
 
     Raises:
-        NotKept: The directory or the disk does not take it; the file is what it was before.
+        WriteError: The directory or the disk refuses the write; the file is unchanged.
     """
     path = directory / FILE
     try:
         files.make_directory(directory)
         with _locked(directory / LOCK):
-            theirs, problem = load(directory, driver)
-            merged = merge(book, theirs, now_wall_s)
-            files.replace(path, encode(Prepares(driver, version, merged)), SIZE_MAX)
+            stored, problem = load(directory, driver)
+            merged = merge(ledger, stored, now_wall_s)
+            files.replace_file(path, encode(Prepares(driver, version, merged)), SIZE_MAX)
     except OSError as error:
-        size = len(encode(Prepares(driver, version, book)))
+        size = len(encode(Prepares(driver, version, ledger)))
         raise WriteError(path, size, error.errno or 0, error.strerror or str(error)) from None
     return merged, problem
 
 
 @contextmanager
 def _locked(path: Path) -> Iterator[None]:
-    """Nobody else's instance writes meanwhile. The kernel frees the lock of whoever is killed."""
+    """Hold the lock against other instances. The kernel releases the lock of a killed process."""
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX)

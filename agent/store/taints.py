@@ -1,25 +1,25 @@
-"""The taints' file: JSON, replaced as a whole (:mod:`agent.store.files`).
+"""State file of taints: JSON, replaced as a whole (:mod:`agent.store.files`).
 
-Kept is since when each taint is published: tolerations count from there, also over a restart of the agent.
+It keeps the time since which each taint is published: tolerations count from there, also over an agent
+restart.
 """
 
 from pathlib import Path
-from typing import Annotated, Final, NamedTuple
+from typing import Annotated, Final
 
 import msgspec
 
 from agent.model.claim import DeviceRef
 from agent.model.taint import Taint, Taints
 from agent.store import files
-from agent.store.files import WALL_MAX_S, CorruptFile, WriteError, decode_json, encode_json, record
+from agent.store.files import WALL_MAX_S, CorruptFile, WriteError, decode_json, encode_json, struct_of
 
 __all__ = [
     "FILE",
     "SIZE_MAX",
     "VERSION",
-    "Loaded",
-    "WriteError",
     "CorruptFile",
+    "WriteError",
     "decode",
     "encode",
     "load",
@@ -29,56 +29,44 @@ __all__ = [
 FILE: Final = "taints.json"
 VERSION: Final = 1
 SIZE_MAX: Final = 4 << 20
-"""What 512 devices take, each with sixteen taints and all names at their longest [bytes]."""
+"""Size of 512 devices, each with sixteen taints and all names at their longest [bytes]."""
 
 
-class Loaded(NamedTuple):
-    """What was found."""
-
-    taints: Taints
-    """Of tainted devices alone."""
-    problem: str
-    """Why there is less than was kept, with the file; empty if all is well."""
+_TAINT: Final = struct_of(Taint, added_wall_s=msgspec.Meta(ge=0, le=WALL_MAX_S))
 
 
-_TAINT: Final = record(Taint, added_wall_s=msgspec.Meta(ge=0, le=WALL_MAX_S))
-
-
-class _Device(msgspec.Struct, forbid_unknown_fields=True):
+class _TaintedDeviceRow(msgspec.Struct, forbid_unknown_fields=True):
     driver: str
     pool: str
     device: str
     taints: Annotated[list[_TAINT], msgspec.Meta(min_length=1)]  # type: ignore[valid-type]  # made at run time
 
 
-class _File(msgspec.Struct, forbid_unknown_fields=True):
+class _TaintsFile(msgspec.Struct, forbid_unknown_fields=True):
     version: int
-    devices: list[_Device]
+    devices: list[_TaintedDeviceRow]
 
 
-def load(path: Path) -> Loaded:
-    """The taints that were kept, or none: at the first start, and with a problem if the file cannot be used.
-
-    See :func:`agent.store.files.load` for what becomes of such a file. Raises nothing.
-    """
-    return Loaded(*files.load(path, SIZE_MAX, decode, Taints()))
+def load(path: Path) -> tuple[Taints, str]:
+    """Load the taints of tainted devices and a problem, as :func:`agent.store.files.load`. Raises nothing."""
+    return files.load(path, SIZE_MAX, decode, Taints())
 
 
 def decode(data: bytes) -> Taints:
-    """The taints that a file holds.
+    """Decode the taints of a file.
 
     Raises:
-        Unusable: with the reason, and where in the file it is.
+        CorruptFile: The text has the reason and the place in the file.
     """
     devices: dict[DeviceRef, tuple[Taint, ...]] = {}
-    for one in decode_json(data, _File, VERSION).devices:
-        ref = DeviceRef(one.driver, one.pool, one.device)
+    for found in decode_json(data, _TaintsFile, VERSION).devices:
+        ref = DeviceRef(found.driver, found.pool, found.device)
         if ref in devices:
             raise CorruptFile(f"has device {ref} twice")
-        taints = {(taint.key, taint.value): taint for taint in map(_taint_of, one.taints)}
-        if len(taints) < len(one.taints):
+        taints = {(taint.key, taint.value): taint for taint in map(_taint_of, found.taints)}
+        if len(taints) < len(found.taints):
             raise CorruptFile(
-                f"has {len(one.taints)} taints of {ref}, {len(taints)} of different key and value"
+                f"has {len(found.taints)} taints of {ref}, {len(taints)} of different key and value"
             )
         devices[ref] = tuple(taints.values())
     return Taints(devices)
@@ -89,7 +77,7 @@ def _taint_of(found: msgspec.Struct) -> Taint:
 
 
 def encode(taints: Taints) -> bytes:
-    """The file's text; devices without taints are left out."""
+    """Encode the file; devices without taints are left out."""
     devices = [
         {**ref._asdict(), "taints": [taint._asdict() for taint in tainted]}
         for ref, tainted in taints.devices.items()
@@ -99,10 +87,5 @@ def encode(taints: Taints) -> bytes:
 
 
 def save(path: Path, taints: Taints) -> None:
-    """Replaces the file; on the disk when this returns, which can take as long as a disk takes.
-
-    Raises:
-        NotKept: The directory or the disk does not take it, with the path, the size and errno; or it is
-            larger than a file may be.
-    """
-    files.replace(path, encode(taints), SIZE_MAX)
+    """Replace the file. Blocks on the disk. Raises WriteError, see :func:`agent.store.files.replace_file`."""
+    files.replace_file(path, encode(taints), SIZE_MAX)

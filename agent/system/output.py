@@ -1,7 +1,7 @@
-"""Standard output and standard error of our commands: what was written has arrived, or OutputError says why.
+"""Unbuffered standard output and error: every write arrives, or raises OutputError.
 
-Python's own hold back what they could not write, and try again where nobody can tell of it, at the
-interpreter's end; and of a descriptor that was closed they say nothing at all.
+Python's own streams keep unwritten data and retry at interpreter exit, where an error cannot be reported, and
+they ignore writes to a closed descriptor.
 """
 
 import io
@@ -21,43 +21,43 @@ STANDARD: Final = ("standard input", "standard output", "standard error")
 
 
 def open_outputs() -> None:
-    """Puts an unbuffered stream of ours in the place of ``sys.stdout`` and of ``sys.stderr``."""
-    _hold_closed()
-    logging.raiseExceptions = False  # whoever logs a line is not told that it was not written
+    """Replace ``sys.stdout`` and ``sys.stderr`` by unbuffered streams."""
+    _open_closed_descriptors()
+    logging.raiseExceptions = False  # a log line that cannot be written is dropped
     sys.stdout, sys.stderr = _stream(1, sys.stdout), _stream(2, sys.stderr)
 
 
 def write_all(fd: int, name: str, data: "ReadableBuffer") -> None:
-    """Writes all of it, however long that takes.
+    """Write all of `data` to `fd`. Blocks until the reader or the disk has accepted it.
 
     Args:
-        fd: Where to.
-        name: What that is, for who reads the error.
-        data: What.
+        fd: Descriptor.
+        name: Name of the descriptor in errors.
+        data: Bytes to write.
 
     Raises:
-        ReaderGone: It is a pipe, and whoever read it has closed it.
-        OutputError: The kernel takes no more, such as on a full disk.
+        ReaderGone: `fd` is a pipe whose reader has closed it.
+        OutputError: The write failed, for example on a full disk.
     """
     left = memoryview(data)
     while left:
         try:
             left = left[os.write(fd, left) :]
-        except BlockingIOError:  # whoever shares the pipe with us made it so
+        except BlockingIOError:  # another process that shares the pipe made it non-blocking
             select.select([], [fd], [])
         except OSError as error:
             kind = ReaderGone if isinstance(error, BrokenPipeError) else OutputError
             raise kind(f"{name}: {error.strerror}") from error
 
 
-def say_last(text: str) -> None:
-    """A line on standard error, if that takes it: the exit code says the rest."""
+def print_last_error(text: str) -> None:
+    """Print a line on standard error. A failed write is ignored: the exit code still reports the error."""
     with suppress(OutputError):
         sys.stderr.write(f"{text}\n")
 
 
 class Descriptor(io.BufferedIOBase):
-    """A descriptor to write to. In spite of its base it holds nothing back."""
+    """Binary stream that writes to a descriptor without a buffer."""
 
     def __init__(self, fd: int, name: str) -> None:
         self._fd = fd
@@ -81,18 +81,19 @@ def _stream(fd: int, before: TextIO | None) -> TextIO:
     return io.TextIOWrapper(
         Descriptor(fd, STANDARD[fd]),
         encoding=before.encoding if before else "utf-8",
-        errors="backslashreplace",  # a message is worth more than its odd characters
+        errors="backslashreplace",  # a message must not fail on a character
         line_buffering=True,
     )
 
 
-def _hold_closed() -> None:
-    """A standard descriptor that is closed gets a file that takes nothing: the next file that is opened would
-    have its number, and be written to by whoever speaks to a standard descriptor.
+def _open_closed_descriptors() -> None:
+    """Open ``/dev/null`` in place of each closed standard descriptor.
+
+    Otherwise the next file that is opened gets its number, and output would be written into that file.
     """
     for fd in range(len(STANDARD)):
         try:
             os.fstat(fd)
         except OSError:
-            # it has the lowest number that is free, which is this one
+            # open() returns the lowest free number, which is fd
             os.open(os.devnull, os.O_RDONLY if fd else os.O_WRONLY)

@@ -14,16 +14,15 @@ import (
 	"tags.cncf.io/container-device-interface/specs-go"
 )
 
-// grant is what a claim was given of one device.
+// grant is the part of one device that a claim gets.
 type grant struct {
 	result resourceapi.DeviceRequestAllocationResult
 	device *hostDevice
 	wanted parameters
 }
 
-// cdiFiles are those that tell the container runtime what containers see of a claim's devices: one
-// file for each claim. CPUs and pages are named to them, pages are mounted. Nothing is enforced:
-// cgroups are the kubelet's and the runtime's.
+// cdiFiles writes one CDI file for each claim, from which the container runtime sets environment
+// variables and mounts a hugetlbfs. The driver sets no cgroups: kubelet and runtime do.
 type cdiFiles struct {
 	directory string
 	driver    string
@@ -33,15 +32,14 @@ func (c cdiFiles) path(claim types.UID) string {
 	return filepath.Join(c.directory, c.driver+"-"+string(claim)+".json")
 }
 
-// has says whether a claim has its file. It is gone after a reboot, with everything else that was
-// prepared.
+// has reports whether a claim has its file. The file, like all prepared state, is lost in a reboot.
 func (c cdiFiles) has(claim types.UID) bool {
 	_, err := os.Stat(c.path(claim))
 	return err == nil
 }
 
-// write makes a claim's file, whole or not at all, and returns a CDI id for each grant: the kubelet
-// shows a device's health under its first id, so no two have the same.
+// write writes a claim's file atomically and returns a CDI id for each grant. The ids differ because
+// the kubelet finds the health of a device by its first CDI id.
 func (c cdiFiles) write(claim types.UID, grants []grant) ([]string, error) {
 	kind := c.driver + "/device"
 	spec := specs.Spec{Version: "0.6.0", Kind: kind}
@@ -53,7 +51,7 @@ func (c cdiFiles) write(claim types.UID, grants []grant) ([]string, error) {
 		ids = append(ids, kind+"="+name)
 	}
 	if spec.Devices == nil {
-		return nil, nil // a spec without devices is none
+		return nil, nil // a CDI spec without devices is invalid
 	}
 	data, err := json.Marshal(spec)
 	if err != nil {
@@ -73,15 +71,15 @@ func (c cdiFiles) remove(claim types.UID) error {
 	return nil
 }
 
-// edits are what a container sees: GODEV_CPUS_NODE0_0=0-1,
+// edits returns the changes of a container: GODEV_CPUS_NODE0_0=0-1,
 // GODEV_HUGEPAGES_2MI_NODE0_0=/dev/hugepages/<device>.
-func edits(of grant) specs.ContainerEdits {
-	variable := "GODEV_" + strings.ToUpper(strings.ReplaceAll(of.device.name, "-", "_"))
-	if of.device.pages == 0 {
-		return specs.ContainerEdits{Env: []string{variable + "=" + of.wanted.cpus.String()}}
+func edits(granted grant) specs.ContainerEdits {
+	variable := "GODEV_" + strings.ToUpper(strings.ReplaceAll(granted.device.name, "-", "_"))
+	if granted.device.pages == 0 {
+		return specs.ContainerEdits{Env: []string{variable + "=" + granted.wanted.cpus.String()}}
 	}
-	at := "/dev/hugepages/" + of.device.name
-	size := of.device.size.Value()
+	at := "/dev/hugepages/" + granted.device.name
+	size := granted.device.size.Value()
 	return specs.ContainerEdits{
 		Env: []string{variable + "=" + at},
 		Mounts: []*specs.Mount{{
@@ -91,7 +89,7 @@ func edits(of grant) specs.ContainerEdits {
 			Options: []string{
 				"nosuid", "nodev", "mode=1777",
 				fmt.Sprintf("pagesize=%dK", size/1024),
-				fmt.Sprintf("size=%dK", of.wanted.pages*size/1024),
+				fmt.Sprintf("size=%dK", granted.wanted.pages*size/1024),
 			},
 		}},
 	}

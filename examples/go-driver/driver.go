@@ -13,8 +13,8 @@ import (
 	"drahealth.example.com/go-driver/drahealth"
 )
 
-// driver hands out what the host has. It remembers nothing: what a claim was given stands in its CDI
-// file, so that another instance can take over at any time.
+// driver prepares claims for devices of the host. It keeps no state: the devices of a claim are in
+// its CDI file, so that another instance can take over at any time.
 type driver struct {
 	name  string
 	node  string
@@ -36,7 +36,7 @@ func (d *driver) UnprepareResourceClaims(ctx context.Context, claims []kubeletpl
 	return d.agent.Unprepare(ctx, claims, d.unprepare)
 }
 
-// HandleError gets what goes wrong in the background.
+// HandleError handles background errors; those that are not recoverable end the driver.
 func (d *driver) HandleError(ctx context.Context, err error, msg string) {
 	utilruntime.HandleErrorWithContext(ctx, err, msg)
 	if !errors.Is(err, kubeletplugin.ErrRecoverable) {
@@ -44,8 +44,8 @@ func (d *driver) HandleError(ctx context.Context, err error, msg string) {
 	}
 }
 
-// prepare gives a claim its devices. Done again it gives the same, even if the claim's pod uses them
-// by now.
+// prepare prepares the devices of a claim. It is idempotent, also while the claim's pod uses the
+// devices.
 func (d *driver) prepare(_ context.Context, claim *resourceapi.ResourceClaim) ([]kubeletplugin.Device, error) {
 	var grants []grant
 	for _, result := range claim.Status.Allocation.Devices.Results {
@@ -87,12 +87,12 @@ func (d *driver) prepare(_ context.Context, claim *resourceapi.ResourceClaim) ([
 	return devices, nil
 }
 
-// unprepare takes them back. A claim that was never prepared is fine.
+// unprepare releases the devices of a claim. It succeeds for a claim that was never prepared.
 func (d *driver) unprepare(_ context.Context, claim kubeletplugin.NamespacedObject) error {
 	return drahealth.Doing(drahealth.CDI, d.cdi.remove(claim.UID))
 }
 
-// publish writes the ResourceSlices; the helper sees to it that they get there, and stay.
+// publish hands the ResourceSlices to the helper, which keeps them in the API server.
 func (d *driver) publish(ctx context.Context, helper *kubeletplugin.Helper, taints drahealth.Taints) {
 	pools := map[string]resourceslice.Pool{d.node: d.host.published(taints[d.node])}
 	if err := helper.PublishResources(ctx, resourceslice.DriverResources{Pools: pools}); err != nil {

@@ -26,7 +26,7 @@ const (
 	pages = "hugepages-2mi-node1-0"
 )
 
-// newDriver is one on a host of files: CPUs 0-3 are online, 8 of 8 pages are free.
+// newDriver returns a driver on a host of plain files: CPUs 0-3 online, 8 of 8 pages free.
 func newDriver(t *testing.T) *driver {
 	t.Helper()
 	h := &host{sysfs: t.TempDir()}
@@ -49,7 +49,7 @@ func (d *driver) onHost(t *testing.T, path, text string) {
 	}
 }
 
-// claimOf is for one device per request "r0", "r1"...
+// claimOf returns a claim with one device for each request "r0", "r1"...
 func claimOf(parameters string, devices ...string) *resourceapi.ResourceClaim {
 	allocation := &resourceapi.AllocationResult{}
 	for number, device := range devices {
@@ -74,7 +74,7 @@ func parametersOf(kind, rest string) string {
 	return fmt.Sprintf(`{"apiVersion": "%s/v1", "kind": %q, %s}`, name, kind, rest)
 }
 
-// evidence is what the agent would get, in one line.
+// evidence formats the evidence for the agent in one line.
 func evidence(err error) string {
 	var texts []string
 	for _, one := range drahealth.Evidence(err) {
@@ -83,14 +83,14 @@ func evidence(err error) string {
 	return strings.Join(texts, "\n")
 }
 
-func TestAClaimGetsItsDevicesAndTheSameOnesAgain(t *testing.T) {
+func TestPrepareIsIdempotent(t *testing.T) {
 	d := newDriver(t)
 	claim := claimOf("", cpus, pages)
 	first, err := d.prepare(t.Context(), claim)
 	if err != nil {
 		t.Fatal(err)
 	}
-	d.onHost(t, "devices/system/node/node1/hugepages/hugepages-2048kB/free_hugepages", "0") // the pod has them
+	d.onHost(t, "devices/system/node/node1/hugepages/hugepages-2048kB/free_hugepages", "0") // the pod uses them
 	again, err := d.prepare(t.Context(), claim)
 	if err != nil || fmt.Sprint(first) != fmt.Sprint(again) || len(first) != 2 || first[0].CDIDeviceIDs[0] == first[1].CDIDeviceIDs[0] {
 		t.Errorf("%v, then %v (%v)", first, again, err)
@@ -115,19 +115,19 @@ func TestAClaimGetsItsDevicesAndTheSameOnesAgain(t *testing.T) {
 	}
 }
 
-func TestWhatCannotBeHadIsRefusedByItsKind(t *testing.T) {
+func TestPrepareErrorsHaveTheirClass(t *testing.T) {
 	for _, one := range []struct {
 		claim *resourceapi.ResourceClaim
 		shows []string
 	}{
 		{claimOf("", "cpus-node0-1"), []string{"FAILED_DEVICE", "cpu.offline", "CPUs 4-5 are not online"}},
 		{claimOf("", "cpus-node0-9"), []string{"PERMANENT", "device.unknown"}},
-		{claimOf("no json", cpus), []string{"undecoded"}},
-		{claimOf(parametersOf("CpuParameters", `"cpu": "0"`), cpus), []string{"undecoded", `unknown field \"cpu\"`}},
-		{claimOf(parametersOf("CpuParameters", `"CPUs": "0"`), cpus), []string{"undecoded", `unknown field \"CPUs\"`}},
-		{claimOf(parametersOf("GpuParameters", `"gpu": 1`), cpus), []string{"undecoded", "neither CpuParameters nor"}},
+		{claimOf("no json", cpus), []string{"decode_error"}},
+		{claimOf(parametersOf("CpuParameters", `"cpu": "0"`), cpus), []string{"decode_error", `unknown field \"cpu\"`}},
+		{claimOf(parametersOf("CpuParameters", `"CPUs": "0"`), cpus), []string{"decode_error", `unknown field \"CPUs\"`}},
+		{claimOf(parametersOf("GpuParameters", `"gpu": 1`), cpus), []string{"decode_error", "neither CpuParameters nor"}},
 		{claimOf(parametersOf("CpuParameters", `"cpus": "0-9"`), cpus), []string{"BAD_CONFIG", "cpu.opaque_cpuset.invalid", "CPUs 4-9 are not of"}},
-		{claimOf(parametersOf("CpuParameters", `"cpus": "x"`), cpus), []string{"BAD_CONFIG", "names no CPUs"}},
+		{claimOf(parametersOf("CpuParameters", `"cpus": "x"`), cpus), []string{"BAD_CONFIG", "is not a CPU list"}},
 		{claimOf(parametersOf("CpuParameters", `"cpus": "0"`), pages), []string{"BAD_CONFIG", "config.conflict"}},
 		{claimOf(parametersOf("HugepagesParameters", `"pages": 1`), cpus), []string{"BAD_CONFIG", "config.conflict"}},
 		{claimOf(parametersOf("HugepagesParameters", `"pages": 9`), pages), []string{"BAD_CONFIG", "9 pages of", "which has 8"}},
@@ -146,7 +146,7 @@ func TestWhatCannotBeHadIsRefusedByItsKind(t *testing.T) {
 	}
 }
 
-func TestLessThanAllMayBeAskedFor(t *testing.T) {
+func TestParametersSelectPartOfADevice(t *testing.T) {
 	d := newDriver(t)
 	if _, err := d.prepare(t.Context(), claimOf(parametersOf("HugepagesParameters", `"pages": 3`), pages)); err != nil {
 		t.Fatal(err)
@@ -157,7 +157,7 @@ func TestLessThanAllMayBeAskedFor(t *testing.T) {
 	}
 }
 
-func TestPagesThatSomebodyElseHasAreWaitedFor(t *testing.T) {
+func TestInsufficientFreePagesAreTransient(t *testing.T) {
 	d := newDriver(t)
 	d.onHost(t, "devices/system/node/node1/hugepages/hugepages-2048kB/free_hugepages", "7")
 	_, err := d.prepare(t.Context(), claimOf("", pages))
@@ -166,7 +166,7 @@ func TestPagesThatSomebodyElseHasAreWaitedFor(t *testing.T) {
 	}
 }
 
-func TestAFileThatCannotBeWrittenIsSaidToBeACDIFile(t *testing.T) {
+func TestUnwritableCDIFileHasOperationCDI(t *testing.T) {
 	d := newDriver(t)
 	d.cdi.directory += "/gone"
 	_, err := d.prepare(t.Context(), claimOf("", cpus))
@@ -175,7 +175,7 @@ func TestAFileThatCannotBeWrittenIsSaidToBeACDIFile(t *testing.T) {
 	}
 }
 
-func TestFlagsThatNameNoDeviceAreRefused(t *testing.T) {
+func TestInvalidFlagsAreRefused(t *testing.T) {
 	h := &host{}
 	for _, flag := range []string{"", "x", "3-1", "0@", "0@1024", "0@-1", "0@x"} {
 		if h.addCPUs(flag) == nil {
@@ -192,7 +192,7 @@ func TestFlagsThatNameNoDeviceAreRefused(t *testing.T) {
 	}
 }
 
-func TestASliceHasRoomForTaints(t *testing.T) {
+func TestSlicesHaveAtMost64Devices(t *testing.T) {
 	h := &host{}
 	for range 130 {
 		if err := h.addCPUs("0"); err != nil {
@@ -209,6 +209,6 @@ func TestASliceHasRoomForTaints(t *testing.T) {
 		t.Errorf("%v", sizes)
 	}
 	if empty := (&host{}).published(nil); len(empty.Slices) != 1 {
-		t.Errorf("%v: no slice says less than one without devices", empty)
+		t.Errorf("%v: expected one slice without devices", empty)
 	}
 }

@@ -17,26 +17,26 @@ import (
 	"drahealth.example.com/go-driver/drahealthv1"
 )
 
-// sliceDevices is how many devices a ResourceSlice has: more than 64 would have to move when one of
-// them is tainted.
+// sliceDevices is the number of devices per ResourceSlice: of more than 64, some would have to move to
+// another slice as soon as one device is tainted.
 const sliceDevices = resourceapi.ResourceSliceMaxDevicesWithAdvancedFeatures
 
-// hostDevice is what is handed out: some CPUs, or some hugepages of a NUMA node.
+// hostDevice is one allocatable device: CPUs, or hugepages of a NUMA node.
 type hostDevice struct {
 	name  string
 	numa  int64
 	cpus  cpuset.CPUSet
-	size  resource.Quantity // of a page
-	pages int64             // 0: it is CPUs
+	size  resource.Quantity // page size
+	pages int64             // 0 for a device of CPUs
 }
 
-// host is all that this host hands out, in the order of the flags.
+// host has all allocatable devices, in the order of the flags.
 type host struct {
 	sysfs   string
 	devices []hostDevice
 }
 
-// addCPUs takes the flag --cpus, LIST[@NUMA]: "0-3,8", "4-7@1".
+// addCPUs parses the flag --cpus, LIST[@NUMA]: "0-3,8", "4-7@1".
 func (h *host) addCPUs(flag string) error {
 	list, numa, err := splitNUMA(flag)
 	if err != nil {
@@ -44,23 +44,23 @@ func (h *host) addCPUs(flag string) error {
 	}
 	cpus, err := cpuset.Parse(list)
 	if err != nil || cpus.IsEmpty() {
-		return fmt.Errorf("%q names no CPUs; write 0-3,8 or 4-7@1", list)
+		return fmt.Errorf("%q is not a CPU list; write 0-3,8 or 4-7@1", list)
 	}
 	h.add("cpus", hostDevice{numa: numa, cpus: cpus})
 	return nil
 }
 
-// addHugepages takes the flag --hugepages, SIZE:PAGES[@NUMA]: "2Mi:8", "1Gi:1@1".
+// addHugepages parses the flag --hugepages, SIZE:PAGES[@NUMA]: "2Mi:8", "1Gi:1@1".
 func (h *host) addHugepages(flag string) error {
-	of, numa, err := splitNUMA(flag)
+	value, numa, err := splitNUMA(flag)
 	if err != nil {
 		return err
 	}
-	size, number, _ := strings.Cut(of, ":")
+	size, number, _ := strings.Cut(value, ":")
 	quantity, err := resource.ParseQuantity(size)
 	pages, errPages := strconv.ParseInt(number, 10, 32)
 	if err != nil || errPages != nil || pages < 1 || quantity.Value() < 1024 {
-		return fmt.Errorf("%q is no size and number of pages; write 2Mi:8 or 1Gi:1@1", of)
+		return fmt.Errorf("%q is not a page size and a count; write 2Mi:8 or 1Gi:1@1", value)
 	}
 	h.add("hugepages-"+strings.ToLower(quantity.String()), hostDevice{numa: numa, size: quantity, pages: pages})
 	return nil
@@ -73,13 +73,13 @@ func splitNUMA(flag string) (string, int64, error) {
 	}
 	numa, err := strconv.ParseInt(node, 10, 64)
 	if err != nil || numa < 0 || numa > 1023 {
-		return "", 0, fmt.Errorf("%q is no NUMA node: 0 to 1023", node)
+		return "", 0, fmt.Errorf("%q is not a NUMA node from 0 to 1023", node)
 	}
 	return rest, numa, nil
 }
 
-// add names a device: cpus-node0-0, hugepages-2mi-node0-0. Flags that stay in their order keep the
-// names.
+// add names and appends a device: cpus-node0-0, hugepages-2mi-node0-0. The names stay the same as long
+// as the order of the flags does.
 func (h *host) add(kind string, device hostDevice) {
 	prefix := fmt.Sprintf("%s-node%d-", kind, device.numa)
 	number := 0
@@ -92,7 +92,7 @@ func (h *host) add(kind string, device hostDevice) {
 	h.devices = append(h.devices, device)
 }
 
-// find is the device of that name; nil if there is none.
+// find returns the device with the name, or nil.
 func (h *host) find(name string) *hostDevice {
 	for i := range h.devices {
 		if h.devices[i].name == name {
@@ -102,8 +102,8 @@ func (h *host) find(name string) *hostDevice {
 	return nil
 }
 
-// declared is what the agent is to judge: the devices as they are published, and the parts of the
-// machine they are.
+// declared returns the devices for the agent: each as it is published, with the CPUs or hugepages that
+// it consists of.
 func (h *host) declared(pool string) []*drahealthv1.DeclaredDevice {
 	var all []*drahealthv1.DeclaredDevice
 	for _, one := range h.devices {
@@ -120,7 +120,7 @@ func (h *host) declared(pool string) []*drahealthv1.DeclaredDevice {
 	return all
 }
 
-// published is what the ResourceSlices say.
+// published returns the pool of the ResourceSlices, with these taints by device.
 func (h *host) published(taints map[string][]resourceapi.DeviceTaint) resourceslice.Pool {
 	pool := resourceslice.Pool{Slices: []resourceslice.Slice{{}}}
 	for _, one := range h.devices {
@@ -150,7 +150,7 @@ func (h *host) published(taints map[string][]resourceapi.DeviceTaint) resourcesl
 	return pool
 }
 
-// check looks whether the host still has what is about to be handed out.
+// check verifies that the CPUs are online, or that enough hugepages are free.
 func (h *host) check(device *hostDevice, wanted parameters) error {
 	if device.pages == 0 {
 		online, err := h.read("devices/system/cpu/online")

@@ -1,5 +1,5 @@
-// Command go-driver is a DRA driver in Go that gets health, taints and judged errors from the
-// drahealth agent of its node. It hands out CPUs and hugepages. README.md says how.
+// Command go-driver is a DRA driver in Go that gets health, taints and classified errors from the
+// drahealth agent of its node. It allocates CPUs and hugepages; see README.md.
 package main
 
 import (
@@ -26,12 +26,12 @@ import (
 
 const (
 	version = "v0.1.0"
-	// firstTaints is how long the first ResourceSlices wait for the agent, which knows what was
-	// tainted before.
+	// firstTaints limits how long the first ResourceSlices wait for the agent, which has the earlier
+	// taints.
 	firstTaints = 5 * time.Second
 )
 
-// options are what the program can be told.
+// options are the settings from the command line.
 type options struct {
 	driver, node, podUID  string
 	kubeletDir, cdiDir    string
@@ -45,19 +45,19 @@ func parse() options {
 	var o options
 	hostname, _ := os.Hostname()
 	flag.StringVar(&o.driver, "driver-name", "godev.drahealth.example.com", "")
-	flag.StringVar(&o.node, "node-name", cmp.Or(os.Getenv("NODE_NAME"), hostname), "pool of its devices")
+	flag.StringVar(&o.node, "node-name", cmp.Or(os.Getenv("NODE_NAME"), hostname), "node name, which is also the pool of the devices")
 	flag.StringVar(&o.podUID, "pod-uid", os.Getenv("POD_UID"),
-		"of its pod, so that a new one can take over from an old one")
+		"UID of the driver's pod, for rolling updates")
 	flag.StringVar(&o.kubeletDir, "kubelet-dir", "/var/lib/kubelet", "")
 	flag.StringVar(&o.cdiDir, "cdi-dir", "/var/run/cdi", "")
 	flag.StringVar(&o.socket, "drahealth-socket", "",
-		"of the agent; none: no health (default /run/drahealth/drivers/<driver name>.sock)")
+		"socket of the agent; none: no health service (default /run/drahealth/drivers/<driver name>.sock)")
 	flag.BoolVar(&o.inform, "inform", true, "publish taints of effect None; false for Kubernetes 1.34")
 	flag.StringVar(&o.kubeconfig, "kubeconfig", "", "")
-	flag.StringVar(&o.apiServer, "api-server", "", "URL; default: as in the kubeconfig, or as a pod is told")
+	flag.StringVar(&o.apiServer, "api-server", "", "URL; default: from the kubeconfig or the pod's service account")
 	flag.StringVar(&o.host.sysfs, "sysfs-root", "/sys", "")
-	flag.Func("cpus", "a device of CPUs, such as 0-3 or 4-7@1, of NUMA node 1; may be repeated", o.host.addCPUs)
-	flag.Func("hugepages", "a device of pages, such as 2Mi:8 or 1Gi:1@1; may be repeated", o.host.addHugepages)
+	flag.Func("cpus", "CPUs of one device: 0-3, or 4-7@1 for NUMA node 1; may be repeated", o.host.addCPUs)
+	flag.Func("hugepages", "hugepages of one device: 2Mi:8, or 1Gi:1@1 for NUMA node 1; may be repeated", o.host.addHugepages)
 	klog.InitFlags(nil)
 	flag.Parse()
 	o.socket = cmp.Or(o.socket, filepath.Join("/run/drahealth/drivers", o.driver+".sock"))
@@ -68,7 +68,7 @@ func main() {
 	o := parse()
 	err := run(o)
 	if err != nil {
-		klog.ErrorS(err, "Ended")
+		klog.ErrorS(err, "Driver failed")
 	}
 	klog.Flush()
 	if err != nil {
@@ -76,18 +76,18 @@ func main() {
 	}
 }
 
-// run ends with nil when it is told to, with an error when it cannot go on.
+// run serves until a signal, then returns nil, or until a fatal error, which it returns.
 func run(o options) error {
-	asked, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
+	stopped, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
 	defer stop()
-	ctx, fatal := context.WithCancelCause(asked)
+	ctx, fatal := context.WithCancelCause(stopped)
 	defer fatal(nil)
 
 	config, err := clientcmd.BuildConfigFromFlags(o.apiServer, o.kubeconfig)
 	if err != nil {
 		return fmt.Errorf("no API server: %w", err)
 	}
-	config.QPS = -1 // each claim is asked for: by default that waits for one turn in 200 ms
+	config.QPS = -1 // unlimited: the default limit delays the requests of several claims by 200 ms each
 	client, err := kubernetes.NewForConfig(config)
 	if err != nil {
 		return fmt.Errorf("no API server: %w", err)
@@ -124,27 +124,25 @@ func run(o options) error {
 		return err
 	}
 	defer helper.Stop()
-	klog.InfoS("Handing out", "driver", o.driver, "devices", len(o.host.devices))
+	klog.InfoS("Serving devices", "driver", o.driver, "devices", len(o.host.devices))
 
 	d.publishTaints(ctx, helper, o.inform)
-	if asked.Err() != nil {
+	if stopped.Err() != nil {
 		return nil
 	}
 	return context.Cause(ctx)
 }
 
-// publishTaints publishes the ResourceSlices, and again whenever their taints change, until ctx is
-// done.
+// publishTaints publishes the ResourceSlices each time their taints change, until ctx is done.
 func (d *driver) publishTaints(ctx context.Context, helper *kubeletplugin.Helper, inform bool) {
 	var mu sync.Mutex
-	told := false
-	// Slices of an earlier life may say that a device is broken. To publish them without taints
-	// before the agent had its say would take that back; but a node without an agent has devices,
-	// too.
+	received := false
+	// Slices from before a restart may have taints. Publishing without taints before the agent has
+	// sent them would remove these. Without an agent the devices are published after firstTaints.
 	late := time.AfterFunc(firstTaints, func() {
 		mu.Lock()
 		defer mu.Unlock()
-		if !told {
+		if !received {
 			d.publish(ctx, helper, nil)
 		}
 	})
@@ -152,7 +150,7 @@ func (d *driver) publishTaints(ctx context.Context, helper *kubeletplugin.Helper
 	d.agent.WatchTaints(ctx, func(taints drahealth.Taints) {
 		mu.Lock()
 		defer mu.Unlock()
-		told = true
+		received = true
 		if !inform {
 			taints = taints.Without(resourceapi.DeviceTaintEffectNone)
 		}

@@ -12,26 +12,26 @@ import (
 	"drahealth.example.com/go-driver/drahealth"
 )
 
-// CPUParameters are what a user may say of CPUs: which of the device's; default: all.
+// CPUParameters select CPUs of a device; default: all.
 type CPUParameters struct {
 	metav1.TypeMeta `json:",inline"`
 	CPUs            *string `json:"cpus"`
 }
 
-// HugepagesParameters are what a user may say of hugepages: how many of the device's; default: all.
+// HugepagesParameters set the number of hugepages of a device; default: all.
 type HugepagesParameters struct {
 	metav1.TypeMeta `json:",inline"`
 	Pages           *int64 `json:"pages"`
 }
 
-// parameters are what a claim wants of one device.
+// parameters are the CPUs or the number of hugepages that a claim gets of one device.
 type parameters struct {
 	cpus  cpuset.CPUSet
 	pages int64
 }
 
-// wanted is all of the device, unless the claim or its DeviceClass say less; the claim comes last,
-// and has the last word.
+// wanted returns all of the device, unless parameters of the claim or its DeviceClass select less. The
+// claim takes precedence.
 func (d *driver) wanted(
 	claim *resourceapi.ResourceClaim, result resourceapi.DeviceRequestAllocationResult, device *hostDevice,
 ) (parameters, error) {
@@ -40,15 +40,15 @@ func (d *driver) wanted(
 		if config.Opaque == nil || config.Opaque.Driver != d.name {
 			continue
 		}
-		said, err := d.decode(config.Opaque.Parameters.Raw)
+		decoded, err := d.decode(config.Opaque.Parameters.Raw)
 		if err != nil {
 			return parameters{}, drahealth.Doing(drahealth.Config, err)
 		}
-		switch said := said.(type) {
+		switch decoded := decoded.(type) {
 		case *CPUParameters:
-			err = wanted.takeCPUs(said, device)
+			err = wanted.takeCPUs(decoded, device)
 		case *HugepagesParameters:
-			err = wanted.takePages(said, device)
+			err = wanted.takePages(decoded, device)
 		}
 		if err != nil {
 			return parameters{}, err
@@ -57,39 +57,39 @@ func (d *driver) wanted(
 	return wanted, nil
 }
 
-// decode reads strictly: what is not understood is refused, and not ignored.
+// decode decodes strictly: unknown kinds and fields are errors.
 func (d *driver) decode(raw []byte) (any, error) {
 	var head metav1.TypeMeta
 	if err := json.UnmarshalCaseSensitivePreserveInts(raw, &head); err != nil {
 		return nil, err
 	}
-	var said any
+	var decoded any
 	switch head.APIVersion + "/" + head.Kind {
 	case d.name + "/v1/CpuParameters":
-		said = &CPUParameters{}
+		decoded = &CPUParameters{}
 	case d.name + "/v1/HugepagesParameters":
-		said = &HugepagesParameters{}
+		decoded = &HugepagesParameters{}
 	default:
 		return nil, fmt.Errorf("kind %q of %q is neither CpuParameters nor HugepagesParameters of %s/v1",
 			head.Kind, head.APIVersion, d.name)
 	}
-	strict, err := json.UnmarshalStrict(raw, said)
+	strict, err := json.UnmarshalStrict(raw, decoded)
 	if err == nil && len(strict) > 0 {
 		err = strict[0]
 	}
-	return said, err
+	return decoded, err
 }
 
-func (p *parameters) takeCPUs(said *CPUParameters, device *hostDevice) error {
+func (p *parameters) takeCPUs(given *CPUParameters, device *hostDevice) error {
 	if device.pages > 0 {
 		return drahealth.BadConfig("config.conflict", "CpuParameters for %s, which has pages", device.name)
 	}
-	if said.CPUs == nil {
+	if given.CPUs == nil {
 		return nil
 	}
-	cpus, err := cpuset.Parse(*said.CPUs)
+	cpus, err := cpuset.Parse(*given.CPUs)
 	if err != nil || cpus.IsEmpty() {
-		return drahealth.BadConfig("cpu.opaque_cpuset.invalid", "%q names no CPUs", *said.CPUs)
+		return drahealth.BadConfig("cpu.opaque_cpuset.invalid", "%q is not a CPU list", *given.CPUs)
 	}
 	if others := cpus.Difference(device.cpus); !others.IsEmpty() {
 		return drahealth.BadConfig("cpu.opaque_cpuset.invalid",
@@ -99,17 +99,17 @@ func (p *parameters) takeCPUs(said *CPUParameters, device *hostDevice) error {
 	return nil
 }
 
-func (p *parameters) takePages(said *HugepagesParameters, device *hostDevice) error {
+func (p *parameters) takePages(given *HugepagesParameters, device *hostDevice) error {
 	if device.pages == 0 {
 		return drahealth.BadConfig("config.conflict", "HugepagesParameters for %s, which has CPUs", device.name)
 	}
-	if said.Pages == nil {
+	if given.Pages == nil {
 		return nil
 	}
-	if *said.Pages < 1 || *said.Pages > device.pages {
+	if *given.Pages < 1 || *given.Pages > device.pages {
 		return drahealth.BadConfig("config.invalid",
-			"%d pages of %s, which has %d", *said.Pages, device.name, device.pages)
+			"%d pages of %s, which has %d", *given.Pages, device.name, device.pages)
 	}
-	p.pages = *said.Pages
+	p.pages = *given.Pages
 	return nil
 }

@@ -1,4 +1,4 @@
-"""``python -m hostdev_driver``: the driver as a program."""
+"""Entry point of ``python -m hostdev_driver``."""
 
 import argparse
 import logging
@@ -17,7 +17,7 @@ from hostdev_driver.ledger import Ledger
 from hostdev_driver.slices import Publisher
 
 REFRESH_S = 60.0
-"""How often the ResourceSlices are looked at: the kubelet deletes them when it starts [s]."""
+"""Interval of checks of the ResourceSlices, which the kubelet deletes when it starts [s]."""
 EXIT_FAILED = 70
 EXIT_CONFIG = 78
 
@@ -25,10 +25,10 @@ log = logging.getLogger("hostdev_driver")
 
 
 def main(args: Sequence[str] | None = None) -> int:
-    """Runs the driver until it is told to end.
+    """Run the driver until SIGTERM or SIGINT.
 
     Returns:
-        0; 70 if the driver failed, 78 if it cannot be run as it was asked to.
+        Exit code: 0; 70 if the driver failed, 78 if the arguments cannot be used.
     """
     options = parser().parse_args(args)
     logging.basicConfig(level=options.log_level.upper(), format="%(levelname)s %(name)s: %(message)s")
@@ -43,10 +43,10 @@ def main(args: Sequence[str] | None = None) -> int:
     try:
         _run(options, stop, failed)
     except agent.ConfigError as error:
-        log.error("%s", error)  # noqa: TRY400  # the operator's to mend: no traceback
+        log.error("%s", error)  # noqa: TRY400  # an operator's error needs no traceback
         return EXIT_CONFIG
     for failure in failures:
-        log.error("ended by %s: %s", type(failure).__name__, failure)
+        log.error("driver failed: %s: %s", type(failure).__name__, failure)
     return EXIT_FAILED if failures else 0
 
 
@@ -89,7 +89,7 @@ def _run(options: argparse.Namespace, stop: threading.Event, failed: Callable[[B
         on_error=failed,
     )
     with monitor, server:
-        log.info("%s hands out %s", driver, ", ".join(host.found) or "nothing: the host has nothing")
+        log.info("%s offers %s", driver, ", ".join(host.found) or "no device")
         while not stop.wait(REFRESH_S):
             if slices:
                 slices.refresh()

@@ -1,7 +1,7 @@
-"""The few calls of the API server that the driver needs, over the standard library's HTTPS.
+"""Calls of the API server that the driver needs, over the standard library's HTTPS.
 
-Everything here blocks, at most for its timeout per step; drahealth calls it in threads of its own. Errors are
-raised as they are: drahealth knows of what kind an HTTP status or a refused connection is.
+Everything here blocks up to its timeout per step; drahealth calls it in threads of its own. Errors are raised
+unchanged: drahealth classifies HTTP statuses and refused connections.
 """
 
 import http.client
@@ -17,46 +17,46 @@ import agent
 
 SERVICE_ACCOUNT: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 TIMEOUT_S: Final = 10.0
-"""Of connecting, and of each wait for more [s]; the kubelet waits 45 s for a prepare."""
+"""Timeout of the connect and of each read [s]; the kubelet waits 45 s for a prepare."""
 ANSWER_BYTES: Final = 4 << 20
 
 
 class ApiError(Exception):
-    """The API server refused. drahealth reads the attributes: other clients' exceptions have the same."""
+    """Error answer of the API server, with the attributes that other clients' exceptions have, too."""
 
     def __init__(self, status: int, reason: str, message: str, body: bytes) -> None:
         super().__init__(f"{status} {reason}: {message}" if message else f"{status} {reason}")
         self.status = status
-        """Of HTTP."""
+        """HTTP status."""
         self.reason = reason
-        """The API server's word, ``NotFound``; else HTTP's."""
+        """Reason of the API server's Status, ``NotFound``; else the phrase of the HTTP status."""
         self.body = body
-        """The whole answer: the ``Status`` object, if it is one."""
+        """Complete answer, normally a ``Status`` object."""
 
 
 class ApiServer:
-    """One API server. Each call has a connection of its own, so that any thread may call.
+    """Client of one API server with a connection per call. Thread-safe.
 
     Args:
         url: ``https://host:port``.
-        ca: File with the certificates that it is known by; None: those of the system.
-        token: File with the bearer token, read anew for each call since it is renewed; None: no token.
+        ca: File with the CA certificates; None: those of the system.
+        token: File with the bearer token, read at each call because it is rotated; None: no token.
     """
 
     def __init__(self, url: str, ca: Path | None = None, token: Path | None = None) -> None:
         parts = urlsplit(url)
         if parts.scheme not in {"http", "https"} or not parts.hostname:
-            raise agent.ConfigError(f"{url!r} is no URL of an API server, such as https://10.0.0.1:6443")
+            raise agent.ConfigError(f"{url!r} is not a URL of an API server, such as https://10.0.0.1:6443")
         self._host, self._port = parts.hostname, parts.port
         self._tls = ssl.create_default_context(cafile=ca) if parts.scheme == "https" else None
         self._token = token
 
     @classmethod
     def of_cluster(cls) -> "ApiServer":
-        """The one that a pod is told of.
+        """Return the client of the pod's cluster.
 
         Raises:
-            ConfigError: This is no pod.
+            ConfigError: The process does not run in a pod.
         """
         host, port = (os.environ.get(f"KUBERNETES_SERVICE_{word}", "") for word in ("HOST", "PORT"))
         if not host or not port:
@@ -67,12 +67,12 @@ class ApiServer:
         return cls(f"https://{address}:{port}", SERVICE_ACCOUNT / "ca.crt", SERVICE_ACCOUNT / "token")
 
     def call(self, method: str, path: str, body: Mapping[str, object] | None = None) -> dict[str, Any]:
-        """One call.
+        """Call the API server and return the object in its answer.
 
         Raises:
-            ApiError: It answered with another status than 2xx.
-            OSError: It cannot be reached, or did not answer in time.
-            http.client.HTTPException, json.JSONDecodeError: What answers is no API server.
+            ApiError: The answer has another status than 2xx.
+            OSError: The server is unreachable, or did not answer in time.
+            http.client.HTTPException, json.JSONDecodeError: The answer is not from an API server.
         """
         with agent.doing(agent.Operation.API, path):
             status, reason, data = self._exchange(method, path, body)
@@ -103,7 +103,7 @@ class ApiServer:
 
 
 def path_of(*parts: str) -> str:
-    """A path below the root, whatever is in the names."""
+    """Return a URL path with quoted parts."""
     return "".join(f"/{quote(part, safe='')}" for part in parts)
 
 
@@ -116,7 +116,9 @@ def _object(data: bytes) -> dict[str, Any]:
 
 def _refusal(status: int, reason: str, data: bytes) -> ApiError:
     try:
-        told = _object(data)
+        status_object = _object(data)
     except ValueError:
-        told = {}
-    return ApiError(status, str(told.get("reason") or reason), str(told.get("message") or ""), data)
+        status_object = {}
+    return ApiError(
+        status, str(status_object.get("reason") or reason), str(status_object.get("message") or ""), data
+    )

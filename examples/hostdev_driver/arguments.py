@@ -1,4 +1,4 @@
-"""What the program can be told, as a table."""
+"""Command-line arguments of the program, as a table."""
 
 import argparse
 import os
@@ -11,18 +11,18 @@ from hostdev_driver.host import parse_cpus
 
 
 def parser() -> argparse.ArgumentParser:
-    """Of the program."""
-    made = argparse.ArgumentParser(
+    """Return the argument parser of the program."""
+    result = argparse.ArgumentParser(
         prog="python -m hostdev_driver",
         description="A DRA driver for this host's hugepages, CPUs and GPUs.",
         epilog="In a pod it reads claims from the API server and publishes ResourceSlices. With --claims it "
         "needs no API server, and publishes nothing unless --api-server names one.",
     )
     for title, arguments in ARGUMENTS.items():
-        group = made.add_argument_group(title)
+        group = result.add_argument_group(title)
         for name, argument in arguments.items():
             group.add_argument(name, **argument)
-    return made
+    return result
 
 
 def _count(text: str) -> int:
@@ -49,7 +49,7 @@ def _directory(default: str | None, what: str = "") -> dict[str, Any]:
 
 
 ARGUMENTS: Final[Mapping[str, Mapping[str, Mapping[str, Any]]]] = {
-    "who it is": {
+    "identity": {
         "--driver-name": {
             "default": "hostdev.drahealth.example.com",
             "metavar": "NAME",
@@ -58,32 +58,32 @@ ARGUMENTS: Final[Mapping[str, Mapping[str, Mapping[str, Any]]]] = {
         "--node-name": {
             "default": os.environ.get("NODE_NAME") or socket.gethostname(),
             "metavar": "NAME",
-            "help": "pool of its devices; default: $NODE_NAME, or this host's name",
+            "help": "pool of the devices; default: $NODE_NAME, or this host's name",
         },
         "--pod-uid": {
             "default": os.environ.get("POD_UID", ""),
             "metavar": "UID",
-            "help": "of its pod, so that a new one can take over from an old one; default: $POD_UID",
+            "help": "UID of the driver's pod, for rolling updates; default: $POD_UID",
         },
     },
-    "where the kubelet and the container runtime look": {
+    "directories of the kubelet and the container runtime": {
         "--kubelet-dir": _directory("/var/lib/kubelet"),
         "--plugin-dir": _directory(None, "default: plugins/<driver name> in the kubelet's"),
         "--registry-dir": _directory(None, "default: plugins_registry in the kubelet's"),
         "--cdi-dir": _directory("/var/run/cdi"),
-        "--state-dir": _directory(None, "of what outlives the driver; default: the plugin directory"),
+        "--state-dir": _directory(None, "saved state; default: the plugin directory"),
     },
-    "where claims come from": {
-        "--claims": _directory(None, "of files <namespace>_<name>.json; default: the API server"),
-        "--api-server": {"metavar": "URL", "help": "default: the one that a pod is told of"},
+    "source of claims": {
+        "--claims": _directory(None, "files <namespace>_<name>.json; default: the API server"),
+        "--api-server": {"metavar": "URL", "help": "default: the API server of the pod's cluster"},
         "--api-ca": {
             "type": Path,
             "metavar": "FILE",
-            "help": "certificates that it is known by; default: the system's",
+            "help": "CA certificates of the API server; default: the system's",
         },
         "--api-token": {"type": Path, "metavar": "FILE", "help": "bearer token; default: none"},
     },
-    "what is handed out": {
+    "offered devices": {
         "--hugepage-shares": {
             "type": _count,
             "default": 1,
@@ -100,7 +100,7 @@ ARGUMENTS: Final[Mapping[str, Mapping[str, Mapping[str, Any]]]] = {
             "type": _cpus,
             "default": frozenset(),
             "metavar": "LIST",
-            "help": "never handed out, such as 0-1",
+            "help": "CPUs that are never offered, such as 0-1",
         },
         "--sysfs-root": _directory("/sys"),
         "--procfs-root": _directory("/proc"),

@@ -1,4 +1,4 @@
-"""Where the claims come from that the kubelet names: the API server, or files for those who have none."""
+"""Sources of the claims that the kubelet names: the API server, or files."""
 
 import json
 from pathlib import Path
@@ -13,14 +13,14 @@ NOT_FOUND: Final = 404
 
 
 class ClaimApi:
-    """Claims of the API server, each read when it is asked for."""
+    """Claims from the API server, read at each call."""
 
     def __init__(self, api: ApiServer, driver: str) -> None:
         self._api = api
         self._driver = driver
 
     def __call__(self, ref: agent.ClaimRef) -> agent.Claim:
-        """The claim as it is now.
+        """Return the current claim.
 
         Raises:
             TransientError: ``claim.not_found``, or as :func:`agent.parse_claim`.
@@ -36,16 +36,14 @@ class ClaimApi:
 
 
 class ClaimFiles:
-    """Claims as ``kubectl get resourceclaim -n <namespace> <name> -o json`` writes them, a file each:
-    ``<namespace>_<name>.json``.
-    """
+    """Claims in files ``<namespace>_<name>.json``, as ``kubectl get resourceclaim -o json`` writes them."""
 
     def __init__(self, directory: Path, driver: str) -> None:
         self._directory = directory
         self._driver = driver
 
     def __call__(self, ref: agent.ClaimRef) -> agent.Claim:
-        """The claim as its file says it now.
+        """Return the claim in its file.
 
         Raises:
             TransientError: ``claim.not_found``, or as :func:`agent.parse_claim`.
@@ -56,9 +54,9 @@ class ClaimFiles:
             with open(path, "rb") as file:
                 obj = json.loads(file.read(FILE_BYTES))
         except FileNotFoundError:
-            raise agent.TransientError(f"there is no {path}", code="claim.not_found") from None
+            raise agent.TransientError(f"{path} does not exist", code="claim.not_found") from None
         except (ValueError, RecursionError) as error:
-            raise agent.TransientError(f"{path}: no JSON: {error}", code="claim.malformed") from None
+            raise agent.TransientError(f"{path}: is not JSON: {error}", code="claim.malformed") from None
         if not isinstance(obj, dict):
-            raise agent.TransientError(f"{path}: no object", code="claim.malformed")
+            raise agent.TransientError(f"{path}: is not an object", code="claim.malformed")
         return agent.parse_claim(obj, self._driver, ref)

@@ -1,32 +1,32 @@
-"""What the containers of a claim see of what it holds.
+"""CDI devices of a claim: what its containers see.
 
-CPUs and pages are named to them in variables, pages are mounted, GPUs get their device nodes. Nothing is
-enforced: cpusets and hugetlb limits are the container runtime's and the kubelet's, who own the cgroups.
+CPUs and pages are named in variables, pages are mounted, GPUs get their device nodes. The driver sets no
+cgroup limit: cpusets and hugetlb limits belong to the container runtime and the kubelet.
 """
 
 from collections.abc import Iterable, Sequence
 from typing import Final
 
 import agent
-from hostdev_driver.book import Grant
-from hostdev_driver.host import format_cpus, kib_of
+from hostdev_driver.grants import Grant
+from hostdev_driver.host import format_cpus, parse_size_kib
 
 PAGES_AT: Final = "/dev/hugepages"
 
 
 def devices_for(grants: Sequence[Grant]) -> list[agent.CdiDevice]:
-    """One device per grant, in their order.
+    """Return one CDI device per grant, in order.
 
-    A container gets all devices of a request or none, and of a variable that several devices set it gets one.
-    So each of them says what all of its request have.
+    A container gets all devices of a request or none, and only one value of a variable that several devices
+    set. So each device sets the variables of its whole request.
     """
     return [_device(grant, [one for one in grants if one.request == grant.request]) for grant in grants]
 
 
 def _device(grant: Grant, of_request: Sequence[Grant]) -> agent.CdiDevice:
-    words = [grant.request.replace("/", "."), grant.device, grant.share_id]
+    parts = [grant.request.replace("/", "."), grant.device, grant.share_id]
     return agent.CdiDevice(
-        name=".".join(filter(None, words)),
+        name=".".join(filter(None, parts)),
         env=_variables(of_request),
         mounts=tuple(_mounts(grant)),
         nodes=tuple(agent.CdiNode(path) for path in grant.nodes),
@@ -44,6 +44,6 @@ def _variables(grants: Sequence[Grant]) -> dict[str, str]:
 
 def _mounts(grant: Grant) -> Iterable[agent.CdiMount]:
     if grant.pages:
-        size = kib_of(grant.size)
+        size = parse_size_kib(grant.size)
         options = ("nosuid", "nodev", f"pagesize={size}K", f"size={grant.pages * size}K", "mode=1777")
         yield agent.CdiMount("hugetlbfs", f"{PAGES_AT}/{grant.device}", options, "hugetlbfs")

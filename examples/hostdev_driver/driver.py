@@ -1,17 +1,17 @@
-"""The driver: what is done when a claim is prepared and unprepared, and a check of its own."""
+"""The driver: prepare and unprepare of claims, and a check of its own."""
 
 from pathlib import Path
 
 import agent
-from hostdev_driver.book import unheld_pages
 from hostdev_driver.containers import devices_for
+from hostdev_driver.grants import unheld_pages
 from hostdev_driver.host import Host
 from hostdev_driver.ledger import Ledger
-from hostdev_driver.parameters import wanted
+from hostdev_driver.parameters import requested_grant
 
 
 class HostDriver:
-    """Hands out what the host has. Both calls run in threads of their own and may take their time."""
+    """Driver of the host's devices. Each call runs in a thread of its own and may block."""
 
     def __init__(self, monitor: agent.Monitor, host: Host, ledger: Ledger, cdi_dir: Path) -> None:
         self.monitor, self.host, self.ledger, self.cdi_dir = monitor, host, ledger, cdi_dir
@@ -20,10 +20,10 @@ class HostDriver:
         monitor.check(every=5, timeout=2, devices="hugepages-*", name="pages-left")(self.pages_left)
 
     def prepare(self, claim: agent.Claim) -> list[agent.PreparedDevice]:
-        """Done again for the same claim, it gives the same: after a lost answer, a restart, a reboot."""
+        """Prepare a claim. Idempotent, also after a lost answer, a restart or a reboot."""
         for device in claim.devices:
             self.monitor.require_healthy(device)
-        grants = tuple(wanted(claim, device, self.host) for device in claim.devices)
+        grants = tuple(requested_grant(claim, device, self.host) for device in claim.devices)
         grants = self.ledger.hold(claim, grants, self.host)
         ids = agent.write_spec(self.cdi_dir, self.kind, claim.uid, devices_for(grants))
         return [
@@ -32,12 +32,13 @@ class HostDriver:
         ]
 
     def unprepare(self, ref: agent.ClaimRef) -> None:
-        """A claim that was never prepared is fine."""
+        """Unprepare a claim; does nothing for a claim that was never prepared."""
         agent.remove_spec(self.cdi_dir, self.kind, ref.uid)
         self.ledger.release(ref.uid)
 
     def pages_left(self, device: agent.Device) -> agent.Finding | None:
-        """Somebody uses pages without a claim: the device works, but the next claim may find too few."""
+        """Report pages in use without a claim: the device works, but the next claim may find too few
+        pages."""
         assert isinstance(device.part, agent.Hugepages)
         size, numa = device.part.size, device.part.numa
         if self.host.free_pages(size, numa) >= unheld_pages(self.ledger.read(), self.host, size, numa):

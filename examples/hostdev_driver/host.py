@@ -1,7 +1,7 @@
-"""What the host has to hand out, found in sysfs once, when the driver starts.
+"""Devices of the host, found in sysfs once when the driver starts.
 
-A device is a share of a NUMA node's hugepage pool, some of its CPUs, or a GPU. Names are the same after a
-restart as long as the host is. Whether a device works is not looked at here: that is what drahealth is for.
+A device is a share of a NUMA node's hugepage pool, some of its CPUs, or a GPU. Names are stable over restarts
+while the hardware is the same. drahealth determines the health of the devices.
 """
 
 import re
@@ -17,23 +17,23 @@ _UNITS: Final = ("Ki", "Mi", "Gi", "Ti")
 
 
 class Found(NamedTuple):
-    """A device of the host."""
+    """Device of the host with its device nodes."""
 
     device: agent.Device
     nodes: tuple[str, ...] = ()
-    """Device nodes that belong to it."""
+    """Paths of the device nodes."""
 
 
 class Host:
-    """The host as it was when the driver started.
+    """Devices of the host at the start of the driver.
 
     Args:
-        pool: Of all devices: the node's name.
+        pool: Pool of all devices: the node's name.
         sysfs: Root of sysfs.
-        procfs: Root of procfs, where NVIDIA's driver says which device node is whose.
-        shares: Devices that each hugepage pool is split into.
-        cpus_each: CPUs of a device; 0: those of a NUMA node are one device.
-        reserved: CPUs that are never handed out.
+        procfs: Root of procfs, where the NVIDIA driver lists the device nodes of GPUs.
+        shares: Number of devices per hugepage pool.
+        cpus_each: Number of CPUs per device; 0: all CPUs of a NUMA node are one device.
+        reserved: CPUs that are never offered.
     """
 
     def __init__(
@@ -57,32 +57,32 @@ class Host:
 
     @property
     def devices(self) -> list[agent.Device]:
-        """To be published, and to be watched."""
+        """Devices to publish and to monitor."""
         return [one.device for one in self.found.values()]
 
-    def look_up(self, device: agent.ClaimDevice) -> Found:
-        """The device that a claim was given.
+    def find(self, device: agent.ClaimDevice) -> Found:
+        """Return the device that is allocated to a claim.
 
         Raises:
-            PermanentError: ``device.unknown``: the claim was allocated from an old list of devices.
+            PermanentError: ``device.unknown``: the claim was allocated from an outdated ResourceSlice.
         """
         if device.pool != self.pool or device.device not in self.found:
             raise agent.PermanentError(f"{device.ref} is not on this node", code="device.unknown")
         return self.found[device.device]
 
     def page_sizes(self) -> set[str]:
-        """Of hugepages that this host hands out."""
+        """Return the sizes of offered hugepages."""
         parts = (one.device.part for one in self.found.values())
         return {part.size for part in parts if isinstance(part, agent.Hugepages)}
 
     def free_pages(self, size: str, numa: int) -> int:
-        """Pages of a pool that nobody uses now.
+        """Return the free pages of a pool.
 
         Raises:
-            OSError: It cannot be read.
+            OSError: The count cannot be read.
         """
         with agent.doing(agent.Operation.DEVICE):
-            return _number(_pools(self._sysfs)[numa] / f"hugepages-{kib_of(size)}kB/free_hugepages")
+            return _number(_pools(self._sysfs)[numa] / f"hugepages-{parse_size_kib(size)}kB/free_hugepages")
 
 
 # --- hugepages ---------------------------------------------------------------------------------------------
@@ -92,37 +92,37 @@ def _find_hugepages(pool: str, sysfs: Path, shares: int) -> Iterator[Found]:
     for numa, directory in sorted(_pools(sysfs).items()):
         for size_kib in sorted(_numbered(directory, r"hugepages-(\d+)kB")):
             pages = _number(directory / f"hugepages-{size_kib}kB/nr_hugepages") // shares
-            size = size_of(size_kib)
+            size = format_size(size_kib)
             for share in range(shares if pages else 0):
                 name = f"hugepages-{size.lower()}-node{numa}-{share}"
                 yield Found(agent.Device(name, agent.Hugepages(size, pages=pages, numa=numa), pool=pool))
 
 
 def _pools(sysfs: Path) -> dict[int, Path]:
-    """Where the hugepages of each NUMA node are; a kernel without NUMA has but one."""
+    """Return the hugepage directory of each NUMA node; a kernel without NUMA has node 0 only."""
     nodes = _numbered(sysfs / "devices/system/node", r"node(\d+)")
     found = {numa: path / "hugepages" for numa, path in nodes.items() if (path / "hugepages").is_dir()}
     whole = sysfs / "kernel/mm/hugepages"
     return found or ({0: whole} if whole.is_dir() else {})
 
 
-def size_of(size_kib: int) -> str:
-    """A size as Kubernetes writes it: ``2Mi``."""
+def format_size(size_kib: int) -> str:
+    """Return a size as a Kubernetes quantity: ``2Mi``."""
     unit = 0
     while size_kib % 1024 == 0 and unit + 1 < len(_UNITS):
         size_kib, unit = size_kib // 1024, unit + 1
     return f"{size_kib}{_UNITS[unit]}"
 
 
-def kib_of(size: str) -> int:
-    """The inverse of :func:`size_of` [KiB].
+def parse_size_kib(size: str) -> int:
+    """Parse a Kubernetes quantity of a size [KiB].
 
     Raises:
-        ValueError: It is no size.
+        ValueError: The text is not a size.
     """
     found = re.fullmatch(r"([1-9][0-9]{0,11})(Ki|Mi|Gi|Ti)", size)
     if found is None:
-        raise ValueError(f"{size!r} is no size; write a number and Ki, Mi, Gi or Ti, such as 2Mi")
+        raise ValueError(f"{size!r} is not a size; write a number and Ki, Mi, Gi or Ti, such as 2Mi")
     return int(found[1]) << 10 * _UNITS.index(found[2])
 
 
@@ -135,7 +135,7 @@ def _find_cpus(pool: str, sysfs: Path, each: int, reserved: Set[int]) -> Iterato
     nodes = _numbered(sysfs / "devices/system/node", r"node(\d+)")
     lists = {numa: parse_cpus(_text(path / "cpulist")) for numa, path in nodes.items()} or {0: usable}
     for numa, members in sorted(lists.items()):
-        # CPUs of one core stand together, so that no two devices share a core where that can be had
+        # sort CPUs by core, so that two devices share a core only if the numbers require it
         ordered = sorted(members & usable, key=lambda cpu: (min(_siblings(cpus, cpu)), cpu))
         step = each or max(len(ordered), 1)
         for number, first in enumerate(range(0, len(ordered) - (each or 1) + 1, step)):
@@ -151,22 +151,22 @@ def _siblings(cpus: Path, cpu: int) -> set[int]:
 
 
 def parse_cpus(text: str) -> set[int]:
-    """CPUs in the kernel's list format, ``0-3,8``.
+    """Parse CPUs in the kernel's list format, ``0-3,8``.
 
     Raises:
-        ValueError: naming what is no CPU or range.
+        ValueError: A part is neither a CPU number nor a range; names the part.
     """
     cpus: set[int] = set()
     for part in filter(None, text.strip().split(",")):
         found = re.fullmatch(r"([0-9]{1,4})(?:-([0-9]{1,4}))?", part)
         if found is None or int(found[2] or found[1]) < int(found[1]):
-            raise ValueError(f"{part!r} is no CPU number or range")
+            raise ValueError(f"{part!r} is not a CPU number or range")
         cpus |= set(range(int(found[1]), int(found[2] or found[1]) + 1))
     return cpus
 
 
 def format_cpus(cpus: Iterable[int]) -> str:
-    """The inverse of :func:`parse_cpus`."""
+    """Return CPUs in the kernel's list format."""
     ranges: list[list[int]] = []
     for cpu in sorted(cpus):
         if ranges and ranges[-1][-1] == cpu - 1:
@@ -180,7 +180,7 @@ def format_cpus(cpus: Iterable[int]) -> str:
 
 
 def _find_gpus(pool: str, sysfs: Path, procfs: Path) -> Iterator[Found]:
-    """Those that NVIDIA's driver has: one that a virtual machine was given is not ours to hand out."""
+    """Find GPUs bound to the NVIDIA driver; a GPU passed to a virtual machine is not offered."""
     for information in sorted(procfs.glob("driver/nvidia/gpus/*/information")):
         address = information.parent.name
         function = sysfs / "bus/pci/devices" / address
@@ -206,7 +206,7 @@ def _number(path: Path) -> int:
 
 
 def _numbered(directory: Path, pattern: str) -> dict[int, Path]:
-    """Entries of a directory by the number in their names; none if there is no such directory."""
+    """Return entries of a directory by the number in their names; none without the directory."""
     if not directory.is_dir():
         return {}
     found = ((re.fullmatch(pattern, path.name), path) for path in directory.iterdir())

@@ -1,4 +1,4 @@
-"""The book on disk: who holds what outlives the driver, and two prepares never hand out the same."""
+"""Ledger on disk: what each claim holds survives a restart, and two prepares never get the same resources."""
 
 import os
 import threading
@@ -8,7 +8,7 @@ from typing import Final
 import msgspec
 
 import agent
-from hostdev_driver.book import Book, Grant, Holding, check_pages, held, hold, release
+from hostdev_driver.grants import Grant, Holding, Holdings, check_pages, held, hold, release
 from hostdev_driver.host import Host
 
 VERSION: Final = 1
@@ -24,65 +24,65 @@ class _File(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class Ledger:
-    """A book that is kept in a file. May be used by several threads.
+    """File of what claims hold. Thread-safe.
 
-    It is read each time: while one instance of the driver replaces another both use it, one after the other
-    as ``PluginServer(serialize=True)`` has it.
+    The file is read at each call: during a rolling update two instances of the driver use it one after the
+    other (``PluginServer(serialize=True)``).
 
-    A file that cannot be read is left as it is: what claims hold is not known then, and handing out anything
-    might give it to two of them. So claims fail, and say why, until somebody looks.
+    A corrupt file is not changed: it is unknown what claims hold, and a new grant might give a resource to
+    two claims. So all claims fail with this cause until an operator repairs the file.
     """
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._lock = threading.Lock()
 
-    def read(self) -> Book:
-        """What is held now.
+    def read(self) -> Holdings:
+        """Return what claims hold now.
 
         Raises:
             PermanentError: ``state.checkpoint_corrupt``, ``state.version_newer``.
-            OSError: It cannot be read now.
+            OSError: The file cannot be read now.
         """
         with self._lock:
             return self._read()
 
     def hold(self, claim: agent.Claim, grants: tuple[Grant, ...], host: Host) -> tuple[Grant, ...]:
-        """What the claim holds from now on: what it held before, or else these.
+        """Record these grants for the claim, unless it holds some already; returns what it holds.
 
         Raises:
-            TransientError: Another claim has it: ``cpu.overlap``, ``mem.hugepages.insufficient``.
-            PermanentError, OSError: As :meth:`read`; or it cannot be written, and nothing is held.
+            TransientError: Another claim holds a resource: ``cpu.overlap``, ``mem.hugepages.insufficient``.
+            PermanentError, OSError: As :meth:`read`; or the file cannot be written, and nothing is recorded.
         """
         with self._lock:
-            book = self._read()
-            if already := held(book, claim):
+            holdings = self._read()
+            if already := held(holdings, claim):
                 return already
-            held_then = hold(book, claim, grants)
+            new_holdings = hold(holdings, claim, grants)
             check_pages(grants, host)
-            self._write(held_then)
+            self._write(new_holdings)
             return grants
 
     def release(self, uid: str) -> None:
-        """The claim holds nothing any more. One that held nothing is no error.
+        """Drop what a claim holds; a claim that holds nothing is no error.
 
         Raises:
             PermanentError, OSError: As :meth:`hold`.
         """
         with self._lock:
-            book = self._read()
-            if uid in book:
-                self._write(release(book, uid))
+            holdings = self._read()
+            if uid in holdings:
+                self._write(release(holdings, uid))
 
-    def _read(self) -> Book:
+    def _read(self) -> Holdings:
         with agent.doing(agent.Operation.STATE, self._path):
             try:
                 return _decode(self._path, self._path.read_bytes())
             except FileNotFoundError:
                 return {}
 
-    def _write(self, book: Book) -> None:
-        data = msgspec.json.encode(_File(VERSION, dict(book)))
+    def _write(self, holdings: Holdings) -> None:
+        data = msgspec.json.encode(_File(VERSION, dict(holdings)))
         new = self._path.with_name(f".{self._path.name}.new")
         with agent.doing(agent.Operation.STATE, self._path):
             self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -93,12 +93,12 @@ class Ledger:
             new.rename(self._path)
 
 
-def _decode(path: Path, data: bytes) -> Book:
+def _decode(path: Path, data: bytes) -> Holdings:
     try:
         version = msgspec.json.decode(data, type=_Head).version
         if version > VERSION:
             raise agent.PermanentError(
-                f"{path} is of version {version}, this driver reads {VERSION}",
+                f"{path} has version {version}, this driver reads version {VERSION}",
                 code="state.version_newer",
                 scope=agent.Scope.DRIVER,
             )

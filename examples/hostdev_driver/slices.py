@@ -1,7 +1,7 @@
-"""The driver's ResourceSlices: its devices as the scheduler sees them, with the taints that drahealth says.
+"""ResourceSlices of the driver: its devices for the scheduler, with the taints of drahealth.
 
-The kubelet deletes them when the driver is away for long, and when it starts itself, so they are looked at
-again and again. What is as it should be is left alone.
+The kubelet deletes the slices when the driver is away for long, and when the kubelet starts, so they are
+compared periodically. Up-to-date slices are not written.
 """
 
 import logging
@@ -12,11 +12,11 @@ from urllib.parse import urlencode
 
 import agent
 from hostdev_driver.api import ApiServer, path_of
-from hostdev_driver.host import Found, Host, kib_of, parse_cpus, size_of
+from hostdev_driver.host import Found, Host, format_size, parse_cpus, parse_size_kib
 
 DEVICES_MAX: Final = 64
-"""In one slice. The API server takes 128 if none of them is tainted; but any may be one day, and should not
-have to move to another slice then."""
+"""Most devices in a slice. The API server accepts 128 untainted ones, but a device that gets a taint should
+not have to move to another slice."""
 SLICES: Final = path_of("apis", "resource.k8s.io", "v1", "resourceslices")
 NAME_BYTES: Final = 253
 
@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 
 
 class Publisher:
-    """Keeps the slices of one node as they should be. May be used by several threads."""
+    """Publisher of one node's slices. Thread-safe."""
 
     def __init__(self, api: ApiServer, driver: str, host: Host) -> None:
         self._api = api
@@ -34,52 +34,54 @@ class Publisher:
         self._taints: agent.Taints | None = None
 
     def publish(self, taints: agent.Taints) -> None:
-        """For ``Monitor.on_taints``, which calls again when this raises.
+        """Publish the slices with these taints; ``Monitor.on_taints`` retries after an exception.
 
         Raises:
-            ApiError, OSError: As :meth:`ApiServer.call`; some of the slices may be as they should be.
+            ApiError, OSError: As :meth:`ApiServer.call`; some slices may have been published.
         """
         with self._lock:
             self._taints = taints
             self._publish(taints)
 
     def refresh(self) -> None:
-        """Publishes once more what was published last. Raises nothing: the next time is soon."""
+        """Publish the last state again, if slices differ. Raises nothing: the next call comes soon."""
         with self._lock:
             if self._taints is None:
                 return
             try:
                 self._publish(self._taints)
-            except Exception as error:  # the API server is away; whatever it is, the driver goes on
-                log.warning("ResourceSlices could not be looked at: %s", error)
+            except Exception as error:  # e.g. the API server is unreachable; the driver goes on
+                log.warning("ResourceSlices could not be refreshed: %s", error)
 
     def _publish(self, taints: agent.Taints) -> None:
-        there = self._there()
-        wanted = self._wanted(devices_of(self._host, taints, self._driver), there)
+        existing = self._existing()
+        wanted = self._wanted(devices_of(self._host, taints, self._driver), existing)
         for name, spec in wanted.items():
-            found = there.get(name)
+            found = existing.get(name)
             if found is None:
                 self._api.call("POST", SLICES, self._slice(name, spec))
-            elif not _is_as(found["spec"], spec):
+            elif not _is_up_to_date(found["spec"], spec):
                 version = {"resourceVersion": found["metadata"]["resourceVersion"]}
                 self._api.call("PUT", SLICES + path_of(name), self._slice(name, spec, version))
-        for name in there.keys() - wanted.keys():
+        for name in existing.keys() - wanted.keys():
             self._api.call("DELETE", SLICES + path_of(name))
 
-    def _there(self) -> dict[str, Any]:
+    def _existing(self) -> dict[str, Any]:
         chosen = urlencode({"fieldSelector": f"spec.driver={self._driver},spec.nodeName={self._host.pool}"})
         return {one["metadata"]["name"]: one for one in self._api.call("GET", f"{SLICES}?{chosen}")["items"]}
 
-    def _wanted(self, devices: list[dict[str, Any]], there: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-        """Specs by name.
+    def _wanted(
+        self, devices: list[dict[str, Any]], existing: Mapping[str, Any]
+    ) -> dict[str, dict[str, Any]]:
+        """Return the wanted specs by name.
 
-        A slice of a higher generation makes those of lower ones count for nothing, so that the scheduler
-        never sees half of a change. Taints need none.
+        The scheduler ignores slices of a lower generation, so it never sees a partial change. A change of
+        taints needs no new generation.
         """
         starts = range(0, max(len(devices), 1), DEVICES_MAX)
         parts = {self._name(start // DEVICES_MAX): devices[start : start + DEVICES_MAX] for start in starts}
-        generation = max((int(one["spec"]["pool"]["generation"]) for one in there.values()), default=0)
-        published = {name: _untainted(one["spec"].get("devices") or []) for name, one in there.items()}
+        generation = max((int(one["spec"]["pool"]["generation"]) for one in existing.values()), default=0)
+        published = {name: _untainted(one["spec"].get("devices") or []) for name, one in existing.items()}
         if published != {name: _untainted(part) for name, part in parts.items()}:
             generation += 1
         pool = {"name": self._host.pool, "generation": generation, "resourceSliceCount": len(parts)}
@@ -95,7 +97,7 @@ class Publisher:
     def _slice(
         self, name: str, spec: Mapping[str, object], more: Mapping[str, object] | None = None
     ) -> dict[str, Any]:
-        """A slice that goes with its node."""
+        """Return a slice that is deleted with its node."""
         node = self._api.call("GET", path_of("api", "v1", "nodes", self._host.pool))["metadata"]
         owner = {
             "apiVersion": "v1",
@@ -113,7 +115,7 @@ class Publisher:
 
 
 def devices_of(host: Host, taints: agent.Taints, driver: str) -> list[dict[str, Any]]:
-    """What the slices say of each device."""
+    """Return all devices in the format of a ResourceSlice."""
     found = []
     for name, one in host.found.items():
         device = {"name": name, **_facts(one)}
@@ -124,10 +126,10 @@ def devices_of(host: Host, taints: agent.Taints, driver: str) -> list[dict[str, 
 
 
 def _facts(found: Found) -> dict[str, Any]:
-    """What a claim can choose by."""
+    """Return the attributes and the capacity of a device, for selectors of claims."""
     part = found.device.part
     if isinstance(part, agent.Hugepages):
-        size = {"value": size_of(part.pages * kib_of(part.size))}
+        size = {"value": format_size(part.pages * parse_size_kib(part.size))}
         return {
             "attributes": {
                 "kind": {"string": "hugepages"},
@@ -150,6 +152,6 @@ def _untainted(devices: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [{key: value for key, value in device.items() if key != "taints"} for device in devices]
 
 
-def _is_as(spec: Mapping[str, object], wanted: Mapping[str, object]) -> bool:
-    """Whether a slice says what it should; the API server may have added what it takes for granted."""
+def _is_up_to_date(spec: Mapping[str, object], wanted: Mapping[str, object]) -> bool:
+    """Return whether a slice is up to date; the API server may have added default fields."""
     return all(spec.get(key) == value for key, value in wanted.items())

@@ -1,14 +1,12 @@
-/*
- * command.h - a command: between the line that says it and the GPUs that it changes.
- */
+/* command.h - a parsed command, between its line and the GPUs that it changes. */
 #ifndef FAKE_COMMAND_H
 #define FAKE_COMMAND_H
 
 #include "fake.h"
 
-#define FAKE_ERROR 200 /* room for what is wrong with a line */
+#define FAKE_ERROR 200 /* room for the error text of a line */
 
-/* A line of a scenario, understood. Which members mean something follows from the verb. */
+/* A parsed line of a scenario. The verb decides which members are used. */
 enum fake_verb {
     FAKE_NOTHING, /* an empty line, or a comment */
     FAKE_PROFILE, FAKE_SOCKET, /* in the file only */
@@ -19,7 +17,7 @@ enum fake_verb {
 };
 
 struct fake_change {
-    uint8_t link; /* 0: of the GPU, else the link's number and one */
+    uint8_t link; /* 0: the GPU, else the link's number plus one */
     uint8_t quantity;
     bool relative;
     int64_t value;
@@ -33,18 +31,20 @@ struct fake_command {
     uint32_t code, gi, ci, rate;
     uint64_t type, data, duration_ns;
     enum fake_call call;
-    bool flag; /* a hang has the driver's lock; MIG is on; handles are the same; a wait has no event; once */
-    uint32_t num; /* of changes, of MIG instances, of GPUs (0: as many as there are); a field's id, a link */
+    bool flag; /* by verb: the hang holds the driver's lock; MIG is on; handles stay valid; a wait has no
+                  event; once */
+    uint32_t num; /* by verb: number of changes, of MIG instances, of GPUs (0: as many as before); a field's
+                     id, a link */
     struct fake_change change[16];
     const struct fake_mig_profile *mig[FAKE_MIGS];
     const struct fake_profile *profile;
     char text[108]; /* a socket's path, a driver's version */
 };
 
-/* command.c: @line is written to. False, and the reason in @error. Under the lock, as execute. */
+/* command.c: modifies @line. Return: false, with the reason in @error. Under the lock, as execute. */
 bool fake_command_parse(char *line, struct fake_command *c, char error[FAKE_ERROR]);
 
-/* execute.c: what is answered, "ok" or "ok 17"; of all verbs but those of the file and of time */
+/* execute.c: the answer is "ok" or "ok 17"; for all verbs but those of the file and of time */
 void fake_execute(const struct fake_command *c, char answer[FAKE_ERROR]);
 
 #endif

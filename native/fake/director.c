@@ -1,8 +1,8 @@
 /*
- * director.c - who gives the commands: the scenario file, its timeline and storms, the control socket.
+ * director.c - issues the commands: from the scenario file, its timeline and storms, and the control socket.
  *
- * One thread, started with the first nvmlInit() that found a scenario, and never ended: the GPUs outlive
- * the sessions. The timeline counts from that nvmlInit(). Storms are dealt out by the millisecond.
+ * One thread, started by the first nvmlInit() that found a scenario, and never ended: the GPUs outlive the
+ * sessions. The timeline counts from that nvmlInit(). Storms are distributed by the millisecond.
  */
 #include "command.h"
 
@@ -23,10 +23,10 @@
 
 struct storm {
     struct fake_command command;
-    uint64_t next_ns, until_ns, every_ns; /* until_ns 0: none */
+    uint64_t next_ns, until_ns, every_ns; /* until_ns 0: unlimited */
 };
 
-static struct fake_command timeline[TIMELINE]; /* what is still to come, in its order */
+static struct fake_command timeline[TIMELINE]; /* commands still to come, in order */
 static uint32_t timeline_num;
 static struct storm storms[STORMS];
 static int listener = -1;
@@ -70,8 +70,8 @@ static bool storm_begin(const struct fake_command *c, char answer[FAKE_ERROR])
     return wrong(answer, "8 storms are under way already");
 }
 
-/* Now, or once its time has come. */
-static bool give(const struct fake_command *c, char answer[FAKE_ERROR])
+/* Execute a command now, or schedule it. */
+static bool run_command(const struct fake_command *c, char answer[FAKE_ERROR])
 {
     snprintf(answer, FAKE_ERROR, "ok");
     if (c->timed)
@@ -82,8 +82,8 @@ static bool give(const struct fake_command *c, char answer[FAKE_ERROR])
     return true;
 }
 
-/* Does what is due. When the next is; 0 if nothing is to come. */
-static uint64_t proceed(void)
+/* Execute what is due. Return: when the next command is due; 0 without one. */
+static uint64_t run_due(void)
 {
     uint64_t now = fake_now(), next = 0;
     char answer[FAKE_ERROR];
@@ -92,7 +92,7 @@ static uint64_t proceed(void)
         struct fake_command c = timeline[0];
 
         memmove(timeline, timeline + 1, --timeline_num * sizeof(timeline[0]));
-        if (!give(&c, answer))
+        if (!run_command(&c, answer))
             fprintf(stderr, "fake NVML: %s\n", answer);
     }
     if (timeline_num)
@@ -110,8 +110,8 @@ static uint64_t proceed(void)
     return next;
 }
 
-/* One line from a client: what to answer. */
-static void obey(char *line, char answer[FAKE_ERROR + 8])
+/* Handle one line from a client, and write the answer. */
+static void handle_line(char *line, char answer[FAKE_ERROR + 8])
 {
     char text[FAKE_ERROR];
     struct fake_command c;
@@ -122,13 +122,13 @@ static void obey(char *line, char answer[FAKE_ERROR + 8])
     if (right && (c.verb == FAKE_PROFILE || c.verb == FAKE_SOCKET))
         right = wrong(text, "a profile and a socket stand in the file only");
     if (right)
-        right = give(&c, text);
+        right = run_command(&c, text);
     pthread_mutex_unlock(&fake.lock);
     snprintf(answer, FAKE_ERROR + 8, "%s%s\n", right ? "" : "error: ", text);
 }
 
-/* False: he is gone, or does not keep to lines. */
-static bool hear(struct client *c)
+/* Read from a client. Return: false if it is gone, or sends no lines. */
+static bool read_client(struct client *c)
 {
     ssize_t n = recv(c->fd, c->line + c->num, sizeof(c->line) - 1 - c->num, MSG_DONTWAIT);
     char *begin = c->line, *end;
@@ -141,7 +141,7 @@ static bool hear(struct client *c)
         char answer[FAKE_ERROR + 8];
 
         *end = '\0';
-        obey(begin, answer);
+        handle_line(begin, answer);
         if (send(c->fd, answer, strlen(answer), MSG_NOSIGNAL | MSG_DONTWAIT) < 0)
             return false;
         begin = end + 1;
@@ -167,14 +167,14 @@ static void welcome(void)
 
 static void *direct(void *unused)
 {
-    pthread_setname_np(pthread_self(), "fake-nvml"); /* not that of the thread that called nvmlInit() */
+    pthread_setname_np(pthread_self(), "fake-nvml"); /* not the name of the thread that called nvmlInit() */
     for (;;) {
         struct pollfd fds[CLIENTS + 1];
         struct timespec t;
         uint64_t next, now, left;
 
         pthread_mutex_lock(&fake.lock);
-        next = proceed();
+        next = run_due();
         now = fake_now();
         pthread_mutex_unlock(&fake.lock);
         left = next > now ? next - now : 0;
@@ -185,7 +185,7 @@ static void *direct(void *unused)
         if (ppoll(fds, CLIENTS + 1, next ? &t : NULL, NULL) < 0)
             continue;
         for (int i = 0; i < CLIENTS; i++)
-            if (fds[i].revents && !hear(&clients[i])) {
+            if (fds[i].revents && !read_client(&clients[i])) {
                 close(clients[i].fd);
                 clients[i].fd = -1;
             }
@@ -195,16 +195,16 @@ static void *direct(void *unused)
     return unused;
 }
 
-/* A socket that nobody serves is cleared away; any other file, and a living process's socket, is not. */
+/* Listen on a socket. A socket without a listener is replaced; another file, or a live socket, is not. */
 static bool listen_at(const char *path, char error[FAKE_ERROR])
 {
     struct sockaddr_un address = { .sun_family = AF_UNIX };
     const struct sockaddr *generic = (const struct sockaddr *)&address;
-    struct stat there;
+    struct stat exists;
 
     memcpy(address.sun_path, path, strlen(path) + 1);
     listener = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
-    if (lstat(path, &there) == 0 && S_ISSOCK(there.st_mode)) {
+    if (lstat(path, &exists) == 0 && S_ISSOCK(exists.st_mode)) {
         if (connect(listener, generic, sizeof(address)) == 0)
             errno = EADDRINUSE;
         else if (errno == ECONNREFUSED)
@@ -226,14 +226,14 @@ static bool start(void)
 
     for (int i = 0; i < CLIENTS; i++)
         clients[i].fd = -1;
-    sigfillset(&all); /* they are for the program that loaded us */
+    sigfillset(&all); /* signals are for the program that loaded the library */
     pthread_sigmask(SIG_SETMASK, &all, &before);
     started = pthread_create(&thread, NULL, direct, NULL) == 0 && pthread_detach(thread) == 0;
     pthread_sigmask(SIG_SETMASK, &before, NULL);
     return started;
 }
 
-/* The socket opens last: whoever can connect finds all of the file carried out. */
+/* The socket opens last: a client that can connect finds the whole file executed. */
 static bool read_file(FILE *file, uint32_t *line_num, char error[FAKE_ERROR])
 {
     char line[4096], path[sizeof(((struct fake_command *)0)->text)] = "";
@@ -255,7 +255,7 @@ static bool read_file(FILE *file, uint32_t *line_num, char error[FAKE_ERROR])
             fake_machine_make(c.profile, c.num);
         else if (c.verb == FAKE_SOCKET)
             memcpy(path, c.text, sizeof(path));
-        else if (!give(&c, error))
+        else if (!run_command(&c, error))
             return false;
         begun |= c.verb != FAKE_NOTHING;
     }

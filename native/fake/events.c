@@ -1,8 +1,8 @@
 /*
- * events.c - event sets: only what was registered before it happened is delivered.
+ * events.c - event sets: only events registered before they happened are delivered.
  *
- * A set's handle is its number and how often that number was used. Freed while somebody waits, the set
- * is gone for him too. A full set loses what comes next; how real ones overflow is not known.
+ * A set's handle is its number and how often that number was used. If a set is freed during a wait, the wait
+ * ends too. A full set loses further events; how real sets overflow is not known.
  */
 #include "fake.h"
 

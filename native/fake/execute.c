@@ -1,6 +1,4 @@
-/*
- * execute.c - a command, carried out at once. Nothing here can fail: parsing has checked it all.
- */
+/* execute.c - executes a parsed command at once. Nothing here can fail: the parser has checked everything. */
 #include "command.h"
 
 #include <stdio.h>

@@ -1,16 +1,16 @@
 /*
- * fake.h - a libnvidia-ml.so.1 without a GPU: what its files share.
+ * fake.h - a libnvidia-ml.so.1 without a GPU: declarations shared by its files.
  *
- *   profiles.c    the GPUs that can be played, as tables
- *   machine.c     the GPUs of this process, and what changes in them
- *   gate.c        what every call on a GPU passes: session, handle, hang, failure, loss
+ *   profiles.c    tables of the GPUs that can be simulated
+ *   machine.c     the GPUs of this process, and their changes
+ *   gate.c        checks that every call on a GPU passes: session, handle, hang, failure, loss
  *   session.c identity.c sensors.c memory.c links.c fields.c mig.c events.c    NVML's functions by theme
- *   command.c     a scenario's line, read and checked; command.h what it then is, words.c what it is made of
- *   execute.c     a command, carried out
+ *   command.c     parser of a scenario's line; command.h its result, tokens.c its tokens
+ *   execute.c     executes a command
  *   director.c    the scenario file, its timeline and storms, and the control socket
  *
  * One lock guards everything. No call holds it while it hangs, is slow, or waits for an event.
- * docs/fake-nvml.md has the language, and what in here is known of the real library and what is a guess.
+ * docs/fake-nvml.md documents the language, and what here is known of the real library and what is a guess.
  */
 #ifndef FAKE_H
 #define FAKE_H
@@ -19,7 +19,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#include "nvml.h"
+#include "gpu/nvml.h"
 
 #ifndef FAKE_BRANCH
 #define FAKE_BRANCH 580
@@ -30,19 +30,19 @@
 #define FAKE_LINKS 18
 #define FAKE_FIELDS 320
 #define FAKE_SETS 16
-#define FAKE_EVENTS 1024 /* of one set, not yet fetched */
-#define FAKE_NONE INT64_MIN /* this GPU does not have it: NVML_ERROR_NOT_SUPPORTED */
+#define FAKE_EVENTS 1024 /* events of one set that were not fetched yet */
+#define FAKE_NONE INT64_MIN /* the GPU does not support it: NVML_ERROR_NOT_SUPPORTED */
 #define FAKE_WHOLE_GPU 0xffffffffu
 #define FAKE_NS 1000000000ull
 
-/* What a reset of the GPU does to a quantity. */
+/* Effect of a GPU reset on a quantity. */
 enum fake_fate {
     FAKE_KEPT,
-    FAKE_CLEARED, /* to 0 */
-    FAKE_COUNTED  /* to 0; and what is added here is added to the next quantity too, its lifelong count */
+    FAKE_CLEARED, /* becomes 0 */
+    FAKE_COUNTED  /* becomes 0; additions also count for the next quantity, its lifetime count */
 };
 
-/* X(enumerator, name in a scenario, fate, value of an h100); profiles.c has how the others differ. */
+/* X(enumerator, name in a scenario, fate, value of an h100); profiles.c has the differences of other GPUs. */
 #define FAKE_QUANTITIES(X) \
     X(PERSISTENCE, "persistence", FAKE_KEPT, 1) \
     X(PROCESSES, "processes", FAKE_CLEARED, 0) \
@@ -119,7 +119,7 @@ enum fake_fate {
     X(FABRIC_HEALTH, "fabric.health", FAKE_KEPT, 0x1aa) \
     X(FABRIC_SUMMARY, "fabric.summary", FAKE_KEPT, 1)
 
-/* The same for one NVLink, in a scenario nvlink.<link>.<name>. Those after ecc_data came with NVLink 5. */
+/* The same for one NVLink, in a scenario nvlink.<link>.<name>. Those after ecc_data exist since NVLink 5. */
 #define FAKE_LINK_QUANTITIES(X) \
     X(STATE, "state", FAKE_KEPT, 1) \
     X(SPEED, "speed", FAKE_KEPT, 26562) \
@@ -174,8 +174,8 @@ struct fake_profile {
     uint32_t pci_device, pci_subsystem;
     uint8_t links;
     uint32_t link_speed;
-    bool newer_events; /* those of 0x200 and up: Ampere and later */
-    struct { uint16_t quantity; int64_t value; } other[32]; /* than an h100; ends where both are 0 */
+    bool newer_events; /* events 0x200 and up: Ampere and later */
+    struct { uint16_t quantity; int64_t value; } other[32]; /* difference to an h100; ends where both are 0 */
     struct fake_mig_profile mig[8];                          /* ends where the name is NULL */
 };
 
@@ -189,25 +189,25 @@ struct fake_gpu {
     int64_t link[FAKE_LINKS][L_NUM];
     bool lost, mig_on;
     bool nameless; /* its UUID is empty */
-    uint8_t migs, partitioned; /* how often it was: handles of before are void */
-    uint8_t part;              /* how often it was replaced */
+    uint8_t migs, partitioned; /* number of repartitionings: older handles are void */
+    uint8_t part;              /* number of replacements */
     struct fake_mig mig[FAKE_MIGS];
     struct {
         bool on, holds_driver;
         enum fake_call call; /* or CALL_ALL */
-        uint64_t until_ns;   /* 0: until it is released */
+        uint64_t until_ns;   /* 0: until released */
     } hang;
     uint64_t slow_ns;
-    uint16_t fail_call[CALL_NUM + 1]; /* what it answers; 0 as usual. The last one is for all */
+    uint16_t fail_call[CALL_NUM + 1]; /* forced return codes; 0 as usual. The last one is for all calls */
     uint16_t fail_field[FAKE_FIELDS];
     uint16_t fail_link[FAKE_LINKS];
     uint64_t calls[CALL_NUM];
-    uint32_t hung; /* calls that hang now, behind another GPU's lock too */
+    uint32_t hung; /* calls that hang now, including those behind another GPU's lock */
 };
 
 struct fake_event_set {
     bool used;
-    uint16_t uses; /* handles of before are void */
+    uint16_t uses; /* older handles are void */
     uint64_t types[FAKE_GPUS];
     nvmlEventData_t ring[FAKE_EVENTS];
     uint32_t first, num;
@@ -219,17 +219,17 @@ struct fake {
     const struct fake_profile *profile;
     struct fake_gpu gpu[FAKE_GPUS];
     uint32_t gpus;
-    uint32_t references;             /* nvmlInit less nvmlShutdown */
-    uint32_t driver_load, session;   /* the driver that runs, and the one this session began with */
-    uint32_t handles;                /* grows when those of before are void */
+    uint32_t references;             /* nvmlInit minus nvmlShutdown */
+    uint32_t driver_load, session;   /* the running driver, and the driver at the start of this session */
+    uint32_t handles;                /* grows when older handles become void */
     uint32_t driver_held;            /* hanging calls that hold the driver's lock */
     uint16_t init_answer, count_answer, wait_answer;
-    bool count_once; /* and then as usual */
-    bool wait_empty; /* it answers at once that there is an event, and there is none */
+    bool count_once; /* and afterwards as usual */
+    bool wait_empty; /* a wait returns at once, without an event */
     uint64_t init_hangs_until_ns;
     char driver[32];
     struct fake_event_set set[FAKE_SETS];
-    uint64_t start_ns; /* of the timeline */
+    uint64_t start_ns; /* start of the timeline */
 };
 
 extern struct fake fake;
@@ -254,10 +254,12 @@ const char *fake_call_name(enum fake_call call);
 nvmlDevice_t fake_handle(const struct fake_gpu *g, const struct fake_mig *m);
 bool fake_in_session(void);
 
-/* Of a call on a GPU. On NVML_SUCCESS the lock is held until fake_leave(); else it is not.
- * With @mig a MIG device's handle is welcome: *mig is NULL for a GPU. */
+/*
+ * Begin a call on a GPU. On NVML_SUCCESS the lock is held until fake_leave(); otherwise it is not. With @mig
+ * a MIG device's handle is accepted: *mig is NULL for a GPU.
+ */
 nvmlReturn_t fake_enter(enum fake_call call, nvmlDevice_t device, struct fake_gpu **g, struct fake_mig **mig);
-nvmlReturn_t fake_pass(enum fake_call call, struct fake_gpu *g); /* the same where there is no handle yet */
+nvmlReturn_t fake_pass(enum fake_call call, struct fake_gpu *g); /* the same without a handle */
 nvmlReturn_t fake_leave(nvmlReturn_t answer);
 nvmlReturn_t fake_number(enum fake_call call, nvmlDevice_t device, enum fake_quantity quantity,
                          unsigned int *out);
@@ -275,14 +277,14 @@ void fake_emit(struct fake_gpu *g, uint64_t type, uint64_t data, uint32_t gi, ui
 void fake_sets_free(void);
 
 /* director.c */
-bool fake_scenario_load(const char *path); /* false, with a line on stderr, if it has an error */
+bool fake_scenario_load(const char *path); /* false, with a line on stderr, after an error */
 
-/* What the functions are declared as; the rest of the library is not seen from outside. */
+/* Declarations of the exported functions; the rest of the library is hidden. */
 #pragma GCC visibility push(default)
 #define X(result, name, arguments) result name arguments;
 NVML_FUNCTIONS(X)
 #undef X
-nvmlReturn_t nvmlInitWithFlags(unsigned int flags); /* what pynvml begins with */
+nvmlReturn_t nvmlInitWithFlags(unsigned int flags); /* called by pynvml */
 #pragma GCC visibility pop
 
 #endif

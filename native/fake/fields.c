@@ -1,6 +1,6 @@
 /*
- * fields.c - nvmlDeviceGetFieldValues(): which number of fake.h stands behind which field id, and in
- * which branch. A field that a branch or a GPU does not have is not supported; the others still answer.
+ * fields.c - nvmlDeviceGetFieldValues(): the quantity of fake.h behind each field id, by branch. A field that
+ * a branch or a GPU lacks is not supported; the others still answer.
  */
 #include "fake.h"
 
@@ -10,7 +10,7 @@
 
 struct field {
     uint16_t id;
-    uint16_t what; /* enum fake_quantity, or enum fake_link_quantity */
+    uint16_t what; /* enum fake_quantity or enum fake_link_quantity */
     uint8_t type;  /* nvmlValueType_t */
     enum { ONE, ECC, ECC_SUM, OF_LINK, LINK_COUNTER, LINK_COUNT } kind;
 };
@@ -92,7 +92,7 @@ static const struct field fields[] = {
     { NVML_R575_FI_DEV_CLOCKS_EVENT_REASON_SW_THERM_SLOWDOWN, Q_THROTTLE_SW_THERMAL, ULLONG, ONE },
     { NVML_R575_FI_DEV_CLOCKS_EVENT_REASON_HW_THERM_SLOWDOWN, Q_THROTTLE_HW_THERMAL, ULLONG, ONE },
     { NVML_R575_FI_DEV_CLOCKS_EVENT_REASON_HW_POWER_BRAKE_SLOWDOWN, Q_THROTTLE_POWER_BRAKE, ULLONG, ONE },
-#elif FAKE_BRANCH >= 570 /* where 575 has throttle times stands power smoothing: on, privilege, ramp */
+#elif FAKE_BRANCH >= 570 /* these ids, throttle times in 575, are power smoothing: on, privilege, ramp */
     { 251, Q_POWER_SMOOTHING, UINT, ONE },
     { 252, Q_POWER_SMOOTHING, UINT, ONE },
     { 253, Q_POWER_SMOOTHING, UINT, ONE },

@@ -1,8 +1,9 @@
 /*
- * gate.c - what every call on a GPU passes: session, handle, hang, slowness, loss, failure. In this order.
+ * gate.c - checks that every call on a GPU passes, in this order: session, handle, hang, slowness, loss,
+ * failure.
  *
- * A handle is no pointer but says what it stands for: GPU, MIG device, and of which driver load and which
- * partitioning it is. So one that is void is known, and is never followed.
+ * A handle is no pointer but encodes its GPU or MIG device, the driver load and the partitioning. So a void
+ * handle is recognised, and never dereferenced.
  */
 #include "fake.h"
 
@@ -59,7 +60,7 @@ static bool hangs(const struct fake_gpu *g, enum fake_call call)
            (g->hang.until_ns == 0 || fake_now() < g->hang.until_ns);
 }
 
-/* Until this call no longer hangs, and no other holds the driver's lock. */
+/* Wait until this call no longer hangs, and no other call holds the driver's lock. */
 static void hang(struct fake_gpu *g, enum fake_call call)
 {
     bool holds = false;

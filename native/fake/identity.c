@@ -1,5 +1,5 @@
 /*
- * identity.c - what a device is called, where it sits, and who uses it.
+ * identity.c - names, bus addresses and processes of a device.
  *
  * Everything follows from profile, index and part: the same scenario always has the same names.
  */
@@ -13,7 +13,10 @@ static unsigned int index_of(const struct fake_gpu *g)
     return (unsigned int)(g - fake.gpu);
 }
 
-/* A GPU: fa4e and its architecture, part and index. A MIG device: its GPU's, and its instances. */
+/*
+ * Format a UUID. A GPU: fa4e and its architecture, part and index. A MIG device: its GPU's, and its
+ * instances.
+ */
 void fake_uuid(const struct fake_gpu *g, const struct fake_mig *m, char out[NVML_DEVICE_UUID_V2_BUFFER_SIZE])
 {
     if (m)
@@ -26,7 +29,9 @@ void fake_uuid(const struct fake_gpu *g, const struct fake_mig *m, char out[NVML
                  fake.profile->architecture, g->part, index_of(g));
 }
 
-/* Where a DGX H100 has its eight; the second eight are in a second domain. */
+/*
+ * Return the bus of a GPU as in a DGX H100 with eight; the second eight are in a second domain.
+ */
 static unsigned int bus_of(const struct fake_gpu *g)
 {
     static const uint8_t buses[] = { 0x1b, 0x43, 0x52, 0x61, 0x9d, 0xc3, 0xd1, 0xdf };
@@ -176,7 +181,7 @@ nvmlReturn_t nvmlDeviceGetPciInfo_v3(nvmlDevice_t device, nvmlPciInfo_t *pci)
 }
 
 #if FAKE_BRANCH >= 570
-/* Of GPUs whose memory is a NUMA node, which none of the profiles is. */
+/* For GPUs whose memory is a NUMA node; no profile has that. */
 nvmlReturn_t nvmlDeviceGetNumaNodeId(nvmlDevice_t device, unsigned int *node)
 {
     return fake_number(CALL_nvmlDeviceGetNumaNodeId, device, Q_NUMA_NODE, node);
@@ -188,7 +193,7 @@ nvmlReturn_t nvmlDeviceGetPersistenceMode(nvmlDevice_t device, nvmlEnableState_t
     return fake_number(CALL_nvmlDeviceGetPersistenceMode, device, Q_PERSISTENCE, mode);
 }
 
-/* As many as the scenario says, 1 GiB each, under numbers that no process has. */
+/* As many processes as the scenario states, with 1 GiB each, under pids that no process has. */
 nvmlReturn_t nvmlDeviceGetComputeRunningProcesses_v3(nvmlDevice_t device, unsigned int *count,
                                                      nvmlProcessInfo_t *processes)
 {

@@ -1,9 +1,7 @@
-/*
- * links.c - NVLinks and the fabric that they lead to.
- */
+/* links.c - NVLinks and the fabric. */
 #include "fake.h"
 
-/* On NVML_SUCCESS the lock is held, as after fake_enter(). */
+/* Begin a call on a link. On NVML_SUCCESS the lock is held, as after fake_enter(). */
 static nvmlReturn_t link_enter(enum fake_call call, nvmlDevice_t device, unsigned int link,
                                enum fake_link_quantity quantity, int64_t *number)
 {
@@ -74,7 +72,7 @@ nvmlReturn_t nvmlDeviceGetGpuFabricInfo(nvmlDevice_t device, nvmlGpuFabricInfo_t
 }
 
 #if FAKE_BRANCH >= 570
-/* The third version came with branch 580. What the second has stands where it stood. */
+/* The third version exists since branch 580. Members of the second are in the same place. */
 nvmlReturn_t nvmlDeviceGetGpuFabricInfoV(nvmlDevice_t device, nvmlGpuFabricInfo_v2_t *info)
 {
     struct fake_gpu *g;

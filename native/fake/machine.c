@@ -1,7 +1,7 @@
 /*
- * machine.c - the GPUs of this process, and what changes in them: values, resets, parts, partitions.
+ * machine.c - the GPUs of this process, and their changes: values, resets, parts, partitions.
  *
- * It outlives nvmlShutdown(), as hardware does, and ends with the process. Called under the lock.
+ * The GPUs outlive nvmlShutdown(), as hardware does, and end with the process. Called under the lock.
  */
 #include "fake.h"
 
@@ -84,7 +84,7 @@ void fake_gpu_replace(struct fake_gpu *g)
 {
     uint8_t part = (uint8_t)(g->part + 1);
     uint8_t partitioned = (uint8_t)(g->partitioned + 1);
-    uint32_t hung = g->hung; /* in a library that knows nothing of it */
+    uint32_t hung = g->hung; /* kept: the hanging calls are still inside */
 
     memset(g, 0, sizeof(*g));
     g->hung = hung;
@@ -93,7 +93,7 @@ void fake_gpu_replace(struct fake_gpu *g)
     gpu_make(g);
 }
 
-/* Whoever used the driver that ran before must begin anew: see fake_in_session(). */
+/* Load another driver. Sessions of the driver before must be initialised again: see fake_in_session(). */
 void fake_driver_load(const char *version, uint32_t gpus, bool same_handles)
 {
     if (version)
@@ -103,7 +103,9 @@ void fake_driver_load(const char *version, uint32_t gpus, bool same_handles)
     fake.handles += !same_handles;
 }
 
-/* The ids that an A100 and an H100 give: by size, each size from its own first id up. */
+/*
+ * Return the ids that an A100 and an H100 assign: by size, each size from its own first id up.
+ */
 static uint8_t instance_id(const struct fake_gpu *g, const struct fake_mig_profile *profile)
 {
     static const uint8_t first[] = { 0, 7, 3, 1, 1, 0, 0, 0 };

@@ -1,8 +1,8 @@
 /*
- * memory.c - ECC counters, remapped rows (Ampere and later), retired pages (before).
+ * memory.c - ECC counters, remapped rows (Ampere and later), retired pages (earlier GPUs).
  *
- * Without ECC there are no counters. In fake.h the four of a memory stand one behind the other:
- * correctable volatile, correctable aggregate, uncorrectable volatile, uncorrectable aggregate.
+ * Without ECC there are no counters. In fake.h the four counters of a memory are consecutive: correctable
+ * volatile, correctable aggregate, uncorrectable volatile, uncorrectable aggregate.
  */
 #include "fake.h"
 
@@ -10,7 +10,7 @@
 
 #define SRAM_FROM_DRAM (Q_SRAM_CORRECTABLE - Q_DRAM_CORRECTABLE)
 
-/* The counter @first of DRAM, or of SRAM; or, for @both, of DRAM and SRAM together. */
+/* Read the counter @first of DRAM, or of SRAM; or, with @both, of DRAM and SRAM together. */
 nvmlReturn_t fake_ecc(const struct fake_gpu *g, enum fake_quantity first, bool both, int64_t *errors)
 {
     int64_t sram = both ? g->value[first + SRAM_FROM_DRAM] : 0;
@@ -85,7 +85,7 @@ nvmlReturn_t nvmlDeviceGetEccMode(nvmlDevice_t device, nvmlEnableState_t *curren
 }
 
 #if FAKE_BRANCH >= 570
-/* All uncorrectable ones are called double-bit errors of a multiprocessor. */
+/* All uncorrectable errors are reported as double-bit errors of a multiprocessor. */
 nvmlReturn_t nvmlDeviceGetSramEccErrorStatus(nvmlDevice_t device, nvmlEccSramErrorStatus_t *status)
 {
     struct fake_gpu *g;
@@ -135,7 +135,7 @@ nvmlReturn_t nvmlDeviceGetRemappedRows(nvmlDevice_t device, unsigned int *correc
     return fake_leave(NVML_SUCCESS);
 }
 
-/* Neighbouring pages, one hour after the other since 2024. */
+/* Adjacent pages, one per hour since 2024. */
 static nvmlReturn_t pages(enum fake_call call, nvmlDevice_t device, nvmlPageRetirementCause_t cause,
                           unsigned int *count, unsigned long long *addresses, unsigned long long *times)
 {

@@ -1,6 +1,4 @@
-/*
- * mig.c - partitions of a GPU as devices of their own. One compute instance, 0, in each GPU instance.
- */
+/* mig.c - MIG devices. There is one compute instance, 0, in each GPU instance. */
 #include "fake.h"
 
 nvmlReturn_t nvmlDeviceGetMigMode(nvmlDevice_t device, unsigned int *current, unsigned int *pending)
@@ -66,7 +64,7 @@ nvmlReturn_t nvmlDeviceIsMigDeviceHandle(nvmlDevice_t device, unsigned int *is_m
     return fake_leave(NVML_SUCCESS);
 }
 
-/* As fake_enter(), and a GPU's own handle is refused. */
+/* Begin a call as fake_enter(), but refuse a GPU's own handle. */
 static nvmlReturn_t mig_enter(enum fake_call call, nvmlDevice_t mig, struct fake_gpu **g, struct fake_mig **m)
 {
     nvmlReturn_t answer = fake_enter(call, mig, g, m);

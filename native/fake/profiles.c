@@ -1,8 +1,8 @@
 /*
- * profiles.c - the GPUs that can be played: how they are called, and what they read when all is well.
+ * profiles.c - the GPUs that can be simulated: their names, and their readings when healthy.
  *
- * A profile is an h100 and how it differs. Where a value is not from a data sheet or an nvidia-smi report
- * it is one that such a GPU could show.
+ * A profile is an h100 with differences. A value that is not from a data sheet or an nvidia-smi report is one
+ * that such a GPU could show.
  */
 #include "fake.h"
 

@@ -1,6 +1,4 @@
-/*
- * sensors.c - heat, power, clocks, load and the PCIe link: one number each.
- */
+/* sensors.c - temperature, power, clocks, load and the PCIe link: one number each. */
 #include "fake.h"
 
 static nvmlReturn_t reasons_of(enum fake_call call, nvmlDevice_t device, unsigned long long *reasons)

@@ -1,7 +1,7 @@
 /*
- * session.c - NVML's beginning and end, its texts, and the ways to a handle.
+ * session.c - NVML's initialisation and shutdown, its versions, and the lookup of handles.
  *
- * The GPUs outlive a session. A lost GPU still counts, and no handle to it is to be had.
+ * The GPUs outlive a session. A lost GPU is still counted, but has no handle.
  */
 #include "fake.h"
 
@@ -10,7 +10,7 @@
 #include <string.h>
 #include <time.h>
 
-static bool loaded; /* the scenario: once per process, or again if it had an error */
+static bool loaded; /* the scenario: once per process, or again after an error */
 static pthread_once_t once = PTHREAD_ONCE_INIT;
 
 static void make_condition(void)
@@ -42,7 +42,7 @@ nvmlReturn_t nvmlInit_v2(void)
 
 nvmlReturn_t nvmlInitWithFlags(unsigned int flags)
 {
-    (void)flags; /* that no GPU, or no attached one, is no error: here it never is */
+    (void)flags; /* flags that make missing GPUs no error: here that never is one */
     return nvmlInit_v2();
 }
 
@@ -73,7 +73,7 @@ const char *nvmlErrorString(nvmlReturn_t result)
     return (unsigned int)result < sizeof(texts) / sizeof(texts[0]) ? texts[result] : "Unknown Error";
 }
 
-/* Begins what follows below: the lock is held from here on, also if it fails. */
+/* Begin a function below: the lock is held from here on, also on failure. */
 static nvmlReturn_t begin(void)
 {
     pthread_mutex_lock(&fake.lock);
@@ -91,7 +91,9 @@ nvmlReturn_t nvmlSystemGetDriverVersion(char *version, unsigned int length)
     return fake_leave(answer == NVML_SUCCESS ? fake_text(version, length, fake.driver) : answer);
 }
 
-/* The major number of CUDA, and the driver's release. */
+/*
+ * Return CUDA's major version and the driver's release.
+ */
 nvmlReturn_t nvmlSystemGetNVMLVersion(char *version, unsigned int length)
 {
     char text[48];
@@ -169,7 +171,7 @@ nvmlReturn_t nvmlDeviceGetHandleByUUID(const char *uuid, nvmlDevice_t *device)
     return fake_leave(NVML_ERROR_NOT_FOUND);
 }
 
-/* Domains are written with four or with eight digits; either will do. */
+/* Domains may be written with four or eight digits. */
 nvmlReturn_t nvmlDeviceGetHandleByPciBusId_v2(const char *bus_id, nvmlDevice_t *device)
 {
     nvmlReturn_t answer;

@@ -1,16 +1,16 @@
 /*
- * fuzz_interrupts.c - /proc/interrupts of any bytes, whole and in pieces.
+ * fuzz_interrupts.c - any bytes as /proc/interrupts, whole and in pieces.
  *
- * The first byte says how long the pieces are. Beside crashes, what interrupts.h promises is checked: how the
- * file was cut does not matter, and a row that is whole has a count for every column.
+ * The first byte is the length of the pieces. Also checks the contract of interrupts.h: the result does not
+ * depend on the pieces, and a complete row has a count for every column.
  */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "interrupts.h"
+#include "machine/interrupts.h"
 
-#define PROMISE(cond)                                                                                  \
+#define REQUIRE(cond)                                                                                  \
     do {                                                                                               \
         if (!(cond)) {                                                                                 \
             fprintf(stderr, "fuzz_interrupts.c:%d: %s\n", __LINE__, #cond);                            \
@@ -18,14 +18,16 @@
         }                                                                                              \
     } while (0)
 
-/* What is found, or 2 and more for a file without the row: 2 that is whole, 3 cut short. */
+/*
+ * Return the parser's result, or for a file without the row: 2 if it is complete, 3 if it is cut.
+ */
 static int take(struct dh_interrupts *r, const char *s, size_t n, size_t piece)
 {
     int found = 0;
 
     dh_interrupts_begin(r, "MCE:");
     for (size_t at = 0; at < n && !found; at += piece)
-        found = dh_interrupts_take(r, s + at, n - at < piece ? n - at : piece);
+        found = dh_interrupts_feed(r, s + at, n - at < piece ? n - at : piece);
     return found ? found : dh_interrupts_end(r) ? 3 : 2;
 }
 
@@ -40,10 +42,10 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     if (!size)
         return 0;
     found = take(&whole, s, size - 1, size);
-    PROMISE(take(&pieces, s, size - 1, data[0] + 1u) == found);
-    PROMISE(pieces.columns == whole.columns && pieces.counts == whole.counts);
-    PROMISE(!memcmp(pieces.cpu, whole.cpu, whole.columns * sizeof(*whole.cpu)));
-    PROMISE(!memcmp(pieces.count, whole.count, whole.counts * sizeof(*whole.count)));
-    PROMISE(found != 1 || (whole.columns && whole.counts == whole.columns));
+    REQUIRE(take(&pieces, s, size - 1, data[0] + 1u) == found);
+    REQUIRE(pieces.columns == whole.columns && pieces.counts == whole.counts);
+    REQUIRE(!memcmp(pieces.cpu, whole.cpu, whole.columns * sizeof(*whole.cpu)));
+    REQUIRE(!memcmp(pieces.count, whole.count, whole.counts * sizeof(*whole.count)));
+    REQUIRE(found != 1 || (whole.columns && whole.counts == whole.columns));
     return 0;
 }

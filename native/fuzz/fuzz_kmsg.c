@@ -1,15 +1,15 @@
 /*
- * Any pattern on any line, and any bytes as a log: what is promised holds.
+ * Any pattern on any line, and any bytes as a log: checks the documented contract.
  *
- * The input is a pattern, up to the first newline, and a log behind it.
+ * The input is a pattern, up to the first newline, followed by a log.
  */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "kmsg.h"
+#include "kmsg/kmsg.h"
 
-#define PROMISE(what)                                                                                  \
+#define REQUIRE(what)                                                                                  \
     do {                                                                                               \
         if (!(what)) {                                                                                 \
             fprintf(stderr, "%s:%d: broken promise: %s\n", __FILE__, __LINE__, #what);                 \
@@ -17,7 +17,7 @@
         }                                                                                              \
     } while (0)
 
-/* A key is pieces of the line, in their order, and does not depend on the room there is for it. */
+/* A key consists of pieces of the line in their order, and does not depend on the room for it. */
 static void fuzz_match(const char *pattern, const char *text, size_t n)
 {
     char key[DH_LOG_KEY + 1], cut[DH_LOG_KEY + 1];
@@ -27,17 +27,17 @@ static void fuzz_match(const char *pattern, const char *text, size_t n)
 
     key[DH_LOG_KEY] = cut[cap] = '#';
     len = dh_pattern_match(pattern, text, n, key, DH_LOG_KEY);
-    PROMISE(key[DH_LOG_KEY] == '#' && len <= DH_LOG_KEY);
-    PROMISE((dh_pattern_match(pattern, text, n, cut, cap) < 0) == (len < 0) && cut[cap] == '#');
+    REQUIRE(key[DH_LOG_KEY] == '#' && len <= DH_LOG_KEY);
+    REQUIRE((dh_pattern_match(pattern, text, n, cut, cap) < 0) == (len < 0) && cut[cap] == '#');
     if (len < 0)
         return;
-    PROMISE(!memcmp(key, cut, (size_t)len < cap ? (size_t)len : cap));
+    REQUIRE(!memcmp(key, cut, (size_t)len < cap ? (size_t)len : cap));
     for (size_t i = 0; i < (size_t)len;) {
         const char *end = memchr(key + i, '\n', (size_t)len - i);
         size_t field = (size_t)(end ? end - key : len) - i;
 
         at = field ? memmem(at, (size_t)(text + n - at), key + i, field) : at;
-        PROMISE(at);
+        REQUIRE(at);
         at += field;
         i += field + 1;
     }
@@ -57,18 +57,18 @@ static struct dh_lines *lines_make(const char *pattern)
 static void feed(struct dh_lines *l, const char *s, size_t n, size_t piece)
 {
     while (n) {
-        size_t room = sizeof(l->buf) - l->have, now = n < piece ? n : piece;
+        size_t room = sizeof(l->buf) - l->buffered, now = n < piece ? n : piece;
 
-        PROMISE(room > 0);
+        REQUIRE(room > 0);
         now = now < room ? now : room;
-        memcpy(l->buf + l->have, s, now);
-        dh_lines_take(l, now);
+        memcpy(l->buf + l->buffered, s, now);
+        dh_lines_feed(l, now);
         s += now;
         n -= now;
     }
 }
 
-/* Entries say what they are, and how the log was cut into pieces does not show. */
+/* Entries are consistent, and do not depend on how the log was cut into pieces. */
 static void fuzz_lines(const char *pattern, const char *s, size_t n)
 {
     struct dh_lines *whole = lines_make(pattern), *pieces = lines_make(pattern);
@@ -77,23 +77,23 @@ static void fuzz_lines(const char *pattern, const char *s, size_t n)
 
     feed(whole, s, n, sizeof(whole->buf));
     feed(pieces, s, n, 1 + n % 7);
-    PROMISE(!memcmp(&whole->work, &pieces->work, sizeof(whole->work)));
-    PROMISE(head->entries <= DH_LOG_MAX && head->matched <= head->lines);
+    REQUIRE(!memcmp(&whole->work, &pieces->work, sizeof(whole->work)));
+    REQUIRE(head->entries <= DH_LOG_MAX && head->matched <= head->lines);
     for (uint32_t i = 0; i < head->entries; i++) {
         const struct dh_log_line *line = &whole->work.line[i];
         const char *texts[] = { line->first, line->last };
 
         sum += line->count;
-        PROMISE(line->count && line->seq < head->next_seq);
+        REQUIRE(line->count && line->seq < head->next_seq);
         for (int t = 0; t < 2; t++) {
             size_t len = strnlen(texts[t], DH_LOG_TEXT);
 
-            PROMISE(len < DH_LOG_TEXT);
+            REQUIRE(len < DH_LOG_TEXT);
             for (size_t k = 0; k < DH_LOG_TEXT; k++)
-                PROMISE(k < len ? texts[t][k] >= ' ' && texts[t][k] < 0x7f : !texts[t][k]);
+                REQUIRE(k < len ? texts[t][k] >= ' ' && texts[t][k] < 0x7f : !texts[t][k]);
         }
     }
-    PROMISE(head->evicted || sum == head->matched);
+    REQUIRE(head->evicted || sum == head->matched);
     free(whole);
     free(pieces);
 }

@@ -1,8 +1,8 @@
 /*
  * fuzz_text.c - every parser on the same bytes.
  *
- * Beside crashes, what text.h promises is checked: an answer said in the kernel's own words parses to
- * the same answer, and a failure leaves the caller's memory as it was.
+ * Also checks the contract of text.h: a result formatted as the kernel does parses to the same result, and a
+ * failure leaves the caller's memory unchanged.
  */
 #include <errno.h>
 #include <inttypes.h>
@@ -10,9 +10,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "text.h"
+#include "core/text.h"
 
-#define PROMISE(cond)                                                                                  \
+#define REQUIRE(cond)                                                                                  \
     do {                                                                                               \
         if (!(cond)) {                                                                                 \
             fprintf(stderr, "fuzz_text.c:%d: %s\n", __LINE__, #cond);                                  \
@@ -26,12 +26,12 @@ static void fuzz_u64(const char *s, size_t n)
     char text[32];
 
     if (dh_text_u64(s, n, &value) < 0) {
-        PROMISE(value == 77);
+        REQUIRE(value == 77);
         return;
     }
     snprintf(text, sizeof(text), "%" PRIu64 "\n", value);
-    PROMISE(dh_text_u64(text, strlen(text), &again) == 0 && again == value);
-    PROMISE(dh_text_limit(value) >= value);
+    REQUIRE(dh_text_u64(text, strlen(text), &again) == 0 && again == value);
+    REQUIRE(dh_text_limit(value) >= value);
 }
 
 static void fuzz_quota(const char *s, size_t n)
@@ -40,11 +40,11 @@ static void fuzz_quota(const char *s, size_t n)
     char text[32];
 
     if (dh_text_quota(s, n, &us) < 0) {
-        PROMISE(us == 77);
+        REQUIRE(us == 77);
         return;
     }
     snprintf(text, sizeof(text), us == UINT64_MAX ? "-1\n" : "%" PRIu64 "\n", us);
-    PROMISE(dh_text_quota(text, strlen(text), &again) == 0 && again == us);
+    REQUIRE(dh_text_quota(text, strlen(text), &again) == 0 && again == us);
 }
 
 static void fuzz_cpu_max(const char *s, size_t n)
@@ -53,12 +53,12 @@ static void fuzz_cpu_max(const char *s, size_t n)
     char text[64];
 
     if (dh_text_cpu_max(s, n, &quota, &period) < 0) {
-        PROMISE(quota == 77 && period == 77);
+        REQUIRE(quota == 77 && period == 77);
         return;
     }
     snprintf(text, sizeof(text), "%" PRIu64 " %" PRIu64 "\n", quota, period);
-    PROMISE(dh_text_cpu_max(text, strlen(text), &again[0], &again[1]) == 0);
-    PROMISE(again[0] == quota && again[1] == period);
+    REQUIRE(dh_text_cpu_max(text, strlen(text), &again[0], &again[1]) == 0);
+    REQUIRE(again[0] == quota && again[1] == period);
 }
 
 static void fuzz_cpus(const char *s, size_t n)
@@ -70,13 +70,13 @@ static void fuzz_cpus(const char *s, size_t n)
     memset(words, 0xa5, sizeof(words));
     if (dh_text_cpus(s, n, words) < 0) {
         for (size_t w = 0; w < DH_CPU_WORDS; w++)
-            PROMISE(words[w] == UINT64_C(0xa5a5a5a5a5a5a5a5));
+            REQUIRE(words[w] == UINT64_C(0xa5a5a5a5a5a5a5a5));
         return;
     }
     for (unsigned int cpu = 0; cpu < 64 * DH_CPU_WORDS; cpu++)
         if (words[cpu / 64] >> cpu % 64 & 1)
             len += (size_t)snprintf(text + len, sizeof(text) - len, "%s%u", len > 0 ? "," : "", cpu);
-    PROMISE(dh_text_cpus(text, len, again) == 0 && memcmp(words, again, sizeof(words)) == 0);
+    REQUIRE(dh_text_cpus(text, len, again) == 0 && memcmp(words, again, sizeof(words)) == 0);
 }
 
 static void fuzz_keys(const char *s, size_t n)
@@ -92,16 +92,16 @@ static void fuzz_keys(const char *s, size_t n)
     int code = dh_text_keys(s, n, keys, nkeys), found = 0;
 
     for (uint32_t k = 0; k < nkeys; k++) {
-        PROMISE(keys[k].found || keys[k].value == 0);
+        REQUIRE(keys[k].found || keys[k].value == 0);
         found += keys[k].found;
     }
-    PROMISE(code == found || (code == DH_EPARSE && found == 0));
+    REQUIRE(code == found || (code == DH_EPARSE && found == 0));
 
-    /* What else is looked for is no part of the answer. */
+    /* The result does not depend on the other wanted keys. */
     for (uint32_t k = 0; code >= 0 && k < nkeys; k++) {
         struct dh_text_key alone = {.key = keys[k].key, .len = keys[k].len};
 
-        PROMISE(dh_text_keys(s, n, &alone, 1) == keys[k].found && alone.value == keys[k].value);
+        REQUIRE(dh_text_keys(s, n, &alone, 1) == keys[k].found && alone.value == keys[k].value);
     }
 }
 
@@ -111,11 +111,11 @@ static void fuzz_kib(const char *s, size_t n)
     char text[64];
 
     if (dh_text_kib(s, n, "MemTotal", &kib) < 0) {
-        PROMISE(kib == 77);
+        REQUIRE(kib == 77);
         return;
     }
     snprintf(text, sizeof(text), "Node 0 MemTotal: %" PRIu64 " kB\n", kib);
-    PROMISE(dh_text_kib(text, strlen(text), "MemTotal", &again) == 0 && again == kib);
+    REQUIRE(dh_text_kib(text, strlen(text), "MemTotal", &again) == 0 && again == kib);
 }
 
 static void fuzz_numbered(const char *s, size_t n)
@@ -124,11 +124,11 @@ static void fuzz_numbered(const char *s, size_t n)
     char text[32];
 
     if (dh_text_numbered(s, n, "cpu", &number) < 0) {
-        PROMISE(number == 77);
+        REQUIRE(number == 77);
         return;
     }
     snprintf(text, sizeof(text), "cpu%" PRIu32, number);
-    PROMISE(strlen(text) == n && memcmp(text, s, n) == 0);
+    REQUIRE(strlen(text) == n && memcmp(text, s, n) == 0);
 }
 
 static void fuzz_pressure(const char *s, size_t n)
@@ -143,12 +143,12 @@ static void fuzz_pressure(const char *s, size_t n)
     int lines = dh_text_pressure(s, n, us);
 
     if (lines < 0) {
-        PROMISE(us[0] == 77 && us[1] == 77);
+        REQUIRE(us[0] == 77 && us[1] == 77);
         return;
     }
-    PROMISE(lines == 2 || (lines == 1 && us[1] == 0));
+    REQUIRE(lines == 2 || (lines == 1 && us[1] == 0));
     snprintf(text, sizeof(text), format[lines - 1], us[0], us[1]);
-    PROMISE(dh_text_pressure(text, strlen(text), again) == lines && memcmp(us, again, sizeof(us)) == 0);
+    REQUIRE(dh_text_pressure(text, strlen(text), again) == lines && memcmp(us, again, sizeof(us)) == 0);
 }
 
 static void fuzz_hugepages(const char *s, size_t n)
@@ -157,23 +157,23 @@ static void fuzz_hugepages(const char *s, size_t n)
     char text[48];
 
     if (dh_text_hugepage_dir(s, n, &kib) < 0) {
-        PROMISE(kib == 77);
+        REQUIRE(kib == 77);
         return;
     }
     snprintf(text, sizeof(text), "hugepages-%" PRIu64 "kB", kib);
-    PROMISE(dh_text_hugepage_dir(text, strlen(text), &again) == 0 && again == kib);
-    PROMISE(dh_text_hugetlb(kib, text, 32) == (int)strlen(text));
-    PROMISE(dh_text_hugetlb(kib, text, strlen(text)) == -ENOSPC);
+    REQUIRE(dh_text_hugepage_dir(text, strlen(text), &again) == 0 && again == kib);
+    REQUIRE(dh_text_hugetlb(kib, text, 32) == (int)strlen(text));
+    REQUIRE(dh_text_hugetlb(kib, text, strlen(text)) == -ENOSPC);
 }
 
-/* An id is letters, digits and dashes, padded with NUL to the end of its field. */
+/* An id consists of letters, digits and dashes, padded with NUL to the end of its field. */
 static void check_name(const char *name, size_t cap, size_t longest)
 {
     size_t len = strspn(name, "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ-");
 
-    PROMISE(len >= 1 && len <= longest);
+    REQUIRE(len >= 1 && len <= longest);
     for (; len < cap; len++)
-        PROMISE(name[len] == '\0');
+        REQUIRE(name[len] == '\0');
 }
 
 static void fuzz_names(const char *s, size_t n)
@@ -182,23 +182,23 @@ static void fuzz_names(const char *s, size_t n)
 
     memset(uid, '#', sizeof(uid));
     if (dh_text_pod(s, n, uid) < 0) {
-        PROMISE(uid[0] == '#' && uid[DH_UID_LEN - 1] == '#');
+        REQUIRE(uid[0] == '#' && uid[DH_UID_LEN - 1] == '#');
     } else {
         char name[DH_UID_LEN + 3] = "pod";
 
         check_name(uid, DH_UID_LEN, DH_UID_LEN - 1);
         memcpy(name + 3, uid, DH_UID_LEN);
-        PROMISE(dh_text_pod(name, strlen(name), again) == 0 && strcmp(again, uid) == 0);
+        REQUIRE(dh_text_pod(name, strlen(name), again) == 0 && strcmp(again, uid) == 0);
     }
-    PROMISE(uid[DH_UID_LEN] == '#');
+    REQUIRE(uid[DH_UID_LEN] == '#');
 
     memset(id, '#', sizeof(id));
     if (dh_text_container(s, n, id) < 0) {
-        PROMISE(id[0] == '#' && id[DH_NAME_LEN - 1] == '#');
+        REQUIRE(id[0] == '#' && id[DH_NAME_LEN - 1] == '#');
         return;
     }
     check_name(id, DH_NAME_LEN, 64);
-    PROMISE(strlen(id) >= 12);
+    REQUIRE(strlen(id) >= 12);
 }
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);

@@ -1,15 +1,15 @@
 /*
- * Any bytes as messages of the kernel: what is promised holds.
+ * Any bytes as messages of the kernel: checks the documented contract.
  *
- * The input is messages with a newline between them.
+ * The input consists of messages separated by newlines.
  */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "uevents.h"
+#include "uevent/uevents.h"
 
-#define PROMISE(what)                                                                                  \
+#define REQUIRE(what)                                                                                  \
     do {                                                                                               \
         if (!(what)) {                                                                                 \
             fprintf(stderr, "%s:%d: broken promise: %s\n", __FILE__, __LINE__, #what);                 \
@@ -17,38 +17,38 @@
         }                                                                                              \
     } while (0)
 
-/* Each message counts once at most, for one subsystem or as malformed, and makes whom it should look. */
-static void look(const struct dh_heard *h, uint64_t messages)
+/* Each message counts at most once, for one subsystem or as malformed, and requests the right wakes. */
+static void check_copy_of(const struct dh_uevent_counts *h, uint64_t messages)
 {
     uint64_t changes = 0;
 
     for (int i = 0; i < DH_SUBSYSTEM_NUM; i++)
         changes += h->sample.changes[i];
-    PROMISE(changes + h->sample.malformed <= messages);
-    PROMISE(h->news == (changes > 0));
-    PROMISE(h->poke == (changes > h->sample.changes[DH_SUBSYSTEM_PCI]));
+    REQUIRE(changes + h->sample.malformed <= messages);
+    REQUIRE(h->is_new == (changes > 0));
+    REQUIRE(h->rescan == (changes > h->sample.changes[DH_SUBSYSTEM_PCI]));
 }
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
-    struct dh_heard heard = { 0 };
+    struct dh_uevent_counts counts = { 0 };
     const char *s = (const char *)data, *end = s + size;
     uint64_t messages = 0;
 
     while (s < end) {
         const char *newline = memchr(s, '\n', (size_t)(end - s));
         size_t n = (size_t)((newline ? newline : end) - s);
-        char *copy = malloc(n); /* so that a read behind its end is seen */
+        char *copy = malloc(n); /* so that a read behind its end is detected */
 
         if (n)
             memcpy(copy, s, n);
-        dh_heard_take(&heard, copy, n);
+        dh_uevent_count(&counts, copy, n);
         messages++;
         free(copy);
         s += n + 1;
     }
-    look(&heard, messages);
+    check_copy_of(&counts, messages);
     return 0;
 }

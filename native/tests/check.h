@@ -1,5 +1,5 @@
 /*
- * check.h - all that a test program needs: checks that count, say what they saw, and go on.
+ * check.h - checks for test programs: they count, report failures, and continue.
  *
  *     int main(void)
  *     {
@@ -7,7 +7,7 @@
  *         return check_done("test_text");
  *     }
  *
- * One thread checks; what others find, they hand to it. Include once per program.
+ * Only one thread checks; other threads pass their findings to it. Include once per program.
  */
 #ifndef DH_CHECK_H
 #define DH_CHECK_H
@@ -20,7 +20,7 @@
 
 static unsigned long check_count;
 static unsigned long check_failures;
-static const char *check_row = ""; /* names the row in tests that walk a table */
+static const char *check_row = ""; /* names the current row of a table-driven test */
 
 static inline void check_that(bool ok, const char *file, int line, const char *what)
 {
@@ -52,7 +52,7 @@ static inline void check_that(bool ok, const char *file, int line, const char *w
         check_that(strcmp(got_, want_) == 0, __FILE__, __LINE__, what_);                               \
     } while (0)
 
-/* A copy in a block of exactly its size, so that AddressSanitizer sees a read behind its end. */
+/* Copy @bytes into a block of exactly @n bytes, so that AddressSanitizer detects a read behind the end. */
 static inline void *check_copy(const void *bytes, size_t n)
 {
     void *copy = malloc(n);
@@ -66,7 +66,7 @@ static inline void *check_copy(const void *bytes, size_t n)
     return copy;
 }
 
-/* The summary line; the program's exit status. A program without a check has failed. */
+/* Print the summary. Return: the program's exit status; a program without any check fails. */
 static inline int check_done(const char *program)
 {
     printf("%s: %lu checks, %lu failed\n", program, check_count, check_failures);

@@ -1,9 +1,9 @@
 /*
- * fixture.h - a machine of files for the sampler: trees below a directory of our own, a sampler on
- * them, and its records as a reader gets them.
+ * fixture.h - a machine made of files for the sampler: trees below a temporary directory, a sampler that
+ * reads them, and its records as a reader gets them.
  *
- * Passes run on the caller's thread, and time passes when a test says so: fx_elapse() moves the
- * sampler's own notes of when it last did something. Include once per program, after check.h.
+ * Passes run on the caller's thread, and time passes when a test calls fx_elapse(), which changes the
+ * sampler's time stamps. Include once per program, after check.h.
  */
 #ifndef DH_FIXTURE_H
 #define DH_FIXTURE_H
@@ -17,13 +17,14 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "cgroups.h"
+#include "cgroup/cgroups.h"
 
-#define FX_PATIENCE_NS (60 * DH_NS) /* with a busy machine; a bug fails, and does not hang */
+#define FX_PATIENCE_NS (60 * DH_NS) /* generous for a busy machine; with a bug the check fails instead of
+                                       hanging */
 
 /*
- * Checks what another thread brings about. The threads go on meanwhile: a CHECK after it is of what came with
- * that and stays, or of the very copy that was looked at. And a reader is woken after he could have read.
+ * Check a condition that another thread brings about. The other threads continue: a later CHECK must concern
+ * something that stays, or the same copy. The reader is woken after the data are available.
  */
 #define EVENTUALLY(cond)                                                                               \
     do {                                                                                               \
@@ -34,7 +35,7 @@
         check_that(came_, __FILE__, __LINE__, #cond);                                                  \
     } while (0)
 
-static char fx_root[] = "/dev/shm/drahealth-XXXXXX"; /* of this program; made by fx_begin() */
+static char fx_root[] = "/dev/shm/drahealth-XXXXXX"; /* of this program; created by fx_begin() */
 
 static inline void fx_must(bool ok, const char *what)
 {
@@ -56,7 +57,7 @@ static inline const char *fx_vpath(char out[FX_PATH], const char *format, va_lis
     return out;
 }
 
-/* Everything here takes a path below the fixture's root, as a printf format. */
+/* All functions take a path below the fixture's root as a printf format. */
 #define FX_PRINTF(at) __attribute__((format(printf, at, (at) + 1)))
 #define FX_ARGS(path, format)                                                                          \
     do {                                                                                               \
@@ -83,7 +84,7 @@ FX_PRINTF(1) static inline void fx_dir(const char *format, ...)
     fx_must(!mkdir(path, 0755) || errno == EEXIST, path);
 }
 
-/* Write a file in place: its inode stays, and it is never empty in between. */
+/* Write a file in place: its inode stays, and it is never empty meanwhile. */
 FX_PRINTF(2) static inline void fx_write(const char *text, const char *format, ...)
 {
     char path[FX_PATH];
@@ -117,24 +118,24 @@ FX_PRINTF(1) static inline void fx_fifo(const char *format, ...)
     fx_must(!mkfifo(path, 0644), path);
 }
 
-static inline int fx_unlink_one(const char *path, const struct stat *st, int type, struct FTW *ftw)
+static inline int fx_unlink_entry(const char *path, const struct stat *st, int type, struct FTW *ftw)
 {
     (void)st, (void)type, (void)ftw;
     return remove(path);
 }
 
-/* Remove a file, or a directory and all in it, children first as rmdir(2) of cgroups demands. */
+/* Remove a file, or a directory with its contents, children first as rmdir(2) of cgroups requires. */
 FX_PRINTF(1) static inline void fx_remove(const char *format, ...)
 {
     char path[FX_PATH];
 
     FX_ARGS(path, format);
-    fx_must(!nftw(path, fx_unlink_one, 16, FTW_DEPTH | FTW_PHYS), path);
+    fx_must(!nftw(path, fx_unlink_entry, 16, FTW_DEPTH | FTW_PHYS), path);
 }
 
 static inline void fx_end(void)
 {
-    nftw(fx_root, fx_unlink_one, 16, FTW_DEPTH | FTW_PHYS);
+    nftw(fx_root, fx_unlink_entry, 16, FTW_DEPTH | FTW_PHYS);
 }
 
 static inline void fx_begin(void)
@@ -143,7 +144,7 @@ static inline void fx_begin(void)
     atexit(fx_end);
 }
 
-/* Open descriptors, or threads, of this process. */
+/* Count the open descriptors or the threads of this process. */
 static inline int fx_count(const char *proc_dir)
 {
     DIR *dir = opendir(proc_dir);
@@ -197,16 +198,17 @@ static inline void fx_close(struct fx *f)
 
 static inline void fx_read(struct fx *f)
 {
-    EVENTUALLY(dh_sampler_read(f->s, 0, f->head, f->cap) > 0); /* DH_ETORN: its thread was preempted in a copy */
+    EVENTUALLY(dh_sampler_read(f->s, 0, f->head, f->cap) > 0); /* DH_ETORN: the thread was preempted in a
+                                                                  copy */
 }
 
-/* What the thread does when inotify has something to say. */
+/* Do what the thread does when inotify has events. */
 static inline void fx_events(struct fx *f)
 {
     f->s->now_ns = dh_now_ns();
     dh_cgroups_events(f->s);
-    dh_publish(f->s);
-    dh_ring(f->s);
+    dh_sampler_publish(f->s);
+    dh_sampler_notify(f->s);
     fx_read(f);
 }
 
@@ -216,7 +218,7 @@ static inline void fx_pass(struct fx *f)
     fx_read(f);
 }
 
-/* Let so much time have passed since everything that the sampler remembers. */
+/* Let time pass: move all time stamps of the sampler back. */
 static inline void fx_elapse(struct fx *f, uint64_t ns)
 {
     f->s->resync_ns -= ns;
@@ -230,7 +232,7 @@ static inline void fx_elapse(struct fx *f, uint64_t ns)
         f->s->base_ns[i] -= ns;
 }
 
-/* A pass that reads everything. */
+/* Run a pass that reads everything. */
 static inline void fx_resync(struct fx *f)
 {
     fx_elapse(f, f->s->opt.resync_ns);
@@ -287,13 +289,17 @@ static inline const uint64_t *fx_stamps(const struct fx *f)
     return (const uint64_t *)(const void *)(fx_pools(f) + f->head->pools);
 }
 
-/* All of them: a fixture never says which it has. */
+/*
+ * Return the groups, of any fixture.
+ */
 static inline const struct dh_group *fx_groups(const struct fx *f)
 {
     return (const struct dh_group *)(const void *)(fx_stamps(f) + f->head->groups);
 }
 
-/* The group of a pod, or with @name of a container; one with id 0 if there is none. */
+/*
+ * Return the group of a pod or, with @name, of a container; a group with id 0 if there is none.
+ */
 static inline const struct dh_group *fx_group(const struct fx *f, const char *uid, const char *name)
 {
     static const struct dh_group none;

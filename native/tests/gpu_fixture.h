@@ -1,8 +1,8 @@
 /*
- * gpu_fixture.h - GPUs for a watch: a fake libnvidia-ml.so.1 with a scenario, the watch, its records.
+ * gpu_fixture.h - GPUs for a watch: a fake libnvidia-ml.so.1 with a scenario, the watch, and its records.
  *
- * The fake remembers for as long as its file is loaded, and it is never unloaded: each scenario plays in a
- * copy of it. Built by `make fake`; what it is told is in docs/fake-nvml.md. Include once, after check.h.
+ * The fake keeps its state while its file is loaded, and is never unloaded: each scenario uses a copy of the
+ * file. Built by `make fake`; docs/fake-nvml.md documents the commands. Include once, after check.h.
  */
 #ifndef DH_GPU_FIXTURE_H
 #define DH_GPU_FIXTURE_H
@@ -13,7 +13,7 @@
 #include <sys/un.h>
 
 #include "fixture.h"
-#include "gpus.h"
+#include "gpu/gpus.h"
 
 #define MS 1000000ull
 
@@ -43,7 +43,7 @@ static inline void gx_copy(const char *from, const char *to)
     close(out);
 }
 
-/* A library of that driver branch, with a scenario of its own. It is not in its place yet. */
+/* Copy the library of a driver branch, with its own scenario. It is not installed yet. */
 static inline struct gx gx_fake(int branch, const char *scenario)
 {
     static int number;
@@ -71,8 +71,8 @@ static inline void gx_connect(struct gx *g)
     EVENTUALLY(!connect(g->control, (struct sockaddr *)(void *)&at, sizeof(at)));
 }
 
-/* Tell the fake what happens; the number that it was asked for. */
-FX_PRINTF(2) static inline uint64_t gx_tell(struct gx *g, const char *format, ...)
+/* Send a command to the fake. Return: the number in its answer. */
+FX_PRINTF(2) static inline uint64_t gx_command(struct gx *g, const char *format, ...)
 {
     char line[512];
     size_t n = 0;
@@ -99,7 +99,7 @@ FX_PRINTF(2) static inline uint64_t gx_tell(struct gx *g, const char *format, ..
 
 /* ---- the watch ---- */
 
-/* Whoever is only slow is not taken for hung: the deadlines are as far away as the end of our patience. */
+/* Deadlines as long as the test's patience, so that a slow thread does not count as hung. */
 static inline struct dh_gpus_options gx_options(void)
 {
     return (struct dh_gpus_options){
@@ -138,8 +138,8 @@ static inline struct gx gx_start(int branch, const char *scenario)
     return g;
 }
 
-/* The same where something is to hang: on a busy machine others may be overdue for a while, too. */
-static inline struct gx gx_start_hasty(int branch, const char *scenario)
+/* Short deadlines, for tests of hangs: on a busy machine other calls may be overdue for a while, too. */
+static inline struct gx gx_start_short_deadlines(int branch, const char *scenario)
 {
     struct dh_gpus_options o = gx_options();
     struct gx g = gx_fake(branch, scenario);
@@ -168,7 +168,9 @@ static inline void gx_stop(struct gx *g)
 
 #define GX_NOW_NS (100000 * DH_NS)
 
-/* As a GPU's thread has it in the middle of a quick pass. Whoever is woken has the watch's count of wakes. */
+/*
+ * A slot as its GPU's thread has it in the middle of a fast pass. A wake shows in the watch's count of wakes.
+ */
 static inline struct dh_gpu_slot *gx_slot(const struct dh_gpu_wake *wakes, uint32_t nwakes)
 {
     struct dh_gpus_options o = gx_options();
@@ -178,8 +180,8 @@ static inline struct dh_gpu_slot *gx_slot(const struct dh_gpu_wake *wakes, uint3
     fx_must(s && fd >= 0, "gx_slot");
     fx_must(!dh_gpus_open(&o, "libnone.so.1", fx_root, wakes, nwakes, fd, &s->w), "dh_gpus_open");
     close(fd);
-    s->now_ns = s->called_ns = GX_NOW_NS;
-    s->quiet = s->same = true;
+    s->now_ns = s->call_end_ns = GX_NOW_NS;
+    s->fast_ok = s->unchanged = true;
     return s;
 }
 
@@ -189,11 +191,11 @@ static inline void gx_slot_free(struct dh_gpu_slot *s)
     free(s);
 }
 
-/* ---- records, read anew each time ---- */
+/* ---- records, copied again by each function ---- */
 
 static inline const struct dh_gpus *gx_head(struct gx *g)
 {
-    EVENTUALLY(dh_gpus_read(g->w, g->head, g->cap) > 0); /* as fx_read() */
+    EVENTUALLY(dh_gpus_read(g->w, g->head, g->cap) > 0); /* repeated as in fx_read() */
     return g->head;
 }
 
@@ -205,7 +207,9 @@ static inline const struct dh_gpu *gx_gpu(struct gx *g, uint32_t index)
     return index < head->gpus ? (const struct dh_gpu *)(const void *)(head + 1) + index : &none;
 }
 
-/* A field's value, or -1: it is not valid. */
+/*
+ * Return a field's value, or -1 if it is not valid.
+ */
 static inline int64_t gx_value(struct gx *g, uint32_t index, enum dh_gpu_field field)
 {
     const struct dh_gpu *gpu = gx_gpu(g, index);
@@ -213,7 +217,7 @@ static inline int64_t gx_value(struct gx *g, uint32_t index, enum dh_gpu_field f
     return dh_gpu_is_valid(gpu, field) ? (int64_t)gpu->value[field] : -1;
 }
 
-/* Wait until so many GPUs have been read whole, and registered for events. */
+/* Wait until @n GPUs have been read completely and are registered for events. */
 static inline void gx_ready(struct gx *g, uint32_t gpus)
 {
     EVENTUALLY(gx_head(g)->gpus == gpus && g->head->state == DH_STATE_OK);
@@ -235,21 +239,21 @@ static inline struct dh_caller *gx_caller(struct gx *g, uint32_t index)
     return &atomic_load(&g->w->slot[index])->caller;
 }
 
-/* Whether a thread is in a call that was found, and counted, as overdue: which is done under the lock. */
+/* Whether a thread is in a call that was counted as overdue. Under the lock. */
 static inline bool gx_is_overdue(struct gx *g, struct dh_caller *c)
 {
     bool is_overdue;
 
     pthread_mutex_lock(&g->w->lock);
-    is_overdue = atomic_load(&c->now) && atomic_load(&c->told) == atomic_load(&c->now);
+    is_overdue = atomic_load(&c->current_call) && atomic_load(&c->reported_call) == atomic_load(&c->current_call);
     pthread_mutex_unlock(&g->w->lock);
     return is_overdue;
 }
 
-/* Wait until the thread of a GPU hangs, which the fake knows, and this very call is overdue. */
+/* Wait until the fake reports that a GPU's thread hangs, and that call is overdue. */
 static inline void gx_await_hang(struct gx *g, uint32_t index)
 {
-    EVENTUALLY(gx_tell(g, "gpu %u hung", index) > 0);
+    EVENTUALLY(gx_command(g, "gpu %u hung", index) > 0);
     EVENTUALLY(gx_is_overdue(g, gx_caller(g, index)));
 }
 

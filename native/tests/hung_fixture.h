@@ -1,13 +1,13 @@
 /*
- * hung_fixture.h - a file whose open(2) does not return: a FIFO without a writer. Made by fx_fifo(), and let
- * go of here. Include once per program, after fixture.h.
+ * hung_fixture.h - a file whose open(2) does not return: a FIFO without a writer, created by fx_fifo() and
+ * released here. Include once per program, after fixture.h.
  */
 #ifndef DH_HUNG_FIXTURE_H
 #define DH_HUNG_FIXTURE_H
 
 #include <sys/syscall.h>
 
-/* How many threads whose name begins so this process has, or how many of these sleep in openat(2). */
+/* Count this process's threads with a name prefix or, with @hung, those of them that sleep in openat(2). */
 static inline int fx_threads(const char *prefix, bool asleep)
 {
     DIR *tasks = opendir("/proc/self/task");
@@ -21,7 +21,7 @@ static inline int fx_threads(const char *prefix, bool asleep)
         if ((fd = open(path, O_RDONLY | O_CLOEXEC)) < 0)
             continue;
         if (read(fd, name, sizeof(name) - 1) < 0)
-            *name = '\0'; /* it just ended */
+            *name = '\0'; /* the thread just ended */
         close(fd);
         snprintf(path, sizeof(path), "/proc/self/task/%.16s/syscall", d->d_name);
         if ((fd = open(path, O_RDONLY | O_CLOEXEC)) < 0)
@@ -29,7 +29,7 @@ static inline int fx_threads(const char *prefix, bool asleep)
         if (read(fd, call, sizeof(call) - 1) < 0)
             *call = '\0';
         close(fd);
-        /* "257 0x..." in a call, "running" else */
+        /* "257 0x..." in a call, otherwise "running" */
         n += !strncmp(name, prefix, strlen(prefix)) &&
              (!asleep || (*call != 'r' && atoi(call) == SYS_openat));
     }
@@ -37,7 +37,10 @@ static inline int fx_threads(const char *prefix, bool asleep)
     return n;
 }
 
-/* Let an open(2) return: a writer comes, and goes at once. The FIFO is moved out of the next one's way. */
+/*
+ * Let an open(2) return: a writer comes and goes. The FIFO is renamed first, so that the next open finds
+ * none.
+ */
 static inline void fx_release(const char *fifo)
 {
     char path[FX_PATH], aside[FX_PATH];

@@ -1,8 +1,8 @@
 /*
- * machine_fixture.h - a watch over a machine of files: opened, passed over on the caller's thread, read.
+ * machine_fixture.h - a machine watch over files: opened, passed on the caller's thread, and read.
  *
- * Time passes when a test says so: mx_elapse() moves the watch's own notes of when it last did something.
- * Include once per program, after check.h.
+ * Time passes when a test calls mx_later(), which changes the watch's time stamps. Include once per program,
+ * after check.h.
  */
 #ifndef DH_MACHINE_FIXTURE_H
 #define DH_MACHINE_FIXTURE_H
@@ -10,7 +10,7 @@
 #include <sys/eventfd.h>
 
 #include "fixture.h"
-#include "machine.h"
+#include "machine/machine.h"
 
 struct mx {
     struct dh_machine *m;
@@ -25,7 +25,7 @@ static inline struct dh_machine_options mx_options(void)
                                         60 * DH_NS };
 }
 
-/* Below the fixture's sys/ and proc/. */
+/* Open a watch over sys/ and proc/ of the fixture. */
 static inline struct mx mx_open(const struct dh_machine_options *o)
 {
     struct mx x = { .wake_fd = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC) };
@@ -49,7 +49,7 @@ static inline void mx_close(struct mx *x)
 
 static inline void mx_read(struct mx *x)
 {
-    EVENTUALLY(dh_machine_read(x->m, x->head, x->cap) > 0); /* as fx_read() */
+    EVENTUALLY(dh_machine_read(x->m, x->head, x->cap) > 0); /* repeated as in fx_read() */
 }
 
 static inline void mx_pass(struct mx *x)
@@ -58,25 +58,27 @@ static inline void mx_pass(struct mx *x)
     mx_read(x);
 }
 
-/* Let so much time have passed since everything that the watch remembers, and pass. */
+/* Let time pass, and run a pass. */
 static inline void mx_later(struct mx *x, uint64_t ns)
 {
     x->m->slow_ns -= ns;
     x->m->rare_ns -= ns;
     x->m->root_ns -= ns;
     for (uint32_t i = 0; i < DH_MACHINE_FIELD_NUM; i++)
-        if (x->m->rung_ns[i])
-            x->m->rung_ns[i] -= ns;
+        if (x->m->notified_ns[i])
+            x->m->notified_ns[i] -= ns;
     mx_pass(x);
 }
 
-static inline void mx_poke(struct mx *x)
+static inline void mx_rescan(struct mx *x)
 {
-    fx_must(!eventfd_write(dh_machine_pokefd(x->m), 1), "eventfd_write");
+    fx_must(!eventfd_write(dh_machine_rescan_fd(x->m), 1), "eventfd_write");
     mx_pass(x);
 }
 
-/* Whether the reader was woken since this was last asked. */
+/*
+ * Return whether the reader was woken since the last call.
+ */
 static inline bool mx_woken(struct mx *x)
 {
     uint64_t n;
@@ -89,7 +91,9 @@ static inline const struct dh_dimm *mx_dimms(const struct mx *x)
     return (const struct dh_dimm *)(const void *)(x->head + 1);
 }
 
-/* The record of a module, or with DH_CONTROLLER of its controller; one that is empty if there is none. */
+/*
+ * Return the record of a module or, with DH_CONTROLLER, of its controller; an empty record if there is none.
+ */
 static inline const struct dh_dimm *mx_dimm(const struct mx *x, uint32_t mc, uint32_t dimm)
 {
     static const struct dh_dimm none;

@@ -1,5 +1,5 @@
 /*
- * readers_fixture.h - readers that copy as fast as they can while a thread publishes, and look at each copy.
+ * readers_fixture.h - threads that copy as fast as they can while a thread publishes, and check each copy.
  *
  * Include once per program, after check.h and fixture.h.
  */
@@ -16,9 +16,9 @@ struct rx_source {
     void *from;
     size_t bytes; /* of a copy, at most */
     int64_t (*copy)(void *from, void *buf, size_t cap);
-    const char *(*look)(const void *before, const void *now); /* what is wrong with a copy, or NULL */
-    uint64_t (*moves)(const void *now); /* what differs between copies of different publications */
-    uint64_t changes;                   /* that each reader is to see */
+    const char *(*check_copy_of)(const void *before, const void *now); /* returns what is wrong with a copy, or NULL */
+    uint64_t (*moves)(const void *now); /* differs between copies of different publications */
+    uint64_t changes;                   /* that each reader must see */
 };
 
 struct rx_reader {
@@ -33,7 +33,7 @@ struct rx {
     int readers;
 };
 
-static _Atomic bool rx_over; /* the readers are to end */
+static _Atomic bool rx_over; /* the readers must end */
 
 static void *rx_main(void *arg)
 {
@@ -47,7 +47,7 @@ static void *rx_main(void *arg)
 
         if (used == DH_ETORN)
             continue;
-        r->broken = used < 0 ? "an error" : s->look(before, now);
+        r->broken = used < 0 ? "an error" : s->check_copy_of(before, now);
         r->changes += s->moves(now) != s->moves(before);
         spare = before;
         before = now;
@@ -68,8 +68,8 @@ static inline void rx_start(struct rx *x, const struct rx_source *source, int re
 }
 
 /*
- * Whether each of them saw so many changes, or what is wrong. Who makes them waits for one more now and then:
- * while nothing new is published no reader can miss the last.
+ * Whether each reader saw enough changes, or an error. The test waits for that from time to time: while
+ * nothing new is published, no reader can miss the last change.
  */
 static inline bool rx_have_seen(const struct rx *x, uint64_t changes)
 {
@@ -79,12 +79,12 @@ static inline bool rx_have_seen(const struct rx *x, uint64_t changes)
     return true;
 }
 
-#define RX_NUMBER "100000000000000000\n" /* what rx_grow() begins with */
+#define RX_NUMBER "100000000000000000\n" /* initial value for rx_grow() */
 #define RX_CHANGES 20
 
 /*
- * Have a number that they read grow, by one byte at a time: there is no half-written one to be read. Of every
- * eight changes each reader is waited for to see one.
+ * Make a number grow by changing one byte at a time, so that no partial value can be read. Of every eight
+ * changes the test waits until each reader has seen one.
  */
 static inline void rx_grow(const struct rx *x, void (*write)(const char *text))
 {
@@ -94,13 +94,13 @@ static inline void rx_grow(const struct rx *x, void (*write)(const char *text))
     for (char *digit = text; *digit != '\n'; digit += *digit == '9') {
         ++*digit;
         write(text);
-        poll(NULL, 0, 4); /* two or three changes for each pass of 10 ms */
+        poll(NULL, 0, 4); /* two or three changes per pass of 10 ms */
         if (++steps % 8 == 0)
             EVENTUALLY(rx_have_seen(x, steps / 8));
     }
 }
 
-/* Ends them; none may have found anything wrong, or have seen less than it was to. */
+/* End the readers; check that none found an error, and that each saw enough changes. */
 static inline void rx_end(struct rx *x)
 {
     atomic_store(&rx_over, true);

@@ -1,8 +1,8 @@
 /*
- * The kubepods tree as directories of a fixture: found under every name that the kubelet gives it,
- * followed as groups come, go and come again, and right again after the kernel lost events.
+ * Tests of the kubepods tree, made of directories: discovery under every name that the kubelet uses, creation
+ * and removal of groups, and recovery after lost events.
  *
- * inotify is the kernel's own. What differs from cgroupfs: here a file that is written notifies.
+ * inotify is the kernel's own. Difference to cgroupfs: here every write to a file notifies.
  */
 #include "check.h"
 #include "fixture.h"
@@ -10,7 +10,7 @@
 #define UID "11111111-2222-3333-4444-555555555555"
 #define UID_SYSTEMD "11111111_2222_3333_4444_555555555555"
 #define ID "0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef"
-#define DEEP "a/b/c/d/e/f/g/h/i/j/k/l/m/n/o/p/q/r/s/t/u/v/w/x/y/z" /* as slices, too long a path */
+#define DEEP "a/b/c/d/e/f/g/h/i/j/k/l/m/n/o/p/q/r/s/t/u/v/w/x/y/z" /* as slices the path is too long */
 #define POD "kubepods/burstable/pod" UID
 #define PODS "kubepods/pod%08d-2222-3333-4444-555555555555"
 #define MM "sys/kernel/mm/hugepages/hugepages-2048kB"
@@ -69,7 +69,7 @@ static uint32_t state_of(const struct fx *f)
 
 /* ---- hierarchies and names ---- */
 
-static void v2_alone_is_read_whole(void)
+static void test_v2_alone_reads_every_file(void)
 {
     const struct dh_group *g;
     struct fx f;
@@ -94,9 +94,10 @@ static void v2_alone_is_read_whole(void)
     CHECK_INT(g->sizes, 1);
     CHECK_U64(g->hugetlb[0].size_kib, 2048);
     CHECK_U64(g->hugetlb[0].max, 8388608);
-    CHECK_U64(g->hugetlb[0].rsvd_max, UINT64_MAX); /* so much is no limit */
+    CHECK_U64(g->hugetlb[0].rsvd_max, UINT64_MAX); /* this value means no limit */
     CHECK(HAS(g->hugetlb[0].valid, DH_GROUP_HT_EVENTS) && g->hugetlb[0].events == 0);
-    CHECK_U64(f.head->watches, 3 + 1 + 3 + 1); /* three directories; a pod's and three files; a container's one */
+    CHECK_U64(f.head->watches, 3 + 1 + 3 + 1); /* three directories; the pod's directory and three files; one
+                                                  file of the container */
     CHECK_U64(f.head->unwatched, 0);
     fx_close(&f);
     machine_clear();
@@ -126,7 +127,7 @@ static void v1_check(const struct fx *f)
     CHECK_INT(state_of(f), DH_STATE_OK);
 }
 
-static void v1_is_one_record_of_three_hierarchies(void)
+static void test_v1_hierarchies_share_one_record(void)
 {
     struct fx f;
 
@@ -138,7 +139,7 @@ static void v1_is_one_record_of_three_hierarchies(void)
     machine_clear();
 }
 
-static void controllers_mounted_together_are_read_once(void)
+static void test_v1_controllers_mounted_together_are_read_once(void)
 {
     struct fx f;
 
@@ -162,8 +163,8 @@ static void controllers_mounted_together_are_read_once(void)
     machine_clear();
 }
 
-/* There is one more, and it cannot be opened: the others are read, and the source says so. */
-static void a_hierarchy_that_cannot_be_opened_is_a_failure(void)
+/* An additional hierarchy cannot be opened: the others are read, and the source fails. */
+static void test_hierarchy_unopenable_fails_the_source(void)
 {
     struct fx f;
 
@@ -184,7 +185,7 @@ static void a_hierarchy_that_cannot_be_opened_is_a_failure(void)
     machine_clear();
 }
 
-static void v2_beside_v1_has_what_v1_has_not(void)
+static void test_v2_next_to_v1_supplies_the_missing_controllers(void)
 {
     const struct dh_group *g;
     struct fx f;
@@ -198,7 +199,7 @@ static void v2_beside_v1_has_what_v1_has_not(void)
     g = fx_group(&f, UID, "");
     CHECK_INT(fx_group_count(&f), 1);
     CHECK_U64(g->mem_failcnt, 7);
-    CHECK(!HAS(g->seen, DH_GROUP_MEM_OOM)); /* not from v2, which does not have the controller */
+    CHECK(!HAS(g->seen, DH_GROUP_MEM_OOM)); /* not read from v2, which lacks the controller */
     CHECK_U64(g->cpu_throttled, 20);
     CHECK_U64(g->populated, 1);
     CHECK_U64(g->hugetlb[0].max, 8388608);
@@ -206,8 +207,8 @@ static void v2_beside_v1_has_what_v1_has_not(void)
     machine_clear();
 }
 
-/* A group that left one hierarchy has nothing there: absent, and nothing that fails. */
-static void a_group_may_leave_one_hierarchy_and_return(void)
+/* In a hierarchy that a group left, its values are absent, and no failure. */
+static void test_group_may_leave_one_hierarchy_and_return(void)
 {
     const struct dh_group *g;
     uint64_t watches;
@@ -232,7 +233,7 @@ static void a_group_may_leave_one_hierarchy_and_return(void)
     CHECK_U64(g->hugetlb[0].max, 8388608);
     CHECK_U64(f.head->watches, watches);
     fx_write("max 1\n", "cg/unified/" POD "/hugetlb.2MB.events");
-    fx_events(&f); /* its files are heard again */
+    fx_events(&f); /* its files are watched again */
     CHECK_U64(fx_group(&f, UID, "")->hugetlb[0].events, 1);
     fx_remove("cg/unified/" POD);
     fx_remove("cg/memory/" POD);
@@ -242,7 +243,7 @@ static void a_group_may_leave_one_hierarchy_and_return(void)
     machine_clear();
 }
 
-static void every_naming_of_the_kubelet_is_known(void)
+static void test_kubelet_cgroup_names_are_all_recognised(void)
 {
     static const struct {
         const char *root, *pod, *container;
@@ -263,7 +264,7 @@ static void every_naming_of_the_kubelet_is_known(void)
         { "//a//b/", "a.slice/a-b.slice/a-b-kubepods.slice/a-b-kubepods-pod" UID_SYSTEMD ".slice",
           "cri-containerd-" ID ".scope" },
         { "/my-root", "my-root/kubepods/pod" UID, ID },
-        /* systemd nests at each dash, so the kubelet makes underscores of those in a name */
+        /* systemd nests at each dash, so the kubelet replaces dashes in a name by underscores */
         { "/my-root/x-y", "my_root.slice/my_root-x_y.slice/my_root-x_y-kubepods.slice/"
                           "my_root-x_y-kubepods-burstable.slice/"
                           "my_root-x_y-kubepods-burstable-pod" UID_SYSTEMD ".slice",
@@ -294,7 +295,7 @@ static void every_naming_of_the_kubelet_is_known(void)
         fx_close(&f);
         machine_clear();
 
-        f = machine(16, rows[i].root); /* and the same if all of it is made later */
+        f = machine(16, rows[i].root); /* the same when everything is created later */
         fx_pass(&f);
         CHECK_INT(fx_group_count(&f), 0);
         v2_make(pod);
@@ -309,8 +310,8 @@ static void every_naming_of_the_kubelet_is_known(void)
     check_row = "";
 }
 
-/* Deeper than there is room for: not seen, but said. */
-static void a_path_that_is_too_long_is_a_failure(void)
+/* A group that is too deep is not read; the source reports it. */
+static void test_group_path_too_long_fails_the_source(void)
 {
     char root[181];
     struct fx f;
@@ -329,7 +330,7 @@ static void a_path_that_is_too_long_is_a_failure(void)
     machine_clear();
 }
 
-static void other_groups_are_none_of_ours(void)
+static void test_groups_outside_kubepods_are_ignored(void)
 {
     struct fx f;
 
@@ -344,9 +345,9 @@ static void other_groups_are_none_of_ours(void)
     machine_clear();
 }
 
-/* ---- coming and going ---- */
+/* ---- creation and removal ---- */
 
-static void kubepods_may_come_after_us(void)
+static void test_kubepods_created_later_is_found(void)
 {
     struct fx f = running();
 
@@ -366,14 +367,14 @@ static void kubepods_may_come_after_us(void)
     CHECK_INT(fx_group_count(&f), 0);
     CHECK_INT(f.head->groups, 0);
     CHECK_U64(f.head->watches, 1);
-    v2_make("cg/" POD "/" ID); /* the node was drained, and is back */
+    v2_make("cg/" POD "/" ID); /* the node was drained and is back */
     fx_events(&f);
     CHECK_INT(fx_group_count(&f), 2);
     fx_close(&f);
     machine_clear();
 }
 
-static void a_group_of_the_same_name_is_another_group(void)
+static void test_group_recreated_under_its_name_gets_a_new_id(void)
 {
     struct fx f;
     uint32_t pod, container;
@@ -385,7 +386,7 @@ static void a_group_of_the_same_name_is_another_group(void)
     container = fx_group(&f, UID, ID)->id;
     fx_remove("cg/" POD "/" ID);
     v2_make("cg/" POD "/" ID);
-    fx_events(&f); /* both are in one batch */
+    fx_events(&f); /* both events are in one batch */
     CHECK(fx_group(&f, UID, ID)->id > container);
     CHECK_INT(fx_group(&f, UID, "")->id, pod);
     fx_remove("cg/" POD);
@@ -400,8 +401,8 @@ static void a_group_of_the_same_name_is_another_group(void)
     machine_clear();
 }
 
-/* Found by reading, before any event of it is taken: ENOENT means that it is gone, and is no failure. */
-static void a_vanished_group_is_normal(void)
+/* A read finds the removal before the event is handled: ENOENT means removed, and is no failure. */
+static void test_group_removed_during_a_read_is_no_failure(void)
 {
     struct fx f;
 
@@ -430,7 +431,7 @@ static void pods_make(int pods, int containers)
     }
 }
 
-static void a_thousand_groups_come_and_go_at_once(void)
+static void test_thousand_groups_created_and_removed_at_once(void)
 {
     uint32_t lost = 0;
     struct fx f = running();
@@ -445,7 +446,7 @@ static void a_thousand_groups_come_and_go_at_once(void)
     fx_elapse(&f, DH_NS);
     fx_pass(&f);
     fx_remove("cg/kubepods");
-    for (int i = 0; i < 4; i++) /* each takes a bounded number */
+    for (int i = 0; i < 4; i++) /* each call handles a limited number of events */
         fx_events(&f);
     CHECK_INT(fx_group_count(&f), 0);
     CHECK_INT(f.head->groups, 0);
@@ -455,7 +456,7 @@ static void a_thousand_groups_come_and_go_at_once(void)
     machine_clear();
 }
 
-static void a_full_table_is_counted_and_has_room_again(void)
+static void test_full_table_counts_dropped_groups_and_refills(void)
 {
     struct fx f = machine(4, "/");
 
@@ -463,10 +464,10 @@ static void a_full_table_is_counted_and_has_room_again(void)
     pods_make(7, 0);
     fx_events(&f);
     fx_elapse(&f, DH_NS);
-    fx_pass(&f); /* those both listed and told of are counted once */
+    fx_pass(&f); /* groups both listed and reported by events are counted once */
     CHECK_INT(fx_group_count(&f), 4);
     CHECK_INT(f.head->dropped, 3);
-    CHECK_INT(state_of(&f), DH_STATE_OK); /* group_max is what was asked for */
+    CHECK_INT(state_of(&f), DH_STATE_OK); /* group_max is a configured limit, not a failure */
     fx_resync(&f);
     fx_resync(&f);
     CHECK_INT(f.head->dropped, 3); /* groups, not attempts */
@@ -476,7 +477,7 @@ static void a_full_table_is_counted_and_has_room_again(void)
     CHECK_INT(fx_group_count(&f), 2);
     fx_elapse(&f, DH_NS);
     fx_pass(&f);
-    CHECK_INT(fx_group_count(&f), 4); /* those that had no room are looked for when there is */
+    CHECK_INT(fx_group_count(&f), 4); /* groups without room are found when there is room */
     CHECK_INT(f.head->dropped, 1);
     fx_remove("cg/kubepods");
     fx_events(&f);
@@ -486,8 +487,10 @@ static void a_full_table_is_counted_and_has_room_again(void)
     machine_clear();
 }
 
-/* Two hierarchies have the same groups; a container without room is one, and none once it is gone. */
-static void containers_without_room_are_counted_once(void)
+/*
+ * Two hierarchies contain the same groups: a container without room counts once, and not after its removal.
+ */
+static void test_containers_without_room_are_counted_once(void)
 {
     struct fx f;
 
@@ -500,7 +503,7 @@ static void containers_without_room_are_counted_once(void)
     fx_pass(&f);
     CHECK_INT(fx_group_count(&f), 3);
     CHECK_INT(f.head->dropped, 2);
-    for (int c = 0; c < 4; c++) { /* the ones that have room and the ones that have none */
+    for (int c = 0; c < 4; c++) { /* containers with room and containers without */
         fx_remove("cg/memory/" POD "/%064d", c);
         fx_remove("cg/cpu/" POD "/%064d", c);
         fx_events(&f);
@@ -508,7 +511,8 @@ static void containers_without_room_are_counted_once(void)
         fx_pass(&f);
         CHECK_INT(fx_group_count(&f), c < 2 ? 3 : 4 - c);
         CHECK_INT(f.head->dropped, c < 2 ? 1 - c : 0);
-        for (uint32_t i = 0; i < f.head->groups; i++) /* read in both, the late ones too */
+        for (uint32_t i = 0; i < f.head->groups; i++) /* read in both hierarchies, also the groups added
+                                                         later */
             CHECK(!*fx_groups(&f)[i].name || (HAS(fx_groups(&f)[i].valid, DH_GROUP_MEM_FAILCNT) &&
                                               HAS(fx_groups(&f)[i].valid, DH_GROUP_CPU_PERIODS)));
     }
@@ -516,8 +520,8 @@ static void containers_without_room_are_counted_once(void)
     machine_clear();
 }
 
-/* Files without a watch are swept, directories without one are listed in the sweep. */
-static void more_watches_than_there_is_room_for(void)
+/* Files without a watch are read in the sweep, and directories without a watch are listed in it. */
+static void test_watches_beyond_the_limit_are_swept_instead(void)
 {
     char uid[DH_UID_LEN];
     uint64_t unwatched, most;
@@ -539,7 +543,7 @@ static void more_watches_than_there_is_room_for(void)
     CHECK_INT(fx_group_count(&f), pods);
     CHECK_U64(f.head->watches, most);
     CHECK_U64(unwatched, (uint64_t)(2 + 4 * pods) - 26);
-    fx_resync(&f); /* asked for again, refused again, and not counted again */
+    fx_resync(&f); /* requested again, refused again, and not counted twice */
     CHECK_U64(f.head->unwatched, unwatched);
 
     for (int p = 0; p < pods; p++) {
@@ -559,14 +563,14 @@ static void more_watches_than_there_is_room_for(void)
     dh_sampler_sweep(f.s);
     fx_events(&f);
     CHECK_INT(fx_group_count(&f), 0);
-    CHECK(f.head->unwatched <= 1); /* kubepods' own directory, until it is looked at again */
+    CHECK(f.head->unwatched <= 1); /* kubepods' own directory, until it is checked again */
     fx_close(&f);
     machine_clear();
 }
 
 /* ---- events, sweep, resync ---- */
 
-static void an_event_of_a_pod_is_one_of_its_containers(void)
+static void test_pod_event_reads_its_containers(void)
 {
     struct fx f;
     uint64_t reads;
@@ -578,7 +582,7 @@ static void an_event_of_a_pod_is_one_of_its_containers(void)
     fx_write("16777216\n", "cg/" POD "/" ID "/hugetlb.2MB.max");
     fx_events(&f);
     CHECK(!fx_woken(&f));
-    fx_write("max 1\n", "cg/" POD "/hugetlb.2MB.events"); /* as the kernel does, for every ancestor */
+    fx_write("max 1\n", "cg/" POD "/hugetlb.2MB.events"); /* as the kernel does for every ancestor */
     reads = f.s->reads;
     fx_events(&f);
     CHECK(fx_woken(&f));
@@ -590,14 +594,14 @@ static void an_event_of_a_pod_is_one_of_its_containers(void)
     machine_clear();
 }
 
-static void limits_are_read_at_resync(void)
+static void test_limits_are_read_at_resync(void)
 {
     struct fx f;
 
     v2_make("cg/" POD);
     f = running();
     fx_elapse(&f, DH_NS);
-    fx_pass(&f); /* it settled */
+    fx_pass(&f); /* its second read */
     fx_write("4194304\n", "cg/" POD "/hugetlb.2MB.max");
     fx_write("nr_periods 31\nnr_throttled 3\n", "cg/" POD "/cpu.stat");
     dh_sampler_sweep(f.s);
@@ -607,13 +611,13 @@ static void limits_are_read_at_resync(void)
     f.s->cgroups->rescan = true;
     fx_pass(&f);
     CHECK_U64(fx_group(&f, UID, "")->hugetlb[0].max, 4194304);
-    CHECK(!fx_woken(&f)); /* no rule looks at either */
+    CHECK(!fx_woken(&f)); /* no rule reads either */
     fx_close(&f);
     machine_clear();
 }
 
-/* A runtime writes the limits after it made the group. */
-static void a_new_group_is_read_again_when_it_has_settled(void)
+/* A runtime writes the limits after it created the group. */
+static void test_new_group_is_read_again_after_a_second(void)
 {
     struct fx f = running();
 
@@ -629,8 +633,11 @@ static void a_new_group_is_read_again_when_it_has_settled(void)
     machine_clear();
 }
 
-/* The kernel tells a pod of its containers' memory and hugetlb events, but of no container that froze. */
-static void a_container_that_froze_is_told_of_by_its_own_file(void)
+/*
+ * The kernel notifies a pod about memory and hugetlb events of its containers, but not about a frozen
+ * container.
+ */
+static void test_frozen_container_is_found_by_its_own_watch(void)
 {
     struct fx f;
 
@@ -644,8 +651,8 @@ static void a_container_that_froze_is_told_of_by_its_own_file(void)
     machine_clear();
 }
 
-/* Whatever period and sweep are, each group is swept once in a sweep, and read whole once in a resync. */
-static void a_sweep_visits_every_group_once(void)
+/* For any period and sweep time, each group is swept once per sweep and fully read once per resync. */
+static void test_sweep_reads_every_group_once(void)
 {
     static const struct {
         uint64_t period_ns, sweep_ns;
@@ -666,32 +673,32 @@ static void a_sweep_visits_every_group_once(void)
         fx_pass(&f);
         CHECK_INT(fx_group_count(&f), 120);
         for (uint64_t p = 0; p < 10 * passes; p++) {
-            uint32_t visits = 0;
+            uint32_t sweeps = 0;
 
             before = 0;
             for (uint32_t k = 0; k < 120; k++)
-                before += f.s->cgroups->group[k].visits;
+                before += f.s->cgroups->group[k].sweeps;
             fx_pass(&f);
             for (uint32_t k = 0; k < 120; k++)
-                visits += f.s->cgroups->group[k].visits;
-            most = visits - before > most ? visits - before : most;
+                sweeps += f.s->cgroups->group[k].sweeps;
+            most = sweeps - before > most ? sweeps - before : most;
         }
         for (uint32_t k = 0; k < 120; k++) {
-            uint32_t visits = f.s->cgroups->group[k].visits;
+            uint32_t sweeps = f.s->cgroups->group[k].sweeps;
 
-            fewest = visits < fewest ? visits : fewest;
-            most_often = visits > most_often ? visits : most_often;
+            fewest = sweeps < fewest ? sweeps : fewest;
+            most_often = sweeps > most_often ? sweeps : most_often;
         }
         CHECK(fewest >= 9 && most_often <= 10);
         slice_ns = o.sweep_ns / 10 < DH_NS ? o.sweep_ns / 10 : DH_NS;
         slice_ns = slice_ns < o.period_ns ? o.period_ns : slice_ns;
-        CHECK(most <= 120 * slice_ns / o.sweep_ns + 2); /* spread evenly, in whole pods of two */
+        CHECK(most <= 120 * slice_ns / o.sweep_ns + 2); /* evenly distributed, in whole pods of two groups */
         fx_close(&f);
     }
     machine_clear();
 }
 
-static void pages_that_cannot_be_are_not_looked_for(void)
+static void test_page_sizes_without_pages_are_not_swept(void)
 {
     struct fx f;
     uint64_t with, without;
@@ -699,19 +706,19 @@ static void pages_that_cannot_be_are_not_looked_for(void)
     fx_remove("cg");
     v1_make("memory", "cpu", "hugetlb", POD);
     f = running();
-    with = (uint64_t)dh_sampler_floor(f.s, 1);
+    with = (uint64_t)dh_sampler_lower_bound(f.s, 1);
     fx_write("0\n", MM "/nr_hugepages");
     fx_pass(&f);
-    without = (uint64_t)dh_sampler_floor(f.s, 1);
+    without = (uint64_t)dh_sampler_lower_bound(f.s, 1);
     CHECK_U64(with - without, 1); /* failcnt */
-    fx_write("1\n", MM "/nr_overcommit_hugepages"); /* there may be some at any time */
+    fx_write("1\n", MM "/nr_overcommit_hugepages"); /* there may be pages at any time */
     fx_pass(&f);
-    CHECK_U64((uint64_t)dh_sampler_floor(f.s, 1), with);
+    CHECK_U64((uint64_t)dh_sampler_lower_bound(f.s, 1), with);
     fx_close(&f);
     machine_clear();
 }
 
-static void a_lost_file_of_a_live_group_is_unreadable(void)
+static void test_missing_file_of_a_live_group_is_unreadable(void)
 {
     const struct dh_group *g;
     struct fx f;
@@ -719,7 +726,7 @@ static void a_lost_file_of_a_live_group_is_unreadable(void)
     v2_make("cg/" POD);
     f = running();
     fx_remove("cg/" POD "/cpu.stat");
-    dh_sampler_sweep(f.s); /* of a group that is being removed the files go first: one miss is no failure */
+    dh_sampler_sweep(f.s); /* when a group is removed, its files go first: one failed read is no failure */
     fx_read(&f);
     CHECK(HAS(fx_group(&f, UID, "")->valid, DH_GROUP_CPU_PERIODS));
     CHECK_U64(f.head->source[DH_SOURCE_CGROUPS].failures, 0);
@@ -736,7 +743,7 @@ static void a_lost_file_of_a_live_group_is_unreadable(void)
     fx_symlink("/proc/self/mem", "cg/" POD "/cpu.stat");
     dh_sampler_sweep(f.s);
     fx_pass(&f);
-    CHECK_INT(fx_group(&f, UID, "")->err, EIO); /* why, now */
+    CHECK_INT(fx_group(&f, UID, "")->err, EIO); /* the current error */
     CHECK(!fx_woken(&f));
     fx_remove("cg/" POD "/cpu.stat");
     fx_write("nr_periods 30\nnr_throttled 3\n", "cg/" POD "/cpu.stat");
@@ -746,7 +753,7 @@ static void a_lost_file_of_a_live_group_is_unreadable(void)
     CHECK_INT(state_of(&f), DH_STATE_OK);
     CHECK(fx_woken(&f));
 
-    fx_remove("cg/" POD "/cpu.stat"); /* and a failing group that goes takes its failure along */
+    fx_remove("cg/" POD "/cpu.stat"); /* the failure of a removed group is gone too */
     dh_sampler_sweep(f.s);
     dh_sampler_sweep(f.s);
     fx_pass(&f);
@@ -758,8 +765,10 @@ static void a_lost_file_of_a_live_group_is_unreadable(void)
     machine_clear();
 }
 
-/* A controller that is switched off and on makes its files anew; the old watch hears nothing of them. */
-static void a_watched_file_made_anew_is_watched_again(void)
+/*
+ * A controller that is disabled and enabled creates its files again; the old watch reports nothing for them.
+ */
+static void test_watched_file_recreated_is_watched_again(void)
 {
     struct fx f;
 
@@ -768,7 +777,7 @@ static void a_watched_file_made_anew_is_watched_again(void)
     fx_remove("cg/" POD "/hugetlb.2MB.events");
     fx_write("max 1\n", "cg/" POD "/hugetlb.2MB.events");
     fx_events(&f);
-    dh_sampler_sweep(f.s); /* no longer watched, so swept */
+    dh_sampler_sweep(f.s); /* not watched any more, so swept */
     fx_read(&f);
     CHECK_U64(fx_group(&f, UID, "")->hugetlb[0].events, 1);
     f.s->cgroups->rescan = true;
@@ -780,8 +789,8 @@ static void a_watched_file_made_anew_is_watched_again(void)
     machine_clear();
 }
 
-/* What is known of a watch goes with it, else the pod's table fills up and hears no more. */
-static void a_file_may_be_made_anew_any_number_of_times(void)
+/* A stale watch must be dropped, or the pod's table would fill up. */
+static void test_watched_file_may_be_recreated_often(void)
 {
     uint64_t watches;
     struct fx f;
@@ -793,7 +802,7 @@ static void a_file_may_be_made_anew_any_number_of_times(void)
         fx_remove("cg/" POD "/hugetlb.2MB.events");
         fx_write("max 1\n", "cg/" POD "/hugetlb.2MB.events");
         if (i % 2)
-            fx_events(&f); /* else the new watch comes before it is told that the old one ended */
+            fx_events(&f); /* otherwise the new watch would be set before the end of the old one is handled */
         f.s->cgroups->rescan = true;
         fx_pass(&f);
         fx_events(&f);
@@ -808,11 +817,11 @@ static void a_file_may_be_made_anew_any_number_of_times(void)
     machine_clear();
 }
 
-/* The timer must have its turn: neither events nor what they lost take more than half a period at once. */
-static void a_storm_leaves_the_pass_its_turn(void)
+/* The timer must not starve: events and lost events take at most half a period at a time. */
+static void test_event_storm_does_not_delay_the_pass(void)
 {
     struct dh_options o = fx_options();
-    int turns = 0;
+    int handled = 0;
     struct fx f;
 
     o.period_ns = DH_NS / 100;
@@ -822,13 +831,13 @@ static void a_storm_leaves_the_pass_its_turn(void)
     pods_make(1500, 0);
     fx_events(&f);
     CHECK(fx_group_count(&f) > 0 && fx_group_count(&f) < 1500);
-    while (fx_group_count(&f) < 1500 && turns++ < 1500)
+    while (fx_group_count(&f) < 1500 && handled++ < 1500)
         fx_events(&f);
     CHECK_INT(fx_group_count(&f), 1500);
     f.s->cgroups->rescan = true;
     fx_pass(&f);
     CHECK(f.s->cgroups->reread > 0);
-    for (turns = 0; f.s->cgroups->reread && turns < 1500; turns++)
+    for (handled = 0; f.s->cgroups->reread && handled < 1500; handled++)
         fx_pass(&f);
     CHECK_U64(f.s->cgroups->reread, 0);
     CHECK_INT(fx_group_count(&f), 1500);
@@ -846,19 +855,19 @@ static long most_queued(void)
     return atol(text);
 }
 
-/* More events than the kernel keeps, and behind them changes that nobody will hear of. */
-static void lost_events_are_answered_by_reading_everything(void)
+/* More events than the kernel queues, followed by changes without an event. */
+static void test_lost_events_cause_a_full_read(void)
 {
     uint32_t id;
     struct fx f;
-    int turns = 0;
+    int handled = 0;
 
     v2_make("cg/" POD);
     v2_make("cg/" POD "/" ID);
     v2_make("cg/kubepods/pod99999999-2222-3333-4444-555555555555");
     f = running();
     id = fx_group(&f, UID, "")->id;
-    for (long i = most_queued() / 2; i >= 0; i--) { /* equal neighbours in the queue are merged */
+    for (long i = most_queued() / 2; i >= 0; i--) { /* equal adjacent events in the queue are merged */
         fx_write("low 0\nhigh 1\nmax 2\noom 3\noom_kill 4\n", "cg/" POD "/memory.events");
         fx_write("populated 1\nfrozen 0\n", "cg/" POD "/cgroup.events");
     }
@@ -870,7 +879,7 @@ static void lost_events_are_answered_by_reading_everything(void)
     fx_write("max 7\n", "cg/" POD "/hugetlb.2MB.events");
     v2_make("cg/" POD "/second");
     v2_make("cg/kubepods/besteffort/pod88888888-2222-3333-4444-555555555555");
-    while (!f.head->overflows && turns++ < 100)
+    while (!f.head->overflows && handled++ < 100)
         fx_events(&f);
     CHECK_U64(f.head->overflows, 1);
     fx_pass(&f);
@@ -880,7 +889,7 @@ static void lost_events_are_answered_by_reading_everything(void)
     CHECK(fx_group(&f, "88888888-2222-3333-4444-555555555555", "")->id);
     CHECK(fx_group(&f, UID, "")->id >= id);
 
-    fx_write("max 8\n", "cg/" POD "/hugetlb.2MB.events"); /* everything is watched anew */
+    fx_write("max 8\n", "cg/" POD "/hugetlb.2MB.events"); /* everything is watched again */
     v2_make("cg/kubepods/burstable/pod77777777-2222-3333-4444-555555555555");
     v2_make("cg/" POD "/" ID);
     fx_events(&f);
@@ -891,7 +900,7 @@ static void lost_events_are_answered_by_reading_everything(void)
     machine_clear();
 }
 
-static void a_root_above_kubepods_may_be_made_anew(void)
+static void test_directory_above_kubepods_may_be_recreated(void)
 {
     struct fx f;
 
@@ -914,33 +923,33 @@ int main(void)
 {
     fx_begin();
     machine_make();
-    v2_alone_is_read_whole();
-    v1_is_one_record_of_three_hierarchies();
-    controllers_mounted_together_are_read_once();
-    a_hierarchy_that_cannot_be_opened_is_a_failure();
-    v2_beside_v1_has_what_v1_has_not();
-    a_group_may_leave_one_hierarchy_and_return();
-    every_naming_of_the_kubelet_is_known();
-    a_path_that_is_too_long_is_a_failure();
-    other_groups_are_none_of_ours();
-    kubepods_may_come_after_us();
-    a_group_of_the_same_name_is_another_group();
-    a_vanished_group_is_normal();
-    a_thousand_groups_come_and_go_at_once();
-    a_full_table_is_counted_and_has_room_again();
-    containers_without_room_are_counted_once();
-    more_watches_than_there_is_room_for();
-    an_event_of_a_pod_is_one_of_its_containers();
-    limits_are_read_at_resync();
-    a_new_group_is_read_again_when_it_has_settled();
-    a_container_that_froze_is_told_of_by_its_own_file();
-    a_sweep_visits_every_group_once();
-    pages_that_cannot_be_are_not_looked_for();
-    a_lost_file_of_a_live_group_is_unreadable();
-    a_watched_file_made_anew_is_watched_again();
-    a_file_may_be_made_anew_any_number_of_times();
-    a_storm_leaves_the_pass_its_turn();
-    lost_events_are_answered_by_reading_everything();
-    a_root_above_kubepods_may_be_made_anew();
+    test_v2_alone_reads_every_file();
+    test_v1_hierarchies_share_one_record();
+    test_v1_controllers_mounted_together_are_read_once();
+    test_hierarchy_unopenable_fails_the_source();
+    test_v2_next_to_v1_supplies_the_missing_controllers();
+    test_group_may_leave_one_hierarchy_and_return();
+    test_kubelet_cgroup_names_are_all_recognised();
+    test_group_path_too_long_fails_the_source();
+    test_groups_outside_kubepods_are_ignored();
+    test_kubepods_created_later_is_found();
+    test_group_recreated_under_its_name_gets_a_new_id();
+    test_group_removed_during_a_read_is_no_failure();
+    test_thousand_groups_created_and_removed_at_once();
+    test_full_table_counts_dropped_groups_and_refills();
+    test_containers_without_room_are_counted_once();
+    test_watches_beyond_the_limit_are_swept_instead();
+    test_pod_event_reads_its_containers();
+    test_limits_are_read_at_resync();
+    test_new_group_is_read_again_after_a_second();
+    test_frozen_container_is_found_by_its_own_watch();
+    test_sweep_reads_every_group_once();
+    test_page_sizes_without_pages_are_not_swept();
+    test_missing_file_of_a_live_group_is_unreadable();
+    test_watched_file_recreated_is_watched_again();
+    test_watched_file_may_be_recreated_often();
+    test_event_storm_does_not_delay_the_pass();
+    test_lost_events_cause_a_full_read();
+    test_directory_above_kubepods_may_be_recreated();
     return check_done("test_cgroups");
 }

@@ -1,6 +1,6 @@
 /*
- * The sweep: pod by pod, each pod's own directory opened once for all the files below it. What if that
- * directory goes, is another one, or never was?
+ * Tests of the sweep: pod by pod, with each pod's directory opened once for all files below it. What happens
+ * if that directory is removed, replaced or missing?
  */
 #include "check.h"
 #include "fixture.h"
@@ -63,7 +63,7 @@ static void all_is_well(const struct fx *f, uint32_t groups)
     CHECK_U64(f->head->source[DH_SOURCE_CGROUPS].failures, 0);
 }
 
-static void the_floor_is_the_reads_of_a_sweep(void)
+static void test_lower_bound_equals_the_reads_of_a_sweep(void)
 {
     int descriptors;
     uint64_t reads, opens;
@@ -75,16 +75,16 @@ static void the_floor_is_the_reads_of_a_sweep(void)
     reads = f.s->reads;
     opens = f.s->opens;
     CHECK_INT(dh_sampler_sweep(f.s), 4);
-    CHECK_U64(f.s->reads - reads, 4); /* cpu.stat: the other is watched */
+    CHECK_U64(f.s->reads - reads, 4); /* cpu.stat: the other file is watched */
     CHECK_U64(f.s->opens - opens, 4 + 1); /* and the pod's directory */
-    CHECK_INT(dh_sampler_floor(f.s, 1) - dh_sampler_floor(f.s, 0), 4);
-    CHECK_INT(fx_count("/proc/self/fd"), descriptors); /* the directory is not held */
-    CHECK_INT(f.s->cgroups->near, 0);
+    CHECK_INT(dh_sampler_lower_bound(f.s, 1) - dh_sampler_lower_bound(f.s, 0), 4);
+    CHECK_INT(fx_count("/proc/self/fd"), descriptors); /* the directory is closed again */
+    CHECK_INT(f.s->cgroups->base_pod, 0);
     fx_close(&f);
     fx_remove("cg");
 }
 
-static void what_was_read_is_of_the_right_group(void)
+static void test_sweep_assigns_values_to_their_group(void)
 {
     struct fx f;
 
@@ -102,8 +102,8 @@ static void what_was_read_is_of_the_right_group(void)
     fx_remove("cg");
 }
 
-/* The directory that is open is removed, and then one of its name is made, before the last file is read. */
-static void a_pod_may_vanish_in_the_middle(void)
+/* The open directory is removed, and then recreated, before the last file is read. */
+static void test_pod_removed_in_the_middle_of_a_sweep(void)
 {
     struct dh_cgroups *c;
     uint32_t slot, file = 0;
@@ -116,31 +116,35 @@ static void a_pod_may_vanish_in_the_middle(void)
     while (strcmp(c->file[file].name, "cpu.stat"))
         file++;
     slot = slot_of(&f, container(&f, 0));
-    c->near = c->group[slot].parent;
-    memset(c->near_fd, -1, sizeof(c->near_fd));
-    CHECK(dh_cg_base(f.s, slot, 0, &skip) == c->near_fd[0] && skip == strlen(POD) + 1);
+    c->base_pod = c->group[slot].parent;
+    memset(c->base_fd, -1, sizeof(c->base_fd));
+    CHECK(dh_cg_base_dir(f.s, slot, 0, &skip) == c->base_fd[0] && skip == strlen(POD) + 1);
     CHECK(dh_cg_file_read(f.s, slot, file));
     fx_remove("cg/" POD);
-    CHECK(!dh_cg_file_read(f.s, slot, file)); /* it is gone */
+    CHECK(!dh_cg_file_read(f.s, slot, file)); /* the group is gone */
     machine_make(2);
-    CHECK(dh_cg_file_read(f.s, slot, file)); /* the one of that name is not below what is open: a first miss */
-    close(c->near_fd[0]);
-    c->near = 0;
+    CHECK(dh_cg_file_read(f.s, slot, file)); /* the new directory is not below the open one: a first failed
+                                                read */
+    close(c->base_fd[0]);
+    c->base_pod = 0;
     dh_sampler_sweep(f.s);
     fx_read(&f);
     all_is_well(&f, 3);
-    fx_events(&f); /* that they are others is told by their parents */
+    fx_events(&f); /* events of the parents report the replacement */
     all_is_well(&f, 3);
     fx_remove("cg/" POD);
-    CHECK_INT(dh_sampler_sweep(f.s), 1); /* its containers go with it, unread */
+    CHECK_INT(dh_sampler_sweep(f.s), 1); /* its containers are removed with it, unread */
     fx_read(&f);
     all_is_well(&f, 0);
     fx_close(&f);
     fx_remove("cg");
 }
 
-/* In one of two hierarchies the pod is gone: its containers are looked for from the root, and are too. */
-static void a_pod_without_its_directory_in_one_hierarchy(void)
+/*
+ * The pod is removed from one of two hierarchies: its containers are opened from the root there, and removed
+ * too.
+ */
+static void test_pod_missing_in_one_hierarchy_is_swept_in_the_others(void)
 {
     struct fx f;
 
@@ -166,26 +170,29 @@ static void a_pod_without_its_directory_in_one_hierarchy(void)
     fx_remove("cg");
 }
 
-/* A pod of many containers is swept whole, ahead of time: nobody else pays for it once it is gone. */
-static void what_was_swept_ahead_is_not_owed_by_others(void)
+/*
+ * A pod with many containers is swept ahead of time; after its removal the credit must not delay other
+ * groups.
+ */
+static void test_sweep_credit_of_removed_groups_is_dropped(void)
 {
     struct fx f;
-    uint32_t visits, slot;
+    uint32_t sweeps, slot;
 
     machine_make(300);
     f = running();
     for (int i = 0; i < 10; i++)
         fx_pass(&f);
-    CHECK_INT(f.s->cgroups->group[slot_of(&f, fx_group(&f, UID, ""))].visits, 1);
+    CHECK_INT(f.s->cgroups->group[slot_of(&f, fx_group(&f, UID, ""))].sweeps, 1);
     fx_remove("cg/" POD);
     fx_events(&f);
     machine_make(0);
     fx_events(&f);
     slot = slot_of(&f, fx_group(&f, UID, ""));
-    visits = f.s->cgroups->group[slot].visits;
+    sweeps = f.s->cgroups->group[slot].sweeps;
     for (int i = 0; i < 2 * 10; i++) /* two sweeps */
         fx_pass(&f);
-    CHECK(f.s->cgroups->group[slot].visits > visits);
+    CHECK(f.s->cgroups->group[slot].sweeps > sweeps);
     fx_close(&f);
     fx_remove("cg");
 }
@@ -193,10 +200,10 @@ static void what_was_swept_ahead_is_not_owed_by_others(void)
 int main(void)
 {
     fx_begin();
-    the_floor_is_the_reads_of_a_sweep();
-    what_was_read_is_of_the_right_group();
-    a_pod_may_vanish_in_the_middle();
-    a_pod_without_its_directory_in_one_hierarchy();
-    what_was_swept_ahead_is_not_owed_by_others();
+    test_lower_bound_equals_the_reads_of_a_sweep();
+    test_sweep_assigns_values_to_their_group();
+    test_pod_removed_in_the_middle_of_a_sweep();
+    test_pod_missing_in_one_hierarchy_is_swept_in_the_others();
+    test_sweep_credit_of_removed_groups_is_dropped();
     return check_done("test_cgroups_sweep");
 }

@@ -1,7 +1,6 @@
 /*
- * What only cgroup v1 has, as directories of a fixture: hierarchies for the freezer and for cpusets, and
- * an eventfd that tells of a pod that ran out of memory. The eventfds are the kernel's own, and the test
- * writes to them in its place.
+ * Tests of cgroup v1 only: hierarchies of the freezer and of cpusets, and the eventfd that reports a pod out
+ * of memory. The eventfds are the kernel's own; the test writes to them in the kernel's place.
  */
 #include "check.h"
 #include "fixture.h"
@@ -66,7 +65,7 @@ static void sweep(struct fx *f)
     fx_pass(f);
 }
 
-/* A pass that reads every file of every group. */
+/* Run a pass that reads every file of every group. */
 static void reread(struct fx *f)
 {
     f->s->cgroups->rescan = true;
@@ -75,7 +74,7 @@ static void reread(struct fx *f)
 
 /* ---- freezer and cpuset ---- */
 
-static void a_frozen_container_is_found_by_the_sweep(void)
+static void test_frozen_container_is_found_by_the_sweep(void)
 {
     static const struct {
         const char *text;
@@ -101,7 +100,7 @@ static void a_frozen_container_is_found_by_the_sweep(void)
     done(&f);
 }
 
-static void a_state_of_no_known_name_is_unreadable_and_not_thawed(void)
+static void test_freezer_state_unknown_is_unreadable(void)
 {
     static const char *const texts[] = { "", "\n", "FROZEN", "frozen\n", "1\n", "FROZEN\nFROZEN\n" };
     struct fx f;
@@ -120,8 +119,8 @@ static void a_state_of_no_known_name_is_unreadable_and_not_thawed(void)
     done(&f);
 }
 
-/* A container is frozen through v1's freezer where there is one: what v2 says beside it is not of it. */
-static void the_freezer_of_v1_outranks_that_of_v2_beside_it(void)
+/* Runtimes freeze containers through v1's freezer if there is one: v2's state does not count then. */
+static void test_v1_freezer_takes_precedence_over_v2(void)
 {
     struct fx f;
 
@@ -139,7 +138,7 @@ static void the_freezer_of_v1_outranks_that_of_v2_beside_it(void)
     done(&f);
 }
 
-static void cpusets_are_read_rarely_and_from_both_versions(void)
+static void test_cpusets_are_read_at_resync_in_v1_and_v2(void)
 {
     static const struct {
         const char *root, *file;
@@ -162,14 +161,14 @@ static void cpusets_are_read_rarely_and_from_both_versions(void)
         fx_write("5\n", "%s/" POD "/%s", rows[i].root, rows[i].file);
         dh_sampler_sweep(f.s);
         fx_read(&f);
-        CHECK_U64(fx_group(&f, UID, "")->cpus[0], 3); /* they change by configuration only */
+        CHECK_U64(fx_group(&f, UID, "")->cpus[0], 3); /* read at resync only */
         reread(&f);
         CHECK_U64(fx_group(&f, UID, "")->cpus[0], 1 << 5);
         CHECK_U64(fx_group(&f, UID, "")->cpus[31], 0);
         CHECK(fx_woken(&f));
         fx_write("\n", "%s/" POD "/%s", rows[i].root, rows[i].file);
         reread(&f);
-        CHECK(HAS(fx_group(&f, UID, "")->valid, DH_GROUP_CPUS)); /* none is a set, too */
+        CHECK(HAS(fx_group(&f, UID, "")->valid, DH_GROUP_CPUS)); /* the empty set is valid too */
         CHECK_U64(fx_group(&f, UID, "")->cpus[0], 0);
         CHECK_INT(f.head->source[DH_SOURCE_CGROUPS].state, DH_STATE_OK);
         done(&f);
@@ -177,8 +176,8 @@ static void cpusets_are_read_rarely_and_from_both_versions(void)
     check_row = "";
 }
 
-/* What is left of a big machine without its SMT siblings: the longest list that there is. */
-static void a_set_of_every_second_cpu_is_read_whole(void)
+/* The longest list that occurs: a big machine without its SMT siblings. */
+static void test_cpuset_of_every_second_cpu_is_read_in_full(void)
 {
     char text[8192] = "";
     struct fx f;
@@ -193,7 +192,7 @@ static void a_set_of_every_second_cpu_is_read_whole(void)
     done(&f);
 }
 
-static void more_cpus_than_there_is_room_for_are_not_known(void)
+static void test_cpuset_beyond_the_record_is_unreadable(void)
 {
     const struct dh_group *g;
     struct fx f;
@@ -223,7 +222,7 @@ static void more_cpus_than_there_is_room_for_are_not_known(void)
 
 /* ---- limits and failures ---- */
 
-static void limits_and_failed_reservations_are_those_of_the_group(void)
+static void test_limits_and_failed_reservations_belong_to_their_group(void)
 {
     const struct dh_group *g;
     struct fx f;
@@ -247,8 +246,8 @@ static void limits_and_failed_reservations_are_those_of_the_group(void)
     done(&f);
 }
 
-/* Not with every event: who reclaims at its limit makes a hundred of them in a second. */
-static void the_limit_of_v2_is_read_with_a_kill(void)
+/* Not for every event: a group that reclaims at its limit causes a hundred per second. */
+static void test_v2_limit_is_read_with_an_oom_kill(void)
 {
     struct fx f;
     uint64_t reads;
@@ -276,8 +275,8 @@ static void the_limit_of_v2_is_read_with_a_kill(void)
     done(&f);
 }
 
-/* Where the kernel tells nobody. */
-static void a_limit_is_read_with_what_the_sweep_found(void)
+/* Where the kernel does not notify. */
+static void test_limit_is_read_with_a_counter_found_by_the_sweep(void)
 {
     struct fx f;
 
@@ -286,7 +285,7 @@ static void a_limit_is_read_with_what_the_sweep_found(void)
     f = running();
     fx_write("4096\n", "cg/memory/" POD "/memory.limit_in_bytes");
     fx_write("4096\n", "cg/memory/" POD "/" ID "/memory.limit_in_bytes");
-    fx_write("8\n", "cg/memory/" POD "/memory.failcnt"); /* no rule looks at it here */
+    fx_write("8\n", "cg/memory/" POD "/memory.failcnt"); /* no rule reads it here */
     oom_control(POD "/" ID, 1);
     dh_sampler_sweep(f.s);
     fx_read(&f);
@@ -304,21 +303,21 @@ static struct dh_cg_group *pod(struct fx *f, const char *uid)
     return &f->s->cgroups->group[fx_group(f, uid, "") - fx_groups(f)];
 }
 
-/* What the kernel does when a group of the pod runs out of memory. */
-static void tell(struct fx *f, const char *uid)
+/* Do what the kernel does when a group of the pod runs out of memory. */
+static void notify(struct fx *f, const char *uid)
 {
     const uint64_t one = 1;
 
     fx_must(write(pod(f, uid)->oom_fd - 1, &one, sizeof(one)) == sizeof(one), "eventfd");
 }
 
-/* What the thread does when an eventfd has something to say. */
-static void hear(struct fx *f)
+/* Do what the thread does when an eventfd is readable. */
+static void handle_notifications(struct fx *f)
 {
     f->s->now_ns = dh_now_ns();
-    dh_cgroups_ooms(f->s);
-    dh_publish(f->s);
-    dh_ring(f->s);
+    dh_cgroups_oom_events(f->s);
+    dh_sampler_publish(f->s);
+    dh_sampler_notify(f->s);
     fx_read(f);
 }
 
@@ -327,7 +326,7 @@ static uint64_t kills(struct fx *f, const char *name)
     return fx_group(f, UID, name)->mem_oom_kill;
 }
 
-static void a_kill_is_heard_of_at_once_and_one_that_comes_late_in_the_next_pass(void)
+static void test_oom_kill_is_read_at_once_and_a_late_one_in_the_next_pass(void)
 {
     struct fx f;
     uint64_t reads;
@@ -340,9 +339,9 @@ static void a_kill_is_heard_of_at_once_and_one_that_comes_late_in_the_next_pass(
     fx_write("4096\n", "cg/memory/" POD "/" ID "/memory.limit_in_bytes");
     fx_pass(&f);
     CHECK_U64(kills(&f, ID), 0);
-    tell(&f, UID);
+    notify(&f, UID);
     reads = f.s->reads;
-    hear(&f);
+    handle_notifications(&f);
     CHECK_U64(f.s->reads - reads, 2 + 1);
     CHECK(fx_woken(&f));
     CHECK_U64(kills(&f, ID), 1);
@@ -351,16 +350,16 @@ static void a_kill_is_heard_of_at_once_and_one_that_comes_late_in_the_next_pass(
     fx_pass(&f);
     CHECK_U64(kills(&f, ""), 1);
     oom_control(POD, 2);
-    fx_pass(&f); /* and that was that */
+    fx_pass(&f); /* nothing further */
     CHECK_U64(kills(&f, ""), 1);
-    CHECK_U64(f.s->cgroups->oom_owed, 0);
-    dh_sampler_sweep(f.s); /* one that nobody was told of */
+    CHECK_U64(f.s->cgroups->oom_pods_due, 0);
+    dh_sampler_sweep(f.s); /* a kill without notification */
     fx_read(&f);
     CHECK_U64(kills(&f, ""), 2);
     done(&f);
 }
 
-static void a_pod_that_dies_in_a_loop_is_read_thrice_from_pass_to_pass_at_most(void)
+static void test_oom_loop_costs_at_most_three_reads_per_pass(void)
 {
     uint64_t reads;
     struct fx f;
@@ -370,39 +369,39 @@ static void a_pod_that_dies_in_a_loop_is_read_thrice_from_pass_to_pass_at_most(v
     reads = f.s->reads;
     for (int i = 1; i <= 100; i++) {
         oom_control(POD, i);
-        tell(&f, UID);
-        hear(&f);
+        notify(&f, UID);
+        handle_notifications(&f);
     }
-    CHECK(f.s->reads - reads <= 2 * 2); /* with the limit: at once, and by the timer if that went off */
+    CHECK(f.s->reads - reads <= 2 * 2); /* with the limit: at once, and once more if the timer has fired */
     fx_pass(&f);
     CHECK_U64(kills(&f, ""), 100);
-    oom_control(POD, 101); /* the last was told of right before the pass */
+    oom_control(POD, 101); /* the last notification comes right before the pass */
     fx_pass(&f);
     CHECK_U64(kills(&f, ""), 101);
-    CHECK_U64(f.s->cgroups->oom_owed, 0);
+    CHECK_U64(f.s->cgroups->oom_pods_due, 0);
     done(&f);
 }
 
-/* The kernel tells before it kills, and nothing tells of the kill itself. */
-static void a_kill_right_after_it_was_told_of_waits_for_no_pass(void)
+/* The kernel notifies before it kills, and does not notify about the kill itself. */
+static void test_oom_kill_after_its_notification_is_read_by_the_timer(void)
 {
     struct fx f;
 
     memory_make(POD);
     memory_make(POD "/" ID);
     f = running();
-    tell(&f, UID);
-    hear(&f);
+    notify(&f, UID);
+    handle_notifications(&f);
     CHECK_U64(kills(&f, ID), 0);
     oom_control(POD "/" ID, 1);
     fx_must(poll(&(struct pollfd){ .fd = f.s->oom_fd, .events = POLLIN }, 1, 10000) == 1, "the timer");
-    hear(&f);
+    handle_notifications(&f);
     CHECK_U64(kills(&f, ID), 1);
     CHECK(fx_woken(&f));
-    CHECK_INT(poll(&(struct pollfd){ .fd = f.s->oom_fd, .events = POLLIN }, 1, 0), 0); /* it goes off once */
+    CHECK_INT(poll(&(struct pollfd){ .fd = f.s->oom_fd, .events = POLLIN }, 1, 0), 0); /* it fires once */
     oom_control(POD "/" ID, 2);
     fx_pass(&f);
-    CHECK_U64(kills(&f, ID), 2); /* of the next pass the timer took nothing away */
+    CHECK_U64(kills(&f, ID), 2); /* the timer did not reduce the reads of the next pass */
     done(&f);
 }
 
@@ -418,8 +417,8 @@ static uint64_t registrations(const char *path)
     return (uint64_t)strtoul(text, NULL, 10) + 1;
 }
 
-/* To register again would be to be told twice, and cost the kernel more each time. */
-static void each_group_is_registered_once_with_its_pods_eventfd(void)
+/* A second registration would notify twice, and cost the kernel more each time. */
+static void test_group_is_registered_once_with_its_pods_eventfd(void)
 {
     int descriptors = fx_count("/proc/self/fd");
     struct fx f;
@@ -432,53 +431,54 @@ static void each_group_is_registered_once_with_its_pods_eventfd(void)
     CHECK_INT(f.s->oom_fds, 1);
     fx_write("", "cg/memory/" POD "/cgroup.event_control");
     reread(&f);
-    CHECK_INT(fx_count("/proc/self/fd") - descriptors, (int)f.head->descriptors); /* no control is held */
+    CHECK_INT(fx_count("/proc/self/fd") - descriptors, (int)f.head->descriptors); /* no memory.oom_control
+                                                                                     stays open */
     memory_make(POD "/second-container");
     fx_events(&f);
     CHECK_U64(registrations(POD "/second-container"), (uint64_t)pod(&f, UID)->oom_fd);
     fx_write("-", "cg/memory/" POD "/cgroup.event_control");
     reread(&f);
-    CHECK_U64(registrations(POD), 1); /* no number: nobody wrote one */
+    CHECK_U64(registrations(POD), 1); /* no number: nothing was written */
     fx_remove("cg/memory/" POD "/" ID);
     fx_events(&f);
     CHECK_INT(f.s->oom_fds, 1);
-    tell(&f, UID); /* the kernel does so when a group is removed */
-    hear(&f);
+    notify(&f, UID); /* the kernel does so when a group is removed */
+    handle_notifications(&f);
     CHECK_INT(f.head->source[DH_SOURCE_CGROUPS].state, DH_STATE_OK);
     fx_remove("cg/memory/" POD);
     fx_events(&f);
     CHECK_INT(f.s->oom_fds, 0);
-    CHECK_U64(f.s->cgroups->oom_owed, 0);
+    CHECK_U64(f.s->cgroups->oom_pods_due, 0);
     CHECK_INT(fx_count("/proc/self/fd") - descriptors, (int)f.head->descriptors);
     done(&f);
     CHECK_INT(fx_count("/proc/self/fd"), descriptors);
 }
 
-/* The pod is gone before what was told of it is heard, and another has its place in the table. */
-static void what_is_told_of_a_pod_that_is_gone_is_of_no_other(void)
+/* The pod is removed before its notification is handled, and another pod takes its slot. */
+static void test_notification_of_a_removed_pod_reaches_no_other_pod(void)
 {
     struct fx f;
 
     memory_make(POD);
     f = running();
-    tell(&f, UID);
+    notify(&f, UID);
     fx_remove("cg/memory/" POD);
     fx_events(&f);
     memory_make("kubepods/burstable/pod" OTHER);
     fx_events(&f);
     CHECK_INT(pod(&f, OTHER) - f.s->cgroups->group, 0);
-    hear(&f);
-    CHECK_U64(f.s->cgroups->oom_owed, 0);
-    tell(&f, OTHER);
+    handle_notifications(&f);
+    CHECK_U64(f.s->cgroups->oom_pods_due, 0);
+    notify(&f, OTHER);
     fx_remove("cg/memory/kubepods/burstable/pod" OTHER);
-    hear(&f); /* the look itself finds that it is gone */
+    handle_notifications(&f); /* the read itself finds the removal */
     CHECK_INT(fx_group_count(&f), 0);
-    CHECK_U64(f.s->cgroups->oom_owed, 0);
+    CHECK_U64(f.s->cgroups->oom_pods_due, 0);
     CHECK_INT(f.s->oom_fds, 0);
     done(&f);
 }
 
-static void where_nothing_can_be_registered_the_sweep_finds_it(void)
+static void test_oom_without_registration_is_found_by_the_sweep(void)
 {
     struct fx f;
 
@@ -488,7 +488,7 @@ static void where_nothing_can_be_registered_the_sweep_finds_it(void)
     f = running();
     CHECK_U64(f.head->unwatched, 1);
     reread(&f);
-    CHECK_U64(f.head->unwatched, 1); /* asked for again, refused again, and not counted again */
+    CHECK_U64(f.head->unwatched, 1); /* requested again, refused again, and not counted twice */
     oom_control(POD "/" ID, 1);
     dh_sampler_sweep(f.s);
     fx_read(&f);
@@ -503,7 +503,7 @@ static void where_nothing_can_be_registered_the_sweep_finds_it(void)
     done(&f);
 }
 
-static void more_pods_than_there_are_eventfds_are_swept(void)
+static void test_pods_without_an_eventfd_are_swept(void)
 {
     char path[FX_PATH];
     struct fx f;
@@ -522,7 +522,7 @@ static void more_pods_than_there_are_eventfds_are_swept(void)
         fx_remove("cg/memory/kubepods/pod%s", uid);
     }
     fx_events(&f);
-    reread(&f); /* there is room */
+    reread(&f); /* there is room again */
     CHECK_U64(f.head->unwatched, 0);
     CHECK_INT(f.s->oom_fds, DH_CG_OOM_FDS + 3 - 8);
     done(&f);
@@ -533,21 +533,21 @@ int main(void)
     fx_begin();
     fx_write("0-1\n", "sys/devices/system/cpu/online");
     fx_dir("cg");
-    a_frozen_container_is_found_by_the_sweep();
-    a_state_of_no_known_name_is_unreadable_and_not_thawed();
-    the_freezer_of_v1_outranks_that_of_v2_beside_it();
-    cpusets_are_read_rarely_and_from_both_versions();
-    a_set_of_every_second_cpu_is_read_whole();
-    more_cpus_than_there_is_room_for_are_not_known();
-    limits_and_failed_reservations_are_those_of_the_group();
-    the_limit_of_v2_is_read_with_a_kill();
-    a_limit_is_read_with_what_the_sweep_found();
-    a_kill_is_heard_of_at_once_and_one_that_comes_late_in_the_next_pass();
-    a_kill_right_after_it_was_told_of_waits_for_no_pass();
-    a_pod_that_dies_in_a_loop_is_read_thrice_from_pass_to_pass_at_most();
-    each_group_is_registered_once_with_its_pods_eventfd();
-    what_is_told_of_a_pod_that_is_gone_is_of_no_other();
-    where_nothing_can_be_registered_the_sweep_finds_it();
-    more_pods_than_there_are_eventfds_are_swept();
+    test_frozen_container_is_found_by_the_sweep();
+    test_freezer_state_unknown_is_unreadable();
+    test_v1_freezer_takes_precedence_over_v2();
+    test_cpusets_are_read_at_resync_in_v1_and_v2();
+    test_cpuset_of_every_second_cpu_is_read_in_full();
+    test_cpuset_beyond_the_record_is_unreadable();
+    test_limits_and_failed_reservations_belong_to_their_group();
+    test_v2_limit_is_read_with_an_oom_kill();
+    test_limit_is_read_with_a_counter_found_by_the_sweep();
+    test_oom_kill_is_read_at_once_and_a_late_one_in_the_next_pass();
+    test_oom_kill_after_its_notification_is_read_by_the_timer();
+    test_oom_loop_costs_at_most_three_reads_per_pass();
+    test_group_is_registered_once_with_its_pods_eventfd();
+    test_notification_of_a_removed_pod_reaches_no_other_pod();
+    test_oom_without_registration_is_found_by_the_sweep();
+    test_pods_without_an_eventfd_are_swept();
     return check_done("test_cgroups_v1");
 }

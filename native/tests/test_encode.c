@@ -1,7 +1,7 @@
 /*
- * test_encode.c - the health list's bytes: given ones by hand, the rest read back by a decoder of our own.
+ * test_encode.c - bytes of the health list: some given by hand, the others decoded by a decoder of this test.
  *
- * That the bytes are also Google's and betterproto's is shown in tests/test_encode.py.
+ * tests/test_encode.py compares the bytes with Google's and betterproto's encoders.
  */
 #include "check.h"
 
@@ -12,7 +12,7 @@
 #define ROWS(table) (sizeof(table) / sizeof((table)[0]))
 #define TEXT_MAX 70000
 
-/* One device whose texts are the first bytes of a shared buffer, which is all "a". */
+/* The texts of a device are the beginning of a shared buffer of "a". */
 static uint8_t letters[TEXT_MAX];
 
 static struct dh_health device(uint32_t pool, uint32_t name, uint32_t message)
@@ -20,7 +20,7 @@ static struct dh_health device(uint32_t pool, uint32_t name, uint32_t message)
     return (struct dh_health){.pool_len = pool, .device_len = name, .message_len = message};
 }
 
-static int64_t encode_one(const struct dh_health *h, uint8_t *out, size_t cap)
+static int64_t encode_device(const struct dh_health *h, uint8_t *out, size_t cap)
 {
     uint32_t taken = 77;
     int64_t n = dh_health_encode(h, 1, letters, sizeof(letters), out, cap, &taken);
@@ -29,7 +29,7 @@ static int64_t encode_one(const struct dh_health *h, uint8_t *out, size_t cap)
     return n;
 }
 
-static void test_bytes_by_hand(void)
+static void test_bytes_equal_a_message_encoded_by_hand(void)
 {
     static const uint8_t text[] = "node-acpu-node0cpu 1 is offline";
     static const struct {
@@ -80,7 +80,7 @@ static void test_bytes_by_hand(void)
     check_row = "";
 }
 
-/* A decoder as simple as can be: it accepts fields in order, shortest varints and no defaults only. */
+/* A minimal decoder: accepts only fields in order, shortest varints and no default values. */
 struct reader {
     const uint8_t *at, *end;
     bool ok;
@@ -179,19 +179,19 @@ static void check_reads_back(const struct dh_health *h)
 {
     static uint8_t out[3 * TEXT_MAX + 64];
     struct dh_health back = {0};
-    int64_t n = encode_one(h, out, sizeof(out));
+    int64_t n = encode_device(h, out, sizeof(out));
     struct reader r = {out, out + (n > 0 ? n : 0), true};
 
     CHECK(read_device(&r, &back));
     CHECK(r.at == r.end);
     CHECK(same(h, &back));
     if (n > 0) {
-        CHECK_INT(encode_one(h, out, (size_t)n), n);
-        CHECK_INT(encode_one(h, out, (size_t)n - 1), -ENOSPC);
+        CHECK_INT(encode_device(h, out, (size_t)n), n);
+        CHECK_INT(encode_device(h, out, (size_t)n - 1), -ENOSPC);
     }
 }
 
-static void test_every_width_of_a_number_reads_back(void)
+static void test_numbers_of_every_width_decode_to_themselves(void)
 {
     for (unsigned int bit = 0; bit < 64; bit++) {
         for (int around = -1; around <= 1; around++) {
@@ -206,8 +206,8 @@ static void test_every_width_of_a_number_reads_back(void)
     }
 }
 
-/* Where a text, or what is around it, grows into one byte more of length. */
-static void test_every_width_of_a_length_reads_back(void)
+/* Lengths at which a text, or what surrounds it, needs one more length byte. */
+static void test_lengths_of_every_width_decode_to_themselves(void)
 {
     static const uint32_t around[] = {0, 1, 100, 127, 128, 16383, 16384, 65535, TEXT_MAX};
 
@@ -226,7 +226,7 @@ static void test_every_width_of_a_length_reads_back(void)
     }
 }
 
-static void test_a_record_outside_the_text_is_refused(void)
+static void test_record_outside_the_text_is_rejected(void)
 {
     static const struct {
         uint32_t off, len;
@@ -255,7 +255,7 @@ static void test_a_record_outside_the_text_is_refused(void)
     }
 }
 
-static void test_no_devices_are_an_empty_message(void)
+static void test_no_devices_make_an_empty_message(void)
 {
     uint32_t taken = 77;
 
@@ -263,7 +263,7 @@ static void test_no_devices_are_an_empty_message(void)
     CHECK_U64(taken, 0);
 }
 
-static void test_a_device_without_texts_needs_no_text(void)
+static void test_device_without_texts_needs_no_text(void)
 {
     const struct dh_health h = device(0, 0, 0);
     uint8_t out[4];
@@ -273,8 +273,8 @@ static void test_a_device_without_texts_needs_no_text(void)
     CHECK_U64(taken, 1);
 }
 
-/* At every capacity: whole devices only, never a byte behind the end, and going on gives the same list. */
-static void test_a_list_is_cut_between_devices(void)
+/* For every capacity: whole devices only, no byte behind the end, and continuing gives the same list. */
+static void test_list_is_split_between_devices(void)
 {
     enum { N = 20, LONGEST = 2 + 2 + 3 + 3 + 2 + N };
     struct dh_health list[N];
@@ -305,7 +305,7 @@ static void test_a_list_is_cut_between_devices(void)
     }
 }
 
-static void test_what_fits_is_taken_and_the_rest_is_not_looked_at(void)
+static void test_encode_stops_before_the_first_device_that_does_not_fit(void)
 {
     const struct dh_health list[] = {device(1, 1, 1), device(2, 2, TEXT_MAX), device(1, 1, TEXT_MAX + 1)};
     uint8_t out[64];
@@ -323,13 +323,13 @@ static void test_what_fits_is_taken_and_the_rest_is_not_looked_at(void)
 int main(void)
 {
     memset(letters, 'a', sizeof(letters));
-    test_bytes_by_hand();
-    test_every_width_of_a_number_reads_back();
-    test_every_width_of_a_length_reads_back();
-    test_a_record_outside_the_text_is_refused();
-    test_no_devices_are_an_empty_message();
-    test_a_device_without_texts_needs_no_text();
-    test_a_list_is_cut_between_devices();
-    test_what_fits_is_taken_and_the_rest_is_not_looked_at();
+    test_bytes_equal_a_message_encoded_by_hand();
+    test_numbers_of_every_width_decode_to_themselves();
+    test_lengths_of_every_width_decode_to_themselves();
+    test_record_outside_the_text_is_rejected();
+    test_no_devices_make_an_empty_message();
+    test_device_without_texts_needs_no_text();
+    test_list_is_split_between_devices();
+    test_encode_stops_before_the_first_device_that_does_not_fit();
     return check_done("test_encode");
 }

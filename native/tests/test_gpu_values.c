@@ -1,10 +1,10 @@
-/* What needs no thread: numbers in NVML's answers, which changes wake, the table of fields, options. */
+/* Tests without threads: numbers in NVML's results, wakes, the table of fields, options. */
 #include <limits.h>
 
 #include "check.h"
 #include "gpu_fixture.h"
 
-static void numbers_of_every_type_are_decoded(void)
+static void test_numbers_of_every_type_are_decoded(void)
 {
     static const struct {
         const char *row;
@@ -33,7 +33,7 @@ static void numbers_of_every_type_are_decoded(void)
     check_row = "";
 }
 
-static void what_is_no_number_is_none(void)
+static void test_unknown_value_type_is_rejected(void)
 {
     static const double wild[] = { 1e300, -1e300, 0.0 / 0.0 };
     nvmlFieldValue_t answer = { .valueType = (nvmlValueType_t)7, .value.ullVal = 1 };
@@ -47,7 +47,9 @@ static void what_is_no_number_is_none(void)
     CHECK_U64(value, 42);
 }
 
-/* A record in which one or two fields are valid. */
+/*
+ * Return a record with one or two valid fields.
+ */
 static struct dh_gpu gpu_with(enum dh_gpu_field field, int64_t value, enum dh_gpu_field other,
                               int64_t other_value)
 {
@@ -64,12 +66,12 @@ static bool wakes(const struct dh_gpu_wake *wake, int64_t before, int64_t now)
 {
     struct dh_gpu b = gpu_with(wake->field, before, DH_GPU_TEMP_GPU_MAX, 87);
     struct dh_gpu n = gpu_with(wake->field, now, DH_GPU_TEMP_GPU_MAX, 87);
-    struct dh_gpu_base base = { 0 };
+    struct dh_gpu_rise_base base = { 0 };
 
     return dh_gpu_wakes(wake, &base, &b, &n, DH_NS);
 }
 
-static void each_mode_sees_its_own_changes(void)
+static void test_wake_mode_matches_its_own_changes(void)
 {
     const struct dh_gpu_wake change = { .field = DH_GPU_REMAP_PENDING, .mode = DH_GPU_WAKE_CHANGE };
     const struct dh_gpu_wake over = {
@@ -86,26 +88,26 @@ static void each_mode_sees_its_own_changes(void)
     CHECK(wakes(&bits, 1, 9) && wakes(&bits, 0x80, 0) && !wakes(&bits, 1, 4));
 }
 
-static void a_limit_that_is_not_known_is_not_reached(void)
+static void test_unreadable_limit_is_not_reached(void)
 {
     const struct dh_gpu_wake over = {
         .field = DH_GPU_TEMP, .mode = DH_GPU_WAKE_OVER, .limit = DH_GPU_TEMP_GPU_MAX
     };
     struct dh_gpu before = gpu_with(DH_GPU_TEMP, 50, DH_GPU_TEMP, 50);
     struct dh_gpu now = gpu_with(DH_GPU_TEMP, 99, DH_GPU_TEMP, 99);
-    struct dh_gpu_base base = { 0 };
+    struct dh_gpu_rise_base base = { 0 };
 
     CHECK(!dh_gpu_wakes(&over, &base, &before, &now, DH_NS));
 }
 
-static void to_be_readable_or_not_always_wakes(void)
+static void test_validity_change_always_wakes(void)
 {
     for (uint32_t mode = DH_GPU_WAKE_CHANGE; mode <= DH_GPU_WAKE_BITS; mode++) {
         const struct dh_gpu_wake wake = { .field = DH_GPU_ECC_CORRECTABLE, .mode = mode, .threshold = 100,
                                           .window_ns = DH_NS };
         const struct dh_gpu none = { 0 };
         struct dh_gpu some = gpu_with(DH_GPU_ECC_CORRECTABLE, 0, DH_GPU_TEMP, 0);
-        struct dh_gpu_base base = { 0 };
+        struct dh_gpu_rise_base base = { 0 };
 
         CHECK(dh_gpu_wakes(&wake, &base, &none, &some, DH_NS));
         CHECK(dh_gpu_wakes(&wake, &base, &some, &none, DH_NS));
@@ -113,7 +115,7 @@ static void to_be_readable_or_not_always_wakes(void)
     }
 }
 
-static void a_rise_counts_within_its_window(void)
+static void test_rise_counts_within_its_window(void)
 {
     const struct dh_gpu_wake rise = {
         .field = DH_GPU_ECC_CORRECTABLE, .mode = DH_GPU_WAKE_RISE, .threshold = 10, .window_ns = 60 * DH_NS
@@ -124,11 +126,11 @@ static void a_rise_counts_within_its_window(void)
         bool wakes;
     } table[] = {
         { 105, 10, false }, { 109, 20, false }, { 110, 30, true },  { 119, 40, false }, { 120, 50, true },
-        { 125, 70, false }, { 129, 80, false }, /* a new window, and its base 125 or less */
+        { 125, 70, false }, { 129, 80, false }, /* a new window, with a base of 125 or less */
         { 3, 90, false },   { 12, 95, false },  { 13, 96, true },   /* it was reset to 3 */
     };
     struct dh_gpu before = gpu_with(DH_GPU_ECC_CORRECTABLE, 100, DH_GPU_TEMP, 0), now;
-    struct dh_gpu_base base = { 100, 1 };
+    struct dh_gpu_rise_base base = { 100, 1 };
 
     for (size_t i = 0; i < sizeof(table) / sizeof(*table); i++) {
         char row[32];
@@ -142,7 +144,7 @@ static void a_rise_counts_within_its_window(void)
     check_row = "";
 }
 
-static void every_field_and_call_has_a_name(void)
+static void test_every_field_and_call_has_a_name(void)
 {
     for (uint32_t f = 0; f < DH_GPU_FIELD_NUM; f++) {
         CHECK(dh_gpu_field_name(f) && *dh_gpu_field_name(f));
@@ -155,14 +157,14 @@ static void every_field_and_call_has_a_name(void)
 }
 
 /* The same ids mean power smoothing in other branches. */
-static void throttle_times_are_asked_where_the_driver_has_them(void)
+static void test_throttle_times_have_an_id_only_in_drivers_with_them(void)
 {
-    CHECK_INT(dh_gpu_fi(DH_GPU_SLOWED_SW_THERMAL, 580), 269);
-    CHECK_INT(dh_gpu_fi(DH_GPU_SLOWED_HW_BRAKE, 590), 271);
-    CHECK_INT(dh_gpu_fi(DH_GPU_SLOWED_SW_THERMAL, 575), 251);
-    CHECK_INT(dh_gpu_fi(DH_GPU_SLOWED_HW_BRAKE, 575), 253);
-    CHECK_INT(dh_gpu_fi(DH_GPU_SLOWED_HW_THERMAL, 570), 0);
-    CHECK_INT(dh_gpu_fi(DH_GPU_RECOVERY_ACTION, 535), 230);
+    CHECK_INT(dh_gpu_field_id(DH_GPU_SLOWED_SW_THERMAL, 580), 269);
+    CHECK_INT(dh_gpu_field_id(DH_GPU_SLOWED_HW_BRAKE, 590), 271);
+    CHECK_INT(dh_gpu_field_id(DH_GPU_SLOWED_SW_THERMAL, 575), 251);
+    CHECK_INT(dh_gpu_field_id(DH_GPU_SLOWED_HW_BRAKE, 575), 253);
+    CHECK_INT(dh_gpu_field_id(DH_GPU_SLOWED_HW_THERMAL, 570), 0);
+    CHECK_INT(dh_gpu_field_id(DH_GPU_RECOVERY_ACTION, 535), 230);
 }
 
 static int opened(const struct dh_gpus_options *o, const char *library, const struct dh_gpu_wake *wake,
@@ -176,7 +178,7 @@ static int opened(const struct dh_gpus_options *o, const char *library, const st
     return err;
 }
 
-static void bad_options_are_refused(void)
+static void test_options_out_of_range_are_refused(void)
 {
     static char long_path[DH_LIBRARY_MAX + 2];
     const struct dh_gpus_options good = gx_options();
@@ -212,14 +214,14 @@ static void bad_options_are_refused(void)
 
 int main(void)
 {
-    numbers_of_every_type_are_decoded();
-    what_is_no_number_is_none();
-    each_mode_sees_its_own_changes();
-    a_limit_that_is_not_known_is_not_reached();
-    to_be_readable_or_not_always_wakes();
-    a_rise_counts_within_its_window();
-    every_field_and_call_has_a_name();
-    throttle_times_are_asked_where_the_driver_has_them();
-    bad_options_are_refused();
+    test_numbers_of_every_type_are_decoded();
+    test_unknown_value_type_is_rejected();
+    test_wake_mode_matches_its_own_changes();
+    test_unreadable_limit_is_not_reached();
+    test_validity_change_always_wakes();
+    test_rise_counts_within_its_window();
+    test_every_field_and_call_has_a_name();
+    test_throttle_times_have_an_id_only_in_drivers_with_them();
+    test_options_out_of_range_are_refused();
     return check_done("test_gpu_values");
 }

@@ -1,12 +1,14 @@
-/* Patterns of the kernel log: which lines they match, and what tells the lines apart. */
+/* Tests of the kernel log's patterns: the lines that they match, and the keys of the lines. */
 #include <errno.h>
 
 #include "check.h"
-#include "kmsg.h"
+#include "kmsg/kmsg.h"
 
 #define XID "NVRM: Xid (PCI:%b): %d, %*"
 
-/* @key: as dh_pattern_match() writes it, NULL if the line does not match. */
+/*
+ * @key: as written by dh_pattern_match(), NULL if the line does not match.
+ */
 static const struct {
     const char *pattern, *text, *key;
 } rows[] = {
@@ -21,7 +23,7 @@ static const struct {
     { "%b", "0000:3B:00.0", "0000:3B:00.0\n" },
     { "%b", "00000018:01:00.0 rest", "00000018:01:00.0\n" },
     { "%b", "10000:e1:00.0", "10000:e1:00.0\n" },
-    { "%b.", "0000:3b:00.", "0000:3b:00\n" }, /* a full stop is no function */
+    { "%b.", "0000:3b:00.", "0000:3b:00\n" }, /* a full stop begins no PCI function */
     { "%b", "0000:3b:00.8", "0000:3b:00\n" },
     { "%b", "3b:00.0", NULL },
     { "%b", "000:3b:00", NULL },
@@ -34,7 +36,7 @@ static const struct {
     { "%d", "079x", "079\n" },
     { "%d", "-1", NULL },
     { "%d", "123456789012345678901234567890", "123456789012345678901234567890\n" },
-    { "%d0", "10", NULL }, /* nothing is given back */
+    { "%d0", "10", NULL }, /* no backtracking */
     { "%x", "0x1fG", "0x1f\n" },
     { "%x", "0x", NULL },
     { "%x", "1f", NULL },
@@ -45,7 +47,7 @@ static const struct {
     { "%w)", "it)", "it\n" },
     { "%w", "\tx", NULL },
     { "%w", ",", NULL },
-    { "%w:", "switch3:", NULL }, /* the colon is in the word */
+    { "%w:", "switch3:", NULL }, /* the colon belongs to the word */
     /* %k */
     { "154, %k", "154, GPU recovery action changed", "GPU recovery action changed\n" },
     { "154, %k", "154, ", "\n" },
@@ -68,7 +70,7 @@ static const struct {
     { "%d,%d", "12,3", "12\n3\n" },
 };
 
-static void lines_match_or_do_not(void)
+static void test_pattern_matches_expected_lines(void)
 {
     for (size_t i = 0; i < sizeof(rows) / sizeof(*rows); i++) {
         size_t n = strlen(rows[i].text);
@@ -90,10 +92,10 @@ static void lines_match_or_do_not(void)
     check_row = "";
 }
 
-static void a_key_that_is_too_long_is_cut(void)
+static void test_key_too_long_is_cut(void)
 {
     for (size_t cap = 0; cap <= 6; cap++) {
-        char *key = malloc(cap + 1); /* one more, to see that it stays */
+        char *key = malloc(cap + 1); /* one more byte, to check that it is not written */
 
         key[cap] = '#';
         CHECK_INT(dh_pattern_match("%d,%d", "12,3", 4, key, cap), (int64_t)(cap < 5 ? cap : 5));
@@ -103,7 +105,7 @@ static void a_key_that_is_too_long_is_cut(void)
     }
 }
 
-static void what_is_no_pattern_is_told_with_its_place(void)
+static void test_invalid_pattern_is_reported_with_its_position(void)
 {
     CHECK_INT(dh_pattern_check(""), 1);
     CHECK_INT(dh_pattern_check("%"), 1);
@@ -111,15 +113,15 @@ static void what_is_no_pattern_is_told_with_its_place(void)
     CHECK_INT(dh_pattern_check("ab%q"), 3);
     CHECK_INT(dh_pattern_check("%d%%"), 3);
     CHECK_INT(dh_pattern_check("%k"), 0);
-    CHECK_INT(dh_pattern_check("%k "), 3); /* nothing can be behind the rest */
+    CHECK_INT(dh_pattern_check("%k "), 3); /* nothing may follow the rest */
     CHECK_INT(dh_pattern_check("%*"), 0);
-    CHECK_INT(dh_pattern_check("%*%d"), 3); /* up to what? */
+    CHECK_INT(dh_pattern_check("%*%d"), 3); /* %* needs a literal or the end behind it */
 }
 
 int main(void)
 {
-    lines_match_or_do_not();
-    a_key_that_is_too_long_is_cut();
-    what_is_no_pattern_is_told_with_its_place();
+    test_pattern_matches_expected_lines();
+    test_key_too_long_is_cut();
+    test_invalid_pattern_is_reported_with_its_position();
     return check_done("test_kmsg_pattern");
 }

@@ -1,4 +1,4 @@
-/* What a cgroup is set to, read on demand: v1, v2 and both, whatever of it is missing, torn or going away. */
+/* Tests of cgroup settings, read on demand: v1, v2 and both; files missing, cut, or being removed. */
 #include <pthread.h>
 
 #include "check.h"
@@ -72,7 +72,7 @@ static void v2_tree(void)
     v2_group(POD);
 }
 
-static void every_knob_of_v2_is_read(void)
+static void test_v2_settings_are_read(void)
 {
     struct dh_knob_reader *r;
 
@@ -80,7 +80,7 @@ static void every_knob_of_v2_is_read(void)
     r = reader();
     CHECK_INT(dh_knobs_version(r), 2);
     CHECK_INT(knobs_read(r, "/" POD), 0);
-    CHECK_U64(knobs.looks, 1);
+    CHECK_U64(knobs.attempts, 1);
     CHECK_INT(knobs.controllers_err, 0);
     CHECK_U64(knobs.controllers, DH_CG_CPU | DH_CG_MEMORY | DH_CG_HUGETLB | DH_CG_CPUSET);
     CHECK_KNOB(knobs.weight, 59);
@@ -101,12 +101,12 @@ static void every_knob_of_v2_is_read(void)
     CHECK_KNOB(knobs.pages[1].rsvd_max, UINT64_MAX);
     CHECK_INT(knobs_read(r, "///" POD), 0);
     CHECK_INT(knobs_read(r, ""), 0);
-    CHECK_NO_KNOB(knobs.weight, ENOENT); /* the root has none */
+    CHECK_NO_KNOB(knobs.weight, ENOENT); /* the root lacks it */
     dh_knobs_close(r);
     tree_end();
 }
 
-static void what_few_need_is_read_for_those_alone(void)
+static void test_cpu_sets_are_read_on_request_only(void)
 {
     struct dh_knob_reader *r;
 
@@ -126,7 +126,7 @@ static void what_few_need_is_read_for_those_alone(void)
     tree_end();
 }
 
-static void every_knob_of_v1_is_read_where_its_controller_is(void)
+static void test_v1_settings_are_read_in_their_hierarchy(void)
 {
     struct dh_knob_reader *r;
 
@@ -159,7 +159,7 @@ static void every_knob_of_v1_is_read_where_its_controller_is(void)
     tree_end();
 }
 
-static void what_v1_does_not_have_is_read_of_the_v2_beside_it(void)
+static void test_v2_next_to_v1_supplies_the_missing_settings(void)
 {
     fx_write("2\n", "cpu/" POD "/cpu.shares");
     fx_dir("memory");
@@ -168,12 +168,12 @@ static void what_v1_does_not_have_is_read_of_the_v2_beside_it(void)
     CHECK_INT(knobs_read_once(POD), 0);
     CHECK_U64(knobs.controllers, DH_CG_CPU | DH_CG_HUGETLB | DH_CG_CPUSET);
     CHECK_KNOB(knobs.weight, 2);
-    CHECK_NO_KNOB(knobs.memory, ENOENT); /* v1 has memory, and no such cgroup in it */
+    CHECK_NO_KNOB(knobs.memory, ENOENT); /* v1 has memory, but not this cgroup */
     CHECK_KNOB(knobs.pages[0].max, 64 * MIB);
     tree_end();
 }
 
-static void a_file_that_is_not_there_is_absent_and_others_are_read(void)
+static void test_missing_file_is_absent_and_others_are_read(void)
 {
     v2_tree();
     fx_remove(POD "/cpu.max");
@@ -182,7 +182,7 @@ static void a_file_that_is_not_there_is_absent_and_others_are_read(void)
     fx_write("usage_usec 7\n", POD "/cpu.stat");
     fx_write("memory\n", POD "/cgroup.controllers");
     CHECK_INT(knobs_read_once(POD), 0);
-    CHECK_U64(knobs.looks, 1);
+    CHECK_U64(knobs.attempts, 1);
     CHECK_U64(knobs.controllers, DH_CG_MEMORY);
     CHECK_NO_KNOB(knobs.quota, ENOENT);
     CHECK_NO_KNOB(knobs.period, ENOENT);
@@ -196,11 +196,11 @@ static void a_file_that_is_not_there_is_absent_and_others_are_read(void)
     v2_group(POD);
     fx_remove(POD "/cgroup.controllers");
     CHECK_INT(knobs_read_once(POD), 0);
-    CHECK_INT(knobs.controllers_err, 0); /* no file is missing, so nobody asks for it */
+    CHECK_INT(knobs.controllers_err, 0); /* no file is missing, so the list is not read */
     tree_end();
 }
 
-static void a_text_that_makes_no_sense_is_no_number(void)
+static void test_malformed_text_is_an_error(void)
 {
     static char fills[24576 + 1];
     static const struct {
@@ -221,22 +221,22 @@ static void a_text_that_makes_no_sense_is_no_number(void)
         fx_write(rows[i].text, POD "/%s", rows[i].file);
         CHECK_INT(knobs_read_once(POD), 0);
         CHECK_INT((knobs.weight.err != 0) + (knobs.quota.err != 0) + (knobs.memory.err != 0) +
-                      (knobs.throttled.err != 0) + (knobs.cpus_err != 0) + (knobs.pages[0].max.err != 0), 1);
+                  (knobs.throttled.err != 0) + (knobs.cpus_err != 0) + (knobs.pages[0].max.err != 0), 1);
         CHECK_INT(knobs.quota.err, knobs.period.err);
         CHECK_INT(knobs.weight.err + knobs.quota.err + knobs.memory.err + knobs.throttled.err +
-                      knobs.cpus_err + knobs.pages[0].max.err, DH_EPARSE);
+                  knobs.cpus_err + knobs.pages[0].max.err, DH_EPARSE);
     }
     check_row = "";
     v2_group(POD);
     memset(fills, '1', sizeof(fills) - 1);
-    fx_write(fills, POD "/cpuset.cpus"); /* cut, it might be another */
+    fx_write(fills, POD "/cpuset.cpus"); /* a cut text could be another list */
     CHECK_INT(knobs_read_once(POD), 0);
     CHECK_INT(knobs.cpus_err, EFBIG);
     CHECK_U64(knobs.cpus[0], 0);
     tree_end();
 }
 
-static void what_cannot_be_read_has_its_errno(void)
+static void test_unreadable_file_has_its_errno(void)
 {
     v2_tree();
     fx_remove(POD "/memory.max");
@@ -249,7 +249,7 @@ static void what_cannot_be_read_has_its_errno(void)
     tree_end();
 }
 
-static void a_directory_that_cannot_be_opened_is_not_absent(void)
+static void test_unopenable_directory_is_not_absent(void)
 {
     fx_write("2\n", "cpu/" POD "/cpu.shares");
     fx_dir("memory/kubepods/burstable");
@@ -261,21 +261,21 @@ static void a_directory_that_cannot_be_opened_is_not_absent(void)
     tree_end();
 }
 
-static void a_cgroup_that_is_not_there_is_looked_for_twice(void)
+static void test_missing_cgroup_is_tried_twice(void)
 {
     struct dh_knob_reader *r;
 
     v2_tree();
     r = reader();
     CHECK_INT(knobs_read(r, POD "/c1"), -ENOENT);
-    CHECK_U64(knobs.looks, 2);
-    CHECK_INT(knobs_read(r, POD "/cpu.max"), -ENOENT); /* that is a file */
+    CHECK_U64(knobs.attempts, 2);
+    CHECK_INT(knobs_read(r, POD "/cpu.max"), -ENOENT); /* this is a file */
     CHECK_INT(knobs_read(r, POD), 0);
     dh_knobs_close(r);
     tree_end();
 }
 
-/* ---- a cgroup that goes away while it is read: the reader waits in a FIFO in the place of cpu.weight ---- */
+/* ---- removal during the read: the reader blocks in a FIFO in place of cpu.weight ---- */
 
 static bool comes_back;
 
@@ -286,7 +286,7 @@ static void *remover(void *unused)
 
     (void)unused;
     snprintf(path, sizeof(path), "%s/%s/cpu.weight", fx_root, POD);
-    fd = open(path, O_WRONLY | O_CLOEXEC); /* when the reader is in it */
+    fd = open(path, O_WRONLY | O_CLOEXEC); /* succeeds when the reader has opened it */
     fx_must(fd >= 0, path);
     fx_remove(POD);
     if (comes_back)
@@ -311,24 +311,24 @@ static int knobs_read_while_removed(bool back)
     return code;
 }
 
-static void a_cgroup_that_goes_while_it_is_read_is_gone(void)
+static void test_cgroup_removed_during_the_read_is_gone(void)
 {
     CHECK_INT(knobs_read_while_removed(false), -ENOENT);
-    CHECK_U64(knobs.looks, 2);
+    CHECK_U64(knobs.attempts, 2);
 }
 
-static void no_look_mixes_a_cgroup_with_another_of_its_name(void)
+static void test_read_never_mixes_a_cgroup_with_its_successor(void)
 {
-    /* The directory that is open is the old one; that the path leads to a new one does not mend it. */
+    /* The open directory is the old one; that the path leads to a new one does not make it valid. */
     CHECK_INT(knobs_read_while_removed(true), 0);
-    CHECK_U64(knobs.looks, 2);
+    CHECK_U64(knobs.attempts, 2);
     CHECK_KNOB(knobs.weight, 59);
     CHECK_KNOB(knobs.memory, 512 * MIB);
 }
 
 /* ---- the reader ---- */
 
-static void a_reader_needs_a_hierarchy_and_room(void)
+static void test_reader_needs_a_hierarchy_and_valid_sizes(void)
 {
     const uint64_t many[DH_HP_MAX + 1] = { 0 };
     struct dh_knob_reader *r = NULL;
@@ -358,17 +358,17 @@ static void a_reader_needs_a_hierarchy_and_room(void)
 int main(void)
 {
     fx_begin();
-    every_knob_of_v2_is_read();
-    what_few_need_is_read_for_those_alone();
-    every_knob_of_v1_is_read_where_its_controller_is();
-    what_v1_does_not_have_is_read_of_the_v2_beside_it();
-    a_file_that_is_not_there_is_absent_and_others_are_read();
-    a_text_that_makes_no_sense_is_no_number();
-    what_cannot_be_read_has_its_errno();
-    a_directory_that_cannot_be_opened_is_not_absent();
-    a_cgroup_that_is_not_there_is_looked_for_twice();
-    a_cgroup_that_goes_while_it_is_read_is_gone();
-    no_look_mixes_a_cgroup_with_another_of_its_name();
-    a_reader_needs_a_hierarchy_and_room();
+    test_v2_settings_are_read();
+    test_cpu_sets_are_read_on_request_only();
+    test_v1_settings_are_read_in_their_hierarchy();
+    test_v2_next_to_v1_supplies_the_missing_settings();
+    test_missing_file_is_absent_and_others_are_read();
+    test_malformed_text_is_an_error();
+    test_unreadable_file_has_its_errno();
+    test_unopenable_directory_is_not_absent();
+    test_missing_cgroup_is_tried_twice();
+    test_cgroup_removed_during_the_read_is_gone();
+    test_read_never_mixes_a_cgroup_with_its_successor();
+    test_reader_needs_a_hierarchy_and_valid_sizes();
     return check_done("test_knobs");
 }

@@ -1,4 +1,4 @@
-/* The watch over the machine as a whole: its options, its roots, its paces, and when the reader is woken. */
+/* Tests of the machine watch as a whole: options, roots, paces, and wakes of the reader. */
 #include "check.h"
 #include "machine_fixture.h"
 
@@ -18,7 +18,7 @@ static void roots_take(void)
     fx_remove("proc");
 }
 
-static void options_out_of_range_are_refused(void)
+static void test_options_out_of_range_are_refused(void)
 {
     static const struct {
         const char *name;
@@ -48,7 +48,7 @@ static void options_out_of_range_are_refused(void)
     close(wake_fd);
 }
 
-static void what_is_no_machine_is_refused(void)
+static void test_invalid_descriptor_or_path_is_refused(void)
 {
     struct dh_machine_options o = mx_options();
     struct dh_machine *m = NULL;
@@ -69,14 +69,14 @@ static void what_is_no_machine_is_refused(void)
     close(wake_fd);
 }
 
-static void every_field_has_a_name(void)
+static void test_every_field_has_a_name(void)
 {
     for (uint32_t i = 0; i < DH_MACHINE_FIELD_NUM; i++)
         CHECK(dh_machine_field_name(i) && *dh_machine_field_name(i));
     CHECK(!dh_machine_field_name(DH_MACHINE_FIELD_NUM));
 }
 
-static void nothing_is_published_before_the_first_pass(void)
+static void test_nothing_is_published_before_the_start(void)
 {
     struct dh_machine_options o = mx_options();
     struct mx x;
@@ -94,8 +94,8 @@ static void nothing_is_published_before_the_first_pass(void)
     mx_close(&x);
 }
 
-/* Also of a machine that has nothing: the reader learns that all has been looked for. */
-static void the_first_pass_is_one_wake(void)
+/* Also on a machine without any of the files: the reader learns that the first pass is complete. */
+static void test_first_pass_wakes_once(void)
 {
     struct dh_machine_options o = mx_options();
     struct mx x;
@@ -115,7 +115,7 @@ static void the_first_pass_is_one_wake(void)
     mx_close(&x);
 }
 
-static void each_source_has_its_pace(void)
+static void test_each_source_is_read_at_its_pace(void)
 {
     static const struct {
         uint64_t after_ns;
@@ -126,7 +126,7 @@ static void each_source_has_its_pace(void)
         { 9 * DH_NS, { 3, 2, 1, 2 } },
         { DH_NS, { 4, 2, 1, 2 } },
         { 10 * DH_NS, { 5, 3, 1, 3 } },
-        { 386 * DH_NS / 10, { 6, 4, 2, 4 } }, /* 59.6 s: up to half a period early is early enough */
+        { 386 * DH_NS / 10, { 6, 4, 2, 4 } }, /* 59.6 s: up to half a period early is accepted */
         { DH_NS, { 7, 4, 2, 4 } },
     };
     struct dh_machine_options o = mx_options();
@@ -142,10 +142,10 @@ static void each_source_has_its_pace(void)
     CHECK_U64(mx_source(&x, DH_MACHINE_EDAC)->period_ns, DH_NS);
     CHECK_U64(mx_source(&x, DH_MACHINE_MEMORY)->period_ns, 10 * DH_NS);
     CHECK_U64(mx_source(&x, DH_MACHINE_CORES)->period_ns, 60 * DH_NS);
-    CHECK(mx_woken(&x)); /* by the first */
-    mx_poke(&x); /* it, and the two passes after it, are of everything */
+    CHECK(mx_woken(&x)); /* by the first pass */
+    mx_rescan(&x); /* this pass and the next two read everything */
     for (uint64_t i = 1; i <= 3; i++) {
-        CHECK_INT(mx_woken(&x), i == 3); /* by the last: who waits for clean passes has had them */
+        CHECK_INT(mx_woken(&x), i == 3); /* by the last one: then enough clean passes were made */
         for (int k = 0; k < DH_MACHINE_SOURCE_NUM; k++)
             CHECK_U64(mx_source(&x, k)->passes, rows[sizeof(rows) / sizeof(*rows) - 1].passes[k] + i);
         mx_later(&x, DH_NS);
@@ -154,7 +154,7 @@ static void each_source_has_its_pace(void)
     mx_close(&x);
 }
 
-static void a_root_that_does_not_exist_is_absent_and_looked_for(void)
+static void test_missing_root_is_absent_and_retried(void)
 {
     struct dh_machine_options o = mx_options();
     struct mx x;
@@ -174,17 +174,17 @@ static void a_root_that_does_not_exist_is_absent_and_looked_for(void)
     fx_write("0\n", MC "/ce_count");
     fx_dir("proc");
     mx_pass(&x);
-    CHECK_U64(x.head->dimms, 0); /* it is looked for once per second */
+    CHECK_U64(x.head->dimms, 0); /* probed once per second */
     mx_later(&x, DH_NS);
     CHECK_INT(mx_source(&x, DH_MACHINE_EDAC)->state, DH_STATE_OK);
     for (int i = 0; i < DH_MACHINE_SOURCE_NUM; i++) {
         CHECK_INT(mx_source(&x, i)->err, 0);
-        CHECK_U64(mx_source(&x, i)->passes, i == DH_MACHINE_EDAC ? 3 : 2); /* all that is below it is new */
+        CHECK_U64(mx_source(&x, i)->passes, i == DH_MACHINE_EDAC ? 3 : 2); /* everything below it is new */
     }
     mx_close(&x);
 }
 
-static void a_root_that_cannot_be_opened_is_a_failure(void)
+static void test_unopenable_root_fails_its_sources(void)
 {
     struct dh_machine_options o = mx_options();
     struct mx x;
@@ -207,8 +207,8 @@ static void a_root_that_cannot_be_opened_is_a_failure(void)
     mx_close(&x);
 }
 
-/* As when something is mounted over it: what was opened before is another directory. */
-static void a_root_is_opened_anew_in_a_rare_pass(void)
+/* As when a file system is mounted over it: the open directory is another one. */
+static void test_root_is_reopened_in_a_rare_pass(void)
 {
     struct dh_machine_options o = mx_options();
     struct mx x;
@@ -224,7 +224,7 @@ static void a_root_is_opened_anew_in_a_rare_pass(void)
     CHECK_U64(mx_dimm(&x, 0, DH_CONTROLLER)->ce, 5);
     roots_take();
     mx_later(&x, 60 * DH_NS);
-    CHECK_INT(mx_source(&x, DH_MACHINE_EDAC)->state, DH_STATE_FAILING); /* it was there */
+    CHECK_INT(mx_source(&x, DH_MACHINE_EDAC)->state, DH_STATE_FAILING); /* it existed before */
     CHECK_U64(mx_dimm(&x, 0, DH_CONTROLLER)->valid, 0);
     mx_close(&x);
 }
@@ -232,16 +232,16 @@ static void a_root_is_opened_anew_in_a_rare_pass(void)
 int main(void)
 {
     fx_begin();
-    options_out_of_range_are_refused();
-    what_is_no_machine_is_refused();
-    every_field_has_a_name();
+    test_options_out_of_range_are_refused();
+    test_invalid_descriptor_or_path_is_refused();
+    test_every_field_has_a_name();
     fx_dir("sys");
     fx_dir("proc");
-    nothing_is_published_before_the_first_pass();
-    the_first_pass_is_one_wake();
-    each_source_has_its_pace();
-    a_root_that_does_not_exist_is_absent_and_looked_for();
-    a_root_that_cannot_be_opened_is_a_failure();
-    a_root_is_opened_anew_in_a_rare_pass();
+    test_nothing_is_published_before_the_start();
+    test_first_pass_wakes_once();
+    test_each_source_is_read_at_its_pace();
+    test_missing_root_is_absent_and_retried();
+    test_unopenable_root_fails_its_sources();
+    test_root_is_reopened_in_a_rare_pass();
     return check_done("test_machine");
 }

@@ -1,6 +1,6 @@
 /*
- * What each CPU is, and its machine checks: CPUs that go, come back and come late, files that fail and lie,
- * and an /proc/interrupts of any size, cut anywhere.
+ * Tests of each CPU's core and machine checks: CPUs that go offline, come back or come late, failing and
+ * malformed files, and a /proc/interrupts of any size, cut anywhere.
  */
 #include "check.h"
 #include "machine_fixture.h"
@@ -26,7 +26,7 @@ static const char interrupts[] =
     " MCP:        800        800        800        800   Machine check polls\n"
     " ERR:          0\n";
 
-/* Two cores of two threads each, one per package. */
+/* Create two cores of two threads each, one per package. */
 static void machine_make(void)
 {
     fx_write("0-3\n", CPU "/online");
@@ -38,7 +38,7 @@ static void machine_make(void)
     fx_write(interrupts, "proc/interrupts");
 }
 
-/* As the kernel does it: what sits on the same core is told less, columns and directories go. */
+/* Do what the kernel does: siblings' lists shrink, columns and directories disappear. */
 static void cpu_2_goes_offline(void)
 {
     fx_write("0-1,3\n", CPU "/online");
@@ -63,7 +63,7 @@ static struct mx running(void)
     (DH_MACHINE_BIT(DH_CORE_CORE) | DH_MACHINE_BIT(DH_CORE_PACKAGE) | DH_MACHINE_BIT(DH_CORE_MAX_KHZ) | \
      DH_MACHINE_BIT(DH_CORE_CAP_KHZ) | DH_MACHINE_BIT(DH_CORE_MCE))
 
-static void what_is_there_is_read(void)
+static void test_existing_files_are_read(void)
 {
     struct mx x = running();
 
@@ -85,7 +85,7 @@ static void what_is_there_is_read(void)
     mx_close(&x);
 }
 
-static void it_is_read_rarely_and_what_did_not_change_wakes_nobody(void)
+static void test_cores_are_read_rarely_and_wake_only_on_change(void)
 {
     struct mx x = running();
     uint64_t reads = x.head->reads;
@@ -102,12 +102,12 @@ static void it_is_read_rarely_and_what_did_not_change_wakes_nobody(void)
     reads = x.head->reads;
     mx_later(&x, RARE_NS);
     CHECK(!mx_woken(&x));
-    CHECK_U64(x.head->reads - reads, 1 + 1 + 4 * 4 + 1); /* online, smt, four of each CPU, interrupts */
+    CHECK_U64(x.head->reads - reads, 1 + 1 + 4 * 4 + 1); /* online, smt, four files per CPU, interrupts */
     mx_close(&x);
     machine_make();
 }
 
-static void an_offline_cpu_keeps_what_was_read_of_it(void)
+static void test_offline_cpu_keeps_its_last_values(void)
 {
     struct mx x = running();
 
@@ -119,7 +119,7 @@ static void an_offline_cpu_keeps_what_was_read_of_it(void)
     CHECK_U64(mx_core(&x, 2)->core, 0);
     CHECK_U64(mx_core(&x, 2)->mce, 3);
     CHECK_U64(mx_core(&x, 3)->mce, 5); /* its column moved */
-    CHECK(mx_woken(&x));               /* for that */
+    CHECK(mx_woken(&x));               /* for this change */
     machine_make();
     mx_later(&x, RARE_NS);
     CHECK_U64(mx_core(&x, 2)->valid, ALL);
@@ -127,8 +127,8 @@ static void an_offline_cpu_keeps_what_was_read_of_it(void)
     mx_close(&x);
 }
 
-/* Its sibling is told to share with nobody, and is not another core for that. */
-static void a_core_is_the_same_while_its_lowest_cpu_is_offline(void)
+/* Its sibling's list names no other CPU then, but the core stays the same. */
+static void test_core_number_survives_its_lowest_cpu_going_offline(void)
 {
     struct mx x = running();
 
@@ -140,7 +140,7 @@ static void a_core_is_the_same_while_its_lowest_cpu_is_offline(void)
     CHECK(!mx_woken(&x));
     mx_close(&x);
 
-    x = running(); /* and one who comes when it is offline learns of it later */
+    x = running(); /* a watch that starts while it is offline learns of the sibling later */
     CHECK_U64(mx_core(&x, 2)->core, 2);
     CHECK_INT(x.head->cores, 3);
     machine_make();
@@ -151,8 +151,8 @@ static void a_core_is_the_same_while_its_lowest_cpu_is_offline(void)
     mx_close(&x);
 }
 
-/* They stand in order all the same. */
-static void cpus_that_come_late_find_their_place(void)
+/* They are sorted in all the same. */
+static void test_cpus_that_come_online_later_are_sorted_in(void)
 {
     static const char *const online[] = { "5\n", "5,7\n", "0,5,7\n", "0,5-7\n", "0,5-7,8191\n" };
     struct mx x;
@@ -175,16 +175,16 @@ static void cpus_that_come_late_find_their_place(void)
     machine_make();
 }
 
-static void what_the_machine_does_not_have_is_absent(void)
+static void test_missing_files_are_absent(void)
 {
     struct mx x;
 
     fx_remove(CPU "/smt");
     for (int cpu = 0; cpu < 4; cpu++) {
         fx_remove(CPU "/cpu%d/cpufreq", cpu);
-        fx_write("-1\n", CPU "/cpu%d/topology/physical_package_id", cpu); /* the firmware names none */
+        fx_write("-1\n", CPU "/cpu%d/topology/physical_package_id", cpu); /* unknown to the firmware */
     }
-    fx_write("    CPU0   CPU1   CPU2   CPU3\n ERR:   0\n", "proc/interrupts"); /* no x86 */
+    fx_write("    CPU0   CPU1   CPU2   CPU3\n ERR:   0\n", "proc/interrupts"); /* not x86 */
     x = running();
     CHECK_U64(mx_core(&x, 3)->seen, DH_MACHINE_BIT(DH_CORE_CORE));
     CHECK(!HAS(x.head->seen, DH_SMT_ACTIVE));
@@ -214,7 +214,7 @@ static void what_the_machine_does_not_have_is_absent(void)
     machine_make();
 }
 
-static void old_kernels_call_siblings_by_another_name(void)
+static void test_old_kernel_siblings_file_is_read(void)
 {
     struct mx x;
 
@@ -231,8 +231,8 @@ static void old_kernels_call_siblings_by_another_name(void)
     machine_make();
 }
 
-/* Each file of an online CPU in turn; it is told of, wakes, and is well again when it can be read. */
-static void unreadable_is_neither_zero_nor_absent(void)
+/* Each file of an online CPU in turn: the failure is reported, wakes, and ends when the file can be read. */
+static void test_unreadable_value_is_neither_zero_nor_absent(void)
 {
     static const struct {
         const char *file, *text;
@@ -241,7 +241,7 @@ static void unreadable_is_neither_zero_nor_absent(void)
     } rows[] = {
         { "topology/core_cpus_list", "none\n", DH_CORE_CORE, DH_EPARSE },
         { "topology/core_cpus_list", "\n", DH_CORE_CORE, DH_EPARSE },
-        { "topology/core_cpus_list", "0-1\n", DH_CORE_CORE, DH_EPARSE }, /* that is not this CPU's */
+        { "topology/core_cpus_list", "0-1\n", DH_CORE_CORE, DH_EPARSE }, /* a list without this CPU */
         { "topology/core_cpus_list", NULL, DH_CORE_CORE, EIO },
         { "topology/physical_package_id", "-2\n", DH_CORE_PACKAGE, DH_EPARSE },
         { "topology/physical_package_id", NULL, DH_CORE_PACKAGE, EIO },
@@ -277,8 +277,8 @@ static void unreadable_is_neither_zero_nor_absent(void)
     check_row = "";
 }
 
-/* A CPU that is online has its files; one that lost them has not become "absent". */
-static void a_file_that_went_without_its_cpu_is_unreadable(void)
+/* An online CPU has its files; a missing one is not "absent". */
+static void test_file_removed_for_an_online_cpu_is_unreadable(void)
 {
     struct mx x = running();
 
@@ -292,7 +292,7 @@ static void a_file_that_went_without_its_cpu_is_unreadable(void)
     machine_make();
 }
 
-static void a_list_of_cpus_that_cannot_be_read_is_a_failure(void)
+static void test_unreadable_cpu_list_fails_the_source(void)
 {
     struct mx x = running();
 
@@ -303,7 +303,7 @@ static void a_list_of_cpus_that_cannot_be_read_is_a_failure(void)
     CHECK_INT(mx_source(&x, DH_MACHINE_CORES)->state, DH_STATE_FAILING);
     CHECK_INT(mx_source(&x, DH_MACHINE_CORES)->err, DH_EPARSE);
     CHECK_INT(mx_source(&x, DH_MACHINE_CORES)->err_field, DH_CORE_LIST);
-    CHECK_U64(mx_core(&x, 1)->cap_khz, 3000000); /* what was read stands */
+    CHECK_U64(mx_core(&x, 1)->cap_khz, 3000000); /* the last value stays */
     machine_make();
     mx_later(&x, RARE_NS);
     CHECK(mx_woken(&x));
@@ -313,7 +313,7 @@ static void a_list_of_cpus_that_cannot_be_read_is_a_failure(void)
 
 /* ---- machine checks ---- */
 
-static void machine_checks_wake_at_once_and_then_seldom(void)
+static void test_machine_checks_wake_at_once_then_rate_limited(void)
 {
     static const char text[] = "  CPU0 CPU1 CPU2 CPU3\n MCE:  1  2  3  %d   Machine check exceptions\n";
     struct mx x = running();
@@ -323,21 +323,21 @@ static void machine_checks_wake_at_once_and_then_seldom(void)
 
         snprintf(now, sizeof(now), text, checks);
         fx_write(now, "proc/interrupts");
-        mx_poke(&x);
+        mx_rescan(&x);
         CHECK_U64(mx_core(&x, 3)->mce, (uint64_t)checks);
         CHECK_INT(mx_woken(&x), checks == 5);
     }
     mx_later(&x, SLOW_NS);
-    CHECK(mx_woken(&x)); /* of those in between */
+    CHECK(mx_woken(&x)); /* for the errors in between */
     mx_later(&x, SLOW_NS);
-    CHECK(mx_woken(&x)); /* the last pass because of a poke */
+    CHECK(mx_woken(&x)); /* the last pass of the rescan */
     mx_later(&x, SLOW_NS);
     CHECK(!mx_woken(&x));
     mx_close(&x);
     machine_make();
 }
 
-static void interrupts_that_make_no_sense_are_unreadable(void)
+static void test_malformed_interrupts_are_unreadable(void)
 {
     static const struct {
         const char *what, *text;
@@ -388,13 +388,13 @@ static int take(struct dh_interrupts *r, const char *text, size_t n, size_t piec
         size_t len = n - at < piece ? n - at : piece;
         char *copy = check_copy(text + at, len);
 
-        done = dh_interrupts_take(r, copy, len);
+        done = dh_interrupts_feed(r, copy, len);
         free(copy);
     }
     return done;
 }
 
-static void the_pieces_do_not_matter(void)
+static void test_interrupts_fed_in_pieces_give_the_same_row(void)
 {
     static struct dh_interrupts r;
     size_t n = sizeof(interrupts) - 1;
@@ -407,14 +407,14 @@ static void the_pieces_do_not_matter(void)
         CHECK_U64(r.count[0], 1);
         CHECK_U64(r.count[3], 4);
     }
-    for (size_t cut = 0; cut < row; cut++) { /* before it there is no answer, and none is made up */
+    for (size_t cut = 0; cut < row; cut++) { /* no answer before it, and none that is wrong */
         CHECK_INT(take(&r, interrupts, cut, 7), 0);
         CHECK_INT(dh_interrupts_end(&r) == 0, cut > 0 && interrupts[cut - 1] == '\n');
     }
 }
 
-/* The largest machine that there can be: lines of 90 KiB. */
-static void every_cpu_has_its_column(void)
+/* The largest possible machine: lines of 90 KiB. */
+static void test_interrupt_counts_are_assigned_by_column(void)
 {
     static struct dh_interrupts r;
     size_t cap = (size_t)DH_CORE_MAX * 3 * 12 + 256, n = 0;
@@ -435,7 +435,7 @@ static void every_cpu_has_its_column(void)
     for (uint32_t cpu = 0; cpu < DH_CORE_MAX; cpu++)
         CHECK(r.cpu[cpu] == cpu && r.count[cpu] == cpu);
     memcpy(strchr(text, '\n') - 8, " CPU8190", 8);
-    CHECK_INT(take(&r, text, n, 16384), DH_EPARSE); /* one more than there can be */
+    CHECK_INT(take(&r, text, n, 16384), DH_EPARSE); /* one more than possible */
     free(text);
 }
 
@@ -443,19 +443,19 @@ int main(void)
 {
     fx_begin();
     machine_make();
-    what_is_there_is_read();
-    it_is_read_rarely_and_what_did_not_change_wakes_nobody();
-    an_offline_cpu_keeps_what_was_read_of_it();
-    a_core_is_the_same_while_its_lowest_cpu_is_offline();
-    cpus_that_come_late_find_their_place();
-    what_the_machine_does_not_have_is_absent();
-    old_kernels_call_siblings_by_another_name();
-    unreadable_is_neither_zero_nor_absent();
-    a_file_that_went_without_its_cpu_is_unreadable();
-    a_list_of_cpus_that_cannot_be_read_is_a_failure();
-    machine_checks_wake_at_once_and_then_seldom();
-    interrupts_that_make_no_sense_are_unreadable();
-    the_pieces_do_not_matter();
-    every_cpu_has_its_column();
+    test_existing_files_are_read();
+    test_cores_are_read_rarely_and_wake_only_on_change();
+    test_offline_cpu_keeps_its_last_values();
+    test_core_number_survives_its_lowest_cpu_going_offline();
+    test_cpus_that_come_online_later_are_sorted_in();
+    test_missing_files_are_absent();
+    test_old_kernel_siblings_file_is_read();
+    test_unreadable_value_is_neither_zero_nor_absent();
+    test_file_removed_for_an_online_cpu_is_unreadable();
+    test_unreadable_cpu_list_fails_the_source();
+    test_machine_checks_wake_at_once_then_rate_limited();
+    test_malformed_interrupts_are_unreadable();
+    test_interrupts_fed_in_pieces_give_the_same_row();
+    test_interrupt_counts_are_assigned_by_column();
     return check_done("test_machine_cores");
 }

@@ -1,4 +1,4 @@
-/* What memory controllers have counted: which files are read when, and what of it wakes the reader. */
+/* Tests of memory controllers' counts: which files are read when, and which changes wake the reader. */
 #include "check.h"
 #include "machine_fixture.h"
 
@@ -28,7 +28,7 @@ static struct mx opened(void)
     return mx_open(&o);
 }
 
-/* Two controllers; the second one's modules are ranks. */
+/* Open a watch with two controllers; the modules of the second are ranks. */
 static struct mx machine(void)
 {
     struct mx x = opened();
@@ -46,7 +46,7 @@ static struct mx machine(void)
     return x;
 }
 
-static void counts_are_of_each_controller_and_each_module(void)
+static void test_counts_of_controllers_and_modules_are_read(void)
 {
     struct mx x = machine();
 
@@ -65,7 +65,7 @@ static void counts_are_of_each_controller_and_each_module(void)
     mx_close(&x);
 }
 
-static void no_driver_is_absent_and_no_failure(void)
+static void test_missing_driver_is_absent_and_no_failure(void)
 {
     struct mx x = opened();
 
@@ -73,15 +73,15 @@ static void no_driver_is_absent_and_no_failure(void)
     CHECK_INT(mx_source(&x, DH_MACHINE_EDAC)->state, DH_STATE_ABSENT);
     CHECK_INT(mx_source(&x, DH_MACHINE_EDAC)->err, 0);
     CHECK_U64(mx_source(&x, DH_MACHINE_EDAC)->failures, 0);
-    fx_dir(MC "/power"); /* the core of EDAC is there, a driver is not */
-    mx_poke(&x);
+    fx_dir(MC "/power"); /* the core of EDAC is loaded, but no driver */
+    mx_rescan(&x);
     CHECK_INT(mx_source(&x, DH_MACHINE_EDAC)->state, DH_STATE_ABSENT);
     CHECK_U64(x.head->dimms, 0);
     mx_close(&x);
 }
 
-/* Two files per controller in a quiet pass, and two per module of the one that has moved. */
-static void modules_are_read_when_their_controller_counted(void)
+/* Two files per controller in an unchanged pass, and two per module of a controller that changed. */
+static void test_modules_are_read_after_their_controller_changed(void)
 {
     struct mx x = machine();
     uint64_t reads = x.head->reads;
@@ -101,7 +101,7 @@ static void modules_are_read_when_their_controller_counted(void)
     mx_close(&x);
 }
 
-static void an_uncorrectable_error_wakes_at_once_each_time(void)
+static void test_uncorrectable_error_wakes_at_once_each_time(void)
 {
     struct mx x = machine();
 
@@ -118,7 +118,7 @@ static void an_uncorrectable_error_wakes_at_once_each_time(void)
 }
 
 /* One wake per slow_ns while the errors go on, and one for the last of them. */
-static void a_flood_of_correctable_errors_wakes_now_and_then(void)
+static void test_correctable_error_flood_wakes_rate_limited(void)
 {
     struct mx x = machine();
     uint64_t wakes;
@@ -139,15 +139,15 @@ static void a_flood_of_correctable_errors_wakes_now_and_then(void)
     fx_write("30\n", MC "/mc0/ce_count");
     mx_later(&x, DH_NS);
     CHECK(!mx_woken(&x));
-    mx_later(&x, 10 * DH_NS); /* it has come to an end, and the reader does not know yet */
+    mx_later(&x, 10 * DH_NS); /* the errors have ended, and the reader does not know yet */
     CHECK(mx_woken(&x));
     mx_later(&x, 10 * DH_NS);
     CHECK(!mx_woken(&x));
     mx_close(&x);
 }
 
-/* The kernel's module is unloaded, and loaded again: the counters begin anew, which the reader can see. */
-static void what_was_there_and_goes_is_unreadable(void)
+/* The kernel module is unloaded and loaded again: the counters restart, which the reader can see. */
+static void test_removed_controller_is_unreadable(void)
 {
     struct mx x = machine();
 
@@ -157,13 +157,13 @@ static void what_was_there_and_goes_is_unreadable(void)
     CHECK_INT(mx_source(&x, DH_MACHINE_EDAC)->state, DH_STATE_FAILING);
     CHECK_INT(mx_source(&x, DH_MACHINE_EDAC)->err, ENOENT);
     CHECK_INT(mx_dimm(&x, 0, 0)->err, ENOENT);
-    CHECK_U64(mx_dimm(&x, 0, 0)->valid, 0); /* its controller's counts had changed: they could not be read */
+    CHECK_U64(mx_dimm(&x, 0, 0)->valid, 0); /* its controller's counts changed: they could not be read */
     CHECK_U64(mx_dimm(&x, 0, 0)->seen, 3);
     CHECK_U64(mx_dimm(&x, 0, 0)->ce, 0);
     CHECK_U64(mx_dimm(&x, 0, DH_CONTROLLER)->valid, 0);
     CHECK_U64(mx_dimm(&x, 1, 3)->valid, 3);
     mx_pass(&x);
-    CHECK(!mx_woken(&x)); /* it is known */
+    CHECK(!mx_woken(&x)); /* known already */
 
     controller_write(0, "1\n", "0\n");
     module_write("mc0/dimm0", "moved\n", "1\n", "0\n");
@@ -173,13 +173,13 @@ static void what_was_there_and_goes_is_unreadable(void)
     CHECK_INT(mx_source(&x, DH_MACHINE_EDAC)->state, DH_STATE_OK);
     CHECK_U64(mx_dimm(&x, 0, 0)->ce, 1);
     CHECK_U64(x.head->dimms, 5);
-    mx_poke(&x);
+    mx_rescan(&x);
     CHECK_STR(mx_dimm(&x, 0, 0)->label, "moved");
     CHECK(mx_woken(&x));
     mx_close(&x);
 }
 
-static void a_controller_that_comes_is_found_after_a_poke(void)
+static void test_new_controller_is_found_by_a_rescan(void)
 {
     struct mx x = machine();
 
@@ -187,14 +187,14 @@ static void a_controller_that_comes_is_found_after_a_poke(void)
     module_write("mc2/dimm0", "A1\n", "3\n", "0\n");
     mx_pass(&x);
     CHECK_U64(x.head->dimms, 5);
-    mx_poke(&x);
+    mx_rescan(&x);
     CHECK(mx_woken(&x));
     CHECK_U64(x.head->dimms, 7);
     CHECK_U64(mx_dimm(&x, 2, 0)->ce, 3);
     mx_close(&x);
 }
 
-static void counts_that_are_no_numbers_are_failures(void)
+static void test_malformed_counts_are_failures(void)
 {
     static const char *const texts[] = { "", "\n", "-1\n", "1 2\n", "18446744073709551616\n", "x",
                                          "123456789012345678901234567890123456789\n" };
@@ -221,7 +221,7 @@ static void counts_that_are_no_numbers_are_failures(void)
     mx_close(&x);
 }
 
-static void names_are_printable_whatever_the_firmware_says(void)
+static void test_firmware_names_become_printable(void)
 {
     struct mx x = opened();
     char text[201];
@@ -239,7 +239,7 @@ static void names_are_printable_whatever_the_firmware_says(void)
     mx_close(&x);
 }
 
-static void names_of_directories_that_are_no_numbers_are_not_ours(void)
+static void test_directories_without_a_number_are_ignored(void)
 {
     static const char *const names[] = { "mc",   "mc01", "mc-1", "mcx", "mc4294967296",
                                          "xmc0", "mc0 ", "mc1x" };
@@ -258,7 +258,7 @@ static void names_of_directories_that_are_no_numbers_are_not_ours(void)
     mx_close(&x);
 }
 
-static void more_than_there_is_room_for_is_said(void)
+static void test_modules_beyond_the_table_fail_the_source(void)
 {
     struct mx x = opened();
 
@@ -273,9 +273,9 @@ static void more_than_there_is_room_for_is_said(void)
     CHECK_U64(mx_source(&x, DH_MACHINE_EDAC)->failures, 1);
     fx_remove(MC "/mc0");
     controller_write(0, "2\n", "0\n");
-    mx_poke(&x);
+    mx_rescan(&x);
     CHECK_U64(mx_dimm(&x, 0, DH_CONTROLLER)->ce, 2);
-    CHECK_INT(mx_source(&x, DH_MACHINE_EDAC)->state, DH_STATE_FAILING); /* what found no room is not known */
+    CHECK_INT(mx_source(&x, DH_MACHINE_EDAC)->state, DH_STATE_FAILING); /* modules without room are unknown */
     mx_close(&x);
 }
 
@@ -284,16 +284,16 @@ int main(void)
     fx_begin();
     fx_dir("sys");
     fx_dir("proc");
-    counts_are_of_each_controller_and_each_module();
-    no_driver_is_absent_and_no_failure();
-    modules_are_read_when_their_controller_counted();
-    an_uncorrectable_error_wakes_at_once_each_time();
-    a_flood_of_correctable_errors_wakes_now_and_then();
-    what_was_there_and_goes_is_unreadable();
-    a_controller_that_comes_is_found_after_a_poke();
-    counts_that_are_no_numbers_are_failures();
-    names_are_printable_whatever_the_firmware_says();
-    names_of_directories_that_are_no_numbers_are_not_ours();
-    more_than_there_is_room_for_is_said();
+    test_counts_of_controllers_and_modules_are_read();
+    test_missing_driver_is_absent_and_no_failure();
+    test_modules_are_read_after_their_controller_changed();
+    test_uncorrectable_error_wakes_at_once_each_time();
+    test_correctable_error_flood_wakes_rate_limited();
+    test_removed_controller_is_unreadable();
+    test_new_controller_is_found_by_a_rescan();
+    test_malformed_counts_are_failures();
+    test_firmware_names_become_printable();
+    test_directories_without_a_number_are_ignored();
+    test_modules_beyond_the_table_fail_the_source();
     return check_done("test_machine_edac");
 }

@@ -1,4 +1,4 @@
-/* Memory of nodes: how much, what is broken, what is switched off; and what is read how often. */
+/* Tests of the nodes' memory: total, broken and offline memory; and how often each file is read. */
 #include "check.h"
 #include "machine_fixture.h"
 
@@ -33,7 +33,7 @@ static void vmstat_write(const char *failed)
     char text[8192] = "";
     size_t n = 0;
 
-    for (int i = 0; i < 180; i++) /* more than a page: one read(2) of the kernel's own would not do */
+    for (int i = 0; i < 180; i++) /* more than a page: one read(2) of the real file would not suffice */
         n += (size_t)snprintf(text + n, sizeof(text) - n, "nr_counter_of_something_%d 123\n", i);
     snprintf(text + n, sizeof(text) - n, "htlb_buddy_alloc_success 9\nhtlb_buddy_alloc_fail %s\nthp 0\n",
              failed);
@@ -51,7 +51,7 @@ static struct mx opened(void)
     return mx_open(&o);
 }
 
-/* Two nodes, both with memory. */
+/* Open a watch with two nodes, both with memory. */
 static struct mx machine(void)
 {
     struct mx x = opened();
@@ -86,7 +86,7 @@ static void a_rare_pass(struct mx *x)
     mx_later(x, 60 * DH_NS);
 }
 
-static void all_of_it_is_read_at_start(void)
+static void test_everything_is_read_at_start(void)
 {
     struct mx x = machine();
 
@@ -105,27 +105,27 @@ static void all_of_it_is_read_at_start(void)
     mx_close(&x);
 }
 
-/* Reads: none in a pass of every second, 7 in a slow one, in a rare one 2 more of vmstat to see its end. */
-static void what_is_dear_is_read_rarely(void)
+/* Reads: none in an ordinary pass, 7 in a slow one; a rare one reads vmstat twice more to reach its end. */
+static void test_expensive_files_are_read_rarely(void)
 {
     struct mx x = machine();
 
     CHECK_U64(reads_of(&x, mx_pass), 0);
     CHECK_U64(reads_of(&x, a_slow_pass), 7);
     CHECK_U64(reads_of(&x, a_rare_pass), 7 + 2);
-    CHECK_U64(reads_of(&x, mx_poke), 7 + 2 + 2 * BLOCKS);
+    CHECK_U64(reads_of(&x, mx_rescan), 7 + 2 + 2 * BLOCKS);
     CHECK(!mx_woken(&x));
     mx_close(&x);
 }
 
-static void states_of_blocks_are_read_when_the_total_or_the_list_changed(void)
+static void test_block_states_are_read_after_total_or_list_changed(void)
 {
     struct mx x = machine();
 
     total_write(1, 900000);
     state_write(1, 9, "offline\n");
     CHECK_U64(reads_of(&x, a_slow_pass), 7);
-    CHECK(!mx_woken(&x)); /* how much memory there is wakes nobody */
+    CHECK(!mx_woken(&x)); /* a new total does not wake the reader */
     CHECK_U64(mx_numa(&x, 1)->total_kib, 900000);
     CHECK_U64(mx_numa(&x, 1)->blocks_offline, 0);
     CHECK_U64(reads_of(&x, a_rare_pass), 7 + 2 + BLOCKS);
@@ -136,18 +136,18 @@ static void states_of_blocks_are_read_when_the_total_or_the_list_changed(void)
     CHECK_U64(reads_of(&x, a_rare_pass), 7 + 2 + BLOCKS - 1);
     CHECK_U64(mx_numa(&x, 0)->blocks, BLOCKS - 1);
     CHECK(mx_woken(&x));
-    state_write(0, 77, "offline\n"); /* as many as before, and others */
+    state_write(0, 77, "offline\n"); /* the same number of other blocks */
     CHECK_U64(reads_of(&x, a_rare_pass), 7 + 2 + BLOCKS);
     CHECK_U64(mx_numa(&x, 0)->blocks_offline, 1);
     mx_close(&x);
 }
 
-static void a_block_that_is_going_offline_is_looked_at_again(void)
+static void test_block_going_offline_is_read_again(void)
 {
     struct mx x = machine();
 
     state_write(0, 3, "going-offline\n");
-    mx_poke(&x);
+    mx_rescan(&x);
     CHECK_U64(mx_numa(&x, 0)->blocks, BLOCKS);
     CHECK_U64(mx_numa(&x, 0)->blocks_offline, 0);
     state_write(0, 3, "offline\n");
@@ -157,13 +157,13 @@ static void a_block_that_is_going_offline_is_looked_at_again(void)
     mx_close(&x);
 }
 
-static void a_state_that_cannot_be_read_is_not_online(void)
+static void test_unreadable_block_state_is_not_online(void)
 {
     const uint64_t bit = DH_MACHINE_BIT(DH_NUMA_BLOCKS);
     struct mx x = machine();
 
     state_write(0, 3, "\n");
-    mx_poke(&x);
+    mx_rescan(&x);
     CHECK(mx_woken(&x));
     CHECK_U64(mx_numa(&x, 0)->valid & bit, 0);
     CHECK_U64(mx_numa(&x, 0)->blocks, 0);
@@ -172,9 +172,9 @@ static void a_state_that_cannot_be_read_is_not_online(void)
     CHECK_INT(mx_source(&x, DH_MACHINE_MEMORY)->state, DH_STATE_FAILING);
     fx_remove(NODE "/node0/memory3/state");
     fx_dir(NODE "/node0/memory3/state");
-    mx_poke(&x);
+    mx_rescan(&x);
     CHECK_INT(mx_numa(&x, 0)->err, EISDIR);
-    fx_remove(NODE "/node0/memory3/state"); /* the block was removed after it was listed */
+    fx_remove(NODE "/node0/memory3/state"); /* the block was removed after the listing */
     a_rare_pass(&x);
     CHECK_U64(mx_numa(&x, 0)->valid & bit, bit);
     CHECK_U64(mx_numa(&x, 0)->blocks, BLOCKS - 1);
@@ -182,7 +182,7 @@ static void a_state_that_cannot_be_read_is_not_online(void)
     mx_close(&x);
 }
 
-static void broken_pages_wake_at_once(void)
+static void test_poisoned_pages_wake_at_once(void)
 {
     struct mx x = machine();
 
@@ -197,7 +197,7 @@ static void broken_pages_wake_at_once(void)
     mx_close(&x);
 }
 
-static void failed_allocations_wake_now_and_then(void)
+static void test_failed_allocations_wake_rate_limited(void)
 {
     const struct dh_machine_options often = { sizeof(often), DH_VERSION, DH_NS, 10 * DH_NS, 10 * DH_NS };
     struct mx x = machine();
@@ -207,7 +207,7 @@ static void failed_allocations_wake_now_and_then(void)
     a_slow_pass(&x);
     CHECK(mx_woken(&x));
     vmstat_write("5");
-    mx_poke(&x);
+    mx_rescan(&x);
     CHECK_U64(x.head->surplus_failed, 5);
     CHECK(!mx_woken(&x));
     a_slow_pass(&x);
@@ -215,14 +215,14 @@ static void failed_allocations_wake_now_and_then(void)
     mx_close(&x);
 }
 
-static void a_node_that_goes_is_not_forgotten(void)
+static void test_removed_node_keeps_its_record(void)
 {
     struct mx x = machine();
 
     fx_write("0\n", NODE "/online");
     fx_write("0\n", NODE "/has_memory");
     fx_remove(NODE "/node1");
-    mx_poke(&x);
+    mx_rescan(&x);
     CHECK(mx_woken(&x));
     CHECK_U64(x.head->nodes_online, 1);
     CHECK_U64(x.head->nodes_memory, 1);
@@ -233,7 +233,7 @@ static void a_node_that_goes_is_not_forgotten(void)
     CHECK_INT(mx_source(&x, DH_MACHINE_MEMORY)->state, DH_STATE_FAILING);
     fx_write("0-1\n", NODE "/online");
     node_write(1);
-    mx_poke(&x);
+    mx_rescan(&x);
     CHECK_U64(x.head->numas, 2);
     CHECK_U64(mx_numa(&x, 1)->blocks, BLOCKS);
     CHECK_INT(mx_source(&x, DH_MACHINE_MEMORY)->state, DH_STATE_OK);
@@ -241,7 +241,7 @@ static void a_node_that_goes_is_not_forgotten(void)
 }
 
 /* Before Linux 6.4, without memory hotplug, without NUMA, without hwpoison, without hugepages. */
-static void what_a_kernel_does_not_have_is_absent(void)
+static void test_files_missing_in_the_kernel_are_absent(void)
 {
     struct mx x = opened();
 
@@ -253,7 +253,7 @@ static void what_a_kernel_does_not_have_is_absent(void)
     CHECK_U64(x.head->seen, 0);
     fx_write("0\n", NODE "/online");
     total_write(0, 500);
-    mx_poke(&x);
+    mx_rescan(&x);
     CHECK_INT(mx_source(&x, DH_MACHINE_MEMORY)->state, DH_STATE_OK);
     CHECK_U64(mx_source(&x, DH_MACHINE_MEMORY)->failures, 0);
     CHECK_U64(mx_numa(&x, 0)->seen, DH_MACHINE_BIT(DH_NUMA_TOTAL));
@@ -261,7 +261,7 @@ static void what_a_kernel_does_not_have_is_absent(void)
     mx_close(&x);
 }
 
-static void without_numa_all_memory_is_that_of_node_0(void)
+static void test_without_numa_all_memory_belongs_to_node_0(void)
 {
     struct mx x = opened();
 
@@ -276,13 +276,13 @@ static void without_numa_all_memory_is_that_of_node_0(void)
     CHECK_U64(mx_source(&x, DH_MACHINE_MEMORY)->failures, 0);
     fx_remove("proc/meminfo");
     a_slow_pass(&x);
-    CHECK_U64(mx_numa(&x, 0)->valid, 0); /* and not all memory gone */
+    CHECK_U64(mx_numa(&x, 0)->valid, 0); /* rather than all memory gone */
     CHECK_INT(mx_numa(&x, 0)->err, ENOENT);
     CHECK_INT(mx_source(&x, DH_MACHINE_MEMORY)->state, DH_STATE_FAILING);
     mx_close(&x);
 }
 
-static void sets_of_nodes_that_make_no_sense_are_failures(void)
+static void test_malformed_node_sets_are_failures(void)
 {
     static const struct {
         const char *text;
@@ -309,14 +309,14 @@ static void sets_of_nodes_that_make_no_sense_are_failures(void)
     mx_close(&x);
 }
 
-static void a_row_that_is_cut_is_a_failure(void)
+static void test_cut_meminfo_row_is_a_failure(void)
 {
     struct mx x = machine();
 
     fx_write("HardwareCorrupted:     4", "proc/meminfo");
     fx_write("Node 1 MemTotal:  x kB\n", NODE "/node1/meminfo");
     vmstat_write("no number");
-    mx_poke(&x);
+    mx_rescan(&x);
     CHECK_U64(x.head->valid & DH_MACHINE_BIT(DH_MEM_CORRUPTED), 0);
     CHECK_U64(x.head->valid & DH_MACHINE_BIT(DH_SURPLUS_FAILED), 0);
     CHECK_INT(x.head->err, DH_EPARSE);
@@ -331,17 +331,17 @@ int main(void)
     fx_begin();
     fx_dir("sys");
     fx_dir("proc");
-    all_of_it_is_read_at_start();
-    what_is_dear_is_read_rarely();
-    states_of_blocks_are_read_when_the_total_or_the_list_changed();
-    a_block_that_is_going_offline_is_looked_at_again();
-    a_state_that_cannot_be_read_is_not_online();
-    broken_pages_wake_at_once();
-    failed_allocations_wake_now_and_then();
-    a_node_that_goes_is_not_forgotten();
-    what_a_kernel_does_not_have_is_absent();
-    without_numa_all_memory_is_that_of_node_0();
-    sets_of_nodes_that_make_no_sense_are_failures();
-    a_row_that_is_cut_is_a_failure();
+    test_everything_is_read_at_start();
+    test_expensive_files_are_read_rarely();
+    test_block_states_are_read_after_total_or_list_changed();
+    test_block_going_offline_is_read_again();
+    test_unreadable_block_state_is_not_online();
+    test_poisoned_pages_wake_at_once();
+    test_failed_allocations_wake_rate_limited();
+    test_removed_node_keeps_its_record();
+    test_files_missing_in_the_kernel_are_absent();
+    test_without_numa_all_memory_belongs_to_node_0();
+    test_malformed_node_sets_are_failures();
+    test_cut_meminfo_row_is_a_failure();
     return check_done("test_machine_memory");
 }

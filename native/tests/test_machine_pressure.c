@@ -1,6 +1,6 @@
 /*
- * How long tasks have waited: files that fail and lie, triggers of the real kernel, and what is left of them
- * where the kernel grants none.
+ * Tests of pressure: failing and malformed files, triggers of the real kernel, and what remains where the
+ * kernel grants none.
  */
 #include "check.h"
 #include "machine_fixture.h"
@@ -31,7 +31,7 @@ static struct mx running(void)
     return x;
 }
 
-static void totals_are_read_now_and_then_and_wake_nobody(void)
+static void test_pressure_totals_are_read_slowly_without_a_wake(void)
 {
     struct mx x = running();
     uint64_t reads;
@@ -54,8 +54,10 @@ static void totals_are_read_now_and_then_and_wake_nobody(void)
     machine_make();
 }
 
-/* Triggers that it has. */
-static int held(const struct mx *x)
+/*
+ * Return the number of triggers.
+ */
+static int trigger_count(const struct mx *x)
 {
     int n = 0;
 
@@ -64,14 +66,14 @@ static int held(const struct mx *x)
     return n;
 }
 
-/* A write to a file of anybody's succeeds. It would overwrite what is there, and no trigger ever fire. */
-static void a_file_that_is_none_of_the_kernels_gets_no_trigger(void)
+/* A write to a plain file succeeds. It would overwrite the file, and no trigger would ever fire. */
+static void test_file_outside_procfs_gets_no_trigger(void)
 {
     struct mx x = running();
     char path[FX_PATH], text[256] = "";
     int fd;
 
-    CHECK_INT(held(&x), 0);
+    CHECK_INT(trigger_count(&x), 0);
     snprintf(path, sizeof(path), "%s/" PSI "/memory", fx_root);
     fd = open(path, O_RDONLY | O_CLOEXEC);
     CHECK_INT(read(fd, text, sizeof(text) - 1), (int64_t)strlen(memory));
@@ -80,7 +82,7 @@ static void a_file_that_is_none_of_the_kernels_gets_no_trigger(void)
     mx_close(&x);
 }
 
-static void a_kernel_without_pressure_has_none(void)
+static void test_kernel_without_psi_is_absent(void)
 {
     struct mx x;
 
@@ -93,7 +95,7 @@ static void a_kernel_without_pressure_has_none(void)
     machine_make();
 }
 
-static void a_line_full_of_cpu_is_not_needed(void)
+static void test_cpu_pressure_without_line_full_is_read(void)
 {
     struct mx x;
 
@@ -105,7 +107,7 @@ static void a_line_full_of_cpu_is_not_needed(void)
     machine_make();
 }
 
-static void unreadable_is_neither_zero_nor_absent(void)
+static void test_unreadable_value_is_neither_zero_nor_absent(void)
 {
     static const struct {
         const char *what, *text, *target;
@@ -152,7 +154,9 @@ static void unreadable_is_neither_zero_nor_absent(void)
 
 /* ---- triggers ---- */
 
-/* Whether this kernel grants this process such a trigger: asked for by the test itself. */
+/*
+ * Return whether this kernel grants this process such a trigger, by trying.
+ */
 static bool is_granted(const char *path)
 {
     static const char trigger[] = "full 100000 2000000";
@@ -164,23 +168,23 @@ static bool is_granted(const char *path)
     return granted;
 }
 
-static void the_kernel_grants_what_it_grants(void)
+static void test_trigger_refusal_is_no_failure(void)
 {
     int granted = is_granted("/proc/pressure/memory") + is_granted("/proc/pressure/io");
     int closed = fx_count("/proc/self/fd"), opened;
     struct mx x = running();
 
     opened = fx_count("/proc/self/fd");
-    CHECK_INT(held(&x), granted);
-    CHECK_INT(x.m->trigger[0], -1); /* CPUs have none */
+    CHECK_INT(trigger_count(&x), granted);
+    CHECK_INT(x.m->trigger[0], -1); /* there are no triggers for CPUs */
     mx_later(&x, RARE_NS);
-    CHECK_INT(held(&x), granted); /* and no second one */
+    CHECK_INT(trigger_count(&x), granted); /* and no second one */
     CHECK_INT(fx_count("/proc/self/fd"), opened);
     mx_close(&x);
     CHECK_INT(fx_count("/proc/self/fd"), closed);
 }
 
-static void a_trigger_that_fires_is_a_pass_and_a_wake(void)
+static void test_fired_trigger_is_a_pass_and_a_wake(void)
 {
     struct mx x = running();
 
@@ -192,24 +196,24 @@ static void a_trigger_that_fires_is_a_pass_and_a_wake(void)
     mx_read(&x);
     CHECK(mx_woken(&x));
     CHECK_U64(x.head->psi_memory_full_us, 400);
-    CHECK_U64(x.head->psi_io_full_us, 50); /* its beat says that all of it was read */
+    CHECK_U64(x.head->psi_io_full_us, 50); /* the heartbeat means that everything was read */
     mx_close(&x);
     machine_make();
 }
 
-/* Its file went, as a hierarchy that is unmounted takes it along. It would be readable for ever. */
-static void a_trigger_that_broke_is_closed_and_asked_for_again(void)
+/* The file is gone, as after an unmount. The trigger would be readable for ever. */
+static void test_broken_trigger_is_closed_and_reopened(void)
 {
     struct mx x = running();
-    int granted = held(&x);
+    int granted = trigger_count(&x);
 
     if (x.m->trigger[1] >= 0) {
         CHECK(!dh_machine_pressure_fired(x.m, 1, POLLERR | POLLPRI));
         CHECK_INT(x.m->trigger[1], -1);
         mx_later(&x, SLOW_NS);
-        CHECK_INT(held(&x), granted - 1);
+        CHECK_INT(trigger_count(&x), granted - 1);
         mx_later(&x, RARE_NS);
-        CHECK_INT(held(&x), granted);
+        CHECK_INT(trigger_count(&x), granted);
     }
     CHECK_INT(mx_source(&x, DH_MACHINE_PRESSURE)->state, DH_STATE_OK);
     mx_close(&x);
@@ -219,19 +223,19 @@ int main(void)
 {
     fx_begin();
     machine_make();
-    totals_are_read_now_and_then_and_wake_nobody();
-    a_file_that_is_none_of_the_kernels_gets_no_trigger();
-    a_kernel_without_pressure_has_none();
-    a_line_full_of_cpu_is_not_needed();
-    unreadable_is_neither_zero_nor_absent();
-    a_trigger_that_fires_is_a_pass_and_a_wake();
+    test_pressure_totals_are_read_slowly_without_a_wake();
+    test_file_outside_procfs_gets_no_trigger();
+    test_kernel_without_psi_is_absent();
+    test_cpu_pressure_without_line_full_is_read();
+    test_unreadable_value_is_neither_zero_nor_absent();
+    test_fired_trigger_is_a_pass_and_a_wake();
     if (access("/proc/pressure/memory", F_OK)) {
-        printf("test_machine_pressure: this kernel has no pressure: its triggers are not tested\n");
+        printf("test_machine_pressure: skipped triggers: this kernel has no pressure files\n");
     } else {
         fx_remove("proc");
         fx_symlink("/proc", "proc");
-        the_kernel_grants_what_it_grants();
-        a_trigger_that_broke_is_closed_and_asked_for_again();
+        test_trigger_refusal_is_no_failure();
+        test_broken_trigger_is_closed_and_reopened();
     }
     return check_done("test_machine_pressure");
 }

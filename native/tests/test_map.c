@@ -1,5 +1,5 @@
-/* The map against an oracle that cannot be wrong: an array that is searched from end to end. */
-#include "map.h"
+/* Tests of the map against a trivial model: an array that is searched from end to end. */
+#include "core/map.h"
 
 #include "check.h"
 
@@ -28,8 +28,8 @@ static void check_against(const struct dh_map *m, const uint64_t *key, const uin
     CHECK(same && m->used == used);
 }
 
-/* A map this small is always nearly full, so runs of entries collide, and wrap around its end. */
-static void a_map_does_what_an_array_does(uint64_t stride)
+/* A map this small is always nearly full, so runs of entries collide and wrap around its end. */
+static void test_map_behaves_as_an_array(uint64_t stride)
 {
     uint64_t key[KEYS], value[KEYS] = { 0 };
     bool there[KEYS] = { false };
@@ -60,7 +60,9 @@ static void a_map_does_what_an_array_does(uint64_t stride)
     dh_map_free(&m);
 }
 
-/* The place in which an otherwise empty map puts a key. */
+/*
+ * Return the place that an otherwise empty map gives a key.
+ */
 static uint32_t home_of(struct dh_map *m, uint64_t key)
 {
     uint32_t at = 0;
@@ -73,7 +75,7 @@ static uint32_t home_of(struct dh_map *m, uint64_t key)
 }
 
 /* Four keys that all want the last place fill it and the first three; each is dropped in turn. */
-static void a_run_may_wrap_around_the_end(void)
+static void test_run_of_keys_wraps_around_the_end(void)
 {
     for (int dropped = 0; dropped < 4; dropped++) {
         uint64_t key[4], got;
@@ -95,7 +97,7 @@ static void a_run_may_wrap_around_the_end(void)
     }
 }
 
-static void there_is_room_for_what_was_asked_for(void)
+static void test_map_holds_its_capacity(void)
 {
     for (uint32_t capacity = 1; capacity < 300; capacity += 7) {
         struct dh_map m;
@@ -106,7 +108,7 @@ static void there_is_room_for_what_was_asked_for(void)
             CHECK(dh_map_put(&m, k << 32, k));
         for (uint64_t k = capacity + 1; dh_map_put(&m, k << 32, k); k++)
             ;
-        CHECK(m.used < m.mask + 1); /* full, and yet a search for what is not there ends */
+        CHECK(m.used < m.mask + 1); /* full, and yet a search for a missing key ends */
         CHECK(!dh_map_get(&m, 5, &got));
         CHECK(dh_map_put(&m, 1ull << 32, 99)); /* replacing needs no room */
         CHECK(dh_map_get(&m, 1ull << 32, &got) && got == 99);
@@ -114,8 +116,8 @@ static void there_is_room_for_what_was_asked_for(void)
     }
 }
 
-/* A map for all that a machine might have costs memory for what it has. */
-static void keys_that_follow_each_other_lie_on_few_pages(void)
+/* A map for the largest machine costs memory only for the keys that it has. */
+static void test_consecutive_keys_share_pages(void)
 {
     const uint32_t page = 4096 / sizeof(uint64_t);
     uint32_t pages = 0;
@@ -131,17 +133,17 @@ static void keys_that_follow_each_other_lie_on_few_pages(void)
             touched |= m.key[i] != 0;
         pages += touched;
     }
-    CHECK(pages <= 2 * 4); /* four runs, the first and the last in part; one may push another over its end */
+    CHECK(pages <= 2 * 4); /* four runs, the first and the last partly; one may overflow into the next */
     dh_map_free(&m);
 }
 
 int main(void)
 {
-    a_map_does_what_an_array_does(1);
-    a_map_does_what_an_array_does(1ull << 32);
-    a_map_does_what_an_array_does(0x9e3779b97f4a7c15ull);
-    a_run_may_wrap_around_the_end();
-    there_is_room_for_what_was_asked_for();
-    keys_that_follow_each_other_lie_on_few_pages();
+    test_map_behaves_as_an_array(1);
+    test_map_behaves_as_an_array(1ull << 32);
+    test_map_behaves_as_an_array(0x9e3779b97f4a7c15ull);
+    test_run_of_keys_wraps_around_the_end();
+    test_map_holds_its_capacity();
+    test_consecutive_keys_share_pages();
     return check_done("test_map");
 }

@@ -1,4 +1,4 @@
-/* Which changes of a record wake the reader, and what a reader gets. */
+/* Tests of records: which changes wake the reader, and what a reader gets. */
 #include <sys/mman.h>
 
 #include "check.h"
@@ -16,7 +16,9 @@ static const struct dh_wake wakes[] = {
     { .field = EVENTS, .mode = DH_WAKE_RISE, .threshold = 5, .window_ns = WINDOW },
 };
 
-/* A sampler without roots: its records are ours to write. */
+/*
+ * Return a sampler without roots, whose records the test writes.
+ */
 static struct fx bare(void)
 {
     struct dh_options o = fx_options();
@@ -30,20 +32,22 @@ static struct fx bare(void)
     return f;
 }
 
-/* Whether one reading wakes; what it publishes is thrown away. */
+/*
+ * Return whether one reading wakes; its publication is discarded.
+ */
 static bool wakes_at(struct fx *f, enum dh_field field, uint64_t *valid, uint64_t *slot, int err,
                      uint64_t value)
 {
     static uint64_t seen;
     bool woke;
 
-    dh_reading(f->s, valid, &seen, field, slot, err, value);
+    dh_store_reading(f->s, valid, &seen, field, slot, err, value);
     woke = f->s->wake;
     f->s->wake = false;
     return woke;
 }
 
-static void a_change_wakes_where_a_rule_looks_for_change(void)
+static void test_change_wakes_for_fields_with_wake_change(void)
 {
     struct fx f = bare();
     struct dh_pool *p = &f.s->work->pool[0];
@@ -51,34 +55,34 @@ static void a_change_wakes_where_a_rule_looks_for_change(void)
     CHECK(wakes_at(&f, DH_POOL_NR, &p->valid, &p->nr, 0, 512));
     CHECK(!wakes_at(&f, DH_POOL_NR, &p->valid, &p->nr, 0, 512));
     CHECK(wakes_at(&f, DH_POOL_NR, &p->valid, &p->nr, 0, 511));
-    CHECK(wakes_at(&f, DH_POOL_NR, &p->valid, &p->nr, EIO, 0)); /* readable no more */
+    CHECK(wakes_at(&f, DH_POOL_NR, &p->valid, &p->nr, EIO, 0)); /* not readable any more */
     CHECK(!HAS(p->valid, DH_POOL_NR));
     CHECK_U64(p->nr, 0);
     CHECK(!wakes_at(&f, DH_POOL_NR, &p->valid, &p->nr, EIO, 0));
-    CHECK(wakes_at(&f, DH_POOL_NR, &p->valid, &p->nr, 0, 0)); /* 0 pages is not "unreadable" */
-    CHECK(!wakes_at(&f, DH_POOL_FREE, &p->valid, &p->free, 0, 7)); /* no rule looks at it */
+    CHECK(wakes_at(&f, DH_POOL_NR, &p->valid, &p->nr, 0, 0)); /* 0 pages differs from "unreadable" */
+    CHECK(!wakes_at(&f, DH_POOL_FREE, &p->valid, &p->free, 0, 7)); /* no rule reads it */
     CHECK_U64(p->free, 7);
     fx_close(&f);
 }
 
-static void a_rise_wakes_at_its_threshold(void)
+static void test_rise_wakes_at_its_threshold(void)
 {
     struct fx f = bare();
     struct dh_hugetlb *h = &f.s->work->group[1].hugetlb[1];
 
     CHECK(wakes_at(&f, EVENTS, &h->valid, &h->events, 0, 1000)); /* it became readable */
-    CHECK(!wakes_at(&f, EVENTS, &h->valid, &h->events, 0, 1004)); /* 1000 is the base, not 0 */
+    CHECK(!wakes_at(&f, EVENTS, &h->valid, &h->events, 0, 1004)); /* the base is 1000, not 0 */
     CHECK(wakes_at(&f, EVENTS, &h->valid, &h->events, 0, 1005));
-    CHECK(!wakes_at(&f, EVENTS, &h->valid, &h->events, 0, 1000000)); /* once in a window, however it grows */
+    CHECK(!wakes_at(&f, EVENTS, &h->valid, &h->events, 0, 1000000)); /* once per window, however it grows */
     fx_elapse(&f, WINDOW);
     f.s->now_ns = dh_now_ns();
-    dh_bases_renew(f.s);
+    dh_rise_bases_renew(f.s);
     CHECK(!wakes_at(&f, EVENTS, &h->valid, &h->events, 0, 1000004));
     CHECK(wakes_at(&f, EVENTS, &h->valid, &h->events, 0, 1000005));
     fx_close(&f);
 }
 
-static void a_counter_that_fell_was_reset(void)
+static void test_falling_counter_takes_a_new_base(void)
 {
     struct fx f = bare();
     struct dh_hugetlb *h = &f.s->work->group[0].hugetlb[0];
@@ -95,7 +99,7 @@ static void a_counter_that_fell_was_reset(void)
     fx_close(&f);
 }
 
-static void a_window_takes_the_base_anew(void)
+static void test_new_window_takes_a_new_base(void)
 {
     struct fx f = bare();
     struct dh_tables *t = f.s->work;
@@ -117,21 +121,21 @@ static void a_window_takes_the_base_anew(void)
                             100 + windows * counters[i].step));
             fx_elapse(&f, WINDOW);
             f.s->now_ns = dh_now_ns();
-            dh_bases_renew(f.s);
+            dh_rise_bases_renew(f.s);
         }
     }
     check_row = "";
     fx_close(&f);
 }
 
-/* Two counters of one record: the shorter window of one must not forget what the other gathered. */
-static void windows_of_two_fields_are_apart(void)
+/* Two counters of one record: the shorter window of one must not reset the base of the other. */
+static void test_windows_of_two_fields_are_independent(void)
 {
     struct fx f = bare();
     struct dh_node *n = &f.s->work->node[0];
 
     f.s->now_ns = dh_now_ns();
-    dh_bases_renew(f.s);
+    dh_rise_bases_renew(f.s);
     wakes_at(&f, DH_NODE_THROTTLE_CORE, &n->valid, &n->throttle_core, 0, 0);
     wakes_at(&f, DH_NODE_THROTTLE_PACKAGE, &n->valid, &n->throttle_package, 0, 0);
     for (uint64_t k = 1; k < 4; k++) {
@@ -139,15 +143,15 @@ static void windows_of_two_fields_are_apart(void)
         CHECK(!wakes_at(&f, DH_NODE_THROTTLE_PACKAGE, &n->valid, &n->throttle_package, 0, k * 3));
         fx_elapse(&f, WINDOW / 6);
         f.s->now_ns = dh_now_ns();
-        dh_bases_renew(f.s);
+        dh_rise_bases_renew(f.s);
     }
     CHECK(wakes_at(&f, DH_NODE_THROTTLE_CORE, &n->valid, &n->throttle_core, 0, 12)); /* 12 in 60 s */
     CHECK(!wakes_at(&f, DH_NODE_THROTTLE_PACKAGE, &n->valid, &n->throttle_package, 0, 12)); /* 3 in 10 s */
     fx_close(&f);
 }
 
-/* Most groups count nothing for as long as they live. Where a base is written all the same, it is a SIGSEGV. */
-static void a_counter_that_stands_at_zero_needs_no_memory_for_its_base(void)
+/* Most groups never count anything. A write to their base is a SIGSEGV in this test. */
+static void test_zero_counter_needs_no_memory_for_its_base(void)
 {
     struct fx f = bare();
     struct dh_group *g = &f.s->work->group[0];
@@ -159,12 +163,12 @@ static void a_counter_that_stands_at_zero_needs_no_memory_for_its_base(void)
         CHECK_INT(wakes_at(&f, EVENTS, &h->valid, &h->events, 0, 0), !window);
         fx_elapse(&f, WINDOW);
         f.s->now_ns = dh_now_ns();
-        dh_bases_renew(f.s);
+        dh_rise_bases_renew(f.s);
     }
     fx_close(&f);
 }
 
-static void what_was_published_is_what_is_read(void)
+static void test_reader_gets_what_was_published(void)
 {
     struct fx f = bare();
     struct dh_tables *t = f.s->work;
@@ -175,13 +179,13 @@ static void what_was_published_is_what_is_read(void)
     t->pool[1].nr = 22;
     t->group[0].mem_oom = 33;
     t->group[1].hugetlb[1].events = 44;
-    dh_node_touch(f.s, 1);
-    dh_pool_touch(f.s, 1);
-    dh_group_touch(f.s, 0);
-    dh_group_touch(f.s, 1);
-    dh_group_touch(f.s, 1); /* twice is once */
+    dh_node_mark_dirty(f.s, 1);
+    dh_pool_mark_dirty(f.s, 1);
+    dh_group_mark_dirty(f.s, 0);
+    dh_group_mark_dirty(f.s, 1);
+    dh_group_mark_dirty(f.s, 1); /* marking twice counts once */
     f.s->throttle_dirty = f.s->head_dirty = true;
-    dh_publish(f.s);
+    dh_sampler_publish(f.s);
     CHECK_INT(f.s->group_dirty_num, 0);
     fx_read(&f);
     CHECK_U64(fx_nodes(&f)[1].throttle_core, 11);
@@ -189,12 +193,12 @@ static void what_was_published_is_what_is_read(void)
     CHECK_U64(fx_pools(&f)[1].nr, 22);
     CHECK_U64(fx_groups(&f)[0].mem_oom, 33);
     CHECK_U64(fx_groups(&f)[1].hugetlb[1].events, 44);
-    CHECK(!fx_woken(&f)); /* nothing that a rule sees changed */
+    CHECK(!fx_woken(&f)); /* no change that wakes the reader */
     CHECK_U64(f.head->seq, 1);
     f.s->wake = true;
-    dh_publish(f.s);
-    CHECK(!fx_woken(&f)); /* who publishes beats first */
-    dh_ring(f.s);
+    dh_sampler_publish(f.s);
+    CHECK(!fx_woken(&f)); /* the heartbeat comes before the wake */
+    dh_sampler_notify(f.s);
     fx_read(&f);
     CHECK(fx_woken(&f));
     CHECK(!fx_woken(&f));
@@ -202,8 +206,8 @@ static void what_was_published_is_what_is_read(void)
     fx_close(&f);
 }
 
-/* Of groups, which are many, a reader is given what is newer than the newest that it has. */
-static void groups_that_the_reader_has_are_told_of_by_their_stamps_alone(void)
+/* Groups can be many: a reader gets only those newer than its newest. */
+static void test_known_groups_are_copied_as_stamps_only(void)
 {
     struct fx f = bare();
     uint64_t both[2], newest;
@@ -211,10 +215,10 @@ static void groups_that_the_reader_has_are_told_of_by_their_stamps_alone(void)
 
     f.s->work->group[0].id = 7;
     f.s->work->group[1].id = 8;
-    dh_group_touch(f.s, 0);
-    dh_group_touch(f.s, 1);
+    dh_group_mark_dirty(f.s, 0);
+    dh_group_mark_dirty(f.s, 1);
     f.s->head_dirty = true;
-    dh_publish(f.s);
+    dh_sampler_publish(f.s);
     fx_read(&f);
     memcpy(both, fx_stamps(&f), sizeof(both));
     CHECK(both[0] != both[1] && both[0] && both[1]);
@@ -223,13 +227,13 @@ static void groups_that_the_reader_has_are_told_of_by_their_stamps_alone(void)
     newest = both[0] > both[1] ? both[0] : both[1];
     none = dh_sampler_read(f.s, newest, f.head, f.cap);
     CHECK_INT(none, (const char *)fx_groups(&f) - (const char *)f.head);
-    CHECK_INT(dh_sampler_read(f.s, newest, f.head, (size_t)none), none); /* and needs no room for more */
+    CHECK_INT(dh_sampler_read(f.s, newest, f.head, (size_t)none), none); /* and no more room is needed */
     CHECK_U64(fx_stamps(&f)[0], both[0]);
     CHECK_U64(fx_stamps(&f)[1], both[1]);
 
     f.s->work->group[1].mem_oom = 1;
-    dh_group_touch(f.s, 1);
-    dh_publish(f.s);
+    dh_group_mark_dirty(f.s, 1);
+    dh_sampler_publish(f.s);
     CHECK_INT(dh_sampler_read(f.s, newest, f.head, f.cap), none + (int64_t)sizeof(struct dh_group));
     CHECK_U64(fx_stamps(&f)[0], both[0]);
     CHECK(fx_stamps(&f)[1] > newest);
@@ -239,17 +243,17 @@ static void groups_that_the_reader_has_are_told_of_by_their_stamps_alone(void)
     fx_close(&f);
 }
 
-static void a_buffer_too_small_is_told(void)
+static void test_buffer_too_small_is_reported(void)
 {
     struct fx f = bare();
     const size_t stamps = 2 * sizeof(uint64_t), both = 2 * sizeof(struct dh_group);
     const size_t others = sizeof(struct dh_snapshot) + 2 * (sizeof(struct dh_node) + sizeof(struct dh_pool));
     const size_t whole = others + stamps + both;
 
-    dh_group_touch(f.s, 0);
-    dh_group_touch(f.s, 1);
+    dh_group_mark_dirty(f.s, 0);
+    dh_group_mark_dirty(f.s, 1);
     f.s->head_dirty = true;
-    dh_publish(f.s);
+    dh_sampler_publish(f.s);
     CHECK_INT(dh_sampler_read(f.s, 0, f.head, sizeof(*f.head) - 8), -ENOSPC);
     CHECK_INT(dh_sampler_read(f.s, 0, f.head, others - 8), -ENOSPC);
     CHECK_INT(dh_sampler_read(f.s, 0, f.head, others + stamps - 8), -ENOSPC);
@@ -259,8 +263,8 @@ static void a_buffer_too_small_is_told(void)
     fx_close(&f);
 }
 
-/* The writer was preempted in the middle of its copy, and does not get to run again. */
-static void a_copy_that_is_not_finished_is_not_read(void)
+/* The writer was preempted in the middle of its copy, and does not continue. */
+static void test_unfinished_publication_is_not_read(void)
 {
     struct fx f = bare();
 
@@ -271,7 +275,7 @@ static void a_copy_that_is_not_finished_is_not_read(void)
     fx_close(&f);
 }
 
-static void before_the_first_pass_there_is_nothing(void)
+static void test_read_before_the_first_pass_has_no_data(void)
 {
     struct dh_options o = fx_options();
     struct fx f = fx_open(&o, "/", NULL, 0);
@@ -283,12 +287,12 @@ static void before_the_first_pass_there_is_nothing(void)
     fx_pass(&f);
     CHECK_INT(f.head->size, sizeof(*f.head));
     CHECK_INT(f.head->version, DH_VERSION);
-    CHECK(f.head->beat_ns > 0);
+    CHECK(f.head->heartbeat_ns > 0);
     CHECK(fx_woken(&f));
     fx_close(&f);
 }
 
-static void every_field_has_a_name(void)
+static void test_every_field_has_a_name(void)
 {
     for (uint32_t i = 0; i < DH_FIELD_NUM; i++)
         CHECK(dh_field_name(i) && *dh_field_name(i));
@@ -298,17 +302,17 @@ static void every_field_has_a_name(void)
 int main(void)
 {
     fx_begin();
-    before_the_first_pass_there_is_nothing();
-    a_change_wakes_where_a_rule_looks_for_change();
-    a_rise_wakes_at_its_threshold();
-    a_counter_that_fell_was_reset();
-    a_window_takes_the_base_anew();
-    windows_of_two_fields_are_apart();
-    a_counter_that_stands_at_zero_needs_no_memory_for_its_base();
-    what_was_published_is_what_is_read();
-    groups_that_the_reader_has_are_told_of_by_their_stamps_alone();
-    a_buffer_too_small_is_told();
-    a_copy_that_is_not_finished_is_not_read();
-    every_field_has_a_name();
+    test_read_before_the_first_pass_has_no_data();
+    test_change_wakes_for_fields_with_wake_change();
+    test_rise_wakes_at_its_threshold();
+    test_falling_counter_takes_a_new_base();
+    test_new_window_takes_a_new_base();
+    test_windows_of_two_fields_are_independent();
+    test_zero_counter_needs_no_memory_for_its_base();
+    test_reader_gets_what_was_published();
+    test_known_groups_are_copied_as_stamps_only();
+    test_buffer_too_small_is_reported();
+    test_unfinished_publication_is_not_read();
+    test_every_field_has_a_name();
     return check_done("test_records");
 }

@@ -1,7 +1,4 @@
-/*
- * CPUs, throttle counters and hugepage pools of a fixture machine: what if a file fails, lies, goes,
- * comes back?
- */
+/* Tests of CPUs, throttle counters and hugepage pools with files that fail, lie, vanish and come back. */
 #include "check.h"
 #include "fixture.h"
 
@@ -10,7 +7,7 @@
 #define MM "sys/kernel/mm/hugepages"
 #define KIB_2M "hugepages-2048kB"
 #define NODE0_POOL NODE "/node0/hugepages/" KIB_2M
-#define EIO_FILE "/proc/self/mem" /* opens, and cannot be read at 0 */
+#define EIO_FILE "/proc/self/mem" /* opens, but cannot be read at offset 0 */
 
 static const struct dh_wake wakes[] = {
     { .field = DH_CPU_ONLINE, .mode = DH_WAKE_CHANGE },
@@ -34,7 +31,7 @@ static void pool_write(const char *dir, int nr, bool machine)
     }
 }
 
-/* Two nodes of two CPUs, one hugepage size. */
+/* Create two nodes of two CPUs and one hugepage size. */
 static void machine_make(void)
 {
     fx_write("0-3\n", CPU "/present");
@@ -42,7 +39,7 @@ static void machine_make(void)
     fx_write("3\n", CPU "/isolated");
     fx_write("0-1\n", NODE "/node0/cpulist");
     fx_write("2-3\n", NODE "/node1/cpulist");
-    fx_write("0-1\n", NODE "/online"); /* no node */
+    fx_write("0-1\n", NODE "/online"); /* not a node */
     pool_write(MM "/" KIB_2M, 512, true);
     pool_write(NODE "/node0/hugepages/" KIB_2M, 256, false);
     pool_write(NODE "/node1/hugepages/" KIB_2M, 256, false);
@@ -69,7 +66,7 @@ static uint32_t state_of(const struct fx *f, enum dh_source_id id)
     return f->head->source[id].state;
 }
 
-static void what_is_there_is_read(void)
+static void test_existing_files_are_read(void)
 {
     struct fx f = running();
     const struct dh_pool *p = fx_pool(&f, 2048, DH_MACHINE);
@@ -84,7 +81,7 @@ static void what_is_there_is_read(void)
     CHECK_U64(p->overcommit, 8);
     p = fx_pool(&f, 2048, 1);
     CHECK_U64(p->nr, 256);
-    CHECK(HAS(p->valid, DH_POOL_NR) && !HAS(p->seen, DH_POOL_RESERVED)); /* no node has this file */
+    CHECK(HAS(p->valid, DH_POOL_NR) && !HAS(p->seen, DH_POOL_RESERVED)); /* nodes lack this file */
     CHECK_INT(state_of(&f, DH_SOURCE_CPUS), DH_STATE_OK);
     CHECK_INT(state_of(&f, DH_SOURCE_HUGEPAGES), DH_STATE_OK);
     CHECK_INT(state_of(&f, DH_SOURCE_THROTTLE), DH_STATE_ABSENT);
@@ -93,7 +90,7 @@ static void what_is_there_is_read(void)
     fx_close(&f);
 }
 
-static void a_quiet_pass_wakes_nobody_and_opens_nothing(void)
+static void test_unchanged_pass_neither_wakes_nor_opens(void)
 {
     struct fx f = running();
     uint64_t opens = f.head->opens, reads = f.head->reads, passes = f.head->passes;
@@ -101,18 +98,18 @@ static void a_quiet_pass_wakes_nobody_and_opens_nothing(void)
     fx_pass(&f);
     CHECK(!fx_woken(&f));
     CHECK_U64(f.head->reads - reads, 1 + 5 + 3 + 3);
-    fx_write("100\n", MM "/" KIB_2M "/free_hugepages"); /* moves all the time: no rule waits for it */
+    fx_write("100\n", MM "/" KIB_2M "/free_hugepages"); /* changes all the time: no rule waits for it */
     fx_pass(&f);
     CHECK(!fx_woken(&f));
     CHECK_U64(fx_pool(&f, 2048, DH_MACHINE)->free, 100);
-    CHECK_U64(f.head->reads - reads, 2 * (1 + 5 + 3 + 3) + 5); /* a pool that moved is read until it rests */
+    CHECK_U64(f.head->reads - reads, 2 * (1 + 5 + 3 + 3) + 5); /* a changed pool is read until it is stable */
     CHECK_U64(f.head->opens, opens);
     CHECK_U64(f.head->passes - passes, 2);
     pool_write(MM "/" KIB_2M, 512, true);
     fx_close(&f);
 }
 
-/* Ten passes a second. */
+/* Open with ten passes a second. */
 static struct fx running_often(void)
 {
     struct dh_options o = fx_options();
@@ -125,7 +122,7 @@ static struct fx running_often(void)
     return f;
 }
 
-static void the_sizes_of_pools_are_read_in_every_pass_and_who_has_the_pages_every_second(void)
+static void test_pool_sizes_are_read_each_pass_and_usage_each_second(void)
 {
     struct fx f = running_often();
     uint64_t reads = f.head->reads;
@@ -136,11 +133,11 @@ static void the_sizes_of_pools_are_read_in_every_pass_and_who_has_the_pages_ever
         fx_pass(&f);
         CHECK_U64(f.head->reads - reads, (uint64_t)pass * (1 + 2 + 2));
     }
-    CHECK_INT(dh_sampler_floor(f.s, 0), 1 + 2 + 2); /* the floor is the same reads */
+    CHECK_INT(dh_sampler_lower_bound(f.s, 0), 1 + 2 + 2); /* the lower bound makes the same reads */
     CHECK_U64(fx_pool(&f, 2048, 0)->free, 256);
     reads = f.head->reads;
     fx_pass(&f);
-    CHECK_U64(f.head->reads - reads, 1 + (5 + 3 + 3) + (5 + 3)); /* a pool that moved is read until it rests */
+    CHECK_U64(f.head->reads - reads, 1 + (5 + 3 + 3) + (5 + 3)); /* a changed pool is read until it is stable */
     CHECK_U64(fx_pool(&f, 2048, 0)->free, 100);
     CHECK_U64(fx_pool(&f, 2048, DH_MACHINE)->free, 100);
     reads = f.head->reads;
@@ -151,8 +148,8 @@ static void the_sizes_of_pools_are_read_in_every_pass_and_who_has_the_pages_ever
     fx_close(&f);
 }
 
-/* Pages in use that are taken from a pool stay, as surplus: nr says nothing of it. */
-static void a_size_that_changed_is_read_with_who_has_the_pages_of_all_pools(void)
+/* Used pages that are removed from a pool become surplus: nr does not show it. */
+static void test_changed_pool_size_reads_the_usage_of_all_pools(void)
 {
     static const char *const files[] = { "nr_hugepages", "surplus_hugepages" };
 
@@ -175,14 +172,14 @@ static void a_size_that_changed_is_read_with_who_has_the_pages_of_all_pools(void
     check_row = "";
 }
 
-static void without_pools_of_nodes_those_of_the_machine_are_read_in_every_pass(void)
+static void test_machine_pools_without_node_pools_are_read_each_pass(void)
 {
     struct fx f;
 
     fx_remove(NODE "/node0/hugepages");
     fx_remove(NODE "/node1/hugepages");
     f = running_often();
-    CHECK_INT(dh_sampler_floor(f.s, 0), 1 + 2);
+    CHECK_INT(dh_sampler_lower_bound(f.s, 0), 1 + 2);
     pool_write(MM "/" KIB_2M, 511, true);
     fx_pass(&f);
     CHECK(fx_woken(&f));
@@ -192,7 +189,7 @@ static void without_pools_of_nodes_those_of_the_machine_are_read_in_every_pass(v
     fx_close(&f);
 }
 
-static void a_shrunk_pool_wakes(void)
+static void test_shrunk_pool_wakes(void)
 {
     struct fx f = running();
 
@@ -205,12 +202,12 @@ static void a_shrunk_pool_wakes(void)
     fx_close(&f);
 }
 
-/* The kernel drops an offline CPU from cpulist, and we do not. */
-static void an_offline_cpu_stays_with_its_node(void)
+/* The kernel drops an offline CPU from cpulist; the record keeps it. */
+static void test_offline_cpu_stays_with_its_node(void)
 {
     struct fx f = running();
 
-    fx_write("0,2-4\n", CPU "/online"); /* and one that was not there before came online */
+    fx_write("0,2-4\n", CPU "/online"); /* and a CPU that did not exist before came online */
     fx_write("0,4\n", NODE "/node0/cpulist");
     fx_pass(&f);
     CHECK(fx_woken(&f));
@@ -224,7 +221,7 @@ static void an_offline_cpu_stays_with_its_node(void)
     fx_close(&f);
 }
 
-/* sysfs fails a descriptor whose file was removed; a fixture's file lives on in it. */
+/* In sysfs a read through a descriptor of a removed file fails; a fixture's file stays readable. */
 static void reopen(struct fx *f)
 {
     for (uint32_t i = 0; i < f->s->work->head.pools; i++) {
@@ -234,8 +231,8 @@ static void reopen(struct fx *f)
     f->s->work->head.descriptors -= f->s->work->head.pools;
 }
 
-/* One failure after the other in the same file, through a link so that each is met on opening. */
-static void unreadable_is_not_zero_and_is_not_absent(void)
+/* Different failures of the same file, through a link, so that each occurs at the open. */
+static void test_unreadable_file_is_neither_zero_nor_absent(void)
 {
     static const struct {
         const char *what, *text, *target;
@@ -280,8 +277,8 @@ static void unreadable_is_not_zero_and_is_not_absent(void)
         CHECK_INT(f.head->source[DH_SOURCE_HUGEPAGES].err_field, DH_POOL_NR);
         CHECK(f.head->source[DH_SOURCE_HUGEPAGES].failures > 0);
         fx_pass(&f);
-        CHECK(!fx_woken(&f)); /* it was said */
-        CHECK_INT(dh_sampler_floor(f.s, 0), 1 + 2 + 2 - (rows[i].text ? 0 : 1));
+        CHECK(!fx_woken(&f)); /* reported already */
+        CHECK_INT(dh_sampler_lower_bound(f.s, 0), 1 + 2 + 2 - (rows[i].text ? 0 : 1));
         CHECK_U64(f.head->descriptors, 8 + 3 + 5 + 3 + 3 - (rows[i].text ? 0 : 1));
 
         fx_symlink("nr.real", NODE0_POOL "/nr_hugepages");
@@ -297,7 +294,7 @@ static void unreadable_is_not_zero_and_is_not_absent(void)
     machine_make();
 }
 
-static void what_was_never_there_is_absent(void)
+static void test_file_never_seen_is_absent(void)
 {
     struct fx f;
     const struct dh_pool *p;
@@ -314,7 +311,7 @@ static void what_was_never_there_is_absent(void)
     CHECK_U64(f.head->source[DH_SOURCE_HUGEPAGES].failures, 0);
     opens = f.head->opens;
     fx_pass(&f);
-    CHECK_U64(f.head->opens, opens); /* it is looked for at each resync only */
+    CHECK_U64(f.head->opens, opens); /* probed at each resync only */
     machine_make();
     fx_resync(&f);
     CHECK_U64(fx_pool(&f, 2048, DH_MACHINE)->reserved, 3);
@@ -322,7 +319,7 @@ static void what_was_never_there_is_absent(void)
     fx_close(&f);
 }
 
-static void an_unreadable_cpu_set_is_empty_and_invalid(void)
+static void test_unreadable_cpu_set_is_empty_and_invalid(void)
 {
     struct fx f = running();
 
@@ -342,8 +339,8 @@ static void an_unreadable_cpu_set_is_empty_and_invalid(void)
     fx_close(&f);
 }
 
-/* There is no machine without a CPU; that none is isolated is usual. */
-static void no_cpu_at_all_is_unreadable(void)
+/* Every machine has a CPU; an empty set of isolated CPUs is usual. */
+static void test_empty_online_set_is_unreadable(void)
 {
     struct fx f = running();
 
@@ -364,7 +361,7 @@ static void no_cpu_at_all_is_unreadable(void)
 }
 
 /* Not only at each resync, which may be minutes away. */
-static void what_was_absent_is_looked_for_every_ten_seconds(void)
+static void test_absent_files_are_probed_every_ten_seconds(void)
 {
     struct fx f;
 
@@ -383,8 +380,8 @@ static void what_was_absent_is_looked_for_every_ten_seconds(void)
     fx_remove(CPU "/cpu1");
 }
 
-/* A directory to mount on is there, and opened, before what is mounted over it. */
-static void a_root_may_be_mounted_over(void)
+/* A mount point exists, and is opened, before a file system is mounted on it. */
+static void test_root_mounted_over_is_reopened(void)
 {
     char from[FX_PATH], to[FX_PATH];
     struct fx f;
@@ -406,7 +403,7 @@ static void a_root_may_be_mounted_over(void)
     fx_remove("below");
 }
 
-static void a_resync_is_not_put_off_by_an_early_timer(void)
+static void test_early_timer_does_not_skip_a_resync(void)
 {
     struct fx f = running();
 
@@ -418,7 +415,7 @@ static void a_resync_is_not_put_off_by_an_early_timer(void)
     machine_make();
 }
 
-static void a_kernel_without_numa_is_one_node(void)
+static void test_kernel_without_numa_has_one_node(void)
 {
     struct fx f;
 
@@ -442,7 +439,7 @@ static void a_kernel_without_numa_is_one_node(void)
     machine_make();
 }
 
-static void an_empty_sysfs_is_absent_until_it_comes(void)
+static void test_empty_sysfs_is_absent_until_mounted(void)
 {
     struct fx f;
 
@@ -450,7 +447,7 @@ static void an_empty_sysfs_is_absent_until_it_comes(void)
     f = running();
     for (int i = 0; i < DH_SOURCE_NUM; i++) {
         CHECK_INT(state_of(&f, i), DH_STATE_ABSENT);
-        CHECK_INT(f.head->source[i].err, ENOENT); /* this is why */
+        CHECK_INT(f.head->source[i].err, ENOENT); /* the reason */
         CHECK_INT(f.head->source[i].err_field, i == DH_SOURCE_CGROUPS ? DH_CGROUPFS : DH_SYSFS);
         CHECK_U64(f.head->source[i].failures, 0);
     }
@@ -458,7 +455,7 @@ static void an_empty_sysfs_is_absent_until_it_comes(void)
     machine_make();
     fx_pass(&f);
     CHECK(!fx_woken(&f));
-    fx_elapse(&f, DH_NS); /* asked for each second */
+    fx_elapse(&f, DH_NS); /* opened again each second */
     fx_pass(&f);
     CHECK(fx_woken(&f));
     CHECK_INT(f.head->source[DH_SOURCE_CPUS].err, 0);
@@ -469,8 +466,8 @@ static void an_empty_sysfs_is_absent_until_it_comes(void)
     fx_close(&f);
 }
 
-/* There is something, and it is no directory: not what a machine without it looks like. */
-static void a_root_that_cannot_be_opened_is_a_failure(void)
+/* A path that exists and is no directory differs from a missing one. */
+static void test_unopenable_root_fails_its_sources(void)
 {
     struct fx f;
 
@@ -483,7 +480,7 @@ static void a_root_that_cannot_be_opened_is_a_failure(void)
         CHECK_INT(f.head->source[i].err, ENOTDIR);
         CHECK_INT(f.head->source[i].err_field, i == DH_SOURCE_CGROUPS ? DH_CGROUPFS : DH_SYSFS);
         CHECK_U64(f.head->source[i].failures, 1);
-        CHECK_U64(f.head->source[i].passes, 1); /* it fails, and does not stand still */
+        CHECK_U64(f.head->source[i].passes, 1); /* it fails, but is not stalled */
     }
     fx_remove("sys");
     fx_remove("cg");
@@ -500,8 +497,8 @@ static void a_root_that_cannot_be_opened_is_a_failure(void)
     fx_remove("cg");
 }
 
-/* Never read, and yet there: unreadable and not absent, and looked at again in every pass. */
-static void unreadable_from_the_start_is_not_absent(void)
+/* Never read, but existing: unreadable, not absent, and retried in every pass. */
+static void test_file_unreadable_from_the_start_is_not_absent(void)
 {
     static const char *const pod = "cg/kubepods/pod11111111-2222-3333-4444-555555555555";
     const struct dh_pool *p;
@@ -529,7 +526,7 @@ static void unreadable_from_the_start_is_not_absent(void)
     CHECK_INT(fx_node(&f, 0)->err, EIO);
     g = fx_group(&f, pod + 15, "");
     CHECK(!HAS(g->valid, DH_GROUP_FROZEN) && HAS(g->seen, DH_GROUP_FROZEN));
-    CHECK(!HAS(g->seen, DH_GROUP_MEM_OOM)); /* this file is not there */
+    CHECK(!HAS(g->seen, DH_GROUP_MEM_OOM)); /* this file does not exist */
     CHECK_INT(g->err, EIO);
 
     fx_remove("%s/cgroup.events", pod);
@@ -562,8 +559,8 @@ static void unreadable_from_the_start_is_not_absent(void)
     fx_remove(CPU "/cpu0");
 }
 
-/* Which CPUs a node has is not known while its list cannot be read; those it had are kept for later. */
-static void a_cpulist_that_cannot_be_read_is_not_the_last_that_was(void)
+/* While a node's list cannot be read, its CPUs are unknown; the last ones are kept for later. */
+static void test_unreadable_cpulist_is_invalid(void)
 {
     struct fx f = running();
 
@@ -587,7 +584,7 @@ static void a_cpulist_that_cannot_be_read_is_not_the_last_that_was(void)
     machine_make();
 }
 
-static void more_nodes_than_there_is_room_for_are_a_failure(void)
+static void test_nodes_beyond_the_table_fail_the_source(void)
 {
     struct fx f;
 
@@ -607,13 +604,13 @@ static void more_nodes_than_there_is_room_for_are_a_failure(void)
     machine_make();
 }
 
-/* Only a cgroup's record has room for six sizes and no more. */
-static void more_page_sizes_than_there_is_room_for_are_a_failure(void)
+/* Only a cgroup's record is limited to six sizes. */
+static void test_page_sizes_beyond_the_table_fail_the_source(void)
 {
     static const char *const group = "cg/kubepods/pod11111111-2222-3333-4444-555555555555";
     struct fx f;
 
-    for (int i = 0; i < 7; i++) /* 2 MiB is one of them */
+    for (int i = 0; i < 7; i++) /* one of them is 2 MiB */
         fx_write("1\n", MM "/hugepages-%dkB/nr_hugepages", 64 << i);
     fx_write("hugetlb memory cpu\n", "cg/cgroup.controllers");
     fx_write("populated 1\nfrozen 0\n", "%s/cgroup.events", group);
@@ -648,7 +645,7 @@ static void throttle_pass(struct fx *f)
     fx_pass(f);
 }
 
-static void throttling_is_growth_since_the_start(void)
+static void test_throttle_count_is_the_growth_since_start(void)
 {
     struct fx f;
 
@@ -674,8 +671,8 @@ static void throttling_is_growth_since_the_start(void)
     fx_close(&f);
 }
 
-/* Its counters begin anew when a CPU comes back; the node's sum must not fall, nor jump. */
-static void throttle_counters_start_anew_with_their_cpu(void)
+/* A CPU's counters restart when it comes back; the node's sum must neither fall nor jump. */
+static void test_throttle_counter_restarts_with_its_cpu(void)
 {
     struct fx f;
     const struct dh_node *n;
@@ -686,7 +683,7 @@ static void throttle_counters_start_anew_with_their_cpu(void)
     throttle_write(1, "103\n", "1003\n");
     throttle_pass(&f);
     fx_remove(CPU "/cpu1/thermal_throttle");
-    throttle_pass(&f); /* it is just going: one miss is no failure */
+    throttle_pass(&f); /* it may be going offline: one failed read is no failure */
     n = fx_node(&f, 0);
     CHECK_INT(state_of(&f, DH_SOURCE_THROTTLE), DH_STATE_OK);
     CHECK_U64(n->throttle_core, 3);
@@ -695,7 +692,7 @@ static void throttle_counters_start_anew_with_their_cpu(void)
     throttle_pass(&f);
     CHECK_INT(state_of(&f, DH_SOURCE_THROTTLE), DH_STATE_OK);
     CHECK_U64(n->throttle_core, 3);
-    throttle_write(1, "2\n", "2\n"); /* 2 while it came up, before we looked */
+    throttle_write(1, "2\n", "2\n"); /* 2 during startup, before the first read */
     fx_write("0-3\n", CPU "/online");
     throttle_pass(&f);
     CHECK_U64(n->throttle_core, 3);
@@ -706,7 +703,7 @@ static void throttle_counters_start_anew_with_their_cpu(void)
     fx_close(&f);
 }
 
-static void a_lost_throttle_counter_fails_at_the_second_miss(void)
+static void test_missing_throttle_counter_fails_at_the_second_read(void)
 {
     struct fx f;
     const struct dh_node *n;
@@ -746,8 +743,8 @@ static const struct dh_throttle *throttle_of(const struct fx *f, uint32_t cpu)
     return &none;
 }
 
-/* A device may be two of a node's CPUs: the sum over the node cannot tell which were slow. */
-static void each_cpu_is_told_of_by_itself(void)
+/* A device may consist of two of a node's CPUs: the node's sum does not show which were throttled. */
+static void test_throttle_counts_are_published_per_cpu(void)
 {
     struct fx f;
     uint64_t reads;
@@ -757,7 +754,7 @@ static void each_cpu_is_told_of_by_itself(void)
         throttle_write(cpu, "100\n", "1000\n");
     f = running();
     CHECK_INT(f.head->throttles, 2);
-    CHECK_U64(throttle_of(&f, 2)->core, 0); /* growth since the start, as the node's */
+    CHECK_U64(throttle_of(&f, 2)->core, 0); /* growth since the start, as for the node */
     throttle_write(0, "103\n", "1007\n");
     throttle_write(2, "105\n", "1006\n");
     throttle_pass(&f);
@@ -765,20 +762,20 @@ static void each_cpu_is_told_of_by_itself(void)
     for (uint32_t i = 0; i < 2; i++) {
         const struct dh_throttle *t = &fx_throttles(&f)[i];
 
-        CHECK_INT(t->cpu, 2 * i); /* by number */
+        CHECK_INT(t->cpu, 2 * i); /* ascending */
         CHECK_U64(t->core, i ? 5 : 3);
         CHECK_U64(t->package, i ? 6 : 7);
         CHECK(HAS(t->valid, DH_NODE_THROTTLE_CORE) && HAS(t->valid, DH_NODE_THROTTLE_PACKAGE));
         CHECK_U64(t->valid, t->seen);
     }
-    CHECK_U64(fx_pool(&f, 2048, DH_MACHINE)->nr, 512); /* what stands behind them is in its place */
+    CHECK_U64(fx_pool(&f, 2048, DH_MACHINE)->nr, 512); /* the records behind them are in place */
     fx_write("0-1,3\n", CPU "/online");
     fx_remove(CPU "/cpu2/thermal_throttle");
     throttle_pass(&f);
-    CHECK_U64(throttle_of(&f, 2)->core, 5); /* it keeps what it had */
+    CHECK_U64(throttle_of(&f, 2)->core, 5); /* it keeps its count */
     CHECK(HAS(throttle_of(&f, 2)->valid, DH_NODE_THROTTLE_CORE));
     machine_make();
-    throttle_write(1, "7\n", "7\n"); /* counters that come late find their place among the others */
+    throttle_write(1, "7\n", "7\n"); /* counters that come late are sorted in */
     throttle_write(2, "1\n", "1\n");
     fx_elapse(&f, 10 * DH_NS);
     fx_pass(&f);
@@ -790,13 +787,13 @@ static void each_cpu_is_told_of_by_itself(void)
     CHECK_U64(throttle_of(&f, 2)->core, 5);
     reads = f.head->reads;
     fx_pass(&f);
-    CHECK_U64(f.head->reads - reads, 1 + 5 + 3 + 3); /* nothing of it is read before a second is over */
+    CHECK_U64(f.head->reads - reads, 1 + 5 + 3 + 3); /* not read before a second has passed */
     fx_close(&f);
     throttle_remove();
 }
 
-/* Neither of them is "no event". */
-static void a_cpu_whose_counter_is_lost_says_so_and_one_without_has_none(void)
+/* Neither of them means "no event". */
+static void test_cpu_with_a_lost_counter_reports_its_error(void)
 {
     struct fx f;
     const struct dh_throttle *t;
@@ -821,17 +818,17 @@ static void a_cpu_whose_counter_is_lost_says_so_and_one_without_has_none(void)
     throttle_write(1, "106\n", "1000\n");
     throttle_pass(&f);
     t = throttle_of(&f, 1);
-    CHECK_U64(t->core, 6); /* it counted on meanwhile */
+    CHECK_U64(t->core, 6); /* it went on counting */
     CHECK_INT(t->err, 0);
     fx_close(&f);
     throttle_remove();
 }
 
-static void poke(struct fx *f)
+static void request_rescan(struct fx *f)
 {
     uint64_t one = 1;
 
-    fx_must(write(dh_sampler_pokefd(f->s), &one, sizeof(one)) == sizeof(one), "poke");
+    fx_must(write(dh_sampler_rescan_fd(f->s), &one, sizeof(one)) == sizeof(one), "poke");
 }
 
 static uint64_t passes_of(struct fx *f)
@@ -840,8 +837,8 @@ static uint64_t passes_of(struct fx *f)
     return f->head->passes;
 }
 
-/* The thread's next own pass is an hour away, and so are its listings. */
-static struct fx patient(void)
+/* Open with an hour until the thread's next pass and listing. */
+static struct fx slow_sampler(void)
 {
     struct dh_options o = fx_options();
     struct fx f;
@@ -854,20 +851,20 @@ static struct fx patient(void)
     return f;
 }
 
-static void a_poke_is_a_pass_that_lists_nodes_and_pools_anew(void)
+static void test_rescan_lists_nodes_and_pools_again(void)
 {
     struct fx f;
     uint64_t opens, reads;
 
     fx_remove(NODE "/node1");
     fx_remove(CPU "/isolated");
-    f = patient();
+    f = slow_sampler();
     CHECK_INT(f.head->nodes, 1);
     CHECK_INT(f.head->pools, 2);
     machine_make();
-    fx_write("0-7\n", CPU "/present"); /* plugged in, and not online yet */
+    fx_write("0-7\n", CPU "/present"); /* plugged in, but not online yet */
     fx_write("1\n", CPU "/cpu1/thermal_throttle/core_throttle_count");
-    poke(&f);
+    request_rescan(&f);
     EVENTUALLY(passes_of(&f) == 2);
     EVENTUALLY(fx_woken(&f));
     CHECK_INT(f.head->nodes, 2);
@@ -877,13 +874,13 @@ static void a_poke_is_a_pass_that_lists_nodes_and_pools_anew(void)
     CHECK_U64(fx_node(&f, 1)->cpus[0], 0xc);
     CHECK_INT(f.head->throttles, 1);
     for (int i = 0; i < DH_SOURCE_THROTTLE; i++)
-        CHECK_INT(state_of(&f, i), DH_STATE_OK); /* to be told to look again is no failure */
-    poke(&f);
+        CHECK_INT(state_of(&f, i), DH_STATE_OK); /* a request to scan is no failure */
+    request_rescan(&f);
     EVENTUALLY(passes_of(&f) == 3);
     CHECK(!fx_woken(&f)); /* nothing new */
     opens = f.head->opens;
     reads = f.head->reads;
-    poke(&f);
+    request_rescan(&f);
     EVENTUALLY(passes_of(&f) == 4);
     CHECK(f.head->opens > opens);
     CHECK(f.head->reads - reads > 1 + 5 + 3 + 3);
@@ -892,16 +889,16 @@ static void a_poke_is_a_pass_that_lists_nodes_and_pools_anew(void)
     machine_make();
 }
 
-/* Who pokes for each of 10,000 memory blocks gets a pass per 10 ms, and one after the last poke. */
-static void many_pokes_are_few_passes(void)
+/* Requests for each of 10,000 memory blocks cause a pass every 10 ms, and one after the last request. */
+static void test_many_rescan_requests_make_few_passes(void)
 {
-    struct fx f = patient();
+    struct fx f = slow_sampler();
     uint64_t begun = dh_now_ns(), most, before = f.head->passes;
 
     for (int i = 0; i < 10000; i++)
-        poke(&f);
+        request_rescan(&f);
     fx_write("0-5\n", CPU "/present");
-    poke(&f);
+    request_rescan(&f);
     EVENTUALLY((fx_read(&f), f.head->cpu_present[0] == 0x3f));
     most = (dh_now_ns() - begun) / (DH_NS / 100) + 2;
     CHECK(f.head->passes - before <= most);
@@ -909,7 +906,7 @@ static void many_pokes_are_few_passes(void)
     machine_make();
 }
 
-static void every_bad_option_is_refused(void)
+static void test_invalid_options_are_refused(void)
 {
     const struct dh_wake good = { .field = DH_POOL_NR, .mode = DH_WAKE_RISE, .threshold = 1, .window_ns = 1 };
     struct dh_wake wake;
@@ -947,11 +944,11 @@ static void every_bad_option_is_refused(void)
     o.period_ns = o.sweep_ns = o.resync_ns = 3600 * DH_NS;
     o.group_max = 65536;
     CHECK_INT(dh_sampler_open(&o, "/", "/", "/", &good, 1, &s), 0);
-    CHECK_INT(dh_sampler_stop(s, 0), 0); /* one that never ran */
+    CHECK_INT(dh_sampler_stop(s, 0), 0); /* never started */
     CHECK_INT(fx_count("/proc/self/fd"), descriptors);
 }
 
-static void roots_have_200_bytes_at_most(void)
+static void test_roots_longer_than_200_bytes_are_refused(void)
 {
     struct dh_options o = fx_options();
     char most[201], more[202];
@@ -970,7 +967,7 @@ static void roots_have_200_bytes_at_most(void)
     CHECK_INT(fx_count("/proc/self/fd"), descriptors);
 }
 
-static void nothing_stays_open(void)
+static void test_stop_closes_all_descriptors(void)
 {
     int descriptors = fx_count("/proc/self/fd");
     struct fx f = running();
@@ -984,36 +981,36 @@ int main(void)
 {
     fx_begin();
     machine_make();
-    what_is_there_is_read();
-    a_quiet_pass_wakes_nobody_and_opens_nothing();
-    the_sizes_of_pools_are_read_in_every_pass_and_who_has_the_pages_every_second();
-    a_size_that_changed_is_read_with_who_has_the_pages_of_all_pools();
-    without_pools_of_nodes_those_of_the_machine_are_read_in_every_pass();
-    a_shrunk_pool_wakes();
-    an_offline_cpu_stays_with_its_node();
-    unreadable_is_not_zero_and_is_not_absent();
-    what_was_never_there_is_absent();
-    an_unreadable_cpu_set_is_empty_and_invalid();
-    no_cpu_at_all_is_unreadable();
-    what_was_absent_is_looked_for_every_ten_seconds();
-    a_root_may_be_mounted_over();
-    a_resync_is_not_put_off_by_an_early_timer();
-    a_kernel_without_numa_is_one_node();
-    an_empty_sysfs_is_absent_until_it_comes();
-    a_root_that_cannot_be_opened_is_a_failure();
-    unreadable_from_the_start_is_not_absent();
-    a_cpulist_that_cannot_be_read_is_not_the_last_that_was();
-    more_nodes_than_there_is_room_for_are_a_failure();
-    more_page_sizes_than_there_is_room_for_are_a_failure();
-    nothing_stays_open();
-    throttling_is_growth_since_the_start();
-    throttle_counters_start_anew_with_their_cpu();
-    a_lost_throttle_counter_fails_at_the_second_miss();
-    each_cpu_is_told_of_by_itself();
-    a_cpu_whose_counter_is_lost_says_so_and_one_without_has_none();
-    a_poke_is_a_pass_that_lists_nodes_and_pools_anew();
-    many_pokes_are_few_passes();
-    every_bad_option_is_refused();
-    roots_have_200_bytes_at_most();
+    test_existing_files_are_read();
+    test_unchanged_pass_neither_wakes_nor_opens();
+    test_pool_sizes_are_read_each_pass_and_usage_each_second();
+    test_changed_pool_size_reads_the_usage_of_all_pools();
+    test_machine_pools_without_node_pools_are_read_each_pass();
+    test_shrunk_pool_wakes();
+    test_offline_cpu_stays_with_its_node();
+    test_unreadable_file_is_neither_zero_nor_absent();
+    test_file_never_seen_is_absent();
+    test_unreadable_cpu_set_is_empty_and_invalid();
+    test_empty_online_set_is_unreadable();
+    test_absent_files_are_probed_every_ten_seconds();
+    test_root_mounted_over_is_reopened();
+    test_early_timer_does_not_skip_a_resync();
+    test_kernel_without_numa_has_one_node();
+    test_empty_sysfs_is_absent_until_mounted();
+    test_unopenable_root_fails_its_sources();
+    test_file_unreadable_from_the_start_is_not_absent();
+    test_unreadable_cpulist_is_invalid();
+    test_nodes_beyond_the_table_fail_the_source();
+    test_page_sizes_beyond_the_table_fail_the_source();
+    test_stop_closes_all_descriptors();
+    test_throttle_count_is_the_growth_since_start();
+    test_throttle_counter_restarts_with_its_cpu();
+    test_missing_throttle_counter_fails_at_the_second_read();
+    test_throttle_counts_are_published_per_cpu();
+    test_cpu_with_a_lost_counter_reports_its_error();
+    test_rescan_lists_nodes_and_pools_again();
+    test_many_rescan_requests_make_few_passes();
+    test_invalid_options_are_refused();
+    test_roots_longer_than_200_bytes_are_refused();
     return check_done("test_sampler");
 }

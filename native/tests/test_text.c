@@ -1,5 +1,5 @@
 /*
- * test_text.c - the text parsers, on what kernels and runtimes really write, at the edges, and on junk.
+ * test_text.c - tests of the text parsers: real texts of kernels and runtimes, limits, and junk.
  *
  * Every text is parsed from a block of exactly its length, so a read behind the end is a crash.
  */
@@ -7,7 +7,7 @@
 
 #include <errno.h>
 
-#include "text.h"
+#include "core/text.h"
 
 #define ROWS(table) (sizeof(table) / sizeof((table)[0]))
 #define TEXT(literal) (literal), sizeof(literal) - 1
@@ -70,7 +70,7 @@ static void test_limit(void)
     CHECK_U64(dh_text_limit(0), 0);
     CHECK_U64(dh_text_limit(268435456), 268435456);
     CHECK_U64(dh_text_limit(UINT64_MAX), UINT64_MAX);
-    CHECK_U64(dh_text_limit(9223372036854771712u), UINT64_MAX); /* 4 KiB pages; a fresh hugetlb group */
+    CHECK_U64(dh_text_limit(9223372036854771712u), UINT64_MAX); /* 4 KiB pages; a new hugetlb group */
     CHECK_U64(dh_text_limit(top - 65536), UINT64_MAX);          /* 64 KiB pages */
     CHECK_U64(dh_text_limit(top - 2 * 1024 * 1024), UINT64_MAX); /* hugetlb.2MB.limit_in_bytes */
     CHECK_U64(dh_text_limit(top - gib), UINT64_MAX);
@@ -145,7 +145,7 @@ static void test_cpus(void)
     static const struct {
         const char *text;
         size_t n;
-        uint64_t count; /* CPUs in the set; all of `words` that is not given is 0 */
+        uint64_t count; /* CPUs in the set; members of `words` that are not given are 0 */
         uint64_t words[3];
         uint64_t last; /* word 127 */
     } good[] = {
@@ -268,13 +268,13 @@ static void test_keys(void)
         {TEXT(hugetlb_events), 1, {KEY("max")}, {3}, {1}},
         {TEXT(oom_control), 1, {KEY("oom_kill")}, {4}, {1}},
         {TEXT(""), 0, {KEY("max")}, {0}, {0}},
-        {TEXT("max 3\n"), 0, {{0}}, {0}, {0}}, /* nothing wanted */
+        {TEXT("max 3\n"), 0, {{0}}, {0}, {0}}, /* no wanted key */
         {TEXT("max 18446744073709551615\n"), 1, {KEY("max")}, {UINT64_MAX}, {1}},
         {TEXT("max 1\nmax 2\n"), 1, {KEY("max"), KEY("none")}, {1, 0}, {1, 0}}, /* the first counts */
-        {TEXT("a b c\nmax 1\n"), 1, {KEY("max")}, {1}, {1}}, /* not ours: any value */
+        {TEXT("a b c\nmax 1\n"), 1, {KEY("max")}, {1}, {1}}, /* of other keys any value is accepted */
         {TEXT("max 1\n\0\xff no line"), 1, {KEY("max")}, {1}, {1}}, /* not read any more */
 
-        {TEXT("max 3"), DH_EPARSE, {KEY("max")}, {0}, {0}}, /* torn, or is it 31? */
+        {TEXT("max 3"), DH_EPARSE, {KEY("max")}, {0}, {0}}, /* cut: could be 31 */
         {TEXT("max "), DH_EPARSE, {KEY("max")}, {0}, {0}},
         {TEXT("max"), DH_EPARSE, {KEY("max")}, {0}, {0}},
         {TEXT("max \n"), DH_EPARSE, {KEY("max")}, {0}, {0}},
@@ -284,7 +284,7 @@ static void test_keys(void)
         {TEXT("max -3\n"), DH_EPARSE, {KEY("max")}, {0}, {0}},
         {TEXT("max 3\0\n"), DH_EPARSE, {KEY("max")}, {0}, {0}},
         {TEXT("max 18446744073709551616\n"), DH_EPARSE, {KEY("max")}, {0}, {0}},
-        {TEXT("low 1\nmax x\n"), DH_EPARSE, {KEY("low"), KEY("max")}, {0, 0}, {0, 0}}, /* none is kept */
+        {TEXT("low 1\nmax x\n"), DH_EPARSE, {KEY("low"), KEY("max")}, {0, 0}, {0, 0}}, /* nothing is kept */
         {TEXT("\nmax 3\n"), DH_EPARSE, {KEY("max")}, {0}, {0}},
         {TEXT(" 3\nmax 3\n"), DH_EPARSE, {KEY("max")}, {0}, {0}},
         {TEXT("word\nmax 3\n"), DH_EPARSE, {KEY("max")}, {0}, {0}},
@@ -318,7 +318,7 @@ static void test_pressure(void)
         {TEXT(SOME SOME), DH_EPARSE, 0, 0},
         {TEXT(SOME FULL FULL), DH_EPARSE, 0, 0},
         {TEXT(SOME "\n"), DH_EPARSE, 0, 0},
-        {TEXT(SOME "full avg10=0.00 avg60=0.00 avg300=0.00 total=42"), DH_EPARSE, 0, 0}, /* torn */
+        {TEXT(SOME "full avg10=0.00 avg60=0.00 avg300=0.00 total=42"), DH_EPARSE, 0, 0}, /* cut */
         {TEXT("some avg10=0.00 avg60=0.00 avg300=0.00 total=\n"), DH_EPARSE, 0, 0},
         {TEXT("some avg10=0.00 avg60=0.00 avg300=0.00 total=1 \n"), DH_EPARSE, 0, 0},
         {TEXT("some avg10=0.00 avg60=0.00 avg300=0.00 total=-1\n"), DH_EPARSE, 0, 0},
@@ -426,7 +426,7 @@ static void test_hugepage_dir(void)
     static const struct {
         const char *name;
         size_t n;
-        uint64_t kib; /* 0: no such name */
+        uint64_t kib; /* 0: not such a name */
     } rows[] = {
         {TEXT("hugepages-2048kB"), 2048},
         {TEXT("hugepages-64kB"), 64},
@@ -501,7 +501,7 @@ static void test_hugetlb(void)
 struct name_row {
     const char *name;
     size_t n;
-    const char *want; /* NULL: no such name */
+    const char *want; /* NULL: not such a name */
 };
 
 static void test_pod(void)
@@ -635,7 +635,7 @@ static void test_container(void)
     check_row = "";
 }
 
-/* A text cut short anywhere, given to every parser: an answer or an error, never a read behind its end. */
+/* Every prefix of a text, given to every parser: a result or an error, but never a read behind the end. */
 static void test_every_prefix(void)
 {
     static const struct {

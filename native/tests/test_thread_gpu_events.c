@@ -1,4 +1,4 @@
-/* Events: none is lost, none is taken for another GPU's, and no storm keeps the reader busy. */
+/* Tests of events: none is lost, none is assigned to another GPU, and no storm keeps the reader busy. */
 #include "check.h"
 #include "gpu_fixture.h"
 
@@ -13,7 +13,7 @@ static const struct dh_xid *xid_of(struct gx *g, uint32_t index, uint32_t code)
     return &none;
 }
 
-static void an_xid_is_latched_where_it_happened(void)
+static void test_xid_is_latched_in_its_gpu_and_instance(void)
 {
     struct gx g = gx_start(580, "profile h100 gpus=2");
     uint64_t first;
@@ -23,14 +23,14 @@ static void an_xid_is_latched_where_it_happened(void)
     CHECK_U64(gx_gpu(&g, 1)->event_mask, 0xff0b);
     while (gx_woken(&g))
         ;
-    gx_tell(&g, "gpu 1 xid 79");
+    gx_command(&g, "gpu 1 xid 79");
     EVENTUALLY(xid_of(&g, 1, 79)->count == 1);
     EVENTUALLY(gx_woken(&g));
     first = xid_of(&g, 1, 79)->first_ns;
     CHECK_U64(xid_of(&g, 1, 79)->last_ns, first);
     CHECK_U64(xid_of(&g, 1, 79)->gi, DH_NO_INSTANCE);
-    gx_tell(&g, "gpu 1 xid 48 gi=2 ci=0");
-    gx_tell(&g, "gpu 1 xid 79");
+    gx_command(&g, "gpu 1 xid 48 gi=2 ci=0");
+    gx_command(&g, "gpu 1 xid 79");
     EVENTUALLY(xid_of(&g, 1, 79)->count == 2);
     CHECK_U64(xid_of(&g, 1, 79)->first_ns, first);
     CHECK(xid_of(&g, 1, 79)->last_ns > first);
@@ -42,14 +42,14 @@ static void an_xid_is_latched_where_it_happened(void)
     gx_stop(&g);
 }
 
-/* The event of a lost GPU is its own, though it can no longer be asked who it is. */
-static void the_event_of_a_lost_gpu_is_its_own(void)
+/* The event is counted for its GPU, though the lost GPU cannot be queried. */
+static void test_event_of_a_lost_gpu_is_counted_there(void)
 {
     struct gx g = gx_start(580, "profile h100 gpus=2");
 
     gx_ready(&g, 2);
-    gx_tell(&g, "gpu 1 lost");
-    gx_tell(&g, "gpu 1 xid 79");
+    gx_command(&g, "gpu 1 lost");
+    gx_command(&g, "gpu 1 xid 79");
     EVENTUALLY(xid_of(&g, 1, 79)->count == 1);
     CHECK_U64(gx_gpu(&g, 1)->event_count[14], 1);
     CHECK_U64(gx_gpu(&g, 0)->event_count[14] + gx_gpu(&g, 0)->event_count[3], 0);
@@ -57,8 +57,8 @@ static void the_event_of_a_lost_gpu_is_its_own(void)
     gx_stop(&g);
 }
 
-/* The wait of a recovery action's event is not the wait for the next pass. */
-static void a_telling_event_is_followed_by_a_look(void)
+/* The recovery action is read before the next regular pass. */
+static void test_event_with_details_causes_a_pass(void)
 {
     struct dh_gpus_options o = gx_options();
     struct gx g = gx_fake(580, "profile h100 gpus=1");
@@ -67,17 +67,17 @@ static void a_telling_event_is_followed_by_a_look(void)
     o.period_ns = o.slow_ns = 10 * DH_NS;
     gx_watch(&g, &o, NULL, 0);
     gx_ready(&g, 1);
-    EVENTUALLY(gx_gpu(&g, 0)->passes >= 2); /* the second when the event set was there */
+    EVENTUALLY(gx_gpu(&g, 0)->passes >= 2); /* the second pass, when the event set existed */
     passes = gx_gpu(&g, 0)->passes;
-    gx_tell(&g, "gpu 0 set recovery_action=1");
-    gx_tell(&g, "gpu 0 event 0x8000 data=1");
+    gx_command(&g, "gpu 0 set recovery_action=1");
+    gx_command(&g, "gpu 0 event 0x8000 data=1");
     EVENTUALLY(gx_value(&g, 0, DH_GPU_RECOVERY_ACTION) == 1);
     CHECK_U64(gx_gpu(&g, 0)->passes, passes + 1);
     gx_stop(&g);
 }
 
-/* In gusts, none of which is more than the fake's set holds while nobody fetches. */
-static void a_storm_is_counted_and_wakes_seldom(void)
+/* In bursts that fit into the fake's set while no wait is under way. */
+static void test_event_storm_is_counted_and_wakes_rate_limited(void)
 {
     struct gx g = gx_start(580, "profile h100 gpus=2");
     uint64_t wakes, begun = dh_now_ns();
@@ -85,8 +85,8 @@ static void a_storm_is_counted_and_wakes_seldom(void)
     gx_ready(&g, 2);
     wakes = gx_head(&g)->wakes;
     for (uint64_t gust = 1; gust <= 10; gust++) {
-        gx_tell(&g, "storm gpu 0 xid 31 rate=10000 for=100ms");
-        gx_tell(&g, "gpu 1 xid 79");
+        gx_command(&g, "storm gpu 0 xid 31 rate=10000 for=100ms");
+        gx_command(&g, "gpu 1 xid 79");
         EVENTUALLY(xid_of(&g, 1, 79)->count == gust);
         EVENTUALLY(xid_of(&g, 0, 31)->count == 1000 * gust);
     }
@@ -96,13 +96,13 @@ static void a_storm_is_counted_and_wakes_seldom(void)
     gx_stop(&g);
 }
 
-static void more_kinds_than_there_is_room_for_forget_the_oldest(void)
+static void test_xids_beyond_the_table_evict_the_oldest(void)
 {
     struct gx g = gx_start(580, "profile h100 gpus=1");
 
     gx_ready(&g, 1);
     for (int code = 1; code <= DH_XID_MAX + 2; code++)
-        gx_tell(&g, "gpu 0 xid %d", code);
+        gx_command(&g, "gpu 0 xid %d", code);
     EVENTUALLY(gx_gpu(&g, 0)->xid_evicted == 2);
     CHECK_U64(gx_gpu(&g, 0)->xids, DH_XID_MAX);
     CHECK_U64(xid_of(&g, 0, 1)->count + xid_of(&g, 0, 2)->count, 0);
@@ -112,95 +112,95 @@ static void more_kinds_than_there_is_room_for_forget_the_oldest(void)
     gx_stop(&g);
 }
 
-/* A failing wait backs off, says nothing of any GPU, and then everything is registered anew. */
-static void a_wait_that_fails_backs_off_and_registers_again(void)
+/* A failing wait backs off, changes no GPU's status, and then everything is registered again. */
+static void test_failed_wait_backs_off_and_registers_again(void)
 {
     struct gx g = gx_start(580, "profile h100 gpus=2");
-    uint64_t waits, told_ns;
+    uint64_t waits, latched_ns;
 
     gx_ready(&g, 2);
-    told_ns = dh_now_ns();
-    gx_tell(&g, "wait 15");
+    latched_ns = dh_now_ns();
+    gx_command(&g, "wait 15");
     EVENTUALLY(gx_head(&g)->wait_state == DH_STATE_FAILING);
     CHECK_INT(g.head->wait_err, 15);
     CHECK(g.head->wait_failures > 0);
     waits = g.head->wait_passes - g.head->wait_failures; /* those before */
     CHECK_INT(gx_gpu(&g, 0)->status | gx_gpu(&g, 1)->status, 0);
-    EVENTUALLY(gx_head(&g)->wait_failures >= 2); /* after 1 s, and then not before 2 s more */
-    CHECK(dh_now_ns() - told_ns >= DH_NS);
+    EVENTUALLY(gx_head(&g)->wait_failures >= 2); /* after 1 s, and then not before another 2 s */
+    CHECK(dh_now_ns() - latched_ns >= DH_NS);
     CHECK_U64(g.head->wait_passes - g.head->wait_failures, waits); /* one wait for each */
-    EVENTUALLY(!gx_gpu(&g, 0)->event_mask); /* until the next that fails */
-    gx_tell(&g, "wait 0");
+    EVENTUALLY(!gx_gpu(&g, 0)->event_mask); /* until the next failure */
+    gx_command(&g, "wait 0");
     EVENTUALLY(gx_head(&g)->wait_state == DH_STATE_OK);
     EVENTUALLY(gx_gpu(&g, 0)->event_mask && gx_gpu(&g, 1)->event_mask);
-    gx_tell(&g, "gpu 1 xid 95");
+    gx_command(&g, "gpu 1 xid 95");
     EVENTUALLY(xid_of(&g, 1, 95)->count == 1);
     gx_stop(&g);
 }
 
 /* A library whose wait returns at once must not cost a core. */
-static void a_wait_that_does_not_wait_is_no_loop(void)
+static void test_wait_that_returns_at_once_is_no_busy_loop(void)
 {
     struct gx g = gx_start(580, "profile h100 gpus=1");
     uint64_t waits, begun;
 
     gx_ready(&g, 1);
-    gx_tell(&g, "wait 10");
+    gx_command(&g, "wait 10");
     begun = dh_now_ns();
     waits = gx_head(&g)->wait_passes;
     EVENTUALLY(gx_head(&g)->wait_passes >= waits + 3);
-    CHECK(dh_now_ns() - begun >= DH_EVENT_WAIT_NS); /* two waits; half of one is not at once either */
+    CHECK(dh_now_ns() - begun >= DH_EVENT_WAIT_NS); /* two waits; half a wait is not "at once" either */
     gx_stop(&g);
 }
 
-static void a_gpu_that_cannot_register_keeps_nobody_from_it(void)
+static void test_gpu_that_cannot_register_does_not_affect_others(void)
 {
     struct gx g = gx_start(580, "profile h100 gpus=2\ngpu 0 fail nvmlDeviceRegisterEvents 999");
 
     EVENTUALLY(gx_gpu(&g, 1)->event_mask);
-    gx_tell(&g, "gpu 1 xid 13");
+    gx_command(&g, "gpu 1 xid 13");
     EVENTUALLY(xid_of(&g, 1, 13)->count == 1);
     CHECK_U64(gx_gpu(&g, 0)->event_mask, 0);
     CHECK_INT(gx_gpu(&g, 0)->status, 0);
-    gx_tell(&g, "gpu 0 fail nvmlDeviceRegisterEvents 0");
+    gx_command(&g, "gpu 0 fail nvmlDeviceRegisterEvents 0");
     EVENTUALLY(gx_gpu(&g, 0)->event_mask);
-    gx_tell(&g, "gpu 0 xid 13");
+    gx_command(&g, "gpu 0 xid 13");
     EVENTUALLY(xid_of(&g, 0, 13)->count == 1);
     gx_stop(&g);
 }
 
-static void a_gpu_that_hangs_while_it_registers_keeps_nobody_from_it(void)
+static void test_gpu_hung_in_registration_does_not_affect_others(void)
 {
-    struct gx g = gx_start_hasty(580, "profile h100 gpus=2\ngpu 0 hang nvmlDeviceRegisterEvents");
+    struct gx g = gx_start_short_deadlines(580, "profile h100 gpus=2\ngpu 0 hang nvmlDeviceRegisterEvents");
 
     gx_await_hang(&g, 0);
     CHECK_INT(gx_gpu(&g, 0)->call, DH_CALL_REGISTER);
     EVENTUALLY(gx_gpu(&g, 1)->event_mask);
-    gx_tell(&g, "gpu 1 xid 13");
+    gx_command(&g, "gpu 1 xid 13");
     EVENTUALLY(xid_of(&g, 1, 13)->count == 1);
-    gx_tell(&g, "wait 999"); /* the set is given up while a thread hangs with it */
+    gx_command(&g, "wait 999"); /* the set is given up while a thread hangs in its registration */
     EVENTUALLY(gx_head(&g)->wait_failures >= 1);
-    gx_tell(&g, "wait 0");
-    gx_tell(&g, "gpu 0 release");
+    gx_command(&g, "wait 0");
+    gx_command(&g, "gpu 0 release");
     EVENTUALLY(gx_gpu(&g, 0)->event_mask && gx_gpu(&g, 1)->event_mask);
-    gx_tell(&g, "gpu 0 xid 13");
+    gx_command(&g, "gpu 0 xid 13");
     EVENTUALLY(xid_of(&g, 0, 13)->count == 1);
     gx_stop(&g);
 }
 
-static void nobody_who_can_register_is_a_failure(void)
+static void test_failed_registration_of_all_gpus_fails_the_waiter(void)
 {
     struct gx g = gx_start(580, "profile h100 gpus=1\ngpu 0 fail nvmlDeviceRegisterEvents 4");
 
-    /* the waiter may fail before the GPU has tried to register, and then say no more than that */
+    /* the waiter may fail before the GPU tries to register, and then only reports that */
     EVENTUALLY(gx_head(&g)->wait_state == DH_STATE_FAILING && g.head->wait_err == NVML_ERROR_NO_PERMISSION);
     CHECK_INT(gx_gpu(&g, 0)->status, 0);
-    gx_tell(&g, "gpu 0 fail nvmlDeviceRegisterEvents 0");
+    gx_command(&g, "gpu 0 fail nvmlDeviceRegisterEvents 0");
     EVENTUALLY(gx_head(&g)->wait_state == DH_STATE_OK);
     gx_stop(&g);
 }
 
-static void gpus_without_events_have_no_waiter(void)
+static void test_gpus_without_events_have_an_absent_waiter(void)
 {
     struct gx g = gx_start(580, "profile h100 gpus=1\ngpu 0 fail nvmlDeviceGetSupportedEventTypes 3");
 
@@ -213,16 +213,16 @@ static void gpus_without_events_have_no_waiter(void)
 int main(void)
 {
     fx_begin();
-    an_xid_is_latched_where_it_happened();
-    the_event_of_a_lost_gpu_is_its_own();
-    a_telling_event_is_followed_by_a_look();
-    a_storm_is_counted_and_wakes_seldom();
-    more_kinds_than_there_is_room_for_forget_the_oldest();
-    a_wait_that_fails_backs_off_and_registers_again();
-    a_wait_that_does_not_wait_is_no_loop();
-    a_gpu_that_cannot_register_keeps_nobody_from_it();
-    a_gpu_that_hangs_while_it_registers_keeps_nobody_from_it();
-    nobody_who_can_register_is_a_failure();
-    gpus_without_events_have_no_waiter();
+    test_xid_is_latched_in_its_gpu_and_instance();
+    test_event_of_a_lost_gpu_is_counted_there();
+    test_event_with_details_causes_a_pass();
+    test_event_storm_is_counted_and_wakes_rate_limited();
+    test_xids_beyond_the_table_evict_the_oldest();
+    test_failed_wait_backs_off_and_registers_again();
+    test_wait_that_returns_at_once_is_no_busy_loop();
+    test_gpu_that_cannot_register_does_not_affect_others();
+    test_gpu_hung_in_registration_does_not_affect_others();
+    test_failed_registration_of_all_gpus_fails_the_waiter();
+    test_gpus_without_events_have_an_absent_waiter();
     return check_done("test_thread_gpu_events");
 }

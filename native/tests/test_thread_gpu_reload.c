@@ -1,8 +1,10 @@
-/* The library and the driver come, go, and come back as others; GPUs keep their records. */
+/*
+ * Tests of reloads: library and driver appear, vanish, and return as other versions; GPUs keep their records.
+ */
 #include "check.h"
 #include "gpu_fixture.h"
 
-static void no_library_is_no_error_and_one_that_comes_is_used(void)
+static void test_missing_library_is_absent_and_used_when_it_appears(void)
 {
     struct dh_gpus_options o = gx_options();
     struct gx g = gx_fake(580, "profile t4 gpus=2");
@@ -13,14 +15,14 @@ static void no_library_is_no_error_and_one_that_comes_is_used(void)
     gx_watch(&g, &o, NULL, 0);
     EVENTUALLY(gx_head(&g)->state == DH_STATE_ABSENT);
     CHECK_INT(g.head->err, NVML_ERROR_LIBRARY_NOT_FOUND);
-    CHECK(strstr(g.head->why, g.library) != NULL);
+    CHECK(strstr(g.head->err_text, g.library) != NULL);
     CHECK_U64(g.head->gpus, 0);
     CHECK_U64(g.head->failures, 0);
     EVENTUALLY(gx_head(&g)->wait_state == DH_STATE_ABSENT);
     EVENTUALLY(gx_head(&g)->passes >= 3);
     fx_must(!rename(aside, g.library), aside);
     gx_ready(&g, 2);
-    CHECK_STR(g.head->why, "");
+    CHECK_STR(g.head->err_text, "");
     CHECK_INT(g.head->err, 0);
     CHECK_U64(gx_gpu(&g, 0)->links, 0);
     CHECK_INT(gx_value(&g, 0, DH_GPU_LINKS_UP), -1);
@@ -28,19 +30,19 @@ static void no_library_is_no_error_and_one_that_comes_is_used(void)
     gx_stop(&g);
 }
 
-static void a_library_without_our_functions_is_named(void)
+static void test_library_without_required_functions_is_named(void)
 {
     struct dh_gpus_options o = gx_options();
     struct gx g = { .wake_fd = -1, .control = -1, .library = "libm.so.6" };
 
     gx_watch(&g, &o, NULL, 0);
     EVENTUALLY(gx_head(&g)->state == DH_STATE_FAILING);
-    CHECK_STR(g.head->why, "libm.so.6: no function nvmlInit_v2");
+    CHECK_STR(g.head->err_text, "libm.so.6: no function nvmlInit_v2");
     CHECK_INT(g.head->err, NVML_ERROR_LIBRARY_NOT_FOUND);
     gx_stop(&g);
 }
 
-static void a_file_that_is_no_library_fails_and_is_not_absent(void)
+static void test_file_that_is_no_library_fails(void)
 {
     struct dh_gpus_options o = gx_options();
     struct gx g = { .wake_fd = -1, .control = -1 };
@@ -49,11 +51,11 @@ static void a_file_that_is_no_library_fails_and_is_not_absent(void)
     snprintf(g.library, sizeof(g.library), "%s/broken.so", fx_root);
     gx_watch(&g, &o, NULL, 0);
     EVENTUALLY(gx_head(&g)->state == DH_STATE_FAILING);
-    CHECK(strstr(g.head->why, "broken.so") != NULL);
+    CHECK(strstr(g.head->err_text, "broken.so") != NULL);
     gx_stop(&g);
 }
 
-static void a_driver_that_is_not_loaded_is_waited_for(void)
+static void test_unloaded_driver_is_retried(void)
 {
     struct dh_gpus_options o = gx_options();
     struct gx g = gx_fake(580, "profile h100 gpus=1\ninit 9");
@@ -63,13 +65,13 @@ static void a_driver_that_is_not_loaded_is_waited_for(void)
     CHECK_INT(g.head->state, DH_STATE_FAILING);
     CHECK_INT(g.head->err, NVML_ERROR_DRIVER_NOT_LOADED);
     CHECK_U64(g.head->generation, 0);
-    gx_tell(&g, "init 0");
+    gx_command(&g, "init 0");
     gx_ready(&g, 1);
     CHECK_U64(g.head->generation, 1);
     gx_stop(&g);
 }
 
-static void a_reload_is_followed(void)
+static void test_driver_reload_is_followed(void)
 {
     struct gx g = gx_start(580, "profile h100 gpus=3");
     char uuid[48];
@@ -78,7 +80,7 @@ static void a_reload_is_followed(void)
     memcpy(uuid, gx_gpu(&g, 2)->uuid, sizeof(uuid));
     while (gx_woken(&g))
         ;
-    gx_tell(&g, "reload driver=575.57.08");
+    gx_command(&g, "reload driver=575.57.08");
     EVENTUALLY(gx_head(&g)->generation == 2);
     CHECK_STR(g.head->driver, "575.57.08");
     EVENTUALLY(gx_woken(&g));
@@ -86,19 +88,19 @@ static void a_reload_is_followed(void)
         EVENTUALLY(gx_gpu(&g, i)->handles == 2 && gx_gpu(&g, i)->status == 0);
     CHECK_STR(gx_gpu(&g, 2)->uuid, uuid);
     EVENTUALLY(gx_gpu(&g, 0)->event_mask && gx_gpu(&g, 2)->event_mask);
-    gx_tell(&g, "gpu 2 xid 31");
+    gx_command(&g, "gpu 2 xid 31");
     EVENTUALLY(gx_gpu(&g, 2)->xids == 1);
     CHECK_U64(gx_head(&g)->gpus, 3);
     gx_stop(&g);
 }
 
-static void a_driver_that_is_gone_is_told_of_by_every_gpu(void)
+static void test_unloaded_driver_is_reported_by_every_gpu(void)
 {
     struct gx g = gx_start(580, "profile h100 gpus=2");
 
     gx_ready(&g, 2);
-    gx_tell(&g, "init 9");
-    gx_tell(&g, "reload");
+    gx_command(&g, "init 9");
+    gx_command(&g, "reload");
     EVENTUALLY(gx_head(&g)->state == DH_STATE_FAILING);
     CHECK_INT(g.head->err, NVML_ERROR_DRIVER_NOT_LOADED);
     for (uint32_t i = 0; i < 2; i++) {
@@ -108,28 +110,29 @@ static void a_driver_that_is_gone_is_told_of_by_every_gpu(void)
         CHECK_U64(gx_gpu(&g, i)->valid[0] | gx_gpu(&g, i)->valid[1], 0);
         CHECK(strlen(gx_gpu(&g, i)->uuid) == 40);
         passes = gx_gpu(&g, i)->passes;
-        EVENTUALLY(gx_gpu(&g, i)->passes > passes); /* it is told, not silent */
+        EVENTUALLY(gx_gpu(&g, i)->passes > passes); /* reported, not silent */
     }
-    gx_tell(&g, "init 0");
+    gx_command(&g, "init 0");
     for (uint32_t i = 0; i < 2; i++)
         EVENTUALLY(gx_gpu(&g, i)->status == 0 && gx_gpu(&g, i)->handles == 2);
     EVENTUALLY(gx_head(&g)->generation == 2);
     gx_stop(&g);
 }
 
-static void a_gpu_that_is_gone_keeps_its_record(void)
+static void test_removed_gpu_keeps_its_record(void)
 {
     struct gx g = gx_start(580, "profile h100 gpus=3");
 
     gx_ready(&g, 3);
-    gx_tell(&g, "reload gpus=2");
+    gx_command(&g, "reload gpus=2");
     EVENTUALLY(gx_gpu(&g, 2)->status == NVML_ERROR_GPU_NOT_FOUND);
     CHECK(strlen(gx_gpu(&g, 2)->uuid) == 40);
-    EVENTUALLY(gx_head(&g)->generation == 2); /* a record of its own, which may come after the GPUs' */
+    EVENTUALLY(gx_head(&g)->generation == 2); /* a publication of its own, which may come after those of the
+                                                 GPUs */
     CHECK_U64(g.head->count, 2);
     CHECK_U64(g.head->gpus, 3);
     EVENTUALLY(gx_gpu(&g, 0)->status == 0 && gx_gpu(&g, 0)->handles == 2);
-    gx_tell(&g, "reload gpus=4");
+    gx_command(&g, "reload gpus=4");
     EVENTUALLY(gx_head(&g)->gpus == 4);
     EVENTUALLY(gx_gpu(&g, 3)->status == 0 && gx_gpu(&g, 3)->handles == 1);
     EVENTUALLY(gx_gpu(&g, 2)->status == 0 && gx_gpu(&g, 2)->handles == 2);
@@ -137,15 +140,15 @@ static void a_gpu_that_is_gone_keeps_its_record(void)
     gx_stop(&g);
 }
 
-static void another_gpu_in_the_same_place_is_another_record(void)
+static void test_other_gpu_at_the_same_index_gets_another_record(void)
 {
     struct gx g = gx_start(580, "profile h100 gpus=2");
     char bus[24];
 
     gx_ready(&g, 2);
     memcpy(bus, gx_gpu(&g, 1)->bus, sizeof(bus));
-    gx_tell(&g, "gpu 1 replace");
-    gx_tell(&g, "reload");
+    gx_command(&g, "gpu 1 replace");
+    gx_command(&g, "reload");
     EVENTUALLY(gx_head(&g)->gpus == 3);
     EVENTUALLY(gx_gpu(&g, 1)->status == NVML_ERROR_GPU_NOT_FOUND);
     EVENTUALLY(gx_gpu(&g, 2)->status == 0 && *gx_gpu(&g, 2)->bus);
@@ -154,35 +157,35 @@ static void another_gpu_in_the_same_place_is_another_record(void)
     gx_stop(&g);
 }
 
-/* While a thread hangs inside, the library cannot be closed; when it is out, everything is done anew. */
-static void a_reload_while_one_hangs_is_finished_later(void)
+/* While a thread hangs in a call, the library cannot be closed; when it returns, everything is repeated. */
+static void test_reload_during_a_hung_call_is_finished_later(void)
 {
-    struct gx g = gx_start_hasty(580, "profile h100 gpus=2");
+    struct gx g = gx_start_short_deadlines(580, "profile h100 gpus=2");
 
     gx_ready(&g, 2);
-    gx_tell(&g, "gpu 1 hang nvmlDeviceGetFieldValues");
+    gx_command(&g, "gpu 1 hang nvmlDeviceGetFieldValues");
     gx_await_hang(&g, 1);
-    gx_tell(&g, "reload");
-    EVENTUALLY(gx_gpu(&g, 0)->status != 0); /* not lost to us: it says why */
+    gx_command(&g, "reload");
+    EVENTUALLY(gx_gpu(&g, 0)->status != 0); /* its status gives the reason */
     CHECK_INT(gx_gpu(&g, 1)->call, DH_CALL_FIELDS);
-    gx_tell(&g, "gpu 1 release");
+    gx_command(&g, "gpu 1 release");
     for (uint32_t i = 0; i < 2; i++)
         EVENTUALLY(gx_gpu(&g, i)->status == 0 && gx_gpu(&g, i)->handles == 2);
     gx_stop(&g);
 }
 
-/* After a reload each GPU is asked who it is. One that hangs then does not hide that the driver is there. */
-static void a_gpu_that_hangs_when_asked_who_it_is_hides_no_other(void)
+/* After a reload each GPU is identified. One that hangs in that must not hide that the driver is loaded. */
+static void test_gpu_hung_in_identification_hides_no_other(void)
 {
-    struct gx g = gx_start_hasty(580, "profile h100 gpus=2");
+    struct gx g = gx_start_short_deadlines(580, "profile h100 gpus=2");
 
     gx_ready(&g, 2);
-    gx_tell(&g, "init 9");
-    gx_tell(&g, "reload");
+    gx_command(&g, "init 9");
+    gx_command(&g, "reload");
     EVENTUALLY(gx_head(&g)->state == DH_STATE_FAILING);
-    gx_tell(&g, "gpu 1 hang nvmlDeviceGetUUID");
-    gx_tell(&g, "init 0");
-    EVENTUALLY(gx_tell(&g, "gpu 1 hung") == 2); /* its own thread, and that which looks for new GPUs */
+    gx_command(&g, "gpu 1 hang nvmlDeviceGetUUID");
+    gx_command(&g, "init 0");
+    EVENTUALLY(gx_command(&g, "gpu 1 hung") == 2); /* its own thread, and the opener that scans for new GPUs */
     EVENTUALLY(gx_is_overdue(&g, &g.w->opener) && gx_is_overdue(&g, gx_caller(&g, 1)));
     CHECK_INT(gx_head(&g)->state, DH_STATE_OK);
     CHECK_INT(g.head->err, 0);
@@ -190,41 +193,41 @@ static void a_gpu_that_hangs_when_asked_who_it_is_hides_no_other(void)
     CHECK_INT(gx_gpu(&g, 1)->call, DH_CALL_IDENTITY);
     EVENTUALLY(gx_gpu(&g, 0)->status == 0);
     CHECK_INT(gx_head(&g)->call, DH_CALL_IDENTITY);
-    gx_tell(&g, "gpu 1 release");
+    gx_command(&g, "gpu 1 release");
     EVENTUALLY(gx_gpu(&g, 1)->status == 0);
     gx_stop(&g);
 }
 
-static void migs_are_followed(void)
+static void test_mig_instances_are_followed(void)
 {
     struct gx g = gx_start(580, "profile h100 gpus=2");
     uint32_t generation;
 
     gx_ready(&g, 2);
     CHECK_U64(gx_gpu(&g, 0)->migs, 0);
-    gx_tell(&g, "gpu 0 mig 3g.40gb 1g.10gb");
+    gx_command(&g, "gpu 0 mig 3g.40gb 1g.10gb");
     EVENTUALLY(gx_gpu(&g, 0)->migs == 2);
     generation = gx_gpu(&g, 0)->mig_generation;
     CHECK_INT(gx_value(&g, 0, DH_GPU_MIG_MODE), 1);
     CHECK_U64(gx_gpu(&g, 0)->mig[0].gi, 1);
     CHECK_U64(gx_gpu(&g, 0)->mig[1].gi, 7);
     CHECK(!strncmp(gx_gpu(&g, 0)->mig[1].uuid, "MIG-", 4));
-    gx_tell(&g, "gpu 0 mig 3g.40gb 3g.40gb");
+    gx_command(&g, "gpu 0 mig 3g.40gb 3g.40gb");
     EVENTUALLY(gx_gpu(&g, 0)->mig_generation > generation);
     CHECK_U64(gx_gpu(&g, 0)->migs, 2);
     CHECK_U64(gx_gpu(&g, 0)->mig[1].gi, 2);
-    gx_tell(&g, "gpu 0 lost");
+    gx_command(&g, "gpu 0 lost");
     EVENTUALLY(gx_gpu(&g, 0)->status == NVML_ERROR_GPU_IS_LOST);
-    CHECK_U64(gx_gpu(&g, 0)->migs, 2); /* who there is is known still */
-    gx_tell(&g, "gpu 0 back");
-    gx_tell(&g, "gpu 0 mig off");
+    CHECK_U64(gx_gpu(&g, 0)->migs, 2); /* the identity is still known */
+    gx_command(&g, "gpu 0 back");
+    gx_command(&g, "gpu 0 mig off");
     EVENTUALLY(gx_gpu(&g, 0)->migs == 0);
     EVENTUALLY(gx_value(&g, 0, DH_GPU_MIG_MODE) == 0);
     CHECK_U64(gx_gpu(&g, 1)->mig_generation, 0);
     gx_stop(&g);
 }
 
-static void bus_errors_come_from_sysfs(void)
+static void test_pcie_errors_are_read_from_sysfs(void)
 {
     struct gx g = gx_start(580, "profile t4 gpus=1");
     char bus[24];
@@ -245,17 +248,17 @@ static void bus_errors_come_from_sysfs(void)
 int main(void)
 {
     fx_begin();
-    no_library_is_no_error_and_one_that_comes_is_used();
-    a_library_without_our_functions_is_named();
-    a_file_that_is_no_library_fails_and_is_not_absent();
-    a_driver_that_is_not_loaded_is_waited_for();
-    a_reload_is_followed();
-    a_driver_that_is_gone_is_told_of_by_every_gpu();
-    a_gpu_that_is_gone_keeps_its_record();
-    another_gpu_in_the_same_place_is_another_record();
-    a_reload_while_one_hangs_is_finished_later();
-    a_gpu_that_hangs_when_asked_who_it_is_hides_no_other();
-    migs_are_followed();
-    bus_errors_come_from_sysfs();
+    test_missing_library_is_absent_and_used_when_it_appears();
+    test_library_without_required_functions_is_named();
+    test_file_that_is_no_library_fails();
+    test_unloaded_driver_is_retried();
+    test_driver_reload_is_followed();
+    test_unloaded_driver_is_reported_by_every_gpu();
+    test_removed_gpu_keeps_its_record();
+    test_other_gpu_at_the_same_index_gets_another_record();
+    test_reload_during_a_hung_call_is_finished_later();
+    test_gpu_hung_in_identification_hides_no_other();
+    test_mig_instances_are_followed();
+    test_pcie_errors_are_read_from_sysfs();
     return check_done("test_thread_gpu_reload");
 }

@@ -1,15 +1,15 @@
-/* GPUs that are read, lost, hang, and come back; and one that does so harms no other. */
+/* Tests of GPUs that are read, lost, hang, and come back, without affecting others. */
 #include "check.h"
 #include "gpu_fixture.h"
 #include "hung_fixture.h"
 #include "readers_fixture.h"
 
-static void every_gpu_is_read(void)
+static void test_every_gpu_is_read(void)
 {
     int descriptors = fx_count("/proc/self/fd");
     struct gx g = gx_start(580, "profile h100 gpus=3\n"
-                                "gpu 1 set temperature=71 temperature.margin=-3\n"
-                                "gpu 1 set nvlink.4.state=0 nvlink.2.replay=5");
+                           "gpu 1 set temperature=71 temperature.margin=-3\n"
+                           "gpu 1 set nvlink.4.state=0 nvlink.2.replay=5");
 
     gx_ready(&g, 3);
     CHECK_U64(g.head->generation, 1);
@@ -38,10 +38,10 @@ static void every_gpu_is_read(void)
     EVENTUALLY(gx_woken(&g));
     CHECK_INT(dh_gpus_start(g.w), -EBUSY);
     gx_stop(&g);
-    EVENTUALLY(fx_count("/proc/self/fd") <= descriptors + 1); /* the fake's own socket stays */
+    EVENTUALLY(fx_count("/proc/self/fd") <= descriptors + 1); /* the fake's own socket stays open */
 }
 
-static void an_older_driver_lacks_fields_and_functions(void)
+static void test_older_driver_lacks_fields_and_functions(void)
 {
     struct gx g = gx_start(535, "profile h100 gpus=1\ngpu 0 set nvlink.3.crc_flit=9");
 
@@ -59,8 +59,8 @@ static void an_older_driver_lacks_fields_and_functions(void)
     gx_stop(&g);
 }
 
-/* One call for all fields, and one for each of three sensors: what a quiet second costs. */
-static void a_quiet_pass_is_four_calls(void)
+/* One call for all fields, and one for each of three sensors: the cost of a second without changes. */
+static void test_unchanged_pass_makes_four_calls(void)
 {
     struct dh_gpus_options o = gx_options();
     struct gx g = gx_fake(580, "profile h100 gpus=1");
@@ -71,7 +71,7 @@ static void a_quiet_pass_is_four_calls(void)
     gx_watch(&g, &o, NULL, 0);
     gx_ready(&g, 1);
     passes = gx_gpu(&g, 0)->passes;
-    EVENTUALLY(gx_gpu(&g, 0)->passes >= passes + 5); /* also that in which it registered is over */
+    EVENTUALLY(gx_gpu(&g, 0)->passes >= passes + 5); /* the pass in which it registered has ended too */
     before = *gx_gpu(&g, 0);
     EVENTUALLY(gx_gpu(&g, 0)->passes >= before.passes + 20);
     after = *gx_gpu(&g, 0);
@@ -80,11 +80,11 @@ static void a_quiet_pass_is_four_calls(void)
     gx_stop(&g);
 }
 
-/* Where nvmlDeviceGetFieldValues knows no links, they have functions of their own. */
-static void links_are_asked_by_function_where_fields_are_not_known(void)
+/* If nvmlDeviceGetFieldValues does not support links, they have functions of their own. */
+static void test_links_are_read_by_function_without_field_support(void)
 {
     struct gx g = gx_start(580, "profile a100 gpus=1\ngpu 0 fail field 165 3\ngpu 0 fail field 161 3\n"
-                                "gpu 0 set nvlink.7.state=0 nvlink.1.replay=2");
+                           "gpu 0 set nvlink.7.state=0 nvlink.1.replay=2");
 
     gx_ready(&g, 1);
     CHECK_U64(gx_gpu(&g, 0)->links, 12);
@@ -94,36 +94,36 @@ static void links_are_asked_by_function_where_fields_are_not_known(void)
     gx_stop(&g);
 }
 
-static uint64_t asked_who_it_is(struct gx *g, int gpu)
+static uint64_t is_identifying(struct gx *g, int gpu)
 {
-    return gx_tell(g, "gpu %d calls nvmlDeviceGetHandleByUUID", gpu) +
-           gx_tell(g, "gpu %d calls nvmlDeviceGetUUID", gpu);
+    return gx_command(g, "gpu %d calls nvmlDeviceGetHandleByUUID", gpu) +
+           gx_command(g, "gpu %d calls nvmlDeviceGetUUID", gpu);
 }
 
-static void a_lost_gpu_is_known_and_found_again(void)
+static void test_lost_gpu_is_reported_and_found_again(void)
 {
     struct gx g = gx_start(580, "profile h100 gpus=3");
     uint64_t passes, others;
 
     gx_ready(&g, 3);
-    gx_tell(&g, "gpu 1 lost");
+    gx_command(&g, "gpu 1 lost");
     EVENTUALLY(gx_gpu(&g, 1)->status == NVML_ERROR_GPU_IS_LOST);
     CHECK_INT(gx_gpu(&g, 1)->state, DH_STATE_FAILING);
     CHECK_U64(gx_gpu(&g, 1)->valid[0] | gx_gpu(&g, 1)->valid[1], 0);
     CHECK(strlen(gx_gpu(&g, 1)->uuid) == 40);
     EVENTUALLY(gx_gpu(&g, 1)->event_count[14] == 1);
-    others = asked_who_it_is(&g, 0);
+    others = is_identifying(&g, 0);
     passes = gx_gpu(&g, 1)->passes;
-    EVENTUALLY(gx_gpu(&g, 1)->passes > passes + 12); /* some of them try for a fresh handle */
+    EVENTUALLY(gx_gpu(&g, 1)->passes > passes + 12); /* some of them request a new handle */
     CHECK_U64(gx_gpu(&g, 1)->handles, 1);
     CHECK_U64(gx_gpu(&g, 1)->failures >= 12, 1);
     CHECK_INT(gx_gpu(&g, 0)->status, 0);
-    CHECK_U64(asked_who_it_is(&g, 0), others);
+    CHECK_U64(is_identifying(&g, 0), others);
     CHECK_U64(gx_head(&g)->generation, 1);
 
     while (gx_woken(&g))
         ;
-    gx_tell(&g, "gpu 1 back");
+    gx_command(&g, "gpu 1 back");
     EVENTUALLY(gx_gpu(&g, 1)->status == 0);
     CHECK_U64(gx_gpu(&g, 1)->handles, 2);
     CHECK_INT(gx_value(&g, 1, DH_GPU_TEMP), 33);
@@ -132,14 +132,14 @@ static void a_lost_gpu_is_known_and_found_again(void)
     gx_stop(&g);
 }
 
-static void a_gpu_that_is_lost_from_the_start_has_a_record(void)
+static void test_gpu_lost_from_the_start_has_a_record(void)
 {
     struct gx g = gx_start(580, "profile h100 gpus=2\ngpu 1 lost");
 
     EVENTUALLY(gx_gpu(&g, 1)->status == NVML_ERROR_GPU_IS_LOST);
     CHECK_STR(gx_gpu(&g, 1)->uuid, "");
     CHECK_U64(gx_gpu(&g, 1)->handles, 0);
-    gx_tell(&g, "gpu 1 back");
+    gx_command(&g, "gpu 1 back");
     EVENTUALLY(gx_gpu(&g, 1)->status == 0 && gx_value(&g, 1, DH_GPU_TEMP) == 33);
     CHECK(strlen(gx_gpu(&g, 1)->uuid) == 40);
     CHECK_U64(gx_gpu(&g, 1)->handles, 1);
@@ -147,78 +147,80 @@ static void a_gpu_that_is_lost_from_the_start_has_a_record(void)
     gx_stop(&g);
 }
 
-/* What one function answers says nothing of the others; what it says of the GPU as a whole does. */
-static void a_field_that_fails_is_no_lost_gpu(void)
+/* The result of one function concerns no other field, unless it concerns the GPU as a whole. */
+static void test_failed_field_is_no_lost_gpu(void)
 {
     struct gx g = gx_start(580, "profile h100 gpus=1");
 
     gx_ready(&g, 1);
-    gx_tell(&g, "gpu 0 fail nvmlDeviceGetTemperature 999");
+    gx_command(&g, "gpu 0 fail nvmlDeviceGetTemperature 999");
     EVENTUALLY(gx_gpu(&g, 0)->code[DH_GPU_TEMP] == 999);
     CHECK_INT(gx_value(&g, 0, DH_GPU_TEMP), -1);
     CHECK_INT(gx_gpu(&g, 0)->status, 0);
     CHECK_INT(gx_value(&g, 0, DH_GPU_ECC_UNCORRECTABLE), 0);
-    gx_tell(&g, "gpu 0 fail nvmlDeviceGetTemperature 0");
+    gx_command(&g, "gpu 0 fail nvmlDeviceGetTemperature 0");
     EVENTUALLY(gx_value(&g, 0, DH_GPU_TEMP) == 33);
 
-    gx_tell(&g, "gpu 0 fail nvmlDeviceGetFieldValues 999");
+    gx_command(&g, "gpu 0 fail nvmlDeviceGetFieldValues 999");
     EVENTUALLY(gx_gpu(&g, 0)->status == 999);
     CHECK_INT(gx_value(&g, 0, DH_GPU_ECC_UNCORRECTABLE), -1);
     CHECK_INT(gx_value(&g, 0, DH_GPU_TEMP), 33);
-    gx_tell(&g, "gpu 0 fail nvmlDeviceGetFieldValues 0");
+    gx_command(&g, "gpu 0 fail nvmlDeviceGetFieldValues 0");
     EVENTUALLY(gx_gpu(&g, 0)->status == 0 && gx_value(&g, 0, DH_GPU_ECC_UNCORRECTABLE) == 0);
 
-    gx_tell(&g, "gpu 0 fail field 4 16");
+    gx_command(&g, "gpu 0 fail field 4 16");
     EVENTUALLY(gx_gpu(&g, 0)->status == NVML_ERROR_RESET_REQUIRED);
-    CHECK_INT(gx_value(&g, 0, DH_GPU_RECOVERY_ACTION), 0); /* which tells what to do */
+    CHECK_INT(gx_value(&g, 0, DH_GPU_RECOVERY_ACTION), 0); /* which names the action to take */
     gx_stop(&g);
 }
 
-static void a_gpu_that_hangs_delays_nobody(void)
+static void test_hung_gpu_delays_no_other(void)
 {
-    struct gx g = gx_start_hasty(580, "profile h100 gpus=3");
-    uint64_t beat, overdue, passes[2], looks;
+    struct gx g = gx_start_short_deadlines(580, "profile h100 gpus=3");
+    uint64_t heartbeat, overdue, passes[2], checks;
 
     gx_ready(&g, 3);
     while (gx_woken(&g))
         ;
-    gx_tell(&g, "gpu 1 hang nvmlDeviceGetFieldValues");
+    gx_command(&g, "gpu 1 hang nvmlDeviceGetFieldValues");
     gx_await_hang(&g, 1);
     CHECK_INT(gx_gpu(&g, 1)->call, DH_CALL_FIELDS);
     CHECK(dh_now_ns() - gx_gpu(&g, 1)->call_ns >= 200 * MS);
     EVENTUALLY(gx_woken(&g));
-    beat = gx_gpu(&g, 1)->beat_ns;
+    heartbeat = gx_gpu(&g, 1)->heartbeat_ns;
     overdue = gx_gpu(&g, 1)->overdue;
     CHECK(overdue >= 1);
     passes[0] = gx_gpu(&g, 0)->passes;
     passes[1] = gx_gpu(&g, 2)->passes;
-    looks = gx_head(&g)->passes;
+    checks = gx_head(&g)->passes;
     EVENTUALLY(gx_gpu(&g, 0)->passes > passes[0] + 30 && gx_gpu(&g, 2)->passes > passes[1] + 30);
-    EVENTUALLY(gx_head(&g)->passes > looks + 3);
-    CHECK_U64(gx_gpu(&g, 1)->beat_ns, beat);
+    EVENTUALLY(gx_head(&g)->passes > checks + 3);
+    CHECK_U64(gx_gpu(&g, 1)->heartbeat_ns, heartbeat);
     CHECK_U64(gx_gpu(&g, 1)->overdue, overdue); /* once, however long it takes */
     while (gx_woken(&g))
         ;
-    gx_tell(&g, "gpu 1 release");
-    EVENTUALLY(gx_gpu(&g, 1)->beat_ns > beat);
-    CHECK(gx_woken(&g)); /* by the end of the call, before what it read is published */
+    gx_command(&g, "gpu 1 release");
+    EVENTUALLY(gx_gpu(&g, 1)->heartbeat_ns > heartbeat);
+    CHECK(gx_woken(&g)); /* woken at the end of the call, before its results are published */
     CHECK_INT(gx_gpu(&g, 1)->status, 0);
     gx_stop(&g);
 }
 
-/* A lock inside the driver holds all: then each is overdue by its own clock, and the reader still reads. */
-static void a_lock_in_the_driver_holds_all_and_no_reader(void)
+/*
+ * A lock inside the driver blocks all GPUs: each is overdue by its own deadline, and the reader still reads.
+ */
+static void test_driver_lock_stops_all_gpus_but_no_reader(void)
 {
-    struct gx g = gx_start_hasty(580, "profile h100 gpus=4");
+    struct gx g = gx_start_short_deadlines(580, "profile h100 gpus=4");
 
     gx_ready(&g, 4);
-    gx_tell(&g, "gpu 2 hang all lock");
+    gx_command(&g, "gpu 2 hang all lock");
     for (uint32_t i = 0; i < 4; i++) {
         gx_await_hang(&g, i);
         CHECK(gx_gpu(&g, i)->overdue >= 1);
     }
     EVENTUALLY(gx_is_overdue(&g, &g.w->opener) && gx_head(&g)->call == DH_CALL_SYSTEM);
-    gx_tell(&g, "gpu 2 release");
+    gx_command(&g, "gpu 2 release");
     for (uint32_t i = 0; i < 4; i++) {
         uint64_t passes = gx_gpu(&g, i)->passes;
 
@@ -227,42 +229,42 @@ static void a_lock_in_the_driver_holds_all_and_no_reader(void)
     gx_stop(&g);
 }
 
-static void a_library_that_hangs_in_init_is_told_of(void)
+static void test_hang_in_init_is_reported(void)
 {
-    struct gx g = gx_start_hasty(580, "profile h100 gpus=1\ninit hang 3600s");
+    struct gx g = gx_start_short_deadlines(580, "profile h100 gpus=1\ninit hang 3600s");
 
     EVENTUALLY(gx_head(&g)->call == DH_CALL_INIT);
     CHECK_INT(g.head->state, DH_STATE_STARTING);
     EVENTUALLY(gx_is_overdue(&g, &g.w->opener));
     EVENTUALLY(gx_woken(&g));
     CHECK_INT(gx_head(&g)->call, DH_CALL_INIT);
-    gx_tell(&g, "init hang 0s");
+    gx_command(&g, "init hang 0s");
     gx_ready(&g, 1);
     gx_stop(&g);
 }
 
-static void stop_does_not_wait_for_init(void)
+static void test_stop_does_not_wait_for_init(void)
 {
     struct gx g = gx_start(580, "profile h100 gpus=1\ninit hang 3600s");
 
     EVENTUALLY(gx_head(&g)->call == DH_CALL_INIT);
-    gx_connect(&g); /* to the fake, which listens when it knows of the hang */
+    gx_connect(&g); /* the fake's socket, which opens when the fake knows of the hang */
     CHECK_INT(dh_gpus_stop(g.w, 50 * MS), -ETIMEDOUT);
     EVENTUALLY(fx_threads("dh-gpu", false) == 1);
     CHECK_INT(fx_threads("dh-gpu-open", false), 1);
-    gx_tell(&g, "init hang 0s");
-    EVENTUALLY(fx_threads("dh-gpu", false) == 0); /* the library stays as it is */
+    gx_command(&g, "init hang 0s");
+    EVENTUALLY(fx_threads("dh-gpu", false) == 0); /* the library stays initialised */
     gx_free(&g);
 }
 
-/* Stop is bounded. What is left behind ends by itself, and frees all: LeakSanitizer sees to that. */
-static void stop_leaves_what_hangs_behind(void)
+/* Stop has a timeout. Abandoned threads end by themselves and free everything, which LeakSanitizer checks. */
+static void test_stop_abandons_hung_threads(void)
 {
-    struct gx g = gx_start_hasty(580, "profile h100 gpus=3");
+    struct gx g = gx_start_short_deadlines(580, "profile h100 gpus=3");
     uint64_t begun;
 
     gx_ready(&g, 3);
-    gx_tell(&g, "gpu 1 hang all");
+    gx_command(&g, "gpu 1 hang all");
     gx_await_hang(&g, 1);
     begun = dh_now_ns();
     CHECK_INT(dh_gpus_stop(g.w, 700 * MS), -ETIMEDOUT);
@@ -271,9 +273,9 @@ static void stop_leaves_what_hangs_behind(void)
     CHECK_INT(fx_threads("dh-gpu-1", false), 1);
     while (gx_woken(&g))
         ;
-    gx_tell(&g, "gpu 1 release");
+    gx_command(&g, "gpu 1 release");
     EVENTUALLY(fx_threads("dh-gpu", false) == 0);
-    CHECK(!gx_woken(&g)); /* nothing of the caller's is touched any more */
+    CHECK(!gx_woken(&g)); /* nothing of the caller's is accessed any more */
     gx_free(&g);
 }
 
@@ -282,15 +284,15 @@ static const struct dh_gpu *gpu_of(const void *copy)
     return (const struct dh_gpu *)(const void *)((const struct dh_gpus *)copy + 1);
 }
 
-/* The fake changes two counters together, and one is read after the other in the same pass. */
-static const char *look(const void *was_before, const void *is_now)
+/* The fake changes two counters together; the same pass reads them one after the other. */
+static const char *check_copy_of(const void *was_before, const void *is_now)
 {
     const struct dh_gpu *before = gpu_of(was_before), *now = gpu_of(is_now);
 
-    if (now->passes < before->passes || now->beat_ns < before->beat_ns || now->calls < before->calls)
+    if (now->passes < before->passes || now->heartbeat_ns < before->heartbeat_ns || now->calls < before->calls)
         return "time went back";
     if (now->passes < now->slow_passes || !dh_gpu_is_valid(now, DH_GPU_PCIE_REPLAY))
-        return "the record is no record";
+        return "the record has a wrong size";
     if (now->value[DH_GPU_ECC_CORRECTABLE] != now->value[DH_GPU_PCIE_REPLAY])
         return "two passes in one record";
     return NULL;
@@ -306,11 +308,11 @@ static uint64_t moves(const void *now)
     return gpu_of(now)->value[DH_GPU_PCIE_REPLAY];
 }
 
-static void no_copy_is_torn(void)
+static void test_reader_never_gets_a_torn_copy(void)
 {
     struct dh_gpus_options o = gx_options();
     struct gx g = gx_fake(580, "profile h100 gpus=1");
-    struct rx_source source = { .copy = copy, .look = look, .moves = moves, .changes = RX_CHANGES };
+    struct rx_source source = { .copy = copy, .check_copy_of = check_copy_of, .moves = moves, .changes = RX_CHANGES };
     struct rx readers;
 
     o.period_ns = 10 * MS;
@@ -320,7 +322,7 @@ static void no_copy_is_torn(void)
     source.bytes = g.cap;
     rx_start(&readers, &source, 2);
     for (uint64_t i = 1; i <= 200 * RX_CHANGES; i++) {
-        gx_tell(&g, "gpu 0 set ecc.dram.correctable.volatile=+1 pcie.replay=+1");
+        gx_command(&g, "gpu 0 set ecc.dram.correctable.volatile=+1 pcie.replay=+1");
         if (i % 200 == 0)
             EVENTUALLY(rx_have_seen(&readers, i / 200));
     }
@@ -331,18 +333,18 @@ static void no_copy_is_torn(void)
 int main(void)
 {
     fx_begin();
-    every_gpu_is_read();
-    an_older_driver_lacks_fields_and_functions();
-    a_quiet_pass_is_four_calls();
-    links_are_asked_by_function_where_fields_are_not_known();
-    a_lost_gpu_is_known_and_found_again();
-    a_gpu_that_is_lost_from_the_start_has_a_record();
-    a_field_that_fails_is_no_lost_gpu();
-    a_gpu_that_hangs_delays_nobody();
-    a_lock_in_the_driver_holds_all_and_no_reader();
-    a_library_that_hangs_in_init_is_told_of();
-    stop_does_not_wait_for_init();
-    stop_leaves_what_hangs_behind();
-    no_copy_is_torn();
+    test_every_gpu_is_read();
+    test_older_driver_lacks_fields_and_functions();
+    test_unchanged_pass_makes_four_calls();
+    test_links_are_read_by_function_without_field_support();
+    test_lost_gpu_is_reported_and_found_again();
+    test_gpu_lost_from_the_start_has_a_record();
+    test_failed_field_is_no_lost_gpu();
+    test_hung_gpu_delays_no_other();
+    test_driver_lock_stops_all_gpus_but_no_reader();
+    test_hang_in_init_is_reported();
+    test_stop_does_not_wait_for_init();
+    test_stop_abandons_hung_threads();
+    test_reader_never_gets_a_torn_copy();
     return check_done("test_thread_gpus");
 }

@@ -1,19 +1,19 @@
 /*
- * The kernel log's thread, on a FIFO: readers that copy as fast as they can get no torn copy, a flood does
- * not keep the thread from ending, and silence does not keep it from beating.
+ * Tests of the kernel log's thread with a FIFO: fast readers get no torn copy, a flood does not delay the
+ * stop, and without lines the heartbeat continues.
  */
 #include <signal.h>
 #include <sys/eventfd.h>
 
 #include "check.h"
 #include "fixture.h"
-#include "kmsg.h"
+#include "kmsg/kmsg.h"
 #include "readers_fixture.h"
 
 #define READERS 3
 #define KINDS 40
 #define LINES 20000
-#define CHANGES 10 /* that each reader sees */
+#define CHANGES 10 /* that each reader must see */
 
 static _Atomic bool over;
 
@@ -27,11 +27,11 @@ static struct dh_kmsg *opened(void)
     snprintf(path, sizeof(path), "%s/kmsg", fx_root);
     fx_fifo("kmsg");
     fx_must(!dh_kmsg_open(&o, path, "kind %d: %*", sizeof("kind %d: %*"), wake_fd, &k), "dh_kmsg_open");
-    close(wake_fd); /* the reader has its own */
+    close(wake_fd); /* the reader has a duplicate */
     return k;
 }
 
-/* The end to write to, blocking, of a FIFO that has a reader. */
+/* Open the blocking write end of a FIFO that has a reader. */
 static int writer(void)
 {
     char path[FX_PATH];
@@ -49,17 +49,20 @@ static void line_write(int fd, uint64_t seq)
     fx_must(write(fd, text, (size_t)n) == n, "write");
 }
 
-/* Each line says its number, those of one kind are KINDS apart: a whole entry is so in all its members. */
-static const char *look(const void *was_before, const void *is_now)
+/*
+ * Each line contains its number, and those of one kind are KINDS apart: that must hold for all members of an
+ * entry.
+ */
+static const char *check_copy_of(const void *was_before, const void *is_now)
 {
     const struct dh_log *before = was_before, *now = is_now;
     const struct dh_log_line *line = (const struct dh_log_line *)(const void *)(now + 1);
     uint64_t sum = 0;
 
-    if (now->matched < before->matched || now->passes < before->passes || now->beat_ns < before->beat_ns)
+    if (now->matched < before->matched || now->passes < before->passes || now->heartbeat_ns < before->heartbeat_ns)
         return "time went back";
     if (now->lost || now->failures || now->entries > KINDS || now->next_seq != now->lines)
-        return "the head is no head";
+        return "the head has a wrong size";
     for (uint32_t i = 0; i < now->entries; i++) {
         char first[DH_LOG_TEXT], last[DH_LOG_TEXT];
 
@@ -83,10 +86,10 @@ static uint64_t moves(const void *now)
     return ((const struct dh_log *)now)->matched;
 }
 
-static void no_copy_is_torn(void)
+static void test_reader_never_gets_a_torn_copy(void)
 {
     struct dh_kmsg *k = opened();
-    const struct rx_source source = { k, dh_kmsg_size(k), copy, look, moves, CHANGES };
+    const struct rx_source source = { k, dh_kmsg_size(k), copy, check_copy_of, moves, CHANGES };
     struct rx readers;
     struct dh_log *head = aligned_alloc(8, dh_kmsg_size(k));
     uint64_t seq = 0;
@@ -123,7 +126,7 @@ static void *flood_main(void *arg)
     return NULL;
 }
 
-static void a_flood_does_not_keep_the_thread_from_ending(void)
+static void test_flood_does_not_delay_the_stop(void)
 {
     struct dh_kmsg *k = opened();
     struct dh_log *head = aligned_alloc(8, dh_kmsg_size(k));
@@ -139,7 +142,7 @@ static void a_flood_does_not_keep_the_thread_from_ending(void)
     free(head);
 }
 
-static void silence_does_not_keep_it_from_beating(void)
+static void test_idle_thread_keeps_its_heartbeat(void)
 {
     struct dh_kmsg *k = opened();
     struct dh_log *head = aligned_alloc(8, dh_kmsg_size(k));
@@ -149,7 +152,7 @@ static void silence_does_not_keep_it_from_beating(void)
     k->lines.work.head.period_ns = DH_NS / 100;
     CHECK_INT(dh_kmsg_start(k), 0);
     EVENTUALLY(dh_kmsg_read(k, head, dh_kmsg_size(k)) > 0);
-    CHECK(head->beat_ns >= begun);
+    CHECK(head->heartbeat_ns >= begun);
     fd = writer();
     EVENTUALLY(dh_kmsg_read(k, head, dh_kmsg_size(k)) > 0 && head->passes > 20);
     CHECK_U64(head->lines, 0);
@@ -167,9 +170,9 @@ int main(void)
     signal(SIGPIPE, SIG_IGN);
     fx_begin();
     descriptors = fx_count("/proc/self/fd");
-    no_copy_is_torn();
-    a_flood_does_not_keep_the_thread_from_ending();
-    silence_does_not_keep_it_from_beating();
+    test_reader_never_gets_a_torn_copy();
+    test_flood_does_not_delay_the_stop();
+    test_idle_thread_keeps_its_heartbeat();
     CHECK_INT(fx_count("/proc/self/fd"), descriptors);
     return check_done("test_thread_kmsg");
 }

@@ -1,4 +1,4 @@
-/* The thread of the watch over the machine: it hangs with a file, is poked, is read, and ends. */
+/* Tests of the machine watch's thread: a hanging file, rescan requests, reading, and the stop. */
 #include <pthread.h>
 
 #include "check.h"
@@ -31,7 +31,7 @@ static int hung(void)
     return fx_threads("dh-machine", true);
 }
 
-static void a_healthy_thread_ends_at_once(void)
+static void test_healthy_thread_ends_at_once(void)
 {
     int descriptors = fx_count("/proc/self/fd");
     struct mx x = started(3600 * DH_NS);
@@ -44,7 +44,7 @@ static void a_healthy_thread_ends_at_once(void)
     EVENTUALLY(fx_threads("dh-machine", false) == 0);
 }
 
-static void a_thread_that_hangs_at_start_is_left_behind(void)
+static void test_thread_hung_at_start_is_abandoned(void)
 {
     int descriptors = fx_count("/proc/self/fd");
     uint64_t begun_ns = dh_now_ns();
@@ -58,22 +58,22 @@ static void a_thread_that_hangs_at_start_is_left_behind(void)
     for (int i = 0; i < DH_MACHINE_SOURCE_NUM; i++) {
         CHECK_INT(mx_source(&x, i)->state, DH_STATE_STARTING);
         CHECK_U64(mx_source(&x, i)->passes, 0);
-        CHECK(mx_source(&x, i)->beat_ns >= begun_ns); /* whoever looks is told since when */
+        CHECK(mx_source(&x, i)->heartbeat_ns >= begun_ns); /* the reader sees since when */
     }
     CHECK_INT(dh_machine_stop(x.m, DH_NS / 20), -ETIMEDOUT);
     close(x.wake_fd);
     free(x.head);
     CHECK(hung() == 1);
 
-    fx_release(MC "/ce_count"); /* now it ends by itself and frees all; LeakSanitizer sees to that */
+    fx_release(MC "/ce_count"); /* now it ends by itself and frees everything, which LeakSanitizer checks */
     EVENTUALLY(fx_threads("dh-machine", false) == 0);
     CHECK_INT(fx_count("/proc/self/fd"), descriptors);
 }
 
-static void the_beat_stands_still_and_what_was_read_stays(void)
+static void test_hung_source_stalls_its_heartbeat_and_keeps_values(void)
 {
     struct mx x;
-    uint64_t beat_ns;
+    uint64_t heartbeat_ns;
 
     fx_write("7\n", MC "/ce_count");
     x = started(DH_NS / 100);
@@ -81,21 +81,21 @@ static void the_beat_stands_still_and_what_was_read_stays(void)
     fx_fifo(ONLINE); /* of memory; EDAC comes before it */
     EVENTUALLY(hung() == 1);
     mx_read(&x);
-    beat_ns = mx_source(&x, DH_MACHINE_MEMORY)->beat_ns;
-    CHECK(mx_source(&x, DH_MACHINE_EDAC)->beat_ns > beat_ns);
+    heartbeat_ns = mx_source(&x, DH_MACHINE_MEMORY)->heartbeat_ns;
+    CHECK(mx_source(&x, DH_MACHINE_EDAC)->heartbeat_ns > heartbeat_ns);
     CHECK_U64(mx_source(&x, DH_MACHINE_EDAC)->passes, mx_source(&x, DH_MACHINE_MEMORY)->passes + 1);
     CHECK_U64(mx_dimm(&x, 0, DH_CONTROLLER)->ce, 7);
     CHECK_U64(x.head->nodes_online, 1);
 
     fx_release(ONLINE);
     fx_write("0\n", ONLINE);
-    EVENTUALLY(has_passed(&x, DH_MACHINE_MEMORY, 1) && mx_source(&x, DH_MACHINE_MEMORY)->beat_ns > beat_ns);
+    EVENTUALLY(has_passed(&x, DH_MACHINE_MEMORY, 1) && mx_source(&x, DH_MACHINE_MEMORY)->heartbeat_ns > heartbeat_ns);
     EVENTUALLY(has_passed(&x, DH_MACHINE_MEMORY, 1) && x.head->nodes_online == 1);
     mx_close(&x);
 }
 
-/* A pass every hour, and pokes as fast as they can be written: what was true at the last one is seen. */
-static void no_poke_is_lost(void)
+/* One pass per hour and rescan requests as fast as possible: the state at the last request is read. */
+static void test_no_rescan_request_is_lost(void)
 {
     struct mx x = started(3600 * DH_NS);
     char text[16];
@@ -104,24 +104,24 @@ static void no_poke_is_lost(void)
     for (int i = 1; i <= 1000; i++) {
         snprintf(text, sizeof(text), "%d\n", i);
         fx_write(text, MC "/ce_count");
-        fx_must(!eventfd_write(dh_machine_pokefd(x.m), 1), "eventfd_write");
+        fx_must(!eventfd_write(dh_machine_rescan_fd(x.m), 1), "eventfd_write");
     }
     EVENTUALLY(has_passed(&x, DH_MACHINE_EDAC, 2) && mx_dimm(&x, 0, DH_CONTROLLER)->ce == 1000);
     mx_close(&x);
 }
 
-/* Also in the middle of the time in which pokes are not heard. */
-static void it_ends_while_it_is_poked(void)
+/* Also during the time in which requests are ignored. */
+static void test_stop_during_rescan_requests_ends_the_thread(void)
 {
     struct mx x = started(3600 * DH_NS);
 
     for (int i = 0; i < 100; i++)
-        fx_must(!eventfd_write(dh_machine_pokefd(x.m), 1), "eventfd_write");
+        fx_must(!eventfd_write(dh_machine_rescan_fd(x.m), 1), "eventfd_write");
     mx_close(&x);
     EVENTUALLY(fx_threads("dh-machine", false) == 0);
 }
 
-static const char *look(const void *was_before, const void *is_now)
+static const char *check_copy_of(const void *was_before, const void *is_now)
 {
     const struct dh_machine_head *before = was_before, *now = is_now;
     const struct dh_dimm *was = (const struct dh_dimm *)(const void *)(before + 1);
@@ -129,10 +129,10 @@ static const char *look(const void *was_before, const void *is_now)
 
     for (int i = 0; i < DH_MACHINE_SOURCE_NUM; i++)
         if (now->source[i].passes < before->source[i].passes ||
-            now->source[i].beat_ns < before->source[i].beat_ns)
+            now->source[i].heartbeat_ns < before->source[i].heartbeat_ns)
             return "time went back";
     if (now->dimms > 1 || now->numas > 1 || now->cores || now->reads < before->reads)
-        return "the head is no head";
+        return "the head has a wrong size";
     return before->dimms && is->ce < was->ce ? "a count fell" : NULL;
 }
 
@@ -151,9 +151,9 @@ static void errors_write(const char *text)
     fx_write(text, MC "/ce_count");
 }
 
-static void no_copy_is_torn(void)
+static void test_reader_never_gets_a_torn_copy(void)
 {
-    struct rx_source source = { .copy = copy, .look = look, .moves = moves, .changes = RX_CHANGES };
+    struct rx_source source = { .copy = copy, .check_copy_of = check_copy_of, .moves = moves, .changes = RX_CHANGES };
     struct rx readers;
     struct mx x;
 
@@ -173,11 +173,11 @@ int main(void)
     fx_dir("proc");
     fx_write("0\n", MC "/ce_count");
     fx_write("0\n", ONLINE);
-    a_healthy_thread_ends_at_once();
-    a_thread_that_hangs_at_start_is_left_behind();
-    the_beat_stands_still_and_what_was_read_stays();
-    no_poke_is_lost();
-    it_ends_while_it_is_poked();
-    no_copy_is_torn();
+    test_healthy_thread_ends_at_once();
+    test_thread_hung_at_start_is_abandoned();
+    test_hung_source_stalls_its_heartbeat_and_keeps_values();
+    test_no_rescan_request_is_lost();
+    test_stop_during_rescan_requests_ends_the_thread();
+    test_reader_never_gets_a_torn_copy();
     return check_done("test_thread_machine");
 }

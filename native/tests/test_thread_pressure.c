@@ -1,6 +1,6 @@
 /*
- * The machine's thread and its triggers: it hears them between its passes, and one that broke does not keep
- * it busy. A socket with urgent data stands for a trigger that fires, a pipe without a reader for a broken
+ * Tests of the machine watch's thread and its triggers: handled between passes, and a broken one causes no
+ * busy loop. A socket with urgent data stands for a trigger that fires, a pipe without a reader for a broken
  * one.
  */
 #include "check.h"
@@ -18,7 +18,7 @@ static void machine_make(const char *memory)
     fx_write(LINE("some", "50") LINE("full", "40"), "proc/pressure/io");
 }
 
-/* Two ends of a connection over the loopback device: only there is data urgent. */
+/* Make a connection over the loopback device: only there is data urgent. */
 static void connection(int fd[2])
 {
     struct sockaddr_in at = { .sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK) };
@@ -26,7 +26,7 @@ static void connection(int fd[2])
     int listener = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
 
     fx_must(listener >= 0 && !bind(listener, (struct sockaddr *)&at, len) && !listen(listener, 1) &&
-                !getsockname(listener, (struct sockaddr *)&at, &len), "listen");
+            !getsockname(listener, (struct sockaddr *)&at, &len), "listen");
     fd[0] = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
     fx_must(fd[0] >= 0 && !connect(fd[0], (struct sockaddr *)&at, len), "connect");
     fd[1] = accept(listener, NULL, NULL);
@@ -40,7 +40,7 @@ static const struct dh_source *pressure(struct mx *x)
     return mx_source(x, DH_MACHINE_PRESSURE);
 }
 
-/* A watch whose passes are an hour apart, after the first; @trigger is its own from now on. */
+/* Start a watch with passes an hour apart; it owns @trigger from now on. */
 static struct mx started(int trigger)
 {
     struct dh_machine_options o = mx_options();
@@ -55,9 +55,9 @@ static struct mx started(int trigger)
     return x;
 }
 
-static void a_trigger_is_heard_between_passes(void)
+static void test_trigger_is_handled_between_passes(void)
 {
-    uint64_t beat_ns;
+    uint64_t heartbeat_ns;
     struct mx x;
     int fd[2];
     char urgent;
@@ -65,22 +65,22 @@ static void a_trigger_is_heard_between_passes(void)
     machine_make(LINE("some", "700") LINE("full", "300"));
     connection(fd);
     x = started(fcntl(fd[1], F_DUPFD_CLOEXEC, 0));
-    beat_ns = pressure(&x)->beat_ns;
+    heartbeat_ns = pressure(&x)->heartbeat_ns;
     CHECK_U64(x.head->psi_memory_full_us, 300);
     machine_make(LINE("some", "800") LINE("full", "400"));
     CHECK_INT(send(fd[0], "!", 1, MSG_OOB), 1);
-    EVENTUALLY(mx_woken(&x)); /* after what it says was published */
-    CHECK(pressure(&x)->beat_ns > beat_ns);
+    EVENTUALLY(mx_woken(&x)); /* after its reading was published */
+    CHECK(pressure(&x)->heartbeat_ns > heartbeat_ns);
     CHECK(pressure(&x)->passes > 1);
     CHECK_U64(x.head->psi_memory_full_us, 400);
     CHECK_U64(mx_source(&x, DH_MACHINE_EDAC)->passes, 1);
-    EVENTUALLY(recv(fd[1], &urgent, 1, MSG_OOB) == 1); /* as the kernel does when it is polled */
+    EVENTUALLY(recv(fd[1], &urgent, 1, MSG_OOB) == 1); /* as the kernel does when the trigger is polled */
     mx_close(&x);
     close(fd[0]);
     close(fd[1]);
 }
 
-static void a_broken_trigger_does_not_keep_it_busy(void)
+static void test_broken_trigger_is_no_busy_loop(void)
 {
     struct mx x;
     int fd[2];
@@ -92,7 +92,7 @@ static void a_broken_trigger_does_not_keep_it_busy(void)
     EVENTUALLY(fcntl(fd[1], F_GETFD) < 0); /* it is closed */
     CHECK_U64(pressure(&x)->passes, 1);
     CHECK(!mx_woken(&x));
-    fx_must(!eventfd_write(dh_machine_pokefd(x.m), 1), "eventfd_write");
+    fx_must(!eventfd_write(dh_machine_rescan_fd(x.m), 1), "eventfd_write");
     EVENTUALLY(pressure(&x)->passes == 2);
     mx_close(&x);
 }
@@ -103,8 +103,8 @@ int main(void)
 
     fx_begin();
     descriptors = fx_count("/proc/self/fd");
-    a_trigger_is_heard_between_passes();
-    a_broken_trigger_does_not_keep_it_busy();
+    test_trigger_is_handled_between_passes();
+    test_broken_trigger_is_no_busy_loop();
     CHECK_INT(fx_count("/proc/self/fd"), descriptors);
     return check_done("test_thread_pressure");
 }

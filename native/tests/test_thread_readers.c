@@ -1,10 +1,10 @@
 /*
- * Readers that copy as fast as they can while the sampler's thread publishes: no copy is torn.
+ * Tests of readers that copy as fast as they can while the sampler's thread publishes: no copy is torn.
  *
- * The files of each pool are written in the opposite order to the sampler's reading, and their
- * numbers grow. So in every whole copy a file that is read later is not behind one that is read
- * earlier, no number ever falls from one copy to the next, and two copies with the same sequence
- * number are the same but for the clocks in their heads.
+ * The files of each pool are written in the opposite order of the sampler's reads, and their numbers grow. So
+ * in every complete copy a file that is read later is not behind a file that is read earlier, no number ever
+ * falls from one copy to the next, and two copies with the same sequence number differ only in the clocks of
+ * their heads.
  */
 #include "check.h"
 #include "fixture.h"
@@ -14,7 +14,9 @@
 #define SIZES 12
 #define MM "sys/kernel/mm/hugepages"
 
-static const char *const files[] = { "surplus_hugepages", "free_hugepages", "nr_hugepages" }; /* as written */
+static const char *const files[] = { "surplus_hugepages", "free_hugepages", "nr_hugepages" }; /* in the
+                                                                                                 order of
+                                                                                                 the writes */
 
 static void pools_write(const char *text)
 {
@@ -39,17 +41,17 @@ static uint64_t sum_of(const struct fx *f)
     return sum;
 }
 
-static const char *look(const void *was_before, const void *is_now)
+static const char *check_copy_of(const void *was_before, const void *is_now)
 {
     const struct dh_snapshot *a = was_before, *b = is_now;
     const struct fx before = view(a), now = view(b);
 
     if (b->size != sizeof(*b) || b->version != DH_VERSION || b->nodes != 1 || b->pools != SIZES)
-        return "the head is no head";
-    if (b->seq < a->seq || b->passes < a->passes || b->beat_ns < a->beat_ns || b->reads < a->reads)
+        return "the head has a wrong size";
+    if (b->seq < a->seq || b->passes < a->passes || b->heartbeat_ns < a->heartbeat_ns || b->reads < a->reads)
         return "time went back";
     if (b->seq == a->seq && sum_of(&before) != sum_of(&now))
-        return "a change without a publication that says so";
+        return "a change without a new sequence number";
     for (int i = 0; i < SIZES; i++) {
         const struct dh_pool *p = fx_pool(&before, 64ull << i, DH_MACHINE);
         const struct dh_pool *q = fx_pool(&now, 64ull << i, DH_MACHINE);
@@ -62,7 +64,7 @@ static const char *look(const void *was_before, const void *is_now)
     return NULL;
 }
 
-/* Before the first pass there is no more than a head. */
+/* Before the first pass there is only a head. */
 static int64_t copy(void *from, void *buf, size_t cap)
 {
     int64_t used = dh_sampler_read(from, 0, buf, cap);
@@ -80,7 +82,7 @@ int main(void)
     const struct dh_wake wakes[] = { { .field = DH_POOL_NR, .mode = DH_WAKE_CHANGE },
                                      { .field = DH_POOL_FREE, .mode = DH_WAKE_CHANGE },
                                      { .field = DH_POOL_SURPLUS, .mode = DH_WAKE_CHANGE } };
-    struct rx_source source = { .copy = copy, .look = look, .moves = moves, .changes = RX_CHANGES };
+    struct rx_source source = { .copy = copy, .check_copy_of = check_copy_of, .moves = moves, .changes = RX_CHANGES };
     struct dh_options o = fx_options();
     struct rx readers;
     struct fx f;

@@ -1,7 +1,8 @@
 /*
- * The sampler, the machine's thread, that of device events and the kernel log's as an agent has them: one
- * eventfd for all, and a device event that pokes two of them. Who looks only when that eventfd says so misses
- * nothing, and while all four publish as fast as they can no two of them touch the same memory.
+ * Tests of the sampler, the machine watch, the device event listener and the kernel log reader as an agent
+ * runs them: with one eventfd, and a device event that requests a rescan of two of them. A reader that reads
+ * only when the eventfd fires misses nothing, and while all four publish as fast as they can, no two access
+ * the same memory.
  */
 #include <signal.h>
 
@@ -53,7 +54,7 @@ static void copies_free(struct copies *c)
     free(c->log);
 }
 
-static int64_t look_once(struct copies *c)
+static int64_t copy_once(struct copies *c)
 {
     int64_t used = dh_sampler_read(sampler, 0, c->node.head, c->node.cap);
 
@@ -64,18 +65,18 @@ static int64_t look_once(struct copies *c)
     return used > 0 ? dh_kmsg_read(kmsg, c->log, dh_kmsg_size(kmsg)) : used;
 }
 
-/* A thread that was preempted in its copy is asked again: no other wake may come for what it says. */
-static bool look(struct copies *c)
+/* A copy may fail while a thread is preempted; it is repeated, as no other wake may come. */
+static bool check_copy_of(struct copies *c)
 {
     int64_t used;
 
     do
-        used = look_once(c);
+        used = copy_once(c);
     while (used == DH_ETORN);
     return used > 0;
 }
 
-/* What was read of each is of this round. */
+/* All values are of this round. */
 static bool has_seen(const struct copies *c, uint64_t round)
 {
     return fx_pool(&c->node, 2048, DH_MACHINE)->nr == round &&
@@ -89,7 +90,7 @@ static bool is_listening(const struct copies *c)
            c->uevents.state != DH_STATE_STARTING;
 }
 
-/* Passes an hour apart: only a poke makes another. */
+/* Passes an hour apart: only a rescan request causes another one. */
 static void all_open(void)
 {
     const struct dh_kmsg_options log = { .size = sizeof(log), .version = DH_VERSION };
@@ -107,7 +108,7 @@ static void all_open(void)
     fx_must(!dh_sampler_open(&o, sysfs, sysfs, "/", wakes, 1, &sampler), "dh_sampler_open");
     wake_fd = dh_sampler_eventfd(sampler);
     fx_must(!dh_machine_open(&rare, sysfs, procfs, wake_fd, &machine), "dh_machine_open");
-    fx_must(!dh_uevents_open(wake_fd, (int[]){ dh_sampler_pokefd(sampler), dh_machine_pokefd(machine) }, 2,
+    fx_must(!dh_uevents_open(wake_fd, (int[]){ dh_sampler_rescan_fd(sampler), dh_machine_rescan_fd(machine) }, 2,
                              &uevents), "dh_uevents_open");
     fx_must(!dh_kmsg_open(&log, path, PATTERN, sizeof(PATTERN), wake_fd, &kmsg), "dh_kmsg_open");
 }
@@ -125,7 +126,7 @@ static void all_start(void)
     fx_must(log_fd >= 0, path);
 }
 
-/* The sampler last: the eventfd is its own, and the others have theirs. */
+/* The sampler last: it owns the eventfd, and the others have duplicates. */
 static void all_stop(void)
 {
     CHECK_INT(dh_sampler_stop(sampler, FX_PATIENCE_NS), 0);
@@ -148,7 +149,7 @@ static void change_all(uint64_t round)
     ue_inject("online", "/devices/system/memory/memory32", "memory");
 }
 
-/* Look when the eventfd says so, and not otherwise. False if it says no more, and something was missed. */
+/* Read only when the eventfd fires. Return: false if it fires no more, and something was missed. */
 static bool follows(struct copies *c, bool (*done)(const struct copies *c, uint64_t round), uint64_t round)
 {
     struct pollfd woken = { .fd = dh_sampler_eventfd(sampler), .events = POLLIN };
@@ -156,7 +157,7 @@ static bool follows(struct copies *c, bool (*done)(const struct copies *c, uint6
 
     while (!done(c, round))
         if (poll(&woken, 1, FX_PATIENCE_NS / 1000000) <= 0 || read(woken.fd, &times, sizeof(times)) < 0 ||
-            !look(c))
+            !check_copy_of(c))
             return false;
     return true;
 }
@@ -173,12 +174,12 @@ static void *reader_main(void *arg)
     bool *ok = arg;
 
     for (*ok = true; *ok && !atomic_load(&over);)
-        *ok = look(&c);
+        *ok = check_copy_of(&c);
     copies_free(&c);
     return NULL;
 }
 
-static void who_is_woken_by_all_misses_nothing(void)
+static void test_reader_woken_by_all_threads_misses_nothing(void)
 {
     struct copies c;
     pthread_t reader;
@@ -221,7 +222,7 @@ int main(void)
     fx_dir("proc");
     fx_fifo("kmsg");
     descriptors = fx_count("/proc/self/fd");
-    who_is_woken_by_all_misses_nothing();
+    test_reader_woken_by_all_threads_misses_nothing();
     CHECK_INT(fx_count("/proc/self/fd"), descriptors);
     return check_done("test_thread_together");
 }

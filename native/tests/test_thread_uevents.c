@@ -1,7 +1,6 @@
 /*
- * The device events' thread, in a network namespace of this program's own: readers that copy as fast as they
- * can get no torn copy, a flood does not keep the thread from ending, and silence does not keep it from
- * beating.
+ * Tests of the device event thread in a private network namespace: fast readers get no torn copy, a flood
+ * does not delay the stop, and without events the heartbeat continues.
  */
 #include "check.h"
 #include "fixture.h"
@@ -10,7 +9,7 @@
 
 #define READERS 3
 #define EVENTS 5000
-#define CHANGES 10 /* that each reader sees */
+#define CHANGES 10 /* that each reader must see */
 #define AHEAD 100 /* of the listener, so that the smallest buffer loses nothing */
 
 static _Atomic bool over;
@@ -21,19 +20,19 @@ static struct dh_uevents *started(uint64_t period_ns)
     int wake_fd = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
 
     fx_must(!dh_uevents_open(wake_fd, &wake_fd, 1, &u), "dh_uevents_open");
-    close(wake_fd); /* the listener has its own */
-    u->heard.sample.period_ns = period_ns;
+    close(wake_fd); /* the listener has a duplicate */
+    u->counts.sample.period_ns = period_ns;
     CHECK_INT(dh_uevents_start(u), 0);
     CHECK_INT(dh_uevents_start(u), -EBUSY);
     return u;
 }
 
-static bool is_listening(struct dh_uevents *u, struct dh_uevent_sample *said)
+static bool is_listening(struct dh_uevents *u, struct dh_uevent_sample *sample)
 {
-    return dh_uevents_read(u, said, sizeof(*said)) > 0 && said->state != DH_STATE_STARTING;
+    return dh_uevents_read(u, sample, sizeof(*sample)) > 0 && sample->state != DH_STATE_STARTING;
 }
 
-/* Of two subsystems in turn: a whole sample has as many of one as of the other, or one less. */
+/* Of two subsystems in turn: a complete sample has the same count for both, or one less for one. */
 static void event(uint64_t number)
 {
     ue_inject("change", "/devices/x", number % 2 ? "edac" : "pci");
@@ -44,16 +43,16 @@ static uint64_t events(const struct dh_uevent_sample *s)
     return s->changes[DH_SUBSYSTEM_PCI] + s->changes[DH_SUBSYSTEM_EDAC];
 }
 
-static const char *look(const void *was_before, const void *is_now)
+static const char *check_copy_of(const void *was_before, const void *is_now)
 {
     const struct dh_uevent_sample *before = was_before, *now = is_now;
 
-    if (events(now) < events(before) || now->passes < before->passes || now->beat_ns < before->beat_ns)
+    if (events(now) < events(before) || now->passes < before->passes || now->heartbeat_ns < before->heartbeat_ns)
         return "time went back";
     if (now->lost || now->failures || now->malformed)
         return "events were lost";
     if (now->changes[DH_SUBSYSTEM_PCI] - now->changes[DH_SUBSYSTEM_EDAC] > 1)
-        return "counts of two times";
+        return "counts of two moments";
     return NULL;
 }
 
@@ -67,20 +66,20 @@ static uint64_t moves(const void *now)
     return events(now);
 }
 
-static void no_copy_is_torn(void)
+static void test_reader_never_gets_a_torn_copy(void)
 {
     struct dh_uevents *u = started(DH_NS);
-    const struct rx_source source = { u, sizeof(struct dh_uevent_sample), copy, look, moves, CHANGES };
+    const struct rx_source source = { u, sizeof(struct dh_uevent_sample), copy, check_copy_of, moves, CHANGES };
     struct rx readers;
-    struct dh_uevent_sample said;
+    struct dh_uevent_sample sample;
     uint64_t number = 0;
 
-    EVENTUALLY(is_listening(u, &said));
+    EVENTUALLY(is_listening(u, &sample));
     rx_start(&readers, &source, READERS);
     while (number < EVENTS) {
         event(number++);
         if (number % AHEAD == 0)
-            EVENTUALLY(is_listening(u, &said) && events(&said) == number);
+            EVENTUALLY(is_listening(u, &sample) && events(&sample) == number);
         if (number % (EVENTS / CHANGES) == 0)
             EVENTUALLY(rx_have_seen(&readers, number / (EVENTS / CHANGES)));
     }
@@ -96,30 +95,30 @@ static void *flood_main(void *arg)
     return NULL;
 }
 
-static void a_flood_does_not_keep_the_thread_from_ending(void)
+static void test_flood_does_not_delay_the_stop(void)
 {
     struct dh_uevents *u = started(DH_NS);
-    struct dh_uevent_sample said;
+    struct dh_uevent_sample sample;
     pthread_t flood;
 
     atomic_store(&over, false);
     fx_must(!pthread_create(&flood, NULL, flood_main, NULL), "pthread_create");
-    EVENTUALLY(is_listening(u, &said) && events(&said) > 1000);
+    EVENTUALLY(is_listening(u, &sample) && events(&sample) > 1000);
     CHECK_INT(dh_uevents_stop(u, FX_PATIENCE_NS), 0);
     atomic_store(&over, true);
     pthread_join(flood, NULL);
 }
 
-static void silence_does_not_keep_it_from_beating(void)
+static void test_idle_thread_keeps_its_heartbeat(void)
 {
     uint64_t begun = dh_now_ns();
     struct dh_uevents *u = started(DH_NS / 100);
-    struct dh_uevent_sample said;
+    struct dh_uevent_sample sample;
 
-    EVENTUALLY(dh_uevents_read(u, &said, sizeof(said)) > 0);
-    CHECK(said.beat_ns >= begun);
-    EVENTUALLY(is_listening(u, &said) && said.passes > 20);
-    CHECK_U64(events(&said), 0);
+    EVENTUALLY(dh_uevents_read(u, &sample, sizeof(sample)) > 0);
+    CHECK(sample.heartbeat_ns >= begun);
+    EVENTUALLY(is_listening(u, &sample) && sample.passes > 20);
+    CHECK_U64(events(&sample), 0);
     CHECK_INT(dh_uevents_stop(u, FX_PATIENCE_NS), 0);
 }
 
@@ -132,9 +131,9 @@ int main(void)
         return EXIT_SUCCESS;
     }
     descriptors = fx_count("/proc/self/fd");
-    no_copy_is_torn();
-    a_flood_does_not_keep_the_thread_from_ending();
-    silence_does_not_keep_it_from_beating();
+    test_reader_never_gets_a_torn_copy();
+    test_flood_does_not_delay_the_stop();
+    test_idle_thread_keeps_its_heartbeat();
     CHECK_INT(fx_count("/proc/self/fd"), descriptors);
     return check_done("test_thread_uevents");
 }

@@ -1,15 +1,15 @@
-/* A thread that can be left behind: whatever happens, its owner is released, and once. */
+/* Tests of a thread that can be abandoned: its owner is always released, and exactly once. */
 #include <signal.h>
 
 #include "check.h"
 #include "fixture.h"
-#include "worker.h"
+#include "core/worker.h"
 
-static _Atomic int released; /* owners, since the program began */
+static _Atomic int released; /* owners released since the program began */
 
 struct owner {
     struct dh_worker worker;
-    int hang_fd; /* -1: obedient; else the thread reads it before it looks whether it is asked to end */
+    int hang_fd; /* -1: cooperative; otherwise the thread reads it before it checks for the stop */
     _Atomic bool runs, blocked;
     size_t stack;
 };
@@ -29,7 +29,7 @@ static void run(void *arg)
     o->runs = true;
     if (o->hang_fd >= 0)
         (void)!read(o->hang_fd, &byte, 1);
-    while (!dh_worker_rest(&o->worker, DH_NS / 1000))
+    while (!dh_worker_sleep(&o->worker, DH_NS / 1000))
         ;
 }
 
@@ -51,7 +51,7 @@ static struct owner *owner(int hang_fd)
     return o;
 }
 
-static void a_thread_that_obeys_is_awaited(void)
+static void test_cooperative_thread_is_waited_for(void)
 {
     struct owner *o = owner(-1);
     char name[16] = "";
@@ -67,16 +67,16 @@ static void a_thread_that_obeys_is_awaited(void)
     CHECK_INT(released, 1);
 }
 
-static void one_that_never_ran_is_released(void)
+static void test_worker_never_started_is_released(void)
 {
     struct owner *o = owner(-1);
 
-    CHECK_INT(dh_worker_start(&o->worker, "dh-test", 1), -EINVAL); /* no stack */
+    CHECK_INT(dh_worker_start(&o->worker, "dh-test", 1), -EINVAL); /* no valid stack size */
     CHECK_INT(dh_worker_stop(&o->worker, 0), 0);
     CHECK_INT(released, 2);
 }
 
-static void one_that_hangs_is_left_behind_and_released_when_it_returns(void)
+static void test_hung_worker_is_released_when_it_returns(void)
 {
     uint64_t begun = dh_now_ns();
     struct owner *o;
@@ -95,28 +95,28 @@ static void one_that_hangs_is_left_behind_and_released_when_it_returns(void)
     close(fds[1]);
 }
 
-static void several_are_asked_before_the_first_is_awaited(void)
+static void test_several_workers_stop_in_parallel(void)
 {
     struct owner *o[2] = { owner(-1), owner(-1) };
 
     for (int i = 0; i < 2; i++)
         CHECK_INT(dh_worker_start(&o[i]->worker, "dh-test", 0), 0);
     for (int i = 0; i < 2; i++)
-        dh_worker_ask(&o[i]->worker);
-    CHECK(dh_worker_rest(&o[1]->worker, 3600 * DH_NS)); /* who asks, is heard by all */
+        dh_worker_request_stop(&o[i]->worker);
+    CHECK(dh_worker_sleep(&o[1]->worker, 3600 * DH_NS)); /* one request reaches all */
     for (int i = 0; i < 2; i++)
         CHECK_INT(dh_worker_stop(&o[i]->worker, FX_PATIENCE_NS), 0);
     CHECK_INT(released, 5);
 }
 
-/* No time to wait: sometimes the thread comes first, sometimes who stops it. */
-static void whoever_comes_second_releases(void)
+/* Without time to wait: sometimes the thread is first, sometimes the stopping side. */
+static void test_last_side_releases_the_owner(void)
 {
     for (int i = 1; i <= 300; i++) {
         struct owner *o = owner(-1);
 
         CHECK_INT(dh_worker_start(&o->worker, "dh-test", 0), 0);
-        dh_worker_ask(&o->worker);
+        dh_worker_request_stop(&o->worker);
         if (i % 3)
             usleep(50);
         dh_worker_stop(&o->worker, 0);
@@ -130,11 +130,11 @@ int main(void)
 
     fx_begin();
     descriptors = fx_count("/proc/self/fd");
-    a_thread_that_obeys_is_awaited();
-    one_that_never_ran_is_released();
-    one_that_hangs_is_left_behind_and_released_when_it_returns();
-    several_are_asked_before_the_first_is_awaited();
-    whoever_comes_second_releases();
+    test_cooperative_thread_is_waited_for();
+    test_worker_never_started_is_released();
+    test_hung_worker_is_released_when_it_returns();
+    test_several_workers_stop_in_parallel();
+    test_last_side_releases_the_owner();
     CHECK_INT(fx_count("/proc/self/fd"), descriptors);
     return check_done("test_thread_worker");
 }

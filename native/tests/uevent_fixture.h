@@ -1,9 +1,9 @@
 /*
- * uevent_fixture.h - device events of our own making, through the real kernel, in a network namespace that
- * nobody else is in.
+ * uevent_fixture.h - synthetic device events, sent through the real kernel in a private network namespace.
  *
- * Whoever has CAP_SYS_ADMIN over a network namespace may hand the kernel an event, which then tells it to
- * all who listen there (uevent_net_rcv() in lib/kobject_uevent.c). Include once per program, after fixture.h.
+ * A process with CAP_SYS_ADMIN over a network namespace may pass the kernel an event, which the kernel sends
+ * to all listeners of the namespace (uevent_net_rcv() in lib/kobject_uevent.c). Include once per program,
+ * after fixture.h.
  */
 #ifndef DH_UEVENT_FIXTURE_H
 #define DH_UEVENT_FIXTURE_H
@@ -13,12 +13,12 @@
 #include <sys/eventfd.h>
 #include <sys/socket.h>
 
-#include "uevents.h"
+#include "uevent/uevents.h"
 
 #define GPU "/devices/pci0000:3a/0000:3b:00.0"
 
 static int ue_injector;
-static bool ue_user; /* the namespace is a user namespace's of our own, too */
+static bool ue_user; /* the namespace belongs to a private user namespace */
 
 static inline int ue_socket(void)
 {
@@ -30,9 +30,9 @@ static inline int ue_socket(void)
 }
 
 /*
- * Go into a network namespace of our own, once, with no other thread yet; false if that is not allowed.
- * With a user namespace no event of the machine is heard there. What has threads already, as programs under
- * ThreadSanitizer have, gets none.
+ * Enter a private network namespace, once, before any other thread exists. Return: false if that is not
+ * allowed. With a user namespace, no events of the real machine arrive there. A program that already has
+ * threads, as under ThreadSanitizer, gets none.
  */
 static inline bool ue_isolated(void)
 {
@@ -43,7 +43,7 @@ static inline bool ue_isolated(void)
     return true;
 }
 
-/* @n bytes for the kernel to tell, which puts SEQNUM behind them. */
+/* Pass @n bytes to the kernel, which appends SEQNUM and sends them. */
 static inline void ue_inject_bytes(const char *body, size_t n)
 {
     struct {
@@ -67,7 +67,7 @@ static inline void ue_inject_bytes(const char *body, size_t n)
     fx_must(!errno, "an event is injected");
 }
 
-/* Strings, each with its NUL, as the kernel has them: action@path, ACTION, DEVPATH, SUBSYSTEM. */
+/* Format NUL-terminated strings as the kernel does: action@path, ACTION, DEVPATH, SUBSYSTEM. */
 static inline size_t ue_format(char *to, size_t cap, const char *action, const char *path,
                                const char *subsystem)
 {

@@ -1,1 +1,1 @@
-"""``drahealth conform`` against drivers: good ones pass, and of a bad one it says by code what is wrong."""
+"""``drahealth conform`` against drivers: good drivers pass, and bad ones get the code of their fault."""

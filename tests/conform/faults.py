@@ -1,7 +1,7 @@
-"""What can be wrong with a driver, and what ``drahealth conform`` must say of it.
+"""Faults of drivers, and the results that ``drahealth conform`` must give for them.
 
-:func:`fails` and :func:`warns` put a driver into :data:`FAULTS`, with every check that is to blame it: its
-own, and those that cannot but notice, too. The faults stand by theme, in ``health_faults.py`` and beside it.
+:func:`fails` and :func:`warns` register a driver in :data:`FAULTS`, with every check that it must not pass:
+its own, and others that necessarily notice it. The faults are in the ``*_faults.py`` modules, by theme.
 """
 
 from collections.abc import Callable, Mapping
@@ -13,24 +13,24 @@ D = TypeVar("D", bound=type[Driver])
 
 
 class Fault(NamedTuple):
-    """A bad driver and its due."""
+    """Driver with a fault, and its expected results."""
 
     driver: type[Driver]
-    blamed: Mapping[str, str]
-    """Result by code, of each check that does not pass; the one that it is about comes first."""
+    not_passed: Mapping[str, str]
+    """Result by code of each check that must not pass; the check of the fault is first."""
     flags: tuple[str, ...]
-    """More of the command."""
+    """Additional flags of the command."""
     for_s: int
-    """How long it is listened to."""
+    """Duration of the session [s]."""
 
     @property
     def code(self) -> str:
-        """The check that it is about."""
-        return next(iter(self.blamed))
+        """Code of the check of the fault."""
+        return next(iter(self.not_passed))
 
 
 FAULTS: Final[dict[str, Fault]] = {}
-"""By the name of the driver."""
+"""Faults by the driver's name."""
 
 FOR_S: Final = 3
 
@@ -38,21 +38,21 @@ FOR_S: Final = 3
 def fails(
     code: str, *flags: str, also: Mapping[str, str] | None = None, for_s: int = FOR_S
 ) -> Callable[[D], D]:
-    """A driver that fails that check."""
+    """Return a decorator for a driver that fails that check."""
     return _fault({code: "fail"} | dict(also or {}), flags, for_s)
 
 
 def warns(
     code: str, *flags: str, also: Mapping[str, str] | None = None, for_s: int = FOR_S
 ) -> Callable[[D], D]:
-    """A driver that gets a warning from that check."""
+    """Return a decorator for a driver that gets a warning from that check."""
     return _fault({code: "warn"} | dict(also or {}), flags, for_s)
 
 
-def _fault(blamed: Mapping[str, str], flags: tuple[str, ...], for_s: int) -> Callable[[D], D]:
-    def note(driver: D) -> D:
-        assert driver.__name__ not in FAULTS, f"two drivers are called {driver.__name__}"
-        FAULTS[driver.__name__] = Fault(driver, blamed, flags, for_s)
+def _fault(not_passed: Mapping[str, str], flags: tuple[str, ...], for_s: int) -> Callable[[D], D]:
+    def register(driver: D) -> D:
+        assert driver.__name__ not in FAULTS, f"two drivers are named {driver.__name__}"
+        FAULTS[driver.__name__] = Fault(driver, not_passed, flags, for_s)
         return driver
 
-    return note
+    return register

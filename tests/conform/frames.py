@@ -1,4 +1,4 @@
-"""A server at the level of HTTP/2 frames, to answer what no well-behaved server would.
+"""Server at the level of HTTP/2 frames, to send what no correct server would.
 
 Built on h2's codec for headers and on blocking sockets, without any checks on what is sent.
 """
@@ -20,7 +20,7 @@ OK: Final = ((b":status", b"200"), (b"content-type", b"application/grpc"))
 
 
 class Peer:
-    """A connection that a client has made."""
+    """Connection of a client."""
 
     def __init__(self, sock: socket.socket) -> None:
         self._sock = sock
@@ -29,24 +29,24 @@ class Peer:
         self._decoder = Decoder()
 
     def send(self, data: bytes) -> None:
-        """Sends bytes as they are."""
+        """Send bytes unchanged."""
         self._sock.sendall(data)
 
-    def greet(self) -> None:
-        """Reads the client's preface and sends our settings.
+    def handshake(self) -> None:
+        """Read the client's preface and send our settings.
 
         Raises:
-            EOFError: it is none, or there is nothing.
+            EOFError: The preface is missing or wrong.
         """
         if self._take(len(PREFACE)) != PREFACE:
             raise EOFError("no HTTP/2")
         self.send(frame(SETTINGS, 0, 0))
 
     def next_call(self) -> tuple[int, str]:
-        """Stream and path of the next call; settings and pings that come before it are acknowledged.
+        """Return stream and path of the next call; acknowledge settings and pings before it.
 
         Raises:
-            EOFError: the connection ended without one.
+            EOFError: The connection ended without a call.
         """
         while True:
             kind, flags, stream, payload = self._next_frame()
@@ -58,27 +58,27 @@ class Peer:
                 return stream, dict(self._decoder.decode(payload))[":path"]
 
     def headers(self, stream: int, headers: Sequence[Header] = OK, *, flags: int = END_HEADERS) -> None:
-        """Sends headers or, with END_STREAM among the flags, trailers."""
+        """Send headers or, with END_STREAM among the flags, trailers."""
         self.send(frame(HEADERS, flags, stream, self._encoder.encode(headers)))
 
-    def end(self, stream: int, code: int, text: bytes = b"", *, only: bool = True) -> None:
-        """Ends a call with that status: ``only`` trailers, or behind headers that were sent."""
+    def end(self, stream: int, code: int, text: bytes = b"", *, trailers_only: bool = True) -> None:
+        """End a call with that status: ``trailers_only``, or after headers that were sent."""
         status = [(b"grpc-status", b"%d" % code), (b"grpc-message", text)]
-        self.headers(stream, [*(OK if only else ()), *status], flags=END_HEADERS | END_STREAM)
+        self.headers(stream, [*(OK if trailers_only else ()), *status], flags=END_HEADERS | END_STREAM)
 
     def data(self, stream: int, data: bytes) -> None:
-        """Sends a part of a call's answer, in as many frames as it needs."""
-        for at in range(0, len(data), 1 << 14):
-            self.send(frame(DATA, 0, stream, data[at : at + (1 << 14)]))
+        """Send a part of a call's answer, in as many frames as it needs."""
+        for offset in range(0, len(data), 1 << 14):
+            self.send(frame(DATA, 0, stream, data[offset : offset + (1 << 14)]))
 
-    def stay(self) -> None:
-        """Takes no call any more; returns at the end of the connection."""
+    def wait_closed(self) -> None:
+        """Serve no more calls; return at the end of the connection."""
         with suppress(EOFError):
             while True:
                 self.next_call()
 
-    def stare(self) -> None:
-        """Reads and answers nothing; returns at the end of the connection."""
+    def read_silently(self) -> None:
+        """Read without an answer; return at the end of the connection."""
         while self._sock.recv(1 << 16):
             pass
 
@@ -91,22 +91,22 @@ class Peer:
         while len(self._received) < size:
             data = self._sock.recv(1 << 16)
             if not data:
-                raise EOFError("the client is gone")
+                raise EOFError("the client has disconnected")
             self._received += data
         taken = bytes(self._received[:size])
         del self._received[:size]
         return taken
 
 
-Manners = Callable[[Peer], None]
-"""What a server does with each connection, until it returns: then the connection is closed."""
+Behaviour = Callable[[Peer], None]
+"""Function that serves a connection, which is closed when it returns."""
 
 
 class FrameServer:
-    """Listens on a socket. Entered, it gives each connection to its manners, in a thread of its own."""
+    """Server on a socket that serves each connection by its behaviour, in its own thread."""
 
-    def __init__(self, path: Path, manners: Manners) -> None:
-        self._manners = manners
+    def __init__(self, path: Path, behaviour: Behaviour) -> None:
+        self._behaviour = behaviour
         self._listener = socket.socket(socket.AF_UNIX)
         self._listener.bind(str(path))
         self._listener.listen(64)
@@ -137,13 +137,13 @@ class FrameServer:
                 sock.settimeout(TIMEOUT_S)
                 with self._lock:
                     self._open.add(sock)
-                thread = threading.Thread(target=self._meet, args=(sock,))
+                thread = threading.Thread(target=self._serve, args=(sock,))
                 self._threads.append(thread)
                 thread.start()
 
-    def _meet(self, sock: socket.socket) -> None:
-        with suppress(OSError, EOFError):  # the client has had enough
-            self._manners(Peer(sock))
+    def _serve(self, sock: socket.socket) -> None:
+        with suppress(OSError, EOFError):  # the client has disconnected
+            self._behaviour(Peer(sock))
         with self._lock:
             self._open.discard(sock)
             sock.close()

@@ -1,4 +1,4 @@
-"""Drivers that tell one kubelet otherwise than another, or not at all while there is another."""
+"""Drivers that treat several kubelets differently, or delay one because of another."""
 
 import queue
 import threading
@@ -9,52 +9,54 @@ from pathlib import Path
 import grpc
 
 from conform.faults import fails, warns
-from conform.lists import Told, health_list
-from conform.servers import Driver, Refused, Stream
+from conform.lists import ListedDevice, health_list
+from conform.servers import Driver, RefusedCall, Stream
 
-MUCH = tuple(Told(b"gpu-%d" % number, message=b"x" * 600, lease_s=60) for number in range(200))
-"""More than the buffers on its way hold, once or twice; and believed for longer than anybody is held up."""
+LARGE_LIST = tuple(ListedDevice(b"gpu-%d" % number, message=b"x" * 600, lease_s=60) for number in range(200))
+"""List above the size of the buffers on its way, once or twice; with a lease above any delay."""
 
 
 @fails("health.versions_agree")
-class TellsEachVersionItsOwn(Driver):
-    """The old version is served by other code, which knows of no faults."""
+class DifferentHealthPerVersion(Driver):
+    """Serves v1alpha1 by other code, which knows no faults."""
 
-    def devices(self, stream: Stream, lists: int) -> Sequence[Told]:
-        told = super().devices(stream, lists)
-        return [Told(one.name) for one in told] if stream.version == "v1alpha1" else told
+    def devices(self, stream: Stream, lists: int) -> Sequence[ListedDevice]:
+        listed = super().devices(stream, lists)
+        return [ListedDevice(one.name) for one in listed] if stream.version == "v1alpha1" else listed
 
 
 @warns("health.versions_agree")
-class WordsItForEachVersion(Driver):
-    """The old version has shorter texts."""
+class DifferentTextPerVersion(Driver):
+    """Has shorter texts in v1alpha1."""
 
-    def devices(self, stream: Stream, lists: int) -> Sequence[Told]:
-        told = super().devices(stream, lists)
+    def devices(self, stream: Stream, lists: int) -> Sequence[ListedDevice]:
+        listed = super().devices(stream, lists)
         return (
-            [one._replace(message=one.message[:10]) for one in told] if stream.version == "v1alpha1" else told
+            [one._replace(message=one.message[:10]) for one in listed]
+            if stream.version == "v1alpha1"
+            else listed
         )
 
 
 @fails("health.reconnect", also={"health.two_kubelets": "fail", "health.stopped_reader": "fail"}, for_s=5)
-class TellsTheFirstOnly(Driver):
-    """Whoever comes later hears of one device."""
+class FullListForFirstStreamOnly(Driver):
+    """Sends only one device on later streams."""
 
-    def devices(self, stream: Stream, lists: int) -> Sequence[Told]:
-        told = super().devices(stream, lists)
-        return told if stream.opened == 0 else told[:1]
+    def devices(self, stream: Stream, lists: int) -> Sequence[ListedDevice]:
+        listed = super().devices(stream, lists)
+        return listed if stream.opened == 0 else listed[:1]
 
 
 @warns("health.reconnect", for_s=6)
-class WaitsForTheBeat(Driver):
-    """Whoever comes later hears nothing before a while has passed."""
+class LaterStreamsWaitForHeartbeat(Driver):
+    """Sends nothing on later streams until a while has passed."""
 
-    def speak(self, stream: Stream) -> Iterator[bytes]:
+    def send_lists(self, stream: Stream) -> Iterator[bytes]:
         if stream.opened == 0 or stream.wait(1.5):
-            yield from super().speak(stream)
+            yield from super().send_lists(stream)
 
 
-class _Knows(Driver):
+class _TracksStreams(Driver):
     """Keeps a list of its streams."""
 
     def __init__(self, root: Path) -> None:
@@ -62,79 +64,79 @@ class _Knows(Driver):
         self.streams: list[Stream] = []
         self.lock = threading.Lock()
 
-    def speak(self, stream: Stream) -> Iterator[bytes]:
+    def send_lists(self, stream: Stream) -> Iterator[bytes]:
         with self.lock:
             others = [one for one in self.streams if one.version == stream.version]
             self.streams.append(stream)
         try:
-            yield from self.speak_beside(stream, others)
+            yield from self.send_lists_with_others(stream, others)
         finally:
             with self.lock:
                 self.streams.remove(stream)
 
-    def speak_beside(self, stream: Stream, others: Sequence[Stream]) -> Iterator[bytes]:
-        """What it says on a stream, when these were there before it."""
-        return super().speak(stream)
+    def send_lists_with_others(self, stream: Stream, others: Sequence[Stream]) -> Iterator[bytes]:
+        """Yield the lists of a stream, given the older streams of its version."""
+        return super().send_lists(stream)
 
 
 @fails("health.two_kubelets", also={"health.ends": "fail"})
-class SpeaksToTheNewest(_Knows):
-    """A kubelet that connects must be the old one's successor: the old stream is ended."""
+class EndsOlderStreams(_TracksStreams):
+    """Ends the old stream when a kubelet connects, as if the kubelet had restarted."""
 
-    def speak_beside(self, stream: Stream, others: Sequence[Stream]) -> Iterator[bytes]:
+    def send_lists_with_others(self, stream: Stream, others: Sequence[Stream]) -> Iterator[bytes]:
         for other in others:
             other.ended.set()
-        yield from Driver.speak(self, stream)
+        yield from Driver.send_lists(self, stream)
 
 
 @fails("health.two_kubelets")
-class SpeaksToTheOldest(_Knows):
-    """There is one stream, and whoever comes second hears nothing while it lasts."""
+class ServesOldestStreamOnly(_TracksStreams):
+    """Sends nothing on a second stream while the first lasts."""
 
-    def speak_beside(self, stream: Stream, others: Sequence[Stream]) -> Iterator[bytes]:
+    def send_lists_with_others(self, stream: Stream, others: Sequence[Stream]) -> Iterator[bytes]:
         for other in others:
             while not other.ended.is_set():
                 if not stream.wait(0.05):
                     return
-        yield from Driver.speak(self, stream)
+        yield from Driver.send_lists(self, stream)
 
 
 @fails("health.two_kubelets", also={"health.ends": "fail"})
-class EndsThemTogether(_Knows):
-    """When a kubelet is gone, so must be all of its streams."""
+class EndsAllStreamsTogether(_TracksStreams):
+    """Ends all streams when one kubelet disconnects."""
 
-    def speak_beside(self, stream: Stream, others: Sequence[Stream]) -> Iterator[bytes]:
+    def send_lists_with_others(self, stream: Stream, others: Sequence[Stream]) -> Iterator[bytes]:
         try:
-            yield from Driver.speak(self, stream)
+            yield from Driver.send_lists(self, stream)
         finally:
             with self.lock:
-                gone = [one for one in self.streams if one.version == stream.version]
-            for one in gone:
+                ended_streams = [one for one in self.streams if one.version == stream.version]
+            for one in ended_streams:
                 one.ended.set()
 
 
 @fails("health.stopped_reader", for_s=10)
-class WaitsForTheSlowest(Driver):
-    """One thread speaks to all in turn, and a list is too large for the buffers on its way."""
+class WaitsForSlowReaders(Driver):
+    """Sends to all in turn from one thread, with a list above the size of the buffers."""
 
     heartbeat_s = 0.2
 
     def __init__(self, root: Path) -> None:
         super().__init__(root)
         self._lists: dict[Stream, queue.Queue[bytes]] = {}
-        self._speaker = threading.Thread(target=self._speak_in_turn)
+        self._speaker = threading.Thread(target=self._send_in_turn)
 
-    def devices(self, stream: Stream, lists: int) -> Sequence[Told]:
-        return MUCH
+    def devices(self, stream: Stream, lists: int) -> Sequence[ListedDevice]:
+        return LARGE_LIST
 
-    def speak(self, stream: Stream) -> Iterator[bytes]:
-        mine = queue.Queue[bytes](1)
-        mine.put(health_list(self.devices(stream, 0)))
-        self._lists[stream] = mine
+    def send_lists(self, stream: Stream) -> Iterator[bytes]:
+        queue_of_stream = queue.Queue[bytes](1)
+        queue_of_stream.put(health_list(self.devices(stream, 0)))
+        self._lists[stream] = queue_of_stream
         try:
             while not stream.ended.is_set():
                 with suppress(queue.Empty):
-                    yield mine.get(timeout=0.05)
+                    yield queue_of_stream.get(timeout=0.05)
         finally:
             del self._lists[stream]
 
@@ -146,7 +148,7 @@ class WaitsForTheSlowest(Driver):
         super().stop()
         self._speaker.join()
 
-    def _speak_in_turn(self) -> None:
+    def _send_in_turn(self) -> None:
         while not self.ended.wait(self.heartbeat_s):
             for stream, lists in list(self._lists.items()):
                 while not self.ended.is_set() and stream in self._lists:
@@ -156,17 +158,17 @@ class WaitsForTheSlowest(Driver):
 
 
 @warns("health.stopped_reader")
-class CutsOffTheSlow(Driver):
-    """Who does not take a list in a second gets none any more."""
+class EndsSlowStreams(Driver):
+    """Ends the stream of a reader that does not take a list within a second."""
 
     heartbeat_s = 0.1
 
-    def devices(self, stream: Stream, lists: int) -> Sequence[Told]:
-        return MUCH
+    def devices(self, stream: Stream, lists: int) -> Sequence[ListedDevice]:
+        return LARGE_LIST
 
-    def speak(self, stream: Stream) -> Iterator[bytes]:
-        for said in super().speak(stream):
+    def send_lists(self, stream: Stream) -> Iterator[bytes]:
+        for run in super().send_lists(stream):
             began_s = stream.age_s
-            yield said
+            yield run
             if stream.age_s - began_s > 1:
-                raise Refused(grpc.StatusCode.RESOURCE_EXHAUSTED, "too slow")
+                raise RefusedCall(grpc.StatusCode.RESOURCE_EXHAUSTED, "too slow")

@@ -1,4 +1,4 @@
-"""Health lists as bytes, by hand: a protobuf library would refuse to write most of what is wrong here.
+"""Health lists encoded by hand: a protobuf library would refuse to encode most of the faults.
 
 Source of the field numbers: ``proto/dra_health/v1/dra_health_v1.proto``. Nothing is checked.
 """
@@ -11,11 +11,11 @@ VARINT: Final = 0
 LENGTH: Final = 2
 UNKNOWN, HEALTHY, UNHEALTHY = 0, 1, 2
 LEASE_S: Final = 8
-"""Long beside a heartbeat of half a second, so that a busy machine is no bad driver."""
+"""Lease far above the heartbeat of half a second, so that a busy machine does not make a driver bad."""
 
 
-class Told(NamedTuple):
-    """What a list says of a device."""
+class ListedDevice(NamedTuple):
+    """Entry of a list."""
 
     name: bytes = b"gpu-0"
     pool: bytes = b"node-a"
@@ -23,17 +23,17 @@ class Told(NamedTuple):
     message: bytes = b""
     lease_s: int = LEASE_S
     at_s: int | None = None
-    """Since 1970; None: when the list is written."""
+    """Time since 1970; None: the time of encoding."""
     nameless: bool = False
-    """There is no identifier at all."""
+    """Whether the entry has no identifier."""
 
 
-def health_list(devices: Iterable[Told]) -> bytes:
-    """The message NodeWatchResourcesResponse."""
+def health_list(devices: Iterable[ListedDevice]) -> bytes:
+    """Encode a NodeWatchResourcesResponse."""
     return b"".join(field(1, _entry(device)) for device in devices)
 
 
-def _entry(device: Told) -> bytes:
+def _entry(device: ListedDevice) -> bytes:
     identifier = field(1, field(1, device.pool) + field(2, device.name))
     at_s = int(time.time()) if device.at_s is None else device.at_s
     return b"".join(
@@ -48,17 +48,17 @@ def _entry(device: Told) -> bytes:
 
 
 def field(index: int, data: bytes) -> bytes:
-    """A string, or a message within a message."""
+    """Encode a string, or a message within a message."""
     return varint(index << 3 | LENGTH) + varint(len(data)) + data
 
 
 def number(index: int, value: int) -> bytes:
-    """An int64 or an enum; zero is not written, as in proto3."""
+    """Encode an int64 or an enum; zero is left out, as in proto3."""
     return varint(index << 3 | VARINT) + varint(value) if value else b""
 
 
 def varint(value: int) -> bytes:
-    """A negative one takes ten bytes."""
+    """Encode a number; a negative one takes ten bytes."""
     value &= (1 << 64) - 1
     out = bytearray()
     while value >= 0x80:

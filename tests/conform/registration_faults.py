@@ -1,4 +1,4 @@
-"""Drivers that are wrong where the kubelet meets them: sockets, and what they say of themselves."""
+"""Drivers with faults in registration: their sockets, and their answers to GetInfo."""
 
 import shutil
 from collections.abc import Callable
@@ -9,17 +9,17 @@ from patience import PATIENCE_S
 
 from conform.faults import fails, warns
 from conform.health_faults import HEALTH_V1ALPHA1, PLUGIN_SERVICES
-from conform.servers import SERVICES, Driver, Info, Refused
+from conform.servers import SERVICES, Driver, DriverInfo, RefusedCall
 
 LONG = "d" * 80
-"""Longer than any kubelet's."""
+"""Name that makes any path too long."""
 
 
 # --- sockets ------------------------------------------------------------------------------------------------
 
 
 @fails("socket.path", also={"registration.endpoint": "fail"})
-class ServiceSocketTooFarDown(Driver):
+class ServiceSocketPathTooLong(Driver):
     @property
     def service(self) -> Path:
         return self.root / "plugins" / self.name / LONG / "dra.sock"
@@ -33,14 +33,14 @@ class RegistrationSocketHidden(Driver):
 
 
 @fails("registration.socket")
-class RegistrationSocketTooFarDown(Driver):
+class RegistrationSocketPathTooLong(Driver):
     @property
     def registration(self) -> Path:
         return self.registry / LONG / f"{self.name}-reg.sock"
 
 
 @warns("registration.socket")
-class RegistrationSocketOfAnyName(Driver):
+class RegistrationSocketWithUnusualName(Driver):
     @property
     def registration(self) -> Path:
         return self.registry / "plugin.sock"
@@ -50,65 +50,65 @@ class RegistrationSocketOfAnyName(Driver):
 
 
 @fails("registration.get_info")
-class NeverIntroducesItself(Driver):
-    def get_info(self, asked: int) -> Info:
+class GetInfoHangs(Driver):
+    def get_info(self, previous_calls: int) -> DriverInfo:
         self.ended.wait(PATIENCE_S)
         return self.info()
 
 
 @fails("registration.get_info")
-class IntroducesItselfLate(Driver):
-    def get_info(self, asked: int) -> Info:
+class GetInfoTooLate(Driver):
+    def get_info(self, previous_calls: int) -> DriverInfo:
         self.ended.wait(1.5)
         return self.info()
 
 
 @warns("registration.get_info")
-class IntroducesItselfSlowly(Driver):
-    def get_info(self, asked: int) -> Info:
+class GetInfoSlow(Driver):
+    def get_info(self, previous_calls: int) -> DriverInfo:
         self.ended.wait(0.7)
         return self.info()
 
 
 @fails("registration.get_info")
-class RefusesToIntroduceItself(Driver):
-    def get_info(self, asked: int) -> Info:
-        raise Refused(grpc.StatusCode.UNAVAILABLE, "starting")
+class GetInfoRefused(Driver):
+    def get_info(self, previous_calls: int) -> DriverInfo:
+        raise RefusedCall(grpc.StatusCode.UNAVAILABLE, "starting")
 
 
 @fails("registration.type")
-class OfAnotherKind(Driver):
-    def info(self) -> Info:
+class OtherPluginType(Driver):
+    def info(self) -> DriverInfo:
         return super().info()._replace(kind="CSIPlugin")
 
 
-class _Called(Driver):
-    """Has another name than its directory."""
+class _Named(Driver):
+    """Answers with another name than that of its directory."""
 
-    called = ""
+    info_name = ""
 
-    def info(self) -> Info:
-        return super().info()._replace(name=self.called)
+    def info(self) -> DriverInfo:
+        return super().info()._replace(name=self.info_name)
 
 
 @warns("registration.name", also={"registration.socket": "warn"})
-class NameInUpperCase(_Called):
-    called = "GPU.Example.com"
+class NameInUpperCase(_Named):
+    info_name = "GPU.Example.com"
 
 
 @fails("registration.name", also={"registration.socket": "warn"})
-class NameWithAnUnderscore(_Called):
-    called = "gpu_0.example.com"
+class NameWithAnUnderscore(_Named):
+    info_name = "gpu_0.example.com"
 
 
 @fails("registration.name", also={"registration.socket": "warn"})
-class NameTooLong(_Called):
-    called = f"gpu.{'x' * 48}.example.com"
+class NameTooLong(_Named):
+    info_name = f"gpu.{'x' * 48}.example.com"
 
 
 @fails("registration.name", also={"registration.socket": "warn"})
-class NameLess(_Called):
-    called = ""
+class EmptyName(_Named):
+    info_name = ""
 
 
 @warns("registration.name")
@@ -116,30 +116,30 @@ class NameWithoutADot(Driver):
     name = "gpu"
 
 
-class _At(Driver):
-    """Says that its services are somewhere else."""
+class _WithEndpoint(Driver):
+    """Answers with another endpoint than that of its services."""
 
-    where: Callable[[Driver], Path | str]
+    info_endpoint: Callable[[Driver], Path | str]
 
-    def info(self) -> Info:
-        return super().info()._replace(endpoint=str(self.where()))
+    def info(self) -> DriverInfo:
+        return super().info()._replace(endpoint=str(self.info_endpoint()))
 
 
 @fails("registration.endpoint")
-class EndpointRelative(_At):
-    def where(self) -> str:
+class EndpointRelative(_WithEndpoint):
+    def info_endpoint(self) -> str:
         return f"plugins/{self.name}/dra.sock"
 
 
 @fails("registration.endpoint")
-class EndpointOutside(_At):
-    """The services are there, where no kubelet after 1.37 will look."""
+class EndpointOutside(_WithEndpoint):
+    """Serves outside of the kubelet's directory, which kubelets after 1.37 refuse."""
 
     @property
     def service(self) -> Path:
         return self.root.with_name(f"{self.root.name}-else") / "dra.sock"
 
-    def where(self) -> Path:
+    def info_endpoint(self) -> Path:
         return self.service
 
     def stop(self) -> None:
@@ -148,12 +148,12 @@ class EndpointOutside(_At):
 
 
 @fails("registration.endpoint")
-class EndpointOfNobody(_At):
-    def where(self) -> Path:
-        return self.root / "plugins" / "nobody.sock"
+class EndpointWithoutServer(_WithEndpoint):
+    def info_endpoint(self) -> Path:
+        return self.root / "plugins" / "missing.sock"
 
 
-# --- which services -----------------------------------------------------------------------------------------
+# --- services -----------------------------------------------------------------------------------------------
 
 
 @fails("registration.versions")
@@ -173,19 +173,19 @@ class AdvertisesTheOldPluginFirst(Driver):
 
 
 @warns("registration.versions")
-class AdvertisesNumbers(Driver):
-    """As plugins of other kinds do."""
+class AdvertisesVersionNumber(Driver):
+    """Advertises a version number, as plugins of other kinds do."""
 
     services = (*SERVICES, "1.0.0")
 
 
 @fails("registration.health")
-class HidesItsHealth(Driver):
+class DoesNotAdvertiseHealth(Driver):
     services = PLUGIN_SERVICES
 
 
 @fails("registration.health", also={"health.v1": "warn"})
-class PromisesTheNewHealth(Driver):
+class AdvertisesUnservedV1Health(Driver):
     health_versions = ("v1alpha1",)
 
 
@@ -198,55 +198,55 @@ class AdvertisesTheOldHealthAlone(Driver):
 
 
 @fails("registration.prepare")
-class PromisesTheOldPlugin(Driver):
+class AdvertisesUnservedPluginVersion(Driver):
     plugin_versions = ("v1",)
 
 
 @fails("registration.prepare")
-class CannotPrepareNothing(Driver):
+class RefusesEmptyPrepare(Driver):
     def prepare(self, version: str) -> None:
-        raise Refused(grpc.StatusCode.INVALID_ARGUMENT, "no claims")
+        raise RefusedCall(grpc.StatusCode.INVALID_ARGUMENT, "no claims")
 
 
 @fails("registration.prepare")
-class PreparesForEver(Driver):
+class PrepareHangs(Driver):
     def prepare(self, version: str) -> None:
         self.ended.wait(PATIENCE_S)
 
 
 @fails("registration.notify")
-class WantsNoNews(Driver):
+class NotifyUnimplemented(Driver):
     def notify(self, status: bytes) -> None:
-        raise Refused(grpc.StatusCode.UNIMPLEMENTED)
+        raise RefusedCall(grpc.StatusCode.UNIMPLEMENTED)
 
 
 @fails("registration.notify")
-class TakesItsTimeOverNews(Driver):
+class NotifyHangs(Driver):
     def notify(self, status: bytes) -> None:
         self.ended.wait(PATIENCE_S)
 
 
-# --- again, and several -------------------------------------------------------------------------------------
+# --- repeated and several -----------------------------------------------------------------------------------
 
 
 @fails("registration.again")
-class IntroducesItselfOnce(Driver):
-    def get_info(self, asked: int) -> Info:
-        if asked > 0:
-            raise Refused(grpc.StatusCode.FAILED_PRECONDITION, "registered already")
+class GetInfoOnlyOnce(Driver):
+    def get_info(self, previous_calls: int) -> DriverInfo:
+        if previous_calls > 0:
+            raise RefusedCall(grpc.StatusCode.FAILED_PRECONDITION, "registered already")
         return self.info()
 
 
 @fails("registration.again")
-class ForgetsWhatItServes(Driver):
-    def get_info(self, asked: int) -> Info:
+class GetInfoChanges(Driver):
+    def get_info(self, previous_calls: int) -> DriverInfo:
         info = self.info()
-        return info._replace(services=info.services[: 4 if asked == 0 else 3])
+        return info._replace(services=info.services[: 4 if previous_calls == 0 else 3])
 
 
 @fails("registration.several")
 class RegistersTwice(Driver):
-    """Two registration sockets, one service."""
+    """Has two registration sockets for one service."""
 
     def serve(self) -> None:
         super().serve()
@@ -254,8 +254,8 @@ class RegistersTwice(Driver):
 
 
 @warns("registration.several")
-class RollsAnUpdate(Driver):
-    """There are two of it, and both speak."""
+class RollingUpdate(Driver):
+    """Has two instances, which both send health."""
 
     def serve(self) -> None:
         super().serve()
@@ -272,8 +272,8 @@ class _Newer(Driver):
 
 
 @fails("registration.refused", "--refuse")
-class TakesOffence(Driver):
-    """A registration that was refused was its last."""
+class EndsAfterRefusal(Driver):
+    """Serves no GetInfo after a registration that was refused."""
 
     refused = False
 
@@ -281,7 +281,7 @@ class TakesOffence(Driver):
         # plugin_registered=false is not written in proto3, the error is
         self.refused = self.refused or not status.startswith(b"\x08\x01")
 
-    def get_info(self, asked: int) -> Info:
+    def get_info(self, previous_calls: int) -> DriverInfo:
         if self.refused:
-            raise Refused(grpc.StatusCode.UNAVAILABLE, "was refused")
+            raise RefusedCall(grpc.StatusCode.UNAVAILABLE, "was refused")
         return self.info()

@@ -1,4 +1,4 @@
-"""``drahealth conform`` as a command, and what it says."""
+"""Runs of ``drahealth conform`` as a command, and their results."""
 
 import json
 import os
@@ -15,16 +15,16 @@ from patience import PATIENCE_S
 
 from conform.servers import Driver
 
-AT_ONCE: Final = 8
-"""Runs that wait, mostly, share two cores."""
+CONCURRENT_RUNS: Final = 8
+"""Number of concurrent runs: they mostly wait, and share two cores."""
 TIMED: Final = frozenset({"health.first_list", "health.whole", "health.reconnect", "registration.get_info"})
-"""Checks that compare a time with a limit: of a driver on a busy machine they may say worse than its due."""
-WORSE: Final = {"pass": "warn", "warn": "fail"}
-"""By what is due of them: what they may say."""
+"""Checks that compare a time with a limit: on a busy machine their result may be worse than expected."""
+WORSE_RESULT: Final = {"pass": "warn", "warn": "fail"}
+"""Worse result that a timed check may have, by its expected result."""
 
 
-class Said(NamedTuple):
-    """What a run left."""
+class ConformRun(NamedTuple):
+    """Exit code and outputs of a run."""
 
     code: int
     output: str
@@ -32,81 +32,91 @@ class Said(NamedTuple):
 
     @property
     def document(self) -> Any:
-        """Of ``-o json``."""
+        """Document of ``-o json``."""
         return json.loads(self.output)
 
     @property
     def results(self) -> dict[str, str]:
-        """Result by code."""
+        """Results by code."""
         return {check["code"]: check["result"] for check in self.document["results"]}
 
     @property
-    def blamed(self) -> dict[str, str]:
-        """The same of those that do not pass, though they could be judged."""
+    def not_passed(self) -> dict[str, str]:
+        """Warnings and failures by code."""
         return {code: result for code, result in self.results.items() if result in {"warn", "fail"}}
 
-    def says(self, due: Mapping[str, str]) -> bool:
-        """Whether what is due is blamed, and nothing else but what a busy machine may be to blame for."""
+    def matches(self, expected: Mapping[str, str]) -> bool:
+        """Return whether the results are as expected, or worse only in timed checks."""
 
-        def is_due(code: str) -> bool:
-            result, right = self.results[code], due.get(code, "pass")
-            return result == right or (code in TIMED and result == WORSE.get(right))
+        def is_expected(code: str) -> bool:
+            result, expected_result = self.results[code], expected.get(code, "pass")
+            return result == expected_result or (
+                code in TIMED and result == WORSE_RESULT.get(expected_result)
+            )
 
-        return all(map(is_due, due.keys() | self.blamed.keys()))
+        return all(map(is_expected, expected.keys() | self.not_passed.keys()))
 
     def result(self, code: str) -> Any:
-        """All that is said of a check."""
-        [found] = [check for check in self.document["results"] if check["code"] == code]
-        return found
+        """Return the whole result of a check."""
+        [result] = [check for check in self.document["results"] if check["code"] == code]
+        return result
 
-    def saw(self, code: str) -> str:
-        """What a check saw."""
+    def observation(self, code: str) -> str:
+        """Return the observation of a check."""
         return str(self.result(code)["saw"])
 
 
-def conform(*flags: object, output: str = "json") -> Said:
-    """Runs it."""
+def conform(*flags: object, output: str = "json") -> ConformRun:
+    """Run the command."""
     command = [sys.executable, "-m", "agent", "conform", *map(str, flags), "-o", output]
     environ = {name: value for name, value in os.environ.items() if not name.startswith("DRAHEALTH_")}
-    limit_s = 5 * PATIENCE_S  # others run beside it
-    ran = subprocess.run(command, capture_output=True, text=True, check=False, timeout=limit_s, env=environ)
-    return Said(ran.returncode, ran.stdout, ran.stderr)
+    limit_s = 5 * PATIENCE_S  # other runs are concurrent
+    completed = subprocess.run(
+        command, capture_output=True, text=True, check=False, timeout=limit_s, env=environ
+    )
+    return ConformRun(completed.returncode, completed.stdout, completed.stderr)
 
 
-def conform_driver(driver: Driver, *flags: object, for_s: int) -> Said:
-    """Runs it against all sockets of a driver."""
+def conform_driver(driver: Driver, *flags: object, for_s: int) -> ConformRun:
+    """Run the command against all sockets of a driver."""
     return conform(
         "--plugin-dir", driver.registry, "--kubelet-dir", driver.root, "--for", f"{for_s}s", *flags
     )
 
 
-def conform_socket(socket: Path, *flags: object, for_s: int = 2) -> Said:
-    """Runs it against a service socket alone."""
+def conform_socket(socket: Path, *flags: object, for_s: int = 2) -> ConformRun:
+    """Run the command against a service socket alone."""
     return conform("--socket", socket, "--for", f"{for_s}s", *flags)
 
 
-Runs = Mapping[str, "Future[Said]"]
-"""By the name of what is run against."""
+Runs = Mapping[str, "Future[ConformRun]"]
+"""Pending runs by name."""
 
 
-def seen(runs: Runs, name: str, again: Callable[[], Said], due: Mapping[str, str]) -> Said:
-    """What a run says. If it is not just what is due, what counts is another with no other beside it."""
-    said = runs[name].result()
-    if said.blamed == due:
-        return said
+def checked_run(
+    runs: Runs, name: str, rerun: Callable[[], ConformRun], expected: Mapping[str, str]
+) -> ConformRun:
+    """Return a run; if its results are not as expected, repeat it alone and return the repetition."""
+    run = runs[name].result()
+    if run.not_passed == expected:
+        return run
     wait(runs.values())
-    return again()
+    return rerun()
 
 
 @contextmanager
-def at_once(request: pytest.FixtureRequest, work: Mapping[str, Callable[[], Said]]) -> Iterator[Runs]:
-    """Begins all work whose name is a parameter of a test that is to run, several at a time.
+def concurrent_runs(
+    request: pytest.FixtureRequest, work: Mapping[str, Callable[[], ConformRun]]
+) -> Iterator[Runs]:
+    """Start all work whose name is a parameter of a selected test, several at a time.
 
-    Each test waits for its own. The work of tests that nobody waits for any more is not begun.
+    Each test waits for its own run. At the end of the module, work that has not begun is cancelled.
     """
     items = [item for item in request.session.items if isinstance(item, pytest.Function)]
-    mine = [item for item in items if request.fixturename in item.fixturenames and item.path == request.path]
-    asked = {item.callspec.params["name"] for item in mine}
-    with ThreadPoolExecutor(AT_ONCE) as pool:
-        yield {name: pool.submit(run) for name, run in work.items() if name in asked}
+    queue_of_stream = [
+        item for item in items if request.fixturename in item.fixturenames and item.path == request.path
+    ]
+    previous_calls = {item.callspec.params["name"] for item in queue_of_stream}
+    with ThreadPoolExecutor(CONCURRENT_RUNS) as pool:
+        yield {name: pool.submit(run) for name, run in work.items() if name in previous_calls}
         pool.shutdown(cancel_futures=True)

@@ -1,7 +1,6 @@
-"""A good DRA driver on gRPC's own library, for bad ones to be made of: see ``faults.py``.
+"""Good DRA driver on gRPC's own library, from which drivers with faults derive: see ``faults.py``.
 
-What goes over its sockets is bytes that it writes by hand, so that nothing stands in the way of a wrong one.
-It has no code of the agent's.
+It encodes its messages by hand, so that any wrong message can be sent. It uses no code of the agent.
 """
 
 import os
@@ -16,18 +15,18 @@ from typing import Any, Final, NamedTuple, Self
 
 import grpc
 
-from conform.lists import HEALTHY, UNHEALTHY, Told, field, health_list
+from conform.lists import HEALTHY, UNHEALTHY, ListedDevice, field, health_list
 
 DRA: Final = "k8s.io.kubelet.pkg.apis.dra"
 SERVICES: Final = ("v1.DRAPlugin", "v1beta1.DRAPlugin", "v1.DRAResourceHealth", "v1alpha1.DRAResourceHealth")
 PATH_LIMIT: Final = 107
-"""Of a socket, in bytes."""
+"""Maximum length of the path of a socket in bytes."""
 THREADS: Final = 64
-"""More than one run of conform opens streams."""
+"""Threads of a server: more than the streams that one run of conform opens."""
 
 
-class Info(NamedTuple):
-    """What a driver says of itself: the message PluginInfo."""
+class DriverInfo(NamedTuple):
+    """A driver's answer to GetInfo: the message PluginInfo."""
 
     kind: str
     name: str
@@ -35,119 +34,122 @@ class Info(NamedTuple):
     services: Sequence[str]
 
     def __bytes__(self) -> bytes:
-        said = (self.kind, self.name, self.endpoint, *self.services)
+        run = (self.kind, self.name, self.endpoint, *self.services)
         numbers = (1, 2, 3, *(4 for _ in self.services))
-        return b"".join(field(number, text.encode()) for number, text in zip(numbers, said, strict=True))
+        return b"".join(field(number, text.encode()) for number, text in zip(numbers, run, strict=True))
 
 
-class Refused(Exception):
-    """A call ends with this status."""
+class RefusedCall(Exception):
+    """Error that ends a call with this status."""
 
-    def __init__(self, code: grpc.StatusCode, text: str = "as the test wants it") -> None:
+    def __init__(self, code: grpc.StatusCode, text: str = "refused by the test") -> None:
         super().__init__(code, text)
         self.code, self.text = code, text
 
 
 class Stream:
-    """A health stream that somebody has opened."""
+    """Open health stream."""
 
     def __init__(self, version: str, opened: int, ended: threading.Event) -> None:
         self.version = version
         self.opened = opened
-        """How many streams of that version were opened before this one."""
+        """Number of streams of that version that were opened before this one."""
         self.began_s = time.monotonic()
         self.ended = ended
 
     @property
     def age_s(self) -> float:
-        """How long it has been open."""
+        """Time since its opening."""
         return time.monotonic() - self.began_s
 
     def wait(self, seconds: float) -> bool:
-        """Blocks for so long, or until nobody listens any more; whether somebody still does."""
+        """Wait for a time or the end of the stream; return whether the stream is still open."""
         return not self.ended.wait(seconds)
 
-    def stay(self) -> None:
-        """Blocks until nobody listens any more."""
+    def wait_closed(self) -> None:
+        """Wait for the end of the stream."""
         self.ended.wait()
 
 
 class Driver:
-    """One instance of a driver: sockets, registration, an empty prepare, and health in both versions.
+    """Instance of a driver: sockets, registration, an empty prepare, and health in both versions.
 
-    Entered, it serves. A bad one overrides what it does wrong; what it overrides runs in threads of gRPC's.
+    Serves within its context. A driver with a fault overrides methods, which run in gRPC's threads.
     """
 
     name = "gpu.example.com"
     instance = ""
-    """Makes the names of its sockets differ from those of another instance."""
+    """Suffix of the names of its sockets, to differ from those of another instance."""
     heartbeat_s = 0.5
     health_versions: Sequence[str] = ("v1", "v1alpha1")
     plugin_versions: Sequence[str] = ("v1", "v1beta1")
     services: Sequence[str] = SERVICES
-    """As it introduces itself."""
+    """Services that it advertises."""
     options: Sequence[tuple[str, Any]] = ()
-    """Of gRPC's servers."""
+    """Options of gRPC's servers."""
 
     def __init__(self, root: Path) -> None:
-        """
+        """Create the driver.
+
         Args:
-            root: The kubelet's directory, whose path leaves room for a socket's.
+            root: Kubelet's directory, whose path leaves room for a socket's.
         """
         self.root = root
         self.ended = threading.Event()
-        """It is to end."""
+        """Set at the end of the driver."""
         self._lock = threading.Lock()
         self._opened: dict[str, int] = {}
-        self._asked = 0
+        self._previous_calls = 0
         self._servers: list[grpc.Server] = []
 
     @property
     def registry(self) -> Path:
-        """The directory of registration sockets."""
+        """Directory of registration sockets."""
         return self.root / "plugins_registry"
 
     @property
     def registration(self) -> Path:
-        """Its registration socket."""
+        """Path of its registration socket."""
         return self.registry / f"{self.name}{self.instance}-reg.sock"
 
     @property
     def service(self) -> Path:
-        """Its service socket."""
+        """Path of its service socket."""
         return self.root / "plugins" / self.name / f"dra{self.instance}.sock"
 
-    # --- what it says ---------------------------------------------------------------------------------------
+    # --- answers ----------------------------------------------------------------------------------------
 
-    def devices(self, stream: Stream, lists: int) -> Sequence[Told]:
-        """What it tells of, after so many lists on that stream."""
+    def devices(self, stream: Stream, lists: int) -> Sequence[ListedDevice]:
+        """Return the devices of the next list, after so many lists on that stream."""
         return (
-            Told(b"gpu-0", health=HEALTHY),
-            Told(b"gpu-1", health=UNHEALTHY, message=b"gpu.xid.79: fell off the bus"),
+            ListedDevice(b"gpu-0", health=HEALTHY),
+            ListedDevice(b"gpu-1", health=UNHEALTHY, message=b"gpu.xid.79: fell off the bus"),
         )
 
-    def speak(self, stream: Stream) -> Iterator[bytes]:
-        """The messages of a health stream: everything at once, and again at every heartbeat."""
+    def send_lists(self, stream: Stream) -> Iterator[bytes]:
+        """Yield the lists of a health stream: all devices at once, and again at every heartbeat."""
         for lists in count():
             yield health_list(self.devices(stream, lists))
             if not stream.wait(self.heartbeat_s):
                 return
 
-    def info(self) -> Info:
-        """What it says of itself."""
-        return Info("DRAPlugin", self.name, str(self.service), self.services)
+    def info(self) -> DriverInfo:
+        """Return its name, endpoint and services."""
+        return DriverInfo("DRAPlugin", self.name, str(self.service), self.services)
 
-    def get_info(self, asked: int) -> Info:
-        """The same, after so many who asked before; may take its time, or raise Refused."""
+    def get_info(self, previous_calls: int) -> DriverInfo:
+        """Return the answer to GetInfo after so many previous calls; may block, or raise RefusedCall."""
         return self.info()
 
     def notify(self, status: bytes) -> None:
-        """It is told how its registration ended: the message RegistrationStatus. Likewise."""
+        """Handle the result of a registration: the message RegistrationStatus. May block, or raise
+        RefusedCall.
+        """
 
     def prepare(self, version: str) -> None:
-        """It is to prepare, with no claims. Likewise."""
+        """Prepare no claims. May block, or raise RefusedCall."""
 
-    # --- its sockets ----------------------------------------------------------------------------------------
+    # --- sockets ----------------------------------------------------------------------------------------
 
     def __enter__(self) -> Self:
         self.serve()
@@ -159,44 +161,44 @@ class Driver:
         self.stop()
 
     def serve(self) -> None:
-        """Its sockets appear: the one for registration last."""
+        """Create its sockets: the registration socket last."""
         self.listen(self.service, [*self.plugin_handlers(), *self.health_handlers()])
         self.listen(self.registration, [self.registration_handler()])
 
     def stop(self) -> None:
-        """Everything is gone."""
+        """Stop all servers."""
         self.ended.set()
         for server in self._servers:
             server.stop(0).wait()
 
     def listen(self, socket: Path, handlers: Sequence[grpc.GenericRpcHandler]) -> None:
-        """A socket appears. Where it has no room, it is made elsewhere and moved there."""
+        """Create a socket. If its path is too long, create it elsewhere and move it."""
         socket.parent.mkdir(parents=True, exist_ok=True)
-        near = socket if len(os.fsencode(socket)) <= PATH_LIMIT else self.root / "near.sock"
+        short_path = socket if len(os.fsencode(socket)) <= PATH_LIMIT else self.root / "short.sock"
         server = grpc.server(ThreadPoolExecutor(THREADS), handlers=handlers, options=self.options)
-        server.add_insecure_port(f"unix:{near}")
+        server.add_insecure_port(f"unix:{short_path}")
         server.start()
-        near.rename(socket)
+        short_path.rename(socket)
         self._servers.append(server)
 
     def health_handlers(self) -> list[grpc.GenericRpcHandler]:
-        """Of its health services."""
+        """Return the handlers of its health services."""
         return [self._health_handler(version) for version in self.health_versions]
 
     def plugin_handlers(self) -> list[grpc.GenericRpcHandler]:
-        """Of its DRAPlugin services."""
+        """Return the handlers of its DRAPlugin services."""
         return [
             _service(f"{DRA}.{version}.DRAPlugin", {"NodePrepareResources": self._prepares(version)})
             for version in self.plugin_versions
         ]
 
     def registration_handler(self) -> grpc.GenericRpcHandler:
-        """Of its registration."""
+        """Return the handler of its registration."""
 
         def get_info(request: bytes) -> bytes:
             with self._lock:
-                asked, self._asked = self._asked, self._asked + 1
-            return bytes(self.get_info(asked))
+                previous_calls, self._previous_calls = self._previous_calls, self._previous_calls + 1
+            return bytes(self.get_info(previous_calls))
 
         def notify(request: bytes) -> bytes:
             self.notify(request)
@@ -220,8 +222,8 @@ class Driver:
             with self._lock:
                 opened = self._opened[version] = self._opened.get(version, -1) + 1
             try:
-                yield from self.speak(Stream(version, opened, ended))
-            except Refused as refused:
+                yield from self.send_lists(Stream(version, opened, ended))
+            except RefusedCall as refused:
                 context.abort(refused.code, refused.text)
 
         methods = {"NodeWatchResources": grpc.unary_stream_rpc_method_handler(watch)}
@@ -233,7 +235,7 @@ def _service(name: str, methods: Mapping[str, Callable[[bytes], bytes]]) -> grpc
         def call(request: bytes, context: grpc.ServicerContext) -> bytes:
             try:
                 return method(request)
-            except Refused as refused:
+            except RefusedCall as refused:
                 context.abort(refused.code, refused.text)
                 raise AssertionError("abort raises") from refused
 

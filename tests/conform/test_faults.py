@@ -1,4 +1,4 @@
-"""Each fault is called by its code, and nothing else is blamed for it. A good driver passes everything."""
+"""Faults of drivers get their code and no other; a good driver passes all checks."""
 
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -10,8 +10,8 @@ import pytest
 
 from conform import health_faults, kubelets_faults, list_faults, registration_faults
 from conform.faults import FAULTS, Fault
-from conform.lists import Told
-from conform.running import TIMED, Runs, Said, at_once, conform, conform_driver, seen
+from conform.lists import ListedDevice
+from conform.running import TIMED, ConformRun, Runs, checked_run, concurrent_runs, conform, conform_driver
 from conform.servers import Driver, Stream
 
 THEMES: Final = (
@@ -23,7 +23,7 @@ THEMES: Final = (
 GOOD: Final = Fault(Driver, {}, ("--refuse",), for_s=5)
 
 
-def _run(fault: Fault) -> Said:
+def _run(fault: Fault) -> ConformRun:
     with (
         tempfile.TemporaryDirectory(prefix="dh-", dir="/tmp") as directory,
         fault.driver(Path(directory)) as driver,
@@ -33,53 +33,53 @@ def _run(fault: Fault) -> Said:
 
 @pytest.fixture(scope="module")
 def runs(request: pytest.FixtureRequest) -> Iterator[Runs]:
-    """One for each fault, and for none."""
+    """Start a run for each fault, and for the good driver."""
     faults = {"good": GOOD, **FAULTS}
-    with at_once(request, {name: partial(_run, fault) for name, fault in faults.items()}) as begun:
-        yield begun
+    with concurrent_runs(request, {name: partial(_run, fault) for name, fault in faults.items()}) as started:
+        yield started
 
 
 @pytest.mark.parametrize("name", ["good"])
-def test_a_good_driver_passes_everything(runs: Runs, name: str) -> None:
-    said = seen(runs, name, partial(_run, GOOD), {})
-    assert said.says({}), said.blamed
-    assert {code for code, result in said.results.items() if result == "not run"} <= TIMED
-    assert said.errors == ""
-    assert said.code == exit_code(said)
+def test_good_driver_passes_all_checks(runs: Runs, name: str) -> None:
+    run = checked_run(runs, name, partial(_run, GOOD), {})
+    assert run.matches({}), run.not_passed
+    assert {code for code, result in run.results.items() if result == "not run"} <= TIMED
+    assert run.errors == ""
+    assert run.code == exit_code(run)
 
 
-def exit_code(said: Said) -> int:
-    """By the worst of its results."""
-    return 2 if "fail" in said.blamed.values() else 1 if said.blamed else 0
+def exit_code(run: ConformRun) -> int:
+    """Return the exit code for the worst result."""
+    return 2 if "fail" in run.not_passed.values() else 1 if run.not_passed else 0
 
 
 @pytest.mark.parametrize("name", FAULTS)
-def test_a_fault_is_called_by_its_code_and_nothing_else_is_blamed(runs: Runs, name: str) -> None:
-    due = FAULTS[name].blamed
-    said = seen(runs, name, partial(_run, FAULTS[name]), due)
-    assert said.says(due), said.blamed
-    for code in due:
-        found = said.result(code)
-        assert all(found[word] for word in ("saw", "why", "advice")), found
-    assert said.code == exit_code(said)
-    assert said.errors == ""
+def test_faulty_driver_fails_only_the_expected_checks(runs: Runs, name: str) -> None:
+    expected = FAULTS[name].not_passed
+    run = checked_run(runs, name, partial(_run, FAULTS[name]), expected)
+    assert run.matches(expected), run.not_passed
+    for code in expected:
+        result = run.result(code)
+        assert all(result[key] for key in ("saw", "why", "advice")), result
+    assert run.code == exit_code(run)
+    assert run.errors == ""
 
 
-class _SpeaksEveryMinute(Driver):
+class _SendsEveryMinute(Driver):
     heartbeat_s = 60.0
 
-    def devices(self, stream: Stream, lists: int) -> Sequence[Told]:
-        return [Told(lease_s=0)]
+    def devices(self, stream: Stream, lists: int) -> Sequence[ListedDevice]:
+        return [ListedDevice(lease_s=0)]
 
 
-def test_what_there_was_no_time_to_see_is_neither_passed_nor_blamed() -> None:
-    said = _run(Fault(_SpeaksEveryMinute, {}, (), for_s=2))
-    assert (said.code, said.blamed) == (0, {})
-    assert said.results["health.heartbeat"] == "not run"
-    assert "--for" in said.saw("health.heartbeat"), "how long it would take"
-    assert said.results["registration.refused"] == "not run"
+def test_check_without_enough_time_is_not_run() -> None:
+    run = _run(Fault(_SendsEveryMinute, {}, (), for_s=2))
+    assert (run.code, run.not_passed) == (0, {})
+    assert run.results["health.heartbeat"] == "not run"
+    assert "--for" in run.observation("health.heartbeat"), "recommends a duration"
+    assert run.results["registration.refused"] == "not run"
 
 
-def test_every_check_has_a_driver_that_does_not_pass_it() -> None:
+def test_every_check_has_a_driver_that_does_not_pass() -> None:
     codes = {check["code"] for check in conform("--checks").document["checks"]}
     assert codes == {fault.code for fault in FAULTS.values()}

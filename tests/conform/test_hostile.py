@@ -1,4 +1,4 @@
-"""Whatever a peer does, conform ends in time and says what it saw, and nothing reaches a terminal raw."""
+"""Hostile servers: conform ends in time with a result, and sends no control character to a terminal."""
 
 import json
 import os
@@ -16,258 +16,263 @@ import pytest
 from agents import short_tmp
 
 from agent.cli.main import main
-from conform.frames import FrameServer, Manners
-from conform.hostile import MANNERS
-from conform.lists import Told, health_list
-from conform.running import Runs, Said, at_once, conform, conform_driver, conform_socket
-from conform.servers import Driver, Info, Refused, Stream
+from conform.frames import Behaviour, FrameServer
+from conform.hostile import BEHAVIOURS
+from conform.lists import ListedDevice, health_list
+from conform.running import ConformRun, Runs, concurrent_runs, conform, conform_driver, conform_socket
+from conform.servers import Driver, DriverInfo, RefusedCall, Stream
 
 __all__ = ["short_tmp"]
 
 RESULTS: Final = {"pass", "warn", "fail", "not run"}
-NASTY: Final = "\x1b[2J\x1b]0;owned\x07\r\n\x9b31m\u202e\x00"
-NOBODY: Final = 65534
+CONTROL_TEXT: Final = "\x1b[2J\x1b]0;owned\x07\r\n\x9b31m\u202e\x00"
+UNPRIVILEGED: Final = 65534
 
 
-def clean(text: str) -> bool:
-    """Nothing in it moves a cursor, sets a colour or turns the reading direction."""
+def is_clean(text: str) -> bool:
+    """Return whether the text has no control character, colour or change of direction."""
     return text.replace("\n", "").isprintable()
 
 
-def decent(said: Said) -> None:
-    """It came to an end of its own, and wrote text of a size that can be read."""
-    assert said.code in {0, 1, 2, 3, 69}, said.errors
-    assert "Traceback" not in said.errors
-    for text in (said.output, said.errors):
-        assert clean(text)
+def assert_orderly(run: ConformRun) -> None:
+    """Check that a run ended by itself, with a limited amount of text."""
+    assert run.code in {0, 1, 2, 3, 69}, run.errors
+    assert "Traceback" not in run.errors
+    for text in (run.output, run.errors):
+        assert is_clean(text)
         assert len(text) < 1 << 18
-    if said.code == 69:
-        assert said.errors.startswith("drahealth: ")
+    if run.code == 69:
+        assert run.errors.startswith("drahealth: ")
     else:
-        assert {check["result"] for check in said.document["results"]} <= RESULTS
+        assert {check["result"] for check in run.document["results"]} <= RESULTS
 
 
 # --- servers at the level of frames -------------------------------------------------------------------------
 
 
-def _meet(manners: Manners) -> Said:
+def _run_behaviour(behaviour: Behaviour) -> ConformRun:
     with tempfile.TemporaryDirectory(prefix="dh-", dir="/tmp") as directory:
         path = Path(directory) / "dra.sock"
-        with FrameServer(path, manners):
+        with FrameServer(path, behaviour):
             return conform_socket(path)
 
 
-# --- drivers that overdo it ---------------------------------------------------------------------------------
+# --- excessive drivers --------------------------------------------------------------------------------------
 
 
-class SpeaksWithoutPause(Driver):
+class SendsWithoutPause(Driver):
     heartbeat_s = 0.0
 
 
 class HasManyDevices(Driver):
     heartbeat_s = 1.0
 
-    def devices(self, stream: Stream, lists: int) -> Sequence[Told]:
-        return [Told(b"gpu-%d" % number, message=b"x" * 100) for number in range(20_000)]
+    def devices(self, stream: Stream, lists: int) -> Sequence[ListedDevice]:
+        return [ListedDevice(b"gpu-%d" % number, message=b"x" * 100) for number in range(20_000)]
 
 
 class HasNewDevicesEveryTime(Driver):
     heartbeat_s = 0.1
 
-    def devices(self, stream: Stream, lists: int) -> Sequence[Told]:
-        return [Told(b"gpu-%d-%d" % (lists, number)) for number in range(1000)]
+    def devices(self, stream: Stream, lists: int) -> Sequence[ListedDevice]:
+        return [ListedDevice(b"gpu-%d-%d" % (lists, number)) for number in range(1000)]
 
 
 class WritesOnTheTerminal(Driver):
-    def devices(self, stream: Stream, lists: int) -> Sequence[Told]:
-        nasty = NASTY.encode()
-        return [Told(nasty, nasty, message=nasty * 50, lease_s=-1), Told(b"\xff\x1b[2J")]
+    def devices(self, stream: Stream, lists: int) -> Sequence[ListedDevice]:
+        control_text = CONTROL_TEXT.encode()
+        return [
+            ListedDevice(control_text, control_text, message=control_text * 50, lease_s=-1),
+            ListedDevice(b"\xff\x1b[2J"),
+        ]
 
-    def info(self) -> Info:
-        nasty = f"/{NASTY.replace(chr(0), '')}"
-        return Info(NASTY, NASTY, nasty, [*self.services, NASTY])
+    def info(self) -> DriverInfo:
+        control_text = f"/{CONTROL_TEXT.replace(chr(0), '')}"
+        return DriverInfo(CONTROL_TEXT, CONTROL_TEXT, control_text, [*self.services, CONTROL_TEXT])
 
     def prepare(self, version: str) -> None:
-        raise Refused(grpc.StatusCode.INTERNAL, NASTY.replace("\x00", ""))
+        raise RefusedCall(grpc.StatusCode.INTERNAL, CONTROL_TEXT.replace("\x00", ""))
 
 
-class SaysMuchOfItself(Driver):
-    def info(self) -> Info:
+class AdvertisesManyServices(Driver):
+    def info(self) -> DriverInfo:
         return super().info()._replace(services=["v1.DRAPlugin", *("x" * 1000 for _ in range(1000))])
 
 
 class SendsRandomLists(Driver):
-    def speak(self, stream: Stream) -> Iterator[bytes]:
-        dice = random.Random(4)
+    def send_lists(self, stream: Stream) -> Iterator[bytes]:
+        rng = random.Random(4)
         good = health_list(self.devices(stream, 0))
         for _ in range(300):
-            at = dice.randrange(len(good))
-            yield dice.choice(
+            offset = rng.randrange(len(good))
+            yield rng.choice(
                 [
-                    dice.randbytes(dice.randrange(100)),
-                    good[:at],
-                    good[:at] + dice.randbytes(1) + good[at + 1 :],
-                    good[:at] + dice.randbytes(5) + good[at:],
+                    rng.randbytes(rng.randrange(100)),
+                    good[:offset],
+                    good[:offset] + rng.randbytes(1) + good[offset + 1 :],
+                    good[:offset] + rng.randbytes(5) + good[offset:],
                 ]
             )
-        stream.stay()
+        stream.wait_closed()
 
 
-OVERDONE: Final = {
+EXCESSIVE: Final = {
     driver.__name__: driver
     for driver in (
-        SpeaksWithoutPause,
+        SendsWithoutPause,
         HasManyDevices,
         HasNewDevicesEveryTime,
         WritesOnTheTerminal,
-        SaysMuchOfItself,
+        AdvertisesManyServices,
         SendsRandomLists,
     )
 }
 
 
-def _bear(driver: type[Driver]) -> Said:
+def _run_driver(driver: type[Driver]) -> ConformRun:
     with (
         tempfile.TemporaryDirectory(prefix="dh-", dir="/tmp") as directory,
-        driver(Path(directory)) as overdone,
+        driver(Path(directory)) as excessive,
     ):
-        return conform_driver(overdone, "--socket", overdone.service, for_s=2)
+        return conform_driver(excessive, "--socket", excessive.service, for_s=2)
 
 
-# --- what becomes of them -----------------------------------------------------------------------------------
+# --- results ------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
-def met(request: pytest.FixtureRequest) -> Iterator[Runs]:
-    work = {name: partial(_meet, manners) for name, manners in MANNERS.items()}
-    with at_once(request, work | {name: partial(_bear, driver) for name, driver in OVERDONE.items()}) as runs:
+def runs(request: pytest.FixtureRequest) -> Iterator[Runs]:
+    work = {name: partial(_run_behaviour, behaviour) for name, behaviour in BEHAVIOURS.items()}
+    with concurrent_runs(
+        request, work | {name: partial(_run_driver, driver) for name, driver in EXCESSIVE.items()}
+    ) as runs:
         yield runs
 
 
-@pytest.mark.parametrize("name", MANNERS)
-def test_no_server_can_crash_or_hold_it(met: Runs, name: str) -> None:
-    said = met[name].result()
-    decent(said)
-    assert said.code in {1, 2, 69}, "nobody could take that for a good driver"
+@pytest.mark.parametrize("name", BEHAVIOURS)
+def test_hostile_server_does_not_crash_or_hang_conform(runs: Runs, name: str) -> None:
+    run = runs[name].result()
+    assert_orderly(run)
+    assert run.code in {1, 2, 69}, "never a good driver"
 
 
-@pytest.mark.parametrize("name", OVERDONE)
-def test_no_driver_can_crash_it_or_make_it_write_without_end(met: Runs, name: str) -> None:
-    decent(met[name].result())
+@pytest.mark.parametrize("name", EXCESSIVE)
+def test_excessive_driver_does_not_crash_conform_or_flood_output(runs: Runs, name: str) -> None:
+    assert_orderly(runs[name].result())
 
 
-def test_what_people_read_is_clean_too(short_tmp: Path) -> None:
+def test_table_output_has_no_control_characters(short_tmp: Path) -> None:
     with WritesOnTheTerminal(short_tmp) as driver:
-        places = ("--plugin-dir", driver.registry, "--kubelet-dir", driver.root, "--socket", driver.service)
-        said = conform(*places, "--for", "2s", output="table")
-    assert said.code == 2
-    assert clean(said.output)
+        flags = ("--plugin-dir", driver.registry, "--kubelet-dir", driver.root, "--socket", driver.service)
+        run = conform(*flags, "--for", "2s", output="table")
+    assert run.code == 2
+    assert is_clean(run.output)
 
 
-# --- what is no server at all -------------------------------------------------------------------------------
+# --- missing servers ----------------------------------------------------------------------------------------
 
 
-def unreachable(said: Said, *words: str) -> None:
-    """69, in one line that names these."""
-    assert said.code == 69, said.errors
-    assert said.output == ""
-    [line] = said.errors.splitlines()
-    for word in words:
-        assert word in line
+def assert_unreachable(run: ConformRun, *texts: str) -> None:
+    """Check exit code 69 and one line that contains these texts."""
+    assert run.code == 69, run.errors
+    assert run.output == ""
+    [line] = run.errors.splitlines()
+    for text in texts:
+        assert text in line
 
 
-def test_a_socket_that_is_not_there_is_69(short_tmp: Path) -> None:
-    unreachable(conform_socket(short_tmp / "dra.sock"), f"{short_tmp}/dra.sock")
+def test_missing_socket_exits_69(short_tmp: Path) -> None:
+    assert_unreachable(conform_socket(short_tmp / "dra.sock"), f"{short_tmp}/dra.sock")
 
 
-def test_a_socket_that_nobody_serves_any_more_is_69(short_tmp: Path) -> None:
-    with socket.socket(socket.AF_UNIX) as left:
-        left.bind(str(short_tmp / "dra.sock"))
-    unreachable(conform_socket(short_tmp / "dra.sock"), f"{short_tmp}/dra.sock")
+def test_socket_without_server_exits_69(short_tmp: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as stale:
+        stale.bind(str(short_tmp / "dra.sock"))
+    assert_unreachable(conform_socket(short_tmp / "dra.sock"), f"{short_tmp}/dra.sock")
 
 
-def test_a_file_a_fifo_and_a_directory_are_no_socket(short_tmp: Path) -> None:
+def test_other_file_types_exit_69(short_tmp: Path) -> None:
     (short_tmp / "file").touch()
     os.mkfifo(short_tmp / "fifo")
     for path in (short_tmp / "file", short_tmp / "fifo", short_tmp):
-        unreachable(conform_socket(path), f"{path}: is no socket")
+        assert_unreachable(conform_socket(path), f"{path}: is not a socket")
 
 
 @pytest.fixture
-def nobody() -> Iterator[None]:
-    """Who runs the tests is not root, for a while."""
-    assert main(["conform", "--socket", "/nowhere"]) == 69  # imports what nobody else may be able to read
+def unprivileged() -> Iterator[None]:
+    """Drop root for a test."""
+    assert main(["conform", "--socket", "/nowhere"]) == 69  # imports modules before the loss of permissions
     before = os.geteuid()
     if before == 0:
-        os.seteuid(NOBODY)
+        os.seteuid(UNPRIVILEGED)
     yield
     os.seteuid(before)
 
 
 @pytest.fixture
 def locked(short_tmp: Path) -> Iterator[Path]:
-    """A service socket that only its owner may open, in a directory that everybody may look into."""
+    """Yield a service socket that only its owner may open, in a directory that all may read."""
     short_tmp.chmod(0o755)
     with Driver(short_tmp) as driver:
         driver.service.chmod(0)
         yield driver.service
 
 
-def test_a_socket_that_this_user_may_not_open_is_77(
-    locked: Path, nobody: None, capsys: pytest.CaptureFixture[str]
+def test_socket_without_permission_exits_77(
+    locked: Path, unprivileged: None, capsys: pytest.CaptureFixture[str]
 ) -> None:
     code = main(["conform", "--socket", str(locked), "--for", "2s"])
-    said = capsys.readouterr()
-    assert (code, said.out) == (77, "")
-    assert str(locked) in said.err
+    run = capsys.readouterr()
+    assert (code, run.out) == (77, "")
+    assert str(locked) in run.err
 
 
 # --- directories of registration sockets --------------------------------------------------------------------
 
 
-def registered(directory: Path, *flags: object) -> Said:
-    """What is said of a directory."""
+def conform_directory(directory: Path, *flags: object) -> ConformRun:
+    """Run conform against a directory."""
     return conform("--plugin-dir", directory, "--kubelet-dir", directory.parent, "--for", "2s", *flags)
 
 
-def test_a_directory_that_is_not_there_is_64(short_tmp: Path) -> None:
+def test_missing_directory_exits_64(short_tmp: Path) -> None:
     (short_tmp / "file").touch()
     for name in ("plugins_registry", "file"):
-        said = registered(short_tmp / name)
-        assert (said.code, said.output) == (64, "")
-        assert f"{short_tmp}/{name}" in said.errors
+        run = conform_directory(short_tmp / name)
+        assert (run.code, run.output) == (64, "")
+        assert f"{short_tmp}/{name}" in run.errors
 
 
-def test_a_directory_with_nothing_in_it_is_69(short_tmp: Path) -> None:
-    unreachable(registered(short_tmp), f"{short_tmp}: no registration socket")
+def test_empty_directory_exits_69(short_tmp: Path) -> None:
+    assert_unreachable(conform_directory(short_tmp), f"{short_tmp}: no registration socket")
 
 
-def test_a_file_among_the_sockets_is_seen(short_tmp: Path) -> None:
+def test_file_among_the_sockets_is_reported(short_tmp: Path) -> None:
     with Driver(short_tmp) as driver:
         (driver.registry / f"{driver.name}-old-reg.sock").write_text("")
-        said = conform_driver(driver, for_s=2)
-    assert f"{driver.name}-old-reg.sock" in said.saw("registration.socket")
-    assert said.results["registration.socket"] in {"warn", "fail"}
+        run = conform_driver(driver, for_s=2)
+    assert f"{driver.name}-old-reg.sock" in run.observation("registration.socket")
+    assert run.results["registration.socket"] in {"warn", "fail"}
 
 
-def test_a_socket_that_nobody_serves_any_more_is_seen_and_the_driver_is_judged(short_tmp: Path) -> None:
-    with Driver(short_tmp) as driver, socket.socket(socket.AF_UNIX) as left:
-        left.bind(str(driver.registry / f"{driver.name}-old-reg.sock"))
-        left.close()
-        said = conform_driver(driver, for_s=2)
-    decent(said)
-    assert said.results["health.first_list"] == "pass"
+def test_stale_registration_socket_does_not_prevent_checks(short_tmp: Path) -> None:
+    with Driver(short_tmp) as driver, socket.socket(socket.AF_UNIX) as stale:
+        stale.bind(str(driver.registry / f"{driver.name}-old-reg.sock"))
+        stale.close()
+        run = conform_driver(driver, for_s=2)
+    assert_orderly(run)
+    assert run.results["health.first_list"] == "pass"
 
 
-def test_of_several_drivers_one_is_to_be_named(short_tmp: Path) -> None:
+def test_several_drivers_require_the_driver_flag(short_tmp: Path) -> None:
     class Other(Driver):
         name = "nic.example.com"
 
     with Driver(short_tmp) as driver, Other(short_tmp) as other:
-        said = conform_driver(driver, for_s=2)
-        assert (said.code, said.output) == (64, "")
-        assert driver.name in said.errors
-        assert other.name in said.errors
+        run = conform_driver(driver, for_s=2)
+        assert (run.code, run.output) == (64, "")
+        assert driver.name in run.errors
+        assert other.name in run.errors
         chosen = conform_driver(driver, "--driver", other.name, for_s=2)
         assert str(other.service) in json.dumps(chosen.document)
         assert str(driver.service) not in json.dumps(chosen.document)
@@ -276,16 +281,16 @@ def test_of_several_drivers_one_is_to_be_named(short_tmp: Path) -> None:
         assert "tpu.example.com" in missing.errors
 
 
-class Vanishes(Driver):
-    """Its directory goes while it is listened to."""
+class RemovesItsDirectory(Driver):
+    """Removes its directory during the session."""
 
     def prepare(self, version: str) -> None:
         shutil.rmtree(self.root / "plugins_registry", ignore_errors=True)
 
 
-def test_a_directory_that_vanishes_is_no_crash(short_tmp: Path) -> None:
-    with Vanishes(short_tmp) as driver:
-        decent(conform_driver(driver, for_s=2))
+def test_directory_removed_during_session_is_no_crash(short_tmp: Path) -> None:
+    with RemovesItsDirectory(short_tmp) as driver:
+        assert_orderly(conform_driver(driver, for_s=2))
 
 
 # --- usage --------------------------------------------------------------------------------------------------
@@ -302,7 +307,7 @@ def test_a_directory_that_vanishes_is_no_crash(short_tmp: Path) -> None:
         ("--refuse",),
     ],
 )
-def test_what_cannot_be_asked_is_64(flags: tuple[str, ...]) -> None:
-    said = conform(*flags)
-    assert (said.code, said.output) == (64, "")
-    assert "Traceback" not in said.errors
+def test_invalid_flags_exit_64(flags: tuple[str, ...]) -> None:
+    run = conform(*flags)
+    assert (run.code, run.output) == (64, "")
+    assert "Traceback" not in run.errors

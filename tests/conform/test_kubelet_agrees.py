@@ -1,4 +1,4 @@
-"""What conform fails a driver for is trouble at the tests' kubelet, too: both look at the same one."""
+"""Drivers that fail a check also disturb the tests' kubelet."""
 
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
@@ -12,16 +12,16 @@ from kubelet import FakeKubelet, Pace
 from kubelet.history import Changed, Cleared, Message, RegistrationFailed, StreamEnded
 
 from conform.faults import FAULTS
-from conform.health_faults import PromisesHealth, SaysGoodbye, SaysItOnce
+from conform.health_faults import AdvertisesUnservedHealth, EndsStreams, SendsOneList
 from conform.list_faults import (
+    ContradictoryDuplicate,
     LeaseOfThreeCenturies,
     ListOverTheLimit,
     TextInLatin1,
     TextWithATemperature,
-    ToldTwiceInContradiction,
 )
-from conform.registration_faults import IntroducesItselfLate, RegistersTwice
-from conform.running import Runs, Said, at_once, conform_driver
+from conform.registration_faults import GetInfoTooLate, RegistersTwice
+from conform.running import ConformRun, Runs, concurrent_runs, conform_driver
 from conform.servers import Driver
 
 POOL: Final = "node-a"
@@ -30,69 +30,71 @@ Trouble = Callable[[FakeKubelet], bool]
 
 
 def ended(*codes: grpc.StatusCode) -> Trouble:
-    """A stream has ended so, and all that was known with it."""
+    """Return a condition: a stream ended with such a status, and the kubelet forgot its devices."""
 
-    def claim(kubelet: FakeKubelet) -> bool:
+    def has_ended(kubelet: FakeKubelet) -> bool:
         ends = [entry.code for entry in kubelet.history.of(StreamEnded)]
         return any(code in ends for code in codes) and bool(kubelet.history.of(Cleared))
 
-    return claim
+    return has_ended
 
 
-def restless(kubelet: FakeKubelet) -> bool:
-    """With every list its file is written, and pods would be told, though nothing happens."""
+def writes_at_every_list(kubelet: FakeKubelet) -> bool:
+    """Return whether the kubelet wrote its file and synced pods at every list, without any change."""
     return len(kubelet.history.of(Message)) >= 4 and kubelet.cache.saves >= 4
 
 
-def heard_and_forgotten(kubelet: FakeKubelet) -> bool:
-    """What was heard is not believed any more."""
-    heard = bool(kubelet.history.of(Changed))
-    return heard and kubelet.health(Driver.name, POOL, "gpu-0").health == "Unknown"
+def reported_and_expired(kubelet: FakeKubelet) -> bool:
+    """Return whether a device was reported and then expired."""
+    reported = bool(kubelet.history.of(Changed))
+    return reported and kubelet.health(Driver.name, POOL, "gpu-0").health == "Unknown"
 
 
 def not_registered(kubelet: FakeKubelet) -> bool:
-    """A registration has failed."""
+    """Return whether a registration has failed."""
     return bool(kubelet.history.of(RegistrationFailed))
 
 
 TROUBLE: Final[Mapping[type[Driver], Trouble]] = {
     TextInLatin1: ended(grpc.StatusCode.INTERNAL, grpc.StatusCode.UNKNOWN),
     ListOverTheLimit: ended(grpc.StatusCode.RESOURCE_EXHAUSTED),
-    SaysGoodbye: ended(grpc.StatusCode.OK),
-    PromisesHealth: ended(grpc.StatusCode.UNIMPLEMENTED),
-    SaysItOnce: heard_and_forgotten,
-    LeaseOfThreeCenturies: heard_and_forgotten,
-    ToldTwiceInContradiction: restless,
-    TextWithATemperature: restless,
-    IntroducesItselfLate: not_registered,
+    EndsStreams: ended(grpc.StatusCode.OK),
+    AdvertisesUnservedHealth: ended(grpc.StatusCode.UNIMPLEMENTED),
+    SendsOneList: reported_and_expired,
+    LeaseOfThreeCenturies: reported_and_expired,
+    ContradictoryDuplicate: writes_at_every_list,
+    TextWithATemperature: writes_at_every_list,
+    GetInfoTooLate: not_registered,
     RegistersTwice: not_registered,
 }
 
 
-def _both(bad: type[Driver], trouble: Trouble) -> Said:
+def _run_with_kubelet(faulty: type[Driver], trouble: Trouble) -> ConformRun:
     with (
         tempfile.TemporaryDirectory(prefix="dh-", dir="/tmp") as directory,
-        bad(Path(directory)) as driver,
+        faulty(Path(directory)) as driver,
         FakeKubelet(Path(directory), version="1.37", pace=Pace.fast()) as kubelet,
     ):
-        said = conform_driver(driver, for_s=FAULTS[bad.__name__].for_s)
-        kubelet.wait_for(lambda: trouble(kubelet), f"trouble with {bad.__name__}")
-        return said
+        run = conform_driver(driver, for_s=FAULTS[faulty.__name__].for_s)
+        kubelet.wait_for(lambda: trouble(kubelet), f"trouble with {faulty.__name__}")
+        return run
 
 
 @pytest.fixture(scope="module")
-def looks(request: pytest.FixtureRequest) -> Iterator[Runs]:
-    work = {bad.__name__: partial(_both, bad, trouble) for bad, trouble in TROUBLE.items()}
-    with at_once(request, work) as begun:
-        yield begun
+def runs(request: pytest.FixtureRequest) -> Iterator[Runs]:
+    work = {
+        faulty.__name__: partial(_run_with_kubelet, faulty, trouble) for faulty, trouble in TROUBLE.items()
+    }
+    with concurrent_runs(request, work) as started:
+        yield started
 
 
-@pytest.mark.parametrize("name", [bad.__name__ for bad in TROUBLE])
-def test_what_is_failed_is_trouble_at_a_kubelet(looks: Runs, name: str) -> None:
-    assert looks[name].result().results[FAULTS[name].code] == "fail"
+@pytest.mark.parametrize("name", [faulty.__name__ for faulty in TROUBLE])
+def test_driver_that_fails_also_disturbs_a_kubelet(runs: Runs, name: str) -> None:
+    assert runs[name].result().results[FAULTS[name].code] == "fail"
 
 
-def test_a_good_driver_is_no_trouble() -> None:
+def test_good_driver_does_not_disturb_a_kubelet() -> None:
     with (
         tempfile.TemporaryDirectory(prefix="dh-", dir="/tmp") as directory,
         Driver(Path(directory)) as driver,

@@ -1,4 +1,4 @@
-"""The drivers that we show to others pass, and so does the agent: as processes, with real sockets."""
+"""Our example drivers and the agent pass, as processes with real sockets."""
 
 import json
 import tempfile
@@ -11,16 +11,16 @@ from typing import Any, Final
 import pytest
 from agents import Agent, PlainSysfs
 from driver_scenarios.node import CPU_0, CPU_1, HOSTDEV, PAGES, Node
-from test_embed_hosts import Program, config_of, generated
+from test_embed_processes import Program, config_of, generated
 from wire.plugin import Kubelet
 from wire.serving import eventually
 
-from conform.running import Runs, Said, at_once, conform, seen
+from conform.running import ConformRun, Runs, checked_run, concurrent_runs, conform
 
 __all__ = ["generated"]
 
-FOR: Final = ("--for", "12s")
-"""They have the heartbeat that everybody has who says nothing else: every ten seconds."""
+DURATION: Final = ("--for", "12s")
+"""Duration above their default heartbeat of ten seconds."""
 OLD_POD, NEW_POD = "0f3c1d2e-4b5a-6978-8796-a5b4c3d2e1f0", "7d1c9a52-0000-4000-8000-3f5e6a7b8c9d"
 
 
@@ -30,57 +30,57 @@ def _directory() -> Iterator[Path]:
         yield Path(directory)
 
 
-def _of(kubelet_dir: Path) -> Said:
-    """Of all that is registered there."""
+def _conform_all(kubelet_dir: Path) -> ConformRun:
+    """Run conform against everything that is registered."""
     registry = kubelet_dir / "plugins_registry"
-    return conform("--plugin-dir", registry, "--kubelet-dir", kubelet_dir, "--refuse", *FOR)
+    return conform("--plugin-dir", registry, "--kubelet-dir", kubelet_dir, "--refuse", *DURATION)
 
 
 # --- the example --------------------------------------------------------------------------------------------
 
 
-def _hostdev_socket() -> Said:
+def _hostdev_socket() -> ConformRun:
     with _directory() as root, Node(root, version="1.37") as node:
         node.hostdev()
         node.wait_healthy(PAGES, CPU_0, CPU_1)
-        return conform("--socket", node.kubelet.root / "plugins" / HOSTDEV / "dra.sock", *FOR)
+        return conform("--socket", node.kubelet.root / "plugins" / HOSTDEV / "dra.sock", *DURATION)
 
 
-def _hostdev() -> Said:
+def _hostdev() -> ConformRun:
     with _directory() as root, Node(root, version="1.37") as node:
         node.hostdev()
         node.wait_healthy(PAGES, CPU_0, CPU_1)
-        return _of(node.kubelet.root)
+        return _conform_all(node.kubelet.root)
 
 
-def _hostdev_rolling() -> Said:
+def _hostdev_rolling() -> ConformRun:
     with _directory() as root, Node(root, version="1.37") as node:
         old = node.hostdev("--pod-uid", OLD_POD)
         node.wait_healthy(PAGES, CPU_0, CPU_1)
         node.hostdev("--pod-uid", NEW_POD)
         node.kubelet.wait_registered(HOSTDEV, count=2)
-        old.logs("a newer instance of the driver speaks for it from now on")
-        return _of(node.kubelet.root)
+        old.logs("a newer instance of the driver is the leader; health muted here")
+        return _conform_all(node.kubelet.root)
 
 
 # --- drahealth in other programs ----------------------------------------------------------------------------
 
 
-def _embedded(name: str, prepare: Callable[[Path], object] = lambda root: None, **more: Any) -> Said:
+def _embedded(name: str, prepare: Callable[[Path], object] = lambda root: None, **options: Any) -> ConformRun:
     with _directory() as root:
         for directory in ("plugins_registry", "claims", "held"):
             (root / directory).mkdir()
         for card in ("card-0", "card-1"):
             (root / card).write_text("up\n")
         prepare(root)
-        with Program(root, name, **more):
+        with Program(root, name, **options):
             _wait_registration(root)
-            return _of(root)
+            return _conform_all(root)
 
 
 def _wait_registration(root: Path) -> None:
     registry = root / "plugins_registry"
-    eventually(lambda: any(path.is_socket() for path in registry.iterdir()), "it registers")
+    eventually(lambda: any(path.is_socket() for path in registry.iterdir()), "the driver registers")
     [socket] = registry.iterdir()
     with Kubelet(socket) as kubelet:
         kubelet.get_info()
@@ -89,16 +89,16 @@ def _wait_registration(root: Path) -> None:
 # --- the agent ----------------------------------------------------------------------------------------------
 
 
-def _agent() -> Said:
+def _agent() -> ConformRun:
     with _directory() as root, ExitStack() as stack:
         sysfs, cgroups = PlainSysfs(root / "sys"), root / "cgroup"
         cgroups.mkdir()
         roots = ("--sysfs-root", str(sysfs.root), "--cgroupfs-root", str(cgroups))
         agent = stack.enter_context(Agent(root, *roots, "--node-name", "paper"))
-        return conform("--socket", agent.health_socket, *FOR)
+        return conform("--socket", agent.health_socket, *DURATION)
 
 
-DRIVERS: Final[dict[str, Callable[[], Said]]] = {
+DRIVERS: Final[dict[str, Callable[[], ConformRun]]] = {
     "hostdev, its service socket": _hostdev_socket,
     "hostdev": _hostdev,
     "hostdev in a rolling update": _hostdev_rolling,
@@ -108,13 +108,13 @@ DRIVERS: Final[dict[str, Callable[[], Said]]] = {
     "agent": _agent,
 }
 KNOWN: Final[dict[str, dict[str, str]]] = {
-    # both are heard by kubelets up to 1.37.1; that is why the older one of ours keeps silent
+    # kubelets up to 1.37.1 use both; therefore our older instance is mute
     "hostdev in a rolling update": {"registration.several": "warn"},
 }
 OWN: Final = "own server"
 
 
-Work = dict[str, Callable[[], Said]]
+Work = dict[str, Callable[[], ConformRun]]
 
 
 @pytest.fixture(scope="module")
@@ -124,14 +124,14 @@ def work(generated: Path) -> Work:
 
 @pytest.fixture(scope="module")
 def runs(request: pytest.FixtureRequest, work: Work) -> Iterator[Runs]:
-    with at_once(request, work) as begun:
-        yield begun
+    with concurrent_runs(request, work) as started:
+        yield started
 
 
 @pytest.mark.parametrize("name", [*DRIVERS, OWN])
-def test_it_passes(runs: Runs, work: Work, name: str) -> None:
-    due = KNOWN.get(name, {})
-    said = seen(runs, name, work[name], due)
-    assert said.says(due), json.dumps(said.document, indent=1)
-    assert said.results["health.heartbeat"] == "pass", "it was listened to for long enough"
-    assert said.errors == ""
+def test_our_driver_passes_all_checks(runs: Runs, work: Work, name: str) -> None:
+    expected = KNOWN.get(name, {})
+    run = checked_run(runs, name, work[name], expected)
+    assert run.matches(expected), json.dumps(run.document, indent=1)
+    assert run.results["health.heartbeat"] == "pass", "the session was long enough"
+    assert run.errors == ""

@@ -2,9 +2,9 @@
 
     node.py          a node: its kubelet (tests/kubelet), the cluster's claims and pods, the drivers on it
     program.py       a driver as a process
-    sick_driver.py   a driver that a test tells what to find; hostdev_driver finds what there is
+    failing_driver.py   a driver that fails on request of a test; hostdev_driver serves real resources
     upstream.py      which of upstream's own cases are covered, and by which test
 
-Where nothing else is said the host is one of plain files. What is asked of the real one stands in
+By default the host is a directory of plain files. Tests of the real host are in
 ``test_real_host.py`` and ``test_real_cgroups.py``, under the machine's lock.
 """

@@ -14,7 +14,7 @@ from driver_scenarios.program import Program
 
 @pytest.fixture
 def make_node() -> Iterator[Callable[..., Node]]:
-    """Makes a node with a kubelet of this kind; it lives until the end of the test."""
+    """Return a function that starts a node with a kubelet of this kind until the end of the test."""
     with ExitStack() as stack:
 
         def make(**kubelet: Any) -> Node:
@@ -26,21 +26,21 @@ def make_node() -> Iterator[Callable[..., Node]]:
 
 @pytest.fixture
 def node(make_node: Callable[..., Node]) -> Node:
-    """A node with a kubelet 1.36 and no driver."""
+    """Return a node with a kubelet 1.36 and no driver."""
     return make_node(version="1.36")
 
 
 @pytest.fixture
 def hostdev(node: Node) -> Program:
-    """The example driver on it, all of its devices Healthy."""
+    """Return the example driver on the node, with all devices Healthy."""
     driver = node.hostdev()
     node.wait_healthy(PAGES, CPU_0, CPU_1)
     return driver
 
 
 @pytest.fixture
-def sick(node: Node) -> Program:
-    """The driver of the tests' own on it, likewise."""
-    driver = node.sick()
+def failing(node: Node) -> Program:
+    """Return the failing driver on the node, with all devices Healthy."""
+    driver = node.failing()
     node.wait_healthy("thing-0", "thing-1", driver=SICK)
     return driver

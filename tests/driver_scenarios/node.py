@@ -1,4 +1,4 @@
-"""A node as drivers find it: a kubelet, the claims and pods of the cluster, and the drivers themselves."""
+"""A node for drivers: a kubelet, the claims and pods of the cluster, and the drivers themselves."""
 
 import json
 import subprocess
@@ -29,26 +29,26 @@ FAILED: Final = (
 
 
 class Ask(NamedTuple):
-    """A claim of the namespace ``default``, as a user made it and the scheduler allocated it."""
+    """A claim of the namespace ``default``, created by a user and allocated by the scheduler."""
 
     name: str
     devices: Mapping[str, str]
-    """By request."""
+    """Device by request."""
     config: Sequence[Mapping[str, Any]] = ()
 
     @property
     def uid(self) -> str:
-        """Follows from the name, and is no longer than those of Kubernetes."""
+        """UID made from the name, no longer than those of Kubernetes."""
         return f"uid-{self.name[-32:]}"
 
 
 def parameters(kind: str, *requests: str, **fields: object) -> dict[str, Any]:
-    """What a claim says of its requests to the example driver."""
-    said = {"apiVersion": f"{HOSTDEV}/v1", "kind": kind, **fields}
+    """Return parameters of a claim for the example driver."""
+    given = {"apiVersion": f"{HOSTDEV}/v1", "kind": kind, **fields}
     return {
         "source": "FromClaim",
         "requests": list(requests),
-        "opaque": {"driver": HOSTDEV, "parameters": said},
+        "opaque": {"driver": HOSTDEV, "parameters": given},
     }
 
 
@@ -56,13 +56,14 @@ UNKNOWN: Final = "could not be prepared: [class=unknown"
 
 
 class Node:
-    """One node. Entered, its kubelet lives; left, all its drivers are killed that have not ended."""
+    """One node. The context runs its kubelet; its end kills all drivers that still run."""
 
     def __init__(self, root: Path, **kubelet: Any) -> None:
-        """
+        """Create the node's directories.
+
         Args:
-            root: For all files; its path leaves room for a socket's.
-            kubelet: What the kubelet is told beside its directory; its pace is fast.
+            root: Directory of all files; short enough for the path of a socket.
+            kubelet: Arguments of the kubelet other than its directory; its pace is fast.
         """
         self.root = root
         self.cdi = root / "cdi"
@@ -88,22 +89,22 @@ class Node:
         self._open.close()
         if kind is None:
             for program in self._programs:
-                # the log has one for each claim that failed nobody knows why, and no other
+                # the log has a traceback for each unknown failure, and no other
                 assert program.log.count("Traceback") == program.log.count(UNKNOWN), program.log
 
     # --- drivers --------------------------------------------------------------------------------------------
 
     def hostdev(self, *flags: str, within: Sequence[str] = (), real: bool = False) -> Program:
-        """The example driver; of the host on paper, unless it is to be that of the real one."""
+        """Start the example driver, on the plain files or on the ``real`` host."""
         roots = ("--sysfs-root", str(self.sysfs.root), "--procfs-root", str(self.root / "proc"))
         places = ("--kubelet-dir", str(self.kubelet.root), "--cdi-dir", str(self.cdi))
         whose = ("--claims", str(self.claims), "--node-name", NODE, "--cpus-each", "1")
         return self._start("hostdev_driver", *places, *whose, *(() if real else roots), *flags, within=within)
 
-    def sick(self, *words: str) -> Program:
-        """The driver of the tests' own: see ``sick_driver.py``."""
+    def failing(self, *words: str) -> Program:
+        """Start the driver of ``failing_driver.py``."""
         places = (str(self.kubelet.root), str(self.claims), str(self.fates))
-        return self._start("driver_scenarios.sick_driver", *places, *words)
+        return self._start("driver_scenarios.failing_driver", *places, *words)
 
     def _start(self, module: str, *flags: str, within: Sequence[str] = ()) -> Program:
         log_file = self.root / f"log-{len(self._programs)}"
@@ -112,20 +113,20 @@ class Node:
         return program
 
     def fate(self, **of_claims: Sequence[str]) -> None:
-        """What befalls claims at the sick driver from now on; those that are not named are prepared."""
+        """Set which claims fail at the failing driver from now on; all others are prepared."""
         new = self.fates.with_suffix(".new")
         new.write_text(json.dumps(of_claims))
         new.rename(self.fates)
 
     def wait_healthy(self, *devices: str, driver: str = HOSTDEV) -> None:
-        """Returns when the kubelet believes that these are Healthy."""
+        """Wait until the kubelet has these devices as Healthy."""
         for device in devices:
             self.kubelet.wait_health(driver, NODE, device, "Healthy")
 
     # --- pods and claims ------------------------------------------------------------------------------------
 
     def pod(self, name: str, *asks: Ask, driver: str = HOSTDEV) -> Pod:
-        """A pod, and its claims; it does not run yet."""
+        """Create a pod with its claims, without running it."""
         pod = Pod(f"pod-{name}", {ask.name: ask.name for ask in asks}, {"main": tuple(a.name for a in asks)})
         for ask in asks:
             devices = [(request, driver, NODE, device) for request, device in ask.devices.items()]
@@ -137,77 +138,81 @@ class Node:
         return pod
 
     def claim_file(self, claim: str) -> Path:
-        """Where the drivers read a claim."""
+        """Return the file from which the drivers read a claim."""
         return self.claims / f"default_{claim}.json"
 
     def run(self, name: str, *asks: Ask, driver: str = HOSTDEV) -> Pod:
-        """A pod, and its claims; bound to this node."""
+        """Create a pod with its claims and bind it to this node."""
         pod = self.pod(name, *asks, driver=driver)
         self.kubelet.run_pod(pod)
         return pod
 
     def running(self, name: str, *asks: Ask, driver: str = HOSTDEV) -> Pod:
-        """The same, once its claims are prepared."""
+        """Create a bound pod and wait until its claims are prepared."""
         pod = self.run(name, *asks, driver=driver)
         self.kubelet.wait_running(pod)
         return pod
 
     def end(self, *pods: Pod) -> None:
-        """Pods are deleted; returns when they are gone."""
+        """Delete pods and wait until they are gone."""
         for pod in pods:
             self.kubelet.delete_pod(pod)
         for pod in pods:
             self.kubelet.wait_gone(pod)
 
-    # --- what can be seen -----------------------------------------------------------------------------------
+    # --- observations ---------------------------------------------------------------------------------------
 
     def failures(self, pod: Pod) -> list[Event]:
-        """The pod's events of claims that a driver could not prepare."""
-        return [event for event in self.kubelet.events_of(pod) if event.message.startswith(FAILED)]
+        """Return the pod's events of claims that a driver could not prepare.
 
-    def tells(self, pod: Pod, claim: str, text: str, *, times: int = 2) -> None:
-        """Returns when a failure of the pod's was told so often; there must be but one, with this text."""
+        Not those of a driver that was ending: whether the kubelet's retry finds it so is chance.
+        """
+        events = [event for event in self.kubelet.events_of(pod) if event.message.startswith(FAILED)]
+        return [event for event in events if "code=driver.shutting_down" not in event.message]
+
+    def wait_event(self, pod: Pod, claim: str, text: str, *, times: int = 2) -> None:
+        """Wait until the pod's only failure event has this text and this count."""
         self.kubelet.wait_for(
             lambda: any(event.count >= times for event in self.failures(pod)), f"an event, {times} times"
         )
-        told = [event.message for event in self.failures(pod)]
-        assert told == [f"{FAILED} {claim}: {text}"], told
+        messages = [event.message for event in self.failures(pod)]
+        assert messages == [f"{FAILED} {claim}: {text}"], messages
         assert len(text.encode()) <= TEXT_LIMIT
 
     def prepares(self) -> dict[str, Any]:
-        """What ``drahealth prepares -o json`` says of each claim, by its name."""
+        """Return the output of ``drahealth prepares -o json``, by claim name."""
         command = [sys.executable, "-m", "agent", "prepares", "-o", "json"]
         places = ["--kubelet-dir", str(self.kubelet.root), "--state-dir", str(self.root / "no-agents")]
-        said = subprocess.run([*command, *places], capture_output=True, text=True, check=False)
-        assert not said.stderr
-        return {claim["name"]: claim for claim in json.loads(said.stdout)["claims"]}
+        done = subprocess.run([*command, *places], capture_output=True, text=True, check=False)
+        assert not done.stderr
+        return {claim["name"]: claim for claim in json.loads(done.stdout)["claims"]}
 
     def verdict(self, claim: str) -> Any:
-        """Of one claim's last prepare."""
+        """Return the verdict of a claim's last prepare."""
         return self.prepares()[claim]["verdict"]
 
-    def remembers_prepared(self, claim: str) -> None:
-        """Returns when the claim is remembered as prepared; that is written a moment later."""
+    def wait_prepared(self, claim: str) -> None:
+        """Wait until the claim is recorded as prepared, which is saved a moment later."""
         self.kubelet.wait_for(lambda: self.prepares()[claim]["state"] == "prepared", f"{claim} is prepared")
 
     def cdi_files(self) -> set[str]:
-        """The uids of the claims that have a CDI file; and any other file by its name."""
+        """Return the UIDs of claims with a CDI file, and the names of other files."""
         names = [path.name for path in self.cdi.iterdir()] if self.cdi.is_dir() else []
         return {name.removeprefix(f"{HOSTDEV}-device_").removesuffix(".json") for name in names}
 
     def resources(self, pod: Pod) -> dict[str, tuple[str, str]]:
-        """Health and message of each device of a pod, as its status has it, by the resourceID."""
-        said = self.kubelet.pod_status(pod).resources["main"].values()
-        return {one.resource_id: (one.health, one.message) for entry in said for one in entry}
+        """Return health and message of each device in a pod's status, by resourceID."""
+        resources = self.kubelet.pod_status(pod).resources["main"].values()
+        return {one.resource_id: (one.health, one.message) for entry in resources for one in entry}
 
     def wait_resources(self, pod: Pod, expected: Iterable[tuple[str, str]]) -> None:
-        """Returns when the pod's status has these pairs of health and message."""
+        """Wait until the pod's status has these pairs of health and message."""
         wanted = sorted(expected)
-        with suppress(AssertionError):  # of which the one below says more
+        with suppress(AssertionError):  # the assertion below has the details
             self.kubelet.wait_for(lambda: sorted(self.resources(pod).values()) == wanted, "the status")
         found = sorted(self.resources(pod).values())
         assert found == wanted, f"{found} in the status of {pod.uid}, not {wanted}"
 
     def calls(self, method: str = "NodePrepareResources") -> list[Called]:
-        """All that have ended."""
+        """Return all finished calls of a method."""
         return [call for call in self.kubelet.history.of(Called) if call.method == method]

@@ -1,4 +1,4 @@
-"""A driver as a process of its own. Nothing is judged here."""
+"""A driver as a process of its own."""
 
 import json
 import os
@@ -16,15 +16,16 @@ ROOT: Final = Path(__file__).parents[2]
 
 
 class Program:
-    """``python -m <module>``; :meth:`close` kills it if it still lives."""
+    """Process of ``python -m <module>``; :meth:`close` kills it."""
 
     def __init__(self, module: str, *flags: str, log_file: Path, within: Sequence[str] = ()) -> None:
-        """
+        """Start the program.
+
         Args:
-            module: The program.
-            flags: Its arguments.
-            log_file: Of both its outputs; made anew.
-            within: A command that becomes what its arguments say: namespaces of its own.
+            module: Module of the program.
+            flags: Arguments of the program.
+            log_file: File for both outputs, truncated.
+            within: Command that executes its arguments, such as unshare.
         """
         self.log_file = log_file
         path = os.pathsep.join(map(str, (ROOT, ROOT / "examples", ROOT / "tests")))
@@ -40,33 +41,33 @@ class Program:
 
     @property
     def log(self) -> str:
-        """What it has written so far."""
+        """Output so far."""
         return self.log_file.read_text()
 
-    def said(self, what: str) -> list[dict[str, Any]]:
-        """Its lines of JSON that are about this; those that are not yet whole come later."""
+    def records(self, what: str) -> list[dict[str, Any]]:
+        """Return the complete JSON lines of one kind."""
         lines = [line for line in self.log.splitlines(keepends=True) if line.startswith("{")]
         found = [json.loads(line) for line in lines if line.endswith("\n")]
         return [one for one in found if one["what"] == what]
 
     def logs(self, words: str) -> None:
-        """Returns when it has written these words."""
+        """Wait until the output has a text."""
         eventually(lambda: words in self.log, f"{words!r} in the log")
 
     def end(self, number: signal.Signals = signal.SIGTERM) -> int:
-        """Signals it; returns its exit code, negative if the signal ended it, once it has ended."""
+        """Send a signal and return the exit code, negative if the signal ended the program."""
         self._process.send_signal(number)
         return self._process.wait(PATIENCE_S)
 
-    def stand_still(self) -> None:
-        """It does nothing until :meth:`go_on`."""
+    def pause(self) -> None:
+        """Stop the process until :meth:`resume`."""
         self._process.send_signal(signal.SIGSTOP)
 
-    def go_on(self) -> None:
-        """As before."""
+    def resume(self) -> None:
+        """Continue a paused process."""
         self._process.send_signal(signal.SIGCONT)
 
     def close(self) -> None:
-        """Kills it, if it lives."""
+        """Kill the process, if it runs."""
         self._process.kill()
         self._process.wait()

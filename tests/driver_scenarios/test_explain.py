@@ -1,6 +1,6 @@
-"""Who uses a device, by what drivers keep of their own prepares: through the files of real drivers.
+"""Users of a device, from the prepare records in the files of real drivers.
 
-The fake kubelet's checkpoint is no kubelet's, so nobody else tells of claims here.
+The fake kubelet has no checkpoint of a real kubelet, so claims have no other source here.
 """
 
 import json
@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from agents import DRIVER as LINKED
-from agents import HEALTHY, Agent, PlainSysfs, hear_health, short_tmp
+from agents import HEALTHY, Agent, PlainSysfs, short_tmp, wait_for_health
 from explain_node import Node as Kubelet
 from wire.link import Driver, message
 from wire.serving import eventually
@@ -38,21 +38,21 @@ def explain(node: Node, *argv: str) -> tuple[int, Any]:
         str(node.kubelet.root),
         *flags,
     ]
-    said = subprocess.run(command, capture_output=True, text=True, check=False)
-    return said.returncode, json.loads(said.stdout) if said.stdout else None
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    return done.returncode, json.loads(done.stdout) if done.stdout else None
 
 
-def told(found: Any) -> set[tuple[str, str, str]]:
+def uses_of(found: Any) -> set[tuple[str, str, str]]:
     """Devices of the only claim: name, who says so, and what."""
     (claim,) = found["claims"]
     return {(one["name"], one["source"], one["relation"]) for one in claim["devices"]}
 
 
-def test_what_a_driver_has_prepared_stands_in_its_own_record(node: Node, hostdev: Program) -> None:
+def test_prepared_claims_are_in_the_drivers_record(node: Node, hostdev: Program) -> None:
     pod = node.running("it", BOTH)
     node.kubelet.wait_for(lambda: explain(node, "claim", "default/both")[0] == 0, "the record is written")
     _, found = explain(node, "claim", "default/both")
-    assert told(found) == {(PAGES, "driver", "prepared"), (CPU_1, "driver", "prepared")}
+    assert uses_of(found) == {(PAGES, "driver", "prepared"), (CPU_1, "driver", "prepared")}
     assert {one["name"]: one["verdict"]["health"] for one in found["devices"]} == {
         PAGES: "Healthy",
         CPU_1: "Healthy",
@@ -66,7 +66,7 @@ def test_what_a_driver_has_prepared_stands_in_its_own_record(node: Node, hostdev
     assert found["claims"] == []
 
 
-def test_a_claim_is_held_once_its_prepare_has_succeeded_and_not_before(node: Node, sick: Program) -> None:
+def test_claim_is_in_use_only_after_a_successful_prepare(node: Node, failing: Program) -> None:
     name = f"{SICK}/{NODE}/thing-0"
     node.fate(it=["odd", "no light"])
     pod = node.run("it", Ask("it", {"thing": "thing-0"}), driver=SICK)
@@ -75,15 +75,15 @@ def test_a_claim_is_held_once_its_prepare_has_succeeded_and_not_before(node: Nod
     assert explain(node, name)[1]["claims"] == []
     node.fate()
     node.kubelet.wait_running(pod)
-    node.remembers_prepared("it")
+    node.wait_prepared("it")
     _, found = explain(node, name)
-    assert told(found) == {("thing-0", "driver", "prepared")}
+    assert uses_of(found) == {("thing-0", "driver", "prepared")}
 
 
-# --- a driver beside the agent -----------------------------------------------------------------------------
+# --- a driver linked to the agent--------------------------------------------------------------------------
 
 
-def test_what_a_linked_driver_reports_is_told_by_the_agents_record(
+def test_reports_of_a_linked_driver_are_in_the_agents_record(
     short_tmp: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     kubelet = Kubelet(short_tmp, capsys)
@@ -95,11 +95,11 @@ def test_what_a_linked_driver_reports_is_told_by_the_agents_record(
     outcome = message("PrepareOutcome", claim=cpus)
     with Agent(short_tmp, *flags) as agent, Driver(agent.health_socket) as driver:
         with agent.kubelet() as watcher:
-            hear_health(watcher, "cpu-node0", HEALTHY)
+            wait_for_health(watcher, "cpu-node0", HEALTHY)
         driver.call("ReportPrepare", step=1, outcomes=[outcome])
         eventually(lambda: kubelet.explain("claim", "ns/cpus")[0] == 0, "the record is written")
         _, found = kubelet.document("claim", "ns/cpus")
-        assert told(found) == {("cpu-node0", "driver", "prepared")}
+        assert uses_of(found) == {("cpu-node0", "driver", "prepared")}
         assert found["devices"][0]["driver"] == LINKED
         assert found["devices"][0]["verdict"]["source"] == "agent"
         driver.call("ReportPrepare", step=2, outcomes=[outcome])

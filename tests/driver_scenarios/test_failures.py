@@ -4,15 +4,15 @@ from collections.abc import Sequence
 
 import pytest
 
+from driver_scenarios.failing_driver import ANY_CLAIM
 from driver_scenarios.node import CPU_0, CPU_1, HOSTDEV, NODE, PAGES, SICK, TEXT_LIMIT, Ask, Node, parameters
 from driver_scenarios.program import Program
-from driver_scenarios.sick_driver import EVERYBODY
 
 ON = f"device={HOSTDEV}/{NODE}/{PAGES} request=r"
 ON_CPU = f"device={HOSTDEV}/{NODE}/{CPU_0} request=r"
 MOUNT = 'mount --bind "$0" "$0" && mount -o remount,bind,ro "$0" && exec "$@"'
 READ_ONLY = ("unshare", "-m", "sh", "-c", MOUNT)
-"""In a mount namespace of its own a program may not write into a directory."""
+"""Command that runs a program in a mount namespace where a directory is read-only."""
 
 
 def remembered(node: Node, claim: str) -> tuple[str, str]:
@@ -35,9 +35,10 @@ BAD = {
         PAGES,
         parameters("PageParameters", "r"),
         "config.decode",
-        f"[class=bad-config code=config.decode {ON} retry=never] '{HOSTDEV}/v1/PageParameters' is none of the"
-        f" driver's kinds; did you mean '{HOSTDEV}/v1/HugepagesParameters'?; the claim must change. They are"
-        f" {HOSTDEV}/v1/CpuParameters, {HOSTDEV}/v1/GpuParameters, {HOSTDEV}/v1/HugepagesParameters.",
+        f"[class=bad-config code=config.decode {ON} retry=never] '{HOSTDEV}/v1/PageParameters' is not one of"
+        f" the driver's kinds; did you mean '{HOSTDEV}/v1/HugepagesParameters'?; the claim must"
+        f" change. Known kinds: {HOSTDEV}/v1/CpuParameters, {HOSTDEV}/v1/GpuParameters,"
+        f" {HOSTDEV}/v1/HugepagesParameters.",
     ),
     "a kind for other devices": (
         PAGES,
@@ -64,27 +65,29 @@ BAD = {
 
 
 @pytest.mark.usefixtures("hostdev")
-def test_what_can_never_be_had_is_the_users_to_mend(node: Node) -> None:
+def test_impossible_request_is_bad_config(node: Node) -> None:
     """e2e_node: gRPC serving error reported"""
     claims = {what.replace(" ", "-").lower(): bad for what, bad in BAD.items()}
     pods = {name: node.run(name, Ask(name, {"r": bad[0]}, [bad[1]])) for name, bad in claims.items()}
     for name, (_, _, _, text) in claims.items():
-        node.tells(pods[name], name, text)
-    said = {name: (one["verdict"]["class"], one["verdict"]["code"]) for name, one in node.prepares().items()}
-    assert said == {name: ("bad-config", bad[2]) for name, bad in claims.items()}
+        node.wait_event(pods[name], name, text)
+    verdicts = {
+        name: (one["verdict"]["class"], one["verdict"]["code"]) for name, one in node.prepares().items()
+    }
+    assert verdicts == {name: ("bad-config", bad[2]) for name, bad in claims.items()}
     assert node.cdi_files() == set()
     node.end(*pods.values())
 
 
 @pytest.mark.usefixtures("hostdev")
-def test_a_claim_that_was_corrected_is_prepared_at_the_next_try(node: Node) -> None:
+def test_corrected_claim_is_prepared_at_the_next_try(node: Node) -> None:
     """e2e_node: prepare fails then succeeds"""
     wrong = Ask("it", {"r": CPU_0}, [parameters("CpuParameters", cpus="1")])
     pod = node.run("it", wrong)
-    node.tells(pod, "it", BAD["CPUs that it was not given"][3])
+    node.wait_event(pod, "it", BAD["CPUs that it was not given"][3])
     node.pod(
         "it", wrong._replace(config=())
-    )  # the API server takes no such change; made anew it is a new claim
+    )  # the API server rejects such a change; a recreated claim is a new one
     node.kubelet.wait_running(pod)
 
 
@@ -92,23 +95,23 @@ def test_a_claim_that_was_corrected_is_prepared_at_the_next_try(node: Node) -> N
 
 
 @pytest.mark.usefixtures("hostdev")
-def test_what_another_claim_holds_is_waited_for(node: Node) -> None:
+def test_resource_of_another_claim_is_waited_for(node: Node) -> None:
     """e2e_node: prepare fails then succeeds"""
     first = node.running("first", Ask("first", {"cpu": CPU_0}))
     second = node.run("second", Ask("second", {"r": CPU_0}))
     text = (
         f"[class=transient code=cpu.overlap {ON_CPU} retry=after-release] CPUs 0 of {CPU_0} are still held by"
-        " claim default/first; it is tried again."
+        " claim default/first; the kubelet retries."
     )
-    node.tells(second, "second", text)
+    node.wait_event(second, "second", text)
     assert remembered(node, "second") == ("transient", "cpu.overlap")
     node.end(first)
     node.kubelet.wait_running(second)
-    node.remembers_prepared("second")
+    node.wait_prepared("second")
 
 
 @pytest.mark.usefixtures("hostdev")
-def test_a_hitch_is_waited_out_within_the_call(node: Node) -> None:
+def test_short_failure_is_retried_within_the_call(node: Node) -> None:
     """The claim's file is there a moment too late: the kubelet never hears of it."""
     pod = node.pod("it", Ask("it", {"cpu": CPU_0}))
     late = node.claim_file("it").rename(node.root / "late")
@@ -123,7 +126,7 @@ def test_a_hitch_is_waited_out_within_the_call(node: Node) -> None:
 # --- permanent ---------------------------------------------------------------------------------------------
 
 
-def test_a_directory_that_cannot_be_written_is_the_nodes_and_no_device_is_sick_of_it(node: Node) -> None:
+def test_unwritable_directory_is_permanent_without_device_fault(node: Node) -> None:
     node.cdi.mkdir()
     driver = node.hostdev(within=(*READ_ONLY, str(node.cdi)))
     skip_unless_mounted(driver)
@@ -131,19 +134,19 @@ def test_a_directory_that_cannot_be_written_is_the_nodes_and_no_device_is_sick_o
     pod = node.run("it", Ask("it", {"r": CPU_0}))
     text = (
         f"[class=permanent code=cdi.write {ON_CPU} retry=after-fix] EROFS (Read-only file system) while"
-        " writing a CDI file: /tmp/<name>; the node or its driver must be mended."
+        " writing a CDI file: /tmp/<name>; the node or its driver must be fixed."
     )
-    node.tells(pod, "it", text)
+    node.wait_event(pod, "it", text)
     assert remembered(node, "it") == ("permanent", "cdi.write")
     node.wait_healthy(PAGES, CPU_0, CPU_1)
     assert driver.end() == 0
-    mended = node.hostdev()
+    restarted = node.hostdev()
     node.wait_healthy(CPU_1)
     node.end(node.running("another", Ask("another", {"r": CPU_1})))
-    node.tells(pod, "it", text, times=4)
-    assert "could not be prepared" not in mended.log, "answered from memory, for a minute"
+    node.wait_event(pod, "it", text, times=4)
+    assert "could not be prepared" not in restarted.log, "answered from the cache, for a minute"
     node.end(pod)
-    node.end(node.running("anew", Ask("anew", {"r": CPU_0})))
+    node.end(node.running("next", Ask("next", {"r": CPU_0})))
 
 
 def skip_unless_mounted(driver: Program) -> None:
@@ -156,29 +159,29 @@ def skip_unless_mounted(driver: Program) -> None:
 
 
 @pytest.mark.usefixtures("hostdev")
-def test_nonsense_of_the_kernel_s_is_a_mistake_of_the_driver_s_and_tried_again(node: Node) -> None:
+def test_malformed_kernel_file_is_a_driver_bug_and_retried(node: Node) -> None:
     free = "devices/system/node/node0/hugepages/hugepages-2048kB/free_hugepages"
     node.sysfs.write(free, "many")
     pod = node.run("it", Ask("it", {"r": PAGES}))
     text = (
         f"[class=unknown code=driver.bug.value_error {ON} retry=later] ValueError: invalid literal for int()"
-        " with base 10: 'many'; it is tried again."
+        " with base 10: 'many'; the kubelet retries."
     )
-    node.tells(pod, "it", text)
+    node.wait_event(pod, "it", text)
     assert remembered(node, "it") == ("unknown", "driver.bug.value_error")
     node.sysfs.write(free, "8")
     node.kubelet.wait_running(pod)
 
 
-def test_an_exception_that_nobody_knows_is_unknown_and_tried_again(node: Node, sick: Program) -> None:
+def test_unknown_exception_is_class_unknown_and_retried(node: Node, failing: Program) -> None:
     node.fate(it=["odd", "the moon is full"])
     pod = node.run("it", Ask("it", {"r": "thing-0"}), driver=SICK)
     text = (
         f"[class=unknown code=driver.exception.odd device={SICK}/{NODE}/thing-0 request=r retry=later]"
-        " Odd: the moon is full; it is tried again."
+        " Odd: the moon is full; the kubelet retries."
     )
-    node.tells(pod, "it", text)
-    assert len(sick.said("prepare")) >= 2, "asked each time"
+    node.wait_event(pod, "it", text)
+    assert len(failing.records("prepare")) >= 2, "the driver is called each time"
     verdict = node.verdict("it")
     assert (verdict["class"], verdict["count"] >= 2) == ("unknown", True)
     node.fate()
@@ -190,23 +193,21 @@ def test_an_exception_that_nobody_knows_is_unknown_and_tried_again(node: Node, s
 
 
 def texts_of(node: Node, names: Sequence[str], tries: int) -> dict[str, set[str]]:
-    """What the kubelet says of each claim, in however many tries with its dice."""
+    """Return the kubelet's texts of each claim over many tries in random order."""
     pod = node.pod("all", *(Ask(name, {"r": f"thing-{i}"}) for i, name in enumerate(names)), driver=SICK)
-    said: dict[str, set[str]] = {}
+    texts: dict[str, set[str]] = {}
     for _ in range(tries):
         with pytest.raises(ValueError, match="failed for ResourceClaim") as caught:
             node.kubelet.prepare_pod(pod)
         claim, _, text = str(caught.value).partition("ResourceClaim ")[2].partition(": ")
-        said.setdefault(claim, set()).add(text)
-    return said
+        texts.setdefault(claim, set()).add(text)
+    return texts
 
 
-def test_every_text_names_all_that_failed_and_none_depends_on_the_kubelets_dice(
-    node: Node, sick: Program
-) -> None:
+def test_every_text_names_all_failed_claims_in_any_order(node: Node, failing: Program) -> None:
     node.fate(a=["bad", "no such mode"], b=["busy", "in use"], c=["odd", "full moon"])
-    said = texts_of(node, ["a", "b", "c", "fine"], 24)
-    assert said == {
+    found = texts_of(node, ["a", "b", "c", "fine"], 24)
+    assert found == {
         "a": {
             f"[class=bad-config code=config.invalid device={SICK}/{NODE}/thing-0 request=r retry=never]"
             " no such mode; the claim must change. Other failing claims in this call: default/b (transient"
@@ -214,12 +215,12 @@ def test_every_text_names_all_that_failed_and_none_depends_on_the_kubelets_dice(
         },
         "b": {
             f"[class=transient code=driver.transient device={SICK}/{NODE}/thing-1 request=r retry=later]"
-            " in use; it is tried again. Other failing claims in this call: default/a (bad-config"
+            " in use; the kubelet retries. Other failing claims in this call: default/a (bad-config"
             " config.invalid), default/c (unknown driver.exception.odd)."
         },
         "c": {
             f"[class=unknown code=driver.exception.odd device={SICK}/{NODE}/thing-2 request=r retry=later]"
-            " Odd: full moon; it is tried again. Other failing claims in this call: default/a (bad-config"
+            " Odd: full moon; the kubelet retries. Other failing claims in this call: default/a (bad-config"
             " config.invalid), default/b (transient driver.transient)."
         },
     }
@@ -228,12 +229,12 @@ def test_every_text_names_all_that_failed_and_none_depends_on_the_kubelets_dice(
     }
 
 
-def test_a_thousand_claims_that_fail_at_once_are_one_answer_that_can_be_read(node: Node) -> None:
+def test_thousand_failed_claims_fit_in_one_readable_answer(node: Node) -> None:
     """Well within 4 MiB, whatever their names."""
-    node.sick("at-once")
+    node.failing("at-once")
     node.kubelet.wait_registered(SICK)
     asks = [Ask(f"{'n' * 230}-{number:04}", {"r": f"thing-{number % 4}"}) for number in range(1024)]
-    node.fate(**{EVERYBODY: ["bad", "no such mode " * 100]})
+    node.fate(**{ANY_CLAIM: ["bad", "no such mode " * 100]})
     with pytest.raises(ValueError, match="Other failing claims in this call: default/nn") as caught:
         node.kubelet.prepare_pod(node.pod("all", *asks, driver=SICK))
     assert "and 1022 more." in str(caught.value)
@@ -245,7 +246,7 @@ def test_a_thousand_claims_that_fail_at_once_are_one_answer_that_can_be_read(nod
     assert len(node.prepares()) == 1024
 
 
-def test_a_driver_that_fails_delays_no_other_one(node: Node, hostdev: Program, sick: Program) -> None:
+def test_failing_driver_delays_no_other_driver(node: Node, hostdev: Program, failing: Program) -> None:
     """e2e_node: two plugins, one failing"""
     node.fate(bad=["busy", "in use"])
     bad = node.run("bad", Ask("bad", {"r": "thing-0"}), driver=SICK)
@@ -253,7 +254,7 @@ def test_a_driver_that_fails_delays_no_other_one(node: Node, hostdev: Program, s
     text = (
         f"[class=transient code=driver.transient device={SICK}/{NODE}/thing-0 request=r retry=later] in use;"
     )
-    node.tells(bad, "bad", f"{text} it is tried again.")
-    sick.end()
+    node.wait_event(bad, "bad", f"{text} the kubelet retries.")
+    failing.end()
     node.wait_healthy(PAGES, CPU_0, CPU_1)
     node.end(good)

@@ -17,13 +17,13 @@ KUBELETS = [
 ]
 """Release, the gate ResourceHealthStatus if it must be set, and the health service that is called."""
 ADVICE = (
-    ". Advice: write the number back to nr_hugepages and read it; if it stays short, free memory or reboot"
+    ". Advice: write the number to nr_hugepages and read it back; if it stays lower, free memory or reboot"
 )
 BOTH = Ask("both", {"pages": PAGES, "cpu": CPU_1}, [parameters("HugepagesParameters", "pages", pages=4)])
 
 
 @pytest.mark.parametrize(("version", "gate", "service"), KUBELETS, ids=[one[0] for one in KUBELETS])
-def test_a_pod_from_its_prepare_to_its_end(
+def test_pod_runs_from_prepare_to_unprepare(
     make_node: Callable[..., Node], version: str, gate: bool | None, service: str
 ) -> None:
     """e2e_node: one connection for all calls; one connection for service and health"""
@@ -63,7 +63,7 @@ def test_a_pod_from_its_prepare_to_its_end(
 
 
 @pytest.mark.parametrize(("version", "messages"), [("1.35", False), ("1.37", True)])
-def test_a_device_that_sickens_is_shown_in_the_pods_status_and_in_no_other_devices(
+def test_unhealthy_device_is_shown_in_its_pods_status_only(
     make_node: Callable[..., Node], version: str, messages: bool
 ) -> None:
     """e2e_node: transitions Healthy, Unhealthy, Healthy"""
@@ -79,9 +79,7 @@ def test_a_device_that_sickens_is_shown_in_the_pods_status_and_in_no_other_devic
 
 
 @pytest.mark.parametrize("version", ["1.34", "1.35"])
-def test_without_the_gate_there_is_no_stream_and_pods_run_all_the_same(
-    make_node: Callable[..., Node], version: str
-) -> None:
+def test_pods_run_without_the_health_feature_gate(make_node: Callable[..., Node], version: str) -> None:
     """e2e_node: nothing published when the gate is off"""
     node = make_node(version=version)
     node.hostdev()
@@ -92,17 +90,17 @@ def test_without_the_gate_there_is_no_stream_and_pods_run_all_the_same(
     assert node.kubelet.health(HOSTDEV, NODE, PAGES).health == "Unknown"
 
 
-def test_a_kubelet_that_distrusts_names_and_endpoints_takes_the_driver(
+def test_strict_kubelet_accepts_the_driver(
     make_node: Callable[..., Node],
 ) -> None:
     """e2e_node: registration"""
-    node = make_node(version="1.37", distrusts=True)
+    node = make_node(version="1.37", validates_input=True)
     node.hostdev("--pod-uid", "0f3c1d2e-4b5a-6978-8796-a5b4c3d2e1f0")
     node.kubelet.wait_registered(HOSTDEV)
     node.end(node.running("it", BOTH))
 
 
-def test_several_pods_at_once_are_prepared_and_shown_each_for_itself(
+def test_concurrent_pods_are_prepared_and_shown_separately(
     make_node: Callable[..., Node],
 ) -> None:
     """e2e_node: concurrent pods and health"""

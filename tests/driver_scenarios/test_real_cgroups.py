@@ -30,7 +30,7 @@ POOL_PAGES: Final = 4
 CLAIMED: Final = 2
 
 # Joins a cgroup, mounts a hugetlbfs in a mount namespace of its own, and touches pages of a file there until
-# its input ends. Tells how many it has.
+# its input ends. Prints their number.
 CONTAINER_RUNS: Final = """
 import mmap, resource, sys
 procs, size, pages, file = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), sys.argv[4]
@@ -100,7 +100,7 @@ def notes(stage: Stage) -> list[tuple[str, str, str]]:
     return [(note.subject, note.cause.code, note.cause.evidence) for note in report.notes]
 
 
-def test_a_container_uses_all_pages_of_its_claim_and_nobody_complains(stage: Stage) -> None:
+def test_container_using_all_claimed_pages_has_no_finding(stage: Stage) -> None:
     (stage.group / "hugetlb.2MB.max").write_text(f"{CLAIMED * 2}M")
     pod = stage.node.running(
         "it", Ask("it", {"r": PAGES}, [parameters("HugepagesParameters", pages=CLAIMED)])
@@ -115,17 +115,17 @@ def test_a_container_uses_all_pages_of_its_claim_and_nobody_complains(stage: Sta
     stage.node.end(pod)
 
 
-def test_a_container_that_may_have_fewer_pages_than_it_claimed_is_a_note_and_no_device_is_sick(
+def test_container_limit_below_its_claim_is_a_note_only(
     stage: Stage,
 ) -> None:
-    """As the kubelet has it for a pod that claims two pages, and asks for one in its resources."""
+    """The kubelet's cgroup of a pod that claims two pages and requests one in its resources."""
     (stage.group / "hugetlb.2MB.max").write_text("2M")
     pod = stage.node.running(
         "it", Ask("it", {"r": PAGES}, [parameters("HugepagesParameters", pages=CLAIMED)])
     )
     with container(stage, CLAIMED) as process:
-        said, _ = process.communicate()
-    assert (process.returncode, said) == (-signal.SIGBUS, "1\n")
+        output, _ = process.communicate()
+    assert (process.returncode, output) == (-signal.SIGBUS, "1\n")
     subject = f"pod {POD} container {CONTAINER}"
     expected = (subject, "cgroup.hugetlb.max_hit", "2mi pages hit the limit (limit 2 MiB)")
     eventually(lambda: expected in notes(stage), f"a note: {expected}, among {notes(stage)}")
@@ -134,7 +134,7 @@ def test_a_container_that_may_have_fewer_pages_than_it_claimed_is_a_note_and_no_
     stage.node.end(pod)
 
 
-def test_pages_that_nobody_claimed_are_told_of_where_the_device_is(stage: Stage) -> None:
+def test_use_of_unclaimed_pages_is_reported_for_the_device(stage: Stage) -> None:
     """A process of the host's takes one: the device works, and says that the next claim may find too few."""
     (stage.group / "hugetlb.2MB.max").write_text("max")
     pod = stage.node.running(
@@ -143,13 +143,13 @@ def test_pages_that_nobody_claimed_are_told_of_where_the_device_is(stage: Stage)
     with container(stage, CLAIMED) as process:
         assert process.stdout is not None
         process.stdout.readline()
-        stage.node.end(pod)  # and the process lives on, with the pages that are nobody's now
+        stage.node.end(pod)  # the process continues with pages that no claim holds now
         text = "hostdev.pages_taken: pages of 2Mi that no claim holds are in use"
 
-        def told() -> bool:
+        def is_reported() -> bool:
             stage.monitor.recheck("pages-left")
             return stage.node.kubelet.health(HOSTDEV, NODE, PAGES).message.startswith(text)
 
-        stage.node.kubelet.wait_for(told, text)
+        stage.node.kubelet.wait_for(is_reported, text)
         assert stage.node.kubelet.health(HOSTDEV, NODE, PAGES).health == "Healthy"
         process.communicate()

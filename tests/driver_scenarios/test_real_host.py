@@ -1,4 +1,4 @@
-"""The same on the real host: pages that somebody takes, a pool that shrinks, a CPU that goes offline."""
+"""Scenarios on the real host: hugepages of another process, a shrinking pool, an offline CPU."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,7 +14,7 @@ SOME = [parameters("HugepagesParameters", pages=POOL_PAGES)]
 
 @pytest.fixture
 def pool(node: Node) -> Iterator[HugepagePool]:
-    """Four pages of 2 MiB, which the driver hands out."""
+    """Four pages of 2 MiB, which the driver offers."""
     if Path("/sys/devices/system/node/node1").exists():
         pytest.skip("more than one NUMA node: on which of them pages go is the kernel's choice")
     with hugepages(2048, POOL_PAGES) as pool:
@@ -23,15 +23,15 @@ def pool(node: Node) -> Iterator[HugepagePool]:
         yield pool
 
 
-def test_pages_that_somebody_else_has_are_waited_for(node: Node, pool: HugepagePool) -> None:
+def test_pages_of_another_process_are_waited_for(node: Node, pool: HugepagePool) -> None:
     """e2e_node: prepare fails then succeeds"""
     with held_hugepages(pool, 0):
         pod = node.run("it", Ask("it", {"r": PAGES}, SOME))
-        node.tells(
+        node.wait_event(
             pod,
             "it",
             f"[class=transient code=mem.hugepages.insufficient device={HOSTDEV}/{NODE}/{PAGES} request=r"
-            " retry=after-release] 4 pages of 2Mi needed on NUMA node 0, 0 are free; it is tried again.",
+            " retry=after-release] 4 pages of 2Mi needed on NUMA node 0, 0 are free; the kubelet retries.",
         )
         assert node.verdict("it")["class"] == "transient"
         assert node.kubelet.health(HOSTDEV, NODE, PAGES).health == "Healthy"
@@ -39,9 +39,7 @@ def test_pages_that_somebody_else_has_are_waited_for(node: Node, pool: HugepageP
     node.end(pod)
 
 
-def test_a_pool_that_shrinks_fails_claims_with_the_words_of_its_health(
-    node: Node, pool: HugepagePool
-) -> None:
+def test_claim_of_a_shrunk_pool_fails_with_its_health_text(node: Node, pool: HugepagePool) -> None:
     """e2e_node: transitions Healthy, Unhealthy, Healthy"""
     running = node.running(
         "running", Ask("running", {"r": PAGES}, [parameters("HugepagesParameters", pages=1)])
@@ -51,7 +49,7 @@ def test_a_pool_that_shrinks_fails_claims_with_the_words_of_its_health(
     message = node.kubelet.wait_health(HOSTDEV, NODE, PAGES, "Unhealthy").message
     assert message.startswith(f"mem.hugepages.pool_shrunk: {summary}. Advice: ")
     pod = node.run("it", Ask("it", {"r": PAGES}, SOME))
-    node.tells(
+    node.wait_event(
         pod,
         "it",
         f"[class=failed-device code=mem.hugepages.pool_shrunk device={HOSTDEV}/{NODE}/{PAGES} request=r"
@@ -65,7 +63,7 @@ def test_a_pool_that_shrinks_fails_claims_with_the_words_of_its_health(
     node.end(running, pod)
 
 
-def test_a_cpu_that_goes_offline_fails_the_claims_of_its_device_alone(node: Node) -> None:
+def test_offline_cpu_fails_only_claims_of_its_device(node: Node) -> None:
     with hotplug(1) as cpu:
         node.hostdev(real=True)
         node.wait_healthy(CPU_1)
@@ -74,7 +72,7 @@ def test_a_cpu_that_goes_offline_fails_the_claims_of_its_device_alone(node: Node
         message = node.kubelet.wait_health(HOSTDEV, NODE, CPU_1, "Unhealthy").message
         assert message.startswith("cpu.offline: CPU 1 offline, declared: 1. Advice: ")
         pod = node.run("it", Ask("it", {"r": CPU_1}))
-        node.tells(
+        node.wait_event(
             pod,
             "it",
             f"[class=failed-device code=cpu.offline device={HOSTDEV}/{NODE}/{CPU_1} request=r"

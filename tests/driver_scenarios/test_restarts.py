@@ -1,4 +1,4 @@
-"""Either side ends and comes back, as it should or not: nothing is forgotten, and nothing is left behind."""
+"""Restarts of driver and kubelet: no state is lost and nothing is left over."""
 
 import fcntl
 import os
@@ -20,20 +20,20 @@ BROKEN = ["broken", "thing-0", "bank 3 is dark"]
 
 
 @contextmanager
-def held_back(node: Node, claim: Ask) -> Iterator[Callable[[], None]]:
-    """Whoever reads the claim waits for it until the end. Gives what returns when somebody does."""
+def blocked_claim_file(node: Node, claim: Ask) -> Iterator[Callable[[], None]]:
+    """Block readers of the claim's file until the context ends. Yields a function that waits for a reader."""
     file, opened = node.claim_file(claim.name), list[int]()
     text = file.read_bytes()
     file.unlink()
     os.mkfifo(file)
 
     def is_read() -> bool:
-        with suppress(OSError):  # ENXIO: nobody reads
+        with suppress(OSError):  # ENXIO: there is no reader
             opened.append(os.open(file, os.O_WRONLY | os.O_NONBLOCK))
         return bool(opened)
 
     def wait_until_read() -> None:
-        node.kubelet.wait_for(is_read, "somebody reads the claim")
+        node.kubelet.wait_for(is_read, "a reader of the claim")
 
     yield wait_until_read
     later = file.with_suffix(".later")
@@ -44,8 +44,8 @@ def held_back(node: Node, claim: Ask) -> Iterator[Callable[[], None]]:
         os.close(fd)
 
 
-def times_told(node: Node, pod: Pod) -> int:
-    """How often the kubelet told the pod that a driver could not prepare a claim, in the same words."""
+def event_count(node: Node, pod: Pod) -> int:
+    """Return the count of the pod's only failure event."""
     (event,) = node.failures(pod)
     return event.count
 
@@ -53,9 +53,7 @@ def times_told(node: Node, pod: Pod) -> int:
 # --- the driver -----------------------------------------------------------------------------------------
 
 
-def test_a_driver_that_ends_takes_leave_and_a_new_one_takes_up_where_it_was(
-    node: Node, hostdev: Program
-) -> None:
+def test_ended_driver_unregisters_and_the_next_one_continues(node: Node, hostdev: Program) -> None:
     """e2e_node: registration after plugin restart; Unknown after plugin stop and recovery; reconnect of both
     APIs; ResourceSlice removal after stop"""
     claim = Ask("it", {"pages": PAGES, "cpu": CPU_1})
@@ -65,12 +63,14 @@ def test_a_driver_that_ends_takes_leave_and_a_new_one_takes_up_where_it_was(
         f"[class=bad-config code=cpu.opaque_cpuset.invalid device={HOSTDEV}/{NODE}/{CPU_0} request=r"
         f" retry=never] CPUs 9 are not of {CPU_0}, which has 0; the claim must change."
     )
-    node.tells(wrong, "wrong", text)
+    node.wait_event(wrong, "wrong", text)
     kept = {path.name: path.read_bytes() for path in node.cdi.iterdir()}
 
     assert hostdev.end() == 0
     ended = node.kubelet.wait_for(lambda: node.kubelet.history.of(StreamEnded), "the stream's end")
-    assert (ended[0].code, ended[0].details) == (grpc.StatusCode.UNAVAILABLE, "driver shutting down")
+    # A kubelet that sees the registration socket vanish first cancels the stream itself.
+    if ended[0].code is not grpc.StatusCode.CANCELLED:
+        assert (ended[0].code, ended[0].details) == (grpc.StatusCode.UNAVAILABLE, "driver shutting down")
     plugins = node.kubelet.root / "plugins" / HOSTDEV
     assert [path for path in plugins.iterdir() if path.is_socket()] == []
     assert list((node.kubelet.root / "plugins_registry").iterdir()) == []
@@ -80,46 +80,44 @@ def test_a_driver_that_ends_takes_leave_and_a_new_one_takes_up_where_it_was(
 
     again = node.hostdev()
     node.wait_resources(pod, [("Healthy", ""), ("Healthy", "")])
-    node.tells(wrong, "wrong", text, times=times_told(node, wrong) + 1)
+    node.wait_event(wrong, "wrong", text, times=event_count(node, wrong) + 1)
     assert "could not be prepared" not in again.log, "answered from memory"
     node.end(pod, wrong)
     assert node.cdi_files() == set()
 
 
-def test_what_a_driver_told_of_a_device_outlives_it_and_its_taint_is_no_younger(
-    node: Node, sick: Program
-) -> None:
+def test_driver_reported_fault_and_taint_time_survive_a_restart(node: Node, failing: Program) -> None:
     node.fate(it=BROKEN)
     pod = node.run("it", Ask("it", {"r": "thing-0"}), driver=SICK)
     text = (
         f"[class=failed-device code=thing.broken device={SICK}/{NODE}/thing-0 request=r retry=after-repair]"
         " bank 3 is dark; the device is Unhealthy, its taint is offered."
     )
-    node.tells(pod, "it", text, times=1)
+    node.wait_event(pod, "it", text, times=1)
     before = node.kubelet.wait_health(SICK, NODE, "thing-0", "Unhealthy")
-    tainted = node.kubelet.wait_for(lambda: [one for one in sick.said("taints") if one["tainted"]], "taints")
-    assert sick.end() == 0
+    tainted = node.kubelet.wait_for(
+        lambda: [one for one in failing.records("taints") if one["tainted"]], "taints"
+    )
+    assert failing.end() == 0
     node.kubelet.wait_for(lambda: node.kubelet.history.of(Cleared), "the end")
 
     seen = len(node.kubelet.history)
-    again = node.sick()
+    again = node.failing()
     after = node.kubelet.wait_health(SICK, NODE, "thing-0", "Unhealthy")
     assert after.message == before.message
-    said = {one.health for one in node.kubelet.history.of(Changed, since=seen) if one.device == "thing-0"}
-    assert said == {"Unhealthy"}, "and nothing else in between"
-    told = node.kubelet.wait_for(lambda: again.said("taints"), "taints")
-    assert told[0]["tainted"] == tainted[-1]["tainted"], "timeAdded and all"
-    asked = len(again.said("prepare"))  # before anybody had looked at the device
-    node.tells(pod, "it", text, times=times_told(node, pod) + 3)
-    assert len(again.said("prepare")) <= asked + 1, "refused from memory, but for one that was on its way"
+    changes = {one.health for one in node.kubelet.history.of(Changed, since=seen) if one.device == "thing-0"}
+    assert changes == {"Unhealthy"}, "no other health in between"
+    published = node.kubelet.wait_for(lambda: again.records("taints"), "taints")
+    assert published[0]["tainted"] == tainted[-1]["tainted"], "timeAdded and all"
+    asked = len(again.records("prepare"))  # before the first evaluation of the device
+    node.wait_event(pod, "it", text, times=event_count(node, pod) + 3)
+    assert len(again.records("prepare")) <= asked + 1, "refused from memory, but for one that was on its way"
 
 
-def test_a_driver_that_is_killed_within_a_prepare_gives_the_same_the_next_time(
-    node: Node, hostdev: Program
-) -> None:
+def test_prepare_after_a_kill_gives_the_same_result(node: Node, hostdev: Program) -> None:
     """e2e_node: in progress at restart
 
-    It is killed between its two files: somebody is at the second one, for which it waits.
+    The driver is killed between its two files: the lock of the second one is held.
     """
     claim = Ask("it", {"pages": PAGES, "cpu": CPU_1}, [parameters("HugepagesParameters", "pages", pages=3)])
     ledger = node.kubelet.root / "plugins" / HOSTDEV / "ledger.json"
@@ -157,7 +155,7 @@ def test_slices_survive_a_quick_restart(make_node: Callable[..., Node]) -> None:
 
 @pytest.mark.usefixtures("hostdev")
 @pytest.mark.parametrize("graceful", [True, False])
-def test_a_kubelet_that_comes_back_shows_what_it_showed(node: Node, graceful: bool) -> None:
+def test_restarted_kubelet_shows_the_same_state(node: Node, graceful: bool) -> None:
     """e2e_node: registration after kubelet restart; retry after kubelet restart
 
     After a crash it has an old picture, in which an equal list would change nothing: so it gets none.
@@ -178,11 +176,11 @@ def test_a_kubelet_that_comes_back_shows_what_it_showed(node: Node, graceful: bo
 
 
 @pytest.mark.usefixtures("hostdev")
-def test_a_prepare_outlives_the_kubelet_that_asked_for_it(node: Node) -> None:
+def test_prepare_survives_a_kubelet_restart(node: Node) -> None:
     """e2e_node: retry after kubelet restart; in progress at restart"""
     claim = Ask("it", {"cpu": CPU_1})
     pod = node.pod("it", claim)
-    with held_back(node, claim) as wait_until_read:
+    with blocked_claim_file(node, claim) as wait_until_read:
         node.kubelet.run_pod(pod)
         wait_until_read()
         node.kubelet.stop(graceful=False)
@@ -194,7 +192,7 @@ def test_a_prepare_outlives_the_kubelet_that_asked_for_it(node: Node) -> None:
 
 
 @pytest.mark.usefixtures("hostdev")
-def test_pods_that_came_and_went_while_there_was_no_kubelet(node: Node) -> None:
+def test_pods_changed_without_a_kubelet_are_reconciled(node: Node) -> None:
     """e2e_node: pod created while kubelet is down; unprepare for deleted pods; no prepare for deleted pod"""
     going = node.running("going", Ask("going", {"cpu": CPU_0}))
     node.kubelet.stop()
@@ -208,11 +206,11 @@ def test_pods_that_came_and_went_while_there_was_no_kubelet(node: Node) -> None:
     assert ["uid-both"] not in [list(call.claims) for call in node.calls()]
 
 
-def test_a_driver_waits_for_its_kubelet(node: Node) -> None:
+def test_driver_waits_for_the_kubelet(node: Node) -> None:
     """e2e_node: registration"""
     node.kubelet.stop()
     driver = node.hostdev()
-    driver.logs("hands out")
+    driver.logs("offers")
     socket = node.kubelet.root / "plugins_registry" / f"{HOSTDEV}-reg.sock"
     node.kubelet.wait_for(socket.exists, "the socket")
     node.kubelet.start()
@@ -224,7 +222,7 @@ def test_a_driver_waits_for_its_kubelet(node: Node) -> None:
 
 
 @pytest.mark.usefixtures("hostdev")
-def test_a_registry_that_was_made_anew_gets_its_socket_again(node: Node) -> None:
+def test_recreated_registry_gets_its_socket_again(node: Node) -> None:
     """e2e_node: registration after kubelet restart"""
     node.kubelet.stop()
     shutil.rmtree(node.kubelet.root / "plugins_registry")
@@ -234,7 +232,7 @@ def test_a_registry_that_was_made_anew_gets_its_socket_again(node: Node) -> None
 
 
 @pytest.mark.usefixtures("hostdev")
-def test_a_registration_socket_that_somebody_removed_is_made_again(node: Node) -> None:
+def test_removed_registration_socket_is_created_again(node: Node) -> None:
     (node.kubelet.root / "plugins_registry" / f"{HOSTDEV}-reg.sock").unlink()
     node.kubelet.wait_for(lambda: node.kubelet.plugins == [], "it let go of the driver")
     node.kubelet.wait_registered(HOSTDEV)
@@ -243,7 +241,7 @@ def test_a_registration_socket_that_somebody_removed_is_made_again(node: Node) -
 
 
 @pytest.mark.usefixtures("hostdev")
-def test_a_service_socket_that_somebody_removed_is_there_for_the_next_kubelet(node: Node) -> None:
+def test_removed_service_socket_is_created_for_the_next_kubelet(node: Node) -> None:
     """e2e_node: functional after reconnect, 2 sockets"""
     socket = node.kubelet.root / "plugins" / HOSTDEV / "dra.sock"
     socket.unlink()
@@ -254,23 +252,23 @@ def test_a_service_socket_that_somebody_removed_is_there_for_the_next_kubelet(no
     node.end(pod)
 
 
-def test_a_driver_that_stands_still_is_registered_when_it_goes_on(make_node: Callable[..., Node]) -> None:
+def test_stopped_driver_is_registered_when_it_continues(make_node: Callable[..., Node]) -> None:
     """e2e_node: registration after GetInfo failure"""
     node = make_node(pace=replace(Pace.fast(), dial_s=1.0))
     driver = node.hostdev()
     node.wait_healthy(CPU_0)
     node.kubelet.stop()
-    driver.stand_still()
+    driver.pause()
     node.kubelet.start()
     node.kubelet.wait_for(lambda: "dial failed" in str(list(node.kubelet.history)), "a failed registration")
-    driver.go_on()
+    driver.resume()
     node.wait_healthy(CPU_0)
 
 
-# --- claims that nobody knows -----------------------------------------------------------------------------
+# --- unknown claims ---------------------------------------------------------------------------------------
 
 
-def test_a_claim_that_the_driver_never_saw_is_unprepared(node: Node, hostdev: Program) -> None:
+def test_unknown_claim_is_unprepared(node: Node, hostdev: Program) -> None:
     """The driver's whole memory is gone: the pod ends all the same."""
     pod = node.running("it", Ask("it", {"pages": PAGES, "cpu": CPU_1}))
     hostdev.end()
@@ -283,11 +281,11 @@ def test_a_claim_that_the_driver_never_saw_is_unprepared(node: Node, hostdev: Pr
 
 
 @pytest.mark.usefixtures("hostdev")
-def test_a_pod_that_is_deleted_while_it_is_prepared_leaves_nothing_behind(node: Node) -> None:
+def test_pod_deleted_during_its_prepare_leaves_nothing(node: Node) -> None:
     """e2e_node: unprepare for deleted pods"""
     claim = Ask("it", {"cpu": CPU_1})
     pod = node.pod("it", claim)
-    with held_back(node, claim) as wait_until_read:
+    with blocked_claim_file(node, claim) as wait_until_read:
         node.kubelet.run_pod(pod)
         wait_until_read()
         node.kubelet.delete_pod(pod)

@@ -14,17 +14,17 @@ OLD_POD, NEW_POD = "pod-old", "pod-new"
 
 
 class Update(NamedTuple):
-    """In the middle of it."""
+    """Both instances, in the middle of a rolling update."""
 
     node: Node
     old: Program
     new: Program
 
     def speakers(self, since: int) -> set[str]:
-        """Whose health lists came since then, by the names of their sockets.
+        """Return the names of the sockets whose health lists came since then.
 
         A list and the clear come to the kubelet by two streams, each in a thread of its own: of the list that
-        is believed after the clear the history may tell before it.
+        is accepted after the clear may be recorded before it.
         """
         messages = self.node.kubelet.history.of(Message, since=since)
         return {one.endpoint.rpartition("/")[2] for one in messages}
@@ -37,17 +37,17 @@ class Update(NamedTuple):
 
 @pytest.fixture
 def update(make_node: Callable[..., Node]) -> Iterator[Update]:
-    """Both are registered, and the old one knows that it is to be quiet."""
+    """Wait until both are registered and the old instance is muted."""
     node = make_node(version="1.37")
     old = node.hostdev("--pod-uid", OLD_POD)
     node.wait_healthy(PAGES, CPU_0, CPU_1)
     new = node.hostdev("--pod-uid", NEW_POD)
     node.kubelet.wait_registered(HOSTDEV, count=2)
-    old.logs("a newer instance of the driver speaks for it from now on")
+    old.logs("a newer instance of the driver is the leader; health muted here")
     return Update(node, old, new)
 
 
-def test_only_the_newest_speaks_and_the_old_ones_stream_stays_open(update: Update) -> None:
+def test_only_the_newest_instance_sends_and_the_old_stream_stays(update: Update) -> None:
     node, since = update.node, len(update.node.kubelet.history)
     node.sysfs.resize(7)
     update.wait_all_known("Unhealthy")
@@ -61,7 +61,7 @@ def test_only_the_newest_speaks_and_the_old_ones_stream_stays_open(update: Updat
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
-def test_when_the_old_one_is_gone_the_new_one_says_everything_again(
+def test_new_instance_resends_everything_after_the_old_one_ends(
     update: Update, number: signal.Signals
 ) -> None:
     """The kubelet forgets the driver's health with the old one's stream."""
@@ -80,8 +80,8 @@ def test_when_the_old_one_is_gone_the_new_one_says_everything_again(
     node.end(pod)
 
 
-def test_when_the_new_one_is_killed_the_old_one_speaks_again(update: Update) -> None:
-    """And prepares, with what both of them know."""
+def test_old_instance_sends_again_after_the_new_one_is_killed(update: Update) -> None:
+    """The old instance also prepares, with the shared ledger."""
     node = update.node
     pod = node.running("it", Ask("it", {"cpu": CPU_0}))
     begun = len(node.kubelet.history)
@@ -101,6 +101,6 @@ def test_when_the_new_one_is_killed_the_old_one_speaks_again(update: Update) -> 
 
 
 def last_clear(node: Node) -> int:
-    """After how many entries of its history the kubelet last forgot the driver."""
+    """Return the index of the history entry at which the kubelet last forgot the driver."""
     entries = list(node.kubelet.history)
     return max(at for at, entry in enumerate(entries, 1) if isinstance(entry, Cleared))

@@ -34,8 +34,8 @@ class Cards:
 
     async def prepare(self, claim: agent.Claim) -> list[agent.PreparedDevice]:
         for config in claim.configs:
-            said = agent.decode_parameters(config, {f"{NAME}/v1/CardParameters": CardParameters})
-            time.sleep(said.flash_s)  # noqa: ASYNC251, RUF100  # it holds up this loop, and no health
+            parameters = agent.decode_parameters(config, {f"{NAME}/v1/CardParameters": CardParameters})
+            time.sleep(parameters.flash_s)  # noqa: ASYNC251, RUF100  # it holds up this loop, and no health
         return [agent.PreparedDevice((one.request,), one.pool, one.device) for one in claim.devices]
 
     async def unprepare(self, ref: agent.ClaimRef) -> None:

@@ -1,6 +1,6 @@
 """A prepare handler and nothing else: ``NODE_NAME=node-1 python classified_driver.py DIRECTORY CLAIM...``
 
-It prepares each claim, which is a file, and prints what the kubelet would be told.
+It prepares each claim, which is a file, and prints the text for the kubelet.
 """
 
 import json

@@ -17,7 +17,7 @@ from typing import Any
 
 
 def process_state() -> dict[str, Any]:
-    """As it is now, by what it is; to be compared. Of the main thread."""
+    """Return the process state for a comparison, by name. Main thread only."""
     root, ours = logging.getLogger(), logging.getLogger("agent")
     wakeup_fd = signal.set_wakeup_fd(-1)
     signal.set_wakeup_fd(wakeup_fd)

@@ -1,6 +1,6 @@
 """A DRA driver of plain threads: ``python threaded_driver.py DIRECTORY``.
 
-It hands out hugepages, which drahealth watches. Claims are files, where others ask the API server;
+It offers hugepages, which drahealth monitors. Claims are files instead of objects of the API server;
 ``config.toml`` has the node's name, and whatever else is not as it is on most nodes.
 """
 

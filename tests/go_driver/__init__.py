@@ -1,7 +1,7 @@
-"""The driver of examples/go-driver, built and run: beside a real agent, under a kubelet and an API server.
+"""Tests of examples/go-driver, built and run with a real agent, a fake kubelet and a fake API server.
 
-module.py        the Go module, and the Go that is here
-api_server.py    the API server
-objects.py       what client-go sends to it
-node.py          a node with all of them
+module.py        the Go module and the installed Go
+api_server.py    the fake API server
+objects.py       decoder of objects from client-go
+node.py          a node with all parts
 """

@@ -1,4 +1,4 @@
-"""The driver, built once, and nodes for it."""
+"""Fixtures: the driver, built once, and nodes for it."""
 
 import tempfile
 from collections.abc import Callable, Iterator
@@ -17,27 +17,27 @@ from go_driver.objects import Decode, decoder
 
 @pytest.fixture(scope="session")
 def go() -> GoModule:
-    """The module, and a Go that can build it."""
+    """Go module that can be built here."""
     return go_module()
 
 
 @pytest.fixture(scope="session")
 def binary(go: GoModule, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The driver."""
-    made = tmp_path_factory.mktemp("go") / "go-driver"
-    go.build(made)
-    return made
+    """Path of the driver's binary."""
+    path = tmp_path_factory.mktemp("go") / "go-driver"
+    go.build(path)
+    return path
 
 
 @pytest.fixture(scope="session")
 def decode(go: GoModule, tmp_path_factory: pytest.TempPathFactory) -> Decode:
-    """What the API server reads with."""
+    """Decoder of request bodies for the API server."""
     return decoder(go.directories(), tmp_path_factory.mktemp("proto"))
 
 
 @pytest.fixture
 def make_node(binary: Path, decode: Decode) -> Iterator[Callable[..., GoNode]]:
-    """Makes a node with a kubelet of this kind; it lives until the end of the test."""
+    """Factory of nodes that live until the end of the test; the arguments go to the kubelet."""
     with ExitStack() as stack:
 
         def make(**kubelet: Any) -> GoNode:
@@ -49,19 +49,19 @@ def make_node(binary: Path, decode: Decode) -> Iterator[Callable[..., GoNode]]:
 
 @pytest.fixture
 def node(make_node: Callable[..., GoNode]) -> GoNode:
-    """A node with a kubelet 1.37, no agent and no driver."""
+    """Node with a kubelet 1.37, without agent and driver."""
     return make_node(version="1.37")
 
 
 @pytest.fixture
 def agent(node: GoNode) -> Agent:
-    """The agent on it."""
+    """Agent of the node."""
     return node.agent()
 
 
 @pytest.fixture
 def driver(node: GoNode, agent: Agent) -> Program:
-    """The driver on it, beside the agent; all of its devices Healthy."""
+    """Driver of the node with the agent; all devices are Healthy."""
     started = node.driver()
     node.wait_healthy(PAGES, CPU_0, CPU_1)
     return started

@@ -1,7 +1,7 @@
-"""A node for the driver in Go: a kubelet, an API server, and an agent that the test starts, stops and kills.
+"""Node for the Go driver: a kubelet, an API server, and an agent that the test starts, stops and kills.
 
-The host is one of plain files, unless a test asks for the real one: two CPUs and 8 pages of 2 MiB. Everything
-else of a node stands in ``driver_scenarios.node``.
+The host has plain files with two CPUs and 8 pages of 2 MiB, unless a test uses the real host. The base class
+is in ``driver_scenarios.node``.
 """
 
 import json
@@ -13,37 +13,38 @@ from types import TracebackType
 from typing import Any, Final, Self
 
 from agents import Agent
-from driver_scenarios.node import CPU_0, CPU_1, NODE, PAGES, Ask, Node
+from driver_scenarios.node import CPU_0, CPU_1, FAILED, NODE, PAGES, Ask, Node
 from driver_scenarios.program import Program
 from kubelet import Pod
+from kubelet.events import Event
 
 from go_driver.api_server import ApiServer
 from go_driver.objects import Decode
 
-__all__ = ["AWAY", "CPU_0", "CPU_1", "GO", "NODE", "PAGES", "SHORT", "Ask", "GoNode", "parameters"]
+__all__ = ["AGENT_ABSENT", "CPU_0", "CPU_1", "GO", "NODE", "PAGES", "SHORT", "Ask", "GoNode", "parameters"]
 GO: Final = "godev.drahealth.example.com"
 SHORT: Final = '[stream]\nheartbeat = "500ms"\nlease = "3s"\n'
-"""Of an agent, so that a silence of seconds is one."""
-AWAY: Final = "drahealth agent does not answer"
-"""How the text begins of a device that the driver knows nothing of."""
+"""Agent configuration with a lease of seconds, so that a short silence counts."""
+AGENT_ABSENT: Final = "drahealth agent does not answer"
+"""Prefix of a device's message while the driver cannot reach the agent."""
 
 
 def parameters(kind: str, **fields: object) -> dict[str, Any]:
-    """What a claim says to the driver in Go."""
-    said = {"apiVersion": f"{GO}/v1", "kind": kind, **fields}
-    return {"source": "FromClaim", "requests": [], "opaque": {"driver": GO, "parameters": said}}
+    """Return opaque parameters of a claim for the Go driver."""
+    parameters_ = {"apiVersion": f"{GO}/v1", "kind": kind, **fields}
+    return {"source": "FromClaim", "requests": [], "opaque": {"driver": GO, "parameters": parameters_}}
 
 
 class GoNode(Node):
-    """One node. Entered, its kubelet and its API server live; left, all that has not ended is killed."""
+    """Node whose kubelet and API server run while it is entered; at exit all programs are killed."""
 
     def __init__(self, root: Path, binary: Path, decode: Decode, **kubelet: Any) -> None:
         """
         Args:
-            root: For all files; its path leaves room for a socket's.
-            binary: The driver.
-            decode: What the API server reads with.
-            kubelet: What the kubelet is told beside its directory; its pace is fast.
+            root: Directory of all files; short, because of the limit of socket paths.
+            binary: Path of the driver.
+            decode: Decoder of request bodies for the API server.
+            kubelet: Arguments of the kubelet; its pace is fast.
         """
         super().__init__(root, **kubelet)
         self.binary = binary
@@ -64,82 +65,107 @@ class GoNode(Node):
         if kind is None:
             for program in self._programs:
                 assert "panic" not in program.log, program.log
-                assert "reports are stale" not in program.log, program.log  # of kubeletplugin: a lease ended
+                assert "reports are stale" not in program.log, (
+                    program.log
+                )  # kubeletplugin logs this when a lease has expired
 
-    # --- what runs on it ------------------------------------------------------------------------------------
+    # --- programs -----------------------------------------------------------------------------------------
 
     def agent(self, *flags: str, real: bool = False, config: str = "") -> Agent:
-        """The agent, where the one before had its state and its sockets; of the host on paper, or not."""
+        """Start an agent with the state and socket directories of the previous one."""
         paper = ("--sysfs-root", self.sysfs.root, "--procfs-root", self.root / "proc")
         roots = ("--cgroupfs-root", self.root / "cgroup", *(() if real else paper))
-        whose = ("--driver", GO, "--node-name", NODE, "--period", "50ms")
+        identity = ("--driver", GO, "--node-name", NODE, "--period", "50ms")
         directory = self.root / "agent"
-        return self._open.enter_context(Agent(directory, *whose, *map(str, roots), *flags, config=config))
+        return self._open.enter_context(Agent(directory, *identity, *map(str, roots), *flags, config=config))
 
     @property
     def socket(self) -> Path:
-        """Where the agent listens for the driver."""
+        """Agent's socket for the driver."""
         return self.root / "agent" / "run" / "drivers" / f"{GO}.sock"
 
     @property
     def plugin_socket(self) -> Path:
-        """Where the driver listens for the kubelet."""
+        """Driver's socket for the kubelet."""
         return self.kubelet.root / "plugins" / GO / "dra.sock"
 
     def driver(self, *flags: str, real: bool = False, pages: int = 8) -> Program:
-        """The driver in Go: each of the two CPUs is a device, and the 8 pages are one."""
-        places = ("--kubelet-dir", str(self.kubelet.root), "--cdi-dir", str(self.cdi))
+        """Start the Go driver with three devices: two CPUs and the hugepages."""
+        directories = ("--kubelet-dir", str(self.kubelet.root), "--cdi-dir", str(self.cdi))
         agent = ("--drahealth-socket", str(self.socket))
-        whose = ("--api-server", self.api.url, "--node-name", NODE, "--driver-name", GO)
-        what = ("--cpus", "0", "--cpus", "1", "--hugepages", f"2Mi:{pages}")
+        identity = ("--api-server", self.api.url, "--node-name", NODE, "--driver-name", GO)
+        devices = ("--cpus", "0", "--cpus", "1", "--hugepages", f"2Mi:{pages}")
         host = () if real else ("--sysfs-root", str(self.sysfs.root))
         log_file = self.root / f"log-{len(self._programs)}"
-        program = GoProgram(self.binary, *places, *agent, *whose, *what, *host, *flags, log_file=log_file)
+        program = GoProgram(
+            self.binary, *directories, *agent, *identity, *devices, *host, *flags, log_file=log_file
+        )
         self._programs.append(program)
         return program
 
-    # --- what is asked of it, and what can be seen ----------------------------------------------------------
+    # --- pods and waiting ---------------------------------------------------------------------------------
 
     def pod(self, name: str, *asks: Ask, driver: str = GO) -> Pod:
-        """A pod, and its claims; it does not run yet."""
+        """Create a pod and its claims without starting it."""
         pod = super().pod(name, *asks, driver=driver)
         for ask in asks:
             self.api.add_claim(self.kubelet.claims["default", ask.name])
         return pod
 
     def run(self, name: str, *asks: Ask, driver: str = GO) -> Pod:
-        """A pod, and its claims; bound to this node."""
+        """Create a pod and its claims, and bind it to the node."""
         return super().run(name, *asks, driver=driver)
 
     def running(self, name: str, *asks: Ask, driver: str = GO) -> Pod:
-        """The same, once its claims are prepared."""
+        """Run a pod and wait until its claims are prepared."""
         return super().running(name, *asks, driver=driver)
 
+    def failures(self, pod: Pod) -> list[Event]:
+        """Return the pod's events of claims that a driver could not prepare.
+
+        Not the driver's own text of a prepare for which the agent was slower than the driver waits (0.5 s),
+        if there is also the agent's text, which contains it.
+        """
+        events = super().failures(pod)
+        texts = [event.message.removeprefix(FAILED).partition(": ")[2] for event in events]
+        return [
+            event
+            for event, text in zip(events, texts, strict=True)
+            if not any(text in other and text != other for other in texts)
+        ]
+
     def wait_healthy(self, *devices: str, driver: str = GO) -> None:
-        """Returns when the kubelet believes that these are Healthy."""
+        """Wait until the kubelet has these devices as Healthy."""
         super().wait_healthy(*devices, driver=driver)
 
-    def wait_away(self, *devices: str) -> None:
-        """Returns when the kubelet holds these Unknown, and says why."""
+    def wait_agent_absent(self, *devices: str) -> None:
+        """Wait until the kubelet has these devices as Unknown because the agent is absent."""
         for device in devices:
-            self.kubelet.wait_for(lambda name=device: self._away(name), f"why {device} is Unknown")
+            self.kubelet.wait_for(
+                lambda name=device: self._agent_absent(name), f"{device} Unknown with reason"
+            )
 
-    def _away(self, device: str) -> bool:
+    def _agent_absent(self, device: str) -> bool:
         found = self.kubelet.health(GO, NODE, device)
-        return found.health == "Unknown" and found.message.startswith(AWAY)
+        return found.health == "Unknown" and found.message.startswith(AGENT_ABSENT)
 
     def drahealth(self, *words: str) -> Any:
-        """What a verb of the command line says in JSON."""
+        """Run a drahealth command; return its JSON output."""
         command = [sys.executable, "-m", "agent", *words, "-o", "json"]
         return json.loads(subprocess.run(command, capture_output=True, text=True, check=False).stdout)
 
     def prepares(self) -> dict[str, Any]:
-        """What ``drahealth prepares`` says of each claim, by its name."""
-        places = ("--kubelet-dir", str(self.kubelet.root), "--state-dir", str(self.root / "agent/run/state"))
-        return {claim["name"]: claim for claim in self.drahealth("prepares", *places)["claims"]}
+        """Return the output of ``drahealth prepares``, by claim name."""
+        directories = (
+            "--kubelet-dir",
+            str(self.kubelet.root),
+            "--state-dir",
+            str(self.root / "agent/run/state"),
+        )
+        return {claim["name"]: claim for claim in self.drahealth("prepares", *directories)["claims"]}
 
-    def remembers_prepared(self, claim: str) -> None:
-        """Returns when the agent remembers the claim as prepared; it may hear of it late."""
+    def wait_prepared(self, claim: str) -> None:
+        """Wait until the agent has recorded the claim as prepared."""
 
         def prepared() -> bool:
             return self.prepares().get(claim, {}).get("state") == "prepared"
@@ -148,14 +174,14 @@ class GoNode(Node):
 
 
 class GoProgram(Program):
-    """A program that is no Python."""
+    """Running program that is not written in Python."""
 
     def __init__(self, binary: Path, *flags: str, log_file: Path) -> None:
         """
         Args:
-            binary: The program.
-            flags: Its arguments.
-            log_file: Of both its outputs; made anew.
+            binary: Path of the program.
+            flags: Arguments.
+            log_file: File for stdout and stderr, truncated at the start.
         """
         self.log_file = log_file
         environ = {k: v for k, v in os.environ.items() if not k.startswith(("NODE_", "POD_", "KUBE"))}

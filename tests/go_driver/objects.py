@@ -1,7 +1,7 @@
-"""Kubernetes' objects as client-go sends them: protobuf within an envelope, by upstream's own definitions.
+"""Decoder of Kubernetes objects from client-go: JSON, or protobuf in an envelope.
 
-Those come with the Go modules ``k8s.io/api`` and ``k8s.io/apimachinery``, and are compiled for Google's
-protobuf. Not here: the way back, since client-go takes JSON for an answer.
+The proto files come with the Go modules ``k8s.io/api`` and ``k8s.io/apimachinery``. There is no encoder:
+client-go accepts JSON as an answer.
 """
 
 import json
@@ -26,11 +26,11 @@ Decode = Callable[[bytes], dict[str, Any]]
 
 
 def decoder(modules: dict[str, Path], scratch: Path) -> Decode:
-    """What makes an object of a request's body, be it JSON or protobuf.
+    """Return a function that decodes a request's body, JSON or protobuf.
 
     Args:
-        modules: Where the Go modules lie, by their path.
-        scratch: An empty directory.
+        modules: Source directories of the Go modules, by module path.
+        scratch: Empty directory.
     """
     for module, directory in modules.items():
         link = scratch / module
@@ -61,7 +61,7 @@ def decoder(modules: dict[str, Path], scratch: Path) -> Decode:
 
 
 def as_json(message: Message) -> Any:
-    """As Kubernetes writes it in JSON. Empty strings are left out, be they meant or not."""
+    """Convert a message to Kubernetes' JSON, without empty strings."""
     match message.DESCRIPTOR.full_name.rpartition(".")[2]:
         case "Quantity":
             return message.string

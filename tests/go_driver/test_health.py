@@ -1,10 +1,10 @@
-"""Health through the driver in Go: the agent's own words, and Unknown whenever there is nobody to say any."""
+"""Health through the Go driver: the agent's health, and Unknown while the agent is absent."""
 
 import signal
 from collections.abc import Callable
 
 import pytest
-from agents import Agent, hear_health
+from agents import Agent, wait_for_health
 from kubelet.history import Changed, Registered, StreamEnded, StreamOpened
 from wire.google import watch_health
 
@@ -14,13 +14,13 @@ SERVICES = ("v1.DRAPlugin", "v1beta1.DRAPlugin", "v1.DRAResourceHealth", "v1alph
 SHRUNK = "mem.hugepages.pool_shrunk: 7 pages of 2mi on node 0, 8 declared. Advice: "
 
 
-def said(node: GoNode, device: str, since: int) -> list[tuple[str, str]]:
-    """Health and message of each change of a device, from some entry of the kubelet's history on."""
+def health_changes(node: GoNode, device: str, since: int) -> list[tuple[str, str]]:
+    """Return health and message of each change of a device, from an entry of the kubelet's history on."""
     changes = node.kubelet.history.of(Changed, since=since)
     return [(one.health, one.message) for one in changes if one.device == device]
 
 
-# --- the agent's words ------------------------------------------------------------------------------------
+# --- with the agent ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -31,7 +31,7 @@ def said(node: GoNode, device: str, since: int) -> list[tuple[str, str]]:
         ("1.37", "v1.DRAResourceHealth"),
     ],
 )
-def test_each_kubelet_hears_what_the_agent_says(
+def test_each_kubelet_version_gets_the_agents_health(
     make_node: Callable[..., GoNode], version: str, service: str
 ) -> None:
     node = make_node(version=version, health=True)
@@ -45,9 +45,9 @@ def test_each_kubelet_hears_what_the_agent_says(
     node.sysfs.resize(7)
     message = node.kubelet.wait_health(GO, NODE, PAGES, "Unhealthy").message
     with watch_health(node.socket) as agent:
-        words = hear_health(agent, PAGES, 2).message
-    assert words.startswith(SHRUNK)
-    assert message == (words if node.kubelet.version.reads_message else "")
+        agent_message = wait_for_health(agent, PAGES, 2).message
+    assert agent_message.startswith(SHRUNK)
+    assert message == (agent_message if node.kubelet.version.reads_message else "")
     node.wait_resources(pod, [("Unhealthy", message), ("Healthy", "")])
     node.sysfs.resize(8)
     node.wait_resources(pod, [("Healthy", ""), ("Healthy", "")])
@@ -56,42 +56,42 @@ def test_each_kubelet_hears_what_the_agent_says(
 
 
 @pytest.mark.usefixtures("driver")
-def test_whoever_follows_either_socket_reads_the_same(node: GoNode) -> None:
+def test_agent_and_driver_sockets_serve_the_same_health(node: GoNode) -> None:
     node.sysfs.resize(7)
     message = node.kubelet.wait_health(GO, NODE, PAGES, "Unhealthy").message
     for socket in (node.socket, node.plugin_socket):
         devices = node.drahealth("watch", "--once", str(socket))["devices"]
-        said = {one["name"]: (one["health"], one["message"]) for one in devices}
-        assert said == {CPU_0: ("Healthy", ""), CPU_1: ("Healthy", ""), PAGES: ("Unhealthy", message)}
+        served = {one["name"]: (one["health"], one["message"]) for one in devices}
+        assert served == {CPU_0: ("Healthy", ""), CPU_1: ("Healthy", ""), PAGES: ("Unhealthy", message)}
 
 
-# --- nobody to say any ------------------------------------------------------------------------------------
+# --- without the agent -----------------------------------------------------------------------------------
 
 
 @pytest.mark.usefixtures("driver")
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
-def test_an_agent_that_ends_leaves_every_device_unknown_with_the_reason(
+def test_stopped_agent_makes_every_device_unknown_with_reason(
     node: GoNode, agent: Agent, number: signal.Signals
 ) -> None:
-    """Long before a lease ends, which would take the reason with it; and all is well when it is back."""
+    """The change comes before a lease expires, which would drop the reason."""
     pod = node.running("it", Ask("it", {"pages": PAGES}))
     since = len(node.kubelet.history)
     agent.end(number)
     assert node.socket.exists() is (number is signal.SIGKILL)
-    node.wait_away(PAGES, CPU_0, CPU_1)
-    ((_, reason),) = said(node, PAGES, since)
+    node.wait_agent_absent(PAGES, CPU_0, CPU_1)
+    ((_, reason),) = health_changes(node, PAGES, since)
     node.wait_resources(pod, [("Unknown", reason)])
     node.agent()
     node.wait_healthy(PAGES, CPU_0, CPU_1)
     node.wait_resources(pod, [("Healthy", "")])
-    assert list(dict.fromkeys(said(node, PAGES, since))) == [("Unknown", reason), ("Healthy", "")]
+    assert list(dict.fromkeys(health_changes(node, PAGES, since))) == [("Unknown", reason), ("Healthy", "")]
     assert node.kubelet.history.of(StreamEnded) == []
     node.end(pod)
 
 
-def test_a_driver_without_an_agent_registers_prepares_and_says_that_nobody_looks(node: GoNode) -> None:
+def test_driver_without_agent_prepares_and_reports_unknown(node: GoNode) -> None:
     node.driver()
-    node.wait_away(PAGES, CPU_0, CPU_1)
+    node.wait_agent_absent(PAGES, CPU_0, CPU_1)
     pod = node.running("it", Ask("it", {"pages": PAGES, "cpu": CPU_1}))
     node.agent()
     node.wait_healthy(PAGES, CPU_0, CPU_1)
@@ -99,41 +99,41 @@ def test_a_driver_without_an_agent_registers_prepares_and_says_that_nobody_looks
     node.end(pod)
 
 
-def test_an_agent_that_stays_away_is_told_of_again_and_again(node: GoNode) -> None:
-    """A lease that runs out takes the reason with it, and no kubelet says it a second time by itself."""
+def test_unknown_with_reason_is_repeated_before_a_lease_expires(node: GoNode) -> None:
+    """An expired lease drops the reason, so that it must be repeated."""
     agent = node.agent(config=SHORT)
     node.driver()
     node.wait_healthy(PAGES)
     agent.end(signal.SIGKILL)
-    node.wait_away(PAGES)
+    node.wait_agent_absent(PAGES)
     for _ in range(2):
         node.kubelet.clock.advance(4)
-        node.wait_away(PAGES)
+        node.wait_agent_absent(PAGES)
 
 
-def test_an_agent_that_hangs_is_no_healthy_agent(node: GoNode) -> None:
-    """Its sockets are open, connections are accepted by the kernel, and nothing comes."""
+def test_hung_agent_makes_every_device_unknown(node: GoNode) -> None:
+    """The sockets of a hung agent are open and the kernel accepts connections, but no message arrives."""
     agent = node.agent(config=SHORT)
     node.driver()
     node.wait_healthy(PAGES, CPU_0, CPU_1)
     since = len(node.kubelet.history)
     agent.process.send_signal(signal.SIGSTOP)
-    node.wait_away(PAGES, CPU_0, CPU_1)
+    node.wait_agent_absent(PAGES, CPU_0, CPU_1)
     node.sysfs.resize(7)
     agent.process.send_signal(signal.SIGCONT)
     message = node.kubelet.wait_health(GO, NODE, PAGES, "Unhealthy").message
     assert message.startswith(SHRUNK)
-    assert "Healthy" not in {health for health, _ in said(node, PAGES, since)}
+    assert "Healthy" not in {health for health, _ in health_changes(node, PAGES, since)}
     node.wait_healthy(CPU_0, CPU_1)
     assert node.kubelet.history.of(StreamEnded) == []
 
 
-def test_a_hung_agent_is_replaced(node: GoNode) -> None:
+def test_driver_connects_to_the_replacement_of_a_hung_agent(node: GoNode) -> None:
     agent = node.agent(config=SHORT)
     node.driver()
     node.wait_healthy(PAGES)
     agent.process.send_signal(signal.SIGSTOP)
-    node.wait_away(PAGES)
+    node.wait_agent_absent(PAGES)
     agent.end(signal.SIGKILL)
     node.agent(config=SHORT)
     node.wait_healthy(PAGES, CPU_0, CPU_1)
@@ -141,12 +141,12 @@ def test_a_hung_agent_is_replaced(node: GoNode) -> None:
 
 
 @pytest.mark.usefixtures("driver")
-def test_several_kubelets_have_a_stream_each(node: GoNode) -> None:
-    """Of either version: what one of them reads, or does not, is nothing to the others."""
+def test_several_kubelets_have_independent_streams(node: GoNode) -> None:
+    """Streams of either version; a slow reader does not delay the others."""
     with watch_health(node.plugin_socket, "v1") as new, watch_health(node.plugin_socket, "v1alpha1") as old:
         for kubelet in (new, old):
             assert {one.device.device_name for one in kubelet.next().devices} == {PAGES, CPU_0, CPU_1}
         node.sysfs.resize(7)
-        assert hear_health(new, PAGES, 2).message == hear_health(old, PAGES, 2).message
+        assert wait_for_health(new, PAGES, 2).message == wait_for_health(old, PAGES, 2).message
     node.sysfs.resize(8)
     node.wait_healthy(PAGES)

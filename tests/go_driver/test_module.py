@@ -1,4 +1,4 @@
-"""The module itself: formatted, vetted, tested, and no other than its proto and its README say."""
+"""Go module: format, vet, tests, go.mod, generated code and README."""
 
 import re
 import subprocess
@@ -14,7 +14,7 @@ WHAT_TO_COPY = "## What to copy"
 LINES_TO_COPY = 12
 
 
-def test_it_is_formatted_as_gofmt_has_it(go: GoModule) -> None:
+def test_module_is_formatted_by_gofmt(go: GoModule) -> None:
     gofmt = Path(go.go("env", "GOROOT").stdout.strip(), "bin", "gofmt")
     done = subprocess.run([gofmt, "-l", "-d", "."], cwd=SOURCE, capture_output=True, text=True, check=False)
     assert (done.stdout, done.stderr) == ("", "")
@@ -25,21 +25,19 @@ def test_vet_finds_nothing(go: GoModule) -> None:
     assert done.returncode == 0, done.stderr
 
 
-def test_its_own_tests_pass(go: GoModule) -> None:
+def test_go_tests_pass(go: GoModule) -> None:
     done = go.go("test", "-count=1", "./...")
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_go_mod_names_what_is_used_and_no_more(go: GoModule) -> None:
+def test_go_mod_is_tidy(go: GoModule) -> None:
     done = go.go("mod", "tidy", "-diff", GOFLAGS="-mod=mod")
     if done.returncode != 0 and not done.stdout.startswith("diff "):
-        pytest.skip(f"modules of tests cannot be had: {done.stderr.strip().splitlines()[-1]}")
+        pytest.skip(f"modules of tests cannot be downloaded: {done.stderr.strip().splitlines()[-1]}")
     assert done.stdout == ""
 
 
-def test_the_checked_in_messages_are_what_the_compiler_makes_of_our_proto(
-    go: GoModule, tmp_path: Path
-) -> None:
+def test_generated_messages_match_the_proto(go: GoModule, tmp_path: Path) -> None:
     protoc = f"{sys.executable} -m grpc_tools.protoc"
     command = ["sh", str(GENERATED / "generate.sh"), str(tmp_path)]
     done = subprocess.run(
@@ -50,8 +48,8 @@ def test_the_checked_in_messages_are_what_the_compiler_makes_of_our_proto(
     assert made == {path.name: path.read_text() for path in GENERATED.glob("*.pb.go")}
 
 
-def test_the_lines_to_copy_are_lines_of_the_driver() -> None:
-    """Without Go, too."""
+def test_lines_to_copy_in_the_readme_are_in_the_driver() -> None:
+    """Needs no Go."""
     section = (SOURCE / "README.md").read_text().partition(f"{WHAT_TO_COPY}\n")[2].partition("\n## ")[0]
     (block,) = re.findall(r"^```go\n(.*?)^```$", section, re.MULTILINE | re.DOTALL)
     assert len(block.splitlines()) <= LINES_TO_COPY

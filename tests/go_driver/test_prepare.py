@@ -1,4 +1,4 @@
-"""Claims through the driver in Go: errors in the agent's words, and no claim that waits for an agent."""
+"""Claims through the Go driver: errors with the agent's text, and no claim that waits for an agent."""
 
 import signal
 from collections.abc import Callable
@@ -13,10 +13,10 @@ from kubelet.history import UnprepareFailed
 from go_driver.node import CPU_0, CPU_1, GO, NODE, PAGES, Ask, GoNode, parameters
 
 WRONG = parameters("CpuParameters", cpus="9")
-NOT_OF_IT = "CPUs 9 are not of cpus-node0-0, which has 0"
+WRONG_CPUS = "CPUs 9 are not of cpus-node0-0, which has 0"
 BAD = (
     f"[class=bad-config code=cpu.opaque_cpuset.invalid device={GO}/{NODE}/{CPU_0} request=r retry=never]"
-    f" {NOT_OF_IT}; the claim must change."
+    f" {WRONG_CPUS}; the claim must change."
 )
 TOO_MANY = parameters("HugepagesParameters", pages=9)
 BAD_TOO = (
@@ -25,28 +25,28 @@ BAD_TOO = (
 )
 
 
-def sees_online(node: GoNode, cpus: str) -> None:
-    """The CPUs that the driver finds from now on; the agent holds the file that was there before."""
+def set_online(node: GoNode, cpus: str) -> None:
+    """Change the online CPUs for the driver only: the agent keeps the previous file open."""
     node.sysfs.write("devices/system/cpu/online", cpus)
 
 
-# --- what kind of failure it is ----------------------------------------------------------------------------
+# --- classes of failures ---------------------------------------------------------------------------------
 
 
 @pytest.mark.usefixtures("driver")
-def test_what_the_user_got_wrong_is_told_in_the_same_words_and_tried_once(node: GoNode) -> None:
+def test_bad_config_has_a_stable_text_and_is_tried_once(node: GoNode) -> None:
     pod = node.run("it", Ask("it", {"r": CPU_0}, [WRONG]))
-    node.tells(pod, "it", BAD, times=3)
+    node.wait_event(pod, "it", BAD, times=3)
     verdict = node.verdict("it")
     assert (verdict["class"], verdict["code"]) == ("bad-config", "cpu.opaque_cpuset.invalid")
-    assert verdict["count"] == 1, "answered from memory since"
+    assert verdict["count"] == 1, "later answers come from the agent's memory"
     node.end(pod)
 
 
 @pytest.mark.usefixtures("driver")
-def test_what_cannot_be_decoded_is_named(node: GoNode) -> None:
+def test_undecodable_parameters_name_the_field(node: GoNode) -> None:
     pod = node.run("it", Ask("it", {"r": CPU_0}, [parameters("CpuParameters", cpu="0")]))
-    node.tells(
+    node.wait_event(
         pod,
         "it",
         f"[class=bad-config code=config.decode device={GO}/{NODE}/{CPU_0} request=r retry=never]"
@@ -56,46 +56,46 @@ def test_what_cannot_be_decoded_is_named(node: GoNode) -> None:
 
 
 @pytest.mark.usefixtures("driver")
-def test_claims_of_one_pod_that_fail_name_one_another(node: GoNode) -> None:
-    """The kubelet shows one of them, and not always the same."""
+def test_failing_claims_of_one_pod_name_each_other(node: GoNode) -> None:
+    """The kubelet shows one of them at random."""
     pod = node.run("both", Ask("one", {"r": CPU_0}, [WRONG]), Ask("other", {"r": PAGES}, [TOO_MANY]))
-    told = {
+    expected = {
         f" one: {BAD} Other failing claims in this call: default/other (bad-config config.invalid).",
         f" other: {BAD_TOO} Other failing claims in this call: default/one (bad-config"
         " cpu.opaque_cpuset.invalid).",
     }
     node.kubelet.wait_for(lambda: sum(one.count for one in node.failures(pod)) >= 3, "three tries")
-    said = {event.message.partition("ResourceClaim")[2] for event in node.failures(pod)}
-    assert said <= told
+    messages = {event.message.partition("ResourceClaim")[2] for event in node.failures(pod)}
+    assert messages <= expected
     node.end(pod)
 
 
 @pytest.mark.usefixtures("driver")
-def test_what_somebody_else_has_is_waited_for(node: GoNode) -> None:
+def test_pages_in_use_are_transient_and_retried(node: GoNode) -> None:
     free = f"devices/system/node/node0/{node.sysfs.POOL}/free_hugepages"
     node.sysfs.write(free, "3")
     pod = node.run("it", Ask("it", {"r": PAGES}))
-    node.tells(
+    node.wait_event(
         pod,
         "it",
         f"[class=transient code=mem.hugepages.insufficient device={GO}/{NODE}/{PAGES} request=r"
-        " retry=after-release] 8 pages of 2Mi needed on NUMA node 0, 3 are free; it is tried again.",
+        " retry=after-release] 8 pages of 2Mi needed on NUMA node 0, 3 are free; the kubelet retries.",
     )
-    assert node.verdict("it")["count"] >= 2, "each time anew"
+    assert node.verdict("it")["count"] >= 2, "tried at each retry"
     assert node.kubelet.health(GO, NODE, PAGES).health == "Healthy"
     node.sysfs.write(free, "8")
     node.kubelet.wait_running(pod)
-    node.remembers_prepared("it")
+    node.wait_prepared("it")
     node.end(pod)
 
 
 @pytest.mark.usefixtures("driver")
-def test_a_device_that_only_the_driver_finds_broken_is_unhealthy_until_it_could_be_prepared(
+def test_device_failure_found_by_the_driver_lasts_until_a_prepare(
     node: GoNode,
 ) -> None:
-    sees_online(node, "0")
+    set_online(node, "0")
     pod = node.run("it", Ask("it", {"r": CPU_1}))
-    node.tells(
+    node.wait_event(
         pod,
         "it",
         f"[class=failed-device code=cpu.offline device={GO}/{NODE}/{CPU_1} request=r retry=after-repair]"
@@ -103,18 +103,18 @@ def test_a_device_that_only_the_driver_finds_broken_is_unhealthy_until_it_could_
     )
     message = node.kubelet.wait_health(GO, NODE, CPU_1, "Unhealthy").message
     assert message.startswith("cpu.offline: CPUs 1 are not online. Advice: ")
-    sees_online(node, "0-1")
+    set_online(node, "0-1")
     node.end(pod, node.running("another", Ask("another", {"r": CPU_1})))
     node.wait_healthy(CPU_1)
 
 
 @pytest.mark.usefixtures("driver")
-def test_a_device_that_is_known_to_be_broken_is_not_tried(node: GoNode) -> None:
-    """In the words of its health, which the driver itself cannot know."""
+def test_claim_of_an_unhealthy_device_is_not_tried(node: GoNode) -> None:
+    """The error has the text of the device's health, which only the agent knows."""
     node.sysfs.resize(7)
     node.kubelet.wait_health(GO, NODE, PAGES, "Unhealthy")
     pod = node.run("it", Ask("it", {"r": PAGES}))
-    node.tells(
+    node.wait_event(
         pod,
         "it",
         f"[class=failed-device code=mem.hugepages.pool_shrunk device={GO}/{NODE}/{PAGES} request=r"
@@ -127,39 +127,39 @@ def test_a_device_that_is_known_to_be_broken_is_not_tried(node: GoNode) -> None:
 
 
 @pytest.mark.usefixtures("driver")
-def test_a_claim_of_a_broken_device_can_be_unprepared_whatever_happens(node: GoNode) -> None:
-    """Else its pod would never end. Of a device that is well the error is told, until it is mended."""
+def test_failed_unprepare_of_an_unhealthy_device_succeeds(node: GoNode) -> None:
+    """Otherwise its pod could not terminate. The error of a Healthy device is returned until it is fixed."""
     broken = node.running("broken", Ask("broken", {"r": PAGES}))
-    well = node.running("well", Ask("well", {"r": CPU_0}))
+    working = node.running("working", Ask("working", {"r": CPU_0}))
     node.sysfs.resize(7)
     node.kubelet.wait_health(GO, NODE, PAGES, "Unhealthy")
-    for claim in ("broken", "well"):
+    for claim in ("broken", "working"):
         (file,) = node.cdi.glob(f"*uid-{claim}.json")
         file.unlink()
         (file / "in-the-way").mkdir(parents=True)
-    node.kubelet.delete_pod(well)
+    node.kubelet.delete_pod(working)
     node.end(broken)
     node.kubelet.wait_for(lambda: node.kubelet.history.of(UnprepareFailed), "the failure")
     assert {(one.pod, one.error) for one in node.kubelet.history.of(UnprepareFailed)} == {
         (
-            well.uid,
-            "NodeUnprepareResources failed for ResourceClaim well: [class=unknown code=os.enotempty"
+            working.uid,
+            "NodeUnprepareResources failed for ResourceClaim working: [class=unknown code=os.enotempty"
             f" device={GO}/{NODE}/{CPU_0} request=- retry=later] ENOTEMPTY (remove /tmp/<name>: directory not"
-            " empty) while writing a CDI file: /tmp/<name>; it is tried again.",
+            " empty) while writing a CDI file: /tmp/<name>; the kubelet retries.",
         )
     }
     (file / "in-the-way").rmdir()
     file.rmdir()
-    node.kubelet.wait_gone(well)
+    node.kubelet.wait_gone(working)
 
 
-# --- nobody to ask ------------------------------------------------------------------------------------------
+# --- without the agent --------------------------------------------------------------------------------------
 
 
-def test_without_an_agent_errors_are_the_drivers_own(node: GoNode) -> None:
+def test_errors_without_agent_are_the_drivers_own(node: GoNode) -> None:
     driver = node.driver()
     pod = node.run("it", Ask("it", {"r": CPU_0}, [WRONG]))
-    node.tells(pod, "it", NOT_OF_IT)
+    node.wait_event(pod, "it", WRONG_CPUS)
     agent = node.agent()
     node.wait_healthy(CPU_0)
     node.kubelet.wait_for(lambda: any(BAD in event.message for event in node.failures(pod)), "the class")
@@ -167,18 +167,18 @@ def test_without_an_agent_errors_are_the_drivers_own(node: GoNode) -> None:
     assert (agent.end(), driver.end()) == (0, 0)
 
 
-def test_what_happened_while_the_agent_was_away_is_told_when_it_is_back(
+def test_results_without_agent_are_reported_when_it_is_back(
     node: GoNode, agent: Agent, driver: Program
 ) -> None:
     agent.end(signal.SIGKILL)
     pod = node.running("it", Ask("it", {"cpu": CPU_0, "pages": PAGES}))
     node.agent()
-    node.remembers_prepared("it")
+    node.wait_prepared("it")
     node.end(pod)
 
 
-def test_a_hung_agent_holds_no_claim_up(make_node: Callable[..., GoNode]) -> None:
-    """The kubelet gives each call five seconds: to prepare five claims, one by one, and to unprepare them."""
+def test_hung_agent_delays_no_claim_beyond_the_deadline(make_node: Callable[..., GoNode]) -> None:
+    """The kubelet's deadline is five seconds for each prepare and unprepare of five claims."""
     node = make_node(version="1.37", pace=replace(Pace.fast(), call_s=5.0))
     agent = node.agent()
     node.driver()
@@ -186,7 +186,7 @@ def test_a_hung_agent_holds_no_claim_up(make_node: Callable[..., GoNode]) -> Non
     agent.process.send_signal(signal.SIGSTOP)
     wrong = node.run("wrong", Ask("wrong", {"r": CPU_0}, [WRONG]))
     pods = [node.running(f"{number}", Ask(f"it-{number}", {"cpu": CPU_1})) for number in range(5)]
-    node.tells(wrong, "wrong", NOT_OF_IT)
+    node.wait_event(wrong, "wrong", WRONG_CPUS)
     node.end(*pods)
     calls = node.calls() + node.calls("NodeUnprepareResources")
     assert {call.error for call in calls} == {""}

@@ -1,4 +1,4 @@
-"""The same on the real host: a hugepage pool that shrinks, a CPU that goes offline."""
+"""Go driver on the real host: a hugepage pool that shrinks, a CPU that goes offline."""
 
 from pathlib import Path
 
@@ -10,9 +10,9 @@ from go_driver.node import CPU_0, CPU_1, GO, NODE, PAGES, Ask, GoNode
 POOL_PAGES = 4
 
 
-def test_a_real_pool_that_shrinks_is_unhealthy_in_the_pods_status(node: GoNode) -> None:
+def test_shrunk_real_pool_is_unhealthy_in_the_pod_status(node: GoNode) -> None:
     if Path("/sys/devices/system/node/node1").exists():
-        pytest.skip("more than one NUMA node: on which of them pages go is the kernel's choice")
+        pytest.skip("more than one NUMA node: the kernel chooses the node whose pool shrinks")
     with hugepages(2048, POOL_PAGES) as pool:
         node.agent(real=True)
         node.driver(real=True, pages=POOL_PAGES)
@@ -27,7 +27,7 @@ def test_a_real_pool_that_shrinks_is_unhealthy_in_the_pods_status(node: GoNode) 
         node.end(pod)
 
 
-def test_a_real_cpu_that_goes_offline_fails_the_claims_of_its_device_alone(node: GoNode) -> None:
+def test_offline_real_cpu_fails_only_claims_of_its_device(node: GoNode) -> None:
     with hotplug(1) as cpu:
         node.agent(real=True)
         node.driver(real=True)
@@ -36,7 +36,7 @@ def test_a_real_cpu_that_goes_offline_fails_the_claims_of_its_device_alone(node:
         message = node.kubelet.wait_health(GO, NODE, CPU_1, "Unhealthy").message
         assert message.startswith("cpu.offline: CPU 1 offline, declared: 1. Advice: ")
         pod = node.run("it", Ask("it", {"r": CPU_1}))
-        node.tells(
+        node.wait_event(
             pod,
             "it",
             f"[class=failed-device code=cpu.offline device={GO}/{NODE}/{CPU_1} request=r retry=after-repair]"

@@ -1,4 +1,4 @@
-"""The driver in Go, or the kubelet, ends and comes back: nothing is forgotten, and nothing is left behind."""
+"""Restarts of the Go driver and of the kubelet: no state is lost, and no file is left."""
 
 import signal
 from collections.abc import Callable
@@ -12,38 +12,36 @@ from go_driver.node import CPU_0, CPU_1, GO, NODE, PAGES, SHORT, Ask, GoNode, pa
 OLD_POD, NEW_POD = "pod-old", "pod-new"
 
 
-def test_a_driver_that_ends_leaves_no_socket_and_a_new_one_takes_up_where_it_was(
-    node: GoNode, driver: Program
-) -> None:
+def test_stopped_driver_leaves_no_socket_and_a_new_one_continues(node: GoNode, driver: Program) -> None:
     pod = node.running("it", Ask("it", {"pages": PAGES, "cpu": CPU_1}))
     wrong = node.run("wrong", Ask("wrong", {"r": CPU_0}, [parameters("CpuParameters", cpus="9")]))
     node.kubelet.wait_for(lambda: node.failures(wrong), "the error")
     files = {path.name: path.read_bytes() for path in node.cdi.iterdir()}
     assert driver.end() == 0
-    node.kubelet.wait_for(lambda: node.kubelet.history.of(Cleared), "the end")
+    node.kubelet.wait_for(lambda: node.kubelet.history.of(Cleared), "the cleared health")
     sockets = [path for path in node.kubelet.root.rglob("*") if path.is_socket()]
     assert sockets == []
-    assert {path.name: path.read_bytes() for path in node.cdi.iterdir()} == files, "pods still use it"
+    assert {path.name: path.read_bytes() for path in node.cdi.iterdir()} == files, "pods still use the files"
     (event,) = node.failures(wrong)
     node.driver()
     node.wait_resources(pod, [("Healthy", ""), ("Healthy", "")])
     node.kubelet.wait_for(lambda: node.failures(wrong)[0].count > event.count, "the error again")
-    assert len(node.failures(wrong)) == 1, "in the same words"
-    assert node.verdict("wrong")["count"] == 1, "and from the agent's memory"
+    assert len(node.failures(wrong)) == 1, "the text is unchanged"
+    assert node.verdict("wrong")["count"] == 1, "answered from the agent's memory"
     node.end(pod, wrong)
     assert list(node.cdi.iterdir()) == []
 
 
-def test_a_killed_driver_is_followed_by_one_that_prepares_the_same(node: GoNode, driver: Program) -> None:
+def test_driver_after_a_kill_prepares_the_same_devices(node: GoNode, driver: Program) -> None:
     claim = Ask("it", {"pages": PAGES}, [parameters("HugepagesParameters", pages=3)])
     pod = node.running("it", claim)
     (file,) = node.cdi.iterdir()
     before = file.read_bytes()
     assert driver.end(signal.SIGKILL) == -signal.SIGKILL
-    node.kubelet.wait_for(lambda: node.kubelet.history.of(Cleared), "the end")
+    node.kubelet.wait_for(lambda: node.kubelet.history.of(Cleared), "the cleared health")
     node.driver()
     node.wait_healthy(PAGES)
-    node.kubelet.restart()  # which asks for everything once more
+    node.kubelet.restart()  # the kubelet prepares all claims again
     node.kubelet.wait_registered(GO)
     node.wait_resources(pod, [("Healthy", "")])
     assert file.read_bytes() == before
@@ -52,22 +50,22 @@ def test_a_killed_driver_is_followed_by_one_that_prepares_the_same(node: GoNode,
 
 @pytest.mark.usefixtures("driver")
 @pytest.mark.parametrize("graceful", [True, False])
-def test_a_kubelet_that_comes_back_shows_what_it_showed(node: GoNode, graceful: bool) -> None:
+def test_restarted_kubelet_shows_the_same_state(node: GoNode, graceful: bool) -> None:
     pod = node.running("it", Ask("it", {"pages": PAGES}))
     node.sysfs.resize(7)
     message = node.kubelet.wait_health(GO, NODE, PAGES, "Unhealthy").message
     node.wait_resources(pod, [("Unhealthy", message)])
     node.kubelet.stop(graceful=graceful)
-    node.kubelet.clock.advance(60)  # every lease is over
+    node.kubelet.clock.advance(60)  # all leases expire
     node.kubelet.start()
     node.wait_resources(pod, [("Unhealthy", message)])
     node.wait_healthy(CPU_0, CPU_1)
     node.end(pod)
 
 
-def test_two_instances_say_and_prepare_the_same_and_either_can_go(make_node: Callable[..., GoNode]) -> None:
-    """A rolling update. The kubelet forgets all health with the first stream that ends; the other has it
-    told again before a lease is over, by what the agent verifies."""
+def test_old_instance_stops_in_a_rolling_update_without_loss(make_node: Callable[..., GoNode]) -> None:
+    """Rolling update: the kubelet clears all health when the first stream ends, and gets it again from the
+    other instance before a lease expires."""
     node = make_node(version="1.37")
     node.agent(config=SHORT)
     old = node.driver("--pod-uid", OLD_POD)

@@ -1,4 +1,4 @@
-"""The hosts of all scenarios, the real one and one on paper, with their agents; and the table at the end."""
+"""Hosts of all scenarios, the real one and one of plain files, with their agents and the final table."""
 
 import tempfile
 from collections.abc import Iterator
@@ -18,27 +18,27 @@ from host_scenarios.stage import Cause, Stage
 
 REAL_CONFIG: Final = '[cgroups]\nsweep = "200ms"\n'
 PAPER_CONFIG: Final = '[gpu]\nprobation = "1s"\nslow-period = "200ms"\n'
-"""Without an event, the PCI bus is looked at every 1.2 s."""
+"""Without events, the PCI bus is read every 1.2 s."""
 
 
 @pytest.fixture(scope="package")
 def figures() -> Iterator[Figures]:
-    """What was measured, told at the end."""
+    """Measured times, printed at the end."""
     measured = Figures()
     yield measured
-    measured.tell()
+    measured.print_table()
 
 
 @pytest.fixture(scope="package")
 def directory() -> Iterator[Path]:
-    """A directory whose path leaves room for a socket's."""
+    """Directory with a path short enough for sockets."""
     with tempfile.TemporaryDirectory(prefix="dh-", dir="/tmp") as path:
         yield Path(path)
 
 
 @pytest.fixture(scope="package")
 def real(directory: Path, figures: Figures) -> Iterator[RealHost]:
-    """The real host. Nobody else touches it until the last scenario is over."""
+    """Real host, for these scenarios alone until the last one is over."""
     if Path("/sys/devices/system/node/node1").exists():
         pytest.skip("more than one NUMA node: on which of them pages go is the kernel's choice")
     with ExitStack() as stack:
@@ -51,14 +51,14 @@ def real(directory: Path, figures: Figures) -> Iterator[RealHost]:
 
 @pytest.fixture(scope="package")
 def full_pool(real: RealHost) -> Iterator[Cause]:
-    """All pages of the real host are in use, and one that the kernel has lent."""
+    """Use all pages of the real host and one surplus page."""
     with held_hugepages(real.pool, SURPLUS):
         yield real.stage.cause(f"all {PAGES} hugepages in use for 60 s, and {SURPLUS} surplus page", REAL)
 
 
 @pytest.fixture(scope="package")
 def paper(directory: Path, figures: Figures) -> Iterator[Paper]:
-    """The host on paper: OWNER has declared its NICs."""
+    """Host of plain files, of which OWNER declares the NICs."""
     with ExitStack() as stack:
         (directory / "paper").mkdir()
         host = stack.enter_context(closing(PaperHost(directory / "paper")))
@@ -79,8 +79,8 @@ def paper(directory: Path, figures: Figures) -> Iterator[Paper]:
 
 @pytest.fixture(scope="package")
 def poisoned(paper: Paper) -> Cause:
-    """A page of the host on paper had a hardware error. It is looked for every five seconds."""
-    signal = "a page with a hardware error (memory_failure); looked for every 5 s"
+    """Cause a hardware error in a page of the host of plain files; it is read every five seconds."""
+    signal = "a page with a hardware error (memory_failure); read every 5 s"
     cause = paper.stage.cause(signal, EMULATED)
     paper.host.sysfs.write("devices/system/node/node0/memory_failure/total", "1")
     return cause

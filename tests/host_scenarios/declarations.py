@@ -1,10 +1,10 @@
-"""What drivers write into ``devices.d``."""
+"""Contents of files in ``devices.d``."""
 
 import json
 from typing import Any
 
 
 def device(name: str, kind: str, **keys: Any) -> str:
-    """One device: strings, numbers and truths are in TOML as they are in JSON."""
+    """Return one device; strings, numbers and booleans are the same in TOML and JSON."""
     table = {"name": name, "kind": kind} | keys
     return "\n".join(["[[device]]", *(f"{key} = {json.dumps(value)}" for key, value in table.items()), ""])

@@ -1,32 +1,32 @@
-"""The table of what was heard, and how soon. Figures are for people: nothing is judged by them."""
+"""Table of messages and their latency, for information: no test depends on it."""
 
 from typing import Final, NamedTuple
 
-from agents import say
+from agents import print_figure
 
 REAL: Final = "real"
 EMULATED: Final = "emulated"
-HEAD: Final = "| signal | how | cause to message | what the subscriber heard |\n|---|---|---|---|"
+HEAD: Final = "| signal | how | cause to message | what the subscriber received |\n|---|---|---|---|"
 
 
 class Figure(NamedTuple):
-    """One cause, and what it came to."""
+    """Cause with its message and latency."""
 
     signal: str
     how: str
-    """What of it was real."""
+    """Which part of the cause was real."""
     took_s: float
-    """From the cause to the message at the subscriber [s]."""
-    heard: str
+    """Time from the cause to the message at the subscriber [s]."""
+    published: str
 
     def __str__(self) -> str:
         took = f"{self.took_s * 1000:.0f} ms" if self.took_s < 1 else f"{self.took_s:.1f} s"
-        return f"| {self.signal} | {self.how} | {took} | {self.heard} |"
+        return f"| {self.signal} | {self.how} | {took} | {self.published} |"
 
 
 class Figures(list[Figure]):
-    """All of them, in the order in which they were measured."""
+    """Figures in the order of measurement."""
 
-    def tell(self) -> None:
-        """Prints the table."""
-        say("\n".join(["", HEAD, *map(str, self)]))
+    def print_table(self) -> None:
+        """Print the table."""
+        print_figure("\n".join(["", HEAD, *map(str, self)]))

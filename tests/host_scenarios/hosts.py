@@ -1,4 +1,4 @@
-"""The two hosts that are made sick."""
+"""The two hosts of most scenarios."""
 
 from typing import Final, NamedTuple
 
@@ -13,16 +13,16 @@ SURPLUS: Final = 1
 
 
 class RealHost(NamedTuple):
-    """The machine that this runs on, under its lock."""
+    """Machine on which the tests run, under its lock."""
 
     stage: Stage
     pool: HugepagePool
-    """Of PAGES pages of 2 MiB."""
+    """Pool of PAGES pages of 2 MiB."""
     pods: Kubepods
 
 
 class Paper(NamedTuple):
-    """A host of plain files, with device events of the real kernel."""
+    """Host of plain files, with device events of the real kernel."""
 
     stage: Stage
     host: PaperHost

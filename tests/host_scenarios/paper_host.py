@@ -1,6 +1,6 @@
-"""A host of plain files: eight CPUs, each with its memory on a NUMA node of its own, two GPUs and two NICs.
+"""Host of plain files: eight CPUs, each with memory on its own NUMA node, two GPUs and two NICs.
 
-Every part is sick once, so that no test stands in another's way: who is sick of what, the tests say.
+Each part fails in one test only, so that tests do not interfere.
 """
 
 import os
@@ -13,7 +13,7 @@ from scenarios.row import Row
 
 NODES: Final = 8
 COUNTING: Final = 4
-"""So many nodes count their bad pages; of the others only the kernel log tells."""
+"""Number of nodes that count their bad pages; for the others only the kernel log reports them."""
 BLOCKS: Final = 4
 NODE_KIB: Final = 1 << 20
 MAX_KHZ: Final = 3_000_000
@@ -25,7 +25,7 @@ MELLANOX: Final = "mlx5_core"
 
 
 class PaperHost(MachineFiles):
-    """The files, and the kernel log as a FIFO: its reader is woken by it as by the real one."""
+    """Files of the host, with the kernel log as a FIFO that wakes its reader as the real one does."""
 
     def __init__(self, directory: Path) -> None:
         super().__init__(Row("host", (), gpus=2), directory)
@@ -35,7 +35,7 @@ class PaperHost(MachineFiles):
         for name in ("online", "has_memory"):
             self.sysfs.write(f"devices/system/node/{name}", every)
         self.sysfs.write("devices/system/cpu/smt/active", "1")
-        self.sysfs.write("devices/system/edac/mc/mc0/mc_name", "Skylake Socket#0 IMC#0")  # it counts nothing
+        self.sysfs.write("devices/system/edac/mc/mc0/mc_name", "Skylake Socket#0 IMC#0")  # without counters
         for number in range(NODES):
             self._add_node(number)
         for address in (NIC, CARD):
@@ -43,10 +43,10 @@ class PaperHost(MachineFiles):
         (self.procfs / "meminfo").write_text(f"MemTotal: {NODES * NODE_KIB} kB\nHardwareCorrupted: 0 kB\n")
         self.log.unlink()
         os.mkfifo(self.log)
-        self._writer = os.open(self.log, os.O_RDWR | os.O_CLOEXEC)  # so that it never ends
+        self._writer = os.open(self.log, os.O_RDWR | os.O_CLOEXEC)  # keeps the FIFO open
 
     def close(self) -> None:
-        """Its log ends."""
+        """Close the log."""
         os.close(self._writer)
 
     def _add_node(self, number: int) -> None:
@@ -65,13 +65,13 @@ class PaperHost(MachineFiles):
             self.sysfs.write(f"{cpu}/thermal_throttle/{name}_throttle_count", "0")
 
     def rewrite(self, path: str, text: str) -> None:
-        """A file that the agent may hold open has another text of at most the same length."""
+        """Overwrite a file that the agent may hold open with a text of at most the same length."""
         with (self.sysfs.root / path).open("r+b", buffering=0) as file:
             file.write(f"{text}\n".encode())
             file.truncate()
 
     def switch_off(self, block: int) -> str:
-        """A block of memory is offline. Returns what must be said of its node."""
+        """Take a block of memory offline; return the expected message of its node."""
         self.sysfs.write(self._block(block), "offline")
         first = block // BLOCKS * BLOCKS
         states = [self.sysfs.root / self._block(number) for number in range(first, first + BLOCKS)]
@@ -80,14 +80,14 @@ class PaperHost(MachineFiles):
         return f"mem.blocks.offline: {online} memory {noun} online, {BLOCKS} at start"
 
     def switch_on(self, block: int) -> None:
-        """It is online again."""
+        """Bring the block online again."""
         self.sysfs.write(self._block(block), "online")
 
     def _block(self, number: int) -> str:
         return f"devices/system/node/node{number // BLOCKS}/memory{number}/state"
 
     def plug(self, address: str) -> None:
-        """A NIC is on the bus, below its port, with its driver and all its lanes."""
+        """Add a NIC to the bus, below its port, with its driver and all lanes."""
         at = f"devices/pci0000:5d/{PORT}/{address}"
         for name, text in (("vendor", "0x15b3"), ("device", "0x101d"), ("class", "0x020000")):
             self.sysfs.write(f"{at}/{name}", text)
@@ -99,7 +99,7 @@ class PaperHost(MachineFiles):
         self.bind(address, MELLANOX)
 
     def unplug(self, address: str) -> None:
-        """Nothing is on the bus there."""
+        """Remove the function from the bus."""
         entry = self.sysfs.root / PCI / address
         whole = entry.resolve()
         if entry.is_symlink():
@@ -107,5 +107,5 @@ class PaperHost(MachineFiles):
         shutil.rmtree(whole)
 
     def unbind(self, address: str) -> None:
-        """No driver has it."""
+        """Unbind the driver."""
         (self.sysfs.root / PCI / address / "driver").unlink()

@@ -1,7 +1,7 @@
-"""An agent, who listens to it, and the clock between a cause and what they hear.
+"""Agent with its subscribers, and the time from a cause to the message.
 
-Two strangers listen: on each driver's socket Google's gRPC reads the kubelet's API, and on ``agent.sock`` a
-``drahealth watch -o json`` reads everything else. What they must hear is said by the tests.
+Google's gRPC subscribes to the kubelet's API on each driver's socket, and ``drahealth watch -o json`` to the
+rest on ``agent.sock``. The tests state the expected messages.
 """
 
 import re
@@ -18,12 +18,12 @@ from wire.google import names, watch_health
 from wire.serving import eventually
 
 from host_scenarios.figures import Figure, Figures
-from host_scenarios.listeners import HEALTH_WORDS, Document, Follower, Kubelet, device_of, words_of
+from host_scenarios.subscribers import HEALTH_WORDS, Document, Follower, Kubelet, cause_text, device_of
 
 OWNER: Final = "b.example.com"
-"""A driver that declares devices; DRIVER's socket serves the host's own."""
+"""Driver that declares devices; DRIVER's socket serves the host's own."""
 NEWCOMER: Final = "c.example.com"
-"""One that declares none at first."""
+"""Driver without declared devices at first."""
 DRIVERS: Final = (DRIVER, OWNER, NEWCOMER)
 FAST: Final = ("--period", "100ms", "--node-name", "node")
 STREAM: Final = '[stream]\nheartbeat = "500ms"\n'
@@ -31,7 +31,7 @@ _ID: Final = re.compile(r"\b[0-9a-f]{8}[-0-9a-f]{24,}\b")
 
 
 class Cause(NamedTuple):
-    """Something that happened."""
+    """Event that a test causes."""
 
     signal: str
     how: str
@@ -39,7 +39,7 @@ class Cause(NamedTuple):
 
 
 class Stage:
-    """An agent with three drivers, and everybody who listens to it. Leaving ends them all."""
+    """Agent with three drivers and its subscribers; all end with the context."""
 
     def __init__(
         self,
@@ -51,7 +51,7 @@ class Stage:
         within: Sequence[str] = (),
         declared: str = "",
     ) -> None:
-        """Args beyond those of an agent: what OWNER declares from the beginning."""
+        """Start the agent; ``declared`` is what OWNER declares from the beginning."""
         directory.mkdir(exist_ok=True)
         self.directory = directory
         self._figures = figures
@@ -66,7 +66,7 @@ class Stage:
                     *(*FAST, *others, *flags),
                     config=STREAM + config,
                     environ=environ,
-                    within=within,
+                    wrapper=within,
                 )
             )
             self.follower = Follower(self.agent)
@@ -76,7 +76,7 @@ class Stage:
                 name: Kubelet(opening.enter_context(watch_health(sockets / f"{name}.sock")))
                 for name in DRIVERS
             }
-            self.follower.hear(bool, "the first document")
+            self.follower.wait_for(bool, "the first document")
             self._open = opening.pop_all()
 
     def __enter__(self) -> Self:
@@ -92,10 +92,10 @@ class Stage:
         finally:
             self._open.close()
 
-    # --- what is done ---------------------------------------------------------------------------------------
+    # --- causes ---------------------------------------------------------------------------------------
 
     def declare(self, text: str, driver: str = OWNER) -> None:
-        """The driver says what its devices are, as a driver should: under another name first."""
+        """Write a driver's declaration under another name, then rename it, as drivers should."""
         directory = self.directory / "run/devices.d"
         directory.mkdir(parents=True, exist_ok=True)
         new = directory / f".{driver}.toml"
@@ -103,37 +103,37 @@ class Stage:
         new.chmod(0o644)
         new.rename(directory / f"{driver}.toml")
 
-    def recant(self, driver: str) -> None:
-        """Its file is removed."""
+    def remove_declaration(self, driver: str) -> None:
+        """Remove the driver's file."""
         (self.directory / f"run/devices.d/{driver}.toml").unlink()
 
     def cause(self, signal: str, how: str, at_ns: int = 0) -> Cause:
-        """Something is about to happen, or happened at that time: what is heard next, comes of it."""
+        """Record an event that follows now or happened at ``at_ns``; the next message is attributed to it."""
         for kubelet in self.kubelets.values():
             kubelet.catch_up()
         self._cause = Cause(signal, how, at_ns or time.monotonic_ns())
         return self._cause
 
-    def recall(self, cause: Cause) -> None:
-        """What is known next comes of something that happened long ago."""
+    def resume_cause(self, cause: Cause) -> None:
+        """Attribute the next message to an earlier event."""
         self._cause = cause
 
-    # --- what is heard --------------------------------------------------------------------------------------
+    # --- expected messages ---------------------------------------------------------------------------------
 
-    def hears(self, name: str, health: int, text: str, driver: str = "", also: str = "") -> None:
-        """The kubelet hears this of a device, and whoever watches the agent hears it too.
+    def expect_health(self, name: str, health: int, text: str, driver: str = "", also: str = "") -> None:
+        """Wait until kubelet and ``drahealth watch`` receive this health of a device.
 
         Args:
-            name: The device's.
-            health: As the kubelet knows it.
-            text: What the message begins with, code and evidence; empty: there is none.
-            driver: That has declared it; empty: it is the host's own.
-            also: Words of the message that stand further back.
+            name: Name of the device.
+            health: Health in the kubelet's API.
+            text: Beginning of the message, code and evidence; empty: no message.
+            driver: Driver that declares the device; empty: the host's own device.
+            also: Text further back in the message.
         """
-        words = f"{HEALTH_WORDS[health]} {name}: {text!r}"
+        expected = f"{HEALTH_WORDS[health]} {name}: {text!r}"
         kubelet = self.kubelets[driver or DRIVER]
 
-        def says() -> bool:
+        def matches() -> bool:
             found = kubelet.entries.get(name)
             return (
                 found is not None
@@ -143,77 +143,81 @@ class Stage:
                 and bool(text) == bool(found.message)
             )
 
-        kubelet.hear(says, words)
-        heard = kubelet.entries[name]
-        verdict, _, _ = heard.message.partition(". Advice: ")
+        kubelet.wait_for(matches, expected)
+        published = kubelet.entries[name]
+        verdict, _, _ = published.message.partition(". Advice: ")
         self._figure(time.monotonic_ns(), f"{HEALTH_WORDS[health]} {name}" + (f": {verdict}" if text else ""))
 
-        def told(document: Document) -> bool:
+        def matches(document: Document) -> bool:
             device = device_of(document, name, driver)
             return device is not None and (device["health"], device["message"]) == (
                 HEALTH_WORDS[health],
-                heard.message,
+                published.message,
             )
 
-        self.follower.hear(told, words)
+        self.follower.wait_for(matches, expected)
 
-    def knows(self, name: str, severity: str, text: str, more_s: float = 0) -> None:
-        """Among what ``agent.sock`` tells of the host's device is this: code, and how the evidence begins."""
+    def expect_cause(self, name: str, severity: str, text: str, more_s: float = 0) -> None:
+        """Wait until ``agent.sock`` reports a cause of the host's device with this code and beginning of its
+        evidence.
+        """
 
-        def told(document: Document) -> bool:
+        def matches(document: Document) -> bool:
             device = device_of(document, name)
             return device is not None and any(
-                cause["severity"] == severity and words_of(cause).startswith(text)
+                cause["severity"] == severity and cause_text(cause).startswith(text)
                 for cause in device["causes"]
             )
 
         since_ns = self._cause.at_ns if self._cause else 0
-        at_ns, _ = self.follower.first(told, f"{severity} {text} of {name}", since_ns, more_s)
+        at_ns, _ = self.follower.first(matches, f"{severity} {text} of {name}", since_ns, more_s)
         self._figure(at_ns, f"`drahealth watch` alone: {severity} {name}: {text}")
 
-    def notes(self, subject: str, text: str) -> Document:
-        """A note on this subject, with this code and evidence, is told on ``agent.sock``."""
+    def expect_note(self, subject: str, text: str) -> Document:
+        """Wait until ``agent.sock`` reports a note on the subject with this code and beginning of its
+        evidence.
+        """
 
         def about(document: Document) -> list[Document]:
             return [
                 note
                 for note in document["notes"]
-                if note["subject"] == subject and words_of(note).startswith(text)
+                if note["subject"] == subject and cause_text(note).startswith(text)
             ]
 
         since_ns = self._cause.at_ns if self._cause else 0
-        what = f"a note on {subject}: {text}"
-        at_ns, document = self.follower.first(lambda one: bool(about(one)), what, since_ns)
+        description = f"a note on {subject}: {text}"
+        at_ns, document = self.follower.first(lambda one: bool(about(one)), description, since_ns)
         note = about(document)[0]
-        self._figure(at_ns, f"`drahealth watch` alone: note on {subject}: {words_of(note)}")
+        self._figure(at_ns, f"`drahealth watch` alone: note on {subject}: {cause_text(note)}")
         return note
 
-    def lists(self, driver: str) -> set[str]:
-        """What a kubelet that comes to the driver's socket now is told of: the names of all its devices."""
+    def device_names(self, driver: str) -> set[str]:
+        """Return the names of all devices in the first message to a new subscriber of the driver's socket."""
         with watch_health(self.directory / f"run/drivers/{driver}.sock") as newcomer:
             return set(names(newcomer.next()))
 
     def resident_mib(self) -> float:
-        """The agent's resident memory."""
+        """Return the agent's resident memory."""
         return float(psutil.Process(self.agent.pid).memory_info().rss) / (1 << 20)
 
-    def _figure(self, heard_ns: int, heard: str) -> None:
-        """The first that is heard of a cause is what it took."""
+    def _figure(self, received_ns: int, message: str) -> None:
+        """Record the time of the first message since the cause."""
         if self._cause is not None:
             signal, how, at_ns = self._cause
-            took_s = (heard_ns - at_ns) / 1e9
-            short = _ID.sub(lambda found: f"{found[0][:8]}...", heard).replace(f"{self.directory}/", "")
+            took_s = (received_ns - at_ns) / 1e9
+            short = _ID.sub(lambda found: f"{found[0][:8]}...", message).replace(f"{self.directory}/", "")
             self._figures.append(Figure(signal, how, took_s, short))
             self._cause = None
 
 
 @contextmanager
 def stopped(pid: int) -> Iterator[None]:
-    """A process stands still until the end."""
+    """Stop a process for the duration of the context."""
     process = psutil.Process(pid)
     process.suspend()
     try:
-        eventually(lambda: process.status() == psutil.STATUS_STOPPED, "it stands still")
+        eventually(lambda: process.status() == psutil.STATUS_STOPPED, "the process is stopped")
         yield
     finally:
         process.resume()

@@ -1,4 +1,4 @@
-"""Lines of the kernel log: on the host on paper, but for one that is written into the real log."""
+"""Kernel-log lines: on the host of plain files, and one in the real log."""
 
 import os
 import time
@@ -6,7 +6,7 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-from agents import HEALTHY, UNHEALTHY, say
+from agents import HEALTHY, UNHEALTHY, print_figure
 from machine import machine_lock
 
 from host_scenarios.declarations import device
@@ -42,59 +42,59 @@ NODE = [
 @pytest.mark.parametrize(
     ("cpu", "health", "verdict", "line"), CPUS, ids=["soft lockup", "hard lockup", "MCE"]
 )
-def test_what_the_log_says_of_a_cpu_is_the_verdict_on_it(
+def test_log_line_about_a_cpu_changes_its_verdict(
     paper: Paper, cpu: int, health: int, verdict: str, line: str
 ) -> None:
     paper.stage.cause(LINE + verdict.partition(":")[0], EMULATED)
     paper.host.kernel(line)
-    paper.stage.hears(f"cpu-node{cpu}", health, verdict)
+    paper.stage.expect_health(f"cpu-node{cpu}", health, verdict)
 
 
-def test_machine_checks_that_were_corrected_count_from_a_number_on(paper: Paper) -> None:
+def test_corrected_machine_checks_count_from_a_limit(paper: Paper) -> None:
     line = "mce: [Hardware Error]: CPU 4: Machine Check: 0 Bank 5: 8c00004000010091"
     paper.stage.cause("24 corrected machine checks of a CPU in the kernel log (FIFO)", EMULATED)
     paper.host.kernel(line, times=24)
     text = "cpu.machine_check.corrected: at least 24 corrected machine checks on CPU 4 in 1 d"
-    paper.stage.hears("cpu-node4", HEALTHY, text)
+    paper.stage.expect_health("cpu-node4", HEALTHY, text)
 
 
-@pytest.mark.usefixtures("poisoned")  # another node has one in its count, where it will be found later
-def test_a_page_with_a_hardware_error_is_the_memorys_where_nobody_else_counts_it(paper: Paper) -> None:
+@pytest.mark.usefixtures("poisoned")  # another node has one in its counter, which is read later
+def test_poisoned_page_in_the_log_counts_for_uncounted_memory(paper: Paper) -> None:
     paper.stage.cause(LINE + "hwpoison", EMULATED)
     paper.host.kernel("Memory failure: 0x40fa6: recovery action for dirty LRU page: Recovered")
     text = "mem.poisoned: 1 line of memory failure in the kernel log"
-    paper.stage.hears("memory-node5", UNHEALTHY, text)
-    paper.stage.hears("memory-node1", HEALTHY, "")
+    paper.stage.expect_health("memory-node5", UNHEALTHY, text)
+    paper.stage.expect_health("memory-node1", HEALTHY, "")
 
 
-def test_errors_of_a_memory_module_are_the_memorys_of_its_socket(paper: Paper) -> None:
+def test_module_errors_count_for_the_memory_of_its_socket(paper: Paper) -> None:
     module = "CPU_SrcID#3_MC#0_Chan#1_DIMM#0"
     paper.stage.cause(LINE + "EDAC UE with the module's label", EMULATED)
     paper.host.kernel(f"EDAC MC0: 1 UE memory read error on {module} (channel:1 slot:0 page:0x1 offset:0x0)")
-    paper.stage.hears("memory-node3", UNHEALTHY, f"mem.ecc.uncorrectable: mc0 {module}: ")
-    paper.stage.hears("memory-node2", HEALTHY, "")
+    paper.stage.expect_health("memory-node3", UNHEALTHY, f"mem.ecc.uncorrectable: mc0 {module}: ")
+    paper.stage.expect_health("memory-node2", HEALTHY, "")
 
 
-def test_an_error_of_a_pci_device_is_its_drivers_news_and_the_nodes(paper: Paper) -> None:
+def test_pci_error_is_reported_for_its_driver_and_the_node(paper: Paper) -> None:
     paper.stage.cause(LINE + "AER, fatal", EMULATED)
     error = "PCIe Bus Error: severity=Uncorrected (Fatal), type=Transaction Layer"
     paper.host.kernel(f"{MELLANOX} {CARD}: {error}")
     text = "pci.aer.fatal: fatal PCIe errors: at least 1 in 1 h"
-    paper.stage.hears("nic-1", UNHEALTHY, text, OWNER)
-    paper.stage.notes("node", f"node.pci: {CARD}: fatal error; ")
-    paper.stage.hears("nic-0", HEALTHY, "", OWNER)
+    paper.stage.expect_health("nic-1", UNHEALTHY, text, OWNER)
+    paper.stage.expect_note("node", f"node.pci: {CARD}: fatal error; ")
+    paper.stage.expect_health("nic-0", HEALTHY, "", OWNER)
 
 
 @pytest.mark.parametrize(("note", "line"), NODE, ids=[note.partition(":")[0] for note, _ in NODE])
-def test_what_befalls_the_whole_node_is_a_note(paper: Paper, note: str, line: str) -> None:
+def test_node_wide_log_line_is_a_note(paper: Paper, note: str, line: str) -> None:
     paper.stage.cause(LINE + note.partition(":")[0], EMULATED)
     paper.host.kernel(line)
-    found = paper.stage.notes("node", note)
+    found = paper.stage.expect_note("node", note)
     assert found["severity"] == "degraded"
 
 
-def test_a_flood_costs_no_memory_and_hides_nothing(paper: Paper) -> None:
-    """Of the same error again and again, with other lines in between, and one task at the end."""
+def test_log_flood_costs_no_memory_and_hides_nothing(paper: Paper) -> None:
+    """Repeats one error with other lines in between, and a hung task at the end."""
     noise = "usb 1-1: new high-speed USB device number 7 using xhci_hcd"
     error = "EDAC MC0: 1 UE memory read error on CPU_SrcID#3_MC#0_Chan#1_DIMM#0 (channel:1 slot:0 page:0x2)"
     before_mib = paper.stage.resident_mib()
@@ -104,17 +104,17 @@ def test_a_flood_costs_no_memory_and_hides_nothing(paper: Paper) -> None:
     wrote_s = time.monotonic() - began_s
     paper.stage.cause(f"a hung task's line behind a flood of {FLOOD} lines", EMULATED)
     paper.host.kernel("INFO: task flooded:9 blocked for more than 122 seconds.")
-    paper.stage.notes("node", "node.hung_task: blocked for minutes: dd, flooded")
-    paper.stage.hears("memory-node3", UNHEALTHY, "mem.ecc.uncorrectable: ")
-    say(
+    paper.stage.expect_note("node", "node.hung_task: blocked for minutes: dd, flooded")
+    paper.stage.expect_health("memory-node3", UNHEALTHY, "mem.ecc.uncorrectable: ")
+    print_figure(
         f"flood: {FLOOD} lines in {wrote_s:.1f} s; resident {before_mib:.1f} MiB before, "
         f"{paper.stage.resident_mib():.1f} MiB after"
     )
-    paper.stage.hears("memory-node2", HEALTHY, "")
+    paper.stage.expect_health("memory-node2", HEALTHY, "")
 
 
-def test_a_line_in_the_real_log_is_heard(directory: Path, figures: Figures) -> None:
-    """Of a device in a PCI domain that nobody else has: the line stays in everybody's log."""
+def test_line_in_the_real_log_is_reported(directory: Path, figures: Figures) -> None:
+    """Uses a device in an unused PCI domain, because the line stays in the real log."""
     address = f"{os.getpid() % 0xE000 + 0x1000:04x}:5e:00.0"
     own = directory / "log"
     own.mkdir()
@@ -123,14 +123,14 @@ def test_a_line_in_the_real_log_is_heard(directory: Path, figures: Figures) -> N
         host.plug(address)
         flags = [*host.flags, "--kmsg", str(DEVICE), "--kmsg-any-facility"]
         with Stage(own, figures, *flags, environ=host.environ, declared=declared) as stage:
-            stage.hears("nic", HEALTHY, "", OWNER)
+            stage.expect_health("nic", HEALTHY, "", OWNER)
             stage.cause("a line in the real kernel log: link down", REAL)
             write_or_skip(f"<12>pcieport {address}: pciehp: Slot(1): Link Down\n")
-            stage.hears("nic", HEALTHY, f"pci.fault: the kernel log: pcieport {address}: ", OWNER)
+            stage.expect_health("nic", HEALTHY, f"pci.fault: the kernel log: pcieport {address}: ", OWNER)
 
 
 def write_or_skip(text: str) -> None:
-    """A record of the real kernel log."""
+    """Write a record to the real kernel log, or skip the test."""
     try:
         DEVICE.write_text(text)
     except OSError as error:

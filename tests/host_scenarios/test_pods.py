@@ -15,66 +15,68 @@ PERIOD_US = 10_000
 
 
 def make_container(pods: Kubepods, pod: str, container: str) -> dict[str, Path]:
-    """A container, and its directory in each hierarchy."""
+    """Create a container; return its directory in each hierarchy."""
     first = pods.make(QOS, pod, container)
     relative = first.relative_to(pods.roots[0])
     return {root.name: root / relative for root in pods.roots}
 
 
 def cap(group: Path) -> None:
-    """The container may use a tenth of a CPU: less than it gets of a busy machine."""
+    """Limit the container to a tenth of a CPU, less than it gets on a busy machine."""
     (group / "cpu.cfs_period_us").write_text(f"{PERIOD_US}\n")
     (group / "cpu.cfs_quota_us").write_text(f"{PERIOD_US // 10}\n")
 
 
 def bind(pods: Kubepods, group: Path, cpus: str) -> None:
-    """The container, and all above it, may run on these CPUs only."""
+    """Restrict the container and its parents to these CPUs."""
     top = next(root for root in pods.roots if root.name == "cpuset")
     relative = group.relative_to(top)
     for level in [*reversed(relative.parents), relative][1:]:
         (top / level / "cpuset.cpus").write_text(f"{cpus}\n")
 
 
-def test_a_container_that_is_throttled_is_a_note(real: RealHost) -> None:
+def test_throttled_container_is_a_note(real: RealHost) -> None:
     pod, container = "1a3c1d2e-4b5a-6978-8796-a5b4c3d2e1f0", "1" * 64
     group = make_container(real.pods, pod, container)["cpu"]
     cap(group)
     real.stage.cause("container throttled by its CPU quota (cgroup v1)", REAL)
     with cpu_load(group):
         text = "cgroup.cpu.throttled: throttled in more than 25 % of its CPU periods in 60 s"
-        note = real.stage.notes(f"pod {pod} container {container}", text)
+        note = real.stage.expect_note(f"pod {pod} container {container}", text)
     assert note["severity"] == "info"
     assert note["devices"] == []
     real.pods.remove(QOS, pod)
 
 
-def test_a_container_that_is_killed_for_memory_is_a_note(real: RealHost) -> None:
+def test_oom_killed_container_is_a_note(real: RealHost) -> None:
     pod, container = "2a3c1d2e-4b5a-6978-8796-a5b4c3d2e1f0", "2" * 64
     group = make_container(real.pods, pod, container)["memory"]
     (group / "memory.limit_in_bytes").write_text(f"{16 << 20}\n")
-    real.stage.follower.hear(lambda one: one["cgroups"]["watched"] == 2, "a pod and its container")
+    real.stage.follower.wait_for(lambda one: one["cgroups"]["watched"] == 2, "a pod and its container")
     real.stage.cause("container killed at its memory limit (cgroup v1), with the start of the process", REAL)
     oom_kill(group)
-    text = "cgroup.memory.oom_kill: processes were killed for want of memory (limit 16 MiB)"
-    real.stage.notes(f"pod {pod} container {container}", text)
+    text = "cgroup.memory.oom_kill: processes were killed: out of memory (limit 16 MiB)"
+    real.stage.expect_note(f"pod {pod} container {container}", text)
     real.pods.remove(QOS, pod)
 
 
-def test_exclusive_cpus_on_which_somebody_is_throttled_say_so_to_their_driver(real: RealHost) -> None:
+def test_throttled_exclusive_cpus_are_reported_to_their_driver(real: RealHost) -> None:
     pod, container = "3a3c1d2e-4b5a-6978-8796-a5b4c3d2e1f0", "3" * 64
     shared = device("cpuset-0", "cpu", cpus="0")
     real.stage.declare(device("cpuset-1", "cpu", cpus="1", exclusive=True) + shared)
-    real.stage.hears("cpuset-1", HEALTHY, "", OWNER)
+    real.stage.expect_health("cpuset-1", HEALTHY, "", OWNER)
     groups = make_container(real.pods, pod, container)
     bind(real.pods, groups["cpuset"], "1")
     cap(groups["cpu"])
     real.stage.cause("container throttled on exclusive CPUs that are declared", REAL)
-    words = f"cgroup.cpu.throttled_exclusive: pod {pod} container {container}: throttled on exclusive CPUs 1"
+    expected = (
+        f"cgroup.cpu.throttled_exclusive: pod {pod} container {container}: throttled on exclusive CPUs 1"
+    )
     with cpu_load(groups["cpu"]):
-        real.stage.hears("cpuset-1", HEALTHY, words, OWNER)
-    note = real.stage.notes(f"pod {pod} container {container}", "cgroup.cpu.throttled_exclusive: ")
+        real.stage.expect_health("cpuset-1", HEALTHY, expected, OWNER)
+    note = real.stage.expect_note(f"pod {pod} container {container}", "cgroup.cpu.throttled_exclusive: ")
     assert note["devices"] == [f"{OWNER}/node/cpuset-1"]
-    real.stage.hears("cpuset-0", HEALTHY, "", OWNER)
+    real.stage.expect_health("cpuset-0", HEALTHY, "", OWNER)
     real.stage.cause("the throttled container is removed", REAL)
     real.pods.remove(QOS, pod)
-    real.stage.hears("cpuset-1", HEALTHY, "", OWNER)
+    real.stage.expect_health("cpuset-1", HEALTHY, "", OWNER)

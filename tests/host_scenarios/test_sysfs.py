@@ -1,4 +1,4 @@
-"""Counters and states in sysfs: real ones with others laid over them, and those of the host on paper."""
+"""Counters and states in sysfs: the real one with files bound over it, and one of plain files."""
 
 import subprocess
 from collections.abc import Iterator
@@ -23,14 +23,14 @@ MODULE: Final = "CPU_SrcID#0_MC#0_Chan#0_DIMM#0"
 EDAC: Final = "devices/system/edac/mc/mc0"
 CPU0: Final = "devices/system/cpu/cpu0"
 CONFIG: Final = '[gpu]\nslow-period = "200ms"\n[errors]\ncorrectable = 24\n'
-"""The PCI bus is looked at a sixth as often as what seldom changes of GPUs."""
+"""The PCI bus is read at a sixth of the rate of slow GPU readings."""
 
 
 FILES: Final = {
     f"{EDAC}/mc_name": "Skylake Socket#0 IMC#0",
     f"{EDAC}/dimm0/dimm_label": MODULE,
     **{f"{EDAC}/{where}{count}": "0" for where in ("", "dimm0/dimm_") for count in ("ce_count", "ue_count")},
-    **{f"{CPU0}/thermal_throttle/{what}_throttle_count": "0" for what in ("core", "package")},
+    **{f"{CPU0}/thermal_throttle/{scope}_throttle_count": "0" for scope in ("core", "package")},
     f"{PCI}/{NIC}/vendor": "0x15b3",
     f"{PCI}/{NIC}/device": "0x101d",
     f"{PCI}/{NIC}/class": "0x020000",
@@ -40,17 +40,17 @@ FILES: Final = {
     f"{PCI}/{NIC}/aer_dev_nonfatal": "TOTAL_ERR_NONFATAL 0",
     f"{PCI}/{NIC}/aer_dev_correctable": "TOTAL_ERR_COR 0",
 }
-"""A memory controller, thermal counters, a NIC: what no virtual machine has."""
+"""Memory controller, thermal counters and NIC, which virtual machines lack."""
 
 
 class Laid(NamedTuple):
-    """The real /sys, and files that lie over it."""
+    """Real /sys with files bound over it."""
 
     stage: Stage
     files: Path
 
     def write(self, path: str, text: str) -> None:
-        """In place: another file would not be seen."""
+        """Write in place: a new file would not be visible."""
         with (self.files / path).open("r+b", buffering=0) as file:
             file.write(f"{text}\n".encode())
             file.truncate()
@@ -58,7 +58,7 @@ class Laid(NamedTuple):
 
 @pytest.fixture(scope="module")
 def laid(directory: Path, figures: Figures) -> Iterator[Laid]:
-    """An agent that reads /sys, in a mount namespace of its own."""
+    """Agent that reads /sys in its own mount namespace."""
     own = directory / "laid"
     files = own / "sys"
     for path, text in FILES.items():
@@ -75,94 +75,96 @@ def laid(directory: Path, figures: Figures) -> Iterator[Laid]:
         figures,
         *flags,
         config=CONFIG,
-        environ={"SYSTEMD_DEVICE_VERIFY_SYSFS": "0"},  # libudev believes in no other filesystem
+        environ={"SYSTEMD_DEVICE_VERIFY_SYSFS": "0"},  # libudev accepts no other filesystem
         within=within,
         declared=device("nic", "pci", address=NIC),
     ) as stage:
-        stage.hears("nic", HEALTHY, "", OWNER)
+        stage.expect_health("nic", HEALTHY, "", OWNER)
         yield Laid(stage, files)
 
 
-@pytest.mark.parametrize("what", ["core", "package"])
-def test_cpus_that_are_throttled_for_heat_are_degraded(laid: Laid, what: str) -> None:
-    laid.stage.cause(f"10 thermal-throttle events of a {what}", OVERLAY)
-    laid.write(f"{CPU0}/thermal_throttle/{what}_throttle_count", "10")
-    text = f"at least 10 {what} thermal-throttle events in 60 s"
-    laid.stage.hears("cpu-node0", HEALTHY, "cpu.throttled.", also=text)
+@pytest.mark.parametrize("scope", ["core", "package"])
+def test_heat_throttled_cpus_are_degraded(laid: Laid, scope: str) -> None:
+    laid.stage.cause(f"10 thermal-throttle events of a {scope}", OVERLAY)
+    laid.write(f"{CPU0}/thermal_throttle/{scope}_throttle_count", "10")
+    text = f"at least 10 {scope} thermal-throttle events in 60 s"
+    laid.stage.expect_health("cpu-node0", HEALTHY, "cpu.throttled.", also=text)
 
 
-def test_a_module_that_is_corrected_too_often_is_named(laid: Laid) -> None:
+def test_module_with_many_corrected_errors_is_named(laid: Laid) -> None:
     laid.stage.cause("24 correctable errors of a memory module (EDAC)", OVERLAY)
     laid.write(f"{EDAC}/dimm0/dimm_ce_count", "24")
     laid.write(f"{EDAC}/ce_count", "24")
     text = f"mem.ecc.correctable_rate: mc0 {MODULE}: at least 24 correctable errors in 1 d"
-    laid.stage.hears("memory-node0", HEALTHY, text)
+    laid.stage.expect_health("memory-node0", HEALTHY, text)
 
 
-def test_a_module_that_has_lost_data_is_named_until_its_count_is_reset(laid: Laid) -> None:
+def test_module_with_lost_data_is_named_until_a_reset(laid: Laid) -> None:
     laid.stage.cause("an uncorrectable error of a memory module (EDAC)", OVERLAY)
     laid.write(f"{EDAC}/dimm0/dimm_ue_count", "1")
     laid.write(f"{EDAC}/ue_count", "1")
     text = f"mem.ecc.uncorrectable: mc0 {MODULE}: 1 uncorrectable error since"
-    laid.stage.hears("memory-node0", UNHEALTHY, text)
+    laid.stage.expect_health("memory-node0", UNHEALTHY, text)
     laid.write(f"{EDAC}/dimm0/dimm_ue_count", "0")
     laid.stage.cause("the count of uncorrectable errors reset", OVERLAY)
     laid.write(f"{EDAC}/ue_count", "0")
-    laid.stage.hears("memory-node0", HEALTHY, "mem.ecc.correctable_rate: ")
+    laid.stage.expect_health("memory-node0", HEALTHY, "mem.ecc.correctable_rate: ")
 
 
-def test_a_link_that_has_lost_lanes_is_degraded_until_they_are_back(laid: Laid) -> None:
+def test_link_with_lost_lanes_is_degraded_until_they_return(laid: Laid) -> None:
     laid.stage.cause("a PCI link of 8 lanes instead of 16", OVERLAY)
     laid.write(f"{PCI}/{NIC}/current_link_width", "8")
-    laid.stage.hears("nic", HEALTHY, "pci.link_width: 8 of 16 lanes, 16 at start", OWNER)
+    laid.stage.expect_health("nic", HEALTHY, "pci.link_width: 8 of 16 lanes, 16 at start", OWNER)
     laid.write(f"{PCI}/{NIC}/current_link_width", "16")
-    laid.stage.hears("nic", HEALTHY, "", OWNER)
+    laid.stage.expect_health("nic", HEALTHY, "", OWNER)
 
 
-def test_a_fatal_error_of_a_link_is_unhealthy(laid: Laid) -> None:
+def test_fatal_link_error_is_unhealthy(laid: Laid) -> None:
     laid.stage.cause("a fatal PCIe error (AER)", OVERLAY)
     laid.write(f"{PCI}/{NIC}/aer_dev_fatal", "TOTAL_ERR_FATAL 1")
-    laid.stage.hears("nic", UNHEALTHY, "pci.aer.fatal: fatal PCIe errors: at least 1 in 1 h", OWNER)
+    laid.stage.expect_health("nic", UNHEALTHY, "pci.aer.fatal: fatal PCIe errors: at least 1 in 1 h", OWNER)
 
 
-# --- the host on paper --------------------------------------------------------------------------------------
+# --- host of plain files ----------------------------------------------------------------------------------
 
 
-def test_a_block_of_memory_that_goes_offline_is_missed_until_it_is_back(paper: Paper) -> None:
+def test_offline_memory_block_is_unhealthy_until_it_returns(paper: Paper) -> None:
     block = {"path": "/devices/system/memory/memory4", "SUBSYSTEM": "memory"}
     paper.stage.cause("a memory block offline", PAPER)
     text = paper.host.switch_off(4)
     paper.events.inject("offline", **block)
-    paper.stage.hears("memory-node1", UNHEALTHY, text)
+    paper.stage.expect_health("memory-node1", UNHEALTHY, text)
     paper.stage.cause("the memory block online again", PAPER)
     paper.host.switch_on(4)
     paper.events.inject("online", **block)
-    paper.stage.hears("memory-node1", HEALTHY, "")
+    paper.stage.expect_health("memory-node1", HEALTHY, "")
 
 
-def test_a_numa_node_that_goes_offline_is_missed_until_it_is_back(paper: Paper) -> None:
+def test_offline_numa_node_is_unhealthy_until_it_returns(paper: Paper) -> None:
     paper.stage.cause("a NUMA node offline", PAPER)
     for name in ("online", "has_memory"):
         paper.host.sysfs.write(f"devices/system/node/{name}", "0-1,3-7")
     paper.events.inject("remove", "/devices/system/node/node2", SUBSYSTEM="node")
-    paper.stage.hears("memory-node2", UNHEALTHY, "mem.numa.offline: NUMA node 2 is offline, it was online")
+    paper.stage.expect_health(
+        "memory-node2", UNHEALTHY, "mem.numa.offline: NUMA node 2 is offline, it was online"
+    )
     paper.stage.cause("the NUMA node online again", PAPER)
     for name in ("online", "has_memory"):
         paper.host.sysfs.write(f"devices/system/node/{name}", "0-7")
     paper.events.inject("add", "/devices/system/node/node2", SUBSYSTEM="node")
-    paper.stage.hears("memory-node2", HEALTHY, "")
+    paper.stage.expect_health("memory-node2", HEALTHY, "")
 
 
-def test_smt_that_is_switched_off_is_told_to_people(paper: Paper) -> None:
+def test_disabled_smt_is_reported_as_info(paper: Paper) -> None:
     paper.stage.cause("SMT off, which takes CPUs offline", PAPER)
     paper.host.sysfs.write("devices/system/cpu/smt/active", "0")
     paper.events.inject("offline", "/devices/system/cpu/cpu0", SUBSYSTEM="cpu")
-    paper.stage.knows("cpu-node0", "info", "cpu.smt: SMT off, on at start")
-    paper.stage.hears("cpu-node0", HEALTHY, "")
+    paper.stage.expect_cause("cpu-node0", "info", "cpu.smt: SMT off, on at start")
+    paper.stage.expect_health("cpu-node0", HEALTHY, "")
 
 
-def test_a_cpu_that_is_capped_is_degraded(paper: Paper) -> None:
-    paper.stage.cause("a CPU's frequency capped; looked for at events of CPUs, else every 60 s", PAPER)
+def test_capped_cpu_is_degraded(paper: Paper) -> None:
+    paper.stage.cause("a CPU's frequency capped; read at CPU events, else every 60 s", PAPER)
     paper.host.sysfs.write("devices/system/cpu/cpu6/cpufreq/scaling_max_freq", f"{MAX_KHZ // 2}")
     paper.events.inject("change", "/devices/system/cpu/cpu6", SUBSYSTEM="cpu")
-    paper.stage.hears("cpu-node6", HEALTHY, "cpu.capped: CPU 6 capped at 1.5 GHz, 3 GHz at start")
+    paper.stage.expect_health("cpu-node6", HEALTHY, "cpu.capped: CPU 6 capped at 1.5 GHz, 3 GHz at start")

@@ -1,7 +1,8 @@
-"""A kubelet as a DRA plugin meets it, on gRPC's own library: registration, health, prepare, pods.
+"""A simulated kubelet, as a DRA plugin sees it: registration, health streams, prepare calls and pods.
 
-An independent opinion: it imports nothing of ours, and follows the sources of kubelet 1.34 to 1.37. Where
-upstream says nothing and something had to be inferred, the place says so. It is no kubelet to run pods with.
+It uses grpcio and imports none of this project's code, so that a mistake in the agent is not repeated here.
+It follows the sources of kubelet 1.34 to 1.37. Where those sources leave a detail open, a comment marks the
+assumption. It does not run containers.
 """
 
 from kubelet.claims import PreparedDevice, allocated_claim

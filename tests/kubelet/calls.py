@@ -1,7 +1,7 @@
-"""gRPC as the kubelet speaks it: messages by Google's protobuf, statuses in the words of grpc-go.
+"""gRPC calls as the kubelet makes them: messages by Google's protobuf, status texts as grpc-go writes them.
 
-One channel is one connection, shared with nobody. Without keepalive, and with gRPC's own limit of 4 MiB for a
-message that comes in, as in the kubelet.
+Each channel has its own connection, without keepalive, and accepts messages of up to 4 MiB, which is gRPC's
+default and the kubelet's setting.
 """
 
 import threading
@@ -19,26 +19,27 @@ DRA_PACKAGES: Final = {
     "v1.DRAPlugin": "k8s.io.kubelet.pkg.apis.dra.v1",
     "v1beta1.DRAPlugin": "k8s.io.kubelet.pkg.apis.dra.v1beta1",
 }
-"""The proto package of each service that a plugin advertises; for the health service it is in the name."""
+"""The proto package of each DRAPlugin service that a plugin advertises. The health service's name contains
+its package."""
 REGISTRATION: Final = "pluginregistration"
 
-# grpc-go writes the codes otherwise than their numbers' names are written elsewhere.
+# grpc-go spells the status codes differently from the constants of grpcio.
 _GO_NAMES: Final = {"OK": "OK", "CANCELLED": "Canceled"}
 
 
 class CallFailed(Exception):
-    """A call that ended with a status other than OK. Its text is that of grpc-go."""
+    """A call that ended with a status other than OK. Its text is the text of grpc-go."""
 
     def __init__(self, code: grpc.StatusCode, details: str) -> None:
-        name = _GO_NAMES.get(code.name) or "".join(word.capitalize() for word in code.name.split("_"))
-        words = "context deadline exceeded" if code is grpc.StatusCode.DEADLINE_EXCEEDED else details
-        super().__init__(f"rpc error: code = {name} desc = {words}")
+        name = _GO_NAMES.get(code.name) or "".join(part.capitalize() for part in code.name.split("_"))
+        details_text = "context deadline exceeded" if code is grpc.StatusCode.DEADLINE_EXCEEDED else details
+        super().__init__(f"rpc error: code = {name} desc = {details_text}")
         self.code = code
-        self.words = words
+        self.details_text = details_text
 
 
 def open_channel(socket: str, pace: Pace) -> grpc.Channel:
-    """A connection of its own to that socket, made when it is first needed."""
+    """Returns a channel with its own connection to that socket. It connects on first use."""
     options = {
         "grpc.use_local_subchannel_pool": 1,
         "grpc.max_receive_message_length": RECEIVE_LIMIT,
@@ -50,10 +51,10 @@ def open_channel(socket: str, pace: Pace) -> grpc.Channel:
 
 
 def close_channel(channel: grpc.Channel) -> None:
-    """Ends it, when nobody is subscribed to it any more.
+    """Closes a channel after its last subscription has ended.
 
-    grpcio follows a channel's state in a thread, which raises if the channel is closed under its feet. It
-    ends within 0.2 s when nobody is subscribed, and that can be seen nowhere but here.
+    grpcio polls the channel's state in a thread, which raises if the channel is closed meanwhile. The
+    thread ends within 0.2 s after the last unsubscribe, and only this private attribute shows it.
     """
     while channel._connectivity_state.polling:  # type: ignore[attr-defined]
         time.sleep(0.01)
@@ -61,7 +62,7 @@ def close_channel(channel: grpc.Channel) -> None:
 
 
 class Calls:
-    """Unary calls, all of which can be ended at once: by the end of the kubelet."""
+    """Tracks unary calls, so that stopping the kubelet can cancel them all."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -70,14 +71,14 @@ class Calls:
 
     @property
     def ended(self) -> bool:
-        """Whether there are no more calls."""
+        """Whether :meth:`end` was called."""
         return self._ended.is_set()
 
-    def ready(self, channel: grpc.Channel, timeout_s: float) -> None:
-        """Connects, and blocks until that is done.
+    def wait_ready(self, channel: grpc.Channel, timeout_s: float) -> None:
+        """Connects the channel and waits until it is connected.
 
         Raises:
-            CallFailed: it was not possible in time.
+            CallFailed: the connection was not made in time.
         """
         future = grpc.channel_ready_future(channel)
         self._await(future, timeout_s)
@@ -85,10 +86,12 @@ class Calls:
     def call(
         self, channel: grpc.Channel, package: str, service: str, method: str, request: Any, timeout_s: float
     ) -> Any:
-        """The response; its class is called as gRPC's convention has it, or ``PluginInfo``.
+        """Calls a method and returns the response.
+
+        The response class follows gRPC's naming convention, except for the two registration methods.
 
         Raises:
-            CallFailed: the status was another than OK, or the kubelet ends.
+            CallFailed: the status was not OK, or the kubelet stops.
         """
         response = {
             "GetInfo": "PluginInfo",
@@ -101,12 +104,12 @@ class Calls:
                 response_deserializer=message_class(package, response).FromString,
             )
             future = start.future(request, timeout=timeout_s)
-        except ValueError as error:  # of grpcio, for a channel that was closed
+        except ValueError as error:  # grpcio raises it for a closed channel
             raise CallFailed(grpc.StatusCode.CANCELLED, "grpc: the client connection is closing") from error
         return self._await(future, None)
 
     def end(self) -> None:
-        """Cancels those under way; from now on each ends at once."""
+        """Cancels all running calls. Every later call ends at once."""
         self._ended.set()
         with self._lock:
             live = list(self._live)
@@ -133,5 +136,5 @@ class Calls:
 
 
 def dra_message(service: str, name: str) -> Any:
-    """A message class of the DRAPlugin API by the service's advertised name."""
+    """Returns a message class of the DRAPlugin API for an advertised service name."""
     return message_class(DRA_PACKAGES[service], name)

@@ -1,7 +1,7 @@
-"""ResourceClaims: as the API server has them, and what the kubelet has noted of those that it prepares.
+"""ResourceClaims in the API server, and the kubelet's stored state of the claims that it prepares.
 
-Source of the second: kubelet ``cm/dra/claiminfo.go`` and ``state/``. Its file has another form here: what is
-kept over a restart is the same, and no plugin reads it.
+The stored state follows kubelet ``cm/dra/claiminfo.go`` and ``state/``. The file format differs from the
+kubelet's: what survives a restart is the same, and no plugin reads the file.
 """
 
 import json
@@ -21,14 +21,14 @@ def allocated_claim(
     namespace: str = "default",
     config: Sequence[Mapping[str, Any]] = (),
 ) -> dict[str, Any]:
-    """A ResourceClaim object of resource.k8s.io/v1.
+    """Returns a ResourceClaim object of resource.k8s.io/v1.
 
     Args:
-        name: Of the claim.
-        uid: Of the claim.
-        devices: What the scheduler gave it: request, driver, pool and device of each.
-        pods: The uids of those that may use it, ``status.reservedFor``.
-        namespace: Of the claim and of the pods.
+        name: The claim's name.
+        uid: The claim's uid.
+        devices: The allocated devices: request, driver, pool and device of each.
+        pods: The uids of the pods that may use the claim, ``status.reservedFor``.
+        namespace: The namespace of the claim and of the pods.
         config: ``status.allocation.devices.config``.
     """
     return {
@@ -52,7 +52,7 @@ def allocated_claim(
 
 
 class PreparedDevice(NamedTuple):
-    """A device as the driver returned it."""
+    """A device that the driver returned for a claim."""
 
     pool: str
     device: str
@@ -63,24 +63,25 @@ class PreparedDevice(NamedTuple):
 
 @dataclass(slots=True)
 class ClaimInfo:
-    """What is noted of a claim from its first prepare on until it is unprepared."""
+    """The kubelet's state of a claim, from its first prepare until it is unprepared."""
 
     namespace: str
     name: str
     uid: str
     pods: set[str] = field(default_factory=set)
-    """The uids of those that use it."""
+    """The uids of the pods that use the claim."""
     drivers: dict[str, list[PreparedDevice]] = field(default_factory=dict)
-    """What each driver of the claim returned, in that order; again with every prepare that got so far."""
+    """The devices that each driver returned, in order. Every prepare that succeeds for the claim appends
+    again."""
     prepared: bool = False
-    """Not kept over a restart of the kubelet."""
+    """Does not survive a restart of the kubelet."""
 
 
 def new_claim_info(claim: Mapping[str, Any]) -> ClaimInfo:
-    """Of a claim that was never prepared here.
+    """Returns the state of a claim that was not prepared here before.
 
     Raises:
-        ValueError: it is not allocated. The words are inferred.
+        ValueError: the claim is not allocated. The kubelet's text is assumed.
     """
     allocation = claim["status"].get("allocation")
     if allocation is None:
@@ -91,12 +92,11 @@ def new_claim_info(claim: Mapping[str, Any]) -> ClaimInfo:
 
 
 class ClaimInfos:
-    """Of all claims. Held with :meth:`locked` while it is read or changed."""
+    """The state of all claims. Use :meth:`locked` to read or change it."""
 
     def __init__(self, file: Path) -> None:
-        """
-        Args:
-            file: Where it is kept over the end of the kubelet, of whatever kind; read now, if it is there.
+        """Args:
+        file: Keeps the state when the kubelet stops or crashes. An existing file is loaded.
         """
         self._file = file
         self._lock = threading.Lock()
@@ -117,12 +117,12 @@ class ClaimInfos:
 
     @contextmanager
     def locked(self) -> Iterator[dict[tuple[str, str], ClaimInfo]]:
-        """All of them, by namespace and name, for as long as nobody else may have them."""
+        """Yields all claims by namespace and name, and holds the lock meanwhile."""
         with self._lock:
             yield self._infos
 
     def save(self) -> None:
-        """Writes the file; while it is :meth:`locked`."""
+        """Writes the file. The caller holds the lock."""
         kept = [
             {
                 "namespace": info.namespace,

@@ -1,7 +1,7 @@
-"""Events on pods, as client-go counts, combines and withholds them before the API server has them.
+"""Pod events, as client-go counts, combines and rate-limits them before it sends them to the API server.
 
-Source: ``client-go/tools/record/events_cache.go`` with its defaults, as the kubelet has it. Its caches forget
-the least used of 4,096 keys; that is left out.
+It follows ``client-go/tools/record/events_cache.go`` with its defaults, which the kubelet uses. client-go
+keeps the 4,096 keys used last; this copy keeps all.
 """
 
 import threading
@@ -13,20 +13,20 @@ from kubelet.history import EventWritten, History
 from kubelet.pace import NS
 
 SIMILAR: Final = 10
-"""So many different texts with one reason are combined, the last of them and all that follow."""
+"""The number of different texts with one reason from which on client-go combines them."""
 SIMILAR_NS: Final = 600 * NS
 BURST: Final = 25
 REFILL_NS: Final = 300 * NS
-"""Of one object: 25 at once, then one in five minutes."""
+"""The limit for one object: 25 events at once, then one every five minutes."""
 LIFE_NS: Final = 3600 * NS
-"""The API server forgets an event an hour after it was last written."""
+"""The API server deletes an event one hour after the last write."""
 
 
 class Event(NamedTuple):
-    """As the API server has it."""
+    """An event as the API server stores it."""
 
     pod: str
-    """The uid of the pod it is about."""
+    """The uid of the pod that the event is about."""
     reason: str
     message: str
     count: int
@@ -35,7 +35,7 @@ class Event(NamedTuple):
 
 
 class EventStore:
-    """The API server's part: outlives the kubelet."""
+    """The API server's events. They survive a restart of the kubelet."""
 
     def __init__(self, now_ns: Callable[[], int], history: History) -> None:
         self._now_ns = now_ns
@@ -44,13 +44,13 @@ class EventStore:
         self._events: dict[object, Event] = {}
 
     def write(self, key: object, event: Event) -> None:
-        """Creates or replaces it."""
+        """Creates or replaces an event."""
         with self._lock:
             self._events[key] = event
         self._history.add(EventWritten(event.pod, event.reason, event.message, event.count))
 
     def all(self) -> list[Event]:
-        """Those that have not expired, in the order in which they were created."""
+        """Returns the events that have not expired, in the order of their creation."""
         with self._lock:
             now_ns = self._now_ns()
             return [event for event in self._events.values() if now_ns - event.last_ns <= LIFE_NS]
@@ -69,7 +69,7 @@ class _Bucket:
 
 
 class Recorder:
-    """The kubelet's part: forgets with it what it has counted."""
+    """The kubelet's event recorder. A restart of the kubelet resets its counts."""
 
     def __init__(self, store: EventStore, now_ns: Callable[[], int]) -> None:
         self._store = store
@@ -80,15 +80,15 @@ class Recorder:
         self._buckets: dict[str, _Bucket] = {}
 
     def warn(self, pod: str, reason: str, message: str) -> None:
-        """A Warning on that pod."""
+        """Records a Warning event for a pod."""
         with self._lock:
             now_ns = self._now_ns()
             key, message = self._combined(pod, reason, message, now_ns)
             count, first_ns = self._counts.get(key, (0, now_ns))
-            self._counts[key] = count + 1, first_ns  # counted, be it written or not
+            self._counts[key] = count + 1, first_ns  # events that are not written count too
             if self._may_write(pod, now_ns):
                 event = Event(pod, reason, message, count + 1, first_ns, now_ns)
-                self._store.write((self, key), event)  # another life's events are others
+                self._store.write((self, key), event)  # a restarted kubelet creates new events
 
     def _combined(self, pod: str, reason: str, message: str, now_ns: int) -> tuple[tuple[str, ...], str]:
         similar = self._similar.setdefault((pod, reason), _Similar())

@@ -1,4 +1,4 @@
-"""The fake kubelet: its lives, and what outlives them."""
+"""The fake kubelet: its processes, and the state that outlives each process."""
 
 import queue
 import random
@@ -18,7 +18,7 @@ from kubelet.health import DeviceHealth, HealthCache
 from kubelet.history import History, UnprepareFailed
 from kubelet.pace import Clock, Pace
 from kubelet.plugins import Plugin, Plugins
-from kubelet.pods import Existing, Means, Pod, PodStatus, Worker
+from kubelet.pods import Pod, PodRecord, PodStatus, Worker, WorkerContext
 from kubelet.prepare import Preparer
 from kubelet.registry import Registry
 from kubelet.streams import HealthManager, HealthStream
@@ -28,10 +28,10 @@ T = TypeVar("T")
 
 
 class FakeKubelet:
-    """A kubelet as a DRA plugin meets it. It lives while it is entered.
+    """A kubelet as a DRA plugin sees it. It runs inside a ``with`` block.
 
-    What the cluster has outlives it: pods and their sandboxes, ResourceClaims, events. So does its directory.
-    Its own memory does not, and is made anew by :meth:`restart`.
+    Pods, their sandboxes, ResourceClaims, events and the kubelet's directory survive :meth:`restart`. The
+    kubelet's memory does not.
     """
 
     def __init__(
@@ -41,33 +41,32 @@ class FakeKubelet:
         version: str = "1.36",
         pace: Pace | None = None,
         health: bool | None = None,
-        distrusts: bool = False,
+        validates_input: bool = False,
         seed: int = 0,
     ) -> None:
-        """
-        Args:
-            root: Its directory, ``/var/lib/kubelet``; made if it is not there.
-            version: One of :data:`kubelet.versions.VERSIONS`.
-            pace: Its durations; the real ones if none are given.
-            health: The feature gate ResourceHealthStatus, if it is not to be as that version has it.
-            distrusts: Refuses names and endpoints as kubelets after 1.37 will.
-            seed: Of all that is random.
+        """Args:
+        root: The kubelet's directory, ``/var/lib/kubelet``. It is created if missing.
+        version: One of :data:`kubelet.versions.VERSIONS`.
+        pace: The kubelet's durations. Default: those of the real kubelet.
+        health: Overrides that version's default for the feature gate ResourceHealthStatus.
+        validates_input: Reject names and endpoints that kubelets after 1.37 will reject.
+        seed: Seeds every random choice.
         """
         self.root = root
         self.version = VERSIONS[version]
         self.pace = pace if pace is not None else Pace()
         self.health_on = self.version.health_on if health is None else health
-        self.distrusts = distrusts
+        self.validates_input = validates_input
         self.clock = Clock()
-        """Of leases and events; a test may put it forward."""
+        """Used for leases and events. A test may advance it."""
         self.history = History()
-        """Everything that it saw and did, over all its lives."""
+        """Everything that this kubelet observed and did, across restarts."""
         self.claims: dict[tuple[str, str], Mapping[str, Any]] = {}
-        """ResourceClaim objects by namespace and name; see :meth:`add_claim`."""
+        """ResourceClaim objects by namespace and name. :meth:`add_claim` adds one."""
         self.store = EventStore(self.clock.now_ns, self.history)
-        self.pods: dict[str, Existing] = {}
-        self.dice = random.Random(seed)
-        self._life: _Life | None = None
+        self.pods: dict[str, PodRecord] = {}
+        self.rng = random.Random(seed)
+        self._process: _KubeletProcess | None = None
 
     def __enter__(self) -> Self:
         self.start()
@@ -76,140 +75,142 @@ class FakeKubelet:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._life is not None:
+        if self._process is not None:
             self.stop()
 
-    # --- its life ---------------------------------------------------------------------------------------
+    # --- start and stop ---------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Begins a life."""
-        assert self._life is None, "it runs already"
+        """Starts the kubelet."""
+        assert self._process is None, "the kubelet runs already"
         self.root.mkdir(parents=True, exist_ok=True)
-        self._life = _Life(self)
+        self._process = _KubeletProcess(self)
 
     def stop(self, *, graceful: bool = True) -> None:
-        """Ends it. A crash differs in what it leaves behind: the health it knew of stays in its file."""
-        life, self._life = self._alive, None
-        life.end(graceful=graceful)
+        """Stops the kubelet. After a crash (``graceful=False``) its health file keeps the last known
+        health.
+        """
+        process, self._process = self._running, None
+        process.end(graceful=graceful)
 
     def restart(self, *, graceful: bool = True) -> None:
-        """Ends it and begins another."""
+        """Stops the kubelet and starts it again."""
         self.stop(graceful=graceful)
         self.start()
 
     # --- the cluster ------------------------------------------------------------------------------------
 
-    def add_claim(self, claim: Mapping[str, Any]) -> None:
-        """A ResourceClaim object is in the API server; see :func:`kubelet.claims.allocated_claim`."""
-        self.claims[claim["metadata"]["namespace"], claim["metadata"]["name"]] = claim
+    def add_claim(self, condition: Mapping[str, Any]) -> None:
+        """Adds a ResourceClaim object to the API server. See :func:`kubelet.claims.allocated_claim`."""
+        self.claims[condition["metadata"]["namespace"], condition["metadata"]["name"]] = condition
 
     def run_pod(self, pod: Pod) -> None:
-        """A pod is bound to this node. Does not wait for anything."""
-        existing = self.pods[pod.uid] = Existing(pod)
-        if self._life is not None:
-            self._life.follow(existing)
+        """Binds a pod to this node and returns at once."""
+        record = self.pods[pod.uid] = PodRecord(pod)
+        if self._process is not None:
+            self._process.start_worker(record)
 
     def sync_pod(self, pod: Pod) -> None:
-        """Something else happened to it: the kubelet looks at it, and so tries again what failed."""
-        self._alive.workers[pod.uid].wake()
+        """Makes the kubelet sync a pod now. The kubelet then retries what failed."""
+        self._running.workers[pod.uid].wake()
 
     def delete_pod(self, pod: Pod) -> None:
-        """A user deletes it. While the kubelet is down it is gone at once; else once it is unprepared."""
+        """Deletes a pod. With the kubelet stopped the pod is gone at once, else after its unprepare."""
         self.pods[pod.uid].deleted = True
-        if self._life is None:
+        if self._process is None:
             del self.pods[pod.uid]
         else:
             self.sync_pod(pod)
 
     def pod_status(self, pod: Pod) -> PodStatus:
-        """What the kubelet last wrote of it.
+        """Returns the status that the kubelet wrote last.
 
         Raises:
-            KeyError: it is gone.
+            KeyError: the pod is gone.
         """
         return self.pods[pod.uid].status
 
     @property
     def events(self) -> list[Event]:
-        """Of pods: those that have not expired."""
+        """The pod events that have not expired."""
         return self.store.all()
 
     def events_of(self, pod: Pod) -> list[Event]:
-        """Of that pod."""
+        """Returns the events of one pod."""
         return [event for event in self.events if event.pod == pod.uid]
 
-    # --- what it knows ----------------------------------------------------------------------------------
+    # --- the kubelet's state ----------------------------------------------------------------------------
 
     @property
     def plugins(self) -> list[Plugin]:
-        """Those that are registered."""
-        return self._alive.plugins.all()
+        """The registered plugins."""
+        return self._running.plugins.all()
 
     @property
     def cache(self) -> HealthCache:
-        """What it believes of devices."""
-        return self._alive.cache
+        """The cache of device health."""
+        return self._running.cache
 
     def health(self, driver: str, pool: str, device: str) -> DeviceHealth:
-        """What it believes of a device, now."""
+        """Returns the current health of a device."""
         return self.cache.get(driver, pool, device)
 
     def claim_info(self, name: str, namespace: str = "default") -> ClaimInfo | None:
-        """What it has noted of a claim; None: nothing."""
-        with self._alive.infos.locked() as infos:
+        """Returns the stored state of a claim, or None without one."""
+        with self._running.infos.locked() as infos:
             return infos.get((namespace, name))
 
-    # --- calls at once, and waiting ---------------------------------------------------------------------
+    # --- direct calls, and waiting ----------------------------------------------------------------------
 
     def prepare_pod(self, pod: Pod) -> None:
-        """Prepares its claims in this thread, once and without an event.
+        """Prepares a pod's claims once in this thread, without writing an event.
 
         Raises:
-            ValueError: what the event would say behind "prepare dynamic resources".
+            ValueError: the text that an event would contain after "prepare dynamic resources".
         """
-        existing = self.pods.setdefault(pod.uid, Existing(pod))
-        self._alive.preparer.prepare(pod.uid, pod.namespace, pod.names)
-        existing.sandbox = True
+        record = self.pods.setdefault(pod.uid, PodRecord(pod))
+        self._running.preparer.prepare(pod.uid, pod.namespace, pod.names)
+        record.sandbox = True
 
     def unprepare_pod(self, pod: Pod) -> None:
-        """Unprepares them, likewise.
+        """Unprepares a pod's claims once in this thread.
 
         Raises:
-            ValueError: what went wrong.
+            ValueError: the call failed.
         """
-        self._alive.preparer.unprepare(pod.uid, pod.namespace, pod.names)
+        self._running.preparer.unprepare(pod.uid, pod.namespace, pod.names)
         self.pods.pop(pod.uid, None)
 
-    def wait_for(self, claim: Callable[[], T], what: str, timeout_s: float = PATIENCE_S) -> T:
-        """Returns what the claim gives once that is true.
+    def wait_for(self, condition: Callable[[], T], event: str, timeout_s: float = PATIENCE_S) -> T:
+        """Waits until a condition is true and returns its value.
 
         Raises:
-            AssertionError: it did not come true in time.
+            AssertionError: the condition did not become true in time.
         """
-        return self.history.wait(claim, what, timeout_s)
+        return self.history.wait(condition, event, timeout_s)
 
     def wait_registered(self, driver: str, *, count: int = 1) -> list[Plugin]:
-        """Returns the driver's plugins once there are so many, each of them connected and told so."""
+        """Waits until a driver has that many plugins, each connected and notified of its registration."""
 
         def registered() -> list[Plugin] | None:
             found = [plugin for plugin in self.plugins if plugin.driver == driver]
-            told = self._alive.registry.registered()
-            ready = all(one.connected and (driver, one.endpoint) in told for one in found)
+            notified = self._running.registry.registered()
+            ready = all(one.connected and (driver, one.endpoint) in notified for one in found)
             return found if ready and len(found) == count else None
 
         return self.wait_for(registered, f"{count} connected plugins of {driver}")
 
     def wait_health(self, driver: str, pool: str, device: str, health: str) -> DeviceHealth:
-        """Returns what is believed of a device once that is so."""
+        """Waits until a device has that health."""
 
-        def so() -> DeviceHealth | None:
+        def matches() -> DeviceHealth | None:
             found = self.health(driver, pool, device)
             return found if found.health == health else None
 
-        return self.wait_for(so, f"{driver}/{pool}/{device} {health}")
+        return self.wait_for(matches, f"{driver}/{pool}/{device} {health}")
 
     def wait_running(self, pod: Pod) -> PodStatus:
-        """Returns the status of a pod once its claims are prepared."""
+        """Waits until a pod's claims are prepared and returns its status."""
 
         def running() -> PodStatus | None:
             status = self.pod_status(pod)
@@ -218,16 +219,16 @@ class FakeKubelet:
         return self.wait_for(running, f"pod {pod.uid} running")
 
     def wait_gone(self, pod: Pod) -> None:
-        """Returns once a deleted pod is unprepared and gone."""
+        """Waits until a deleted pod is unprepared and gone."""
         self.wait_for(lambda: pod.uid not in self.pods, f"pod {pod.uid} gone")
 
     @property
-    def _alive(self) -> "_Life":
-        assert self._life is not None, "it does not run"
-        return self._life
+    def _running(self) -> "_KubeletProcess":
+        assert self._process is not None, "the kubelet does not run"
+        return self._process
 
 
-class _Life:
+class _KubeletProcess:
     """One process of the kubelet."""
 
     def __init__(self, kubelet: FakeKubelet) -> None:
@@ -241,11 +242,16 @@ class _Life:
         self.cache = HealthCache(kubelet.root / "dra_health_state", now_ns)
         self._manager = HealthManager(self.cache, self.infos, kubelet.version, history)
         self.plugins = Plugins(
-            kubelet.root, self._calls, pace, history, self._open_stream, distrusts=kubelet.distrusts
+            kubelet.root,
+            self._calls,
+            pace,
+            history,
+            self._open_stream,
+            validates_input=kubelet.validates_input,
         )
-        dice = random.Random(kubelet.dice.random())
-        self.preparer = Preparer(self.plugins, self.infos, kubelet.claims, history, dice)
-        self._means = Means(
+        rng = random.Random(kubelet.rng.random())
+        self.preparer = Preparer(self.plugins, self.infos, kubelet.claims, history, rng)
+        self._context = WorkerContext(
             preparer=self.preparer,
             infos=self.infos,
             cache=self.cache,
@@ -254,26 +260,26 @@ class _Life:
             pace=pace,
             version=kubelet.version,
             health_on=kubelet.health_on,
-            gone=self._gone,
+            on_gone=self._remove_pod,
         )
         self._threads = [
-            threading.Thread(target=self._pass_on_updates, name="kubelet-updates", daemon=True),
-            threading.Thread(target=self._seek_inactive, name="kubelet-inactive", daemon=True),
+            threading.Thread(target=self._forward_updates, name="kubelet-updates", daemon=True),
+            threading.Thread(target=self._unprepare_deleted, name="kubelet-inactive", daemon=True),
         ]
         for thread in self._threads:
             thread.start()
-        for existing in list(kubelet.pods.values()):
-            self.follow(existing)
+        for record in list(kubelet.pods.values()):
+            self.start_worker(record)
         self.registry = Registry(kubelet.root / "plugins_registry", self.plugins, self._calls, pace, history)
 
-    def follow(self, existing: Existing) -> None:
-        """A pod gets its worker."""
-        worker = Worker(existing, self._means, self._kubelet.dice.randrange(1 << 30))
-        self.workers[existing.pod.uid] = worker
+    def start_worker(self, record: PodRecord) -> None:
+        """Starts the worker of a pod."""
+        worker = Worker(record, self._context, self._kubelet.rng.randrange(1 << 30))
+        self.workers[record.pod.uid] = worker
         self._all_workers.append(worker)
 
     def end(self, *, graceful: bool) -> None:
-        """Ends all of it, the connections included."""
+        """Stops all threads and closes all connections."""
         self._manager.crashed = not graceful
         self._ended.set()
         for worker in self._all_workers:
@@ -281,7 +287,7 @@ class _Life:
         self._calls.end()
         self.registry.end()
         self.plugins.end()
-        with suppress(queue.Full):  # then nobody waits for more
+        with suppress(queue.Full):  # a full queue: the updates thread is not blocked in get()
             self._manager.updates.put_nowait(None)
         for thread in [*self._threads, *self._all_workers]:
             thread.join()
@@ -293,14 +299,14 @@ class _Life:
             return None
         return HealthStream(plugin, service, self._manager, kubelet.version, kubelet.pace, kubelet.history)
 
-    def _pass_on_updates(self) -> None:
+    def _forward_updates(self) -> None:
         while not self._ended.is_set():
             for uid in self._manager.updates.get() or ():
                 if worker := self.workers.get(uid):
                     worker.wake()
 
-    def _seek_inactive(self) -> None:
-        """Claims of pods that were deleted while there was no kubelet."""
+    def _unprepare_deleted(self) -> None:
+        """Unprepares the claims of pods that were deleted while the kubelet was stopped."""
         while not self._ended.wait(self._kubelet.pace.inactive_s):
             found: dict[tuple[str, str], list[str]] = {}
             with self.infos.locked() as infos:
@@ -314,6 +320,6 @@ class _Life:
                     if not self._ended.is_set():
                         self._kubelet.history.add(UnprepareFailed(pod, str(error)))
 
-    def _gone(self, pod: str) -> None:
+    def _remove_pod(self, pod: str) -> None:
         self.workers.pop(pod, None)
         self._kubelet.pods.pop(pod, None)

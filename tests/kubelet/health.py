@@ -1,6 +1,7 @@
-"""What the kubelet believes of devices: its cache of health, with leases that run out when somebody looks.
+"""The kubelet's cache of device health. An expired lease takes effect when the entry is read.
 
-Source: kubelet ``cm/dra/healthinfo.go``, and ``manager.go`` for what a message says. Not here: streams, pods.
+It follows kubelet ``cm/dra/healthinfo.go``, and ``manager.go`` for the conversion of a message. Streams and
+pods are in other modules.
 """
 
 import json
@@ -18,41 +19,41 @@ from kubelet.versions import Version
 LEASE_NS: Final = 30 * NS
 MESSAGE_LIMIT: Final = 1024
 HEALTH: Final = {1: "Healthy", 2: "Unhealthy"}
-"""By the number on the wire; any other is Unknown."""
+"""Health by its number on the wire. Every other number means Unknown."""
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceHealth:
-    """What the cache holds of a device."""
+    """A device's entry in the cache."""
 
     pool: str
     device: str
     health: str = "Unknown"
     updated_ns: int = 0
-    """When the kubelet received it, since 1970."""
+    """When the kubelet received the entry, since 1970."""
     lease_ns: int = 0
     message: str = ""
-    """The bytes of a character cut in two stand as lone surrogates; Go's string keeps them, too."""
+    """Bytes of a character that was cut are lone surrogates here. A Go string keeps such bytes too."""
 
     @property
     def key(self) -> str:
-        """By which a driver's devices are told apart."""
+        """Identifies a device among a driver's devices."""
         return f"{self.pool}/{self.device}"
 
     @property
-    def said(self) -> tuple[str, str, int]:
-        """What makes a difference."""
+    def compared(self) -> tuple[str, str, int]:
+        """The fields whose difference makes a change."""
         return self.health, self.message, self.lease_ns
 
     def stale(self, now_ns: int) -> bool:
-        """Nobody said anything of it for longer than its lease."""
+        """Whether the lease has expired."""
         return now_ns - self.updated_ns > (self.lease_ns or LEASE_NS)
 
 
 def read_device(entry: Any, version: Version) -> DeviceHealth:
-    """An entry of a health list, as the kubelet takes it. Nothing in it is ever refused.
+    """Converts an entry of a health list as the kubelet does. No entry is rejected.
 
-    Its own time is dropped: the time of receipt replaces it.
+    The kubelet ignores the entry's own time and uses the time of receipt.
     """
     seconds = entry.health_check_timeout_seconds if version.reads_timeout else 0
     return DeviceHealth(
@@ -65,7 +66,7 @@ def read_device(entry: Any, version: Version) -> DeviceHealth:
 
 
 def cut_message(message: str) -> str:
-    """At most 1,024 bytes; a longer one is cut after 1,021, between any two bytes, and gets three dots."""
+    """Cuts a message to 1,024 bytes: after byte 1,021, possibly within a character, and adds three dots."""
     data = message.encode()
     if len(data) > MESSAGE_LIMIT:
         data = data[: MESSAGE_LIMIT - 3] + b"..."
@@ -73,40 +74,39 @@ def cut_message(message: str) -> str:
 
 
 class HealthCache:
-    """Of all drivers. Any thread may call any method."""
+    """The health of all drivers' devices. Every method is thread-safe."""
 
     def __init__(self, file: Path | None, now_ns: Callable[[], int]) -> None:
-        """
-        Args:
-            file: Where it is kept over a crash of the kubelet; read now, if it can be.
-            now_ns: The time since 1970, which a test may put forward.
+        """Args:
+        file: Keeps the cache when the kubelet crashes. A readable file is loaded.
+        now_ns: Returns the time since 1970. A test may advance it.
         """
         self._file = file
         self._now_ns = now_ns
         self._lock = threading.Lock()
         self._drivers: dict[str, dict[str, DeviceHealth]] = {}
         self.saves = 0
-        """How often the file was written."""
+        """The number of times the file was written."""
         if file is not None and file.exists():
             try:
                 self._drivers = _from_json(file.read_bytes())
             except (ValueError, KeyError, TypeError, AttributeError):
-                self._drivers = {}  # the kubelet logs it, and starts with an empty one
+                self._drivers = {}  # the kubelet logs the error and starts with an empty cache
 
     def get(self, driver: str, pool: str, device: str) -> DeviceHealth:
-        """What is believed now. Looking changes nothing, and tells nobody that a lease ran out."""
+        """Returns the current health. A read changes nothing and notifies no pod of an expired lease."""
         unknown = DeviceHealth(pool, device)
         with self._lock:
             found = self._drivers.get(driver, {}).get(unknown.key)
             return unknown if found is None or found.stale(self._now_ns()) else found
 
     def update(self, driver: str, devices: Sequence[DeviceHealth]) -> list[DeviceHealth]:
-        """Takes a health list.
+        """Stores a health list.
 
         Returns:
-            What it takes as changed, in the order in which that was found: entries that are new, or differ in
-            health, message or lease from what was held, be it stale or not; then devices that were not in the
-            list and whose lease is over, which are Unknown from now on.
+            The changed entries in the order of discovery. First come entries that are new or whose health,
+            message or lease differs from the stored one, stale or not. Then come devices missing in the
+            list whose lease has expired; they become Unknown.
         """
         with self._lock:
             now_ns = self._now_ns()
@@ -115,12 +115,12 @@ class HealthCache:
             for device in devices:
                 taken = replace(device, updated_ns=now_ns)
                 before = held.get(taken.key)
-                if before is None or before.said != taken.said:
+                if before is None or before.compared != taken.compared:
                     changed.append(taken)
                 held[taken.key] = taken
-            told = {device.key for device in devices}
+            listed = {device.key for device in devices}
             for key, device in held.items():
-                if key not in told and device.health != "Unknown" and device.stale(now_ns):
+                if key not in listed and device.health != "Unknown" and device.stale(now_ns):
                     held[key] = replace(device, health="Unknown", message="", updated_ns=now_ns)
                     changed.append(held[key])
             if changed:
@@ -128,13 +128,13 @@ class HealthCache:
             return changed
 
     def clear(self, driver: str) -> None:
-        """Forgets a driver."""
+        """Removes a driver's entries."""
         with self._lock:
             self._drivers.pop(driver, None)
             self._save()
 
     def devices(self, driver: str) -> Iterable[DeviceHealth]:
-        """All that is held of a driver, be it stale or not."""
+        """Returns a driver's entries, stale or not."""
         with self._lock:
             return list(self._drivers.get(driver, {}).values())
 
@@ -147,7 +147,9 @@ class HealthCache:
 
 
 def _wrapped(number: int) -> int:
-    """As a signed 64-bit integer has it. Inferred: a lease of 292 years is negative, and always over."""
+    """Wraps a number to a signed 64-bit integer. Assumed: a lease above 292 years is negative, so always
+    expired.
+    """
     return (number + (1 << 63)) % (1 << 64) - (1 << 63)
 
 
@@ -190,7 +192,9 @@ def _from_json(data: bytes) -> dict[str, dict[str, DeviceHealth]]:
 
 
 def shown(message: str) -> str:
-    """As it stands in JSON and in a pod's status: half a character becomes the replacement character."""
+    """Returns a message as JSON and the pod status show it: a cut character becomes the replacement
+    character.
+    """
     return message.encode(errors="surrogateescape").decode(errors="replace")
 
 
@@ -202,6 +206,6 @@ def _write_time(at_ns: int) -> str:
 def _read_time(text: str) -> int:
     match = re.fullmatch(r"(.+)\.(\d{9})Z", text)
     if match is None:
-        raise ValueError(f"{text!r} is no time")
+        raise ValueError(f"{text!r} is not a time")
     second = datetime.strptime(match[1], "%Y-%m-%dT%H:%M:%S").replace(tzinfo=UTC)
     return int(second.timestamp()) * NS + int(match[2])

@@ -1,4 +1,4 @@
-"""What the fake kubelet saw and did, in order: the facts that a test asserts on."""
+"""What the fake kubelet observed and did, in order. Tests assert on these entries."""
 
 import threading
 import time
@@ -9,7 +9,7 @@ import grpc
 
 
 class Registered(NamedTuple):
-    """A plugin was registered and told so."""
+    """A plugin was registered and notified."""
 
     driver: str
     endpoint: str
@@ -17,41 +17,43 @@ class Registered(NamedTuple):
 
 
 class RegistrationFailed(NamedTuple):
-    """A registration failed; it is tried again from the start, later."""
+    """A registration failed. The kubelet retries it from the start later."""
 
     socket: str
     error: str
 
 
 class Deregistered(NamedTuple):
-    """A plugin's registration socket is gone or made anew, or it could not be told of its registration."""
+    """A plugin was removed: its registration socket is gone or was created again, or its notification
+    failed.
+    """
 
     driver: str
     endpoint: str
 
 
 class Connected(NamedTuple):
-    """The one connection to an endpoint stands."""
+    """The connection to an endpoint was established."""
 
     driver: str
     endpoint: str
 
 
 class Disconnected(NamedTuple):
-    """It does not any more."""
+    """The connection to an endpoint was lost."""
 
     driver: str
     endpoint: str
 
 
 class SlicesWiped(NamedTuple):
-    """All ResourceSlices of a driver on this node were deleted; of all drivers where the name is empty."""
+    """All ResourceSlices of a driver on this node were deleted. An empty name means all drivers."""
 
     driver: str
 
 
 class StreamOpened(NamedTuple):
-    """A call of NodeWatchResources was sent."""
+    """The kubelet called NodeWatchResources."""
 
     driver: str
     endpoint: str
@@ -59,23 +61,23 @@ class StreamOpened(NamedTuple):
 
 
 class StreamRefused(NamedTuple):
-    """No call could be sent: the connection cannot be made. Clears nothing."""
+    """The kubelet could not call NodeWatchResources for lack of a connection. The cache is not cleared."""
 
     driver: str
     endpoint: str
 
 
 class Message(NamedTuple):
-    """A health list came."""
+    """A health list arrived."""
 
     driver: str
     endpoint: str
     devices: tuple[Any, ...]
-    """Google's protobuf messages DeviceHealth."""
+    """DeviceHealth messages of Google's protobuf."""
 
 
 class Changed(NamedTuple):
-    """The cache took something as a change: its file is written, and pods are to be told."""
+    """A device changed in the cache. The kubelet writes its file and notifies pods."""
 
     driver: str
     pool: str
@@ -92,59 +94,59 @@ class StreamEnded(NamedTuple):
     code: grpc.StatusCode
     details: str
     logged: bool
-    """At error level: neither an orderly end nor the kubelet's own."""
+    """Whether the kubelet logs it as an error: the stream ended neither in order nor by the kubelet."""
 
 
 class Cleared(NamedTuple):
-    """All that was known of a driver's devices is forgotten, and no pod is told."""
+    """A driver's entries were removed from the cache, without notifying pods."""
 
     driver: str
 
 
 class PodsNotified(NamedTuple):
-    """Pods are to be synced because the health of their devices changed."""
+    """Pods are queued for a sync because the health of their devices changed."""
 
     pods: frozenset[str]
 
 
 class NotificationDropped(NamedTuple):
-    """They will not be: 100 notifications wait already."""
+    """Pods were not queued for a sync, because the queue held 100 notifications."""
 
     pods: frozenset[str]
 
 
 class Called(NamedTuple):
-    """NodePrepareResources or NodeUnprepareResources has ended."""
+    """NodePrepareResources or NodeUnprepareResources ended."""
 
     method: str
     driver: str
     endpoint: str
     service: str
     claims: tuple[str, ...]
-    """Their uids, as they stood in the request."""
+    """The uids of the claims in the request."""
     error: str
-    """Of the whole call; of single claims see the response. Empty: there was none."""
+    """The error of the call itself, else empty. The response contains the errors of single claims."""
     response: Any
-    """Google's protobuf message, or None."""
+    """The protobuf message, or None."""
     took_s: float
 
 
 class UnprepareFailed(NamedTuple):
-    """The claims of a pod that ends, or is gone, could not be unprepared; it is tried again."""
+    """The claims of a deleted pod could not be unprepared. The kubelet retries."""
 
     pod: str
     error: str
 
 
 class PodSynced(NamedTuple):
-    """The kubelet looked at a pod, and wrote its status."""
+    """The kubelet synced a pod and wrote its status."""
 
     pod: str
     phase: str
 
 
 class EventWritten(NamedTuple):
-    """An event was created or counted up."""
+    """An event was created, or its count increased."""
 
     pod: str
     reason: str
@@ -175,57 +177,60 @@ Entry = (
 E = TypeVar("E")
 
 
-class At(NamedTuple):
-    """An entry, and when it was made."""
+class TimedEntry(NamedTuple):
+    """An entry and its time."""
 
     mono_s: float
-    """On the monotonic clock [s]."""
+    """Time on the monotonic clock [s]."""
     entry: Entry
 
 
 class History:
-    """Every entry, oldest first. Written by the kubelet's threads and read by the test's."""
+    """All entries, oldest first. The kubelet's threads write them and the test reads them."""
 
     def __init__(self) -> None:
-        self._entries: list[At] = []
-        self._news = threading.Condition()
+        self._entries: list[TimedEntry] = []
+        self._changed = threading.Condition()
 
     def __iter__(self) -> Iterator[Entry]:
-        return iter([at.entry for at in self.timed()])
+        return iter([timed_entry.entry for timed_entry in self.timed()])
 
     def __len__(self) -> int:
         return len(self.timed())
 
     def add(self, entry: Entry) -> None:
-        """Notes it."""
-        with self._news:
-            self._entries.append(At(time.monotonic(), entry))
-            self._news.notify_all()
+        """Appends an entry."""
+        with self._changed:
+            self._entries.append(TimedEntry(time.monotonic(), entry))
+            self._changed.notify_all()
 
-    def timed(self) -> list[At]:
-        """All of them, with their times."""
-        with self._news:
+    def timed(self) -> list[TimedEntry]:
+        """Returns all entries with their times."""
+        with self._changed:
             return list(self._entries)
 
     def of(self, kind: type[E], *, since: int = 0) -> list[E]:
-        """Those of a kind; of all entries but the first ``since``."""
-        return [at.entry for at in self.timed()[since:] if isinstance(at.entry, kind)]
+        """Returns the entries of one type, without the first ``since`` entries of the history."""
+        return [
+            timed_entry.entry for timed_entry in self.timed()[since:] if isinstance(timed_entry.entry, kind)
+        ]
 
     def times(self, kind: type[Any]) -> list[float]:
-        """When those of a kind were made, on the monotonic clock [s]."""
-        return [at.mono_s for at in self.timed() if isinstance(at.entry, kind)]
+        """Returns the times of the entries of one type, on the monotonic clock [s]."""
+        return [timed_entry.mono_s for timed_entry in self.timed() if isinstance(timed_entry.entry, kind)]
 
-    def wait(self, claim: Callable[[], E], what: str, timeout_s: float) -> E:
-        """Returns what the claim gives once that is true; asked again with every entry, and now and then.
+    def wait(self, condition: Callable[[], E], event: str, timeout_s: float) -> E:
+        """Waits until a condition is true and returns its value. It is evaluated after each entry and every
+        10 ms.
 
         Raises:
-            AssertionError: it did not come true; with the last entries.
+            AssertionError: the condition did not become true in time. The text lists the last entries.
         """
         deadline_s = time.monotonic() + timeout_s
-        while not (found := claim()):
+        while not (found := condition()):
             if time.monotonic() > deadline_s:
                 last = "\n  ".join(map(repr, list(self)[-20:]))
-                raise AssertionError(f"not within {timeout_s} s: {what}; last:\n  {last}")
-            with self._news:
-                self._news.wait(0.01)
+                raise AssertionError(f"not within {timeout_s} s: {event}; last:\n  {last}")
+            with self._changed:
+                self._changed.wait(0.01)
         return found

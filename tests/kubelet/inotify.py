@@ -1,4 +1,4 @@
-"""The kernel's news of directory entries, made and removed: what the kubelet's plugin watcher asks for."""
+"""Inotify watches for created and removed directory entries, as the kubelet's plugin watcher uses them."""
 
 import ctypes
 import os
@@ -16,16 +16,17 @@ HEAD: Final = struct.Struct("iIII")
 _libc: Final = ctypes.CDLL(None, use_errno=True)
 
 
-class News(NamedTuple):
-    """What happened to a path."""
+class PathEvent(NamedTuple):
+    """A path was created or removed."""
 
     path: Path
-    made: bool
-    """Or moved here. Else removed; what is moved away the kubelet does not hear of."""
+    created: bool
+    """True for a created path or one moved here, False for a removed one. Moving a path away causes no
+    event."""
 
 
 class Inotify:
-    """Watches on directories; closed once."""
+    """Inotify watches on directories."""
 
     def __init__(self) -> None:
         self._fd = _checked(_libc.inotify_init1(os.O_CLOEXEC | os.O_NONBLOCK))
@@ -33,16 +34,16 @@ class Inotify:
         self._paths: dict[int, Path] = {}
 
     def add(self, directory: Path) -> None:
-        """Watches a directory, not what is in its directories.
+        """Watches a directory without its subdirectories.
 
         Raises:
-            OSError: it cannot be watched; it may be gone.
+            OSError: the directory cannot be watched, for example because it is gone.
         """
         mask = IN_CREATE | IN_MOVED_TO | IN_DELETE
         self._paths[_checked(_libc.inotify_add_watch(self._fd, bytes(directory), mask))] = directory
 
-    def wait(self) -> list[News] | None:
-        """Blocks until something happened, or :meth:`stop` was called: None."""
+    def wait(self) -> list[PathEvent] | None:
+        """Waits for events and returns them, or None after :meth:`stop`."""
         ready, _, _ = select.select([self._fd, self._stop], [], [])
         if self._stop in ready:
             return None
@@ -51,16 +52,16 @@ class Inotify:
             watch, mask, _cookie, size = HEAD.unpack_from(data)
             name = data[HEAD.size : HEAD.size + size].rstrip(b"\0")
             data = data[HEAD.size + size :]
-            if mask & (IN_CREATE | IN_MOVED_TO | IN_DELETE):  # else the watch itself ended
-                found.append(News(self._paths[watch] / os.fsdecode(name), not mask & IN_DELETE))
+            if mask & (IN_CREATE | IN_MOVED_TO | IN_DELETE):  # else the watch was removed
+                found.append(PathEvent(self._paths[watch] / os.fsdecode(name), not mask & IN_DELETE))
         return found
 
     def stop(self) -> None:
-        """From any thread: :meth:`wait` returns None, now or when it is called."""
+        """Makes the current or next :meth:`wait` return None. Any thread may call it."""
         os.eventfd_write(self._stop, 1)
 
     def close(self) -> None:
-        """When nobody waits any more."""
+        """Closes the watches. No thread may be in :meth:`wait`."""
         os.close(self._fd)
         os.close(self._stop)
 

@@ -1,7 +1,4 @@
-"""How long the kubelet waits for what, and what time it is.
-
-The numbers are the kubelet's; nothing else of it is in this file.
-"""
+"""The kubelet's deadlines and waiting times, and a clock that a test can advance."""
 
 import time
 from dataclasses import dataclass, replace
@@ -14,36 +11,38 @@ NS: Final = 1_000_000_000
 class Pace:
     """Every duration of the kubelet that a plugin can notice [s]."""
 
-    # Deadlines: what a plugin gets, at most.
+    # Deadlines of calls to the plugin.
     dial_s: float = 10.0
     get_info_s: float = 1.0
     notify_s: float = 5.0
     call_s: float = 45.0
-    """Of NodePrepareResources and NodeUnprepareResources."""
+    """The deadline of NodePrepareResources and NodeUnprepareResources."""
 
-    # Waiting: for how long the kubelet itself does nothing.
+    # Times between two actions of the kubelet.
     reconcile_s: float = 1.0
-    """Between two comparisons of the sockets that are there with the plugins that are registered."""
+    """Time between two comparisons of the existing sockets with the registered plugins."""
     backoff_first_s: float = 0.5
     backoff_limit_s: float = 122.0
-    """After a registration that failed, doubling, for each socket."""
+    """The wait after a failed registration doubles up to this limit, for each socket."""
     reconnect_first_s: float = 1.0
     reconnect_limit_s: float = 120.0
-    """gRPC's, of a connection that cannot be made."""
+    """gRPC's backoff for a connection that cannot be established."""
     stream_retry_s: float = 5.0
-    """After a health stream has ended, whatever for."""
+    """Wait after a health stream has ended for any reason."""
     wipe_s: float = 30.0
-    """Without a connection to any endpoint of a driver, before its ResourceSlices are deleted."""
+    """Time without a connection to any endpoint of a driver before its ResourceSlices are deleted."""
     resync_s: tuple[float, float] = (60.0, 90.0)
-    """Between two looks at a pod to which nothing happens."""
+    """Time between two syncs of a pod without events."""
     unprepare_retry_s: tuple[float, float] = (10.0, 15.0)
-    """After a failed unprepare of a pod that ends."""
+    """Wait after a failed unprepare of a deleted pod."""
     inactive_s: float = 60.0
-    """Between two searches for claims whose pods are gone."""
+    """Time between two searches for claims whose pods are gone."""
 
     @classmethod
     def fast(cls) -> Self:
-        """Waits tenths of a second. The deadlines are the real ones: a slow machine is no late plugin."""
+        """Returns waiting times of tenths of a second. Deadlines stay as they are, so that slow machines do
+        not fail.
+        """
         return replace(
             cls(),
             reconcile_s=0.05,
@@ -60,15 +59,17 @@ class Pace:
 
 
 class Clock:
-    """The wall clock, which a test may put forward: leases are the plugin's, in real seconds."""
+    """The wall clock plus an offset. Leases are in real seconds, so a test advances the clock instead of
+    waiting.
+    """
 
     def __init__(self) -> None:
         self._ahead_ns = 0
 
     def now_ns(self) -> int:
-        """Since 1970 [ns]."""
+        """Returns the time since 1970 [ns]."""
         return time.time_ns() + self._ahead_ns
 
     def advance(self, seconds: float) -> None:
-        """It is so much later from now on."""
+        """Advances the clock."""
         self._ahead_ns += int(seconds * NS)

@@ -1,7 +1,7 @@
-"""The plugins that are registered, each with its one connection, and what follows when a driver has none.
+"""The registered plugins, each with one connection, and the deletion of ResourceSlices after a disconnect.
 
-Source: kubelet ``cm/dra/plugin/dra_plugin_manager.go``. Not here: how plugins are found (``registry.py``),
-what their health streams say (``streams.py``), what they are called for (``prepare.py``).
+It follows kubelet ``cm/dra/plugin/dra_plugin_manager.go``. ``registry.py`` finds the plugins,
+``streams.py`` reads their health streams and ``prepare.py`` calls them.
 """
 
 import os
@@ -23,7 +23,7 @@ SOCKET_LIMIT: Final = 108
 
 
 class Plugin:
-    """One endpoint of a driver. Its connection is made at once, and again whenever it is lost."""
+    """One endpoint of a driver. It connects at once, and again after each disconnect."""
 
     def __init__(
         self,
@@ -37,12 +37,12 @@ class Plugin:
         self.driver = driver
         self.endpoint = endpoint
         self.service = plugin_service(services)
-        """The DRAPlugin service that is called, as it was advertised."""
+        """The DRAPlugin service that the kubelet calls, as advertised."""
         self.advertised = tuple(services)
         self.connected = False
-        """Kept by the manager, under its lock."""
+        """Written by the manager, under the manager's lock."""
         self.channel = open_channel(endpoint, pace)
-        """For prepare, unprepare and health."""
+        """Used for prepare, unprepare and health."""
         self._calls = calls
         self._pace = pace
         self._on_connection = on_connection
@@ -51,11 +51,11 @@ class Plugin:
         self._closed = False
 
     def connect(self) -> None:
-        """Begins to connect; needed once."""
+        """Starts to connect. Called once."""
         self.channel.subscribe(self._on_state, try_to_connect=True)
 
     def close(self) -> None:
-        """Ends the connection and all that goes on over it."""
+        """Closes the connection and ends its calls."""
         with self._state:
             self._closed = True
             was_ready = self._connectivity is grpc.ChannelConnectivity.READY
@@ -67,10 +67,10 @@ class Plugin:
             self._on_connection(False)
 
     def usable(self) -> bool:
-        """Blocks until there is a connection or it is known that there can be none now.
+        """Waits until the channel is connected or in backoff, and returns whether it is connected.
 
-        As a call of grpc-go does that is not told to wait: sent when connected, refused while gRPC waits to
-        try again.
+        grpc-go does the same for a call without WaitForReady: it sends the call on a connected channel and
+        rejects it during the backoff.
         """
         undecided = (grpc.ChannelConnectivity.IDLE, grpc.ChannelConnectivity.CONNECTING)
         with self._state:
@@ -81,7 +81,7 @@ class Plugin:
         """Calls a method of the DRAPlugin service.
 
         Raises:
-            CallFailed: the call as a whole failed.
+            CallFailed: the call failed as a whole.
         """
         package = DRA_PACKAGES[self.service]
         return self._calls.call(self.channel, package, "DRAPlugin", method, request, self._pace.call_s)
@@ -96,21 +96,21 @@ class Plugin:
         if (before is ready) is not (connectivity is ready):
             self._on_connection(connectivity is ready)
         if connectivity is grpc.ChannelConnectivity.IDLE and before is not connectivity:
-            self._nudge()
+            self._reconnect()
 
-    def _nudge(self) -> None:
-        """gRPC rests once a connection is lost, until somebody wants it again."""
+    def _reconnect(self) -> None:
+        """Makes gRPC connect again: after a disconnect the channel stays idle until it is used."""
 
-        def nothing(_: grpc.ChannelConnectivity) -> None:
+        def ignore_state(_: grpc.ChannelConnectivity) -> None:
             pass
 
         with self._state:
             if not self._closed:
-                self.channel.subscribe(nothing, try_to_connect=True)
-                self.channel.unsubscribe(nothing)
+                self.channel.subscribe(ignore_state, try_to_connect=True)
+                self.channel.unsubscribe(ignore_state)
 
 
-class Stream(Protocol):
+class PluginStream(Protocol):
     """The health stream of a plugin."""
 
     plugin: Plugin
@@ -121,7 +121,7 @@ class Stream(Protocol):
 
 
 class Plugins:
-    """Of all drivers, in the order in which they were registered."""
+    """The plugins of all drivers, in the order of their registration."""
 
     def __init__(
         self,
@@ -129,42 +129,41 @@ class Plugins:
         calls: Calls,
         pace: Pace,
         history: History,
-        open_stream: Callable[[Plugin], Stream | None],
+        open_stream: Callable[[Plugin], PluginStream | None],
         *,
-        distrusts: bool,
+        validates_input: bool,
     ) -> None:
-        """
-        Args:
-            root: The kubelet's directory.
-            calls: Those of this life of the kubelet.
-            pace: Its durations.
-            history: Where it is noted what happens.
-            open_stream: Begins to follow a plugin's health, where that is to be.
-            distrusts: Whether names and endpoints are checked, as kubelets after 1.37 will.
+        """Args:
+        root: The kubelet's directory.
+        calls: Tracks the calls of this kubelet process.
+        pace: The kubelet's durations.
+        history: Receives an entry for each event.
+        open_stream: Opens a plugin's health stream. Returns None where the kubelet opens none.
+        validates_input: Check names and endpoints as kubelets after 1.37 will.
         """
         self._root = root
         self._calls = calls
         self._pace = pace
         self._history = history
         self._open_stream = open_stream
-        self._distrusts = distrusts
+        self._validates_input = validates_input
         self._lock = threading.RLock()
         self._plugins: dict[str, list[Plugin]] = {}
-        self._streams: list[Stream] = []
+        self._streams: list[PluginStream] = []
         self._wipes: dict[str, threading.Timer] = {}
         self._ended = False
-        history.add(SlicesWiped(""))  # nobody is registered yet, and may never be
+        history.add(SlicesWiped(""))  # no plugin is registered yet, and none may follow
 
     def all(self) -> list[Plugin]:
-        """Those that are registered now."""
+        """Returns the plugins that are registered now."""
         with self._lock:
             return [plugin for plugins in self._plugins.values() for plugin in plugins]
 
     def get(self, driver: str) -> Plugin:
-        """The one to be called: the newest that is connected, else the newest.
+        """Returns the plugin to call: the newest connected one, else the newest.
 
         Raises:
-            ValueError: there is none. The words are the kubelet's.
+            ValueError: the driver has none. The text is the kubelet's.
         """
         with self._lock:
             plugins = self._plugins.get(driver, [])
@@ -173,12 +172,12 @@ class Plugins:
             return next((plugin for plugin in reversed(plugins) if plugin.connected), plugins[-1])
 
     def validate(self, driver: str, endpoint: str, services: Sequence[str]) -> None:
-        """Whether a plugin could be registered.
+        """Checks whether a plugin could be registered.
 
         Raises:
-            ValueError: why it is not. The words are the kubelet's, but for those about names and endpoints.
+            ValueError: it could not. The text is the kubelet's, except for names and endpoints.
         """
-        if self._distrusts:
+        if self._validates_input:
             check_driver(driver)
             check_endpoint(endpoint, self._root)
         try:
@@ -190,10 +189,10 @@ class Plugins:
             ) from None
 
     def register(self, driver: str, endpoint: str, services: Sequence[str]) -> None:
-        """Adds a plugin, opens its health stream and begins to connect to it.
+        """Adds a plugin, opens its health stream and starts to connect.
 
         Raises:
-            ValueError: why it is not. The words are the kubelet's.
+            ValueError: the plugin was rejected. The text is the kubelet's.
         """
         self.validate(driver, endpoint, services)
         with self._lock:
@@ -212,22 +211,22 @@ class Plugins:
         plugin.connect()
 
     def deregister(self, driver: str, endpoint: str) -> None:
-        """Removes a plugin, if it is there, and ends its connection."""
+        """Removes a plugin if it is registered, and closes its connection."""
         with self._lock:
             plugins = self._plugins.get(driver, [])
-            gone = [plugin for plugin in plugins if plugin.endpoint == endpoint]
-            for plugin in gone:
+            removed = [plugin for plugin in plugins if plugin.endpoint == endpoint]
+            for plugin in removed:
                 plugins.remove(plugin)
                 self._history.add(Deregistered(driver, endpoint))
             if not plugins:
                 self._plugins.pop(driver, None)
-            if gone:
+            if removed:
                 self._sync(driver)
-        for plugin in gone:
+        for plugin in removed:
             self._close(plugin)
 
     def end(self) -> None:
-        """With the kubelet: ends all connections; nothing is wiped any more."""
+        """Closes all connections when the kubelet stops. Slices are not wiped afterwards."""
         with self._lock:
             self._ended = True
             for timer in self._wipes.values():
@@ -253,11 +252,13 @@ class Plugins:
             self._sync(plugin.driver)
 
     def _sync(self, driver: str) -> None:
-        """Its slices are to be wiped in a while, unless one of its endpoints is connected."""
+        """Schedules the deletion of a driver's slices, or cancels it while one of its endpoints is
+        connected.
+        """
         if self._ended or any(plugin.connected for plugin in self._plugins.get(driver, [])):
             if timer := self._wipes.pop(driver, None):
                 timer.cancel()
-        elif driver not in self._wipes:  # else the first time goes on to count
+        elif driver not in self._wipes:  # a running timer keeps its start
             timer = threading.Timer(self._pace.wipe_s, self._wipe, [driver])
             timer.daemon = True
             self._wipes[driver] = timer
@@ -270,10 +271,10 @@ class Plugins:
 
 
 def check_driver(driver: str) -> None:
-    """A DNS subdomain in any case, of at most 63 characters, as kubelets after 1.37 will insist.
+    """Checks for a DNS subdomain of at most 63 characters in any case, as kubelets after 1.37 will.
 
     Raises:
-        ValueError: it is none.
+        ValueError: the name is invalid.
     """
     if not driver:
         raise ValueError("invalid DRA driver name: Required value")
@@ -284,16 +285,16 @@ def check_driver(driver: str) -> None:
 
 
 def check_endpoint(endpoint: str, root: Path) -> None:
-    """An absolute path that fits a socket and, once it is cleaned, is inside the kubelet's directory.
+    """Checks for an absolute path that fits a socket address and is inside the kubelet's directory.
 
     Raises:
-        ValueError: it is none.
+        ValueError: the path is invalid.
     """
     if not endpoint:
         raise ValueError("empty DRA plugin endpoint")
     if not endpoint.startswith("/"):
         raise ValueError(f"DRA plugin endpoint {endpoint} must be an absolute path")
-    if len(os.fsencode(endpoint)) >= SOCKET_LIMIT:  # with the NUL behind it
+    if len(os.fsencode(endpoint)) >= SOCKET_LIMIT:  # the limit includes the final NUL
         raise ValueError(f"DRA plugin endpoint {endpoint} is longer than {SOCKET_LIMIT - 1} bytes")
     if Path(os.path.normpath(root)) not in Path(os.path.normpath(endpoint)).parents:
         raise ValueError(f"DRA plugin endpoint {endpoint} is not inside {root}")

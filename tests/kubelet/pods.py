@@ -1,7 +1,7 @@
-"""Pods: when the kubelet looks at one, and what it does then. Each has a worker that looks and rests.
+"""When the kubelet syncs a pod, and what a sync does. Each pod has a worker thread.
 
-Source: kubelet ``kubelet.go`` and ``pod_workers.go``. Left out: everything but claims. A pod runs as soon as
-its claims are prepared, and its containers end at once when it is deleted.
+It follows kubelet ``kubelet.go`` and ``pod_workers.go`` for claims only. A pod runs as soon as its claims
+are prepared, and its containers end at once when it is deleted.
 """
 
 import random
@@ -24,44 +24,44 @@ FAILED: Final = "FailedPrepareDynamicResources"
 
 @dataclass(frozen=True, slots=True)
 class Pod:
-    """What a user asked for."""
+    """A pod as the API server has it."""
 
     uid: str
     claims: Mapping[str, str]
-    """ResourceClaims by the names that the pod gives them."""
+    """ResourceClaims by the pod's local names for them."""
     containers: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    """What each container uses: ``<pod's name of a claim>`` or ``<that>/<request>``."""
+    """The claims that each container uses: ``<local name>`` or ``<local name>/<request>``."""
     namespace: str = "default"
 
     @property
     def names(self) -> list[str]:
-        """Of its ResourceClaims."""
+        """The names of the pod's ResourceClaims."""
         return list(self.claims.values())
 
 
 @dataclass(frozen=True, slots=True)
 class PodStatus:
-    """What the kubelet last wrote of a pod. It is not written when something runs out, only when it looks."""
+    """The status that the kubelet wrote last. An expired lease changes it only at the next sync."""
 
     phase: str = "Pending"
     resources: Mapping[str, Mapping[str, tuple[ResourceHealth, ...]]] = field(default_factory=dict)
-    """``allocatedResourcesStatus`` of each container, by the name of the entry."""
+    """``allocatedResourcesStatus`` of each container, by the entry's name."""
 
 
 @dataclass(slots=True)
-class Existing:
-    """A pod in the cluster; outlives the kubelet."""
+class PodRecord:
+    """A pod in the cluster. It survives a restart of the kubelet."""
 
     pod: Pod
     status: PodStatus = PodStatus()
     sandbox: bool = False
-    """It has one: nothing is prepared for it any more."""
+    """Whether the pod has a sandbox. The kubelet prepares no claims for it any more then."""
     deleted: bool = False
 
 
 @dataclass(frozen=True, slots=True)
-class Means:
-    """What a worker works with."""
+class WorkerContext:
+    """The objects that every worker uses."""
 
     preparer: Preparer
     infos: ClaimInfos
@@ -71,96 +71,96 @@ class Means:
     pace: Pace
     version: Version
     health_on: bool
-    gone: Callable[[str], None]
+    on_gone: Callable[[str], None]
     """Called with the uid of a pod that has ended."""
 
 
 class Worker:
-    """Of one pod, in one life of the kubelet."""
+    """Syncs one pod while one kubelet process runs."""
 
-    def __init__(self, existing: Existing, means: Means, seed: int) -> None:
-        self._existing = existing
-        self._means = means
-        self._dice = random.Random(seed)
+    def __init__(self, record: PodRecord, context: WorkerContext, seed: int) -> None:
+        self._record = record
+        self._context = context
+        self._rng = random.Random(seed)
         self._wake = threading.Condition()
-        self._news = True
+        self._pending = True
         self._ended = False
         self._thread = threading.Thread(target=self._run, name="kubelet-pod", daemon=True)
         self._thread.start()
 
     def wake(self) -> None:
-        """Something happened to the pod: it is looked at now, or once more when that has been done."""
+        """Syncs the pod now, or once more after a running sync."""
         with self._wake:
-            self._news = True
+            self._pending = True
             self._wake.notify_all()
 
     def end(self) -> None:
-        """With the kubelet."""
+        """Ends the worker when the kubelet stops."""
         with self._wake:
             self._ended = True
             self._wake.notify_all()
 
     def join(self) -> None:
-        """Blocks until it has ended."""
+        """Waits until the worker has ended."""
         self._thread.join()
 
     def _run(self) -> None:
-        rest_s = 0.0
+        wait_s = 0.0
         while True:
             with self._wake:
-                self._wake.wait_for(lambda: self._news or self._ended, rest_s)
+                self._wake.wait_for(lambda: self._pending or self._ended, wait_s)
                 if self._ended:
                     return
-                self._news = False
-            if not self._existing.deleted:
+                self._pending = False
+            if not self._record.deleted:
                 self._sync()
-                rest_s = self._dice.uniform(*self._means.pace.resync_s)
+                wait_s = self._rng.uniform(*self._context.pace.resync_s)
             elif self._terminate():
                 return
             else:
-                rest_s = self._dice.uniform(*self._means.pace.unprepare_retry_s)
+                wait_s = self._rng.uniform(*self._context.pace.unprepare_retry_s)
 
     def _sync(self) -> None:
-        pod, means = self._existing.pod, self._means
-        if not self._existing.sandbox:
+        pod, context = self._record.pod, self._context
+        if not self._record.sandbox:
             try:
-                means.preparer.prepare(pod.uid, pod.namespace, pod.names)
+                context.preparer.prepare(pod.uid, pod.namespace, pod.names)
             except ValueError as error:
                 if not self._ended:
                     text = f"Failed to prepare dynamic resources: prepare dynamic resources: {error}"
-                    means.recorder.warn(pod.uid, FAILED, text)
+                    context.recorder.warn(pod.uid, FAILED, text)
             else:
-                self._existing.sandbox = True
+                self._record.sandbox = True
         if self._ended:
             return
-        phase = "Running" if self._existing.sandbox else "Pending"
-        self._existing.status = PodStatus(phase, self._resources() if means.health_on else {})
-        means.history.add(PodSynced(pod.uid, phase))
+        phase = "Running" if self._record.sandbox else "Pending"
+        self._record.status = PodStatus(phase, self._resources() if context.health_on else {})
+        context.history.add(PodSynced(pod.uid, phase))
 
     def _resources(self) -> dict[str, dict[str, tuple[ResourceHealth, ...]]]:
-        pod, means = self._existing.pod, self._means
-        with means.infos.locked() as infos:
+        pod, context = self._record.pod, self._context
+        with context.infos.locked() as infos:
             claims: dict[str, ClaimInfo] = {
-                ours: infos[pod.namespace, name]
-                for ours, name in pod.claims.items()
+                local_name: infos[pod.namespace, name]
+                for local_name, name in pod.claims.items()
                 if (pod.namespace, name) in infos
             }
             return {
                 container: allocated_resources(
-                    uses, claims, means.cache, messages=means.version.reads_message
+                    uses, claims, context.cache, messages=context.version.reads_message
                 )
                 for container, uses in pod.containers.items()
                 if uses
             }
 
     def _terminate(self) -> bool:
-        """Unprepares the pod's claims. Whether that is done."""
-        pod, means = self._existing.pod, self._means
+        """Unprepares the pod's claims and returns whether that succeeded."""
+        pod, context = self._record.pod, self._context
         try:
-            means.preparer.unprepare(pod.uid, pod.namespace, pod.names)
+            context.preparer.unprepare(pod.uid, pod.namespace, pod.names)
         except ValueError as error:
             if not self._ended:
-                means.history.add(UnprepareFailed(pod.uid, str(error)))  # a log line; no event
+                context.history.add(UnprepareFailed(pod.uid, str(error)))  # the kubelet only logs it
             return False
-        means.gone(pod.uid)
+        context.on_gone(pod.uid)
         return True

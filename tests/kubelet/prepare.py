@@ -1,7 +1,7 @@
-"""Preparing and unpreparing the claims of a pod, up to and including the kubelet's words for what goes wrong.
+"""Preparing and unpreparing the claims of a pod, with the kubelet's error texts.
 
-Source: kubelet ``cm/dra/manager.go``. Not here: when it is done, and done again (``pods.py``). Left out:
-claims of pod groups, claims made of templates, extended resources.
+It follows kubelet ``cm/dra/manager.go``, without claims of pod groups, claims from templates and extended
+resources. ``pods.py`` decides when to call it and retries.
 """
 
 import random
@@ -15,11 +15,11 @@ from kubelet.history import Called, History
 from kubelet.plugins import Plugin, Plugins
 
 ClaimObjects = Mapping[tuple[str, str], Mapping[str, Any]]
-"""What the API server has, by namespace and name."""
+"""The API server's claims by namespace and name."""
 
 
 class Preparer:
-    """Of one life of the kubelet."""
+    """Prepares and unprepares claims for one kubelet process."""
 
     def __init__(
         self,
@@ -27,42 +27,41 @@ class Preparer:
         infos: ClaimInfos,
         objects: ClaimObjects,
         history: History,
-        dice: random.Random,
+        rng: random.Random,
     ) -> None:
-        """
-        Args:
-            plugins: Those that are registered.
-            infos: What is noted of claims.
-            objects: The API server.
-            history: Where the calls are noted.
-            dice: Go walks its maps in another order each time.
+        """Args:
+        plugins: The registered plugins.
+        infos: The stored state of claims.
+        objects: The API server's claims.
+        history: Receives an entry for each call.
+        rng: Shuffles where Go iterates over a map.
         """
         self._plugins = plugins
         self._infos = infos
         self._objects = objects
         self._history = history
-        self._dice = dice
+        self._rng = rng
 
     def prepare(self, pod: str, namespace: str, claims: Sequence[str]) -> None:
-        """Prepares all claims of a pod that are not prepared already.
+        """Prepares the claims of a pod that are not prepared yet.
 
         Args:
-            pod: Its uid.
-            namespace: Its namespace.
-            claims: Their names.
+            pod: The pod's uid.
+            namespace: The pod's namespace.
+            claims: The claims' names.
 
         Raises:
-            ValueError: the first thing that went wrong; nothing was done after it.
+            ValueError: the first error; the steps after it were not run.
         """
         found = [self._look_up(pod, namespace, name) for name in claims]
         batches: dict[Plugin, list[ClaimInfo]] = {}
         new: list[ClaimInfo] = []
         with self._infos.locked() as infos:
-            for fresh, plugins in found:
-                info = infos.setdefault((fresh.namespace, fresh.name), fresh)
-                if info.uid != fresh.uid:
+            for new_info, plugins in found:
+                info = infos.setdefault((new_info.namespace, new_info.name), new_info)
+                if info.uid != new_info.uid:
                     raise ValueError(
-                        f"old ResourceClaim with same name {fresh.name} and different UID {info.uid} still"
+                        f"old ResourceClaim with same name {new_info.name} and different UID {info.uid} still"
                         " exists (previous pod force-deleted?!)"
                     )
                 info.pods.add(pod)
@@ -83,15 +82,15 @@ class Preparer:
             self._infos.save()
 
     def unprepare(self, pod: str, namespace: str, claims: Sequence[str]) -> None:
-        """Takes a pod off its claims, and unprepares those that no other pod uses.
+        """Removes a pod from its claims and unprepares the claims that no other pod uses.
 
         Args:
-            pod: Its uid.
-            namespace: Its namespace.
-            claims: Their names.
+            pod: The pod's uid.
+            namespace: The pod's namespace.
+            claims: The claims' names.
 
         Raises:
-            ValueError: the first thing that went wrong; nothing was done after it.
+            ValueError: the first error; the steps after it were not run.
         """
         batches: dict[str, list[ClaimInfo]] = {}
         last: list[ClaimInfo] = []
@@ -109,14 +108,14 @@ class Preparer:
         for driver, batch in self._shuffled(batches.items()):
             response = self._call("NodeUnprepareResources", self._plugins.get(driver), batch)
             for _ in self._results("NodeUnprepareResources", batch, response):
-                pass  # an error is raised
+                pass  # the iterator raises an error of the driver
         with self._infos.locked() as infos:
             for info in last:
                 infos.pop((info.namespace, info.name), None)
             self._infos.save()
 
     def _look_up(self, pod: str, namespace: str, name: str) -> tuple[ClaimInfo, dict[str, Plugin]]:
-        """What must be known before anything is noted or called."""
+        """Checks a claim before anything is stored or called."""
         claim = self._objects.get((namespace, name))
         if claim is None:
             raise ValueError(f'fetch ResourceClaim {name}: resourceclaims.resource.k8s.io "{name}" not found')
@@ -134,40 +133,40 @@ class Preparer:
         request = dra_message(plugin.service, f"{method}Request")()
         for info in batch:
             request.claims.add(namespace=info.namespace, uid=info.uid, name=info.name)
-        begun_s, response, failure = time.monotonic(), None, ""
+        start_s, response, failure = time.monotonic(), None, ""
         try:
             response = plugin.call(method, request)
         except CallFailed as error:
             failure = str(error)
             raise ValueError(f"{method}: {error}") from error
         finally:
-            uids, took_s = tuple(info.uid for info in batch), time.monotonic() - begun_s
-            where = (plugin.driver, plugin.endpoint, plugin.service)
-            self._history.add(Called(method, *where, uids, failure, response, took_s))
+            uids, took_s = tuple(info.uid for info in batch), time.monotonic() - start_s
+            target = (plugin.driver, plugin.endpoint, plugin.service)
+            self._history.add(Called(method, *target, uids, failure, response, took_s))
         return response
 
     def _results(
         self, method: str, batch: Sequence[ClaimInfo], response: Any
     ) -> Iterator[tuple[ClaimInfo, Any]]:
-        """Each claim with what was said of it; those before a failing one are taken all the same."""
-        asked = {info.uid: info for info in batch}
+        """Yields each claim with its result. The claims before a failing one are stored."""
+        requested = {info.uid: info for info in batch}
         for uid, result in self._shuffled(response.claims.items()):
-            if uid not in asked:
+            if uid not in requested:
                 raise ValueError(f"{method} returned result for unknown claim UID {uid}")
             if result.error:
-                raise ValueError(f"{method} failed for ResourceClaim {asked[uid].name}: {result.error}")
-            yield asked[uid], result
+                raise ValueError(f"{method} failed for ResourceClaim {requested[uid].name}: {result.error}")
+            yield requested[uid], result
         if skipped := len(batch) - len(response.claims):
             raise ValueError(f"{method} skipped {skipped} ResourceClaims")
 
     def _shuffled(self, items: Any) -> list[Any]:
-        mixed = list(items)
-        self._dice.shuffle(mixed)
-        return mixed
+        shuffled = list(items)
+        self._rng.shuffle(shuffled)
+        return shuffled
 
 
 def _device(device: Any) -> PreparedDevice:
-    share = getattr(device, "share_id", "")  # v1beta1 has none
+    share = getattr(device, "share_id", "")  # v1beta1 lacks the field
     return PreparedDevice(
         device.pool_name, device.device_name, tuple(device.request_names), tuple(device.cdi_device_ids), share
     )

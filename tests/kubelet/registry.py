@@ -1,8 +1,9 @@
-"""How plugins are found: the tree of registration sockets is watched, and compared with who is registered.
+"""How the kubelet finds plugins: it watches the registration sockets and compares them with its plugins.
 
-Source: kubelet ``pluginmanager/``. A socket's appearance is an identity: one that was removed and made again
-is another plugin. The watcher only notes; a loop compares; each socket has at most one operation under way,
-in a thread of its own, and backs off when that fails.
+It follows kubelet ``pluginmanager/``. Each creation of a socket gets an identity, so a socket that was
+removed and created again is a new plugin. The watcher only records sockets, and a loop compares them with
+the plugins. Each socket has at most one running operation, in its own thread, with a backoff after a
+failure.
 """
 
 import stat
@@ -24,7 +25,7 @@ from kubelet.pace import Pace
 
 
 class Handler(Protocol):
-    """What takes a plugin of type DRAPlugin; each raises ValueError with the reason."""
+    """Registers plugins of type DRAPlugin. Each method raises ValueError with the reason of a rejection."""
 
     def validate(self, driver: str, endpoint: str, services: tuple[str, ...]) -> None: ...
 
@@ -33,38 +34,38 @@ class Handler(Protocol):
     def deregister(self, driver: str, endpoint: str) -> None: ...
 
 
-class Known(NamedTuple):
-    """A registered plugin, by its registration socket."""
+class RegisteredPlugin(NamedTuple):
+    """A registered plugin, found by its registration socket."""
 
-    appearance: uuid.UUID
+    identity: uuid.UUID
     driver: str
     endpoint: str
 
 
 @dataclass(slots=True)
 class Operation:
-    """What goes on for a socket."""
+    """The last registration or deregistration for a socket."""
 
     register: bool
     pending: bool = True
     wait_s: float = 0.0
-    """After a failure."""
+    """The backoff after the last failure."""
     not_before_s: float = 0.0
-    """On the monotonic clock."""
+    """The end of the backoff on the monotonic clock."""
 
 
 class Registry:
-    """Of one life of the kubelet."""
+    """The kubelet's plugin manager, for one kubelet process."""
 
     def __init__(self, directory: Path, handler: Handler, calls: Calls, pace: Pace, history: History) -> None:
-        """Begins to watch.
+        """Starts to watch.
 
         Args:
-            directory: ``plugins_registry``; made if it is not there.
-            handler: Takes the plugins.
-            calls: Those of this life of the kubelet.
-            pace: Its durations.
-            history: Where it is noted what happens.
+            directory: ``plugins_registry``. It is created if missing.
+            handler: Registers the plugins.
+            calls: Tracks the calls of this kubelet process.
+            pace: The kubelet's durations.
+            history: Receives an entry for each event.
         """
         self._directory = directory
         self._handler = handler
@@ -73,8 +74,8 @@ class Registry:
         self._history = history
         self._lock = threading.Lock()
         self._desired: dict[Path, uuid.UUID] = {}
-        self._actual: dict[Path, Known] = {}
-        self._told: dict[Path, Known] = {}
+        self._actual: dict[Path, RegisteredPlugin] = {}
+        self._notified: dict[Path, RegisteredPlugin] = {}
         self._operations: dict[Path, Operation] = {}
         self._threads: list[threading.Thread] = []
         self._ended = threading.Event()
@@ -87,7 +88,9 @@ class Registry:
         self._loop.start()
 
     def end(self) -> None:
-        """With the kubelet. Nobody is de-registered by it. The calls have been ended before."""
+        """Stops the threads when the kubelet stops. Plugins are not deregistered. Calls must have ended
+        before.
+        """
         self._ended.set()
         self._inotify.stop()
         self._watcher.join()
@@ -97,22 +100,22 @@ class Registry:
             thread.join()
 
     def registered(self) -> set[tuple[str, str]]:
-        """Driver and endpoint of each plugin that was told that it is registered, and still is."""
+        """Returns driver and endpoint of each registered plugin that was notified."""
         with self._lock:
-            return {(known.driver, known.endpoint) for known in self._told.values()}
+            return {(plugin.driver, plugin.endpoint) for plugin in self._notified.values()}
 
-    # --- which sockets there are ------------------------------------------------------------------------
+    # --- the sockets ------------------------------------------------------------------------------------
 
     def _watch(self) -> None:
-        while (news := self._inotify.wait()) is not None:
-            for path, made in news:
-                if made:
-                    self._made(path)
+        while (events := self._inotify.wait()) is not None:
+            for path, created in events:
+                if created:
+                    self._add_socket(path)
                 else:
                     with self._lock:
                         self._desired.pop(path, None)
 
-    def _made(self, path: Path) -> None:
+    def _add_socket(self, path: Path) -> None:
         try:
             mode = path.lstat().st_mode
         except OSError:  # gone again
@@ -135,25 +138,27 @@ class Registry:
             if path.is_dir() and not path.is_symlink():
                 self._walk(path)
             elif path.is_socket():
-                self._made(path)
+                self._add_socket(path)
 
-    # --- who is registered ------------------------------------------------------------------------------
+    # --- the plugins ------------------------------------------------------------------------------------
 
     def _reconcile(self) -> None:
         while not self._ended.wait(self._pace.reconcile_s):
             with self._lock:
                 actual, desired = dict(self._actual), dict(self._desired)
-            for path, known in actual.items():
-                if desired.get(path) != known.appearance:
+            for path, plugin in actual.items():
+                if desired.get(path) != plugin.identity:
                     self._operate(path, register=False, work=lambda path=path: self._unregister(path))
-            for path, appearance in desired.items():
+            for path, identity in desired.items():
                 if path not in actual:
                     self._operate(
-                        path, register=True, work=lambda path=path, it=appearance: self._register(path, it)
+                        path,
+                        register=True,
+                        work=lambda path=path, identity=identity: self._register(path, identity),
                     )
 
     def _operate(self, path: Path, *, register: bool, work: Callable[[], None]) -> None:
-        """Starts an operation, unless one is under way for that socket or the same one is to wait."""
+        """Starts an operation, unless one runs for that socket or its backoff lasts."""
         with self._lock:
             last = self._operations.get(path)
             if last is not None and last.pending:
@@ -183,23 +188,23 @@ class Registry:
             with self._lock:
                 del self._operations[path]
 
-    def _register(self, path: Path, appearance: uuid.UUID) -> None:
+    def _register(self, path: Path, identity: uuid.UUID) -> None:
         channel = open_channel(str(path), self._pace)
         try:
-            self._introduce(channel, path, appearance)
+            self._register_over(channel, path, identity)
         finally:
             close_channel(channel)
 
-    def _introduce(self, channel: grpc.Channel, path: Path, appearance: uuid.UUID) -> None:
+    def _register_over(self, channel: grpc.Channel, path: Path, identity: uuid.UUID) -> None:
         try:
-            self._calls.ready(channel, self._pace.dial_s)
+            self._calls.wait_ready(channel, self._pace.dial_s)
         except CallFailed as error:
             raise ValueError(
                 f"RegisterPlugin error -- dial failed at socket {path}, err: failed to dial socket {path},"
-                f" err: {error.words}"
+                f" err: {error.details_text}"
             ) from error
         try:
-            info = self._ask(
+            info = self._call(
                 channel, "GetInfo", message_class(REGISTRATION, "InfoRequest")(), self._pace.get_info_s
             )
         except CallFailed as error:
@@ -219,7 +224,7 @@ class Registry:
         except ValueError as error:
             self._refuse(channel, f"plugin registration failed with err: {error}")
         with self._lock:
-            self._actual[path] = Known(appearance, info.name, endpoint)
+            self._actual[path] = RegisteredPlugin(identity, info.name, endpoint)
         try:
             self._notify(channel, "")
         except CallFailed as error:
@@ -229,24 +234,24 @@ class Registry:
             ) from error
         with self._lock:
             if path in self._actual:
-                self._told[path] = self._actual[path]
+                self._notified[path] = self._actual[path]
         self._history.add(Registered(info.name, endpoint, services))
 
-    def _refuse(self, channel: grpc.Channel, why: str) -> None:
-        error = f"RegisterPlugin error -- {why}"
+    def _refuse(self, channel: grpc.Channel, reason: str) -> None:
+        error = f"RegisterPlugin error -- {reason}"
         self._notify(channel, error)
         raise ValueError(error)
 
     def _notify(self, channel: grpc.Channel, error: str) -> None:
         status = message_class(REGISTRATION, "RegistrationStatus")(plugin_registered=not error, error=error)
-        self._ask(channel, "NotifyRegistrationStatus", status, self._pace.notify_s)
+        self._call(channel, "NotifyRegistrationStatus", status, self._pace.notify_s)
 
-    def _ask(self, channel: grpc.Channel, method: str, request: object, timeout_s: float) -> object:
+    def _call(self, channel: grpc.Channel, method: str, request: object, timeout_s: float) -> object:
         return self._calls.call(channel, REGISTRATION, "Registration", method, request, timeout_s)
 
     def _unregister(self, path: Path) -> None:
         with self._lock:
-            known = self._actual.pop(path, None)
-            self._told.pop(path, None)
-        if known is not None:
-            self._handler.deregister(known.driver, known.endpoint)
+            plugin = self._actual.pop(path, None)
+            self._notified.pop(path, None)
+        if plugin is not None:
+            self._handler.deregister(plugin.driver, plugin.endpoint)

@@ -1,6 +1,6 @@
-"""A DRA plugin to try the fake kubelet on: it does what a test tells it, and nothing by itself.
+"""A DRA plugin whose behaviour a test sets. It tests the fake kubelet.
 
-On gRPC's own library, like the kubelet, so that both can be wrong only about the wire's meaning.
+It uses grpcio like the fake kubelet, so both can only be wrong about the meaning of the messages.
 """
 
 import queue
@@ -21,11 +21,11 @@ SERVICES: Final = ("v1.DRAPlugin", "v1beta1.DRAPlugin", "v1.DRAResourceHealth", 
 UNKNOWN, HEALTHY, UNHEALTHY = 0, 1, 2
 
 Devices = Sequence[Mapping[str, Any]]
-"""Fields of the messages Device of one claim."""
+"""Fields of the Device messages of one claim."""
 
 
 class Status(NamedTuple):
-    """What the kubelet notified."""
+    """A registration status that the kubelet sent."""
 
     registered: bool
     error: str
@@ -37,11 +37,11 @@ class Call(NamedTuple):
     service: str
     method: str
     claims: tuple[tuple[str, str, str], ...]
-    """Namespace, name and uid of each."""
+    """Namespace, name and uid of each claim."""
 
 
 def one_device(claim: Any) -> Devices:
-    """What :class:`SamplePlugin` prepares unless it is told otherwise: one device, called as the claim is."""
+    """Returns one device with the claim's name. :class:`SamplePlugin` prepares it by default."""
     return [
         {
             "request_names": ["gpu"],
@@ -53,42 +53,41 @@ def one_device(claim: Any) -> Devices:
 
 
 class SamplePlugin:
-    """One instance of a driver. Entered, it serves and registers; the pieces can be called one by one."""
+    """One instance of a driver. It serves and registers in a ``with`` block, or by single method calls."""
 
     def __init__(self, root: Path, driver: str, *, instance: str = "", one_socket: bool = False) -> None:
-        """
-        Args:
-            root: The kubelet's directory.
-            driver: Its name, as it introduces itself.
-            instance: Makes the names of its sockets differ from those of another instance.
-            one_socket: Everything on the registration socket.
+        """Args:
+        root: The kubelet's directory.
+        driver: The driver's name in GetInfo.
+        instance: A suffix that distinguishes the socket names of several instances.
+        one_socket: Serve everything on the registration socket.
         """
         self.driver = driver
         self.registration = root / "plugins_registry" / f"{driver}{instance}-reg.sock"
         self.service = self.registration if one_socket else root / "plugins" / driver / f"dra{instance}.sock"
         self.endpoint = "" if one_socket else str(self.service)
-        """As it introduces itself."""
+        """The endpoint in GetInfo."""
         self.services: Sequence[str] = SERVICES
-        """As it introduces itself."""
+        """The service names in GetInfo."""
         self.kind = "DRAPlugin"
         self.get_info: Callable[[], None] = lambda: None
-        """Called within GetInfo; may take its time, or raise."""
+        """Called within GetInfo. It may sleep or raise."""
         self.notify: Callable[[], None] = lambda: None
-        """Likewise within NotifyRegistrationStatus."""
+        """Called within NotifyRegistrationStatus. It may sleep or raise."""
         self.prepare: Callable[[Any], Devices | str] = one_device
-        """Of one claim: its devices, or its error."""
+        """Returns the devices of a claim, or its error."""
         self.unprepare: Callable[[Any], str] = lambda claim: ""
-        """Of one claim: its error, or nothing."""
+        """Returns the error of a claim, or an empty string."""
         self.amend: Callable[[Any], None] = lambda response: None
         """Changes a whole response."""
         self.health_status: grpc.StatusCode | None = None
-        """What a health stream ends with at once, if it is to."""
+        """If set, every health stream ends at once with this status."""
         self.statuses: list[Status] = []
         self.calls: list[Call] = []
-        self.asked: list[str] = []
-        """Each GetInfo."""
+        self.get_info_calls: list[str] = []
+        """The driver name for each GetInfo call."""
         self.opened: list[str] = []
-        """Each health stream, by its service."""
+        """The package version of each opened health stream."""
         self._streams: list[queue.Queue[Any]] = []
         self._lock = threading.Lock()
         self._servers: list[grpc.Server] = []
@@ -104,51 +103,51 @@ class SamplePlugin:
     ) -> None:
         self.stop()
 
-    # --- its sockets ------------------------------------------------------------------------------------
+    # --- the sockets ------------------------------------------------------------------------------------
 
     def serve(self) -> None:
-        """Its service socket appears."""
+        """Creates the service socket."""
         handlers = [self._registration_handler()] if self.registration == self.service else []
         handlers += [self._plugin_handler(service) for service in DRA_PACKAGES]
         handlers += [self._health_handler(version) for version in ("v1", "v1alpha1")]
         self._listen(self.service, handlers)
 
     def register(self) -> None:
-        """Its registration socket appears."""
+        """Creates the registration socket."""
         self._listen(self.registration, [self._registration_handler()])
 
     def unregister(self) -> None:
-        """Its registration socket is gone, as a plugin does it that ends: by unlinking it."""
+        """Unlinks the registration socket, as a plugin does that ends."""
         self.registration.unlink()
 
     def stop(self) -> None:
-        """Everything is gone; gRPC unlinks the sockets."""
+        """Stops all servers. gRPC unlinks the sockets."""
         for server in self._servers:
             self.end_streams(None)
             server.stop(0).wait()
-        self.end_streams(None)  # one that began meanwhile
+        self.end_streams(None)  # a stream may have started meanwhile
         self._servers.clear()
 
     def connections(self) -> int:
-        """How many connections to its service socket stand."""
+        """Counts the connections to the service socket."""
         rows = [line.split() for line in Path("/proc/net/unix").read_text().splitlines()[1:]]
         return sum(row[5] == "03" and row[-1] == str(self.service) for row in rows if len(row) == 8)
 
-    # --- its health -------------------------------------------------------------------------------------
+    # --- health -----------------------------------------------------------------------------------------
 
-    def say(self, *devices: Mapping[str, Any], pool: str = "node-a") -> None:
-        """One message on every stream. Each device: ``name``, and fields of the message DeviceHealth."""
+    def send_health(self, *devices: Mapping[str, Any], pool: str = "node-a") -> None:
+        """Sends one message on every stream. Each device has a ``name`` and fields of DeviceHealth."""
         with self._lock:
             for stream in self._streams:
-                stream.put(("say", pool, devices))
+                stream.put(("send", pool, devices))
 
     def end_streams(self, code: grpc.StatusCode | None, details: str = "") -> None:
-        """Every stream ends: with that status, or in order."""
+        """Ends every stream with that status, or in order without one."""
         with self._lock:
             for stream in self._streams:
                 stream.put(("end", code, details))
 
-    # --- what it serves ---------------------------------------------------------------------------------
+    # --- the gRPC services ------------------------------------------------------------------------------
 
     def _listen(self, socket: Path, handlers: Sequence[grpc.GenericRpcHandler]) -> None:
         socket.parent.mkdir(parents=True, exist_ok=True)
@@ -160,7 +159,7 @@ class SamplePlugin:
     def _registration_handler(self) -> grpc.GenericRpcHandler:
         def get_info(request: Any, context: grpc.ServicerContext) -> Any:
             with self._lock:
-                self.asked.append(self.driver)
+                self.get_info_calls.append(self.driver)
             self.get_info()
             return message_class(REGISTRATION, "PluginInfo")(
                 type=self.kind,
@@ -185,28 +184,28 @@ class SamplePlugin:
         )
 
     def _plugin_handler(self, service: str) -> grpc.GenericRpcHandler:
-        def answer(method: str, request: Any) -> Any:
+        def record_call(method: str, request: Any) -> Any:
             response = message_class(DRA_PACKAGES[service], f"{method}Response")()
             with self._lock:
-                asked = tuple((claim.namespace, claim.name, claim.uid) for claim in request.claims)
-                self.calls.append(Call(service, method, asked))
+                get_info_calls = tuple((claim.namespace, claim.name, claim.uid) for claim in request.claims)
+                self.calls.append(Call(service, method, get_info_calls))
             return response
 
         def prepare(request: Any, context: grpc.ServicerContext) -> Any:
-            response = answer("NodePrepareResources", request)
+            response = record_call("NodePrepareResources", request)
             for claim in request.claims:
-                said = self.prepare(claim)
-                if isinstance(said, str):
-                    response.claims[claim.uid].error = said
+                result_or_error = self.prepare(claim)
+                if isinstance(result_or_error, str):
+                    response.claims[claim.uid].error = result_or_error
                 else:
                     result = response.claims[claim.uid]
-                    for device in said:
+                    for device in result_or_error:
                         result.devices.add(**device)
             self.amend(response)
             return response
 
         def unprepare(request: Any, context: grpc.ServicerContext) -> Any:
-            response = answer("NodeUnprepareResources", request)
+            response = record_call("NodeUnprepareResources", request)
             for claim in request.claims:
                 response.claims[claim.uid].error = self.unprepare(claim)
             self.amend(response)
@@ -228,9 +227,11 @@ class SamplePlugin:
                 self.opened.append(version)
                 self._streams.append(stream)
                 if self.health_status is not None:
-                    stream.put(("end", self.health_status, "as told"))
-            if context.add_callback(lambda: stream.put(("end", None, ""))):  # else it has ended already
-                yield from self._speak(version, stream, context)
+                    stream.put(("end", self.health_status, "set by the test"))
+            if context.add_callback(
+                lambda: stream.put(("end", None, ""))
+            ):  # false if the call has ended already
+                yield from self._send_messages(version, stream, context)
 
         request = message_class(version, "NodeWatchResourcesRequest")
         handler = grpc.unary_stream_rpc_method_handler(
@@ -240,12 +241,12 @@ class SamplePlugin:
             f"{version}.DRAResourceHealth", {"NodeWatchResources": handler}
         )
 
-    def _speak(
+    def _send_messages(
         self, version: str, stream: "queue.Queue[Any]", context: grpc.ServicerContext
     ) -> Iterator[Any]:
         while True:
             match stream.get():
-                case "say", pool, devices:
+                case "send", pool, devices:
                     message = message_class(version, "NodeWatchResourcesResponse")()
                     for device in devices:
                         fields = dict(device)
@@ -257,7 +258,9 @@ class SamplePlugin:
                     yield message
                 case "end", code, details:
                     with self._lock:
-                        self._streams = [one for one in self._streams if one is not stream]
+                        self._streams = [
+                            open_stream for open_stream in self._streams if open_stream is not stream
+                        ]
                     if code is not None:
                         context.abort(code, details)
                     return
@@ -277,6 +280,6 @@ def _handler(
     return grpc.method_handlers_generic_handler(f"{package}.{service}", handlers)
 
 
-def sleeps(seconds: float) -> Callable[..., Any]:
-    """Something that takes its time."""
+def sleeping(seconds: float) -> Callable[..., Any]:
+    """Returns a function that sleeps."""
     return lambda *_: time.sleep(seconds)

@@ -1,7 +1,7 @@
-"""``status.containerStatuses[].allocatedResourcesStatus`` of a pod: the health of what its containers use.
+"""``status.containerStatuses[].allocatedResourcesStatus`` of a pod: the health of the containers' devices.
 
-Source: kubelet ``cm/dra/manager.go``. Only containers that name a claim get one. Left out: what the API
-server would refuse of it.
+It follows kubelet ``cm/dra/manager.go``. Only containers that use a claim have an entry. The API server's
+validation is left out.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -12,7 +12,7 @@ from kubelet.health import DeviceHealth, HealthCache, shown
 
 
 class ResourceHealth(NamedTuple):
-    """One device, or all that share a first CDI id."""
+    """The health of one device, or of all devices with the same first CDI id."""
 
     resource_id: str
     health: str
@@ -22,16 +22,16 @@ class ResourceHealth(NamedTuple):
 def allocated_resources(
     uses: Sequence[str], claims: Mapping[str, ClaimInfo], cache: HealthCache, *, messages: bool
 ) -> dict[str, tuple[ResourceHealth, ...]]:
-    """Of one container.
+    """Returns the entries of one container.
 
     Args:
-        uses: What its resources.claims say: ``<pod's name of the claim>`` or ``<that>/<request>``.
-        claims: By the pod's name; those that are noted.
-        cache: What is believed of devices.
-        messages: Whether the feature gate ResourceHealthStatusMessage is on.
+        uses: The container's resources.claims: ``<local name>`` or ``<local name>/<request>``.
+        claims: The stored claims by the pod's local name.
+        cache: The health of devices.
+        messages: The feature gate ResourceHealthStatusMessage.
 
     Returns:
-        By the entry's name, ``claim:<use>``; without those that have no device.
+        Entries by name, ``claim:<use>``, without those that have no device.
     """
     found = {}
     for use in uses:
@@ -47,10 +47,10 @@ def _resources(
     drivers: Mapping[str, Iterable[PreparedDevice]], request: str, cache: HealthCache, messages: bool
 ) -> tuple[ResourceHealth, ...]:
     found: dict[str, ResourceHealth] = {}
-    base = request.partition("/")[0]  # the driver returns requests without their subrequests
+    base_request = request.partition("/")[0]  # drivers return request names without subrequests
     for driver, devices in drivers.items():
         for device in devices:
-            if base and device.requests and base not in device.requests:
+            if base_request and device.requests and base_request not in device.requests:
                 continue
             entry = resource_health(driver, device, cache.get(driver, device.pool, device.device), messages)
             found.setdefault(entry.resource_id, entry)  # the first one wins
@@ -60,6 +60,6 @@ def _resources(
 def resource_health(
     driver: str, device: PreparedDevice, health: DeviceHealth, messages: bool
 ) -> ResourceHealth:
-    """Of one device, by its first CDI id if it has one."""
+    """Returns the entry of one device, under its first CDI id if it has one."""
     name = device.cdi_ids[0] if device.cdi_ids else f"{driver}/{device.pool}/{device.device}"
     return ResourceHealth(name, health.health, shown(health.message) if messages else "")

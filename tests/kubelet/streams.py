@@ -1,6 +1,6 @@
-"""The health streams: one for each endpoint, opened again when it ends, and what its messages bring about.
+"""The health streams: one for each endpoint, opened again when it ends, and the effect of their messages.
 
-Source: kubelet ``cm/dra/plugin/dra_plugin_manager.go`` and ``cm/dra/manager.go``.
+It follows kubelet ``cm/dra/plugin/dra_plugin_manager.go`` and ``cm/dra/manager.go``.
 """
 
 import queue
@@ -31,7 +31,7 @@ NOTIFICATIONS: Final = 100
 
 
 class HealthManager:
-    """Takes what the streams say, and says which pods are to be synced."""
+    """Stores health lists in the cache and queues the affected pods for a sync."""
 
     def __init__(self, cache: HealthCache, claims: ClaimInfos, version: Version, history: History) -> None:
         self._cache = cache
@@ -39,16 +39,16 @@ class HealthManager:
         self._version = version
         self._history = history
         self.crashed = False
-        """The process is gone, and with it all that it would have done at the end of a stream."""
+        """The process was killed, so the end of a stream has no effect."""
         self.updates: queue.Queue[frozenset[str] | None] = queue.Queue(NOTIFICATIONS)
-        """The uids of pods whose devices changed. What does not fit in is lost."""
+        """The uids of pods whose devices changed. Entries beyond the queue's size are dropped."""
 
-    def take(self, driver: str, message: Any) -> None:
-        """A health list has come."""
+    def update(self, driver: str, message: Any) -> None:
+        """Stores a health list and notifies pods."""
         changed = self._cache.update(driver, [read_device(entry, self._version) for entry in message.devices])
         for device in changed:
-            said = shown(device.message)
-            self._history.add(Changed(driver, device.pool, device.device, device.health, said))
+            message_text = shown(device.message)
+            self._history.add(Changed(driver, device.pool, device.device, device.health, message_text))
         names = {(device.pool, device.device) for device in changed}
         with self._claims.locked() as infos:
             pods = frozenset(
@@ -66,15 +66,15 @@ class HealthManager:
         else:
             self._history.add(PodsNotified(pods))
 
-    def forget(self, driver: str) -> None:
-        """A stream of that driver has ended: so that nobody shows what nobody stands for any more."""
+    def clear(self, driver: str) -> None:
+        """Clears a driver's health after one of its streams has ended."""
         if not self.crashed:
             self._cache.clear(driver)
             self._history.add(Cleared(driver))
 
 
 class HealthStream:
-    """Of one endpoint, in a thread of its own."""
+    """Reads the health stream of one endpoint in its own thread."""
 
     def __init__(
         self,
@@ -98,25 +98,25 @@ class HealthStream:
         self._thread.start()
 
     def stop(self) -> None:
-        """Cancels it; it is not opened again."""
+        """Cancels the stream for good."""
         with self._lock:
             self._stopped.set()
             if self._call is not None:
                 self._call.cancel()
 
     def join(self) -> None:
-        """Blocks until it has ended, after :meth:`stop`."""
+        """Waits until the stream has ended after :meth:`stop`."""
         self._thread.join()
 
     def _run(self) -> None:
-        again = True
-        while again and not self._stopped.is_set():
-            again = self._once()
-            if again:
+        retry = True
+        while retry and not self._stopped.is_set():
+            retry = self._run_once()
+            if retry:
                 self._stopped.wait(self._pace.stream_retry_s)
 
-    def _once(self) -> bool:
-        """Opens it and reads it to its end. Whether it is to be opened again."""
+    def _run_once(self) -> bool:
+        """Opens the stream and reads it to its end. Returns whether to open it again."""
         plugin = self.plugin
         if not plugin.usable():
             if not self._stopped.is_set():
@@ -134,18 +134,18 @@ class HealthStream:
                     request_serializer=request.SerializeToString,
                     response_deserializer=response.FromString,
                 )(request())
-            except ValueError:  # of grpcio, for a channel that was closed
+            except ValueError:  # grpcio raises it for a closed channel
                 return False
             self._history.add(StreamOpened(plugin.driver, plugin.endpoint, self._service))
         code, details = grpc.StatusCode.OK, ""
         try:
             for message in self._call:
                 self._history.add(Message(plugin.driver, plugin.endpoint, tuple(message.devices)))
-                self._manager.take(plugin.driver, message)
+                self._manager.update(plugin.driver, message)
         except grpc.RpcError as error:
             code, details = error.code(), error.details()
         finally:
-            self._manager.forget(plugin.driver)
-        quiet = self._stopped.is_set() or code is grpc.StatusCode.OK
-        self._history.add(StreamEnded(plugin.driver, plugin.endpoint, code, details, not quiet))
+            self._manager.clear(plugin.driver)
+        orderly = self._stopped.is_set() or code is grpc.StatusCode.OK
+        self._history.add(StreamEnded(plugin.driver, plugin.endpoint, code, details, not orderly))
         return not (code is grpc.StatusCode.UNIMPLEMENTED and self._version.unimplemented_ends)

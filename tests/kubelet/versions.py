@@ -1,7 +1,4 @@
-"""What the kubelets of different releases do differently with a plugin's health service, as data.
-
-Not here: what they all do alike.
-"""
+"""How releases of the kubelet differ in their use of a plugin's health service, as data."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,21 +14,24 @@ class Version:
     """One release of the kubelet."""
 
     health_on: bool
-    """Whether the feature gate ResourceHealthStatus is on unless somebody says otherwise."""
+    """The default of the feature gate ResourceHealthStatus."""
     health_services: tuple[str, ...]
-    """Those it speaks, the preferred one first."""
-    asks_first: bool
-    """Opens the stream only where the plugin advertises the service. Else always, at every plugin."""
+    """The supported health services, the preferred one first."""
+    requires_advertised: bool
+    """Whether the kubelet opens the stream only for a plugin that advertises the service. Older ones always
+    open it."""
     unimplemented_ends: bool
-    """UNIMPLEMENTED is final until the plugin registers again. Else it is tried again for ever."""
+    """Whether UNIMPLEMENTED is final until the plugin registers again. Older kubelets always retry."""
     reads_timeout: bool
-    """``health_check_timeout_seconds``, since 1.35."""
+    """Whether ``health_check_timeout_seconds`` is read, since 1.35."""
     reads_message: bool
-    """``message``, and shows it in the pod's status; since 1.36."""
+    """Whether ``message`` is read and shown in the pod's status, since 1.36."""
 
     def health_service(self, advertised: Sequence[str]) -> str | None:
-        """The service to be called, by the kubelet's preference and not by the order of the plugin's list."""
-        if not self.asks_first:
+        """Returns the service to call. The kubelet's preference decides, not the order of the plugin's
+        list.
+        """
+        if not self.requires_advertised:
             return self.health_services[0]
         return next((service for service in self.health_services if service in advertised), None)
 
@@ -45,17 +45,20 @@ VERSIONS: Final = {
 
 
 def plugin_service(advertised: Sequence[str]) -> str:
-    """The DRAPlugin service to be called: the first of the plugin's list that the kubelet knows.
+    """Returns the DRAPlugin service to call: the first in the plugin's list that the kubelet supports.
 
     Raises:
-        ValueError: there is none. The words are the kubelet's.
+        ValueError: no service matches. The text is the kubelet's.
     """
     if not advertised:
         raise ValueError("empty list of supported gRPC services (aka supported versions)")
     for service in advertised:
         if service in PLUGIN_SERVICES:
             return service
-    theirs, ours = (" ".join(f'"{one}"' for one in names) for names in (advertised, PLUGIN_SERVICES))
+    advertised_text, supported_text = (
+        " ".join(f'"{one}"' for one in names) for names in (advertised, PLUGIN_SERVICES)
+    )
     raise ValueError(
-        f"none of services supported by the plugin ([{theirs}]) are supported by the kubelet ([{ours}])"
+        f"none of services supported by the plugin ([{advertised_text}]) are supported by the kubelet"
+        f" ([{supported_text}])"
     )

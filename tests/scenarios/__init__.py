@@ -1,10 +1,10 @@
-"""What happens to a node's GPUs, and what a client must hear of it: a table of scenarios, and its stage.
+"""Scenarios with GPUs, as a table, and the stage that plays them with the real agent.
 
-    table.py    all rows; they stand by theme in signals.py, xids.py, driver.py, hangs.py and recovery.py
-    row.py      what a row is; steps.py, what it can say
-    stage.py    how it is played, on machine_files.py and under the ears of ears.py
+    table.py    all rows, defined by theme in signals.py, xids.py, driver.py, hangs.py and recovery.py
+    row.py      a row; steps.py, the steps of a row
+    stage.py    plays a row, with machine_files.py and clients.py
 
-A row is a list of steps: something is done, then something must be seen. Seen is what two strangers hear, one
-on a driver's socket as the kubelet, one on ``agent.sock``. How fast, nobody judges. In which order, and that
-nothing else changed, they do: each device must go through just the healths that the row says.
+A row is a list of steps: an action, then an expected result, as seen by two clients: a kubelet on a driver's
+socket, and a reader of ``agent.sock``. Times are not checked, but the order is: each device must go through
+exactly the healths of the row.
 """

@@ -1,4 +1,4 @@
-"""Who answers, and who does not: lost GPUs, NVML that cannot be used, reloads, counts, partitions."""
+"""Scenarios with the driver: lost GPUs, unusable NVML, reloads, missing GPUs, partitions."""
 
 from typing import Final
 
@@ -9,13 +9,13 @@ from scenarios.steps import (
     also_unhealthy,
     bound,
     degraded,
-    gone,
     healthy,
     info,
     installed,
-    looked,
     never,
     nvml,
+    passes_done,
+    process_ended,
     source,
     unhealthy,
     unknown,
@@ -27,13 +27,13 @@ RELOADED: Final = "gpu.driver.reloaded: 1 time since the agent started"
 
 ANSWERS: Final = (
     Row(
-        "a lost GPU beside seven good ones",
+        "one of eight GPUs is lost",
         (
             nvml("gpu 3 lost"),
             unhealthy("gpu-3", "gpu."),
-            also_unhealthy("gpu-3", "gpu.lost: NVML answers GPU_IS_LOST (15)"),
+            also_unhealthy("gpu-3", "gpu.lost: NVML returned GPU_IS_LOST (15)"),
             also_unhealthy("gpu-3", "gpu.unavailable: "),
-            looked(10, "gpu-7"),
+            passes_done(10, "gpu-7"),
             nvml("gpu 3 back"),
             healthy("gpu-3"),
         ),
@@ -41,22 +41,22 @@ ANSWERS: Final = (
     ),
     Row(
         "a GPU that is lost before the agent starts",
-        (unhealthy("gpu-1", "gpu.lost: "), looked(10, "gpu-2")),
+        (unhealthy("gpu-1", "gpu.lost: "), passes_done(10, "gpu-2")),
         gpus=3,
         setup=("gpu 1 lost",),
     ),
     Row(
-        "the driver refuses a GPU until it is reset",
+        "the driver requires a reset of a GPU",
         (
             nvml("gpu 1 fail all 16"),
-            unhealthy("gpu-1", "gpu.reset_required: NVML answers RESET_REQUIRED (16)"),
+            unhealthy("gpu-1", "gpu.reset_required: NVML returned RESET_REQUIRED (16)"),
             nvml("gpu 1 fail all 0"),
             healthy("gpu-1"),
         ),
         gpus=2,
     ),
     Row(
-        "readings that fail for another reason",
+        "readings fail with another return code",
         (
             nvml("gpu 0 fail nvmlDeviceGetFieldValues 999"),
             unknown("gpu-0", "gpu."),
@@ -66,10 +66,10 @@ ANSWERS: Final = (
         gpus=2,
     ),
     Row(
-        "a GPU that answers ever more slowly than its siblings",
+        "a GPU answers much more slowly than its siblings",
         (
             nvml("gpu 2 slow 60ms"),
-            degraded("gpu-2", "gpu.probe.slow: readings take at least 50 ms, and 10 times what others' take"),
+            degraded("gpu-2", "gpu.probe.slow: readings take at least 50 ms, and 10 times as long as others"),
             nvml("gpu 2 slow 0s"),
             healthy("gpu-2"),
         ),
@@ -81,22 +81,22 @@ ANSWERS: Final = (
 
 DRIVER: Final = (
     Row(
-        "no driver, and GPUs on the bus",
+        "GPUs on the bus without a driver",
         (unknown(ALL, "gpu.driver.init: NVML cannot be used: DRIVER_NOT_LOADED (9)"),),
         gpus=2,
         setup=("init 9",),
     ),
     Row(
-        "no driver, and GPUs that the configuration expects",
+        "GPUs expected by the configuration without a driver",
         (unknown("gpu-0 gpu-1 gpu-2", "gpu.driver.init: NVML cannot be used: DRIVER_NOT_LOADED (9)"),),
         gpus=2,
         setup=("init 9",),
         settings={"expect": {"gpus": 3}},
     ),
     Row(
-        "the driver's libraries were updated under a module that still runs",
+        "driver libraries updated while the old module is loaded",
         (
-            unknown(ALL, "gpu.driver.mismatch: library and kernel module are of different driver versions"),
+            unknown(ALL, "gpu.driver.mismatch: library and kernel module have different driver versions"),
             nvml("init 0"),
             healthy(ALL),
         ),
@@ -104,13 +104,13 @@ DRIVER: Final = (
         setup=("init 18",),
     ),
     Row(
-        "no library, and GPUs that the configuration expects; then it is installed",
+        "the library is installed after the agent's start, with expected GPUs",
         (
             unknown(ALL, "gpu.driver.init: NVML cannot be used: LIBRARY_NOT_FOUND (12)"),
             installed(),
             healthy(ALL),
             source("nvml-events", SOURCE_OK),
-            looked(5),
+            passes_done(5),
             nvml("gpu 0 xid 48"),
             unhealthy("gpu-0", "gpu.xid.48: "),
         ),
@@ -119,9 +119,9 @@ DRIVER: Final = (
         settings={"expect": {"gpus": 2}},
     ),
     Row(
-        "no library and no GPU, which is no error; then there are two",
+        "the library is installed after the agent's start, without expected GPUs",
         (
-            looked(5, "cpus"),
+            passes_done(5, "cpus"),
             never("gpu."),
             installed(),
             healthy(ALL),
@@ -130,20 +130,20 @@ DRIVER: Final = (
         library=False,
     ),
     Row(
-        "the driver is loaded anew",
+        "the driver is reloaded",
         (
             nvml("reload driver=580.105.08"),
-            unknown(ALL, "gpu.failing: NVML answers UNINITIALIZED (1)"),
+            unknown(ALL, "gpu.failing: NVML returned UNINITIALIZED (1)"),
             info(ALL, RELOADED),
             source("nvml-events", SOURCE_OK),
-            looked(5),
+            passes_done(5),
             nvml("gpu 1 xid 48"),
             unhealthy("gpu-1", "gpu.xid.48: "),
         ),
         gpus=2,
     ),
     Row(
-        "the driver is unloaded and comes back",
+        "the driver is unloaded and loaded again",
         (
             nvml("init 9", "reload"),
             unknown(ALL, "gpu.driver.init: NVML cannot be used: DRIVER_NOT_LOADED (9)"),
@@ -157,9 +157,7 @@ DRIVER: Final = (
         (
             nvml("reload gpus=7"),
             unknown(f"{SEVEN} gpu-7", "gpu.failing: "),
-            unhealthy(
-                "gpu-7", "gpu.missing: not among the 7 GPUs that NVML counts; 0000:df:00.0 is still on"
-            ),
+            unhealthy("gpu-7", "gpu.missing: not among the 7 GPUs of NVML; 0000:df:00.0 is still on"),
             info(SEVEN, RELOADED),
             nvml("reload gpus=8"),
             unknown(SEVEN, "gpu.failing: "),
@@ -168,13 +166,13 @@ DRIVER: Final = (
         gpus=8,
     ),
     Row(
-        "a GPU is given to a virtual machine, and back",
+        "a GPU is assigned to a virtual machine and returned",
         (
             bound(7, "vfio-pci"),
             nvml("reload gpus=7"),
             unknown(f"{SEVEN} gpu-7", "gpu.failing: "),
             unhealthy(
-                "gpu-7", "gpu.unbound: 0000:df:00.0 is given to a virtual machine: vfio-pci is bound to it"
+                "gpu-7", "gpu.unbound: 0000:df:00.0 is assigned to a virtual machine: vfio-pci is bound to it"
             ),
             info(SEVEN, RELOADED),
             bound(7, "nvidia"),
@@ -186,23 +184,19 @@ DRIVER: Final = (
     ),
     Row(
         "fewer GPUs than the configuration expects",
-        (
-            unhealthy(
-                "gpu-2", "gpu.missing: not among the 2 GPUs that NVML counts; 3 expected by configuration"
-            ),
-        ),
+        (unhealthy("gpu-2", "gpu.missing: not among the 2 GPUs of NVML; 3 expected by configuration"),),
         gpus=2,
         settings={"expect": {"gpus": 3}},
     ),
     Row(
-        "nobody keeps the driver loaded",
+        "persistence mode is off",
         (
             nvml("gpu 0 set persistence=0"),
             info("gpu-0", "gpu.driver.persistence_off: persistence mode is off"),
         ),
     ),
     Row(
-        "a wait for events that fails is no verdict, and is begun anew",
+        "a failed wait for events is no verdict, and is retried",
         (
             nvml("wait 999"),
             source("nvml-events", SOURCE_FAILING),
@@ -214,9 +208,9 @@ DRIVER: Final = (
         gpus=2,
     ),
     Row(
-        "driver 535 has none of the newer functions, and misses none",
+        "driver 535 without the newer functions is healthy",
         (
-            looked(10),
+            passes_done(10),
             nvml("gpu 0 xid 79"),
             unhealthy("gpu-0", "gpu.xid.79: "),
         ),
@@ -224,24 +218,24 @@ DRIVER: Final = (
         branch=535,
     ),
     Row(
-        "a T4 has none of the newer quantities, and misses none",
-        (looked(10), nvml("gpu 0 xid 48"), unhealthy("gpu-0", "gpu.xid.48: ")),
+        "a T4 without the newer readings is healthy",
+        (passes_done(10), nvml("gpu 0 xid 48"), unhealthy("gpu-0", "gpu.xid.48: ")),
         gpus=2,
         profile="t4",
     ),
     Row(
-        "processes held in the driver, in three looks at the host",
-        (degraded(ALL, "gpu.driver.stuck_process: held in the driver: python3 (4711)"),),
+        "processes stuck in the driver in three samples",
+        (degraded(ALL, "gpu.driver.stuck_process: stuck in the driver: python3 (4711)"),),
         gpus=2,
         processes={4711: Process("python3", "D", "[<0>] os_acquire_mutex+0x3f/0x50 [nvidia]\n")},
         limit_s=150,
     ),
     Row(
-        "a fabric manager that ran and ended",
+        "the fabric manager ends",
         (
-            looked(5),
-            gone(4712),
-            degraded(ALL, "gpu.fabric.manager: nv-fabricmanager ran and does not any more"),
+            passes_done(5),
+            process_ended(4712),
+            degraded(ALL, "gpu.fabric.manager: nv-fabricmanager was running, and is not any more"),
         ),
         gpus=2,
         limit_s=90,
@@ -251,9 +245,9 @@ DRIVER: Final = (
 
 PARTITIONS: Final = (
     Row(
-        "a GPU is partitioned anew while the agent runs",
+        "a GPU is repartitioned while the agent runs",
         (
-            looked(5),
+            passes_done(5),
             nvml("gpu 0 mig 1g.5gb 1g.5gb"),
             unknown("gpu-0-mig-1-0 gpu-0-mig-2-0", "gpu.mig.gone: the MIG instance no longer exists"),
             healthy("gpu-0-mig-7-0 gpu-0-mig-8-0"),

@@ -1,37 +1,37 @@
-"""Calls that do not return, and floods: what they do to other GPUs, to memory and to the agent's end."""
+"""Scenarios with calls that hang, and with floods: their effect on other GPUs, memory and SIGTERM."""
 
 from typing import Final
 
 from scenarios.row import Row
 from scenarios.steps import (
+    agent_stopped,
     also_info,
     also_unknown,
-    ended,
-    grown_less_than,
     healthy,
     info,
     kernel,
-    looked,
+    memory_grows_less_than,
     nvml,
+    passes_done,
     unhealthy,
     unknown,
     xid_line,
 )
 
 SHORT: Final = {"gpu": {"deadline": "1s", "dead": "3s"}}
-SILENT: Final = "gpu.not_answering: nvmlDeviceGetFieldValues not answered for more than 1 s"
+SILENT: Final = "gpu.not_answering: nvmlDeviceGetFieldValues has not returned for more than 1 s"
 LOCKED: Final = "gpu.not_answering: "
 ALL: Final = "gpu-0 gpu-1 gpu-2"
 FLOOD_MIB: Final = 24.0
 
 HANGS: Final = (
     Row(
-        "a GPU that hangs is Unknown, then Unhealthy, and taken back when it answers",
+        "a hanging GPU is Unknown, then Unhealthy, and recovers when it answers",
         (
             nvml("gpu 1 hang nvmlDeviceGetFieldValues"),
             unknown("gpu-1", SILENT),
             unhealthy("gpu-1", "gpu.not_answering: "),
-            looked(10, "gpu-2"),
+            passes_done(10, "gpu-2"),
             nvml("gpu 1 release"),
             healthy("gpu-1"),
         ),
@@ -39,7 +39,7 @@ HANGS: Final = (
         settings=SHORT,
     ),
     Row(
-        "a GPU that hangs does not keep another's fault from being told",
+        "a hanging GPU does not delay the fault of another GPU",
         (
             nvml("gpu 0 hang all"),
             unknown("gpu-0", "gpu.not_answering: "),
@@ -52,17 +52,17 @@ HANGS: Final = (
         settings={"gpu": {"deadline": "1s", "dead": "1m"}},
     ),
     Row(
-        "a lock inside the driver holds them all, each by its own deadline; SIGTERM ends it all the same",
+        "a lock in the driver blocks all GPUs, and SIGTERM still stops the agent",
         (
             nvml("gpu 1 hang nvmlDeviceGetFieldValues lock"),
             unknown(ALL, LOCKED),
-            ended(),
+            agent_stopped(),
         ),
         gpus=3,
         settings={"gpu": {"deadline": "1s", "dead": "1m"}},
     ),
     Row(
-        "a lock inside the driver that is let go",
+        "a lock in the driver blocks all GPUs and is released",
         (
             nvml("gpu 1 hang nvmlDeviceGetFieldValues lock"),
             unknown(ALL, LOCKED),
@@ -73,10 +73,10 @@ HANGS: Final = (
         settings={"gpu": {"deadline": "1s", "dead": "1m"}},
     ),
     Row(
-        "NVML that hangs while it is opened, and answers after all",
+        "nvmlInit hangs and returns later",
         (
             unknown("gpu-0 gpu-1", "gpu."),
-            also_unknown("gpu-0 gpu-1", "gpu.not_answering: nvmlInit not answered for more than 1 s"),
+            also_unknown("gpu-0 gpu-1", "gpu.not_answering: nvmlInit has not returned for more than 1 s"),
             healthy("gpu-0 gpu-1"),
         ),
         gpus=2,
@@ -84,11 +84,11 @@ HANGS: Final = (
         settings={"gpu": {"deadline": "1s", "dead": "1m"}, "expect": {"gpus": 2}},
     ),
     Row(
-        "NVML that hangs while it is opened; SIGTERM ends it all the same",
+        "nvmlInit hangs, and SIGTERM still stops the agent",
         (
             unknown("gpu-0 gpu-1", "gpu."),
-            also_unknown("gpu-0 gpu-1", "gpu.not_answering: nvmlInit not answered for more than 1 s"),
-            ended(),
+            also_unknown("gpu-0 gpu-1", "gpu.not_answering: nvmlInit has not returned for more than 1 s"),
+            agent_stopped(),
         ),
         gpus=2,
         setup=("init hang 600s",),
@@ -98,17 +98,17 @@ HANGS: Final = (
 
 FLOODS: Final = (
     Row(
-        "10,000 XIDs a second from NVML, and the one that matters among them",
+        "10,000 XIDs a second from NVML do not hide a severe one",
         (
             nvml("gpu 0 xid 31"),
             info("gpu-0", "gpu.xid.31: "),
-            grown_less_than(
+            memory_grows_less_than(
                 FLOOD_MIB,
                 nvml("storm gpu 0 xid 31 rate=10000 for=4s"),
-                looked(20, "gpu-1"),
+                passes_done(20, "gpu-1"),
                 nvml("gpu 1 xid 48"),
                 unhealthy("gpu-1", "gpu.xid.48: "),
-                looked(20, "gpu-1"),
+                passes_done(20, "gpu-1"),
                 nvml("gpu 0 xid 79"),
                 unhealthy("gpu-0", "gpu.xid.79: "),
                 also_info("gpu-0", "gpu.xid.31: "),
@@ -117,11 +117,11 @@ FLOODS: Final = (
         gpus=2,
     ),
     Row(
-        "100,000 lines of the kernel log, and the one that matters behind them",
+        "100,000 kernel log lines do not hide a severe one",
         (
             kernel(xid_line(31)),
             info("gpu-0", "gpu.xid.31: "),
-            grown_less_than(
+            memory_grows_less_than(
                 FLOOD_MIB,
                 kernel(
                     *(xid_line(31, f"pid={pid}, name=python3, Ch {pid:08x}") for pid in range(1000)),
@@ -129,7 +129,7 @@ FLOODS: Final = (
                 ),
                 kernel(xid_line(79, gpu=1)),
                 unhealthy("gpu-1", "gpu.xid.79: "),
-                looked(20),
+                passes_done(20),
                 also_info("gpu-0", "gpu.xid.31: "),
             ),
         ),

@@ -1,4 +1,4 @@
-"""The machine of a row, as plain files: sysfs, procfs, the kernel log, and a fake NVML."""
+"""Machine of a row, as plain files: sysfs, procfs, the kernel log, and a fake NVML."""
 
 import itertools
 import os
@@ -16,7 +16,7 @@ FIRST: dict[int, Process] = {1: Process("systemd"), 2: Process("kthreadd")}
 
 
 class MachineFiles:
-    """Two CPUs, a hugepage pool, and the GPUs of a row."""
+    """Files of a machine with two CPUs, a hugepage pool, and the GPUs of a row."""
 
     def __init__(self, row: Row, directory: Path) -> None:
         self._row = row
@@ -44,29 +44,29 @@ class MachineFiles:
 
     @property
     def flags(self) -> list[str]:
-        """What shows the agent this machine instead of the real one."""
+        """Flags that let the agent read this machine instead of the real one."""
         roots = {"sysfs": self.sysfs.root, "procfs": self.procfs, "cgroupfs": self._directory / "cgroup"}
         flags = [word for name, root in roots.items() for word in (f"--{name}-root", str(root))]
         return [*flags, "--nvml-library", str(self._library), "--kmsg", str(self.log)]
 
     @property
     def environ(self) -> dict[str, str]:
-        """What the fake needs of the environment."""
+        """Environment variables for the fake."""
         return dict(self.fake.env.items() - os.environ.items())
 
     def scenario(self, *commands: str) -> None:
-        """What the fake begins with in the next process that loads it."""
+        """Set the initial commands of the fake for the next process that loads it."""
         profile = f"profile {self._row.profile} gpus={self._row.gpus}"
         self.fake = fake_nvml(self._directory, profile, *commands, branch=self._row.branch)
 
     def install(self) -> None:
-        """The library appears: a copy, since the fake may be built again meanwhile."""
+        """Install the library, as a copy because the fake may be rebuilt meanwhile."""
         new = self._directory / "library.new"
         shutil.copyfile(self.fake.library, new)
         new.rename(self._library)
 
     def boot(self) -> None:
-        """Another boot: a new id and an empty kernel log."""
+        """Boot the machine: a new boot ID and an empty kernel log."""
         path = self.procfs / "sys/kernel/random/boot_id"
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(f"00000000-0000-4000-8000-{next(self._boots):012d}\n")
@@ -75,13 +75,13 @@ class MachineFiles:
         self._lines = itertools.count()
 
     def kernel(self, *lines: str, times: int = 1, priority: int = 4) -> None:
-        """The kernel logs these lines, so many times; from priority 8 on a process did."""
+        """Write lines to the kernel log; from priority 8 on, as a process."""
         head = f"{priority},%d,{time.monotonic_ns() // 1000},-;"
         with self.log.open("a") as log:
             log.write("".join(f"{head % next(self._lines)}{line}\n" for line in lines * times))
 
     def end_process(self, pid: int) -> None:
-        """Somebody ends."""
+        """Remove a process."""
         shutil.rmtree(self.procfs / str(pid))
 
     def _run(self, pid: int, process: Process) -> None:
@@ -94,7 +94,7 @@ class MachineFiles:
         (path / "stack").write_text(process.stack)
 
     def bind(self, bus: str, driver: str) -> None:
-        """A PCI device has another driver."""
+        """Bind a PCI device to a driver."""
         self.sysfs.link(f"bus/pci/devices/{bus}/driver", f"../../drivers/{driver}")
 
     def _pci_device(self, bus: str, pci_class: str) -> None:

@@ -1,4 +1,4 @@
-"""What a row is: the machine that it needs, the settings of the agent, and its steps."""
+"""Row of a scenario: its machine, the settings of the agent, and its steps."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ if TYPE_CHECKING:
     from scenarios.stage import Stage
 
 OK, INFO, DEGRADED, BLIND, SICK = range(5)
-"""Severities of ``agent.sock``; BLIND is what the kubelet calls Unknown, SICK Unhealthy."""
+"""Severities of ``agent.sock``; BLIND is Unknown for the kubelet, SICK is Unhealthy."""
 HEALTH: Final = (HEALTHY, HEALTHY, HEALTHY, UNKNOWN, UNHEALTHY)
-"""What the kubelet hears, by severity."""
+"""Health that the kubelet gets, by severity."""
 HEALTH_WORDS: Final = ("Unknown", "Healthy", "Unhealthy")
 SEVERITY_WORDS: Final = ("ok", "info", "degraded", "unknown", "unhealthy")
 BUSES: Final = [
@@ -22,7 +22,7 @@ BUSES: Final = [
     for domain in (0, 1)
     for bus in ("1b", "43", "52", "61", "9d", "c3", "d1", "df")
 ]
-"""Where the fake has its GPUs."""
+"""PCI addresses of the fake's GPUs."""
 Settings = dict[str, dict[str, Any]]
 SETTINGS: Final[Settings] = {
     "stream": {"heartbeat": "500ms"},
@@ -31,7 +31,7 @@ SETTINGS: Final[Settings] = {
 
 
 class Process(NamedTuple):
-    """Somebody who runs, as procfs has it."""
+    """Running process, as in procfs."""
 
     name: str
     state: str = "S"
@@ -39,12 +39,12 @@ class Process(NamedTuple):
 
 
 class Step(NamedTuple):
-    """One line of a row."""
+    """One step of a row."""
 
     text: str
     play: Callable[[Stage], object]
     is_view: bool = False
-    """It only looks."""
+    """Whether the step only checks a result."""
 
 
 @dataclass(frozen=True)
@@ -57,28 +57,28 @@ class Row:
     gpus: int = 1
     branch: int = 580
     setup: tuple[str, ...] = ()
-    """What the fake is told before the agent asks it for the first time."""
+    """Commands for the fake before the agent starts."""
     settings: Settings = field(default_factory=dict)
-    """Of the agent, over SETTINGS."""
+    """Settings of the agent that override SETTINGS."""
     flags: tuple[str, ...] = ()
-    """Of the agent, behind all others."""
+    """Command-line flags of the agent, after all others."""
     period: str = "100ms"
     library: bool = True
-    """Whether it is there when the agent starts."""
+    """Whether the library exists when the agent starts."""
     nvswitches: int = 0
     processes: dict[int, Process] = field(default_factory=dict)
-    """Who runs from the beginning, by pid."""
+    """Processes from the beginning, by pid."""
     logged: tuple[str, ...] = ()
-    """What the kernel logged before the agent starts."""
+    """Kernel log lines from before the agent's start."""
     limit_s: float = 0.0
-    """How long it takes by itself until something is seen, if that is more than a few seconds."""
+    """Time that the row needs until a result is seen, if more than a few seconds [s]."""
 
     def __str__(self) -> str:
         return self.name
 
     @property
     def file(self) -> str:
-        """The agent's configuration: SETTINGS, and over them those of the row."""
+        """Configuration of the agent: SETTINGS, overridden by those of the row."""
         tables = {
             name: SETTINGS.get(name, {}) | self.settings.get(name, {}) for name in SETTINGS | self.settings
         }

@@ -1,4 +1,4 @@
-"""What can be read of a GPU: the driver's demand, memory, links, the fabric, PCIe, heat and power."""
+"""Scenarios with readings of a GPU: recovery action, memory, links, fabric, PCIe, heat and power."""
 
 from typing import Final
 
@@ -10,41 +10,41 @@ from scenarios.steps import (
     degraded,
     healthy,
     info,
-    looked,
     never,
     nvml,
+    passes_done,
     unhealthy,
     unknown,
 )
 
 DEMANDS: Final = (
     Row(
-        "the driver asks for a reset, and then no longer",
+        "the driver requests a reset, then withdraws it",
         (
             nvml("gpu 0 set recovery_action=1"),
-            unhealthy("gpu-0", "gpu.recovery_action: the driver asks for: gpu reset"),
+            unhealthy("gpu-0", "gpu.recovery_action: the driver requests: gpu reset"),
             nvml("gpu 0 set recovery_action=0"),
             healthy("gpu-0"),
         ),
     ),
     Row(
-        "an event announces a demand long before the next pass would find it",
+        "an event reports a recovery action before the next pass",
         (
             nvml("gpu 0 set recovery_action=2", "gpu 0 event 0x8000"),
-            unhealthy("gpu-0", "gpu.recovery_action: the driver asks for: node reboot"),
+            unhealthy("gpu-0", "gpu.recovery_action: the driver requests: node reboot"),
         ),
         period="40s",
         settings={"gpu": {"slow-period": "40s"}},
     ),
     Row(
-        "a demand of a newer driver is none of nothing",
+        "a recovery action of a newer driver is not none",
         (
             nvml("gpu 0 set recovery_action=9"),
-            unhealthy("gpu-0", "gpu.recovery_action: the driver asks for: action 9"),
+            unhealthy("gpu-0", "gpu.recovery_action: the driver requests: action 9"),
         ),
     ),
     Row(
-        "a demand that can no longer be read is not the same as none",
+        "an unreadable recovery action is not none",
         (
             nvml("gpu 0 fail field 230 999"),
             unknown("gpu-0", "gpu.recovery_action.unreadable: "),
@@ -56,7 +56,7 @@ DEMANDS: Final = (
 
 MEMORY: Final = (
     Row(
-        "uncorrectable errors that the driver has contained",
+        "uncorrectable errors contained by the driver",
         (
             nvml("gpu 0 set ecc.dram.uncorrectable.volatile=+2"),
             degraded(
@@ -67,7 +67,7 @@ MEMORY: Final = (
         ),
     ),
     Row(
-        "uncorrectable errors on an old driver, that cannot say it has contained them",
+        "uncorrectable errors on a driver without recovery action",
         (
             nvml("gpu 0 set ecc.sram.uncorrectable.volatile=+1"),
             unhealthy(
@@ -77,23 +77,23 @@ MEMORY: Final = (
         branch=535,
     ),
     Row(
-        "errors of former lives of the driver are history",
+        "lifetime errors from before the driver's load do not count",
         (
             nvml("gpu 0 set ecc.dram.uncorrectable.aggregate=7 ecc.sram.correctable.aggregate=9"),
-            looked(10),
+            passes_done(10),
             nvml("gpu 0 set ecc.dram.uncorrectable.volatile=+1"),
             degraded("gpu-0", "gpu.ecc.uncorrectable: 1 uncorrectable error in DRAM"),
         ),
     ),
     Row(
-        "more SRAM errors than the vendor accepts",
+        "SRAM errors above the vendor's limit",
         (nvml("gpu 0 set ecc.sram.threshold=1"), unhealthy("gpu-0", "gpu.ecc.sram_threshold: ")),
     ),
     Row(
-        "correctable errors, up to the budget and over it",
+        "correctable errors at and above the budget",
         (
             nvml("gpu 0 set ecc.dram.correctable.volatile=+99"),
-            looked(10),
+            passes_done(10),
             nvml("gpu 0 set ecc.sram.correctable.volatile=+1"),
             degraded("gpu-0", "gpu.ecc.correctable_rate: correctable memory errors: at least 100 in 2 min"),
         ),
@@ -109,26 +109,26 @@ MEMORY: Final = (
         ),
     ),
     Row(
-        "a bad row has no spare, and no reset mends that",
+        "a bad row without a spare outlasts a reset",
         (
             nvml("gpu 0 set remap.failure=1"),
             unhealthy("gpu-0", "gpu.remap.failure: a bad memory row could not be remapped"),
             nvml("gpu 0 reset"),
-            looked(30),
+            passes_done(30),
         ),
     ),
     Row(
         "retired pages of a T4",
         (
             nvml("gpu 0 set retired.sbe=20 retired.dbe=39"),
-            looked(10),
+            passes_done(10),
             nvml("gpu 0 set retired.dbe=40"),
             degraded("gpu-0", "gpu.retired.pages: 60 pages retired, the limit is 60"),
         ),
         profile="t4",
     ),
     Row(
-        "a page of a T4 waits for the driver's next load",
+        "a page of a T4 waits for the next load of the driver",
         (
             nvml("gpu 0 set retired.pending=1"),
             degraded("gpu-0", "gpu.retired.pending: a page retirement waits for a reset"),
@@ -143,17 +143,17 @@ MEMORY: Final = (
         ),
     ),
     Row(
-        "ECC is off from the start: nothing is counted, and nothing is unreadable",
-        (info("gpu-0", "gpu.ecc.off: ECC is off"), looked(10)),
+        "ECC off from the start makes no reading unreadable",
+        (info("gpu-0", "gpu.ecc.off: ECC is off"), passes_done(10)),
         setup=("gpu 0 set ecc.mode=0 ecc.mode_pending=0",),
     ),
 )
 
 LINKS: Final = (
     Row(
-        "an NVLink goes down, and one that never was up is no fault",
+        "an NVLink goes down; a link that was never up is no fault",
         (
-            looked(10),
+            passes_done(10),
             nvml("gpu 0 set nvlink.4.state=0"),
             unhealthy("gpu-0", "gpu.nvlink.down: NVLink 4 down, up before: 0-16"),
             nvml("gpu 0 set nvlink.4.state=1"),
@@ -174,10 +174,10 @@ LINKS: Final = (
         profile="a100",
     ),
     Row(
-        "CRC errors of an NVLink, up to the vendor's limit and over it",
+        "NVLink CRC errors at and above the vendor's limit",
         (
             nvml("gpu 0 set nvlink.4.crc_flit=+5999"),
-            looked(10),
+            passes_done(10),
             nvml("gpu 0 set nvlink.4.crc_flit=+1"),
             degraded("gpu-0", "gpu.nvlink.errors: NVLink CRC errors: at least 6000 in 1 min"),
         ),
@@ -198,10 +198,10 @@ LINKS: Final = (
         (nvml("gpu 0 set fabric.status=999"), unhealthy("gpu-0", "gpu.fabric.status: ")),
     ),
     Row(
-        "registration with the fabric does not end",
+        "registration with the fabric does not finish",
         (
             nvml("gpu 0 set fabric.state=2"),
-            unhealthy("gpu-0", "gpu.fabric.state: registration with the fabric does not end"),
+            unhealthy("gpu-0", "gpu.fabric.state: registration with the fabric does not finish"),
         ),
         gpus=2,
         limit_s=100,
@@ -227,9 +227,9 @@ LINKS: Final = (
         (
             degraded(
                 "gpu-0 gpu-1",
-                "gpu.fabric.manager: nv-fabricmanager does not run, and the machine has NVSwitches",
+                "gpu.fabric.manager: nv-fabricmanager is not running, and the machine has NVSwitches",
             ),
-            looked(5),
+            passes_done(5),
         ),
         gpus=2,
         nvswitches=4,
@@ -244,20 +244,20 @@ LINKS: Final = (
         ),
     ),
     Row(
-        "a slow PCIe generation counts under load only",
+        "a low PCIe generation counts only under load",
         (
             nvml("gpu 0 set pcie.gen=1"),
-            looked(20),
+            passes_done(20),
             nvml("gpu 0 set utilization.gpu=90"),
             degraded("gpu-0", "gpu.pcie.gen: generation 1 of 5 under load"),
         ),
         limit_s=60,
     ),
     Row(
-        "PCIe replays, up to the vendor's limit and over it",
+        "PCIe replays at and above the vendor's limit",
         (
             nvml("gpu 0 set pcie.replay=+8"),
-            looked(10),
+            passes_done(10),
             nvml("gpu 0 set pcie.replay=+1"),
             degraded("gpu-0", "gpu.pcie.replay: PCIe replays: at least 9 in 1 min"),
         ),
@@ -266,7 +266,7 @@ LINKS: Final = (
         "PCIe errors that the kernel counts",
         (
             aer("correctable", "COR", 99),
-            looked(10),
+            passes_done(10),
             aer("correctable", "COR", 100),
             degraded("gpu-0", "gpu.pcie.aer.correctable: correctable PCIe errors: at least 100 in 1 min"),
             aer("nonfatal", "NONFATAL", 1),
@@ -280,16 +280,16 @@ LINKS: Final = (
 
 HEAT: Final = (
     Row(
-        "a GPU as hot as its own limit",
+        "a GPU at its temperature limit",
         (
             nvml("gpu 0 set temperature=88"),
-            looked(10),
+            passes_done(10),
             nvml("gpu 0 set temperature=91"),
             degraded("gpu-0", "gpu.thermal.over_limit: at or above the slowdown limit of 89 C"),
         ),
     ),
     Row(
-        "no margin is left",
+        "no temperature margin left",
         (
             nvml("gpu 0 set temperature.margin=0"),
             degraded("gpu-0", "gpu.thermal.over_limit: no margin left"),
@@ -303,69 +303,73 @@ HEAT: Final = (
         ),
     ),
     Row(
-        "clocks cut for heat, by the time that driver 580 keeps",
+        "thermal slowdown by the time counters of driver 580",
         (
             nvml("gpu 0 set throttle.hw_thermal=+5900000000"),
-            looked(10),
+            passes_done(10),
             nvml("gpu 0 set throttle.hw_thermal=+100000000"),
             degraded(
                 "gpu-0",
-                "gpu.thermal.slowdown: clocks cut by the hardware for heat for at least 10 % of 1 min",
+                "gpu.thermal.slowdown: clocks reduced by the hardware because of heat for at least "
+                "10 % of 1 min",
             ),
         ),
     ),
     Row(
-        "clocks cut by the driver for heat, by the time that driver 575 keeps in other fields",
+        "thermal slowdown by the driver, with the time counters of driver 575",
         (
             nvml("gpu 0 set throttle.sw_thermal=+6000000000"),
             degraded(
-                "gpu-0", "gpu.thermal.slowdown: clocks cut by the driver for heat for at least 10 % of 1 min"
+                "gpu-0",
+                "gpu.thermal.slowdown: clocks reduced by the driver because of heat for at least "
+                "10 % of 1 min",
             ),
         ),
         branch=575,
     ),
     Row(
-        "driver 570 keeps no such time: its power smoothing is no heat, and the bits of the moment count",
+        "thermal slowdown by clock reasons, on driver 570 without time counters",
         (
             nvml("gpu 0 set power.smoothing=60000000000 throttle.hw_thermal=+6000000000"),
-            looked(20),
+            passes_done(20),
             never("gpu.thermal"),
             nvml("gpu 0 set clocks.reasons=0x40"),
-            degraded("gpu-0", "gpu.thermal.slowdown: clocks are cut by the hardware for heat"),
+            degraded("gpu-0", "gpu.thermal.slowdown: clocks are reduced by the hardware because of heat"),
         ),
         branch=570,
     ),
     Row(
-        "the power brake, by the time that driver 580 keeps",
+        "the power brake by the time counters of driver 580",
         (
             nvml("gpu 0 set throttle.power_brake=+6000000000"),
             degraded(
-                "gpu-0", "gpu.power.brake: clocks cut by the external power brake for at least 10 % of 1 min"
+                "gpu-0",
+                "gpu.power.brake: clocks reduced by the external power brake for at least 10 % of 1 min",
             ),
         ),
     ),
     Row(
-        "the power brake of a driver that keeps no time",
+        "the power brake on a driver without time counters",
         (
             nvml("gpu 0 set clocks.reasons=0x88"),
-            degraded("gpu-0", "gpu.power.brake: clocks are cut by the external power brake"),
+            degraded("gpu-0", "gpu.power.brake: clocks are reduced by the external power brake"),
         ),
         branch=535,
     ),
     Row(
-        "clocks cut by the hardware, for neither",
+        "clocks reduced by the hardware for another reason",
         (
             nvml("gpu 0 set clocks.reasons=8"),
-            degraded("gpu-0", "gpu.power.slowdown: clocks are cut by the hardware, not for heat"),
+            degraded("gpu-0", "gpu.power.slowdown: clocks are reduced by the hardware, not because of heat"),
         ),
     ),
     Row(
-        "clocks that are low for want of work are no finding",
+        "low clocks of an idle GPU are no finding",
         (
             nvml("gpu 0 set clocks.reasons=1 pstate=8 pcie.gen=1 power.usage=20000"),
-            looked(20),
+            passes_done(20),
             nvml("gpu 0 lost"),
-            also_unhealthy("gpu-0", "gpu.lost: NVML answers GPU_IS_LOST (15)"),
+            also_unhealthy("gpu-0", "gpu.lost: NVML returned GPU_IS_LOST (15)"),
             unhealthy("gpu-0", "gpu."),
         ),
     ),

@@ -1,22 +1,22 @@
-"""One row being played: the agent as a process on its machine, who listens to it, and a chronicle of it all.
+"""Stage that plays one row: the agent as a process on its machine, its clients, and a chronicle.
 
-What is done and what must come of it is in the rows; the chronicle is what a row that fails shows.
+The chronicle is printed if the row fails.
 """
 
 import time
 from pathlib import Path
 
 import psutil
-from agents import Agent, say
+from agents import Agent, print_figure
 from patience import PATIENCE_S
 
-from scenarios.ears import Ears
+from scenarios.clients import Clients
 from scenarios.machine_files import MachineFiles
 from scenarios.row import Row, Step
 
 
 class Stage:
-    """A machine, no agent yet, and nothing heard."""
+    """Machine of a row, at first without an agent."""
 
     def __init__(self, row: Row, directory: Path) -> None:
         self.row = row
@@ -25,28 +25,28 @@ class Stage:
         self._began_s = time.monotonic()
         self._logged = ""
         self.machine = MachineFiles(row, directory)
-        self.ears = Ears(row.limit_s + PATIENCE_S, self.note)
+        self.clients = Clients(row.limit_s + PATIENCE_S, self.note)
         self._agent: Agent | None = None
 
     @property
     def agent(self) -> Agent:
-        """The one that runs."""
+        """Running agent."""
         assert self._agent is not None, "no agent runs"
         return self._agent
 
     def perform(self, step: Step) -> None:
-        """One line of the row."""
+        """Play one step of the row."""
         self.note(f"{'?' if step.is_view else '>'} {step.text}")
         if not step.is_view:
-            self.ears.settle_beginning()
+            self.clients.settle_beginning()
         step.play(self)
 
     def note(self, text: str) -> None:
-        """A line of the chronicle."""
+        """Add a line to the chronicle."""
         self.chronicle.append(f"{time.monotonic() - self._began_s:7.2f} s  {text}")
 
     def start(self) -> None:
-        """An agent starts, and is listened to."""
+        """Start an agent, and connect the clients to it."""
         self._agent = Agent(
             self.directory,
             *self.machine.flags,
@@ -55,10 +55,10 @@ class Stage:
             environ=self.machine.environ,
             expect="cpu-node0",
         )
-        self.ears.open(self._agent)
+        self.clients.open(self._agent)
 
     def stop(self, *, kill: bool = False) -> float:
-        """The agent is told to end, and does with exit code 0; or is killed. Returns how long it took [s]."""
+        """Stop the agent with SIGTERM, expecting exit code 0, or kill it. Return how long it took [s]."""
         agent, begun_s = self.agent, time.monotonic()
         if kill:
             agent.process.kill()
@@ -67,51 +67,51 @@ class Stage:
             code = agent.end()
             assert code == 0, f"SIGTERM was answered with exit code {code}"
         took_s = time.monotonic() - begun_s
-        self.ears.close()
+        self.clients.close()
         self._logged, self._agent = self.log(), None
         assert "Traceback" not in self._logged, "an agent raised"
         return took_s
 
     def end(self) -> None:
-        """Whatever happened, no agent is left."""
+        """Kill the agent if it still runs, and disconnect the clients."""
         if self._agent is not None:
             self._agent.process.kill()
             self._agent.process.wait()
-        self.ears.close()
+        self.clients.close()
 
     def log(self) -> str:
-        """What all agents of the row have written."""
+        """Return the logs of all agents of the row."""
         return self._logged + (self._agent.log if self._agent is not None else "")
 
     def memory_mib(self) -> float:
-        """The agent's resident memory."""
+        """Return the agent's resident memory."""
         return float(psutil.Process(self.agent.pid).memory_info().rss) / (1 << 20)
 
     def figure(self, text: str) -> None:
-        """Something that was measured."""
+        """Note and print a measurement."""
         self.note(f"  {text}")
-        say(f"{self.row.name}: {text}")
+        print_figure(f"{self.row.name}: {text}")
 
     def is_over(self) -> bool:
-        """Whether the row itself ended its agent."""
+        """Return whether the row itself stopped its agent."""
         return self._agent is None
 
 
 def play(row: Row, directory: Path) -> str:
-    """Plays a row to its end.
+    """Play a row.
 
     Returns:
-        What went wrong, with the chronicle and the agent's log; empty if all was as the row says.
+        Failure with the chronicle and the agent's log; empty if the row passed.
     """
     stage = Stage(row, directory)
     try:
         stage.start()
         for step in row.steps:
             stage.perform(step)
-        stage.ears.as_expected()
+        stage.clients.as_expected()
         if not stage.is_over():
             stage.stop()
-    except Exception as error:  # whatever it is, it is told with what was heard before
+    except Exception as error:  # the failure text includes the chronicle
         story = "\n".join(stage.chronicle)
         return f"{error!r}\n\n{story}\n\n{stage.log()}"
     finally:

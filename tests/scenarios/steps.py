@@ -1,6 +1,6 @@
-"""What a row can say: things that are done, and things that must be seen.
+"""Steps of a row: actions, and expected results.
 
-Devices are named in one string, ``"gpu-0 gpu-1"``; texts are what a message begins with, code first.
+Devices are named in one string, ``"gpu-0 gpu-1"``; texts are the beginning of a message, which is a code.
 """
 
 import json
@@ -14,16 +14,16 @@ SOURCE_FAILING: Final = 3
 FAULTS: Final = "run/state/gpu-faults.json"
 
 
-# --- done ---------------------------------------------------------------------------------------------------
+# --- actions ------------------------------------------------------------------------------------------------
 
 
 def nvml(*commands: str) -> Step:
-    """The fake is told."""
-    return Step(f"nvml: {'; '.join(commands)}", lambda stage: stage.machine.fake.tell(*commands))
+    """Send commands to the fake NVML."""
+    return Step(f"nvml: {'; '.join(commands)}", lambda stage: stage.machine.fake.send(*commands))
 
 
 def kernel(*lines: str, times: int = 1, priority: int = 4) -> Step:
-    """The kernel logs these lines, so many times; from priority 8 on a process wrote them."""
+    """Write lines to the kernel log; from priority 8 on, as a process."""
     text = "; ".join(lines) if len(lines) * times < 10 else f"{len(lines) * times} lines"
     return Step(f"kernel: {text}", lambda stage: stage.machine.kernel(*lines, times=times, priority=priority))
 
@@ -31,42 +31,42 @@ def kernel(*lines: str, times: int = 1, priority: int = 4) -> Step:
 def xid_line(
     code: int, detail: str = "pid=1234, name=python3, Ch 00000008", gpu: int = 0, gi: str = ""
 ) -> str:
-    """A line of the kernel log about an XID; ``gi`` is `` GPU-I:01`` where it names an instance."""
+    """Return the kernel log line of an XID; ``gi`` is `` GPU-I:01`` for an instance."""
     return f"NVRM: Xid (PCI:{BUSES[gpu].removesuffix('.0')}{gi}): {code}, {detail}"
 
 
 def bound(number: int, driver: str) -> Step:
-    """Another driver takes a GPU."""
+    """Bind a GPU to another driver."""
     return Step(f"{driver} takes GPU {number}", lambda stage: stage.machine.bind(BUSES[number], driver))
 
 
 def sysfs(path: str, text: str) -> Step:
-    """A file of sysfs has another text."""
+    """Write a file of sysfs."""
     return Step(f"sysfs: {path} is {text!r}", lambda stage: stage.machine.sysfs.write(path, text))
 
 
 def aer(kind: str, total: str, value: int) -> Step:
-    """The kernel has counted so many PCIe errors of that kind on gpu-0."""
+    """Set the kernel's count of PCIe errors of one kind on gpu-0."""
     return sysfs(f"bus/pci/devices/{BUSES[0]}/aer_dev_{kind}", f"TOTAL_ERR_{total} {value}")
 
 
-def gone(pid: int) -> Step:
-    """A process has ended."""
+def process_ended(pid: int) -> Step:
+    """Remove a process."""
     return Step(f"process {pid} ends", lambda stage: stage.machine.end_process(pid))
 
 
 def installed() -> Step:
-    """The library appears."""
+    """Install the NVML library."""
     return Step("the library is installed", lambda stage: stage.machine.install())
 
 
 def restarted(*setup: str, kill: bool = False, file: str | None = None) -> Step:
-    """The agent ends and another starts.
+    """Restart the agent.
 
     Args:
-        setup: What the fake begins with then.
-        kill: It does not end by itself.
-        file: What its file of faults holds then.
+        setup: Initial commands of the fake after the restart.
+        kill: Kill the agent instead of stopping it.
+        file: Content of the fault checkpoint after the restart.
     """
 
     def play(stage: Stage) -> None:
@@ -80,7 +80,7 @@ def restarted(*setup: str, kill: bool = False, file: str | None = None) -> Step:
 
 
 def rebooted(*setup: str) -> Step:
-    """The same, and the machine was booted anew."""
+    """Restart the agent with a reboot of the machine."""
 
     def play(stage: Stage) -> None:
         stage.stop()
@@ -91,124 +91,128 @@ def rebooted(*setup: str) -> Step:
     return Step("the machine is rebooted", play)
 
 
-def ended() -> Step:
-    """SIGTERM: it ends by itself, with exit code 0. How fast is told."""
+def agent_stopped() -> Step:
+    """Stop the agent with SIGTERM, expecting exit code 0, and print how long it took."""
     return Step("SIGTERM", lambda stage: stage.figure(f"ended {stage.stop():.2f} s after SIGTERM"))
 
 
-# --- seen ---------------------------------------------------------------------------------------------------
+# --- expected results ---------------------------------------------------------------------------------------
 
 
 def _seen(names: str, severity: int, word: str, text: str) -> Step:
-    return Step(f"{names} {word}: {text}", lambda stage: stage.ears.see(names.split(), severity, text), True)
+    return Step(
+        f"{names} {word}: {text}", lambda stage: stage.clients.see(names.split(), severity, text), True
+    )
 
 
 def unhealthy(names: str, text: str) -> Step:
-    """Unhealthy for the kubelet, for this reason first."""
+    """Expect Unhealthy for the kubelet, with this first cause."""
     return _seen(names, SICK, "unhealthy", text)
 
 
 def unknown(names: str, text: str) -> Step:
-    """Unknown for the kubelet, for this reason first."""
+    """Expect Unknown for the kubelet, with this first cause."""
     return _seen(names, BLIND, "unknown", text)
 
 
 def degraded(names: str, text: str) -> Step:
-    """Healthy for the kubelet, with this message."""
+    """Expect Healthy for the kubelet, with this message."""
     return _seen(names, DEGRADED, "degraded", text)
 
 
 def info(names: str, text: str) -> Step:
-    """Healthy for the kubelet, without a word; on ``agent.sock`` this is known."""
+    """Expect Healthy for the kubelet without a message, and this cause on ``agent.sock``."""
     return _seen(names, INFO, "info", text)
 
 
 def healthy(names: str) -> Step:
-    """Nothing is wrong, on either socket."""
+    """Expect no cause on either socket."""
     return _seen(names, OK, "healthy", "")
 
 
 def _known(names: str, severity: int, text: str) -> Step:
     return Step(
-        f"{names}, among others: {text}", lambda stage: stage.ears.know(names.split(), severity, text), True
+        f"{names}, among others: {text}",
+        lambda stage: stage.clients.know(names.split(), severity, text),
+        True,
     )
 
 
 def also_info(names: str, text: str) -> Step:
-    """Known on ``agent.sock``, beside whatever else there is."""
+    """Expect an INFO cause on ``agent.sock``, among any others."""
     return _known(names, INFO, text)
 
 
 def also_degraded(names: str, text: str) -> Step:
-    """The same, of something that is worse."""
+    """Expect a DEGRADED cause on ``agent.sock``, among any others."""
     return _known(names, DEGRADED, text)
 
 
 def also_unknown(names: str, text: str) -> Step:
-    """The same, of what nobody can look at for several reasons."""
+    """Expect an UNKNOWN cause on ``agent.sock``, among any others."""
     return _known(names, BLIND, text)
 
 
 def also_unhealthy(names: str, text: str) -> Step:
-    """The same, of what is one of several reasons."""
+    """Expect an UNHEALTHY cause on ``agent.sock``, among any others."""
     return _known(names, SICK, text)
 
 
 def never(text: str) -> Step:
-    """No device has ever had a cause that begins so."""
-    return Step(f"never: {text}", lambda stage: stage.ears.never(text), True)
+    """Expect that no device ever had a cause that begins with this text."""
+    return Step(f"never: {text}", lambda stage: stage.clients.never(text), True)
 
 
-def looked(passes: int = 10, source: str = "gpu-0") -> Step:
-    """So many more passes over a source: what had to come of the step before has come by then."""
+def passes_done(passes: int = 10, source: str = "gpu-0") -> Step:
+    """Wait for further passes of a source, after which the effect of the last action is visible."""
 
     def play(stage: Stage) -> None:
-        begun = stage.ears.source(source).passes
-        stage.ears.until(
-            lambda: stage.ears.source(source).passes >= begun + passes, f"{passes} passes of {source}"
+        begun = stage.clients.source(source).passes
+        stage.clients.until(
+            lambda: stage.clients.source(source).passes >= begun + passes, f"{passes} passes of {source}"
         )
 
     return Step(f"{passes} more passes of {source}", play, True)
 
 
 def source(name: str, state: int) -> Step:
-    """A source says this of itself."""
+    """Expect a source in this state."""
 
     def play(stage: Stage) -> None:
-        stage.ears.until(
-            lambda: (found := stage.ears.source(name)) is not None and found.state == state,
+        stage.clients.until(
+            lambda: (found := stage.clients.source(name)) is not None and found.state == state,
             f"source {name} in state {state}",
         )
 
     return Step(f"source {name} in state {state}", play, True)
 
 
-def kept(code: str, **facts: object) -> Step:
-    """The file of faults has this fault, with these facts."""
+def in_checkpoint(code: str, **facts: object) -> Step:
+    """Expect a fault with these fields in the checkpoint file."""
 
     def has_it(stage: Stage) -> bool:
         path = stage.directory / FAULTS
         faults = json.loads(path.read_text())["faults"] if path.exists() else []
-        return any(one["code"] == code and facts.items() <= one.items() for one in faults)
+        return any(fault["code"] == code and facts.items() <= fault.items() for fault in faults)
 
     return Step(
-        f"kept: {code} {facts or ''}",
-        lambda stage: stage.ears.until(lambda: has_it(stage), f"the file of faults has {code} {facts}"),
+        f"checkpoint: {code} {facts or ''}",
+        lambda stage: stage.clients.until(lambda: has_it(stage), f"the checkpoint file has {code} {facts}"),
         True,
     )
 
 
 def logged(text: str) -> Step:
-    """The agent's own log has these words."""
+    """Expect a text in the agent's log."""
 
     def play(stage: Stage) -> None:
-        stage.agent.logs(text)
+        stage.agent.wait_for_log(text)
 
     return Step(f"logged: {text}", play, True)
 
 
-def grown_less_than(mib: float, *steps: Step) -> Step:
-    """These steps, through which the agent's memory grows by less than that."""
+def memory_grows_less_than(mib: float, *steps: Step) -> Step:
+    """Play steps, and expect that the agent's memory grows by less than ``mib``."""
 
     def play(stage: Stage) -> None:
         before = stage.memory_mib()

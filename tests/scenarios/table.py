@@ -1,4 +1,4 @@
-"""The table of scenarios: all rows, those first that may take long, lest they run alone at the end."""
+"""Table of all scenarios; long ones come first, so that they do not run alone at the end."""
 
 from typing import Final
 

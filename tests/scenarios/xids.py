@@ -1,4 +1,4 @@
-"""What is only announced: XIDs by both ways, SXids, NVML's other events, on whole GPUs and on instances."""
+"""Scenarios with latched faults: XIDs, SXids and other events, on GPUs and on MIG instances."""
 
 from typing import Final
 
@@ -6,12 +6,12 @@ from scenarios.row import BUSES, Row
 from scenarios.steps import (
     also_info,
     degraded,
+    in_checkpoint,
     info,
-    kept,
     kernel,
-    looked,
     never,
     nvml,
+    passes_done,
     unhealthy,
     xid_line,
 )
@@ -45,12 +45,12 @@ XIDS: Final = (
             nvml("gpu 0 xid 48"),
             kernel(xid_line(48)),
             unhealthy("gpu-0", "gpu.xid.48: "),
-            looked(10),
-            kept("gpu.xid.48", times=1),
+            passes_done(10),
+            in_checkpoint("gpu.xid.48", times=1),
         ),
     ),
     Row(
-        "48, and then 45 that only cleans up after it",
+        "XID 45 after XID 48 is only a consequence",
         (
             nvml("gpu 0 xid 48", "gpu 0 xid 45"),
             kernel(
@@ -61,7 +61,7 @@ XIDS: Final = (
         ),
     ),
     Row(
-        "a GPU falls off the bus, in a line that is no XID",
+        "a GPU falls off the bus, in a line that is not an XID",
         (
             kernel(f"NVRM: GPU {BUSES[2]}: GPU has fallen off the bus."),
             unhealthy("gpu-2", "gpu.xid.79: the GPU no longer answers on PCIe"),
@@ -69,7 +69,7 @@ XIDS: Final = (
         gpus=4,
     ),
     Row(
-        "a workload's own fault is known, and makes nobody sick",
+        "a workload's fault is INFO, and the GPU stays healthy",
         (
             nvml("gpu 0 xid 31"),
             kernel(xid_line(31, "pid=1234, name=python3, Ch 8, MMU Fault: ENGINE GRAPHICS")),
@@ -80,25 +80,25 @@ XIDS: Final = (
         "a contained memory error, and a storm of them",
         (
             nvml("gpu 0 xid 94"),
-            degraded("gpu-0", "gpu.xid.94: contained memory error: only its program was hurt"),
+            degraded("gpu-0", "gpu.xid.94: contained memory error: only its program was affected"),
             nvml(*["gpu 0 xid 94"] * 9),
             unhealthy(
                 "gpu-0",
-                "gpu.xid.94: contained memory error: only its program was hurt: it comes again and again",
+                "gpu.xid.94: contained memory error: only its program was affected: it recurs",
             ),
         ),
     ),
     Row(
-        "a conditional XID waits for the driver's demand",
+        "a conditional XID follows the recovery action",
         (
             nvml("gpu 0 xid 159"),
-            info("gpu-0", "gpu.xid.159: fault of the coherent interface: no recovery action is asked for"),
+            info("gpu-0", "gpu.xid.159: fault of the coherent interface: no recovery action is requested"),
             nvml("gpu 0 set recovery_action=4"),
             unhealthy("gpu-0", "gpu."),
         ),
     ),
     Row(
-        "a code that no table has, on a driver that cannot say more",
+        "an unlisted XID on a driver without recovery action",
         (
             kernel(xid_line(998, "of a driver to come")),
             degraded("gpu-0", "gpu.xid.998: "),
@@ -106,20 +106,20 @@ XIDS: Final = (
         branch=535,
     ),
     Row(
-        "154 by its text, where the driver has no field for it",
+        "XID 154 by its text, on a driver without the field",
         (
             kernel(xid_line(154, TO_REBOOT)),
             unhealthy(
-                "gpu-0", "gpu.xid.154: the driver asks for a recovery action: recovery action: node reboot"
+                "gpu-0", "gpu.xid.154: the driver requests a recovery action: recovery action: node reboot"
             ),
         ),
         branch=535,
     ),
     Row(
-        "154 by its text, where the field says otherwise",
+        "XID 154 while the field reports otherwise",
         (
             kernel(xid_line(154, TO_REBOOT)),
-            info("gpu-0", "gpu.xid.154: the driver asks for a recovery action: recovery action: none"),
+            info("gpu-0", "gpu.xid.154: the driver requests a recovery action: recovery action: none"),
         ),
     ),
     Row(
@@ -139,7 +139,7 @@ XIDS: Final = (
         ),
     ),
     Row(
-        "a fault of one switch's link is everybody's who has links",
+        "a fault of one switch link affects all GPUs with links",
         (
             kernel(f"{SWITCH}20034, Fatal, Link 30 LTSSM Fault Up"),
             degraded(
@@ -166,11 +166,11 @@ XIDS: Final = (
         gpus=2,
     ),
     Row(
-        "what the operator makes of a code outranks the table",
+        "a configured severity outranks the table",
         (
             nvml("gpu 0 xid 48", "gpu 0 xid 31"),
             unhealthy("gpu-0", "gpu.xid.31: memory page fault: unhealthy by configuration"),
-            looked(10),
+            passes_done(10),
             never("gpu.xid.48"),
         ),
         settings={"gpu.xids": {"31": "unhealthy", "48": "ignore"}},
@@ -184,7 +184,7 @@ XIDS: Final = (
         gpus=2,
     ),
     Row(
-        "links that cannot be found out",
+        "the driver cannot determine which links are up",
         (
             kernel("NVRM: knvlinkDiscoverPostRxDetLinks_GH100: Getting peer0's postRxDetLinkMask failed!"),
             degraded("gpu-0", "gpu.nvlink.setup_failed: "),
@@ -202,14 +202,14 @@ XIDS: Final = (
         gpus=2,
     ),
     Row(
-        "lines of before the agent's start count",
-        # which nothing has mended, however long the start takes
+        "log lines from before the agent's start count",
+        # stays unresolved however long the start takes
         (unhealthy("gpu-0", "gpu.xid.79: the GPU no longer answers on PCIe"),),
         gpus=2,
         logged=(xid_line(79),),
     ),
     Row(
-        "a line that a process wrote is nobody's word",
+        "log lines written by a process are ignored",
         (
             kernel(xid_line(79, gpu=1), priority=12),
             kernel(xid_line(48)),
@@ -226,9 +226,7 @@ EVENTS: Final = (
         gpus=2,
     ),
     Row("bad data that got out", (nvml("gpu 0 event 0x2000"), unhealthy("gpu-0", "gpu.poison.fatal: "))),
-    Row(
-        "bad data that was kept in", (nvml("gpu 0 event 0x1000"), degraded("gpu-0", "gpu.poison.contained: "))
-    ),
+    Row("contained poison", (nvml("gpu 0 event 0x1000"), degraded("gpu-0", "gpu.poison.contained: "))),
     Row(
         "bad memory could not be retired",
         (nvml("gpu 0 event 0x800"), unhealthy("gpu-0", "gpu.retirement.failed: ")),
@@ -239,12 +237,12 @@ EVENTS: Final = (
 
 INSTANCES: Final = (
     Row(
-        "a whole-GPU fault on a partitioned GPU hits all its instances",
+        "a fault of a partitioned GPU affects all its instances",
         (nvml("gpu 0 xid 48"), unhealthy(f"gpu-0 {PARTS}", "gpu.xid.48: ")),
         **PARTED,
     ),
     Row(
-        "a fault that names an instance hits that one",
+        "an NVML fault of an instance affects that instance",
         (
             nvml("gpu 0 xid 48 gi=1 ci=0"),
             unhealthy("gpu-0-mig-1-0", "gpu.xid.48: "),
@@ -253,7 +251,7 @@ INSTANCES: Final = (
         **PARTED,
     ),
     Row(
-        "the same by the kernel log",
+        "a kernel log fault of an instance affects that instance",
         (
             kernel(xid_line(48, gi=" GPU-I:02 GPU-CI:00")),
             unhealthy("gpu-0-mig-2-0", "gpu.xid.48: "),
@@ -262,20 +260,20 @@ INSTANCES: Final = (
         **PARTED,
     ),
     Row(
-        "a line that names none waits for NVML, which does",
+        "a line without instance waits for NVML to name it",
         (
             kernel(xid_line(48)),
             nvml("gpu 0 xid 48 gi=1 ci=0"),
             unhealthy("gpu-0-mig-1-0", "gpu.xid.48: "),
-            looked(20),
+            passes_done(20),
         ),
         **PARTED,
     ),
     Row(
-        "what can be read of a partitioned GPU holds for its instances",
+        "findings of a partitioned GPU hold for its instances",
         (
             nvml("gpu 0 set recovery_action=1"),
-            unhealthy(f"gpu-0 {PARTS}", "gpu.recovery_action: the driver asks for: gpu reset"),
+            unhealthy(f"gpu-0 {PARTS}", "gpu.recovery_action: the driver requests: gpu reset"),
         ),
         **PARTED,
     ),

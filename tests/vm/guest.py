@@ -1,7 +1,7 @@
-"""What happens inside the virtual machine: the agent runs, things break, and what it said is printed.
+"""Steps inside the virtual machine: they run the agent, cause faults, and print the agent's reports.
 
-Each line on the second serial port is a JSON object for the test outside: which step, when its cause was
-made, and what the subscriber heard and when [s of CLOCK_MONOTONIC]. Nothing here judges.
+Each line on the second serial port is a JSON object for the test outside: the step, the time of its cause,
+and the subscriber's report with its time [s of CLOCK_MONOTONIC]. The test outside evaluates them.
 """
 
 import json
@@ -28,79 +28,79 @@ RUN: Final = Path("/run/drahealth")
 DRIVER: Final = "demo.example.com"
 POD: Final = "0f3c1d2e-0000-4000-8000-000000000001"
 PATIENCE_S: Final = 60.0
-"""Emulated, and beside other work: slow is no failure here."""
+"""Long, because the machine is emulated on a busy host."""
 PAGE: Final = os.sysconf("SC_PAGE_SIZE")
 
 Document = dict[str, Any]
 
 
-class Ears:
-    """A subscriber of the agent: every report it was sent, as JSON, and when it came."""
+class ReportSubscriber:
+    """Subscriber of the agent: collects every report with its time."""
 
     def __init__(self) -> None:
         command = [sys.executable, "-m", "agent", "watch", "-o", "json", "--runtime-dir", str(RUN)]
         self.process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-        self._heard: list[tuple[float, Document]] = []
-        self._news = threading.Condition()
+        self._reports: list[tuple[float, Document]] = []
+        self._changed = threading.Condition()
         threading.Thread(target=self._listen, daemon=True).start()
 
     def _listen(self) -> None:
         assert self.process.stdout is not None
         for line in self.process.stdout:
-            with self._news:
-                self._heard.append((time.monotonic(), json.loads(line)))
-                self._news.notify_all()
+            with self._changed:
+                self._reports.append((time.monotonic(), json.loads(line)))
+                self._changed.notify_all()
 
     def wait(self, since_s: float, find: Callable[[Document], object]) -> tuple[float, object]:
-        """The first report since then in which something is found; the time is 0 if there was none."""
-        with self._news:
-            end_s, looked = time.monotonic() + PATIENCE_S, 0
+        """Wait for a report since a time in which ``find`` finds something; the time is 0 if none came."""
+        with self._changed:
+            end_s, checked = time.monotonic() + PATIENCE_S, 0
             while True:
-                while looked < len(self._heard):
-                    at_s, report = self._heard[looked]
-                    looked += 1
+                while checked < len(self._reports):
+                    at_s, report = self._reports[checked]
+                    checked += 1
                     if at_s >= since_s and (found := find(report)):
                         return at_s, found
-                if not self._news.wait(end_s - time.monotonic()):
+                if not self._changed.wait(end_s - time.monotonic()):
                     return 0.0, None
 
 
 def device(name: str, code: str = "") -> Callable[[Document], object]:
-    """Finds a device that has a cause with this code; without a code, one that has no cause that counts."""
+    """Return a finder of a device with a cause of a code; without a code, without causes above info."""
 
     def find(report: Document) -> object:
         for one in report["devices"]:
             if one["name"] == name:
-                told = [cause for cause in one["causes"] if cause["severity"] != "info"]
+                causes = [cause for cause in one["causes"] if cause["severity"] != "info"]
                 if code:
-                    told = [cause for cause in one["causes"] if cause["code"] == code]
-                    return {**told[0], "health": one["health"]} if told else None
-                return {"health": one["health"]} if not told else None
+                    causes = [cause for cause in one["causes"] if cause["code"] == code]
+                    return {**causes[0], "health": one["health"]} if causes else None
+                return {"health": one["health"]} if not causes else None
         return None
 
     return find
 
 
 def note(code: str) -> Callable[[Document], object]:
-    """Finds a note with this code."""
+    """Return a function that finds a note with a code."""
     return lambda report: next((one for one in report["notes"] if one["code"] == code), None)
 
 
 def report(result: Document) -> None:
-    """Tells whoever started the machine, on a line of its own: the console is everybody's."""
+    """Write a result to the second serial port; the console is shared with the kernel."""
     with RESULTS.open("w") as line:
         line.write(f"{json.dumps(result)}\n")
     print("guest:", result["step"], flush=True)
 
 
-def tell(step: str, cause_s: float, heard: tuple[float, object], **more: object) -> None:
-    at_s, found = heard
-    result = {"step": step, "cause": cause_s, "heard": at_s, "found": found, **more}
+def report_step(step: str, cause_s: float, reported: tuple[float, object], **more: object) -> None:
+    at_s, found = reported
+    result = {"step": step, "cause": cause_s, "reported": at_s, "found": found, **more}
     report(result)
 
 
 def write(path: Path, text: str) -> float:
-    """The moment before it was written."""
+    """Write a file; return the time before the write."""
     now_s = time.monotonic()
     path.write_text(text)
     return now_s
@@ -110,7 +110,7 @@ def write(path: Path, text: str) -> float:
 
 
 def make_pod() -> Path:
-    """A pod's container below kubepods, with every controller, as a kubelet on cgroup v2 makes them."""
+    """Create a container's cgroup below kubepods with every controller, as a kubelet on cgroup v2 does."""
     group = CGROUPS
     for part in ("kubepods", f"pod{POD}", "c" * 64):
         (group / "cgroup.subtree_control").write_text("+cpu +cpuset +memory +hugetlb")
@@ -120,7 +120,7 @@ def make_pod() -> Path:
 
 
 def run_in(group: Path, script: str) -> subprocess.Popen[bytes]:
-    """A Python script in the group."""
+    """Run a Python script in the cgroup."""
     into = f"open({str(group / 'cgroup.procs')!r}, 'w').write('0')\n"
     return subprocess.Popen([sys.executable, "-c", into + script])
 
@@ -133,68 +133,70 @@ def end(process: subprocess.Popen[bytes]) -> None:
 # --- the steps ---------------------------------------------------------------------------------------------
 
 
-def throttled(ears: Ears, group: Path) -> None:
+def throttled(subscriber: ReportSubscriber, group: Path) -> None:
     (group / "cpu.max").write_text("10000 100000")
     cause_s = time.monotonic()
     spinning = run_in(group, "while True: pass")
-    tell("throttled", cause_s, ears.wait(cause_s, note("cgroup.cpu.throttled")))
+    report_step("throttled", cause_s, subscriber.wait(cause_s, note("cgroup.cpu.throttled")))
     end(spinning)
     (group / "cpu.max").write_text("max 100000")
 
 
-def oom_killed(ears: Ears, group: Path) -> None:
+def oom_killed(subscriber: ReportSubscriber, group: Path) -> None:
     (group / "memory.max").write_text(str(64 << 20))
     cause_s = time.monotonic()
     status = run_in(group, "kept = []\nwhile True: kept.append(bytearray(1 << 20))").wait()
-    heard = ears.wait(cause_s, note("cgroup.memory.oom_kill"))
-    tell("oom-killed", cause_s, heard, status=status, events=(group / "memory.events").read_text())
+    reported = subscriber.wait(cause_s, note("cgroup.memory.oom_kill"))
+    report_step("oom-killed", cause_s, reported, status=status, events=(group / "memory.events").read_text())
     (group / "memory.max").write_text("max")
 
 
-def cpu_offline(ears: Ears) -> None:
+def cpu_offline(subscriber: ReportSubscriber) -> None:
     cause_s = write(CPUS / "cpu1/online", "0")
-    tell("cpu-offline", cause_s, ears.wait(cause_s, device("cpu-node1", "cpu.offline")))
+    report_step("cpu-offline", cause_s, subscriber.wait(cause_s, device("cpu-node1", "cpu.offline")))
     cause_s = write(CPUS / "cpu1/online", "1")
-    tell("cpu-online", cause_s, ears.wait(cause_s, device("cpu-node1")))
+    report_step("cpu-online", cause_s, subscriber.wait(cause_s, device("cpu-node1")))
 
 
-def pool_shrunk(ears: Ears, pool: Path) -> None:
+def pool_shrunk(subscriber: ReportSubscriber, pool: Path) -> None:
     cause_s = write(pool, "2")
-    tell(
-        "pool-shrunk", cause_s, ears.wait(cause_s, device("hugepages-2mi-node1", "mem.hugepages.pool_shrunk"))
+    report_step(
+        "pool-shrunk",
+        cause_s,
+        subscriber.wait(cause_s, device("hugepages-2mi-node1", "mem.hugepages.pool_shrunk")),
     )
     cause_s = write(pool, "8")
-    tell("pool-grown", cause_s, ears.wait(cause_s, device("hugepages-2mi-node1")))
+    report_step("pool-grown", cause_s, subscriber.wait(cause_s, device("hugepages-2mi-node1")))
 
 
-def pci_removed(ears: Ears, address: str) -> None:
+def pci_removed(subscriber: ReportSubscriber, address: str) -> None:
     bus = Path("/sys/bus/pci")
     cause_s = write(bus / "devices" / address / "remove", "1")
-    tell("pci-removed", cause_s, ears.wait(cause_s, device("rng-0", "pci.missing")))
+    report_step("pci-removed", cause_s, subscriber.wait(cause_s, device("rng-0", "pci.missing")))
     cause_s = write(bus / "rescan", "1")
-    tell("pci-rescanned", cause_s, ears.wait(cause_s, device("rng-0")))
+    report_step("pci-rescanned", cause_s, subscriber.wait(cause_s, device("rng-0")))
 
 
-def block_offline(ears: Ears) -> None:
-    """A memory block of node 1: the first that the kernel can empty."""
+def block_offline(subscriber: ReportSubscriber) -> None:
+    """Take a memory block of node 1 offline: the first that the kernel can empty."""
     for block in sorted(NODES.glob("node1/memory*"), reverse=True):
         state = block / "state"
         if not state.exists():
             continue
         try:
             cause_s = write(state, "offline")
-        except OSError:  # it holds pages that cannot be moved
+        except OSError:  # the block has pages that cannot be moved
             continue
-        heard = ears.wait(cause_s, device("memory-node1", "mem.blocks.offline"))
-        tell("block-offline", cause_s, heard, block=block.name)
+        reported = subscriber.wait(cause_s, device("memory-node1", "mem.blocks.offline"))
+        report_step("block-offline", cause_s, reported, block=block.name)
         cause_s = write(state, "online_movable")
-        tell("block-online", cause_s, ears.wait(cause_s, device("memory-node1")))
+        report_step("block-online", cause_s, subscriber.wait(cause_s, device("memory-node1")))
         return
-    tell("block-offline", 0.0, (0.0, None), block="none that the kernel could empty")
+    report_step("block-offline", 0.0, (0.0, None), block="none that the kernel could empty")
 
 
-def machine_check(ears: Ears) -> None:
-    """An uncorrected machine check of CPU 0, logged by the kernel as a real one; nothing is interrupted."""
+def machine_check(subscriber: ReportSubscriber) -> None:
+    """Inject an uncorrected machine check of CPU 0, which the kernel logs without an interrupt."""
     inject = DEBUG / "mce-inject"
     # valid, uncorrected, enabled, address valid, action required but not signalled; a cache error
     for name, value in (
@@ -205,12 +207,12 @@ def machine_check(ears: Ears) -> None:
     ):
         (inject / name).write_text(value)
     cause_s = write(inject / "bank", "4")
-    heard = ears.wait(cause_s, device("cpu-node0", "cpu.machine_check"))
-    tell("machine-check", cause_s, heard, log=log_lines("[Hardware Error]"))
+    reported = subscriber.wait(cause_s, device("cpu-node0", "cpu.machine_check"))
+    report_step("machine-check", cause_s, reported, log=log_lines("[Hardware Error]"))
 
 
-def poisoned(ears: Ears) -> None:
-    """A page that a process of ours has, taken out of use as after a memory error."""
+def poisoned(subscriber: ReportSubscriber) -> None:
+    """Poison a page of a process, as after a memory error."""
     script = (
         "import ctypes, mmap, struct, sys, time\n"
         "page = mmap.mmap(-1, 4096); page[0] = 1\n"
@@ -228,16 +230,16 @@ def poisoned(ears: Ears) -> None:
     def find(report: Document) -> object:
         return next((found for name in names if (found := device(name, "mem.poisoned")(report))), None)
 
-    tell("poisoned", cause_s, ears.wait(cause_s, find), log=log_lines("Memory failure"))
+    report_step("poisoned", cause_s, subscriber.wait(cause_s, find), log=log_lines("Memory failure"))
     owner.kill()
 
 
-def read_only(ears: Ears) -> None:
-    """The kernel's line for a filesystem that it no longer writes to, written by hand: not to be believed."""
+def read_only(subscriber: ReportSubscriber) -> None:
+    """Write the kernel's line for a read-only filesystem from user space; the agent must ignore it."""
     cause_s = time.monotonic()
     with Path("/dev/kmsg").open("w") as log:
         log.write("<3>EXT4-fs (vda1): Remounting filesystem read-only\n")
-    tell("not-the-kernels", cause_s, (0.0, None), log=log_lines("EXT4-fs"))
+    report_step("not-the-kernels", cause_s, (0.0, None), log=log_lines("EXT4-fs"))
 
 
 def log_lines(words: str) -> list[str]:
@@ -245,7 +247,7 @@ def log_lines(words: str) -> list[str]:
     return [line for line in text.splitlines() if words in line][-4:]
 
 
-# --- the whole ---------------------------------------------------------------------------------------------
+# --- main --------------------------------------------------------------------------------------------------
 
 
 def declare(address: str) -> None:
@@ -269,28 +271,28 @@ def main() -> None:
     agent = subprocess.Popen([sys.executable, "-m", "agent", "run", *flags])
     while not (RUN / "agent.sock").exists():
         time.sleep(0.1)
-    ears = Ears()
-    first = ears.wait(0.0, lambda report: report if len(report["devices"]) > 4 else None)
-    tell("first", 0.0, first, controllers=(CGROUPS / "cgroup.controllers").read_text().split())
-    read_only(ears)
-    cpu_offline(ears)
-    pool_shrunk(ears, pool)
-    pci_removed(ears, address)
-    block_offline(ears)
-    oom_killed(ears, group)
-    throttled(ears, group)
-    machine_check(ears)
-    poisoned(ears)
+    subscriber = ReportSubscriber()
+    first = subscriber.wait(0.0, lambda report: report if len(report["devices"]) > 4 else None)
+    report_step("first", 0.0, first, controllers=(CGROUPS / "cgroup.controllers").read_text().split())
+    read_only(subscriber)
+    cpu_offline(subscriber)
+    pool_shrunk(subscriber, pool)
+    pci_removed(subscriber, address)
+    block_offline(subscriber)
+    oom_killed(subscriber, group)
+    throttled(subscriber, group)
+    machine_check(subscriber)
+    poisoned(subscriber)
     audits(report)
-    last = ears.wait(time.monotonic() - 1, lambda report: report["notes"])
-    tell("last", 0.0, last)
+    last = subscriber.wait(time.monotonic() - 1, lambda report: report["notes"])
+    report_step("last", 0.0, last)
     agent.send_signal(signal.SIGTERM)
     report({"step": "oops", "found": [*map(str.strip, bad_lines())]})
     report({"step": "end", "status": agent.wait()})
 
 
 def bad_lines() -> list[str]:
-    """What the kernel should not have said, whatever was done to it."""
+    """Return log lines of kernel bugs."""
     return [line for line in log_lines("") if re.search(r"\bBUG:|Oops|general protection", line)]
 
 

@@ -1,6 +1,6 @@
-"""Pods with cgroups of v2 in either naming, and what ``drahealth audit`` says of them. Nothing here judges.
+"""Pods with v2 cgroups in both namings, and the output of ``drahealth audit``, without an evaluation.
 
-Values are written as kubelet, runtime and systemd do, so that the kernel has its say in what is read.
+Values are written as kubelet, runtime and systemd do, so that the kernel rounds and limits them.
 """
 
 import json
@@ -11,8 +11,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from audit_paper import kubectl, running
-from enforce_pods import claim, container, pod_object
+from allocatable_pods import claim, container, pod_object
+from audit_samples import running_status, write_pod_list
 from kubelet_files import DRIVER, checkpoint, device, devices
 from kubelet_files import claim as prepared
 
@@ -39,7 +39,7 @@ def ident_of(name: str) -> str:
 
 
 def audits(report: Callable[[Object], None]) -> None:
-    """Each naming in a tree of its own, and then a container that comes and goes while it is read."""
+    """Audit a tree of each naming, then a container that is created and removed during the reads."""
     pods = write_files()
     for naming in ("cgroupfs", "systemd"):
         flags = ["--pods", pods, "--kubelet-dir", FILES, "--runtime-dir", FILES, "--node-name", "vm"]
@@ -55,13 +55,13 @@ def audits(report: Callable[[Object], None]) -> None:
 
 
 def pod(name: str) -> Object:
-    """Of 200m to 1255m, 64Mi to 100M, and a claim that gives it 1500m, 128Mi, 64Mi in pages, and CPU 1."""
+    """Return a pod: CPU 200m to 1255m, memory 64Mi to 100M, a claim of 1500m, 128Mi, 64Mi pages and CPU 1."""
     made = pod_object(
         container("c1", "cpu=200m memory=64Mi", "cpu=1255m memory=100M", claims=[{"name": "x"}]),
         claims=[claim(f"{name}-cpus", "c1", "cpu=1500m memory=128Mi hugepages-2Mi=64Mi")],
         qosClass="Burstable",
         phase="Running",
-        containerStatuses=[running("c1", ident_of(name))],
+        containerStatuses=[running_status("c1", ident_of(name))],
     )
     made["metadata"] |= {"name": name, "uid": uid_of(name)}
     made["spec"]["containers"][0]["resources"]["claims"] = [{"name": "x"}]
@@ -70,7 +70,7 @@ def pod(name: str) -> Object:
 
 
 def write_files() -> Path:
-    """What kubelet and driver have on disk, and the pods as kubectl writes them."""
+    """Write the files of kubelet and driver, and the pods as kubectl does; return the path of the pods."""
     (FILES / "devices.d").mkdir(parents=True)
     (FILES / f"devices.d/{DRIVER}.toml").write_text(
         'version = 1\npool = "vm"\n[[device]]\nname = "own"\nkind = "cpu"\ncpus = "1"\nexclusive = true\n'
@@ -82,14 +82,14 @@ def write_files() -> Path:
     ]
     (FILES / "dra_manager_state").write_bytes(checkpoint(given))
     (FILES / "cpu_manager_state").write_text('{"policyName":"none","defaultCpuSet":"","checksum":1}')
-    return kubectl(FILES / "pods.json", *map(pod, NAMES))
+    return write_pod_list(FILES / "pods.json", *map(pod, NAMES))
 
 
 # --- cgroups -----------------------------------------------------------------------------------------------
 
 
 def make_tree(naming: str) -> str:
-    """All as promised, but for what is wrong and the container that is gone. Returns the kubelet's root."""
+    """Create the cgroups, correct except for one pod and one missing container; return the kubelet's root."""
     quota = 276_000 if naming == "systemd" else 275_500  # systemd rounds it up
     pages = {"hugetlb.2MB.max": 64 * MIB, "hugetlb.2MB.rsvd.max": 64 * MIB}
     pages |= {"hugetlb.1GB.max": 0, "hugetlb.1GB.rsvd.max": 0}
@@ -118,7 +118,7 @@ def make_tree(naming: str) -> str:
 
 
 def path_of(naming: str, *levels: str) -> Path:
-    """Below kubepods: a class, one of its pods, its container."""
+    """Return the cgroup path of a QoS class, or of a pod or container in the class."""
     parts = [levels[0], *(f"pod{uid_of(name)}" for name in levels[1:2])]
     if naming == "cgroupfs":
         return CGROUPS.joinpath("audit-cgroupfs", "kubepods", *parts, *levels[2:])
@@ -128,7 +128,7 @@ def path_of(naming: str, *levels: str) -> Path:
 
 
 def make_cgroup(at: Path, values: Values) -> None:
-    """With every controller, which all above it must hand on."""
+    """Create a cgroup with every controller, which its parents must delegate."""
     for parent in reversed([one for one in at.parents if one.is_relative_to(CGROUPS)]):
         parent.mkdir(exist_ok=True)
         (parent / "cgroup.subtree_control").write_text(CONTROLLERS)
@@ -145,7 +145,7 @@ def write(at: Path, values: Values) -> None:
 
 
 def read_restless(at: Path) -> dict[str, int]:
-    """How often a cgroup that is made and removed all the time was read as what, as texts that count."""
+    """Count the different results of reading a cgroup that is created and removed repeatedly."""
     done = threading.Event()
 
     def come_and_go() -> None:

@@ -19,10 +19,10 @@ from typing import Final, NamedTuple
 HERE: Final = Path(__file__).resolve().parent
 SCRIPTS: Final = (
     *(HERE / name for name in ("init", "guest.py", "guest_audit.py")),
-    *(HERE.parent / name for name in ("audit_paper.py", "enforce_pods.py", "kubelet_files.py")),
+    *(HERE.parent / name for name in ("audit_samples.py", "allocatable_pods.py", "kubelet_files.py")),
 )
 MODULES: Final = ("mce-inject", "hwpoison-inject")
-"""Of the kernel: what makes hardware errors without broken hardware."""
+"""Kernel modules that inject hardware errors."""
 UNUSED: Final = frozenset(
     {
         "test",
@@ -41,14 +41,14 @@ DISTRIBUTION: Final = "drahealth"
 
 
 class Image(NamedTuple):
-    """What QEMU is given."""
+    """Kernel and initrd for QEMU."""
 
     kernel: Path
     initrd: Path
 
 
 def build(directory: Path) -> Image:
-    """The image, made anew but for the kernel, which is downloaded once."""
+    """Build the image; the kernel is downloaded only once."""
     package = _kernel_package(directory)
     unpacked = directory / "kernel"
     if not unpacked.exists():

@@ -1,7 +1,8 @@
 """The agent in a virtual machine: cgroup v2 with all controllers, two NUMA nodes, injected hardware errors.
 
-One machine is booted, under software emulation, and everything is done to it in one go (guest.py); each test
-here holds one of its results against what the agent should have said. Runs with ``make test-vm`` alone.
+One machine is booted, under software emulation, and guest.py runs all steps in it; each test here compares
+the result of a step with the expected report. ``make test-all`` runs the tests if QEMU is installed;
+``make test-vm`` installs missing packages first.
 """
 
 import json
@@ -19,7 +20,7 @@ BOOT_LIMIT_S: Final = 900
 
 @pytest.fixture(scope="session")
 def results() -> dict[str, dict[str, Any]]:
-    """What each step of the guest found, by step."""
+    """Results of the guest, by step."""
     for program in ("qemu-system-x86_64", "busybox", "cpio", "apt-get"):
         if shutil.which(program) is None:
             pytest.skip(f"no {program}")
@@ -40,60 +41,60 @@ def results() -> dict[str, dict[str, Any]]:
     found = {one["step"]: one for one in map(json.loads, found_file.read_text("utf-8").splitlines())}
     assert "end" in found, f"the guest did not finish; its log is {log}:\n{text[-3000:]}"
     for step, one in found.items():
-        if one.get("heard") and one.get("cause"):
-            print(f"{step}: told after {1000 * (one['heard'] - one['cause']):.0f} ms: {one['found']}")
+        if one.get("reported") and one.get("cause"):
+            print(f"{step}: reported after {1000 * (one['reported'] - one['cause']):.0f} ms: {one['found']}")
     return found
 
 
 def cause_of(results: dict[str, dict[str, Any]], step: str) -> dict[str, Any]:
-    """What was heard in a step."""
+    """Return the finding of a step."""
     found = results[step]["found"]
-    assert found, f"{step}: nothing was heard: {results[step]}"
+    assert found, f"{step}: nothing was reported: {results[step]}"
     return found
 
 
 @pytest.fixture
 def first(results: dict[str, dict[str, Any]]) -> dict[str, Any]:
-    """The first report of the agent."""
+    """First report of the agent."""
     return cause_of(results, "first")
 
 
-def test_a_quiet_machine_is_healthy(first: dict[str, Any]) -> None:
+def test_machine_without_faults_is_healthy(first: dict[str, Any]) -> None:
     devices = {one["name"]: one["health"] for one in first["devices"]}
     expected = {f"{kind}-node{node}" for kind in ("cpu", "memory", "hugepages-2mi") for node in (0, 1)}
     assert {*devices} >= {*expected, "rng-0"}
     assert {*devices.values()} == {"Healthy"}
 
 
-def test_the_machine_is_what_it_should_be(results: dict[str, dict[str, Any]]) -> None:
+def test_machine_has_the_needed_cgroup_controllers(results: dict[str, dict[str, Any]]) -> None:
     assert {"cpu", "cpuset", "memory", "hugetlb"} <= {*results["first"]["controllers"]}
 
 
-def test_a_cpu_that_goes_offline_is_told_and_taken_back(results: dict[str, dict[str, Any]]) -> None:
+def test_offline_cpu_is_reported_and_cleared(results: dict[str, dict[str, Any]]) -> None:
     cause = cause_of(results, "cpu-offline")
     assert (cause["health"], cause["evidence"]) == ("Unhealthy", "CPU 1 offline, online at start: 1")
     assert cause_of(results, "cpu-online")["health"] == "Healthy"
 
 
-def test_a_pool_of_one_node_that_shrinks_is_told_and_taken_back(results: dict[str, dict[str, Any]]) -> None:
+def test_shrunk_pool_of_one_node_is_reported_and_cleared(results: dict[str, dict[str, Any]]) -> None:
     cause = cause_of(results, "pool-shrunk")
     assert (cause["health"], cause["evidence"]) == ("Unhealthy", "2 pages of 2mi, 8 at start")
     assert cause_of(results, "pool-grown")["health"] == "Healthy"
 
 
-def test_a_declared_device_that_leaves_the_bus_is_told_and_taken_back(
+def test_removed_declared_device_is_reported_and_cleared(
     results: dict[str, dict[str, Any]],
 ) -> None:
     assert cause_of(results, "pci-removed")["health"] == "Unhealthy"
     assert cause_of(results, "pci-rescanned")["health"] == "Healthy"
 
 
-def test_a_memory_block_that_goes_offline_is_told_and_taken_back(results: dict[str, dict[str, Any]]) -> None:
+def test_offline_memory_block_is_reported_and_cleared(results: dict[str, dict[str, Any]]) -> None:
     assert cause_of(results, "block-offline")["health"] == "Unhealthy"
     assert cause_of(results, "block-online")["health"] == "Healthy"
 
 
-def test_an_oom_kill_by_a_v2_limit_is_told_of_the_pod(results: dict[str, dict[str, Any]]) -> None:
+def test_oom_kill_by_a_v2_limit_is_reported_for_the_pod(results: dict[str, dict[str, Any]]) -> None:
     note = cause_of(results, "oom-killed")
     assert results["oom-killed"]["status"] == -9
     assert "oom_kill 1" in results["oom-killed"]["events"]
@@ -101,40 +102,38 @@ def test_an_oom_kill_by_a_v2_limit_is_told_of_the_pod(results: dict[str, dict[st
     assert "0f3c1d2e-0000-4000-8000-000000000001" in note["subject"]
 
 
-def test_a_throttled_container_of_v2_is_told(results: dict[str, dict[str, Any]]) -> None:
+def test_throttled_v2_container_is_reported(results: dict[str, dict[str, Any]]) -> None:
     assert "throttled" in cause_of(results, "throttled")["evidence"]
 
 
-def test_a_machine_check_that_the_kernel_logs_is_told_of_its_cpu(results: dict[str, dict[str, Any]]) -> None:
+def test_logged_machine_check_is_reported_for_its_cpu(results: dict[str, dict[str, Any]]) -> None:
     assert results["machine-check"]["log"], "the kernel logged nothing"
     assert cause_of(results, "machine-check")["health"] == "Unhealthy"
 
 
-def test_a_poisoned_page_is_told_of_memory(results: dict[str, dict[str, Any]]) -> None:
+def test_poisoned_page_is_reported_for_memory(results: dict[str, dict[str, Any]]) -> None:
     assert results["poisoned"]["log"], "the kernel logged nothing"
     assert cause_of(results, "poisoned")["health"] == "Unhealthy"
 
 
-def test_a_line_that_user_space_wrote_is_nobodys_fault(results: dict[str, dict[str, Any]]) -> None:
+def test_log_line_from_user_space_is_ignored(results: dict[str, dict[str, Any]]) -> None:
     assert results["not-the-kernels"]["log"], "the line is not in the log"
     assert not any(note["code"] == "node.read_only" for note in results["last"]["found"])
 
 
 @pytest.mark.parametrize("naming", ["cgroupfs", "systemd"])
-def test_an_audit_finds_what_is_wrong_and_nothing_else(
-    results: dict[str, dict[str, Any]], naming: str
-) -> None:
+def test_audit_finds_exactly_the_wrong_values(results: dict[str, dict[str, Any]], naming: str) -> None:
     audit = results[f"audit-{naming}"]
     assert (audit["status"], audit["error"]) == (1, "")
-    told = audit["found"]
-    assert (told["cgroups"]["version"], told["cgroups"]["driver"]) == (2, naming)
-    assert (told["unread"], told["notKnown"]) == ([], [])
-    kept, wrong, gone = told["pods"]
-    assert {one["verdict"] for one in (*kept["knobs"], *told["classes"])} == {"match", "rounded"}
-    assert wrong_of(wrong) == [
+    document = audit["found"]
+    assert (document["cgroups"]["version"], document["cgroups"]["driver"]) == (2, naming)
+    assert (document["unread"], document["notKnown"]) == ([], [])
+    kept, wrong, vanished = document["pods"]
+    assert {one["verdict"] for one in (*kept["knobs"], *document["classes"])} == {"match", "rounded"}
+    assert mismatches(wrong) == [
         ("", "cpu.weight", "lower"),
         ("", "memory.max", "unlimited"),
-        ("", "hugetlb.1GB.rsvd.max", "parent-tighter"),  # than its container, which has too much
+        ("", "hugetlb.1GB.rsvd.max", "parent-tighter"),  # tighter than its container, whose limit is too high
         ("c1", "cpu.max", "lower"),
         ("c1", "memory.max", "lower"),
         ("c1", "hugetlb.2MB.max", "lower"),
@@ -142,25 +141,25 @@ def test_an_audit_finds_what_is_wrong_and_nothing_else(
         ("c1", "cpuset.cpus", "higher"),
         ("c1", "cpuset.cpus.effective", "higher"),
     ]
-    assert {(container, verdict) for container, _, verdict in wrong_of(gone)} == {("c1", "vanished")}
+    assert {(container, verdict) for container, _, verdict in mismatches(vanished)} == {("c1", "vanished")}
 
 
-def wrong_of(pod: dict[str, Any]) -> list[tuple[str, str, str]]:
-    """What does not match: container, file, verdict."""
+def mismatches(pod: dict[str, Any]) -> list[tuple[str, str, str]]:
+    """Return container, file and verdict of each value that does not match."""
     fine = {"match", "rounded"}
     return [
         (one["container"], one["file"], one["verdict"]) for one in pod["knobs"] if one["verdict"] not in fine
     ]
 
 
-def test_a_cgroup_that_comes_and_goes_is_whole_or_gone(results: dict[str, dict[str, Any]]) -> None:
+def test_recreated_cgroup_is_read_completely_or_not_at_all(results: dict[str, dict[str, Any]]) -> None:
     whole = f"(100, {2**64 - 1}, {2**64 - 1}, {2**64 - 1})"
     seen = results["audit-restless"]["found"]
     assert {*seen} <= {whole, "None"}
     assert len(seen) == 2
 
 
-def test_the_agent_ends_well_and_the_kernel_has_nothing_to_complain_of(
+def test_agent_exits_0_and_the_kernel_logged_no_bug(
     results: dict[str, dict[str, Any]],
 ) -> None:
     assert results["end"]["status"] == 0

@@ -1,1 +1,1 @@
-"""Peers for the tests of what goes over a socket: clients and servers that are not our own code."""
+"""Independent clients and servers for tests of what goes over a socket."""

@@ -1,4 +1,4 @@
-"""Stands in for a driver behind its plugin service: prepares as it is told, and says what it was asked."""
+"""Fake claim handler behind a plugin service: prepares as configured, and records its calls."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -8,85 +8,85 @@ from pathlib import Path
 from agent.model.claim import Claim, ClaimRef
 from agent.model.prepare import PrepareVerdict
 from agent.model.report import Report
-from agent.prepare.classify import Context, classify
+from agent.prepare.classify import Context
+from agent.prepare.classify import classify as classify_error
 from agent.prepare.errors import PrepareError
-from agent.prepare.message import text
-from agent.prepare.wire import WireMode
-from agent.serve.dra_plugin.in_flight import Kind
-from agent.serve.dra_plugin.paths import PluginPaths, plugin_paths
-from agent.serve.dra_plugin.result import PreparedDevice
-from agent.serve.dra_plugin.server import Plugin
+from agent.prepare.message import kubelet_text
+from agent.serve.dra_plugin.in_flight import RunKind
+from agent.serve.dra_plugin.result import PreparedDevice, WireMode
+from agent.serve.dra_plugin.server import InstanceServer
+from agent.serve.dra_plugin.sockets import PluginPaths, plugin_paths
 from agent.system.threads.latest import Latest
-from agent.system.threads.loop_thread import IoThread
-from wire.serving import InThread
+from agent.system.threads.loop_thread import AsyncioThread
+from wire.serving import ServerThread
 
 DRIVER = "gpu.example.com"
 
-Behaviour = Callable[[Kind, ClaimRef], Awaitable[tuple[PreparedDevice, ...]]]
+Behaviour = Callable[[RunKind, ClaimRef], Awaitable[tuple[PreparedDevice, ...]]]
 
 
-class Claims:
-    """Answers with one device that is called like the claim, unless told otherwise."""
+class FakeClaimHandler:
+    """Handler that answers with one device of the claim's name, unless configured otherwise."""
 
     def __init__(self) -> None:
-        self.asked: list[tuple[str, str]] = []
-        """Kind and name, in order."""
-        self.ended: list[tuple[str, str]] = []
-        self.at_once = 0
-        """How many were under way together, at most."""
+        self.calls: list[tuple[str, str]] = []
+        """Kind and name of each call, in order."""
+        self.finished: list[tuple[str, str]] = []
+        self.maximum_running = 0
+        """Maximum of concurrent calls."""
         self.behaviour: dict[str, Behaviour] = {}
-        """By the claim's name."""
-        self.refuses = ""
+        """Functions that handle claims, by the claim's name."""
+        self.unavailable = ""
         self._running = 0
 
-    async def run(self, kind: Kind, ref: ClaimRef, until_s: float) -> tuple[PreparedDevice, ...]:
-        """Does what it was told for the claim."""
-        self.asked.append((str(kind), ref.name))
+    async def run(self, kind: RunKind, ref: ClaimRef, until_s: float) -> tuple[PreparedDevice, ...]:
+        """Handle a claim as configured."""
+        self.calls.append((str(kind), ref.name))
         self._running += 1
-        self.at_once = max(self.at_once, self._running)
+        self.maximum_running = max(self.maximum_running, self._running)
         try:
             behaviour = self.behaviour.get(ref.name)
-            await asyncio.sleep(0)  # whoever may run beside it does
+            await asyncio.sleep(0)  # lets concurrent calls run
             if behaviour is not None:
                 return await behaviour(kind, ref)
-            if kind is Kind.UNPREPARE:
+            if kind is RunKind.UNPREPARE:
                 return ()
             return (PreparedDevice(("r",), "pool", ref.name, (f"example.com/gpu={ref.uid}",)),)
         finally:
             self._running -= 1
-            self.ended.append((str(kind), ref.name))
+            self.finished.append((str(kind), ref.name))
 
     def fail(self, name: str, error: Exception) -> None:
-        """That claim fails, as a driver that raises this."""
+        """Make a claim fail like a driver that raises `error`."""
 
-        async def behave(kind: Kind, ref: ClaimRef) -> tuple[PreparedDevice, ...]:
-            verdict = self.judge(ref, error)
-            raise PrepareError(verdict, text(verdict))
+        async def handle(kind: RunKind, ref: ClaimRef) -> tuple[PreparedDevice, ...]:
+            verdict = self.classify(ref, error)
+            raise PrepareError(verdict, kubelet_text(verdict))
 
-        self.behaviour[name] = behave
+        self.behaviour[name] = handle
 
     def hold(self, name: str) -> "Future[None]":
-        """That claim takes until the future has a result."""
+        """Make a claim take until the future has a result."""
         held: Future[None] = Future()
 
-        async def behave(kind: Kind, ref: ClaimRef) -> tuple[PreparedDevice, ...]:
+        async def handle(kind: RunKind, ref: ClaimRef) -> tuple[PreparedDevice, ...]:
             await asyncio.shield(asyncio.wrap_future(held))
-            return () if kind is Kind.UNPREPARE else (PreparedDevice((), "pool", ref.name),)
+            return () if kind is RunKind.UNPREPARE else (PreparedDevice((), "pool", ref.name),)
 
-        self.behaviour[name] = behave
+        self.behaviour[name] = handle
         return held
 
-    def judge(self, ref: ClaimRef, error: Exception) -> PrepareVerdict:
-        """As the desk does, knowing of no device."""
-        return classify(error, Context(Claim(*ref), {}))
+    def classify(self, ref: ClaimRef, error: Exception) -> PrepareVerdict:
+        """Classify like the PrepareTracker without findings."""
+        return classify_error(error, Context(Claim(*ref), {}))
 
-    def refusal(self) -> str:
-        """Why it takes nothing now."""
-        return self.refuses
+    def unavailable_reason(self) -> str:
+        """Return why no call is accepted now."""
+        return self.unavailable
 
 
-class Serving(InThread):
-    """A driver's sockets."""
+class Serving(ServerThread):
+    """Server of a driver's sockets."""
 
     def __init__(
         self,
@@ -96,11 +96,11 @@ class Serving(InThread):
         wire: WireMode = WireMode.NONE,
     ) -> None:
         (kubelet_dir / "plugins_registry").mkdir(parents=True, exist_ok=True)
-        self.claims = Claims()
+        self.claims = FakeClaimHandler()
         self.latest: Latest[Report] = Latest()
         self.failures = []
         self.paths: PluginPaths = plugin_paths(DRIVER, kubelet_dir=kubelet_dir, pod_uid=pod_uid)
-        self.plugin = Plugin(
+        self.plugin = InstanceServer(
             self.latest,
             self.claims,
             driver=DRIVER,
@@ -108,4 +108,4 @@ class Serving(InThread):
             pod_uid=pod_uid,
             wire=wire,
         )
-        self.thread = IoThread(self.plugin.run, on_failure=self.failures.append)
+        self.thread = AsyncioThread(self.plugin.run, on_failure=self.failures.append)

@@ -1,4 +1,4 @@
-"""Google's protobuf and gRPC, as an independent opinion. Messages are made from ``proto/`` at run time."""
+"""Google's protobuf and gRPC as independent implementation. Messages are made from ``proto/`` at run time."""
 
 import queue
 import tempfile
@@ -29,29 +29,29 @@ FILES = {
 
 @cache
 def described() -> Mapping[str, FileDescriptor]:
-    """Each of our APIs by its package, one of two by its service, all in one pool as a program has them."""
+    """Return the descriptors of our APIs by package (one by its service), in one pool as in a program."""
     with tempfile.TemporaryDirectory() as directory:
         out = Path(directory) / "descriptors"
         arguments = ["protoc", f"--proto_path={PROTO}", f"--descriptor_set_out={out}", *FILES.values()]
         if protoc.main(arguments) != 0:
             raise ValueError("protoc refused our own files")
-        found = descriptor_pb2.FileDescriptorSet.FromString(out.read_bytes())
+        files = descriptor_pb2.FileDescriptorSet.FromString(out.read_bytes())
     pool = descriptor_pool.DescriptorPool()
-    for file in found.file:
+    for file in files.file:
         pool.Add(file)
     return {package: pool.FindFileByName(name) for package, name in FILES.items()}
 
 
 @cache
 def message_class(package: str, name: str) -> Any:
-    """The message class ``name`` of a package."""
+    """Return the message class ``name`` of a package."""
     return message_factory.GetMessageClass(described()[package].message_types_by_name[name])
 
 
 class Watcher:
-    """Reads a server stream in a thread of its own, as grpcio does it.
+    """Reader of a server stream in its own thread, by grpcio.
 
-    On a connection of its own, unless ``shared``: then on one for all watchers of that socket.
+    On its own connection, unless ``shared``: then on one for all watchers of that socket.
     """
 
     def __init__(
@@ -77,15 +77,15 @@ class Watcher:
         self._thread.join()
         self._channel.close()
 
-    def opened(self) -> None:
-        """Returns when the server has accepted the call."""
+    def wait_opened(self) -> None:
+        """Wait until the server has accepted the call."""
         self._call.initial_metadata()
 
     def next(self, timeout_s: float = PATIENCE_S) -> Any:
-        """The next message.
+        """Return the next message.
 
         Raises:
-            grpc.RpcError: the stream has ended; with its status.
+            grpc.RpcError: The stream has ended; has its status.
         """
         item = self._queue.get(timeout=timeout_s)
         if isinstance(item, grpc.RpcError):
@@ -93,7 +93,7 @@ class Watcher:
         return item
 
     def pending(self) -> int:
-        """How many messages have come that nobody has asked for."""
+        """Return the number of received messages that no call of next() has returned."""
         return self._queue.qsize()
 
     def _read(self) -> None:
@@ -105,7 +105,7 @@ class Watcher:
 
 
 def watch_health(socket: Path, version: str = "v1", *, shared: bool = False) -> Watcher:
-    """A kubelet of that version."""
+    """Open a health stream as a kubelet of that version."""
     return Watcher(
         socket,
         f"/{version}.DRAResourceHealth/NodeWatchResources",
@@ -116,5 +116,5 @@ def watch_health(socket: Path, version: str = "v1", *, shared: bool = False) -> 
 
 
 def names(response: Any) -> list[str]:
-    """The names of the devices in a health list."""
+    """Return the names of the devices in a health list."""
     return [entry.device.device_name for entry in response.devices]

@@ -26,36 +26,36 @@ MIB = 1 << 20
 
 @cache
 def _pool() -> descriptor_pool.DescriptorPool:
-    """One of its own: several of the kubelet's APIs are called v1."""
+    """Return the descriptors in their own pool: several of the kubelet's APIs are called v1."""
     with tempfile.TemporaryDirectory() as directory:
         out = Path(directory) / "descriptors"
         arguments = ["protoc", f"--proto_path={PROTOS}", f"--descriptor_set_out={out}", *FILES.values()]
         if protoc.main(arguments) != 0:
             raise ValueError("protoc refused the tests' own files")
-        found = descriptor_pb2.FileDescriptorSet.FromString(out.read_bytes())
+        message = descriptor_pb2.FileDescriptorSet.FromString(out.read_bytes())
     pool = descriptor_pool.DescriptorPool()
-    for file in found.file:
+    for file in message.file:
         pool.Add(file)
     return pool
 
 
 @cache
 def message_class(package: str, name: str) -> Any:
-    """The message class ``name`` of a package."""
+    """Return the message class ``name`` of a package."""
     file = _pool().FindFileByName(FILES[package])
     return message_factory.GetMessageClass(file.message_types_by_name[name])
 
 
-# --- what they tell ----------------------------------------------------------------------------------------
+# --- messages -----------------------------------------------------------------------------------------------
 
 
 def listed_pods(*pods: Any) -> Any:
-    """A ListPodResourcesResponse."""
+    """Return a ListPodResourcesResponse."""
     return message_class("v1", "ListPodResourcesResponse")(pod_resources=pods)
 
 
 def listed_pod(name: str, *containers: Any, namespace: str = "team-a") -> Any:
-    """A pod in podresources, with all else that may be there."""
+    """Return a pod of podresources, with other fields that it may have."""
     pod = message_class("v1", "PodResources")(
         name=name, namespace=namespace, containers=containers, cpu_ids=[0, 300]
     )
@@ -64,7 +64,7 @@ def listed_pod(name: str, *containers: Any, namespace: str = "team-a") -> Any:
 
 
 def listed_container(name: str, *claims: Any) -> Any:
-    """A container of one."""
+    """Return a container of podresources."""
     container = message_class("v1", "ContainerResources")(name=name, cpu_ids=[1], dynamic_resources=claims)
     container.devices.add(resource_name="example.com/old", device_ids=["a", "b"])
     return container
@@ -78,50 +78,58 @@ def listed_claim(
     namespace: str = "team-a",
     share: str | None = None,
 ) -> Any:
-    """A claim of a container. Its devices' CDI ids pile up, as with the kubelet."""
+    """Return a claim of a container. Each device also has the CDI ids of those before it, as with the
+    kubelet.
+    """
     claim = message_class("v1", "DynamicResource")(claim_name=name, claim_namespace=namespace)
     for number, device in enumerate(devices, start=1):
-        one = claim.claim_resources.add(
+        item = claim.claim_resources.add(
             driver_name=driver, pool_name=pool, device_name=device, share_id=share
         )
-        for before in devices[:number]:
-            one.cdi_devices.add(name=f"example.com/gpu={before}")
+        for earlier in devices[:number]:
+            item.cdi_devices.add(name=f"example.com/gpu={earlier}")
     return claim
 
 
 def pod(
     uid: str, name: str = "", *, claims: Sequence[str] = (), phase: str = "Running", size: int = 0
 ) -> bytes:
-    """A v1.Pod whose only container uses these claims; with that many bytes of what nobody reads."""
-    found = message_class("core", "Pod")()
-    found.metadata.name, found.metadata.namespace, found.metadata.uid = name or f"pod-{uid}", "team-a", uid
-    found.spec.nodeName, found.status.phase = "node-1", phase
-    found.status.message = "x" * size
-    container = found.spec.containers.add(name="main", image="")
+    """Return a v1.Pod whose only container uses these claims, with `size` bytes in a field that is not
+    read.
+    """
+    message = message_class("core", "Pod")()
+    message.metadata.name, message.metadata.namespace, message.metadata.uid = (
+        name or f"pod-{uid}",
+        "team-a",
+        uid,
+    )
+    message.spec.nodeName, message.status.phase = "node-1", phase
+    message.status.message = "x" * size
+    container = message.spec.containers.add(name="main", image="")
     for number, claim in enumerate(claims):
-        found.spec.resourceClaims.add(name=f"c-{number}", resourceClaimName=claim)
+        message.spec.resourceClaims.add(name=f"c-{number}", resourceClaimName=claim)
         container.resources.claims.add(name=f"c-{number}")
-    return bytes(found.SerializeToString())
+    return bytes(message.SerializeToString())
 
 
 def event(kind: str, data: bytes = b"") -> Any:
-    """A WatchPodsEvent."""
-    made = message_class("v1alpha1", "WatchPodsEvent")
-    return made(type=kind, pod=data)
+    """Return a WatchPodsEvent."""
+    event_class = message_class("v1alpha1", "WatchPodsEvent")
+    return event_class(type=kind, pod=data)
 
 
-def gone(uid: str) -> Any:
-    """That a pod is gone: of it there are only names and UID."""
-    found = message_class("core", "Pod")()
-    found.metadata.name, found.metadata.namespace, found.metadata.uid = f"pod-{uid}", "team-a", uid
-    return event("DELETED", found.SerializeToString())
+def deleted(uid: str) -> Any:
+    """Return the event of a deleted pod, which has only names and UID."""
+    message = message_class("core", "Pod")()
+    message.metadata.name, message.metadata.namespace, message.metadata.uid = f"pod-{uid}", "team-a", uid
+    return event("DELETED", message.SerializeToString())
 
 
-# --- who tells it ------------------------------------------------------------------------------------------
+# --- servers ------------------------------------------------------------------------------------------------
 
 
-class Refuse(Exception):
-    """Instead of an answer, or of the next event."""
+class RefuseCall(Exception):
+    """Error that replaces an answer or the next event."""
 
     def __init__(self, status: grpc.StatusCode, text: str = "") -> None:
         super().__init__(text)
@@ -129,13 +137,13 @@ class Refuse(Exception):
         self.text = text
 
 
-RATE_LIMIT = Refuse(grpc.StatusCode.RESOURCE_EXHAUSTED, "rejected by rate limit")
-SLOW_CLIENT = Refuse(grpc.StatusCode.RESOURCE_EXHAUSTED, "watch client channel closed")
-STARTING = Refuse(grpc.StatusCode.FAILED_PRECONDITION, "Kubelet is initializing")
+RATE_LIMIT = RefuseCall(grpc.StatusCode.RESOURCE_EXHAUSTED, "rejected by rate limit")
+SLOW_CLIENT = RefuseCall(grpc.StatusCode.RESOURCE_EXHAUSTED, "watch client channel closed")
+STARTING = RefuseCall(grpc.StatusCode.FAILED_PRECONDITION, "Kubelet is initializing")
 
 
-class Api:
-    """A server on a unix socket; leaving stops it."""
+class FakeApi:
+    """Server on a unix socket, which stops when its context ends."""
 
     def __init__(self, socket: Path) -> None:
         self.socket = socket
@@ -156,8 +164,8 @@ class Api:
         self._server.stop(None).wait()
 
 
-class ListingApi(Api):
-    """One call, answered by a function; it may raise :class:`Refuse`."""
+class ListingApi(FakeApi):
+    """Server of one call, answered by a function that may raise :class:`RefuseCall`."""
 
     def __init__(self, socket: Path, method: str, answer: Callable[[], Any]) -> None:
         self.calls = 0
@@ -178,12 +186,12 @@ class ListingApi(Api):
         self.calls += 1
         try:
             return self._answer()
-        except Refuse as error:
+        except RefuseCall as error:
             context.abort(error.status, error.text)
 
 
-class WatchApi(Api):
-    """The pods API's watch. Each stream gets what :meth:`say` is told, until it is told to end."""
+class WatchApi(FakeApi):
+    """Server of the pods API's watch. Each stream sends the events that a test puts into its queue."""
 
     def __init__(self, socket: Path) -> None:
         self.streams: queue.Queue[queue.Queue[Any]] = queue.Queue()
@@ -191,7 +199,9 @@ class WatchApi(Api):
         super().__init__(socket)
 
     def stream(self, timeout_s: float = PATIENCE_S) -> "queue.Queue[Any]":
-        """The next stream that somebody opens: what is put into it is sent; a :class:`Refuse` ends it."""
+        """Return the queue of the next stream that a client opens: its items are sent; a
+        :class:`RefuseCall` ends it.
+        """
         return self.streams.get(timeout=timeout_s)
 
     def __exit__(self, *args: Any) -> None:
@@ -201,18 +211,18 @@ class WatchApi(Api):
     def _handlers(self) -> Any:
         request = message_class("v1alpha1", "WatchPodsRequest")
         handler = grpc.unary_stream_rpc_method_handler(
-            self._watch, request.FromString, lambda one: one.SerializeToString()
+            self._watch, request.FromString, lambda item: item.SerializeToString()
         )
         return grpc.method_handlers_generic_handler("v1alpha1.Pods", {"WatchPods": handler})
 
     def _watch(self, request: Any, context: grpc.ServicerContext) -> Iterator[Any]:
-        mine: queue.Queue[Any] = queue.Queue()
-        self.streams.put(mine)
+        events: queue.Queue[Any] = queue.Queue()
+        self.streams.put(events)
         while context.is_active() and not self._stopped.is_set():
             try:
-                one = mine.get(timeout=0.02)
+                item = events.get(timeout=0.02)
             except queue.Empty:
                 continue
-            if isinstance(one, Refuse):
-                context.abort(one.status, one.text)
-            yield one
+            if isinstance(item, RefuseCall):
+                context.abort(item.status, item.text)
+            yield item

@@ -1,4 +1,4 @@
-"""A driver's calls of ``DriverLink``, by Google's gRPC and protobuf, and what stands in for the agent."""
+"""Driver that calls ``DriverLink`` by Google's gRPC and protobuf, and a fake handler for the agent."""
 
 import threading
 from collections.abc import Sequence
@@ -16,139 +16,141 @@ from agent.model.taint import Taints
 from agent.prepare.classify import Context, classify, classify_evidence
 from agent.prepare.errors import BadConfig
 from agent.prepare.evidence import Evidence
-from agent.serve.driver_link.service import HandlerGone, Link, Row, Synced
+from agent.serve.driver_link.types import ClaimResult, DeviceDeclaration, DriverLinkHandler, SyncResult
 from agent.serve.servers import Servers
 from agent.system.threads.latest import Latest
-from agent.system.threads.loop_thread import IoThread
+from agent.system.threads.loop_thread import AsyncioThread
 from wire.google import Watcher, described, message_class
-from wire.serving import DRIVER, InThread, device, report
+from wire.serving import DRIVER, ServerThread, device, report
 
 API = "drahealth.v1.DriverLink"
-METHODS = {one.name: one for one in described()[API].services_by_name["DriverLink"].methods}
+METHODS = {item.name: item for item in described()[API].services_by_name["DriverLink"].methods}
 
 
 def message(kind: str, /, **fields: Any) -> Any:
-    """A message of the API."""
+    """Return a message of the API."""
     return message_class(API, kind)(**fields)
 
 
 def claim(uid: str = "u", *devices: str, **fields: Any) -> Any:
-    """A claim in the namespace ``ns``, called as its uid."""
+    """Return a claim in the namespace ``ns`` whose name is its uid."""
     return message(
         "PrepareClaim",
         namespace="ns",
         name=uid,
         uid=uid,
-        devices=[message("ClaimedDevice", request="r", pool="p", device=one) for one in devices],
+        devices=[message("ClaimedDevice", request="r", pool="p", device=item) for item in devices],
         **fields,
     )
 
 
-class RecordingLink:
-    """Says yes to everything, unless told otherwise, and keeps what it was asked."""
+class RecordingHandler:
+    """Handler that accepts everything, unless configured otherwise, and records its calls."""
 
     def __init__(self) -> None:
-        self.asked: list[tuple[str, Any]] = []
-        """Method and what was given, in order."""
+        self.calls: list[tuple[str, Any]] = []
+        """Method and arguments of each call, in order."""
         self.threads: list[str] = []
-        """In which each was done."""
-        self.fails: dict[str, BaseException] = {}
-        """By method: what it raises."""
-        self.held: dict[str, threading.Event] = {}
-        """By method: what it waits for."""
-        self.against: set[str] = set()
-        """Uids that something is known against."""
+        """Name of the thread of each call."""
+        self.errors: dict[str, BaseException] = {}
+        """Exception to raise, by method."""
+        self.holds: dict[str, threading.Event] = {}
+        """Event to wait for, by method."""
+        self.blocked_uids: set[str] = set()
+        """Uids of claims that must not be prepared."""
         self.newest: Latest[Taints] = Latest()
 
     def hold(self, method: str) -> threading.Event:
-        """That method takes until the event is set, or the server is left."""
-        return self.held.setdefault(method, threading.Event())
+        """Make a method block until the event is set, or the server ends."""
+        return self.holds.setdefault(method, threading.Event())
 
-    def let_go(self) -> None:
-        """Nothing takes long any more."""
-        for held in self.held.values():
-            held.set()
+    def release_all(self) -> None:
+        """End all waits."""
+        for holds in self.holds.values():
+            holds.set()
 
-    def sync(self, rows: Sequence[Row]) -> Synced:
-        """Declares."""
-        self._ask("sync", list(rows))
-        return Synced(len(rows), judged=True)
+    def sync(self, rows: Sequence[DeviceDeclaration]) -> SyncResult:
+        """Record the declaration."""
+        self._record("sync", list(rows))
+        return SyncResult(len(rows), evaluated=True)
 
     def check(self, claims: Sequence[Claim]) -> list[PrepareVerdict | None]:
-        """What is known."""
-        self._ask("check", list(claims))
-        wrong = BadConfig("no such mode")
-        return [classify(wrong, Context(one, {})) if one.uid in self.against else None for one in claims]
+        """Return a verdict on each blocked claim."""
+        self._record("check", list(claims))
+        error = BadConfig("no such mode")
+        return [
+            classify(error, Context(item, {})) if item.uid in self.blocked_uids else None for item in claims
+        ]
 
     def classify(self, claim: Claim, evidence: Sequence[Evidence]) -> PrepareVerdict:
-        """As the desk does, knowing of no device."""
-        self._ask("classify", (claim, tuple(evidence)))
+        """Classify like the PrepareTracker without findings."""
+        self._record("classify", (claim, tuple(evidence)))
         return classify_evidence(evidence, Context(claim, {}))
 
-    def prepared(self, ended: Sequence[HandlerGone]) -> list[PrepareVerdict | None]:
-        """Likewise."""
-        return self._ended("prepared", ended)
+    def prepared(self, results: Sequence[ClaimResult]) -> list[PrepareVerdict | None]:
+        """Record the results."""
+        return self._classify_all("prepared", results)
 
-    def unprepared(self, ended: Sequence[HandlerGone]) -> list[PrepareVerdict | None]:
-        """Likewise."""
-        return self._ended("unprepared", ended)
+    def unprepared(self, results: Sequence[ClaimResult]) -> list[PrepareVerdict | None]:
+        """Record the results."""
+        return self._classify_all("unprepared", results)
 
     @property
     def taints(self) -> Latest[Taints]:
-        """What the test publishes."""
-        self._ask("taints", None)
+        """Taints that the test publishes."""
+        self._record("taints", None)
         return self.newest
 
-    def _ended(self, method: str, ended: Sequence[HandlerGone]) -> list[PrepareVerdict | None]:
-        self._ask(method, list(ended))
+    def _classify_all(self, method: str, results: Sequence[ClaimResult]) -> list[PrepareVerdict | None]:
+        self._record(method, list(results))
         return [
-            None if one.evidence is None else classify_evidence(one.evidence, Context(one.claim, {}))
-            for one in ended
+            None if item.evidence is None else classify_evidence(item.evidence, Context(item.claim, {}))
+            for item in results
         ]
 
-    def _ask(self, method: str, given: Any) -> None:
-        self.asked.append((method, given))
+    def _record(self, method: str, given: Any) -> None:
+        self.calls.append((method, given))
         self.threads.append(threading.current_thread().name)
-        if method in self.held:
-            self.held[method].wait()
-        if method in self.fails:
-            raise self.fails[method]
+        if method in self.holds:
+            self.holds[method].wait()
+        if method in self.errors:
+            raise self.errors[method]
 
 
-class Serving(InThread):
-    """The agent's sockets, one driver's link among them."""
+class Serving(ServerThread):
+    """Server of the agent's sockets with one driver's link."""
 
     def __init__(self, runtime_dir: Path) -> None:
-        self.link = RecordingLink()
+        self.handler = RecordingHandler()
         self.opened: list[str] = []
         self.open_fails: list[Exception] = []
         self.latest: Latest[Report] = Latest()
         self.failures = []
         self.servers = Servers(
-            self.latest, runtime_dir=runtime_dir, drivers=[DRIVER], version="9.9.9", link=self._open
+            self.latest, runtime_dir=runtime_dir, drivers=[DRIVER], version="9.9.9", open_handler=self._open
         )
         self.socket, self.agent = self.servers.paths
-        self.thread = IoThread(self.servers.run, on_failure=self.failures.append)
+        self.thread = AsyncioThread(self.servers.run, on_failure=self.failures.append)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.link.let_go()
+        self.handler.release_all()
         super().__exit__(kind, error, trace)
 
     def publish(self, second: int) -> None:
-        """A report of one device, verified in that second."""
+        """Publish a report of one device, verified in that second."""
         self.latest.publish(report([device(verified=second)], second=second))
 
-    def _open(self, driver: str) -> Link:
+    def _open(self, driver: str) -> DriverLinkHandler:
         self.opened.append(f"{driver} in {threading.current_thread().name.rstrip('0123456789')}")
         if self.open_fails:
             raise self.open_fails.pop()
-        return self.link
+        return self.handler
 
 
 class Driver:
-    """Calls the agent as a driver does."""
+    """Client that calls the agent as a driver does."""
 
     def __init__(self, socket: Path) -> None:
         self.socket = socket
@@ -163,26 +165,26 @@ class Driver:
         self._channel.close()
 
     def call(self, method: str, **fields: Any) -> Any:
-        """The reply. Raises grpc.RpcError."""
-        return self.soon(method, **fields).result()
+        """Return the reply. Raises grpc.RpcError."""
+        return self.call_async(method, **fields).result()
 
-    def soon(self, method: str, timeout_s: float = PATIENCE_S, **fields: Any) -> Any:
-        """The same, as a grpc.Future."""
-        of = METHODS[method]
+    def call_async(self, method: str, timeout_s: float = PATIENCE_S, **fields: Any) -> Any:
+        """Return the reply as a grpc.Future."""
+        descriptor = METHODS[method]
         call = self._channel.unary_unary(
             f"/{API}/{method}",
             request_serializer=lambda request: request.SerializeToString(),
-            response_deserializer=message_class(API, of.output_type.name).FromString,
+            response_deserializer=message_class(API, descriptor.output_type.name).FromString,
         )
-        return call.future(message(of.input_type.name, **fields), timeout=timeout_s)
+        return call.future(message(descriptor.input_type.name, **fields), timeout=timeout_s)
 
     def raw(self, method: str, data: bytes) -> bytes:
-        """Sends bytes as a request; returns those of the answer."""
+        """Send bytes as a request; return the bytes of the answer."""
         answer: bytes = self._channel.unary_unary(f"/{API}/{method}")(data, timeout=PATIENCE_S)
         return answer
 
     def watch(self) -> Watcher:
-        """The stream of taints."""
+        """Open the stream of taints."""
         return Watcher(
             self.socket,
             f"/{API}/WatchTaints",

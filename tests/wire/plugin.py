@@ -1,4 +1,4 @@
-"""A kubelet's calls to a DRA driver: Google's gRPC and protobuf, as an independent opinion."""
+"""Kubelet's calls to a DRA driver, by Google's gRPC and protobuf as independent implementation."""
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -15,21 +15,22 @@ DRA = "k8s.io.kubelet.pkg.apis.dra"
 REGISTRATION = "/pluginregistration.Registration"
 
 CALL_S = 30.0
-"""A call's deadline; what fails for the moment is tried again until shortly before it."""
+"""Deadline of a call; transient failures are retried until shortly before it."""
 SHORT_S = 4.0
-"""A deadline for who waits in vain. Half of it is the plugin's to answer in, also on a busy machine."""
+"""Deadline of a call that is expected to time out. The plugin answers in half of it, also on a busy
+machine."""
 
-Ref = tuple[str, str, str]
+ClaimRef = tuple[str, str, str]
 """Namespace, name and uid."""
 
 
-def claim(name: str = "c", *, namespace: str = "ns", uid: str = "") -> Ref:
-    """A claim whose uid follows from its name, unless another is given."""
+def claim(name: str = "c", *, namespace: str = "ns", uid: str = "") -> ClaimRef:
+    """Return a claim whose uid follows from its name, unless another is given."""
     return (namespace, name, uid or f"uid-{name}")
 
 
 class Kubelet:
-    """One connection to one socket."""
+    """Kubelet with one connection to one socket."""
 
     def __init__(self, socket: Path) -> None:
         self._channel = grpc.insecure_channel(f"unix:{socket}", [("grpc.use_local_subchannel_pool", 1)])
@@ -42,42 +43,44 @@ class Kubelet:
     ) -> None:
         self._channel.close()
 
-    def prepare(self, *claims: Ref, version: str = "v1", timeout_s: float = CALL_S) -> Mapping[str, Any]:
-        """The answers by uid. Raises grpc.RpcError."""
+    def prepare(self, *claims: ClaimRef, version: str = "v1", timeout_s: float = CALL_S) -> Mapping[str, Any]:
+        """Return the answers by uid. Raises grpc.RpcError."""
         return self._claims("NodePrepareResources", claims, version, timeout_s)
 
-    def unprepare(self, *claims: Ref, version: str = "v1", timeout_s: float = CALL_S) -> Mapping[str, Any]:
-        """The answers by uid. Raises grpc.RpcError."""
+    def unprepare(
+        self, *claims: ClaimRef, version: str = "v1", timeout_s: float = CALL_S
+    ) -> Mapping[str, Any]:
+        """Return the answers by uid. Raises grpc.RpcError."""
         return self._claims("NodeUnprepareResources", claims, version, timeout_s)
 
-    def prepare_soon(self, *claims: Ref, timeout_s: float = CALL_S) -> Any:
-        """The same, as a grpc.Future of the whole response."""
+    def prepare_async(self, *claims: ClaimRef, timeout_s: float = CALL_S) -> Any:
+        """Return the whole response as a grpc.Future."""
         method = "NodePrepareResources"
         request, call = self._call(f"{DRA}.v1", f"/{DRA}.v1.DRAPlugin/{method}", method)
         _fill(request, claims)
         return call.future(request, timeout=timeout_s)
 
     def get_info(self, timeout_s: float = PATIENCE_S) -> Any:
-        """What the plugin says of itself."""
+        """Return the plugin's answer to GetInfo."""
         package = "pluginregistration"
         request = message_class(package, "InfoRequest")()
-        ask = self._unary(f"{REGISTRATION}/GetInfo", message_class(package, "PluginInfo"))
-        return ask(request, timeout=timeout_s)
+        call = self._unary(f"{REGISTRATION}/GetInfo", message_class(package, "PluginInfo"))
+        return call(request, timeout=timeout_s)
 
     def notify(self, registered: bool, error: str = "") -> Any:
-        """Tells it how the registration ended."""
+        """Report the result of the registration."""
         package = "pluginregistration"
         status = message_class(package, "RegistrationStatus")(plugin_registered=registered, error=error)
         reply = message_class(package, "RegistrationStatusResponse")
         return self._unary(f"{REGISTRATION}/NotifyRegistrationStatus", reply)(status, timeout=PATIENCE_S)
 
     def raw(self, path: str, data: bytes) -> bytes:
-        """Sends bytes as a request; returns those of the answer."""
+        """Send bytes as a request; return the bytes of the answer."""
         answer: bytes = self._channel.unary_unary(path)(data, timeout=PATIENCE_S)
         return answer
 
     def _claims(
-        self, method: str, claims: Iterable[Ref], version: str, timeout_s: float
+        self, method: str, claims: Iterable[ClaimRef], version: str, timeout_s: float
     ) -> Mapping[str, Any]:
         package = f"{DRA}.{version}"
         request, call = self._call(package, f"/{package}.DRAPlugin/{method}", method)
@@ -96,16 +99,16 @@ class Kubelet:
         )
 
 
-def _fill(request: Any, claims: Iterable[Ref]) -> None:
+def _fill(request: Any, claims: Iterable[ClaimRef]) -> None:
     for namespace, name, uid in claims:
         request.claims.add(namespace=namespace, name=name, uid=uid)
 
 
 def unknown_fields(message: Any) -> list[tuple[int, Any]]:
-    """Number and value of the fields that the message has no name for."""
+    """Return number and value of the fields that the message type does not have."""
     return [(field.field_number, field.data) for field in UnknownFieldSet(message)]
 
 
-def encoded(number: int, data: bytes) -> bytes:
-    """A field of less than 128 bytes."""
+def encode_field(number: int, data: bytes) -> bytes:
+    """Encode a field of less than 128 bytes."""
     return bytes([number << 3 | 2, len(data)]) + data

@@ -1,4 +1,4 @@
-"""Any message of a kind, made by Google's protobuf: what the other side may send, of whatever version."""
+"""Random messages of a type, made by Google's protobuf: all that the other side may send, of any version."""
 
 from typing import Any
 
@@ -19,7 +19,7 @@ VALUES = {
 
 @st.composite
 def messages(draw: st.DrawFn, kind: Descriptor, entries: int = 3) -> Any:
-    """A message with any of its fields set to anything that its type allows."""
+    """Draw a message with any of its fields set to any value of its type."""
     message = message_factory.GetMessageClass(kind)()
     for field in kind.fields:
         values = messages(field.message_type) if field.message_type else VALUES[field.type]

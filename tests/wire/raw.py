@@ -1,4 +1,4 @@
-"""A gRPC client at the level of HTTP/2 frames, to send what no well-behaved client would.
+"""gRPC client at the level of HTTP/2 frames, to send what no correct client would.
 
 Built on h2's codec and a blocking socket, without any of its checks on what is sent.
 """
@@ -34,17 +34,17 @@ Header = tuple[bytes, bytes]
 
 
 def frame(kind: int, flags: int, stream: int, payload: bytes = b"") -> bytes:
-    """One HTTP/2 frame."""
+    """Encode an HTTP/2 frame."""
     return struct.pack(">I", len(payload))[1:] + struct.pack(">BBI", kind, flags, stream) + payload
 
 
 def message(payload: bytes = b"", *, compressed: int = 0) -> bytes:
-    """One gRPC message: flag, length, payload."""
+    """Encode a gRPC message: flag, length, payload."""
     return struct.pack(">BI", compressed, len(payload)) + payload
 
 
 def request_headers(path: str = V1) -> list[Header]:
-    """What gRPC clients send at least."""
+    """Return the headers that every gRPC client sends."""
     return [
         (b":method", b"POST"),
         (b":scheme", b"http"),
@@ -56,7 +56,7 @@ def request_headers(path: str = V1) -> list[Header]:
 
 
 class RawClient:
-    """One connection. Frames other than the server's settings are given to the caller as they come."""
+    """Connection that returns all frames except the server's settings as they arrive."""
 
     def __init__(self, path: Path, *, window: int = 65_535, timeout_s: float = PATIENCE_S) -> None:
         self.sock = socket.socket(socket.AF_UNIX)
@@ -77,24 +77,24 @@ class RawClient:
         self.sock.close()
 
     def send(self, data: bytes) -> None:
-        """Sends bytes as they are."""
+        """Send bytes unchanged."""
         self.sock.sendall(data)
 
     def headers(self, stream: int, headers: list[Header], *, flags: int = END_HEADERS) -> None:
-        """Sends a HEADERS frame."""
+        """Send a HEADERS frame."""
         self.send(self.encoded(stream, headers, flags=flags))
 
     def encoded(self, stream: int, headers: list[Header], *, flags: int = END_HEADERS) -> bytes:
-        """A HEADERS frame, to be sent before any other is encoded."""
+        """Return a HEADERS frame, to be sent before another is encoded."""
         return frame(HEADERS, flags, stream, self._encoder.encode(headers))
 
     def call(self, stream: int = 1, path: str = V1) -> None:
-        """Opens a health stream as the kubelet does: headers, the empty message, half-close."""
+        """Open a health stream as the kubelet does: headers, the empty message, half-close."""
         self.headers(stream, request_headers(path))
         self.send(frame(DATA, END_STREAM, stream, message()))
 
     def next_frame(self) -> tuple[int, int, int, bytes] | None:
-        """Type, flags, stream and payload of the next frame; None at the end of the connection."""
+        """Return type, flags, stream and payload of the next frame; None at the end of the connection."""
         while len(self._received) < 9 or len(self._received) < 9 + self._size():
             data = self.sock.recv(1 << 16)
             if not data:
@@ -109,20 +109,20 @@ class RawClient:
         return kind, flags, stream, payload
 
     def next_of(self, kind: int, stream: int) -> tuple[int, bytes]:
-        """Flags and payload of the next frame of that kind in that stream.
+        """Return flags and payload of the next frame of that type in that stream.
 
         Raises:
-            EOFError: the connection ended without one.
+            EOFError: The connection ended without such a frame.
         """
-        while (found := self.next_frame()) is not None:
-            if found[0] == HEADERS and kind != HEADERS:
-                self._decoder.decode(found[3])  # keeps the compression state
-            if (found[0], found[2]) == (kind, stream):
-                return found[1], found[3]
+        while (received := self.next_frame()) is not None:
+            if received[0] == HEADERS and kind != HEADERS:
+                self._decoder.decode(received[3])  # keeps the compression state
+            if (received[0], received[2]) == (kind, stream):
+                return received[1], received[3]
         raise EOFError(f"connection ended before a frame of type {kind} in stream {stream}")
 
     def next_headers(self, stream: int = 1) -> dict[str, str]:
-        """The next headers or trailers of that stream."""
+        """Return the next headers or trailers of that stream."""
         _, payload = self.next_of(HEADERS, stream)
         return dict(self._decoder.decode(payload))
 

@@ -1,4 +1,4 @@
-"""The agent's servers in their thread, and reports to give them."""
+"""Agent's servers in a thread, and reports for them."""
 
 import os
 import time
@@ -15,18 +15,18 @@ from agent.model.report import Report
 from agent.model.time import NS, Instant
 from agent.serve.servers import Servers
 from agent.system.threads.latest import Latest
-from agent.system.threads.loop_thread import IoThread
+from agent.system.threads.loop_thread import AsyncioThread
 
 DRIVER = "test.drahealth.example"
 
 
 def at(second: int) -> Instant:
-    """A moment."""
+    """Return the moment of a second."""
     return Instant(second * NS, 1_700_000_000.0 + second)
 
 
 def device(name: str = "cpu-node0", *, verified: int = 1, **changes: object) -> DeviceHealth:
-    """A healthy device, verified in that second, but for the changes."""
+    """Return a healthy device, verified in that second, with changes."""
     healthy = DeviceHealth(
         pool="node-a",
         device=name,
@@ -41,22 +41,24 @@ def device(name: str = "cpu-node0", *, verified: int = 1, **changes: object) -> 
     return healthy._replace(**changes)
 
 
-def sick(name: str = "cpu-node0", message: str = "cpu.offline: CPU 1", *, verified: int = 1) -> DeviceHealth:
-    """The same device, unhealthy."""
+def unhealthy(
+    name: str = "cpu-node0", message: str = "cpu.offline: CPU 1", *, verified: int = 1
+) -> DeviceHealth:
+    """Return an unhealthy device."""
     return device(
         name, verified=verified, health=Health.UNHEALTHY, severity=Severity.UNHEALTHY, message=message
     )
 
 
 def report(devices: Iterable[DeviceHealth] = (), *, second: int = 1) -> Report:
-    """A report of these devices."""
+    """Return a report of these devices."""
     return Report(node="node-a", at=at(second), devices=tuple(devices))
 
 
-class InThread:
-    """What is served in a thread of its own; leaving stops it, and fails if it did."""
+class ServerThread:
+    """Server in its own thread; the end of its context stops it and fails if it failed."""
 
-    thread: IoThread
+    thread: AsyncioThread
     failures: list[BaseException]
 
     def __enter__(self) -> Self:
@@ -72,40 +74,42 @@ class InThread:
             assert ended
 
 
-class Serving(InThread):
+class Serving(ServerThread):
     """Servers of one driver or more."""
 
-    def __init__(self, runtime_dir: Path, *more: str) -> None:
+    def __init__(self, runtime_dir: Path, *other_drivers: str) -> None:
         self.latest: Latest[Report] = Latest()
         self.failures = []
-        drivers = [DRIVER, *more]
+        drivers = [DRIVER, *other_drivers]
         self.servers = Servers(self.latest, runtime_dir=runtime_dir, drivers=drivers, version="9.9.9")
         self.health, *self.others, self.agent = self.servers.paths
-        self.thread = IoThread(self.servers.run, on_failure=self.failures.append)
+        self.thread = AsyncioThread(self.servers.run, on_failure=self.failures.append)
 
     def publish(self, *devices: DeviceHealth) -> None:
-        """Publishes a report of these devices."""
+        """Publish a report of these devices."""
         self.latest.publish(report(devices))
 
 
-def eventually(claim: Callable[[], bool], what: str, timeout_s: float = PATIENCE_S) -> None:
-    """Waits for what another thread or process brings about; fails if it does not come true."""
+def eventually(condition: Callable[[], bool], event: str, timeout_s: float = PATIENCE_S) -> None:
+    """Wait until a condition holds that another thread or process brings about; fail at the timeout."""
     deadline = time.monotonic() + timeout_s
-    while not claim():
-        assert time.monotonic() < deadline, f"not within {timeout_s} s: {what}"
+    while not condition():
+        assert time.monotonic() < deadline, f"not within {timeout_s} s: {event}"
         time.sleep(0.005)
 
 
 def descriptors() -> set[tuple[str, str]]:
-    """What this process has open, with what each is of. Of former tests some may be about to be closed."""
-    found = set()
+    """Return the open file descriptors of this process with their targets; some of former tests may be
+    closing.
+    """
+    open_files = set()
     for number in os.listdir("/proc/self/fd"):
-        with suppress(FileNotFoundError):  # closed meanwhile, as that of this list is
-            found.add((number, os.readlink(f"/proc/self/fd/{number}")))
-    return found
+        with suppress(FileNotFoundError):  # closed meanwhile, like the descriptor of this list
+            open_files.add((number, os.readlink(f"/proc/self/fd/{number}")))
+    return open_files
 
 
 def connections(path: Path) -> int:
-    """How many connections the server of this socket holds, whoever else has sockets."""
+    """Return the number of connections of this socket's server."""
     bound = [line for line in Path("/proc/net/unix").read_text().splitlines() if line.endswith(f" {path}")]
     return len(bound) - 1  # it listens on one of them

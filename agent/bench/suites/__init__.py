@@ -1,1 +1,1 @@
-"""One file per suite; each has a ``run(effort)`` that returns an Outcome."""
+"""Suites: one module each, with a function ``run(effort)`` that returns an Outcome."""

@@ -1,64 +1,136 @@
-"""From a cause to a client that knows: a real agent, a real change, a subscriber in a third process.
+"""Detection latency, from a cause to a client: a real agent, a real change, and a subscriber process.
 
 The clock starts just before the system call that makes the change, and stops when the subscriber's library
-hands over the message. Nothing is subtracted, unless the row says so.
+delivers the message. Nothing is subtracted unless the label of the row states it. GPU faults (an NVML event,
+a hanging call) are those of the fake NVML.
 """
 
 import contextlib
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Final
 
 from agent.bench.effort import Effort
-from agent.bench.latency import caused, seconds
-from agent.bench.processes import HEALTH_METHOD, agent, health_socket, subscriber
-from agent.bench.result import Outcome, Table, row_of
-from agent.bench.suites import detect_events, detect_gpus
+from agent.bench.nvml import FakeNvmlControl, FakeNvmlUnavailable, fake_nvml
+from agent.bench.processes import (
+    HEALTH_METHOD,
+    JsonLine,
+    batches,
+    driver_socket,
+    measure_latency,
+    start_agent,
+    start_subscriber,
+)
+from agent.bench.result import SuiteOutcome, Table, row_from_samples, seconds
+from agent.bench.suites import detect_events
 from agent.bench.trees import machine_lock, scratch, write_sysfs
+
+GPUS: Final = 16
+"""GPUs of each agent: half of them for events, half of them for hangs."""
+XID: Final = 62
+"""XID of a halted micro-controller, which always makes the GPU Unhealthy."""
+GPU_PERIOD_MS: Final = 10
+DEADLINE_MS: Final = 100
+GPU_CONFIG: Final = f'[gpu]\ndeadline = "{DEADLINE_MS}ms"\ndead = "1m"\n'
+FAULT_PATTERN: Final = r"(gpu-\d+).{1,24}?gpu\.(?:xid|not_answering)"
+"""Device name in the kubelet's message, followed by a finding code."""
+
+
+def run_gpus(effort: Effort, outcome: SuiteOutcome) -> None:
+    """Cause NVML events and hangs, each on a GPU without a fault."""
+    events: list[int] = []
+    hangs: list[int] = []
+    library = ""
+    for batch in batches(effort.causes, GPUS // 2):
+        with contextlib.ExitStack() as stack:
+            directory = stack.enter_context(scratch())
+            try:
+                fake = fake_nvml(directory, GPUS)
+            except FakeNvmlUnavailable as reason:
+                outcome.skipped.append(f"detect: GPUs: {reason}")
+                return
+            flags = ["--period", f"{GPU_PERIOD_MS}ms", "--nvml-library", str(fake.library)]
+            flags += ["--cgroupfs-root", str(directory / "none")]
+            stack.enter_context(start_agent(directory, flags, GPU_CONFIG, fake.environment))
+            client = stack.enter_context(
+                start_subscriber(driver_socket(directory), HEALTH_METHOD, FAULT_PATTERN)
+            )
+            client.wait(lambda line: "found" in line)
+            control = stack.enter_context(fake.connect())
+            for gpu in range(len(batch)):
+                event = partial(control.send, f"gpu {gpu} xid {XID}")
+                events.append(measure_latency(client, event, partial(_mentions, gpu)).took_ns)
+            for gpu in range(GPUS // 2, GPUS // 2 + len(batch)):
+                hang = partial(_hang, control, gpu)
+                hangs.append(measure_latency(client, hang, partial(_mentions, gpu)).took_ns)
+                control.send(f"gpu {gpu} release")
+            library = client.library
+    rows = (
+        row_from_samples("detect.nvml", f"XID {XID} as an event of NVML", seconds(events), "s"),
+        row_from_samples("detect.hang", "NVML call that hangs: minus its deadline", seconds(hangs), "s"),
+    )
+    notes = (
+        f"one subscriber, {library}; from before the command to the fake NVML",
+        f"{GPUS} GPUs, each with one fault at most",
+        f"the deadline is {DEADLINE_MS} ms; a hang includes 0 to {GPU_PERIOD_MS} ms until the next pass",
+    )
+    outcome.tables.append(Table("GPU to client; fake NVML", rows, notes=notes))
+
+
+def _hang(control: FakeNvmlControl, gpu: int) -> int:
+    return control.send(f"gpu {gpu} hang nvmlDeviceGetFieldValues") + DEADLINE_MS * 1_000_000
+
+
+def _mentions(gpu: int, line: JsonLine) -> bool:
+    return f"gpu-{gpu}" in line["found"]
+
 
 REAL_POOL: Final = Path("/sys/kernel/mm/hugepages/hugepages-2048kB/nr_hugepages")
 SHRUNK: Final = r"mem\.hugepages\.pool_shrunk"
 PAGES: Final = 4
 
 
-def run(effort: Effort) -> Outcome:
-    """A file that is polled; events of a cgroup, a CPU, the kernel log and a GPU; a GPU that hangs."""
-    outcome = Outcome()
+def run(effort: Effort) -> SuiteOutcome:
+    """Measure a polled file; events of a cgroup, a CPU, the kernel log and a GPU; and a hanging GPU."""
+    outcome = SuiteOutcome()
     for period_ms in effort.detect_periods_ms:
         _file_value(effort, outcome, period_ms)
     detect_events.run(effort, outcome)
-    detect_gpus.run(effort, outcome)
+    run_gpus(effort, outcome)
     return outcome
 
 
 # --- a value that is polled -------------------------------------------------------------------------------
 
 
-def _file_value(effort: Effort, outcome: Outcome, period_ms: int) -> None:
+def _file_value(effort: Effort, outcome: SuiteOutcome, period_ms: int) -> None:
     with scratch() as directory, contextlib.ExitStack() as stack:
         flags = ["--period", f"{period_ms}ms", "--cgroupfs-root", str(directory / "none")]
         try:
             change = stack.enter_context(_real_pool())
-            backend = "the machine's own"
+            backend = "of this machine"
         except OSError as error:
             outcome.skipped.append(f"detect: no real hugepage pool: {error}; measured on a file")
             write_sysfs(directory / "sys")
             flags += ["--sysfs-root", str(directory / "sys")]
             change = fixture_pool(directory / "sys")
-            backend = "a file on tmpfs that looks like one"
-        stack.enter_context(agent(directory, flags))
-        client = stack.enter_context(subscriber(health_socket(directory), HEALTH_METHOD, SHRUNK))
+            backend = "imitated by a file on tmpfs"
+        stack.enter_context(start_agent(directory, flags))
+        client = stack.enter_context(start_subscriber(driver_socket(directory), HEALTH_METHOD, SHRUNK))
         client.wait(lambda line: "found" in line and not line["found"])
         latencies = []
-        for place in range(effort.causes):
-            if place:
+        for round_index in range(effort.causes):
+            if round_index:
                 change(0)
                 client.wait(lambda line: not line["found"])
-            latencies.append(caused(client, lambda: change(-1), lambda line: bool(line["found"])).took_ns)
-        row = row_of(f"detect.file.{period_ms}ms", "pool shrinks", seconds(latencies), "s")
+            latencies.append(
+                measure_latency(client, lambda: change(-1), lambda line: bool(line["found"])).took_ns
+            )
+        row = row_from_samples(f"detect.file.{period_ms}ms", "pool shrinks", seconds(latencies), "s")
         notes = (
-            f"bounded by the period: 0 to {period_ms} ms of it are waiting for the next pass",
+            f"bounded by the period: includes 0 to {period_ms} ms of waiting for the next pass",
             f"one subscriber, {client.library}; from before the write",
         )
         section = f"file value to client; a hugepage pool, {backend}"
@@ -67,7 +139,7 @@ def _file_value(effort: Effort, outcome: Outcome, period_ms: int) -> None:
 
 @contextlib.contextmanager
 def _real_pool() -> Iterator[Callable[[int], int]]:
-    """The machine's 2 MiB pages, a few more than there were; yields what sets them relative to that."""
+    """Add a few 2 MiB pages to the machine's pool; yield a function that sets the size relative to that."""
     with machine_lock():
         yield from _resized()
 
@@ -77,7 +149,7 @@ def _resized() -> Iterator[Callable[[int], int]]:
     try:
         REAL_POOL.write_text(f"{before + PAGES}\n")
         if int(REAL_POOL.read_text()) != before + PAGES:
-            raise OSError(f"{REAL_POOL}: the kernel has no {PAGES} pages to spare")
+            raise OSError(f"{REAL_POOL}: the kernel cannot allocate {PAGES} more pages")
         yield lambda delta: _write(REAL_POOL, before + PAGES + delta)
     finally:
         with contextlib.suppress(PermissionError):
@@ -91,14 +163,14 @@ def _write(path: Path, value: int) -> int:
 
 
 def fixture_pool(sysfs: Path) -> Callable[[int], int]:
-    """What sets the pool of a tree of files to so many pages more than it has; says when it began [ns]."""
+    """Return a function that sets the pool of a file tree relative to its size; it returns its start [ns]."""
     files = [directory / "nr_hugepages" for directory in sysfs.rglob("hugepages-2048kB")]
     before = int(files[0].read_text())
 
     def change(delta: int) -> int:
         start_ns = time.monotonic_ns()
         for path in files:
-            with path.open("r+b", buffering=0) as file:  # in place: a reader must never see it empty
+            with path.open("r+b", buffering=0) as file:  # in place, so that no reader sees an empty file
                 file.write(b"%d\n" % (before + delta))
         return start_ns
 

@@ -1,7 +1,7 @@
-"""From an event of the kernel to a client that knows: a cgroup's, a CPU's, a line of its log.
+"""Detection latency of kernel events: a cgroup event, a CPU event, a line of the kernel log.
 
-Beside a cgroup's and a CPU's event stands the floor: a C program that waits for the same event at the same
-time, and for nothing else. The period of each agent is long enough that what was polled would be seen to be.
+The lower bound of a cgroup event and a CPU event is a C program that waits only for the same event at the
+same time. The period of each agent is long, so that a polled value would stand out.
 """
 
 import contextlib
@@ -15,39 +15,48 @@ from pathlib import Path
 from typing import Final
 
 from agent.bench.effort import Effort
-from agent.bench.latency import batches, caused, paired_rows, seconds
-from agent.bench.lower_bound import NoFloor, floor
 from agent.bench.processes import (
     AGENT_METHOD,
     HEALTH_METHOD,
     Child,
-    Line,
-    Silence,
-    agent,
+    JsonLine,
+    LowerBoundUnavailable,
+    ProcessError,
     agent_socket,
-    child,
-    health_socket,
-    subscriber,
+    batches,
+    driver_socket,
+    measure_latency,
+    start_agent,
+    start_lower_bound,
+    start_module,
+    start_subscriber,
 )
-from agent.bench.result import Outcome, Table, quantity, row_of
+from agent.bench.result import (
+    SuiteOutcome,
+    Table,
+    format_value,
+    row_from_samples,
+    rows_from_latencies,
+    seconds,
+)
 from agent.bench.trees import Tree, machine_lock, real_tree, scratch
 
 CONTAINER: Final = r"container ([0-9a-f]{64})"
 BATCH: Final = 4
-"""Containers of a pod, and hits under one agent, whose picture grows with each."""
-LINES: Final = 3
-"""Under one agent: a note names as many filesystems."""
-GROWS: Final = "a fresh agent for every {} of them: its picture grows with each"
+"""Containers of a pod, and limit hits per agent; the agent's report grows with each hit."""
+LOG_BATCH: Final = 3
+"""Log lines per agent; a note lists as many filesystems."""
+FRESH_AGENT_NOTE: Final = "a new agent for every {} of them, because its report grows with each"
 
 
-def run(effort: Effort, outcome: Outcome) -> None:
-    """Each kind that this machine lets us cause."""
+def run(effort: Effort, outcome: SuiteOutcome) -> None:
+    """Measure each kind of event that this process may cause."""
     try:
         _cgroup(effort, outcome)
     except OSError as error:
         outcome.skipped.append(f"detect: a cgroup event needs real cgroups with hugetlb: {error}")
     if not effort.hotplugs:
-        outcome.skipped.append("detect: device events and the kernel log, left to a run without --quick")
+        outcome.skipped.append("detect: device events and the kernel log: skipped by --quick")
         return
     try:
         _hotplug(effort, outcome)
@@ -57,36 +66,42 @@ def run(effort: Effort, outcome: Outcome) -> None:
 
 
 def _table(
-    outcome: Outcome, title: str, key: str, label: str, ours: list[int], bare: list[int], *notes: str
+    outcome: SuiteOutcome,
+    title: str,
+    key: str,
+    label: str,
+    agent_ns: list[int],
+    bound_ns: list[int],
+    *notes: str,
 ) -> None:
-    """One row, or two where there is a floor."""
-    if not bare:
-        row = row_of(key, label, seconds(ours), "s")
+    """Add a table with one row, or two with a lower bound."""
+    if not bound_ns:
+        row = row_from_samples(key, label, seconds(agent_ns), "s")
         outcome.tables.append(Table(title, (row,), notes=notes))
         return
-    labels = {"agent": label, "floor": "floor: the same event in a C program that does nothing else"}
-    agents, floors = paired_rows(key, labels, {"agent": ours, "floor": bare})
-    outcome.tables.append(Table(title, (replace(agents, key=key), floors), labels["floor"], notes))
+    labels = {"agent": label, "floor": "lower bound: the same event in a C program that does nothing else"}
+    agent_row, bound_row = rows_from_latencies(key, labels, {"agent": agent_ns, "floor": bound_ns})
+    outcome.tables.append(Table(title, (replace(agent_row, key=key), bound_row), labels["floor"], notes))
 
 
 @contextlib.contextmanager
-def _floor(outcome: Outcome, *arguments: object) -> Iterator[Child | None]:
-    """The floor, or None and why."""
+def _lower_bound_or_none(outcome: SuiteOutcome, *arguments: object) -> Iterator[Child | None]:
+    """Start the lower bound; yield None and record the reason if it is unavailable."""
     with contextlib.ExitStack() as stack:
         try:
-            child = stack.enter_context(floor(*arguments))
-        except NoFloor as why:
-            outcome.skipped.append(f"detect: {why}")
-            child = None
-        yield child
+            program = stack.enter_context(start_lower_bound(*arguments))
+        except LowerBoundUnavailable as reason:
+            outcome.skipped.append(f"detect: {reason}")
+            program = None
+        yield program
 
 
 # --- a cgroup ---------------------------------------------------------------------------------------------
 
 
-def _cgroup(effort: Effort, outcome: Outcome) -> None:
-    ours: list[int] = []
-    bare: list[int] = []
+def _cgroup(effort: Effort, outcome: SuiteOutcome) -> None:
+    agent_ns: list[int] = []
+    bound_ns: list[int] = []
     library = ""
     pods = -(-effort.events // BATCH)
     with real_tree(pods * (BATCH + 1), BATCH) as tree:
@@ -96,20 +111,25 @@ def _cgroup(effort: Effort, outcome: Outcome) -> None:
         for group in containers:
             _limit(tree.path("v2", *group)).write_text("0\n")
         events = [tree.path("v2", uid, "") / "hugetlb.2MB.events" for uid, name in tree.groups if not name]
-        with _floor(outcome, "inotify", *events) as beside, child("agent.bench.hitter") as hitter:
+        with (
+            _lower_bound_or_none(outcome, "inotify", *events) as lower_bound,
+            start_module("agent.bench.hitter") as hitter,
+        ):
             for batch in batches(effort.events, BATCH):
-                library = _hits(tree, [containers[one] for one in batch], hitter, beside, ours, bare)
+                library = _hits(
+                    tree, [containers[index] for index in batch], hitter, lower_bound, agent_ns, bound_ns
+                )
     _table(
         outcome,
         f"cgroup event to client; {tree.backend}",
         "detect.event",
         "agent: a container hits its hugepage limit",
-        ours,
-        bare,
+        agent_ns,
+        bound_ns,
         f"one subscriber of agent.sock, {library}; from before mmap(2)",
-        "not bounded by the period; the kernel tells of one change per file in 12 to 16 ms (HZ=250), and"
-        " these are further apart",
-        GROWS.format(BATCH),
+        "not bounded by the period; the kernel notifies of one change per file in 12 to 16 ms (HZ=250), and"
+        " these events are further apart",
+        FRESH_AGENT_NOTE.format(BATCH),
     )
 
 
@@ -117,37 +137,37 @@ def _hits(
     tree: Tree,
     groups: Sequence[tuple[str, str]],
     hitter: Child,
-    beside: Child | None,
-    ours: list[int],
-    bare: list[int],
+    lower_bound: Child | None,
+    agent_ns: list[int],
+    bound_ns: list[int],
 ) -> str:
-    """Hit the limits of these containers under a fresh agent. Returns what the subscriber is."""
+    """Hit the limits of these containers under a new agent. Returns the subscriber's library."""
     with contextlib.ExitStack() as stack:
         directory = stack.enter_context(scratch())
         flags = ["--period", "100ms", "--kubelet-cgroup-root", tree.kubelet_root]
-        stack.enter_context(agent(directory, flags))
-        client = stack.enter_context(subscriber(agent_socket(directory), AGENT_METHOD, CONTAINER))
+        stack.enter_context(start_agent(directory, flags))
+        client = stack.enter_context(start_subscriber(agent_socket(directory), AGENT_METHOD, CONTAINER))
         client.wait(lambda line: "found" in line)
         for uid, container in groups:
-            if beside:
-                beside.seen()
+            if lower_bound:
+                lower_bound.discard_lines()
             cause = partial(_hit, hitter, tree.path("v2", uid, container))
-            told = caused(client, cause, partial(_tells_of, container))
-            ours.append(told.took_ns)
-            if beside:
-                bare.append(beside.wait()["t_ns"] - told.start_ns)
+            latency = measure_latency(client, cause, partial(_mentions, container))
+            agent_ns.append(latency.took_ns)
+            if lower_bound:
+                bound_ns.append(lower_bound.wait()["t_ns"] - latency.start_ns)
         return client.library
 
 
 def _hit(hitter: Child, group: Path) -> int:
-    hitter.tell(os.fspath(group))
+    hitter.send_line(os.fspath(group))
     line = hitter.wait()
     if not line["refused"]:
-        raise Silence(f"{group}: a page was had beyond the limit")
+        raise ProcessError(f"{group}: the cgroup allowed a page beyond its limit")
     return int(line["t_ns"])
 
 
-def _tells_of(name: str, line: Line) -> bool:
+def _mentions(name: str, line: JsonLine) -> bool:
     return name in line["found"]
 
 
@@ -161,54 +181,58 @@ PERIOD_MS: Final = 500
 CLEARED_S: Final = 20.0
 
 
-def _hotplug(effort: Effort, outcome: Outcome) -> None:
-    ours: list[int] = []
-    bare: list[int] = []
+def _hotplug(effort: Effort, outcome: SuiteOutcome) -> None:
+    agent_ns: list[int] = []
+    bound_ns: list[int] = []
     writes: list[int] = []
     with machine_lock(), _offline_cpu() as switch, scratch() as directory, contextlib.ExitStack() as stack:
         flags = ["--period", f"{PERIOD_MS}ms", "--cgroupfs-root", str(directory / "none")]
-        stack.enter_context(agent(directory, flags))
-        client = stack.enter_context(subscriber(health_socket(directory), HEALTH_METHOD, r"cpu\.offline"))
+        stack.enter_context(start_agent(directory, flags))
+        client = stack.enter_context(
+            start_subscriber(driver_socket(directory), HEALTH_METHOD, r"cpu\.offline")
+        )
         client.wait(lambda line: "found" in line and not line["found"])
-        beside = stack.enter_context(_floor(outcome, "uevents"))
-        for place in range(effort.hotplugs):
-            if place:
+        lower_bound = stack.enter_context(_lower_bound_or_none(outcome, "uevents"))
+        for round_index in range(effort.hotplugs):
+            if round_index:
                 switch(True)
                 client.wait(lambda line: not line["found"], CLEARED_S)
-            if beside:
-                beside.seen()
-            told = caused(client, partial(_offline, switch, writes), lambda line: bool(line["found"]))
-            ours.append(told.took_ns)
-            if beside:
-                gone = beside.wait(lambda line: line["action"] == "offline")
-                bare.append(gone["t_ns"] - told.start_ns)
+            if lower_bound:
+                lower_bound.discard_lines()
+            latency = measure_latency(
+                client, partial(_offline, switch, writes), lambda line: bool(line["found"])
+            )
+            agent_ns.append(latency.took_ns)
+            if lower_bound:
+                offline_event = lower_bound.wait(lambda line: line["action"] == "offline")
+                bound_ns.append(offline_event["t_ns"] - latency.start_ns)
         library = client.library
-    kernel = quantity(statistics.median(seconds(writes)), "s")
+    kernel = format_value(statistics.median(seconds(writes)), "s")
     _table(
         outcome,
         "device event to client; a real CPU goes offline",
         "detect.uevent",
         "agent: a CPU goes offline",
-        ours,
-        bare,
+        agent_ns,
+        bound_ns,
         f"one subscriber, {library}; from before the write, which takes the kernel {kernel}",
-        f"not bounded by the period of {PERIOD_MS} ms: the event pokes who reads",
+        f"not bounded by the period of {PERIOD_MS} ms: the event wakes the sampler",
     )
 
 
 @contextlib.contextmanager
 def _offline_cpu() -> Iterator[Callable[[bool], None]]:
-    """The last CPU of this machine; yields what switches it. It is online afterwards.
+    """Yield a function that switches the last CPU of this machine; set it online afterwards.
 
     Raises:
-        OSError: There is none, or it may not be switched.
+        OSError: The CPU has no such file, is offline, or may not be switched.
     """
     file = Path(f"/sys/devices/system/cpu/cpu{(os.cpu_count() or 1) - 1}/online")
     if file.read_text() != "1\n":
-        raise OSError(f"{file}: it is not online now")
-    file.write_text("1\n")  # it is: the kernel only says whether we may
+        raise OSError(f"{file}: the CPU is offline")
+    file.write_text("1\n")  # no change: checks the permission
     try:
-        yield lambda online: _put(file, f"{online:d}\n")
+        yield lambda online: _write(file, f"{online:d}\n")
     finally:
         file.write_text("1\n")
 
@@ -220,17 +244,17 @@ def _offline(switch: Callable[[bool], None], writes: list[int]) -> int:
     return start_ns
 
 
-def _put(file: Path, text: str) -> None:
+def _write(file: Path, text: str) -> None:
     file.write_text(text)
 
 
 # --- the kernel log ---------------------------------------------------------------------------------------
 
 
-def _kernel_log(effort: Effort, outcome: Outcome) -> None:
-    ours: list[int] = []
+def _kernel_log(effort: Effort, outcome: SuiteOutcome) -> None:
+    agent_ns: list[int] = []
     library = ""
-    for batch in batches(effort.causes, LINES):
+    for batch in batches(effort.causes, LOG_BATCH):
         with contextlib.ExitStack() as stack:
             directory = stack.enter_context(scratch())
             log = directory / "kmsg"
@@ -238,19 +262,19 @@ def _kernel_log(effort: Effort, outcome: Outcome) -> None:
             fd = os.open(log, os.O_RDWR | os.O_CLOEXEC)
             stack.callback(os.close, fd)
             flags = ["--kmsg", str(log), "--cgroupfs-root", str(directory / "none")]
-            stack.enter_context(agent(directory, [*flags, "--period", "1s"]))
-            client = stack.enter_context(subscriber(agent_socket(directory), AGENT_METHOD, r"bench\d+"))
+            stack.enter_context(start_agent(directory, [*flags, "--period", "1s"]))
+            client = stack.enter_context(start_subscriber(agent_socket(directory), AGENT_METHOD, r"bench\d+"))
             client.wait(lambda line: "found" in line)
-            ours += [
-                caused(client, partial(_log, fd, one), partial(_tells_of, f"bench{one}")).took_ns
-                for one in batch
+            agent_ns += [
+                measure_latency(client, partial(_log, fd, index), partial(_mentions, f"bench{index}")).took_ns
+                for index in batch
             ]
             library = client.library
-    row = row_of("detect.kmsg", "a filesystem becomes read-only, says the log", seconds(ours), "s")
+    row = row_from_samples("detect.kmsg", "log line: a filesystem becomes read-only", seconds(agent_ns), "s")
     notes = (
         f"one subscriber of agent.sock, {library}; from before the line is written to a FIFO, which the agent"
         " reads with --kmsg as it does /dev/kmsg",
-        GROWS.format(LINES),
+        FRESH_AGENT_NOTE.format(LOG_BATCH),
     )
     outcome.tables.append(Table("line of the kernel log to client; a FIFO", (row,), notes=notes))
 

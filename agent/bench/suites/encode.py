@@ -1,7 +1,7 @@
-"""The health list as protobuf bytes: the C core, betterproto and Google's protobuf, from the same entries.
+"""Encoding of the health list as protobuf: the C core, betterproto and Google's protobuf.
 
-Each contender builds what it needs and encodes it: that is what a change costs. Google's library is timed
-where it can be imported.
+Each contender builds its message from the same entries and encodes it, which is the cost of a change.
+Google's library is timed if it is installed.
 """
 
 import importlib
@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any, Final
 
 from agent.bench.effort import Effort
-from agent.bench.result import Outcome, Table, Unequal, rows_of
+from agent.bench.result import ResultMismatch, SuiteOutcome, Table, rows_from_race
 from agent.bench.timing import Contender, race
 from agent.native.encode import WireHealth, encode_health
 from agent.serve.grpc.gen.health_v1 import v1
@@ -22,54 +22,52 @@ CORE: Final = "core: encode_health, C"
 Encode = Callable[[Sequence[WireHealth]], bytes]
 
 
-def run(effort: Effort) -> Outcome:
-    """8, 128 and 1,000 devices."""
-    outcome = Outcome()
+def run(effort: Effort) -> SuiteOutcome:
+    """Encode lists of 8, 128 and 1,000 devices."""
+    outcome = SuiteOutcome()
     google = google_encoder()
     if google is None:
         outcome.skipped.append("encode: Google's protobuf is not installed")
-    for number in DEVICES:
-        entries = entries_of(number)
-        others: list[tuple[str, str, Encode]] = []
-        if number <= effort.betterproto_devices:
-            others.append(("betterproto", "betterproto 2.0.0b7", encode_betterproto))
+    for count in DEVICES:
+        entries = health_entries(count)
+        alternatives: list[tuple[str, str, Encode]] = []
+        if count <= effort.betterproto_devices:
+            alternatives.append(("betterproto", "betterproto 2.0.0b7", encode_betterproto))
         else:
-            outcome.skipped.append(
-                f"encode: betterproto with {number} devices, left to a run without --quick"
-            )
+            outcome.skipped.append(f"encode: betterproto with {count} devices: skipped by --quick")
         if google:
-            others.append(("google", f"Google's protobuf {_version()}", google))
+            alternatives.append(("google", f"Google's protobuf {_version()}", google))
         core = b"".join(encode_health(entries))
-        for key, _, encode in others:
+        for key, _, encode in alternatives:
             if encode(entries) != core:
-                raise Unequal(f"{number} devices: {key} writes other bytes than the core")
+                raise ResultMismatch(f"{count} devices: {key} encodes other bytes than the core")
         contenders = [Contender("core", CORE, partial(encode_health, entries))]
-        contenders += [Contender(key, label, partial(encode, entries)) for key, label, encode in others]
+        contenders += [Contender(key, label, partial(encode, entries)) for key, label, encode in alternatives]
         timed = race(contenders, rounds=effort.warm_rounds, limit_s=effort.warm_limit_s)
-        labels = {one.key: one.label for one in contenders}
-        rows = rows_of(f"encode.{number}", labels, timed, "core")
+        labels = {contender.key: contender.label for contender in contenders}
+        rows = rows_from_race(f"encode.{count}", labels, timed, "core")
         notes = (
-            "each builds its message from the same list and encodes it",
-            f"{len(core)} bytes, equal from all",
+            "each contender builds its message from the same list and encodes it",
+            f"{len(core)} bytes, equal for all contenders",
         )
-        outcome.tables.append(Table(f"{number} devices", rows, CORE, notes, "a list of devices as bytes"))
+        outcome.tables.append(Table(f"{count} devices", rows, CORE, notes, "encoding of a device list"))
         outcome.reference_ns += timed.reference
     return outcome
 
 
-def entries_of(number: int) -> list[WireHealth]:
-    """Healthy devices, every eighth with a message, as a node might state them."""
+def health_entries(count: int) -> list[WireHealth]:
+    """Return entries of ``count`` devices, every eighth Unhealthy with a message."""
     text = "mem.hugepages.pool_shrunk: 6 pages, 8 at start"
     return [
         WireHealth(
             "node-a.example.com", f"gpu-{n}", 2 if n % 8 == 7 else 1, 1_700_000_000, 30, text * (n % 8 == 7)
         )
-        for n in range(number)
+        for n in range(count)
     ]
 
 
 def encode_betterproto(entries: Sequence[WireHealth]) -> bytes:
-    """What a server would do with the generated code alone."""
+    """Encode with the generated betterproto classes."""
     devices = [
         v1.DeviceHealth(
             device=v1.DeviceIdentifier(pool_name=entry.pool, device_name=entry.device),
@@ -84,7 +82,7 @@ def encode_betterproto(entries: Sequence[WireHealth]) -> bytes:
 
 
 def google_encoder() -> Encode | None:
-    """The same with Google's library, or None if there is none."""
+    """Return an encoder with Google's library; None if it is not installed."""
     if importlib.util.find_spec("google") is None or importlib.util.find_spec("google.protobuf") is None:
         return None
     response = _message_class()
@@ -107,26 +105,26 @@ def google_encoder() -> Encode | None:
 def _message_class() -> Any:
     pb2 = importlib.import_module("google.protobuf.descriptor_pb2")
     pool = importlib.import_module("google.protobuf.descriptor_pool").DescriptorPool()
-    kind = pb2.FieldDescriptorProto
+    field_types = pb2.FieldDescriptorProto
     file = pb2.FileDescriptorProto(name="bench/dra_health.proto", package="bench", syntax="proto3")
 
     def message(name: str, *fields: tuple[str, int, int, str | None]) -> None:
-        made = file.message_type.add(name=name)
-        for field, number, type_, of in fields:
-            label = kind.LABEL_REPEATED if field == "devices" else kind.LABEL_OPTIONAL
-            made.field.add(name=field, number=number, type=type_, label=label, type_name=of)
+        message_type = file.message_type.add(name=name)
+        for field, number, type_, type_name in fields:
+            label = field_types.LABEL_REPEATED if field == "devices" else field_types.LABEL_OPTIONAL
+            message_type.field.add(name=field, number=number, type=type_, label=label, type_name=type_name)
 
-    text, int64 = kind.TYPE_STRING, kind.TYPE_INT64
+    text, int64 = field_types.TYPE_STRING, field_types.TYPE_INT64
     message("DeviceIdentifier", ("pool_name", 1, text, None), ("device_name", 2, text, None))
     message(
         "DeviceHealth",
-        ("device", 1, kind.TYPE_MESSAGE, ".bench.DeviceIdentifier"),
-        ("health", 2, kind.TYPE_INT32, None),
+        ("device", 1, field_types.TYPE_MESSAGE, ".bench.DeviceIdentifier"),
+        ("health", 2, field_types.TYPE_INT32, None),
         ("last_updated_time", 3, int64, None),
         ("health_check_timeout_seconds", 4, int64, None),
         ("message", 5, text, None),
     )
-    message("NodeWatchResourcesResponse", ("devices", 1, kind.TYPE_MESSAGE, ".bench.DeviceHealth"))
+    message("NodeWatchResourcesResponse", ("devices", 1, field_types.TYPE_MESSAGE, ".bench.DeviceHealth"))
     pool.Add(file)
     factory = importlib.import_module("google.protobuf.message_factory")
     return factory.GetMessageClass(pool.FindMessageTypeByName("bench.NodeWatchResourcesResponse"))

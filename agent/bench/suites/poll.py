@@ -1,7 +1,7 @@
-"""The polling core: the machine's own files, sweeps over 10 to 1,000 cgroups, and GPUs.
+"""The polling C core: files of the machine, sweeps over 10 to 1,000 cgroups, and GPUs.
 
-Warm: back to back, what a profiler would show. In situ: one pass after 100 ms of sleep, which is what an
-agent at 10 Hz pays: caches are cold, and everything costs two to nine times as much.
+Warm: passes back to back, as in a profiler. In situ: one pass after 100 ms of sleep, the cost of an agent at
+10 Hz; caches are cold, and a pass takes two to nine times as long.
 """
 
 import os
@@ -17,7 +17,7 @@ from agent.bench.baselines import (
     GoodReader,
     PlainReader,
     Values,
-    flat,
+    flatten,
     machine_files,
     machine_values,
     psutil_machine,
@@ -25,36 +25,36 @@ from agent.bench.baselines import (
     sweep_values,
 )
 from agent.bench.effort import PAUSE_S, Effort
-from agent.bench.result import Outcome, Table, Unequal, rows_of
+from agent.bench.result import ResultMismatch, SuiteOutcome, Table, rows_from_race
 from agent.bench.suites import poll_gpus
 from agent.bench.timing import Contender, race
-from agent.bench.trees import Tree, some_tree
+from agent.bench.trees import Tree, real_or_file_tree
 from agent.model.snapshot import Snapshot
 from agent.model.time import NS
 from agent.native.sampler import Sampler, SamplerOptions
 
 SYSFS: Final = Path("/sys")
 COLD_LIMIT_S: Final = 60.0
-FLOOR: Final = "floor: bare system calls"
-CALL: Final = "core and floor include one call from Python each (0.2 us)"
-DESCRIPTOR_KIB: Final = 4.4  # kernel memory behind a descriptor that was read once: its seq_file buffer
+LOWER_BOUND: Final = "lower bound: bare system calls"
+CALL_NOTE: Final = "core and lower bound include one call from Python each (0.2 us)"
+DESCRIPTOR_KIB: Final = 4.4  # kernel memory of a descriptor after its first read: its seq_file buffer
 
 
-def run(effort: Effort) -> Outcome:
-    """The machine and its cgroups warm and in situ, GPUs warm."""
-    outcome = Outcome()
+def run(effort: Effort) -> SuiteOutcome:
+    """Measure the machine and its cgroups warm and in situ, and GPUs warm."""
+    outcome = SuiteOutcome()
     _machine(effort, outcome)
-    for number in effort.groups:
-        with some_tree(number) as (tree, why):
-            if why:
-                outcome.skipped.append(f"poll: {why}; measured on {tree.backend}")
+    for count in effort.groups:
+        with real_or_file_tree(count) as (tree, reason):
+            if reason:
+                outcome.skipped.append(f"poll: {reason}; measured on {tree.backend}")
             _groups(effort, outcome, tree)
     poll_gpus.run(effort, outcome)
     return outcome
 
 
 def open_sampler(tree: Tree | None) -> Sampler:
-    """A sampler that does nothing by the clock within a benchmark, after its first pass."""
+    """Return a sampler after its first pass whose timers do not fire within a benchmark."""
     sampler = Sampler(
         SamplerOptions(
             sysfs_root=SYSFS,
@@ -70,20 +70,22 @@ def open_sampler(tree: Tree | None) -> Sampler:
 
 
 def read(sampler: Sampler) -> Snapshot:
-    """The snapshot of a sampler that has made a pass."""
+    """Return the snapshot of a sampler that made a pass."""
     snapshot = sampler.read()
     assert snapshot is not None, "open_sampler() makes the first pass"
     return snapshot
 
 
-def check_equal(what: str, core: Values, other: Values) -> None:
-    """Raises Unequal, naming the first value that differs."""
+def check_equal(workload: str, core: Values, other: Values) -> None:
+    """Compare values. Raises ResultMismatch that names the first different value."""
     for key in sorted(core.keys() | other.keys()):
         if core.get(key) != other.get(key):
-            raise Unequal(f"{what}: {'/'.join(key)}: the core read {core.get(key)}, Python {other.get(key)}")
+            raise ResultMismatch(
+                f"{workload}: {'/'.join(key)}: the core read {core.get(key)}, Python {other.get(key)}"
+            )
 
 
-def _machine(effort: Effort, outcome: Outcome) -> None:
+def _machine(effort: Effort, outcome: SuiteOutcome) -> None:
     files = machine_files(SYSFS)
     with closing(GoodReader(files)) as good:
         sampler = open_sampler(None)
@@ -92,12 +94,12 @@ def _machine(effort: Effort, outcome: Outcome) -> None:
         sampler.run_pass()
         snapshot = read(sampler)
         reads = snapshot.core.reads - before.core.reads
-        check_reads("global pass", reads, sampler.run_floor(sweep=False), len(files))
+        check_reads("global pass", reads, sampler.run_lower_bound(sweep=False), len(files))
         for reader in (good, plain):
             check_equal("global pass", machine_values(snapshot), reader())
         contenders = [
             Contender("core", "core: dh_sampler_pass", sampler.run_pass),
-            Contender("floor", FLOOR, lambda: sampler.run_floor(sweep=False)),
+            Contender("floor", LOWER_BOUND, lambda: sampler.run_lower_bound(sweep=False)),
             Contender("good", "good Python: kept descriptors, pread, int", good),
             Contender("plain", "plain Python: open, read, parse", plain),
             Contender(
@@ -106,32 +108,38 @@ def _machine(effort: Effort, outcome: Outcome) -> None:
                 psutil_machine,
             ),
         ]
-        notes = [f"{len(files)} values equal in core, good and plain Python; {reads} reads each", CALL]
-        _both(effort, outcome, "pass", f"global pass, {len(files)} files, /sys", "", contenders, notes)
+        notes = [f"{len(files)} values equal in core, good and plain Python; {reads} reads each", CALL_NOTE]
+        _measure_warm_and_cold(
+            effort, outcome, "pass", f"global pass, {len(files)} files, /sys", "", contenders, notes
+        )
         sampler.stop(1.0)
 
 
-def check_reads(what: str, core: int, floor: int, files: int) -> None:
-    """Raises Unequal unless core, floor and Python read the same number of files."""
-    if not core == floor == files:
-        raise Unequal(f"{what}: the core reads {core} files, the floor {floor}, Python {files}")
+def check_reads(workload: str, core: int, lower_bound: int, files: int) -> None:
+    """Raise ResultMismatch unless core, lower bound and Python read the same number of files."""
+    if not core == lower_bound == files:
+        raise ResultMismatch(
+            f"{workload}: the core reads {core} files, the lower bound {lower_bound}, Python {files}"
+        )
 
 
-def _groups(effort: Effort, outcome: Outcome, tree: Tree) -> None:
+def _groups(effort: Effort, outcome: SuiteOutcome, tree: Tree) -> None:
     sampler = open_sampler(tree)
     before = read(sampler)
     if len(before.groups) != len(tree.groups):
-        raise Unequal(f"sweep: {len(tree.groups)} groups were made, the core found {len(before.groups)}")
+        raise ResultMismatch(f"sweep: {len(tree.groups)} groups exist, the core found {len(before.groups)}")
     files = sweep_files(tree, before)
     machine = machine_files(SYSFS)
     sampler.run_sweep()
     snapshot = read(sampler)
     reads = snapshot.core.reads - before.core.reads
-    check_reads("sweep", reads, sampler.run_floor(sweep=True) - len(machine), len(files))
+    check_reads("sweep", reads, sampler.run_lower_bound(sweep=True) - len(machine), len(files))
     plain = PlainReader(files)
-    if (found := len(plain())) != len(files):
-        raise Unequal(f"sweep: {len(files)} files have only {found} names, so not all would be compared")
-    values = flat(plain())
+    if (unique := len(plain())) != len(files):
+        raise ResultMismatch(
+            f"sweep: {len(files)} files have only {unique} distinct keys, so not all can be compared"
+        )
+    values = flatten(plain())
     check_equal("sweep", sweep_values(snapshot, values), values)
 
     def pass_and_sweep() -> None:
@@ -140,67 +148,70 @@ def _groups(effort: Effort, outcome: Outcome, tree: Tree) -> None:
 
     contenders = [
         Contender("core", "core: a pass, and a sweep with openat", pass_and_sweep),
-        Contender("floor", FLOOR, lambda: sampler.run_floor(sweep=True)),
+        Contender("floor", LOWER_BOUND, lambda: sampler.run_lower_bound(sweep=True)),
     ]
-    notes = [
-        f"{len(values)} values equal; {reads} opens and reads, and the {len(machine)} of the global pass"
-    ]
-    number = len(tree.groups)
-    with _limit_raised(len(files) + 256):
-        good = _good(files, outcome, number)
+    notes = [f"{len(values)} values equal; {reads} opens and reads, and {len(machine)} of the global pass"]
+    count = len(tree.groups)
+    with _raised_descriptor_limit(len(files) + 256):
+        good = _open_good_reader(files, outcome, count)
         if good:
-            check_equal("sweep", values, flat(good()))
+            check_equal("sweep", values, flatten(good()))
             kib = len(files) * DESCRIPTOR_KIB
             label = f"good Python: {len(files)} kept descriptors ({kib / 1024:.1f} MiB of kernel memory)"
             contenders.append(Contender("good", label, good))
         contenders.append(Contender("plain", "plain Python: open, read, parse", plain))
         notes += [
-            "psutil and pynvml know no cgroups",
-            "both Pythons without the files of the global pass",
-            CALL,
+            "psutil and pynvml do not read cgroups",
+            "good and plain Python without the files of the global pass",
+            CALL_NOTE,
         ]
         section = f"global pass and sweep, {tree.backend}"
-        _both(effort, outcome, f"groups{number}", section, f"{number} cgroups, ", contenders, notes)
+        _measure_warm_and_cold(
+            effort, outcome, f"groups{count}", section, f"{count} cgroups, ", contenders, notes
+        )
         if good:
             good.close()
     sampler.stop(1.0)
 
 
-def _good(files: Sequence[File], outcome: Outcome, number: int) -> GoodReader | None:
+def _open_good_reader(files: Sequence[File], outcome: SuiteOutcome, count: int) -> GoodReader | None:
     try:
         return GoodReader(files)
     except OSError as error:
-        outcome.skipped.append(f"poll: good Python over {number} cgroups: {os.strerror(error.errno or 0)}")
+        outcome.skipped.append(f"poll: good Python over {count} cgroups: {os.strerror(error.errno or 0)}")
         return None
 
 
 @contextmanager
-def _limit_raised(descriptors: int) -> Iterator[None]:
-    """Within it, this process may have so many descriptors, as far as the hard limit lets it."""
+def _raised_descriptor_limit(descriptors: int) -> Iterator[None]:
+    """Raise the descriptor limit of this process within the block, up to the hard limit."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    most = descriptors if hard == resource.RLIM_INFINITY else min(descriptors, hard)
+    limit = descriptors if hard == resource.RLIM_INFINITY else min(descriptors, hard)
     if soft != resource.RLIM_INFINITY:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, most), hard))
+        resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, limit), hard))
     try:
         yield
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
-def _both(
+def _measure_warm_and_cold(
     effort: Effort,
-    outcome: Outcome,
+    outcome: SuiteOutcome,
     key: str,
     section: str,
-    what: str,
+    workload: str,
     contenders: list[Contender],
     notes: list[str],
 ) -> None:
-    labels = {one.key: one.label for one in contenders}
+    labels = {contender.key: contender.label for contender in contenders}
     warm = race(contenders, rounds=effort.warm_rounds, limit_s=effort.warm_limit_s)
-    cold_ones = contenders if effort.cold_baselines else contenders[:2]
-    cold = race(cold_ones, rounds=effort.cold_rounds, limit_s=COLD_LIMIT_S, pause_s=PAUSE_S)
+    cold_contenders = contenders if effort.cold_baselines else contenders[:2]
+    cold = race(cold_contenders, rounds=effort.cold_rounds, limit_s=COLD_LIMIT_S, pause_s=PAUSE_S)
     outcome.reference_ns += warm.reference
-    for name, timed, when in (("warm", warm, "warm, back to back"), ("situ", cold, "in situ, 100 ms apart")):
-        rows = rows_of(f"poll.{key}.{name}", labels, timed, "floor")
-        outcome.tables.append(Table(f"{what}{when}", rows, FLOOR, tuple(notes), section))
+    for name, timed, conditions in (
+        ("warm", warm, "warm, back to back"),
+        ("situ", cold, "in situ, 100 ms apart"),
+    ):
+        rows = rows_from_race(f"poll.{key}.{name}", labels, timed, "floor")
+        outcome.tables.append(Table(f"{workload}{conditions}", rows, LOWER_BOUND, tuple(notes), section))

@@ -1,109 +1,253 @@
-"""GPUs, polled: one pass of the core over the fast fields, the bare NVML calls of it, and pynvml.
+"""Polling of GPUs: one pass of the core over the fast fields, the bare NVML calls, and pynvml.
 
-The fake NVML answers from memory within 0.2 us, where a driver needs 10 us to 1 ms: what is left is what each
-caller adds to it. A process that has loaded it keeps its number of GPUs, so each number has one to itself.
+The fake NVML answers from memory within 0.2 us, where a driver needs 10 us to 1 ms, so that the overhead of
+each caller remains. A process that loaded the fake NVML keeps its number of GPUs, so each number has its own
+process.
+
+pynvml is read in two ways: GoodGpuReader keeps handles and reads all fields in one call; PlainGpuReader, like
+most exporters, gets the handle in each pass and makes one call per value.
 """
 
 import multiprocessing
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
-from typing import Final, ParamSpec
+from typing import Any, Final, NamedTuple, ParamSpec
 
 from agent.bench.effort import Effort
-from agent.bench.gpu_baselines import GoodGpus, PlainGpus, Values, fast_values, wanted_of
-from agent.bench.nvml import NoLibrary, fake_nvml
-from agent.bench.result import Outcome, Table, Unequal, rows_of
+from agent.bench.nvml import FakeNvmlUnavailable, fake_nvml
+from agent.bench.result import ResultMismatch, SuiteOutcome, Table, rows_from_race
 from agent.bench.timing import Contender, race
 from agent.bench.trees import scratch
-from agent.model.gpu import GpuField, GpuSet
+from agent.model.gpu import GpuField, GpuSample, GpuSet
 from agent.model.time import NS
 from agent.native.gpus import Gpus, GpusOptions
 from agent.sources.nvml import session
+
+GpuValues = dict[tuple[int, GpuField], int]
+"""Value by GPU index and field."""
+
+FIELDS: Final[Mapping[GpuField, str]] = {
+    GpuField.RECOVERY_ACTION: "GET_GPU_RECOVERY_ACTION",
+    GpuField.ECC_UNCORRECTABLE: "ECC_DBE_VOL_TOTAL",
+    GpuField.ECC_CORRECTABLE: "ECC_SBE_VOL_TOTAL",
+    GpuField.REMAP_CORRECTABLE: "REMAPPED_COR",
+    GpuField.REMAP_UNCORRECTABLE: "REMAPPED_UNC",
+    GpuField.REMAP_PENDING: "REMAPPED_PENDING",
+    GpuField.REMAP_FAILURE: "REMAPPED_FAILURE",
+    GpuField.RETIRED_SBE: "RETIRED_SBE",
+    GpuField.RETIRED_DBE: "RETIRED_DBE",
+    GpuField.RETIRED_PENDING: "RETIRED_PENDING",
+    GpuField.PCIE_REPLAY: "PCIE_REPLAY_COUNTER",
+    GpuField.MEM_TEMP: "MEMORY_TEMP",
+    GpuField.SLOWED_SW_POWER: "PERF_POLICY_POWER",
+    GpuField.SLOWED_SW_THERMAL: "CLOCKS_EVENT_REASON_SW_THERM_SLOWDOWN",
+    GpuField.SLOWED_HW_THERMAL: "CLOCKS_EVENT_REASON_HW_THERM_SLOWDOWN",
+    GpuField.SLOWED_HW_BRAKE: "CLOCKS_EVENT_REASON_HW_POWER_BRAKE_SLOWDOWN",
+}
+"""Field ID constants of pynvml without NVML_FI_DEV_; throttle times as in branch 580 and later."""
+FUNCTIONS: Final[Mapping[GpuField, str]] = {
+    GpuField.TEMP: "nvmlDeviceGetTemperature",
+    GpuField.MARGIN: "nvmlDeviceGetMarginTemperature",
+    GpuField.CLOCK_REASONS: "nvmlDeviceGetCurrentClocksEventReasons",
+}
+_MEMBERS: Final = ("dVal", "uiVal", "ulVal", "ullVal", "sllVal", "siVal", "usVal")  # by nvmlValueType_t
+
+
+class GpuReadSet(NamedTuple):
+    """Readings available on one GPU; readers skip unsupported ones."""
+
+    gpu_index: int
+    """NVML index."""
+    fields: tuple[GpuField, ...]
+    functions: tuple[GpuField, ...]
+    links: int
+
+
+def fast_values(gpus: Sequence[GpuSample]) -> GpuValues:
+    """Return the values that the core read, without unsupported fields."""
+    fields = (*FIELDS, *FUNCTIONS, GpuField.LINKS_UP)
+    return {
+        (gpu.index, field): value for gpu in gpus for field in fields if isinstance(value := gpu[field], int)
+    }
+
+
+def read_set_of(gpu: GpuSample) -> GpuReadSet:
+    """Return the readings that the core found on a GPU."""
+    available = {field for _, field in fast_values([gpu])}
+    return GpuReadSet(
+        gpu.index,
+        tuple(field for field in FIELDS if field in available),
+        tuple(field for field in FUNCTIONS if field in available),
+        gpu.links,
+    )
+
+
+class GoodGpuReader:
+    """Reader that keeps handles and reads all fields of a GPU in one call, other values in a call each.
+
+    Args:
+        binding: Initialised pynvml module.
+    """
+
+    def __init__(self, binding: Any, read_sets: Sequence[GpuReadSet]) -> None:
+        self._get_fields = binding.nvmlDeviceGetFieldValues
+        state = binding.NVML_FI_DEV_NVLINK_GET_STATE
+        self._gpus = [
+            (
+                read_set,
+                binding.nvmlDeviceGetHandleByIndex(read_set.gpu_index),
+                [_id(binding, field) for field in read_set.fields]
+                + [(state, link) for link in range(read_set.links)],
+                _calls(binding, read_set),
+            )
+            for read_set in read_sets
+        ]
+
+    def __call__(self) -> GpuValues:
+        values: GpuValues = {}
+        for read_set, gpu, ids, calls in self._gpus:
+            results = self._get_fields(gpu, ids)
+            for field, result in zip(read_set.fields, results, strict=False):
+                values[read_set.gpu_index, field] = _number(result)
+            if read_set.links:
+                states = results[len(read_set.fields) :]
+                values[read_set.gpu_index, GpuField.LINKS_UP] = _bits(map(_number, states))
+            for field, call in calls:
+                values[read_set.gpu_index, field] = call(gpu)
+        return values
+
+
+class PlainGpuReader:
+    """Reader that gets the handle in each pass and makes one call per value."""
+
+    def __init__(self, binding: Any, read_sets: Sequence[GpuReadSet]) -> None:
+        self._binding = binding
+        self._gpus = [(read_set, _calls(binding, read_set)) for read_set in read_sets]
+
+    def __call__(self) -> GpuValues:
+        binding = self._binding
+        values: GpuValues = {}
+        for read_set, calls in self._gpus:
+            gpu = binding.nvmlDeviceGetHandleByIndex(read_set.gpu_index)
+            for field in read_set.fields:
+                result = binding.nvmlDeviceGetFieldValues(gpu, [_id(binding, field)])[0]
+                values[read_set.gpu_index, field] = _number(result)
+            if read_set.links:
+                states = (binding.nvmlDeviceGetNvLinkState(gpu, link) for link in range(read_set.links))
+                values[read_set.gpu_index, GpuField.LINKS_UP] = _bits(states)
+            for field, call in calls:
+                values[read_set.gpu_index, field] = call(gpu)
+        return values
+
+
+def _id(binding: Any, field: GpuField) -> int:
+    return int(getattr(binding, f"NVML_FI_DEV_{FIELDS[field]}"))
+
+
+def _calls(binding: Any, read_set: GpuReadSet) -> list[tuple[GpuField, Callable[[Any], int]]]:
+    calls = {field: getattr(binding, FUNCTIONS[field]) for field in read_set.functions}
+    if GpuField.TEMP in calls:
+        get_temperature, sensor = calls[GpuField.TEMP], binding.NVML_TEMPERATURE_GPU
+        calls[GpuField.TEMP] = lambda gpu: get_temperature(gpu, sensor)
+    return list(calls.items())
+
+
+def _number(result: Any) -> int:
+    """Return the value of one field result, by its type."""
+    assert result.nvmlReturn == 0, "unsupported fields are not read"
+    return int(getattr(result.value, _MEMBERS[result.valueType]))
+
+
+def _bits(states: Any) -> int:
+    return sum(1 << index for index, state in enumerate(states) if state)
+
 
 P = ParamSpec("P")
 
 REAL: Final = "libnvidia-ml.so.1"
 HOUR_NS: Final = 3600 * NS
 SETTLING: Final = 3
-"""Passes until nothing is asked for that is not there, and no slow field is due."""
-MOVING: Final = frozenset({GpuField.TEMP, GpuField.MARGIN, GpuField.MEM_TEMP, GpuField.CLOCK_REASONS})
-"""What of a real GPU changes between two readings."""
-FLOOR: Final = "floor: bare NVML calls"
+"""Passes until unsupported fields are known and no slow field is due."""
+VARYING: Final = frozenset({GpuField.TEMP, GpuField.MARGIN, GpuField.MEM_TEMP, GpuField.CLOCK_REASONS})
+"""Fields of a real GPU that change between two readings."""
+LOWER_BOUND: Final = "lower bound: bare NVML calls"
 NOTES: Final = (
-    "core and floor include one call from Python each (0.2 us)",
-    "what the core adds is its watch over each call, and the record that readers copy",
+    "core and lower bound include one call from Python each (0.2 us)",
+    "the core adds the deadline of each call and the record that readers copy",
 )
 
 
-def run(effort: Effort, outcome: Outcome) -> None:
-    """The fake at several numbers of GPUs, and the driver's own library where there is one."""
-    for number in effort.gpus:
+def run(effort: Effort, outcome: SuiteOutcome) -> None:
+    """Measure the fake NVML at several numbers of GPUs, and the driver's library if installed."""
+    for count in effort.gpus:
         with scratch() as directory:
             try:
-                fake = fake_nvml(directory, number)
-            except NoLibrary as why:
-                outcome.skipped.append(f"poll: GPUs of the fake NVML: {why}")
+                fake = fake_nvml(directory, count)
+            except FakeNvmlUnavailable as reason:
+                outcome.skipped.append(f"poll: GPUs of the fake NVML: {reason}")
                 break
-            outcome.take(_alone(measure, effort, str(fake.library), fake.scenario))
-    outcome.take(_alone(measure_real, effort))
+            outcome.merge(_in_fresh_process(measure, effort, str(fake.library), fake.scenario))
+    outcome.merge(_in_fresh_process(measure_real, effort))
 
 
-def _alone(measured: Callable[P, Outcome], *args: P.args, **kwargs: P.kwargs) -> Outcome:
-    """Measure in a process that has loaded nothing yet."""
+def _in_fresh_process(function: Callable[P, SuiteOutcome], *args: P.args, **kwargs: P.kwargs) -> SuiteOutcome:
+    """Call ``function`` in a new process without loaded libraries."""
     with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
-        return pool.submit(measured, *args, **kwargs).result()
+        return pool.submit(function, *args, **kwargs).result()
 
 
-def measure_real(effort: Effort) -> Outcome:
-    """All GPUs of this machine, or why there are none."""
+def measure_real(effort: Effort) -> SuiteOutcome:
+    """Measure all GPUs of this machine; record the reason if there are none."""
     with watch(REAL) as gpus:
-        found = read(gpus)
-    if found.gpus:
+        gpu_set = read(gpus)
+    if gpu_set.gpus:
         return measure(effort, REAL, None)
-    outcome = Outcome()
-    outcome.skipped.append(f"poll: GPUs of this machine: {found.nvml.detail or 'there are none'}")
+    outcome = SuiteOutcome()
+    outcome.skipped.append(f"poll: GPUs of this machine: {gpu_set.nvml.detail or 'none found'}")
     return outcome
 
 
-def measure(effort: Effort, library: str, scenario: Path | None) -> Outcome:
-    """All GPUs of a library; with a scenario, which nothing in this process may have loaded, the fake's."""
+def measure(effort: Effort, library: str, scenario: Path | None) -> SuiteOutcome:
+    """Measure all GPUs of a library; ``scenario`` is that of the fake NVML, not loaded before."""
     if scenario:
         os.environ["FAKE_NVML"] = str(scenario)
-    outcome = Outcome()
+    outcome = SuiteOutcome()
     with watch(library) as gpus, session(library) as nvml:
-        seen = read(gpus)
-        core = fast_values(seen.gpus)
-        wanted = [wanted_of(gpu) for gpu in seen.gpus]
-        good, plain = GoodGpus(nvml.binding, wanted), PlainGpus(nvml.binding, wanted)
+        gpu_set = read(gpus)
+        core = fast_values(gpu_set.gpus)
+        read_sets = [read_set_of(gpu) for gpu in gpu_set.gpus]
+        good, plain = GoodGpuReader(nvml.binding, read_sets), PlainGpuReader(nvml.binding, read_sets)
         for reader in (good, plain):
-            check_equal(core, reader(), frozenset() if scenario else MOVING)
-        calls = check_calls(gpus.run_pass(), gpus.run_floor())
+            check_equal(core, reader(), frozenset() if scenario else VARYING)
+        calls = check_calls(gpus.run_pass(), gpus.run_lower_bound())
         pynvml = f"pynvml {version('nvidia-ml-py')}"
         contenders = [
             Contender("core", "core: dh_gpus_pass", gpus.run_pass),
-            Contender("floor", FLOOR, gpus.run_floor),
+            Contender("floor", LOWER_BOUND, gpus.run_lower_bound),
             Contender("good", f"good {pynvml}: handles kept, all fields in one call", good),
             Contender("plain", f"plain {pynvml}: a handle each time, a call for each value", plain),
         ]
         timed = race(contenders, rounds=effort.warm_rounds, limit_s=effort.warm_limit_s)
-    labels = {one.key: one.label for one in contenders}
-    number = len(seen.gpus)
-    kind, what = ("gpus", "fake NVML") if scenario else ("real_gpus", seen.gpus[0].name)
-    section = f"pass over GPUs, {what}, driver {seen.driver}; warm, back to back"
-    rows = rows_of(f"poll.{kind}{number}.warm", labels, timed, "floor")
-    equal = f"{len(core)} values equal in core, good and plain; {calls} NVML calls in core, floor and good"
-    outcome.tables.append(Table(f"{number} GPUs", rows, FLOOR, (equal, *NOTES), section))
+    labels = {contender.key: contender.label for contender in contenders}
+    count = len(gpu_set.gpus)
+    kind, name = ("gpus", "fake NVML") if scenario else ("real_gpus", gpu_set.gpus[0].name)
+    section = f"pass over GPUs, {name}, driver {gpu_set.driver}; warm, back to back"
+    rows = rows_from_race(f"poll.{kind}{count}.warm", labels, timed, "floor")
+    equal = (
+        f"{len(core)} values equal in core, good and plain; {calls} NVML calls in core, lower bound and good"
+    )
+    outcome.tables.append(Table(f"{count} GPUs", rows, LOWER_BOUND, (equal, *NOTES), section))
     outcome.reference_ns += timed.reference
     return outcome
 
 
 @contextmanager
 def watch(library: str) -> Iterator[Gpus]:
-    """A watch without threads that has made its first passes."""
+    """Yield a GPU watch without threads after its first passes."""
     fd = os.eventfd(0, os.EFD_CLOEXEC)
     gpus = Gpus(GpusOptions(library=library, slow_ns=HOUR_NS, retry_ns=HOUR_NS), fd)
     try:
@@ -116,22 +260,25 @@ def watch(library: str) -> Iterator[Gpus]:
 
 
 def read(gpus: Gpus) -> GpuSet:
-    """What the last pass found."""
-    found = gpus.read()
-    assert found is not None, "watch() makes the first pass"
-    return found
+    """Return the GPUs of the last pass."""
+    gpu_set = gpus.read()
+    assert gpu_set is not None, "watch() makes the first pass"
+    return gpu_set
 
 
-def check_calls(core: int, floor: int) -> int:
-    """How many both make. Raises Unequal unless they make as many."""
-    if core != floor:
-        raise Unequal(f"GPUs: the core makes {core} calls of NVML, the floor {floor}")
+def check_calls(core: int, lower_bound: int) -> int:
+    """Return the number of NVML calls. Raises ResultMismatch unless core and lower bound agree."""
+    if core != lower_bound:
+        raise ResultMismatch(f"GPUs: the core makes {core} NVML calls, the lower bound {lower_bound}")
     return core
 
 
-def check_equal(core: Values, other: Values, moving: frozenset[GpuField]) -> None:
-    """Raises Unequal, naming the first value that differs and does not move by itself."""
+def check_equal(core: GpuValues, other: GpuValues, varying: frozenset[GpuField]) -> None:
+    """Compare values. Raises ResultMismatch that names the first different value of a field not in
+    ``varying``."""
     for index, field in sorted(core.keys() | other.keys()):
-        mine, theirs = core.get((index, field)), other.get((index, field))
-        if mine != theirs and (field not in moving or None in {mine, theirs}):
-            raise Unequal(f"gpu-{index}: {field.value}: the core read {mine}, pynvml {theirs}")
+        core_value, other_value = core.get((index, field)), other.get((index, field))
+        if core_value != other_value and (field not in varying or None in {core_value, other_value}):
+            raise ResultMismatch(
+                f"gpu-{index}: {field.value}: the core read {core_value}, pynvml {other_value}"
+            )

@@ -1,83 +1,254 @@
-"""How each grows: with devices, cgroups, and who uses them; and the line that fits.
+"""Growth of costs with the numbers of devices, cgroups and pods, as curves with a linear fit.
 
-The figures stand elsewhere too; here they are of one run, one after the other, and as curves.
+``drahealth explain pod`` and ``drahealth audit --all`` are measured as processes from start to end, including
+their imports. The lower bound of explain is a program that only reads the same files as JSON.
 """
 
 import contextlib
-from collections.abc import Callable, Sequence
+import json
+import statistics
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import Any, Final, NamedTuple
 
 from agent.bench.effort import Effort
-from agent.bench.fit import fit, words
-from agent.bench.processes import HEALTH_METHOD, Subscriber, agent, health_socket, rss, subscriber
-from agent.bench.result import Outcome, Row, Table, Unit, row_of, rows_of
-from agent.bench.suites import scale_consumers
-from agent.bench.suites.decide import DRIVER, declarations, now_of
-from agent.bench.suites.encode import entries_of
+from agent.bench.pods import NAMESPACE, write_node_files
+from agent.bench.processes import (
+    HEALTH_METHOD,
+    ProcessRun,
+    Subscriber,
+    drahealth_program,
+    driver_socket,
+    resident_bytes,
+    run_program,
+    start_agent,
+    start_subscriber,
+)
+from agent.bench.result import (
+    ResultMismatch,
+    ResultRow,
+    SuiteOutcome,
+    Table,
+    Unit,
+    format_value,
+    row_from_samples,
+    rows_from_race,
+)
+from agent.bench.suites.decide import DRIVER, declarations, snapshot_time
+from agent.bench.suites.encode import health_entries
 from agent.bench.suites.poll import open_sampler, read
 from agent.bench.timing import Contender, race
-from agent.bench.trees import scratch, write_groups, write_sysfs
-from agent.engine.step import State, step
+from agent.bench.trees import Tree, real_or_file_tree, scratch, write_groups, write_sysfs
+from agent.engine.step import EngineState, step
 from agent.model.settings import Settings
+from agent.model.time import NS
 from agent.native.encode import encode_health
 
+POINTS_MIN: Final = 3
+
+
+class LinearFit(NamedTuple):
+    """Line of least squares."""
+
+    slope: float
+    """Increase per item."""
+    intercept: float
+    """Value without items."""
+    r2: float | None
+    """Coefficient of determination; None with fewer than three points or without variation."""
+
+
+def fit(rows: Sequence[ResultRow]) -> LinearFit:
+    """Fit a line to the medians of rows with an ``x``, which must have at least two distinct values."""
+    points = [(row.x, row.median.median) for row in rows if row.x is not None]
+    xs, ys = zip(*points, strict=True)
+    slope, intercept = statistics.linear_regression(xs, ys)
+    variance = statistics.pvariance(ys)
+    if len(points) < POINTS_MIN or not variance:
+        return LinearFit(slope, intercept, None)
+    residual = statistics.fmean((y - slope * x - intercept) ** 2 for x, y in points)
+    return LinearFit(slope, intercept, 1 - residual / variance)
+
+
+def describe_fit(fitted: LinearFit, unit: Unit, item: str) -> str:
+    """Format a fit: ``fit: 12.1 us + 0.48 us per device, R2 0.999``."""
+    base, slope = format_value(abs(fitted.intercept), unit), format_value(abs(fitted.slope), unit)
+    sign = "-" if fitted.intercept < 0 else ""
+    operator = "-" if fitted.slope < 0 else "+"
+    quality = "" if fitted.r2 is None else f", R2 {fitted.r2:.3f}"
+    return f"fit: {sign}{base} {operator} {slope} per {item}{quality}"
+
+
+LABELS: Final = {"floor": "lower bound"}
+STEPS: Final = (0.1, 0.5, 1.0)
+CLAIMS_PER_POD: Final = 2
+RUNNING: Final = {"running": {"startedAt": "2026-01-01T00:00:00Z"}}
+REPORT_EXIT_CODES: Final = range(4)
+"""Exit codes of commands that printed a report, by severity."""
+READ_PROGRAM: Final = (
+    "import json, sys\nfor path in {}:\n    with open(path, 'rb') as file:\n        json.load(file)"
+)
+
+
+def run_consumers(effort: Effort, outcome: SuiteOutcome) -> None:
+    """Measure explain for ``effort.pods`` pods with their claims, and an audit of ``effort.audited`` pods."""
+    if effort.pods:
+        _explain_curve(effort, outcome)
+        _audit_curve(effort, outcome)
+    else:
+        outcome.skipped.append("scale: consumers and audits: skipped by --quick")
+
+
+def _curves(
+    outcome: SuiteOutcome, title: str, key: str, runs: Mapping[str, Mapping[int, ProcessRun]], *notes: str
+) -> None:
+    """Add curves of time and memory by number of pods; the fit is that of the first program."""
+    times: list[ResultRow] = []
+    sizes: list[ResultRow] = []
+    for name, starts in runs.items():
+        for pods, process in starts.items():
+            label, x = f"{LABELS.get(name, name)}, {pods} pods", float(pods)
+            timed = row_from_samples(f"{key}.{name}.{pods}", label, (process.took_ns / NS,), "s")
+            peak = row_from_samples(f"{key}.{name}.{pods}.rss", label, (float(process.peak_rss),), "B")
+            times.append(replace(timed, x=x))
+            sizes.append(replace(peak, x=x))
+    count = len(next(iter(runs.values())))
+    for quantity, rows in (("from start to end", times), ("peak memory", sizes)):
+        remarks = (describe_fit(fit(rows[:count]), rows[0].unit, "pod"), *notes)
+        outcome.tables.append(Table(quantity, tuple(rows), notes=remarks, section=title, grows_with="pods"))
+
+
+def _explain_curve(effort: Effort, outcome: SuiteOutcome) -> None:
+    runs: dict[str, dict[int, ProcessRun]] = {"explain": {}, "floor": {}}
+    for pods in pod_counts(effort.pods):
+        with scratch() as directory:
+            files = write_node_files(directory, pods, CLAIMS_PER_POD * pods)
+            name = f"{NAMESPACE}/pod-{pods // 2}"
+            paths = ("--kubelet-dir", files.kubelet_dir, "--pods", files.pods, "--claims", files.claims)
+            run = run_program(drahealth_program("explain", "pod", name, *paths), REPORT_EXIT_CODES)
+            if f"claim-{pods // 2}" not in run.output:
+                raise ResultMismatch(f"explain: {name} has a claim-{pods // 2}; the output does not name it")
+            runs["explain"][pods] = run
+            runs["floor"][pods] = run_program(READ_PROGRAM.format([str(files.pods), str(files.claims)]))
+    title = f"drahealth explain pod, {CLAIMS_PER_POD} claims for each"
+    _curves(outcome, title, "scale", runs, "lower bound: the same files read as JSON")
+
+
+def pod_counts(limit: int) -> list[int]:
+    """Return the numbers of pods to measure, up to ``limit``."""
+    return sorted({max(1, round(limit * step)) for step in STEPS})
+
+
+def _audit_curve(effort: Effort, outcome: SuiteOutcome) -> None:
+    runs: dict[str, dict[int, ProcessRun]] = {"audit": {}}
+    backend = ""
+    for pods in pod_counts(effort.audited):
+        with real_or_file_tree(2 * pods) as (tree, reason), scratch() as directory:
+            if reason:
+                outcome.skipped.append(f"scale: {reason}; audited on {tree.backend}")
+            file = directory / "pods.json"
+            file.write_text(json.dumps({"kind": "List", "apiVersion": "v1", "items": pod_objects(tree)}))
+            roots = ("--cgroupfs-root", tree.cgroupfs, "--kubelet-cgroup-root", tree.kubelet_root)
+            arguments = ("audit", "--all", "--pods", file, "--kubelet-dir", directory, "-o", "json", *roots)
+            run = run_program(drahealth_program(*arguments), REPORT_EXIT_CODES)
+            audited_pods = len(audited(run.output))
+            if audited_pods != pods:
+                raise ResultMismatch(f"audit: {pods} pods have cgroups, {audited_pods} were audited")
+            runs["audit"][pods] = run
+            backend = tree.backend
+    title = f"drahealth audit --all, a container in each pod; {backend}"
+    _curves(outcome, title, "scale", runs)
+
+
+def pod_objects(tree: Tree) -> list[dict[str, Any]]:
+    """Return the pods of a tree as objects of the Kubernetes API."""
+    return [
+        {
+            "apiVersion": "v1",
+            "kind": "Pod",
+            "metadata": {"namespace": "bench", "name": f"pod-{index}", "uid": uid},
+            "spec": {
+                "nodeName": "node-a",
+                "containers": [
+                    {"name": "main", "resources": {"requests": {"cpu": "100m", "memory": "64Mi"}}}
+                ],
+            },
+            "status": {
+                "phase": "Running",
+                "qosClass": "Burstable",
+                "containerStatuses": [
+                    {"name": "main", "containerID": f"containerd://{name}", "state": RUNNING},
+                ],
+            },
+        }
+        for index, (uid, name) in enumerate(group for group in tree.groups if group[1])
+    ]
+
+
+def audited(output: str) -> list[Any]:
+    """Parse the pods in the JSON document at the start of a command's output."""
+    document, _ = json.JSONDecoder().raw_decode(output)
+    pods = document["pods"]
+    assert isinstance(pods, list)
+    return pods
+
+
 AGENTS: Final = 3
-"""Sizes at which an agent is started for its memory, the smallest and the largest among them."""
+"""Number of sizes at which the memory of an agent is measured, including smallest and largest."""
 
 
-def run(effort: Effort) -> Outcome:
-    """Encoding, deciding, polling, memory; consumers and audits."""
-    outcome = Outcome()
-    _curve(effort, outcome, "encode", "device", "encode a list of devices", effort.sizes, _encode)
-    _curve(effort, outcome, "decide", "device", "step(), quiet, declared devices", effort.sizes, _decide)
+def run(effort: Effort) -> SuiteOutcome:
+    """Measure encoding, evaluation, polling and memory; explain and audits."""
+    outcome = SuiteOutcome()
+    _time_curve(effort, outcome, "encode", "device", "encode a list of devices", effort.sizes, _encode)
+    _time_curve(effort, outcome, "decide", "device", "step(), quiet, declared devices", effort.sizes, _decide)
     with contextlib.ExitStack() as stack:
         poll = partial(_poll, stack)
         title = "a pass and a sweep over cgroups, files on tmpfs"
-        _curve(effort, outcome, "poll", "cgroup", title, effort.groups, poll)
+        _time_curve(effort, outcome, "poll", "cgroup", title, effort.groups, poll)
     _memory(effort, outcome)
-    scale_consumers.run(effort, outcome)
+    run_consumers(effort, outcome)
     return outcome
 
 
-def curve(outcome: Outcome, title: str, rows: Sequence[Row], unit: Unit, of: str) -> None:
-    """A table of rows with an ``x``, and its fit."""
-    fitted = words(fit(rows), unit, of)
-    outcome.tables.append(Table(title, tuple(rows), notes=(fitted,), grows_with=f"{of}s"))
+def add_curve(outcome: SuiteOutcome, title: str, rows: Sequence[ResultRow], unit: Unit, item: str) -> None:
+    """Add a table of rows with an ``x``, and its fit."""
+    fitted = describe_fit(fit(rows), unit, item)
+    outcome.tables.append(Table(title, tuple(rows), notes=(fitted,), grows_with=f"{item}s"))
 
 
-def _curve(
+def _time_curve(
     effort: Effort,
-    outcome: Outcome,
+    outcome: SuiteOutcome,
     key: str,
-    of: str,
+    item: str,
     title: str,
     sizes: Sequence[int],
     work: Callable[[int], Callable[[], object]],
 ) -> None:
-    """Time of the same work at several sizes, which take turns."""
-    contenders = [Contender(f"{size}", f"{size} {of}s", work(size)) for size in sizes]
+    """Time the same work at several sizes in turns, and add the curve."""
+    contenders = [Contender(f"{size}", f"{size} {item}s", work(size)) for size in sizes]
     timed = race(contenders, rounds=effort.warm_rounds, limit_s=effort.warm_limit_s)
-    labels = {one.key: one.label for one in contenders}
-    plain = rows_of(f"scale.{key}", labels, timed, contenders[0].key)
+    labels = {contender.key: contender.label for contender in contenders}
+    plain = rows_from_race(f"scale.{key}", labels, timed, contenders[0].key)
     rows = [replace(row, x=float(size), ratio=None) for row, size in zip(plain, sizes, strict=True)]
-    curve(outcome, title, rows, "s", of)
+    add_curve(outcome, title, rows, "s", item)
     outcome.reference_ns += timed.reference
 
 
 def _encode(devices: int) -> Callable[[], object]:
-    return partial(encode_health, entries_of(devices))
+    return partial(encode_health, health_entries(devices))
 
 
 def _decide(devices: int) -> Callable[[], object]:
     sampler = open_sampler(None)
-    alone = read(sampler)
+    base = read(sampler)
     sampler.stop(1.0)
-    snapshot = replace(alone, declared=declarations(alone, devices))
-    now = now_of(snapshot)
-    state, _ = step(State(Settings("bench")), snapshot, now)
+    snapshot = replace(base, declared=declarations(base, devices))
+    now = snapshot_time(snapshot)
+    state, _ = step(EngineState(Settings("bench")), snapshot, now)
     return lambda: step(state, snapshot, now)
 
 
@@ -92,35 +263,36 @@ def _poll(stack: contextlib.ExitStack, groups: int) -> Callable[[], object]:
     return pass_and_sweep
 
 
-def _memory(effort: Effort, outcome: Outcome) -> None:
-    """Of an agent that has told its first subscriber of so many declared devices; all run side by side."""
+def _memory(effort: Effort, outcome: SuiteOutcome) -> None:
+    """Measure the RSS of agents with different numbers of declared devices, after the first message."""
     sizes = effort.sizes[:: -(-len(effort.sizes) // AGENTS)]
     if sizes[-1] != effort.sizes[-1]:
         sizes = (*sizes, effort.sizes[-1])
     rows = []
     with contextlib.ExitStack() as stack:
-        started = [(devices, *_started(stack, devices)) for devices in sizes]
+        started = [(devices, *_start_agent_with_devices(stack, devices)) for devices in sizes]
         for devices, pid, client in started:
             client.wait(lambda line: bool(line.get("found")))
-            row = row_of(f"scale.rss.{devices}", f"{devices} devices", (rss(pid),), "B")
+            row = row_from_samples(f"scale.rss.{devices}", f"{devices} devices", (resident_bytes(pid),), "B")
             rows.append(replace(row, x=float(devices)))
-    curve(outcome, "RSS of an agent that has told one subscriber", rows, "B", "device")
+    add_curve(outcome, "RSS of an agent after the first message to a subscriber", rows, "B", "device")
 
 
-def _started(stack: contextlib.ExitStack, devices: int) -> tuple[int, Subscriber]:
-    """The pid of an agent, and who will be told of its last device."""
+def _start_agent_with_devices(stack: contextlib.ExitStack, devices: int) -> tuple[int, Subscriber]:
+    """Start an agent with declared devices; return its PID and a subscriber that waits for the last
+    device."""
     directory = stack.enter_context(scratch())
     write_sysfs(directory / "sys")
     _declare(directory / "run/devices.d", devices)
     flags = ["--cgroupfs-root", str(directory / "none"), "--sysfs-root", str(directory / "sys")]
-    pid = stack.enter_context(agent(directory, flags))
+    pid = stack.enter_context(start_agent(directory, flags))
     last = f"cpu-{devices - 1}\\x10"
-    return pid, stack.enter_context(subscriber(health_socket(directory), HEALTH_METHOD, last))
+    return pid, stack.enter_context(start_subscriber(driver_socket(directory), HEALTH_METHOD, last))
 
 
 def _declare(directory: Path, devices: int) -> None:
     directory.mkdir(parents=True)
     entries = (
-        f'[[device]]\nname = "cpu-{one}"\nkind = "cpu"\ncpus = "{one % 8}"\n' for one in range(devices)
+        f'[[device]]\nname = "cpu-{index}"\nkind = "cpu"\ncpus = "{index % 8}"\n' for index in range(devices)
     )
     (directory / f"{DRIVER}.toml").write_text("version = 1\n" + "".join(entries))

@@ -1,6 +1,6 @@
-"""What a start takes: imports, a word of help, and an agent that is ready and has told its first subscriber.
+"""Start-up time and memory: imports, ``drahealth --help``, and an agent until its first message.
 
-Each is a process of its own; they take turns. The floor is an interpreter that does nothing.
+Each program is a process; programs run in turns. The lower bound is an interpreter that does nothing.
 """
 
 import contextlib
@@ -13,18 +13,26 @@ import time
 from typing import Final
 
 from agent.bench.effort import Effort
-from agent.bench.latency import paired_rows, seconds
-from agent.bench.processes import HEALTH_METHOD, Silence, agent, health_socket, rss, subscriber
-from agent.bench.result import Outcome, Row, Table, row_of
-from agent.bench.starts import Started, command, start
+from agent.bench.processes import (
+    HEALTH_METHOD,
+    ProcessError,
+    ProcessRun,
+    drahealth_program,
+    driver_socket,
+    resident_bytes,
+    run_program,
+    start_agent,
+    start_subscriber,
+)
+from agent.bench.result import ResultRow, SuiteOutcome, Table, row_from_samples, rows_from_latencies, seconds
 from agent.bench.trees import scratch
 
 PROGRAMS: Final = {
-    "floor": ("floor: an interpreter that does nothing", "pass"),
-    "import": ("import agent: what a driver embeds", "import agent"),
-    "help": ("drahealth --help", command("--help")),
+    "floor": ("lower bound: an interpreter that does nothing", "pass"),
+    "import": ("import agent: the library of drivers", "import agent"),
+    "help": ("drahealth --help", drahealth_program("--help")),
     "psutil": ("import psutil", "import psutil"),
-    "grpc": ("import grpc: grpcio, which we do without", "import grpc"),
+    "grpc": ("import grpc: grpcio, which the agent does not use", "import grpc"),
 }
 IMPORTS: Final = "import agent.cli.main, agent.cli.run, agent.app.daemon"
 IMPORTS_SHOWN: Final = 8
@@ -32,38 +40,38 @@ _IMPORT: Final = re.compile(r"^import time: +(\d+) \| +\d+ \|  *(\S+)$", re.M)
 READY_S: Final = 60.0
 
 
-def run(effort: Effort) -> Outcome:
-    """Time and memory of each, and the dearest imports."""
-    outcome = Outcome()
+def run(effort: Effort) -> SuiteOutcome:
+    """Measure time and memory of each program, and the slowest imports."""
+    outcome = SuiteOutcome()
     programs = dict(PROGRAMS)
     if importlib.util.find_spec("grpc") is None:
         del programs["grpc"]
         outcome.skipped.append("startup: grpcio is not installed")
-    found: dict[str, list[Started]] = {key: [] for key in programs}
+    runs: dict[str, list[ProcessRun]] = {key: [] for key in programs}
     for _ in range(effort.starts):
         for key, (_, code) in programs.items():
-            found[key].append(start(code))
+            runs[key].append(run_program(code))
     labels = {key: label for key, (label, _) in programs.items()}
-    times = {key: [one.took_ns for one in starts] for key, starts in found.items()}
-    rows = paired_rows("startup", labels, dict(times))
+    times = {key: [process.took_ns for process in processes] for key, processes in runs.items()}
+    rows = rows_from_latencies("startup", labels, dict(times))
     section = "a process from start to end"
     outcome.tables.append(Table("time", rows, labels["floor"], section=section))
     sizes = [
-        row_of(f"startup.{key}.rss", labels[key], [one.rss for one in starts], "B")
-        for key, starts in found.items()
+        row_from_samples(f"startup.{key}.rss", labels[key], [process.peak_rss for process in processes], "B")
+        for key, processes in runs.items()
     ]
-    outcome.tables.append(Table("the most memory that it had (RSS)", tuple(sizes), section=section))
-    outcome.tables.append(_agent(effort))
+    outcome.tables.append(Table("peak memory (RSS)", tuple(sizes), section=section))
+    outcome.tables.append(_agent_table(effort))
     if effort.imports:
-        outcome.tables.append(_imports())
+        outcome.tables.append(_imports_table())
     else:
-        outcome.skipped.append("startup: imports, left to a run without --quick")
+        outcome.skipped.append("startup: imports: skipped by --quick")
     return outcome
 
 
-def _agent(effort: Effort) -> Table:
+def _agent_table(effort: Effort) -> Table:
     ready: list[int] = []
-    told: list[int] = []
+    first_message: list[int] = []
     sizes: list[int] = []
     library = ""
     for _ in range(effort.starts):
@@ -71,43 +79,45 @@ def _agent(effort: Effort) -> Table:
             notify = stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM))
             notify.bind(str(directory / "notify"))
             notify.settimeout(READY_S)
-            client = stack.enter_context(subscriber(health_socket(directory), HEALTH_METHOD, "$^"))
+            client = stack.enter_context(start_subscriber(driver_socket(directory), HEALTH_METHOD, "$^"))
             start_ns = time.monotonic_ns()
             flags = ["--cgroupfs-root", str(directory / "none")]
             environment = {"NOTIFY_SOCKET": str(directory / "notify")}
-            pid = stack.enter_context(agent(directory, flags, environment=environment))
+            pid = stack.enter_context(start_agent(directory, flags, environment=environment))
             ready.append(_ready_ns(notify) - start_ns)
-            told.append(client.wait(lambda line: "found" in line)["t_ns"] - start_ns)
-            sizes.append(rss(pid))
+            first_message.append(client.wait(lambda line: "found" in line)["t_ns"] - start_ns)
+            sizes.append(resident_bytes(pid))
             library = client.library
     rows = (
-        row_of("startup.ready", "process start to READY=1", seconds(ready), "s"),
-        row_of("startup.told", "process start to a subscriber's first list", seconds(told), "s"),
-        row_of("startup.agent.rss", "RSS when it has it", sizes, "B"),
+        row_from_samples("startup.ready", "process start to READY=1", seconds(ready), "s"),
+        row_from_samples(
+            "startup.told", "process start to a subscriber's first list", seconds(first_message), "s"
+        ),
+        row_from_samples("startup.agent.rss", "RSS after the first list", sizes, "B"),
     )
-    notes = (f"{library}, which was there before and waited for the socket",)
+    notes = (f"{library}, started before the agent and waiting for the socket",)
     return Table("drahealth run", rows, notes=notes)
 
 
 def _ready_ns(notify: socket.socket) -> int:
     while True:
         try:
-            said = notify.recv(4096)
+            datagram = notify.recv(4096)
         except TimeoutError:
-            raise Silence(f"the agent was not ready in {READY_S:g} s") from None
-        if b"READY=1" in said.split(b"\n"):
+            raise ProcessError(f"the agent was not ready in {READY_S:g} s") from None
+        if b"READY=1" in datagram.split(b"\n"):
             return time.monotonic_ns()
 
 
-def _imports() -> Table:
-    """By -X importtime, of one start: each module's own time."""
+def _imports_table() -> Table:
+    """Measure the import time of each module in one start, with -X importtime."""
     command = [sys.executable, "-X", "importtime", "-c", IMPORTS]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
-    own = {name: int(us) for us, name in _IMPORT.findall(done.stderr)}
-    dearest = sorted(own, key=lambda name: -own[name])[:IMPORTS_SHOWN]
-    rows: list[Row] = [
-        row_of("startup.imports", f"all {len(own)} modules", [sum(own.values()) / 1e6], "s"),
-        *(row_of(f"startup.imports.{name}", name, [own[name] / 1e6], "s") for name in dearest),
+    completed = subprocess.run(command, capture_output=True, text=True, check=True)
+    own_us = {name: int(us) for us, name in _IMPORT.findall(completed.stderr)}
+    slowest = sorted(own_us, key=lambda name: -own_us[name])[:IMPORTS_SHOWN]
+    rows: list[ResultRow] = [
+        row_from_samples("startup.imports", f"all {len(own_us)} modules", [sum(own_us.values()) / 1e6], "s"),
+        *(row_from_samples(f"startup.imports.{name}", name, [own_us[name] / 1e6], "s") for name in slowest),
     ]
-    notes = ("by -X importtime, once, which makes it slower; what a module imports is not its own",)
-    return Table("what drahealth run imports, the dearest first", tuple(rows), notes=notes)
+    notes = ("one run with -X importtime, which slows imports; times exclude imported modules",)
+    return Table("imports of drahealth run, slowest first", tuple(rows), notes=notes)

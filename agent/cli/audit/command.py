@@ -1,4 +1,4 @@
-"""``drahealth audit``: whether the cgroups of pods say what Kubernetes promised them."""
+"""``drahealth audit``: compares the cgroups of pods with the values that follow from the pods' objects."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from agent.cli.verb import Verb, add_output, add_settings, config_file_of, flags
 from agent.config.config import load
 from agent.errors import ProbeError, UsageError
 from agent.model.health import Severity
-from agent.system.clock import read_clocks
+from agent.system.timing import read_clocks
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
@@ -27,20 +27,22 @@ if TYPE_CHECKING:
 
 def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument(
-        "pod", metavar="POD", nargs="?", help="one pod in full: its name, namespace/name or UID"
+        "pod", metavar="POD", nargs="?", help="show one pod in full: name, namespace/name or UID"
     )
-    parser.add_argument("--all", action="store_true", help="every pod that runs, not only those with claims")
+    parser.add_argument(
+        "--all", action="store_true", help="audit every running pod, not only those with claims"
+    )
     parser.add_argument(
         "--pods",
         metavar="FILE",
         type=Path,
-        help="pods as 'kubectl get pods -A -o json' or yaml writes them (default: the kubelet is asked)",
+        help="output of 'kubectl get pods -A -o json' or yaml (default: the kubelet's pods API)",
     )
     parser.add_argument(
         "--kubelet-version",
         metavar="VERSION",
         default="",
-        help="before 1.37 what claims give is not expected in cgroups (default: it is)",
+        help="before 1.37, resources of claims are not expected in cgroups (default: 1.37 or later)",
     )
     add_output(parser)
     add_settings(
@@ -51,10 +53,9 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def main(args: Namespace) -> int:
-    from agent.cli.audit.cpus import read_driver_cpus
-    from agent.cli.audit.pods import choose, parse_pods
-    from agent.cli.audit.text import Shown, exit_of, render
-    from agent.node.cgroup_audit import Audit, Places, audit
+    from agent.cli.audit.inputs import parse_pods, read_driver_cpus, select_pods
+    from agent.cli.audit.text import AuditReport, document, exit_of, render
+    from agent.node.cgroup_audit import AuditResult, NodePaths, audit
     from agent.sources.node_facts import counts_claims
 
     config = load(flags_of(args), os.environ, file=config_file_of(args), serves=False)
@@ -62,49 +63,46 @@ def main(args: Namespace) -> int:
         counts_claims(args.kubelet_version)
     except ValueError as error:
         raise UsageError(f"--kubelet-version: {error}") from None
-    told = _told(args, config.kubelet_dir)
-    listed = parse_pods(told, config.node_name, of_many=args.pods is not None)
+    answer = _read_pods(args, config.kubelet_dir)
+    node_pods = parse_pods(answer, config.node_name, of_many=args.pods is not None)
     now_s = time.time()
-    if told.absence is not None:
-        found = Audit(None)
+    if answer.absence is not None:
+        result = AuditResult(None)
     else:
-        chosen = choose(listed.pods, args.pod, every=args.all)
-        places = Places(
+        selected = select_pods(node_pods.pods, args.pod, every=args.all)
+        paths = NodePaths(
             config.sysfs_root,
             config.cgroupfs_root,
             config.kubelet_cgroup_root,
             config.kubelet_dir,
             args.kubelet_version,
         )
-        own = read_driver_cpus(config, told)
+        exclusive = read_driver_cpus(config, answer)
         try:
-            found = audit(
-                places,
-                listed.pods,
-                chosen,
+            result = audit(
+                paths,
+                node_pods.pods,
+                selected,
                 now_s,
                 classes=args.pod is None,
-                complete=not listed.wrong,
-                by_drivers=own.given,
+                complete=not node_pods.wrong,
+                by_drivers=exclusive.by_pod,
             )
-        except ProbeError as error:  # what could not be read is not known
+        except ProbeError as error:
             print(f"drahealth: {error}", file=sys.stderr)
             return EXIT_OF_SEVERITY[Severity.UNKNOWN]
-        found = replace(found, gaps=(*found.gaps, *own.gaps))
-    shown = Shown(
-        listed.node or config.node_name, told, listed.wrong, found, now_s, whole=args.pod is not None
-    )
+        result = replace(result, gaps=(*result.gaps, *exclusive.gaps))
+    node = node_pods.node or config.node_name
+    report = AuditReport(node, answer, node_pods.wrong, result, now_s, whole=args.pod is not None)
     if args.output == "json":
-        from agent.cli.audit.document import document
-
-        print(json.dumps(document(shown), indent=2))
+        print(json.dumps(document(report), indent=2))
     else:
-        print(render(shown, style_of(sys.stdout, args.color, os.environ)), end="")
-    return exit_of(shown)
+        print(render(report, style_of(sys.stdout, args.color, os.environ)), end="")
+    return exit_of(report)
 
 
-def _told(args: Namespace, kubelet_dir: Path) -> SourceAnswer[Mapping[str, object]]:
-    """The objects of pods, or why there are none."""
+def _read_pods(args: Namespace, kubelet_dir: Path) -> SourceAnswer[Mapping[str, object]]:
+    """Return the objects of pods, or the reason why there are none."""
     if args.pods is not None:
         from agent.sources.kube_objects import POD, read_objects
 
@@ -118,16 +116,16 @@ def _told(args: Namespace, kubelet_dir: Path) -> SourceAnswer[Mapping[str, objec
 
 VERB = Verb(
     name="audit",
-    summary="whether the cgroups of pods say what Kubernetes promised them",
+    summary="compare the cgroups of pods with the values that follow from the pod specs",
     description=(
-        "Compares the cgroups of pods that have claims with what follows from the pods' objects: CPU weight "
-        "and quota, memory, hugepages, CPUs, with the arithmetic. Changes nothing. Exits with 0 if all is as "
-        "promised, 1 if something is not, 3 if nothing was found but something could not be judged, such as "
-        "a container that started within the last 30 s, or no pod's object was to be had."
+        "Compares the cgroups of pods that have claims with the values that follow from the pods' objects: "
+        "CPU weight and quota, memory, hugepages, CPUs; shows the arithmetic. Changes nothing. Exits with 0 "
+        "if all values are as expected, 1 if one is not, 3 if none is wrong but some could not be evaluated, "
+        "for example because a container started within the last 30 s or no pod objects are available."
     ),
     examples=(
-        ("drahealth audit", "the pods with claims, as the kubelet's pods API tells them"),
-        ("drahealth audit ml/train-0 --pods pods.json", "one pod, every knob, by what kubectl wrote"),
+        ("drahealth audit", "pods with claims, from the kubelet's pods API"),
+        ("drahealth audit ml/train-0 --pods pods.json", "every knob of one pod, from kubectl's output"),
     ),
     add_arguments=add_arguments,
     main=main,

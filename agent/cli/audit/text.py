@@ -1,240 +1,306 @@
-"""What ``drahealth audit`` found, as a table; and its exit code. Pure."""
+"""Result of an audit as a table, as JSON and as an exit code. Pure."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from agent.allocatable.cgroups import Level
 from agent.allocatable.compare import expected_text
-from agent.allocatable.evaluate import UNJUDGED
-from agent.allocatable.knobs import Knob, limit_of, page_name, value_text
-from agent.allocatable.verdicts import CONCERNS, Verdict
-from agent.cli.output.text import GAP, Entry, Look, clean, format_age, format_count, format_entries, wrap
+from agent.allocatable.evaluate import INCONCLUSIVE
+from agent.allocatable.knobs import Knob, file_of, limit_of, page_name, value_text
+from agent.allocatable.verdicts import DRIFT, Verdict
+from agent.cli.output.json import API_VERSION, Shape, each
+from agent.cli.output.table import (
+    GAP,
+    Cell,
+    Entry,
+    Paragraph,
+    TextTable,
+    advice,
+    format_entries,
+    wrap,
+)
+from agent.cli.output.text import Badge, clean, format_age, format_count
+from agent.model.cgroup import NO_LIMIT
 from agent.model.claim_sources import Origin
+from agent.model.cpuset import format_cpus
 from agent.model.objects import Object
 from agent.model.reading import Missing
+from agent.model.time import rfc3339
 
 if TYPE_CHECKING:
-    from agent.allocatable.evaluate import JudgedPod
+    from agent.allocatable.evaluate import PodAudit
     from agent.allocatable.facts import NodeFacts
     from agent.allocatable.risks import Risk
-    from agent.allocatable.verdicts import Compared
+    from agent.allocatable.verdicts import KnobComparison
     from agent.cli.output.terminal import Style
     from agent.model.claim_sources import SourceAnswer
-    from agent.node.cgroup_audit import Audit
+    from agent.node.cgroup_audit import AuditResult
 
-KEPT: Final = Look("●", "+", "as promised", "green")
-FOUND: Final = Look("▲", "!", "not as promised", "yellow")
-UNKNOWN: Final = Look("◌", "?", "not judged", "magenta")
-IDLE: Final = Look("·", "-", "not running", "dim")
-_ORDER: Final = (FOUND, UNKNOWN, KEPT, IDLE)
-LISTED_MAX: Final = 20
-"""Pods that are as promised and get a line of their own."""
-TITLES: Final = ("CGROUP", "KNOB", "EXPECTED", "ACTUAL", "VERDICT")
+EXPECTED: Final = Badge("●", "+", "as expected", "green")
+UNEXPECTED: Final = Badge("▲", "!", "not as expected", "yellow")
+UNKNOWN: Final = Badge("◌", "?", "not evaluated", "magenta")
+IDLE: Final = Badge("·", "-", "not running", "dim")
+_ORDER: Final = (UNEXPECTED, UNKNOWN, EXPECTED, IDLE)
+MAX_LISTED: Final = 20
+"""Pods without findings that get a line of their own."""
 _SOURCES: Final = {Origin.PODS_API: "the kubelet's pods API", Origin.PODS_FILE: "a file"}
-_COSTS: Final = "what cgroups should say follows from pods' objects, and nobody could tell any"
-_GET: Final = (
+_CONSEQUENCE: Final = "without the pods' objects, the expected cgroup values cannot be computed"
+_ALTERNATIVE: Final = (
     "kubectl get pods -A -o json --field-selector spec.nodeName=NODE >FILE; drahealth audit --pods FILE"
 )
+_CPU_SETS: Final = frozenset({Knob.CPUS, Knob.EFFECTIVE})
 
 
-class Shown(NamedTuple):
-    """All that there is to show."""
+class AuditReport(NamedTuple):
+    """Result of an audit, and what it is based on."""
 
     node: str
-    told: SourceAnswer[Object]
-    """The pods' objects, or why there are none."""
+    answer: SourceAnswer[Object]
+    """Objects of the pods, or why there are none."""
     wrong: tuple[str, ...]
-    """Pods that cannot be read."""
-    audit: Audit
+    """Pods whose objects cannot be used, each with the reason."""
+    audit: AuditResult
     now_s: float
     whole: bool
-    """One pod in full."""
+    """Whether one pod is shown in full."""
 
 
-def exit_of(shown: Shown) -> int:
-    """0: all as promised; 1: something is not; 3: nothing was found, and something could not be judged."""
-    verdicts = {one.verdict for one in compared_of(shown.audit)}
-    if verdicts & CONCERNS:
+def exit_of(report: AuditReport) -> int:
+    """Return 0 if all is as expected, 1 if something is not, 3 if without findings something is unknown."""
+    verdicts = {comparison.verdict for comparison in compared_of(report.audit)}
+    if verdicts & DRIFT:
         return 1
-    is_blind = shown.told.absence is not None or shown.audit.facts is None or bool(unread_of(shown))
-    is_idle = shown.whole and not verdicts
-    return 3 if is_blind or is_idle or verdicts & UNJUDGED else 0
+    is_blind = report.answer.absence is not None or report.audit.facts is None or bool(unread_of(report))
+    is_idle = report.whole and not verdicts
+    return 3 if is_blind or is_idle or verdicts & INCONCLUSIVE else 0
 
 
-def unread_of(shown: Shown) -> tuple[str, ...]:
-    """Pods that could not be judged, with the reason."""
-    return (*shown.wrong, *shown.audit.unread)
+def unread_of(report: AuditReport) -> tuple[str, ...]:
+    """Return the pods that could not be audited, each with the reason."""
+    return (*report.wrong, *report.audit.unreadable)
 
 
-def compared_of(audit: Audit) -> Iterator[Compared]:
-    """Every knob that was judged."""
+def compared_of(audit: AuditResult) -> Iterator[KnobComparison]:
+    """Yield the comparison of every knob."""
     for pod in audit.pods:
         yield from pod.compared
     yield from audit.classes
 
 
-def _look(compared: Iterable[Compared]) -> Look:
-    verdicts = {one.verdict for one in compared}
-    if verdicts & CONCERNS:
-        return FOUND
-    if verdicts & UNJUDGED:
+def _badge(compared: Iterable[KnobComparison]) -> Badge:
+    verdicts = {comparison.verdict for comparison in compared}
+    if verdicts & DRIFT:
+        return UNEXPECTED
+    if verdicts & INCONCLUSIVE:
         return UNKNOWN
-    return KEPT if verdicts else IDLE
+    return EXPECTED if verdicts else IDLE
 
 
-# --- for people --------------------------------------------------------------------------------------------
+# --- table -------------------------------------------------------------------------------------------------
 
 
-def render(shown: Shown, style: Style) -> str:
-    """Of each pod what is not as promised; of one that is shown in full, all."""
-    audit = shown.audit
-    lines = [_head(shown, style)]
+def render(report: AuditReport, style: Style) -> str:
+    """Return the findings of each pod; of a pod that is shown in full, every comparison."""
+    audit = report.audit
+    lines = [_headline(report, style)]
     if audit.pods or audit.classes:
         lines.append("")
     pods, more = _listed(audit.pods)
     for pod in pods:
-        look = _look(pod.compared)
-        lines.append(_pod_line(pod, look, style))
-        lines += _rows(pod.compared, audit.facts, style, whole=shown.whole)
+        lines.append(_pod_line(pod, style))
+        lines += _rows(pod.compared, style, whole=report.whole)
         lines += _risks(pod.risks, style)
         if pod.idle and pod.compared:
             names = clean(", ".join(pod.idle))
             lines += wrap(f"not running: {names}", style, first="    ", rest="      ", paint=("dim",))
     if more:
-        told = style.paint(f"{more} more", "bold")
-        lines.append(f"{_sign(KEPT, style)} {told}{GAP}{style.paint(KEPT.word, KEPT.colour)}")
+        number = style.paint(f"{more} more", "bold")
+        lines.append(f"{EXPECTED.mark(style)} {number}{GAP}{EXPECTED.label(style)}")
     if audit.classes:
-        look = _look(audit.classes)
-        lines.append(f"{_sign(look, style)} QoS classes{GAP}{style.paint(look.word, look.colour)}")
-        lines += _rows(audit.classes, audit.facts, style, whole=shown.whole)
-    entries = [*_unknown(shown), *(Entry("not known", clean(gap)) for gap in audit.gaps)]
+        badge = _badge(audit.classes)
+        lines.append(f"{badge.mark(style)} QoS classes{GAP}{badge.label(style)}")
+        lines += _rows(audit.classes, style, whole=report.whole)
+    entries = [*_unknown(report), *(Entry("not known", clean(gap)) for gap in audit.gaps)]
     if entries:
         lines += ["", *format_entries(entries, style)]
-    return "\n".join([*lines, "", _sum(shown, style)]) + "\n"
+    return "\n".join([*lines, "", _total(report, style)]) + "\n"
 
 
-def _listed(pods: Iterable[JudgedPod]) -> tuple[Sequence[JudgedPod], int]:
-    """The worst first, and how many are left out of whom there is nothing to say: they would push what was
-    found out of sight."""
+def _listed(pods: Iterable[PodAudit]) -> tuple[Sequence[PodAudit], int]:
+    """Return the pods to list, worst first, and the number of the others.
+
+    Pods without findings are limited: they would push the findings off the screen.
+    """
     listed, plain = [], 0
-    for pod in sorted(pods, key=lambda one: _ORDER.index(_look(one.compared))):
-        is_plain = _look(pod.compared) is KEPT and not pod.risks and not pod.idle
+    for pod in sorted(pods, key=lambda pod: _ORDER.index(_badge(pod.compared))):
+        is_plain = _badge(pod.compared) is EXPECTED and not pod.risks and not pod.idle
         plain += is_plain
-        if not is_plain or plain <= LISTED_MAX:
+        if not is_plain or plain <= MAX_LISTED:
             listed.append(pod)
-    return listed, max(0, plain - LISTED_MAX)
+    return listed, max(0, plain - MAX_LISTED)
 
 
-def _head(shown: Shown, style: Style) -> str:
-    parts = [style.paint(clean(shown.node), "bold")]
-    if facts := shown.audit.facts:
+def _headline(report: AuditReport, style: Style) -> str:
+    parts = [style.paint(clean(report.node), "bold")]
+    if facts := report.audit.facts:
         counts = "" if facts.counts_claims else ", a kubelet that does not count claims"
         parts.append(f"cgroup v{facts.version}, {facts.driver}{counts}")
-    if shown.told.absence is None:
-        witness = shown.told.witness
-        age = f", {format_age(shown.now_s - witness.written_s)} old" if witness.written_s else ""
-        parts.append(f"{format_count(len(shown.told.items), 'pod')} in {_SOURCES[witness.origin]}{age}")
+    if report.answer.absence is None:
+        origin = report.answer.provenance
+        age = f", {format_age(report.now_s - origin.written_s)} old" if origin.written_s else ""
+        parts.append(f"{format_count(len(report.answer.items), 'pod')} in {_SOURCES[origin.origin]}{age}")
     return GAP.join(parts)
 
 
-def _sign(look: Look, style: Style) -> str:
-    return style.paint(look.sign if style.unicode else look.ascii, look.colour)
+def _pod_line(pod: PodAudit, style: Style) -> str:
+    badge = _badge(pod.compared)
+    counted = f", {format_count(len(pod.compared), 'knob')}" if badge is EXPECTED else ""
+    name = style.paint(clean(str(pod.pod)), "bold")
+    return f"{badge.mark(style)} {name}{GAP}{pod.pod.qos}{GAP}{badge.label(style)}{counted}"
 
 
-def _pod_line(pod: JudgedPod, look: Look, style: Style) -> str:
-    counted = f", {format_count(len(pod.compared), 'knob')}" if look is KEPT else ""
-    return (
-        f"{_sign(look, style)} {style.paint(clean(str(pod.pod)), 'bold')}{GAP}{pod.pod.qos}{GAP}"
-        f"{style.paint(look.word, look.colour)}{counted}"
+def _rows(compared: Sequence[KnobComparison], style: Style, *, whole: bool) -> Iterator[str]:
+    """Yield a table of the knobs with findings, or of all; a cgroup that has vanished gets one row."""
+    rows = [
+        comparison
+        for comparison in _vanished_once(compared)
+        if whole or comparison.verdict in DRIFT | INCONCLUSIVE
+    ]
+    if not rows:
+        return
+    titles = ("CGROUP", "KNOB", "EXPECTED", "ACTUAL", "VERDICT")
+    table = TextTable(*titles, indent=4, text_below=True, text_indent=6)
+    for comparison in rows:
+        text = [Paragraph(clean(_reason(comparison)), ("dim",))]
+        text += [advice(comparison.risk, style)] if comparison.risk else []
+        table.add(*_cells(comparison), Cell(comparison.verdict, (_badge([comparison]).colour,)), text=text)
+    yield from table.lines(style)
+
+
+def _vanished_once(compared: Iterable[KnobComparison]) -> Iterator[KnobComparison]:
+    vanished = set()
+    for comparison in compared:
+        if comparison.verdict is not Verdict.VANISHED or comparison.group not in vanished:
+            yield comparison
+        if comparison.verdict is Verdict.VANISHED:
+            vanished.add(comparison.group)
+
+
+def _cells(comparison: KnobComparison) -> tuple[str, str, str, str]:
+    name = clean(comparison.group.container) if comparison.group.level is Level.CONTAINER else "pod"
+    name = comparison.group.qos if comparison.group.level is Level.QOS else name
+    if comparison.verdict is Verdict.VANISHED:
+        return name, "all", "", ""
+    size = f" {page_name(comparison.knob.size_kib)}" if comparison.knob.size_kib else ""
+    return name, f"{comparison.knob.knob}{size}", expected_text(comparison.expected), _actual_text(comparison)
+
+
+def _reason(comparison: KnobComparison) -> str:
+    """Return the reason of a verdict without the numbers that the row has."""
+    return comparison.why.removeprefix(
+        f"{_actual_text(comparison)}, expected {expected_text(comparison.expected)}: "
     )
 
 
-def _rows(
-    compared: Sequence[Compared], facts: NodeFacts | None, style: Style, *, whole: bool
-) -> Iterator[str]:
-    """The knobs that are not well, or all; a cgroup that is gone once."""
-    shown = [one for one in _gone_once(compared) if whole or one.verdict in CONCERNS | UNJUDGED]
-    if not shown or facts is None:
-        return
-    rows = [_cells(one) for one in shown]
-    widths = [max(len(row[i]) for row in (TITLES, *rows)) for i in range(len(TITLES))]
-
-    def line(row: Sequence[str]) -> str:
-        return GAP.join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
-
-    yield style.paint(f"    {line(TITLES)}", "dim")
-    for one, row in zip(shown, rows, strict=True):
-        look = _look([one])
-        text = line(row)
-        at = text.rindex(row[-1])
-        yield f"    {text[:at]}{style.paint(row[-1], look.colour)}"
-        yield from wrap(clean(_why(one)), style, first="      ", rest="      ", paint=("dim",))
-        if one.risk:
-            arrow = "→ " if style.unicode else "> "
-            yield from wrap(arrow + one.risk, style, first="      ", rest="        ", paint=("cyan",))
-
-
-def _gone_once(compared: Iterable[Compared]) -> Iterator[Compared]:
-    gone = set()
-    for one in compared:
-        if one.verdict is not Verdict.VANISHED or one.group not in gone:
-            yield one
-        if one.verdict is Verdict.VANISHED:
-            gone.add(one.group)
-
-
-def _cells(one: Compared) -> tuple[str, ...]:
-    name = clean(one.group.container) if one.group.level is Level.CONTAINER else "pod"
-    name = one.group.qos if one.group.level is Level.QOS else name
-    if one.verdict is Verdict.VANISHED:
-        return (name, "all", "", "", one.verdict)
-    size = f" {page_name(one.knob.size_kib)}" if one.knob.size_kib else ""
-    return (name, f"{one.knob.knob}{size}", expected_text(one.expected), _actual_text(one), one.verdict)
-
-
-def _why(one: Compared) -> str:
-    """Without the numbers that are in the row already."""
-    return one.why.removeprefix(f"{_actual_text(one)}, expected {expected_text(one.expected)}: ")
-
-
-def _actual_text(one: Compared) -> str:
-    if isinstance(one.actual, Missing):
-        return str(one.actual.absence)
-    return value_text(one.knob.knob, limited(one, one.actual))
+def _actual_text(comparison: KnobComparison) -> str:
+    if isinstance(comparison.actual, Missing):
+        return str(comparison.actual.absence)
+    return value_text(comparison.knob.knob, _limited(comparison, comparison.actual))
 
 
 def _risks(risks: Iterable[Risk], style: Style) -> Iterator[str]:
     for risk in risks:
-        who = f"{risk.container}: " if risk.container else ""
-        yield from wrap(f"{risk.code}{GAP}{clean(who + risk.what)}", style, first="    ", rest="      ")
-        arrow = "→ " if style.unicode else "> "
-        yield from wrap(arrow + risk.advice, style, first="      ", rest="        ", paint=("cyan",))
+        container = f"{risk.container}: " if risk.container else ""
+        yield from wrap(f"{risk.code}{GAP}{clean(container + risk.what)}", style, first="    ", rest="      ")
+        action = style.arrow + risk.advice
+        yield from wrap(action, style, first="      ", rest="        ", paint=("cyan",))
 
 
-def _unknown(shown: Shown) -> Iterator[Entry]:
-    if shown.told.absence is not None:
-        yield Entry("no pods", clean(shown.told.why))
-        yield Entry("", _COSTS)
-        yield Entry("instead", _GET)
-    for wrong in unread_of(shown):
+def _unknown(report: AuditReport) -> Iterator[Entry]:
+    if report.answer.absence is not None:
+        yield Entry("no pods", clean(report.answer.reason))
+        yield Entry("", _CONSEQUENCE)
+        yield Entry("instead", _ALTERNATIVE)
+    for wrong in unread_of(report):
         yield Entry("unread", clean(wrong))
 
 
-def _sum(shown: Shown, style: Style) -> str:
-    pods = shown.audit.pods
+def _total(report: AuditReport, style: Style) -> str:
+    pods = report.audit.pods
     if not pods:
-        what = "could be judged" if exit_of(shown) == 3 else "has claims and runs"
-        return f"no pod {what}"
-    counts = Counter(_look(pod.compared) for pod in pods)
-    told = ", ".join(
-        style.paint(f"{counts[look]} {look.word}", look.colour) for look in _ORDER if counts[look]
-    )
-    return f"{format_count(len(pods), 'pod')}: {told}"
+        return "no pod could be audited" if exit_of(report) == 3 else "no running pod has claims"
+    counts = Counter(_badge(pod.compared) for pod in pods)
+    parts = (style.paint(f"{counts[badge]} {badge.word}", badge.colour) for badge in _ORDER if counts[badge])
+    return f"{format_count(len(pods), 'pod')}: {', '.join(parts)}"
 
 
-def limited(one: Compared, value: int) -> int:
-    """A value as it is compared: "as good as none" is none, but in a set of CPUs."""
-    return value if one.knob.knob in {Knob.CPUS, Knob.EFFECTIVE} else limit_of(value)
+def _limited(comparison: KnobComparison, value: int) -> int:
+    """Return a value as it is compared: very large limits count as none. CPU sets stay as they are."""
+    return value if comparison.knob.knob in _CPU_SETS else limit_of(value)
+
+
+# --- JSON --------------------------------------------------------------------------------------------------
+
+FACTS: Final = Shape("version driver pageBytes hugepageSizesKiB:hugepages_kib countsClaims")
+SOURCE: Final = Shape(
+    """
+    origin:provenance.origin read:provenance.read written?:provenance.written_s pods:items absence why:reason
+    """,
+    pods=len,
+)
+RISK: Final = Shape("code container what advice")
+POD: Final = Shape("namespace:pod.namespace name:pod.name uid:pod.uid qosClass:pod.qos claims:pod.claims")
+POD_FINDINGS: Final = Shape("risks notRunning:idle", risks=each(RISK))
+
+
+def document(report: AuditReport) -> dict[str, Any]:
+    """Return the audit as JSON. Keys are only ever added."""
+    audit, facts = report.audit, report.audit.facts
+    return {
+        "apiVersion": API_VERSION,
+        "node": report.node,
+        "at": rfc3339(report.now_s),
+        "cgroups": facts and FACTS(facts),
+        "source": SOURCE(report.answer),
+        "pods": [
+            {
+                **POD(pod),
+                "knobs": [_knob(comparison, facts) for comparison in pod.compared],
+                **POD_FINDINGS(pod),
+            }
+            for pod in audit.pods
+        ],
+        "classes": [_knob(comparison, facts) for comparison in audit.classes],
+        "unread": list(unread_of(report)),
+        "notKnown": list(audit.gaps),
+        "summary": dict(Counter(comparison.verdict.value for comparison in compared_of(audit))),
+    }
+
+
+def _knob(comparison: KnobComparison, facts: NodeFacts | None) -> dict[str, Any]:
+    return {
+        "level": comparison.group.level,
+        "qosClass": comparison.group.qos,
+        "container": comparison.group.container,
+        "knob": comparison.knob.knob,
+        "sizeKiB": comparison.knob.size_kib or None,
+        "file": file_of(comparison.knob, facts.version).name if facts else None,
+        "expected": [_value(comparison, option.value) for option in comparison.expected.accepted],
+        "arithmetic": comparison.expected.arithmetic,
+        "actual": None
+        if isinstance(comparison.actual, Missing)
+        else _value(comparison, _limited(comparison, comparison.actual)),
+        "verdict": comparison.verdict,
+        "why": comparison.why,
+        "risk": comparison.risk,
+    }
+
+
+def _value(comparison: KnobComparison, value: int) -> int | str:
+    """Return CPU sets in the kernel's list format, and ``max`` for no limit: JSON's integers end at 2^53."""
+    if comparison.knob.knob in _CPU_SETS:
+        return format_cpus(value) if value else ""
+    return "max" if value == NO_LIMIT else value

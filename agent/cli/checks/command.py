@@ -1,4 +1,4 @@
-"""``drahealth checks``: what the agent can say of a device, and what to do about each."""
+"""``drahealth checks``: lists the findings that the agent can report, and what to do about each."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from agent.errors import UsageError, suggestion
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
 
-    from agent.cli.checks.check import Group
+    from agent.cli.checks.rows import CheckGroup
 
 UNREADABLE = ".unreadable"
 
@@ -26,10 +26,14 @@ def add_arguments(parser: ArgumentParser) -> None:
         "code",
         metavar="CODE",
         nargs="?",
-        help="one check in full, or all that begin with this or have this word; an XID's number will do",
+        help="a code, the first parts of codes, a word in codes, or the number of an XID",
     )
     parser.add_argument(
-        "-o", "--output", choices=("table", "json", "markdown"), default="table", help="(default: table)"
+        "-o",
+        "--output",
+        choices=("table", "json", "markdown"),
+        default="table",
+        help="output format (default: table)",
     )
     add_colour(parser)
 
@@ -55,46 +59,46 @@ def main(args: Namespace) -> int:
     return 0
 
 
-def find(groups: Sequence[Group], wanted: str) -> tuple[Group, ...]:
-    """The checks that are meant, in their groups: this code, else what begins so, else what has the word.
+def find(groups: Sequence[CheckGroup], wanted: str) -> tuple[CheckGroup, ...]:
+    """Return the checks with this code, else those that begin with it, else those that contain it as a word.
 
     Raises:
-        UsageError: there is none; says which may have been meant.
+        UsageError: No check matches; the text suggests a similar code.
     """
     from agent.cli.checks.rows import unlisted, unreadable
 
     by_code = {check.code: (group, check) for group in groups for check in group.checks}
-    whole = by_code.get(wanted.removesuffix(UNREADABLE))
-    if whole and wanted.endswith(UNREADABLE) and (derived := unreadable(whole[1])):
-        return (whole[0]._replace(checks=(derived,)),)
+    base = by_code.get(wanted.removesuffix(UNREADABLE))
+    if base and wanted.endswith(UNREADABLE) and (derived := unreadable(base[1])):
+        return (base[0]._replace(checks=(derived,)),)
     word = re.escape(wanted.lower())
     for pattern in (word, rf"{word}.*", rf".*\.{word}(\..*)?"):
-        some = [
+        found = [
             group._replace(checks=checks)
             for group in groups
             if (checks := tuple(check for check in group.checks if re.fullmatch(pattern, check.code)))
         ]
-        if some:
-            return tuple(some)
+        if found:
+            return tuple(found)
     for group in groups:
         number = wanted.lower().removeprefix(group.prefix)
         if group.prefix and wanted.lower() != number and re.fullmatch(r"[0-9]{1,9}", number):
             return (group._replace(checks=(unlisted(group.prefix, int(number)),)),)
     raise UsageError(
-        f"{wanted!r} is no check{suggestion(wanted, by_code)}\n"
-        "'drahealth checks' lists them, 'drahealth prepares --codes' what is said of claims"
+        f"no check {wanted!r}{suggestion(wanted, by_code)}\n"
+        "see 'drahealth checks', and 'drahealth prepares --codes' for the errors of claims"
     )
 
 
 VERB = Verb(
     name="checks",
-    summary="what can be said of a device, what it means, what to do",
+    summary="list all checks, with meaning, threshold and advice",
     description=(
-        "Prints the catalogue of checks: with a code one in full, with the beginning of codes those. Needs "
-        "neither an agent nor the devices. Numbers are the defaults."
+        "Lists all checks, or explains one check in full. Needs neither an agent nor the devices. Thresholds "
+        "are the defaults."
     ),
     examples=(
-        ("drahealth checks gpu.xid.79", "what a message means, and what to do"),
+        ("drahealth checks gpu.xid.79", "the meaning of a code in a message, and what to do"),
         ("drahealth checks nvlink", "all checks with this word in their codes"),
     ),
     add_arguments=add_arguments,

@@ -1,4 +1,4 @@
-"""The checks as text: a list, one in full, a page of Markdown, a document. Pure."""
+"""The checks as a list, one check in full, a page of Markdown, and a JSON document. Pure."""
 
 from __future__ import annotations
 
@@ -6,48 +6,45 @@ import re
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any, Final
 
-from agent.cli.output.document import API_VERSION
-from agent.cli.output.text import GAP, LOOKS, Entry, clean, format_entries, wrap
+from agent.cli.output.json import API_VERSION, Shape
+from agent.cli.output.table import GAP, Cell, Entry, Paragraph, TextTable, format_entries, wrap
+from agent.cli.output.text import BADGES, clean, escape_markdown, markdown_table
 from agent.model.health import Severity
 
 if TYPE_CHECKING:
-    from agent.cli.checks.check import Check, Group
+    from agent.cli.checks.rows import CheckGroup, CheckRow
     from agent.cli.output.terminal import Style
 
 COMMAND: Final = re.compile(r"(gpu \d|init|reload|profile|storm|wait|echo|for) .*")
-"""What of "try it" is typed, not read."""
+"""Texts of "try it" that are commands."""
 
 PREFACE: Final = """\
 # Checks
 
-Everything that drahealth can say of a device: what it means, when it is said, whose it is, what to do, and
-how to see it happen. This page is what `drahealth checks -o markdown` prints; `drahealth checks gpu.xid.79`
-prints one check, and takes any code out of a message. Numbers are the defaults;
-[configuration.md](configuration.md) says how to change those that can be.
+All findings that drahealth can report about a device: meaning, condition, blame, advice, and how to provoke
+each. This page is the output of `drahealth checks -o markdown`; `drahealth checks gpu.xid.79` prints one
+check, and takes any code from a message. Thresholds are the defaults; [configuration.md](configuration.md)
+lists those that can be changed.
 
-| word | meaning | the kubelet is told |
+| severity | meaning | the kubelet gets |
 | --- | --- | --- |
-| **unhealthy** | not to be used | Unhealthy |
-| **unknown** | nobody can look | Unknown |
-| **degraded** | it works, but not as it should | Healthy, with a message |
+| **unhealthy** | the device must not be used | Unhealthy |
+| **unknown** | the state of the device cannot be read | Unknown |
+| **degraded** | the device works, but not as it should | Healthy, with a message |
 | info | worth knowing | Healthy |
 
-Blame is who can mend it: hardware, driver, workload, configuration, or the agent. A code with `.unreadable`
-behind it says that what the check reads was readable and no longer is: the device is unknown, and the message
-has the file or the call and its error.
+Blame names the part that needs a fix: hardware, driver, workload, configuration, or the agent. A code that
+ends in `.unreadable` reports that the data of the check could be read before and cannot be read any more: the
+device is unknown, and the message has the file or the call and its error.
 
-No GPU is needed to try the checks of GPUs: `gpu 0 ...` and the like are commands for a fake NVML, see
-[fake-nvml.md](fake-nvml.md). What is written to `/dev/kmsg` by hand is heard by an agent that runs with
+The checks of GPUs can be tried without a GPU: `gpu 0 ...` and similar commands are for a fake NVML, see
+[fake-nvml.md](fake-nvml.md). An agent accepts lines that are written to `/dev/kmsg` by hand if it runs with
 `--kmsg-any-facility`.
 """
 
 
-def render_list(groups: Iterable[Group], style: Style, *, whole: bool) -> str:
-    """One line per check.
-
-    Args:
-        whole: Lists of codes too; else only how many they are.
-    """
+def render_list(groups: Iterable[CheckGroup], style: Style, *, whole: bool) -> str:
+    """Return one row per check; numbered codes are only counted, unless `whole`."""
     lines: list[str] = []
     for group in groups:
         lines += ["", style.paint(group.title, "bold")]
@@ -55,63 +52,39 @@ def render_list(groups: Iterable[Group], style: Style, *, whole: bool) -> str:
             number = len(group.checks)
             lines.append(f"  {group.prefix}<N>{GAP}{number} codes, see drahealth checks {group.prefix[:-1]}")
             continue
-        codes = max(len(check.code) for check in group.checks)
-        words = max(len(check.severity.name) for check in group.checks)
+        table = TextTable()
         for check in group.checks:
-            word = check.severity.name.lower()
-            lead = f"  {check.code:{codes}}{GAP}"
-            indent = " " * (len(lead) + words + len(GAP))
-            first, *rest = wrap(clean(check.what), style, first=indent, rest=indent)
-            painted = style.paint(word, LOOKS[check.severity].colour) + " " * (words - len(word))
-            lines += [f"{lead}{painted}{GAP}{first[len(indent) :]}", *rest]
+            severity = Cell(check.severity.name.lower(), (BADGES[check.severity].colour,))
+            table.add(check.code, severity, text=[Paragraph(clean(check.meaning))])
+        lines += table.lines(style)
     return "\n".join(lines[1:]) + "\n"
 
 
-def render_check(check: Check, group: Group, style: Style) -> str:
-    """One check in full."""
+def render_check(check: CheckRow, group: CheckGroup, style: Style) -> str:
+    """Return one check in full."""
     entries = [Entry(title, clean(text)) for title, text in _facts(check, group)]
     if "/dev/kmsg" in check.try_it:
-        entries.append(Entry("", "(an agent hears it that runs with --kmsg-any-facility)"))
-    verdict = style.paint(check.severity.name.lower(), LOOKS[check.severity].colour)
-    head = f"{style.paint(check.code, 'bold')}{GAP}{verdict}, blame: {check.blame}"
-    what = wrap(check.what, style, first="  ", rest="  ")
-    return "\n".join([head, *what, "", *format_entries(entries, style)]) + "\n"
+        entries.append(Entry("", "(needs an agent that runs with --kmsg-any-facility)"))
+    severity = style.paint(check.severity.name.lower(), BADGES[check.severity].colour)
+    head = f"{style.paint(check.code, 'bold')}{GAP}{severity}, blame: {check.blame}"
+    meaning = wrap(check.meaning, style, first="  ", rest="  ")
+    return "\n".join([head, *meaning, "", *format_entries(entries, style)]) + "\n"
 
 
-def _facts(check: Check, group: Group) -> Iterator[tuple[str, str]]:
-    yield group.when, check.threshold
-    yield group.why, check.why
+def _facts(check: CheckRow, group: CheckGroup) -> Iterator[tuple[str, str]]:
+    yield group.threshold_title, check.threshold
+    yield group.why_title, check.why
     yield "what to do", check.advice
     yield "source", check.source
     if check.try_it:
         yield "try it", check.try_it
 
 
-def document(groups: Iterable[Group]) -> dict[str, Any]:
-    """All checks for programs."""
-    return {
-        "apiVersion": API_VERSION,
-        "checks": [
-            {
-                "code": check.code,
-                "group": group.title,
-                "severity": check.severity.name.lower(),
-                "blame": check.blame,
-                "source": check.source,
-                "what": check.what,
-                "threshold": check.threshold,
-                "why": check.why,
-                "advice": check.advice,
-                "tryIt": check.try_it,
-            }
-            for group in groups
-            for check in group.checks
-        ],
-    }
+# --- Markdown ----------------------------------------------------------------------------------------------
 
 
-def markdown(groups: Iterable[Group]) -> str:
-    """The page."""
+def markdown(groups: Iterable[CheckGroup]) -> str:
+    """Return the page docs/checks.md."""
     parts = [PREFACE]
     for group in groups:
         parts.append(f"## {group.title}\n")
@@ -124,29 +97,37 @@ def markdown(groups: Iterable[Group]) -> str:
     return "\n".join(parts)
 
 
-def _section(check: Check, group: Group) -> str:
-    verdict = f"**{check.severity.name.lower()}**, blame: {check.blame}."
-    lines = [f"### `{check.code}`", "", f"{verdict} {_escape(check.what)}", ""]
+def _section(check: CheckRow, group: CheckGroup) -> str:
+    severity = f"**{check.severity.name.lower()}**, blame: {check.blame}."
+    lines = [f"### `{check.code}`", "", f"{severity} {escape_markdown(check.meaning)}", ""]
     for title, text in _facts(check, group):
-        lines.append(f"- {title}: {_typed(text) if title == 'try it' else _escape(text)}")
+        is_command = title == "try it" and COMMAND.fullmatch(text)
+        lines.append(f"- {title}: {f'`{text}`' if is_command else escape_markdown(text)}")
     return "\n".join(lines) + "\n"
 
 
-def _table(group: Group) -> str:
-    rows = [[group.title[:-1], "what it means", group.when, "blame", group.why, "what to do"], ["---"] * 6]
+def _table(group: CheckGroup) -> str:
+    rows = [[group.title[:-1], "meaning", group.threshold_title, "blame", group.why_title, "what to do"]]
     for check in group.checks:
-        is_told = check.severity > Severity.INFO
-        verdict = re.sub(r"^\w+", r"**\g<0>**", check.threshold) if is_told else check.threshold
+        is_finding = check.severity > Severity.INFO
+        severity = re.sub(r"^\w+", r"**\g<0>**", check.threshold) if is_finding else check.threshold
         number = check.code.removeprefix(group.prefix)
-        cells = (number, check.what, verdict, check.blame, check.why, check.advice)
-        rows.append([_escape(cell) for cell in cells])
-    return "".join(f"| {' | '.join(row)} |\n" for row in rows)
+        rows.append([number, check.meaning, severity, check.blame, check.why, check.advice])
+    return markdown_table(rows)
 
 
-def _typed(text: str) -> str:
-    return f"`{text}`" if COMMAND.fullmatch(text) else _escape(text)
+# --- JSON --------------------------------------------------------------------------------------------------
+
+CHECK: Final = Shape("severity blame source what:meaning threshold why advice tryIt")
 
 
-def _escape(text: str) -> str:
-    """Text that Markdown would take for something else: a placeholder for a tag, a bar for a column."""
-    return re.sub(r"[<>|]", r"\\\g<0>", text)
+def document(groups: Iterable[CheckGroup]) -> dict[str, Any]:
+    """Return all checks as JSON. Keys are only ever added."""
+    return {
+        "apiVersion": API_VERSION,
+        "checks": [
+            {"code": check.code, "group": group.title, **CHECK(check)}
+            for group in groups
+            for check in group.checks
+        ],
+    }

@@ -1,4 +1,4 @@
-"""``drahealth conform``: plays the kubelet to any DRA driver, and says what a kubelet would make of it."""
+"""``drahealth conform``: acts as a kubelet towards a DRA driver, and checks the driver."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from agent.errors import UsageError
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
 
-    from agent.conform.kubelet.session import Wishes
+    from agent.conform.kubelet.session import SessionOptions
 
 HELP: Final = "try 'drahealth conform --help'"
 
@@ -29,41 +29,41 @@ def add_arguments(parser: ArgumentParser) -> None:
         "--socket",
         metavar="PATH",
         type=Path,
-        help="the driver's service socket (default: as it is registered)",
+        help="service socket of the driver (default: the registered one)",
     )
     parser.add_argument(
         "--plugin-dir",
         metavar="DIR",
         type=Path,
-        help="look at registration, too: the kubelet's plugins_registry, or any directory of such sockets",
+        help="also check registration, in the kubelet's plugins_registry or a directory like it",
     )
-    parser.add_argument("--driver", metavar="NAME", help="which one, if several are registered there")
+    parser.add_argument("--driver", metavar="NAME", help="the driver to check, if several are registered")
     parser.add_argument(
         "--kubelet-dir",
         metavar="DIR",
         type=Path,
         default=KUBELET_DIR,
-        help=f"where endpoints must be (default: {KUBELET_DIR})",
+        help=f"directory that must contain the endpoints (default: {KUBELET_DIR})",
     )
     parser.add_argument(
         "--for",
         dest="window",
         metavar="TIME",
         default="40s",
-        help=f"how long to listen, {LEAST_S}s to {MOST_S // 60}m (default: 40s, more than the usual lease)",
+        help=f"how long to record, {LEAST_S}s to {MOST_S // 60}m (default: 40s, more than the default lease)",
     )
     parser.add_argument(
         "--refuse",
         action="store_true",
-        help="tell the driver once that it was not registered; some end then: not for one in use",
+        help="report a failed registration once; some drivers exit then, so do not use it in production",
     )
-    parser.add_argument("--checks", action="store_true", help="list all checks instead; needs no driver")
+    parser.add_argument("--checks", action="store_true", help="list the checks instead; needs no driver")
     parser.add_argument(
         "-o",
         "--output",
         choices=("table", "json", "markdown"),
         default="table",
-        help="markdown: of --checks only (default: table)",
+        help="output format; markdown only with --checks (default: table)",
     )
     add_colour(parser)
 
@@ -71,57 +71,61 @@ def add_arguments(parser: ArgumentParser) -> None:
 def main(args: Namespace) -> int:
     style = style_of(sys.stdout, args.color, os.environ)
     if args.checks:
-        from agent.cli.conform.checks import checks_document, markdown, render_checks
+        from agent.cli.conform.text import checks_document, render_checks, render_checks_markdown
         from agent.conform.table import CHECKS
 
         match args.output:
             case "json":
                 print(json.dumps(checks_document(CHECKS), indent=2))
             case "markdown":
-                print(markdown(CHECKS), end="")
+                print(render_checks_markdown(CHECKS), end="")
             case _:
                 print(render_checks(CHECKS, style), end="")
         return 0
-    wishes = _wishes(args)
+    options = _session_options(args)
     import asyncio
 
     from agent.cli.conform.text import document, exit_of, render
-    from agent.conform.kubelet import session as kubelet_part
-    from agent.conform.results import judge
+    from agent.conform.kubelet.session import run_session
+    from agent.conform.table import run_checks
 
-    seen = asyncio.run(kubelet_part.observe(wishes, lambda socket: _say(socket, wishes)))
-    results = judge(seen)
+    record = asyncio.run(run_session(options, lambda socket: _print_start(socket, options)))
+    results = run_checks(record)
     if args.output == "json":
-        print(json.dumps(document(seen, results), indent=2))
+        print(json.dumps(document(record, results), indent=2))
     else:
-        print(render(seen, results, style), end="")
+        print(render(record, results, style), end="")
     return exit_of(results)
 
 
-def _say(socket: str, wishes: Wishes) -> None:
+def _print_start(socket: str, options: SessionOptions) -> None:
     if sys.stderr.isatty():
-        how_long = format_duration(wishes.window_s * S)
-        print(f"listening to {clean(socket)} for {how_long}, Ctrl-C ends", file=sys.stderr)
+        duration = format_duration(options.window_s * S)
+        print(f"recording {clean(socket)} for {duration}, press Ctrl-C to stop", file=sys.stderr)
 
 
-def _wishes(args: Namespace) -> Wishes:
-    """Raises UsageError: what was asked for means nothing."""
-    from agent.conform.kubelet.session import Wishes
+def _session_options(args: Namespace) -> SessionOptions:
+    """Return the options of a session.
+
+    Raises:
+        UsageError: The flags contradict each other, or one is missing or out of range.
+    """
+    from agent.conform.kubelet.session import SessionOptions
 
     if args.output == "markdown":
-        raise UsageError(f"-o markdown is for --checks\n{HELP}")
+        raise UsageError(f"-o markdown: only with --checks\n{HELP}")
     if args.socket is None and args.plugin_dir is None:
-        raise UsageError(f"which driver? give --socket, --plugin-dir, or both\n{HELP}")
+        raise UsageError(f"no driver is given: use --socket, --plugin-dir, or both\n{HELP}")
     if args.plugin_dir is None and (args.driver is not None or args.refuse):
         flag = "--refuse" if args.refuse else "--driver"
-        raise UsageError(f"{flag} is about registration: give --plugin-dir, too\n{HELP}")
+        raise UsageError(f"{flag} needs --plugin-dir\n{HELP}")
     try:
         window_s = parse_duration(args.window) / S
     except ValueError as error:
         raise UsageError(f"--for: {error}") from None
     if not LEAST_S <= window_s <= MOST_S:
         raise UsageError(f"--for: {args.window} is not between {LEAST_S}s and {MOST_S // 60}m")
-    return Wishes(
+    return SessionOptions(
         socket=_absolute(args.socket),
         plugin_dir=_absolute(args.plugin_dir),
         driver=args.driver or "",
@@ -137,16 +141,16 @@ def _absolute(path: Path | None) -> str:
 
 VERB = Verb(
     name="conform",
-    summary="what a kubelet would make of a DRA driver's health and registration",
+    summary="check the health service and registration of a DRA driver",
     description=(
-        "Plays the kubelet, 1.34 to 1.37, to any DRA driver: opens health streams, asks who it is, "
-        "says that it is registered, has it prepare no claims. That is harmless to a driver in use, but for"
-        " --refuse; while a kubelet is attached, there are two. Exits with 0 if all passed that could be "
-        "run, 1 with a warning, 2 with a failure, 3 if nothing could be judged, 69 if nobody serves the "
-        "socket."
+        "Acts as a kubelet, 1.34 to 1.37, towards any DRA driver: opens health streams, calls "
+        "GetInfo, reports that the driver is registered, prepares no claims. This is harmless to a driver in "
+        "use, except with --refuse; a kubelet may be attached at the same time. Exits with 0 if all checks "
+        "that could be run passed, 1 with a warning, 2 with a failure, 3 if no check could be run, 69 if the "
+        "socket is not served."
     ),
     examples=(
-        ("drahealth conform --socket /var/lib/kubelet/plugins/gpu.example.com/dra.sock", "health alone"),
+        ("drahealth conform --socket /var/lib/kubelet/plugins/gpu.example.com/dra.sock", "health only"),
         (
             "drahealth conform --plugin-dir /var/lib/kubelet/plugins_registry --driver gpu.example.com",
             "registration and health",

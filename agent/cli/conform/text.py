@@ -1,112 +1,183 @@
-"""What ``drahealth conform`` found, as a table and as a document. Pure."""
+"""Result of ``drahealth conform``, and its list of checks, as tables, Markdown and JSON. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import groupby
 from typing import TYPE_CHECKING, Any, Final
 
-from agent.cli.output.document import API_VERSION
-from agent.cli.output.text import GAP, Look, clean, format_age, format_count, wrap
-from agent.conform.verdicts import Verdict
+from agent.cli.output.json import API_VERSION, Shape
+from agent.cli.output.table import GAP, Cell, Paragraph, TextTable, advice, wrap
+from agent.cli.output.text import Badge, clean, format_age, format_count, markdown_table
+from agent.conform.verdicts import CheckVerdict
 
 if TYPE_CHECKING:
     from agent.cli.output.terminal import Style
-    from agent.conform.observed import Observed
-    from agent.conform.results import Result
+    from agent.conform.observed import SessionRecord
+    from agent.conform.table import CheckResult, ConformCheck
 
-LOOKS: Final = {
-    Verdict.FAIL: Look("✖", "x", "fail", "red"),
-    Verdict.WARN: Look("▲", "!", "warn", "yellow"),
-    Verdict.PASS: Look("●", "+", "pass", "green"),
-    Verdict.NOT_RUN: Look("◌", "?", "not run", "magenta"),
+VERDICT_BADGES: Final = {
+    CheckVerdict.FAIL: Badge("✖", "x", "fail", "red"),
+    CheckVerdict.WARN: Badge("▲", "!", "warn", "yellow"),
+    CheckVerdict.PASS: Badge("●", "+", "pass", "green"),
+    CheckVerdict.NOT_RUN: Badge("◌", "?", "not run", "magenta"),
 }
-"""The worst first, as they are listed."""
+"""Badges of the verdicts, worst first."""
+
+EXITS: Final = {CheckVerdict.FAIL: 2, CheckVerdict.WARN: 1, CheckVerdict.PASS: 0, CheckVerdict.NOT_RUN: 3}
+"""Exit codes; the first verdict that occurs decides. If no check was run, the result is unknown."""
+
+GROUPS: Final = {
+    "socket": "The service socket",
+    "health": "The health stream",
+    "registration": "Registration",
+}
+"""Titles by the first part of a code."""
+
+PREFACE: Final = """\
+# Conformance checks for DRA drivers
+
+All checks of `drahealth conform`, which acts as a kubelet towards any DRA driver. This page is the
+output of `drahealth conform --checks -o markdown`.
+
+```
+drahealth conform --socket /var/lib/kubelet/plugins/gpu.example.com/dra.sock
+drahealth conform --plugin-dir /var/lib/kubelet/plugins_registry --driver gpu.example.com
+```
+
+The first command checks health only, on any socket that serves it: a driver's, or an agent's
+`drivers/<driver>.sock`. The second finds the driver by its registration, and checks that, too. It records for
+40 s unless `--for` is given, which is longer than a device's default lease in the kubelet; for longer leases,
+the result states the time to use.
+
+The checks are harmless to a driver in use: they open health streams, call GetInfo, report that the driver is
+registered, and prepare no claims. If a kubelet is attached, the driver has two clients. The exception is
+`--refuse`, which reports a failed registration once; some drivers exit then.
+
+A check passes, warns, fails, or is not run for a stated reason; a check that was not run never counts as
+passed. The exit code is 0 if all checks that were run passed, 1 with a warning, 2 with a failure, 3 if no
+check could be run, 64 for an invalid command line, 69 if the socket is not served, 77 if it may not be
+opened. `-o json` prints all results for programs.
+
+The checks apply to kubelets 1.34 to 1.37, unless a text names a release.
+"""
 
 
-EXITS: Final = {Verdict.FAIL: 2, Verdict.WARN: 1, Verdict.PASS: 0, Verdict.NOT_RUN: 3}
-"""The first that there is decides. Where nothing could be judged, nothing is known to be well."""
+# --- results -----------------------------------------------------------------------------------------------
 
 
-def exit_of(results: Iterable[Result]) -> int:
-    """What to exit with."""
+def exit_of(results: Iterable[CheckResult]) -> int:
+    """Return the exit code."""
     verdicts = {result.verdict for result in results}
     return next(code for verdict, code in EXITS.items() if verdict in verdicts)
 
 
-def render(seen: Observed, results: Sequence[Result], style: Style) -> str:
-    """The worst first, each that is not well with the kubelet's side of it and what to do."""
-    head = clean(seen.socket or "no service socket")
-    heard = f"listened for {format_age(seen.window_s)}" if seen.window_s else "nobody to listen to"
-    lines = [f"{style.paint(head, 'bold')}{GAP}{heard}", ""]
-    width = max(len(result.check.code) for result in results)
-    for verdict in (Verdict.FAIL, Verdict.WARN, Verdict.PASS):
-        for result in results:
-            if result.verdict is verdict:
-                lines += _row(result, width, style)
-    lines += _unjudged([one for one in results if one.verdict is Verdict.NOT_RUN], style)
-    return "\n".join([*lines, "", _sum(results, style)]) + "\n"
+def render(record: SessionRecord, results: Sequence[CheckResult], style: Style) -> str:
+    """Return the results, worst first; each that did not pass with its effect on a kubelet and advice."""
+    socket = clean(record.socket or "no service socket")
+    duration = f"recorded for {format_age(record.window_s)}" if record.window_s else "no connection"
+    table = TextTable()
+    for verdict in (CheckVerdict.FAIL, CheckVerdict.WARN, CheckVerdict.PASS):
+        badge = VERDICT_BADGES[verdict]
+        for result in (result for result in results if result.verdict is verdict):
+            text = [Paragraph(clean(result.observation))]
+            if verdict is not CheckVerdict.PASS:
+                text += [Paragraph(result.check.why, ("dim",)), advice(result.check.advice, style)]
+            word = Cell(badge.word, (badge.colour,))
+            table.add(result.check.code, word, mark=badge.mark(style), text=text)
+    skipped = _skipped([result for result in results if result.verdict is CheckVerdict.NOT_RUN], style)
+    lines = [f"{style.paint(socket, 'bold')}{GAP}{duration}", "", *table.lines(style), *skipped]
+    return "\n".join([*lines, "", _total(results, style)]) + "\n"
 
 
-def _row(result: Result, width: int, style: Style) -> Iterator[str]:
-    look = LOOKS[result.verdict]
-    sign = style.paint(look.sign if style.unicode else look.ascii, look.colour)
-    indent = " " * (2 + width + len(GAP) + len(look.word) + len(GAP))
-    first, *rest = wrap(clean(result.saw), style, first=indent, rest=indent) or [indent]
-    lead = f"{sign} {result.check.code:{width}}{GAP}{style.paint(look.word, look.colour)}{GAP}"
-    yield lead + first[len(indent) :]
-    yield from rest
-    if result.verdict is not Verdict.PASS:
-        arrow = "→ " if style.unicode else "> "
-        yield from wrap(result.check.why, style, first=indent, rest=indent, paint=("dim",))
-        yield from wrap(arrow + result.check.advice, style, first=indent, rest=indent + "  ", paint=("cyan",))
-
-
-def _unjudged(results: Sequence[Result], style: Style) -> Iterator[str]:
-    """Those that were not run, by the reason."""
-    look = LOOKS[Verdict.NOT_RUN]
-    sign = style.paint(look.sign if style.unicode else look.ascii, look.colour)
-    for reason in dict.fromkeys(result.saw for result in results):
-        codes = ", ".join(result.check.code for result in results if result.saw == reason)
+def _skipped(results: Sequence[CheckResult], style: Style) -> Iterator[str]:
+    """Yield the checks that were not run, grouped by the reason."""
+    for reason in dict.fromkeys(result.observation for result in results):
+        codes = ", ".join(result.check.code for result in results if result.observation == reason)
         first, *rest = wrap(f"not run, {clean(reason)}: {codes}", style, first="  ", rest="    ")
-        yield f"{sign} {first[2:]}"
+        yield f"{VERDICT_BADGES[CheckVerdict.NOT_RUN].mark(style)} {first[2:]}"
         yield from rest
 
 
-def _sum(results: Sequence[Result], style: Style) -> str:
-    numbers = {verdict: sum(one.verdict is verdict for one in results) for verdict in Verdict}
+def _counts(results: Sequence[CheckResult]) -> dict[CheckVerdict, int]:
+    return {verdict: sum(result.verdict is verdict for result in results) for verdict in CheckVerdict}
+
+
+def _total(results: Sequence[CheckResult], style: Style) -> str:
+    counts = _counts(results)
+    texts = {
+        CheckVerdict.PASS: f"{counts[CheckVerdict.PASS]} passed",
+        CheckVerdict.WARN: format_count(counts[CheckVerdict.WARN], "warning"),
+        CheckVerdict.FAIL: f"{counts[CheckVerdict.FAIL]} failed",
+        CheckVerdict.NOT_RUN: f"{counts[CheckVerdict.NOT_RUN]} not run",
+    }
     parts = [
-        (f"{numbers[Verdict.PASS]} passed", numbers[Verdict.PASS], Verdict.PASS),
-        (format_count(numbers[Verdict.WARN], "warning"), numbers[Verdict.WARN], Verdict.WARN),
-        (f"{numbers[Verdict.FAIL]} failed", numbers[Verdict.FAIL], Verdict.FAIL),
-        (f"{numbers[Verdict.NOT_RUN]} not run", numbers[Verdict.NOT_RUN], Verdict.NOT_RUN),
+        style.paint(text, VERDICT_BADGES[verdict].colour)
+        for verdict, text in texts.items()
+        if counts[verdict]
     ]
-    said = ", ".join(style.paint(text, LOOKS[verdict].colour) for text, number, verdict in parts if number)
-    return f"{format_count(len(results), 'check')}: {said}"
+    return f"{format_count(len(results), 'check')}: {', '.join(parts)}"
 
 
-def document(seen: Observed, results: Sequence[Result]) -> dict[str, Any]:
-    """All of it for programs. Keys are only ever added."""
+RESULT: Final = Shape("code:check.code result:verdict title:check.title saw:observation why:check.why")
+
+
+def document(record: SessionRecord, results: Sequence[CheckResult]) -> dict[str, Any]:
+    """Return the results as JSON. Keys are only ever added."""
+    counts = _counts(results)
+    findings = (CheckVerdict.WARN, CheckVerdict.FAIL)
     return {
         "apiVersion": API_VERSION,
-        "socket": seen.socket or None,
-        "pluginDir": seen.directory.path if seen.directory else None,
-        "listenedSeconds": seen.window_s,
+        "socket": record.socket or None,
+        "pluginDir": record.directory.path if record.directory else None,
+        "listenedSeconds": record.window_s,
         "summary": {
             "checks": len(results),
-            "passed": sum(one.verdict is Verdict.PASS for one in results),
-            "warned": sum(one.verdict is Verdict.WARN for one in results),
-            "failed": sum(one.verdict is Verdict.FAIL for one in results),
-            "notRun": sum(one.verdict is Verdict.NOT_RUN for one in results),
+            "passed": counts[CheckVerdict.PASS],
+            "warned": counts[CheckVerdict.WARN],
+            "failed": counts[CheckVerdict.FAIL],
+            "notRun": counts[CheckVerdict.NOT_RUN],
         },
         "results": [
-            {
-                "code": result.check.code,
-                "result": result.verdict,
-                "title": result.check.title,
-                "saw": result.saw,
-                "why": result.check.why,
-                "advice": result.check.advice if result.verdict in (Verdict.WARN, Verdict.FAIL) else None,
-            }
+            {**RESULT(result), "advice": result.check.advice if result.verdict in findings else None}
             for result in results
         ],
     }
+
+
+# --- the list of checks ------------------------------------------------------------------------------------
+
+
+def _by_group(checks: Iterable[ConformCheck]) -> Iterable[tuple[str, list[ConformCheck]]]:
+    for head, members in groupby(checks, key=lambda check: check.code.partition(".")[0]):
+        yield GROUPS[head], list(members)
+
+
+def render_checks(checks: Iterable[ConformCheck], style: Style) -> str:
+    """Return the checks by group: the property of a good driver, the method, and the effect on a kubelet."""
+    table = TextTable()
+    for title, members in _by_group(checks):
+        table.add_lines(["", style.paint(title, "bold")])
+        for check in members:
+            details = (Paragraph(text, ("dim",)) for text in (check.method, check.why))
+            table.add(check.code, text=[Paragraph(check.title), *details])
+    return "\n".join(list(table.lines(style))[1:]) + "\n"
+
+
+def render_checks_markdown(checks: Iterable[ConformCheck]) -> str:
+    """Return the page docs/conform.md."""
+    parts = [PREFACE]
+    for title, members in _by_group(checks):
+        parts.append(f"## {title}\n")
+        titles = ["code", "property of a good driver", "method", "effect on a kubelet", "what to do"]
+        cells = ((f"`{check.code}`", check.title, check.method, check.why, check.advice) for check in members)
+        parts.append(markdown_table([titles, *cells]))
+    return "\n".join(parts)
+
+
+CHECK: Final = Shape("code title looksAt:method why advice")
+
+
+def checks_document(checks: Iterable[ConformCheck]) -> dict[str, Any]:
+    """Return the checks as JSON. Keys are only ever added."""
+    return {"apiVersion": API_VERSION, "checks": [CHECK(check) for check in checks]}

@@ -1,4 +1,4 @@
-"""``drahealth explain``: who is hurt by a device, and why a pod or a claim is as it is."""
+"""``drahealth explain``: shows which pods a device affects, and the state of a pod's or claim's devices."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from agent.errors import ConfigError, UsageError, suggestion
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
 
-    from agent.cli.explain.places import Places
+    from agent.cli.explain.answer import SourcePaths
 
 HELP: Final = "try 'drahealth explain --help'"
 KINDS: Final = ("pod", "claim")
@@ -31,20 +31,20 @@ def add_arguments(parser: ArgumentParser) -> None:
         "what",
         metavar="DEVICE | pod POD | claim CLAIM",
         nargs="+",
-        help="a device: driver/pool/name, pool/name, name or CDI id; a pod or a claim: namespace/name or UID",
+        help="device: driver/pool/name, pool/name, name or CDI id; pod or claim: namespace/name, name or UID",
     )
     parser.add_argument(
         "--pods",
         metavar="FILE",
         type=Path,
-        help="pods as 'kubectl get pods -A -o json' or yaml shows them; of the node then nothing is "
-        "asked but what is named by a flag",
+        help="output of 'kubectl get pods -A -o json' or yaml; then only sources that a flag names are read "
+        "from the node",
     )
     parser.add_argument(
         "--claims",
         metavar="FILE",
         type=Path,
-        help="claims as 'kubectl get resourceclaims -A -o json' or yaml shows them; likewise",
+        help="output of 'kubectl get resourceclaims -A -o json' or yaml, as --pods",
     )
     add_output(parser)
     add_settings(
@@ -53,8 +53,8 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def main(args: Namespace) -> int:
-    kind, word = _subject(args.what)
-    places = _places(args)
+    kind, name = _subject(args.what)
+    paths = _source_paths(args)
     import asyncio
 
     from agent.cli.explain.document import document
@@ -62,19 +62,18 @@ def main(args: Namespace) -> int:
     from agent.cli.explain.sources import gather
     from agent.cli.explain.text import render
 
-    with _no_collector():
-        explained = explain(kind, word, asyncio.run(gather(places)))
+    with _gc_disabled():
+        explanation = explain(kind, name, asyncio.run(gather(paths)))
     if args.output == "json":
-        print(json.dumps(document(explained), indent=2))
+        print(json.dumps(document(explanation), indent=2))
     else:
-        print(render(explained, style_of(sys.stdout, args.color, os.environ)), end="")
-    return EXIT_OF_SEVERITY[severity_of(explained)]
+        print(render(explanation, style_of(sys.stdout, args.color, os.environ)), end="")
+    return EXIT_OF_SEVERITY[severity_of(explanation)]
 
 
 @contextmanager
-def _no_collector() -> Iterator[None]:
-    """Cycles are not looked for: in what is read there are none, and with thousands of pods that is nearly
-    half of the time."""
+def _gc_disabled() -> Iterator[None]:
+    """Disable garbage collection: the answers have no cycles, and it would take half of the time."""
     was_on = gc.isenabled()
     gc.disable()
     try:
@@ -85,23 +84,23 @@ def _no_collector() -> Iterator[None]:
 
 
 def _subject(words: list[str]) -> tuple[str, str]:
-    """What is asked for, and its name."""
+    """Return the kind and name of the subject."""
     match words:
         case [kind] if kind in KINDS:
-            raise UsageError(f"which {kind}? drahealth explain {kind} NAMESPACE/NAME\n{HELP}")
+            raise UsageError(f"no {kind} is given: drahealth explain {kind} NAMESPACE/NAME\n{HELP}")
         case [name]:
             return "device", name
         case [kind, name] if kind in KINDS:
             return kind, name
         case [kind, _]:
-            raise UsageError(f"{kind!r} is none of {', '.join(KINDS)}{suggestion(kind, KINDS)}\n{HELP}")
+            raise UsageError(f"{kind!r} is not one of {', '.join(KINDS)}{suggestion(kind, KINDS)}\n{HELP}")
         case _:
-            raise UsageError(f"{len(words)} words, one device, pod or claim at a time\n{HELP}")
+            raise UsageError(f"{len(words)} arguments; give one device, pod or claim\n{HELP}")
 
 
-def _places(args: Namespace) -> Places:
-    """Where to look. With files of objects it is about them, and about those places that are named beside."""
-    from agent.cli.explain.places import Places
+def _source_paths(args: Namespace) -> SourcePaths:
+    """Return the places of the sources. With files of objects, only places that a flag names are included."""
+    from agent.cli.explain.answer import SourcePaths
 
     flags, file = flags_of(args), config_file_of(args)
     config = load(flags, os.environ, file=file, serves=False)
@@ -110,13 +109,13 @@ def _places(args: Namespace) -> Places:
     if not offline or "--runtime-dir" in flags:
         try:
             runtime_dir = load_runtime_dir(flags, os.environ, file=file)
-        except ConfigError:  # a user without a place of one's own: then the node's agent
+        except ConfigError:  # a user without a runtime directory: use the node's agent
             runtime_dir = RUNTIME_DIR
     if not offline or flags.keys() & {"--state-dir", "--runtime-dir"}:
         state_dir = config.state_dir
     kubelet_dir = config.kubelet_dir if not offline or "--kubelet-dir" in flags else None
     cgroupfs_root = config.cgroupfs_root if not offline or "--cgroupfs-root" in flags else None
-    return Places(
+    return SourcePaths(
         runtime_dir,
         kubelet_dir,
         state_dir,
@@ -129,16 +128,16 @@ def _places(args: Namespace) -> Places:
 
 VERB = Verb(
     name="explain",
-    summary="who is hurt by a device, and why a pod or a claim is as it is",
+    summary="show which pods a device affects, or the devices of a pod or claim",
     description=(
-        "Asks everybody on the node who knows something, at the same time, a socket for 2 s at most and a "
-        "file for 5 s: the agent and its record, the kubelet, the cgroups, the drivers; and says who said "
-        "what. Exits with 0 if the worst device concerned is healthy, 1 if it is degraded, 2 if it is "
-        "unhealthy, 3 if it is unknown; 64 if nothing of that name is known, 69 if nobody says anything."
+        "Reads all sources on the node in parallel, with a timeout of 2 s for a socket and 5 s for a file: "
+        "the agent and its history, the kubelet, cgroups, drivers; and names the source of each fact. Exits "
+        "with 0 if the worst device concerned is healthy, 1 if it is degraded, 2 if it is unhealthy, 3 if it "
+        "is unknown; 64 if the name is not known, 69 if no source answers."
     ),
     examples=(
-        ("drahealth explain gpu.example.com/node-1/gpu-3", "how it is, and whom it hurts"),
-        ("drahealth explain pod team-a/train-0", "its claims, their devices, what the kubelet shows"),
+        ("drahealth explain gpu.example.com/node-1/gpu-3", "health of a device, and the pods that use it"),
+        ("drahealth explain pod team-a/train-0", "the claims and devices of a pod"),
     ),
     add_arguments=add_arguments,
     main=main,

@@ -1,140 +1,157 @@
-"""From what everybody said to what concerns a device, a pod or a claim. Pure.
+"""Derivation of an explanation from the answers of all sources. Pure.
 
-Nothing is joined by guess: where a name and a UID may be one and the same, both stand there, and it is said.
+Nothing is joined by guess: where a name and a UID may be of one pod, both are shown with a remark.
 """
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Iterator
-from itertools import islice
-from typing import Final
+from collections import defaultdict
+from collections.abc import Container, Iterable, Iterator, Mapping
+from itertools import chain, islice
+from typing import Final, TypeVar
 
-from agent.cli.explain.assertions import Said, mirrors, streamed
-from agent.cli.explain.find import NotKnown, find_claims, find_devices, find_pods
-from agent.cli.explain.words import (
+from agent.cli.explain.answer import (
+    AGENT,
     PREPARES,
     TAINTS,
-    Account,
-    Explained,
-    Gathered,
-    Hurt,
+    AffectedUse,
+    ClaimFacts,
+    DeviceFacts,
+    Explanation,
+    NodeAnswers,
+    PodFacts,
+    ReportedHealth,
+    SourceResult,
 )
-from agent.cli.history.find import claim_names, device_names, pod_names
+from agent.cli.explain.find import UnknownName, find_claims, find_devices, find_pods
+from agent.cli.history.text import claim_names, device_names, pod_names
 from agent.devices.consumers.affected import affected, is_member, members, refusals
 from agent.devices.consumers.consumer_map import consumer_map
+from agent.devices.consumers.driver_names import host_device
+from agent.devices.consumers.reservations import known_consumers, unmatched
 from agent.errors import PermissionDenied
 from agent.model.claim import ClaimRef, DeviceRef
-from agent.model.claim_sources import ConsumerKind, PodRef
-from agent.model.consumers import Conflict, ConsumerMap
-from agent.model.health import Severity
+from agent.model.claim_sources import ConsumerKind, Origin, PodRef
+from agent.model.consumers import Conflict, ConsumerMap, PodView
+from agent.model.health import Note, Severity
 from agent.model.reading import Absence
 from agent.model.uses import DeviceUsage
 
-DEVICE = "device"
-POD = "pod"
-CLAIM = "claim"
-LAST_MAX: Final = 5
-"""Uses that have ended and are shown of what is there."""
+DEVICE: Final = "device"
+POD: Final = "pod"
+CLAIM: Final = "claim"
+MAX_ENDED: Final = 5
+"""Ended usages that are shown of a subject that still exists."""
+
+K = TypeVar("K")
+V = TypeVar("V")
 
 
-def explain(kind: str, word: str, told: Gathered) -> Explained:
-    """All that concerns what is meant.
+def explain(kind: str, name: str, answers: NodeAnswers) -> Explanation:
+    """Return everything that concerns one device, pod or claim.
 
     Args:
         kind: :data:`DEVICE`, :data:`POD` or :data:`CLAIM`.
-        word: What it is called.
+        name: Name that the operator gives.
+        answers: Answers of all sources.
 
     Raises:
-        NotKnown: Nothing of this name is known; with who could not be asked.
-        PermissionDenied: Likewise, and this user may not ask some of them.
-        UsageError: Several things have this name.
+        UnknownName: No source knows the name; the text lists the sources that did not answer.
+        PermissionDenied: No source knows the name, and this user may not read some sources.
+        UsageError: Several objects have the name.
     """
-    known = consumer_map(told.heard)
+    known = consumer_map(answers.consumers)
     try:
-        devices, claims, pods = _concerned(kind, word, known, told)
-    except NotKnown as error:
-        if recorded := _recorded(kind, word, told):
-            return Explained(kind, told.now, (), (), (), ended=recorded, accounts=told.accounts)
-        missing = [one for one in told.accounts if _may_know(one)]
-        text = "\n  not to be had: ".join([str(error), *(f"{one.source}: {one.why}" for one in missing)])
-        raise (PermissionDenied if any(one.denied for one in missing) else NotKnown)(text) from None
-    hurt = [Hurt(device, one) for device in devices for one in affected(known, device)]
+        devices, claims, pods = _concerned(kind, name, known, answers)
+    except UnknownName as error:
+        if recorded := _recorded(kind, name, answers):
+            return Explanation(kind, answers.now, (), (), (), ended=recorded, sources=answers.sources)
+        missing = [result for result in answers.sources if _may_know(result)]
+        unavailable = (f"{result.source}: {result.reason}" for result in missing)
+        text = "\n  not available: ".join([str(error), *unavailable])
+        raise (PermissionDenied if any(result.is_denied for result in missing) else UnknownName)(
+            text
+        ) from None
+    uses = [AffectedUse(device, use) for device in devices for use in affected(known, device)]
     if kind == DEVICE:
-        pods = {one.affected.pod.ref: None for one in hurt}
+        pods = {use.affected.pod.ref: None for use in uses}
     else:
-        hurt = [one for one in hurt if one.affected.claim in claims and one.affected.pod.ref in pods]
-    said = Said(told, known)
-    return Explained(
+        uses = [use for use in uses if use.affected.claim in claims and use.affected.pod.ref in pods]
+    index = FactIndex(answers, known)
+    return Explanation(
         kind=kind,
-        now=told.now,
-        devices=tuple(map(said.of_device, devices)),
-        claims=tuple(map(said.of_claim, claims)),
-        pods=tuple(map(said.of_pod, pods)),
-        hurt=tuple(hurt),
-        risks=tuple(one for one in refusals(known) if one.pod in pods and one.claim in claims),
+        now=answers.now,
+        devices=tuple(map(index.device, devices)),
+        claims=tuple(map(index.claim, claims)),
+        pods=tuple(map(index.pod, pods)),
+        affected=tuple(uses),
+        risks=tuple(risk for risk in refusals(known) if risk.pod in pods and risk.claim in claims),
         conflicts=tuple(_conflicts(known, claims, pods)),
-        ended=tuple(islice(_ended(kind, told, devices, claims, pods), LAST_MAX)),
-        accounts=told.accounts,
+        ended=tuple(islice(_ended(kind, answers, devices, claims, pods), MAX_ENDED)),
+        sources=answers.sources,
     )
 
 
 def _ended(
     kind: str,
-    told: Gathered,
+    answers: NodeAnswers,
     devices: Container[DeviceRef],
     claims: Iterable[ClaimRef],
     pods: Iterable[PodRef],
 ) -> Iterator[DeviceUsage]:
-    """Uses that are recorded to have ended, of a device, a pod or a claim that is there."""
+    """Yield the recorded usages that ended, of a subject that still exists."""
     uids_of = {POD: {ref.uid for ref in pods}, CLAIM: {ref.uid for ref in claims}}
-    for one in told.recorded:
-        uid = one.claim.uid if kind == CLAIM else one.pod.uid
-        is_meant = one.device in devices if kind == DEVICE else uid and uid in uids_of[kind]
-        if one.ended and is_meant:
-            yield one
+    for use in answers.usage:
+        uid = use.claim.uid if kind == CLAIM else use.pod.uid
+        matches = use.device in devices if kind == DEVICE else uid and uid in uids_of[kind]
+        if use.ended and matches:
+            yield use
 
 
-def _recorded(kind: str, word: str, told: Gathered) -> tuple[DeviceUsage, ...]:
-    """What is recorded of a pod, a claim or a device that nobody knows any more."""
+def _recorded(kind: str, name: str, answers: NodeAnswers) -> tuple[DeviceUsage, ...]:
+    """Return the recorded usages of a subject that no source knows any more."""
     names_of = {POD: pod_names, CLAIM: claim_names, DEVICE: device_names}[kind]
-    found = tuple(one for one in told.recorded if word in names_of(one))
-    return found[:LAST_MAX] if kind == DEVICE else found
+    found = tuple(use for use in answers.usage if name in names_of(use))
+    return found[:MAX_ENDED] if kind == DEVICE else found
 
 
-def _may_know(account: Account) -> bool:
-    """Whether something may not be known because a source is missing: not every driver keeps files."""
-    is_missed = account.absence is Absence.UNREADABLE or account.source not in {PREPARES, TAINTS}
-    return bool(account.absence and account.place and is_missed)
+def _may_know(result: SourceResult) -> bool:
+    """Return whether a source without an answer may know more; a driver without files does not."""
+    is_missed = result.absence is Absence.UNREADABLE or result.source not in {PREPARES, TAINTS}
+    return bool(result.absence and result.place and is_missed)
 
 
-def severity_of(explained: Explained) -> Severity:
-    """That of the worst device concerned. Of a claim without a device that anybody knows of nothing is known;
-    of a pod that is seen to name no claim there is nothing to know. Of what has ended, as it was then."""
-    if explained.ended and not (explained.devices or explained.claims or explained.pods):
-        return max(one.state.severity for one in explained.ended)
-    names_none = all(one.view.known is not None and not one.view.known.claims for one in explained.pods)
-    if explained.kind == POD and not explained.claims and names_none:
+def severity_of(explanation: Explanation) -> Severity:
+    """Return the worst severity of the devices.
+
+    A claim without a known device is UNKNOWN; a pod that refers to no claim is OK; of a subject that no
+    longer exists, the recorded severity counts.
+    """
+    if explanation.ended and not (explanation.devices or explanation.claims or explanation.pods):
+        return max(use.state.severity for use in explanation.ended)
+    has_no_claims = all(pod.view.known is not None and not pod.view.known.claims for pod in explanation.pods)
+    if explanation.kind == POD and not explanation.claims and has_no_claims:
         return Severity.OK
-    blank = [Severity.UNKNOWN for one in explained.claims if not one.view.devices]
-    return max([*blank, *(one.severity for one in explained.devices)], default=Severity.UNKNOWN)
+    blank = [Severity.UNKNOWN for claim in explanation.claims if not claim.view.devices]
+    return max([*blank, *(device.severity for device in explanation.devices)], default=Severity.UNKNOWN)
 
 
-# --- what is concerned -------------------------------------------------------------------------------------
+# --- which objects are concerned ---------------------------------------------------------------------------
 
 _Concerned = tuple[dict[DeviceRef, None], dict[ClaimRef, None], dict[PodRef, None]]
 
 
-def _concerned(kind: str, word: str, known: ConsumerMap, told: Gathered) -> _Concerned:
-    """Devices, claims and pods; of a device the pods follow from it."""
+def _concerned(kind: str, name: str, known: ConsumerMap, answers: NodeAnswers) -> _Concerned:
+    """Return the devices, claims and pods that belong to the subject; for a device, the pods follow later."""
     if kind == DEVICE:
-        cdi = (pair for one in told.heard.prepared for claim in one.items for pair in claim.cdi)
-        found = dict.fromkeys(find_devices(word, _all_devices(known, told), cdi, mirrors(told)))
-        return found, dict.fromkeys(ref for one in found for ref in known.devices.get(one, ())), {}
+        cdi = (pair for answer in answers.consumers.prepared for claim in answer.items for pair in claim.cdi)
+        found = dict.fromkeys(find_devices(name, _all_devices(known, answers), cdi, mirrors(answers)))
+        return found, dict.fromkeys(ref for device in found for ref in known.devices.get(device, ())), {}
     if kind == POD:
-        pods = dict.fromkeys(find_pods(word, known))
+        pods = dict.fromkeys(find_pods(name, known))
         claims = dict.fromkeys(ref for pod in pods for ref in _claims_of(known, pod))
     else:
-        claims = dict.fromkeys(find_claims(word, known))
+        claims = dict.fromkeys(find_claims(name, known))
         pods = dict.fromkeys(pod for claim in claims for pod in _pods_of(known, claim))
     devices = dict.fromkeys(
         ref for claim in claims for ref in sorted({edge.use.device for edge in known.claims[claim].devices})
@@ -142,41 +159,155 @@ def _concerned(kind: str, word: str, known: ConsumerMap, told: Gathered) -> _Con
     return devices, claims, pods
 
 
-def _all_devices(known: ConsumerMap, told: Gathered) -> Iterator[DeviceRef]:
+def _all_devices(known: ConsumerMap, answers: NodeAnswers) -> Iterator[DeviceRef]:
     yield from known.devices
-    for device in told.report.devices if told.report else ():
+    for device in answers.report.devices if answers.report else ():
         yield DeviceRef(*device.key)
-    hosts = mirrors(told)
-    yield from (one for one in streamed(told) if one not in hosts)
-    yield from (one.device for one in told.beliefs)
-    yield from (one.device for one in told.broken)
-    yield from (device for one in told.records for device in one.outcome.devices)
-    yield from (device for tainted in told.taints.values() for device in tainted)
+    hosts = mirrors(answers)
+    yield from (ref for ref in _driver_devices(answers) if ref not in hosts)
+    yield from (belief.device for belief in answers.beliefs)
+    yield from (fault.device for fault in answers.driver_faults)
+    yield from (device for record in answers.prepares for device in record.outcome.devices)
+    yield from (device for tainted in answers.taints.values() for device in tainted)
 
 
 def _claims_of(known: ConsumerMap, pod: PodRef) -> Iterator[ClaimRef]:
-    """A pod's claims, and those of its pod group that it names or may name."""
+    """Yield a pod's claims, and those of its pod group that the pod refers to or may refer to."""
     yield from known.pods[pod].claims
     for ref, claim in known.claims.items():
         for edge in claim.consumers:
-            one = edge.consumer
-            if one.kind is ConsumerKind.POD_GROUP and is_member(known.pods[pod], ref, one.name):
+            consumer = edge.consumer
+            if consumer.kind is ConsumerKind.POD_GROUP and is_member(known.pods[pod], ref, consumer.name):
                 yield ref
 
 
 def _pods_of(known: ConsumerMap, claim: ClaimRef) -> Iterator[PodRef]:
-    """The pods of a claim, then those of its pod groups."""
+    """Yield the pods of a claim, then those of its pod groups."""
     edges = known.claims[claim].consumers
     yield from (edge.consumer.pod for edge in edges if edge.consumer.pod)
     for edge in edges:
         if edge.consumer.kind is ConsumerKind.POD_GROUP:
-            yield from (one.ref for one in members(known, claim, edge.consumer.name))
+            yield from (view.ref for view in members(known, claim, edge.consumer.name))
 
 
 def _conflicts(
     known: ConsumerMap, claims: Container[ClaimRef], pods: Container[PodRef]
 ) -> Iterator[Conflict]:
-    """Those about any of the claims and pods."""
-    for one in known.conflicts:
-        if any(ref in claims for ref in one.claims) or any(ref in pods for ref in one.pods):
-            yield one
+    """Yield the conflicts that concern any of the claims and pods."""
+    for conflict in known.conflicts:
+        if any(ref in claims for ref in conflict.claims) or any(ref in pods for ref in conflict.pods):
+            yield conflict
+
+
+def mirrors(answers: NodeAnswers) -> dict[DeviceRef, DeviceRef]:
+    """Return the devices of drivers that are devices of the host under another name, each with the host's."""
+    if answers.report is None:
+        return {}
+    known = {DeviceRef(*device.key) for device in answers.report.devices}
+    declaring = {ref.driver for ref in known}
+    served = {driver for driver, sent in answers.driver_reports.items() if sent.is_agents}
+    found = {
+        ref: host_device(ref, known=known, declaring=declaring, served=served)
+        for ref in _driver_devices(answers)
+    }
+    return {ref: host for ref, host in found.items() if host}
+
+
+def _driver_devices(answers: NodeAnswers) -> Iterator[DeviceRef]:
+    """Yield the devices in the reports of drivers' sockets."""
+    for driver, sent in answers.driver_reports.items():
+        yield from (DeviceRef(driver, device.pool, device.device) for device in sent.report.devices)
+
+
+# --- facts by object ---------------------------------------------------------------------------------------
+
+
+class FactIndex:
+    """Index of all answers by device, claim and pod. Built once, because a node has thousands of each."""
+
+    def __init__(self, answers: NodeAnswers, known: ConsumerMap) -> None:
+        """Index `answers`, and `known`, the claims, pods and devices that follow from these."""
+        self._known = known
+        self._reported = _agent_health(answers)
+        self._driver_reported = {
+            DeviceRef(driver, device.pool, device.device): ReportedHealth(device, sent.socket)
+            for driver, sent in answers.driver_reports.items()
+            for device in sent.report.devices
+        }
+        self._beliefs = {belief.device: belief for belief in reversed(answers.beliefs)}
+        self._taints = answers.taints
+        self._driver_faults = _grouped((fault.device, fault) for fault in answers.driver_faults)
+        self._prepares = _grouped((record.outcome.claim.uid, record) for record in answers.prepares)
+        notes = answers.report.notes if answers.report else ()
+        self._notes_of_devices = _grouped((name, note) for note in notes for name in note.devices)
+        self._notes_of_pods = _grouped((pod_uid(note), note) for note in notes)
+        from_files = [
+            answer.items for answer in answers.consumers.pods if answer.provenance.origin is Origin.PODS_FILE
+        ]
+        self._standing = known_consumers(chain.from_iterable(from_files)) if from_files else None
+        uses = [(claim, view.ref) for view in known.pods.values() for claim in view.claims]
+        self._without_names = _grouped(use for use in uses if not use[1].name)
+        self._without_uids = _grouped(use for use in uses if not use[1].uid)
+
+    def device(self, ref: DeviceRef) -> DeviceFacts:
+        """Return the facts of a device."""
+        driver_reported = self._driver_reported.get(ref)
+        tainted = self._taints.get(ref.driver)
+        return DeviceFacts(
+            ref,
+            reported=self._reported.get(ref) or driver_reported,
+            driver_reported=driver_reported,
+            belief=self._beliefs.get(ref),
+            taints=None if tainted is None else tainted.get(ref, ()),
+            driver_faults=self._driver_faults.get(ref, ()),
+            notes=self._notes_of_devices.get(str(ref), ()),
+        )
+
+    def claim(self, ref: ClaimRef) -> ClaimFacts:
+        """Return the facts of a claim."""
+        view = self._known.claims[ref]
+        # The kubelet has only pods of its own node, so a pod that it does not have proves nothing.
+        orphans = unmatched(view.objects[0][0], self._standing) if view.objects and self._standing else None
+        return ClaimFacts(view, self._prepares.get(ref.uid, ()), orphans)
+
+    def pod(self, ref: PodRef) -> PodFacts:
+        """Return the facts of a pod."""
+        view = self._known.pods[ref]
+        notes = self._notes_of_pods.get(ref.uid, ()) if ref.uid else ()
+        return PodFacts(view, maybe=self._maybe_same(view), notes=notes)
+
+    def _maybe_same(self, pod: PodView) -> tuple[PodRef, ...]:
+        """Return pods that share a claim with `pod` and have the name or UID that `pod` lacks."""
+        if pod.ref.name and pod.ref.uid:
+            return ()
+        others = self._without_names if pod.ref.name else self._without_uids
+        found = [others.get(claim, ()) for claim in pod.claims]
+        return found[0] if len(found) == 1 else tuple(dict.fromkeys(chain.from_iterable(found)))
+
+
+def pod_uid(note: Note) -> str:
+    """Return the UID of the pod that a note concerns; empty if it concerns none."""
+    kind, _, rest = note.subject.partition(" ")
+    return rest.partition(" ")[0] if kind == "pod" else ""
+
+
+def container_name(note: Note, pod: PodView) -> str:
+    """Return the name, or else the id, of the container that a note concerns; empty if there is none."""
+    ident = note.subject.partition(" container ")[2]
+    names = {container.id: container.name for obj, _ in pod.objects for container in obj.containers}
+    return names.get(ident, ident)
+
+
+def _agent_health(answers: NodeAnswers) -> Mapping[DeviceRef, ReportedHealth]:
+    """Return the health in the agent's report; the host's devices also under the names of drivers."""
+    if answers.report is None:
+        return {}
+    own = {DeviceRef(*device.key): ReportedHealth(device, AGENT) for device in answers.report.devices}
+    return own | {ref: own[host] for ref, host in mirrors(answers).items()}
+
+
+def _grouped(pairs: Iterable[tuple[K, V]]) -> Mapping[K, tuple[V, ...]]:
+    found: dict[K, list[V]] = defaultdict(list)
+    for key, value in pairs:
+        found[key].append(value)
+    return {key: tuple(values) for key, values in found.items()}

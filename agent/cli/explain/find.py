@@ -1,7 +1,6 @@
-"""What somebody means who names a device, a claim or a pod. Pure.
+"""Lookup of a device, claim or pod by a name that an operator gives. Pure.
 
-Several things may have one name. It is said which, and none is taken instead of another; where one of them
-was meant, it can be said in full.
+Several objects may have one name. The error then lists all of them with full names, and none is preferred.
 """
 
 from __future__ import annotations
@@ -19,100 +18,100 @@ from agent.model.consumers import ConsumerMap
 T = TypeVar("T")
 
 
-class NotKnown(UsageError):
-    """Nothing has that name, as far as anybody said."""
+class UnknownName(UsageError):
+    """No source knows an object of that name."""
 
 
-NAMED_MAX: Final = 8
-"""Things that are named where several could be meant."""
+MAX_NAMED: Final = 8
+"""Objects that the error for an ambiguous name lists."""
 
 
 def title(device: DeviceRef) -> str:
-    """``driver/pool/name``; of the host's own devices, which have no driver, ``pool/name``."""
+    """Return ``driver/pool/name``; for the host's own devices, which have no driver, ``pool/name``."""
     return "/".join(filter(None, device))
 
 
 def find_devices(
-    word: str,
+    name: str,
     devices: Iterable[DeviceRef],
     cdi: Iterable[tuple[str, DeviceRef]],
     mirrors: Mapping[DeviceRef, DeviceRef],
 ) -> tuple[DeviceRef, ...]:
-    """The device that is meant: one, unless several drivers have the same device of the host's.
+    """Return the device with this name: one, unless several drivers have the same device of the host.
 
     Args:
-        word: ``driver/pool/name``, ``pool/name``, a name, or a CDI id.
-        devices: All that anybody knows, but for mirrors that nobody has used.
-        cdi: CDI ids, each with the device that it stands for.
-        mirrors: Devices that are the host's own under a driver's name, each with the host's. Who means one
-            of these means those in use, if any are.
+        name: ``driver/pool/name``, ``pool/name``, a name, or a CDI id.
+        devices: All known devices, without mirrors that are not in use.
+        cdi: CDI ids with their devices.
+        mirrors: Devices of drivers that are devices of the host, each with the host's. The name of such a
+            device stands for all mirrors in use, if there are any.
 
     Raises:
-        NotKnown: There is none.
-        UsageError: There are several; with their names.
+        UnknownName: No device has the name.
+        UsageError: Several devices have the name.
     """
     known = sorted(set(devices))
-    if exact := [one for one in {*known, *mirrors} if one.driver and title(one) == word]:
+    if exact := [ref for ref in {*known, *mirrors} if ref.driver and title(ref) == name]:
         return (exact[0],)
-    meant = [one for one in known if title(one) == word]
-    meant = meant or [one for one in known if f"{one.pool}/{one.device}" == word]
-    meant = meant or [one for one in known if one.device == word]
+    found = [ref for ref in known if title(ref) == name]
+    found = found or [ref for ref in known if f"{ref.pool}/{ref.device}" == name]
+    found = found or [ref for ref in known if ref.device == name]
     ids: dict[str, set[DeviceRef]] = defaultdict(set)
     for id_, device in cdi:
         ids[id_].add(device)
-    meant = meant or sorted(ids.get(word, ()))
-    if not meant:
-        words = [*map(title, known), *(one.device for one in known), *ids]
-        raise NotKnown(f"no device {word!r} is known{suggestion(word, words)}")
-    only = _only(word, "devices", {mirrors.get(one, one): title(one) for one in meant})
-    return tuple(one for one in known if mirrors.get(one) == only) or (only,)
+    found = found or sorted(ids.get(name, ()))
+    if not found:
+        names = [*map(title, known), *(ref.device for ref in known), *ids]
+        raise UnknownName(f"no device {name!r} is known{suggestion(name, names)}")
+    only = _require_one(name, "devices", {mirrors.get(ref, ref): title(ref) for ref in found})
+    return tuple(ref for ref in known if mirrors.get(ref) == only) or (only,)
 
 
-def find_pods(word: str, known: ConsumerMap) -> tuple[PodRef, ...]:
-    """The pods that are meant: more than one where it is not clear which has the name.
+def find_pods(name: str, known: ConsumerMap) -> tuple[PodRef, ...]:
+    """Return the pods with this name: several where sources disagree on the UID.
 
     Args:
-        word: ``namespace/name``, a UID, or a name that is in one namespace alone.
+        name: ``namespace/name``, a UID, or a name that exists in one namespace only.
+        known: All known pods and claims.
 
     Raises:
-        NotKnown: There is none.
-        UsageError: There is one of this name in several namespaces.
+        UnknownName: No pod has the name.
+        UsageError: Pods of several namespaces have the name.
     """
     uids = {ref.uid: ref for ref in known.pods if ref.uid}
     uids |= {
-        one.mirror_uid: ref for ref, view in known.pods.items() for one, _ in view.objects if one.mirror_uid
+        obj.mirror_uid: ref for ref, view in known.pods.items() for obj, _ in view.objects if obj.mirror_uid
     }
-    if word in uids:
-        return (uids[word],)
-    names = [(ref.namespace, ref.name) for ref in known.pods if ref.name]
-    name = _find_name(word, "pod", names, uids)
-    return tuple(one.ref for one in pods_named(known, *name))
+    if name in uids:
+        return (uids[name],)
+    full_name = _find_name(name, "pod", [(ref.namespace, ref.name) for ref in known.pods if ref.name], uids)
+    return tuple(view.ref for view in pods_named(known, *full_name))
 
 
-def find_claims(word: str, known: ConsumerMap) -> tuple[ClaimRef, ...]:
-    """The claims that are meant likewise."""
+def find_claims(name: str, known: ConsumerMap) -> tuple[ClaimRef, ...]:
+    """Return the claims with this name, as :func:`find_pods` does for pods."""
     uids = {ref.uid: ref for ref in known.claims if ref.uid}
-    if word in uids:
-        return (uids[word],)
-    name = _find_name(word, "claim", [(ref.namespace, ref.name) for ref in known.claims], uids)
-    return tuple(one.ref for one in claims_named(known, *name))
+    if name in uids:
+        return (uids[name],)
+    full_name = _find_name(name, "claim", [(ref.namespace, ref.name) for ref in known.claims], uids)
+    return tuple(view.ref for view in claims_named(known, *full_name))
 
 
 def _find_name(
-    word: str, what: str, names: Iterable[tuple[str, str]], uids: Iterable[str]
+    name: str, kind: str, known: Iterable[tuple[str, str]], uids: Iterable[str]
 ) -> tuple[str, str]:
-    words = {name: "/".join(name) for name in sorted(set(names))}
-    meant = {name: text for name, text in words.items() if word in (text, name[1])}
-    if not meant:
-        near = suggestion(word, [*words.values(), *(name for _, name in words), *uids])
-        raise NotKnown(f"no {what} {word!r} is known{near}")
-    return _only(word, f"{what}s", meant)
+    texts = {full_name: "/".join(full_name) for full_name in sorted(set(known))}
+    found = {full_name: text for full_name, text in texts.items() if name in (text, full_name[1])}
+    if not found:
+        near = suggestion(name, [*texts.values(), *(short for _, short in texts), *uids])
+        raise UnknownName(f"no {kind} {name!r} is known{near}")
+    return _require_one(name, f"{kind}s", found)
 
 
-def _only(word: str, what: str, meant: Mapping[T, str]) -> T:
-    """The only one that is meant."""
-    if len(meant) > 1:
-        texts = list(meant.values())
-        more = f" and {len(texts) - NAMED_MAX} more" if len(texts) > NAMED_MAX else ""
-        raise UsageError(f"{word!r} is {len(texts)} {what}: {', '.join(texts[:NAMED_MAX])}{more}; say which")
-    return next(iter(meant))
+def _require_one(name: str, kind: str, found: Mapping[T, str]) -> T:
+    if len(found) > 1:
+        texts = list(found.values())
+        more = f" and {len(texts) - MAX_NAMED} more" if len(texts) > MAX_NAMED else ""
+        listed = ", ".join(texts[:MAX_NAMED])
+        raise UsageError(f"{name!r} matches {len(texts)} {kind}: {listed}{more}; use a full name")
+    return next(iter(found))

@@ -1,226 +1,391 @@
-"""Asks everybody on the node, all at the same time and nobody for long.
+"""Queries of all sources on the node for ``drahealth explain``, in parallel and each with a timeout.
 
-Owns what is asked, and the account of what became of it. A source that is missing, hangs or lies costs what
-it would have said, and nothing else. What follows from the answers is agent.cli.explain.facts's.
+A source that is missing, hangs or sends garbage costs only its own content.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
-from agent.cli.explain.drivers import read_records
-from agent.cli.explain.history import read_history
-from agent.cli.explain.places import Places
-from agent.cli.explain.words import AGENT, DRIVER_SOCKET, Account, Gathered, Stream
+from agent.cli.explain.answer import (
+    AGENT,
+    DRIVER_SOCKET,
+    HISTORY,
+    PREPARES,
+    TAINTS,
+    DriverReport,
+    NodeAnswers,
+    SourcePaths,
+    SourceResult,
+)
 from agent.cli.output.text import format_count
+from agent.cli.prepares.text import prepare_records
 from agent.devices.consumers.kube_objects import claims_from, pods_from
-from agent.errors import AgentUnreachable, DrahealthError, PermissionDenied
-from agent.model.claim_sources import Belief, LivePod, Origin, SourceAnswer, SourceAnswers
+from agent.errors import AgentUnreachable, Busy, DrahealthError, PermissionDenied
+from agent.model.claim import DeviceRef
+from agent.model.claim_sources import (
+    Belief,
+    LivePod,
+    Origin,
+    PreparedClaim,
+    Provenance,
+    SourceAnswer,
+    SourceAnswers,
+)
 from agent.model.objects import Object
 from agent.model.reading import Absence
 from agent.model.report import Report
+from agent.model.taint import Taint
 from agent.model.time import Instant
-from agent.node.pods.drivers import Driver, Drivers, find_drivers
-from agent.node.pods.queries import ask_kubelet, read_file
+from agent.node.pods.history_recorder import FILE as HISTORY_FILE
+from agent.node.pods.queries import (
+    DriverDirectories,
+    DriverDirectory,
+    find_drivers,
+    prepared_claims,
+    query_kubelet,
+    read_file,
+)
 from agent.serve.agent_api import client
 from agent.serve.kubelet import podresources, pods_api
-from agent.sources import cgroup_tree, kube_objects, kubelet_checkpoint, kubelet_health
-from agent.system.clock import read_clocks
-from agent.system.read_file import WholeFile
-from agent.system.threads.with_timeout import DISK_S, SOCKET_S, HungGuard, late, run_with_timeout
+from agent.sources import kube_objects, kubelet_state, pod_cgroups
+from agent.store import prepares, taints
+from agent.store.files import CorruptFile
+from agent.store.prepares import Prepares
+from agent.system.files import FileContent, ReadError, read_bounded
+from agent.system.threads.with_timeout import (
+    DISK_S,
+    SOCKET_S,
+    HungGuard,
+    run_with_timeout,
+    timeout_reason,
+)
+from agent.system.timing import read_clocks
+
+if TYPE_CHECKING:
+    from agent.model.uses import DeviceUsage
+    from agent.store.history import HistoryContent
+
+T = TypeVar("T")
 
 
-async def gather(places: Places) -> Gathered:
-    """What everybody says.
+async def gather(paths: SourcePaths) -> NodeAnswers:
+    """Query all sources.
 
     Raises:
-        UsageError, PermissionDenied: A file that was named cannot be used.
-        AgentUnreachable: There was nobody who said anything; with who was asked, and why not.
-        PermissionDenied: Likewise, and somebody may be there whom this user may not ask.
+        UsageError, PermissionDenied: A file that the operator names cannot be used.
+        AgentUnreachable: No source answered; the text lists the sources with reasons.
+        PermissionDenied: No source answered, and this user may not read some of them.
     """
     try:
-        find = partial(find_drivers, places.kubelet_dir, places.state_dir, places.runtime_dir)
+        find = partial(find_drivers, paths.kubelet_dir, paths.state_dir, paths.runtime_dir)
         drivers, unread = await run_with_timeout(find, DISK_S)
     except TimeoutError:
-        drivers, unread = Drivers((), (f"the drivers' directories: no answer within {DISK_S:g} s",))
-    results = await asyncio.gather(
-        _agent(places.runtime_dir),
-        asyncio.gather(*(_stream(driver, socket) for driver in drivers for socket in driver.sockets)),
-        _kubelet(places.kubelet_dir),
-        _cgroups(places.cgroupfs_root, places.kubelet_cgroup_root),
-        asyncio.gather(read_records(places, drivers, unread), read_history(places.state_dir)),
-        asyncio.gather(_file(places.pods), _file(places.claims)),
+        drivers, unread = DriverDirectories((), (f"the drivers' directories: no answer within {DISK_S:g} s",))
+    answers = await asyncio.gather(
+        _agent(paths.runtime_dir),
+        asyncio.gather(*(_socket(driver, socket) for driver in drivers for socket in driver.sockets)),
+        _kubelet(paths.kubelet_dir),
+        _cgroups(paths.cgroupfs_root, paths.kubelet_cgroup_root),
+        asyncio.gather(_driver_files(paths, drivers, unread), _history(paths.state_dir)),
+        asyncio.gather(_read_saved(paths.pods), _read_saved(paths.claims)),
     )
-    (report, agent), streams, (heard, beliefs, kubelet), (live, tree), kept, (pods, claims) = results
-    records, (recorded, history) = kept
-    objects, files = _objects(pods, claims)  # now: nobody is heard meanwhile, and YAML takes its time
-    accounts = (
+    (report, agent), sockets, (kubelet, beliefs, kubelet_results), (live, cgroups), stored, saved = answers
+    files, (usage, history) = stored
+    objects, object_results = _objects(*saved)  # after all queries: parsing YAML blocks the event loop
+    results = (
         *agent,
-        *(one.account for one in streams),
-        *kubelet,
-        *tree,
-        *records.accounts,
+        *(answer.result for answer in sockets),
+        *kubelet_results,
+        *cgroups,
+        *files.results,
         *history,
-        *files,
+        *object_results,
     )
-    if all(one.absence for one in accounts if one.place):
-        asked = [f"  {one.source}: {one.why}" for one in accounts if one.place]
-        kind = PermissionDenied if any(one.denied for one in accounts) else AgentUnreachable
-        raise kind("\n".join(["nobody says anything:", *asked]))
-    told = {
-        one.driver: Stream(str(one.socket), one.of_agent, one.report)
-        for one in reversed(streams)
-        if one.report
-    }
-    return Gathered(
+    if all(result.absence for result in results if result.place):
+        reasons = [f"  {result.source}: {result.reason}" for result in results if result.place]
+        kind = PermissionDenied if any(result.is_denied for result in results) else AgentUnreachable
+        raise kind("\n".join(["no source answered:", *reasons]))
+    return NodeAnswers(
         now=read_clocks(),
         report=report,
-        streams=told,
-        heard=SourceAnswers(
-            prepared=(*heard.prepared, *records.prepared),
-            listed=heard.listed,
-            pods=(*heard.pods, *objects.pods),
+        driver_reports={
+            answer.driver: DriverReport(str(answer.socket), answer.is_agents, answer.report)
+            for answer in reversed(sockets)
+            if answer.report
+        },
+        consumers=SourceAnswers(
+            prepared=(*kubelet.prepared, *files.prepared),
+            listed=kubelet.listed,
+            pods=(*kubelet.pods, *objects.pods),
             claims=objects.claims,
             live=live,
         ),
         beliefs=beliefs,
-        records=records.claims,
-        broken=tuple(
-            fault for one in records.prepares for fault in one.book.told.faults if not fault.excused_wall_s
+        prepares=prepare_records(files.prepares),
+        driver_faults=tuple(
+            fault
+            for stored in files.prepares
+            for fault in stored.ledger.driver_faults.faults
+            if not fault.expired_wall_s
         ),
-        taints=records.taints,
-        recorded=recorded,
-        accounts=accounts,
+        taints=files.taints,
+        usage=usage,
+        sources=results,
     )
 
 
-# --- who judges --------------------------------------------------------------------------------------------
+# --- health sockets ----------------------------------------------------------------------------------------
 
 
-class _Heard(NamedTuple):
+class _SocketAnswer(NamedTuple):
     driver: str
     socket: Path
-    of_agent: bool
+    is_agents: bool
     report: Report | None
-    account: Account
+    result: SourceResult
 
 
-async def _agent(runtime_dir: Path | None) -> tuple[Report | None, tuple[Account, ...]]:
+async def _agent(runtime_dir: Path | None) -> tuple[Report | None, tuple[SourceResult, ...]]:
     if runtime_dir is None:
         return None, ()
-    report, account = await _report(AGENT, runtime_dir / "agent.sock")
-    return report, (account,)
+    report, result = await _first_report(AGENT, runtime_dir / "agent.sock")
+    return report, (result,)
 
 
-async def _stream(driver: Driver, socket: Path) -> _Heard:
-    return _Heard(driver.name, socket, driver.of_agent, *await _report(DRIVER_SOCKET, socket))
+async def _socket(driver: DriverDirectory, socket: Path) -> _SocketAnswer:
+    return _SocketAnswer(driver.name, socket, driver.is_agents, *await _first_report(DRIVER_SOCKET, socket))
 
 
-async def _report(source: str, socket: Path) -> tuple[Report | None, Account]:
-    """The first report of a socket."""
-    place = str(socket)
+async def _first_report(source: str, socket: Path) -> tuple[Report | None, SourceResult]:
+    absence = Absence.UNREADABLE
     try:
-        async with asyncio.timeout(SOCKET_S), aclosing(client.follow(socket)) as reports:
+        async with asyncio.timeout(SOCKET_S), aclosing(client.watch_reports(socket)) as reports:
             report = await anext(reports)
     except TimeoutError:
-        why = late(socket, SOCKET_S)
-        return None, Account(source, place, read_clocks(), absence=Absence.UNREADABLE, why=why)
+        reason = timeout_reason(socket, SOCKET_S)
     except DrahealthError as error:
-        is_there = not isinstance(error.__context__, FileNotFoundError)
-        absence = Absence.UNREADABLE if is_there else Absence.ABSENT
-        return None, Account(source, place, read_clocks(), absence=absence, why=str(error))
-    found = format_count(len(report.devices), "device")
-    return report, Account(source, place, read_clocks(), report.at.wall_s, found)
+        reason = str(error)
+        if isinstance(error.__context__, FileNotFoundError):
+            absence = Absence.ABSENT
+    else:
+        found = format_count(len(report.devices), "device")
+        return report, SourceResult(source, str(socket), read_clocks(), report.at.wall_s, found)
+    return None, SourceResult(source, str(socket), read_clocks(), absence=absence, reason=reason)
 
 
-# --- the kubelet -------------------------------------------------------------------------------------------
+# --- kubelet and cgroups -----------------------------------------------------------------------------------
 
 
-async def _kubelet(directory: Path | None) -> tuple[SourceAnswers, tuple[Belief, ...], tuple[Account, ...]]:
+async def _kubelet(
+    directory: Path | None,
+) -> tuple[SourceAnswers, tuple[Belief, ...], tuple[SourceResult, ...]]:
     if directory is None:
         return SourceAnswers(), (), ()
-    checkpoint = directory / kubelet_checkpoint.NAME
-    health = directory / kubelet_health.NAME
-    listing = directory / podresources.SOCKET
-    pods = directory / pods_api.SOCKET
-    patience = HungGuard()
-    told, beliefs = await asyncio.gather(
-        ask_kubelet(directory, patience),
-        read_file(Origin.HEALTH_STATE, health, kubelet_health.read_health_state, patience),
+    health_file = directory / kubelet_state.HEALTH_FILE
+    guard = HungGuard()
+    answers, beliefs = await asyncio.gather(
+        query_kubelet(directory, guard),
+        read_file(Origin.HEALTH_STATE, health_file, kubelet_state.read_health_state, guard),
     )
-    known = pods_from(told.pods)
-    accounts = (
-        _account(told.prepared, checkpoint, "claim"),
-        _account(beliefs, health, "device"),
-        _account(told.listed, listing, "pod"),
-        _account(known, pods, "pod"),
+    pods = pods_from(answers.pods)
+    results = (
+        _result(answers.prepared, directory / kubelet_state.CLAIMS_FILE, "claim"),
+        _result(beliefs, health_file, "device"),
+        _result(answers.listed, directory / podresources.SOCKET, "pod"),
+        _result(pods, directory / pods_api.SOCKET, "pod"),
     )
-    heard = SourceAnswers(prepared=(told.prepared,), listed=(told.listed,), pods=(known,))
-    return heard, beliefs.items, accounts
+    consumers = SourceAnswers(prepared=(answers.prepared,), listed=(answers.listed,), pods=(pods,))
+    return consumers, beliefs.items, results
 
 
 async def _cgroups(
-    mounted: Path | None, root: str
-) -> tuple[tuple[SourceAnswer[LivePod], ...], tuple[Account, ...]]:
-    """The pods that have cgroups."""
-    if mounted is None:
+    mount: Path | None, root: str
+) -> tuple[tuple[SourceAnswer[LivePod], ...], tuple[SourceResult, ...]]:
+    """Return the pods that have cgroups."""
+    if mount is None:
         return (), ()
-    told = await read_file(
-        Origin.CGROUPS, mounted, lambda path, at: cgroup_tree.read_tree(path, root, at), HungGuard()
+    answer = await read_file(
+        Origin.CGROUPS, mount, lambda path, at: pod_cgroups.read_tree(path, root, at), HungGuard()
     )
-    return (told,), (_account(told, mounted, "pod"),)
+    return (answer,), (_result(answer, mount, "pod"),)
 
 
-def _account(told: SourceAnswer[Any], place: Path, what: str) -> Account:
-    witness = told.witness
-    found = "" if told.absence else format_count(len(told.items), what)
-    said = (found, told.absence, told.why, told.wrong)
-    return Account(str(witness.origin), str(place), witness.read, witness.written_s, *said)
+def _result(answer: SourceAnswer[Any], place: Path, noun: str) -> SourceResult:
+    origin, read, written_s = answer.provenance
+    found = "" if answer.absence else format_count(len(answer.items), noun)
+    content = (found, answer.absence, answer.reason, answer.invalid)
+    return SourceResult(str(origin), str(place), read, written_s, *content)
 
 
-# --- files -------------------------------------------------------------------------------------------------
+# --- files of drivers and of the agent ---------------------------------------------------------------------
 
 
-class _Saved(NamedTuple):
+class _DriverFiles(NamedTuple):
+    prepares: tuple[Prepares, ...] = ()
+    prepared: tuple[SourceAnswer[PreparedClaim], ...] = ()
+    """Claims that drivers have prepared."""
+    taints: Mapping[str, Mapping[DeviceRef, tuple[Taint, ...]]] = MappingProxyType({})
+    """Offered taints by driver."""
+    results: tuple[SourceResult, ...] = ()
+
+
+async def _driver_files(
+    paths: SourcePaths, drivers: Sequence[DriverDirectory], unread: Sequence[str]
+) -> _DriverFiles:
+    """Read the prepares and taints of all drivers; `unread` has the directories that cannot be listed."""
+    if paths.kubelet_dir is None and paths.state_dir is None:
+        return _DriverFiles()
+    directories = [driver.directory for driver in drivers]
+    found, tainted = await asyncio.gather(
+        asyncio.gather(
+            *(_stored(PREPARES, directory / prepares.FILE, _read_prepares) for directory in directories)
+        ),
+        asyncio.gather(
+            *(_stored(TAINTS, directory / taints.FILE, _read_taints) for directory in directories)
+        ),
+    )
+    return _DriverFiles(
+        prepares=tuple(stored for stored, _ in found if stored),
+        prepared=tuple(
+            SourceAnswer(
+                Provenance(Origin.DRIVER, result.read, result.written_s), tuple(prepared_claims(stored))
+            )
+            for stored, result in found
+            if stored
+        ),
+        taints={
+            driver.name: some for driver, (some, _) in zip(drivers, tainted, strict=True) if some is not None
+        },
+        results=(
+            *_summary(PREPARES, [result for _, result in found], paths, unread),
+            *_summary(TAINTS, [result for _, result in tainted], paths, unread),
+        ),
+    )
+
+
+async def _stored(
+    source: str, path: Path, read: Callable[[Path], tuple[T, str, float]]
+) -> tuple[T | None, SourceResult]:
+    """Return the content of a driver's file, and the result of reading it."""
+    absence = Absence.UNREADABLE
+    try:
+        content, found, written_s = await run_with_timeout(partial(read, path), DISK_S)
+    except TimeoutError:
+        reason = timeout_reason(path, DISK_S)
+    except ReadError as error:
+        absence, reason = error.absence, str(error)
+    except CorruptFile as error:
+        reason = f"{path}: {error}"
+    else:
+        return content, SourceResult(source, str(path), read_clocks(), written_s, found)
+    return None, SourceResult(source, str(path), read_clocks(), absence=absence, reason=reason)
+
+
+def _read_prepares(path: Path) -> tuple[Prepares, str, float]:
+    file = read_bounded(path, prepares.SIZE_MAX)
+    content = prepares.decode(file.data)
+    return content, format_count(len(content.ledger.claims), "claim"), file.written_s
+
+
+def _read_taints(path: Path) -> tuple[dict[DeviceRef, tuple[Taint, ...]], str, float]:
+    file = read_bounded(path, taints.SIZE_MAX)
+    content = dict(taints.decode(file.data).devices)
+    return content, format_count(len(content), "tainted device"), file.written_s
+
+
+def _summary(
+    source: str, results: Sequence[SourceResult], paths: SourcePaths, unread: Sequence[str]
+) -> Iterator[SourceResult]:
+    """Yield a result for each file that exists or cannot be read; if there is none, one that states so."""
+    for reason in unread:
+        place = reason.partition(": ")[0]
+        yield SourceResult(source, place, read_clocks(), absence=Absence.UNREADABLE, reason=reason)
+    existing = [result for result in results if result.absence is not Absence.ABSENT]
+    yield from existing
+    if not existing and not unread:
+        name = prepares.FILE if source == PREPARES else taints.FILE
+        directories = [str(directory) for directory in (paths.kubelet_dir, paths.state_dir) if directory]
+        reason = f"{' and '.join(directories)}: no driver has a {name} here"
+        yield SourceResult(source, directories[0], read_clocks(), absence=Absence.ABSENT, reason=reason)
+
+
+async def _history(
+    state_dir: Path | None,
+) -> tuple[tuple[DeviceUsage, ...], tuple[SourceResult, ...]]:
+    """Return the recorded usages, those that continue first, then the newest. No file is no result."""
+    if state_dir is None:
+        return (), ()
+    path = state_dir / HISTORY_FILE
+    try:
+        content = await run_with_timeout(partial(_read_history, path), DISK_S)
+    except (FileNotFoundError, NotADirectoryError):
+        return (), ()
+    except TimeoutError:
+        reason = timeout_reason(path, DISK_S)
+    except OSError as error:
+        reason = f"{path}: {error.strerror}"
+    except (Busy, CorruptFile) as error:
+        reason = f"{path}: {error}"
+    else:
+        usage = (*content.running, *content.ended)
+        found = format_count(len(usage), "use of a device", "uses of devices")
+        return usage, (SourceResult(HISTORY, str(path), read_clocks(), content.left_s, found),)
+    failed = SourceResult(HISTORY, str(path), read_clocks(), absence=Absence.UNREADABLE, reason=reason)
+    return (), (failed,)
+
+
+def _read_history(path: Path) -> HistoryContent:
+    path.lstat()
+    from agent.store.history import read  # loads SQLite, which is not needed without the file
+
+    return read(path)
+
+
+# --- files that the operator names -------------------------------------------------------------------------
+
+
+class _SavedFile(NamedTuple):
     path: Path
     read: Instant
-    file: WholeFile
+    file: FileContent
 
 
-async def _file(path: Path | None) -> _Saved | None:
-    """What somebody saved."""
+async def _read_saved(path: Path | None) -> _SavedFile | None:
     if path is None:
         return None
     try:
-        return _Saved(
+        return _SavedFile(
             path, read_clocks(), await run_with_timeout(lambda: kube_objects.read_file(path), DISK_S)
         )
     except TimeoutError:
-        raise DrahealthError(late(path, DISK_S)) from None
+        raise DrahealthError(timeout_reason(path, DISK_S)) from None
 
 
 def _objects(
-    saved_pods: _Saved | None, saved_claims: _Saved | None
-) -> tuple[SourceAnswers, tuple[Account, ...]]:
-    """The objects in what was saved."""
-    heard, accounts = SourceAnswers(), []
-    if saved_pods is not None:
-        pods = pods_from(_told(saved_pods, kube_objects.POD))
-        heard = SourceAnswers(pods=(pods,))
-        accounts.append(_account(pods, saved_pods.path, "pod"))
-    if saved_claims is not None:
-        claims = claims_from(_told(saved_claims, kube_objects.CLAIM))
-        heard = SourceAnswers(pods=heard.pods, claims=(claims,))
-        accounts.append(_account(claims, saved_claims.path, "claim"))
+    pods_file: _SavedFile | None, claims_file: _SavedFile | None
+) -> tuple[SourceAnswers, tuple[SourceResult, ...]]:
+    """Return the pods and claims in the files."""
+    answers, results = SourceAnswers(), []
+    if pods_file is not None:
+        pods = pods_from(_parse(pods_file, kube_objects.POD))
+        answers = SourceAnswers(pods=(pods,))
+        results.append(_result(pods, pods_file.path, "pod"))
+    if claims_file is not None:
+        claims = claims_from(_parse(claims_file, kube_objects.CLAIM))
+        answers = SourceAnswers(pods=answers.pods, claims=(claims,))
+        results.append(_result(claims, claims_file.path, "claim"))
     else:
-        why = "not given; see --claims"
-        accounts.append(Account("claims-file", "", read_clocks(), absence=Absence.ABSENT, why=why))
-    return heard, tuple(accounts)
+        reason = "not given; see --claims"
+        results.append(SourceResult("claims-file", "", read_clocks(), absence=Absence.ABSENT, reason=reason))
+    return answers, tuple(results)
 
 
-def _told(saved: _Saved, kind: str) -> SourceAnswer[Object]:
-    return kube_objects.objects_of(saved.path, saved.file, kind, saved.read)
+def _parse(saved: _SavedFile, kind: str) -> SourceAnswer[Object]:
+    return kube_objects.parse_file(saved.path, saved.file, kind, saved.read)

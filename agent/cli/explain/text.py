@@ -1,70 +1,273 @@
-"""``drahealth explain`` for people. Pure: it takes values, a style and a time, and returns text.
+"""Text of ``drahealth explain``. Pure: takes values, a style and a time, and returns text.
 
-First what was asked for, then whom it concerns, then what is wrong with what was said; last of all who said
-what, how old it is, and what it costs that others said nothing.
+First the device, pod or claim itself, then what uses it, then contradictions and risks, last the sources with
+their age and the consequences of missing ones. agent.cli.explain.device_text has the text of a device.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Final
 
-from agent.cli.explain.claim_text import of_claim, of_pod
-from agent.cli.explain.device_text import age, of_device
-from agent.cli.explain.words import COSTS
-from agent.cli.history.text import table
-from agent.cli.output.text import Entry, clean, format_entries
+from agent.cli.explain.answer import CONSEQUENCES
+from agent.cli.explain.device_text import age, belief_facts, device_lines, format_sources
+from agent.cli.explain.facts import container_name
+from agent.cli.explain.find import title
+from agent.cli.history.text import usage_lines
+from agent.cli.output.table import GAP, Cell, Entry, Paragraph, TextTable, format_entries, wrap
+from agent.cli.output.text import BADGES, clean, format_count, shorten_ids
+from agent.devices.consumers.affected import HERE, consumers_of
+from agent.devices.consumers.reservations import by_kind
 from agent.model.claim_sources import ConsumerKind
-from agent.model.consumers import ConsumerEdge
+from agent.model.health import DeviceHealth, Severity
 from agent.model.reading import Absence
 
 if TYPE_CHECKING:
-    from agent.cli.explain.words import Explained
+    from agent.cli.explain.answer import ClaimFacts, DeviceFacts, Explanation, PodFacts
     from agent.cli.output.terminal import Style
-    from agent.model.claim_sources import PodRef
+    from agent.cli.prepares.text import PrepareRecord
+    from agent.model.claim_sources import PodRef, Provenance, Reservation
+    from agent.model.consumers import ConsumerEdge, DeviceEdge
+
+MAX_REQUESTS: Final = 6
+"""Requests of a claim that are named for a device."""
 
 
-def render(explained: Explained, style: Style) -> str:
-    """All of it."""
-    parts = {"device": of_device, "pod": of_pod, "claim": of_claim}[explained.kind]
-    is_there = explained.devices or explained.claims or explained.pods
-    lines = list(parts(explained, style)) if is_there else ["nobody knows it any more; it was recorded:"]
-    if explained.ended:
-        title = ["", "before:"] if is_there else []
-        lines += [*title, "", *table(explained.ended, style, explained.now.wall_s)]
-    for entries in (_troubles(explained), _sources(explained)):
+def render(explanation: Explanation, style: Style) -> str:
+    """Return the whole explanation."""
+    render_lines = {"device": device_lines, "pod": _pod_lines, "claim": _claim_lines}[explanation.kind]
+    exists = explanation.devices or explanation.claims or explanation.pods
+    lines = list(render_lines(explanation, style)) if exists else ["no longer on this node; recorded use:"]
+    if explanation.ended:
+        heading = ["", "earlier use:"] if exists else []
+        lines += [*heading, "", *usage_lines(explanation.ended, style, explanation.now.wall_s)]
+    for entries in (_findings(explanation), _sources(explanation)):
         if entries:
             lines += ["", *format_entries(entries, style)]
     return "\n".join(lines) + "\n"
 
 
-def _troubles(explained: Explained) -> list[Entry]:
-    """What is not as it should be, or not clear."""
-    entries = [Entry("consumer", clean(text)) for text in _others(explained)]
-    entries += [Entry("the same?", clean(text)) for text in _same(explained)]
-    for risk in explained.risks:
-        text = f"{risk.pod} would be refused {risk.claim} if its sandbox were made again: {risk.why}"
+# --- pods --------------------------------------------------------------------------------------------------
+
+
+def _pod_lines(explanation: Explanation, style: Style) -> Iterator[str]:
+    """Yield the pod, or several that may have the name, and below it the claims."""
+    edges = _edges_by_pod(explanation)
+    for pod in explanation.pods:
+        yield from _pod(pod, edges.get(pod.view.ref, ()), style)
+    for claim in explanation.claims:
+        yield ""
+        yield from _claim(claim, explanation, style)
+    if not explanation.claims:
+        named = [claim for pod in explanation.pods if pod.view.known for claim in pod.view.known.claims]
+        has_none = explanation.pods[0].view.known and not named
+        yield ""
+        yield "the pod refers to no claim" if has_none else "no claim of the pod is known"
+
+
+def _edges_by_pod(explanation: Explanation) -> Mapping[PodRef, Sequence[ConsumerEdge]]:
+    """Return the edges between the claims and each pod."""
+    found: dict[PodRef, list[ConsumerEdge]] = {}
+    for claim in explanation.claims:
+        for pod, edges in consumers_of(claim.view).items():
+            found.setdefault(pod, []).extend(edges)
+    return found
+
+
+def _pod(pod: PodFacts, edges: Sequence[ConsumerEdge], style: Style, first: str = "") -> Iterator[str]:
+    ref, known = pod.view.ref, pod.view.known
+    facts = [f"uid {ref.uid}" if ref.uid else "uid not known"] if ref.name else ["name not known"]
+    if known:
+        facts += filter(None, [known.phase, str(known.controller or "")])
+        facts += [f"pod group {known.group}"] if known.group else []
+    if pod.view.running is not None:
+        facts.append("has running processes" if pod.view.running else "has no running process")
+    facts += ["from " + format_sources(edge.provenance for edge in edges)] if edges else []
+    if edges and not any(edge.relation in HERE for edge in edges):
+        facts.append("claim not known to be prepared for it")
+    name = str(ref) if not ref.name else f"pod {ref}"
+    yield from _heading(name, facts, style, first)
+    for entry in known.claims if known else ():
+        if not entry.claim:
+            text = f"claim {entry.name} is not created yet, or not needed"
+            yield from wrap(clean(text), style, first=first + "  ", rest=first + "    ")
+    for note in pod.notes:
+        container = container_name(note, pod.view)
+        subject = f"container {container}: " if container else ""
+        text = f"{subject}{note.cause.code}: {shorten_ids(note.cause.evidence)}"
+        yield from wrap(clean(text), style, first=first + "  ", rest=first + "    ")
+
+
+def _heading(name: str, facts: Sequence[str], style: Style, first: str = "") -> Iterator[str]:
+    """Yield a name, and behind it the facts."""
+    name = clean(name)
+    indent = f"{first}{' ' * len(name)}{GAP}"
+    line, *rest = wrap(clean(", ".join(facts)), style, first=indent, rest=first + "    ")
+    yield f"{first}{style.paint(name, 'bold')}{line[len(first) + len(name) :]}"
+    yield from rest
+
+
+# --- claims ------------------------------------------------------------------------------------------------
+
+
+def _claim_lines(explanation: Explanation, style: Style) -> Iterator[str]:
+    """Yield the claim, or several that have the name, and below it the pods."""
+    for claim in explanation.claims:
+        yield from _claim(claim, explanation, style)
+        yield ""
+    if not explanation.pods:
+        yield "no pod of the claim is known"
+        return
+    yield f"{format_count(len(explanation.pods), 'pod')}:"
+    edges = _edges_by_pod(explanation)
+    for pod in explanation.pods:
+        yield from _pod(pod, edges.get(pod.view.ref, ()), style, first="  ")
+
+
+def _claim(claim: ClaimFacts, explanation: Explanation, style: Style) -> Iterator[str]:
+    """Yield a claim with one row for each device, and the results of its prepares."""
+    view, sources = claim.view, format_sources(_provenances(claim))
+    facts = [f"uid {view.ref.uid}" if view.ref.uid else "known by its name only"]
+    yield from _heading(f"claim {view.ref}", [*facts, f"from {sources}"] if sources else facts, style)
+    by_ref = {device.ref: device for device in explanation.devices}
+    edges_by_device: dict[object, list[DeviceEdge]] = {}
+    for edge in view.devices:
+        edges_by_device.setdefault(edge.use.device, []).append(edge)
+    table = TextTable(indent=4)
+    for edges in edges_by_device.values():
+        device = by_ref[edges[0].use.device]
+        badge = BADGES[device.severity]
+        text = Paragraph(clean("; ".join(_device_texts(device, edges, explanation))))
+        word = Cell(badge.word.ljust(9), (badge.colour,))
+        table.add(clean(title(device.ref)), word, mark=badge.mark(style), text=[text])
+    yield from table.lines(style)
+    entries = [*_uses(claim, explanation), *(_prepare(record, explanation) for record in claim.prepares)]
+    yield from (f"  {line}" for line in format_entries(entries, style))
+
+
+def _provenances(claim: ClaimFacts) -> tuple[Provenance, ...]:
+    devices = (edge.provenance for edge in claim.view.devices)
+    consumers = (edge.provenance for edge in claim.view.consumers)
+    objects = (provenance for _, provenance in claim.view.objects)
+    return tuple(dict.fromkeys([*devices, *consumers, *objects]))
+
+
+def _device_texts(
+    device: DeviceFacts, edges: Sequence[DeviceEdge], explanation: Explanation
+) -> Iterator[str]:
+    """Yield the requests that a device serves, and why it is not healthy."""
+    requests = list(dict.fromkeys(request for edge in edges for request in edge.use.requests))[:MAX_REQUESTS]
+    if requests:
+        yield f"for {', '.join(requests)}"
+    if device.reported:
+        yield from _reasons(device.reported.health)
+    else:
+        yield "no source reports its health"
+    is_unclear = device.kubelet_differs or device.reported is None or device.severity > Severity.DEGRADED
+    if is_unclear and device.belief:
+        yield from (f"kubelet: {text}" for _, text, _ in belief_facts(device, explanation))
+
+
+def _reasons(health: DeviceHealth) -> list[str]:
+    """Return why a device is not healthy, without advice."""
+    causes = [cause for cause in health.causes if cause.severity > Severity.INFO]
+    if not causes:
+        return [health.message] if health.message else []
+    return [f"{cause.code}: {shorten_ids(cause.evidence)}" for cause in causes]
+
+
+def _uses(claim: ClaimFacts, explanation: Explanation) -> Iterator[Entry]:
+    """Yield the containers that use a claim, drivers without a device, and reservations."""
+    view = claim.view
+    containers = dict.fromkeys(
+        container.name if explanation.kind == "pod" else f"{container.name} of {use.affected.pod.ref}"
+        for use in explanation.affected
+        if use.affected.claim == view.ref
+        for container in use.affected.containers
+    )
+    if containers:
+        yield Entry("containers", clean(", ".join(containers)))
+    if view.waiting:
+        yield Entry("waits for", clean(f"{', '.join(view.waiting)}: no device yet"), ("yellow",))
+    if view.skipped:
+        yield Entry("not called", clean(", ".join(view.skipped)))
+    for obj, provenance in view.objects[:1]:
+        too_many = (
+            f"; {len(obj.reserved)} entries, more than the API server accepts"
+            if by_kind(obj.reserved).is_over
+            else ""
+        )
+        allocated = "" if obj.allocated else "not allocated; "
+        consumers = _reservations(obj.reserved) or "no consumer"
+        yield Entry("reserved for", clean(f"{allocated}{consumers}{too_many} ({provenance.origin})"))
+        if obj.meant_for or obj.any_pod:
+            any_pod = "any pod" if obj.any_pod else ""
+            text = ", ".join(filter(None, [_reservations(obj.meant_for), any_pod]))
+            yield Entry("meant for", clean(f"{text}: ignored by every kubelet ({provenance.origin})"))
+    if claim.orphans:
+        text = f"{_reservations(claim.orphans)}: no pod in --pods matches"
+        yield Entry("orphaned?", clean(text), ("yellow",))
+
+
+def _reservations(reserved: Sequence[Reservation]) -> str:
+    """Return the consumers of a claim; pods are counted, because there may be hundreds."""
+    kinds = by_kind(reserved)
+    parts = [
+        format_count(len(kinds.pods), "pod") if kinds.pods else "",
+        *(f"pod group {reservation.name}" for reservation in kinds.groups),
+        *(f"{reservation.resource or 'object'} {reservation.name}" for reservation in kinds.others),
+    ]
+    return ", ".join(filter(None, parts))
+
+
+def _prepare(record: PrepareRecord, explanation: Explanation) -> Entry:
+    outcome, unprepared_s = record.outcome, record.unprepared_wall_s
+    last = f"{age(explanation, outcome.at_wall_s)} ago"
+    if outcome.verdict is None:
+        unprepared = f", unprepared {age(explanation, unprepared_s)} ago" if unprepared_s else ""
+        return Entry("prepare", clean(f"{record.driver}: prepared {last}{unprepared}"))
+    verdict = outcome.verdict
+    text = f"{record.driver}: {verdict.error_class}, {verdict.code}: {verdict.summary}"
+    first = f"{age(explanation, verdict.first_wall_s)} ago"
+    times = f"{format_count(verdict.count, 'time')}, first {first}, last {last}"
+    unprepared = ", unprepared since" if unprepared_s else ""
+    action = f"; {verdict.advice}" if verdict.advice and not unprepared_s else ""
+    paint = ("dim",) if unprepared_s else ("red",)
+    return Entry("prepare", clean(f"{text} ({times}{unprepared}){action}"), paint)
+
+
+# --- findings and sources ----------------------------------------------------------------------------------
+
+
+def _findings(explanation: Explanation) -> list[Entry]:
+    """Return other consumers, pods that may be the same, risks and contradictions."""
+    entries = [Entry("consumer", clean(text)) for text in _other_consumers(explanation)]
+    entries += [Entry("same pod?", clean(text)) for text in _maybe_same(explanation)]
+    for risk in explanation.risks:
+        text = f"{risk.pod} would be refused {risk.claim} if its sandbox were created again: {risk.why}"
         entries.append(Entry("risk", clean(f"{text} ({risk.kubelets})"), ("yellow",)))
-    for conflict in explained.conflicts:
-        said = "; ".join(f"{one.witness.origin}: {one.text}" for one in conflict.assertions)
-        entries.append(Entry("conflict", clean(f"{conflict.subject}: {said}"), ("yellow",)))
+    for conflict in explanation.conflicts:
+        sides = "; ".join(
+            f"{assertion.provenance.origin}: {assertion.text}" for assertion in conflict.assertions
+        )
+        entries.append(Entry("conflict", clean(f"{conflict.subject}: {sides}"), ("yellow",)))
     return entries
 
 
-def _others(explained: Explained) -> Iterator[str]:
-    """Who holds a claim and is no pod; of a claim that is shown in full, it says so itself."""
-    if explained.kind != "device":
+def _other_consumers(explanation: Explanation) -> Iterator[str]:
+    """Yield the consumers of a device's claims that are not pods; a claim lists its own in full."""
+    if explanation.kind != "device":
         return
-    for claim in explained.claims:
+    for claim in explanation.claims:
         for edge in claim.view.consumers:
             if edge.consumer.kind is not ConsumerKind.POD:
-                yield f"{claim.view.ref} is reserved for {_consumer(edge)} ({edge.witness.origin})"
+                yield f"{claim.view.ref} is reserved for {_consumer(edge)} ({edge.provenance.origin})"
 
 
-def _same(explained: Explained) -> Iterator[str]:
-    """Pods that may be the same: of some only the names are known, of others only the UIDs."""
+def _maybe_same(explanation: Explanation) -> Iterator[str]:
+    """Yield groups of pods that may be the same: of one group the names are known, of the other the UIDs."""
     halves: dict[tuple[PodRef, ...], list[PodRef]] = {}
-    for pod in explained.pods:
+    for pod in explanation.pods:
         if pod.maybe:
             halves.setdefault(pod.maybe, []).append(pod.view.ref)
     pairs = {
@@ -72,35 +275,37 @@ def _same(explained: Explained) -> Iterator[str]:
         for others, some in halves.items()
     }
     for named, others in sorted(pairs):
-        text = f"{_whom(named)}, whose UID nobody tells, and {_whom(others)}, whose name nobody tells"
         end = "one pod or two" if len(named) == len(others) == 1 else "some may be the same"
-        yield f"{text}, have a claim in common: {end}"
+        first, second = f"{_pod_names(named)} (UID not known)", f"{_pod_names(others)} (name not known)"
+        yield f"{first} and {second} share a claim: {end}"
 
 
-def _whom(pods: Sequence[PodRef]) -> str:
+def _pod_names(pods: Sequence[PodRef]) -> str:
     return str(pods[0]) if len(pods) == 1 else f"{len(pods)} pods"
 
 
 def _consumer(edge: ConsumerEdge) -> str:
-    one = edge.consumer
-    what = one.kind.value if one.kind is ConsumerKind.POD_GROUP else one.resource or "something"
-    return f"{what} {one.name}"
+    consumer = edge.consumer
+    kind = consumer.kind.value if consumer.kind is ConsumerKind.POD_GROUP else consumer.resource or "object"
+    return f"{kind} {consumer.name}"
 
 
-def _sources(explained: Explained) -> list[Entry]:
-    """Who said what, how old it is; then who did not, and what that costs."""
+def _sources(explanation: Explanation) -> list[Entry]:
+    """Return the sources with their age, then the missing ones with the consequences."""
     entries = []
-    for one in explained.accounts:
-        if one.absence:
+    for result in explanation.sources:
+        if result.absence:
             continue
-        at = explained.now.wall_s if one.written_s is None else one.written_s
-        when = "asked now" if one.written_s is None else f"of {age(explained, at)} ago"
-        text = f"{one.source}: {one.found}, {when} ({one.place})"
-        entries.append(Entry("sources", clean(text)))
-        entries += [Entry("sources", clean(f"{one.source}: {wrong}"), ("yellow",)) for wrong in one.wrong]
-    for one in explained.accounts:
-        if one.absence:
-            cost = COSTS.get(one.source, "")
-            paint = () if one.absence is Absence.ABSENT else ("yellow",)
-            entries.append(Entry("without", clean(f"{one.source}: {cost} ({one.why})"), paint))
+        when = "queried now" if result.written_s is None else f"{age(explanation, result.written_s)} old"
+        entries.append(Entry("sources", clean(f"{result.source}: {result.found}, {when} ({result.place})")))
+        entries += [
+            Entry("sources", clean(f"{result.source}: {text}"), ("yellow",)) for text in result.invalid
+        ]
+    for result in explanation.sources:
+        if result.absence:
+            consequence = CONSEQUENCES.get(result.source, "")
+            paint = () if result.absence is Absence.ABSENT else ("yellow",)
+            entries.append(
+                Entry("without", clean(f"{result.source}: {consequence} ({result.reason})"), paint)
+            )
     return entries

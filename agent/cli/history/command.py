@@ -1,4 +1,4 @@
-"""``drahealth history``: which pod used which device, and how the device was when that ended."""
+"""``drahealth history``: lists which pod used which device, and the device's state at the end."""
 
 from __future__ import annotations
 
@@ -22,23 +22,25 @@ if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
 
     from agent.model.uses import DeviceUsage
-    from agent.store.history import Record
+    from agent.store.history import HistoryContent
 
-SHOWN: Final = 40
-"""Uses that a table has, unless all are asked for."""
+MAX_SHOWN: Final = 40
+"""Rows of the table without ``--all``."""
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    parser.add_argument("--pod", metavar="POD", help="of this pod alone: namespace/name, name or UID")
-    parser.add_argument("--claim", metavar="CLAIM", help="of this claim alone, likewise")
+    parser.add_argument("--pod", metavar="POD", help="only this pod: namespace/name, name or UID")
+    parser.add_argument("--claim", metavar="CLAIM", help="only this claim: namespace/name, name or UID")
     parser.add_argument(
-        "--device", metavar="DEVICE", help="of this device alone: driver/pool/name, pool/name or name"
+        "--device", metavar="DEVICE", help="only this device: driver/pool/name, pool/name or name"
     )
-    parser.add_argument("--since", metavar="TIME", help="what goes on, or ended within this time, such as 1h")
     parser.add_argument(
-        "--bad", action="store_true", help="those whose device was not simply healthy all the time"
+        "--since", metavar="TIME", help="only uses that continue or ended within this time, such as 1h"
     )
-    parser.add_argument("--all", action="store_true", help=f"all of them, not only the newest {SHOWN}")
+    parser.add_argument(
+        "--bad", action="store_true", help="only uses during which the device was not always healthy"
+    )
+    parser.add_argument("--all", action="store_true", help=f"show all, not only the newest {MAX_SHOWN}")
     add_output(parser)
     add_settings(parser, "--state-dir")
 
@@ -52,7 +54,7 @@ def main(args: Namespace) -> int:
     config = load(flags_of(args), os.environ, file=config_file_of(args), serves=False)
     path = config.state_dir / FILE
     record = _read(path)
-    found = tuple(_chosen(args, (*record.running, *record.ended), since_s)) if record else ()
+    found = tuple(_select(args, (*record.running, *record.ended), since_s)) if record else ()
     if args.output == "json":
         print(json.dumps(document(found, path, record.left_s if record else 0), indent=2))
         return 0
@@ -60,9 +62,9 @@ def main(args: Namespace) -> int:
     if record is None:
         print(render_none(path, style), end="")
     elif not found:
-        print("nothing of that is recorded")
+        print("no recorded use matches")
     else:
-        shown = found if args.all else found[:SHOWN]
+        shown = found if args.all else found[:MAX_SHOWN]
         hidden = len(found) - len(shown)
         print(render(shown, style, now_s=now_s, left_s=record.left_s, hidden=hidden), end="")
     return 0
@@ -75,8 +77,8 @@ def _duration_s(text: str) -> float:
         raise UsageError(f"--since: {error}\ntry 'drahealth history --help'") from None
 
 
-def _read(path: Path) -> Record | None:
-    """The record; None: there is none."""
+def _read(path: Path) -> HistoryContent | None:
+    """Return the record; None if it does not exist."""
     from agent.store.files import CorruptFile
     from agent.store.history import read
 
@@ -92,45 +94,46 @@ def _read(path: Path) -> Record | None:
         raise DrahealthError(f"{path}: {error}") from None
 
 
-def _chosen(args: Namespace, uses: Iterable[DeviceUsage], since_s: float | None) -> Iterator[DeviceUsage]:
-    """Those that are asked for.
+def _select(args: Namespace, uses: Iterable[DeviceUsage], since_s: float | None) -> Iterator[DeviceUsage]:
+    """Yield the usages that match the flags.
 
     Raises:
-        UsageError: There is nothing of a name that was given; with what was probably meant.
+        UsageError: No usage has the given pod, claim or device; the text suggests a similar name.
     """
-    from agent.cli.history.find import claim_names, device_names, pod_names
+    from agent.cli.history.text import claim_names, device_names, pod_names
 
     found = tuple(uses)
-    for what, names_of in (("pod", pod_names), ("claim", claim_names), ("device", device_names)):
-        if (word := getattr(args, what)) is not None:
-            found = _named(what, word, found, names_of)
+    for kind, names_of in (("pod", pod_names), ("claim", claim_names), ("device", device_names)):
+        if (name := getattr(args, kind)) is not None:
+            found = _filter(kind, name, found, names_of)
     for use in found:
-        is_late = since_s is None or use.ended is None or use.ended.noticed_s >= since_s
-        if is_late and (use.worst.severity > Severity.INFO or not args.bad):
+        is_recent = since_s is None or use.ended is None or use.ended.noticed_s >= since_s
+        if is_recent and (use.worst.severity > Severity.INFO or not args.bad):
             yield use
 
 
-def _named(
-    what: str, word: str, uses: tuple[DeviceUsage, ...], names_of: Callable[[DeviceUsage], Iterator[str]]
+def _filter(
+    kind: str, name: str, uses: tuple[DeviceUsage, ...], names_of: Callable[[DeviceUsage], Iterator[str]]
 ) -> tuple[DeviceUsage, ...]:
-    found = tuple(use for use in uses if word in names_of(use))
+    found = tuple(use for use in uses if name in names_of(use))
     if not found:
-        known = {name for use in uses for name in names_of(use)}
-        raise UsageError(f"of {what} {word!r} nothing is recorded{suggestion(word, known)}")
+        known = {known_name for use in uses for known_name in names_of(use)}
+        raise UsageError(f"no use of {kind} {name!r} is recorded{suggestion(name, known)}")
     return found
 
 
 VERB = Verb(
     name="history",
-    summary="which pod used which device, and how that was when it ended",
+    summary="list which pods used which devices, and the devices' state at the end",
     description=(
-        "Lists what the agent has recorded, and the kubelet forgets when a pod is gone. Reads a file, and "
-        "needs no agent. Exits with 0 if it could be read, 64 if it has nothing of what was named, 70 if it "
-        "cannot be used, 75 if the agent is writing for over 2 s, 77 if this user may not read it."
+        "Lists the device usage that the agent has recorded, including pods that are gone. Reads a file and "
+        "needs no running agent. Exits with 0 if the file was read, 64 if nothing is recorded for the given "
+        "name, 70 if the file cannot be used, 75 if the agent keeps it locked for more than 2 s, 77 if this "
+        "user may not read it."
     ),
     examples=(
-        ("drahealth history --bad --since 24h", "whose devices were not healthy in the last day"),
-        ("drahealth history --pod team-a/train-0", "what a pod had that is gone"),
+        ("drahealth history --bad --since 24h", "pods with unhealthy devices in the last day"),
+        ("drahealth history --pod team-a/train-0", "the devices that a pod used, even if it is gone"),
     ),
     add_arguments=add_arguments,
     main=main,

@@ -1,6 +1,6 @@
-"""What is new in a report: for those who read line by line, a log or a pipe. Pure.
+"""Differences between two reports, one line each, for a log or a pipe. Pure.
 
-MIG instances of which the same is new as of their GPU are told of with it.
+MIG instances that change in the same way as their GPU share its line.
 """
 
 from __future__ import annotations
@@ -9,9 +9,18 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from agent.cli.output.fold import format_instances, gpu_of, identity_of
-from agent.cli.output.text import brief, format_count, home_of, is_missed, name_of, word_of
-from agent.model.health import DeviceHealth, Severity
+from agent.cli.output.text import (
+    default_pool,
+    device_name,
+    explains_absence,
+    format_count,
+    format_instances,
+    hardware_identity,
+    health_word,
+    parent_gpu,
+    shorten_ids,
+)
+from agent.model.health import Severity
 from agent.model.report import Report
 from agent.model.snapshot import CoreStats
 from agent.model.source import SourceSample, SourceState
@@ -19,70 +28,74 @@ from agent.model.time import rfc3339
 
 
 class Change(NamedTuple):
-    """One line's worth of news."""
+    """New state of one subject of the reports."""
 
     at_s: float
-    """Wall time of the report that brought it [s]."""
+    """Wall time of the report with the new state [s]."""
     subject: str
-    """A device, ``source <name>``, ``cgroups``, ``inotify``, ``devices``, or what a note is about."""
+    """A device, ``source <name>``, ``cgroups``, ``inotify``, ``devices``, or the subject of a note."""
     state: str
     severity: Severity
     message: str
     code: str = ""
-    """Of a note: a pod or the node may have several at once, and each has news of its own."""
+    """Code of a note: a pod or the node may have several notes at once, each with changes of its own."""
     aside: str = ""
-    """What helps the reader and is no news: which piece of hardware it is, who is told of with it."""
+    """Hardware identity and folded MIG instances, which are shown but are no change themselves."""
 
     def __str__(self) -> str:
-        return f"{rfc3339(self.at_s)} {self.words}"
+        return f"{rfc3339(self.at_s)} {self.text}"
 
     @property
-    def words(self) -> str:
+    def text(self) -> str:
         """The line without the time."""
         aside = f"({self.aside})" if self.aside else ""
-        what = ": ".join(filter(None, (self.code, self.message)))
-        return brief(" ".join(filter(None, (self.subject, self.state, what, aside))))
+        finding = ": ".join(filter(None, (self.code, self.message)))
+        return shorten_ids(" ".join(filter(None, (self.subject, self.state, finding, aside))))
 
     def differs_from(self, other: Change) -> bool:
-        """Whether the one is news after the other, of the same."""
-        return self.severity != other.severity or not self.same_as(other)
+        """Return whether this state of a subject is worth a line after the `other`."""
+        return self.severity != other.severity or not self.reads_like(other)
 
-    def same_as(self, other: Change) -> bool:
-        """Whether a reader is told the same of the two, whatever they are about."""
+    def reads_like(self, other: Change) -> bool:
+        """Return whether two changes have the same text, whatever their subjects."""
         return (self.state, self.code, self.message) == (other.state, other.code, other.message)
 
 
 def changes(before: Report | None, now: Report) -> list[Change]:
-    """What ``now`` says that ``before`` did not; of a first report, every device and what cannot be seen."""
+    """Return what is new in `now`; for a first report, every device and every source that fails."""
     at = now.at.wall_s
-    told: dict[str, Change] = _states(before) if before else {}
-    stands = _states(now)
-    # that there is one more source is no news; but if no device was found, what is absent is the reason
-    dull = {SourceState.OK, SourceState.ABSENT} if now.devices else {SourceState.OK}
-    news = {
+    old: dict[str, Change] = _states(before) if before else {}
+    current = _states(now)
+    # A new source is no change; but if there are no devices, the absent sources are the reason.
+    unremarkable = {SourceState.OK, SourceState.ABSENT} if now.devices else {SourceState.OK}
+    new = {
         key: change
-        for key, change in stands.items()
-        if (told[key].differs_from(change) if key in told else change.severity or change.state not in dull)
+        for key, change in current.items()
+        if (
+            old[key].differs_from(change)
+            if key in old
+            else change.severity or change.state not in unremarkable
+        )
     }
-    for key, old in told.items():
-        if key not in stands and key.startswith("device "):
-            news[key] = Change(at, old.subject, "gone", Severity.UNKNOWN, "no longer reported")
-        elif key not in stands and old.code:
-            news[key] = Change(at, old.subject, "over", Severity.OK, "", old.code)
-    return _fold(news, {**Counter(map(gpu_of, told)), **Counter(map(gpu_of, stands))})
+    for key, change in old.items():
+        if key not in current and key.startswith("device "):
+            new[key] = Change(at, change.subject, "gone", Severity.UNKNOWN, "no longer reported")
+        elif key not in current and change.code:
+            new[key] = Change(at, change.subject, "over", Severity.OK, "", change.code)
+    return _fold(new, {**Counter(map(parent_gpu, old)), **Counter(map(parent_gpu, current))})
 
 
-def _fold(news: Mapping[str, Change], instances: Mapping[str, int]) -> list[Change]:
-    """The news, where that of an instance is no line of its own if its GPU's line says the same.
+def _fold(new: Mapping[str, Change], instances: Mapping[str, int]) -> list[Change]:
+    """Return the changes without those of MIG instances that read like their GPU's.
 
     Args:
-        news: By key; an instance's is its GPU's with more behind it.
-        instances: How many a GPU has, by its key.
+        new: Changes by key; the key of an instance begins with that of its GPU.
+        instances: Number of instances, by the key of the GPU.
     """
-    gpus = {key: gpu for key in news if (gpu := gpu_of(key)) in news and news[gpu].same_as(news[key])}
+    gpus = {key: gpu for key in new if (gpu := parent_gpu(key)) in new and new[gpu].reads_like(new[key])}
     folded = Counter(gpus.values())
     lines = []
-    for key, change in news.items():
+    for key, change in new.items():
         if key not in gpus:
             also = format_instances(folded[key], instances.get(key, 0))
             lines.append(change._replace(aside="; ".join(filter(None, (also, change.aside)))))
@@ -90,59 +103,55 @@ def _fold(news: Mapping[str, Change], instances: Mapping[str, int]) -> list[Chan
 
 
 def _states(report: Report) -> dict[str, Change]:
-    at, home = report.at.wall_s, home_of(report)
+    """Return the state of each subject of a report, by key."""
+    at, default = report.at.wall_s, default_pool(report)
     states: dict[str, Change] = {}
     for d in report.devices:
-        name = name_of(d, home)
-        which = identity_of(d) if d.severity > Severity.INFO else ""
-        message = d.message or _in_passing(d)
+        identity = hardware_identity(d) if d.severity > Severity.INFO else ""
+        # A device that is reported Healthy has no message; its causes, such as a program's own XID, do.
+        message = d.message or "; ".join(f"{cause.code}: {cause.evidence}" for cause in d.causes)
         states[f"device {d.driver} {d.pool} {d.device}"] = Change(
-            at, name, word_of(d.severity), d.severity, message, aside=which
+            at, device_name(d, default), health_word(d.severity), d.severity, message, aside=identity
         )
     if not report.devices:
         states["devices"] = Change(at, "devices", "none", Severity.UNKNOWN, "no device was found")
     devices = {device.device for device in report.devices}
     for source in report.sources:
-        if source.name in devices:  # a GPU has its own, and says itself what is wrong with it
+        if source.name in devices:  # each GPU has a source of the same name; its device line has the error
             continue
-        if source.state is SourceState.STARTING:  # in a moment it will have been read
+        if source.state is SourceState.STARTING:
             continue
         severity = _severity(source)
         detail = source.detail if severity else ""
         states[f"source {source.name}"] = Change(at, f"source {source.name}", source.state, severity, detail)
-    if report.sources:  # a driver's socket says nothing of them
-        blind = _blindness(report.core)
-        state, severity = ("incomplete", Severity.DEGRADED) if blind else (SourceState.OK, Severity.OK)
-        states["cgroups"] = Change(at, "cgroups", state, severity, blind)
+    if report.sources:  # a driver's socket sends no sources and no cgroups
+        gaps = _cgroup_gaps(report.core)
+        state, severity = ("incomplete", Severity.DEGRADED) if gaps else (SourceState.OK, Severity.OK)
+        states["cgroups"] = Change(at, "cgroups", state, severity, gaps)
     if report.core.overflows:
         message = f"{format_count(report.core.overflows, 'time')}, and everything was read again each time"
         states["inotify"] = Change(at, "inotify", "overflowed", Severity.DEGRADED, message)
     for note in report.notes:
         cause = note.cause
-        word = word_of(cause.severity) if cause.severity > Severity.INFO else "note"
+        word = health_word(cause.severity) if cause.severity > Severity.INFO else "note"
         states[f"note {note.subject} {cause.code}"] = Change(
             at, note.subject, word, cause.severity, cause.evidence, cause.code
         )
     return states
 
 
-def _in_passing(device: DeviceHealth) -> str:
-    """What is worth a line and no harm: the kubelet is not told of it. A program's own XID, say."""
-    return "; ".join(f"{cause.code}: {cause.evidence}" for cause in device.causes)
-
-
 def _severity(source: SourceSample) -> Severity:
-    """One that is absent is nothing to tell of, unless somebody may miss it."""
+    """Return the severity of a source's state; absence is INFO if it needs an explanation, else OK."""
     if source.state in (SourceState.FAILING, SourceState.STALLED):
         return Severity.UNKNOWN
-    return Severity.INFO if source.state is SourceState.ABSENT and is_missed(source) else Severity.OK
+    return Severity.INFO if source.state is SourceState.ABSENT and explains_absence(source) else Severity.OK
 
 
-def _blindness(core: CoreStats) -> str:
-    """What of the cgroups is not watched as it should be; empty if all is."""
+def _cgroup_gaps(core: CoreStats) -> str:
+    """Return which cgroups are not watched as they should be; empty if all are."""
     facts = []
     if core.groups_dropped:
-        facts.append(f"{core.groups_dropped:,} found no room, see cgroups.max-groups")
+        facts.append(f"{core.groups_dropped:,} not watched, see cgroups.max-groups")
     if core.unwatched:
         refused = format_count(core.unwatched, "inotify watch", "inotify watches")
         facts.append(f"the kernel refused {refused}, read by the sweep instead")

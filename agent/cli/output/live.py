@@ -1,6 +1,6 @@
-"""A table that is drawn over itself: four times a second at most, once without news so that ages are true.
+"""A table on a terminal, redrawn at most four times a second, and at least once so that ages are right.
 
-A window that is too low shows what is not well, and what the log says.
+A window that is too small shows the worst devices and the newest log lines.
 """
 
 import logging
@@ -11,28 +11,27 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Final, TextIO
 
-from agent.cli.output.log import message_of
-from agent.cli.output.report_printer import ReportPrinter
-from agent.cli.output.table import render_report
+from agent.cli.output.log import ReportPrinter, message_of
+from agent.cli.output.report import render_report
 from agent.cli.output.terminal import Style, style_of
 from agent.cli.output.text import clean
 from agent.errors import OutputError
 from agent.system.output import write_all
 
-ENTER: Final = "\x1b[?1049h\x1b[?25l\x1b[?7l"  # a screen of our own, no cursor, long lines cut
+ENTER: Final = "\x1b[?1049h\x1b[?25l\x1b[?7l"  # the alternate screen, no cursor, long lines cut
 LEAVE: Final = "\x1b[?7h\x1b[?25h\x1b[?1049l"
 HOME: Final = "\x1b[H"
 END_OF_LINE: Final = "\x1b[K\r\n"
 BELOW: Final = "\x1b[J"
 
-SOONEST_S: Final = 0.25
-LATEST_S: Final = 1.0
+MIN_PERIOD_S: Final = 0.25
+MAX_PERIOD_S: Final = 1.0
 
 
 def draw(text: str, height: int | None, log: Sequence[str] = ()) -> str:
-    """What replaces the screen's content by the text and the log, without flicker.
+    """Return the sequence that replaces the screen's content by the text and the log, without flicker.
 
-    In a window that is too low the text is cut, and the log stays: it is short, and news.
+    In a window that is too small the text is cut and the log stays, because the log is short and new.
     """
     lines = text.rstrip("\n").split("\n")
     if height is not None and len(lines) + len(log) >= height:
@@ -43,19 +42,20 @@ def draw(text: str, height: int | None, log: Sequence[str] = ()) -> str:
 
 
 class LiveTable(ReportPrinter):
-    """The newest report on a terminal, until it is closed. Then the screen is as it was before, with the last
-    picture below.
+    """Thread that draws the newest report on a terminal.
+
+    When it is closed, the screen is restored and the last table is printed below.
     """
 
     def __init__(self, stream: TextIO, style: Callable[[], Style], *, head: Callable[[Style], str]) -> None:
-        """``style`` is asked before each picture: windows are resized. ``head`` stands above the table."""
+        """Draw on `stream` below `head`. `style` is called before each drawing: windows are resized."""
         self._stream = stream
         self._style = style
         self._head = head
         self.log: deque[str] = deque(maxlen=5)
-        """Lines that are shown below the table, the newest last."""
+        """Log lines that are shown below the table, the newest last."""
         self.lost: OutputError | None = None
-        """Why nothing is drawn any more: the terminal is gone."""
+        """Error that ended the drawing: the terminal is gone."""
         super().__init__("dh-table")
 
     def _run(self) -> None:
@@ -73,15 +73,15 @@ class LiveTable(ReportPrinter):
         is_closed, shown = False, None
         while not is_closed:
             style = self._style()
-            self._write(self._picture(style))
+            self._write(self._frame(style))
             drawn_at = time.monotonic()
-            with self._news:
-                self._news.wait_for(lambda: self._is_closed or self._report is not shown, LATEST_S)  # noqa: B023
-                self._news.wait_for(lambda: self._is_closed, SOONEST_S - (time.monotonic() - drawn_at))
+            with self._changed:
+                self._changed.wait_for(lambda: self._is_closed or self._report is not shown, MAX_PERIOD_S)  # noqa: B023
+                self._changed.wait_for(lambda: self._is_closed, MIN_PERIOD_S - (time.monotonic() - drawn_at))
                 is_closed, shown = self._is_closed, self._report
 
-    def _picture(self, style: Style) -> str:
-        """All in order; of what does not fit, the worst first."""
+    def _frame(self, style: Style) -> str:
+        """Return the whole table in order or, if it does not fit, with the worst devices first."""
         head, log = self._head(style), self._log_lines()
         whole = head + self._table(style)
         if style.height is not None and whole.count("\n") + len(log) >= style.height:
@@ -95,17 +95,17 @@ class LiveTable(ReportPrinter):
         return render_report(report, style, now_s=time.time(), worst_first=worst_first)
 
     def _log_lines(self) -> list[str]:
-        log = self.log.copy()  # another thread adds to it
+        log = self.log.copy()  # other threads add lines
         return ["", *(f"  {line}" for line in log)] if log else []
 
     def _write(self, text: str) -> None:
-        # Past the stream's buffer: what hangs there would be flushed at exit, and hang there again.
+        # Bypass the stream's buffer, which Python flushes at exit: a stalled terminal would hang it again.
         data = text.encode(self._stream.encoding or "utf-8", "replace")
         write_all(self._stream.fileno(), "the terminal", data)
 
 
 class LogLines(logging.Handler):
-    """Log records as lines below a live table, which would paint over them on the terminal."""
+    """Handler that shows log records below a live table, which would overwrite them on the terminal."""
 
     def __init__(self, table: LiveTable) -> None:
         super().__init__(logging.WARNING)
@@ -116,6 +116,6 @@ class LogLines(logging.Handler):
 
 
 def live_table(colour: str, *, head: Callable[[Style], str]) -> LiveTable:
-    """A live table on standard output."""
+    """Return a live table on standard output."""
     sys.stdout.flush()
     return LiveTable(sys.stdout, lambda: style_of(sys.stdout, colour, os.environ), head=head)

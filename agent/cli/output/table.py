@@ -1,243 +1,181 @@
-"""Reports and status as text for people. Pure: it takes values, a style and a time, and returns text.
-
-One line per device, and below those that are not well what to do and which piece of hardware it is. Devices
-that drivers declare stand below their driver's name. MIG instances that only repeat their GPU are told of
-with it.
-"""
+"""Tables and lists of all commands: columns as wide as their cells, status signs, and wrapped text. Pure."""
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Final
+import textwrap
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Final, NamedTuple
 
-from agent.cli.output.fold import fold_instances, identity_of
-from agent.cli.output.footer import foot_of, groups_of, sources_of
-from agent.cli.output.text import (
-    GAP,
-    LOOKS,
-    Entry,
-    brief,
-    clean,
-    format_age,
-    format_bytes,
-    format_count,
-    format_entries,
-    home_of,
-    name_of,
-    name_of_subject,
-    word_of,
-    wrap,
-)
-from agent.model.health import Severity
+from agent.cli.output.text import clean
 
 if TYPE_CHECKING:
     from agent.cli.output.terminal import Style
-    from agent.model.health import DeviceHealth
-    from agent.model.report import Report
-    from agent.model.source import SourceSample
-    from agent.model.status import AgentStatus
-    from agent.sources.processes import ProcessFacts
 
-NARROWEST: Final = 32
-"""A message with fewer columns than this goes below its device [columns]."""
-
-Advised = tuple[str, str, str]
-"""A code, its evidence, and the advice that was given for it."""
-
-DEVICE_SOURCES: Final = frozenset({"cpus", "hugepages", "nvml"})
-"""The sources that devices are found by."""
+GAP: Final = "  "
+"""Space between two columns."""
 
 
-def render_report(
-    report: Report,
-    style: Style,
-    *,
-    now_s: float | None = None,
-    processes: Sequence[ProcessFacts] = (),
-    worst_first: bool = False,
-) -> str:
-    """The report as a table.
+class Cell(NamedTuple):
+    """Text of one column, with its colours."""
 
-    Args:
-        now_s: Wall time that ages are counted to [s]. Without it there are no ages: a single look knows none.
-        processes: Shown at the foot.
-        worst_first: Instead of in the order of their names: for a window that will not hold all.
+    text: str
+    paint: tuple[str, ...] = ()
+
+
+class Paragraph(NamedTuple):
+    """Text of a row that is wrapped, next to the cells or below them."""
+
+    text: str
+    paint: tuple[str, ...] = ()
+    hanging: int = 0
+    """Extra indent of all lines but the first [columns]."""
+
+
+def advice(text: str, style: Style) -> Paragraph:
+    """Return what an operator should do, as a paragraph with an arrow."""
+    return Paragraph(style.arrow + clean(text), ("cyan",), 2)
+
+
+class _TableRow(NamedTuple):
+    cells: tuple[Cell, ...]
+    mark: str
+    paragraphs: tuple[Paragraph, ...]
+    paint: tuple[str, ...]
+
+
+class TextTable:
+    """Rows of cells, printed once all rows are known."""
+
+    def __init__(
+        self,
+        *titles: str,
+        indent: int = 2,
+        text_title: str = "",
+        text_below: bool = False,
+        text_indent: int = 4,
+        min_text_width: int = 0,
+    ) -> None:
+        """Create a table; without `titles` it has no title line.
+
+        Args:
+            titles: Titles of the columns.
+            indent: Columns before the first cell. A row's sign stands two columns before the cell.
+            text_title: Title of the paragraphs next to the cells.
+            text_below: Prints paragraphs below their row.
+            text_indent: Columns before paragraphs below a row.
+            min_text_width: Columns for paragraphs; on a terminal with fewer they are below their row.
+        """
+        self._titles = titles
+        self._indent = indent
+        self._text_title = text_title
+        self._text_below = text_below
+        self._text_indent = text_indent
+        self._min_text_width = min_text_width
+        self._items: list[_TableRow | str] = []
+
+    def add(
+        self,
+        *cells: str | Cell,
+        mark: str = "",
+        text: Iterable[Paragraph] = (),
+        paint: tuple[str, ...] = (),
+    ) -> None:
+        """Add a row.
+
+        Args:
+            cells: One for each column.
+            mark: Sign before the row, one column wide.
+            text: Paragraphs of the row; empty ones are left out.
+            paint: Colours of the whole line.
+        """
+        row = tuple(cell if isinstance(cell, Cell) else Cell(cell) for cell in cells)
+        self._items.append(_TableRow(row, mark, tuple(text), paint))
+
+    def add_lines(self, lines: Iterable[str]) -> None:
+        """Add lines that are printed as they are, such as headings."""
+        self._items += lines
+
+    def lines(self, style: Style) -> Iterator[str]:
+        """Yield the lines of the table, without line breaks."""
+        titles = tuple(map(Cell, self._titles))
+        rows = [item.cells for item in self._items if isinstance(item, _TableRow)]
+        rows += [titles] if titles else []
+        widths = [max(len(cell.text) for cell in column) for column in zip(*rows, strict=True)]
+        column = self._indent + sum(width + len(GAP) for width in widths)
+        is_narrow = style.width is not None and style.width - column < self._min_text_width
+        is_below = self._text_below or is_narrow
+        margin = " " * self._indent
+        if titles:
+            text_title = "" if is_below else GAP + self._text_title
+            line = f"{margin}{_join(titles, widths, style)}{text_title}"
+            yield style.paint(line.rstrip(), "dim")
+        for item in self._items:
+            if isinstance(item, str):
+                yield item
+                continue
+            lead = f"{margin[2:]}{item.mark} " if item.mark else margin
+            line = f"{lead}{_join(item.cells, widths, style)}"
+            indent = " " * (self._text_indent if is_below else column)
+            text = list(_wrap_all(item.paragraphs, style, indent))
+            if text and not is_below:
+                line += GAP + text.pop(0)[column:]
+            yield style.paint(line.rstrip(), *item.paint)
+            yield from text
+
+
+def _join(cells: Sequence[Cell], widths: Sequence[int], style: Style) -> str:
+    # Escape sequences have no width: the padding is computed from the text.
+    return GAP.join(
+        style.paint(cell.text, *cell.paint) + " " * (width - len(cell.text))
+        for cell, width in zip(cells, widths, strict=True)
+    )
+
+
+def _wrap_all(paragraphs: Iterable[Paragraph], style: Style, indent: str) -> Iterator[str]:
+    for paragraph in paragraphs:
+        yield from wrap(
+            paragraph.text, style, first=indent, rest=indent + " " * paragraph.hanging, paint=paragraph.paint
+        )
+
+
+class Entry(NamedTuple):
+    """One line of a list with titles on its left."""
+
+    title: str
+    text: str
+    paint: tuple[str, ...] = ()
+
+
+def format_entries(entries: Iterable[Entry], style: Style) -> Iterator[str]:
+    """Yield titles and texts in two columns; a repeated title is left out."""
+    table, before = TextTable(), ""
+    for entry in entries:
+        title = "" if entry.title == before else entry.title
+        before = entry.title
+        table.add(Cell(title, ("dim",)), text=[Paragraph(entry.text, entry.paint, 2)])
+    return table.lines(style)
+
+
+def wrap(text: str, style: Style, *, first: str, rest: str, paint: tuple[str, ...] = ()) -> list[str]:
+    """Return lines that fit the terminal: `first` and text, then `rest` and text on each further line.
+
+    Each line is painted on its own, so that a table that is cut off leaves no colour behind.
     """
-    lines = [_headline(home_of(report), Counter(d.severity for d in report.devices), style)]
-    if devices := list(_devices(report, style, now_s, worst_first=worst_first)):
-        lines += ["", *devices]
-    if notes := list(_notes(report, style, now_s)):
-        lines += ["", style.paint("  NOTES", "dim"), *notes]
-    if foot := list(format_entries(list(foot_of(report, now_s, processes)), style)):
-        lines += ["", *foot]
-    return "\n".join(lines) + "\n"
+    if not text:
+        return []
+    if style.width is None or len(first) + len(text) < style.width:
+        lines = [first + text]
+    else:
+        lines = textwrap.wrap(
+            text,
+            max(style.width - 1, len(rest) + 20),
+            initial_indent=first,
+            subsequent_indent=rest,
+            break_on_hyphens=False,
+        )
+    return [_paint_after_indent(line, style, paint) for line in lines]
 
 
-def _headline(node: str, counts: Counter[Severity], style: Style) -> str:
-    """``worker-7  3 devices: 1 unhealthy, 2 healthy``, worst first."""
-    words: dict[str, int] = {}
-    for severity in sorted(counts, reverse=True):
-        word = word_of(severity).lower()
-        words[word] = words.get(word, 0) + counts[severity]
-    colours = {look.word.lower(): look.colour for look in LOOKS.values()}
-    tally = ", ".join(style.paint(f"{n} {word}", colours[word]) for word, n in words.items())
-    devices = f"{format_count(counts.total(), 'device')}: {tally}" if tally else "no devices"
-    return f"{style.paint(clean(node), 'bold')}{GAP if node else ''}{devices}"
-
-
-def _devices(report: Report, style: Style, now_s: float | None, *, worst_first: bool) -> Iterator[str]:
-    """The table proper, or why there is none."""
-    home, folds = home_of(report), fold_instances(report.devices)
-    if worst_first:
-        folds.sort(key=lambda fold: fold.device.severity, reverse=True)
-    owners = ["" if worst_first else _owner_of(fold.device, home) for fold in folds]
-    rows = [
-        _row(clean(fold.device.device) if owner else name_of(fold.device, home), fold.device, now_s)
-        for owner, fold in zip(owners, folds, strict=True)
-    ]
-    if not rows:
-        if reasons := [_why_none(s) for s in report.sources if s.name in DEVICE_SOURCES]:
-            yield from wrap(f"nothing to judge: {'; '.join(reasons)}", style, first="  ", rest="    ")
-        return
-    titles = ["NAME", "HEALTH", *([] if now_s is None else ["SINCE", "VERIFIED"])]
-    widths = [max(len(row[i]) for row in [titles, *rows]) for i in range(len(titles))]
-
-    def cells(row: Sequence[str]) -> str:
-        return GAP.join(cell.ljust(width) for cell, width in zip(row, widths, strict=True))
-
-    column = 2 + len(cells(titles)) + len(GAP)
-    beside = style.width is None or style.width - column >= NARROWEST
-    yield style.paint(f"  {cells(titles)}{GAP}MESSAGE" if beside else f"  {cells(titles)}".rstrip(), "dim")
-    above, advised = "", set[Advised]()
-    for fold, owner, row in zip(folds, owners, rows, strict=True):
-        if owner != above:
-            yield from wrap(owner, style, first="  ", rest="    ", paint=("bold",))
-        above = owner
-        look = LOOKS[fold.device.severity]
-        sign = style.paint(look.sign if style.unicode else look.ascii, look.colour)
-        # Padded first, painted second: an escape sequence has no width.
-        padded, at = cells(row), widths[0] + len(GAP)
-        painted = padded[:at] + style.paint(look.word, look.colour) + padded[at + len(look.word) :]
-        indent = " " * (column if beside else 4)
-        body = list(_body(fold.device, style, indent, advised))
-        body += wrap(fold.words, style, first=indent, rest=indent, paint=("dim",))
-        if beside and body:
-            yield f"{sign} {painted}{GAP}{body[0][column:]}"
-            yield from body[1:]
-        else:
-            yield f"{sign} {painted}".rstrip()
-            yield from body
-
-
-def _owner_of(device: DeviceHealth, home: str) -> str:
-    """Whose device it is, if it is not the host's own; above all that are."""
-    pool = f", pool {device.pool}" if device.pool != home else ""
-    return clean(f"{device.driver}{pool}") if device.driver else ""
-
-
-def _body(device: DeviceHealth, style: Style, indent: str, advised: set[Advised]) -> Iterator[str]:
-    """What is to be said of a device: each cause and what to do about it, else the message; and which it is.
-
-    The message is made of the causes, so it is only shown of a device whose causes are not known.
-
-    Args:
-        advised: Grows. What to do about the same cause of a device above stands there: a driver that fails is
-            one thing to mend, not eight, and a GPU that its driver declares is the host's.
-    """
-    arrow, dot = _marks(style)
-    if not device.causes:
-        yield from wrap(brief(device.message), style, first=indent, rest=indent)
-    for i, cause in enumerate(device.causes):
-        text, told = f"{clean(cause.code)}: {brief(cause.evidence)}", cause.severity > Severity.INFO
-        if not told:
-            yield from wrap(dot + text, style, first=indent, rest=indent + "  ", paint=("dim",))
-            continue
-        yield from wrap(text, style, first=indent, rest=indent)
-        later = [other.advice for other in device.causes[i + 1 :]]
-        known = (cause.code, cause.evidence, cause.advice)
-        if cause.advice and cause.advice not in later and known not in advised:
-            yield from wrap(
-                arrow + clean(cause.advice), style, first=indent, rest=indent + "  ", paint=("cyan",)
-            )
-        advised.add(known)
-    if device.severity > Severity.INFO:
-        yield from wrap(identity_of(device), style, first=indent, rest=indent + "  ", paint=("dim",))
-
-
-def _marks(style: Style) -> tuple[str, str]:
-    """Before what to do, and before what is only worth knowing."""
-    return ("→ ", "· ") if style.unicode else ("> ", "- ")
-
-
-def _row(name: str, device: DeviceHealth, now_s: float | None) -> list[str]:
-    row = [name, word_of(device.severity)]
-    if now_s is not None:
-        row.append(format_age(now_s - device.since.wall_s))
-        row.append(f"{format_age(now_s - device.verified.wall_s)} ago")
-    return row
-
-
-def _notes(report: Report, style: Style, now_s: float | None) -> Iterator[str]:
-    """What is about no device, worst first; what to do that is the same for several once, below the last."""
-    arrow, dot = _marks(style)
-    home = home_of(report)
-    notes = sorted(report.notes, key=lambda note: note.cause.severity, reverse=True)
-    for i, note in enumerate(notes):
-        cause = note.cause
-        who = "" if cause.code.startswith(f"{note.subject}.") else f"{brief(note.subject)}: "
-        devices = ", ".join(name_of_subject(subject, home) for subject in note.devices)
-        uses = f" (uses {devices})" if devices else ""
-        age = "" if now_s is None else f" ({format_age(now_s - cause.since.wall_s)} ago)"
-        text = f"{who}{clean(cause.code)}: {brief(cause.evidence)}{uses}{age}"
-        if cause.severity <= Severity.INFO:
-            yield from wrap(dot + text, style, first="", rest="  ")
-            continue
-        look = LOOKS[cause.severity]
-        first, *rest = wrap(text, style, first="  ", rest="  ")
-        yield style.paint(look.sign if style.unicode else look.ascii, look.colour) + first[1:]
-        yield from rest
-        if cause.advice and cause.advice not in [other.cause.advice for other in notes[i + 1 :]]:
-            yield from wrap(arrow + clean(cause.advice), style, first="  ", rest="    ", paint=("cyan",))
-
-
-def _why_none(source: SourceSample) -> str:
-    return f"{source.name} {source.state}" + (f" ({clean(source.detail)})" if source.detail else "")
-
-
-def render_status(status: AgentStatus, style: Style, *, now_s: float) -> str:
-    """The agent's own state: what it costs and whom it serves."""
-    counts = Counter({tally.severity: tally.devices for tally in status.tallies})
-    uptime_s = max(now_s - status.started_wall_s, 1e-9)
-    core = status.core
-    costs = [
-        f"{status.cpu_s:.2f} s CPU ({100 * status.cpu_s / uptime_s:.2f} % of a core)",
-        format_bytes(status.rss_bytes),
-        format_count(status.threads, "thread"),
-        format_count(status.descriptors, "descriptor"),
-    ]
-    core_costs = [
-        format_count(core.passes, "pass", "passes"),
-        format_count(core.wakes, "wake-up"),
-        format_count(core.reads, "read"),
-        format_count(core.opens, "open"),
-        format_count(core.descriptors, "descriptor"),
-        format_count(core.watches, "watch", "watches"),
-        f"{format_bytes(core.kernel_bytes)} in the kernel",
-    ]
-    reports = "none yet"
-    if status.at:
-        reports = f"{status.publications:,} published, the last {format_age(now_s - status.at.wall_s)} ago"
-    entries = [
-        Entry("agent", f"drahealth {clean(status.version)}, pid {status.pid}, up {format_age(uptime_s)}"),
-        Entry("costs", ", ".join(costs)),
-        Entry("core", ", ".join(core_costs)),
-        Entry("reports", reports),
-        *(
-            Entry("subscribers", f"{clean(one.socket)}: {format_count(one.streams, 'stream')}")
-            for one in status.subscribers
-        ),
-        *sources_of(status.sources, status.at, now_s),
-        groups_of(status.groups, core),
-    ]
-    return "\n".join([_headline(status.node, counts, style), "", *format_entries(entries, style)]) + "\n"
+def _paint_after_indent(line: str, style: Style, paint: tuple[str, ...]) -> str:
+    body = line.lstrip(" ")
+    return line[: len(line) - len(body)] + style.paint(body, *paint)

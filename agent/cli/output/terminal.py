@@ -1,6 +1,6 @@
-"""What the output is: its width, whether it takes colour, and the few escape sequences that are used.
+"""Properties of an output stream: width, colour, character set; and the escape sequences for colours.
 
-Colour is for a terminal only, unless it was asked for; NO_COLOR, FORCE_COLOR and TERM=dumb are heard.
+Colour is for terminals only, unless requested; NO_COLOR, FORCE_COLOR and TERM=dumb are respected.
 """
 
 import os
@@ -23,23 +23,33 @@ COLOURS: Final = ("auto", "always", "never")
 
 @dataclass(frozen=True, slots=True)
 class Style:
-    """How to write for one output."""
+    """Format of the text for one output stream."""
 
     width: int | None = None
-    """Columns; None is no terminal: nothing is wrapped, so that a line can be searched."""
+    """Columns; None if the output is no terminal: then no line is wrapped, so that grep finds whole lines."""
     height: int | None = None
     colour: bool = False
     unicode: bool = True
 
+    @property
+    def arrow(self) -> str:
+        """Sign before an advice."""
+        return "→ " if self.unicode else "> "
+
+    @property
+    def bullet(self) -> str:
+        """Sign before an item that needs no action."""
+        return "· " if self.unicode else "- "
+
     def paint(self, text: str, *names: str) -> str:
-        """The text in the colours and weights named, or as it is."""
+        """Return the text in the named colours and weights, or unchanged if the output has no colours."""
         if not (self.colour and text and names):
             return text
         return f"\x1b[{';'.join(SGR[name] for name in names)}m{text}\x1b[0m"
 
 
 def takes_colour(choice: str, environ: Mapping[str, str], *, is_terminal: bool) -> bool:
-    """Whether to write colours. ``--color`` wins, then NO_COLOR, FORCE_COLOR, and what the output is."""
+    """Return whether to write colours: by ``--color``, NO_COLOR, FORCE_COLOR, the output, in this order."""
     if choice != "auto":
         return choice == "always"
     if environ.get("NO_COLOR"):
@@ -50,18 +60,18 @@ def takes_colour(choice: str, environ: Mapping[str, str], *, is_terminal: bool) 
 
 
 def can_redraw(stream: TextIO, environ: Mapping[str, str]) -> bool:
-    """Whether a picture can be drawn over the one before."""
+    """Return whether the stream is a terminal that can overwrite what it shows."""
     return stream.isatty() and environ.get("TERM", "dumb") != "dumb"
 
 
 def style_of(stream: TextIO, choice: str, environ: Mapping[str, str]) -> Style:
-    """How to write to a stream, as it is at this moment: a window may have been resized."""
+    """Return the style of a stream now; a window may have been resized since the last call."""
     is_terminal = stream.isatty()
     size = None
     if is_terminal:
         try:
             size = os.get_terminal_size(stream.fileno())
-        except OSError:  # a terminal that went away, or has no size
+        except OSError:  # a terminal that is gone, or has no size
             size = None
     return Style(
         width=size.columns or None if size else None,
@@ -72,7 +82,7 @@ def style_of(stream: TextIO, choice: str, environ: Mapping[str, str]) -> Style:
 
 
 def program() -> str:
-    """How this program was called, for text that tells people what to type."""
+    """Return the command that started this process, for texts with commands to type."""
     called = sys.argv[0] if sys.argv else ""
     name = os.path.basename(called)
     if name in {"__main__.py", "-m", "-c", ""}:

@@ -1,13 +1,13 @@
-"""Words and lines: how severities, ages, sizes and entries are written for people. Pure.
+"""Words and numbers for tables and log lines. Pure.
 
-Text that came from outside is cleaned here: a device's message cannot move the cursor.
+Text from outside the agent is cleaned here, so that a device's message cannot move the cursor.
 """
 
 from __future__ import annotations
 
 import re
-import textwrap
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable
+from itertools import groupby
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from agent.model.health import Severity
@@ -18,74 +18,139 @@ if TYPE_CHECKING:
     from agent.model.report import Report
     from agent.model.source import SourceSample
 
-GAP: Final = "  "
-"""Between two columns."""
-
 CONTAINER_ID: Final = re.compile(r"\b([0-9a-f]{13})[0-9a-f]{51}\b")
 
+MIG_INSTANCE: Final = re.compile(r"(?P<gpu>.+)-mig-\d+-\d+")
+"""Name of a MIG instance; the name of its GPU is a part of it."""
 
-class Look(NamedTuple):
-    """How a severity looks. The sign and the word alone tell it too: not everybody sees colours."""
+NUMBERED: Final = re.compile(r"(?P<stem>.*\D)(?P<number>0|[1-9]\d{0,8})")
+
+MIN_RANGE: Final = 3
+"""Consecutive names that are written as a range; two are as short in full."""
+
+
+class Badge(NamedTuple):
+    """Sign and word of a severity or a verdict. Both are readable without colours."""
 
     sign: str
     ascii: str
     word: str
     colour: str
 
+    def mark(self, style: Style) -> str:
+        """Return the sign in its colour."""
+        return style.paint(self.sign if style.unicode else self.ascii, self.colour)
 
-LOOKS: Final = {
-    Severity.OK: Look("●", "+", "Healthy", "green"),
-    Severity.INFO: Look("●", "+", "Healthy", "green"),
-    Severity.DEGRADED: Look("▲", "!", "Degraded", "yellow"),
-    Severity.UNHEALTHY: Look("✖", "x", "Unhealthy", "red"),
-    Severity.UNKNOWN: Look("◌", "?", "Unknown", "magenta"),
+    def label(self, style: Style) -> str:
+        """Return the word in its colour."""
+        return style.paint(self.word, self.colour)
+
+
+BADGES: Final = {
+    Severity.OK: Badge("●", "+", "Healthy", "green"),
+    Severity.INFO: Badge("●", "+", "Healthy", "green"),
+    Severity.DEGRADED: Badge("▲", "!", "Degraded", "yellow"),
+    Severity.UNHEALTHY: Badge("✖", "x", "Unhealthy", "red"),
+    Severity.UNKNOWN: Badge("◌", "?", "Unknown", "magenta"),
 }
 
 
 def clean(text: str) -> str:
-    """The text without what a terminal would obey: every unprintable character becomes U+FFFD."""
+    """Return the text with U+FFFD in place of each unprintable character, which a terminal might obey."""
     return text if text.isprintable() else "".join(c if c.isprintable() else "\ufffd" for c in text)
 
 
-def brief(text: str) -> str:
-    """Clean, and with the ids of containers as crictl shows and takes them: 13 of their 64 digits."""
+def shorten_ids(text: str) -> str:
+    """Return clean text with container IDs cut from 64 to 13 digits, as crictl shows and accepts them."""
     return CONTAINER_ID.sub(r"\1", clean(text))
 
 
-def word_of(severity: Severity) -> str:
-    """``Healthy``, ``Degraded``, ``Unhealthy`` or ``Unknown``."""
-    return LOOKS[severity].word
+def escape_markdown(text: str) -> str:
+    """Escape what Markdown would read as markup: placeholders in angle brackets, and bars in tables."""
+    return re.sub(r"[<>|]", r"\\\g<0>", text)
 
 
-def home_of(report: Report) -> str:
-    """The pool that needs no mention: the node's own or, on a driver's socket, the only one there is."""
+def markdown_table(rows: Iterable[Iterable[str]]) -> str:
+    """Return a Markdown table with escaped cells; the first row holds the titles."""
+    titles, *cells = ([escape_markdown(cell) for cell in row] for row in rows)
+    return "".join(f"| {' | '.join(row)} |\n" for row in (titles, ["---"] * len(titles), *cells))
+
+
+# --- devices and sources -----------------------------------------------------------------------------------
+
+
+def health_word(severity: Severity) -> str:
+    """Return ``Healthy``, ``Degraded``, ``Unhealthy`` or ``Unknown``."""
+    return BADGES[severity].word
+
+
+def default_pool(report: Report) -> str:
+    """Return the pool that device names leave out: the node's own or, on a driver's socket, the only one."""
     pools = {device.pool for device in report.devices}
     return report.node or (pools.pop() if len(pools) == 1 else "")
 
 
-def name_of(device: DeviceHealth, home: str) -> str:
-    """A device's name, behind its driver if it has one, and its pool if that does not go without saying."""
-    pool = "" if device.pool == home else device.pool
+def device_name(device: DeviceHealth, default: str) -> str:
+    """Return ``driver/pool/name`` without an empty driver and without the pool `default`."""
+    pool = "" if device.pool == default else device.pool
     return clean("/".join(filter(None, (device.driver, pool, device.device))))
 
 
-def name_of_subject(subject: str, home: str) -> str:
-    """The same of what rules name: a device's name, or ``<driver>/<pool>/<name>``."""
-    return clean(subject.replace(f"/{home}/", "/"))
+def subject_name(subject: str, default: str) -> str:
+    """Return a rule's name for a device, a name or ``driver/pool/name``, without the pool `default`."""
+    return clean(subject.replace(f"/{default}/", "/"))
 
 
-def is_missed(source: SourceSample) -> bool:
-    """Whether it takes explaining that a source is absent.
+def parent_gpu(name: str) -> str:
+    """Return the name of the GPU that a MIG instance is a part of; empty for any other device."""
+    found = MIG_INSTANCE.fullmatch(name)
+    return found["gpu"] if found else ""
 
-    That there is no GPU to read does not, and where there is one, a cause says it. But a library that was
-    named by its path is missed.
+
+def hardware_identity(device: DeviceHealth) -> str:
+    """Return what identifies the hardware in a rack or for ``nvidia-smi -i``; empty if nothing is known."""
+    known = dict(device.attributes)
+    serial = known.get("serial")
+    parts = [known.get(name) for name in ("profile", "product", "uuid", "pciBusId")]
+    return clean(", ".join(filter(None, [*parts, serial and f"serial {serial}"])))
+
+
+def format_instances(folded: int, instances: int) -> str:
+    """Return ``and its 7 instances`` or ``and 6 of its 7 instances``; empty if none is folded."""
+    if not folded:
+        return ""
+    many = f"{instances} instances" if instances > 1 else "instance"
+    return f"and its {many}" if folded == instances else f"and {folded} of its {many}"
+
+
+def format_ranges(names: Iterable[str]) -> str:
+    """Return ``cpus, gpu-0 to gpu-7, kmsg``: consecutive numbered names become a range."""
+    parts: list[str] = []
+    for _, group in groupby(enumerate(names), key=lambda pair: _range_key(pair[1], pair[0])):
+        run = [name for _, name in group]
+        parts += [f"{run[0]} to {run[-1]}"] if len(run) >= MIN_RANGE else run
+    return ", ".join(parts)
+
+
+def _range_key(name: str, position: int) -> tuple[str, int]:
+    found = NUMBERED.fullmatch(name)
+    return (found["stem"], int(found["number"]) - position) if found else (name, -position)
+
+
+def explains_absence(source: SourceSample) -> bool:
+    """Return whether the detail of an absent source is worth showing.
+
+    A node without GPUs has no NVML, and needs no explanation; a library that was configured by its path does.
     """
-    is_named = "/" in source.detail.partition(":")[0]
-    return bool(source.detail) and (is_named or not source.name.startswith("nvml"))
+    is_path = "/" in source.detail.partition(":")[0]
+    return bool(source.detail) and (is_path or not source.name.startswith("nvml"))
+
+
+# --- numbers -----------------------------------------------------------------------------------------------
 
 
 def format_age(seconds: float) -> str:
-    """A duration as short as it is useful: ``0s``, ``95s``, ``12m``, ``31h``, ``9d``. Never negative."""
+    """Return a short duration: ``0s``, ``95s``, ``12m``, ``31h``, ``9d``. Never negative."""
     s = max(0, int(seconds))
     for unit, size in (("d", 86400), ("h", 3600), ("m", 60)):
         if s >= 2 * size:
@@ -94,7 +159,7 @@ def format_age(seconds: float) -> str:
 
 
 def format_bytes(size: int) -> str:
-    """A size with a binary unit: ``512 B``, ``48.0 KiB``, ``33.1 MiB``."""
+    """Return a size with a binary unit: ``512 B``, ``48.0 KiB``, ``33.1 MiB``."""
     value = float(size)
     for unit in ("B", "KiB", "MiB"):
         if value < 1024:
@@ -103,52 +168,6 @@ def format_bytes(size: int) -> str:
     return f"{value:.1f} GiB"
 
 
-def format_count(number: int, one: str, many: str = "") -> str:
-    """``1 device``, ``2 devices``."""
-    return f"{number:,} {one if number == 1 else many or one + 's'}"
-
-
-class Entry(NamedTuple):
-    """One line of a list with titles."""
-
-    title: str
-    text: str
-    paint: tuple[str, ...] = ()
-
-
-def format_entries(entries: Sequence[Entry], style: Style) -> Iterator[str]:
-    """Titles and texts in two columns; a title that repeats is left out."""
-    width = max((len(entry.title) for entry in entries), default=0)
-    indent = " " * (2 + width + len(GAP))
-    before = ""
-    for entry in entries:
-        title = "" if entry.title == before else entry.title
-        before = entry.title
-        first, *others = wrap(entry.text, style, first=indent, rest=indent + "  ", paint=entry.paint)
-        yield f"  {style.paint(title, 'dim')}{' ' * (width - len(title))}{GAP}{first[len(indent) :]}"
-        yield from others
-
-
-def wrap(text: str, style: Style, *, first: str, rest: str, paint: tuple[str, ...] = ()) -> list[str]:
-    """Lines that fit the width, the first behind ``first``, the others behind ``rest``.
-
-    Each is painted by itself, so that a picture cut off below leaks no colour.
-    """
-    if not text:
-        return []
-    if style.width is None or len(first) + len(text) < style.width:
-        lines = [first + text]
-    else:
-        lines = textwrap.wrap(
-            text,
-            max(style.width - 1, len(rest) + 20),
-            initial_indent=first,
-            subsequent_indent=rest,
-            break_on_hyphens=False,
-        )
-    return [_paint_after_indent(line, style, paint) for line in lines]
-
-
-def _paint_after_indent(line: str, style: Style, paint: tuple[str, ...]) -> str:
-    body = line.lstrip(" ")
-    return line[: len(line) - len(body)] + style.paint(body, *paint)
+def format_count(number: int, singular: str, plural: str = "") -> str:
+    """Return ``1 device`` or ``2 devices``."""
+    return f"{number:,} {singular if number == 1 else plural or singular + 's'}"

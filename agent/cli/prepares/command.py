@@ -1,4 +1,4 @@
-"""``drahealth prepares``: how the last prepare of each claim ended, when the kubelet's events are gone."""
+"""``drahealth prepares``: lists the last prepare of each claim, even when the kubelet's events are gone."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
-from agent.cli.exits import INTERNAL, NOT_ALLOWED
+from agent.cli.exits import INTERNAL, NOT_ALLOWED, UnreadablePath
 from agent.cli.output.terminal import style_of
 from agent.cli.verb import Verb, add_colour, add_settings, config_file_of, flags_of
 from agent.config.config import DRIVERS, load
@@ -22,38 +22,29 @@ if TYPE_CHECKING:
     from agent.store.prepares import Prepares
 
 
-class Problem(NamedTuple):
-    """A file or a directory that could not be used."""
-
-    path: Path
-    reason: str
-    code: int
-    """What to exit with."""
-
-
 def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument(
         "claim",
         metavar="CLAIM",
         nargs="?",
-        help="one claim in full: its name, namespace/name or uid; with --codes, a code, or how codes begin",
+        help="show one claim in full: name, namespace/name or UID; with --codes: a code or its first parts",
     )
-    parser.add_argument("--codes", action="store_true", help="list what can be said of a prepare instead")
-    parser.add_argument("--driver", metavar="NAME", help="of this driver alone")
+    parser.add_argument("--codes", action="store_true", help="list the error codes instead")
+    parser.add_argument("--driver", metavar="NAME", help="only this driver")
     parser.add_argument(
         "--file",
         metavar="FILE",
         action="append",
         type=Path,
         default=[],
-        help="a driver's prepares.json that is elsewhere; may be given again",
+        help="a driver's prepares.json in another place; may be given again",
     )
     parser.add_argument(
         "-o",
         "--output",
         choices=("table", "json", "markdown"),
         default="table",
-        help="markdown: of --codes only (default: table)",
+        help="output format; markdown only with --codes (default: table)",
     )
     add_colour(parser)
     add_settings(parser, "--state-dir", "--kubelet-dir")
@@ -63,52 +54,52 @@ def main(args: Namespace) -> int:
     if args.codes:
         return _codes(args)
     if args.output == "markdown":
-        raise UsageError("-o markdown is for --codes\ntry 'drahealth prepares --help'")
-    from agent.cli.prepares.text import claims_of, document, exit_of, render, render_none
+        raise UsageError("-o markdown: only with --codes\ntry 'drahealth prepares --help'")
+    from agent.cli.prepares.text import document, exit_of, prepare_records, render, render_none
     from agent.store.prepares import FILE
 
     config = load(flags_of(args), os.environ, file=config_file_of(args), serves=False)
-    places = list(_places(config.kubelet_dir, config.state_dir, args.driver))
-    found, problems, absent = _read(places, args.file, args.driver)
-    looked = [*(top / below / FILE for top, below in places), *args.file]
-    claims = claims_of(found)
+    patterns = list(_patterns(config.kubelet_dir, config.state_dir, args.driver))
+    found, problems, absent = _read(patterns, args.file, args.driver)
+    searched = [*(top / below / FILE for top, below in patterns), *args.file]
+    records = prepare_records(found)
     if args.claim is not None:
-        names = {name: one for one in claims for name in (str(one.ref), one.ref.name, one.ref.uid)}
-        claims = tuple(one for one in claims if args.claim in (str(one.ref), one.ref.name, one.ref.uid))
-        if not claims and not problems:
+        names = {name for record in records for name in record.names}
+        records = tuple(record for record in records if args.claim in record.names)
+        if not records and not problems:
             raise UsageError(f"no prepare of claim {args.claim!r} is known{suggestion(args.claim, names)}")
     if args.output == "json":
-        print(json.dumps(document(claims, found, problems, looked), indent=2))
+        print(json.dumps(document(records, found, problems, searched), indent=2))
     else:
         style = style_of(sys.stdout, args.color, os.environ)
-        shown = render(claims, found, style, now_s=time.time(), whole=args.claim is not None)
-        print(shown or render_none(found, looked, absent, style, unread=len(problems)), end="")
+        shown = render(records, found, style, now_s=time.time(), whole=args.claim is not None)
+        print(shown or render_none(found, searched, absent, style, unread=len(problems)), end="")
     for problem in problems:
         print(f"drahealth: {problem.path}: {problem.reason}", file=sys.stderr)
-    return max((problem.code for problem in problems), default=exit_of(claims))
+    return max((problem.exit_code for problem in problems), default=exit_of(records))
 
 
-def _places(kubelet_dir: Path, state_dir: Path, driver: str | None) -> Iterator[tuple[Path, str]]:
-    """Directories with one of each driver in them, and where its file lies there."""
+def _patterns(kubelet_dir: Path, state_dir: Path, driver: str | None) -> Iterator[tuple[Path, str]]:
+    """Yield directories with a subdirectory for each driver, and the pattern of the state directory in it."""
     name = driver or "*"
     yield kubelet_dir / "plugins", f"{name}/drahealth"
     yield state_dir / DRIVERS, name
 
 
 def _read(
-    places: Iterable[tuple[Path, str]], files: Sequence[Path], driver: str | None
-) -> tuple[list[Prepares], list[Problem], list[Path]]:
-    """What the drivers remember, what of it cannot be read, and which directories of theirs are not there."""
+    patterns: Iterable[tuple[Path, str]], files: Sequence[Path], driver: str | None
+) -> tuple[list[Prepares], list[UnreadablePath], list[Path]]:
+    """Return the content of the drivers' files, the unreadable places, and the absent directories."""
     from agent.model.reading import Absence
     from agent.store import prepares
     from agent.store.files import CorruptFile
-    from agent.system.read_file import ReadError, read_bounded
+    from agent.system.files import ReadError, read_bounded
 
     found: list[Prepares] = []
-    problems: list[Problem] = []
+    problems: list[UnreadablePath] = []
     absent: list[Path] = []
     listed: list[Path] = []
-    for top, below in places:
+    for top, below in patterns:
         name, _, rest = below.partition("/")
         try:
             names = sorted(os.listdir(top)) if name == "*" else [name]
@@ -118,28 +109,30 @@ def _read(
         except OSError as error:
             problems.append(_problem(top, error))
             continue
-        listed += [top / one / rest / prepares.FILE for one in names]
+        listed += [top / directory / rest / prepares.FILE for directory in names]
     for path in [*listed, *files]:
         try:
-            one = prepares.decode(read_bounded(path, prepares.SIZE_MAX).data)
+            content = prepares.decode(read_bounded(path, prepares.SIZE_MAX).data)
         except ReadError as error:
             if path in files or error.absence is not Absence.ABSENT:
-                problems.append(Problem(path, error.reason, NOT_ALLOWED if error.is_forbidden else INTERNAL))
+                problems.append(
+                    UnreadablePath(path, error.reason, NOT_ALLOWED if error.is_forbidden else INTERNAL)
+                )
         except CorruptFile as error:
-            problems.append(Problem(path, str(error), INTERNAL))
+            problems.append(UnreadablePath(path, str(error), INTERNAL))
         else:
-            if driver in (None, one.driver):
-                found.append(one)
+            if driver in (None, content.driver):
+                found.append(content)
     return found, problems, absent
 
 
-def _problem(path: Path, error: OSError) -> Problem:
-    code = NOT_ALLOWED if isinstance(error, PermissionError) else INTERNAL
-    return Problem(path, error.strerror or str(error), code)
+def _problem(path: Path, error: OSError) -> UnreadablePath:
+    exit_code = NOT_ALLOWED if isinstance(error, PermissionError) else INTERNAL
+    return UnreadablePath(path, error.strerror or str(error), exit_code)
 
 
 def _codes(args: Namespace) -> int:
-    from agent.cli.prepares.codes import codes_document, markdown, render_codes
+    from agent.cli.prepares.text import codes_document, render_codes, render_codes_markdown
     from agent.prepare.taxonomy import FAMILY, TAXONOMY
 
     wanted = args.claim or ""
@@ -148,14 +141,14 @@ def _codes(args: Namespace) -> int:
     if not rows:
         known = [row.code for row in TAXONOMY]
         raise UsageError(
-            f"{wanted!r} is the beginning of no code{suggestion(wanted, known)}\n"
-            "it may be one of 'drahealth checks', or the driver's own"
+            f"no code begins with {wanted!r}{suggestion(wanted, known)}\n"
+            "it may be the code of a check (see 'drahealth checks'), or the driver's own"
         )
     match args.output:
         case "json":
             print(json.dumps(codes_document(rows), indent=2))
         case "markdown":
-            print(markdown(rows), end="")
+            print(render_codes_markdown(rows), end="")
         case _:
             print(render_codes(rows, style_of(sys.stdout, args.color, os.environ)), end="")
     return 0
@@ -163,15 +156,16 @@ def _codes(args: Namespace) -> int:
 
 VERB = Verb(
     name="prepares",
-    summary="how the last prepare of each claim ended, and whether waiting helps",
+    summary="list the last prepare of each claim, and whether a retry can help",
     description=(
-        "Lists what the DRA drivers of this node remember of their prepares; needs no agent. Exits with 0 if "
-        "all claims are prepared or there are none, 1 if what fails may pass by itself (transient, unknown), "
-        "2 if it will not (bad-config, failed-device, permanent), 77 or 70 if a file cannot be used."
+        "Lists the last prepare of each claim, as the DRA drivers of this node recorded it; needs no running "
+        "agent. Exits with 0 if all claims are prepared or there are none, 1 if every failure may pass by "
+        "itself (transient, unknown), 2 if one will not (bad-config, failed-device, permanent), 70 or 77 if "
+        "a file cannot be read."
     ),
     examples=(
-        ("drahealth prepares", "every claim, those that fail first"),
-        ("drahealth prepares --codes cdi.write", "what a code in a pod's event means, and what to do"),
+        ("drahealth prepares", "every claim, failing ones first"),
+        ("drahealth prepares --codes cdi.write", "the meaning of a code in a pod's event, and what to do"),
     ),
     add_arguments=add_arguments,
     main=main,

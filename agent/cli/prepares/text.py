@@ -1,4 +1,4 @@
-"""Prepares as text and as a document. Pure: it takes values, a style and a time, and returns text."""
+"""Results of prepares, and prepare error codes, as text and as documents. Pure."""
 
 from __future__ import annotations
 
@@ -6,180 +6,187 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from agent.cli.output.document import API_VERSION
-from agent.cli.output.text import GAP, LOOKS, Entry, clean, format_age, format_count, format_entries, wrap
-from agent.model.health import Severity
+from agent.cli.output.json import API_VERSION, DEVICE_REF, REMEDIATION, Shape, each
+from agent.cli.output.table import GAP, Cell, Entry, Paragraph, TextTable, advice, format_entries
+from agent.cli.output.text import (
+    BADGES,
+    Badge,
+    clean,
+    format_age,
+    format_count,
+    markdown_table,
+)
+from agent.model.health import Health, Severity
 from agent.model.prepare import ErrorClass
 from agent.model.time import rfc3339
-from agent.prepare.ledger import STICKY
+from agent.prepare.ledger import CACHED_CLASSES
 
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from agent.cli.exits import UnreadablePath
     from agent.cli.output.terminal import Style
-    from agent.cli.prepares.command import Problem
     from agent.model.claim import ClaimRef, DeviceRef
-    from agent.model.prepare import DriverFault, Outcome, PrepareVerdict
+    from agent.model.prepare import DriverFault, Outcome
+    from agent.prepare.taxonomy import Row
     from agent.store.prepares import Prepares
 
-TITLES: Final = ("DRIVER", "CLAIM", "CLASS", "CODE", "COUNT", "SINCE", "LAST")
-NONE: Final = (
-    Entry("written by", "DRA drivers that embed drahealth, at every claim that they prepare on this node"),
+EMPTY_HINTS: Final = (
+    Entry("written by", "DRA drivers that embed drahealth, when they prepare a claim on this node"),
     Entry("elsewhere", "--kubelet-dir for another root of the kubelet, --file for one driver's file"),
-    Entry("to try", "drahealth classify --errno ENOSPC --doing cdi: what would be said of an error"),
+    Entry("to try", "drahealth classify --errno ENOSPC --doing cdi: how an error would be classified"),
 )
-"""What helps whoever sees the list for the first time, and it is empty."""
-NAMES_MAX: Final = 4
-"""Devices that are named; of more, how many there are."""
+"""Hints for an operator who sees an empty list."""
+
+MAX_NAMED_DEVICES: Final = 4
+
+RANK_BADGES: Final = (
+    Badge("·", "-", "over", "dim"),
+    BADGES[Severity.OK],
+    BADGES[Severity.DEGRADED],
+    BADGES[Severity.UNHEALTHY],
+)
+"""Badges by :attr:`PrepareRecord.rank`."""
 
 
-class Claim(NamedTuple):
-    """One line of the list."""
+class PrepareRecord(NamedTuple):
+    """Result of one claim's last prepare."""
 
     driver: str
     version: str
     outcome: Outcome
-    over_wall_s: float
-    """Since when it is unprepared; 0: it is not."""
+    unprepared_wall_s: float
+    """Time of the unprepare [s since 1970]; 0: the claim is not unprepared."""
 
     @property
-    def ref(self) -> ClaimRef:
-        """Which claim."""
+    def claim(self) -> ClaimRef:
+        """The claim."""
         return self.outcome.claim
 
     @property
+    def names(self) -> tuple[str, str, str]:
+        """Names by which an operator may refer to the claim: namespace/name, name, UID."""
+        return str(self.claim), self.claim.name, self.claim.uid
+
+    @property
     def state(self) -> str:
-        """``prepared``, ``failing``, or ``over``: it failed, and is no longer there."""
-        if self.over_wall_s:
+        """``prepared``, ``failing``, or ``over``: the prepare failed and the claim is unprepared."""
+        if self.unprepared_wall_s:
             return "over"
         return "failing" if self.outcome.verdict else "prepared"
 
     @property
     def rank(self) -> int:
-        """3: it fails for good; 2: that may pass; 1: prepared; 0: over."""
+        """Order in the list: 3: fails permanently; 2: fails, may pass; 1: prepared; 0: over."""
         verdict = self.outcome.verdict
-        if self.over_wall_s:
+        if self.unprepared_wall_s:
             return 0
-        return 1 if verdict is None else 2 + (verdict.error_class in STICKY)
+        return 1 if verdict is None else 2 + (verdict.error_class in CACHED_CLASSES)
 
 
-def claims_of(found: Iterable[Prepares]) -> tuple[Claim, ...]:
-    """Every claim that is there, or failed within the last day; those that fail first, then the newest."""
-    claims = [
-        Claim(one.driver, kept.version, kept.outcome, kept.over_wall_s)
-        for one in found
-        for kept in one.book.claims.values()
-        if kept.outcome.verdict or not kept.over_wall_s
+def prepare_records(found: Iterable[Prepares]) -> tuple[PrepareRecord, ...]:
+    """Return every claim that is prepared or failed within a day; failing ones first, then the newest."""
+    records = [
+        PrepareRecord(stored.driver, entry.version, entry.outcome, entry.unprepared_wall_s)
+        for stored in found
+        for entry in stored.ledger.claims.values()
+        if entry.outcome.verdict or not entry.unprepared_wall_s
     ]
-    return tuple(sorted(claims, key=lambda one: (-one.rank, -one.outcome.at_wall_s, one.driver, one.ref)))
+    return tuple(
+        sorted(
+            records, key=lambda record: (-record.rank, -record.outcome.at_wall_s, record.driver, record.claim)
+        )
+    )
 
 
-def exit_of(claims: Iterable[Claim]) -> int:
-    """0: all are prepared; 1: what fails may pass by itself; 2: it will not."""
-    return max(0, max((claim.rank for claim in claims), default=0) - 1)
+def exit_of(records: Iterable[PrepareRecord]) -> int:
+    """Return 0 if all claims are prepared, 1 if every failure may pass, 2 if one will not."""
+    return max(0, max((record.rank for record in records), default=0) - 1)
 
 
-# --- for people --------------------------------------------------------------------------------------------
-
-_LOOK: Final = (LOOKS[Severity.OK], LOOKS[Severity.OK], LOOKS[Severity.DEGRADED], LOOKS[Severity.UNHEALTHY])
+# --- table -------------------------------------------------------------------------------------------------
 
 
 def render(
-    claims: Sequence[Claim], found: Iterable[Prepares], style: Style, *, now_s: float, whole: bool
+    records: Sequence[PrepareRecord], found: Iterable[Prepares], style: Style, *, now_s: float, whole: bool
 ) -> str:
-    """The list; empty if there is none.
+    """Return the list of claims and of driver-reported faults; if `whole`, everything about each claim.
 
-    Args:
-        whole: All that is known of each.
+    The text is empty if there is no claim.
     """
-    told = [fault for one in found for fault in one.book.told.faults if not fault.excused_wall_s]
-    if not claims:
+    if not records:
         return ""
-    rows = [_row(claim, now_s) for claim in claims]
-    widths = [max(len(row[i]) for row in (TITLES, *rows)) for i in range(len(TITLES))]
-
-    def cells(row: Sequence[str]) -> str:
-        return GAP.join(cell.ljust(width) for cell, width in zip(row, widths, strict=True))
-
-    lines = [_headline(claims, style), "", style.paint(f"  {cells(TITLES)}".rstrip(), "dim")]
-    at = sum(widths[:2]) + 2 * len(GAP)
-    for claim, row in zip(claims, rows, strict=True):
-        look = _LOOK[claim.rank]
-        sign = style.paint(look.sign if style.unicode else look.ascii, look.colour)
-        padded, end = cells(row).rstrip(), at + len(row[2])
-        if claim.rank:
-            lines.append(f"{sign} {padded[:at]}{style.paint(padded[at:end], look.colour)}{padded[end:]}")
-        else:
-            lines.append(style.paint(f"{'·' if style.unicode else '-'} {padded}", "dim"))
-        lines += _body(claim, style, now_s, whole=whole)
-    entries = [_told_entry(fault, now_s) for fault in told]
+    table = TextTable("DRIVER", "CLAIM", "CLASS", "CODE", "COUNT", "SINCE", "LAST", text_below=True)
+    for record in records:
+        verdict, badge = record.outcome.verdict, RANK_BADGES[record.rank]
+        cells = ["prepared", "", "", ""]
+        if verdict is not None:
+            since = format_age(now_s - verdict.first_wall_s)
+            cells = [verdict.error_class, clean(verdict.code), f"{verdict.count:,}", since]
+        is_over = not record.rank
+        table.add(
+            clean(record.driver),
+            clean(str(record.claim)),
+            Cell(cells[0], () if is_over else (badge.colour,)),
+            *cells[1:],
+            f"{format_age(now_s - record.outcome.at_wall_s)} ago",
+            mark=(badge.sign if style.unicode else badge.ascii) if is_over else badge.mark(style),
+            text=_message(record, style, now_s),
+            paint=(badge.colour,) if is_over else (),
+        )
+        if whole:
+            facts = [Entry(title, clean(text)) for title, text in _facts(record) if text]
+            table.add_lines(f"  {line}" for line in format_entries(facts, style))
+    lines = [_headline(records, style), "", *table.lines(style)]
+    faults = [fault for stored in found for fault in stored.ledger.driver_faults.faults]
+    entries = [_fault_entry(fault, now_s) for fault in faults if not fault.expired_wall_s]
     if entries and not whole:
         lines += ["", *format_entries(entries, style)]
     return "\n".join(lines) + "\n"
 
 
 def render_none(
-    found: Iterable[Prepares], looked: Iterable[Path], absent: Iterable[Path], style: Style, *, unread: int
+    found: Iterable[Prepares], searched: Iterable[Path], absent: Iterable[Path], style: Style, *, unread: int
 ) -> str:
-    """Where no claim is known: which drivers were heard, where they were looked for, and what that means.
-
-    Args:
-        absent: Directories that are not there, so that nothing can be in them.
-        unread: How many places could not be read, so that nobody knows what is in them.
-    """
+    """Return the text for an empty list: drivers found, places searched, directories absent, and hints."""
     head = "no prepare of a claim could be read" if unread else "no prepare of a claim is known"
-    entries = [Entry("found", clean(f"{one.driver} {one.version}".rstrip() + ": no claim")) for one in found]
-    for path in looked:
-        missing = next((f" ({top} is not there)" for top in absent if path.is_relative_to(top)), "")
+    entries = [
+        Entry("found", clean(f"{stored.driver} {stored.version}".rstrip() + ": no claim")) for stored in found
+    ]
+    for path in searched:
+        missing = next((f" ({top} does not exist)" for top in absent if path.is_relative_to(top)), "")
         entries.append(Entry("looked for", clean(f"{path}{missing}")))
-    entries += NONE
-    return "\n".join([head, "", *format_entries(entries, style)]) + "\n"
+    return "\n".join([head, "", *format_entries([*entries, *EMPTY_HINTS], style)]) + "\n"
 
 
-def _headline(claims: Sequence[Claim], style: Style) -> str:
+def _headline(records: Sequence[PrepareRecord], style: Style) -> str:
     words = ("over", "prepared", "failing", "failing for good")
-    counts = Counter(claim.rank for claim in claims)
+    counts = Counter(record.rank for record in records)
     tally = ", ".join(
-        style.paint(f"{counts[rank]} {words[rank]}", _LOOK[rank].colour if rank else "dim")
+        style.paint(f"{counts[rank]} {words[rank]}", RANK_BADGES[rank].colour)
         for rank in sorted(counts, reverse=True)
     )
-    return f"{format_count(len(claims), 'claim')}: {tally}"
+    return f"{format_count(len(records), 'claim')}: {tally}"
 
 
-def _row(claim: Claim, now_s: float) -> list[str]:
-    verdict, outcome = claim.outcome.verdict, claim.outcome
-    who = [clean(claim.driver), clean(str(claim.ref))]
-    last = f"{format_age(now_s - outcome.at_wall_s)} ago"
+def _message(record: PrepareRecord, style: Style, now_s: float) -> Iterator[Paragraph]:
+    verdict = record.outcome.verdict
     if verdict is None:
-        return [*who, "prepared", "", "", "", last]
-    since = format_age(now_s - verdict.first_wall_s)
-    return [*who, verdict.error_class, clean(verdict.code), f"{verdict.count:,}", since, last]
+        return
+    has_culprits = verdict.error_class is ErrorClass.FAILED_DEVICE and verdict.devices
+    lead = f"{_device_names(verdict.devices)}: " if has_culprits else ""
+    yield Paragraph(f"{lead}{clean(verdict.summary)}")
+    if record.unprepared_wall_s:
+        yield Paragraph(f"unprepared {format_age(now_s - record.unprepared_wall_s)} ago", ("dim",))
+    elif verdict.advice:
+        yield advice(verdict.advice, style)
 
 
-def _body(claim: Claim, style: Style, now_s: float, *, whole: bool) -> Iterator[str]:
-    verdict = claim.outcome.verdict
-    indent = " " * 4
-    if verdict is not None:
-        blamed = verdict.error_class is ErrorClass.FAILED_DEVICE
-        lead = f"{_names(verdict.devices)}: " if blamed and verdict.devices else ""
-        yield from wrap(f"{lead}{clean(verdict.summary)}", style, first=indent, rest=indent)
-        if claim.over_wall_s:
-            over = f"unprepared {format_age(now_s - claim.over_wall_s)} ago"
-            yield from wrap(over, style, first=indent, rest=indent, paint=("dim",))
-        elif verdict.advice:
-            arrow = "→ " if style.unicode else "> "
-            advice = arrow + clean(verdict.advice)
-            yield from wrap(advice, style, first=indent, rest=indent + "  ", paint=("cyan",))
-    if whole:
-        facts = [Entry(title, clean(text)) for title, text in _facts(claim) if text]
-        yield from (f"  {line}" for line in format_entries(facts, style))
-
-
-def _facts(claim: Claim) -> Iterator[tuple[str, str]]:
-    outcome = claim.outcome
-    yield "uid", claim.ref.uid
-    yield "driver", f"{claim.driver} {claim.version}".rstrip()
-    yield "devices", ", ".join(f"{one.pool}/{one.device}" for one in outcome.devices)
+def _facts(record: PrepareRecord) -> Iterator[tuple[str, str]]:
+    outcome = record.outcome
+    yield "uid", record.claim.uid
+    yield "driver", f"{record.driver} {record.version}".rstrip()
+    yield "devices", ", ".join(f"{device.pool}/{device.device}" for device in outcome.devices)
     if verdict := outcome.verdict:
         if verdict.error_class is ErrorClass.FAILED_DEVICE:
             yield "to blame", ", ".join(map(str, verdict.devices))
@@ -187,86 +194,157 @@ def _facts(claim: Claim) -> Iterator[tuple[str, str]]:
         yield "scope", verdict.scope
         yield "detail", verdict.detail
         for evidence in verdict.evidence:
-            yield "shown by", evidence
+            yield "evidence", evidence
         yield "first", rfc3339(verdict.first_wall_s)
     yield "last", rfc3339(outcome.at_wall_s)
 
 
-def _names(devices: Sequence[DeviceRef]) -> str:
-    names = [clean(device.device) for device in devices[:NAMES_MAX]]
-    more = len(devices) - NAMES_MAX
+def _device_names(devices: Sequence[DeviceRef]) -> str:
+    names = [clean(device.device) for device in devices[:MAX_NAMED_DEVICES]]
+    more = len(devices) - MAX_NAMED_DEVICES
     return ", ".join(names) + (f" and {more} more" if more > 0 else "")
 
 
-def _told_entry(fault: DriverFault, now_s: float) -> Entry:
-    age = format_age(now_s - fault.told_wall_s)
+def _fault_entry(fault: DriverFault, now_s: float) -> Entry:
+    age = format_age(now_s - fault.reported_wall_s)
     text = f"{fault.subject}: {fault.code}: {fault.evidence} ({age} ago, while preparing {fault.claim})"
     return Entry("found broken", clean(text))
 
 
-# --- for programs ------------------------------------------------------------------------------------------
+# --- error codes -------------------------------------------------------------------------------------------
+
+CLASSES: Final = {
+    ErrorClass.BAD_CONFIG: "The request can never be satisfied: the claim must change.",
+    ErrorClass.FAILED_DEVICE: "A device of the claim is broken: it becomes Unhealthy and gets a taint.",
+    ErrorClass.PERMANENT: "Neither the claim nor a device is at fault: the node or the driver must change.",
+    ErrorClass.TRANSIENT: "A retry can help: the driver retries within the call, then the kubelet does.",
+    ErrorClass.UNKNOWN: "The cause is not known. The kubelet retries.",
+}
+"""Meaning of each class, permanent ones first."""
+
+CLASS_COLOURS: Final = {
+    ErrorClass.BAD_CONFIG: "red",
+    ErrorClass.FAILED_DEVICE: "red",
+    ErrorClass.PERMANENT: "red",
+    ErrorClass.TRANSIENT: "yellow",
+    ErrorClass.UNKNOWN: "yellow",
+}
+
+PREFACE: Final = """\
+# Prepare errors
+
+The codes and classes that drahealth gives to a claim which a driver could not prepare, what follows from
+them, and what to do. This page is the output of `drahealth prepares --codes -o markdown`;
+`drahealth prepares` lists the result of the last prepare of each claim on a node.
+
+A pod's event shows them on one line, `[class=... code=... device=... request=... retry=...]`, followed by the
+error and its consequence. `drahealth prepares --codes CODE` explains the code; `drahealth checks CODE`
+explains one that belongs to a check. `retry` states what must happen before another attempt can succeed:
+
+* `later`: only time has to pass;
+* `after-release`: another consumer releases what the claim needs;
+* `after-reset`, `after-repair`: the device is reset or repaired;
+* `after-fix`: the node or the driver is fixed;
+* `never`: the claim must change.
+
+The kubelet retries in any case, until the pod is deleted.
+
+A code may be in two classes: for a failure that may pass, and for the same failure once it is shown to be
+permanent. A code that ends in `.*` is a family. Drivers can report codes of their own, which are handled like
+the last row of their class.
+
+To see how an error would be classified, describe it: `drahealth classify --errno ENOSPC --doing cdi`,
+`drahealth classify --nvml 15`, `drahealth classify 'bank 3 is locked'`. The command also uses the patterns of
+the configuration; [configuration.md](configuration.md) explains how to add some.
+"""
+
+
+def _by_class(rows: Iterable[Row]) -> Iterator[tuple[ErrorClass, list[Row]]]:
+    rows = list(rows)
+    for error_class in CLASSES:
+        if members := [row for row in rows if row.error_class is error_class]:
+            yield error_class, members
+
+
+def consequence(row: Row) -> str:
+    """Return what follows from a code: ``retry after-repair, Unhealthy, taint NoSchedule``."""
+    parts = [f"retry {row.retry}"]
+    if row.health is not None:
+        parts.append(Health(row.health).name.capitalize())
+    if row.taint is not None:
+        parts.append(f"taint {row.taint.effect}")
+    return ", ".join(parts)
+
+
+def render_codes(rows: Iterable[Row], style: Style) -> str:
+    """Return the codes by class, each with its meaning, consequence and advice."""
+    table = TextTable()
+    for error_class, members in _by_class(rows):
+        heading = style.paint(error_class, "bold", CLASS_COLOURS[error_class])
+        table.add_lines(["", f"{heading}{GAP}{CLASSES[error_class]}"])
+        for row in members:
+            text = [Paragraph(f"{row.why} ({consequence(row)})"), advice(row.advice, style)]
+            table.add(row.code, text=text)
+    return "\n".join(list(table.lines(style))[1:]) + "\n"
+
+
+def render_codes_markdown(rows: Iterable[Row]) -> str:
+    """Return the page docs/prepare-errors.md."""
+    parts = [PREFACE]
+    for error_class, members in _by_class(rows):
+        parts.append(f"## {error_class}\n\n{CLASSES[error_class]}\n")
+        titles = ["code", "meaning", "scope", "consequence", "advice"]
+        cells = ((f"`{row.code}`", row.why, row.scope, consequence(row), row.advice) for row in members)
+        parts.append(markdown_table([titles, *cells]))
+    return "\n".join(parts)
+
+
+# --- JSON --------------------------------------------------------------------------------------------------
+
+VERDICT: Final = Shape(
+    """
+    class:error_class code scope requests devices summary detail evidence confidence advice
+    retryAfterSeconds:retry_after_s health taint count since:first_wall_s last:last_wall_s
+    """,
+    devices=each(DEVICE_REF),
+    taint=REMEDIATION,
+)
+RECORD: Final = Shape(
+    """
+    driver driverVersion:version namespace:claim.namespace name:claim.name uid:claim.uid state
+    devices:outcome.devices last:outcome.at_wall_s unprepared?:unprepared_wall_s verdict:outcome.verdict
+    """,
+    devices=each(DEVICE_REF),
+    verdict=VERDICT,
+)
+FAULT: Final = Shape(
+    """
+    driver:device.driver pool:device.pool name:device.device code evidence advice claim
+    since:reported_wall_s excused?:expired_wall_s
+    """,
+    claim=Shape("namespace name uid"),
+)
+CODE: Final = Shape(
+    "code class:error_class scope retry stickySeconds:sticky_s health taint why advice", taint=REMEDIATION
+)
 
 
 def document(
-    claims: Iterable[Claim], found: Iterable[Prepares], problems: Iterable[Problem], looked: Iterable[Path]
+    records: Iterable[PrepareRecord],
+    found: Iterable[Prepares],
+    problems: Iterable[UnreadablePath],
+    searched: Iterable[Path],
 ) -> dict[str, Any]:
-    """All of it. Keys are only ever added."""
+    """Return the list of claims as JSON. Keys are only ever added."""
     return {
         "apiVersion": API_VERSION,
-        "claims": [claim_document(claim) for claim in claims],
-        "foundBroken": [_told(fault) for one in found for fault in one.book.told.faults],
-        "problems": [{"file": str(one.path), "reason": one.reason} for one in problems],
-        "lookedFor": [str(path) for path in looked],
+        "claims": [RECORD(record) for record in records],
+        "foundBroken": [FAULT(fault) for stored in found for fault in stored.ledger.driver_faults.faults],
+        "problems": [{"file": str(problem.path), "reason": problem.reason} for problem in problems],
+        "lookedFor": [str(path) for path in searched],
     }
 
 
-def claim_document(claim: Claim) -> dict[str, Any]:
-    """How the last prepare of one claim ended."""
-    outcome = claim.outcome
-    return {
-        "driver": claim.driver,
-        "driverVersion": claim.version,
-        **outcome.claim._asdict(),
-        "state": claim.state,
-        "devices": [_device(device) for device in outcome.devices],
-        "last": rfc3339(outcome.at_wall_s),
-        "unprepared": rfc3339(claim.over_wall_s) if claim.over_wall_s else None,
-        "verdict": _verdict(outcome.verdict) if outcome.verdict else None,
-    }
-
-
-def _verdict(verdict: PrepareVerdict) -> dict[str, Any]:
-    return {
-        "class": verdict.error_class,
-        "code": verdict.code,
-        "scope": verdict.scope,
-        "requests": list(verdict.requests),
-        "devices": [_device(device) for device in verdict.devices],
-        "summary": verdict.summary,
-        "detail": verdict.detail,
-        "evidence": list(verdict.evidence),
-        "confidence": verdict.confidence,
-        "advice": verdict.advice,
-        "retryAfterSeconds": verdict.retry_after_s,
-        "health": verdict.health.name.capitalize() if verdict.health is not None else None,
-        "taint": verdict.taint._asdict() if verdict.taint else None,
-        "count": verdict.count,
-        "since": rfc3339(verdict.first_wall_s),
-        "last": rfc3339(verdict.last_wall_s),
-    }
-
-
-def _device(device: DeviceRef) -> dict[str, str]:
-    return {"driver": device.driver, "pool": device.pool, "name": device.device}
-
-
-def _told(fault: DriverFault) -> dict[str, Any]:
-    return {
-        **_device(fault.device),
-        "code": fault.code,
-        "evidence": fault.evidence,
-        "advice": fault.advice,
-        "claim": fault.claim._asdict(),
-        "since": rfc3339(fault.told_wall_s),
-        "excused": rfc3339(fault.excused_wall_s) if fault.excused_wall_s else None,
-    }
+def codes_document(rows: Iterable[Row]) -> dict[str, Any]:
+    """Return the codes as JSON. Keys are only ever added."""
+    return {"apiVersion": API_VERSION, "codes": [CODE(row) for row in rows]}

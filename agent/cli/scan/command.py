@@ -1,4 +1,4 @@
-"""``drahealth scan``: looks at the node once, without a daemon."""
+"""``drahealth scan``: checks the node once, without a running agent."""
 
 from __future__ import annotations
 
@@ -8,11 +8,17 @@ import sys
 from typing import TYPE_CHECKING
 
 from agent.cli.exits import EXIT_OF_SEVERITY, exit_of_severities
-from agent.cli.output.document import API_VERSION, process_documents, report_document
-from agent.cli.output.table import render_report
+from agent.cli.output.json import API_VERSION, process_documents, report_document
+from agent.cli.output.report import render_report
 from agent.cli.output.terminal import style_of
-from agent.cli.scan.backends import cross_check, read_pynvml
-from agent.cli.scan.crosscheck import check_document, render_check, render_twin, twin_document
+from agent.cli.scan.crosscheck import (
+    check_document,
+    cross_check,
+    gpu_documents,
+    read_pynvml,
+    render_check,
+    render_gpus,
+)
 from agent.cli.verb import Verb, add_output, add_settings, config_file_of, flags_of
 from agent.config.config import load
 from agent.errors import ProbeError
@@ -30,8 +36,8 @@ def add_arguments(parser: ArgumentParser) -> None:
         "--backend",
         choices=("native", "pynvml", "both"),
         default="native",
-        help="native: the report; both: and whether pynvml reads the same of each GPU; "
-        "pynvml: only what that reads, without a verdict (default: native)",
+        help="native: the report; both: the report, and a comparison with what pynvml reads from each GPU; "
+        "pynvml: only what pynvml reads, without verdicts (default: native)",
     )
     add_settings(
         parser,
@@ -50,7 +56,7 @@ def main(args: Namespace) -> int:
     config = load(flags_of(args), os.environ, file=config_file_of(args), serves=False)
     try:
         return _show_pynvml(config, args) if args.backend == "pynvml" else _show_report(config, args)
-    except ProbeError as error:  # what could not be read is not known
+    except ProbeError as error:
         print(f"drahealth: {error}", file=sys.stderr)
         return EXIT_OF_SEVERITY[Severity.UNKNOWN]
 
@@ -74,32 +80,32 @@ def _show_report(config: Config, args: Namespace) -> int:
             print("\n" + render_check(check, style), end="")
     severities = [device.severity for device in report.devices]
     if check and check.differs:
-        severities.append(Severity.UNKNOWN)  # one of the two is wrong, and nobody knows which
+        severities.append(Severity.UNKNOWN)  # one of the two is wrong; which one is not known
     return exit_of_severities(severities)
 
 
 def _show_pynvml(config: Config, args: Namespace) -> int:
     gpus = read_pynvml(config)
     if args.output == "json":
-        document = {"apiVersion": API_VERSION, "node": config.node_name, "gpus": twin_document(gpus)}
+        document = {"apiVersion": API_VERSION, "node": config.node_name, "gpus": gpu_documents(gpus)}
         print(json.dumps(document, indent=2))
     else:
-        print(render_twin(gpus, style_of(sys.stdout, args.color, os.environ)), end="")
+        print(render_gpus(gpus, style_of(sys.stdout, args.color, os.environ)), end="")
     return 0
 
 
 VERB = Verb(
     name="scan",
-    summary="look at the node once, no agent needed",
+    summary="check the node once, without an agent",
     description=(
-        "Looks at the node twice, 250 ms apart, and says how each is. Exits with 0 if all are healthy, "
-        "1 if the worst is degraded, 2 if it is unhealthy, 3 if it is unknown. Rules that need more "
-        "history than that are listed as not evaluated. With --backend both also with 3 if pynvml reads "
-        "something else of a GPU than the native core does."
+        "Reads the node twice, 250 ms apart, and shows the health of every device. Exits with 0 if all are "
+        "healthy, 1 if the worst is degraded, 2 if it is unhealthy, 3 if it is unknown. Rules that need a "
+        "longer history are listed as not evaluated. With --backend both, also exits with 3 if pynvml and "
+        "the native core read different values from a GPU."
     ),
     examples=(
-        ("drahealth scan", "every device, and what to do about those that are not well"),
-        ("drahealth scan -o json | jq '.devices[].health'", "the same for programs"),
+        ("drahealth scan", "every device, and what to do about those that are not healthy"),
+        ("drahealth scan -o json | jq '.devices[].health'", "the same as JSON, for programs"),
     ),
     add_arguments=add_arguments,
     main=main,

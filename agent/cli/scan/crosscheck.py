@@ -1,24 +1,45 @@
-"""Two readings of the same GPUs, field by field: do they agree? Pure.
+"""FieldComparison of two readers of the same GPUs, field by field, for ``scan --backend``.
 
-The native core reads before and after pynvml does. What pynvml read is right if it lies between the two; what
-lies outside may have moved, if it is of a kind that moves, and is a difference if it is not.
+The native core reads before and after pynvml. A value of pynvml is right if it lies between the two. Outside,
+it may have changed in the meantime if the field is one that changes, and is a difference otherwise.
+
+Either reader may hang in the driver. The core reports that itself, and pynvml is then not called; if pynvml
+hangs nevertheless, its thread is abandoned.
 """
 
 from __future__ import annotations
 
+import os
+import select
+import threading
+import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
-from agent.cli.output.text import Entry, clean, format_count, format_entries
+from agent.cli.output.json import Shape, each
+from agent.cli.output.table import Entry, TextTable, format_entries
+from agent.cli.output.text import clean, format_count
+from agent.errors import ProbeError
 from agent.model.gpu import GpuField, GpuSample, GpuSet
 from agent.model.reading import Missing, Reading
 from agent.model.source import SourceState
+from agent.model.time import NS
 
 if TYPE_CHECKING:
     from agent.cli.output.terminal import Style
-    from agent.sources.nvml_reference import Answer, TwinGpu
+    from agent.config.config import Config
+    from agent.native.gpus import Gpus
+    from agent.sources.nvml_reference import FieldValue, ReferenceGpu
+
+PERIOD_NS: Final = NS // 10
+LIMIT_S: Final = 30.0
+"""Limit for one reading [s]: the driver takes seconds to initialise each GPU that is not in use."""
+STOP_S: Final = 0.5
+
+T = TypeVar("T")
 
 MOVING: Final = frozenset(
     {
@@ -35,175 +56,294 @@ MOVING: Final = frozenset(
         GpuField.SLOWED_HW_BRAKE,
     }
 )
-"""What changes between two looks at a healthy GPU. A PCIe link slows down when the GPU is idle."""
+"""Fields that change between two readings of a healthy GPU. A PCIe link slows down while the GPU is idle."""
 
 
-class Standing(StrEnum):
-    """How two readings of one field compare."""
+class Agreement(StrEnum):
+    """Result of the comparison of one field."""
 
     AGREES = "agrees"
     UNREAD = "unread"
-    """Neither could read it."""
+    """Neither reader could read the field."""
     MOVED = "moved"
     DIFFERS = "differs"
 
 
-class Comparison(NamedTuple):
-    """One field of one GPU."""
+class FieldComparison(NamedTuple):
+    """Readings of one field of one GPU."""
 
     gpu: str
-    """UUID; of one that does not say, its place in the list."""
+    """UUID, or ``GPU <index>`` if the GPU reports none."""
     field: GpuField
     before: Reading
-    pynvml: Answer
+    pynvml: FieldValue
     after: Reading
-    standing: Standing
+    agreement: Agreement
 
     @property
-    def words(self) -> str:
-        """What each of them read."""
+    def native_values(self) -> tuple[Reading, Reading]:
+        """Readings of the native core, before and after pynvml's."""
+        return self.before, self.after
+
+    @property
+    def values(self) -> str:
+        """Values of both readers, as text."""
         native = str(self.before) if self.before == self.after else f"{self.before}, then {self.after}"
         return f"native {native}, pynvml {self.pynvml}"
 
 
 class CrossCheck(NamedTuple):
-    """All of it."""
+    """Result of comparing both readers."""
 
-    comparisons: tuple[Comparison, ...] = ()
+    comparisons: tuple[FieldComparison, ...] = ()
     problems: tuple[str, ...] = ()
-    """What the two do not agree on beside the fields: whether there is NVML, and which GPUs there are."""
+    """Disagreements other than fields: whether NVML can be used, and which GPUs exist."""
     note: str = ""
-    """Why there is nothing to compare, where both say so."""
+    """Reason why there is nothing to compare, if both readers agree on that."""
 
     @property
     def differs(self) -> bool:
-        """One of the two is wrong."""
-        return bool(self.problems) or any(one.standing is Standing.DIFFERS for one in self.comparisons)
+        """Whether one of the readers is wrong."""
+        return bool(self.problems) or any(
+            comparison.agreement is Agreement.DIFFERS for comparison in self.comparisons
+        )
 
 
-def compare(before: GpuSet, twin: Sequence[TwinGpu] | str, after: GpuSet) -> CrossCheck:
-    """The native core's readings against pynvml's, or against the reason why it has none."""
-    if isinstance(twin, str):
+def compare(before: GpuSet, pynvml: Sequence[ReferenceGpu] | str, after: GpuSet) -> CrossCheck:
+    """Compare the native core's readings with pynvml's, or with the reason why pynvml has none."""
+    if isinstance(pynvml, str):
         if after.nvml.state is SourceState.OK:
-            return CrossCheck(problems=(f"only the native core can use NVML; pynvml: {twin}",))
-        return CrossCheck(note=f"neither can use NVML: {twin}")
+            return CrossCheck(problems=(f"only the native core can use NVML; pynvml: {pynvml}",))
+        return CrossCheck(note=f"neither can use NVML: {pynvml}")
     if after.nvml.state is not SourceState.OK:
         why = after.nvml.detail or after.nvml.state
         return CrossCheck(problems=(f"only pynvml can use NVML; native core: {why}",))
     unmatched = {sample.index: sample for sample in after.gpus}
     earlier = {sample.index: sample for sample in before.gpus}
-    comparisons: list[Comparison] = []
+    comparisons: list[FieldComparison] = []
     problems: list[str] = []
-    for place, gpu in enumerate(twin):
-        name = gpu.uuid or f"GPU {place}"
-        sample = _same(gpu, place, unmatched.values())
+    for index, gpu in enumerate(pynvml):
+        name = gpu.uuid or f"GPU {index}"
+        sample = _find_sample(gpu, index, unmatched.values())
         if sample is None:
-            problems.append(f"{name}: the native core does not see it")
+            problems.append(f"{name}: not found by the native core")
             continue
         del unmatched[sample.index]
         comparisons += _compare_gpu(name, earlier.get(sample.index, sample), gpu, sample)
-    problems += [f"{one.uuid or f'GPU {one.index}'}: pynvml does not see it" for one in unmatched.values()]
+    problems += [
+        f"{sample.uuid or f'GPU {sample.index}'}: not found by pynvml" for sample in unmatched.values()
+    ]
     return CrossCheck(tuple(comparisons), tuple(problems))
 
 
-def _same(gpu: TwinGpu, place: int, samples: Iterable[GpuSample]) -> GpuSample | None:
-    """The native core's record of a GPU; of one that does not say who it is, that in the same place."""
-    return next((one for one in samples if (one.uuid == gpu.uuid if gpu.uuid else one.index == place)), None)
+def _find_sample(gpu: ReferenceGpu, index: int, samples: Iterable[GpuSample]) -> GpuSample | None:
+    """Return the native core's sample with the UUID of `gpu` or, if that is empty, with the same index."""
+    return next(
+        (sample for sample in samples if (sample.uuid == gpu.uuid if gpu.uuid else sample.index == index)),
+        None,
+    )
 
 
-def _compare_gpu(name: str, before: GpuSample, twin: TwinGpu, after: GpuSample) -> Iterator[Comparison]:
+def _compare_gpu(
+    name: str, before: GpuSample, pynvml: ReferenceGpu, after: GpuSample
+) -> Iterator[FieldComparison]:
     for field in GpuField:
-        first, other, last = before[field], twin.readings[field], after[field]
-        yield Comparison(name, field, first, other, last, stand(field, first, other, last))
+        first, other, last = before[field], pynvml.readings[field], after[field]
+        yield FieldComparison(name, field, first, other, last, compare_readings(field, first, other, last))
 
 
-def stand(field: GpuField, before: Reading, other: Answer, after: Reading) -> Standing:
-    """How a field's three readings compare."""
+def compare_readings(field: GpuField, before: Reading, other: FieldValue, after: Reading) -> Agreement:
+    """Compare the three readings of a field, of which `other` is pynvml's."""
     native = [value for value in (before, after) if not isinstance(value, Missing)]
     if not isinstance(other, int):
-        # It came or went in between: that is the GPU's doing, not a reader's.
-        return (Standing.UNREAD, Standing.MOVED, Standing.DIFFERS)[len(native)]
+        # If one of the native readings failed, the field appeared or went away in between.
+        return (Agreement.UNREAD, Agreement.MOVED, Agreement.DIFFERS)[len(native)]
     if not native:
-        return Standing.DIFFERS
+        return Agreement.DIFFERS
     if min(native) <= other <= max(native):
-        return Standing.AGREES
-    return Standing.MOVED if field in MOVING else Standing.DIFFERS
+        return Agreement.AGREES
+    return Agreement.MOVED if field in MOVING else Agreement.DIFFERS
 
 
-# --- as text and as a document -----------------------------------------------------------------------------
+# --- the readers -------------------------------------------------------------------------------------------
+
+
+def read_pynvml(config: Config) -> list[ReferenceGpu]:
+    """Read every field of every GPU through pynvml. Blocks up to LIMIT_S.
+
+    Raises:
+        ProbeError: NVML cannot be used, or does not answer in time.
+    """
+    from agent.sources.nvml_reference import read_reference
+
+    return read_within(LIMIT_S, lambda: read_reference(config.nvml_library, config.sysfs_root))
+
+
+def cross_check(config: Config) -> CrossCheck:
+    """Read with the native core, pynvml and the native core again, and compare.
+
+    Raises:
+        ProbeError: The native core cannot be started, or reads nothing within LIMIT_S.
+    """
+    from agent.native.gpus import Gpus, GpusOptions
+
+    wake_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+    try:
+        options = GpusOptions(
+            library=config.nvml_library,
+            sysfs_root=config.sysfs_root,
+            period_ns=PERIOD_NS,
+            slow_ns=PERIOD_NS,
+            deadline_ns=config.gpu_deadline_ns,
+            retry_ns=NS,
+        )
+        gpus = Gpus(options, wake_fd)
+        try:
+            gpus.start()
+            before = _read_native(gpus, wake_fd, None)
+            if hanging := next(filter(_hangs, before.gpus), None):
+                name = hanging.uuid or f"GPU {hanging.index}"
+                return CrossCheck(note=f"pynvml was not called: {name} does not answer {hanging.call}")
+            try:
+                pynvml: list[ReferenceGpu] | str = read_pynvml(config)
+            except ProbeError as error:
+                pynvml = str(error)
+            return compare(before, pynvml, _read_native(gpus, wake_fd, before))
+        finally:
+            gpus.stop(STOP_S)
+    finally:
+        os.close(wake_fd)
+
+
+def _read_native(gpus: Gpus, wake_fd: int, before: GpuSet | None) -> GpuSet:
+    """Wait until every GPU that does not hang was read again after `before`, including its slow fields."""
+    deadline = time.monotonic() + LIMIT_S
+    while True:
+        read = gpus.read()
+        if read is not None and _is_complete(read, before):
+            return read
+        if time.monotonic() > deadline:
+            if read is None:
+                raise ProbeError(f"the GPUs' threads read nothing within {LIMIT_S:g} s")
+            return read
+        select.select([wake_fd], [], [], PERIOD_NS / NS / 5)
+        with suppress(BlockingIOError):
+            os.eventfd_read(wake_fd)
+
+
+def _is_complete(read: GpuSet, before: GpuSet | None) -> bool:
+    if read.nvml.state is SourceState.STARTING or len(read.gpus) < read.count:
+        return False
+    passes = {gpu.index: _passes(gpu) for gpu in before.gpus} if before else {}
+    # One pass may have begun before pynvml was called; the next one has not.
+    wanted = 2 if before else 1
+    return all(_hangs(gpu) or _passes(gpu) >= passes.get(gpu.index, 0) + wanted for gpu in read.gpus)
+
+
+def _hangs(gpu: GpuSample) -> bool:
+    return bool(gpu.call and gpu.overdue)
+
+
+def _passes(gpu: GpuSample) -> int:
+    """Return the passes that read all fields. A lost GPU has none, and counts the passes that tried."""
+    return gpu.passes if gpu.status else gpu.slow_passes
+
+
+def read_within(seconds: float, read: Callable[[], T]) -> T:
+    """Return the result of `read`, which runs in a thread that is abandoned if it hangs.
+
+    Raises:
+        ProbeError: `read` takes longer.
+    """
+    results: list[T] = []
+    errors: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            results.append(read())
+        except BaseException as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=run, name="pynvml", daemon=True)
+    thread.start()
+    thread.join(seconds)
+    if errors:
+        raise errors[0]
+    if not results:
+        raise ProbeError(f"pynvml: no answer within {seconds:g} s; NVML hangs")
+    return results[0]
+
+
+# --- output ------------------------------------------------------------------------------------------------
 
 
 def render_check(check: CrossCheck, style: Style) -> str:
-    """How many agree, and each that does not."""
-    counts = Counter(one.standing for one in check.comparisons)
+    """Return how many readings agree, and each that does not."""
+    counts = Counter(comparison.agreement for comparison in check.comparisons)
     entries = [
         Entry(
             "backends",
             check.note
-            or f"{format_count(counts[Standing.AGREES], 'reading')} of native core and pynvml agree, "
-            f"{counts[Standing.DIFFERS]} differ, {counts[Standing.MOVED]} moved meanwhile, "
-            f"{counts[Standing.UNREAD]} neither can read",
+            or f"{format_count(counts[Agreement.AGREES], 'reading')} of native core and pynvml agree, "
+            f"{counts[Agreement.DIFFERS]} differ, {counts[Agreement.MOVED]} changed in between, "
+            f"{counts[Agreement.UNREAD]} cannot be read by either",
         )
     ]
     entries += [Entry("differs", clean(problem), ("red",)) for problem in check.problems]
-    for standing, paint in ((Standing.DIFFERS, ("red",)), (Standing.MOVED, ("dim",))):
+    for agreement, paint in ((Agreement.DIFFERS, ("red",)), (Agreement.MOVED, ("dim",))):
         entries += [
-            Entry(standing, f"{clean(one.gpu)} {one.field}: {clean(one.words)}", paint)
-            for one in check.comparisons
-            if one.standing is standing
+            Entry(agreement, f"{clean(comparison.gpu)} {comparison.field}: {clean(comparison.values)}", paint)
+            for comparison in check.comparisons
+            if comparison.agreement is agreement
         ]
     return "\n".join(format_entries(entries, style)) + "\n"
 
 
 def check_document(check: CrossCheck) -> dict[str, Any]:
-    """What ``scan -o json`` adds to the report."""
-    counts = Counter(one.standing for one in check.comparisons)
+    """Return what ``scan -o json`` adds to the report."""
+    counts = Counter(comparison.agreement for comparison in check.comparisons)
+    shown = [
+        comparison
+        for comparison in check.comparisons
+        if comparison.agreement in {Agreement.DIFFERS, Agreement.MOVED}
+    ]
     return {
-        **{standing.value: counts[standing] for standing in Standing},
+        **{agreement.value: counts[agreement] for agreement in Agreement},
         "problems": list(check.problems),
         "note": check.note,
-        "fields": [
-            {
-                "gpu": one.gpu,
-                "field": one.field,
-                "standing": one.standing,
-                "native": [_value(one.before), _value(one.after)],
-                "pynvml": _value(one.pynvml),
-            }
-            for one in check.comparisons
-            if one.standing in {Standing.DIFFERS, Standing.MOVED}
-        ],
+        "fields": [FIELD(comparison) for comparison in shown],
     }
 
 
-def render_twin(gpus: Sequence[TwinGpu], style: Style) -> str:
-    """What pynvml read: a line for each field, a column for each GPU."""
+def render_gpus(gpus: Sequence[ReferenceGpu], style: Style) -> str:
+    """Return what pynvml read: a row for each field, a column for each GPU."""
     heads = [
-        style.paint(f"  {place}  {clean(gpu.uuid or '?')}  {clean(gpu.bus)}", "dim")
-        for place, gpu in enumerate(gpus)
+        style.paint(f"  {index}  {clean(gpu.uuid or '?')}  {clean(gpu.bus)}", "dim")
+        for index, gpu in enumerate(gpus)
     ]
-    rows = [[field, *(_cell(gpu.readings[field]) for gpu in gpus)] for field in GpuField]
-    rows.insert(0, ["FIELD", *map(str, range(len(gpus)))])
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in rows]
-    return "\n".join([*heads, *(line.rstrip() for line in lines)]) + "\n"
+    table = TextTable("FIELD", *map(str, range(len(gpus))), indent=0)
+    for field in GpuField:
+        table.add(field, *(_cell(gpu.readings[field]) for gpu in gpus))
+    return "\n".join([*heads, *table.lines(style)]) + "\n"
 
 
-def twin_document(gpus: Iterable[TwinGpu]) -> list[dict[str, Any]]:
-    """The same for programs; what NVML refused is its text."""
-    return [
-        {
-            "uuid": gpu.uuid,
-            "bus": gpu.bus,
-            "readings": {field.value: _value(answer) for field, answer in gpu.readings.items()},
-        }
-        for gpu in gpus
-    ]
+def gpu_documents(gpus: Iterable[ReferenceGpu]) -> list[dict[str, Any]]:
+    """Return what pynvml read; where NVML refused, the value is the text of the refusal."""
+    return [GPU(gpu) for gpu in gpus]
 
 
-def _value(value: Reading | Answer) -> int | str:
+def _value(value: Reading | FieldValue) -> int | str:
     return value if isinstance(value, int) else str(value)
 
 
-def _cell(answer: Answer) -> str:
+def _cell(answer: FieldValue) -> str:
     return str(answer) if isinstance(answer, int) else clean(answer.name)
+
+
+FIELD: Final = Shape(
+    "gpu field standing:agreement native:native_values pynvml", native=each(_value), pynvml=_value
+)
+GPU: Final = Shape(
+    "uuid bus readings",
+    readings=lambda readings: {field.value: _value(answer) for field, answer in readings.items()},
+)

@@ -1,6 +1,6 @@
-"""Single calls of the kubelet's part: how each ended, how long it took, and the bytes of its answer.
+"""Unary calls of the kubelet's side: status, duration and answer of each.
 
-A peer is not trusted: whatever it sends or leaves out, the outcome is an :class:`Answer`, within
+The server is not trusted: whatever it sends or omits, the result is a :class:`CallResult`, within
 :data:`CALL_S`.
 """
 
@@ -11,16 +11,15 @@ import h2.exceptions
 from grpclib.const import Cardinality
 from grpclib.exceptions import GRPCError, ProtocolError, StreamTerminatedError
 
-from agent.conform.observed import Answer
+from agent.conform.observed import UnaryResult
 from agent.errors import PermissionDenied
-from agent.serve.grpc.bare_channel import BareChannel
-from agent.serve.grpc.channel import TooLarge
+from agent.serve.grpc.channel import RawChannel, TooLarge
 from agent.serve.sockets import why_no_connection
 
 CALL_S: Final = 5.0
-"""How long a call may take [s]."""
+"""Timeout of a call [s]."""
 CONNECT_S: Final = 2.0
-"""How long a connection may take [s]."""
+"""Timeout of a connection [s]."""
 
 PEER_FAULTS: Final = (
     GRPCError,
@@ -30,11 +29,11 @@ PEER_FAULTS: Final = (
     OSError,
     ValueError,
 )
-"""What a peer can bring about in grpclib."""
+"""Exceptions that a peer can cause in grpclib."""
 
 
-class Clock:
-    """Seconds since the part began."""
+class SessionClock:
+    """Clock of a session: seconds since its begin."""
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
@@ -44,28 +43,30 @@ class Clock:
         return self._loop.time() - self._began_s
 
 
-def words_of(error: Exception) -> str:
-    """Why a connection was of no use, in words."""
+def describe_error(error: Exception) -> str:
+    """Return why a connection failed."""
     if isinstance(error, OSError) and error.strerror:
         return error.strerror
     return str(error) or type(error).__name__
 
 
-async def ask(path: str, clock: Clock, method: str, request: bytes = b"") -> tuple[Answer, bytes]:
-    """One call on a connection of its own, and the bytes of its answer; none if there is none in time.
+async def call(
+    path: str, clock: SessionClock, method: str, request: bytes = b""
+) -> tuple[UnaryResult, bytes]:
+    """Make a call on its own connection, and return its result and answer; without an answer, empty bytes.
 
     Raises:
-        PermissionDenied: the socket may not be opened.
+        PermissionDenied: The socket may not be opened.
     """
     began_s, data = clock.now_s(), b""
     status, text = "OK", ""
-    channel = BareChannel(path)
+    channel = RawChannel(path)
     try:
         async with asyncio.timeout(CALL_S):
             await channel.connect()
             began_s = clock.now_s()
-            call = channel.request(method, Cardinality.UNARY_UNARY, bytes, bytes, timeout=CALL_S)
-            async with call as stream:
+            request_stream = channel.request(method, Cardinality.UNARY_UNARY, bytes, bytes, timeout=CALL_S)
+            async with request_stream as stream:
                 await stream.send_message(request, end=True)
                 answer = await stream.recv_message()
                 if answer is None:
@@ -80,19 +81,19 @@ async def ask(path: str, clock: Clock, method: str, request: bytes = b"") -> tup
     except PermissionError as error:
         raise PermissionDenied(f"{path}: may not open this socket ({error.strerror})") from None
     except PEER_FAULTS as error:
-        status, text = "", words_of(error)
+        status, text = "", describe_error(error)
     finally:
         channel.close()
-    return Answer(method, clock.now_s() - began_s, status, text), data
+    return UnaryResult(method, clock.now_s() - began_s, status, text), data
 
 
 async def connect_error(path: str) -> str:
-    """Why a socket takes no connection, in words; empty: it does.
+    """Return why a connection to a socket fails; empty: it succeeds.
 
     Raises:
-        PermissionDenied: the socket may not be opened.
+        PermissionDenied: The socket may not be opened.
     """
-    channel = BareChannel(path)
+    channel = RawChannel(path)
     try:
         async with asyncio.timeout(CONNECT_S):
             await channel.connect()
@@ -103,7 +104,7 @@ async def connect_error(path: str) -> str:
     except OSError as error:
         return why_no_connection(path, error)
     except PEER_FAULTS as error:
-        return words_of(error)
+        return describe_error(error)
     finally:
         channel.close()
     return ""

@@ -1,6 +1,7 @@
-"""One health stream as a kubelet opens it, and what is said on it, as it comes.
+"""Recorder of one health stream, opened as a kubelet does.
 
-A peer is not trusted: a stream ends, or whoever listens ends it, and what is kept of a flood is bounded.
+The server is not trusted: the stream ends or the recorder ends it, and what is recorded of a flood is
+bounded.
 """
 
 import asyncio
@@ -10,110 +11,109 @@ from typing import Any, Final
 from grpclib.const import Cardinality
 from grpclib.exceptions import GRPCError
 
-from agent.conform.kubelet.calls import PEER_FAULTS, Clock, words_of
-from agent.conform.observed import Device, HealthList, Key, Stream, StreamEnd
+from agent.conform.kubelet.calls import PEER_FAULTS, SessionClock, describe_error
+from agent.conform.observed import DeviceEntry, HealthList, RawDeviceKey, StreamEnd, StreamRecord
 from agent.conform.reading import read_list
-from agent.serve.grpc.bare_channel import BareChannel
-from agent.serve.grpc.channel import TooLarge
+from agent.serve.grpc.channel import RawChannel, TooLarge
 
 TRAILERS_S: Final = 1.0
-"""How long after the last message of a stream its status may take [s]."""
+"""Timeout of the status after the last message of a stream [s]."""
 LISTS_LIMIT: Final = 20_000
-"""Lists of one stream that are remembered..."""
+"""Maximum of lists that are recorded of one stream."""
 DEVICES_LIMIT: Final = 100_000
-"""...entries in all of them: ten minutes of 160 devices, told once a second..."""
+"""Maximum of entries in all lists of one stream: ten minutes of 160 devices, reported once a second."""
 BYTES_LIMIT: Final = 64 << 20
-"""...and bytes that are read [bytes]."""
+"""Maximum of bytes that are read of one stream."""
 
 
-def path_of(version: str) -> str:
-    """The health method of that version."""
+def health_method(version: str) -> str:
+    """Return the health method of a version."""
     return f"/{version}.DRAResourceHealth/NodeWatchResources"
 
 
 class _Flooded(Exception):
-    """More was sent than is remembered."""
+    """The server sent more than is recorded."""
 
 
 class StreamRecorder:
-    """What one stream says. Of one task that listens, and others that look on.
+    """Recorder of one stream. One task runs :meth:`record`; other tasks may read its attributes.
 
     Args:
-        clock: For the times.
-        on_news: Called at each list, and at the end.
+        clock: Clock of the session.
+        on_change: Called at each list, and at the end.
     """
 
-    def __init__(self, clock: Clock, on_news: Callable[[], None] | None = None) -> None:
+    def __init__(self, clock: SessionClock, on_change: Callable[[], None] | None = None) -> None:
         self.lists: list[HealthList] = []
-        self.told: set[Key] = set()
-        """The devices that it has told of."""
+        self.devices_seen: set[RawDeviceKey] = set()
+        """Devices that the stream has reported."""
         self.ended: StreamEnd | None = None
         self._clock = clock
-        self._on_news = on_news
+        self._on_change = on_change
         self._opened_s = self._closed_s = clock.now_s()
-        self._known: dict[bytes, Device] = {}
+        self._known: dict[bytes, DeviceEntry] = {}
         self._goaway = ""
         self._devices = 0
         self._bytes = 0
-        self._news = asyncio.Event()
+        self._changed = asyncio.Event()
 
-    async def listen(self, channel: BareChannel, method: str) -> None:
-        """Opens the stream and notes what it says, until it ends or this is cancelled."""
+    async def record(self, channel: RawChannel, method: str) -> None:
+        """Open the stream and record it until it ends or this call is cancelled."""
         try:
             await channel.connect()
             self._opened_s = self._clock.now_s()
             async with channel.request(method, Cardinality.UNARY_STREAM, bytes, bytes) as stream:
                 await stream.send_message(b"", end=True)
                 while (data := await stream.recv_message()) is not None:
-                    self._take(data)
+                    self._add(data)
                 async with asyncio.timeout(TRAILERS_S):
                     await stream.recv_trailing_metadata()
             self._end("OK", "")
         except TooLarge as error:
             self._end("", str(error), too_large=error.size)
         except _Flooded:
-            self._end("", "more than is remembered", flooded=True)
+            self._end("", "more than is recorded", flooded=True)
         except TimeoutError:
             self._end("", f"no status within {TRAILERS_S:g} s of the last message")
         except GRPCError as error:
             self._end(error.status.name, error.message or "")
         except PEER_FAULTS as error:
-            self._end("", words_of(error))
+            self._end("", describe_error(error))
         finally:
             self._goaway = channel.goaway
             self._closed_s = self._clock.now_s()
 
-    async def wait_news(self) -> None:
-        """Returns at the next list, or at the end."""
-        self._news.clear()
-        await self._news.wait()
+    async def wait_for_change(self) -> None:
+        """Wait for the next list or the end."""
+        self._changed.clear()
+        await self._changed.wait()
 
-    def observed(self) -> Stream:
-        """All of it, once nobody listens any more."""
-        return Stream(self._opened_s, tuple(self.lists), self.ended, self._closed_s, self._goaway)
+    def to_record(self) -> StreamRecord:
+        """Return the whole record, after the end of :meth:`record`."""
+        return StreamRecord(self._opened_s, tuple(self.lists), self.ended, self._closed_s, self._goaway)
 
-    def _take(self, data: bytes) -> None:
-        """Raises _Flooded: there is no room for more."""
+    def _add(self, data: bytes) -> None:
+        """Record a list. Raises _Flooded at the limit."""
         found = read_list(data, self._clock.now_s(), self._known)
         self.lists.append(found)
-        self.told.update(device.key for device in found.devices)
+        self.devices_seen.update(device.key for device in found.devices)
         self._devices += len(found.devices)
         self._bytes += len(data)
-        self._tell()
+        self._notify()
         if len(self.lists) >= LISTS_LIMIT or self._devices >= DEVICES_LIMIT or self._bytes >= BYTES_LIMIT:
             raise _Flooded
 
-    def _end(self, status: str, text: str, **how: Any) -> None:
-        self.ended = StreamEnd(self._clock.now_s(), status, text, **how)
-        self._tell()
+    def _end(self, status: str, text: str, **details: Any) -> None:
+        self.ended = StreamEnd(self._clock.now_s(), status, text, **details)
+        self._notify()
 
-    def _tell(self) -> None:
-        self._news.set()
-        if self._on_news is not None:
-            self._on_news()
+    def _notify(self) -> None:
+        self._changed.set()
+        if self._on_change is not None:
+            self._on_change()
 
 
-async def end(listening: asyncio.Future[None]) -> None:
-    """Cancels a task that listens; returns when it has ended."""
-    listening.cancel()
-    await asyncio.wait({listening})
+async def stop_recording(recording: asyncio.Future[None]) -> None:
+    """Cancel a recording task and wait for its end."""
+    recording.cancel()
+    await asyncio.wait({recording})

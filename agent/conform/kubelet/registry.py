@@ -1,7 +1,7 @@
-"""Plays the part of the kubelet that finds and registers plugins, and notes what it sees. Judges nothing.
+"""Plugin watcher of the kubelet's side: finds and registers plugins, and records their answers.
 
-It walks the directory once, as the kubelet does when it starts, and asks everybody who they are. Nobody is
-registered by it with anybody: a driver is told that it is, and no more.
+It walks the directory once, as the kubelet does at its start, and calls GetInfo on every socket. It
+registers no plugin with a kubelet: it only reports success to the driver.
 """
 
 import asyncio
@@ -12,8 +12,15 @@ from typing import Final
 
 from grpclib.exceptions import GRPCError
 
-from agent.conform.kubelet.calls import Clock, ask, connect_error
-from agent.conform.observed import Answer, Endpoint, Info, Introduction, Refusal, Registration
+from agent.conform.kubelet.calls import SessionClock, call, connect_error
+from agent.conform.observed import (
+    PluginEndpoint,
+    PluginInfo,
+    RefusalRecord,
+    RegistrationFile,
+    RegistrationRecord,
+    UnaryResult,
+)
 from agent.errors import PermissionDenied, UsageError
 from agent.model.sockets import PATH_LIMIT
 from agent.serve.grpc.codec import Codec
@@ -25,36 +32,36 @@ PREPARE: Final = {
     "v1.DRAPlugin": "/k8s.io.kubelet.pkg.apis.dra.v1.DRAPlugin/NodePrepareResources",
     "v1beta1.DRAPlugin": "/k8s.io.kubelet.pkg.apis.dra.v1beta1.DRAPlugin/NodePrepareResources",
 }
-"""By what is advertised."""
+"""Prepare methods by advertised version."""
 
 ENTRIES_LIMIT: Final = 64
-"""What of a PluginInfo is read: eight times as many services."""
+"""Maximum of services that are read of a PluginInfo: eight times as many as there are."""
 FILES_LIMIT: Final = 256
-"""Files of the directory that are looked at."""
-REASON: Final = "drahealth conform tells this once, to see what follows"
+"""Maximum of files of the directory that are read."""
+REASON: Final = "test by drahealth conform: reports one failed registration"
 
 
-async def introductions(directory: str, clock: Clock) -> tuple[Introduction, ...]:
-    """Every file below the directory, and what those who serve a socket there say of themselves.
+async def find_plugins(directory: str, clock: SessionClock) -> tuple[RegistrationFile, ...]:
+    """Return every file below the directory, with the answer of each socket to GetInfo.
 
     Raises:
-        UsageError: there is no such directory.
-        PermissionDenied: it, or a socket in it, may not be opened.
+        UsageError: The directory does not exist.
+        PermissionDenied: The directory, or a socket in it, may not be opened.
     """
     found = list(_files(directory))
-    return tuple(await asyncio.gather(*(_introduce(path, status, clock) for path, status in found)))
+    return tuple(await asyncio.gather(*(_get_info(path, status, clock) for path, status in found)))
 
 
-async def endpoint_of(introduction: Introduction, kubelet_dir: str) -> Endpoint | None:
-    """The socket that a plugin names, and whether it is there; None: it has not introduced itself.
+async def check_endpoint(file: RegistrationFile, kubelet_dir: str) -> PluginEndpoint | None:
+    """Return the endpoint that a plugin names, and whether it takes connections; None: no GetInfo answer.
 
     Raises:
-        PermissionDenied: it may not be opened.
+        PermissionDenied: The endpoint may not be opened.
     """
-    if introduction.info is None:
+    if file.info is None:
         return None
-    path = introduction.info.endpoint or introduction.path
-    return Endpoint(
+    path = file.info.endpoint or file.path
+    return PluginEndpoint(
         path=path,
         size=len(os.fsencode(path)),
         absolute=path.startswith(os.sep),
@@ -64,33 +71,37 @@ async def endpoint_of(introduction: Introduction, kubelet_dir: str) -> Endpoint 
 
 
 def _is_inside(path: str, directory: str) -> bool:
-    """By the letter, as the kubelet cleans paths: links are not followed."""
+    """Return whether a path is below a directory; both are cleaned as the kubelet does, without following
+    links.
+    """
     return os.path.normpath(path).startswith(os.path.join(os.path.normpath(directory), ""))
 
 
-async def register(introduction: Introduction, endpoint: Endpoint | None, clock: Clock) -> Registration:
-    """Registers a plugin that has introduced itself, asks it again, and has each version prepare no claims.
+async def register_plugin(
+    file: RegistrationFile, endpoint: PluginEndpoint | None, clock: SessionClock
+) -> RegistrationRecord:
+    """Register a plugin that answered GetInfo, call GetInfo again, and have each version prepare no claims.
 
-    What is not done here has no answer in the result. Raises PermissionDenied.
+    A call that is not made has no result. Raises PermissionDenied.
     """
-    if introduction.info is None:
-        return Registration(introduction)
-    versions = [one for one in PREPARE if one in introduction.info.versions]
+    if file.info is None:
+        return RegistrationRecord(file)
+    versions = [version for version in PREPARE if version in file.info.versions]
     prepares = []
     if endpoint is not None and not endpoint.error:
-        prepares = [ask(endpoint.path, clock, PREPARE[one]) for one in versions]
+        prepares = [call(endpoint.path, clock, PREPARE[version]) for version in versions]
     answers = asyncio.gather(*prepares)
-    notified = await _notify(introduction.path, clock, registered=True)
-    again = await _introduce(introduction.path, None, clock)
+    notified = await _notify(file.path, clock, registered=True)
+    again = await _get_info(file.path, None, clock)
     prepared = tuple(zip(versions, (answer for answer, _ in await answers), strict=False))
-    return Registration(introduction, endpoint, notified, again, prepared)
+    return RegistrationRecord(file, endpoint, notified, again, prepared)
 
 
-async def refuse(path: str, clock: Clock) -> Refusal:
-    """Tells a plugin that it was not registered, and then that it was. Raises PermissionDenied."""
-    told = await _notify(path, clock, registered=False)
-    info, _ = await ask(path, clock, GET_INFO)
-    return Refusal(told, info, await _notify(path, clock, registered=True))
+async def refuse_registration(path: str, clock: SessionClock) -> RefusalRecord:
+    """Report to a plugin that its registration failed, then that it succeeded. Raises PermissionDenied."""
+    refused = await _notify(path, clock, registered=False)
+    info, _ = await call(path, clock, GET_INFO)
+    return RefusalRecord(refused, info, await _notify(path, clock, registered=True))
 
 
 def _files(directory: str) -> Iterator[tuple[str, os.stat_result]]:
@@ -107,7 +118,7 @@ def _files(directory: str) -> Iterator[tuple[str, os.stat_result]]:
             path = os.path.join(top, name)
             try:
                 status = os.lstat(path)
-            except OSError:  # gone meanwhile
+            except OSError:  # removed meanwhile
                 continue
             yield path, status
             number += 1
@@ -115,24 +126,26 @@ def _files(directory: str) -> Iterator[tuple[str, os.stat_result]]:
                 return
 
 
-async def _introduce(path: str, status: os.stat_result | None, clock: Clock) -> Introduction:
-    """Asks whoever serves that file, if it is a socket; without a status it is one that was asked before."""
+async def _get_info(path: str, status: os.stat_result | None, clock: SessionClock) -> RegistrationFile:
+    """Call GetInfo on a file, if it is a socket. Without `status` it is a socket that answered before."""
     made_ns = status.st_ctime_ns if status else 0
     is_socket = status is None or stat.S_ISSOCK(status.st_mode)
     if not is_socket or len(os.fsencode(path)) > PATH_LIMIT:
-        return Introduction(path, is_socket, made_ns, None, None)
-    answer, data = await ask(path, clock, GET_INFO)
+        return RegistrationFile(path, is_socket, made_ns, None, None)
+    answer, data = await call(path, clock, GET_INFO)
     info = None
     if answer.ok:
         try:
-            said = Codec(ENTRIES_LIMIT).decode(data, wire.PluginInfo)
+            wire_info = Codec(ENTRIES_LIMIT).decode(data, wire.PluginInfo)
         except GRPCError as error:
             answer = answer._replace(status="", text=error.message or "")
         else:
-            info = Info(said.type, said.name, said.endpoint, tuple(said.supported_versions))
-    return Introduction(path, True, made_ns, answer, info)
+            info = PluginInfo(
+                wire_info.type, wire_info.name, wire_info.endpoint, tuple(wire_info.supported_versions)
+            )
+    return RegistrationFile(path, True, made_ns, answer, info)
 
 
-async def _notify(path: str, clock: Clock, *, registered: bool) -> Answer:
+async def _notify(path: str, clock: SessionClock, *, registered: bool) -> UnaryResult:
     status = wire.RegistrationStatus(registered, "" if registered else REASON)
-    return (await ask(path, clock, NOTIFY, bytes(status)))[0]
+    return (await call(path, clock, NOTIFY, bytes(status)))[0]

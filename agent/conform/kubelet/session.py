@@ -1,81 +1,94 @@
-"""Plays the kubelet to a DRA driver, whoever wrote it, and notes what it sees. Judges nothing.
+"""Session with a DRA driver: acts as the kubelet towards it, and records what it does.
 
-asyncio, for a process that does nothing else. The peer is not trusted: whatever it sends or leaves out, the
-outcome is an observation, and every wait ends. But for :attr:`Wishes.refuse` it is harmless to a driver in
-use: it listens, asks who it is, says that it is registered, and has it prepare no claims.
+asyncio, for a process that does nothing else. The driver is not trusted: whatever it sends or omits becomes
+a record, and every wait ends. Except for :attr:`SessionOptions.refuse` a session is harmless to a driver in
+use: it opens health streams, calls GetInfo, reports the driver as registered, and has it prepare no claims.
 """
 
 import asyncio
 import os
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
-from agent.conform.choice import choose
-from agent.conform.kubelet.calls import Clock, connect_error
-from agent.conform.kubelet.registry import endpoint_of, introductions, refuse, register
-from agent.conform.kubelet.streams import Heard, Kubelets
-from agent.conform.observed import Directory, Endpoint, Introduction, Observed, Registration
-from agent.errors import AgentUnreachable
+from agent.conform.kubelet.calls import SessionClock, connect_error
+from agent.conform.kubelet.registry import check_endpoint, find_plugins, refuse_registration, register_plugin
+from agent.conform.kubelet.streams import SimulatedKubelets, StreamRecords
+from agent.conform.observed import (
+    PluginEndpoint,
+    RegistrationFile,
+    RegistrationRecord,
+    RegistryRecord,
+    SessionRecord,
+)
+from agent.conform.registering import PLUGIN_TYPE
+from agent.conform.verdicts import shorten
+from agent.errors import AgentUnreachable, UsageError, suggestion
 from agent.model.sockets import PATH_LIMIT
-from agent.serve.sockets import GONE, UNSERVED
+from agent.serve.sockets import NO_SERVER, NO_SOCKET
+
+SUFFIX: Final = ".sock"
 
 
-class Wishes(NamedTuple):
-    """What to look at, and for how long. Paths are absolute."""
+class SessionOptions(NamedTuple):
+    """Driver to test, and duration of the session. Paths are absolute."""
 
     socket: str
-    """The service socket; empty: the one that the registration names."""
+    """Service socket; empty: the endpoint that the registration names."""
     plugin_dir: str
-    """Where registration sockets are; empty: registration is not looked at."""
+    """Directory of registration sockets; empty: registration is not tested."""
     driver: str
-    """Which one of those that are registered there; empty: there is but one."""
+    """Name of the driver among those registered in the directory; empty: the only one."""
     kubelet_dir: str
     window_s: float
     refuse: bool
-    """Whether to tell the driver once that it was not registered."""
+    """Whether to report once to the driver that its registration failed."""
 
 
-async def observe(wishes: Wishes, on_begin: Callable[[str], None]) -> Observed:
-    """Plays the kubelet for ``window_s`` and up to ten seconds, with ``refuse`` twenty.
+async def run_session(options: SessionOptions, on_begin: Callable[[str], None]) -> SessionRecord:
+    """Act as the kubelet for ``window_s`` and up to ten seconds more, with ``refuse`` twenty.
 
-    ``on_begin`` is called with the service socket when the listening begins, if there is one to listen to.
+    ``on_begin`` is called with the service socket when the health streams begin, if the socket can be used.
 
     Raises:
-        AgentUnreachable: nobody serves the socket, or there is none in the directory.
-        PermissionDenied: a socket or the directory may not be opened.
-        UsageError: there is no such directory, or it has several drivers and none of them was chosen.
+        AgentUnreachable: No process serves the socket, or the directory has none.
+        PermissionDenied: A socket or the directory may not be opened.
+        UsageError: The directory does not exist, or has several drivers and no choice was made.
     """
-    asyncio.get_running_loop().set_exception_handler(_complain)
-    clock, began_wall_s = Clock(), time.time()
-    if wishes.socket and _fits(wishes.socket) and (error := await connect_error(wishes.socket)):
-        question = "; is the driver running?" if error in {GONE, UNSERVED} else ""
-        raise AgentUnreachable(f"{wishes.socket}: {error}{question}")
-    chosen = await _find(wishes, clock) if wishes.plugin_dir else ()
-    endpoints = [await endpoint_of(one, wishes.kubelet_dir) for one in chosen]
-    socket = wishes.socket or _newest(chosen, endpoints)
-    registering = asyncio.gather(*(register(*one, clock) for one in zip(chosen, endpoints, strict=True)))
-    is_there = socket == wishes.socket or any(at and at.path == socket and not at.error for at in endpoints)
-    speaks = bool(socket) and is_there and _fits(socket)
-    if speaks:
+    asyncio.get_running_loop().set_exception_handler(_handle_loop_error)
+    clock, began_wall_s = SessionClock(), time.time()
+    if options.socket and _fits(options.socket) and (error := await connect_error(options.socket)):
+        question = "; is the driver running?" if error in {NO_SOCKET, NO_SERVER} else ""
+        raise AgentUnreachable(f"{options.socket}: {error}{question}")
+    chosen = await _find(options, clock) if options.plugin_dir else ()
+    endpoints = [await check_endpoint(file, options.kubelet_dir) for file in chosen]
+    socket = options.socket or _newest(chosen, endpoints)
+    registering = asyncio.gather(
+        *(register_plugin(*pair, clock) for pair in zip(chosen, endpoints, strict=True))
+    )
+    connects = socket == options.socket or any(
+        endpoint and endpoint.path == socket and not endpoint.error for endpoint in endpoints
+    )
+    usable = bool(socket) and connects and _fits(socket)
+    if usable:
         on_begin(socket)
-    listening = _listen(socket if speaks else "", wishes.window_s)
-    heard, registrations = await asyncio.gather(listening, registering)
-    if wishes.refuse:
-        registrations = [await _refuse(one, clock) for one in registrations]
-    directory = Directory(wishes.plugin_dir, wishes.kubelet_dir, tuple(registrations))
-    return Observed(
+    recording = _record(socket if usable else "", options.window_s)
+    streams, registrations = await asyncio.gather(recording, registering)
+    if options.refuse:
+        registrations = [await _refuse(registration, clock) for registration in registrations]
+    directory = RegistryRecord(options.plugin_dir, options.kubelet_dir, tuple(registrations))
+    return SessionRecord(
         socket=socket,
         socket_size=len(os.fsencode(socket)),
-        window_s=wishes.window_s if heard else 0.0,
+        window_s=options.window_s if streams else 0.0,
         began_wall_s=began_wall_s,
-        directory=directory if wishes.plugin_dir else None,
-        **(heard._asdict() if heard else {}),
+        directory=directory if options.plugin_dir else None,
+        **(streams._asdict() if streams else {}),
     )
 
 
-def _complain(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-    """What a peer does to the callbacks of grpclib ends its connection, and is noted there."""
+def _handle_loop_error(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    """Ignore errors that a peer causes in grpclib's callbacks: they end its connection, which is recorded."""
     if "protocol" not in context:
         loop.default_exception_handler(context)
 
@@ -84,26 +97,85 @@ def _fits(path: str) -> bool:
     return len(os.fsencode(path)) <= PATH_LIMIT
 
 
-async def _find(wishes: Wishes, clock: Clock) -> tuple[Introduction, ...]:
-    """The registration sockets of the driver that is meant."""
-    found = await introductions(wishes.plugin_dir, clock)
-    if not found and not wishes.socket:
-        raise AgentUnreachable(f"{wishes.plugin_dir}: no registration socket in it; is the driver running?")
-    return choose(found, wishes.socket, wishes.driver, wishes.plugin_dir)
+async def _find(options: SessionOptions, clock: SessionClock) -> tuple[RegistrationFile, ...]:
+    """Return the registration files of the driver."""
+    found = await find_plugins(options.plugin_dir, clock)
+    if not found and not options.socket:
+        raise AgentUnreachable(f"{options.plugin_dir}: no registration socket in it; is the driver running?")
+    return choose(found, options.socket, options.driver, options.plugin_dir)
 
 
-def _newest(chosen: Sequence[Introduction], endpoints: Sequence[Endpoint | None]) -> str:
-    """The endpoint that was registered last, as the kubelet prefers it; empty: there is none."""
-    known = [(one.made_ns, at.path) for one, at in zip(chosen, endpoints, strict=True) if at is not None]
+def _newest(chosen: Sequence[RegistrationFile], endpoints: Sequence[PluginEndpoint | None]) -> str:
+    """Return the endpoint that was registered last, as the kubelet prefers it; empty: none."""
+    known = [
+        (file.made_ns, endpoint.path)
+        for file, endpoint in zip(chosen, endpoints, strict=True)
+        if endpoint is not None
+    ]
     return max(known, default=(0, ""))[1]
 
 
-async def _listen(socket: str, window_s: float) -> Heard | None:
-    """What is heard on the socket; None: there is none that anybody could connect to."""
-    return await Kubelets(socket, window_s).listen() if socket else None
+async def _record(socket: str, window_s: float) -> StreamRecords | None:
+    """Record the health streams of a socket; None if no socket can be used."""
+    return await SimulatedKubelets(socket, window_s).record() if socket else None
 
 
-async def _refuse(registration: Registration, clock: Clock) -> Registration:
-    if registration.introduction.info is None:
+async def _refuse(registration: RegistrationRecord, clock: SessionClock) -> RegistrationRecord:
+    if registration.file.info is None:
         return registration
-    return registration._replace(refused=await refuse(registration.introduction.path, clock))
+    return registration._replace(refused=await refuse_registration(registration.file.path, clock))
+
+
+# --- files of the driver ------------------------------------------------------------------------------------
+
+
+def choose(
+    found: Sequence[RegistrationFile], socket: str, driver: str, directory: str
+) -> tuple[RegistrationFile, ...]:
+    """Return the registration files of one driver: those that name it, and silent ones that are named like
+    it.
+
+    The directory is shared by the drivers of devices and storage. If no plugin of the right type answered,
+    all sockets count, and all files that are named like one.
+
+    Args:
+        found: All files of the directory.
+        socket: Service socket from the command line; empty: none.
+        driver: Driver from the command line; empty: none.
+        directory: Path of the directory, for errors.
+
+    Raises:
+        UsageError: The directory has several drivers, or none of that name; lists the drivers.
+    """
+    plugins = [file for file in found if file.info is not None and file.info.type == PLUGIN_TYPE]
+    names = sorted({file.info.name for file in plugins if file.info})
+    known = ", ".join(repr(shorten(name)) for name in names) or "none"
+    if driver:
+        chosen = _files_of(driver, found)
+        if not chosen:
+            near = suggestion(driver, map(shorten, names))
+            raise UsageError(f"{directory}: no driver {driver!r}{near}; there are: {known}")
+        return chosen
+    at_socket = {
+        file.info.name for file in plugins if file.info and (file.info.endpoint or file.path) == socket
+    }
+    if len(at_socket) == 1:
+        return _files_of(at_socket.pop(), found)
+    if len(names) > 1:
+        raise UsageError(f"{directory}: several drivers, choose one with --driver: {known}")
+    if names:
+        return _files_of(names[0], found)
+    return tuple(file for file in found if file.is_socket or file.path.endswith(SUFFIX))
+
+
+def _files_of(driver: str, found: Sequence[RegistrationFile]) -> tuple[RegistrationFile, ...]:
+    return tuple(
+        file
+        for file in found
+        if (file.info.name == driver if file.info else _is_named_like(driver, file.path))
+    )
+
+
+def _is_named_like(driver: str, path: str) -> bool:
+    name = path.rpartition("/")[2]
+    return name.lstrip(".").startswith(driver) and name.endswith(SUFFIX)

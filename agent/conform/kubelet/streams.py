@@ -1,7 +1,7 @@
-"""The kubelets that listen to a driver's health, and what they hear. Judges nothing.
+"""Simulated kubelets that open a driver's health streams.
 
 Up to five connections at a time: a kubelet of 1.37 (v1), one of 1.36 (v1alpha1), one that leaves, one that
-stops to read, and one that comes and goes. Nothing is asked of the driver that changes anything.
+stops reading, and one that reconnects. No call changes anything in the driver.
 """
 
 import asyncio
@@ -9,101 +9,113 @@ import contextlib
 from collections.abc import Callable, Coroutine
 from typing import Any, Final, NamedTuple
 
-from agent.conform.kubelet.calls import CALL_S, Clock, ask
-from agent.conform.kubelet.recorder import StreamRecorder, end, path_of
-from agent.conform.observed import V1, V1ALPHA1, Answer, Key, Reopening, Stopped, Stream, Watch
-from agent.serve.grpc.bare_channel import BareChannel
+from agent.conform.kubelet.calls import CALL_S, SessionClock, call
+from agent.conform.kubelet.recorder import StreamRecorder, health_method, stop_recording
+from agent.conform.observed import (
+    V1,
+    V1ALPHA1,
+    RawDeviceKey,
+    Reopening,
+    StoppedReader,
+    StreamRecord,
+    UnaryResult,
+    VersionRecord,
+)
+from agent.serve.grpc.channel import RawChannel
 
 RETRY_S: Final = 5.0
-"""How long after a stream's end the kubelet opens it again [s]."""
+"""Delay after a stream's end before the kubelet opens it again [s]."""
 SETTLE_S: Final = 2.0
-"""What a stream gets to say something first [s]: one that was not ready, and v1 before v1alpha1."""
+"""Time that a stream gets for its first list [s]: one that was not ready, and v1 before v1alpha1."""
 
 LEAVES_AT: Final = 0.45
-"""After what part of the time the second kubelet leaves..."""
+"""Part of the time after which the second kubelet leaves."""
 RESUMES_AT: Final = 0.6
-"""...and the stopped reader reads again."""
+"""Part of the time after which the stopped reader resumes."""
 REOPENINGS: Final = ("close", "cancel") * 3
 PAUSE_PART: Final = 0.02
-"""Of the time, between one of them and the next."""
+"""Pause between two reopenings, as part of the time."""
 
 UNKNOWN_METHODS: Final = (
     "/v1.DRAResourceHealth/DrahealthConform",
     "/v1.DrahealthConform/NodeWatchResources",
 )
-"""A method that a known service does not have, and a service that nobody has."""
+"""Method that a known service does not have, and service that does not exist."""
 
 
-class Heard(NamedTuple):
-    """What all of them heard."""
+class StreamRecords(NamedTuple):
+    """Records of all simulated kubelets."""
 
-    watches: tuple[Watch, ...]
-    leaver: Stream | None
-    stopped: Stopped | None
+    versions: tuple[VersionRecord, ...]
+    leaver: StreamRecord | None
+    stopped: StoppedReader | None
     reopenings: tuple[Reopening, ...]
-    unknown: tuple[Answer, ...]
+    unknown: tuple[UnaryResult, ...]
 
 
-class Kubelets:
-    """All that listen to one socket.
+class SimulatedKubelets:
+    """All simulated kubelets of one socket.
 
     Args:
-        socket: The service socket.
-        window_s: How long to listen, from now on.
+        socket: Service socket.
+        window_s: Duration of the recording, from now on.
     """
 
     def __init__(self, socket: str, window_s: float) -> None:
         self._socket = socket
-        self._clock = Clock()
+        self._clock = SessionClock()
         self._window_s = window_s
-        self._tapes: dict[str, list[StreamRecorder]] = {V1: [], V1ALPHA1: []}
+        self._recorders: dict[str, list[StreamRecorder]] = {V1: [], V1ALPHA1: []}
         self._tried: set[str] = set()
-        """The versions whose first stream has ended."""
-        self._news = asyncio.Event()
-        self._leaver: Stream | None = None
-        self._stopped: Stopped | None = None
+        """Versions whose first stream has ended."""
+        self._changed = asyncio.Event()
+        self._leaver: StreamRecord | None = None
+        self._stopped: StoppedReader | None = None
         self._reopenings: list[Reopening] = []
 
-    async def listen(self) -> Heard:
-        """Listens for as long as was asked for, and a little longer to one that was not ready at first.
+    async def record(self) -> StreamRecords:
+        """Record all streams for the window, and a little longer a version that was not ready at first.
 
         Raises:
-            PermissionDenied: the socket may not be opened.
+            PermissionDenied: The socket may not be opened.
         """
         unknown, *_ = await asyncio.gather(
-            self._ask_unknown(), self._watch(V1), self._watch(V1ALPHA1), self._visit()
+            self._call_unknown(), self._watch(V1), self._watch(V1ALPHA1), self._run_visitors()
         )
-        watches = tuple(
-            Watch(version, tuple(tape.observed() for tape in tapes)) for version, tapes in self._tapes.items()
+        versions = tuple(
+            VersionRecord(version, tuple(recorder.to_record() for recorder in recorders))
+            for version, recorders in self._recorders.items()
         )
-        return Heard(watches, self._leaver, self._stopped, tuple(self._reopenings), unknown)
+        return StreamRecords(versions, self._leaver, self._stopped, tuple(self._reopenings), unknown)
 
-    async def _ask_unknown(self) -> tuple[Answer, ...]:
-        return tuple([(await ask(self._socket, self._clock, method))[0] for method in UNKNOWN_METHODS])
+    async def _call_unknown(self) -> tuple[UnaryResult, ...]:
+        return tuple([(await call(self._socket, self._clock, method))[0] for method in UNKNOWN_METHODS])
 
-    # --- the kubelets that stay -----------------------------------------------------------------------------
+    # --- kubelets that remain ---------------------------------------------------------------------------
 
     async def _watch(self, version: str) -> None:
-        """Opens the stream of that version, and again 5 s after each end but UNIMPLEMENTED."""
+        """Open the stream of a version, and again 5 s after each end except UNIMPLEMENTED."""
         until_s = self._window_s
         while True:
-            tape = StreamRecorder(self._clock, self._news.set)
-            self._tapes[version].append(tape)
-            await self._hear(tape, version, until_s)
-            if version not in self._tried and not tape.lists:
+            recorder = StreamRecorder(self._clock, self._changed.set)
+            self._recorders[version].append(recorder)
+            await self._record_until(recorder, version, until_s)
+            if version not in self._tried and not recorder.lists:
                 until_s = max(until_s, self._clock.now_s() + RETRY_S + SETTLE_S)
             self._tried.add(version)
-            self._news.set()
-            is_over = tape.ended is None or tape.ended.status == "UNIMPLEMENTED" or tape.ended.flooded
+            self._changed.set()
+            is_over = (
+                recorder.ended is None or recorder.ended.status == "UNIMPLEMENTED" or recorder.ended.flooded
+            )
             if is_over or self._clock.now_s() + RETRY_S >= until_s:
                 return
             await asyncio.sleep(RETRY_S)
 
-    async def _hear(self, tape: StreamRecorder, version: str, until_s: float) -> None:
-        """Listens until then, on a connection of its own."""
-        channel = BareChannel(self._socket)
+    async def _record_until(self, recorder: StreamRecorder, version: str, until_s: float) -> None:
+        """Record one stream until a time, on its own connection."""
+        channel = RawChannel(self._socket)
         try:
-            await self._within(until_s, tape.listen(channel, path_of(version)))
+            await self._within(until_s, recorder.record(channel, health_method(version)))
         finally:
             channel.close()
 
@@ -112,30 +124,32 @@ class Kubelets:
             async with asyncio.timeout(max(0.0, until_s - self._clock.now_s())):
                 await work
 
-    # --- those that come and go -----------------------------------------------------------------------------
+    # --- kubelets that come and go ----------------------------------------------------------------------
 
-    async def _visit(self) -> None:
-        """What is tried on streams of a version that has something to say, once it has said it."""
-        await self._within(min(SETTLE_S, self._window_s), self._until(lambda: self._is_clear(V1)))
-        await self._within(self._window_s, self._until(lambda: self._is_clear(V1, V1ALPHA1)))
-        version = next((one for one in (V1, V1ALPHA1) if self._has_told(one)), None)
+    async def _run_visitors(self) -> None:
+        """Run the kubelets that come and go on a version that sends lists, after its first list."""
+        await self._within(min(SETTLE_S, self._window_s), self._wait_until(lambda: self._is_clear(V1)))
+        await self._within(self._window_s, self._wait_until(lambda: self._is_clear(V1, V1ALPHA1)))
+        version = next((candidate for candidate in (V1, V1ALPHA1) if self._has_lists(candidate)), None)
         if version is not None:
             await asyncio.gather(self._leave(version), self._stop_reading(version), self._reopen(version))
 
     def _is_clear(self, *versions: str) -> bool:
-        """Whether one of them has told something, or none of them has at its first try."""
-        return any(map(self._has_told, versions)) or self._tried >= set(versions)
+        """Return whether one of the versions has sent a list, or the first stream of each has ended without
+        one.
+        """
+        return any(map(self._has_lists, versions)) or self._tried >= set(versions)
 
-    def _has_told(self, version: str) -> bool:
-        return any(tape.lists for tape in self._tapes[version])
+    def _has_lists(self, version: str) -> bool:
+        return any(recorder.lists for recorder in self._recorders[version])
 
-    async def _until(self, happened: Callable[[], bool]) -> None:
-        while not happened():
-            self._news.clear()
-            await self._news.wait()
+    async def _wait_until(self, condition: Callable[[], bool]) -> None:
+        while not condition():
+            self._changed.clear()
+            await self._changed.wait()
 
-    def _at(self, part: float) -> float:
-        """When so much of the time that is left will be over."""
+    def _time_at(self, part: float) -> float:
+        """Return the time at which `part` of the remaining window is over."""
         now_s = self._clock.now_s()
         return now_s + max(0.0, self._window_s - now_s) * part
 
@@ -143,40 +157,40 @@ class Kubelets:
         await asyncio.sleep(max(0.0, at_s - self._clock.now_s()))
 
     async def _leave(self, version: str) -> None:
-        """Not before it has heard something, if that ever happens."""
-        tape, channel = StreamRecorder(self._clock), BareChannel(self._socket)
-        listening = asyncio.ensure_future(tape.listen(channel, path_of(version)))
-        leaves_s = self._at(LEAVES_AT)
+        """Open a stream and close it at LEAVES_AT, after its first list if there is one."""
+        recorder, channel = StreamRecorder(self._clock), RawChannel(self._socket)
+        recording = asyncio.ensure_future(recorder.record(channel, health_method(version)))
+        leaves_s = self._time_at(LEAVES_AT)
         try:
-            await self._within(self._window_s, _until_first(tape))
+            await self._within(self._window_s, _wait_for_first_list(recorder))
             await self._sleep_until(leaves_s)
         finally:
-            await end(listening)
+            await stop_recording(recording)
             channel.close()
-        self._leaver = tape.observed()
+        self._leaver = recorder.to_record()
 
     async def _stop_reading(self, version: str) -> None:
-        tape, channel = StreamRecorder(self._clock), BareChannel(self._socket)
-        listening = asyncio.ensure_future(tape.listen(channel, path_of(version)))
+        recorder, channel = StreamRecorder(self._clock), RawChannel(self._socket)
+        recording = asyncio.ensure_future(recorder.record(channel, health_method(version)))
         stopped_s = resumed_s = None
         try:
-            await self._within(self._window_s, _until_first(tape))
-            if tape.lists and tape.ended is None:
+            await self._within(self._window_s, _wait_for_first_list(recorder))
+            if recorder.lists and recorder.ended is None:
                 stopped_s = self._clock.now_s()
-                channel.shut()
-                await self._sleep_until(self._at(RESUMES_AT))
+                channel.close_window()
+                await self._sleep_until(self._time_at(RESUMES_AT))
                 resumed_s = self._clock.now_s()
-                channel.reopen()
+                channel.open_window()
             await self._sleep_until(self._window_s)
         finally:
-            await end(listening)
+            await stop_recording(recording)
             channel.close()
         if stopped_s is not None and resumed_s is not None:
-            self._stopped = Stopped(tape.observed(), stopped_s, resumed_s)
+            self._stopped = StoppedReader(recorder.to_record(), stopped_s, resumed_s)
 
     async def _reopen(self, version: str) -> None:
-        """Opens streams on new connections, and each time, once it is cancelled, another on the same one."""
-        channel = BareChannel(self._socket)
+        """Open streams on new connections, and after each cancel another on the same connection."""
+        channel = RawChannel(self._socket)
         try:
             for after in REOPENINGS:
                 await asyncio.sleep(self._window_s * PAUSE_PART)
@@ -184,30 +198,32 @@ class Kubelets:
                     return
                 if after == "close" or channel.goaway:
                     channel.close()
-                    channel = BareChannel(self._socket)
-                self._reopenings.append(Reopening(after, await self._once(channel, version)))
+                    channel = RawChannel(self._socket)
+                self._reopenings.append(Reopening(after, await self._record_once(channel, version)))
         finally:
             channel.close()
 
-    async def _once(self, channel: BareChannel, version: str) -> Stream:
-        """One stream, until it has told everything or :data:`CALL_S` are over."""
-        tape = StreamRecorder(self._clock)
-        listening = asyncio.ensure_future(tape.listen(channel, path_of(version)))
+    async def _record_once(self, channel: RawChannel, version: str) -> StreamRecord:
+        """Record one stream until it has reported all devices or :data:`CALL_S` are over."""
+        recorder = StreamRecorder(self._clock)
+        recording = asyncio.ensure_future(recorder.record(channel, health_method(version)))
         try:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(CALL_S):
-                    while tape.ended is None and not (tape.lists and self._told(version) <= tape.told):
-                        await tape.wait_news()
+                    while recorder.ended is None and not (
+                        recorder.lists and self._known_devices(version) <= recorder.devices_seen
+                    ):
+                        await recorder.wait_for_change()
         finally:
-            await end(listening)
-        return tape.observed()
+            await stop_recording(recording)
+        return recorder.to_record()
 
-    def _told(self, version: str) -> set[Key]:
-        """The devices that the kubelet that stays was told of."""
-        return set().union(*(tape.told for tape in self._tapes[version]))
+    def _known_devices(self, version: str) -> set[RawDeviceKey]:
+        """Return the devices that the version's other streams have reported."""
+        return set().union(*(recorder.devices_seen for recorder in self._recorders[version]))
 
 
-async def _until_first(tape: StreamRecorder) -> None:
-    """Returns when it has told something, or has ended."""
-    while tape.ended is None and not tape.lists:
-        await tape.wait_news()
+async def _wait_for_first_list(recorder: StreamRecorder) -> None:
+    """Wait for the first list or the end of a stream."""
+    while recorder.ended is None and not recorder.lists:
+        await recorder.wait_for_change()

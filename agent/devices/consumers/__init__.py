@@ -1,1 +1,1 @@
-"""Which claims, pods and pod groups use a device."""
+"""Consumers of devices: claims, pods and pod groups."""

@@ -1,7 +1,7 @@
-"""Whom a sick device hurts, and the same question from the other end: what a pod has, who would be refused.
+"""Queries on the consumer map: pods that a device affects, claims of a pod, pods that would be refused.
 
-A pod is surely hurt if the claim was prepared for it here and has the device. Anybody else may be: a
-reservation holds for the cluster, a member of a pod group need not run, who names a claim may wait for it.
+A pod is certainly affected if its claim is prepared for it on this node and has the device. Other consumers
+may be affected: a reservation is cluster-wide, a member of a pod group need not run, a pod may still wait.
 """
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -25,14 +25,14 @@ from agent.model.consumers import (
 )
 
 HERE: Final = frozenset({Relation.PREPARED, Relation.LISTED})
-"""What proves that something is in use on this node."""
+"""Relations that prove use on this node."""
 
 
 # --- from a device -----------------------------------------------------------------------------------------
 
 
 def affected(known: ConsumerMap, device: DeviceRef) -> tuple[Affected, ...]:
-    """The pods that use a device, or may; those that surely do come first."""
+    """Return the pods that use a device, or may; certain ones first."""
     found = [one for ref in known.devices.get(device, ()) for one in _of_claim(known, ref, device)]
     return tuple(sorted(found, key=lambda one: (not one.sure, one.pod.ref, one.claim)))
 
@@ -58,7 +58,7 @@ def _of_claim(known: ConsumerMap, ref: ClaimRef, device: DeviceRef) -> Iterator[
 
 
 def consumers_of(claim: ClaimView) -> Mapping[PodRef, Sequence[ConsumerEdge]]:
-    """The pods that have a claim themselves, each with who says so."""
+    """Return the pods that hold a claim directly, each with its edges."""
     found: dict[PodRef, list[ConsumerEdge]] = {}
     for edge in claim.consumers:
         if pod := edge.consumer.pod:
@@ -67,7 +67,7 @@ def consumers_of(claim: ClaimView) -> Mapping[PodRef, Sequence[ConsumerEdge]]:
 
 
 def is_given(claim: ClaimView, device: DeviceRef, uses: Collection[DeviceEdge]) -> bool:
-    """Whether the claim has the device here: its driver gave it, or is not asked because there is no need."""
+    """Return whether the claim has the device on this node: prepared, or its driver needs no prepare."""
     return any(
         edge.relation in HERE or (edge.relation is Relation.ALLOCATED and device.driver in claim.skipped)
         for edge in uses
@@ -93,32 +93,32 @@ def _affected(
 def containers_of(
     named: Sequence[ContainerEdge], requests: AbstractSet[str], *, only: bool
 ) -> Iterator[ContainerUse]:
-    """The containers that use a device of a claim.
+    """Yield the containers that use a device of a claim.
 
     Args:
-        named: Those of the pod that use the claim.
-        requests: Those that the device is for; empty: nobody says, and the kubelet then gives it for any.
-        only: The claim has no other device.
+        named: Edges of the pod's containers that use the claim.
+        requests: Requests that the device serves; empty: unknown, the kubelet then gives it for any request.
+        only: Whether the claim has no other device.
     """
     by_name: dict[str, list[tuple[str, ...] | None]] = {}
     for edge in named:
         by_name.setdefault(edge.container, []).append(edge.requests)
-    for name, said in sorted(by_name.items()):
-        told = [one for one in said if one is not None]
-        if only or not told:
+    for name, requests_by_source in sorted(by_name.items()):
+        known = [one for one in requests_by_source if one is not None]
+        if only or not known:
             yield ContainerUse(name, sure=only)
-        elif any(not one or not requests or requests & set(one) for one in told):
+        elif any(not one or not requests or requests & set(one) for one in known):
             yield ContainerUse(name, sure=True)
 
 
 def members(known: ConsumerMap, claim: ClaimRef, group: str) -> tuple[PodView, ...]:
-    """The known pods of a claim's pod group that use the claim, or may."""
+    """Return the known pods of a claim's pod group that use the claim, or may."""
     pods = (known.pods[ref] for ref in known.groups.get((claim.namespace, group), ()))
     return tuple(pod for pod in pods if is_member(pod, claim, group))
 
 
 def is_member(pod: PodView, claim: ClaimRef, group: str) -> bool:
-    """Whether a pod is of a claim's pod group, and uses the claim, or may."""
+    """Return whether a pod belongs to a claim's pod group and uses the claim, or may."""
     return any(
         one.ref.namespace == claim.namespace and one.group == group and names_claim(one, claim.name)
         for one, _ in pod.objects
@@ -129,12 +129,12 @@ def is_member(pod: PodView, claim: ClaimRef, group: str) -> bool:
 
 
 def pods_named(known: ConsumerMap, namespace: str, name: str) -> tuple[PodView, ...]:
-    """The pods of that name: several, if one was made anew or nobody can say which one is meant."""
+    """Return the pods with a name: several if a pod was created again or UIDs are unclear."""
     return tuple(pod for ref, pod in known.pods.items() if (ref.namespace, ref.name) == (namespace, name))
 
 
 def claims_named(known: ConsumerMap, namespace: str, name: str) -> tuple[ClaimView, ...]:
-    """The claims of that name likewise."""
+    """Return the claims with a name: several if a claim was created again or UIDs are unclear."""
     return tuple(
         claim for ref, claim in known.claims.items() if (ref.namespace, ref.name) == (namespace, name)
     )
@@ -144,9 +144,9 @@ def claims_named(known: ConsumerMap, namespace: str, name: str) -> tuple[ClaimVi
 
 
 def refusals(known: ConsumerMap) -> tuple[Refusal, ...]:
-    """The pods here that would not get a claim of theirs if their sandbox were made again.
+    """Return the pods that the kubelet would refuse if their sandbox were created again.
 
-    Only of claims whose object somebody has; it is as fresh as that.
+    Only claims with a known object are checked; the result is as old as the object.
     """
     newer: dict[tuple[str, str], list[str]] = {}
     for ref, claim in known.claims.items():
@@ -159,10 +159,10 @@ def refusals(known: ConsumerMap) -> tuple[Refusal, ...]:
 def _refused(
     known: ConsumerMap, claim: ClaimView, uids: Mapping[tuple[str, str], Sequence[str]]
 ) -> Iterator[Refusal]:
-    """Those of one claim.
+    """Yield the refusals of one claim.
 
     Args:
-        uids: By namespace and name, of the claims whose object somebody has.
+        uids: UIDs of the claims with a known object, by namespace and name.
     """
     ref = claim.ref
     for pod in {edge.consumer.pod for edge in claim.consumers if edge.relation in HERE}:
@@ -186,8 +186,8 @@ def _refusal(claim: ClaimView, pod: PodView) -> Refusal | None:
 
 
 def _replaced(claim: ClaimView, pod: PodView, uids: Sequence[str]) -> Refusal | None:
-    """Whether the claim was made anew: while the kubelet holds the old one, it takes none of that name."""
+    """Return a refusal if the claim was created again: the kubelet refuses it while it holds the old one."""
     if not uids or not claim.ref.uid or (pod.known and pod.known.has_ended):
         return None
-    why = f"the claim of this name has UID {uids[0]} now; the kubelet holds {claim.ref.uid}"
+    why = f"the claim with this name now has UID {uids[0]}; the kubelet holds {claim.ref.uid}"
     return Refusal(pod.ref, claim.ref, Kubelets.ALL, why)

@@ -1,7 +1,7 @@
-"""The map of who uses what on this node: claims, their devices, and who holds them.
+"""Construction of the consumer map: claims of this node, their devices and consumers.
 
-It follows from what was said and from nothing else: the same words in another order make the same map. What
-it answers is in agent.devices.consumers.affected.
+The map depends only on the answers of the sources, not on their order. Queries on the map are in
+agent.devices.consumers.affected.
 """
 
 from collections import defaultdict
@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 from agent.devices.consumers.conflicts import conflicts
 from agent.devices.consumers.edges import Edge, edges
-from agent.devices.consumers.identities import Identities, identities, witness_order
+from agent.devices.consumers.identities import Identities, identities, provenance_order
 from agent.model.claim import ClaimRef
 from agent.model.claim_sources import (
     KnownClaim,
@@ -40,25 +40,29 @@ K = TypeVar("K")
 V = TypeVar("V")
 
 
-def consumer_map(heard: SourceAnswers) -> ConsumerMap:
-    """Who uses what, from all that was said."""
-    who = identities(heard)
-    claims = _claims(heard, who)
-    cgroups = min((told.witness for told in heard.live if told.is_whole), key=witness_order, default=None)
-    pods = _pods(heard, who, claims, is_whole=cgroups is not None)
+def consumer_map(answers: SourceAnswers) -> ConsumerMap:
+    """Build the consumer map from the answers of all sources."""
+    names = identities(answers)
+    claims = _claims(answers, names)
+    cgroups = min(
+        (answer.provenance for answer in answers.live if answer.is_complete),
+        key=provenance_order,
+        default=None,
+    )
+    pods = _pods(answers, names, claims, is_whole=cgroups is not None)
     pairs = {(edge.use.device, ref) for ref, claim in claims.items() for edge in claim.devices}
     return ConsumerMap(
         claims=claims,
         pods=pods,
-        devices={device: tuple(refs) for device, refs in _gathered(sorted(pairs)).items()},
+        devices={device: tuple(refs) for device, refs in _group_by_key(sorted(pairs)).items()},
         groups=_groups(pods),
-        conflicts=conflicts(who, claims, pods, cgroups),
-        gaps=tuple(_gaps(heard)),
-        whole=_whole(heard),
+        conflicts=conflicts(names, claims, pods, cgroups),
+        missing_sources=tuple(_gaps(answers)),
+        complete=_whole(answers),
     )
 
 
-def _gathered(pairs: Iterable[tuple[K, V]]) -> Mapping[K, list[V]]:
+def _group_by_key(pairs: Iterable[tuple[K, V]]) -> Mapping[K, list[V]]:
     found: dict[K, list[V]] = defaultdict(list)
     for key, value in pairs:
         found[key].append(value)
@@ -68,11 +72,13 @@ def _gathered(pairs: Iterable[tuple[K, V]]) -> Mapping[K, list[V]]:
 # --- claims ------------------------------------------------------------------------------------------------
 
 
-def _claims(heard: SourceAnswers, who: Identities) -> dict[ClaimRef, ClaimView]:
-    by_claim = _gathered((edge.claim, edge) for edge in set(edges(heard, who)))
-    prepared = _gathered((who.claim(one.ref), one) for told in heard.prepared for one in told.items)
-    objects = _gathered(
-        (who.claim(one.ref), (one, told.witness)) for told in heard.claims for one in told.items
+def _claims(answers: SourceAnswers, names: Identities) -> dict[ClaimRef, ClaimView]:
+    by_claim = _group_by_key((edge.claim, edge) for edge in set(edges(answers, names)))
+    prepared = _group_by_key(
+        (names.claim(one.ref), one) for answer in answers.prepared for one in answer.items
+    )
+    objects = _group_by_key(
+        (names.claim(one.ref), (one, answer.provenance)) for answer in answers.claims for one in answer.items
     )
     return {
         ref: _claim(ref, by_claim.get(ref, []), prepared.get(ref, []), objects.get(ref, []))
@@ -99,7 +105,7 @@ def _claim(
 
 
 def _edge_order(edge: Edge) -> tuple[object, ...]:
-    """Edges of one kind stand together, and those that say the same."""
+    """Return a sort key that groups edges by kind and content."""
     what: tuple[object, ...]
     if isinstance(edge, DeviceEdge):
         what = (0, edge.use, edge.relation)
@@ -107,32 +113,32 @@ def _edge_order(edge: Edge) -> tuple[object, ...]:
         what = (1, edge.consumer, edge.relation)
     else:
         what = (2, edge.pod, edge.container, edge.requests is None, edge.requests or ())
-    return (*what, witness_order(edge.witness), edge.by_name)
+    return (*what, provenance_order(edge.provenance), edge.by_name)
 
 
 def _best_first(objects: Iterable[tuple[O, Provenance]]) -> tuple[tuple[O, Provenance], ...]:
     found = set(objects)
-    if len(found) < 2:  # nearly always, and the text of an object is long
+    if len(found) < 2:  # the usual case; sorting by the object's text is slow
         return tuple(found)
-    return tuple(sorted(found, key=lambda one: (witness_order(one[1]), repr(one[0]))))
+    return tuple(sorted(found, key=lambda one: (provenance_order(one[1]), repr(one[0]))))
 
 
 # --- pods --------------------------------------------------------------------------------------------------
 
 
 def _pods(
-    heard: SourceAnswers, who: Identities, claims: Mapping[ClaimRef, ClaimView], *, is_whole: bool
+    answers: SourceAnswers, names: Identities, claims: Mapping[ClaimRef, ClaimView], *, is_whole: bool
 ) -> dict[PodRef, PodView]:
-    of_pod = _gathered(
+    of_pod = _group_by_key(
         (edge.consumer.pod, ref)
         for ref, claim in claims.items()
         for edge in claim.consumers
         if edge.consumer.pod
     )
-    objects = _gathered(
-        (who.pod(one.ref.uid), (one, told.witness)) for told in heard.pods for one in told.items
+    objects = _group_by_key(
+        (names.pod(one.ref.uid), (one, answer.provenance)) for answer in answers.pods for one in answer.items
     )
-    live = _gathered((who.pod(one.uid), one) for told in heard.live for one in told.items)
+    live = _group_by_key((names.pod(one.uid), one) for answer in answers.live for one in answer.items)
     return {
         ref: PodView(
             ref=ref,
@@ -154,37 +160,37 @@ def _groups(pods: Mapping[PodRef, PodView]) -> Mapping[tuple[str, str], tuple[Po
         for one, _ in view.objects
         if one.group
     }
-    return {group: tuple(refs) for group, refs in _gathered(sorted(found)).items()}
+    return {group: tuple(refs) for group, refs in _group_by_key(sorted(found)).items()}
 
 
 def _running(live: Iterable[LivePod], is_whole: bool) -> bool | None:
-    """Whether a pod has processes; one without a cgroup has none, where all cgroups are known."""
+    """Return whether a pod has processes; without a cgroup it has none, if all cgroups are known."""
     states = {one.running for one in live}
     if not states:
         return False if is_whole else None
     return True if True in states else None if None in states else False
 
 
-# --- what is not known -------------------------------------------------------------------------------------
+# --- missing sources ---------------------------------------------------------------------------------------
 
 
-def _gaps(heard: SourceAnswers) -> Iterator[MissingSource]:
-    gaps = {gap for one in _all(heard) for gap in _gaps_of(one)}
-    yield from sorted(gaps, key=lambda gap: (witness_order(gap.witness), gap.why))
+def _gaps(answers: SourceAnswers) -> Iterator[MissingSource]:
+    gaps = {gap for one in _all(answers) for gap in _gaps_of(one)}
+    yield from sorted(gaps, key=lambda gap: (provenance_order(gap.provenance), gap.why))
 
 
-def _gaps_of(told: SourceAnswer[Any]) -> Iterator[MissingSource]:
-    if told.absence is not None:
-        yield MissingSource(told.witness, told.absence, told.why)
-    for text in told.wrong:
-        yield MissingSource(told.witness, Absence.UNREADABLE, text)
+def _gaps_of(answer: SourceAnswer[Any]) -> Iterator[MissingSource]:
+    if answer.absence is not None:
+        yield MissingSource(answer.provenance, answer.absence, answer.reason)
+    for text in answer.invalid:
+        yield MissingSource(answer.provenance, Absence.UNREADABLE, text)
 
 
-def _whole(heard: SourceAnswers) -> frozenset[Origin]:
-    """Those who told all of it, each time that they were asked."""
-    whole = {one.witness.origin for one in _all(heard) if one.is_whole}
-    return frozenset(whole - {one.witness.origin for one in _all(heard) if not one.is_whole})
+def _whole(answers: SourceAnswers) -> frozenset[Origin]:
+    """Return the sources whose every answer was complete."""
+    whole = {one.provenance.origin for one in _all(answers) if one.is_complete}
+    return frozenset(whole - {one.provenance.origin for one in _all(answers) if not one.is_complete})
 
 
-def _all(heard: SourceAnswers) -> tuple[SourceAnswer[Any], ...]:
-    return (*heard.prepared, *heard.listed, *heard.pods, *heard.claims, *heard.live)
+def _all(answers: SourceAnswers) -> tuple[SourceAnswer[Any], ...]:
+    return (*answers.prepared, *answers.listed, *answers.pods, *answers.claims, *answers.live)

@@ -1,7 +1,7 @@
-"""What a report says of a device by the name that a driver has for it.
+"""Health of a device by the name that its driver uses.
 
-On the socket of a driver that has declared nothing the agent tells of the host's own devices: by their pool
-and name that driver means these.
+The socket of a driver without declared devices reports the host devices, so this driver's pool and device
+names mean host devices.
 """
 
 from collections.abc import Callable, Container
@@ -12,13 +12,13 @@ from agent.model.report import Report
 from agent.model.uses import NOT_KNOWN, DeviceState
 
 
-def mirrored(
+def host_device(
     device: DeviceRef, *, known: Container[DeviceRef], declaring: Container[str], served: Container[str]
 ) -> DeviceRef | None:
-    """The host's own device that a driver's is; None: it is the driver's own.
+    """Return the host device that a driver's device name means; None: it is the driver's own device.
 
     Args:
-        known: All devices that are judged.
+        known: All devices in the report.
         declaring: Drivers that have declared devices.
         served: Drivers that the agent serves.
     """
@@ -29,24 +29,24 @@ def mirrored(
 
 
 def healths(report: Report, served: Container[str]) -> Callable[[DeviceRef], DeviceHealth | None]:
-    """What the report says of each device; None: it does not have it.
+    """Return a function from device to its health in the report; None: not in the report.
 
     Args:
-        report: Of the agent.
-        served: As of :func:`mirrored`.
+        report: Report of the agent.
+        served: Drivers that the agent serves.
     """
     known = {DeviceRef(*one.key): one for one in report.devices}
     declaring = {ref.driver for ref in known} | set(report.declaring)
 
     def health_of(device: DeviceRef) -> DeviceHealth | None:
-        host = mirrored(device, known=known, declaring=declaring, served=served)
+        host = host_device(device, known=known, declaring=declaring, served=served)
         return known.get(host or device)
 
     return health_of
 
 
 def states(report: Report, served: Container[str]) -> Callable[[DeviceRef], DeviceState]:
-    """How each device is; of one that the report does not have nobody knows."""
+    """Return a function from device to its state; a device that is not in the report is NOT_KNOWN."""
     health_of = healths(report, served)
 
     def state_of(device: DeviceRef) -> DeviceState:

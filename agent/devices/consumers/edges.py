@@ -1,6 +1,7 @@
-"""Edges between claims, devices, consumers and containers: one for each thing that a source said.
+"""Edges between claims, devices, consumers and containers, one for each fact that a source reports.
 
-None is invented and none is left out. What has no UID gets that of the only one of its name, and says so.
+An object reported without a UID gets the UID of the only known object with its name; the edge is then marked
+``by_name``.
 """
 
 from collections.abc import Iterator
@@ -13,75 +14,75 @@ from agent.model.consumers import Consumer, ConsumerEdge, ContainerEdge, DeviceE
 Edge = DeviceEdge | ConsumerEdge | ContainerEdge
 
 
-def edges(heard: SourceAnswers, who: Identities) -> Iterator[Edge]:
-    """All edges; the same one may come twice if a source said so twice."""
-    yield from _prepared(heard, who)
-    yield from _listed(heard, who)
-    yield from _known_claims(heard, who)
-    yield from _known_pods(heard, who)
+def edges(answers: SourceAnswers, names: Identities) -> Iterator[Edge]:
+    """Yield all edges; an edge appears twice if a source reports it twice."""
+    yield from _prepared(answers, names)
+    yield from _listed(answers, names)
+    yield from _known_claims(answers, names)
+    yield from _known_pods(answers, names)
 
 
 def consumer_of(pod: PodRef) -> Consumer:
-    """A pod as a consumer."""
+    """Return a pod as a consumer."""
     return Consumer(ConsumerKind.POD, pod.namespace, pod.name, pod.uid)
 
 
-def _prepared(heard: SourceAnswers, who: Identities) -> Iterator[Edge]:
-    for told in heard.prepared:
-        for claim in told.items:
-            ref = who.claim(claim.ref)
+def _prepared(answers: SourceAnswers, names: Identities) -> Iterator[Edge]:
+    for answer in answers.prepared:
+        for claim in answer.items:
+            ref = names.claim(claim.ref)
             for use in claim.devices:
-                yield DeviceEdge(ref, use, Relation.PREPARED, told.witness)
+                yield DeviceEdge(ref, use, Relation.PREPARED, answer.provenance)
             for uid in claim.pods:
-                yield ConsumerEdge(ref, consumer_of(who.pod(uid)), Relation.PREPARED, told.witness)
+                yield ConsumerEdge(ref, consumer_of(names.pod(uid)), Relation.PREPARED, answer.provenance)
 
 
-def _listed(heard: SourceAnswers, who: Identities) -> Iterator[Edge]:
-    for told in heard.listed:
-        for pod in told.items:
-            consumer = who.pod_named(pod.namespace, pod.name)
+def _listed(answers: SourceAnswers, names: Identities) -> Iterator[Edge]:
+    for answer in answers.listed:
+        for pod in answer.items:
+            consumer = names.pod_named(pod.namespace, pod.name)
             for container in pod.containers:
                 for claim in container.claims:
-                    ref = who.claim_named(claim.namespace, claim.name)
+                    ref = names.claim_named(claim.namespace, claim.name)
                     for use in claim.devices:
-                        yield DeviceEdge(ref, use, Relation.LISTED, told.witness, by_name=True)
+                        yield DeviceEdge(ref, use, Relation.LISTED, answer.provenance, by_name=True)
                     yield ConsumerEdge(
-                        ref, consumer_of(consumer), Relation.LISTED, told.witness, by_name=True
+                        ref, consumer_of(consumer), Relation.LISTED, answer.provenance, by_name=True
                     )
-                    yield ContainerEdge(ref, consumer, container.name, None, told.witness, by_name=True)
+                    yield ContainerEdge(ref, consumer, container.name, None, answer.provenance, by_name=True)
 
 
-def _known_claims(heard: SourceAnswers, who: Identities) -> Iterator[Edge]:
-    for told in heard.claims:
-        for claim in told.items:
-            ref = who.claim(claim.ref)
+def _known_claims(answers: SourceAnswers, names: Identities) -> Iterator[Edge]:
+    for answer in answers.claims:
+        for claim in answer.items:
+            ref = names.claim(claim.ref)
             for use in claim.devices:
-                yield DeviceEdge(ref, use, Relation.ALLOCATED, told.witness)
+                yield DeviceEdge(ref, use, Relation.ALLOCATED, answer.provenance)
             for one in claim.reserved:
-                consumer = _reserved(one, claim.ref.namespace, who)
-                yield ConsumerEdge(ref, consumer, Relation.RESERVED, told.witness)
+                consumer = _reserved(one, claim.ref.namespace, names)
+                yield ConsumerEdge(ref, consumer, Relation.RESERVED, answer.provenance)
 
 
-def _reserved(one: Reservation, namespace: str, who: Identities) -> Consumer:
-    """Whom a reservation means. Only a pod's UID is a pod's."""
+def _reserved(one: Reservation, namespace: str, names: Identities) -> Consumer:
+    """Return the consumer of a reservation. Only a reservation for a pod has a pod's UID."""
     if one.kind is ConsumerKind.POD:
-        pod = who.pod(one.uid) if one.uid else PodRef(namespace, one.name)
+        pod = names.pod(one.uid) if one.uid else PodRef(namespace, one.name)
         return consumer_of(pod)
     resource = f"{one.resource}.{one.api_group}".strip(".")
     return Consumer(one.kind, namespace, one.name, one.uid, resource)
 
 
-def _known_pods(heard: SourceAnswers, who: Identities) -> Iterator[Edge]:
-    for told in heard.pods:
-        for pod in told.items:
-            ref = who.pod(pod.ref.uid)
+def _known_pods(answers: SourceAnswers, names: Identities) -> Iterator[Edge]:
+    for answer in answers.pods:
+        for pod in answer.items:
+            ref = names.pod(pod.ref.uid)
             named = {one.name: one for one in pod.claims if one.claim}
             for one in named.values():
-                claim = who.claim_named(pod.ref.namespace, one.claim)
-                yield ConsumerEdge(claim, consumer_of(ref), Relation.NAMED, told.witness, by_name=True)
+                claim = names.claim_named(pod.ref.namespace, one.claim)
+                yield ConsumerEdge(claim, consumer_of(ref), Relation.NAMED, answer.provenance, by_name=True)
             for container, one, requests in _uses(pod, named):
-                claim = who.claim_named(pod.ref.namespace, one.claim)
-                yield ContainerEdge(claim, ref, container, requests, told.witness, by_name=True)
+                claim = names.claim_named(pod.ref.namespace, one.claim)
+                yield ContainerEdge(claim, ref, container, requests, answer.provenance, by_name=True)
 
 
 def _uses(pod: KnownPod, named: dict[str, PodClaim]) -> Iterator[tuple[str, PodClaim, tuple[str, ...]]]:

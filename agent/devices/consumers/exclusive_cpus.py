@@ -1,6 +1,6 @@
-"""Which containers have CPUs for themselves from a driver: of its declaration and of who uses what.
+"""Exclusive CPUs that drivers assign to containers, from declarations and the consumer map.
 
-The kubelet sees nothing of such CPUs. Those that it gave itself are in agent.sources.cpu_manager.
+The kubelet does not see these CPUs. CPUs of its own CPU manager are read by agent.sources.kubelet_state.
 """
 
 from collections import defaultdict
@@ -13,26 +13,26 @@ from agent.model.cpuset import CpuSet
 from agent.model.declared import Declarations, DeclaredCpus
 
 
-def own_cpus(known: ConsumerMap, declared: Declarations) -> Mapping[str, Mapping[str, CpuSet]]:
-    """CPUs by the pod's UID, as the kubelet has it, and the container's name.
+def exclusive_cpus(known: ConsumerMap, declared: Declarations) -> Mapping[str, Mapping[str, CpuSet]]:
+    """Return exclusive CPUs by the kubelet's UID of the pod and the container's name.
 
-    Only of devices that are declared exclusive and were prepared for the pod on this node. A container is
-    left out if it may have more or fewer CPUs than that: of a device that is not exclusive, a part of one, or
-    one of a claim of which nobody says what the container names.
+    Only devices that are declared exclusive and prepared for the pod on this node count. A container is left
+    out if it can have other CPUs: of a device that is not exclusive, of a share, or of a claim whose requests
+    in the container are unknown.
     """
     own: dict[str, dict[str, CpuSet]] = defaultdict(dict)
     unclear: set[tuple[str, str]] = set()
     for device in (one for file in declared for one in file.devices):
-        if not isinstance(device.what, DeclaredCpus):
+        if not isinstance(device.part, DeclaredCpus):
             continue
         for user in affected(known, DeviceRef(device.driver, device.pool, device.name)):
             if not user.sure:
                 continue
-            is_whole = device.what.exclusive and not _is_share(user)
+            is_whole = device.part.exclusive and not _is_share(user)
             of_pod = own[user.pod.ref.uid]
             for container in user.containers:
                 if is_whole and container.sure:
-                    of_pod[container.name] = of_pod.get(container.name, 0) | device.what.cpus
+                    of_pod[container.name] = of_pod.get(container.name, 0) | device.part.cpus
                 else:
                     unclear.add((user.pod.ref.uid, container.name))
     return {
@@ -43,5 +43,5 @@ def own_cpus(known: ConsumerMap, declared: Declarations) -> Mapping[str, Mapping
 
 
 def _is_share(user: Affected) -> bool:
-    """Whether its claim has the device with others, each a part of it."""
+    """Return whether the claim has only a share of the device."""
     return any(isinstance(edge, DeviceEdge) and edge.use.share_id for edge in user.edges)

@@ -1,6 +1,7 @@
-"""Who uses which device on this node, surely and now: pods, by what the map of consumers says.
+"""Current certain use of devices by pods on this node, from the consumer map.
 
-In use is what was prepared for the pod here, or what the kubelet lists so. A reservation is no use.
+A device is in use if it is prepared for the pod on this node or the kubelet lists it. A reservation does not
+count.
 """
 
 from collections.abc import Iterator, Mapping
@@ -20,29 +21,29 @@ RANKS: Final[Mapping[Origin, int]] = {
     Origin.DRIVER: 2,
     Origin.CLAIMS_FILE: 3,
 }
-"""How well each knows what is in use here, 0 is best: what one of these says, the next need not say."""
+"""Rank of each source by its knowledge of use on this node; 0 is best. A better source needs no other."""
 
-Key = tuple[str, str, DeviceRef]
-"""Pod and claim, each by its UID, or by ``<namespace>/<name>`` where nobody knows that; and the device."""
+UsageKey = tuple[str, str, DeviceRef]
+"""Pod, claim (each by UID, or by ``<namespace>/<name>`` if the UID is unknown) and device."""
 
 
 class InUse(NamedTuple):
-    """A device of a claim of a pod, as it is in use now. Fields as of :class:`agent.model.uses.Use`."""
+    """Current use of a device by a pod. Fields as in :class:`agent.model.uses.DeviceUsage`."""
 
     pod: PodRef
     claim: ClaimRef
     device: DeviceRef
-    told_by: tuple[Origin, ...]
+    sources: tuple[Origin, ...]
     requests: tuple[str, ...]
     containers: tuple[str, ...]
     owner: str
     maybe: tuple[str, ...]
     doubtful: bool
-    """The pod is known by name alone, and others of the claim by UID: it may be one of these."""
+    """Whether the pod has no UID while others of the claim do, so that it can be one of these."""
 
 
-class Named(Protocol):
-    """What has a key."""
+class Identified(Protocol):
+    """Object with pod, claim and device."""
 
     @property
     def pod(self) -> PodRef: ...
@@ -52,21 +53,21 @@ class Named(Protocol):
     def device(self) -> DeviceRef: ...
 
 
-def key_of(one: Named) -> Key:
-    """By UIDs, as far as they are known."""
+def key_of(one: Identified) -> UsageKey:
+    """Return the key of a usage, with UIDs if they are known."""
     return (one.pod.uid or str(one.pod), one.claim.uid or str(one.claim), one.device)
 
 
-def lesser_keys(one: Named) -> Iterator[Key]:
-    """The keys that it would have if less were known of it: names instead of UIDs."""
+def lesser_keys(one: Identified) -> Iterator[UsageKey]:
+    """Yield the keys of the same usage with names instead of UIDs."""
     pods = [one.pod.uid, str(one.pod)] if one.pod.uid and one.pod.name else [one.pod.uid or str(one.pod)]
     claims = [one.claim.uid, str(one.claim)] if one.claim.uid else [str(one.claim)]
     keys = [(pod, claim, one.device) for pod in pods for claim in claims]
     yield from keys[1:]
 
 
-def in_use(known: ConsumerMap) -> Mapping[Key, InUse]:
-    """All that is in use."""
+def in_use(known: ConsumerMap) -> Mapping[UsageKey, InUse]:
+    """Return all current uses of devices by key."""
     return {key_of(one): one for claim in known.claims.values() for one in _of_claim(known, claim)}
 
 
@@ -93,7 +94,7 @@ def _of_claim(known: ConsumerMap, claim: ClaimView) -> Iterator[InUse]:
                 pod=pod,
                 claim=claim.ref,
                 device=device,
-                told_by=tuple(sorted({proof, _strongest(of_device)})),
+                sources=tuple(sorted({proof, _strongest(of_device)})),
                 requests=tuple(sorted(requests)),
                 containers=tuple(one.name for one in containers)[:CONTAINERS_MAX],
                 owner=owner,
@@ -103,4 +104,4 @@ def _of_claim(known: ConsumerMap, claim: ClaimView) -> Iterator[InUse]:
 
 
 def _strongest(edges: list[ConsumerEdge] | list[DeviceEdge]) -> Origin:
-    return min((edge.witness.origin for edge in edges), key=RANKS.__getitem__)
+    return min((edge.provenance.origin for edge in edges), key=RANKS.__getitem__)

@@ -1,8 +1,7 @@
-"""Pods and ResourceClaims as Kubernetes writes them, to who uses what.
+"""Parser of Pod and ResourceClaim objects.
 
-An object is a mapping as ``kubectl get -o json`` gives it; what comes from the pods API is brought into the
-same form before it comes here. Fields that are not needed, and those that are younger than this file, are
-passed over. What a claim's reservations say is in agent.devices.consumers.reservations.
+An object is a mapping as in ``kubectl get -o json``; objects of the pods API are converted to this form
+before. Other fields are ignored. Reservations of a claim are parsed in agent.devices.consumers.reservations.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -26,32 +25,34 @@ from agent.model.objects import Object, mapping, needed, objects, text
 T = TypeVar("T")
 
 MIRROR: Final = "kubernetes.io/config.mirror"
-"""Annotation of an object that stands for a static pod: the UID that the kubelet has for that."""
+"""Annotation of a mirror pod with the kubelet's UID of the static pod."""
 WRONG_MAX: Final = 16
-"""Objects whose error is told in full."""
+"""Limit of invalid objects whose error is listed."""
 
 
-def pods_from(told: SourceAnswer[Object]) -> SourceAnswer[KnownPod]:
-    """The pods among the objects that a source told; one that cannot be understood is among what is wrong."""
-    return _each(told, parse_pod)
+def pods_from(answer: SourceAnswer[Object]) -> SourceAnswer[KnownPod]:
+    """Parse the pods of an answer; a pod that cannot be parsed is listed in ``invalid``."""
+    return _each(answer, parse_pod)
 
 
-def claims_from(told: SourceAnswer[Object]) -> SourceAnswer[KnownClaim]:
-    """The claims likewise."""
-    return _each(told, parse_claim_object)
+def claims_from(answer: SourceAnswer[Object]) -> SourceAnswer[KnownClaim]:
+    """Parse the claims of an answer; a claim that cannot be parsed is listed in ``invalid``."""
+    return _each(answer, parse_claim_object)
 
 
-def _each(told: SourceAnswer[Object], parse: Callable[[Object], T]) -> SourceAnswer[T]:
+def _each(answer: SourceAnswer[Object], parse: Callable[[Object], T]) -> SourceAnswer[T]:
     items: list[T] = []
     wrong: list[str] = []
-    for number, obj in enumerate(told.items):
+    for number, obj in enumerate(answer.items):
         try:
             items.append(parse(obj))
         except ValueError as error:
             wrong.append(f"item {number} ({_title(obj)}): {error}")
     if len(wrong) > WRONG_MAX:
         wrong[WRONG_MAX:] = [f"{len(wrong) - WRONG_MAX} more"]
-    return SourceAnswer(told.witness, tuple(items), told.absence, told.why, (*told.wrong, *wrong))
+    return SourceAnswer(
+        answer.provenance, tuple(items), answer.absence, answer.reason, (*answer.invalid, *wrong)
+    )
 
 
 def _title(obj: Object) -> str:
@@ -64,13 +65,13 @@ def _title(obj: Object) -> str:
 
 
 def parse_pod(obj: Object) -> KnownPod:
-    """A pod.
+    """Parse a pod.
 
     Args:
         obj: A v1.Pod.
 
     Raises:
-        ValueError: It is none, with the place. An empty text counts as one that is not there, as in protobuf.
+        ValueError: The object is not a pod; names the field. An empty text counts as missing, as in protobuf.
 
     Source:
         ``metadata``, ``spec.{nodeName,resourceClaims,schedulingGroup}``, ``resources.claims`` of containers,
@@ -109,7 +110,7 @@ def _claims_of(spec: Object) -> Iterable[tuple[int, Object]]:
 
 
 def _generated(status: Object) -> Mapping[str, str]:
-    """Names of the claims that were made for the pod, by the pod's own names."""
+    """Return the names of generated claims by their names in the pod's spec."""
     place = "status.resourceClaimStatuses"
     found = objects(status, "resourceClaimStatuses", "status")
     return {text(one, "name", place): text(one, "resourceClaimName", place) for one in found}
@@ -144,7 +145,7 @@ def _containers(
 
 
 def _state(status: Object, place: str) -> tuple[str, bool]:
-    """A container's id without its runtime, and whether it runs."""
+    """Return a container's id without the runtime, and whether it runs."""
     ident = text(status, "containerID", place).rpartition("://")[2]
     return ident, "running" in mapping(status, "state", place)
 
@@ -153,13 +154,13 @@ def _state(status: Object, place: str) -> tuple[str, bool]:
 
 
 def parse_claim_object(obj: Object) -> KnownClaim:
-    """A claim, of all drivers.
+    """Parse a ResourceClaim with the devices of all drivers.
 
     Args:
-        obj: A ResourceClaim of resource.k8s.io, v1beta1 to v1: alike in what is read here.
+        obj: A ResourceClaim of resource.k8s.io, v1beta1 to v1; the parsed fields are the same in all.
 
     Raises:
-        ValueError: It is none, with the place.
+        ValueError: The object is not a claim; names the field.
 
     Source:
         ``metadata``, ``status.allocation.devices.results[]``, ``status.reservedFor[]``.
@@ -191,7 +192,7 @@ def _device(result: Object, place: str) -> DeviceUse:
 
 
 def base_request(request: str) -> str:
-    """A request without the name of the alternative that was taken: ``gpus`` of ``gpus/large``."""
+    """Return a request without its subrequest: ``gpus`` of ``gpus/large``."""
     return request.partition("/")[0]
 
 
@@ -199,7 +200,7 @@ def base_request(request: str) -> str:
 
 
 def _owners(metadata: Object) -> Iterable[Owner]:
-    """What an object belongs to."""
+    """Yield the owners of an object."""
     place = "metadata.ownerReferences"
     for one in objects(metadata, "ownerReferences", "metadata"):
         version, kind, name, uid = (text(one, key, place) for key in ("apiVersion", "kind", "name", "uid"))

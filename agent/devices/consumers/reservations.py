@@ -1,13 +1,12 @@
-"""For whom a claim is reserved, in every shape that this ever had; and whom the kubelet would refuse.
+"""Reservations of a claim in all released forms, and pods that the kubelet would refuse.
 
-``status.reservedFor`` names pods, pod groups (KEP-5729), both, or anything at all. It holds for the cluster:
-who is listed may run elsewhere, or not yet, and who runs here under a pod group is not listed. The kubelet
-looks at it when it makes a pod's sandbox and never again, so a pod may run for weeks that would be refused
-after a reboot.
+``status.reservedFor`` lists pods, pod groups (KEP-5729) or other objects, cluster-wide: a listed pod can run
+on another node or not yet, and a pod of a listed pod group is not listed itself. The kubelet checks it only
+when it creates a pod's sandbox, so a running pod can be refused after a reboot.
 
-Source of what is refused: kubelet ``cm/dra/manager.go`` prepareResources, and ``IsForPod`` and
+Source of the refusal rules: kubelet ``cm/dra/manager.go`` prepareResources, and ``IsForPod`` and
 ``IsReservedForPod`` of k8s.io/dynamic-resource-allocation, as of 1.36 and 1.37. A kubelet compares the UID of
-a reservation with the pod's and looks at nothing else of the entry.
+a reservation with the pod's and ignores the rest of the entry.
 """
 
 from collections.abc import Iterable, Mapping
@@ -27,7 +26,7 @@ from agent.model.claim_sources import (
 from agent.model.objects import kind_of, refuse, text
 
 RESERVED_MAX: Final = 256
-"""Entries that the API server takes."""
+"""Limit of entries that the API server accepts."""
 
 _KINDS: Final = {
     ("", "pods"): ConsumerKind.POD,
@@ -36,7 +35,7 @@ _KINDS: Final = {
 
 
 class Reserved(NamedTuple):
-    """A claim's reservations, sorted."""
+    """Reservations of a claim by kind."""
 
     pods: tuple[Reservation, ...]
     groups: tuple[Reservation, ...]
@@ -44,15 +43,15 @@ class Reserved(NamedTuple):
 
     @property
     def is_over(self) -> bool:
-        """Whether there are more than the API server takes."""
+        """Whether there are more entries than the API server accepts."""
         return sum(map(len, self)) > RESERVED_MAX
 
 
 def parse_reservations(value: object, place: str) -> tuple[Reservation, ...]:
-    """The entries of a list of consumer references; a single one is a list of one, as in KEP-5194.
+    """Parse a list of consumer references; a single reference is a list of one, as in KEP-5194.
 
     Raises:
-        ValueError: An entry is no reference, with its place. One of an unknown kind is fine.
+        ValueError: An entry is not a reference; names it. Unknown kinds are accepted.
     """
     entries = [] if value is None else value if isinstance(value, list) else [value]
     return tuple(_reservation(entry, f"{place}[{number}]") for number, entry in enumerate(entries))
@@ -60,39 +59,38 @@ def parse_reservations(value: object, place: str) -> tuple[Reservation, ...]:
 
 def _reservation(entry: object, place: str) -> Reservation:
     if not isinstance(entry, Mapping):
-        refuse(place, f"is {kind_of(entry)}, no object")
+        refuse(place, f"is {kind_of(entry)}, not an object")
     group, resource, name, uid = (text(entry, key, place) for key in ("apiGroup", "resource", "name", "uid"))
     return Reservation(_KINDS.get((group, resource), ConsumerKind.OTHER), group, resource, name, uid)
 
 
 def by_kind(reserved: Iterable[Reservation]) -> Reserved:
-    """The reservations of each kind, in their order."""
+    """Group reservations by kind, in their order."""
     entries = tuple(reserved)
     kinds = (ConsumerKind.POD, ConsumerKind.POD_GROUP, ConsumerKind.OTHER)
     return Reserved(*(tuple(one for one in entries if one.kind is kind) for kind in kinds))
 
 
-class Standing(NamedTuple):
-    """Who can stand behind a reservation, each with its namespace."""
+class KnownConsumers(NamedTuple):
+    """Consumers that can match a reservation, each with its namespace."""
 
     uids: frozenset[tuple[str, str]]
     groups: frozenset[tuple[str, str]]
-    """Those that have members."""
+    """Pod groups with members."""
 
 
-def standing(pods: Iterable[KnownPod]) -> Standing:
-    """Those that are among these pods."""
+def known_consumers(pods: Iterable[KnownPod]) -> KnownConsumers:
+    """Return the consumers among these pods."""
     known = tuple(pods)
     uids = ((pod.ref.namespace, uid) for pod in known for uid in (pod.ref.uid, pod.mirror_uid) if uid)
     groups = ((pod.ref.namespace, pod.group) for pod in known if pod.group)
-    return Standing(frozenset(uids), frozenset(groups))
+    return KnownConsumers(frozenset(uids), frozenset(groups))
 
 
-def unmatched(claim: KnownClaim, known: Standing) -> tuple[Reservation, ...]:
-    """Reservations behind which nobody stands. Where the pods are all of the cluster's, orphans.
+def unmatched(claim: KnownClaim, known: KnownConsumers) -> tuple[Reservation, ...]:
+    """Return reservations without a known consumer; orphans, if the pods are those of the whole cluster.
 
-    Pod groups are orphaned for good when the feature is switched off. What is neither a pod nor a pod group
-    cannot be looked for.
+    Reservations of pod groups stay orphaned after the feature is disabled. Other kinds cannot be checked.
     """
     namespace = claim.ref.namespace
     return tuple(
@@ -103,11 +101,11 @@ def unmatched(claim: KnownClaim, known: Standing) -> tuple[Reservation, ...]:
     )
 
 
-# --- whom the kubelet would refuse -------------------------------------------------------------------------
+# --- refusals of the kubelet -------------------------------------------------------------------------------
 
 
 class Kubelets(StrEnum):
-    """Which of them."""
+    """Kubelet versions and gates that a refusal applies to."""
 
     ALL = "all kubelets"
     WITHOUT_GROUPS = "kubelets without DRAWorkloadResourceClaims: before 1.36 all, to 1.37 by default"
@@ -115,22 +113,22 @@ class Kubelets(StrEnum):
 
 
 class Refusal(NamedTuple):
-    """A pod that would not get its claim if its sandbox were made again, by a reboot for instance."""
+    """A pod that the kubelet would refuse if its sandbox were created again, such as after a reboot."""
 
     pod: PodRef
     claim: ClaimRef
     kubelets: Kubelets
     why: str
-    """The worst reason: one for which all kubelets refuse comes before one for which some do."""
+    """Main reason; a reason for all kubelets comes before one for some."""
 
 
 def refusal(pod: KnownPod, named: PodClaim, claim: KnownClaim) -> Refusal | None:
-    """Why the pod would be refused; None: it would not, or nothing of it will run again.
+    """Return why the kubelet would refuse the pod; None: it would not, or the pod has ended.
 
     Args:
-        pod: Of the claim's namespace.
-        named: The pod's claim that this is.
-        claim: As far as that is known.
+        pod: A pod in the claim's namespace.
+        named: Entry of the pod's spec for the claim.
+        claim: The claim as far as it is known.
     """
     if pod.has_ended:
         return None
@@ -142,15 +140,15 @@ def refusal(pod: KnownPod, named: PodClaim, claim: KnownClaim) -> Refusal | None
 
 
 def refusal_of_uid(uid: str, claim: KnownClaim) -> Refusal | None:
-    """The same of a pod of which nothing but its UID is known.
+    """Return why the kubelet would refuse a pod of which only the UID is known.
 
-    None also where nobody can say: it may be of a pod group that the claim is reserved for.
+    None also if that is unknown: the pod can belong to a pod group that the claim is reserved for.
     """
     groups = by_kind(claim.reserved).groups
     if not claim.allocated:
         why = "the claim is not allocated"
     elif not groups and not _lists(claim, uid):
-        why = f"the claim is not reserved for it, but for {_words(claim)}"
+        why = f"the claim is not reserved for the pod, but for {_format_reserved(claim)}"
     else:
         return None
     return Refusal(PodRef(uid=uid), claim.ref, Kubelets.ALL, why)
@@ -165,25 +163,25 @@ def _reasons(pod: KnownPod, named: PodClaim, claim: KnownClaim) -> Iterable[tupl
         if is_group and owner and owner.kind == "PodGroup" and owner.name == pod.group != "":
             yield Kubelets.WITHOUT_GROUPS, f"the claim belongs to pod group {owner.name}"
         else:
-            yield Kubelets.ALL, f"the claim was made for {owner or 'nobody that it names'}, not for the pod"
+            yield Kubelets.ALL, f"the claim was created for {owner or 'an unknown owner'}, not for the pod"
     if _lists(claim, pod.ref.uid):
         return
     if pod.group and any(one.name == pod.group for one in by_kind(claim.reserved).groups):
         yield Kubelets.WITHOUT_GROUPS, f"the claim is reserved for pod group {pod.group}"
     else:
-        yield Kubelets.ALL, f"the claim is not reserved for it, but for {_words(claim)}"
+        yield Kubelets.ALL, f"the claim is not reserved for the pod, but for {_format_reserved(claim)}"
 
 
 def _lists(claim: KnownClaim, uid: str) -> bool:
     return any(one.uid == uid != "" for one in claim.reserved)
 
 
-def _words(claim: KnownClaim) -> str:
-    """For whom, as short as it can be said; numbers, for there may be hundreds."""
-    words = (("pod", "pods"), ("pod group", "pod groups"), ("other", "others"))
+def _format_reserved(claim: KnownClaim) -> str:
+    """Format the number of reservations by kind."""
+    nouns = (("pod", "pods"), ("pod group", "pod groups"), ("other", "others"))
     counted = [
         f"{len(of)} {names[len(of) > 1]}"
-        for of, names in zip(by_kind(claim.reserved), words, strict=True)
+        for of, names in zip(by_kind(claim.reserved), nouns, strict=True)
         if of
     ]
-    return " and ".join(counted) or "nobody"
+    return " and ".join(counted) or "no consumer"

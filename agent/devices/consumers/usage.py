@@ -1,14 +1,14 @@
-"""From one look to the next: which uses of devices began, which changed, which ended.
+"""Device usage over time: which usages began, changed or ended since the last update.
 
-A use ends when those who told of it say all that they have to say, and do not tell of it; when its pod has
-ended; or when another claim has taken the place of its own. Where somebody could not be heard, nothing ends.
+A usage ends when all its sources give complete answers without it, when its pod has ended, or when a new
+claim has its claim's name. If one of its sources gives no answer, the usage continues.
 """
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
-from agent.devices.consumers.in_use import CONTAINERS_MAX, RANKS, InUse, Key, in_use, key_of, lesser_keys
+from agent.devices.consumers.in_use import CONTAINERS_MAX, RANKS, InUse, UsageKey, in_use, key_of, lesser_keys
 from agent.model.claim import DeviceRef
 from agent.model.claim_sources import Origin
 from agent.model.consumers import ConsumerMap
@@ -18,169 +18,178 @@ from agent.model.uses import DeviceState, DeviceUsage, Ending, Kept, UsageEnd
 
 
 class ActiveUsage(NamedTuple):
-    """A use that has not ended."""
+    """A usage that has not ended."""
 
     use: DeviceUsage
     seen: Instant | None
-    """When somebody last told of it; None: nobody has since the agent is here."""
+    """When a source last reported the usage; None: not since the agent started."""
 
 
 @dataclass(frozen=True, slots=True)
-class Uses:
-    """All that is in use, as of one look."""
+class UsageState:
+    """All active usages after an update."""
 
-    life: str
-    """Of the agent: like no other's."""
-    begun: int = 0
-    """Uses that it saw begin."""
-    running: Mapping[Key, ActiveUsage] = field(default_factory=dict)
-    over: frozenset[Key] = frozenset()
-    """Those that ended, though somebody told of them still: they do not begin again."""
-    whole: frozenset[Origin] = frozenset()
-    """Who said all that there was to say: what these tell anew has begun since."""
-    left_s: float = 0.0
-    """When the agent before this one last wrote [s since 1970]."""
-    left_out: int = 0
-    """Uses beyond :data:`agent.model.use_limits.RUNNING_MAX`, which nobody follows."""
+    agent_run_id: str
+    """Unique id of this run of the agent."""
+    begun_count: int = 0
+    """Number of usages that began in this run."""
+    running: Mapping[UsageKey, ActiveUsage] = field(default_factory=dict)
+    ended: frozenset[UsageKey] = frozenset()
+    """Ended usages that a source still reports; they do not begin again."""
+    complete: frozenset[Origin] = frozenset()
+    """Sources whose last answer was complete: a usage that they newly report began since then."""
+    last_written_s: float = 0.0
+    """Last write of the previous run of the agent [s since 1970]."""
+    dropped: int = 0
+    """Usages beyond :data:`agent.model.use_limits.RUNNING_MAX`, which are not tracked."""
 
 
-class Step(NamedTuple):
-    """What one look made of them."""
+class UsageStep(NamedTuple):
+    """Result of one update."""
 
-    uses: Uses
+    usages: UsageState
     changed: tuple[DeviceUsage, ...]
-    """Those that began, changed or ended."""
+    """Usages that began, changed or ended."""
     merged: tuple[str, ...]
-    """Ids of those that turned out to be others."""
+    """Ids of usages that were merged into another one."""
 
 
-def follow(
-    uses: Uses, known: ConsumerMap, state_of: Callable[[DeviceRef], DeviceState], now: Instant
-) -> Step:
-    """The uses as of now.
+def step_usages(
+    state: UsageState, known: ConsumerMap, state_of: Callable[[DeviceRef], DeviceState], now: Instant
+) -> UsageStep:
+    """Update the usages to the current consumer map.
 
     Args:
-        known: Who uses what, made of all sources; one that could not be heard is no part of ``known.whole``.
-        state_of: How a device is, :func:`agent.devices.consumers.driver_names.states`.
+        known: Map of all sources; ``known.complete`` lists the sources with a complete answer.
+        state_of: State of a device, :func:`agent.devices.consumers.driver_names.states`.
     """
-    look = _look(known, state_of, now, uses.left_s)
-    running, merged = _recognized(uses.running, look.told)
-    over = {key for key in uses.over if key in look.told or Origin.CHECKPOINT not in look.whole}
-    names, nameless = _names_of(running, look.told), _nameless(running)
-    after = {key: _next(was, look.told.get(key), look) for key, was in running.items()}
-    begun = left_out = 0
-    for key, one in look.told.items():
+    observed = _observe(known, state_of, now, state.last_written_s)
+    running, merged = _match_usages(state.running, observed.in_use_now)
+    over = {
+        key for key in state.ended if key in observed.in_use_now or Origin.CHECKPOINT not in observed.complete
+    }
+    names, without_name = _keys_by_name(running, observed.in_use_now), _claims_without_pod_name(running)
+    after = {
+        key: _next(previous, observed.in_use_now.get(key), observed) for key, previous in running.items()
+    }
+    begun = dropped = 0
+    for key, one in observed.in_use_now.items():
         if key in running or key in over or key in names or one.doubtful:
             continue
-        if not one.pod.uid and (str(one.claim), one.device) in nameless:
+        if not one.pod.uid and (str(one.claim), one.device) in without_name:
             continue
         if len(after) >= RUNNING_MAX:
-            left_out += 1
+            dropped += 1
             continue
         begun += 1
-        id_ = f"{uses.life}-{uses.begun + begun}"
-        after[key] = _next(_begun(id_, one, look, uses.whole), one, look)
-    was_known = {one.use.id: one.use for one in uses.running.values()}
+        id_ = f"{state.agent_run_id}-{state.begun_count + begun}"
+        after[key] = _next(_new_usage(id_, one, observed, state.complete), one, observed)
+    before = {one.use.id: one.use for one in state.running.values()}
     ended = {key for key, one in after.items() if one.use.ended}
-    return Step(
+    return UsageStep(
         replace(
-            uses,
-            begun=uses.begun + begun,
+            state,
+            begun_count=state.begun_count + begun,
             running={key: one for key, one in after.items() if key not in ended},
-            over=frozenset(over | (ended & look.told.keys())),
-            whole=look.whole,
-            left_out=left_out,
+            ended=frozenset(over | (ended & observed.in_use_now.keys())),
+            complete=observed.complete,
+            dropped=dropped,
         ),
-        tuple(one.use for one in after.values() if one.use != was_known.get(one.use.id)),
+        tuple(one.use for one in after.values() if one.use != before.get(one.use.id)),
         merged,
     )
 
 
-def resume(uses: Uses, kept: Kept) -> Uses:
-    """Goes on with what an earlier agent has left. What both have seen is one use."""
-    running = {key_of(use): ActiveUsage(use, None) for use in kept.running}
-    for key, mine in uses.running.items():
+def resume_usages(state: UsageState, stored: Kept) -> UsageState:
+    """Add the usages that an earlier run stored. A usage that both runs saw becomes one."""
+    running = {key_of(use): ActiveUsage(use, None) for use in stored.running}
+    for key, mine in state.running.items():
         theirs = running.get(key)
-        running[key] = ActiveUsage(_joined(theirs.use, mine.use), mine.seen) if theirs else mine
-    return replace(uses, running=running, over=uses.over | set(map(key_of, kept.over)), left_s=kept.left_s)
+        running[key] = ActiveUsage(_join(theirs.use, mine.use), mine.seen) if theirs else mine
+    return replace(
+        state,
+        running=running,
+        ended=state.ended | set(map(key_of, stored.over)),
+        last_written_s=stored.left_s,
+    )
 
 
-# --- one use -----------------------------------------------------------------------------------------------
+# --- one usage ---------------------------------------------------------------------------------------------
 
 
-class _Look(NamedTuple):
-    """All that one look shows."""
+class _Observed(NamedTuple):
+    """Facts from the current consumer map."""
 
-    told: Mapping[Key, InUse]
+    in_use_now: Mapping[UsageKey, InUse]
     endings: Mapping[str, Ending]
     """Pods that have ended, by UID."""
     claims: Mapping[tuple[str, str], str]
-    """UIDs of the claims that are in use, by namespace and name."""
-    whole: frozenset[Origin]
+    """UIDs of claims in use, by namespace and name."""
+    complete: frozenset[Origin]
     state_of: Callable[[DeviceRef], DeviceState]
     now: Instant
     left_s: float
 
 
-def _look(
+def _observe(
     known: ConsumerMap, state_of: Callable[[DeviceRef], DeviceState], now: Instant, left_s: float
-) -> _Look:
-    told = in_use(known)
+) -> _Observed:
+    in_use_now = in_use(known)
     endings = {
         ref.uid: Ending.FAILED if view.known.phase == "Failed" else Ending.SUCCEEDED
         for ref, view in known.pods.items()
         if ref.uid and view.known and view.known.has_ended
     }
-    claims = {(one.claim.namespace, one.claim.name): one.claim.uid for one in told.values() if one.claim.uid}
-    return _Look(told, endings, claims, known.whole, state_of, now, left_s)
+    claims = {
+        (one.claim.namespace, one.claim.name): one.claim.uid for one in in_use_now.values() if one.claim.uid
+    }
+    return _Observed(in_use_now, endings, claims, known.complete, state_of, now, left_s)
 
 
-def _begun(id_: str, one: InUse, look: _Look, whole_before: frozenset[Origin]) -> ActiveUsage:
-    state = look.state_of(one.device)
+def _new_usage(id_: str, one: InUse, observed: _Observed, complete_before: frozenset[Origin]) -> ActiveUsage:
+    state = observed.state_of(one.device)
     use = DeviceUsage(
         id=id_,
         pod=one.pod,
         claim=one.claim,
         device=one.device,
-        began=look.now,
-        before=not whole_before.issuperset(one.told_by),
+        began=observed.now,
+        before=not complete_before.issuperset(one.sources),
         state=state,
         worst=state,
-        told_by=one.told_by,
+        sources=one.sources,
         requests=one.requests,
         containers=one.containers,
         owner=one.owner,
         maybe=one.maybe,
     )
-    return ActiveUsage(use, look.now)
+    return ActiveUsage(use, observed.now)
 
 
-def _next(was: ActiveUsage, one: InUse | None, look: _Look) -> ActiveUsage:
-    """A use one look later.
+def _next(previous: ActiveUsage, one: InUse | None, observed: _Observed) -> ActiveUsage:
+    """Return a usage after the update.
 
     Args:
-        one: What is told of it now; None: nothing.
+        one: The usage as reported now; None: no source reports it.
     """
-    use = _better_known(was.use, one) if one else was.use
-    seen = look.now if one else was.seen
-    ending = look.endings.get(use.pod.uid) or (None if one else _ending(was, look))
-    if (
-        ending is None or seen is not None
-    ):  # else it ended while nobody looked, and in which state nobody knows
-        use = _in_state(use, look.state_of(use.device))
+    use = _merged(previous.use, one) if one else previous.use
+    seen = observed.now if one else previous.seen
+    ending = observed.endings.get(use.pod.uid) or (None if one else _ending(previous, observed))
+    if ending is None or seen is not None:  # else it ended before this run of the agent, in an unknown state
+        use = _in_state(use, observed.state_of(use.device))
     if ending is not None:
-        use = replace(use, ended=_ended(ending, use, seen, look))
+        use = replace(use, ended=_ended(ending, use, seen, observed))
     return ActiveUsage(use, seen)
 
 
-def _better_known(use: DeviceUsage, one: InUse) -> DeviceUsage:
-    """With all that was told so far: what nobody tells any more was so all the same."""
+def _merged(use: DeviceUsage, one: InUse) -> DeviceUsage:
+    """Merge a report into a usage; facts that are no longer reported stay."""
     pod = one.pod if one.pod.name or not use.pod.name else use.pod
     return replace(
         use,
         pod=pod,
         claim=one.claim,
-        told_by=min(use.told_by, one.told_by, key=_weakest),
+        sources=min(use.sources, one.sources, key=_weakest),
         requests=one.requests or use.requests,
         containers=tuple(dict.fromkeys((*use.containers, *one.containers)))[:CONTAINERS_MAX],
         owner=one.owner or use.owner,
@@ -188,8 +197,8 @@ def _better_known(use: DeviceUsage, one: InUse) -> DeviceUsage:
     )
 
 
-def _weakest(told_by: tuple[Origin, ...]) -> int:
-    return max(map(RANKS.__getitem__, told_by))
+def _weakest(sources: tuple[Origin, ...]) -> int:
+    return max(map(RANKS.__getitem__, sources))
 
 
 def _in_state(use: DeviceUsage, state: DeviceState) -> DeviceUsage:
@@ -200,47 +209,47 @@ def _worse(first: DeviceState, later: DeviceState) -> DeviceState:
     return later if later.severity > first.severity else first
 
 
-def _ending(was: ActiveUsage, look: _Look) -> Ending | None:
-    """How a use ended that nobody tells of; None: perhaps it did not."""
-    claim = was.use.claim
-    uid = look.claims.get((claim.namespace, claim.name), claim.uid)
+def _ending(previous: ActiveUsage, observed: _Observed) -> Ending | None:
+    """Return how an unreported usage ended; None: it may continue."""
+    claim = previous.use.claim
+    uid = observed.claims.get((claim.namespace, claim.name), claim.uid)
     if claim.uid and uid != claim.uid:
         return Ending.REPLACED
-    if not look.whole.issuperset(was.use.told_by):
+    if not observed.complete.issuperset(previous.use.sources):
         return None
-    return Ending.RELEASED if was.seen else Ending.AWAY
+    return Ending.RELEASED if previous.seen else Ending.AWAY
 
 
-def _ended(ending: Ending, use: DeviceUsage, seen: Instant | None, look: _Look) -> UsageEnd:
-    now = look.now
+def _ended(ending: Ending, use: DeviceUsage, seen: Instant | None, observed: _Observed) -> UsageEnd:
+    now = observed.now
     if seen is None:
-        return UsageEnd(ending, look.left_s, now.wall_s, max(0.0, look.left_s - use.began.wall_s))
+        return UsageEnd(ending, observed.left_s, now.wall_s, max(0.0, observed.left_s - use.began.wall_s))
     if use.resumed:
         return UsageEnd(ending, seen.wall_s, now.wall_s, max(0.0, now.wall_s - use.began.wall_s))
     return UsageEnd(ending, seen.wall_s, now.wall_s, (now.mono_ns - use.began.mono_ns) / NS)
 
 
-# --- which use is which ------------------------------------------------------------------------------------
+# --- matching of usages ------------------------------------------------------------------------------------
 
 
-def _recognized(
-    running: Mapping[Key, ActiveUsage], told: Mapping[Key, InUse]
-) -> tuple[dict[Key, ActiveUsage], tuple[str, ...]]:
-    """The uses that go on, under a UID if that is known by now; and the ids of those that are another one."""
+def _match_usages(
+    running: Mapping[UsageKey, ActiveUsage], in_use_now: Mapping[UsageKey, InUse]
+) -> tuple[dict[UsageKey, ActiveUsage], tuple[str, ...]]:
+    """Return the continuing usages, by UID where it is known now, and the ids of merged usages."""
     found, merged = dict(running), []
-    for key, one in told.items():
+    for key, one in in_use_now.items():
         for lesser in lesser_keys(one):
-            if lesser in told or lesser not in found:
+            if lesser in in_use_now or lesser not in found:
                 continue
             theirs, mine = found.pop(lesser), found.get(key)
-            found[key] = ActiveUsage(_joined(theirs.use, mine.use), mine.seen) if mine else theirs
+            found[key] = ActiveUsage(_join(theirs.use, mine.use), mine.seen) if mine else theirs
             if mine:
                 merged.append(mine.use.id)
     return found, tuple(merged)
 
 
-def _joined(first: DeviceUsage, later: DeviceUsage) -> DeviceUsage:
-    """Two that are one: as the first began, and as the later is."""
+def _join(first: DeviceUsage, later: DeviceUsage) -> DeviceUsage:
+    """Merge two usages: begin of the first, current values of the later."""
     return replace(
         later,
         id=first.id,
@@ -248,19 +257,21 @@ def _joined(first: DeviceUsage, later: DeviceUsage) -> DeviceUsage:
         before=first.before,
         resumed=first.resumed,
         worst=_worse(first.worst, later.worst),
-        told_by=min(first.told_by, later.told_by, key=_weakest),
+        sources=min(first.sources, later.sources, key=_weakest),
     )
 
 
-def _names_of(running: Mapping[Key, ActiveUsage], told: Mapping[Key, InUse]) -> frozenset[Key]:
-    """The names of uses of which more is known: where somebody tells names alone, these are no new uses."""
-    if all(one.pod.uid and one.claim.uid for one in told.values()):
+def _keys_by_name(
+    running: Mapping[UsageKey, ActiveUsage], in_use_now: Mapping[UsageKey, InUse]
+) -> frozenset[UsageKey]:
+    """Return the name-only keys of active usages: a source without UIDs reports these, not new ones."""
+    if all(one.pod.uid and one.claim.uid for one in in_use_now.values()):
         return frozenset()
     return frozenset(lesser for one in running.values() for lesser in lesser_keys(one.use))
 
 
-def _nameless(running: Mapping[Key, ActiveUsage]) -> frozenset[tuple[str, DeviceRef]]:
-    """Claims, by name, and devices that pods use whose UIDs alone are known: a name that turns up once nobody
-    tells UIDs may be one of theirs."""
-    uses = (one.use for one in running.values())
-    return frozenset((str(use.claim), use.device) for use in uses if use.pod.uid and not use.pod.name)
+def _claims_without_pod_name(running: Mapping[UsageKey, ActiveUsage]) -> frozenset[tuple[str, DeviceRef]]:
+    """Return (claim name, device) of usages by pods without a known name: a pod reported by name only can be
+    one of these."""
+    state = (one.use for one in running.values())
+    return frozenset((str(use.claim), use.device) for use in state if use.pod.uid and not use.pod.name)

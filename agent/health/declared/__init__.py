@@ -1,1 +1,1 @@
-"""What is wrong with the devices that drivers declare: the host's rules, asked of parts of it. Pure."""
+"""Verdicts on the devices that drivers declare, by the rules of the host parts that they are. Pure."""

@@ -1,6 +1,6 @@
-"""What a driver's own checks say of its devices: their findings move tracks like those of our rules.
+"""Health checks of drivers: their findings update conditions as those of rules do.
 
-A check counts its own passes, for each device apart: one that hangs for a device says nothing of others.
+A check counts passes per device: a check that hangs for one device does not affect others.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -8,43 +8,43 @@ from dataclasses import replace
 from itertools import groupby
 from typing import Final
 
-from agent.health.catalog import Row
 from agent.health.evaluation import Evaluation, Subject
-from agent.model.check import CheckSample
+from agent.health.rules import CatalogRow
+from agent.model.declared import CheckSample
 from agent.model.health import Blame, Cause, Finding, Severity
 from agent.model.source import SourceSample, SourceState
 
-UNCHECKED: Final = Row(
+UNCHECKED: Final = CatalogRow(
     code="declared.unchecked",
     severity=Severity.UNKNOWN,
     blame=Blame.DRIVER,
     source="any",
-    threshold="a device that is no part of the host's, and that no check of its driver's is for",
-    why="nobody looks at it",
-    advice="let the driver say what part of the host the device is, or check it",
+    threshold="a declared device without a host part and without a check of its driver",
+    why="no source reports the state of the device",
+    advice="let the driver declare the host part of the device, or add a check for it",
     try_it="add a device without a part to a monitor, and no check",
 )
-NO_ANSWER: Final = Row(
+NO_ANSWER: Final = CatalogRow(
     code="check.<name>.unreadable",
     severity=Severity.UNKNOWN,
     blame=Blame.DRIVER,
     source="any",
-    threshold="as many looks in a row as the check is raised after, each too late or with an exception",
-    why="the driver's own check of the device could not look",
-    advice="look at the driver's log; the check or what it asks is broken, or hangs",
+    threshold="as many consecutive runs as the check is raised after, each timed out or with an exception",
+    why="the driver's check of the device gave no result",
+    advice="read the driver's log; the check, or what it calls, fails or hangs",
     try_it="raise an exception in a check",
 )
-_UNREAD: Final = "!"
-"""Stands for a look that could not be had; no code of a driver's is like it."""
-COUNTED_ALONE: Final = 1 << 62
-"""No time takes the place of a check's clear count [ns]."""
+_UNREADABLE: Final = "!"
+"""Code of a run without result; no code of a driver equals it."""
+NEVER_BY_TIME_NS: Final = 1 << 62
+"""Disables clearing by time: a check clears only by its count [ns]."""
 
-Samples = Mapping[Subject, Sequence[CheckSample]]
-"""By device."""
+CheckSamples = Mapping[Subject, Sequence[CheckSample]]
+"""Check results by device."""
 
 
-def samples_of(samples: Iterable[CheckSample]) -> Samples:
-    """The samples by device."""
+def samples_of(samples: Iterable[CheckSample]) -> CheckSamples:
+    """Group check results by device."""
     found: dict[Subject, list[CheckSample]] = {}
     for sample in samples:
         found.setdefault(sample.subject, []).append(sample)
@@ -52,7 +52,7 @@ def samples_of(samples: Iterable[CheckSample]) -> Samples:
 
 
 def check_sources(samples: Iterable[CheckSample]) -> Iterable[SourceSample]:
-    """Each check as a source: as good as its worst device, as late as its latest."""
+    """Yield each check as a source, with the state of its worst and the time of its oldest device."""
     for check, group in groupby(sorted(samples, key=lambda one: one.check), key=lambda one: one.check):
         of = list(group)
         unread = [one for one in of if one.unread]
@@ -69,34 +69,34 @@ def check_sources(samples: Iterable[CheckSample]) -> Iterable[SourceSample]:
         )
 
 
-def tracked_as(subject: Subject) -> Subject:
-    """What a device's checks are tracked by: their codes are their driver's, and may be like ours."""
+def checks_subject(subject: Subject) -> Subject:
+    """Return the subject of a device's check conditions. A driver's codes can equal the agent's codes."""
     return f"check:{subject}"
 
 
-def judge_checks(look: Evaluation, subject: Subject, samples: Iterable[CheckSample]) -> list[Cause]:
-    """Moves the tracks of a device's checks.
+def evaluate_checks(evaluation: Evaluation, subject: Subject, samples: Iterable[CheckSample]) -> list[Cause]:
+    """Update the conditions of a device's checks.
 
     Returns:
-        The causes that are held, worst first.
+        Causes of the raised conditions, worst first.
     """
-    own = tracked_as(subject)
+    own = checks_subject(subject)
     for sample in samples:
-        source = as_source(sample)
-        seen = bool(sample.passes) and not sample.unread  # one that begins anew has not looked yet
-        found = Finding(_UNREAD, Severity.UNKNOWN, sample.unread) if sample.unread else sample.finding
+        source = check_source(sample)
+        seen = bool(sample.passes) and not sample.unread  # a check that restarts has no result yet
+        found = Finding(_UNREADABLE, Severity.UNKNOWN, sample.unread) if sample.unread else sample.finding
         prefix = f"{sample.check}/"
-        keys = {code for code in look.codes_of(own) if code.startswith(prefix)}
+        keys = {code for code in evaluation.previous_codes(own) if code.startswith(prefix)}
         key = prefix + found.code if found else ""
         for code in keys - {key}:
-            look.track(own, _row(sample, code), None, source, seen=seen)
+            evaluation.update_condition(own, _row(sample, code), None, source, seen=seen)
         if found:
-            look.track(own, _row(sample, key), found, source)
-    return look.causes(own, _shown)
+            evaluation.update_condition(own, _row(sample, key), found, source)
+    return evaluation.causes(own, _public_row)
 
 
-def as_source(sample: CheckSample) -> SourceSample:
-    """One check of one device as the source that verifies it."""
+def check_source(sample: CheckSample) -> SourceSample:
+    """Return one check of one device as a source that verifies the device."""
     return SourceSample(
         f"check.{sample.check}",
         SourceState.FAILING if sample.unread else SourceState.OK,
@@ -109,19 +109,19 @@ def as_source(sample: CheckSample) -> SourceSample:
     )
 
 
-def _row(sample: CheckSample, key: str) -> Row:
+def _row(sample: CheckSample, key: str) -> CatalogRow:
     return replace(
         NO_ANSWER,
         code=key,
         raise_after=sample.raise_after,
         clear_after=sample.clear_after,
-        clear_ns=COUNTED_ALONE,
+        clear_ns=NEVER_BY_TIME_NS,
     )
 
 
-def _shown(key: str) -> Row:
-    """The row of a tracked code, as people know it."""
+def _public_row(key: str) -> CatalogRow:
+    """Return the row of a condition's code as shown to operators."""
     check, _, code = key.partition("/")
-    if code == _UNREAD:
+    if code == _UNREADABLE:
         return replace(NO_ANSWER, code=f"check.{check}.unreadable")
     return replace(NO_ANSWER, code=code, advice="")

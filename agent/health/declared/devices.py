@@ -1,199 +1,235 @@
-"""The verdicts on devices that drivers declare: each is a part of the host, judged by the host's rules."""
+"""Verdicts on declared devices. Each is a part of the host, evaluated by the rules of that part."""
 
 from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import Final
 
 from agent.devices.inventory import Device, Kind, device_pools
-from agent.health.catalog import Row, cause_of
-from agent.health.declared.checks import UNCHECKED, Samples, as_source, judge_checks, samples_of
+from agent.health.declared.checks import UNCHECKED, CheckSamples, check_source, evaluate_checks, samples_of
 from agent.health.declared.gpus import (
     DECLARED_GPU_RULES,
     DeclaredGpuView,
     find_device,
     find_gpu,
 )
-from agent.health.declared.state import DeclaredPast
-from agent.health.declared.verdict_cache import Settled, Settling, with_lease
-from agent.health.evaluation import Evaluation, Subject, row_among
-from agent.health.gpu.devices import START_NS
-from agent.health.gpu.state import GpuLook
+from agent.health.declared.state import DeclaredState
+from agent.health.declared.verdict_cache import CachedEvaluation, VerdictCache, with_lease
+from agent.health.evaluation import Evaluation, Subject, row_with_code
+from agent.health.gpu.state import GpuEvaluation
+from agent.health.gpu.verdicts import START_NS
 from agent.health.host.catalog import DECLARED_RULES
 from agent.health.host.state import HostRuleState, view_declared
-from agent.health.host.verdicts import judged_verdict, unread
-from agent.health.verdict import PreviousVerdicts, lease_of, verdict, verified_by, with_causes
+from agent.health.host.verdicts import sources_starting, verdict_of_causes
+from agent.health.rules import CatalogRow, cause_from_row
+from agent.health.verdict import PreviousVerdicts, lease_seconds, verdict, verified_at, with_causes
 from agent.model.declared import DeclaredGpu
 from agent.model.health import Blame, Cause, DeviceHealth, Note, Severity
 from agent.model.snapshot import Snapshot
 from agent.model.source import SourceSample
 
-GONE: Final = Row(
+REMOVED: Final = CatalogRow(
     code="declared.gone",
     severity=Severity.UNKNOWN,
     blame=Blame.CONFIGURATION,
     source="devices.d",
-    threshold="its driver declared it, and stopped to less than 10 min ago",
-    why="nobody says any more what the device is, so nobody can judge it",
-    advice="delete pods that claim it, or let the driver declare it again",
+    threshold="the driver removed the device from its declaration less than 10 min ago",
+    why="without a declaration the device cannot be evaluated",
+    advice="delete pods that use the device, or let the driver declare it again",
     try_it="take a device out of a file in devices.d",
 )
-WRONG: Final = Row(
+INVALID_FILE: Final = CatalogRow(
     code="declared.file",
     severity=Severity.DEGRADED,
     blame=Blame.DRIVER,
     source="devices.d",
-    threshold="a file in devices.d that breaks a rule of its format",
-    why="what the driver declared when its file was last right is judged on",
-    advice="mend the file, or the driver that writes it",
+    threshold="a file in devices.d does not follow the format",
+    why="the last valid declaration of the driver stays in effect",
+    advice="fix the file, or the driver that writes it",
     try_it="write a key that does not exist into a file in devices.d",
 )
-UNSEEN: Final = Row(
+NOT_EVALUATED_YET: Final = CatalogRow(
     code="declared.unseen",
     severity=Severity.UNKNOWN,
     blame=Blame.AGENT,
     source="any",
     threshold="2 s after it was declared",
-    why="nobody has looked",
-    advice="wait for the first look; if it does not come, see the sources in drahealth status",
+    why="no source has read the device",
+    advice="wait for the first pass; if none finishes, see the sources in drahealth status",
     try_it="declare a PCI function, with a sysfs in which bus/pci/devices hangs",
 )
-UNWATCHED: Final = Row(
+UNWATCHED: Final = CatalogRow(
     code="gpu.unwatched",
     severity=Severity.UNKNOWN,
     blame=Blame.CONFIGURATION,
     source="nvml",
-    threshold="a driver declares a GPU, and gpu.watch is false, or hardware in a driver's own monitor",
-    why="nobody looks",
-    advice="set gpu.watch in the configuration; in a driver's own monitor, hardware",
+    threshold="a driver declares a GPU while gpu.watch, or hardware in a driver's monitor, is false",
+    why="GPU monitoring is off",
+    advice="set gpu.watch in the configuration, or hardware in a driver's monitor",
     try_it="declare a GPU in devices.d, and start the agent with watch = false in [gpu]",
 )
 
 
 def declared_verdicts(
-    look: Evaluation,
+    evaluation: Evaluation,
     before: PreviousVerdicts,
-    past: DeclaredPast,
-    memory: HostRuleState,
-    gpus: GpuLook,
+    state: DeclaredState,
+    host_state: HostRuleState,
+    gpus: GpuEvaluation,
     snapshot: Snapshot,
     host: Mapping[Device, DeviceHealth],
-    settled: Settled,
-) -> tuple[dict[Subject, DeviceHealth], Settled]:
-    """What is said of each that somebody has looked at, or should have by now.
+    cache: VerdictCache,
+) -> tuple[dict[Subject, DeviceHealth], VerdictCache]:
+    """Return the verdicts on all declared devices that are evaluated, or should be by now.
 
     Args:
-        host: The verdicts on the host's own devices.
-        settled: By the last look.
+        host: Verdicts on host devices.
+        cache: Cache from the last evaluation.
 
     Returns:
-        The verdicts in the order of a report, and what this look has settled.
+        Verdicts in report order, and the cache for the next evaluation.
     """
     pools = device_pools(snapshot)
     checks = samples_of(snapshot.checks)
-    settling = Settling(look, before, settled, past, memory, snapshot, pools, checks)
+    cached = CachedEvaluation(evaluation, before, cache, state, host_state, snapshot, pools, checks)
     verdicts: dict[Subject, DeviceHealth] = {}
-    for subject, device, found in settling.again():
+    for subject, device, found in cached.verdicts():
         if found is not None:
             verdicts[subject] = found
             continue
-        declared = past.devices.get(subject)
+        declared = state.devices.get(subject)
         if declared is None:
-            cause = cause_of(GONE, "no longer declared by its driver", past.gone[subject].since)
-            found = verdict(look, before, device, cause.severity, [cause], look.now, look.settings.lease_s)
+            cause = cause_from_row(REMOVED, "no longer declared by its driver", state.removed[subject].since)
+            found = verdict(
+                evaluation,
+                before,
+                device,
+                cause.severity,
+                [cause],
+                evaluation.now,
+                evaluation.settings.lease_s,
+            )
             verdicts[subject] = found
             continue
-        if isinstance(declared.what, DeclaredGpu):
-            found = _gpu_verdict(look, before, device, declared.what, gpus, snapshot, host)
-            found = found and _with_checks(look, before, device, found, checks)
-        elif not _is_unseen(look, before, past, device, checks):
-            rules, begin = DECLARED_RULES[device.kind], look.extent()
+        if isinstance(declared.part, DeclaredGpu):
+            found = _gpu_verdict(evaluation, before, device, declared.part, gpus, snapshot, host)
+            found = found and _with_checks(evaluation, before, device, found, checks)
+        elif not _is_not_evaluated(evaluation, before, state, device, checks):
+            rules, begin = DECLARED_RULES[device.kind], evaluation.mark()
             if rules:
-                view = view_declared(memory, snapshot, pools, look.settings, declared, look.now)
-                look.judge_all(subject, rules, view)
-            more = _checked(look, past, device, checks)
-            found = judged_verdict(look, before, device, rules, more, _verifying(checks, subject))
-            settling.judged(subject, device.kind, found, begin)
+                view = view_declared(
+                    host_state, snapshot, pools, evaluation.settings, declared, evaluation.now
+                )
+                evaluation.run_rules(subject, rules, view)
+            more = _check_causes(evaluation, state, device, checks)
+            found = verdict_of_causes(
+                evaluation, before, device, rules, more, _check_sources(checks, subject)
+            )
+            cached.store(subject, device.kind, found, begin)
         if found is None:
-            late_ns = past.since[subject].mono_ns + START_NS
-            if look.now.mono_ns < late_ns and subject not in before.devices:
-                look.due_ns.append(late_ns)
+            late_ns = state.since[subject].mono_ns + START_NS
+            if evaluation.now.mono_ns < late_ns and subject not in before.devices:
+                evaluation.due_ns.append(late_ns)
                 continue
-            cause = cause_of(UNSEEN, "no look at it has ended since it was declared", past.since[subject])
-            found = verdict(look, before, device, cause.severity, [cause], look.now, look.settings.lease_s)
+            cause = cause_from_row(
+                NOT_EVALUATED_YET, "no source has finished a pass since it was declared", state.since[subject]
+            )
+            found = verdict(
+                evaluation,
+                before,
+                device,
+                cause.severity,
+                [cause],
+                evaluation.now,
+                evaluation.settings.lease_s,
+            )
         verdicts[subject] = found._replace(timeout_s=with_lease(found.timeout_s, declared, before))
-    return verdicts, settling.settled()
+    return verdicts, cached.cache()
 
 
-def _checked(look: Evaluation, past: DeclaredPast, device: Device, checks: Samples) -> list[Cause]:
-    """What its driver's checks say of a device; that nobody looks at it, if there are none."""
+def _check_causes(
+    evaluation: Evaluation, state: DeclaredState, device: Device, checks: CheckSamples
+) -> list[Cause]:
+    """Return the causes of a device's checks; UNCHECKED for a device without a host part and checks."""
     samples = checks.get(device.subject, ())
     if device.kind is Kind.OTHER and not samples:
-        evidence = "no part of the host, and none of its driver's checks is for it"
-        return [cause_of(UNCHECKED, evidence, past.since[device.subject])]
-    return judge_checks(look, device.subject, samples)
+        evidence = "not a part of the host, and without a check of its driver"
+        return [cause_from_row(UNCHECKED, evidence, state.since[device.subject])]
+    return evaluate_checks(evaluation, device.subject, samples)
 
 
-def _verifying(checks: Samples, subject: str) -> list[SourceSample]:
-    return [as_source(sample) for sample in checks.get(subject, ()) if sample.passes]
+def _check_sources(checks: CheckSamples, subject: str) -> list[SourceSample]:
+    return [check_source(sample) for sample in checks.get(subject, ()) if sample.passes]
 
 
 def _with_checks(
-    look: Evaluation, before: PreviousVerdicts, device: Device, found: DeviceHealth, checks: Samples
+    evaluation: Evaluation,
+    before: PreviousVerdicts,
+    device: Device,
+    found: DeviceHealth,
+    checks: CheckSamples,
 ) -> DeviceHealth:
-    """A verdict, and what the driver's own checks add to it."""
-    sources = _verifying(checks, device.subject)
-    more = judge_checks(look, device.subject, checks.get(device.subject, ()))
+    """Return a verdict with the causes of the driver's checks added."""
+    sources = _check_sources(checks, device.subject)
+    more = evaluate_checks(evaluation, device.subject, checks.get(device.subject, ()))
     if not sources:
         return found
-    checked = with_causes(look, before, device, found, [*found.causes, *more])
-    verified = min(found.verified, verified_by(sources, look.now))
+    checked = with_causes(evaluation, before, device, found, [*found.causes, *more])
+    verified = min(found.verified, verified_at(sources, evaluation.now))
     return checked._replace(
         verified=verified,
-        timeout_s=max(checked.timeout_s, lease_of(look, sources) + before.nudge_s),
+        timeout_s=max(checked.timeout_s, lease_seconds(evaluation, sources) + before.lease_salt_s),
     )
 
 
-def declared_notes(past: DeclaredPast) -> Iterator[Note]:
-    """The files that cannot be believed."""
-    for driver, wrong in past.wrong.items():
-        yield Note(f"driver {driver}", cause_of(WRONG, wrong.error, wrong.since))
+def declared_notes(state: DeclaredState) -> Iterator[Note]:
+    """Yield a note for each invalid declaration file."""
+    for driver, wrong in state.invalid.items():
+        yield Note(f"driver {driver}", cause_from_row(INVALID_FILE, wrong.error, wrong.since))
 
 
 def _gpu_verdict(
-    look: Evaluation,
+    evaluation: Evaluation,
     before: PreviousVerdicts,
     device: Device,
     what: DeclaredGpu,
-    gpus: GpuLook,
+    gpus: GpuEvaluation,
     snapshot: Snapshot,
     host: Mapping[Device, DeviceHealth],
 ) -> DeviceHealth | None:
-    """What is said of the host's GPU, and of whether it is the one that is meant; None: nobody knows yet."""
+    """Return the host GPU's verdict with the causes of the declaration; None: not evaluated yet."""
     if snapshot.gpus is None:
-        cause = cause_of(UNWATCHED, "GPUs are not watched", before.began)
-        return verdict(look, before, device, cause.severity, [cause], look.now, look.settings.lease_s)
-    gpu = find_gpu(what, gpus.state.memory.roll)
-    meant = find_device(what, gpu)
-    look.judge_all(device.subject, DECLARED_GPU_RULES, DeclaredGpuView(what, gpu, meant, snapshot.gpus))
-    found = host.get(meant) if meant else None
-    own = look.causes(device.subject, partial(row_among, DECLARED_GPU_RULES))
+        cause = cause_from_row(UNWATCHED, "GPU monitoring is off", before.started)
+        return verdict(
+            evaluation, before, device, cause.severity, [cause], evaluation.now, evaluation.settings.lease_s
+        )
+    gpu = find_gpu(what, gpus.state.rule_state.registry)
+    host_device = find_device(what, gpu)
+    evaluation.run_rules(
+        device.subject, DECLARED_GPU_RULES, DeclaredGpuView(what, gpu, host_device, snapshot.gpus)
+    )
+    found = host.get(host_device) if host_device else None
+    own = evaluation.causes(device.subject, partial(row_with_code, DECLARED_GPU_RULES))
     if found is None:
-        return judged_verdict(look, before, device, DECLARED_GPU_RULES) if own else None
-    return with_causes(look, before, device, found, [*own, *found.causes])
+        return verdict_of_causes(evaluation, before, device, DECLARED_GPU_RULES) if own else None
+    return with_causes(evaluation, before, device, found, [*own, *found.causes])
 
 
-def _is_unseen(
-    look: Evaluation, before: PreviousVerdicts, past: DeclaredPast, device: Device, checks: Samples
+def _is_not_evaluated(
+    evaluation: Evaluation,
+    before: PreviousVerdicts,
+    state: DeclaredState,
+    device: Device,
+    checks: CheckSamples,
 ) -> bool:
-    """Whether nobody has looked at it since it was declared to be what it is."""
+    """Return whether no source has read the device since its last declaration."""
     samples = checks.get(device.subject, ())
     if device.kind is Kind.OTHER and samples and not any(sample.passes for sample in samples):
-        return True  # nothing but its checks looks at it, and all of them begin anew
-    said = before.devices.get(device.subject)
+        return True  # only checks read the device, and all of them restart
+    previous = before.devices.get(device.subject)
     is_new = (
-        said is None
-        or past.since[device.subject] == look.now
-        or any(cause.code == UNSEEN.code for cause in said.causes)
+        previous is None
+        or state.since[device.subject] == evaluation.now
+        or any(cause.code == NOT_EVALUATED_YET.code for cause in previous.causes)
     )
     unchecked = any(not sample.passes for sample in samples)
-    return is_new and (unchecked or bool(unread(look, device)))
+    return is_new and (unchecked or bool(sources_starting(evaluation, device)))

@@ -1,4 +1,4 @@
-"""What drivers declare now, and what they declared until a moment ago."""
+"""State of declarations: declared devices, and devices that were removed recently."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -8,63 +8,68 @@ from agent.devices.inventory import Device, Kind, declared_device
 from agent.model.declared import Declarations, Declared
 from agent.model.time import NS, Instant
 
-GONE_NS: Final = 600 * NS
-"""A device that is declared no more is told of for so long: its pod's status must not freeze."""
-GONE_KEPT: Final = 4096
-"""As many as can be declared: a driver that names its devices anew each time must not fill the memory."""
+REMOVED_REPORT_NS: Final = 600 * NS
+"""Time for which a removed device is reported as Unknown, so that its pods do not stay Healthy [ns]."""
+REMOVED_MAX: Final = 4096
+"""Limit of removed devices, equal to that of declared ones: a driver that renames its devices each time must
+not use unlimited memory."""
 
 
-class Gone(NamedTuple):
-    """A device that is declared no more."""
+class RemovedDevice(NamedTuple):
+    """A device that its driver no longer declares."""
 
     device: Declared
     since: Instant
 
 
-class Wrong(NamedTuple):
-    """A driver's file that cannot be believed."""
+class InvalidFile(NamedTuple):
+    """A driver's invalid declaration file."""
 
     error: str
     since: Instant
 
 
 @dataclass(frozen=True, slots=True)
-class DeclaredPast:
-    """Everything that is known of declarations."""
+class DeclaredState:
+    """State of all declarations."""
 
     declarations: Declarations = ()
-    """What the rest was made of."""
+    """Declarations that the state was derived from."""
     devices: Mapping[str, Declared] = field(default_factory=dict)
-    """By subject."""
+    """Declared devices by subject."""
     since: Mapping[str, Instant] = field(default_factory=dict)
-    """When each was declared to be what it is, likewise."""
-    gone: Mapping[str, Gone] = field(default_factory=dict)
-    """Likewise."""
-    wrong: Mapping[str, Wrong] = field(default_factory=dict)
-    """By driver."""
+    """Time of the last change of each declaration, by subject."""
+    removed: Mapping[str, RemovedDevice] = field(default_factory=dict)
+    """Removed devices by subject."""
+    invalid: Mapping[str, InvalidFile] = field(default_factory=dict)
+    """Invalid files by driver."""
     declaring: tuple[str, ...] = ()
-    """Drivers that have declared their devices since the agent started, if only that they have none."""
+    """Drivers that have declared devices, or that they have none, since the agent started."""
     known: Mapping[str, Device] = field(default_factory=dict)
-    """All that are told of, gone ones too: by subject, in the order of a report."""
+    """All reported devices, including removed ones, by subject in report order."""
     kinds: Mapping[Kind, Device] = field(default_factory=dict)
-    """One of each kind among them."""
+    """One reported device of each kind."""
 
 
-def remember_declared(past: DeclaredPast, declarations: Declarations, now: Instant) -> DeclaredPast:
-    """The past after a snapshot. The same if nothing was declared anew, and nothing is to be forgotten."""
-    over = any(now.mono_ns - one.since.mono_ns >= GONE_NS for one in past.gone.values())
+def update_declared(past: DeclaredState, declarations: Declarations, now: Instant) -> DeclaredState:
+    """Return the state after a snapshot; the same object if nothing changed."""
+    over = any(now.mono_ns - one.since.mono_ns >= REMOVED_REPORT_NS for one in past.removed.values())
     if declarations == past.declarations and not over:
         return past
     devices = {device.subject: device for file in declarations for device in file.devices}
-    gone = {subject: Gone(device, now) for subject, device in past.devices.items() if subject not in devices}
+    gone = {
+        subject: RemovedDevice(device, now)
+        for subject, device in past.devices.items()
+        if subject not in devices
+    }
     before = {
         subject: one
-        for subject, one in past.gone.items()
-        if subject not in devices and now.mono_ns - one.since.mono_ns < GONE_NS
+        for subject, one in past.removed.items()
+        if subject not in devices and now.mono_ns - one.since.mono_ns < REMOVED_REPORT_NS
     }
-    gone = dict([*before.items(), *gone.items()][-GONE_KEPT:])
+    gone = dict([*before.items(), *gone.items()][-REMOVED_MAX:])
     wrong = {
-        file.driver: _wrong(past.wrong.get(file.driver), file.error, now)
+        file.driver: _invalid_file(past.invalid.get(file.driver), file.error, now)
         for file in declarations
         if file.error
     }
@@ -73,7 +78,7 @@ def remember_declared(past: DeclaredPast, declarations: Declarations, now: Insta
     since = {subject: now if subject in changed else past.since.get(subject, now) for subject in devices}
     every = {subject: one.device for subject, one in gone.items()} | devices
     known = sorted((declared_device(one) for one in every.values()), key=Device.sort_key)
-    return DeclaredPast(
+    return DeclaredState(
         declarations,
         devices,
         since,
@@ -86,15 +91,15 @@ def remember_declared(past: DeclaredPast, declarations: Declarations, now: Insta
 
 
 def redeclared(before: Mapping[str, Declared], devices: Mapping[str, Declared]) -> frozenset[str]:
-    """The devices that are declared to be something else than before: nothing that was known is of them."""
+    """Return the devices whose declared part changed; earlier state of them is invalid."""
     if before is devices:
         return frozenset()
     return frozenset(
         subject
         for subject, device in devices.items()
-        if subject in before and before[subject].what != device.what
+        if subject in before and before[subject].part != device.part
     )
 
 
-def _wrong(before: Wrong | None, error: str, now: Instant) -> Wrong:
-    return before if before and before.error == error else Wrong(error, now)
+def _invalid_file(before: InvalidFile | None, error: str, now: Instant) -> InvalidFile:
+    return before if before and before.error == error else InvalidFile(error, now)

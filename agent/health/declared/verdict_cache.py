@@ -1,10 +1,9 @@
-"""Declared devices that need not be judged again: nothing that concerns them has changed since they were.
+"""Cache of verdicts on declared devices whose inputs have not changed.
 
-A thousand devices may be declared, and most looks are for one of them or for none. What a look at a device
-leaves behind is kept. While what it was judged by is the same, another look would leave the same: only when
-it was verified, and for how long that holds, is new. What has a cause that comes or goes, or a check of its
-driver's, is judged in every look; so is a whole kind if a source of its rules stands still or is yet to be
-read, and all of them when one begins anew.
+Up to 4,096 devices can be declared, and most evaluations concern few of them. The cache keeps the results of
+an evaluation while its inputs are equal; only verification time and lease are updated. Devices with a
+changing condition or with checks are always evaluated, as is a kind with a stalled or starting source, and
+all devices after a source restarts.
 """
 
 from collections.abc import Collection, Iterator, Mapping
@@ -12,14 +11,14 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from agent.devices.inventory import Device, Kind
-from agent.health.declared.state import DeclaredPast
-from agent.health.evaluation import Evaluation, Subject, row_among
+from agent.health.declared.state import DeclaredState
+from agent.health.evaluation import Evaluation, Subject, row_with_code
 from agent.health.host.catalog import DECLARED_RULES
-from agent.health.host.invalidation import EVERYONE, Ground, concerned, cpus_near, ground_of
+from agent.health.host.invalidation import ALL_DEVICES, KindInputs, affected_cpus, cpus_affecting, kind_inputs
 from agent.health.host.state import HostRuleState, Pools
-from agent.health.host.verdicts import sources_of, unread
+from agent.health.host.verdicts import sources_starting, verifying_sources
 from agent.health.rules import Growth
-from agent.health.verdict import PreviousVerdicts, lease_of, verified_by
+from agent.health.verdict import PreviousVerdicts, lease_seconds, verified_at
 from agent.model.cpuset import CpuSet
 from agent.model.declared import Declared
 from agent.model.health import Cause, DeviceHealth, NotApplicable
@@ -27,110 +26,116 @@ from agent.model.snapshot import Snapshot
 from agent.model.time import Instant
 
 
-class Still(NamedTuple):
-    """A device of which another look would find the same, and what the last one left behind."""
+class CachedVerdict(NamedTuple):
+    """Cached results of the evaluation of one device."""
 
     declared: Declared
     kind: Kind
     cpus: CpuSet
-    """Those of which any change concerns it."""
+    """CPUs whose changes affect the device."""
     throttled: tuple[Growth, Growth] | None
-    """Events of its cores, and of its packages; None: nobody counts them."""
+    """Throttle events of its cores and packages; None: not counted."""
     causes: tuple[Cause, ...]
     raised: tuple[tuple[str, str], ...]
-    """What is wrong with it: by code, the source that tells."""
+    """Raised conditions as (code, source)."""
     not_applicable: tuple[NotApplicable, ...]
     not_evaluated: tuple[NotApplicable, ...]
     due_in_ns: tuple[int, ...]
-    """When to look again, from that look on."""
+    """Times of the next evaluation, relative to the cached one [ns]."""
 
 
 @dataclass(frozen=True, slots=True)
-class Settled:
-    """What the last look settled. No more than is declared."""
+class VerdictCache:
+    """Cached verdicts of the last evaluation; at most one per declared device."""
 
     passes: Mapping[str, int] = field(default_factory=dict)
-    """Of all sources that there were: a rule whose source nobody reads is not judged."""
-    grounds: Mapping[Kind, Ground] = field(default_factory=dict)
-    """What the devices of each kind were judged by."""
+    """Passes of all sources by name; rules run only if their source exists."""
+    inputs: Mapping[Kind, KindInputs] = field(default_factory=dict)
+    """Inputs of the rules by kind."""
     declared: Mapping[Subject, Declared] = field(default_factory=dict)
-    """All that was declared."""
-    devices: Mapping[Subject, Still] = field(default_factory=dict)
+    """Declared devices at that time."""
+    devices: Mapping[Subject, CachedVerdict] = field(default_factory=dict)
 
 
-class _Kind(NamedTuple):
-    """All devices of a kind, in one look."""
+class _KindState(NamedTuple):
+    """State of all devices of a kind in one evaluation."""
 
-    ground: Ground
-    concerned: CpuSet
-    """Whose devices must be judged again."""
+    inputs: KindInputs
+    affected_cpus: CpuSet
+    """CPUs whose devices must be evaluated again."""
     verified: Instant
     timeout_s: int
 
 
-class Settling:
-    """One look at what is settled, in the making.
+class CachedEvaluation:
+    """Evaluation of declared devices with the cache.
 
     Args:
-        settled: By the last look.
-        past: What is declared now.
-        checked: Devices that their drivers check themselves.
+        cache: Cache from the last evaluation.
+        state: Current declarations.
+        checked: Devices with checks of their driver.
     """
 
     def __init__(
         self,
-        look: Evaluation,
+        evaluation: Evaluation,
         before: PreviousVerdicts,
-        settled: Settled,
-        past: DeclaredPast,
+        cache: VerdictCache,
+        state: DeclaredState,
         memory: HostRuleState,
         snapshot: Snapshot,
         pools: Pools,
         checked: Collection[Subject],
     ) -> None:
-        self._look = look
+        self._evaluation = evaluation
         self._before = before
-        self._past = past
-        self._watched = memory.cpus.watched
+        self._state = state
+        self._watched = memory.cpus.declared_throttle
         self._checked = checked
-        self._kinds = dict(_kinds(look, before, settled, past, memory, snapshot, pools))
-        self._unmoved = self._unmoved_of(settled)
-        self._still: dict[Subject, Still] = {}
+        self._kinds = dict(_kind_states(evaluation, before, cache, state, memory, snapshot, pools))
+        self._valid = self._valid_entries(cache)
+        self._entries: dict[Subject, CachedVerdict] = {}
 
-    def again(self) -> Iterator[tuple[Subject, Device, DeviceHealth | None]]:
-        """All devices that are told of, in the order of a report, and what is said of each that need not be
-        judged; None: it must be, before the next one's turn.
+    def verdicts(self) -> Iterator[tuple[Subject, Device, DeviceHealth | None]]:
+        """Yield all reported devices in report order with their cached verdicts.
+
+        None: the caller must evaluate the device before it takes the next one.
         """
-        look, kinds, unmoved, said_of = self._look, self._kinds, self._unmoved, self._before.devices
-        for subject, device in self._past.known.items():
-            still, said = unmoved.get(subject), said_of.get(subject)
-            if still is None or said is None or said.causes != still.causes:
+        evaluation, kinds, entries, previous = (
+            self._evaluation,
+            self._kinds,
+            self._valid,
+            self._before.devices,
+        )
+        for subject, device in self._state.known.items():
+            entry, verdict = entries.get(subject), previous.get(subject)
+            if entry is None or verdict is None or verdict.causes != entry.causes:
                 yield subject, device, None
                 continue
-            declared, kind, _, _, _, raised, not_applicable, not_evaluated, due_in_ns = still
-            look.not_applicable += not_applicable
+            declared, kind, _, _, _, raised, not_applicable, not_evaluated, due_in_ns = entry
+            evaluation.not_applicable += not_applicable
             if not_evaluated:
-                look.not_evaluated += not_evaluated
+                evaluation.not_evaluated += not_evaluated
             if due_in_ns:
-                look.due_ns += [look.now.mono_ns + in_ns for in_ns in due_in_ns]
+                evaluation.due_ns += [evaluation.now.mono_ns + in_ns for in_ns in due_in_ns]
             for code, source in raised:
-                look.again(subject, code, look.sources[source].passes)
-            self._still[subject] = still
+                evaluation.repeat_finding(subject, code, evaluation.sources[source].passes)
+            self._entries[subject] = entry
             _, _, verified, timeout_s = kinds[kind]
             if declared.lease_s:
                 timeout_s = with_lease(timeout_s, declared, self._before)
-            yield subject, device, said.again(verified, timeout_s)
+            yield subject, device, verdict.again(verified, timeout_s)
 
-    def _unmoved_of(self, settled: Settled) -> Mapping[Subject, Still]:
-        """Those that the last look settled and nothing new concerns: most often all."""
-        known, declared, kinds = settled.devices, self._past.devices, self._kinds
-        if declared is not settled.declared:
+    def _valid_entries(self, cache: VerdictCache) -> Mapping[Subject, CachedVerdict]:
+        """Return the cached entries that no change affects; usually all."""
+        known, declared, kinds = cache.devices, self._state.devices, self._kinds
+        if declared is not cache.declared:
             known = {subject: one for subject, one in known.items() if one.declared == declared.get(subject)}
-        if any(kind not in kinds or kinds[kind].concerned for kind in settled.grounds):
+        if any(kind not in kinds or kinds[kind].affected_cpus for kind in cache.inputs):
             known = {
                 subject: one
                 for subject, one in known.items()
-                if one.kind in kinds and not one.cpus & kinds[one.kind].concerned
+                if one.kind in kinds and not one.cpus & kinds[one.kind].affected_cpus
             }
         if self._checked:
             known = {subject: one for subject, one in known.items() if subject not in self._checked}
@@ -140,36 +145,36 @@ class Settling:
             }
         return known
 
-    def judged(self, subject: Subject, kind: Kind, found: DeviceHealth, begin: tuple[int, int, int]) -> None:
-        """Takes a device that was judged: in the next look it may be settled.
+    def store(self, subject: Subject, kind: Kind, found: DeviceHealth, begin: tuple[int, int, int]) -> None:
+        """Store the results of an evaluated device, if they are cacheable.
 
         Args:
-            begin: As of :meth:`Look.extent` before it was.
+            begin: :meth:`Evaluation.mark` before the device was evaluated.
         """
-        look = self._look
-        raised = look.raised(subject)
+        evaluation = self._evaluation
+        raised = evaluation.stable_codes(subject)
         if kind not in self._kinds or raised is None or subject in self._checked:
             return
         not_applicable, not_evaluated, due_ns = begin
-        declared = self._past.devices[subject]
+        declared = self._state.devices[subject]
         rules = DECLARED_RULES[kind]
-        self._still[subject] = Still(
+        self._entries[subject] = CachedVerdict(
             declared,
             kind,
-            cpus_near(declared),
+            cpus_affecting(declared),
             self._throttled(subject),
             found.causes,
-            tuple((code, row_among(rules, code).source) for code in raised),
-            tuple(look.not_applicable[not_applicable:]),
-            tuple(look.not_evaluated[not_evaluated:]),
-            tuple(at_ns - look.now.mono_ns for at_ns in look.due_ns[due_ns:]),
+            tuple((code, row_with_code(rules, code).source) for code in raised),
+            tuple(evaluation.not_applicable[not_applicable:]),
+            tuple(evaluation.not_evaluated[not_evaluated:]),
+            tuple(at_ns - evaluation.now.mono_ns for at_ns in evaluation.due_ns[due_ns:]),
         )
 
-    def settled(self) -> Settled:
-        """What this look has settled."""
-        grounds = {kind: of.ground for kind, of in self._kinds.items()}
-        passes = {source.name: source.passes for source in self._look.sources.values()}
-        return Settled(passes, grounds, self._past.devices, self._still)
+    def cache(self) -> VerdictCache:
+        """Return the cache for the next evaluation."""
+        inputs = {kind: of.inputs for kind, of in self._kinds.items()}
+        passes = {source.name: source.passes for source in self._evaluation.sources.values()}
+        return VerdictCache(passes, inputs, self._state.devices, self._entries)
 
     def _throttled(self, subject: Subject) -> tuple[Growth, Growth] | None:
         if (watched := self._watched.get(subject)) is None:
@@ -178,38 +183,38 @@ class Settling:
 
 
 def with_lease(timeout_s: int, declared: Declared, before: PreviousVerdicts) -> int:
-    """The lease that its driver asks for, unless looks are too rare for that [s]."""
-    return max(declared.lease_s + before.nudge_s, timeout_s) if declared.lease_s else timeout_s
+    """Return the lease that the driver declares, or a longer one if passes are too rare for it [s]."""
+    return max(declared.lease_s + before.lease_salt_s, timeout_s) if declared.lease_s else timeout_s
 
 
-def _kinds(
-    look: Evaluation,
+def _kind_states(
+    evaluation: Evaluation,
     before: PreviousVerdicts,
-    settled: Settled,
-    past: DeclaredPast,
+    cache: VerdictCache,
+    state: DeclaredState,
     memory: HostRuleState,
     snapshot: Snapshot,
     pools: Pools,
-) -> Iterator[tuple[Kind, _Kind]]:
-    """Those that rules judge, and whose sources have been read and go on."""
-    goes_on = settled.passes.keys() == look.sources.keys() and all(
-        look.sources[name].passes >= passes for name, passes in settled.passes.items()
+) -> Iterator[tuple[Kind, _KindState]]:
+    """Yield the state of each kind that rules evaluate and whose sources run."""
+    is_continued = cache.passes.keys() == evaluation.sources.keys() and all(
+        evaluation.sources[name].passes >= passes for name, passes in cache.passes.items()
     )
-    for kind, device in past.kinds.items():
+    for kind, device in state.kinds.items():
         rules = DECLARED_RULES.get(kind, ())
-        if not rules or unread(look, device):
+        if not rules or sources_starting(evaluation, device):
             continue
-        sources = sources_of(look, device)
+        sources = verifying_sources(evaluation, device)
         reading = {rule.source for rule in rules} | {source.name for source in sources}
         if reading & before.stalled.keys():
             continue
-        ground = ground_of(kind, memory, snapshot, pools, look.settings, look.now)
+        inputs = kind_inputs(kind, memory, snapshot, pools, evaluation.settings, evaluation.now)
         yield (
             kind,
-            _Kind(
-                ground,
-                concerned(settled.grounds.get(kind), ground) if goes_on else EVERYONE,
-                verified_by(sources, look.now),
-                lease_of(look, sources) + before.nudge_s,
+            _KindState(
+                inputs,
+                affected_cpus(cache.inputs.get(kind), inputs) if is_continued else ALL_DEVICES,
+                verified_at(sources, evaluation.now),
+                lease_seconds(evaluation, sources) + before.lease_salt_s,
             ),
         )

@@ -1,1 +1,1 @@
-"""GPUs judged by what can be read of them: a file per theme, their catalogue, what the rules are shown."""
+"""Rules for GPUs: one module per theme, their catalog, their views, and verdicts on GPUs."""

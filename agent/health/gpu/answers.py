@@ -1,19 +1,24 @@
-"""Whether a GPU answers, and what its driver asks for: the rules that come first.
+"""Rules for a GPU's answers to NVML calls, and for the recovery action that its driver requests.
 
-NVML can hang for ever, and a lost GPU answers every call with one code. So these rules do not need an
-answer; they judge that there is none, since when, and how slow answers have become. The library itself, and
-GPUs that it no longer counts, are in agent.health.gpu.driver.
+NVML can hang for ever, and a lost GPU returns the same code from every call. So these rules need no answer:
+they evaluate how long an answer is missing, and how slow answers are. Rules for the library itself, and for
+GPUs that NVML no longer lists, are in agent.health.gpu.driver.
 """
 
 from collections.abc import Iterator
 from typing import Final
 
-from agent.health.catalog import Rule
-from agent.health.gpu.common import library_error, nvml_name, probation_ns, read
-from agent.health.gpu.view import GpuView
-from agent.health.gpu.xid.recovery import RecoveryAction
-from agent.health.rules import OK, RuleNotApplicable, RuleNotEvaluated, RuleResult, lacking
-from agent.health.words import duration
+from agent.health.gpu.view import GpuView, library_error, nvml_name, probation_ns, read
+from agent.health.gpu.xid.values import RecoveryAction
+from agent.health.rules import (
+    OK,
+    Rule,
+    RuleNotApplicable,
+    RuleNotEvaluated,
+    RuleResult,
+    duration,
+    missing_result,
+)
 from agent.model.gpu import GpuField, Status
 from agent.model.health import Blame, Finding, Severity
 from agent.model.reading import Missing
@@ -22,67 +27,71 @@ from agent.model.time import NS
 from agent.model.wake import GpuWake
 
 NOT_ANSWERING: Final = "gpu.not_answering"
-STEPS_S: Final = (5, 10, 30, 60, 120, 300, 600, 1800, 3600, 21_600, 86_400)
-"""Silence is told in these steps [s]: a text that grew every second would be news every second."""
+REPORTED_STEPS_S: Final = (5, 10, 30, 60, 120, 300, 600, 1800, 3600, 21_600, 86_400)
+"""Steps in which the time without an answer is reported [s]; a text that changes every second would publish a
+report every second.
+"""
 SLOW_FACTOR: Final = 10
-SLOW_NS: Final = 50_000_000  # a quiet machine's jitter is far below, and no client of NVML notices less
-SIBLINGS: Final = 2  # with one there is no telling which of the two is odd
+SLOW_NS: Final = 50_000_000  # far above the jitter of an idle machine
+MIN_SIBLINGS: Final = 2  # with one sibling, either GPU could be the slow one
 
-TOLD_ELSEWHERE: Final = frozenset({Status.OK, Status.LOST, Status.RESET_REQUIRED, Status.GPU_NOT_FOUND})
-"""Answers that have rules of their own, or need none."""
+HANDLED_STATUSES: Final = frozenset({Status.OK, Status.LOST, Status.RESET_REQUIRED, Status.GPU_NOT_FOUND})
+"""Return codes that have their own rules, or need none."""
 
 
 def recovery_action(view: GpuView) -> RuleResult:
-    """The driver says what must be done to the GPU before it is good again.
+    """The driver requests a recovery action for the GPU.
 
-    Source: NVML field 230, driver 565 and later [0: nothing; else see agent.health.gpu.xid.recovery].
+    Source: NVML field 230, driver 565 and later [0: none; else see agent.health.gpu.xid.values].
     """
     action = read(view, GpuField.RECOVERY_ACTION)
     if isinstance(action, Missing):
-        return lacking(GpuField.RECOVERY_ACTION, action, "drivers before 565 and older GPUs do not tell")
+        return missing_result(
+            GpuField.RECOVERY_ACTION, action, "drivers before 565 and older GPUs do not report it"
+        )
     if action == RecoveryAction.NONE:
         return OK
-    wanted = RecoveryAction(action)
-    evidence = f"the driver asks for: {wanted.text}"
-    return Finding("gpu.recovery_action", Severity.UNHEALTHY, evidence, wanted.advice)
+    requested = RecoveryAction(action)
+    evidence = f"the driver requests: {requested.text}"
+    return Finding("gpu.recovery_action", Severity.UNHEALTHY, evidence, requested.advice)
 
 
 def _open_call(view: GpuView) -> tuple[int, str] | None:
-    """The oldest call of NVML that this GPU waits for: since when [ns], and which."""
+    """Return start time [ns] and name of the oldest NVML call for which this GPU waits."""
     gpu, gpus = view.gpu, view.gpus
     calls = []
     if gpu and gpu.call:
         calls.append((gpu.call_ns, gpu.call))
-    if gpus.call and (gpu is None or not gpu.passes or gpu.status):  # it waits for the library's thread
+    if gpus.call and (gpu is None or not gpu.passes or gpu.status):  # the GPU waits for the library's thread
         calls.append((gpus.call_ns, gpus.call))
     return min(calls, default=None)
 
 
 def _steps_ns(limits: GpuLimits) -> Iterator[int]:
     yield int(limits.deadline_s * NS)
-    yield from (step * NS for step in STEPS_S if step > limits.deadline_s)
+    yield from (step * NS for step in REPORTED_STEPS_S if step > limits.deadline_s)
 
 
 def not_answering(view: GpuView) -> RuleResult:
-    """A call of NVML has not come back: at once Unknown, after a second limit Unhealthy.
+    """An NVML call has not returned: Unknown after the first limit, Unhealthy after the second.
 
-    Source: how long the GPU's own thread has waited for NVML, or the library's thread that it waits for [ns].
+    Source: waiting time of the GPU's thread in NVML, or of the library's thread for which it waits [ns].
     """
     call = _open_call(view)
     if call is None:
         return OK
     since_ns, name = call
-    silent_ns = view.now_ns - since_ns
-    step_ns = max((step for step in _steps_ns(view.limits) if step <= silent_ns), default=None)
+    waiting_ns = view.now_ns - since_ns
+    step_ns = max((step for step in _steps_ns(view.limits) if step <= waiting_ns), default=None)
     if step_ns is None:
         return OK
-    dead = silent_ns >= view.limits.dead_s * NS
-    evidence = f"{name} not answered for more than {duration(step_ns / NS)}"
+    dead = waiting_ns >= view.limits.dead_s * NS
+    evidence = f"{name} has not returned for more than {duration(step_ns / NS)}"
     return Finding(NOT_ANSWERING, Severity.UNHEALTHY if dead else Severity.UNKNOWN, evidence)
 
 
 def next_step_ns(view: GpuView) -> int | None:
-    """When the answer of :func:`not_answering` will change by time alone [CLOCK_MONOTONIC, ns], if ever."""
+    """Return when the result of :func:`not_answering` next changes by time [CLOCK_MONOTONIC, ns], if ever."""
     call = _open_call(view)
     if call is None:
         return None
@@ -91,20 +100,20 @@ def next_step_ns(view: GpuView) -> int | None:
     return min((change for change in changes if change > view.now_ns), default=None)
 
 
-def _answered(view: GpuView, status: int, code: str) -> RuleResult:
-    """Whether a GPU answers with that code. What says nothing of the GPU, says not that it has recovered."""
+def _status_result(view: GpuView, status: int, code: str) -> RuleResult:
+    """Return the result of a rule for one return code. An unrelated error does not show a recovery."""
     found = view.gpu.status if view.gpu else Status.OK
     if found == status:
-        return Finding(code, Severity.UNHEALTHY, f"NVML answers {nvml_name(status)}")
-    return OK if found in TOLD_ELSEWHERE else RuleNotEvaluated(f"NVML answers {nvml_name(found)}")
+        return Finding(code, Severity.UNHEALTHY, f"NVML returned {nvml_name(status)}")
+    return OK if found in HANDLED_STATUSES else RuleNotEvaluated(f"NVML returned {nvml_name(found)}")
 
 
 def lost(view: GpuView) -> RuleResult:
-    """The GPU has fallen off the bus, or stopped responding to the driver: every call says so.
+    """The GPU has fallen off the bus, or stopped responding to the driver.
 
     Source: NVML's return code 15 from any call on the GPU.
     """
-    return _answered(view, Status.LOST, "gpu.lost")
+    return _status_result(view, Status.LOST, "gpu.lost")
 
 
 def reset_required(view: GpuView) -> RuleResult:
@@ -112,44 +121,44 @@ def reset_required(view: GpuView) -> RuleResult:
 
     Source: NVML's return code 16 from any call on the GPU.
     """
-    return _answered(view, Status.RESET_REQUIRED, "gpu.reset_required")
+    return _status_result(view, Status.RESET_REQUIRED, "gpu.reset_required")
 
 
 def failing(view: GpuView) -> RuleResult:
-    """Readings fail for a reason that is neither the GPU's loss nor the library's own trouble.
+    """Readings fail, although neither the GPU is lost nor the library fails.
 
-    Source: NVML's return code of the last pass as a whole.
+    Source: NVML's return code for the last pass as a whole.
     """
     status = view.gpu.status if view.gpu else Status.OK
-    if status in TOLD_ELSEWHERE:
+    if status in HANDLED_STATUSES:
         return OK
-    if library_error(view.gpus):  # one cause, told once: gpu.driver.init
+    if library_error(view.gpus):  # gpu.driver.init reports it
         return OK
-    return Finding("gpu.failing", Severity.UNKNOWN, f"NVML answers {nvml_name(status)}")
+    return Finding("gpu.failing", Severity.UNKNOWN, f"NVML returned {nvml_name(status)}")
 
 
 def probe_slow(view: GpuView) -> RuleResult:
-    """The GPU answers much more slowly than its siblings: often the first sign of one about to hang.
+    """The GPU answers much more slowly than its siblings, often the first sign of a hang.
 
-    Source: the time of nvmlDeviceGetFieldValues, median of 15 passes [ns], against the siblings' median.
+    Source: time of nvmlDeviceGetFieldValues, median of 15 passes [ns], compared with the siblings' median.
     """
     if view.gpu is None or not view.gpu.probe_p50_ns:
         return RuleNotEvaluated("needs a reading")
-    if len(view.siblings_p50_ns) < SIBLINGS:
-        if view.gpus.count <= SIBLINGS:
-            return RuleNotApplicable(f"fewer than {SIBLINGS} other GPUs to compare with")
-        return RuleNotEvaluated(f"needs {SIBLINGS} other GPUs that answer")
-    from statistics import median  # most nodes have too few GPUs to need it, and its fractions
+    if len(view.siblings_p50_ns) < MIN_SIBLINGS:
+        if view.gpus.count <= MIN_SIBLINGS:
+            return RuleNotApplicable(f"fewer than {MIN_SIBLINGS} other GPUs to compare with")
+        return RuleNotEvaluated(f"needs {MIN_SIBLINGS} other GPUs that answer")
+    from statistics import median  # imported late: most nodes have too few GPUs to need it
 
     own_ns = view.gpu.probe_p50_ns
     if own_ns < SLOW_NS or own_ns < SLOW_FACTOR * median(view.siblings_p50_ns):
         return OK
-    evidence = f"readings take at least {SLOW_NS // 1_000_000} ms, and {SLOW_FACTOR} times what others' take"
+    evidence = f"readings take at least {SLOW_NS // 1_000_000} ms, and {SLOW_FACTOR} times as long as others"
     return Finding("gpu.probe.slow", Severity.DEGRADED, evidence)
 
 
 def rows(limits: GpuLimits) -> tuple[Rule, ...]:
-    """The rows of these rules. The driver's own demand is the first of all."""
+    """Return the rules of this module."""
     watch_ns = probation_ns(limits)
     return (
         Rule(
@@ -158,13 +167,13 @@ def rows(limits: GpuLimits) -> tuple[Rule, ...]:
             blame=Blame.HARDWARE,
             source="gpu",
             gpu_reads=(GpuWake(GpuField.RECOVERY_ACTION),),
-            threshold="any action but none",
-            why="the driver knows best what it cannot mend while work goes on",
-            advice="do what the evidence names; it differs from case to case",
-            judge=recovery_action,
+            threshold="any action except none",
+            why="the driver cannot repair the GPU while it is in use",
+            advice="do what the evidence names",
+            evaluate=recovery_action,
             probation_ns=watch_ns,
             try_it="gpu 0 set recovery_action=1",
-            leads=True,
+            listed_first=True,
         ),
         Rule(
             code=NOT_ANSWERING,
@@ -173,11 +182,11 @@ def rows(limits: GpuLimits) -> tuple[Rule, ...]:
             source="gpu",
             threshold=f"a call older than {duration(limits.deadline_s)}; "
             f"unhealthy after {duration(limits.dead_s)} (gpu.deadline, gpu.dead)",
-            why="nobody can tell how the GPU is, and what hangs for us hangs for its workload too",
-            advice="look for NVRM lines in the kernel log; what stays in the driver ends with a reboot only",
-            judge=not_answering,
+            why="the state of the GPU is not known, and its workload probably hangs too",
+            advice="read the NVRM lines in the kernel log; a call stuck in the driver ends only by reboot",
+            evaluate=not_answering,
             probation_ns=watch_ns,
-            blind=True,
+            valid_when_stalled=True,
             try_it="gpu 0 hang nvmlDeviceGetFieldValues 30s",
         ),
         Rule(
@@ -186,11 +195,11 @@ def rows(limits: GpuLimits) -> tuple[Rule, ...]:
             blame=Blame.HARDWARE,
             source="gpu",
             threshold="NVML's return code 15, once",
-            why="the GPU is not reachable; its workload is dead or will hang",
-            advice="drain and reboot the node; if it is lost again, reseat or replace the GPU",
-            judge=lost,
+            why="the GPU is not reachable; its workload has failed or will hang",
+            advice="drain and reboot the node; if the GPU is lost again, reseat or replace it",
+            evaluate=lost,
             probation_ns=watch_ns,
-            blind=True,
+            valid_when_stalled=True,
             try_it="gpu 0 lost",
         ),
         Rule(
@@ -199,11 +208,11 @@ def rows(limits: GpuLimits) -> tuple[Rule, ...]:
             blame=Blame.HARDWARE,
             source="gpu",
             threshold="NVML's return code 16, once",
-            why="no new work starts on the GPU before it is reset",
+            why="no new work can start on the GPU before a reset",
             advice="drain the GPU and reset it (nvidia-smi --gpu-reset)",
-            judge=reset_required,
+            evaluate=reset_required,
             probation_ns=watch_ns,
-            blind=True,
+            valid_when_stalled=True,
             try_it="gpu 0 fail all 16",
         ),
         Rule(
@@ -212,10 +221,10 @@ def rows(limits: GpuLimits) -> tuple[Rule, ...]:
             blame=Blame.DRIVER,
             source="gpu",
             threshold="any other return code for a pass as a whole",
-            why="nothing is known of the GPU while its readings fail",
-            advice="look for NVRM lines in the kernel log, and whether nvidia-smi answers",
-            judge=failing,
-            blind=True,
+            why="the state of the GPU is not known while its readings fail",
+            advice="read the NVRM lines in the kernel log; check whether nvidia-smi works",
+            evaluate=failing,
+            valid_when_stalled=True,
             try_it="gpu 0 fail nvmlDeviceGetFieldValues 999",
         ),
         Rule(
@@ -224,9 +233,9 @@ def rows(limits: GpuLimits) -> tuple[Rule, ...]:
             blame=Blame.DRIVER,
             source="gpu",
             threshold=f"{SLOW_FACTOR} times the median of the other GPUs, and {SLOW_NS // 1_000_000} ms",
-            why="a GPU that answers ever more slowly often stops answering next",
-            advice="look for NVRM lines in the kernel log; plan a reset when its work has ended",
-            judge=probe_slow,
+            why="a GPU that answers more and more slowly often hangs next",
+            advice="read the NVRM lines in the kernel log; reset the GPU when its work has ended",
+            evaluate=probe_slow,
             raise_after=3,
             try_it="gpu 0 slow 60ms",
         ),

@@ -1,12 +1,11 @@
-"""The catalogue's rows for GPUs, and what follows from them: windows of counters, and what wakes the core.
+"""Catalog of the rules for GPUs, the windows of their counters, and the changes that wake the engine.
 
-Rows with configured limits are made from the configuration, so that every text holds the numbers that count.
+Rows with configured limits are made from the configuration, so that their texts hold the numbers in effect.
 """
 
 from collections.abc import Mapping
 from functools import cache
 
-from agent.health.catalog import Rule
 from agent.health.gpu import answers as gpu_answers
 from agent.health.gpu import driver as gpu_driver
 from agent.health.gpu import fabric as gpu_fabric
@@ -14,6 +13,7 @@ from agent.health.gpu import heat as gpu_heat
 from agent.health.gpu import memory as gpu_memory
 from agent.health.gpu import nvlink as gpu_nvlink
 from agent.health.gpu import pcie as gpu_pcie
+from agent.health.rules import Rule
 from agent.model.gpu import GpuField
 from agent.model.settings import GpuLimits
 from agent.model.time import NS
@@ -22,7 +22,7 @@ from agent.model.wake import GpuWake, GpuWakeMode
 
 @cache
 def gpu_rules(limits: GpuLimits) -> tuple[Rule, ...]:
-    """Every row that is judged from readings, in the order of decision: the driver's own demand is first."""
+    """Return all rules that evaluate readings, in report order: the driver's recovery action is first."""
     return (
         *gpu_answers.rows(limits),
         *gpu_driver.rows(limits),
@@ -36,27 +36,27 @@ def gpu_rules(limits: GpuLimits) -> tuple[Rule, ...]:
 
 @cache
 def windows(limits: GpuLimits) -> Mapping[GpuField, int]:
-    """The counters whose growth is judged, and over which window [s]."""
+    """Return the counters whose growth the rules evaluate, each with its window [s]."""
     reads = (wake for rule in gpu_rules(limits) for wake in rule.gpu_reads)
     return {wake.field: wake.window_ns // NS for wake in reads if wake.mode is GpuWakeMode.RISE}
 
 
-def _joined(one: GpuWake, other: GpuWake) -> GpuWake:
-    """One wish that covers two of the same field."""
-    if one == other:
-        return one
-    if one.mode is other.mode is GpuWakeMode.BITS:
-        return one._replace(threshold=one.threshold | other.threshold)
-    return GpuWake(one.field)  # any change: more than either asks for
+def _merge_wakes(first: GpuWake, second: GpuWake) -> GpuWake:
+    """Return a wake-up that covers two wake-ups of the same field."""
+    if first == second:
+        return first
+    if first.mode is second.mode is GpuWakeMode.BITS:
+        return first._replace(threshold=first.threshold | second.threshold)
+    return GpuWake(first.field)  # any change, which includes both
 
 
 def gpu_wakes(limits: GpuLimits) -> tuple[GpuWake, ...]:
-    """What the native core must wake for, so that every rule sees what it judges: one wish per field.
+    """Return the changes for which the native core must wake the engine, one for each field of the rules.
 
-    What the rules do not judge wakes nobody, and a counter does so only when a budget is used up.
+    Other fields do not wake the engine, and a counter does so only when it reaches a limit.
     """
     found: dict[GpuField, GpuWake] = {}
     for rule in gpu_rules(limits):
         for wake in rule.gpu_reads:
-            found[wake.field] = _joined(found.get(wake.field, wake), wake)
+            found[wake.field] = _merge_wakes(found.get(wake.field, wake), wake)
     return tuple(found.values())

@@ -1,15 +1,13 @@
-"""The driver as a whole, as each GPU feels it: the library, the count of GPUs, settings, stuck processes.
+"""Rules for the driver and the NVML library: errors, missing GPUs, settings, and stuck processes.
 
-Whether a GPU that NVML counts answers is in agent.health.gpu.answers. What is judged here needs no answer of
-the GPU, but for its persistence mode.
+Rules for the answers of a single GPU are in agent.health.gpu.answers. Except for the persistence mode, these
+rules need no answer of the GPU.
 """
 
 from typing import Final
 
-from agent.health.catalog import Rule
-from agent.health.gpu.common import is_opening, library_error, nvml_name, probation_ns, read
-from agent.health.gpu.view import GpuView
-from agent.health.rules import OK, RuleNotApplicable, RuleNotEvaluated, RuleResult, lacking
+from agent.health.gpu.view import GpuView, is_opening, library_error, nvml_name, probation_ns, read
+from agent.health.rules import OK, Rule, RuleNotApplicable, RuleNotEvaluated, RuleResult, missing_result
 from agent.model.gpu import GpuEvent, GpuField, Status
 from agent.model.health import Blame, Finding, Severity
 from agent.model.pci import GIVEN_AWAY
@@ -19,15 +17,15 @@ from agent.model.source import SourceState
 from agent.model.time import NS
 from agent.model.wake import GpuWake
 
-DEAF_S: Final = 20  # a registration that failed is tried again within
+NO_XID_SOURCE_S: Final = 20  # longer than the retry of a failed registration for events
 DRIVER: Final = "nvidia"
-STUCK_NAMED: Final = 4  # a hang of one GPU holds a process per rank: the first few tell who
+MAX_STUCK_LISTED: Final = 4  # a hang of one GPU blocks one process for each rank
 
 
 def init(view: GpuView) -> RuleResult:
-    """There are GPUs, or should be, and NVML cannot be used to read them.
+    """The node has GPUs, or should have, and NVML cannot be used to read them.
 
-    Source: NVML's return code of nvmlInit_v2 and of what follows it; dlopen.
+    Source: NVML's return codes of nvmlInit_v2 and the calls after it; dlopen.
     """
     if view.gpus.nvml.state is SourceState.STARTING:
         return RuleNotEvaluated("NVML is being opened")
@@ -36,14 +34,14 @@ def init(view: GpuView) -> RuleResult:
         return OK
     advice = ""
     if error == Status.LIBRARY_NOT_FOUND:
-        advice = "install the driver's libnvidia-ml.so.1, or name it (--nvml-library)"
+        advice = "install the driver's libnvidia-ml.so.1, or set its path (--nvml-library)"
     elif error == Status.DRIVER_NOT_LOADED:
-        advice = "load the kernel module (modprobe nvidia); if that fails, the kernel log says why"
+        advice = "load the kernel module (modprobe nvidia); if that fails, read the kernel log"
     return Finding("gpu.driver.init", Severity.UNKNOWN, f"NVML cannot be used: {nvml_name(error)}", advice)
 
 
 def mismatch(view: GpuView) -> RuleResult:
-    """The driver's libraries were updated under a kernel module that still runs.
+    """The driver's libraries were updated, and the old kernel module is still loaded.
 
     Source: NVML's return code 18 of nvmlInit_v2.
     """
@@ -51,14 +49,14 @@ def mismatch(view: GpuView) -> RuleResult:
         return RuleNotEvaluated("NVML is being opened")
     if library_error(view.gpus) != Status.MISMATCH:
         return OK
-    evidence = "library and kernel module are of different driver versions"
+    evidence = "library and kernel module have different driver versions"
     return Finding("gpu.driver.mismatch", Severity.UNKNOWN, evidence)
 
 
 def missing(view: GpuView) -> RuleResult:
-    """A GPU that was there, or that the configuration expects, is no longer among those that NVML counts.
+    """NVML does not list a GPU that it listed before, or that the configuration expects.
 
-    Source: nvmlDeviceGetCount_v2 and each GPU's UUID; ``/sys/bus/pci/devices`` for whether the bus has it.
+    Source: nvmlDeviceGetCount_v2 and each GPU's UUID; ``/sys/bus/pci/devices`` for its presence on the bus.
     """
     gpu = view.gpu
     if gpu is not None and gpu.status != Status.GPU_NOT_FOUND:
@@ -68,19 +66,19 @@ def missing(view: GpuView) -> RuleResult:
     if library_error(view.gpus):
         return RuleNotEvaluated("NVML cannot be used")
     if gpu is None and is_opening(view.gpus):
-        return RuleNotEvaluated("NVML is being asked for its GPUs")
-    evidence = f"not among the {view.gpus.count} GPUs that NVML counts"
+        return RuleNotEvaluated("NVML is still listing its GPUs")
+    evidence = f"not among the {view.gpus.count} GPUs of NVML"
     if view.limits.expect is not None:
         evidence += f"; {view.limits.expect} expected by configuration"
     bus = view.host.bus_gpus
     if gpu is not None and gpu.bus and isinstance(bus, tuple):
-        is_there = gpu.bus in bus or view.pci is not None  # the first are those that a driver here may have
-        evidence += f"; {gpu.bus} is {'still on' if is_there else 'gone from'} the PCI bus"
+        is_present = gpu.bus in bus or view.pci is not None  # bus_gpus omits GPUs with a foreign driver
+        evidence += f"; {gpu.bus} is {'still' if is_present else 'no longer'} on the PCI bus"
     return Finding("gpu.missing", Severity.UNHEALTHY, evidence)
 
 
 def unbound(view: GpuView) -> RuleResult:
-    """The GPU is on the bus, but NVML, which counted it before, cannot: another driver has it, or none.
+    """The GPU is on the bus, but is bound to another driver or to none, so that NVML no longer lists it.
 
     Source: ``/sys/bus/pci/devices/<address>/driver``.
     """
@@ -88,28 +86,28 @@ def unbound(view: GpuView) -> RuleResult:
     if gpu is not None and gpu.status != Status.GPU_NOT_FOUND and not library_error(view.gpus):
         return OK
     if function is None:
-        return RuleNotEvaluated("nobody has seen it on the PCI bus")
+        return RuleNotEvaluated("not found on the PCI bus")
     if function.driver == DRIVER:
         return OK
     if not function.driver and library_error(view.gpus):
         return RuleNotEvaluated("NVML cannot be used")  # without the kernel module no GPU has a driver
     unbind = f"/sys/bus/pci/drivers/{function.driver}/unbind"
     bind = f"echo {function.address} > /sys/bus/pci/drivers/{DRIVER}/bind"
-    what = f"{function.address} ({function.model})" if function.model else function.address
+    name = f"{function.address} ({function.model})" if function.model else function.address
     if not function.driver:
-        evidence, advice = f"no driver is bound to {what}", bind
+        evidence, advice = f"no driver is bound to {name}", bind
     else:
-        evidence = f"{function.driver} is bound to {what}, not {DRIVER}"
-        advice = f"unless that is wanted: echo {function.address} > {unbind}; {bind}"
+        evidence = f"{function.driver} is bound to {name}, not {DRIVER}"
+        advice = f"unless this is intended: echo {function.address} > {unbind}; {bind}"
     if function.driver == GIVEN_AWAY:
-        evidence = f"{what} is given to a virtual machine: {GIVEN_AWAY} is bound to it"
+        evidence = f"{name} is assigned to a virtual machine: {GIVEN_AWAY} is bound to it"
     return Finding("gpu.unbound", Severity.UNHEALTHY, evidence, advice)
 
 
 def reloaded(view: GpuView) -> RuleResult:
-    """The driver was loaded anew since the agent started. Counters that start at its load began again.
+    """The driver was reloaded since the agent started, which resets its counters.
 
-    Source: how often NVML had to be initialised.
+    Source: number of initialisations of NVML.
     """
     again = view.gpus.generation - 1
     if again < 1:
@@ -119,60 +117,60 @@ def reloaded(view: GpuView) -> RuleResult:
 
 
 def persistence_off(view: GpuView) -> RuleResult:
-    """The driver lets go of the GPU whenever nobody uses it.
+    """The driver shuts the GPU down whenever no process uses it.
 
     Source: nvmlDeviceGetPersistenceMode [0 or 1].
     """
     mode = read(view, GpuField.PERSISTENCE)
     if isinstance(mode, Missing):
-        return lacking(GpuField.PERSISTENCE, mode, "the driver has no persistence mode for it")
+        return missing_result(GpuField.PERSISTENCE, mode, "the driver has no persistence mode for it")
     if mode:
         return OK
     return Finding("gpu.driver.persistence_off", Severity.INFO, "persistence mode is off")
 
 
 def stuck_process(view: GpuView) -> RuleResult:
-    """Processes are held inside the driver and cannot be ended.
+    """Processes hang inside the driver and cannot be killed.
 
-    Source: processes in uninterruptible sleep in the driver through several looks; psutil.
+    Source: processes that stay in uninterruptible sleep in the driver; psutil.
     """
     stuck = view.host.stuck
     if isinstance(stuck, Missing):
-        return RuleNotApplicable("the agent may not look into other processes (CAP_SYS_PTRACE)")
+        return RuleNotApplicable("the agent may not inspect other processes (CAP_SYS_PTRACE)")
     if not stuck:
         return OK
-    named = ", ".join(f"{process.name} ({process.pid})" for process in stuck[:STUCK_NAMED])
-    more = f" and {len(stuck) - STUCK_NAMED} more" if len(stuck) > STUCK_NAMED else ""
-    evidence = f"held in the driver: {named}{more}"
+    named = ", ".join(f"{process.name} ({process.pid})" for process in stuck[:MAX_STUCK_LISTED])
+    more = f" and {len(stuck) - MAX_STUCK_LISTED} more" if len(stuck) > MAX_STUCK_LISTED else ""
+    evidence = f"stuck in the driver: {named}{more}"
     return Finding("gpu.driver.stuck_process", Severity.DEGRADED, evidence)
 
 
-def deaf(view: GpuView) -> RuleResult:
-    """Nobody would hear of an XID: neither NVML's events nor the kernel log tell of the GPU.
+def no_xid_source(view: GpuView) -> RuleResult:
+    """The agent would miss XIDs of the GPU: it has neither NVML's events nor the kernel log.
 
-    Source: the event types that the GPU is registered for; the state of the kernel log's reader.
+    Source: event types for which the GPU is registered; state of the kernel log reader.
     """
     if view.gpu is None:
         return RuleNotEvaluated("needs the GPU")
     if view.log_read or view.gpu.event_mask & GpuEvent.XID:
         return OK
-    evidence = "neither NVML's events nor the kernel log tell of its XIDs"
+    evidence = "neither NVML's events nor the kernel log report its XIDs"
     return Finding("gpu.driver.deaf", Severity.DEGRADED, evidence)
 
 
 def rows(limits: GpuLimits) -> tuple[Rule, ...]:
-    """The rows of these rules."""
+    """Return the rules of this module."""
     return (
         Rule(
             code="gpu.driver.init",
             severity=Severity.UNKNOWN,
             blame=Blame.DRIVER,
             source="nvml",
-            threshold="any return code but 0 and 18, or no library",
-            why="nothing is known of any GPU of the node",
-            advice="see whether nvidia-smi answers, and what the kernel log says of NVRM",
-            judge=init,
-            blind=True,
+            threshold="any return code except 0 and 18, or no library",
+            why="the state of all GPUs of the node is not known",
+            advice="check whether nvidia-smi works; read the NVRM lines in the kernel log",
+            evaluate=init,
+            valid_when_stalled=True,
             try_it="init 9",
         ),
         Rule(
@@ -181,10 +179,10 @@ def rows(limits: GpuLimits) -> tuple[Rule, ...]:
             blame=Blame.CONFIGURATION,
             source="nvml",
             threshold="NVML's return code 18",
-            why="what runs goes on; nothing new can use a GPU",
+            why="running programs continue; new ones cannot use a GPU",
             advice="drain the node and load the new kernel module, or reboot",
-            judge=mismatch,
-            blind=True,
+            evaluate=mismatch,
+            valid_when_stalled=True,
             try_it="init 18",
         ),
         Rule(
@@ -192,12 +190,12 @@ def rows(limits: GpuLimits) -> tuple[Rule, ...]:
             severity=Severity.UNHEALTHY,
             blame=Blame.HARDWARE,
             source="nvml",
-            threshold="any GPU that was there at start, or that the configuration expects (expect.gpus)",
-            why="a claim may hold a GPU that nobody can reach",
-            advice="look for it in lspci; rescan the bus or reboot; if it stays away reseat or replace it",
-            judge=missing,
+            threshold="any GPU that was present at start, or that the configuration expects (expect.gpus)",
+            why="a claim may have a GPU that no program can reach",
+            advice="check lspci; rescan the bus or reboot; if the GPU stays missing, reseat or replace it",
+            evaluate=missing,
             probation_ns=probation_ns(limits),
-            blind=True,
+            valid_when_stalled=True,
             try_it="reload gpus=7",
         ),
         Rule(
@@ -205,13 +203,13 @@ def rows(limits: GpuLimits) -> tuple[Rule, ...]:
             severity=Severity.UNHEALTHY,
             blame=Blame.CONFIGURATION,
             source="pci",
-            threshold="any GPU that NVML counted, that it does not count now, and that is on the bus",
-            why="a claim may hold a GPU that somebody took away from its driver",
-            advice="bind it to the driver again",
-            judge=unbound,
+            threshold="any GPU that NVML listed, that it does not list now, and that is on the bus",
+            why="a claim may have a GPU that was taken away from its driver",
+            advice="bind the GPU to the driver again",
+            evaluate=unbound,
             probation_ns=probation_ns(limits),
-            blind=True,
-            leads=True,
+            valid_when_stalled=True,
+            listed_first=True,
             try_it="echo <address> > /sys/bus/pci/drivers/nvidia/unbind",
         ),
         Rule(
@@ -220,10 +218,10 @@ def rows(limits: GpuLimits) -> tuple[Rule, ...]:
             blame=Blame.CONFIGURATION,
             source="nvml",
             threshold="NVML initialised more than once",
-            why="counts since the driver was loaded began again; faults of before may be gone or hidden",
-            advice="nothing, if the driver was updated on purpose",
-            judge=reloaded,
-            blind=True,
+            why="counters of the driver were reset; earlier faults may be repaired or hidden",
+            advice="none, if the driver was updated on purpose",
+            evaluate=reloaded,
+            valid_when_stalled=True,
             try_it="reload driver=575.57.08",
         ),
         Rule(
@@ -233,9 +231,9 @@ def rows(limits: GpuLimits) -> tuple[Rule, ...]:
             source="gpu",
             gpu_reads=(GpuWake(GpuField.PERSISTENCE),),
             threshold="mode 0",
-            why="each first user waits seconds while the GPU is set up, and error counts are forgotten",
+            why="a first program waits seconds until the GPU is initialised, and error counts are lost",
             advice="run nvidia-persistenced",
-            judge=persistence_off,
+            evaluate=persistence_off,
             try_it="gpu 0 set persistence=0",
         ),
         Rule(
@@ -243,24 +241,24 @@ def rows(limits: GpuLimits) -> tuple[Rule, ...]:
             severity=Severity.DEGRADED,
             blame=Blame.DRIVER,
             source="host",
-            threshold="any process, in several looks",
-            why="it cannot be killed, its pod cannot end, and the driver may hang for the next one too",
-            advice="look at /proc/<pid>/stack and the kernel log; what stays held ends with a reboot only",
-            judge=stuck_process,
-            blind=True,
-            try_it="no fake: it takes a driver that holds a process in state D",
+            threshold="any process, in several samples",
+            why="the process cannot be killed, its pod cannot end, and the next process may hang too",
+            advice="read /proc/<pid>/stack and the kernel log; only a reboot ends a process that stays stuck",
+            evaluate=stuck_process,
+            valid_when_stalled=True,
+            try_it="not with the fake NVML: needs a driver that keeps a process in state D",
         ),
         Rule(
             code="gpu.driver.deaf",
             severity=Severity.DEGRADED,
             blame=Blame.AGENT,
             source="gpu",
-            threshold=f"for {DEAF_S} s",
-            why="most faults of a GPU are told of once, by an XID; the rest is read all the same",
+            threshold=f"for {NO_XID_SOURCE_S} s",
+            why="an XID reports most faults of a GPU, and only once; readings continue",
             advice="let the agent read /dev/kmsg (CAP_SYSLOG); see the sources in drahealth status",
-            judge=deaf,
-            blind=True,
-            raise_ns=DEAF_S * NS,
+            evaluate=no_xid_source,
+            valid_when_stalled=True,
+            raise_ns=NO_XID_SOURCE_S * NS,
             try_it="wait 999 in the scenario of an agent that runs with --kmsg /nonexistent",
         ),
     )

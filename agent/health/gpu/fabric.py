@@ -1,16 +1,14 @@
-"""The fabric that joins a machine's GPUs, as each GPU sees it: registration, health, its manager.
+"""Rules for the fabric that connects a machine's GPUs: each GPU's registration and health, and the manager.
 
-A fabric is NVLinks through switches, set up by nv-fabricmanager or from outside the machine. Boards that
-belong to none say so, or say for ever that registration has not begun; neither is a fault.
+A fabric consists of NVLinks through switches, set up by nv-fabricmanager or from outside the machine. Boards
+without a fabric report "not supported", or "not started" for ever; neither is a fault.
 """
 
 from collections.abc import Iterator
 from typing import Final, NamedTuple
 
-from agent.health.catalog import Rule
-from agent.health.gpu.common import nvml_name, probation_ns, read
-from agent.health.gpu.view import GpuView
-from agent.health.rules import OK, RuleNotApplicable, RuleResult, Unreadable, lacking
+from agent.health.gpu.view import GpuView, nvml_name, probation_ns, read
+from agent.health.rules import OK, Rule, RuleNotApplicable, RuleResult, Unreadable, missing_result
 from agent.model.gpu import GpuField
 from agent.model.health import Blame, Finding, Severity
 from agent.model.reading import Absence, Missing
@@ -19,11 +17,11 @@ from agent.model.time import NS
 from agent.model.wake import GpuWake
 
 BOOT_S: Final = 60
-"""A GPU joins its fabric in seconds; who is told of one that is about to has nothing to do."""
+"""Time that a GPU has for joining its fabric; usually it takes seconds."""
 
 
-class State:
-    """NVML's states of a GPU's registration with the fabric."""
+class RegistrationState:
+    """States of a GPU's registration with the fabric, as NVML numbers them."""
 
     NOT_SUPPORTED: Final = 0
     NOT_STARTED: Final = 1
@@ -31,8 +29,8 @@ class State:
     COMPLETED: Final = 3
 
 
-class Part(NamedTuple):
-    """One field of NVML's fabric health mask, and what its bad values mean."""
+class MaskField(NamedTuple):
+    """One field of NVML's fabric health mask, with the severity and text of its bad values."""
 
     shift: int
     mask: int
@@ -41,49 +39,49 @@ class Part(NamedTuple):
 
 _TRUE: Final = 1  # 0: not supported, 2: false
 MASK: Final = (
-    Part(0, 0x3, {_TRUE: (Severity.DEGRADED, "bandwidth is degraded")}),
-    Part(2, 0x3, {_TRUE: (Severity.DEGRADED, "routes are being recovered")}),
-    Part(4, 0x3, {_TRUE: (Severity.UNHEALTHY, "a route is unhealthy")}),
-    Part(6, 0x3, {_TRUE: (Severity.DEGRADED, "recovering from an access timeout")}),
-    Part(
+    MaskField(0, 0x3, {_TRUE: (Severity.DEGRADED, "bandwidth is degraded")}),
+    MaskField(2, 0x3, {_TRUE: (Severity.DEGRADED, "routes are being recovered")}),
+    MaskField(4, 0x3, {_TRUE: (Severity.UNHEALTHY, "a route is unhealthy")}),
+    MaskField(6, 0x3, {_TRUE: (Severity.DEGRADED, "recovering from an access timeout")}),
+    MaskField(
         8,
         0xF,
         {
             2: (Severity.UNHEALTHY, "wrong system GUID"),
             3: (Severity.UNHEALTHY, "wrong chassis serial number"),
-            4: (Severity.UNHEALTHY, "in no partition"),
+            4: (Severity.UNHEALTHY, "not in a partition"),
             5: (Severity.UNHEALTHY, "too few NVLinks"),
             6: (Severity.UNHEALTHY, "incompatible GPU firmware"),
             7: (Severity.UNHEALTHY, "invalid location"),
-            8: (Severity.UNHEALTHY, "invalid state of the GPU"),
-            **dict.fromkeys(range(9, 16), (Severity.UNHEALTHY, "a wrong configuration of a newer kind")),
+            8: (Severity.UNHEALTHY, "invalid GPU state"),
+            **dict.fromkeys(range(9, 16), (Severity.UNHEALTHY, "incorrect configuration of an unknown kind")),
         },
     ),
 )
-"""NVML_GPU_FABRIC_HEALTH_MASK_*; in the last one, incorrect configuration, 1 means none."""
+"""NVML_GPU_FABRIC_HEALTH_MASK_*. In the last field, "incorrect configuration", 1 means none."""
 SUMMARY: Final = {
-    2: (Severity.UNHEALTHY, "its summary is: unhealthy"),
-    3: (Severity.DEGRADED, "its summary is: limited capacity"),
+    2: (Severity.UNHEALTHY, "summary: unhealthy"),
+    3: (Severity.DEGRADED, "summary: limited capacity"),
 }
-NO_FABRIC: Final = "the GPU belongs to no fabric, or the driver does not tell"
-NO_HEALTH: Final = "the driver tells nothing of the fabric's health (before 550), or the GPU belongs to none"
+NO_FABRIC: Final = "the GPU has no fabric, or the driver does not report it"
+NO_HEALTH: Final = "the driver does not report the fabric's health (before 550), or the GPU has no fabric"
 
 
 def state(view: GpuView) -> RuleResult:
-    """The GPU waits to be let into the fabric. CUDA does not start before (error 802).
+    """The GPU is not registered with the fabric, so that CUDA does not start (error 802).
 
-    A registration that has not begun counts only where a fabric manager runs, ran or is needed.
+    A registration that has not started counts only where a fabric manager runs, ran or is needed.
 
     Source: nvmlDeviceGetGpuFabricInfoV, state [0 to 3].
     """
-    reached = read(view, GpuField.FABRIC_STATE)
-    if isinstance(reached, Missing):
-        return lacking(GpuField.FABRIC_STATE, reached, NO_FABRIC)
-    if reached == State.NOT_SUPPORTED:
+    registration = read(view, GpuField.FABRIC_STATE)
+    if isinstance(registration, Missing):
+        return missing_result(GpuField.FABRIC_STATE, registration, NO_FABRIC)
+    if registration == RegistrationState.NOT_SUPPORTED:
         return RuleNotApplicable(NO_FABRIC)
-    if reached == State.IN_PROGRESS:
-        return Finding("gpu.fabric.state", Severity.UNHEALTHY, "registration with the fabric does not end")
-    if reached == State.NOT_STARTED:
+    if registration == RegistrationState.IN_PROGRESS:
+        return Finding("gpu.fabric.state", Severity.UNHEALTHY, "registration with the fabric does not finish")
+    if registration == RegistrationState.NOT_STARTED:
         if not view.start.fabric_manager and isinstance(view.host.fabric_manager, Missing):
             return RuleNotApplicable("registration has not begun, and nothing here would begin it")
         return Finding("gpu.fabric.state", Severity.UNHEALTHY, "registration with the fabric does not begin")
@@ -95,12 +93,12 @@ def status(view: GpuView) -> RuleResult:
 
     Source: nvmlDeviceGetGpuFabricInfoV, status [NVML's return code], which counts in state 3 only.
     """
-    reached, code = read(view, GpuField.FABRIC_STATE), read(view, GpuField.FABRIC_STATUS)
-    if isinstance(reached, Missing):
-        return lacking(GpuField.FABRIC_STATE, reached, NO_FABRIC)
+    registration, code = read(view, GpuField.FABRIC_STATE), read(view, GpuField.FABRIC_STATUS)
+    if isinstance(registration, Missing):
+        return missing_result(GpuField.FABRIC_STATE, registration, NO_FABRIC)
     if isinstance(code, Missing):
-        return lacking(GpuField.FABRIC_STATUS, code, NO_FABRIC)
-    if reached != State.COMPLETED:
+        return missing_result(GpuField.FABRIC_STATUS, code, NO_FABRIC)
+    if registration != RegistrationState.COMPLETED:
         return RuleNotApplicable("registration is not complete")
     if not code:
         return OK
@@ -108,7 +106,7 @@ def status(view: GpuView) -> RuleResult:
     return Finding("gpu.fabric.status", Severity.UNHEALTHY, evidence)
 
 
-def _complaints(mask: int, summary: int) -> Iterator[tuple[Severity, str]]:
+def _problems(mask: int, summary: int) -> Iterator[tuple[Severity, str]]:
     for part in MASK:
         value = mask >> part.shift & part.mask
         if value in part.bad:
@@ -118,20 +116,20 @@ def _complaints(mask: int, summary: int) -> Iterator[tuple[Severity, str]]:
 
 
 def health(view: GpuView) -> RuleResult:
-    """The fabric says of this GPU that something is wrong.
+    """The fabric reports a problem of this GPU.
 
     Source: nvmlDeviceGetGpuFabricInfoV, health mask (version 2 and later) and summary (version 3 and later).
     """
     mask, summary = read(view, GpuField.FABRIC_HEALTH), read(view, GpuField.FABRIC_SUMMARY)
     if isinstance(mask, Missing):
-        return lacking(GpuField.FABRIC_HEALTH, mask, NO_HEALTH)
+        return missing_result(GpuField.FABRIC_HEALTH, mask, NO_HEALTH)
     if isinstance(summary, Missing):
         if summary.absence is Absence.UNREADABLE:
             return Unreadable(GpuField.FABRIC_SUMMARY, summary)
-        summary = 0  # older drivers have the mask only
+        summary = 0  # older drivers have only the mask
     if not mask and not summary:
         return RuleNotApplicable(NO_HEALTH)
-    found = list(_complaints(mask, summary))
+    found = list(_problems(mask, summary))
     if not found:
         return OK
     severity = max(severity for severity, _ in found)
@@ -139,9 +137,9 @@ def health(view: GpuView) -> RuleResult:
 
 
 def manager(view: GpuView) -> RuleResult:
-    """nv-fabricmanager does not run on a machine with NVSwitches, or where it ran before.
+    """nv-fabricmanager is not running on a machine with NVSwitches, or where it ran before.
 
-    Source: the machine's processes, and NVSwitches on its PCI bus; psutil, sysfs.
+    Source: processes of the machine, and NVSwitches on its PCI bus; psutil, sysfs.
     """
     running = view.host.fabric_manager
     if running is True:
@@ -149,18 +147,18 @@ def manager(view: GpuView) -> RuleResult:
     if isinstance(running, Missing) and running.absence is Absence.UNREADABLE:
         return Unreadable("processes", running)
     if view.start.fabric_manager:
-        evidence = "nv-fabricmanager ran and does not any more"
+        evidence = "nv-fabricmanager was running, and is not any more"
     elif running is False:
-        evidence = "nv-fabricmanager does not run, and the machine has NVSwitches"
+        evidence = "nv-fabricmanager is not running, and the machine has NVSwitches"
     else:
-        return RuleNotApplicable("no NVSwitches on the PCI bus, or processes cannot be seen")
+        return RuleNotApplicable("no NVSwitches on the PCI bus, or processes cannot be listed")
     return Finding("gpu.fabric.manager", Severity.DEGRADED, evidence)
 
 
 def rows(limits: GpuLimits) -> tuple[Rule, ...]:
-    """The rows of these rules."""
+    """Return the rules of this module."""
     watch_ns = probation_ns(limits)
-    look = "see whether nvidia-fabricmanager runs, and what its log says"
+    check_manager = "check whether nvidia-fabricmanager runs, and read its log"
     return (
         Rule(
             code="gpu.fabric.status",
@@ -168,10 +166,10 @@ def rows(limits: GpuLimits) -> tuple[Rule, ...]:
             blame=Blame.HARDWARE,
             source="gpu",
             gpu_reads=(GpuWake(GpuField.FABRIC_STATUS), GpuWake(GpuField.FABRIC_STATE)),
-            threshold="state 3 (completed) with any return code but 0",
-            why="CUDA does not start on the GPU, or it cannot reach the others",
-            advice=look + "; then reset the GPU",
-            judge=status,
+            threshold="state 3 (completed) with any return code except 0",
+            why="CUDA does not start on the GPU, or the GPU cannot reach the others",
+            advice=check_manager + "; then reset the GPU",
+            evaluate=status,
             probation_ns=watch_ns,
             try_it="gpu 0 set fabric.status=999",
         ),
@@ -181,10 +179,10 @@ def rows(limits: GpuLimits) -> tuple[Rule, ...]:
             blame=Blame.DRIVER,
             source="gpu",
             gpu_reads=(GpuWake(GpuField.FABRIC_STATE),),
-            threshold=f"state 2, or 1 where a manager is needed, for {BOOT_S} s (for booting)",
+            threshold=f"state 2, or 1 where a manager is needed, for {BOOT_S} s",
             why="CUDA does not start on the GPU (error 802, system not yet initialized)",
-            advice=look,
-            judge=state,
+            advice=check_manager,
+            evaluate=state,
             raise_ns=BOOT_S * NS,
             probation_ns=watch_ns,
             try_it="gpu 0 set fabric.state=2",
@@ -196,9 +194,9 @@ def rows(limits: GpuLimits) -> tuple[Rule, ...]:
             source="gpu",
             gpu_reads=(GpuWake(GpuField.FABRIC_HEALTH), GpuWake(GpuField.FABRIC_SUMMARY)),
             threshold="unhealthy route, incorrect configuration; degraded: less bandwidth, a recovery",
-            why="work that spans GPUs or machines is slow or fails",
-            advice=look + "; compare with the other GPUs of the fabric",
-            judge=health,
+            why="workloads on several GPUs or machines are slow or fail",
+            advice=check_manager + "; compare with the other GPUs of the fabric",
+            evaluate=health,
             probation_ns=watch_ns,
             try_it="gpu 0 set fabric.health=0x1a9",
         ),
@@ -208,10 +206,10 @@ def rows(limits: GpuLimits) -> tuple[Rule, ...]:
             blame=Blame.DRIVER,
             source="host",
             threshold="not running where it ran, or where there are NVSwitches",
-            why="what is set up goes on; nothing mends a link or lets a GPU in after its reset",
-            advice="start nvidia-fabricmanager; its version must be the driver's",
-            judge=manager,
-            blind=True,
-            try_it="run a copy of sleep(1) named nv-fabricmanager, and end it",
+            why="existing connections continue; no link is repaired, and no GPU can rejoin after a reset",
+            advice="start nvidia-fabricmanager; it must have the driver's version",
+            evaluate=manager,
+            valid_when_stalled=True,
+            try_it="run a copy of sleep(1) named nv-fabricmanager, and stop it",
         ),
     )

@@ -1,15 +1,13 @@
-"""A GPU's way to other GPUs: NVLinks that went down, and the errors on those that are up.
+"""Rules for a GPU's NVLinks: links that went down, and errors on links that are up.
 
-A link that was never up is no fault: boards leave links unconnected. What connects the links of a whole
-machine is in agent.health.gpu.fabric.
+A link that was never up is not a fault, because boards leave links unconnected. Rules for the fabric that
+connects the links of a machine are in agent.health.gpu.fabric.
 """
 
 from typing import Final
 
-from agent.health.catalog import Rule
-from agent.health.gpu.common import Budget, foremost, over_budget, probation_ns, read
-from agent.health.gpu.view import GpuView
-from agent.health.rules import OK, RuleNotApplicable, RuleResult, lacking
+from agent.health.gpu.view import Budget, GpuView, budget_result, probation_ns, read, worst_result
+from agent.health.rules import OK, Rule, RuleNotApplicable, RuleResult, missing_result
 from agent.model.cpuset import format_cpus
 from agent.model.gpu import GpuField
 from agent.model.health import Blame, Finding, Severity
@@ -19,8 +17,8 @@ from agent.model.wake import GpuWake
 
 NO_LINKS: Final = "the GPU has no NVLinks"
 NO_COUNTERS: Final = "the driver counts no such errors"
-BLAMED: Final = 3
-"""Links with most of the errors are named, if they are so few."""
+MAX_LINKS_LISTED: Final = 3
+"""Largest number of links that the evidence lists as those with most errors."""
 
 BUDGETS: Final = (
     Budget(GpuField.LINK_CRC, 6_000, 60, "NVLink CRC errors"),  # 100 a second
@@ -28,71 +26,73 @@ BUDGETS: Final = (
     Budget(GpuField.LINK_RECOVERY, 1, 600, "NVLink recoveries"),
     Budget(GpuField.LINK_RECEIVE_ERRORS, 1, 600, "NVLink receive errors"),
     Budget(GpuField.LINK_SYMBOL_ERRORS, 1, 600, "NVLink symbol errors"),
-    # one link's 400 Gbit/s at a bit error rate of 1e-12 has 24 a minute; here all links are summed
+    # one link of 400 Gbit/s has 24 a minute at a bit error rate of 1e-12; this is the sum over all links
     Budget(GpuField.LINK_EFFECTIVE_ERRORS, 240, 60, "NVLink effective errors"),
 )
-"""The limits of the vendor's own checks, which apply them per link and minute. What must never happen is told
-for ten minutes."""
+"""Limits of the vendor's checks, which apply them to each link and minute. Errors that must never occur are
+reported for ten minutes.
+"""
 RECOVERY_FAILED: Final = Budget(GpuField.LINK_RECOVERY_FAILED, 1, 600, "NVLink recoveries that failed")
 
 
 def down(view: GpuView) -> RuleResult:
-    """Links that have been up are down.
+    """NVLinks that were up are down.
 
-    Source: NVML field 165 per link, or nvmlDeviceGetNvLinkState, against every link that has been active.
+    Source: NVML field 165 for each link, or nvmlDeviceGetNvLinkState, compared with the links that were
+    active.
     """
     if read(view, GpuField.MIG_MODE) == 1:
         return RuleNotApplicable("a GPU in MIG mode uses no NVLinks")
     up = read(view, GpuField.LINKS_UP)
     if isinstance(up, Missing):
-        return lacking(GpuField.LINKS_UP, up, NO_LINKS)
+        return missing_result(GpuField.LINKS_UP, up, NO_LINKS)
     if not view.start.links_up:
-        return RuleNotApplicable("no NVLink has been up")
-    gone = view.start.links_up & ~up
-    if not gone:
+        return RuleNotApplicable("no NVLink was up")
+    lost = view.start.links_up & ~up
+    if not lost:
         return OK
-    links = "NVLink" if gone.bit_count() == 1 else "NVLinks"
-    evidence = f"{links} {format_cpus(gone)} down, up before: {format_cpus(view.start.links_up)}"
+    links = "NVLink" if lost.bit_count() == 1 else "NVLinks"
+    evidence = f"{links} {format_cpus(lost)} down, up before: {format_cpus(view.start.links_up)}"
     return Finding("gpu.nvlink.down", Severity.UNHEALTHY, evidence)
 
 
-def _blamed(counts: tuple[int, ...]) -> str:
-    """The links that have most of the errors since the driver was loaded, if they are few."""
+def _worst_links_text(counts: tuple[int, ...]) -> str:
+    """Return a text with the links that have most errors since the driver was loaded, if they are few."""
     most = max(counts, default=0)
     worst = sum(1 << link for link, count in enumerate(counts) if most and count * 2 > most)
-    if not 0 < worst.bit_count() <= BLAMED:
+    if not 0 < worst.bit_count() <= MAX_LINKS_LISTED:
         return ""
     return f"; since the driver was loaded, most on NVLink {format_cpus(worst)}"
 
 
 def errors(view: GpuView) -> RuleResult:
-    """Links make more errors than the limits allow. Each kind has its own limit; the sum over links counts.
+    """NVLinks have more errors than the limits allow. Each kind has a limit for the sum over all links.
 
-    Source: NVML fields 161 to 163, on NVLink 5 fields 208, 219 and 221 [count], their growth.
+    Source: growth of NVML fields 161 to 163, on NVLink 5 of fields 208, 219 and 221 [count].
     """
-    answers = [
-        over_budget(view, budget, "gpu.nvlink.errors", Severity.DEGRADED, NO_COUNTERS) for budget in BUDGETS
+    results = [
+        budget_result(view, budget, "gpu.nvlink.errors", Severity.DEGRADED, NO_COUNTERS) for budget in BUDGETS
     ]
-    found = [answer.evidence for answer in answers if isinstance(answer, Finding)]
+    found = [result.evidence for result in results if isinstance(result, Finding)]
     if not found:
-        return foremost(*answers)
-    evidence = ", ".join(found) + _blamed(view.gpu.link_errors if view.gpu else ())
+        return worst_result(*results)
+    evidence = ", ".join(found) + _worst_links_text(view.gpu.link_errors if view.gpu else ())
     return Finding("gpu.nvlink.errors", Severity.DEGRADED, evidence)
 
 
 def recovery_failed(view: GpuView) -> RuleResult:
-    """A link lost its partner, tried to come back and was given up.
+    """The recovery of an NVLink failed, so that the link was given up.
 
-    Source: NVML field 214 per link [count], its growth; NVLink 5.
+    Source: growth of NVML field 214 for each link [count]; NVLink 5.
     """
     code = "gpu.nvlink.recovery_failed"
-    return over_budget(view, RECOVERY_FAILED, code, Severity.DEGRADED, NO_COUNTERS)
+    return budget_result(view, RECOVERY_FAILED, code, Severity.DEGRADED, NO_COUNTERS)
 
 
 def rows(limits: GpuLimits) -> tuple[Rule, ...]:
-    """The rows of these rules."""
+    """Return the rules of this module."""
     window_s = min(budget.window_s for budget in BUDGETS)
-    cables = "reset the GPU with those it is linked to; if it comes again check bridge, cables or baseboard"
+    cables = "reset the GPU and its NVLink peers; if the fault recurs, check bridge, cables or baseboard"
     return (
         Rule(
             code="gpu.nvlink.down",
@@ -100,10 +100,10 @@ def rows(limits: GpuLimits) -> tuple[Rule, ...]:
             blame=Blame.HARDWARE,
             source="gpu",
             gpu_reads=(GpuWake(GpuField.LINKS_UP), GpuWake(GpuField.MIG_MODE)),
-            threshold="any link that has been up since the agent started",
-            why="GPUs that worked together through it no longer can, or only slowly",
+            threshold="any link that was up since the agent started",
+            why="GPUs that communicate through the link can no longer do so, or only slowly",
             advice=cables,
-            judge=down,
+            evaluate=down,
             probation_ns=probation_ns(limits),
             try_it="gpu 0 set nvlink.4.state=0",
         ),
@@ -114,12 +114,12 @@ def rows(limits: GpuLimits) -> tuple[Rule, ...]:
             source="gpu",
             gpu_reads=(RECOVERY_FAILED.wake,),
             threshold=RECOVERY_FAILED.text,
-            why="the link was given up at least once, and whatever went through it was lost",
+            why="the link was given up at least once, and its traffic was lost",
             advice=cables,
-            judge=recovery_failed,
+            evaluate=recovery_failed,
             counter=True,
             window_s=RECOVERY_FAILED.window_s,
-            try_it="in the scenario set recoveries_failed=0 on every link, as NVLink 5 has it; "
+            try_it="in the scenario set recoveries_failed=0 on every link, as on NVLink 5; "
             "then: gpu 0 set nvlink.4.recoveries_failed=1",
         ),
         Rule(
@@ -129,9 +129,9 @@ def rows(limits: GpuLimits) -> tuple[Rule, ...]:
             source="gpu",
             gpu_reads=tuple(budget.wake for budget in BUDGETS),
             threshold="; ".join(budget.text for budget in BUDGETS),
-            why="traffic between GPUs is slow and uneven, and everybody waits for the slowest",
+            why="traffic between GPUs is slow and uneven, and all GPUs wait for the slowest",
             advice=cables,
-            judge=errors,
+            evaluate=errors,
             counter=True,
             window_s=window_s,
             try_it="gpu 0 set nvlink.4.replay=+1",

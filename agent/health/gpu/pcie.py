@@ -1,15 +1,13 @@
-"""A GPU's way to the machine: the width and generation of its PCIe link, and the errors on it.
+"""Rules for a GPU's PCIe link: its width, its generation, and its errors.
 
-The width never changes by itself. The generation does: an idle link slows down to save power, so it is
-judged under load only.
+The width never changes by itself. The generation does, because an idle link slows down to save power; so the
+rule evaluates it only under load.
 """
 
 from typing import Final
 
-from agent.health.catalog import Rule
-from agent.health.gpu.common import Budget, over_budget, probation_ns, read
-from agent.health.gpu.view import GpuView
-from agent.health.rules import OK, RuleNotEvaluated, RuleResult, lacking
+from agent.health.gpu.view import Budget, GpuView, budget_result, probation_ns, read
+from agent.health.rules import OK, Rule, RuleNotEvaluated, RuleResult, missing_result
 from agent.model.gpu import GpuField
 from agent.model.health import Blame, Finding, Severity
 from agent.model.reading import Missing
@@ -19,39 +17,39 @@ from agent.model.wake import GpuWake, GpuWakeMode
 
 BUSY_PERCENT: Final = 50
 FASTEST_IDLE: Final = 3
-"""The first performance state that is not meant for work: 0 to 2 are."""
+"""Lowest number of a performance state for an idle GPU; 0 to 2 are states under load."""
 GEN_S: Final = 30
-"""Three readings at the default pace: the link takes a moment to speed up when work begins."""
+"""Three readings at the default period; the link takes a moment to speed up when load begins."""
 
-NO_LINK: Final = "the driver tells no PCIe link: a virtual machine, or an integrated GPU"
+NO_LINK: Final = "the driver reports no PCIe link: a virtual machine, or an integrated GPU"
 NO_AER: Final = "no PCIe error counters: the kernel or the platform has no AER"
 
 REPLAYS: Final = Budget(GpuField.PCIE_REPLAY, 9, 60, "PCIe replays")
-"""The vendor's own checks tolerate 8 a minute."""
+"""The vendor's checks tolerate 8 a minute."""
 CORRECTABLE: Final = Budget(GpuField.AER_CORRECTABLE, 100, 60, "correctable PCIe errors")
-"""Nobody publishes a limit. A sound link has some in a day; one that sheds one or two a second is bad."""
+"""No vendor publishes a limit. A good link has a few errors a day, a bad one has one or two a second."""
 NONFATAL: Final = Budget(GpuField.AER_NONFATAL, 1, 600, "non-fatal PCIe errors")
 FATAL: Final = Budget(GpuField.AER_FATAL, 1, 600, "fatal PCIe errors")
 
 
 def width(view: GpuView) -> RuleResult:
-    """The link has lost lanes.
+    """The PCIe link has lost lanes.
 
-    Source: nvmlDeviceGetCurrPcieLinkWidth against nvmlDeviceGetMaxPcieLinkWidth, which is what GPU and slot
-    can do together [lanes].
+    Source: nvmlDeviceGetCurrPcieLinkWidth compared with nvmlDeviceGetMaxPcieLinkWidth, which is the most that
+    both GPU and slot support [lanes].
     """
-    now, most = read(view, GpuField.PCIE_WIDTH), read(view, GpuField.PCIE_WIDTH_MAX)
-    if isinstance(now, Missing):
-        return lacking(GpuField.PCIE_WIDTH, now, NO_LINK)
-    if isinstance(most, Missing):
-        return lacking(GpuField.PCIE_WIDTH_MAX, most, NO_LINK)
-    if now >= most:
+    current, maximum = read(view, GpuField.PCIE_WIDTH), read(view, GpuField.PCIE_WIDTH_MAX)
+    if isinstance(current, Missing):
+        return missing_result(GpuField.PCIE_WIDTH, current, NO_LINK)
+    if isinstance(maximum, Missing):
+        return missing_result(GpuField.PCIE_WIDTH_MAX, maximum, NO_LINK)
+    if current >= maximum:
         return OK
-    return Finding("gpu.pcie.width", Severity.DEGRADED, f"{now} of {most} lanes")
+    return Finding("gpu.pcie.width", Severity.DEGRADED, f"{current} of {maximum} lanes")
 
 
 def _idle(view: GpuView) -> bool:
-    """Whether the link has reason to be slow. What cannot be read is no reason to call it slow."""
+    """Return whether the link may be slow because the GPU is idle; also true if the load cannot be read."""
     busy, state = read(view, GpuField.UTILIZATION), read(view, GpuField.PSTATE)
     if isinstance(busy, Missing) or busy < BUSY_PERCENT:
         return True
@@ -59,57 +57,57 @@ def _idle(view: GpuView) -> bool:
 
 
 def generation(view: GpuView) -> RuleResult:
-    """Under load the link runs at a lower generation than it could.
+    """The PCIe link runs at a lower generation than possible while the GPU is under load.
 
-    Source: nvmlDeviceGetCurrPcieLinkGeneration against nvmlDeviceGetMaxPcieLinkGeneration; load is
-    nvmlDeviceGetUtilizationRates [%] and, if it is told, nvmlDeviceGetPerformanceState.
+    Source: nvmlDeviceGetCurrPcieLinkGeneration compared with nvmlDeviceGetMaxPcieLinkGeneration; load from
+    nvmlDeviceGetUtilizationRates [%] and, if available, nvmlDeviceGetPerformanceState.
     """
-    now, most = read(view, GpuField.PCIE_GEN), read(view, GpuField.PCIE_GEN_MAX)
-    if isinstance(now, Missing):
-        return lacking(GpuField.PCIE_GEN, now, NO_LINK)
-    if isinstance(most, Missing):
-        return lacking(GpuField.PCIE_GEN_MAX, most, NO_LINK)
-    if now >= most:
+    current, maximum = read(view, GpuField.PCIE_GEN), read(view, GpuField.PCIE_GEN_MAX)
+    if isinstance(current, Missing):
+        return missing_result(GpuField.PCIE_GEN, current, NO_LINK)
+    if isinstance(maximum, Missing):
+        return missing_result(GpuField.PCIE_GEN_MAX, maximum, NO_LINK)
+    if current >= maximum:
         return OK
     if _idle(view):
         return RuleNotEvaluated("needs load: an idle link slows down")
-    return Finding("gpu.pcie.gen", Severity.DEGRADED, f"generation {now} of {most} under load")
+    return Finding("gpu.pcie.gen", Severity.DEGRADED, f"generation {current} of {maximum} under load")
 
 
 def replay(view: GpuView) -> RuleResult:
-    """Packets must be sent again, more often than the limit allows.
+    """The PCIe link repeats packets more often than the limit allows.
 
-    Source: NVML field 94 [count], its growth.
+    Source: growth of NVML field 94 [count].
     """
-    return over_budget(view, REPLAYS, "gpu.pcie.replay", Severity.DEGRADED, "the driver counts no replays")
+    return budget_result(view, REPLAYS, "gpu.pcie.replay", Severity.DEGRADED, "the driver counts no replays")
 
 
 def correctable(view: GpuView) -> RuleResult:
-    """The link corrects errors more often than the limit allows.
+    """The PCIe link corrects errors more often than the limit allows.
 
-    Source: ``/sys/bus/pci/devices/<bus>/aer_dev_correctable``, TOTAL_ERR_COR [count], its growth.
+    Source: growth of ``/sys/bus/pci/devices/<bus>/aer_dev_correctable``, TOTAL_ERR_COR [count].
     """
-    return over_budget(view, CORRECTABLE, "gpu.pcie.aer.correctable", Severity.DEGRADED, NO_AER)
+    return budget_result(view, CORRECTABLE, "gpu.pcie.aer.correctable", Severity.DEGRADED, NO_AER)
 
 
 def nonfatal(view: GpuView) -> RuleResult:
-    """A transaction with the GPU was lost; the link itself goes on.
+    """A PCIe transaction with the GPU was lost; the link continues to work.
 
-    Source: ``aer_dev_nonfatal`` [count], its growth.
+    Source: growth of ``aer_dev_nonfatal`` [count].
     """
-    return over_budget(view, NONFATAL, "gpu.pcie.aer.nonfatal", Severity.DEGRADED, NO_AER)
+    return budget_result(view, NONFATAL, "gpu.pcie.aer.nonfatal", Severity.DEGRADED, NO_AER)
 
 
 def fatal(view: GpuView) -> RuleResult:
-    """The link to the GPU broke; what is read after that is not to be trusted.
+    """The PCIe link to the GPU failed; later readings may be wrong.
 
-    Source: ``aer_dev_fatal`` [count], its growth.
+    Source: growth of ``aer_dev_fatal`` [count].
     """
-    return over_budget(view, FATAL, "gpu.pcie.aer.fatal", Severity.UNHEALTHY, NO_AER)
+    return budget_result(view, FATAL, "gpu.pcie.aer.fatal", Severity.UNHEALTHY, NO_AER)
 
 
 def rows(limits: GpuLimits) -> tuple[Rule, ...]:
-    """The rows of these rules. Their limits are of the link; nothing is configured but the probation."""
+    """Return the rules of this module. Only their probation can be configured."""
     reseat = "reseat the GPU, check riser and cables; compare with other slots"
     aer = "in a copy of sysfs (--sysfs-root) add {} to {} in bus/pci/devices/<bus>/{}"
     return (
@@ -120,9 +118,9 @@ def rows(limits: GpuLimits) -> tuple[Rule, ...]:
             source="gpu",
             gpu_reads=(FATAL.wake,),
             threshold=FATAL.text,
-            why="the link was reset; the workload that used it has lost its GPU",
+            why="the link was reset; the workload has lost its GPU",
             advice="drain the GPU and reset it; " + reseat,
-            judge=fatal,
+            evaluate=fatal,
             probation_ns=probation_ns(limits),
             counter=True,
             window_s=FATAL.window_s,
@@ -135,9 +133,9 @@ def rows(limits: GpuLimits) -> tuple[Rule, ...]:
             source="gpu",
             gpu_reads=(NONFATAL.wake,),
             threshold=NONFATAL.text,
-            why="somebody's transfer failed, and a link that begins so often breaks",
+            why="a transfer failed, and such a link often fails later",
             advice=reseat,
-            judge=nonfatal,
+            evaluate=nonfatal,
             counter=True,
             window_s=NONFATAL.window_s,
             try_it=aer.format(NONFATAL.events, "TOTAL_ERR_NONFATAL", "aer_dev_nonfatal"),
@@ -149,9 +147,9 @@ def rows(limits: GpuLimits) -> tuple[Rule, ...]:
             source="gpu",
             gpu_reads=(CORRECTABLE.wake,),
             threshold=CORRECTABLE.text,
-            why="each costs a little time; so many mean a bad contact or a bad lane",
+            why="each error costs little time, but this many show a bad contact or lane",
             advice=reseat,
-            judge=correctable,
+            evaluate=correctable,
             counter=True,
             window_s=CORRECTABLE.window_s,
             try_it=aer.format(CORRECTABLE.events, "TOTAL_ERR_COR", "aer_dev_correctable"),
@@ -163,9 +161,9 @@ def rows(limits: GpuLimits) -> tuple[Rule, ...]:
             source="gpu",
             gpu_reads=(REPLAYS.wake,),
             threshold=REPLAYS.text,
-            why="the link is noisy: transfers are slow, and errors beyond repair follow",
+            why="the link is noisy: transfers are slow, and uncorrectable errors follow",
             advice=reseat,
-            judge=replay,
+            evaluate=replay,
             counter=True,
             window_s=REPLAYS.window_s,
             try_it=f"gpu 0 set pcie.replay=+{REPLAYS.events}",
@@ -176,10 +174,10 @@ def rows(limits: GpuLimits) -> tuple[Rule, ...]:
             blame=Blame.HARDWARE,
             source="gpu",
             gpu_reads=(GpuWake(GpuField.PCIE_WIDTH), GpuWake(GpuField.PCIE_WIDTH_MAX)),
-            threshold="fewer lanes than GPU and slot have together",
-            why="transfers to and from the machine are slower by the lanes that are lost",
+            threshold="fewer lanes than both GPU and slot support",
+            why="transfers to and from the machine are slower in proportion to the lost lanes",
             advice=reseat,
-            judge=width,
+            evaluate=width,
             try_it="gpu 0 set pcie.width=8",
         ),
         Rule(
@@ -193,11 +191,11 @@ def rows(limits: GpuLimits) -> tuple[Rule, ...]:
                 GpuWake(GpuField.UTILIZATION, GpuWakeMode.BELOW, BUSY_PERCENT),
                 GpuWake(GpuField.PSTATE, GpuWakeMode.BELOW, FASTEST_IDLE),
             ),
-            threshold=f"a lower generation than GPU and slot can do, {BUSY_PERCENT} % busy or more, "
+            threshold=f"a lower generation than both GPU and slot support, {BUSY_PERCENT} % busy or more, "
             f"for {GEN_S} s",
-            why="each generation less halves the speed of transfers",
+            why="each lower generation halves the speed of transfers",
             advice="check the slot's setting in the firmware; " + reseat,
-            judge=generation,
+            evaluate=generation,
             raise_ns=GEN_S * NS,
             try_it="gpu 0 set pcie.gen=1 utilization.gpu=90",
         ),

@@ -1,21 +1,18 @@
-"""One look at all GPUs: what is remembered of them, which faults are latched, and what ends them.
-
-The order matters and stands here: first who is there, then what came, then what it means, then what is over.
-"""
+"""State of all GPUs between evaluations, and the order in which an evaluation updates it."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from agent.devices.gpu_identity import replaced
-from agent.health.gpu.faults.checkpoint import keep
-from agent.health.gpu.faults.correlate import next_ns
-from agent.health.gpu.faults.evaluate import judge_faults
-from agent.health.gpu.faults.ingest import take_in
-from agent.health.gpu.faults.recovery import Watched, heal, watch
-from agent.health.gpu.faults.values import Fault, FaultLog, Key
-from agent.health.gpu.views import GpuRuleState, remember_gpus
-from agent.health.gpu.xid.facts import Decision
+from agent.health.gpu.faults.checkpoint import build_checkpoint
+from agent.health.gpu.faults.correlate import next_due_ns
+from agent.health.gpu.faults.evaluate import evaluate_faults
+from agent.health.gpu.faults.ingest import ingest_faults
+from agent.health.gpu.faults.recovery import RecoverySigns, resolve_faults, update_recovery_signs
+from agent.health.gpu.faults.values import Fault, FaultKey, FaultLog
+from agent.health.gpu.rule_state import GpuRuleState, next_gpu_rule_state
+from agent.health.gpu.xid.conditions import FaultDecision
 from agent.model.faults import FaultMemory
 from agent.model.settings import GpuLimits
 from agent.model.snapshot import Snapshot
@@ -24,41 +21,43 @@ from agent.model.time import Instant
 
 @dataclass(frozen=True, slots=True)
 class GpuState:
-    """Everything that is known of GPUs between two looks."""
+    """State of all GPUs that one evaluation passes to the next."""
 
-    memory: GpuRuleState = field(default_factory=GpuRuleState)
+    rule_state: GpuRuleState = field(default_factory=GpuRuleState)
     log: FaultLog = field(default_factory=FaultLog)
-    watched: Mapping[int, Watched] = field(default_factory=dict)
-    kept: FaultMemory = field(default_factory=FaultMemory)
-    """What is to outlive the agent."""
-    looked_ns: int = 0
+    recovery_signs: Mapping[int, RecoverySigns] = field(default_factory=dict)
+    checkpoint: FaultMemory = field(default_factory=FaultMemory)
+    """State that must survive a restart of the agent."""
+    evaluated_ns: int = 0
 
 
-class GpuLook(NamedTuple):
-    """What a look found."""
+class GpuEvaluation(NamedTuple):
+    """Result of one evaluation of all GPUs."""
 
     state: GpuState
-    decisions: Mapping[Key, Decision]
-    """What each fault that is not over means."""
-    faults: Mapping[Key, Fault]
+    decisions: Mapping[FaultKey, FaultDecision]
+    """Decisions on the unresolved faults."""
+    faults: Mapping[FaultKey, Fault]
     replaced: frozenset[int]
-    """GPUs that have another in their place: nothing that was known of them counts any more."""
+    """Numbers whose GPU was replaced: their earlier state no longer counts."""
     due_ns: int | None
-    """Look again then: a fault may be over, or a line has waited for long enough."""
+    """Time of the next evaluation: a fault may be over, or a log line stops waiting for NVML."""
 
 
-def look_at_gpus(before: GpuState, snapshot: Snapshot, limits: GpuLimits, now: Instant) -> GpuLook:
-    """The next state, and what every latched fault means in it."""
-    if snapshot.gpus is None:  # nobody looks for GPUs: what was known of them is kept as it is
-        return GpuLook(before, {}, {}, frozenset(), None)
-    memory = remember_gpus(before.memory, snapshot, limits, now)
-    gone = replaced(before.memory.roll, memory.roll)
-    log = take_in(before.log, snapshot, memory, before.looked_ns, now)
-    decisions = judge_faults(log, memory, limits, now)
-    watched = watch(before.watched, memory, snapshot.gpus.generation, now)
-    log, heal_ns = heal(log, decisions, watched, now)
-    decisions = {key: found for key, found in decisions.items() if not log.faults[key].healed}
-    due = [at for at in (heal_ns, next_ns(log)) if at is not None]
-    kept = keep(log, decisions, memory.roll, watched)
-    state = GpuState(memory, log, watched, before.kept if kept == before.kept else kept, now.mono_ns)
-    return GpuLook(state, decisions, log.faults, gone, min(due, default=None))
+def evaluate_gpus(previous: GpuState, snapshot: Snapshot, limits: GpuLimits, now: Instant) -> GpuEvaluation:
+    """Return the next state, and the decisions on latched faults."""
+    if snapshot.gpus is None:  # GPUs are not read: keep their state
+        return GpuEvaluation(previous, {}, {}, frozenset(), None)
+    rule_state = next_gpu_rule_state(previous.rule_state, snapshot, limits, now)
+    replaced_numbers = replaced(previous.rule_state.registry, rule_state.registry)
+    log = ingest_faults(previous.log, snapshot, rule_state, previous.evaluated_ns, now)
+    decisions = evaluate_faults(log, rule_state, limits, now)
+    signs = update_recovery_signs(previous.recovery_signs, rule_state, snapshot.gpus.generation, now)
+    log, resolve_ns = resolve_faults(log, decisions, signs, now)
+    decisions = {key: found for key, found in decisions.items() if not log.faults[key].resolved}
+    due = [at for at in (resolve_ns, next_due_ns(log)) if at is not None]
+    checkpoint = build_checkpoint(log, decisions, rule_state.registry, signs)
+    if checkpoint == previous.checkpoint:
+        checkpoint = previous.checkpoint  # the same object shows that nothing has to be written
+    state = GpuState(rule_state, log, signs, checkpoint, now.mono_ns)
+    return GpuEvaluation(state, decisions, log.faults, replaced_numbers, min(due, default=None))

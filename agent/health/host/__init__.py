@@ -1,1 +1,1 @@
-"""What can be wrong with the host's own devices and its pods' cgroups: a pair of files per theme. Pure."""
+"""Rules for the host's devices, for the cgroups of its pods, and for the node. Pure."""

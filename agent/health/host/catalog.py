@@ -1,16 +1,16 @@
-"""The catalogue's rows for the host's devices, cgroups and node, and what wakes the core."""
+"""Rules for the host's devices, cgroups and node, and the changes that wake the engine."""
 
 from collections.abc import Mapping
 from typing import Final
 
 from agent.devices.inventory import Kind
-from agent.health.catalog import Rule
 from agent.health.host.cgroup.rules import GROUP_RULES
 from agent.health.host.cpu.rules import CPU_RULES, DECLARED_CPU_RULES
 from agent.health.host.hugepages.rules import DECLARED_POOL_RULES, POOL_RULES
 from agent.health.host.memory.rules import DECLARED_MEMORY_RULES, MEMORY_RULES
 from agent.health.host.node.rules import NODE_RULES
 from agent.health.host.pci.rules import PCI_RULES
+from agent.health.rules import Rule
 from agent.model.time import NS
 from agent.model.wake import Field, Wake
 
@@ -19,7 +19,7 @@ RULES: Final[Mapping[Kind, tuple[Rule, ...]]] = {
     Kind.MEMORY: MEMORY_RULES,
     Kind.HUGEPAGES: POOL_RULES,
 }
-"""Of the host's own devices."""
+"""Rules for the host's own devices, by kind."""
 DECLARED_RULES: Final[Mapping[Kind, tuple[Rule, ...]]] = {
     Kind.CPU: DECLARED_CPU_RULES,
     Kind.MEMORY: DECLARED_MEMORY_RULES,
@@ -27,7 +27,7 @@ DECLARED_RULES: Final[Mapping[Kind, tuple[Rule, ...]]] = {
     Kind.PCI: PCI_RULES,
     Kind.OTHER: (),
 }
-"""Of those that drivers declare, but for GPUs, which are judged as the host's."""
+"""Rules for devices that drivers declare, by kind. Declared GPUs are evaluated as the host's GPUs."""
 MAIN_SOURCES: Final[Mapping[Kind, tuple[str, ...]]] = {
     Kind.CPU: ("cpus", "throttle"),
     Kind.GPU: ("nvml",),
@@ -36,8 +36,9 @@ MAIN_SOURCES: Final[Mapping[Kind, tuple[str, ...]]] = {
     Kind.PCI: ("pci",),
     Kind.OTHER: (),
 }
-"""A device is verified when these were read, and its driver's own checks have ended. A GPU that NVML has
-found has a source of its own."""
+"""Sources that verify a device, by kind: it is verified when they were read and its driver's own checks have
+ended. A GPU that NVML has found has a source of its own.
+"""
 ALL_RULES: Final = tuple(
     dict.fromkeys(
         [
@@ -51,14 +52,16 @@ ALL_RULES: Final = tuple(
 
 
 def wakes(throttle_events: int, throttle_window_s: int) -> tuple[Wake, ...]:
-    """What the native core must wake for, so that every rule sees what it judges."""
+    """Return the changes for which the native sampler must wake the engine, so that every rule sees what it
+    reads.
+    """
     found: dict[Field, Wake] = {}
     for rule in ALL_RULES:
         for field in rule.reads:
             if isinstance(field, Wake):
                 found.setdefault(field.field, field)
             elif not rule.counter:
-                found[field] = Wake(field)  # any change: more than any threshold asks for
+                found[field] = Wake(field)  # any change, which includes any threshold
             else:
                 found.setdefault(field, Wake(field, throttle_events, throttle_window_s * NS))
     return tuple(found.values())

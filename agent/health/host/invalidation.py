@@ -1,19 +1,18 @@
-"""What all declared devices of one kind are judged by, and whom a change of it can concern.
+"""Inputs of the rules of declared devices, by kind, and which devices a change of the inputs affects.
 
-A rule is a function of its view; a view is made of what was read, which is the same for all devices of a
-kind, and of what is said or counted of the one device. Between two looks little of that changes: a device
-that nothing of it concerns need not be judged again, for its rules would answer what they did.
+A view holds readings that all devices of a kind share, and values of one device. Between two evaluations
+little of that changes; a device that no change affects keeps its verdict, because its rules would return the
+same results.
 """
 
 from collections.abc import Mapping
 from typing import Final, NamedTuple
 
 from agent.devices.inventory import Device, Kind
-from agent.health.host.cpu.cores import Cores
+from agent.health.host.cpu.facts import CoreFacts
 from agent.health.host.memory.edac import is_read
 from agent.health.host.state import HostRuleState
-from agent.health.kernel_log.silence import reader_state
-from agent.health.kernel_log.values import LogCode
+from agent.health.kernel_log.values import LogCode, reader_state
 from agent.model.cpuset import CpuSet, cpus_of
 from agent.model.declared import Declared, DeclaredCpus
 from agent.model.reading import Missing
@@ -21,97 +20,99 @@ from agent.model.settings import Settings
 from agent.model.snapshot import PoolSample, Snapshot
 from agent.model.time import Instant
 
-EVERYONE: Final[CpuSet] = -1
-"""Concerned by a change, whatever the device is; of a device: every change concerns it."""
+ALL_DEVICES: Final[CpuSet] = -1
+"""Set of CPUs that stands for "affects every device" or "is affected by every change"."""
 _PCI_CODES: Final = (LogCode.AER_FATAL, LogCode.AER_NONFATAL, LogCode.PCI_FAULT)
 
 
-class Ground(NamedTuple):
-    """All that the devices of a kind are judged by, but for what is of one device alone."""
+class KindInputs(NamedTuple):
+    """Inputs that all declared devices of a kind share."""
 
-    whole: tuple[object, ...]
-    """A change of this concerns everyone..."""
-    sets: tuple[CpuSet, ...] = ()
-    """...one of these the CPUs that came or went, and those that share a core with them..."""
-    cores: Cores = Cores()
-    """...so of these."""
+    shared: tuple[object, ...]
+    """Values of which any change affects all devices."""
+    cpu_sets: tuple[CpuSet, ...] = ()
+    """Sets of which a change affects the CPUs that came or went, and those that share a core with them."""
+    cores: CoreFacts = CoreFacts()
+    """Core samples of which a change affects the same CPUs."""
 
 
-def ground_of(
+def kind_inputs(
     kind: Kind,
-    memory: HostRuleState,
+    host: HostRuleState,
     snapshot: Snapshot,
     pools: Mapping[Device, PoolSample],
     settings: Settings,
     now: Instant,
-) -> Ground:
-    """What declared devices of a kind are judged by in this look, GPUs apart; arguments as of the views."""
+) -> KindInputs:
+    """Return the inputs for a kind other than GPU; arguments as of the views."""
     match kind:
         case Kind.CPU:
-            return _of_cpus(memory, snapshot, settings)
+            return _of_cpus(host, snapshot, settings)
         case Kind.MEMORY:
-            return _of_memory(memory, snapshot, settings)
+            return _of_memory(host, snapshot, settings)
         case Kind.HUGEPAGES:
-            return Ground((pools, memory.pools.wanted, memory.pools.most))
+            return KindInputs((pools, host.pools.declared_pages, host.pools.max_seen))
         case Kind.PCI:
-            return _of_pci(memory, snapshot, now)
+            return _of_pci(host, snapshot, now)
         case _:
-            raise TypeError(f"devices of kind {kind} have no rules of the host's")
+            raise TypeError(f"kind {kind}: no host rules")
 
 
-def _of_cpus(memory: HostRuleState, snapshot: Snapshot, settings: Settings) -> Ground:
-    past, cores = memory.cpus, memory.cpus.cores
+def _of_cpus(host: HostRuleState, snapshot: Snapshot, settings: Settings) -> KindInputs:
+    cpus, cores = host.cpus, host.cpus.cores
     machine, nodes = snapshot.machine, snapshot.nodes
-    readings = (*snapshot.cpus, past.isolated, *(node.cpus for node in nodes))
-    return Ground(
+    readings = (*snapshot.cpus, cpus.isolated, *(node.cpus for node in nodes))
+    return KindInputs(
         (
             reader_state(snapshot.log),
             [node.node for node in nodes],
             [reading if isinstance(reading, Missing) else None for reading in readings],
-            cores.checks if isinstance(cores.checks, Missing) else None,
-            (machine.smt_active if machine else None, past.smt),
-            bool(past.watched),
+            cores.machine_check_counts if isinstance(cores.machine_check_counts, Missing) else None,
+            (machine.smt_active if machine else None, cpus.smt),
+            bool(cpus.declared_throttle),
             settings,
         ),
         (
             *(0 if isinstance(reading, Missing) else reading for reading in readings),
-            cores.checked | past.told.checks,
-            past.corrected,
-            past.hard_lockups,
-            past.soft_lockups,
+            cores.machine_checked | cpus.log_facts.machine_checks,
+            cpus.corrected,
+            cpus.hard_lockups,
+            cpus.soft_lockups,
         ),
         cores,
     )
 
 
-def _of_memory(memory: HostRuleState, snapshot: Snapshot, settings: Settings) -> Ground:
-    past, machine = memory.memory, snapshot.machine
+def _of_memory(host: HostRuleState, snapshot: Snapshot, settings: Settings) -> KindInputs:
+    memory, machine = host.memory, snapshot.machine
     if machine is None:
-        return Ground((settings, past))
-    return Ground(
+        return KindInputs((settings, memory))
+    return KindInputs(
         (
             settings,
-            (past.blocks, past.failures, past.places),
+            (memory.blocks, memory.failure_lines, memory.locations),
             (is_read(machine, "memory"), is_read(machine, "edac")),
             (machine.numa, machine.nodes_online, machine.nodes_memory, machine.corrupted_kib),
         )
     )
 
 
-def _of_pci(memory: HostRuleState, snapshot: Snapshot, now: Instant) -> Ground:
-    told = memory.log.of(*_PCI_CODES)
+def _of_pci(host: HostRuleState, snapshot: Snapshot, now: Instant) -> KindInputs:
+    facts = host.log.select(*_PCI_CODES)
     functions = "read" if isinstance(snapshot.pci, tuple) else snapshot.pci
-    # what the log told is forgotten with time
-    until = now if told else None
-    return Ground((memory.pci, functions, reader_state(snapshot.log), told, until))
+    # facts expire with time
+    expires = now if facts else None
+    return KindInputs((host.pci, functions, reader_state(snapshot.log), facts, expires))
 
 
-def concerned(before: Ground | None, now: Ground) -> CpuSet:
-    """The CPUs that a change between two looks concerns; those of a device are :func:`cpus_near`."""
-    if before is None or before.whole != now.whole:
-        return EVERYONE
+def affected_cpus(before: KindInputs | None, now: KindInputs) -> CpuSet:
+    """Return the CPUs that a change between two evaluations affects; a device's CPUs are
+    :func:`cpus_affecting`.
+    """
+    if before is None or before.shared != now.shared:
+        return ALL_DEVICES
     cpus = 0
-    for old, new in zip(before.sets, now.sets, strict=True):
+    for old, new in zip(before.cpu_sets, now.cpu_sets, strict=True):
         cpus |= old ^ new
     if before.cores is not now.cores:
         for core in set(before.cores.samples) ^ set(now.cores.samples):
@@ -122,7 +123,7 @@ def concerned(before: Ground | None, now: Ground) -> CpuSet:
     return near
 
 
-def cpus_near(declared: Declared) -> CpuSet:
-    """The CPUs of which any change concerns a device."""
-    what = declared.what
-    return what.cpus if isinstance(what, DeclaredCpus) and what.cpus else EVERYONE
+def cpus_affecting(declared: Declared) -> CpuSet:
+    """Return the CPUs of which any change affects a device."""
+    what = declared.part
+    return what.cpus if isinstance(what, DeclaredCpus) and what.cpus else ALL_DEVICES

@@ -1,33 +1,34 @@
-"""From snapshots to views: what each rule is shown, and what must be remembered for that.
+"""State and views of the host's rules: what is carried from one snapshot to the next, and what each rule
+reads.
 
-Memory is a value. :func:`remember` makes the next one from the last and a snapshot; nothing is changed in
-place, so any day of a node can be replayed from its snapshots.
+State is a value: :func:`next_host_state` derives it from the last state and a snapshot, so recorded snapshots
+replay to the same views.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from agent.devices.inventory import Device, Kind, devices_expected, devices_of
-from agent.health.host.cgroup.state import GroupPast, remember_groups
-from agent.health.host.cpu.state import CpuPast, CpuView, remember_cpus, view_cpus, view_declared_cpus
+from agent.health.host.cgroup.state import GroupState, next_group_state
+from agent.health.host.cpu.state import CpuState, CpuView, next_cpu_state, view_cpus, view_declared_cpus
 from agent.health.host.hugepages.state import (
-    PoolPast,
+    PoolState,
     PoolView,
-    remember_pools,
+    next_pool_state,
     view_declared_pages,
     view_pool,
 )
 from agent.health.host.memory.state import (
-    MemoryPast,
+    MemoryState,
     MemoryView,
-    remember_memory,
+    next_memory_state,
     view_declared_memory,
     view_memory,
 )
-from agent.health.host.node.state import NodePast, remember_node
-from agent.health.host.pci.state import PciPast, PciView, remember_pci, view_pci
-from agent.health.kernel_log.latch import remember_log
-from agent.health.kernel_log.values import LogPast
+from agent.health.host.node.state import NodeState, next_node_state
+from agent.health.host.pci.state import PciState, PciView, next_pci_state, view_pci
+from agent.health.kernel_log.latch import next_log_state
+from agent.health.kernel_log.values import LogState
 from agent.model.declared import Declared, DeclaredCpus, DeclaredHugepages, DeclaredMemory, DeclaredPci
 from agent.model.settings import Settings
 from agent.model.snapshot import PoolSample, Snapshot
@@ -35,79 +36,83 @@ from agent.model.source import SourceState
 from agent.model.time import Instant
 
 Pools = Mapping[Device, PoolSample]
-"""The pool behind each hugepage device."""
+"""Hugepage pools, by device."""
 
 
 @dataclass(frozen=True, slots=True)
 class HostRuleState:
-    """What the rules compare with."""
+    """Values that the rules compare with."""
 
     devices: tuple[Device, ...] = ()
-    log: LogPast = field(default_factory=LogPast)
-    cpus: CpuPast = field(default_factory=CpuPast)
-    memory: MemoryPast = field(default_factory=MemoryPast)
-    pools: PoolPast = field(default_factory=PoolPast)
-    pci: PciPast = field(default_factory=PciPast)
-    groups: GroupPast = field(default_factory=GroupPast)
-    node: NodePast = field(default_factory=NodePast)
+    log: LogState = field(default_factory=LogState)
+    cpus: CpuState = field(default_factory=CpuState)
+    memory: MemoryState = field(default_factory=MemoryState)
+    pools: PoolState = field(default_factory=PoolState)
+    pci: PciState = field(default_factory=PciState)
+    groups: GroupState = field(default_factory=GroupState)
+    node: NodeState = field(default_factory=NodeState)
     started: bool = False
-    """Somebody has looked at the node."""
+    """Whether the first pass of the sources has finished."""
 
 
 def is_starting(snapshot: Snapshot) -> bool:
-    """Whether it was published before the first pass was over: it says nothing of the node."""
+    """Return whether a vital source has not finished its first pass, so that the snapshot describes nothing
+    yet.
+    """
     return any(source.state is SourceState.STARTING for source in snapshot.sources if source.vital)
 
 
-def remember(memory: HostRuleState, snapshot: Snapshot, settings: Settings, now: Instant) -> HostRuleState:
-    """The memory after a snapshot."""
+def next_host_state(
+    previous: HostRuleState, snapshot: Snapshot, settings: Settings, now: Instant
+) -> HostRuleState:
+    """Return the state after a snapshot."""
     if is_starting(snapshot):
         return HostRuleState(devices=devices_expected(settings.expect_cpus, settings.expect_pools))
-    known = memory.devices if memory.started else ()
-    log = remember_log(memory.log, snapshot.log, now)
+    known = previous.devices if previous.started else ()
+    log = next_log_state(previous.log, snapshot.log, now)
     return HostRuleState(
         devices=devices_of(snapshot, known, settings.expect_pools),
         log=log,
-        cpus=remember_cpus(memory.cpus, log, snapshot, settings, now),
-        memory=remember_memory(memory.memory, log, snapshot, settings, now),
-        pools=remember_pools(memory.pools, log, snapshot, settings, now),
-        pci=remember_pci(memory.pci, snapshot, now),
-        groups=remember_groups(memory.groups, snapshot, settings, now, started=memory.started),
-        node=remember_node(memory.node, log, snapshot, settings, now),
+        cpus=next_cpu_state(previous.cpus, log, snapshot, settings, now),
+        memory=next_memory_state(previous.memory, log, snapshot, settings, now),
+        pools=next_pool_state(previous.pools, log, snapshot, settings, now),
+        pci=next_pci_state(previous.pci, snapshot, now),
+        groups=next_group_state(previous.groups, snapshot, settings, now, started=previous.started),
+        node=next_node_state(previous.node, log, snapshot, settings, now),
         started=True,
     )
 
 
 def view_device(
-    memory: HostRuleState, snapshot: Snapshot, pools: Pools, settings: Settings, device: Device, now: Instant
+    host: HostRuleState, snapshot: Snapshot, pools: Pools, settings: Settings, device: Device, now: Instant
 ) -> CpuView | MemoryView | PoolView:
-    """What the rules of a device of the host are shown; ``pools`` are ``device_pools(snapshot)``."""
+    """Return the view of a device of the host; ``pools`` is ``device_pools(snapshot)``."""
     match device.kind:
         case Kind.CPU:
-            return view_cpus(memory.cpus, snapshot, settings, device.node)
+            return view_cpus(host.cpus, snapshot, settings, device.node)
         case Kind.MEMORY:
-            return view_memory(memory.memory, snapshot, settings, device.node)
+            return view_memory(host.memory, snapshot, settings, device.node)
         case _:
-            return view_pool(memory.pools, pools, snapshot, settings, device, now)
+            return view_pool(host.pools, pools, snapshot, settings, device, now)
 
 
 def view_declared(
-    memory: HostRuleState,
+    host: HostRuleState,
     snapshot: Snapshot,
     pools: Pools,
     settings: Settings,
     declared: Declared,
     now: Instant,
 ) -> CpuView | MemoryView | PoolView | PciView:
-    """The same of a device that a driver declares, other than a GPU."""
-    match declared.what:
+    """Return the view of a declared device that is not a GPU; ``pools`` is ``device_pools(snapshot)``."""
+    match declared.part:
         case DeclaredCpus():
-            return view_declared_cpus(memory.cpus, snapshot, settings, declared)
+            return view_declared_cpus(host.cpus, snapshot, settings, declared)
         case DeclaredMemory():
-            return view_declared_memory(memory.memory, snapshot, settings, declared)
+            return view_declared_memory(host.memory, snapshot, settings, declared)
         case DeclaredHugepages():
-            return view_declared_pages(memory.pools, pools, declared)
+            return view_declared_pages(host.pools, pools, declared)
         case DeclaredPci(address, driver):
-            return view_pci(memory.pci, memory.log, snapshot, address, driver, now)
+            return view_pci(host.pci, host.log, snapshot, address, driver, now)
         case _:
-            raise TypeError(f"{declared.subject} has no rules of the host's")
+            raise TypeError(f"{declared.subject}: no host rules for devices of this kind")

@@ -1,92 +1,107 @@
-"""The verdicts on the host's own devices, and the notes on the node."""
+"""Verdicts on the host's own devices, and notes on the node."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from typing import Final
 
 from agent.devices.inventory import Device, device_pools
-from agent.health.catalog import STALLED, STALLED_ADVICE, Rule
-from agent.health.evaluation import Evaluation, row_among
+from agent.health.evaluation import Evaluation, row_with_code
 from agent.health.host.catalog import MAIN_SOURCES, RULES
 from agent.health.host.node.rules import NODE_RULES
 from agent.health.host.node.state import view_node
 from agent.health.host.state import HostRuleState, view_device
+from agent.health.rules import STALLED, STALLED_ADVICE, Rule
 from agent.health.stalls import stall_cause
-from agent.health.verdict import PreviousVerdicts, lease_of, verdict, verified_by
+from agent.health.verdict import PreviousVerdicts, lease_seconds, verdict, verified_at
 from agent.model.health import Blame, Cause, DeviceHealth, Note, Severity
 from agent.model.snapshot import Snapshot
 from agent.model.source import SourceSample, SourceState
 
 NODE: Final = "node"
-"""What notes are about that are about no pod."""
-UNREAD: Final = "its first pass is not over"
+"""Subject of notes that are about no pod."""
+STARTING_DETAIL: Final = "first pass not finished"
 
 
-def judge_host(look: Evaluation, memory: HostRuleState, snapshot: Snapshot) -> None:
-    """Moves the tracks of every device of the host."""
+def evaluate_host(evaluation: Evaluation, host: HostRuleState, snapshot: Snapshot) -> None:
+    """Evaluate the rules of every device of the host."""
     pools = device_pools(snapshot)
-    for device in memory.devices:
-        view = view_device(memory, snapshot, pools, look.settings, device, look.now)
-        look.judge_view(device.subject, RULES[device.kind], view)
+    for device in host.devices:
+        view = view_device(host, snapshot, pools, evaluation.settings, device, evaluation.now)
+        evaluation.run_cached_rules(device.subject, RULES[device.kind], view)
 
 
 def host_verdicts(
-    look: Evaluation, before: PreviousVerdicts, memory: HostRuleState
+    evaluation: Evaluation, previous: PreviousVerdicts, host: HostRuleState
 ) -> Iterator[tuple[Device, DeviceHealth]]:
-    """What is said of each: nothing good of one that nobody has looked at yet."""
-    for device in memory.devices:
+    """Yield the verdict on each device of the host; Unknown until its sources have finished a pass."""
+    for device in host.devices:
         more = [
-            Cause(STALLED, Severity.UNKNOWN, Blame.AGENT, f"{name}: {UNREAD}", STALLED_ADVICE, before.began)
-            for name in unread(look, device)
+            Cause(
+                STALLED,
+                Severity.UNKNOWN,
+                Blame.AGENT,
+                f"{name}: {STARTING_DETAIL}",
+                STALLED_ADVICE,
+                previous.started,
+            )
+            for name in sources_starting(evaluation, device)
         ]
-        yield device, judged_verdict(look, before, device, RULES[device.kind], more)
+        yield device, verdict_of_causes(evaluation, previous, device, RULES[device.kind], more)
 
 
-def judged_verdict(
-    look: Evaluation,
-    before: PreviousVerdicts,
+def verdict_of_causes(
+    evaluation: Evaluation,
+    previous: PreviousVerdicts,
     device: Device,
     rules: Sequence[Rule],
     more: Iterable[Cause] = (),
-    beside: Iterable[SourceSample] = (),
+    more_sources: Iterable[SourceSample] = (),
 ) -> DeviceHealth:
-    """A device whose main source stands still is Unknown whatever was known of it: nobody has looked.
+    """Return the verdict on a device from its causes; Unknown if a source that verifies it is stalled.
 
-    What was known stays among the causes. What it is judged by besides, the kernel log say, may stand still
-    without that: it is told of as a source.
+    The other causes stay listed. Further sources of its rules, for example the kernel log, may be stalled
+    without effect on the verdict; the report lists them.
 
     Args:
-        more: Causes that are not of the device's own rules.
-        beside: Sources that it is verified by besides its main ones.
+        more: Causes from outside the device's own rules.
+        more_sources: Sources that verify the device in addition to its main ones.
     """
-    causes = [*look.causes(device.subject, partial(row_among, rules)), *more]
+    causes = [*evaluation.causes(device.subject, partial(row_with_code, rules)), *more]
     causes.sort(key=lambda cause: -cause.severity)
-    sources = [*sources_of(look, device), *beside]
-    standing = [source for source in sources if source.name in before.stalled]
-    causes[:0] = [stall_cause(source, before.stalled, look.now) for source in standing]
-    severity = Severity.UNKNOWN if standing else causes[0].severity if causes else Severity.OK
+    sources = [*verifying_sources(evaluation, device), *more_sources]
+    stalled = [source for source in sources if source.name in previous.stalled]
+    causes[:0] = [stall_cause(source, previous.stalled, evaluation.now) for source in stalled]
+    severity = Severity.UNKNOWN if stalled else causes[0].severity if causes else Severity.OK
     return verdict(
-        look, before, device, severity, causes, verified_by(sources, look.now), lease_of(look, sources)
+        evaluation,
+        previous,
+        device,
+        severity,
+        causes,
+        verified_at(sources, evaluation.now),
+        lease_seconds(evaluation, sources),
     )
 
 
-def sources_of(look: Evaluation, device: Device) -> list[SourceSample]:
-    """The sources that a device is verified by: those that the machine has, if it has one."""
-    found = [look.sources[name] for name in MAIN_SOURCES[device.kind] if name in look.sources]
+def verifying_sources(evaluation: Evaluation, device: Device) -> list[SourceSample]:
+    """Return the sources that verify a device, without absent ones unless all are absent."""
+    found = [evaluation.sources[name] for name in MAIN_SOURCES[device.kind] if name in evaluation.sources]
     return [source for source in found if source.state is not SourceState.ABSENT] or found
 
 
-def unread(look: Evaluation, device: Device) -> Sequence[str]:
-    """The sources, of those that a device is verified by, whose first pass is not over; all, if none runs."""
-    sources = sources_of(look, device)
+def sources_starting(evaluation: Evaluation, device: Device) -> Sequence[str]:
+    """Return the names of the verifying sources that have not finished their first pass; all names if none
+    runs.
+    """
+    sources = verifying_sources(evaluation, device)
     if not sources:
         return MAIN_SOURCES[device.kind]
     return [source.name for source in sources if source.state is SourceState.STARTING]
 
 
-def node_notes(look: Evaluation, memory: HostRuleState, snapshot: Snapshot) -> Iterator[Note]:
-    """What is to be told of the node, and is about no device."""
-    view = view_node(memory.node, memory.log, snapshot, look.settings, look.now)
-    look.judge_view(NODE, NODE_RULES, view)
-    for cause in look.causes(NODE, partial(row_among, NODE_RULES)):
+def node_notes(evaluation: Evaluation, host: HostRuleState, snapshot: Snapshot) -> Iterator[Note]:
+    """Yield the notes on the node as a whole."""
+    view = view_node(host.node, host.log, snapshot, evaluation.settings, evaluation.now)
+    evaluation.run_cached_rules(NODE, NODE_RULES, view)
+    for cause in evaluation.causes(NODE, partial(row_with_code, NODE_RULES)):
         yield Note(NODE, cause)

@@ -1,1 +1,1 @@
-"""What the kernel log says of the host: patterns, lines, and what is remembered of them. Pure."""
+"""Facts about the host from the kernel log: patterns, parser, and the facts seen so far. Pure."""

@@ -1,7 +1,7 @@
-"""From counted lines to facts: what the kernel log has said of the host stays known when its lines are gone.
+"""Latch for lines of the kernel log: facts stay known when the reader has dropped their lines.
 
-The reader counts, and forgets what it has no more room for; this file takes the differences. What a line says
-is agent.health.kernel_log.parse', what follows from a fact the rules'.
+The reader counts lines and drops old entries; this module adds up the differences.
+:mod:`agent.health.kernel_log.parse` parses a line, and rules decide what a fact means.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -9,92 +9,117 @@ from dataclasses import replace
 from typing import Final
 
 from agent.health.kernel_log.parse import parse
-from agent.health.kernel_log.values import Entry, LogCode, LogFact, LogPast
+from agent.health.kernel_log.values import LogCode, LogEntryId, LogFact, LogState
+from agent.health.rate_window import Point, RateWindow, appended
 from agent.model.log import LogLine, LogSample
 from agent.model.source import SourceState
 from agent.model.time import Instant, at_mono
 
-KEPT: Final = 64
-"""Facts of one code. What comes in hundreds, cgroups that run out of memory, is of interest by its newest."""
+MAX_FACTS: Final = 64
+"""Number of facts kept of one code. Of codes with hundreds of locations, such as OOM kills, the newest
+matter.
+"""
 LASTING: Final = frozenset({LogCode.MACHINE_CHECK, LogCode.MEMORY_FAILURE, LogCode.EDAC_UNCORRECTED})
-LASTING_KEPT: Final = 8192
-"""What is broken stays so until the machine is started anew; there are no more CPUs or modules than this."""
+"""Codes whose facts hold until the machine restarts."""
+MAX_LASTING_FACTS: Final = 8192
+"""Number of facts kept of a code in ``LASTING``: a broken part stays broken until the machine restarts.
+Larger than the number of CPUs or memory modules of any machine.
+"""
 
 Facts = Mapping[tuple[LogCode, str], LogFact]
 _Clock = Callable[[int], Instant]
-"""From the log's time [us] to ours."""
+"""Function from a time of the log [us] to an Instant."""
 
 
-def remember_log(past: LogPast, log: LogSample | None, now: Instant) -> LogPast:
-    """The past after a look at the log: the same object, and hardly a cost, if there are no other lines."""
+def next_log_state(previous: LogState, log: LogSample | None, now: Instant) -> LogState:
+    """Return the state after a log sample; the same object, at little cost, if there are no new lines."""
     if log is None:
-        return past
-    caught_up = past.looked_ns > 0 or log.source.state is SourceState.OK
-    if log.lines == past.lines and (past.looked_ns > 0) is caught_up:
-        return past
-    past = _taken_in(past, log.lines, _clock(past, now))
-    return replace(past, looked_ns=now.mono_ns if caught_up else 0)
+        return previous
+    caught_up = previous.caught_up_ns > 0 or log.source.state is SourceState.OK
+    if log.lines == previous.lines and (previous.caught_up_ns > 0) is caught_up:
+        return previous
+    state = _with_lines(previous, log.lines, _log_clock(previous, now))
+    return replace(state, caught_up_ns=now.mono_ns if caught_up else 0)
 
 
-def _clock(past: LogPast, now: Instant) -> _Clock:
-    """What was there at the start has only the log's clock, which is not slewed as CLOCK_MONOTONIC is.
+def _log_clock(state: LogState, now: Instant) -> _Clock:
+    """Return a function that converts times of the log, which runs on a clock that is not slewed.
 
-    After weeks it is off by a minute. A line that is new is no older than those that were new before it.
+    After weeks it is off by a minute. So a time before the last evaluation of a new line is replaced by now.
     """
 
     def moment(us: int) -> Instant:
-        believed = not past.looked_ns or past.looked_ns <= us * 1000 <= now.mono_ns
-        return at_mono(us * 1000, now) if believed else now
+        is_plausible = not state.caught_up_ns or state.caught_up_ns <= us * 1000 <= now.mono_ns
+        return at_mono(us * 1000, now) if is_plausible else now
 
     return moment
 
 
-def _taken_in(past: LogPast, lines: tuple[LogLine, ...], moment: _Clock) -> LogPast:
-    told: list[LogFact] = []
-    counted: dict[Entry, int] = {}
+def _with_lines(previous: LogState, lines: tuple[LogLine, ...], moment: _Clock) -> LogState:
+    new: list[LogFact] = []
+    counted: dict[LogEntryId, int] = {}
     for line in lines:
-        entry = Entry(line.pattern, line.first_us, line.first_text)
+        entry = LogEntryId(line.pattern, line.first_us, line.first_text)
         counted[entry] = line.times
-        before = past.counted.get(entry, 0)
+        before = previous.counted.get(entry, 0)
         if line.times > before:
-            told.extend(_told(line, before, moment))
-    return LogPast(_joined(past.facts, told) if told else past.facts, lines, counted)
+            new.extend(_new_facts(line, before, moment))
+    return LogState(_merged(previous.facts, new) if new else previous.facts, lines, counted)
 
 
-def _told(line: LogLine, before: int, moment: _Clock) -> Iterator[LogFact]:
-    """What an entry says anew. Its first line and its newest are known, and may be about two places."""
+def _new_facts(line: LogLine, before: int, moment: _Clock) -> Iterator[LogFact]:
+    """Yield the facts of an entry's new lines. Its first and its newest line are known and may differ in
+    location.
+    """
     newest, last = parse(line.text), moment(line.last_us)
     times, since = line.times - before, last
     if not before:
         first = newest if line.first_text == line.text else parse(line.first_text)
         since = moment(line.first_us)
         if first is not None and (newest is None or first[:2] != newest[:2]):
-            yield LogFact(first.code, first.place, 1, since, since, line.first_text, first.values)
+            yield LogFact(first.code, first.location, 1, since, since, line.first_text, first.values)
             times, since = times - 1, last
     if newest is not None and times:
-        yield LogFact(newest.code, newest.place, times, since, last, line.text, newest.values)
+        yield LogFact(newest.code, newest.location, times, since, last, line.text, newest.values)
 
 
-def _joined(known: Facts, told: Iterable[LogFact]) -> Facts:
+def _merged(known: Facts, new: Iterable[LogFact]) -> Facts:
     facts = dict(known)
-    for fact in told:
-        before = facts.get((fact.code, fact.place))
-        facts[fact.code, fact.place] = _sum(before, fact) if before else fact
+    for fact in new:
+        before = facts.get((fact.code, fact.location))
+        facts[fact.code, fact.location] = _merged_fact(before, fact) if before else fact
     return _bounded(facts)
 
 
-def _sum(known: LogFact, told: LogFact) -> LogFact:
-    newest = told if told.last >= known.last else known
-    return newest._replace(times=known.times + told.times, first=min(known.first, told.first))
+def _merged_fact(known: LogFact, new: LogFact) -> LogFact:
+    newest = new if new.last >= known.last else known
+    return newest._replace(times=known.times + new.times, first=min(known.first, new.first))
 
 
 def _bounded(facts: dict[tuple[LogCode, str], LogFact]) -> Facts:
-    """Of each code those that came last."""
+    """Return the newest facts of each code."""
     by_code: dict[LogCode, list[LogFact]] = {}
     for fact in facts.values():
         by_code.setdefault(fact.code, []).append(fact)
-    for code, those in by_code.items():
-        those.sort(key=lambda fact: fact.last)
-        for fact in those[: -LASTING_KEPT if code in LASTING else -KEPT]:
-            del facts[fact.code, fact.place]
+    for code, of_code in by_code.items():
+        of_code.sort(key=lambda fact: fact.last)
+        for fact in of_code[: -MAX_LASTING_FACTS if code in LASTING else -MAX_FACTS]:
+            del facts[fact.code, fact.location]
     return facts
+
+
+def next_line_counts(before: RateWindow, fact: LogFact, t_ns: int, window_ns: int) -> RateWindow:
+    """Return the window over the number of a fact's lines, with the newest count appended.
+
+    Only the first and the last line of a fact have a time. So a fact from before the agent's start counts all
+    its lines at the time of the first one; if that is older than the window, they do not count.
+
+    Args:
+        before: Window after the last evaluation; empty at first.
+        fact: Current fact. A lower count than before means that the fact was dropped and came back.
+        t_ns: Time of the evaluation.
+        window_ns: Longest window over which a growth will be computed.
+    """
+    if not before or fact.times < before[-1].value:
+        before = (Point(fact.first.mono_ns - 1, 0),)  # no lines just before the first
+    return appended(before, fact.times, t_ns, window_ns)

@@ -1,20 +1,20 @@
-"""What a line of the kernel log says of the host.
+"""Parser of kernel-log lines about the host.
 
-Owns the parsing of texts; which lines are looked for is agent.health.kernel_log.patterns, and what a line
-means for a device is the rules' to say. Beside its place a line keeps a few words for its rule:
+:mod:`agent.health.kernel_log.patterns` selects the lines, and rules decide what a line means. The values of a
+line, by code:
 
-    machine check, corrected or not    the bank, and its status in hexadecimal; nothing, if it has none
-    hardware error, likewise           the firmware's word for how bad it is
-    soft lockup                        how long [s], and the task, ``python3:1234``
+    machine check, corrected or not    the bank, and its status in hexadecimal; none without a bank
+    hardware error, corrected or not   the firmware's severity
+    soft lockup                        duration [s], and the task, ``python3:1234``
     RCU stall                          the flavour, ``rcu_preempt``
-    hung task                          how long [s]
-    OOM kill                           the constraint, ``memcg``; the task that was killed, and its cgroup
-    memory failure                     how it ended, ``Recovered``, and what the page was
-    EDAC                               how many errors the line stands for
-    AER                                the layer, ``Physical Layer``; nothing, if firmware told it
-    PCI fault, NVMe                    what happened
-    read-only                          the filesystem's kind, ``EXT4``
-    hugepages                          how many pages were asked for, and how many there are
+    hung task                          duration [s]
+    OOM kill                           the constraint, ``memcg``; the killed task and its cgroup
+    memory failure                     the outcome, ``Recovered``, and the kind of page
+    EDAC                               number of errors that the line stands for
+    AER                                the layer, ``Physical Layer``; none if firmware reported it
+    PCI fault, NVMe                    the event
+    read-only                          the filesystem's type, ``EXT4``
+    hugepages                          number of pages requested and allocated
 """
 
 import re
@@ -22,28 +22,27 @@ from collections.abc import Callable, Mapping
 from typing import Final, NamedTuple
 
 from agent.health.gpu.xid.lines import normal_bus
-from agent.health.kernel_log.pattern import compile_pattern
-from agent.health.kernel_log.patterns import HOST
+from agent.health.kernel_log.patterns import HOST, compile_pattern
 from agent.health.kernel_log.values import LogCode
 
 
 class HostLine(NamedTuple):
-    """A line that is about the host."""
+    """Parsed line about the host."""
 
     code: LogCode
-    place: str
-    """In the form that LogCode gives it."""
+    location: str
+    """Location in the form that LogCode defines."""
     values: tuple[str, ...] = ()
 
 
 _Match = re.Match[str]
-_Words = tuple[str, tuple[str, ...]] | None
-"""A place and values; None: it looks like such a line and is none."""
+_Parsed = tuple[str, tuple[str, ...]] | None
+"""Location and values; None: the line matches the pattern but is none of its kind."""
 
 TEXT_MAX: Final = 1024  # twice what the reader keeps
 _UNITS_KIB: Final = {"KiB": 1, "MiB": 1 << 10, "GiB": 1 << 20}
 _NAMELESS: Final = frozenset({"", "unknown memory", "any memory"})
-"""What EDAC says where it knows no module."""
+"""Labels with which EDAC states that the module is unknown."""
 
 _BANK: Final = re.compile(r": Machine Check.* Bank ([0-9]{1,4}): ([0-9a-f]{16})\b")
 _AMD_BANK: Final = re.compile(r"\) MC([0-9]{1,4})_STATUS\[[^\]]*\]: 0x([0-9a-f]{16})\b")
@@ -59,42 +58,42 @@ _LAYER: Final = re.compile(r", type=([^,]*),")
 _SIZE: Final = re.compile(r"[0-9]{1,6}(?:\.[0-9]{1,2})?")
 
 
-def _named(kind: str, number: str, *values: str) -> _Words:
-    """``cpu3``; no such thing has a number with more digits."""
+def _numbered(kind: str, number: str, *values: str) -> _Parsed:
+    """Return ``cpu3`` and the values; None for a number of six digits or more."""
     return (f"{kind}{int(number)}", values) if len(number) < 6 else None
 
 
-def _machine_check(match: _Match, text: str) -> _Words:
-    if match.re.groups == 1:  # no CPU in it
+def _machine_check(match: _Match, text: str) -> _Parsed:
+    if match.re.groups == 1:  # the line names no CPU
         return "", ()
     bank = _BANK.search(text) or _AMD_BANK.search(text)
-    return _named("cpu", match[1], *bank.groups() if bank else ())
+    return _numbered("cpu", match[1], *bank.groups() if bank else ())
 
 
-def _hardware_error(_: _Match, text: str) -> _Words:
+def _hardware_error(_: _Match, text: str) -> _Parsed:
     return "", (text.rpartition(": ")[2].strip(),)
 
 
-def _soft_lockup(match: _Match, text: str) -> _Words:
+def _soft_lockup(match: _Match, text: str) -> _Parsed:
     stuck = _STUCK.search(text)
-    return _named("cpu", match[1], *stuck.groups() if stuck else ())
+    return _numbered("cpu", match[1], *stuck.groups() if stuck else ())
 
 
-def _hard_lockup(match: _Match, _: str) -> _Words:
-    return _named("cpu", match.groups()[-2])
+def _hard_lockup(match: _Match, _: str) -> _Parsed:
+    return _numbered("cpu", match.groups()[-2])
 
 
-def _rcu_stall(match: _Match, _: str) -> _Words:
+def _rcu_stall(match: _Match, _: str) -> _Parsed:
     return "", (match[1],)
 
 
-def _hung_task(_: _Match, text: str) -> _Words:
+def _hung_task(_: _Match, text: str) -> _Parsed:
     hung = _HUNG.match(text)
     return (hung[1], (hung[2],)) if hung else None
 
 
-def _oom_kill(_: _Match, text: str) -> _Words:
-    """The end of the line may be missing; without its cgroup, a kill by one is nobody's."""
+def _oom_kill(_: _Match, text: str) -> _Parsed:
+    """Parse an OOM kill. Its end may be missing; a kill by a cgroup whose name is missing is dropped."""
     found = _OOM.match(text)
     if found is None or (found[1] == "MEMCG" and not found[2]):
         return None
@@ -102,52 +101,52 @@ def _oom_kill(_: _Match, text: str) -> _Words:
 
 
 def _unescaped(cgroup: str) -> str:
-    """With the backslashes that systemd puts into names."""
+    """Replace the escape sequence that systemd writes for a backslash in names."""
     return cgroup.replace("\\x5c", "\\")
 
 
-def _memory_failure(match: _Match, _: str) -> _Words:
-    """Of a page that is out of use already, nothing new is told."""
+def _memory_failure(match: _Match, _: str) -> _Parsed:
+    """Parse a memory failure; None for a page that was already out of use."""
     return None if match[2].startswith(_ALREADY) else ("", (match[3], match[2]))
 
 
-def _edac(match: _Match, text: str) -> _Words:
+def _edac(match: _Match, text: str) -> _Parsed:
     found = _MODULE.search(text)
     label = found[2] if found else ""
-    words = _named("mc", match[1], *found.groups()[:1] if found else ())
-    return words if words is None or label in _NAMELESS else (f"{words[0]} {label}", words[1])
+    parsed = _numbered("mc", match[1], *found.groups()[:1] if found else ())
+    return parsed if parsed is None or label in _NAMELESS else (f"{parsed[0]} {label}", parsed[1])
 
 
-def _aer(match: _Match, text: str) -> _Words:
+def _aer(match: _Match, text: str) -> _Parsed:
     layer = _LAYER.search(text)
     return normal_bus(match[2]), layer.groups() if layer else ()
 
 
-def _pci_fault(match: _Match, text: str) -> _Words:
-    """``nvme 0000:3b:00.0: AER: device recovery failed``."""
-    what = text[match.end(2) + 2 :].split(": ", 1)[-1]
-    return normal_bus(match[2]), (what.partition(",")[0],)
+def _pci_fault(match: _Match, text: str) -> _Parsed:
+    """Parse a PCI fault, for example ``nvme 0000:3b:00.0: AER: device recovery failed``."""
+    event = text[match.end(2) + 2 :].split(": ", 1)[-1]
+    return normal_bus(match[2]), (event.partition(",")[0],)
 
 
-def _nvme(match: _Match, text: str) -> _Words:
-    what = re.split("[;:,]", text[match.end(1) + 2 :], maxsplit=1)[0]
-    return _named("nvme", match[1], "I/O timeout" if what.startswith("I/O ") else what)
+def _nvme(match: _Match, text: str) -> _Parsed:
+    event = re.split("[;:,]", text[match.end(1) + 2 :], maxsplit=1)[0]
+    return _numbered("nvme", match[1], "I/O timeout" if event.startswith("I/O ") else event)
 
 
-def _read_only(match: _Match, text: str) -> _Words:
+def _read_only(match: _Match, text: str) -> _Parsed:
     return match[1].rstrip(":"), (re.split("[ -]", text, maxsplit=1)[0],)
 
 
-def _hugepages_short(match: _Match, _: str) -> _Words:
-    asked, size, unit, *node, got, _rest = match.groups()
+def _hugepages_short(match: _Match, _: str) -> _Parsed:
+    requested, size, unit, *node, allocated, _rest = match.groups()
     if unit not in _UNITS_KIB or not _SIZE.fullmatch(size):
         return None
     where = [str(int(float(size) * _UNITS_KIB[unit])), *(f"node{number}" for number in node)]
-    return " ".join(where), (asked, got)
+    return " ".join(where), (requested, allocated)
 
 
-_Parser = Callable[[_Match, str], _Words]
-_PARSERS: Final[Mapping[LogCode, _Parser]] = {
+_LineParser = Callable[[_Match, str], _Parsed]
+_PARSERS: Final[Mapping[LogCode, _LineParser]] = {
     LogCode.MACHINE_CHECK: _machine_check,
     LogCode.MACHINE_CHECK_CORRECTED: _machine_check,
     LogCode.HARDWARE_ERROR: _hardware_error,
@@ -174,14 +173,14 @@ _TABLE: Final = tuple(
 
 
 def parse(text: str) -> HostLine | None:
-    """What a message of the kernel log says of the host; None: nothing, or it is about something else.
+    """Parse a message of the kernel log; return None if it states nothing about the host.
 
     Args:
-        text: As /dev/kmsg gives it, without the prefix. What stands behind 1,024 characters is not looked at.
+        text: Message as /dev/kmsg gives it, without the prefix. Only the first 1,024 characters are parsed.
     """
     text = text[:TEXT_MAX]
     for pattern, code in _TABLE:
         if match := pattern.match(text):
-            words = _PARSERS[code](match, text)
-            return HostLine(code, *words) if words else None
+            parsed = _PARSERS[code](match, text)
+            return HostLine(code, *parsed) if parsed else None
     return None

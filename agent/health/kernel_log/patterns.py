@@ -1,21 +1,31 @@
-"""Which lines of the kernel log are looked for on account of the host: patterns, by what they tell of.
+"""Patterns of kernel-log lines: their language, and the table of patterns about the host.
 
-Owns the table; the language is agent.health.kernel_log.pattern's, and what a line says
-agent.health.kernel_log.parse'.
+The patterns for GPUs are in :mod:`agent.health.gpu.xid.lines`. The reader matches patterns with an
+interpreter in C; :func:`compile_pattern` is the equivalent regular expression, and a test compares the two.
 
-Texts of Linux 5.4 to 6.18. A fault that the kernel tells in several lines is looked for in one of them, so
-that it counts once: an OOM kill in its summary, a PCIe error in the line of the device that has it.
+A pattern is literal text and directives, matched from the start of a message; the first match counts:
+
+    %b  a PCI bus id        %d  a decimal number    %x  a hexadecimal number with its 0x
+    %w  a word              %k  the rest of the line
+    %*  anything up to the next literal, or to the end
+
+Lines whose directives other than %* match the same text are one kind and are counted together. So what varies
+within a flood (a process, a channel, an address) is matched by %*.
+
+The table holds texts of Linux 5.4 to 6.18. Of a fault that the kernel logs in several lines, one is matched,
+so that it counts once: of an OOM kill the summary, of a PCIe error the line of the device that has it.
 """
 
+import re
 from collections.abc import Mapping
 from typing import Final
 
 from agent.health.kernel_log.values import LogCode
 
-# A bank's status as 16 hexadecimal digits: the highest bit is set in all, and bit 61 in the uncorrected ones
+# A bank's status is 16 hexadecimal digits: the highest bit is always set, bit 61 if the error is uncorrected
 _BANK: Final = "mce: [Hardware Error]: CPU %d: Machine Check%* Bank %*: "
 _AMD: Final = "[Hardware Error]: CPU:%d (%*) MC%*_STATUS["
-# Firmware's reports, each with a number; without one, it is of the boot before this one
+# Reports of firmware have a number in braces; a report without one is of the previous boot
 _GHES: Final = "{%*}[Hardware Error]: event severity: "
 _LOCKED: Final = "Watchdog detected hard LOCKUP on cpu %d"
 _AER: Final = "%* %b: %*PCIe Bus Error: severity="
@@ -33,7 +43,7 @@ HOST: Final[Mapping[LogCode, tuple[str, ...]]] = {
     LogCode.SOFT_LOCKUP: ("watchdog: BUG: soft lockup - CPU#%d stuck for %*",),
     LogCode.HARD_LOCKUP: (
         f"watchdog: {_LOCKED}%*",
-        f"watchdog: CPU%*: {_LOCKED}%*",  # 6.10 and later: who noticed comes first
+        f"watchdog: CPU%*: {_LOCKED}%*",  # 6.10 and later: the detecting CPU comes first
         f"NMI watchdog: {_LOCKED}%*",  # before 6.5, on x86
     ),
     LogCode.RCU_STALL: (
@@ -41,7 +51,7 @@ HOST: Final[Mapping[LogCode, tuple[str, ...]]] = {
         "rcu: INFO: %w detected stalls on %*",
         "rcu: INFO: %w detected expedited stalls on %*",
     ),
-    # Names hold blanks and colons, and the number behind them is another each time. So all are one kind
+    # Names contain blanks and colons, and the number after them varies, so all lines are one kind
     LogCode.HUNG_TASK: (
         "INFO: task %* blocked for more than %*",
         "INFO: task %* blocked in I/O wait for more than %*",
@@ -70,12 +80,12 @@ HOST: Final[Mapping[LogCode, tuple[str, ...]]] = {
         f"{_SHORT} node%d.  Only allocated %d hugepages%*",
         f"{_SHORT}.  Only allocated %d hugepages%*",
     ),
-    # Whose driver it is stands first, so that these take a look at every line: they come last
-    LogCode.AER_CORRECTED: (f"{_AER}Correct%*",),  # -ed; in newer kernels -able, and so below
+    # These begin with the driver's name and so scan every line: they come last
+    LogCode.AER_CORRECTED: (f"{_AER}Correct%*",),  # "Corrected", in newer kernels "Correctable"
     LogCode.AER_FATAL: (f"{_AER}Uncorrect%*(Fatal)%*",),
     LogCode.AER_NONFATAL: (
         f"{_AER}Uncorrect%*(Non-Fatal)%*",
-        "%* %b: AER: aer_uncor_severity: %*",  # told by firmware; whether it was fatal no line says
+        "%* %b: AER: aer_uncor_severity: %*",  # from firmware, which does not state whether it was fatal
     ),
     LogCode.PCI_FAULT: (
         "%* %b: pciehp: Slot(%*): Link Down%*",
@@ -85,5 +95,34 @@ HOST: Final[Mapping[LogCode, tuple[str, ...]]] = {
         "%* %b: Unable to change power state from %*, device inaccessible%*",
     ),
 }
+"""Patterns by the code of their lines."""
 HOST_PATTERNS: Final = tuple(pattern for patterns in HOST.values() for pattern in patterns)
-"""For the kernel-log reader, in order."""
+"""Patterns for the kernel-log reader, in the order of the table."""
+
+
+_DIRECTIVES: Final = {
+    "%b": r"([0-9a-fA-F]{4,8}+:[0-9a-fA-F]{2}:[0-9a-fA-F]{2}(?:\.[0-7])?+)",
+    "%d": r"([0-9]++)",
+    "%x": r"(0x[0-9a-fA-F]++)",
+    "%w": r"([^ \t,()]++)",
+    "%k": r"(.*+)",
+}
+
+
+def compile_pattern(pattern: str) -> re.Pattern[str]:
+    """Return the regular expression that accepts exactly what the reader's interpreter accepts.
+
+    Each directive is a group, ``%*`` too. Groups are possessive, because the interpreter does not backtrack.
+    """
+    tokens = re.split(r"(%[bdxwk*])", pattern)
+    parts = []
+    for index, token in enumerate(tokens):
+        if index % 2 == 0:
+            parts.append(re.escape(token))
+        elif token != "%*":
+            parts.append(_DIRECTIVES[token])
+        elif literal := tokens[index + 1]:
+            parts.append(f"((?>(?:(?!{re.escape(literal)}).)*))")  # not *+: wrong in 3.11.2
+        else:
+            parts.append("(.*+)")
+    return re.compile("".join(parts), re.DOTALL)

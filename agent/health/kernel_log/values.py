@@ -1,74 +1,81 @@
-"""What is remembered of the host's lines in the kernel log: one fact per kind and place."""
+"""Facts from the kernel log about the host, and what a rule returns when there are none."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
-from agent.model.log import LogLine
+from agent.health.rules import OK, RuleNotApplicable, RuleNotEvaluated, RuleResult
+from agent.model.log import LogLine, LogSample
+from agent.model.source import SourceState
 from agent.model.time import Instant
 
 
 class LogCode(StrEnum):
-    """A kind of line. What stands behind each is the form of its ``place``."""
+    """Kind of a line. Each member's text gives the form of ``LogFact.location``."""
 
     MACHINE_CHECK = "machine-check"
-    """Uncorrected; ``cpu<N>``."""
+    """Uncorrected machine check; ``cpu<N>``."""
     MACHINE_CHECK_CORRECTED = "machine-check-corrected"
-    """``cpu<N>``; empty: some were logged, and the line says no more."""
+    """Corrected machine check; ``cpu<N>``, or empty if the line states only that some were logged."""
     HARDWARE_ERROR = "hardware-error"
-    """Uncorrected, told by firmware, of a part that the line does not name. Empty."""
+    """Uncorrected error of an unnamed part, reported by firmware; empty."""
     HARDWARE_ERROR_CORRECTED = "hardware-error-corrected"
-    """Likewise."""
+    """Corrected error of an unnamed part, reported by firmware; empty."""
     SOFT_LOCKUP = "soft-lockup"
     """``cpu<N>``."""
     HARD_LOCKUP = "hard-lockup"
     """``cpu<N>``."""
     RCU_STALL = "rcu-stall"
-    """Empty: several lines that follow it name CPUs."""
+    """RCU stall; empty, because later lines name the CPUs."""
     HUNG_TASK = "hung-task"
-    """The task's name."""
+    """Hung task; the task's name."""
     OOM_KILL = "oom-kill"
-    """The cgroup whose limit it was; empty: the whole node had no memory left."""
+    """OOM kill; the cgroup whose limit was hit, or empty if the whole node was out of memory."""
     MEMORY_FAILURE = "memory-failure"
-    """hwpoison: a page with a hardware error. Empty."""
+    """Page with a hardware error (hwpoison); empty."""
     EDAC_CORRECTED = "edac-corrected"
-    """``mc<N>`` and the module's label, if the line has one: ``mc0 CPU_SrcID#0_MC#0_Chan#0_DIMM#0``."""
+    """Corrected memory error; ``mc<N>`` and the module's label if any: ``mc0
+    CPU_SrcID#0_MC#0_Chan#0_DIMM#0``.
+    """
     EDAC_UNCORRECTED = "edac-uncorrected"
-    """Likewise."""
+    """Uncorrected memory error; as for EDAC_CORRECTED."""
     AER_CORRECTED = "aer-corrected"
-    """A PCI address, ``0000:3b:00.0``."""
+    """Corrected PCIe error; a PCI address, ``0000:3b:00.0``."""
     AER_NONFATAL = "aer-nonfatal"
-    """Likewise; or uncorrected, and told by firmware, which does not say whether it was fatal."""
+    """Non-fatal PCIe error, or one from firmware, which does not state whether it was fatal; a PCI address.
+    """
     AER_FATAL = "aer-fatal"
-    """Likewise."""
+    """Fatal PCIe error; a PCI address."""
     PCI_FAULT = "pci-fault"
-    """A link that went down, a device that left its slot, a bridge that could not recover; a PCI address."""
+    """Link that went down, device that left its slot, or bridge that could not recover; a PCI address."""
     NVME = "nvme"
-    """A controller that times out, is reset or given up: ``nvme0``."""
+    """NVMe controller that timed out, was reset or was given up; ``nvme0``."""
     READ_ONLY = "read-only"
-    """A filesystem that the kernel made read-only, or shut down: its device, ``nvme0n1p1``."""
+    """Filesystem that the kernel made read-only or shut down; its device, ``nvme0n1p1``."""
     HUGEPAGES_SHORT = "hugepages-short"
-    """At boot, fewer than asked for: ``<size KiB>``, and ``<size KiB> node<N>`` if the line names a node."""
+    """Fewer hugepages at boot than requested; ``<size KiB>``, or ``<size KiB> node<N>`` if the line names a
+    node.
+    """
 
 
 class LogFact(NamedTuple):
-    """Lines of one kind about one place."""
+    """Lines of one kind about one location."""
 
     code: LogCode
-    place: str
+    location: str
     times: int
-    """Since boot, as far as the log was read."""
+    """Number of lines since boot, as far as the log was read."""
     first: Instant
     last: Instant
     text: str
-    """The newest line."""
+    """Newest line."""
     values: tuple[str, ...] = ()
-    """What its rule wants of the newest line; agent.health.kernel_log.parse says what for each code."""
+    """Values parsed from the newest line; :mod:`agent.health.kernel_log.parse` lists them by code."""
 
 
-class Entry(NamedTuple):
-    """What tells an entry of the reader's table from others, while it is there."""
+class LogEntryId(NamedTuple):
+    """Identity of an entry in the reader's table."""
 
     pattern: int
     first_us: int
@@ -76,19 +83,40 @@ class Entry(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class LogPast:
-    """What is remembered of the log."""
+class LogState:
+    """Facts seen so far, and the reader's table at the last evaluation."""
 
     facts: Mapping[tuple[LogCode, str], LogFact] = field(default_factory=dict)
-    """Bounded: of each code those that came last."""
+    """Facts by code and location; bounded to the newest of each code."""
     lines: tuple[LogLine, ...] = ()
-    """Those that have been looked at."""
-    counted: Mapping[Entry, int] = field(default_factory=dict)
-    """How many times each of them had come."""
-    looked_ns: int = 0
-    """CLOCK_MONOTONIC when there were new ones; 0: not all has been read that the log held at the start."""
+    """Lines that have been evaluated."""
+    counted: Mapping[LogEntryId, int] = field(default_factory=dict)
+    """Number of lines by entry, as evaluated."""
+    caught_up_ns: int = 0
+    """CLOCK_MONOTONIC of the last evaluation with new lines; 0: the lines from before the agent's start are
+    still being read.
+    """
 
-    def of(self, *codes: LogCode, where: Callable[[str], bool] = lambda _: True) -> tuple[LogFact, ...]:
-        """The facts of some codes about some places, oldest first."""
-        found = (fact for fact in self.facts.values() if fact.code in codes and where(fact.place))
-        return tuple(sorted(found, key=lambda fact: (fact.first.mono_ns, fact.place)))
+    def select(self, *codes: LogCode, where: Callable[[str], bool] = lambda _: True) -> tuple[LogFact, ...]:
+        """Return the facts with one of ``codes`` at locations that ``where`` accepts, oldest first."""
+        found = (fact for fact in self.facts.values() if fact.code in codes and where(fact.location))
+        return tuple(sorted(found, key=lambda fact: (fact.first.mono_ns, fact.location)))
+
+
+_NO_LINES: Final[Mapping[SourceState, RuleResult]] = {
+    SourceState.ABSENT: RuleNotApplicable("no kernel log"),
+    SourceState.FAILING: RuleNotApplicable("the kernel log cannot be read"),
+    SourceState.STARTING: RuleNotEvaluated("the kernel log is still being read"),
+    SourceState.OK: OK,
+    SourceState.STALLED: OK,  # reported as a stalled source
+}
+
+
+def reader_state(log: LogSample | None) -> SourceState:
+    """Return the state of the kernel-log reader."""
+    return log.source.state if log else SourceState.ABSENT
+
+
+def no_lines_result(reader: SourceState) -> RuleResult:
+    """Return the result of a rule that reads only the kernel log and found no line in it."""
+    return _NO_LINES[reader]

@@ -1,1 +1,1 @@
-"""Who uses the node's devices, asked of everybody on the node who knows, and what follows for the pods."""
+"""Pods that use the node's devices: sources, polling, audit of their cgroups, and history."""

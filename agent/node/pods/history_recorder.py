@@ -1,9 +1,7 @@
-"""Keeps the record of who used which device, and how it was when that ended, up to date on the disk.
+"""Recorder of device uses: follows them from map to map, and writes them to the history file.
 
-What a use is, and when it ends, is agent.devices.consumers.usage's; the file is agent.store.history's. What
-could not be written yet is held in memory, up to a limit, and written as soon as it can be. A disk that is
-full or gone is told of once. What takes memory is imported late: SQLite when a device is in use, or was, and
-the rest when somebody knows who uses what.
+Uses that cannot be written yet are queued in memory, up to a limit. A write error is logged once. Imports
+that take memory are late: SQLite once a device is or was in use, the rest with the first map.
 """
 
 import logging
@@ -19,90 +17,93 @@ from agent.model.time import NS, Instant
 from agent.model.use_limits import RUNNING_MAX, Limits
 
 if TYPE_CHECKING:
-    from agent.devices.consumers.usage import Uses
+    from agent.devices.consumers.usage import UsageState
     from agent.model.consumers import ConsumerMap
     from agent.model.uses import DeviceUsage
-    from agent.store.history import History
+    from agent.store.history import HistoryFile
 
 FILE: Final = "history.sqlite"
-"""In the state directory."""
-ALIVE_S: Final = 300.0
-"""How often it is written that the agent still looks, while something is in use [s]."""
+"""File name in the state directory."""
+ALIVE_WRITE_S: Final = 300.0
+"""Interval at which the time of the last write is updated while a device is in use [s]."""
 RETRY_S: Final = 10.0
-"""After a disk that took nothing [s]."""
-SET_S: Final = 60.0
-"""A wall clock that moved by more against the other was set [s]."""
-TRUST_S: Final = 3600.0
-"""How long the wall clock must not have been set before rows go because they are old [s]: one that starts in
-another decade is to cost nothing."""
+"""Time between two attempts after a failed write [s]."""
+CLOCK_STEP_S: Final = 60.0
+"""Drift of the wall clock against the monotonic clock that counts as a step [s]."""
+CLOCK_TRUST_S: Final = 3600.0
+"""Time without a clock step after which rows are deleted by age [s]: a wrong clock at boot must delete
+nothing."""
 
 log = logging.getLogger(__name__)
 
 
-class Recorder:
-    """The record, and what of it is not on the disk yet."""
+class HistoryRecorder:
+    """Recorder with a queue of uses that are not written yet."""
 
     def __init__(self, state_dir: Path, *, limits: Limits, drivers: Iterable[str] = ()) -> None:
-        """
+        """Create the recorder.
+
         Args:
-            state_dir: Of the agent; it is made when there is something to be kept.
-            limits: No rows: nothing is kept.
-            drivers: Those that the agent serves.
+            state_dir: State directory of the agent; created by the first write.
+            limits: Limits of the file; with 0 rows nothing is recorded.
+            drivers: Drivers that the agent serves.
         """
         self._path = state_dir / FILE
         self._limits = limits
         self._drivers = frozenset(drivers)
-        self._uses: Uses | None = None
-        self._file: History | None = None
+        self._uses: UsageState | None = None
+        self._file: HistoryFile | None = None
         self._pending: dict[str, DeviceUsage] = {}
         self._merged: set[str] = set()
-        self._lost = 0
+        self._dropped = 0
         self._now = Instant(0, 0)
-        self._wrote_ns = self._retry_ns = 0
-        self._clock_s, self._set_ns = 0.0, 0
-        self._told = ""
-        self._told_left_out = False
-        self._working = threading.Lock()
+        self._last_write_ns = self._retry_ns = 0
+        self._clock_offset_s, self._clock_step_ns = 0.0, 0
+        self._logged_error = ""
+        self._logged_left_out = False
+        self._lock = threading.Lock()
 
     def take(self, known: "ConsumerMap", report: Report, now: Instant) -> None:
-        """What is known by now. Takes as long as a disk takes; raises nothing because of one.
+        """Record the uses of a map. Blocks on the disk; a disk error is logged, not raised.
 
         Args:
-            known: Made of all sources, those that could not be heard among them.
+            known: Map of all sources, with the sources that are unreadable.
+            report: Newest report.
+            now: Time of the map.
         """
         if not self._limits.rows or report.starting:
             return
         from agent.devices.consumers.driver_names import states
-        from agent.devices.consumers.usage import Uses, follow
+        from agent.devices.consumers.usage import UsageState, step_usages
 
-        with self._working:
-            self._look_at_clock(now)
-            uses = self._read(self._uses or Uses(os.urandom(6).hex()))
-            step = follow(uses, known, states(report, self._drivers), now)
-            self._uses, self._now = step.uses, now
+        with self._lock:
+            self._note_clock_step(now)
+            uses = self._read(self._uses or UsageState(os.urandom(6).hex()))
+            step = step_usages(uses, known, states(report, self._drivers), now)
+            self._uses, self._now = step.usages, now
             self._merged.update(step.merged)
-            self._hold(step.changed)
-            self._tell(step.uses.left_out)
-            is_due = bool(step.uses.running) and now.mono_ns - self._wrote_ns >= ALIVE_S * NS
+            self._queue(step.changed)
+            self._log_left_out(step.usages.dropped)
+            is_due = bool(step.usages.running) and now.mono_ns - self._last_write_ns >= ALIVE_WRITE_S * NS
             if (self._pending or self._merged or is_due) and now.mono_ns >= self._retry_ns:
                 self._write()
 
     def close(self, timeout_s: float) -> bool:
-        """Write what is not yet written. False if a disk hangs for longer than that, and it was not."""
+        """Write queued uses. Returns False if the disk takes longer than `timeout_s`."""
         thread = threading.Thread(target=self._finish, name="dh-recorder", daemon=True)
         thread.start()
         thread.join(timeout_s)
         return not thread.is_alive()
 
     def _finish(self) -> None:
-        with self._working:
+        with self._lock:
             if self._pending or self._merged or (self._uses and self._uses.running):
                 self._write()
 
     # --- memory ----------------------------------------------------------------------------------------
 
-    def _hold(self, changed: "Iterable[DeviceUsage]") -> None:
-        """Until it is written. Of what has ended the oldest goes, should it become too much."""
+    def _queue(self, changed: "Iterable[DeviceUsage]") -> None:
+        """Queue uses; beyond the limit the oldest ended uses are dropped."""
         for use in changed:
             self._pending.pop(use.id, None)
             self._pending[use.id] = use
@@ -111,60 +112,68 @@ class Recorder:
         ended = [id_ for id_, use in self._pending.items() if use.ended]
         for id_ in ended[: max(0, len(ended) - self._limits.rows)]:
             del self._pending[id_]
-            self._lost += 1
+            self._dropped += 1
 
-    def _look_at_clock(self, now: Instant) -> None:
+    def _note_clock_step(self, now: Instant) -> None:
         clock_s = now.wall_s - now.mono_ns / NS
-        if abs(clock_s - self._clock_s) > SET_S:
-            self._clock_s, self._set_ns = clock_s, now.mono_ns
+        if abs(clock_s - self._clock_offset_s) > CLOCK_STEP_S:
+            self._clock_offset_s, self._clock_step_ns = clock_s, now.mono_ns
 
-    def _tell(self, left_out: int) -> None:
-        if left_out and not self._told_left_out:
-            log.warning("%d uses of devices are not recorded: %d are the limit", left_out, RUNNING_MAX)
-        self._told_left_out = bool(left_out)
+    def _log_left_out(self, left_out: int) -> None:
+        if left_out and not self._logged_left_out:
+            log.warning(
+                "history: %d uses of devices are not recorded: the limit of %d is reached",
+                left_out,
+                RUNNING_MAX,
+            )
+        self._logged_left_out = bool(left_out)
 
     # --- the disk --------------------------------------------------------------------------------------
 
-    def _read(self, uses: "Uses") -> "Uses":
-        """With what an agent before this one has left; again whenever there is another file."""
-        from agent.devices.consumers.usage import resume
+    def _read(self, uses: "UsageState") -> "UsageState":
+        """Return the uses continued from the file of an earlier agent, whenever the file is another one."""
+        from agent.devices.consumers.usage import resume_usages
 
         if self._file is None and not os.path.lexists(self._path):
             return uses
         try:
-            kept = self._history().news()
+            content = self._history().changed_file()
         except DrahealthError as error:
-            self._complain(error)
+            self._log_error(error)
         else:
-            if kept is None:
+            if content is None:
                 return uses
-            uses = resume(uses, kept)
-        self._hold(one.use for one in uses.running.values())  # the next file has none of them
+            uses = resume_usages(uses, content)
+        self._queue(active.use for active in uses.running.values())  # a new file has none of them
         return uses
 
     def _write(self) -> None:
-        by_age = self._now.mono_ns - self._set_ns >= TRUST_S * NS
+        by_age = self._now.mono_ns - self._clock_step_ns >= CLOCK_TRUST_S * NS
         changed = tuple(self._pending.values())
         try:
             self._history().write(changed, self._merged, self._now.wall_s, by_age=by_age)
         except DrahealthError as error:
-            self._complain(error)
+            self._log_error(error)
             self._retry_ns = self._now.mono_ns + round(RETRY_S * NS)
             return
-        if self._lost:
-            log.warning("%s: %d uses that ended meanwhile are lost", self._path, self._lost)
+        if self._dropped:
+            log.warning(
+                "%s: %d ended uses were dropped while the file could not be written",
+                self._path,
+                self._dropped,
+            )
         self._pending.clear()
         self._merged.clear()
-        self._lost, self._told, self._wrote_ns = 0, "", self._now.mono_ns
+        self._dropped, self._logged_error, self._last_write_ns = 0, "", self._now.mono_ns
 
-    def _complain(self, error: DrahealthError) -> None:
-        if str(error) != self._told:
-            log.warning("%s; who used which device is held in memory (--state-dir)", error)
-        self._told = str(error)
+    def _log_error(self, error: DrahealthError) -> None:
+        if str(error) != self._logged_error:
+            log.warning("%s; uses of devices are kept in memory (--state-dir)", error)
+        self._logged_error = str(error)
 
-    def _history(self) -> "History":
+    def _history(self) -> "HistoryFile":
         if self._file is None:
-            from agent.store.history import History  # SQLite is 1 MB that few nodes should pay
+            from agent.store.history import HistoryFile  # SQLite takes 1 MB
 
-            self._file = History(self._path, self._limits)
+            self._file = HistoryFile(self._path, self._limits)
         return self._file

@@ -1,6 +1,6 @@
-"""Whom a change of devices' health hurts, in lines for the log. Pure.
+"""Log lines that name the pods affected by a change of a device's health. Pure.
 
-One line for each device that somebody uses, and nothing for the others; of very many, a bounded number.
+Each device in use gets one line, up to a limit; unused devices get none.
 """
 
 from collections.abc import Container, Mapping, Sequence
@@ -16,94 +16,105 @@ from agent.model.health import DeviceHealth, Health
 from agent.model.report import Report
 
 PODS_MAX: Final = 4
-"""Pods that are named of those that a device surely hurts, and of those that it may."""
+"""Largest number of pods named as affected, and as possibly affected."""
 LINES_MAX: Final = 16
-"""Devices that are told of one by one."""
+"""Largest number of lines."""
 _TEXT_MAX: Final = 253
-"""As long as names in Kubernetes are."""
+"""Length limit of names in Kubernetes."""
 _URGENCY: Final = (Health.UNHEALTHY, Health.UNKNOWN, Health.HEALTHY)
 
-Told = Mapping[DeviceRef, Health]
-"""Of the devices that pods use and that are not Healthy: what was last told of them."""
+HealthByDevice = Mapping[DeviceRef, Health]
+"""Last logged health of devices in use that are not Healthy."""
 
 
 class ImpactLines(NamedTuple):
-    """What there is to be told, and what has been told with it."""
+    """Lines to log, and the health that they report."""
 
     bad: tuple[str, ...]
-    """Lines about devices that are no longer Healthy, and about what was left out of them."""
+    """Lines about devices that are not Healthy, and the number of lines left out."""
     good: tuple[str, ...]
     """Lines about devices that are Healthy again."""
-    told: Told
+    reported: HealthByDevice
 
 
-def health_of(known: ConsumerMap, report: Report, served: Container[str]) -> Mapping[DeviceRef, DeviceHealth]:
-    """The devices of a report that claims have, under the names that claims have for them.
+def healths_of_claimed(
+    known: ConsumerMap, report: Report, served: Container[str]
+) -> Mapping[DeviceRef, DeviceHealth]:
+    """Return the health of claimed devices, by the name that claims use.
 
     Args:
-        served: Drivers that the agent serves: before they declare anything they mean the host's own devices.
+        known: Map of claims, devices and pods.
+        report: Newest report.
+        served: Drivers that the agent serves; without declarations their devices are the host's own.
     """
-    of = healths(report, served)
-    return {ref: health for ref in known.devices if (health := of(ref)) is not None}
+    health_of = healths(report, served)
+    return {ref: health for ref in known.devices if (health := health_of(ref)) is not None}
 
 
 def prepared_for(known: ConsumerMap) -> Mapping[str, tuple[DeviceRef, ...]]:
-    """The devices that were prepared on this node for each pod, by its UID."""
+    """Return the devices prepared on this node for each pod, by the pod's UID."""
     found: dict[str, set[DeviceRef]] = {}
-    for one in in_use(known).values():
-        if one.pod.uid:
-            found.setdefault(one.pod.uid, set()).add(one.device)
+    for use in in_use(known).values():
+        if use.pod.uid:
+            found.setdefault(use.pod.uid, set()).add(use.device)
     return {uid: tuple(sorted(devices)) for uid, devices in sorted(found.items())}
 
 
 def names_of(known: ConsumerMap) -> Mapping[str, str]:
-    """Pods by UID, of those whose name somebody told."""
+    """Return ``<namespace>/<name>`` of pods by UID, for pods whose name is known."""
     return {ref.uid: str(ref) for ref in known.pods if ref.uid and ref.name}
 
 
-def tell(known: ConsumerMap, devices: Mapping[DeviceRef, DeviceHealth], told: Told) -> ImpactLines:
-    """What is to be said of devices whose health is no longer what was last told of it.
+def impact_lines(
+    known: ConsumerMap, devices: Mapping[DeviceRef, DeviceHealth], reported: HealthByDevice
+) -> ImpactLines:
+    """Return lines about devices whose health differs from `reported`.
 
     Args:
-        known: Who uses what.
-        devices: As of :func:`health_of`.
-        told: By the last call. A device that nobody used then was not told of: who is given it is told.
+        known: Map of claims, devices and pods.
+        devices: Result of :func:`healths_of_claimed`.
+        reported: Result of the last call. A device that was unused then is not in it, so a line follows once
+            a pod uses the device.
     """
-    now = {ref: one.health for ref, one in devices.items()}
-    changed = [ref for ref, health in now.items() if health is not told.get(ref, Health.HEALTHY)]
+    now = {ref: device.health for ref, device in devices.items()}
+    changed = [ref for ref, health in now.items() if health is not reported.get(ref, Health.HEALTHY)]
     changed.sort(key=lambda ref: (_URGENCY.index(now[ref]), ref))
     lines: dict[bool, list[str]] = {True: [], False: []}
-    unused, untold = set(), 0
+    unused, left_out = set(), 0
     for ref in changed:
         if sum(map(len, lines.values())) >= LINES_MAX:
-            untold += any(known.claims[claim].consumers for claim in known.devices[ref])
-        elif hurt := [one for one in affected(known, ref) if not one.pod.has_ended]:
-            lines[now[ref] is Health.HEALTHY].append(_line(ref, devices[ref], hurt))
+            left_out += any(known.claims[claim].consumers for claim in known.devices[ref])
+        elif users := [use for use in affected(known, ref) if not use.pod.has_ended]:
+            lines[now[ref] is Health.HEALTHY].append(_line(ref, devices[ref], users))
         else:
             unused.add(ref)
-    if untold:
-        lines[False].append(f"{untold} more devices that pods use have changed; see drahealth explain")
-    now_told = {
+    if left_out:
+        lines[False].append(
+            f"{left_out} more devices in use have changed their health; see drahealth explain"
+        )
+    now_reported = {
         ref: health for ref, health in now.items() if health is not Health.HEALTHY and ref not in unused
     }
-    return ImpactLines(tuple(map(_plain, lines[False])), tuple(map(_plain, lines[True])), now_told)
+    return ImpactLines(
+        tuple(map(_printable, lines[False])), tuple(map(_printable, lines[True])), now_reported
+    )
 
 
-def _line(ref: DeviceRef, health: DeviceHealth, hurt: Sequence[Affected]) -> str:
-    sure = [one for one in hurt if one.sure]
-    maybe = [one for one in hurt if not one.sure]
+def _line(ref: DeviceRef, health: DeviceHealth, users: Sequence[Affected]) -> str:
+    sure = [use for use in users if use.sure]
+    maybe = [use for use in users if not use.sure]
     if health.health is Health.HEALTHY:
         return f"{ref} is Healthy again; used by {_pods(sure or maybe)}"
     code = f" ({health.causes[0].code})" if health.causes else ""
-    parts = [f"hurts {_pods(sure)}"] if sure else []
-    parts += [f"may hurt {_pods(maybe)}"] if maybe else []
+    parts = [f"affects {_pods(sure)}"] if sure else []
+    parts += [f"may affect {_pods(maybe)}"] if maybe else []
     return f"{ref} is {health.health.name.capitalize()}{code}: {'; '.join(parts)}"
 
 
-def _pods(hurt: Sequence[Affected]) -> str:
+def _pods(users: Sequence[Affected]) -> str:
     by_pod: dict[PodRef, list[Affected]] = {}
-    for one in hurt:
-        by_pod.setdefault(one.pod.ref, []).append(one)
+    for use in users:
+        by_pod.setdefault(use.pod.ref, []).append(use)
     texts = [_pod(ref, uses) for ref, uses in list(by_pod.items())[:PODS_MAX]]
     more = len(by_pod) - len(texts)
     return ", ".join([*texts, f"and {more} more"] if more else texts)
@@ -112,21 +123,21 @@ def _pods(hurt: Sequence[Affected]) -> str:
 def _pod(ref: PodRef, uses: Sequence[Affected]) -> str:
     pod = uses[0].pod.known
     owner = f"{pod.controller}, " if pod and pod.controller else ""
-    claims = dict.fromkeys(_claim(one.claim, one) for one in uses)
-    return f"{_short(str(ref))} ({_short(owner)}{'; '.join(claims)})"
+    claims = dict.fromkeys(_claim(use.claim, use) for use in uses)
+    return f"{_truncated(str(ref))} ({_truncated(owner)}{'; '.join(claims)})"
 
 
 def _claim(claim: ClaimRef, use: Affected) -> str:
-    names = ", ".join(_short(one.name) for one in use.containers[:PODS_MAX])
-    word = "container" if len(use.containers) == 1 else "containers"
-    through = f" of pod group {_short(use.group)}" if use.group else ""
-    return f"claim {_short(str(claim))}{through}" + (f": {word} {names}" if names else "")
+    names = ", ".join(_truncated(container.name) for container in use.containers[:PODS_MAX])
+    noun = "container" if len(use.containers) == 1 else "containers"
+    group = f" of pod group {_truncated(use.group)}" if use.group else ""
+    return f"claim {_truncated(str(claim))}{group}" + (f": {noun} {names}" if names else "")
 
 
-def _short(text: str) -> str:
+def _truncated(text: str) -> str:
     return text if len(text) <= _TEXT_MAX else f"{text[:_TEXT_MAX]}..."
 
 
-def _plain(text: str) -> str:
-    """On one line, whatever somebody called his pod."""
+def _printable(text: str) -> str:
+    """Replace characters that would break the line, such as in a pod's name."""
     return text if text.isprintable() else "".join(c if c.isprintable() else "\ufffd" for c in text)

@@ -1,89 +1,192 @@
-"""What the kubelet and the drivers of this node say of claims, pods and devices, right now.
+"""Queries of the kubelet and of drivers on this node about claims, pods and devices.
 
-A source that is missing, hangs or lies costs what it would have said, and nothing else.
+A source that is absent, hangs or returns nonsense yields an answer with that reason; other sources still
+count.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable
+import os
+from collections.abc import Awaitable, Callable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import Final, NamedTuple, TypeVar
 
-from agent.model.claim_sources import ListedPod, Origin, PreparedClaim, Provenance, SourceAnswer
+from agent.config.config import DRIVERS
+from agent.model.claim_sources import DeviceUse, ListedPod, Origin, PreparedClaim, Provenance, SourceAnswer
 from agent.model.objects import Object
 from agent.model.reading import Absence
 from agent.model.time import Instant
-from agent.node.pods.drivers import find_drivers, read_prepared
 from agent.serve.kubelet import podresources, pods_api
-from agent.sources import kubelet_checkpoint
-from agent.system.clock import read_clocks
-from agent.system.threads.with_timeout import DISK_S, SOCKET_S, HungGuard, late
+from agent.sources import kubelet_state
+from agent.store import prepares
+from agent.store.files import CorruptFile
+from agent.store.prepares import Prepares
+from agent.system.files import ReadError, read_bounded
+from agent.system.threads.with_timeout import DISK_S, SOCKET_S, HungGuard, timeout_reason
+from agent.system.timing import read_clocks
 
 T = TypeVar("T")
 
+EMBEDDED_DIR: Final = "drahealth"
+"""Directory of an embedding driver's state, below its plugin directory."""
 
-class Kubelet(NamedTuple):
-    """What the kubelet says."""
+
+class DriverDirectory(NamedTuple):
+    """State directory of a driver, and the sockets on which its health is served."""
+
+    name: str
+    directory: Path
+    is_agents: bool
+    """Whether the agent, and not an embedding driver, writes the state and serves the health."""
+    sockets: tuple[Path, ...] = ()
+
+
+class DriverDirectories(NamedTuple):
+    """Drivers that have a state directory or a socket on this node."""
+
+    drivers: tuple[DriverDirectory, ...] = ()
+    unreadable: tuple[str, ...] = ()
+    """Directories that cannot be listed, each with the reason."""
+
+
+def find_drivers(
+    kubelet_dir: Path | None = None, state_dir: Path | None = None, runtime_dir: Path | None = None
+) -> DriverDirectories:
+    """Find the drivers. Of the kubelet's plugins only those that embed drahealth are included: their health
+    service accepts several clients."""
+    found: dict[Path, DriverDirectory] = {}
+    problems: list[str] = []
+    if state_dir is not None:
+        below = state_dir / DRIVERS
+        for name in _list_names(below, problems):
+            found[below / name] = DriverDirectory(name, below / name, is_agents=True)
+    if runtime_dir is not None:
+        sockets = runtime_dir / DRIVERS
+        for name in _list_names(sockets, problems):
+            driver = name.removesuffix(".sock")
+            if driver != name:
+                state = (state_dir or runtime_dir) / DRIVERS / driver
+                found[state] = DriverDirectory(driver, state, is_agents=True, sockets=(sockets / name,))
+    if kubelet_dir is not None:
+        plugins = kubelet_dir / "plugins"
+        for name in _list_names(plugins, problems):
+            inside = _list_names(plugins / name, problems)
+            if EMBEDDED_DIR in inside:
+                state = plugins / name / EMBEDDED_DIR
+                served = tuple(plugins / name / entry for entry in inside if entry.endswith(".sock"))
+                found[state] = DriverDirectory(name, state, is_agents=False, sockets=served)
+    return DriverDirectories(tuple(found.values()), tuple(problems))
+
+
+def _list_names(directory: Path, problems: list[str]) -> list[str]:
+    """List a directory; an absent one is empty. The reason of a failure is appended to `problems`."""
+    try:
+        return sorted(os.listdir(directory))
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    except OSError as error:
+        problems.append(f"{directory}: {error.strerror}")
+        return []
+
+
+async def read_prepared(directory: Path, guard: HungGuard) -> SourceAnswer[PreparedClaim]:
+    """Read the claims that a driver has prepared; ABSENT if it has no state file. Blocks up to 5 s."""
+    path = directory / prepares.FILE
+    try:
+        return await guard.run(path, partial(_read_prepares, path), DISK_S)
+    except TimeoutError:
+        return SourceAnswer(
+            Provenance(Origin.DRIVER, read_clocks()), (), Absence.UNREADABLE, timeout_reason(path, DISK_S)
+        )
+
+
+def _read_prepares(path: Path) -> SourceAnswer[PreparedClaim]:
+    try:
+        file = read_bounded(path, prepares.SIZE_MAX)
+        claims = tuple(prepared_claims(prepares.decode(file.data)))
+    except ReadError as error:
+        return SourceAnswer(Provenance(Origin.DRIVER, read_clocks()), (), error.absence, str(error))
+    except CorruptFile as error:
+        return SourceAnswer(
+            Provenance(Origin.DRIVER, read_clocks()), (), Absence.UNREADABLE, f"{path}: {error}"
+        )
+    return SourceAnswer(Provenance(Origin.DRIVER, read_clocks(), file.written_s), claims)
+
+
+def prepared_claims(file: Prepares) -> Iterator[PreparedClaim]:
+    """Yield the claims that a driver's state file lists as prepared."""
+    for entry in file.ledger.claims.values():
+        if entry.outcome.verdict is None and not entry.unprepared_wall_s:
+            devices = tuple(DeviceUse(device) for device in entry.outcome.devices)
+            yield PreparedClaim(entry.outcome.claim, devices)
+
+
+class KubeletAnswers(NamedTuple):
+    """Answers of the kubelet's three sources."""
 
     prepared: SourceAnswer[PreparedClaim]
     listed: SourceAnswer[ListedPod]
     pods: SourceAnswer[Object]
-    """v1.Pods."""
+    """Pods as v1.Pod objects."""
 
 
-async def ask_kubelet(
-    directory: Path, patience: HungGuard, pods: Callable[[], Awaitable[SourceAnswer[Object]]] | None = None
-) -> Kubelet:
-    """Its checkpoint, podresources and the pods API, all at once; of the last ``pods`` is asked, if given."""
+async def query_kubelet(
+    directory: Path, guard: HungGuard, pods: Callable[[], Awaitable[SourceAnswer[Object]]] | None = None
+) -> KubeletAnswers:
+    """Query checkpoint, podresources and pods API concurrently; `pods` replaces the query of the pods API."""
     prepared, listed, objects = await asyncio.gather(
         read_file(
             Origin.CHECKPOINT,
-            directory / kubelet_checkpoint.NAME,
-            kubelet_checkpoint.read_checkpoint,
-            patience,
+            directory / kubelet_state.CLAIMS_FILE,
+            kubelet_state.read_checkpoint,
+            guard,
         ),
-        ask_socket(Origin.PODRESOURCES, directory / podresources.SOCKET, podresources.list_podresources),
-        pods() if pods else ask_pods(directory),
+        query_socket(Origin.PODRESOURCES, directory / podresources.SOCKET, podresources.list_podresources),
+        pods() if pods else query_pods(directory),
     )
-    return Kubelet(prepared, listed, objects)
+    return KubeletAnswers(prepared, listed, objects)
 
 
-async def ask_pods(directory: Path) -> SourceAnswer[Object]:
-    """The pods API, once."""
-    return await ask_socket(Origin.PODS_API, directory / pods_api.SOCKET, pods_api.list_pods)
+async def query_pods(directory: Path) -> SourceAnswer[Object]:
+    """Query the pods API once."""
+    return await query_socket(Origin.PODS_API, directory / pods_api.SOCKET, pods_api.list_pods)
 
 
-async def ask_drivers(
-    kubelet_dir: Path, state_dir: Path, patience: HungGuard
+async def query_drivers(
+    kubelet_dir: Path, state_dir: Path, guard: HungGuard
 ) -> tuple[SourceAnswer[PreparedClaim], ...]:
-    """The claims that each driver which keeps such a record holds prepared."""
+    """Read the prepared claims of each driver that has a state file."""
     try:
         find = partial(find_drivers, kubelet_dir, state_dir)
-        drivers, unread = await patience.in_time("drivers", find, DISK_S)
+        drivers, problems = await guard.run("drivers", find, DISK_S)
     except TimeoutError:
-        drivers, unread = (), (late("the drivers' directories", DISK_S),)
-    witness = Provenance(Origin.DRIVER, read_clocks())
-    gaps = [SourceAnswer[PreparedClaim](witness, (), Absence.UNREADABLE, why) for why in unread]
-    told = await asyncio.gather(*(read_prepared(one.directory, patience) for one in drivers))
-    return (*gaps, *(one for one in told if one.absence is not Absence.ABSENT))
+        drivers, problems = (), (timeout_reason("directories of drivers", DISK_S),)
+    provenance = Provenance(Origin.DRIVER, read_clocks())
+    failed = [SourceAnswer[PreparedClaim](provenance, (), Absence.UNREADABLE, reason) for reason in problems]
+    answers = await asyncio.gather(*(read_prepared(driver.directory, guard) for driver in drivers))
+    return (*failed, *(answer for answer in answers if answer.absence is not Absence.ABSENT))
 
 
 async def read_file(
-    origin: Origin, file: Path, read: Callable[[Path, Instant], SourceAnswer[T]], patience: HungGuard
+    origin: Origin, file: Path, read: Callable[[Path, Instant], SourceAnswer[T]], guard: HungGuard
 ) -> SourceAnswer[T]:
-    """What stands in a file of the kubelet's, or that it cannot be read in time."""
+    """Read a file of the kubelet with `read`. Blocks up to 5 s, then answers UNREADABLE."""
     try:
-        return await patience.in_time(file, lambda: read(file, read_clocks()), DISK_S)
+        return await guard.run(file, lambda: read(file, read_clocks()), DISK_S)
     except TimeoutError:
-        return SourceAnswer(Provenance(origin, read_clocks()), (), Absence.UNREADABLE, late(file, DISK_S))
+        return SourceAnswer(
+            Provenance(origin, read_clocks()), (), Absence.UNREADABLE, timeout_reason(file, DISK_S)
+        )
 
 
-async def ask_socket(
-    origin: Origin, socket: Path, ask: Callable[[Path, Callable[[], Instant]], Awaitable[SourceAnswer[T]]]
+async def query_socket(
+    origin: Origin, socket: Path, query: Callable[[Path, Callable[[], Instant]], Awaitable[SourceAnswer[T]]]
 ) -> SourceAnswer[T]:
-    """What the kubelet says on a socket, or that it does not answer in time."""
+    """Query a socket of the kubelet. Waits up to 2 s, then answers UNREADABLE."""
     try:
         async with asyncio.timeout(SOCKET_S):
-            return await ask(socket, read_clocks)
+            return await query(socket, read_clocks)
     except TimeoutError:
-        return SourceAnswer(Provenance(origin, read_clocks()), (), Absence.UNREADABLE, late(socket, SOCKET_S))
+        return SourceAnswer(
+            Provenance(origin, read_clocks()), (), Absence.UNREADABLE, timeout_reason(socket, SOCKET_S)
+        )

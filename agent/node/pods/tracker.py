@@ -1,8 +1,7 @@
-"""Follows who uses which device while the agent runs, audits their cgroups, and says whom a change hurts.
+"""Thread that tracks which pods use devices while the agent runs.
 
-In threads beside the core, which waits for none of them; a source that hangs costs what it would have said.
-Where no kubelet knows of claims nothing is loaded, and nothing is done but to look for one. What is asked of
-whom is in agent.node.pods; what follows from it for devices, the rules say.
+The core never waits for this thread; a source that hangs only delays its own answer. Without a kubelet that
+knows claims, nothing is imported and the thread only checks periodically for one.
 """
 
 import asyncio
@@ -23,42 +22,44 @@ from agent.model.time import NS, Instant
 
 if TYPE_CHECKING:
     from agent.model.consumers import ConsumerMap
-    from agent.node.pods.kubelet_dir import KubeletDirWatcher
-    from agent.node.pods.pod_list import PodList
-    from agent.node.pods.poller import Known, PodPoller
-    from agent.system.threads.latest_job import LatestJob
+    from agent.node.pods.kubelet_watch import KubeletDirWatcher, PodList
+    from agent.node.pods.poller import KnownPods, PodPoller
+    from agent.system.threads.worker_pool import LatestJob
 
 SOURCE: Final = "pods"
-FIND_S: Final = 10.0
-"""How often a kubelet is looked for where there is none, and a directory that cannot be watched; and how long
-nobody is asked after a mistake of ours [s]."""
+RETRY_S: Final = 10.0
+"""Interval of checks for an absent kubelet or an unwatched directory, and pause after an internal error
+[s]."""
 DEBOUNCE_S: Final = 0.1
-"""What changes together is asked about together [s]."""
-REST_S: Final = 1.0
-"""The kubelet is asked no more often than this, whatever changes [s]..."""
+"""Debounce: changes within this time cause one poll [s]."""
+MIN_PAUSE_S: Final = 1.0
+"""Shortest pause between two polls [s]."""
 MAX_DUTY_CYCLE: Final = 4
-"""...and after a round that cost much it rests so many times as long: a fifth of a core at most."""
-START_S: Final = 30.0
-"""Until then nobody is missed who has not looked yet [s]."""
+"""Pause after a poll, in multiples of its CPU time: at most a fifth of a core is used."""
+START_LIMIT_S: Final = 30.0
+"""Time after the start from which a missing first poll is reported [s]."""
 STALL_PERIODS: Final = 2
 SLOW_S: Final = 120.0
-"""So many periods and this time may pass between two rounds: one waits for an audit that hangs [s]."""
+"""Time between two polls, in addition to STALL_PERIODS periods, after which the source is stalled [s]."""
 
 log = logging.getLogger(__name__)
 
-Record = Callable[["ConsumerMap", Report, Instant], None]
-"""Takes who uses what, how the devices are, and when that was. May block; called by one thread at a time."""
+RecordMap = Callable[["ConsumerMap", Report, Instant], None]
+"""Receives a map, the newest report and the time. May block; called by one thread at a time."""
 
 
 class PodTracker:
-    """The newest of what is known of the pods that use devices. All but :meth:`start` from any thread."""
+    """Tracker that holds the newest sample of pods that use devices. Thread-safe, except :meth:`start`."""
 
-    def __init__(self, config: Config, *, clock: Callable[[], Instant], record: Record | None = None) -> None:
-        """
+    def __init__(
+        self, config: Config, *, clock: Callable[[], Instant], record: RecordMap | None = None
+    ) -> None:
+        """Create the tracker.
+
         Args:
-            config: Where to look, and how often.
-            clock: Now, on both clocks.
-            record: Given each new map with the newest report.
+            config: Paths and intervals.
+            clock: Returns the current time.
+            record: Receives each new map.
         """
         self._config = config
         self._clock = clock
@@ -68,48 +69,48 @@ class PodTracker:
         self._sample: PodsSample | None = None
         self._passes = 0
         self._failures = 0
-        self._blundered = ""
+        self._logged_error = ""
         self._report: Report | None = None
         self._healths: object = None
-        self._seen: tuple[Snapshot, Instant] | None = None
+        self._core_snapshot: tuple[Snapshot, Instant] | None = None
         self._thread = threading.Thread(target=self._run, name="dh-pods", daemon=True)
         self._ended = threading.Event()
-        self._following: _Following | None = None
+        self._waker: _Waker | None = None
 
-    # --- what the core does with it --------------------------------------------------------------------
+    # --- called by the core ----------------------------------------------------------------------------
 
     @property
     def sample(self) -> PodsSample | None:
-        """What is known; None: nothing yet, and nobody need wait for it."""
-        if self._sample is None and self._clock().mono_ns - self._began_ns > START_S * NS:
+        """Newest sample; None: not known yet, and the core need not wait for it."""
+        if self._sample is None and self._clock().mono_ns - self._began_ns > START_LIMIT_S * NS:
             return PodsSample(self._source(SourceState.STARTING, "", self._began_ns))
         return self._sample
 
     def note(self, snapshot: Snapshot) -> None:
-        """What was read last: the cgroups that there are, and what drivers declare."""
-        self._seen = (snapshot, self._clock())
+        """Take the newest snapshot, for its cgroups and declarations. Never blocks."""
+        self._core_snapshot = (snapshot, self._clock())
 
     def take(self, report: Report) -> None:
-        """A published report; returns at once. If a device's health is another, everybody is asked anew."""
+        """Take a published report. A changed health of a device triggers a poll. Never blocks."""
         if report.starting:
             return
         self._report = report
         healths = {device.key: (device.health, device.severity) for device in report.devices}
         if healths != self._healths:
             self._healths = healths
-            if self._following is not None:
-                self._following.nudge()
+            if self._waker is not None:
+                self._waker.notify()
 
     def start(self, wake: Callable[[], None]) -> None:
-        """Begins to follow, and calls ``wake`` when something else is known."""
+        """Start the thread, which calls `wake` when the sample has changed."""
         self._wake = wake
         self._thread.start()
 
     def stop(self, timeout_s: float) -> bool:
-        """Ends. False: something hangs, and is left behind."""
+        """Stop the thread. Returns False if it hangs and is abandoned."""
         self._ended.set()
-        if self._following is not None:
-            self._following.cancel()
+        if self._waker is not None:
+            self._waker.cancel()
         if self._thread.ident is not None:  # it was started
             self._thread.join(timeout_s)
         return not self._thread.is_alive()
@@ -117,96 +118,94 @@ class PodTracker:
     # --- in the thread ---------------------------------------------------------------------------------
 
     def _run(self) -> None:
-        _call_this_thread("dh-pods")
-        while not _is_there(self._config.kubelet_dir):
+        _set_thread_name("dh-pods")
+        while not _has_kubelet(self._config.kubelet_dir):
             self._set(SourceState.ABSENT, f"{self._config.kubelet_dir}: no kubelet that knows claims")
-            if self._ended.wait(FIND_S):
+            if self._ended.wait(RETRY_S):
                 return
         with suppress(asyncio.CancelledError):
             asyncio.run(self._follow())
 
     async def _follow(self) -> None:
-        from agent.node.pods.gc_control import GcControl
-        from agent.node.pods.kubelet_dir import KubeletDirWatcher
-        from agent.node.pods.pod_list import PodList
-        from agent.node.pods.poller import PodPoller
-        from agent.system.threads.latest_job import LatestJob
+        from agent.node.pods.kubelet_watch import KubeletDirWatcher, PodList
+        from agent.node.pods.poller import GcControl, PodPoller
         from agent.system.threads.with_timeout import HungGuard
+        from agent.system.threads.worker_pool import LatestJob
 
-        self._following = following = _Following()
-        if self._ended.is_set():  # stop() looked before there was anything to cancel
+        self._waker = waker = _Waker()
+        if self._ended.is_set():  # stop() ran before there was anything to cancel
             return
-        patience = HungGuard()
-        listing = PodList(self._config.kubelet_dir, self._clock, following.nudge)
-        rounds = PodPoller(self._config, self._clock, patience, listing)
-        heap = GcControl()
+        guard = HungGuard()
+        pod_list = PodList(self._config.kubelet_dir, self._clock, waker.notify)
+        poller = PodPoller(self._config, self._clock, guard, pod_list)
+        gc_control = GcControl()
         recording = LatestJob(self._record) if self._record else None
         with (
-            closing(KubeletDirWatcher(self._config.kubelet_dir, patience, following.nudge)) as folder,
-            closing(listing),
+            closing(KubeletDirWatcher(self._config.kubelet_dir, guard, waker.notify)) as kubelet_dir,
+            closing(pod_list),
         ):
             while not self._ended.is_set():
                 began_s, healths, report = time.thread_time(), self._healths, self._report
                 try:
-                    await folder.has_changed()  # what changes from here on is heard of in the next round
-                    with heap.spared(lambda: rounds.size):
-                        await self._round(rounds, report, recording)
-                    await _rest(REST_S, began_s)
-                    await self._wait(following, folder, listing, rounds.wait_s(), healths)
-                except Exception as error:  # a mistake here costs what is said of pods; verdicts go on
-                    self._blunder(f"a mistake in drahealth: {error!r}")
-                    await _rest(min(FIND_S, self._config.pods_period_ns / NS), began_s)
+                    await kubelet_dir.has_changed()  # a later change triggers the next poll
+                    with gc_control.paused(lambda: poller.size):
+                        await self._round(poller, report, recording)
+                    await _pause(MIN_PAUSE_S, began_s)
+                    await self._wait(waker, kubelet_dir, pod_list, poller.wait_s(), healths)
+                except Exception as error:  # a bug here must not stop the agent's verdicts
+                    self._report_bug(f"internal error of drahealth: {error!r}")
+                    await _pause(min(RETRY_S, self._config.pods_period_ns / NS), began_s)
 
     async def _round(
         self,
-        rounds: "PodPoller",
+        poller: "PodPoller",
         report: Report | None,
         recording: "LatestJob[ConsumerMap, Report, Instant] | None",
     ) -> None:
-        """Everybody is asked once; with a report, whom it hurts is told, and who uses what handed on."""
-        self._set(*await rounds.hear(self._seen))
+        """Poll once; with a report, log affected pods and pass the map on; then audit if due."""
+        self._set(*await poller.poll(self._core_snapshot))
         if report is not None:
-            rounds.tell(report)
-            if recording and rounds.newest:
-                recording.give(rounds.newest, report, self._clock())
-        if found := await rounds.audit(self._seen):
+            poller.log_impact(report)
+            if recording and poller.newest:
+                recording.give(poller.newest, report, self._clock())
+        if found := await poller.audit(self._core_snapshot):
             self._set(*found)
 
     async def _wait(
         self,
-        following: "_Following",
-        folder: "KubeletDirWatcher",
-        listing: "PodList",
+        waker: "_Waker",
+        kubelet_dir: "KubeletDirWatcher",
+        pod_list: "PodList",
         seconds: float,
         healths: object,
     ) -> None:
-        """Until that time is over, the kubelet says something else, or devices are not as they were."""
+        """Wait until `seconds` have passed, the kubelet's state changes, or a device's health changes."""
         until_s = time.monotonic() + seconds
         while (left_s := until_s - time.monotonic()) > 0 and self._healths == healths:
-            await following.wait(left_s if folder.is_watched else min(left_s, FIND_S))
+            await waker.wait(left_s if kubelet_dir.is_watched else min(left_s, RETRY_S))
             await asyncio.sleep(DEBOUNCE_S)
-            following.clear()
-            if await folder.has_changed() or listing.has_changed():
+            waker.clear()
+            if await kubelet_dir.has_changed() or pod_list.has_changed():
                 return
 
-    def _blunder(self, text: str) -> None:
-        """What was known stays. The traceback is for whoever mends it, once."""
-        kept = self._sample
-        if text != self._blundered:
-            log.exception("who uses the devices cannot be followed")
-        self._blundered = text
-        known = (kept.uses, kept.names, kept.findings) if kept else None
+    def _report_bug(self, text: str) -> None:
+        """Report an internal error; the last known values stay. The traceback is logged once."""
+        last = self._sample
+        if text != self._logged_error:
+            log.exception("pod tracker: poll failed; the last known uses of devices stay")
+        self._logged_error = text
+        known = (last.uses, last.names, last.findings) if last else None
         self._set(SourceState.FAILING, text, known)
 
-    def _set(self, state: SourceState, detail: str, known: "Known | None" = None) -> None:
-        """Takes what is known now; the core is woken if it is anything else."""
+    def _set(self, state: SourceState, detail: str, known: "KnownPods | None" = None) -> None:
+        """Set the sample, and wake the core if it has changed."""
         before = self._sample
         self._passes += 1
         self._failures += state is SourceState.FAILING
         source = self._source(state, detail, self._clock().mono_ns)
         self._sample = PodsSample(source, *(known or ()))
-        is_news = before is None or _substance(before) != _substance(self._sample)
-        if is_news and not self._ended.is_set():  # the core is gone by then
+        is_changed = before is None or _visible_part(before) != _visible_part(self._sample)
+        if is_changed and not self._ended.is_set():  # the core is gone by then
             self._wake()
 
     def _source(self, state: SourceState, detail: str, beat_ns: int) -> SourceSample:
@@ -223,49 +222,51 @@ class PodTracker:
         )
 
 
-class _Following:
-    """What wakes the loop of the thread that follows. :meth:`wait` and :meth:`clear` are the loop's own."""
+class _Waker:
+    """Event that wakes the tracker's loop. Thread-safe, except :meth:`wait` and :meth:`clear`: event loop
+    only."""
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
         self._task = asyncio.current_task()
-        self._news = asyncio.Event()
+        self._changed = asyncio.Event()
 
-    def nudge(self) -> None:
-        """There may be something new."""
+    def notify(self) -> None:
+        """Wake the loop."""
         with suppress(RuntimeError):  # the loop has ended
-            self._loop.call_soon_threadsafe(self._news.set)
+            self._loop.call_soon_threadsafe(self._changed.set)
 
     def cancel(self) -> None:
-        """It is over."""
+        """Cancel the tracker's task."""
         assert self._task is not None, "made in a task"
         with suppress(RuntimeError):
             self._loop.call_soon_threadsafe(self._task.cancel)
 
     async def wait(self, seconds: float) -> None:
-        """For news, at most so long."""
+        """Wait for :meth:`notify`, at most `seconds`."""
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
-                await self._news.wait()
+                await self._changed.wait()
 
     def clear(self) -> None:
-        """Take note of the news."""
-        self._news.clear()
+        """Reset the event."""
+        self._changed.clear()
 
 
-async def _rest(seconds: float, began_s: float) -> None:
-    """For so long at least, and longer if the thread has worked much since it had worked for ``began_s``."""
+async def _pause(seconds: float, began_s: float) -> None:
+    """Sleep at least `seconds`, and longer if the thread used much CPU time since its CPU time was
+    `began_s`."""
     await asyncio.sleep(max(seconds, MAX_DUTY_CYCLE * (time.thread_time() - began_s)))
 
 
-def _substance(sample: PodsSample) -> object:
-    """All of it but what counts on."""
+def _visible_part(sample: PodsSample) -> object:
+    """Return the sample without counters and times."""
     source = sample.source
     return (source.state, source.detail, sample.uses, sample.names, sample.findings)
 
 
-def _is_there(kubelet_dir: Path) -> bool:
-    """Whether there is a kubelet that knows claims, or it cannot be told."""
+def _has_kubelet(kubelet_dir: Path) -> bool:
+    """Return whether a kubelet that knows claims may exist."""
     return any(_may_exist(kubelet_dir / name) for name in (CHECKPOINT, PODS_API))
 
 
@@ -279,7 +280,7 @@ def _may_exist(path: Path) -> bool:
     return True
 
 
-def _call_this_thread(name: str) -> None:
-    """Python's own name for it is none that ``top`` would show."""
+def _set_thread_name(name: str) -> None:
+    """Set the kernel's name of this thread, which ``top`` shows; Python sets only its own."""
     with suppress(OSError):
         Path("/proc/thread-self/comm").write_text(name)

@@ -1,7 +1,7 @@
-"""Reads what an agent, or any DRA driver, serves on a unix socket. For the command line.
+"""Client of the command line: reads what an agent, or any DRA driver, serves on a unix socket.
 
-asyncio, for a process that does nothing else. A peer is not trusted: whatever it sends, the
-outcome is a Report, an AgentStatus, or an error that says what was wrong.
+asyncio, for a process that does nothing else. A server is not trusted: whatever it sends, the result is a
+Report, an AgentStatus, or an error that names the problem.
 """
 
 import asyncio
@@ -16,20 +16,102 @@ from grpclib.const import Cardinality, Status
 from grpclib.exceptions import GRPCError, ProtocolError, StreamTerminatedError
 
 from agent.errors import AgentUnreachable, PermissionDenied
-from agent.model.report import Report
-from agent.model.status import AgentStatus
+from agent.model.health import DeviceHealth, Health, Severity
+from agent.model.report import AgentStatus, Report
+from agent.model.time import NS, Instant
 from agent.serve.agent_api.decode import report_of, status_of
 from agent.serve.grpc.channel import Channel
 from agent.serve.grpc.gen.agent.drahealth import v1 as agent_v1
 from agent.serve.grpc.gen.health_v1 import v1
-from agent.serve.health.merge import Merge
-from agent.serve.sockets import GONE, UNSERVED, why_no_connection
-from agent.system.clock import read_clocks
+from agent.serve.sockets import NO_SERVER, NO_SOCKET, why_no_connection
+from agent.system.timing import read_clocks
+
+DEFAULT_LEASE_S: Final = 30
+"""Lease that the kubelet gives a device whose timeout is not positive [s]."""
+
+LONGEST_LEASE_S: Final = 86_400
+"""Limit of a lease; longer ones are cut [s]."""
+
+HEALTHS: Final[dict[int, Health]] = {int(health): health for health in Health}
+
+# A health stream has no severity; HEALTHY with a message means degraded.
+SEVERITIES: Final = {
+    Health.UNKNOWN: Severity.UNKNOWN,
+    Health.HEALTHY: Severity.OK,
+    Health.UNHEALTHY: Severity.UNHEALTHY,
+}
+
+
+class MergedHealth:
+    """Health lists of a stream, merged as the kubelet merges them.
+
+    A device that a list omits keeps its last verdict. Once its lease has run out it is Unknown until it is
+    reported again. It is never removed.
+    """
+
+    def __init__(self) -> None:
+        self._devices: dict[tuple[str, str], DeviceHealth] = {}
+
+    def update(self, response: v1.NodeWatchResourcesResponse, now: Instant) -> None:
+        """Merge a list that was received ``now``. Of several entries for one device the last counts."""
+        for entry in response.devices:
+            key = (entry.device.pool_name, entry.device.device_name)
+            self._devices[key] = _merged(entry, self._devices.get(key), now)
+
+    def expire(self, now: Instant) -> None:
+        """Set every device whose lease has ended to Unknown."""
+        for key, device in self._devices.items():
+            if device.health is not Health.UNKNOWN and _expiry_ns(device) <= now.mono_ns:
+                self._devices[key] = device._replace(
+                    health=Health.UNKNOWN,
+                    severity=Severity.UNKNOWN,
+                    message=f"not confirmed within its lease of {device.timeout_s} s",
+                    since=now,
+                )
+
+    def expires_in_s(self, now: Instant) -> float | None:
+        """Return the time until the next lease ends [s]; None if there is none."""
+        leases = [
+            _expiry_ns(device) for device in self._devices.values() if device.health is not Health.UNKNOWN
+        ]
+        return max(0, min(leases) - now.mono_ns) / NS if leases else None
+
+    def report(self, now: Instant) -> Report:
+        """Return all devices as a report that has devices only."""
+        devices = sorted(self._devices.values(), key=lambda device: (device.pool, device.device))
+        return Report(node="", at=now, devices=tuple(devices))
+
+
+def _expiry_ns(device: DeviceHealth) -> int:
+    return device.verified.mono_ns + device.timeout_s * NS
+
+
+def _merged(entry: v1.DeviceHealth, before: DeviceHealth | None, now: Instant) -> DeviceHealth:
+    health, message = HEALTHS.get(int(entry.health)), entry.message
+    if health is None:  # the kubelet also treats it as Unknown
+        health = Health.UNKNOWN
+        message = f"peer reports health {int(entry.health)}, not 0, 1 or 2; {message}".removesuffix("; ")
+    lease_s = entry.health_check_timeout_seconds
+    device = DeviceHealth(
+        pool=entry.device.pool_name,
+        device=entry.device.device_name,
+        kind="",
+        health=health,
+        severity=Severity.DEGRADED if health is Health.HEALTHY and message else SEVERITIES[health],
+        message=message,
+        since=now,
+        verified=Instant(now.mono_ns, float(entry.last_updated_time)),
+        timeout_s=min(lease_s, LONGEST_LEASE_S) if lease_s > 0 else DEFAULT_LEASE_S,
+    )
+    if before and (before.health, before.message) == (health, message):
+        return device._replace(since=before.since)
+    return device
+
 
 M = TypeVar("M", bound=betterproto.Message)
 
 STATUS_TIMEOUT_S: Final = 5.0
-"""How long an agent may take to say how it is [s]."""
+"""Timeout of an agent's status [s]."""
 
 # The messages of v1 and v1alpha1 are the same bytes, so one pair of types reads both.
 HEALTH_METHODS: Final = (
@@ -38,22 +120,25 @@ HEALTH_METHODS: Final = (
 )
 
 
-async def follow(socket: Path) -> AsyncGenerator[Report]:
-    """Every newest report that ``socket`` tells of, the first as soon as there is one.
+async def watch_reports(socket: Path) -> AsyncGenerator[Report]:
+    """Yield each newest report of a socket, the first as soon as there is one.
 
-    An agent's own socket gives whole reports. A driver's health socket, v1 or v1alpha1, gives
-    devices only, without causes, merged over its partial lists; a device whose lease runs out
-    becomes Unknown. It never ends by itself.
+    An agent's own socket sends complete reports. A driver's health socket, v1 or v1alpha1, sends devices
+    only, without causes, which are merged over its partial lists; a device whose lease runs out becomes
+    Unknown. The generator does not end by itself.
 
     Raises:
-        AgentUnreachable: nobody serves the socket, or whoever does stopped, or speaks none of these
-            APIs, or sends something that is none of their messages; says which.
-        PermissionDenied: the socket may not be opened.
+        AgentUnreachable: No process serves the socket, or its server stopped, serves none of these APIs, or
+            sent an invalid message; names the problem.
+        PermissionDenied: The socket may not be opened.
     """
-    with _blaming(socket):
+    with _naming_socket(socket):
         channel = Channel(os.fspath(socket))
         try:
-            for reports in (_pictures(channel), *(_healths(channel, method) for method in HEALTH_METHODS)):
+            for reports in (
+                _agent_reports(channel),
+                *(_health_reports(channel, method) for method in HEALTH_METHODS),
+            ):
                 async with contextlib.aclosing(reports):
                     try:
                         async for report in reports:
@@ -68,14 +153,14 @@ async def follow(socket: Path) -> AsyncGenerator[Report]:
             channel.close()
 
 
-async def status(socket: Path) -> AgentStatus:
-    """How the agent behind ``socket`` is doing.
+async def fetch_status(socket: Path) -> AgentStatus:
+    """Return the status of the agent behind a socket.
 
     Raises:
-        AgentUnreachable: as :func:`follow`, or it did not answer within :data:`STATUS_TIMEOUT_S`.
-        PermissionDenied: the socket may not be opened.
+        AgentUnreachable: As :func:`watch_reports`, or no answer within :data:`STATUS_TIMEOUT_S`.
+        PermissionDenied: The socket may not be opened.
     """
-    with _blaming(socket):
+    with _naming_socket(socket):
         channel = Channel(os.fspath(socket))
         try:
             async with asyncio.timeout(STATUS_TIMEOUT_S):
@@ -85,36 +170,38 @@ async def status(socket: Path) -> AgentStatus:
             channel.close()
 
 
-async def _pictures(channel: Channel) -> AsyncGenerator[Report]:
+async def _agent_reports(channel: Channel) -> AsyncGenerator[Report]:
     call = channel.request(
-        "/drahealth.v1.Agent/Watch", Cardinality.UNARY_STREAM, agent_v1.WatchRequest, agent_v1.Picture
+        "/drahealth.v1.Agent/Watch", Cardinality.UNARY_STREAM, agent_v1.WatchRequest, agent_v1.Report
     )
     async with call as stream:
         await stream.send_message(agent_v1.WatchRequest(), end=True)
-        async for picture in stream:
-            yield report_of(picture)
+        async for message in stream:
+            yield report_of(message)
 
 
-async def _healths(channel: Channel, method: str) -> AsyncGenerator[Report]:
+async def _health_reports(channel: Channel, method: str) -> AsyncGenerator[Report]:
     call = channel.request(
         method, Cardinality.UNARY_STREAM, v1.NodeWatchResourcesRequest, v1.NodeWatchResourcesResponse
     )
-    merge = Merge()
+    merged = MergedHealth()
     async with call as stream:
         await stream.send_message(v1.NodeWatchResourcesRequest(), end=True)
-        async for response in _or_none(stream, merge):
+        async for response in _messages_or_expiry(stream, merged):
             if response is not None:
-                merge.take(response, read_clocks())
-            merge.expire(read_clocks())
-            yield merge.report(read_clocks())
+                merged.update(response, read_clocks())
+            merged.expire(read_clocks())
+            yield merged.report(read_clocks())
 
 
-async def _or_none(stream: Any, merge: Merge) -> AsyncIterator[v1.NodeWatchResourcesResponse | None]:
-    """Each message of the stream, and None whenever a lease runs out in between."""
+async def _messages_or_expiry(
+    stream: Any, merged: MergedHealth
+) -> AsyncIterator[v1.NodeWatchResourcesResponse | None]:
+    """Yield each message of the stream, and None whenever a lease runs out in between."""
     reading = asyncio.ensure_future(stream.recv_message())
     try:
         while True:
-            done, _ = await asyncio.wait({reading}, timeout=merge.expires_in_s(read_clocks()))
+            done, _ = await asyncio.wait({reading}, timeout=merged.expires_in_s(read_clocks()))
             if not done:
                 yield None
             elif (response := reading.result()) is None:
@@ -128,8 +215,8 @@ async def _or_none(stream: Any, merge: Merge) -> AsyncIterator[v1.NodeWatchResou
 
 
 @contextlib.contextmanager
-def _blaming(socket: Path) -> Iterator[None]:
-    """Turns what can go wrong with a peer into an error that names its socket."""
+def _naming_socket(socket: Path) -> Iterator[None]:
+    """Convert the errors of a connection to errors that name its socket."""
     try:
         yield
     except PermissionError as error:
@@ -138,8 +225,8 @@ def _blaming(socket: Path) -> Iterator[None]:
         raise AgentUnreachable(f"{socket}: no answer within {STATUS_TIMEOUT_S:g} s") from None
     except OSError as error:
         why = why_no_connection(socket, error)
-        question = "; is the agent running?" if why in {GONE, UNSERVED} else ""
-        raise AgentUnreachable(f"{socket}: {why}{question}") from None
+        hint = "; is the agent running?" if why in {NO_SOCKET, NO_SERVER} else ""
+        raise AgentUnreachable(f"{socket}: {why}{hint}") from None
     except GRPCError as error:
         raise AgentUnreachable(f"{socket}: {error.status.name}: {error.message}") from None
     except (StreamTerminatedError, ProtocolError):

@@ -1,12 +1,11 @@
-"""The agent's own messages, read: of ``drahealth.v1`` the Report or AgentStatus that was written. Pure."""
+"""Decoder of the agent's own messages: from ``drahealth.v1`` messages to the Report or AgentStatus. Pure."""
 
 from typing import Final, TypeVar
 
 from agent.model.health import Cause, DeviceHealth, Health, NotApplicable, Note, Severity
-from agent.model.report import Report
+from agent.model.report import AgentStatus, Report, Subscribers, Tally
 from agent.model.snapshot import CoreStats
 from agent.model.source import SourceSample
-from agent.model.status import AgentStatus, Subscribers, Tally
 from agent.model.time import Instant
 from agent.serve.agent_api.encode import BLAMES, STATES
 from agent.serve.grpc.gen.agent.drahealth import v1
@@ -19,30 +18,30 @@ _BLAME_OF: Final = {number: blame for blame, number in BLAMES.items()}
 _STATE_OF: Final = {number: state for state, number in STATES.items()}
 
 
-def report_of(picture: v1.Picture) -> Report:
-    """The report that a picture was made of.
+def report_of(message: v1.Report) -> Report:
+    """Return the report of a decoded Report message.
 
     Raises:
-        ValueError: it holds a number that none of our enums has; says which field.
+        ValueError: An enum value is unknown; names the field.
     """
     return Report(
-        node=picture.node,
-        at=_instant_of(picture.at),
-        devices=tuple(_device_of(device) for device in picture.devices),
-        notes=tuple(Note(note.subject, _cause_of(note.cause), tuple(note.devices)) for note in picture.notes),
-        not_applicable=tuple(_unjudged_of(rule) for rule in picture.not_applicable),
-        not_evaluated=tuple(_unjudged_of(rule) for rule in picture.not_evaluated),
-        sources=tuple(_source_of(source) for source in picture.sources),
-        core=_core_of(picture.core),
-        groups=picture.groups,
+        node=message.node,
+        at=_instant_of(message.at),
+        devices=tuple(_device_of(device) for device in message.devices),
+        notes=tuple(Note(note.subject, _cause_of(note.cause), tuple(note.devices)) for note in message.notes),
+        not_applicable=tuple(_skipped_rule_of(rule) for rule in message.not_applicable),
+        not_evaluated=tuple(_skipped_rule_of(rule) for rule in message.not_evaluated),
+        sources=tuple(_source_of(source) for source in message.sources),
+        core=_core_of(message.core),
+        groups=message.groups,
     )
 
 
 def status_of(reply: v1.StatusReply) -> AgentStatus:
-    """The status that a message was made of.
+    """Return the status of a decoded StatusReply message.
 
     Raises:
-        ValueError: as :func:`report_of`.
+        ValueError: As :func:`report_of`.
     """
     return AgentStatus(
         version=reply.version,
@@ -59,7 +58,7 @@ def status_of(reply: v1.StatusReply) -> AgentStatus:
         sources=tuple(_source_of(source) for source in reply.sources),
         core=_core_of(reply.core),
         groups=reply.groups,
-        subscribers=tuple(Subscribers(one.socket, one.streams) for one in reply.subscribers),
+        subscribers=tuple(Subscribers(entry.socket, entry.streams) for entry in reply.subscribers),
     )
 
 
@@ -71,7 +70,7 @@ def _cause_of(cause: v1.Cause) -> Cause:
     return Cause(
         code=cause.code,
         severity=_severity_of(cause.severity),
-        blame=_known(_BLAME_OF, cause.blame, "Cause.blame"),
+        blame=_enum_value(_BLAME_OF, cause.blame, "Cause.blame"),
         evidence=cause.evidence,
         advice=cause.advice,
         since=_instant_of(cause.since),
@@ -83,7 +82,7 @@ def _device_of(device: v1.Device) -> DeviceHealth:
         pool=device.pool,
         device=device.name,
         kind=device.kind,
-        health=_known(_HEALTH_OF, device.health, "Device.health"),
+        health=_enum_value(_HEALTH_OF, device.health, "Device.health"),
         severity=_severity_of(device.severity),
         message=device.message,
         since=_instant_of(device.since),
@@ -95,14 +94,14 @@ def _device_of(device: v1.Device) -> DeviceHealth:
     )
 
 
-def _unjudged_of(rule: v1.Unjudged) -> NotApplicable:
+def _skipped_rule_of(rule: v1.SkippedRule) -> NotApplicable:
     return NotApplicable(rule.device, rule.code, rule.reason)
 
 
 def _source_of(source: v1.Source) -> SourceSample:
     return SourceSample(
         name=source.name,
-        state=_known(_STATE_OF, source.state, "Source.state"),
+        state=_enum_value(_STATE_OF, source.state, "Source.state"),
         beat_ns=source.beat_ns,
         period_ns=source.period_ns,
         failures=source.failures,
@@ -118,10 +117,10 @@ def _core_of(core: v1.Core) -> CoreStats:
 
 
 def _severity_of(number: int) -> Severity:
-    return _known(_SEVERITY_OF, number, "severity")
+    return _enum_value(_SEVERITY_OF, number, "severity")
 
 
-def _known(table: dict[int, E], number: int, field: str) -> E:
+def _enum_value(table: dict[int, E], number: int, field: str) -> E:
     if int(number) not in table:
-        raise ValueError(f"{field} is {int(number)}, which is none of {', '.join(map(str, table))}")
+        raise ValueError(f"{field} is {int(number)}, should be one of {', '.join(map(str, table))}")
     return table[int(number)]

@@ -1,10 +1,10 @@
-"""The agent's own messages, written: a Report or an AgentStatus as bytes of ``drahealth.v1``. Pure.
+"""Encoder of the agent's own messages: a Report or an AgentStatus as bytes of ``drahealth.v1``. Pure.
 
-The way back is :mod:`~agent.serve.agent_api.decode`'s, and gives the same value again: the command line shows
-what the agent knows, not a summary of it. Left out is what the sockets need to know, and whoever reads them
-finds in the devices: who declares any.
+:mod:`~agent.serve.agent_api.decode` returns an equal value: the command line shows everything that the
+agent knows, not a summary. Only ``declaring`` is left out, which sockets need and readers see in the
+devices.
 
-A picture goes out with every change. betterproto takes half a millisecond for a device, this some
+A report is sent at every change. betterproto takes half a millisecond for a device, this encoder some
 microseconds.
 """
 
@@ -12,14 +12,13 @@ from collections.abc import Iterator
 from typing import Final
 
 from agent.model.health import Blame, Cause, DeviceHealth, NotApplicable, Note
-from agent.model.report import Report
+from agent.model.report import AgentStatus, Report
 from agent.model.snapshot import CoreStats
 from agent.model.source import SourceSample, SourceState
-from agent.model.status import AgentStatus
 from agent.model.time import Instant
-from agent.serve.grpc.wire.writing import double, message, number, text, texts
+from agent.serve.grpc.wire.writer import double, message, number, text, texts
 
-# Our enums are text where theirs are numbers.
+# The model's enums are text; the messages' enums are numbers.
 BLAMES: Final = {
     Blame.HARDWARE: 1,
     Blame.DRIVER: 2,
@@ -37,8 +36,8 @@ STATES: Final = {
 _NEVER: Final = Instant(0, 0.0)
 
 
-def picture(report: Report) -> Iterator[bytes]:
-    """A Picture in pieces: set end to end they are it. Of a thousand devices it takes 15 ms."""
+def encode_report(report: Report) -> Iterator[bytes]:
+    """Yield the encoded Report message in chunks; a thousand devices take 15 ms in all."""
     yield text(1, report.node)
     yield message(2, _instant(report.at))
     for device in report.devices:
@@ -46,19 +45,19 @@ def picture(report: Report) -> Iterator[bytes]:
     for note in report.notes:
         yield message(4, _note(note))
     for rule in report.not_applicable:
-        yield message(5, _unjudged(rule))
+        yield message(5, _skipped_rule(rule))
     for rule in report.not_evaluated:
-        yield message(6, _unjudged(rule))
+        yield message(6, _skipped_rule(rule))
     for source in report.sources:
         yield message(7, _source(source))
     yield message(8, _core(report.core))
     yield number(9, report.groups)
 
 
-def status_reply(status: AgentStatus) -> bytes:
-    """A StatusReply."""
+def encode_status(status: AgentStatus) -> bytes:
+    """Return the encoded StatusReply message."""
     tallies = (number(1, tally.severity) + number(2, tally.devices) for tally in status.tallies)
-    subscribers = (text(1, one.socket) + number(2, one.streams) for one in status.subscribers)
+    subscribers = (text(1, entry.socket) + number(2, entry.streams) for entry in status.subscribers)
     return b"".join(
         (
             text(1, status.version),
@@ -75,7 +74,7 @@ def status_reply(status: AgentStatus) -> bytes:
             *(message(12, _source(source)) for source in status.sources),
             message(13, _core(status.core)),
             number(14, status.groups),
-            *(message(15, one) for one in subscribers),
+            *(message(15, entry) for entry in subscribers),
         )
     )
 
@@ -120,7 +119,7 @@ def _note(note: Note) -> bytes:
     return text(1, note.subject) + message(2, _cause(note.cause)) + texts(3, note.devices)
 
 
-def _unjudged(rule: NotApplicable) -> bytes:
+def _skipped_rule(rule: NotApplicable) -> bytes:
     return text(1, rule.device) + text(2, rule.code) + text(3, rule.reason)
 
 
@@ -134,7 +133,9 @@ def _source(source: SourceSample) -> bytes:
             number(5, source.failures),
             text(6, source.detail),
             number(7, source.passes),
-            number(8, not source.vital),  # so that a zero, which is not sent, is what nearly all are
+            number(
+                8, not source.vital
+            ),  # inverted: for nearly all sources the value is zero, which is not sent
             number(9, source.limit_ns),
         )
     )

@@ -1,7 +1,7 @@
-"""``drahealth.v1.Agent``: the whole picture and the agent's own state, for the command line.
+"""Service ``drahealth.v1.Agent`` for the command line: the whole report, and the state of the agent.
 
-A picture is only made while somebody watches, once for all of them, and some pieces at a time: the kubelet's
-streams go first.
+A report is encoded only while a client watches, once for all clients, and in small steps: the kubelet's
+streams have priority.
 """
 
 import asyncio
@@ -14,27 +14,26 @@ from typing import Any, Final
 import grpclib.const
 import grpclib.server
 
-from agent.model.report import Report
-from agent.model.status import AgentStatus, Subscribers, Tally
-from agent.serve.agent_api.encode import picture, status_reply
-from agent.serve.grpc.codec import Unread
+from agent.model.report import AgentStatus, Report, Subscribers, Tally
+from agent.serve.agent_api.encode import encode_report, encode_status
+from agent.serve.grpc.codec import UnreadRequest
 from agent.system.threads.latest import Latest
 
 STATUS: Final = "/drahealth.v1.Agent/Status"
 WATCH: Final = "/drahealth.v1.Agent/Watch"
 
-AT_ONCE: Final = 16
-"""Pieces of a picture that are made before others have their turn: 0.1 ms of them."""
+CHUNKS_AT_ONCE: Final = 16
+"""Number of chunks of a report that are encoded before the loop runs other tasks: 0.1 ms."""
 
 
 class AgentService:
-    """The service of ``agent.sock``."""
+    """Service of ``agent.sock``. Event loop only."""
 
     def __init__(
         self, latest: Latest[Report], *, version: str, subscribers: Callable[[], tuple[Subscribers, ...]]
     ) -> None:
         self.streams = 0
-        """How many streams are open."""
+        """Number of open streams."""
         self._latest = latest
         self._version = version
         self._subscribers = subscribers
@@ -42,18 +41,18 @@ class AgentService:
         self._encoded = (0, b"")
 
     def __mapping__(self) -> dict[str, grpclib.const.Handler]:
-        """The methods by path, as grpclib asks for them. They send bytes, not messages."""
+        """Return the methods by path for grpclib. They send bytes, not messages."""
         unary, streaming = grpclib.const.Cardinality.UNARY_UNARY, grpclib.const.Cardinality.UNARY_STREAM
         return {
-            STATUS: grpclib.const.Handler(self._status, unary, Unread, bytes),
-            WATCH: grpclib.const.Handler(self._watch, streaming, Unread, bytes),
+            STATUS: grpclib.const.Handler(self._status, unary, UnreadRequest, bytes),
+            WATCH: grpclib.const.Handler(self._watch, streaming, UnreadRequest, bytes),
         }
 
     async def _status(self, stream: grpclib.server.Stream[Any, bytes]) -> None:
-        """How the agent is doing, at this moment."""
+        """Send the current status."""
         await stream.recv_message()
         status = read_status(*self._latest.peek(), version=self._version, subscribers=self._subscribers())
-        await stream.send_message(status_reply(status))
+        await stream.send_message(encode_status(status))
 
     async def _watch(self, stream: grpclib.server.Stream[Any, bytes]) -> None:
         await stream.recv_message()
@@ -63,28 +62,28 @@ class AgentService:
             version = 0
             while True:
                 version, report = await self._latest.wait_newer(version)
-                version, data = await self._picture(version, report)
+                version, data = await self._encoded_report(version, report)
                 await stream.send_message(data)
         finally:
             self.streams -= 1
 
-    async def _picture(self, version: int, report: Report) -> tuple[int, bytes]:
+    async def _encoded_report(self, version: int, report: Report) -> tuple[int, bytes]:
         async with self._encoding:
             if self._encoded[0] < version:
-                pieces = []
-                for piece in picture(report):
-                    pieces.append(piece)
-                    if len(pieces) % AT_ONCE == 0:
+                chunks = []
+                for chunk in encode_report(report):
+                    chunks.append(chunk)
+                    if len(chunks) % CHUNKS_AT_ONCE == 0:
                         await asyncio.sleep(0)
-                self._encoded = (version, b"".join(pieces))
+                self._encoded = (version, b"".join(chunks))
             return self._encoded
 
 
 def read_status(
     publications: int, report: Report | None, *, version: str, subscribers: tuple[Subscribers, ...]
 ) -> AgentStatus:
-    """The status of this process. Reads a few files of its own in procfs."""
-    import psutil  # 20 ms that only the one who asks should pay
+    """Return the status of this process. Reads a few of its own files in procfs."""
+    import psutil  # 20 ms, only when a client requests the status
 
     process = psutil.Process(os.getpid())
     with process.oneshot():

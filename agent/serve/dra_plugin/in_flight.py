@@ -1,8 +1,8 @@
-"""What is being prepared and unprepared right now: of each claim one thing at a time, whoever asks.
+"""In-flight prepares and unprepares: one run per claim at a time, shared by all calls for it.
 
-The kubelet gives up after its deadline and comes again, while the driver still works on the first call. So a
-run belongs to its claim, not to the call that began it: it goes on when the call has ended, and the next call
-for the same joins it.
+The kubelet gives up after its deadline and retries while the driver still works on the first call. So a run
+belongs to its claim, not to the call that started it: it continues when the call has ended, and the next
+call for the same claim joins it.
 """
 
 import asyncio
@@ -16,41 +16,46 @@ from agent.model.claim import ClaimRef
 from agent.model.prepare import PrepareVerdict
 from agent.prepare.errors import PrepareError, TransientError
 from agent.serve.dra_plugin.result import PreparedDevice
-from agent.system.rate_limit import RateLimiter
+from agent.system.timing import RateLimiter
 
 RUNS_LIMIT: Final = 256
-"""Claims that are worked on at a time, each in a thread. Only a driver that hangs has as many."""
+"""Maximum of claims that are worked on at a time, each in a thread. Only a driver that hangs reaches it."""
 
 log = logging.getLogger(__name__)
 
-Outcome = tuple[PreparedDevice, ...] | PrepareVerdict
-"""The devices of a claim (none of one that was unprepared), or why there are none."""
+ClaimOutcome = tuple[PreparedDevice, ...] | PrepareVerdict
+"""Devices of a prepared claim (none of an unprepared one), or the reason of the failure."""
 
 
-class Kind(StrEnum):
-    """What is asked for."""
+class RunKind(StrEnum):
+    """Kind of a run."""
 
     PREPARE = "prepare"
     UNPREPARE = "unprepare"
 
 
-Work = Callable[[Kind, ClaimRef, float], Awaitable[tuple[PreparedDevice, ...]]]
-"""Prepares or unprepares one claim; waits for others until then, as the loop's time. Raises PrepareError."""
+ClaimRunner = Callable[[RunKind, ClaimRef, float], Awaitable[tuple[PreparedDevice, ...]]]
+"""Function that prepares or unprepares one claim; waits for other claims until a time of the loop. Raises
+PrepareError."""
 
-Judge = Callable[[ClaimRef, Exception], PrepareVerdict]
-"""Of what kind a failure is that no driver saw."""
+ClassifyFailure = Callable[[ClaimRef, Exception], PrepareVerdict]
+"""Function that classifies a failure outside of the driver."""
 
 
 @dataclass(slots=True, eq=False)
 class _InFlight:
-    kind: Kind
+    """Run of a claim."""
+
+    kind: RunKind
     ref: ClaimRef
     before: "_InFlight | None"
-    """What it waits for; once it has begun, nothing."""
-    task: "asyncio.Task[Outcome]" = field(init=False)
+    """Run that this one waits for; None once it has begun."""
+    task: "asyncio.Task[ClaimOutcome]" = field(init=False)
 
     def holder(self) -> "_InFlight | None":
-        """Which run has the claim: this one, or one that this has waited for in vain; None: none has it."""
+        """Return the run that holds the claim: this one, or an unfinished one before it; None: none holds
+        it.
+        """
         run: _InFlight | None = self
         while run is not None and run.task.done():
             run = run.before
@@ -58,20 +63,20 @@ class _InFlight:
 
 
 class InFlightClaims:
-    """The runs of one instance. Of one loop."""
+    """In-flight runs of one instance. Event loop only."""
 
-    def __init__(self, work: Work, judge: Judge) -> None:
-        self._work = work
-        self._judge = judge
+    def __init__(self, runner: ClaimRunner, classify: ClassifyFailure) -> None:
+        self._runner = runner
+        self._classify = classify
         self._last: dict[str, _InFlight] = {}
-        self._places = asyncio.Semaphore(RUNS_LIMIT)
-        self._complaints = RateLimiter()
+        self._slots = asyncio.Semaphore(RUNS_LIMIT)
+        self._log_limit = RateLimiter()
 
-    def join(self, kind: Kind, ref: ClaimRef, until_s: float) -> "asyncio.Task[Outcome]":
-        """The run of that kind of that claim, begun if there is none; it never raises.
+    def join(self, kind: RunKind, ref: ClaimRef, until_s: float) -> "asyncio.Task[ClaimOutcome]":
+        """Return the run of that kind for the claim; start one if there is none. The task never raises.
 
-        What else is under way for the claim is waited for first, but not longer than until ``until_s`` (the
-        loop's time). Once begun, a run has all the time that the driver takes.
+        Another run for the claim is waited for first, but not longer than until ``until_s`` (the loop's
+        time). Once begun, a run has all the time that the driver takes.
         """
         last = self._last.get(ref.uid)
         if last is not None and (last.kind, last.ref) == (kind, ref):
@@ -83,7 +88,7 @@ class InFlightClaims:
         return run.task
 
     def _forget(self, run: _InFlight) -> None:
-        """It is done; if it has never begun, what it waited for is still under way."""
+        """Remove a finished run; if it never began, the run before it remains."""
         if self._last.get(run.ref.uid) is run:
             holder = run.holder()
             if holder is None:
@@ -91,35 +96,40 @@ class InFlightClaims:
             else:
                 self._last[run.ref.uid] = holder
 
-    async def _run(self, run: _InFlight, until_s: float) -> Outcome:
+    async def _run(self, run: _InFlight, until_s: float) -> ClaimOutcome:
         try:
             await self._begin(run, until_s)
             try:
-                return await self._work(run.kind, run.ref, until_s)
+                return await self._runner(run.kind, run.ref, until_s)
             finally:
-                self._places.release()
+                self._slots.release()
         except PrepareError as error:
             return error.verdict
         except TransientError as error:
-            return self._judge(run.ref, error)
-        except Exception as error:  # a mistake of ours: it is this claim's all the same
-            log.exception("%s of claim %s", run.kind, run.ref)
-            return self._judge(run.ref, error)
+            return self._classify(run.ref, error)
+        except Exception as error:  # an internal error fails this claim only
+            log.exception("claim %s: %s failed: internal error", run.ref, run.kind)
+            return self._classify(run.ref, error)
 
     async def _begin(self, run: _InFlight, until_s: float) -> None:
-        """Returns when the claim is free, and there is a place. Raises TransientError if that is too late."""
+        """Wait for the claim and a free place. Raises TransientError if that takes too long."""
         while run.before is not None and (holder := run.before.holder()) is not None:
             done, _ = await asyncio.wait({holder.task}, timeout=_left_s(until_s))
             if not done:
-                raise TransientError(f"its {holder.kind} before is not done yet", code="deadline")
+                raise TransientError(f"the claim's previous {holder.kind} is not done yet", code="deadline")
         try:
             async with asyncio.timeout(_left_s(until_s)):
-                await self._places.acquire()
+                await self._slots.acquire()
         except TimeoutError:
-            if count := self._complaints.tick():
-                words = "%d claims are being worked on, %d more waited in vain; does the driver hang?"
-                log.warning(words, RUNS_LIMIT, count)
-            raise TransientError(f"{RUNS_LIMIT} others were not done in time", code="deadline") from None
+            if count := self._log_limit.tick():
+                log.warning(
+                    "claims: limit of %d in-flight claims reached; %d more timed out; the driver may hang",
+                    RUNS_LIMIT,
+                    count,
+                )
+            raise TransientError(
+                f"{RUNS_LIMIT} other claims were not done in time", code="deadline"
+            ) from None
         run.before = None
 
 

@@ -1,8 +1,8 @@
-"""One at a time: a driver's prepares and unprepares, across all of its instances on the node.
+"""Lock that serializes a driver's prepares and unprepares across all its instances on the node.
 
-The turn is held for a call of the driver's, and for nothing around it. Within the process the order is that
-of the asking. Between processes it is a lock on a file, which the kernel opens when its holder ends, however
-that happens.
+The lock is held for a call of the driver, and for nothing else. Within the process the order is first come,
+first served. Between processes it is a lock on a file, which the kernel releases when its holder ends,
+however it ends.
 """
 
 import fcntl
@@ -16,78 +16,78 @@ from pathlib import Path
 from typing import Final
 
 from agent.prepare.errors import TransientError
-from agent.system.flock import unlock
+from agent.system.files import unlock
 
 FILE: Final = "serialize.lock"
-"""In the driver's directory; Kubernetes' own drivers use the same."""
+"""Name of the file in the driver's directory; Kubernetes' own drivers use the same."""
 POLL_S: Final = 0.05
-"""How often a lock that another instance holds is tried again: a thread that waits in the kernel cannot be
-called back."""
+"""Interval of attempts for a lock that another instance holds: a thread that waits in the kernel cannot be
+cancelled."""
 
 
 class SerializeLock:
-    """The turns of one instance. A thread has one at a time."""
+    """Lock of one instance. Thread-safe; not reentrant."""
 
     def __init__(self, directory: Path) -> None:
-        """The directory must be there when somebody asks for a turn."""
+        """Create the lock. The directory must exist when the lock is acquired."""
         self._path = directory / FILE
         self._lock = threading.Lock()
-        self._line: deque[threading.Event] = deque()
-        """The first has the turn, and is set; the others wait."""
+        self._waiters: deque[threading.Event] = deque()
+        """Waiting threads; the first holds the lock, and its event is set."""
 
     @contextmanager
     def hold(self, until_s: float) -> Iterator[None]:
-        """Holds the turn, once it has come; blocks until then.
+        """Hold the lock; blocks until it is acquired.
 
         Args:
-            until_s: How long to wait, as :func:`time.monotonic` has it; one that is free comes even later.
+            until_s: End of the waiting, on :func:`time.monotonic`; a free lock is acquired even later.
 
         Raises:
-            TransientError: it did not come: ``deadline`` behind others of this instance, ``lock.timeout``
-                behind another instance.
-            OSError: the lock's file cannot be made or locked.
+            TransientError: The lock was not acquired: ``deadline`` behind other threads of this instance,
+                ``lock.timeout`` behind another instance.
+            OSError: The lock's file cannot be created or locked.
         """
-        self._queue(until_s)
+        self._enqueue(until_s)
         try:
-            fd = self._hold(until_s)
+            fd = self._lock_file(until_s)
             try:
                 yield
             finally:
                 unlock(fd)
         finally:
-            self._leave()
+            self._release()
 
-    def _queue(self, until_s: float) -> None:
-        place = threading.Event()
+    def _enqueue(self, until_s: float) -> None:
+        turn = threading.Event()
         with self._lock:
-            self._line.append(place)
-            self._line[0].set()
-        if place.wait(min(max(0.0, until_s - time.monotonic()), threading.TIMEOUT_MAX)):
+            self._waiters.append(turn)
+            self._waiters[0].set()
+        if turn.wait(min(max(0.0, until_s - time.monotonic()), threading.TIMEOUT_MAX)):
             return
         with self._lock:
-            if place.is_set():  # it came in this moment
+            if turn.is_set():  # acquired at this moment
                 return
-            self._line.remove(place)
-        raise TransientError("what came before it was not done in time", code="deadline")
+            self._waiters.remove(turn)
+        raise TransientError("earlier calls of the driver were not done in time", code="deadline")
 
-    def _leave(self) -> None:
+    def _release(self) -> None:
         with self._lock:
-            self._line.popleft()
-            if self._line:
-                self._line[0].set()
+            self._waiters.popleft()
+            if self._waiters:
+                self._waiters[0].set()
 
-    def _hold(self, until_s: float) -> int:
-        while (fd := self._try()) is None:
+    def _lock_file(self, until_s: float) -> int:
+        while (fd := self._try_lock()) is None:
             if time.monotonic() >= until_s:
                 raise TransientError(
-                    f"another instance of the driver holds {FILE}; it was not let go in time",
+                    f"another instance of the driver holds {FILE}; not released in time",
                     code="lock.timeout",
                 )
             time.sleep(POLL_S)
         return fd
 
-    def _try(self) -> int | None:
-        """The locked file's descriptor; None if another instance holds it."""
+    def _try_lock(self) -> int | None:
+        """Return the locked file's descriptor; None if another instance holds the lock."""
         fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o640)
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)

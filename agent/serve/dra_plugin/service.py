@@ -1,8 +1,8 @@
 """The kubelet's DRA plugin API: prepare and unprepare claims, v1 and v1beta1, from one implementation.
 
-A claim's failure is told in that claim's answer, and every claim that was asked for is in the answer: the
-kubelet shows one of them, so each text names all that failed. A call as a whole fails only if its bytes are
-no request, or while the driver can take none (UNAVAILABLE).
+A claim's failure is reported in that claim's answer, and every claim of the request has an answer: the
+kubelet shows one of them, so each text names all failures. A call as a whole fails only if its bytes are
+not a valid request, or while the driver accepts none (UNAVAILABLE).
 """
 
 import asyncio
@@ -14,88 +14,87 @@ from typing import Any, Final, Protocol
 
 import grpclib.const
 import grpclib.server
-from betterproto import encode_varint
 from grpclib.const import Status
 from grpclib.exceptions import GRPCError
 
 from agent.model.claim import ClaimRef
 from agent.model.prepare import PrepareVerdict
 from agent.prepare.errors import DriverError, TransientError
-from agent.prepare.message import texts
-from agent.prepare.wire import WireMode, extension
-from agent.serve.dra_plugin.in_flight import InFlightClaims, Kind, Outcome
+from agent.prepare.message import kubelet_texts
+from agent.serve.dra_plugin.in_flight import ClaimOutcome, InFlightClaims, RunKind
 from agent.serve.dra_plugin.request_checks import check_claims
-from agent.serve.dra_plugin.result import PreparedDevice
+from agent.serve.dra_plugin.result import PreparedDevice, WireMode, extension
 from agent.serve.grpc.gen.dra_v1.k8s.io.kubelet.pkg.apis.dra import v1
 from agent.serve.grpc.gen.dra_v1beta1.k8s.io.kubelet.pkg.apis.dra import v1beta1
-from agent.serve.grpc.hardened import Stream
-from agent.system.rate_limit import RateLimiter
+from agent.serve.grpc.hardened import HardenedStream
+from agent.serve.grpc.wire.writer import message as encode_message
+from agent.system.timing import RateLimiter
 
 KUBELET_S: Final = 45.0
-"""How long the kubelet waits for an answer, if it does not say [s]."""
+"""Timeout of the kubelet if it sends none [s]."""
 MARGIN_S: Final = 2.0
-"""How long before that the answer goes out, whatever is not done [s]..."""
-LAST_S: Final = 0.2
-"""...of which this is for what waited in vain to say so itself [s]."""
+"""Time before the timeout at which the answer is sent, with everything that is done [s]."""
+REPORT_S: Final = 0.2
+"""Part of this margin for runs that waited in vain to report that themselves [s]."""
 
 ENTRIES_LIMIT: Final = 4096
-"""Claims in a request that are read at all. Each that is read gets an answer; see also
+"""Maximum of claims of a request that are read. Each gets an answer; see also
 :data:`~agent.serve.dra_plugin.request_checks.CLAIMS_LIMIT`."""
 ANSWER_LIMIT: Final = (4 << 20) - (64 << 10)
-"""What all claims' answers may take together [bytes]; the kubelet reads no message above 4 MiB."""
+"""Maximum of all claims' answers together [bytes]; the kubelet reads no message above 4 MiB."""
 
 log = logging.getLogger(__name__)
 
 
-class RequestStream(Stream):
-    """A request of up to 512 KiB: 1,024 claims, each with the longest names that there can be."""
+class RequestStream(HardenedStream):
+    """Stream of requests of up to 512 KiB: 1,024 claims, each with the longest names."""
 
     limit = 512 << 10
 
 
-class Claims(Protocol):
-    """Who prepares them. Called in the server's loop, which it must not block."""
+class ClaimHandler(Protocol):
+    """Handler that prepares claims. Called in the server's loop, which it must not block."""
 
-    async def run(self, kind: Kind, ref: ClaimRef, until_s: float) -> tuple[PreparedDevice, ...]:
-        """Prepares or unprepares a claim; takes as long as it takes, once it need not wait for other claims.
+    async def run(self, kind: RunKind, ref: ClaimRef, until_s: float) -> tuple[PreparedDevice, ...]:
+        """Prepare or unprepare a claim; takes as long as the driver does, after waiting for other claims.
 
-        For these it waits until ``until_s`` at most, as the loop's time. Raises PrepareError.
+        That wait ends at ``until_s``, a time of the loop. Raises PrepareError.
         """
 
-    def judge(self, ref: ClaimRef, error: Exception) -> PrepareVerdict:
-        """Of what kind a failure is that the driver has not seen."""
+    def classify(self, ref: ClaimRef, error: Exception) -> PrepareVerdict:
+        """Classify a failure outside of the driver."""
 
-    def refusal(self) -> str:
-        """Why nothing can be prepared now, in words; empty: it can."""
+    def unavailable_reason(self) -> str:
+        """Return why nothing can be prepared now; empty: it can."""
 
 
-class DraPlugin:
-    """The service of a driver's socket.
+class DraPluginService:
+    """Service of a driver's socket.
 
     Args:
-        claims: Who prepares them.
-        wire: Whether an error's class goes out as a number, too.
+        claims: Handler of the claims.
+        wire: Form in which an error's class is also sent as a number.
     """
 
-    def __init__(self, claims: Claims, wire: WireMode = WireMode.NONE) -> None:
+    def __init__(self, claims: ClaimHandler, wire: WireMode = WireMode.NONE) -> None:
         self._claims = claims
-        self._runs = InFlightClaims(claims.run, claims.judge)
+        self._in_flight = InFlightClaims(claims.run, claims.classify)
         self._wire = wire
         self._calls: set[asyncio.Task[Any]] = set()
         self._closed = ""
-        self._complaints = RateLimiter()
+        self._log_limit = RateLimiter()
 
     def __mapping__(self) -> dict[str, grpclib.const.Handler]:
-        """The methods by path, as grpclib asks for them; paths and types are the generated code's."""
+        """Return the methods by path for grpclib; paths and types are those of the generated code."""
         mapping: dict[str, grpclib.const.Handler] = {}
         for module in (v1, v1beta1):
             for path, handler in module.DraPluginBase().__mapping__().items():
-                kind = Kind.UNPREPARE if path.endswith("UnprepareResources") else Kind.PREPARE
+                kind = RunKind.UNPREPARE if path.endswith("UnprepareResources") else RunKind.PREPARE
                 mapping[path] = handler._replace(func=partial(self._serve, kind, module))
         return mapping
 
     async def close(self, reason: str, timeout_s: float) -> bool:
-        """Takes no call any more, and waits for the answers of those that are under way.
+        """Accept no more calls, and wait for the answers of the open ones.
 
         Returns:
             Whether all have been answered.
@@ -106,7 +105,7 @@ class DraPlugin:
         return not self._calls
 
     async def _serve(
-        self, kind: Kind, module: ModuleType, stream: "grpclib.server.Stream[Any, bytes]"
+        self, kind: RunKind, module: ModuleType, stream: "grpclib.server.Stream[Any, bytes]"
     ) -> None:
         task = asyncio.current_task()
         assert task is not None
@@ -115,80 +114,82 @@ class DraPlugin:
             until_s = asyncio.get_running_loop().time() + _budget_s(stream)
             request = await stream.recv_message()
             assert request is not None  # a request that ends without a body is the empty one
-            if reason := self._closed or self._claims.refusal():
+            if reason := self._closed or self._claims.unavailable_reason():
                 raise GRPCError(Status.UNAVAILABLE, reason)
-            claims = [ClaimRef(one.namespace, one.name, one.uid) for one in request.claims]
+            claims = [ClaimRef(claim.namespace, claim.name, claim.uid) for claim in request.claims]
             await stream.send_message(self._encode(kind, module, await self._outcomes(kind, claims, until_s)))
         finally:
             self._calls.discard(task)
 
     async def _outcomes(
-        self, kind: Kind, claims: Iterable[ClaimRef], until_s: float
-    ) -> dict[ClaimRef, Outcome]:
-        """How each claim ended, or that it has not."""
-        asked = check_claims(claims)
-        outcomes: dict[ClaimRef, Outcome] = {
-            ref: self._claims.judge(ref, DriverError(wrong, code=f"request.{wrong.partition(':')[0]}"))
-            for ref, wrong in asked.refused
+        self, kind: RunKind, claims: Iterable[ClaimRef], until_s: float
+    ) -> dict[ClaimRef, ClaimOutcome]:
+        """Return the outcome of each claim, or that it is not finished."""
+        validated = check_claims(claims)
+        outcomes: dict[ClaimRef, ClaimOutcome] = {
+            ref: self._claims.classify(ref, DriverError(error, code=f"request.{error.partition(':')[0]}"))
+            for ref, error in validated.refused
         }
-        runs = {ref: self._runs.join(kind, ref, until_s - LAST_S) for ref in asked.claims}
+        runs = {ref: self._in_flight.join(kind, ref, until_s - REPORT_S) for ref in validated.claims}
         if runs:
             await asyncio.wait(runs.values(), timeout=until_s - asyncio.get_running_loop().time())
         for ref, task in runs.items():
             if task.done() and not task.cancelled():
                 outcomes[ref] = task.result()
             else:
-                late = f"the {kind} was not finished in time; it goes on, for a later call to find done"
-                outcomes[ref] = self._claims.judge(ref, TransientError(late, code="deadline"))
-                if count := self._complaints.tick():
-                    log.warning("claim %s: %s; so it was %d times", ref, late, count)
+                late = (
+                    f"the {kind} was not finished in time; it continues, and a later call returns its result"
+                )
+                outcomes[ref] = self._claims.classify(ref, TransientError(late, code="deadline"))
+                if count := self._log_limit.tick():
+                    log.warning("claim %s: %s; %d such claims", ref, late, count)
         return outcomes
 
-    def _encode(self, kind: Kind, module: ModuleType, outcomes: Mapping[ClaimRef, Outcome]) -> bytes:
-        """The response: a map of answers by uid.
+    def _encode(self, kind: RunKind, module: ModuleType, outcomes: Mapping[ClaimRef, ClaimOutcome]) -> bytes:
+        """Encode the response: a map of answers by uid.
 
         By hand, because an answer may end with a field that the generated message does not have.
         """
-        verdicts = {ref: one for ref, one in outcomes.items() if isinstance(one, PrepareVerdict)}
+        verdicts = {ref: outcome for ref, outcome in outcomes.items() if isinstance(outcome, PrepareVerdict)}
         answers = {ref: _encode_devices(module, one) for ref, one in outcomes.items()
                    if not isinstance(one, PrepareVerdict)}  # fmt: skip
         while sum(map(len, answers.values())) > ANSWER_LIMIT:
             largest = max(answers, key=lambda ref: len(answers[ref]))
             size = len(answers.pop(largest))
-            wrong = f"the driver's answer takes {size} bytes, and all of a call {ANSWER_LIMIT} at most"
-            verdicts[largest] = self._claims.judge(largest, DriverError(wrong, code="driver.bug.answer"))
-        for (ref, verdict), said in zip(verdicts.items(), texts(list(verdicts.values())), strict=True):
-            log.debug("%s of claim %s failed: %s", kind, ref, said)
-            if kind is Kind.UNPREPARE:
-                answers[ref] = bytes(module.NodeUnprepareResourceResponse(error=said))
+            error = f"the driver's answer is {size} bytes, limit {ANSWER_LIMIT} for all claims of a call"
+            verdicts[largest] = self._claims.classify(largest, DriverError(error, code="driver.bug.answer"))
+        for (ref, verdict), text in zip(
+            verdicts.items(), kubelet_texts(list(verdicts.values())), strict=True
+        ):
+            log.debug("claim %s: %s failed: %s", ref, kind, text)
+            if kind is RunKind.UNPREPARE:
+                answers[ref] = bytes(module.NodeUnprepareResourceResponse(error=text))
             else:
-                message = module.NodePrepareResourceResponse(error=said)
+                message = module.NodePrepareResourceResponse(error=text)
                 answers[ref] = bytes(message) + extension(verdict.error_class, self._wire)
-        return b"".join(_field(1, _field(1, ref.uid.encode()) + _field(2, answers[ref])) for ref in outcomes)
+        return b"".join(
+            encode_message(1, encode_message(1, ref.uid.encode()) + encode_message(2, answers[ref]))
+            for ref in outcomes
+        )
 
 
 def _encode_devices(module: ModuleType, devices: Sequence[PreparedDevice]) -> bytes:
-    """The answer for a claim that succeeded; of an unprepare it is empty, and so are its bytes."""
+    """Encode the answer for a claim that succeeded; for an unprepare it is empty."""
     shares = "share_id" in module.Device.__dataclass_fields__  # which v1beta1 does not have
     return bytes(
         module.NodePrepareResourceResponse(
             [
                 module.Device(
-                    request_names=list(one.requests),
-                    pool_name=one.pool,
-                    device_name=one.device,
-                    cdi_device_ids=list(one.cdi_ids),
-                    **({"share_id": one.share_id} if shares and one.share_id else {}),
+                    request_names=list(device.requests),
+                    pool_name=device.pool,
+                    device_name=device.device,
+                    cdi_device_ids=list(device.cdi_ids),
+                    **({"share_id": device.share_id} if shares and device.share_id else {}),
                 )
-                for one in devices
+                for device in devices
             ]
         )
     )
-
-
-def _field(number: int, data: bytes) -> bytes:
-    """One field of bytes, as protobuf has it."""
-    return bytes([number << 3 | 2]) + encode_varint(len(data)) + data
 
 
 def _budget_s(stream: "grpclib.server.Stream[Any, Any]") -> float:

@@ -1,6 +1,6 @@
-"""The methods of ``drahealth.v1.DriverLink``, from a request's bytes to those of its reply.
+"""Methods of ``drahealth.v1.DriverLink``, from the bytes of a request to those of its reply.
 
-Owns what a reply says. What a request may say is agent.serve.driver_link.requests'.
+This module encodes replies; agent.serve.driver_link.requests decodes and checks requests.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -9,62 +9,66 @@ from typing import Any, Final
 from agent.model.claim import Claim
 from agent.model.prepare import PrepareVerdict
 from agent.model.taint import TAINTS_MAX, Effect, Taint, Taints
-from agent.prepare.message import text, texts
+from agent.prepare.message import kubelet_text, kubelet_texts
 from agent.serve.driver_link import requests
 from agent.serve.driver_link.requests import CLASSES, DEVICES_MAX
-from agent.serve.driver_link.service import Link
+from agent.serve.driver_link.types import DriverLinkHandler
 from agent.serve.grpc.gen.driver_link.drahealth import v1
-from agent.serve.grpc.wire.plain import Values, write
+from agent.serve.grpc.wire.reader import FieldValues
+from agent.serve.grpc.wire.writer import write_message
 
 BLAMED_MAX: Final = 4096
 TAINTED_MAX: Final = 6144
-"""Devices to blame in a reply, and taints in a message. With the longest names, and the rest, these are just
-below 4 MiB; gRPC's clients read no more unless they are told to."""
+"""Maximum of taints in a message. With this and BLAMED_MAX, messages with the longest names are just below
+4 MiB, the default limit of gRPC clients."""
 
-EFFECTS: Final = {Effect[str(one.name)]: int(one) for one in v1.TaintEffect if int(one)}
-_CLASS_NUMBERS: Final = {one: number for number, one in CLASSES.items()}
+EFFECTS: Final = {Effect[str(effect.name)]: int(effect) for effect in v1.TaintEffect if int(effect)}
+_CLASS_NUMBERS: Final = {error_class: number for number, error_class in CLASSES.items()}
 
 
 # --- the methods --------------------------------------------------------------------------------------------
 
 
-def sync(data: bytes, driver: str, link: Callable[[], Link]) -> bytes:
-    """``SyncDevices``.
+def sync(data: bytes, driver: str, open_handler: Callable[[], DriverLinkHandler]) -> bytes:
+    """Handle ``SyncDevices``.
 
     Args:
-        data: The request.
-        driver: Whose it is.
-        link: Gives who does it; asked when the request is found to be one.
+        data: Encoded request.
+        driver: Name of the driver.
+        open_handler: Returns the handler of the driver's calls; called after the request was checked.
 
     Raises:
-        GRPCError: The data are no request that can be used. And whatever the link raises; so do the others.
+        GRPCError: The request is not valid. The handler's exceptions are passed on. The other methods raise
+            the same.
     """
     rows = requests.read_sync(data)
-    synced = link().sync(rows)
-    return write(v1.SyncDevicesReply, synced._asdict())
+    synced = open_handler().sync(rows)
+    return write_message(v1.SyncDevicesReply, synced._asdict())
 
 
-def check(data: bytes, driver: str, link: Callable[[], Link]) -> bytes:
-    """``CheckClaims``."""
+def check(data: bytes, driver: str, open_handler: Callable[[], DriverLinkHandler]) -> bytes:
+    """Handle ``CheckClaims``."""
     claims = requests.read_check(data, driver)
-    return _answers(v1.CheckClaimsReply, claims, link().check(claims))
+    return _answers(v1.CheckClaimsReply, claims, open_handler().check(claims))
 
 
-def classify(data: bytes, driver: str, link: Callable[[], Link]) -> bytes:
-    """``Classify``."""
+def classify(data: bytes, driver: str, open_handler: Callable[[], DriverLinkHandler]) -> bytes:
+    """Handle ``Classify``."""
     claim, evidence = requests.read_classify(data, driver)
-    verdict = link().classify(claim, evidence)
-    return write(v1.ClassifyReply, {"verdict": _verdict(verdict, text(verdict), DEVICES_MAX)})
+    verdict = open_handler().classify(claim, evidence)
+    return write_message(v1.ClassifyReply, {"verdict": _verdict(verdict, kubelet_text(verdict), DEVICES_MAX)})
 
 
-def report(data: bytes, driver: str, link: Callable[[], Link]) -> bytes:
-    """``ReportPrepare``."""
-    said = requests.read_report(data, driver)
-    tell = link().unprepared if said.unprepare else link().prepared
-    return _answers(v1.ReportPrepareReply, [one.claim for one in said.ended], tell(said.ended))
+def report(data: bytes, driver: str, open_handler: Callable[[], DriverLinkHandler]) -> bytes:
+    """Handle ``ReportPrepare``."""
+    prepare_report = requests.read_report(data, driver)
+    handler = open_handler()
+    record = handler.unprepared if prepare_report.unprepare else handler.prepared
+    results = prepare_report.results
+    return _answers(v1.ReportPrepareReply, [result.claim for result in results], record(results))
 
 
-METHODS: Final[Mapping[str, Callable[[bytes, str, Callable[[], Link]], bytes]]] = {
+METHODS: Final[Mapping[str, Callable[[bytes, str, Callable[[], DriverLinkHandler]], bytes]]] = {
     "SyncDevices": sync,
     "CheckClaims": check,
     "Classify": classify,
@@ -76,17 +80,17 @@ METHODS: Final[Mapping[str, Callable[[bytes, str, Callable[[], Link]], bytes]]] 
 
 
 def encode_taints(taints: Taints) -> bytes:
-    """A message of ``WatchTaints``. Where all would be too much, the mildest taints of a device go first."""
+    """Encode a message of ``WatchTaints``. With too many taints, the mildest of each device are omitted."""
     devices = sorted(taints.devices.items(), key=lambda item: (item[0].pool, item[0].device))
-    most = _share([len(of) for _, of in devices], TAINTED_MAX, TAINTS_MAX)
-    told = [
-        {"pool": ref.pool, "name": ref.device, "taints": [_taint(one) for one in of[:most]]}
-        for ref, of in devices
+    maximum = _share([len(device_taints) for _, device_taints in devices], TAINTED_MAX, TAINTS_MAX)
+    tainted = [
+        {"pool": ref.pool, "name": ref.device, "taints": [_taint(taint) for taint in device_taints[:maximum]]}
+        for ref, device_taints in devices
     ]
-    return write(v1.DeviceTaints, {"devices": told})
+    return write_message(v1.DeviceTaints, {"devices": tainted})
 
 
-def _taint(taint: Taint) -> Values:
+def _taint(taint: Taint) -> FieldValues:
     return {
         "key": taint.key,
         "value": taint.value,
@@ -96,35 +100,36 @@ def _taint(taint: Taint) -> Values:
 
 
 def _answers(kind: type[Any], claims: Sequence[Claim], verdicts: Sequence[PrepareVerdict | None]) -> bytes:
-    """One answer for each claim; the texts of those that failed name one another."""
-    failed = [one for one in verdicts if one is not None]
-    lines = iter(texts(failed))
-    most = _share([len(one.devices) for one in failed], BLAMED_MAX, DEVICES_MAX)
-    answers = [
-        {"uid": claim.uid, **({} if one is None else {"verdict": _verdict(one, next(lines), most)})}
-        for claim, one in zip(claims, verdicts, strict=True)
-    ]
-    return write(kind, {"answers": answers})
+    """Encode one answer for each claim; the texts of several failures name one another."""
+    failed = [verdict for verdict in verdicts if verdict is not None]
+    texts = iter(kubelet_texts(failed))
+    maximum = _share([len(verdict.devices) for verdict in failed], BLAMED_MAX, DEVICES_MAX)
+    answers: list[FieldValues] = []
+    for claim, verdict in zip(claims, verdicts, strict=True):
+        answers.append({"uid": claim.uid})
+        if verdict is not None:
+            answers[-1]["verdict"] = _verdict(verdict, next(texts), maximum)
+    return write_message(kind, {"answers": answers})
 
 
-def _verdict(verdict: PrepareVerdict, line: str, devices_max: int) -> Values:
+def _verdict(verdict: PrepareVerdict, text: str, devices_max: int) -> FieldValues:
     return {
         "error_class": _CLASS_NUMBERS[verdict.error_class],
         "code": verdict.code,
-        "text": line,
+        "text": text,
         "summary": verdict.summary,
         "advice": verdict.advice,
         "evidence": verdict.evidence,
         "confidence": verdict.confidence,
         "retry_after_s": verdict.retry_after_s or 0.0,
-        "devices": [one._asdict() for one in verdict.devices[:devices_max]],
+        "devices": [device._asdict() for device in verdict.devices[:devices_max]],
         "count": verdict.count if verdict.first_wall_s else 0,
         "first_s": verdict.first_wall_s,
     }
 
 
-def _share(counts: Sequence[int], total: int, most: int) -> int:
-    """How many each may have, so that together they have no more than the total; one at least."""
-    while most > 1 and sum(min(count, most) for count in counts) > total:
-        most //= 2
-    return most
+def _share(counts: Sequence[int], total: int, maximum: int) -> int:
+    """Return the maximum for each count, at least 1, so that their sum does not exceed `total`."""
+    while maximum > 1 and sum(min(count, maximum) for count in counts) > total:
+        maximum //= 2
+    return maximum

@@ -1,7 +1,7 @@
-"""Requests of ``drahealth.v1.DriverLink``: read and checked as a whole, before anything of one is done.
+"""Requests of ``drahealth.v1.DriverLink``: read and checked as a whole before any of it has an effect.
 
-Owns the limits, as proto/drahealth/v1/driver_link.proto says them, and what each piece of evidence is in
-agent.prepare's words. Slow for a large request: call it in a thread.
+This module owns the limits that proto/drahealth/v1/driver_link.proto documents, and the mapping of evidence
+to agent.prepare.evidence. Slow for a large request: call it in a thread.
 """
 
 import os
@@ -22,24 +22,25 @@ from agent.prepare.evidence import (
     HttpStatus,
     NvmlCode,
     Text,
-    TimedOut,
+    Timeout,
 )
-from agent.prepare.normalize import clean
+from agent.prepare.normalize import sanitize
 from agent.prepare.taxonomy import DEFAULTS
-from agent.serve.driver_link.service import HandlerGone, Row
+from agent.serve.driver_link.types import ClaimResult, DeviceDeclaration
 from agent.serve.grpc.gen.driver_link.drahealth import v1
-from agent.serve.grpc.wire.plain import Limits, TooMany, Values, read
+from agent.serve.grpc.wire.reader import FieldLimits, FieldValues, TooManyEntries, read_message
 
 NAME_BYTES: Final = 253
 TEXT_BYTES: Final = 4096
 SUMMARY_CHARS: Final = 200
 CLAIMS_MAX: Final = 256
 DEVICES_MAX: Final = 128
-"""Of a claim: four times what Kubernetes allocates. The densest request takes 11 MiB while it is read."""
+"""Maximum of devices of a claim: four times what Kubernetes allocates. The largest request takes 11 MiB
+while it is read."""
 EVIDENCE_MAX: Final = 16
-_SHOWN_CHARS: Final = 64  # of a wrong value, so that the text stays one that can be read
+_SHOWN_CHARS: Final = 64  # length of a wrong value in an error text
 
-LIMITS: Final[Limits] = {
+LIMITS: Final[FieldLimits] = {
     v1.SyncDevicesRequest: {"devices": 4096},
     v1.DeclaredDevice: {"name": 63, "pool": NAME_BYTES, "lease_s": (0, 86_399)},
     v1.CheckClaimsRequest: {"claims": CLAIMS_MAX},
@@ -58,10 +59,10 @@ LIMITS: Final[Limits] = {
     v1.Errno: {"number": (1, 4095), "path": TEXT_BYTES, "text": TEXT_BYTES},
     v1.NvmlReturn: {"code": (1, 999), "device": TEXT_BYTES},
     v1.GrpcStatus: {"code": (1, 16), "message": TEXT_BYTES},
-    v1.HttpAnswer: {"status": (400, 599), "reason": TEXT_BYTES, "message": TEXT_BYTES},
-    v1.Late: {"by": TEXT_BYTES, "text": TEXT_BYTES},
-    v1.Undecoded: {"by": TEXT_BYTES, "text": TEXT_BYTES},
-    v1.DriverWord: {
+    v1.HttpStatus: {"status": (400, 599), "reason": TEXT_BYTES, "message": TEXT_BYTES},
+    v1.Timeout: {"by": TEXT_BYTES, "text": TEXT_BYTES},
+    v1.DecodeError: {"by": TEXT_BYTES, "text": TEXT_BYTES},
+    v1.DriverReportedError: {
         "code": TEXT_BYTES,
         "summary": TEXT_BYTES,
         "detail": TEXT_BYTES,
@@ -69,42 +70,44 @@ LIMITS: Final[Limits] = {
         "retry_after_s": (0, 86_400),
     },
 }
-"""The parts of a device have none here: what a declaration may say is its format's, whoever brings it."""
+"""Limits of the fields. The parts of a device have none here: the declaration format has its own."""
 
 KINDS: Final = {"cpus": "cpu", "hugepages": "hugepages", "memory": "memory", "gpu": "gpu", "pci": "pci"}
-"""What a device's part is called in a file. The names of its fields are the same."""
+"""Kind in a declaration file of each part of a device. The fields have the same names in both."""
 
-CLASSES: Final = {int(one): ErrorClass[str(one.name)] for one in v1.ErrorClass}
-OPERATIONS: Final = {int(one): Operation[str(one.name)] for one in v1.Operation if int(one)}
+CLASSES: Final = {int(number): ErrorClass[str(number.name)] for number in v1.ErrorClass}
+OPERATIONS: Final = {int(number): Operation[str(number.name)] for number in v1.Operation if int(number)}
 
 
 # --- requests -----------------------------------------------------------------------------------------------
 
 
-class Report(NamedTuple):
-    """What a report says."""
+class PrepareReport(NamedTuple):
+    """Contents of a ReportPrepare request."""
 
     unprepare: bool
-    """Else they were to be prepared."""
-    ended: list[HandlerGone]
+    """Whether these are results of unprepares, not of prepares."""
+    results: list[ClaimResult]
 
 
-def read_sync(data: bytes) -> list[Row]:
-    """What a driver declares. Raises GRPCError for what is no request; so do the others."""
+def read_sync(data: bytes) -> list[DeviceDeclaration]:
+    """Read the devices that a driver declares. Raises GRPCError if the request is not valid, as the other
+    readers do.
+    """
     devices = _read(data, v1.SyncDevicesRequest)["devices"]
-    return [_row(device, f"devices[{number}]") for number, device in enumerate(devices)]
+    return [_declaration(device, f"devices[{number}]") for number, device in enumerate(devices)]
 
 
 def read_check(data: bytes, driver: str) -> list[Claim]:
-    """The claims that a driver asks about."""
+    """Read the claims of a CheckClaims request."""
     given = _read(data, v1.CheckClaimsRequest)["claims"]
-    claims = [_claim(one, driver, f"claims[{number}]") for number, one in enumerate(given)]
-    _check_once(claims, "claims[{}]")
+    claims = [_claim(values, driver, f"claims[{index}]") for index, values in enumerate(given)]
+    _check_unique(claims, "claims[{}]")
     return claims
 
 
 def read_classify(data: bytes, driver: str) -> tuple[Claim, tuple[Evidence, ...]]:
-    """Whose prepare failed, and what shows why. Nobody's claim has no name."""
+    """Read the claim whose prepare failed, and the evidence. Without a claim, its names are empty."""
     request = _read(data, v1.ClassifyRequest)
     claim = _claim(request["claim"], driver, "claim") if "claim" in request else Claim("", "", "")
     evidence = _evidence(request["evidence"], "evidence")
@@ -113,25 +116,27 @@ def read_classify(data: bytes, driver: str) -> tuple[Claim, tuple[Evidence, ...]
     return claim, evidence
 
 
-def read_report(data: bytes, driver: str) -> Report:
-    """How prepares or unprepares have ended."""
+def read_report(data: bytes, driver: str) -> PrepareReport:
+    """Read the results of prepares or unprepares."""
     request = _read(data, v1.ReportPrepareRequest)
     if request["step"] not in {v1.Step.PREPARE, v1.Step.UNPREPARE}:
-        raise _invalid("step: STEP_UNSPECIFIED, or one that this agent does not know")
-    ended = [_ended(one, driver, f"outcomes[{number}]") for number, one in enumerate(request["outcomes"])]
-    _check_once([one.claim for one in ended], "outcomes[{}].claim")
-    return Report(request["step"] == v1.Step.UNPREPARE, ended)
+        raise _invalid("step: STEP_UNSPECIFIED, or unknown to this agent")
+    results = [
+        _result(outcome, driver, f"outcomes[{index}]") for index, outcome in enumerate(request["outcomes"])
+    ]
+    _check_unique([result.claim for result in results], "outcomes[{}].claim")
+    return PrepareReport(request["step"] == v1.Step.UNPREPARE, results)
 
 
 def check_watch(data: bytes) -> None:
-    """The request for taints, which says nothing."""
+    """Check a WatchTaints request, which has no fields."""
     _read(data, v1.WatchTaintsRequest)
 
 
-def _read(data: bytes, kind: type[Any]) -> Values:
+def _read(data: bytes, kind: type[Any]) -> FieldValues:
     try:
-        return read(data, kind, LIMITS)
-    except TooMany as error:
+        return read_message(data, kind, LIMITS)
+    except TooManyEntries as error:
         raise GRPCError(Status.RESOURCE_EXHAUSTED, str(error)) from None
     except ValueError as error:
         raise _invalid(str(error)) from None
@@ -144,70 +149,72 @@ def _invalid(text: str) -> GRPCError:
 # --- devices and claims -------------------------------------------------------------------------------------
 
 
-def _row(device: Values, where: str) -> Row:
+def _declaration(device: FieldValues, where: str) -> DeviceDeclaration:
     part = next((name for name in KINDS if name in device), None)
     if part is None:
-        raise _invalid(f"{where}.part: none is set, or one that this agent does not know")
+        raise _invalid(f"{where}.part: not set, or unknown to this agent")
     lease = {"lease": f"{device['lease_s']}s"} if device["lease_s"] else {}
-    said = {name: value for name, value in device[part].items() if value != ""}
-    return Row(device["pool"], {"name": device["name"], "kind": KINDS[part], **lease, **said})
+    keys = {name: value for name, value in device[part].items() if value != ""}
+    return DeviceDeclaration(device["pool"], {"name": device["name"], "kind": KINDS[part], **lease, **keys})
 
 
-def _claim(values: Values, driver: str, where: str) -> Claim:
+def _claim(values: FieldValues, driver: str, where: str) -> Claim:
     _check_names(values, ("namespace", "name", "uid", "fingerprint"), where)
     if not values["uid"]:
         raise _invalid(f"{where}.uid: is empty")
     devices = []
-    for number, one in enumerate(values["devices"]):
-        _check_names(one, one, f"{where}.devices[{number}]")
-        devices.append(ClaimDevice(one["request"], driver, one["pool"], one["device"], one["share_id"]))
+    for index, device in enumerate(values["devices"]):
+        _check_names(device, device, f"{where}.devices[{index}]")
+        devices.append(
+            ClaimDevice(device["request"], driver, device["pool"], device["device"], device["share_id"])
+        )
     fingerprint = values["fingerprint"]
     configs = (ClaimConfig("", (), {"fingerprint": fingerprint}),) if fingerprint else ()
     return Claim(values["namespace"], values["name"], values["uid"], tuple(devices), configs)
 
 
-def _check_names(values: Values, names: Iterable[str], where: str) -> None:
+def _check_names(values: FieldValues, names: Iterable[str], where: str) -> None:
     for name in names:
         if not (value := values[name]).isprintable():
             raise _invalid(f"{where}.{name}: {value[:_SHOWN_CHARS]!r} is not printable")
 
 
-def _check_once(claims: Sequence[Claim], place: str) -> None:
+def _check_unique(claims: Sequence[Claim], place: str) -> None:
     first: dict[str, int] = {}
     for number, claim in enumerate(claims):
         if (before := first.setdefault(claim.uid, number)) != number:
             raise _invalid(f"{place.format(number)}.uid: the same as {place.format(before)}'s")
 
 
-def _ended(outcome: Values, driver: str, where: str) -> HandlerGone:
+def _result(outcome: FieldValues, driver: str, where: str) -> ClaimResult:
     if "claim" not in outcome:
-        raise _invalid(f"{where}.claim: is not set")
+        raise _invalid(f"{where}.claim: not set")
     claim = _claim(outcome["claim"], driver, f"{where}.claim")
     evidence = _evidence(outcome["evidence"], f"{where}.evidence")
     if evidence and not outcome["failed"]:
-        raise _invalid(f"{where}.evidence: {len(evidence)} entries, limit 0 of what has not failed")
-    return HandlerGone(claim, evidence if outcome["failed"] else None)
+        raise _invalid(f"{where}.evidence: {len(evidence)} entries, limit 0 for a result that did not fail")
+    return ClaimResult(claim, evidence if outcome["failed"] else None)
 
 
 # --- evidence -----------------------------------------------------------------------------------------------
 
 
-def _evidence(given: Sequence[Values], where: str) -> tuple[Evidence, ...]:
+def _evidence(given: Sequence[FieldValues], where: str) -> tuple[Evidence, ...]:
     found = []
     for number, values in enumerate(given):
-        kind = next(iter(values), None)  # of a oneof, so there is but one
+        kind = next(iter(values), None)  # a oneof: at most one field is set
         if kind is None:
-            raise _invalid(f"{where}[{number}].kind: none is set, or one that this agent does not know")
-        found.append(_SHOWN[kind](values[kind], f"{where}[{number}].{kind}"))
+            raise _invalid(f"{where}[{number}].kind: not set, or unknown to this agent")
+        found.append(_EVIDENCE_READERS[kind](values[kind], f"{where}[{number}].{kind}"))
     return tuple(found)
 
 
-def _errno(values: Values, _: str) -> Evidence:
+def _errno(values: FieldValues, _: str) -> Evidence:
     number = values["number"]
     return Errno(number, _operation(values), values["path"], values["text"] or os.strerror(number))
 
 
-def _word(values: Values, where: str) -> Evidence:
+def _driver_error(values: FieldValues, where: str) -> Evidence:
     error_class, summary = CLASSES[values["error_class"]], values["summary"]
     if len(summary) > SUMMARY_CHARS:
         raise _invalid(f"{where}.summary: {len(summary)} characters, limit {SUMMARY_CHARS}")
@@ -223,22 +230,22 @@ def _word(values: Values, where: str) -> Evidence:
     )
 
 
-def _operation(values: Values) -> Operation | None:
+def _operation(values: FieldValues) -> Operation | None:
     return OPERATIONS.get(values["operation"])
 
 
-_SHOWN: Final[Mapping[str, Callable[[Any, str], Evidence]]] = {
+_EVIDENCE_READERS: Final[Mapping[str, Callable[[Any, str], Evidence]]] = {
     "errno": _errno,
     "nvml": lambda values, _: NvmlCode(values["code"], values["device"]),
     "grpc": lambda values, _: GrpcStatus(values["code"], values["message"]),
     "http": lambda values, _: HttpStatus(
         values["status"], values["reason"], values["message"], values["kubernetes"]
     ),
-    "late": lambda values, _: TimedOut(values["by"] or "deadline", _operation(values), values["text"]),
-    "undecoded": lambda values, _: DecodeError(
-        clean(values["by"]) or "decoder", values["text"], Operation.CONFIG
+    "timeout": lambda values, _: Timeout(values["by"] or "deadline", _operation(values), values["text"]),
+    "decode_error": lambda values, _: DecodeError(
+        sanitize(values["by"]) or "decoder", values["text"], Operation.CONFIG
     ),
-    "word": _word,
+    "driver_error": _driver_error,
     "text": lambda text, _: Text(text),
 }
-"""By what is set of a piece of evidence: from its values, and where they are."""
+"""Readers of evidence by its oneof field; arguments are its values and its place."""

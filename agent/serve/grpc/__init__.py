@@ -1,1 +1,1 @@
-"""gRPC for the agent: the hardened grpclib, the asyncio thread, the codec and the generated messages."""
+"""gRPC for the agent: the hardened grpclib, the codec and the generated messages."""

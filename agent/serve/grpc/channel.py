@@ -1,60 +1,160 @@
-"""The client side: a connection to a unix socket that believes no server blindly."""
+"""Clients' connections to unix sockets; no server is trusted: messages above a limit are not read.
 
+:class:`Channel` serves calls; :class:`RawChannel` also exposes what a test of a server must see.
+"""
+
+import asyncio
 from typing import Final
 
+import h2.exceptions
 from grpclib import client, protocol
 from grpclib.const import Status
+from grpclib.encoding.base import CodecBase
 from grpclib.exceptions import StreamTerminatedError
+from h2.errors import ErrorCodes
+from h2.events import Event
+from h2.settings import SettingCodes
+from hyperframe.frame import Frame, GoAwayFrame
 
 from agent.serve.grpc.codec import Codec
-from agent.serve.grpc.hardened import Protocol, Stream, h2_config
+from agent.serve.grpc.hardened import HardenedProtocol, HardenedStream, h2_config
 
 RESPONSE_LIMIT: Final = 4 << 20
-"""The largest message that our client reads [bytes]; the kubelet's own limit is the same."""
-
-
-class ClientStream(Stream):
-    """The same for responses, of which there may well be none."""
-
-    limit = RESPONSE_LIMIT
-    compressed = Status.INTERNAL
-    _empty_is_a_message = False
+"""Largest message that our client reads [bytes]; the kubelet's own limit is the same."""
+NODE_RESPONSE_LIMIT: Final = 16 << 20
+"""Largest answer that lists a whole node [bytes]; Kubernetes' own clients of podresources have this limit."""
+WINDOW: Final = 4 << 20
+"""Flow control window of a raw channel's streams while it is open [bytes]; grpclib's default."""
 
 
 class TooLarge(Exception):
-    """A message above the limit; nothing of it was read."""
+    """A message is above the limit; none of it was read."""
 
     def __init__(self, size: int, limit: int) -> None:
         super().__init__(f"the answer is {size} bytes, limit {limit}")
         self.size = size
 
 
+class ClientStream(HardenedStream):
+    """Stream of responses; it may end without a response."""
+
+    limit = RESPONSE_LIMIT
+    compressed = Status.INTERNAL
+    _empty_is_a_message = False
+
+
 class SizedStream(ClientStream):
-    """Likewise, but says of what size a message is that it does not take: raises :class:`TooLarge`."""
+    """Stream that raises :class:`TooLarge`, which has the size, for a message above the limit."""
 
     async def recv_data(self, size: int) -> bytes:
-        """The next ``size`` bytes of a message's prefix or body."""
+        """Return the next ``size`` bytes of a message's prefix or body."""
         if not self._at_prefix and size > self.limit:
             raise TooLarge(size, self.limit)
         return await super().recv_data(size)
 
 
-class _ClientProtocol(Protocol):
+class NodeStream(SizedStream):
+    """Stream of responses that list a whole node: those of the kubelet's own sockets."""
+
+    limit = NODE_RESPONSE_LIMIT
+
+
+class _ClientProtocol(HardenedProtocol):
     stream_class = ClientStream
 
 
 class Channel(client.Channel):
-    """A client's connection to a unix socket, with a limit on what it takes."""
+    """Client's connection to a unix socket, with a limit on the size of messages."""
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, stream_class: type[ClientStream] = ClientStream) -> None:
         super().__init__(path=path, codec=Codec())
         self._h2_config = h2_config(client_side=True)
+        self._stream_class = stream_class
 
     async def __connect__(self) -> protocol.H2Protocol:
-        found = await super().__connect__()
-        if found.connection.is_closing():  # grpclib would look for its transport, which is gone
+        connected = await super().__connect__()
+        if connected.connection.is_closing():  # grpclib would use its transport, which no longer exists
             raise StreamTerminatedError("Connection lost")
-        return found
+        return connected
 
     def _protocol_factory(self) -> protocol.H2Protocol:
-        return _ClientProtocol(client.Handler(), self._config, self._h2_config)
+        made = _ClientProtocol(client.Handler(), self._config, self._h2_config)
+        made.stream_class = self._stream_class
+        return made
+
+
+# --- for tests of servers -----------------------------------------------------------------------------------
+
+
+class _BytesCodec(CodecBase):
+    __content_subtype__ = "proto"
+
+    def encode(self, message: bytes, message_type: type[bytes]) -> bytes:
+        return message
+
+    def decode(self, data: bytes, message_type: type[bytes]) -> bytes:
+        return data
+
+
+class _RawStream(SizedStream):
+    def reset_nowait(self, error_code: ErrorCodes = ErrorCodes.CANCEL) -> None:
+        """Reset the stream with CANCEL, as grpc-go's client does."""
+        super().reset_nowait(error_code)
+
+
+class _RawProtocol(HardenedProtocol):
+    stream_class = _RawStream
+    goaway = ""
+    """Code and text of the server's GOAWAY; empty: the server sent none."""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        super().connection_made(transport)
+        # h2 accepts nothing more from a server after GOAWAY, not even the ping that follows. grpc-go
+        # continues the open streams for as long as the server does.
+        self.connection._connection._frame_dispatch_table[GoAwayFrame] = self._note_goaway
+
+    def _note_goaway(self, frame: GoAwayFrame) -> tuple[list[Frame], list[Event]]:
+        code = next((known.name for known in ErrorCodes if known == frame.error_code), str(frame.error_code))
+        text = (frame.additional_data or b"").decode(errors="replace")
+        self.goaway = f"{code} {text}".rstrip()
+        return [], []
+
+
+class RawChannel(Channel):
+    """Connection that exposes raw messages, their size and GOAWAY, and whose window can be closed.
+
+    Requests and responses are bytes. A message above :data:`RESPONSE_LIMIT` raises :class:`TooLarge`.
+    """
+
+    def __init__(self, path: str) -> None:
+        super().__init__(path)
+        self._codec = _BytesCodec()
+
+    async def connect(self) -> None:
+        """Connect now. Raises OSError or StreamTerminatedError."""
+        await self.__connect__()
+
+    @property
+    def goaway(self) -> str:
+        """Code and text of the server's GOAWAY; empty: none. The server accepts no streams after GOAWAY."""
+        return self._protocol.goaway if isinstance(self._protocol, _RawProtocol) else ""
+
+    def close_window(self) -> None:
+        """Set the window of all streams to zero, as for a client that stops reading."""
+        self._set_window(0)
+
+    def open_window(self) -> None:
+        """Restore the window of all streams."""
+        self._set_window(WINDOW)
+
+    def _set_window(self, size: int) -> None:
+        if self._protocol is None or self._protocol.connection.is_closing():
+            return
+        try:
+            self._protocol.connection._connection.update_settings({SettingCodes.INITIAL_WINDOW_SIZE: size})
+        except h2.exceptions.ProtocolError:  # the connection has ended; its streams report that
+            return
+        self._protocol.connection.flush()
+
+    def _protocol_factory(self) -> protocol.H2Protocol:
+        return _RawProtocol(client.Handler(), self._config, self._h2_config)

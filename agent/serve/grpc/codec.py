@@ -1,40 +1,46 @@
-"""The codec of every gRPC stream: bytes pass through, betterproto messages are checked and coded.
+"""Codec of every gRPC stream: bytes pass through unchanged, betterproto messages are checked and decoded.
 
-A list that the native core has encoded goes out as it is, and what is decoded elsewhere comes in as it is.
-What is done with messages stands in :mod:`~agent.serve.grpc.wire.messages`.
+A list that the native core has encoded is sent as it is, and bytes that another module decodes are received
+as they are.
 """
 
-from typing import TYPE_CHECKING, TypeVar
+from collections.abc import Iterator
+from itertools import count
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from grpclib.const import Status
 from grpclib.encoding.base import CodecBase
 from grpclib.exceptions import GRPCError
 
-from agent.serve.grpc.wire.fields import walk
+from agent.serve.grpc.wire.reader import decode_utf8, raw_fields
+from agent.serve.grpc.wire.writer import message as encode_message
 
 if TYPE_CHECKING:
     import betterproto
 
 M = TypeVar("M", bound="betterproto.Message | bytes")
 
+FIELDS_PER_ENTRY: Final = 8
+"""Fields that a message with a limit may hold in all, for each entry that it may hold."""
 
-class Unread(bytes):
-    """A request in which there is nothing that we would read; that it is a message is checked."""
 
-    def __new__(cls, data: bytes) -> "Unread":
-        """Raises ValueError if it is none."""
-        for _ in walk(data, None, "the request", ""):
+class UnreadRequest(bytes):
+    """Request whose fields are not read; only its well-formedness is checked."""
+
+    def __new__(cls, data: bytes) -> "UnreadRequest":
+        """Check the data. Raises ValueError if they are not a protobuf message."""
+        for _ in raw_fields(data, None, "the request", ""):
             pass
         return super().__new__(cls, data)
 
 
 class Codec(CodecBase):
-    """Lets ``bytes`` through as an already encoded message, and decodes strictly.
+    """Codec that passes ``bytes`` through as an encoded message, and decodes strictly.
 
     Args:
-        entries: How many messages may stand directly in one message that is decoded; None: any number.
-            betterproto takes up to 0.1 ms for each, in which the loop does nothing else. With a limit there
-            is one on all of its fields, too: see :data:`~agent.serve.grpc.wire.messages.FIELDS_PER_ENTRY`.
+        entries: Maximum of messages directly in one decoded message; None: no limit. betterproto takes up to
+            0.1 ms for each, which blocks the event loop. With a limit, all fields together are limited to
+            :data:`FIELDS_PER_ENTRY` times as many.
     """
 
     __content_subtype__ = "proto"
@@ -43,21 +49,59 @@ class Codec(CodecBase):
         self._entries = entries
 
     def encode(self, message: "betterproto.Message | bytes", message_type: type[M]) -> bytes:
-        """The message's bytes. ``bytes`` are taken to be a ``message_type`` already."""
+        """Return the message's bytes. ``bytes`` are an encoded ``message_type`` already."""
         return bytes(message)
 
     def decode(self, data: bytes, message_type: type[M]) -> M:
-        """The message in ``data``. Of the type ``bytes`` it is what it is: whoever asked decodes it.
+        """Decode a message; for the type ``bytes`` return the data for the caller to decode.
 
         Raises:
-            GRPCError: INTERNAL, as gRPC has it for bytes that are no such message; says what is wrong where.
+            GRPCError: INTERNAL, as in gRPC, for data that are not such a message; names the field.
                 RESOURCE_EXHAUSTED for more entries or fields than the limit.
         """
         try:
             if issubclass(message_type, bytes):
                 return message_type(data)
-            from agent.serve.grpc.wire.messages import decode  # betterproto, 4 MiB that bytes do without
-
-            return decode(data, message_type, self._entries)
+            known: Any = message_type
+            decoded: M = known().parse(_known_fields(data, known, known.__name__, self._entries, count(1)))
         except ValueError as error:
             raise GRPCError(Status.INTERNAL, str(error)) from None
+        return decoded
+
+
+def _known_fields(
+    data: bytes,
+    message_type: "type[betterproto.Message]",
+    where: str,
+    limit: int | None,
+    field_count: Iterator[int],
+) -> bytes:
+    """Check a message and return it without the fields that its type, or the type of a message in it, lacks.
+
+    betterproto must not see unknown fields: its time grows with the square of their number. `field_count`
+    counts the fields of the outermost message.
+
+    Raises:
+        ValueError: The data are not a well-formed message of that type; names the field.
+        GRPCError: The message holds more entries than `limit`, or more fields in all; raised as soon as that
+        is
+            clear.
+    """
+    kept: list[bytes] = []
+    entries = 0
+    for name, field, value, encoded in raw_fields(data, message_type, where, f"{where}."):
+        if limit is not None and next(field_count) > (maximum := limit * FIELDS_PER_ENTRY):
+            raise GRPCError(Status.RESOURCE_EXHAUSTED, f"{where}: more than {maximum} fields in all")
+        if field is None:
+            continue
+        if isinstance(value, bytes) and field.message:
+            entries += 1
+            if limit is not None and entries > limit:
+                raise GRPCError(Status.RESOURCE_EXHAUSTED, f"{name}: more than {limit} entries")
+            inner = _known_fields(value, field.message, name, limit, field_count)
+            if len(inner) < len(value):
+                encoded = encode_message(field.number, inner)
+        elif isinstance(value, bytes) and field.proto_type == "string":
+            decode_utf8(value, name)
+        kept.append(encoded)
+    return b"".join(kept)

@@ -1,4 +1,4 @@
-"""The server side: a grpclib server whose clients can neither fill it nor keep it from ending."""
+"""Server side: a grpclib server whose clients can neither fill it nor delay its end."""
 
 import asyncio
 import logging
@@ -16,19 +16,26 @@ from grpclib.metadata import decode_timeout
 from h2.errors import ErrorCodes
 
 from agent.serve.grpc.codec import Codec
-from agent.serve.grpc.hardened import GRACE_S, Headers, Protocol, Room, Stream, h2_config
-from agent.system.rate_limit import RateLimiter
+from agent.serve.grpc.hardened import (
+    GRACE_S,
+    HardenedProtocol,
+    HardenedStream,
+    Headers,
+    RequestMemory,
+    h2_config,
+)
+from agent.system.timing import RateLimiter
 
 CONNECTION_LIMIT: Final = 128
-"""How many connections one socket serves at a time. The kubelet holds one, and 64 readers are many;
+"""Maximum of connections that one socket serves at a time. The kubelet holds one, and 64 readers are many;
 four full sockets take half of the 1,024 descriptors that a process has by default."""
 REQUEST_COUNT_LIMIT: Final = 1024
-"""How many requests one socket has open at a time, in all its connections: 15 KiB each while they wait."""
+"""Maximum of open requests of one socket, in all its connections: 15 KiB each while they wait."""
 
 log = logging.getLogger(__name__)
 
 # The smallest windows HTTP/2 has: a peer cannot make us buffer more than 64 KiB per connection.
-# No keepalive: on a unix socket the kernel says at once that the peer is gone.
+# No keepalive: on a unix socket the kernel reports the end of the peer at once.
 _SERVER_CONFIG: Final = Configuration(
     _keepalive_time=None, http2_connection_window_size=(1 << 16) - 1, http2_stream_window_size=(1 << 16) - 1
 )
@@ -38,17 +45,17 @@ _SERVER_CONFIG: Final = Configuration(
 _REQUEST_HEADERS: Final = frozenset({":method", ":path", "te", "content-type", "grpc-timeout"})
 
 
-_SAFE_TO_REPEAT: Final = ErrorCodes.REFUSED_STREAM  # gRPC: UNAVAILABLE, and nothing was done
+_SAFE_TO_RETRY: Final = ErrorCodes.REFUSED_STREAM  # gRPC: UNAVAILABLE, and the request was not processed
 _TIMEOUT: Final = re.compile(r"[0-9]{1,8}[HMSmun]")
-LEAST_S: Final = 0.001
-"""What a request has at least, whatever its client says [s]."""
+MIN_DEADLINE_S: Final = 0.001
+"""Shortest deadline of a request [s]; a shorter one of its client is extended."""
 
 
-class _ServerProtocol(Protocol):
+class _ServerProtocol(HardenedProtocol):
     def __init__(self, handler: "_Handler", config: Configuration, owner: "Server") -> None:
         super().__init__(handler, config, h2_config(client_side=False))
         self.stream_class = owner.stream_class
-        self.room = owner.room
+        self.memory = owner.memory
         self.requests = handler
         self.lost = asyncio.get_running_loop().create_future()
         self._owner = owner
@@ -63,8 +70,8 @@ class _ServerProtocol(Protocol):
         super().connection_lost(exc)
         self.lost.set_result(None)
 
-    def say_goodbye(self) -> None:
-        """Sends GOAWAY and closes; what is in the write buffer still goes out."""
+    def send_goaway(self) -> None:
+        """Send GOAWAY and close; what is in the write buffer is still sent."""
         if not self.transport.is_closing():
             self.connection._connection.close_connection()
             self.connection.flush()
@@ -72,7 +79,7 @@ class _ServerProtocol(Protocol):
 
 
 class _Handler(server.Handler):
-    """The requests of one connection."""
+    """Handler of the requests of one connection."""
 
     _refusal: GRPCError | None = None
 
@@ -82,35 +89,37 @@ class _Handler(server.Handler):
 
     def accept(self, stream: protocol.Stream, headers: Headers, release_stream: Callable[[], None]) -> None:
         if self._refusal is not None:
-            _reset(stream, _SAFE_TO_REPEAT)
+            _reset(stream, _SAFE_TO_RETRY)
             release_stream()
             return
         if not self._owner.admit_request(stream._transport):
             _reset(stream, ErrorCodes.ENHANCE_YOUR_CALM)  # gRPC: RESOURCE_EXHAUSTED
             release_stream()
             return
-        known = [(name, _tenable(value) if name == "grpc-timeout" else value)
+        kept_headers = [(name, _valid_deadline(value) if name == "grpc-timeout" else value)
                  for name, value in headers if name in _REQUEST_HEADERS]  # fmt: skip
-        super().accept(stream, known, _nothing)
-        # Not by grpclib, in the task: one that is cancelled before it begins runs nothing.
+        super().accept(stream, kept_headers, _ignore_release)
+        # Not by grpclib in the task: a task that is cancelled before it begins runs nothing.
         self._tasks[stream].add_done_callback(partial(self._release, stream, release_stream))
 
     def cancel(self, stream: protocol.Stream) -> None:
-        """Ends a request that its client has reset; one that has ended already is released just now."""
+        """End a request that its client has reset; a request that has already ended is being released."""
         if stream in self._tasks:
             super().cancel(stream)
 
     def _release(self, stream: protocol.Stream, release_stream: Callable[[], None], _: object) -> None:
-        """Makes room, and resets what was left without an answer, so that no client waits for one."""
-        assert isinstance(stream, Stream)
+        """Count the request out, and reset a stream without an answer, so that no client waits for one."""
+        assert isinstance(stream, HardenedStream)
         self._owner.requests -= 1
-        stream.give_back()
+        stream.release_memory()
         never_begun = self._refusal is not None and stream.wrapper is None
-        _reset(stream, _SAFE_TO_REPEAT if never_begun else ErrorCodes.NO_ERROR)
+        _reset(stream, _SAFE_TO_RETRY if never_begun else ErrorCodes.NO_ERROR)
         release_stream()
 
     def refuse(self, error: GRPCError) -> list["asyncio.Task[None]"]:
-        """Ends every request with ``error`` in its trailers, takes no more; returns those that end."""
+        """End every request with ``error`` in its trailers and accept no more; return the tasks that still
+        run.
+        """
         self._refusal = error
         for stream, task in self._tasks.items():
             if stream.wrapper is not None:
@@ -120,47 +129,51 @@ class _Handler(server.Handler):
         return [task for task in self._tasks.values() if not task.done()]
 
 
-def _tenable(timeout: str) -> str:
-    """A deadline that grpclib can keep: one that is over before the request is looked at, and one of more
-    digits than gRPC allows, are an "Internal Server Error" to it, with a traceback each.
+def _valid_deadline(timeout: str) -> str:
+    """Return a deadline that grpclib accepts. A deadline that has passed at arrival, or with more digits
+    than gRPC allows, is an "Internal Server Error" with a traceback in grpclib.
     """
     if not _TIMEOUT.fullmatch(timeout):
-        return ""  # which it refuses as what it is
-    return timeout if decode_timeout(timeout) >= LEAST_S else f"{LEAST_S * 1000:.0f}m"
+        return ""  # grpclib refuses the empty deadline as invalid
+    return timeout if decode_timeout(timeout) >= MIN_DEADLINE_S else f"{MIN_DEADLINE_S * 1000:.0f}m"
 
 
 def _reset(stream: protocol.Stream, code: ErrorCodes) -> None:
-    """Ends it without an answer, unless it has ended: a reset that came with it was seen before it."""
+    """End a stream without an answer, unless a reset that arrived with the request has ended it."""
     if stream.closable:
         stream.reset_nowait(code)
 
 
-def _where(transport: asyncio.BaseTransport) -> str:
+def _socket_name(transport: asyncio.BaseTransport) -> str:
     return str(transport.get_extra_info("sockname"))
 
 
-def _nothing() -> None:
-    """What grpclib may do with a stream when its request ends."""
+def _ignore_release() -> None:
+    """Do nothing: grpclib's callback for the end of a request."""
 
 
 class Server(server.Server):
-    """A grpclib server on a listening socket, with an end that is bounded in time.
+    """Grpclib server on a listening socket, whose end is bounded in time.
 
     Args:
-        services: What is served.
-        codec: Decodes the requests.
-        stream_class: One with another limit on requests, where 64 KiB are too few.
+        services: Services of the socket.
+        codec: Codec of the requests.
+        stream_class: Class with another limit on requests, where 64 KiB are too few.
     """
 
     def __init__(
-        self, services: Collection[Any], *, codec: Codec | None = None, stream_class: type[Stream] = Stream
+        self,
+        services: Collection[Any],
+        *,
+        codec: Codec | None = None,
+        stream_class: type[HardenedStream] = HardenedStream,
     ) -> None:
         super().__init__(services, codec=codec or Codec(), config=_SERVER_CONFIG)
         self.stream_class = stream_class
-        self.room = Room()
+        self.memory = RequestMemory()
         self.connections: set[_ServerProtocol] = set()
         self.requests = 0
-        """Those that are answered now, or told of every change."""
+        """Number of open requests, answered now or streaming."""
         self.stopping = False
         self._closed, self._refused = RateLimiter(), RateLimiter()
 
@@ -169,32 +182,31 @@ class Server(server.Server):
         return _ServerProtocol(handler, self._config, self)
 
     def admit(self, connection: _ServerProtocol) -> bool:
-        """Counts a new connection in, and says whether it may stay."""
+        """Count a new connection in, and return whether it may stay."""
         full = len(self.connections) >= CONNECTION_LIMIT
-        self.connections.add(connection)  # one that may not stay is here until it is lost, too
+        self.connections.add(connection)  # also a connection that is refused, until it is lost
         if full and (count := self._closed.tick()):
             log.warning(
-                "%s: %d connections are open, %d more closed at once; does a client leak them?",
-                _where(connection.transport), CONNECTION_LIMIT, count,
+                "%s: limit of %d connections reached; closed %d new connections; a client may leak them",
+                _socket_name(connection.transport), CONNECTION_LIMIT, count,
             )  # fmt: skip
         return not (full or self.stopping)  # stopping: accepted before the server stopped, made after it
 
     def admit_request(self, transport: asyncio.Transport) -> bool:
-        """Counts a new request in, unless there are too many."""
+        """Count a new request in; return False if there are too many."""
         full = self.requests >= REQUEST_COUNT_LIMIT
         self.requests += not full
         if full and (count := self._refused.tick()):
             log.warning(
-                "%s: %d requests are open, %d more refused; does a client leak them?",
-                _where(transport), REQUEST_COUNT_LIMIT, count,
+                "%s: limit of %d requests reached; refused %d new requests; a client may leak them",
+                _socket_name(transport), REQUEST_COUNT_LIMIT, count,
             )  # fmt: skip
         return not full
 
     async def listen(self, sock: socket.socket) -> None:
-        """Serves the bound socket from now on. The socket's file stays the caller's to remove.
+        """Serve the bound socket from now on. The caller removes the socket's file.
 
-        Called again, with another socket, it serves that one instead; connections that were made
-        through the one before stay.
+        Called again with another socket, it serves that one instead; existing connections continue.
         """
         if self._server is not None:
             self._server.close()
@@ -202,9 +214,9 @@ class Server(server.Server):
         await self.start(sock=sock)
 
     async def stop(self, reason: str) -> None:
-        """Ends every stream with UNAVAILABLE and ``reason``, and every connection with GOAWAY.
+        """End every stream with UNAVAILABLE and ``reason``, and every connection with GOAWAY.
 
-        A peer that does not read is cut off: this takes twice :data:`GRACE_S` at most. Repeating it,
+        A peer that does not read is disconnected: this takes twice :data:`GRACE_S` at most. Repeating it,
         or calling it before :meth:`listen`, does nothing.
         """
         if self._server is None or self.stopping:
@@ -213,14 +225,16 @@ class Server(server.Server):
         # Not wait_closed(): from Python 3.12 it waits for connections, and these we end ourselves.
         self._server.close()
         refusal = GRPCError(Status.UNAVAILABLE, reason)
-        ending = [task for one in self.connections for task in one.requests.refuse(refusal)]
+        ending = [task for connection in self.connections for task in connection.requests.refuse(refusal)]
         if ending:
             await asyncio.wait(ending, timeout=GRACE_S)
         closing = tuple(self.connections)
-        for one in closing:
-            one.say_goodbye()
+        for connection in closing:
+            connection.send_goaway()
         if closing:
-            await asyncio.wait([one.lost for one in closing], timeout=GRACE_S)
-            for one in closing:
-                one.transport.abort()
-            await asyncio.wait([one.lost for one in closing])  # takes effect in the loop's next turn
+            await asyncio.wait([connection.lost for connection in closing], timeout=GRACE_S)
+            for connection in closing:
+                connection.transport.abort()
+            await asyncio.wait(
+                [connection.lost for connection in closing]
+            )  # takes effect in the loop's next turn

@@ -1,7 +1,8 @@
-"""Asks the kubelet on the sockets that it serves to anybody on its node, and says why there is no answer.
+"""Client of the sockets that the kubelet serves to every program on its node, with the reason of each
+failure.
 
-For an asyncio loop. The answers are bytes: what they say is for agent.serve.kubelet.podresources and
-agent.serve.kubelet.pods_api.
+Event loop only. The answers are bytes, which agent.serve.kubelet.podresources and
+agent.serve.kubelet.pods_api decode.
 """
 
 import asyncio
@@ -16,52 +17,52 @@ from grpclib.exceptions import GRPCError, ProtocolError, StreamTerminatedError
 from h2.exceptions import H2Error
 
 from agent.model.reading import Absence
-from agent.serve.grpc.channel import TooLarge
-from agent.serve.grpc.wide_channel import WideChannel
+from agent.serve.grpc.channel import Channel, NodeStream, TooLarge
 from agent.serve.sockets import why_no_connection
 
 CALL_S: Final = 10.0
-"""How long the kubelet may take for an answer [s]."""
+"""Timeout of a call [s]."""
 RATE_PAUSES_S: Final = (0.1, 0.2, 0.4, 0.8)
-"""Before each further attempt, where others ask too much: the kubelet answers 100 times a second in all."""
+"""Pauses before each further attempt, if the kubelet's rate limit of 100 calls a second for all clients is
+exceeded."""
 
 
 class NoAnswer(Exception):
-    """The kubelet has not answered; the socket comes first."""
+    """The kubelet has not answered; the text begins with the socket."""
 
     def __init__(self, absence: Absence, why: str, *, too_fast: bool = False) -> None:
         super().__init__(why)
         self.absence = absence
-        """Absent: this kubelet serves no such thing."""
+        """Kind of the failure; absent: this kubelet does not serve the API."""
         self.why = why
         self.too_fast = too_fast
-        """It refuses for the moment, whoever asked too much."""
+        """Whether the kubelet refused the call because of its rate limit."""
 
 
-async def ask(socket: Path, method: str) -> bytes:
-    """The answer to a call without a request.
+async def call_kubelet(socket: Path, method: str) -> bytes:
+    """Call a method without a request, and return its answer.
 
     Raises:
         NoAnswer: With the reason.
     """
     for pause_s in RATE_PAUSES_S:
         try:
-            return await _ask(socket, method)
+            return await _call_once(socket, method)
         except NoAnswer as error:
             if not error.too_fast:
                 raise
         await asyncio.sleep(pause_s)
-    return await _ask(socket, method)
+    return await _call_once(socket, method)
 
 
-async def listen(socket: Path, method: str) -> AsyncGenerator[bytes]:
-    """The messages of a stream without a request, for as long as there is one.
+async def stream_kubelet(socket: Path, method: str) -> AsyncGenerator[bytes]:
+    """Yield the messages of a stream without a request, until it ends.
 
     Raises:
-        NoAnswer: It has ended, or there never was one; with the reason.
+        NoAnswer: The stream has ended, or could not be opened; with the reason.
     """
-    with _blaming(socket):
-        channel = WideChannel(os.fspath(socket))
+    with _naming_socket(socket):
+        channel = Channel(os.fspath(socket), NodeStream)
         try:
             call = channel.request(method, Cardinality.UNARY_STREAM, bytes, bytes)
             async with call as stream:
@@ -73,9 +74,9 @@ async def listen(socket: Path, method: str) -> AsyncGenerator[bytes]:
     raise NoAnswer(Absence.UNREADABLE, f"{socket}: ended the stream")
 
 
-async def _ask(socket: Path, method: str) -> bytes:
-    with _blaming(socket):
-        channel = WideChannel(os.fspath(socket))
+async def _call_once(socket: Path, method: str) -> bytes:
+    with _naming_socket(socket):
+        channel = Channel(os.fspath(socket), NodeStream)
         try:
             async with asyncio.timeout(CALL_S):
                 call = channel.request(method, Cardinality.UNARY_UNARY, bytes, bytes)
@@ -91,7 +92,7 @@ async def _ask(socket: Path, method: str) -> bytes:
 
 
 @contextmanager
-def _blaming(socket: Path) -> Iterator[None]:
+def _naming_socket(socket: Path) -> Iterator[None]:
     try:
         yield
     except FileNotFoundError as error:

@@ -1,8 +1,10 @@
-"""What containers use, as the kubelet's podresources API tells it: by names, of the pods that have not ended.
+"""Containers' use of devices, from the kubelet's podresources API: by names, of the pods that have not
+ended.
 
-It knows no UIDs and no requests, and lists for a container all devices of a claim of which it may use one.
-What it leaves out proves nothing: it lists no claim of a container as soon as the kubelet has forgotten one,
-and no init container that ends. Its CDI ids are not read: a device's stand behind those of all before it.
+The API has no UIDs and no requests, and lists all devices of a claim for a container that may use only one.
+A missing entry proves nothing: the API lists no claim of a container as soon as the kubelet has forgotten
+one, and no init container that ends. CDI ids are not read: the list of a device also has those of all
+devices before it.
 
 Source: ``podresources/v1/api.proto`` of k8s.io/kubelet; kubelet ``apis/podresources/server_v1.go`` and
 GetDynamicResources of ``cm/container_manager_linux.go`` as of 1.36 and 1.37.
@@ -24,38 +26,46 @@ from agent.model.claim_sources import (
 )
 from agent.model.reading import Absence
 from agent.model.time import Instant
-from agent.serve.grpc.wire.shapes import Part, Shape, read_shape
-from agent.serve.kubelet.api import NoAnswer, ask
+from agent.serve.grpc.wire.reader import MessageShape, ShapeField, read_shape
+from agent.serve.kubelet.api import NoAnswer, call_kubelet
 
 SOCKET: Final = "pod-resources/kubelet.sock"
-"""In the kubelet's directory."""
+"""Path of the socket in the kubelet's directory."""
 LIST: Final = "/v1.PodResourcesLister/List"
 
-_DEVICE: Final[Shape] = {
-    2: Part("driver_name"),
-    3: Part("pool_name"),
-    4: Part("device_name"),
-    5: Part("share_id"),
+_DEVICE: Final[MessageShape] = {
+    2: ShapeField("driver_name"),
+    3: ShapeField("pool_name"),
+    4: ShapeField("device_name"),
+    5: ShapeField("share_id"),
 }
-_CLAIM: Final[Shape] = {
-    2: Part("claim_name"),
-    3: Part("claim_namespace"),
-    4: Part("claim_resources", _DEVICE, many=True),
+_CLAIM: Final[MessageShape] = {
+    2: ShapeField("claim_name"),
+    3: ShapeField("claim_namespace"),
+    4: ShapeField("claim_resources", _DEVICE, repeated=True),
 }
-_CONTAINER: Final[Shape] = {1: Part("name"), 5: Part("dynamic_resources", _CLAIM, many=True)}
-_POD: Final[Shape] = {1: Part("name"), 2: Part("namespace"), 3: Part("containers", _CONTAINER, many=True)}
-_PODS: Final[Shape] = {1: Part("pod_resources", _POD, many=True)}
+_CONTAINER: Final[MessageShape] = {
+    1: ShapeField("name"),
+    5: ShapeField("dynamic_resources", _CLAIM, repeated=True),
+}
+_POD: Final[MessageShape] = {
+    1: ShapeField("name"),
+    2: ShapeField("namespace"),
+    3: ShapeField("containers", _CONTAINER, repeated=True),
+}
+_PODS: Final[MessageShape] = {1: ShapeField("pod_resources", _POD, repeated=True)}
 
 
 async def list_podresources(socket: Path, clock: Callable[[], Instant]) -> SourceAnswer[ListedPod]:
-    """The pods that have not ended and what their containers use, or why nobody knows.
+    """Return the pods that have not ended with their containers' devices, or the reason why they are not
+    known.
 
     Args:
         socket: :data:`SOCKET` in the kubelet's directory.
-        clock: Read when the answer is there.
+        clock: Read when the answer has arrived.
     """
     try:
-        answer = await ask(socket, LIST)
+        answer = await call_kubelet(socket, LIST)
         pods = parse_podresources(answer)
     except NoAnswer as error:
         return SourceAnswer(Provenance(Origin.PODRESOURCES, clock()), (), error.absence, error.why)
@@ -66,7 +76,7 @@ async def list_podresources(socket: Path, clock: Callable[[], Instant]) -> Sourc
 
 
 def parse_podresources(data: bytes) -> tuple[ListedPod, ...]:
-    """The pods of a ListPodResourcesResponse. Raises ValueError, with the place, if it is none."""
+    """Decode the pods of a ListPodResourcesResponse. Raises ValueError with the place if it is not valid."""
     pods = read_shape(data, _PODS, "the answer").get("pod_resources", ())
     return tuple(
         ListedPod(

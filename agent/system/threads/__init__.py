@@ -1,1 +1,1 @@
-"""Threads: newest-wins cells, event loops in a thread, worker pools, calls with a timeout."""
+"""Threads: newest-value cells, event loops in a thread, worker pools, calls with a timeout."""

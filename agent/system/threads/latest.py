@@ -1,7 +1,6 @@
-"""Newest wins: how a value gets from any thread to the tasks of one asyncio loop.
+"""Newest-value cell: passes values from any thread to the tasks of one asyncio loop.
 
-There is no queue. A value that is replaced before anybody looked is gone, and that is the point:
-every value is a whole picture.
+There is no queue: a newer value replaces one that was not read, because every value is complete.
 """
 
 import asyncio
@@ -13,9 +12,9 @@ T = TypeVar("T")
 
 
 class Latest(Generic[T]):
-    """One value and its version: 0 before the first, then one more with every publication.
+    """Newest value with its version: 0 before the first value, then one more with every publication.
 
-    Any thread may publish and peek. Only tasks of one loop may wait: that of the first that did.
+    Any thread may publish and peek. Only tasks of one loop may wait: the loop of the first waiter.
     """
 
     def __init__(self) -> None:
@@ -25,16 +24,15 @@ class Latest(Generic[T]):
         self._loop: asyncio.AbstractEventLoop | None = None
         self._waiting: set[asyncio.Future[None]] = set()
         self._wake_pending = False
-        self._taken = 0
+        self._delivered = 0
 
     def publish(self, value: T) -> int:
-        """Replaces the value and wakes whoever waits. Never blocks for longer than a peek.
+        """Replace the value and wake waiting tasks. Thread-safe. Never blocks.
 
-        However often it is called before the loop runs, the loop is woken once. Publishing after
-        the loop has closed is no error; nobody listens any more.
+        Several calls before the loop runs wake it once. A call after the loop has closed has no effect on it.
 
         Returns:
-            The value's version.
+            Version of the value.
         """
         with self._lock:
             self._version += 1
@@ -47,38 +45,38 @@ class Latest(Generic[T]):
         return version
 
     def peek(self) -> tuple[int, T | None]:
-        """The version and the value as they are now; ``(0, None)`` before the first publication."""
+        """Return the version and the value; ``(0, None)`` before the first publication. Thread-safe."""
         with self._lock:
             return self._version, self._value
 
-    def is_taken(self) -> bool:
-        """Whether somebody who waited has got the newest value."""
+    def is_delivered(self) -> bool:
+        """Return whether a waiting task has got the newest value."""
         with self._lock:
-            return self._taken == self._version
+            return self._delivered == self._version
 
-    def wait_taken(self, timeout_s: float) -> bool:
-        """Blocks until somebody who waits has got the value that is the newest now; for any other thread.
+    def wait_delivered(self, timeout_s: float) -> bool:
+        """Block until a waiting task has got the value that is newest now. For any thread but the loop's.
 
         Returns:
-            Whether that is so. Nobody has to be waited for if nobody has ever waited, or the loop has closed.
+            Whether a task has got it in time; also True if no task has ever waited or the loop has closed.
         """
         with self._lock:
             version = self._version
 
-            def is_over() -> bool:
-                return self._loop is None or self._loop.is_closed() or self._taken >= version
+            def is_done() -> bool:
+                return self._loop is None or self._loop.is_closed() or self._delivered >= version
 
             if self._loop is not None and _running_loop() is self._loop:
-                return is_over()  # whoever would take it runs in the thread that would block here
-            return self._lock.wait_for(is_over, timeout_s)
+                return is_done()  # the waiting task needs this very thread
+            return self._lock.wait_for(is_done, timeout_s)
 
     async def wait_newer(self, version: int) -> tuple[int, T]:
-        """Waits for a value newer than ``version``; returns the newest with its own version.
+        """Wait for a value newer than ``version``; returns the newest version and value.
 
-        Always lets other tasks run once, so that a loop around it starves nobody.
+        Always yields to other tasks once, so that a loop around it starves none.
 
         Raises:
-            RuntimeError: another loop has waited on this before.
+            RuntimeError: A task of another loop has waited before.
         """
         loop = asyncio.get_running_loop()
         with self._lock:
@@ -91,7 +89,7 @@ class Latest(Generic[T]):
             with self._lock:
                 newest, value = self._version, self._value
                 if newest > version and value is not None:
-                    self._taken = max(self._taken, newest)
+                    self._delivered = max(self._delivered, newest)
                     self._lock.notify_all()
                     return newest, value
                 waiter = loop.create_future()
@@ -111,7 +109,7 @@ class Latest(Generic[T]):
 
 
 def _running_loop() -> asyncio.AbstractEventLoop | None:
-    """The loop that the calling thread runs, if any."""
+    """Return the loop that runs in the calling thread, if any."""
     try:
         return asyncio.get_running_loop()
     except RuntimeError:

@@ -1,61 +1,89 @@
-"""The asyncio thread: a loop of its own, one coroutine in it, and supervision.
-
-What runs in the loop is the caller's. Inside somebody else's asyncio program the same coroutine
-runs as a task of their loop, and this file is not needed.
-"""
+"""Event loops in a thread of their own, asyncio or Trio, with supervision of what runs in them."""
 
 import asyncio
 import contextlib
 import errno
 import logging
 import threading
-from collections.abc import Awaitable, Callable
+from abc import ABC, abstractmethod
+from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import Future
 from typing import Any, Final
 
-from agent.system.rate_limit import RateLimiter
+import trio
+
+from agent.errors import root_of
+from agent.system.timing import RateLimiter
 
 OUT_OF_RESOURCES: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
-"""Why asyncio cannot accept a connection. It tries again a second later, and complains each time with a
-hundred tracebacks."""
+"""Errors of asyncio's accept(), which it retries every second and logs with a hundred tracebacks each
+time."""
 
 log = logging.getLogger(__name__)
 
 Main = Callable[[Callable[[], None]], Awaitable[None]]
-"""Called in the thread with ``ready``, which it calls once when it is up. Runs until cancelled."""
+"""Coroutine function of an asyncio thread. It calls its argument ``ready`` once, and runs until cancelled."""
+Task = Callable[[], Awaitable[None]]
+"""Coroutine function of a Trio thread; it runs until cancelled."""
 
 
-class IoThread:
-    """Runs a coroutine in a thread of its own, and never loses its exception.
+class LoopThread(ABC):
+    """Daemon thread that runs an event loop; a loop that hangs cannot keep the process from ending."""
 
-    Before ``ready``, an exception of ``main`` is raised by :meth:`start`. After it, ``on_failure``
-    is called with it, in the thread; so is it with a RuntimeError if ``main`` returns unasked. What
-    ``main`` raises while it is being stopped is raised by :meth:`stop`.
+    def __init__(self, on_failure: Callable[[BaseException], None], name: str) -> None:
+        """``on_failure`` is called in the thread with the exception that ended the loop."""
+        self._on_failure = on_failure
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._lock = threading.Lock()  # guards the state shared by start, stop and the thread
+        self._stopping = False
 
-    The thread is a daemon thread: one that does not end cannot keep the process.
+    @property
+    def is_alive(self) -> bool:
+        """Whether the thread runs."""
+        return self._thread.is_alive()
+
+    @property
+    def is_current(self) -> bool:
+        """Whether the caller runs in this thread."""
+        return threading.current_thread() is self._thread
+
+    @abstractmethod
+    def _run(self) -> None:
+        """Run the loop. Called in the thread."""
+
+    def _join(self, timeout_s: float) -> bool:
+        """Wait for the thread, if it was started. Returns whether it has ended."""
+        if self._thread.ident is not None:
+            self._thread.join(timeout_s)
+        return not self._thread.is_alive()
+
+
+class AsyncioThread(LoopThread):
+    """Thread with an asyncio loop that runs one coroutine.
+
+    Before ``ready``, an exception of ``main`` is raised by :meth:`start`. After it, ``on_failure`` is called
+    with the exception, or with a RuntimeError if ``main`` returns by itself. An exception of ``main`` during
+    :meth:`stop` is raised by :meth:`stop`.
     """
 
     def __init__(
         self, main: Main, *, on_failure: Callable[[BaseException], None], name: str = "dh-io"
     ) -> None:
+        super().__init__(on_failure, name)
         self._main = main
-        self._on_failure = on_failure
-        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._ready: Future[None] = Future()
         self._failure: BaseException | None = None
-        self._lock = threading.Lock()  # between who starts and who stops it meanwhile
-        self._stopping = False
         self._loop: asyncio.AbstractEventLoop | None = None
         self._task: asyncio.Task[None] | None = None
         self._complaints = RateLimiter()
 
     def start(self, timeout_s: float = 5.0) -> None:
-        """Starts the thread and returns when ``main`` is ready.
+        """Start the thread and block until ``main`` is ready.
 
         Raises:
-            RuntimeError: it was stopped before it was ready.
-            TimeoutError: it was not ready in time; it keeps running until :meth:`stop`.
-            BaseException: what ``main`` raised before it was ready.
+            RuntimeError: The thread was stopped before ``main`` was ready.
+            TimeoutError: ``main`` was not ready in time; it keeps running until :meth:`stop`.
+            BaseException: ``main`` raised it before it was ready.
         """
         with self._lock:
             if self._stopping:
@@ -64,26 +92,25 @@ class IoThread:
         self._ready.result(timeout_s)
 
     def stop(self, timeout_s: float = 1.0) -> bool:
-        """Cancels ``main`` and waits for the thread. Any thread but this one may call it, repeatedly.
+        """Cancel ``main`` and wait for the thread. For any other thread; may be called repeatedly.
 
         Returns:
-            Whether the thread has ended; if not, it is stuck, and left behind.
+            Whether the thread has ended; else it hangs and is abandoned.
 
         Raises:
-            BaseException: what ``main`` raised on its way out.
+            BaseException: ``main`` raised it while it was cancelled.
         """
         with self._lock:
             self._stopping = True
             loop, task = self._loop, self._task
         if self._thread.is_alive() and loop is not None and task is not None:
-            with contextlib.suppress(RuntimeError):  # the loop has closed by itself in this moment
+            with contextlib.suppress(RuntimeError):  # the loop has just closed by itself
                 loop.call_soon_threadsafe(task.cancel)
-        if self._thread.ident is not None:
-            self._thread.join(timeout_s)
+        has_ended = self._join(timeout_s)
         failure, self._failure = self._failure, None
         if failure is not None:
             raise failure
-        return not self._thread.is_alive()
+        return has_ended
 
     def _run(self) -> None:
         error: BaseException | None = None
@@ -92,14 +119,14 @@ class IoThread:
                 runner.run(self._supervised())
         except asyncio.CancelledError:
             pass
-        except BaseException as raised:  # handed on, whatever it is
+        except BaseException as raised:  # whatever main raises goes to start, stop or on_failure
             error = raised
         if self._stopping:
             self._failure = error
             if not self._ready.done():
                 self._ready.set_exception(self._stopped())
             return
-        error = error or RuntimeError(f"thread {self._thread.name} ended, and nobody had asked it to")
+        error = error or RuntimeError(f"thread {self._thread.name} ended without a stop")
         if self._ready.done():
             self._on_failure(error)
         else:
@@ -107,15 +134,15 @@ class IoThread:
 
     async def _supervised(self) -> None:
         loop = asyncio.get_running_loop()
-        loop.set_exception_handler(self._complain)
+        loop.set_exception_handler(self._handle_exception)
         with self._lock:
             self._loop, self._task = loop, asyncio.current_task()
             if self._stopping:
                 return
         await self._main(self._set_ready)
 
-    def _complain(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-        """Tells what happened where nobody could catch it; what would fill the log, once a minute."""
+    def _handle_exception(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        """Log exceptions that no task catches; repeated failures of accept() at most once a minute."""
         error = context.get("exception")
         if not (isinstance(error, OSError) and error.errno in OUT_OF_RESOURCES and "socket" in context):
             loop.default_exception_handler(context)
@@ -129,3 +156,66 @@ class IoThread:
     def _set_ready(self) -> None:
         if not self._ready.done():
             self._ready.set_result(None)
+
+
+class TrioThread(LoopThread):
+    """Thread with a Trio loop that runs tasks until it is stopped or one of them raises."""
+
+    def __init__(
+        self, open_tasks: Callable[[], Sequence[Task]], on_failure: Callable[[BaseException], None], name: str
+    ) -> None:
+        """Create a thread that is not started.
+
+        Args:
+            open_tasks: Called in the thread before the loop starts, so it may block. Returns the tasks; if
+            one
+                of them raises, all are cancelled.
+            on_failure: Called in the thread with the exception, after all tasks have ended.
+            name: Name of the thread.
+        """
+        super().__init__(on_failure, name)
+        self._open_tasks = open_tasks
+        self._stop: Callable[[], None] | None = None
+
+    def start(self) -> None:
+        """Start the thread. Never blocks."""
+        self._thread.start()
+
+    def stop(self, timeout_s: float) -> bool:
+        """Cancel the tasks and wait for the thread. For any other thread; may be called repeatedly.
+
+        Returns:
+            Whether the thread has ended; else it hangs and is abandoned.
+        """
+        with self._lock:
+            self._stopping = True
+            if self._stop is not None:
+                self._stop()
+        return self._join(timeout_s)
+
+    def _run(self) -> None:
+        try:
+            trio.run(self._supervised, self._open_tasks())
+        except BaseException as raised:  # whatever a task raises goes to on_failure
+            error = root_of(raised)
+            if self._stopping:
+                log.warning("%s: failed during shutdown", self._thread.name, exc_info=error)
+            else:
+                self._on_failure(error)
+
+    async def _supervised(self, tasks: Sequence[Task]) -> None:
+        token, stop = trio.lowlevel.current_trio_token(), trio.Event()
+
+        def stop_from_thread() -> None:
+            with contextlib.suppress(trio.RunFinishedError):
+                token.run_sync_soon(stop.set)
+
+        with self._lock:
+            self._stop = stop_from_thread
+            if self._stopping:
+                return
+        async with trio.open_nursery() as nursery:
+            for task in tasks:
+                nursery.start_soon(task)
+            await stop.wait()
+            nursery.cancel_scope.cancel()

@@ -1,78 +1,93 @@
-"""Asks those who may hang: each in a thread of its own, and nobody for long.
-
-For a loop of asyncio's. What is asked, and what is made of the answer, is the caller's business.
-"""
+"""Blocking calls with a timeout, for asyncio: each runs in a thread of its own, which is abandoned if it
+hangs."""
 
 import asyncio
 import threading
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
 T = TypeVar("T")
 
 SOCKET_S: Final = 2.0
-"""How long whoever serves a socket may take [s]."""
+"""Timeout for the server of a socket [s]."""
 DISK_S: Final = 5.0
-"""How long a file may take [s]."""
+"""Timeout for a file [s]."""
 
 
-async def run_with_timeout(work: Callable[[], T], limit_s: float) -> T:
-    """What a function returns that blocks on a disk. One that hangs is left behind: its thread keeps nobody.
+async def call_in_thread(function: Callable[[], T], name: str) -> T:
+    """Call a function in a new daemon thread and return its result; the thread may outlive the caller.
 
     Raises:
-        TimeoutError: It did not return in time.
+        RuntimeError: The function raised StopIteration, which no future accepts, or an exception that is not
+            an Exception.
+        Exception: The function raised it.
     """
     loop = asyncio.get_running_loop()
     done: asyncio.Future[T] = loop.create_future()
 
-    def settle(result: T | None, error: BaseException | None) -> None:
+    def settle(result: Any, error: Exception | None) -> None:
         if done.done():
             return
-        if error is not None:
-            done.set_exception(error)
+        if error is None:
+            done.set_result(result)
+        elif isinstance(error, StopIteration):
+            done.set_exception(RuntimeError(f"StopIteration in thread {name}"))
         else:
-            done.set_result(result)  # type: ignore[arg-type]
+            done.set_exception(error)
 
     def run() -> None:
-        result, failure = None, None
+        result: T | None = None
+        failure: Exception | None = None
         try:
-            result = work()
-        except BaseException as error:  # it is raised again where it is waited for
+            result = function()
+        except Exception as error:
             failure = error
-        with suppress(RuntimeError):  # nobody waits any more, the loop is closed
+        except BaseException as error:
+            failure = RuntimeError(f"{type(error).__name__} in thread {name}")
+        with suppress(RuntimeError):  # the loop is closed: there is no waiter left
             loop.call_soon_threadsafe(settle, result, failure)
 
-    threading.Thread(target=run, name="dh-pods-file", daemon=True).start()
+    threading.Thread(target=run, name=name, daemon=True).start()
+    return await done
+
+
+async def run_with_timeout(function: Callable[[], T], limit_s: float) -> T:
+    """Call a function that may block on a disk, in a thread of its own.
+
+    Raises:
+        TimeoutError: The function did not return in time; its thread is abandoned.
+    """
     async with asyncio.timeout(limit_s):
-        return await done
+        return await call_in_thread(function, "dh-pods-file")
 
 
-def late(place: object, limit_s: float) -> str:
-    """Why there is nothing: it took too long."""
+def timeout_reason(place: object, limit_s: float) -> str:
+    """Return the text for a timeout at a place, such as a path or a socket."""
     return f"{place}: no answer within {limit_s:g} s"
 
 
 class HungGuard:
-    """For those who ask again and again: whoever still hangs is not asked a second time."""
+    """Guard for periodic calls: while the last call for a key hangs, no second thread is started for it."""
 
     def __init__(self) -> None:
         self._hanging: set[object] = set()
 
-    async def in_time(self, place: object, work: Callable[[], T], limit_s: float) -> T:
-        """As :func:`in_time`; late at once while the last that was asked of this place has not returned."""
-        if place in self._hanging:
+    async def run(self, key: object, function: Callable[[], T], limit_s: float) -> T:
+        """Like :func:`run_with_timeout`, but raises TimeoutError at once while the last call for ``key``
+        hangs."""
+        if key in self._hanging:
             raise TimeoutError
-        self._hanging.add(place)
+        self._hanging.add(key)
 
-        def run() -> T:
+        def call() -> T:
             try:
-                return work()
+                return function()
             finally:
-                self._hanging.discard(place)
+                self._hanging.discard(key)
 
         try:
-            return await run_with_timeout(run, limit_s)
-        except RuntimeError:  # there was no thread to be had: nobody hangs
-            self._hanging.discard(place)
+            return await run_with_timeout(call, limit_s)
+        except RuntimeError:  # no thread could be started
+            self._hanging.discard(key)
             raise

@@ -22,8 +22,8 @@ import (
 
 const driverName = "test.drahealth.example.com"
 
-// fakeAgent is an agent whose answers are a test's. It is started, stopped and started again, and
-// says what it was asked in which order. A method that is nil is not served: UNIMPLEMENTED.
+// fakeAgent is an agent whose answers a test sets. It can be started and stopped repeatedly, and records
+// the calls in order. A method whose function is nil returns UNIMPLEMENTED.
 type fakeAgent struct {
 	pb.UnimplementedDriverLinkServer
 	healthv1.UnimplementedDRAResourceHealthServer
@@ -131,12 +131,12 @@ func (a *fakeAgent) NodeWatchResources(
 	return a.health(stream)
 }
 
-// tell is a health stream that says these lists, a pause before each, and then is silent.
-func tell(lists ...*healthv1.NodeWatchResourcesResponse) func(grpc.ServerStreamingServer[healthv1.NodeWatchResourcesResponse]) error {
-	return tellEvery(0, lists...)
+// sendLists returns a health stream that sends the lists and then nothing; sendEvery pauses before each.
+func sendLists(lists ...*healthv1.NodeWatchResourcesResponse) func(grpc.ServerStreamingServer[healthv1.NodeWatchResourcesResponse]) error {
+	return sendEvery(0, lists...)
 }
 
-func tellEvery(
+func sendEvery(
 	pause time.Duration, lists ...*healthv1.NodeWatchResourcesResponse,
 ) func(grpc.ServerStreamingServer[healthv1.NodeWatchResourcesResponse]) error {
 	return func(stream grpc.ServerStreamingServer[healthv1.NodeWatchResourcesResponse]) error {
@@ -167,8 +167,8 @@ func healthy(name string) *healthv1.NodeWatchResourcesResponse {
 	return one(name, healthv1.HealthStatus_HEALTHY, 30, "")
 }
 
-// told is one device of one report, and when it came.
-type told struct {
+// reportedHealth is one device of a report to the kubelet, with the time of the report.
+type reportedHealth struct {
 	at     time.Duration
 	device string
 	health kubeletplugin.HealthStatus
@@ -176,16 +176,16 @@ type told struct {
 	lease  time.Duration
 }
 
-// kubelet takes reports as fast as they come.
+// kubelet receives reports without delay.
 type kubelet struct {
-	mu    sync.Mutex
-	heard []told
-	err   error
-	ended bool
+	mu      sync.Mutex
+	reports []reportedHealth
+	err     error
+	ended   bool
 }
 
-// watches begins a stream of the driver; it ends with ctx.
-func watches(ctx context.Context, c *Client) *kubelet {
+// startKubelet opens a health stream of the driver that ends with ctx.
+func startKubelet(ctx context.Context, c *Client) *kubelet {
 	k, reports, began := &kubelet{}, make(chan kubeletplugin.DeviceHealthReport), time.Now()
 	go func() {
 		defer close(reports)
@@ -198,7 +198,7 @@ func watches(ctx context.Context, c *Client) *kubelet {
 		for report := range reports {
 			k.mu.Lock()
 			for _, d := range report.Devices {
-				k.heard = append(k.heard, told{time.Since(began), d.DeviceName, d.Health, d.Message, d.HealthCheckTimeout})
+				k.reports = append(k.reports, reportedHealth{time.Since(began), d.DeviceName, d.Health, d.Message, d.HealthCheckTimeout})
 			}
 			k.mu.Unlock()
 		}
@@ -206,8 +206,8 @@ func watches(ctx context.Context, c *Client) *kubelet {
 	return k
 }
 
-// said is what was heard since it was asked last.
-func (k *kubelet) said(t *testing.T) []told {
+// received returns the reports since the last call.
+func (k *kubelet) received(t *testing.T) []reportedHealth {
 	t.Helper()
 	synctest.Wait()
 	k.mu.Lock()
@@ -215,21 +215,21 @@ func (k *kubelet) said(t *testing.T) []told {
 	if k.ended {
 		t.Fatalf("the stream to the kubelet ended: %v", k.err)
 	}
-	heard := k.heard
-	k.heard = nil
-	return heard
+	reports := k.reports
+	k.reports = nil
+	return reports
 }
 
-func (k *kubelet) expect(t *testing.T, want ...told) {
+func (k *kubelet) expect(t *testing.T, want ...reportedHealth) {
 	t.Helper()
-	if got := k.said(t); !slices.Equal(got, want) {
-		t.Errorf("the kubelet heard\n  %v, not\n  %v", got, want)
+	if got := k.received(t); !slices.Equal(got, want) {
+		t.Errorf("the kubelet received\n  %v, not\n  %v", got, want)
 	}
 }
 
-// inBubble runs a test on a clock of its own, with an agent that is not started, and a client of it.
-// Goroutines that are left when it ends fail the test: that is synctest's doing.
-func inBubble(t *testing.T, test func(ctx context.Context, t *testing.T, a *fakeAgent, c *Client), options ...Option) {
+// withFakeClock runs a test on a fake clock, with an agent that is not started and its client. synctest fails
+// the test if goroutines are left at its end.
+func withFakeClock(t *testing.T, test func(ctx context.Context, t *testing.T, a *fakeAgent, c *Client), options ...Option) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())

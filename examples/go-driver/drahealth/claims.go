@@ -18,13 +18,13 @@ import (
 	pb "drahealth.example.com/go-driver/drahealthv1"
 )
 
-// budget is for how long one call of the kubelet waits for the agent, all in all.
+// budget limits how long one call of the kubelet waits for the agent in total.
 const budget = 500 * time.Millisecond
 
-// Prepare is the body of the driver's PrepareResourceClaims. It calls prepare for each claim, one
-// after the other, of which nothing is known that would make it futile; of the others the remembered
-// error is told again. What prepare returns as an error is told in the agent's words, or in its own
-// if the agent does not answer. The error is always nil.
+// Prepare is the body of the driver's PrepareResourceClaims. It calls prepare for each claim, one after
+// another, except for claims with a known blocker, for which it returns the remembered error. An error
+// of prepare gets the agent's text, or keeps its own if the agent does not answer. The returned error is
+// always nil.
 func (c *Client) Prepare(
 	ctx context.Context,
 	claims []*resourceapi.ResourceClaim,
@@ -51,9 +51,9 @@ func (c *Client) Prepare(
 	return results, nil
 }
 
-// Unprepare is the body of the driver's UnprepareResourceClaims. One that failed because a device is
-// dead succeeds all the same, if the agent says so: nothing is left to be undone, and the pod would
-// never end. The error is always nil.
+// Unprepare is the body of the driver's UnprepareResourceClaims. If it failed because of a failed
+// device, the agent can turn it into a success: there is nothing left to undo, and the pod could not
+// terminate otherwise. The returned error is always nil.
 func (c *Client) Unprepare(
 	ctx context.Context,
 	claims []kubeletplugin.NamespacedObject,
@@ -78,7 +78,7 @@ func (c *Client) Unprepare(
 		case answered && answer.GetVerdict() == nil:
 			results[uid] = nil
 		default:
-			results[uid] = inWords(answer.GetVerdict(), err)
+			results[uid] = newError(answer.GetVerdict(), err)
 		}
 	}
 	return results, nil
@@ -91,13 +91,13 @@ type Error struct {
 	text    string
 }
 
-// Error is what the kubelet is to be told: one line of at most 1,024 bytes.
+// Error returns the text for the kubelet: one line of at most 1,024 bytes.
 func (e *Error) Error() string { return e.text }
 
 func (e *Error) Unwrap() error { return e.Err }
 
-// inWords is an error in the agent's words, or else in the driver's.
-func inWords(verdict *pb.PrepareVerdict, err error) error {
+// newError returns an error with the agent's text, or else the driver's.
+func newError(verdict *pb.PrepareVerdict, err error) error {
 	text := verdict.GetText()
 	if text == "" && err != nil {
 		text = err.Error()
@@ -105,13 +105,13 @@ func inWords(verdict *pb.PrepareVerdict, err error) error {
 	return &Error{verdict, err, cutBytes(cmp.Or(oneLine(text), verdict.GetCode(), "no reason given"), lineMax)}
 }
 
-// Call is one call of PrepareResourceClaims, for a driver to which Prepare is too simple: one that
-// prepares claims at once, for instance. For each claim there is a Check, then Done or Fail; after
-// all of them one Finish.
+// Call is one call of PrepareResourceClaims, for drivers that cannot use Prepare, for example because
+// they prepare claims in parallel. Use Check for each claim, then Done or Fail, and one Finish at the
+// end.
 type Call struct {
 	client *Client
 	ctx    context.Context
-	left   time.Duration // of the budget
+	left   time.Duration // rest of the budget
 	claims map[types.UID]*pb.PrepareClaim
 	known  map[string]*pb.ClaimAnswer
 
@@ -120,8 +120,8 @@ type Call struct {
 	outcomes []*pb.PrepareOutcome
 }
 
-// Begin asks what is known against preparing the claims. It waits for 500 ms at most, and not at all
-// for an agent that is known to be away. What Finish waits is taken from the same 500 ms.
+// Begin requests the known blockers of the claims from the agent. Begin and Finish together block for
+// at most 500 ms, and not at all while the agent is known to be absent.
 func (c *Client) Begin(ctx context.Context, claims []*resourceapi.ResourceClaim) *Call {
 	call := &Call{
 		client: c,
@@ -139,15 +139,15 @@ func (c *Client) Begin(ctx context.Context, claims []*resourceapi.ResourceClaim)
 		return call
 	}
 	began := time.Now()
-	asked, cancel := context.WithTimeout(ctx, budget)
+	timed, cancel := context.WithTimeout(ctx, budget)
 	defer cancel()
-	reply, err := c.link.CheckClaims(asked, request)
+	reply, err := c.link.CheckClaims(timed, request)
 	switch {
 	case err == nil:
 		c.doubt(0)
 		call.known = byUID(reply.GetAnswers())
 	case status.Code(err) == codes.Unavailable:
-		c.doubt(reconnectMax) // the connection itself says so a moment later only
+		c.doubt(reconnectMax) // the connection's state changes a moment later
 	case status.Code(err) == codes.DeadlineExceeded && ctx.Err() == nil:
 		c.doubt(doubtTime)
 	}
@@ -155,21 +155,20 @@ func (c *Client) Begin(ctx context.Context, claims []*resourceapi.ResourceClaim)
 	return call
 }
 
-// Check returns the remembered error of a claim that it is no use to try, or else nil.
+// Check returns the remembered error of a claim with a known blocker, or nil.
 func (call *Call) Check(claim *resourceapi.ResourceClaim) error {
 	if verdict := call.known[string(claim.UID)].GetVerdict(); verdict != nil {
-		return inWords(verdict, nil)
+		return newError(verdict, nil)
 	}
 	return nil
 }
 
-// Done says that a claim was prepared.
+// Done records that a claim was prepared.
 func (call *Call) Done(claim *resourceapi.ResourceClaim) {
 	call.ended(claim, &pb.PrepareOutcome{}, nil)
 }
 
-// Fail says that a claim was not, and why. Evidence that the error does not show by itself may be
-// added.
+// Fail records that a claim was not prepared. more is evidence that is not in the error itself.
 func (call *Call) Fail(claim *resourceapi.ResourceClaim, err error, more ...*pb.Evidence) {
 	evidence := append(more[:len(more):len(more)], Evidence(err)...)
 	evidence = evidence[:min(len(evidence), evidenceCount)]
@@ -186,26 +185,26 @@ func (call *Call) ended(claim *resourceapi.ResourceClaim, outcome *pb.PrepareOut
 	}
 }
 
-// Finish tells the agent how it went, and returns what the kubelet is to be told of each claim that
-// failed. When it returns in time, a device that is shown to be broken is Unhealthy already. The
-// agent hears of it in any case; if all went well, or it is known to be away, it is not waited for.
+// Finish reports the results to the agent and returns an error for each claim that failed. If the agent
+// answers in time, a device that failed is already Unhealthy. The report is sent in any case; Finish
+// waits for the answer only if a claim failed and the agent is not known to be absent.
 func (call *Call) Finish() map[types.UID]error {
 	call.mu.Lock()
 	defer call.mu.Unlock()
 	answers := call.client.report(call.ctx, pb.Step_STEP_PREPARE, call.outcomes, call.left)
 	errs := make(map[types.UID]error, len(call.failed))
 	for uid, err := range call.failed {
-		errs[uid] = inWords(answers[string(uid)].GetVerdict(), err)
+		errs[uid] = newError(answers[string(uid)].GetVerdict(), err)
 	}
 	return errs
 }
 
-// ClaimOf is a claim as far as it is the driver's. Its fingerprint is of all that the outcome depends
-// on besides the devices: the driver's version and the opaque parameters that are meant for it.
+// ClaimOf returns the driver's part of a claim. Its fingerprint covers what the result depends on apart
+// from the devices: the driver's version and its opaque parameters.
 func ClaimOf(claim *resourceapi.ResourceClaim, driver, version string) *pb.PrepareClaim {
-	of := &pb.PrepareClaim{Namespace: claim.Namespace, Name: claim.Name, Uid: string(claim.UID)}
+	prepared := &pb.PrepareClaim{Namespace: claim.Namespace, Name: claim.Name, Uid: string(claim.UID)}
 	if claim.Status.Allocation == nil {
-		return of
+		return prepared
 	}
 	for _, result := range claim.Status.Allocation.Devices.Results {
 		if result.Driver == driver {
@@ -213,7 +212,7 @@ func ClaimOf(claim *resourceapi.ResourceClaim, driver, version string) *pb.Prepa
 			if result.ShareID != nil {
 				device.ShareId = string(*result.ShareID)
 			}
-			of.Devices = append(of.Devices, device)
+			prepared.Devices = append(prepared.Devices, device)
 		}
 	}
 	var configs []resourceapi.DeviceAllocationConfiguration
@@ -222,13 +221,13 @@ func ClaimOf(claim *resourceapi.ResourceClaim, driver, version string) *pb.Prepa
 			configs = append(configs, config)
 		}
 	}
-	// parameters that are no JSON cannot come from an API server; without a fingerprint nothing is
-	// forgotten early
+	// the API server stores only valid JSON; without a fingerprint a remembered failure just expires
+	// later
 	if facts, err := json.Marshal([]any{version, configs}); err == nil {
 		sum := sha256.Sum256(facts)
-		of.Fingerprint = hex.EncodeToString(sum[:])
+		prepared.Fingerprint = hex.EncodeToString(sum[:])
 	}
-	return of
+	return prepared
 }
 
 func byUID(answers []*pb.ClaimAnswer) map[string]*pb.ClaimAnswer {

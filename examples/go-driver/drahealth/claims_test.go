@@ -41,8 +41,8 @@ func claims(uids ...string) (all []*resourceapi.ResourceClaim) {
 	return all
 }
 
-// judges answers a report: a verdict for each that failed, but none for the claim "dead".
-func judges(_ context.Context, request *pb.ReportPrepareRequest) (*pb.ReportPrepareReply, error) {
+// answerReport answers a report with a verdict for each failed claim except "dead".
+func answerReport(_ context.Context, request *pb.ReportPrepareRequest) (*pb.ReportPrepareReply, error) {
 	reply := &pb.ReportPrepareReply{}
 	for _, outcome := range request.GetOutcomes() {
 		answer := &pb.ClaimAnswer{Uid: outcome.GetClaim().GetUid()}
@@ -54,7 +54,7 @@ func judges(_ context.Context, request *pb.ReportPrepareRequest) (*pb.ReportPrep
 	return reply, nil
 }
 
-func knowsNothing(context.Context, *pb.CheckClaimsRequest) (*pb.CheckClaimsReply, error) {
+func noBlockers(context.Context, *pb.CheckClaimsRequest) (*pb.CheckClaimsReply, error) {
 	return &pb.CheckClaimsReply{}, nil
 }
 
@@ -63,7 +63,7 @@ func hangs[Request, Reply any](ctx context.Context, _ Request) (reply Reply, _ e
 	return reply, ctx.Err()
 }
 
-// prepares is a driver that fails for every claim but those that are named.
+// prepares returns a prepare function that fails for all claims except the named ones.
 func prepares(well ...string) func(context.Context, *resourceapi.ResourceClaim) ([]kubeletplugin.Device, error) {
 	return func(_ context.Context, claim *resourceapi.ResourceClaim) ([]kubeletplugin.Device, error) {
 		if slices.Contains(well, string(claim.UID)) {
@@ -91,14 +91,14 @@ func expectErrors(t *testing.T, results map[types.UID]kubeletplugin.PrepareResul
 		t.Errorf("%v, not %v", got, want)
 	}
 	for uid, text := range want {
-		if said, has := got[uid]; !has || said != text {
-			t.Errorf("claim %s: %q, not %q", uid, said, text)
+		if actual, has := got[uid]; !has || actual != text {
+			t.Errorf("claim %s: %q, not %q", uid, actual, text)
 		}
 	}
 }
 
-func TestEachClaimIsToldInTheAgentsWords(t *testing.T) {
-	inBubble(t, func(ctx context.Context, t *testing.T, a *fakeAgent, c *Client) {
+func TestPrepareErrorHasTheAgentsText(t *testing.T) {
+	withFakeClock(t, func(ctx context.Context, t *testing.T, a *fakeAgent, c *Client) {
 		var asked *pb.CheckClaimsRequest
 		a.check = func(_ context.Context, request *pb.CheckClaimsRequest) (*pb.CheckClaimsReply, error) {
 			asked = request
@@ -109,7 +109,7 @@ func TestEachClaimIsToldInTheAgentsWords(t *testing.T) {
 		var reported *pb.ReportPrepareRequest
 		a.report = func(ctx context.Context, request *pb.ReportPrepareRequest) (*pb.ReportPrepareReply, error) {
 			reported = request
-			return judges(ctx, request)
+			return answerReport(ctx, request)
 		}
 		a.start()
 		var tried []string
@@ -123,7 +123,7 @@ func TestEachClaimIsToldInTheAgentsWords(t *testing.T) {
 		}
 		expectErrors(t, results, map[string]string{"well": "", "bad": "[class=transient] bad", "known": "[class=bad-config]"})
 		if !slices.Equal(tried, []string{"well", "bad"}) {
-			t.Errorf("tried %v: what is known to be futile was, or what is not known was not", tried)
+			t.Errorf("tried %v: expected exactly the claims without a known blocker", tried)
 		}
 		if len(asked.GetClaims()) != 3 || a.count("check") != 1 || a.count("report") != 1 {
 			t.Errorf("asked %v", a.asked)
@@ -139,8 +139,8 @@ func TestEachClaimIsToldInTheAgentsWords(t *testing.T) {
 	})
 }
 
-func TestAnAgentThatHangsCostsHalfASecondOnceAndThenNothing(t *testing.T) {
-	inBubble(t, func(ctx context.Context, t *testing.T, a *fakeAgent, c *Client) {
+func TestPrepareWithHungAgentWaitsForTheBudgetOnce(t *testing.T) {
+	withFakeClock(t, func(ctx context.Context, t *testing.T, a *fakeAgent, c *Client) {
 		a.check, a.report = hangs[*pb.CheckClaimsRequest, *pb.CheckClaimsReply], hangs[*pb.ReportPrepareRequest, *pb.ReportPrepareReply]
 		a.start()
 		for _, want := range []time.Duration{budget, 0, 0} {
@@ -154,8 +154,8 @@ func TestAnAgentThatHangsCostsHalfASecondOnceAndThenNothing(t *testing.T) {
 	})
 }
 
-func TestTheQuestionAndTheReportShareOneBudget(t *testing.T) {
-	inBubble(t, func(ctx context.Context, t *testing.T, a *fakeAgent, c *Client) {
+func TestCheckAndReportShareOneBudget(t *testing.T) {
+	withFakeClock(t, func(ctx context.Context, t *testing.T, a *fakeAgent, c *Client) {
 		a.check = func(context.Context, *pb.CheckClaimsRequest) (*pb.CheckClaimsReply, error) {
 			time.Sleep(400 * time.Millisecond)
 			return &pb.CheckClaimsReply{}, nil
@@ -170,9 +170,9 @@ func TestTheQuestionAndTheReportShareOneBudget(t *testing.T) {
 	})
 }
 
-func TestTheDriversOwnWorkTakesNothingFromTheBudget(t *testing.T) {
-	inBubble(t, func(ctx context.Context, t *testing.T, a *fakeAgent, c *Client) {
-		a.check, a.report = knowsNothing, judges
+func TestDriversWorkDoesNotUseTheBudget(t *testing.T) {
+	withFakeClock(t, func(ctx context.Context, t *testing.T, a *fakeAgent, c *Client) {
+		a.check, a.report = noBlockers, answerReport
 		a.start()
 		results, _ := c.Prepare(ctx, claims("bad"), func(context.Context, *resourceapi.ResourceClaim) ([]kubeletplugin.Device, error) {
 			time.Sleep(30 * time.Second)
@@ -182,9 +182,9 @@ func TestTheDriversOwnWorkTakesNothingFromTheBudget(t *testing.T) {
 	})
 }
 
-func TestWhatWentWellIsToldWithoutWaiting(t *testing.T) {
-	inBubble(t, func(ctx context.Context, t *testing.T, a *fakeAgent, c *Client) {
-		a.check, a.report = knowsNothing, hangs[*pb.ReportPrepareRequest, *pb.ReportPrepareReply]
+func TestSuccessIsReportedWithoutWaiting(t *testing.T) {
+	withFakeClock(t, func(ctx context.Context, t *testing.T, a *fakeAgent, c *Client) {
+		a.check, a.report = noBlockers, hangs[*pb.ReportPrepareRequest, *pb.ReportPrepareReply]
 		a.start()
 		began := time.Now()
 		_, _ = c.Prepare(ctx, claims("well"), prepares("well"))
@@ -193,20 +193,20 @@ func TestWhatWentWellIsToldWithoutWaiting(t *testing.T) {
 			t.Errorf("waited for %v", took)
 		}
 		synctest.Wait()
-		if a.count("report") != 1 { // and the other when this one has ended
+		if a.count("report") != 1 { // the second is sent after the first has ended
 			t.Errorf("asked %v", a.asked)
 		}
 	})
 }
 
-func TestAProcessThatHangsIsLeftForTheOneThatTookItsPlace(t *testing.T) {
-	inBubble(t, func(ctx context.Context, t *testing.T, a *fakeAgent, c *Client) {
+func TestHungAgentIsLeftForItsReplacement(t *testing.T) {
+	withFakeClock(t, func(ctx context.Context, t *testing.T, a *fakeAgent, c *Client) {
 		a.check, a.report = hangs[*pb.CheckClaimsRequest, *pb.CheckClaimsReply], hangs[*pb.ReportPrepareRequest, *pb.ReportPrepareReply]
 		a.start()
 		_, _ = c.Prepare(ctx, claims("bad"), prepares())
 		old := a.server
 		defer old.Stop()
-		next := &fakeAgent{check: knowsNothing, report: judges}
+		next := &fakeAgent{check: noBlockers, report: answerReport}
 		next.start()
 		defer next.stop()
 		a.mu.Lock()
@@ -218,8 +218,8 @@ func TestAProcessThatHangsIsLeftForTheOneThatTookItsPlace(t *testing.T) {
 	})
 }
 
-func TestAnAgentThatIsAwayCostsNothing(t *testing.T) {
-	inBubble(t, func(ctx context.Context, t *testing.T, a *fakeAgent, c *Client) {
+func TestPrepareWithAbsentAgentDoesNotWait(t *testing.T) {
+	withFakeClock(t, func(ctx context.Context, t *testing.T, a *fakeAgent, c *Client) {
 		began := time.Now()
 		for range 3 {
 			results, _ := c.Prepare(ctx, claims("bad", "well"), prepares("well"))
@@ -231,8 +231,8 @@ func TestAnAgentThatIsAwayCostsNothing(t *testing.T) {
 	})
 }
 
-func TestAClosedClientCostsNothing(t *testing.T) {
-	inBubble(t, func(ctx context.Context, t *testing.T, a *fakeAgent, c *Client) {
+func TestPrepareWithClosedClientDoesNotWait(t *testing.T) {
+	withFakeClock(t, func(ctx context.Context, t *testing.T, a *fakeAgent, c *Client) {
 		a.start()
 		c.Close()
 		began := time.Now()
@@ -243,29 +243,29 @@ func TestAClosedClientCostsNothing(t *testing.T) {
 	})
 }
 
-func TestAnOlderAgentIsDoneWithout(t *testing.T) {
-	inBubble(t, func(ctx context.Context, t *testing.T, a *fakeAgent, c *Client) {
+func TestPrepareWithOlderAgentUsesDriversErrors(t *testing.T) {
+	withFakeClock(t, func(ctx context.Context, t *testing.T, a *fakeAgent, c *Client) {
 		a.start()
 		results, _ := c.Prepare(ctx, claims("bad", "well"), prepares("well"))
 		expectErrors(t, results, map[string]string{"bad": "driver's own: bad", "well": ""})
 		synctest.Wait()
 		if c.Undelivered() != 0 {
-			t.Errorf("%d claims are counted that nobody wants", c.Undelivered())
+			t.Errorf("%d claims are undelivered to an agent without reports", c.Undelivered())
 		}
 	})
 }
 
-func TestAReportThatFoundNobodyGoesOutLaterAndTheNewestOfAClaimIsTheLast(t *testing.T) {
-	inBubble(t, func(ctx context.Context, t *testing.T, a *fakeAgent, c *Client) {
-		var heard []string
-		a.check = knowsNothing
+func TestReportsToAbsentAgentAreSentLaterNewestLast(t *testing.T) {
+	withFakeClock(t, func(ctx context.Context, t *testing.T, a *fakeAgent, c *Client) {
+		var reports []string
+		a.check = noBlockers
 		a.report = func(ctx context.Context, request *pb.ReportPrepareRequest) (*pb.ReportPrepareReply, error) {
 			for _, outcome := range request.GetOutcomes() {
-				heard = append(heard, outcome.GetClaim().GetUid()+map[bool]string{true: " failed", false: " went well"}[outcome.GetFailed()])
+				reports = append(reports, outcome.GetClaim().GetUid()+map[bool]string{true: " failed", false: " succeeded"}[outcome.GetFailed()])
 			}
-			return judges(ctx, request)
+			return answerReport(ctx, request)
 		}
-		_, _ = c.Prepare(ctx, claims("first"), prepares()) // under way, whatever comes
+		_, _ = c.Prepare(ctx, claims("first"), prepares()) // already being sent, so that newer reports do not replace it
 		synctest.Wait()
 		_, _ = c.Prepare(ctx, claims("a", "b"), prepares())
 		_, _ = c.Prepare(ctx, claims("a"), prepares("a"))
@@ -273,23 +273,23 @@ func TestAReportThatFoundNobodyGoesOutLaterAndTheNewestOfAClaimIsTheLast(t *test
 		a.start()
 		time.Sleep(5 * time.Second)
 		synctest.Wait()
-		if want := []string{"first failed", "b failed", "a went well"}; !slices.Equal(heard, want) {
-			t.Errorf("the agent heard %v, not %v", heard, want)
+		if want := []string{"first failed", "b failed", "a succeeded"}; !slices.Equal(reports, want) {
+			t.Errorf("the agent received %v, not %v", reports, want)
 		}
 		if c.Undelivered() != 0 {
-			t.Errorf("%d claims are counted that were delivered", c.Undelivered())
+			t.Errorf("%d delivered claims are counted as undelivered", c.Undelivered())
 		}
 	})
 }
 
-func TestAReportThatAnAgentTookWithItGoesOutAgain(t *testing.T) {
-	inBubble(t, func(ctx context.Context, t *testing.T, a *fakeAgent, c *Client) {
-		a.check = knowsNothing
+func TestReportInterruptedByAgentStopIsSentAgain(t *testing.T) {
+	withFakeClock(t, func(ctx context.Context, t *testing.T, a *fakeAgent, c *Client) {
+		a.check = noBlockers
 		a.report = func(ctx context.Context, request *pb.ReportPrepareRequest) (*pb.ReportPrepareReply, error) {
 			if a.count("report") == 1 {
 				return hangs[*pb.ReportPrepareRequest, *pb.ReportPrepareReply](ctx, request)
 			}
-			return judges(ctx, request)
+			return answerReport(ctx, request)
 		}
 		a.start()
 		_, _ = c.Prepare(ctx, claims("bad"), prepares())
@@ -299,14 +299,14 @@ func TestAReportThatAnAgentTookWithItGoesOutAgain(t *testing.T) {
 		time.Sleep(2 * second)
 		synctest.Wait()
 		if a.count("report") != 2 || c.Undelivered() != 0 {
-			t.Errorf("told %d times, %d claims are counted", a.count("report"), c.Undelivered())
+			t.Errorf("reported %d times, %d claims undelivered", a.count("report"), c.Undelivered())
 		}
 	})
 }
 
-func TestAReportThatIsRefusedForNowIsTriedTwice(t *testing.T) {
-	inBubble(t, func(ctx context.Context, t *testing.T, a *fakeAgent, c *Client) {
-		a.check = knowsNothing
+func TestReportRefusedAsUnavailableIsTriedTwice(t *testing.T) {
+	withFakeClock(t, func(ctx context.Context, t *testing.T, a *fakeAgent, c *Client) {
+		a.check = noBlockers
 		a.report = func(context.Context, *pb.ReportPrepareRequest) (*pb.ReportPrepareReply, error) {
 			return nil, status.Error(codes.Unavailable, "no space left on device")
 		}
@@ -314,19 +314,19 @@ func TestAReportThatIsRefusedForNowIsTriedTwice(t *testing.T) {
 		_, _ = c.Prepare(ctx, claims("bad"), prepares())
 		time.Sleep(time.Hour)
 		if a.count("report") != 2 || c.Undelivered() != 1 {
-			t.Errorf("told %d times, %d claims are counted", a.count("report"), c.Undelivered())
+			t.Errorf("reported %d times, %d claims undelivered", a.count("report"), c.Undelivered())
 		}
 	})
 }
 
-func TestReportsThatAreTooOldBreakNoConnection(t *testing.T) {
-	inBubble(t, func(ctx context.Context, t *testing.T, a *fakeAgent, c *Client) {
+func TestExpiredReportsCloseNoConnection(t *testing.T) {
+	withFakeClock(t, func(ctx context.Context, t *testing.T, a *fakeAgent, c *Client) {
 		dialed := 0
 		c.dial = func(ctx context.Context) (net.Conn, error) {
 			dialed++
 			return a.dial(ctx)
 		}
-		a.check, a.report = knowsNothing, hangs[*pb.ReportPrepareRequest, *pb.ReportPrepareReply]
+		a.check, a.report = noBlockers, hangs[*pb.ReportPrepareRequest, *pb.ReportPrepareReply]
 		a.start()
 		for _, uid := range []string{"a", "b", "c"} {
 			_, _ = c.Prepare(ctx, claims(uid), prepares(uid))
@@ -340,8 +340,8 @@ func TestReportsThatAreTooOldBreakNoConnection(t *testing.T) {
 	})
 }
 
-func TestReportsThatNobodyTakesAreCountedAndBounded(t *testing.T) {
-	inBubble(t, func(ctx context.Context, t *testing.T, a *fakeAgent, c *Client) {
+func TestUndeliveredReportsAreCountedAndLimited(t *testing.T) {
+	withFakeClock(t, func(ctx context.Context, t *testing.T, a *fakeAgent, c *Client) {
 		for number := range 2 * reportsMax {
 			_, _ = c.Prepare(ctx, claims(strings.Repeat("x", number+1)), prepares())
 		}
@@ -358,11 +358,11 @@ func TestReportsThatNobodyTakesAreCountedAndBounded(t *testing.T) {
 	})
 }
 
-func TestAReportThatTheAgentRefusesIsAPersonsToKnow(t *testing.T) {
+func TestRefusedReportIsPassedToOnError(t *testing.T) {
 	var complaints []error
 	handle := OnError(func(_ context.Context, err error, _ string) { complaints = append(complaints, err) })
-	inBubble(t, func(ctx context.Context, t *testing.T, a *fakeAgent, c *Client) {
-		a.check = knowsNothing
+	withFakeClock(t, func(ctx context.Context, t *testing.T, a *fakeAgent, c *Client) {
+		a.check = noBlockers
 		a.report = func(context.Context, *pb.ReportPrepareRequest) (*pb.ReportPrepareReply, error) {
 			return nil, status.Error(codes.InvalidArgument, "outcomes[0].claim.uid: empty")
 		}
@@ -377,13 +377,13 @@ func TestAReportThatTheAgentRefusesIsAPersonsToKnow(t *testing.T) {
 	}, handle)
 }
 
-func TestAnUnprepareThatFailedForADeadDeviceSucceeds(t *testing.T) {
-	inBubble(t, func(ctx context.Context, t *testing.T, a *fakeAgent, c *Client) {
+func TestUnprepareOfFailedDeviceSucceeds(t *testing.T) {
+	withFakeClock(t, func(ctx context.Context, t *testing.T, a *fakeAgent, c *Client) {
 		a.report = func(ctx context.Context, request *pb.ReportPrepareRequest) (*pb.ReportPrepareReply, error) {
 			if request.GetStep() != pb.Step_STEP_UNPREPARE {
 				t.Errorf("%v", request.GetStep())
 			}
-			return judges(ctx, request)
+			return answerReport(ctx, request)
 		}
 		a.start()
 		errs, _ := c.Unprepare(ctx, objects("dead", "bad", "well"), unprepares)
@@ -393,8 +393,8 @@ func TestAnUnprepareThatFailedForADeadDeviceSucceeds(t *testing.T) {
 	})
 }
 
-func TestAnUnprepareIsAsTheDriverSaysWhenNobodyAnswers(t *testing.T) {
-	inBubble(t, func(ctx context.Context, t *testing.T, a *fakeAgent, c *Client) {
+func TestUnprepareWithAbsentAgentReturnsDriversErrors(t *testing.T) {
+	withFakeClock(t, func(ctx context.Context, t *testing.T, a *fakeAgent, c *Client) {
 		began := time.Now()
 		errs, _ := c.Unprepare(ctx, objects("dead", "well"), unprepares)
 		if errs["dead"].Error() != "driver's own: dead" || errs["well"] != nil || len(errs) != 2 {
@@ -421,22 +421,22 @@ func unprepares(_ context.Context, claim kubeletplugin.NamespacedObject) error {
 	return errors.New("driver's own: " + string(claim.UID))
 }
 
-func TestAnErrorIsOneLineThatTheKubeletShowsWhole(t *testing.T) {
+func TestErrorIsOneLineWithinTheKubeletsLimit(t *testing.T) {
 	for _, text := range []string{"a\nb\t\x00c  d", "\xff\xfe", "", strings.Repeat("\u00fc", 5000), "x" + strings.Repeat("\U0001F600", 5000)} {
-		told := inWords(nil, errors.New(text)).Error()
-		if told == "" || len(told) > lineMax || !utf8.ValidString(told) || strings.ContainsAny(told, "\n\t\x00") {
-			t.Errorf("%.40q is told as %q", text, told)
+		line := newError(nil, errors.New(text)).Error()
+		if line == "" || len(line) > lineMax || !utf8.ValidString(line) || strings.ContainsAny(line, "\n\t\x00") {
+			t.Errorf("%.40q becomes %q", text, line)
 		}
-		if len(text) > lineMax && (len(told) < lineMax-6 || !strings.HasSuffix(told, "...")) {
-			t.Errorf("%.40q is cut to %d bytes", text, len(told))
+		if len(text) > lineMax && (len(line) < lineMax-6 || !strings.HasSuffix(line, "...")) {
+			t.Errorf("%.40q is cut to %d bytes", text, len(line))
 		}
 	}
-	if told := inWords(nil, errors.New("a\nb\t\x00c  d")).Error(); told != "a b c d" {
-		t.Error(told)
+	if line := newError(nil, errors.New("a\nb\t\x00c  d")).Error(); line != "a b c d" {
+		t.Error(line)
 	}
 }
 
-func TestAFingerprintMovesWithWhateverElseTheOutcomeDependsOn(t *testing.T) {
+func TestFingerprintChangesWithVersionAndParameters(t *testing.T) {
 	opaque := func(driver, parameters string) resourceapi.DeviceAllocationConfiguration {
 		return resourceapi.DeviceAllocationConfiguration{
 			Source: resourceapi.AllocationConfigSourceClaim,
@@ -452,15 +452,15 @@ func TestAFingerprintMovesWithWhateverElseTheOutcomeDependsOn(t *testing.T) {
 	}
 	plain := with("v1")
 	if len(plain) != 64 || plain != with("v1") || plain != with("v1", opaque("other.example.com", `{}`)) {
-		t.Error("it moves with what is not the driver's")
+		t.Error("the fingerprint depends on parameters of another driver")
 	}
 	others := []string{with("v2"), with("v1", opaque(driverName, `{"a":1}`)), with("v1", opaque(driverName, `{"a":2}`))}
 	if slices.Contains(others, plain) || others[1] == others[2] {
-		t.Errorf("it stays: %s, %v", plain, others)
+		t.Errorf("the fingerprint did not change: %s, %v", plain, others)
 	}
 }
 
-func TestAClaimNamesTheDriversDevicesAlone(t *testing.T) {
+func TestClaimOfHasOnlyTheDriversDevices(t *testing.T) {
 	shared := claim("a")
 	id := types.UID("share")
 	shared.Status.Allocation.Devices.Results[0].ShareID = &id

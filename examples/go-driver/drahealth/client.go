@@ -1,17 +1,16 @@
-// Package drahealth is how a DRA driver gets its devices' health, and judged errors, from the
-// drahealth agent of its node. It is there to be copied: with drahealthv1, and the import path of
-// that changed, it is whole.
+// Package drahealth gets the health of a DRA driver's devices and classified errors from the drahealth
+// agent of the node. Copy it into a driver together with drahealthv1, and change the import path of
+// drahealthv1.
 //
 //	agent := drahealth.New("gpu.example.com", drahealth.Version("v1.2.3"))
-//	agent.Declare(devices...)        // what the driver's devices are made of
+//	agent.Declare(devices...)        // the hardware of the driver's devices
 //	agent.WatchHealthStatus(...)     // the body of the driver's method of that name
-//	agent.Prepare(..., d.prepare)    // likewise; the driver writes what is done for one claim
+//	agent.Prepare(..., d.prepare)    // the body of PrepareResourceClaims; d.prepare prepares one claim
 //	agent.Unprepare(..., d.unprepare)
-//	agent.WatchTaints(...)           // what its ResourceSlices should say
+//	agent.WatchTaints(...)           // the taints for the ResourceSlices
 //
-// A driver never depends on the agent. While it is away, hung, or of another version, claims are
-// prepared as if nobody had ever asked, and devices are Unknown: at once, and never Healthy for
-// having been so before.
+// A driver does not depend on the agent. While the agent is stopped, hung, or of an incompatible
+// version, claims are prepared without it and all devices become Unknown at once.
 package drahealth
 
 import (
@@ -34,24 +33,24 @@ import (
 )
 
 const (
-	// runtimeDir is where the agent has its sockets, unless it was told otherwise.
+	// runtimeDir is the default directory of the agent's sockets.
 	runtimeDir = "/run/drahealth"
-	// reconnectMax is how long a connection is left alone that could not be made.
+	// reconnectMax is the longest pause before the next attempt to connect.
 	reconnectMax = time.Second
-	// connectTimeout is for what accepts a connection and then says nothing, as a stopped process
-	// does.
+	// connectTimeout limits a connection attempt: a stopped process accepts connections and sends
+	// nothing.
 	connectTimeout = 5 * time.Second
-	// doubtTime is for how long nobody waits for an agent that did not answer in time.
+	// doubtTime is how long calls do not wait for an agent that did not answer in time.
 	doubtTime = 10 * time.Second
-	// retryMin and retryMax are how long it takes to the next try after a stream has ended.
+	// retryMin and retryMax limit the pause before a stream that has ended is opened again.
 	retryMin = 100 * time.Millisecond
 	retryMax = time.Second
-	// steady is how long a stream has lived whose end was no sign that the next one ends, too.
+	// steady is the duration of a stream after which the pause before the next one is retryMin again.
 	steady = 10 * time.Second
 )
 
-// Client is a driver's connection to the agent, made when it is first needed and again whenever it is
-// lost. All methods may be called by several goroutines.
+// Client is a driver's connection to the agent. It connects when needed and reconnects after a loss.
+// All methods are safe for concurrent use.
 type Client struct {
 	driver  string
 	version string
@@ -68,34 +67,33 @@ type Client struct {
 
 	declared    atomic.Pointer[declaration]
 	declareOnce sync.Once
-	undeclared  chan struct{} // holds one: there is something to declare
-	syncing     chan struct{} // holds one while somebody declares
+	undeclared  chan struct{} // capacity 1; full: devices are to be declared
+	syncing     chan struct{} // capacity 1; full: a declaration is in progress
 	reports     reports
 
 	mu       sync.Mutex
 	closed   bool
-	dialed   net.Conn  // what the connection runs over
-	doubtful time.Time // until then the agent is taken not to answer
+	dialed   net.Conn  // the transport of conn
+	doubtful time.Time // until then the agent counts as absent
 }
 
 // Option is a setting of a Client.
 type Option func(*Client)
 
-// Socket is where the agent listens for this driver. Default: /run/drahealth/drivers/<driver>.sock.
+// Socket sets the path of the agent's socket for this driver. Default: /run/drahealth/drivers/<driver>.sock.
 func Socket(path string) Option { return func(c *Client) { c.socket = path } }
 
-// Version is the driver's own. What is remembered of a claim that failed is forgotten with a new
-// version.
+// Version sets the version of the driver. With a new version the agent forgets remembered failures.
 func Version(version string) Option { return func(c *Client) { c.version = version } }
 
-// OnError gets what a person should know: that the agent refuses the driver's devices, for instance,
-// but not that it is away. All of it is kubeletplugin.ErrRecoverable, so a driver's HandleError fits.
-// Default: a line in the log.
+// OnError sets the function that gets errors for the operator, such as a refused declaration, but not
+// an absent agent. All errors are kubeletplugin.ErrRecoverable, so that the driver's HandleError can be
+// used. Default: log the error.
 func OnError(handle func(ctx context.Context, err error, msg string)) Option {
 	return func(c *Client) { c.onError = handle }
 }
 
-// New makes a client. It does not connect yet, and never waits for the agent.
+// New returns a client. It does not connect and never blocks.
 func New(driver string, options ...Option) *Client {
 	c := &Client{
 		driver:     driver,
@@ -121,25 +119,25 @@ func New(driver string, options ...Option) *Client {
 		grpc.WithDisableServiceConfig(),
 	)
 	if err != nil {
-		panic(err) // these very options cannot be had together: a mistake in this file
+		panic(err) // only for invalid options: a bug in this file
 	}
 	c.conn = conn
 	c.link = drahealthv1.NewDriverLinkClient(conn)
 	return c
 }
 
-// Close ends everything that the client does in the background, and waits for it. Questions to the
-// agent that are under way end; WatchHealthStatus says Unknown until its ctx is done.
+// Close stops the client's goroutines and waits for them. It aborts pending calls of the agent;
+// WatchHealthStatus reports Unknown until its ctx is done.
 func (c *Client) Close() {
 	c.mu.Lock()
 	c.closed = true
 	c.mu.Unlock()
 	c.cancel()
-	_ = c.conn.Close() // it says only that it was closed before
+	_ = c.conn.Close() // fails only if closed before
 	c.running.Wait()
 }
 
-// inBackground runs what ends with c.background. After Close nothing is begun any more.
+// inBackground starts a goroutine that must end with c.background; after Close it starts none.
 func (c *Client) inBackground(run func()) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -158,37 +156,35 @@ func (c *Client) connect(ctx context.Context, _ string) (net.Conn, error) {
 	return conn, err
 }
 
-// disconnect gives up a connection behind which nobody answers: another process may be listening by
-// now.
+// disconnect closes a connection whose peer does not answer; a new agent may listen on the socket.
 func (c *Client) disconnect() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.dialed != nil {
-		_ = c.dialed.Close() // grpc notices, and connects anew
+		_ = c.dialed.Close() // grpc reconnects
 	}
 }
 
-// absent says that to wait for the agent would be in vain.
+// absent reports whether the agent is known not to answer, so that waiting for it is useless.
 func (c *Client) absent() bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.closed || time.Now().Before(c.doubtful) || c.conn.GetState() == connectivity.TransientFailure
 }
 
-// doubt notes that the agent did not answer; for a while nobody waits for it, unless it does in
-// between. No time at all ends the doubt.
+// doubt makes the agent count as absent for a while, because it did not answer. A pause of 0 ends that.
 func (c *Client) doubt(pause time.Duration) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.doubtful = time.Now().Add(pause)
 }
 
-// complain tells a person of what the driver can do without.
+// complain passes a recoverable error to OnError.
 func (c *Client) complain(ctx context.Context, err error, msg string) {
 	c.onError(ctx, fmt.Errorf("%w (%w)", err, kubeletplugin.ErrRecoverable), msg)
 }
 
-// sleep is over early when ctx is done; it says whether it was not.
+// sleep pauses, or returns false as soon as ctx is done.
 func sleep(ctx context.Context, pause time.Duration) bool {
 	select {
 	case <-ctx.Done():

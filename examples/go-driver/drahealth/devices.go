@@ -11,30 +11,29 @@ import (
 )
 
 const (
-	// syncTimeout is for a call that is answered within two seconds, or by a disk that hangs. Nobody
-	// waits for longer: health is told without it, too.
+	// syncTimeout limits a declaration, which takes up to two seconds, or longer with a hung disk.
+	// Health streams do not depend on the declaration.
 	syncTimeout = 5 * time.Second
-	// declareMax is how long an agent is left alone to which the devices could not be declared.
+	// declareMax is the longest pause before a failed declaration is repeated.
 	declareMax = 30 * time.Second
 )
 
-// declaration is what was said in one call of Declare. What is noted in it belongs to whoever syncs.
+// declaration has the devices of one call of Declare. Only sync changes the other fields.
 type declaration struct {
-	devices []*drahealthv1.DeclaredDevice
-	told    bool // OnError has heard why the agent does not take it
-	refused bool // it never will
+	devices  []*drahealthv1.DeclaredDevice
+	reported bool // OnError got the agent's error
+	refused  bool // the agent will never accept it
 }
 
-// Declare says what the driver's devices are: all of them, each time. The agent judges them from then
-// on, and is told again whenever there is a new connection to it. Devices must not be changed
-// afterwards.
+// Declare sets all devices of the driver, which the agent evaluates from then on. They are declared
+// again on each new connection. The devices must not be changed afterwards.
 //
-// Name the pool of each: to the agent an empty one is the node's name, but of a device without one
-// nobody can say that it is Unknown while the agent is away. A driver that writes devices.d instead
-// does not call this.
+// Set the pool of each device: for the agent an empty pool is the node's name, but while the agent is
+// absent a device without a pool cannot be reported as Unknown. A driver that writes devices.d does not
+// call Declare.
 //
-// It returns at once. An agent that refuses them is told of by OnError, once; what cannot be right
-// later is not declared again until the next call. One that is too old to be told is left in peace.
+// Declare returns at once. OnError gets the agent's refusal once; invalid devices are not declared again
+// until the next call. An agent that is too old for declarations is not an error.
 func (c *Client) Declare(devices ...*drahealthv1.DeclaredDevice) {
 	c.declared.Store(&declaration{devices: devices})
 	c.declareSoon()
@@ -44,11 +43,11 @@ func (c *Client) Declare(devices ...*drahealthv1.DeclaredDevice) {
 func (c *Client) declareSoon() {
 	select {
 	case c.undeclared <- struct{}{}:
-	default: // somebody is about to
+	default: // a declaration is already due
 	}
 }
 
-// keepDeclared declares what could not be declared when it should have been.
+// keepDeclared repeats declarations until they succeed.
 func (c *Client) keepDeclared() {
 	for {
 		select {
@@ -60,15 +59,15 @@ func (c *Client) keepDeclared() {
 			select {
 			case <-c.background.Done():
 				return
-			case <-c.undeclared: // there are others now, or another connection
+			case <-c.undeclared: // new devices, or a new connection
 			case <-time.After(pause):
 			}
 		}
 	}
 }
 
-// sync declares the devices if there are any, and it could help. An error says that trying again
-// could help, too.
+// sync declares the devices, unless there are none or the agent has refused them. It returns an error
+// if a repetition can help.
 func (c *Client) sync(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, syncTimeout)
 	defer cancel()
@@ -78,11 +77,11 @@ func (c *Client) sync(ctx context.Context) error {
 	case <-ctx.Done():
 		return ctx.Err()
 	}
-	said := c.declared.Load()
-	if said == nil || said.refused {
+	declared := c.declared.Load()
+	if declared == nil || declared.refused {
 		return nil
 	}
-	_, err := c.link.SyncDevices(ctx, &drahealthv1.SyncDevicesRequest{Devices: said.devices})
+	_, err := c.link.SyncDevices(ctx, &drahealthv1.SyncDevicesRequest{Devices: declared.devices})
 	switch status.Code(err) {
 	case codes.OK:
 		c.doubt(0)
@@ -90,13 +89,13 @@ func (c *Client) sync(ctx context.Context) error {
 	case codes.Unimplemented:
 		return nil
 	case codes.Unavailable, codes.DeadlineExceeded, codes.Canceled:
-		return err // it is away: the health stream says so
+		return err // the health stream reports that the agent is absent
 	case codes.InvalidArgument:
-		said.refused = true
+		declared.refused = true
 	}
-	if !said.told {
-		said.told = true
-		c.complain(ctx, err, "the drahealth agent does not take the driver's devices")
+	if !declared.reported {
+		declared.reported = true
+		c.complain(ctx, err, "the drahealth agent refused the driver's devices")
 	}
 	return err
 }

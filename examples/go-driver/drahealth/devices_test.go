@@ -20,13 +20,13 @@ import (
 	pb "drahealth.example.com/go-driver/drahealthv1"
 )
 
-func TestDevicesAreDeclaredBeforeHealthIsAskedForEachTime(t *testing.T) {
-	inBubble(t, func(ctx context.Context, t *testing.T, a *fakeAgent, c *Client) {
-		a.health = tell(healthy("a"))
+func TestDevicesAreDeclaredBeforeEachHealthStream(t *testing.T) {
+	withFakeClock(t, func(ctx context.Context, t *testing.T, a *fakeAgent, c *Client) {
+		a.health = sendLists(healthy("a"))
 		a.start()
 		c.Declare(cpu("a"))
 		synctest.Wait()
-		k := watches(ctx, c)
+		k := startKubelet(ctx, c)
 		synctest.Wait()
 		a.stop()
 		time.Sleep(5 * second)
@@ -36,12 +36,12 @@ func TestDevicesAreDeclaredBeforeHealthIsAskedForEachTime(t *testing.T) {
 		if want := []string{"sync", "sync", "health", "sync", "health"}; !slices.Equal(a.asked, want) {
 			t.Errorf("asked %v, not %v", a.asked, want)
 		}
-		k.said(t)
+		k.received(t)
 	})
 }
 
-func TestTheNewestDevicesAreDeclaredWithoutAnyStream(t *testing.T) {
-	inBubble(t, func(_ context.Context, t *testing.T, a *fakeAgent, c *Client) {
+func TestNewestDevicesAreDeclaredWithoutAStream(t *testing.T) {
+	withFakeClock(t, func(_ context.Context, t *testing.T, a *fakeAgent, c *Client) {
 		var last *pb.SyncDevicesRequest
 		a.sync = func(_ context.Context, request *pb.SyncDevicesRequest) error {
 			last = request
@@ -59,36 +59,36 @@ func TestTheNewestDevicesAreDeclaredWithoutAnyStream(t *testing.T) {
 	})
 }
 
-func TestDevicesThatCannotBeRightAreTriedAndToldOfOnce(t *testing.T) {
+func TestInvalidDevicesAreDeclaredAndReportedOnce(t *testing.T) {
 	var complaints []error
 	handle := OnError(func(_ context.Context, err error, _ string) { complaints = append(complaints, err) })
-	inBubble(t, func(ctx context.Context, t *testing.T, a *fakeAgent, c *Client) {
+	withFakeClock(t, func(ctx context.Context, t *testing.T, a *fakeAgent, c *Client) {
 		a.sync = func(context.Context, *pb.SyncDevicesRequest) error {
 			return status.Error(codes.InvalidArgument, "devices[0].name: 70 bytes, limit 63")
 		}
-		a.health = tell(healthy("cpu-node0"))
+		a.health = sendLists(healthy("cpu-node0"))
 		a.start()
 		c.Declare(cpu("a"))
-		k := watches(ctx, c)
+		k := startKubelet(ctx, c)
 		time.Sleep(10 * time.Minute)
 		synctest.Wait()
 		if a.count("sync") != 1 || len(complaints) != 1 || !errors.Is(complaints[0], kubeletplugin.ErrRecoverable) ||
 			!strings.Contains(complaints[0].Error(), "limit 63") {
-			t.Errorf("declared %d times, told of %v", a.count("sync"), complaints)
+			t.Errorf("declared %d times, OnError got %v", a.count("sync"), complaints)
 		}
 		c.Declare(cpu("b"))
 		synctest.Wait()
 		if a.count("sync") != 2 || len(complaints) != 2 {
-			t.Errorf("declared %d times, told of %v", a.count("sync"), complaints)
+			t.Errorf("declared %d times, OnError got %v", a.count("sync"), complaints)
 		}
-		k.said(t)
+		k.received(t)
 	}, handle)
 }
 
-func TestDevicesThatCannotBeTakenYetAreTriedAgainAndToldOfOnce(t *testing.T) {
+func TestRefusedDevicesAreRetriedAndReportedOnce(t *testing.T) {
 	var complaints []error
 	handle := OnError(func(_ context.Context, err error, _ string) { complaints = append(complaints, err) })
-	inBubble(t, func(_ context.Context, t *testing.T, a *fakeAgent, c *Client) {
+	withFakeClock(t, func(_ context.Context, t *testing.T, a *fakeAgent, c *Client) {
 		var mended atomic.Bool
 		a.sync = func(context.Context, *pb.SyncDevicesRequest) error {
 			if mended.Load() {
@@ -105,13 +105,13 @@ func TestDevicesThatCannotBeTakenYetAreTriedAgainAndToldOfOnce(t *testing.T) {
 		time.Sleep(time.Hour)
 		synctest.Wait()
 		if tried < 5 || a.count("sync") != tried || len(complaints) != 1 {
-			t.Errorf("declared %d times, then %d, told of %v", tried, a.count("sync"), complaints)
+			t.Errorf("declared %d times, then %d, OnError got %v", tried, a.count("sync"), complaints)
 		}
 	}, handle)
 }
 
-func TestDevicesThatAreMendedAreDeclaredAtOnce(t *testing.T) {
-	inBubble(t, func(_ context.Context, t *testing.T, a *fakeAgent, c *Client) {
+func TestCorrectedDevicesAreDeclaredAtOnce(t *testing.T) {
+	withFakeClock(t, func(_ context.Context, t *testing.T, a *fakeAgent, c *Client) {
 		a.sync = func(_ context.Context, request *pb.SyncDevicesRequest) error {
 			if len(request.GetDevices()) > 1 {
 				return status.Error(codes.ResourceExhausted, "devices: 2, limit 1")
@@ -131,18 +131,18 @@ func TestDevicesThatAreMendedAreDeclaredAtOnce(t *testing.T) {
 	})
 }
 
-func TestAnOlderAgentThatKnowsNoDevicesIsPipedAllTheSame(t *testing.T) {
-	inBubble(t, func(ctx context.Context, t *testing.T, a *fakeAgent, c *Client) {
+func TestHealthOfOlderAgentWithoutDeclarationsIsForwarded(t *testing.T) {
+	withFakeClock(t, func(ctx context.Context, t *testing.T, a *fakeAgent, c *Client) {
 		a.sync = nil
-		a.health = tell(healthy("a"))
+		a.health = sendLists(healthy("a"))
 		a.start()
 		c.Declare(cpu("a"))
-		watches(ctx, c).expect(t, told{0, "a", isHealthy, "", 30 * second})
+		startKubelet(ctx, c).expect(t, reportedHealth{0, "a", isHealthy, "", 30 * second})
 	})
 }
 
-func TestAClosedClientIsOfNoUseAndOfNoHarm(t *testing.T) {
-	inBubble(t, func(ctx context.Context, t *testing.T, a *fakeAgent, c *Client) {
+func TestMethodsOfClosedClientReturn(t *testing.T) {
+	withFakeClock(t, func(ctx context.Context, t *testing.T, a *fakeAgent, c *Client) {
 		c.Close()
 		c.Close()
 		c.Declare(cpu("a"))
@@ -153,8 +153,7 @@ func TestAClosedClientIsOfNoUseAndOfNoHarm(t *testing.T) {
 	})
 }
 
-// --- taints
-// -------------------------------------------------------------------------------------------------
+// --- taints -----------------------------------------------------------------------------------------
 
 func tainted(name string, effects ...pb.TaintEffect) *pb.DeviceTaints {
 	device := &pb.TaintedDevice{Pool: "node-1", Name: name}
@@ -164,7 +163,7 @@ func tainted(name string, effects ...pb.TaintEffect) *pb.DeviceTaints {
 	return &pb.DeviceTaints{Devices: []*pb.TaintedDevice{device, {Pool: "node-1", Name: "well"}}}
 }
 
-func TestTaintsAreWholeAndKeepTheirTime(t *testing.T) {
+func TestTaintsHaveAllFieldsAndTheirTime(t *testing.T) {
 	taints := taintsOf(tainted("a", pb.TaintEffect_TAINT_EFFECT_NO_EXECUTE, pb.TaintEffect_TAINT_EFFECT_NONE, 9))
 	of, known := taints["node-1"]["a"], taints["node-1"]["well"]
 	if len(of) != 3 || known == nil || len(known) != 0 || of[0].Key != driverName+"/lost" || of[0].TimeAdded.Unix() != 1_790_000_000 {
@@ -185,8 +184,8 @@ func TestTaintsAreWholeAndKeepTheirTime(t *testing.T) {
 	}
 }
 
-func TestWhoPublishesSlowlyMissesTaintsButNeverTheLast(t *testing.T) {
-	inBubble(t, func(ctx context.Context, t *testing.T, a *fakeAgent, c *Client) {
+func TestSlowPublishGetsTheNewestTaints(t *testing.T) {
+	withFakeClock(t, func(ctx context.Context, t *testing.T, a *fakeAgent, c *Client) {
 		a.taints = func(stream grpc.ServerStreamingServer[pb.DeviceTaints]) error {
 			for _, name := range []string{"a", "b", "c", "d"} {
 				if err := stream.Send(tainted(name, pb.TaintEffect_TAINT_EFFECT_NO_SCHEDULE)); err != nil {
@@ -211,8 +210,8 @@ func TestWhoPublishesSlowlyMissesTaintsButNeverTheLast(t *testing.T) {
 	})
 }
 
-func TestTaintsStayWhileTheAgentIsAwayAndComeAgainWithIt(t *testing.T) {
-	inBubble(t, func(ctx context.Context, t *testing.T, a *fakeAgent, c *Client) {
+func TestTaintsStayWhileTheAgentIsAbsent(t *testing.T) {
+	withFakeClock(t, func(ctx context.Context, t *testing.T, a *fakeAgent, c *Client) {
 		a.taints = func(stream grpc.ServerStreamingServer[pb.DeviceTaints]) error {
 			_ = stream.Send(tainted("a", pb.TaintEffect_TAINT_EFFECT_NO_SCHEDULE))
 			<-stream.Context().Done()
@@ -237,8 +236,8 @@ func TestTaintsStayWhileTheAgentIsAwayAndComeAgainWithIt(t *testing.T) {
 	})
 }
 
-func TestATaintStreamThatKeepsEndingIsNotAskedForAllTheTime(t *testing.T) {
-	inBubble(t, func(ctx context.Context, t *testing.T, a *fakeAgent, c *Client) {
+func TestTaintStreamThatKeepsEndingIsReopenedWithPauses(t *testing.T) {
+	withFakeClock(t, func(ctx context.Context, t *testing.T, a *fakeAgent, c *Client) {
 		a.taints = func(stream grpc.ServerStreamingServer[pb.DeviceTaints]) error { return stream.Send(tainted("a")) }
 		a.start()
 		go c.WatchTaints(ctx, func(Taints) {})
@@ -249,10 +248,10 @@ func TestATaintStreamThatKeepsEndingIsNotAskedForAllTheTime(t *testing.T) {
 	})
 }
 
-func TestAnAgentThatTellsNoTaintsIsToldOfOnce(t *testing.T) {
+func TestAgentWithoutTaintsIsReportedOnce(t *testing.T) {
 	var complaints []error
 	handle := OnError(func(_ context.Context, err error, _ string) { complaints = append(complaints, err) })
-	inBubble(t, func(ctx context.Context, t *testing.T, a *fakeAgent, c *Client) {
+	withFakeClock(t, func(ctx context.Context, t *testing.T, a *fakeAgent, c *Client) {
 		a.taints = func(grpc.ServerStreamingServer[pb.DeviceTaints]) error {
 			return status.Error(codes.FailedPrecondition, "the driver's name can begin no key")
 		}

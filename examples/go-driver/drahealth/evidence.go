@@ -16,26 +16,26 @@ import (
 	pb "drahealth.example.com/go-driver/drahealthv1"
 )
 
-// What the driver was doing, for Doing: the same errno means something else in each.
+// Operations of the driver, for Doing: an errno has another meaning in each.
 const (
 	Device = pb.Operation_OPERATION_DEVICE // opening, reading or setting up the device itself
 	CDI    = pb.Operation_OPERATION_CDI    // writing a CDI file
 	State  = pb.Operation_OPERATION_STATE  // its own checkpoint
-	Config = pb.Operation_OPERATION_CONFIG // reading what the user asked for
-	API    = pb.Operation_OPERATION_API    // asking the API server
+	Config = pb.Operation_OPERATION_CONFIG // reading the claim's parameters
+	API    = pb.Operation_OPERATION_API    // requesting from the API server
 	Lock   = pb.Operation_OPERATION_LOCK   // waiting for its own lock
 	Cgroup = pb.Operation_OPERATION_CGROUP // writing a cgroup's file
 )
 
 const (
-	// evidenceCount is how many pieces the agent takes of one failure.
+	// evidenceCount is the agent's limit of pieces of evidence per failure.
 	evidenceCount = 16
-	// errorsMax is how many errors are looked at, for a chain that never ends.
+	// errorsMax limits the number of inspected errors: a chain may be endless.
 	errorsMax = 64
 )
 
-// Doing notes in an error what was being done; nil stays nil. An error while Config was read of which
-// nothing else is known is the user's mistake: what was asked for cannot be read.
+// Doing marks an error with the operation that failed; nil stays nil. An error of Config without other
+// evidence counts as invalid parameters of the user.
 func Doing(operation pb.Operation, err error) error {
 	if err == nil {
 		return nil
@@ -50,11 +50,11 @@ type doing struct {
 
 func (d *doing) Unwrap() error { return d.error }
 
-// Word is an error of which the driver itself knows what kind it is. Its text is a format as of
-// fmt.Errorf, %w included: one line with the numbers that were compared. The same facts must give the
-// same text, or Kubernetes' events are throttled: no times, addresses or counters. The code is
-// dotted, stable, and the driver's own, "fpga.bank_locked".
-type Word struct {
+// ClassifiedError is an error whose class the driver knows. Its text is a format as of fmt.Errorf,
+// including %w: one line with the compared numbers. The same facts must give the same text, without
+// times, addresses or counters, because Kubernetes throttles events with changing texts. The code is
+// dotted, stable, and chosen by the driver: "fpga.bank_locked".
+type ClassifiedError struct {
 	class  pb.ErrorClass
 	code   string
 	device string
@@ -62,42 +62,42 @@ type Word struct {
 	error
 }
 
-// Transient is what trying again can help against.
-func Transient(code, format string, args ...any) *Word {
-	return word(pb.ErrorClass_ERROR_CLASS_TRANSIENT, code, "", format, args)
+// Transient returns an error that may pass with a retry.
+func Transient(code, format string, args ...any) *ClassifiedError {
+	return classified(pb.ErrorClass_ERROR_CLASS_TRANSIENT, code, "", format, args)
 }
 
-// BadConfig is what the user asked for and can never have: the claim must change.
-func BadConfig(code, format string, args ...any) *Word {
-	return word(pb.ErrorClass_ERROR_CLASS_BAD_CONFIG, code, "", format, args)
+// BadConfig returns an error for an invalid request of the user: the claim must change.
+func BadConfig(code, format string, args ...any) *ClassifiedError {
+	return classified(pb.ErrorClass_ERROR_CLASS_BAD_CONFIG, code, "", format, args)
 }
 
-// FailedDevice is a device of the claim that is broken, by its name: it becomes Unhealthy, and is to
-// be tainted.
-func FailedDevice(device, code, format string, args ...any) *Word {
-	return word(pb.ErrorClass_ERROR_CLASS_FAILED_DEVICE, code, device, format, args)
+// FailedDevice returns an error for a failed device of the claim, which becomes Unhealthy and gets a
+// taint.
+func FailedDevice(device, code, format string, args ...any) *ClassifiedError {
+	return classified(pb.ErrorClass_ERROR_CLASS_FAILED_DEVICE, code, device, format, args)
 }
 
-// Permanent is neither: the node or the driver must change.
-func Permanent(code, format string, args ...any) *Word {
-	return word(pb.ErrorClass_ERROR_CLASS_PERMANENT, code, "", format, args)
+// Permanent returns any other error that no retry can fix: the node or the driver must change.
+func Permanent(code, format string, args ...any) *ClassifiedError {
+	return classified(pb.ErrorClass_ERROR_CLASS_PERMANENT, code, "", format, args)
 }
 
-func word(class pb.ErrorClass, code, device, format string, args []any) *Word {
-	return &Word{class: class, code: code, device: device, error: fmt.Errorf(format, args...)}
+func classified(class pb.ErrorClass, code, device, format string, args []any) *ClassifiedError {
+	return &ClassifiedError{class: class, code: code, device: device, error: fmt.Errorf(format, args...)}
 }
 
-// After says when trying again can help at the earliest.
-func (w *Word) After(pause time.Duration) *Word {
+// After sets the earliest time of a useful retry.
+func (w *ClassifiedError) After(pause time.Duration) *ClassifiedError {
 	w.after = pause
 	return w
 }
 
-func (w *Word) Unwrap() error { return w.error }
+func (w *ClassifiedError) Unwrap() error { return w.error }
 
-// Nvml notes in an error what NVML returned, and of which device of the claim; a device that is not
-// known is "". With github.com/NVIDIA/go-nvml: drahealth.Nvml(int(ret), "gpu-3", ret). Any other
-// error with a method NvmlReturn() int is understood as well.
+// Nvml marks an error with the return code of NVML and the device of the claim, "" if unknown. With
+// github.com/NVIDIA/go-nvml: drahealth.Nvml(int(ret), "gpu-3", ret). An error with a method
+// NvmlReturn() int has the same effect.
 func Nvml(code int, device string, err error) error {
 	if err == nil {
 		err = fmt.Errorf("NVML returned %d", code)
@@ -114,10 +114,9 @@ type nvmlError struct {
 func (e *nvmlError) Unwrap() error   { return e.error }
 func (e *nvmlError) NvmlReturn() int { return e.code }
 
-// Evidence is what an error shows of what kind it is, the outermost first: marks of this package, the
-// kernel's errno with its file, what was late, the status of gRPC or of the API server, what NVML
-// returned; last the text, of which the agent makes the least. It follows Unwrap, of one error and of
-// several.
+// Evidence returns the evidence in an error, outermost first: marks of this package, errno with its
+// file, timeouts, gRPC or API server status, NVML return codes; the text comes last and has the least
+// weight. It follows Unwrap of one and of several errors.
 func Evidence(err error) []*pb.Evidence {
 	if err == nil {
 		return nil
@@ -128,7 +127,7 @@ func Evidence(err error) []*pb.Evidence {
 	return append(found, &pb.Evidence{Kind: &pb.Evidence_Text{Text: w.whole}})
 }
 
-// place is what the errors around one say of it.
+// place is the operation and the path from the outer errors.
 type place struct {
 	operation pb.Operation
 	path      string
@@ -162,13 +161,13 @@ func (w *walk) errors(err error, at place) {
 		w.late(err, at)
 	}
 	if _, marked := err.(*doing); marked && at.operation == Config && len(w.found) == before {
-		w.add(&pb.Evidence{Kind: &pb.Evidence_Undecoded{Undecoded: &pb.Undecoded{
+		w.add(&pb.Evidence{Kind: &pb.Evidence_DecodeError{DecodeError: &pb.DecodeError{
 			By: typeOf(err), Text: evidenceText(err.Error()),
 		}}})
 	}
 }
 
-// within is what an error wraps.
+// within returns the errors that an error wraps.
 func within(err error) []error {
 	switch e := err.(type) {
 	case interface{ Unwrap() error }:
@@ -181,7 +180,7 @@ func within(err error) []error {
 	return nil
 }
 
-// shown adds what an error shows by itself.
+// shown adds the evidence of one error without those that it wraps.
 func (w *walk) shown(err error, at place) {
 	switch e := err.(type) {
 	case syscall.Errno:
@@ -190,8 +189,8 @@ func (w *walk) shown(err error, at place) {
 				Number: int64(e), Operation: at.operation, Path: evidenceText(at.path), Text: w.whole,
 			}}})
 		}
-	case *Word:
-		w.add(&pb.Evidence{Kind: &pb.Evidence_Word{Word: &pb.DriverWord{
+	case *ClassifiedError:
+		w.add(&pb.Evidence{Kind: &pb.Evidence_DriverError{DriverError: &pb.DriverReportedError{
 			ErrorClass:  e.class,
 			Code:        evidenceText(e.code),
 			Summary:     cutRunes(oneLine(e.Error()), summaryMax),
@@ -199,34 +198,34 @@ func (w *walk) shown(err error, at place) {
 			RetryAfterS: max(0, min(e.after, 24*time.Hour)).Seconds(),
 		}}})
 	case apierrors.APIStatus:
-		said := e.Status()
-		if 400 <= said.Code && said.Code <= 599 {
-			w.add(&pb.Evidence{Kind: &pb.Evidence_Http{Http: &pb.HttpAnswer{
-				Status:     int64(said.Code),
-				Reason:     evidenceText(string(said.Reason)),
-				Message:    evidenceText(said.Message),
+		reported := e.Status()
+		if 400 <= reported.Code && reported.Code <= 599 {
+			w.add(&pb.Evidence{Kind: &pb.Evidence_Http{Http: &pb.HttpStatus{
+				Status:     int64(reported.Code),
+				Reason:     evidenceText(string(reported.Reason)),
+				Message:    evidenceText(reported.Message),
 				Kubernetes: true,
 			}}})
 		}
 	case interface{ GRPCStatus() *status.Status }:
-		if said := e.GRPCStatus(); 1 <= said.Code() && said.Code() <= 16 {
+		if reported := e.GRPCStatus(); 1 <= reported.Code() && reported.Code() <= 16 {
 			w.add(&pb.Evidence{Kind: &pb.Evidence_Grpc{Grpc: &pb.GrpcStatus{
-				Code: int64(said.Code()), Message: evidenceText(said.Message()),
+				Code: int64(reported.Code()), Message: evidenceText(reported.Message()),
 			}}})
 		}
 	case interface{ NvmlReturn() int }:
 		if code := e.NvmlReturn(); 1 <= code && code <= 999 {
-			said := &pb.NvmlReturn{Code: int64(code)}
+			reported := &pb.NvmlReturn{Code: int64(code)}
 			if named, ok := e.(*nvmlError); ok {
-				said.Device = evidenceText(named.device)
+				reported.Device = evidenceText(named.device)
 			}
-			w.add(&pb.Evidence{Kind: &pb.Evidence_Nvml{Nvml: said}})
+			w.add(&pb.Evidence{Kind: &pb.Evidence_Nvml{Nvml: reported}})
 		}
 	}
 }
 
-// late adds an innermost error that says that something was not done in time. Others pass on what
-// theirs says, and the kernel's has a number.
+// late adds an innermost timeout error. Outer errors only forward Timeout(), and an errno is evidence
+// by itself.
 func (w *walk) late(err error, at place) {
 	timed, ok := err.(interface{ Timeout() bool })
 	if _, numbered := err.(syscall.Errno); !ok || numbered || !timed.Timeout() {
@@ -239,14 +238,14 @@ func (w *walk) late(err error, at place) {
 	case os.ErrDeadlineExceeded:
 		by = "os.ErrDeadlineExceeded"
 	}
-	w.add(&pb.Evidence{Kind: &pb.Evidence_Late{Late: &pb.Late{
+	w.add(&pb.Evidence{Kind: &pb.Evidence_Timeout{Timeout: &pb.Timeout{
 		By: by, Operation: at.operation, Text: w.whole,
 	}}})
 }
 
 func (w *walk) add(evidence *pb.Evidence) { w.found = append(w.found, evidence) }
 
-// typeOf is the type of the innermost error, unless that says nothing.
+// typeOf returns the type of the innermost error, or "decoder" for a type without meaning.
 func typeOf(err error) string {
 	for range errorsMax {
 		if inner := errors.Unwrap(err); inner != nil {
@@ -260,7 +259,7 @@ func typeOf(err error) string {
 	return name
 }
 
-// evidenceText is a text that the agent takes.
+// evidenceText makes a text valid UTF-8 within the agent's limit.
 func evidenceText(text string) string {
 	return cutBytes(strings.ToValidUTF8(text, "\uFFFD"), evidenceMax)
 }

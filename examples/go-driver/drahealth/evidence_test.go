@@ -26,18 +26,18 @@ func pathError(path string) error {
 	return &fs.PathError{Op: "write", Path: path, Err: syscall.ENOSPC}
 }
 
-// shown is evidence in one short line each.
+// shown formats each piece of evidence as a short line.
 func shown(err error) (all []string) {
 	for _, one := range Evidence(err) {
 		switch kind := one.GetKind().(type) {
 		case *pb.Evidence_Errno:
 			e := kind.Errno
 			all = append(all, fmt.Sprintf("errno %d %d %s", e.GetNumber(), e.GetOperation(), e.GetPath()))
-		case *pb.Evidence_Word:
-			w := kind.Word
+		case *pb.Evidence_DriverError:
+			w := kind.DriverError
 			all = append(all, fmt.Sprintf("word %d %s %q %s %v", w.GetErrorClass(), w.GetCode(), w.GetSummary(), w.GetDevice(), w.GetRetryAfterS()))
-		case *pb.Evidence_Late:
-			all = append(all, fmt.Sprintf("late %s %d", kind.Late.GetBy(), kind.Late.GetOperation()))
+		case *pb.Evidence_Timeout:
+			all = append(all, fmt.Sprintf("late %s %d", kind.Timeout.GetBy(), kind.Timeout.GetOperation()))
 		case *pb.Evidence_Grpc:
 			all = append(all, fmt.Sprintf("grpc %d %s", kind.Grpc.GetCode(), kind.Grpc.GetMessage()))
 		case *pb.Evidence_Http:
@@ -45,8 +45,8 @@ func shown(err error) (all []string) {
 			all = append(all, fmt.Sprintf("http %d %s %t", h.GetStatus(), h.GetReason(), h.GetKubernetes()))
 		case *pb.Evidence_Nvml:
 			all = append(all, fmt.Sprintf("nvml %d %s", kind.Nvml.GetCode(), kind.Nvml.GetDevice()))
-		case *pb.Evidence_Undecoded:
-			all = append(all, fmt.Sprintf("undecoded %s", kind.Undecoded.GetBy()))
+		case *pb.Evidence_DecodeError:
+			all = append(all, fmt.Sprintf("decode_error %s", kind.DecodeError.GetBy()))
 		case *pb.Evidence_Text:
 			all = append(all, "text")
 		}
@@ -54,7 +54,7 @@ func shown(err error) (all []string) {
 	return all
 }
 
-func TestEachErrorShowsWhatItIs(t *testing.T) {
+func TestEvidenceOfEachKindOfError(t *testing.T) {
 	number := json.Unmarshal([]byte(`{"pages": "many"}`), &struct{ Pages int }{})
 	claims := schema.GroupResource{Group: "resource.k8s.io", Resource: "resourceclaims"}
 	refused := &net.OpError{Op: "dial", Net: "tcp", Err: os.NewSyscallError("connect", syscall.ECONNREFUSED)}
@@ -88,8 +88,8 @@ func TestEachErrorShowsWhatItIs(t *testing.T) {
 		{Nvml(999, "", nil), "nvml 999 ; text"},
 		{Nvml(0, "gpu-3", errors.New("it went well")), "text"},
 		{number, "text"},
-		{Doing(Config, number), "undecoded json.UnmarshalTypeError; text"},
-		{Doing(Config, errors.New("strict decoding error")), "undecoded decoder; text"},
+		{Doing(Config, number), "decode_error json.UnmarshalTypeError; text"},
+		{Doing(Config, errors.New("strict decoding error")), "decode_error decoder; text"},
 		{Doing(Config, BadConfig("fpga.mode", "mode 9, 0 to 3")), `word 2 fpga.mode "mode 9, 0 to 3"  0; text`},
 		{Doing(Config, pathError("/etc/x")), "errno 28 4 /etc/x; text"},
 		{Transient("fpga.training", "link trains").After(90 * time.Second), `word 1 fpga.training "link trains"  90; text`},
@@ -102,9 +102,9 @@ func TestEachErrorShowsWhatItIs(t *testing.T) {
 	}
 }
 
-func TestNoErrorShowsNothing(t *testing.T) {
+func TestEvidenceOfNilIsEmpty(t *testing.T) {
 	if Evidence(nil) != nil || Doing(CDI, nil) != nil {
-		t.Error("there is something")
+		t.Error("nil has evidence")
 	}
 }
 
@@ -124,7 +124,7 @@ func TestEvidenceIsWithinTheAgentsLimits(t *testing.T) {
 			}
 		}
 	}
-	summary := Evidence(BadConfig("x.y", "%s", "\xff\n"+strings.Repeat("\u00fc", 300)))[0].GetWord().GetSummary()
+	summary := Evidence(BadConfig("x.y", "%s", "\xff\n"+strings.Repeat("\u00fc", 300)))[0].GetDriverError().GetSummary()
 	if utf8.RuneCountInString(summary) != summaryMax || !utf8.ValidString(summary) || strings.Contains(summary, "\n") {
 		t.Errorf("%q", summary)
 	}
@@ -136,8 +136,8 @@ type endless struct{}
 func (endless) Error() string   { return "endless" }
 func (e endless) Unwrap() error { return e }
 
-func TestAnErrorThatWrapsItselfIsLeftAtSomePoint(t *testing.T) {
-	for want, err := range map[string]error{"text": endless{}, "undecoded drahealth.endless; text": Doing(Config, endless{})} {
+func TestEvidenceOfEndlessChainEnds(t *testing.T) {
+	for want, err := range map[string]error{"text": endless{}, "decode_error drahealth.endless; text": Doing(Config, endless{})} {
 		if got := strings.Join(shown(err), "; "); got != want {
 			t.Errorf("shows %s, not %s", got, want)
 		}

@@ -15,13 +15,13 @@ import (
 	healthv1 "k8s.io/kubelet/pkg/apis/dra-health/v1"
 )
 
-// WatchHealthStatus is the body of the driver's method: what the agent says of the driver's devices
-// goes to the kubelet as it is. Each call has a stream of its own. It returns nil when ctx is done,
-// and not before: a stream that ends makes the kubelet forget the health of all devices.
+// WatchHealthStatus is the body of the driver's method: it forwards the agent's health lists to the
+// kubelet unchanged. Each call has its own stream. It returns nil, and only when ctx is done, because
+// the kubelet forgets the health of all devices when a stream ends.
 //
-// When the agent ends, is silent, or was never there, all devices are Unknown at once, and the
-// message says why. Nothing is ever said twice for the agent: who repeats that a device was Healthy
-// renews a lease that nobody earned.
+// When the agent stops, is silent, or never answered, all devices become Unknown at once, with the
+// reason as message. No list of the agent is repeated: that would renew the lease of a device that the
+// agent has not verified.
 func (c *Client) WatchHealthStatus(ctx context.Context, reports chan<- kubeletplugin.DeviceHealthReport) error {
 	var reader sync.WaitGroup
 	defer reader.Wait()
@@ -30,56 +30,56 @@ func (c *Client) WatchHealthStatus(ctx context.Context, reports chan<- kubeletpl
 	lists := make(chan list)
 	reader.Go(func() { c.readHealth(ctx, lists) })
 
-	speaker, outage := newSpeaker(time.Now()), ""
+	relay, outage := newRelay(time.Now()), ""
 	timer := time.NewTimer(firstAnswer)
 	for {
-		var said [][]kubeletplugin.DeviceHealth
-		timer.Reset(time.Until(speaker.due()))
+		var updates [][]kubeletplugin.DeviceHealth
+		timer.Reset(time.Until(relay.due()))
 		select {
 		case <-ctx.Done():
 			return nil
 		case got := <-lists:
 			if got.err != nil {
-				said = speaker.lost(reasonOf(got.err), c.declared.Load(), time.Now())
+				updates = relay.lost(reasonOf(got.err), c.declared.Load(), time.Now())
 			} else {
-				said = speaker.heard(got, time.Now())
+				updates = relay.received(got, time.Now())
 			}
 		case <-timer.C:
 			var hangs bool
-			said, hangs = speaker.waited(c.declared.Load(), time.Now())
+			updates, hangs = relay.waited(c.declared.Load(), time.Now())
 			if hangs {
 				c.disconnect()
 			}
 		}
-		if speaker.outage != outage {
-			outage = speaker.outage
+		if relay.outage != outage {
+			outage = relay.outage
 			klog.FromContext(ctx).Info(cmp.Or(outage, "drahealth agent answers"))
 		}
 		began := time.Now()
-		for _, devices := range said {
+		for _, devices := range updates {
 			select {
 			case <-ctx.Done():
 				return nil
 			case reports <- kubeletplugin.DeviceHealthReport{Devices: devices}:
 			}
 		}
-		speaker.busy(time.Since(began))
+		relay.busy(time.Since(began))
 	}
 }
 
-// list is a message of the agent's health stream, or what ended the stream.
+// list is a message of the agent's health stream, or the error that ended the stream.
 type list struct {
 	devices []kubeletplugin.DeviceHealth
-	first   bool // of its stream
+	first   bool // first list of its stream
 	err     error
 }
 
-// readHealth reads one stream of the agent after the other until ctx is done.
+// readHealth reads the agent's health stream, and opens it again when it ends, until ctx is done.
 func (c *Client) readHealth(ctx context.Context, lists chan<- list) {
 	for pause := retryMin; ; pause = min(2*pause, retryMax) {
 		began := time.Now()
 		err := c.readStream(ctx, lists)
-		if time.Since(began) > steady { // else each short life would be two changes of every device
+		if time.Since(began) > steady { // each short stream would change every device twice
 			pause = retryMin
 		}
 		select {
@@ -119,21 +119,21 @@ func (c *Client) readStream(ctx context.Context, lists chan<- list) error {
 
 func devicesOf(message *healthv1.NodeWatchResourcesResponse) []kubeletplugin.DeviceHealth {
 	devices := make([]kubeletplugin.DeviceHealth, 0, len(message.GetDevices()))
-	for _, told := range message.GetDevices() {
+	for _, entry := range message.GetDevices() {
 		device := kubeletplugin.DeviceHealth{
-			PoolName:           told.GetDevice().GetPoolName(),
-			DeviceName:         told.GetDevice().GetDeviceName(),
+			PoolName:           entry.GetDevice().GetPoolName(),
+			DeviceName:         entry.GetDevice().GetDeviceName(),
 			Health:             kubeletplugin.HealthStatusUnknown,
-			HealthCheckTimeout: seconds(told.GetHealthCheckTimeoutSeconds()),
-			Message:            told.GetMessage(),
+			HealthCheckTimeout: seconds(entry.GetHealthCheckTimeoutSeconds()),
+			Message:            entry.GetMessage(),
 		}
-		switch told.GetHealth() {
+		switch entry.GetHealth() {
 		case healthv1.HealthStatus_HEALTHY:
 			device.Health = kubeletplugin.HealthStatusHealthy
 		case healthv1.HealthStatus_UNHEALTHY:
 			device.Health = kubeletplugin.HealthStatusUnhealthy
 		}
-		if at := told.GetLastUpdatedTime(); at > 0 {
+		if at := entry.GetLastUpdatedTime(); at > 0 {
 			device.LastUpdated = time.Unix(at, 0)
 		}
 		devices = append(devices, device)
@@ -141,13 +141,13 @@ func devicesOf(message *healthv1.NodeWatchResourcesResponse) []kubeletplugin.Dev
 	return devices
 }
 
-// seconds of a lease: more than a day is none that the agent gives, and might not fit.
+// seconds converts a lease, limited to a day so that it does not overflow.
 func seconds(number int64) time.Duration {
 	return time.Duration(max(0, min(number, 86_400))) * time.Second
 }
 
-// reasonOf says why there is nothing of the agent: the same for the same, or each try would be a
-// change of health.
+// reasonOf returns the reason why the agent does not answer. The text is stable for a cause, so that
+// retries do not change the health.
 func reasonOf(err error) string {
 	switch code := status.Code(err); {
 	case errors.Is(err, io.EOF):

@@ -30,9 +30,9 @@ const (
 
 type healthStream = grpc.ServerStreamingServer[healthv1.NodeWatchResourcesResponse]
 
-func TestWhatTheAgentSaysGoesOutAsItIs(t *testing.T) {
-	inBubble(t, func(ctx context.Context, t *testing.T, a *fakeAgent, c *Client) {
-		a.health = tell(one("a", healthv1.HealthStatus_UNHEALTHY, 60, "worn out"), one("b", 7, 1<<50, ""))
+func TestAgentsListsAreForwardedUnchanged(t *testing.T) {
+	withFakeClock(t, func(ctx context.Context, t *testing.T, a *fakeAgent, c *Client) {
+		a.health = sendLists(one("a", healthv1.HealthStatus_UNHEALTHY, 60, "worn out"), one("b", 7, 1<<50, ""))
 		a.start()
 		reports := make(chan kubeletplugin.DeviceHealthReport)
 		go func() { _ = c.WatchHealthStatus(ctx, reports) }()
@@ -43,69 +43,69 @@ func TestWhatTheAgentSaysGoesOutAsItIs(t *testing.T) {
 		if got := (<-reports).Devices; len(got) != 1 || got[0] != want {
 			t.Errorf("%v, not %v", got, want)
 		}
-		later := (<-reports).Devices[0] // of a version to come
+		later := (<-reports).Devices[0] // values of a later version
 		if later.Health != isUnknown || later.HealthCheckTimeout != 24*time.Hour {
 			t.Errorf("health %v for %v", later.Health, later.HealthCheckTimeout)
 		}
 	})
 }
 
-func TestNothingIsRepeatedForAnAgentThatAnswers(t *testing.T) {
-	inBubble(t, func(ctx context.Context, t *testing.T, a *fakeAgent, c *Client) {
-		a.health = tellEvery(14*second, healthy("a"), healthy("a"))
+func TestListsOfAnsweringAgentAreNotRepeated(t *testing.T) {
+	withFakeClock(t, func(ctx context.Context, t *testing.T, a *fakeAgent, c *Client) {
+		a.health = sendEvery(14*second, healthy("a"), healthy("a"))
 		a.start()
-		k := watches(ctx, c)
+		k := startKubelet(ctx, c)
 		time.Sleep(42 * second)
 		k.expect(t,
-			told{14 * second, "a", isHealthy, "", 30 * second},
-			told{28 * second, "a", isHealthy, "", 30 * second})
+			reportedHealth{14 * second, "a", isHealthy, "", 30 * second},
+			reportedHealth{28 * second, "a", isHealthy, "", 30 * second})
 	})
 }
 
-func TestAnAgentThatIsAwayAtTheStartLeavesDeclaredDevicesUnknownAtOnce(t *testing.T) {
-	inBubble(t, func(ctx context.Context, t *testing.T, a *fakeAgent, c *Client) {
+func TestDeclaredDevicesAreUnknownAtOnceWithoutAgent(t *testing.T) {
+	withFakeClock(t, func(ctx context.Context, t *testing.T, a *fakeAgent, c *Client) {
 		c.Declare(cpu("b"), cpu("a"), &pb.DeclaredDevice{Name: "of no pool"})
-		k := watches(ctx, c)
-		k.expect(t, told{0, "a", isUnknown, gone, 45 * second}, told{0, "b", isUnknown, gone, 45 * second})
+		k := startKubelet(ctx, c)
+		k.expect(t, reportedHealth{0, "a", isUnknown, gone, 45 * second}, reportedHealth{0, "b", isUnknown, gone, 45 * second})
 		time.Sleep(25 * second)
 		k.expect(t,
-			told{10 * second, "a", isUnknown, gone, 45 * second}, told{10 * second, "b", isUnknown, gone, 45 * second},
-			told{20 * second, "a", isUnknown, gone, 45 * second}, told{20 * second, "b", isUnknown, gone, 45 * second})
-		a.health = tell(healthy("a"))
+			reportedHealth{10 * second, "a", isUnknown, gone, 45 * second}, reportedHealth{10 * second, "b", isUnknown, gone, 45 * second},
+			reportedHealth{20 * second, "a", isUnknown, gone, 45 * second}, reportedHealth{20 * second, "b", isUnknown, gone, 45 * second})
+		a.health = sendLists(healthy("a"))
 		a.start()
 		time.Sleep(2 * second)
-		if heard := k.said(t); len(heard) != 1 || heard[0].health != isHealthy {
-			t.Errorf("%v", heard)
+		if got := k.received(t); len(got) != 1 || got[0].health != isHealthy {
+			t.Errorf("%v", got)
 		}
 	})
 }
 
-func TestAnAgentThatEndsLeavesDevicesUnknownAtOnceUntilItIsBack(t *testing.T) {
-	inBubble(t, func(ctx context.Context, t *testing.T, a *fakeAgent, c *Client) {
-		c.Declare(cpu("a"), cpu("never told of"))
-		a.health = tell(one("a", healthv1.HealthStatus_HEALTHY, 9, ""))
+func TestDevicesAreUnknownUntilAStoppedAgentIsBack(t *testing.T) {
+	withFakeClock(t, func(ctx context.Context, t *testing.T, a *fakeAgent, c *Client) {
+		c.Declare(cpu("a"), cpu("never reported"))
+		a.health = sendLists(one("a", healthv1.HealthStatus_HEALTHY, 9, ""))
 		a.start()
-		k := watches(ctx, c)
-		k.expect(t, told{0, "a", isHealthy, "", 9 * second})
+		k := startKubelet(ctx, c)
+		k.expect(t, reportedHealth{0, "a", isHealthy, "", 9 * second})
 		time.Sleep(second)
 		a.stop()
 		k.expect(t,
-			told{second, "a", isUnknown, gone, 9 * second},
-			told{second, "never told of", isUnknown, gone, 45 * second})
+			reportedHealth{second, "a", isUnknown, gone, 9 * second},
+			reportedHealth{second, "never reported", isUnknown, gone, 45 * second})
 		time.Sleep(3 * second) // a third of the smallest lease, so that none runs out
 		k.expect(t,
-			told{4 * second, "a", isUnknown, gone, 9 * second},
-			told{4 * second, "never told of", isUnknown, gone, 45 * second})
+			reportedHealth{4 * second, "a", isUnknown, gone, 9 * second},
+			reportedHealth{4 * second, "never reported", isUnknown, gone, 45 * second})
 		a.start()
 		time.Sleep(2 * second)
-		heard := k.said(t)
-		if len(heard) != 1 || heard[0].health != isHealthy || heard[0].at > 6*second {
-			t.Errorf("%v", heard)
+		got := k.received(t)
+		if len(got) != 1 || got[0].health != isHealthy || got[0].at > 6*second {
+			t.Errorf("%v", got)
 		}
 	})
 }
 
-func TestWhateverEndsTheAgentsStreamNeverEndsTheKubelets(t *testing.T) {
+func TestKubeletsStreamSurvivesEveryEndOfTheAgents(t *testing.T) {
 	ends := map[string]error{
 		"it ended the stream":                    nil,
 		"it does not serve health":               unimplemented(),
@@ -115,7 +115,7 @@ func TestWhateverEndsTheAgentsStreamNeverEndsTheKubelets(t *testing.T) {
 	}
 	for reason, end := range ends {
 		t.Run(reason, func(t *testing.T) {
-			inBubble(t, func(ctx context.Context, t *testing.T, a *fakeAgent, c *Client) {
+			withFakeClock(t, func(ctx context.Context, t *testing.T, a *fakeAgent, c *Client) {
 				a.health = func(stream healthStream) error {
 					if err := stream.Send(healthy("a")); err != nil {
 						return err
@@ -124,21 +124,21 @@ func TestWhateverEndsTheAgentsStreamNeverEndsTheKubelets(t *testing.T) {
 					return end
 				}
 				a.start()
-				k := watches(ctx, c)
+				k := startKubelet(ctx, c)
 				time.Sleep(second)
 				k.expect(t,
-					told{0, "a", isHealthy, "", 30 * second},
-					told{second, "a", isUnknown, noAnswer + reason, 30 * second})
+					reportedHealth{0, "a", isHealthy, "", 30 * second},
+					reportedHealth{second, "a", isUnknown, noAnswer + reason, 30 * second})
 			})
 		})
 	}
 }
 
-func TestAnAgentThatKeepsEndingIsNotAskedAllTheTime(t *testing.T) {
-	inBubble(t, func(ctx context.Context, t *testing.T, a *fakeAgent, c *Client) {
+func TestHealthStreamThatKeepsEndingIsReopenedWithPauses(t *testing.T) {
+	withFakeClock(t, func(ctx context.Context, t *testing.T, a *fakeAgent, c *Client) {
 		a.health = func(stream healthStream) error { return stream.Send(healthy("a")) }
 		a.start()
-		watches(ctx, c)
+		startKubelet(ctx, c)
 		time.Sleep(60 * second)
 		if streams := a.count("health"); streams > 65 {
 			t.Errorf("%d streams in a minute", streams)
@@ -146,20 +146,20 @@ func TestAnAgentThatKeepsEndingIsNotAskedAllTheTime(t *testing.T) {
 	})
 }
 
-func TestASilentAgentIsAwayBeforeAnyLeaseEnds(t *testing.T) {
-	inBubble(t, func(ctx context.Context, t *testing.T, a *fakeAgent, c *Client) {
-		a.health = tell(one("slow", healthv1.HealthStatus_HEALTHY, 180, ""), healthy("a"))
+func TestSilentAgentCountsAsAbsentBeforeALeaseExpires(t *testing.T) {
+	withFakeClock(t, func(ctx context.Context, t *testing.T, a *fakeAgent, c *Client) {
+		a.health = sendLists(one("slow", healthv1.HealthStatus_HEALTHY, 180, ""), healthy("a"))
 		a.start()
-		k := watches(ctx, c)
+		k := startKubelet(ctx, c)
 		time.Sleep(14 * second)
-		k.expect(t, told{0, "slow", isHealthy, "", 180 * second}, told{0, "a", isHealthy, "", 30 * second})
+		k.expect(t, reportedHealth{0, "slow", isHealthy, "", 180 * second}, reportedHealth{0, "a", isHealthy, "", 30 * second})
 		time.Sleep(second)
-		k.expect(t, told{15 * second, "a", isUnknown, silent, 30 * second}, told{15 * second, "slow", isUnknown, silent, 180 * second})
+		k.expect(t, reportedHealth{15 * second, "a", isUnknown, silent, 30 * second}, reportedHealth{15 * second, "slow", isUnknown, silent, 180 * second})
 	})
 }
 
-func TestADeviceThatIsNoLongerToldOfMakesNoSilentAgent(t *testing.T) {
-	inBubble(t, func(ctx context.Context, t *testing.T, a *fakeAgent, c *Client) {
+func TestDeviceMissingInListsMakesNoSilentAgent(t *testing.T) {
+	withFakeClock(t, func(ctx context.Context, t *testing.T, a *fakeAgent, c *Client) {
 		slow := one("slow", healthv1.HealthStatus_HEALTHY, 180, "")
 		a.health = func(stream healthStream) error {
 			if a.count("health") == 1 {
@@ -168,14 +168,14 @@ func TestADeviceThatIsNoLongerToldOfMakesNoSilentAgent(t *testing.T) {
 			if err := stream.Send(slow); err != nil {
 				return err
 			}
-			return tellEvery(60*second, slow, slow, slow)(stream)
+			return sendEvery(60*second, slow, slow, slow)(stream)
 		}
 		a.start()
-		k := watches(ctx, c)
+		k := startKubelet(ctx, c)
 		time.Sleep(5 * second)
-		k.said(t)
+		k.received(t)
 		time.Sleep(180 * second)
-		for _, one := range k.said(t) {
+		for _, one := range k.received(t) {
 			if one.health != isHealthy {
 				t.Errorf("%v", one)
 			}
@@ -183,12 +183,12 @@ func TestADeviceThatIsNoLongerToldOfMakesNoSilentAgent(t *testing.T) {
 	})
 }
 
-func TestADriverWithoutDevicesHasNoSilentAgent(t *testing.T) {
-	inBubble(t, func(ctx context.Context, t *testing.T, a *fakeAgent, c *Client) {
-		a.health = tell()
+func TestDriverWithoutDevicesHasNoSilentAgent(t *testing.T) {
+	withFakeClock(t, func(ctx context.Context, t *testing.T, a *fakeAgent, c *Client) {
+		a.health = sendLists()
 		a.start()
 		c.Declare()
-		k := watches(ctx, c)
+		k := startKubelet(ctx, c)
 		time.Sleep(10 * time.Minute)
 		k.expect(t)
 		if streams := a.count("health"); streams != 1 {
@@ -197,13 +197,13 @@ func TestADriverWithoutDevicesHasNoSilentAgent(t *testing.T) {
 	})
 }
 
-func TestADriverThatHasLostItsDevicesHasNoSilentAgent(t *testing.T) {
-	inBubble(t, func(ctx context.Context, t *testing.T, a *fakeAgent, c *Client) {
-		a.health = tell(healthy("a"))
+func TestDriverThatLostItsDevicesHasNoSilentAgent(t *testing.T) {
+	withFakeClock(t, func(ctx context.Context, t *testing.T, a *fakeAgent, c *Client) {
+		a.health = sendLists(healthy("a"))
 		a.start()
 		c.Declare(cpu("a"))
-		k := watches(ctx, c)
-		k.expect(t, told{0, "a", isHealthy, "", 30 * second})
+		k := startKubelet(ctx, c)
+		k.expect(t, reportedHealth{0, "a", isHealthy, "", 30 * second})
 		c.Declare()
 		time.Sleep(10 * time.Minute)
 		k.expect(t)
@@ -213,17 +213,17 @@ func TestADriverThatHasLostItsDevicesHasNoSilentAgent(t *testing.T) {
 	})
 }
 
-func TestTheLastListOfAnAgentThatHangsIsNoNews(t *testing.T) {
-	inBubble(t, func(ctx context.Context, t *testing.T, a *fakeAgent, c *Client) {
-		a.health = tell(healthy("a")) // and again to every new stream
+func TestRepeatedListOfHungAgentIsHeldBack(t *testing.T) {
+	withFakeClock(t, func(ctx context.Context, t *testing.T, a *fakeAgent, c *Client) {
+		a.health = sendLists(healthy("a")) // repeated on every new stream
 		a.start()
-		k := watches(ctx, c)
+		k := startKubelet(ctx, c)
 		time.Sleep(100 * second)
-		heard := k.said(t)
-		if heard[0].health != isHealthy || len(heard) < 9 {
-			t.Fatalf("%v", heard)
+		got := k.received(t)
+		if got[0].health != isHealthy || len(got) < 9 {
+			t.Fatalf("%v", got)
 		}
-		for _, later := range heard[1:] {
+		for _, later := range got[1:] {
 			if later.health != isUnknown || later.text != silent {
 				t.Errorf("%v", later)
 			}
@@ -234,14 +234,14 @@ func TestTheLastListOfAnAgentThatHangsIsNoNews(t *testing.T) {
 	})
 }
 
-func TestTheLastListInSeveralMessagesIsNoNewsEither(t *testing.T) {
-	inBubble(t, func(ctx context.Context, t *testing.T, a *fakeAgent, c *Client) {
-		a.health = tell(healthy("a"), healthy("b"))
+func TestRepeatedListInSeveralMessagesIsHeldBack(t *testing.T) {
+	withFakeClock(t, func(ctx context.Context, t *testing.T, a *fakeAgent, c *Client) {
+		a.health = sendLists(healthy("a"), healthy("b"))
 		a.start()
-		k := watches(ctx, c)
-		k.said(t)
+		k := startKubelet(ctx, c)
+		k.received(t)
 		time.Sleep(100 * second)
-		for _, later := range k.said(t) {
+		for _, later := range k.received(t) {
 			if later.health != isUnknown {
 				t.Errorf("%v", later)
 			}
@@ -249,37 +249,37 @@ func TestTheLastListInSeveralMessagesIsNoNewsEither(t *testing.T) {
 	})
 }
 
-func TestAnAgentThatSpeaksAgainIsBelievedWithItsSecondMessage(t *testing.T) {
-	inBubble(t, func(ctx context.Context, t *testing.T, a *fakeAgent, c *Client) {
+func TestAgentAfterSilenceCountsFromItsSecondList(t *testing.T) {
+	withFakeClock(t, func(ctx context.Context, t *testing.T, a *fakeAgent, c *Client) {
 		a.health = func(stream healthStream) error {
 			if a.count("health") == 1 {
-				return tell(healthy("a"))(stream)
+				return sendLists(healthy("a"))(stream)
 			}
-			return tellEvery(10*second, one("b", healthv1.HealthStatus_UNHEALTHY, 30, "broken"), healthy("a"))(stream)
+			return sendEvery(10*second, one("b", healthv1.HealthStatus_UNHEALTHY, 30, "broken"), healthy("a"))(stream)
 		}
 		a.start()
-		k := watches(ctx, c)
+		k := startKubelet(ctx, c)
 		time.Sleep(50 * second)
-		heard := k.said(t)
-		last := heard[len(heard)-2:]
+		got := k.received(t)
+		last := got[len(got)-2:]
 		if last[0].device != "b" || last[0].text != "broken" || last[1].device != "a" || last[1].health != isHealthy {
-			t.Errorf("%v", heard)
+			t.Errorf("%v", got)
 		}
-		if !slices.ContainsFunc(heard, func(one told) bool { return one.text == silent }) {
-			t.Errorf("%v", heard)
+		if !slices.ContainsFunc(got, func(one reportedHealth) bool { return one.text == silent }) {
+			t.Errorf("%v", got)
 		}
 	})
 }
 
-func TestAnAgentThatAcceptsAndSaysNothingIsAway(t *testing.T) {
-	inBubble(t, func(ctx context.Context, t *testing.T, a *fakeAgent, c *Client) {
+func TestAgentThatAcceptsAndSendsNothingIsAbsent(t *testing.T) {
+	withFakeClock(t, func(ctx context.Context, t *testing.T, a *fakeAgent, c *Client) {
 		var back atomic.Bool
 		c.dial = func(ctx context.Context) (net.Conn, error) {
 			if back.Load() {
 				return a.dial(ctx)
 			}
 			ours, theirs := net.Pipe()
-			go func() { // takes all, as a socket's buffer does for a process that was stopped
+			go func() { // reads everything, as the socket buffer of a stopped process does
 				buffer := make([]byte, 1024)
 				for {
 					if _, err := theirs.Read(buffer); err != nil {
@@ -290,39 +290,39 @@ func TestAnAgentThatAcceptsAndSaysNothingIsAway(t *testing.T) {
 			return ours, nil
 		}
 		c.Declare(cpu("a"))
-		k := watches(ctx, c)
+		k := startKubelet(ctx, c)
 		time.Sleep(4 * second)
-		k.expect(t, told{3 * second, "a", isUnknown, noAnswer + "nothing came from it yet", 45 * second})
-		a.health = tell(healthy("a"))
+		k.expect(t, reportedHealth{3 * second, "a", isUnknown, noAnswer + "no health list received yet", 45 * second})
+		a.health = sendLists(healthy("a"))
 		a.start()
 		back.Store(true)
 		time.Sleep(10 * second)
-		if heard := k.said(t); len(heard) == 0 || heard[len(heard)-1].health != isHealthy {
-			t.Errorf("%v", heard)
+		if got := k.received(t); len(got) == 0 || got[len(got)-1].health != isHealthy {
+			t.Errorf("%v", got)
 		}
 	})
 }
 
-func TestEachKubeletHasAStreamOfItsOwn(t *testing.T) {
-	inBubble(t, func(ctx context.Context, t *testing.T, a *fakeAgent, c *Client) {
-		a.health = tell(healthy("a"))
+func TestEachKubeletHasItsOwnStream(t *testing.T) {
+	withFakeClock(t, func(ctx context.Context, t *testing.T, a *fakeAgent, c *Client) {
+		a.health = sendLists(healthy("a"))
 		a.start()
 		ending, end := context.WithCancel(ctx)
-		watches(ending, c)
-		k := watches(ctx, c)
-		k.expect(t, told{0, "a", isHealthy, "", 30 * second})
+		startKubelet(ending, c)
+		k := startKubelet(ctx, c)
+		k.expect(t, reportedHealth{0, "a", isHealthy, "", 30 * second})
 		end()
 		synctest.Wait()
 		a.stop()
-		k.expect(t, told{0, "a", isUnknown, gone, 30 * second})
+		k.expect(t, reportedHealth{0, "a", isUnknown, gone, 30 * second})
 		if streams := a.count("health"); streams != 2 {
 			t.Errorf("%d streams", streams)
 		}
 	})
 }
 
-func TestHealthFlowsWhileDevicesCannotBeDeclared(t *testing.T) {
-	inBubble(t, func(ctx context.Context, t *testing.T, a *fakeAgent, c *Client) {
+func TestHealthIsForwardedWhileDeclarationFails(t *testing.T) {
+	withFakeClock(t, func(ctx context.Context, t *testing.T, a *fakeAgent, c *Client) {
 		a.sync = func(ctx context.Context, _ *pb.SyncDevicesRequest) error {
 			<-ctx.Done()
 			return ctx.Err()
@@ -336,26 +336,26 @@ func TestHealthFlowsWhileDevicesCannotBeDeclared(t *testing.T) {
 		}
 		a.start()
 		c.Declare(cpu("a"))
-		one, other := watches(ctx, c), watches(ctx, c)
+		one, other := startKubelet(ctx, c), startKubelet(ctx, c)
 		go c.WatchTaints(ctx, func(Taints) {})
 		time.Sleep(syncTimeout + time.Millisecond)
 		for _, k := range []*kubelet{one, other} {
-			if heard := k.said(t); len(heard) == 0 || heard[len(heard)-1].health != isHealthy {
-				t.Errorf("%v", heard)
+			if got := k.received(t); len(got) == 0 || got[len(got)-1].health != isHealthy {
+				t.Errorf("%v", got)
 			}
 		}
 		time.Sleep(5 * time.Minute)
 		for _, k := range []*kubelet{one, other} {
-			if slices.ContainsFunc(k.said(t), func(one told) bool { return one.health != isHealthy }) {
-				t.Error("health is not well for that")
+			if slices.ContainsFunc(k.received(t), func(one reportedHealth) bool { return one.health != isHealthy }) {
+				t.Error("a refused declaration changed the health")
 			}
 		}
 	})
 }
 
-func TestItEndsWithNilWhenTheKubeletLeavesWithoutTakingAnything(t *testing.T) {
-	inBubble(t, func(ctx context.Context, t *testing.T, a *fakeAgent, c *Client) {
-		a.health = tell(healthy("a"), healthy("a"))
+func TestWatchReturnsNilIfKubeletLeavesWithoutReading(t *testing.T) {
+	withFakeClock(t, func(ctx context.Context, t *testing.T, a *fakeAgent, c *Client) {
+		a.health = sendLists(healthy("a"), healthy("a"))
 		a.start()
 		leaving, leave := context.WithCancel(ctx)
 		ended := make(chan error)
@@ -368,9 +368,9 @@ func TestItEndsWithNilWhenTheKubeletLeavesWithoutTakingAnything(t *testing.T) {
 	})
 }
 
-func TestASlowKubeletMakesNoSilentAgent(t *testing.T) {
-	inBubble(t, func(ctx context.Context, t *testing.T, a *fakeAgent, c *Client) {
-		a.health = tellEvery(10*second, healthy("a"), healthy("a"), healthy("a"), healthy("a"), healthy("a"), healthy("a"))
+func TestSlowKubeletMakesNoSilentAgent(t *testing.T) {
+	withFakeClock(t, func(ctx context.Context, t *testing.T, a *fakeAgent, c *Client) {
+		a.health = sendEvery(10*second, healthy("a"), healthy("a"), healthy("a"), healthy("a"), healthy("a"), healthy("a"))
 		a.start()
 		reports := make(chan kubeletplugin.DeviceHealthReport)
 		go func() { _ = c.WatchHealthStatus(ctx, reports) }()
@@ -383,16 +383,16 @@ func TestASlowKubeletMakesNoSilentAgent(t *testing.T) {
 	})
 }
 
-// On real sockets, and on the real clock: what a kernel does of its own.
+// Tests on real sockets and the real clock, for behavior of the kernel.
 
-func TestASocketThatNobodyListensOnIsNoConnection(t *testing.T) {
+func TestSocketWithoutListenerIsNoConnection(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "agent.sock")
 	listener, err := net.ListenUnix("unix", &net.UnixAddr{Name: path})
 	if err != nil {
 		t.Fatal(err)
 	}
 	listener.SetUnlinkOnClose(false)
-	if err := listener.Close(); err != nil { // as of a process that was killed
+	if err := listener.Close(); err != nil { // as after a kill
 		t.Fatal(err)
 	}
 	if text := firstText(t, path); text != gone {
@@ -400,7 +400,7 @@ func TestASocketThatNobodyListensOnIsNoConnection(t *testing.T) {
 	}
 }
 
-func TestAServerThatIsNoAgentIsAway(t *testing.T) {
+func TestServerThatIsNoAgentCountsAsAbsent(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "agent.sock")
 	listener, err := net.Listen("unix", path)
 	if err != nil {

@@ -14,16 +14,16 @@ import (
 )
 
 const (
-	// reportTimeout is how long it is tried to deliver a report.
+	// reportTimeout limits the time for which the delivery of a report is tried.
 	reportTimeout = time.Minute
-	// hangTime is for how long an agent that does not answer may just be slow.
+	// hangTime is how long an agent may take to answer before it counts as hung.
 	hangTime = 10 * time.Second
-	// reportsMax is how many calls of the kubelet are waited with.
+	// reportsMax limits the number of queued reports.
 	reportsMax = 64
 )
 
-// reports is what the agent has not been told yet. One report is under way at a time, so that the
-// newest about a claim is also the last that the agent hears of it.
+// reports is the queue of undelivered reports. They are sent one at a time, so that the agent gets the
+// newest report about a claim last.
 type reports struct {
 	mu      sync.Mutex
 	waiting []*report
@@ -31,23 +31,23 @@ type reports struct {
 	lost    int64
 }
 
-// report is how one call of the kubelet has ended.
+// report has the results of one call of the kubelet.
 type report struct {
 	until    time.Time
 	step     pb.Step
 	outcomes []*pb.PrepareOutcome
-	answers  chan map[string]*pb.ClaimAnswer // takes one
+	answers  chan map[string]*pb.ClaimAnswer // capacity 1
 }
 
-// Undelivered counts claims of whose end the agent could not be told.
+// Undelivered returns the number of claims whose results could not be delivered to the agent.
 func (c *Client) Undelivered() int64 {
 	c.reports.mu.Lock()
 	defer c.reports.mu.Unlock()
 	return c.reports.lost
 }
 
-// report tells the agent how claims ended, in any case, and waits for an answer if there is one to be
-// had in time.
+// report queues the results of claims for the agent. If a claim failed and the agent is not known to be
+// absent, it waits for the answer.
 func (c *Client) report(
 	ctx context.Context, step pb.Step, outcomes []*pb.PrepareOutcome, wait time.Duration,
 ) map[string]*pb.ClaimAnswer {
@@ -73,7 +73,7 @@ func (c *Client) report(
 	return nil
 }
 
-// enqueue takes a report. What older ones that wait say of the same claims is no longer so.
+// enqueue queues a report and removes older results of the same claims from the queue.
 func (c *Client) enqueue(one *report) {
 	r := &c.reports
 	r.mu.Lock()
@@ -96,7 +96,7 @@ func (c *Client) enqueue(one *report) {
 	}
 }
 
-// sendReports ends when there is nothing left to be sent.
+// sendReports sends the queued reports, then returns.
 func (c *Client) sendReports() {
 	r := &c.reports
 	for {
@@ -117,8 +117,9 @@ func (c *Client) sendReports() {
 	}
 }
 
-// send waits for the agent until the report is too old. It says whether the agent has it, or does not
-// want it. An agent that ended with it may have kept it, or not: the next one hears it, too.
+// send delivers a report before it expires. It returns true if the agent has accepted the report or
+// does not support reports. If the agent stops during the call, the report is sent again to the next
+// agent, because the first may not have stored it.
 func (c *Client) send(one *report) bool {
 	defer close(one.answers)
 	if len(one.outcomes) == 0 {
@@ -142,11 +143,11 @@ func (c *Client) send(one *report) bool {
 		return true
 	case codes.Unavailable, codes.Canceled:
 	case codes.DeadlineExceeded:
-		if time.Since(began) > hangTime { // it had its time, and not what others left of it
+		if time.Since(began) > hangTime { // the call had enough time of its own
 			c.disconnect()
 		}
 	default:
-		c.complain(ctx, err, "the drahealth agent does not take a report")
+		c.complain(ctx, err, "the drahealth agent refused a report")
 	}
 	return false
 }

@@ -13,11 +13,11 @@ import (
 	pb "drahealth.example.com/go-driver/drahealthv1"
 )
 
-// Taints are those of all of the driver's devices, by pool and name; the worst of a device first.
+// Taints are the taints of all devices of the driver, by pool and name, worst first.
 type Taints map[string]map[string][]resourceapi.DeviceTaint
 
-// SliceLimit is how many devices a ResourceSlice of the pool may have. One that always has at most 64
-// never has to be split for a taint.
+// SliceLimit returns the maximum number of devices in a ResourceSlice of the pool. A slice with at most
+// 64 devices never has to be split because of a taint.
 func (t Taints) SliceLimit(pool string) int {
 	for _, taints := range t[pool] {
 		if len(taints) > 0 {
@@ -27,8 +27,8 @@ func (t Taints) SliceLimit(pool string) int {
 	return resourceapi.ResourceSliceMaxDevices
 }
 
-// Without leaves out taints of one effect: resourceapi.DeviceTaintEffectNone, for an API server of
-// 1.34 with device taints turned on, refuses the whole slice.
+// Without returns the taints without those of one effect. An API server 1.34 with device taints enabled
+// refuses a slice that has taints of resourceapi.DeviceTaintEffectNone.
 func (t Taints) Without(effect resourceapi.DeviceTaintEffect) Taints {
 	rest := make(Taints, len(t))
 	for pool, devices := range t {
@@ -44,10 +44,10 @@ func (t Taints) Without(effect resourceapi.DeviceTaintEffect) Taints {
 	return rest
 }
 
-// WatchTaints calls publish, in the caller's goroutine, with the taints that the driver's devices
-// should have: when it begins, and each time they have changed. They replace all that were published
-// before. It may take its time: then it misses some, never the last. While the agent is away it is
-// not called, since nobody sees that a device is well again. It returns when ctx is done.
+// WatchTaints calls publish, in the caller's goroutine, with all taints of the driver's devices: at the
+// start and after each change. They replace the published taints. While publish runs, newer taints
+// replace older ones that wait. While the agent is absent publish is not called, so that taints stay.
+// WatchTaints returns when ctx is done.
 func (c *Client) WatchTaints(ctx context.Context, publish func(Taints)) {
 	var reader sync.WaitGroup
 	defer reader.Wait()
@@ -65,7 +65,7 @@ func (c *Client) WatchTaints(ctx context.Context, publish func(Taints)) {
 	}
 }
 
-// readTaints reads one stream of the agent after the other until ctx is done.
+// readTaints reads the agent's taint stream, and opens it again when it ends, until ctx is done.
 func (c *Client) readTaints(ctx context.Context, newest chan Taints) {
 	complained := false
 	for pause := retryMin; ; pause = min(2*pause, declareMax) {
@@ -78,7 +78,7 @@ func (c *Client) readTaints(ctx context.Context, newest chan Taints) {
 			pause = min(pause, retryMax)
 		case code == codes.FailedPrecondition && !complained:
 			complained = true
-			c.complain(ctx, err, "the drahealth agent tells no taints")
+			c.complain(ctx, err, "the drahealth agent does not serve taints")
 		}
 		if !sleep(ctx, pause) {
 			return
@@ -100,7 +100,7 @@ func (c *Client) readTaintStream(ctx context.Context, newest chan Taints) error 
 			return err
 		}
 		select {
-		case <-newest: // nobody has come for it
+		case <-newest: // drop taints that were not taken yet
 		default:
 		}
 		newest <- taintsOf(message)
@@ -109,19 +109,19 @@ func (c *Client) readTaintStream(ctx context.Context, newest chan Taints) error 
 
 func taintsOf(message *pb.DeviceTaints) Taints {
 	all := Taints{}
-	for _, told := range message.GetDevices() {
-		taints := make([]resourceapi.DeviceTaint, 0, len(told.GetTaints()))
-		for _, one := range told.GetTaints() {
+	for _, entry := range message.GetDevices() {
+		taints := make([]resourceapi.DeviceTaint, 0, len(entry.GetTaints()))
+		for _, one := range entry.GetTaints() {
 			taint := resourceapi.DeviceTaint{Key: one.GetKey(), Value: one.GetValue(), Effect: effectOf(one.GetEffect())}
 			if at := one.GetTimeAddedS(); at > 0 {
 				taint.TimeAdded = &metav1.Time{Time: time.Unix(at, 0)}
 			}
 			taints = append(taints, taint)
 		}
-		if all[told.GetPool()] == nil {
-			all[told.GetPool()] = map[string][]resourceapi.DeviceTaint{}
+		if all[entry.GetPool()] == nil {
+			all[entry.GetPool()] = map[string][]resourceapi.DeviceTaint{}
 		}
-		all[told.GetPool()][told.GetName()] = taints
+		all[entry.GetPool()][entry.GetName()] = taints
 	}
 	return all
 }
@@ -132,7 +132,7 @@ func effectOf(effect pb.TaintEffect) resourceapi.DeviceTaintEffect {
 		return resourceapi.DeviceTaintEffectNoSchedule
 	case pb.TaintEffect_TAINT_EFFECT_NO_EXECUTE:
 		return resourceapi.DeviceTaintEffectNoExecute
-	default: // of a later version
+	default: // an effect of a later version
 		return resourceapi.DeviceTaintEffectNone
 	}
 }

@@ -7,24 +7,22 @@ import (
 )
 
 const (
-	// lineMax is what the kubelet shows of an error, and what it takes of a message [bytes].
+	// lineMax is the kubelet's limit of an error and of a health message [bytes].
 	lineMax = 1024
-	// summaryMax is for what the driver itself says [characters].
+	// summaryMax limits the text of a ClassifiedError [characters].
 	summaryMax = 200
-	// evidenceMax is for any other text that the agent gets [bytes].
+	// evidenceMax limits any other text for the agent [bytes].
 	evidenceMax = 4096
 )
 
-// oneLine is valid UTF-8 without line breaks and other control characters, each row of them and of
-// blanks one blank.
+// oneLine returns valid UTF-8 in which each run of whitespace and control characters is one blank.
 func oneLine(text string) string {
 	return strings.Join(strings.FieldsFunc(strings.ToValidUTF8(text, "\uFFFD"), func(r rune) bool {
 		return unicode.IsSpace(r) || unicode.IsControl(r)
 	}), " ")
 }
 
-// cutBytes is the beginning of a valid text, whole characters in at most so many bytes. One that was
-// cut ends in "...".
+// cutBytes cuts a valid text to at most limit bytes of whole characters; a cut text ends in "...".
 func cutBytes(text string, limit int) string {
 	if len(text) <= limit {
 		return text
@@ -36,7 +34,7 @@ func cutBytes(text string, limit int) string {
 	return text[:end] + "..."
 }
 
-// cutRunes is likewise, by the number of characters.
+// cutRunes cuts a text to at most limit characters; a cut text ends in "...".
 func cutRunes(text string, limit int) string {
 	if utf8.RuneCountInString(text) <= limit {
 		return text

@@ -1,5 +1,5 @@
-// Package drahealthv1 is what a DRA driver and the drahealth agent say to each other, proto/drahealth/v1 in Go.
-// `go generate` makes it anew.
+// Package drahealthv1 has the messages between a DRA driver and the drahealth agent, proto/drahealth/v1 in Go.
+// `go generate` regenerates it.
 package drahealthv1
 
 //go:generate sh generate.sh .

@@ -1,8 +1,9 @@
 /*
- * hammer.c - everything at once, for the sanitizers: callers, waiters, sessions, hangs, repartitioning.
+ * hammer.c - stress test for the sanitizers: callers, waiters, sessions, hangs, repartitioning at the same
+ * time.
  *
- * Linked with the fake itself. argv[1] is the control socket of the scenario that the environment names.
- * Succeeds if every answer was one that such a moment can have, and good ones and events were among them.
+ * Linked with the fake itself. argv[1] is the control socket of the scenario in the environment. Succeeds if
+ * every answer is possible in its situation, and successful answers and events are among them.
  */
 #include "../fake.h"
 
@@ -17,7 +18,7 @@
 #define COMMANDS 3000
 
 static atomic_uint good, events;
-static atomic_bool done; /* the commander has said all, a reload of the driver last */
+static atomic_bool done; /* all commands were sent, with a driver reload at the end */
 
 static void expect(nvmlReturn_t answer, const char *call)
 {

@@ -1,1 +1,1 @@
-"""GPU faults that are told once and cannot be read again: taken in, joined, judged, ended, kept."""
+"""Latched GPU faults: ingested, correlated, evaluated, resolved, and kept over restarts of the agent."""

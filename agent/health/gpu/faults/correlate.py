@@ -1,7 +1,7 @@
-"""How tellings become faults: what NVML and the kernel log say of the same fault is joined and counted once.
+"""Step 2 for latched faults: reports of NVML and the kernel log about the same fault are counted once.
 
-On a partitioned GPU NVML has the last word on which instance is hit: a line of the log that names none waits
-a moment for it. Everything is bounded: a flood of one fault is one entry with a large number.
+On a partitioned GPU, NVML decides which MIG instance is affected: a log line that names none waits a moment
+for NVML's report. Everything is bounded: a flood of one fault is one entry with a large count.
 """
 
 from collections.abc import Iterable
@@ -13,214 +13,222 @@ from agent.health.gpu.faults.values import (
     NO_REPORTS,
     XID,
     Fault,
+    FaultKey,
     FaultLog,
     FaultReporter,
-    Key,
     Occurrence,
     ReportCounts,
-    near,
+    is_near,
 )
-from agent.health.gpu.views import GpuRuleState
+from agent.health.gpu.rule_state import GpuRuleState
 from agent.health.gpu.xid.lines import SxidLine, XidLine
-from agent.health.gpu.xid.nvlink4 import grade
-from agent.health.gpu.xid.nvlink5 import Remedy, decode
+from agent.health.gpu.xid.nvlink import RequiredAction, decode_nvlink5, grade_registers
 from agent.health.gpu.xid.table import CANCELS, row_of
-from agent.health.gpu.xid.words import Mark
+from agent.health.gpu.xid.values import Mark
 from agent.model.gpu import WHOLE_GPU, GpuEvent
 from agent.model.time import NS, Instant
 
-WINDOW_NS: Final = 5 * NS
-"""What two tellers say of a GPU within this time, by the same code, is one fault."""
-HOLD_NS: Final = NS
-"""So long a line of the log waits for NVML to say which instance it is about."""
+SAME_FAULT_NS: Final = 5 * NS
+"""Reports of one code for one GPU by different reporters within this time are one fault."""
+WAIT_FOR_NVML_NS: Final = NS
+"""Time for which a log line waits for NVML to name the MIG instance."""
 BURST_NS: Final = 60 * NS
-"""Repeats with less than this between them are one burst."""
-FAULTS_MAX: Final = 64  # of one GPU
+"""Occurrences less than this apart are one burst."""
+FAULTS_MAX: Final = 64  # for each GPU
 KEPT_LINES: Final = 4
 KEPT_PIDS: Final = 16
 KEPT_BURSTS: Final = 16
-HELD_MAX: Final = 64
+WAITING_MAX: Final = 64
 
 
-def join(log: FaultLog, news: Iterable[Occurrence], gpus: GpuRuleState, now: Instant) -> FaultLog:
-    """The faults with these tellings in them. What NVML says goes first: it names the instance."""
+def correlate(log: FaultLog, occurrences: Iterable[Occurrence], gpus: GpuRuleState, now: Instant) -> FaultLog:
+    """Return the faults with these occurrences added. NVML's go first, because they name the instance."""
     faults = dict(log.faults)
-    held: list[Occurrence] = []
-    for one in sorted([*log.held, *news], key=lambda one: (one.teller, one.last.mono_ns)):
-        if one.teller is FaultReporter.NVML:
-            _take_over(faults, one, log.boot_id)
-        elif (meant := _same_by_nvml(faults, one)) is not None:
-            one = one._replace(key=meant)
-        elif _must_wait(one, gpus, now):
-            held.append(one)
+    waiting: list[Occurrence] = []
+    for new in sorted([*log.waiting, *occurrences], key=lambda new: (new.reporter, new.last.mono_ns)):
+        if new.reporter is FaultReporter.NVML:
+            _reassign_log_faults(faults, new, log.boot_id)
+        elif (key := _matching_nvml_fault(faults, new)) is not None:
+            new = new._replace(key=key)
+        elif _must_wait_for_nvml(new, gpus, now):
+            waiting.append(new)
             continue
-        faults[one.key] = grown(faults.get(one.key), one, log.boot_id)
-    for one in held[HELD_MAX:]:  # in a flood nobody is named anyway
-        faults[one.key] = grown(faults.get(one.key), one, log.boot_id)
-    _cancel(faults)
-    return replace(log, faults=_bounded(faults), held=tuple(held[:HELD_MAX]))
+        faults[new.key] = with_occurrence(faults.get(new.key), new, log.boot_id)
+    for new in waiting[WAITING_MAX:]:  # in a flood no instance is identified anyway
+        faults[new.key] = with_occurrence(faults.get(new.key), new, log.boot_id)
+    _mark_cancelled(faults)
+    return replace(log, faults=_bounded(faults), waiting=tuple(waiting[:WAITING_MAX]))
 
 
-def next_ns(log: FaultLog) -> int | None:
-    """When a line has waited for long enough."""
-    return min((one.seen_ns + HOLD_NS for one in log.held), default=None)
+def next_due_ns(log: FaultLog) -> int | None:
+    """Return the time at which the first log line stops waiting for NVML."""
+    return min((waiting.seen_ns + WAIT_FOR_NVML_NS for waiting in log.waiting), default=None)
 
 
 # --- the same fault -----------------------------------------------------------------------------------------
 
 
-def _may_be_same(one: Key, other: Key) -> bool:
-    """Whether two keys may be about the same, one of them naming less of the instance."""
-    return one[:2] == other[:2] and all(
-        a == b or WHOLE_GPU in (a, b) for a, b in zip(one[2:], other[2:], strict=True)
+def _may_be_same(left: FaultKey, right: FaultKey) -> bool:
+    """Return whether two keys may name the same fault, if one of them names less of the instance."""
+    return left[:2] == right[:2] and all(
+        a == b or WHOLE_GPU in (a, b) for a, b in zip(left[2:], right[2:], strict=True)
     )
 
 
-def _same_by_nvml(faults: dict[Key, Fault], one: Occurrence) -> Key | None:
-    """Whom NVML named for what this line tells of; best one of whom no line has told yet."""
+def _matching_nvml_fault(faults: dict[FaultKey, Fault], new: Occurrence) -> FaultKey | None:
+    """Return the key of NVML's fault that a log line reports; preferably one that no line reported yet."""
     found = [
         (key, fault)
         for key, fault in faults.items()
-        if _may_be_same(key, one.key) and fault.run[FaultReporter.NVML] and near(fault, one.last, WINDOW_NS)
+        if _may_be_same(key, new.key)
+        and fault.recent_reports[FaultReporter.NVML]
+        and is_near(fault, new.last, SAME_FAULT_NS)
     ]
     found.sort(
-        key=lambda item: (item[1].run[one.teller] >= item[1].run[FaultReporter.NVML], item[0] != one.key)
+        key=lambda item: (
+            item[1].recent_reports[new.reporter] >= item[1].recent_reports[FaultReporter.NVML],
+            item[0] != new.key,
+        )
     )
     return found[0][0] if found else None
 
 
-def _take_over(faults: dict[Key, Fault], one: Occurrence, boot_id: str) -> None:
-    """What the log alone had told of, by another instance or none, is what NVML now tells of."""
-    for key in [key for key in faults if key != one.key and _may_be_same(key, one.key)]:
-        guess = faults[key]
-        told = guess.run[FaultReporter.LOG] + guess.run[FaultReporter.COMPANION_LINE]
-        if guess.healed or guess.run[FaultReporter.NVML] or not told or not near(guess, one.last, WINDOW_NS):
+def _reassign_log_faults(faults: dict[FaultKey, Fault], new: Occurrence, boot_id: str) -> None:
+    """Move a fault that only the log reported, with another or no instance, to the key that NVML reports."""
+    for key in [key for key in faults if key != new.key and _may_be_same(key, new.key)]:
+        logged = faults[key]
+        by_nvml, by_log, by_companion = logged.recent_reports
+        reports = by_log + by_companion
+        if logged.resolved or by_nvml or not reports or not is_near(logged, new.last, SAME_FAULT_NS):
             continue
-        if guess.times > max(guess.run):
-            continue  # it was there before this run: not all of it can be what NVML means
+        if logged.times > max(logged.recent_reports):
+            continue  # older than this series of reports: NVML cannot mean all of it
         del faults[key]
-        known = faults.get(one.key)
+        known = faults.get(new.key)
         if known is None:
-            faults[one.key] = guess
+            faults[new.key] = logged
             continue
-        again = one._replace(
-            times=told,
-            last=guess.last,
-            teller=FaultReporter.LOG,
-            log_us=guess.log_us,
-            text=guess.texts[-1] if guess.texts else "",
-            line=guess.lines[-1] if guess.lines else None,
+        moved = new._replace(
+            times=reports,
+            last=logged.last,
+            reporter=FaultReporter.LOG,
+            log_us=logged.log_us,
+            text=logged.texts[-1] if logged.texts else "",
+            line=logged.lines[-1] if logged.lines else None,
         )
-        faults[one.key] = grown(known, again, boot_id)
+        faults[new.key] = with_occurrence(known, moved, boot_id)
 
 
-def _must_wait(one: Occurrence, gpus: GpuRuleState, now: Instant) -> bool:
-    sample = gpus.samples.get(one.key.number)
+def _must_wait_for_nvml(new: Occurrence, gpus: GpuRuleState, now: Instant) -> bool:
+    sample = gpus.samples.get(new.key.number)
     if sample is None or not sample.migs or not sample.event_mask & GpuEvent.XID:
         return False
-    if one.key.gi != WHOLE_GPU or not isinstance(one.line, XidLine) or one.before_us:
+    if new.key.gi != WHOLE_GPU or not isinstance(new.line, XidLine) or new.before_start:
         return False
-    return now.mono_ns - one.seen_ns < HOLD_NS
+    return now.mono_ns - new.seen_ns < WAIT_FOR_NVML_NS
 
 
 # --- one fault ----------------------------------------------------------------------------------------------
 
 
-def grown(before: Fault | None, one: Occurrence, boot_id: str) -> Fault:
-    """The fault with one more telling in it. One that was over begins anew."""
-    fresh = Fault(one.xid, one.first, one.last, before_us=one.before_us, boot_id=boot_id)
+def with_occurrence(before: Fault | None, new: Occurrence, boot_id: str) -> Fault:
+    """Return a fault with one more occurrence added. A resolved fault starts from zero."""
+    fresh = Fault(new.xid, new.first, new.last, before_start=new.before_start, boot_id=boot_id)
     if before is None:
         fault = fresh
-    elif before.healed:
+    elif before.resolved:
         fault = replace(fresh, earlier_boots=before.earlier_boots + (before.boot_id != boot_id))
-        if before.is_word:  # nobody has mended anything since
+        if before.was_info:  # nothing was repaired since
             fault = replace(fault, lines=before.lines, texts=before.texts, pids=before.pids)
     else:
         fault = before
-    run = fault.run if near(fault, one.last, WINDOW_NS) else NO_REPORTS
-    told = _told(run, one)
-    lines = (*fault.lines, one.line) if one.line else fault.lines
-    texts = (*fault.texts, one.text) if one.text else fault.texts
-    goes = _dispensable(lines)
+    earlier = fault.recent_reports if is_near(fault, new.last, SAME_FAULT_NS) else NO_REPORTS
+    reports = _add_reports(earlier, new)
+    lines = (*fault.lines, new.line) if new.line else fault.lines
+    texts = (*fault.texts, new.text) if new.text else fault.texts
+    dropped = _least_needed_line(lines)
     pids = fault.pids
-    if isinstance(one.line, XidLine) and one.line.pid is not None and len(pids) < KEPT_PIDS:
-        pids |= {one.line.pid}
+    if isinstance(new.line, XidLine) and new.line.pid is not None and len(pids) < KEPT_PIDS:
+        pids |= {new.line.pid}
     return replace(
         fault,
-        first=min(fault.first, one.first),
-        last=max(fault.last, one.last),
-        times=fault.times + max(told) - max(run),
-        run=told,
-        log_us=max(fault.log_us, one.log_us),
-        lines=lines if len(lines) <= KEPT_LINES else (*lines[:goes], *lines[goes + 1 :]),
-        texts=texts if len(texts) <= KEPT_LINES else (*texts[:goes], *texts[goes + 1 :]),
+        first=min(fault.first, new.first),
+        last=max(fault.last, new.last),
+        times=fault.times + max(reports) - max(earlier),
+        recent_reports=reports,
+        log_us=max(fault.log_us, new.log_us),
+        lines=lines if len(lines) <= KEPT_LINES else (*lines[:dropped], *lines[dropped + 1 :]),
+        texts=texts if len(texts) <= KEPT_LINES else (*texts[:dropped], *texts[dropped + 1 :]),
         pids=pids,
-        bursts=_bursts(before, one),
+        bursts=_bursts(before, new),
         followers=frozenset(),
-        before_us=fault.before_us and one.before_us,
+        before_start=fault.before_start and new.before_start,
         boot_id=boot_id,
         earlier_boots=fault.earlier_boots + (fault.boot_id != boot_id),
     )
 
 
-def _dispensable(lines: tuple[XidLine | SxidLine, ...]) -> int:
-    """Which of too many lines goes: the oldest, but never the first of the gravest."""
-    gravest = max(range(len(lines)), key=lambda at: _gravity(lines[at]), default=0)
-    return 1 if lines and gravest == 0 and _gravity(lines[0]) else 0
+def _least_needed_line(lines: tuple[XidLine | SxidLine, ...]) -> int:
+    """Return the index of the line to drop: the oldest, but never the first of the most severe."""
+    worst = max(range(len(lines)), key=lambda at: _line_severity(lines[at]), default=0)
+    return 1 if lines and worst == 0 and _line_severity(lines[0]) else 0
 
 
-def _gravity(line: XidLine | SxidLine) -> int:
-    """How bad a line is by its own words, among those of the same code; 0 if they decide nothing."""
+def _line_severity(line: XidLine | SxidLine) -> int:
+    """Return the severity that a line states, comparable for lines of one code; 0 if it states none."""
     if isinstance(line, SxidLine):
         return int(line.fatal)
     if line.nvlink5:
-        return Remedy.RESET if line.nvlink5.fatal else decode(line.code, line.nvlink5).remedy
-    return grade(line.nvlink4.registers) if line.nvlink4 else 0
+        return (
+            RequiredAction.RESET if line.nvlink5.fatal else decode_nvlink5(line.code, line.nvlink5).required
+        )
+    return grade_registers(line.nvlink4.registers) if line.nvlink4 else 0
 
 
-def _told(run: ReportCounts, one: Occurrence) -> ReportCounts:
-    nvml, log, afterword = run
-    match one.teller:
+def _add_reports(earlier: ReportCounts, new: Occurrence) -> ReportCounts:
+    nvml, log, companion = earlier
+    match new.reporter:
         case FaultReporter.NVML:
-            return nvml + one.times, log, afterword
+            return nvml + new.times, log, companion
         case FaultReporter.LOG:
-            return nvml, log + one.times, afterword
+            return nvml, log + new.times, companion
         case FaultReporter.COMPANION_LINE:
-            return nvml, log, afterword + one.times
+            return nvml, log, companion + new.times
 
 
-def _bursts(before: Fault | None, one: Occurrence) -> tuple[Instant, ...]:
+def _bursts(before: Fault | None, new: Occurrence) -> tuple[Instant, ...]:
     if before is None:
-        return (one.last,)
-    day = tuple(began for began in before.bursts if one.last.mono_ns - began.mono_ns < DAY_NS)
-    if day and one.last.mono_ns - before.last.mono_ns < BURST_NS:
+        return (new.last,)
+    day = tuple(start for start in before.bursts if new.last.mono_ns - start.mono_ns < DAY_NS)
+    if day and new.last.mono_ns - before.last.mono_ns < BURST_NS:
         return day
-    return (*day, one.last)[-KEPT_BURSTS:]
+    return (*day, new.last)[-KEPT_BURSTS:]
 
 
-def _cancel(faults: dict[Key, Fault]) -> None:
-    """What says that another is over follows it."""
+def _mark_cancelled(faults: dict[FaultKey, Fault]) -> None:
+    """Add the XIDs that report the end of another XID to that XID's followers."""
     for key, fault in list(faults.items()):
-        over = key._replace(code=f"{XID}{CANCELS.get(fault.xid, 0)}")
-        other = faults.get(over)
+        cancelled = key._replace(code=f"{XID}{CANCELS.get(fault.xid, 0)}")
+        other = faults.get(cancelled)
         if other is not None and other.last <= fault.last:
-            faults[over] = replace(other, followers=other.followers | {fault.xid})
+            faults[cancelled] = replace(other, followers=other.followers | {fault.xid})
 
 
-def _bounded(faults: dict[Key, Fault]) -> dict[Key, Fault]:
-    """At most so many faults of one GPU: what is over goes first, then what is worth least, the oldest."""
+def _bounded(faults: dict[FaultKey, Fault]) -> dict[FaultKey, Fault]:
+    """Return at most FAULTS_MAX faults for each GPU; resolved ones, then the mildest and oldest are
+    dropped."""
     if len(faults) <= FAULTS_MAX:
         return faults
     for number in {key.number for key in faults}:
-        mine = [key for key in faults if key.number == number]
-        mine.sort(key=lambda key: _worth(key, faults[key]))
-        for key in mine[: max(0, len(mine) - FAULTS_MAX)]:
+        keys = [key for key in faults if key.number == number]
+        keys.sort(key=lambda key: _keep_priority(key, faults[key]))
+        for key in keys[: max(0, len(keys) - FAULTS_MAX)]:
             del faults[key]
     return faults
 
 
-def _worth(key: Key, fault: Fault) -> tuple[bool, int, Instant]:
+def _keep_priority(key: FaultKey, fault: Fault) -> tuple[bool, int, Instant]:
     mark = row_of(fault.xid).mark if key.code.startswith(XID) else Mark.ALWAYS
     if fault.switch_line and not fault.switch_line.fatal:
         mark = Mark.NEVER
-    return not fault.healed, (Mark.NEVER, Mark.CONDITIONAL, Mark.ALWAYS).index(mark), fault.last
+    return not fault.resolved, (Mark.NEVER, Mark.CONDITIONAL, Mark.ALWAYS).index(mark), fault.last

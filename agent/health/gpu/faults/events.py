@@ -1,7 +1,7 @@
-"""What is latched beside XIDs and SXids: events of NVML, and lines of the kernel log; one row each.
+"""Rows of latched faults other than XIDs and SXids: events of NVML, and kernel log lines.
 
-ECC errors that NVML counts, repartitions and recovery actions are events too, but what they announce can be
-read, and is judged there. These cannot: who was not there when they came never hears of them.
+Events for ECC errors, repartitions and recovery actions have no row: readings show the same state. The state
+behind the events below cannot be read, so an event that is missed is lost.
 """
 
 from typing import Final, NamedTuple
@@ -16,11 +16,11 @@ API_MISMATCH: Final = "gpu.driver.api_mismatch"
 
 
 class EventRow(NamedTuple):
-    """One event of NVML's, or one kind of line."""
+    """Row of an NVML event, or of one kind of kernel log line."""
 
     code: str
     event: GpuEvent | None
-    """None: the kernel log tells of it."""
+    """NVML event; None: a kernel log line reports the fault."""
     severity: Severity
     blame: Blame
     cure: Cure
@@ -37,7 +37,7 @@ ROWS: Final = (
         Blame.HARDWARE,
         Cure.ACTION,
         "NVML announced that the GPU is not available",
-        "whatever runs on it gets errors, and nothing new can start",
+        "programs on the GPU fail, and new ones cannot start",
         "drain the GPU and reset it (nvidia-smi --gpu-reset), else reboot the node",
     ),
     EventRow(
@@ -46,8 +46,8 @@ ROWS: Final = (
         Severity.UNHEALTHY,
         Blame.HARDWARE,
         Cure.RESET,
-        "bad data reached a place from where it cannot be kept in",
-        "no program on the GPU can trust what it computes",
+        "corrupt data was not contained",
+        "results of every program on the GPU may be wrong",
         "drain the GPU and reset it (nvidia-smi --gpu-reset)",
     ),
     EventRow(
@@ -56,9 +56,9 @@ ROWS: Final = (
         Severity.DEGRADED,
         Blame.HARDWARE,
         Cure.ACTION,
-        "bad data was met and kept in: only the program that met it was ended",
-        "the memory behind it is failing",
-        "reset the GPU in a quiet hour, so that the row is replaced",
+        "corrupt data was contained: only the program that read it was ended",
+        "a part of the memory is failing",
+        "reset the GPU when its work has ended, so that the row is replaced",
     ),
     EventRow(
         "gpu.retirement.failed",
@@ -67,8 +67,8 @@ ROWS: Final = (
         Blame.HARDWARE,
         Cure.RESET,
         "bad memory could not be retired",
-        "the next access meets it again",
-        "drain the GPU and reset it; replace it if that comes again",
+        "the next access to it fails again",
+        "drain the GPU and reset it; replace it if the fault recurs",
     ),
     EventRow(
         "gpu.retirement",
@@ -77,7 +77,7 @@ ROWS: Final = (
         Blame.HARDWARE,
         Cure.EXPIRES,
         "bad memory was retired",
-        "worth knowing: how often says how the memory ages",
+        "the number of retirements shows how the memory ages",
         "nothing to do",
     ),
     EventRow(
@@ -87,8 +87,8 @@ ROWS: Final = (
         Blame.DRIVER,
         Cure.RESET,
         "the driver could not initialise the GPU (RmInitAdapter failed)",
-        "no program can open it",
-        "reset the GPU, else reboot the node; look for other lines of NVRM before it in the kernel log",
+        "no program can open the GPU",
+        "reset the GPU, else reboot the node; read the NVRM lines before it in the kernel log",
     ),
     EventRow(
         LINK_SETUP_FAILED,
@@ -96,8 +96,8 @@ ROWS: Final = (
         Severity.DEGRADED,
         Blame.HARDWARE,
         Cure.RESET,
-        "the driver cannot find out which NVLinks came up",
-        "management calls begin to hang when that goes on",
+        "the driver cannot determine which NVLinks are up",
+        "if it repeats, NVML calls begin to hang",
         "check nv-fabricmanager and the NVSwitches, then reset the GPUs",
     ),
     EventRow(
@@ -107,7 +107,7 @@ ROWS: Final = (
         Blame.CONFIGURATION,
         Cure.EXPIRES,
         "a program's driver library does not match the loaded kernel module",
-        "that program cannot use a GPU; others can",
+        "that program cannot use a GPU; other programs can",
         "restart the program, or its container, with the node's driver libraries",
     ),
     EventRow(
@@ -117,8 +117,8 @@ ROWS: Final = (
         Blame.HARDWARE,
         Cure.EXPIRES,
         "a storm of correctable memory errors in the last 10 min",
-        "corrections take time from the workload, and such memory fails sooner",
-        "drain the GPU and run a diagnostic; replace it if the storm comes back",
+        "corrections slow the workload, and such memory fails earlier",
+        "drain the GPU and run a diagnostic; replace the GPU if the storm recurs",
     ),
 )
 

@@ -1,7 +1,6 @@
-"""Latched faults of GPUs: what somebody told of once, and that nobody can read again. Values only.
+"""Values of latched GPU faults: faults that NVML or the kernel log reports once and that no reading shows.
 
-Beside this file: intake, how they are told of; joining, how tellings become faults; findings, what a fault is
-worth; cures, what ends it.
+The other modules of this package are the steps, in order: ingest, correlate, evaluate, recovery, checkpoint.
 """
 
 from collections.abc import Mapping
@@ -9,7 +8,7 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Final, NamedTuple
 
-from agent.health.gpu.xid.facts import Decision
+from agent.health.gpu.xid.conditions import FaultDecision
 from agent.health.gpu.xid.lines import SxidLine, XidLine
 from agent.model.faults import KnownGpu
 from agent.model.gpu import WHOLE_GPU, GpuEvent, MigSample
@@ -18,7 +17,7 @@ from agent.model.log import LogLine
 from agent.model.time import NS, Instant
 
 SHARED: Final = -1
-"""In place of a GPU's number: of what all GPUs share, the NVSwitches above all."""
+"""GPU number of faults that all GPUs share, such as faults of NVSwitches."""
 XID: Final = "gpu.xid."
 SXID: Final = "gpu.fabric.sxid."
 LOST_XID: Final = 79
@@ -26,140 +25,140 @@ LOST: Final = f"{XID}{LOST_XID}"
 DAY_NS: Final = 86_400 * NS
 
 
-class Key(NamedTuple):
-    """One fault of one GPU or instance."""
+class FaultKey(NamedTuple):
+    """Identity of a latched fault: a code of one GPU or MIG instance."""
 
     number: int
-    """Of the GPU, or SHARED."""
+    """Number of the GPU, or SHARED."""
     code: str
-    """Of the cause, ``gpu.xid.48``."""
+    """Code of the cause, ``gpu.xid.48``."""
     gi: int = WHOLE_GPU
     ci: int = WHOLE_GPU
 
-    def names(self, mig: MigSample) -> bool:
-        """Whether it is a fault of this instance alone, of a GPU that is partitioned."""
+    def affects_only(self, mig: MigSample) -> bool:
+        """Return whether the fault affects this MIG instance and not the whole GPU."""
         return self.gi == mig.gi and self.ci in (mig.ci, WHOLE_GPU)
 
 
 class FaultReporter(IntEnum):
-    """Who tells of a fault. What two of them tell within a moment is the same."""
+    """Channel that reports a fault. Reports by several channels within a short time are one fault."""
 
     NVML = 0
     LOG = 1
     COMPANION_LINE = 2
-    """A line of the log that comes with another one: a GPU that fell off the bus, beside its XID 79."""
+    """A log line that accompanies an XID: "GPU has fallen off the bus", logged with XID 79."""
 
 
 ReportCounts = tuple[int, int, int]
-"""How often each teller told of it."""
+"""Number of reports by each FaultReporter."""
 NO_REPORTS: Final[ReportCounts] = (0, 0, 0)
 
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """What is known of one latched fault."""
+    """State of one latched fault."""
 
     xid: int
-    """Or the SXid's number; 0 for an event of NVML's."""
+    """Number of the XID or SXid; 0 for an NVML event."""
     first: Instant
     last: Instant
     times: int = 0
-    """How often it came: in each run of news the largest that a teller counts."""
-    run: ReportCounts = NO_REPORTS
-    """What each told in the present run of news."""
+    """Number of occurrences: for each series of reports, the largest count of a reporter."""
+    recent_reports: ReportCounts = NO_REPORTS
+    """Reports in the current series."""
     log_us: int = 0
-    """Of the newest line that is counted."""
+    """Time of the newest log line that is counted."""
     lines: tuple[XidLine | SxidLine, ...] = ()
     texts: tuple[str, ...] = ()
     pids: frozenset[int] = frozenset()
     bursts: tuple[Instant, ...] = ()
-    """When each burst of the last day began."""
+    """Start of each burst within the last day."""
     followers: frozenset[int] = frozenset()
-    """Codes that came since and say something about it."""
-    before_us: bool = False
-    """It came while the agent was away: nobody saw what happened since."""
+    """Later XIDs that cancel this one."""
+    before_start: bool = False
+    """Whether the fault occurred while no agent ran, so that a later recovery may have been missed."""
     boot_id: str = ""
-    """Of the boot in which it came last."""
+    """Boot in which the fault last occurred."""
     earlier_boots: int = 0
-    """In how many boots before that it came, too."""
-    healed: Instant | None = None
-    """Since when it is over."""
-    judged: Decision | None = None
-    """What it was worth when it ended, or to the agent's last life."""
+    """Number of earlier boots in which the fault occurred."""
+    resolved: Instant | None = None
+    """Time when the fault was resolved."""
+    last_decision: FaultDecision | None = None
+    """Decision when the fault was resolved, or the decision in the checkpoint."""
 
     @property
-    def is_word(self) -> bool:
-        """Whether it was no more than worth knowing when it ended."""
-        return self.judged is None or self.judged.severity <= Severity.INFO
+    def was_info(self) -> bool:
+        """Whether the severity was at most INFO when the fault was resolved."""
+        return self.last_decision is None or self.last_decision.severity <= Severity.INFO
 
     @property
     def switch_line(self) -> SxidLine | None:
-        """The line of an NVSwitch that told of it; of several the first that is fatal."""
+        """Log line of the NVSwitch that reported the fault; the first fatal line if there are several."""
         lines = [line for line in self.lines if isinstance(line, SxidLine)]
         return max(lines, key=lambda line: line.fatal, default=None)
 
     @property
     def xid_lines(self) -> tuple[XidLine, ...]:
-        """The XIDs among its lines."""
+        """XID lines that reported the fault."""
         return tuple(line for line in self.lines if isinstance(line, XidLine))
 
 
 class Occurrence(NamedTuple):
-    """News of a fault from one of the tellers."""
+    """New occurrences of a fault, from one reporter."""
 
-    key: Key
+    key: FaultKey
     xid: int
     times: int
     first: Instant
     last: Instant
     seen_ns: int
-    """When the agent learned of it."""
-    teller: FaultReporter
+    """Time when the agent read the report."""
+    reporter: FaultReporter
     log_us: int = 0
     text: str = ""
     line: XidLine | SxidLine | None = None
-    before_us: bool = False
+    before_start: bool = False
 
 
-class Counted(NamedTuple):
-    """How far a line of the log, or of what NVML tells, is counted."""
+class CountedEvents(NamedTuple):
+    """Number of NVML events that are already counted as occurrences."""
 
     times: int
     since: int
-    """When it first came: another number says that it was forgotten meanwhile, and counts anew."""
+    """Time of the first event; if it changes, NVML's count was reset."""
 
 
 @dataclass(frozen=True, slots=True)
 class FaultLog:
-    """All latched faults, and how far the tellers have been heard."""
+    """All latched faults, and which reports are already counted."""
 
     boot_id: str = ""
-    faults: Mapping[Key, Fault] = field(default_factory=dict)
-    held: tuple[Occurrence, ...] = ()
-    """Lines that wait for NVML to name an instance."""
+    faults: Mapping[FaultKey, Fault] = field(default_factory=dict)
+    waiting: tuple[Occurrence, ...] = ()
+    """Occurrences from log lines that wait for NVML to name the MIG instance."""
     started_ns: int = 0
-    roll: tuple[KnownGpu, ...] = ()
-    """The GPUs that the faults are of."""
-    nvml_read: Mapping[tuple[int, int, int, int], Counted] = field(default_factory=dict)
-    """By index, code, instance."""
-    events_read: Mapping[tuple[int, GpuEvent], int] = field(default_factory=dict)
-    """How many are counted."""
+    registry: tuple[KnownGpu, ...] = ()
+    """GPUs to which the faults belong."""
+    nvml_counted: Mapping[tuple[int, int, int, int], CountedEvents] = field(default_factory=dict)
+    """Counted XIDs by NVML index, code, GPU instance and compute instance."""
+    events_counted: Mapping[tuple[int, GpuEvent], int] = field(default_factory=dict)
+    """Number of counted NVML events by NVML index and event."""
     lines: tuple[LogLine, ...] = ()
-    """As they were read last."""
-    lines_read: Mapping[tuple[int, int, str], int] = field(default_factory=dict)
-    """By pattern, first time and first text: how many are counted."""
+    """Log lines of the last snapshot."""
+    lines_counted: Mapping[tuple[int, int, str], int] = field(default_factory=dict)
+    """Number of counted log lines by pattern, first time and first text."""
     unclaimed: frozenset[tuple[int, int, str]] = frozenset()
-    """Of these, lines about a GPU that nobody has counted yet; they are asked again when one appears..."""
+    """Keys of ``lines_counted`` whose GPU is not known; retried when ``buses`` changes."""
     buses: frozenset[str] = frozenset()
-    """...besides these."""
-    before_ns: int = 0
-    """When the last look was at which the newest of the lines were not there."""
-    old_us: int | None = None
-    """The newest line of before the agent, by the log's clock; None until all of them were read."""
-    kept_us: Mapping[tuple[int, str], int] = field(default_factory=dict)
-    """By number and code: lines up to this were counted by an earlier life of the agent."""
+    """PCI addresses of the known GPUs when the lines were last read."""
+    previous_evaluation_ns: int = 0
+    """Time of the last evaluation before the newest log lines appeared."""
+    newest_before_start_us: int | None = None
+    """Time of the newest log line from before the agent's start; None until the log was read to its end."""
+    checkpoint_us: Mapping[tuple[int, str], int] = field(default_factory=dict)
+    """Log time up to which an earlier agent counted the lines, by GPU number and code."""
 
 
-def near(fault: Fault, moment: Instant, within_ns: int) -> bool:
-    """Whether the fault last came within so long of a moment."""
+def is_near(fault: Fault, moment: Instant, within_ns: int) -> bool:
+    """Return whether the fault last occurred within ``within_ns`` of ``moment``."""
     return abs(fault.last.mono_ns - moment.mono_ns) <= within_ns

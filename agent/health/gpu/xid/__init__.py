@@ -1,1 +1,1 @@
-"""XIDs and SXids: the tables, the kernel log's lines that tell of them, and what each means."""
+"""XIDs and SXids: their tables, the kernel log lines that report them, and the decision on each."""

@@ -1,32 +1,92 @@
-"""The conditions of the XID table: what each makes of a fault and of its device's state.
+"""Conditions of the XID table: one function for each, with the values that it evaluates.
 
-One function each, named as the condition is; agent.health.gpu.xid.words says what they are for.
-
-The driver's recovery action outranks the table wherever the table leaves room. It is field 230 or, where that
-cannot be read, what the newest XID 154 announced. A reading that is missing never counts as good news.
+agent.health.gpu.xid.values describes the conditions. The driver's recovery action outranks the table: it is
+NVML field 230 or, where that cannot be read, the action in the newest XID 154. A missing reading never counts
+as a good one.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple
 
-from agent.health.gpu.xid import nvlink4, nvlink5
-from agent.health.gpu.xid.facts import XidFacts, XidFault, announced
-from agent.health.gpu.xid.nvlink4 import Bits
-from agent.health.gpu.xid.nvlink5 import Nvlink5Status, Remedy
-from agent.health.gpu.xid.recovery import RecoveryAction
+from agent.health.gpu.xid.lines import XidLine
+from agent.health.gpu.xid.nvlink import (
+    Nvlink5Status,
+    RegisterGrade,
+    RequiredAction,
+    decode_nvlink5,
+    grade_registers,
+)
 from agent.health.gpu.xid.table import CANCELS
-from agent.health.gpu.xid.words import Advice, Condition, Mark, XidRow
+from agent.health.gpu.xid.values import Mark, RecoveryAction, XidAdvice, XidCondition, XidRow
 from agent.model.faults import Cure
 from agent.model.health import Blame, Severity
 
+
+class XidFault(NamedTuple):
+    """Occurrences of one XID on one device."""
+
+    times: int = 1
+    bursts: int = 1
+    """Number of bursts in the last 24 h."""
+    details: tuple[XidLine, ...] = ()
+    """Some kernel log lines, the newest last; empty if only NVML reported the XID."""
+    pids: frozenset[int] = frozenset()
+    """Some processes that the lines name."""
+    followers: frozenset[int] = frozenset()
+    """Other XIDs that occurred later and cancel this one."""
+
+
+class XidFacts(NamedTuple):
+    """Other readings of the device. None: the device has no such reading, or it cannot be read."""
+
+    action: RecoveryAction | None = None
+    """Recovery action in field 230."""
+    has_action: bool = False
+    """Whether driver and GPU have field 230, even if it cannot be read."""
+    announced: RecoveryAction | None = None
+    """Recovery action in the newest XID 154; see :func:`announced_action`."""
+    remap_pending: bool | None = None
+    remap_failed: bool | None = None
+    page_pending: bool | None = None
+    """Whether retired pages wait for a reset (before Ampere)."""
+    sram_threshold: bool | None = None
+    links_down: bool | None = None
+    """Whether NVLinks are down that were up before."""
+    replays_growing: bool = False
+    """Whether the PCIe link repeats packets."""
+    ecc_on: bool | None = None
+    has_root: bool = False
+    """Whether another XID of the same GPU occurred close to this one and may be its cause."""
+
+    @property
+    def requested_action(self) -> RecoveryAction | None:
+        """Recovery action that the driver requests; None if it is not known."""
+        return self.announced if self.action is None else self.action
+
+
+class FaultDecision(NamedTuple):
+    """Decision on a fault."""
+
+    severity: Severity
+    evidence: str
+    advice: str
+    blame: Blame
+    cure: Cure
+
+
+def announced_action(lines: Sequence[XidLine]) -> RecoveryAction | None:
+    """Return the recovery action in the newest line that has one."""
+    return next((line.action for line in reversed(lines) if line.action is not None), None)
+
+
 REPEATS: Final = 2
-"""Bursts within a day that are more than chance."""
+"""Number of bursts within a day that is not a coincidence."""
 STORM: Final = 10
-"""Contained memory errors that are too many, in however few bursts."""
+"""Number of contained memory errors that is too large, even in one burst."""
 
 
-class Ruling(NamedTuple):
-    """What a condition makes of it; None: as the row says."""
+class ConditionResult(NamedTuple):
+    """Result of a condition; None: the value of the row."""
 
     severity: Severity
     why: str = ""
@@ -38,231 +98,236 @@ class Ruling(NamedTuple):
 _INFO, _DEGRADED, _UNHEALTHY = Severity.INFO, Severity.DEGRADED, Severity.UNHEALTHY
 
 
-def _by_action(facts: XidFacts, asked: Severity, none: Severity, unknown: Severity) -> Ruling:
-    """By the recovery action: one is asked for, none is, nobody can say."""
-    action = facts.asked
+def _by_action(facts: XidFacts, requested: Severity, none: Severity, unknown: Severity) -> ConditionResult:
+    """Return the severity for the cases that an action is requested, that none is, that this is unknown."""
+    action = facts.requested_action
     if action is None:
-        return Ruling(unknown, f"recovery action {'unreadable' if facts.has_action else 'not supported'}")
+        return ConditionResult(
+            unknown, f"recovery action {'unreadable' if facts.has_action else 'not supported'}"
+        )
     if action is RecoveryAction.NONE:
-        return Ruling(none, "no recovery action is asked for")
-    return Ruling(asked, f"recovery action: {action.text}", action.advice)
+        return ConditionResult(none, "no recovery action is requested")
+    return ConditionResult(requested, f"recovery action: {action.text}", action.advice)
 
 
-def _plain(row: XidRow, _: XidFault, __: XidFacts) -> Ruling:
-    return Ruling(_UNHEALTHY if row.mark is Mark.ALWAYS else _INFO)
+def _plain(row: XidRow, _: XidFault, __: XidFacts) -> ConditionResult:
+    return ConditionResult(_UNHEALTHY if row.mark is Mark.ALWAYS else _INFO)
 
 
-def _warns(_: XidRow, __: XidFault, ___: XidFacts) -> Ruling:
-    return Ruling(_DEGRADED)
+def _always_degraded(_: XidRow, __: XidFault, ___: XidFacts) -> ConditionResult:
+    return ConditionResult(_DEGRADED)
 
 
-def _not_expected(_: XidRow, __: XidFault, facts: XidFacts) -> Ruling:
-    # an action that is asked for is a finding of its own: the code alone makes no device Unhealthy
-    return _by_action(facts, asked=_DEGRADED, none=_INFO, unknown=_DEGRADED)
+def _not_expected(_: XidRow, __: XidFault, facts: XidFacts) -> ConditionResult:
+    # a requested action is a finding of its own, so the XID does not make the device Unhealthy
+    return _by_action(facts, requested=_DEGRADED, none=_INFO, unknown=_DEGRADED)
 
 
-def _follower(_: XidRow, fault: XidFault, __: XidFacts) -> Ruling:
+def _follower(_: XidRow, fault: XidFault, __: XidFacts) -> ConditionResult:
     roots = sorted({line.root for line in fault.details if line.root})
-    return Ruling(_INFO, "after XID " + ", ".join(map(str, roots)) if roots else "")
+    return ConditionResult(_INFO, "after XID " + ", ".join(map(str, roots)) if roots else "")
 
 
-def _defers(_: XidRow, __: XidFault, facts: XidFacts) -> Ruling:
-    return _by_action(facts, asked=_UNHEALTHY, none=_INFO, unknown=_DEGRADED)
+def _recovery_action(_: XidRow, __: XidFault, facts: XidFacts) -> ConditionResult:
+    return _by_action(facts, requested=_UNHEALTHY, none=_INFO, unknown=_DEGRADED)
 
 
-def _asks(_: XidRow, __: XidFault, facts: XidFacts) -> Ruling:
-    return _by_action(facts, asked=_DEGRADED, none=_INFO, unknown=_INFO)
+def _requested_only(_: XidRow, __: XidFault, facts: XidFacts) -> ConditionResult:
+    return _by_action(facts, requested=_DEGRADED, none=_INFO, unknown=_INFO)
 
 
-def _announces(_: XidRow, fault: XidFault, facts: XidFacts) -> Ruling:
+def _announces(_: XidRow, fault: XidFault, facts: XidFacts) -> ConditionResult:
     if facts.action is not None:
-        return Ruling(_INFO, f"recovery action: {facts.action.text}")
-    action = announced(fault.details)
+        return ConditionResult(_INFO, f"recovery action: {facts.action.text}")
+    action = announced_action(fault.details)
     if action is None:
-        return Ruling(_DEGRADED, "which one is not known")
-    return _by_action(XidFacts(announced=action), asked=_UNHEALTHY, none=_INFO, unknown=_DEGRADED)
+        return ConditionResult(_DEGRADED, "the action is not known")
+    return _by_action(XidFacts(announced=action), requested=_UNHEALTHY, none=_INFO, unknown=_DEGRADED)
 
 
-def _stuck(_: XidRow, __: XidFault, facts: XidFacts) -> Ruling:
+def _stuck(_: XidRow, __: XidFault, facts: XidFacts) -> ConditionResult:
     return _by_action(
-        facts, asked=_UNHEALTHY, none=_INFO, unknown=_DEGRADED if facts.has_action else _UNHEALTHY
+        facts, requested=_UNHEALTHY, none=_INFO, unknown=_DEGRADED if facts.has_action else _UNHEALTHY
     )
 
 
-def _suspect(why: str) -> Ruling:
-    """What looks like a program's fault may be the hardware's."""
-    return Ruling(_DEGRADED, why, Advice.DIAGNOSE, Blame.HARDWARE)
+def _suspect(why: str) -> ConditionResult:
+    """Return the result for an apparent program fault that the hardware may have caused."""
+    return ConditionResult(_DEGRADED, why, XidAdvice.DIAGNOSE, Blame.HARDWARE)
 
 
-def _same_place(_: XidRow, fault: XidFault, __: XidFacts) -> Ruling:
-    places = {line.place for line in fault.details if line.place}
-    if fault.bursts < REPEATS or len(places) != 1:
-        return Ruling(_INFO)
-    place = places.pop()
-    return _suspect(f"each time on GPC {place.gpc}, TPC {place.tpc}")
+def _same_place(_: XidRow, fault: XidFault, __: XidFacts) -> ConditionResult:
+    locations = {line.location for line in fault.details if line.location}
+    if fault.bursts < REPEATS or len(locations) != 1:
+        return ConditionResult(_INFO)
+    location = locations.pop()
+    return _suspect(f"always on GPC {location.gpc}, TPC {location.tpc}")
 
 
-def _across_workloads(_: XidRow, fault: XidFault, __: XidFacts) -> Ruling:
+def _across_workloads(_: XidRow, fault: XidFault, __: XidFacts) -> ConditionResult:
     if fault.bursts < REPEATS or len(fault.pids) < REPEATS:
-        return Ruling(_INFO)
-    return _suspect("different processes met it within a day")
+        return ConditionResult(_INFO)
+    return _suspect("different processes had it within a day")
 
 
-def _with_replays(_: XidRow, fault: XidFault, facts: XidFacts) -> Ruling:
+def _with_replays(_: XidRow, fault: XidFault, facts: XidFacts) -> ConditionResult:
     if fault.bursts < REPEATS or not facts.replays_growing:
-        return Ruling(_INFO)
-    return _suspect("it comes back, and the PCIe link replays packets")
+        return ConditionResult(_INFO)
+    return _suspect("it recurs, and the PCIe link replays packets")
 
 
-def _on_repeat(_: XidRow, fault: XidFault, __: XidFacts) -> Ruling:
+def _on_repeat(_: XidRow, fault: XidFault, __: XidFacts) -> ConditionResult:
     if fault.bursts < REPEATS:
-        return Ruling(_INFO)
-    return _suspect("it came back within a day")
+        return ConditionResult(_INFO)
+    return _suspect("it recurred within a day")
 
 
-def _remap_pending(_: XidRow, __: XidFault, facts: XidFacts) -> Ruling:
+def _remap_pending(_: XidRow, __: XidFault, facts: XidFacts) -> ConditionResult:
     if not (facts.remap_pending or facts.page_pending):
-        return Ruling(_DEGRADED)
-    ruling = _by_action(facts, asked=_UNHEALTHY, none=_DEGRADED, unknown=_DEGRADED)
-    return ruling._replace(why=f"replacement pending, {ruling.why}")
+        return ConditionResult(_DEGRADED)
+    result = _by_action(facts, requested=_UNHEALTHY, none=_DEGRADED, unknown=_DEGRADED)
+    return result._replace(why=f"remapping pending, {result.why}")
 
 
-def _contained(_: XidRow, fault: XidFault, facts: XidFacts) -> Ruling:
+def _contained(_: XidRow, fault: XidFault, facts: XidFacts) -> ConditionResult:
     if facts.remap_pending:
-        return Ruling(_UNHEALTHY, "a row waits for its replacement")
-    if facts.asked:
-        return _by_action(facts, asked=_UNHEALTHY, none=_DEGRADED, unknown=_DEGRADED)
+        return ConditionResult(_UNHEALTHY, "a row remapping is pending")
+    if facts.requested_action:
+        return _by_action(facts, requested=_UNHEALTHY, none=_DEGRADED, unknown=_DEGRADED)
     if fault.bursts >= REPEATS or fault.times >= STORM:
-        return Ruling(_UNHEALTHY, "it comes again and again")
-    return Ruling(_DEGRADED, advice=Advice.WATCH)
+        return ConditionResult(_UNHEALTHY, "it recurs")
+    return ConditionResult(_DEGRADED, advice=XidAdvice.WATCH)
 
 
-def _remap_failed(_: XidRow, __: XidFault, facts: XidFacts) -> Ruling:
+def _remap_failed(_: XidRow, __: XidFault, facts: XidFacts) -> ConditionResult:
     if not facts.remap_failed:
-        return Ruling(_UNHEALTHY)
-    return Ruling(_UNHEALTHY, "rows can no longer be replaced", Advice.REPLACE, cure=Cure.REPLACE)
+        return ConditionResult(_UNHEALTHY)
+    return ConditionResult(_UNHEALTHY, "rows can no longer be remapped", XidAdvice.REPLACE, cure=Cure.REPLACE)
 
 
-def _lost_again(_: XidRow, fault: XidFault, __: XidFacts) -> Ruling:
+def _lost_again(_: XidRow, fault: XidFault, __: XidFacts) -> ConditionResult:
     if fault.bursts < REPEATS:
-        return Ruling(_UNHEALTHY)
-    return Ruling(_UNHEALTHY, "it came back within a day", Advice.CHECK_SEATING)
+        return ConditionResult(_UNHEALTHY)
+    return ConditionResult(_UNHEALTHY, "it recurred within a day", XidAdvice.CHECK_SEATING)
 
 
-def _link_registers(_: XidRow, fault: XidFault, facts: XidFacts) -> Ruling:
+def _link_registers(_: XidRow, fault: XidFault, facts: XidFacts) -> ConditionResult:
     links = [line.nvlink4 for line in fault.details if line.nvlink4]
-    worst = max(links, key=lambda link: nvlink4.grade(link.registers), default=None)
-    if worst and nvlink4.grade(worst.registers) is Bits.HARDWARE:
+    worst = max(links, key=lambda link: grade_registers(link.registers), default=None)
+    if worst and grade_registers(worst.registers) is RegisterGrade.HARDWARE:
         registers = " ".join(f"{register:#x}" for register in worst.registers)
-        return Ruling(_UNHEALTHY, f"link {worst.link}, registers {registers}")
+        return ConditionResult(_UNHEALTHY, f"link {worst.link}, registers {registers}")
     if facts.links_down:
-        return Ruling(_UNHEALTHY, "links are down")
-    if worst is None or nvlink4.grade(worst.registers) is Bits.NONE:
-        return _by_action(facts, asked=_UNHEALTHY, none=_DEGRADED, unknown=_DEGRADED)
-    if nvlink4.grade(worst.registers) is Bits.SYMPATHETIC and not facts.has_root:
-        return Ruling(_UNHEALTHY, f"link {worst.link}, the echo of a fault that was not seen")
-    return Ruling(_INFO, f"link {worst.link}, benign")
+        return ConditionResult(_UNHEALTHY, "links are down")
+    if worst is None or grade_registers(worst.registers) is RegisterGrade.NONE:
+        return _by_action(facts, requested=_UNHEALTHY, none=_DEGRADED, unknown=_DEGRADED)
+    if grade_registers(worst.registers) is RegisterGrade.SYMPATHETIC and not facts.has_root:
+        return ConditionResult(_UNHEALTHY, f"link {worst.link}, the consequence of an unknown fault")
+    return ConditionResult(_INFO, f"link {worst.link}, benign")
 
 
-def _link_words(row: XidRow, fault: XidFault, facts: XidFacts) -> Ruling:
-    rulings = [_one_link_word(row, line.nvlink5, facts) for line in fault.details if line.nvlink5]
-    if rulings:
-        return max(rulings, key=lambda ruling: ruling.severity)
+def _link_words(row: XidRow, fault: XidFault, facts: XidFacts) -> ConditionResult:
+    results = [_nvlink5_result(row, line.nvlink5, facts) for line in fault.details if line.nvlink5]
+    if results:
+        return max(results, key=lambda result: result.severity)
     if row.mark is Mark.NEVER:
-        return Ruling(_INFO)
-    ruling = _by_action(facts, asked=_UNHEALTHY, none=_no_row(row), unknown=_no_row(row))
-    return ruling._replace(why=f"no line of the kernel log tells which error, {ruling.why}")
+        return ConditionResult(_INFO)
+    result = _by_action(facts, requested=_UNHEALTHY, none=_no_row(row), unknown=_no_row(row))
+    return result._replace(why=f"the kernel log has no line with the error, {result.why}")
 
 
-def _one_link_word(row: XidRow, status: Nvlink5Status, facts: XidFacts) -> Ruling:
-    decoded = nvlink5.decode(row.code, status)
-    what = f"{decoded.unit}, reason {decoded.reason}" if decoded.reason else decoded.unit
-    what += f" on link {status.link}" if status.link >= 0 else ""
-    if status.fatal:  # the driver's own word, even where the row asks for nothing
-        return Ruling(_UNHEALTHY, f"{what}, fatal")
-    if decoded.remedy is Remedy.RESET:
-        return Ruling(_UNHEALTHY, f"{what}, error {status.error_status:#x} asks for a reset")
-    if decoded.remedy is Remedy.UNKNOWN:
+def _nvlink5_result(row: XidRow, status: Nvlink5Status, facts: XidFacts) -> ConditionResult:
+    decoded = decode_nvlink5(row.code, status)
+    unit_text = f"{decoded.unit}, reason {decoded.reason}" if decoded.reason else decoded.unit
+    unit_text += f" on link {status.link}" if status.link >= 0 else ""
+    if status.fatal:  # outranks the row
+        return ConditionResult(_UNHEALTHY, f"{unit_text}, fatal")
+    if decoded.required is RequiredAction.RESET:
+        return ConditionResult(_UNHEALTHY, f"{unit_text}, error {status.error_status:#x} requires a reset")
+    if decoded.required is RequiredAction.UNKNOWN:
         words = f"{status.intr_info:#x} {status.error_status:#x}"
-        return Ruling(_no_row(row), f"{what}, unknown words {words}")
-    if decoded.remedy is Remedy.FOLLOW_154 and (facts.has_action or facts.asked):
-        ruling = _by_action(facts, asked=_UNHEALTHY, none=_INFO, unknown=_DEGRADED)
-        return ruling._replace(why=f"{what}, {ruling.why}")
-    return Ruling(_INFO, f"{what}, benign", Advice.NOTHING)
+        return ConditionResult(_no_row(row), f"{unit_text}, unknown words {words}")
+    if decoded.required is RequiredAction.FOLLOW_154 and (facts.has_action or facts.requested_action):
+        result = _by_action(facts, requested=_UNHEALTHY, none=_INFO, unknown=_DEGRADED)
+        return result._replace(why=f"{unit_text}, {result.why}")
+    return ConditionResult(_INFO, f"{unit_text}, benign", XidAdvice.NOTHING)
 
 
 def _no_row(row: XidRow) -> Severity:
-    """What an error without a row is worth: most rows of XID 149 take the link down, of the others few do."""
+    """Return the severity of an error without a row: most rows of XID 149 take the link down, few others
+    do."""
     return _UNHEALTHY if row.code == 149 else _DEGRADED
 
 
-def _links_down(_: XidRow, __: XidFault, facts: XidFacts) -> Ruling:
+def _links_down(_: XidRow, __: XidFault, facts: XidFacts) -> ConditionResult:
     if facts.links_down is None:
-        return Ruling(_DEGRADED, "the links cannot be read")
+        return ConditionResult(_DEGRADED, "the links cannot be read")
     if facts.links_down:
-        return Ruling(_UNHEALTHY, "links are down")
-    return Ruling(_INFO, "every link is up")
+        return ConditionResult(_UNHEALTHY, "links are down")
+    return ConditionResult(_INFO, "every link is up")
 
 
-def _reset_pending(_: XidRow, __: XidFault, facts: XidFacts) -> Ruling:
-    if facts.remap_pending or facts.page_pending or facts.asked is None:
-        return Ruling(_UNHEALTHY, "its reset has not been seen")
-    return _by_action(facts, asked=_UNHEALTHY, none=_INFO, unknown=_UNHEALTHY)
+def _reset_pending(_: XidRow, __: XidFault, facts: XidFacts) -> ConditionResult:
+    if facts.remap_pending or facts.page_pending or facts.requested_action is None:
+        return ConditionResult(_UNHEALTHY, "the GPU was not reset yet")
+    return _by_action(facts, requested=_UNHEALTHY, none=_INFO, unknown=_UNHEALTHY)
 
 
-def _dram_of_48(_: XidRow, __: XidFault, facts: XidFacts) -> Ruling:
-    return _detail_of_48(facts, bool(facts.remap_pending or facts.remap_failed), "a row is not replaced yet")
+def _dram_of_48(_: XidRow, __: XidFault, facts: XidFacts) -> ConditionResult:
+    return _detail_of_48(facts, bool(facts.remap_pending or facts.remap_failed), "a row is not remapped yet")
 
 
-def _sram_of_48(_: XidRow, __: XidFault, facts: XidFacts) -> Ruling:
-    return _detail_of_48(facts, bool(facts.sram_threshold), "SRAM has more errors than it may")
+def _sram_of_48(_: XidRow, __: XidFault, facts: XidFacts) -> ConditionResult:
+    return _detail_of_48(facts, bool(facts.sram_threshold), "SRAM errors exceed the limit")
 
 
-def _detail_of_48(facts: XidFacts, worse: bool, why: str) -> Ruling:
+def _detail_of_48(facts: XidFacts, worse: bool, why: str) -> ConditionResult:
     if worse:
-        return Ruling(_UNHEALTHY, why)
+        return ConditionResult(_UNHEALTHY, why)
     if facts.has_root:
-        return Ruling(_INFO, "detail of another XID", Advice.FIND_ROOT)
-    return _by_action(facts, asked=_UNHEALTHY, none=_DEGRADED, unknown=_DEGRADED)
+        return ConditionResult(_INFO, "detail of another XID", XidAdvice.FIND_ROOT)
+    return _by_action(facts, requested=_UNHEALTHY, none=_DEGRADED, unknown=_DEGRADED)
 
 
-def _capacity_cut(row: XidRow, fault: XidFault, facts: XidFacts) -> Ruling:
-    ruling = _defers(row, fault, facts)
-    return ruling._replace(advice=Advice.FOLLOW_ACTION) if facts.ecc_on and ruling.advice is None else ruling
+def _capacity_cut(row: XidRow, fault: XidFault, facts: XidFacts) -> ConditionResult:
+    result = _recovery_action(row, fault, facts)
+    return (
+        result._replace(advice=XidAdvice.FOLLOW_ACTION) if facts.ecc_on and result.advice is None else result
+    )
 
 
-def _cancelled(row: XidRow, fault: XidFault, _: XidFacts) -> Ruling:
+def _cancelled(row: XidRow, fault: XidFault, _: XidFacts) -> ConditionResult:
     if any(CANCELS.get(code) == row.code for code in fault.followers):
-        return Ruling(_INFO, "over since", Advice.NOTHING)
-    return Ruling(_DEGRADED)
+        return ConditionResult(_INFO, "its end was reported", XidAdvice.NOTHING)
+    return ConditionResult(_DEGRADED)
 
 
-_Condition = Callable[[XidRow, XidFault, XidFacts], Ruling]
-RULINGS: Final[dict[Condition, _Condition]] = {
-    Condition.PLAIN: _plain,
-    Condition.WARNS: _warns,
-    Condition.RETIRED: _not_expected,
-    Condition.UNLISTED: _not_expected,
-    Condition.FOLLOWER: _follower,
-    Condition.DEFERS: _defers,
-    Condition.ASKS: _asks,
-    Condition.ANNOUNCES: _announces,
-    Condition.STUCK: _stuck,
-    Condition.SAME_PLACE: _same_place,
-    Condition.ACROSS_WORKLOADS: _across_workloads,
-    Condition.WITH_REPLAYS: _with_replays,
-    Condition.ON_REPEAT: _on_repeat,
-    Condition.REMAP_PENDING: _remap_pending,
-    Condition.CONTAINED: _contained,
-    Condition.REMAP_FAILED: _remap_failed,
-    Condition.LOST_AGAIN: _lost_again,
-    Condition.LINK_REGISTERS: _link_registers,
-    Condition.LINK_WORDS: _link_words,
-    Condition.LINKS_DOWN: _links_down,
-    Condition.RESET_PENDING: _reset_pending,
-    Condition.DRAM_OF_48: _dram_of_48,
-    Condition.SRAM_OF_48: _sram_of_48,
-    Condition.CAPACITY_CUT: _capacity_cut,
-    Condition.CANCELLED: _cancelled,
+_ConditionFunction = Callable[[XidRow, XidFault, XidFacts], ConditionResult]
+CONDITION_FUNCTIONS: Final[dict[XidCondition, _ConditionFunction]] = {
+    XidCondition.PLAIN: _plain,
+    XidCondition.ALWAYS_DEGRADED: _always_degraded,
+    XidCondition.RETIRED: _not_expected,
+    XidCondition.UNLISTED: _not_expected,
+    XidCondition.FOLLOWER: _follower,
+    XidCondition.RECOVERY_ACTION: _recovery_action,
+    XidCondition.REQUESTED_ONLY: _requested_only,
+    XidCondition.ANNOUNCES: _announces,
+    XidCondition.STUCK: _stuck,
+    XidCondition.SAME_PLACE: _same_place,
+    XidCondition.ACROSS_WORKLOADS: _across_workloads,
+    XidCondition.WITH_REPLAYS: _with_replays,
+    XidCondition.ON_REPEAT: _on_repeat,
+    XidCondition.REMAP_PENDING: _remap_pending,
+    XidCondition.CONTAINED: _contained,
+    XidCondition.REMAP_FAILED: _remap_failed,
+    XidCondition.LOST_AGAIN: _lost_again,
+    XidCondition.LINK_REGISTERS: _link_registers,
+    XidCondition.LINK_WORDS: _link_words,
+    XidCondition.LINKS_DOWN: _links_down,
+    XidCondition.RESET_PENDING: _reset_pending,
+    XidCondition.DRAM_OF_48: _dram_of_48,
+    XidCondition.SRAM_OF_48: _sram_of_48,
+    XidCondition.CAPACITY_CUT: _capacity_cut,
+    XidCondition.CANCELLED: _cancelled,
 }
-"""By condition; every one is here."""
+"""Functions of all conditions."""

@@ -1,10 +1,8 @@
-"""What a line of the kernel log says of NVIDIA's devices.
+"""Kernel log lines about NVIDIA's devices: patterns for the log reader, and parsed values.
 
-Owns the values that a line becomes, and the parsing of texts; which lines are looked for is
-agent.health.gpu.xid.patterns, and what a line means for a device is the rules' to say.
+The language of the patterns is described in agent.health.kernel_log.patterns.
 
-Sources of the shapes: NVIDIA's open kernel modules (kernel_rc.c, osinit.c), the XID catalogue, and lines that
-operators have published.
+Sources: NVIDIA's open kernel modules (kernel_rc.c, osinit.c), its XID catalog, and published lines.
 """
 
 import re
@@ -12,96 +10,135 @@ from collections.abc import Callable
 from functools import partial
 from typing import Final, NamedTuple
 
-from agent.health.gpu.xid import patterns as log_patterns
-from agent.health.gpu.xid.nvlink4 import LinkFault
-from agent.health.gpu.xid.nvlink5 import CODES as NVLINK5_CODES
-from agent.health.gpu.xid.nvlink5 import Nvlink5Status
-from agent.health.gpu.xid.recovery import RecoveryAction
-from agent.health.kernel_log.pattern import compile_pattern
+from agent.health.gpu.xid.nvlink import NVLINK5_CODES, LinkRegisters, Nvlink5Status
+from agent.health.gpu.xid.values import RecoveryAction
+from agent.health.kernel_log.patterns import compile_pattern
 from agent.model.gpu import WHOLE_GPU
 
+_XID_HEADS: Final = (
+    "NVRM: Xid (PCI:%b): ",
+    "NVRM: Xid (PCI:%b GPU-I:%d): ",
+    "NVRM: Xid (PCI:%b GPU-I:%d GPU-CI:%d): ",
+    "NVRM: Xid (%b): ",  # drivers before 2015
+)
+_XID_TAILS: Final = (
+    "154, %*changed from %x%*) to %x%*",
+    "%d, %w%*Link %*(%x %x%*",  # NVLink 5: unit, interrupt info and error status decide
+    "74, %*link %d(%x, %x, %x, %x, %x%*",
+    "13, %*(GPC %*",  # a pattern of its own, because later lines of this XID name no location
+    "%d, %*",
+)
+XID_PATTERNS: Final = tuple(head + tail for head in _XID_HEADS for tail in _XID_TAILS)
+SXID_PATTERNS: Final = (
+    "nvidia-nvswitch%d: SXid (PCI:%b): %d, Fatal, %*",
+    "nvidia-nvswitch%d: SXid (PCI:%b): %d, Non-fatal, %*",
+)
+LOST_PATTERNS: Final = (
+    "NVRM: GPU %b: GPU has fallen off the bus%*",
+    "NVRM: GPU at PCI:%b: GPU has fallen off the bus%*",
+    "NVRM: GPU at PCI:%b has fallen off the bus%*",
+    "NVRM: GPU at %b has fallen off the bus%*",
+    "NVRM: The NVIDIA GPU %b%*fallen off the bus%*",  # three lines in one record
+)
+INIT_FAILED_PATTERNS: Final = ("NVRM: GPU %b: RmInitAdapter failed%*", "NVRM: RmInitAdapter failed%*")
+MISMATCH_PATTERNS: Final = ("NVRM: API mismatch: %*",)
+LINK_SETUP_PATTERNS: Final = (
+    "NVRM: %*knvlinkDiscoverPostRxDetLinks%*failed%*",
+    "NVRM: %*knvlinkUpdatePostRxDetectLinkMask%*Failed%*",
+)
+PATTERNS: Final = (
+    *XID_PATTERNS,
+    *SXID_PATTERNS,
+    *LOST_PATTERNS,
+    *INIT_FAILED_PATTERNS,
+    *MISMATCH_PATTERNS,
+    *LINK_SETUP_PATTERNS,
+)
+"""Patterns for the kernel log reader, in order."""
 
-class Place(NamedTuple):
-    """Where on the chip a program faulted."""
+
+class XidLocation(NamedTuple):
+    """Location on the chip where a program faulted."""
 
     gpc: int
     tpc: int
 
 
 class XidLine(NamedTuple):
-    """An XID."""
+    """Line of an XID."""
 
     bus: str
     """PCI address, ``0000:3b:00.0``."""
     code: int
     gi: int = WHOLE_GPU
-    """MIG instance that it names, or WHOLE_GPU; so ``ci``."""
+    """GPU instance of the line, or WHOLE_GPU."""
     ci: int = WHOLE_GPU
+    """Compute instance of the line, or WHOLE_GPU."""
     pid: int | None = None
     process: str = ""
-    """Empty if the line does not know it."""
+    """Name of the process; empty if the driver does not know it."""
     detail: str = ""
-    """The driver's text after all that."""
+    """Rest of the driver's text."""
     root: int | None = None
-    """The XID that this one says it was caused by."""
-    place: Place | None = None
-    """Of XID 13."""
+    """XID that the line names as the cause."""
+    location: XidLocation | None = None
+    """Location of an XID 13."""
     action: RecoveryAction | None = None
-    """The new one of XID 154."""
+    """New recovery action of an XID 154."""
     nvlink5: Nvlink5Status | None = None
-    """Of XID 144 to 150."""
-    nvlink4: LinkFault | None = None
-    """Of XID 74."""
+    """Error words of an XID 144 to 150."""
+    nvlink4: LinkRegisters | None = None
+    """Registers of an XID 74."""
 
 
 class SxidLine(NamedTuple):
-    """An error of an NVSwitch."""
+    """Line of an NVSwitch error."""
 
     switch: int
-    """Its number, as in ``nvidia-nvswitch3``."""
+    """Number of the switch, as in ``nvidia-nvswitch3``."""
     bus: str
     code: int
     fatal: bool
-    """The line's own word."""
+    """Whether the line contains ``Fatal``, not ``Non-fatal``."""
     link: int | None
     detail: str
 
 
 class LostLine(NamedTuple):
-    """A GPU has fallen off the bus, in a line that is no XID; the same as XID 79."""
+    """Line "GPU has fallen off the bus", which accompanies XID 79."""
 
     bus: str
 
 
 class InitFailedLine(NamedTuple):
-    """The driver could not initialise a GPU."""
+    """Line of a driver that could not initialise a GPU."""
 
     bus: str
-    """Empty in lines of old drivers."""
+    """PCI address; empty in lines of old drivers."""
     status: str
-    """The driver's numbers for it, ``0x62:0xffff:1863``; empty if there are none."""
+    """The driver's error numbers, ``0x62:0xffff:1863``; can be empty."""
 
 
 class MismatchLine(NamedTuple):
-    """A program's driver library is of another version than the loaded module."""
+    """Line about a program whose driver library has another version than the loaded module."""
 
     client: str
     module: str
 
 
 class LinkSetupLine(NamedTuple):
-    """The driver cannot find out which NVLinks came up; when it repeats this, NVML soon hangs."""
+    """Line of a driver that cannot determine which NVLinks are up; if it repeats, NVML soon hangs."""
 
     detail: str
 
 
-class Unparsed(NamedTuple):
-    """A line that no pattern takes, or that a pattern takes and says nothing."""
+class UnparsedLine(NamedTuple):
+    """Line that matches no pattern, or whose values cannot be parsed."""
 
     text: str
 
 
-Line = XidLine | SxidLine | LostLine | InitFailedLine | MismatchLine | LinkSetupLine | Unparsed
+ParsedLine = XidLine | SxidLine | LostLine | InitFailedLine | MismatchLine | LinkSetupLine | UnparsedLine
 
 
 _BUS: Final = r"[0-9a-fA-F]{4,8}:[0-9a-fA-F]{2}:[0-9a-fA-F]{2}(?:\.[0-7])?"
@@ -113,7 +150,7 @@ _XID: Final = re.compile(
     re.DOTALL,
 )
 _ROOT: Final = re.compile(r" caused by previous Xid ([0-9]{1,9})")
-_PLACE: Final = re.compile(r"\(GPC ([0-9]{1,4}), TPC ([0-9]{1,4})")
+_LOCATION: Final = re.compile(r"\(GPC ([0-9]{1,4}), TPC ([0-9]{1,4})")
 _ACTION: Final = re.compile(r"changed from 0x[0-9a-fA-F]{1,8} \([^)]*\) to 0x([0-9a-fA-F]{1,8})\b")
 _NVLINK5: Final = re.compile(
     r"(?P<unit>[^()]+?) +(?P<word>Fatal|Nonfatal|Non-fatal)?[^()]*\bLink +(?P<link>-?[0-9]{1,4}) *"
@@ -126,7 +163,10 @@ _STATUS: Final = re.compile(r"\(([0-9a-fA-Fx:]{1,40})\)")
 
 
 def normal_bus(text: str) -> str:
-    """``PCI:00000000:3B:00`` as sysfs spells it, ``0000:3b:00.0``; what is no PCI address, unchanged."""
+    """Return a PCI address in the form of sysfs: ``PCI:00000000:3B:00`` becomes ``0000:3b:00.0``.
+
+    Other texts are returned unchanged.
+    """
     bus = text.removeprefix("PCI:")
     if not re.fullmatch(_BUS, bus):
         return text
@@ -148,20 +188,22 @@ def _nvlink5(detail: str) -> Nvlink5Status | None:
     return Nvlink5Status(found["unit"], fatal, int(found["link"]), *words)
 
 
-def _nvlink4(detail: str) -> LinkFault | None:
+def _nvlink4(detail: str) -> LinkRegisters | None:
     found = _NVLINK4.search(detail)
-    return LinkFault(int(found[1]), tuple(int(word, 16) for word in found[2].split(","))) if found else None
+    return (
+        LinkRegisters(int(found[1]), tuple(int(word, 16) for word in found[2].split(","))) if found else None
+    )
 
 
-def _xid(_: re.Match[str], text: str) -> Line:
+def _xid(_: re.Match[str], text: str) -> ParsedLine:
     found = _XID.match(text)
     if found is None:
-        return Unparsed(text)
+        return UnparsedLine(text)
     code, detail = int(found["code"]), found["detail"].strip()
     gi, ci = _int(found["gi"]), _int(found["ci"])
     process = found["process"] or ""
     root = _ROOT.search(detail)
-    place = _PLACE.search(detail) if code == 13 else None
+    place = _LOCATION.search(detail) if code == 13 else None
     action = _ACTION.search(detail) if code == 154 else None
     return XidLine(
         bus=normal_bus(found["bus"]),
@@ -172,64 +214,64 @@ def _xid(_: re.Match[str], text: str) -> Line:
         process="" if process.startswith("<") else process,
         detail=detail,
         root=_int(root[1]) if root else None,
-        place=Place(int(place[1]), int(place[2])) if place else None,
+        location=XidLocation(int(place[1]), int(place[2])) if place else None,
         action=RecoveryAction(int(action[1], 16)) if action else None,
         nvlink5=_nvlink5(detail) if code in NVLINK5_CODES else None,
         nvlink4=_nvlink4(detail) if code == 74 else None,
     )
 
 
-def _sxid(match: re.Match[str], text: str, *, fatal: bool) -> Line:
+def _sxid(match: re.Match[str], text: str, *, fatal: bool) -> ParsedLine:
     switch, code = _int(match[1]), _int(match[3])
     if switch is None or code is None:
-        return Unparsed(text)
+        return UnparsedLine(text)
     found = _LINK.match(match[4])
     link = _int(found[1]) if found else None
     return SxidLine(switch, normal_bus(match[2]), code, fatal, link, match[4].strip())
 
 
-def _lost(match: re.Match[str], _: str) -> Line:
+def _lost(match: re.Match[str], _: str) -> ParsedLine:
     return LostLine(normal_bus(match[1]))
 
 
-def _init_failed(_: re.Match[str], text: str) -> Line:
+def _init_failed(_: re.Match[str], text: str) -> ParsedLine:
     bus, status = re.match(f"NVRM: GPU ({_BUS})", text), _STATUS.search(text)
     return InitFailedLine(normal_bus(bus[1]) if bus else "", status[1] if status else "")
 
 
-def _mismatch(match: re.Match[str], text: str) -> Line:
+def _mismatch(match: re.Match[str], text: str) -> ParsedLine:
     versions = _VERSION.findall(match[1])
-    return MismatchLine(versions[0], versions[1]) if len(versions) == 2 else Unparsed(text)
+    return MismatchLine(versions[0], versions[1]) if len(versions) == 2 else UnparsedLine(text)
 
 
-def _link_setup(_: re.Match[str], text: str) -> Line:
+def _link_setup(_: re.Match[str], text: str) -> ParsedLine:
     return LinkSetupLine(text.removeprefix("NVRM: ").strip())
 
 
-_Parser = Callable[[re.Match[str], str], Line]
+_Parser = Callable[[re.Match[str], str], ParsedLine]
 _TABLE: Final[tuple[tuple[re.Pattern[str], _Parser], ...]] = tuple(
     (compile_pattern(pattern), parser)
     for patterns, parser in (
-        (log_patterns.XID, _xid),
-        (log_patterns.SXID[:1], partial(_sxid, fatal=True)),
-        (log_patterns.SXID[1:], partial(_sxid, fatal=False)),
-        (log_patterns.LOST, _lost),
-        (log_patterns.INIT_FAILED, _init_failed),
-        (log_patterns.MISMATCH, _mismatch),
-        (log_patterns.LINK_SETUP, _link_setup),
+        (XID_PATTERNS, _xid),
+        (SXID_PATTERNS[:1], partial(_sxid, fatal=True)),
+        (SXID_PATTERNS[1:], partial(_sxid, fatal=False)),
+        (LOST_PATTERNS, _lost),
+        (INIT_FAILED_PATTERNS, _init_failed),
+        (MISMATCH_PATTERNS, _mismatch),
+        (LINK_SETUP_PATTERNS, _link_setup),
     )
     for pattern in patterns
 )
 
 
-def parse(text: str) -> Line:
-    """What a message of the kernel log says. Total: a line that says nothing is Unparsed.
+def parse(text: str) -> ParsedLine:
+    """Parse a message of the kernel log. Never raises.
 
     Args:
-        text: As /dev/kmsg gives it, without the prefix; a line break within a record is ``\\x0a`` there.
+        text: Message as in /dev/kmsg, without the prefix; a line break within a record is ``\\x0a`` there.
     """
     text = text.replace("\\x0a", "\n")
     for pattern, parser in _TABLE:
         if match := pattern.match(text):
             return parser(match, text)
-    return Unparsed(text)
+    return UnparsedLine(text)

@@ -1,34 +1,33 @@
-"""Every SXid, the errors that NVSwitches report, as one table.
+"""Table of all SXids, the errors that NVSwitches report, with the scope of each.
 
-The table says how far an error reaches, and whether it is one; the words are the field's. How an error is
-judged is agent.health.gpu.xid.sxid_rules.
+The decision on an SXid is in agent.health.gpu.xid.rules.
 
-Sources: NVIDIA's Fabric Manager user guide, its appendix of NVSwitch errors.
+Source: NVIDIA's Fabric Manager user guide, appendix of NVSwitch errors.
 """
 
 from enum import StrEnum
 from typing import Final, NamedTuple
 
 
-class Scope(StrEnum):
-    """How far an error reaches."""
+class SxidScope(StrEnum):
+    """Scope of an error."""
 
     PORT = "port"
     """The link of one port, and the GPU at its end."""
     FABRIC = "fabric-wide"
     """Every GPU that the switch connects."""
     NON_FATAL = "non-fatal"
-    """Corrected, or of no consequence."""
+    """Nothing: the error was corrected, or has no consequence."""
     UNLISTED = "not listed"
-    """A newer driver's."""
+    """Unknown scope: the code comes from a newer driver."""
 
 
 class SxidRow(NamedTuple):
-    """One code."""
+    """Row of one SXid."""
 
     code: int
-    what: str
-    scope: Scope
+    meaning: str
+    scope: SxidScope
 
 
 _CORRECTED: Final = "corrected one-bit ECC errors"
@@ -90,14 +89,18 @@ _NON_FATAL: Final = {
 SXIDS: Final = {
     row.code: row
     for row in sorted(
-        SxidRow(code, what, scope)
-        for scope, table in ((Scope.FABRIC, _FABRIC), (Scope.PORT, _PORT), (Scope.NON_FATAL, _NON_FATAL))
-        for code, what in table.items()
+        SxidRow(code, meaning, scope)
+        for scope, table in (
+            (SxidScope.FABRIC, _FABRIC),
+            (SxidScope.PORT, _PORT),
+            (SxidScope.NON_FATAL, _NON_FATAL),
+        )
+        for code, meaning in table.items()
     )
 }
-"""Every row by its code, in order."""
+"""Rows by code, in order."""
 
 
 def row_of(code: int) -> SxidRow:
-    """The row of a code; one that is not listed is never silently benign."""
-    return SXIDS.get(code) or SxidRow(code, "unknown to this version", Scope.UNLISTED)
+    """Return the row of a code; a code that is not listed gets a row that is not benign."""
+    return SXIDS.get(code) or SxidRow(code, "unknown to this version", SxidScope.UNLISTED)

@@ -1,48 +1,57 @@
-"""Every XID that NVIDIA's drivers report, as one table.
+"""Table of all XIDs that NVIDIA's drivers report.
 
-Facts of each code and the mark that it carries; how a mark and its condition are judged against a GPU's
-state is agent.health.gpu.xid.rules. The four letters of a row answer: is restarting the program enough, is a
-GPU reset, is a reboot, is hardware suspected? (y)es, (n)o, (m)aybe, (-) nothing is needed, (?) nobody says,
-(t) the text says.
+The decision on an XID, from its row and the GPU's state, is in agent.health.gpu.xid.rules. The four letters
+of a row answer: is restarting the program enough, is a GPU reset enough, is a reboot enough, is hardware
+suspected? (y)es, (n)o, (m)aybe, (-) nothing is needed, (?) not known, (t) see the text of the XID.
 
-Sources: NVIDIA's XID catalogue and what other agents make of it, where they agree.
+Sources: NVIDIA's XID catalog, and other agents where they agree with it.
 """
 
 from typing import Final
 
-from agent.health.gpu.xid.words import Advice, Condition, Grade, Mark, XidClass, XidRow, mends
+from agent.health.gpu.xid.values import (
+    Mark,
+    XidAdvice,
+    XidClass,
+    XidCondition,
+    XidGrade,
+    XidRow,
+    parse_repairs,
+)
 from agent.model.faults import Cure
 from agent.model.health import Blame
 
 
 def _row(
     code: int,
-    what: XidClass,
+    xid_class: XidClass,
     meaning: str,
-    grade: Grade,
+    grade: XidGrade,
     letters: str,
     mark: Mark,
-    condition: Condition,
+    condition: XidCondition,
     cure: Cure,
     blame: Blame,
-    advice: Advice,
+    advice: XidAdvice,
 ) -> XidRow:
-    return XidRow(code, what, meaning, grade, mends(letters), mark, condition, cure, blame, advice)
+    return XidRow(
+        code, xid_class, meaning, grade, parse_repairs(letters), mark, condition, cure, blame, advice
+    )
 
 
-def _program(what: XidClass, engine: str, *codes: int, first: int = 0) -> list[XidRow]:
-    """The same fault of several engines of one kind, numbered from ``first``."""
+def _program(xid_class: XidClass, engine: str, *codes: int, first: int = 0) -> list[XidRow]:
+    """Return rows for the fault of several engines of one kind, numbered from ``first``."""
     return [
-        _row(code, what, f"{engine} {number} fault", Grade.WARN, "yyyn", Mark.NEVER, Condition.PLAIN,
-             Cure.EXPIRES, Blame.WORKLOAD, Advice.CHECK_WORKLOAD)
+        _row(code, xid_class, f"{engine} {number} fault", XidGrade.WARN, "yyyn", Mark.NEVER,
+             XidCondition.PLAIN, Cure.EXPIRES, Blame.WORKLOAD, XidAdvice.CHECK_WORKLOAD)
         for number, code in enumerate(codes, first)
     ]  # fmt: skip
 
 
 # fmt: off
-_C, _G, _X = Condition, Grade, XidClass
+_C, _G, _X = XidCondition, XidGrade, XidClass
 _HARDWARE, _DRIVER, _WORKLOAD, _SETUP = Blame.HARDWARE, Blame.DRIVER, Blame.WORKLOAD, Blame.CONFIGURATION
-_A = Advice
+_A = XidAdvice
 
 _YES, _COND, _NO = Mark.ALWAYS, Mark.CONDITIONAL, Mark.NEVER
 _EXPIRES, _ACTION, _RESET, _REBOOT = Cure.EXPIRES, Cure.ACTION, Cure.RESET, Cure.REBOOT
@@ -93,11 +102,11 @@ CONDITIONAL: Final = (
          _C.REMAP_PENDING, _ACTION, _HARDWARE, _A.RESET_LATER),
     _row(74, _X.NVLINK, "NVLink fault", _G.ERROR, "nyym", _COND, _C.LINK_REGISTERS,
          _ACTION, _HARDWARE, _A.CHECK_LINKS),
-    _row(94, _X.MEMORY, "contained memory error: only its program was hurt", _G.ERROR, "yyym", _COND,
+    _row(94, _X.MEMORY, "contained memory error: only its program was affected", _G.ERROR, "yyym", _COND,
          _C.CONTAINED, _ACTION, _HARDWARE, _A.RESET_GPU),
     _row(109, _X.GPU, "a context switch did not finish", _G.ERROR, "nyym", _COND, _C.STUCK,
          _ACTION, _DRIVER, _A.RESET_GPU),
-    _row(142, _X.MEDIA, "video encoder 3 fault", _G.WARN, "mmmm", _COND, _C.DEFERS,
+    _row(142, _X.MEDIA, "video encoder 3 fault", _G.WARN, "mmmm", _COND, _C.RECOVERY_ACTION,
          _ACTION, _DRIVER, _A.FOLLOW_ACTION),
     _row(144, _X.NVLINK5, "NVLink SAW fault", _G.ERROR, "myym", _COND, _C.LINK_WORDS,
          _ACTION, _HARDWARE, _A.RESET_GPU),
@@ -107,19 +116,19 @@ CONDITIONAL: Final = (
          _ACTION, _HARDWARE, _A.RESET_GPU),
     _row(149, _X.NVLINK5, "NVLink down, or its error rate too high", _G.FATAL, "myym", _COND, _C.LINK_WORDS,
          _ACTION, _HARDWARE, _A.CHECK_LINKS),
-    _row(154, _X.META, "the driver asks for a recovery action", _G.BY_TEXT, "tttn", _COND, _C.ANNOUNCES,
+    _row(154, _X.META, "the driver requests a recovery action", _G.BY_TEXT, "tttn", _COND, _C.ANNOUNCES,
          _ACTION, _DRIVER, _A.FOLLOW_ACTION),
     _row(155, _X.NVLINK, "software brought NVLink down", _G.ERROR, "nyym", _COND, _C.LINKS_DOWN,
          Cure.LINKS_UP, _SETUP, _A.CHECK_LINKS),
     _row(156, _X.MEMORY, "a faulty resource retires at the next reset", _G.ERROR, "nyyn", _COND,
          _C.RESET_PENDING, Cure.NOTHING_PENDING, _HARDWARE, _A.RESET_GPU),
-    _row(159, _X.C2C, "fault of the coherent interface", _G.WARN, "myyn", _COND, _C.DEFERS,
+    _row(159, _X.C2C, "fault of the coherent interface", _G.WARN, "myyn", _COND, _C.RECOVERY_ACTION,
          _ACTION, _HARDWARE, _A.FOLLOW_ACTION),
     _row(166, _X.NVLINK, "encrypted NVLink traffic before the link was set up", _G.ERROR, "myyn", _COND,
-         _C.DEFERS, _ACTION, _SETUP, _A.FOLLOW_ACTION),
+         _C.RECOVERY_ACTION, _ACTION, _SETUP, _A.FOLLOW_ACTION),
     _row(168, _X.MEMORY, "bad memory in a protected region, capacity cut", _G.ERROR, "nmym", _COND,
          _C.CAPACITY_CUT, _ACTION, _HARDWARE, _A.ENABLE_ECC),
-    _row(170, _X.NVLINK, "interrupt of an encrypted NVLink", _G.WARN, "myyn", _COND, _C.DEFERS,
+    _row(170, _X.NVLINK, "interrupt of an encrypted NVLink", _G.WARN, "myyn", _COND, _C.RECOVERY_ACTION,
          _ACTION, _SETUP, _A.FOLLOW_ACTION),
     _row(171, _X.MEMORY, "uncorrectable error in DRAM", _G.ERROR, "nyym", _COND, _C.DRAM_OF_48,
          _ACTION, _HARDWARE, _A.RESET_GPU),
@@ -128,7 +137,7 @@ CONDITIONAL: Final = (
 )
 
 NEVER: Final = (
-    # --- what a program did
+    # --- caused by a program
     _row(8, _X.APP, "a channel made no progress in time", _G.WARN, "yyyn", _NO, _C.PLAIN,
          _EXPIRES, _WORKLOAD, _A.CHECK_WORKLOAD),
     _row(11, _X.APP, "bad command stream for the graphics engine", _G.WARN, "yyyn", _NO, _C.PLAIN,
@@ -158,22 +167,22 @@ NEVER: Final = (
     *_program(_X.APP, "copy engine", 39, 40, 41, 70, 71, 72, 75, 76, 77, 85, *range(126, 136)),
     _row(60, _X.MEDIA, "SEC2 or video processor fault", _G.WARN, "yyyn", _NO, _C.PLAIN,
          _EXPIRES, _WORKLOAD, _A.CHECK_WORKLOAD),
-    *(row._replace(condition=_C.ASKS) for row in _program(_X.MEDIA, "video decoder", 68)),
+    *(row._replace(condition=_C.REQUESTED_ONLY) for row in _program(_X.MEDIA, "video decoder", 68)),
     *_program(_X.MEDIA, "video decoder", 83, 84, 88, 89, 96, 97, 98, first=1),
     *_program(_X.MEDIA, "JPEG engine", 82, *range(99, 106)),
     *_program(_X.MEDIA, "optical-flow engine", 86, 139),
-    # --- the driver and its firmware
+    # --- caused by the driver or its firmware
     _row(37, _X.FIRMWARE, "context-switch firmware got an unknown method", _G.INFO, "----", _NO, _C.PLAIN,
          _EXPIRES, _DRIVER, _A.NOTHING),
-    _row(38, _X.FIRMWARE, "watchdog of the context-switch firmware", _G.WARN, "----", _NO, _C.ASKS,
+    _row(38, _X.FIRMWARE, "watchdog of the context-switch firmware", _G.WARN, "----", _NO, _C.REQUESTED_ONLY,
          _EXPIRES, _DRIVER, _A.WATCH),
-    _row(44, _X.FIRMWARE, "graphics fault during a context switch", _G.WARN, "----", _NO, _C.ASKS,
+    _row(44, _X.FIRMWARE, "graphics fault during a context switch", _G.WARN, "----", _NO, _C.REQUESTED_ONLY,
          _EXPIRES, _DRIVER, _A.WATCH),
     _row(66, _X.HOST, "illegal register access by the driver", _G.INFO, "----", _NO, _C.PLAIN,
          _EXPIRES, _DRIVER, _A.NOTHING),
     _row(67, _X.HOST, "driver violation in the context-switch unit", _G.INFO, "----", _NO, _C.PLAIN,
          _EXPIRES, _DRIVER, _A.NOTHING),
-    # --- how it is set up
+    # --- caused by the configuration
     _row(14, _X.HOST, "fault injected for a test", _G.INFO, "----", _NO, _C.PLAIN,
          _EXPIRES, _SETUP, _A.NOTHING),
     _row(78, _X.HOST, "a vGPU could not start: guest and host do not match", _G.ERROR, "nnnn", _NO, _C.PLAIN,
@@ -182,7 +191,7 @@ NEVER: Final = (
          _EXPIRES, _SETUP, _A.NOTHING),
     _row(107, _X.HOST, "silent test message of out-of-band management", _G.INFO, "----", _NO, _C.PLAIN,
          _EXPIRES, _SETUP, _A.NOTHING),
-    # --- hardware that still does its work
+    # --- caused by hardware that still works
     _row(92, _X.MEMORY, "many one-bit memory errors", _G.WARN, "----", _NO, _C.PLAIN,
          _EXPIRES, _HARDWARE, _A.WATCH),
     _row(93, _X.MEMORY, "too many writes to the InfoROM", _G.INFO, "----", _NO, _C.PLAIN,
@@ -193,19 +202,19 @@ NEVER: Final = (
          _EXPIRES, _HARDWARE, _A.WATCH),
     _row(148, _X.NVLINK5, "NVLink NVLPW event", _G.WARN, "----", _NO, _C.LINK_WORDS,
          _EXPIRES, _HARDWARE, _A.WATCH),
-    _row(157, _X.MEMORY, "nothing is left to retire", _G.WARN, "-nnm", _NO, _C.WARNS,
+    _row(157, _X.MEMORY, "nothing is left to retire", _G.WARN, "-nnm", _NO, _C.ALWAYS_DEGRADED,
          _RESET, _HARDWARE, _A.PLAN_REPLACE),
     _row(160, _X.MEMORY, "a memory channel was retired", _G.INFO, "-yyn", _NO, _C.PLAIN,
          _EXPIRES, _HARDWARE, _A.WATCH),
-    _row(161, _X.MEMORY, "a memory channel could not be retired", _G.WARN, "-nnm", _NO, _C.WARNS,
+    _row(161, _X.MEMORY, "a memory channel could not be retired", _G.WARN, "-nnm", _NO, _C.ALWAYS_DEGRADED,
          _RESET, _HARDWARE, _A.PLAN_REPLACE),
     _row(162, _X.POWER, "power smoothing works again", _G.INFO, "----", _NO, _C.PLAIN,
          _EXPIRES, _HARDWARE, _A.NOTHING),
     _row(163, _X.POWER, "power smoothing switched off by heat or timeout", _G.WARN, "nyyn", _NO, _C.CANCELLED,
          _RESET, _HARDWARE, _A.CHECK_COOLING),
-    _row(164, _X.POWER, "power smoothing is nearly worn out", _G.WARN, "nnny", _NO, _C.WARNS,
+    _row(164, _X.POWER, "power smoothing is nearly worn out", _G.WARN, "nnny", _NO, _C.ALWAYS_DEGRADED,
          Cure.REPLACE, _HARDWARE, _A.PLAN_REPLACE),
-    _row(165, _X.POWER, "power smoothing is worn out", _G.WARN, "nnny", _NO, _C.WARNS,
+    _row(165, _X.POWER, "power smoothing is worn out", _G.WARN, "nnny", _NO, _C.ALWAYS_DEGRADED,
          Cure.REPLACE, _HARDWARE, _A.PLAN_REPLACE),
 )
 
@@ -233,7 +242,7 @@ _RETIRED: Final = {
     138: "deep-learning accelerator fault", 152: "deep-learning accelerator SMMU fault",
     153: "deep-learning accelerator timeout",
 }
-_RETIRED_HARMLESS: Final = (152, 153)  # the catalogue asks for nothing, and says so
+_RETIRED_HARMLESS: Final = (152, 153)  # NVIDIA's catalog states that nothing is needed
 
 RETIRED: Final = tuple(
     _row(code, _X.UNUSED, meaning, _G.INFO, "----" if code in _RETIRED_HARMLESS else "????", _COND,
@@ -243,15 +252,15 @@ RETIRED: Final = tuple(
 # fmt: on
 
 XIDS: Final = {row.code: row for row in sorted((*ALWAYS, *CONDITIONAL, *NEVER, *RETIRED))}
-"""Every row by its code, in order."""
+"""Rows by code, in order."""
 
 CANCELS: Final = {162: 163}
-"""An XID that says that another is over."""
+"""XIDs that report the end of another XID."""
 
 
 def row_of(code: int) -> XidRow:
-    """The row of a code; a code that no row has is never silently benign."""
+    """Return the row of a code; a code that is not listed gets a row that is not benign."""
     return XIDS.get(code) or XidRow(
-        code, XidClass.META, "unknown to this version", Grade.WARN, mends("????"), Mark.CONDITIONAL,
-        Condition.UNLISTED, Cure.ACTION, Blame.DRIVER, Advice.FOLLOW_ACTION,
+        code, XidClass.META, "unknown to this version", XidGrade.WARN, parse_repairs("????"),
+        Mark.CONDITIONAL, XidCondition.UNLISTED, Cure.ACTION, Blame.DRIVER, XidAdvice.FOLLOW_ACTION,
     )  # fmt: skip

@@ -1,63 +1,269 @@
-"""What can be wrong with the cgroups of pods; that they ran into limits is
-agent.health.host.cgroup.limit_rules'.
+"""Rules for the cgroups of pods: limits of memory and hugepages, CPU throttling, frozen containers.
 
-Notes, for people: how pods fare is no device's fault. What a pod has not enough of is a word on those of its
-devices that give it, too. More than a word is one thing: time that was kept from a container on CPUs that are
-its alone.
+They return notes for operators: a pod at its limits is not a fault of a device. What a pod lacks is also
+listed, as ``info``, on the devices that provide it. Only throttling on exclusive CPUs makes a device
+degraded.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import wraps
 from typing import Final
 
-from agent.devices.inventory import Kind
-from agent.health.catalog import Rule
-from agent.health.host.cgroup.limit_rules import HUGETLB_LIMIT_RULE, MEMORY_LIMIT_RULES
-from agent.health.host.cgroup.view import GroupView
-from agent.health.host.cgroup.words import once
-from agent.health.rules import OK, RuleNotEvaluated, RuleResult
+from agent.devices.inventory import Kind, size_name
+from agent.health.host.cgroup.state import MEMORY_WINDOW_S, GroupView
+from agent.health.rules import OK, Rule, RuleNotEvaluated, RuleResult
+from agent.model.cgroup import NO_LIMIT
 from agent.model.cpuset import format_cpus
 from agent.model.health import Blame, Finding, Severity
-from agent.model.reading import Absence, Missing
+from agent.model.reading import Absence, Missing, Reading
+from agent.model.snapshot import HugetlbSample
 from agent.model.time import NS
 from agent.model.wake import Field, Wake
 
-PERIODS: Final = 20
-"""Of fewer CPU periods, two seconds' worth of 100 ms each, a share says nothing."""
-EXCLUSIVE_LOOKS: Final = 2
-"""A quota that is taken back right after the start, as the kubelet may, throttles within one look."""
+
+def unless_in_container(evaluate: Callable[[GroupView], RuleResult]) -> Callable[[GroupView], RuleResult]:
+    """Drop a pod's finding if one of its containers has it too: most counters of a container include in its
+    pod.
+    """
+
+    @wraps(evaluate)
+    def evaluate_once(view: GroupView) -> RuleResult:
+        result = evaluate(view)
+        if not isinstance(result, Finding):
+            return result
+        in_container = any(isinstance(evaluate(container), Finding) for container in view.containers)
+        return OK if in_container else result
+
+    return evaluate_once
+
+
+def _bytes(value: int) -> str:
+    for factor, unit in ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")):
+        if value >= factor and value % factor == 0:
+            return f"{value // factor} {unit}"
+    return f"{value} B"
+
+
+def limit_text(*limits: Reading) -> str:
+    """Return the lowest of the limits in brackets: `` (limit 8 MiB)``; empty if there is none."""
+    finite = [limit for limit in limits if isinstance(limit, int) and limit != NO_LIMIT]
+    return f" (limit {_bytes(min(finite))})" if finite else ""
+
+
+MIN_LIMIT_EVENTS: Final = 10
+"""Number of events within MEMORY_WINDOW_S from which a limit counts as hit."""
+
+
+def _limit_wake(field: Field) -> Wake:
+    return Wake(field, MIN_LIMIT_EVENTS, MEMORY_WINDOW_S * NS)
+
+
+def _size_limit(view: GroupView, index: int, limits: Callable[[HugetlbSample], tuple[Reading, ...]]) -> str:
+    """Return the container's own limit of a hugepage size, else its pod's."""
+    own = limit_text(*limits(view.group.hugetlb[index]))
+    if own or view.pod is None or index >= len(view.pod.hugetlb):
+        return own
+    return limit_text(*limits(view.pod.hugetlb[index]))
+
+
+def _fault_limits(size: HugetlbSample) -> tuple[Reading, ...]:
+    """Return the limits that a page fault may have hit: v2 does not state which, v1 counts reservations
+    separately.
+    """
+    return (size.max,) if isinstance(size.rsvd_failed, int) else (size.max, size.rsvd_max)
+
+
+def _memory_limit(view: GroupView) -> str:
+    """Return the container's memory limit, else its pod's. Without any, the node or all pods together ran
+    out.
+    """
+    limits = [group.mem_limit for group in (view.group, view.pod) if group is not None]
+    none = " (no limit of its own)" if all(limit == NO_LIMIT for limit in limits) else ""
+    return next(filter(None, map(limit_text, limits)), none)
+
+
+@unless_in_container
+def hugetlb_limit_hit(view: GroupView) -> RuleResult:
+    """A container exceeded its hugepage limit: the allocation was refused (ENOMEM), or the process was killed
+    (SIGBUS).
+
+    Source: ``hugetlb.<size>.events`` max [count]; cgroup v1: ``hugetlb.<size>.failcnt``, at a page fault, and
+    ``hugetlb.<size>.rsvd.failcnt``, at mmap(). v2 counts hits of a pod's limit at the container, v1 at the
+    pod.
+    """
+    parts = []
+    for index, (hits, refusals) in enumerate(zip(view.hits, view.refusals, strict=True)):
+        if not hits and not refusals:
+            continue
+        size = size_name(view.group.hugetlb[index].size_kib)
+        if hits:
+            parts.append(f"{size} pages hit the limit{_size_limit(view, index, _fault_limits)}")
+        if refusals:
+            limit = _size_limit(view, index, lambda sample: (sample.rsvd_max,))
+            parts.append(f"{size} pages could not be reserved, mmap failed with ENOMEM{limit}")
+    if not parts:
+        return OK
+    return Finding("cgroup.hugetlb.max_hit", Severity.INFO, ", ".join(parts))
+
+
+@unless_in_container
+def memory_oom_kill(view: GroupView) -> RuleResult:
+    """The kernel killed processes of a container because memory ran out.
+
+    Source: ``memory.events`` oom_kill [count]; cgroup v1: ``memory.oom_control``. Kills because the whole
+    machine ran out of memory count as well.
+    """
+    if not view.kills:
+        return OK
+    evidence = f"processes were killed: out of memory{_memory_limit(view)}"
+    return Finding("cgroup.memory.oom_kill", Severity.INFO, evidence)
+
+
+@unless_in_container
+def memory_oom(view: GroupView) -> RuleResult:
+    """A container ran out of memory at its limit without a kill: its allocations failed.
+
+    Source: ``memory.events`` oom [count], where oom_kill did not grow; cgroup v1 does not count it.
+    """
+    if not view.ooms or view.kills:
+        return OK
+    evidence = f"out of memory, no process was killed{_memory_limit(view)}"
+    return Finding("cgroup.memory.oom", Severity.INFO, evidence)
+
+
+@unless_in_container
+def memory_at_max(view: GroupView) -> RuleResult:
+    """A container hit its memory limit repeatedly and had to reclaim pages first.
+
+    Source: growth of ``memory.events`` max [count]; cgroup v1: ``memory.failcnt``.
+    """
+    if view.at_max < MIN_LIMIT_EVENTS:
+        return OK
+    evidence = (
+        f"hit its memory limit at least {MIN_LIMIT_EVENTS} times in {MEMORY_WINDOW_S} s{_memory_limit(view)}"
+    )
+    return Finding("cgroup.memory.max", Severity.INFO, evidence)
+
+
+@unless_in_container
+def memory_at_high(view: GroupView) -> RuleResult:
+    """A container exceeded its memory.high repeatedly and was throttled for it.
+
+    Source: growth of ``memory.events`` high [count].
+    """
+    if view.at_high < MIN_LIMIT_EVENTS:
+        return OK
+    evidence = f"above memory.high at least {MIN_LIMIT_EVENTS} times in {MEMORY_WINDOW_S} s"
+    return Finding("cgroup.memory.high", Severity.INFO, evidence)
+
+
+HUGETLB_LIMIT_RULE: Final = Rule(
+    code="cgroup.hugetlb.max_hit",
+    severity=Severity.INFO,
+    blame=Blame.WORKLOAD,
+    source="cgroups",
+    reads=(Field.GROUP_SET, Field.GROUP_HT_EVENTS, Field.GROUP_HT_RSVD_FAILED),
+    threshold="any hit in the last 10 min",
+    why="the allocation failed with ENOMEM, or the process died of SIGBUS",
+    advice="raise the pod's hugepage limit, or let the workload use fewer",
+    evaluate=hugetlb_limit_hit,
+    try_it="in a container, map more hugepages than its limit and touch them",
+)
+MEMORY_LIMIT_RULES: Final = (
+    Rule(
+        code="cgroup.memory.oom_kill",
+        severity=Severity.INFO,
+        blame=Blame.WORKLOAD,
+        source="cgroups",
+        reads=(Field.GROUP_SET, Field.GROUP_MEM_OOM_KILL),
+        threshold="any kill in the last 10 min",
+        why="the work of the process is lost; the container may continue without it",
+        advice="raise the container's memory limit, or let the workload use less",
+        evaluate=memory_oom_kill,
+        try_it="in a container with a memory limit of 64Mi, run: tail /dev/zero",
+    ),
+    Rule(
+        code="cgroup.memory.oom",
+        severity=Severity.INFO,
+        blame=Blame.WORKLOAD,
+        source="cgroups",
+        reads=(Field.GROUP_SET, Field.GROUP_MEM_OOM),
+        threshold="any in the last 10 min, without a kill",
+        why="one of its system calls failed with ENOMEM, which few programs handle",
+        advice="raise the container's memory limit, or let the workload use less",
+        evaluate=memory_oom,
+        try_it="in a container with a memory limit, let a task of oom_score_adj -1000 use more",
+    ),
+    Rule(
+        code="cgroup.memory.max",
+        severity=Severity.INFO,
+        blame=Blame.WORKLOAD,
+        source="cgroups",
+        reads=(_limit_wake(Field.GROUP_MEM_MAX), _limit_wake(Field.GROUP_MEM_FAILCNT)),
+        threshold=f"{MIN_LIMIT_EVENTS} times in {MEMORY_WINDOW_S} s",
+        why="each new page requires reclaiming another: slow, and close to an OOM kill",
+        advice="raise the container's memory limit, or let the workload use less, its page cache included",
+        evaluate=memory_at_max,
+        try_it="in a container with a memory limit, read files that are larger than it",
+    ),
+    Rule(
+        code="cgroup.memory.high",
+        severity=Severity.INFO,
+        blame=Blame.WORKLOAD,
+        source="cgroups",
+        reads=(_limit_wake(Field.GROUP_MEM_HIGH),),
+        threshold=f"{MIN_LIMIT_EVENTS} times in {MEMORY_WINDOW_S} s",
+        why="the kernel delays its processes until it uses less",
+        advice="raise memory.high (see the kubelet's memoryThrottlingFactor), or let the workload use less",
+        evaluate=memory_at_high,
+        try_it="write less than a container uses into its memory.high, and let it allocate",
+    ),
+)
+
+
+MIN_PERIODS: Final = 20
+"""Smallest number of CPU periods for which a share is meaningful: two seconds of 100 ms each."""
+EXCLUSIVE_MIN_EVALUATIONS: Final = 2
+"""Number of evaluations with throttling that make a finding: the kubelet may set and remove a quota right
+after the start, which throttles within one.
+"""
 FROZEN_S: Final = 300
 
-_THROTTLED: Final = Wake(Field.GROUP_CPU_THROTTLED, PERIODS // 4, 60 * NS)
+_THROTTLED: Final = Wake(Field.GROUP_CPU_THROTTLED, MIN_PERIODS // 4, 60 * NS)
 
 
-@once
+@unless_in_container
 def cpu_throttled(view: GroupView) -> RuleResult:
-    """A container used up its quota of CPU time in many of the periods in which it ran.
+    """A container used up its CPU quota in many of the periods in which it ran.
 
     Source: ``cpu.stat`` nr_throttled against nr_periods [count], over the window.
     """
     percent, window_s = view.limits.throttled_percent, view.limits.throttled_window_s
     throttled, periods, _ = view.throttling
-    if periods < PERIODS or throttled * 100 <= percent * periods:
+    if periods < MIN_PERIODS or throttled * 100 <= percent * periods:
         return OK
     evidence = f"throttled in more than {percent} % of its CPU periods in {window_s} s"
     return Finding("cgroup.cpu.throttled", Severity.INFO, evidence)
 
 
-@once
+@unless_in_container
 def cpu_throttled_exclusive(view: GroupView) -> RuleResult:
-    """A container was throttled on CPUs that are its alone.
+    """A container was throttled on its exclusive CPUs.
 
     Source: ``cpu.stat`` nr_throttled [count], over the window; ``cpuset.cpus.effective`` (cgroup v1:
     ``cpuset.effective_cpus``) against the CPUs that drivers declare as exclusive.
     """
-    if not view.exclusive or view.throttling.looks < EXCLUSIVE_LOOKS or isinstance(view.group.cpus, Missing):
+    if (
+        not view.exclusive
+        or view.throttling.evaluations < EXCLUSIVE_MIN_EVALUATIONS
+        or isinstance(view.group.cpus, Missing)
+    ):
         return OK
     evidence = f"throttled on exclusive CPUs {format_cpus(view.group.cpus)}"
     return Finding("cgroup.cpu.throttled_exclusive", Severity.DEGRADED, evidence)
 
 
-@once
+@unless_in_container
 def frozen(view: GroupView) -> RuleResult:
     """A container is frozen.
 
@@ -76,13 +282,13 @@ EXCLUSIVE_THROTTLED: Final = Rule(
     blame=Blame.CONFIGURATION,
     source="cgroups",
     reads=(_THROTTLED, Field.GROUP_CPUS),
-    threshold="any throttled period within the window, in two looks",
-    why="CPUs that are the container's alone stand idle while it has to wait for them",
+    threshold="any throttled period within the window, in two evaluations",
+    why="the container's exclusive CPUs idle while it waits for its quota",
     advice=(
-        "take the quota off the pod and the container: the kubelet does so itself with the feature gate "
-        "DisableCPUQuotaWithExclusiveCPUs, or where a CPU limit is not set"
+        "remove the quota from the pod and the container: the kubelet does so with the feature gate "
+        "DisableCPUQuotaWithExclusiveCPUs, or if no CPU limit is set"
     ),
-    judge=cpu_throttled_exclusive,
+    evaluate=cpu_throttled_exclusive,
     try_it="declare a container's CPUs as exclusive, set its CPU limit below their number, and load them",
 )
 GROUP_RULES: Final = (
@@ -95,11 +301,11 @@ GROUP_RULES: Final = (
         reads=(_THROTTLED,),
         threshold=(
             f"25 % of the periods in 60 s (cgroups.throttled-percent, cgroups.throttled-window), "
-            f"{PERIODS} periods at least"
+            f"{MIN_PERIODS} periods at least"
         ),
-        why="it waits for the rest of each such period, and whoever waits for it too",
-        advice="raise the container's CPU limit or take it away, or let the workload use fewer threads",
-        judge=cpu_throttled,
+        why="the container waits for the rest of each such period",
+        advice="raise or remove the container's CPU limit, or let the workload use fewer threads",
+        evaluate=cpu_throttled,
         try_it="in a container with a CPU limit of 200m, run: timeout 60 sh -c 'while :; do :; done'",
     ),
     EXCLUSIVE_THROTTLED,
@@ -111,18 +317,18 @@ GROUP_RULES: Final = (
         source="cgroups",
         reads=(Field.GROUP_FROZEN,),
         threshold=f"for {FROZEN_S // 60} min",
-        why="none of its processes runs, and it holds its devices all the while",
-        advice="find out who paused it (crictl inspect, ctr task ls), and resume or delete it",
-        judge=frozen,
+        why="none of its processes runs, but it still holds its devices",
+        advice="find out what paused it (crictl inspect, ctr task ls), then resume or delete it",
+        evaluate=frozen,
         raise_ns=FROZEN_S * NS,
         try_it="write 1 to a container's cgroup.freeze (cgroup v1: FROZEN to freezer.state)",
     ),
 )
-LACKED: Final[Mapping[str, Kind]] = {
+AFFECTED_KINDS: Final[Mapping[str, Kind]] = {
     "cgroup.hugetlb.max_hit": Kind.HUGEPAGES,
     "cgroup.memory.oom_kill": Kind.MEMORY,
     "cgroup.memory.oom": Kind.MEMORY,
     "cgroup.memory.max": Kind.MEMORY,
     "cgroup.memory.high": Kind.MEMORY,
 }
-"""By code, of which kind of device it says that a pod has not enough."""
+"""Kind of device that a pod has too little of, by code."""

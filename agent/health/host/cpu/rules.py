@@ -1,16 +1,246 @@
-"""Which CPUs there are, and whether they are those that should be; the rows of all rules of CPUs."""
+"""Rules for CPUs: presence, speed, machine checks, lockups, isolation and SMT."""
 
 from typing import Final
 
-from agent.health.catalog import Rule
-from agent.health.host.cpu.fault_rules import FAULT_RULES
-from agent.health.host.cpu.speed_rules import SPEED_RULES
-from agent.health.host.cpu.state import CpuView, named
-from agent.health.rules import OK, RuleNotApplicable, RuleResult, Unreadable, lacking
-from agent.model.cpuset import cpus_of, format_cpus
+from agent.health.host.cpu.facts import LOCKUP_HELD_S, Cap
+from agent.health.host.cpu.state import CpuView, cpus_text
+from agent.health.kernel_log.values import no_lines_result
+from agent.health.rules import (
+    OK,
+    Growth,
+    Rule,
+    RuleNotApplicable,
+    RuleNotEvaluated,
+    RuleResult,
+    Unreadable,
+    duration,
+    missing_result,
+)
+from agent.model.cpuset import CpuSet, cpus_of, format_cpus
 from agent.model.health import Blame, Finding, Severity
-from agent.model.reading import NEVER_READ, Missing
+from agent.model.reading import NEVER_READ, Absence, Missing
+from agent.model.time import NS
 from agent.model.wake import Field
+
+MAX_CAPS_LISTED: Final = 3
+"""Number of caps that a message lists."""
+CAP_HELD_NS: Final = 60 * NS
+"""Probation of a cap: a thermal daemon caps again and again, which should be one cause."""
+
+
+def _throttled(code: str, growth: Growth, view: CpuView, scope: str) -> RuleResult:
+    if isinstance(growth.events, Missing):
+        return missing_result(f"{scope}_throttle_count", growth.events, "no thermal_throttle counters")
+    if growth.events >= view.throttle_events:
+        evidence = (
+            f"at least {view.throttle_events} {scope} thermal-throttle events in {view.throttle_window_s} s"
+        )
+        return Finding(code, Severity.DEGRADED, evidence)
+    if growth.span_s < view.throttle_window_s:
+        return RuleNotEvaluated(f"needs {view.throttle_window_s} s of history")
+    return OK
+
+
+def cpu_throttled_core(view: CpuView) -> RuleResult:
+    """Cores were throttled for heat more often than the limit allows, within the window.
+
+    Source: ``cpu*/thermal_throttle/core_throttle_count`` [events], summed over the CPUs.
+    """
+    return _throttled("cpu.throttled.core", view.throttled_core, view, "core")
+
+
+def cpu_throttled_package(view: CpuView) -> RuleResult:
+    """The whole package was throttled for heat more often than the limit allows, within the window.
+
+    Source: ``cpu*/thermal_throttle/package_throttle_count`` [events], the largest of the CPUs.
+    """
+    return _throttled("cpu.throttled.package", view.throttled_package, view, "package")
+
+
+def cpu_capped(view: CpuView) -> RuleResult:
+    """The maximum frequency of CPUs is lower than when the agent started, or, as at start, than the
+    hardware's maximum.
+
+    Source: ``cpu*/cpufreq/scaling_max_freq`` against itself at start, and against ``cpuinfo_max_freq`` [kHz].
+    """
+    cores = view.cores
+    online = view.cpus if isinstance(view.online, Missing) else view.cpus & view.online
+    if fallen := _caps(cores.capped_since_start, online, "at start"):
+        return Finding("cpu.capped", Severity.DEGRADED, fallen)
+    for cpu, why in cores.cap_lost.items():
+        if online >> cpu & 1:
+            return Unreadable(f"cpu{cpu}/cpufreq/scaling_max_freq", why)
+    if held := _caps(cores.capped_before_start, online, "possible"):
+        return Finding("cpu.capped", Severity.INFO, held)
+    return OK if cores.cap_known & view.cpus else RuleNotApplicable("no frequency scaling")
+
+
+def _caps(caps: tuple[Cap, ...], online: CpuSet, when: str) -> str:
+    """Describe the caps of online CPUs, at most MAX_CAPS_LISTED of them; empty if there is none."""
+    affected = sorted((next(cpus_of(cap.cpus & online)), cap) for cap in caps if cap.cpus & online)
+    texts = [
+        f"{cpus_text(cap.cpus & online)} capped at {_ghz(cap.khz)}, {_ghz(cap.possible_khz)} {when}"
+        for _, cap in affected[:MAX_CAPS_LISTED]
+    ]
+    if rest := sum((cap.cpus & online).bit_count() for _, cap in affected[MAX_CAPS_LISTED:]):
+        texts.append(f"and {rest} more")
+    return "; ".join(texts)
+
+
+def _ghz(khz: int) -> str:
+    return f"{khz / 1e6:.7g} GHz"
+
+
+SPEED_RULES: Final = (
+    Rule(
+        code="cpu.throttled.core",
+        severity=Severity.DEGRADED,
+        blame=Blame.HARDWARE,
+        source="throttle",
+        reads=(Field.NODE_THROTTLE_CORE,),
+        threshold="10 events in 60 s (throttle.events, throttle.window)",
+        why="the cores run slower than specified",
+        advice="check fans, heat sinks and inlet temperature",
+        evaluate=cpu_throttled_core,
+        counter=True,
+        try_it="in a copy of sysfs (--sysfs-root), add 10 to cpu0/thermal_throttle/core_throttle_count",
+    ),
+    Rule(
+        code="cpu.throttled.package",
+        severity=Severity.DEGRADED,
+        blame=Blame.HARDWARE,
+        source="throttle",
+        reads=(Field.NODE_THROTTLE_PACKAGE,),
+        threshold="10 events in 60 s (throttle.events, throttle.window)",
+        why="the whole socket runs slower than specified",
+        advice="check fans, heat sinks and inlet temperature",
+        evaluate=cpu_throttled_package,
+        counter=True,
+        try_it="in a copy of sysfs (--sysfs-root), add 10 to cpu0/thermal_throttle/package_throttle_count",
+    ),
+    Rule(
+        code="cpu.capped",
+        severity=Severity.DEGRADED,
+        blame=Blame.CONFIGURATION,
+        source="cores",
+        threshold="lower than at start; info if it was below the hardware's maximum at start already",
+        why="the CPUs run slower than others that are offered as equal",
+        advice="find out what caps them (power profile, thermal daemon, BMC), then write the value of "
+        "cpufreq/cpuinfo_max_freq to cpufreq/scaling_max_freq",
+        evaluate=cpu_capped,
+        probation_ns=CAP_HELD_NS,
+        try_it="echo 1000000 > /sys/devices/system/cpu/cpu1/cpufreq/scaling_max_freq",
+    ),
+)
+
+
+def cpu_machine_check(view: CpuView) -> RuleResult:
+    """The hardware has found an error that it could not correct, since boot.
+
+    The count stands until the next boot, and so does the finding. Errors that firmware reports without a
+    location are node.machine_check.
+
+    Source: row ``MCE`` of ``/proc/interrupts`` [exceptions]; lines of the kernel log.
+    """
+    if affected := view.machine_checks & view.cpus:
+        evidence = f"uncorrected machine check on {cpus_text(affected)} since boot"
+        return Finding("cpu.machine_check", Severity.UNHEALTHY, evidence)
+    counting = view.cores.machine_check_counts
+    if isinstance(counting, int):
+        return OK
+    if counting.absence is Absence.UNREADABLE:
+        return Unreadable("MCE of /proc/interrupts", counting)
+    return no_lines_result(view.log_state)
+
+
+def cpu_machine_check_corrected(view: CpuView) -> RuleResult:
+    """The hardware had to correct errors of one CPU more often than the limit allows, within the window.
+
+    The window is accurate to a twelfth. Lines from before the agent's start count if the first of them is
+    within it.
+
+    Source: lines of the kernel log that name the CPU.
+    """
+    limits = view.limits
+    if affected := view.corrected & view.cpus:
+        count, window = limits.correctable_errors, duration(limits.correctable_window_s)
+        evidence = f"at least {count} corrected machine checks on {cpus_text(affected)} in {window}"
+        return Finding("cpu.machine_check.corrected", Severity.DEGRADED, evidence)
+    return no_lines_result(view.log_state)
+
+
+def _lockup(view: CpuView, code: str, severity: Severity, locked: CpuSet, kind: str) -> RuleResult:
+    if affected := locked & view.cpus:
+        return Finding(code, severity, f"{kind} lockup on {cpus_text(affected)}")
+    return no_lines_result(view.log_state)
+
+
+def cpu_lockup_hard(view: CpuView) -> RuleResult:
+    """A CPU has not handled interrupts for ten seconds or more.
+
+    Source: lines of the kernel log, from the NMI watchdog.
+    """
+    return _lockup(view, "cpu.lockup.hard", Severity.UNHEALTHY, view.hard_lockups, "hard")
+
+
+def cpu_lockup_soft(view: CpuView) -> RuleResult:
+    """One task in the kernel has kept a CPU for twenty seconds or more.
+
+    Source: lines of the kernel log, from the watchdog.
+    """
+    return _lockup(view, "cpu.lockup.soft", Severity.DEGRADED, view.soft_lockups, "soft")
+
+
+FAULT_RULES: Final = (
+    Rule(
+        code="cpu.machine_check",
+        severity=Severity.UNHEALTHY,
+        blame=Blame.HARDWARE,
+        source="cores",
+        threshold="1 machine check since boot",
+        why="data was lost or a program was killed, and the faulty part is still in use",
+        advice="drain the node; read the mce and EDAC lines of the kernel log and the BMC's event log; "
+        "replace the part, then boot",
+        evaluate=cpu_machine_check,
+        try_it="echo '<0>mce: [Hardware Error]: CPU 1: Machine Check Exception: 5 Bank 4: b200000000070f0f' "
+        "> /dev/kmsg",
+    ),
+    Rule(
+        code="cpu.machine_check.corrected",
+        severity=Severity.DEGRADED,
+        blame=Blame.HARDWARE,
+        source="kmsg",
+        threshold="24 machine checks of one CPU in 1 d (errors.correctable, errors.window)",
+        why="frequent corrected errors often precede uncorrectable ones",
+        advice="read the mce lines of the kernel log; plan a replacement before errors are uncorrectable",
+        evaluate=cpu_machine_check_corrected,
+        try_it="for i in $(seq 24); do echo '<6>mce: [Hardware Error]: CPU 1: Machine Check: 0 Bank 5: "
+        "9c00000000010090' > /dev/kmsg; done",
+    ),
+    Rule(
+        code="cpu.lockup.hard",
+        severity=Severity.UNHEALTHY,
+        blame=Blame.HARDWARE,
+        source="kmsg",
+        threshold=f"1 lockup in the last {duration(LOCKUP_HELD_S)}",
+        why="nothing runs on the CPU any more, and what waits for it hangs",
+        advice="reboot the node; if it recurs, check for firmware updates and machine checks",
+        evaluate=cpu_lockup_hard,
+        try_it="echo '<0>watchdog: Watchdog detected hard LOCKUP on cpu 1' > /dev/kmsg",
+    ),
+    Rule(
+        code="cpu.lockup.soft",
+        severity=Severity.DEGRADED,
+        blame=Blame.DRIVER,
+        source="kmsg",
+        threshold=f"1 lockup in the last {duration(LOCKUP_HELD_S)}",
+        why="no other task gets the CPU: a driver or the kernel spins, or the hypervisor took the CPU away",
+        advice="read the stack in the kernel log: the function at its top spins",
+        evaluate=cpu_lockup_soft,
+        try_it="echo '<0>watchdog: BUG: soft lockup - CPU#1 stuck for 26s! [cat:123]' > /dev/kmsg",
+    ),
+)
+
 
 NODE_CPUS: Final = "node{}/cpulist"
 
@@ -24,10 +254,12 @@ def cpu_offline(view: CpuView) -> RuleResult:
         return Unreadable("cpu/online", view.online)
     if view.node and isinstance(view.node.cpus, Missing):
         return Unreadable(NODE_CPUS.format(view.node.node), view.node.cpus)
-    gone = view.expected.cpus & ~view.online
+    gone = view.expected_online.cpus & ~view.online
     if not gone:
         return OK
-    evidence = f"{named(gone)} offline, {view.expected.by}: {format_cpus(view.expected.cpus)}"
+    evidence = (
+        f"{cpus_text(gone)} offline, {view.expected_online.basis}: {format_cpus(view.expected_online.cpus)}"
+    )
     return Finding("cpu.offline", Severity.UNHEALTHY, evidence)
 
 
@@ -42,31 +274,31 @@ def cpu_missing(view: CpuView) -> RuleResult:
     if not absent:
         return OK
     do = "does" if absent.bit_count() == 1 else "do"
-    evidence = f"{named(absent)} {do} not exist, declared: {format_cpus(view.cpus)}"
+    evidence = f"{cpus_text(absent)} {do} not exist, declared: {format_cpus(view.cpus)}"
     return Finding("cpu.missing", Severity.UNHEALTHY, evidence)
 
 
 def cpu_numa(view: CpuView) -> RuleResult:
-    """Declared CPUs are on another NUMA node than their driver says.
+    """Declared CPUs are on another NUMA node than their driver declares.
 
-    A CPU that has never been online is on none that anybody could name: another rule tells of it.
+    CPUs that have never been online belong to no known node; cpu.offline covers them.
 
     Source: ``/sys/devices/system/node/node*/cpulist``.
     """
     if view.declared is None or view.declared.numa is None:
         return RuleNotApplicable("no NUMA node is declared")
     number = view.declared.numa
-    said = f"declared: NUMA node {number}"
+    declared = f"declared: NUMA node {number}"
     nodes = {node.node: node.cpus for node in view.nodes}
     if nodes and number not in nodes:
-        return Finding("cpu.numa", Severity.UNHEALTHY, f"NUMA node {number} does not exist, {said}")
+        return Finding("cpu.numa", Severity.UNHEALTHY, f"NUMA node {number} does not exist, {declared}")
     elsewhere = [
-        f"{named(view.cpus & cpus)} on NUMA node {node}"
+        f"{cpus_text(view.cpus & cpus)} on NUMA node {node}"
         for node, cpus in nodes.items()
         if node != number and isinstance(cpus, int) and view.cpus & cpus
     ]
     if elsewhere:
-        return Finding("cpu.numa", Severity.UNHEALTHY, f"{', '.join(elsewhere)}, {said}")
+        return Finding("cpu.numa", Severity.UNHEALTHY, f"{', '.join(elsewhere)}, {declared}")
     own = nodes.get(number, NEVER_READ)
     return Unreadable(NODE_CPUS.format(number), own) if isinstance(own, Missing) else OK
 
@@ -77,11 +309,14 @@ def cpu_isolation(view: CpuView) -> RuleResult:
     Source: ``/sys/devices/system/cpu/isolated`` against the set at start, or as declared.
     """
     if isinstance(view.isolated, Missing):
-        return lacking("cpu/isolated", view.isolated, "the kernel does not tell which CPUs are isolated")
-    open_to_all = view.apart.cpus & ~view.isolated
-    if not open_to_all:
+        return missing_result(
+            "cpu/isolated", view.isolated, "the kernel does not report which CPUs are isolated"
+        )
+    not_isolated = view.expected_isolated.cpus & ~view.isolated
+    if not not_isolated:
         return OK
-    evidence = f"{named(open_to_all)} not isolated, {view.apart.by}: {format_cpus(view.apart.cpus)}"
+    expected, basis = view.expected_isolated
+    evidence = f"{cpus_text(not_isolated)} not isolated, {basis}: {format_cpus(expected)}"
     return Finding("cpu.isolation", Severity.DEGRADED, evidence)
 
 
@@ -92,14 +327,14 @@ def cpu_smt(view: CpuView) -> RuleResult:
     """
     now, start = view.smt, view.smt_start
     if isinstance(now, Missing):
-        return lacking("smt/active", now, "the kernel does not tell of SMT")
+        return missing_result("smt/active", now, "the kernel does not report the state of SMT")
     if now == start:
         return OK
     return Finding("cpu.smt", Severity.INFO, "SMT on, off at start" if now else "SMT off, on at start")
 
 
 def cpu_shared_core(view: CpuView) -> RuleResult:
-    """Declared CPUs share cores with CPUs that are not in the set; all of them are online.
+    """Declared CPUs share cores with online CPUs outside the device.
 
     Source: ``cpu*/topology/core_cpus_list``.
     """
@@ -113,15 +348,15 @@ def cpu_shared_core(view: CpuView) -> RuleResult:
                 outside |= others
     if outside:
         share = "shares a core" if outside.bit_count() == 1 else "share cores"
-        evidence = f"{named(outside)} {share} with {format_cpus(inside)}"
+        evidence = f"{cpus_text(outside)} {share} with {format_cpus(inside)}"
         return Finding("cpu.shared_core", Severity.INFO, evidence)
     for cpu, why in cores.core_lost.items():
         if view.cpus >> cpu & 1:
             return Unreadable(f"cpu{cpu}/topology/core_cpus_list", why)
     return (
         OK
-        if cores.placed & view.cpus
-        else RuleNotApplicable("the kernel does not tell which CPUs share cores")
+        if cores.core_known & view.cpus
+        else RuleNotApplicable("the kernel does not report which CPUs share cores")
     )
 
 
@@ -132,9 +367,9 @@ _OFFLINE: Final = Rule(
     source="cpus",
     reads=(Field.CPU_ONLINE, Field.NODE_CPUS),
     threshold="any CPU that was online at start, or that the configuration or a driver names",
-    why="a claim may hold the CPU; its threads now run elsewhere, on somebody else's",
-    advice="write 1 to /sys/devices/system/cpu/cpu<N>/online; if that fails, look for machine checks",
-    judge=cpu_offline,
+    why="a claim may hold the CPU; its threads now run on CPUs of other claims",
+    advice="write 1 to /sys/devices/system/cpu/cpu<N>/online; if that fails, check for machine checks",
+    evaluate=cpu_offline,
     try_it="echo 0 > /sys/devices/system/cpu/cpu1/online",
 )
 _ISOLATION: Final = Rule(
@@ -144,10 +379,10 @@ _ISOLATION: Final = Rule(
     source="cpus",
     reads=(Field.CPU_ISOLATED,),
     threshold="any CPU that was isolated at start, or that a driver declares to be",
-    why="tasks of others run on CPUs that somebody counts on having alone",
+    why="other tasks run on CPUs that a workload expects to have alone",
     advice="name the CPUs in isolcpus= on the kernel's command line and boot, or make their cpuset partition "
     "isolated again",
-    judge=cpu_isolation,
+    evaluate=cpu_isolation,
     try_it="in devices.d, declare CPUs with isolated = true that are not in /sys/devices/system/cpu/isolated",
 )
 _SMT: Final = Rule(
@@ -155,13 +390,13 @@ _SMT: Final = Rule(
     severity=Severity.INFO,
     blame=Blame.CONFIGURATION,
     source="cores",
-    threshold="on and off at start, or off and on at start",
-    why="half of the CPUs are gone, or each has to share its core",
+    threshold="another state than at start",
+    why="half of the CPUs are gone, or every CPU shares its core",
     advice="write on, or off, to /sys/devices/system/cpu/smt/control",
-    judge=cpu_smt,
+    evaluate=cpu_smt,
     try_it="echo off > /sys/devices/system/cpu/smt/control",
 )
-_OF_DECLARATIONS: Final = (
+_DECLARED_ONLY: Final = (
     Rule(
         code="cpu.missing",
         severity=Severity.UNHEALTHY,
@@ -169,9 +404,9 @@ _OF_DECLARATIONS: Final = (
         source="cpus",
         reads=(Field.CPU_ONLINE,),
         threshold="any declared CPU that the machine does not have",
-        why="the driver offers what is not there",
-        advice="compare the declaration with /sys/devices/system/cpu/present; let the driver declare anew",
-        judge=cpu_missing,
+        why="the driver offers CPUs that do not exist",
+        advice="compare the declaration with /sys/devices/system/cpu/present and have the driver correct it",
+        evaluate=cpu_missing,
         try_it="in devices.d, declare CPUs that the machine does not have",
     ),
     Rule(
@@ -181,9 +416,9 @@ _OF_DECLARATIONS: Final = (
         source="cpus",
         reads=(Field.NODE_CPUS,),
         threshold="any declared CPU on another NUMA node, or a node that does not exist",
-        why="claims are placed by NUMA node: memory and devices would be those of another",
-        advice="compare the declaration with lscpu; let the driver declare anew",
-        judge=cpu_numa,
+        why="claims are placed by NUMA node: their memory and devices would be on another node",
+        advice="compare the declaration with lscpu and have the driver correct it",
+        evaluate=cpu_numa,
         try_it="in devices.d, declare CPUs with the number of a NUMA node that they are not on",
     ),
     Rule(
@@ -191,15 +426,15 @@ _OF_DECLARATIONS: Final = (
         severity=Severity.INFO,
         blame=Blame.CONFIGURATION,
         source="cores",
-        threshold="any online CPU that is not declared with them",
-        why="whoever runs on the other thread of a core takes from its speed",
-        advice="declare whole cores: lscpu -e tells which CPUs share one",
-        judge=cpu_shared_core,
+        threshold="any online CPU outside the device on one of its cores",
+        why="a task on the other thread of a core slows the device down",
+        advice="declare whole cores: lscpu -e lists the CPUs of each core",
+        evaluate=cpu_shared_core,
         try_it="in devices.d, declare one of two CPUs that share a core",
     ),
 )
 
 CPU_RULES: Final = (_OFFLINE, *FAULT_RULES, *SPEED_RULES, _ISOLATION, _SMT)
-"""Of the CPUs of a NUMA node."""
-DECLARED_CPU_RULES: Final = (_OFFLINE, *_OF_DECLARATIONS, *FAULT_RULES, *SPEED_RULES, _ISOLATION)
-"""Of CPUs that a driver declares. That SMT was switched they see by their own cores."""
+"""Rules for the CPUs of a NUMA node."""
+DECLARED_CPU_RULES: Final = (_OFFLINE, *_DECLARED_ONLY, *FAULT_RULES, *SPEED_RULES, _ISOLATION)
+"""Rules for declared CPUs. Without cpu.smt: cpu.shared_core and cpu.offline cover its effect on them."""

@@ -1,116 +1,197 @@
-"""CPUs as their rules see them, and what is remembered for that.
+"""State and views of the CPU rules.
 
-A view is of the CPUs of one NUMA node, or of those that a driver declares as a device of its own. What is the
-same for all of them is made once per change: agent.health.host.cpu.cores, agent.health.host.cpu.log_facts.
+A view covers the CPUs of one NUMA node, or those that a driver declares as one device. What all views share
+is computed once per change, in :mod:`agent.health.host.cpu.facts`.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from agent.health.host.cpu.cores import Cores, digest
-from agent.health.host.cpu.log_facts import CpuLogFacts, listen, locked, often_corrected
-from agent.health.host.cpu.throttle import Throttled, Watched, throttled_after, watch
-from agent.health.kernel_log.silence import reader_state
-from agent.health.kernel_log.values import LogCode, LogPast
+from agent.health.host.cpu.facts import (
+    CoreFacts,
+    CpuLogFacts,
+    core_facts,
+    frequently_corrected,
+    locked_up,
+    next_log_facts,
+)
+from agent.health.kernel_log.values import LogCode, LogState, reader_state
+from agent.health.rate_window import WindowedCounter, next_counter
 from agent.health.rules import Growth
-from agent.model.cpuset import CpuSet, format_cpus
+from agent.model.cpuset import CpuSet, cpus_of, format_cpus
 from agent.model.declared import Declared, DeclaredCpus
-from agent.model.reading import NEVER_READ, Missing, Reading
+from agent.model.reading import NEVER_READ, Absence, Missing, Reading
 from agent.model.settings import HostLimits, Settings
-from agent.model.snapshot import NodeSample, Snapshot
+from agent.model.snapshot import NodeSample, Snapshot, ThrottleSample
 from agent.model.source import SourceState
 from agent.model.time import Instant
 
 
-class ExpectedCpus(NamedTuple):
-    """CPUs that should be as somebody said, or as they were."""
+class ThrottleCounters(NamedTuple):
+    """Thermal-throttle counters of a set of CPUs."""
+
+    read_ns: int = -1
+    """Time of the last reading."""
+    core: WindowedCounter = WindowedCounter()
+    package: WindowedCounter = WindowedCounter()
+
+
+class DeclaredThrottle(NamedTuple):
+    """Thermal-throttle counters of declared CPUs."""
 
     cpus: CpuSet
-    by: str
-    """``online at start``, ``configured``, ``declared``."""
+    throttled: ThrottleCounters
+
+
+def next_throttle_counters(
+    before: ThrottleCounters, core: Reading, package: Reading, read_ns: int, window_s: int
+) -> ThrottleCounters:
+    """Return the counters after a reading; the same object if it is the reading of last time."""
+    if before.read_ns == read_ns:
+        return before
+    return ThrottleCounters(
+        read_ns,
+        next_counter(before.core, core, read_ns, window_s),
+        next_counter(before.package, package, read_ns, window_s),
+    )
+
+
+def next_declared_throttle(
+    before: Mapping[str, DeclaredThrottle], snapshot: Snapshot, read_ns: int, window_s: int
+) -> Iterator[tuple[str, DeclaredThrottle]]:
+    """Yield the counters of declared CPUs. A device redeclared with other CPUs restarts its counters."""
+    if not snapshot.throttle:
+        return
+    of_cpu = {sample.cpu: sample for sample in snapshot.throttle}
+    for file in snapshot.declared:
+        for device in file.devices:
+            if not isinstance(device.part, DeclaredCpus):
+                continue
+            cpus = device.part.cpus
+            known = before.get(device.subject)
+            if known is None or known.cpus != cpus:
+                known = DeclaredThrottle(cpus, ThrottleCounters())
+            if known.throttled.read_ns != read_ns:
+                core, package = _counts(cpus, of_cpu)
+                known = DeclaredThrottle(
+                    cpus, next_throttle_counters(known.throttled, core, package, read_ns, window_s)
+                )
+            yield device.subject, known
+
+
+def _counts(cpus: CpuSet, of_cpu: Mapping[int, ThrottleSample]) -> tuple[Reading, Reading]:
+    """Return, as for a NUMA node, the sum of the core counts and the largest package count."""
+    samples = [of_cpu[cpu] for cpu in cpus_of(cpus) if cpu in of_cpu]
+    return (
+        _combined((sample.core for sample in samples), sum),
+        _combined((sample.package for sample in samples), max),
+    )
+
+
+def _combined(counters: Iterable[Reading], combine: Callable[[list[int]], int]) -> Reading:
+    """Combine the counters that exist; unreadable if one of them can no longer be read."""
+    known: list[int] = []
+    for counter in counters:
+        if not isinstance(counter, Missing):
+            known.append(counter)
+        elif counter.absence is Absence.UNREADABLE:
+            return counter
+    return combine(known) if known else NEVER_READ
+
+
+class ExpectedCpus(NamedTuple):
+    """CPUs that should be in some state, and why."""
+
+    cpus: CpuSet
+    basis: str
+    """Source of the expectation: ``online at start``, ``configured``, ``declared``."""
 
 
 class CpuView(NamedTuple):
-    """Some CPUs."""
+    """View of a set of CPUs."""
 
     cpus: CpuSet
-    """Which: what is of all CPUs concerns these alone."""
+    """The set; facts about all CPUs concern only these."""
     node: NodeSample | None
-    """The NUMA node that they are all of, unless they are declared."""
+    """NUMA node of the CPUs; None for declared CPUs."""
     nodes: tuple[NodeSample, ...]
     present: CpuSet | Missing
     online: CpuSet | Missing
     isolated: CpuSet | Missing
-    expected: ExpectedCpus
-    """To be online."""
-    apart: ExpectedCpus
-    """To be isolated."""
+    expected_online: ExpectedCpus
+    """CPUs that should be online."""
+    expected_isolated: ExpectedCpus
+    """CPUs that should be isolated."""
     throttled_core: Growth
     throttled_package: Growth
     throttle_events: int
-    """Throttle events within the window that make a device degraded."""
+    """Number of throttle events within the window that makes a device degraded."""
     throttle_window_s: int
-    cores: Cores
+    cores: CoreFacts
     smt: Reading
     """Whether threads share cores: 0 or 1."""
     smt_start: Reading
     machine_checks: CpuSet
-    """Of all CPUs, those with an uncorrected one since boot."""
+    """CPUs of the machine with an uncorrected machine check since boot."""
     corrected: CpuSet
-    """Of all CPUs, those with too many corrected ones of late."""
+    """CPUs of the machine with too many corrected machine checks within the window."""
     hard_lockups: CpuSet
-    """Of all CPUs; so the next."""
+    """CPUs of the machine with a recent hard lockup."""
     soft_lockups: CpuSet
+    """CPUs of the machine with a recent soft lockup."""
     log_state: SourceState
-    """How the reader of the kernel log is doing."""
+    """State of the kernel-log reader."""
     limits: HostLimits
     declared: DeclaredCpus | None
 
 
 @dataclass(frozen=True, slots=True)
-class CpuPast:
-    """What the rules of CPUs compare with."""
+class CpuState:
+    """Values that the CPU rules compare with."""
 
     members: Mapping[int, CpuSet] = field(default_factory=dict)
-    """By NUMA node, the CPUs that it has, as far as anybody could read."""
+    """CPUs of each NUMA node, as last read."""
     expected: Mapping[int, CpuSet] = field(default_factory=dict)
-    """Likewise, those that should be online."""
+    """CPUs that should be online, by NUMA node."""
     isolated: CpuSet | Missing = NEVER_READ
-    """At start."""
+    """CPUs that were isolated at start."""
     smt: Reading = NEVER_READ
-    """At start."""
-    throttled: Mapping[int, Throttled] = field(default_factory=dict)
-    """By NUMA node."""
-    watched: Mapping[str, Watched] = field(default_factory=dict)
-    """Likewise, by the subject of a declared device."""
-    cores: Cores = field(default_factory=Cores)
-    told: CpuLogFacts = field(default_factory=CpuLogFacts)
+    """State of SMT at start."""
+    node_throttle: Mapping[int, ThrottleCounters] = field(default_factory=dict)
+    """Throttle counters by NUMA node."""
+    declared_throttle: Mapping[str, DeclaredThrottle] = field(default_factory=dict)
+    """Throttle counters by the subject of a declared device."""
+    cores: CoreFacts = field(default_factory=CoreFacts)
+    log_facts: CpuLogFacts = field(default_factory=CpuLogFacts)
     hard_lockups: CpuSet = 0
-    """CPUs of which the log told a short while ago; so the next."""
+    """CPUs with a recent hard lockup."""
     soft_lockups: CpuSet = 0
+    """CPUs with a recent soft lockup."""
     corrected: CpuSet = 0
-    """CPUs with as many corrected machine checks in the window as are too many, or more."""
-    looked_ns: int = 0
-    """When this was made."""
+    """CPUs with too many corrected machine checks within the window."""
+    evaluated_ns: int = 0
+    """Time of the evaluation that produced this state."""
 
 
-def remember_cpus(
-    past: CpuPast, log: LogPast, snapshot: Snapshot, settings: Settings, now: Instant
-) -> CpuPast:
-    """The past after a snapshot; ``log``: what is remembered of the kernel log after it."""
+def next_cpu_state(
+    previous: CpuState, log: LogState, snapshot: Snapshot, settings: Settings, now: Instant
+) -> CpuState:
+    """Return the state after a snapshot; ``log`` is the state of the kernel log after it."""
     machine, limits = snapshot.machine, settings.host
     window_s = settings.throttle_window_s
-    told = listen(past.told, log, limits.correctable_window_s, past.looked_ns, now)
+    log_facts = next_log_facts(
+        previous.log_facts, log, limits.correctable_window_s, previous.evaluated_ns, now
+    )
     read_ns = next((src.beat_ns for src in snapshot.sources if src.name == "throttle"), now.mono_ns)
-    return CpuPast(
-        members={**past.members, **_members(snapshot)},
-        expected=_expected(past, snapshot, settings),
-        isolated=snapshot.cpus.isolated if isinstance(past.isolated, Missing) else past.isolated,
-        smt=machine.smt_active if machine and isinstance(past.smt, Missing) else past.smt,
-        throttled={
-            node.node: throttled_after(
-                past.throttled.get(node.node, Throttled()),
+    return CpuState(
+        members={**previous.members, **_members(snapshot)},
+        expected=_expected(previous, snapshot, settings),
+        isolated=snapshot.cpus.isolated if isinstance(previous.isolated, Missing) else previous.isolated,
+        smt=machine.smt_active if machine and isinstance(previous.smt, Missing) else previous.smt,
+        node_throttle={
+            node.node: next_throttle_counters(
+                previous.node_throttle.get(node.node, ThrottleCounters()),
                 node.throttle_core,
                 node.throttle_package,
                 read_ns,
@@ -118,13 +199,17 @@ def remember_cpus(
             )
             for node in snapshot.nodes
         },
-        watched=dict(watch(past.watched, snapshot, read_ns, window_s)),
-        cores=digest(past.cores, machine.cores) if machine else past.cores,
-        told=told,
-        hard_lockups=locked(told, LogCode.HARD_LOCKUP, now),
-        soft_lockups=locked(told, LogCode.SOFT_LOCKUP, now),
-        corrected=often_corrected(told, limits.correctable_errors, limits.correctable_window_s, now),
-        looked_ns=now.mono_ns,
+        declared_throttle=dict(
+            next_declared_throttle(previous.declared_throttle, snapshot, read_ns, window_s)
+        ),
+        cores=core_facts(previous.cores, machine.cores) if machine else previous.cores,
+        log_facts=log_facts,
+        hard_lockups=locked_up(log_facts, LogCode.HARD_LOCKUP, now),
+        soft_lockups=locked_up(log_facts, LogCode.SOFT_LOCKUP, now),
+        corrected=frequently_corrected(
+            log_facts, limits.correctable_errors, limits.correctable_window_s, now
+        ),
+        evaluated_ns=now.mono_ns,
     )
 
 
@@ -132,18 +217,18 @@ def _members(snapshot: Snapshot) -> dict[int, CpuSet]:
     return {node.node: node.cpus for node in snapshot.nodes if isinstance(node.cpus, int)}
 
 
-def _expected(past: CpuPast, snapshot: Snapshot, settings: Settings) -> Mapping[int, CpuSet]:
-    """Each node's CPUs that should be online.
+def _expected(previous: CpuState, snapshot: Snapshot, settings: Settings) -> Mapping[int, CpuSet]:
+    """Return the CPUs that should be online, by NUMA node.
 
-    A CPU that the configuration names and no NUMA node has is expected of the first node.
+    A configured CPU that belongs to no NUMA node is expected on the first node.
     """
     if settings.expect_cpus is None:
         online = snapshot.cpus.online
         if isinstance(online, Missing):
-            return past.expected
+            return previous.expected
         new = {node: cpus & online for node, cpus in _members(snapshot).items()}
-        return {**new, **past.expected}
-    nodes = {**past.members, **_members(snapshot)}
+        return {**new, **previous.expected}
+    nodes = {**previous.members, **_members(snapshot)}
     owned = 0
     for cpus in nodes.values():
         owned |= cpus
@@ -153,56 +238,58 @@ def _expected(past: CpuPast, snapshot: Snapshot, settings: Settings) -> Mapping[
     return expected
 
 
-def view_cpus(past: CpuPast, snapshot: Snapshot, settings: Settings, number: int) -> CpuView:
-    """The CPUs of a NUMA node."""
-    cpus = past.members.get(number, 0)
-    isolated = past.isolated if isinstance(past.isolated, int) else 0
-    by = "online at start" if settings.expect_cpus is None else "configured"
+def view_cpus(state: CpuState, snapshot: Snapshot, settings: Settings, number: int) -> CpuView:
+    """Return the view of the CPUs of a NUMA node."""
+    cpus = state.members.get(number, 0)
+    isolated = state.isolated if isinstance(state.isolated, int) else 0
+    basis = "online at start" if settings.expect_cpus is None else "configured"
     return _view(
-        past,
+        state,
         snapshot,
         settings,
         cpus=cpus,
         node=next((node for node in snapshot.nodes if node.node == number), None),
-        expected=ExpectedCpus(past.expected.get(number, 0), by),
-        apart=ExpectedCpus(isolated & cpus, "isolated at start"),
-        throttled=past.throttled.get(number, Throttled()),
+        expected_online=ExpectedCpus(state.expected.get(number, 0), basis),
+        expected_isolated=ExpectedCpus(isolated & cpus, "isolated at start"),
+        throttled=state.node_throttle.get(number, ThrottleCounters()),
         declared=None,
     )
 
 
-def view_declared_cpus(past: CpuPast, snapshot: Snapshot, settings: Settings, device: Declared) -> CpuView:
-    """The CPUs that a driver declares."""
-    what = device.what
-    assert isinstance(what, DeclaredCpus), "whoever calls knows what it is"
-    isolated = past.isolated if isinstance(past.isolated, int) else 0
+def view_declared_cpus(state: CpuState, snapshot: Snapshot, settings: Settings, device: Declared) -> CpuView:
+    """Return the view of the CPUs that a driver declares."""
+    what = device.part
+    assert isinstance(what, DeclaredCpus), "the device is not a set of CPUs"
+    isolated = state.isolated if isinstance(state.isolated, int) else 0
     present = snapshot.cpus.present
-    # of what is not there another rule tells
-    there = ExpectedCpus(what.cpus if isinstance(present, Missing) else what.cpus & present, "declared")
-    watched = past.watched.get(device.subject)
+    # CPUs that do not exist are the subject of cpu.missing
+    expected = ExpectedCpus(what.cpus if isinstance(present, Missing) else what.cpus & present, "declared")
+    watched = state.declared_throttle.get(device.subject)
     return _view(
-        past,
+        state,
         snapshot,
         settings,
         cpus=what.cpus,
         node=None,
-        expected=there,
-        apart=there if what.isolated else ExpectedCpus(isolated & what.cpus, "isolated at start"),
-        throttled=watched.throttled if watched else Throttled(),
+        expected_online=expected,
+        expected_isolated=expected
+        if what.isolated
+        else ExpectedCpus(isolated & what.cpus, "isolated at start"),
+        throttled=watched.throttled if watched else ThrottleCounters(),
         declared=what,
     )
 
 
 def _view(
-    past: CpuPast,
+    state: CpuState,
     snapshot: Snapshot,
     settings: Settings,
     *,
     cpus: CpuSet,
     node: NodeSample | None,
-    expected: ExpectedCpus,
-    apart: ExpectedCpus,
-    throttled: Throttled,
+    expected_online: ExpectedCpus,
+    expected_isolated: ExpectedCpus,
+    throttled: ThrottleCounters,
     declared: DeclaredCpus | None,
 ) -> CpuView:
     return CpuView(
@@ -212,25 +299,25 @@ def _view(
         present=snapshot.cpus.present,
         online=snapshot.cpus.online,
         isolated=snapshot.cpus.isolated,
-        expected=expected,
-        apart=apart,
+        expected_online=expected_online,
+        expected_isolated=expected_isolated,
         throttled_core=throttled.core.growth,
         throttled_package=throttled.package.growth,
         throttle_events=settings.throttle_events,
         throttle_window_s=settings.throttle_window_s,
-        cores=past.cores,
+        cores=state.cores,
         smt=snapshot.machine.smt_active if snapshot.machine else NEVER_READ,
-        smt_start=past.smt,
-        machine_checks=past.cores.checked | past.told.checks,
-        corrected=past.corrected,
-        hard_lockups=past.hard_lockups,
-        soft_lockups=past.soft_lockups,
+        smt_start=state.smt,
+        machine_checks=state.cores.machine_checked | state.log_facts.machine_checks,
+        corrected=state.corrected,
+        hard_lockups=state.hard_lockups,
+        soft_lockups=state.soft_lockups,
         log_state=reader_state(snapshot.log),
         limits=settings.host,
         declared=declared,
     )
 
 
-def named(cpus: CpuSet) -> str:
-    """A set for people: ``CPU 1``, ``CPUs 0-3,8``."""
+def cpus_text(cpus: CpuSet) -> str:
+    """Format a set of CPUs for a message: ``CPU 1``, ``CPUs 0-3,8``."""
     return f"{'CPU' if cpus.bit_count() == 1 else 'CPUs'} {format_cpus(cpus)}"

@@ -1,20 +1,177 @@
-"""What can be wrong with memory: a NUMA node or blocks of it that are gone, or never were there."""
+"""Rules for memory: errors of modules, poisoned pages, and NUMA nodes or memory blocks that are missing."""
 
+from collections.abc import Sequence
 from typing import Final
 
-from agent.health.catalog import Rule
-from agent.health.host.memory.error_rules import ERROR_RULES, NOT_THERE, NOT_YET, TRY_SYSFS
+from agent.health.host.memory.edac import ErrorLocation
 from agent.health.host.memory.state import MemoryView
-from agent.health.rules import OK, RuleNotApplicable, RuleNotEvaluated, RuleResult, Unreadable, lacking
+from agent.health.rules import (
+    OK,
+    Rule,
+    RuleNotApplicable,
+    RuleNotEvaluated,
+    RuleResult,
+    Unreadable,
+    at_least,
+    duration,
+    missing_result,
+)
 from agent.model.health import Blame, Finding, Severity
-from agent.model.reading import Missing, is_absent
+from agent.model.reading import Missing, Reading, is_absent
+from agent.model.settings import HostLimits
+
+MAX_LOCATIONS_LISTED: Final = 4
+"""Number of locations that a message lists; further ones are counted."""
+NOT_YET: Final = RuleNotEvaluated("not read yet")
+NOT_THERE: Final = RuleNotEvaluated("the NUMA node has no memory")
+NO_COUNTERS: Final = RuleNotApplicable("no EDAC counters")
+TRY_SYSFS: Final = "in a copy of sysfs (--sysfs-root), "
+_LIMITS: Final = HostLimits()
+
+
+def _locations_text(bad: Sequence[tuple[ErrorLocation, str]]) -> str:
+    texts = [
+        f"{location.name}: {fault}" + ("" if location.nodes is not None else " (NUMA node unknown)")
+        for location, fault in bad[:MAX_LOCATIONS_LISTED]
+    ]
+    if len(bad) > MAX_LOCATIONS_LISTED:
+        texts.append(f"and {len(bad) - MAX_LOCATIONS_LISTED} more")
+    return ", ".join(texts)
+
+
+def ecc_uncorrectable(view: MemoryView) -> RuleResult:
+    """A memory module has lost data since its EDAC driver was loaded or its counters were reset.
+
+    Source: ``edac/mc/mc*/ue_count`` and ``dimm_ue_count`` of its modules [count]; without them, lines of EDAC
+    in the kernel log.
+    """
+    if not view.edac_read:
+        return NOT_YET
+    bad = []
+    for location in view.locations:
+        count = location.uncorrectable
+        if isinstance(count, int) and count:
+            noun = "error" if count == 1 else "errors"
+            since = "in the kernel log" if location.logged else "since the EDAC driver was loaded"
+            bad.append((location, f"{at_least(count)} uncorrectable {noun} {since}"))
+    if bad:
+        return Finding("mem.ecc.uncorrectable", Severity.UNHEALTHY, _locations_text(bad))
+    for location in view.locations:
+        if isinstance(location.uncorrectable, Missing) and not is_absent(location.uncorrectable):
+            return Unreadable(f"ue_count of {location.name}", location.uncorrectable)
+    return OK if view.locations else NO_COUNTERS
+
+
+def ecc_correctable_rate(view: MemoryView) -> RuleResult:
+    """A memory module had more corrected errors than the limit allows, within the window.
+
+    Source: growth of ``edac/mc/mc*/ce_count`` and ``dimm_ce_count`` of its modules [count]; without them,
+    lines of EDAC in the kernel log.
+    """
+    if not view.edac_read:
+        return NOT_YET
+    if not view.locations:
+        return NO_COUNTERS
+    limit, window_s = view.correctable_errors, view.correctable_window_s
+    counted = [(location, *location.correctable) for location in view.locations]
+    fault = f"at least {limit} correctable errors in {duration(window_s)}"
+    bad = [
+        (location, fault) for location, events, _ in counted if isinstance(events, int) and events >= limit
+    ]
+    if bad:
+        return Finding("mem.ecc.correctable_rate", Severity.DEGRADED, _locations_text(bad))
+    for location, events, _ in counted:
+        if isinstance(events, Missing) and not is_absent(events):
+            return Unreadable(f"ce_count of {location.name}", events)
+    if any(isinstance(events, int) and span_s < window_s for _, events, span_s in counted):
+        return RuleNotEvaluated(f"needs {duration(window_s)} of history")
+    return OK
+
+
+def poisoned(view: MemoryView) -> RuleResult:
+    """Pages had hardware errors: the kernel took them out of use and killed the processes that used them.
+
+    Kernels before Linux 6.4 do not count them by NUMA node; then they count for every node.
+
+    Source: ``node<N>/memory_failure/total`` [pages]; else ``HardwareCorrupted`` of ``/proc/meminfo`` [KiB],
+    and lines of memory failure in the kernel log.
+    """
+    if view.machine is None:
+        return NOT_YET
+    if view.numa is None:
+        return NOT_THERE
+    pages = view.numa.poisoned
+    if is_absent(pages):
+        return _poisoned_on_unknown_node(view, view.machine.corrupted_kib)
+    if isinstance(pages, Missing):
+        return Unreadable("memory_failure/total", pages)
+    if not pages:
+        return OK
+    noun = "page" if pages == 1 else "pages"
+    return Finding("mem.poisoned", Severity.UNHEALTHY, f"{at_least(pages)} {noun} with hardware errors")
+
+
+def _poisoned_on_unknown_node(view: MemoryView, kib: Reading) -> RuleResult:
+    lines = view.failure_lines
+    fault = ""
+    if isinstance(kib, int) and kib:
+        fault = f"{at_least(kib)} KiB with hardware errors"
+    elif lines:
+        fault = f"{at_least(lines)} {'line' if lines == 1 else 'lines'} of memory failure in the kernel log"
+    if fault:
+        where = "" if view.only_node else ", NUMA node unknown"
+        return Finding("mem.poisoned", Severity.UNHEALTHY, fault + where)
+    if isinstance(kib, int):
+        return OK
+    return missing_result("HardwareCorrupted", kib, "no count of bad pages")
+
+
+ERROR_RULES: Final = (
+    Rule(
+        code="mem.ecc.uncorrectable",
+        severity=Severity.UNHEALTHY,
+        blame=Blame.HARDWARE,
+        source="edac",
+        threshold="1 error since the EDAC driver was loaded, or its counters were reset",
+        why="data was lost, and a module that has lost data is likely to lose more",
+        advice="drain the node and replace the module; a reboot or mc<N>/reset_counters resets the count",
+        evaluate=ecc_uncorrectable,
+        try_it=TRY_SYSFS + "write 1 to devices/system/edac/mc/mc0/ue_count",
+    ),
+    Rule(
+        code="mem.poisoned",
+        severity=Severity.UNHEALTHY,
+        blame=Blame.HARDWARE,
+        source="memory",
+        threshold="1 page since boot",
+        why="processes that use such a page are killed; an access by the kernel is a panic",
+        advice="drain the node, find the module in the kernel log (EDAC, machine checks) and replace it",
+        evaluate=poisoned,
+        try_it=TRY_SYSFS + "write 1 to devices/system/node/node0/memory_failure/total",
+    ),
+    Rule(
+        code="mem.ecc.correctable_rate",
+        severity=Severity.DEGRADED,
+        blame=Blame.HARDWARE,
+        source="edac",
+        threshold=f"{_LIMITS.correctable_errors} errors of one module in "
+        f"{duration(_LIMITS.correctable_window_s)} (errors.correctable, errors.window)",
+        why="frequent corrected errors often precede uncorrectable ones",
+        advice="replace the module at the next maintenance",
+        evaluate=ecc_correctable_rate,
+        counter=True,
+        window_s=_LIMITS.correctable_window_s,
+        try_it=TRY_SYSFS + f"add {_LIMITS.correctable_errors} to devices/system/edac/mc/mc0/ce_count",
+    ),
+)
+
 
 KIB: Final = 1 << 10
 MIB: Final = 1 << 20
 
 
 def numa_offline(view: MemoryView) -> RuleResult:
-    """A NUMA node that had memory at start, or since, is offline or has none any more.
+    """A NUMA node that had memory at start, or later, is offline or has no memory any more.
 
     Source: ``/sys/devices/system/node/online`` and ``has_memory``.
     """
@@ -22,7 +179,7 @@ def numa_offline(view: MemoryView) -> RuleResult:
         return NOT_YET
     online, having = view.machine.nodes_online, view.machine.nodes_memory
     if isinstance(online, Missing):
-        return lacking("node/online", online, "no NUMA nodes")
+        return missing_result("node/online", online, "no NUMA nodes")
     if isinstance(having, Missing) and not is_absent(having):
         return Unreadable("node/has_memory", having)
     if not view.had_memory:
@@ -36,7 +193,7 @@ def numa_offline(view: MemoryView) -> RuleResult:
 
 
 def blocks_offline(view: MemoryView) -> RuleResult:
-    """Blocks of memory were taken offline, or away, since the start. What was offline then is only told.
+    """Memory blocks were taken offline or removed since the start. Blocks offline at start are info only.
 
     Source: ``node<N>/memory*/state`` [blocks].
     """
@@ -46,7 +203,7 @@ def blocks_offline(view: MemoryView) -> RuleResult:
         return NOT_THERE
     blocks, offline = view.numa.blocks, view.numa.blocks_offline
     if isinstance(blocks, Missing):
-        return lacking("memory blocks", blocks, "no memory blocks")
+        return missing_result("memory blocks", blocks, "no memory blocks")
     if isinstance(offline, Missing):
         return Unreadable("memory blocks", offline)
     online, before = blocks - offline, view.blocks_online
@@ -59,7 +216,7 @@ def blocks_offline(view: MemoryView) -> RuleResult:
 
 
 def missing(view: MemoryView) -> RuleResult:
-    """A driver declares memory of a NUMA node that does not exist, or has less.
+    """A driver declares memory of a NUMA node that does not exist or has less memory.
 
     Source: ``/sys/devices/system/node/online`` and ``has_memory``, ``MemTotal`` of ``node<N>/meminfo`` [KiB].
     """
@@ -69,12 +226,12 @@ def missing(view: MemoryView) -> RuleResult:
     if isinstance(online, Missing) and not is_absent(online):
         return RuleNotEvaluated("node/online cannot be read")
     if isinstance(online, Missing):
-        online = 1  # a kernel without NUMA: all there is is node 0
+        online = 1  # a kernel without NUMA has node 0 only
     is_online = online >> view.node & 1
     if is_online and (isinstance(having, Missing) or having >> view.node & 1):
         return _too_little(view)
     if view.had_memory:
-        return OK  # it was there: mem.numa.offline says that it is gone
+        return OK  # mem.numa.offline covers nodes that had memory
     evidence = f"NUMA node {view.node} has no memory" if is_online else f"no NUMA node {view.node}"
     return Finding("mem.missing", Severity.UNHEALTHY, evidence)
 
@@ -89,9 +246,9 @@ def _too_little(view: MemoryView) -> RuleResult:
         return Unreadable("MemTotal", total_kib)
     if total_kib * KIB >= view.declared_bytes:
         return OK
-    # rounded apart, so that a difference is seen
-    there, declared = total_kib * KIB // MIB, -(-view.declared_bytes // MIB)
-    evidence = f"{there} MiB on NUMA node {view.node}, {declared} MiB declared"
+    # rounded in opposite directions, so that the numbers differ
+    present, declared = total_kib * KIB // MIB, -(-view.declared_bytes // MIB)
+    evidence = f"{present} MiB on NUMA node {view.node}, {declared} MiB declared"
     return Finding("mem.missing", Severity.UNHEALTHY, evidence)
 
 
@@ -103,9 +260,9 @@ MEMORY_RULES: Final = (
         blame=Blame.CONFIGURATION,
         source="memory",
         threshold="a NUMA node that had memory is offline, or has none",
-        why="claims were promised memory of this node; what they get now is far away, or nothing",
+        why="claims expect memory of this node; they now get remote memory or none",
         advice="write online to /sys/devices/system/memory/memory<M>/state of its blocks; else reboot",
-        judge=numa_offline,
+        evaluate=numa_offline,
         try_it=TRY_SYSFS + "take the node out of devices/system/node/online",
     ),
     Rule(
@@ -113,10 +270,10 @@ MEMORY_RULES: Final = (
         severity=Severity.UNHEALTHY,
         blame=Blame.CONFIGURATION,
         source="memory",
-        threshold="fewer blocks online than at start; those that were offline then are info",
-        why="there is less memory than was handed out",
+        threshold="fewer blocks online than at start; info for blocks that were offline at start",
+        why="less memory exists than was allocated to claims",
         advice="write online to /sys/devices/system/memory/memory<M>/state, unless it is offline on purpose",
-        judge=blocks_offline,
+        evaluate=blocks_offline,
         try_it="echo offline > /sys/devices/system/memory/memory<M>/state",
     ),
 )
@@ -129,9 +286,9 @@ DECLARED_MEMORY_RULES: Final = (
         blame=Blame.CONFIGURATION,
         source="memory",
         threshold="the NUMA node does not exist, has no memory, or less than is declared",
-        why="the driver hands out memory that is not there",
-        advice="correct the driver's declaration, or look for memory that the firmware has disabled",
-        judge=missing,
+        why="the driver offers memory that does not exist",
+        advice="correct the driver's declaration, or check whether the firmware has disabled memory",
+        evaluate=missing,
         try_it="declare memory of NUMA node 9",
     ),
 )

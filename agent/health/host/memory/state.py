@@ -1,12 +1,11 @@
-"""Memory as its rules see it, and what is remembered for that."""
+"""State and views of the memory rules."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from agent.health.host.memory.edac import EdacPast, ErrorPlace, is_read, remember_errors
-from agent.health.host.memory.edac_nodes import memory_nodes
-from agent.health.kernel_log.values import LogCode, LogPast
+from agent.health.host.memory.edac import EdacState, ErrorLocation, is_read, memory_nodes, next_edac_state
+from agent.health.kernel_log.values import LogCode, LogState
 from agent.model.declared import Declared, DeclaredMemory
 from agent.model.machine import MachineSample, NumaSample
 from agent.model.reading import NEVER_READ, Missing, Reading
@@ -16,7 +15,7 @@ from agent.model.time import Instant
 
 
 class MachineMemory(NamedTuple):
-    """What is read of all memory together, as :class:`MachineSample` has it."""
+    """Readings of the machine's memory as a whole, as in :class:`MachineSample`."""
 
     nodes_online: int | Missing
     nodes_memory: int | Missing
@@ -24,61 +23,63 @@ class MachineMemory(NamedTuple):
 
 
 class MemoryView(NamedTuple):
-    """The memory of one NUMA node."""
+    """View of the memory of one NUMA node."""
 
     node: int
     machine: MachineMemory | None
-    """None: its memory has not been read yet."""
+    """Readings of the whole machine; None: not read yet."""
     edac_read: bool
     numa: NumaSample | None
-    """None: the node is not there, or has no memory now."""
+    """Sample of the node; None: the node does not exist or has no memory now."""
     had_memory: bool
-    """Now, at start, or in between."""
+    """Whether the node has memory now or had some since the start."""
     blocks_online: Reading
-    """Memory blocks that were online when it first had memory."""
-    alone: bool
-    """No other node has memory."""
-    places: tuple[ErrorPlace, ...]
-    """Where errors of this memory are counted, or may be."""
-    failures: int
-    """Lines of the kernel log about pages with hardware errors, of whatever node."""
+    """Memory blocks that were online when the node first had memory."""
+    only_node: bool
+    """Whether no other node has memory."""
+    locations: tuple[ErrorLocation, ...]
+    """Locations where errors of this memory are, or may be, counted."""
+    failure_lines: int
+    """Lines of the kernel log about pages with hardware errors on any node."""
     correctable_errors: int
-    """Within the window that are too many."""
+    """Number of errors within the window that is too many."""
     correctable_window_s: int
     declared_bytes: int = 0
-    """How much a driver says there is; 0: it does not say."""
+    """Declared size; 0: not declared."""
 
 
 @dataclass(frozen=True, slots=True)
-class MemoryPast:
-    """What the rules of memory compare with."""
+class MemoryState:
+    """Values that the memory rules compare with."""
 
     blocks: Mapping[int, Reading] = field(default_factory=dict)
-    """Memory blocks online at start, by NUMA node, of those that ever had memory."""
-    failures: int = 0
+    """Memory blocks online at start, by NUMA node, of nodes that ever had memory."""
+    failure_lines: int = 0
     """Lines of the kernel log about pages with hardware errors."""
-    errors: EdacPast = field(default_factory=EdacPast)
-    places: Mapping[int, tuple[ErrorPlace, ...]] = field(default_factory=dict)
-    """Of the errors, by NUMA node."""
+    errors: EdacState = field(default_factory=EdacState)
+    locations: Mapping[int, tuple[ErrorLocation, ...]] = field(default_factory=dict)
+    """Locations of errors, by NUMA node."""
 
 
-def remember_memory(
-    past: MemoryPast, log: LogPast, snapshot: Snapshot, settings: Settings, now: Instant
-) -> MemoryPast:
-    """The past after a snapshot."""
+def next_memory_state(
+    previous: MemoryState, log: LogState, snapshot: Snapshot, settings: Settings, now: Instant
+) -> MemoryState:
+    """Return the state after a snapshot."""
     if snapshot.machine is None:
-        return past
-    blocks = {**_blocks_online(snapshot.machine), **_known(past.blocks)}
-    errors = remember_errors(past.errors, log, snapshot, settings.host, now)
+        return previous
+    blocks = {**_blocks_online(snapshot.machine), **_known(previous.blocks)}
+    errors = next_edac_state(previous.errors, log, snapshot, settings.host, now)
     fact = log.facts.get((LogCode.MEMORY_FAILURE, ""))
     failures = fact.times if fact else 0
-    if errors is past.errors and blocks.keys() == past.blocks.keys():
-        return MemoryPast(blocks, failures, errors, past.places)
-    places = {
-        node: tuple(place for place in errors.places if place.nodes is None or place.nodes >> node & 1)
+    if errors is previous.errors and blocks.keys() == previous.blocks.keys():
+        return MemoryState(blocks, failures, errors, previous.locations)
+    locations = {
+        node: tuple(
+            location for location in errors.locations if location.nodes is None or location.nodes >> node & 1
+        )
         for node in blocks
     }
-    return MemoryPast(blocks, failures, errors, places)
+    return MemoryState(blocks, failures, errors, locations)
 
 
 def _known(blocks: Mapping[int, Reading]) -> Mapping[int, Reading]:
@@ -96,25 +97,25 @@ def _blocks_online(machine: MachineSample) -> Mapping[int, Reading]:
     }
 
 
-def view_memory(past: MemoryPast, snapshot: Snapshot, settings: Settings, node: int) -> MemoryView:
-    """The memory of a NUMA node."""
+def view_memory(state: MemoryState, snapshot: Snapshot, settings: Settings, node: int) -> MemoryView:
+    """Return the view of the memory of a NUMA node."""
     machine, limits = snapshot.machine, settings.host
     return MemoryView(
         node=node,
-        machine=_whole(machine) if machine and is_read(machine, "memory") else None,
+        machine=_machine_memory(machine) if machine and is_read(machine, "memory") else None,
         edac_read=is_read(machine, "edac"),
         numa=_numa(machine, node) if machine else None,
-        had_memory=node in past.blocks,
-        blocks_online=past.blocks.get(node, NEVER_READ),
-        alone=len(past.blocks) == 1,
-        places=past.places.get(node, ()),
-        failures=past.failures,
+        had_memory=node in state.blocks,
+        blocks_online=state.blocks.get(node, NEVER_READ),
+        only_node=len(state.blocks) == 1,
+        locations=state.locations.get(node, ()),
+        failure_lines=state.failure_lines,
         correctable_errors=limits.correctable_errors,
         correctable_window_s=limits.correctable_window_s,
     )
 
 
-def _whole(machine: MachineSample) -> MachineMemory:
+def _machine_memory(machine: MachineSample) -> MachineMemory:
     return MachineMemory(machine.nodes_online, machine.nodes_memory, machine.corrupted_kib)
 
 
@@ -126,9 +127,9 @@ def _numa(machine: MachineSample, node: int) -> NumaSample | None:
 
 
 def view_declared_memory(
-    past: MemoryPast, snapshot: Snapshot, settings: Settings, declared: Declared
+    state: MemoryState, snapshot: Snapshot, settings: Settings, declared: Declared
 ) -> MemoryView:
-    """The memory that a driver declares."""
-    assert isinstance(declared.what, DeclaredMemory), "the device is no memory"
-    view = view_memory(past, snapshot, settings, declared.what.numa)
-    return view._replace(declared_bytes=declared.what.size)
+    """Return the view of the memory that a driver declares."""
+    assert isinstance(declared.part, DeclaredMemory), "the device is not memory"
+    view = view_memory(state, snapshot, settings, declared.part.numa)
+    return view._replace(declared_bytes=declared.part.size)

@@ -1,1 +1,1 @@
-"""Rules for pods whose cgroups differ from their expected allocation."""
+"""Rules for pods: cgroups that differ from the expected allocation, and risks of their requests."""

@@ -1,74 +1,275 @@
-"""What is wrong with pods: the notes on them, and what their devices are told of it."""
+"""Attribution of pods' findings: notes on pods, and causes of the devices that they use.
+
+Findings come from cgroup rules and from audits, which compare cgroups with the expected allocation. Each pod
+or container gets one note per code, however many cgroup files it covers, with all devices of the pod. A
+finding is also a cause of
+
+* each device that provides the resource (of hugepages, the size), with the severity of the row: the workload
+  does
+  not have what the device provides;
+* every device of the pod if none provides it, as ``info``.
+
+No such cause makes a device Unhealthy or Unknown: the device works, and repairing it would not help.
+"""
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
+from typing import Final, NamedTuple
 
-from agent.devices.inventory import Device
-from agent.health.evaluation import Evaluation, Subject, row_among
-from agent.health.host.cgroup.rules import EXCLUSIVE_THROTTLED, GROUP_RULES, LACKED
-from agent.health.host.cgroup.view import GroupView
-from agent.health.host.pod.pod_devices import PodDevices, Used
-from agent.health.host.pod.pod_findings import AffectedDevice, PodIssue, with_troubles
-from agent.health.host.pod.rules import promise_notes, promise_troubles
-from agent.health.host.pod.state import PodsPast
-from agent.health.verdict import PreviousVerdicts
-from agent.model.health import Cause, DeviceHealth, Note
+from agent.devices.inventory import Device, Kind
+from agent.health.evaluation import Evaluation, Subject, row_with_code
+from agent.health.host.cgroup.rules import AFFECTED_KINDS, EXCLUSIVE_THROTTLED, GROUP_RULES
+from agent.health.host.cgroup.state import GroupView
+from agent.health.host.pod.rules import ALLOCATION_ROWS, UNLISTED, UNREAD
+from agent.health.host.pod.state import PodAuditState, PodFindingGroup, brief
+from agent.health.host.verdicts import NODE
+from agent.health.rules import cause_from_row
+from agent.health.verdict import PreviousVerdicts, with_minor_causes
+from agent.model.claim import DeviceRef
+from agent.model.health import Cause, DeviceHealth, Note, Severity
+from agent.model.pods import PodFinding, PodsSample, Resource
+from agent.model.settings import Settings
+from agent.model.source import SourceSample
+
+MAX_LISTED: Final = 3
+"""Number of findings that a message lists."""
 
 
-def judge_pods(
-    look: Evaluation,
-    before: PreviousVerdicts,
-    past: PodsPast,
+class AffectedDevice(NamedTuple):
+    """Pod finding as a cause of one device that the pod uses."""
+
+    subject: str
+    """Subject of the device."""
+    cause: Cause
+    severity: Severity
+    evidence: str
+    """Evidence that begins with the pod."""
+
+
+class PodIssue(NamedTuple):
+    """Finding about a pod or container, with the devices that it affects."""
+
+    note: Note
+    affected: tuple[AffectedDevice, ...] = ()
+
+
+def joined_evidence(texts: Iterable[str]) -> str:
+    """Join the first texts and the number of further ones; the result does not depend on their order."""
+    kinds = sorted(set(texts))
+    more = [f"and {len(kinds) - MAX_LISTED} more"] if len(kinds) > MAX_LISTED else []
+    return "; ".join([*map(brief, kinds[:MAX_LISTED]), *more])
+
+
+def with_pod_issues(
+    evaluation: Evaluation,
+    previous: PreviousVerdicts,
+    issues: Iterable[PodIssue],
+    devices: Mapping[Subject, Device],
+    verdicts: Mapping[Subject, DeviceHealth],
+) -> Iterator[tuple[Subject, DeviceHealth]]:
+    """Yield the verdicts on devices with affected pods; issues with the same code become one cause.
+
+    Args:
+        devices: Evaluated devices, by subject.
+        verdicts: Verdicts without causes of pods.
+    """
+    found: dict[str, dict[str, list[AffectedDevice]]] = {}
+    for issue in issues:
+        for entry in issue.affected:
+            found.setdefault(entry.subject, {}).setdefault(entry.cause.code, []).append(entry)
+    for subject, by_code in found.items():
+        causes = map(_cause, by_code.values())
+        yield subject, with_minor_causes(evaluation, previous, devices[subject], verdicts[subject], causes)
+
+
+def _cause(entries: Sequence[AffectedDevice]) -> Cause:
+    """Merge causes of one code; only those with the highest severity are listed."""
+    severity = max(entry.severity for entry in entries)
+    worst = [entry for entry in entries if entry.severity is severity]
+    return replace(
+        worst[0].cause,
+        severity=severity,
+        evidence=joined_evidence(entry.evidence for entry in worst),
+        since=min((entry.cause.since for entry in worst), key=lambda since: since.mono_ns),
+    )
+
+
+class UsedDevice(NamedTuple):
+    """Device that a pod uses."""
+
+    subject: str
+    device: Device | None
+    """Evaluated device; None: this agent does not evaluate it."""
+
+
+@dataclass(frozen=True, slots=True)
+class PodDevices:
+    """Devices by the pods that use them, as prepared for their claims.
+
+    A device is identified by driver, pool and name. Drivers that declare devices own them. Other drivers get
+    the verdicts on the host's own devices, so a name in the node's pool is the host's device of that name.
+    Devices of further drivers are only named.
+    """
+
+    sample: PodsSample | None
+    """Newest sample of pods; None: unknown."""
+    devices: Mapping[str, Device]
+    """Evaluated devices, by subject."""
+    declaring: Collection[str]
+    """Drivers that declare devices."""
+    settings: Settings
+
+    def used(self, pod_uid: str) -> tuple[UsedDevice, ...]:
+        """Return the devices that were prepared for a pod, without duplicates."""
+        refs = self.sample.uses.get(pod_uid, ()) if self.sample else ()
+        return tuple(dict.fromkeys(map(self._used, refs)))
+
+    def subject(self, pod_uid: str, container: str) -> str:
+        """Return the subject of a note: the pod's UID, its name if known, and the container."""
+        name = self.sample.names.get(pod_uid) if self.sample else None
+        return _with_container(container, f"pod {pod_uid} ({name})" if name else f"pod {pod_uid}")
+
+    def display_name(self, pod_uid: str, container: str) -> str:
+        """Return the pod's name, or else its UID, and the container, for the message of a device."""
+        name = self.sample.names.get(pod_uid) if self.sample else None
+        return _with_container(container, f"pod {name or pod_uid}")
+
+    def _used(self, ref: DeviceRef) -> UsedDevice:
+        subject = str(ref)
+        if subject not in self.devices and self._is_host_device(ref):
+            subject = ref.device
+        return UsedDevice(subject, self.devices.get(subject))
+
+    def _is_host_device(self, ref: DeviceRef) -> bool:
+        is_reported = ref.driver in self.settings.drivers and ref.driver not in self.declaring
+        return is_reported and ref.pool == self.settings.node and ref.device in self.devices
+
+
+def _with_container(container: str, pod: str) -> str:
+    return f"{pod} container {container}" if container else pod
+
+
+RESOURCE_KINDS: Final[Mapping[Resource, Kind]] = {
+    Resource.CPU: Kind.CPU,
+    Resource.MEMORY: Kind.MEMORY,
+    Resource.HUGEPAGES: Kind.HUGEPAGES,
+}
+"""Kind of the devices that provide a resource."""
+
+
+def allocation_issues(found: Iterable[PodFindingGroup], pods: PodDevices) -> Iterator[PodIssue]:
+    """Yield the issues of the findings of audits, in their order."""
+    for group in found:
+        row = ALLOCATION_ROWS[group.code]
+        used = pods.used(group.pod_uid)
+        advice = next((finding.advice for finding in group.findings if finding.advice), row.advice)
+        cause = Cause(row.code, row.severity, row.blame, _evidence(group.findings), advice, group.since)
+        pod_name = pods.display_name(group.pod_uid, group.container)
+        note = Note(
+            pods.subject(group.pod_uid, group.container), cause, tuple(device.subject for device in used)
+        )
+        yield PodIssue(note, tuple(_affected_devices(group.findings, cause, used, pod_name)))
+
+
+def allocation_notes(
+    issues: Sequence[PodIssue], state: PodAuditState, sources: Mapping[str, SourceSample]
+) -> Iterator[Note]:
+    """Yield the notes of the issues, the number of findings beyond MAX_GROUPS, and that pods can no longer be
+    read.
+
+    Args:
+        issues: Issues of audits.
+        state: State after this evaluation.
+        sources: Sources with their stalls marked.
+    """
+    for issue in issues:
+        yield issue.note
+    if issues and state.dropped:
+        since = min((issue.note.cause.since for issue in issues), key=lambda since: since.mono_ns)
+        yield Note(NODE, cause_from_row(UNLISTED, f"{state.dropped} findings beyond the listed ones", since))
+    if state.lost_since and state.was_read and state.sample:
+        source = sources.get(state.sample.source.name, state.sample.source)
+        yield Note(NODE, cause_from_row(UNREAD, f"{source.name}: {source.detail}", state.lost_since))
+
+
+def _affected_devices(
+    findings: Sequence[PodFinding], cause: Cause, used: Iterable[UsedDevice], pod_name: str
+) -> Iterator[AffectedDevice]:
+    """Yield the evaluated devices that the findings affect."""
+    devices = [entry.device for entry in used if entry.device]
+    unmatched = [finding for finding in findings if not any(_gives(device, finding) for device in devices)]
+    for device in devices:
+        own = [finding for finding in findings if _gives(device, finding)]
+        for matched, severity in ((own, cause.severity), (unmatched, Severity.INFO)):
+            if matched:
+                yield AffectedDevice(device.subject, cause, severity, f"{pod_name}: {_evidence(matched)}")
+
+
+def _gives(device: Device, finding: PodFinding) -> bool:
+    is_kind = finding.resource is not None and device.kind is RESOURCE_KINDS[finding.resource]
+    return is_kind and finding.size_kib in {0, device.size_kib}
+
+
+def _evidence(findings: Iterable[PodFinding]) -> str:
+    return joined_evidence(finding.evidence for finding in findings)
+
+
+def evaluate_pods(
+    evaluation: Evaluation,
+    previous: PreviousVerdicts,
+    state: PodAuditState,
     views: Sequence[GroupView],
     devices: Mapping[Subject, Device],
     verdicts: Mapping[Subject, DeviceHealth],
     declaring: Collection[str],
 ) -> tuple[Sequence[Note], Mapping[Subject, DeviceHealth]]:
-    """All of one look.
+    """Evaluate cgroups and the findings of audits.
 
     Args:
-        past: What is known of pods, after this look.
-        views: Cgroups that have something to tell.
-        devices: All that are judged.
-        verdicts: On them, without what is wrong with pods.
-        declaring: Drivers that declare their devices.
+        state: State of the audits after this evaluation.
+        views: Cgroups with recent events.
+        devices: Evaluated devices, by subject.
+        verdicts: Verdicts without causes of pods.
+        declaring: Drivers that declare devices.
 
     Returns:
-        The notes, and the verdicts that are others for it.
+        The notes, and the verdicts that the findings change.
     """
-    if past.until_ns is not None:
-        look.due_ns.append(past.until_ns)
-    if not views and not past.found and not past.lost:
+    if state.trusted_until_ns is not None:
+        evaluation.due_ns.append(state.trusted_until_ns)
+    if not views and not state.groups and not state.lost_since:
         return (), {}
-    pods = PodDevices(past.known, devices, declaring, look.settings)
-    suffered = list(group_troubles(look, views, pods))
-    audited = list(promise_troubles(past.found if past.known else (), pods))
-    notes = [*(trouble.note for trouble in suffered), *promise_notes(audited, past, look.sources)]
-    return notes, dict(with_troubles(look, before, [*suffered, *audited], devices, verdicts))
+    pods = PodDevices(state.trusted, devices, declaring, evaluation.settings)
+    from_groups = list(group_issues(evaluation, views, pods))
+    from_audit = list(allocation_issues(state.groups if state.trusted else (), pods))
+    notes = [*(issue.note for issue in from_groups), *allocation_notes(from_audit, state, evaluation.sources)]
+    return notes, dict(with_pod_issues(evaluation, previous, [*from_groups, *from_audit], devices, verdicts))
 
 
-def group_troubles(look: Evaluation, views: Iterable[GroupView], pods: PodDevices) -> Iterator[PodIssue]:
-    """What is wrong with pods and containers, by their cgroups."""
+def group_issues(evaluation: Evaluation, views: Iterable[GroupView], pods: PodDevices) -> Iterator[PodIssue]:
+    """Yield the issues of pods and containers by the cgroup rules."""
     for view in views:
         subject = f"group:{view.group.id}"
-        look.judge_all(subject, GROUP_RULES, view)
-        causes = look.causes(subject, partial(row_among, GROUP_RULES))
+        evaluation.run_rules(subject, GROUP_RULES, view)
+        causes = evaluation.causes(subject, partial(row_with_code, GROUP_RULES))
         if not causes:
             continue
-        whose = (view.group.pod_uid, view.group.container)
+        owner = (view.group.pod_uid, view.group.container)
         used = pods.used(view.group.pod_uid)
-        devices = tuple(dict.fromkeys([*view.exclusive, *(one.subject for one in used)]))
+        devices = tuple(dict.fromkeys([*view.exclusive, *(entry.subject for entry in used)]))
         for cause in causes:
-            evidence = f"{pods.who(*whose)}: {cause.evidence}"
-            concerns = [
-                AffectedDevice(one, cause, cause.severity, evidence) for one in _lacking(cause, view, used)
+            evidence = f"{pods.display_name(*owner)}: {cause.evidence}"
+            affected = [
+                AffectedDevice(device_subject, cause, cause.severity, evidence)
+                for device_subject in _affected_by_group(cause, view, used)
             ]
-            yield PodIssue(Note(pods.subject(*whose), cause, devices), tuple(concerns))
+            yield PodIssue(Note(pods.subject(*owner), cause, devices), tuple(affected))
 
 
-def _lacking(cause: Cause, view: GroupView, used: Iterable[Used]) -> Iterable[str]:
-    """The devices that should give what a pod has not enough of."""
+def _affected_by_group(cause: Cause, view: GroupView, used: Iterable[UsedDevice]) -> Iterable[str]:
+    """Return the devices that provide what the pod lacks."""
     if cause.code == EXCLUSIVE_THROTTLED.code:
         return view.exclusive
-    kind = LACKED.get(cause.code)
-    return [one.subject for one in used if one.device and one.device.kind is kind]
+    kind = AFFECTED_KINDS.get(cause.code)
+    return [entry.subject for entry in used if entry.device and entry.device.kind is kind]

@@ -1,84 +1,186 @@
-"""What an audit finds in pods: cgroups that do not say what Kubernetes promised, and risks in how pods ask.
+"""Rows of the catalogue for findings of pod audits.
 
-A note for each pod or container and code, however many knobs it is about. Devices of the pod are told, too:
-
-* those that give the resource, of hugepages that size, as bad as the row says: what they give is not had;
-* all where none does, and as a word: nobody knows which of them should have given it.
-
-Nothing of it makes a device Unhealthy or Unknown: it works, and it is not the device that is to be mended.
+Node operators are to blame for the contents of cgroup files, authors of pods for requests.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Final
 
-from agent.devices.inventory import Device, Kind
-from agent.health.catalog import cause_of
-from agent.health.host.pod.pod_devices import PodDevices, Used
-from agent.health.host.pod.pod_findings import AffectedDevice, PodIssue, listed
-from agent.health.host.pod.rule_rows import PROMISES, UNLISTED, UNREAD
-from agent.health.host.pod.state import Found, PodsPast
-from agent.health.host.verdicts import NODE
-from agent.model.health import Cause, Note, Severity
-from agent.model.pods import PodFinding, Resource
-from agent.model.source import SourceSample
+from agent.health.rules import CatalogRow
+from agent.model.health import Blame, Severity
 
-KINDS: Final[Mapping[Resource, Kind]] = {
-    Resource.CPU: Kind.CPU,
-    Resource.MEMORY: Kind.MEMORY,
-    Resource.HUGEPAGES: Kind.HUGEPAGES,
-}
-"""What kind of device gives it."""
+MAX_GROUPS: Final = 512
+"""Number of evaluated groups, worst first. A node has a few hundred pods; more findings have one common
+cause.
+"""
+_AT_AUDIT: Final = "any cgroup file at an audit (pods.audit), 30 s or more after a start or a resize"
+_AT_ANY_AUDIT: Final = "at any audit (pods.audit)"
+_FIND_WRITER: Final = (
+    "see drahealth audit for the arithmetic, and find out what wrote the value: the kubelet (its feature "
+    "gates), the runtime, an NRI plugin, systemd, or an operator"
+)
 
 
-def promise_troubles(found: Iterable[Found], pods: PodDevices) -> Iterator[PodIssue]:
-    """What was found, in its order."""
-    for one in found:
-        row = PROMISES[one.code]
-        used = pods.used(one.pod_uid)
-        advice = next((part.advice for part in one.parts if part.advice), row.advice)
-        cause = Cause(row.code, row.severity, row.blame, _evidence(one.parts), advice, one.since)
-        who = pods.who(one.pod_uid, one.container)
-        note = Note(pods.subject(one.pod_uid, one.container), cause, tuple(each.subject for each in used))
-        yield PodIssue(note, tuple(_concerns(one.parts, cause, used, who)))
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AllocationRow(CatalogRow):
+    """Row for a finding of an audit."""
+
+    description: str
+    """Description of the finding, in a sentence."""
+    source: str = "pods"
 
 
-def promise_notes(
-    troubles: Sequence[PodIssue], past: PodsPast, sources: Mapping[str, SourceSample]
-) -> Iterator[Note]:
-    """What was found, how much more there is, and that nobody sees it any more.
-
-    Args:
-        troubles: What was found.
-        past: After this look.
-        sources: As they are to be shown.
-    """
-    for trouble in troubles:
-        yield trouble.note
-    if troubles and past.more:
-        since = min((trouble.note.cause.since for trouble in troubles), key=lambda since: since.mono_ns)
-        yield Note(NODE, cause_of(UNLISTED, f"{past.more} more than are told of one by one", since))
-    if past.lost and past.was_read and past.sample:
-        source = sources.get(past.sample.source.name, past.sample.source)
-        yield Note(NODE, cause_of(UNREAD, f"{source.name}: {source.detail}", past.lost))
-
-
-def _concerns(
-    parts: Sequence[PodFinding], cause: Cause, used: Iterable[Used], who: str
-) -> Iterator[AffectedDevice]:
-    """What of it is told of which device that is judged here."""
-    devices = [one.device for one in used if one.device]
-    homeless = [part for part in parts if not any(_gives(device, part) for device in devices)]
-    for device in devices:
-        own = [part for part in parts if _gives(device, part)]
-        for of, severity in ((own, cause.severity), (homeless, Severity.INFO)):
-            if of:
-                yield AffectedDevice(device.subject, cause, severity, f"{who}: {_evidence(of)}")
-
-
-def _gives(device: Device, part: PodFinding) -> bool:
-    is_kind = part.resource is not None and device.kind is KINDS[part.resource]
-    return is_kind and part.size_kib in {0, device.size_kib}
-
-
-def _evidence(parts: Iterable[PodFinding]) -> str:
-    return listed(part.evidence for part in parts)
+_ROWS: Final = (
+    AllocationRow(
+        code="cgroup.lower",
+        severity=Severity.DEGRADED,
+        blame=Blame.CONFIGURATION,
+        description="A pod or a container that uses claims has less in its cgroup than expected.",
+        threshold=_AT_AUDIT,
+        why="it is throttled, killed or refused pages before it has used its allocation",
+        advice=_FIND_WRITER,
+        try_it="write half of its value to memory.max of a container that uses a claim",
+    ),
+    AllocationRow(
+        code="cgroup.limited",
+        severity=Severity.DEGRADED,
+        blame=Blame.CONFIGURATION,
+        description="A pod or a container that uses claims has a limit in its cgroup but none is expected.",
+        threshold=_AT_AUDIT,
+        why="it is throttled, killed or refused pages although no limit was requested",
+        advice=_FIND_WRITER,
+        try_it="write 50000 100000 to cpu.max of a container that uses a claim and has no CPU limit",
+    ),
+    AllocationRow(
+        code="cgroup.parent_tighter",
+        severity=Severity.DEGRADED,
+        blame=Blame.CONFIGURATION,
+        description="A pod that uses claims has less in its cgroup than its containers have in theirs.",
+        threshold=_AT_AUDIT,
+        why="the containers cannot use their allocation because of the pod's limit",
+        advice=_FIND_WRITER,
+        try_it="write less to memory.max of a pod that uses a claim than its containers have",
+    ),
+    AllocationRow(
+        code="cgroup.higher",
+        severity=Severity.INFO,
+        blame=Blame.CONFIGURATION,
+        description="A pod or a container that uses claims has more in its cgroup than expected.",
+        threshold=_AT_AUDIT,
+        why="it can use resources that are allocated to others",
+        advice=_FIND_WRITER,
+        try_it="write twice its value to memory.max of a container that uses a claim",
+    ),
+    AllocationRow(
+        code="cgroup.unlimited",
+        severity=Severity.INFO,
+        blame=Blame.CONFIGURATION,
+        description="A pod or a container that uses claims has no limit in its cgroup but one is expected.",
+        threshold=_AT_AUDIT,
+        why="it can use resources that are allocated to others",
+        advice=_FIND_WRITER,
+        try_it="write max to memory.max of a container that uses a claim and has a memory limit",
+    ),
+    AllocationRow(
+        code="cgroup.missing",
+        severity=Severity.INFO,
+        blame=Blame.CONFIGURATION,
+        description="The controller or file for an expected value does not exist or cannot be read.",
+        threshold=_AT_AUDIT,
+        why="nothing guarantees the pod its allocation or limits it to that",
+        advice="enable the controller: check cgroup.subtree_control of each cgroup above",
+        try_it="write -memory to cgroup.subtree_control of a pod that uses a claim",
+    ),
+    AllocationRow(
+        code="claim.best_effort",
+        severity=Severity.INFO,
+        blame=Blame.WORKLOAD,
+        description="A pod is BestEffort though its claims give it CPU or memory.",
+        threshold=_AT_ANY_AUDIT,
+        why="on a busy node it gets the least CPU time, and its processes are killed first",
+        advice="give one of its containers a small request, so that the pod is Burstable",
+        try_it="claim CPU for a pod without requests and limits",
+    ),
+    AllocationRow(
+        code="claim.not_counted",
+        severity=Severity.INFO,
+        blame=Blame.CONFIGURATION,
+        description="The kubelet does not add the resources of claims to the cgroups of their pods.",
+        threshold=_AT_ANY_AUDIT,
+        why="the scheduler accounts for them, but the pod does not get them",
+        advice="enable the gate DRANodeAllocatableResources of kubelets from 1.37 on",
+        try_it="claim CPU on a node with kubelet 1.36",
+    ),
+    AllocationRow(
+        code="claim.over_pod_level",
+        severity=Severity.INFO,
+        blame=Blame.WORKLOAD,
+        description="The claims of a pod give more than its pod-level resources.",
+        threshold=_AT_ANY_AUDIT,
+        why="the pod-level resources count, and the pod does not get what the claims give beyond them",
+        advice="raise spec.resources by the resources of the claims, which it includes",
+        try_it="claim 4 CPUs for a pod with 2 in spec.resources",
+    ),
+    AllocationRow(
+        code="claim.shared_mapping",
+        severity=Severity.INFO,
+        blame=Blame.WORKLOAD,
+        description="Several pods share a claim that counts as CPU, memory or hugepages.",
+        threshold=_AT_ANY_AUDIT,
+        why="each pod gets all of it in its cgroup, but it exists once",
+        advice="give each pod its own claim; the scheduler should have refused the second pod",
+        try_it="name one claim that gives CPU in two pods",
+    ),
+    AllocationRow(
+        code="claim.starved",
+        severity=Severity.INFO,
+        blame=Blame.WORKLOAD,
+        description="A container has no CPU request although its claims give it CPU.",
+        threshold=_AT_ANY_AUDIT,
+        why="within its pod it has the lowest CPU weight, whatever its claims give",
+        advice="give the container a CPU request: within a pod, claims do not count for the weight",
+        try_it="claim CPU for a container without a CPU request",
+    ),
+    AllocationRow(
+        code="cpus.exclusive_quota",
+        severity=Severity.INFO,
+        blame=Blame.WORKLOAD,
+        description="A container has exclusive CPUs from a driver and a quota below their number.",
+        threshold="any quota of less than 1000m for each of its CPUs",
+        why="the CPUs idle while the container waits for its quota",
+        advice="remove the container's CPU limit, or raise it to the number of its CPUs",
+        try_it="give a container 4 exclusive CPUs by a driver, and a CPU limit of 2",
+    ),
+    AllocationRow(
+        code="cpus.exclusive_throttled",
+        severity=Severity.DEGRADED,
+        blame=Blame.WORKLOAD,
+        description="A container was throttled although it has exclusive CPUs from a driver.",
+        threshold="any throttled period since the container started",
+        why="the CPUs idled while the container waited for its quota",
+        advice="remove the container's CPU limit: its cpuset limits it already",
+        try_it="give a container 4 exclusive CPUs by a driver, and a CPU limit of 2, and load them",
+    ),
+)
+ALLOCATION_ROWS: Final = {row.code: row for row in _ROWS}
+"""Rows for findings of audits, by code."""
+UNLISTED: Final = AllocationRow(
+    code="node.pods.unlisted",
+    severity=Severity.INFO,
+    blame=Blame.AGENT,
+    description="An audit has more findings than the agent lists for pods and their devices.",
+    threshold=f"more than {MAX_GROUPS}, those of a pod or container under one code counted once",
+    why="so many findings most likely have one common cause",
+    advice="run drahealth audit for all findings and check what the first have in common",
+    try_it="audit a node of 600 pods with claims whose kubelet does not count them",
+)
+UNREAD: Final = AllocationRow(
+    code="node.pods.unread",
+    severity=Severity.UNKNOWN,
+    blame=Blame.AGENT,
+    description="Pods and their claims can no longer be read.",
+    threshold="three periods (pods.period) and some time without a successful pass",
+    why="findings of audits are no longer reported, and the pods that a fault affects are unknown",
+    advice="see the source pods in drahealth scan: the kubelet's files and sockets, and their permissions",
+    try_it="chmod 0 /var/lib/kubelet/dra_manager_state, with an agent that is not root",
+)

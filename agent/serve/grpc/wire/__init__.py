@@ -1,1 +1,1 @@
-"""Protobuf messages read and written field by field."""
+"""Readers and writers of protobuf messages."""

@@ -31,11 +31,11 @@ class Health(betterproto.Enum):
 
 
 class Severity(betterproto.Enum):
-    """How bad a cause is; the greater number is the worse."""
+    """Severity of a cause; the greater number is the worse."""
 
     OK = 0
     INFO = 1
-    """Worth knowing, never told to the kubelet."""
+    """Worth knowing, never sent to the kubelet."""
 
     DEGRADED = 2
     """
@@ -47,7 +47,7 @@ class Severity(betterproto.Enum):
 
 
 class Blame(betterproto.Enum):
-    """Who can mend a cause."""
+    """Who can fix a cause."""
 
     UNSPECIFIED = 0
     HARDWARE = 1
@@ -56,7 +56,7 @@ class Blame(betterproto.Enum):
     CONFIGURATION = 4
     AGENT = 5
     """
-    The agent itself, or what it reads from; nothing is known to be wrong with the device.
+    The agent itself, or a source that it reads; no fault of the device is known.
     """
 
 
@@ -67,13 +67,13 @@ class SourceState(betterproto.Enum):
     """The machine does not have what the source reads."""
 
     FAILING = 3
-    """At least one thing that is there cannot be read."""
+    """At least one existing item cannot be read."""
 
     STALLED = 4
     """The source has not finished a pass for too long."""
 
     STARTING = 5
-    """Its first pass has not ended."""
+    """The first pass of the source has not ended."""
 
 
 @dataclass(eq=False, repr=False)
@@ -92,16 +92,16 @@ class Instant(betterproto.Message):
 
     mono_ns: int = betterproto.int64_field(1)
     """
-    CLOCK_MONOTONIC of the agent's host [ns]. Leases and durations are counted on it.
+    CLOCK_MONOTONIC of the agent's host [ns]. Leases and durations use this clock.
     """
 
     wall_s: float = betterproto.double_field(2)
-    """CLOCK_REALTIME [s since 1970]. For people."""
+    """CLOCK_REALTIME [s since 1970], for display."""
 
 
 @dataclass(eq=False, repr=False)
 class Cause(betterproto.Message):
-    """Why a device is not simply healthy."""
+    """Reason why a device is not healthy, or has a message."""
 
     code: str = betterproto.string_field(1)
     """Stable dotted code, e.g. "mem.hugepages.pool_shrunk"."""
@@ -119,44 +119,42 @@ class Cause(betterproto.Message):
 
 @dataclass(eq=False, repr=False)
 class Device(betterproto.Message):
-    """The verdict on one device."""
+    """Verdict on one device."""
 
     pool: str = betterproto.string_field(1)
     name: str = betterproto.string_field(2)
     kind: str = betterproto.string_field(3)
-    """What kind of device it is, e.g. "cpu", "hugepages" or "gpu"."""
+    """Kind of the device, e.g. "cpu", "hugepages" or "gpu"."""
 
     health: "Health" = betterproto.enum_field(4)
     severity: "Severity" = betterproto.enum_field(5)
     message: str = betterproto.string_field(6)
-    """What the kubelet is told; empty for a device that is simply healthy."""
+    """Message for the kubelet; empty for a device that is healthy."""
 
     since: "Instant" = betterproto.message_field(7)
     """When health, severity or message last changed."""
 
     verified: "Instant" = betterproto.message_field(8)
-    """When its sources were last read to the end."""
+    """When the device's sources were last read completely."""
 
     timeout_s: int = betterproto.int64_field(9)
     """
-    How long the kubelet may believe this [s]; on some streams it is told two more.
+    How long the kubelet may believe this verdict [s]; some streams send two seconds more.
     """
 
     causes: List["Cause"] = betterproto.message_field(10)
     """Worst first."""
 
     attributes: List["Attribute"] = betterproto.message_field(11)
-    """
-    What the device is, e.g. a GPU's UUID; in the order in which people read it.
-    """
+    """Properties of the device, e.g. a GPU's UUID; in display order."""
 
     driver: str = betterproto.string_field(12)
-    """The driver that declared it; empty: it is the host's own."""
+    """Driver that declared the device; empty: the host's own device."""
 
 
 @dataclass(eq=False, repr=False)
 class Attribute(betterproto.Message):
-    """One thing that a device is, by name."""
+    """Property of a device."""
 
     name: str = betterproto.string_field(1)
     """E.g. "uuid", "pciBusId", "serial", "product"."""
@@ -166,10 +164,10 @@ class Attribute(betterproto.Message):
 
 @dataclass(eq=False, repr=False)
 class Note(betterproto.Message):
-    """A cause that belongs to no device."""
+    """Cause that belongs to no device."""
 
     subject: str = betterproto.string_field(1)
-    """What it is about, e.g. a pod and its container."""
+    """Subject of the cause, e.g. a pod and its container."""
 
     cause: "Cause" = betterproto.message_field(2)
     devices: List[str] = betterproto.string_field(3)
@@ -179,34 +177,34 @@ class Note(betterproto.Message):
 
 
 @dataclass(eq=False, repr=False)
-class Unjudged(betterproto.Message):
-    """A rule that has nothing to judge on a device, or not yet enough."""
+class SkippedRule(betterproto.Message):
+    """Rule that was not applicable to a device or not evaluated."""
 
     device: str = betterproto.string_field(1)
     code: str = betterproto.string_field(2)
-    """The rule's code."""
+    """Code of the rule."""
 
     reason: str = betterproto.string_field(3)
 
 
 @dataclass(eq=False, repr=False)
 class Source(betterproto.Message):
-    """How one source is doing."""
+    """State of one source."""
 
     name: str = betterproto.string_field(1)
     state: "SourceState" = betterproto.enum_field(2)
     beat_ns: int = betterproto.int64_field(3)
     """
-    CLOCK_MONOTONIC of its last finished pass, before the first that of its start [ns].
+    CLOCK_MONOTONIC of the last finished pass, before the first pass of the start [ns].
     """
 
     period_ns: int = betterproto.int64_field(4)
-    """How often it is read [ns]."""
+    """Interval between passes [ns]."""
 
     failures: int = betterproto.int64_field(5)
     detail: str = betterproto.string_field(6)
     """
-    The last failure in words, or why it is absent; empty if there was none.
+    Text of the last failure, or reason of the absence; empty if there was none.
     """
 
     passes: int = betterproto.int64_field(7)
@@ -214,53 +212,50 @@ class Source(betterproto.Message):
 
     dispensable: bool = betterproto.bool_field(8)
     """
-    Whether the agent is of use without it: one that is dispensable may stand still, and nobody restarts
-     the agent for it.
+    Whether the agent is useful without the source: such a source may stall without a restart of the agent.
     """
 
     limit_ns: int = betterproto.int64_field(9)
     """
-    It stands still when its last pass is older than this [ns]; 0: as many periods as for all.
+    The source is stalled when its last pass is older than this [ns]; 0: the default number of periods.
     """
 
 
 @dataclass(eq=False, repr=False)
 class Core(betterproto.Message):
-    """What the native core has cost since it started."""
+    """Cost of the native core since it started."""
 
     passes: int = betterproto.int64_field(1)
     wakes: int = betterproto.int64_field(2)
-    """How often it woke the part that decides."""
+    """Number of evaluations that the core requested."""
 
     reads: int = betterproto.int64_field(3)
     opens: int = betterproto.int64_field(4)
     descriptors: int = betterproto.int64_field(5)
-    """Held now."""
+    """Open file descriptors now."""
 
     watches: int = betterproto.int64_field(6)
-    """Held now: inotify watches."""
+    """Inotify watches now."""
 
     kernel_bytes: int = betterproto.int64_field(7)
-    """Estimated kernel memory held by descriptors and watches [bytes]."""
+    """Estimated kernel memory of descriptors and watches [bytes]."""
 
     groups_dropped: int = betterproto.int64_field(8)
-    """Cgroups that find no room in the table now."""
+    """Cgroups that do not fit into the table now."""
 
     overflows: int = betterproto.int64_field(9)
     """
-    Times the kernel's inotify queue overflowed and everything was read again.
+    Overflows of the kernel's inotify queue, after each of which everything was read again.
     """
 
     unwatched: int = betterproto.int64_field(10)
-    """
-    Watches that the kernel refused; what they would have told is found by the slow sweep.
-    """
+    """Watches that the kernel refused; the slow sweep finds those changes."""
 
 
 @dataclass(eq=False, repr=False)
-class Picture(betterproto.Message):
+class Report(betterproto.Message):
     """
-    The whole outward picture at one moment. Each is complete; the newest replaces the one before.
+    Everything that the agent knows at one moment. Each report is complete and replaces the one before.
     """
 
     node: str = betterproto.string_field(1)
@@ -272,21 +267,21 @@ class Picture(betterproto.Message):
     """
 
     notes: List["Note"] = betterproto.message_field(4)
-    not_applicable: List["Unjudged"] = betterproto.message_field(5)
-    """Rules that this machine gives nothing to judge."""
+    not_applicable: List["SkippedRule"] = betterproto.message_field(5)
+    """Rules that do not apply to this machine."""
 
-    not_evaluated: List["Unjudged"] = betterproto.message_field(6)
+    not_evaluated: List["SkippedRule"] = betterproto.message_field(6)
     """Rules that need more history than there is yet."""
 
     sources: List["Source"] = betterproto.message_field(7)
     core: "Core" = betterproto.message_field(8)
     groups: int = betterproto.int64_field(9)
-    """Cgroups of pods and containers that are watched."""
+    """Number of watched cgroups of pods and containers."""
 
 
 @dataclass(eq=False, repr=False)
 class Subscribers(betterproto.Message):
-    """How many streams read from one socket."""
+    """Number of streams on one socket."""
 
     socket: str = betterproto.string_field(1)
     """
@@ -298,7 +293,7 @@ class Subscribers(betterproto.Message):
 
 @dataclass(eq=False, repr=False)
 class Tally(betterproto.Message):
-    """How many devices are that bad."""
+    """Number of devices of one severity."""
 
     severity: "Severity" = betterproto.enum_field(1)
     devices: int = betterproto.int64_field(2)
@@ -307,14 +302,14 @@ class Tally(betterproto.Message):
 @dataclass(eq=False, repr=False)
 class StatusReply(betterproto.Message):
     version: str = betterproto.string_field(1)
-    """The agent's own version."""
+    """Version of the agent."""
 
     pid: int = betterproto.int64_field(2)
     started_wall_s: float = betterproto.double_field(3)
-    """When the process started [s since 1970]."""
+    """Start of the process [s since 1970]."""
 
     cpu_s: float = betterproto.double_field(4)
-    """User and system time of the process since then [s]."""
+    """User and system time of the process since its start [s]."""
 
     rss_bytes: int = betterproto.int64_field(5)
     """Resident memory [bytes]."""
@@ -325,29 +320,28 @@ class StatusReply(betterproto.Message):
 
     node: str = betterproto.string_field(8)
     """
-    The name of the node; empty while there is no picture yet, as is all that follows but the
-     subscribers.
+    Name of the node. Before the first report this and all following fields but the subscribers are empty.
     """
 
     at: "Instant" = betterproto.message_field(9)
-    """When the newest picture was made."""
+    """When the newest report was made."""
 
     publications: int = betterproto.int64_field(10)
-    """How many pictures there have been."""
+    """Number of reports so far."""
 
     tallies: List["Tally"] = betterproto.message_field(11)
     """
-    Worst first; severities that no device has are left out. These and the three that follow are as of
-     the newest picture, which may be as old as a heartbeat.
+    Worst first; severities that no device has are left out. These and the three that follow are those of the
+     newest report, which may be as old as a heartbeat.
     """
 
     sources: List["Source"] = betterproto.message_field(12)
     core: "Core" = betterproto.message_field(13)
     groups: int = betterproto.int64_field(14)
-    """Cgroups of pods and containers that are watched."""
+    """Number of watched cgroups of pods and containers."""
 
     subscribers: List["Subscribers"] = betterproto.message_field(15)
-    """One entry per socket, those without a reader included."""
+    """One entry per socket, also for sockets without a reader."""
 
 
 class AgentStub(betterproto.ServiceStub):
@@ -358,11 +352,11 @@ class AgentStub(betterproto.ServiceStub):
         timeout: Optional[float] = None,
         deadline: Optional["Deadline"] = None,
         metadata: Optional["MetadataLike"] = None
-    ) -> AsyncIterator[Picture]:
+    ) -> AsyncIterator[Report]:
         async for response in self._unary_stream(
             "/drahealth.v1.Agent/Watch",
             watch_request,
-            Picture,
+            Report,
             timeout=timeout,
             deadline=deadline,
             metadata=metadata,
@@ -389,15 +383,15 @@ class AgentStub(betterproto.ServiceStub):
 
 class AgentBase(ServiceBase):
 
-    async def watch(self, watch_request: "WatchRequest") -> AsyncIterator[Picture]:
+    async def watch(self, watch_request: "WatchRequest") -> AsyncIterator[Report]:
         raise grpclib.GRPCError(grpclib.const.Status.UNIMPLEMENTED)
-        yield Picture()
+        yield Report()
 
     async def status(self, status_request: "StatusRequest") -> "StatusReply":
         raise grpclib.GRPCError(grpclib.const.Status.UNIMPLEMENTED)
 
     async def __rpc_watch(
-        self, stream: "grpclib.server.Stream[WatchRequest, Picture]"
+        self, stream: "grpclib.server.Stream[WatchRequest, Report]"
     ) -> None:
         request = await stream.recv_message()
         await self._call_rpc_handler_server_stream(
@@ -419,7 +413,7 @@ class AgentBase(ServiceBase):
                 self.__rpc_watch,
                 grpclib.const.Cardinality.UNARY_STREAM,
                 WatchRequest,
-                Picture,
+                Report,
             ),
             "/drahealth.v1.Agent/Status": grpclib.const.Handler(
                 self.__rpc_status,

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 class TaintEffect(betterproto.Enum):
     UNSPECIFIED = 0
-    """Of a later version: publish it as "None", which only informs."""
+    """Effect of a later version: publish it as "None", which only informs."""
 
     NONE = 1
     NO_SCHEDULE = 2
@@ -32,9 +32,7 @@ class TaintEffect(betterproto.Enum):
 
 
 class Operation(betterproto.Enum):
-    """
-    What the driver was doing: the same errno means something else in each.
-    """
+    """Operation of the driver: the same errno has another meaning in each."""
 
     UNSPECIFIED = 0
     DEVICE = 1
@@ -44,13 +42,13 @@ class Operation(betterproto.Enum):
     """Writing a CDI file."""
 
     STATE = 3
-    """Its own checkpoint."""
+    """Reading or writing its own checkpoint."""
 
     CONFIG = 4
-    """Reading what the user asked for."""
+    """Reading the claim's parameters."""
 
     API = 5
-    """Asking the API server."""
+    """Calling the API server."""
 
     LOCK = 6
     """Waiting for its own lock."""
@@ -61,26 +59,26 @@ class Operation(betterproto.Enum):
 
 class ErrorClass(betterproto.Enum):
     UNKNOWN = 0
-    """Nothing shows what it is. Handled like transient."""
+    """No evidence for any class. Handled like transient."""
 
     TRANSIENT = 1
-    """Trying again can help."""
+    """A retry can succeed."""
 
     BAD_CONFIG = 2
-    """What the user asked for can never be had: the claim must change."""
+    """The claim can never be prepared as it is: the claim must change."""
 
     FAILED_DEVICE = 3
     """
-    A device of the claim is broken: it is Unhealthy, and offered to be tainted.
+    A device of the claim is broken: it is Unhealthy, and a taint is offered.
     """
 
     PERMANENT = 4
-    """Neither: the node or the driver must change."""
+    """The node or the driver must change."""
 
 
 class Step(betterproto.Enum):
     UNSPECIFIED = 0
-    """Either side is of another version, or it was forgotten: refused."""
+    """Unset, or a value of another version: refused."""
 
     PREPARE = 1
     UNPREPARE = 2
@@ -90,27 +88,27 @@ class Step(betterproto.Enum):
 class SyncDevicesRequest(betterproto.Message):
     devices: List["DeclaredDevice"] = betterproto.message_field(1)
     """
-    At most 4,096, all drivers of the node together. None: the driver has no devices (now).
+    At most 4,096, all drivers of the node together. Empty: the driver has no devices.
     """
 
 
 @dataclass(eq=False, repr=False)
 class SyncDevicesReply(betterproto.Message):
     devices: int = betterproto.int64_field(1)
-    """How many are declared now."""
+    """Number of devices that are declared now."""
 
-    judged: bool = betterproto.bool_field(2)
+    evaluated: bool = betterproto.bool_field(2)
     """
-    Whether each of them has a verdict by now; else the stream has them soon.
+    Whether each of them already has a verdict; else the stream has the verdicts soon.
     """
 
 
 @dataclass(eq=False, repr=False)
 class DeclaredDevice(betterproto.Message):
     """
-    A device as the driver publishes it in its ResourceSlice, and which part of the machine it is. The agent
-     judges that part; one that nobody but the driver can judge is not for here: the driver tells its health
-     itself, in a report of its own. The format is that of devices.d, see docs/declared-devices.md.
+    Device as the driver publishes it in its ResourceSlice, and the part of the machine that it consists of.
+     The agent evaluates that part. A device that only the driver can evaluate is not declared: the driver
+     reports its health itself. The format is that of devices.d, see docs/declared-devices.md.
     """
 
     name: str = betterproto.string_field(1)
@@ -121,7 +119,7 @@ class DeclaredDevice(betterproto.Message):
 
     lease_s: int = betterproto.int64_field(3)
     """
-    How long the kubelet may believe a verdict [s], 3 to 86,399; 0: as of all devices.
+    How long the kubelet may believe a verdict [s], 3 to 86,399; 0: the default lease.
     """
 
     cpus: "CpusPart" = betterproto.message_field(4, group="part")
@@ -137,31 +135,31 @@ class CpusPart(betterproto.Message):
     """In the kernel's list format, "0-3,8"."""
 
     numa: Optional[int] = betterproto.int64_field(2, optional=True)
-    """The NUMA node that they must be on, 0 to 1023; unset: not said."""
+    """NUMA node that the CPUs must be on, 0 to 1023; unset: any."""
 
     exclusive: bool = betterproto.bool_field(3)
     """
-    Nobody but the claim's holder runs on them: its containers must not be throttled.
+    Whether only the claim's pods run on the CPUs: their containers must not be throttled.
     """
 
     isolated: bool = betterproto.bool_field(4)
-    """They must be in the kernel's isolated set."""
+    """Whether the CPUs must be in the kernel's isolated set."""
 
 
 @dataclass(eq=False, repr=False)
 class HugepagesPart(betterproto.Message):
     size: str = betterproto.string_field(1)
-    """Of a page, as Kubernetes writes it: "2Mi"."""
+    """Size of a page as a Kubernetes quantity: "2Mi"."""
 
     pages: int = betterproto.int64_field(2)
     numa: int = betterproto.int64_field(3)
-    """The NUMA node that they are on, 0 to 1023."""
+    """NUMA node of the pages, 0 to 1023."""
 
 
 @dataclass(eq=False, repr=False)
 class MemoryPart(betterproto.Message):
     size: str = betterproto.string_field(1)
-    """As Kubernetes writes it, "64Gi"; empty: not said."""
+    """Kubernetes quantity, "64Gi"; empty: not specified."""
 
     numa: int = betterproto.int64_field(2)
     """The NUMA node, 0 to 1023."""
@@ -169,18 +167,16 @@ class MemoryPart(betterproto.Message):
 
 @dataclass(eq=False, repr=False)
 class GpuPart(betterproto.Message):
-    """
-    A GPU, or an instance of one. One of address and UUID at least is said.
-    """
+    """GPU, or instance of a GPU. At least one of address and UUID is set."""
 
     pci: str = betterproto.string_field(1)
     """0000:3b:00.0"."""
 
     uuid: str = betterproto.string_field(2)
-    """GPU-..." of a GPU, "MIG-..." of an instance."""
+    """GPU-..." for a GPU, "MIG-..." for an instance."""
 
     gi: Optional[int] = betterproto.int64_field(3, optional=True)
-    """GPU instance, 0 to 255; it and the compute instance, both or none."""
+    """GPU instance and compute instance, 0 to 255; both or none."""
 
     ci: Optional[int] = betterproto.int64_field(4, optional=True)
 
@@ -193,7 +189,9 @@ class PciPart(betterproto.Message):
     """0000:5e:00.1"."""
 
     driver: str = betterproto.string_field(2)
-    """The kernel's driver that must be bound to it; empty: any, or none."""
+    """
+    Kernel driver that must be bound to the function; empty: any, or none.
+    """
 
 
 @dataclass(eq=False, repr=False)
@@ -204,9 +202,7 @@ class WatchTaintsRequest(betterproto.Message):
 @dataclass(eq=False, repr=False)
 class DeviceTaints(betterproto.Message):
     devices: List["TaintedDevice"] = betterproto.message_field(1)
-    """
-    Every device of the driver, those without a taint included; by pool and name.
-    """
+    """Every device of the driver, also without a taint; by pool and name."""
 
 
 @dataclass(eq=False, repr=False)
@@ -215,31 +211,32 @@ class TaintedDevice(betterproto.Message):
     name: str = betterproto.string_field(2)
     taints: List["DeviceTaint"] = betterproto.message_field(3)
     """
-    The worst first, at most 16, and 6,144 in a message: where there are more, each device has fewer. Any
-     taint in a ResourceSlice halves what the slice may hold, to 64 devices.
+    Worst first, at most 16, and 6,144 in a message; with more taints in all, each device has fewer. Any
+     taint in a ResourceSlice halves the capacity of the slice, to 64 devices.
     """
 
 
 @dataclass(eq=False, repr=False)
 class DeviceTaint(betterproto.Message):
     key: str = betterproto.string_field(1)
-    """A label's name, "<driver>/<cause>"."""
+    """Label name, "<driver>/<cause>"."""
 
     value: str = betterproto.string_field(2)
-    """A label's value; may be empty."""
+    """Label value; may be empty."""
 
     effect: "TaintEffect" = betterproto.enum_field(3)
     time_added_s: int = betterproto.int64_field(4)
     """
-    When it was first called for [s since 1970]. It stays while the rest is the same, over restarts: publish
-     it as timeAdded, because tolerations count from there.
+    When the taint was first decided [s since 1970]. It stays while the rest is the same, across restarts:
+     publish it as timeAdded, because tolerations count from there.
     """
 
 
 @dataclass(eq=False, repr=False)
 class PrepareClaim(betterproto.Message):
     """
-    A ResourceClaim, as far as it is this driver's. Names and uid are at most 253 bytes each, and printable.
+    Part of a ResourceClaim that belongs to this driver. Names and uid are at most 253 bytes each, and
+     printable.
     """
 
     namespace: str = betterproto.string_field(1)
@@ -249,13 +246,13 @@ class PrepareClaim(betterproto.Message):
 
     devices: List["ClaimedDevice"] = betterproto.message_field(4)
     """
-    Those of this driver, in the order of status.allocation; at most 128, of which Kubernetes allocates 32.
+    Devices of this driver, in the order of status.allocation; at most 128 (Kubernetes allocates 32).
     """
 
     fingerprint: str = betterproto.string_field(5)
     """
-    Of whatever else the outcome depends on: the opaque parameters, the driver's version. A hash will do, at
-     most 253 bytes. What is remembered of a claim is not told again when this has changed.
+    Fingerprint of everything else that the result depends on: the opaque parameters, the driver's version.
+     For example a hash, at most 253 bytes. Recorded failures of a claim do not apply when it has changed.
     """
 
 
@@ -263,73 +260,69 @@ class PrepareClaim(betterproto.Message):
 class ClaimedDevice(betterproto.Message):
     request: str = betterproto.string_field(1)
     """
-    Of the claim, "<request>" or "<request>/<subrequest>"; at most 253 bytes, like the rest.
+    Request of the claim, "<request>" or "<request>/<subrequest>"; at most 253 bytes, like the other fields.
     """
 
     pool: str = betterproto.string_field(2)
     device: str = betterproto.string_field(3)
     share_id: str = betterproto.string_field(4)
-    """Of a device that several claims share; else empty."""
+    """Share ID of a device that several claims share; else empty."""
 
 
 @dataclass(eq=False, repr=False)
 class Evidence(betterproto.Message):
-    """
-    One thing that shows what kind of failure it is. Texts are at most 4 KiB each.
-    """
+    """Evidence for the class of a failure. Texts are at most 4 KiB each."""
 
     errno: "Errno" = betterproto.message_field(1, group="kind")
     nvml: "NvmlReturn" = betterproto.message_field(2, group="kind")
     grpc: "GrpcStatus" = betterproto.message_field(3, group="kind")
-    http: "HttpAnswer" = betterproto.message_field(4, group="kind")
-    late: "Late" = betterproto.message_field(5, group="kind")
-    """Something was not done in time."""
+    http: "HttpStatus" = betterproto.message_field(4, group="kind")
+    timeout: "Timeout" = betterproto.message_field(5, group="kind")
+    """Timeout of an operation."""
 
-    undecoded: "Undecoded" = betterproto.message_field(6, group="kind")
-    """What the user asked for could not be read."""
+    decode_error: "DecodeError" = betterproto.message_field(6, group="kind")
+    """Parameters of the claim that cannot be decoded."""
 
-    word: "DriverWord" = betterproto.message_field(7, group="kind")
+    driver_error: "DriverReportedError" = betterproto.message_field(7, group="kind")
     """
-    What the driver knows itself. Outranks everything but the proof of something else.
+    Classification by the driver itself. Outranks all evidence but proof of another class.
     """
 
     text: str = betterproto.string_field(8, group="kind")
     """
-    The error's text, if there is nothing better. Guessed at, never believed for good.
+    Text of the error, if there is nothing better. A guess from it is never permanent.
     """
 
 
 @dataclass(eq=False, repr=False)
 class Errno(betterproto.Message):
-    """The kernel's answer to a system call."""
+    """Error number of a system call."""
 
     number: int = betterproto.int64_field(1)
     """1 to 4095."""
 
     operation: "Operation" = betterproto.enum_field(2)
     path: str = betterproto.string_field(3)
-    """Of the file, if there was one."""
+    """Path of the file, if any."""
 
     text: str = betterproto.string_field(4)
-    """The whole error's text."""
+    """Text of the whole error."""
 
 
 @dataclass(eq=False, repr=False)
 class NvmlReturn(betterproto.Message):
-    """What NVML returned."""
+    """Return code of NVML."""
 
     code: int = betterproto.int64_field(1)
     """1 to 999."""
 
     device: str = betterproto.string_field(2)
-    """
-    Name of the device of the claim that was asked about; empty: not said.
-    """
+    """Name of the claim's device in the call; empty: not known."""
 
 
 @dataclass(eq=False, repr=False)
 class GrpcStatus(betterproto.Message):
-    """How a call of another service ended."""
+    """Status of a gRPC call."""
 
     code: int = betterproto.int64_field(1)
     """1 to 16."""
@@ -338,47 +331,49 @@ class GrpcStatus(betterproto.Message):
 
 
 @dataclass(eq=False, repr=False)
-class HttpAnswer(betterproto.Message):
-    """What an HTTP server answered."""
+class HttpStatus(betterproto.Message):
+    """Status of an HTTP response."""
 
     status: int = betterproto.int64_field(1)
     """400 to 599."""
 
     reason: str = betterproto.string_field(2)
     """
-    Of the API server's Status object, "Conflict"; else the phrase of the status line.
+    Reason of the API server's Status object, "Conflict"; else the phrase of the status line.
     """
 
     message: str = betterproto.string_field(3)
     kubernetes: bool = betterproto.bool_field(4)
-    """It was the API server that answered."""
+    """Whether the API server answered."""
 
 
 @dataclass(eq=False, repr=False)
-class Late(betterproto.Message):
+class Timeout(betterproto.Message):
     by: str = betterproto.string_field(1)
-    """What waited, e.g. "context.DeadlineExceeded"."""
+    """Name of the error, e.g. "context.DeadlineExceeded"."""
 
     operation: "Operation" = betterproto.enum_field(2)
     text: str = betterproto.string_field(3)
 
 
 @dataclass(eq=False, repr=False)
-class Undecoded(betterproto.Message):
+class DecodeError(betterproto.Message):
     by: str = betterproto.string_field(1)
-    """What refused it, e.g. "strict decoding error"."""
+    """
+    Decoder or check that refused the parameters, e.g. "strict decoding error".
+    """
 
     text: str = betterproto.string_field(2)
 
 
 @dataclass(eq=False, repr=False)
-class DriverWord(betterproto.Message):
+class DriverReportedError(betterproto.Message):
     error_class: "ErrorClass" = betterproto.enum_field(1)
-    """One of transient, bad-config, failed-device and permanent."""
+    """Transient, bad-config, failed-device or permanent."""
 
     code: str = betterproto.string_field(2)
     """
-    Stable dotted code in the driver's own words, "fpga.bank_locked"; empty: that of the class.
+    Stable dotted code of the driver, "fpga.bank_locked"; empty: the code of the class.
     """
 
     summary: str = betterproto.string_field(3)
@@ -388,20 +383,18 @@ class DriverWord(betterproto.Message):
     """
 
     detail: str = betterproto.string_field(4)
-    """More, likewise stable."""
+    """Details, as stable as the summary."""
 
     device: str = betterproto.string_field(5)
-    """Of a failed device, which one of the claim's."""
+    """Name of the claim's device that failed."""
 
     retry_after_s: float = betterproto.double_field(6)
-    """
-    When trying again can help at the earliest [s], at most 86,400; 0: not said.
-    """
+    """Delay before a retry can succeed [s], at most 86,400; 0: not known."""
 
 
 @dataclass(eq=False, repr=False)
 class PrepareVerdict(betterproto.Message):
-    """What is said of one claim that cannot be prepared."""
+    """Verdict on one claim that cannot be prepared."""
 
     error_class: "ErrorClass" = betterproto.enum_field(1)
     code: str = betterproto.string_field(2)
@@ -411,37 +404,35 @@ class PrepareVerdict(betterproto.Message):
 
     text: str = betterproto.string_field(3)
     """
-    What the kubelet should be told, as it is: one line of at most 1,024 bytes, the same each time.
+    Error text for the kubelet, to send unchanged: one line of at most 1,024 bytes, the same each time.
     """
 
     summary: str = betterproto.string_field(4)
-    """
-    One line of at most 200 characters, without the rest of what is in the text.
-    """
+    """Summary of the text: one line of at most 200 characters."""
 
     advice: str = betterproto.string_field(5)
     """What to do."""
 
     evidence: List[str] = betterproto.string_field(6)
-    """What showed it, the strongest first."""
+    """Evidence, the strongest first."""
 
     confidence: float = betterproto.double_field(7)
     """From 0, a guess, to 1, proof."""
 
     retry_after_s: float = betterproto.double_field(8)
     """
-    When trying again can help at the earliest [s]; 0: nobody knows, or it cannot.
+    Delay before a retry can succeed [s]; 0: not known, or no retry can succeed.
     """
 
     devices: List["BlamedDevice"] = betterproto.message_field(9)
     """
-    Those to blame; with a class that blames no device, those that were to be prepared. At most 128, and
-     4,096 in a reply: where there are more, each verdict names fewer. So a reply is less than 4 MiB.
+    Devices to blame; if the class blames no device, the devices of the claim. At most 128, and 4,096 in a
+     reply; with more in all, each verdict names fewer. So a reply is less than 4 MiB.
     """
 
     count: int = betterproto.int64_field(10)
     """
-    How often it was so, one after the other, and since when [s since 1970]; 0 of what is not remembered.
+    Number of consecutive failures, and time of the first [s since 1970]; 0 if failures are not recorded.
     """
 
     first_s: float = betterproto.double_field(11)
@@ -457,7 +448,7 @@ class BlamedDevice(betterproto.Message):
 @dataclass(eq=False, repr=False)
 class CheckClaimsRequest(betterproto.Message):
     claims: List["PrepareClaim"] = betterproto.message_field(1)
-    """At most 256, each once."""
+    """At most 256, each claim once."""
 
 
 @dataclass(eq=False, repr=False)
@@ -471,7 +462,7 @@ class ClaimAnswer(betterproto.Message):
     uid: str = betterproto.string_field(1)
     verdict: "PrepareVerdict" = betterproto.message_field(2)
     """
-    Unset: nothing is known against it. Of a check: try it; of a report: there is no error to be told.
+    Unset: no reason not to prepare the claim (check), or no error to send to the kubelet (report).
     """
 
 
@@ -479,11 +470,11 @@ class ClaimAnswer(betterproto.Message):
 class ClassifyRequest(betterproto.Message):
     claim: "PrepareClaim" = betterproto.message_field(1)
     """
-    Whose prepare failed; what is known of its devices counts. Unset: nobody's.
+    Claim whose prepare failed; findings of its devices count. Unset: none.
     """
 
     evidence: List["Evidence"] = betterproto.message_field(2)
-    """Of one failure, the outermost error first; 1 to 16."""
+    """Evidence of one failure, the outermost error first; 1 to 16."""
 
 
 @dataclass(eq=False, repr=False)
@@ -501,26 +492,22 @@ class ReportPrepareRequest(betterproto.Message):
 @dataclass(eq=False, repr=False)
 class PrepareOutcome(betterproto.Message):
     claim: "PrepareClaim" = betterproto.message_field(1)
-    """
-    Of an unprepare the devices may be left out: those that it was prepared with are known.
-    """
+    """An unprepare may omit the devices: those of the prepare are known."""
 
     evidence: List["Evidence"] = betterproto.message_field(2)
-    """Why it failed, the outermost error first; at most 16..."""
+    """Evidence of the failure, the outermost error first; at most 16."""
 
     failed: bool = betterproto.bool_field(3)
-    """
-    ...and that it did. A failure of which nothing is known has no evidence.
-    """
+    """Whether it failed; an unexplained failure has no evidence."""
 
 
 @dataclass(eq=False, repr=False)
 class ReportPrepareReply(betterproto.Message):
     answers: List["ClaimAnswer"] = betterproto.message_field(1)
     """
-    One for each outcome, in the order of the request. The texts of several that failed name one another,
-     because the kubelet shows only one of them. An unprepare that failed and has no verdict is to succeed:
-     nothing is left to be undone on a device that is broken, and the pod would never end.
+    One for each outcome, in the order of the request. Each text of several failures names all of them,
+     because the kubelet shows only one. If a failed unprepare has no verdict, the driver should let it
+     succeed: nothing is left to undo on a broken device, and the pod would never end.
     """
 
 

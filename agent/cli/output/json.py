@@ -1,0 +1,156 @@
+"""JSON documents of ``-o json``, ``apiVersion`` drahealth/v1. Pure.
+
+Keys are only ever added. Times are RFC 3339 in UTC; durations and sizes have their unit in the key.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any, Final
+
+from agent.model.health import Health, Severity
+from agent.model.time import NS, Instant, rfc3339
+
+if TYPE_CHECKING:
+    from agent.model.report import AgentStatus, Report
+    from agent.model.source import SourceSample
+    from agent.sources.processes import ProcessFacts
+
+API_VERSION: Final = "drahealth/v1"
+
+KEY: Final = re.compile(r"(?P<key>\w+)(?P<optional>\?)?(?::(?P<path>[\w.]+))?")
+
+
+class Shape:
+    """Keys of a JSON object in their order, and the attributes that hold their values.
+
+    Written like kubectl's custom columns: ``key:attribute.path``, or ``key`` alone if the attribute has the
+    same name in snake case. ``key?`` is null if its value is empty or zero. Enum members, times and tuples
+    are encoded by their type; an attribute that ends with ``_s`` is a time, unless the key ends with
+    ``Seconds``.
+    """
+
+    def __init__(self, keys: str, **encoders: Callable[[Any], Any]) -> None:
+        """Parse `keys`, separated by white space; `encoders` has functions or shapes for values, by key."""
+        self._fields: list[tuple[str, Callable[[Any], Any], Callable[[Any], Any], bool]] = []
+        for text in keys.split():
+            found = KEY.fullmatch(text)
+            assert found, f"{text!r} is not a key of a shape"
+            key = found["key"]
+            path = found["path"] or re.sub(r"[A-Z]", lambda upper: f"_{upper[0].lower()}", key)
+            is_time = path.endswith("_s") and not key.endswith("Seconds")
+            encode = encoders.get(key, rfc3339 if is_time else plain)
+            self._fields.append((key, attrgetter(path), encode, bool(found["optional"])))
+
+    def __call__(self, value: object) -> dict[str, Any]:
+        """Return the JSON object of `value`."""
+        return {
+            key: None if (part := read(value)) is None or (optional and not part) else encode(part)
+            for key, read, encode, optional in self._fields
+        }
+
+
+def plain(value: Any) -> Any:
+    """Encode one value by its type."""
+    match value:
+        case Severity():
+            return value.name.lower()
+        case Health():
+            return value.name.capitalize()
+        case Instant():
+            return rfc3339(value.wall_s)
+        case tuple():
+            return list(value)
+        case _:
+            return value
+
+
+def each(encode: Callable[[Any], Any]) -> Callable[[Iterable[Any]], list[Any]]:
+    """Return an encoder of sequences that encodes each item with `encode`."""
+    return lambda items: [encode(item) for item in items]
+
+
+# --- shared by several documents ---------------------------------------------------------------------------
+
+DEVICE_REF: Final = Shape("driver pool name:device")
+POD_REF: Final = Shape("namespace? name? uid?")
+CLAIM_REF: Final = Shape("namespace name uid?")
+REMEDIATION: Final = Shape("effect value")
+CAUSE: Final = Shape("code severity blame evidence advice since")
+DEVICE: Final = Shape(
+    """
+    driver pool name:device kind health severity message since lastVerified:verified
+    timeoutSeconds:timeout_s causes attributes
+    """,
+    causes=each(CAUSE),
+    attributes=dict,
+)
+
+# --- report and status -------------------------------------------------------------------------------------
+
+RULE: Final = Shape("device code reason")
+NOTE: Final = Shape("subject devices")
+REPORT: Final = Shape(
+    "node at devices notes notApplicable notEvaluated",
+    devices=each(DEVICE),
+    notes=each(lambda note: {**NOTE(note), **CAUSE(note.cause)}),
+    notApplicable=each(RULE),
+    notEvaluated=each(RULE),
+)
+CGROUPS: Final = Shape("dropped:groups_dropped unwatched")
+PROCESS: Final = Shape(
+    "name pid since:since_s cpuSeconds:cpu_s rssBytes threads",
+    cpuSeconds=lambda seconds: round(seconds, 2),
+)
+STATUS: Final = Shape(
+    """
+    node version pid since:started_wall_s cpuSeconds:cpu_s rssBytes threads descriptors lastReport:at
+    reports:publications devices:tallies
+    """,
+    cpuSeconds=lambda seconds: round(seconds, 3),
+    devices=lambda tallies: {plain(tally.severity): tally.devices for tally in tallies},
+)
+CORE: Final = Shape("passes wakes reads opens descriptors watches kernelBytes overflows")
+SUBSCRIBER: Final = Shape("socket streams")
+
+
+def report_document(report: Report) -> dict[str, Any]:
+    """Return the whole report."""
+    return {
+        "apiVersion": API_VERSION,
+        **REPORT(report),
+        "sources": [_source(source, report.at) for source in report.sources],
+        "cgroups": {"watched": report.groups, **CGROUPS(report.core)},
+    }
+
+
+def process_documents(processes: Iterable[ProcessFacts]) -> list[dict[str, Any]]:
+    """Return the processes that ``scan`` adds to the report."""
+    return [PROCESS(process) for process in processes]
+
+
+def status_document(status: AgentStatus) -> dict[str, Any]:
+    """Return the state of the agent, and how many devices have which severity."""
+    return {
+        "apiVersion": API_VERSION,
+        **STATUS(status),
+        "sources": [_source(source, status.at) for source in status.sources],
+        "core": CORE(status.core),
+        "cgroups": {"watched": status.groups, **CGROUPS(status.core)},
+        "subscribers": [SUBSCRIBER(subscriber) for subscriber in status.subscribers],
+    }
+
+
+def _source(source: SourceSample, at: Instant | None) -> dict[str, Any]:
+    read_s = at and source.beat_ns and at.wall_s - (at.mono_ns - source.beat_ns) / NS
+    return {
+        "name": source.name,
+        "state": source.state,
+        "lastRead": rfc3339(read_s) if read_s else None,
+        "periodSeconds": source.period_ns / NS,
+        "failures": source.failures,
+        "detail": source.detail,
+        "vital": source.vital,
+    }

@@ -1,0 +1,102 @@
+"""Sessions of the drivers that are linked to the agent over their sockets.
+
+The code of a session is imported when a driver first calls: an agent that only serves health never loads it.
+"""
+
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import trio
+
+from agent.config.config import DRIVERS
+from agent.driver.report_hub import ReportHub
+from agent.model.report import Report
+from agent.model.time import Instant
+
+if TYPE_CHECKING:
+    from agent.driver.session import DriverSession
+
+
+class DriverSessions:
+    """Sessions of all drivers with a socket, opened on demand. Thread-safe unless a method says otherwise."""
+
+    def __init__(
+        self,
+        drivers: Sequence[str],
+        state_dir: Path,
+        hub: ReportHub,
+        open_session: "Callable[[str, Path], DriverSession]",
+    ) -> None:
+        """Create the sessions; none is open.
+
+        Args:
+            drivers: Drivers with a socket.
+            state_dir: The agent's state directory.
+            hub: Hub of the newest report.
+            open_session: Opens the session of a driver, given the driver's state directory.
+        """
+        self._directories = {driver: state_dir / DRIVERS / driver for driver in drivers}
+        self._hub = hub
+        self._open_session = open_session
+        self._lock = threading.Lock()
+        self._opening = {driver: threading.Lock() for driver in drivers}
+        self._sessions: Mapping[str, DriverSession] = {}
+        self._added = trio.Event()
+        self._token: trio.lowlevel.TrioToken | None = None
+
+    def restore(self) -> None:
+        """Open the sessions of drivers with saved state: the faults that they reported still count."""
+        for driver, directory in self._directories.items():
+            with suppress(OSError):
+                if directory.is_dir():
+                    self.open(driver)
+
+    def open(self, driver: str) -> "DriverSession":
+        """Return the driver's session, opened if necessary. Blocks while a disk hangs."""
+        with self._opening[driver]:
+            session = self._sessions.get(driver)
+            if session is None:
+                session = self._open_session(driver, self._directories[driver])
+                with self._lock:
+                    self._sessions = {**self._sessions, driver: session}
+                    if self._token is not None:
+                        with suppress(trio.RunFinishedError):  # the agent ends
+                            self._token.run_sync_soon(lambda: self._added.set())
+        return session
+
+    def update_taints(self, report: Report, now: Instant) -> None:
+        """Decide the taints of all linked drivers for a new report. Core thread only."""
+        for session in self._sessions.values():
+            session.update_taints(report, now)
+
+    async def run(self) -> None:
+        """Run the tasks of all sessions until cancelled. Core thread only."""
+        running: set[str] = set()
+        with self._lock:
+            self._token = trio.lowlevel.current_trio_token()
+        async with trio.open_nursery() as nursery:
+            while True:
+                self._added = trio.Event()
+                for driver, session in self._sessions.items():
+                    if driver not in running:
+                        running.add(driver)
+                        if (report := self._hub.report) is not None:
+                            session.update_taints(report, report.at)
+                        nursery.start_soon(session.run)
+                await self._added.wait()
+
+    def close(self, end_s: float) -> Sequence[str]:
+        """Save the state of all sessions, until a time of the monotonic clock [s].
+
+        Returns:
+            Names of the parts that did not stop in time.
+        """
+        return [
+            f"ledger writer of {driver}"
+            for driver, session in self._sessions.items()
+            if not session.close(max(0.0, end_s - time.monotonic()))
+        ]

@@ -1,0 +1,232 @@
+"""State that the rules for GPUs compare with, and the views made from it.
+
+:func:`next_gpu_rule_state` derives each state from the last one and a snapshot. The state of latched faults
+is in agent.health.gpu.faults.values.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Final, NamedTuple
+
+from agent.devices.gpu_identity import assign_indices
+from agent.devices.inventory import Device, gpu_device, mig_device
+from agent.health.gpu.catalog import windows
+from agent.health.gpu.view import GpuStart, GpuView
+from agent.health.rate_window import RateWindow, appended, growth_of
+from agent.health.rules import Growth
+from agent.model.faults import KnownGpu
+from agent.model.gpu import GpuField, GpuSample, GpuSet, MigSample, Status
+from agent.model.settings import GpuLimits
+from agent.model.snapshot import Snapshot
+from agent.model.source import SourceSample, SourceState
+from agent.model.time import NS, Instant
+
+PASS_DEADLINES: Final = 6
+"""Number of call deadlines that one pass over a GPU may take."""
+UNREAD_STATES: Final = (SourceState.ABSENT, SourceState.FAILING)
+REMOVED_NS: Final = 600 * NS
+"""Time for which a removed MIG instance is reported, so that its pod's status is updated."""
+
+_NO_SOURCE: Final = SourceSample("nvml", SourceState.ABSENT, 0, NS, 0, "", vital=False)
+NO_GPUS: Final = GpuSet((), _NO_SOURCE, _NO_SOURCE._replace(name="nvml-events"))
+
+
+class MigInstance(NamedTuple):
+    """MIG instance, and the time when it was removed."""
+
+    mig: MigSample
+    removed_at: Instant | None
+
+
+@dataclass(frozen=True, slots=True)
+class PerGpuState:
+    """State of one GPU."""
+
+    uuid: str = ""
+    start: GpuStart = field(default_factory=GpuStart)
+    read_ns: int = 0
+    """Time of the last read."""
+    windows: Mapping[GpuField, RateWindow] = field(default_factory=dict)
+    """Windows of the counters whose growth the rules evaluate."""
+    growth: Mapping[GpuField, Growth] = field(default_factory=dict)
+    """Growth of these counters."""
+    instances: tuple[MigInstance, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class GpuRuleState:
+    """State of all GPUs."""
+
+    registry: tuple[KnownGpu, ...] = ()
+    per_gpu: Mapping[int, PerGpuState] = field(default_factory=dict)
+    """States by GPU number."""
+    samples: Mapping[int, GpuSample] = field(default_factory=dict)
+    """Newest sample by GPU number, of all GPUs that NVML has listed since the agent started."""
+
+
+def next_gpu_rule_state(
+    previous: GpuRuleState, snapshot: Snapshot, limits: GpuLimits, now: Instant
+) -> GpuRuleState:
+    """Return the state after a snapshot."""
+    gpus = snapshot.gpus or NO_GPUS
+    # Without the driver the node's GPUs cannot be used; while NVML opens, it will list them itself
+    ignore_bus = gpus.nvml.state is SourceState.ABSENT or len(gpus.gpus) < gpus.count
+    bus = snapshot.host.bus_gpus if isinstance(snapshot.host.bus_gpus, tuple) and not ignore_bus else ()
+    registry = assign_indices(previous.registry, gpus.gpus, limits.expect, bus)
+    samples = _samples(registry, gpus.gpus)
+    manager = snapshot.host.fabric_manager is True
+    per_gpu = {}
+    for gpu in registry:
+        before = previous.per_gpu.get(gpu.number, PerGpuState())
+        if before.uuid and gpu.uuid and before.uuid != gpu.uuid:  # the GPU was replaced
+            before = PerGpuState()
+        per_gpu[gpu.number] = _next_per_gpu(
+            before, gpu, samples.get(gpu.number), limits, now, manager=manager
+        )
+    registry = tuple(gpu._replace(migs=_present(per_gpu[gpu.number])) for gpu in registry)
+    return GpuRuleState(previous.registry if registry == previous.registry else registry, per_gpu, samples)
+
+
+def _present(state: PerGpuState) -> tuple[MigSample, ...]:
+    return tuple(instance.mig for instance in state.instances if instance.removed_at is None)
+
+
+def _samples(registry: Iterable[KnownGpu], samples: Sequence[GpuSample]) -> dict[int, GpuSample]:
+    found: dict[int, GpuSample] = {}
+    left = list(samples)
+    for same in (_same_uuid, _same_bus):
+        for gpu in registry:
+            match = next((sample for sample in left if gpu.number not in found and same(gpu, sample)), None)
+            if match:
+                found[gpu.number] = match
+                left.remove(match)
+    free = [gpu.number for gpu in registry if gpu.number not in found]
+    for sample in left:  # without UUID and address: the registry has a number for each
+        number = sample.index if sample.index in free else free[0] if free else None
+        if number is not None:
+            found[number] = sample
+            free.remove(number)
+    return found
+
+
+def _same_uuid(gpu: KnownGpu, sample: GpuSample) -> bool:
+    return bool(sample.uuid) and gpu.uuid == sample.uuid
+
+
+def _same_bus(gpu: KnownGpu, sample: GpuSample) -> bool:
+    return not sample.uuid and bool(sample.bus) and gpu.bus == sample.bus
+
+
+def _next_per_gpu(
+    before: PerGpuState,
+    gpu: KnownGpu,
+    sample: GpuSample | None,
+    limits: GpuLimits,
+    now: Instant,
+    *,
+    manager: bool,
+) -> PerGpuState:
+    start = before.start
+    if manager and not start.fabric_manager:
+        start = start._replace(fabric_manager=True)
+    if sample is None or sample.status != Status.OK or not sample.passes:
+        growth = _growth(before.windows, sample, limits) if sample else {}
+        return replace(before, uuid=gpu.uuid, start=start, growth=growth)
+    if sample.beat_ns == before.read_ns and start is before.start:
+        instances = _instances(before.instances, sample.migs, now)
+        return before if instances == before.instances else replace(before, instances=instances)
+    links, ecc = sample[GpuField.LINKS_UP], sample[GpuField.ECC_MODE]
+    start = start._replace(
+        links_up=start.links_up | (links if isinstance(links, int) else 0), ecc=start.ecc or ecc == 1
+    )
+    new_windows = {
+        which: appended(before.windows.get(which, ()), sample[which], sample.beat_ns, window_s * NS)
+        for which, window_s in windows(limits).items()
+    }
+    instances = _instances(before.instances, sample.migs, now)
+    growth = _growth(new_windows, sample, limits)
+    return PerGpuState(gpu.uuid, start, sample.beat_ns, new_windows, growth, instances)
+
+
+def _growth(
+    new_windows: Mapping[GpuField, RateWindow], sample: GpuSample, limits: GpuLimits
+) -> dict[GpuField, Growth]:
+    return {
+        which: growth_of(sample[which], new_windows.get(which, ()), window_s)
+        for which, window_s in windows(limits).items()
+    }
+
+
+def _instances(
+    before: tuple[MigInstance, ...], migs: tuple[MigSample, ...], now: Instant
+) -> tuple[MigInstance, ...]:
+    """Return the present instances, then those removed less than REMOVED_NS ago."""
+    present = {(mig.gi, mig.ci) for mig in migs}
+    removed = [
+        MigInstance(instance.mig, instance.removed_at or now)
+        for instance in before
+        if (instance.mig.gi, instance.mig.ci) not in present
+        and (instance.removed_at is None or now.mono_ns - instance.removed_at.mono_ns < REMOVED_NS)
+    ]
+    return (*(MigInstance(mig, None) for mig in migs), *removed)
+
+
+def gpu_devices(rule_state: GpuRuleState) -> Iterator[Device]:
+    """Yield every GPU of the registry, each followed by its MIG instances, also recently removed ones."""
+    for gpu in rule_state.registry:
+        yield gpu_device(gpu.number)
+        for instance in rule_state.per_gpu[gpu.number].instances:
+            yield mig_device(gpu.number, instance.mig.gi, instance.mig.ci)
+
+
+def gpu_sources(rule_state: GpuRuleState, gpus: GpuSet | None, limits: GpuLimits) -> Iterator[SourceSample]:
+    """Yield one source for each GPU, named as its device. None is vital: the GPU's rules evaluate its
+    hangs."""
+    found_ns = gpus.nvml.beat_ns if gpus else 0
+    for number, sample in rule_state.samples.items():
+        state = SourceState.OK if sample.status == Status.OK else SourceState.FAILING
+        yield SourceSample(
+            name=gpu_device(number).name,
+            state=state if sample.passes else SourceState.STARTING,
+            beat_ns=sample.beat_ns or found_ns,
+            period_ns=sample.period_ns,
+            failures=sample.failures,
+            detail=f"NVML returned {sample.status}" if sample.status else "",
+            passes=sample.passes,
+            vital=False,
+            # A pass is many calls, each with its own deadline: a rule reports a call that hangs long before.
+            limit_ns=PASS_DEADLINES * int(limits.deadline_s * NS) + 3 * sample.period_ns,
+        )
+
+
+def gpu_views(
+    rule_state: GpuRuleState, snapshot: Snapshot, limits: GpuLimits, now: Instant
+) -> dict[int, GpuView]:
+    """Return the views of all GPUs of the registry, by number."""
+    gpus = snapshot.gpus or NO_GPUS
+    times = {
+        number: sample.probe_p50_ns
+        for number, sample in rule_state.samples.items()
+        if sample.status == Status.OK and sample.probe_p50_ns
+    }
+    log_read = snapshot.log is not None and snapshot.log.source.state not in UNREAD_STATES
+    functions = (
+        {function.address: function for function in snapshot.pci} if isinstance(snapshot.pci, tuple) else {}
+    )
+    views = {}
+    for gpu in rule_state.registry:
+        sample, state = rule_state.samples.get(gpu.number), rule_state.per_gpu[gpu.number]
+        views[gpu.number] = GpuView(
+            gpu=sample,
+            name=gpu_device(gpu.number).name,
+            start=state.start,
+            gpus=gpus,
+            host=snapshot.host,
+            growth=state.growth if sample is not None else {},
+            siblings_p50_ns=tuple(sorted(ns for number, ns in times.items() if number != gpu.number)),
+            limits=limits,
+            now_ns=now.mono_ns,
+            log_read=log_read,
+            pci=functions.get(gpu.bus) if gpu.uuid else None,
+        )
+    return views

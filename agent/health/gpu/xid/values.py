@@ -1,0 +1,232 @@
+"""Values of an XID's row, such as its class, mark, condition and advice; and recovery actions.
+
+The rows are in agent.health.gpu.xid.table, the functions of the conditions in
+agent.health.gpu.xid.conditions.
+"""
+
+from enum import Enum, IntEnum, StrEnum, auto
+from typing import Final, NamedTuple
+
+from agent.model.faults import Cure
+from agent.model.health import Blame
+
+
+class XidClass(StrEnum):
+    """Part of the system that reports an XID."""
+
+    APP = "app"
+    """Engine that runs a program's work."""
+    MEDIA = "media"
+    """Engine for video, JPEG or optical flow."""
+    GPU = "gpu"
+    MEMORY = "gpu-mem"
+    FIRMWARE = "firmware"
+    BUS = "bus"
+    NVLINK = "nvlink"
+    NVLINK5 = "nvlink5"
+    C2C = "c2c"
+    """Chip-to-chip link to a Grace CPU."""
+    POWER = "power"
+    HOST = "host"
+    META = "meta"
+    """An XID about other XIDs."""
+    UNUSED = "unused"
+    """An XID that no GPU since Ampere reports."""
+
+
+class XidGrade(StrEnum):
+    """Severity that NVIDIA's catalog gives to an XID."""
+
+    INFO = "info"
+    WARN = "warn"
+    ERROR = "error"
+    FATAL = "fatal"
+    BY_TEXT = "cond"
+
+
+class CatalogAnswer(StrEnum):
+    """Answer of NVIDIA's catalog to "is this repair enough?" or "is hardware suspected?"."""
+
+    YES = "yes"
+    NO = "no"
+    MAYBE = "maybe"
+    NOT_NEEDED = "na"
+    UNKNOWN = "unknown"
+    BY_TEXT = "see-text"
+
+
+class Repairs(NamedTuple):
+    """Repairs that are enough, from the mildest to the strongest, and whether hardware is suspected."""
+
+    app_restart: CatalogAnswer
+    gpu_reset: CatalogAnswer
+    reboot: CatalogAnswer
+    hardware: CatalogAnswer
+
+
+_LETTERS: Final = {
+    "y": CatalogAnswer.YES,
+    "n": CatalogAnswer.NO,
+    "m": CatalogAnswer.MAYBE,
+    "-": CatalogAnswer.NOT_NEEDED,
+    "?": CatalogAnswer.UNKNOWN,
+    "t": CatalogAnswer.BY_TEXT,
+}
+
+
+def parse_repairs(letters: str) -> Repairs:
+    """Parse the four letters of a row: ``nyym`` = restart no, reset yes, reboot yes, hardware maybe."""
+    app_restart, gpu_reset, reboot, hardware = (_LETTERS[letter] for letter in letters)
+    return Repairs(app_restart, gpu_reset, reboot, hardware)
+
+
+class Mark(StrEnum):
+    """Effect of an XID on a device: always Unhealthy, under a condition, or never."""
+
+    ALWAYS = "yes"
+    CONDITIONAL = "cond"
+    NEVER = "no"
+
+
+class XidCondition(Enum):
+    """Condition that decides the severity of an XID. Each has a function in
+    agent.health.gpu.xid.conditions."""
+
+    PLAIN = auto()
+    """The mark alone decides."""
+    ALWAYS_DEGRADED = auto()
+    """Always degraded: the device stays usable."""
+    RETIRED = auto()
+    """Unexpected on this hardware: info if the driver requests no recovery action, else degraded."""
+    UNLISTED = auto()
+    """A newer driver's code: info if the driver requests no recovery action, else degraded."""
+    FOLLOWER = auto()
+    """Consequence of another XID."""
+    RECOVERY_ACTION = auto()
+    """The driver's recovery action decides."""
+    REQUESTED_ONLY = auto()
+    """Degraded if the driver requests a recovery action; never Unhealthy."""
+    ANNOUNCES = auto()
+    """XID 154: its text is the recovery action, which counts where the field cannot be read."""
+    STUCK = auto()
+    """The recovery action decides; Unhealthy if the driver cannot report one."""
+    SAME_PLACE = auto()
+    """A program's fault, unless the same part of the GPU reports it again."""
+    ACROSS_WORKLOADS = auto()
+    """A program's fault, unless different programs have it."""
+    WITH_REPLAYS = auto()
+    """A program's fault, unless it recurs while the PCIe link replays packets."""
+    ON_REPEAT = auto()
+    """A program's fault, unless it recurs."""
+    REMAP_PENDING = auto()
+    """Unhealthy while a remapping is pending and the driver requests a recovery action."""
+    CONTAINED = auto()
+    """Unhealthy while a remapping is pending, if a recovery action is requested, or if it recurs."""
+    REMAP_FAILED = auto()
+    """Always Unhealthy; the GPU must be replaced if the remapping of a row has failed."""
+    LOST_AGAIN = auto()
+    """Always Unhealthy; hardware is suspected if it recurs."""
+    LINK_REGISTERS = auto()
+    """NVLink 4 and older: agent.health.gpu.xid.nvlink decodes the registers."""
+    LINK_WORDS = auto()
+    """NVLink 5: agent.health.gpu.xid.nvlink decodes the error words."""
+    LINKS_DOWN = auto()
+    """Unhealthy while links are down."""
+    RESET_PENDING = auto()
+    """Unhealthy until the GPU was reset."""
+    CAPACITY_CUT = auto()
+    """The recovery action decides; if ECC is off, the advice is to switch it on."""
+    DRAM_OF_48 = auto()
+    """Detail of an XID 48 in DRAM, unless the memory's readings are worse."""
+    SRAM_OF_48 = auto()
+    """Detail of an XID 48 in SRAM, unless the memory's readings are worse."""
+    CANCELLED = auto()
+    """Degraded until another XID reports the end."""
+
+
+class XidAdvice(StrEnum):
+    """Advice for operators."""
+
+    NOTHING = "nothing to do"
+    CHECK_WORKLOAD = "check the workload that ran; the GPU needs no repair"
+    FIND_ROOT = "check the fault that preceded it"
+    WATCH = "monitor whether it recurs"
+    RESET_GPU = "drain the GPU and reset it (nvidia-smi --gpu-reset), else reboot the node"
+    RESET_LATER = "reset the GPU when its work has ended"
+    REBOOT = "drain and reboot the node"
+    RESTART_VM = "restart the virtual machine that has the GPU, else reboot the node"
+    DIAGNOSE = "drain the GPU and run a diagnostic (dcgmi diag -r 3); replace the GPU if that fails"
+    REPLACE = "drain and replace the GPU"
+    PLAN_REPLACE = "plan to replace the GPU"
+    CHECK_POWER = "check the GPU's auxiliary power cables, then reboot the node"
+    CHECK_SEATING = "drain and reboot the node; if the fault recurs, reseat or replace the GPU"
+    CHECK_COOLING = "check cooling and power; a GPU reset enables power smoothing again"
+    RESET_FABRIC = "drain the node, reset all its GPUs and NVSwitches together, restart the Fabric Manager"
+    CHECK_LINKS = "check NVLink cables, bridges and switches, then reset the GPU"
+    MATCH_DRIVERS = "use a guest driver and vGPU type that match the host's"
+    ENABLE_ECC = "switch ECC on, then reboot the node or the virtual machine"
+    FOLLOW_ACTION = "see the GPU's recovery action (nvidia-smi -q); without one, monitor whether it recurs"
+
+
+class XidRow(NamedTuple):
+    """Row of one XID."""
+
+    code: int
+    xid_class: XidClass
+    meaning: str
+    grade: XidGrade
+    repairs: Repairs
+    mark: Mark
+    condition: XidCondition
+    cure: Cure
+    """Event that ends the fault; a fault of severity INFO always expires."""
+    blame: Blame
+    advice: XidAdvice
+
+
+class RecoveryAction(IntEnum):
+    """Recovery action that the driver requests for a GPU, as NVML's ``nvmlGpuRecoveryAction_t`` numbers it.
+
+    NVML field 230 (driver 565 and later) and the text of XID 154 contain it. A number that is not listed
+    comes from a newer driver: ``RecoveryAction(9)`` is a member of its own, never NONE.
+    """
+
+    NONE = 0
+    GPU_RESET = 1
+    NODE_REBOOT = 2
+    DRAIN_P2P = 3
+    DRAIN_AND_RESET = 4
+    RECOVER_IMEX_DOMAIN = 5
+    BUS_RESET = 6
+    SYSTEM_REBOOT = 7
+
+    @classmethod
+    def _missing_(cls, value: object) -> "RecoveryAction | None":
+        if not isinstance(value, int):
+            return None
+        member = int.__new__(cls, value)
+        member._name_ = f"ACTION_{value}"
+        member._value_ = value
+        return member
+
+    @property
+    def text(self) -> str:
+        """Name in texts: ``drain and reset``."""
+        return self.name.lower().replace("_", " ")
+
+    @property
+    def advice(self) -> str:
+        """Advice for operators; empty for NONE."""
+        return ADVICE.get(self, f"see recovery action {self.value} in the driver's NVML manual")
+
+
+ADVICE: Final[dict[RecoveryAction, str]] = {
+    RecoveryAction.NONE: "",
+    RecoveryAction.GPU_RESET: "drain the GPU and reset it (nvidia-smi --gpu-reset)",
+    RecoveryAction.NODE_REBOOT: "drain and reboot the node",
+    RecoveryAction.DRAIN_P2P: "stop the workloads that access this GPU over NVLink or PCIe peer access",
+    RecoveryAction.DRAIN_AND_RESET: "schedule no new work on the GPU; reset it when its work has ended",
+    RecoveryAction.RECOVER_IMEX_DOMAIN: "restart the IMEX domain that the node belongs to",
+    RecoveryAction.BUS_RESET: "drain the GPU and reset its PCIe slot, or reboot the node",
+    RecoveryAction.SYSTEM_REBOOT: "drain the node and power-cycle the whole system",
+}

@@ -1,0 +1,186 @@
+"""Watches of the kubelet: its directory by inotify, and its pods by the watch of the pods API.
+
+Both fall back to polling. For an asyncio loop.
+"""
+
+import asyncio
+import os
+import struct
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from agent.errors import ProbeError
+from agent.model.claim_sources import SourceAnswer
+from agent.model.objects import Object
+from agent.model.time import Instant
+from agent.native.uevents import watch_directory
+from agent.node.pods.queries import query_pods
+from agent.serve.kubelet.pods_api import SOCKET, PodsWatch
+from agent.sources.kubelet_state import CLAIMS_FILE
+from agent.system.threads.latest import Latest
+from agent.system.threads.with_timeout import DISK_S, HungGuard
+
+_EVENT: Final = struct.Struct("iIII")
+"""Inotify event: watch, mask, cookie, length of the name that follows. Source: inotify(7)."""
+_IN_IGNORED: Final = 0x8000
+
+_FileId = tuple[int, ...] | None
+"""Identity of a directory, or of a file with its time and size; None: absent."""
+
+
+class _DirectoryState(NamedTuple):
+    """State of the kubelet's directory and checkpoint; a difference is a change."""
+
+    directory: _FileId = None
+    checkpoint: _FileId = None
+    is_link: bool = False
+    """Whether the directory is a symbolic link: inotify does not report a changed target."""
+
+
+class KubeletDirWatcher:
+    """Watcher of the kubelet's directory, which may be absent. Event loop only."""
+
+    def __init__(self, path: Path, guard: HungGuard, on_change: Callable[[], None]) -> None:
+        """Create the watcher.
+
+        Args:
+            path: The directory.
+            guard: Limits calls on a disk that hangs.
+            on_change: Called in the loop after any change in the directory.
+        """
+        self._path = path
+        self._guard = guard
+        self._on_change = on_change
+        self._last_state = _DirectoryState()
+        self._watched_id: _FileId = None
+        self._opened: tuple[_FileId, int] | None = None
+        """Directory and its inotify descriptor, before the loop listens to it."""
+        self._descriptor: int | None = None
+
+    @property
+    def is_watched(self) -> bool:
+        """Whether `on_change` is called; else the caller has to poll."""
+        return self._descriptor is not None and not self._last_state.is_link
+
+    async def has_changed(self) -> bool:
+        """Return whether directory or checkpoint changed since the last call; False if the disk hangs."""
+        try:
+            state = await self._guard.run(self._path, self._read_state, DISK_S)
+        except TimeoutError:
+            return False
+        if state.directory != self._watched_id or self._opened is not None:
+            self._start_watching(state.directory)
+        before, self._last_state = self._last_state, state
+        return state != before
+
+    def close(self) -> None:
+        """Stop watching."""
+        if self._descriptor is not None:
+            asyncio.get_running_loop().remove_reader(self._descriptor)
+            os.close(self._descriptor)
+        if self._opened is not None:
+            os.close(self._opened[1])
+        self._watched_id = self._descriptor = self._opened = None
+
+    def _read_state(self) -> _DirectoryState:
+        """Read the state, and open a watch on a directory that has none. Runs in a thread."""
+        # the id is read before the watch is opened, so that a replaced directory is noticed
+        directory = _file_id(self._path, file=False)
+        unwatched = self._descriptor is None or directory != self._watched_id
+        if directory is not None and unwatched and self._opened is None:
+            with suppress(ProbeError):
+                self._opened = directory, watch_directory(self._path)
+        return _DirectoryState(directory, _file_id(self._path / CLAIMS_FILE, file=True), _is_link(self._path))
+
+    def _start_watching(self, directory: _FileId) -> None:
+        watched, descriptor = self._opened or (
+            directory,
+            None,
+        )  # a watch opened late may be of another directory
+        self._opened = None
+        self.close()
+        self._watched_id, self._descriptor = watched, descriptor
+        if descriptor is not None:
+            asyncio.get_running_loop().add_reader(descriptor, self._drain, descriptor)
+
+    def _drain(self, descriptor: int) -> None:
+        has_ended = False
+        with suppress(BlockingIOError):
+            while data := os.read(descriptor, 4096):
+                has_ended |= _is_watch_gone(data)
+        if has_ended:  # a new directory may have the same inode
+            self.close()
+        self._on_change()
+
+
+def _is_watch_gone(events: bytes) -> bool:
+    """Return whether the kernel removed the watch because its directory is gone."""
+    offset = 0
+    while offset < len(events):
+        _, mask, _, name = _EVENT.unpack_from(events, offset)
+        if mask & _IN_IGNORED:
+            return True
+        offset += _EVENT.size + name
+    return False
+
+
+def _is_link(path: Path) -> bool:
+    try:
+        return path.is_symlink()
+    except OSError:  # no permission, a broken disk, ...
+        return False
+
+
+def _file_id(path: Path, *, file: bool) -> _FileId:
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    directory = (found.st_dev, found.st_ino)
+    return (*directory, found.st_mtime_ns, found.st_size) if file else directory
+
+
+class PodList:
+    """Pods of this node: from the pods API's watch while it runs, else by a query. Event loop only."""
+
+    def __init__(
+        self, kubelet_dir: Path, clock: Callable[[], Instant], on_change: Callable[[], None]
+    ) -> None:
+        """Create the list.
+
+        Args:
+            kubelet_dir: Directory with the socket.
+            clock: Returns the time of a list.
+            on_change: Called in the loop when a pod is added, removed or changes its phase.
+        """
+        self._kubelet_dir = kubelet_dir
+        self._latest: Latest[SourceAnswer[Object]] = Latest()
+        self._on_change = on_change
+        self._changed = False
+        self._watch = PodsWatch(kubelet_dir / SOCKET, self._latest, clock, self._on_watch_change)
+        self._task: asyncio.Task[None] | None = None
+
+    def close(self) -> None:
+        """Stop watching."""
+        if self._task is not None:
+            self._task.cancel()
+
+    async def get(self) -> SourceAnswer[Object]:
+        """Return all pods as v1.Pod objects, and start the watch if it does not run."""
+        if self._task is None or self._task.done():
+            self._task = asyncio.get_running_loop().create_task(self._watch.run())
+        self._changed = False
+        _, answer = self._latest.peek()
+        if answer is not None and self._watch.is_current:
+            return answer
+        return await query_pods(self._kubelet_dir)
+
+    def has_changed(self) -> bool:
+        """Return whether the list changed since the last :meth:`get`."""
+        return self._changed
+
+    def _on_watch_change(self) -> None:
+        self._changed = True
+        self._on_change()

@@ -1,0 +1,62 @@
+/*
+ * gpu_bench.c - passes and their lower bound on the caller's thread, without the watch's threads. For
+ * benchmarks.
+ *
+ * Deadlines are not checked and events are not waited for; everything else is done as in the threads.
+ */
+#include <errno.h>
+
+#include "gpu/gpus.h"
+
+int64_t dh_gpus_pass(struct dh_gpu_watch *w)
+{
+    int64_t calls = 0;
+
+    if (w->started)
+        return -EBUSY;
+    if (!atomic_load(&w->gpus)) {
+        dh_gpus_publish_start(w);
+        dh_opener_pass(w, false);
+    }
+    for (uint32_t i = 0; i < atomic_load(&w->gpus); i++) {
+        struct dh_gpu_slot *s = atomic_load(&w->slot[i]);
+
+        calls -= (int64_t)s->caller.calls;
+        s->slow = false; /* unless the slow fields are due */
+        dh_gpu_pass_once(s);
+        calls += (int64_t)s->caller.calls;
+    }
+    return calls;
+}
+
+/* Make the calls of the last pass and nothing else. Return: the number that succeeded. */
+static int64_t bare_calls(struct dh_gpu_slot *s)
+{
+    const struct dh_nvml *nvml = &s->w->nvml;
+    nvmlMarginTemperature_t margin = { .version = nvmlMarginTemperature_v1 };
+    unsigned long long reasons;
+    unsigned int celsius;
+    int64_t calls = 0;
+
+    if (s->query_count)
+        calls += !nvml->nvmlDeviceGetFieldValues(s->dev, s->query_count, s->batch);
+    if (dh_gpu_is_valid(&s->work, DH_GPU_TEMP))
+        calls += !nvml->nvmlDeviceGetTemperature(s->dev, NVML_TEMPERATURE_GPU, &celsius);
+    if (dh_gpu_is_valid(&s->work, DH_GPU_MARGIN))
+        calls += !nvml->nvmlDeviceGetMarginTemperature(s->dev, &margin);
+    if (dh_gpu_is_valid(&s->work, DH_GPU_CLOCK_REASONS))
+        calls += !nvml->nvmlDeviceGetCurrentClocksEventReasons(s->dev, &reasons);
+    return calls;
+}
+
+int64_t dh_gpus_lower_bound(struct dh_gpu_watch *w)
+{
+    int64_t calls = 0;
+
+    if (w->started)
+        return -EBUSY;
+    for (uint32_t i = 0; i < atomic_load(&w->gpus); i++)
+        if (atomic_load(&w->slot[i])->dev)
+            calls += bare_calls(atomic_load(&w->slot[i]));
+    return calls;
+}

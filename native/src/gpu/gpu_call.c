@@ -1,0 +1,35 @@
+/* gpu_call.c - deadlines of NVML calls, and the reader's wake. */
+#include <unistd.h>
+
+#include "gpu/gpu_call.h"
+
+/*
+ * dh_deadline_ns() - return the duration after which a call is overdue. Starts of calls are known as of the
+ * last tick, so one tick is added.
+ */
+uint64_t dh_deadline_ns(const struct dh_gpu_watch *w, const struct dh_caller *c, uint64_t call)
+{
+    uint64_t kind = call & DH_CALL_MASK, deadline_ns = w->opt.deadline_ns;
+
+    if (kind == DH_CALL_WAIT)
+        deadline_ns += DH_EVENT_WAIT_NS;
+    else if (c == &w->opener || kind == DH_CALL_HANDLE)
+        deadline_ns = w->opt.open_deadline_ns;
+    return deadline_ns + w->tick_ns;
+}
+
+/*
+ * dh_gpus_notify() - wake the reader. Takes the lock, so that wake_fd is not written to after dh_gpus_stop().
+ */
+void dh_gpus_notify(struct dh_gpu_watch *w)
+{
+    uint64_t one = 1;
+
+    pthread_mutex_lock(&w->lock);
+    if (!w->abandoned) {
+        atomic_fetch_add(&w->wakes_done, 1);
+        /* fails only if 2^64-2 wakes are unread, and then the reader is about to wake anyway */
+        (void)!write(w->wake_fd, &one, sizeof(one));
+    }
+    pthread_mutex_unlock(&w->lock);
+}

@@ -1,0 +1,213 @@
+/* gpu_open.c - the thread that loads and initialises the library, and does so again after a driver reload. */
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "gpu/gpus.h"
+
+static void head_publish(struct dh_gpu_watch *w)
+{
+    const struct dh_gpus *before = &w->head_pub, *after = &w->head;
+    bool notify = before->state != after->state || before->err != after->err ||
+                  before->generation != after->generation || before->count != after->count;
+
+    w->head.heartbeat_ns = dh_now_ns();
+    dh_seqlock_begin(&w->head_seq);
+    dh_words_store(&w->head_pub, &w->head, sizeof(w->head));
+    dh_seqlock_end(&w->head_seq);
+    if (notify)
+        dh_gpus_notify(w);
+}
+
+/* Keep a version; an empty answer keeps the last one. Zero-padded, so that equal records have equal bytes. */
+static void version_keep(char to[DH_VERSION_LEN], const char *answer)
+{
+    if (!*answer)
+        return;
+    memset(to, 0, DH_VERSION_LEN);
+    snprintf(to, DH_VERSION_LEN, "%s", answer);
+}
+
+/* Read versions and GPU count. @changed: the driver is of another version than before. */
+static nvmlReturn_t check_library(struct dh_gpu_watch *w, bool *changed)
+{
+    char driver[DH_VERSION_LEN] = "", library[DH_VERSION_LEN] = "";
+    unsigned int count = 0;
+    nvmlReturn_t code = OPENER_NVML(w, DH_CALL_SYSTEM, nvmlDeviceGetCount_v2, &count);
+
+    if (code)
+        return code;
+    OPENER_NVML(w, DH_CALL_SYSTEM, nvmlSystemGetDriverVersion, driver, sizeof(driver));
+    OPENER_NVML(w, DH_CALL_SYSTEM, nvmlSystemGetNVMLVersion, library, sizeof(library));
+    *changed = *driver && *w->head.driver && strcmp(driver, w->head.driver) != 0;
+    w->head.count = count;
+    version_keep(w->head.driver, driver);
+    version_keep(w->head.nvml, library);
+    atomic_store(&w->driver_major, (uint32_t)strtoul(w->head.driver, NULL, 10));
+    return NVML_SUCCESS;
+}
+
+/* Whether a code means, for all GPUs, that the driver is unloaded or does not match the library. */
+static bool is_void(nvmlReturn_t code)
+{
+    return code == NVML_ERROR_UNINITIALIZED || code == NVML_ERROR_DRIVER_NOT_LOADED ||
+           code == NVML_ERROR_LIB_RM_VERSION_MISMATCH;
+}
+
+/* Undo what reopen() did last. No thread may be in the session. */
+void dh_opener_shutdown(struct dh_gpu_watch *w)
+{
+    for (; w->inits; w->inits--)
+        OPENER_NVML(w, DH_CALL_SHUTDOWN, nvmlShutdown);
+    if (!w->nvml.library || !dh_call_begin(w, &w->opener, DH_CALL_OPEN, dh_now_ns()))
+        return;
+    dh_nvml_unload(&w->nvml);
+    dh_call_end(w, &w->opener, NVML_SUCCESS);
+}
+
+/*
+ * Load the library unless it is loaded. NVML_ERROR_LIBRARY_NOT_FOUND, and @absent if the file does not exist.
+ */
+static nvmlReturn_t load(struct dh_gpu_watch *w, bool *absent)
+{
+    struct dh_nvml fresh = { 0 };
+    int err;
+
+    if (w->nvml.library)
+        return NVML_SUCCESS;
+    dh_call_begin(w, &w->opener, DH_CALL_OPEN, dh_now_ns());
+    err = dh_nvml_load(&fresh, w->library, w->head.err_text, sizeof(w->head.err_text));
+    dh_call_end(w, &w->opener, NVML_SUCCESS);
+    *absent = err == -ENOENT;
+    w->nvml = fresh;
+    return err ? NVML_ERROR_LIBRARY_NOT_FOUND : NVML_SUCCESS;
+}
+
+/*
+ * Close the library and open it again. While a thread hangs in the session, the library can only be
+ * initialised once more; the rest follows when the thread has left.
+ */
+static void reopen(struct dh_gpu_watch *w)
+{
+    bool empty = dh_nvml_session_drain(w), absent = false, changed;
+    nvmlReturn_t code;
+
+    if (dh_gpus_is_stopping(w))
+        return;
+    w->reopen_ns = dh_now_ns();
+    memset(w->head.err_text, 0, sizeof(w->head.err_text));
+    if (empty)
+        dh_opener_shutdown(w);
+    code = load(w, &absent);
+    if (!code) {
+        code = OPENER_NVML(w, DH_CALL_INIT, nvmlInit_v2);
+        w->inits += !code;
+    }
+    if (!code)
+        code = check_library(w, &changed);
+    w->head.err = (int32_t)code;
+    if (code) {
+        w->head.state = absent ? DH_STATE_ABSENT : DH_STATE_FAILING;
+        w->head.failures += !absent;
+        if (empty)
+            dh_opener_shutdown(w); /* its file may be replaced before the next attempt */
+        if (code == NVML_ERROR_GPU_IS_LOST || code == NVML_ERROR_RESET_REQUIRED)
+            code = NVML_ERROR_UNKNOWN; /* an error of one unnamed GPU; it must not be reported for all */
+        dh_nvml_session_close(w, (int32_t)code, absent);
+        return;
+    }
+    w->head.state = DH_STATE_OK;
+    w->head.generation++;
+    w->reinit_pending = !empty;
+    w->check_failed = false;
+    w->scanned = 0;
+    dh_nvml_session_open(w);
+}
+
+/*
+ * Whether the open library must be opened again. That interrupts all GPUs, so one failed check is not enough.
+ */
+static bool needs_reopen(struct dh_gpu_watch *w)
+{
+    bool changed = false, check_failed = w->check_failed;
+    nvmlReturn_t code = check_library(w, &changed);
+
+    w->check_failed = code != NVML_SUCCESS;
+    w->head.failures += w->check_failed;
+    return changed || is_void(code) || (w->check_failed && check_failed) ||
+           (w->reinit_pending && dh_nvml_session_is_current(w));
+}
+
+void dh_opener_pass(struct dh_gpu_watch *w, bool reinit_requested)
+{
+    if (w->head.state != DH_STATE_OK || reinit_requested || needs_reopen(w))
+        reopen(w);
+    w->head.passes++;
+    if (w->head.state == DH_STATE_OK && w->scanned != w->head.count) {
+        /*
+         * A GPU that hangs while it is identified must not delay the others. A head that still reports "no
+         * library" must not be published with records.
+         */
+        if (atomic_load(&w->gpus) || w->head_pub.state != DH_STATE_STARTING)
+            head_publish(w);
+        dh_slots_update(w);
+    }
+    head_publish(w);
+}
+
+/*
+ * Sleep until the next pass, or until a GPU's thread finds another driver. However often that happens, the
+ * library is initialised at most once per retry_ns.
+ */
+static bool sleep_until_due(struct dh_gpu_watch *w, uint64_t next_ns, bool *reinit_requested)
+{
+    bool go_on;
+
+    pthread_mutex_lock(&w->lock);
+    w->opener_active = false;
+    while (!w->stopping) {
+        uint64_t soon_ns = w->reopen_ns + w->opt.retry_ns;
+        uint64_t until_ns = w->reinit_requested && soon_ns < next_ns ? soon_ns : next_ns;
+
+        if (dh_now_ns() >= until_ns)
+            break;
+        dh_gpus_wait(w, until_ns);
+    }
+    *reinit_requested = w->reinit_requested;
+    w->reinit_requested = false;
+    w->opener_active = true;
+    go_on = !w->stopping;
+    pthread_cond_broadcast(&w->changed); /* the deadline thread sleeps while no thread calls NVML */
+    pthread_mutex_unlock(&w->lock);
+    return go_on;
+}
+
+/* End of the watch: shut the library down after all other threads have ended, unless one hangs. */
+static void finish(struct dh_gpu_watch *w)
+{
+    bool is_last;
+
+    pthread_mutex_lock(&w->lock);
+    while (w->threads > 1 && !w->abandoned)
+        dh_gpus_wait(w, DH_NEVER);
+    is_last = !w->abandoned;
+    pthread_mutex_unlock(&w->lock);
+    if (is_last)
+        dh_opener_shutdown(w);
+}
+
+void *dh_opener_main(void *arg)
+{
+    struct dh_gpu_watch *w = arg;
+    uint64_t next_ns = dh_now_ns();
+    bool reinit_requested;
+
+    while (sleep_until_due(w, next_ns, &reinit_requested)) {
+        dh_opener_pass(w, reinit_requested);
+        next_ns = dh_now_ns() + w->opt.retry_ns;
+    }
+    finish(w);
+    dh_gpus_thread_exit(w);
+    return NULL;
+}

@@ -1,0 +1,238 @@
+/*
+ * gpu_thread.c - the thread of one GPU: the order of a pass, and how a lost GPU is found again.
+ *
+ * A lost GPU costs one cheap call in each pass, and a request for a new handle from time to time. Other GPUs
+ * are not affected.
+ */
+#include <string.h>
+
+#include "gpu/gpus.h"
+
+/* Read all fields again, unsupported ones included: the GPU may have been reset or repartitioned. */
+static void retry_fields(struct dh_gpu_slot *s)
+{
+    memset(s->unsupported_ns, 0, sizeof(s->unsupported_ns));
+    memset(s->via_function, 0, sizeof(s->via_function));
+    s->links_ns = 0;
+    s->slow = s->mig_due = true;
+}
+
+static void adopt_handle(struct dh_gpu_slot *s, nvmlDevice_t dev)
+{
+    s->dev = dev;
+    s->dev_epoch = s->caller.epoch;
+    s->status = NVML_SUCCESS;
+    s->unreachable = false;
+    s->work.handles++;
+    for (uint32_t f = 0; f < DH_GPU_FIELD_NUM; f++)
+        if (dh_gpu_rows[f].pace == DH_PACE_FIXED)
+            s->work.valid[f / 64] &= ~(1ull << (f % 64));
+    retry_fields(s);
+}
+
+static bool is_due(const struct dh_gpu_slot *s, uint64_t last_ns)
+{
+    const struct dh_gpus_options *o = &s->w->opt;
+
+    return !last_ns || dh_is_due(s->now_ns, last_ns, o->slow_ns, o->period_ns);
+}
+
+/* Get a handle of the current session, if necessary and possible. */
+static bool has_handle(struct dh_gpu_slot *s)
+{
+    nvmlDevice_t dev = NULL;
+    nvmlReturn_t code;
+
+    if (s->dev && s->dev_epoch == s->caller.epoch)
+        return true;
+    if (s->dev || s->dev_epoch != s->caller.epoch)
+        s->handle_ns = 0;
+    s->dev = NULL;
+    s->dev_epoch = s->caller.epoch;
+    if (!is_due(s, s->handle_ns)) {
+        s->status = (nvmlReturn_t)s->work.status;
+        return false;
+    }
+    code = dh_gpu_handle(s, &dev);
+    if (code) {
+        s->status = code;
+        return false;
+    }
+    adopt_handle(s, dev);
+    return true;
+}
+
+/* Whether a GPU that did not answer in the last pass answers now. */
+static bool is_back(struct dh_gpu_slot *s)
+{
+    nvmlDevice_t dev = NULL;
+
+    if (dh_gpu_is_responding(s, s->dev)) {
+        if (dh_gpu_handle(s, &dev)) { /* the old handle still works */
+            s->unreachable = false;
+            s->status = NVML_SUCCESS;
+            retry_fields(s);
+        } else {
+            adopt_handle(s, dev);
+        }
+        return true;
+    }
+    if (!s->status) /* a plain failure must not hide the earlier, more precise status */
+        s->status = (nvmlReturn_t)s->work.status;
+    if (!is_due(s, s->handle_ns))
+        return false;
+    s->unreachable = false;
+    if (dh_gpu_handle(s, &dev) || !dh_gpu_is_responding(s, dev)) {
+        s->unreachable = true;
+        return false;
+    }
+    adopt_handle(s, dev);
+    return true;
+}
+
+static void read_all(struct dh_gpu_slot *s)
+{
+    uint64_t mig_mode = s->work.value[DH_GPU_MIG_MODE], links = s->links;
+
+    s->fast_ok = !s->slow;
+    s->plan_reusable &= s->fast_ok;
+    s->unchanged = s->plan_reusable;
+    if (!s->plan_reusable)
+        dh_gpu_plan_fields(s);
+    if (s->slow) {
+        s->mig_due = true;
+        memset(s->work.link_errors, 0, sizeof(s->work.link_errors)); /* summed again in this pass */
+    }
+    dh_gpu_register(s); /* first: later faults then appear as an event, if not in a field */
+    dh_gpu_read_batch(s);
+    dh_gpu_read_sensors(s);
+    dh_gpu_read_links(s);
+    if (s->slow) {
+        dh_gpu_read_aer(s);
+        s->slow_ns = s->now_ns;
+        s->work.slow_passes++;
+    }
+    if (s->work.value[DH_GPU_MIG_MODE] != mig_mode)
+        retry_fields(s); /* with MIG a GPU has no NVLinks and other counters */
+    if (s->work.value[DH_GPU_MIG_MODE] != mig_mode || s->links != links)
+        s->slow_ns = 0; /* the next pass reads what this pass could not know of */
+    dh_gpu_read_migs(s);
+    s->plan_reusable = s->fast_ok;
+}
+
+static void finish_pass(struct dh_gpu_slot *s)
+{
+    struct dh_gpu *g = &s->work;
+    bool lost = dh_gpu_is_unreachable(s->status);
+
+    if (lost && s->ok_epoch == s->caller.epoch && s->status != NVML_ERROR_GPU_IS_LOST &&
+        s->status != NVML_ERROR_GPU_NOT_FOUND) {
+        s->ok_epoch = 0;
+        dh_nvml_session_request_reinit(s->w); /* the GPU answered before: the driver was reloaded or unloaded */
+    }
+    if (!s->status)
+        s->ok_epoch = s->caller.epoch;
+    if (lost)
+        dh_gpu_invalidate(s);
+    g->status = (int32_t)s->status;
+    g->state = s->status ? DH_STATE_FAILING : DH_STATE_OK;
+    g->failures += s->status != NVML_SUCCESS;
+    g->passes++;
+    g->heartbeat_ns = s->call_end_ns;
+    dh_gpu_publish(s);
+}
+
+/* Discard a pass whose answers came from a library that was being closed. */
+static void roll_back(struct dh_gpu_slot *s)
+{
+    memcpy(&s->work, &s->pub, DH_GPU_THREAD_BYTES);
+}
+
+static void pass(struct dh_gpu_slot *s)
+{
+    nvmlReturn_t status_before = (nvmlReturn_t)s->work.status;
+    bool is_void = status_before == NVML_ERROR_INVALID_ARGUMENT && is_due(s, s->handle_ns); /* the handle may
+                                                                                               be invalid */
+    bool was_unreachable = dh_gpu_is_unreachable(status_before) || is_void;
+    uint64_t handles = s->work.handles;
+
+    s->slow = s->slow || is_due(s, s->slow_ns);
+    if (has_handle(s) && (!was_unreachable || s->work.handles != handles || is_back(s)))
+        read_all(s);
+    if (dh_nvml_session_is_stale(s->w, &s->caller))
+        roll_back(s);
+    else
+        finish_pass(s);
+}
+
+/* The library cannot be used: report its error as the status of the GPU. */
+static void pass_closed(struct dh_gpu_slot *s)
+{
+    pthread_mutex_lock(&s->w->lock);
+    s->status = (nvmlReturn_t)s->w->closed_err;
+    pthread_mutex_unlock(&s->w->lock);
+    s->ok_epoch = 0;
+    dh_gpu_invalidate(s);
+    finish_pass(s);
+}
+
+/*
+ * Sleep until the next pass is due, or until a pass is requested; requested passes keep a minimum distance.
+ * Return: false if the watch is being stopped.
+ */
+static bool sleep_until_due(struct dh_gpu_slot *s, uint64_t next_ns)
+{
+    struct dh_gpu_watch *w = s->w;
+    uint64_t soon_ns = dh_now_ns() + w->opt.period_ns / 10;
+    bool go_on;
+
+    pthread_mutex_lock(&w->lock);
+    while (!w->stopping) {
+        uint64_t until_ns =
+            (s->pass_requested || s->mig_pass_requested) && soon_ns < next_ns ? soon_ns : next_ns;
+
+        if (dh_now_ns() >= until_ns)
+            break;
+        dh_gpus_wait(w, until_ns);
+    }
+    s->slow = s->mig_pass_requested;
+    s->pass_requested = s->mig_pass_requested = false;
+    go_on = !w->stopping;
+    pthread_mutex_unlock(&w->lock);
+    return go_on;
+}
+
+/* Run one pass, also without a usable library. Return: false if the watch is being stopped. */
+bool dh_gpu_pass_once(struct dh_gpu_slot *s)
+{
+    enum dh_session_entry entered = dh_nvml_session_enter(s->w, &s->caller);
+
+    if (entered == DH_ENTRY_STOPPING)
+        return false;
+    s->now_ns = s->call_end_ns = dh_tick_ns();
+    s->status = NVML_SUCCESS;
+    s->unreachable = false;
+    if (entered == DH_ENTRY_OPEN) {
+        pass(s);
+        dh_nvml_session_exit(s->w, &s->caller);
+    } else {
+        pass_closed(s);
+    }
+    return true;
+}
+
+void *dh_gpu_main(void *arg)
+{
+    struct dh_gpu_slot *s = arg;
+    struct dh_gpu_watch *w = s->w;
+    uint64_t next_ns = dh_now_ns();
+
+    while (sleep_until_due(s, next_ns) && dh_gpu_pass_once(s)) {
+        /* after a pass longer than the period the thread rests for one period */
+        next_ns += w->opt.period_ns;
+        if (next_ns <= dh_now_ns())
+            next_ns = dh_now_ns() + w->opt.period_ns;
+    }
+    dh_gpus_thread_exit(w);
+    return NULL;
+}

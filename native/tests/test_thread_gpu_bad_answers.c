@@ -1,0 +1,210 @@
+/* Tests of invalid answers of NVML: none causes a busy loop, a failure of another GPU, or a zero. */
+#include "check.h"
+#include "gpu_fixture.h"
+
+static void test_gpus_beyond_the_table_are_reported(void)
+{
+    struct gx g = gx_start(580, "profile t4 gpus=34");
+
+    EVENTUALLY(gx_head(&g)->gpus == DH_GPU_MAX && g.head->state == DH_STATE_OK);
+    CHECK_INT(g.head->err, DH_EFULL);
+    CHECK_STR(g.head->err_text, "NVML counts 34 GPUs, of which 32 are watched");
+    gx_command(&g, "reload");
+    EVENTUALLY(gx_head(&g)->generation == 2 && g.head->err == DH_EFULL); /* it is still reported */
+    CHECK_INT(g.head->state, DH_STATE_OK);
+    CHECK_U64(g.head->count, 34);
+    gx_stop(&g);
+}
+
+static void test_gpus_without_uuid_do_not_share_a_record(void)
+{
+    struct gx g = gx_start(580, "profile h100 gpus=2\ngpu 0 nameless\ngpu 1 nameless");
+
+    EVENTUALLY(gx_gpu(&g, 0)->status == NVML_ERROR_UNKNOWN && gx_gpu(&g, 1)->status == NVML_ERROR_UNKNOWN);
+    CHECK_STR(gx_gpu(&g, 0)->uuid, "");
+    gx_command(&g, "gpu 0 replace");
+    EVENTUALLY(gx_gpu(&g, 0)->status == 0);
+    CHECK(strlen(gx_gpu(&g, 0)->uuid) == 40);
+    CHECK_INT(gx_gpu(&g, 1)->status, NVML_ERROR_UNKNOWN);
+    CHECK_U64(gx_head(&g)->gpus, 2);
+    gx_stop(&g);
+}
+
+static void test_one_failed_check_does_not_close_the_library(void)
+{
+    struct gx g = gx_start(580, "profile h100 gpus=1");
+    uint64_t passes;
+
+    gx_ready(&g, 1);
+    gx_command(&g, "count 999 once");
+    EVENTUALLY(gx_head(&g)->failures == 1);
+    passes = g.head->passes;
+    EVENTUALLY(gx_head(&g)->passes >= passes + 2);
+    CHECK_U64(g.head->generation, 1);
+    CHECK_U64(g.head->failures, 1);
+    CHECK_INT(g.head->err, 0);
+    gx_command(&g, "count 999");
+    EVENTUALLY(gx_head(&g)->state == DH_STATE_FAILING);
+    CHECK_INT(g.head->err, 999);
+    gx_command(&g, "count 0");
+    EVENTUALLY(gx_head(&g)->generation == 2);
+    EVENTUALLY(gx_gpu(&g, 0)->status == 0 && gx_gpu(&g, 0)->handles == 2);
+    gx_stop(&g);
+}
+
+/* NVML does not name the GPU, so none is marked. */
+static void test_library_error_lost_marks_no_gpu_lost(void)
+{
+    struct gx g = gx_start(580, "profile h100 gpus=2");
+
+    gx_ready(&g, 2);
+    gx_command(&g, "init 15");
+    gx_command(&g, "reload");
+    EVENTUALLY(gx_head(&g)->err == NVML_ERROR_GPU_IS_LOST);
+    for (uint32_t i = 0; i < 2; i++)
+        EVENTUALLY(gx_gpu(&g, i)->status == NVML_ERROR_UNKNOWN);
+    gx_stop(&g);
+}
+
+static void test_gpu_not_found_does_not_reopen_the_library(void)
+{
+    struct gx g = gx_start(580, "profile h100 gpus=2");
+    uint64_t passes;
+
+    gx_ready(&g, 2);
+    gx_command(&g, "gpu 1 fail nvmlDeviceGetFieldValues 28");
+    EVENTUALLY(gx_gpu(&g, 1)->status == NVML_ERROR_GPU_NOT_FOUND);
+    passes = gx_head(&g)->passes;
+    EVENTUALLY(gx_head(&g)->passes >= passes + 3);
+    CHECK_U64(g.head->generation, 1);
+    CHECK_U64(gx_gpu(&g, 0)->handles, 1);
+    gx_stop(&g);
+}
+
+static void test_unknown_error_of_a_lost_gpu_keeps_it_lost(void)
+{
+    struct gx g = gx_start(580, "profile h100 gpus=1");
+    uint64_t passes;
+
+    gx_ready(&g, 1);
+    gx_command(&g, "gpu 0 fail nvmlDeviceGetTemperature 999");
+    gx_command(&g, "gpu 0 fail nvmlDeviceGetFieldValues 15");
+    EVENTUALLY(gx_gpu(&g, 0)->status == NVML_ERROR_GPU_IS_LOST);
+    passes = gx_gpu(&g, 0)->passes;
+    EVENTUALLY(gx_gpu(&g, 0)->passes >= passes + 10);
+    CHECK_INT(gx_gpu(&g, 0)->status, NVML_ERROR_GPU_IS_LOST);
+    CHECK_U64(gx_gpu(&g, 0)->handles, 1);
+    gx_stop(&g);
+}
+
+static void test_refused_call_does_not_request_a_handle_each_pass(void)
+{
+    struct dh_gpus_options o = gx_options();
+    struct gx g = gx_fake(580, "profile h100 gpus=1\ngpu 0 fail nvmlDeviceGetFieldValues 2");
+
+    o.slow_ns = 3600 * DH_NS;
+    gx_watch(&g, &o, NULL, 0);
+    EVENTUALLY(gx_gpu(&g, 0)->passes >= 20);
+    CHECK_INT(gx_gpu(&g, 0)->status, NVML_ERROR_INVALID_ARGUMENT);
+    CHECK_U64(gx_gpu(&g, 0)->handles, 1);
+    gx_stop(&g);
+}
+
+static void test_field_seen_once_is_retried_at_once(void)
+{
+    struct dh_gpus_options o = gx_options();
+    struct gx g = gx_fake(580, "profile h100 gpus=1");
+
+    o.slow_ns = 3600 * DH_NS;
+    gx_watch(&g, &o, NULL, 0);
+    gx_ready(&g, 1);
+    gx_command(&g, "gpu 0 fail field 4 3");
+    EVENTUALLY(gx_value(&g, 0, DH_GPU_ECC_UNCORRECTABLE) == -1);
+    gx_command(&g, "gpu 0 fail field 4 0");
+    EVENTUALLY(gx_value(&g, 0, DH_GPU_ECC_UNCORRECTABLE) == 0);
+    gx_stop(&g);
+}
+
+static void test_wait_that_ends_early_is_no_busy_loop(void)
+{
+    struct gx g = gx_start(580, "profile h100 gpus=1");
+    uint64_t waits, begun, failures;
+
+    gx_ready(&g, 1);
+    gx_command(&g, "wait empty");
+    failures = gx_head(&g)->wait_failures;
+    EVENTUALLY(gx_head(&g)->wait_failures > failures);
+    begun = dh_now_ns();
+    waits = gx_head(&g)->wait_passes;
+    EVENTUALLY(gx_head(&g)->wait_passes >= waits + 20);
+    CHECK(dh_now_ns() - begun > 20 * 10 * MS / 2);
+    CHECK_INT(g.head->wait_err, NVML_ERROR_GPU_NOT_FOUND);
+    CHECK_U64(gx_gpu(&g, 0)->xids, 0);
+    gx_command(&g, "wait 0");
+    gx_command(&g, "gpu 0 xid 79");
+    EVENTUALLY(gx_gpu(&g, 0)->xids == 1);
+    gx_stop(&g);
+}
+
+static void test_wide_error_code_is_truncated_consistently(void)
+{
+    struct gx g = gx_start(580, "profile h100 gpus=1");
+
+    gx_ready(&g, 1);
+    for (int i = 0; i < 3; i++)
+        gx_command(&g, "gpu 0 event 0x8 data=0x10000004f");
+    EVENTUALLY(gx_gpu(&g, 0)->event_count[3] == 3);
+    CHECK_U64(gx_gpu(&g, 0)->xids, 1);
+    CHECK_U64(gx_gpu(&g, 0)->xid[0].count, 3);
+    CHECK_U64(gx_gpu(&g, 0)->event_last_data[3], 0x10000004f);
+    gx_stop(&g);
+}
+
+static void test_event_after_a_reload_is_not_assigned_by_an_old_handle(void)
+{
+    struct gx g = gx_start(580, "profile h100 gpus=2");
+
+    gx_ready(&g, 2);
+    gx_command(&g, "gpu 1 replace");
+    gx_command(&g, "reload same_handles");
+    EVENTUALLY(gx_head(&g)->gpus == 3);
+    EVENTUALLY(gx_gpu(&g, 1)->status == NVML_ERROR_GPU_NOT_FOUND);
+    EVENTUALLY(gx_gpu(&g, 2)->event_mask);
+    gx_command(&g, "gpu 1 xid 79");
+    EVENTUALLY(gx_gpu(&g, 1)->xids + gx_gpu(&g, 2)->xids == 1);
+    CHECK_U64(gx_gpu(&g, 2)->xids, 1);
+    gx_stop(&g);
+}
+
+/* As for months on a node whose driver never loads. */
+static void test_repeated_load_attempts_leave_nothing_open(void)
+{
+    struct dh_gpus_options o = gx_options();
+    struct gx g = gx_fake(580, "profile h100 gpus=1\ninit 9");
+    int descriptors;
+
+    gx_watch(&g, &o, NULL, 0);
+    EVENTUALLY(gx_head(&g)->failures >= 2);
+    descriptors = fx_count("/proc/self/fd");
+    EVENTUALLY(gx_head(&g)->failures >= 12);
+    EVENTUALLY(fx_count("/proc/self/fd") <= descriptors); /* an attempt may have been under way */
+    gx_stop(&g);
+}
+
+int main(void)
+{
+    fx_begin();
+    test_gpus_beyond_the_table_are_reported();
+    test_gpus_without_uuid_do_not_share_a_record();
+    test_one_failed_check_does_not_close_the_library();
+    test_library_error_lost_marks_no_gpu_lost();
+    test_gpu_not_found_does_not_reopen_the_library();
+    test_unknown_error_of_a_lost_gpu_keeps_it_lost();
+    test_refused_call_does_not_request_a_handle_each_pass();
+    test_field_seen_once_is_retried_at_once();
+    test_wait_that_ends_early_is_no_busy_loop();
+    test_wide_error_code_is_truncated_consistently();
+    test_event_after_a_reload_is_not_assigned_by_an_old_handle();
+    test_repeated_load_attempts_leave_nothing_open();
+    return check_done("test_thread_gpu_bad_answers");
+}

@@ -1,0 +1,111 @@
+"""Pod objects for tests of agent.allocatable, as kubectl shows them, and look-ups of expected values."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from agent.allocatable.cgroups import Level
+from agent.allocatable.expected import ExpectedGroup
+from agent.allocatable.facts import CgroupDriver, NodeFacts
+from agent.allocatable.knobs import Knob, KnobId
+from agent.allocatable.pod import Pod
+from agent.allocatable.pod_object import parse_pod
+from agent.allocatable.values import Expected
+
+UID: Final = "0f3c7a52-4a4e-4a52-9f0e-5d3a6f1b2c3d"
+KI, MI, GI = 1 << 10, 1 << 20, 1 << 30
+SIZES: Final = (2 << 10, 1 << 20)
+"""Hugepage sizes [KiB]: 2 MiB and 1 GiB."""
+V1: Final = NodeFacts(version=1, driver=CgroupDriver.CGROUPFS, hugepages_kib=SIZES)
+V2: Final = NodeFacts(version=2, driver=CgroupDriver.CGROUPFS, hugepages_kib=SIZES)
+SYSTEMD: Final = NodeFacts(version=2, driver=CgroupDriver.SYSTEMD, hugepages_kib=SIZES)
+
+Object = dict[str, Any]
+
+
+def amounts(text: str) -> dict[str, str]:
+    """Parse ``cpu=2 memory=1Gi hugepages-2Mi=64Mi`` into amounts by resource."""
+    return dict(part.split("=") for part in text.split())
+
+
+def resources(requests: str = "", limits: str = "") -> Object:
+    """Return a resources object without empty parts."""
+    both = {"requests": amounts(requests), "limits": amounts(limits)}
+    return {key: value for key, value in both.items() if value}
+
+
+def container(name: str, requests: str = "", limits: str = "", **more: Any) -> Object:
+    """Return a container of a pod spec."""
+    return {"name": name, "resources": resources(requests, limits), **more}
+
+
+def sidecar(name: str, requests: str = "", limits: str = "") -> Object:
+    """Return an init container that keeps running (a sidecar)."""
+    return container(name, requests, limits, restartPolicy="Always")
+
+
+def claim(
+    name: str, containers: str, mapping: str = "", per_pod: str = "", per_container: str = ""
+) -> Object:
+    """Return the allocatable resources of a claim, as the pod status of Kubernetes 1.37 lists them."""
+    overhead: dict[str, Object] = {}
+    for key, text in (("perPod", per_pod), ("perContainer", per_container)):
+        for resource, amount in amounts(text).items():
+            overhead.setdefault(resource, {"name": resource})[key] = amount
+    mapped = [{"name": resource, "quantity": amount} for resource, amount in amounts(mapping).items()]
+    parts = {"mapping": mapped, "overhead": list(overhead.values())}
+    return {
+        "resourceClaimName": name,
+        "containers": containers.split(),
+        **{key: value for key, value in parts.items() if value},
+    }
+
+
+def pod_object(
+    *containers: Object,
+    init: Sequence[Object] = (),
+    level: Mapping[str, Any] | None = None,
+    overhead: str = "",
+    claims: Sequence[Object] = (),
+    **status: Any,
+) -> Object:
+    """Return a v1.Pod object. ``level``: its pod-level resources."""
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": "p", "namespace": "default", "uid": UID},
+        "spec": {
+            "containers": list(containers),
+            "initContainers": list(init),
+            "overhead": amounts(overhead),
+            **({} if level is None else {"resources": level}),
+        },
+        "status": {"nodeAllocatableResourceClaimStatuses": list(claims), **status},
+    }
+
+
+def pod(*containers: Object, **more: Any) -> Pod:
+    """Return the parsed :func:`pod_object`."""
+    return parse_pod(pod_object(*containers, **more))
+
+
+def knob(groups: Sequence[ExpectedGroup], kind: Knob, container: str = "", size_kib: int = 0) -> Expected:
+    """Return the expected value of one knob of the pod, or of one container of the pod."""
+    level = Level.CONTAINER if container else Level.POD
+    (found,) = [
+        one
+        for group in groups
+        if group.group.level is level and group.group.container == container
+        for one in group.knobs
+        if one.knob == KnobId(kind, size_kib)
+    ]
+    return found
+
+
+def exact(groups: Sequence[ExpectedGroup], kind: Knob, container: str = "", size_kib: int = 0) -> int:
+    """Return the value that the kubelet's code writes to a knob."""
+    return knob(groups, kind, container, size_kib).accepted[0].value
+
+
+def values(expected: Expected) -> list[int]:
+    """Return all accepted values."""
+    return [option.value for option in expected.accepted]

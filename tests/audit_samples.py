@@ -1,0 +1,110 @@
+"""Running pods as kubectl shows them, and cgroup trees of plain files with their expected values."""
+
+import json
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from allocatable_pods import UID, claim, container, pod_object
+
+CONTAINER: Final = "c0de" * 16
+LONG_AGO: Final = "2026-01-02T03:04:05Z"
+STARTED: Final = {"running": {"startedAt": LONG_AGO}}
+MAX: Final = "max"
+GI: Final = 1 << 30
+
+Object = dict[str, Any]
+Files = Mapping[str, object]
+
+UNUSED_KNOBS: Final[Files] = {
+    "cgroup.controllers": "cpuset cpu io memory hugetlb pids",
+    "cpu.stat": "usage_usec 1\nnr_periods 0\nnr_throttled 0",
+    "cpuset.cpus": "",
+    "cpuset.cpus.effective": "0-7",
+    "hugetlb.2MB.max": 0,
+    "hugetlb.2MB.rsvd.max": 0,
+    "hugetlb.1GB.max": 0,
+    "hugetlb.1GB.rsvd.max": 0,
+}
+"""Files of a v2 cgroup for resources that the pod does not request."""
+POD_KNOBS: Final[Files] = {
+    "cpu.weight": 274,
+    "cpu.max": "900000 100000",
+    "memory.max": 9 * GI,
+    **UNUSED_KNOBS,
+}
+"""Files of the cgroup of kep_pod()."""
+CONTAINER_KNOBS: Final[Files] = {**POD_KNOBS, "cpu.weight": 174}
+CLASS_KNOBS: Final[Files] = {
+    "cgroup.controllers": "cpuset cpu memory hugetlb",
+    "cpu.weight": 1,
+    **{name: MAX for name in UNUSED_KNOBS if name.startswith("hugetlb.")},
+}
+SIZES: Final = (2048, 1048576)
+
+
+def kep_pod(
+    name: str = "p", uid: str = UID, ident: str = CONTAINER, *, started: str = LONG_AGO, node: str = "n1"
+) -> Object:
+    """Return the first example of KEP-5517, Burstable: requests 2 CPUs, 2Gi; limits 4, 4Gi; claim 5, 5Gi."""
+    made = pod_object(
+        container("c1", "cpu=2 memory=2Gi", "cpu=4 memory=4Gi"),
+        claims=[claim(f"{name}-cpus", "c1", "cpu=5 memory=5Gi")],
+        qosClass="Burstable",
+        phase="Running",
+        containerStatuses=[running_status("c1", ident, started)],
+    )
+    made["metadata"] |= {"name": name, "uid": uid}
+    made["spec"] |= {"nodeName": node, "resourceClaims": [{"name": "x", "resourceClaimName": f"{name}-cpus"}]}
+    return made
+
+
+def running_status(name: str, ident: str = CONTAINER, started: str = LONG_AGO) -> Object:
+    """Return the status of a running container."""
+    state = {"running": {"startedAt": started}}
+    return {"name": name, "containerID": f"containerd://{ident}", "state": state}
+
+
+def write_pod_list(path: Path, *pods: Object) -> Path:
+    """Write the pods as ``kubectl get -o json`` does; return the path."""
+    path.write_text(json.dumps({"apiVersion": "v1", "kind": "List", "items": list(pods)}))
+    return path
+
+
+def systemd_path(uid: str = UID, ident: str = "") -> str:
+    """Return the systemd path of a Burstable pod's cgroup, or of a container's if ``ident`` is given."""
+    pod = f"kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod{uid.replace('-', '_')}.slice"
+    return f"{pod}/cri-containerd-{ident}.scope" if ident else pod
+
+
+def write_cgroup(root: Path, path: str, files: Files) -> None:
+    """Write a cgroup as plain files."""
+    directory = root / path
+    directory.mkdir(parents=True, exist_ok=True)
+    for name, value in files.items():
+        (directory / name).write_text(f"{value}\n")
+
+
+def v2_tree(root: Path, pods: Iterable[Object], burstable: int) -> Path:
+    """Write correct cgroups for pods of kep_pod(), in systemd's naming; return the root.
+
+    Args:
+        burstable: CPU weight of the Burstable class.
+    """
+    write_cgroup(root, "", {"cgroup.controllers": "cpuset cpu memory hugetlb"})
+    write_cgroup(root, "kubepods.slice", {"cgroup.controllers": "cpuset cpu memory hugetlb"})
+    write_cgroup(root, "kubepods.slice/kubepods-besteffort.slice", CLASS_KNOBS)
+    write_cgroup(root, "kubepods.slice/kubepods-burstable.slice", {**CLASS_KNOBS, "cpu.weight": burstable})
+    for one in pods:
+        uid = one["metadata"]["uid"]
+        ident = one["status"]["containerStatuses"][0]["containerID"].partition("://")[2]
+        write_cgroup(root, systemd_path(uid), POD_KNOBS)
+        write_cgroup(root, systemd_path(uid, ident), CONTAINER_KNOBS)
+    return root
+
+
+def sysfs_tree(root: Path) -> Path:
+    """Create a ``/sys`` with hugepages of 2 MiB and 1 GiB; return its root."""
+    for size in SIZES:
+        (root / f"kernel/mm/hugepages/hugepages-{size}kB").mkdir(parents=True)
+    return root

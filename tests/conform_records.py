@@ -1,0 +1,134 @@
+"""Records of a session with a driver, as values: a good driver, and functions to change it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from agent.conform.observed import (
+    V1,
+    V1ALPHA1,
+    DeviceEntry,
+    HealthList,
+    PluginEndpoint,
+    PluginInfo,
+    RegistrationFile,
+    RegistrationRecord,
+    RegistryRecord,
+    Reopening,
+    SessionRecord,
+    StoppedReader,
+    StreamEnd,
+    StreamRecord,
+    UnaryResult,
+    VersionRecord,
+)
+
+WINDOW_S = 40.0
+WALL_S = 1_760_000_000.0
+KUBELET_DIR = "/var/lib/kubelet"
+SOCKET = f"{KUBELET_DIR}/plugins/gpu.example.com/dra.sock"
+SERVICES = ("v1.DRAPlugin", "v1beta1.DRAPlugin", "v1.DRAResourceHealth", "v1alpha1.DRAResourceHealth")
+INFO = PluginInfo("DRAPlugin", "gpu.example.com", SOCKET, SERVICES)
+ENDPOINT = PluginEndpoint(SOCKET, len(SOCKET), absolute=True, inside=True, error="")
+OK = UnaryResult("call", 0.01, "OK")
+LATE = UnaryResult("call", 5.0, "DEADLINE_EXCEEDED", "no answer within 5 s")
+TIMES = (0.01, 10.0, 20.0, 30.0)
+
+
+def device(device_name: str = "gpu-0", **changes: object) -> DeviceEntry:
+    """Return the entry of a healthy device, with changes."""
+    made = DeviceEntry(
+        has_identifier=True,
+        pool=b"node-a",
+        name=device_name.encode(),
+        health=1,
+        updated_s=int(WALL_S),
+        lease_s=30,
+        message=b"",
+    )
+    return made._replace(**changes)  # type: ignore[arg-type]
+
+
+def health_list(at_s: float, *devices: DeviceEntry, **changes: object) -> HealthList:
+    """Return a list of the devices, by default of two healthy ones."""
+    made = HealthList(at_s, 88, devices or (device("gpu-0"), device("gpu-1")))
+    return made._replace(**changes)  # type: ignore[arg-type]
+
+
+def stream(
+    *lists: HealthList, opened_s: float = 0.0, closed_s: float = WINDOW_S, **changes: object
+) -> StreamRecord:
+    """Return a stream that stays open; by default it reports both devices every ten seconds."""
+    made = lists or tuple(health_list(at_s) for at_s in TIMES if opened_s <= at_s <= closed_s)
+    return StreamRecord(opened_s, made, None, closed_s)._replace(**changes)  # type: ignore[arg-type]
+
+
+def ended_stream(status: str, text: str = "", *lists: HealthList, at_s: float = 3.0) -> StreamRecord:
+    """Return a stream that the server ended after these lists."""
+    return StreamRecord(0.0, lists, StreamEnd(at_s, status, text), at_s)
+
+
+def silent_stream(closed_s: float = WINDOW_S) -> StreamRecord:
+    """Return a stream that stays open without a list."""
+    return StreamRecord(0.0, (), None, closed_s)
+
+
+UNIMPLEMENTED = ended_stream("UNIMPLEMENTED", at_s=0.01)
+
+
+def version_records(
+    v1: Iterable[StreamRecord] | None = None, v1alpha1: Iterable[StreamRecord] | None = None
+) -> tuple[VersionRecord, ...]:
+    """Return the streams of both versions; None: a good stream."""
+    return tuple(
+        VersionRecord(version, tuple(streams) if streams is not None else (stream(),))
+        for version, streams in ((V1, v1), (V1ALPHA1, v1alpha1))
+    )
+
+
+def both_versions(*lists: HealthList, **changes: object) -> tuple[VersionRecord, ...]:
+    """Return the records of both versions with the same stream."""
+    record = stream(*lists, **changes)  # type: ignore[arg-type]
+    return version_records([record], [record])
+
+
+def registration(info: PluginInfo = INFO, path: str = "", **changes: object) -> RegistrationRecord:
+    """Return a registration that succeeded, with changes."""
+    path = path or f"{KUBELET_DIR}/plugins_registry/{info.name}-reg.sock"
+    file = RegistrationFile(path, True, 1, OK, info)
+    prepared = (("v1.DRAPlugin", OK), ("v1beta1.DRAPlugin", OK))
+    made = RegistrationRecord(file, ENDPOINT, OK, file, prepared)
+    return made._replace(**changes)  # type: ignore[arg-type]
+
+
+def session_with_file(**changes: object) -> SessionRecord:
+    """Return the session of a driver whose registration file, or answer to GetInfo, has these changes."""
+    record = registration()
+    file = record.file._replace(**changes)  # type: ignore[arg-type]
+    return session_with_registrations(record._replace(file=file))
+
+
+def session_with_registrations(*registrations: RegistrationRecord, **changes: object) -> SessionRecord:
+    """Return the session of a good driver with these registrations."""
+    directory = RegistryRecord(f"{KUBELET_DIR}/plugins_registry", KUBELET_DIR, registrations)
+    return session_record(directory=directory, **changes)
+
+
+def session_record(**changes: object) -> SessionRecord:
+    """Return the session of a good driver, with changes."""
+    good = SessionRecord(
+        socket=SOCKET,
+        socket_size=len(SOCKET),
+        window_s=WINDOW_S,
+        began_wall_s=WALL_S,
+        versions=version_records(),
+        leaver=stream(health_list(0.1), health_list(10), opened_s=0.1, closed_s=18.0),
+        stopped=StoppedReader(stream(health_list(0.1), *map(health_list, (24.1, 30))), 0.1, 24.0),
+        reopenings=tuple(
+            Reopening(after, stream(health_list(at_s + 0.01), opened_s=at_s, closed_s=at_s + 0.02))
+            for after, at_s in (("close", 1.0), ("cancel", 2.0))
+        ),
+        unknown=(OK._replace(status="UNIMPLEMENTED"),),
+        directory=RegistryRecord(f"{KUBELET_DIR}/plugins_registry", KUBELET_DIR, (registration(),)),
+    )
+    return good._replace(**changes)  # type: ignore[arg-type]

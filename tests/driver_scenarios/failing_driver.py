@@ -1,0 +1,146 @@
+"""A driver that fails on request: ``failing_driver KUBELET_DIR CLAIMS FATES [at-once]``.
+
+Only the driver knows its devices, and its check reports all of them healthy. The file FATES, read at each
+call, has the failure of each claim: ``{claim: [kind, ...]}`` with the kinds of :data:`RAISED`; ``*`` is any
+claim, ``un<claim>`` the unprepare of one. With ``at-once`` the driver prepares all claims of a call
+concurrently. It writes its actions as lines of JSON to its output.
+"""
+
+import json
+import logging
+import signal
+import sys
+import threading
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Final
+
+from hostdev_driver.claims import ClaimFiles
+
+import agent
+
+DRIVER: Final = "sick.example.com"
+NODE: Final = "node-1"
+DEVICES: Final = tuple(f"thing-{number}" for number in range(4))
+ANY_CLAIM: Final = "*"
+HOUR_S: Final = 3600.0
+"""Longer than a call may last, so that there is no retry within the call [s]."""
+
+
+class Odd(Exception):
+    """Exception of an unknown type."""
+
+
+def busy(text: str) -> Exception:
+    return agent.TransientError(text, retry_after_s=HOUR_S)
+
+
+def broken(device: str, text: str) -> Exception:
+    return agent.FailedDevice(device, text, code="thing.broken")
+
+
+RAISED: Final[Mapping[str, Callable[..., Exception]]] = {
+    "odd": Odd,
+    "busy": busy,
+    "broken": broken,
+    "bad": agent.BadConfig,
+    "permanent": agent.PermanentError,
+}
+
+
+def write_record(what: str, **fields: object) -> None:
+    sys.stdout.write(json.dumps({"what": what, **fields}) + "\n")
+    sys.stdout.flush()
+
+
+class FailingDriver:
+    """Driver that fails claims as the file FATES says."""
+
+    def __init__(self, monitor: agent.Monitor, state: Path, fates: Path) -> None:
+        self._monitor = monitor
+        self._state = state
+        self._fates = fates
+        self._classified = agent.classified(monitor)(self._prepare)
+
+    def prepare(self, claim: agent.Claim) -> list[agent.PreparedDevice]:
+        """Prepare, and record the state of a broken device before the kubelet gets the error."""
+        try:
+            return self._classified(claim)
+        except agent.PrepareError as error:
+            if error.verdict.error_class is agent.ErrorClass.FAILED_DEVICE:
+                self._record_broken(error.verdict)
+            raise
+
+    def _record_broken(self, verdict: agent.PrepareVerdict) -> None:
+        known = map(self._monitor.health_of, verdict.devices)
+        write_record(
+            "broken",
+            claim=verdict.claim.name,
+            kept=verdict.summary in (self._state / "prepares.json").read_text(),
+            health=[str(one and one.health.name) for one in known],
+            tainted=tainted(self._monitor.taints),
+        )
+
+    def _prepare(self, claim: agent.Claim) -> list[agent.PreparedDevice]:
+        write_record("prepare", claim=claim.name)
+        self._fail_on_request(claim.name, ANY_CLAIM)
+        return [
+            agent.PreparedDevice(
+                (one.request,), one.pool, one.device, (f"{DRIVER}/thing={claim.uid}-{one.device}",)
+            )
+            for one in claim.devices
+        ]
+
+    def unprepare(self, ref: agent.ClaimRef) -> None:
+        write_record("unprepare", claim=ref.name)
+        self._fail_on_request(f"un{ref.name}")
+
+    def _fail_on_request(self, *keys: str) -> None:
+        fates = json.loads(self._fates.read_bytes()) if self._fates.exists() else {}
+        for key in keys:
+            if key in fates:
+                kind, *arguments = fates[key]
+                raise RAISED[kind](*arguments)
+
+
+def tainted(taints: agent.Taints) -> dict[str, list[dict[str, str]]]:
+    """Return the taints of tainted devices in the format of a ResourceSlice."""
+    return {ref.device: agent.as_objects(some) for ref, some in taints.devices.items() if some}
+
+
+def healthy(device: agent.Device) -> bool:
+    return True
+
+
+def main(arguments: list[str]) -> None:
+    kubelet, claims, fates = map(Path, arguments[:3])
+    logging.basicConfig(level="INFO", format="%(levelname)s %(name)s: %(message)s")
+    stop = threading.Event()
+    signal.signal(signal.SIGTERM, lambda *_: stop.set())
+    state = kubelet / "plugins" / DRIVER / "drahealth"
+    monitor = agent.Monitor(
+        DRIVER, hardware=False, state_dir=state, config=agent.Config(node_name=NODE), on_error=failed
+    )
+    monitor.add(*map(agent.Device, DEVICES))
+    monitor.check(every=0.2, timeout=5)(healthy)
+    monitor.on_taints(lambda taints: write_record("taints", tainted=tainted(taints)))
+    failing = FailingDriver(monitor, state, fates)
+    server = agent.PluginServer(
+        monitor,
+        failing,
+        claims=ClaimFiles(claims, DRIVER),
+        kubelet_dir=kubelet,
+        serialize=arguments[3:] != ["at-once"],
+        on_error=failed,
+    )
+    with monitor, server:
+        stop.wait()
+
+
+def failed(error: BaseException) -> None:
+    """A log with a traceback fails the test."""
+    logging.error("ended", exc_info=error)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

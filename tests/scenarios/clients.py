@@ -1,0 +1,199 @@
+"""Clients of the agents of a row, on both sockets: the history of each device, and checks of it."""
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from itertools import groupby
+from typing import Any, NamedTuple
+
+from agents import HEALTHY, Agent
+
+from scenarios.row import HEALTH, HEALTH_WORDS, INFO, SEVERITY_WORDS
+
+
+class ListedEntry(NamedTuple):
+    """Entry of a device in a list for the kubelet."""
+
+    agent_number: int
+    """Number of the agent in the row."""
+    health: int
+    message: str
+
+
+class ReportedEntry(NamedTuple):
+    """Entry of a device in a report on ``agent.sock``."""
+
+    agent_number: int
+    severity: int
+    causes: tuple[tuple[int, str], ...]
+    """Causes as severity, and code with evidence; worst first."""
+
+
+class Clients:
+    """Kubelet and reader of ``agent.sock`` for all agents of a row."""
+
+    def __init__(self, limit_s: float, note: Callable[[str], None]) -> None:
+        """Create clients that wait at most ``limit_s`` for a result, and ``note`` each entry."""
+        self._limit_s = limit_s
+        self._note = note
+        self._watchers = ExitStack()
+        self._open: tuple[Any, Any] | None = None
+        self._listed: dict[str, list[ListedEntry]] = {}
+        self._reported: dict[str, list[ReportedEntry]] = {}
+        self._seen: dict[str, tuple[int, int]] = {}
+        """Positions up to which each device's two histories were checked."""
+        self._expected: dict[str, list[int]] = {}
+        self._agent_number = 0
+        self.report: Any = None
+        """Newest report."""
+
+    def open(self, agent: Agent) -> None:
+        """Connect to an agent. Returns when both sockets have sent a message."""
+        self._agent_number += 1
+        self.report = None
+        self._open = (
+            self._watchers.enter_context(agent.kubelet()),
+            self._watchers.enter_context(agent.watch_reports()),
+        )
+        self.until(self._has_begun, "the first list and report")
+
+    def _has_begun(self) -> bool:
+        listed = any(entries[-1].agent_number == self._agent_number for entries in self._listed.values())
+        return listed and self.report is not None
+
+    def close(self) -> None:
+        """Close both connections."""
+        self._open = None
+        self._watchers.close()
+
+    # --- waiting -------------------------------------------------------------------------------------------
+
+    def until(self, claim: Callable[[], bool], description: str) -> None:
+        """Read messages until the claim is true."""
+        deadline_s = time.monotonic() + self._limit_s
+        while True:
+            self._read()
+            if claim():
+                return
+            assert time.monotonic() < deadline_s, f"not within {self._limit_s:g} s: {description}"
+            time.sleep(0.02)
+
+    def see(self, names: Sequence[str], severity: int, text: str) -> None:
+        """Wait on both sockets for a verdict on each device whose first cause begins with ``text``."""
+        for name in names:
+            self._expected.setdefault(name, []).append(HEALTH[severity])
+        left = list(names)
+
+        def all_seen() -> bool:
+            left[:] = [name for name in left if not self._is_seen(name, severity, text)]
+            return not left
+
+        self.until(all_seen, f"{' '.join(names)} {SEVERITY_WORDS[severity]} {text}")
+
+    def know(self, names: Sequence[str], severity: int, text: str) -> None:
+        """Wait on ``agent.sock`` for a cause of each device, among any others."""
+
+        def known() -> bool:
+            last = [self._reported[name][-1] for name in names if name in self._reported]
+            return len(last) == len(names) and all(
+                entry.agent_number == self._agent_number
+                and any(s == severity and t.startswith(text) for s, t in entry.causes)
+                for entry in last
+            )
+
+        self.until(known, f"{' '.join(names)}, among others: {SEVERITY_WORDS[severity]} {text}")
+
+    def source(self, name: str) -> Any:
+        """Return a source of the newest report; None if it has none of that name."""
+        return next((source for source in self.report.sources if source.name == name), None)
+
+    def never(self, text: str) -> None:
+        """Check that no cause of any device ever began with this text."""
+        self._read()
+        found = [
+            (name, cause)
+            for name, entries in self._reported.items()
+            for entry in entries
+            for _, cause in entry.causes
+            if cause.startswith(text)
+        ]
+        assert not found, f"unexpected cause {text}: {found}"
+
+    # --- the order of it all -------------------------------------------------------------------------------
+
+    def settle_beginning(self) -> None:
+        """Expect Healthy before an action for every device that no step has named yet."""
+        for name in self._listed:
+            self._expected.setdefault(name, [HEALTHY])
+
+    def as_expected(self) -> None:
+        """Check that every device went through exactly the expected healths, in order."""
+        self._read()
+        self.settle_beginning()
+        for name, entries in self._listed.items():
+            healths = list(_collapsed(entry.health for entry in entries))
+            expected = list(_collapsed(iter(self._expected[name])))
+            assert healths == expected, f"{name} was {_words(healths)}, expected {_words(expected)}"
+
+    # --- reading -------------------------------------------------------------------------------------------
+
+    def _read(self) -> None:
+        if self._open is None:
+            return
+        kubelet, reader = self._open
+        while kubelet.pending():
+            for entry in kubelet.next().devices:
+                self._add_listed(
+                    entry.device.device_name, ListedEntry(self._agent_number, entry.health, entry.message)
+                )
+        while reader.pending():
+            self.report = reader.next()
+            for device in self.report.devices:
+                assert all(cause.code and cause.evidence and cause.advice for cause in device.causes), device
+                causes = ((cause.severity, f"{cause.code}: {cause.evidence}") for cause in device.causes)
+                self._add_reported(
+                    device.name, ReportedEntry(self._agent_number, device.severity, tuple(causes))
+                )
+
+    def _add_listed(self, name: str, entry: ListedEntry) -> None:
+        entries = self._listed.setdefault(name, [])
+        if not entries or entries[-1] != entry:
+            entries.append(entry)
+            self._note(f"< {name} {HEALTH_WORDS[entry.health]} {entry.message}")
+
+    def _add_reported(self, name: str, entry: ReportedEntry) -> None:
+        entries = self._reported.setdefault(name, [])
+        if not entries or entries[-1] != entry:
+            entries.append(entry)
+            causes = "; ".join(f"{SEVERITY_WORDS[severity]} {text}" for severity, text in entry.causes)
+            self._note(f"    {name} is {SEVERITY_WORDS[entry.severity]}: {causes or '-'}")
+
+    def _is_seen(self, name: str, severity: int, text: str) -> bool:
+        def is_listed(entry: ListedEntry) -> bool:
+            matches = entry.message.startswith(text) if severity > INFO else not entry.message
+            return entry.agent_number == self._agent_number and entry.health == HEALTH[severity] and matches
+
+        def is_reported(entry: ReportedEntry) -> bool:
+            first = entry.causes[0][1] if entry.causes else ""
+            matches = first.startswith(text) and bool(first) == bool(text)
+            return entry.agent_number == self._agent_number and entry.severity == severity and matches
+
+        listed_start, reported_start = self._seen.get(name, (0, 0))
+        listed = _index(self._listed.get(name, []), listed_start, is_listed)
+        reported = _index(self._reported.get(name, []), reported_start, is_reported)
+        if listed is None or reported is None:
+            return False
+        self._seen[name] = listed, reported
+        return True
+
+
+def _index(entries: Sequence[Any], start: int, claim: Callable[[Any], bool]) -> int | None:
+    return next((at for at in range(start, len(entries)) if claim(entries[at])), None)
+
+
+def _collapsed(values: Iterator[int]) -> Iterator[int]:
+    return (value for value, _ in groupby(values))
+
+
+def _words(healths: Sequence[int]) -> str:
+    return " → ".join(HEALTH_WORDS[health] for health in healths)

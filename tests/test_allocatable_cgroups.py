@@ -1,0 +1,164 @@
+"""Cgroup paths of pods, containers and QoS classes, and the owner that a path is parsed into.
+
+A docstring that names a Go test marks rows from that test of kubelet v1.37.1.
+"""
+
+import pytest
+from allocatable_pods import UID
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agent.allocatable.cgroups import CgroupOwner, Level, container_path, parse_path, pod_path, qos_path
+from agent.allocatable.facts import CgroupDriver
+from agent.allocatable.pod import Qos
+
+ID = "9b1d" * 16
+ESCAPED = UID.replace("-", "_")
+CGROUPFS, SYSTEMD = CgroupDriver
+
+
+@pytest.mark.parametrize(
+    ("qos", "driver", "root", "path"),
+    [
+        (Qos.GUARANTEED, CGROUPFS, "/", f"/kubepods/pod{UID}"),
+        (Qos.BURSTABLE, CGROUPFS, "/", f"/kubepods/burstable/pod{UID}"),
+        (Qos.BEST_EFFORT, CGROUPFS, "/kubelet", f"/kubelet/kubepods/besteffort/pod{UID}"),
+        (Qos.GUARANTEED, SYSTEMD, "/", f"/kubepods.slice/kubepods-pod{ESCAPED}.slice"),
+        (
+            Qos.BEST_EFFORT,
+            SYSTEMD,
+            "/",
+            f"/kubepods.slice/kubepods-besteffort.slice/kubepods-besteffort-pod{ESCAPED}.slice",
+        ),
+        (
+            Qos.BURSTABLE,
+            SYSTEMD,
+            "/kubelet",
+            "/kubelet.slice/kubelet-kubepods.slice/kubelet-kubepods-burstable.slice"
+            f"/kubelet-kubepods-burstable-pod{ESCAPED}.slice",
+        ),
+        (
+            Qos.GUARANTEED,
+            SYSTEMD,
+            "/a-b/c/",
+            f"/a_b.slice/a_b-c.slice/a_b-c-kubepods.slice/a_b-c-kubepods-pod{ESCAPED}.slice",
+        ),
+    ],
+)
+def test_pod_path_follows_qos_driver_and_root(qos: Qos, driver: CgroupDriver, root: str, path: str) -> None:
+    assert pod_path(UID, qos, driver, root) == path
+    assert parse_path(path, root) == CgroupOwner(Level.POD, qos, UID)
+
+
+def test_pod_path_matches_the_kubelets() -> None:
+    """Go test TestGetPodContainerName, with the kubelet's prefix kubepods."""
+    assert pod_path("fake-uid-1", Qos.GUARANTEED, CGROUPFS) == "/kubepods/podfake-uid-1"
+    assert pod_path("fake-uid-2", Qos.GUARANTEED, SYSTEMD) == "/kubepods.slice/kubepods-podfake_uid_2.slice"
+
+
+@pytest.mark.parametrize(
+    ("root", "path"),
+    [
+        ("/", "/kubepods.slice"),
+        ("/test/a/b", "/test.slice/test-a.slice/test-a-b.slice/test-a-b-kubepods.slice"),
+        (
+            "/pod-6c1a4e95-6bb6-11e6-bc26-28d2444e470d",
+            "/pod_6c1a4e95_6bb6_11e6_bc26_28d2444e470d.slice"
+            "/pod_6c1a4e95_6bb6_11e6_bc26_28d2444e470d-kubepods.slice",
+        ),
+    ],
+)
+def test_qos_path_in_systemd_naming_matches_the_kubelets(root: str, path: str) -> None:
+    """Go test TestCgroupNameToSystemd(Basename): dashes are escaped, each level repeats its parents."""
+    assert qos_path(Qos.GUARANTEED, SYSTEMD, root) == path
+
+
+@pytest.mark.parametrize(("root", "path"), [("/", "/kubepods"), ("/Burstable", "/Burstable/kubepods")])
+def test_qos_path_in_cgroupfs_naming_matches_the_kubelets(root: str, path: str) -> None:
+    """Go test TestCgroupNameToCgroupfs."""
+    assert qos_path(Qos.GUARANTEED, CGROUPFS, root) == path
+
+
+@pytest.mark.parametrize(
+    ("driver", "runtime", "name"),
+    [
+        (SYSTEMD, "containerd", f"cri-containerd-{ID}.scope"),
+        (SYSTEMD, "cri-o", f"crio-{ID}.scope"),
+        (SYSTEMD, "docker", f"docker-{ID}.scope"),
+        (CGROUPFS, "containerd", ID),
+        (CGROUPFS, "cri-o", f"crio-{ID}"),
+        (CGROUPFS, "docker", ID),
+    ],
+)
+def test_container_path_follows_driver_and_runtime(driver: CgroupDriver, runtime: str, name: str) -> None:
+    pod = pod_path(UID, Qos.BURSTABLE, driver)
+    path = container_path(pod, ID, runtime, driver)
+    assert path == f"{pod}/{name}"
+    assert parse_path(path) == CgroupOwner(Level.CONTAINER, Qos.BURSTABLE, UID, ID)
+
+
+def test_cgroup_below_a_crun_container_belongs_to_the_container() -> None:
+    path = container_path(pod_path(UID, Qos.GUARANTEED, SYSTEMD), ID, "cri-o", SYSTEMD)
+    assert parse_path(f"{path}/container") == CgroupOwner(Level.CONTAINER, Qos.GUARANTEED, UID, ID)
+
+
+@pytest.mark.parametrize("driver", list(CgroupDriver))
+@pytest.mark.parametrize("qos", list(Qos))
+def test_qos_path_is_parsed_as_qos_class(driver: CgroupDriver, qos: Qos) -> None:
+    """Go test TestIsCgroupPod, its rows of QoS classes."""
+    assert parse_path(qos_path(qos, driver)) == CgroupOwner(Level.QOS, qos)
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/",
+        "",
+        "/system",
+        "/system/kubelet",
+        "/system.slice/kubelet.service",
+        "/kubepods/podthis-uid-contains-reserved-word-pod",
+        "/kubepods.slice/kubepods-podthis_uid_contains_reserved_word_pod.slice",
+        f"/kubepods/pod{UID}.slice/..",
+        f"/kubepods/pod{UID}/",
+        "/kubepods/pod",
+        "/kubepods/burstable/pod",
+        f"/kubepods/burstable/{UID}",
+        f"/kubepods.slice/pod{ESCAPED}.slice",
+        f"/kubepods.slice/kubepods-burstable-pod{ESCAPED}.slice",
+        f"/kubepods/pod{UID}/crio-conmon-{ID}",
+        f"/kubepods.slice/kubepods-pod{ESCAPED}.slice/crio-conmon-{ID}.scope",
+        f"/kubepods.slice/kubepods-pod{ESCAPED}.slice/libpod-conmon-{ID}.scope",
+        f"/kubepods.slice/kubepods-pod{ESCAPED}.slice/{ID}",
+        f"/kubepods/pod{UID}/cri-containerd-{ID}.scope",
+        f"/elsewhere/kubepods/pod{UID}",
+    ],
+)
+def test_foreign_cgroup_has_no_owner(path: str) -> None:
+    """Go test TestIsCgroupPod, its rows of other cgroups; and cgroups of CRI-O's monitors."""
+    assert parse_path(path) is None
+
+
+def test_pod_of_another_kubelets_root_has_no_owner() -> None:
+    """kind runs a kubelet below /kubelet on a host that may run its own kubelet."""
+    path = pod_path(UID, Qos.BURSTABLE, SYSTEMD, "/kubelet")
+    assert parse_path(path) is None
+    assert parse_path(path, "/kubelet") is not None
+
+
+@given(
+    st.from_regex(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}|[0-9a-f]{32}", fullmatch=True),
+    st.from_regex(r"[0-9a-f]{64}", fullmatch=True),
+    st.sampled_from(list(Qos)),
+    st.sampled_from(list(CgroupDriver)),
+    st.sampled_from(["containerd", "cri-o", "docker"]),
+    st.sampled_from(["/", "", "/kubelet", "kubelet/", "/a/b-c"]),
+)
+def test_pod_and_container_paths_parse_back_to_their_owner(
+    uid: str, ident: str, qos: Qos, driver: CgroupDriver, runtime: str, root: str
+) -> None:
+    pod = pod_path(uid, qos, driver, root)
+    assert parse_path(pod, root) == CgroupOwner(Level.POD, qos, uid)
+    assert parse_path(container_path(pod, ident, runtime, driver), root) == CgroupOwner(
+        Level.CONTAINER, qos, uid, ident
+    )

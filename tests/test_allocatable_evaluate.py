@@ -1,0 +1,221 @@
+"""Audit of a pod: the cgroups that are read, second reads of wrong values, and inconclusive verdicts."""
+
+from collections.abc import Mapping
+
+import pytest
+from allocatable_pods import SYSTEMD, UID, claim, container, pod_object
+from audit_samples import CONTAINER, running_status
+
+from agent.allocatable.evaluate import (
+    GONE,
+    AuditNode,
+    PodAudit,
+    ReadCgroup,
+    actual_of,
+    evaluate_classes,
+    evaluate_pod,
+)
+from agent.allocatable.facts import Exclusive
+from agent.allocatable.knobs import Knob, KnobId
+from agent.allocatable.pod import Pod
+from agent.allocatable.pod_object import parse_pod
+from agent.allocatable.verdicts import Verdict
+from agent.errors import ProbeError
+from agent.model.cgroup import NO_LIMIT, CgroupKnobs, PageKnobs
+from agent.model.reading import NEVER_READ, Absence, Missing
+
+NOW = 1_800_000_000.0
+TOP = "/kubepods.slice/kubepods-burstable.slice"
+POD = f"{TOP}/kubepods-burstable-pod{UID.replace('-', '_')}.slice"
+SCOPE = f"{POD}/cri-containerd-{CONTAINER}.scope"
+NODE = AuditNode(SYSTEMD)
+
+
+def knobs(**given: object) -> CgroupKnobs:
+    """Return the knobs of sample_pod(): CPU 500m to 1, memory 256Mi to 512Mi, no hugepages."""
+    values = {
+        "controllers": frozenset({"cpu", "memory", "hugetlb", "cpuset"}),
+        "weight": 20,
+        "quota_us": 100_000,
+        "period_us": 100_000,
+        "throttled": 0,
+        "memory": 512 << 20,
+        "cpus": 0,
+        "effective": 3,
+        "pages": tuple(PageKnobs(size, 0, 0) for size in SYSTEMD.hugepages_kib),
+    }
+    return CgroupKnobs(**{**values, **given})
+
+
+def sample_pod(claims: tuple[object, ...] = (), ident: str = CONTAINER, **status: object) -> Pod:
+    given = {"containerStatuses": [running_status("c1", ident)], "phase": "Running", **status}
+    asks = container("c1", "cpu=500m memory=256Mi", "cpu=1 memory=512Mi")
+    return parse_pod(pod_object(asks, claims=claims, **given))
+
+
+def reads(tree: Mapping[str, CgroupKnobs]) -> ReadCgroup:
+    return lambda path, _: tree.get(path)
+
+
+def audit(
+    tree: Mapping[str, CgroupKnobs], pod: Pod | None = None, node: AuditNode = NODE, **more: object
+) -> PodAudit:
+    return evaluate_pod(pod or sample_pod(), node, reads(tree), NOW, **more)
+
+
+def verdicts(found: PodAudit) -> set[Verdict]:
+    return {compared.verdict for compared in found.compared}
+
+
+def test_pod_and_container_cgroups_are_read_at_their_paths() -> None:
+    reads_done = []
+
+    def read(path: str, _: bool) -> CgroupKnobs:
+        reads_done.append(path)
+        return knobs()
+
+    assert verdicts(evaluate_pod(sample_pod(), NODE, read, NOW)) == {Verdict.MATCH}
+    assert reads_done == [POD, SCOPE]
+
+
+def test_only_cgroups_with_a_wrong_value_are_read_again() -> None:
+    reads_done = []
+
+    def read(path: str, _: bool) -> CgroupKnobs | None:
+        reads_done.append(path)
+        first = reads_done.count(path) == 1
+        return knobs(memory=1 << 20) if path == SCOPE and first else knobs()
+
+    assert verdicts(evaluate_pod(sample_pod(), NODE, read, NOW)) == {Verdict.MATCH}
+    assert reads_done == [POD, SCOPE, SCOPE]
+
+
+def test_value_wrong_in_two_reads_is_reported() -> None:
+    found = audit({POD: knobs(), SCOPE: knobs(weight=1)})
+    assert [
+        (each.knob.knob, each.verdict) for each in found.compared if each.verdict is not Verdict.MATCH
+    ] == [(Knob.WEIGHT, Verdict.LOWER)]
+
+
+def test_waiting_container_is_idle_and_not_read() -> None:
+    waiting = sample_pod(containerStatuses=[{"name": "c1", "state": {"waiting": {}}}])
+    found = audit({}, waiting)
+    assert (found.compared, found.risks, found.idle) == ((), (), ("c1",))
+
+
+def test_ended_init_container_is_idle_and_not_read() -> None:
+    both = pod_object(
+        container("c1", "cpu=500m memory=256Mi", "cpu=1 memory=512Mi"),
+        init=[container("setup")],
+        containerStatuses=[running_status("c1")],
+        initContainerStatuses=[{"name": "setup", "containerID": f"containerd://{'0' * 64}", "state": {}}],
+    )
+    found = audit({POD: knobs(), SCOPE: knobs()}, parse_pod(both))
+    assert found.idle == ("setup",)
+    assert {compared.group.container for compared in found.compared} == {"", "c1"}
+
+
+@pytest.mark.parametrize("ident", ["../..", "a/b/c/d", "deadbeef.service"])
+def test_container_id_that_is_no_path_component_is_refused(ident: str) -> None:
+    with pytest.raises(ProbeError, match=r"pod default/p: .* is not a cgroup path"):
+        audit({}, sample_pod(ident=ident))
+
+
+def test_pod_uid_that_is_no_path_component_is_refused() -> None:
+    odd = pod_object(container("c1"), containerStatuses=[running_status("c1")])
+    odd["metadata"]["annotations"] = {"kubernetes.io/config.hash": "../../system.slice"}
+    with pytest.raises(ProbeError, match="is not a cgroup path"):
+        audit({}, parse_pod(odd))
+
+
+def test_without_hugetlb_only_requested_pages_are_missing() -> None:
+    bare = AuditNode(SYSTEMD, has_hugetlb=False)
+    none = knobs(
+        controllers=frozenset({"cpu", "memory"}),
+        pages=tuple(PageKnobs(size, NEVER_READ, NEVER_READ) for size in SYSTEMD.hugepages_kib),
+    )
+    assert verdicts(audit({POD: none, SCOPE: none}, node=bare)) == {Verdict.MATCH}
+    asks = sample_pod((claim("pages", "c1", "hugepages-2Mi=64Mi"),))
+    missing = [
+        compared.knob.size_kib
+        for compared in audit({POD: none, SCOPE: none}, asks, bare).compared
+        if compared.verdict is Verdict.MISSING
+    ]
+    assert missing == [2048] * 4
+
+
+def guaranteed_pod() -> Pod:
+    asks = container("c1", "cpu=1 memory=512Mi", "cpu=1 memory=512Mi")
+    return parse_pod(pod_object(asks, containerStatuses=[running_status("c1")]))
+
+
+def cgroups_without_quota() -> dict[str, CgroupKnobs]:
+    top = f"/kubepods.slice/kubepods-pod{UID.replace('-', '_')}.slice"
+    free = knobs(weight=39, quota_us=NO_LIMIT, cpus=2, effective=2)
+    return {top: free, f"{top}/cri-containerd-{CONTAINER}.scope": free}
+
+
+def test_no_quota_with_exclusive_cpus_matches() -> None:
+    exclusive = [Exclusive("c1", 2, by_kubelet=True)]
+    assert verdicts(audit(cgroups_without_quota(), guaranteed_pod(), exclusive=exclusive)) == {Verdict.MATCH}
+
+
+def test_cpuset_is_read_only_for_containers_with_exclusive_cpus() -> None:
+    reads_done: dict[str, bool] = {}
+
+    def read(path: str, with_cpus: bool) -> CgroupKnobs | None:
+        reads_done[path] = with_cpus
+        return cgroups_without_quota()[path]
+
+    evaluate_pod(guaranteed_pod(), NODE, read, NOW, [Exclusive("c1", 2, by_kubelet=False)])
+    assert [exclusive for path, exclusive in reads_done.items() if path.endswith(".scope")] == [True]
+    assert [exclusive for path, exclusive in reads_done.items() if path.endswith(".slice")] == [False]
+    evaluate_pod(guaranteed_pod(), NODE, read, NOW)
+    assert set(reads_done.values()) == {False}
+
+
+def test_no_quota_is_unknown_while_exclusive_cpus_are_unknown() -> None:
+    assert verdicts(audit(cgroups_without_quota(), guaranteed_pod())) == {Verdict.MATCH, Verdict.UNLIMITED}
+    assert verdicts(audit(cgroups_without_quota(), guaranteed_pod(), all_known=False)) == {
+        Verdict.MATCH,
+        Verdict.UNKNOWN,
+    }
+
+
+def test_no_quota_with_a_fractional_cpu_request_is_unlimited() -> None:
+    free = knobs(quota_us=NO_LIMIT)
+    assert Verdict.UNLIMITED in verdicts(audit({POD: free, SCOPE: free}, all_known=False))
+
+
+def test_qos_class_weight_sums_its_pods_and_is_quiet_after_a_start() -> None:
+    free = knobs(pages=tuple(PageKnobs(size, NO_LIMIT, NO_LIMIT) for size in SYSTEMD.hugepages_kib))
+    tree = {TOP: free, "/kubepods.slice/kubepods-besteffort.slice": knobs(weight=1, pages=free.pages)}
+    assert {each.verdict for each in evaluate_classes([sample_pod()], NODE, reads(tree), NOW)} == {
+        Verdict.MATCH
+    }
+    more = evaluate_classes([sample_pod(), sample_pod()], NODE, reads(tree), NOW)
+    assert [found.verdict for found in more if found.knob.knob is Knob.WEIGHT] == [
+        Verdict.LOWER,
+        Verdict.MATCH,
+    ]
+    started_now = parse_pod(pod_object(container("c1", "cpu=1"), containerStatuses=[running_status("c1")]))
+    started = started_now.containers[0].started_wall_s
+    assert started is not None
+    early = evaluate_classes([sample_pod(), started_now], NODE, reads(tree), started + 60)
+    assert [found.verdict for found in early if found.knob.knob is Knob.WEIGHT] == [
+        Verdict.QUIET,
+        Verdict.MATCH,
+    ]
+
+
+def test_missing_knob_keeps_its_absence_in_the_actual_values() -> None:
+    assert actual_of(None, 1.0) is GONE
+    lost = Missing(Absence.UNREADABLE, 5)
+    found = actual_of(knobs(memory=lost), None)
+    assert found.values[KnobId(Knob.MEMORY)] == lost
+    assert found.values[KnobId(Knob.RESERVED, 1048576)] == 0
+
+
+def test_actual_values_have_every_knob() -> None:
+    found = set(actual_of(knobs(), None).values)
+    assert {known.knob for known in found} == set(Knob)

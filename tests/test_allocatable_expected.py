@@ -1,0 +1,300 @@
+"""Expected values of cgroup knobs, and the cases in which the expected value is unknown."""
+
+from typing import Any
+
+import pytest
+from allocatable_pods import (
+    MI,
+    SIZES,
+    SYSTEMD,
+    V1,
+    V2,
+    amounts,
+    claim,
+    container,
+    exact,
+    knob,
+    pod,
+    pod_object,
+    resources,
+    values,
+)
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agent.allocatable.cgroups import Level
+from agent.allocatable.expected import QOS_QUIET_S, QUIET_S, ExpectedGroup, expect_pod, expect_qos
+from agent.allocatable.facts import Exclusive, NodeFacts
+from agent.allocatable.knobs import Knob, KnobFile, KnobId, file_of, page_name
+from agent.allocatable.pod import Pod, Qos
+from agent.allocatable.pod_object import parse_pod
+from agent.model.cgroup import NO_LIMIT
+from agent.model.cpuset import parse_cpus
+
+FULL = container("c1", "cpu=1 memory=1Gi", "cpu=2 memory=2Gi")
+CPUS = parse_cpus("2-5")
+
+
+def test_every_cgroup_has_an_expected_value_for_every_knob() -> None:
+    knobs = {
+        KnobId(Knob.WEIGHT),
+        KnobId(Knob.QUOTA),
+        KnobId(Knob.PERIOD),
+        KnobId(Knob.MEMORY),
+        *(KnobId(kind, size) for kind in (Knob.PAGES, Knob.RESERVED) for size in SIZES),
+    }
+    for group in expect_pod(pod(FULL), SYSTEMD):
+        assert {one.knob for one in group.knobs} == knobs
+        assert len(group.knobs) == len(knobs)
+        assert group.quiet_s == QUIET_S
+
+
+@pytest.mark.parametrize(
+    ("kind", "first", "second"),
+    [
+        (KnobId(Knob.WEIGHT), ("cpu", "cpu.shares"), ("cpu", "cpu.weight")),
+        (KnobId(Knob.QUOTA), ("cpu", "cpu.cfs_quota_us"), ("cpu", "cpu.max")),
+        (KnobId(Knob.PERIOD), ("cpu", "cpu.cfs_period_us"), ("cpu", "cpu.max")),
+        (KnobId(Knob.MEMORY), ("memory", "memory.limit_in_bytes"), ("memory", "memory.max")),
+        (
+            KnobId(Knob.PAGES, 2 << 10),
+            ("hugetlb", "hugetlb.2MB.limit_in_bytes"),
+            ("hugetlb", "hugetlb.2MB.max"),
+        ),
+        (
+            KnobId(Knob.RESERVED, 1 << 20),
+            ("hugetlb", "hugetlb.1GB.rsvd.limit_in_bytes"),
+            ("hugetlb", "hugetlb.1GB.rsvd.max"),
+        ),
+        (KnobId(Knob.CPUS), ("cpuset", "cpuset.cpus"), ("cpuset", "cpuset.cpus")),
+        (KnobId(Knob.EFFECTIVE), ("cpuset", "cpuset.effective_cpus"), ("cpuset", "cpuset.cpus.effective")),
+    ],
+)
+def test_knob_has_its_controller_and_file_in_v1_and_v2(
+    kind: KnobId, first: tuple[str, str], second: tuple[str, str]
+) -> None:
+    assert (file_of(kind, 1), file_of(kind, 2)) == (KnobFile(*first), KnobFile(*second))
+
+
+@pytest.mark.parametrize(
+    ("size_kib", "name"), [(64, "64KB"), (2048, "2MB"), (32768, "32MB"), (1 << 24, "16GB")]
+)
+def test_page_size_has_the_kernels_name(size_kib: int, name: str) -> None:
+    assert page_name(size_kib) == name
+
+
+# --- kubelet and runtime -----------------------------------------------------------------------------------
+
+
+def test_pod_weight_is_linear_first_container_weight_quadratic_first() -> None:
+    groups = expect_pod(pod(FULL), V2)
+    assert values(knob(groups, Knob.WEIGHT)) == [39, 100]
+    assert values(knob(groups, Knob.WEIGHT, "c1")) == [100, 39]
+    assert [one.note for one in knob(groups, Knob.WEIGHT, "c1").accepted] == ["quadratic", "linear"]
+
+
+def test_formulas_with_equal_results_give_one_accepted_value() -> None:
+    weight = knob(expect_pod(pod(container("c1")), V2), Knob.WEIGHT)
+    assert [(one.value, one.note) for one in weight.accepted] == [(1, "")]
+    assert weight.arithmetic == "BestEffort: the least -> shares 2 -> weight 1"
+
+
+def test_hugepage_limit_rounded_down_to_whole_pages_is_accepted() -> None:
+    mine = pod(container("c1", "cpu=1 hugepages-2Mi=3Mi", "hugepages-2Mi=3Mi"))
+    for kind in (Knob.PAGES, Knob.RESERVED):
+        expected = knob(expect_pod(mine, V2), kind, "c1", SIZES[0])
+        assert [(one.value, one.rounded) for one in expected.accepted] == [(3 * MI, False), (2 * MI, True)]
+
+
+def test_value_without_claims_is_explained_and_not_accepted() -> None:
+    groups = expect_pod(pod(FULL, claims=[claim("x", "c1", "cpu=3 hugepages-2Mi=4Mi")]), V1)
+    for kind, wrong, size in ((Knob.WEIGHT, 1024, 0), (Knob.QUOTA, 200_000, 0), (Knob.PAGES, 0, SIZES[0])):
+        expected = knob(groups, kind, "", size)
+        assert [one.value for one in expected.explains] == [wrong]
+        assert wrong not in values(expected)
+    assert knob(groups, Knob.MEMORY).explains == ()
+
+
+def test_kubelet_that_counts_no_claims_has_values_without_claims() -> None:
+    mine = pod(FULL, claims=[claim("x", "c1", "cpu=3 memory=1Gi hugepages-2Mi=4Mi")])
+    uncounted = NodeFacts(hugepages_kib=SIZES, counts_claims=False)
+    assert expect_pod(mine, uncounted) == expect_pod(pod(FULL), uncounted)
+
+
+# --- exclusive CPUs ----------------------------------------------------------------------------------------
+
+
+def test_exclusive_cpus_from_the_kubelet_lift_both_quotas() -> None:
+    mine = pod(FULL, container("c2", "cpu=1 memory=1Gi", "cpu=1 memory=1Gi"))
+    groups = expect_pod(mine, V2, [Exclusive("c1", CPUS, by_kubelet=True)])
+    assert exact(groups, Knob.QUOTA) == exact(groups, Knob.QUOTA, "c1") == NO_LIMIT
+    assert exact(groups, Knob.QUOTA, "c2") == 100_000
+    assert "c1 has exclusive CPUs" in knob(groups, Knob.QUOTA).arithmetic
+
+
+def test_exclusive_cpus_from_a_driver_leave_the_quotas() -> None:
+    """The kubelet does not know of CPUs from a driver."""
+    groups = expect_pod(pod(FULL), V2, [Exclusive("c1", CPUS, by_kubelet=False)])
+    assert exact(groups, Knob.QUOTA) == exact(groups, Knob.QUOTA, "c1") == 200_000
+    for kind in (Knob.CPUS, Knob.EFFECTIVE):
+        assert values(knob(groups, kind, "c1")) == [CPUS]
+    assert all(one.knob.knob is not Knob.CPUS for one in groups[0].knobs)
+
+
+# --- unknown amounts ---------------------------------------------------------------------------------------
+
+
+def unknown_knobs(groups: tuple[ExpectedGroup, ...], level: Level) -> set[Knob]:
+    (group,) = [one for one in groups if one.group.level is level]
+    for one in group.knobs:
+        assert bool(one.accepted) is not bool(one.unknown)
+    return {one.knob.knob for one in group.knobs if one.unknown}
+
+
+def test_unknown_claim_amount_makes_only_dependent_knobs_unknown() -> None:
+    status_entry = {"resourceClaimName": "cpus", "containers": ["c1"], "shape": "of 1.40"}
+    groups = expect_pod(pod(FULL, claims=[status_entry]), V2)
+    depends = {Knob.WEIGHT, Knob.QUOTA, Knob.MEMORY, Knob.PAGES, Knob.RESERVED}
+    assert unknown_knobs(groups, Level.POD) == depends
+    assert unknown_knobs(groups, Level.CONTAINER) == depends - {Knob.WEIGHT}
+    assert "claim cpus" in knob(groups, Knob.QUOTA, "c1").unknown
+
+
+def test_unknown_claim_amount_is_ignored_where_it_has_no_effect() -> None:
+    status_entry = {"resourceClaimName": "cpus", "shape": "of 1.40"}
+    limitless = expect_pod(pod(container("c1", "cpu=1"), claims=[status_entry]), V2)
+    assert Knob.QUOTA not in unknown_knobs(limitless, Level.POD) | unknown_knobs(limitless, Level.CONTAINER)
+    whole = expect_pod(pod(container("c1"), level=resources("cpu=1", "cpu=2"), claims=[status_entry]), V2)
+    assert exact(whole, Knob.WEIGHT) == 39
+    assert exact(whole, Knob.QUOTA) == exact(whole, Knob.QUOTA, "c1") == 200_000
+    uncounted = expect_pod(
+        pod(FULL, claims=[status_entry]), NodeFacts(hugepages_kib=SIZES, counts_claims=False)
+    )
+    assert unknown_knobs(uncounted, Level.POD) == unknown_knobs(uncounted, Level.CONTAINER) == set()
+
+
+def pod_with_pending_resize(**status: Any) -> Pod:
+    conditions = [{"type": "PodResizePending", "status": "True", "reason": "Deferred"}]
+    return pod(container("c1", "cpu=4 memory=4Gi", "cpu=4 memory=4Gi"), conditions=conditions, **status)
+
+
+def test_pending_resize_uses_the_allocated_requests() -> None:
+    state = {"name": "c1", "allocatedResources": {"cpu": "1", "memory": "1Gi"}}
+    groups = expect_pod(pod_with_pending_resize(containerStatuses=[state], qosClass="Guaranteed"), V1)
+    assert exact(groups, Knob.WEIGHT) == exact(groups, Knob.WEIGHT, "c1") == 1024
+    assert (
+        unknown_knobs(groups, Level.POD)
+        == unknown_knobs(groups, Level.CONTAINER)
+        == {Knob.QUOTA, Knob.MEMORY}
+    )
+    assert "Deferred" in knob(groups, Knob.QUOTA).unknown
+
+
+def test_pending_resize_without_allocated_requests_is_unknown() -> None:
+    groups = expect_pod(pod_with_pending_resize(), V1)
+    unknown = {Knob.WEIGHT, Knob.QUOTA, Knob.MEMORY}
+    assert unknown_knobs(groups, Level.POD) == unknown_knobs(groups, Level.CONTAINER) == unknown
+
+
+# --- QoS classes -------------------------------------------------------------------------------------------
+
+
+def test_qos_class_has_no_page_limit_and_a_quiet_time_of_90_s() -> None:
+    for group in expect_qos([pod(FULL)], V2):
+        pages = [one for one in group.knobs if one.knob.knob in {Knob.PAGES, Knob.RESERVED}]
+        assert [values(one) for one in pages] == [[NO_LIMIT]] * 4
+        assert (group.group.level, group.quiet_s) == (Level.QOS, QOS_QUIET_S)
+
+
+def test_qos_class_sums_requests_rounded_up_per_pod() -> None:
+    (burstable, _) = expect_qos([pod(container("c1", "cpu=0.0001"))] * 1000, V1)
+    assert values(burstable.knobs[0]) == [1024]
+    assert burstable.knobs[0].arithmetic == "1000m (1000 pods) -> shares 1024"
+
+
+def test_ended_pods_do_not_count_for_the_qos_class() -> None:
+    (burstable, _) = expect_qos([pod(FULL), pod(FULL, phase="Succeeded")], V1)
+    assert values(burstable.knobs[0]) == [1024]
+
+
+def test_pod_with_unknown_amount_makes_its_qos_class_unknown() -> None:
+    unknown_claim = pod(FULL, claims=[{"resourceClaimName": "cpus", "shape": "of 1.40"}])
+    burstable, best_effort = expect_qos([pod(FULL), unknown_claim], V1)
+    assert burstable.group.qos is Qos.BURSTABLE
+    assert "pod default/p" in burstable.knobs[0].unknown
+    assert values(best_effort.knobs[0]) == [2]
+
+
+# --- properties --------------------------------------------------------------------------------------------
+
+milli = st.integers(1, 64_000)
+mebi = st.integers(1, 64_000)
+sizes = st.tuples(milli, mebi)
+grants = st.tuples(st.integers(0, 9_000), st.integers(0, 9_000), st.integers(0, 64), st.booleans())
+
+
+def amounts_of(cpu: int, memory: int) -> dict[str, str]:
+    pages = memory % 7 * 2
+    return amounts(f"cpu={cpu}m memory={memory}Mi hugepages-2Mi={pages}Mi")
+
+
+@st.composite
+def limited_pods(draw: st.DrawFn) -> Pod:
+    """Draw a pod whose containers have limits equal to requests, with any claims and no pod-level limit."""
+    kinds = draw(st.lists(st.sampled_from(["containers", "init", "sidecar"]), min_size=1, max_size=5))
+    names = [f"c{number}" for number in range(len(kinds))]
+    lists: dict[str, list[dict[str, Any]]] = {"containers": [], "initContainers": []}
+    for name, kind in zip(names, kinds, strict=True):
+        amount = amounts_of(*draw(sizes))
+        status_entry = {"name": name, "resources": {"requests": amount, "limits": amount}}
+        always = {"restartPolicy": "Always"} if kind == "sidecar" else {}
+        lists["containers" if kind == "containers" else "initContainers"].append({**status_entry, **always})
+    claims = []
+    for number, (cpu, memory, pages, each) in enumerate(draw(st.lists(grants, max_size=3))):
+        users = " ".join(draw(st.lists(st.sampled_from(names), unique=True)))
+        mapping = f"cpu={cpu}m memory={memory}Mi hugepages-2Mi={pages * 2}Mi"
+        claims.append(claim(f"x{number}", users, mapping, "", "memory=3Mi" if each else ""))
+    obj = pod_object(claims=claims)
+    obj["spec"] |= lists
+    return parse_pod(obj)
+
+
+@given(limited_pods(), st.sampled_from([V1, V2, SYSTEMD]))
+def test_pod_limit_is_at_least_that_of_its_largest_container(mine: Pod, facts: NodeFacts) -> None:
+    groups = expect_pod(mine, facts)
+    for kind, size in ((Knob.QUOTA, 0), (Knob.MEMORY, 0), (Knob.PAGES, SIZES[0]), (Knob.RESERVED, SIZES[0])):
+        largest = max(values(knob(groups, kind, one.name, size)) for one in mine.containers)
+        assert values(knob(groups, kind, "", size))[0] >= largest[0]
+        assert max(values(knob(groups, kind, "", size))) >= max(largest)
+
+
+@given(sizes, sizes, grants, st.sampled_from([V1, V2, SYSTEMD]))
+def test_larger_request_never_lowers_an_expected_value(
+    one: tuple[int, int], other: tuple[int, int], granted: tuple[int, int, int, bool], facts: NodeFacts
+) -> None:
+    less, more = (tuple(edge(pair) for pair in zip(one, other, strict=True)) for edge in (min, max))
+    claims = [claim("x", "c1", f"cpu={granted[0]}m memory={granted[1]}Mi")]
+
+    def groups(cpu: int, memory: int) -> tuple[ExpectedGroup, ...]:
+        amount = f"cpu={cpu}m memory={memory}Mi"
+        return expect_pod(pod(container("c1", amount, amount), claims=claims), facts)
+
+    small, large = groups(*less), groups(*more)
+    for name in ("", "c1"):
+        for kind in (Knob.WEIGHT, Knob.QUOTA, Knob.MEMORY):
+            assert exact(small, kind, name) <= exact(large, kind, name)
+
+
+@given(grants, grants, st.sampled_from([V1, V2, SYSTEMD]))
+def test_larger_claim_amount_never_lowers_an_expected_value(
+    one: tuple[int, int, int, bool], other: tuple[int, int, int, bool], facts: NodeFacts
+) -> None:
+    def groups(amount: tuple[int, ...]) -> tuple[ExpectedGroup, ...]:
+        granted = f"cpu={amount[0]}m memory={amount[1]}Mi hugepages-2Mi={amount[2] * 2}Mi"
+        return expect_pod(pod(FULL, claims=[claim("x", "c1", granted)]), facts)
+
+    less, more = (tuple(edge(pair) for pair in zip(one[:3], other[:3], strict=True)) for edge in (min, max))
+    small, large = groups(less), groups(more)
+    for name in ("", "c1"):
+        for kind, size in ((Knob.WEIGHT, 0), (Knob.QUOTA, 0), (Knob.MEMORY, 0), (Knob.PAGES, SIZES[0])):
+            assert exact(small, kind, name, size) <= exact(large, kind, name, size)

@@ -1,0 +1,113 @@
+"""Findings of an audited pod, by code and resource, with the compared numbers as evidence."""
+
+from collections.abc import Mapping, Sequence
+
+from allocatable_pods import SYSTEMD, UID, claim, container, pod_object
+from audit_samples import CONTAINER, running_status
+
+from agent.allocatable.evaluate import RESOURCE_OF, AuditNode, evaluate_pod, findings_of
+from agent.allocatable.facts import Exclusive
+from agent.allocatable.knobs import Knob
+from agent.allocatable.pod import Pod
+from agent.allocatable.pod_object import parse_pod
+from agent.allocatable.risks import ADVICE
+from agent.model.cgroup import CgroupKnobs, PageKnobs
+from agent.model.pods import PodFinding, Resource
+from agent.model.reading import NEVER_READ
+
+NOW = 1_800_000_000.0
+TOP = "/kubepods.slice/kubepods-burstable.slice"
+POD = f"{TOP}/kubepods-burstable-pod{UID.replace('-', '_')}.slice"
+SCOPE = f"{POD}/cri-containerd-{CONTAINER}.scope"
+PAGES = tuple(PageKnobs(size, 0, 0) for size in SYSTEMD.hugepages_kib)
+
+
+def knobs(**given: object) -> CgroupKnobs:
+    """Return the knobs of sample_pod(): CPU 500m to 1, memory 256Mi to 512Mi, no hugepages."""
+    values = {
+        "controllers": frozenset({"cpu", "memory", "hugetlb", "cpuset"}),
+        "weight": 20,
+        "quota_us": 100_000,
+        "period_us": 100_000,
+        "throttled": 0,
+        "memory": 512 << 20,
+        "cpus": 0,
+        "effective": 3,
+        "pages": PAGES,
+    }
+    return CgroupKnobs(**{**values, **given})
+
+
+def audit_findings(
+    tree: Mapping[str, CgroupKnobs], pod: Pod | None = None, exclusive: Sequence[Exclusive] = ()
+) -> list[PodFinding]:
+    audit = evaluate_pod(
+        pod or sample_pod(), AuditNode(SYSTEMD), lambda path, _: tree.get(path), NOW, exclusive
+    )
+    return [*findings_of(audit)]
+
+
+def sample_pod(*claims: object, limit: str = "cpu=1 memory=512Mi") -> Pod:
+    status = {"containerStatuses": [running_status("c1", CONTAINER)], "phase": "Running"}
+    asks = container("c1", "cpu=500m memory=256Mi", limit)
+    return parse_pod(pod_object(asks, claims=claims, **status))
+
+
+def test_pod_with_expected_allocation_has_no_findings() -> None:
+    assert audit_findings({POD: knobs(), SCOPE: knobs()}) == []
+
+
+def test_unread_cgroups_have_no_findings() -> None:
+    assert audit_findings({}) == []
+
+
+def test_finding_has_code_resource_size_and_numbers() -> None:
+    pages = (PageKnobs(2048, 4 << 20, 0), *PAGES[1:])
+    wrong = knobs(quota_us=50_000, memory=1 << 30, pages=pages)
+    findings = audit_findings({POD: knobs(quota_us=200_000, memory=2 << 30, pages=pages), SCOPE: wrong})
+    of_container = {(one.code, one.resource, one.size_kib) for one in findings if one.container == "c1"}
+    assert of_container == {
+        ("cgroup.lower", Resource.CPU, 0),
+        ("cgroup.higher", Resource.MEMORY, 0),
+        ("cgroup.higher", Resource.HUGEPAGES, 2048),
+    }
+    assert {one.pod_uid for one in findings} == {UID}
+    evidence = {one.resource: one.evidence for one in findings if one.container == "c1"}
+    assert evidence[Resource.CPU].startswith("cpu quota: 50000 us, expected 100000 us: ")
+    assert evidence[Resource.MEMORY].startswith("memory limit: 1Gi, expected 512Mi: ")
+    assert evidence[Resource.HUGEPAGES].startswith("2MB hugepages limit: 4Mi, expected 0: ")
+
+
+def test_missing_file_is_a_finding_with_its_reason() -> None:
+    without = knobs(controllers=frozenset({"cpu", "hugetlb", "cpuset"}), memory=NEVER_READ)
+    findings = [one for one in audit_findings({POD: knobs(), SCOPE: without}) if one.container]
+    assert [(one.code, one.resource) for one in findings] == [("cgroup.missing", Resource.MEMORY)]
+    assert findings[0].evidence == "memory limit: the controller memory is not enabled"
+
+
+def test_cpu_risk_has_its_advice_and_resource_cpu() -> None:
+    exclusive = (Exclusive("c1", 0b11, by_kubelet=False),)
+    findings = audit_findings({POD: knobs(), SCOPE: knobs(throttled=3)}, exclusive=exclusive)
+    risks = {one.code: (one.container, one.resource, one.advice) for one in findings if one.advice}
+    assert risks == {
+        code: ("c1", Resource.CPU, ADVICE[code])
+        for code in ("cpus.exclusive_quota", "cpus.exclusive_throttled")
+    }
+
+
+def test_pod_level_risk_has_no_resource() -> None:
+    given = claim("gpu-share", "c1", per_pod="memory=1Gi")
+    pod = parse_pod(
+        pod_object(
+            container("c1"),
+            claims=[given],
+            containerStatuses=[running_status("c1", CONTAINER)],
+            phase="Running",
+        )
+    )
+    risks = [one for one in audit_findings({}, pod) if one.code.startswith("claim.")]
+    assert [(one.code, one.container, one.resource) for one in risks] == [("claim.best_effort", "", None)]
+
+
+def test_every_knob_has_a_resource() -> None:
+    assert RESOURCE_OF.keys() == set(Knob)

@@ -1,0 +1,339 @@
+"""Parsing of pod objects: identity, resources of claims, QoS class, refused objects."""
+
+import json
+from typing import Any
+
+import pytest
+from allocatable_pods import UID, claim, container, pod, pod_object, resources, sidecar
+
+from agent.allocatable.pod import Grant, PodContainerClaim, Qos, Resize, Role, UnknownAmount, computed_qos
+from agent.allocatable.pod_object import parse_pod
+from agent.allocatable.quantity import parse_quantity
+from agent.errors import ProbeError
+
+CPU_2 = {"cpu": parse_quantity("2")}
+NONE: dict[str, Any] = {}
+
+
+# --- identity ----------------------------------------------------------------------------------------------
+
+
+def test_containers_are_listed_in_start_order() -> None:
+    parsed_pod = pod(container("app"), init=[container("first"), sidecar("proxy"), container("last")])
+    assert [(one.name, one.role) for one in parsed_pod.containers] == [
+        ("first", Role.INIT),
+        ("proxy", Role.SIDECAR),
+        ("last", Role.INIT),
+        ("app", Role.APP),
+    ]
+
+
+def test_container_has_runtime_id_start_and_allocation() -> None:
+    state = {
+        "name": "app",
+        "containerID": "containerd://9b1d",
+        "state": {"running": {"startedAt": "2026-09-01T12:00:00Z"}},
+        "allocatedResources": {"cpu": "2", "example.com/gpu": "1"},
+    }
+    (app,) = pod(container("app"), containerStatuses=[state]).containers
+    assert (app.runtime, app.id, app.started_wall_s, app.allocated) == (
+        "containerd",
+        "9b1d",
+        1788264000.0,
+        CPU_2,
+    )
+
+
+def test_container_not_started_has_no_id_and_no_time() -> None:
+    state = {"name": "app", "containerID": "", "state": {"waiting": {"reason": "ContainerCreating"}}}
+    (app,) = pod(container("app"), containerStatuses=[state]).containers
+    assert (app.runtime, app.id, app.started_wall_s, app.allocated) == ("", "", None, None)
+
+
+@pytest.mark.parametrize(
+    "annotations",
+    [
+        {"kubernetes.io/config.hash": "d41d8cd98f00b204e9800998ecf8427e"},
+        {
+            "kubernetes.io/config.mirror": "d41d8cd98f00b204e9800998ecf8427e",
+            "kubernetes.io/config.source": "file",
+        },
+    ],
+)
+def test_cgroup_uid_of_a_static_pod_is_its_config_hash(annotations: dict[str, str]) -> None:
+    """The mirror pod on the API server has another UID."""
+    obj = pod_object(container("etcd"))
+    obj["metadata"]["annotations"] = annotations
+    parsed_pod = parse_pod(obj)
+    assert (parsed_pod.uid, parsed_pod.cgroup_uid) == (UID, "d41d8cd98f00b204e9800998ecf8427e")
+
+
+def test_cgroup_uid_of_a_normal_pod_is_its_uid() -> None:
+    assert pod(container("app")).cgroup_uid == UID
+
+
+def test_pod_claims_have_the_names_of_the_claim_objects() -> None:
+    obj = pod_object(
+        container("app"),
+        resourceClaimStatuses=[{"name": "made", "resourceClaimName": "p-made-x7k2"}],
+        extendedResourceClaimStatus={"resourceClaimName": "p-extended-resources-1"},
+    )
+    obj["spec"]["resourceClaims"] = [
+        {"name": "given", "resourceClaimName": "shared-gpu"},
+        {"name": "made", "resourceClaimTemplateName": "gpu"},
+        {"name": "later", "resourceClaimTemplateName": "gpu"},
+    ]
+    assert parse_pod(obj).claims == ("shared-gpu", "p-made-x7k2", "later", "p-extended-resources-1")
+
+
+def test_container_refers_to_claims_and_requests_of_the_pod() -> None:
+    obj = container("app")
+    obj["resources"]["claims"] = [{"name": "gpu", "request": "one"}, {"name": "cpus"}]
+    (app,) = pod(obj).containers
+    assert app.claims == (PodContainerClaim("gpu", "one"), PodContainerClaim("cpus", ""))
+
+
+def test_ended_pod_is_not_active() -> None:
+    assert [pod(container("a"), phase=phase).active for phase in ("Running", "Succeeded", "Failed")] == [
+        True,
+        False,
+        False,
+    ]
+
+
+@pytest.mark.parametrize(
+    ("conditions", "resize"),
+    [
+        ([], None),
+        ([{"type": "PodResizePending", "status": "False"}], None),
+        (
+            [{"type": "PodResizePending", "status": "True", "reason": "Deferred"}],
+            Resize(True, "Deferred", None),
+        ),
+        (
+            [
+                {
+                    "type": "PodResizeInProgress",
+                    "status": "True",
+                    "lastTransitionTime": "1970-01-01T00:00:09Z",
+                },
+                {"type": "Ready", "status": "True"},
+            ],
+            Resize(False, "", 9.0),
+        ),
+        (
+            [
+                {"type": "PodResizeInProgress", "status": "True"},
+                {"type": "PodResizePending", "status": "True", "reason": "Infeasible"},
+            ],
+            Resize(True, "Infeasible", None),
+        ),
+    ],
+)
+def test_pending_resize_outranks_a_resize_in_progress(conditions: list[object], resize: Resize) -> None:
+    assert pod(container("app"), conditions=conditions).resize == resize
+
+
+# --- resources of claims -----------------------------------------------------------------------------------
+
+
+def test_claim_amounts_of_three_versions_parse_alike() -> None:
+    """Kubernetes 1.36, the text of KEP-5517, and Kubernetes 1.37 as released."""
+    head = {"resourceClaimName": "cpus", "containers": ["c1"]}
+    shapes = [
+        {**head, "resources": {"cpu": "2"}},
+        {**head, "direct": [{"name": "cpu", "quantity": "2"}]},
+        {**head, "mapping": [{"name": "cpu", "quantity": "2"}]},
+    ]
+    grants = {json.dumps(one): pod(container("c1"), claims=[one]).grants for one in shapes}
+    assert list(grants.values()) == [(Grant("cpus", ("c1",), CPU_2, NONE, NONE),)] * 3
+
+
+@pytest.mark.parametrize("keys", [("perPod", "perContainer"), ("perPodReference", "perContainerReference")])
+def test_overhead_counts_per_pod_and_per_container(keys: tuple[str, str]) -> None:
+    entry = {
+        "resourceClaimName": "gpu",
+        "containers": ["c1"],
+        "overhead": [{"name": "cpu", keys[0]: "1", keys[1]: "500m"}, {"name": "memory", keys[1]: "1Gi"}],
+    }
+    (grant,) = parsed_grants(entry)
+    half, one = parse_quantity("500m"), parse_quantity("1")
+    assert (grant.mapping, grant.per_pod) == ({}, {"cpu": one})
+    assert grant.per_container == {"cpu": half, "memory": parse_quantity("1Gi")}
+    assert grant.to_pod("cpu") == grant.to_container("c1", "cpu") == one + half
+    assert grant.to_container("c2", "cpu") is grant.to_pod("hugepages-2Mi") is None
+
+
+def parsed_grants(entry: dict[str, object]) -> tuple[Grant, ...]:
+    grants = pod(container("c1"), claims=[entry]).grants
+    assert not isinstance(grants, UnknownAmount)
+    return grants
+
+
+def test_newest_form_of_claim_amounts_takes_precedence() -> None:
+    entry = {**claim("cpus", "c1", "cpu=2"), "resources": {"cpu": "2"}, "direct": []}
+    assert parsed_grants(entry)[0].mapping == CPU_2
+
+
+def test_other_resources_and_unknown_fields_of_a_claim_are_ignored() -> None:
+    entry = {**claim("gpu", "c1", "cpu=2 ephemeral-storage=lots"), "devices": 3}
+    assert parsed_grants(entry)[0].mapping == CPU_2
+
+
+def test_claim_amounts_in_unknown_form_are_unknown() -> None:
+    grants = pod(container("c1"), claims=[{"resourceClaimName": "cpus", "amounts": {"cpu": "2"}}]).grants
+    assert isinstance(grants, UnknownAmount)
+    assert "claim cpus" in grants.why
+
+
+def test_claim_amounts_without_a_status_are_unknown() -> None:
+    obj = pod_object(container("c1"))
+    del obj["status"]
+    assert parse_pod(obj).grants == ()
+    obj["spec"]["resourceClaims"] = [{"name": "cpus", "resourceClaimTemplateName": "cpus"}]
+    assert isinstance(parse_pod(obj).grants, UnknownAmount)
+
+
+# --- QoS class ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("resources", "qos"),
+    [
+        ([("", "")], Qos.BEST_EFFORT),
+        ([("cpu=0 memory=0", "")], Qos.BEST_EFFORT),
+        ([("cpu=1", "")], Qos.BURSTABLE),
+        ([("cpu=1 memory=1Gi", "cpu=1 memory=1Gi")], Qos.GUARANTEED),
+        ([("cpu=1 memory=1Gi", "cpu=1000m memory=1024Mi")], Qos.GUARANTEED),
+        ([("cpu=1 memory=1Gi", "cpu=2 memory=1Gi")], Qos.BURSTABLE),
+        ([("cpu=1", "cpu=1")], Qos.BURSTABLE),
+        ([("cpu=1 memory=1Gi", "cpu=1 memory=1Gi"), ("", "")], Qos.BURSTABLE),
+        ([("hugepages-2Mi=4Mi", "hugepages-2Mi=4Mi")], Qos.BEST_EFFORT),
+    ],
+)
+def test_qos_class_follows_from_requests_and_limits(resources: list[tuple[str, str]], qos: Qos) -> None:
+    parsed_pod = pod(*(container(f"c{number}", *both) for number, both in enumerate(resources)))
+    assert computed_qos(parsed_pod) is parsed_pod.qos is qos
+
+
+def test_qos_class_counts_init_containers_and_no_claims() -> None:
+    guaranteed = container("a", "cpu=1 memory=1Gi", "cpu=1 memory=1Gi")
+    assert pod(guaranteed, init=[container("b")]).qos is Qos.BURSTABLE
+    assert pod(container("a"), claims=[claim("cpus", "a", "cpu=2 memory=1Gi")]).qos is Qos.BEST_EFFORT
+
+
+def test_pod_level_resources_alone_determine_the_qos_class() -> None:
+    level = resources("cpu=1 memory=1Gi", "cpu=1 memory=1Gi")
+    assert pod(container("a", "cpu=1"), level=level).qos is Qos.GUARANTEED
+    assert pod(container("a", "cpu=1"), level={}).qos is Qos.BURSTABLE
+
+
+def test_qos_class_from_the_status_takes_precedence() -> None:
+    parsed_pod = pod(container("a", "cpu=1"), qosClass="BestEffort")
+    assert (parsed_pod.reported_qos, parsed_pod.qos, computed_qos(parsed_pod)) == (
+        Qos.BEST_EFFORT,
+        Qos.BEST_EFFORT,
+        Qos.BURSTABLE,
+    )
+
+
+# --- refused objects ---------------------------------------------------------------------------------------
+
+
+def test_yaml_numbers_are_accepted_as_quantities() -> None:
+    app = {"name": "app", "resources": {"requests": {"cpu": 0.5, "memory": 1024}}}
+    (parsed,) = pod(app).containers
+    assert parsed.requests == {"cpu": parse_quantity("500m"), "memory": parse_quantity("1Ki")}
+
+
+def test_invalid_quantity_of_another_resource_is_ignored() -> None:
+    assert pod(container("app", "example.com/gpu=some cpu=2")).containers[0].requests == CPU_2
+
+
+def changed_object(**changes: object) -> dict[str, Any]:
+    """Return a pod object with other values at some paths: ``spec__containers`` is spec.containers."""
+    obj = pod_object(container("app"))
+    for path, value in changes.items():
+        *parents, last = path.split("__")
+        at = obj
+        for parent in parents:
+            at = at[parent]
+        at[last] = value
+    return obj
+
+
+@pytest.mark.parametrize(
+    ("obj", "text"),
+    [
+        ({"kind": "Node"}, "'Node' is not a Pod"),
+        ({}, "pod without a name: metadata.name: None is not a name"),
+        (changed_object(metadata=[]), "metadata: is a list, not an object"),
+        (changed_object(metadata__uid=""), "pod 'p': metadata.uid: '' is not a name"),
+        (changed_object(metadata__name="a b"), "metadata.name: 'a b' is not a name"),
+        (changed_object(spec__containers=[]), "spec.containers: is empty"),
+        (changed_object(spec__containers={}), "spec.containers: is not a list of objects"),
+        (changed_object(spec__containers=[{"name": 3}]), "spec.containers[0].name: 3 is not a name"),
+        (changed_object(spec__overhead={"cpu": "lots"}), "spec.overhead.cpu: 'lots' is not a quantity"),
+        (changed_object(spec__overhead={"cpu": True}), "spec.overhead.cpu: is not a quantity"),
+        (changed_object(spec__overhead={"cpu": None}), "spec.overhead.cpu: is not a quantity"),
+        (changed_object(spec__overhead={"memory": "-1Gi"}), "spec.overhead.memory: '-1Gi' is negative"),
+        (
+            changed_object(status__qosClass="Best"),
+            "status.qosClass: 'Best' is none of Guaranteed, Burstable, BestEffort",
+        ),
+        (
+            changed_object(
+                status__conditions=[
+                    {"type": "PodResizePending", "status": "True", "lastTransitionTime": "now"}
+                ]
+            ),
+            "status.conditions[PodResizePending].lastTransitionTime: 'now' is not a time",
+        ),
+        (
+            changed_object(
+                status__conditions=[
+                    {
+                        "type": "PodResizePending",
+                        "status": "True",
+                        "lastTransitionTime": "2026-09-01T12:00:00",
+                    }
+                ]
+            ),
+            "has no time zone",
+        ),
+        (
+            changed_object(
+                status__nodeAllocatableResourceClaimStatuses=[{"resourceClaimName": "c", "mapping": [{}]}]
+            ),
+            "status.nodeAllocatableResourceClaimStatuses[0].mapping.name: None is not a name",
+        ),
+        (
+            changed_object(
+                status__nodeAllocatableResourceClaimStatuses=[
+                    {"resourceClaimName": "c", "mapping": [{"name": "cpu"}]}
+                ]
+            ),
+            "status.nodeAllocatableResourceClaimStatuses[0].mapping.cpu: is not a quantity",
+        ),
+        (
+            changed_object(
+                status__nodeAllocatableResourceClaimStatuses=[
+                    {"resourceClaimName": "c", "overhead": [{"name": "cpu"}]}
+                ]
+            ),
+            "'cpu' has neither perPod nor perContainer",
+        ),
+        (
+            changed_object(
+                status__nodeAllocatableResourceClaimStatuses=[
+                    {"resourceClaimName": "c", "resources": {}, "containers": "c1"}
+                ]
+            ),
+            "containers: is not a list of names",
+        ),
+    ],
+)
+def test_invalid_pod_is_refused_with_the_path_of_the_field(obj: dict[str, Any], text: str) -> None:
+    with pytest.raises(ProbeError) as raised:
+        parse_pod(obj)
+    assert text in str(raised.value)

@@ -1,0 +1,516 @@
+"""Cgroup rules: limits, time, resets."""
+
+from dataclasses import replace
+from typing import Any, Final
+
+import pytest
+from paper import ABSENT, EIO, MIB, NO_LIMIT, PaperNode, group_sample, hugetlb_sample
+
+from agent.health.host.catalog import wakes
+from agent.health.host.cgroup.rules import FROZEN_S, GROUP_RULES, hugetlb_limit_hit
+from agent.health.host.cgroup.state import (
+    MAX_GONE_GROUPS,
+    GroupView,
+    Throttling,
+    exclusive_cpus,
+    group_devices,
+    view_groups,
+)
+from agent.health.rules import CLEAN_PASSES, OK, RuleNotEvaluated, RuleResult
+from agent.model.cpuset import parse_cpus
+from agent.model.declared import Declared, DeclaredCpus, DeclaredFile
+from agent.model.health import Finding, Note, Severity
+from agent.model.reading import Reading
+from agent.model.settings import HostLimits, Settings
+from agent.model.snapshot import GroupSample, HugetlbSample, Snapshot
+from agent.model.time import NS
+from agent.model.wake import Field, Wake
+
+HIT: Final = "cgroup.hugetlb.max_hit"
+THROTTLED: Final = "cgroup.cpu.throttled"
+EXCLUSIVE: Final = "cgroup.cpu.throttled_exclusive"
+KILL: Final = "cgroup.memory.oom_kill"
+OOM: Final = "cgroup.memory.oom"
+AT_MAX: Final = "cgroup.memory.max"
+AT_HIGH: Final = "cgroup.memory.high"
+FROZEN: Final = "cgroup.frozen"
+POD: Final = group_sample(1, hugetlb_sample(), container="")
+CONTAINER: Final = group_sample(2, hugetlb_sample())
+SLOW: Final = Throttling(throttled=6, periods=20, evaluations=2)
+
+
+def hit(
+    *hits: int, limit: Reading = NO_LIMIT, rsvd: Reading = NO_LIMIT, pod: Reading = NO_LIMIT
+) -> GroupView:
+    """Return a container with one page size per count of hits."""
+    sizes = (2048, 1 << 20)[: len(hits)]
+    of_pod = [hugetlb_sample(0, size_kib=kib, limit=pod) for kib in sizes]
+    own = [hugetlb_sample(0, size_kib=kib, limit=limit, rsvd=rsvd) for kib in sizes]
+    group, parent = group_sample(2, *own), group_sample(1, *of_pod, container="")
+    return GroupView(group, parent, hits=hits, refusals=(0,) * len(hits))
+
+
+def v1(size: HugetlbSample) -> HugetlbSample:
+    """Return the sample of cgroup v1, which counts reservations separately."""
+    return size._replace(rsvd_failed=0)
+
+
+def refused(hits: int, refusals: int) -> GroupView:
+    """Return a container of cgroup v1."""
+    size = v1(hugetlb_sample(limit=8 * MIB, rsvd=4 * MIB))
+    return GroupView(group_sample(2, size), None, hits=(hits,), refusals=(refusals,))
+
+
+def of(view: GroupView, **members: Any) -> GroupView:
+    return view._replace(**members)
+
+
+def alone(cpus: str, evaluations: int = 2) -> GroupView:
+    """Return a container on CPUs that a driver declares as exclusive."""
+    group = CONTAINER._replace(cpus=parse_cpus(cpus))
+    return GroupView(
+        group, exclusive=("driver/node-a/cpuset-1",), throttling=Throttling(evaluations, 9, evaluations)
+    )
+
+
+def memory(limit: Reading, pods: Reading = NO_LIMIT, **members: Any) -> GroupView:
+    return GroupView(CONTAINER._replace(mem_limit=limit), POD._replace(mem_limit=pods), **members)
+
+
+def info(code: str, evidence: str) -> Finding:
+    return Finding(code, Severity.INFO, evidence)
+
+
+SIZES: Final = GroupView(CONTAINER, POD, hits=(0,), refusals=(0,))
+SHARE: Final = "throttled in more than 25 % of its CPU periods in 60 s"
+TEN_TIMES: Final = "hit its memory limit at least 10 times in 60 s"
+CASES: Final[list[tuple[str, GroupView, RuleResult]]] = [
+    # --- hugepages
+    (HIT, hit(0, 0), OK),
+    (HIT, hit(1, limit=8 * MIB), info(HIT, "2mi pages hit the limit (limit 8 MiB)")),
+    (HIT, hit(7, 2, limit=8 * MIB, rsvd=6 * MIB),
+     info(HIT, "2mi pages hit the limit (limit 6 MiB), 1gi pages hit the limit (limit 6 MiB)")),
+    (HIT, hit(0, 3, pod=1024 * MIB), info(HIT, "1gi pages hit the limit (limit 1 GiB)")),
+    (HIT, hit(1, limit=0), info(HIT, "2mi pages hit the limit (limit 0 B)")),
+    (HIT, hit(1, limit=ABSENT, rsvd=EIO), info(HIT, "2mi pages hit the limit")),
+    (HIT, of(hit(0, 1), pod=POD), info(HIT, "1gi pages hit the limit")),
+    (HIT, of(hit(1), pod=None), info(HIT, "2mi pages hit the limit")),
+    (HIT, refused(0, 1),
+     info(HIT, "2mi pages could not be reserved, mmap failed with ENOMEM (limit 4 MiB)")),
+    (HIT, refused(1, 0), info(HIT, "2mi pages hit the limit (limit 8 MiB)")),
+    (HIT, refused(5, 5), info(HIT, "2mi pages hit the limit (limit 8 MiB), 2mi pages could not be reserved, "
+                                   "mmap failed with ENOMEM (limit 4 MiB)")),
+    (HIT, GroupView(POD, hits=(1,), refusals=(0,)), info(HIT, "2mi pages hit the limit")),
+    (HIT, GroupView(POD, hits=(1,), refusals=(0,), containers=(hit(1),)), OK),
+    (HIT, GroupView(POD, hits=(1,), refusals=(0,), containers=(hit(0),)),
+     info(HIT, "2mi pages hit the limit")),
+    # --- CPU time
+    (THROTTLED, SIZES, OK),
+    (THROTTLED, of(SIZES, throttling=SLOW), info(THROTTLED, SHARE)),
+    (THROTTLED, of(SIZES, throttling=Throttling(5, 20)), OK),
+    (THROTTLED, of(SIZES, throttling=Throttling(19, 19)), OK),
+    (THROTTLED, of(SIZES, throttling=Throttling(6, 20), limits=HostLimits(throttled_percent=30)), OK),
+    (THROTTLED, of(SIZES, throttling=Throttling(7, 20),
+                   limits=HostLimits(throttled_percent=30, throttled_window_s=30)),
+     info(THROTTLED, "throttled in more than 30 % of its CPU periods in 30 s")),
+    (THROTTLED, GroupView(POD, throttling=SLOW), info(THROTTLED, SHARE)),
+    (THROTTLED, GroupView(POD, throttling=SLOW, containers=(of(SIZES, throttling=SLOW),)), OK),
+    (EXCLUSIVE, alone("2-3", 1), OK),
+    (EXCLUSIVE, alone("2-3"), Finding(EXCLUSIVE, Severity.DEGRADED, "throttled on exclusive CPUs 2-3")),
+    (EXCLUSIVE, of(alone("2-3"), containers=(alone("2-3"),)), OK),
+    (EXCLUSIVE, of(alone("2-3"), exclusive=()), OK),
+    (EXCLUSIVE, of(alone("2-3"), group=CONTAINER._replace(cpus=EIO)), OK),
+    # --- memory
+    (KILL, memory(32 * MIB), OK),
+    (KILL, memory(32 * MIB, kills=1), info(KILL, "processes were killed: out of memory (limit 32 MiB)")),
+    (KILL, memory(NO_LIMIT, 64 * MIB, kills=9),
+     info(KILL, "processes were killed: out of memory (limit 64 MiB)")),
+    (KILL, memory(NO_LIMIT, kills=1),
+     info(KILL, "processes were killed: out of memory (no limit of its own)")),
+    (KILL, memory(EIO, kills=1), info(KILL, "processes were killed: out of memory")),
+    (KILL, memory(NO_LIMIT, ABSENT, kills=1), info(KILL, "processes were killed: out of memory")),
+    (KILL, GroupView(POD, kills=2, containers=(memory(MIB, kills=1),)), OK),
+    (KILL, GroupView(POD, kills=2, containers=(memory(MIB, at_max=99),)),
+     info(KILL, "processes were killed: out of memory (no limit of its own)")),
+    (OOM, memory(32 * MIB), OK),
+    (OOM, memory(32 * MIB, ooms=1), info(OOM, "out of memory, no process was killed (limit 32 MiB)")),
+    (OOM, memory(32 * MIB, ooms=2, kills=1), OK),
+    (AT_MAX, memory(32 * MIB, at_max=9), OK),
+    (AT_MAX, memory(32 * MIB, at_max=10), info(AT_MAX, f"{TEN_TIMES} (limit 32 MiB)")),
+    (AT_MAX, memory(32 * MIB, at_max=10_000), info(AT_MAX, f"{TEN_TIMES} (limit 32 MiB)")),
+    (AT_HIGH, memory(NO_LIMIT, at_high=9), OK),
+    (AT_HIGH, memory(NO_LIMIT, at_high=10), info(AT_HIGH, "above memory.high at least 10 times in 60 s")),
+    # --- freezer
+    (FROZEN, SIZES, OK),
+    (FROZEN, of(SIZES, group=CONTAINER._replace(frozen=1)), info(FROZEN, "frozen")),
+    (FROZEN, of(SIZES, group=CONTAINER._replace(frozen=ABSENT)), OK),
+    (FROZEN, of(SIZES, group=CONTAINER._replace(frozen=EIO)),
+     RuleNotEvaluated("whether it is still frozen cannot be read")),
+    (FROZEN, GroupView(POD._replace(frozen=1), containers=(of(SIZES, group=CONTAINER._replace(frozen=1)),)),
+     OK),
+]  # fmt: skip
+ROWS: Final = {rule.code: rule for rule in GROUP_RULES}
+
+
+@pytest.mark.parametrize(("code", "view", "answer"), CASES)
+def test_view_has_result(code: str, view: GroupView, answer: RuleResult) -> None:
+    assert ROWS[code].evaluate(view) == answer
+
+
+@pytest.mark.parametrize("code", ROWS)
+def test_every_cgroup_rule_has_good_and_bad_cases(code: str) -> None:
+    answers = [answer for named, _, answer in CASES if named == code]
+    assert OK in answers
+    found = [answer for answer in answers if isinstance(answer, Finding)]
+    assert {(finding.code, finding.severity) for finding in found} == {(code, ROWS[code].severity)}
+
+
+@pytest.mark.parametrize(
+    ("size", "text"),
+    [(0, "0 B"), (1023, "1023 B"), (1024, "1 KiB"), (1025, "1025 B"), (3 * MIB, "3 MiB"), (5 << 30, "5 GiB")],
+)
+def test_limit_text_uses_the_largest_whole_unit(size: int, text: str) -> None:
+    answer = hugetlb_limit_hit(hit(1, limit=size))
+    assert isinstance(answer, Finding)
+    assert answer.evidence == f"2mi pages hit the limit (limit {text})"
+
+
+def test_growing_counters_do_not_wake_each_time() -> None:
+    found = {wake.field: wake for wake in wakes(10, 60)}
+    for field, threshold in [
+        (Field.GROUP_CPU_THROTTLED, 5),
+        (Field.GROUP_MEM_MAX, 10),
+        (Field.GROUP_MEM_HIGH, 10),
+        (Field.GROUP_MEM_FAILCNT, 10),
+    ]:
+        assert found[field] == Wake(field, threshold, 60 * NS)
+    assert Field.GROUP_CPU_PERIODS not in found
+    assert found[Field.GROUP_MEM_OOM_KILL] == Wake(Field.GROUP_MEM_OOM_KILL)
+
+
+# --- which devices a container uses ----------------------------------------------------------------------
+
+
+def declared(*cpus: str, exclusive: bool = True) -> tuple[DeclaredFile, ...]:
+    """Return CPU devices of one driver, ``cpuset-0`` and on."""
+    devices = [
+        Declared("driver", "node-a", f"cpuset-{n}", DeclaredCpus(parse_cpus(one), 0, exclusive, False), 0)
+        for n, one in enumerate(cpus)
+    ]
+    return (DeclaredFile("driver", tuple(devices)),)
+
+
+@pytest.mark.parametrize(
+    ("cpus", "devices"),
+    [
+        ("2-3", ["cpuset-0"]),
+        ("3", ["cpuset-0"]),
+        ("2-7", ["cpuset-0", "cpuset-1"]),
+        ("1-3", []),
+        ("0-1", []),
+        ("2-3,8", []),
+        ("", []),
+        (EIO, []),
+        (ABSENT, []),
+    ],
+)
+def test_container_uses_exclusive_cpus_if_it_has_no_others(cpus: Any, devices: list[str]) -> None:
+    node = PaperNode()
+    node.next()
+    snapshot = replace(node.snapshot(), declared=declared("2-3", "4-7"))
+    group = CONTAINER._replace(cpus=parse_cpus(cpus) if isinstance(cpus, str) else cpus)
+    assert group_devices(group, exclusive_cpus(snapshot)) == tuple(
+        f"driver/node-a/{name}" for name in devices
+    )
+
+
+def test_shared_cpus_are_not_exclusive() -> None:
+    node = PaperNode()
+    node.next()
+    snapshot = replace(node.snapshot(), declared=declared("2-3", exclusive=False))
+    assert group_devices(CONTAINER._replace(cpus=parse_cpus("2-3")), exclusive_cpus(snapshot)) == ()
+
+
+# --- through time ----------------------------------------------------------------------------------------
+
+
+class Pods(PaperNode):
+    """Pod with one container, read every ten seconds."""
+
+    def __init__(self, settings: Settings | None = None) -> None:
+        super().__init__(settings, period_ns=10 * NS)
+        self.pod, self.container = POD, CONTAINER
+        self.there = True
+        self.declares: tuple[DeclaredFile, ...] = ()
+
+    def snapshot(self) -> Snapshot:
+        self.groups = [self.pod, self.container] if self.there else []
+        return replace(super().snapshot(), declared=self.declares)
+
+    def notes_after(self, **members: Any) -> list[Note]:
+        """Set the container's counters; return the notes."""
+        self.container = self.container._replace(**members)
+        return list(self.next().notes)
+
+    def codes_after(self, periods: int, throttled: int, passes: int = 1) -> list[str]:
+        """Add periods in each pass; return the codes of the notes at the end."""
+        notes: list[Note] = []
+        for _ in range(passes):
+            group = self.container
+            assert isinstance(group.cpu_periods, int)
+            assert isinstance(group.cpu_throttled, int)
+            notes = self.notes_after(
+                cpu_periods=group.cpu_periods + periods, cpu_throttled=group.cpu_throttled + throttled
+            )
+        return codes_of(notes)
+
+
+def codes_of(notes: list[Note]) -> list[str]:
+    return [note.cause.code for note in notes]
+
+
+def started(**members: Any) -> Pods:
+    """Return a pod with these counters from the start."""
+    node = Pods()
+    assert node.notes_after(**members) == []
+    return node
+
+
+def test_oom_kill_is_reported_for_ten_minutes_with_pod_and_limit() -> None:
+    node = started(mem_limit=32 * MIB)
+    (note,) = node.notes_after(mem_oom_kill=1)
+    assert (note.subject, note.cause.code) == ("pod pod-a container container-a", KILL)
+    assert note.cause.evidence.endswith("(limit 32 MiB)")
+    node.wait(580)
+    assert codes_of(list(node.next().notes)) == [KILL]
+    node.wait(10)
+    assert node.next(CLEAN_PASSES).notes == ()
+
+
+@pytest.mark.parametrize(
+    "member", ["mem_oom_kill", "mem_oom", "mem_max", "mem_failcnt", "mem_high", "cpu_throttled"]
+)
+def test_counts_from_before_the_start_are_ignored(member: str) -> None:
+    node = started(cpu_periods=10**6, **{member: 10**6})
+    assert node.next(3).notes == ()
+    assert not node.state.host.groups.active
+
+
+def test_new_container_counts_from_zero() -> None:
+    node = Pods()
+    node.there = False
+    node.next()
+    node.there = True
+    assert codes_of(node.notes_after(mem_oom_kill=1, mem_max=10, cpu_periods=30, cpu_throttled=30)) == [
+        THROTTLED,
+        AT_MAX,
+        KILL,
+    ]
+
+
+def test_kill_counted_at_the_pod_alone_is_reported_for_the_pod() -> None:
+    node = started()
+    node.pod = POD._replace(mem_oom_kill=1)
+    (note,) = node.next().notes
+    assert (note.subject, note.cause.code) == ("pod pod-a", KILL)
+    node.notes_after(mem_oom_kill=1)
+    assert [note.subject for note in node.next(CLEAN_PASSES).notes] == ["pod pod-a container container-a"]
+
+
+def test_kill_is_reported_after_its_pod_is_gone() -> None:
+    node = started(mem_limit=NO_LIMIT)
+    node.pod = POD._replace(mem_limit=64 * MIB)
+    notes = node.notes_after(mem_oom_kill=1)
+    node.there = False
+    assert list(node.next(50).notes) == notes
+    assert node.next(20).notes == ()
+    assert not node.state.host.groups.active
+    assert not [subject for subject, _ in node.state.conditions if subject.startswith("group:")]
+
+
+def test_restart_loop_keeps_a_bounded_number_of_groups() -> None:
+    node = PaperNode()
+    node.next()
+    many = MAX_GONE_GROUPS + 50
+    for first in range(0, many, 100):
+        node.groups = [dead(ident) for ident in range(first, min(first + 100, many))]
+        node.next()
+    node.groups = []
+    node.next()
+    kept = node.state.host.groups.active
+    assert len(kept) == MAX_GONE_GROUPS
+    assert min(kept) == 50, "the newest are kept"
+
+
+def dead(ident: int) -> GroupSample:
+    """Return a container with one OOM kill."""
+    return group_sample(ident + 1, container=f"c{ident + 1}")._replace(id=ident, mem_oom_kill=1)
+
+
+@pytest.mark.parametrize("member", ["mem_oom_kill", "mem_max", "cpu_throttled"])
+def test_fallen_counter_is_no_event_and_counts_on(member: str) -> None:
+    node = started(cpu_periods=1000, **{member: 1000})
+    assert node.notes_after(**{member: 3}) == []
+    assert node.notes_after(**{member: 3}) == []
+    more = {member: 40, "cpu_periods": 1050}
+    assert len(node.notes_after(**more)) == 1
+
+
+def test_reset_does_not_undo_a_kill() -> None:
+    node = started(mem_oom_kill=1)
+    node.notes_after(mem_oom_kill=2)
+    assert codes_of(node.notes_after(mem_oom_kill=0)) == [KILL]
+    assert codes_of(node.notes_after(mem_oom_kill=0)) == [KILL]
+
+
+@pytest.mark.parametrize("member", ["mem_oom_kill", "mem_max", "mem_high"])
+def test_briefly_unreadable_counter_keeps_its_value(member: str) -> None:
+    node = started(**{member: 50})
+    assert node.notes_after(**{member: EIO}) == []
+    assert node.notes_after(**{member: 50}) == []
+    assert len(node.notes_after(**{member: 70})) == 1
+
+
+def test_ended_rate_is_kept_until_its_condition_clears() -> None:
+    node = started(mem_max=0)
+    code = "cgroup.memory.max"
+    assert codes_of(node.notes_after(mem_max=50)) == [code]
+    assert codes_of(list(node.next(60 // 10).notes)) == [code], "one clean pass is never enough"
+    assert node.next(CLEAN_PASSES).notes == ()
+
+
+def test_counter_that_appears_later_starts_at_zero() -> None:
+    node = started(mem_oom_kill=ABSENT)
+    assert codes_of(node.notes_after(mem_oom_kill=1)) == [KILL]
+
+
+def test_kill_during_unreadable_time_is_found_later() -> None:
+    node = started(mem_oom_kill=0)
+    node.notes_after(mem_oom_kill=EIO)
+    assert node.next(100).notes == ()
+    assert codes_of(node.notes_after(mem_oom_kill=1)) == [KILL]
+
+
+def test_cgroup_v1_failures_count_like_v2_events() -> None:
+    assert codes_of(started(mem_max=ABSENT).notes_after(mem_failcnt=10)) == [AT_MAX]
+    assert codes_of(started(mem_failcnt=ABSENT).notes_after(mem_max=10)) == [AT_MAX]
+    assert codes_of(started(mem_failcnt=ABSENT).notes_after(mem_high=10)) == [AT_HIGH]
+
+
+def test_slow_limit_hits_are_no_rate() -> None:
+    node = started()
+    for count in range(1, 100):
+        assert node.notes_after(mem_max=count, mem_high=count) == []
+
+
+def test_rate_is_reported_until_its_window_ends() -> None:
+    node = started()
+    assert codes_of(node.notes_after(mem_max=10)) == [AT_MAX]
+    assert codes_of(list(node.next(5).notes)) == [AT_MAX]
+    assert node.next(4).notes == ()
+    assert node.next(2).notes == ()
+    assert not node.state.host.groups.active
+
+
+@pytest.mark.parametrize("passes", [5, 6, 7, 20])
+def test_events_after_a_pause_count_in_full(passes: int) -> None:
+    """The counter was flat until the last evaluation, so the events are within the window."""
+    node = started()
+    node.notes_after(mem_max=10)
+    node.next(passes)
+    node.notes_after(mem_max=60)
+    (view,) = view_groups(node.state.host.groups, node.snapshot(), node.state.settings, node.now)
+    assert view.at_max == 50
+
+
+def test_throttled_share_needs_twenty_periods() -> None:
+    node = started()
+    assert node.codes_after(19, 19) == []
+    assert node.codes_after(1, 0) == [THROTTLED]
+    assert node.codes_after(100, 0, 6 + CLEAN_PASSES) == []
+    assert node.codes_after(100, 25, 12) == []
+    assert node.codes_after(100, 40, 12) == [THROTTLED]
+
+
+def test_throttled_share_covers_the_window_only() -> None:
+    node = started(cpu_periods=10**9)
+    assert node.codes_after(100, 50, 7) == [THROTTLED]
+    node = started(cpu_periods=10**9, cpu_throttled=10**9)
+    assert node.codes_after(100, 1, 12) == []
+
+
+def test_pod_throttling_is_reported_unless_in_a_container() -> None:
+    node = started()
+    node.pod = POD._replace(cpu_periods=100, cpu_throttled=90)
+    assert [note.subject for note in node.next().notes] == ["pod pod-a"]
+    node.notes_after(cpu_periods=100, cpu_throttled=30)
+    assert [note.subject for note in node.next(CLEAN_PASSES).notes] == ["pod pod-a container container-a"]
+
+
+def test_exclusive_throttling_needs_two_evaluations() -> None:
+    node = Pods()
+    node.declares = declared("0-1")
+    node.notes_after(cpus=0b11)
+    assert node.codes_after(100, 1) == [], "the kubelet takes the quota off right after the start"
+    assert node.codes_after(100, 0, 3) == []
+    assert node.codes_after(100, 1) == [EXCLUSIVE]
+    (note,) = node.next().notes
+    assert note.cause.severity is Severity.DEGRADED
+    assert note.devices == ("driver/node-a/cpuset-0",)
+    assert node.codes_after(100, 0, 7 + CLEAN_PASSES) == []
+    assert node.codes_after(100, 1) == []
+
+
+def test_occasional_throttling_of_shared_cpus_is_no_finding() -> None:
+    node = started(cpus=0b11)
+    assert node.codes_after(100, 1, 7) == []
+
+
+def test_frozen_container_is_reported_after_five_minutes() -> None:
+    node = started()
+    assert node.notes_after(frozen=1) == []
+    assert node.state.due_ns is not None, "nothing wakes the core when the time is over"
+    assert node.next(FROZEN_S // 10 - 1).notes == ()
+    assert codes_of(list(node.next().notes)) == [FROZEN]
+    assert codes_of(node.notes_after(frozen=EIO)) == [FROZEN], "unreadable is not thawed"
+    assert codes_of(node.notes_after(frozen=0)) == [FROZEN], "one clean pass is never enough"
+    assert node.next(CLEAN_PASSES).notes == ()
+    assert not node.state.host.groups.active
+
+
+def test_unreadable_freezer_state_does_not_thaw() -> None:
+    node = started(frozen=1)
+    node.next(FROZEN_S // 10)
+    node.notes_after(frozen=EIO)
+    assert codes_of(list(node.next(12).notes)) == [FROZEN]
+    assert codes_of(node.notes_after(frozen=0)) == [FROZEN], "one clean pass is never enough"
+
+
+def test_container_frozen_at_start_is_reported() -> None:
+    node = started(frozen=1)
+    assert codes_of(list(node.next(FROZEN_S // 10).notes)) == [FROZEN]
+
+
+def test_briefly_frozen_container_is_not_reported() -> None:
+    node = started()
+    for _ in range(20):
+        assert node.notes_after(frozen=1) == []
+        assert node.notes_after(frozen=0) == []
+
+
+def test_removed_frozen_group_is_dropped() -> None:
+    node = started(frozen=1)
+    node.next(FROZEN_S // 10)
+    node.there = False
+    assert node.next(2).notes == ()
+    assert not node.state.host.groups.active
+
+
+def test_unchanged_group_sample_is_not_evaluated_again() -> None:
+    node = started(mem_oom_kill=7, cpu_throttled=7)
+    by_id = node.state.host.groups.by_id
+    node.next(3)
+    assert node.state.host.groups.by_id is by_id
+    node.notes_after(cpu_periods=8)
+    assert node.state.host.groups.by_id is not by_id
+    assert not node.state.host.groups.active, "no recent events"

@@ -1,0 +1,542 @@
+"""Sessions of linked drivers: opening, order of taints and reports, shutdown. With a minimal core."""
+
+import fcntl
+import os
+import re
+import threading
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+import pytest
+import trio
+from paper import PaperNode
+from patience import PATIENCE_S
+from prepare_samples import health
+from wire.serving import eventually
+
+from agent.config.config import DRIVERS, Config
+from agent.driver.driver_source import DriverSource
+from agent.driver.report_hub import ReportHub
+from agent.driver.session import DriverSession
+from agent.driver.sessions import DriverSessions
+from agent.model.claim import Claim, ClaimDevice, ClaimRef, DeviceRef
+from agent.model.declared import Declarations, Declared, DeclaredFile, DeclaredOther
+from agent.model.health import DeviceHealth, Health, Severity
+from agent.model.prepare import DriverFault, ErrorClass, PrepareVerdict
+from agent.model.report import Report
+from agent.model.snapshot import Snapshot
+from agent.model.taint import Effect
+from agent.model.time import NS, Instant
+from agent.prepare.evidence import DriverReportedError, Errno, Text
+from agent.prepare.patterns import Pattern
+from agent.serve.driver_link.types import ClaimResult, DeviceDeclaration, TooManyDevices
+from agent.store.prepares import FILE, load
+from agent.system.timing import read_clocks
+
+A: Final = "a.example.com"
+B: Final = "b.example.com"
+NODE: Final = "node-1"
+DEAD: Final = DriverReportedError(ErrorClass.FAILED_DEVICE, "fpga.dead", "no answer", device="dev-0")
+
+
+class Host:
+    """Host source with a snapshot that a test sets."""
+
+    def __init__(self) -> None:
+        self.descriptor = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self.snapshot: Snapshot | None = PaperNode().snapshot()
+
+    def fileno(self) -> int:
+        return self.descriptor
+
+    def clear(self) -> None:
+        os.eventfd_read(self.descriptor)
+
+    def read(self) -> Snapshot | None:
+        return self.snapshot
+
+    def is_woken(self) -> bool:
+        """Return whether the source was woken since the last call."""
+        try:
+            self.clear()
+        except BlockingIOError:
+            return False
+        return True
+
+
+@pytest.fixture
+def host() -> Iterator[Host]:
+    made = Host()
+    yield made
+    os.close(made.descriptor)
+
+
+def opened(host: Host) -> DriverSource:
+    source = DriverSource()
+    source.open(host)
+    return source
+
+
+def fault(driver: str, number: int = 1) -> DriverFault:
+    """Return a fault of the driver's only device."""
+    claim = ClaimRef("ns", "a", "u")
+    return DriverFault(number, DeviceRef(driver, NODE, "dev-0"), "fpga.dead", "", "", 1.0, claim)
+
+
+# --- what the core reads -----------------------------------------------------------------------------------
+
+
+def test_driver_fault_wakes_the_core_and_is_in_the_next_snapshot(host: Host) -> None:
+    source = opened(host)
+    assert source.read() is host.snapshot
+    source.set_faults(A, [fault(A)])
+    assert host.is_woken()
+    assert [one.driver_faults for one in (source.read(), host.snapshot) if one] == [(fault(A),), ()]
+
+
+def test_each_driver_replaces_only_its_own_faults(host: Host) -> None:
+    source = opened(host)
+    source.set_faults(A, [fault(A)])
+    source.set_faults(B, [fault(B), fault(B, 2)])
+    source.set_faults(A, [])
+    found = source.read()
+    assert found is not None
+    assert found.driver_faults == (fault(B), fault(B, 2))
+
+
+def test_no_snapshot_before_the_hosts_first_one(host: Host) -> None:
+    host.snapshot = None
+    source = opened(host)
+    source.set_faults(A, [fault(A)])
+    assert source.read() is None
+
+
+def test_closed_source_wakes_no_descriptor(host: Host) -> None:
+    source = opened(host)
+    source.close()
+    source.set_faults(A, [fault(A)])
+    assert not host.is_woken()
+
+
+# --- an agent with a minimal core --------------------------------------------------------------------------
+
+
+class _Session(DriverSession):
+    """Session that records the published report at each update of its taints, and runs once."""
+
+    runs = False
+
+    def __init__(
+        self, published: list[Report | None], driver: str, config: Config, hub: ReportHub, **rest: Any
+    ) -> None:
+        self._published, self._report_hub = published, hub
+        super().__init__(driver, config, hub, **rest)
+
+    def update_taints(self, report: Report, now: Instant) -> None:
+        self._published.append(self._report_hub.report)
+        super().update_taints(report, now)
+
+    async def run(self) -> None:
+        assert not self.runs
+        self.runs = True
+        await super().run()
+
+
+class Agent:
+    """Hub, source and sessions of an agent with two drivers that declare a device each."""
+
+    def __init__(self, directory: Path, host: Host, *, declares: bool = True) -> None:
+        self.host = host
+        self.hub = ReportHub()
+        self.source = opened(host)
+        self.config = Config(node_name=NODE, runtime_dir=directory, state_dir=directory / "state")
+        self.declarations: Declarations = ()
+        self.made: list[str] = []
+        self.fails: list[Exception] = []
+        self.held: dict[str, threading.Event] = {}
+        """Event that the opening of a driver's session waits for."""
+        self.declares = declares
+        self.published: list[Report | None] = []
+        """Published report at each update of a session's taints."""
+        self.sessions = DriverSessions([A, B], self.config.state_dir, self.hub, self._make)
+
+    def _make(self, driver: str, state_dir: Path) -> DriverSession:
+        self.made.append(driver)
+        if driver in self.held:
+            assert self.held[driver].wait(PATIENCE_S)
+        if self.fails:
+            raise self.fails.pop()
+        return _Session(
+            self.published,
+            driver,
+            self.config,
+            self.hub,
+            state_dir=state_dir,
+            declarations=lambda: self.declarations,
+            on_faults=self.source.set_faults,
+            clock=read_clocks,
+        )
+
+    def evaluate(self) -> Report:
+        """Return the report of the core: each device is dead if its driver reported so."""
+        snapshot = self.source.read()
+        assert snapshot is not None
+        dead = {one.device.driver for one in snapshot.driver_faults if not one.expired_wall_s}
+        devices = [self.device(driver, dead=driver in dead) for driver in (A, B)]
+        declaring = (A, B) if self.declares else ()
+        return Report(NODE, read_clocks(), tuple(devices), declaring=declaring)
+
+    def device(self, driver: str, *, dead: bool) -> DeviceHealth:
+        if not self.declares:
+            return health(device="dev-0")._replace(driver="")
+        causes = [("fpga.dead", Severity.UNHEALTHY)] if dead else []
+        return health(*causes, device="dev-0", driver_reported=True)._replace(driver=driver)
+
+    def publish(self) -> None:
+        """Publish a report like the daemon."""
+        report = self.evaluate()
+        self.sessions.update_taints(report, report.at)
+        self.hub.publish(report)
+
+    async def core(self) -> None:
+        """Publish a report at each wake."""
+        while True:
+            await trio.lowlevel.wait_readable(self.source.fileno())
+            self.source.clear()
+            self.publish()
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        """Run the core and the sessions, after a first report."""
+        self.publish()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self.core)
+            nursery.start_soon(self.sessions.run)
+            yield
+            nursery.cancel_scope.cancel()
+
+
+@pytest.fixture
+def agent(tmp_path: Path, host: Host) -> Agent:
+    return Agent(tmp_path, host)
+
+
+def claim(driver: str, name: str = "a") -> Claim:
+    """Return a claim of the driver's only device."""
+    return Claim("ns", name, f"uid-{name}", (ClaimDevice("r", driver, NODE, "dev-0"),))
+
+
+def failed(session: DriverSession, driver: str, *names: str) -> list[PrepareVerdict | None]:
+    return session.prepared([ClaimResult(claim(driver, name), (DEAD,)) for name in names or ("a",)])
+
+
+# --- opening -----------------------------------------------------------------------------------------------
+
+
+def test_only_sessions_with_saved_state_are_restored(agent: Agent) -> None:
+    agent.sessions.restore()
+    assert agent.made == []
+    (agent.config.state_dir / DRIVERS / B).mkdir(parents=True)
+    agent.sessions.restore()
+    assert agent.made == [B]
+
+
+def test_saved_faults_are_in_the_first_snapshot(agent: Agent, host: Host) -> None:
+    failed(agent.sessions.open(A), A)
+    failed(agent.sessions.open(B), B)
+    again = Agent(agent.config.runtime_dir, host)
+    again.sessions.restore()
+    assert [one.health for one in again.evaluate().devices] == [Health.UNHEALTHY, Health.UNHEALTHY]
+
+
+def test_first_call_opens_the_only_session_of_a_driver(agent: Agent) -> None:
+    agent.held[A] = threading.Event()
+    found: list[DriverSession] = []
+    threads = [threading.Thread(target=lambda: found.append(agent.sessions.open(A))) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    agent.held[A].set()
+    for thread in threads:
+        thread.join()
+    assert len(found) == 8
+    assert len(set(found)) == 1
+    assert agent.made == [A]
+
+
+def test_failed_opening_is_retried_by_the_next_call(agent: Agent) -> None:
+    agent.fails = [OSError(5, "Input/output error")]
+    with pytest.raises(OSError, match="Input/output error"):
+        agent.sessions.open(A)
+    assert agent.sessions.open(A) is agent.sessions.open(A)
+
+
+def test_failed_restore_does_not_stop_the_start(agent: Agent) -> None:
+    for driver in (A, B):
+        (agent.config.state_dir / DRIVERS / driver).mkdir(parents=True)
+    agent.fails = [OSError(5, "Input/output error")]
+    agent.sessions.restore()
+    assert agent.made == [A, B]
+
+
+async def test_hung_opening_delays_no_other_driver_and_no_report(agent: Agent) -> None:
+    agent.held[A] = threading.Event()
+    thread = threading.Thread(target=agent.sessions.open, args=(A,))
+    thread.start()
+    async with agent.running():
+        other = await trio.to_thread.run_sync(agent.sessions.open, B)
+        [verdict] = await trio.to_thread.run_sync(failed, other, B)
+        assert verdict is not None
+        assert verdict.code == "fpga.dead"
+        agent.held[A].set()
+        await trio.to_thread.run_sync(thread.join)
+        opened_late = agent.sessions.open(A)
+        await eventually_async(lambda: opened_late.taints.peek()[0] == 1)
+
+
+async def eventually_async(condition: Callable[[], bool]) -> None:
+    await trio.to_thread.run_sync(eventually, condition, "it becomes true")
+
+
+async def test_new_session_gets_the_current_report(agent: Agent) -> None:
+    async with agent.running():
+        session = await trio.to_thread.run_sync(agent.sessions.open, A)
+        await eventually_async(lambda: session.taints.peek()[0] == 1)
+    taints = session.taints.peek()[1]
+    assert taints is not None
+    assert dict(taints.devices) == {DeviceRef(A, NODE, "dev-0"): ()}
+
+
+async def test_session_opened_before_the_loop_runs(agent: Agent) -> None:
+    session = agent.sessions.open(A)
+    async with agent.running():
+        await eventually_async(lambda: session.taints.peek()[0] == 1)
+
+
+def test_session_can_be_opened_after_the_loop_has_ended(agent: Agent) -> None:
+    async def run() -> None:
+        async with agent.running():
+            pass
+
+    trio.run(run)
+    [verdict] = failed(agent.sessions.open(A), A)
+    assert verdict is not None
+    assert verdict.code == "fpga.dead"
+
+
+# --- order -------------------------------------------------------------------------------------------------
+
+
+def test_taints_are_decided_before_the_report_is_published(agent: Agent) -> None:
+    agent.sessions.open(A)
+    for _ in range(2):
+        before = agent.hub.report
+        agent.publish()
+        assert agent.published[-1] is before
+        assert agent.hub.report is not before
+
+
+async def test_failed_prepare_returns_after_health_and_taint_are_decided(
+    agent: Agent,
+) -> None:
+    async with agent.running():
+        session = await trio.to_thread.run_sync(agent.sessions.open, A)
+        [verdict] = await trio.to_thread.run_sync(failed, session, A)
+        found = session.health_of(DeviceRef(A, NODE, "dev-0"))
+        assert found is not None
+        assert found.health is Health.UNHEALTHY
+        assert verdict is not None
+        assert (verdict.code, verdict.count) == ("fpga.dead", 1)
+        await eventually_async(lambda: is_tainted(session))
+        await eventually_async((agent.config.state_dir / DRIVERS / A / "taints.json").exists)
+
+
+def is_tainted(session: DriverSession) -> bool:
+    _, taints = session.taints.peek()
+    return taints is not None and bool(taints.devices[DeviceRef(A, NODE, "dev-0")])
+
+
+async def test_faults_of_two_concurrent_drivers_are_both_reported(agent: Agent) -> None:
+    async def report(driver: str) -> None:
+        session = await trio.to_thread.run_sync(agent.sessions.open, driver)
+        await trio.to_thread.run_sync(failed, session, driver)
+
+    async with agent.running():
+        async with trio.open_nursery() as nursery:
+            for driver in (A, B):
+                nursery.start_soon(report, driver)
+        published = agent.hub.report
+        assert published is not None
+        assert [one.health for one in published.devices] == [Health.UNHEALTHY, Health.UNHEALTHY]
+
+
+async def test_next_successful_prepare_makes_the_device_healthy(agent: Agent) -> None:
+    async with agent.running():
+        session = await trio.to_thread.run_sync(agent.sessions.open, A)
+        await trio.to_thread.run_sync(failed, session, A)
+        assert session.prepared([ClaimResult(claim(A, "b"), None)]) == [None]
+        ref = DeviceRef(A, NODE, "dev-0")
+        await eventually_async(lambda: agent.hub.health_of(ref).health is Health.HEALTHY)  # type: ignore[union-attr]
+
+
+# --- health of a session----------------------------------------------------------------------------------
+
+
+def test_unhealthy_device_blocks_its_claims_while_the_core_is_up(agent: Agent) -> None:
+    session = agent.sessions.open(A)
+    unhealthy = health(("gpu.xid.79", Severity.UNHEALTHY), device="dev-0")._replace(driver=A)
+    now = read_clocks()
+    assert not session.is_up
+    assert session.check([claim(A)]) == [None]
+    agent.hub.publish(Report(NODE, now, (unhealthy,), declaring=(A,)))
+    [verdict] = session.check([claim(A)])
+    assert verdict is not None
+    assert verdict.code == "gpu.xid.79"
+    assert session.is_up
+    old = replace(now, mono_ns=now.mono_ns - (agent.config.lease_s + 1) * NS)
+    agent.hub.publish(Report(NODE, old, (unhealthy,), declaring=(A,)))
+    assert session.check([claim(A, "b")]) == [None]
+
+
+def test_host_devices_count_until_the_driver_declares_its_own(agent: Agent) -> None:
+    session = agent.sessions.open(A)
+    unhealthy = health(("gpu.xid.79", Severity.UNHEALTHY), device="dev-0")._replace(driver="")
+    agent.hub.publish(Report(NODE, read_clocks(), (unhealthy,), declaring=(B,)))
+    [verdict] = session.check([claim(A)])
+    assert verdict is not None
+    assert (verdict.code, verdict.devices) == ("gpu.xid.79", (DeviceRef(A, NODE, "dev-0"),))
+    agent.hub.publish(Report(NODE, read_clocks(), (unhealthy,), declaring=(A,)))
+    assert session.check([claim(A, "b")]) == [None]
+
+
+async def test_undeclared_device_is_not_waited_for(
+    tmp_path: Path, host: Host, caplog: pytest.LogCaptureFixture
+) -> None:
+    agent = Agent(tmp_path, host, declares=False)
+    async with agent.running():
+        session = await trio.to_thread.run_sync(agent.sessions.open, A)
+        await trio.to_thread.run_sync(failed, session, A)
+    assert "health not delivered" not in caplog.text
+
+
+def test_devices_broken_together_are_waited_for_once(agent: Agent, caplog: pytest.LogCaptureFixture) -> None:
+    agent.publish()
+    failed(agent.sessions.open(A), A, "a", "b", "c")  # without a core
+    assert [record.message for record in caplog.records if "health not delivered" in record.message] == [
+        f"device {A}/{NODE}/dev-0: health not delivered to all streams within 1.5 s; the prepare goes on"
+    ]
+
+
+def test_unprepare_is_released_for_a_device_named_only_by_the_call(agent: Agent) -> None:
+    session = agent.sessions.open(A)
+    unhealthy = health(("gpu.xid.79", Severity.UNHEALTHY), device="dev-0")._replace(driver=A)
+    agent.hub.publish(Report(NODE, read_clocks(), (unhealthy,), declaring=(A,)))
+    busy = (Errno(16, None, "", "Device or resource busy"),)
+    assert session.unprepared([ClaimResult(claim(A), busy)]) == [None]
+    [verdict] = session.unprepared([ClaimResult(replace(claim(A, "b"), devices=()), busy)])
+    assert verdict is not None
+
+
+def test_successful_unprepare_ends_the_claim(agent: Agent) -> None:
+    session = agent.sessions.open(A)
+    failed(session, A)
+    assert session.unprepared([ClaimResult(claim(A), None)]) == [None]
+    agent.sessions.close(in_s(10))
+    ledger, _ = load(agent.config.state_dir / DRIVERS / A, A)
+    assert [bool(one.unprepared_wall_s) for one in ledger.claims.values()] == [True]
+
+
+def test_devices_are_not_evaluated_before_a_report_has_them(agent: Agent) -> None:
+    session = agent.sessions.open(A)
+    own = health(device="dev-0")._replace(driver="")
+    agent.hub.publish(Report(NODE, read_clocks(), (own,)))
+    assert session.sync([]) == (0, False)
+    agent.hub.publish(Report(NODE, read_clocks(), (own,), declaring=(A,)))
+    assert session.sync([]) == (0, True)
+    rows = [DeviceDeclaration("", {"name": "dev-0", "kind": "memory", "numa": 0})]
+    assert session.sync(rows) == (1, False)
+    agent.publish()
+    assert session.sync(rows) == (1, True)
+
+
+async def test_configuration_applies_to_every_driver(agent: Agent) -> None:
+    pattern = Pattern(re.compile("bank_locked"), "fpga.bank_locked", ErrorClass.PERMANENT)
+    settings = {"taint_evict": frozenset({"gpu.xid.79"}), "prepare_patterns": (pattern,)}
+    agent.config = msgspec.structs.replace(agent.config, **settings)
+    session = agent.sessions.open(A)
+    assert session.classify(claim(A), [Text("bank_locked: 3")]).code == "fpga.bank_locked"
+    unhealthy = health(("gpu.xid.79", Severity.UNHEALTHY), device="dev-0")._replace(driver=A)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(agent.sessions.run)
+        now = read_clocks()
+        agent.sessions.update_taints(Report(NODE, now, (unhealthy,), declaring=(A,)), now)
+        await eventually_async(lambda: is_tainted(session))
+        nursery.cancel_scope.cancel()
+    _, taints = session.taints.peek()
+    assert taints is not None
+    assert [one.effect for one in taints.devices[DeviceRef(A, NODE, "dev-0")]] == [Effect.NO_EXECUTE]
+
+
+def test_too_many_devices_of_all_drivers_are_rejected_with_numbers(agent: Agent) -> None:
+    others = [Declared(B, NODE, f"d-{number}", DeclaredOther(), 0) for number in range(4095)]
+    agent.declarations = (
+        DeclaredFile(A, (Declared(A, NODE, "before", DeclaredOther(), 0),)),
+        DeclaredFile(B, tuple(others)),
+    )
+    session = agent.sessions.open(A)
+    rows = [
+        DeviceDeclaration("", {"name": f"m-{number}", "kind": "memory", "numa": 0}) for number in range(2)
+    ]
+    with pytest.raises(TooManyDevices, match="2 devices and 4095 of other drivers, limit 4096"):
+        session.sync(rows)
+    assert session.sync(rows[:1]).devices == 1
+
+
+# --- shutdown ----------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def hanging_disk(agent: Agent, driver: str) -> Iterator[None]:
+    """Block the writer of the driver's ledger until the context ends."""
+    directory = agent.config.state_dir / DRIVERS / driver
+    directory.mkdir(parents=True, exist_ok=True)
+    with (directory / f"{FILE}.new").open("wb") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def in_s(seconds: float) -> float:
+    """Return a time of the shutdown's clock."""
+    return read_clocks().mono_ns / NS + seconds
+
+
+def test_close_saves_pending_changes(agent: Agent) -> None:
+    session = agent.sessions.open(A)
+    session.prepared([ClaimResult(claim(A), None)])
+    assert agent.sessions.close(in_s(10)) == []
+    assert (agent.config.state_dir / DRIVERS / A / FILE).exists()
+
+
+def test_close_names_the_driver_of_a_hung_disk(agent: Agent) -> None:
+    with hanging_disk(agent, A):
+        for driver in (A, B):
+            agent.sessions.open(driver).prepared([ClaimResult(claim(driver), None)])
+        assert f"ledger writer of {A}" in agent.sessions.close(in_s(0.5))
+        eventually((agent.config.state_dir / DRIVERS / B / FILE).exists, "the other ledger is saved")
+    assert agent.sessions.close(in_s(10)) == []
+
+
+def test_report_during_close_is_saved_when_the_disk_answers(agent: Agent) -> None:
+    agent.publish()
+    with hanging_disk(agent, A):
+        thread = threading.Thread(target=failed, args=(agent.sessions.open(A), A))
+        thread.start()
+        eventually(agent.host.is_woken, "the core is woken without the disk")
+        agent.source.close()
+        assert agent.sessions.close(in_s(0)) == [f"ledger writer of {A}"]
+    thread.join()
+    assert agent.sessions.close(in_s(10)) == []
+    assert "fpga.dead" in (agent.config.state_dir / DRIVERS / A / FILE).read_text()

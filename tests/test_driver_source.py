@@ -1,0 +1,184 @@
+"""Driver source: the host's snapshot with the reports of drivers."""
+
+import os
+import select
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+
+from agent.driver.driver_source import DriverSource, EmptySource
+from agent.model.claim import ClaimRef, DeviceRef
+from agent.model.declared import CheckSample, Declarations, Declared, DeclaredFile, DeclaredOther
+from agent.model.health import Finding, Severity
+from agent.model.prepare import DriverFault
+from agent.model.snapshot import Snapshot
+
+DRIVER = "demo.example.com"
+BAD = Finding("demo.bad", Severity.UNHEALTHY, "1 of 2")
+
+
+def declared(name: str) -> Declared:
+    return Declared(DRIVER, "node-a", name, DeclaredOther(), 0)
+
+
+def sample(name: str, **changes: object) -> CheckSample:
+    blank = CheckSample("link", declared(name).subject, None, "", 0, 1, 10**9, 3, 3)
+    return blank._replace(**changes)  # type: ignore[arg-type]
+
+
+def fault(name: str) -> DriverFault:
+    claim = ClaimRef("default", "c", "u-1")
+    return DriverFault(
+        1, DeviceRef(DRIVER, "node-a", name), "demo.dead", "it does not answer", "", 1.0, claim
+    )
+
+
+class Host(EmptySource):
+    """Host source with a snapshot that a test sets."""
+
+    snapshot: Snapshot | None = None
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.declared: list[Declarations] = []
+
+    def read(self) -> Snapshot | None:  # type: ignore[override]
+        return self.snapshot
+
+
+@pytest.fixture
+def host() -> Iterator[Host]:
+    made = Host()
+    made.snapshot = replace(EmptySource.read(made), seq=7)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def source(host: Host) -> DriverSource:
+    made = DriverSource(DRIVER)
+    made.open(host, host.declared.append)
+    made.clear()
+    return made
+
+
+def is_awake(source: DriverSource) -> bool:
+    return bool(select.select([source.fileno()], [], [], 0)[0])
+
+
+def test_driver_reports_are_part_of_the_host_snapshot(source: DriverSource) -> None:
+    source.declare([declared("d-0")], [sample("d-0")])
+    source.set_faults(DRIVER, [fault("d-0")])
+    found = source.read()
+    assert found is not None
+    assert found.seq == 7
+    assert found.declared == (DeclaredFile(DRIVER, (declared("d-0"),)),)
+    assert found.checks == (sample("d-0"),)
+    assert found.driver_faults == (fault("d-0"),)
+
+
+def test_read_returns_none_before_the_first_host_snapshot(source: DriverSource, host: Host) -> None:
+    source.declare([declared("d-0")])
+    host.snapshot = None
+    assert source.read() is None
+
+
+def test_empty_source_has_no_sources_and_devices() -> None:
+    empty = EmptySource()
+    found = empty.read()
+    assert (found.sources, found.nodes, found.pools, found.gpus) == ((), (), (), None)
+    empty.close()
+
+
+@pytest.mark.parametrize(
+    "report",
+    [
+        lambda source: source.declare([declared("d-1")]),
+        lambda source: source.set_faults(DRIVER, [fault("d-0")]),
+        lambda source: source.add_sample(sample("d-0", finding=BAD, passes=1), wake=True),
+    ],
+)
+def test_every_driver_report_wakes_the_core(source: DriverSource, report: object) -> None:
+    source.declare([declared("d-0")], [sample("d-0")])
+    source.clear()
+    assert not is_awake(source)
+    report(source)  # type: ignore[operator]
+    assert is_awake(source)
+
+
+def test_sample_without_wake_is_read_later(source: DriverSource) -> None:
+    source.declare([declared("d-0")], [sample("d-0")])
+    source.clear()
+    source.add_sample(sample("d-0", passes=2), wake=False)
+    assert not is_awake(source)
+    found = source.read()
+    assert found is not None
+    assert found.checks == (sample("d-0", passes=2),)
+
+
+def test_sample_of_an_ended_check_is_ignored(source: DriverSource) -> None:
+    source.declare([declared("d-0")], [sample("d-0")])
+    source.declare([], ended=[(declared("d-0").subject, "link")])
+    source.clear()
+    source.add_sample(sample("d-0", finding=BAD), wake=True)
+    found = source.read()
+    assert found is not None
+    assert found.checks == ()
+    assert not is_awake(source)
+
+
+def test_replaced_device_starts_with_a_new_sample(source: DriverSource) -> None:
+    source.declare([declared("d-0")], [sample("d-0")])
+    source.add_sample(sample("d-0", finding=BAD, passes=3), wake=True)
+    source.declare([declared("d-0")], begun=[sample("d-0")], ended=[(declared("d-0").subject, "link")])
+    found = source.read()
+    assert found is not None
+    assert found.checks == (sample("d-0"),)
+
+
+def test_report_before_open_is_read_after_it(host: Host) -> None:
+    source = DriverSource(DRIVER)
+    source.declare([declared("d-0")])
+    source.set_faults(DRIVER, [fault("d-0")])
+    source.open(host, host.declared.append)
+    found = source.read()
+    assert found is not None
+    assert (found.driver_faults, len(found.declared[0].devices)) == ((fault("d-0"),), 1)
+
+
+def test_host_gets_the_declared_devices(source: DriverSource, host: Host) -> None:
+    source.declare([declared("d-0")])
+    assert [len(files[0].devices) for files in host.declared] == [0, 1]
+
+
+def test_report_after_close_writes_to_no_descriptor(source: DriverSource) -> None:
+    source.close()
+    reading, writing = os.pipe()  # may reuse the number of the host's descriptor
+    source.set_faults(DRIVER, [fault("d-0")])
+    source.declare([declared("d-0")])
+    assert not select.select([reading], [], [], 0)[0]
+    os.close(reading)
+    os.close(writing)
+    with pytest.raises(RuntimeError, match="not open"):
+        source.read()
+
+
+def test_reports_of_many_threads_are_all_read(source: DriverSource) -> None:
+    names = [f"d-{number}" for number in range(8)]
+    source.declare(map(declared, names), map(sample, names))
+
+    def add_samples(name: str) -> None:
+        for passes in range(1, 201):
+            source.add_sample(sample(name, passes=passes), wake=True)
+
+    threads = [threading.Thread(target=add_samples, args=[name]) for name in names]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    found = source.read()
+    assert found is not None
+    assert [one.passes for one in found.checks] == [200] * 8
+    assert is_awake(source)

@@ -1,0 +1,414 @@
+"""step() on a simulated node with all readings of the host and declared devices, under random events."""
+
+import copy
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import Any, Final
+
+from gpu_samples import pci_sample
+from hypothesis import given
+from hypothesis import strategies as st
+from log_lines import CASES
+from paper import (
+    ABSENT,
+    EIO,
+    ENODEV,
+    PaperNode,
+    codes,
+    cpus_sample,
+    group_sample,
+    hugetlb_sample,
+    node_sample,
+    pool_sample,
+    without_times,
+)
+
+from agent.engine.step import EngineState, step
+from agent.health.kernel_log.patterns import HOST_PATTERNS, compile_pattern
+from agent.health.state_machine import HEALTH
+from agent.model.declared import (
+    Declared,
+    DeclaredCpus,
+    DeclaredFile,
+    DeclaredHugepages,
+    DeclaredMemory,
+    DeclaredPart,
+    DeclaredPci,
+)
+from agent.model.health import DeviceHealth, Health, Severity
+from agent.model.log import LogLine, LogSample
+from agent.model.machine import CoreSample, DimmSample, MachineSample, NumaSample, PressureSample
+from agent.model.pci import PciSample
+from agent.model.reading import Missing, Reading
+from agent.model.report import Report
+from agent.model.snapshot import Snapshot
+from agent.model.source import SourceSample, SourceState
+from agent.model.time import NS, Instant
+
+DRIVER: Final = "a.example.com"
+NIC: Final = "0000:1b:00.0"
+OTHER_NIC: Final = "0000:2b:00.0"
+MACHINE_SOURCES: Final = ("edac", "memory", "cores", "pressure")
+CPUS: Final = DeclaredCpus(0b10, 0, exclusive=True, isolated=False)
+
+
+class HostNode(PaperNode):
+    """Simulated node with all sources; ``states`` and ``stuck`` cover the new ones too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.machine: MachineSample | None = MachineSample(
+            dimms=(DimmSample(0, None, "skx", "", 0, 0),),
+            numa=(NumaSample(0, 1 << 24, 0, 128, 0),),
+            cores=tuple(CoreSample(cpu, cpu, 0, 3_000_000, 3_000_000, 0) for cpu in (0, 1)),
+            pressure=PressureSample(0, 0, 0),
+            nodes_online=0b1,
+            nodes_memory=0b1,
+            corrupted_kib=0,
+            surplus_failed=0,
+            smt_active=0,
+            sources=(),
+        )
+        self.slow_beats: dict[str, tuple[int, int]] = {}
+        self.functions: tuple[PciSample, ...] | Missing | None = (pci_sample(0, "mlx5_core"),)
+        self.lines: tuple[LogLine, ...] = ()
+        self.reads_log = True
+        self.files: tuple[DeclaredFile, ...] = ()
+        self.pool(pool_sample(10))
+
+    def declare(self, **whats: DeclaredPart) -> None:
+        """Set the declared devices, by name."""
+        devices = (Declared(DRIVER, "node-a", name, event, 0) for name, event in whats.items())
+        self.files = (DeclaredFile(DRIVER, tuple(devices)),) if whats else ()
+
+    def change(self, **members: Any) -> None:
+        """Change readings of the machine."""
+        assert self.machine is not None, "the machine is read"
+        self.machine = replace(self.machine, **members)
+
+    def write(self, text: str, times: int = 1) -> None:
+        """Add kernel-log lines that the reader has counted."""
+        pattern = next(i for i, one in enumerate(HOST_PATTERNS) if compile_pattern(one).match(text))
+        us = self.now_ns // 1000
+        self.lines = (*self.lines, LogLine(pattern, times, us, us, text, text, len(self.lines)))
+
+    def source(self, name: str) -> SourceSample:
+        if name not in self.stuck:
+            self.slow_beats[name] = self._beats["cpus"]
+        passes, beat_ns = self.slow_beats.get(name, (0, 0))
+        state = self.states.get(name, SourceState.OK)
+        return SourceSample(name, state, beat_ns or self.started_ns, NS, 0, "", passes=passes, vital=False)
+
+    def snapshot(self) -> Snapshot:
+        more = {name: self.source(name) for name in (*MACHINE_SOURCES, "pci", "kmsg")}
+        slow = tuple(more[name] for name in MACHINE_SOURCES)
+        read = super().snapshot()
+        return replace(
+            read,
+            sources=(*read.sources, *(slow if self.machine else ()), more["pci"], more["kmsg"]),
+            machine=replace(self.machine, sources=slow) if self.machine else None,
+            log=LogSample(self.lines, more["kmsg"]) if self.reads_log else None,
+            pci=self.functions,
+            declared=self.files,
+        )
+
+
+def subject_of(device: DeviceHealth) -> str:
+    return f"{device.driver}/{device.pool}/{device.device}"
+
+
+def declared(report: Report, name: str) -> DeviceHealth:
+    return next(device for device in report.devices if device.driver and device.device == name)
+
+
+def named(report: Report, name: str) -> DeviceHealth:
+    return next(device for device in report.devices if not device.driver and device.device == name)
+
+
+# --- sources without a pass ------------------------------------------------------------------------------
+
+
+def test_memory_with_unread_controllers_is_not_healthy() -> None:
+    node = HostNode()
+    node.stuck.add("edac")
+    node.states["edac"] = SourceState.STARTING
+    devices = [named(node.next(), "memory-node0") for _ in range(6)]
+    assert {device.health for device in devices} == {Health.UNKNOWN}
+    assert devices[0].message.startswith("source.stalled: edac: first pass not finished")
+    node.stuck.clear()
+    node.states.clear()
+    assert named(node.next(3), "memory-node0").health is Health.HEALTHY
+
+
+def test_unread_part_of_the_machine_is_not_healthy() -> None:
+    node = HostNode()
+    node.declare(mem=DeclaredMemory(0, 0))
+    node.next()
+    node.machine = None
+    assert named(node.next(), "memory-node0").health is Health.UNKNOWN
+    node.declare(mem=DeclaredMemory(0, 0), more=DeclaredMemory(0, 0))
+    assert declared(node.next(3), "more").health is Health.UNKNOWN
+
+
+def test_numa_node_without_memory_has_no_memory_device() -> None:
+    node = HostNode()
+    of_nodes = (NumaSample(0, 1 << 24, 0, 8, 0), NumaSample(1, 0, 0, 0, 0), NumaSample(2, EIO, 0, 8, 0))
+    node.change(numa=of_nodes, nodes_online=0b111, nodes_memory=0b101)
+    names = [device.device for device in node.next().devices if device.kind == "memory"]
+    assert names == ["memory-node0", "memory-node2"]
+
+
+def test_later_numa_nodes_are_reported_and_compared() -> None:
+    node = HostNode()
+    node.next()
+    more = NumaSample(1, 1 << 24, 0, 64, 0)
+    assert node.machine is not None
+    node.nodes[1] = node_sample(1, 0b1100)
+    node.cpus = node.cpus._replace(present=0b1111, online=0b1111)
+    node.pool(pool_sample(5, node=1))
+    node.change(numa=(*node.machine.numa, more), nodes_online=0b11, nodes_memory=0b11)
+    names = ["cpu-node1", "memory-node1", "hugepages-2mi-node1"]
+    report = node.next()
+    assert [named(report, name).health for name in names] == [Health.HEALTHY] * 3
+    node.cpus = node.cpus._replace(online=0b0111)
+    node.pool(pool_sample(4, node=1))
+    node.change(numa=(node.machine.numa[0], more._replace(blocks_offline=1)))
+    report = node.next()
+    assert [codes(named(report, name)) for name in names] == [
+        ["cpu.offline"],
+        ["mem.blocks.offline"],
+        ["mem.hugepages.pool_shrunk"],
+    ]
+
+
+# --- what comes and goes ----------------------------------------------------------------------------------
+
+
+def test_flapping_cap_is_one_cause() -> None:
+    node = HostNode()
+    node.next()
+    assert node.machine is not None
+    free = node.machine.cores
+    capped = tuple(core._replace(cap_khz=1_000_000) for core in free)
+    for _ in range(3):
+        node.change(cores=capped)
+        device = named(node.next(5), "cpu-node0")
+        assert codes(device) == ["cpu.capped"]
+        node.change(cores=free)
+        assert codes(named(node.next(20), "cpu-node0")) == ["cpu.capped"]
+    assert codes(named(node.next(60), "cpu-node0")) == []
+
+
+# --- whatever happens -------------------------------------------------------------------------------------
+
+counts: Final = st.one_of(st.integers(0, 3), st.integers(0, 2**64 - 1))
+readings: Final = st.one_of(counts, st.sampled_from([ABSENT, EIO, ENODEV]))
+cpu_sets: Final = st.integers(0, 0b1111)
+nodes: Final = st.integers(0, 2)
+states: Final = st.sampled_from(
+    [SourceState.OK, SourceState.ABSENT, SourceState.FAILING, SourceState.STARTING]
+)
+dimms: Final = st.builds(
+    DimmSample,
+    nodes,
+    st.one_of(st.none(), nodes),
+    st.sampled_from(["", "skx", "F19h", "CPU_SrcID#0_MC#0_Chan#0_DIMM#0", "\N{SNOWMAN}" * 30]),
+    st.sampled_from(["", "channel 0 slot 1"]),
+    readings,
+    readings,
+)
+memory_of_node: Final = st.builds(NumaSample, nodes, readings, readings, readings, readings)
+cores: Final = st.builds(
+    CoreSample,
+    st.integers(0, 3),
+    st.one_of(st.integers(0, 3), readings),
+    readings,
+    readings,
+    readings,
+    readings,
+)
+pressures: Final = st.builds(PressureSample, readings, readings, readings)
+functions: Final = st.builds(
+    PciSample,
+    st.sampled_from([NIC, OTHER_NIC]),
+    st.integers(-1, 2),
+    st.integers(-1, 2),
+    st.sampled_from(["", "mlx5_core", "vfio-pci"]),
+    st.just(""),
+    *[readings] * 5,
+)
+whats: Final = st.one_of(
+    st.builds(
+        DeclaredCpus,
+        st.integers(1, 0xFF),
+        st.one_of(st.none(), nodes),
+        exclusive=st.booleans(),
+        isolated=st.booleans(),
+    ),
+    st.builds(DeclaredMemory, st.integers(0, 2**40), nodes),
+    st.builds(DeclaredHugepages, st.sampled_from([2048, 1 << 20]), st.integers(1, 12), nodes),
+    st.builds(DeclaredPci, st.sampled_from([NIC, OTHER_NIC]), st.sampled_from(["", "mlx5_core"])),
+)
+
+
+def unlike(samples: st.SearchStrategy[Any], member: str) -> st.SearchStrategy[tuple[Any, ...]]:
+    """Return some samples without duplicate numbers."""
+    return st.lists(samples, max_size=3, unique_by=lambda one: getattr(one, member)).map(tuple)
+
+
+machines: Final = st.builds(
+    MachineSample,
+    dimms=st.lists(dimms, max_size=3, unique_by=lambda one: (one.controller, one.dimm)).map(tuple),
+    numa=unlike(memory_of_node, "node"),
+    cores=unlike(cores, "cpu"),
+    pressure=pressures,
+    nodes_online=st.one_of(st.integers(0, 7), st.sampled_from([ABSENT, EIO])),
+    nodes_memory=st.one_of(st.integers(0, 7), st.sampled_from([ABSENT, EIO])),
+    corrupted_kib=readings,
+    surplus_failed=readings,
+    smt_active=st.one_of(st.integers(0, 1), st.sampled_from([ABSENT, EIO])),
+    sources=st.just(()),
+)
+events: Final = st.one_of(
+    st.tuples(st.just("machine"), st.one_of(st.none(), machines)),
+    st.tuples(st.just("online"), st.one_of(cpu_sets, st.just(EIO))),
+    st.tuples(st.just("nodes"), st.dictionaries(nodes, st.one_of(cpu_sets, st.just(EIO)), max_size=3)),
+    st.tuples(st.just("pool"), readings, readings, nodes),
+    st.tuples(st.just("group"), cpu_sets, counts, counts, readings, readings),
+    st.tuples(st.just("bus"), st.one_of(st.sampled_from([None, ABSENT, EIO]), unlike(functions, "address"))),
+    st.tuples(
+        st.just("declare"), st.dictionaries(st.sampled_from(["one", "two", "three"]), whats, max_size=3)
+    ),
+    st.tuples(st.just("line"), st.sampled_from([text for text, _ in CASES]), st.integers(1, 200)),
+    st.tuples(st.just("log"), st.booleans()),
+    st.tuples(st.just("state"), st.sampled_from([*MACHINE_SOURCES, "pci", "kmsg"]), states),
+    st.tuples(
+        st.just("stuck"), st.sets(st.sampled_from(["cpus", "hugepages", *MACHINE_SOURCES, "pci", "kmsg"]))
+    ),
+    st.tuples(st.just("pass")),
+    st.tuples(st.just("wait"), st.sampled_from([0.01, 1, 30, 700, 90_000])),
+    st.tuples(st.just("wall"), st.sampled_from([-1e9, 1e9])),
+)
+stories: Final = st.lists(events, max_size=25)
+History = list[tuple[Snapshot, Instant, Report]]
+
+
+def happen(node: HostNode, event: str, values: list[Any]) -> None:
+    match event:
+        case "machine":
+            node.machine = values[0]
+        case "online":
+            node.cpus = cpus_sample(values[0])
+        case "nodes":
+            node.nodes = {number: node_sample(number, cpus) for number, cpus in values[0].items()}
+        case "pool":
+            node.pool(pool_sample(values[0], values[1], node=values[2]))
+        case "group":
+            cpus, periods, throttled, kills, hits = values
+            group = group_sample(7, hugetlb_sample(hits))
+            node.groups = [
+                group._replace(cpus=cpus, cpu_periods=periods, cpu_throttled=throttled, mem_oom_kill=kills)
+            ]
+        case "bus":
+            node.functions = values[0]
+        case "declare":
+            node.declare(**values[0])
+        case "line":
+            node.write(*values)
+        case "log":
+            node.reads_log = values[0]
+        case "state":
+            node.states[values[0]] = values[1]
+        case "stuck":
+            node.stuck = values[0]
+        case "pass":
+            node.read()
+        case "wait":
+            node.wait(values[0])
+        case "wall":
+            node.wall_s += values[0]
+
+
+def live(story: Iterable[Any]) -> tuple[EngineState, History]:
+    """Run a story with an evaluation after each event."""
+    node = HostNode()
+    first = node.state
+    history: History = []
+    for event, *values in [("pass",), *story]:
+        happen(node, event, values)
+        snapshot = node.snapshot()
+        history.append((snapshot, node.now, node.evaluate()))
+    return first, history
+
+
+@given(stories)
+def test_each_device_has_one_verdict_with_its_worst_cause(story: list[Any]) -> None:
+    for _, _, report in live(story)[1]:
+        subjects = [subject_of(device) for device in report.devices]
+        assert len(set(subjects)) == len(subjects)
+        for device in report.devices:
+            worst = max((cause.severity for cause in device.causes), default=Severity.OK)
+            assert device.health is HEALTH[device.severity]
+            # a stalled source outranks causes
+            assert device.severity in (worst, Severity.UNKNOWN)
+            assert (device.message == "") is (device.severity <= Severity.INFO)
+            assert len(device.message.encode()) <= 1024
+            assert device.message.startswith(f"{codes(device)[0]}: " if device.message else "")
+            assert device.timeout_s >= 30
+
+
+@given(stories)
+def test_replay_is_identical_and_changes_nothing_in_place(story: list[Any]) -> None:
+    state, history = live(story)
+    for snapshot, now, report in history:
+        frozen = copy.deepcopy((state, snapshot))
+        state, again = step(state, snapshot, now)
+        assert again == report
+        assert step(*frozen, now) == (state, again)
+
+
+@given(stories)
+def test_second_evaluation_at_the_same_time_is_identical(story: list[Any]) -> None:
+    state, history = live(story)
+    for snapshot, now, _ in history:
+        state, first = step(state, snapshot, now)
+        state, second = step(state, snapshot, now)
+        assert without_times(second.devices) == without_times(first.devices)
+        assert second.notes == first.notes
+        assert state.due_ns is None or state.due_ns > now.mono_ns
+
+
+def lost(reading: Reading) -> bool:
+    return isinstance(reading, Missing) and reading in (EIO, ENODEV)
+
+
+def unread(snapshot: Snapshot, kind: str) -> bool:
+    """Return whether the main readings of a kind of device are missing at the moment."""
+    machine, bus = snapshot.machine, snapshot.pci
+    match kind:
+        case "cpu":
+            return isinstance(snapshot.cpus.online, Missing)
+        case "memory":
+            return machine is not None and lost(machine.nodes_online)
+        case "pci":
+            return isinstance(bus, Missing) and bus == EIO
+    return False
+
+
+@given(stories)
+def test_unreadable_device_is_never_healthy(story: list[Any]) -> None:
+    for snapshot, _, report in live(story)[1]:
+        starting = {source.name for source in snapshot.sources if source.state is SourceState.STARTING}
+        for device in report.devices:
+            if unread(snapshot, device.kind) and "memory" not in starting:
+                assert device.health is not Health.HEALTHY, device
+
+
+@given(stories)
+def test_declared_devices_are_always_reported(story: list[Any]) -> None:
+    reported: set[str] = set()
+    for snapshot, _, report in live(story)[1]:
+        present = {one.subject for file in snapshot.declared for one in file.devices}
+        subjects = {subject_of(device) for device in report.devices}
+        assert reported & present <= subjects
+        reported = subjects

@@ -1,0 +1,398 @@
+"""Checkpoint of GPU faults: faults survive restarts, some survive reboots, none passes to another GPU."""
+
+from dataclasses import replace
+
+import pytest
+from paper import device_of
+from paper_gpus import FIRST_BOOT, OLD_DRIVER, SECOND_BOOT, THIRD_BOOT, GpuNode
+
+from agent.health.gpu.faults.checkpoint import KEPT_MAX, build_checkpoint, restore_faults
+from agent.model.faults import Cure, FaultMemory, KeptFault, KnownGpu
+from agent.model.gpu import WHOLE_GPU, Status
+from agent.model.health import Health, Severity, XidOverride
+from agent.model.settings import GpuLimits
+from agent.model.source import SourceState
+from agent.model.time import Instant
+from agent.store.faults import SIZE_MAX, decode, encode
+
+INSTANCES = ("gpu-0-mig-1-0", "gpu-0-mig-2-0")
+
+
+def public_verdict(node: GpuNode, name: str = "gpu-0") -> object:
+    """Return what clients see of a device, without the time of its verification."""
+    device = node.verdict(name)
+    causes = [(cause, round(cause.since.wall_s)) for cause in device.causes if cause.severity > Severity.INFO]
+    return (
+        device.health,
+        device.message,
+        round(device.since.wall_s),
+        [(replace(cause, since=Instant(0, 0.0)), since_s) for cause, since_s in causes],
+    )
+
+
+# --- the same boot ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("away_s", [0.1, 5.0, 7200.0])
+@pytest.mark.parametrize("code", [48, 62, 79, 119])
+def test_restart_during_fault_reports_same_verdict_at_once(code: int, away_s: float) -> None:
+    node = GpuNode()
+    node.rest(3)
+    node.set_readings(0, recovery_action=1)
+    node.xid(0, code)
+    node.rest(30)
+    before = public_verdict(node)
+    node.restart(away_s=away_s, evaluate=False)
+    first = node.evaluate()
+    assert device_of(first, "gpu-0").health is Health.UNHEALTHY
+    assert public_verdict(node)[:1] == before[:1]
+    node.next()
+    assert [c.since.wall_s for c in node.verdict().causes if c.code == f"gpu.xid.{code}"] == pytest.approx(
+        [since for cause, since in before[3] if cause.code == f"gpu.xid.{code}"], abs=1
+    )
+
+
+def test_first_report_after_restart_equals_last_before() -> None:
+    node = GpuNode()
+    node.rest(100)
+    node.xid(0, 79)
+    node.rest(20)
+    before = public_verdict(node)
+    node.restart()
+    assert public_verdict(node) == before
+
+
+def test_all_causes_survive_restart() -> None:
+    node = GpuNode(readings=OLD_DRIVER)
+    for _ in range(2):
+        node.xid(0, 94)
+        node.rest(100)
+    before = node.verdict()
+    assert before.health is Health.UNHEALTHY, "it recurs"
+    node.restart()
+    assert (node.verdict().message, node.health()) == (before.message, Health.UNHEALTHY)
+    node.rest(1000)
+    assert (node.verdict().message, node.health()) == (before.message, Health.UNHEALTHY)
+
+
+def test_sxid_verdict_survives_restart() -> None:
+    node = GpuNode()
+    node.rest(1)
+    node.log("nvidia-nvswitch3: SXid (PCI:0000:c1:00.0): 11004, Fatal, something without a port")
+    before = public_verdict(node)
+    assert node.health() is Health.UNHEALTHY
+    node.restart()
+    node.rest(100)
+    assert public_verdict(node) == before
+
+
+def test_suspicion_after_second_boot_survives_restart() -> None:
+    node = GpuNode()
+    node.xid(0, 79)
+    node.evaluate()
+    node.restart(boot_id=SECOND_BOOT, away_s=20 * 86_400)
+    node.rest(100)
+    node.xid(0, 79)
+    before = node.cause("gpu.xid.79").advice
+    node.restart()
+    assert node.cause("gpu.xid.79").advice == before
+
+
+def test_old_log_lines_do_not_raise_resolved_fault() -> None:
+    node = GpuNode(readings=OLD_DRIVER)
+    node.set_readings(0, ecc_correctable=5)
+    node.next()
+    node.xid(0, 46)
+    node.rest(20)
+    node.reset(0)
+    node.rest(100)
+    assert node.codes() == []
+    for _ in range(3):
+        node.restart(away_s=60)
+        node.rest(30)
+        assert node.codes() == []
+
+
+def test_log_lines_written_while_stopped_raise_fault() -> None:
+    node = GpuNode()
+    node.rest(5)
+    node.log_xid(0, 79)
+    node.restart()
+    assert node.codes() == ["gpu.xid.79"]
+    assert node.times(0, 79) == 1
+
+
+def test_recurrence_while_stopped_raises_resolved_fault() -> None:
+    node = GpuNode(readings=OLD_DRIVER)
+    node.set_readings(0, ecc_correctable=5)
+    node.next()
+    node.xid(0, 46)
+    node.next()
+    node.reset(0)
+    node.rest(100)
+    assert node.codes() == []
+    node.log_xid(0, 46)
+    node.restart(away_s=30)
+    assert node.codes() == ["gpu.xid.46"]
+
+
+def test_restart_in_probation_keeps_probation() -> None:
+    node = GpuNode()
+    node.xid(0, 48)
+    node.evaluate()
+    node.rest(30)
+    assert node.health() is Health.UNHEALTHY
+    node.restart()
+    assert node.health() is Health.UNHEALTHY
+    node.rest(75)
+    assert node.health() is Health.HEALTHY
+    node.restart()
+    assert (node.health(), node.codes()) == (Health.HEALTHY, [])
+
+
+def test_old_line_of_instance_fault_does_not_affect_gpu_after_restart() -> None:
+    node = GpuNode(migs={0: [(1, 0), (2, 0)]})
+    node.set_readings(0, recovery_action=1)
+    node.xid(0, 48, 1, 0)
+    node.rest(10)
+    node.restart()
+    node.reset(0)
+    assert "gpu.xid.48" in node.codes(INSTANCES[0])
+    assert "gpu.xid.48" not in node.codes(INSTANCES[1])
+    assert node.cause("gpu.xid.48").severity is Severity.INFO
+
+
+def test_uncounted_line_of_counted_event_is_not_counted_again() -> None:
+    node = GpuNode(migs={0: [(1, 0), (2, 0)]})
+    node.nvml_xid(0, 46, 1, 0)
+    node.evaluate()
+    node.log_xid(0, 46)
+    node.restart()
+    assert node.times(0, 46) == 1
+    assert [node.health(name) for name in INSTANCES] == [Health.UNHEALTHY, Health.HEALTHY]
+
+
+def test_instances_are_known_before_nvml_answers() -> None:
+    node = GpuNode(migs={0: [(1, 0), (2, 0)]})
+    node.xid(0, 79)
+    node.nvml_xid(1, 46)
+    node.rest(5)
+    since = node.cause("gpu.xid.79", INSTANCES[1]).since.wall_s
+    node.restart(evaluate=False)
+    node.nvml = node.nvml._replace(state=SourceState.STARTING, passes=0)
+    node.evaluate()
+    assert [node.health(name) for name in INSTANCES] == [Health.UNHEALTHY] * 2
+    assert node.cause("gpu.xid.79", INSTANCES[1]).since.wall_s == pytest.approx(since, abs=0.01)
+
+
+def test_reset_while_stopped_is_detected_by_recovery_action() -> None:
+    node = GpuNode()
+    node.set_readings(0, recovery_action=1)
+    node.xid(0, 46)
+    node.rest(20)
+    node.reset(0)
+    node.restart(away_s=120)
+    assert node.health() is Health.UNHEALTHY
+    node.rest(80)
+    assert node.health() is Health.HEALTHY
+
+
+# --- another boot, another GPU ------------------------------------------------------------------------------
+
+
+def beyond_repair() -> GpuNode:
+    node = GpuNode()
+    node.set_readings(0, remap_failure=1)
+    node.xid(0, 64)
+    node.rest(5)
+    return node
+
+
+def test_fault_that_needs_replacement_survives_reboots() -> None:
+    node = beyond_repair()
+    before = node.cause("gpu.xid.64")
+    for boot in (SECOND_BOOT, THIRD_BOOT):
+        node.restart(boot_id=boot, away_s=86_400)
+        after = node.cause("gpu.xid.64")
+        assert (after.evidence, after.advice, after.severity) == (
+            before.evidence,
+            before.advice,
+            before.severity,
+        )
+        assert after.since.wall_s == pytest.approx(before.since.wall_s, abs=1)
+        node.rest(3600)
+        assert node.health() is Health.UNHEALTHY
+
+
+def test_boot_without_nvml_keeps_all_faults() -> None:
+    node = beyond_repair()
+    node.restart(boot_id=SECOND_BOOT, evaluate=False)
+    node.nvml = node.nvml._replace(state=SourceState.STARTING, passes=0)
+    node.library |= {"call": "nvmlInit_v2", "call_ns": node.now_ns}
+    node.rest(100)
+    assert node.checkpoint.faults[0].cure is Cure.REPLACE
+    node.nvml = node.nvml._replace(state=SourceState.OK)
+    node.library |= {"call": "", "call_ns": 0}
+    node.restart(boot_id=THIRD_BOOT)
+    assert "gpu.xid.64" in node.codes()
+
+
+@pytest.mark.parametrize("boot_id", ["", SECOND_BOOT])
+def test_replacement_gpu_does_not_inherit_fault(boot_id: str) -> None:
+    node = beyond_repair()
+    node.change(0, uuid="GPU-new", serial="new")
+    node.reset(0)
+    node.set_readings(0, remap_failure=0)
+    node.restart(boot_id=boot_id, evaluate=False)
+    if boot_id == "":
+        assert node.kmsg is not None
+        node.kmsg.forget()
+    node.next()
+    assert (node.health(), node.codes()) == (Health.HEALTHY, [])
+    assert dict(node.verdict().attributes)["uuid"] == "GPU-new"
+    node.rest(5)
+    assert [saved for saved in node.checkpoint.faults if not saved.healed] == []
+
+
+def test_configured_severity_ends_fault_that_needs_replacement() -> None:
+    node = beyond_repair()
+    node.settings = replace(node.settings, gpu=GpuLimits(xids=((64, XidOverride.IGNORE),)))
+    node.set_readings(0, remap_failure=0)
+    node.restart()
+    node.rest(80)
+    assert (node.health(), node.codes()) == (Health.HEALTHY, [])
+
+
+def test_fault_follows_gpu_to_another_slot() -> None:
+    node = beyond_repair()
+    one, other = node.gpus[0], node.gpus[1]
+    node.gpus[0] = replace(other, index=0, bus=one.bus)
+    node.gpus[1] = replace(one, index=1, bus=other.bus)
+    node.restart(boot_id=SECOND_BOOT)
+    assert dict(node.verdict("gpu-0").attributes)["uuid"] == one.uuid
+    assert "gpu.xid.64" in node.codes("gpu-0")
+    assert node.codes("gpu-1") == []
+
+
+def test_missing_boot_id_resolves_no_fault() -> None:
+    node = GpuNode()
+    node.xid(0, 79)
+    node.evaluate()
+    node.boot_id = ""
+    node.restart()
+    node.rest(300)
+    assert node.health() is Health.UNHEALTHY
+
+
+@pytest.mark.parametrize("step_s", [-86_400.0, 86_400.0])
+def test_wall_clock_step_while_stopped_changes_no_verdict(step_s: float) -> None:
+    steady, stepped = GpuNode(readings=OLD_DRIVER), GpuNode(readings=OLD_DRIVER)
+    for node in (steady, stepped):
+        node.xid(0, 94)
+        node.rest(100)
+        node.xid(0, 79)
+        node.rest(100)
+    stepped.wall_s += step_s
+    for node in (steady, stepped):
+        node.restart(away_s=60)
+    for _ in range(10):
+        assert public_verdict(steady)[:2] == public_verdict(stepped)[:2]
+        steady.rest(60)
+        stepped.rest(60)
+
+
+# --- content of the checkpoint ------------------------------------------------------------------------------
+
+
+def test_repeats_change_only_counts_in_checkpoint() -> None:
+    node = GpuNode()
+    node.xid(0, 79)
+    node.evaluate()
+    before = node.checkpoint
+    node.rest(60)
+    assert node.checkpoint is before
+    node.xid(0, 79)
+    node.evaluate()
+    assert node.checkpoint != before
+
+
+def test_info_fault_is_not_in_checkpoint() -> None:
+    node = GpuNode()
+    node.xid(0, 13)
+    node.xid(1, 79)
+    node.evaluate()
+    assert [saved.code for saved in node.checkpoint.faults] == ["gpu.xid.79"]
+
+
+def test_largest_checkpoint_fits_file_limit() -> None:
+    node = GpuNode(15, readings=OLD_DRIVER)
+    text = "x" * 200
+    for burst in range(16):
+        for number in range(15):
+            for code in range(1000, 1064):
+                node.log_xid(number, code, f"pid={burst}, name=python, {text}")
+        node.evaluate()
+        node.wait(61)
+    assert len(node.checkpoint.faults) == KEPT_MAX
+    assert len(encode(node.checkpoint)) < SIZE_MAX
+
+
+def test_gpu_without_uuid_is_not_in_checkpoint() -> None:
+    node = GpuNode(1)
+    node.change(0, uuid="", bus="", name="")
+    fresh = GpuNode(1)
+    fresh.gpus = node.gpus
+    fresh.restart()
+    assert fresh.checkpoint.gpus[-1].uuid != ""
+
+
+def kept_fault(**fields: object) -> KeptFault:
+    plain = KeptFault(
+        uuid="GPU-0", code="gpu.xid.79", gi=WHOLE_GPU, ci=WHOLE_GPU, times=1, first_wall_s=1e9,
+        last_wall_s=1e9, log_us=1, boot_id=FIRST_BOOT, cure=Cure.REBOOT, healed=False, evidence="",
+        advice="", severity=4,
+    )  # fmt: skip
+    return plain._replace(**fields)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"code": "gpu.xid."},
+        {"code": "gpu.xid.many"},
+        {"code": "gpu.fabric.sxid.²"},
+        {"code": "gpu.lost"},
+        {"code": "cpu.offline"},
+        {"code": ""},
+        {"uuid": "GPU-of-another-node"},
+    ],
+)
+def test_unknown_entry_of_checkpoint_is_left_out(fields: dict[str, object]) -> None:
+    memory = FaultMemory((KnownGpu(0, "GPU-0", "", ""),), (kept_fault(**fields),))
+    restored = restore_faults(decode(encode(memory)), FIRST_BOOT, GpuLimits(), Instant(10**12, 1.7e9))
+    assert (restored.faults.faults, restored.conditions) == ({}, {})
+
+
+@pytest.mark.parametrize("wall_s", [-1e300, 0.0, 1e18, 1e300])
+def test_impossible_times_in_checkpoint_are_accepted(wall_s: float) -> None:
+    memory = FaultMemory(
+        (KnownGpu(0, "GPU-0", "", ""),),
+        (kept_fault(first_wall_s=wall_s, last_wall_s=wall_s, bursts_wall_s=(wall_s,)),),
+    )
+    now = Instant(10**12, 1.7e9)
+    restored = restore_faults(decode(encode(memory)), FIRST_BOOT, GpuLimits(), now)
+    (fault,) = restored.faults.faults.values()
+    assert 0 <= fault.first.wall_s <= now.wall_s
+    assert build_checkpoint(restored.faults, {}, memory.gpus, {}).gpus == memory.gpus
+
+
+def test_missing_gpu_stays_in_checkpoint() -> None:
+    node = GpuNode()
+    node.lose(0)
+    node.xid(0, 79)
+    node.rest(5)
+    node.restart(evaluate=False)
+    node.change(0, uuid="", bus="", name="", serial="", status=Status.LOST)
+    node.next()
+    assert node.codes("gpu-0")[:1] in (["gpu.lost"], ["gpu.xid.79"])
+    assert dict(node.verdict("gpu-0").attributes)["uuid"] == "GPU-00000000"

@@ -1,0 +1,329 @@
+"""End of latched faults: by the recovery action, a detected reset, a reboot, or time."""
+
+import pytest
+from gpu_samples import H100
+from paper_gpus import OLD_DRIVER, SECOND_BOOT, THIRD_BOOT, GpuNode
+
+from agent.model.gpu import GpuEvent, Status
+from agent.model.health import Blame, Health, Severity
+from agent.model.source import SourceState
+from agent.model.time import NS
+
+UNTIL_RESET = (46, 62, 64)
+UNTIL_REBOOT = (79, 54)
+H100_LINKS = (1 << 18) - 1
+
+
+def seconds_until_healthy(node: GpuNode, name: str = "gpu-0", limit_s: int = 300) -> int:
+    """Return the time until a device is Healthy [s]."""
+    start_ns = node.now_ns
+    while node.health(name) is not Health.HEALTHY:
+        assert node.now_ns - start_ns < limit_s * NS, f"{name} is not healthy after {limit_s} s"
+        node.rest(1)
+    return round((node.now_ns - start_ns) / NS)
+
+
+# --- recovery action none -----------------------------------------------------------------------------------
+
+
+def test_action_none_resolves_fault_after_10_s_then_probation_follows() -> None:
+    node = GpuNode()
+    node.xid(0, 48)
+    node.evaluate()
+    node.rest(9)
+    assert not any(fault.resolved for fault in node.state.gpus.log.faults.values())
+    assert 10 + 60 <= 9 + seconds_until_healthy(node) <= 10 + 60 + 5
+
+
+def test_resolution_time_counts_from_last_occurrence() -> None:
+    node = GpuNode()
+    for _ in range(5):
+        node.xid(0, 48)
+        node.evaluate()
+        node.rest(8)
+    assert not any(fault.resolved for fault in node.state.gpus.log.faults.values())
+
+
+@pytest.mark.parametrize("pending", ["remap_pending", "remap_failure"])
+def test_pending_remapping_keeps_fault_unresolved(pending: str) -> None:
+    node = GpuNode()
+    node.set_readings(0, **{pending: 1})
+    node.xid(0, 48)
+    node.rest(600)
+    assert "gpu.xid.48" in node.codes()
+    node.reset(0)
+    node.set_readings(0, **{pending: 0})
+    assert seconds_until_healthy(node) <= 10 + 60 + 5
+
+
+def test_requested_action_keeps_fault_unresolved() -> None:
+    node = GpuNode()
+    node.set_readings(0, recovery_action=1)
+    node.xid(0, 48)
+    node.rest(3600)
+    assert node.codes() == ["gpu.recovery_action", "gpu.xid.48"]
+    node.reset(0)
+    assert 60 <= seconds_until_healthy(node) <= 66
+
+
+def test_driver_without_action_field_does_not_resolve_fault() -> None:
+    node = GpuNode(readings=OLD_DRIVER)
+    node.xid(0, 48)
+    node.rest(3600)
+    assert node.health() is Health.UNHEALTHY
+
+
+def test_action_read_before_fault_does_not_resolve_it() -> None:
+    node = GpuNode()
+    node.xid(0, 119)
+    node.hang(0)
+    node.rest(40)
+    assert not any(fault.resolved for fault in node.state.gpus.log.faults.values())
+    node.return_from_hang(0)
+    node.rest(2)
+    assert all(fault.resolved for fault in node.state.gpus.log.faults.values())
+
+
+# --- probation ----------------------------------------------------------------------------------------------
+
+
+def test_new_fault_in_probation_is_raised_at_once_and_restarts_it() -> None:
+    node = GpuNode()
+    node.xid(0, 48)
+    node.evaluate()
+    node.rest(40)
+    (fault,) = node.state.gpus.log.faults.values()
+    assert fault.resolved, "in probation"
+    node.xid(0, 95)
+    assert node.codes()[0] in ("gpu.xid.48", "gpu.xid.95")
+    assert 70 <= seconds_until_healthy(node) <= 76
+
+
+def test_same_fault_in_probation_is_another_burst() -> None:
+    node = GpuNode()
+    node.xid(0, 48)
+    node.evaluate()
+    node.rest(75)
+    node.xid(0, 48)
+    node.evaluate()
+    (fault,) = node.state.gpus.log.faults.values()
+    assert (fault.times, len(fault.bursts), fault.resolved) == (1, 2, None)
+    assert 70 <= seconds_until_healthy(node) <= 76
+
+
+def test_alternating_pending_flag_does_not_flap_verdict() -> None:
+    node = GpuNode(readings=OLD_DRIVER)
+    node.xid(0, 94)
+    assert node.cause("gpu.xid.94").severity is Severity.DEGRADED
+    for pending in (1, 0, 1, 0):
+        node.set_readings(0, remap_pending=pending)
+        node.rest(4)
+        assert node.cause("gpu.xid.94").severity is Severity.UNHEALTHY
+    assert 50 <= seconds_until_healthy(node) <= 66
+    assert node.cause("gpu.xid.94").severity is Severity.DEGRADED
+
+
+# --- a reset ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("code", UNTIL_RESET)
+def test_fault_that_needs_reset_is_not_resolved_by_action_none(code: int) -> None:
+    node = GpuNode()
+    node.xid(0, code)
+    node.rest(3600)
+    assert node.health() is Health.UNHEALTHY
+
+
+@pytest.mark.parametrize("code", UNTIL_RESET)
+def test_cleared_volatile_counters_show_a_reset(code: int) -> None:
+    node = GpuNode(readings=OLD_DRIVER)
+    node.set_readings(0, ecc_correctable=7)
+    node.next()
+    node.xid(0, code)
+    node.next(2)
+    node.reset(0)
+    assert seconds_until_healthy(node) <= 66
+
+
+@pytest.mark.parametrize("code", UNTIL_RESET)
+def test_withdrawn_recovery_action_shows_a_reset(code: int) -> None:
+    node = GpuNode()
+    node.xid(0, code)
+    node.set_readings(0, recovery_action=1)
+    node.rest(20)
+    node.set_readings(0, recovery_action=0)
+    assert seconds_until_healthy(node) <= 66
+
+
+@pytest.mark.parametrize("code", UNTIL_RESET)
+def test_driver_reload_resolves_faults_of_every_gpu(code: int) -> None:
+    node = GpuNode(readings=OLD_DRIVER)
+    node.xid(0, code)
+    node.rest(20)
+    node.reload()
+    assert seconds_until_healthy(node) <= 66
+
+
+def test_fault_after_driver_reload_is_not_resolved_by_it() -> None:
+    node = GpuNode(readings=OLD_DRIVER)
+    node.reload()
+    node.next(3)
+    node.xid(0, 46)
+    node.rest(300)
+    assert node.health() is Health.UNHEALTHY
+
+
+def test_gpu_that_answers_after_reset_required_was_reset() -> None:
+    node = GpuNode(readings=OLD_DRIVER)
+    node.xid(0, 46)
+    node.lose(0, Status.RESET_REQUIRED)
+    node.rest(20)
+    node.recover(0, OLD_DRIVER)
+    assert seconds_until_healthy(node) <= 66
+
+
+def test_reset_of_one_gpu_does_not_resolve_faults_of_another() -> None:
+    node = GpuNode(readings=OLD_DRIVER)
+    for number in (0, 1):
+        node.set_readings(number, ecc_correctable=7)
+        node.xid(number, 46)
+    node.next(2)
+    node.reset(1)
+    assert seconds_until_healthy(node, "gpu-1") <= 66
+    assert node.health("gpu-0") is Health.UNHEALTHY
+
+
+def test_shared_fault_is_resolved_when_last_gpu_was_reset() -> None:
+    node = GpuNode(2)
+    for number in (0, 1):
+        node.set_readings(number, ecc_correctable=7)
+    node.next()
+    node.log("nvidia-nvswitch3: SXid (PCI:0000:c1:00.0): 20034, Fatal, Link 30 LTSSM Fault Up")
+    node.next()
+    node.reset(0)
+    node.rest(200)
+    assert node.codes("gpu-0") == node.codes("gpu-1") == ["gpu.fabric.sxid.20034"]
+    node.reset(1)
+    node.rest(15)
+    assert node.codes("gpu-0") == node.codes("gpu-1") == []
+
+
+def test_fault_from_before_start_is_resolved_by_action_none() -> None:
+    for code in (*UNTIL_RESET, 48):
+        node = GpuNode()
+        node.restart()
+        node.log_xid(0, code)
+        node.restart(away_s=3600)
+        node.rest(90)
+        assert node.health() is Health.HEALTHY, code
+
+
+# --- a boot -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("code", UNTIL_REBOOT)
+def test_fault_that_needs_reboot_is_not_resolved_by_reset(code: int) -> None:
+    node = GpuNode()
+    node.set_readings(0, ecc_correctable=7)
+    node.next()
+    node.xid(0, code)
+    node.next()
+    node.reset(0)
+    node.reload()
+    node.rest(3600)
+    assert node.health() is Health.UNHEALTHY
+    node.restart()
+    node.rest(3600)
+    assert node.health() is Health.UNHEALTHY
+    node.restart(boot_id=SECOND_BOOT, away_s=120)
+    assert node.health() is Health.UNHEALTHY, "it has its probation before it"
+    assert 60 <= seconds_until_healthy(node) <= 66
+
+
+def test_gpu_lost_in_two_boots_is_advised_to_be_replaced() -> None:
+    node = GpuNode()
+    node.xid(0, 79)
+    first = node.cause("gpu.xid.79")
+    node.restart(boot_id=SECOND_BOOT, away_s=20 * 86_400)
+    node.rest(3600)
+    assert node.health() is Health.HEALTHY
+    node.xid(0, 79)
+    again = node.cause("gpu.xid.79")
+    assert (first.blame, again.blame) == (Blame.HARDWARE, Blame.HARDWARE)
+    assert "reseat or replace" in again.advice
+    assert "reseat or replace" not in first.advice
+    assert again.evidence != first.evidence
+
+
+def test_gpu_lost_again_after_30_days_is_a_first_loss() -> None:
+    node = GpuNode()
+    node.xid(0, 79)
+    first = node.cause("gpu.xid.79")
+    node.restart(boot_id=SECOND_BOOT, away_s=31 * 86_400)
+    node.rest(3600)
+    node.xid(0, 79)
+    again = node.cause("gpu.xid.79")
+    assert (again.evidence, again.advice) == (first.evidence, first.advice)
+
+
+def test_boot_without_fault_is_not_counted() -> None:
+    node = GpuNode()
+    node.xid(0, 79)
+    node.evaluate()
+    node.restart(boot_id=SECOND_BOOT, away_s=60)
+    node.rest(100)
+    node.restart(boot_id=THIRD_BOOT, away_s=60)
+    node.rest(100)
+    node.xid(0, 79)
+    node.evaluate()
+    (fault,) = node.state.gpus.log.faults.values()
+    assert fault.earlier_boots == 1
+
+
+# --- time ---------------------------------------------------------------------------------------------------
+
+
+def test_info_fault_is_reported_for_ten_minutes() -> None:
+    node = GpuNode()
+    node.xid(0, 13)
+    node.evaluate()
+    node.rest(590)
+    assert node.codes() == ["gpu.xid.13"]
+    node.rest(20)
+    assert node.codes() == []
+
+
+def test_ecc_storm_is_reported_for_ten_minutes_after_last_event() -> None:
+    node = GpuNode()
+    node.nvml_event(0, GpuEvent.SINGLE_BIT_ECC_STORM)
+    node.evaluate()
+    node.rest(500)
+    node.nvml_event(0, GpuEvent.SINGLE_BIT_ECC_STORM)
+    node.evaluate()
+    node.rest(500)
+    assert node.codes() == ["gpu.ecc.storm"]
+    node.rest(110)
+    assert node.codes() == []
+
+
+def test_xid_155_is_resolved_when_all_links_are_up() -> None:
+    node = GpuNode(readings=OLD_DRIVER)
+    node.set_readings(0, links_up=0b1)
+    node.xid(0, 155)
+    node.rest(300)
+    assert node.health() is Health.UNHEALTHY
+    node.set_readings(0, links_up=H100_LINKS)
+    assert seconds_until_healthy(node) <= 90
+
+
+def test_failing_library_keeps_fault_unresolved() -> None:
+    node = GpuNode()
+    node.xid(0, 48)
+    node.evaluate()
+    node.nvml = node.nvml._replace(state=SourceState.FAILING)
+    node.lose(0, Status.UNINITIALIZED)
+    node.rest(3600)
+    assert node.health() is Health.UNHEALTHY
+    node.nvml = node.nvml._replace(state=SourceState.OK)
+    node.recover(0, H100)
+    assert seconds_until_healthy(node) <= 10 + 60 + 30

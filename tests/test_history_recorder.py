@@ -1,0 +1,346 @@
+"""Recorder of device uses: on real files, and on disks that refuse writes."""
+
+import logging
+import signal
+import sqlite3
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from claim_samples import at, known_pod, prepared, use
+from small_disk import run_on_small_disk
+from usage_samples import UNREADABLE, checkpoint_map
+
+from agent.model.consumers import ConsumerMap
+from agent.model.health import DeviceHealth, Health, Severity
+from agent.model.report import Report
+from agent.model.time import NS, Instant
+from agent.model.use_limits import Limits
+from agent.model.uses import Ending
+from agent.node.pods.history_recorder import FILE, HistoryRecorder
+from agent.store.history import HistoryContent, read
+
+HERE = Path(__file__).parent
+NO_PODS = checkpoint_map()
+
+
+def train(*numbers: int) -> ConsumerMap:
+    """Return a map with one claim and one device for each of these pods."""
+    return checkpoint_map(
+        *(prepared(f"c-{n}", use(f"gpu-{n}", "gpus"), pods=[f"p-{n}"], name=f"gpus-{n}") for n in numbers)
+    )
+
+
+def reported(*sick: str, starting: bool = False) -> Report:
+    devices = (
+        DeviceHealth(
+            "node-1",
+            f"gpu-{n}",
+            "gpu",
+            Health.UNHEALTHY if f"gpu-{n}" in sick else Health.HEALTHY,
+            Severity.UNHEALTHY if f"gpu-{n}" in sick else Severity.OK,
+            "it is lost" if f"gpu-{n}" in sick else "",
+            at(1),
+            at(2),
+            30,
+            driver="gpu.example.com",
+        )
+        for n in range(4)
+    )
+    return Report("node-1", at(1), tuple(devices), starting=starting)
+
+
+class Agent:
+    """Recorder side of one agent run."""
+
+    def __init__(self, state: Path, limits: Limits | None = None, first: int = 1000) -> None:
+        self.recorder = HistoryRecorder(state, limits=limits or Limits())
+        self.path = state / FILE
+        self.second = first
+
+    def take(self, map_: ConsumerMap, *sick: str, after_s: int = 20, now: Instant | None = None) -> None:
+        self.second += after_s
+        self.recorder.take(map_, reported(*sick), now or at(self.second))
+
+    @property
+    def record(self) -> HistoryContent:
+        return read(self.path)
+
+
+@pytest.fixture
+def state(tmp_path: Path) -> Path:
+    return tmp_path / "state"
+
+
+@pytest.fixture
+def agent(state: Path) -> Agent:
+    return Agent(state)
+
+
+def test_ended_use_is_recorded_with_pod_device_and_state(agent: Agent) -> None:
+    agent.take(NO_PODS)
+    agent.take(train(1, 2))
+    assert [one.pod.uid for one in agent.record.running] == ["p-2", "p-1"]
+    agent.take(train(1, 2), "gpu-1")
+    agent.take(train(2))
+    (ended,) = agent.record.ended
+    assert ended.pod.uid == "p-1"
+    assert (ended.state.health, ended.worst.evidence) == (Health.HEALTHY, "it is lost")
+    (running,) = agent.record.running
+    assert running.pod.uid == "p-2"
+
+
+def test_unchanged_uses_cause_one_write_in_five_minutes(agent: Agent) -> None:
+    agent.take(train(1))
+    written = agent.path.stat().st_mtime_ns
+    for _ in range(10):
+        agent.take(train(1))
+    assert agent.path.stat().st_mtime_ns == written
+    agent.take(train(1), after_s=200)
+    assert agent.path.stat().st_mtime_ns > written
+    assert agent.record.left_s == at(agent.second).wall_s
+
+
+def test_empty_map_of_unreadable_sources_ends_no_use(agent: Agent) -> None:
+    agent.recorder.take(train(1), reported(starting=True), at(1))
+    assert not agent.path.exists()
+
+
+def test_zero_rows_disable_the_record(state: Path) -> None:
+    agent = Agent(state, Limits(rows=0))
+    agent.take(train(1))
+    assert agent.recorder.close(10)
+    assert not state.exists()
+
+
+def test_node_without_device_use_creates_no_file_and_skips_sqlite(tmp_path: Path) -> None:
+    program = f"""
+import sys
+sys.path.insert(0, {str(HERE)!r})
+from pathlib import Path
+from claim_samples import at
+from usage_samples import checkpoint_map
+from agent.model.report import Report
+from agent.model.use_limits import Limits
+from agent.node.pods.history_recorder import HistoryRecorder
+recorder = HistoryRecorder(Path({str(tmp_path)!r}), limits=Limits())
+recorder.take(checkpoint_map(), Report("node-1", at(1)), at(1))
+assert recorder.close(10)
+print("sqlite3" in sys.modules, list(Path({str(tmp_path)!r}).iterdir()))
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=HERE.parent, capture_output=True, text=True, check=True
+    )
+    assert done.stdout == "False []\n"
+
+
+# --- agent restarts ----------------------------------------------------------------------------
+
+
+def test_restarted_agent_continues_open_uses(agent: Agent, state: Path) -> None:
+    agent.take(train(1, 2))
+    agent.take(train(1, 2))
+    assert agent.recorder.close(10)
+    left = agent.record
+    assert left.left_s == at(agent.second).wall_s
+    following = Agent(state, first=5000)
+    following.take(train(1))
+    (ended,) = following.record.ended
+    assert ended.ended
+    assert (ended.pod.uid, ended.ended.ending) == ("p-2", Ending.AWAY)
+    assert ended.ended.seen_s == left.left_s
+    (running,) = following.record.running
+    assert running.id in {one.id for one in left.running}
+
+
+def test_failed_pod_is_recorded_once_over_agent_restarts(agent: Agent, state: Path) -> None:
+    claim = prepared("c-1", use("gpu-1"), pods=["p-1"], name="gpus")
+    failed = checkpoint_map(claim, pods=[known_pod("p-1", "gpus", phase="Failed")])
+    agent.take(failed)
+    for life in range(3):
+        Agent(state, first=5000 + life).take(failed)
+    Agent(state, first=6000).take(checkpoint_map(claim))
+    assert len(agent.record.ended) == 1
+    assert agent.record.running == ()
+
+
+def test_unreadable_kubelet_at_start_ends_no_use(agent: Agent, state: Path) -> None:
+    agent.take(train(1))
+    following = Agent(state, first=5000)
+    following.take(UNREADABLE)
+    assert len(following.record.running) == 1
+    following.take(train(1))
+    assert following.record.ended == ()
+
+
+LIFE = f"""
+import sys, time
+sys.path.insert(0, {str(HERE)!r})
+from pathlib import Path
+from test_history_recorder import Agent, train
+agent = Agent(Path(sys.argv[1]))
+agent.take(train(*range(30)))
+print("ready", flush=True)
+number = 30
+while True:
+    agent.take(train(*range(number - 29, number + 1)))
+    number += 1
+    time.sleep(0.01)  # readers have their turn
+"""
+
+
+@pytest.mark.parametrize("ended", [1, 4, 9])
+def test_killed_agent_loses_no_written_use(state: Path, ended: int) -> None:
+    """Each step ends one use and begins another, so a kill at any time leaves the same number of uses."""
+    with subprocess.Popen([sys.executable, "-c", LIFE, str(state)], stdout=subprocess.PIPE) as process:
+        assert process.stdout
+        process.stdout.readline()
+        try:
+            while len(read(state / FILE).ended) < ended:
+                pass
+        finally:
+            process.send_signal(signal.SIGKILL)
+    before = read(state / FILE)
+    assert len(before.running) == 30
+    following = Agent(state, first=100_000)
+    following.take(NO_PODS)
+    after = following.record
+    assert after.running == ()
+    assert {one.id for one in after.ended} == {one.id for one in (*before.ended, *before.running)}
+
+
+# --- disks -------------------------------------------------------------------------------------------------
+
+
+def test_unusable_directory_is_logged_once_and_uses_are_queued(
+    agent: Agent, state: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    state.write_text("in the way")
+    agent.take(train(1, 2))
+    for _ in range(5):
+        agent.take(train(2))
+    assert [record.levelno for record in caplog.records] == [logging.WARNING]
+    assert str(agent.path) in caplog.text
+    state.unlink()
+    agent.take(train(2))
+    assert [one.pod.uid for one in agent.record.ended] == ["p-1"]
+    assert [one.pod.uid for one in agent.record.running] == ["p-2"]
+
+
+def test_uses_beyond_memory_limit_are_dropped_and_counted(
+    state: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    agent = Agent(state, Limits(rows=3))
+    state.write_text("in the way")
+    for number in range(6):
+        agent.take(train(number))
+    agent.take(NO_PODS)
+    state.unlink()
+    agent.take(NO_PODS)
+    assert [one.pod.uid for one in agent.record.ended] == ["p-5", "p-4", "p-3"]
+    assert "3 ended uses were dropped while the file could not be written" in caplog.text
+
+
+def test_removed_file_is_created_again_with_all_current_uses(agent: Agent) -> None:
+    agent.take(train(1, 2))
+    agent.path.unlink()
+    agent.take(train(1, 2))
+    assert len(agent.record.running) == 2
+
+
+def test_damaged_file_is_set_aside_and_current_uses_are_kept(
+    agent: Agent, caplog: pytest.LogCaptureFixture
+) -> None:
+    agent.take(train(1, 2))
+    agent.path.write_bytes(b"no database at all, " * 500)
+    agent.take(train(1, 2, 3))
+    agent.take(train(1, 2, 3))
+    assert f"{agent.path}: cannot be parsed" in caplog.text
+    assert f"{agent.path}.corrupt-1" in caplog.text
+    assert len(agent.record.running) == 3
+
+
+def test_file_of_later_version_is_logged_once_and_not_written(
+    agent: Agent, state: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    agent.take(train(1))
+    with closing(sqlite3.connect(agent.path)) as db:
+        db.execute("PRAGMA user_version = 2")
+    before = agent.path.read_bytes()
+    following = Agent(state, first=5000)
+    for number in range(3):
+        following.take(train(number))
+    assert following.recorder.close(10)
+    assert agent.path.read_bytes() == before
+    assert len(caplog.records) == 1
+    assert "is of version 2, this agent reads 1; it is left unchanged" in caplog.text
+
+
+def test_full_disk_loses_no_use_within_memory_limit(tmp_path: Path) -> None:
+    program = f"""
+import sys, os
+sys.path.insert(0, {str(HERE)!r})
+from pathlib import Path
+from test_history_recorder import Agent, NO_PODS, train
+agent = Agent(Path({str(tmp_path)!r}))
+agent.take(train(1, 2, 3))
+ballast = Path({str(tmp_path)!r}, "ballast")
+with open(ballast, "wb", buffering=0) as file:
+    try:
+        while True:
+            file.write(bytes(4096))
+    except OSError:
+        pass
+for number in range(10, 60):
+    agent.take(train(1, 2, number))
+ballast.unlink()
+agent.take(train(1, 2))
+print(len(agent.record.running), len(agent.record.ended))
+"""
+    assert run_on_small_disk(program, tmp_path) == ["2 51"]
+
+
+def test_stop_does_not_wait_for_hung_disk(agent: Agent) -> None:
+    agent.take(train(1))
+    with closing(sqlite3.connect(agent.path, isolation_level=None)) as db:
+        db.execute("BEGIN EXCLUSIVE")
+        assert not agent.recorder.close(0.05)
+        db.execute("ROLLBACK")
+    assert agent.recorder.close(10)
+
+
+# --- clocks ------------------------------------------------------------------------------------------------
+
+
+def ends_at(agent: Agent, wall_s: float, numbers: Iterator[int]) -> None:
+    """Record a use that begins and ends at a time of the wall clock."""
+    number = next(numbers)
+    for map_ in (train(number), NO_PODS):
+        agent.second += 60
+        agent.take(map_, now=Instant(agent.second * NS, wall_s + agent.second))
+
+
+def test_clock_step_delays_deletion_by_age_for_an_hour(state: Path) -> None:
+    agent = Agent(state, Limits(age_s=86_400))
+    numbers = iter(range(1000))
+    for _ in range(3):
+        ends_at(agent, 1_700_000_000.0, numbers)
+    decade_s = 1_700_000_000.0 + 3650 * 86_400
+    ends_at(agent, decade_s, numbers)
+    assert len(agent.record.ended) == 4
+    agent.second += 3600
+    ends_at(agent, decade_s, numbers)
+    assert [one.device.device for one in agent.record.ended] == ["gpu-4", "gpu-3"]
+
+
+def test_use_ids_of_two_agent_runs_differ(tmp_path: Path) -> None:
+    lives = [Agent(tmp_path / name) for name in ("one", "other")]
+    for life in lives:
+        life.take(train(1))
+    one, other = (life.record.running[0] for life in lives)
+    assert one.id != other.id
+    assert replace(one, id="") == replace(other, id="")

@@ -1,0 +1,230 @@
+"""Latch of the kernel log: counts, times and bounds of the facts."""
+
+from dataclasses import replace
+from typing import Final
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agent.health.kernel_log.latch import MAX_FACTS, next_log_state
+from agent.health.kernel_log.values import LogCode, LogFact, LogState
+from agent.model.log import LogLine, LogSample
+from agent.model.source import SourceSample, SourceState
+from agent.model.time import NS, Instant
+
+START_S: Final = 10_000
+LOCKUP: Final = "watchdog: BUG: soft lockup - CPU#{} stuck for {}s! [cat:7]"
+HUNG: Final = "INFO: task {}:7 blocked for more than 122 seconds."
+FATAL: Final = "mce: [Hardware Error]: CPU {}: Machine Check: 0 Bank 5: be00000000800400"
+OOM: Final = (
+    "oom-kill:constraint=CONSTRAINT_MEMCG,nodemask=(null),oom_memcg=/pod{},task_memcg=/pod{},task=a,pid=1"
+)
+XID: Final = "NVRM: Xid (PCI:0000:3b:00): 79, GPU has fallen off the bus."
+
+
+def at(second: float) -> Instant:
+    return Instant(int(second * NS), 1_700_000_000.0 + second)
+
+
+def line(
+    text: str,
+    times: int = 1,
+    *,
+    first: float = 100,
+    last: float | None = None,
+    before: str = "",
+    pattern: int = 0,
+) -> LogLine:
+    """Return an entry of the reader's table; ``before`` is its first text if that differs. Times [s]."""
+    us = int(first * 1e6), int((first if last is None else last) * 1e6)
+    return LogLine(pattern, times, *us, before or text, text, 1)
+
+
+def sample(*lines: LogLine, state: SourceState = SourceState.OK) -> LogSample:
+    return LogSample(lines, SourceSample("kmsg", state, 0, 10 * NS, 0, ""))
+
+
+class LogLatch:
+    """Latch with an evaluation every second."""
+
+    def __init__(self) -> None:
+        self.past = LogState()
+        self.second = START_S
+
+    def evaluate(self, *lines: LogLine, state: SourceState = SourceState.OK) -> LogState:
+        self.second += 1
+        self.past = next_log_state(self.past, sample(*lines, state=state), at(self.second))
+        return self.past
+
+    def fact(self, code: LogCode, location: str) -> LogFact:
+        return self.past.facts[code, location]
+
+
+def test_line_becomes_a_fact() -> None:
+    watch = LogLatch()
+    watch.evaluate(line(LOCKUP.format(3, 26), 4, first=100, last=160.5))
+    text = LOCKUP.format(3, 26)
+    assert watch.past.facts == {
+        (LogCode.SOFT_LOCKUP, "cpu3"): LogFact(
+            LogCode.SOFT_LOCKUP, "cpu3", 4, at(100), at(160.5), text, ("26", "cat:7")
+        )
+    }
+
+
+def test_without_log_the_state_is_unchanged() -> None:
+    assert next_log_state(LogState(), None, at(1)) == LogState()
+
+
+def test_unread_log_keeps_its_facts() -> None:
+    watch = LogLatch()
+    past = watch.evaluate(line(LOCKUP.format(3, 26)))
+    assert next_log_state(past, None, at(START_S + 9)) is past
+
+
+def test_unrelated_lines_are_no_facts() -> None:
+    watch = LogLatch()
+    assert watch.evaluate(line(XID), line("usb 1-1: new device")).facts == {}
+
+
+def test_unchanged_lines_return_the_same_state() -> None:
+    watch = LogLatch()
+    lines = (line(LOCKUP.format(3, 26)), line(XID))
+    past = watch.evaluate(*lines)
+    assert watch.evaluate(*[replace_nothing(one) for one in lines]) is past
+
+
+def replace_nothing(one: LogLine) -> LogLine:
+    return one._replace()
+
+
+def test_unrelated_new_lines_keep_the_facts_object() -> None:
+    watch = LogLatch()
+    facts = watch.evaluate(line(LOCKUP.format(3, 26))).facts
+    assert watch.evaluate(line(LOCKUP.format(3, 26)), line(XID)).facts is facts
+
+
+def test_fact_counts_only_new_lines() -> None:
+    watch = LogLatch()
+    watch.evaluate(line(LOCKUP.format(3, 26), 4, first=100, last=160))
+    watch.evaluate(
+        line(LOCKUP.format(3, 99), 6, first=100, last=watch.second + 0.5, before=LOCKUP.format(3, 26))
+    )
+    fact = watch.fact(LogCode.SOFT_LOCKUP, "cpu3")
+    assert (fact.times, fact.first, fact.last) == (6, at(100), at(watch.second - 0.5))
+    assert fact.values == ("99", "cat:7")
+
+
+def test_lines_about_one_location_are_one_fact() -> None:
+    watch = LogLatch()
+    timeout, down = "nvme nvme0: I/O 1 QID 3 timeout, aborting", "nvme nvme0: controller is down; will reset"
+    watch.evaluate(line(down, 1, first=300, pattern=2), line(timeout, 5, first=200, last=250, pattern=1))
+    fact = watch.fact(LogCode.NVME, "nvme0")
+    assert (fact.times, fact.first, fact.last, fact.text) == (6, at(200), at(300), down)
+
+
+def test_evicted_entry_keeps_its_fact() -> None:
+    watch = LogLatch()
+    watch.evaluate(line(FATAL.format(3), 2))
+    watch.evaluate(line(XID))
+    assert watch.fact(LogCode.MACHINE_CHECK, "cpu3").times == 2
+
+
+def test_returned_entry_adds_to_its_fact() -> None:
+    watch = LogLatch()
+    watch.evaluate(line(FATAL.format(3), 2, first=100))
+    watch.evaluate(line(XID))
+    watch.evaluate(line(FATAL.format(3), 3, first=watch.second + 0.5))
+    fact = watch.fact(LogCode.MACHINE_CHECK, "cpu3")
+    assert (fact.times, fact.first, fact.last) == (5, at(100), at(watch.second - 0.5))
+
+
+def test_entry_about_several_locations_gives_known_facts() -> None:
+    """All hung tasks are one entry with its first and newest line; the sum is right."""
+    watch = LogLatch()
+    watch.evaluate(line(HUNG.format("dd"), 7, first=100, last=130, before=HUNG.format("python3")))
+    assert {fact.location: fact.times for fact in watch.past.select(LogCode.HUNG_TASK)} == {
+        "python3": 1,
+        "dd": 6,
+    }
+    watch.evaluate(line(HUNG.format("sh"), 9, first=100, last=watch.second, before=HUNG.format("python3")))
+    assert [fact.location for fact in watch.past.select(LogCode.HUNG_TASK)] == ["python3", "dd", "sh"]
+    assert sum(fact.times for fact in watch.past.facts.values()) == 9
+
+
+# --- times ------------------------------------------------------------------------------------------------
+
+
+def test_lines_at_the_start_keep_the_logs_time() -> None:
+    watch = LogLatch()
+    watch.evaluate(line(LOCKUP.format(1, 26), first=50), state=SourceState.STARTING)
+    watch.evaluate(line(LOCKUP.format(1, 26), first=50), line(LOCKUP.format(2, 26), first=60))
+    assert [fact.last for fact in watch.past.select(LogCode.SOFT_LOCKUP)] == [at(50), at(60)]
+
+
+def test_implausible_time_is_replaced_by_now() -> None:
+    """After weeks the log's clock differs from CLOCK_MONOTONIC by a minute, in either direction."""
+    watch = LogLatch()
+    watch.evaluate()
+    watch.evaluate(
+        line(LOCKUP.format(1, 26), first=watch.second - 60), line(LOCKUP.format(2, 26), first=START_S * 2)
+    )
+    assert [fact.last for fact in watch.past.select(LogCode.SOFT_LOCKUP)] == [at(watch.second)] * 2
+
+
+def test_fact_time_is_never_in_the_future() -> None:
+    watch = LogLatch()
+    watch.evaluate(line(LOCKUP.format(1, 26), first=START_S * 2))
+    assert watch.fact(LogCode.SOFT_LOCKUP, "cpu1").last == at(watch.second)
+
+
+# --- bounds -----------------------------------------------------------------------------------------------
+
+
+def test_newest_facts_of_each_kind_are_kept() -> None:
+    watch = LogLatch()
+    watch.evaluate(*(line(OOM.format(pod, pod), first=100 + pod) for pod in range(MAX_FACTS + 10)))
+    kept = watch.past.select(LogCode.OOM_KILL)
+    assert [fact.location for fact in kept] == [f"/pod{pod}" for pod in range(10, MAX_FACTS + 10)]
+
+
+def test_lasting_facts_survive_a_flood() -> None:
+    watch = LogLatch()
+    watch.evaluate(*(line(FATAL.format(cpu)) for cpu in range(MAX_FACTS * 4)))
+    watch.evaluate(*(line(OOM.format(pod, pod), first=watch.second) for pod in range(512)))
+    assert len(watch.past.select(LogCode.MACHINE_CHECK)) == MAX_FACTS * 4
+    assert len(watch.past.select(LogCode.OOM_KILL)) == MAX_FACTS
+
+
+COUNTS: Final = st.lists(st.lists(st.integers(0, 5), min_size=3, max_size=3), max_size=12)
+
+
+@given(COUNTS)
+def test_every_line_counts_in_one_fact_once(steps: list[list[int]]) -> None:
+    """Entries of three CPUs grow, or are evicted and restart."""
+    watch = LogLatch()
+    times, first, sums = [0, 0, 0], [0.0, 0.0, 0.0], [0, 0, 0]
+    for step in steps:
+        for cpu, more in enumerate(step):
+            if more == 0:
+                times[cpu] = 0  # evicted
+                continue
+            if times[cpu] == 0:
+                first[cpu] = watch.second + 0.1
+            times[cpu] += more
+            sums[cpu] += more
+        watch.evaluate(
+            *(
+                line(FATAL.format(cpu), times[cpu], first=first[cpu], last=watch.second + 0.5)
+                for cpu in range(3)
+                if times[cpu]
+            )
+        )
+    counts = {fact.location: fact.times for fact in watch.past.select(LogCode.MACHINE_CHECK)}
+    assert counts == {f"cpu{cpu}": total for cpu, total in enumerate(sums) if total}
+
+
+def test_evaluations_change_nothing_in_place() -> None:
+    first = next_log_state(LogState(), sample(line(FATAL.format(1))), at(START_S))
+    before = replace(first, facts=dict(first.facts), counted=dict(first.counted))
+    next_log_state(first, sample(line(FATAL.format(1), 3), line(FATAL.format(2))), at(START_S + 1))
+    assert first == before

@@ -1,0 +1,190 @@
+"""The asyncio thread loses no exception, and always lets go of its owner."""
+
+import asyncio
+import contextlib
+import os
+import queue
+import resource
+import socket
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from patience import PATIENCE_S
+
+from agent.system.threads.loop_thread import AsyncioThread
+
+
+async def forever(ready: Callable[[], None]) -> None:
+    ready()
+    await asyncio.Event().wait()
+
+
+def unexpected(error: BaseException) -> None:
+    raise AssertionError("nothing should fail here") from error
+
+
+def test_loop_runs_in_a_named_thread_until_stopped() -> None:
+    thread = AsyncioThread(forever, on_failure=unexpected)
+    thread.start()
+    assert "dh-io" in [one.name for one in threading.enumerate()]
+    assert thread.stop(PATIENCE_S)
+    assert "dh-io" not in [one.name for one in threading.enumerate()]
+
+
+def test_failure_before_ready_is_raised_by_start() -> None:
+    async def main(ready: Callable[[], None]) -> None:
+        raise OSError("no such luck")
+
+    thread = AsyncioThread(main, on_failure=unexpected)
+    with pytest.raises(OSError, match="no such luck"):
+        thread.start()
+    assert thread.stop(PATIENCE_S)
+
+
+def test_later_failure_goes_to_on_failure_in_the_thread() -> None:
+    failures: queue.Queue[tuple[str, BaseException]] = queue.Queue()
+
+    async def main(ready: Callable[[], None]) -> None:
+        ready()
+        await asyncio.sleep(0)
+        raise ValueError("later")
+
+    thread = AsyncioThread(
+        main, on_failure=lambda error: failures.put((threading.current_thread().name, error))
+    )
+    thread.start()
+    name, error = failures.get(timeout=PATIENCE_S)
+    assert (name, str(error)) == ("dh-io", "later")
+    assert thread.stop(PATIENCE_S)
+
+
+def test_return_without_stop_is_a_failure() -> None:
+    failures: queue.Queue[BaseException] = queue.Queue()
+
+    async def main(ready: Callable[[], None]) -> None:
+        ready()
+
+    thread = AsyncioThread(main, on_failure=failures.put)
+    thread.start()
+    assert "ended without a stop" in str(failures.get(timeout=PATIENCE_S))
+    assert thread.stop(PATIENCE_S)
+
+
+def test_failure_during_shutdown_is_raised_by_stop() -> None:
+    async def main(ready: Callable[[], None]) -> None:
+        try:
+            await forever(ready)
+        finally:
+            raise OSError("cannot even stop")
+
+    thread = AsyncioThread(main, on_failure=unexpected)
+    thread.start()
+    with pytest.raises(OSError, match="cannot even stop"):
+        thread.stop()
+
+
+def test_hung_thread_is_abandoned() -> None:
+    release = threading.Event()
+
+    async def main(ready: Callable[[], None]) -> None:
+        ready()
+        release.wait()
+
+    thread = AsyncioThread(main, on_failure=unexpected)
+    thread.start()
+    assert not thread.stop(timeout_s=0.05)
+    release.set()
+    assert thread.stop(PATIENCE_S)
+
+
+def test_start_times_out_if_never_ready() -> None:
+    async def main(ready: Callable[[], None]) -> None:
+        await asyncio.Event().wait()
+
+    thread = AsyncioThread(main, on_failure=unexpected)
+    with pytest.raises(TimeoutError):
+        thread.start(timeout_s=0.05)
+    assert thread.stop(PATIENCE_S)
+
+
+def test_stop_before_start_is_final() -> None:
+    thread = AsyncioThread(forever, on_failure=unexpected)
+    assert thread.stop(PATIENCE_S)
+    with pytest.raises(RuntimeError, match="was stopped before it was ready"):
+        thread.start()
+    assert "dh-io" not in [one.name for one in threading.enumerate()]
+
+
+def test_start_raises_if_stopped_meanwhile() -> None:
+    begun = threading.Event()
+
+    async def main(ready: Callable[[], None]) -> None:
+        begun.set()
+        await asyncio.Event().wait()
+
+    thread = AsyncioThread(main, on_failure=unexpected)
+    with ThreadPoolExecutor(1) as pool:
+        starting = pool.submit(thread.start, 30)
+        assert begun.wait(PATIENCE_S)
+        assert thread.stop(PATIENCE_S)
+        with pytest.raises(RuntimeError, match="was stopped before it was ready"):
+            starting.result(PATIENCE_S)
+
+
+def test_out_of_descriptors_is_logged_once_and_recovers(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """asyncio retries every second, and logs a hundred tracebacks each time."""
+    path = str(tmp_path / "a.sock")
+
+    async def main(ready: Callable[[], None]) -> None:
+        def greet(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            writer.close()
+
+        async with await asyncio.start_unix_server(greet, path):
+            ready()
+            await asyncio.Event().wait()
+
+    thread = AsyncioThread(main, on_failure=unexpected)
+    thread.start()
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with socket.socket(socket.AF_UNIX) as client:
+        client.settimeout(PATIENCE_S)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (client.fileno() + 1, before[1]))
+        held = []
+        try:
+            with contextlib.suppress(OSError):
+                while True:
+                    held.append(os.dup(client.fileno()))
+            client.connect(path)
+            while not caplog.records:
+                time.sleep(0.01)
+        finally:
+            for fd in held:
+                os.close(fd)
+            resource.setrlimit(resource.RLIMIT_NOFILE, before)
+        assert client.recv(1) == b""
+    assert [record.getMessage() for record in caplog.records] == [
+        f"{path}: cannot accept connections (Too many open files); 1 attempts"
+    ]
+    assert thread.stop(PATIENCE_S)
+
+
+def test_uncaught_exception_of_the_loop_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    async def main(ready: Callable[[], None]) -> None:
+        asyncio.get_running_loop().call_soon(lambda: 1 // 0)
+        await asyncio.sleep(0)
+        await forever(ready)
+
+    thread = AsyncioThread(main, on_failure=unexpected)
+    thread.start()
+    assert thread.stop(PATIENCE_S)
+    assert [record.exc_info[0] for record in caplog.records if record.exc_info] == [ZeroDivisionError]
+
+
+def test_stop_of_an_unstarted_thread_does_nothing() -> None:
+    assert AsyncioThread(forever, on_failure=unexpected).stop()

@@ -1,0 +1,793 @@
+"""Tracker of pods that use devices: on real files, sockets and inotify."""
+
+import asyncio
+import logging
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing, contextmanager
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import pytest
+from agents import short_tmp
+from allocatable_pods import UID
+from audit_samples import CONTAINER, CONTAINER_KNOBS, kep_pod, sysfs_tree, systemd_path, v2_tree, write_cgroup
+from claim_samples import known_pod, prepared, source_answers, use
+from explain_node import Node as Kubelet
+from explain_node import listing, pods_answer, prepared_claim, silent_servers
+from hung_file import hung_file
+from kubelet_files import DRIVER
+from patience import PATIENCE_S
+from wire.kubelet_apis import ListingApi, WatchApi, event, message_class
+from wire.kubelet_apis import pod as pod_bytes
+from wire.serving import descriptors, device, eventually, report
+
+from agent.config.config import Config
+from agent.devices.consumers.consumer_map import consumer_map
+from agent.model.claim import DeviceRef
+from agent.model.consumers import ConsumerMap
+from agent.model.health import Blame, Cause, DeviceHealth, Health, Severity
+from agent.model.report import Report
+from agent.model.source import SourceState
+from agent.model.time import NS, Instant
+from agent.node.pods.impact_log import LINES_MAX, impact_lines
+from agent.node.pods.kubelet_watch import KubeletDirWatcher, PodList
+from agent.node.pods.poller import AUDIT_DELAY_S, PodPoller, PodsState
+from agent.node.pods.tracker import PodTracker, RecordMap
+from agent.serve.kubelet import pods_api
+from agent.sources import kubelet_state
+from agent.system.threads.with_timeout import HungGuard
+from agent.system.threads.worker_pool import LatestJob
+from agent.system.timing import read_clocks
+
+__all__ = ["short_tmp"]
+NODE: Final = "node-1"
+
+
+def ref(name: str) -> DeviceRef:
+    return DeviceRef(DRIVER, NODE, name)
+
+
+def healthy(name: str, driver: str = DRIVER) -> DeviceHealth:
+    return device(name, driver=driver, pool=NODE)
+
+
+def bad(name: str, driver: str = DRIVER, health: Health = Health.UNHEALTHY) -> DeviceHealth:
+    cause = Cause("gpu.xid.79", Severity.UNHEALTHY, Blame.HARDWARE, "fell off", "replace it", read_clocks())
+    return device(name, driver=driver, pool=NODE, health=health, severity=Severity.UNHEALTHY, causes=(cause,))
+
+
+class Following:
+    """Running tracker with a count of its wakes and its log lines."""
+
+    def __init__(
+        self, config: Config, log: pytest.LogCaptureFixture, record: RecordMap | None = None
+    ) -> None:
+        self.watch = PodTracker(config, clock=read_clocks, record=record)
+        self.wakes = 0
+        self._log = log
+
+    def _wake(self) -> None:
+        self.wakes += 1
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        self.watch.start(self._wake)
+        try:
+            yield
+        finally:
+            assert self.watch.stop(PATIENCE_S)
+
+    @property
+    def state(self) -> SourceState | None:
+        sample = self.watch.sample
+        return sample.source.state if sample else None
+
+    @property
+    def detail(self) -> str:
+        sample = self.watch.sample
+        return sample.source.detail if sample else ""
+
+    @property
+    def passes(self) -> int:
+        sample = self.watch.sample
+        return sample.source.passes if sample else 0
+
+    @property
+    def uses(self) -> dict[str, list[str]]:
+        sample = self.watch.sample
+        return {uid: [one.device for one in found] for uid, found in sample.uses.items()} if sample else {}
+
+    @property
+    def names(self) -> Mapping[str, str]:
+        sample = self.watch.sample
+        return sample.names if sample else {}
+
+    @property
+    def lines(self) -> list[str]:
+        return [record.message for record in self._log.records]
+
+    def take(self, *devices: DeviceHealth) -> None:
+        self.watch.take(report(devices))
+
+    def until_uses(self, expected: dict[str, list[str]]) -> None:
+        eventually(lambda: self.uses == expected, f"{expected} are used")
+
+    def until_state(self, state: SourceState) -> None:
+        eventually(lambda: self.state is state, f"the source is {state}")
+
+
+@pytest.fixture
+def kubelet(short_tmp: Path, capsys: pytest.CaptureFixture[str]) -> Kubelet:
+    return Kubelet(short_tmp, capsys)
+
+
+def config_of(kubelet: Kubelet, **changes: Any) -> Config:
+    roots = {"cgroupfs_root": kubelet.root / "cgroup", "sysfs_root": kubelet.root / "sys"}
+    places = {"runtime_dir": kubelet.run_dir, "state_dir": kubelet.state, "kubelet_dir": kubelet.kubelet}
+    return Config(node_name=NODE, **{**roots, **places, **changes})
+
+
+Make = Callable[..., Following]
+
+
+@pytest.fixture
+def follow(kubelet: Kubelet, caplog: pytest.LogCaptureFixture) -> Make:
+    caplog.set_level(logging.INFO, "agent")
+
+    def make(record: RecordMap | None = None, **changes: Any) -> Following:
+        return Following(config_of(kubelet, **changes), caplog, record)
+
+    return make
+
+
+@pytest.fixture
+def following(follow: Make) -> Iterator[Following]:
+    """Tracker on a node whose kubelet has prepared nothing yet."""
+    made = follow()
+    with made.running():
+        yield made
+
+
+# --- uses of devices ---------------------------------------------------------------------------------
+
+
+def test_claims_prepared_before_start_are_known(kubelet: Kubelet, follow: Make) -> None:
+    kubelet.prepared(prepared_claim("gpus", "gpu-0", "gpu-1", pods=["u-1"]))
+    following = follow()
+    with following.running():
+        following.until_uses({"u-1": ["gpu-0", "gpu-1"]})
+        assert following.state is SourceState.OK
+
+
+def test_claim_prepared_later_is_noticed_at_once(kubelet: Kubelet, follow: Make) -> None:
+    kubelet.prepared()
+    following = follow()
+    with following.running():
+        following.until_state(SourceState.OK)
+        kubelet.prepared(prepared_claim("gpus", "gpu-0", pods=["u-1", "u-2"]))
+        following.until_uses({"u-1": ["gpu-0"], "u-2": ["gpu-0"]})
+        kubelet.prepared()
+        following.until_uses({})
+
+
+def test_pod_names_and_owners_come_from_any_source_that_has_them(kubelet: Kubelet, follow: Make) -> None:
+    kubelet.prepared(prepared_claim("gpus", "gpu-0", pods=["u-1"]))
+    following = follow()
+    with kubelet.sockets(listing(), pods_answer(("u-1", ["gpus"]))), following.running():
+        following.until_uses({"u-1": ["gpu-0"]})
+        eventually(lambda: following.names == {"u-1": "team-a/pod-u-1"}, "its name is known")
+
+
+def test_ended_pod_is_noticed_without_checkpoint_write(kubelet: Kubelet, follow: Make) -> None:
+    kubelet.prepared(prepared_claim("gpus", "gpu-0", pods=["u-1"]))
+    phases: list[str] = []
+
+    def note(known: ConsumerMap, _report: Report, _now: Instant) -> None:
+        phases.extend(view.known.phase for view in known.pods.values() if view.known)
+
+    following = follow(record=note)
+    following.take(healthy("gpu-0"))
+    with WatchApi(kubelet.kubelet / pods_api.SOCKET) as api, following.running():
+        stream = api.stream()
+        for one in (event("ADDED", pod_bytes("u-1", claims=["gpus"])), event("INITIAL_SYNC_COMPLETE")):
+            stream.put(one)
+        eventually(lambda: following.names == {"u-1": "team-a/pod-u-1"}, "its name is known")
+        stream.put(event("MODIFIED", pod_bytes("u-1", claims=["gpus"], phase="Succeeded")))
+        eventually(lambda: phases[-1:] == ["Succeeded"], "it has ended")
+
+
+def test_reserved_claim_is_not_in_use(kubelet: Kubelet, follow: Make) -> None:
+    kubelet.prepared(prepared_claim("other", "gpu-0", pods=["u-1"]), prepared_claim("gpus", pods=["u-2"]))
+    following = follow()
+    with kubelet.sockets(listing(), pods_answer(("u-2", ["gpus"]))), following.running():
+        following.until_uses({"u-1": ["gpu-0"]})
+
+
+def test_poll_without_change_does_not_wake_the_core(kubelet: Kubelet, follow: Make) -> None:
+    kubelet.prepared(prepared_claim("gpus", "gpu-0", pods=["u-1"]))
+    following = follow(pods_period_ns=10**9)
+    with following.running():
+        following.until_uses({"u-1": ["gpu-0"]})
+        eventually(lambda: following.wakes == 1, "the core is woken")
+        passes = following.passes
+        eventually(lambda: following.passes >= passes + 2, "two more poller")
+        assert following.wakes == 1
+
+
+QUIET_NODE: Final = """
+import sys, time
+from pathlib import Path
+from agent.system.timing import read_clocks
+from agent.config.config import Config
+from agent.node.pods.tracker import PodTracker
+watch = PodTracker(Config(node_name="n", kubelet_dir=Path(sys.argv[1])), clock=read_clocks)
+before = set(sys.modules)
+watch.start(lambda: None)
+while watch.sample is None:
+    time.sleep(0.01)
+ended = watch.stop(60)
+print(watch.sample.source.state, ended, sorted(name for name in set(sys.modules) - before))
+"""
+
+
+def test_node_without_kubelet_claims_imports_nothing(kubelet: Kubelet) -> None:
+    command = [sys.executable, "-c", QUIET_NODE, str(kubelet.kubelet)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=PATIENCE_S)
+    assert (done.stdout, done.stderr) == ("absent True []\n", "")
+
+
+def test_replaced_kubelet_directory_is_followed(kubelet: Kubelet, follow: Make) -> None:
+    kubelet.prepared(prepared_claim("gpus", "gpu-0", pods=["u-1"]))
+    following = follow()
+    with following.running():
+        following.until_uses({"u-1": ["gpu-0"]})
+        kubelet.kubelet.rename(kubelet.root / "before")
+        kubelet.kubelet.mkdir()
+        following.until_uses({})
+        kubelet.prepared(prepared_claim("gpus", "gpu-1", pods=["u-2"]))
+        following.until_uses({"u-2": ["gpu-1"]})
+
+
+def test_symbolic_link_to_directory_is_polled(tmp_path: Path) -> None:
+    link = tmp_path / "kubelet"
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+
+    async def watch() -> list[bool]:
+        link.symlink_to("a")
+        watcher = KubeletDirWatcher(link, HungGuard(), lambda: None)
+        changes = [await watcher.has_changed(), watcher.is_watched, await watcher.has_changed()]
+        link.unlink()
+        link.symlink_to("b")
+        changes += [await watcher.has_changed(), await watcher.has_changed()]
+        watcher.close()
+        return changes
+
+    assert asyncio.run(watch()) == [True, False, False, True, False]
+
+
+@contextmanager
+def on_ext4(root: Path, state: Path) -> Iterator[Path]:
+    """File system that reuses the inode of a removed directory."""
+    image = state / "image"
+    with image.open("wb") as file:
+        file.truncate(8 << 20)
+    root.mkdir()
+    for command in (["mkfs.ext4", "-q", str(image)], ["mount", "-o", "loop", str(image), str(root)]):
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode:
+            pytest.skip(done.stderr.strip())
+    try:
+        yield root
+    finally:
+        subprocess.run(["umount", "-l", root], check=True)
+
+
+def made_again(path: Path) -> None:
+    """Replace a directory by one with the same inode."""
+    before = path.stat().st_ino
+    path.rmdir()
+    path.mkdir()
+    assert path.stat().st_ino == before, "the inode is reused"
+
+
+def test_new_directory_with_same_inode_is_watched_again(tmp_path: Path) -> None:
+    async def watch(path: Path) -> tuple[bool, bool]:
+        changed = asyncio.Event()
+        with closing(KubeletDirWatcher(path, HungGuard(), changed.set)) as watcher:
+            await watcher.has_changed()
+            made_again(path)
+            async with asyncio.timeout(PATIENCE_S):
+                await changed.wait()
+                await watcher.has_changed()
+                changed.clear()
+                os.close(os.open(path / "file", os.O_CREAT | os.O_WRONLY))
+                await changed.wait()
+            return watcher.is_watched, await watcher.has_changed()
+
+    with on_ext4(tmp_path / "root", tmp_path) as root:
+        kubelet = root / "kubelet"
+        kubelet.mkdir()
+        assert asyncio.run(watch(kubelet)) == (True, False)
+
+
+def inotifies() -> set[str]:
+    """Return this process's inotify descriptors."""
+    return {number for number, what in descriptors() if what == "anon_inode:inotify"}
+
+
+def test_stop_leaves_no_descriptor_open(kubelet: Kubelet, follow: Make) -> None:
+    kubelet.prepared()
+    before = inotifies()
+    with follow().running():
+        eventually(lambda: not inotifies() <= before, "something is watched")
+    assert inotifies() <= before
+
+
+# --- failures ---------------------------------------------------------------------------------------
+
+
+def test_unreadable_directory_is_reported_and_retried(kubelet: Kubelet, follow: Make, tmp_path: Path) -> None:
+    """Return a path that no file system allows."""
+    following = follow(kubelet_dir=tmp_path / ("k" * 256), pods_period_ns=10**9)
+    with following.running():
+        following.until_state(SourceState.FAILING)
+        eventually(lambda: following.passes >= 2, "it goes on")
+    assert "File name too long" in following.detail
+    assert "mistake" not in following.detail
+
+
+def test_internal_error_is_logged_once_and_polling_goes_on(kubelet: Kubelet, follow: Make) -> None:
+    kubelet.prepared(prepared_claim("gpus", "gpu-0", pods=["u-1"]))
+    following = follow(pods_period_ns=10**9)
+    with following.running():
+        following.watch.take(Report(NODE, read_clocks(), (bad("gpu-0"),), declaring=None))  # type: ignore[arg-type]
+        following.until_state(SourceState.FAILING)
+        eventually(lambda: following.passes >= 6, "three poller")
+        assert following.uses == {"u-1": ["gpu-0"]}
+        following.take(bad("gpu-0", health=Health.UNKNOWN))
+        eventually(lambda: following.state is SourceState.OK and len(following.lines) == 2, "it goes on")
+    assert following.lines[0] == "pod tracker: poll failed; the last known uses of devices stay"
+
+
+def test_query_without_free_thread_is_retried() -> None:
+    async def ask() -> str:
+        patience = HungGuard()
+        with no_threads(), pytest.raises(RuntimeError):
+            await patience.run("file", str, 1)
+        return await patience.run("file", lambda: "read", 5)
+
+    assert asyncio.run(ask()) == "read"
+
+
+def test_recording_without_free_thread_is_retried() -> None:
+    taken: list[int] = []
+    handing = LatestJob(taken.append)
+    with no_threads(), pytest.raises(RuntimeError):
+        handing.give(1)
+    handing.give(2)
+    eventually(lambda: taken == [2], "the newest is taken")
+
+
+@contextmanager
+def no_threads() -> Iterator[None]:
+    """Make the start of threads fail for lack of stack memory."""
+    before = threading.stack_size(1 << 50)
+    try:
+        yield
+    finally:
+        threading.stack_size(before)
+
+
+def test_unreadable_checkpoint_keeps_last_known_uses(kubelet: Kubelet, follow: Make) -> None:
+    kubelet.prepared(prepared_claim("gpus", "gpu-0", pods=["u-1"]))
+    following = follow()
+    file = kubelet.kubelet / kubelet_state.CLAIMS_FILE
+    with following.running():
+        following.until_uses({"u-1": ["gpu-0"]})
+        file.write_bytes(file.read_bytes()[:-20])  # half of the file
+        following.until_state(SourceState.FAILING)
+        assert following.detail.startswith(f"{file}: is not JSON: ")
+        assert following.uses == {"u-1": ["gpu-0"]}
+        kubelet.prepared(prepared_claim("gpus", "gpu-1", pods=["u-1"]))
+        following.until_uses({"u-1": ["gpu-1"]})
+        assert following.state is SourceState.OK
+
+
+def test_fifo_instead_of_checkpoint_does_not_block(kubelet: Kubelet, follow: Make) -> None:
+    file = kubelet.kubelet / kubelet_state.CLAIMS_FILE
+    os.mkfifo(file)
+    following = follow()
+    with following.running():
+        following.until_state(SourceState.FAILING)
+        assert following.detail == f"{file}: is not a regular file"
+
+
+def test_hung_checkpoint_costs_only_its_own_answer(kubelet: Kubelet, follow: Make) -> None:
+    held = threading.Event()
+    file = kubelet.kubelet / kubelet_state.CLAIMS_FILE
+    file.touch()
+    following = follow(pods_period_ns=10**9)
+    with ExitStack() as stack:
+        try:
+            stack.enter_context(hung_file(file, held.is_set))
+        except OSError as error:
+            pytest.skip(f"no FUSE, or nothing may be mounted: {error}")
+        stack.enter_context(following.running())
+        following.until_state(SourceState.FAILING)
+        assert following.detail == f"{file}: no answer within 5 s"
+        passes = following.passes
+        eventually(lambda: following.passes >= passes + 2, "it is not waited for twice")
+        reading = [one for one in threading.enumerate() if one.name == "dh-pods-file"]
+        assert len(reading) == 1
+        held.set()
+
+
+def test_silent_pods_api_costs_only_pod_names(kubelet: Kubelet, follow: Make) -> None:
+    kubelet.prepared(prepared_claim("gpus", "gpu-0", pods=["u-1"]))
+    socket = kubelet.kubelet / pods_api.SOCKET
+    following = follow()
+    with silent_servers(socket), following.running():
+        following.until_uses({"u-1": ["gpu-0"]})
+        assert (following.state, following.detail) == (
+            SourceState.FAILING,
+            f"{socket}: no answer within 2 s",
+        )
+
+
+def test_stop_is_immediate_while_sources_hang(kubelet: Kubelet, follow: Make) -> None:
+    kubelet.prepared()
+    following = follow(pods_period_ns=10**9)
+    with silent_servers(kubelet.kubelet / pods_api.SOCKET):
+        following.watch.start(lambda: None)
+        following.until_state(SourceState.FAILING)
+        assert following.watch.stop(1)
+
+
+def test_stop_before_start_works(follow: Make) -> None:
+    assert follow().watch.stop(0)
+
+
+def test_restarted_kubelet_is_followed(kubelet: Kubelet, follow: Make) -> None:
+    kubelet.prepared(prepared_claim("gpus", "gpu-0", pods=["u-1"]))
+    following = follow(pods_period_ns=10**9)
+    with following.running():
+        for uid in ("u-2", "u-3"):
+            with kubelet.sockets(listing(), pods_answer(("u-1", ["gpus"]), (uid, []))):
+                eventually(lambda uid=uid: uid in following.names, "the pods API answers")  # type: ignore[misc]
+            eventually(lambda uid=uid: uid not in following.names, "it is gone")  # type: ignore[misc]
+            assert following.names == {"u-1": "team-a/pod-u-1"}, "of those that use devices names are kept"
+        following.until_uses({"u-1": ["gpu-0"]})
+
+
+# --- affected pods -----------------------------------------------------------------------------------------
+
+
+def owned(uid: str, claim: str, owner: str) -> Callable[[], Any]:
+    """Pods API that lists a pod of a Job."""
+    found = message_class("core", "Pod")()
+    found.metadata.name, found.metadata.namespace, found.metadata.uid = "train-0", "team-a", uid
+    found.metadata.ownerReferences.add(
+        apiVersion="batch/v1", kind="Job", name=owner, uid="j-1", controller=True
+    )
+    found.spec.nodeName, found.status.phase = NODE, "Running"
+    found.spec.resourceClaims.add(name="mine", resourceClaimName=claim)
+    found.spec.containers.add(name="main", image="").resources.claims.add(name="mine")
+    answer = message_class("v1alpha1", "ListPodsResponse")(pods=[found.SerializeToString()])
+    return lambda: answer
+
+
+def test_unhealthy_device_logs_its_pod_in_one_line(kubelet: Kubelet, follow: Make) -> None:
+    kubelet.prepared(prepared_claim("gpus", "gpu-3", pods=["u-1"]))
+    following = follow()
+    with kubelet.sockets(listing(), owned("u-1", "gpus", "train")), following.running():
+        following.take(healthy("gpu-3"), healthy("gpu-4"))
+        following.until_uses({"u-1": ["gpu-3"]})
+        eventually(lambda: following.names == {"u-1": "team-a/train-0"}, "its name is known")
+        following.take(bad("gpu-3"), bad("gpu-4"))
+        eventually(lambda: len(following.lines) == 1, "a line")
+        following.take(healthy("gpu-3"), healthy("gpu-4"))
+        eventually(lambda: len(following.lines) == 2, "another")
+    name = f"{DRIVER}/{NODE}/gpu-3"
+    who = "team-a/train-0 (Job train, claim team-a/gpus: container main)"
+    assert following.lines == [
+        f"{name} is Unhealthy (gpu.xid.79): affects {who}",
+        f"{name} is Healthy again; used by {who}",
+    ]
+
+
+def test_ended_pod_is_not_affected() -> None:
+    """Its claim is still prepared: the kubelet unprepares later."""
+    over = known_pod("u-1", "claim-c", phase="Failed")
+    for pods, lines in (([over], 0), ([], 1)):
+        answers = source_answers(checkpoint=[prepared("c", use("gpu-3"), pods=["u-1"])], pods_api=pods)
+        assert len(impact_lines(consumer_map(answers), {ref("gpu-3"): bad("gpu-3")}, {}).bad) == lines
+
+
+def test_device_of_served_driver_without_declarations_is_the_hosts(kubelet: Kubelet, follow: Make) -> None:
+    kubelet.prepared(prepared_claim("gpus", "gpu-3", pods=["u-1"]))
+    following = follow(drivers=(DRIVER,))
+    with following.running():
+        following.take(bad("gpu-3", driver=""))
+        eventually(lambda: len(following.lines) == 1, "a line")
+    line = f"{DRIVER}/{NODE}/gpu-3 is Unhealthy (gpu.xid.79): affects pod u-1 (claim team-a/gpus)"
+    assert following.lines == [line]
+
+
+def test_device_of_unserved_driver_is_not_the_hosts(kubelet: Kubelet, follow: Make) -> None:
+    kubelet.prepared(prepared_claim("gpus", "gpu-3", pods=["u-1"]))
+    following = follow()
+    with following.running():
+        following.take(bad("gpu-3", driver=""))
+        passes = following.passes
+        eventually(lambda: following.passes > passes, "a round later")
+    assert following.lines == []
+
+
+def test_new_user_of_unhealthy_device_is_logged(kubelet: Kubelet, follow: Make) -> None:
+    kubelet.prepared()
+    following = follow()
+    with following.running():
+        following.take(bad("gpu-3"))
+        following.until_state(SourceState.OK)
+        kubelet.prepared(prepared_claim("gpus", "gpu-3", pods=["u-1"]))
+        eventually(lambda: len(following.lines) == 1, "a line")
+
+
+def test_unhealthy_device_of_unused_claim_is_logged_once_used(kubelet: Kubelet, follow: Make) -> None:
+    kubelet.prepared(prepared_claim("gpus", "gpu-3"))
+    noted: list[object] = []
+    following = follow(lambda *what: noted.append(what))
+    with following.running():
+        following.take(bad("gpu-3"))
+        eventually(lambda: bool(noted), "a round with the report")
+        assert following.lines == []
+        kubelet.prepared(prepared_claim("gpus", "gpu-3", pods=["u-1"]))
+        eventually(lambda: len(following.lines) == 1, "a line")
+
+
+def test_changes_of_a_thousand_devices_are_limited_to_few_lines(kubelet: Kubelet, follow: Make) -> None:
+    names = [f"gpu-{number}" for number in range(1000)]
+    kubelet.prepared(*(prepared_claim(f"c-{one}", one, pods=[f"u-{one}"]) for one in names))
+    following = follow()
+    with following.running():
+        following.take(*map(bad, names))
+        eventually(lambda: bool(following.lines), "lines")
+    assert len(following.lines) == LINES_MAX + 1
+    assert (
+        following.lines[-1]
+        == f"{1000 - LINES_MAX} more devices in use have changed their health; see drahealth explain"
+    )
+
+
+def test_many_pods_of_one_device_are_cut_to_few_names(kubelet: Kubelet, follow: Make) -> None:
+    kubelet.prepared(prepared_claim("gpus", "gpu-3", pods=[f"u-{number:02}" for number in range(16)]))
+    following = follow()
+    with following.running():
+        following.take(bad("gpu-3"))
+        eventually(lambda: bool(following.lines), "a line")
+    assert following.lines[0].endswith("pod u-03 (claim team-a/gpus), and 12 more")
+
+
+# --- recording ----------------------------------------------------------------------------------------
+
+
+class Noted(NamedTuple):
+    known: ConsumerMap
+    report: Report
+    now: Instant
+
+
+def test_every_map_is_recorded_with_the_newest_report(kubelet: Kubelet, follow: Make) -> None:
+    kubelet.prepared(prepared_claim("gpus", "gpu-0", pods=["u-1"]))
+    noted: list[Noted] = []
+    following = follow(lambda *what: noted.append(Noted(*what)))
+    with following.running():
+        following.take(bad("gpu-0"))
+        eventually(lambda: bool(noted), "something is noted")
+        following.take(healthy("gpu-0"))
+        eventually(lambda: noted[-1].report.devices[0].health is Health.HEALTHY, "the newest is")
+    assert ref("gpu-0") in noted[-1].known.devices
+
+
+def test_hung_or_failing_recorder_does_not_stop_polling(kubelet: Kubelet, follow: Make) -> None:
+    let_go = threading.Event()
+    entered: list[int] = []
+
+    def record(*_: object) -> None:
+        entered.append(threading.get_ident())
+        let_go.wait()
+        raise ValueError("a disk")
+
+    kubelet.prepared(prepared_claim("gpus", "gpu-0", pods=["u-1"]))
+    following = follow(record)
+    with following.running():
+        try:
+            following.take(bad("gpu-0"))
+            eventually(lambda: bool(following.lines), "a line")
+            kubelet.prepared(prepared_claim("gpus", "gpu-1", pods=["u-1"]))
+            following.until_uses({"u-1": ["gpu-1"]})
+            assert len(entered) == 1
+        finally:
+            let_go.set()
+        eventually(lambda: len(entered) == 2, "the newest is handed over when it is back")
+    assert "use of devices could not be recorded" in following.lines
+
+
+# --- audit of cgroups --------------------------------------------------------------------------------------
+
+
+def its_pod(uid: str = UID, ident: str = CONTAINER) -> Any:
+    """Return the pod of audit_samples.walk() as the pods API lists it."""
+    found = message_class("core", "Pod")()
+    found.metadata.name, found.metadata.namespace, found.metadata.uid = "p", "default", uid
+    found.status.phase, found.status.qosClass = "Running", "Burstable"
+    found.spec.resourceClaims.add(name="x", resourceClaimName="p-cpus")
+    container = found.spec.containers.add(name="c1", image="")
+    for resource, (request, limit) in {"cpu": ("2", "9"), "memory": ("2Gi", "9Gi")}.items():
+        container.resources.requests[resource].string = request
+        container.resources.limits[resource].string = limit
+    state = found.status.containerStatuses.add(name="c1", containerID=f"containerd://{ident}")
+    state.state.running.startedAt.seconds = 1_700_000_000
+    return found
+
+
+@contextmanager
+def pods_api_listing(kubelet: Kubelet, pods: Sequence[Any]) -> Iterator[None]:
+    """Pods API that lists these pods."""
+
+    def answer() -> Any:
+        return message_class("v1alpha1", "ListPodsResponse")(pods=[one.SerializeToString() for one in pods])
+
+    with ListingApi(kubelet.kubelet / pods_api.SOCKET, pods_api.LIST, answer):
+        yield
+
+
+@pytest.fixture
+def audited(kubelet: Kubelet) -> Kubelet:
+    """Node with a pod whose cgroups are below the expected allocation."""
+    sysfs_tree(kubelet.root / "sys")
+    v2_tree(kubelet.root / "cgroup", [kep_pod()], 274)
+    write_cgroup(kubelet.root / "cgroup", systemd_path(UID), {"cpu.weight": 79})
+    weak = {**CONTAINER_KNOBS, "cpu.weight": 79, "memory.max": 1 << 30}
+    write_cgroup(kubelet.root / "cgroup", systemd_path(UID, CONTAINER), weak)
+    return kubelet
+
+
+def found_by(following: Following) -> list[tuple[str, str, str]]:
+    sample = following.watch.sample
+    return [(one.pod_uid, one.container, one.code) for one in sample.findings] if sample else []
+
+
+def test_cgroup_below_expected_allocation_is_found(audited: Kubelet, follow: Make) -> None:
+    following = follow()
+    with pods_api_listing(audited, [its_pod()]), following.running():
+        eventually(lambda: bool(found_by(following)), "a finding")
+        assert found_by(following) == [(UID, "c1", "cgroup.lower")]
+        assert following.watch.sample is not None
+        (found,) = following.watch.sample.findings
+    assert found.evidence.startswith("memory limit: 1Gi, expected 9Gi: ")
+
+
+def test_findings_of_removed_pod_are_dropped(audited: Kubelet, follow: Make) -> None:
+    following, pods = follow(pods_period_ns=10**9), [its_pod()]
+    with pods_api_listing(audited, pods), following.running():
+        eventually(lambda: bool(found_by(following)), "a finding")
+        pods.clear()
+        eventually(lambda: not found_by(following), "it is forgotten")
+
+
+def test_findings_stay_while_pods_api_is_unreadable(audited: Kubelet, follow: Make) -> None:
+    following = follow(pods_period_ns=10**9)
+    with ExitStack() as stack:
+        with pods_api_listing(audited, [its_pod()]):
+            stack.enter_context(following.running())
+            eventually(lambda: bool(found_by(following)), "a finding")
+        with deaf_again(audited.kubelet / pods_api.SOCKET):
+            following.until_state(SourceState.FAILING)
+            assert found_by(following) == [(UID, "c1", "cgroup.lower")]
+
+
+@contextmanager
+def deaf_again(socket: Path) -> Iterator[None]:
+    """Make a used socket never answer."""
+    socket.unlink(missing_ok=True)
+    with silent_servers(socket):
+        yield
+
+
+def test_audit_without_pods_api_is_skipped_with_detail(kubelet: Kubelet, follow: Make) -> None:
+    kubelet.prepared()
+    following = follow()
+    with following.running():
+        following.until_state(SourceState.OK)
+    socket = kubelet.kubelet / pods_api.SOCKET
+    assert following.detail == f"cgroups are not audited: {socket}: no such socket"
+
+
+def test_audit_disabled_in_configuration_is_not_run(audited: Kubelet, follow: Make) -> None:
+    following = follow(pods_audit_ns=0, pods_period_ns=10**9)
+    with pods_api_listing(audited, [its_pod()]), following.running():
+        eventually(lambda: following.passes >= 2, "two poller")
+        assert (found_by(following), following.detail) == ([], "")
+
+
+class Clock:
+    """Clock that only the test advances."""
+
+    def __init__(self) -> None:
+        self._began = read_clocks()
+        self.later_s = 0.0
+
+    def __call__(self) -> Instant:
+        return Instant(self._began.mono_ns + int(self.later_s * NS), self._began.wall_s + self.later_s)
+
+
+def poller_of(config: Config, clock: Clock) -> PodPoller:
+    return PodPoller(config, clock, HungGuard(), PodList(config.kubelet_dir, clock, lambda: None))
+
+
+async def polled_and_audited(poller: PodPoller) -> PodsState:
+    await poller.poll(None)
+    found = await poller.audit(None)
+    assert found is not None, "it was time for an audit"
+    return found
+
+
+def test_quiet_pod_is_audited_again_soon(audited: Kubelet) -> None:
+    pod, clock = its_pod(), Clock()
+    pod.status.containerStatuses[0].state.running.startedAt.seconds = int(clock().wall_s) - 5
+    with pods_api_listing(audited, [pod]):
+        poller = poller_of(config_of(audited), clock)
+        first = asyncio.run(polled_and_audited(poller))
+        assert poller.wait_s() == AUDIT_DELAY_S
+        clock.later_s = AUDIT_DELAY_S
+        second = asyncio.run(polled_and_audited(poller))
+        assert poller.wait_s() == 60
+    assert [len(one.known[2]) for one in (first, second) if one.known] == [0, 1]
+
+
+def test_new_pod_is_audited_once_its_cgroups_are_settled(audited: Kubelet) -> None:
+    pods, clock = [its_pod()], Clock()
+    with pods_api_listing(audited, pods):
+        poller = poller_of(config_of(audited, pods_period_ns=3600 * NS), clock)
+        asyncio.run(polled_and_audited(poller))
+        assert poller.wait_s() == 300
+        clock.later_s = 100
+        pods.append(its_pod("another"))
+        asyncio.run(poller.poll(None))
+        assert poller.wait_s() == AUDIT_DELAY_S
+
+
+def test_overdue_audit_does_not_shorten_wait_for_pods_api(audited: Kubelet) -> None:
+    clock = Clock()
+    poller = poller_of(config_of(audited), clock)
+    with pods_api_listing(audited, [its_pod()]):
+        asyncio.run(polled_and_audited(poller))
+    clock.later_s = 600
+    with deaf_again(audited.kubelet / pods_api.SOCKET):
+        asyncio.run(poller.poll(None))
+        assert asyncio.run(poller.audit(None)) is None
+    assert poller.wait_s() == 60
+
+
+def test_findings_stay_while_kubelet_restarts_until_next_audit(
+    audited: Kubelet,
+) -> None:
+    audited.prepared()
+    clock, found = Clock(), []
+    poller = poller_of(config_of(audited), clock)
+    with pods_api_listing(audited, [its_pod()]):
+        asyncio.run(polled_and_audited(poller))
+    assert not (audited.kubelet / pods_api.SOCKET).exists()
+    for later_s in (0, 299, 300):
+        clock.later_s = later_s
+        outcome = asyncio.run(poller.poll(None))
+        assert outcome.known
+        found.append([one.code for one in outcome.known[2]])
+        assert asyncio.run(poller.audit(None)) is None
+    assert found == [["cgroup.lower"], ["cgroup.lower"], []]

@@ -1,0 +1,476 @@
+"""Prepare tracker: order of steps, state after a restart, and bounded waits for disk and engine."""
+
+import errno
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+from prepare_samples import DRIVER, NOW, FakeEngine, claim, health, ref
+
+from agent.driver.prepare_tracker import PrepareTracker
+from agent.model.claim import Claim
+from agent.model.health import Severity
+from agent.model.prepare import DriverFault, ErrorClass, PrepareVerdict
+from agent.prepare.driver_faults import LIMIT_S
+from agent.prepare.errors import BadConfig, FailedDevice, PermanentError, PrepareError, TransientError
+from agent.prepare.evidence import Errno
+from agent.store.prepares import FILE, load
+
+A, B = claim("a"), claim("b")
+DEAD = FailedDevice("gpu-0", "no answer", code="fpga.dead")
+
+
+class Clock:
+    """A wall clock that is set by hand."""
+
+    def __init__(self) -> None:
+        self.now = NOW
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@dataclass
+class DriverRuns:
+    """State directory, engine and clock of a driver, with a tracker for each of its runs."""
+
+    directory: Path | None
+    engine: FakeEngine = field(default_factory=FakeEngine)
+    clock: Clock = field(default_factory=Clock)
+    trackers: list[PrepareTracker] = field(default_factory=list)
+
+    def open(self, version: str = "1", engine: FakeEngine | None = None) -> PrepareTracker:
+        """Return a tracker like after a start of the driver."""
+        used = engine or self.engine
+        tracker = PrepareTracker(DRIVER, self.directory, used, version=version, clock=self.clock)
+        self.trackers.append(tracker)
+        return tracker
+
+    def saved(self) -> dict[str, PrepareVerdict | None]:
+        """Return the verdicts in the file, by the claim's name."""
+        book, problem = load(self.directory, DRIVER)
+        assert problem == ""
+        return {one.outcome.claim.name: one.outcome.verdict for one in book.claims.values()}
+
+
+@pytest.fixture
+def driver(tmp_path: Path) -> Iterator[DriverRuns]:
+    made = DriverRuns(tmp_path / "state")
+    yield made
+    for tracker in made.trackers:
+        tracker.close(10)
+
+
+def fails(tracker: PrepareTracker, error: Exception, of: Claim = A) -> PrepareVerdict:
+    return tracker.failed(of, tracker.classify(of, error))
+
+
+def until(condition: Callable[[], object]) -> None:
+    """Wait until a thread makes a condition true; the test's own time limit ends the wait."""
+    while not condition():
+        time.sleep(0.005)
+
+
+# --- order -------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class ReadingEngine(FakeEngine):
+    """Engine that reads the ledger's file at every report."""
+
+    directory: Path = Path()
+    seen: list[tuple[DriverFault, ...]] = field(default_factory=list)
+
+    def report_faults(self, faults: Sequence[DriverFault]) -> None:
+        self.seen.append(load(self.directory, DRIVER)[0].driver_faults.faults)
+        super().report_faults(faults)
+
+
+def test_broken_device_is_saved_then_reported_then_delivered(driver):
+    engine = ReadingEngine(directory=driver.directory)
+    verdict = fails(driver.open(engine=engine), DEAD)
+    assert engine.events == ["report", "wait"]
+    assert engine.seen == [engine.faults]
+    (fault,) = engine.faults
+    assert (fault.device, fault.code, fault.evidence) == (ref(), "fpga.dead", "no answer")
+    assert driver.saved() == {"a": verdict}
+
+
+def test_failure_is_saved_before_the_call_returns(driver):
+    verdict = fails(driver.open(), BadConfig("no"))
+    assert driver.saved() == {"a": verdict}
+    assert driver.engine.events == []
+
+
+def test_unhealthy_device_is_the_cause_and_no_fault_is_reported(driver):
+    driver.engine.known = {ref(): health(("gpu.xid.79", Severity.UNHEALTHY))}
+    verdict = fails(driver.open(), OSError(errno.EIO, "Input/output error"))
+    assert (verdict.error_class, verdict.code) == (ErrorClass.FAILED_DEVICE, "gpu.xid.79")
+    assert driver.engine.faults == ()
+
+
+def test_success_is_saved_soon_by_a_thread_that_ends(driver):
+    tracker = driver.open()
+    before = set(threading.enumerate())
+    tracker.succeeded(A)
+    until(lambda: driver.saved() == {"a": None})
+    until(lambda: set(threading.enumerate()) <= before)
+
+
+def test_close_saves_unsaved_changes(driver):
+    tracker = driver.open()
+    tracker.succeeded(A)
+    tracker.unprepared(A.ref)
+    assert tracker.close(10)
+    assert load(driver.directory, DRIVER)[0].claims[A.uid].unprepared_wall_s == NOW
+
+
+def test_concurrent_failures_are_all_saved(driver):
+    tracker = driver.open()
+    claims = [claim(str(number)) for number in range(12)]
+    threads = [threading.Thread(target=fails, args=(tracker, BadConfig("no"), one)) for one in claims]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert set(driver.saved()) == {one.name for one in claims}
+
+
+# --- answers -----------------------------------------------------------------------------------------------
+
+
+def test_same_request_gets_the_same_text_after_a_restart(driver):
+    first = fails(driver.open(), BadConfig("mode 'x' is not one of a, b"))
+    again = driver.open().cached_failure(A)
+    assert isinstance(again, PrepareError)
+    assert again.verdict == first
+    assert "mode 'x' is not one of a, b" in again.text
+
+
+def test_new_driver_version_ignores_cached_failures(driver):
+    fails(driver.open("1"), PermanentError("no such kernel"))
+    assert driver.open("1").cached_failure(A)
+    assert driver.open("2").cached_failure(A) is None
+
+
+def test_failed_device_is_cached_until_its_health_changes(driver):
+    driver.engine.known = {ref(): health(("gpu.xid.79", Severity.UNHEALTHY))}
+    fails(driver.open(), RuntimeError("no"))
+    tracker = driver.open()
+    assert tracker.cached_failure(A)
+    driver.engine.known = {ref(): health()}
+    assert tracker.cached_failure(A) is None
+
+
+def test_driver_reported_fault_is_cached_for_60_s_only(driver):
+    tracker = driver.open()
+    fails(tracker, DEAD)
+    assert tracker.cached_failure(A)
+    driver.clock.now += 60
+    assert tracker.cached_failure(A) is None
+
+
+def test_outcomes_are_sorted_newest_first(driver):
+    tracker = driver.open()
+    tracker.succeeded(A)
+    driver.clock.now += 1
+    fails(tracker, BadConfig("no"), B)
+    assert [outcome.claim for outcome in tracker.outcomes()] == [B.ref, A.ref]
+
+
+# --- known blockers, before a prepare --------------------------------------------------------------------
+
+
+def test_claim_without_known_cause_has_no_blocker(driver):
+    assert driver.open().known_blocker(A) is None
+    assert not driver.directory.exists(), "a query is not recorded"
+
+
+def test_cached_failure_is_a_blocker(driver):
+    tracker = driver.open()
+    verdict = fails(tracker, BadConfig("no such mode"))
+    assert tracker.known_blocker(A) == verdict
+    assert tracker.known_blocker(B) is None
+
+
+def test_transient_failure_is_no_blocker(driver):
+    tracker = driver.open()
+    fails(tracker, TransientError("busy"))
+    assert tracker.known_blocker(A) is None
+
+
+def test_unhealthy_device_is_a_blocker_recorded_as_failure(driver):
+    driver.engine.known = {ref(): health(("gpu.xid.79", Severity.UNHEALTHY))}
+    tracker = driver.open()
+    verdict = tracker.known_blocker(A)
+    assert verdict is not None
+    assert (verdict.error_class, verdict.code, verdict.devices) == (
+        ErrorClass.FAILED_DEVICE,
+        "gpu.xid.79",
+        (ref(),),
+    )
+    assert [one.verdict for one in tracker.outcomes()] == [verdict]
+    assert tracker.known_blocker(A) == verdict, "the cached failure: no try is counted"
+    assert driver.engine.faults == ()
+    driver.engine.known = {ref(): health()}
+    assert tracker.known_blocker(A) is None
+
+
+def test_driver_reported_fault_blocks_no_other_claim(driver):
+    tracker = driver.open()
+    fails(tracker, DEAD)
+    driver.engine.known = {ref(): health(("fpga.dead", Severity.UNHEALTHY), driver_reported=True)}
+    assert tracker.known_blocker(B) is None
+
+
+def test_engine_down_means_no_blocker(driver):
+    driver.engine.known = {ref(): health(("gpu.xid.79", Severity.UNHEALTHY))}
+    driver.engine.is_up = False
+    assert driver.open().known_blocker(A) is None
+
+
+def test_evidence_is_classified_like_an_exception(driver):
+    tracker = driver.open()
+    of_exception = tracker.classify(A, OSError(errno.ENOSPC, "No space left on device"))
+    of_evidence = tracker.classify(A, [Errno(errno.ENOSPC, None, "", "No space left on device")])
+    assert (of_exception.error_class, of_exception.code) == (of_evidence.error_class, of_evidence.code)
+
+
+# --- driver-reported faults ----------------------------------------------------------------------------
+
+
+def test_next_successful_prepare_clears_the_fault(driver):
+    tracker = driver.open()
+    fails(tracker, DEAD)
+    driver.clock.now += 70
+    tracker.succeeded(B)
+    assert [fault.expired_wall_s for fault in driver.engine.faults] == [NOW + 70]
+
+
+def test_fault_expires_without_another_prepare(driver):
+    tracker = driver.open()
+    fails(tracker, DEAD)
+    driver.clock.now += LIMIT_S - 0.05
+    tracker.succeeded(claim("c", "gpu-1"))  # of another device: the tracker reads its clock again
+    assert [fault.expired_wall_s for fault in driver.engine.faults] == [0]
+    driver.clock.now += 0.05
+    until(lambda: driver.engine.faults[0].expired_wall_s)
+    assert [fault.expired_wall_s for fault in tracker.driver_faults()] == [NOW + LIMIT_S]
+
+
+def test_faults_survive_a_restart(driver):
+    fails(driver.open(), DEAD)
+    assert driver.open().driver_faults() == driver.engine.faults
+
+
+def test_engine_after_restart_gets_saved_faults_and_their_expiry(driver):
+    fails(driver.open(), DEAD)
+    driver.clock.now += LIMIT_S - 0.05
+    engine = FakeEngine()
+    driver.open(engine=engine)
+    assert [(fault.code, fault.expired_wall_s) for fault in engine.faults] == [("fpga.dead", 0)]
+    driver.clock.now += 0.05
+    until(lambda: engine.faults[0].expired_wall_s)  # without another prepare
+
+
+def no_answer(of: Claim) -> FailedDevice:
+    return FailedDevice(of.devices[0].device, "no answer", code="fpga.dead")
+
+
+def test_several_failures_are_all_reported_before_the_wait(driver):
+    driver.engine.known = {ref(): health(), ref("gpu-1"): health(device="gpu-1")}
+    tracker, other = driver.open(), claim("b", "gpu-1")
+    verdict = [tracker.record_failure(of, tracker.classify(of, no_answer(of))) for of in (A, other)]
+    tracker.wait_delivered(verdict)
+    assert driver.engine.events == ["report", "report", "wait"]
+
+
+def test_cleared_fault_is_no_evidence_while_the_engine_still_has_it(driver):
+    @dataclass
+    class Slow(FakeEngine):
+        """Engine that has the fault, but not yet its end."""
+
+        def report_faults(self, faults: Sequence[DriverFault]) -> None:
+            super().report_faults([fault._replace(expired_wall_s=0) for fault in faults])
+
+        def wait_delivered(self, faults: Sequence[DriverFault], timeout_s: float) -> bool:
+            return True
+
+    engine = Slow()
+    tracker = driver.open(engine=engine)
+    fails(tracker, DEAD)
+    assert fails(tracker, TransientError("busy")).code == "fpga.dead"  # the device is Unhealthy
+    driver.clock.now += 1
+    tracker.succeeded(A)
+    assert fails(tracker, TransientError("busy")).error_class is ErrorClass.TRANSIENT
+    fails(tracker, DEAD)
+    assert [(fault.number, fault.expired_wall_s) for fault in tracker.driver_faults()] == [(2, 0)]
+
+
+def test_two_instances_share_their_faults_and_outcomes(driver):
+    old, new = driver.open(engine=FakeEngine()), driver.open()
+    fails(old, DEAD)
+    fails(new, BadConfig("no"), B)
+    assert [fault.code for fault in driver.engine.faults] == ["fpga.dead"]
+    assert {outcome.claim.name for outcome in new.outcomes()} == {"a", "b"}
+
+
+# --- an unprepare ------------------------------------------------------------------------------------------
+
+
+def test_unprepare_of_a_device_reported_dead_succeeds(driver, caplog):
+    tracker = driver.open()
+    tracker.succeeded(A)
+    assert tracker.unprepare_failed(A.ref, DEAD) is None
+    assert [fault.code for fault in driver.engine.faults] == ["fpga.dead"]
+    assert "claim team/a could not be unprepared and is released all the same" in caplog.text
+    kept = load(driver.directory, DRIVER)[0].claims[A.uid]
+    assert (kept.outcome.verdict.code, kept.unprepared_wall_s) == ("fpga.dead", NOW)
+
+
+def test_unprepare_of_an_unhealthy_device_succeeds_despite_any_error(driver):
+    tracker = driver.open()
+    tracker.succeeded(A)
+    driver.engine.known = {ref(): health(("gpu.lost", Severity.UNHEALTHY))}
+    assert tracker.unprepare_failed(A.ref, ValueError("bug")) is None
+
+
+def test_unprepare_of_healthy_devices_fails_with_a_recorded_verdict(driver):
+    tracker = driver.open()
+    tracker.succeeded(A)
+    verdict = tracker.unprepare_failed(A.ref, OSError(errno.EBUSY, "Device or resource busy"))
+    assert verdict.error_class is ErrorClass.TRANSIENT
+    assert driver.saved() == {"a": verdict}
+    assert tracker.cached_failure(A) is None
+
+
+def test_unprepare_of_an_unknown_claim_is_classified_by_its_error(driver):
+    verdict = driver.open().unprepare_failed(A.ref, RuntimeError("no"))
+    assert verdict.error_class is ErrorClass.UNKNOWN
+
+
+def test_devices_of_a_claim_survive_a_restart(driver):
+    driver.open().succeeded(A)
+    assert driver.trackers[0].close(10)
+    driver.engine.known = {ref(): health(("gpu.lost", Severity.UNHEALTHY))}
+    assert driver.open().unprepare_failed(A.ref, RuntimeError("no")) is None
+
+
+# --- disks and engines that do not answer ------------------------------------------------------------------
+
+
+def hang(directory: Path) -> Path:
+    """Make the ledger's file block its writer until it is read."""
+    directory.mkdir(exist_ok=True)
+    hanging = directory / f"{FILE}.new"
+    os.mkfifo(hanging)
+    return hanging
+
+
+def release(hanging: Path) -> None:
+    os.close(os.open(hanging, os.O_RDONLY | os.O_NONBLOCK))  # a FIFO cannot be synced: that write fails
+
+
+def test_hung_disk_delays_only_the_first_failure(driver, caplog):
+    tracker = driver.open()
+    hanging = hang(driver.directory)
+    fails(tracker, DEAD)
+    assert driver.engine.events == ["report", "wait"]  # the order goes on without the disk
+    for number in range(5):
+        fails(tracker, BadConfig("no"), claim(str(number)))
+    assert [record.levelno for record in caplog.records if "write not finished within" in record.message] == [
+        logging.WARNING
+    ]
+    assert not tracker.close(0.05)
+    release(hanging)
+    assert tracker.close(10)
+    assert set(driver.saved()) == {"a", "0", "1", "2", "3", "4"}
+
+
+def test_write_error_is_logged_once(driver, caplog):
+    driver.directory.write_text("a file")
+    tracker = driver.open()
+    caplog.clear()
+    for number in range(5):
+        assert fails(tracker, BadConfig("no"), claim(str(number))).count == 1
+    warnings = [record.message for record in caplog.records if record.levelno >= logging.WARNING]
+    assert len(warnings) == 1
+    assert warnings[0].startswith(f"{driver.directory / FILE}: ")
+    assert warnings[0].endswith("; prepare results are kept in memory only and are lost on restart")
+    assert not tracker.close(10)
+    assert tracker.cached_failure(claim("3"))
+
+
+def test_corrupt_file_is_set_aside_and_logged(driver, caplog):
+    driver.directory.mkdir()
+    (driver.directory / FILE).write_bytes(b"{")
+    assert driver.open().outcomes() == ()
+    assert "set aside as prepares.json.corrupt-1" in caplog.text
+
+
+def test_without_directory_nothing_is_saved_which_is_logged_once(caplog):
+    caplog.set_level(logging.INFO)
+    driver = DriverRuns(None)
+    tracker = driver.open()
+    before = set(threading.enumerate())
+    fails(tracker, BadConfig("no"))
+    assert tracker.cached_failure(A)
+    assert set(threading.enumerate()) <= before
+    assert tracker.close(0)
+    verdict = [record for record in caplog.records if "are lost on restart" in record.message]
+    assert [record.levelno for record in verdict] == [logging.INFO]
+
+
+def test_engine_down_is_not_waited_for(driver):
+    driver.engine.is_up = False
+    fails(driver.open(), DEAD)
+    assert driver.engine.events == ["report"]
+
+
+def test_engine_down_disables_the_cache_of_failed_devices(driver):
+    driver.engine.known = {ref(): health(("gpu.xid.79", Severity.UNHEALTHY))}
+    tracker = driver.open()
+    fails(tracker, RuntimeError("no"))
+    assert tracker.cached_failure(A)
+    driver.engine.is_up = False
+    assert tracker.cached_failure(A) is None
+    assert tracker.classify(A, RuntimeError("no")).error_class is ErrorClass.UNKNOWN
+    assert tracker.unprepare_failed(A.ref, RuntimeError("no"))
+
+
+def test_engine_cause_counts_after_the_driver_cleared_the_same_code(driver):
+    tracker = driver.open()
+    fails(tracker, DEAD)
+    tracker.succeeded(A)
+    driver.engine.known = {ref(): health(("fpga.dead", Severity.UNHEALTHY))}
+    assert tracker.classify(A, RuntimeError("no")).code == "fpga.dead"
+
+
+def test_undelivered_health_is_logged(driver, caplog):
+    driver.engine.delivers = False
+    assert fails(driver.open(), DEAD).code == "fpga.dead"
+    assert f"device {ref()}: health not delivered to all streams within" in caplog.text
+
+
+def test_closed_tracker_still_saves_changes(driver):
+    tracker = driver.open()
+    assert tracker.close(10)
+    fails(tracker, BadConfig("no"))
+    assert set(driver.saved()) == {"a"}
+
+
+def test_traceback_of_an_unknown_failure_is_logged_once(driver, caplog):
+    tracker, of = driver.open(), claim("a")
+    for _ in range(2):
+        try:
+            {}["bank"]
+        except KeyError as error:
+            tracker.failed(of, tracker.classify(of, error), error)
+    (record,) = [one for one in caplog.records if one.levelname == "WARNING"]
+    assert "code=driver.bug.key_error" in record.getMessage()
+    assert record.exc_info[0] is KeyError

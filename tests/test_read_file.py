@@ -1,0 +1,75 @@
+"""Bounded reads of whole files, and errors for anything else at the path."""
+
+import errno
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from agent.model.reading import Absence
+from agent.system.files import FileContent, ReadError, read_bounded
+
+LIMIT = 100
+
+
+def unread(path: Path) -> ReadError:
+    with pytest.raises(ReadError) as caught:
+        read_bounded(path, LIMIT)
+    assert str(caught.value) == f"{path}: {caught.value.reason}"
+    return caught.value
+
+
+def test_file_at_size_limit_is_read_with_its_time(tmp_path: Path) -> None:
+    path, link = tmp_path / "file", tmp_path / "link"
+    path.write_bytes(b"x" * LIMIT)
+    os.utime(path, (0, 1234.5))
+    link.symlink_to(path)
+    assert read_bounded(link, LIMIT) == FileContent(b"x" * LIMIT, 1234.5)
+
+
+def test_file_above_size_limit_is_refused_with_its_size(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"x" * (LIMIT + 1))
+    assert unread(tmp_path / "file").reason == "is 101 bytes, limit 100"
+
+
+def test_file_without_reported_size_has_the_limit_too() -> None:
+    assert unread(Path("/proc/self/maps")).reason == "is 101 bytes, limit 100"
+
+
+@pytest.mark.parametrize("name", ["gone", "file/below"])
+def test_absent_file_is_absent(tmp_path: Path, name: str) -> None:
+    (tmp_path / "file").touch()
+    assert unread(tmp_path / name).absence is Absence.ABSENT
+
+
+@pytest.mark.parametrize(
+    ("make", "reason", "number"),
+    [
+        (os.mkfifo, "is not a regular file", 0),
+        (os.mkdir, "Is a directory", errno.EISDIR),
+        (lambda path: os.symlink("/dev/null", path), "is not a regular file", 0),
+        (lambda path: os.symlink(path, path), "Too many levels of symbolic links", errno.ELOOP),
+    ],
+)
+def test_path_that_is_no_file_is_unreadable(tmp_path: Path, make, reason: str, number: int) -> None:
+    make(tmp_path / "it")
+    error = unread(tmp_path / "it")
+    assert (error.absence, error.reason, error.errno) == (Absence.UNREADABLE, reason, number)
+    assert not error.is_forbidden
+
+
+@pytest.fixture
+def locked(tmp_path: Path) -> Iterator[Path]:
+    """Path that this user may not read, even if root runs the tests."""
+    path = tmp_path / "file"
+    path.touch(mode=0)
+    before = os.geteuid()
+    os.seteuid(before or 65534)
+    yield path
+    os.seteuid(before)
+
+
+def test_file_of_another_user_is_forbidden(locked: Path) -> None:
+    error = unread(locked)
+    assert (error.absence, error.errno, error.is_forbidden) == (Absence.UNREADABLE, errno.EACCES, True)

@@ -1,0 +1,66 @@
+"""Serial worker: calls run in order, even if their callers have gone."""
+
+import asyncio
+import threading
+from pathlib import Path
+
+import pytest
+from wire.serving import eventually
+
+from agent.system.threads.worker_pool import SerialWorker
+
+
+def ends(worker: SerialWorker) -> None:
+    worker.close()
+    eventually(lambda: not any(one.name.startswith("dh-files") for one in threading.enumerate()), "it ends")
+
+
+def test_call_returns_the_result_or_raises_the_exception() -> None:
+    async def main() -> None:
+        worker = SerialWorker()
+        assert (await worker.call(lambda: threading.current_thread().name)).startswith("dh-files-")
+        with pytest.raises(FileNotFoundError):
+            await worker.call(Path("/no/such/file").read_bytes)
+        with pytest.raises(SystemExit):
+            await worker.call(leave)
+        assert await worker.call(lambda: 1) == 1, "no exception ends the worker"
+        ends(worker)
+
+    asyncio.run(main())
+
+
+def leave() -> None:
+    raise SystemExit(3)
+
+
+def test_abandoned_calls_run_in_order() -> None:
+    release, done = threading.Event(), list[str]()
+
+    async def main() -> SerialWorker:
+        worker = SerialWorker()
+        waiting = asyncio.create_task(worker.call(release.wait))
+        await asyncio.sleep(0)
+        waiting.cancel()
+        await worker.finish(lambda: done.append("remove"))
+        await worker.finish(lambda: done.append("leave"))
+        assert done == []
+        return worker
+
+    worker = asyncio.run(main())  # and the loop is closed
+    release.set()
+    ends(worker)
+    assert done == ["remove", "leave"]
+
+
+def test_slow_disk_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    async def main() -> None:
+        worker = SerialWorker(slow_s=0.01)
+        release = threading.Event()
+        waiting = asyncio.create_task(worker.call(release.wait))
+        await asyncio.to_thread(eventually, lambda: bool(caplog.records), "the slow disk is logged")
+        release.set()
+        assert await waiting
+        ends(worker)
+
+    asyncio.run(main())
+    assert caplog.messages == ["the driver's sockets are not checked: a disk has not answered for 0.01 s"]

@@ -1,0 +1,470 @@
+"""Prepare and unprepare as a kubelet calls them: Google's gRPC and protobuf, over the unix socket."""
+
+import asyncio
+import logging
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import grpc
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from patience import PATIENCE_S
+from wire.claims import Serving
+from wire.google import message_class
+from wire.plugin import DRA, SHORT_S, Kubelet, claim, encode_field, unknown_fields
+from wire.serving import eventually
+
+from agent.model.claim import Claim, ClaimDevice, ClaimRef
+from agent.prepare.classify import Context, classify
+from agent.prepare.errors import BadConfig, DriverError, TransientError
+from agent.prepare.message import kubelet_text, kubelet_texts
+from agent.serve.dra_plugin.in_flight import RunKind
+from agent.serve.dra_plugin.request_checks import CLAIMS_LIMIT, check_claims
+from agent.serve.dra_plugin.result import PreparedDevice, WireMode, check_prepared
+
+PREPARE = f"/{DRA}.v1.DRAPlugin/NodePrepareResources"
+UNPREPARE = f"/{DRA}.v1.DRAPlugin/NodeUnprepareResources"
+
+both_versions = pytest.mark.parametrize("version", ["v1", "v1beta1"])
+
+
+@pytest.fixture
+def serving(tmp_path: Path) -> Iterator[Serving]:
+    with Serving(tmp_path) as serving:
+        yield serving
+
+
+@pytest.fixture
+def kubelet(serving: Serving) -> Iterator[Kubelet]:
+    with Kubelet(serving.paths.service) as kubelet:
+        yield kubelet
+
+
+# --- success ------------------------------------------------------------------------------------------------
+
+
+@both_versions
+def test_prepared_claim_has_devices_and_no_error(kubelet: Kubelet, version: str) -> None:
+    answer = kubelet.prepare(claim("a"), version=version)["uid-a"]
+    (device,) = answer.devices
+    assert answer.error == ""
+    assert (list(device.request_names), device.pool_name, device.device_name) == (["r"], "pool", "a")
+    assert list(device.cdi_device_ids) == ["example.com/gpu=uid-a"]
+
+
+@both_versions
+def test_unprepared_claim_has_no_error(serving: Serving, kubelet: Kubelet, version: str) -> None:
+    assert kubelet.unprepare(claim("a"), version=version)["uid-a"].error == ""
+    assert serving.claims.calls == [("unprepare", "a")]
+
+
+def test_share_id_is_sent_in_v1_and_not_in_v1beta1(serving: Serving, kubelet: Kubelet) -> None:
+    async def shared(kind: RunKind, ref: ClaimRef) -> tuple[PreparedDevice, ...]:
+        return (PreparedDevice((), "p", "d", (), "share-1"), PreparedDevice((), "p", "e"))
+
+    serving.claims.behaviour["a"] = shared
+    with_share, without = kubelet.prepare(claim("a"))["uid-a"].devices
+    assert (with_share.share_id, without.HasField("share_id")) == ("share-1", False)
+    for device in kubelet.prepare(claim("a"), version="v1beta1")["uid-a"].devices:
+        assert unknown_fields(device) == []
+
+
+def test_call_without_claims_has_empty_answer(kubelet: Kubelet) -> None:
+    assert kubelet.prepare() == {}
+
+
+def test_every_claim_of_the_request_is_in_the_answer(serving: Serving, kubelet: Kubelet) -> None:
+    serving.claims.fail("bad", BadConfig("no such mode"))
+    claims = [claim("good"), claim("bad"), claim("Wrong"), ("ns", "empty", "")]
+    assert set(kubelet.prepare(*claims)) == {"uid-good", "uid-bad", "uid-Wrong", ""}
+    assert set(kubelet.unprepare(*claims)) == {"uid-good", "uid-bad", "uid-Wrong", ""}
+
+
+# --- failures -----------------------------------------------------------------------------------------------
+
+
+def test_every_error_text_names_all_failed_claims(serving: Serving, kubelet: Kubelet) -> None:
+    """The kubelet shows any one of them."""
+    serving.claims.fail("a", BadConfig("no such mode"))
+    serving.claims.fail("b", TransientError("is busy", code="device.busy"))
+    answers = kubelet.prepare(claim("a"), claim("b"), claim("c"))
+    assert "class=bad-config code=config.invalid" in answers["uid-a"].error
+    assert "ns/b (transient device.busy)" in answers["uid-a"].error
+    assert "class=transient code=device.busy" in answers["uid-b"].error
+    assert "ns/a (bad-config config.invalid)" in answers["uid-b"].error
+    assert answers["uid-c"].error == ""
+
+
+def test_error_texts_are_independent_of_the_order_of_claims(serving: Serving, kubelet: Kubelet) -> None:
+    for name in ("a", "b", "c"):
+        serving.claims.fail(name, BadConfig(f"no mode {name}"))
+    names = [claim(name) for name in ("a", "b", "c")]
+    first, second = kubelet.prepare(*names), kubelet.prepare(*reversed(names))
+    assert {uid: answer.error for uid, answer in first.items()} == {
+        uid: answer.error for uid, answer in second.items()
+    }
+
+
+@pytest.mark.parametrize(
+    ("mode", "expected"),
+    [(WireMode.NONE, []), (WireMode.ERROR_TYPE, [(3, 1)]), (WireMode.PERMANENT_ERROR, [(3, 1)])],
+)
+def test_error_class_number_is_sent_only_in_its_modes(
+    tmp_path: Path, mode: WireMode, expected: list[tuple[int, int]]
+) -> None:
+    with Serving(tmp_path, wire=mode) as serving, Kubelet(serving.paths.service) as kubelet:
+        serving.claims.fail("bad", BadConfig("no such mode"))
+        serving.claims.fail("busy", TransientError("is busy"))
+        answers = kubelet.prepare(claim("bad"), claim("busy"), claim("good"))
+        assert unknown_fields(answers["uid-bad"]) == expected
+        assert unknown_fields(answers["uid-busy"]) == []
+        assert unknown_fields(answers["uid-good"]) == []
+        assert unknown_fields(kubelet.unprepare(claim("bad"))["uid-bad"]) == []
+
+
+def test_internal_error_fails_only_its_claim(
+    serving: Serving, kubelet: Kubelet, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def raise_error(kind: RunKind, ref: ClaimRef) -> tuple[PreparedDevice, ...]:
+        raise LookupError("not foreseen")
+
+    serving.claims.behaviour["a"] = raise_error
+    answers = kubelet.prepare(claim("a"), claim("b"))
+    assert "class=unknown" in answers["uid-a"].error
+    assert answers["uid-b"].error == ""
+    assert [record.exc_info[0] for record in caplog.records if record.exc_info] == [LookupError]
+
+
+def test_too_large_answer_becomes_an_error_of_its_claim(serving: Serving, kubelet: Kubelet) -> None:
+    async def endless(kind: RunKind, ref: ClaimRef) -> tuple[PreparedDevice, ...]:
+        return tuple(PreparedDevice((), "p" * 1000, f"d{n}") for n in range(5000))
+
+    serving.claims.behaviour["a"] = endless
+    answers = kubelet.prepare(claim("a"), claim("b"))
+    assert "code=driver.bug.answer" in answers["uid-a"].error
+    assert "bytes, limit 4128768 for all claims of a call" in answers["uid-a"].error
+    assert [device.device_name for device in answers["uid-b"].devices] == ["b"]
+
+
+@both_versions
+@pytest.mark.parametrize("method", ["NodePrepareResources", "NodeUnprepareResources"])
+def test_unavailable_handler_answers_unavailable_with_reason(
+    serving: Serving, kubelet: Kubelet, version: str, method: str
+) -> None:
+    serving.claims.unavailable = "the driver's event loop has ended"
+    with pytest.raises(grpc.RpcError) as raised:
+        kubelet.raw(f"/{DRA}.{version}.DRAPlugin/{method}", b"")
+    assert raised.value.code() is grpc.StatusCode.UNAVAILABLE
+    assert raised.value.details() == "the driver's event loop has ended"
+
+
+@given(st.lists(st.tuples(st.sampled_from("abc"), st.text(max_size=90), st.integers(0, 2)), max_size=40))
+def test_kubelet_texts_equal_kubelet_text_of_each_verdict(facts: list[tuple[str, str, int]]) -> None:
+    """Also for two claims of one name and different uids."""
+    verdicts = [
+        classify(BadConfig(text, code=f"config.c{kind}"), Context(Claim("ns", name, f"u{n}"), {}))
+        for n, (name, text, kind) in enumerate(facts)
+    ]
+    assert kubelet_texts(verdicts) == [kubelet_text(verdict, verdicts) for verdict in verdicts]
+
+
+# --- time ---------------------------------------------------------------------------------------------------
+
+
+def test_unfinished_claim_has_deadline_error_and_next_call_joins_it(
+    serving: Serving, kubelet: Kubelet
+) -> None:
+    release = serving.claims.hold("slow")
+    answers = kubelet.prepare(claim("quick"), claim("slow"), timeout_s=SHORT_S)
+    assert answers["uid-quick"].error == ""
+    assert "class=transient code=deadline" in answers["uid-slow"].error
+    second_call = kubelet.prepare_async(claim("slow"))
+    assert not second_call.done()
+    release.set_result(None)
+    assert [device.device_name for device in second_call.result().claims["uid-slow"].devices] == ["slow"]
+    assert serving.claims.calls.count(("prepare", "slow")) == 1
+
+
+def test_cancelled_call_does_not_end_the_run(serving: Serving, kubelet: Kubelet) -> None:
+    release = serving.claims.hold("slow")
+    call = kubelet.prepare_async(claim("slow"))
+    eventually(lambda: bool(serving.claims.calls), "the run has begun")
+    call.cancel()
+    second_call = kubelet.prepare_async(claim("slow"))
+    release.set_result(None)
+    assert second_call.result().claims["uid-slow"].error == ""
+    assert serving.claims.calls == [("prepare", "slow")]
+
+
+def test_claim_is_never_prepared_and_unprepared_concurrently(tmp_path: Path) -> None:
+    with Serving(tmp_path) as serving, Kubelet(serving.paths.service) as kubelet:
+        release = serving.claims.hold("a")
+        assert "code=deadline" in kubelet.prepare(claim("a"), timeout_s=SHORT_S)["uid-a"].error
+        error = kubelet.unprepare(claim("a"), timeout_s=SHORT_S)["uid-a"].error
+        assert "code=deadline" in error
+        assert "the claim's previous prepare is not done yet" in error
+        release.set_result(None)
+        assert kubelet.unprepare(claim("a"))["uid-a"].error == ""
+        assert kubelet.prepare(claim("a"))["uid-a"].error == ""
+        assert serving.claims.calls == [("prepare", "a"), ("unprepare", "a"), ("prepare", "a")]
+        assert serving.claims.maximum_running == 1
+
+
+def test_claims_of_a_call_run_concurrently(serving: Serving, kubelet: Kubelet) -> None:
+    barrier = asyncio.Barrier(3)
+
+    async def wait_for_others(kind: RunKind, ref: ClaimRef) -> tuple[PreparedDevice, ...]:
+        await barrier.wait()
+        return ()
+
+    serving.claims.behaviour = dict.fromkeys(("a", "b", "c"), wait_for_others)
+    answers = kubelet.prepare(claim("a"), claim("b"), claim("c"))
+    assert [answer.error for answer in answers.values()] == ["", "", ""]
+
+
+def test_shutdown_waits_for_open_calls(tmp_path: Path) -> None:
+    serving = Serving(tmp_path)
+    serving.thread.start()
+    release = serving.claims.hold("slow")
+    with Kubelet(serving.paths.service) as kubelet, ThreadPoolExecutor() as pool:
+        call = kubelet.prepare_async(claim("slow"))
+        eventually(lambda: bool(serving.claims.calls), "the run has begun")
+        serving.plugin.finish_s = 10
+        stopping = pool.submit(serving.thread.stop, 20)
+        eventually(
+            lambda: not serving.paths.registration.exists(), "the registration socket is removed first"
+        )
+        with pytest.raises(grpc.RpcError) as raised:
+            kubelet.prepare(claim("late"))
+        assert (raised.value.code(), raised.value.details()) == (
+            grpc.StatusCode.UNAVAILABLE,
+            "driver shutting down",
+        )
+        assert serving.paths.service.exists()
+        release.set_result(None)
+        assert call.result().claims["uid-slow"].error == ""
+        assert stopping.result()
+    assert not serving.paths.service.exists()
+
+
+def test_interrupted_shutdown_leaves_no_socket(tmp_path: Path) -> None:
+    serving = Serving(tmp_path)
+    serving.thread.start()
+    release = serving.claims.hold("slow")
+    with Kubelet(serving.paths.service) as kubelet:
+        call = kubelet.prepare_async(claim("slow"))
+        eventually(lambda: bool(serving.claims.calls), "the run has begun")
+        serving.plugin.finish_s = 30
+        assert not serving.thread.stop(timeout_s=0)
+        eventually(lambda: not serving.paths.registration.exists(), "the shutdown has begun")
+        assert serving.thread.stop(PATIENCE_S)
+        assert call.exception() is not None
+    release.set_result(None)
+    assert not serving.paths.service.exists()
+
+
+def test_hanging_call_does_not_delay_shutdown(tmp_path: Path) -> None:
+    serving = Serving(tmp_path)
+    serving.thread.start()
+    release = serving.claims.hold("slow")
+    with Kubelet(serving.paths.service) as kubelet:
+        call = kubelet.prepare_async(claim("slow"))
+        eventually(lambda: bool(serving.claims.calls), "the run has begun")
+        assert serving.thread.stop(PATIENCE_S)
+        assert call.exception().code() is grpc.StatusCode.UNAVAILABLE
+    release.set_result(None)
+
+
+# --- request checks -----------------------------------------------------------------------------------------
+
+LONG = "a" * 64
+
+WRONG = [
+    (("ns", "c", ""), "request.uid", "uid: empty"),
+    (("ns", "c", LONG), "request.uid", "uid: 64 bytes, limit 63"),
+    (("ns", "c", "../../etc"), "request.uid", "uid: '../../etc' is not letters"),
+    (("ns", "c", "a/b"), "request.uid", "uid: 'a/b' is not letters"),
+    (("ns", "c", "a\x00b"), "request.uid", r"uid: 'a\x00b' is not letters"),
+    (("ns", "c", "a\n"), "request.uid", r"uid: 'a\n' is not letters"),
+    (("ns", "c", ".."), "request.uid", "uid: '..' is not letters"),
+    (("", "c", "u"), "request.namespace", "namespace: empty"),
+    ((LONG, "c", "u"), "request.namespace", "namespace: 64 bytes, limit 63"),
+    (("a.b", "c", "u"), "request.namespace", "namespace: 'a.b' is not a DNS label"),
+    (("ns", "", "u"), "request.name", "name: empty"),
+    (("ns", "a" * 254, "u"), "request.name", "name: 254 bytes, limit 253"),
+    (("ns", "A", "u"), "request.name", "name: 'A' is not a DNS subdomain"),
+    (("ns", "a..b", "u"), "request.name", "name: 'a..b' is not a DNS subdomain"),
+]
+
+
+@pytest.mark.parametrize(("ref", "code", "text"), WRONG, ids=[text for _, _, text in WRONG])
+def test_invalid_field_is_named_in_error_of_its_claim(
+    serving: Serving, kubelet: Kubelet, ref: tuple[str, str, str], code: str, text: str
+) -> None:
+    for call in (kubelet.prepare, kubelet.unprepare):
+        answers = call(claim("good"), ref)
+        assert answers["uid-good"].error == ""
+        assert f"code={code} " in answers[ref[2]].error
+        assert text in answers[ref[2]].error
+    assert {name for _, name in serving.claims.calls} == {"good"}
+
+
+def test_uid_with_two_names_is_refused_with_both_names(serving: Serving, kubelet: Kubelet) -> None:
+    answers = kubelet.prepare(claim("a", uid="u"), claim("b", uid="u"), claim("c"))
+    assert "uid: 'u' is both 'ns/a' and 'ns/b'" in answers["u"].error
+    assert serving.claims.calls == [("prepare", "c")]
+
+
+def test_duplicate_claim_is_prepared_once(serving: Serving, kubelet: Kubelet) -> None:
+    assert kubelet.prepare(claim("a"), claim("a"))["uid-a"].error == ""
+    assert serving.claims.calls == [("prepare", "a")]
+
+
+def test_too_many_claims_are_all_refused_with_the_numbers(serving: Serving, kubelet: Kubelet) -> None:
+    answers = kubelet.prepare(*(claim(f"c{n}") for n in range(1500)))
+    assert len(answers) == 1500
+    assert all("claims: 1500 in one call, limit 1024" in answer.error for answer in answers.values())
+    assert serving.claims.calls == []
+
+
+def test_maximum_of_claims_with_longest_names_is_prepared(serving: Serving, kubelet: Kubelet) -> None:
+    name = ".".join(["a" * 62] * 4)
+    claims = [("n" * 63, f"{n:04d}{name[:249]}", f"{n:063d}") for n in range(CLAIMS_LIMIT)]
+    assert {answer.error for answer in kubelet.prepare(*claims).values()} == {""}
+    assert len(serving.claims.calls) == CLAIMS_LIMIT
+
+
+def test_too_large_request_is_refused_unread(serving: Serving, kubelet: Kubelet) -> None:
+    for data, text in [
+        (encode_field(1, b"") * 5000, "NodePrepareResourcesRequest.claims: more than 4096 entries"),
+        (bytes(600 << 10), "message is 614400 bytes, limit 524288; refused unread"),
+    ]:
+        with pytest.raises(grpc.RpcError) as raised:
+            kubelet.raw(PREPARE, data)
+        assert (raised.value.code(), raised.value.details()) == (grpc.StatusCode.RESOURCE_EXHAUSTED, text)
+    assert kubelet.prepare(claim("a"))["uid-a"].error == ""
+
+
+@pytest.mark.parametrize("path", [PREPARE, UNPREPARE])
+@pytest.mark.parametrize(
+    ("field", "text"),
+    [
+        (b"\x12\x05ab", "Request.claims.uid: ends 3 bytes after the message's 4"),
+        (b"\x12\x02\xc3\x28", "Request.claims.uid: not UTF-8 at byte 0 of 2"),
+        (b"\x10\x05", "Request.claims.uid: wire type 0, should be 2"),
+        (
+            b"\x1a\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\x01",
+            "Request.claims.name: a number of more than 10 bytes",
+        ),
+        (b"\x13", "Request.claims.uid: wire type 3 is not valid"),
+    ],
+)
+def test_invalid_request_is_refused_with_place(
+    serving: Serving, kubelet: Kubelet, path: str, field: bytes, text: str
+) -> None:
+    with pytest.raises(grpc.RpcError) as raised:
+        kubelet.raw(path, encode_field(1, field))
+    assert raised.value.code() is grpc.StatusCode.INTERNAL
+    assert text in (raised.value.details() or "")
+    assert serving.claims.calls == []
+
+
+def test_unknown_fields_of_a_newer_kubelet_are_ignored(serving: Serving, kubelet: Kubelet) -> None:
+    newer = (
+        encode_field(
+            1,
+            encode_field(1, b"ns") + encode_field(2, b"u") + encode_field(3, b"c") + encode_field(9, b"new"),
+        )
+        + b"\x78\x05"
+    )
+    answer = message_class(f"{DRA}.v1", "NodePrepareResourcesResponse").FromString(
+        kubelet.raw(PREPARE, newer)
+    )
+    assert answer.claims["u"].error == ""
+    assert serving.claims.calls == [("prepare", "c")]
+
+
+@given(st.lists(st.tuples(st.text(max_size=70), st.text(max_size=260), st.text(max_size=70)), max_size=8))
+def test_check_claims_returns_every_uid_once(refs: list[tuple[str, str, str]]) -> None:
+    claims = check_claims(ClaimRef(*ref) for ref in refs)
+    uids = [ref.uid for ref in claims.claims] + [ref.uid for ref, _ in claims.refused]
+    assert sorted(uids) == sorted({uid for _, _, uid in refs})
+    for ref in claims.claims:
+        assert not {"/", "\\", "\0", "\n"} & set("".join(ref))
+        assert Path("/x", ref.uid).parent == Path("/x")
+    assert all(text.partition(":")[0] in {"uid", "name", "namespace", "claims"} for _, text in claims.refused)
+
+
+# --- checks of the driver's answer --------------------------------------------------------------------------
+
+CLAIM = Claim(
+    "ns",
+    "c",
+    "u",
+    (
+        ClaimDevice("gpu/big", "d", "pool", "gpu-0"),
+        ClaimDevice("net", "d", "pool", "nic-0", "share-1"),
+    ),
+)
+
+
+def prepared(**changes: object) -> PreparedDevice:
+    return PreparedDevice((), "pool", "gpu-0", ("example.com/gpu=a",))._replace(**changes)  # type: ignore[arg-type]
+
+
+def test_valid_answer_is_returned_unchanged() -> None:
+    answer = [
+        prepared(requests=("gpu",)),
+        prepared(device="nic-0", cdi_ids=(), share_id="share-1"),
+    ]
+    assert check_prepared(CLAIM, answer) == tuple(answer)
+    assert check_prepared(CLAIM, ()) == ()
+
+
+def test_request_is_returned_without_its_alternative() -> None:
+    """Containers name the request: they do not know the chosen alternative."""
+    answer = [prepared(requests=("gpu/big",)), prepared(requests=("gpu/big", "gpu"))]
+    assert [answer.requests for answer in check_prepared(CLAIM, answer)] == [("gpu",), ("gpu",)]
+
+
+@pytest.mark.parametrize(
+    ("answer", "text"),
+    [
+        (None, "prepare returned NoneType, not a sequence of PreparedDevice"),
+        ("gpu-0", "prepare returned str, not a sequence"),
+        ({prepared()}, "prepare returned set, not a sequence"),
+        ([("r", "pool", "gpu-0")], "prepare returned tuple among the devices"),
+        ([prepared(device="gpu-1")], "pool/gpu-1: is not a device of the claim"),
+        ([prepared(pool="other")], "other/gpu-0: is not a device of the claim"),
+        ([prepared(requests=("",))], "pool/gpu-0: requests: contains an empty name"),
+        ([prepared(requests=("net",))], "pool/gpu-0: requests: the device is not allocated to 'net'"),
+        ([prepared(requests=("gpu/small",))], "requests: the device is not allocated to 'gpu/small'"),
+        ([prepared(requests="gpu")], "pool/gpu-0: requests: 'gpu' is not a tuple of strings"),
+        ([prepared(cdi_ids=(1,))], "pool/gpu-0: cdi_ids: (1,) is not a tuple of strings"),
+        (
+            [prepared(cdi_ids=("example.com/gpu",))],
+            "cdi_ids: 'example.com/gpu' is not <vendor>/<class>=<name>",
+        ),
+        ([prepared(cdi_ids=("example.com=a",))], "cdi_ids: 'example.com=a' is not <vendor>/<class>=<name>"),
+        ([prepared(cdi_ids=("1a/gpu=a",))], "cdi_ids: '1a/gpu=a' is not"),
+        ([prepared(cdi_ids=("a/gpu=a\n",))], r"cdi_ids: 'a/gpu=a\n' is not"),
+        ([prepared(share_id="share-2", device="nic-0")], "share_id: the claim has no share 'share-2'"),
+        ([prepared(share_id=7)], "pool/gpu-0: share_id: 7 is not a string"),
+        ([prepared(pool=b"pool")], "pool: b'pool' is not a string"),
+    ],
+)
+def test_invalid_answer_error_names_device_and_field(answer: object, text: str) -> None:
+    with pytest.raises(DriverError) as raised:
+        check_prepared(CLAIM, answer)
+    assert raised.value.code == "driver.bug.answer"
+    assert text in str(raised.value)
+
+
+def test_two_devices_with_one_cdi_id_are_accepted_and_logged(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.WARNING)
+    answer = [prepared(), prepared(device="nic-0")]
+    assert check_prepared(CLAIM, answer) == tuple(answer)
+    (record,) = caplog.records
+    assert "pool/gpu-0 and pool/nic-0 have the same first CDI id example.com/gpu=a" in record.getMessage()

@@ -1,0 +1,109 @@
+"""In-flight runs: one run per claim at a time for any number of calls, and not one thread for each call."""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+
+import pytest
+
+from agent.model.claim import Claim, ClaimRef
+from agent.model.prepare import PrepareVerdict
+from agent.prepare.classify import Context, classify
+from agent.serve.dra_plugin.in_flight import RUNS_LIMIT, ClaimOutcome, InFlightClaims, RunKind
+from agent.serve.dra_plugin.result import PreparedDevice
+
+
+class HangingDriver:
+    """Driver that does not answer until it is released; counts its calls by claim."""
+
+    def __init__(self) -> None:
+        self.released = asyncio.Event()
+        self.calls: list[tuple[RunKind, str]] = []
+        self.running: dict[str, int] = {}
+        self.maximum = 0
+
+    async def run_claim(self, kind: RunKind, ref: ClaimRef, until_s: float) -> tuple[PreparedDevice, ...]:
+        self.calls.append((kind, ref.uid))
+        self.running[ref.uid] = self.running.get(ref.uid, 0) + 1
+        self.maximum = max(self.maximum, self.running[ref.uid])
+        try:
+            await self.released.wait()
+        finally:
+            self.running[ref.uid] -= 1
+        return ()
+
+
+def classify_failure(ref: ClaimRef, error: Exception) -> PrepareVerdict:
+    return classify(error, Context(Claim(*ref), {}))
+
+
+def ref(uid: str = "u") -> ClaimRef:
+    return ClaimRef("ns", "c", uid)
+
+
+def now() -> float:
+    return asyncio.get_running_loop().time()
+
+
+def summary(outcome: ClaimOutcome) -> str:
+    assert isinstance(outcome, PrepareVerdict)
+    return f"{outcome.code}: {outcome.summary}"
+
+
+def run(test: Callable[[HangingDriver, InFlightClaims], Awaitable[None]]) -> None:
+    async def main() -> None:
+        driver = HangingDriver()
+        await test(driver, InFlightClaims(driver.run_claim, classify_failure))
+
+    asyncio.run(main())
+
+
+def test_timed_out_run_keeps_hanging_run_in_front() -> None:
+    async def test(driver: HangingDriver, runs: InFlightClaims) -> None:
+        hanging = runs.join(RunKind.PREPARE, ref(), now())
+        for _ in range(3):
+            timed_out = await runs.join(RunKind.UNPREPARE, ref(), now())
+            assert summary(timed_out).startswith("deadline: the claim's previous prepare is not done yet")
+            assert runs.join(RunKind.PREPARE, ref(), now() + 10) is hanging
+        driver.released.set()
+        assert await hanging == ()
+        assert await runs.join(RunKind.UNPREPARE, ref(), now() + 10) == ()
+        assert driver.calls == [(RunKind.PREPARE, "u"), (RunKind.UNPREPARE, "u")]
+
+    run(test)
+
+
+def test_run_behind_timed_out_run_waits_for_hanging_run() -> None:
+    async def test(driver: HangingDriver, runs: InFlightClaims) -> None:
+        hanging = runs.join(RunKind.PREPARE, ref(), now())
+        timed_out = runs.join(RunKind.UNPREPARE, ref(), now())
+        waiting = runs.join(RunKind.PREPARE, ref(), now() + 10)
+        await timed_out
+        await asyncio.sleep(0.01)
+        assert not waiting.done()
+        assert driver.calls == [(RunKind.PREPARE, "u")]
+        driver.released.set()
+        assert (await hanging, await waiting) == ((), ())
+        assert driver.maximum == 1
+
+    run(test)
+
+
+def test_hanging_driver_is_called_up_to_the_limit(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def test(driver: HangingDriver, runs: InFlightClaims) -> None:
+        hanging = [runs.join(RunKind.PREPARE, ref(f"u-{number}"), now()) for number in range(RUNS_LIMIT)]
+        timed_out = [runs.join(RunKind.PREPARE, ref(f"v-{number}"), now()) for number in range(10)]
+        texts = {summary(outcome) for outcome in await asyncio.gather(*timed_out)}
+        assert texts == {f"deadline: {RUNS_LIMIT} other claims were not done in time"}
+        assert len(driver.calls) == RUNS_LIMIT
+        driver.released.set()
+        assert set(await asyncio.gather(*hanging)) == {()}
+        assert await runs.join(RunKind.PREPARE, ref("v-0"), now() + 10) == ()
+
+    caplog.set_level(logging.WARNING, "agent.serve.dra_plugin.in_flight")
+    run(test)
+    assert [record.getMessage() for record in caplog.records] == [
+        f"claims: limit of {RUNS_LIMIT} in-flight claims reached; 1 more timed out; the driver may hang"
+    ]

@@ -1,0 +1,267 @@
+"""Leader election between instances of a driver: only the newest sends health; ended processes do not
+count.
+"""
+
+import fcntl
+import json
+import logging
+import os
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import grpc
+import pytest
+from patience import PATIENCE_S
+from wire.claims import DRIVER, Serving
+from wire.google import names, watch_health
+from wire.plugin import Kubelet, claim
+from wire.serving import device, eventually, report, unhealthy
+
+from agent.errors import ConfigError
+from agent.serve.dra_plugin.leader import LeaderElection, LeaderState
+
+HOLDER = """
+import sys
+from pathlib import Path
+from agent.serve.dra_plugin.leader import LeaderElection
+
+instances = LeaderElection(Path(sys.argv[1]), "pod-of-another")
+print("locked", flush=True)
+sys.stdin.read()
+"""
+
+
+@contextmanager
+def other_process(directory: Path) -> Iterator["subprocess.Popen[str]"]:
+    """Start an instance in another process, and wait until it holds its lock."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", HOLDER, str(directory)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    with process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "locked\n"
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def files(directory: Path) -> list[Path]:
+    return sorted(directory.glob("instance-*"))
+
+
+def test_single_instance_is_leader(tmp_path: Path) -> None:
+    election = LeaderElection(tmp_path)
+    assert election.check() == LeaderState(is_leader=True, others=0, departed=False)
+    election.leave()
+    assert files(tmp_path) == []
+
+
+def test_lock_file_contains_pid_and_pod_uid(tmp_path: Path) -> None:
+    election = LeaderElection(tmp_path, "pod-1")
+    (file,) = files(tmp_path)
+    assert json.loads(file.read_text()) == {"pid": os.getpid(), "podUid": "pod-1"}
+    election.leave()
+
+
+def test_newest_instance_is_leader(tmp_path: Path) -> None:
+    first, second, third = (LeaderElection(tmp_path) for _ in range(3))
+    assert [instance.check().is_leader for instance in (first, second, third)] == [False, False, True]
+    third.leave()
+    assert second.check() == LeaderState(is_leader=True, others=1, departed=True)
+    first.leave()
+    assert second.check() == LeaderState(is_leader=True, others=0, departed=True)
+    second.leave()
+
+
+def test_killed_instance_has_departed_and_its_file_is_removed(tmp_path: Path) -> None:
+    with other_process(tmp_path) as process:
+        ours = LeaderElection(tmp_path)
+        assert ours.check() == LeaderState(is_leader=True, others=1, departed=False)
+        process.kill()
+        process.wait()
+        assert ours.check() == LeaderState(is_leader=True, others=0, departed=True)
+        assert len(files(tmp_path)) == 1
+        ours.leave()
+
+
+def test_next_newest_instance_is_leader_after_newest_is_killed(tmp_path: Path) -> None:
+    ours = LeaderElection(tmp_path)
+    with other_process(tmp_path) as process:
+        assert not ours.check().is_leader
+        process.kill()
+        process.wait()
+        assert ours.check() == LeaderState(is_leader=True, others=0, departed=True)
+    ours.leave()
+
+
+def test_stale_file_of_an_earlier_boot_is_removed(tmp_path: Path) -> None:
+    """The clock of that boot may have been far ahead of ours."""
+    stale = tmp_path / f"instance-{10**19:020d}-{'0' * 16}.lock"
+    stale.write_text('{"pid": 1, "podUid": ""}')
+    ours = LeaderElection(tmp_path)
+    assert ours.check() == LeaderState(is_leader=True, others=0, departed=False)
+    assert not stale.exists()
+    ours.leave()
+
+
+@pytest.mark.parametrize("content", [b"", b"\xff", b"[]", b'{"pid": null}', b"[" * 100_000, b"x" * 100_000])
+def test_lock_counts_with_any_file_content(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / f"instance-{10**19:020d}-{'0' * 16}.lock"
+    path.write_bytes(content)
+    ours = LeaderElection(tmp_path)
+    with path.open() as locked:
+        fcntl.flock(locked, fcntl.LOCK_EX)
+        assert not ours.check().is_leader
+    assert ours.check() == LeaderState(is_leader=True, others=0, departed=True)
+    ours.leave()
+
+
+def test_other_files_in_the_directory_are_kept(tmp_path: Path) -> None:
+    names = ["instance-1.lock", "serialize.lock", "dra.sock", f"instance-{'x' * 20}-{'0' * 16}.lock"]
+    for name in names:
+        (tmp_path / name).touch()
+    ours = LeaderElection(tmp_path)
+    assert ours.check().others == 0
+    ours.leave()
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(names)
+
+
+@pytest.mark.parametrize("kind", ["directory", "link", "fifo"])
+def test_file_of_another_type_does_not_count_as_instance(tmp_path: Path, kind: str) -> None:
+    path = tmp_path / f"instance-{10**19:020d}-{'0' * 16}.lock"
+    if kind == "directory":
+        path.mkdir()
+    elif kind == "link":
+        path.symlink_to("/dev/zero")
+    else:
+        os.mkfifo(path)
+    ours = LeaderElection(tmp_path)
+    assert ours.check() == LeaderState(is_leader=True, others=0, departed=False)
+    assert ours.check() == LeaderState(is_leader=True, others=0, departed=False)
+    ours.leave()
+
+
+def test_removed_lock_file_is_created_again_with_the_same_name(tmp_path: Path) -> None:
+    older, newer = LeaderElection(tmp_path), LeaderElection(tmp_path)
+    before = files(tmp_path)
+    for path in before:
+        path.unlink()
+    assert older.check() == LeaderState(is_leader=True, others=0, departed=False), (
+        "the newer instance has not checked yet"
+    )
+    assert newer.check() == LeaderState(is_leader=True, others=1, departed=False)
+    assert older.check() == LeaderState(is_leader=False, others=1, departed=False)
+    assert files(tmp_path) == before
+    older.leave()
+    newer.leave()
+
+
+def test_symlink_in_place_of_lock_file_raises_and_is_not_followed(tmp_path: Path) -> None:
+    ours = LeaderElection(tmp_path)
+    (path,) = files(tmp_path)
+    path.unlink()
+    path.symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(OSError, match="Too many levels of symbolic links"):
+        ours.check()
+    assert not (tmp_path / "elsewhere").exists()
+    path.unlink()
+    assert ours.check() == LeaderState(is_leader=True, others=0, departed=False)
+    ours.leave()
+
+
+def test_missing_directory_is_named_in_error(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"none/instance-.*: cannot create this file \(No such file"):
+        LeaderElection(tmp_path / "none")
+
+
+# --- on the streams -----------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def kubelet_dir() -> Iterator[Path]:
+    with tempfile.TemporaryDirectory(dir="/tmp") as directory:  # short: a socket's path is 107 bytes at most
+        yield Path(directory)
+
+
+def test_older_instance_is_mute_and_resends_all_after_newer_ended(
+    kubelet_dir: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "agent.serve.dra_plugin.server")
+    with Serving(kubelet_dir, pod_uid="old") as old, watch_health(old.paths.service) as watcher:
+        old.latest.publish(report([device("a"), device("b")]))
+        assert names(watcher.next()) == ["a", "b"]
+        with Serving(kubelet_dir, pod_uid="new"):
+            eventually(lambda: "a newer instance" in caplog.text, "the newer instance is noticed")
+            old.latest.publish(report([unhealthy("a"), device("b", verified=2)]))
+            with watch_health(old.paths.service) as late_watcher:
+                late_watcher.wait_opened()
+                eventually(old.latest.is_delivered, "the report was taken")
+                assert (watcher.pending(), late_watcher.pending()) == (0, 0), "streams are open without lists"
+        for _ in range(2):  # once more, for a kubelet that forgets late
+            listed = watcher.next()
+            assert names(listed) == ["a", "b"]
+            assert listed.devices[0].health == 2
+        old.latest.publish(report([unhealthy("a"), device("b", verified=3)]))
+        assert names(watcher.next()) == ["b"]
+
+
+def test_newer_instance_resends_all_when_older_is_killed(kubelet_dir: Path) -> None:
+    """The kubelet has forgotten the driver's health at the end of the older one's stream."""
+    directory = kubelet_dir / "plugins" / DRIVER
+    directory.mkdir(parents=True)
+    with (
+        other_process(directory) as process,
+        Serving(kubelet_dir, pod_uid="new") as new,
+        watch_health(new.paths.service) as watcher,
+    ):
+        new.latest.publish(report([device("a"), device("b")]))
+        assert names(watcher.next()) == ["a", "b"]
+        new.latest.publish(report([device("a", verified=2), device("b")]))
+        assert names(watcher.next()) == ["a"]
+        process.kill()
+        assert names(watcher.next()) == ["a", "b"]
+        assert names(watcher.next()) == ["a", "b"]
+
+
+# --- a disk that hangs --------------------------------------------------------------------------------------
+
+
+def test_hanging_check_delays_no_stream_no_claim_and_no_shutdown(
+    kubelet_dir: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with Serving(kubelet_dir) as serving:
+        (ours,) = files(serving.paths.plugin_dir)
+        other_file = ours.with_name("other")
+        with other_file.open("w") as locked:
+            fcntl.flock(locked, fcntl.LOCK_EX)
+            other_file.rename(ours)
+            eventually(
+                lambda: "lock file was removed by another process; created again" in caplog.text,
+                "the check waits for the lock",
+            )
+            with watch_health(serving.paths.service) as watcher, Kubelet(serving.paths.service) as kubelet:
+                serving.latest.publish(report([device("a")]))
+                assert names(watcher.next()) == ["a"]
+                serving.latest.publish(report([unhealthy("a")]))
+                assert names(watcher.next()) == ["a"]
+                assert kubelet.prepare(claim("a"))["uid-a"].error == ""
+                assert serving.thread.stop(PATIENCE_S)
+                with pytest.raises(grpc.RpcError, match="driver shutting down"):
+                    watcher.next()
+            assert serving.paths.service.exists(), "the hanging thread removes the file"
+        eventually(lambda: not file_threads(), "the thread continues and ends")
+        assert [path.name for path in serving.paths.plugin_dir.iterdir()] == []
+        assert list(serving.paths.registry_dir.iterdir()) == []
+
+
+def file_threads() -> list[str]:
+    return [thread.name for thread in threading.enumerate() if thread.name.startswith("dh-files")]

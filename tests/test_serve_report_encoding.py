@@ -1,0 +1,157 @@
+"""Encoding of Report and AgentStatus: equal after decoding, and readable by Google's protobuf."""
+
+from dataclasses import fields
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from wire.google import message_class
+from wire.serving import at, device
+
+from agent.model.health import Blame, Cause, DeviceHealth, Health, NotApplicable, Note, Severity
+from agent.model.report import AgentStatus, Report, Subscribers, Tally
+from agent.model.snapshot import CoreStats
+from agent.model.source import SourceSample, SourceState
+from agent.model.time import Instant
+from agent.serve.agent_api.decode import report_of, status_of
+from agent.serve.agent_api.encode import BLAMES, STATES, encode_report, encode_status
+from agent.serve.grpc.codec import Codec
+from agent.serve.grpc.gen.agent.drahealth import v1
+
+TEXT = st.text(st.characters(codec="utf-8"), max_size=8)
+COUNT = st.integers(0, (1 << 63) - 1)
+SMALL = st.integers(0, 1 << 40)
+INSTANT = st.builds(Instant, COUNT, st.floats(0, 1e12))
+SEVERITY = st.sampled_from(Severity)
+CAUSE = st.builds(Cause, TEXT, SEVERITY, st.sampled_from(Blame), TEXT, TEXT, INSTANT)
+CORE = st.builds(CoreStats, *[SMALL] * len(CoreStats.__slots__))
+SOURCE = st.builds(
+    SourceSample,
+    *(TEXT, st.sampled_from(SourceState), COUNT, COUNT, SMALL, TEXT, SMALL, st.booleans(), COUNT),
+)
+RULE = st.builds(NotApplicable, TEXT, TEXT, TEXT)
+
+
+def few(strategy: st.SearchStrategy[object]) -> st.SearchStrategy[tuple[object, ...]]:
+    return st.lists(strategy, max_size=3).map(tuple)
+
+
+DEVICE = st.builds(
+    DeviceHealth,
+    *(TEXT, TEXT, TEXT, st.sampled_from(Health), SEVERITY, TEXT, INSTANT, INSTANT, SMALL, few(CAUSE)),
+    few(st.tuples(TEXT, TEXT)),
+    TEXT,
+)
+NOTE = st.builds(Note, TEXT, CAUSE, few(TEXT))
+REPORT = st.builds(
+    Report, TEXT, INSTANT, few(DEVICE), few(NOTE), few(RULE), few(RULE), few(SOURCE), CORE, SMALL
+)
+STATUS = st.builds(
+    AgentStatus,
+    *(TEXT, SMALL, st.floats(0, 1e12), st.floats(0, 1e9), SMALL, SMALL, SMALL, TEXT, INSTANT),
+    *(st.integers(1, 1 << 40), few(st.builds(Tally, SEVERITY, SMALL)), few(SOURCE), CORE, SMALL),
+    few(st.builds(Subscribers, TEXT, SMALL)),
+)
+
+
+def note(device: str) -> Note:
+    cause = Cause("pod.oom", Severity.DEGRADED, Blame.WORKLOAD, "", "", at(1))
+    return Note("pod a", cause, (device,))
+
+
+def encoded(report: Report) -> bytes:
+    return b"".join(encode_report(report))
+
+
+@given(REPORT)
+def test_decoded_report_equals_encoded_report(report: Report) -> None:
+    assert report_of(Codec().decode(encoded(report), v1.Report)) == report
+
+
+@given(STATUS)
+def test_decoded_status_equals_encoded_status(status: AgentStatus) -> None:
+    assert status_of(Codec().decode(encode_status(status), v1.StatusReply)) == status
+
+
+@given(REPORT)
+def test_google_protobuf_encodes_report_to_the_same_bytes(report: Report) -> None:
+    data = encoded(report)
+    assert message_class("drahealth.v1", "Report").FromString(data).SerializeToString() == data
+
+
+@given(STATUS)
+def test_google_protobuf_encodes_status_to_the_same_bytes(status: AgentStatus) -> None:
+    data = encode_status(status)
+    assert message_class("drahealth.v1", "StatusReply").FromString(data).SerializeToString() == data
+
+
+def test_status_before_first_report_has_no_time() -> None:
+    status = AgentStatus("1", 2, 3.0, 4.0, 5, 6, 7, subscribers=(Subscribers("agent.sock", 0),))
+    assert status_of(v1.StatusReply().parse(encode_status(status))) == status
+    assert status.at is None
+
+
+def test_invalid_unicode_is_replaced() -> None:
+    report = Report("node-a", at(1), (device("a", message="\udcff is not a string"),), (note("\udcff"),))
+    read = message_class("drahealth.v1", "Report").FromString(encoded(report))
+    assert (read.devices[0].message, read.notes[0].devices) == ("? is not a string", ["?"])
+
+
+def test_google_protobuf_reads_joined_chunks_as_one_report() -> None:
+    cause = Cause(
+        "cpu.offline", Severity.UNHEALTHY, Blame.HARDWARE, "CPU 1 is offline", "bring it back", at(2)
+    )
+    gpu = device("b")._replace(attributes=(("uuid", "GPU-1"), ("numaNode", "0")))
+    report = Report("node-a", at(3), (device("a", causes=(cause,)), gpu), groups=7)
+    message = message_class("drahealth.v1", "Report").FromString(encoded(report))
+    assert [item.name for item in message.devices] == ["a", "b"]
+    assert (message.node, message.groups, message.at.mono_ns) == ("node-a", 7, at(3).mono_ns)
+    assert message.devices[0].causes[0].evidence == "CPU 1 is offline"
+    assert [(item.name, item.value) for item in message.devices[1].attributes] == list(gpu.attributes)
+
+
+def test_source_without_new_fields_is_vital() -> None:
+    (source,) = report_of(v1.Report(sources=[v1.Source(state=v1.SourceState.OK)])).sources
+    assert (source.vital, source.limit_ns) == (True, 0)
+
+
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        (CoreStats.__slots__, v1.Core),
+        (tuple(name.replace("vital", "dispensable") for name in SourceSample._fields), v1.Source),
+        (Subscribers._fields, v1.Subscribers),
+    ],
+)
+def test_message_has_every_field_of_the_model(model: tuple[str, ...], message: type) -> None:
+    assert set(model) == {field.name for field in fields(message)}
+
+
+def test_enums_of_model_and_messages_agree() -> None:
+    assert {int(item): item.name for item in Health} == {item.value: item.name for item in v1.Health}
+    assert {int(item): item.name for item in Severity} == {item.value: item.name for item in v1.Severity}
+    assert {item.name for item in Blame} | {"UNSPECIFIED"} == {item.name for item in v1.Blame}
+    assert {item.name for item in SourceState} | {"UNSPECIFIED"} == {item.name for item in v1.SourceState}
+    assert {blame.name: v1.Blame(number).name for blame, number in BLAMES.items()} == {
+        blame.name: blame.name for blame in Blame
+    }
+    assert {state.name: v1.SourceState(number).name for state, number in STATES.items()} == {
+        state.name: state.name for state in SourceState
+    }
+
+
+@pytest.mark.parametrize(
+    ("message", "field"),
+    [
+        (
+            v1.Report(devices=[v1.Device(health=v1.Health(2), severity=v1.Severity.try_value(9))]),
+            "severity is 9",
+        ),
+        (v1.Report(devices=[v1.Device(health=v1.Health.try_value(7))]), "Device.health is 7"),
+        (v1.Report(notes=[v1.Note(cause=v1.Cause())]), "Cause.blame is 0"),
+        (v1.Report(sources=[v1.Source()]), "Source.state is 0"),
+    ],
+)
+def test_unknown_enum_value_raises_with_field_name(message: v1.Report, field: str) -> None:
+    with pytest.raises(ValueError, match=field):
+        report_of(Codec().decode(bytes(message), v1.Report))

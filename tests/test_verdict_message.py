@@ -1,0 +1,64 @@
+"""Message for the kubelet: one line, code first, truncated at the kubelet's limit between characters."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agent.health.verdict import LIMIT, message, truncated
+from agent.model.health import Blame, Cause, Severity
+from agent.model.time import Instant
+
+anything = st.text(max_size=2000)
+
+
+def cause(code: str, severity: Severity, evidence: str = "facts", advice: str = "") -> Cause:
+    return Cause(code, severity, Blame.HARDWARE, evidence, advice, Instant(0, 0.0))
+
+
+def test_message_without_causes_is_empty() -> None:
+    assert message([]) == ""
+
+
+def test_message_omits_info() -> None:
+    info = cause("a.note", Severity.INFO)
+    assert message([info]) == ""
+    assert message([cause("b.bad", Severity.DEGRADED), info]) == "b.bad: facts"
+
+
+def test_message_lists_codes_worst_first_and_ends_with_advice() -> None:
+    bad = cause("a.bad", Severity.UNHEALTHY, "1 of 2", "mend it")
+    meh = cause("b.meh", Severity.DEGRADED, "3 of 4", "check it")
+    assert message([bad, meh]) == "a.bad: 1 of 2; b.meh: 3 of 4. Advice: mend it"
+
+
+def test_message_limit_is_that_of_the_kubelet() -> None:
+    assert LIMIT == 1024
+
+
+def test_text_of_exactly_the_limit_is_not_truncated() -> None:
+    assert truncated("x" * LIMIT) == "x" * LIMIT
+    assert truncated("x" * (LIMIT + 1)) == "x" * (LIMIT - 3) + "..."
+
+
+def test_truncation_keeps_characters_whole() -> None:
+    assert truncated("äääx", 7) == "äääx"
+    assert truncated("ääääx", 8) == "ää..."
+    assert truncated("x" * 1020 + "🦀🦀") == "x" * 1020 + "..."
+
+
+def test_lone_surrogate_is_replaced() -> None:
+    assert truncated("a\udc80b") == "a?b"
+
+
+@given(anything, st.integers(3, 1100))
+def test_truncated_text_is_a_valid_prefix_within_the_limit(text: str, limit: int) -> None:
+    done = truncated(text, limit)
+    assert len(done.encode()) <= limit
+    whole = text.encode("utf-8", "replace").decode()
+    assert done == whole or (done.endswith("...") and whole.startswith(done[:-3]))
+
+
+@given(anything, anything)
+def test_code_of_the_worst_cause_survives_any_evidence(evidence: str, advice: str) -> None:
+    text = message([cause("a.bad", Severity.UNHEALTHY, evidence, advice)])
+    assert text.startswith("a.bad: ")
+    assert len(text.encode()) <= LIMIT
