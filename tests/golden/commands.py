@@ -1,0 +1,406 @@
+"""Every verb with ``-o json`` on fixed trees of files, with fixed answers of the kubelet and of the agent."""
+
+import io
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager, redirect_stderr, redirect_stdout
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+from unittest.mock import patch
+
+import fake_nvml
+import grpc
+
+from agent.cli.main import main
+from golden.compare import VOLATILE, masked
+from golden.files import INPUTS, MESSAGES, RELEASE, load, plant, temporary_root
+
+NOW_S: Final = 1_790_000_000.0
+"""Wall clock of every command that runs in this process [s since 1970]."""
+DRIVER: Final = "gpu.example.com"
+NIC: Final = "nic.example.com"
+POD: Final = "0f3c7a52-4a4e-4a52-9f0e-5d3a6f1b2c3d"
+AGENT: Final = "/drahealth.v1.Agent"
+HEALTH: Final = "/v1.DRAResourceHealth/NodeWatchResources"
+SCAN_CLOCK: Final = frozenset({"at", "since", "lastRead", "lastVerified"})
+"""Keys of a scan's times: the native core stamps them, or a process of its own."""
+
+LOST_CLOCK: Final = SCAN_CLOCK | {"failures"}
+"""Volatile keys of a scan with a lost GPU: the core counts its failed reads until the scan ends."""
+
+Place = Callable[[Path], Iterator[None]]
+
+
+class Case(NamedTuple):
+    """One command line, and the node that it runs on."""
+
+    place: "Callable[[Path], Any]"
+    """Context manager that prepares the node below a root, and serves its sockets."""
+    argv: tuple[str, ...]
+    """``{root}`` stands for the root."""
+    volatile: frozenset[str] = frozenset()
+    """Keys whose values differ from run to run."""
+    process: bool = False
+    """The command runs in a process of its own: the library that it loads stays loaded."""
+
+
+# --- running a command -------------------------------------------------------------------------------------
+
+
+def run(argv: list[str]) -> tuple[int, str, str]:
+    """Run a command line in this process at NOW_S; return exit code, output and complaints."""
+    out, err = io.StringIO(), io.StringIO()
+    with (
+        patch.dict(os.environ, _environ(), clear=True),
+        patch("time.time", lambda: NOW_S),
+        redirect_stdout(out),
+        redirect_stderr(err),
+    ):
+        code = main(argv)
+    return code, out.getvalue(), err.getvalue()
+
+
+def run_process(argv: list[str], **environ: str) -> tuple[int, str, str]:
+    """Run a command line in a process of its own; return exit code, output and complaints."""
+    command = [sys.executable, "-m", "agent", *argv]
+    done = subprocess.run(
+        command, capture_output=True, text=True, check=False, timeout=60, env={**_environ(), **environ}
+    )
+    return done.returncode, done.stdout, done.stderr
+
+
+def _environ() -> dict[str, str]:
+    return {key: value for key, value in os.environ.items() if not key.startswith("DRAHEALTH_")}
+
+
+def result(case: Case) -> dict[str, Any]:
+    """Run a case; return its exit code, its document, and whether it complained."""
+    with temporary_root() as root, case.place(root):
+        argv = [word.format(root=root) for word in case.argv]
+        environ = {"FAKE_NVML": str(root / "scenario")}
+        code, out, err = run_process(argv, **environ) if case.process else run(argv)
+        out = out.replace(str(root), "<root>")
+    if "Traceback" in err:
+        raise AssertionError(f"{' '.join(argv)}: {err}")
+    document = json.loads(out) if out else None
+    return {"exit": code, "complains": bool(err), "document": _without_host(masked(document, case.volatile))}
+
+
+def _without_host(document: Any) -> Any:
+    """Mask the source that depends on the host of the test: the kernel's device events."""
+    for source in (document or {}).get("sources", []):
+        if source.get("name") == "uevents":
+            source.update(state=VOLATILE, detail=VOLATILE, failures=VOLATILE)
+    return document
+
+
+# --- places ------------------------------------------------------------------------------------------------
+
+
+class Answers(grpc.GenericRpcHandler):
+    """A server that answers each method with fixed bytes; a stream sends its bytes and stays open."""
+
+    def __init__(self, unary: Mapping[str, bytes], streams: Mapping[str, bytes]) -> None:
+        self._unary = unary
+        self._streams = streams
+
+    def service(self, handler_call_details: Any) -> Any:
+        """Return the handler of a method, or None for UNIMPLEMENTED."""
+        method = handler_call_details.method
+        if method in self._unary:
+            return grpc.unary_unary_rpc_method_handler(lambda request, context: self._unary[method])
+        if method in self._streams:
+            return grpc.unary_stream_rpc_method_handler(
+                lambda request, context: self._stream(method, context)
+            )
+        return None
+
+    def _stream(self, method: str, context: Any) -> Iterator[bytes]:
+        yield self._streams[method]
+        while context.is_active():
+            time.sleep(0.005)
+
+
+@contextmanager
+def serving(socket: Path, unary: Mapping[str, bytes], streams: Mapping[str, bytes]) -> Iterator[None]:
+    """Serve fixed answers on a unix socket."""
+    socket.parent.mkdir(parents=True, exist_ok=True)
+    server = grpc.server(ThreadPoolExecutor(4), handlers=[Answers(unary, streams)])
+    server.add_insecure_port(f"unix:{socket}")
+    server.start()
+    try:
+        yield
+    finally:
+        server.stop(None).wait()
+
+
+@contextmanager
+def nothing(root: Path) -> Iterator[None]:
+    """A node without a file."""
+    yield
+
+
+def node(overlay: Mapping[str, str] | None = None) -> Any:
+    """Return a place: a node of two NUMA nodes, four CPUs and two pods, as files; changed by an overlay."""
+
+    @contextmanager
+    def planted(root: Path) -> Iterator[None]:
+        plant(root, {**load(INPUTS / "scan.json"), **(overlay or {})})
+        yield
+
+    return planted
+
+
+def gpus(branch: int, *scenario: str) -> Any:
+    """Return a place: the same node with GPUs of the fake NVML."""
+
+    @contextmanager
+    def planted(root: Path) -> Iterator[None]:
+        plant(root, load(INPUTS / "scan.json"))
+        (root / "scenario").write_text("".join(f"{line}\n" for line in scenario))
+        (root / "nvml.so").symlink_to(fake_nvml.library(branch))
+        yield
+
+    return planted
+
+
+def agent_messages() -> dict[str, str]:
+    """Return the messages that an agent of an earlier release sent, in hex."""
+    messages: dict[str, str] = load(MESSAGES)
+    return messages
+
+
+@contextmanager
+def agent_running(root: Path) -> Iterator[None]:
+    """An agent's sockets, which answer as an earlier release did."""
+    sent = agent_messages()
+    report, status = bytes.fromhex(sent["report"]), bytes.fromhex(sent["status"])
+    health = bytes.fromhex(sent["health.0"])
+    with (
+        serving(root / "run/agent.sock", {f"{AGENT}/Status": status}, {f"{AGENT}/Watch": report}),
+        serving(root / f"run/drivers/{DRIVER}.sock", {}, {HEALTH: health}),
+    ):
+        yield
+
+
+@contextmanager
+def new_agent(root: Path) -> Iterator[None]:
+    """The socket of an agent that has no report yet."""
+    status = bytes.fromhex(agent_messages()["status.new"])
+    with serving(root / "run/agent.sock", {f"{AGENT}/Status": status}, {}):
+        yield
+
+
+@contextmanager
+def old_driver(root: Path) -> Iterator[None]:
+    """The socket of a driver that serves the older version of the kubelet's API alone."""
+    health = bytes.fromhex(agent_messages()["health.0"])
+    with serving(root / "dra.sock", {}, {HEALTH.replace("v1", "v1alpha1"): health}):
+        yield
+
+
+def release_files(root: Path) -> None:
+    """Put the files of the release before where drivers and agent have them."""
+    places = {
+        "prepares.json": f"kubelet/plugins/{DRIVER}/drahealth/prepares.json",
+        "taints.json": f"kubelet/plugins/{DRIVER}/drahealth/taints.json",
+        "prepares-nic.json": f"state/drivers/{NIC}/prepares.json",
+        "history.sqlite": "state/history.sqlite",
+    }
+    for name, place in places.items():
+        file = root / place
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_bytes((RELEASE / name).read_bytes())
+        os.utime(file, (NOW_S - 60, NOW_S - 60))
+
+
+@contextmanager
+def remembered(root: Path) -> Iterator[None]:
+    """The files of the release before, and nothing that runs."""
+    release_files(root)
+    yield
+
+
+def explained(*served: str) -> Any:
+    """Return a place: a node with a kubelet, drivers and pods; ``agent`` and ``kubelet`` may be served."""
+
+    @contextmanager
+    def planted(root: Path) -> Iterator[None]:
+        inputs = load(INPUTS / "explain.json")
+        plant(root, inputs["tree"])
+        release_files(root)
+        with ExitStack() as stack:
+            if "agent" in served:
+                stack.enter_context(agent_running(root))
+            if "kubelet" in served:
+                kubelet = root / "kubelet"
+                listed = {"/v1.PodResourcesLister/List": bytes.fromhex(inputs["podresources"])}
+                pods = {"/v1alpha1.Pods/ListPods": bytes.fromhex(inputs["pods"])}
+                stack.enter_context(serving(kubelet / "pod-resources/kubelet.sock", listed, {}))
+                stack.enter_context(serving(kubelet / "pods-api/pods-api.sock", pods, {}))
+            yield
+
+    return planted
+
+
+def audited(overlay: Mapping[str, str] | None = None) -> Any:
+    """Return a place: a node whose pods have cgroups of plain files."""
+
+    @contextmanager
+    def planted(root: Path) -> Iterator[None]:
+        plant(root, {**load(INPUTS / "audit.json"), **(overlay or {})})
+        yield
+
+    return planted
+
+
+@contextmanager
+def patterns(root: Path) -> Iterator[None]:
+    """A configuration with patterns of the operator's."""
+    plant(root, load(INPUTS / "classify.json")["tree"])
+    yield
+
+
+# --- command lines -----------------------------------------------------------------------------------------
+
+JSON: Final = ("-o", "json")
+SCAN: Final = (
+    *("scan", *JSON, "--node-name", "node-1", "--sysfs-root", "{root}/sys", "--procfs-root", "{root}/proc"),
+    *("--cgroupfs-root", "{root}/cgroup", "--kmsg", "{root}/no-kmsg"),
+)
+NO_GPUS: Final = ("--nvml-library", "{root}/none.so")
+GPUS: Final = ("--nvml-library", "{root}/nvml.so")
+RUNTIME: Final = (*JSON, "--runtime-dir", "{root}/run")
+PLACES: Final = (
+    *(*RUNTIME, "--kubelet-dir", "{root}/kubelet", "--state-dir", "{root}/state"),
+    *("--cgroupfs-root", "{root}/cgroup"),
+)
+AUDIT: Final = (
+    *(*RUNTIME, "--kubelet-dir", "{root}/kubelet", "--cgroupfs-root", "{root}/cgroup"),
+    *("--sysfs-root", "{root}/sys", "--node-name", "n1"),
+)
+PREPARES: Final = (*JSON, "--kubelet-dir", "{root}/kubelet", "--state-dir", "{root}/state")
+HISTORY: Final = (*JSON, "--state-dir", "{root}/state")
+SICK: Final = {
+    "sys/devices/system/cpu/online": "0-2\n",
+    "sys/devices/system/node/node1/memory1/state": "offline\n",
+    "sys/devices/system/node/node1/memory_failure/total": "16\n",
+    "sys/devices/system/edac/mc/mc1/ue_count": "2\n",
+    "sys/devices/system/edac/mc/mc1/dimm0/dimm_ue_count": "2\n",
+    "sys/devices/system/edac/mc/mc0/ce_count": "torn\n",
+    "sys/devices/system/cpu/cpu0/cpufreq/scaling_max_freq": "800000\n",
+    "sys/devices/system/node/node0/hugepages/hugepages-1048576kB/nr_hugepages": "torn\n",
+    "proc/cmdline": "ro hugepagesz=2M hugepages=64 isolcpus=2\n",
+}
+"""A node on which much is wrong from the start."""
+
+
+def _explain(*words: str) -> tuple[str, ...]:
+    return ("explain", *words, *PLACES)
+
+
+def _classify(*words: str) -> Case:
+    return Case(nothing, ("classify", *words, *JSON))
+
+
+def _cases() -> dict[str, Case]:
+    whole, kubelet, dead = explained("agent", "kubelet"), explained("kubelet"), explained()
+    files = ("--pods", "{root}/pods.json", "--claims", "{root}/claims.json")
+    everything = ("--pods", "{root}/all.json")
+    good = ("--pods", "{root}/good.json")
+    cases = {
+        "scan": Case(node(), (*SCAN, *NO_GPUS), SCAN_CLOCK),
+        "scan-expect": Case(node(), (*SCAN, *NO_GPUS, "--config", "{root}/expect.toml"), SCAN_CLOCK),
+        "scan-sick": Case(node(SICK), (*SCAN, *NO_GPUS), SCAN_CLOCK),
+        "scan-nothing": Case(nothing, (*SCAN, *NO_GPUS), SCAN_CLOCK),
+        "scan-gpus": Case(
+            gpus(
+                580,
+                "profile h100 gpus=4",
+                "gpu 0 set recovery_action=1 temperature=91 clocks.reasons=64",
+                "gpu 1 mig 3g.40gb 1g.10gb",
+                "gpu 2 set ecc.dram.uncorrectable.volatile=3 remap.pending=1 pcie.width=8",
+            ),
+            (*SCAN, *GPUS, "--backend", "both"),
+            SCAN_CLOCK,
+            process=True,
+        ),
+        "scan-gpu-lost": Case(
+            gpus(535, "profile a100 gpus=2", "gpu 1 lost"), (*SCAN, *GPUS), LOST_CLOCK, process=True
+        ),
+        "scan-pynvml": Case(
+            gpus(570, "profile t4 gpus=2"), (*SCAN, *GPUS, "--backend", "pynvml"), SCAN_CLOCK, process=True
+        ),
+        "status": Case(agent_running, ("status", *RUNTIME)),
+        "status-new": Case(new_agent, ("status", *RUNTIME)),
+        "status-nothing": Case(nothing, ("status", *RUNTIME)),
+        "watch-once": Case(agent_running, ("watch", "--once", *RUNTIME)),
+        "watch-driver": Case(
+            agent_running, ("watch", "--once", *JSON, f"{{root}}/run/drivers/{DRIVER}.sock")
+        ),
+        "watch-old-driver": Case(old_driver, ("watch", "--once", *JSON, "{root}/dra.sock")),
+        "explain-device": Case(whole, _explain(f"{DRIVER}/node-1/gpu-1")),
+        "explain-device-well": Case(whole, _explain(f"{DRIVER}/node-1/gpu-0")),
+        "explain-device-ambiguous": Case(whole, _explain("gpu-0")),
+        "explain-device-cdi": Case(whole, _explain("example.com/gpu=gpu-2")),
+        "explain-device-host": Case(whole, _explain("hugepages-2mi-node0")),
+        "explain-device-nic": Case(whole, _explain(f"{NIC}/node-1/nic-0")),
+        "explain-claim": Case(whole, _explain("claim", "team-a/gpus")),
+        "explain-claim-uid": Case(whole, _explain("claim", "c-shared")),
+        "explain-claim-objects": Case(whole, (*_explain("claim", "team-a/gpus"), *files)),
+        "explain-claim-old": Case(whole, _explain("claim", "old")),
+        "explain-pod": Case(whole, _explain("pod", "team-a/train-0")),
+        "explain-pod-uid": Case(whole, _explain("pod", POD)),
+        "explain-pod-gone": Case(whole, _explain("pod", "team-a/train-2")),
+        "explain-pod-objects": Case(whole, (*_explain("pod", "team-a/waits"), *files)),
+        "explain-pod-kubelet-only": Case(kubelet, _explain("pod", "team-a/infer-0")),
+        "explain-device-files-only": Case(dead, _explain("gpu-1")),
+        "explain-objects-only": Case(dead, ("explain", "claim", "shared", *JSON, *files)),
+        "explain-unknown": Case(whole, _explain("pod", "team-a/train-9")),
+        "explain-nothing": Case(nothing, _explain("gpu-0")),
+        "audit-good": Case(audited(), ("audit", *AUDIT, *good)),
+        "audit": Case(audited(), ("audit", *AUDIT, *everything)),
+        "audit-all": Case(audited(), ("audit", "--all", *AUDIT, *everything)),
+        "audit-pod": Case(audited(), ("audit", "default/q", *AUDIT, *everything)),
+        "audit-young": Case(audited(), ("audit", "young", *AUDIT, *everything)),
+        "audit-gone": Case(audited(), ("audit", "r", *AUDIT, *everything)),
+        "audit-old-kubelet": Case(audited(), ("audit", "--kubelet-version", "1.36.2", *AUDIT, *good)),
+        "audit-nothing": Case(nothing, ("audit", *AUDIT)),
+        "prepares": Case(remembered, ("prepares", *PREPARES)),
+        "prepares-driver": Case(remembered, ("prepares", "--driver", NIC, *PREPARES)),
+        "prepares-claim": Case(remembered, ("prepares", "team-a/gpus", *PREPARES)),
+        "prepares-unknown": Case(remembered, ("prepares", "team-a/none", *PREPARES)),
+        "prepares-none": Case(nothing, ("prepares", *PREPARES)),
+        "prepares-codes": Case(nothing, ("prepares", "--codes", *JSON)),
+        "prepares-codes-config": Case(nothing, ("prepares", "--codes", "config", *JSON)),
+        "history": Case(remembered, ("history", *HISTORY)),
+        "history-bad": Case(remembered, ("history", "--bad", *HISTORY)),
+        "history-since": Case(remembered, ("history", "--since", "2h", *HISTORY)),
+        "history-pod": Case(remembered, ("history", "--pod", "team-a/train-2", *HISTORY)),
+        "history-device": Case(remembered, ("history", "--device", "node-1/gpu-1", *HISTORY)),
+        "history-claim": Case(remembered, ("history", "--claim", "c-3", *HISTORY)),
+        "history-unknown": Case(remembered, ("history", "--claim", "none", *HISTORY)),
+        "history-none": Case(nothing, ("history", *HISTORY)),
+        "checks": Case(nothing, ("checks", *JSON)),
+        "checks-xid": Case(nothing, ("checks", "gpu.xid.79", *JSON)),
+        "checks-unlisted": Case(nothing, ("checks", "gpu.xid.9999", *JSON)),
+        "checks-unreadable": Case(nothing, ("checks", "mem.hugepages.pool_shrunk.unreadable", *JSON)),
+        "checks-word": Case(nothing, ("checks", "nvlink", *JSON)),
+        "conform-checks": Case(nothing, ("conform", "--checks", *JSON)),
+        "conform-unserved": Case(nothing, ("conform", "--socket", "{root}/none.sock", "--for", "2s", *JSON)),
+        "classify-pattern": Case(
+            patterns, ("classify", "bank 3 is locked", "--config", "{root}/config.toml", *JSON)
+        ),
+    }
+    for number, words in enumerate(load(INPUTS / "classify.json")["errors"]):
+        cases[f"classify-{number:02}"] = _classify(*words)
+    return cases
+
+
+CASES: Final = _cases()
+"""Cases by the name of their golden file."""
