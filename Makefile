@@ -1,7 +1,7 @@
-# Everything a developer types. `make` alone lists the targets; each creates what it needs, once.
+# Commands for development. `make` alone lists the targets; each creates what it needs, once.
 #
 #   make run RUN_ARGS="--driver gpu.example.com --period 100ms"
-#   make test PYTEST_ARGS="-k hugepages"
+#   make check PYTEST_ARGS="-k hugepages"
 #   make PYTHON=python3.13 test
 
 SHELL := bash
@@ -20,7 +20,7 @@ RUN_ARGS ?= --driver demo.drahealth.example
 PYTEST_ARGS ?=
 BENCH_ARGS ?=
 UV_ARGS ?=
-# Where the agent runs when nobody says: its own default needs root or a login session.
+# Default runtime directory without root: the agent's own default needs root or a login session.
 ifneq ($(shell id -u),0)
 ifeq ($(XDG_RUNTIME_DIR)$(findstring --runtime-dir,$(RUN_ARGS)),)
 RUN_DIR := --runtime-dir $(CURDIR)/build/run
@@ -31,24 +31,39 @@ endif
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(firstword $(MAKEFILE_LIST)) | expand -t24
 
-# --- for everyone ---------------------------------------------------------------------------------------
+# Most tests wait for other processes, so there are more workers than CPUs.
+WORKERS ?= $(shell n=$$(nproc); echo $$((n < 4 ? 3 * n : 12)))
+PYTEST = $(BIN)/python -m pytest -n $(WORKERS)
+# Skipped steps before pytest; pytest's last line names them.
+test test-all: export SKIPPED_BEFORE := build/skipped
+# Bytecode cache: tests start hundreds of Python processes, each of which would compile the agent again.
+unexport PYTHONDONTWRITEBYTECODE
+
+# --- main targets ---------------------------------------------------------------------------------------
 
 .PHONY: run
 run: $(VENV)/.core ## build the agent and run it in the foreground (RUN_ARGS)
 	@echo "== drahealth run $(strip $(RUN_DIR) $(RUN_ARGS))"
 	@exec $(BIN)/drahealth run $(RUN_DIR) $(RUN_ARGS)
 
-.PHONY: test
-test: export SKIPPED_BEFORE := build/skipped
-test: $(VENV)/.dev $(VENV)/.core ## everything: checks, C tests under sanitizers, pytest (PYTEST_ARGS)
-	@requirements/system test $(BIN)/python
-	@mkdir -p build && : >$(SKIPPED_BEFORE)
+.PHONY: check
+check: $(VENV)/.dev $(VENV)/.core ## before every save: lint and the tests that start no processes (1 min)
 	@$(MAKE) lint
-	@$(MAKE) native-test
-	@echo "== pytest"
-	@$(BIN)/python -m pytest $(PYTEST_ARGS)
+	@echo "== pytest: neither live nor slow"
+	@$(PYTEST) -m "not live and not slow" $(PYTEST_ARGS)
 
-# --- the parts ------------------------------------------------------------------------------------------
+.PHONY: test
+test: before-pytest ## before a commit: lint, C tests under sanitizers, all tests but the slow ones (6 min)
+	@echo "== pytest: not slow"
+	@$(PYTEST) -m "not slow" $(PYTEST_ARGS)
+
+.PHONY: test-all
+test-all: before-pytest ## before a merge: everything; fuzzing where clang is, the emulated machine where QEMU is (10 min)
+	@if command -v clang >/dev/null; then $(MAKE) fuzz; else echo "fuzzing: no clang" >>$(SKIPPED_BEFORE); fi
+	@echo "== pytest: everything"
+	@$(PYTEST) --hypothesis-profile=large $(PYTEST_ARGS)
+
+# --- single steps ------------------------------------------------------------------------------------------
 
 .PHONY: lint
 lint: $(VENV)/.dev ## ruff, mypy --strict, import contracts
@@ -67,10 +82,17 @@ format: $(VENV)/.dev ## what ruff can mend by itself, and gofmt if it is here
 native-test: SKIPPED_BEFORE ?= /dev/null
 native-test: ## the C core's tests under AddressSanitizer, UBSan and ThreadSanitizer
 	@echo "== native tests"
-	@$(MAKE) -C native -j$$(nproc) --silent test
 	@# ThreadSanitizer needs fixed addresses; many containers forbid to ask for them
-	@if setarch -R true 2>/dev/null; then $(MAKE) -C native -j$$(nproc) --silent tsan; \
-	 else echo "ThreadSanitizer: may not switch off address randomization here" >>$(SKIPPED_BEFORE); fi
+	@tsan=tsan; setarch -R true 2>/dev/null || { tsan=; \
+	     echo "ThreadSanitizer: may not switch off address randomization here" >>$(SKIPPED_BEFORE); }; \
+	 $(MAKE) -C native -j$(WORKERS) --silent test $$tsan
+
+.PHONY: before-pytest
+before-pytest: $(VENV)/.dev $(VENV)/.core
+	@requirements/system test $(BIN)/python
+	@mkdir -p build && : >$(SKIPPED_BEFORE)
+	@$(MAKE) lint
+	@$(MAKE) native-test
 
 .PHONY: test-vm
 test-vm: $(VENV)/.dev $(VENV)/.core ## the agent in an emulated machine: cgroup v2, NUMA, hardware errors (1 min)
@@ -87,7 +109,7 @@ bench: $(VENV)/.core ## measure this machine (BENCH_ARGS="--quick")
 	@$(BIN)/python -m agent.bench $(BENCH_ARGS)
 
 .PHONY: bench-check
-bench-check: $(VENV)/.dev $(VENV)/.core ## hold the agent to benchmarks/budgets.toml; make test does it, too (1 min)
+bench-check: $(VENV)/.dev $(VENV)/.core ## hold the agent to benchmarks/budgets.toml; make test-all does so too (1 min)
 	@$(BIN)/python -m agent.bench --check
 
 .PHONY: bench-doc
@@ -120,14 +142,14 @@ clean: ## remove everything that make made
 	rm -rf .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-# --- what the targets stand on --------------------------------------------------------------------------
+# --- prerequisites ------------------------------------------------------------------------------------
 
 $(VENV)/pyvenv.cfg:
 	@echo "== virtual environment"
 	@requirements/system run $(PYTHON)
 	@$(MAKE) venv-from-any-python
 
-# A second look at PYTHON: the first may have been before there was one.
+# Evaluates PYTHON again: it may have been installed after the first time.
 .PHONY: venv-from-any-python
 venv-from-any-python:
 	@[ -n "$(PYTHON)" ] || { echo "no Python 3.11 or later on PATH ($$(python3 --version 2>&1))," \
@@ -148,9 +170,9 @@ $(VENV)/.dev: requirements/dev.txt $(VENV)/.run
 	@$(PIP) install --require-hashes --no-deps -r $< || $(call PIP_FAILED,dev)
 	@touch $@
 
-CORE := pyproject.toml setup_build.py $(wildcard native/include/*.h native/src/*.c native/src/*.h)
+CORE := pyproject.toml setup_build.py $(wildcard native/include/*.h native/src/*/*.[ch])
 
-# The module itself lies in the tree, from where somebody may have removed it.
+# The module is in the tree and may have been removed.
 $(VENV)/.core: $(CORE) $(VENV)/.run $(if $(wildcard agent/native/_core.abi3.so),,always)
 	@echo "== the C core"
 	@mkdir -p build
