@@ -66,12 +66,13 @@ test-all: before-pytest ## before a merge: everything; fuzzing where clang is, t
 # --- single steps ------------------------------------------------------------------------------------------
 
 .PHONY: lint
-lint: $(VENV)/.dev ## ruff, mypy --strict, import contracts
+lint: $(VENV)/.dev ## ruff, mypy --strict, import contracts, plain words
 	@echo "== lint"
 	@$(BIN)/ruff check --quiet
 	@$(BIN)/ruff format --check --quiet || { echo "run: make format"; exit 1; }
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports --no-logo | grep -v "^$$"
+	@$(BIN)/python tools/plain_words.py
 
 .PHONY: format
 format: $(VENV)/.dev ## what ruff can mend by itself, and gofmt if it is here
